@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes a kind cluster whose only proxy is Ballast, and waits until it works.
+# Creates a kind cluster with Ballast as its only proxy, and waits until it works.
 #
 #   up.sh [--name NAME] [--archive FILE] [--node-image IMAGE]
 #   up.sh --down [--name NAME]
 #
-# --archive     the image as `cargo xtask image` makes it; built if not given
-# --node-image  which Kubernetes, like kindest/node:v1.34.0
+# --archive     the image archive of `cargo xtask image`; built if not given
+# --node-image  node image, which selects the Kubernetes version, like kindest/node:v1.34.0
 #
 # The nodes are containers of docker, podman or nerdctl: of the first one that is there, or of the one that
 # KIND_EXPERIMENTAL_PROVIDER, kind's own variable, names.

@@ -5,11 +5,11 @@
 #   install.sh --uninstall [--keep-running]
 #
 # BINARY      the static binary of `cargo xtask image`, or any other build of `ballast`
-# --server    the API servers' URLs, separated by commas, if not the one in the kubeconfig; no Service's address
-# --end-udp-sockets  also a second service, which ends connected UDP sockets of pods when their endpoint leaves
-# --no-start  only put the files in place
-# --keep-running  leave programs and maps in the kernel: Services work on, and follow no change
-# DESTDIR     a folder to install into instead of /, for packages; nothing is started then
+# --server    comma-separated URLs of the API servers, if not the one in the kubeconfig; not the address of a Service
+# --end-udp-sockets  also install a second service, which closes connected UDP sockets of pods when their endpoint is removed
+# --no-start  only install the files
+# --keep-running  keep programs and maps in the kernel: Services keep working, but changes are not applied
+# DESTDIR     a folder to install into instead of /, for packages; then nothing is started
 set -eu
 
 say() { echo "install.sh: $*" >&2; }

@@ -6,11 +6,11 @@
 /// What happens to the packet or the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// The client is told at once: ECONNREFUSED, ICMP port unreachable, or a TCP reset.
+    /// The client gets an error immediately: ECONNREFUSED, ICMP port unreachable, or a TCP reset.
     Reject,
-    /// Silence.
+    /// The packet is dropped without an answer.
     Drop,
-    /// It goes on untranslated.
+    /// The packet or call continues untranslated.
     Pass,
 }
 
@@ -74,100 +74,100 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The Service has no usable endpoint anywhere.
+    /// The Service has no usable endpoint on any node.
     NoEndpoint = 0, "no_endpoint", Reject,
-        "Look at its pods' readiness.";
+        "Check the readiness of its pods.";
     /// The Service's policy is Local, and only other nodes have endpoints.
     NoLocalEndpoint = 1, "no_local_endpoint", Drop,
-        "Let load balancers ask the Service's healthCheckNodePort, or give this node a pod.";
-    /// Every flow entry that was looked at holds an established flow.
+        "Configure the load balancer to use the Service's healthCheckNodePort, or schedule a pod on this node.";
+    /// The flow table is full: all examined entries hold established flows.
     FlowTableFull = 2, "flow_table_full", Drop,
         "Raise --max-flows.";
-    /// No source port was found that tells this flow from another one of the same client and backend.
+    /// After translation, the flow has the same addresses and ports as another flow, and no other source port was free.
     FlowCollision = 3, "flow_collision", Drop,
-        "Many clients behind one address use one source port: let whatever translates them use more ports.";
-    /// The packet's headers are shorter than they say, or than the protocol needs.
+        "Many clients share one address and source port: configure the NAT in front of them to use more source ports.";
+    /// The packet is shorter than its headers say, or than the protocol requires.
     Malformed = 4, "malformed", Pass,
-        "Nothing, unless it grows: then look at what sends it.";
-    /// A later fragment carries no ports, and the first one of its packet was none of ours.
+        "No action needed. If the count grows, find out who sends these packets.";
+    /// A later fragment without ports; the first fragment of its packet was not for a Service.
     Fragment = 5, "fragment", Pass,
-        "Nothing, unless it grows: then look for a link with a smaller MTU than the rest.";
-    /// A slot or backend that the service entry refers to is missing, or a tail call of a packet program fails.
+        "No action needed. If the count grows, look for a link with a smaller MTU than the others.";
+    /// A slot or backend that the service entry refers to is missing, or a tail call of a packet program failed.
     MapInconsistent = 6, "map_inconsistent", Drop,
-        "Nothing, if it stays small. If it grows, look for another tool that writes to the maps; the next comparison repairs them.";
-    /// The ICMP answer to a refused packet could not be built; the packet was dropped without one.
+        "No action needed if the count stays small: the agent repairs the maps at its next comparison. If it grows, look for another tool that writes to the maps.";
+    /// The ICMP answer to a refused packet could not be built; the packet was dropped without an answer.
     RejectFailed = 7, "reject_failed", Drop,
-        "The verdict is right, the answer is missing; memory may be short.";
+        "Check the free memory of the node.";
     /// A helper of the kernel failed to rewrite the packet.
     RewriteFailed = 8, "rewrite_failed", Drop,
-        "Memory may be short.";
-    /// The frontend that a socket dialled could not be stored; the socket works, but may see its backend's address.
+        "Check the free memory of the node.";
+    /// The frontend address of a socket could not be stored; the socket works, but may see the address of its backend.
     SocketTableFull = 9, "socket_table_full", Pass,
         "Raise --max-sockets.";
-    /// The client's address is in none of the Service's loadBalancerSourceRanges.
+    /// The client's address is in no range of the Service's loadBalancerSourceRanges.
     SourceNotAllowed = 10, "source_not_allowed", Drop,
-        "Compare the client's address, as this node sees it, with the list.";
-    /// The address is in the range of Service addresses, and no Service has it.
+        "Compare the client's address, as seen by this node, with the ranges.";
+    /// The address is in a range of ClusterIPs, but no Service has it.
     UnallocatedAddress = 11, "unallocated_address", Drop,
-        "Look for who still uses the address of a Service that is gone.";
-    /// The address is a Service's, and the Service has no such port.
+        "Find out which client still uses the address of a deleted Service.";
+    /// The address belongs to a Service, but the Service does not have this port.
     UndefinedPort = 12, "undefined_port", Reject,
-        "Compare the port and the protocol with the Service's.";
+        "Compare port and protocol with the ports of the Service.";
     /// Every source port for packets to this backend is in use (SNAT).
     SnatPortsExhausted = 13, "snat_ports_exhausted", Drop,
-        "Widen --snat-ports, or give this node a pod of the Service.";
-    /// The node has no address, or no route, to send the packet on to its backend or client.
+        "Extend --snat-ports, or schedule a pod of the Service on this node.";
+    /// The node has no address or no route to forward the packet to its backend or client.
     NoRoute = 14, "no_route", Drop,
-        "Look at the node's InternalIP, and at its route to the endpoint.";
-    /// The packet's time to live, or hop limit, has ended.
+        "Check the node's InternalIP, and its route to the endpoint.";
+    /// The packet's time to live (hop limit) has expired.
     TtlExceeded = 15, "ttl_exceeded", Drop,
-        "Look for a routing loop, unless a client runs traceroute.";
-    /// The packet is larger than the next link takes; its client is told how large it may be.
+        "Look for a routing loop, unless a client uses traceroute.";
+    /// The packet exceeds the MTU of the next link; the client gets an ICMP error with the MTU.
     PacketTooBig = 16, "packet_too_big", Reject,
-        "Nothing, if the client learns from it; otherwise something on its way drops ICMP.";
-    /// A process of the node wanted to listen on a port that is a Service's NodePort.
+        "No action needed if the client reduces its packet size. Otherwise look for a firewall that drops ICMP.";
+    /// A process on the node tried to bind a port that is the NodePort of a Service.
     NodePortTaken = 17, "node_port_taken", Reject,
-        "Give the process another port, or the Service another nodePort.";
-    /// The backend that a client is to keep (session affinity) could not be stored.
+        "Use another port for the process, or another nodePort for the Service.";
+    /// The backend of a client could not be stored (session affinity).
     AffinityTableFull = 18, "affinity_table_full", Pass,
-        "It may reach another endpoint with its next connection. Memory may be short.";
-    /// A later fragment to a Service address, and the first one of its packet has not passed.
+        "The client's next connection may use another endpoint. Check the free memory of the node.";
+    /// A later fragment to a Service address; the first fragment of its packet was not seen.
     FragmentWithoutFirst = 19, "fragment_without_first", Drop,
-        "Look for a path that loses or reorders packets; fragments of one packet must come by one node, in order.";
-    /// A packet was to be answered by ICMP, and this CPU has sent as many answers as it may for now.
+        "Look for a path that loses or reorders packets. All fragments of a packet must arrive at the same node, in order.";
+    /// The packet was dropped without an ICMP answer, because this CPU reached its rate limit for ICMP answers.
     RejectLimited = 20, "reject_limited", Drop,
-        "Look for who keeps sending to a Service that has no endpoint.";
-    /// The address is in the range of Service addresses, and Ballast leaves it alone: another proxy serves the Service, or the node owns the address.
+        "Find out which client keeps sending to a Service without endpoints.";
+    /// The address is in a range of ClusterIPs, but Ballast does not manage it: another proxy serves the Service, or a device of the node has the address.
     UnmanagedAddress = 21, "unmanaged_address", Pass,
-        "Nothing, if the Service's label service.kubernetes.io/service-proxy-name, or a device like NodeLocal DNSCache's, is meant.";
-    /// The packet's source cannot be a client: loopback, multicast, broadcast, unspecified, an address of this node, or one whose route leads elsewhere.
+        "No action needed if this is intended (label service.kubernetes.io/service-proxy-name, or the device of NodeLocal DNSCache).";
+    /// The packet's source address cannot be a client: loopback, multicast, broadcast, unspecified, an address of this node, or an address whose route uses another device.
     MartianSource = 22, "martian_source", Drop,
-        "Look for who spoofs addresses behind the device.";
-    /// A TCP reset or FIN is out of the connection's window: it is forwarded, and does not change the flow's state.
+        "Find out who spoofs addresses behind the device.";
+    /// A TCP reset or FIN is outside the window of the connection: it is forwarded, but does not change the state of the flow.
     OutOfWindow = 23, "out_of_window", Pass,
-        "Nothing, unless it grows: then look for who forges resets.";
-    /// A TCP segment that belongs to no connection, and can begin none: a reset, a FIN, or an answer to a SYN.
+        "No action needed. If the count grows, find out who forges resets.";
+    /// A TCP segment of no known connection that cannot start one: a reset, a FIN, or a SYN-ACK.
     InvalidState = 24, "invalid_state", Drop,
-        "Nothing, unless it grows: then look for clients that keep connections for longer than their timeouts, or for port scans.";
+        "No action needed. If the count grows, look for clients that keep idle connections longer than the timeouts, or for port scans.";
 
-    /// An encapsulated packet to a Service comes from no node of the cluster.
+    /// The sender of an encapsulated packet to a Service is not a node of the cluster.
     ForeignTunnel = 25, "foreign_tunnel", Drop,
-        "Look for who forges IP-in-IP packets. If the source is a node, look at its InternalIP: it has to send from there.";
-    /// Another node encapsulated a packet to an endpoint that this node does not have, or has no longer.
+        "Find out who forges IP-in-IP packets. If the source is a node, check its InternalIP: the node must send from this address.";
+    /// Another node sent an encapsulated packet to an endpoint that this node does not have, or does not have any more.
     TunnelNoEndpoint = 26, "tunnel_no_endpoint", Drop,
-        "Nothing, if it stays small: the client sends again. If it grows, compare what the agents of both nodes know.";
-    /// An endpoint refused a connection, and another one can take it: the client sends its SYN again, and that one goes to the other.
+        "No action needed if the count stays small: the client retransmits. If it grows, compare the Services of both nodes (`kubectl ballast service list`).";
+    /// An endpoint refused a connection, and the Service has another endpoint: the refusal is dropped, and the client's retransmitted SYN goes to the other endpoint.
     RefusalDropped = 27, "refusal_dropped", Drop,
-        "Find out why the endpoint refuses: does it listen before it is ready? Give the pods a readiness probe.";
-    /// An endpoint refused, or did not answer, connections of two clients in a row: new connections skip it for a while. Counted once for each ejection.
+        "Find out why the endpoint refuses connections. Add a readiness probe to the pods, so that they are ready only when they listen.";
+    /// An endpoint refused or did not answer connections of two clients in a row: new connections skip it for some time. Counted once per ejection.
     EndpointEjected = 28, "endpoint_ejected", Pass,
-        "Look at the endpoint (`ballast backend list` names it), at its readiness probe, and at the network to its node.";
-    /// The connection's endpoint left the Service, whose removal policy is `reset`: the segment is answered with a TCP reset.
+        "Check the endpoint (see `ballast backend list`), its readiness probe, and the network to its node.";
+    /// The endpoint of the connection was removed, and the Service has the removal policy `reset`: the segment is answered with a TCP reset.
     EndpointLeft = 29, "endpoint_left", Reject,
-        "Nothing: clients connect again. The Service's annotation ballast.io/removal-policy asks for it.";
-    /// A connection with DSR that this node had no flow of went on to the endpoint that was selected before the endpoints changed: another node had it, or this one has lost its flow. Counted once for each connection.
+        "No action needed: clients connect again. The annotation ballast.io/removal-policy of the Service controls this.";
+    /// A segment of a DSR connection without a flow on this node was sent to the endpoint of the previous table. The connection moved from another node, or its flow was evicted. Counted once per connection.
     SecondChance = 30, "second_chance", Pass,
-        "Nothing: it stayed with its endpoint. If it grows although no address moves between nodes, look whether flows are evicted (--max-flows).";
+        "No action needed: the connection stays with its endpoint. If the count grows although no address moves between nodes, check whether flows are evicted (--max-flows).";
 }
 
 impl Reason {

@@ -190,7 +190,7 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
         tracing::warn!(
             cgroup = %root.path.display(),
             "this is not the root of the cgroup tree: sockets outside it are not translated. In a container, mount \
-             the host's /sys/fs/cgroup and name it with --cgroup-root"
+             the host's /sys/fs/cgroup and give its path with --cgroup-root"
         );
     }
     let settings = Settings {
@@ -238,7 +238,7 @@ fn follow_log(programs: &mut Programs) {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             }
         })),
-        Err(error) => tracing::warn!(%error, "the programs were built without log lines"),
+        Err(error) => tracing::warn!(%error, "the programs have no log output"),
     }
 }
 
@@ -249,8 +249,8 @@ async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyho
         local_devices: config.network.local_devices.clone(),
     };
     let looked = spawn_blocking(|| Follower::start(facts));
-    let looked = looked.await.context("looking at this machine was interrupted")?;
-    let follower = looked.context("cannot read this machine's devices, addresses and routes")?;
+    let looked = looked.await.context("reading devices, addresses and routes was interrupted")?;
+    let follower = looked.context("cannot read devices, addresses and routes of this machine")?;
     sender.send(Event::Host(follower.view().clone())).await.context("the driver has ended")?;
     Ok(follower)
 }
@@ -269,7 +269,7 @@ fn answer(
         metrics: config.metrics_bind_address,
         hard_fail: config.kube_proxy.bind_address_hard_fail,
     };
-    let ours = serde_json::to_value(config).context("the settings cannot be shown on /configz")?;
+    let ours = serde_json::to_value(config).context("cannot show the settings at /configz")?;
     let settings = serde_json::json!({ "ballast": ours, "kubeproxy.config.k8s.io": document::of(config), "origins": origins });
     let (known, counted) = (status.clone(), Arc::clone(&metrics));
     let problems = move || {
@@ -302,7 +302,7 @@ async fn audit(
     let view = match View::open(&config.bpffs) {
         Ok(view) => view,
         Err(error) => {
-            tracing::error!(%error, "what is programmed is not compared with the API server");
+            tracing::error!(%error, "cannot compare what is programmed with the API server");
             return;
         }
     };
@@ -315,7 +315,7 @@ async fn note_faults(metrics: Arc<Metrics>, bpffs: PathBuf) {
     loop {
         let (metrics, bpffs) = (Arc::clone(&metrics), bpffs.clone());
         if let Ok(Err(error)) = spawn_blocking(move || metrics.recent.note(&bpffs)).await {
-            tracing::debug!(%error, "the counters of reasons cannot be read");
+            tracing::debug!(%error, "cannot read the counters of reasons");
         }
         sleep(recent::PERIOD).await;
     }
@@ -340,11 +340,11 @@ async fn wait_for_the_end(mut tasks: Supervisor) -> anyhow::Result<()> {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
         error = tasks.failed() => {
-            tracing::error!("{error:#}; ending, programs and maps stay in place");
+            tracing::error!("{error:#}; exiting; programs and maps stay in place");
             sleep(LAST_WORDS).await;
             return Err(error);
         }
     }
-    tracing::info!("ending; programs and maps stay in place, `ballast cleanup` removes them");
+    tracing::info!("exiting; programs and maps stay in place (`ballast cleanup` removes them)");
     Ok(())
 }

@@ -29,9 +29,9 @@ const CONFIRMATIONS: u32 = 3;
 /// Why the count may be wrong.
 #[derive(Debug, thiserror::Error)]
 enum CountError {
-    #[error("cannot read the count: {0}")]
+    #[error("cannot read the counts: {0}")]
     Maps(#[from] ViewError),
-    #[error("cannot list the sockets that count: {0}")]
+    #[error("cannot list the counted sockets: {0}")]
     Sockets(#[source] io::Error),
 }
 
@@ -83,12 +83,12 @@ impl Recount {
         self.is_in_use = !counted.noted.is_empty();
         self.looks = self.looks.saturating_add(1);
         if counted.expired > 0 {
-            tracing::debug!(flows = counted.expired, "expired flows are no open connections any more");
+            tracing::debug!(flows = counted.expired, "no longer counting expired flows as open connections");
         }
         let programs = &self.programs;
         let sockets = self.sockets.get_or_insert_with(|| {
             programs.counted_iterator().map_err(|error| {
-                tracing::warn!(%error, "open connections of sockets are not compared with what is counted");
+                tracing::warn!(%error, "cannot compare open connections of sockets with their counts");
             })
         });
         // Without it the difference is unknown.
@@ -119,7 +119,7 @@ pub async fn run(programs: Arc<Programs>, bpffs: PathBuf, mut status: watch::Rec
     let view = match View::open(&bpffs) {
         Ok(view) => view,
         Err(error) => {
-            tracing::error!(%error, "the count of open connections is not corrected");
+            tracing::error!(%error, "cannot correct the counts of open connections");
             return;
         }
     };
@@ -140,7 +140,7 @@ pub async fn run(programs: Arc<Programs>, bpffs: PathBuf, mut status: watch::Rec
         recount = back;
         match &result {
             Err(failure) if !has_failed => {
-                tracing::warn!(error = %failure, "the count of open connections is not corrected; trying again");
+                tracing::warn!(error = %failure, "cannot correct the counts of open connections; retrying");
             }
             _ => {}
         }

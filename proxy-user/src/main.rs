@@ -116,10 +116,10 @@ fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Command::Completion { shell } => {
-            complete::script(shell).context("there is no completion for this shell")?
+            complete::script(shell).context("no completion script for this shell")?
         }
         Command::Man { folder } => {
-            complete::manuals(&folder).with_context(|| format!("cannot write into {}", folder.display()))?;
+            complete::manuals(&folder).with_context(|| format!("cannot write to {}", folder.display()))?;
             return Ok(ExitCode::SUCCESS);
         }
     };
@@ -195,11 +195,11 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     let mut text: String = cleanup.removed.iter().map(|line| [verb, " ", line, "\n"].concat()).collect();
     text.push_str(&export.report());
     if cleanup.removed.is_empty() && cleanup.left.is_empty() {
-        text.push_str("nothing of ours is here\n");
+        text.push_str("nothing to remove\n");
     }
     print(&text)?;
     for line in &cleanup.left {
-        writeln!(std::io::stderr(), "left: {line}").context("cannot write to standard error")?;
+        writeln!(std::io::stderr(), "not removed: {line}").context("cannot write to standard error")?;
     }
     if !cleanup.left.is_empty() {
         return Ok(ExitCode::FAILURE);
@@ -219,9 +219,10 @@ fn wants_cleanup(args: &CleanupArgs, cgroup: Option<&Path>) -> anyhow::Result<bo
     for line in &found.removed {
         print(&format!("would remove {line}\n"))?;
     }
-    let question = "Connections through Services end, and new ones fail until a proxy runs. Remove all this?";
+    let question =
+        "This breaks connections to Services, and new ones fail until a proxy runs. Remove all of this?";
     confirm::confirmed(question, &mut std::io::stdin().lock(), &mut std::io::stderr())
-        .context("cannot ask; --yes says that it is wanted")
+        .context("cannot ask for confirmation; use --yes")
 }
 
 /// `ballast check -o json`, for an archive.
@@ -242,15 +243,15 @@ fn downgrade(args: &DowngradeArgs) -> anyhow::Result<ExitCode> {
     let downgrade = programs::downgrade(&args.maps.bpffs)?;
     let (flows, lost) = (downgrade.flows, downgrade.lost);
     print(&format!(
-        "{flows} connections of the packet path are copied, {lost} cannot be. Stop the agent and start the previous version \
-         now; new connections are copied until it has taken over\n"
+        "copied {flows} connections of the packet path, could not copy {lost}. Stop the agent and start the previous version \
+         now; new connections are copied until its programs are attached\n"
     ))?;
     if downgrade.follow(args.wait)? {
-        print("the previous version has taken over\n")?;
+        print("the programs of the previous version are attached\n")?;
         return Ok(ExitCode::SUCCESS);
     }
     anyhow::bail!(
-        "the previous version has not taken over; run `ballast downgrade` again when it is about to be started"
+        "the programs of the previous version are not attached yet; run `ballast downgrade` again before you start it"
     )
 }
 

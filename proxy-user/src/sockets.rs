@@ -58,7 +58,7 @@ pub struct Swept {
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
     /// The maps cannot be read.
-    #[error("cannot read where sockets were led to: {0}")]
+    #[error("cannot read the backends of sockets: {0}")]
     Maps(#[from] ViewError),
     /// The network namespaces of others are closed to us.
     #[error("cannot enter the network namespaces of pods: {0}; grant CAP_SYS_ADMIN (setns(2))")]
@@ -67,16 +67,16 @@ pub enum SweepError {
     #[error("cannot see the network namespaces of {0} processes; grant CAP_SYS_PTRACE")]
     Hidden(usize),
     /// The processes of this machine cannot be listed.
-    #[error("cannot look for network namespaces in /proc: {0}")]
+    #[error("cannot read network namespaces in /proc: {0}")]
     Processes(#[source] io::Error),
     /// The iterator does not run.
-    #[error("cannot list where sockets were led to: {0}")]
+    #[error("cannot list the backends of sockets: {0}")]
     Iterate(#[source] io::Error),
     /// The kernel does not list sockets.
     #[error("cannot list sockets: {0}; the kernel needs CONFIG_INET_UDP_DIAG and CONFIG_INET_TCP_DIAG")]
     List(#[source] io::Error),
     /// The kernel does not end sockets.
-    #[error("cannot end sockets: {0}; the kernel needs CONFIG_INET_DIAG_DESTROY")]
+    #[error("cannot close sockets: {0}; the kernel needs CONFIG_INET_DIAG_DESTROY")]
     End(#[source] io::Error),
 }
 
@@ -108,10 +108,10 @@ impl Iterators {
         left: Result<LeftIterator, programs::Error>,
     ) -> Self {
         let udp = udp.inspect_err(|error| {
-            tracing::warn!(%error, "connected UDP sockets are not ended when their endpoint leaves, but those that the maps name");
+            tracing::warn!(%error, "connected UDP sockets are not closed when their endpoint is removed, except those that are in the maps");
         });
         let left = left.inspect_err(|error| {
-            tracing::warn!(%error, "TCP connections of sockets are not reset when their endpoint leaves, whatever the removal policy says");
+            tracing::warn!(%error, "TCP connections of sockets are not reset when their endpoint is removed, even with removal policy reset");
         });
         Self { udp: udp.ok(), left: left.ok() }
     }
@@ -275,14 +275,14 @@ pub async fn run(
     let reach = if netns::may_enter() { Reach::All } else { Reach::Own };
     if reach == Reach::Own {
         tracing::info!(
-            "connected sockets in pods are not ended when their endpoint leaves: `ballast end-udp-sockets` does \
+            "connected sockets in pods are not closed when their endpoint is removed: run `ballast end-udp-sockets`, or \
              that, or this agent with CAP_SYS_ADMIN and CAP_SYS_PTRACE"
         );
     }
     let mut sweeper = match View::open(&bpffs) {
         Ok(view) => Sweeper::new(view, iterators, reach).with_flows(),
         Err(error) => {
-            tracing::error!(%error, "connected sockets stay with endpoints that leave");
+            tracing::error!(%error, "connected sockets stay with removed endpoints");
             return;
         }
     };
@@ -338,7 +338,7 @@ fn note(swept: &Swept, failures: u32) {
         tracing::info!(
             sockets = ended,
             namespaces = swept.namespaces,
-            "ended connected UDP sockets whose endpoint left their Service"
+            "closed connected UDP sockets whose endpoint was removed"
         );
     }
     let reset: u64 = swept.reset.values().sum();
@@ -346,14 +346,14 @@ fn note(swept: &Swept, failures: u32) {
         tracing::info!(
             sockets = reset,
             flows = swept.marked,
-            "reset connections whose endpoint left their Service; those of packets at their next segment"
+            "reset connections whose endpoint was removed; flows are reset at their next segment"
         );
     }
     match &swept.failure {
         Some(failure) if failures == 0 => {
-            tracing::warn!(error = %failure, "some connected sockets stay with endpoints that left; trying again");
+            tracing::warn!(error = %failure, "some connected sockets stay with removed endpoints; retrying");
         }
-        None if failures > 0 => tracing::info!(failures, "all network namespaces were swept again"),
+        None if failures > 0 => tracing::info!(failures, "swept all network namespaces again"),
         _ => {}
     }
 }

@@ -44,7 +44,7 @@ const REPEATERS: [&str; 2] = ["kube_client::client", "kube_runtime::watcher"];
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter cannot be read.
-    #[error("{VARIABLE}={value:?} is not a filter: {source}; give something like info,ballast::sync=debug")]
+    #[error("{VARIABLE}={value:?} is not a log filter: {source}; write it like info,ballast::sync=debug")]
     Filter {
         /// What was given.
         value: String,

@@ -67,7 +67,7 @@ fn admin(program: &str) -> Result<Cmd> {
         log::line(format_args!("    `{program}` needs root: asking sudo"));
         Ok(Cmd::new("sudo").args([frontend, program]))
     } else {
-        bail!("`{program}` needs root, and there is no sudo: run this once as root")
+        bail!("`{program}` needs root, and sudo is not installed: run this once as root")
     }
 }
 

@@ -15,13 +15,13 @@ use crate::{log, object};
 /// Build `ballast` with its BPF programs inside.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
-    /// Build the agent with optimisations, to target/release (the BPF programs always are)
+    /// Build the agent with optimisations, to target/release (the BPF programs are always optimised)
     #[arg(long, short)]
     pub release: bool,
     /// Features of proxy-user; `bpf-log` also builds the programs with their log lines
     #[arg(long, short = 'F', value_delimiter = ',')]
     pub features: Vec<String>,
-    /// The architecture of the agent, which need not be this machine's; another one is built to target/<target>/
+    /// The architecture of the agent; for another one than this machine's, the output is in target/<target>/
     #[arg(long, value_enum, default_value_t)]
     pub target: Arch,
     /// Build the BPF object only

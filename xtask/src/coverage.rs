@@ -19,23 +19,23 @@ use crate::{cargotools, log};
 use lcov::Report;
 use page::Uncovered;
 
-/// Tell which lines the tests run, in one report, and list those of the data path that none runs (cargo-llvm-cov; built once,
-/// in minutes).
+/// Report which lines the tests run, and list the lines of the data path that no test runs (cargo-llvm-cov; its first build takes
+/// minutes).
 ///
-/// With the rung `unit`, a line of the data path that no test runs, and that xtask/explained.json does not explain, is a
-/// failure.
+/// With the rung `unit`, the command fails if no test runs a line of the data path and xtask/explained.json does not explain
+/// the line.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
-    /// Rungs whose tests run; `unit` when none is named
+    /// Rungs whose tests run [default: unit]
     #[arg(value_enum)]
     pub rungs: Vec<Rung>,
     /// Only the unit tests of these crates, which takes a minute: proxy-common, proxy-ebpf
     #[arg(long, value_name = "CRATE", value_delimiter = ',', conflicts_with = "rungs")]
     pub package: Vec<String>,
-    /// Add to what earlier runs have counted, as long as the source is the same
+    /// Add to the counts of earlier runs, if the source has not changed
     #[arg(long)]
     pub add: bool,
-    /// Run no tests: report what earlier runs have counted
+    /// Run no tests; report the counts of earlier runs
     #[arg(long, conflicts_with = "package")]
     pub report: bool,
     /// Write docs/coverage.md: the table, and each line of the data path that no test runs, with the reason
@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> Result<()> {
         let number = uncovered.unexplained.len();
         ensure!(
             number == 0,
-            "no test runs {number} lines of the data path: add tests, or say in {} why none is needed",
+            "no test runs {number} lines of the data path: add tests, or explain in {} why none is needed",
             explained::FILE
         );
     }

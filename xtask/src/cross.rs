@@ -88,7 +88,7 @@ pub fn prepare(arch: Arch) -> Result<()> {
     }
     if exec::which("rustup").is_none() {
         bail!(
-            "rustc has no standard library for {target}, and there is no rustup to get it; see https://rustup.rs"
+            "rustc has no standard library for {target}, and rustup is not installed to get it; see https://rustup.rs"
         );
     }
     log::step(format_args!("rustup target add {target}"));

@@ -5,10 +5,10 @@ use anyhow::Result;
 use crate::cargotools;
 use crate::workspace::Workspace;
 
-/// Check licences, sources and bans of all dependencies (cargo-deny; built once, in minutes).
+/// Check licences, sources and bans of all dependencies (cargo-deny; its first build takes minutes).
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 pub struct Args {
-    /// Known faults of crates, too: fetches the database of advisories from GitHub
+    /// Also check for known vulnerabilities: fetches the advisory database from GitHub
     #[arg(long)]
     pub advisories: bool,
 }

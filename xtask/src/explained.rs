@@ -56,7 +56,7 @@ impl Explained {
         let text =
             fs::read_to_string(workspace.root().join(FILE)).with_context(|| format!("cannot read {FILE}"))?;
         serde_json::from_str(&text)
-            .with_context(|| format!("{FILE} is not as xtask/src/explained.rs wants it"))
+            .with_context(|| format!("{FILE} does not have the format of xtask/src/explained.rs"))
     }
 
     /// Why no test runs the line with this text, which follows the line `before`.

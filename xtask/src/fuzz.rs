@@ -10,29 +10,29 @@ use crate::{build, log};
 
 /// Compare the packet programs with their model on random cases (needs root).
 ///
-/// The tests do the same on a million packets. A case that differs is made small and printed, with the line that runs it
-/// again.
+/// The tests do the same with a million packets. A case that differs is minimized and printed, with the command that repeats
+/// it.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Packets, in all
+    /// Total number of packets
     #[arg(long, value_name = "NUMBER", default_value_t = 100_000_000)]
     pub cases: u64,
-    /// Which cases: the same number gives the same ones
+    /// Seed of the random cases
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
-    /// Cases at once; one for each core when nothing is said
+    /// Number of threads [default: one for each core]
     #[arg(long, value_name = "NUMBER")]
     pub threads: Option<usize>,
-    /// Cases that may differ before it ends
+    /// Stop after this many cases that differ
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub differences: u64,
-    /// Write cases that differ, and those that come through a branch of the model first, to the corpus
+    /// Write cases that differ, and cases that reach a new branch of the model, to the corpus
     #[arg(long)]
     pub keep: bool,
-    /// Run the stages that are built for the host, instead of the programs in the kernel (needs no root)
+    /// Test the stages built for the host instead of the programs in the kernel (needs no root)
     #[arg(long)]
     pub host: bool,
-    /// Run this case only: the line that was printed, `replay(&[...]);`
+    /// Run only this case: the printed line, `replay(&[...]);`
     #[arg(long, value_name = "CASE")]
     pub replay: Option<String>,
 }

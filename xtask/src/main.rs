@@ -8,7 +8,7 @@ use xtask::{
     release, reproducible, scale, setup, test,
 };
 
-/// Ballast's tasks. Each command first sets up what it needs itself.
+/// Build, test and release tasks of Ballast. Each command first installs the tools that it needs.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
 struct Cli {

@@ -25,30 +25,30 @@ use ledger::{Ledger, Outcome};
 use part::{Part, Tests};
 use tree::{Tree, hash};
 
-/// Change pure rules and packet stages, one place at a time, and tell which changes no test notices (cargo-mutants; built once,
-/// in minutes; then a change takes seconds).
+/// Change pure rules and packet stages, one place at a time, and report changes that no test detects (cargo-mutants; its first
+/// build takes minutes, then a change takes seconds).
 ///
-/// target/mutants keeps the outcomes: the same command again resumes an interrupted run. It tries a change that a test has noticed
-/// again after its file was edited, and one that no test noticed after any source was edited. Fails when a change is missed that
-/// xtask/explained.json does not explain. Changes that need not be noticed are excluded in .cargo/mutants.toml.
+/// target/mutants keeps the results: the same command resumes an interrupted run. A detected change is tried again after its file
+/// was edited, an undetected one after any source was edited. The command fails if a change is undetected and
+/// xtask/explained.json does not explain it. Changes that no test has to detect are excluded in .cargo/mutants.toml.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// What is changed
+    /// The parts to change
     #[arg(value_enum, default_values_t = Part::ALL)]
     pub parts: Vec<Part>,
-    /// Only changes whose description contains this text (`--list` tells them)
+    /// Only changes whose description contains this text (`--list` prints the descriptions)
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
-    /// Only so many changes of each part, chosen by a hash of their descriptions: the same ones each time
+    /// Only this many changes of each part, selected by a hash of their descriptions: the same ones each time
     #[arg(long, value_name = "NUMBER")]
     pub sample: Option<usize>,
-    /// Only a share: every N-th change from the K-th on, as K/N, from 0/N on
+    /// Only a share: every N-th change, starting with the K-th, as K/N (from 0/N)
     #[arg(long, value_name = "K/N", value_parser = share, conflicts_with = "sample")]
     pub shard: Option<(usize, usize)>,
-    /// Print the chosen changes with their outcomes so far, and try none
+    /// Print the selected changes with their results so far, and try none
     #[arg(long)]
     pub list: bool,
-    /// Forget the outcomes of earlier runs
+    /// Discard the results of earlier runs
     #[arg(long)]
     pub again: bool,
 }
@@ -68,7 +68,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     ensure!(
         bad == 0,
-        "no test notices {bad} changes: add tests, or say in {} why none is needed",
+        "no test detects {bad} changes: add tests, or explain in {} why none is needed",
         explained::FILE
     );
     Ok(())

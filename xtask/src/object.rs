@@ -31,7 +31,7 @@ pub fn check(elf: &[u8]) -> Result<Report> {
             );
         }
         if symbol.is_undefined() && symbol.is_global() {
-            bail!("the object asks for `{name}`, which neither the object nor the kernel provides");
+            bail!("the object needs `{name}`, which neither the object nor the kernel provides");
         }
     }
     for section in file.sections().filter(|section| section.kind() == SectionKind::Text) {

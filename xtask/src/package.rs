@@ -17,8 +17,8 @@ use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{build, cargotools, log};
 
-/// Build a deb and an rpm: the static agent, systemd units, a configuration to begin with, manual pages, completions. Debug
-/// information is beside them, in a file of its own.
+/// Build a deb and an rpm package: the static agent, systemd units, an initial configuration, manual pages, completions. A
+/// separate file has the debug information.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Folder for the packages [default: target/package]
@@ -27,7 +27,7 @@ pub struct Args {
     /// Package this program instead of building one
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
-    /// Build the agent without optimisations: for tests of the packages
+    /// Build the agent without optimisations, for tests of the packages
     #[arg(long)]
     pub dev: bool,
 }
@@ -112,7 +112,9 @@ fn deb(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
         .read()?;
     let is_deb = |line: &&str| Path::new(line).extension().is_some_and(|extension| extension == "deb");
     let path = said.lines().map(str::trim).find(is_deb);
-    let path = PathBuf::from(path.with_context(|| format!("cargo deb does not name its file: {said}"))?);
+    let path = PathBuf::from(
+        path.with_context(|| format!("cargo deb does not print the name of its file: {said}"))?,
+    );
     let listed = Cmd::new("dpkg-deb").arg("--contents").arg(&path).read()?;
     // Manual pages are compressed, and a path begins with a dot.
     holds(&listed.replace(" ./", " /").replace(".1.gz", ".1")).with_context(|| path.display().to_string())?;
@@ -141,7 +143,7 @@ fn rpm(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
 fn holds(listed: &str) -> Result<()> {
     let is_there = |path: &str| listed.lines().any(|line| line.split_whitespace().any(|word| word == path));
     let lost: Vec<_> = HOLDS.into_iter().filter(|path| !is_there(path)).collect();
-    ensure!(lost.is_empty(), "the package lacks {}", lost.join(", "));
+    ensure!(lost.is_empty(), "missing in the package: {}", lost.join(", "));
     Ok(())
 }
 

@@ -100,7 +100,7 @@ fn check_out(workspace: &Workspace, checkout: &Path) -> Result<()> {
     let git = || Cmd::new("git").dir(workspace.root());
     let commit = format!("{COMMIT}^{{commit}}");
     if !git().args(["cat-file", "-e", &commit]).quiet().succeeds() {
-        bail!("this clone lacks the commit {COMMIT}: fetch the history (git fetch --unshallow)");
+        bail!("this clone does not have the commit {COMMIT}: fetch the history (git fetch --unshallow)");
     }
     fs::create_dir_all(checkout).with_context(|| format!("cannot make {}", checkout.display()))?;
     let archive = checkout.with_extension("tar");

@@ -11,11 +11,11 @@ use crate::exec::Cmd;
 use crate::workspace::Workspace;
 use crate::{deny, image, log, package};
 
-/// Check dependencies, and make all files of a release in target/release-files: programs and images for amd64 and arm64,
-/// packages, bills of materials, chart, units, SHA256SUMS. Needs root and Go; minutes.
+/// Check dependencies, and build all files of a release in target/release-files: programs and images for amd64 and arm64,
+/// packages, bills of materials, chart, units, SHA256SUMS (needs root and Go; takes minutes).
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
-    /// Known faults of crates, too: fetches the database of advisories from GitHub
+    /// Also check for known vulnerabilities: fetches the advisory database from GitHub
     #[arg(long)]
     pub advisories: bool,
 }

@@ -11,11 +11,11 @@ use crate::image::binary;
 use crate::workspace::Workspace;
 use crate::{build, log};
 
-/// Build the released program twice from the last commit, in two folders with names of different length, and compare both
-/// programs and the BPF objects in them (minutes).
+/// Build the release program twice from the last commit, in two folders with names of different length, and compare both
+/// programs and their BPF objects (takes minutes).
 #[derive(clap::Args, Clone, Copy, Debug, Default)]
 pub struct Args {
-    /// Keep the two folders, to look for a difference
+    /// Keep both folders, to examine a difference
     #[arg(long)]
     pub keep: bool,
 }
@@ -42,7 +42,7 @@ pub fn run(args: Args) -> Result<()> {
         sums.push(made);
     }
     if sums.first() != sums.last() {
-        bail!("the two builds differ; --keep leaves them in {}", folder.display());
+        bail!("the two builds differ; --keep keeps them in {}", folder.display());
     }
     if !args.keep {
         remove(&folder)?;

@@ -8,29 +8,29 @@ use crate::exec::Cmd;
 use crate::workspace::Workspace;
 use crate::{apiserver, build, log};
 
-/// Measure the agent at size, against a real API server (needs root, and Go the first time).
+/// Measure the agent at scale, with a real API server (needs root, and Go the first time).
 ///
-/// First the real agent: cold start, memory, CPU. Then hollow agents, which do all that agents do with maps in memory:
-/// what the API server has to do for each of them at a start, when all restart at once, and under churn. Nothing fails
-/// because the machine is slow or busy.
+/// First the real agent: cold start, memory, CPU. Then hollow agents, which do the work of agents with maps in memory: the load
+/// of the API server at a start, when all agents restart at the same time, and under churn. The command does not fail on a
+/// slow or busy machine.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// How many Services there are
+    /// Number of Services
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub services: u32,
-    /// How many endpoints each of them has
+    /// Number of endpoints of each Service
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub endpoints: u32,
-    /// How many hollow agents are run; 0 measures the real one only
+    /// Number of hollow agents; 0: measure only the real agent
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(..=500))]
     pub agents: u32,
-    /// For how many seconds 20 endpoints change in each; from 600 on, the slope of the agent's memory is told
+    /// Duration of the churn in seconds: in each second 20 endpoints change. From 600 on, the growth of the agent's memory is reported
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     pub churn: u32,
-    /// Measure hollow agents only
+    /// Measure only hollow agents
     #[arg(long)]
     pub hollow_only: bool,
-    /// Write the figures to this file too
+    /// Also write the figures to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

@@ -6,13 +6,13 @@ use crate::toolchain::Toolchain;
 use crate::workspace::Workspace;
 use crate::{apiserver, apt, exec, go, log};
 
-/// Find, and where missing install, what the other commands need.
+/// Check and install the tools that the other commands need.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
-    /// Only what a build needs: a compiler and a linker for BPF
+    /// Only the tools for a build: a compiler and a linker for BPF
     #[arg(long)]
     pub build_only: bool,
-    /// Also build kube-apiserver, etcd, kube-proxy and a receiver of OTLP for the apiserver tests (minutes, once)
+    /// Also build kube-apiserver, etcd, kube-proxy and an OTLP receiver for the apiserver tests (takes minutes, once)
     #[arg(long, conflicts_with = "build_only")]
     pub api_server: bool,
 }

@@ -68,7 +68,7 @@ impl Compiler {
             Self::Distribution(rustc) => Cmd::new(rustc).arg("-vV"),
         };
         llvm_of(&text.without_env("LD_LIBRARY_PATH").read()?)
-            .ok_or_else(|| anyhow!("{self} does not tell its LLVM version"))
+            .ok_or_else(|| anyhow!("{self} does not print its LLVM version"))
     }
 
     /// A cargo that compiles with it.

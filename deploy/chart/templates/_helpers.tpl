@@ -35,7 +35,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- /* Names or addresses of the API servers, as JSON. */ -}}
 {{- define "ballast.apiServerHosts" -}}
 {{- with .Values.apiServer -}}
-{{- if and .host .hosts }}{{ fail "apiServer.host and apiServer.hosts are both given: put the host into the list" }}{{ end -}}
+{{- if and .host .hosts }}{{ fail "apiServer.host and apiServer.hosts are both set: move the host to the list" }}{{ end -}}
 {{- if .hosts }}{{ toJson .hosts }}
 {{- else }}{{ list (required "apiServer.host or apiServer.hosts is needed: addresses of the API servers that are not a Service's" .host) | toJson }}
 {{- end -}}
@@ -55,7 +55,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- define "ballast.configMount" -}}
 - name: config
   mountPath: /etc/ballast/config.yaml
-  # A copy that does not change: a new configuration comes with a rollout, which stops at the first node that does not take it.
+  # An immutable copy: a new configuration needs a rollout, which stops at the first node that rejects it.
   subPath: config.yaml
   readOnly: true
 {{- end }}

@@ -73,13 +73,15 @@ pub enum ConnectError {
         source: Box<InferConfigError>,
     },
     /// The URL that was asked for is none.
-    #[error("`{url}` is not the URL of an API server; write it as https://HOST:6443")]
+    #[error("`{url}` is not the URL of an API server; write it like https://HOST:6443")]
     Server {
         /// What was given.
         url: String,
     },
     /// Certificates, keys or tokens cannot be used.
-    #[error("cannot set up the connection to {server}; check the certificates and credentials it names")]
+    #[error(
+        "cannot set up the connection to {server}; check the certificates and credentials in the kubeconfig"
+    )]
     Setup {
         /// The API server's URL.
         server: String,

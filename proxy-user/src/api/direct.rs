@@ -101,9 +101,9 @@ impl Direct {
         if !std::mem::replace(&mut self.has_warned, true) {
             warn!(
                 server = host,
-                "the API server's address is that of the Service `kubernetes`, which this agent makes work itself: if all \
-                 endpoints of it that the maps hold are gone when the agent starts, it cannot come to know others. Name \
-                 the API servers' own addresses by --master (the chart: apiServer.hosts)"
+                "the API server's address is that of the Service `kubernetes`, which this agent programs itself. If all its \
+                 programmed endpoints are gone when the agent starts, the agent cannot reach the API server. Give the \
+                 addresses of the API servers with --master (chart: apiServer.hosts)"
             );
         }
         let wanted: BTreeSet<SocketAddr> = self.slices.values().flatten().copied().collect();
@@ -115,7 +115,7 @@ impl Direct {
             let Ok(url) = format!("https://{at}").parse() else { continue };
             match server(&self.config, url, Some(&host)) {
                 Ok(server) => drop(self.endpoints.insert(at, server)),
-                Err(error) => debug!(%at, %error, "an endpoint of the API server cannot be used"),
+                Err(error) => debug!(%at, %error, "cannot use an endpoint of the API server"),
             }
         }
         self.servers.replace(self.configured.iter().chain(self.endpoints.values()).cloned().collect());

@@ -60,7 +60,7 @@ impl Lists {
 
     /// It was silent for longer.
     pub fn was_silent(&mut self, resource: &'static str) {
-        info!(resource, "the API server does not end a streamed list; asking for a whole one");
+        info!(resource, "the API server did not complete a streamed list; requesting a normal list");
         *self = Self { streamed: false, under_way: true };
     }
 
@@ -82,7 +82,10 @@ impl Lists {
                 let is_refused =
                     matches!(cause, kube::Error::Api(status) if matches!(status.code, 400 | 422));
                 if is_refused && self.streamed && self.under_way {
-                    info!(resource, "the API server has no streamed lists; asking for a whole one");
+                    info!(
+                        resource,
+                        "the API server does not support streamed lists; requesting a normal list"
+                    );
                     self.streamed = false;
                     return Next::AsksOtherwise;
                 }

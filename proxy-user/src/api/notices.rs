@@ -51,15 +51,15 @@ pub async fn send(client: Client, node_name: String, mut notices: Receiver<Notic
                     if !std::mem::replace(&mut is_forbidden, true) {
                         tracing::warn!(
                             error = status.message,
-                            "events cannot be sent; allow `create` and `patch` on events.events.k8s.io"
+                            "cannot send events; allow `create` and `patch` on events.events.k8s.io"
                         );
                     }
                     break;
                 }
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, reason = notice.reason, attempt, "an event was not taken");
+                    tracing::debug!(%error, reason = notice.reason, attempt, "the API server rejected an event");
                 }
-                Err(_) => tracing::debug!(reason = notice.reason, attempt, "an event was not answered"),
+                Err(_) => tracing::debug!(reason = notice.reason, attempt, "no answer to an event"),
             }
             sleep(RETRY).await;
         }

@@ -115,7 +115,7 @@ async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) 
             if let Some(item) = events.next().await {
                 return watched(item, version, events);
             }
-            let error = || Err(ended("the API server ended a watch at once"));
+            let error = || Err(ended("the API server ended a watch immediately"));
             (events.is_short().then(error), State::Resumes(version))
         }
     }
@@ -193,7 +193,7 @@ impl<K> Events<K> {
 
     async fn next(&mut self) -> Option<kube::Result<WatchEvent<K>>> {
         let item = timeout(WATCH + MARGIN, self.stream.next()).await.unwrap_or_else(|_| {
-            debug!("a watch is silent for too long");
+            debug!("a watch was silent for too long");
             None
         });
         self.is_empty &= item.is_none();

@@ -86,7 +86,7 @@ impl Servers {
             debug!(server = server.url, error = failure, "an API server failed");
             (last, error) = (Some(answer), error.or(Some(failure)));
         }
-        last.unwrap_or_else(|| Err(Error::Service("there is no API server to ask".into())))
+        last.unwrap_or_else(|| Err(Error::Service("there is no API server".into())))
     }
 
     /// The active server, and all servers from it on.
@@ -115,7 +115,7 @@ impl Servers {
                 let before = began_with.unwrap_or_default();
                 warn!(
                     server = server.url,
-                    before, error, "another API server is asked now: the one before does not answer"
+                    before, error, "changed to another API server, because the previous one does not answer"
                 );
             }
         }
@@ -168,7 +168,7 @@ fn failure(answer: &Result<Response<Body>, Error>) -> Option<String> {
         Ok(answer) => {
             let status = answer.status();
             let is_failure = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
-            is_failure.then(|| format!("it answers {status}"))
+            is_failure.then(|| format!("answered with {status}"))
         }
     }
 }

@@ -115,7 +115,7 @@ impl<K: Watched> Source<K> {
     fn use_json(&self, why: &str) {
         if !self.is_json.swap(true, Ordering::Relaxed) {
             let resource = K::RESOURCE;
-            info!(resource, why, "the API server's protobuf cannot be used; asking for JSON");
+            info!(resource, why, "cannot use protobuf of the API server; requesting JSON");
         }
     }
 
@@ -128,7 +128,7 @@ impl<K: Watched> Source<K> {
             let answer = self.client.send(request).await?;
             let (status, form) = (answer.status(), Form::of(answer.headers()));
             if !is_json && matches!(status, StatusCode::NOT_ACCEPTABLE | StatusCode::UNSUPPORTED_MEDIA_TYPE) {
-                self.use_json(&format!("it answers {status}"));
+                self.use_json(&format!("answered with {status}"));
                 continue;
             }
             if !status.is_client_error() && !status.is_server_error() {

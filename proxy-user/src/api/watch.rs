@@ -104,7 +104,7 @@ async fn forward(
                 if *event == Event::Reset(Listing::Node(None)) {
                     warn!(
                         node = node_name,
-                        "the API server knows no node of this name; give the right one by --hostname-override"
+                        "the API server has no node of this name; give the correct name with --hostname-override"
                     );
                 }
                 note(&event);

@@ -83,17 +83,18 @@ impl WatchHealth {
         };
         let error = chain(error);
         match kind_of_error {
-            _ if !is_new => debug!(resource, error, "a watch failed; it begins again"),
+            _ if !is_new => debug!(resource, error, "a watch failed; restarting it"),
             WatchErrorKind::Forbidden => warn!(
                 resource,
-                error, "the API server refuses us; our account needs `list` and `watch` on this resource"
+                error,
+                "the API server denies access; Ballast's account needs `list` and `watch` on this resource"
             ),
             WatchErrorKind::Missing => {
-                warn!(resource, error, "the API server has no such objects; we go on without them");
+                warn!(resource, error, "the API server does not have this resource; continuing without it");
             }
             _ => warn!(
                 resource,
-                error, "the API server does not answer; what is programmed stays, and we keep trying"
+                error, "the API server does not answer; programmed Services keep working; retrying"
             ),
         }
         is_new
@@ -107,7 +108,7 @@ impl WatchHealth {
         if let Some(resource) = resource
             && self.refusals.remove(resource).is_some_and(|refusal| refusal.is_told)
         {
-            info!(resource, "the API server lets us watch again");
+            info!(resource, "the API server allows the watch again");
         }
     }
 

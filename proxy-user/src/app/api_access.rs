@@ -61,7 +61,7 @@ async fn client(args: &ApiArgs) -> Result<Client, ConnectError> {
 /// The Services with these labels, as namespace and name; an error is in words.
 pub fn labelled(args: &ApiArgs, selector: &str) -> Result<BTreeSet<(String, String)>, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| format!("the async runtime cannot be started: {error}"))?;
+    let runtime = runtime.map_err(|error| format!("cannot start the async runtime: {error}"))?;
     runtime.block_on(async {
         let asked = async {
             let client = client(args).await.map_err(|error| chain(&error))?;
@@ -69,6 +69,6 @@ pub fn labelled(args: &ApiArgs, selector: &str) -> Result<BTreeSet<(String, Stri
         };
         timeout(PATIENCE, asked)
             .await
-            .unwrap_or_else(|_| Err(format!("it does not answer within {PATIENCE:?}")))
+            .unwrap_or_else(|_| Err(format!("the API server does not answer within {PATIENCE:?}")))
     })
 }

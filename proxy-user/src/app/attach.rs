@@ -40,7 +40,7 @@ pub async fn attach(
                 break;
             }
             Err(error) => {
-                tracing::error!(%error, "cannot attach the socket programs; trying again in 5 s");
+                tracing::error!(%error, "cannot attach the socket programs; retrying in 5 s");
             }
         }
         sleep(Duration::from_secs(5)).await;
@@ -76,8 +76,8 @@ where
         if !std::mem::replace(&mut is_told, true) {
             tracing::warn!(
                 failing = status.borrow().failing,
-                "not every Service port could be programmed, and kube-proxy's rules serve this node: the programs are \
-                 attached when all are, or when these rules are gone"
+                "some Service ports are not programmed, and kube-proxy's rules serve this node: the programs are attached \
+                 when all ports are programmed or the rules are removed"
             );
         }
         let filled = timeout(LOOK_AGAIN, status.wait_for(|status| status.complete)).await;
@@ -106,10 +106,7 @@ async fn keep(programs: Arc<Programs>, period: Duration) {
             Err(error) => Some(error.to_string()),
         };
         if let Some(error) = error.as_ref().filter(|error| failure.as_ref() != Some(error)) {
-            tracing::error!(
-                error,
-                "what was detached or removed externally cannot be restored; trying again"
-            );
+            tracing::error!(error, "cannot restore what was detached or removed externally; retrying");
         }
         failure = error;
     }

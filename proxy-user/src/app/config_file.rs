@@ -31,7 +31,7 @@ pub async fn until_changed(overlay: Overlay) -> anyhow::Result<()> {
         }
         match file::parse(&path.display().to_string(), &text) {
             Ok(_) => bail!("the configuration file {} was changed", path.display()),
-            Err(error) => tracing::error!(%error, "the configuration file was changed, and cannot be used"),
+            Err(error) => tracing::error!(%error, "cannot use the changed configuration file"),
         }
         known = text;
     }

@@ -15,7 +15,7 @@ use crate::programs;
 pub fn init(config: &RunConfig) -> anyhow::Result<()> {
     describe(config);
     let mounted = programs::mount_bpffs(&config.bpffs)?;
-    let did = |done: bool| if done { "mounted" } else { "was there" };
+    let did = |done: bool| if done { "mounted" } else { "already mounted" };
     tracing::info!(path = %config.bpffs.display(), bpffs = did(mounted), "ready");
     let (root, mounted) = cgroup::find_or_mount(config.cgroup_root.as_deref())?;
     tracing::info!(path = %root.path.display(), cgroup2 = did(mounted), "ready");
@@ -26,7 +26,7 @@ pub fn init(config: &RunConfig) -> anyhow::Result<()> {
 /// Logs once which given settings are ignored or mean something else.
 pub fn describe(config: &RunConfig) {
     if let Some(mode) = config.legacy_proxy_mode {
-        tracing::info!(mode, "this mode of kube-proxy means `ebpf` here");
+        tracing::info!(mode, "Ballast uses `ebpf` instead of this mode of kube-proxy");
     }
     if let Some(file) = &config.kube_proxy.config_file {
         tracing::info!(file = %file.display(), "configuration read");
@@ -43,12 +43,12 @@ pub async fn describe_kube_proxy_rules() {
     if found.has_rules() {
         tracing::warn!(
             %found,
-            "kube-proxy's rules are here: new connections are Ballast's, those of kube-proxy are left to it; stop \
+            "this node has kube-proxy rules: Ballast handles new connections, kube-proxy keeps its open ones; stop \
              kube-proxy, and run `ballast takeover`"
         );
     } else if found.draining {
         tracing::info!(
-            "connections that kube-proxy began may be here; `ballast takeover` says, and ends this"
+            "this node may have connections of kube-proxy; run `ballast takeover` to see and finish this"
         );
     }
 }
@@ -57,7 +57,7 @@ pub async fn describe_kube_proxy_rules() {
 pub fn set_up_process(config: &RunConfig) {
     let Some(score) = config.kube_proxy.oom_score_adj else { return };
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
-        tracing::info!(score, %error, "oomScoreAdj could not be set");
+        tracing::info!(score, %error, "cannot set oomScoreAdj");
     }
 }
 
@@ -66,7 +66,7 @@ pub fn set_up_process(config: &RunConfig) {
 pub fn set_up_netfilter(config: &RunConfig) {
     let wanted = &config.kube_proxy.conntrack;
     for error in sysctl::apply(wanted, Path::new("/proc/sys"), Path::new("/sys/module")) {
-        tracing::warn!(%error, "a setting of conntrack could not be made; `ballast run --init-only` as root makes it");
+        tracing::warn!(%error, "cannot set a conntrack sysctl; run `ballast run --init-only` as root");
     }
 }
 

@@ -45,7 +45,7 @@ pub async fn give_back(mut status: watch::Receiver<Status>) {
     drop(status);
     sleep(SETTLE).await;
     if let Ok(Err(error)) = spawn_blocking(release_program).await {
-        tracing::debug!(%error, "pages of the program that only the start needed stay in memory");
+        tracing::debug!(%error, "cannot release the memory pages that only startup needed");
     }
     while spawn_blocking(now).await.is_ok() {
         sleep(PERIOD).await;

@@ -90,10 +90,10 @@ mod tests {
         devices.send_replace(all.clone());
         let notice = told.recv().await.unwrap();
         assert_eq!((notice.warning, &*notice.note), (false, "XDP on uplinks: eth0: native"));
-        all.insert(3, of("eth1", Taken::None, "its driver has no XDP"));
+        all.insert(3, of("eth1", Taken::None, "the driver does not support XDP"));
         devices.send_replace(all.clone());
         let notice = told.recv().await.unwrap();
-        let note = "XDP on uplinks: eth0: native; eth1: none (its driver has no XDP)";
+        let note = "XDP on uplinks: eth0: native; eth1: none (the driver does not support XDP)";
         assert_eq!((notice.warning, &*notice.note), (true, note));
         drop(devices);
         task.await.unwrap();

@@ -36,7 +36,7 @@ pub async fn start(exporter: Option<Exporter>, config: &RunConfig) -> Option<Run
     match exporter.start(target, settings.resource(&config.node_name)).await {
         Ok(running) => Some(running),
         Err(error) => {
-            tracing::error!(%error, "no telemetry is exported");
+            tracing::error!(%error, "cannot export telemetry");
             None
         }
     }
@@ -58,7 +58,7 @@ pub async fn events(queue: Queue<LogRecord>, config: Arc<RunConfig>, mut status:
         let (queue, bpffs) = (queue.clone(), config.bpffs.clone());
         match spawn_blocking(move || follow(&queue, &bpffs, sample, &noted)).await {
             Ok(Err(error)) if !std::mem::replace(&mut is_told, true) => {
-                tracing::warn!(%error, "events are not exported; trying again");
+                tracing::warn!(%error, "cannot export events; retrying");
             }
             Ok(Err(_)) => {}
             Ok(Ok(())) | Err(_) => return,

@@ -23,7 +23,7 @@ impl Supervisor {
     pub fn needs(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(async move {
             task.await;
-            Err(anyhow!("the task `{name}` ended, and the agent cannot work without it"))
+            Err(anyhow!("the task `{name}` ended, and the agent cannot run without it"))
         });
     }
 
@@ -61,7 +61,7 @@ pub fn end_on_panic() {
         report(info);
         tracing::error!(
             panic = %info,
-            "this is a fault of Ballast, please report it; ending, programs and maps stay in place"
+            "this is a bug in Ballast, please report it; exiting; programs and maps stay in place"
         );
         std::process::exit(PANICKED);
     }));

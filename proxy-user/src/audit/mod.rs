@@ -120,7 +120,7 @@ pub async fn run(
             Ok(differences) => tell(&differences),
             Err(AuditError::Ending) => return,
             Err(error) => {
-                tracing::warn!(%error, "what is programmed could not be compared with the API server");
+                tracing::warn!(%error, "cannot compare what is programmed with the API server");
             }
         }
         sleep(period).await;
@@ -138,7 +138,7 @@ async fn audit(
 
 fn tell(differences: &Differences) {
     if differences.is_empty() {
-        tracing::debug!("what is programmed agrees with the API server");
+        tracing::debug!("no difference between what is programmed and the API server");
         return;
     }
     let Differences { objects, frontends } = differences;
@@ -148,7 +148,7 @@ fn tell(differences: &Differences) {
         objects = objects.len(),
         frontends = frontends.len(),
         which = named.into_iter().chain(keys).collect::<Vec<_>>().join(", "),
-        "what was programmed differed from the API server for long; it is repaired. Please report it"
+        "what was programmed differed from the API server for more than a minute; repaired. Please report this"
     );
 }
 

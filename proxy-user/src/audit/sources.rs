@@ -18,13 +18,13 @@ pub const GRACE: Duration = Duration::from_mins(1);
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     /// The API server did not list its objects.
-    #[error("the API server cannot be asked: {0}")]
+    #[error("cannot list from the API server: {0}")]
     List(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The maps cannot be read.
-    #[error("the maps cannot be read: {0}")]
+    #[error("cannot read the maps: {0}")]
     Maps(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The agent is ending.
-    #[error("the agent is ending")]
+    #[error("the agent is shutting down")]
     Ending,
 }
 

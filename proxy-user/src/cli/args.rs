@@ -37,10 +37,10 @@ use crate::config::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
 use crate::host::selection::DevicePattern;
 use crate::programs::PacketHook;
 
-/// Sends traffic for Kubernetes Services to their endpoints, by eBPF instead of kube-proxy.
+/// Replaces kube-proxy: sends the traffic of Kubernetes Services to their endpoints with eBPF.
 ///
-/// `ballast run` is the agent, which runs on each node. The other commands read the BPF maps that it maintains, and
-/// also work while the agent is stopped.
+/// `ballast run` starts the agent, which runs on each node. The other commands read the BPF maps that the agent writes;
+/// they also work while the agent is stopped.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ballast", version, propagate_version = true, arg_required_else_help = true)]
 pub struct Args {
@@ -54,51 +54,51 @@ pub struct Args {
 pub enum Command {
     /// Run the agent: watch Services and EndpointSlices, and program the BPF maps.
     Run(Box<RunArgs>),
-    /// Show the state of agent, programs, maps and refused traffic. Exits with 1 when the agent does not answer or reports a problem.
+    /// Show the state of the agent, programs and maps, and the refused traffic. Exits with code 1 if the agent does not answer or reports a problem.
     Status(StatusArgs),
-    /// Check whether this node meets the requirements (--pre), and whether Ballast works on it. Exits with 1 when a check fails.
+    /// Check whether this node meets the requirements (--pre), and whether Ballast works on it. Exits with code 1 if a check fails.
     Check(Box<check::CheckArgs>),
-    /// List Services with their endpoints, show one, zero counters.
+    /// List Services with their endpoints, show one Service, or reset counters.
     #[command(visible_alias = "svc")]
     Service {
-        /// What of them.
+        /// The subcommand.
         #[command(subcommand)]
         command: ServiceCommand,
     },
     /// List the endpoints of Services, one per line.
     #[command(visible_aliases = ["endpoint", "ep"])]
     Backend {
-        /// What of them.
+        /// The subcommand.
         #[command(subcommand)]
         command: BackendCommand,
     },
-    /// List or delete connections in the flow table of the packet path. (Sockets are translated at connect, and not tracked.)
+    /// List or delete connections in the flow table of the packet path. Connections that are translated at the socket have no entry.
     Flow {
-        /// What of them.
+        /// The subcommand.
         #[command(subcommand)]
         command: FlowCommand,
     },
-    /// Show counters of Services: connections, packets, bytes, refusals; or their rates.
+    /// Show counters or rates of Services: connections, packets, bytes and refusals.
     Stats(inspect::StatsArgs),
-    /// Show the BPF maps: entries in use, size, contents.
+    /// Show the BPF maps: entries in use, sizes and contents.
     Map {
-        /// What of them.
+        /// The subcommand.
         #[command(subcommand)]
         command: MapCommand,
     },
-    /// Explain, rule by rule, what would happen to a connection. No packet is sent.
+    /// Explain, step by step, what the programs would do with a connection. Sends no packet.
     Explain(observe::ExplainArgs),
-    /// Show refusals, drops and new connections while they happen.
+    /// Show refusals, drops and new connections live.
     Monitor(observe::MonitorArgs),
-    /// Show Services, endpoints, drops and connections as they happen, on a terminal.
+    /// Show live rates of Services and endpoints, drops and connections on a terminal.
     Top(top::TopArgs),
     /// Show which version of each Service and its EndpointSlices is programmed into the maps, as JSON.
     Programmed(programmed::ProgrammedArgs),
-    /// Show the agent's settings, and where each comes from: flag, variable, file or default.
+    /// Show the agent's settings and the source of each: flag, environment variable, file or default.
     Config(inspect::ConfigArgs),
-    /// Write an archive with the information that a bug report needs, without secrets.
+    /// Collect the information for a bug report in an archive, without secrets.
     Sysdump(change::SysdumpArgs),
-    /// Print a shell script that completes commands, flags, Services and maps.
+    /// Print a shell script that completes commands, flags, and the names of Services and maps.
     Completion {
         /// The shell.
         shell: inspect::Shell,
@@ -110,11 +110,11 @@ pub enum Command {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
-    /// Migrate a live node from kube-proxy: remove its rules, and keep its connections until they end.
+    /// Migrate a live node from kube-proxy: remove the rules of kube-proxy, and keep its connections until they end.
     Takeover(takeover::TakeoverArgs),
-    /// Prepare a downgrade: make the maps of the previous version, and copy flows until its agent runs.
+    /// Prepare a downgrade: create the maps of the previous version, and copy flows into them until the agent of that version runs.
     Downgrade(downgrade::DowngradeArgs),
-    /// End connected UDP sockets in pods when their endpoint leaves, beside an agent that lacks the capabilities for it.
+    /// Close connected UDP sockets in pods after their endpoint was removed. Runs next to an agent without the capabilities for that.
     EndUdpSockets(end_udp_sockets::EndUdpSocketsArgs),
     /// Remove Ballast's programs, maps and pins from the kernel, and nothing else. Stop the agent first.
     Cleanup(CleanupArgs),
@@ -123,15 +123,20 @@ pub enum Command {
 /// The settings of the agent.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
-    /// A `KubeProxyConfiguration`, as kube-proxy reads it. Flags that kube-proxy has are ignored then, but those
-    /// for the log, --hostname-override and --master. When the file changes, the agent ends with an error, to be
-    /// started again.
-    #[arg(long, env = "BALLAST_CONFIG", value_name = "FILE", help_heading = "As kube-proxy")]
+    /// File with a `KubeProxyConfiguration`, the format of kube-proxy. With it, the agent ignores the flags that kube-proxy
+    /// also has, except the log flags, --hostname-override and --master. When the file changes, the agent exits with an
+    /// error, so that it is restarted.
+    #[arg(long, env = "BALLAST_CONFIG", value_name = "FILE", help_heading = "kube-proxy compatibility")]
     pub config: Option<PathBuf>,
     /// Write the effective settings as a `KubeProxyConfiguration` to this file, and exit.
-    #[arg(long, env = "BALLAST_WRITE_CONFIG_TO", value_name = "FILE", help_heading = "As kube-proxy")]
+    #[arg(
+        long,
+        env = "BALLAST_WRITE_CONFIG_TO",
+        value_name = "FILE",
+        help_heading = "kube-proxy compatibility"
+    )]
     pub write_config_to: Option<PathBuf>,
-    /// Do the work that needs full privileges, and exit: mount bpffs and cgroup2, set netfilter's sysctls.
+    /// Do only the work that needs full privileges (mount bpffs and cgroup2, set netfilter sysctls), and exit.
     #[arg(
         long,
         env = "BALLAST_INIT_ONLY",
@@ -139,17 +144,17 @@ pub struct RunArgs {
         require_equals = true,
         default_missing_value = "true",
         value_parser = FalseyValueParser::new(),
-        help_heading = "As kube-proxy"
+        help_heading = "kube-proxy compatibility"
     )]
     pub init_only: Option<bool>,
-    /// Do what `ballast cleanup` does, and end.
+    /// Do what `ballast cleanup` does, and exit.
     #[arg(
         long,
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "true",
         value_parser = FalseyValueParser::new(),
-        help_heading = "As kube-proxy"
+        help_heading = "kube-proxy compatibility"
     )]
     pub cleanup: Option<bool>,
     /// Flags of kube-proxy that Ballast does not have.
@@ -157,50 +162,51 @@ pub struct RunArgs {
     pub kube_proxy: kube_proxy::KubeProxyFlags,
 
     /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service account, then ~/.kube/config.
-    #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Where objects come from")]
+    #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Source of Services")]
     pub kubeconfig: Option<PathBuf>,
-    /// Addresses of the API servers, separated by commas, instead of the one that the credentials name. The first one that
-    /// answers is used, and the next ones when it fails.
+    /// Comma-separated URLs of the API servers, instead of the one in the kubeconfig. The agent uses the first one that
+    /// answers, and changes to the next one when it fails.
     #[arg(
         long,
         env = "BALLAST_MASTER",
         value_name = "URL",
         value_delimiter = ',',
-        help_heading = "Where objects come from"
+        help_heading = "Source of Services"
     )]
     pub master: Vec<String>,
-    /// Folder of YAML files with Services and EndpointSlices, watched for changes. No cluster is asked, unless
-    /// --kubeconfig or --master is given: then the folder's Services are served beside it, from the start on.
-    #[arg(long, env = "BALLAST_MANIFESTS", value_name = "DIR", help_heading = "Where objects come from")]
+    /// Folder of YAML files with Services and EndpointSlices; the agent watches it for changes. Without --kubeconfig and
+    /// --master the agent uses no API server. With one of them it serves the Services of both, and those of the folder
+    /// before the API server answers.
+    #[arg(long, env = "BALLAST_MANIFESTS", value_name = "DIR", help_heading = "Source of Services")]
     pub manifests: Option<PathBuf>,
 
-    /// Name of this node in the cluster. Default: the host's name.
-    #[arg(long, env = "BALLAST_HOSTNAME_OVERRIDE", value_name = "NAME", help_heading = "This node")]
+    /// Name of this node in the cluster. Default: the host name.
+    #[arg(long, env = "BALLAST_HOSTNAME_OVERRIDE", value_name = "NAME", help_heading = "Node")]
     pub hostname_override: Option<String>,
-    /// Root of the control groups whose sockets are served. Default: where cgroup2 is mounted.
-    #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR", help_heading = "This node")]
+    /// Root of the cgroups whose sockets are translated. Default: the mount point of cgroup2.
+    #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR", help_heading = "Node")]
     pub cgroup_root: Option<PathBuf>,
-    /// Where the BPF file system is mounted. Programs and maps are pinned below its folder `ballast`.
+    /// Mount point of the BPF file system. The agent pins programs and maps in its folder `ballast`.
     #[arg(
         long,
         env = "BALLAST_BPFFS",
         value_name = "DIR",
         default_value = "/sys/fs/bpf",
-        help_heading = "This node"
+        help_heading = "Node"
     )]
     pub bpffs: PathBuf,
-    /// The node's address, if it is not its internal one, or all (0.0.0.0, ::). Its family is the node's first one, and the default of the two addresses below. Default: 0.0.0.0.
-    #[arg(long, env = "BALLAST_BIND_ADDRESS", value_name = "IP", help_heading = "This node")]
+    /// Address of the node, if it is not the `InternalIP` of the Node; 0.0.0.0 or :: keep the `InternalIP`. Its family is the primary one of the node, and the family of the default health and metrics addresses. Default: 0.0.0.0.
+    #[arg(long, env = "BALLAST_BIND_ADDRESS", value_name = "IP", help_heading = "Node")]
     pub bind_address: Option<IpAddr>,
-    /// Devices whose packets are translated, as names with * and ?, separated by commas; !NAME leaves one out.
-    /// Default: all that carry traffic of pods or of the outside.
+    /// Devices to attach packet programs to: comma-separated names with * and ?; !NAME excludes a device.
+    /// Default: all devices that carry traffic of pods or of other machines.
     #[arg(
         long,
         env = "BALLAST_DEVICES",
         value_name = "GLOB",
         value_delimiter = ',',
         value_parser = value::device_pattern,
-        help_heading = "This node"
+        help_heading = "Node"
     )]
     pub devices: Vec<DevicePattern>,
     /// How programs are attached to devices. Only tests need it.
@@ -214,22 +220,22 @@ pub struct RunArgs {
     #[command(flatten)]
     pub network: network::NetworkArgs,
 
-    /// Where load balancers ask whether this node works (/healthz, /livez). Empty: nowhere.
+    /// Address of the health server (/healthz, /livez), which load balancers query. Empty: no health server.
     /// Default: 0.0.0.0:10256, or `[::]:10256` with an IPv6 --bind-address.
     #[arg(
         long,
         env = "BALLAST_HEALTHZ_BIND_ADDRESS",
         value_name = "ADDRESS",
-        help_heading = "Health, metrics, log"
+        help_heading = "Health, metrics, logs"
     )]
     pub healthz_bind_address: Option<Listen>,
-    /// Where /metrics, /proxyMode and /configz are answered. Empty: nowhere.
+    /// Address of the metrics server (/metrics, /proxyMode, /configz). Empty: no metrics server.
     /// Default: 127.0.0.1:10249, or `[::1]:10249` with an IPv6 --bind-address.
     #[arg(
         long,
         env = "BALLAST_METRICS_BIND_ADDRESS",
         value_name = "ADDRESS",
-        help_heading = "Health, metrics, log"
+        help_heading = "Health, metrics, logs"
     )]
     pub metrics_bind_address: Option<Listen>,
     /// The page.
@@ -238,18 +244,18 @@ pub struct RunArgs {
     /// Export of telemetry.
     #[command(flatten)]
     pub otlp: otlp::OtlpArgs,
-    /// How log lines are written. Default: text.
-    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, log")]
+    /// Format of log lines. Default: text.
+    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, logs")]
     pub log_format: Option<LogFormat>,
-    /// How much is logged: error, warn, info, debug, trace, or a klog number. `BALLAST_LOG` sets it for each
-    /// module, like `info,ballast::sync=trace`. Default: info.
+    /// Log level: error, warn, info, debug, trace, or a klog number. The variable `BALLAST_LOG` sets it for single
+    /// modules, like `info,ballast::sync=trace`. Default: info.
     #[arg(
         short = 'v',
         long,
         alias = "v",
         env = "BALLAST_LOG_LEVEL",
         value_name = "LEVEL",
-        help_heading = "Health, metrics, log"
+        help_heading = "Health, metrics, logs"
     )]
     pub log_level: Option<LogLevel>,
 
@@ -261,7 +267,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub timeouts: timeouts::TimeoutArgs,
 
-    /// Least time between two passes over the maps; changes in between are made together. Default: 0, at once.
+    /// Shortest time between two syncs of the maps; the agent applies the changes in between together. Default: 0 (no delay).
     #[arg(
         long,
         env = "BALLAST_MIN_SYNC_PERIOD",
@@ -270,7 +276,7 @@ pub struct RunArgs {
         help_heading = "Timing"
     )]
     pub min_sync_period: Option<Duration>,
-    /// How often the maps are compared in full with what they should be. /healthz fails when a change has waited for two such periods. Default: 30s.
+    /// How often the agent compares all maps with the desired state and repairs differences. /healthz fails when a change is not applied after two such periods. Default: 30s.
     #[arg(
         long,
         env = "BALLAST_SYNC_PERIOD",
@@ -280,8 +286,8 @@ pub struct RunArgs {
     )]
     pub sync_period: Option<Duration>,
 
-    /// How often all Services and EndpointSlices are listed once more and compared with what is programmed; a difference that
-    /// lasts is repaired and counted. 0: never.
+    /// How often the agent lists all Services and EndpointSlices again and compares them with what is programmed. It counts
+    /// and repairs differences that persist. 0: never.
     #[arg(
         long,
         env = "BALLAST_API_AUDIT_PERIOD",
@@ -292,7 +298,7 @@ pub struct RunArgs {
     )]
     pub api_audit_period: Duration,
 
-    /// For kube-proxy's sake: ebpf. Its own modes are taken too, with a line in the log, and mean ebpf.
-    #[arg(long, env = "BALLAST_PROXY_MODE", value_name = "MODE", help_heading = "As kube-proxy")]
+    /// Only for compatibility: ebpf. The modes of kube-proxy are accepted with a line in the log, and mean ebpf.
+    #[arg(long, env = "BALLAST_PROXY_MODE", value_name = "MODE", help_heading = "kube-proxy compatibility")]
     pub proxy_mode: Option<ProxyMode>,
 }

@@ -68,7 +68,7 @@ impl ConntrackExport {
         drop(standstill);
         self.said = format!("{adopted} connections of the packet path are moved to nf_conntrack\n");
         if let Some(first) = failures.first() {
-            let _ = writeln!(self.said, "{} do not: {first}", failures.len());
+            let _ = writeln!(self.said, "{} connections break: {first}", failures.len());
         }
         Ok(())
     }
@@ -81,7 +81,7 @@ impl ConntrackExport {
     fn note(&mut self, result: Result<(), HandoverError>) {
         if let Err(error) = result {
             self.standstill = None;
-            self.said = format!("connections of the packet path are not handed over: {error}\n");
+            self.said = format!("cannot export connections of the packet path to conntrack: {error}\n");
         }
     }
 }

@@ -114,7 +114,10 @@ pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError>
         let Some(event) = listener.next_event() else {
             if lost != listener.lost() {
                 lost = listener.lost();
-                writeln!(io::stderr(), "{lost} events could not be shown so far: --sample takes fewer")?;
+                writeln!(
+                    io::stderr(),
+                    "{lost} events were lost so far; a larger --sample shows fewer new flows"
+                )?;
             }
             out.flush()?;
             std::thread::sleep(LOOK);

@@ -24,7 +24,7 @@ impl Origin {
 
 const DEFAULT: &str = "default";
 /// What stands for a secret.
-const LEFT_OUT: &str = "(left out)";
+const LEFT_OUT: &str = "(redacted)";
 
 /// The settings of the command whose arguments these are, in the order of its help.
 pub fn of(command: &Command, matches: &ArgMatches) -> Vec<Origin> {
@@ -96,7 +96,7 @@ mod tests {
         let settings = settings(&["--max-flows", "4096", "--master", "https://me:word@10.0.0.1:6443/x"]);
         let of = |name: &str| settings.iter().find(|one| one.name == name).unwrap();
         assert_eq!((&*of("max-flows").value, &*of("max-flows").from), ("4096", "flag"));
-        assert_eq!(of("master").value, "https://(left out)@10.0.0.1:6443/x");
+        assert_eq!(of("master").value, "https://(redacted)@10.0.0.1:6443/x");
         assert_eq!((&*of("bpffs").value, of("bpffs").is_default()), ("/sys/fs/bpf", true));
     }
 

@@ -8,11 +8,11 @@ use crate::config::run::METRICS_PORT;
 #[derive(Debug, thiserror::Error)]
 pub enum ProgrammedError {
     /// The agent serves no metrics, which is where it would be asked.
-    #[error("the agent was not asked: its metrics server is switched off")]
+    #[error("the agent's metrics server is switched off: set --metrics-bind-address")]
     NotAsked,
     /// It does not answer.
     #[error(
-        "the agent does not answer on {address}: {source}; what is programmed only it knows, `ballast service list` reads the maps without it"
+        "the agent does not answer at {address}: {source}; only the agent knows the programmed versions (`ballast service list` reads the maps without the agent)"
     )]
     Silent {
         /// Where it was asked.
@@ -24,7 +24,7 @@ pub enum ProgrammedError {
     #[error("{0}")]
     Refused(String),
     /// The name is not one.
-    #[error("{0:?} names no Service: give NAMESPACE/NAME, like default/redis")]
+    #[error("{0:?} is not the name of a Service: give NAMESPACE/NAME, like default/redis")]
     Name(String),
 }
 
@@ -43,7 +43,7 @@ pub fn run(args: &ProgrammedArgs) -> Result<String, ProgrammedError> {
         let told: Option<String> = serde_json::from_str::<serde_json::Value>(&body)
             .ok()
             .and_then(|body| body.get("error")?.as_str().map(str::to_owned));
-        let unknown = || format!("the agent answers {status} to {path}: is it older than this program?");
+        let unknown = || format!("the agent answers {status} to {path}: it may be older than this program");
         return Err(ProgrammedError::Refused(told.unwrap_or_else(unknown)));
     }
     body.push('\n');

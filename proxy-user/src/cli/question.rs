@@ -17,16 +17,18 @@ use crate::model::net::Protocol;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuestionError {
     /// Not a client.
-    #[error("expected an IP address, or host, or pod")]
+    #[error("expected an IP address, host or pod")]
     Client,
     /// Not an address and port.
     #[error("expected ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, like 10.96.0.10:80 or [fd00::1]:53/udp")]
     Destination,
     /// Not a reason.
-    #[error("expected a name of docs/reasons.md: {}{}", reasons(), did_you_mean(.0))]
+    #[error("expected the name of a reason: {}{}", reasons(), did_you_mean(.0))]
     Reason(Vec<String>),
     /// Not one end of a connection.
-    #[error("expected an address or a range, either with a port, like 10.0.0.7, 10.0.0.0/24 or [fd00::7]:80")]
+    #[error(
+        "expected an address or a range, with or without a port, like 10.0.0.7, 10.0.0.0/24 or [fd00::7]:80"
+    )]
     Peer,
     /// Not a protocol.
     #[error("expected tcp, udp or sctp")]

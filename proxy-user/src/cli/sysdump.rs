@@ -21,7 +21,7 @@ use super::args::change::SysdumpArgs;
 #[derive(Debug, thiserror::Error)]
 pub enum SysdumpError {
     /// The file cannot be made.
-    #[error("{} cannot be written: {source}; name another file, or - for standard output", path.display())]
+    #[error("cannot write {}: {source}; give another file, or - for standard output", path.display())]
     File {
         /// The file.
         path: PathBuf,
@@ -29,7 +29,7 @@ pub enum SysdumpError {
         source: io::Error,
     },
     /// The archive goes to a terminal.
-    #[error("an archive is not for a terminal: name a file, or send standard output into one")]
+    #[error("standard output is a terminal: give a file name, or redirect standard output")]
     Terminal,
 }
 
@@ -53,7 +53,7 @@ impl<W: Write> Archive<W> {
             Ok(content) => {
                 // What is no text is nothing that anybody reads here.
                 let Ok(text) = String::from_utf8(content) else {
-                    self.fail(&name, "it is no text");
+                    self.fail(&name, "not valid text");
                     return Ok(());
                 };
                 self.write(&name, secrets::left_out(&text).as_bytes())
@@ -117,7 +117,7 @@ pub fn run(
     let missing = if failures.is_empty() {
         String::new()
     } else {
-        format!("; {} could not be made, failures.txt says why", failures.lines().count())
+        format!("; {} parts failed, see failures.txt", failures.lines().count())
     };
     Ok(format!("{}: {files} files{missing}\n", path.display()))
 }

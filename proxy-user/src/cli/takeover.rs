@@ -43,26 +43,24 @@ pub enum TakeoverError {
     },
     /// Rules that would come back.
     #[error(
-        "kube-proxy still runs here (process {0}) and would write its rules again; stop it first, for example with \
+        "kube-proxy is still running on this node (process {0}), and would write its rules again; stop it first, for example with \
          `kubectl -n kube-system delete daemonset kube-proxy`"
     )]
     StillRuns(u32),
     /// No proxy would serve.
-    #[error(
-        "Ballast does not serve on this node yet ({0}): start `ballast run`, and look at `ballast status`"
-    )]
+    #[error("Ballast is not ready on this node ({0}): start `ballast run`, and check `ballast status`")]
     NotServing(String),
     /// IPVS translates by itself.
     #[error(
-        "kube-proxy's ipvs mode was used here: connections through IPVS end with it; with that said, run \
-         `kube-proxy --cleanup` instead"
+        "this node has IPVS services of kube-proxy: remove them with `kube-proxy --cleanup`, which breaks their open \
+         connections"
     )]
     Ipvs,
     /// nftables does not show them, and only `iptables-legacy` can take them away.
     #[error(
-        "kube-proxy's rules were made by iptables-legacy ({0}): new connections are Ballast's already; run `kube-proxy \
-         --cleanup` where iptables is iptables-legacy, in kube-proxy's own container, instead: connections that \
-         kube-proxy began may end with them"
+        "kube-proxy wrote its rules with iptables-legacy ({0}), which `ballast takeover` cannot remove: run `kube-proxy \
+         --cleanup` in kube-proxy's own container. New connections already use Ballast; open connections of \
+         kube-proxy may break"
     )]
     Legacy(KubeProxyRules),
     /// The maps cannot be read.
@@ -76,9 +74,9 @@ fn netfilter(what: &'static str) -> impl FnOnce(io::Error) -> TakeoverError {
 
 /// Takes over as far as that goes now; returns what was done, in words.
 pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
-    let found = KubeProxyRules::look().map_err(netfilter("read the rules of netfilter"))?;
+    let found = KubeProxyRules::look().map_err(netfilter("read the netfilter rules"))?;
     if !found.may_have_connections() {
-        return Ok("no rules of kube-proxy are here\n".to_owned());
+        return Ok("this node has no kube-proxy rules\n".to_owned());
     }
     let mut text = String::new();
     if found.has_rules() {
@@ -101,7 +99,7 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
             let _ = writeln!(text, "{verb} {line}");
         }
         for line in removal.left {
-            let _ = writeln!(text, "left {line}: rules of others lead there");
+            let _ = writeln!(text, "kept {line}: other rules refer to it");
         }
     }
     if args.dry_run {
@@ -120,7 +118,7 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
     }
     if left == 0 || args.now {
         rules::finish().map_err(netfilter("remove the last table"))?;
-        text.push_str("done: nothing of kube-proxy is left\n");
+        text.push_str("done: all kube-proxy rules are removed\n");
     } else {
         let _ = writeln!(
             text,
@@ -147,7 +145,7 @@ fn is_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
     match answer(args.agent.metrics_bind_address) {
         AgentState::Answered { status: 200, .. } | AgentState::NotAsked => {}
         AgentState::Answered { address, status } => {
-            return Err(TakeoverError::NotServing(format!("{address} answers with {status}")));
+            return Err(TakeoverError::NotServing(format!("{address} answers with HTTP {status}")));
         }
         AgentState::Silent { address, reason } => {
             return Err(TakeoverError::NotServing(format!("{address}: {reason}")));
@@ -177,7 +175,7 @@ fn old_connections(bpffs: &Path) -> Result<usize, TakeoverError> {
     let frontends = View::open(bpffs)?.services()?;
     let tcp = frontends.iter().filter(|row| row.protocol == Transport(PROTO_TCP));
     let destination: BTreeSet<(IpAddr, u16)> = tcp.map(|row| (row.address, row.port)).collect();
-    let translated = connections::translated().map_err(netfilter("read netfilter's connections"))?;
+    let translated = connections::translated().map_err(netfilter("read the conntrack table"))?;
     Ok(translated.iter().filter(|to| is_services(to, &destination)).count())
 }
 

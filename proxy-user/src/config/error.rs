@@ -29,24 +29,24 @@ pub enum ConfigError {
     /// The two servers cannot share one address.
     #[error(
         "healthzBindAddress and metricsBindAddress (--healthz-bind-address, --metrics-bind-address) are both {0}: give them different ports, or switch \
-         one off with an empty value"
+         off one of them with an empty value"
     )]
     SameAddress(SocketAddr),
     /// The page has no server.
     #[error(
         "--page needs the metrics server, which metricsBindAddress (--metrics-bind-address) switches off: give it an address, or \
-         leave --page out"
+         remove --page"
     )]
     PageWithoutServer,
     /// Not the URL of a collector.
     #[error(
-        "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) {0:?} is not the URL of an OpenTelemetry collector: write it as \
-         http://HOST:4318, or leave it out to export nothing"
+        "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) {0:?} is not the URL of an OpenTelemetry collector: write it like \
+         http://HOST:4318, or remove it to export nothing"
     )]
     OtlpEndpoint(String),
     /// A URL with a name and a password, which is not told again.
     #[error(
-        "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) has credentials in front of the host: put them into \
+        "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) contains credentials: put them into \
          OTEL_EXPORTER_OTLP_HEADERS, like authorization=Basic%20..."
     )]
     OtlpCredentials,
@@ -54,16 +54,16 @@ pub enum ConfigError {
     #[error("OTEL_EXPORTER_OTLP_TIMEOUT {0:?} is not a number of milliseconds, like 10000")]
     OtlpTimeout(String),
     /// Not a list of pairs. Its value may be a secret.
-    #[error("{variable} is not a list of KEY=VALUE, separated by commas, with values in percent-encoding")]
+    #[error("{variable} is not a comma-separated list of KEY=VALUE with percent-encoded values")]
     OtlpPairs {
         /// The variable.
         variable: &'static str,
     },
     /// Only patterns that leave devices out.
-    #[error("--devices {0} only leaves devices out: put a * in front, like *,{0}")]
+    #[error("--devices {0} only excludes devices: put a * in front, like *,{0}")]
     OnlyExcludes(Selection),
     /// Both cannot be.
-    #[error("--uplinks and --local-devices both name {0}: take it out of one of them")]
+    #[error("--uplinks and --local-devices both contain {0}: remove it from one of them")]
     BothSides(String),
     /// A way to know pods that lacks what it goes by.
     #[error("--detect-local-mode {mode} needs {flag}")]
@@ -75,11 +75,11 @@ pub enum ConfigError {
     },
     /// Not a usable node name.
     #[error(
-        "--hostname-override {0:?} is not a node name: give lower-case letters, digits, - and ., at most 253"
+        "--hostname-override {0:?} is not a node name: use lower-case letters, digits, - and ., at most 253 characters"
     )]
     NodeName(String),
     /// The host does not tell its name.
-    #[error("the host's name cannot be read from {path}: {source}; give --hostname-override")]
+    #[error("cannot read the host name from {path}: {source}; give --hostname-override")]
     HostName {
         /// Where it was looked for.
         path: &'static str,

@@ -182,7 +182,7 @@ mod tests {
         assert!(settings("--uplinks tun*,eth1 --local-devices tap*,tun0").is_ok());
         let error = settings("--uplinks tun*,eth1 --local-devices tap*,tun*").unwrap_err();
         assert!(error.contains("--uplinks") && error.contains("--local-devices") && error.contains("tun*"));
-        assert!(settings("--local-devices !eth0").unwrap_err().contains("local device"));
+        assert!(settings("--local-devices !eth0").unwrap_err().contains("expected an interface name"));
     }
 
     #[rstest]

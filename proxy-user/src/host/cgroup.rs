@@ -13,15 +13,15 @@ const HIERARCHY_ROOT: u64 = 1;
 #[non_exhaustive]
 pub enum CgroupError {
     /// The list of mounts could not be read.
-    #[error("cannot read /proc/self/mountinfo: {0}; name the cgroup2 directory with --cgroup-root")]
+    #[error("cannot read /proc/self/mountinfo: {0}; give the cgroup2 directory with --cgroup-root")]
     Mounts(#[source] io::Error),
     /// No mount is a cgroup2.
     #[error(
-        "no cgroup2 is mounted; run `mount -t cgroup2 cgroup2 /sys/fs/cgroup` (or mount the host's into the container) and name it with --cgroup-root"
+        "no cgroup2 is mounted; run `mount -t cgroup2 cgroup2 /sys/fs/cgroup` (or mount the host's cgroup2 into the container) and give its path with --cgroup-root"
     )]
     NotMounted,
     /// It could not be mounted.
-    #[error("cannot mount cgroup2 at {}: {source}; name another place with --cgroup-root", path.display())]
+    #[error("cannot mount cgroup2 at {}: {source}; give another mount point with --cgroup-root", path.display())]
     Mount {
         /// The directory.
         path: PathBuf,
@@ -29,7 +29,7 @@ pub enum CgroupError {
         source: io::Error,
     },
     /// The directory cannot be read.
-    #[error("cannot use {}: {source}; name the cgroup2 directory with --cgroup-root", path.display())]
+    #[error("cannot use {}: {source}; give the cgroup2 directory with --cgroup-root", path.display())]
     Unreadable {
         /// The directory.
         path: PathBuf,

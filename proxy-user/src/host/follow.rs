@@ -63,7 +63,7 @@ impl Follower {
     pub async fn run(mut self, events: Sender<Event>) {
         while !events.is_closed() {
             if let Err(error) = self.follow(&events).await {
-                tracing::warn!(%error, "cannot follow devices, addresses and routes of this machine; trying again");
+                tracing::warn!(%error, "cannot watch devices, addresses and routes of this machine; retrying");
             }
             sleep(RETRY).await;
         }

@@ -80,7 +80,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
                 Ok(false) => self.period,
                 Ok(true) => RETRY,
                 Err(error) => {
-                    tracing::warn!(%error, "a pass over the network devices was interrupted; trying again");
+                    tracing::warn!(%error, "attaching to network devices was interrupted; retrying");
                     RETRY
                 }
             };
@@ -135,7 +135,7 @@ fn reconcile<H: DeviceHooks>(
                 tracing::info!(device = device.name, "packet programs attached again");
             }
             (Some(problem), known) if known.and_then(|k| k.problem.as_ref()) != Some(problem) => {
-                tracing::warn!(device = device.name, problem, "no packet programs on this device");
+                tracing::warn!(device = device.name, problem, "cannot attach packet programs to this device");
             }
             _ => {}
         }

@@ -10,7 +10,7 @@ use crate::model::DeviceKind;
 
 /// What is no pattern of device names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a device pattern is an interface name of at most 15 characters, in which * and ? stand for others")]
+#[error("expected an interface name of at most 15 characters, with * and ? as wildcards")]
 pub struct BadPattern;
 
 /// A device name in which `*` stands for any text and `?` for one character.

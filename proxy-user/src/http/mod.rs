@@ -55,8 +55,8 @@ const METRICS: (&str, &str) = ("metrics", "FailedToStartMetricServer");
 /// A server that cannot listen, where that is asked to be the end.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the {server} server cannot listen on {address}: {source}; free the address, give another one, or leave \
-     bindAddressHardFail out"
+    "the {server} server cannot listen on {address}: {source}; free the address, use another one, or remove \
+     bindAddressHardFail"
 )]
 pub struct ListenError {
     /// `health` or `metrics`.
@@ -148,7 +148,7 @@ async fn listen(
                 tracing::info!(server, %address, "listening");
                 told = false;
                 if let Err(error) = axum::serve(listener, router.clone()).await {
-                    tracing::warn!(server, %address, %error, "the server stopped; it is started again");
+                    tracing::warn!(server, %address, %error, "the server stopped; restarting it");
                 }
             }
             Err(source) if hard_fail => {
@@ -161,7 +161,7 @@ async fn listen(
                 // A queue that is full loses it; the log has it.
                 let note = format!("cannot listen on {address}: {error}");
                 let _ = notices.try_send(Notice::no_server(reason, note));
-                tracing::warn!(server, %address, %error, "cannot listen; trying again every 5 s");
+                tracing::warn!(server, %address, %error, "cannot listen; retrying every 5 s");
             }
             Err(_) => {}
         }
@@ -194,8 +194,8 @@ async fn readyz(extract::State(state): extract::State<State>) -> Response {
     };
     let reason = match (synced, complete) {
         (_, true) => return text(StatusCode::OK, "ok".to_owned()),
-        (true, false) => format!("{failing} Service ports could not be programmed yet; /problems names them"),
-        (false, false) => "the first sync is not done".to_owned(),
+        (true, false) => format!("{failing} Service ports are not programmed yet; see /problems"),
+        (false, false) => "the first sync is not complete".to_owned(),
     };
     text(StatusCode::SERVICE_UNAVAILABLE, reason)
 }

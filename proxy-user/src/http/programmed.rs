@@ -76,13 +76,13 @@ pub(super) async fn named(
         return json(200, &one(&name, &known, &problems));
     }
     if !synced {
-        let error = format!("the first sync of {} is not done", state.node_name);
+        let error = format!("the first sync of {} is not complete", state.node_name);
         return json(503, &ErrorBody { error });
     }
     let known: Vec<_> = state.programmed.all().into_iter().map(|(name, _)| name.to_string()).collect();
     let meant = did_you_mean(&nearest(&name.to_string(), known.iter().map(String::as_str)));
     let error = format!(
-        "no Service {name} is programmed on {}: headless ones and those of another proxy never are{meant}",
+        "Service {name} is not programmed on {}; Ballast does not program headless Services and Services of another proxy{meant}",
         state.node_name
     );
     json(404, &ErrorBody { error })

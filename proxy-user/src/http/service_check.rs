@@ -90,10 +90,10 @@ async fn run(address: SocketAddr, asked: Asked) {
     loop {
         match open(address) {
             Ok(listener) => {
-                tracing::debug!(service = %asked.service, %address, "health checks are answered");
+                tracing::debug!(service = %asked.service, %address, "health check server started");
                 failures = 0;
                 if let Err(error) = axum::serve(listener, router.clone()).await {
-                    tracing::warn!(service = %asked.service, %address, %error, "health checks stopped; starting again");
+                    tracing::warn!(service = %asked.service, %address, %error, "health check server stopped; restarting it");
                 }
             }
             Err(error) => {
@@ -101,7 +101,7 @@ async fn run(address: SocketAddr, asked: Asked) {
                 if failures == 2 {
                     tracing::warn!(
                         service = %asked.service, %address, %error,
-                        "cannot listen at the healthCheckNodePort; trying again every 5 s"
+                        "cannot listen on the healthCheckNodePort; retrying every 5 s"
                     );
                     // In kube-proxy's words. A queue that is full loses it; the log has it.
                     let note = format!(

@@ -117,7 +117,7 @@ async fn an_agent_is_ready_after_its_first_sync() {
     let short = Status { synced: true, failing: 16, ..Status::default() };
     let (code, _, body) = fetch(start(health_router(state(short))).await, "/readyz").await;
     assert_eq!(code, 503, "a sync that failed is not done");
-    assert_eq!(body, "16 Service ports could not be programmed yet; /problems names them");
+    assert_eq!(body, "16 Service ports are not programmed yet; see /problems");
     let synced = start(health_router(state(unwell()))).await;
     assert_eq!(fetch(synced, "/readyz").await.0, 200, "a change that waits is not a matter of rollouts");
 }
@@ -230,7 +230,7 @@ async fn what_is_programmed_is_told_with_its_edition() {
 async fn before_the_first_sync_nothing_is_programmed() {
     let address = start(metrics_router(state(Status::default()))).await;
     let (code, _, body) = fetch(address, "/programmed/default/web").await;
-    assert_eq!((code, &*body), (503, r#"{"error":"the first sync of node-a is not done"}"#));
+    assert_eq!((code, &*body), (503, r#"{"error":"the first sync of node-a is not complete"}"#));
     let (code, _, body) = fetch(address, "/programmed").await;
     assert_eq!((code, &*body), (200, r#"{"node":"node-a","synced":false,"services":[]}"#));
 }

@@ -71,7 +71,8 @@ impl Cluster {
             None => Config::from_kubeconfig(&options).await.map_err(kubeconfig)?,
         };
         let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).map_err(KubectlError::api("make a client"))?;
+        let client =
+            Client::try_from(config).map_err(KubectlError::api("create a client for the API server"))?;
         Ok(Self { client, namespace, args: args.clone() })
     }
 

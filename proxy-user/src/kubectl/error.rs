@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 #[derive(Debug, thiserror::Error)]
 pub enum KubectlError {
     /// There is no way to the API server.
-    #[error("no kubeconfig can be used: {0}; --kubeconfig names a file, --context one of its contexts")]
+    #[error("cannot use the kubeconfig: {0}; give a file with --kubeconfig, or a context with --context")]
     Kubeconfig(#[source] Box<kube::config::KubeconfigError>),
     /// The API server does not do what it was asked.
     #[error("cannot {what}: {source}")]
@@ -18,14 +18,14 @@ pub enum KubectlError {
     },
     /// No agent can be asked.
     #[error(
-        "no agent's pod runs (labels {labels}): is Ballast installed by its chart or manifests? --agents-namespace says where to look"
+        "no running pod of an agent found (labels {labels}): check that Ballast is installed with its chart or manifests, or give its namespace with --agents-namespace"
     )]
     NoAgents {
         /// What was looked for.
         labels: &'static str,
     },
     /// A node has no agent.
-    #[error("no agent runs on a node {node}{meant}")]
+    #[error("no agent runs on node {node}{meant}")]
     NoNode {
         /// The node that was named.
         node: String,
@@ -44,10 +44,10 @@ pub enum KubectlError {
         message: String,
     },
     /// The answer cannot be written as JSON.
-    #[error("the answer cannot be written as JSON: {0}")]
+    #[error("cannot write the output as JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// The address of the page is not free.
-    #[error("cannot listen on {address}: {source}; --port takes another port, or 0 for any that is free")]
+    #[error("cannot listen on {address}: {source}; give another port with --port, or 0 for any free port")]
     Listen {
         /// The address.
         address: SocketAddr,

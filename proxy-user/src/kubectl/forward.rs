@@ -81,7 +81,7 @@ impl Told {
         while let Some(part) = self.next().await {
             bytes.extend_from_slice(part?.as_ref());
             if bytes.len() > MOST {
-                return Err(format!("its answer is longer than {MOST} bytes"));
+                return Err(format!("the answer is longer than {MOST} bytes"));
             }
         }
         Ok(String::from_utf8_lossy(&bytes).into_owned())

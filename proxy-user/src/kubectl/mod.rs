@@ -80,7 +80,7 @@ async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<S
     let (mut text, mut well) = (String::new(), true);
     for (node, answer) in answers {
         // A String takes all that is written to it.
-        let _ = writeln!(text, "{} on node {node}, dialling {destination}", client.told);
+        let _ = writeln!(text, "{} on node {node} connects to {destination}", client.told);
         let (told, is_well) = match answer {
             Ok(Answer { stdout, is_well: true, .. }) => (stdout, true),
             Ok(Answer { stderr, .. }) => (stderr, false),
@@ -96,7 +96,7 @@ async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<S
 fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<Answer, String>)>) -> PerNode<T> {
     let decode = |answer: Answer| {
         serde_json::from_str(&answer.stdout).map_err(|error| match answer.stderr.trim() {
-            "" => format!("its answer is not understood: {error}"),
+            "" => format!("cannot parse the answer: {error}"),
             told => told.to_owned(),
         })
     };

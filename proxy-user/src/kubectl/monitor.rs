@@ -52,7 +52,7 @@ async fn follow(
     let told = async {
         let mut process = cluster.exec(&agent, &arguments, Stdin::Open).await?;
         let status = process.take_status();
-        let stdout = process.stdout().ok_or("it has no output")?;
+        let stdout = process.stdout().ok_or("the process has no standard output")?;
         let mut read = BufReader::new(stdout).lines();
         while let Some(line) = read.next_line().await.map_err(|error| error.to_string())? {
             if lines.send((agent.node.clone(), Ok(line))).await.is_err() {

@@ -69,8 +69,7 @@ pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, Kube
 pub(super) fn of_pod(namespace: &str, name: &str, pod: Pod) -> Result<Client, KubectlError> {
     let spec = pod.spec.unwrap_or_default();
     let Some(node) = spec.node_name else {
-        let error =
-            format!("pod {namespace}/{name} is on no node yet: nothing can be said of its connections");
+        let error = format!("pod {namespace}/{name} is not scheduled to a node yet");
         return Err(KubectlError::Name(error));
     };
     let is = if spec.host_network == Some(true) { "host" } else { "pod" };
@@ -110,7 +109,7 @@ fn missing(kind: &str, namespace: &str, name: &str, known: &[String]) -> Kubectl
 pub(super) fn address(service: &Service, port: Option<&str>) -> Result<String, String> {
     let spec = service.spec.clone().unwrap_or_default();
     let ip = spec.cluster_ip.filter(|ip| !ip.is_empty() && ip != "None");
-    let ip = ip.ok_or("it has no cluster address: its clients dial endpoints themselves")?;
+    let ip = ip.ok_or("the Service is headless: clients connect directly to its endpoints")?;
     let all = spec.ports.unwrap_or_default();
     let protocol =
         |of: &k8s_openapi::api::core::v1::ServicePort| of.protocol.as_deref().unwrap_or("TCP").to_lowercase();
@@ -130,7 +129,7 @@ pub(super) fn address(service: &Service, port: Option<&str>) -> Result<String, S
             let name = one.name.as_deref().map(|name| format!(" ({name})")).unwrap_or_default();
             format!("{}/{}{name}", one.port, protocol(one))
         });
-        return Err(format!("name one of its ports: {}", ports.collect::<Vec<_>>().join(", ")));
+        return Err(format!("give one of its ports: {}", ports.collect::<Vec<_>>().join(", ")));
     };
     let host = if ip.contains(':') { format!("[{ip}]") } else { ip };
     Ok(format!("{host}:{}/{}", one.port, protocol(one)))

@@ -93,7 +93,7 @@ fn row(key: &Key, by_node: &BTreeMap<&str, &Frontend>, answered: &[&str]) -> Opt
     // Of the same number, what the first node has.
     let most = by_node.values().rev().max_by_key(|frontend| votes(frontend))?;
     let how = |node: &&str| match by_node.get(node) {
-        None => Some("does not have it".to_owned()),
+        None => Some("not programmed".to_owned()),
         Some(frontend) if like(frontend, most) => None,
         Some(frontend) => Some(difference(frontend, most)),
     };
@@ -114,7 +114,7 @@ fn difference(one: &Frontend, most: &Frontend) -> String {
     let told = |word: &str, endpoints: Vec<&SocketAddr>| {
         (!endpoints.is_empty()).then(|| format!("{word} {}", cell(endpoints)))
     };
-    let lacks = told("lacks", most.endpoints.difference(&one.endpoints).collect());
+    let lacks = told("does not have", most.endpoints.difference(&one.endpoints).collect());
     let has = told("also has", one.endpoints.difference(&most.endpoints).collect());
     let verdict = (one.verdict != most.verdict).then(|| format!("{}s clients", one.verdict));
     [lacks, has, verdict].into_iter().flatten().collect::<Vec<_>>().join("; ")
@@ -145,7 +145,7 @@ pub(super) fn text(merged: &Merged) -> String {
             endpoints,
         ]);
     }
-    let mut text = table.render("no Service is programmed");
+    let mut text = table.render("No Services are programmed.");
     for row in &merged.frontends {
         for (node, how) in &row.differs {
             // A String takes all that is written to it.

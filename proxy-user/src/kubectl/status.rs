@@ -76,7 +76,7 @@ pub(super) fn text(nodes: &PerNode<Node>) -> String {
         let lead = [name.clone(), if ok { "yes" } else { "no" }.to_owned(), agent.to_owned()];
         table.row(lead.into_iter().chain(counts).chain([found.len().to_string()]));
     }
-    let mut text = table.render("no node");
+    let mut text = table.render("No nodes.");
     for (problem, on) in problems {
         let place =
             if on.len() == nodes.len() && on.len() > 1 { "all nodes".to_owned() } else { on.join(", ") };

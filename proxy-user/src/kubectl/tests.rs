@@ -78,7 +78,7 @@ fn status(node: &str, arguments: &[String]) -> (String, String, bool) {
     let problems: &[&str] = match node {
         "a" => &["the map flows is nearly full"],
         "b" => &["the map flows is nearly full", "the agent does not answer"],
-        _ => return (String::new(), "ballast: no Ballast on the bpffs /sys/fs/bpf\n".to_owned(), false),
+        _ => return (String::new(), "ballast: no Ballast maps on the bpffs /sys/fs/bpf\n".to_owned(), false),
     };
     let state = if node == "a" { "ok" } else { "down" };
     let counts = json!({ "ports": 4, "frontends": 6, "unmanaged": 0, "backends": 9, "flows": 12 });
@@ -97,7 +97,7 @@ fn the_status_of_all_nodes_and_of_one() {
     assert_eq!(told["nodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
     assert_eq!(told["nodes"]["a"]["problems"], json!(["the map flows is nearly full"]));
     let (text, well) = asked(status, &[], &["status", "--node", "a,x"]);
-    assert_eq!((&*text, well), ("no agent runs on a node x\n", false));
+    assert_eq!((&*text, well), ("no agent runs on node x\n", false));
 }
 
 fn list(node: &str, arguments: &[String]) -> (String, String, bool) {
@@ -177,7 +177,7 @@ fn names_are_resolved_and_the_clients_node_is_asked() {
     assert_eq!(
         explain("pod/client", "svc/web:http"),
         (
-            "pod shop/client on node b, dialling 10.96.0.7:80/tcp\nasked b: explain pod 10.96.0.7:80/tcp\n"
+            "pod shop/client on node b connects to 10.96.0.7:80/tcp\nasked b: explain pod 10.96.0.7:80/tcp\n"
                 .to_owned(),
             true
         )
@@ -185,12 +185,15 @@ fn names_are_resolved_and_the_clients_node_is_asked() {
     let (text, _) = explain("node/c", "svc/shop/web:53");
     assert_eq!(
         text,
-        "a process of node c on node c, dialling 10.96.0.7:53/udp\nasked c: explain host 10.96.0.7:53/udp\n"
+        "a process of node c on node c connects to 10.96.0.7:53/udp\nasked c: explain host 10.96.0.7:53/udp\n"
     );
     let (text, well) = explain("pod/client", "svc/wbe:80");
     assert_eq!((&*text, well), ("there is no Service shop/wbe; did you mean web?\n", false));
     let (text, _) = asked(says, &objects(), &["explain", "192.0.2.1", "10.96.0.7:80", "--node", "a"]);
-    assert_eq!(text, "192.0.2.1 on node a, dialling 10.96.0.7:80\nasked a: explain 192.0.2.1 10.96.0.7:80\n");
+    assert_eq!(
+        text,
+        "192.0.2.1 on node a connects to 10.96.0.7:80\nasked a: explain 192.0.2.1 10.96.0.7:80\n"
+    );
 }
 
 fn programmed(node: &str, arguments: &[String]) -> (String, String, bool) {
@@ -221,20 +224,20 @@ fn a_wait_ends_when_each_node_serves_it_and_names_those_that_lag() {
     assert!(!well);
     assert_eq!(
         text,
-        "timed out after 1s: 2 of 3 nodes do not serve service/web as the API server has it\n\
-         b: serves resourceVersion 98 of EndpointSlice web-1, not 101\n\
+        "timed out after 1s: 2 of 3 nodes have not programmed the current version of service/web\n\
+         b: has resourceVersion 98 of EndpointSlice web-1, not 101\n\
          c: no Service shop/web is programmed on c\n"
     );
     let (text, well) = asked(programmed, &objects(), &["wait", "deployment/web", "--programmed"]);
-    assert!(!well && text.contains("\"deployment/web\" is no Service"), "{text}");
+    assert!(!well && text.contains("\"deployment/web\" is not a Service"), "{text}");
 }
 
 #[rstest]
 #[case("90", "101", true, None)]
 #[case("91", "200", true, None)]
-#[case("89", "101", true, Some("serves resourceVersion 89 of the Service, not 90"))]
-#[case("9", "101", true, Some("serves resourceVersion 9 of the Service, not 90"))]
-#[case("90", "101", false, Some("cannot program the newest plan: no room"))]
+#[case("89", "101", true, Some("has resourceVersion 89 of the Service, not 90"))]
+#[case("9", "101", true, Some("has resourceVersion 9 of the Service, not 90"))]
+#[case("90", "101", false, Some("cannot program the current version: no room"))]
 fn editions_are_compared_as_numbers(
     #[case] service: &str,
     #[case] slice: &str,
@@ -298,8 +301,8 @@ fn parse<T: DeserializeOwned>(value: Value) -> T {
 #[case(Some("80"), Ok("10.96.0.7:80/tcp"))]
 #[case(Some("dns"), Ok("10.96.0.7:53/udp"))]
 #[case(None, Ok("10.96.0.7:80/tcp"))]
-#[case(Some("81"), Err("name one of its ports: 80/tcp (http), 53/udp (dns)"))]
-#[case(Some("53/tcp"), Err("name one of its ports: 80/tcp (http), 53/udp (dns)"))]
+#[case(Some("81"), Err("give one of its ports: 80/tcp (http), 53/udp (dns)"))]
+#[case(Some("53/tcp"), Err("give one of its ports: 80/tcp (http), 53/udp (dns)"))]
 fn a_port_is_found(#[case] port: Option<&str>, #[case] expected: Result<&str, &str>) {
     let service: Service = parse(web());
     assert_eq!(names::address(&service, port).as_deref().map_err(|error| &**error), expected);
@@ -315,19 +318,19 @@ fn a_mistyped_node_gets_the_nearest() {
     };
     let agents = vec![agent("worker-2"), agent("worker-1"), agent("control")];
     let error = cluster::select(agents.clone(), &["worker-11".to_owned()]).unwrap_err().to_string();
-    assert_eq!(error, "no agent runs on a node worker-11; did you mean worker-1 or worker-2?");
+    assert_eq!(error, "no agent runs on node worker-11; did you mean worker-1 or worker-2?");
     let one = cluster::select(agents, &["control".to_owned()]).unwrap();
     assert_eq!(one, [agent("control")]);
     let none = cluster::select(Vec::new(), &[]).unwrap_err().to_string();
-    assert!(none.contains("is Ballast installed"), "{none}");
+    assert!(none.contains("check that Ballast is installed"), "{none}");
 }
 
 #[test]
 fn what_has_no_address_and_no_node_is_told() {
     let headless: Service = parse(json!({ "spec": { "clusterIP": "None" } }));
-    assert!(names::address(&headless, None).unwrap_err().contains("no cluster address"));
+    assert!(names::address(&headless, None).unwrap_err().contains("headless"));
     let pending: Pod = parse(json!({ "spec": { "containers": [] } }));
-    assert!(names::of_pod("a", "b", pending).unwrap_err().to_string().contains("pod a/b is on no node yet"));
+    assert!(names::of_pod("a", "b", pending).unwrap_err().to_string().contains("pod a/b is not scheduled"));
     let host: Pod = parse(json!({ "spec": { "containers": [], "nodeName": "n", "hostNetwork": true } }));
     assert_eq!(names::of_pod("a", "b", host).unwrap().is, "host");
 }

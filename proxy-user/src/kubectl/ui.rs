@@ -32,14 +32,14 @@ const AT_ONCE: usize = 32;
 /// Bytes of one event.
 const MOST: usize = 16 << 20;
 
-/// Serves the page until control-c.
+/// Serves the page until Ctrl-C.
 pub(super) async fn run(cluster: Cluster, port: u16, out: &mut impl Write) -> Result<(), KubectlError> {
     let agents = cluster.agents().await?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let listener = TcpListener::bind(address).await;
     let listener = listener.map_err(|source| KubectlError::Listen { address, source })?;
     let address = listener.local_addr()?;
-    writeln!(out, "http://{address}/ shows {} nodes, until control-c", agents.len())?;
+    writeln!(out, "http://{address}/ shows {} nodes; press Ctrl-C to stop", agents.len())?;
     out.flush()?;
     let router = page::router(Nodes::new(cluster), Vec::new());
     tokio::select! {
@@ -69,7 +69,7 @@ impl Nodes {
             if status != StatusCode::OK {
                 return Err(text);
             }
-            serde_json::from_str(&text).map_err(|error| format!("its answer is not understood: {error}"))
+            serde_json::from_str(&text).map_err(|error| format!("cannot parse the answer: {error}"))
         };
         let patience = self.cluster.patience();
         let answer = timeout(patience, asked).await;
@@ -169,7 +169,7 @@ async fn follow_all(cluster: Cluster, path: String, events: mpsc::Sender<String>
 async fn follow(cluster: Cluster, agent: Agent, path: String, events: mpsc::Sender<String>) {
     loop {
         let error = match pass_on(&cluster, &agent, &path, &events).await {
-            Ok(()) => "its page has ended; trying again".to_owned(),
+            Ok(()) => "the agent closed the stream; retrying".to_owned(),
             Err(error) => error,
         };
         let failure = serde_json::json!({ "node": agent.node, "failure": error });
@@ -192,7 +192,7 @@ async fn pass_on(
     match told.status {
         StatusCode::OK => {}
         StatusCode::NOT_FOUND => {
-            return Err("its agent shows no page: set --page there, `page` of the chart".to_owned());
+            return Err("the agent has no page: set its flag --page (chart: page)".to_owned());
         }
         _ => return Err(told.text().await?),
     }

@@ -46,7 +46,7 @@ struct Slice {
 /// Asks again and again. The nodes are those that run an agent when they are asked.
 pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> Result<Shown, KubectlError> {
     let Some(Named { namespace, name, port: None }) = names::named(object, names::SERVICES) else {
-        let error = format!("{object:?} is no Service: give service/NAME or service/NAMESPACE/NAME");
+        let error = format!("{object:?} is not a Service: give service/NAME or service/NAMESPACE/NAME");
         return Err(KubectlError::Name(error));
     };
     let namespace = namespace.unwrap_or(&cluster.namespace);
@@ -69,7 +69,7 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
         }
         if begun.elapsed() >= timeout {
             let mut text = format!(
-                "timed out after {timeout:?}: {} of {} nodes do not serve service/{name} as the API server has it\n",
+                "timed out after {timeout:?}: {} of {} nodes have not programmed the current version of service/{name}\n",
                 lagging.len(),
                 agents.len()
             );
@@ -88,7 +88,7 @@ async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<Wanted
     let service = names::service(cluster, Some(namespace), name).await?;
     let spec = service.spec.unwrap_or_default();
     if spec.cluster_ip.as_deref() == Some("None") || spec.type_.as_deref() == Some("ExternalName") {
-        let error = format!("service {namespace}/{name} has no address of its own: no node programs it");
+        let error = format!("service {namespace}/{name} has no cluster address: nodes do not program it");
         return Err(KubectlError::Name(error));
     }
     let slices: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), namespace);
@@ -112,24 +112,24 @@ pub(super) fn behind(wanted: &Wanted, answer: &Result<Answer, String>) -> Option
     };
     let told: ProgrammedService = match serde_json::from_str(&answer.stdout) {
         Ok(told) => told,
-        Err(error) => return Some(format!("its answer is not understood: {error}")),
+        Err(error) => return Some(format!("cannot parse the answer: {error}")),
     };
     let has = |edition: &Option<String>| edition.clone().unwrap_or_else(|| "none".to_owned());
     if !reaches(told.resource_version.as_deref(), &wanted.service) {
         let has = has(&told.resource_version);
-        return Some(format!("serves resourceVersion {has} of the Service, not {}", wanted.service));
+        return Some(format!("has resourceVersion {has} of the Service, not {}", wanted.service));
     }
     for (name, edition) in &wanted.slices {
         let slice = told.endpoint_slices.iter().find(|slice| slice.name == *name);
-        let Some(slice) = slice else { return Some(format!("does not serve EndpointSlice {name}")) };
+        let Some(slice) = slice else { return Some(format!("does not have EndpointSlice {name}")) };
         if !reaches(slice.resource_version.as_deref(), edition) {
             let has = has(&slice.resource_version);
-            return Some(format!("serves resourceVersion {has} of EndpointSlice {name}, not {edition}"));
+            return Some(format!("has resourceVersion {has} of EndpointSlice {name}, not {edition}"));
         }
     }
     if !told.current {
-        let why = told.problems.first().map_or_else(|| "see its /problems".to_owned(), Clone::clone);
-        return Some(format!("cannot program the newest plan: {why}"));
+        let why = told.problems.first().map_or_else(|| "see /problems of the agent".to_owned(), Clone::clone);
+        return Some(format!("cannot program the current version: {why}"));
     }
     None
 }

@@ -11,7 +11,7 @@ use super::Table;
 #[derive(Debug, Error)]
 pub enum MapError {
     /// The pinned map cannot be opened.
-    #[error("map {table} cannot be opened at {}", path.display())]
+    #[error("cannot open map {table} at {}", path.display())]
     Open {
         /// Which one.
         table: Table,
@@ -21,7 +21,7 @@ pub enum MapError {
         source: io::Error,
     },
     /// The pinned map is not the one this agent works with.
-    #[error("the map pinned as {table} has {what} {found} where {expected} is expected")]
+    #[error("the map pinned as {table} has {what} {found} instead of {expected}")]
     Shape {
         /// Which one.
         table: Table,
@@ -43,7 +43,7 @@ pub enum MapError {
         setting: &'static str,
     },
     /// An entry was not written.
-    #[error("map {table}: {key} cannot be written")]
+    #[error("map {table}: cannot write {key}")]
     Write {
         /// Which one.
         table: Table,
@@ -53,7 +53,7 @@ pub enum MapError {
         source: io::Error,
     },
     /// An entry was not removed.
-    #[error("map {table}: {key} cannot be removed")]
+    #[error("map {table}: cannot remove {key}")]
     Remove {
         /// Which one.
         table: Table,
@@ -63,7 +63,7 @@ pub enum MapError {
         source: io::Error,
     },
     /// The table cannot be read.
-    #[error("map {table} cannot be read")]
+    #[error("cannot read map {table}")]
     Read {
         /// Which one.
         table: Table,

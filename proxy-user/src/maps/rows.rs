@@ -229,7 +229,7 @@ impl Write {
                 format!("bit {mask:#x} of word {word}")
             }
             Self::SourceRange(id, range) | Self::NoSourceRange(id, range) => format!("{range} of id {id}"),
-            Self::Node(_) | Self::Config(_) => "its one entry".to_owned(),
+            Self::Node(_) | Self::Config(_) => "its only entry".to_owned(),
             Self::NodeAddr(address, _) | Self::NoNodeAddr(address) => address.to_string(),
             Self::Tunnel(number, row) => row
                 .map_or_else(|| format!("number {number}"), |row| format!("{} (number {number})", row.addr)),

@@ -20,9 +20,9 @@ impl Collector for Asked {
             let is_asked = active.as_ref() == Some(&server);
             (vec![("server", server)], u64::from(is_asked))
         });
-        let help = "API servers (1 for the one that is asked; none is before one has answered)";
+        let help = "Configured API servers: 1 for the server in use, 0 for the others";
         gauge(&mut encoder, "ballast_api_server", help, rows)?;
-        let help = "Times that the API server did not answer and another one took its place";
+        let help = "Changes to another API server because the previous one did not answer";
         counter(&mut encoder, "ballast_api_server_failovers", help, [(Vec::new(), failovers)])
     }
 }

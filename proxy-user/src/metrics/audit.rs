@@ -18,14 +18,14 @@ impl Collector for Found {
         let counts = self.0.counts();
         let results = [("clean", counts.clean), ("repaired", counts.repaired), ("failed", counts.failed)]
             .map(|(result, count)| (vec![("result", result.to_owned())], count));
-        let help = "Comparisons of what is programmed with fresh lists of the API server";
+        let help = "Audits: comparisons of what is programmed with new lists from the API server";
         counter(&mut encoder, "ballast_api_audits", help, results)?;
         let differences = ["Service", "EndpointSlice", "frontend"].map(|what| {
             let count = counts.differences.get(what).copied().unwrap_or_default();
             (vec![("what", what.to_owned())], count)
         });
-        let help = "Differences that these comparisons found for long, and that were repaired: objects that the agent did not know \
-                    as the API server does, and frontends that the maps had otherwise than planned";
+        let help = "Persistent differences that audits found and repaired: objects that the agent knew differently from the API \
+                    server, and frontends that were different in the maps";
         counter(&mut encoder, "ballast_api_audit_repairs", help, differences)
     }
 }

@@ -46,13 +46,13 @@ impl Collector for DataPath {
         gauge(
             &mut encoder,
             "ballast_maps_readable",
-            "Whether the maps could be read",
+            "1 if the maps could be read",
             [(Vec::new(), readable)],
         )?;
         match reading {
             Ok(reading) => reading.encode(&mut encoder),
             Err(error) => {
-                tracing::debug!(%error, "the maps cannot be read for /metrics");
+                tracing::debug!(%error, "cannot read the maps for /metrics");
                 Ok(())
             }
         }
@@ -75,11 +75,11 @@ impl Reading {
     fn encode_maps(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let map = |row: &UsageRow| vec![("map", row.name.to_owned())];
         let used = self.overview.maps.iter().filter_map(|row| Some((map(row), row.used?)));
-        gauge(e, "ballast_map_entries", "Entries in use", used)?;
+        gauge(e, "ballast_map_entries", "Map entries in use", used)?;
         // Socket-local storage has no size of its own.
         let capacity = self.overview.maps.iter().filter(|row| row.capacity != 0);
         let capacity = capacity.map(|row| (map(row), row.capacity));
-        gauge(e, "ballast_map_capacity", "Entries that fit", capacity)?;
+        gauge(e, "ballast_map_capacity", "Maximum number of map entries", capacity)?;
         let memory = self.overview.maps.iter().filter_map(|row| Some((map(row), row.memory?)));
         gauge(e, "ballast_map_memory_bytes", "Kernel memory of the map", memory)?;
         let states = [
@@ -96,15 +96,15 @@ impl Reading {
                 self.overview.flows.states.get(&state).copied().unwrap_or_default(),
             )
         });
-        gauge(e, "ballast_flows", "Connections that the packet path follows", flows)?;
+        gauge(e, "ballast_flows", "Connections that the packet programs track", flows)?;
         let backends = BackendState::ALL.into_iter().map(|state| {
             let count =
                 self.overview.snapshot.backends.values().filter(|row| row.state == state).count() as u64;
             (vec![("state", state.label().to_owned())], count)
         });
-        gauge(e, "ballast_backends", "Endpoints of Service ports", backends)?;
+        gauge(e, "ballast_backends", "Backends: endpoints of Service ports", backends)?;
         let left = self.overview.snapshot.left.values().sum::<u64>();
-        let help = "Connections of the packet path to endpoints that left";
+        let help = "Connections of the packet path to removed endpoints";
         gauge(e, "ballast_draining_flows", help, [(Vec::new(), left)])
     }
 
@@ -115,7 +115,7 @@ impl Reading {
                 vec![("hook", one.hook.clone()), ("program", one.program.to_owned()), ("device", device)];
             (labels, u32::from(one.is_attached()))
         });
-        let help = "Whether a hook runs its program; 0 when its device or cgroup is gone, or the program";
+        let help = "1 if the program is attached to the hook; 0 if the program, device or cgroup is gone";
         gauge(e, "ballast_program_attached", help, attached)?;
         // The kernel counts by program, not by hook: one that hangs at two hooks must not count twice.
         let programs: BTreeMap<u32, &Attachment> =
@@ -128,10 +128,15 @@ impl Reading {
         }
         let program = |name: &str| vec![("program", name.to_owned())];
         let runs = total.iter().map(|(name, (runs, _))| (program(name), *runs));
-        let help = "How often the program ran; 0 unless kernel.bpf_stats_enabled is set";
+        let help = "Runs of the program; 0 unless kernel.bpf_stats_enabled is set";
         counter(e, "ballast_program_runs", help, runs)?;
         let seconds = total.iter().map(|(name, (_, seconds))| (program(name), *seconds));
-        counter(e, "ballast_program_run_seconds", "Time spent in these runs", seconds)
+        counter(
+            e,
+            "ballast_program_run_seconds",
+            "Time spent in runs of the program; 0 unless kernel.bpf_stats_enabled is set",
+            seconds,
+        )
     }
 
     fn encode_services(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -139,7 +144,7 @@ impl Reading {
         let rows: Vec<_> =
             names.iter().filter_map(|(id, name)| Some((port(name), service_stats.get(id)?))).collect();
         let connections = rows.iter().map(|(labels, stats)| (labels.clone(), stats.connections));
-        let help = "Connections begun: by sockets, and by new flows of packets";
+        let help = "New connections: translated sockets and new flows";
         counter(e, "ballast_service_connections", help, connections)?;
         let packets = rows.iter().flat_map(|(labels, stats)| {
             [
@@ -147,7 +152,7 @@ impl Reading {
                 (with(labels, "direction", "reply"), stats.reply_packets),
             ]
         });
-        let help = "Packets translated; traffic of translated sockets passes no hook and is not here";
+        let help = "Packets translated by packet programs, without the traffic of translated sockets";
         counter(e, "ballast_service_packets", help, packets)?;
         let bytes = rows.iter().flat_map(|(labels, stats)| {
             [
@@ -155,29 +160,45 @@ impl Reading {
                 (with(labels, "direction", "reply"), stats.reply_bytes),
             ]
         });
-        counter(e, "ballast_service_bytes", "Bytes of these packets, with IP headers", bytes)?;
+        counter(
+            e,
+            "ballast_service_bytes",
+            "Bytes of translated packets, with IP headers, without the traffic of translated sockets",
+            bytes,
+        )?;
         let mut serving: BTreeMap<u32, u64> = names.keys().map(|id| (*id, 0)).collect();
         for row in self.overview.snapshot.backends.values().filter(|row| row.state == BackendState::Active) {
             serving.entry(row.service).and_modify(|count| *count += 1);
         }
         let endpoints = serving.iter().filter_map(|(id, count)| Some((port(names.get(id)?), *count)));
-        gauge(e, "ballast_service_endpoints", "Endpoints that serve", endpoints)?;
+        gauge(e, "ballast_service_endpoints", "Usable endpoints of a Service port", endpoints)?;
         let ejected = u64::try_from(self.overview.snapshot.ejected.len()).unwrap_or(u64::MAX);
-        let help = "Endpoints of Service ports that new connections skip for now";
+        let help = "Ejected endpoints: new connections currently skip them";
         gauge(e, "ballast_ejected_endpoints", help, [(Vec::new(), ejected)])?;
         let ejections = self.overview.reasons.get(&Reason::EndpointEjected).copied().unwrap_or_default();
-        let help = "How often endpoints were ejected: they refused, or did not answer, connections of two clients in a row";
+        let help =
+            "Ejections of endpoints that refused, or did not answer, connections of two clients in a row";
         counter(e, "ballast_ejections", help, [(Vec::new(), ejections)])
     }
 
     fn encode_refusals(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let reasons =
             self.overview.reasons.iter().map(|(reason, count)| (because(Vec::new(), *reason), *count));
-        counter(e, "ballast_reasons", "Packets and calls that were not translated, by reason", reasons)?;
+        counter(
+            e,
+            "ballast_reasons",
+            "Packets and socket calls that were refused, dropped or passed untranslated, by reason",
+            reasons,
+        )?;
         let refusals = self.overview.snapshot.refusals.iter().filter_map(|((service, reason), count)| {
             Some((because(port(self.overview.snapshot.names.get(service)?), *reason), *count))
         });
-        counter(e, "ballast_service_refusals", "The same, by Service port", refusals)
+        counter(
+            e,
+            "ballast_service_refusals",
+            "Packets and socket calls that were refused, dropped or passed untranslated, by Service port and reason",
+            refusals,
+        )
     }
 }
 

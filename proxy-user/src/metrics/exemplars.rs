@@ -51,7 +51,7 @@ pub(super) fn add(text: String, bpffs: &Path, zero: &Zero) -> String {
     match read() {
         Ok((names, examples)) => with(&text, &names, &examples, zero.now()),
         Err(error) => {
-            tracing::debug!(%error, "the flow table cannot be read for exemplars");
+            tracing::debug!(%error, "cannot read the flow table for exemplars");
             text
         }
     }

@@ -19,7 +19,7 @@ pub(super) fn encode(
     }
     let mut metric = e.encode_descriptor(
         "ballast_connect_latency_seconds",
-        "Time from the first SYN of a connection to its answer",
+        "Time from the first SYN of a connection to the answer of the endpoint",
         None,
         MetricType::Histogram,
     )?;
@@ -37,7 +37,7 @@ pub(super) fn encode(
     let refused = services.iter().map(|(labels, entry)| (labels.clone(), entry.refused));
     counter(e, "ballast_connects_refused", "SYNs that an endpoint answered with a reset", refused)?;
     let again = services.iter().map(|(labels, entry)| (labels.clone(), entry.retransmits));
-    counter(e, "ballast_connect_retransmits", "SYNs that were sent again, since no answer had come", again)
+    counter(e, "ballast_connect_retransmits", "Retransmitted SYNs", again)
 }
 
 #[cfg(test)]

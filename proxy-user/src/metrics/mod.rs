@@ -125,11 +125,11 @@ impl Metrics {
         let (healthz, livez) = (Family::default(), Family::default());
         // A counter's `_total` is added when it is written.
         let kube = registry.sub_registry_with_prefix("kubeproxy");
-        kube.register("proxy_healthz", "Answers of /healthz, by HTTP status", Family::clone(&healthz));
-        kube.register("proxy_livez", "Answers of /livez, by HTTP status", Family::clone(&livez));
+        kube.register("proxy_healthz", "Responses of /healthz, by HTTP status", Family::clone(&healthz));
+        kube.register("proxy_livez", "Responses of /livez, by HTTP status", Family::clone(&livez));
         let build =
             BuildLabels { version: env!("CARGO_PKG_VERSION"), abi: proxy_common::version::ABI_VERSION };
-        registry.register("ballast_build", "What runs here", Info::new(build));
+        registry.register("ballast_build", "Version of the agent", Info::new(build));
         let ended_sockets: Family<FamilyLabel, Counter> = Family::default();
         let reset_sockets: Family<FamilyLabel, Counter> = Family::default();
         for family in [IpFamily::V4, IpFamily::V6] {
@@ -138,15 +138,15 @@ impl Metrics {
             drop(ended_sockets.get_or_create(&label));
             drop(reset_sockets.get_or_create(&label));
         }
-        let help = "Connected UDP sockets that were ended because their endpoint left the Service";
+        let help = "Connected UDP sockets that were closed because their endpoint was removed";
         registry.register("ballast_udp_sockets_ended", help, Family::clone(&ended_sockets));
-        let help = "Connected TCP sockets that were ended because their endpoint left the Service (removal policy `reset`)";
+        let help = "Connected TCP sockets that were closed because their endpoint was removed (removal policy `reset`)";
         registry.register("ballast_tcp_sockets_reset", help, Family::clone(&reset_sockets));
         let marked_flows = Counter::default();
-        let help = "Flows that were to be reset at their next segment because their endpoint left the Service (removal policy `reset`)";
+        let help = "Flows marked to be reset at their next segment because their endpoint was removed (removal policy `reset`)";
         registry.register("ballast_flows_reset", help, marked_flows.clone());
         let failed_sweeps = Counter::default();
-        let help = "Sweeps for such sockets that failed; they are made again";
+        let help = "Failed sweeps for sockets of removed endpoints; failed sweeps are retried";
         registry.register("ballast_udp_socket_sweep_failures", help, failed_sweeps.clone());
         registry.register_collector(Box::new(sync::Sync(status)));
         registry.register_collector(Box::new(datapath::DataPath::new(bpffs)));

@@ -17,7 +17,7 @@ impl Collector for Telemetry {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let signal = |signal: Signal| vec![("signal", signal.label().to_owned())];
         let exported = Signal::ALL.map(|one| (signal(one), self.0.exported(one)));
-        let help = "Log records and spans that the OpenTelemetry collector has taken";
+        let help = "Log records and spans that the OpenTelemetry collector accepted";
         counter(&mut encoder, "ballast_otlp_exported", help, exported)?;
         let lost = Signal::ALL.into_iter().flat_map(|one| {
             Loss::ALL.map(|loss| {

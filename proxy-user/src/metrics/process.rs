@@ -21,12 +21,7 @@ impl Collector for Process {
         let ticks = float(rustix::param::clock_ticks_per_second());
         let seconds = |jiffies: u64| float(jiffies) / ticks;
         let page = rustix::param::page_size() as u64;
-        counter(
-            e,
-            "process_cpu_seconds",
-            "Processor time used",
-            [(Vec::new(), seconds(stat.user + stat.system))],
-        )?;
+        counter(e, "process_cpu_seconds", "CPU time used", [(Vec::new(), seconds(stat.user + stat.system))])?;
         gauge(
             e,
             "process_resident_memory_bytes",
@@ -44,7 +39,7 @@ impl Collector for Process {
             gauge(
                 e,
                 "process_start_time_seconds",
-                "When it started, in seconds since 1970",
+                "Start time in seconds since 1970",
                 [(Vec::new(), start)],
             )?;
         }
@@ -57,7 +52,12 @@ impl Collector for Process {
             )?;
         }
         if let Some(most) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
-            gauge(e, "process_max_fds", "File descriptors that may be open", [(Vec::new(), float(most))])?;
+            gauge(
+                e,
+                "process_max_fds",
+                "Maximum number of open file descriptors",
+                [(Vec::new(), float(most))],
+            )?;
         }
         Ok(())
     }

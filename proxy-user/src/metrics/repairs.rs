@@ -16,7 +16,7 @@ pub(super) struct Put(pub Arc<Repairs>);
 impl Collector for Put {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let samples = self.0.counts().map(|(what, count)| (vec![("what", what.to_owned())], count));
-        let help = "Programs and pins that were detached or removed externally, and restored; packet programs by device";
+        let help = "Programs and pins that were detached or removed externally and that the agent restored; packet programs by device";
         counter(&mut encoder, "ballast_repairs", help, samples)
     }
 }

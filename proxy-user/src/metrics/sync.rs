@@ -36,7 +36,7 @@ fn programming(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt
     histogram(
         e,
         "kubeproxy_network_programming_duration_seconds",
-        "From what happened to an endpoint, as its slice tells, to the end of the sync that brought it in",
+        "Time from the change of an endpoint (annotation of its EndpointSlice) to the end of the sync that programmed it",
         status.network_programming.iter().map(|(family, histogram)| (by_family(*family), histogram)),
     )?;
     let scopes = [(Scope::Internal, "internal"), (Scope::External, "external")];
@@ -47,7 +47,7 @@ fn programming(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt
             (labels, status.no_local.get(&(scope, family)).copied().unwrap_or_default())
         })
     });
-    let help = "Service ports of policy Local that have endpoints, but none on this node";
+    let help = "Service ports with policy Local that have endpoints, but none on this node";
     gauge(e, "kubeproxy_sync_proxy_rules_no_local_endpoints_total", help, silent)
 }
 
@@ -60,31 +60,31 @@ fn kube(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
     histogram(
         e,
         "kubeproxy_sync_proxy_rules_duration_seconds",
-        "How long it took to make the maps say what they should",
+        "Duration of syncs of the maps",
         both().map(|labels| (labels, &status.sync_duration)),
     )?;
     histogram(
         e,
         "kubeproxy_sync_full_proxy_rules_duration_seconds",
-        "The same, of passes that looked at everything",
+        "Duration of full syncs of the maps",
         both().map(|labels| (labels, &status.full_sync_duration)),
     )?;
     histogram(
         e,
         "kubeproxy_sync_partial_proxy_rules_duration_seconds",
-        "The same, of passes that looked at what had changed",
+        "Duration of partial syncs of the maps: only what had changed",
         both().map(|labels| (labels, &status.partial_sync_duration)),
     )?;
     gauge(
         e,
         "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-        "When the maps were last made right",
+        "Time of the last successful sync of the maps",
         times(status.last_sync),
     )?;
     gauge(
         e,
         "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-        "When a change was last queued",
+        "Time at which the last change was queued",
         times(status.last_queued),
     )?;
     let none = Labels::new;
@@ -92,25 +92,25 @@ fn kube(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
     gauge(
         e,
         "kubeproxy_sync_proxy_rules_service_changes_pending",
-        "Changes of Services that are not in the maps yet",
+        "Changes of Services that are not programmed yet",
         [(none(), services.pending)],
     )?;
     counter(
         e,
         "kubeproxy_sync_proxy_rules_service_changes",
-        "Changes of Services seen",
+        "Changes of Services received",
         [(none(), services.total)],
     )?;
     gauge(
         e,
         "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
-        "Changes of EndpointSlices that are not in the maps yet",
+        "Changes of EndpointSlices that are not programmed yet",
         [(none(), slices.pending)],
     )?;
     counter(
         e,
         "kubeproxy_sync_proxy_rules_endpoint_changes",
-        "Changes of EndpointSlices seen",
+        "Changes of EndpointSlices received",
         [(none(), slices.total)],
     )
 }
@@ -119,17 +119,22 @@ fn ours(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
     let none = Labels::new;
     let listed = [("Service", status.services_listed), ("EndpointSlice", status.slices_listed)]
         .map(|(kind, listed)| (vec![("kind", kind.to_owned())], u32::from(listed)));
-    gauge(e, "ballast_listed", "Whether all objects of a kind were seen once", listed)?;
+    gauge(
+        e,
+        "ballast_listed",
+        "1 if the agent has received a complete list of the objects of a kind",
+        listed,
+    )?;
     gauge(
         e,
         "ballast_synced",
-        "Whether all that was listed has been in the maps",
+        "1 if all listed objects have been programmed",
         [(none(), u32::from(status.complete))],
     )?;
     histogram(
         e,
         "ballast_event_to_map_duration_seconds",
-        "From the arrival of a change to the end of the sync that brought it into the maps",
+        "Time from receiving a change to the end of the sync that programmed it",
         [(none(), &status.event_to_map)],
     )?;
     let operations = |count: fn(&crate::sync::Count) -> u64| {
@@ -138,21 +143,21 @@ fn ours(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
             (vec![("map", row.table.name().to_owned()), ("operation", operation)], count(&row.count))
         })
     };
-    let help = "Entries written or removed by the agent; a run of slots is one";
+    let help = "Map entries that the agent wrote or removed; a run of slots counts as one";
     counter(e, "ballast_map_operations", help, operations(|count| count.done))?;
-    let help = "Entries that the kernel did not let be written or removed";
+    let help = "Map entries that the agent could not write or remove";
     counter(e, "ballast_map_operation_failures", help, operations(|count| count.failed))?;
-    let help = "Entries that were changed externally, and repaired";
+    let help = "Map entries that were changed externally and that the agent repaired";
     counter(e, "ballast_drift_repairs", help, [(none(), status.drift)])?;
     let help = "Comparisons of the maps with what was written to them";
     counter(e, "ballast_audits", help, [(none(), status.audits)])?;
-    let help = "Comparisons that could not be made";
+    let help = "Failed comparisons of the maps with what was written to them";
     counter(e, "ballast_audit_failures", help, [(none(), status.audit_failures)])?;
-    let help = "Parts of Services and EndpointSlices that cannot be used";
+    let help = "Invalid parts of Services and EndpointSlices";
     gauge(e, "ballast_problems", help, [(none(), status.problems.len() as u64)])?;
-    let help = "Service ports that are not in the maps as they should be; they are tried again";
+    let help = "Service ports that are not programmed correctly; the agent retries them";
     gauge(e, "ballast_failing_ports", help, [(none(), status.failing as u64)])?;
-    gauge(e, "ballast_services", "Services that are programmed", [(none(), status.services as u64)])
+    gauge(e, "ballast_services", "Programmed Services", [(none(), status.services as u64)])
 }
 
 fn unix(at: SystemTime) -> f64 {

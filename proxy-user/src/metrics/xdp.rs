@@ -21,11 +21,6 @@ impl Collector for Uplinks {
                 (labels, u64::from(row.mode == mode))
             })
         });
-        gauge(
-            &mut encoder,
-            "ballast_xdp",
-            "How an uplink runs the XDP program (1 for one of the modes)",
-            rows,
-        )
+        gauge(&mut encoder, "ballast_xdp", "XDP mode of an uplink: 1 for the mode in use", rows)
     }
 }

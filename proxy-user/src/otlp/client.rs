@@ -50,7 +50,7 @@ pub enum ClientError {
     #[error("cannot set up TLS for the collector: {0}")]
     Tls(#[source] Box<kube::Error>),
     /// Not a name or value of an HTTP header.
-    #[error("{0:?} of OTEL_EXPORTER_OTLP_HEADERS is not an HTTP header")]
+    #[error("OTEL_EXPORTER_OTLP_HEADERS: {0:?} is not an HTTP header")]
     Header(String),
 }
 

@@ -216,7 +216,10 @@ impl<T> Worker<T> {
     fn sent(&mut self, count: u64) {
         self.counts.add_exported(self.signal, count);
         if std::mem::take(&mut self.is_away) {
-            tracing::info!(signal = self.signal.label(), "the OpenTelemetry collector takes telemetry again");
+            tracing::info!(
+                signal = self.signal.label(),
+                "the OpenTelemetry collector accepts telemetry again"
+            );
         }
     }
 
@@ -232,7 +235,7 @@ impl<T> Worker<T> {
                 signal = self.signal.label(),
                 endpoint = %self.client.endpoint(),
                 reason,
-                "the OpenTelemetry collector does not take telemetry; what cannot wait is lost, and counted"
+                "the OpenTelemetry collector does not accept telemetry; telemetry that cannot wait is dropped and counted"
             );
         }
     }

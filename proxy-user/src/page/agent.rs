@@ -95,7 +95,7 @@ impl Agent {
             let counters = match read {
                 Ok(Ok(counters)) => Some(counters),
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, "the page's history misses a point");
+                    tracing::debug!(%error, "a point is missing in the history of the page");
                     None
                 }
                 Err(_) => None,
@@ -157,7 +157,7 @@ impl Listening {
             match frame::text(&self.inner.node, self.inner.shows, &look, &self.asked) {
                 Ok(text) => return Some(text),
                 Err(error) => {
-                    tracing::debug!(%error, "a look cannot be written as JSON");
+                    tracing::debug!(%error, "cannot write the data of the page as JSON");
                     return None;
                 }
             }

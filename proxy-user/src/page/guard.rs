@@ -55,18 +55,18 @@ pub(super) fn refusal(
     path: &str,
 ) -> Option<(StatusCode, &'static str)> {
     if ![Method::GET, Method::HEAD].contains(method) {
-        return Some((StatusCode::METHOD_NOT_ALLOWED, "the page is read-only: GET and HEAD"));
+        return Some((StatusCode::METHOD_NOT_ALLOWED, "the page is read-only: use GET or HEAD"));
     }
     let Some(host) = only(headers, &HOST) else {
-        return Some((StatusCode::BAD_REQUEST, "a request has one Host"));
+        return Some((StatusCode::BAD_REQUEST, "a request must have exactly one Host header"));
     };
     if !is_known(host, names) {
         return Some((
             StatusCode::FORBIDDEN,
-            "open the page by an address, as localhost, or by the node's name: another name may be an attacker's",
+            "open the page with an IP address, localhost or the name of the node: other names are refused, as protection against DNS rebinding",
         ));
     }
-    let from_elsewhere = (StatusCode::FORBIDDEN, "the page of another origin has asked");
+    let from_elsewhere = (StatusCode::FORBIDDEN, "requests from pages of another origin are refused");
     let is_own = |origin: &str| {
         let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
         rest.is_some_and(|rest| rest.eq_ignore_ascii_case(host))

@@ -22,13 +22,13 @@ pub struct Asked {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Each listener costs something.
-    #[error("{most} browsers listen already: close a page")]
+    #[error("{most} browsers are already connected: close a page")]
     TooMany {
         /// How many may.
         most: usize,
     },
     /// `--page-history 0`.
-    #[error("no history is kept: --page-history is 0")]
+    #[error("the history is switched off (--page-history is 0)")]
     NoHistory,
     /// Other machines do not answer.
     #[error("{0}")]

@@ -59,8 +59,8 @@ fn open(service: &Service, family: IpFamily) -> Problem {
         object: format!("Service {}", service.name),
         field: "spec.loadBalancerSourceRanges".to_owned(),
         message: format!(
-            "it names no {family} range, so the load balancer's {family} address is open to every client, as with \
-             kube-proxy; add a range, or close it with --source-ranges-strict"
+            "the list has no {family} range, so every client may use the load balancer's {family} address, as with \
+             kube-proxy; add a range, or set --source-ranges-strict"
         ),
     }
 }

@@ -192,8 +192,8 @@ fn addresses(
             object: format!("Node {}", node.name),
             field: "status.addresses".to_owned(),
             message: format!(
-                "this machine has {} {family} addresses, and {room} fit: node ports do not answer at the others, and \
-                 packets under these are not known as its own",
+                "this machine has {} {family} addresses, and {room} fit into the map: the others accept no NodePort traffic, and \
+                 their packets are not recognized as the node's own",
                 order.len()
             ),
         });
@@ -217,8 +217,9 @@ fn pods(node: &NodeView, detect: &DetectLocal, problems: &mut Vec<Problem>) -> B
         problems.push(Problem {
             object: format!("Node {}", node.name),
             field: "spec.podCIDRs".to_owned(),
-            message: "it is empty, so no client is known as a pod; choose another --detect-local-mode"
-                .to_owned(),
+            message:
+                "the field is empty, so no client is recognized as a pod; set another --detect-local-mode"
+                    .to_owned(),
         });
     }
     let mut first = BTreeMap::new();
@@ -241,7 +242,7 @@ fn by_family(ranges: &BTreeSet<IpNet>, problems: &mut Vec<Problem>) -> BTreeMap<
                 object: format!("ServiceCIDR {}", ranges[SERVICE_CIDRS]),
                 field: "spec.cidrs".to_owned(),
                 message: format!(
-                    "there are {} {family} ranges and {SERVICE_CIDRS} are looked at: packets to unused addresses of \
+                    "there are {} {family} ranges, and Ballast uses {SERVICE_CIDRS}: packets to unused addresses of \
                      the others are not dropped",
                     ranges.len()
                 ),
@@ -270,12 +271,12 @@ fn overlaps(
                 object: format!("ServiceCIDR {range}"),
                 field: "spec.cidrs".to_owned(),
                 message: format!(
-                    "it overlaps with {what}: packets to addresses in it that no Service has are dropped"
+                    "the range overlaps with {what}: packets to its addresses that no Service has are dropped"
                 ),
             });
         };
         for pods in pods.iter().filter(|pods| range.contains(*pods) || pods.contains(range)) {
-            report(format!("the pods of {pods}"));
+            report(format!("the pod range {pods}"));
         }
         for address in own.iter().filter(|address| range.contains(*address)) {
             report(format!("{address}, an address of this node"));

@@ -15,12 +15,8 @@ pub(super) fn problems(node: &str, local: Option<PortRange>, settings: &NodeSett
     let problem =
         |message| Problem { object: format!("Node {node}"), field: "--snat-ports".to_owned(), message };
     let others = [
-        (
-            local.unwrap_or_default(),
-            "the ports that the kernel gives to sockets, net.ipv4.ip_local_port_range",
-            true,
-        ),
-        (settings.node_ports, "node ports, --service-node-port-range", false),
+        (local.unwrap_or_default(), "the local ports of sockets, net.ipv4.ip_local_port_range", true),
+        (settings.node_ports, "the node ports, --service-node-port-range", false),
     ];
     let free = snat_ports(local.unwrap_or_default(), settings.node_ports);
     let has_room = free.iter().all(|range| overlap(*range, local.unwrap_or_default()).count == 0);
@@ -33,16 +29,16 @@ pub(super) fn problems(node: &str, local: Option<PortRange>, settings: &NodeSett
         }
         let way_out = match (has_room, is_local) {
             (true, true) => format!(
-                "give --snat-ports {}, or run `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"` and restart the agent",
+                "set --snat-ports {}, or run `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"` and restart the agent",
                 better.join(",")
             ),
-            (true, false) => format!("give --snat-ports {}", better.join(",")),
-            (false, _) => "it leaves no room: run `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"` and restart the \
+            (true, false) => format!("set --snat-ports {}", better.join(",")),
+            (false, _) => "no other range is free: run `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"` and restart the \
                            agent"
                 .to_owned(),
         };
         found.push(problem(format!(
-            "{all} overlaps with {whose}, {}, by {shared} ports: replies may be taken for those of others; {way_out}",
+            "{all} overlaps with {whose}, {}, in {shared} ports: replies can be delivered to the wrong socket; {way_out}",
             text(taken)
         )));
     }
@@ -50,8 +46,8 @@ pub(super) fn problems(node: &str, local: Option<PortRange>, settings: &NodeSett
     // Few on purpose are no problem.
     if found.is_empty() && count < FEW_PORTS && ours == free {
         found.push(problem(format!(
-            "net.ipv4.ip_local_port_range, {}, leaves {count} source ports ({all}) for packets that go on under this node's \
-             address: make it smaller, like `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, and restart the agent",
+            "net.ipv4.ip_local_port_range, {}, leaves {count} source ports ({all}) for \
+             SNAT: make that range smaller, for example with `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, and restart the agent",
             text(local.unwrap_or_default())
         )));
     }
@@ -101,7 +97,7 @@ mod tests {
         let ours = snat_ports(PortRange::new(1_024, 65_535), NodeSettings::default().node_ports);
         let found = messages((1_024, 65_535), ours);
         assert!(
-            found.len() == 1 && found[0].contains("no room") && found[0].contains("1024-65535"),
+            found.len() == 1 && found[0].contains("no other range") && found[0].contains("1024-65535"),
             "{found:?}"
         );
         let ours = snat_ports(PortRange::new(1_100, 65_535), NodeSettings::default().node_ports);

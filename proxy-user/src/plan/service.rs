@@ -129,7 +129,7 @@ fn overlaps(cluster: &Cluster, service: &Service) -> Vec<Problem> {
         object: format!("Service {}", service.name),
         field: "spec.clusterIPs".to_owned(),
         message: format!(
-            "{address} is also in the range of this node's pods; ranges of Services, pods and nodes must not overlap"
+            "{address} is also in the pod range of this node; ranges of Services, pods and nodes must not overlap"
         ),
     };
     service.cluster_ips.iter().filter(is_pods).map(report).collect()

@@ -57,7 +57,7 @@ impl<'a> Tunnels<'a> {
             object: format!("Service {}", service.name),
             field: "metadata.annotations[ballast.io/forwarding-mode]".to_owned(),
             message: format!(
-                "endpoints on {} nodes ({first}) are reached with snat: no InternalIP of these nodes is known that this node \
+                "packets to endpoints on {} nodes ({first}) use snat: these nodes have no InternalIP that this node \
                  can send to",
                 nodes.len()
             ),

@@ -112,7 +112,7 @@ fn work(
         && witness.has_successor()
         && let Err(error) = leave_what_begins(&paths)
     {
-        tracing::warn!(%error, "connections that begin now may have to send their first packet again");
+        tracing::warn!(%error, "connections that start now may retransmit their first packet");
     }
     // First what translates, then what it reads.
     witness.before();
@@ -164,12 +164,12 @@ fn remove_strays(
                     report.note(format!("unpinned link {name}"), mode.run(|| link.detach()));
                 }
             }
-            None => report.left.push(format!("{}: another ballast uses it", path.display())),
+            None => report.left.push(format!("{}: another instance of Ballast uses it", path.display())),
         }
     }
     let namespace = Path::new(pins::NETWORK_NAMESPACE);
     let Some(_lock) = pins::lock(namespace).map_err(Error::file("lock", namespace))? else {
-        report.left.push("devices: another ballast uses them".to_owned());
+        report.left.push("devices: another instance of Ballast uses them".to_owned());
         return Ok(());
     };
     for device in devices::list().map_err(Error::file("list the devices in", namespace))? {

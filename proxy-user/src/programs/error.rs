@@ -12,7 +12,7 @@ use aya::programs::ProgramError;
 #[non_exhaustive]
 pub enum Error {
     /// The binary has no BPF object inside.
-    #[error("this binary was built without its BPF object; build with `cargo xtask build`")]
+    #[error("this binary was built without its BPF object; build it with `cargo xtask build`")]
     NoObject,
     /// The process may not load programs.
     #[error(
@@ -21,7 +21,7 @@ pub enum Error {
     Capabilities(String),
     /// There is no bpffs, and none could be mounted.
     #[error(
-        "{} is not a bpffs and mounting one there failed: {source}; run `mount -t bpf bpf {}` on the host, or name another directory with --bpffs", path.display(), path.display()
+        "{} is not a bpffs and mounting one there failed: {source}; run `mount -t bpf bpf {}` on the host, or give another directory with --bpffs", path.display(), path.display()
     )]
     Mount {
         /// The directory.
@@ -31,7 +31,7 @@ pub enum Error {
     },
     /// The bpffs cannot be written to.
     #[error(
-        "{} is mounted read-only; mount it read-write (`mount -o remount,rw {}`), or name another bpffs with --bpffs", path.display(), path.display()
+        "{} is mounted read-only; mount it read-write (`mount -o remount,rw {}`), or give another bpffs with --bpffs", path.display(), path.display()
     )]
     ReadOnly {
         /// The mount.
@@ -39,7 +39,7 @@ pub enum Error {
     },
     /// A user other than root may have written to a directory of pins.
     #[error(
-        "{} {why}: who can write there decides where traffic goes. Find out who made it, remove it (`rm -r {}`), or name another bpffs with --bpffs", path.display(), path.display()
+        "{} {why}: a user who can write there can redirect traffic. Find out who created it and remove it (`rm -r {}`), or give another bpffs with --bpffs", path.display(), path.display()
     )]
     NotOurs {
         /// The directory.
@@ -49,7 +49,7 @@ pub enum Error {
     },
     /// Another process holds the lock.
     #[error(
-        "{} is in use by another ballast, and each {what} can have one; stop the other one, or give this one its own with {flag}", path.display()
+        "{} is in use by another instance of Ballast; each {what} can have only one. Stop the other instance, or give this one its own with {flag}", path.display()
     )]
     InUse {
         /// The directory.
@@ -61,11 +61,11 @@ pub enum Error {
     },
     /// Another agent looks after the devices of this network namespace.
     #[error(
-        "another ballast attaches to the devices of this network namespace; stop it, or leave them to it with --devices '!*'"
+        "another instance of Ballast is attached to the devices of this network namespace; stop it, or exclude all devices with --devices '!*'"
     )]
     DevicesInUse,
     /// The path is no cgroup of the second version.
-    #[error("{} is not a cgroup2 directory; name one with --cgroup-root", path.display())]
+    #[error("{} is not a cgroup2 directory; give one with --cgroup-root", path.display())]
     NotCgroup2 {
         /// The path.
         path: PathBuf,
@@ -121,7 +121,7 @@ pub enum Error {
     #[error("cannot create or open the maps: {0}; if the kernel says ENOMEM, lower the --max-* settings")]
     Load(#[from] Box<EbpfError>),
     /// The kernel refused a program.
-    #[error("the kernel did not take the program {name}. {}{source}", super::kernel::too_old())]
+    #[error("the kernel rejected the program {name}. {}{source}", super::kernel::too_old())]
     Program {
         /// Its name.
         name: &'static str,
@@ -130,7 +130,7 @@ pub enum Error {
     },
     /// The kernel does not show its types.
     #[error(
-        "cannot read the kernel's types in {path}: {source}; the kernel needs CONFIG_DEBUG_INFO_BTF, and the container /sys"
+        "cannot read the kernel's types in {path}: {source}; the kernel needs CONFIG_DEBUG_INFO_BTF, and the container needs /sys"
     )]
     NoBtf {
         /// Where they should be.
@@ -147,7 +147,7 @@ pub enum Error {
         source: MapError,
     },
     /// There are no maps of this version.
-    #[error("{} holds no maps of this version: nothing to go back from; name the agent's bpffs with --bpffs", path.display())]
+    #[error("{} has no maps of this version, so there is nothing to downgrade; give the agent's bpffs with --bpffs", path.display())]
     NothingHere {
         /// Where they would be.
         path: PathBuf,
@@ -170,9 +170,9 @@ impl Error {
 fn hint(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         // The kernel allows 64 programs of a type on a cgroup, and as many on a device.
-        Some(libc::E2BIG | libc::ERANGE) => "; too many programs are attached there already",
+        Some(libc::E2BIG | libc::ERANGE) => "; too many programs are already attached there",
         Some(libc::EPERM) => {
-            "; another program is attached there exclusively, or CAP_NET_ADMIN is missing (see `bpftool cgroup tree`)"
+            "; another program is attached exclusively, or CAP_NET_ADMIN is missing (see `bpftool cgroup tree`)"
         }
         _ => "",
     }

@@ -65,7 +65,10 @@ impl CountedIterator {
         let bytes = read(&self.0)?;
         let (ids, rest) = bytes.as_chunks::<{ size_of::<u32>() }>();
         if !rest.is_empty() {
-            return Err(io::Error::new(ErrorKind::InvalidData, "the iterator's last record is cut off"));
+            return Err(io::Error::new(
+                ErrorKind::InvalidData,
+                "the last record of the iterator is truncated",
+            ));
         }
         let mut counts = BTreeMap::new();
         for id in ids {
@@ -140,7 +143,7 @@ fn read(link: &Link) -> io::Result<Vec<u8>> {
 fn sockets(bytes: &[u8]) -> io::Result<Vec<LedSocket>> {
     let (records, rest) = bytes.as_chunks::<{ size_of::<LedSocket>() }>();
     if !rest.is_empty() {
-        return Err(io::Error::new(ErrorKind::InvalidData, "the iterator's last record is cut off"));
+        return Err(io::Error::new(ErrorKind::InvalidData, "the last record of the iterator is truncated"));
     }
     // SAFETY: a record has the size of a `LedSocket`, of which every bit pattern is a value (`Plain`).
     Ok(records.iter().map(|record| unsafe { record.as_ptr().cast::<LedSocket>().read_unaligned() }).collect())

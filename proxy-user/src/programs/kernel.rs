@@ -44,10 +44,10 @@ impl fmt::Display for Lack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SocketErrors => {
-                "bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints goes on as packets, which are rejected or \
+                "bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints is not refused; its packets are rejected or \
                  dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE"
             }
-            Self::Xdp => "bpf_xdp_load_bytes (Linux 5.18): XDP is not used, tc does all of it",
+            Self::Xdp => "bpf_xdp_load_bytes (Linux 5.18): XDP is not used, only tc",
             Self::Tcx => {
                 "TCX (Linux 6.6): packet programs are filters of the clsact qdisc, and --tcx-order has no effect"
             }
@@ -85,7 +85,7 @@ fn hint(release: &str) -> Option<String> {
     let (major, minor) = OLDEST;
     is_too_old(release)?.then(|| {
         format!(
-            "Linux {release} is older than {major}.{minor}, the oldest that Ballast's programs are known to load on; boot a newer kernel. "
+            "Linux {release} is too old: Ballast's programs need Linux {major}.{minor} or newer; boot a newer kernel. "
         )
     })
 }

@@ -57,25 +57,25 @@ impl fmt::Display for StartNotice {
             Self::SizeKept { map, kept, max_entries, by_memory: true, .. } => {
                 write!(
                     f,
-                    "map {map} keeps its {kept} entries; by this node's memory a new one gets {max_entries}. Drain the node and run `ballast cleanup` to change it"
+                    "map {map} keeps its size of {kept} entries; with this node's memory a new map would have {max_entries}. To change it, drain the node and run `ballast cleanup`"
                 )
             }
             Self::SizeKept { map, setting: "", kept, max_entries, .. } => {
                 write!(
                     f,
-                    "map {map} keeps its {kept} entries; this version makes {max_entries}. Drain the node and run `ballast cleanup` to change it"
+                    "map {map} keeps its size of {kept} entries; this version would create it with {max_entries}. To change it, drain the node and run `ballast cleanup`"
                 )
             }
             Self::SizeKept { map, setting, kept, max_entries, .. } => {
                 write!(
                     f,
-                    "map {map} keeps its {kept} entries, though {setting} asks for {max_entries}. Drain the node and run `ballast cleanup` before the next start to change it"
+                    "map {map} keeps its size of {kept} entries, although {setting} is {max_entries}. To change it, drain the node and run `ballast cleanup` before the next start"
                 )
             }
             Self::PinRefused { map, reason, moved_to } => {
                 write!(
                     f,
-                    "what was pinned as map {map} is not ours: {reason}. It is now at {}, and a new map took its place",
+                    "the object pinned as map {map} is not Ballast's: {reason}. It was moved to {}, and a new map was created",
                     moved_to.display()
                 )
             }
@@ -83,7 +83,7 @@ impl fmt::Display for StartNotice {
             Self::Mounted { path } => {
                 write!(
                     f,
-                    "mounted a bpffs at {}. It ends with this mount namespace: in a container, mount the host's instead, or a restart interrupts connections",
+                    "mounted a bpffs at {}. It disappears with this mount namespace: in a container, mount the host's bpffs, otherwise a restart interrupts connections",
                     path.display()
                 )
             }

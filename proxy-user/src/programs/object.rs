@@ -57,7 +57,7 @@ impl Shape {
         if let Err(error) = path.symlink_metadata() {
             return (error.kind() != io::ErrorKind::NotFound).then(|| Err(error.to_string()));
         }
-        let read = MapInfo::from_pin(path).map_err(|error| format!("it is no map ({error})"));
+        let read = MapInfo::from_pin(path).map_err(|error| format!("not a map ({error})"));
         Some(read.and_then(|info| {
             let kind = info.map_type().map_err(|error| error.to_string())?;
             Ok(Self {

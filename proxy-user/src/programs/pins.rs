@@ -310,20 +310,20 @@ pub(super) fn in_use(bpffs: &Path) -> Error {
 pub(super) fn make(path: &Path) -> Result<(), Error> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => require_owner(path),
-        made => made.map_err(Error::file("make directory", path)),
+        made => made.map_err(Error::file("create directory", path)),
     }
 }
 
 /// Whether a directory, and no link to one, is owned by root (or by this process), and not writable by group or others.
 fn require_owner(path: &Path) -> Result<(), Error> {
-    let found = fs::symlink_metadata(path).map_err(Error::file("look at", path))?;
+    let found = fs::symlink_metadata(path).map_err(Error::file("stat", path))?;
     let (owner, mode) = (found.uid(), found.mode() & 0o7777);
     let why = if !found.is_dir() {
-        "is no directory".to_owned()
+        "is not a directory".to_owned()
     } else if ![0, rustix::process::geteuid().as_raw()].contains(&owner) {
         format!("belongs to user {owner}")
     } else if mode & 0o022 != 0 {
-        format!("is writable for others than its owner (mode {mode:04o})")
+        format!("is writable by others than its owner (mode {mode:04o})")
     } else {
         return Ok(());
     };
@@ -363,11 +363,11 @@ mod tests {
         };
         for mode in [0o720, 0o702, 0o1777] {
             fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
-            refused("is writable for others");
+            refused("is writable by others");
         }
         fs::remove_dir(&path).unwrap();
         symlink(dir.path(), &path).unwrap();
-        refused("is no directory");
+        refused("is not a directory");
     }
 
     #[test]

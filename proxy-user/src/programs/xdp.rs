@@ -42,7 +42,7 @@ impl Programs {
             let wanted = if has_tc(device.ifindex) {
                 self.xdp.wanted(device, devices)
             } else {
-                Err("it has no tc programs".to_owned())
+                Err("the device has no tc programs".to_owned())
             };
             let (mode, reason) = match wanted.and_then(|mode| self.hold_xdp(device, mode)) {
                 Ok(XdpMode::Native) => (Taken::Native, String::new()),
@@ -66,7 +66,7 @@ impl Programs {
             }
             let XdpDevice { device, mode, reason } = now;
             if mode == Taken::None {
-                tracing::info!(device, reason, "no XDP on this uplink: tc does all of it");
+                tracing::info!(device, reason, "no XDP on this uplink; tc handles all packets");
             } else {
                 tracing::info!(device, mode = mode.label(), "XDP program attached");
             }
@@ -107,7 +107,7 @@ impl Programs {
                 strays = links::of_xdp(ifindex, there.program);
                 if strays.is_empty() {
                     return Err(format!(
-                        "another XDP program is on it (id {}); it is left alone",
+                        "another XDP program is attached (id {}); Ballast does not replace it",
                         there.program
                     ));
                 }
@@ -166,7 +166,7 @@ impl Programs {
 }
 
 /// What is told of a driver without XDP.
-const NO_DRIVER: &str = "its driver has no XDP";
+const NO_DRIVER: &str = "the driver does not support XDP";
 
 /// Why a device refused.
 fn refusal(error: &Error, mode: XdpMode) -> String {
@@ -176,15 +176,17 @@ fn refusal(error: &Error, mode: XdpMode) -> String {
     };
     match source.raw_os_error() {
         Some(libc::EOPNOTSUPP) if mode == XdpMode::Native => NO_DRIVER.to_owned(),
-        Some(libc::EBUSY | libc::EEXIST) => "another XDP program is on it; it is left alone".to_owned(),
+        Some(libc::EBUSY | libc::EEXIST) => {
+            "another XDP program is attached; Ballast does not replace it".to_owned()
+        }
         // What drivers answer to an MTU that is too large, to channels that are too few, and to LRO.
         Some(libc::EINVAL | libc::ERANGE | libc::E2BIG | libc::ENOMEM | libc::ENOSPC) => {
             format!(
-                "its driver refuses the program ({source}): see its MTU and channels, and the kernel's log"
+                "the driver rejects the program ({source}): check its MTU and channels, and the kernel log"
             )
         }
         _ => format!(
-            "it refuses the program: {}",
+            "the device rejects the program: {}",
             io::Error::from_raw_os_error(source.raw_os_error().unwrap_or(0))
         ),
     }
@@ -204,6 +206,6 @@ mod tests {
         };
         assert_eq!(refusal(&error(libc::EOPNOTSUPP), XdpMode::Native), NO_DRIVER);
         assert!(refusal(&error(libc::EINVAL), XdpMode::Native).contains("MTU"));
-        assert!(refusal(&error(libc::EBUSY), XdpMode::Generic).contains("left alone"));
+        assert!(refusal(&error(libc::EBUSY), XdpMode::Generic).contains("does not replace it"));
     }
 }

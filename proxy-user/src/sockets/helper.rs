@@ -28,7 +28,7 @@ pub enum BesideError {
     #[error(transparent)]
     Maps(#[from] ViewError),
     /// Other maps are current.
-    #[error("the maps were replaced; start this again, to go by the new ones")]
+    #[error("the maps were replaced; restart this command to use the new maps")]
     Replaced,
 }
 
@@ -42,7 +42,7 @@ pub async fn beside_the_agent(bpffs: PathBuf) -> Result<(), BesideError> {
     let endpoints = view.serving_endpoints()?;
     let known = (endpoints.udp(), endpoints.reset());
     let (left, departures) = watch::channel(0);
-    tracing::info!(bpffs = %bpffs.display(), "ending connected sockets whose endpoint leaves");
+    tracing::info!(bpffs = %bpffs.display(), "closing connected sockets whose endpoint is removed");
     tokio::select! {
         () = keep_sweeping(move || sweeper.sweep(), departures, |left| *left, |_| {}) => Ok(()),
         ended = follow(&maps, &view, known, &left) => ended,
@@ -56,7 +56,7 @@ async fn wait_for_maps(bpffs: &Path) -> Result<CurrentMaps, BesideError> {
             return Ok(maps);
         }
         if !is_told {
-            tracing::info!(bpffs = %bpffs.display(), "no agent of this version has attached programs yet; waiting");
+            tracing::info!(bpffs = %bpffs.display(), "waiting for an agent of this version to attach programs");
             is_told = true;
         }
         sleep(PATIENCE).await;

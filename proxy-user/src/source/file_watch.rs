@@ -26,9 +26,7 @@ impl FileWatch {
             }
         })
         .and_then(|mut watcher| watcher.watch(&folder, RecursiveMode::NonRecursive).map(|()| watcher))
-        .inspect_err(
-            |error| tracing::debug!(%error, folder = %folder.display(), "the folder is not watched"),
-        );
+        .inspect_err(|error| tracing::debug!(%error, folder = %folder.display(), "cannot watch the folder"));
         Self { touches, watcher: watcher.ok() }
     }
 

@@ -128,7 +128,7 @@ impl Watch {
             Err(error) => {
                 self.watcher = None;
                 if !std::mem::replace(&mut self.has_warned, true) {
-                    warn!(dir = %dir.display(), %error, "cannot watch the folder; it is read every second instead");
+                    warn!(dir = %dir.display(), %error, "cannot watch the folder; reading it every second instead");
                 }
             }
         }
@@ -172,7 +172,7 @@ impl Folder {
             Err(error) => {
                 let text = error.to_string();
                 if self.failure.as_ref() != Some(&text) {
-                    error!(dir = %self.dir.display(), error = text, "cannot read the folder; what was read stays");
+                    error!(dir = %self.dir.display(), error = text, "cannot read the folder; its previous content stays programmed");
                     self.failure = Some(text);
                 }
                 return (self, false);
@@ -209,14 +209,14 @@ impl Folder {
                 if service_names.insert(&service.name) {
                     services.push(service.clone());
                 } else {
-                    warn!(%file, service = %service.name, "this Service is there twice; the first one counts");
+                    warn!(%file, service = %service.name, "duplicate Service; the first one is used");
                 }
             }
             for slice in &objects.slices {
                 if slice_names.insert(&slice.name) {
                     slices.push(slice.clone());
                 } else {
-                    warn!(%file, slice = %slice.name, "this EndpointSlice is there twice; the first one counts");
+                    warn!(%file, slice = %slice.name, "duplicate EndpointSlice; the first one is used");
                 }
             }
         }
@@ -261,7 +261,7 @@ impl File {
 
     fn report(&mut self, path: &Path, error: String) {
         if self.failure.as_ref() != Some(&error) {
-            error!(file = %path.display(), error, "cannot use the file; what it held before stays programmed");
+            error!(file = %path.display(), error, "cannot use the file; its previous content stays programmed");
             self.failure = Some(error);
         }
     }

@@ -162,11 +162,13 @@ impl Reader<'_> {
             return Err(self.error(line, &"metadata.name is missing"));
         }
         if is_bad(name, max) {
-            return Err(self.error(line, &format_args!("metadata.name `{name}` is not a name")));
+            return Err(self.error(line, &format_args!("metadata.name `{name}` is not a valid name")));
         }
         let namespace = metadata.namespace.as_deref().unwrap_or_default();
         if is_bad(namespace, MAX_LABEL) {
-            return Err(self.error(line, &format_args!("metadata.namespace `{namespace}` is not a name")));
+            return Err(
+                self.error(line, &format_args!("metadata.namespace `{namespace}` is not a valid name"))
+            );
         }
         Ok(())
     }
@@ -176,18 +178,15 @@ impl Reader<'_> {
         let Header { api_version, kind } = header;
         match (api_version.as_str(), kind.as_str()) {
             (_, "") => Err(self.error(line, &"kind is missing")),
-            ("", "Service") => Err(self.error(line, &"apiVersion is missing; a Service has `v1`")),
+            ("", "Service") => Err(self.error(line, &"apiVersion is missing; write `v1` for a Service")),
             (version, "EndpointSlice") => Err(self.error(
                 line,
                 &format_args!(
-                    "apiVersion `{version}` of an EndpointSlice is not known; it has `discovery.k8s.io/v1`"
+                    "unknown apiVersion `{version}` of an EndpointSlice; write `discovery.k8s.io/v1`"
                 ),
             )),
             _ => {
-                debug!(
-                    api_version,
-                    kind, line, "passed over: only Services, EndpointSlices and Nodes are read"
-                );
+                debug!(api_version, kind, line, "ignored: only Services, EndpointSlices and Nodes are used");
                 Ok(())
             }
         }

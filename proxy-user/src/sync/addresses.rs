@@ -67,7 +67,7 @@ impl Addresses {
         let known = old.map(|plan| &plan.unmanaged);
         for (address, why) in new.into_iter().flat_map(|plan| &plan.unmanaged) {
             if known.and_then(|known| known.get(address)) != Some(why) && *why == Unmanaged::Own {
-                tracing::info!(service = %name, %address, "an address of this node: left alone");
+                tracing::info!(service = %name, %address, "unmanaged address: this node has it");
             }
         }
     }
@@ -192,9 +192,9 @@ impl Addresses {
     fn problem_of(&self, address: IpAddr, cause: &SyncError) -> Problem {
         let effect = match self.wanted(address) {
             Some(entry) if entry.kind == KIND_UNMANAGED => {
-                format!("packets to {address}, which is left alone, are dropped")
+                format!("packets to the unmanaged address {address} are dropped")
             }
-            _ => format!("ports of {address} that no Service has are not refused"),
+            _ => format!("connections to undefined ports of {address} are not refused"),
         };
         let owner = self.owner(address);
         Problem {

@@ -83,7 +83,7 @@ impl Claims {
                     object: format!("Service {}/{}", port.namespace, port.name),
                     field: "spec".to_owned(),
                     message: format!(
-                        "{} port {} ({}) belongs to {owner}; {} gets it when that one gives it up",
+                        "{} port {} ({}) is already used by {owner}; {} gets it when that Service port releases it",
                         frontend.address,
                         frontend.port,
                         frontend.protocol,

@@ -97,17 +97,17 @@ pub enum SyncError {
     #[error("all {} ids of endpoints are in use; raise --max-backends", .0.limit)]
     Backends(Exhausted),
     /// No part of `slots` is long enough.
-    #[error("no room for {} slots: {} are free, {} of them in one piece; raise --max-slots", .0.wanted, .0.free, .0.longest)]
+    #[error("no room for {} slots: {} are free, the longest free range has {}; raise --max-slots", .0.wanted, .0.free, .0.longest)]
     Slots(NoRoom),
     /// No part of `maglev` is long enough. Without a table, a hash takes one of the slots: more connections move when endpoints
     /// change.
-    #[error("no room for a Maglev table of {} words: {} are free, {} of them in one piece; raise --max-maglev-words", .0.wanted, .0.free, .0.longest)]
+    #[error("no room for a Maglev table of {} words: {} are free, the longest free range has {}; raise --max-maglev-words", .0.wanted, .0.free, .0.longest)]
     Tables(NoRoom),
     /// Frontends took the room of addresses.
-    #[error("the room is needed for frontends; raise --max-frontends")]
+    #[error("no room left, because frontends need it; raise --max-frontends")]
     Addresses,
     /// The names are longer than the API server allows.
-    #[error("the name does not fit the names map")]
+    #[error("the name is too long for the map names")]
     Name,
 }
 
@@ -116,7 +116,7 @@ impl SyncError {
     pub(super) fn problem(&self, owner: &Owner) -> Problem {
         let message = chain(self);
         let Owner::Port(port) = owner else {
-            let message = format!("entries that no Service port has could not be changed: {message}");
+            let message = format!("cannot change map entries that belong to no Service port: {message}");
             return Problem { object: "Node".to_owned(), field: "maps".to_owned(), message };
         };
         Problem {

@@ -118,7 +118,7 @@ impl NodeState {
             let problem = Problem {
                 object: "Node".to_owned(),
                 field: "status".to_owned(),
-                message: format!("the programs do not know all of this node: {}", chain(&cause)),
+                message: format!("not all settings of this node are programmed: {}", chain(&cause)),
             };
             Failure::after(before.as_ref(), problem, now)
         });
@@ -138,7 +138,7 @@ impl NodeState {
             return known.snat_moved;
         }
         let moved = flows.has_snat_beside(ports).unwrap_or_else(|error| {
-            tracing::warn!(%error, "connections cannot be read: replies to every port of the node are looked up");
+            tracing::warn!(%error, "cannot read connections: the programs look up replies to all ports of the node");
             true
         });
         let next = if moved { Some(now + SNAT_PERIOD) } else { None };
@@ -249,8 +249,8 @@ fn unnumbered(plan: &NodePlan, desired: &NodeContents) -> Option<Problem> {
         object: "Node".to_owned(),
         field: "status.addresses".to_owned(),
         message: format!(
-            "{left} of the {addresses} addresses of other nodes have no number in the map tunnels, which has {}: connections to \
-             endpoints on these nodes are forwarded with snat, not with dsr",
+            "{left} of the {addresses} addresses of other nodes do not fit into the map tunnels, which has {} entries: connections to \
+             endpoints on these nodes use snat instead of dsr",
             TUNNEL_COUNT - 1
         ),
     })

@@ -121,7 +121,7 @@ impl Quarantine {
         self.next_ids = Some(now + TOGETHER);
         let ids = rested.iter().map(|(_, id)| *id).collect();
         let connected = self.flows.connected(&ids).unwrap_or_else(|error| {
-            tracing::warn!(%error, "open connections cannot be read, so no id of an endpoint is freed");
+            tracing::warn!(%error, "cannot read open connections, so ids of removed endpoints are not freed");
             ids
         });
         let removals = &writer.removals;
@@ -151,7 +151,7 @@ impl Quarantine {
                 &rested - &used
             }
             Err(error) => {
-                tracing::warn!(%error, "connections cannot be read, so no bit of the filter is cleared");
+                tracing::warn!(%error, "cannot read connections, so bits of the prefilter are not cleared");
                 BTreeSet::new()
             }
         }
@@ -183,7 +183,7 @@ impl Quarantine {
         self.failed = cause.map(|cause| {
             let attempts = self.failed.map_or(0, |(attempts, _)| attempts);
             if attempts == 0 {
-                tracing::warn!(error = %cause, "entries that are no longer needed could not be removed");
+                tracing::warn!(error = %cause, "cannot remove entries that are no longer needed");
             }
             (attempts + 1, now + pause(attempts))
         });

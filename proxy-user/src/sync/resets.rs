@@ -57,7 +57,7 @@ impl<S: Store> Writer<S> {
         }
         let job = self.upkeep(&steps, now);
         self.removals.retry = job.cause.map(|error| {
-            tracing::warn!(%error, "connections to endpoints that left are not reset; trying again");
+            tracing::warn!(%error, "cannot reset connections to removed endpoints; retrying");
             now + RETRY
         });
         for (id, key) in due {

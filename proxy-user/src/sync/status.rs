@@ -262,7 +262,7 @@ pub(super) fn log_problems(before: &[Problem], after: &[Problem]) {
         tracing::warn!(object, field, problem = message, "a part of an object is not programmed");
     }
     for Problem { object, field, .. } in ended {
-        tracing::info!(object, field, "the problem is solved");
+        tracing::info!(object, field, "problem solved");
     }
 }
 

@@ -61,16 +61,16 @@ pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, colour: bool) {
 
 fn headline(top: &Top, paint: Paint) -> Line<'static> {
     let agent = match &top.agent {
-        None => Span::raw("agent: not asked yet"),
-        Some(AgentState::NotAsked) => Span::raw("agent: not asked (no metrics server)"),
+        None => Span::raw("agent: not checked yet"),
+        Some(AgentState::NotAsked) => Span::raw("agent: not checked (no metrics server)"),
         Some(AgentState::Answered { status: 200, .. }) => {
-            Span::styled("agent: well", paint.colour(Color::Green))
+            Span::styled("agent: ok", paint.colour(Color::Green))
         }
         Some(AgentState::Answered { .. }) => {
-            Span::styled("agent: unwell, see `ballast status`", paint.colour(Color::Red))
+            Span::styled("agent: unhealthy, see `ballast status`", paint.colour(Color::Red))
         }
         Some(AgentState::Silent { .. }) => {
-            Span::styled("agent: away, the maps are read all the same", paint.colour(Color::Yellow))
+            Span::styled("agent: no answer; the maps are still read", paint.colour(Color::Yellow))
         }
     };
     let mut spans = vec![Span::raw("ballast top  ").style(Modifier::BOLD), agent];
@@ -125,7 +125,7 @@ fn selection(top: &Top, paint: Paint) -> Line<'static> {
 
 fn keys_of(top: &Top) -> &'static str {
     match (top.screen, top.opened, top.is_typing) {
-        (_, _, true) => "enter keep the filter   esc drop it",
+        (_, _, true) => "enter apply filter   esc clear filter",
         (Screen::Services, None, _) => {
             "q quit  ? help  1-3 screens  enter endpoints  / filter  s sort  space pause"
         }
@@ -224,7 +224,7 @@ fn endpoints(frame: &mut Frame<'_>, area: Rect, top: &Top, service: &ServiceRate
     ];
     frame.render_widget(Paragraph::new(lines), about);
     if service.endpoints.is_empty() {
-        frame.render_widget("no endpoint: clients are refused, or dropped where a policy says so", list);
+        frame.render_widget("no endpoint: connections are refused, or dropped if a policy is Local", list);
         return;
     }
     let titles = ["ENDPOINT", "STATE", "LOCAL", "WEIGHT", "CONN/S", "SHARE", "OPEN", "TOTAL"];
@@ -269,7 +269,7 @@ fn drops(frame: &mut Frame<'_>, area: Rect, top: &Top, paint: Paint) {
     let [list, about] = Layout::vertical([Constraint::Min(3), Constraint::Length(below(top))]).areas(area);
     let shown = top.reasons();
     if shown.is_empty() {
-        frame.render_widget("nothing was refused or dropped since the maps were made", list);
+        frame.render_widget("nothing was refused or dropped since the maps were created", list);
         return;
     }
     let rows = shown.iter().map(|row| {
@@ -290,7 +290,7 @@ fn drops(frame: &mut Frame<'_>, area: Rect, top: &Top, paint: Paint) {
     lines.push(Line::from(row.advice));
     match top.examples.get(row.reason) {
         Some(examples) => lines.extend(examples.iter().map(|example| Line::from(example.clone()))),
-        None => lines.push(Line::from("no example since this screen is open")),
+        None => lines.push(Line::from("no example since this screen was opened")),
     }
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }), about);
 }
@@ -298,7 +298,7 @@ fn drops(frame: &mut Frame<'_>, area: Rect, top: &Top, paint: Paint) {
 fn flows(frame: &mut Frame<'_>, area: Rect, top: &Top) {
     let shown = top.shown_flows();
     if shown.is_empty() {
-        frame.render_widget("no connection passes the packet path", area);
+        frame.render_widget("no connection in the packet path", area);
         return;
     }
     let rows = shown.iter().map(|flow| {
@@ -327,18 +327,18 @@ fn flows(frame: &mut Frame<'_>, area: Rect, top: &Top) {
 fn help(frame: &mut Frame<'_>) {
     let lines: Vec<Line<'_>> = [
         "1 2 3, tab      Services, drops, flows",
-        "up down j k     one row; page up and down: ten; home, end",
+        "up down j k     one row; page up, page down: ten rows; home, end",
         "enter, right    endpoints of the selected Service",
-        "esc, left       back; without endpoints: no filter",
-        "/               filter by a part of the line",
-        "s               sort by the next column; the curve follows",
+        "esc, left       back to Services; clear the filter",
+        "/               show only lines that contain a text",
+        "s               sort by the next column, also in the graph",
         "space, p        pause",
-        "q, control-c    quit",
+        "q, Ctrl-C       quit",
         "",
-        "conn/s counts connections of sockets and packets; pkt/s and bytes/s",
-        "those of the packet path: translated sockets pass no hook.",
-        "ENDPTS: those that take new connections, of all.",
-        "Any key closes this.",
+        "conn/s: new connections of sockets and packets. pkt/s, bytes/s:",
+        "only the packet path, without traffic of translated sockets.",
+        "ENDPTS: endpoints that take new connections / all endpoints.",
+        "Press any key to close this help.",
     ]
     .into_iter()
     .map(Line::from)

@@ -39,16 +39,16 @@ pub enum TopError {
     #[error(transparent)]
     View(#[from] ViewError),
     /// The maps could be read once, and not again.
-    #[error("the maps cannot be read any more: {0}")]
+    #[error("cannot read the maps any more: {0}")]
     Gone(String),
     /// No event is shown.
-    #[error("standard output is no terminal: --once prints one frame as text")]
+    #[error("standard output is not a terminal; use --once to print text")]
     NoTerminal,
     /// The terminal does not do as it should.
-    #[error("the terminal fails: {0}")]
+    #[error("cannot use the terminal: {0}")]
     Terminal(#[from] io::Error),
     /// The thread that reads the maps has ended.
-    #[error("the maps are read no more: the thread that did has ended")]
+    #[error("the thread that reads the maps has ended")]
     Ended,
 }
 

@@ -187,7 +187,7 @@ fn an_agent_that_is_away_and_maps_that_are_gone_are_told() {
     let mut top = looked(Screen::Services);
     let address = "127.0.0.1:10249".parse().unwrap();
     top.take(Look { agent: AgentState::Silent { address, reason: "refused".into() }, ..look(8) });
-    assert!(drawn(&top).contains("agent: away, the maps are read all the same"));
+    assert!(drawn(&top).contains("agent: no answer; the maps are still read"));
     top.take(Look { counters: Err("no Ballast on the bpffs /x".into()), ..look(10) });
     let text = drawn(&top);
     assert!(text.contains("no Ballast on the bpffs /x") && text.contains("default/web:http"), "{text}");

@@ -101,7 +101,7 @@ fn a_foreign_xdp_program_is_left_alone() {
         let id = foreign.info().unwrap().id();
         for _ in 0..2 {
             let told = pass(&programs, ifindex).unwrap();
-            assert!(told.mode == Taken::None && told.reason.contains("left alone"), "{told:?}");
+            assert!(told.mode == Taken::None && told.reason.contains("does not replace it"), "{told:?}");
             assert_eq!(xdp_on(ifindex).map(|xdp| xdp.program), Some(id));
         }
         foreign.detach(link).unwrap();

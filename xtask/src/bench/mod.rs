@@ -13,21 +13,21 @@ use crate::exec::Cmd;
 use crate::workspace::Workspace;
 use crate::{apiserver, build, log};
 
-/// Measure the figures and print them beside their targets (needs root).
+/// Run the benchmarks and print the figures with their targets (needs root).
 ///
-/// Nothing fails because the machine is slow or busy: compare the ratios, and measure more than once.
+/// The command does not fail on a slow or busy machine: compare the ratios, and measure more than once.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
-    /// What to measure; all when nothing is named
+    /// What to measure [default: all]
     #[arg(value_enum)]
     pub parts: Vec<Part>,
-    /// Write the figures to this file too
+    /// Also write the figures to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write tables and plots, as a page for `docs/`, into this folder
+    /// Write a page for `docs/` with tables and plots into this folder
     #[arg(long, value_name = "FOLDER")]
     pub page: Option<PathBuf>,
-    /// Make the page of figures that `--json` wrote before, and measure nothing
+    /// Make the page from figures that `--json` wrote before; measure nothing
     #[arg(long, value_name = "FILE", requires = "page", conflicts_with_all = ["parts", "json"])]
     pub from: Option<PathBuf>,
 }
@@ -35,17 +35,17 @@ pub struct Args {
 /// A group of figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// The packet programs, by `BPF_PROG_TEST_RUN`
+    /// The packet programs, with `BPF_PROG_TEST_RUN`
     Packets,
-    /// XDP on a veth pair, beside programs that do next to nothing
+    /// XDP on a veth pair, compared with minimal programs
     Wire,
-    /// A million flows: begun, found, listed
+    /// A million flows: created, looked up, listed
     Flows,
-    /// Traffic between pods that is for no Service, with and without the packet programs
+    /// Traffic between pods without Services, with and without the packet programs
     Foreign,
     /// Connections through the socket hooks, between network namespaces
     Sockets,
-    /// Connections through node ports and `ClusterIP`s, beside the official kube-proxy in nftables and iptables mode (needs Go)
+    /// Connections through node ports and `ClusterIP`s, compared with kube-proxy in nftables and iptables mode (needs Go)
     NodePorts,
     /// Maglev tables: time, memory, shares
     Tables,

@@ -250,7 +250,7 @@ const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef012345
 /// Values that must be refused, and a word of the reason.
 const REFUSED: [(&[&str], &str); 14] = [
     (&[], "apiServer.host or apiServer.hosts is needed"),
-    (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both given"),
+    (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both set"),
     (&["apiServer.hosts={https://192.0.2.1}"], "hosts"),
     (&[HOST, "manifests=relative"], "manifests"),
     (&["apiServer.host=https://192.0.2.1:6443"], "apiServer"),
@@ -275,7 +275,7 @@ pub(super) fn check(helm: &Helm) -> Result<()> {
     for case in &CASES {
         let text = helm.render(case.values)?;
         if let Some(part) = case.holds.iter().find(|part| !text.contains(**part)) {
-            bail!("the chart with {:?} lacks `{part}`", case.values);
+            bail!("the chart with {:?} does not contain `{part}`", case.values);
         }
         if let Some(part) = case.lacks.iter().find(|part| text.contains(**part)) {
             bail!("the chart with {:?} holds `{part}`", case.values);
@@ -283,7 +283,7 @@ pub(super) fn check(helm: &Helm) -> Result<()> {
     }
     for (values, reason) in REFUSED {
         match helm.render(values) {
-            Ok(_) => bail!("the chart takes {values:?}"),
+            Ok(_) => bail!("the chart accepts the invalid values {values:?}"),
             Err(error) if error.to_string().contains(reason) => {}
             Err(error) => bail!("the chart refuses {values:?}, but not because of {reason}: {error:#}"),
         }

@@ -17,11 +17,11 @@ use crate::log;
 use crate::workspace::Workspace;
 pub use helm::Helm;
 
-/// Render deploy/manifests from the chart; with --check: are they fresh, and does the chart take what it should and
-/// refuse what it should.
+/// Render deploy/manifests from the chart. With --check: check that the manifests are up to date, and that the chart accepts
+/// valid values and rejects invalid ones.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
-    /// Write nothing; fail if a manifest is stale or the chart has a fault
+    /// Write nothing; fail if a manifest is out of date or the chart has an error
     #[arg(long)]
     pub check: bool,
 }
@@ -80,7 +80,7 @@ fn check_with(workspace: &Workspace, helm: &Helm) -> Result<()> {
         let path = workspace.root().join(manifest.file);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         if text != rendered(helm, manifest)? {
-            bail!("{} is not what deploy/chart says: run `cargo xtask chart`", manifest.file);
+            bail!("{} does not match deploy/chart: run `cargo xtask chart`", manifest.file);
         }
     }
     Ok(())

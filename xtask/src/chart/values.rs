@@ -97,7 +97,11 @@ fn types_are_refused(helm: &Helm, nodes: &[Node]) -> Result<()> {
             };
             let taken: Vec<_> =
                 wrong.iter().filter(|node| !told.contains(&node.pointer())).map(|node| node.key()).collect();
-            ensure!(taken.is_empty(), "the chart's schema takes {example} for {}: {told}", taken.join(", "));
+            ensure!(
+                taken.is_empty(),
+                "the chart's schema accepts {example} for {}: {told}",
+                taken.join(", ")
+            );
         }
     }
     Ok(())

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::{Given, Proxy, faults, plan};
 
-/// Make, look at, and end real Kubernetes clusters on this machine (as root).
+/// Create, inspect and delete real Kubernetes clusters on this machine (needs root).
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(subcommand)]
@@ -13,15 +13,15 @@ pub struct Args {
 
 #[derive(clap::Subcommand, Clone, Debug)]
 pub(super) enum Action {
-    /// Make a cluster: control plane, nodes, DNS, and what serves its Services
+    /// Create a cluster: control plane, nodes, DNS and a proxy for Services
     Up(Up),
-    /// End a cluster and remove all of it
+    /// Stop a cluster and delete it
     Down(Which),
-    /// Say what runs, and how to reach it
+    /// Show what is running, and how to reach it
     Status(Which),
-    /// Take another proxy
+    /// Change the proxy
     Proxy {
-        /// The one to take
+        /// The new proxy
         #[arg(value_enum)]
         proxy: Proxy,
         #[command(flatten)]
@@ -29,16 +29,16 @@ pub(super) enum Action {
         #[command(flatten)]
         which: Which,
     },
-    /// Give all nodes the images of an archive
+    /// Import the images of an archive on all nodes
     Load {
-        /// An archive in Docker's or OCI's layout
+        /// An archive in Docker or OCI layout
         archive: PathBuf,
         #[command(flatten)]
         which: Which,
     },
     /// Run a command on a machine of the cluster
     Exec {
-        /// `control` (kubectl works there), or a node: node1
+        /// `control` (has kubectl), or a node like node1
         #[arg(long, default_value = plan::CONTROL)]
         on: String,
         #[command(flatten)]
@@ -47,7 +47,7 @@ pub(super) enum Action {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Bring faults upon a cluster while clients make connections, and show what they saw
+    /// Inject faults into a cluster while clients make connections, and show how many connections failed
     Faults {
         #[command(flatten)]
         args: faults::Args,
@@ -60,21 +60,21 @@ pub(super) enum Action {
         /// The hook
         hook: String,
     },
-    /// Bring faults upon a cluster in random order, and compare where connections end with what `ballast explain` predicts
+    /// Inject faults into a cluster in random order, and compare the endpoints of connections with those that `ballast explain` predicts
     Chaos {
         #[command(flatten)]
         args: faults::ChaosArgs,
         #[command(flatten)]
         which: Which,
     },
-    /// Replace pods that have no probes, under one proxy after the other, and count the connections that fail
+    /// Replace pods without probes, with one proxy after the other, and count failed connections
     Rolling {
         #[command(flatten)]
         args: faults::RollingArgs,
         #[command(flatten)]
         which: Which,
     },
-    /// Make a cluster of two nodes by kubeadm, without kube-proxy, and see that Ballast serves it
+    /// Create a cluster of two nodes with kubeadm, without kube-proxy, and check that Ballast works on it
     Kubeadm {
         #[command(flatten)]
         given: Given,
@@ -100,7 +100,7 @@ pub(super) enum Action {
 /// Which cluster.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Which {
-    /// The cluster's name: several may run side by side
+    /// The cluster's name; several clusters can run at the same time
     #[arg(long, default_value = "main")]
     pub name: String,
 }
@@ -108,13 +108,13 @@ pub struct Which {
 /// A cluster that is wanted.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Up {
-    /// How many nodes, 1 to 9; zones alternate between three
+    /// Number of nodes, 1 to 9; they are spread over three zones
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=i64::from(plan::MOST_NODES)))]
     pub nodes: u8,
-    /// What serves the Services
+    /// The proxy for Services
     #[arg(long, value_enum, default_value_t = Proxy::BallastHost)]
     pub proxy: Proxy,
-    /// A setting of Ballast's agents, as `VARIABLE=VALUE`; may be given several times
+    /// A setting of Ballast's agents, as `VARIABLE=VALUE`; can be given several times
     #[arg(long = "setting", value_name = "VARIABLE=VALUE")]
     pub settings: Vec<String>,
     /// Which Ballast.

@@ -11,13 +11,13 @@ use crate::{build, image};
 /// Which Ballast; what is not given is built.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Given {
-    /// Take this `ballast` instead of building one
+    /// Use this `ballast` instead of building one
     #[arg(long, value_name = "FILE")]
     pub ballast: Option<PathBuf>,
-    /// For the proxy `ballast`: take this archive of `cargo xtask image` instead of making one
+    /// For the proxy `ballast`: use this archive of `cargo xtask image` instead of building one
     #[arg(long, value_name = "ARCHIVE")]
     pub image: Option<PathBuf>,
-    /// For the proxy `ballast`: make the image with optimisations, as users get it (takes minutes)
+    /// For the proxy `ballast`: build the image with optimisations, like the released one (takes minutes)
     #[arg(long, conflicts_with = "image")]
     pub release: bool,
 }

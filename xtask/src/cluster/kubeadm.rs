@@ -88,9 +88,12 @@ fn start_machines(workdir: &Workdir) -> Result<()> {
     let mut started = Vec::new();
     for on in NODES {
         workdir.node(on).start()?;
-        started.push((on, workdir.node(on).pid().context("a node ended at once")?));
+        started.push((on, workdir.node(on).pid().context("a node exited immediately")?));
     }
-    batch(control.pid().context("the machine `control` ended at once")?, &plan::control_lines(&started))?;
+    batch(
+        control.pid().context("the machine `control` exited immediately")?,
+        &plan::control_lines(&started),
+    )?;
     started.iter().try_for_each(|&(on, pid)| batch(pid, &plan::node_lines(on, &started)))
 }
 
@@ -151,7 +154,7 @@ fn kubeadm(workdir: &Workdir, on: Node, words: &[&str]) -> Result<()> {
     let done = workdir.node(on).command(&[&["kubeadm"], words, &[&ignored]].concat()).read();
     let told = done.as_ref().map_or_else(|error| format!("{error:#}"), Clone::clone);
     std::fs::write(&log, told).with_context(|| format!("cannot write {}", log.display()))?;
-    done.map(|_| ()).with_context(|| format!("see {} and the other logs beside it", log.display()))
+    done.map(|_| ()).with_context(|| format!("see {} and the other logs in that folder", log.display()))
 }
 
 fn init(workspace: &Workspace, workdir: &Workdir) -> Result<()> {

@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_mins(3);
 pub fn run(args: &Args) -> Result<()> {
     if !exec::is_root() {
         bail!(
-            "a cluster's nodes are namespaces, which takes root: `sudo -E env \"PATH=$PATH\" cargo xtask cluster ...`"
+            "needs root to create the namespaces of the nodes: `sudo -E env \"PATH=$PATH\" cargo xtask cluster ...`"
         );
     }
     match &args.command {
@@ -88,7 +88,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn there(which: &Which) -> Result<Workdir> {
     let workdir = Workdir::of(&which.name)?;
     if !workdir.exists() {
-        bail!("no cluster `{}` is here: `cargo xtask cluster up`", which.name);
+        bail!("no cluster `{}` is running: create it with `cargo xtask cluster up`", which.name);
     }
     Ok(workdir)
 }
@@ -137,10 +137,10 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Bal
     for &node in &nodes {
         let machine = workdir.node(node);
         machine.start()?;
-        started.push((node, machine.pid().context("a node ended at once")?));
+        started.push((node, machine.pid().context("a node exited immediately")?));
     }
     // Devices of another namespace are named by its process as this machine counts, so not from inside.
-    let inside = control.pid().context("the machine `control` ended at once")?;
+    let inside = control.pid().context("the machine `control` exited immediately")?;
     batch(inside, &plan::control_lines(&started))?;
     for &(node, pid) in &started {
         batch(pid, &plan::node_lines(node, &started))?;
@@ -194,7 +194,7 @@ fn await_ready(workdir: &Workdir, wanted: &Up) -> Result<()> {
 /// Ends a cluster and removes all of it.
 pub fn down(workdir: &Workdir) -> Result<()> {
     if workdir.remains()?.is_empty() {
-        log::line(format_args!("no cluster `{}` is here", workdir.name()));
+        log::line(format_args!("no cluster `{}` is running", workdir.name()));
         return Ok(());
     }
     workdir.take_down()?;

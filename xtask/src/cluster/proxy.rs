@@ -22,15 +22,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// A proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Proxy {
-    /// Ballast as users have it: its image and its chart
+    /// Ballast as released: image and chart
     Ballast,
-    /// Ballast as a process of each node
+    /// Ballast as a process on each node
     BallastHost,
-    /// The official kube-proxy, in mode nftables
+    /// The official kube-proxy in mode nftables
     KubeProxyNftables,
-    /// The official kube-proxy, in mode iptables
+    /// The official kube-proxy in mode iptables
     KubeProxyIptables,
-    /// Nothing: no Service works, DNS neither
+    /// No proxy: neither Services nor DNS work
     None,
 }
 
@@ -149,5 +149,5 @@ fn kube_proxy(workdir: &Workdir, node: Node, mode: &str, user: &str) -> Result<(
 pub(super) fn current_proxy(workdir: &Workdir) -> Result<Proxy> {
     let told = std::fs::read_to_string(workdir.dir().join(PROXY)).context("the cluster was not finished")?;
     let all = <Proxy as clap::ValueEnum>::value_variants();
-    all.iter().copied().find(|proxy| proxy.to_string() == told).context("an unknown proxy serves the cluster")
+    all.iter().copied().find(|proxy| proxy.to_string() == told).context("the cluster has an unknown proxy")
 }

@@ -43,7 +43,7 @@ impl Workdir {
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         if free < ROOM {
             bail!(
-                "{} has {} MiB free, a cluster takes up to {} MiB: make room, or name another folder by TMPDIR",
+                "{} has {} MiB free, but a cluster needs up to {} MiB: free some space, or set TMPDIR to another folder",
                 parent.display(),
                 free >> 20,
                 ROOM >> 20

@@ -25,19 +25,19 @@ use steps::Demo;
 use topology::Topology;
 use workdir::Workdir;
 
-/// Build all, make a small cluster of network namespaces with redis in it, and show what Ballast does (as root).
+/// Build Ballast, create a small cluster of network namespaces with redis, and show what Ballast does (needs root).
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
-    /// Leave the cluster running at the end, and say how to play with it
+    /// Keep the cluster running at the end, and print how to use it
     #[arg(long)]
     pub keep: bool,
-    /// End clusters that were kept, and remove what interrupted demos left
+    /// Delete kept clusters and the remains of interrupted demos
     #[arg(long, conflicts_with = "keep")]
     pub down: bool,
-    /// Show this `ballast` instead of building one
+    /// Use this `ballast` instead of building one
     #[arg(long, value_name = "FILE", conflicts_with = "down")]
     pub ballast: Option<PathBuf>,
-    /// Draw some of the steps to this file as SVG, as README shows them
+    /// Draw some of the steps to this file as SVG, as shown in README
     #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "down"])]
     pub record: Option<PathBuf>,
     /// What the demo calls itself with: ask the redis at this address
@@ -61,7 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if !exec::is_root() {
         bail!(
-            "the demo makes network namespaces and loads programs into the kernel, which takes root: `sudo -E env \"PATH=$PATH\" cargo xtask demo`"
+            "the demo needs root to create network namespaces and load programs: `sudo -E env \"PATH=$PATH\" cargo xtask demo`"
         );
     }
     if args.down {
@@ -108,14 +108,14 @@ fn clear(kept: bool) -> Result<()> {
         workdir.take_down()?;
     }
     if kept && places.is_empty() {
-        log::line("no demo is here");
+        log::line("no demo is running");
     }
     Ok(())
 }
 
 fn show(topology: &mut Topology, example: &Path, keep: bool) -> Result<()> {
     let screen = Screen::new();
-    log::step("make two nodes, pods, and a machine beside them");
+    log::step("create two nodes, pods, and a machine outside the cluster");
     topology.build()?;
     let manifest = Manifest::copy(example, &topology.manifests())?;
     log::step("start three redis, and an agent on each node");

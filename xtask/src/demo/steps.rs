@@ -47,7 +47,7 @@ impl<'a> Demo<'a> {
             ("1, the cluster", Self::cluster),
             ("2, two paths", Self::two_paths),
             ("3, spread", Self::spread),
-            ("4, an endpoint goes and comes", Self::endpoint_goes_and_comes),
+            ("4, an endpoint is removed and added", Self::endpoint_goes_and_comes),
             ("5, maps", Self::maps),
             ("6, the agent killed", Self::agent_killed),
             ("7, counters", Self::counters),
@@ -60,45 +60,37 @@ impl<'a> Demo<'a> {
     }
 
     fn cluster(&mut self) -> Result<()> {
-        self.screen.step(
-            1,
-            "The cluster",
-            "Two nodes with an agent each, a redis Service, three pods behind it.",
-        );
+        self.screen.step(1, "The cluster", "Two nodes with one agent each, a redis Service with three pods.");
         self.screen.text(PICTURE);
         let list = self.run("node1", &["ballast", "service", "list"])?;
         for part in [SERVICE, SERVICE6, "10.1.0.10:6379", "10.2.0.11:6379", "10.2.0.12:6379"] {
             ensure!(list.contains(part), "the list has no {part}");
         }
-        self.screen.seen("both of the Service's addresses lead to all three pods");
+        self.screen.seen("both addresses of the Service have all three pods as endpoints");
         Ok(())
     }
 
     fn two_paths(&mut self) -> Result<()> {
         self.screen.step(
             2,
-            "Two ways in",
-            "A pod's socket is translated at connect(); a machine without our hooks, packet by packet.",
+            "Two data paths",
+            "The socket of a pod is translated at connect(); for a machine without Ballast's hooks, each packet is translated.",
         );
         for machine in ["app", "vm"] {
             for address in [SERVICE, SERVICE6] {
                 let name = self.run(machine, &["redis-cli", "-h", address, "GET", "whoami"])?;
-                ensure!(PODS.contains(&name.trim()), "{name:?} is no pod of the Service");
+                ensure!(PODS.contains(&name.trim()), "{name:?} is not a pod of the Service");
             }
         }
         let flows = self.run("node1", &["ballast", "flow", "list"])?;
         ensure!(flows.contains("192.168.9.2") && flows.contains("fd09::2"), "no flow of the machine vm");
         ensure!(!flows.contains("10.1.0.9"), "a flow of the pod app, whose sockets need none");
-        self.screen.seen("four answers; only the connections of vm need to be followed");
+        self.screen.seen("four answers; only the connections of vm are tracked");
         Ok(())
     }
 
     fn spread(&mut self) -> Result<()> {
-        self.screen.step(
-            3,
-            "Spread",
-            "Each new connection goes to a pod at random, whichever way it comes in.",
-        );
+        self.screen.step(3, "Spread", "On both paths, each new connection selects a random pod.");
         for machine in ["app", "vm"] {
             let shown = self.topology.command(machine, &["redis-cli", "-h", SERVICE, "GET", "whoami"]);
             self.screen.command(&format!("{}   # {CONNECTIONS} times", topology::line(&shown)));
@@ -108,15 +100,15 @@ impl<'a> Demo<'a> {
             ensure!(tally.connections() == u64::from(CONNECTIONS), "only {} answers", tally.connections());
             even(&tally)?;
         }
-        self.screen.seen(&format!("{} connections, each pod had its share, 0 failed", 2 * CONNECTIONS));
+        self.screen.seen(&format!("{} connections, spread over all pods, 0 failed", 2 * CONNECTIONS));
         Ok(())
     }
 
     fn endpoint_goes_and_comes(&mut self) -> Result<()> {
         self.screen.step(
             4,
-            "An endpoint goes and comes back",
-            "While both clients connect without a pause, redis-2 is taken out of the manifest and put back.",
+            "An endpoint is removed and added again",
+            "Both clients connect all the time, while redis-2 is removed from the manifest and added again.",
         );
         let traffic = [self.endless("app")?, self.endless("vm")?];
         let tally = || sum(&traffic);
@@ -139,7 +131,7 @@ impl<'a> Demo<'a> {
         let all = stop(traffic);
         all.unfailed()?;
         self.screen.seen(&format!(
-            "{} new connections and {} requests on open ones meanwhile, 0 failed",
+            "{} new connections and {} requests on open connections, 0 failed",
             all.connections(),
             all.held
         ));
@@ -149,8 +141,8 @@ impl<'a> Demo<'a> {
     fn maps(&mut self) -> Result<()> {
         self.screen.step(
             5,
-            "The kernel's view",
-            "The agent's maps have types, so bpftool prints them with names (addresses as bytes).",
+            "The maps in the kernel",
+            "The maps have BTF types, so bpftool prints them with field names (addresses as bytes).",
         );
         for map in ["services", "backends"] {
             let path = format!("{}/ballast/{map}", self.topology.workdir.bpffs("node1").display());
@@ -167,15 +159,15 @@ impl<'a> Demo<'a> {
                 self.screen.text(&format!("... and {} more like it", elements.len() - 1));
             }
         }
-        self.screen.seen("the Service's port stands in the entries of `services` and `backends`");
+        self.screen.seen("the port of the Service is in the entries of `services` and `backends`");
         Ok(())
     }
 
     fn agent_killed(&mut self) -> Result<()> {
         self.screen.step(
             6,
-            "The agent killed while traffic flows",
-            "Programs and maps are the kernel's: nothing waits for the agent, and a new one takes over.",
+            "The agent is killed under traffic",
+            "Programs and maps stay in the kernel; traffic continues without the agent.",
         );
         let traffic = [self.endless("app")?, self.endless("vm")?];
         let tally = || sum(&traffic);
@@ -193,14 +185,14 @@ impl<'a> Demo<'a> {
         self.topology.start_agent(0)?;
         self.topology.await_agent(0)?;
         let took = start.elapsed().as_millis();
-        let anew = self.watch(&format!("with the new agent, well after {took} ms"), tally)?;
+        let anew = self.watch(&format!("with the new agent, ready after {took} ms"), tally)?;
         even(&anew)?;
 
         let all = stop(traffic);
         all.unfailed()?;
-        ensure!(all.held > 0, "nothing was asked on the open connections");
+        ensure!(all.held > 0, "no request was sent on the open connections");
         self.screen.seen(&format!(
-            "{} new connections and {} requests on open ones, 0 failed",
+            "{} new connections and {} requests on open connections, 0 failed",
             all.connections(),
             all.held
         ));
@@ -208,11 +200,7 @@ impl<'a> Demo<'a> {
     }
 
     fn counters(&mut self) -> Result<()> {
-        self.screen.step(
-            7,
-            "Counters",
-            "What was done, for people, for scripts (-o json), and for Prometheus.",
-        );
+        self.screen.step(7, "Counters", "Statistics as text, for scripts (-o json), and for Prometheus.");
         let shown = self.run("node1", &["ballast", "service", "show", "redis"])?;
         let connections = shown.lines().find_map(|line| line.strip_prefix("Connections:"));
         let connections: u64 =
@@ -222,11 +210,11 @@ impl<'a> Demo<'a> {
         let metrics = self.fetch("metrics", "grep ^ballast_service")?;
         let ours: Vec<_> = metrics.lines().filter(|line| line.starts_with("ballast_service")).collect();
         self.screen.head(&ours.join("\n"), 6);
-        ensure!(!ours.is_empty(), "no metric begins with ballast_service");
+        ensure!(!ours.is_empty(), "no metric starts with ballast_service");
         let mode = self.fetch("proxyMode", "")?;
         self.screen.text(&mode);
         ensure!(mode.trim() == "ebpf", "/proxyMode is {mode:?}");
-        self.screen.seen(&format!("{connections} connections counted; /proxyMode says ebpf"));
+        self.screen.seen(&format!("{connections} connections counted; /proxyMode returns ebpf"));
         Ok(())
     }
 
@@ -234,8 +222,8 @@ impl<'a> Demo<'a> {
     pub(super) fn clean(&mut self) -> Result<()> {
         self.screen.step(
             8,
-            "Nothing is left",
-            "`ballast cleanup` removes all that the agents put into the kernel; then the cluster goes.",
+            "Cleanup",
+            "`ballast cleanup` removes everything that the agents put into the kernel; then the cluster is removed.",
         );
         for (number, node) in NODES.into_iter().enumerate() {
             self.topology.end_agent(number, libc::SIGTERM)?;
@@ -248,7 +236,7 @@ impl<'a> Demo<'a> {
             let pins = self.topology.workdir.bpffs(node).join("ballast");
             ensure!(!pins.exists(), "{} is still there", pins.display());
             let again = topology::read(self.topology.command(node, &words))?;
-            ensure!(!again.contains("removed"), "a second cleanup still found:\n{again}");
+            ensure!(!again.contains("removed"), "a second cleanup still removed something:\n{again}");
             let cgroup = self.topology.workdir.cgroup(node).display().to_string();
             let attached =
                 topology::read(self.topology.command(node, &["bpftool", "cgroup", "show", &cgroup]))?;
@@ -257,7 +245,7 @@ impl<'a> Demo<'a> {
         self.topology.take_down()?;
         let remains = self.topology.workdir.remains();
         ensure!(remains.is_empty(), "still there: {}", remains.join(", "));
-        self.screen.seen("no pins, programs, namespaces, control groups or files of the demo are left");
+        self.screen.seen("no pins, programs, namespaces, cgroups or files of the demo are left");
         Ok(())
     }
 
@@ -265,7 +253,7 @@ impl<'a> Demo<'a> {
     pub(super) fn keep(&self) -> Result<()> {
         self.topology.workdir.keep()?;
         let dir = self.topology.workdir.dir().display();
-        self.screen.title("It stays. Each machine has a script that runs a command there:");
+        self.screen.title("The cluster keeps running. Each machine has a script that runs a command on it:");
         for line in [
             format!("{dir}/app redis-cli -h {SERVICE} GET whoami"),
             format!("{dir}/vm redis-cli -h {SERVICE6} GET whoami"),
@@ -275,7 +263,7 @@ impl<'a> Demo<'a> {
             format!("vi {}", self.manifest.file().display()),
             format!("tail -f {dir}/agent-node1.log"),
             format!("nsenter --net=/run/netns/{} ip route", self.topology.workdir.namespace("node1")),
-            "cargo xtask demo --down   # ends it".to_owned(),
+            "cargo xtask demo --down   # removes the cluster".to_owned(),
         ] {
             self.screen.command(&line);
         }
@@ -362,7 +350,7 @@ fn even(tally: &Tally) -> Result<()> {
     let all = tally.connections();
     for pod in PODS {
         let share = tally.of(pod);
-        ensure!(share * LEAST_SHARE >= all && share > 0, "{pod} had only {share} of {all} connections");
+        ensure!(share * LEAST_SHARE >= all && share > 0, "{pod} got only {share} of {all} connections");
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ fn table(values: &str, schema: &Value) -> Result<String> {
             bail!("deploy/chart/values.yaml: `{key}` has no comment");
         }
         let Some(kind) = kind(schema, &key) else {
-            bail!("deploy/chart/values.schema.json says nothing about `{key}`");
+            bail!("deploy/chart/values.schema.json does not contain `{key}`");
         };
         let default = if default.is_empty() { default } else { format!("`{default}`") };
         // Writing to a String does not fail.
@@ -143,6 +143,6 @@ mod tests {
     fn a_value_without_comment_or_type_is_an_error() {
         let error = |values: &str| table(values, &schema()).unwrap_err().to_string();
         assert!(error("last: x\n").contains("`last` has no comment"));
-        assert!(error("# New.\nnew: x\n").contains("says nothing about `new`"));
+        assert!(error("# New.\nnew: x\n").contains("does not contain `new`"));
     }
 }

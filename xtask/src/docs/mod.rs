@@ -14,16 +14,16 @@ use anyhow::{Context as _, Result, bail};
 use crate::log;
 use crate::workspace::Workspace;
 
-/// Write the pages that are made from code (docs/reasons.md, docs/chart.md).
+/// Generate the pages that come from code (docs/reasons.md, docs/chart.md).
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
-    /// Also draw docs/diagrams/*.dot again, by Graphviz
+    /// Also draw docs/diagrams/*.dot again (Graphviz)
     #[arg(long)]
     pub diagrams: bool,
     /// Also take the pictures of docs/page.md again, in headless Chromium (needs root; builds the agent and the tests)
     #[arg(long)]
     pub screenshots: bool,
-    /// Also make the book of all pages, with search: target/book/html/index.html (by mdBook, which is built once: minutes)
+    /// Also make the book of all pages, with search: target/book/html/index.html (mdBook; its first build takes minutes)
     #[arg(long)]
     pub book: bool,
 }
@@ -62,7 +62,7 @@ pub fn check(workspace: &Workspace) -> Result<()> {
         let path = workspace.root().join(name);
         let there = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         if there != text(workspace)? {
-            bail!("{name} is not what {from} says: run `cargo xtask docs`");
+            bail!("{name} does not match {from}: run `cargo xtask docs`");
         }
     }
     diagrams::check(workspace)

@@ -7,11 +7,11 @@ use proxy_common::reason::Reason;
 const HEAD: &str = "\
 # Reasons
 
-Every refusal, drop and pass has one of these.
-They stand in `proxy-common/src/reason.rs`, from which `cargo xtask docs` makes this page.
-They are counted in the maps `reasons` (all) and `refusals` (by Service), and appear in `/metrics` (`ballast_reasons_total`, `ballast_service_refusals_total`), in `ballast status`, `ballast service show` and `ballast explain`, and live in `ballast monitor`.
+Every refusal, drop and pass has one of these reasons.
+`cargo xtask docs` generates this page from `proxy-common/src/reason.rs`.
+The maps `reasons` (all) and `refusals` (by Service) count the reasons. `/metrics` (`ballast_reasons_total`, `ballast_service_refusals_total`), `ballast status`, `ballast service show` and `ballast explain` show them, and `ballast monitor` shows them live.
 
-`reject`: the client is told at once. `drop`: silence. `pass`: it goes on untranslated.
+`reject`: the client gets an error immediately. `drop`: the packet is dropped without an answer. `pass`: the packet or call continues untranslated.
 
 | number | name | verdict | meaning | what to do |
 |---|---|---|---|---|

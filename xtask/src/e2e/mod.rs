@@ -44,31 +44,31 @@ const LIMIT: Duration = Duration::from_hours(1);
 /// How often a long run says that it is still alive.
 const HEARTBEAT: Duration = Duration::from_mins(1);
 
-/// Run Kubernetes' own tests of Services against Ballast, and against kube-proxy to compare (as root).
+/// Run Kubernetes' end-to-end tests of Services with Ballast, and with kube-proxy for comparison (needs root).
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// What serves the Services; given several times, each has a run, and they are shown side by side
+    /// The proxy for Services; can be given several times: each has a run, and the results are compared
     #[arg(long = "proxy", value_enum, default_values_t = [Proxy::BallastHost])]
     pub proxies: Vec<Proxy>,
-    /// A few specs that take minutes, on three nodes
+    /// Run only a few specs, which take minutes, on three nodes
     #[arg(long)]
     pub smoke: bool,
-    /// Other specs: a regular expression of their names
+    /// Run other specs: a regular expression for their names
     #[arg(long, value_name = "RE", conflicts_with = "smoke")]
     pub focus: Option<String>,
-    /// How many specs at a time
+    /// Number of specs that run in parallel
     #[arg(long, default_value_t = 8)]
     pub procs: u8,
-    /// How many nodes; the specs about zones want six
+    /// Number of nodes; the specs about zones need six
     #[arg(long)]
     pub nodes: Option<u8>,
     /// Which Ballast.
     #[command(flatten)]
     pub given: Given,
-    /// Take the running cluster of this name, and change its proxy where needed
+    /// Use the running cluster with this name, and change its proxy if needed
     #[arg(long, value_name = "NAME")]
     pub on: Option<String>,
-    /// Leave the last cluster running at the end
+    /// Keep the last cluster running at the end
     #[arg(long, conflicts_with = "on")]
     pub keep: bool,
 }
@@ -77,7 +77,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     if !exec::is_root() {
         bail!(
-            "a cluster's nodes are namespaces, which takes root: `sudo -E env \"PATH=$PATH\" cargo xtask e2e`"
+            "needs root to create the namespaces of the nodes: `sudo -E env \"PATH=$PATH\" cargo xtask e2e`"
         );
     }
     signal::catch();

@@ -83,7 +83,7 @@ pub fn host_target() -> Result<String> {
 pub fn rustc_says(name: &str) -> Result<String> {
     let told = Cmd::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").read()?;
     let found = told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
-    found.map(str::to_owned).with_context(|| format!("rustc does not tell its {name}"))
+    found.map(str::to_owned).with_context(|| format!("rustc does not print its {name}"))
 }
 
 /// Only the kernel is needed to run it: no interpreter, no shared library.
@@ -92,7 +92,7 @@ fn require_static(elf: &[u8]) -> Result<()> {
     let endian = file.endian();
     if file.elf_program_headers().iter().any(|header| header.p_type(endian) == PT_INTERP) {
         bail!(
-            "it asks for a loader: the toolchain did not link it statically (a C library's .a file is missing?)"
+            "the binary needs a dynamic loader: it is not linked statically (is the .a file of the C library missing?)"
         );
     }
     let libraries = file.imports().context("cannot read what it imports")?;

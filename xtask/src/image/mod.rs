@@ -21,19 +21,19 @@ use crate::{build, log};
 use commit::{revision, source_date};
 
 /// Build the container image: one static binary in an archive that `ctr image import`, `docker load`, `podman load`
-/// and `kind load image-archive` read, and its bills of materials (`CycloneDX`). buildah makes it, as root or as a user with subordinate ids (`/etc/subuid`).
+/// and `kind load image-archive` read, and its bills of materials (`CycloneDX`). Uses buildah, as root or as a user with subordinate ids (`/etc/subuid`).
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Name of the image; the tag is the version unless the name has one. No registry is asked
+    /// Name of the image; the tag is the version unless the name has one. Uses no registry
     #[arg(long, default_value = NAME)]
     pub name: String,
-    /// The architecture of the image, which need not be this machine's
+    /// The architecture of the image
     #[arg(long, value_enum, default_value_t)]
     pub target: Arch,
     /// Folder for the archive and the bill of materials [default: target/image]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// Build the agent without optimisations, and no bills of materials: for tests of the image
+    /// Build the agent without optimisations and without bills of materials, for tests of the image
     #[arg(long)]
     pub dev: bool,
 }

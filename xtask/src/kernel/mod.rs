@@ -52,7 +52,7 @@ pub fn run(workspace: &Workspace, name: &str, arch: Arch, records: bool) -> Resu
     let lines: Vec<_> = console.into_iter().filter(|line| line.contains(record::MARK)).collect();
     let found = Found::read(&name, &release, &lines)?;
     if found.is_empty() {
-        log::line("    no program loaded: the kernel is too old, and the agent says so");
+        log::line("    no program loaded: the kernel is too old, and the agent reports it");
         return Ok(());
     }
     let path = workspace.root().join(RECORD);
@@ -121,7 +121,7 @@ impl Programs {
         let output = tests.stdout.take().context("the tests have no output")?;
         let mut said = Vec::new();
         for line in BufReader::new(output).lines() {
-            let line = line.context("cannot read what the tests say")?;
+            let line = line.context("cannot read the output of the tests")?;
             log::line(format_args!("    | {line}"));
             said.push(line);
         }

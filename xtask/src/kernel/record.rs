@@ -109,9 +109,9 @@ impl Record {
             let name = if load.1.is_empty() { load.0.clone() } else { format!("{} ({})", load.0, load.1) };
             match (self.loads.get(load).and_then(|row| row.get(&found.column)), cost) {
                 (None, _) => problems.push(format!("{name} is not recorded")),
-                (Some(Some(_)), None) => problems.push(format!("{name} is not taken any more")),
+                (Some(Some(_)), None) => problems.push(format!("the kernel rejects {name} now")),
                 (Some(Some([was, ..])), Some([is, ..])) if is * 100 > was * PERCENT => {
-                    problems.push(format!("{name} takes {is} instructions instead of {was}"));
+                    problems.push(format!("{name} needs {is} instructions instead of {was}"));
                 }
                 _ => {}
             }
@@ -224,7 +224,7 @@ mod tests {
         }
         let error = record.check(&found("6.1", 2000)).unwrap_err().to_string();
         assert!(
-            error.contains("tc_ingress (looks up, no header) takes 2000 instructions instead of 1000"),
+            error.contains("tc_ingress (looks up, no header) needs 2000 instructions instead of 1000"),
             "{error}"
         );
     }
@@ -246,7 +246,7 @@ mod tests {
         record.put(found("6.1", 1000));
         let mut less = found("6.1", 1000);
         less.loads.insert(("tc_ingress".into(), String::new()), None);
-        assert!(record.check(&less).unwrap_err().to_string().contains("not taken any more"));
+        assert!(record.check(&less).unwrap_err().to_string().contains("the kernel rejects tc_ingress now"));
     }
 
     #[test]

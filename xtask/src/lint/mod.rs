@@ -30,11 +30,11 @@ use crate::{apt, chart, docs, go, gotools, log};
 /// The clippy that belongs to the distribution's rustc, and its package.
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
 
-/// Check format, clippy (host and BPF target, warnings denied), layers, circles, file sizes, words, links between documents, calls of
-/// `cargo xtask` in them, documents that are made from code, the chart with its manifests, workflows, shell scripts and systemd units.
+/// Check format, clippy (host and BPF target, warnings denied), layers, circular dependencies, file sizes, words, links between
+/// documents, commands in documents, generated documents, the chart with its manifests, workflows, shell scripts and systemd units.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
-    /// Only the project's own rules: no compiler, at once
+    /// Check only the project's own rules; needs no compiler, takes seconds
     #[arg(long)]
     pub rules_only: bool,
 }

@@ -45,7 +45,7 @@ pub(super) fn check(file: &SourceFile) -> Vec<Finding> {
             findings.push(Finding {
                 file: file.path.clone(),
                 line: number + 1,
-                what: format!("says `{word}`: name the program, host or person that is meant"),
+                what: format!("contains `{word}`: name the program, host or person that is meant"),
             });
         }
     }

@@ -9,7 +9,7 @@ pub enum Part {
     Rules,
     /// The packet stages, built for the host
     Stages,
-    /// The plan of a Service (slower: the agent's crate is built for each change)
+    /// The plan of a Service (slower: each change builds the agent's crate)
     Plan,
 }
 

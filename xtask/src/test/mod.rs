@@ -14,25 +14,25 @@ use crate::workspace::Workspace;
 use crate::{apiserver, build, exec, kernel, log};
 pub use rung::Rung;
 
-/// Run the tests: all rungs, or the ones named.
+/// Run the tests of all rungs, or of the given ones.
 ///
-/// A rung that this machine cannot run is skipped and says why; with CI=true that is a failure.
+/// A rung that this machine cannot run is skipped, with the reason; with CI=true the command fails instead.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Which rungs to run; all when none is named
+    /// The rungs to run [default: all]
     #[arg(value_enum)]
     pub rungs: Vec<Rung>,
-    /// Boot the newest kernel of this line in qemu, and see every program load and work there: 5.10, 5.13, 5.15, 5.19, 6.1, 6.12,
-    /// sid (the newest of Debian unstable); or `running`: the kernel of this machine, without qemu
+    /// Boot the newest kernel of this series in qemu, and check that every program loads and works: 5.10, 5.13, 5.15, 5.19, 6.1,
+    /// 6.12, sid (the newest of Debian unstable); or `running`: the kernel of this machine, without qemu
     #[arg(long, value_name = "LINE", conflicts_with = "rungs")]
     pub kernel: Option<String>,
-    /// The architecture of that kernel, which need not be this machine's
+    /// The architecture of that kernel
     #[arg(long, value_enum, default_value_t, requires = "kernel")]
     pub arch: Arch,
-    /// Write what the verifier needs on that kernel to docs/verifier.md, instead of comparing it
+    /// Write the verifier's figures for that kernel to docs/verifier.md, instead of comparing them
     #[arg(long, requires = "kernel")]
     pub record: bool,
-    /// Handed to the tests: a filter and the test runner's own flags
+    /// Passed to the tests: a filter and flags of the test runner
     #[arg(last = true, value_name = "FILTER")]
     pub filter: Vec<String>,
 }

@@ -19,11 +19,11 @@ use crate::workspace::Workspace;
 pub enum Rung {
     /// Unit and property tests, and the packet code on the host
     Unit,
-    /// The programs in the kernel, packet by packet (needs root)
+    /// The programs in the kernel, with single packets (needs root)
     Bpf,
     /// Real sockets in network namespaces (needs root)
     Netns,
-    /// The agent against a real kube-apiserver, and beside the official kube-proxy (needs root and Go)
+    /// The agent with a real kube-apiserver, and compared with the official kube-proxy (needs root and Go)
     Apiserver,
 }
 
@@ -36,9 +36,11 @@ impl Rung {
     pub(super) fn what(self) -> &'static str {
         match self {
             Self::Unit => "unit and property tests",
-            Self::Bpf => "the programs in the kernel, packet by packet",
+            Self::Bpf => "the programs in the kernel, with single packets",
             Self::Netns => "real sockets in network namespaces",
-            Self::Apiserver => "the agent against a real kube-apiserver, and beside the official kube-proxy",
+            Self::Apiserver => {
+                "the agent with a real kube-apiserver, and compared with the official kube-proxy"
+            }
         }
     }
 

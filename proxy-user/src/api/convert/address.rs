@@ -12,7 +12,7 @@ pub enum AddressError {
     #[error("`{0}` is not an IP address")]
     Unreadable(String),
     /// It is an address, but not one that packets can be sent to from here.
-    #[error("{address} is {what}; give an address that can be routed to")]
+    #[error("{address} is {what}; give a routable address")]
     Special {
         /// The address.
         address: IpAddr,
@@ -23,7 +23,7 @@ pub enum AddressError {
 
 /// Why a range of addresses cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{0}` is not a range of addresses; write it as 192.0.2.0/24 or 2001:db8::/32")]
+#[error("`{0}` is not an address range; write it like 192.0.2.0/24 or 2001:db8::/32")]
 pub struct RangeError(String);
 
 /// Reads an address. Parts of an IPv4 address may have leading zeros, as objects made by old versions of
@@ -54,7 +54,7 @@ pub fn routable(text: &str) -> Result<IpAddr, AddressError> {
         IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address"),
         IpAddr::V6(v6) if v6.is_unicast_link_local() => Some("a link-local address"),
         // The checks above do not see through it, and no packet carries it.
-        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("an IPv4 address in disguise"),
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("an IPv4-mapped address"),
         _ => None,
     };
     what.map_or(Ok(address), |what| Err(AddressError::Special { address, what }))
@@ -115,8 +115,8 @@ mod tests {
     #[case("fe80::1", "a link-local address")]
     #[case("febf::1", "a link-local address")]
     #[case("255.255.255.255", "the broadcast address")]
-    #[case("::ffff:127.0.0.1", "an IPv4 address in disguise")]
-    #[case("::ffff:10.0.0.1", "an IPv4 address in disguise")]
+    #[case("::ffff:127.0.0.1", "an IPv4-mapped address")]
+    #[case("::ffff:10.0.0.1", "an IPv4-mapped address")]
     fn what_means_the_machine_itself_is_refused(#[case] text: &str, #[case] expected: &str) {
         match routable(text) {
             Err(AddressError::Special { what, .. }) => assert_eq!(what, expected),

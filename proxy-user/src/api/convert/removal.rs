@@ -25,7 +25,7 @@ pub fn policy(metadata: &ObjectMeta, problems: &mut Problems) -> RemovalPolicy {
             problems.add(
                 field(ANNOTATION_POLICY),
                 &format_args!(
-                    "`{text}` is not a removal policy: give one of {names}; the default, drain, holds instead"
+                    "`{text}` is not a removal policy: give one of {names}; until then the default applies (drain)"
                 ),
             );
             RemovalPolicy::Drain
@@ -39,7 +39,7 @@ fn delay(metadata: &ObjectMeta, problems: &mut Problems) -> Duration {
     found.filter(|delay| *delay <= RemovalPolicy::LONGEST).unwrap_or_else(|| {
         problems.add(
             field(ANNOTATION_DELAY),
-            &format_args!("`{text}` is not a delay: give a duration from 0s to 24h, like 30s, 5m or 1h; 0s holds instead"),
+            &format_args!("`{text}` is not a delay: give a duration from 0s to 24h, like 30s, 5m or 1h; until then 0s applies"),
         );
         Duration::ZERO
     })

@@ -87,7 +87,7 @@ fn kind(text: Option<&str>, problems: &mut Problems) -> ServiceKind {
         Some("NodePort") => ServiceKind::NodePort,
         Some("LoadBalancer") => ServiceKind::LoadBalancer,
         Some(other) => {
-            problems.add("spec.type", &format_args!("`{other}` is not known; served as ClusterIP"));
+            problems.add("spec.type", &format_args!("unknown type `{other}`; treated as ClusterIP"));
             ServiceKind::ClusterIp
         }
     }
@@ -101,8 +101,10 @@ fn cluster_ips(one: Option<String>, many: Option<Vec<String>>, problems: &mut Pr
     };
     let given: Vec<_> = given.into_iter().filter(|text| !text.is_empty()).collect();
     if given.is_empty() {
-        problems
-            .add("spec.clusterIP", &"there is none, so clients cannot reach the Service; give it an address");
+        problems.add(
+            "spec.clusterIP",
+            &"the Service has no cluster address, so clients cannot reach it; set one",
+        );
     }
     let mut found: Vec<IpAddr> = Vec::with_capacity(given.len());
     for address in addresses(field, given, problems) {
@@ -110,7 +112,7 @@ fn cluster_ips(one: Option<String>, many: Option<Vec<String>>, problems: &mut Pr
             let family = IpFamily::of(address);
             problems.add(
                 field,
-                &format_args!("{address} is a second {family} address; only the first is served"),
+                &format_args!("{address} is a second {family} address; only the first one is programmed"),
             );
         } else {
             found.push(address);
@@ -163,27 +165,27 @@ fn ports(items: Vec<k8s::ServicePort>, kind: ServiceKind, problems: &mut Problem
         };
         let Some(protocol) = protocol(item.protocol.as_deref()) else {
             let text = item.protocol.unwrap_or_default();
-            bad("protocol", &format_args!("`{text}` is not a protocol: TCP, UDP and SCTP are"));
+            bad("protocol", &format_args!("`{text}` is not a protocol; use TCP, UDP or SCTP"));
             continue;
         };
         let Some(port) = u16::try_from(item.port).ok().filter(|port| *port != 0) else {
-            bad("port", &format_args!("{} is not a port; ports are 1 to 65535", item.port));
+            bad("port", &format_args!("{} is not a port; use 1 to 65535", item.port));
             continue;
         };
         let name = Name::from(item.name.unwrap_or_default());
         if name.len() > MAX_PORT_NAME {
-            bad("name", &format_args!("it is longer than {MAX_PORT_NAME} bytes"));
+            bad("name", &format_args!("the name is longer than {MAX_PORT_NAME} bytes"));
             continue;
         }
         if names.contains(&(name.clone(), protocol)) {
             bad(
                 "name",
-                &format_args!("another {protocol} port is called `{name}`; give each a name of its own"),
+                &format_args!("another {protocol} port has the name `{name}`; give each port its own name"),
             );
             continue;
         }
         if !numbers.insert((port, protocol)) {
-            bad("port", &format_args!("another port has the number {port}/{protocol} already"));
+            bad("port", &format_args!("another port already has the number {port}/{protocol}"));
             continue;
         }
         names.insert((name.clone(), protocol));
@@ -201,7 +203,7 @@ fn ports(items: Vec<k8s::ServicePort>, kind: ServiceKind, problems: &mut Problem
 fn optional_port(field: &str, number: Option<i32>, problems: &mut Problems) -> u16 {
     let number = number.unwrap_or_default();
     u16::try_from(number).unwrap_or_else(|_| {
-        problems.add(field, &format_args!("{number} is not a port; ports are 1 to 65535"));
+        problems.add(field, &format_args!("{number} is not a port; use 1 to 65535"));
         0
     })
 }
@@ -211,7 +213,7 @@ fn policy(field: &str, text: Option<&str>, problems: &mut Problems) -> TrafficPo
         None | Some("" | "Cluster") => TrafficPolicy::Cluster,
         Some("Local") => TrafficPolicy::Local,
         Some(other) => {
-            problems.add(field, &format_args!("`{other}` is not a policy; served as Cluster"));
+            problems.add(field, &format_args!("`{other}` is not a policy; treated as Cluster"));
             TrafficPolicy::Cluster
         }
     }
@@ -224,7 +226,7 @@ fn affinity(text: Option<&str>, config: Option<k8s::SessionAffinityConfig>, prob
         Some(other) => {
             problems.add(
                 "spec.sessionAffinity",
-                &format_args!("`{other}` is not known; served without affinity"),
+                &format_args!("unknown session affinity `{other}`; treated as None"),
             );
             return 0;
         }
@@ -235,7 +237,7 @@ fn affinity(text: Option<&str>, config: Option<k8s::SessionAffinityConfig>, prob
     let valid = u32::try_from(given).ok().filter(|secs| (1..=MAX_AFFINITY_SECS).contains(secs));
     valid.unwrap_or_else(|| {
         let message = format_args!(
-            "{given} is not from 1 to {MAX_AFFINITY_SECS} seconds; {DEFAULT_AFFINITY_SECS} holds instead"
+            "{given} is not between 1 and {MAX_AFFINITY_SECS} seconds; {DEFAULT_AFFINITY_SECS} applies"
         );
         problems.add("spec.sessionAffinityConfig.clientIP.timeoutSeconds", &message);
         DEFAULT_AFFINITY_SECS

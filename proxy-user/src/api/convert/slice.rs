@@ -63,12 +63,13 @@ fn ports(items: Vec<k8s::EndpointPort>, problems: &mut Problems) -> Vec<Endpoint
     for (index, item) in items.into_iter().enumerate() {
         let number = item.port.unwrap_or_default();
         let Ok(port) = u16::try_from(number) else {
-            problems.add(format!("ports[{index}].port"), &format_args!("{number} is not a port"));
+            problems
+                .add(format!("ports[{index}].port"), &format_args!("{number} is not a port; use 1 to 65535"));
             continue;
         };
         let Some(protocol) = protocol(item.protocol.as_deref()) else {
             let text = item.protocol.unwrap_or_default();
-            let message = format_args!("`{text}` is not a protocol: TCP, UDP and SCTP are");
+            let message = format_args!("`{text}` is not a protocol; use TCP, UDP or SCTP");
             problems.add(format!("ports[{index}].protocol"), &message);
             continue;
         };
@@ -91,12 +92,12 @@ fn endpoint(
     let field = || format!("endpoints[{index}].addresses[0]");
     // All addresses of an endpoint are the same pod's, and consumers take the first, says the API.
     let Some(text) = item.addresses.first() else {
-        problems.add(format!("endpoints[{index}].addresses"), &"there is none");
+        problems.add(format!("endpoints[{index}].addresses"), &"the endpoint has no address");
         return None;
     };
     let address = address::routable(text).map_err(|error| problems.add(field(), &error)).ok()?;
     if IpFamily::of(address) != family {
-        problems.add(field(), &format_args!("{address} is not an {family} address, as addressType says"));
+        problems.add(field(), &format_args!("{address} is not an {family} address, but addressType says so"));
         return None;
     }
     let conditions = item.conditions.unwrap_or_default();

@@ -26,7 +26,7 @@ pub fn forwarding(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Forw
         problems.add(
             field(ANNOTATION_FORWARDING),
             &format_args!(
-                "`{text}` is not a forwarding mode: give one of {names}; the default holds instead"
+                "`{text}` is not a forwarding mode: give one of {names}; until then the default applies"
             ),
         );
     }
@@ -41,7 +41,9 @@ pub fn algorithm(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Algor
         let names = algorithm_names();
         problems.add(
             field(ANNOTATION_ALGORITHM),
-            &format_args!("`{text}` is not an algorithm: give one of {names}; the default holds instead"),
+            &format_args!(
+                "`{text}` is not an algorithm: give one of {names}; until then the default applies"
+            ),
         );
     }
     found
@@ -55,7 +57,7 @@ pub fn ejection(metadata: &ObjectMeta, problems: &mut Problems) -> Option<bool> 
         text => {
             problems.add(
                 field(ANNOTATION_EJECTION),
-                &format_args!("`{text}` is neither `on` nor `off`; the default holds instead"),
+                &format_args!("`{text}` is neither `on` nor `off`; until then the default applies"),
             );
             None
         }
@@ -72,7 +74,7 @@ pub fn weights(metadata: &ObjectMeta, problems: &mut Problems) -> Weights {
         let Some((key, weight)) = parse(entry) else {
             let message = format_args!(
                 "`{entry}` is not a weight: give ADDRESS=N, node/NAME=N, zone/NAME=N or *=N, with N from 0 to \
-                 {MOST_WEIGHT}; all weights here are left out"
+                 {MOST_WEIGHT}; all weights of this annotation are ignored"
             );
             problems.add(field(ANNOTATION_WEIGHTS), &message);
             return Weights::default();

@@ -7,13 +7,13 @@ use thiserror::Error;
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Malformed {
     /// A field is longer than what holds it.
-    #[error("a field goes beyond the end of its message")]
+    #[error("a field exceeds the end of its message")]
     Cut,
     /// A number that 64 bits cannot hold.
     #[error("a number is longer than 10 bytes")]
     Number,
     /// A field's number or its wire type.
-    #[error("the tag {tag} does not begin a field")]
+    #[error("{tag} is not the tag of a field")]
     Tag {
         /// What was read.
         tag: u64,
@@ -31,10 +31,10 @@ pub enum Malformed {
         field: u32,
     },
     /// Not an object of Kubernetes'.
-    #[error("an object does not begin with `k8s` and a zero byte")]
+    #[error("an object does not start with `k8s` and a zero byte")]
     Magic,
     /// An object of another kind, or in another form.
-    #[error("there is a `{found}` where a `{wanted}` was asked for")]
+    #[error("got a `{found}` instead of a `{wanted}`")]
     Kind {
         /// What was asked for.
         wanted: String,
@@ -48,7 +48,7 @@ pub enum Malformed {
         name: String,
     },
     /// A frame or a line of a watch that is too long to be an object.
-    #[error("an event has {length} bytes or more, which no object has")]
+    #[error("an event has at least {length} bytes, which is too long")]
     Length {
         /// In bytes.
         length: usize,

@@ -93,7 +93,9 @@ impl History {
         let resource = K::RESOURCE;
         warn!(
             resource,
-            now, seen, "the API server's history is another one, as after a restore of etcd; listing again"
+            now,
+            seen,
+            "the resourceVersions of the API server went back, as after a restore of etcd; listing again"
         );
         *self = Self::default();
         true

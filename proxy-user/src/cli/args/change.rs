@@ -28,10 +28,10 @@ pub struct FlowDeleteArgs {
     /// Which.
     #[command(flatten)]
     pub which: FlowFilterArgs,
-    /// All of them, if nothing else is said.
+    /// Delete all connections; needed if no filter is given.
     #[arg(long)]
     pub all: bool,
-    /// Only print what would be removed.
+    /// Only print the connections that would be deleted.
     #[arg(long, value_parser = FalseyValueParser::new())]
     pub dry_run: bool,
 }
@@ -48,10 +48,10 @@ pub struct ServiceZeroArgs {
     /// The namespace.
     #[command(flatten)]
     pub namespace: NamespaceArgs,
-    /// All Services.
+    /// Reset the counters of all Services.
     #[arg(long)]
     pub all: bool,
-    /// These Services.
+    /// Services whose counters are reset: NAME, NAMESPACE/NAME, or either with :PORT.
     #[arg(value_name = "SERVICE", add = candidates::services())]
     pub services: Vec<String>,
 }
@@ -62,16 +62,16 @@ pub struct CleanupArgs {
     /// Its maps.
     #[command(flatten)]
     pub maps: BpffsArgs,
-    /// Root of the control groups whose sockets the agent served. Default: where cgroup2 is mounted.
+    /// Root of the cgroups whose sockets the agent translated. Default: the mount point of cgroup2.
     #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR")]
     pub cgroup_root: Option<PathBuf>,
-    /// Only say what would be removed.
+    /// Only print what would be removed.
     #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
     pub dry_run: bool,
-    /// Do not ask first. Without a terminal nothing is asked anyway.
+    /// Do not ask for confirmation. Without a terminal the command never asks.
     #[arg(short, long)]
     pub yes: bool,
-    /// When all is removed, wait for SIGTERM: for a container, which would be started again otherwise.
+    /// After the cleanup, wait for SIGTERM. For containers that would otherwise be restarted.
     #[arg(long, env = "BALLAST_STAY", value_parser = FalseyValueParser::new(), conflicts_with = "dry_run")]
     pub stay: bool,
 }
@@ -85,7 +85,7 @@ pub struct SysdumpArgs {
     /// The agent.
     #[command(flatten)]
     pub agent: AgentArgs,
-    /// The file to write; `-`: standard output. Default: ballast-sysdump-<host>-<time>.tar.gz in this folder.
+    /// The file to write; `-`: standard output. Default: ballast-sysdump-<host>-<time>.tar.gz in the current folder.
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
 }

@@ -13,19 +13,19 @@ use crate::config::value::NodePortRange;
 /// `ballast check`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CheckArgs {
-    /// Check the node before Ballast is installed: nothing is asked of the agent and of what it puts into the kernel.
+    /// Check the node before Ballast is installed. Skips the checks of the agent and of its programs and maps.
     #[arg(long, env = "BALLAST_PRE", value_parser = FalseyValueParser::new())]
     pub pre: bool,
-    /// Exit with 0 whatever the result, for an init container that only reports.
+    /// Exit with code 0 for every result, for an init container that only reports.
     #[arg(long, env = "BALLAST_REPORT_ONLY", value_parser = FalseyValueParser::new())]
     pub report_only: bool,
-    /// How the result is written.
+    /// Output format.
     #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
     pub output: CheckOutput,
     /// Its maps.
     #[command(flatten)]
     pub maps: BpffsArgs,
-    /// Root of the control groups whose sockets are served. Default: where cgroup2 is mounted.
+    /// Root of the cgroups whose sockets are translated. Default: the mount point of cgroup2.
     #[arg(long, env = "BALLAST_CGROUP_ROOT", value_name = "DIR")]
     pub cgroup_root: Option<PathBuf>,
     /// The agent.
@@ -34,13 +34,13 @@ pub struct CheckArgs {
     /// The API server.
     #[command(flatten)]
     pub api: ApiArgs,
-    /// Do not ask the API server: for a node whose objects come from a folder.
+    /// Skip the checks that query the API server. For nodes whose Services come from a folder (--manifests).
     #[arg(long, env = "BALLAST_NO_API", value_parser = FalseyValueParser::new())]
     pub no_api: bool,
-    /// Ports that the API server gives to Services as node ports, as its flag of this name says.
+    /// Port range for NodePorts; the same value as the API server's flag of this name.
     #[arg(long, env = "BALLAST_SERVICE_NODE_PORT_RANGE", value_name = "FIRST-LAST", default_value_t)]
     pub service_node_port_range: NodePortRange,
-    /// Where the configuration of the CNI plugins is.
+    /// Folder with the configuration of the CNI plugins.
     #[arg(long, env = "BALLAST_CNI_CONF_DIR", value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
 }
@@ -48,13 +48,13 @@ pub struct CheckArgs {
 /// How the result of `ballast check` is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum CheckOutput {
-    /// Lines in groups, with what to do.
+    /// Grouped lines, with advice.
     #[default]
     Text,
     /// A table with all columns.
     Wide,
-    /// Only what warns or fails, one line each.
+    /// Only warnings and failures, one per line.
     Short,
-    /// JSON, with field names that stay.
+    /// JSON, with stable field names.
     Json,
 }

@@ -31,64 +31,64 @@ macro_rules! choices {
 
 choices! {
     PacketHook {
-        Auto = "auto": "TCX where the kernel has it (Linux 6.6), clsact elsewhere",
-        Tcx = "tcx": "TCX or nothing",
+        Auto = "auto": "TCX if the kernel has it (Linux 6.6), otherwise clsact",
+        Tcx = "tcx": "TCX; fails if the kernel lacks it",
         Clsact = "clsact": "The clsact qdisc",
     }
     LogFormat {
-        Text = "text": "For people",
-        Json = "json": "For machines: one object on a line",
+        Text = "text": "Text lines",
+        Json = "json": "One JSON object per line",
     }
     TcxOrder {
         Nest = "nest":
-            "First at ingress, last at egress: the programs of others see endpoints both ways, never Services",
-        First = "first": "First on both: others see requests to endpoints, and replies of Services",
-        Last = "last": "Last on both: others see requests to Services, and replies of endpoints",
+            "First at ingress, last at egress: other programs see endpoint addresses in both directions, never Service addresses",
+        First = "first": "First on both: other programs see requests to endpoints, and replies from Services",
+        Last = "last": "Last on both: other programs see requests to Services, and replies from endpoints",
     }
     Xdp {
         Auto = "auto":
-            "On uplinks whose driver runs XDP programs; never on virtual devices, where it costs more than it saves",
-        Native = "native": "On every uplink whose driver runs XDP programs, veth too",
-        Generic = "generic": "On every uplink, by the kernel's stack: no faster than tc; for tests",
-        Off = "off": "Nowhere",
+            "On uplinks whose driver supports XDP; not on virtual devices, where it costs more than it saves",
+        Native = "native": "On every uplink whose driver supports XDP, including veth",
+        Generic = "generic": "On every uplink, with generic XDP: not faster than tc; for tests",
+        Off = "off": "On no device",
     }
     ForwardingMode {
-        Snat = "snat": "Under this node's address; replies come back through it",
+        Snat = "snat": "With this node's address as source (SNAT); replies return through this node",
         Dsr = "dsr":
-            "Encapsulated (IP in IP) to the endpoint's node, which answers the client directly: the endpoint sees the client's \
-             address. SCTP as with snat",
-        Hybrid = "hybrid": "TCP as with dsr, all else as with snat",
+            "Encapsulated (IP in IP) to the endpoint's node, which answers the client directly. The endpoint sees the client's \
+             address. SCTP uses snat",
+        Hybrid = "hybrid": "TCP uses dsr, other protocols use snat",
     }
     Ejection {
         On = "on":
-            "For a second after two clients met a failure in a row, longer each time; never the last endpoint",
-        Off = "off": "As with kube-proxy, which leads connections to an endpoint as long as it is ready",
+            "After failures of two clients in a row, for one second, and longer each time; never the last endpoint",
+        Off = "off": "Never: like kube-proxy, select each endpoint as long as it is ready",
     }
     Telemetry {
-        Traces = "traces": "Spans of the agent's work: lists, syncs with plan and apply, audits",
-        Logs = "logs": "Lines of its log",
-        Events = "events": "What `ballast monitor` shows: refusals, drops, passes, and new flows (--otlp-sample)",
+        Traces = "traces": "Spans of the agent's work: lists, syncs (plan and apply), audits",
+        Logs = "logs": "The agent's log lines",
+        Events = "events": "The events of `ballast monitor`: refusals, drops, passes, and new flows (--otlp-sample)",
     }
     Shows {
-        Off = "off": "There is no page",
-        Services = "services": "What /metrics and /problems tell: rates by Service and by reason",
-        All = "all": "Addresses of clients and endpoints too, and examples of what was refused",
+        Off = "off": "No page",
+        Services = "services": "The data of /metrics and /problems: rates by Service and by reason",
+        All = "all": "Also addresses of clients and endpoints, and examples of refused connections",
     }
     SocketLb {
-        All = "all": "Those of the node and of its pods",
+        All = "all": "Sockets of the node and of its pods",
         HostOnly = "host-only":
-            "Those in the node's own network namespace: rules inside pods (a mesh's REDIRECT) meet the Service's address",
-        Off = "off": "None",
+            "Sockets in the host network namespace. Rules inside pods (REDIRECT of a service mesh) see the Service address",
+        Off = "off": "No sockets",
     }
     SocketDrop {
         Silent = "silent":
-            "It goes on, as with kube-proxy: its packets are dropped until an endpoint may receive them",
-        Fail = "fail": "It fails at once (ETIMEDOUT)",
+            "The call continues, as with kube-proxy; the packets are dropped until there is a usable endpoint",
+        Fail = "fail": "The call fails immediately (ETIMEDOUT)",
     }
     DetectLocalMode {
-        ClusterCidr = "ClusterCIDR": "By their addresses: --cluster-cidr",
-        NodeCidr = "NodeCIDR": "By their addresses: the Node's podCIDRs",
-        BridgeInterface = "BridgeInterface": "By their bridge: --pod-bridge-interface",
-        InterfaceNamePrefix = "InterfaceNamePrefix": "By their devices' names: --pod-interface-name-prefix",
+        ClusterCidr = "ClusterCIDR": "By the addresses of pods: --cluster-cidr",
+        NodeCidr = "NodeCIDR": "By the addresses of pods: podCIDRs of the Node",
+        BridgeInterface = "BridgeInterface": "By the bridge of pods: --pod-bridge-interface",
+        InterfaceNamePrefix = "InterfaceNamePrefix": "By the device names of pods: --pod-interface-name-prefix",
     }
 }

@@ -18,11 +18,11 @@ pub enum Output {
     /// Text.
     #[default]
     Text,
-    /// Text that says more.
+    /// Text with more details.
     Wide,
-    /// JSON, with field names that stay.
+    /// JSON, with stable field names.
     Json,
-    /// The same as YAML.
+    /// YAML, with the fields of JSON.
     Yaml,
 }
 
@@ -44,7 +44,7 @@ pub struct ReaderArgs {
     /// Its maps.
     #[command(flatten)]
     pub maps: BpffsArgs,
-    /// How the answer is written.
+    /// Output format.
     #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
     pub output: Output,
 }
@@ -52,7 +52,7 @@ pub struct ReaderArgs {
 /// What every command takes that asks the agent whether it is well.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct AgentArgs {
-    /// Where the agent answers /healthz.
+    /// Address of the agent's metrics server.
     #[arg(
         long,
         env = "BALLAST_METRICS_BIND_ADDRESS",
@@ -65,7 +65,7 @@ pub struct AgentArgs {
 /// Where it is noted what the counters were when they were made zero.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ZeroArgs {
-    /// Folder in which `ballast service zero` notes what the counters were.
+    /// Folder in which `ballast service zero` stores the values of the counters.
     #[arg(long, env = "BALLAST_RUN_DIR", value_name = "DIR", default_value = "/run/ballast")]
     pub run_dir: PathBuf,
 }
@@ -76,22 +76,22 @@ pub struct FlowFilterArgs {
     /// Of which Services.
     #[command(flatten)]
     pub scope: ScopeArgs,
-    /// Only those to this Service, as an argument without flag.
+    /// Only connections to this Service; the same as the argument SERVICE.
     #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE", add = candidates::services())]
     pub service: Option<String>,
-    /// Only those of this client: an address, a range, either with :PORT.
+    /// Only connections of this client: an address or a range, with or without :PORT.
     #[arg(short = 's', long, visible_alias = "src", env = "BALLAST_CLIENT", value_name = "ADDRESS[:PORT]")]
     pub client: Option<Peer>,
-    /// Only those that dialled this.
+    /// Only connections to this frontend: the address that the client dialled.
     #[arg(short = 'd', long, visible_alias = "dst", env = "BALLAST_FRONTEND", value_name = "ADDRESS[:PORT]")]
     pub frontend: Option<Peer>,
-    /// Only those to this endpoint.
+    /// Only connections to this endpoint.
     #[arg(long, env = "BALLAST_BACKEND", value_name = "ADDRESS[:PORT]")]
     pub backend: Option<Peer>,
-    /// Only those of this protocol: tcp, udp or sctp.
+    /// Only connections of this protocol: tcp, udp or sctp.
     #[arg(short, long, visible_alias = "proto", env = "BALLAST_PROTOCOL", value_name = "PROTOCOL", value_parser = question::protocol)]
     pub protocol: Option<Protocol>,
-    /// Only those in this state: unreplied, half-open, established, closing, closed or expired.
+    /// Only connections in this state: unreplied, half-open, established, closing, closed or expired.
     #[arg(long, env = "BALLAST_STATE", value_name = "STATE", value_parser = question::flow_state)]
     pub state: Option<FlowState>,
 }

@@ -9,10 +9,10 @@ pub struct EndUdpSocketsArgs {
     /// Its maps.
     #[command(flatten)]
     pub maps: BpffsArgs,
-    /// How log lines are written.
+    /// Format of log lines.
     #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// How much is logged: error, warn, info, debug, trace, or a klog number.
+    /// Log level: error, warn, info, debug, trace, or a klog number.
     #[arg(
         short = 'v',
         long,

@@ -14,13 +14,13 @@ use crate::cli::question;
 /// `ballast service ...`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ServiceCommand {
-    /// One line for each address that a client may dial.
+    /// List the frontends of Services (addresses that clients dial), one per line.
     #[command(visible_alias = "ls")]
     List(ServiceListArgs),
-    /// One Service in full: addresses, endpoints, connections, refusals.
+    /// Show one Service in full: addresses, endpoints, connections, refusals.
     Show(ServiceShowArgs),
-    /// Count from 0 again: connections, packets, bytes and refusals, as these commands show them. The counters of the
-    /// kernel, which Prometheus reads, go on.
+    /// Reset the counters that these commands show: connections, packets, bytes and refusals. The counters in the BPF maps,
+    /// which Prometheus reads, keep their values.
     #[command(mut_args(without_variables))]
     Zero(ServiceZeroArgs),
 }
@@ -28,7 +28,7 @@ pub enum ServiceCommand {
 /// `ballast backend ...`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum BackendCommand {
-    /// One line for each endpoint.
+    /// List endpoints, one per line.
     #[command(visible_alias = "ls")]
     List(BackendListArgs),
 }
@@ -36,10 +36,10 @@ pub enum BackendCommand {
 /// `ballast flow ...`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum FlowCommand {
-    /// One line for each connection.
+    /// List connections, one per line.
     #[command(visible_alias = "ls")]
     List(FlowListArgs),
-    /// Remove connections from the table, as `conntrack -D`: of both directions. If packets of one go on, it begins again.
+    /// Delete connections from the flow table, as `conntrack -D`. The next packet of a deleted connection starts a new flow.
     #[command(mut_args(without_variables))]
     Delete(FlowDeleteArgs),
 }
@@ -47,10 +47,10 @@ pub enum FlowCommand {
 /// `ballast map ...`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum MapCommand {
-    /// One line for each map.
+    /// List maps, one per line.
     #[command(visible_alias = "ls")]
     List(MapListArgs),
-    /// One line for each entry of a map, decoded.
+    /// Print the decoded entries of a map, one per line.
     Dump(MapDumpArgs),
 }
 
@@ -102,7 +102,7 @@ pub struct StatsArgs {
     /// Which.
     #[command(flatten)]
     pub scope: ScopeArgs,
-    /// Rates a second instead of counts, measured over so long: a number is of seconds.
+    /// Show rates per second instead of counts, measured over this time. A number without unit means seconds.
     #[arg(
         long,
         env = "BALLAST_RATE",
@@ -127,7 +127,7 @@ pub struct BackendListArgs {
     /// Which.
     #[command(flatten)]
     pub scope: ScopeArgs,
-    /// Only those of this Service, as an argument without flag.
+    /// Only endpoints of this Service; the same as the argument SERVICE.
     #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE", add = candidates::services())]
     pub service: Option<String>,
     /// The counters' zero.
@@ -144,7 +144,7 @@ pub struct FlowListArgs {
     /// Which.
     #[command(flatten)]
     pub which: FlowFilterArgs,
-    /// Expired ones too: silent for too long, but their place was not needed yet.
+    /// Include expired connections whose entries are not reused yet.
     #[arg(long, env = "BALLAST_ALL", value_parser = FalseyValueParser::new())]
     pub all: bool,
 }
@@ -180,7 +180,7 @@ pub struct ConfigArgs {
     /// How.
     #[command(flatten)]
     pub list: ViewArgs,
-    /// Only these settings, by the name of their flag or field. Default: all that are not as they are without being said.
+    /// Only these settings, by the name of their flag or field. Default: all settings that were given.
     #[arg(value_name = "SETTING")]
     pub names: Vec<String>,
     /// All settings.

@@ -42,8 +42,8 @@ fn others() -> impl Iterator<Item = &'static Setting> {
 
 fn arg(setting: &'static Setting) -> Arg {
     let help = match setting.effect {
-        Effect::Used("") => "As with kube-proxy.".to_owned(),
-        Effect::Used(what) => format!("As with kube-proxy: {what}."),
+        Effect::Used("") => "Same as in kube-proxy.".to_owned(),
+        Effect::Used(what) => format!("Same as in kube-proxy: {what}."),
         Effect::Idle(why) => format!("Accepted and ignored: {why}."),
     };
     let kind = setting.kind;
@@ -51,7 +51,7 @@ fn arg(setting: &'static Setting) -> Arg {
         .long(setting.flag)
         .action(ArgAction::Set)
         .help(help)
-        .help_heading("kube-proxy's other flags")
+        .help_heading("Other flags of kube-proxy")
         .hide_short_help(true)
         .allow_hyphen_values(true)
         .value_parser(move |text: &str| kind.of_text(text));

@@ -10,9 +10,9 @@ use super::observe::EventKind;
 use crate::cli::question;
 use crate::config::value;
 
-/// Asks the agents of all nodes of a cluster, and puts their answers together.
+/// Queries the agents on all nodes of a cluster, and merges their answers.
 ///
-/// It runs `ballast` in the agents' pods (`pods/exec`), with the rights of your kubeconfig.
+/// The plugin runs `ballast` in the pods of the agents (`pods/exec`), with the permissions of your kubeconfig.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "kubectl-ballast", bin_name = "kubectl ballast", version, arg_required_else_help = true)]
 pub struct KubectlArgs {
@@ -27,22 +27,22 @@ pub struct KubectlArgs {
 /// Which cluster, and who of it is asked.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ClusterArgs {
-    /// File with the API server's address and credentials. Default: as kubectl.
+    /// File with the API server's address and credentials. Default: the same as kubectl.
     #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The context of that file.
+    /// The context of the kubeconfig.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// The namespace of names that do not say one. Default: the context's.
+    /// Namespace of names without namespace. Default: the namespace of the context.
     #[arg(short, long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// Only these nodes; may be given several times. Default: all.
+    /// Only these nodes; can be given several times. Default: all nodes.
     #[arg(long, global = true, value_name = "NODE", value_delimiter = ',')]
     pub node: Vec<String>,
-    /// The namespace of the agents' pods. Default: all are searched.
+    /// Namespace of the agents' pods. Default: all namespaces are searched.
     #[arg(long, global = true, value_name = "NAME")]
     pub agents_namespace: Option<String>,
-    /// How long a node may take to answer.
+    /// How long to wait for the answer of a node.
     #[arg(long, global = true, value_name = "DURATION", default_value = "15s", value_parser = value::duration)]
     pub patience: Duration,
 }
@@ -50,46 +50,46 @@ pub struct ClusterArgs {
 /// The commands.
 #[derive(Clone, Debug, Subcommand)]
 pub enum KubectlCommand {
-    /// Say of each node whether all is well, and what is wrong. Exits with 1 when it is not well on a node.
+    /// Show the state of each node and its problems. Exits with code 1 if a node has a problem or does not answer.
     Status {
-        /// How the answer is written.
+        /// Output format.
         #[arg(short, long, default_value = "text")]
         output: MergedOutput,
     },
-    /// Services and where their traffic goes.
+    /// Show Services and their endpoints on all nodes.
     #[command(visible_alias = "svc")]
     Service {
-        /// What of them.
+        /// The subcommand.
         #[command(subcommand)]
         command: MergedServiceCommand,
     },
-    /// Say what would happen to a connection, on the node where it begins. Nothing is sent.
+    /// Explain what the programs would do with a connection, on the node where it starts. Sends no packet.
     Explain {
-        /// Who connects: pod/NAMESPACE/NAME, pod/NAME, node/NAME, or what `ballast explain` takes.
+        /// The client: pod/NAMESPACE/NAME, pod/NAME, node/NAME, or a client as for `ballast explain`.
         #[arg(value_name = "CLIENT")]
         client: String,
-        /// What it dials: svc/NAMESPACE/NAME:PORT, svc/NAME:PORT, with /udp or /sctp where it is not TCP, or ADDRESS:PORT.
+        /// The destination: svc/NAMESPACE/NAME:PORT, svc/NAME:PORT or ADDRESS:PORT; with /udp or /sctp if it is not TCP.
         #[arg(value_name = "DESTINATION")]
         destination: String,
     },
-    /// Show refusals, drops and new connections of all nodes as one stream.
+    /// Show refusals, drops and new connections of all nodes live, in one stream.
     Monitor(MergedMonitorArgs),
-    /// Serve a page of the whole cluster on this machine, until control-c: what the agents' own pages show (--page, the chart's
-    /// `page`), put together. Reaches the agents by `pods/portforward`.
+    /// Serve a web page of the whole cluster on this machine, until Ctrl-C. It merges the data of the agents' own pages (flag
+    /// --page, value `page` of the chart), which it reads through `pods/portforward`.
     Ui {
-        /// The port on 127.0.0.1; 0: any that is free.
+        /// The port on 127.0.0.1; 0: any free port.
         #[arg(long, value_name = "PORT", default_value_t = 8249)]
         port: u16,
     },
-    /// Wait until every node serves a Service as the API server has it now.
+    /// Wait until every node has programmed the current version of a Service.
     Wait {
-        /// service/NAME, svc/NAMESPACE/NAME.
+        /// The Service: service/NAME or svc/NAMESPACE/NAME.
         #[arg(value_name = "service/NAME")]
         object: String,
-        /// Until it is programmed: there is nothing else to wait for.
+        /// The condition. The only one is `programmed`.
         #[arg(long, required = true)]
         programmed: bool,
-        /// How long to wait at most.
+        /// The longest time to wait.
         #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
         timeout: Duration,
     },
@@ -98,10 +98,10 @@ pub enum KubectlCommand {
 /// `kubectl ballast service ...`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum MergedServiceCommand {
-    /// One line for each address that a client may dial, and which nodes differ from the others.
+    /// List the frontends of Services (addresses that clients dial), one per line, and mark nodes that differ.
     #[command(visible_alias = "ls")]
     List {
-        /// How the answer is written.
+        /// Output format.
         #[arg(short, long, default_value = "text")]
         output: MergedOutput,
     },
@@ -113,26 +113,26 @@ pub enum MergedOutput {
     /// A table.
     #[default]
     Text,
-    /// JSON, with field names that stay.
+    /// JSON, with stable field names.
     Json,
 }
 
 /// How events of many nodes are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MergedEventOutput {
-    /// Text, with the node in front.
+    /// Text, each line with the node in front.
     #[default]
     Text,
-    /// JSON, one object on each line, with the field `node`.
+    /// JSON, one object per line, with the field `node`.
     Json,
-    /// OpenTelemetry log records: OTLP/JSON, one document on each line, with the node as `k8s.node.name` of its resource.
+    /// OpenTelemetry log records: OTLP/JSON, one document per line, with the node as the resource attribute `k8s.node.name`.
     Otlp,
 }
 
 /// `kubectl ballast monitor`: the filters of `ballast monitor`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MergedMonitorArgs {
-    /// How events are written.
+    /// Output format.
     #[arg(short, long, default_value = "text")]
     pub output: MergedEventOutput,
     /// Only events of this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
@@ -144,13 +144,13 @@ pub struct MergedMonitorArgs {
     /// Only events with this reason; may be given several times.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = question::reason)]
     pub reason: Vec<proxy_common::reason::Reason>,
-    /// Only events of this kind; may be given several times.
+    /// Only events of this kind; can be given several times.
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     pub kind: Vec<EventKind>,
-    /// Of new flows, one in so many; 0: none.
+    /// Show one of every N new flows; 0: none.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub sample: u32,
-    /// End after so long: what is left of it on the nodes ends then, too.
+    /// Exit after this time; the processes on the nodes exit then, too.
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = value::duration)]
     pub timeout: Duration,
 }

@@ -18,11 +18,11 @@ pub enum ListOutput {
     Text,
     /// A table with more columns.
     Wide,
-    /// JSON, with field names that stay.
+    /// JSON, with stable field names.
     Json,
-    /// The same as YAML.
+    /// YAML, with the fields of JSON.
     Yaml,
-    /// Only names, one on a line.
+    /// Only names, one per line.
     Name,
 }
 
@@ -40,10 +40,10 @@ pub struct ListOptions {
 /// How a list is written.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct FormatArgs {
-    /// How the list is written.
+    /// Output format.
     #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
     pub output: ListOutput,
-    /// Leave out the headings of the table.
+    /// Print the table without headers.
     #[arg(long, env = "BALLAST_NO_HEADERS", value_parser = FalseyValueParser::new())]
     pub no_headers: bool,
 }
@@ -54,16 +54,16 @@ pub struct ViewArgs {
     /// How it is written.
     #[command(flatten)]
     pub format: FormatArgs,
-    /// Sort by this field of the JSON form, or by the column of this name.
+    /// Sort by this field of the JSON output, or by the column of this name.
     #[arg(long, env = "BALLAST_SORT_BY", value_name = "FIELD")]
     pub sort_by: Option<String>,
-    /// After the list, print what is added or changes, line by line, until the command is ended.
+    /// After the list, print each row that is added or changed, until the command is interrupted.
     #[arg(short, long, env = "BALLAST_WATCH", value_parser = FalseyValueParser::new())]
     pub watch: bool,
-    /// With --watch: print whether a line was ADDED, MODIFIED or DELETED. Without it, what is deleted is not printed.
+    /// With --watch: print ADDED, MODIFIED or DELETED in front of each row. Without this flag, deleted rows are not printed.
     #[arg(long, env = "BALLAST_OUTPUT_WATCH_EVENTS", value_parser = FalseyValueParser::new())]
     pub output_watch_events: bool,
-    /// With --watch: time between two looks.
+    /// With --watch: how often the maps are read.
     #[arg(
         long,
         env = "BALLAST_INTERVAL",
@@ -77,10 +77,10 @@ pub struct ViewArgs {
 /// In which namespace a Service is.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct NamespaceArgs {
-    /// Only Services of this namespace. Without it, lists show all of them, and a name without namespace is in `default`.
+    /// Only Services of this namespace. Without it, lists show all namespaces, and a name without namespace is in `default`.
     #[arg(short, long, env = "BALLAST_NAMESPACE", value_name = "NAMESPACE", add = candidates::namespaces())]
     pub namespace: Option<String>,
-    /// All namespaces, whatever --namespace says: a name without namespace is looked for in all of them.
+    /// All namespaces; overrides --namespace. Also searches all namespaces for a name without namespace.
     #[arg(short = 'A', long, env = "BALLAST_ALL_NAMESPACES", value_parser = FalseyValueParser::new())]
     pub all_namespaces: bool,
 }
@@ -91,7 +91,8 @@ pub struct ScopeArgs {
     /// The namespace.
     #[command(flatten)]
     pub namespace: NamespaceArgs,
-    /// Only Services with these labels, like `app=web,tier!=test`. The maps hold no labels: the API server is asked.
+    /// Only Services with these labels, like `app=web,tier!=test`. The labels are read from the API server, because the maps
+    /// have none.
     #[arg(short = 'l', long, env = "BALLAST_SELECTOR", value_name = "LABELS")]
     pub selector: Option<String>,
     /// The API server.
@@ -109,7 +110,7 @@ pub struct ApiArgs {
     /// account, then ~/.kube/config.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Addresses of the API servers, separated by commas, instead of the one that the credentials name.
+    /// Comma-separated URLs of the API servers, instead of the one in the kubeconfig.
     #[arg(long, env = "BALLAST_MASTER", value_name = "URL", value_delimiter = ',')]
     pub master: Vec<String>,
 }

@@ -9,26 +9,27 @@ use crate::host::selection::Pattern;
 
 /// Flags about addresses, devices and who counts as a pod of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "The network")]
+#[command(next_help_heading = "Network")]
 pub struct NetworkArgs {
-    /// Which addresses of this node answer at node ports: ranges like 192.0.2.0/24, `primary` (the node's
-    /// internal addresses), `all` (without loopback), `localhost` (for sockets of the node itself). Default: all.
+    /// Addresses of this node that accept NodePort traffic: ranges like 192.0.2.0/24, `primary` (the `InternalIP`s of the
+    /// Node), `all` (without loopback), `localhost` (for sockets of the node itself). Default: all.
     #[arg(long, env = "BALLAST_NODEPORT_ADDRESSES", value_name = "LIST", value_delimiter = ',')]
     pub nodeport_addresses: Vec<NodePortAddress>,
-    /// How pods of this node are known. Default: by their devices, which are all that other machines are not behind; by --cluster-cidr where that is given.
+    /// How Ballast recognizes traffic of pods of this node. Default: by its device (every device that is not an uplink), or by --cluster-cidr if that is given.
     #[arg(long, env = "BALLAST_DETECT_LOCAL_MODE", value_name = "MODE", ignore_case = true)]
     pub detect_local_mode: Option<DetectLocalMode>,
-    /// The ranges of all pods of the cluster, at most one of each address family.
+    /// Address ranges of all pods of the cluster, at most one for each address family.
     #[arg(long, env = "BALLAST_CLUSTER_CIDR", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
     pub cluster_cidr: Vec<IpNet>,
-    /// The bridge that pods of this node are behind, for --detect-local-mode `BridgeInterface`.
+    /// Bridge to which the pods of this node are connected, for --detect-local-mode `BridgeInterface`.
     #[arg(long, env = "BALLAST_POD_BRIDGE_INTERFACE", value_name = "NAME")]
     pub pod_bridge_interface: Option<String>,
-    /// How the names of the devices of pods begin, for --detect-local-mode `InterfaceNamePrefix`.
+    /// Prefix of the device names of pods, for --detect-local-mode `InterfaceNamePrefix`.
     #[arg(long, env = "BALLAST_POD_INTERFACE_NAME_PREFIX", value_name = "PREFIX")]
     pub pod_interface_name_prefix: Option<String>,
-    /// Devices by which packets of other machines come in, as names with * and ?, beside those that are found: NICs,
-    /// bonds, tunnels, and what has a default route, an internal address of the node, or a network of its own.
+    /// Additional uplinks (devices that receive packets of other machines): comma-separated names with * and ?. Ballast
+    /// finds these itself: NICs, bonds, tunnels, and devices with a default route, an internal address of the node, or a
+    /// network of their own.
     #[arg(
         long,
         env = "BALLAST_UPLINKS",
@@ -37,8 +38,8 @@ pub struct NetworkArgs {
         value_parser = value::uplink_pattern
     )]
     pub uplinks: Vec<Pattern>,
-    /// Devices that only pods, containers and virtual machines of this node are behind, as names with * and ?,
-    /// whatever else is known of them.
+    /// Local devices (only pods, containers and virtual machines of this node are behind them), even if they look like
+    /// uplinks: comma-separated names with * and ?.
     #[arg(
         long,
         env = "BALLAST_LOCAL_DEVICES",
@@ -47,11 +48,11 @@ pub struct NetworkArgs {
         value_parser = value::local_device_pattern
     )]
     pub local_devices: Vec<Pattern>,
-    /// Ranges of Service addresses, beside those that the cluster tells (`ServiceCIDR`). Inside them, packets to
-    /// addresses that no Service has are dropped.
+    /// Ranges of ClusterIPs, in addition to the `ServiceCIDR` objects of the cluster. Packets to an address in such a range
+    /// that no Service has are dropped.
     #[arg(long, env = "BALLAST_SERVICE_CIDRS", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]
     pub service_cidrs: Vec<IpNet>,
-    /// Send every packet to a cluster address on under the node's own address.
+    /// SNAT all traffic to ClusterIPs to the node's address.
     #[arg(
         long,
         env = "BALLAST_MASQUERADE_ALL",
@@ -61,16 +62,15 @@ pub struct NetworkArgs {
         value_parser = FalseyValueParser::new()
     )]
     pub masquerade_all: Option<bool>,
-    /// Source ports of packets that are sent on under the node's own address: one range, or two. Nothing else on the node
-    /// may use them. Default: every port from 1024 up that is neither in `net.ipv4.ip_local_port_range` nor in
-    /// --service-node-port-range, in the two largest ranges.
+    /// Source ports for SNAT: one or two ranges. Nothing else on the node may use these ports. Default: the two largest
+    /// ranges of ports from 1024 to 65535 outside `net.ipv4.ip_local_port_range` and --service-node-port-range.
     #[arg(long, env = "BALLAST_SNAT_PORTS", value_name = "FIRST-LAST[,FIRST-LAST]")]
     pub snat_ports: Option<SnatPorts>,
-    /// Ports that the API server gives to Services as node ports, as its flag of this name says.
+    /// Port range for NodePorts; the same value as the API server's flag of this name.
     #[arg(long, env = "BALLAST_SERVICE_NODE_PORT_RANGE", value_name = "FIRST-LAST", default_value_t)]
     pub service_node_port_range: NodePortRange,
-    /// Close a load balancer's address of a family that loadBalancerSourceRanges says nothing about. Without
-    /// this it is open to every client, as with kube-proxy.
+    /// If loadBalancerSourceRanges has no range of an address family, drop all traffic to the load balancer addresses of
+    /// that family. Without this flag every client is allowed, as with kube-proxy.
     #[arg(long, env = "BALLAST_SOURCE_RANGES_STRICT", value_parser = FalseyValueParser::new())]
     pub source_ranges_strict: bool,
 }

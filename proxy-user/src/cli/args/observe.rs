@@ -16,34 +16,34 @@ pub struct MonitorArgs {
     /// Its maps.
     #[command(flatten)]
     pub maps: BpffsArgs,
-    /// How events are written.
+    /// Output format.
     #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
     pub output: EventOutput,
     /// Only events of this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
     #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
     pub service: Option<String>,
-    /// Only packets of this client. (A socket has no address yet when it connects: see --pid.)
+    /// Only packets of this client. A socket has no address yet when it connects; select it with --pid.
     #[arg(long, env = "BALLAST_CLIENT", value_name = "IP")]
     pub client: Option<IpAddr>,
-    /// Only calls of this process.
+    /// Only socket calls of this process.
     #[arg(long, env = "BALLAST_PID", value_name = "PID")]
     pub pid: Option<u32>,
-    /// Only events with this reason, like `no_endpoint`; may be given several times.
+    /// Only events with this reason, like `no_endpoint`; can be given several times.
     #[arg(long, env = "BALLAST_REASON", value_name = "NAME", value_delimiter = ',', value_parser = question::reason)]
     pub reason: Vec<proxy_common::reason::Reason>,
-    /// Only events of this kind; may be given several times.
+    /// Only events of this kind; can be given several times.
     #[arg(long, env = "BALLAST_KIND", value_name = "KIND", value_delimiter = ',')]
     pub kind: Vec<EventKind>,
-    /// Of new flows, one in so many; 0: none. Refusals, drops and passes are always shown.
+    /// Show one of every N new flows; 0: none. Refusals, drops and passes are always shown.
     #[arg(long, env = "BALLAST_SAMPLE", value_name = "N", default_value_t = 1)]
     pub sample: u32,
-    /// End after so many events.
+    /// Exit after this many events.
     #[arg(long, env = "BALLAST_COUNT", value_name = "N")]
     pub count: Option<u64>,
-    /// End after so long.
+    /// Exit after this time.
     #[arg(long, env = "BALLAST_TIMEOUT", value_name = "DURATION", value_parser = value::duration)]
     pub timeout: Option<Duration>,
-    /// End when standard input ends. `kubectl exec -i` closes it when it is interrupted, and ends no process by itself.
+    /// Exit when standard input is closed. `kubectl exec -i` closes it when it is interrupted, but does not stop the process.
     #[arg(long, env = "BALLAST_END_WITH_STDIN")]
     pub end_with_stdin: bool,
 }
@@ -55,24 +55,24 @@ pub enum EventOutput {
     #[default]
     #[value(alias = "wide")]
     Text,
-    /// JSON, one object on each line, with field names that stay.
+    /// JSON, one object per line, with stable field names.
     Json,
-    /// The same as YAML documents.
+    /// YAML documents, with the fields of JSON.
     Yaml,
-    /// OpenTelemetry log records: OTLP/JSON, one document on each line, as its file exporter writes them.
+    /// OpenTelemetry log records: OTLP/JSON, one document per line, as the OTLP file exporter writes them.
     Otlp,
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum EventKind {
-    /// A connection to an endpoint began.
+    /// A new connection to an endpoint.
     New,
-    /// The client was told that it is not served.
+    /// A connection was refused, and the client received an error.
     Reject,
-    /// Silence.
+    /// A packet was dropped without an answer.
     Drop,
-    /// It went on untranslated.
+    /// A packet or call passed without translation.
     Pass,
 }
 
@@ -82,10 +82,10 @@ pub struct ExplainArgs {
     /// Common flags.
     #[command(flatten)]
     pub reader: ReaderArgs,
-    /// Who connects: an address, `host` (a process on the node), or `pod` (one in a pod of this node).
+    /// The client: an IP address, `host` (a process on the node), or `pod` (a process in a pod of this node).
     #[arg(value_name = "CLIENT")]
     pub client: Client,
-    /// What it dials, like `10.96.0.10:80` or `[fd00::1]:53/udp`.
+    /// The address that the client dials, like `10.96.0.10:80` or `[fd00::1]:53/udp`.
     #[arg(value_name = "ADDRESS:PORT[/PROTOCOL]")]
     pub destination: Destination,
 }

@@ -7,12 +7,12 @@ use crate::config::value;
 
 /// The page at `/` of the metrics server.
 #[derive(Clone, Copy, Debug, clap::Args)]
-#[command(next_help_heading = "Being asked")]
+#[command(next_help_heading = "Web page")]
 pub struct PageArgs {
-    /// Show a page at / of --metrics-bind-address, for browsers.
+    /// What the web page at / of the metrics server shows.
     #[arg(long, env = "BALLAST_PAGE", value_name = "WHAT", default_value = "off")]
     pub page: Shows,
-    /// How far back the history of that page goes: 4m to 24h; 0: none. It has 240 points.
+    /// Length of the history on that page: 4m to 24h; 0: no history. The history has 240 points.
     #[arg(long, env = "BALLAST_PAGE_HISTORY", value_name = "DURATION", default_value = "1h", value_parser = value::page_history)]
     pub page_history: Duration,
 }

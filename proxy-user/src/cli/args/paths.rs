@@ -12,33 +12,33 @@ use crate::programs::{TcxOrder, Xdp};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Data path")]
 pub struct PathArgs {
-    /// Where the packet programs run among those of others on a device (TCX).
+    /// Position of Ballast's packet programs among other programs on a device (TCX).
     #[arg(long, env = "BALLAST_TCX_ORDER", value_name = "ORDER", default_value = "nest")]
     pub tcx_order: TcxOrder,
-    /// Where packets to other nodes are forwarded before tc sees them.
+    /// Devices on which an XDP program forwards packets to other nodes before they reach tc.
     #[arg(long, env = "BALLAST_XDP", value_name = "MODE", default_value = "auto")]
     pub xdp: Xdp,
-    /// How connections are spread over the endpoints of Services that do not say it (annotation `ballast.io/algorithm`), by
-    /// IPVS' names: random, rr, wrr, sh, dh, mh, lc, wlc, sed, nq. Default: random for clients inside the cluster, mh
-    /// (Maglev) for those outside.
+    /// Load-balancing algorithm of Services without the annotation `ballast.io/algorithm`, by the names of IPVS: random, rr,
+    /// wrr, sh, dh, mh, lc, wlc, sed, nq. Default: random for clients inside the cluster, mh (Maglev) for clients
+    /// outside.
     #[arg(long, env = "BALLAST_ALGORITHM", value_name = "NAME")]
     pub algorithm: Option<AlgorithmName>,
-    /// How packets of clients outside reach endpoints on other nodes, for Services that do not say it (annotation
-    /// `ballast.io/forwarding-mode`).
+    /// How packets of clients outside the cluster reach endpoints on other nodes, for Services without the annotation
+    /// `ballast.io/forwarding-mode`.
     #[arg(long, env = "BALLAST_FORWARDING_MODE", value_name = "MODE", default_value = "snat")]
     pub forwarding_mode: ForwardingMode,
-    /// Whether new connections skip endpoints that refuse connections or do not answer them, where a Service has more than one
-    /// and does not say it (annotation `ballast.io/ejection`).
+    /// Whether new connections skip endpoints that refuse connections or do not answer them, for Services with several
+    /// endpoints and without the annotation `ballast.io/ejection`.
     #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on")]
     pub ejection: Ejection,
-    /// Time in which the share of an endpoint that joins a Service with others grows from a tenth to its weight; not with sh,
-    /// dh and mh. 0: it has it at once.
+    /// Time in which the share of a new endpoint grows from a tenth of its weight to its weight; not with sh, dh and mh.
+    /// 0: no slow start.
     #[arg(long, env = "BALLAST_SLOW_START", value_name = "DURATION", default_value = "0s", value_parser = value::duration)]
     pub slow_start: Duration,
-    /// Which sockets are translated when they connect; packets of the others are translated.
+    /// Which sockets are translated at connect. For all other sockets, the packet programs translate their packets.
     #[arg(long, env = "BALLAST_SOCKET_LB", value_name = "WHICH", default_value = "all")]
     pub socket_lb: SocketLb,
-    /// What a socket's call does where kube-proxy drops the packet.
+    /// What connect and sendmsg of a translated socket do where kube-proxy would drop the packet.
     #[arg(long, env = "BALLAST_SOCKET_DROP", value_name = "HOW", default_value = "silent")]
     pub socket_drop: SocketDrop,
 }

@@ -13,15 +13,15 @@ macro_rules! sizes {
         pub struct SizeArgs {
             $(
                 $(#[doc = $doc])+
-                #[arg(long, env = $variable, value_name = "N", value_parser = value::capacity, help_heading = "Sizes")]
+                #[arg(long, env = $variable, value_name = "N", value_parser = value::capacity, help_heading = "Map sizes")]
                 pub $name: Option<u32>,
             )+
-            /// Measure how long endpoints take to answer the SYN of a connection, and count those that are refused or sent again,
-            /// by Service and endpoint (`ballast service show`, `ballast_connect_latency_seconds`). Costs memory (16 bytes a
-            /// flow and 4 MiB) and some 100 ns for each new connection.
+            /// Measure how long endpoints take to answer a SYN, and count refused and retransmitted SYNs, by Service and endpoint
+            /// (`ballast service show`, `ballast_connect_latency_seconds`). Costs memory (16 bytes for each flow, plus 4 MiB)
+            /// and about 100 ns for each new connection.
             #[arg(
                 long, env = "BALLAST_CONNECT_LATENCY", num_args = 0..=1, default_missing_value = "true",
-                require_equals = true, value_parser = FalseyValueParser::new(), help_heading = "Sizes"
+                require_equals = true, value_parser = FalseyValueParser::new(), help_heading = "Map sizes"
             )]
             pub connect_latency: Option<bool>,
         }
@@ -35,22 +35,23 @@ macro_rules! sizes {
 }
 
 sizes! {
-    /// How many Service ports there may be (each address family counts). Default: 32768; twice as many from 12 GB of
-    /// memory on, four times from 48 GB on.
+    /// Maximum number of Service ports (each address family counts). Default: 32768; twice as many with at least 12 GB of
+    /// memory, four times as many with at least 48 GB.
     max_services is services, "BALLAST_MAX_SERVICES";
-    /// How many addresses of Services there may be, in each address family. Default: 65536, more with the memory.
+    /// Maximum number of frontends (addresses and ports of Services), for each address family. Default: 65536, more on nodes
+    /// with more memory.
     max_frontends is frontends, "BALLAST_MAX_FRONTENDS";
-    /// How many endpoints all addresses together may list. A change needs room for the old and the new list.
-    /// Default: 524288, more with the memory.
+    /// Maximum number of slots: the endpoints of all frontends together. A change needs room for the old and the new slots of
+    /// a frontend. Default: 524288, more on nodes with more memory.
     max_slots is slots, "BALLAST_MAX_SLOTS";
-    /// Words of eight bytes for Maglev tables: one of five endpoints has 134 of them, one of a hundred some 4,150. A change
-    /// needs room for the old and the new table.
+    /// Words of eight bytes for Maglev tables: a table of 5 endpoints takes 134 words, one of 100 endpoints about 4,150. A
+    /// change needs room for the old and the new table.
     max_maglev_words is maglev_words, "BALLAST_MAX_MAGLEV_WORDS";
-    /// How many endpoints there may be; one that stands behind two Service ports counts twice. Default: 262144, more
-    /// with the memory.
+    /// Maximum number of backends; an endpoint of two Service ports counts twice. Default: 262144, more on nodes with more
+    /// memory.
     max_backends is backends, "BALLAST_MAX_BACKENDS";
-    /// How many connections the packet path follows, in each address family. Default: 131072.
+    /// Maximum number of flows (connections that the packet programs track), for each address family. Default: 131072.
     max_flows is flows, "BALLAST_MAX_FLOWS";
-    /// How many sockets are remembered, in each address family. Default: 131072.
+    /// Maximum number of translated sockets that Ballast keeps, for each address family. Default: 131072.
     max_sockets is sockets, "BALLAST_MAX_SOCKETS";
 }

@@ -17,16 +17,16 @@ pub struct TakeoverArgs {
     /// The agent.
     #[command(flatten)]
     pub agent: AgentArgs,
-    /// Only say what would be removed.
+    /// Only print what would be removed.
     #[arg(long, env = "BALLAST_DRY_RUN", value_parser = FalseyValueParser::new())]
     pub dry_run: bool,
-    /// Do not ask whether the agent serves and kube-proxy is stopped.
+    /// Do not check whether the agent is ready and kube-proxy is stopped.
     #[arg(long)]
     pub force: bool,
-    /// Wait for so long until the connections that kube-proxy began have ended, and finish then.
+    /// Wait at most this long for the connections of kube-proxy to end, then finish.
     #[arg(long, env = "BALLAST_WAIT", value_name = "DURATION", default_value = "0", value_parser = value::duration)]
     pub wait: Duration,
-    /// Finish now: what is left of these connections breaks.
+    /// Finish now. Connections of kube-proxy that are still open break.
     #[arg(long)]
     pub now: bool,
 }

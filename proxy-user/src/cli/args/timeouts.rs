@@ -26,24 +26,24 @@ macro_rules! timeouts {
 }
 
 timeouts! {
-    /// How long a TCP connection of the packet path may wait for its backend's first answer. Default: 60s.
+    /// Timeout of a TCP flow whose backend has not answered the SYN. Default: 60s.
     flow_timeout_tcp_syn_sent is tcp_syn_sent, "BALLAST_FLOW_TIMEOUT_TCP_SYN_SENT";
-    /// How long one may wait for its client's answer to that. Default: 60s.
+    /// Timeout of a half-open TCP flow: the backend has answered, and the client has not. Default: 60s.
     flow_timeout_tcp_syn_recv is tcp_syn_recv, "BALLAST_FLOW_TIMEOUT_TCP_SYN_RECV";
-    /// How long an established one may be silent. Default: kube-proxy's conntrack.tcpEstablishedTimeout if it is given,
-    /// or 24h.
+    /// Timeout of an established TCP flow without packets. Default: kube-proxy's conntrack.tcpEstablishedTimeout if it
+    /// is given, otherwise 24h.
     flow_timeout_tcp_established is tcp_established, "BALLAST_FLOW_TIMEOUT_TCP_ESTABLISHED";
-    /// How long one may be silent that one end has closed. Default: kube-proxy's conntrack.tcpCloseWaitTimeout if it is
-    /// given, or 1h.
+    /// Timeout of a TCP flow that one side has closed. Default: kube-proxy's conntrack.tcpCloseWaitTimeout if it is
+    /// given, otherwise 1h.
     flow_timeout_tcp_close_wait is tcp_close_wait, "BALLAST_FLOW_TIMEOUT_TCP_CLOSE_WAIT";
-    /// How long one is kept that both ends have closed. Default: 2m.
+    /// Timeout of a TCP flow that both sides have closed. Default: 2m.
     flow_timeout_tcp_time_wait is tcp_time_wait, "BALLAST_FLOW_TIMEOUT_TCP_TIME_WAIT";
-    /// How long one is kept that was reset. Default: 2m.
+    /// Timeout of a TCP flow that was reset. Default: 2m.
     flow_timeout_tcp_close is tcp_close, "BALLAST_FLOW_TIMEOUT_TCP_CLOSE";
-    /// How long UDP may be silent before its first answer and after one exchange. Default: kube-proxy's
-    /// conntrack.udpTimeout if it is given, or 30s.
+    /// Timeout of a UDP flow without a reply, or with one request and one reply. Default: kube-proxy's
+    /// conntrack.udpTimeout if it is given, otherwise 30s.
     flow_timeout_udp is udp, "BALLAST_FLOW_TIMEOUT_UDP";
-    /// How long UDP may be silent after more than one exchange. Default: kube-proxy's conntrack.udpStreamTimeout if it is
-    /// given, or 2m.
+    /// Timeout of a UDP flow after more than one request and reply. Default: kube-proxy's conntrack.udpStreamTimeout if
+    /// it is given, otherwise 2m.
     flow_timeout_udp_stream is udp_stream, "BALLAST_FLOW_TIMEOUT_UDP_STREAM";
 }

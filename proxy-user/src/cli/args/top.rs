@@ -18,19 +18,19 @@ pub struct TopArgs {
     /// The agent.
     #[command(flatten)]
     pub agent: AgentArgs,
-    /// Between two looks at the counters.
+    /// How often the counters are read.
     #[arg(long, env = "BALLAST_INTERVAL", value_name = "DURATION", default_value = "2s", value_parser = value::duration)]
     pub interval: Duration,
-    /// Look twice, print what happened in between as text, and end.
+    /// Read the counters twice, print the difference as text, and exit.
     #[arg(long, env = "BALLAST_ONCE", value_parser = FalseyValueParser::new())]
     pub once: bool,
-    /// What is shown first.
+    /// The screen to start with.
     #[arg(long, env = "BALLAST_SCREEN", value_name = "SCREEN", default_value = "services")]
     pub screen: Screen,
-    /// What Services are sorted by.
+    /// The column to sort Services by.
     #[arg(long, env = "BALLAST_SORT", value_name = "COLUMN", default_value = "connections")]
     pub sort: SortBy,
-    /// Only what has this text in its line: part of a name, of an address, of a reason.
+    /// Only show lines that contain this text: a part of a name, an address or a reason.
     #[arg(long, env = "BALLAST_FILTER", value_name = "TEXT", default_value = "")]
     pub filter: String,
 }
@@ -43,21 +43,21 @@ pub enum Screen {
     Services,
     /// Refusals and drops by reason, with the last examples.
     Drops,
-    /// Connections that the packet path follows.
+    /// Connections that the packet programs track.
     Flows,
 }
 
 /// What Services are sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum SortBy {
-    /// Connections a second.
+    /// Connections per second.
     #[default]
     Connections,
-    /// Packets a second.
+    /// Packets per second.
     Packets,
-    /// Bytes a second.
+    /// Bytes per second.
     Bytes,
-    /// Refusals and drops a second.
+    /// Refusals and drops per second.
     Failures,
     /// The name.
     Name,

@@ -140,7 +140,7 @@ fn cni(folder: &Path) -> Option<Vec<String>> {
     let name = |path: &std::path::PathBuf| {
         let text = fs::read_to_string(path).ok()?;
         let file = path.file_name()?.to_string_lossy().into_owned();
-        Some(cni_network(&text).unwrap_or_else(|| format!("{file} (not readable as JSON)")))
+        Some(cni_network(&text).unwrap_or_else(|| format!("{file} (not valid JSON)")))
     };
     Some(files.iter().filter(is_config).filter_map(name).collect())
 }
@@ -207,7 +207,7 @@ mod tests {
         fs::write(dir.path().join("README"), "nothing").unwrap();
         assert_eq!(cni(dir.path()), Some(vec!["a (b)".to_owned()]));
         fs::write(dir.path().join("20-c.conf"), "{").unwrap();
-        assert_eq!(cni(dir.path()).unwrap()[1], "20-c.conf (not readable as JSON)");
+        assert_eq!(cni(dir.path()).unwrap()[1], "20-c.conf (not valid JSON)");
         assert_eq!(cni(&dir.path().join("none")), None);
     }
 }

@@ -19,16 +19,16 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let common = &self.rules.common;
         let secs = service.affinity_secs;
         let found = match entry {
-            None => format!("for {secs} s; this client is new"),
+            None => format!("enabled for {secs} s; the client has no entry yet"),
             Some(entry) => {
                 let id = entry.backend_id;
                 let backend = self.rules.backends.get(&id);
                 if !decide::is_in_time(&entry, service, common.now, common.config.hz) {
-                    format!("the client was with endpoint {id}, longer than {secs} s ago")
+                    format!("the client used endpoint {id}, but more than {secs} s ago")
                 } else if backend.is_some_and(|backend| decide::may_stay(backend, service)) {
-                    format!("the client stays with endpoint {id}")
+                    format!("the client keeps endpoint {id}")
                 } else {
-                    format!("the client was with endpoint {id}, which may not be chosen any more")
+                    format!("the client used endpoint {id}, which is not usable any more")
                 }
             }
         };
@@ -63,7 +63,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         self.path.candidates = found.collect();
         let count = self.path.candidates.iter().filter(|one| one.serves).count();
         let how = Algorithm::from_number(service.algorithm).unwrap_or_default();
-        self.step("endpoints", format!("one of {count}, {}", manner(how)));
+        self.step("endpoints", format!("selects one of {count}, {}", manner(how)));
         let is_skipped = |one: &Candidate| note(&self.rules.common, one.id, &one.address, client);
         let ejects = service.flags & SERVICE_EJECTS != 0;
         let mut skipped: Vec<_> =
@@ -99,16 +99,18 @@ pub(super) fn flags(flags: u32) -> (bool, bool) {
 /// How one of several endpoints is chosen, in words.
 const fn manner(how: Algorithm) -> &'static str {
     match how {
-        Algorithm::Random => "at random",
-        Algorithm::RoundRobin | Algorithm::WeightedRoundRobin => "by turns",
-        Algorithm::SourceHash => "by the client's address",
-        Algorithm::DestinationHash => "by the address that is dialled",
+        Algorithm::Random => "randomly",
+        Algorithm::RoundRobin | Algorithm::WeightedRoundRobin => "in turn (round robin)",
+        Algorithm::SourceHash => "by a hash of the client's address",
+        Algorithm::DestinationHash => "by a hash of the dialled address",
         Algorithm::Maglev => "by a hash of addresses and ports (Maglev)",
-        Algorithm::LeastConnections => "of two at random the one with fewer open connections",
+        Algorithm::LeastConnections => "the one of two random ones with fewer open connections",
         Algorithm::WeightedLeastConnections => {
-            "of two at random the one with fewer open connections for its weight"
+            "the one of two random ones with fewer open connections for its weight"
         }
-        Algorithm::ShortestExpectedDelay => "of two at random the one with the shorter expected delay",
-        Algorithm::NeverQueue => "of two at random an idle one, else the one with the shorter expected delay",
+        Algorithm::ShortestExpectedDelay => "the one of two random ones with the shorter expected delay",
+        Algorithm::NeverQueue => {
+            "of two random ones an idle one, otherwise the one with the shorter expected delay"
+        }
     }
 }

@@ -28,7 +28,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             return false;
         };
         if self.is_local_pod(from) {
-            self.step("client", "inside: an endpoint on this node has the address");
+            self.step("client", "inside: an endpoint on this node has this address");
             return false;
         }
         let by_address = self.rules.common.config.flags & CONFIG_DETECT_LOCAL != 0;
@@ -38,13 +38,13 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         self.step(
             "client",
             if outside && by_address {
-                "outside: the address is in no range of pods"
+                "outside: the address is in no pod range"
             } else if outside {
-                "outside, if it comes in by an uplink (NIC, tunnel); inside by any other device"
+                "outside if its packets arrive on an uplink (NIC, tunnel); inside on any other device"
             } else if !by_uplink && !by_address {
                 "inside: no device of this node is an uplink"
             } else {
-                "inside: the address is in the pods' range"
+                "inside: the address is in a pod range"
             },
         );
         outside

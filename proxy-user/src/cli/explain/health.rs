@@ -11,17 +11,15 @@ pub(super) fn note(common: &Common, id: u32, address: &str, client: u32) -> Opti
     let word = current(common.health.get(&id).copied()?, now, hz);
     let seconds = ejected_for(word, now, hz).map(|left| left.div_ceil(hz));
     match (standing(word, client, now, hz), seconds) {
-        (Standing::Ejected, Some(seconds)) => {
-            Some(format!("{address} is skipped for {seconds} s: connections of two clients in a row failed"))
-        }
+        (Standing::Ejected, Some(seconds)) => Some(format!(
+            "new connections skip {address} for {seconds} s: connections of two clients in a row failed"
+        )),
         (Standing::Ejected, None) => {
             let seconds = skipped_for(word, now, hz).div_ceil(hz);
-            Some(format!(
-                "{address} is skipped by this client for {seconds} s: its last connection to it failed"
-            ))
+            Some(format!("this client skips {address} for {seconds} s: its last connection to it failed"))
         }
         (Standing::Trial, _) => Some(format!(
-            "{address} takes one connection in {TRIAL_SHARE} that would go to it, until it answers one"
+            "{address} is on trial: it gets one of {TRIAL_SHARE} connections that select it, until it answers one"
         )),
         (Standing::Good, _) => None,
     }

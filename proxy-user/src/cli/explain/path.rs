@@ -31,10 +31,10 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let mut path = self.socket_rules(client, from);
         let found = match path.outcome {
             Outcome::Refused(reason) if reason.verdict() != Verdict::Drop => return path,
-            Outcome::Refused(_) if fails => "fail: the call fails at once, with ETIMEDOUT",
+            Outcome::Refused(_) if fails => "fail: the call fails immediately with ETIMEDOUT",
             Outcome::Refused(_) => {
                 path.outcome = Outcome::Untouched;
-                "silent: the call goes on as it is; the packet hooks decide about each packet, and drop it for now"
+                "silent: the call continues untranslated; the packet hooks decide about each packet, and currently drop it"
             }
             Outcome::Forward | Outcome::Untouched => return path,
         };
@@ -44,7 +44,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
 
     fn socket_rules(mut self, client: Client, from: Option<A>) -> Path {
         if self.key.proto == PROTO_SCTP {
-            self.step("hook", "the kernel asks no hook about SCTP sockets");
+            self.step("hook", "the kernel calls no socket hook for SCTP");
             return self.end(Outcome::Untouched);
         }
         if let Some(from) = from
@@ -53,17 +53,17 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         {
             self.step(
                 "hook",
-                "the address is none of this node's, and of no endpoint here: if no pod of this node has it, no \
-                 socket hook sees the call",
+                "neither this node nor an endpoint on it has the address: unless a pod of this node has it, no socket hook \
+                 sees the call",
             );
         }
         let of_node = self.is_of_node(client, from);
         let flags = self.rules.common.config.flags;
         if flags & CONFIG_SOCKET_LB_OFF != 0 {
-            self.step("socket lb", "off: no socket is translated, its packets are");
+            self.step("socket lb", "off: packets are translated, not sockets");
             return self.end(Outcome::Untouched);
         } else if flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 && !of_node {
-            self.step("socket lb", "host-only: sockets of pods are not translated, their packets are");
+            self.step("socket lb", "host-only: for pods, packets are translated, not sockets");
             return self.end(Outcome::Untouched);
         }
         if !self.filter() {
@@ -75,9 +75,12 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             SocketSource::Allowed if decide::asks_source(&service) => {
                 self.step("source ranges", "this node's own address is in the list");
             }
-            SocketSource::Allowed => self.step("source ranges", "the Service has none"),
+            SocketSource::Allowed => self.step("source ranges", "the Service has no source ranges"),
             SocketSource::LeftToPackets => {
-                self.step("source ranges", "a pod's socket has no address yet: the packet hooks decide");
+                self.step(
+                    "source ranges",
+                    "the socket of a pod has no source address yet: the packet hooks decide",
+                );
                 return self.end(Outcome::Untouched);
             }
             SocketSource::Refused => {
@@ -92,7 +95,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 let entry = self.rules.common.netns_affinity.get(&key).copied();
                 self.affinity(&service, entry);
             } else {
-                self.step("affinity", "by the pod's network namespace, which is not named here");
+                self.step("affinity", "by the network namespace of the pod, which `explain` does not know");
             }
         }
         let netns = self.rules.common.config.host_netns;
@@ -101,7 +104,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             return self.end(Outcome::Refused(reason));
         }
         let destination = self.destination();
-        self.step("reply", format!("nothing is translated: packets go straight to the endpoint; getpeername(2), and the source of UDP answers, show {destination}"));
+        self.step("reply", format!("not translated: packets are sent directly to the endpoint; getpeername(2) and the source of UDP replies show {destination}"));
         self.end(Outcome::Forward)
     }
 
@@ -111,16 +114,19 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let own = (is_sctp || is_left) && self.is_of_node(client, from);
         let from = if own { from.or(self.own_address()) } else { from };
         if own && self.rules.node_addrs.contains_key(&self.key.addr) {
-            self.step("hook", "the address is this node's own: what it sends there leaves by no device");
+            self.step(
+                "hook",
+                "the address belongs to this node: its own packets to it leave through no device",
+            );
             return self.end(Outcome::Untouched);
         } else if own {
-            let sctp = "no socket hook sees SCTP of the node itself";
-            let why = if is_sctp { sctp } else { "the call is left as it is" };
-            self.step("hook", format!("{why}: its packets are met where they leave"));
+            let sctp = "no socket hook sees SCTP of this node";
+            let why = if is_sctp { sctp } else { "the call is not translated" };
+            self.step("hook", format!("{why}: the egress hooks see its packets"));
         } else if client == Client::Host {
             self.step(
                 "hook",
-                "packets of the node's own sockets come in by no device: the socket hooks serve them",
+                "packets of this node's sockets arrive on no device: the socket hooks translate them",
             );
             return self.end(Outcome::Untouched);
         }
@@ -136,15 +142,18 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         };
         let Some(service) = self.frontend(outside, ANSWERS) else { return self.nothing() };
         if !decide::asks_source(&service) {
-            self.step("source ranges", "the Service has none");
+            self.step("source ranges", "the Service has no source ranges");
         } else if let Some(from) = from {
             let Some((bits, range)) = self.range(&service, &from) else {
-                self.step("source ranges", format!("{} is in none", from.into()));
+                self.step("source ranges", format!("{} is in no source range", from.into()));
                 return self.end(Outcome::Refused(Reason::SourceNotAllowed));
             };
             self.step("source ranges", format!("{} is in {}/{bits}", from.into(), range.addr.into()));
         } else {
-            self.step("source ranges", format!("{whose} address decides: ask again with it"));
+            self.step(
+                "source ranges",
+                format!("depends on {whose} address; run the command with that address"),
+            );
         }
         if service.affinity_secs != 0 {
             if let Some(from) = from {
@@ -152,7 +161,10 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 let entry = self.rules.affinity.get(&key).copied();
                 self.affinity(&service, entry);
             } else {
-                self.step("affinity", format!("by {whose} address: ask again with it"));
+                self.step(
+                    "affinity",
+                    format!("depends on {whose} address; run the command with that address"),
+                );
             }
         }
         let config = self.rules.common.config.flags;
@@ -194,8 +206,8 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         if direct > 0 {
             let all = serving.len();
             let found = format!(
-                "dsr for {direct} of {all} endpoints (see SOURCE): packets are encapsulated to their nodes, which answer the \
-                 client directly"
+                "dsr for {direct} of {all} endpoints (see SOURCE): packets are encapsulated and sent to their nodes, which \
+                 answer the client directly"
             );
             self.path.steps.push(Step { rule: "forwarding", found });
         }
@@ -205,7 +217,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let nodes = serving.into_iter().filter(|one| one.source != Some(word(Source::Kept))).count();
         let destination = self.destination();
         if nodes > 0 && self.rules.node.source == A::ZERO {
-            self.step("source address", "has to be this node's, which has none of this family");
+            self.step("source address", "SNAT is needed, but this node has no address of this family");
             if nodes == count {
                 return self.end(Outcome::Refused(Reason::NoRoute));
             }
@@ -215,25 +227,23 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             self.step(
                 "source address",
                 format!(
-                    "{addr} for {nodes} of {count} endpoints (see SOURCE), from one of {} ports",
+                    "SNAT to {addr} for {nodes} of {count} endpoints (see SOURCE), with one of {} ports",
                     ports.snat_count()
                 ),
             );
-            let then = if own { "goes up to the process" } else { "is sent on to the client" };
+            let then = if own { "delivered to the process" } else { "forwarded to the client" };
             self.step(
                 "reply",
                 format!(
-                    "comes back to {addr}; where it comes in, its source becomes {destination}, and it {then}"
+                    "arrives at {addr}; at ingress its source is changed to {destination}, and it is {then}"
                 ),
             );
         }
         if nodes < count {
-            self.step("source address", "the client's own is kept");
+            self.step("source address", "the client's address is kept");
             self.step(
                 "reply",
-                format!(
-                    "on its way out of the device by which the client came, its source becomes {destination}"
-                ),
+                format!("at egress of the device of the client, its source is changed to {destination}"),
             );
         }
         self.end(Outcome::Forward)
@@ -252,9 +262,9 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         self.step(
             "prefilter",
             match (is_set, in_range) {
-                (true, _) => "the bit is set: the tables are asked",
-                (false, true) => "the bit is clear, but the address is in a range of Service addresses",
-                (false, false) => "the bit is clear: nothing of ours",
+                (true, _) => "the bit is set: the maps are looked up",
+                (false, true) => "the bit is clear, but the address is in a range of ClusterIPs",
+                (false, false) => "the bit is clear: a foreign packet",
             },
         );
         is_set || in_range
@@ -306,7 +316,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     /// No frontend was found.
     fn nothing(mut self) -> Path {
         if !self.rules.node.is_service_address(&self.key.addr) {
-            self.step("service ranges", "the address is in none: not Ballast's");
+            self.step("service ranges", "the address is in no range of ClusterIPs: a foreign packet");
             return self.end(Outcome::Untouched);
         }
         let address = ServiceKey { port: 0, proto: 0, scope: SCOPE_INTERNAL, ..self.key };
@@ -314,14 +324,14 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let is_own = self.rules.node_addrs.contains_key(&self.key.addr);
         let (found, reason) = match entry.map(|entry| entry.kind) {
             Some(KIND_UNMANAGED) if is_own => (
-                "the address is a Service's, and left alone: this node has it itself",
+                "a Service has the address, but it is unmanaged: a device of this node has it, too",
                 Reason::UnmanagedAddress,
             ),
             Some(KIND_UNMANAGED) => {
-                ("the address is left alone: another proxy serves its Service", Reason::UnmanagedAddress)
+                ("the address is unmanaged: another proxy serves its Service", Reason::UnmanagedAddress)
             }
-            Some(_) => ("the address is a Service's, which has no such port", Reason::UndefinedPort),
-            None => ("the address is in one, and no Service has it", Reason::UnallocatedAddress),
+            Some(_) => ("a Service has the address, but not this port", Reason::UndefinedPort),
+            None => ("the address is in a range, and no Service has it", Reason::UnallocatedAddress),
         };
         self.step("service ranges", found);
         self.end(Outcome::Refused(reason))

@@ -48,7 +48,7 @@ impl Explanation {
         let mut text = format!("{client} -> {destination}\n");
         for (title, path) in [
             ("Socket hooks (connect, sendmsg of a process on this node)", &self.socket),
-            ("Packet hooks (where packets come in)", &self.packet),
+            ("Packet hooks (where packets arrive)", &self.packet),
         ] {
             // Writing to a String does not fail.
             let _ = writeln!(text, "\n{title}");
@@ -64,8 +64,8 @@ impl Path {
             let _ = writeln!(text, "  {rule:<16}{found}");
         }
         let end = match self.outcome {
-            Outcome::Forward => "to an endpoint".to_owned(),
-            Outcome::Untouched => "goes on untouched by this path".to_owned(),
+            Outcome::Forward => "forwarded to an endpoint".to_owned(),
+            Outcome::Untouched => "not changed by this path".to_owned(),
             Outcome::Refused(reason) => format!(
                 "{}, {}:{} {}",
                 reason.verdict().label(),

@@ -184,7 +184,7 @@ fn where_pods_are_known_by_their_addresses_devices_say_nothing() {
     };
     assert!(client(&rules, "198.51.100.9").starts_with("inside: no device"));
     rules.common.config.flags |= CONFIG_DETECT_LOCAL;
-    assert_eq!(client(&rules, "198.51.100.9"), "outside: the address is in no range of pods");
+    assert_eq!(client(&rules, "198.51.100.9"), "outside: the address is in no pod range");
     assert!(client(&rules, "10.244.3.9").starts_with("inside"));
 }
 
@@ -194,27 +194,27 @@ fn a_pod_that_is_its_own_endpoint() {
     10.244.0.5 -> 10.96.0.10:80/TCP
 
     Socket hooks (connect, sendmsg of a process on this node)
-      prefilter       the bit is set: the tables are asked
+      prefilter       the bit is set: the maps are looked up
       frontend        10.96.0.10:80/TCP, internal: default/web (id 1), ClusterIP
-      source ranges   the Service has none
-      affinity        by the pod's network namespace, which is not named here
-      endpoints       one of 1, at random
-      reply           nothing is translated: packets go straight to the endpoint; getpeername(2), and the source of UDP answers, show 10.96.0.10:80/TCP
-      =>              to an endpoint
+      source ranges   the Service has no source ranges
+      affinity        by the network namespace of the pod, which `explain` does not know
+      endpoints       selects one of 1, randomly
+      reply           not translated: packets are sent directly to the endpoint; getpeername(2) and the source of UDP replies show 10.96.0.10:80/TCP
+      =>              forwarded to an endpoint
         ENDPOINT         ID  ON            STATE   SOURCE
         10.244.0.5:8080   5  this node     serves  -
         10.244.1.6:8080   6  another node  gone    -
 
-    Packet hooks (where packets come in)
-      prefilter       the bit is set: the tables are asked
-      client          inside: an endpoint on this node has the address
+    Packet hooks (where packets arrive)
+      prefilter       the bit is set: the maps are looked up
+      client          inside: an endpoint on this node has this address
       frontend        10.96.0.10:80/TCP, internal: default/web (id 1), ClusterIP
-      source ranges   the Service has none
-      affinity        the client stays with endpoint 5
-      endpoints       one of 1, at random
-      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from one of 33512 ports
-      reply           comes back to 192.0.2.1; where it comes in, its source becomes 10.96.0.10:80/TCP, and it is sent on to the client
-      =>              to an endpoint
+      source ranges   the Service has no source ranges
+      affinity        the client keeps endpoint 5
+      endpoints       selects one of 1, randomly
+      source address  SNAT to 192.0.2.1 for 1 of 1 endpoints (see SOURCE), with one of 33512 ports
+      reply           arrives at 192.0.2.1; at ingress its source is changed to 10.96.0.10:80/TCP, and it is forwarded to the client
+      =>              forwarded to an endpoint
         ENDPOINT         ID  ON            STATE   SOURCE
         10.244.0.5:8080   5  this node     serves  hairpin
         10.244.1.6:8080   6  another node  gone    kept
@@ -233,27 +233,27 @@ fn a_node_port_from_outside_and_from_the_host() {
     198.51.100.9 -> 192.0.2.1:30080/TCP
 
     Socket hooks (connect, sendmsg of a process on this node)
-      hook            the address is none of this node's, and of no endpoint here: if no pod of this node has it, no socket hook sees the call
-      prefilter       the bit is set: the tables are asked
+      hook            neither this node nor an endpoint on it has the address: unless a pod of this node has it, no socket hook sees the call
+      prefilter       the bit is set: the maps are looked up
       frontend        192.0.2.1:30080/TCP, internal: nothing
       frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
-      source ranges   the Service has none
-      endpoints       one of 1, at random
-      reply           nothing is translated: packets go straight to the endpoint; getpeername(2), and the source of UDP answers, show 192.0.2.1:30080/TCP
-      =>              to an endpoint
+      source ranges   the Service has no source ranges
+      endpoints       selects one of 1, randomly
+      reply           not translated: packets are sent directly to the endpoint; getpeername(2) and the source of UDP replies show 192.0.2.1:30080/TCP
+      =>              forwarded to an endpoint
         ENDPOINT         ID  ON            STATE        SOURCE
         10.244.1.7:8080   7  another node  terminating  -
 
-    Packet hooks (where packets come in)
-      prefilter       the bit is set: the tables are asked
-      client          outside, if it comes in by an uplink (NIC, tunnel); inside by any other device
+    Packet hooks (where packets arrive)
+      prefilter       the bit is set: the maps are looked up
+      client          outside if its packets arrive on an uplink (NIC, tunnel); inside on any other device
       frontend        192.0.2.1:30080/TCP, internal: nothing
       frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
-      source ranges   the Service has none
-      endpoints       one of 1, at random
-      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from one of 33512 ports
-      reply           comes back to 192.0.2.1; where it comes in, its source becomes 192.0.2.1:30080/TCP, and it is sent on to the client
-      =>              to an endpoint
+      source ranges   the Service has no source ranges
+      endpoints       selects one of 1, randomly
+      source address  SNAT to 192.0.2.1 for 1 of 1 endpoints (see SOURCE), with one of 33512 ports
+      reply           arrives at 192.0.2.1; at ingress its source is changed to 192.0.2.1:30080/TCP, and it is forwarded to the client
+      =>              forwarded to an endpoint
         ENDPOINT         ID  ON            STATE        SOURCE
         10.244.1.7:8080   7  another node  terminating  remote
     ");
@@ -268,19 +268,19 @@ fn sctp_of_the_node_itself() {
     host -> 10.96.0.10:9/SCTP
 
     Socket hooks (connect, sendmsg of a process on this node)
-      hook            the kernel asks no hook about SCTP sockets
-      =>              goes on untouched by this path
+      hook            the kernel calls no socket hook for SCTP
+      =>              not changed by this path
 
-    Packet hooks (where packets come in)
-      hook            no socket hook sees SCTP of the node itself: its packets are met where they leave
-      prefilter       the bit is set: the tables are asked
+    Packet hooks (where packets arrive)
+      hook            no socket hook sees SCTP of this node: the egress hooks see its packets
+      prefilter       the bit is set: the maps are looked up
       client          inside: a process of this node
       frontend        10.96.0.10:9/SCTP, internal: default/port (id 2), ClusterIP
-      source ranges   the Service has none
-      endpoints       one of 1, at random
-      source address  192.0.2.1 for 1 of 1 endpoints (see SOURCE), from one of 33512 ports
-      reply           comes back to 192.0.2.1; where it comes in, its source becomes 10.96.0.10:9/SCTP, and it goes up to the process
-      =>              to an endpoint
+      source ranges   the Service has no source ranges
+      endpoints       selects one of 1, randomly
+      source address  SNAT to 192.0.2.1 for 1 of 1 endpoints (see SOURCE), with one of 33512 ports
+      reply           arrives at 192.0.2.1; at ingress its source is changed to 10.96.0.10:9/SCTP, and it is delivered to the process
+      =>              forwarded to an endpoint
         ENDPOINT         ID  ON            STATE        SOURCE
         10.244.1.7:8080   7  another node  terminating  node
     ");

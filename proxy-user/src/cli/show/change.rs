@@ -34,7 +34,7 @@ pub(super) fn delete_flows(
     if count > 0 {
         out.write_all(list.render(args.format.output, !args.format.no_headers)?.as_bytes())?;
     }
-    let verb = if args.dry_run { "would be removed" } else { "removed" };
+    let verb = if args.dry_run { "would be deleted" } else { "deleted" };
     let noun = if count == 1 { "connection" } else { "connections" };
     Ok(writeln!(std::io::stderr(), "{count} {noun} {verb}")?)
 }
@@ -54,9 +54,5 @@ pub(super) fn zero(args: &ServiceZeroArgs, out: &mut impl Write) -> Result<(), S
     let mut noted = Zero::read(&zero.run_dir)?;
     let count = noted.take(&snapshot, &scope);
     let path = noted.write(&zero.run_dir)?;
-    Ok(writeln!(
-        out,
-        "the counters of {count} Service ports are zero from now on (noted in {})",
-        path.display()
-    )?)
+    Ok(writeln!(out, "reset the counters of {count} Service ports (stored in {})", path.display())?)
 }

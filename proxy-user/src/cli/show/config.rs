@@ -74,8 +74,7 @@ pub(in crate::cli) fn list(
         return Err(ShowError::NoSetting { asked: asked.clone(), near });
     }
     let columns = [Column::new("SETTING"), Column::new("VALUE"), Column::new("FROM")];
-    let mut list =
-        List::new("settings", columns, "Every setting is as it is without being said; --all shows them.");
+    let mut list = List::new("settings", columns, "All settings have their defaults; --all shows them.");
     let is_meant = |origin: &&Origin| {
         if names.is_empty() { all || !origin.is_default() } else { names.iter().any(|name| is(origin, name)) }
     };
@@ -97,7 +96,9 @@ pub fn config(args: &ConfigArgs, out: &mut impl Write) -> Result<(), ShowError> 
 fn settings(args: &ConfigArgs) -> Result<Vec<Origin>, ShowError> {
     let address = match probe(args.agent.metrics_bind_address) {
         AgentState::Answered { address, .. } => address,
-        AgentState::NotAsked => return Err(ShowError::NoAgent("its server is switched off".to_owned())),
+        AgentState::NotAsked => {
+            return Err(ShowError::NoAgent("its metrics server is switched off".to_owned()));
+        }
         AgentState::Silent { address, reason } => {
             return Err(ShowError::NoAgent(format!("{address}: {reason}")));
         }
@@ -109,7 +110,7 @@ fn settings(args: &ConfigArgs) -> Result<Vec<Origin>, ShowError> {
     let configz: Configz = serde_json::from_slice(&body)?;
     if configz.origins.is_empty() {
         return Err(ShowError::NoAgent(format!(
-            "{address} does not say where its settings come from: it is an older agent"
+            "{address} does not report the source of its settings: the agent is older than this program"
         )));
     }
     Ok(configz.settings())

@@ -16,7 +16,7 @@ pub struct EntryJson {
 /// One line for each entry.
 pub fn list(entries: Vec<Entry>) -> List<EntryJson> {
     let columns = [Column::new("KEY"), Column::new("VALUE")];
-    let mut list = List::new("entries", columns, "No entries, or only such that are zero.");
+    let mut list = List::new("entries", columns, "No entries, or all entries are zero.");
     for (key, value) in entries {
         let (name, cells) = (text(&key), vec![text(&key), text(&value)]);
         list.push(Row { group: "entries", key: name.clone(), name, cells, value: EntryJson { key, value } });

@@ -10,11 +10,13 @@ use crate::model::nearest::{did_you_mean, nearest};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
     /// It has another form.
-    #[error("{0:?} names no Service: give NAMESPACE/NAME or NAMESPACE/NAME:PORT, like default/redis:6379")]
+    #[error(
+        "{0:?} is not the name of a Service: give NAMESPACE/NAME or NAMESPACE/NAME:PORT, like default/redis:6379"
+    )]
     Form(String),
     /// Two namespaces.
     #[error(
-        "{text:?} is not in the namespace {namespace}: leave out --namespace, or name it without namespace"
+        "{text:?} is not in the namespace {namespace}: remove --namespace, or give the name without namespace"
     )]
     Namespace {
         /// The name.
@@ -35,7 +37,7 @@ pub enum ShowError {
     Filter(#[from] FilterError),
     /// No such Service is programmed.
     #[error(
-        "no Service port {filter} is programmed{near} (`ballast service list` shows all; headless ones, and those without ready ports of a known protocol, are left alone{left_alone})"
+        "no Service port {filter} is programmed{near} (`ballast service list` shows all; headless Services, and Services without a TCP, UDP or SCTP port, are not programmed{left_alone})"
     )]
     NoService {
         /// What was asked for.
@@ -46,7 +48,7 @@ pub enum ShowError {
         left_alone: String,
     },
     /// There is no such map.
-    #[error("no map is called {asked}{near} (`ballast map list` shows all)")]
+    #[error("there is no map {asked}{near} (`ballast map list` shows all)")]
     NoMap {
         /// What was asked for.
         asked: String,
@@ -54,7 +56,7 @@ pub enum ShowError {
         near: String,
     },
     /// The list cannot be sorted by that.
-    #[error("the list has no field and no column {asked:?}{near} (--sort-by takes {known})")]
+    #[error("the list has no field or column {asked:?}{near} (--sort-by takes {known})")]
     NoField {
         /// What was asked for.
         asked: String,
@@ -64,10 +66,10 @@ pub enum ShowError {
         known: String,
     },
     /// The API server did not say which Services have the labels.
-    #[error("labels are known to the API server only, and {0}")]
+    #[error("cannot read labels from the API server: {0}")]
     Labels(String),
     /// There is no such setting.
-    #[error("no setting is called {asked}{near} (`ballast config --all` shows all)")]
+    #[error("there is no setting {asked}{near} (`ballast config --all` shows all)")]
     NoSetting {
         /// What was asked for.
         asked: String,
@@ -76,14 +78,14 @@ pub enum ShowError {
     },
     /// The agent has to answer, and does not.
     #[error(
-        "the agent does not answer ({0}): start `ballast run`, or name its address with --metrics-bind-address"
+        "the agent does not answer ({0}): start `ballast run`, or give its address with --metrics-bind-address"
     )]
     NoAgent(String),
     /// Nothing says what is to be removed.
-    #[error("say which: {0}")]
+    #[error("nothing is selected: give {0}")]
     Unsaid(&'static str),
     /// What the counters were cannot be read or noted.
-    #[error("{}: {error}; name another folder with --run-dir", path.display())]
+    #[error("{}: {error}; choose another folder with --run-dir", path.display())]
     Zero {
         /// The file.
         path: PathBuf,
@@ -91,13 +93,13 @@ pub enum ShowError {
         error: io::Error,
     },
     /// A client cannot reach an address of the other family.
-    #[error("client and address are of different families")]
+    #[error("client and destination have different address families")]
     Families,
     /// The answer cannot be written as JSON.
-    #[error("the answer cannot be written as JSON: {0}")]
+    #[error("cannot write the output as JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// The answer cannot be written as YAML.
-    #[error("the answer cannot be written as YAML: {0}")]
+    #[error("cannot write the output as YAML: {0}")]
     Yaml(#[from] serde_saphyr::ser::Error),
     /// The reader of the answer has gone.
     #[error("cannot write to standard output: {0}")]

@@ -60,7 +60,7 @@ impl ServiceFilter {
 
     /// No Service port is meant.
     pub(super) fn not_found(&self, snapshot: &Snapshot) -> ShowError {
-        let left_alone = left_alone(snapshot).map(|all| format!("; cluster addresses left alone: {all}"));
+        let left_alone = left_alone(snapshot).map(|all| format!("; unmanaged cluster addresses: {all}"));
         ShowError::NoService {
             filter: self.to_string(),
             near: self.proposals(snapshot),

@@ -80,8 +80,7 @@ pub fn list(
     let mut list = List::new(
         "flows",
         columns,
-        "No connections. (Only the packet path keeps them; a connection of a local socket is translated once, \
-         when it is made.)",
+        "No connections. (Connections of local sockets are translated at connect, and have no entry.)",
     );
     for row in rows.iter().filter(|row| selection.takes(row, snapshot)) {
         let cells = vec![

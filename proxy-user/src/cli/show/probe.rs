@@ -95,8 +95,8 @@ pub(in crate::cli) fn ask(address: SocketAddr, path: &str) -> io::Result<(u16, V
     // `HTTP/1.1 200` is all that counts of the head.
     let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
     let status = status.and_then(|text| str::from_utf8(text).ok()).and_then(|text| text.parse().ok());
-    let status = status
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "something else than HTTP answered"))?;
+    let status =
+        status.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the answer is not HTTP"))?;
     let body = answer.windows(4).position(|end| end == b"\r\n\r\n").map_or(answer.len(), |end| end + 4);
     Ok((status, answer.split_off(body)))
 }

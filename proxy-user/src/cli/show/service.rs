@@ -127,7 +127,7 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
     let unnamed = unmanaged(snapshot).into_iter().zip(&snapshot.unmanaged).filter(|_| scope.is_all());
     for (value, row) in unnamed {
         let address = row.address.to_string();
-        let note = format!("<none> (left alone: {})", row.why());
+        let note = format!("<none> (unmanaged: {})", row.why());
         let known = ["-".to_owned(), "Unmanaged".to_owned(), address.clone(), address];
         let unknown = std::iter::repeat_n("-".to_owned(), 6);
         let cells = known.into_iter().chain(unknown).chain([note.clone(), note]).collect();
@@ -198,7 +198,7 @@ pub fn show(snapshot: &Snapshot, filter: &ServiceFilter, output: Output) -> Resu
         return document(&ShowJson { ports, unmanaged: unmanaged(snapshot) }, output);
     }
     let parts = ids.map(|id| port_text(id, snapshot, output));
-    let note = left_alone(snapshot).map(|all| Ok(format!("Left alone, of whatever Service: {all}\n")));
+    let note = left_alone(snapshot).map(|all| Ok(format!("Unmanaged addresses, of all Services: {all}\n")));
     let parts: Vec<_> = parts.chain(note).collect::<Result<_, _>>()?;
     Ok(parts.join("\n"))
 }
@@ -257,7 +257,7 @@ fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> Result<String, Sho
     let _ = writeln!(text, "Connections:  {}", stats.connections);
     let _ = writeln!(
         text,
-        "Packets:      {} to backends ({}), {} back ({})",
+        "Packets:      {} to endpoints ({}), {} replies ({})",
         stats.packets,
         bytes(stats.bytes),
         stats.reply_packets,
@@ -279,7 +279,7 @@ fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> Result<String, Sho
     for row in frontends(id, snapshot) {
         table.row([row.kind.label().to_owned(), destination(row), endpoints(row, snapshot, shown)]);
     }
-    text.push_str(&table.render("No address leads to it."));
+    text.push_str(&table.render("No frontends."));
     text.push('\n');
     text.push_str(&super::backend::table(id, snapshot)?);
     text.push_str(&super::latency::table(id, snapshot));

@@ -138,18 +138,18 @@ impl Status {
         let mut problems = Vec::new();
         match &self.agent {
             AgentState::Silent { address, reason } => problems.push(format!(
-                "the agent does not answer at {address} ({reason}): what is programmed goes on working, changes \
-                 are not followed; start `ballast run`, or name its address with --metrics-bind-address"
+                "the agent does not answer at {address} ({reason}): programmed Services still work, but changes are not \
+                 applied; start `ballast run`, or give its address with --metrics-bind-address"
             )),
             AgentState::Answered { address, status } if *status != 200 => problems.push(format!(
-                "the agent at {address} is not well (HTTP {status}): see its log, and http://{address}/healthz"
+                "the agent at {address} is unhealthy (HTTP {status}): see its log and http://{address}/healthz"
             )),
             AgentState::Answered { .. } | AgentState::NotAsked => {}
         }
         problems.extend(self.told.iter().cloned());
         if self.kube_proxy_rules.has_rules() {
             problems.push(format!(
-                "kube-proxy's rules are still here ({}): stop it, and run `ballast takeover`",
+                "the node still has kube-proxy rules ({}): stop kube-proxy, and run `ballast takeover`",
                 self.kube_proxy_rules
             ));
         }
@@ -161,16 +161,16 @@ impl Status {
             }
         };
         if !facts.attachments.iter().any(Attachment::is_attached) {
-            problems.push("no program is attached: nothing is translated; start `ballast run`".to_owned());
+            problems.push("no program is attached, so nothing is translated: start `ballast run`".to_owned());
         }
         for one in &facts.attachments {
             match (&one.place, one.ifindex) {
                 (None, None) => problems.push(format!(
-                    "the cgroup of {} is gone, so no socket is translated there; restart `ballast run`",
+                    "the cgroup of {} was removed, so its sockets are not translated: restart `ballast run`",
                     one.hook
                 )),
                 (Some(device), Some(_)) if !one.is_attached() => problems.push(format!(
-                    "the filter {} of {device} was removed externally; restart `ballast run`",
+                    "the filter {} of {device} was removed externally: restart `ballast run`",
                     one.hook
                 )),
                 // A device that is gone takes its programs along, as it should.
@@ -179,7 +179,7 @@ impl Status {
         }
         if facts.abi == 0 {
             problems.push(
-                "the maps were never filled: the agent did not come as far as its first sync".to_owned(),
+                "the maps are empty: the agent has not completed its first sync; see its log".to_owned(),
             );
         }
         for row in facts.maps.iter().filter(|row| is_nearly_full(row)) {
@@ -266,16 +266,16 @@ impl Status {
         let mut text = String::new();
         // Writing to a String does not fail.
         let _ = match &self.agent {
-            AgentState::NotAsked => writeln!(text, "Agent:      not asked"),
+            AgentState::NotAsked => writeln!(text, "Agent:      not checked"),
             AgentState::Answered { address, status: 200 } => writeln!(text, "Agent:      ok, at {address}"),
             AgentState::Answered { address, status } => {
-                writeln!(text, "Agent:      not well (HTTP {status}), at {address}")
+                writeln!(text, "Agent:      unhealthy (HTTP {status}), at {address}")
             }
             AgentState::Silent { address, .. } => writeln!(text, "Agent:      no answer at {address}"),
         };
         let ApiServers { servers, active, failovers } = &self.api_servers;
         if !servers.is_empty() {
-            let asked = active.as_deref().unwrap_or("none has answered");
+            let asked = active.as_deref().unwrap_or("none answers");
             let _ = writeln!(text, "API server: {asked}, of {}; {failovers} failovers", servers.len());
         }
         if let Ok(facts) = &self.facts {
@@ -310,29 +310,29 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     let endpoints = used(map::BACKENDS) + used(map::BACKENDS6);
     let room = row(map::BACKENDS).map_or(0, |row| row.capacity);
     let empty =
-        if facts.empty == 0 { String::new() } else { format!(", {} of them with no endpoint", facts.empty) };
+        if facts.empty == 0 { String::new() } else { format!(", {} of them without endpoints", facts.empty) };
     let unmanaged =
-        if facts.unmanaged == 0 { String::new() } else { format!("; {} left alone", facts.unmanaged) };
+        if facts.unmanaged == 0 { String::new() } else { format!("; {} unmanaged", facts.unmanaged) };
     let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), attached().count());
     for (position, lack) in facts.lacks.iter().enumerate() {
-        let _ = writeln!(text, "{:<10}  {lack}", if position == 0 { "Lacking:" } else { "" });
+        let _ = writeln!(text, "{:<10}  {lack}", if position == 0 { "Missing:" } else { "" });
     }
     let _ = writeln!(
         text,
-        "Maps:       {} in {} (layout {ABI_VERSION}), {}",
+        "Maps:       {} in {} (ABI {ABI_VERSION}), {}",
         facts.maps.len(),
         facts.folder.display(),
         bytes(memory)
     );
     let _ =
-        writeln!(text, "Services:   {} ports, {} addresses{empty}{unmanaged}", facts.ports, facts.frontends);
-    let _ = writeln!(text, "Endpoints:  {} in service, {endpoints} of {room} ids in use", facts.backends);
+        writeln!(text, "Services:   {} ports, {} frontends{empty}{unmanaged}", facts.ports, facts.frontends);
+    let _ = writeln!(text, "Endpoints:  {} usable, {endpoints} of {room} ids in use", facts.backends);
     let _ = writeln!(text, "Flows:      {}; source ports for SNAT {}", facts.flows, facts.snat_ports);
     for verdict in [Verdict::Reject, Verdict::Drop, Verdict::Pass] {
         let label = match verdict {
             Verdict::Reject => "Rejected:",
             Verdict::Drop => "Dropped:",
-            Verdict::Pass => "Passed by:",
+            Verdict::Pass => "Passed:",
         };
         let counted: Vec<_> = met(facts)
             .filter(|(reason, _)| reason.verdict() == verdict)

@@ -308,8 +308,8 @@ fn one_service() {
     Affinity:     client address, 10800s
     Algorithm:    random, mh outside
     Connections:  12
-    Packets:      340 to backends (20.0 KiB), 338 back (1.5 MiB)
-    Refused:      2 flow_table_full (drop): Every flow entry that was looked at holds an established flow. Raise --max-flows.
+    Packets:      340 to endpoints (20.0 KiB), 338 replies (1.5 MiB)
+    Refused:      2 flow_table_full (drop): The flow table is full: all examined entries hold established flows. Raise --max-flows.
 
     TYPE       ADDRESS              ENDPOINTS
     ClusterIP  10.96.0.10:6379/TCP  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379 +2 more
@@ -328,7 +328,7 @@ fn one_service() {
     Affinity:     none
     Algorithm:    random
     Connections:  0
-    Packets:      0 to backends (0 B), 0 back (0 B)
+    Packets:      0 to endpoints (0 B), 0 replies (0 B)
     Refused:      none
 
     TYPE       ADDRESS                ENDPOINTS
@@ -396,13 +396,13 @@ fn addresses_that_are_left_alone_are_a_fact_and_no_problem() {
     let alone = Snapshot { unmanaged: unmanaged.clone(), ..Snapshot::default() };
     assert_snapshot!(render(service_list(&alone, &Scope::default()), ListOutput::Text), @r"
     SERVICE  TYPE       ADDRESS     ENDPOINTS
-    -        Unmanaged  10.96.0.10  <none> (left alone: an address of this node)
-    -        Unmanaged  10.96.0.77  <none> (left alone: another proxy serves it)
+    -        Unmanaged  10.96.0.10  <none> (unmanaged: an address of this node)
+    -        Unmanaged  10.96.0.77  <none> (unmanaged: another proxy serves it)
     ");
     assert_snapshot!(render(service_list(&alone, &Scope::default()), ListOutput::Wide), @r"
     SERVICE  TYPE       ADDRESS     FOR  POLICY  AFFINITY  ALGORITHM  ID  DRAINING  ENDPOINTS
-    -        Unmanaged  10.96.0.10  -    -       -         -           -  -         <none> (left alone: an address of this node)
-    -        Unmanaged  10.96.0.77  -    -       -         -           -  -         <none> (left alone: another proxy serves it)
+    -        Unmanaged  10.96.0.10  -    -       -         -           -  -         <none> (unmanaged: an address of this node)
+    -        Unmanaged  10.96.0.77  -    -       -         -           -  -         <none> (unmanaged: another proxy serves it)
     ");
     let json = render(service_list(&alone, &Scope::default()), ListOutput::Json);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -415,7 +415,7 @@ fn addresses_that_are_left_alone_are_a_fact_and_no_problem() {
     let shown = service_show(&some, &filter, Output::Text).unwrap();
     let last = shown.lines().last().unwrap();
     assert!(
-        last.starts_with("Left alone") && last.contains("10.96.0.77 (another proxy serves it)"),
+        last.starts_with("Unmanaged addresses") && last.contains("10.96.0.77 (another proxy serves it)"),
         "{last}"
     );
     let mut facts = facts();
@@ -423,7 +423,7 @@ fn addresses_that_are_left_alone_are_a_fact_and_no_problem() {
     facts.unmanaged = 2;
     let status = Status::new(well(), Ok(facts));
     assert_eq!(status.problems(), before);
-    assert!(status.render(Output::Text).unwrap().contains("; 2 left alone"));
+    assert!(status.render(Output::Text).unwrap().contains("; 2 unmanaged"));
 }
 
 #[test]
@@ -614,14 +614,14 @@ fn a_status_with_a_map_that_fills_up() {
     assert_snapshot!(Status::new(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
     Agent:      ok, at 127.0.0.1:10249
     Programs:   2 at 3 hooks
-    Lacking:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints goes on as packets, which are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
-    Maps:       5 in /sys/fs/bpf/ballast/v3 (layout 3), 22.5 MiB
-    Services:   4 ports, 6 addresses, 2 of them with no endpoint
-    Endpoints:  6 in service, 6 of 262144 ids in use
+    Missing:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints is not refused; its packets are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
+    Maps:       5 in /sys/fs/bpf/ballast/v3 (ABI 3), 22.5 MiB
+    Services:   4 ports, 6 frontends, 2 of them without endpoints
+    Endpoints:  6 usable, 6 of 262144 ids in use
     Flows:      2; source ports for SNAT 1024-29999,61000-65535
     Rejected:   no_endpoint 3
     Dropped:    none
-    Passed by:  none
+    Passed:     none
 
     HOOK             PLACE     PROGRAM        ID  RUNS
     sock_connect4    cgroup 1  sock_connect4  41     9
@@ -654,7 +654,7 @@ fn the_api_server_that_is_asked_is_told() {
         let status = Status::new(AgentState::NotAsked, nothing).with_api_servers(servers.clone());
         status.render(Output::Text).unwrap()
     };
-    assert!(text(&servers).contains("\nAPI server: none has answered, of 2; 0 failovers\n"));
+    assert!(text(&servers).contains("\nAPI server: none answers, of 2; 0 failovers\n"));
     (servers.active, servers.failovers) = (Some("https://b:6443/".to_owned()), 1);
     assert!(text(&servers).contains("\nAPI server: https://b:6443/, of 2; 1 failovers\n"));
     let status = Status::new(AgentState::NotAsked, nothing).with_api_servers(servers);
@@ -670,8 +670,8 @@ fn a_status_without_agent_and_maps() {
     let nothing = || Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
     assert_snapshot!(Status::new(agent.clone(), nothing()).render(Output::Text).unwrap(), @r#"
     Agent:      no answer at 127.0.0.1:10249
-    Problems:   the agent does not answer at 127.0.0.1:10249 (Connection refused): what is programmed goes on working, changes are not followed; start `ballast run`, or name its address with --metrics-bind-address
-                no Ballast on the bpffs /sys/fs/bpf: start `ballast run`, or name the bpffs it uses with --bpffs
+    Problems:   the agent does not answer at 127.0.0.1:10249 (Connection refused): programmed Services still work, but changes are not applied; start `ballast run`, or give its address with --metrics-bind-address
+                no Ballast maps on the bpffs /sys/fs/bpf: start `ballast run`, or give the agent's bpffs with --bpffs
     "#);
     assert_snapshot!(Status::new(agent, nothing()).render(Output::Json).unwrap(), @r#"
     {
@@ -695,8 +695,8 @@ fn a_status_without_agent_and_maps() {
       "counts": null,
       "reasons": {},
       "problems": [
-        "the agent does not answer at 127.0.0.1:10249 (Connection refused): what is programmed goes on working, changes are not followed; start `ballast run`, or name its address with --metrics-bind-address",
-        "no Ballast on the bpffs /sys/fs/bpf: start `ballast run`, or name the bpffs it uses with --bpffs"
+        "the agent does not answer at 127.0.0.1:10249 (Connection refused): programmed Services still work, but changes are not applied; start `ballast run`, or give its address with --metrics-bind-address",
+        "no Ballast maps on the bpffs /sys/fs/bpf: start `ballast run`, or give the agent's bpffs with --bpffs"
       ]
     }
     "#);
@@ -734,7 +734,7 @@ fn the_exit_code_of_a_status_and_of_a_list_without_maps() {
     let listed = ["ballast", "service", "list", "--bpffs", &folder.path().to_string_lossy()];
     let Command::Service { command } = Args::parse_from(listed).command else { panic!("another command") };
     let error = services(&command, |_, _| Ok(BTreeSet::new()), &mut Vec::new()).unwrap_err().to_string();
-    assert!(error.contains("no Ballast on the bpffs") && error.contains("ballast run"), "{error}");
+    assert!(error.contains("no Ballast maps on the bpffs") && error.contains("ballast run"), "{error}");
 }
 
 #[test]
@@ -763,7 +763,7 @@ fn a_status_names_problems() {
     let problems = Status::new(AgentState::NotAsked, Ok(facts)).problems().join("\n");
     for words in [
         "no program is attached",
-        "never filled",
+        "the maps are empty",
         "1 x map_inconsistent",
         "slots is nearly full",
         "--max-slots",

@@ -127,7 +127,7 @@ fn agent(args: &SysdumpArgs, add: &mut impl FnMut(Part) -> io::Result<()>) -> io
     let address = match probe(args.agent.metrics_bind_address) {
         AgentState::Answered { address, .. } => address,
         AgentState::NotAsked => {
-            return add(("agent".to_owned(), Err("its server is switched off".to_owned())));
+            return add(("agent".to_owned(), Err("its metrics server is switched off".to_owned())));
         }
         AgentState::Silent { address, reason } => {
             return add(("agent".to_owned(), Err(format!("no answer at {address}: {reason}"))));

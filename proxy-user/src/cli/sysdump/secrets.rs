@@ -1,7 +1,7 @@
 //! Leaves secrets out of text: logs, answers of the agent, files.
 
 /// What stands for them.
-const LEFT_OUT: &str = "(left out)";
+const LEFT_OUT: &str = "(redacted)";
 
 /// Words whose value is a secret, wherever they are a part of a name: `token: x`, `"client-key-data": "x"`, `password=x`.
 const NAMES: [&str; 8] =

@@ -54,91 +54,103 @@ const fn flag(flag: &'static str, kind: Kind, default: &'static str, effect: Eff
 const I32: i64 = i32::MAX as i64;
 const COUNT: Kind = Int(0, I32);
 const BIT: Kind = Int(0, 31);
-const NO_RULES: Effect = Idle("there are no rules that packets are marked for");
-const NO_IPVS: Effect = Idle("there is no IPVS");
-const WINDOWS: Effect = Idle("it is for Windows");
-const BUFFERS: Effect = Idle("log lines are written one by one to standard error");
-const PERIOD: Effect = Used("how often the maps are compared in full; at least 1s");
-const MIN_PERIOD: Effect = Used("least time between two syncs; without it there is none");
-const NETFILTER: &str = "set for the node's own netfilter, where it is given";
-const TIMEOUT: &str = "set for the node's own netfilter, and for flows unless a `--flow-timeout-*` says otherwise, where it is given";
+const NO_RULES: Effect = Idle("Ballast has no rules that need packet marks");
+const NO_IPVS: Effect = Idle("Ballast does not use IPVS");
+const WINDOWS: Effect = Idle("only for Windows");
+const BUFFERS: Effect = Idle("log lines are written unbuffered to standard error");
+const PERIOD: Effect = Used("how often all maps are compared with the desired state; at least 1s");
+const MIN_PERIOD: Effect = Used("shortest time between two syncs; default: no delay");
+const NETFILTER: &str = "if given, set as a netfilter sysctl of the node";
+const TIMEOUT: &str = "if given, set as a netfilter sysctl of the node, and as the timeout of flows unless a `--flow-timeout-*` is given";
 
 /// All of them, in the order of the documentation.
 pub const SETTINGS: &[Setting] = &[
-    flag("config", Text, "", Used("the file; a change of it ends the agent, to be started again")),
-    flag("write-config-to", Text, "", Used("writes the settings in kube-proxy's format and ends")),
-    flag("cleanup", Bool, "false", Used("as `ballast cleanup`")),
-    flag("init-only", Bool, "false", Used("mounts bpffs and cgroup2, sets what needs root, and ends")),
+    flag("config", Text, "", Used("when the file changes, the agent exits, so that it is restarted")),
+    flag("write-config-to", Text, "", Used("writes the settings in kube-proxy's format and exits")),
+    flag("cleanup", Bool, "false", Used("the same as `ballast cleanup`")),
+    flag("init-only", Bool, "false", Used("mounts bpffs and cgroup2, sets what needs root, and exits")),
     flag("version", Bool, "false", Used("")),
-    flag("master", Text, "", Used("also beside --config; several are separated by commas")),
-    both("featureGates", "feature-gates", Gates, "", Used("`AllowServiceExternalIPs`; others mean nothing")),
+    flag("master", Text, "", Used("also together with --config; takes a comma-separated list")),
+    both(
+        "featureGates",
+        "feature-gates",
+        Gates,
+        "",
+        Used("only `AllowServiceExternalIPs`; others are ignored"),
+    ),
     both("clientConnection.kubeconfig", "kubeconfig", Text, "", Used("")),
     field(
         "clientConnection.acceptContentTypes",
         Text,
         "",
-        Idle("the agent asks for protobuf, and takes JSON"),
+        Idle("the agent requests protobuf, and accepts JSON"),
     ),
     both(
         "clientConnection.contentType",
         "kube-api-content-type",
         Text,
         "application/vnd.kubernetes.protobuf",
-        Idle("the agent asks for protobuf, and takes JSON"),
+        Idle("the agent requests protobuf, and accepts JSON"),
     ),
     both(
         "clientConnection.qps",
         "kube-api-qps",
         Number,
         "5",
-        Idle("the agent holds four watches open, and sends few events"),
+        Idle("the agent has four watches, and sends few events"),
     ),
     both(
         "clientConnection.burst",
         "kube-api-burst",
         COUNT,
         "10",
-        Idle("the agent holds four watches open, and sends few events"),
+        Idle("the agent has four watches, and sends few events"),
     ),
-    both("logging.format", "logging-format", LogFormat, "text", Used("flags come first")),
+    both("logging.format", "logging-format", LogFormat, "text", Used("Ballast's flag has priority")),
     both(
         "logging.verbosity",
         "v",
         Int(0, I32),
         "0",
-        Used("0 to 3: info, 4 and 5: debug, more: trace; flags come first"),
+        Used("0 to 3: info, 4 and 5: debug, more: trace; Ballast's flag has priority"),
     ),
     both("logging.flushFrequency", "log-flush-frequency", Any, "5s", BUFFERS),
-    both("logging.vmodule", "vmodule", Any, "", Idle("BALLAST_LOG sets the level of single modules")),
+    both(
+        "logging.vmodule",
+        "vmodule",
+        Any,
+        "",
+        Idle("the variable BALLAST_LOG sets the level of single modules"),
+    ),
     both("logging.options.text.splitStream", "log-text-split-stream", Bool, "false", BUFFERS),
     both("logging.options.text.infoBufferSize", "log-text-info-buffer-size", Any, "0", BUFFERS),
     both("logging.options.json.splitStream", "log-json-split-stream", Bool, "false", BUFFERS),
     both("logging.options.json.infoBufferSize", "log-json-info-buffer-size", Any, "0", BUFFERS),
-    both("hostnameOverride", "hostname-override", Text, "", Used("the flag comes first")),
+    both("hostnameOverride", "hostname-override", Text, "", Used("the flag has priority")),
     both("bindAddress", "bind-address", Ip, "0.0.0.0", Used("")),
     both("healthzBindAddress", "healthz-bind-address", Listen, "0.0.0.0:10256", Used("")),
     both("metricsBindAddress", "metrics-bind-address", Listen, "127.0.0.1:10249", Used("")),
     flag("healthz-port", Int(0, 65_535), "10256", Used("deprecated; 0: no server")),
     flag("metrics-port", Int(0, 65_535), "10249", Used("deprecated; 0: no server")),
     both("bindAddressHardFail", "bind-address-hard-fail", Bool, "false", Used("")),
-    both("enableProfiling", "profiling", Bool, "false", Idle("there is no Go runtime to look at")),
+    both("enableProfiling", "profiling", Bool, "false", Idle("Ballast has no Go runtime")),
     both(
         "showHiddenMetricsForVersion",
         "show-hidden-metrics-for-version",
         Text,
         "",
-        Idle("no metric is hidden"),
+        Idle("Ballast hides no metric"),
     ),
-    both("mode", "proxy-mode", Mode, "", Used("all mean `ebpf`; that is said once")),
+    both("mode", "proxy-mode", Mode, "", Used("all modes mean `ebpf`; logged once")),
     both("iptables.masqueradeBit", "iptables-masquerade-bit", BIT, "14", NO_RULES),
-    both("iptables.masqueradeAll", "masquerade-all", Bool, "false", Used("in every mode but nftables")),
+    both("iptables.masqueradeAll", "masquerade-all", Bool, "false", Used("in every mode except nftables")),
     both(
         "iptables.localhostNodePorts",
         "iptables-localhost-nodeports",
         Bool,
         "true",
         Used(
-            "`true` in mode iptables adds `localhost` to the node port addresses; without it they are not there",
+            "`true` in mode iptables adds `localhost` to the node port addresses; otherwise `localhost` is not included",
         ),
     ),
     both("iptables.syncPeriod", "iptables-sync-period", Duration, "30s", PERIOD),
@@ -152,12 +164,12 @@ pub const SETTINGS: &[Setting] = &[
         "",
         Used(
             "in mode ipvs, as `--algorithm`: `rr` (also if empty), `wrr`, `sh`, `dh`, `lc`, `wlc`, `sed`, `nq`; `mh` is `sh` \
-             (by the client's address alone), `twos` is `wlc`; `lblc` and `lblcr` are `wlc`, unknown ones `rr`, and the log \
-             says so",
+             (by a hash of the client's address alone), `twos` is `wlc`; `lblc` and `lblcr` are `wlc`, unknown names `rr`, with a \
+             line in the log",
         ),
     ),
     both("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", Cidrs, "", NO_IPVS),
-    both("ipvs.strictARP", "ipvs-strict-arp", Bool, "false", Idle("no device has the addresses of Services")),
+    both("ipvs.strictARP", "ipvs-strict-arp", Bool, "false", Idle("Service addresses are on no device")),
     both("ipvs.tcpTimeout", "ipvs-tcp-timeout", Duration, "0s", NO_IPVS),
     both("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", Duration, "0s", NO_IPVS),
     both("ipvs.udpTimeout", "ipvs-udp-timeout", Duration, "0s", NO_IPVS),
@@ -175,7 +187,7 @@ pub const SETTINGS: &[Setting] = &[
         "detect-local-mode",
         LocalMode,
         "ClusterCIDR",
-        Used("without mode and range, pods are known by their devices"),
+        Used("without mode and range, pods are recognized by their devices"),
     ),
     both("detectLocal.bridgeInterface", "pod-bridge-interface", Text, "", Used("")),
     both("detectLocal.interfaceNamePrefix", "pod-interface-name-prefix", Text, "", Used("")),
@@ -185,23 +197,23 @@ pub const SETTINGS: &[Setting] = &[
         "nodeport-addresses",
         NodePortAddresses,
         "",
-        Used("`localhost` and `all` too, as later versions of kube-proxy; empty: all but loopback"),
+        Used("also `localhost` and `all`, as in later versions of kube-proxy; empty: all except loopback"),
     ),
     both(
         "oomScoreAdj",
         "oom-score-adj",
         Int(-1000, 1000),
         "-999",
-        Used("where it is given; lower than before takes CAP_SYS_RESOURCE"),
+        Used("if given; to lower the value needs CAP_SYS_RESOURCE"),
     ),
     both(
         "conntrack.maxPerCore",
         "conntrack-max-per-core",
         COUNT,
         "32768",
-        Used("with `min`, set for the node's own netfilter, where it is given"),
+        Used("if given, set together with `min` as a netfilter sysctl of the node"),
     ),
-    both("conntrack.min", "conntrack-min", COUNT, "131072", Used("with `maxPerCore`")),
+    both("conntrack.min", "conntrack-min", COUNT, "131072", Used("see `maxPerCore`")),
     both(
         "conntrack.tcpEstablishedTimeout",
         "conntrack-tcp-timeout-established",
@@ -224,12 +236,12 @@ pub const SETTINGS: &[Setting] = &[
         "config-sync-period",
         Duration,
         "15m0s",
-        Idle("watches resume where they stopped; nothing is listed again and again"),
+        Idle("watches resume where they stopped; the agent does not resync by listing"),
     ),
     field("portRange", Text, "", Idle("kube-proxy does not use it either")),
     field("windowsRunAsService", Bool, "false", WINDOWS),
-    flag("boot-id-file", Text, "", Idle("the machine is not identified")),
-    flag("machine-id-file", Text, "", Idle("the machine is not identified")),
+    flag("boot-id-file", Text, "", Idle("Ballast does not identify the machine")),
+    flag("machine-id-file", Text, "", Idle("Ballast does not identify the machine")),
 ];
 
 impl Setting {

@@ -66,7 +66,7 @@ impl Reader<'_> {
         let Node::Map(entries) = &document.value else {
             self.error(
                 document.referenced,
-                &format!("this is no {KIND}: expected a mapping, found {}", document.value),
+                &format!("not a {KIND}: expected a mapping, found {}", document.value),
             );
             return;
         };
@@ -76,7 +76,7 @@ impl Reader<'_> {
                 Some((_, value)) => {
                     self.error(
                         value.referenced,
-                        &format!("{field}: {} cannot be read; give {expected}", value.value),
+                        &format!("{field}: cannot read {}; give {expected}", value.value),
                     );
                 }
                 None => self.error(document.referenced, &format!("{field} is missing; give {expected}")),
@@ -106,7 +106,7 @@ impl Reader<'_> {
                 other => {
                     self.error(
                         value.referenced,
-                        &format!("{path}: {other} is no mapping; give fields below it"),
+                        &format!("{path}: {other} is not a mapping; give fields below it"),
                     );
                 }
             }
@@ -129,7 +129,7 @@ impl Reader<'_> {
                     }
                     other => other.to_string(),
                 };
-                self.error(at, &format!("{}: {shown} is not right; {expected}", setting.field));
+                self.error(at, &format!("{}: {shown} is not valid; {expected}", setting.field));
             }
         }
     }

@@ -92,7 +92,7 @@ impl Kind {
             Self::Int(least, most) => format!("give a whole number from {least} to {most}"),
             Self::Number => "give a number".to_owned(),
             Self::Duration => "give a duration that is not negative, like 30s or 1m30s".to_owned(),
-            Self::Text => "give a text, and put quotes around a number".to_owned(),
+            Self::Text => "give a string, and put a number in quotes".to_owned(),
             Self::Ip => "give an IP address, like 0.0.0.0 or ::".to_owned(),
             Self::Listen => {
                 "give an IP address with a port from 1 to 65535, like 127.0.0.1:10249 or [::]:10256"

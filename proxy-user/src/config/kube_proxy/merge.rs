@@ -62,7 +62,7 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
         let path = path.display();
         merge
             .notes
-            .extend(ignored.iter().map(|flag| format!("{flag} is ignored: --config {path} stands for it")));
+            .extend(ignored.iter().map(|flag| format!("{flag} is ignored: --config {path} is used instead")));
         take_log_flags(options, &merge.values);
         shared(options, &merge.values);
     } else {
@@ -190,7 +190,7 @@ fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Opt
     };
     let place = values.place("ipvs.scheduler");
     if !is_ipvs {
-        notes.push(format!("{place} is ignored: it is for mode ipvs"));
+        notes.push(format!("{place} is ignored: only mode ipvs uses it"));
         return None;
     }
     let found = match name {
@@ -199,16 +199,14 @@ fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Opt
         "twos" => Some(Algorithm::WeightedLeastConnections),
         // They keep the connections to one address together, and each Service of kube-proxy's has one address.
         "lblc" | "lblcr" => {
-            notes.push(format!(
-                "{place}: {name} is for caches in front of many addresses: wlc, the closest, holds instead"
-            ));
+            notes.push(format!("{place}: Ballast does not have {name}, and uses wlc, which is closest"));
             Some(Algorithm::WeightedLeastConnections)
         }
         _ => spread::algorithm(name),
     };
     if found.is_none() {
         let names = spread::algorithm_names();
-        notes.push(format!("{place}: there is no {name} here: give one of {names}; rr holds instead"));
+        notes.push(format!("{place}: unknown scheduler {name}: give one of {names}; until then rr is used"));
     }
     found.or(Some(Algorithm::RoundRobin))
 }
@@ -242,7 +240,10 @@ fn periods(options: &mut Options, values: &Values, notes: &mut Vec<String>) -> R
     if options.sync_period.is_none() {
         options.sync_period = values.duration(&max).map(|period| {
             if period < SHORTEST_PERIOD {
-                notes.push(format!("{}: {period:?} is taken as {SHORTEST_PERIOD:?}", values.place(&max)));
+                notes.push(format!(
+                    "{}: {period:?} is too short; {SHORTEST_PERIOD:?} is used",
+                    values.place(&max)
+                ));
             }
             period.max(SHORTEST_PERIOD)
         });
@@ -264,13 +265,12 @@ fn periods(options: &mut Options, values: &Values, notes: &mut Vec<String>) -> R
 fn detect_local(options: &mut Options, values: &Values, notes: &mut Vec<String>) -> Result<(), FileError> {
     let network = &mut options.network;
     let place = values.place("detectLocalMode");
-    let needs =
-        |mode, field: &str| Err(FileError(vec![format!("{place}: {mode} needs {field}; give it a name")]));
+    let needs = |mode, field: &str| Err(FileError(vec![format!("{place}: {mode} needs {field}; set it")]));
     match network.detect_local_mode {
         Some(DetectLocalMode::ClusterCidr) if network.cluster_cidr.is_empty() => {
             network.detect_local_mode = None;
             notes.push(format!(
-                "{place} is ClusterCIDR, and there is no range: pods are known by their devices"
+                "{place} is ClusterCIDR without a range: pods are recognized by their devices"
             ));
             Ok(())
         }

@@ -202,19 +202,14 @@ fn the_mode_chooses_its_period(#[case] mode: &str, #[case] expected: Duration) {
 #[case("ipvs", "sed", "sed", "")]
 #[case("ipvs", "nq", "nq", "")]
 #[case("ipvs", "twos", "wlc", "")]
-#[case(
-    "ipvs",
-    "lblcr",
-    "wlc",
-    "lblcr is for caches in front of many addresses: wlc, the closest, holds instead"
-)]
+#[case("ipvs", "lblcr", "wlc", "Ballast does not have lblcr, and uses wlc, which is closest")]
 #[case(
     "ipvs",
     "fo",
     "rr",
-    "there is no fo here: give one of random, rr, wrr, sh, dh, mh, lc, wlc, sed, nq; rr holds instead"
+    "unknown scheduler fo: give one of random, rr, wrr, sh, dh, mh, lc, wlc, sed, nq; until then rr is used"
 )]
-#[case("iptables", "sh", "", " is ignored: it is for mode ipvs")]
+#[case("iptables", "sh", "", " is ignored: only mode ipvs uses it")]
 #[case("iptables", "", "", "")]
 fn a_scheduler_means_what_it_says(
     #[case] mode: &str,
@@ -248,41 +243,41 @@ fn a_scheduler_means_what_it_says(
 #[case("iptables:\n  mode: x\n", "F:4:3: unknown field iptables.mode; did you mean mode?")]
 #[case(
     "iptables:\n  masqueradeBit: 40\n",
-    "F:4:18: iptables.masqueradeBit: 40 is not right; give a whole number from 0 to 31"
+    "F:4:18: iptables.masqueradeBit: 40 is not valid; give a whole number from 0 to 31"
 )]
-#[case("iptables: 5\n", "F:3:11: iptables: 5 is no mapping; give fields below it")]
-#[case("mode: userspace\n", "F:3:7: mode: \"userspace\" is not right; give iptables, ipvs, nftables or ebpf")]
-#[case("bindAddress: here\n", "F:3:14: bindAddress: \"here\" is not right; give an IP address")]
-#[case("metricsBindAddress: 127.0.0.1:0\n", "F:3:21: metricsBindAddress: \"127.0.0.1:0\" is not right")]
-#[case("detectLocalMode: nodecidr\n", "F:3:18: detectLocalMode: \"nodecidr\" is not right; give ClusterCIDR")]
+#[case("iptables: 5\n", "F:3:11: iptables: 5 is not a mapping; give fields below it")]
+#[case("mode: userspace\n", "F:3:7: mode: \"userspace\" is not valid; give iptables, ipvs, nftables or ebpf")]
+#[case("bindAddress: here\n", "F:3:14: bindAddress: \"here\" is not valid; give an IP address")]
+#[case("metricsBindAddress: 127.0.0.1:0\n", "F:3:21: metricsBindAddress: \"127.0.0.1:0\" is not valid")]
+#[case("detectLocalMode: nodecidr\n", "F:3:18: detectLocalMode: \"nodecidr\" is not valid; give ClusterCIDR")]
 #[case(
     "detectLocalMode: BridgeInterface\n",
     "F:3:18: detectLocalMode: BridgeInterface needs detectLocal.bridgeInterface"
 )]
 #[case(
     "clusterCIDR: 10.0.0.0/8,10.1.0.0/16\n",
-    "F:3:14: clusterCIDR: \"10.0.0.0/8,10.1.0.0/16\" is not right; give one range"
+    "F:3:14: clusterCIDR: \"10.0.0.0/8,10.1.0.0/16\" is not valid; give one range"
 )]
 #[case(
     "nodePortAddresses: [primary, 10.0.0.0/8]\n",
-    "F:3:20: nodePortAddresses: [\"primary\", \"10.0.0.0/8\"] is not right"
+    "F:3:20: nodePortAddresses: [\"primary\", \"10.0.0.0/8\"] is not valid"
 )]
 #[case(
     "oomScoreAdj: -1001\n",
-    "F:3:14: oomScoreAdj: -1001 is not right; give a whole number from -1000 to 1000"
+    "F:3:14: oomScoreAdj: -1001 is not valid; give a whole number from -1000 to 1000"
 )]
-#[case("conntrack: {min: -1}\n", "F:3:18: conntrack.min: -1 is not right")]
-#[case("configSyncPeriod: 30\n", "F:3:19: configSyncPeriod: 30 is not right; give a duration")]
+#[case("conntrack: {min: -1}\n", "F:3:18: conntrack.min: -1 is not valid")]
+#[case("configSyncPeriod: 30\n", "F:3:19: configSyncPeriod: 30 is not valid; give a duration")]
 #[case(
     "configSyncPeriod: -1s\n",
-    "F:3:19: configSyncPeriod: \"-1s\" is not right; give a duration that is not negative"
+    "F:3:19: configSyncPeriod: \"-1s\" is not valid; give a duration that is not negative"
 )]
-#[case("hostnameOverride: 7\n", "F:3:19: hostnameOverride: 7 is not right; give a text")]
+#[case("hostnameOverride: 7\n", "F:3:19: hostnameOverride: 7 is not valid; give a string")]
 #[case(
     "iptables: {minSyncPeriod: 31s}\n",
     "F:3:27: iptables.minSyncPeriod: 31s is longer than iptables.syncPeriod 30s"
 )]
-#[case("logging: {format: xml}\n", "F:3:19: logging.format: \"xml\" is not right; give text or json")]
+#[case("logging: {format: xml}\n", "F:3:19: logging.format: \"xml\" is not valid; give text or json")]
 #[case("mode: ipvs\nmode: ipvs\n", "F:4:1: ")]
 #[case("mode: [\n", "F:")]
 fn what_is_wrong_is_named_with_its_place_and_the_way_out(#[case] text: &str, #[case] expected: &str) {
@@ -296,10 +291,10 @@ fn all_that_is_wrong_is_told_at_once() {
     assert_eq!(errors.len(), 4, "{errors:?}");
     assert!(errors[0].starts_with("F:1:1: apiVersion is missing"), "{errors:?}");
     assert!(
-        errors[1].starts_with("F:1:7: kind: \"Pod\" cannot be read; give KubeProxyConfiguration"),
+        errors[1].starts_with("F:1:7: kind: cannot read \"Pod\"; give KubeProxyConfiguration"),
         "{errors:?}"
     );
-    assert!(parse("F", "just text").unwrap_err().to_string().contains("this is no KubeProxyConfiguration"));
+    assert!(parse("F", "just text").unwrap_err().to_string().contains("not a KubeProxyConfiguration"));
     assert!(parse("F", "").is_err());
 }
 
@@ -390,7 +385,7 @@ fn the_command_line_of_kube_proxy_is_taken() {
     assert_eq!(config.node.detect_local, DetectLocal::Devices);
     assert_eq!(config.log_format, LogFormat::Json);
     let notes = notes(&config);
-    for said in ["--vmodule is ignored", "ClusterCIDR, and there is no range"] {
+    for said in ["--vmodule is ignored", "ClusterCIDR without a range"] {
         assert!(notes.contains(said), "{notes}");
     }
     assert!(!notes.contains("conntrack"), "{notes}");

@@ -8,7 +8,7 @@ pub enum ValueError {
     Duration,
     /// Not a listen address.
     #[error(
-        "expected ADDRESS:PORT or ADDRESS, like 127.0.0.1:10249 or [::]:10256, or nothing to switch it off"
+        "expected ADDRESS:PORT or ADDRESS, like 127.0.0.1:10249 or [::]:10256, or an empty value to switch it off"
     )]
     Listen,
     /// Not a log level.
@@ -16,8 +16,8 @@ pub enum ValueError {
     LogLevel,
     /// Not a pattern for device names.
     #[error(
-        "a device pattern is an interface name of at most 15 characters, in which * and ? stand for others; \
-         a leading ! leaves the device out, like eth*,!eth9"
+        "expected an interface name of at most 15 characters, with * and ? as wildcards; a leading ! excludes the \
+         device, like eth*,!eth9"
     )]
     Devices,
     /// Not an algorithm.
@@ -27,24 +27,20 @@ pub enum ValueError {
     #[error("expected a number from 1 to {0}")]
     Capacity(u32),
     /// Not a pattern for uplinks.
-    #[error(
-        "an uplink is an interface name of at most 15 characters, in which * and ? stand for others, like eth*"
-    )]
+    #[error("expected an interface name of at most 15 characters, with * and ? as wildcards, like eth*")]
     Uplinks,
     /// Not a pattern for local devices.
-    #[error(
-        "a local device is an interface name of at most 15 characters, in which * and ? stand for others, like tap*"
-    )]
+    #[error("expected an interface name of at most 15 characters, with * and ? as wildcards, like tap*")]
     LocalDevices,
     /// Not a range of addresses.
-    #[error("a range of addresses has a prefix length, like 192.0.2.0/24 or 2001:db8::/32")]
+    #[error("expected an address range with a prefix length, like 192.0.2.0/24 or 2001:db8::/32")]
     Range,
     /// Not an address for node ports.
     #[error("expected a range like 192.0.2.0/24, or primary, all or localhost")]
     NodePortAddress,
     /// Not a range of ports.
     #[error(
-        "expected FIRST-LAST, or two of them in order, with ports from 1024 to 65535, like 61000-65535 or \
+        "expected one or two ranges FIRST-LAST in ascending order, with ports from 1024 to 65535, like 61000-65535 or \
          1024-29999,61000-65535"
     )]
     PortRange,
@@ -58,6 +54,6 @@ pub enum ValueError {
     #[error("expected 4m to 24h, like 1h, or 0 for no history")]
     PageHistory,
     /// Not a proxy mode.
-    #[error("this is Ballast: the mode is ebpf (iptables, ipvs and nftables are accepted and mean ebpf)")]
+    #[error("expected ebpf (iptables, ipvs and nftables are accepted and mean ebpf)")]
     ProxyMode,
 }

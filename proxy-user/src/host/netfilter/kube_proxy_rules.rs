@@ -103,7 +103,7 @@ impl KubeProxyRules {
         let mut counts = std::collections::BTreeMap::<String, usize>::new();
         // Hardly anybody has any: not to know must not hide the others.
         let legacy = legacy::chains().unwrap_or_else(|error| {
-            tracing::debug!(%error, "the chains of iptables-legacy cannot be read");
+            tracing::debug!(%error, "cannot read the chains of iptables-legacy");
             Vec::new()
         });
         for (family, table, chain) in legacy {

@@ -68,7 +68,7 @@ fn write(path: PathBuf, value: u64, is_enough: impl Fn(u64) -> bool) -> Result<(
     }
     match fs::write(&path, value.to_string()) {
         Ok(()) => {
-            tracing::info!(file = %path.display(), value, "set for netfilter");
+            tracing::info!(file = %path.display(), value, "netfilter sysctl set");
             Ok(())
         }
         Err(source) => Err(SysctlError { path, value, source }),

@@ -12,7 +12,7 @@ use proxy_common::event::LEASES;
 pub enum ViewError {
     /// Nothing of ours is there.
     #[error(
-        "no Ballast on the bpffs {}: start `ballast run`, or name the bpffs it uses with --bpffs", bpffs.display()
+        "no Ballast maps on the bpffs {}: start `ballast run`, or give the agent's bpffs with --bpffs", bpffs.display()
     )]
     Nothing {
         /// Where it was looked for.
@@ -20,7 +20,7 @@ pub enum ViewError {
     },
     /// An older or newer Ballast is there.
     #[error(
-        "{} has maps of layout {found}, and this binary reads layout {expected}: use the binary that the agent runs", root.display()
+        "{} has maps of ABI version {found}, and this binary reads ABI version {expected}: use the same binary as the agent", root.display()
     )]
     OtherVersion {
         /// Our folder.
@@ -31,13 +31,13 @@ pub enum ViewError {
         expected: u32,
     },
     /// The caller may not look.
-    #[error("{} may not be read: run as root (or with CAP_BPF, as the owner of the pins)", path.display())]
+    #[error("no permission to read {}: run as root (or with CAP_BPF, as the owner of the pins)", path.display())]
     Denied {
         /// What may not be read.
         path: PathBuf,
     },
     /// A pin cannot be opened.
-    #[error("{} cannot be opened: {source}; start `ballast run` to make what is missing", path.display())]
+    #[error("cannot open {}: {source}; start `ballast run`, which creates missing maps", path.display())]
     Open {
         /// The pin.
         path: PathBuf,
@@ -46,7 +46,7 @@ pub enum ViewError {
     },
     /// The pin is not what its name says.
     #[error(
-        "{} is not one of Ballast's maps: its {what} is {found} where {expected} is expected; `ballast cleanup` removes it, `ballast run` makes it anew", path.display()
+        "{} is not a map of Ballast: its {what} is {found} instead of {expected}; `ballast cleanup` removes it, and `ballast run` creates a new one", path.display()
     )]
     Shape {
         /// The pin.
@@ -59,16 +59,16 @@ pub enum ViewError {
         expected: String,
     },
     /// The entries of a map cannot be listed.
-    #[error("the entries of {name} cannot be listed: {}", if name == "events" { "`ballast monitor` shows them as they come" } else { "each belongs to a socket, and goes with it" })]
+    #[error("cannot list the entries of {name}: {}", if name == "events" { "`ballast monitor` shows the events live" } else { "each entry belongs to a socket, and is removed with it" })]
     NoEntries {
         /// The map.
         name: String,
     },
     /// No more monitors can listen.
-    #[error("{LEASES} monitors listen already: end one of them")]
+    #[error("{LEASES} monitors are already running: stop one of them")]
     TooMany,
     /// The map cannot be read.
-    #[error("{} cannot be read: {source}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The pin.
         path: PathBuf,
@@ -76,7 +76,7 @@ pub enum ViewError {
         source: io::Error,
     },
     /// aya could not read the map.
-    #[error("{} cannot be read: {source}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     Map {
         /// The pin.
         path: PathBuf,

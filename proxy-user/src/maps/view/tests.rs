@@ -15,7 +15,7 @@ fn another_layout_is_named() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(folder.path().join("ballast/v999")).unwrap();
     let error = View::open(folder.path()).unwrap_err().to_string();
-    assert!(error.contains("layout 999") && error.contains(&format!("layout {ABI_VERSION}")), "{error}");
+    assert!(error.contains("version 999") && error.contains(&format!("version {ABI_VERSION}")), "{error}");
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn conflict(name: &ServiceName) -> Problem {
         object: format!("Service {name}"),
         field: "metadata.name".to_owned(),
         message: format!(
-            "the folder of --manifests and the API server both have a Service {name}: the folder's is served, the API \
+            "the folder of --manifests and the API server both have a Service {name}: the folder's is programmed, the API \
              server's is not; rename one of them"
         ),
     }

@@ -38,10 +38,10 @@ function ceiling(value) {
 }
 
 export const METRICS = [
-  { name: "connections", label: "Connections", unit: "new connections a second", at: 0, text: rate },
-  { name: "packets", label: "Packets", unit: "packets a second", at: 1, text: rate },
-  { name: "bytes", label: "Bytes", unit: "bytes a second", at: 2, text: bytes },
-  { name: "failures", label: "Failures", unit: "refusals and drops a second", at: 3, text: rate },
+  { name: "connections", label: "Connections", unit: "new connections per second", at: 0, text: rate },
+  { name: "packets", label: "Packets", unit: "packets per second", at: 1, text: rate },
+  { name: "bytes", label: "Bytes", unit: "bytes per second", at: 2, text: bytes },
+  { name: "failures", label: "Failures", unit: "refusals and drops per second", at: 3, text: rate },
 ];
 
 const WIDTH = 720;
@@ -88,7 +88,7 @@ export function historyChart() {
     const value = shown.values[at];
     const seconds = (POINTS - 1 - Number(slider.value)) * shown.interval;
     const when = seconds === 0 ? "now" : ago(seconds);
-    const text = value === undefined ? `${when}: nothing is known` : `${when}: ${shown.metric.text(value)} ${shown.metric.unit}`;
+    const text = value === undefined ? `${when}: no data` : `${when}: ${shown.metric.text(value)} ${shown.metric.unit}`;
     say(readout, text);
     set(slider, "aria-valuetext", text);
     const x = (Number(slider.value) / (POINTS - 1)) * WIDTH;
@@ -116,7 +116,7 @@ export function historyChart() {
     say(half, ago(span / 2));
     const peak = Math.max(0, ...values);
     set(picture, "aria-label", `History of ${metric.unit}: ${values.length} points, at most ${metric.text(peak)}, now ${metric.text(values.at(-1) ?? 0)}`);
-    say(note, values.length > 1 ? "" : "There is no history yet: it begins with a Service's first traffic.");
+    say(note, values.length > 1 ? "" : "No history yet. It starts with the first traffic of the Service.");
     read();
   };
   const fail = (text) => {

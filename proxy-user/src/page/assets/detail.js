@@ -21,7 +21,7 @@ export function detail(place, close) {
   });
   const body = el("tbody");
   const head = (label, kind) => el("th", { scope: "col", class: kind }, label);
-  const heads = [head("Endpoint"), head("State"), head("Weight", "number weight"), head("Conn/s", "number"), head("Share", "share"), head("Open", "number open"), head("In all", "number total")];
+  const heads = [head("Endpoint"), head("State"), head("Weight", "number weight"), head("Conn/s", "number"), head("Share", "share"), head("Open", "number open"), head("Total", "number total")];
   const table = el("table", { class: "endpoints" }, el("caption", { class: "unseen" }, "Endpoints"), el("thead", null, el("tr", null, ...heads)), body);
   const note = el("p", { class: "hint" });
   const failures = el("p", { class: "failures" });
@@ -58,14 +58,14 @@ export function detail(place, close) {
 
   function draw(one, picture) {
     if (!one) {
-      say(about, "This Service is not served at the moment.");
+      say(about, "This Service is not programmed.");
       return;
     }
     const dialled = one.frontends.length > 0 ? `${one.frontends.join(", ")} · ` : "";
     const where = picture.nodes.length > 1 ? ` · on ${plural(one.nodes, "node")}` : "";
-    say(about, `${dialled}${one.protocol} ${one.family} · ${one.algorithm} · ${whole(one.connections)} connections in all${where}`);
+    say(about, `${dialled}${one.protocol} ${one.family} · ${one.algorithm} · ${whole(one.connections)} connections in total${where}`);
     const why = [...one.failures].sort((a, b) => b[1] - a[1]).map(([reason, value]) => `${reason} ${rate(value)}/s`);
-    say(failures, why.length > 0 ? `Fails: ${why.join(", ")}` : "");
+    say(failures, why.length > 0 ? `Failures: ${why.join(", ")}` : "");
     failures.hidden = why.length === 0;
     for (const endpoint of one.endpoints) {
       const known = rows.get(endpoint.address) ?? make(endpoint);
@@ -80,9 +80,9 @@ export function detail(place, close) {
     arrange(body, one.endpoints.map((endpoint) => rows.get(endpoint.address).row));
     table.hidden = one.endpoints.length === 0;
     const hidden = one.count - one.endpoints.length;
-    if (picture.shows !== "all") say(note, `${one.ready} of ${plural(one.count, "endpoint")} ready. --page all shows their addresses.`);
-    else if (one.count === 0) say(note, "It has no endpoint: connections to it are refused or dropped.");
-    else say(note, hidden > 0 ? `The busiest ${one.endpoints.length} of ${one.count}.` : "");
+    if (picture.shows !== "all") say(note, `${one.ready} of ${plural(one.count, "endpoint")} ready. Set --page all to show their addresses.`);
+    else if (one.count === 0) say(note, "The Service has no endpoints: connections to it are refused or dropped.");
+    else say(note, hidden > 0 ? `The busiest ${one.endpoints.length} of ${one.count} endpoints.` : "");
   }
 
   return {

@@ -67,7 +67,7 @@ const FIGURES = [
   { label: "Packets", unit: "/s", name: "packets", text: (picture) => rate(picture.total.packets) },
   { label: "Bytes", unit: "/s", name: "bytes", text: (picture) => bytes(picture.total.bytes) },
   { label: "Failures", unit: "/s", name: "failures", text: (picture) => rate(picture.total.failures) },
-  { label: "Flows followed", unit: "", name: "flows", text: (picture) => whole(picture.flows) },
+  { label: "Tracked flows", unit: "", name: "flows", text: (picture) => whole(picture.flows) },
 ].map((figure) => {
   const [value, spark] = [el("span", { class: "value" }), sparkline(160, 30)];
   const element = el("div", { class: `figure ${figure.name}` }, el("span", { class: "label" }, figure.label), el("span", null, value, el("span", { class: "unit" }, figure.unit)), spark.element);
@@ -107,7 +107,7 @@ window.addEventListener("popstate", follow);
 
 async function ask(service) {
   const answer = await fetch(`page/history?service=${encodeURIComponent(service)}`);
-  if (!answer.ok) throw new Error((await answer.text()).trim() || `the server answers ${answer.status}`);
+  if (!answer.ok) throw new Error((await answer.text()).trim() || `the server answered ${answer.status}`);
   return answer.json();
 }
 
@@ -119,7 +119,7 @@ async function readHistory() {
       if (asked === opened) panel.history(answer);
     }
   } catch (error) {
-    if (asked === opened) panel.noHistory(`There is no history: ${error.message}`);
+    if (asked === opened) panel.noHistory(`No history: ${error.message}`);
   }
 }
 
@@ -152,11 +152,11 @@ function listen() {
   };
   source.onerror = () => {
     if (source.readyState !== EventSource.CLOSED) {
-      tell("No connection; trying again", "lost");
+      tell("No connection; retrying", "lost");
       return;
     }
     // Refused, not interrupted: the browser does not try again by itself.
-    tell("Refused: too many pages are open, or it restarts; trying again", "lost");
+    tell("Refused: too many pages are open, or the agent is restarting; retrying", "lost");
     retry = setTimeout(listen, RETRY);
   };
 }
@@ -180,7 +180,7 @@ document.addEventListener("keydown", (event) => {
 by("pause").addEventListener("click", () => {
   paused = !paused;
   set(by("pause"), "aria-pressed", String(paused));
-  say(by("pause"), paused ? "Go on" : "Pause");
+  say(by("pause"), paused ? "Resume" : "Pause");
   if (paused) tell("Paused", "paused");
   else tell("Connecting", "");
   listen();
@@ -205,7 +205,7 @@ function drawProblems(picture) {
   const place = by("problems");
   const isCluster = frames.size > 1;
   const now = Date.now();
-  const silent = paused ? [] : picture.nodes.filter((node) => now - (heard.get(node) ?? now) > SILENT).map((node) => ({ node, text: "has said nothing for a while" }));
+  const silent = paused ? [] : picture.nodes.filter((node) => now - (heard.get(node) ?? now) > SILENT).map((node) => ({ node, text: "has sent no data for a while" }));
   const all = [...picture.nodeErrors, ...silent, ...picture.problems];
   const stamp = JSON.stringify(all);
   if (place.dataset.stamp === stamp) return;
@@ -232,9 +232,9 @@ function draw() {
   if (!by("map-section").hidden) drawMap(by("map"), picture, go);
   services.draw(picture, curves, opened);
   const more = picture.matching - Math.min(picture.matching, picture.services.size);
-  say(by("services-hint"), more > 0 ? `The busiest ${picture.services.size} of ${whole(picture.matching)}: search to see others.` : filter ? `${whole(picture.matching)} of ${plural(picture.all, "Service port")} match.` : "");
+  say(by("services-hint"), more > 0 ? `The busiest ${picture.services.size} of ${whole(picture.matching)}; use the search to find others.` : filter ? `${whole(picture.matching)} of ${plural(picture.all, "Service port")} match.` : "");
   const failing = drops.draw(picture, curves, filter);
-  say(by("drops-hint"), `${failing} met in the last seconds. A reason opens to what it means, what to do, and the last examples.`);
+  say(by("drops-hint"), `${failing} in the last seconds. Open a reason to see its meaning, advice and the last examples.`);
   if (opened) panel.draw(picture.services.get(opened), picture);
 }
 

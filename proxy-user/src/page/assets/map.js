@@ -82,7 +82,7 @@ export function drawMap(place, picture, open) {
   const focused = place.contains(active) ? active.getAttribute("data-key") : null;
   const remembered = focused ?? place.getAttribute("data-key");
   if (services.length === 0) {
-    place.replaceChildren(el("p", { class: "empty" }, "No connection begins at the moment."));
+    place.replaceChildren(el("p", { class: "empty" }, "No new connections."));
     return;
   }
   const gutter = isNarrow ? 18 : Math.min(150, width * 0.14);
@@ -168,7 +168,7 @@ export function drawMap(place, picture, open) {
     ...services.map((one) => {
       const [space, name] = one.service.split(/\/(.*)/s);
       const failing = one.rates.failures > 0 ? `, ${rate(one.rates.failures)} failures` : "";
-      const label = `Service ${one.service}, ${one.protocol} ${one.family}: ${a(one.rates.connections)}${failing ? `${failing} a second` : ""}, ${one.ready} of ${plural(one.count, "endpoint")} ready`;
+      const label = `Service ${one.service}, ${one.protocol} ${one.family}: ${a(one.rates.connections)}${failing ? `${failing} per second` : ""}, ${one.ready} of ${plural(one.count, "endpoint")} ready`;
       const under = isNarrow ? `${a(one.rates.connections)}${failing ? " !" : ""}` : `${a(one.rates.connections)}${failing} · ${space}`;
       const show = () => open(one.key);
       return node(one.key, name ?? space, under, label, failing ? "service failing" : "service", { onclick: show });

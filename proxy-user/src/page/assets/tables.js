@@ -5,11 +5,11 @@ import { arrange, bytes, el, plural, rate, say, set, whole } from "./dom.js";
 
 const COLUMNS = [
   { name: "service", label: "Service", by: null },
-  { name: "connections", label: "Conn/s", title: "New connections a second", by: (one) => one.rates.connections },
-  { name: "packets", label: "Pkt/s", title: "Packets a second", by: (one) => one.rates.packets },
-  { name: "bytes", label: "Bytes/s", title: "Bytes a second", by: (one) => one.rates.bytes },
-  { name: "failures", label: "Fail/s", title: "Refusals and drops a second", by: (one) => one.rates.failures },
-  { name: "ready", label: "Endpoints", title: "Endpoints that take new connections, of all", by: (one) => one.ready },
+  { name: "connections", label: "Conn/s", title: "New connections per second", by: (one) => one.rates.connections },
+  { name: "packets", label: "Pkt/s", title: "Packets per second", by: (one) => one.rates.packets },
+  { name: "bytes", label: "Bytes/s", title: "Bytes per second", by: (one) => one.rates.bytes },
+  { name: "failures", label: "Fail/s", title: "Refusals and drops per second", by: (one) => one.rates.failures },
+  { name: "ready", label: "Endpoints", title: "Endpoints that take new connections / all endpoints", by: (one) => one.ready },
 ];
 
 export function serviceTable(place, open) {
@@ -21,7 +21,7 @@ export function serviceTable(place, open) {
   });
   const curve = el("th", { scope: "col", class: "curve" }, "Last minutes");
   const body = el("tbody");
-  const table = el("table", { class: "services" }, el("caption", { class: "unseen" }, "Services, with rates of the last seconds"), el("thead", null, el("tr", null, ...heads, curve)), body);
+  const table = el("table", { class: "services" }, el("caption", { class: "unseen" }, "Services with the rates of the last seconds"), el("thead", null, el("tr", null, ...heads, curve)), body);
   const empty = el("p", { class: "empty" });
   place.replaceChildren(el("div", { class: "scroll" }, table), empty);
   const rows = new Map();
@@ -91,11 +91,11 @@ export function dropTable(place) {
   const table = el(
     "table",
     { class: "drops" },
-    el("caption", { class: "unseen" }, "Reasons, with how often each was met"),
-    el("thead", null, el("tr", null, head("Reason"), head("Verdict", "verdict"), head("Per second", "number"), head("In all", "number total"), head("Last minutes", "curve"))),
+    el("caption", { class: "unseen" }, "Reasons with their counts"),
+    el("thead", null, el("tr", null, head("Reason"), head("Verdict", "verdict"), head("Per second", "number"), head("Total", "number total"), head("Last minutes", "curve"))),
     body,
   );
-  const empty = el("p", { class: "empty" }, "Nothing was refused or dropped since the maps were made.");
+  const empty = el("p", { class: "empty" }, "Nothing was refused or dropped since the maps were created.");
   place.replaceChildren(el("div", { class: "scroll" }, table), empty);
   const rows = new Map();
 
@@ -132,7 +132,7 @@ export function dropTable(place) {
       known.spark.draw(curves.of(`reason ${reason.reason}`));
       const lines = picture.examples.get(reason.reason) ?? [];
       known.title.hidden = picture.shows !== "all";
-      say(known.none, picture.shows !== "all" ? "Examples have addresses: --page all shows them." : lines.length === 0 ? "None since this page is open." : "");
+      say(known.none, picture.shows !== "all" ? "Set --page all to see examples; they contain addresses." : lines.length === 0 ? "None since this page was opened." : "");
       const stamp = JSON.stringify(lines);
       if (known.stamp !== stamp) {
         known.stamp = stamp;

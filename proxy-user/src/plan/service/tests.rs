@@ -131,8 +131,8 @@ fn the_problems_of_service_and_slices_are_the_plans() {
         problems,
         [
             "Service default/web: spec.clusterIP: `10.96.0.300` is not an IP address",
-            "EndpointSlice default/web-1: endpoints[1].addresses[0]: 127.0.0.1 is a loopback address; give an \
-             address that can be routed to",
+            "EndpointSlice default/web-1: endpoints[1].addresses[0]: 127.0.0.1 is a loopback address; give a \
+             routable address",
         ]
     );
     assert!(plan.ports.is_empty(), "without an address there is nothing to dial");

@@ -105,7 +105,7 @@ fn is_current(paths: &Paths, folder: &Path) -> bool {
 fn make(path: &Path, ours: &Path, (name, size, mapped): (&'static str, u32, bool)) -> Result<(), Error> {
     let failed = |source| Error::Map { name, source };
     let length = MapInfo::from_pin(ours).map_err(failed)?.max_entries();
-    let made = bpf::make_array(name, size, length, mapped).map_err(Error::file("make the map", path))?;
+    let made = bpf::make_array(name, size, length, mapped).map_err(Error::file("create the map", path))?;
     let pinned = MapData::from_fd(made).map_err(failed)?.pin(path);
     pinned.map_err(|error| Error::File {
         action: "pin",

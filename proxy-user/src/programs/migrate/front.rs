@@ -177,7 +177,7 @@ pub(super) fn attach(paths: &Paths, devices: &[Device]) -> Result<Vec<Hook>, Err
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::warn!(device = device.name, %direction, %error, "no program can run in front of the other version's");
+                tracing::warn!(device = device.name, %direction, %error, "cannot attach a program before that of the other version");
             }
         };
         if linked.contains_key(&device.ifindex) {

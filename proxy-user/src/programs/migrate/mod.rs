@@ -46,7 +46,7 @@ impl Programs {
         let mut migration = match Migration::open(previous, &self.pin_dir()) {
             Ok(migration) => migration,
             Err(error) => {
-                tracing::warn!(%error, "cannot copy the flows of the previous version: its connections by the packet path may break");
+                tracing::warn!(%error, "cannot copy the flows of the previous version: connections of the packet path may break");
                 return self.hold_sockets();
             }
         };
@@ -58,7 +58,7 @@ impl Programs {
             self.succeed_devices(&mut migration, &devices)?;
         }
         let outcomes = self.hold_sockets()?;
-        tracing::info!("the programs of the previous version are replaced");
+        tracing::info!("replaced the programs of the previous version");
         Ok(outcomes)
     }
 
@@ -94,7 +94,7 @@ impl Programs {
             hook.remove_front();
             hook.set_behind(self.packet_program(hook.direction, hook.no_header)?);
         }
-        tracing::info!(hooks = hooks.len(), took = ?begun.elapsed(), "programs on devices replaced");
+        tracing::info!(hooks = hooks.len(), took = ?begun.elapsed(), "replaced programs on devices");
         Ok(())
     }
 }

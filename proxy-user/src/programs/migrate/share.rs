@@ -11,7 +11,7 @@ use crate::programs::error::Error;
 pub(in crate::programs) fn share_with(previous: &Path, current: &Path) {
     for (old, new) in SHARED {
         if let Err(error) = share(&previous.join(old), &current.join(new)) {
-            tracing::warn!(map = new, %error, "cannot take the map over from the previous version");
+            tracing::warn!(map = new, %error, "cannot reuse the map of the previous version");
         }
     }
 }

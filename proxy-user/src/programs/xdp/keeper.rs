@@ -137,19 +137,19 @@ impl Keeper {
             Xdp::Auto | Xdp::Native => XdpMode::Native,
         };
         if let Some(reason) = &self.unusable {
-            return Err(format!("the program cannot be loaded: {reason}"));
+            return Err(format!("cannot load the program: {reason}"));
         }
         if !device.ethernet {
-            return told("it has no Ethernet header");
+            return told("the device has no Ethernet header");
         }
         if device.master.is_some() {
-            return told("it is a port of another device");
+            return told("the device is a port of another device");
         }
         if devices.iter().any(|other| other.vlan && other.below == Some(device.ifindex)) {
-            return told("VLANs lie on it: drivers take the tags out of frames before XDP");
+            return told("the device has VLANs: drivers remove the tags from frames before XDP");
         }
         if self.mode == Xdp::Auto && device.is_virtual() {
-            return told("it is a virtual device; --xdp native takes it");
+            return told("a virtual device; --xdp native includes it");
         }
         Ok(mode)
     }

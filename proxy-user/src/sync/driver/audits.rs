@@ -43,12 +43,12 @@ impl<S: Store> Driver<S> {
 
     fn note_audit(&mut self, now: Instant, result: &Result<usize, MapError>) {
         if let Err(error) = result {
-            tracing::warn!(%error, "the maps could not be compared with what was written to them");
+            tracing::warn!(%error, "cannot compare the maps with what was written to them");
         }
         self.is_unreadable = result.is_err();
         let drift = result.as_ref().copied().unwrap_or(0);
         if drift > 0 {
-            tracing::warn!(entries = drift, "the maps were changed externally; they are being repaired");
+            tracing::warn!(entries = drift, "the maps were changed externally; repairing them");
         }
         let failing = self.failing_families();
         publish(&self.status, |status| {

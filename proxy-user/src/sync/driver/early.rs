@@ -48,7 +48,7 @@ impl<S: Store> Driver<S> {
         if !was_synced {
             tracing::info!(
                 services = status.services,
-                "static Services programmed; the API server comes next"
+                "static Services programmed; connecting to the API server"
             );
         }
     }

@@ -40,6 +40,6 @@ pub(super) fn describe(span: &Span, services: usize, waited: Option<Duration>, f
     }
     span.record("ballast.failing_ports", failing as u64);
     if failing > 0 {
-        span.record("error", "Service ports could not be programmed");
+        span.record("error", "some Service ports are not programmed");
     }
 }

@@ -78,7 +78,7 @@ fn a_service_that_outgrows_the_slots_keeps_its_old_set() {
     fixture.change([service("a", 1, 1..7)]);
     assert_eq!(serves(&fixture, 1), Some(5));
     let found = problem(&fixture);
-    assert!(found.message.contains("no room for 6 slots: 3 are free, 3 of them in one piece"), "{found}");
+    assert!(found.message.contains("no room for 6 slots: 3 are free, the longest free range"), "{found}");
     fixture.change([service("a", 1, 1..3)]);
     assert_eq!((serves(&fixture, 1), fixture.reconciler.failing()), (Some(2), 0));
 }

@@ -141,7 +141,7 @@ fn the_older_service_keeps_its_frontend_and_the_other_gets_it_afterwards() {
     assert_eq!(owner(&fixture, 1), "default/old:http");
     let problems = fixture.reconciler.problems();
     assert_eq!((problems.len(), problems[0].object.as_str()), (1, "Service default/young"));
-    assert!(problems[0].message.contains("belongs to default/old:http"), "{}", problems[0]);
+    assert!(problems[0].message.contains("is already used by default/old:http"), "{}", problems[0]);
     fixture.change([claimed("cluster", 9, ClusterIp)]);
     assert_eq!(owner(&fixture, 1), "default/cluster:http", "a cluster address beats age");
     fixture.change([claimed("also-old", 1, ExternalIp), (name("cluster"), None)]);

@@ -15,14 +15,14 @@ use crate::oracle::agree;
 pub const REPAIRS: &str = "an_audit_repairs_what_differs";
 
 /// What the agent says of a difference.
-const DIFFERED: &str = "what was programmed differed from the API server for long";
+const DIFFERED: &str = "what was programmed differed from the API server for more than a minute";
 
 /// No audit of this case has found a difference, and the agents have read what the API server writes in protobuf.
 pub fn found_nothing(case: &Case, node: &Node) -> Result<()> {
     let log = fs::read_to_string(node.log_file()).unwrap_or_default();
     let line = log.lines().find(|line| line.contains(DIFFERED));
     ensure!(case.name == REPAIRS || line.is_none(), "{line:?}");
-    let line = log.lines().find(|line| line.contains("asking for JSON"));
+    let line = log.lines().find(|line| line.contains("requesting JSON"));
     ensure!(line.is_none(), "{line:?}");
     Ok(())
 }

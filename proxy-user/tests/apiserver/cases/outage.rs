@@ -73,18 +73,18 @@ pub fn a_missing_permission(control: &mut ControlPlane, node: &Node) -> Result<(
     let mut agent = node.start()?;
     let resources = ["services", "endpointslices", "nodes", "servicecidrs"];
     for resource in resources {
-        agent.says(&[" WARN ", "refuses us", &format!("resource=\"{resource}")])?;
+        agent.says(&[" WARN ", "denies access", &format!("resource=\"{resource}")])?;
     }
     agent.is_well()?;
     ensure!(agent.count(&["first sync done"])? == 0, "nothing can be known yet");
     control.permit()?;
     for resource in resources {
-        agent.says(&["lets us watch again", &format!("resource=\"{resource}")])?;
+        agent.says(&["allows the watch again", &format!("resource=\"{resource}")])?;
     }
     let table = agree(&control.api, node)?;
     ensure!(table.len() == 4, "{table:?}");
     // However often it was tried.
-    let warnings = agent.count(&[" WARN ", "refuses us"])?;
+    let warnings = agent.count(&[" WARN ", "denies access"])?;
     ensure!(warnings == resources.len(), "{warnings} warnings for {resources:?}");
     Ok(())
 }
@@ -113,7 +113,7 @@ pub fn a_watch_expires(control: &mut ControlPlane, node: &Node) -> Result<()> {
     ensure!(!table.contains_key("10.96.5.1:80/TCP") && table["10.96.5.2:80/TCP"].endpoints.is_empty());
     ensure!(table["10.96.5.3:80/TCP"].endpoints.contains(&"10.1.5.33:8080".parse()?));
     ensure!(table["10.96.5.8:80/TCP"].endpoints.len() == 1);
-    let expired = agent.count(&["begins again", "too old resource version"])?;
+    let expired = agent.count(&["restarting it", "too old resource version"])?;
     ensure!(expired > 0, "no watch has expired: this has shown nothing");
     // It watches on, too.
     control.api.delete::<Service>("fresh")?;

@@ -58,8 +58,8 @@ pub fn another_takes_over(control: &mut ControlPlane, node: &Node) -> Result<()>
     ensure!(agent.metric(&asked(ADDRESS))? == "0" && agent.metric(&asked(SECOND))? == "1");
     ensure!(agent.metric("ballast_api_server_failovers_total")? == "1");
     // One line says so, and none that the API server is away.
-    ensure!(agent.count(&[" WARN ", "another API server is asked now", SECOND])? == 1);
-    ensure!(agent.count(&[" WARN ", "does not answer; what is programmed stays"])? == 0);
+    ensure!(agent.count(&[" WARN ", "changed to another API server", SECOND])? == 1);
+    ensure!(agent.count(&[" WARN ", "does not answer; programmed Services keep working"])? == 0);
     // One by one, while nothing fails.
     for last in 3..10 {
         change(control, &format!("10.1.7.{last}"))?;
@@ -235,7 +235,7 @@ fn through_a_relay(control: &ControlPlane, node: &Node) -> Result<()> {
         Ok(())
     })?;
     ensure!(agent.metric(&direct)? == "1", "by another way than the endpoint");
-    ensure!(agent.count(&[" WARN ", "another API server is asked now", ADDRESS])? == 1);
+    ensure!(agent.count(&[" WARN ", "changed to another API server", ADDRESS])? == 1);
     agent.is_well()
 }
 

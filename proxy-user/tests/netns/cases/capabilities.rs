@@ -98,7 +98,7 @@ fn enough(fixture: &Fixture) -> Result<()> {
         stale_sockets::stay(fixture)?;
         restrict(fixture, beside.iter().map(String::as_str))?;
         let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
-        beside.says(&["ending connected sockets whose endpoint leaves"])?;
+        beside.says(&["closing connected sockets whose endpoint is removed"])?;
         fixture.change(stale_sockets::NAMES, &["0/5353"])?;
         stale_sockets::moves(fixture)?;
         beside.kill()?;
@@ -137,16 +137,16 @@ fn needed(fixture: &Fixture) -> Result<()> {
 /// Where maps are made anew, the process beside the agent ends, to be started again, instead of going by the old ones.
 fn replaced(fixture: &Fixture) -> Result<()> {
     let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
-    beside.says(&["ending connected sockets whose endpoint leaves"])?;
+    beside.says(&["closing connected sockets whose endpoint is removed"])?;
     fixture.kill()?;
     clean(fixture)?;
     let said = beside.fails()?;
     ensure!(said.contains("the maps were replaced"), "{said}");
     // It waits for an agent.
     let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
-    beside.says(&["no agent of this version"])?;
+    beside.says(&["waiting for an agent of this version"])?;
     fixture.begin()?;
-    beside.says(&["ending connected sockets whose endpoint leaves"])
+    beside.says(&["closing connected sockets whose endpoint is removed"])
 }
 
 /// The agent from nothing, a takeover, and the reading commands, behind the profile that the project ships.

@@ -79,7 +79,7 @@ fn too_many(fixture: &Fixture) -> Result<()> {
     fixture.agent_mut()?.says(&["first sync done"])?;
     answers(fixture, 503, 200, 503).context("a first sync that failed is not done")?;
     let reason = agent::get(&fixture.node, 10_256, "/readyz")?.1;
-    ensure!(reason.contains("Service ports could not be programmed"), "{reason}");
+    ensure!(reason.contains("Service ports are not programmed"), "{reason}");
     fs::remove_file(&more)?;
     answers(fixture, 200, 200, 200)?;
     works(fixture)

@@ -52,7 +52,7 @@ fn init(fixture: &Fixture) -> Result<()> {
     };
     let before = read()?;
     ensure!(before != 17 * 60, "it is set already");
-    for time in ["mounted", "was there"] {
+    for time in ["mounted", "already mounted"] {
         let (said, well) = run(fixture, &arguments)?;
         ensure!(well && said.contains(&format!("bpffs=\"{time}\"")), "{said}");
         ensure!(is_mounted(fixture), "no bpffs: {said}");

@@ -128,7 +128,7 @@ fn programmed(fixture: &Fixture) -> Result<()> {
     ensure!(!answer.status.success() && error.contains("did you mean default/web"), "{error}");
     fixture.kill()?;
     let error = String::from_utf8_lossy(&ask("web")?.stderr).into_owned();
-    ensure!(error.contains("the agent does not answer on 127.0.0.1:10249"), "{error}");
+    ensure!(error.contains("the agent does not answer at 127.0.0.1:10249"), "{error}");
     fixture.begin()
 }
 

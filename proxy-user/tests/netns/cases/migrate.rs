@@ -310,9 +310,9 @@ fn upgrade(fixture: &Fixture, ours: &Path) -> Result<()> {
     settle();
     fixture.kill()?;
     ours.clone_into(&mut fixture.setup().binary);
-    let before = fixture.log().matches("the programs of the previous version are replaced").count();
+    let before = fixture.log().matches("replaced the programs of the previous version").count();
     fixture.begin()?;
-    let after = fixture.log().matches("the programs of the previous version are replaced").count();
+    let after = fixture.log().matches("replaced the programs of the previous version").count();
     ensure!(after == before + 1, "nothing was taken over");
     let folder = fixture.bpffs().join("ballast");
     ensure!(!folder.join("v2").exists() && folder.join("v3/flows").exists(), "the maps of v2 are left");
@@ -347,7 +347,7 @@ fn downgrade(fixture: &Fixture, previous: &Path) -> Result<()> {
         let mut pipe = pipe;
         pipe.read_to_string(&mut said)?;
     }
-    ensure!(status.success() && said.contains("has taken over"), "{said}");
+    ensure!(status.success() && said.contains("the programs of the previous version are attached"), "{said}");
     ensure!(!fixture.bpffs().join("ballast/refused").exists(), "a map was refused");
     Ok(())
 }

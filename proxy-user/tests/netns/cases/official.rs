@@ -124,7 +124,7 @@ fn run(fixture: &Fixture, mode: Mode) -> Result<()> {
     };
     let stop = || {
         let (said, well) = takeover(fixture, &[])?;
-        ensure!(!well && said.contains("kube-proxy still runs here"), "{said}");
+        ensure!(!well && said.contains("kube-proxy is still running on this node"), "{said}");
         for attempt in far() {
             let seen = fixture.client.reach(attempt)?;
             ensure!(seen.server == "0/8080", "the node port leads to {}", seen.server);

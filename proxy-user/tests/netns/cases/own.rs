@@ -47,7 +47,7 @@ fn cache(fixture: &Fixture) -> Result<()> {
     let list = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?;
     let shown: Vec<_> = list["unmanaged"].as_array().into_iter().flatten().collect();
     ensure!(shown.len() == 2 && shown.iter().all(|one| one["reason"] == "own-address"), "{list}");
-    fixture.agent_mut()?.says(&["left alone", "default/web"])?;
+    fixture.agent_mut()?.says(&["unmanaged address", "default/web"])?;
     ensure!(!fixture.log().contains("WARN"), "that is no problem");
     change("del", "")?;
     answers("0/")

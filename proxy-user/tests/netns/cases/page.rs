@@ -184,10 +184,10 @@ fn keys(browser: &Browser) -> Result<()> {
     browser.value("document.querySelector('input[type=range]').focus()")?;
     browser.press("ArrowLeft")?;
     browser.becomes(
-        "/^1 s ago: [0-9.k]+ new connections a second$/.test(document.querySelector('.readout').textContent)",
+        "/^1 s ago: [0-9.k]+ new connections per second$/.test(document.querySelector('.readout').textContent)",
     )?;
     browser.value("document.getElementById('metric-bytes').click()")?;
-    browser.becomes("/B bytes a second$/.test(document.querySelector('.readout').textContent)")?;
+    browser.becomes("/B bytes per second$/.test(document.querySelector('.readout').textContent)")?;
     browser.press("Escape")?;
     browser.becomes("document.getElementById('detail').hidden")?;
     ensure!(focus(browser)? == "default/shop:http", "the focus is at {}", focus(browser)?);
@@ -367,7 +367,7 @@ fn closed(fixture: &Fixture) -> Result<()> {
     browser.becomes("document.querySelector('.services tbody').innerText.includes('shop')")?;
     browser.becomes("document.getElementById('map-section').hidden")?;
     browser.value("[...document.querySelectorAll('.services .link')].find((one) => one.textContent === 'default/shop:http').click()")?;
-    browser.becomes("document.getElementById('detail').innerText.includes('no history is kept')")?;
+    browser.becomes("document.getElementById('detail').innerText.includes('the history is switched off')")?;
     browser.value("[...document.querySelectorAll('.drops button')].find((one) => one.textContent === 'no_endpoint').click()")?;
     let page = browser.value("document.body.innerText")?.to_string();
     for address in ["10.96.0.", "10.98.0.", "10.99."] {

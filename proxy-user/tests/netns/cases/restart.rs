@@ -144,7 +144,7 @@ fn refused(fixture: &Fixture) -> Result<()> {
         fixture.setup().binary = copy;
         fixture.start()?;
         let log = fixture.take_agent()?.fails()?;
-        ensure!(log.contains("the kernel did not take the program sock_"), "{log}");
+        ensure!(log.contains("the kernel rejected the program sock_"), "{log}");
         ensure!(!log.contains("programs loaded") && !log.contains("attached"), "{log}");
         ensure!(programmed(fixture)? == before, "other ids");
         fixture.setup().binary = agent::binary();

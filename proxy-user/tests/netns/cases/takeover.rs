@@ -177,12 +177,12 @@ pub fn through(
     std::thread::sleep(Duration::from_millis(300));
 
     fixture.begin()?;
-    fixture.agent_mut()?.says(&["WARN", "kube-proxy's rules are here"])?;
+    fixture.agent_mut()?.says(&["WARN", "this node has kube-proxy rules"])?;
     ensure!(leaves_old(fixture)?, "the programs do not know of old connections");
     all_reach(fixture, "0/8080").context("new connections are not Ballast's")?;
     let status = agent::command(&fixture.node, &["status"], &fixture.bpffs())?;
     let status = String::from_utf8_lossy(&status.stdout).into_owned();
-    ensure!(status.contains("kube-proxy's rules are still here"), "{status}");
+    ensure!(status.contains("the node still has kube-proxy rules"), "{status}");
 
     stop()?;
     // Counters change while it runs.
@@ -209,7 +209,7 @@ pub fn through(
     })?;
     all_reach(fixture, "0/8080")?;
     let (said, well) = takeover(fixture, &[])?;
-    ensure!(well && said.contains("no rules of kube-proxy"), "{said}");
+    ensure!(well && said.contains("no kube-proxy rules"), "{said}");
     Ok(())
 }
 
@@ -271,7 +271,7 @@ fn legacy(fixture: &Fixture) -> Result<()> {
     fixture.begin()?;
     fixture.agent_mut()?.says(&[
         "WARN",
-        "kube-proxy's rules are here",
+        "this node has kube-proxy rules",
         "chains in ip nat of iptables-legacy",
     ])?;
     ensure!(leaves_old(fixture)?, "the programs do not know of old connections");
@@ -286,7 +286,7 @@ fn in_its_way(fixture: &Fixture) -> Result<()> {
     nftables(fixture)?;
     fixture.kill()?;
     let (said, well) = takeover(fixture, &[])?;
-    ensure!(!well && said.contains("does not serve on this node yet"), "{said}");
+    ensure!(!well && said.contains("is not ready on this node"), "{said}");
     fixture.begin()?;
     // A process of that name is enough: it is not read.
     let sleeper = fixture.bpffs().with_file_name("kube-proxy");
@@ -302,7 +302,7 @@ fn in_its_way(fixture: &Fixture) -> Result<()> {
     running.kill()?;
     running.wait()?;
     let (said, well) = refused?;
-    ensure!(!well && said.contains("kube-proxy still runs here"), "{said}");
+    ensure!(!well && said.contains("kube-proxy is still running on this node"), "{said}");
     ensure!(ruleset(fixture)?.contains("table ip kube-proxy"), "removed all the same");
     let (said, well) = takeover(fixture, &[])?;
     ensure!(well && said.contains("done"), "{said}");

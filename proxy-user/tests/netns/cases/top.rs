@@ -63,7 +63,7 @@ fn once(fixture: &Fixture) -> Result<()> {
     // Without an agent, the maps are read all the same.
     fixture.kill()?;
     let text = frame(&[])?;
-    ensure!(text.contains("agent: away") && text.contains("default/web"), "{text}");
+    ensure!(text.contains("agent: no answer") && text.contains("default/web"), "{text}");
     fixture.begin()
 }
 
@@ -113,7 +113,7 @@ impl Drop for Screen {
 
 fn session(fixture: &Fixture) -> Result<()> {
     let screen = Screen::start(fixture)?;
-    screen.shows(&["agent: well", "default/web", "default/empty", "CONN/S", "q quit", "by conn/s"])?;
+    screen.shows(&["agent: ok", "default/web", "default/empty", "CONN/S", "q quit", "by conn/s"])?;
     for by in ["by pkt/s", "by bytes/s", "by fail/s", "by name", "by conn/s"] {
         screen.press("s")?;
         screen.shows(&[by])?;
@@ -140,10 +140,10 @@ fn session(fixture: &Fixture) -> Result<()> {
     traffic(fixture)?;
     screen.shows(&["no_endpoint", "reject"])?;
     screen.press("?")?;
-    screen.shows(&["Any key closes this."])?;
+    screen.shows(&["Press any key to close this help."])?;
     screen.press("q")?;
     fixture.kill()?;
-    screen.shows(&["agent: away"])?;
+    screen.shows(&["agent: no answer"])?;
     screen.press("q")?;
     eventually(SOON, || {
         ensure!(screen.tmux(&["list-sessions"]).is_err(), "it still runs");

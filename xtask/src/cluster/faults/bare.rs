@@ -28,10 +28,10 @@ const ROUNDS: u32 = 3;
 /// Which proxies, and how often.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// What serves the Services; given several times, in turn
+    /// The proxy for Services; can be given several times
     #[arg(long = "proxy", value_enum, default_values_t = [Proxy::BallastHost, Proxy::KubeProxyNftables])]
     proxies: Vec<Proxy>,
-    /// How many rollouts under each
+    /// Number of rollouts for each proxy
     #[arg(long, default_value_t = ROUNDS)]
     rounds: u32,
     #[command(flatten)]

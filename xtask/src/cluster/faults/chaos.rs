@@ -20,10 +20,10 @@ use crate::{log, signal};
 /// How long, and in which order.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// For how many minutes faults begin
+    /// How many minutes to inject faults
     #[arg(long, default_value_t = 10)]
     minutes: u64,
-    /// The order of faults; printed, so that a run can be had again
+    /// The seed for the order of faults; it is printed, so that a run can be repeated
     #[arg(long)]
     seed: Option<u64>,
     /// Write the table to docs/benchmarks/faults.md

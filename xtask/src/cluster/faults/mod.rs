@@ -53,9 +53,9 @@ const AWAY: u64 = 600;
 /// Which faults, and what becomes of the result.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Only those with one of these texts in their line
+    /// Only faults whose line contains one of these texts
     only: Vec<String>,
-    /// For how many seconds the API server is away
+    /// How many seconds the API server is stopped
     #[arg(long, value_name = "SECONDS", default_value_t = AWAY)]
     away: u64,
     /// Write the table to docs/benchmarks/faults.md

@@ -107,7 +107,7 @@ fn all(testbed: &Testbed<'_>, user: &std::path::Path) -> Result<()> {
     let one = says(&["status", "--node", names[0]], &names[..1])?;
     ensure!(!one.contains(names[1]), "--node asks others, too:\n{one}");
     let wrong = plugin(&["status", "--node", "node11"]).read().unwrap_or_else(|error| format!("{error:#}"));
-    ensure!(wrong.contains("no agent runs on a node node11"), "of a node that is not there: {wrong}");
+    ensure!(wrong.contains("no agent runs on node node11"), "of a node that is not there: {wrong}");
 
     let every = format!("{0}/{0}", names.len());
     says(&["service", "list"], &[testbed::NAME, testbed::ADDRESS, &every])?;

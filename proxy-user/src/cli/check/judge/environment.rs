@@ -19,12 +19,12 @@ fn cgroup(environment: &Environment) -> Line {
                 "{} is not the root of the cgroup tree: sockets outside it are not translated",
                 path.display()
             ),
-            "in a container, mount the host's /sys/fs/cgroup and name it with --cgroup-root",
+            "in a container, mount the host's /sys/fs/cgroup and give its path with --cgroup-root",
         ),
         Err(why) => Line::fail(
             CHECK,
             why.clone(),
-            "`ballast run --init-only` mounts one, as the chart's init container does",
+            "run `ballast run --init-only`, as the chart's init container does; it mounts one",
         ),
     }
 }
@@ -38,13 +38,13 @@ fn bpffs(environment: &Environment, pre: bool) -> Line {
             CHECK,
             format!("no BPF file system is mounted at {path}"),
             format!(
-                "`ballast run --init-only` mounts it, as the chart's init container does; or: `mount -t bpf bpf {path}`"
+                "run `ballast run --init-only`, as the chart's init container does, or `mount -t bpf bpf {path}`"
             ),
         ),
         (false, false) => Line::fail(
             CHECK,
-            format!("no BPF file system is mounted at {path}: nothing that is pinned there can be seen"),
-            "name the one that the agent uses with --bpffs; in a container, mount the host's",
+            format!("no BPF file system is mounted at {path}: pinned maps and programs cannot be read"),
+            "give the mount point that the agent uses with --bpffs; in a container, mount the host's BPF file system",
         ),
     }
 }
@@ -56,12 +56,10 @@ fn capabilities(environment: &Environment) -> Line {
         Ok(missing) => Line::fail(
             CHECK,
             format!("this process lacks {}", missing.join(", ")),
-            "run as root, or give the container these capabilities",
+            "run as root, or add these capabilities to the container",
         ),
-        Err(why) => Line::fail(
-            CHECK,
-            format!("the capabilities of this process cannot be read: {why}"),
-            "mount /proc",
-        ),
+        Err(why) => {
+            Line::fail(CHECK, format!("cannot read the capabilities of this process: {why}"), "mount /proc")
+        }
     }
 }

@@ -26,23 +26,23 @@ fn agent(installed: &Installed) -> Line {
     match &installed.agent {
         AgentState::NotAsked => Line::warn(
             CHECK,
-            "its metrics server is switched off, so it was not asked",
-            "set metricsBindAddress (--metrics-bind-address)",
+            "not checked: the agent's metrics server is switched off",
+            "set --metrics-bind-address (metricsBindAddress)",
         ),
         AgentState::Answered { address, status: 200 } => {
-            Line::pass(CHECK, format!("it answers at {address}"))
+            Line::pass(CHECK, format!("the agent answers at {address}"))
         }
         AgentState::Answered { address, status } => Line::fail(
             CHECK,
-            format!("it answers at {address} with HTTP {status}"),
-            format!("see its log, and http://{address}/healthz"),
+            format!("the agent answers at {address} with HTTP {status}"),
+            format!("see the agent's log and http://{address}/healthz"),
         ),
         AgentState::Silent { address, reason } => Line::fail(
             CHECK,
             format!(
-                "it does not answer at {address} ({reason}): the programs keep serving what is in the maps, and nothing updates them"
+                "the agent does not answer at {address} ({reason}): the programs still work with the current maps, but nothing updates the maps"
             ),
-            "start `ballast run`, or name its address with --metrics-bind-address",
+            "start `ballast run`, or give the agent's address with --metrics-bind-address",
         ),
     }
 }
@@ -50,9 +50,9 @@ fn agent(installed: &Installed) -> Line {
 fn problems(installed: &Installed) -> Line {
     const CHECK: &str = "problems";
     match installed.problems.as_slice() {
-        [] => Line::pass(CHECK, "the agent reports none"),
+        [] => Line::pass(CHECK, "the agent reports no problem"),
         problems => {
-            Line::warn(CHECK, problems.join("; "), "`ballast status` lists them; each says what to do")
+            Line::warn(CHECK, problems.join("; "), "run `ballast status`, and fix the problems that it lists")
         }
     }
 }
@@ -62,12 +62,20 @@ fn sockets(installed: &Installed) -> Line {
     let is_there = |name: &str| installed.attachments.iter().any(|one| one.hook == name && one.is_attached());
     let missing: Vec<_> = SOCKET_HOOKS.iter().map(|(name, _)| *name).filter(|name| !is_there(name)).collect();
     if missing.is_empty() {
-        return Line::pass(CHECK, format!("all {} are attached to the cgroup", SOCKET_HOOKS.len()));
+        return Line::pass(
+            CHECK,
+            format!("all {} socket programs are attached to the cgroup", SOCKET_HOOKS.len()),
+        );
     }
     Line::fail(
         CHECK,
-        format!("{} of {} are not attached: {}", missing.len(), SOCKET_HOOKS.len(), some(&missing)),
-        "start `ballast run`; an agent that runs attaches them again, and logs what it cannot",
+        format!(
+            "{} of {} socket programs are not attached: {}",
+            missing.len(),
+            SOCKET_HOOKS.len(),
+            some(&missing)
+        ),
+        "start `ballast run`. A running agent attaches them again; if it cannot, see its log",
     )
 }
 
@@ -94,28 +102,28 @@ fn devices(installed: &Installed) -> Line {
     if seen.is_empty() {
         return Line::fail(
             CHECK,
-            "no device has programs: packets are not translated",
-            "start `ballast run`; --devices may leave all out",
+            "no device has Ballast's programs: packets are not translated",
+            "start `ballast run`; check whether --devices excludes all devices",
         );
     }
     if incomplete.is_empty() {
-        return Line::pass(CHECK, format!("both directions of {}", some(seen.keys().map(name))));
+        return Line::pass(CHECK, format!("attached to both directions of {}", some(seen.keys().map(name))));
     }
     Line::fail(
         CHECK,
         format!("detached externally: {}", some(incomplete)),
-        "start `ballast run`; an agent that runs attaches them again. If it happens again, look for the tool that detaches them",
+        "start `ballast run`. A running agent attaches them again; if this repeats, find the tool that detaches them",
     )
 }
 
 fn pins(installed: &Installed) -> Line {
     const CHECK: &str = "pins";
     match &installed.owner {
-        Ok(()) => Line::pass(CHECK, "the folders of the maps are root's alone"),
+        Ok(()) => Line::pass(CHECK, "only root can write to the folders of the maps"),
         Err(why) => Line::fail(
             CHECK,
             why.clone(),
-            "remove what is not Ballast's, or `chown root` and `chmod go-w` the folders",
+            "remove files that are not Ballast's, or `chown root` and `chmod go-w` the folders",
         ),
     }
 }
@@ -126,14 +134,14 @@ fn maps(installed: &Installed) -> Vec<Line> {
     let (rows, abi) = match &installed.maps {
         Ok(maps) => maps,
         Err(why) => {
-            return vec![Line::fail(MAPS, why.clone(), "start `ballast run`, which makes what is missing")];
+            return vec![Line::fail(MAPS, why.clone(), "start `ballast run`, which creates missing maps")];
         }
     };
     if *abi == 0 {
         return vec![Line::fail(
             MAPS,
-            "they were never filled: the agent did not come as far as its first sync",
-            "see the agent's log: the API server does not answer, or refuses",
+            "the maps are empty: the agent has not completed its first sync",
+            "see the agent's log; probably the API server does not answer or denies access",
         )];
     }
     let full = rows.iter().filter(|row| is_nearly_full(row));
@@ -143,14 +151,14 @@ fn maps(installed: &Installed) -> Vec<Line> {
         })
         .collect();
     let usage = if full.is_empty() {
-        Line::pass(USAGE, "none is nearly full")
+        Line::pass(USAGE, "no map is nearly full")
     } else {
         let (names, mut settings): (Vec<_>, Vec<_>) = full.into_iter().unzip();
         settings.sort_unstable();
         settings.dedup();
         Line::warn(USAGE, format!("nearly full: {}", some(names)), format!("raise {}", settings.join(", ")))
     };
-    vec![Line::pass(MAPS, format!("all {} are pinned", rows.len())), usage]
+    vec![Line::pass(MAPS, format!("all {} maps are pinned", rows.len())), usage]
 }
 
 fn version(told: &Told) -> Line {
@@ -160,54 +168,58 @@ fn version(told: &Told) -> Line {
         Some(version) if version == ours => Line::pass(CHECK, version),
         Some(version) => Line::warn(
             CHECK,
-            format!("the agent is {version}, and this program {ours}"),
-            "use the agent's own program: `kubectl -n kube-system exec POD -- ballast check`",
+            format!("the agent has version {version}, and this program {ours}"),
+            "use the program in the agent's container: `kubectl -n kube-system exec POD -- ballast check`",
         ),
-        None => Line::warn(CHECK, "it does not tell its version", "is it Ballast's agent that answers?"),
+        None => Line::warn(
+            CHECK,
+            "the answer has no version",
+            "check whether Ballast's agent listens on this address",
+        ),
     }
 }
 
 fn sync(told: &Told) -> Line {
     const CHECK: &str = "sync";
-    let advice = "see the agent's log; `ballast status` names what could not be programmed";
+    let advice = "see the agent's log, and `ballast status` for objects that are not programmed";
     let Some(age) = told.sync_age else {
         return Line::fail(
             CHECK,
-            "there was none yet",
-            "see the agent's log: the API server does not answer, or refuses",
+            "the agent has not completed a sync yet",
+            "see the agent's log; probably the API server does not answer or denies access",
         );
     };
     let seconds = age.as_secs();
     if !told.synced {
-        return Line::warn(CHECK, "not everything that was listed has been in the maps", advice);
+        return Line::warn(CHECK, "some listed objects are not programmed yet", advice);
     }
     if age > OLD {
-        let seen = format!("the last one was {seconds} s ago; {} changes wait", told.pending);
+        let seen = format!("the last sync was {seconds} s ago; {} changes are pending", told.pending);
         return if told.pending > 0 {
             Line::fail(CHECK, seen, advice)
         } else {
             Line::warn(CHECK, seen, advice)
         };
     }
-    Line::pass(CHECK, format!("{seconds} s ago; {} changes wait", told.pending))
+    Line::pass(CHECK, format!("the last sync was {seconds} s ago; {} changes are pending", told.pending))
 }
 
 fn audit(told: &Told) -> Line {
     const CHECK: &str = "audit";
     let Told { audits_clean: clean, audits_repaired: repaired, audits_failed: failed, .. } = told;
     let seen = format!(
-        "{clean} found no difference to the API server, {repaired} repaired one, {failed} could not be made"
+        "{clean} audits found no difference to the API server, {repaired} repaired a difference, {failed} failed"
     );
     if *repaired > 0 {
         let advice =
-            "report it, with the agent's log: a watch lost something, or another tool writes to the maps";
+            "report this with the agent's log: a watch lost an event, or another tool writes to the maps";
         return Line::warn(CHECK, seen, advice);
     }
     if *failed > 0 && *clean == 0 {
-        return Line::warn(CHECK, seen, "see the agent's log: the API server does not answer");
+        return Line::warn(CHECK, seen, "see the agent's log; probably the API server does not answer");
     }
     if clean + failed == 0 {
-        return Line::pass(CHECK, "none yet (--api-audit-period)");
+        return Line::pass(CHECK, "no audit yet (--api-audit-period)");
     }
     Line::pass(CHECK, seen)
 }

@@ -14,18 +14,18 @@ pub(super) fn judge(kernel: &Kernel) -> Vec<Line> {
 fn version(kernel: &Kernel) -> Line {
     const CHECK: &str = "kernel-version";
     let (release, (major, minor)) = (&kernel.release, OLDEST);
-    let oldest = format!("Linux {major}.{minor} is the oldest that the programs are known to load on");
+    let oldest = format!("the programs need Linux {major}.{minor} or newer");
     match is_too_old(release) {
         Some(false) => Line::pass(CHECK, format!("Linux {release}")),
         Some(true) if release.contains(CARRIES_BACK) => Line::warn(
             CHECK,
-            format!("Linux {release}; {oldest}, and this distribution carries BPF of newer kernels back"),
-            "try it on one node: where the kernel does not take the programs, the agent ends with the verifier's words",
+            format!("Linux {release}; {oldest}, but this distribution backports BPF of newer kernels"),
+            "try it on one node: if the kernel rejects the programs, the agent exits with the verifier's log",
         ),
         Some(true) => Line::fail(CHECK, format!("Linux {release}; {oldest}"), "boot a newer kernel"),
         None => Line::warn(
             CHECK,
-            format!("the release {release:?} is no version; {oldest}"),
+            format!("cannot parse the kernel release {release:?}; {oldest}"),
             "compare it with `uname -r` on the node",
         ),
     }
@@ -36,17 +36,17 @@ fn types(kernel: &Kernel) -> Line {
     let (Some(programs), Some(maps)) = (&kernel.missing_programs, &kernel.missing_maps) else {
         return Line::warn(
             CHECK,
-            "the kernel does not let this process ask for its types of programs and maps",
+            "this process may not query the kernel for its program and map types",
             "run as root, with CAP_BPF or CAP_SYS_ADMIN",
         );
     };
     let missing: Vec<_> = programs.iter().chain(maps).copied().collect();
     if missing.is_empty() {
-        return Line::pass(CHECK, "the kernel takes all types of programs and maps");
+        return Line::pass(CHECK, "the kernel supports all needed program and map types");
     }
     Line::fail(
         CHECK,
-        format!("the kernel does not take {}", missing.join(", ")),
+        format!("the kernel does not support {}", missing.join(", ")),
         "boot a kernel with CONFIG_BPF_SYSCALL, CONFIG_CGROUP_BPF and CONFIG_NET_CLS_BPF",
     )
 }
@@ -55,9 +55,9 @@ fn options(kernel: &Kernel) -> Line {
     const CHECK: &str = "kernel-options";
     match &kernel.missing_options {
         None => {
-            Line::pass(CHECK, "the list of the kernel's options is not here; the kernel was asked instead")
+            Line::pass(CHECK, "the kernel's configuration file was not found; the kernel was probed instead")
         }
-        Some(missing) if missing.is_empty() => Line::pass(CHECK, "all options that are needed are set"),
+        Some(missing) if missing.is_empty() => Line::pass(CHECK, "all needed options are set"),
         Some(missing) => {
             let missing: Vec<_> = missing.iter().map(|option| format!("CONFIG_{option}")).collect();
             Line::fail(
@@ -75,21 +75,17 @@ fn features(kernel: &Kernel) -> Line {
         return Line::pass(CHECK, "TCX, XDP with bpf_xdp_load_bytes, bpf_set_retval for sockets");
     }
     let lacks: Vec<_> = kernel.lacks.iter().map(Lack::to_string).collect();
-    Line::warn(
-        CHECK,
-        format!("Ballast does without: {}", lacks.join("; ")),
-        "nothing, or boot a newer kernel",
-    )
+    Line::warn(CHECK, format!("not available: {}", lacks.join("; ")), "nothing to do; a newer kernel adds it")
 }
 
 fn btf(kernel: &Kernel) -> Line {
     const CHECK: &str = "kernel-btf";
     if kernel.has_btf {
-        return Line::pass(CHECK, "the kernel tells its types (BTF)");
+        return Line::pass(CHECK, "the kernel has BTF");
     }
     Line::warn(
         CHECK,
-        "/sys/kernel/btf/vmlinux is not there: connected UDP sockets are not ended when their endpoint leaves",
+        "/sys/kernel/btf/vmlinux does not exist: connected UDP sockets are not closed when their endpoint is removed",
         "boot a kernel with CONFIG_DEBUG_INFO_BTF, or mount the host's /sys into the container",
     )
 }
@@ -99,15 +95,15 @@ fn jit(kernel: &Kernel) -> Line {
     match (kernel.jit, kernel.jit_harden) {
         (Some(0), _) => Line::warn(
             CHECK,
-            "net.core.bpf_jit_enable is 0: programs are interpreted, which takes several times as long",
-            "`sysctl -w net.core.bpf_jit_enable=1`, and keep it in /etc/sysctl.d",
+            "net.core.bpf_jit_enable is 0: programs are interpreted, which is several times slower",
+            "`sysctl -w net.core.bpf_jit_enable=1`, and set it in /etc/sysctl.d",
         ),
         (_, Some(2)) => Line::warn(
             CHECK,
-            "net.core.bpf_jit_harden is 2: constants in programs of root are blinded, which makes them slower",
-            "`sysctl -w net.core.bpf_jit_harden=1`, unless a policy asks for 2",
+            "net.core.bpf_jit_harden is 2: the kernel blinds constants also in programs of root, which makes them slower",
+            "`sysctl -w net.core.bpf_jit_harden=1`, unless a policy requires 2",
         ),
-        (None, _) => Line::pass(CHECK, "the kernel always compiles programs"),
-        _ => Line::pass(CHECK, "programs are compiled"),
+        (None, _) => Line::pass(CHECK, "the kernel always compiles programs (JIT)"),
+        _ => Line::pass(CHECK, "programs are compiled (JIT)"),
     }
 }

@@ -22,12 +22,13 @@ fn forwarding(network: &Network) -> Line {
     let off: Vec<_> =
         [(off4, false), (off6, true)].into_iter().filter(|(off, _)| *off).map(|(_, v6)| name(v6)).collect();
     if off.is_empty() {
-        return Line::pass(CHECK, "packets are forwarded");
+        return Line::pass(CHECK, "IP forwarding is on");
     }
     let (seen, set): (Vec<_>, Vec<_>) =
         off.iter().map(|name| (format!("{name} is 0"), format!("{name}=1"))).unzip();
-    let seen = format!("{}: packets of pods and of clients outside go nowhere", seen.join(" and "));
-    let advice = format!("`sysctl -w {}`, and keep it in /etc/sysctl.d", set.join(" "));
+    let seen =
+        format!("{}: the node does not forward packets of pods and of clients outside", seen.join(" and "));
+    let advice = format!("`sysctl -w {}`, and set it in /etc/sysctl.d", set.join(" "));
     // Dual-stack clusters are the smaller part: a node with an IPv6 address may have IPv4 pods only.
     if off4 { Line::fail(CHECK, seen, advice) } else { Line::warn(CHECK, seen, advice) }
 }
@@ -45,7 +46,7 @@ fn ports(network: &Network) -> Line {
         return Line::warn(
             CHECK,
             format!(
-                "node ports {} and the ports that sockets are given, {}, share {}: a socket may have the port of a Service",
+                "the node port range {} and net.ipv4.ip_local_port_range, {}, overlap in {}: a socket can get the port of a Service",
                 text(nodes),
                 text(local),
                 text(shared)
@@ -64,16 +65,16 @@ fn ports(network: &Network) -> Line {
         return Line::warn(
             CHECK,
             format!(
-                "sockets are given the ports {}, which leaves none apart for SNAT: it takes {}, which sockets have too",
+                "net.ipv4.ip_local_port_range is {}, which leaves too few ports for SNAT: SNAT uses {}, which sockets use, too",
                 text(local),
                 shown.join(",")
             ),
-            "`sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, or give other --snat-ports",
+            "`sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, or set --snat-ports",
         );
     }
     Line::pass(
         CHECK,
-        format!("node ports {}, sockets {}, SNAT {}", text(nodes), text(local), shown.join(",")),
+        format!("no overlap: node ports {}, sockets {}, SNAT {}", text(nodes), text(local), shown.join(",")),
     )
 }
 
@@ -81,7 +82,7 @@ fn mtu(network: &Network) -> Line {
     const CHECK: &str = "mtu";
     let uplinks = network.devices.iter().filter(|device| device.is_uplink);
     let Some(uplink) = uplinks.min_by_key(|device| device.mtu) else {
-        return Line::pass(CHECK, "no device has a default route, so there is nothing to compare with");
+        return Line::pass(CHECK, "not compared: no device has a default route");
     };
     let too_large = |device: &&Device| match device.kind {
         _ if device.is_uplink => false,
@@ -96,20 +97,17 @@ fn mtu(network: &Network) -> Line {
         .map(|device| format!("{} {}", device.name, device.mtu))
         .collect();
     if large.is_empty() {
-        return Line::pass(
-            CHECK,
-            format!("{} has {}, and no device of pods needs more", uplink.name, uplink.mtu),
-        );
+        return Line::pass(CHECK, format!("{} has {}, and no pod device has more", uplink.name, uplink.mtu));
     }
     Line::warn(
         CHECK,
         format!(
-            "{} has {}, less than a full packet of {} takes: large packets are lost where ICMP is filtered",
+            "{} has MTU {}, less than full-sized packets of {} need: large packets are lost if ICMP is filtered",
             uplink.name,
             uplink.mtu,
             some(large)
         ),
-        "set the MTU of the CNI plugin to that of the uplink, less the header of its tunnel",
+        "set the MTU of the CNI plugin to the MTU of the uplink minus the tunnel header",
     )
 }
 
@@ -120,9 +118,9 @@ fn uplink(network: &Network) -> Line {
     if uplinks.is_empty() {
         return Line::warn(
             CHECK,
-            "no default route: Ballast goes by the kinds and addresses of devices to know where other machines are",
-            "name the devices of other machines with --uplinks, if `ballast status -o wide` does not show them",
+            "no default route: Ballast recognizes uplinks only by the kinds and addresses of devices",
+            "if `ballast status -o wide` does not show all uplinks, name them with --uplinks",
         );
     }
-    Line::pass(CHECK, format!("default route over {}", some(uplinks)))
+    Line::pass(CHECK, format!("the default route uses {}", some(uplinks)))
 }

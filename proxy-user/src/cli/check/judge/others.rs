@@ -21,13 +21,13 @@ fn cni(others: &Others) -> Line {
         Some(networks) if !networks.is_empty() => Line::pass(CHECK, some(networks)),
         Some(_) => Line::warn(
             CHECK,
-            format!("{folder} has no configuration: pods get no network"),
-            "install a CNI plugin; Ballast serves Services, and brings none",
+            format!("{folder} has no CNI configuration: pods get no network"),
+            "install a CNI plugin; Ballast does not contain one",
         ),
         None => Line::warn(
             CHECK,
-            format!("{folder} is not here, so the CNI plugin is not known"),
-            "name the folder with --cni-conf-dir; in a container, mount the host's",
+            format!("{folder} does not exist, so the CNI plugin is not known"),
+            "give the folder with --cni-conf-dir; in a container, mount the host's folder",
         ),
     }
 }
@@ -38,21 +38,21 @@ fn kube_proxy(others: &Others, pre: bool) -> Line {
         Err(why) => {
             return Line::warn(
                 CHECK,
-                format!("the rules of netfilter cannot be read: {why}"),
+                format!("cannot read the netfilter rules: {why}"),
                 "run as root, with CAP_NET_ADMIN",
             );
         }
         Ok(rules) => rules,
     };
-    let process = others.kube_proxy_process.map(|pid| format!("kube-proxy runs (process {pid})"));
-    let found = rules.has_rules().then(|| format!("its rules are here: {rules}"));
+    let process = others.kube_proxy_process.map(|pid| format!("kube-proxy is running (process {pid})"));
+    let found = rules.has_rules().then(|| format!("the node has kube-proxy rules: {rules}"));
     let seen: Vec<_> = process.into_iter().chain(found).collect();
     if seen.is_empty() {
-        return Line::pass(CHECK, "neither kube-proxy nor its rules are here");
+        return Line::pass(CHECK, "kube-proxy is not running, and the node has none of its rules");
     }
     let seen = seen.join("; ");
     if pre {
-        let advice = "install Ballast, stop kube-proxy when Ballast serves, then run `ballast takeover`";
+        let advice = "install Ballast, wait until it is ready, stop kube-proxy, then run `ballast takeover`";
         return Line::warn(CHECK, seen, advice);
     }
     Line::fail(CHECK, seen, "stop kube-proxy, then run `ballast takeover`")
@@ -65,8 +65,8 @@ fn ipvs(others: &Others) -> Line {
         count => Line::warn(
             CHECK,
             format!("IPVS has {count} virtual servers"),
-            "if they are kube-proxy's, `kube-proxy --cleanup` removes them; others (keepalived) may stay where they share no \
-             address with a Service",
+            "if they are from kube-proxy, remove them with `kube-proxy --cleanup`; others (keepalived) can stay if they use \
+             no address of a Service",
         ),
     }
 }
@@ -82,14 +82,14 @@ fn cilium(others: &Others) -> Line {
     if !sockets.is_empty() {
         return Line::fail(
             CHECK,
-            format!("Cilium's replacement of kube-proxy is loaded: {}", some(sockets)),
+            format!("Cilium's kube-proxy replacement is loaded: {}", some(sockets)),
             "set kubeProxyReplacement to false in Cilium's values, and restart its agents",
         );
     }
     if begins(others, &[CILIUM]).is_empty() {
         return Line::pass(CHECK, "no program of Cilium is loaded");
     }
-    Line::pass(CHECK, "Cilium is the network, without its replacement of kube-proxy")
+    Line::pass(CHECK, "Cilium runs without its kube-proxy replacement")
 }
 
 fn calico(others: &Others) -> Line {
@@ -109,24 +109,24 @@ fn calico(others: &Others) -> Line {
 pub(super) fn api(access: &ApiAccess) -> Line {
     const CHECK: &str = "api-server";
     match access {
-        ApiAccess::NotAsked => Line::pass(CHECK, "not asked"),
+        ApiAccess::NotAsked => Line::pass(CHECK, "not checked"),
         ApiAccess::Well { version } => {
-            Line::pass(CHECK, format!("{version} answers, and lists what is needed"))
+            Line::pass(CHECK, format!("{version} answers, and lists all needed objects"))
         }
         ApiAccess::NoCredentials(why) => Line::warn(
             CHECK,
-            format!("not asked: {why}"),
-            "name credentials with --kubeconfig, or leave this check out with --no-api",
+            format!("not checked: {why}"),
+            "give credentials with --kubeconfig, or skip this check with --no-api",
         ),
         ApiAccess::Unreachable(why) => Line::fail(
             CHECK,
             why.clone(),
-            "give the address of a control plane node or of the load balancer in front of it (--master, apiServer.host of the \
-             chart), not that of a Service",
+            "use the address of a control plane node or of its load balancer (--master, apiServer.host of the chart), not the \
+             address of a Service",
         ),
         ApiAccess::Refused { version, kinds } => Line::fail(
             CHECK,
-            format!("{version} answers, but does not list {}", kinds.join("; ")),
+            format!("{version} answers, but denies listing {}", kinds.join("; ")),
             "apply the ClusterRole and the ClusterRoleBinding `ballast`; for a kubeconfig, bind its user to that role",
         ),
     }

@@ -136,15 +136,15 @@ fn rules() -> KubeProxyRules {
 
 #[rstest]
 #[case::old("kernel-version", Fail, "5.15", |f: &mut Facts| f.kernel.release = "5.10.0-46-amd64".to_owned())]
-#[case::red_hat("kernel-version", Warn, "carries", |f: &mut Facts| f.kernel.release = "5.14.0-503.el9.x86_64".to_owned())]
-#[case::strange("kernel-version", Warn, "no version", |f: &mut Facts| f.kernel.release = "x".to_owned())]
+#[case::red_hat("kernel-version", Warn, "backports", |f: &mut Facts| f.kernel.release = "5.14.0-503.el9.x86_64".to_owned())]
+#[case::strange("kernel-version", Warn, "cannot parse", |f: &mut Facts| f.kernel.release = "x".to_owned())]
 #[case::no_type("kernel-bpf", Fail, "sock_ops, ringbuf", |f: &mut Facts| {
     f.kernel.missing_programs = Some(vec!["sock_ops"]);
     f.kernel.missing_maps = Some(vec!["ringbuf"]);
 })]
-#[case::may_not_ask("kernel-bpf", Warn, "ask", |f: &mut Facts| f.kernel.missing_maps = None)]
+#[case::may_not_ask("kernel-bpf", Warn, "may not query", |f: &mut Facts| f.kernel.missing_maps = None)]
 #[case::option("kernel-options", Fail, "CONFIG_CGROUP_BPF", |f: &mut Facts| f.kernel.missing_options = Some(vec!["CGROUP_BPF"]))]
-#[case::no_list("kernel-options", Pass, "asked instead", |f: &mut Facts| f.kernel.missing_options = None)]
+#[case::no_list("kernel-options", Pass, "probed instead", |f: &mut Facts| f.kernel.missing_options = None)]
 #[case::feature("kernel-features", Warn, "TCX", |f: &mut Facts| f.kernel.lacks = vec![Lack::Tcx])]
 #[case::types("kernel-btf", Warn, "btf", |f: &mut Facts| f.kernel.has_btf = false)]
 #[case::interpreter("bpf-jit", Warn, "enable is 0", |f: &mut Facts| f.kernel.jit = Some(0))]
@@ -162,33 +162,33 @@ fn rules() -> KubeProxyRules {
     f.installed = None;
 })]
 #[case::unprivileged("capabilities", Fail, "CAP_BPF", |f: &mut Facts| f.environment.missing_capabilities = Ok(vec!["CAP_BPF"]))]
-#[case::no_proc("capabilities", Fail, "cannot be read", |f: &mut Facts| f.environment.missing_capabilities = Err("no".to_owned()))]
+#[case::no_proc("capabilities", Fail, "cannot read", |f: &mut Facts| f.environment.missing_capabilities = Err("no".to_owned()))]
 #[case::no_forwarding("ip-forward", Fail, "net.ipv4.ip_forward is 0", |f: &mut Facts| f.network.forwards4 = Some(false))]
 #[case::no_forwarding6("ip-forward", Warn, "net.ipv6.conf.all.forwarding is 0", |f: &mut Facts| {
     f.network.forwards6 = Some(false);
     f.network.has_ipv6 = true;
 })]
-#[case::no_ipv6("ip-forward", Pass, "forwarded", |f: &mut Facts| f.network.forwards6 = Some(false))]
-#[case::no_ipv4("ip-forward", Pass, "forwarded", |f: &mut Facts| {
+#[case::no_ipv6("ip-forward", Pass, "forwarding is on", |f: &mut Facts| f.network.forwards6 = Some(false))]
+#[case::no_ipv4("ip-forward", Pass, "forwarding is on", |f: &mut Facts| {
     f.network.forwards4 = Some(false);
     f.network.has_ipv4 = false;
 })]
-#[case::overlap("port-ranges", Warn, "share 30000-32767", |f: &mut Facts| {
+#[case::overlap("port-ranges", Warn, "overlap in 30000-32767", |f: &mut Facts| {
     f.network.local_ports = PortRange::new(15_000, 60_999);
 })]
 #[case::reserved("port-ranges", Pass, "SNAT", |f: &mut Facts| {
     f.network.local_ports = PortRange::new(15_000, 60_999);
     f.network.reserved_ports = vec![PortRange::new(30_000, 32_767)];
 })]
-#[case::no_room("port-ranges", Warn, "none apart for SNAT", |f: &mut Facts| {
+#[case::no_room("port-ranges", Warn, "too few ports for SNAT", |f: &mut Facts| {
     f.network.local_ports = PortRange::new(1_024, 65_535);
     f.network.reserved_ports = vec![PortRange::new(30_000, 32_767)];
 })]
 #[case::large("mtu", Warn, "veth1 9000", |f: &mut Facts| f.network.devices[1].mtu = 9000)]
 #[case::tunnel("mtu", Warn, "flannel.1 1500", |f: &mut Facts| f.network.devices[2].mtu = 1500)]
-#[case::nothing("mtu", Pass, "nothing to compare", |f: &mut Facts| f.network.devices.clear())]
+#[case::nothing("mtu", Pass, "not compared", |f: &mut Facts| f.network.devices.clear())]
 #[case::no_uplink("uplink", Warn, "no default route", |f: &mut Facts| f.network.devices[0].is_uplink = false)]
-#[case::no_network("cni", Warn, "no configuration", |f: &mut Facts| f.others.cni = Some(Vec::new()))]
+#[case::no_network("cni", Warn, "no CNI configuration", |f: &mut Facts| f.others.cni = Some(Vec::new()))]
 #[case::no_folder("cni", Warn, "not known", |f: &mut Facts| f.others.cni = None)]
 #[case::rules_left("kube-proxy", Fail, "table ip kube-proxy", |f: &mut Facts| f.others.kube_proxy = Ok(rules()))]
 #[case::runs("kube-proxy", Fail, "process 42", |f: &mut Facts| f.others.kube_proxy_process = Some(42))]
@@ -196,15 +196,15 @@ fn rules() -> KubeProxyRules {
     f.others.kube_proxy = Ok(rules());
     f.installed = None;
 })]
-#[case::not_readable("kube-proxy", Warn, "cannot be read", |f: &mut Facts| f.others.kube_proxy = Err("denied".to_owned()))]
+#[case::not_readable("kube-proxy", Warn, "cannot read", |f: &mut Facts| f.others.kube_proxy = Err("denied".to_owned()))]
 #[case::servers("ipvs", Warn, "2 virtual servers", |f: &mut Facts| f.others.ipvs_servers = 2)]
 #[case::replacement("cilium", Fail, "cil_sock4_conne", |f: &mut Facts| f.others.programs = ["cil_sock4_conne".to_owned()].into())]
 #[case::only_network("cilium", Pass, "without", |f: &mut Facts| f.others.programs = ["cil_from_contai".to_owned()].into())]
 #[case::data_plane("calico", Fail, "cali_tc_preambl", |f: &mut Facts| f.others.programs = ["cali_tc_preambl".to_owned()].into())]
-#[case::not_asked("api-server", Pass, "not asked", |f: &mut Facts| f.api = ApiAccess::NotAsked)]
+#[case::not_asked("api-server", Pass, "not checked", |f: &mut Facts| f.api = ApiAccess::NotAsked)]
 #[case::unknown("api-server", Warn, "no kubeconfig", |f: &mut Facts| f.api = ApiAccess::NoCredentials("no kubeconfig".to_owned()))]
 #[case::away("api-server", Fail, "timed out", |f: &mut Facts| f.api = ApiAccess::Unreachable("timed out".to_owned()))]
-#[case::refused("api-server", Fail, "does not list Nodes", |f: &mut Facts| {
+#[case::refused("api-server", Fail, "denies listing Nodes", |f: &mut Facts| {
     f.api = ApiAccess::Refused { version: "v1.36.1".to_owned(), kinds: vec!["Nodes (403)".to_owned()] };
 })]
 #[case::off("agent", Warn, "switched off", |f: &mut Facts| installed(f).agent = AgentState::NotAsked)]
@@ -215,7 +215,7 @@ fn rules() -> KubeProxyRules {
     installed(f).agent = AgentState::Silent { address: address(), reason: "refused".to_owned() };
 })]
 #[case::failure("problems", Warn, "no room", |f: &mut Facts| installed(f).problems = vec!["no room".to_owned()])]
-#[case::lost("socket-programs", Fail, "1 of 12 are not attached: sock_recvmsg4", |f: &mut Facts| {
+#[case::lost("socket-programs", Fail, "1 of 12 socket programs are not attached: sock_recvmsg4", |f: &mut Facts| {
     installed(f).attachments.remove(0);
 })]
 #[case::lost_cgroup("socket-programs", Fail, "1 of 12", |f: &mut Facts| installed(f).attachments[3].place = None)]
@@ -227,25 +227,25 @@ fn rules() -> KubeProxyRules {
 })]
 #[case::device_gone("device-programs", Fail, "no device", |f: &mut Facts| installed(f).devices.clear())]
 #[case::foreign("pins", Fail, "belongs to user 1000", |f: &mut Facts| installed(f).owner = Err("belongs to user 1000".to_owned()))]
-#[case::not_there("maps", Fail, "no Ballast", |f: &mut Facts| installed(f).maps = Err("no Ballast on the bpffs".to_owned()))]
-#[case::never_filled("maps", Fail, "never filled", |f: &mut Facts| installed(f).maps = Ok((Vec::new(), 0)))]
+#[case::not_there("maps", Fail, "no Ballast maps", |f: &mut Facts| installed(f).maps = Err("no Ballast maps on the bpffs".to_owned()))]
+#[case::never_filled("maps", Fail, "the maps are empty", |f: &mut Facts| installed(f).maps = Ok((Vec::new(), 0)))]
 #[case::nearly_full("map-usage", Warn, "names (90 of 100)", |f: &mut Facts| installed(f).maps = Ok((vec![row("names", 90)], 3)))]
-#[case::not_full("map-usage", Pass, "none", |f: &mut Facts| installed(f).maps = Ok((vec![row("names", 89)], 3)))]
+#[case::not_full("map-usage", Pass, "no map is nearly full", |f: &mut Facts| installed(f).maps = Ok((vec![row("names", 89)], 3)))]
 #[case::another("agent-version", Warn, "9.9.9", |f: &mut Facts| told(f).version = Some("9.9.9".to_owned()))]
-#[case::no_version("agent-version", Warn, "does not tell", |f: &mut Facts| told(f).version = None)]
-#[case::never("sync", Fail, "none yet", |f: &mut Facts| told(f).sync_age = None)]
-#[case::incomplete("sync", Warn, "not everything", |f: &mut Facts| told(f).synced = false)]
+#[case::no_version("agent-version", Warn, "no version", |f: &mut Facts| told(f).version = None)]
+#[case::never("sync", Fail, "not completed a sync", |f: &mut Facts| told(f).sync_age = None)]
+#[case::incomplete("sync", Warn, "not programmed yet", |f: &mut Facts| told(f).synced = false)]
 #[case::old_sync("sync", Warn, "600 s ago", |f: &mut Facts| told(f).sync_age = Some(Duration::from_mins(10)))]
-#[case::stuck("sync", Fail, "2 changes wait", |f: &mut Facts| {
+#[case::stuck("sync", Fail, "2 changes are pending", |f: &mut Facts| {
     told(f).sync_age = Some(Duration::from_mins(10));
     told(f).pending = 2;
 })]
 #[case::repaired("audit", Warn, "1 repaired", |f: &mut Facts| told(f).audits_repaired = 1)]
-#[case::failed("audit", Warn, "2 could not", |f: &mut Facts| {
+#[case::failed("audit", Warn, "2 failed", |f: &mut Facts| {
     told(f).audits_clean = 0;
     told(f).audits_failed = 2;
 })]
-#[case::none_yet("audit", Pass, "none yet", |f: &mut Facts| told(f).audits_clean = 0)]
+#[case::none_yet("audit", Pass, "no audit yet", |f: &mut Facts| told(f).audits_clean = 0)]
 fn lines(#[case] check: &str, #[case] outcome: Outcome, #[case] words: &str, #[case] change: Change) {
     let mut facts = well();
     change(&mut facts);
