@@ -6,6 +6,7 @@
 mod change;
 mod ledger;
 mod part;
+mod plan_crate;
 mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -26,8 +26,9 @@ const MODULES: [&str; 10] = [
 ];
 
 /// Parts of the package that we keep: 300 MB of drivers are no use to us.
-const WANTED: [&str; 7] = [
+const WANTED: [&str; 8] = [
     "*/boot/vmlinuz-*",
+    "*/vmlinuz",
     "*/modules.*",
     "*/kernel/net/*",
     "*/kernel/lib/*",
@@ -70,11 +71,13 @@ impl Kernel {
         if fs::read_to_string(dir.join(KEPT)).ok()? != WANTED.join("\n") {
             return None;
         }
-        let image =
-            entries(&dir.join("boot")).into_iter().find(|path| file_name(path).starts_with("vmlinuz-"))?;
-        let release = file_name(&image).strip_prefix("vmlinuz-")?.to_owned();
-        let roots = ["lib/modules", "usr/lib/modules"].map(|root| dir.join(root).join(&release));
-        let modules = roots.into_iter().find(|root| root.join("modules.dep").exists())?;
+        let roots = ["lib/modules", "usr/lib/modules"].map(|root| dir.join(root));
+        let mut modules = roots.iter().flat_map(|root| entries(root));
+        let modules = modules.find(|root| root.join("modules.dep").exists())?;
+        let release = file_name(&modules).to_owned();
+        // Debian keeps the kernel beside its modules since 7.2.
+        let places = [dir.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
+        let image = places.into_iter().find(|image| image.exists())?;
         Some(Self { image, modules, release })
     }
 }
@@ -166,6 +169,20 @@ mod tests {
         assert!(Kernel::open(dir.path()).is_none());
         write(KEPT, &WANTED.join("\n"));
         assert_eq!(Kernel::open(dir.path()).unwrap().release(), "6.1.0-9-amd64");
+    }
+
+    #[test]
+    fn a_kernel_is_found_in_both_layouts() {
+        for image in ["boot/vmlinuz-7.2.13-amd64", "usr/lib/modules/7.2.13-amd64/vmlinuz"] {
+            let dir = tempfile::tempdir().unwrap();
+            for file in [image, "usr/lib/modules/7.2.13-amd64/modules.dep", KEPT] {
+                let path = dir.path().join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, WANTED.join("\n")).unwrap();
+            }
+            let kernel = Kernel::open(dir.path()).unwrap();
+            assert_eq!((kernel.release(), kernel.image()), ("7.2.13-amd64", &*dir.path().join(image)));
+        }
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::plan_crate;
+
 /// A part of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
@@ -9,7 +11,7 @@ pub enum Part {
     Rules,
     /// The packet stages, built for the host
     Stages,
-    /// The plan of a Service (slower: each change builds the agent's crate)
+    /// The plan of a Service (what its own tests do not notice builds the agent's crate: slower)
     Plan,
 }
 
@@ -30,11 +32,12 @@ pub struct Tests {
 
 /// Of cargo: what is built for each change is built quickly and linked without debug information. What is not changed stays as in
 /// the profile `dev`.
-pub const SETTINGS: [&str; 4] = [
+pub const SETTINGS: [&str; 5] = [
     "profile.dev.package.proxy-common.debug=false",
     "profile.dev.package.proxy-ebpf.debug=false",
     "profile.dev.package.proxy-ebpf.opt-level=0",
     "profile.dev.package.proxy-user.debug=false",
+    "profile.dev.package.proxy-plan.debug=false",
 ];
 
 /// Random packets for each change.
@@ -67,8 +70,8 @@ const FUZZ: Tests = Tests {
 };
 const PLAN: Tests = Tests {
     name: "plan",
-    what: "unit tests of proxy-user, those of the plan",
-    package: "proxy-user",
+    what: "unit tests of the plan, in a crate of their own",
+    package: plan_crate::NAME,
     features: "",
     targets: &["--lib"],
     filter: &["plan::"],

@@ -11,6 +11,8 @@ use crate::build::write_if_changed;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
 
+use super::plan_crate;
+
 /// The copy.
 #[derive(Debug)]
 pub struct Tree {
@@ -36,7 +38,14 @@ impl Tree {
                 together =
                     hash(&[together, hash(name.as_bytes()), hash(&bytes)].map(u64::to_le_bytes).concat());
             }
-            write_if_changed(&root.join(name), &bytes)?;
+            if *name != "Cargo.toml" {
+                write_if_changed(&root.join(name), &bytes)?;
+            }
+        }
+        let small = plan_crate::files(workspace.root())?;
+        for (name, text) in &small {
+            write_if_changed(&root.join(name), text.as_bytes())?;
+            names.insert(name);
         }
         remove_others(root, root, &names)?;
         Ok(Self { root: root.to_owned(), hash: together })

@@ -1,0 +1,67 @@
+//! A crate of the plan alone, in the copy of the sources: the agent's whole crate takes most of a minute to build after each change.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+/// Its name.
+pub const NAME: &str = "proxy-plan";
+const MANIFEST: &str = "proxy-plan/Cargo.toml";
+/// Beside the agent's own root, so that both find their modules in the same files.
+const ROOT: &str = "proxy-user/src/plan_crate.rs";
+/// The plan, what it depends on, and what its tests read objects with.
+const MODULES: &str = "\
+pub mod model;
+pub mod plan;
+pub mod api {
+    pub mod convert;
+    pub mod objects;
+}
+pub mod source {
+    mod documents;
+    pub mod manifest;
+}
+";
+
+/// The files of the crate, with those of the workspace that have to know of it: names from the root, and contents.
+pub fn files(workspace: &Path) -> Result<Vec<(&'static str, String)>> {
+    let read = |name: &str| {
+        std::fs::read_to_string(workspace.join(name)).with_context(|| format!("cannot read {name}"))
+    };
+    let agent = read("proxy-user/Cargo.toml")?;
+    let package =
+        format!("[package]\nname = \"{NAME}\"\nedition.workspace = true\n\n[lib]\npath = \"../{ROOT}\"\n\n");
+    let manifest = package + &section(&agent, "[dependencies]")? + &section(&agent, "[dev-dependencies]")?;
+    let members = "\"proxy-user\", ";
+    let all = read("Cargo.toml")?;
+    let known = all.replacen(members, &format!("{members}\"{NAME}\", "), 1);
+    anyhow::ensure!(known != all, "Cargo.toml does not list its members as expected");
+    Ok(vec![("Cargo.toml", known), (MANIFEST, manifest), (ROOT, MODULES.to_owned())])
+}
+
+/// A section of a manifest, its heading included.
+fn section(manifest: &str, heading: &str) -> Result<String> {
+    let from = manifest
+        .find(&format!("\n{heading}\n"))
+        .with_context(|| format!("proxy-user/Cargo.toml has no {heading}"))?;
+    let text = &manifest[from + 1..];
+    Ok(text[..text.find("\n[").map_or(text.len(), |end| end + 1)].to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::Workspace;
+
+    #[test]
+    fn the_crate_has_the_agents_dependencies_and_the_workspace_knows_it() {
+        let files = files(Workspace::find().unwrap().root()).unwrap();
+        let of = |name: &str| &files.iter().find(|(known, _)| *known == name).unwrap().1;
+        assert!(of("Cargo.toml").contains("\"proxy-plan\""), "{}", of("Cargo.toml"));
+        let manifest = of(MANIFEST);
+        for expected in ["\n[dependencies]\nproxy-common", "\nkube.workspace", "\nproptest.workspace"] {
+            assert!(manifest.contains(expected), "{expected} not in\n{manifest}");
+        }
+        assert!(!manifest.contains("[[bin]]") && !manifest.contains("[lints]"), "{manifest}");
+    }
+}
