@@ -1,4 +1,5 @@
-//! Commands in the shell blocks of documents: our programs have to take them, word by word, as clap reads them.
+//! Commands in documents: our programs have to take them, word by word, as clap reads them. Those in shell blocks are whole, those
+//! in a sentence may be the beginning of one.
 
 use std::ops::Range;
 
@@ -15,27 +16,32 @@ pub(super) fn check(files: &[SourceFile], programs: &[(&str, Command)]) -> Vec<F
     let is_page = |file: &&SourceFile| file.path.extension().is_some_and(|ext| ext == "md");
     let mut findings = Vec::new();
     for file in files.iter().filter(is_page) {
-        for (line, call, program) in calls(&file.text, programs) {
-            if let Some(fault) = fault(program, &call) {
-                let what = format!("`{}`: {fault}", call.join(" "));
-                findings.push(Finding { file: file.path.clone(), line, what });
+        for (lines, is_whole) in [(lines(&file.text), true), (in_sentences(&file.text), false)] {
+            for (line, call, program) in calls(&lines, programs) {
+                if let Some(fault) = fault(program, &call, is_whole) {
+                    let what = format!("`{}`: {fault}", call.join(" "));
+                    findings.push(Finding { file: file.path.clone(), line, what });
+                }
             }
         }
     }
     findings
 }
 
-/// Each call of a program in a page: its line, its words from the program's name on, and its parser.
-fn calls<'a>(page: &str, programs: &'a [(&str, Command)]) -> Vec<(usize, Vec<String>, &'a Command)> {
+/// Each call of a program in some lines: its line, its words from the program's name on, and its parser.
+fn calls<'a>(
+    lines: &[(usize, String)],
+    programs: &'a [(&str, Command)],
+) -> Vec<(usize, Vec<String>, &'a Command)> {
     let mut found = Vec::new();
-    for (line, text) in lines(page) {
-        for words in commands(&text) {
+    for (line, text) in lines {
+        for words in commands(text) {
             // `kubectl exec POD -- ballast status` calls two.
             let behind = words.split(|word| word == "--").skip(1);
             for words in [&words[..]].into_iter().chain(behind).map(without_prefix) {
                 if let Some((name, program)) = programs.iter().find(|(name, _)| is_call(words, name)) {
                     let rest = words.iter().skip(name.split(' ').count()).cloned();
-                    found.push((line, [(*name).to_owned()].into_iter().chain(rest).collect(), program));
+                    found.push((*line, [(*name).to_owned()].into_iter().chain(rest).collect(), program));
                 }
             }
         }
@@ -51,8 +57,8 @@ fn is_call(words: &[String], program: &str) -> bool {
         && rest.iter().map(String::as_str).take(names.clone().count()).eq(names)
 }
 
-/// What is wrong with a call.
-fn fault(program: &Command, call: &[String]) -> Option<String> {
+/// What is wrong with a call, or with the beginning of one.
+fn fault(program: &Command, call: &[String], is_whole: bool) -> Option<String> {
     let mut result = program.clone().try_get_matches_from(call);
     if result.as_ref().is_err_and(is_about_placeholder) {
         result = any_values(program.clone()).try_get_matches_from(call);
@@ -60,6 +66,8 @@ fn fault(program: &Command, call: &[String]) -> Option<String> {
     let error = result.err()?;
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => None,
+        ErrorKind::InvalidSubcommand if is_about_placeholder(&error) => None,
+        _ if !is_whole && lacks_something(&error) => None,
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Some("a command is missing".to_owned()),
         _ => {
             let text = error.to_string();
@@ -68,15 +76,29 @@ fn fault(program: &Command, call: &[String]) -> Option<String> {
     }
 }
 
-/// Whether the error is about a value that the reader is to replace, like ADDRESS:PORT.
-fn is_about_placeholder(error: &Error) -> bool {
-    let is_name = |part: &str| part.len() > 1 && part.chars().all(|c| c.is_ascii_uppercase() || c == '_');
-    match error.get(ContextKind::InvalidValue) {
-        Some(ContextValue::String(value)) => {
-            value.split(|c: char| !c.is_alphanumeric() && c != '_').any(is_name)
-        }
+/// Whether more words could make the call right.
+fn lacks_something(error: &Error) -> bool {
+    let is_value_missing = || {
+        let value = error.get(ContextKind::InvalidValue);
+        matches!(value, Some(ContextValue::String(value)) if value.is_empty())
+    };
+    match error.kind() {
+        ErrorKind::MissingSubcommand
+        | ErrorKind::MissingRequiredArgument
+        | ErrorKind::TooFewValues
+        | ErrorKind::WrongNumberOfValues
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => true,
+        ErrorKind::InvalidValue => is_value_missing(),
         _ => false,
     }
+}
+
+/// Whether the error is about a value or a command that the reader is to replace, like ADDRESS:PORT.
+fn is_about_placeholder(error: &Error) -> bool {
+    let is_name = |part: &str| part.len() > 1 && part.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    let given = error.get(ContextKind::InvalidValue).or_else(|| error.get(ContextKind::InvalidSubcommand));
+    let Some(ContextValue::String(value)) = given else { return false };
+    value.split(|c: char| !c.is_alphanumeric() && c != '_').any(is_name)
 }
 
 /// The same commands and flags, which take any values.
@@ -87,6 +109,19 @@ fn any_values(program: Command) -> Command {
             if takes_values { arg.value_parser(ValueParser::os_string()) } else { arg }
         })
         .mut_subcommands(any_values)
+}
+
+/// The code within sentences and tables, with the numbers of its lines from 1. Code with alternatives (`json|yaml`, `[-o FORM]`, `...`)
+/// is no command.
+fn in_sentences(page: &str) -> Vec<(usize, String)> {
+    let is_command = |text: &str| !text.contains(['|', '[', '{', '<', '…']) && !text.contains("...");
+    let code = Parser::new(page).into_offset_iter().filter_map(|(event, at)| match event {
+        Event::Code(text) if is_command(&text) => {
+            Some((page[..at.start].matches('\n').count() + 1, text.to_string()))
+        }
+        _ => None,
+    });
+    code.collect()
 }
 
 /// The lines of a page's shell blocks, with their numbers from 1: of `sh` all, of `console` those after a prompt. A line
@@ -240,12 +275,23 @@ mod tests {
     }
 
     #[test]
+    fn a_command_in_a_sentence_may_be_begun_but_not_wrong() {
+        let page = "Run `ballast list --client`, `ballast`, `ballast COMMAND --help`, `ballast list -o json|yaml` or `sudo ballast list --client CLIENT`.\n";
+        assert_eq!(found(page), []);
+        for (code, reason) in [("lists", "unrecognized subcommand"), ("list --cleint", "unexpected argument")]
+        {
+            let all = found(&format!("# A\n\nRun\n`ballast {code}`.\n"));
+            assert!(all.len() == 1 && all[0].0 == 4 && all[0].1.contains(reason), "{code}: {all:?}");
+        }
+    }
+
+    #[test]
     fn ballast_takes_what_the_documents_call() {
         let files = source::files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..")).unwrap();
         let programs = [("ballast", Args::command()), ("kubectl ballast", KubectlArgs::command())];
         assert_eq!(check(&files, &programs), []);
         let pages = files.iter().filter(|file| file.path.extension().is_some_and(|ext| ext == "md"));
-        let count = pages.map(|file| calls(&file.text, &programs).len()).sum::<usize>();
+        let count = pages.map(|file| calls(&lines(&file.text), &programs).len()).sum::<usize>();
         assert!(count > 40, "only {count} calls were found");
     }
 }
