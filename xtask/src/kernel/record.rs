@@ -14,11 +14,12 @@ pub const MARK: &str = "verified\t";
 /// Instructions may grow by a tenth.
 const PERCENT: u64 = 110;
 
-const HEAD: &str = "# What the verifier needs\n\n\
-`cargo xtask test --kernel LINE` loads every program in every mode, and fails when the verifier walks through 10 % more \
-instructions than are recorded here; a kernel walks through a million at most. `--record` writes the kernel's column.\n\n\
-A cell holds the instructions, the bytes of the largest frame, and milliseconds. Time is not compared: kernels that qemu emulates \
-are about 20 times slower. `-`: the kernel lacks something that the program needs ([kernels](operations.md#kernels)).\n\n";
+const HEAD: &str = "# Costs of verification\n\n\
+`cargo xtask test --kernel LINE` loads every program in every mode. It fails if the verifier processes over 10 % more instructions \
+than this page has; the limit of kernels is one million. `--record` writes the column of the kernel.\n\n\
+Each cell has the number of processed instructions, the size of the largest stack frame in bytes, and the time in milliseconds. The \
+time is not compared: kernels that qemu emulates are about 20 times slower. `-`: the kernel lacks a feature that the program needs \
+([kernels](operations.md#kernels)).\n\n";
 
 /// What a program took: instructions, bytes of the largest frame, microseconds; `None` where the kernel cannot have it.
 type Cost = Option<[u64; 3]>;
