@@ -103,5 +103,10 @@ mod tests {
         let ours = snat_ports(PortRange::new(1_100, 65_535), NodeSettings::default().node_ports);
         let found = messages((1_100, 65_535), ours);
         assert!(found.len() == 1 && found[0].contains("leaves 76 source ports"), "{found:?}");
+        for (count, problems) in [(FEW_PORTS, 0), (FEW_PORTS - 1, 1)] {
+            let local = (1_024 + count as u16, 65_535);
+            let ours = snat_ports(PortRange::new(local.0, local.1), NodeSettings::default().node_ports);
+            assert_eq!(messages(local, ours).len(), problems, "{count}");
+        }
     }
 }

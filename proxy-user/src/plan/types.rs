@@ -241,3 +241,22 @@ pub struct HealthCheck {
     /// Ready endpoints of this node, by family: an address counts once, whatever its ports.
     pub local: BTreeMap<IpFamily, usize>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_named_as_in_the_map_of_names() {
+        let port = |port: &str| ServicePortName {
+            namespace: "default".into(),
+            name: "web".into(),
+            port: port.into(),
+            protocol: Protocol::Tcp,
+            family: IpFamily::V6,
+        };
+        assert_eq!(port("http").text(), "default/web:http");
+        assert_eq!(port("").text(), "default/web");
+        assert_eq!(port("http").to_string(), "default/web:http (TCP, IPv6)");
+    }
+}

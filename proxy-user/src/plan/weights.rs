@@ -49,6 +49,12 @@ mod tests {
         assert_eq!(slots(&[]), [0; 0]);
     }
 
+    #[test]
+    fn high_weights_of_many_endpoints_fill_the_room() {
+        let weights: Vec<u32> = (0..300).map(|number| if number % 2 == 0 { 100 } else { 1 }).collect();
+        assert_eq!(slots(&weights).len() as u64, EACH * 300);
+    }
+
     proptest! {
         #[test]
         fn shares_are_the_weights_and_room_is_kept(weights in prop::collection::vec(1..=100_u32, 1..300)) {

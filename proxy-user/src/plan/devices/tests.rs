@@ -89,6 +89,32 @@ fn a_port_of_a_bridge_is_what_its_kind_is() {
 }
 
 #[test]
+fn a_veth_of_the_bridge_that_the_operator_names_is_a_pods_whatever_its_address() {
+    let port = |name, kind| HostDevice { master: Some(10), ..device(name, kind, &["198.51.100.1/24"]) };
+    let all = host([
+        device("br1", DeviceKind::Bridge, &[]),
+        port("veth1", DeviceKind::Veth),
+        port("eth1", DeviceKind::Physical),
+    ]);
+    let internal = NodeView { internal_ips: vec!["198.51.100.1".parse().unwrap()], ..node() };
+    let found = uplinks(&all, &internal, &DetectLocal::Bridge("br1".into()));
+    assert!(!found.contains(&11) && found.contains(&12), "{found:?}");
+}
+
+#[test]
+fn the_nodes_own_range_comes_before_that_of_all_pods_in_each_family() {
+    let all = host([
+        device("veth1", DeviceKind::Veth, &["10.244.9.1/24"]),
+        device("veth2", DeviceKind::Veth, &["fd00:10:244:9::1/64"]),
+    ]);
+    let node = NodeView { pod_cidrs: vec!["10.244.1.0/24".parse().unwrap()], ..NodeView::new("n1") };
+    let detect = DetectLocal::ClusterCidr(
+        ["10.244.0.0/16", "fd00:10:244::/48"].map(|range| range.parse().unwrap()).into(),
+    );
+    assert_eq!(uplinks(&all, &node, &detect), [2, 10], "the cluster tells no IPv6 range of this node");
+}
+
+#[test]
 fn what_lies_on_an_uplink_is_one() {
     let on = |parent, name| HostDevice { parent: Some(parent), ..device(name, DeviceKind::Stacked, &[]) };
     let all = host([

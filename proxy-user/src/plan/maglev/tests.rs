@@ -84,7 +84,9 @@ fn tables_are_those_of_earlier_versions() {
     let weighted = (0..5).map(|number| member(number, number + 1)).collect();
     let tables: [Vec<Member>; 3] = [members(5), weighted, (0..5).map(v6).collect()];
     let checksums = [10_167_737_462_648_774_659, 5_041_603_259_960_625_078, 906_552_109_358_211_930];
-    assert_eq!(tables.map(|table| packed(&table)[2]), checksums);
+    assert_eq!(tables.each_ref().map(|table| packed(table)[2]), checksums);
+    let signatures = [14_600_196_897_535_497_682, 12_978_266_052_217_700_659, 14_600_196_897_535_497_682];
+    assert_eq!(tables.map(|table| signature(&table)), signatures);
 }
 
 #[test]

@@ -111,6 +111,28 @@ fn node_ports_answer_where_the_setting_says() {
 }
 
 #[test]
+fn the_primary_address_of_a_family_that_the_cluster_does_not_tell_is_the_one_in_use() {
+    let primary = NodePortAddresses { primary: true, ..NodePortAddresses::default() };
+    assert_eq!(answering(&node(&["192.0.2.7"]), primary), ["192.0.2.7", "2001:db8::1"]);
+}
+
+#[test]
+fn encapsulated_packets_leave_under_this_nodes_address_of_the_others_family() {
+    let mut plan = plan(&node(&["192.0.2.1"]), &host(), &NodeSettings::default());
+    assert!(!plan.dsr);
+    let (own, others) = ([ip("192.0.2.1")], ["192.0.2.9", "2001:db8::9"].map(ip));
+    plan.set_tunnels(&own, Some(others.iter()));
+    let expected = ["192.0.2.1", "192.0.2.9"].map(|address| (ip(address), own[0]));
+    assert_eq!(
+        (plan.dsr, plan.tunnels.clone()),
+        (true, Some(BTreeMap::from(expected))),
+        "no IPv6 of its own"
+    );
+    plan.set_tunnels(&own, None::<std::slice::Iter<'_, IpAddr>>);
+    assert_eq!((plan.dsr, plan.tunnels), (true, None), "nodes are not listed yet");
+}
+
+#[test]
 fn every_address_of_the_node_is_told() {
     let primary = NodePortAddresses { primary: true, ..NodePortAddresses::default() };
     let plan = plan(&node(&["192.0.2.1"]), &host(), &settings(primary));
@@ -125,12 +147,15 @@ fn more_addresses_than_fit_are_reported_and_those_of_node_ports_come_first() {
     let many = (0..5_000u32).map(|low| IpAddr::V4((0x0a00_0000 + low).into())).collect();
     host.devices.insert(9, HostDevice { addresses: many, ..device("dummy0", &[]) });
     let primary = NodePortAddresses { primary: true, ..NodePortAddresses::default() };
-    let plan = plan(&node(&["192.0.2.1"]), &host, &settings(primary));
-    let v4 = plan.addresses.keys().filter(|address| address.is_ipv4()).count();
+    let found = plan(&node(&["192.0.2.1"]), &host, &settings(primary));
+    let v4 = found.addresses.keys().filter(|address| address.is_ipv4()).count();
     assert_eq!(v4, OWN_ADDR_COUNT as usize);
-    assert!(plan.addresses[&ip("192.0.2.1")].node_ports && plan.addresses.contains_key(&ip("::1")));
-    assert_eq!(plan.problems.len(), 1, "{:?}", plan.problems);
-    assert!(plan.problems[0].message.contains("5003 IPv4 addresses"), "{}", plan.problems[0]);
+    assert!(found.addresses[&ip("192.0.2.1")].node_ports && found.addresses.contains_key(&ip("::1")));
+    assert_eq!(found.problems.len(), 1, "{:?}", found.problems);
+    assert!(found.problems[0].message.contains("5003 IPv4 addresses"), "{}", found.problems[0]);
+    let last = IpAddr::V4((0x0a00_0000 + 4_999).into());
+    let found = plan(&node(&[&last.to_string()]), &host, &settings(all()));
+    assert!(found.addresses.contains_key(&last), "the internal address comes before others that answer");
 }
 
 #[test]
@@ -220,10 +245,12 @@ fn ranges_of_services_are_those_of_cluster_and_operator() {
 
 #[test]
 fn more_ranges_than_are_looked_at_are_reported() {
-    let told = (0..10).map(|i| IpNet::new(Ipv4Addr::new(10, i, 0, 0).into(), 24).unwrap()).collect();
-    let plan = plan_node(&node(&[]), &host(), &told, &BTreeSet::new(), &NodeSettings::default());
-    assert_eq!(plan.service_cidrs[&IpFamily::V4].len(), SERVICE_CIDRS);
-    assert_eq!(plan.problems.len(), 1);
+    for (count, problems) in [(SERVICE_CIDRS as u8, 0), (SERVICE_CIDRS as u8 + 1, 1)] {
+        let told = (0..count).map(|i| IpNet::new(Ipv4Addr::new(10, i, 0, 0).into(), 24).unwrap()).collect();
+        let plan = plan_node(&node(&[]), &host(), &told, &BTreeSet::new(), &NodeSettings::default());
+        assert_eq!(plan.service_cidrs[&IpFamily::V4].len(), SERVICE_CIDRS);
+        assert_eq!(plan.problems.len(), problems, "{count}");
+    }
 }
 
 #[rstest]

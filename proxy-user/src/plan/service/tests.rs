@@ -392,6 +392,23 @@ fn a_thousand_services_are_planned_in_linear_time() {
 }
 
 #[test]
+fn what_a_service_says_of_forwarding_comes_before_the_setting_and_external_addresses_may_be_shut_out() {
+    let service = Service {
+        external_ips: vec!["192.0.2.9".parse().unwrap()],
+        ..Service::new(ServiceName::new("default", "web"))
+    };
+    let with = |service: &Service, settings| known(service, Vec::new(), settings).into_owned();
+    let dsr = PlanSettings { forwarding: ForwardingMode::Dsr, ..PlanSettings::default() };
+    assert_eq!(with(&service, dsr).forwarding, Some(ForwardingMode::Dsr));
+    assert_eq!(with(&service, PlanSettings::default()).forwarding, None);
+    let own = Service { forwarding: Some(ForwardingMode::Hybrid), ..service.clone() };
+    assert_eq!(with(&own, dsr).forwarding, Some(ForwardingMode::Hybrid));
+    assert_eq!(with(&service, PlanSettings::default()).external_ips, service.external_ips);
+    let shut = PlanSettings { no_external_ips: true, ..PlanSettings::default() };
+    assert_eq!(with(&service, shut).external_ips, Vec::<IpAddr>::new());
+}
+
+#[test]
 fn what_a_service_says_of_its_algorithm_comes_before_the_setting() {
     let asks = DUAL.replacen("name: web", "name: web, annotations: {ballast.io/algorithm: sh}", 1);
     for (manifests, set, expected, outside) in [
