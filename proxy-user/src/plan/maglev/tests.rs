@@ -90,6 +90,12 @@ fn tables_are_those_of_earlier_versions() {
 }
 
 #[test]
+fn what_rounding_leaves_goes_to_those_that_lose_most_by_it() {
+    // 1.4, 1.4 and 4.2 of 7 entries.
+    assert_eq!(super::shares(&[member(0, 1), member(1, 1), member(2, 3)], 7), [2, 1, 4]);
+}
+
+#[test]
 fn the_most_endpoints_have_a_table() {
     let members: Vec<Member> = (0..maglev::MOST).map(|number| member(number, 1)).collect();
     assert_eq!(shares(&members).len(), members.len());
