@@ -1,4 +1,4 @@
-//! The proof that the layouts are what they were ([`crate::version`]).
+//! Compile-time checks that the layouts of the maps have not changed ([`crate::version`]).
 
 use core::mem::{align_of, size_of};
 
@@ -13,15 +13,15 @@ use crate::{
     name::PortName,
     node::{Cidr, NodeEntry, Tunnel},
     service::{ServiceEntry, ServiceKey},
-    socket::{LedSocket, SocketEntry, SocketKey, SocketStorage},
+    socket::{SocketEntry, SocketKey, SocketStorage, TranslatedSocket},
     source_range::SourceRangeKey,
     stats::{RefusalKey, ServiceStats},
 };
 
-/// A value without padding that is valid for every bit pattern: it may be read from and written to a map.
+/// A type without padding, of which every bit pattern is a valid value: it can be read from and written to a map.
 ///
 /// # Safety
-/// The type is `Copy`, `'static`, has no padding bytes, and every bit pattern is a value of it.
+/// The type is `Copy` and `'static`, has no padding bytes, and every bit pattern is a valid value.
 pub unsafe trait Plain: Copy + 'static {}
 
 macro_rules! plain {
@@ -36,7 +36,8 @@ macro_rules! plain {
     )+};
 }
 
-/// That a type means the same bytes with words as with octets, so that a pointer to one is a pointer to the other.
+/// Checks that a type has the same layout with addresses as words and as octets, so that one pointer type can be cast to
+/// the other.
 macro_rules! same_bytes {
     ($($name:ident)+) => {$(
         const _: () = assert!(
@@ -83,7 +84,7 @@ plain! {
     SocketEntry<[u8; 4]>: 16 = 4 2 2 4 4;
     SocketEntry<[u8; 16]>: 28 = 16 2 2 4 4;
     SocketStorage: 48 = 16 16 2 2 4 4 1 1 1 1;
-    LedSocket: 56 = 8 48;
+    TranslatedSocket: 56 = 8 48;
     ServiceStats: 40 = 8 8 8 8 8;
     RefusalKey: 8 = 4 4;
     LatencyKey: 8 = 4 4;
@@ -96,11 +97,11 @@ plain! {
     Monitor: 280 = 8 8 8 256;
 }
 
-// SAFETY: an integer.
+// SAFETY: the type is an integer.
 unsafe impl Plain for u32 {}
-// SAFETY: an integer.
+// SAFETY: the type is an integer.
 unsafe impl Plain for u64 {}
-// SAFETY: octets.
+// SAFETY: the type is an array of octets.
 unsafe impl Plain for [u8; 4] {}
-// SAFETY: octets.
+// SAFETY: the type is an array of octets.
 unsafe impl Plain for [u8; 16] {}

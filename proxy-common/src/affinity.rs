@@ -1,4 +1,4 @@
-//! `affinity`, `affinity6` and `affinity_netns`: which backend a client stays with (`sessionAffinity: ClientIP`).
+//! `affinity`, `affinity6` and `affinity_netns`: the backend that each client keeps (`sessionAffinity: ClientIP`).
 
 /// Key of `affinity` and `affinity6` (LRU): a client of the packet path.
 #[repr(C, align(4))]
@@ -6,12 +6,12 @@
 pub struct AffinityKey<A> {
     /// Address of the client.
     pub client: A,
-    /// Id of the Service port: its addresses share their clients.
+    /// Id of the Service port. All frontends of a Service port share the entries of their clients.
     pub service: u32,
 }
 
-/// Key of `affinity_netns` (LRU): a client of the socket path. A socket has no address yet when it connects, and
-/// all sockets of a pod share its network namespace.
+/// Key of `affinity_netns` (LRU): a client of the socket path. The client is a network namespace, because a socket has no
+/// source address yet when it connects, and all sockets of a pod share one namespace.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NetnsAffinityKey {
@@ -23,7 +23,7 @@ pub struct NetnsAffinityKey {
     pub reserved: u32,
 }
 
-/// Value of the three.
+/// Value of `affinity`, `affinity6` and `affinity_netns`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AffinityEntry {

@@ -1,7 +1,7 @@
-//! The connection state machine of the packet path: how the state of a flow changes with each packet, how long it may be
-//! silent, and when a new flow may take its entry. Pure: the programs, the agent's commands and the tests share it.
+//! The connection tracking state machine of the packet path: how each packet changes the state of a flow, the timeouts, and
+//! when a new flow may take an entry. Its functions are pure: the programs, the agent's commands and the tests share them.
 //!
-//! The yardstick is `nf_conntrack`; `docs/datapath.md` lists where this one differs, and why.
+//! The reference is `nf_conntrack`; `docs/datapath.md` lists the differences and their reasons.
 
 use crate::config::NodeConfig;
 use crate::flow::{
@@ -11,47 +11,47 @@ use crate::{PROTO_TCP, PROTO_UDP};
 
 /// The backend has answered (`IPS_SEEN_REPLY`).
 pub const SEEN_REPLY: u32 = 1 << 8;
-/// The client has answered the answer; UDP: packets of both directions are more than [`UDP_STREAM_SECS`] apart
-/// (`IPS_ASSURED`). Such a flow is never evicted.
+/// The client has acknowledged the backend's answer; UDP: the backend has answered, and a packet passed more than
+/// [`UDP_STREAM_SECS`] after the flow began (`IPS_ASSURED`). Such a flow is never evicted.
 pub const ASSURED: u32 = 1 << 9;
 /// The client has sent FIN.
 pub const FIN_CLIENT: u32 = 1 << 10;
 /// The backend has sent FIN.
 pub const FIN_BACKEND: u32 = 1 << 11;
-/// The client has sent RST, and nothing since.
+/// The client has sent RST, and no other segment since.
 pub const RST_CLIENT: u32 = 1 << 12;
-/// The backend has sent RST, and nothing since.
+/// The backend has sent RST, and no other segment since.
 pub const RST_BACKEND: u32 = 1 << 13;
-/// [`FlowEntry::seq`] holds a number of the client.
+/// [`FlowEntry::seq`] holds a sequence number of the client.
 pub const SEQ_CLIENT: u32 = 1 << 14;
-/// It holds one of the backend.
+/// [`FlowEntry::seq`] holds a sequence number of the backend.
 pub const SEQ_BACKEND: u32 = 1 << 15;
-/// The last packet was a SYN on an assured flow, and the flow had been silent before: see [`SYN_ANSWER`].
+/// The last packet was a SYN on an assured flow that had been silent before: see [`SYN_ANSWERS_PER_SEC`].
 pub const SYN_UNANSWERED: u32 = 1 << 16;
 
-/// Parts of a second for which the backend of an assured flow may take its time to answer a SYN: Linux answers no more than
-/// two such SYNs a second (`net.ipv4.tcp_invalid_ratelimit`), and clients send theirs again after one.
-pub const SYN_ANSWER: u32 = 2;
+/// Divisor of a second: the backend of an assured flow has half a second to answer a SYN. Linux answers at most two such
+/// SYNs a second (`net.ipv4.tcp_invalid_ratelimit`), and clients retransmit a SYN after one second.
+pub const SYN_ANSWERS_PER_SEC: u32 = 2;
 
 const FINS: u32 = FIN_CLIENT | FIN_BACKEND;
 const RSTS: u32 = RST_CLIENT | RST_BACKEND;
 
-/// Seconds after which UDP that is answered is more than one exchange (`nf_conntrack_proto_udp.c`, `stream_ts`).
+/// Seconds after which an answered UDP flow is more than one exchange (`nf_conntrack_proto_udp.c`, `stream_ts`).
 pub const UDP_STREAM_SECS: u32 = 2;
 
-/// How far a sequence number may be from the last one that was noted, in units of 64 KiB: 16 MiB, the largest window that
-/// TCP's own buffers reach (`net.ipv4.tcp_rmem`, `tcp_wmem`), and what passes in a tick of the clock.
+/// How far a sequence number may be from the last one that was noted, in units of 64 KiB: 16 MiB, which is the largest
+/// window that TCP's own buffers reach (`net.ipv4.tcp_rmem`, `tcp_wmem`), and covers the data that passes in a tick.
 const WINDOW: i16 = 256;
 
 /// TCP flag bits, in the 14th byte of the header.
 pub mod tcp {
-    /// No more data from the sender.
+    /// The sender has no more data.
     pub const FIN: u16 = 1 << 0;
-    /// Begins a connection.
+    /// Opens a connection.
     pub const SYN: u16 = 1 << 1;
-    /// Ends it at once.
+    /// Resets a connection.
     pub const RST: u16 = 1 << 2;
-    /// The acknowledgement number counts.
+    /// The acknowledgement number is valid.
     pub const ACK: u16 = 1 << 4;
 }
 
@@ -60,25 +60,25 @@ pub mod tcp {
 pub struct Segment {
     /// [`DIRECTION_FORWARD`] or [`DIRECTION_REPLY`](crate::flow::DIRECTION_REPLY).
     pub direction: u8,
-    /// TCP's flags; what comes closest for SCTP, 0 for UDP.
+    /// TCP flags; their closest equivalents for SCTP, 0 for UDP.
     pub tcp_flags: u16,
     /// Upper half of TCP's sequence number.
     pub seq: u16,
-    /// Upper half of TCP's acknowledgement number; it counts where the flags say so.
+    /// Upper half of TCP's acknowledgement number; valid if the flags include [`tcp::ACK`].
     pub ack: u16,
 }
 
-/// What a segment of TCP means for its flow.
+/// Effect of a TCP segment on its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The bits of the flow from now on.
+    /// The new bits of the flow.
     pub bits: u32,
-    /// The segment is a RST or FIN out of the window, and does not count.
+    /// The segment is a RST or FIN out of the window, and does not close the flow.
     pub out_of_window: bool,
 }
 
-/// The bits of a flow after a segment. `seq`: what was noted of both sides ([`FlowEntry::seq`]); `age`: jiffies since the
-/// flow began.
+/// Returns the bits of a flow after a segment. `seq`: the noted sequence numbers of both sides ([`FlowEntry::seq`]); `age`:
+/// jiffies since the flow began.
 #[inline(always)]
 pub fn next(proto: u8, bits: u32, segment: Segment, seq: [u16; 2], age: u32, config: &NodeConfig) -> Change {
     if proto == PROTO_UDP {
@@ -89,7 +89,7 @@ pub fn next(proto: u8, bits: u32, segment: Segment, seq: [u16; 2], age: u32, con
     let (fin, rst) = if forward { (FIN_CLIENT, RST_CLIENT) } else { (FIN_BACKEND, RST_BACKEND) };
     let mut next = bits;
     if tcp_flags & (tcp::RST | tcp::FIN) != 0 && proto == PROTO_TCP && !in_window(bits, segment, seq) {
-        // The receiver decides (RFC 5961, 3.2). An answer it is, whatever it says.
+        // The receiver decides about the segment (RFC 5961, 3.2). From the backend, it counts as an answer in any case.
         return Change { bits: if forward { bits } else { bits | SEEN_REPLY }, out_of_window: true };
     }
     if tcp_flags & tcp::RST != 0 {
@@ -126,11 +126,12 @@ fn next_udp(bits: u32, direction: u8, age: u32, hz: u32) -> u32 {
     next
 }
 
-/// The bits of a flow whose packets are encapsulated (DSR), after a client's segment. Answers pass this node by, so the client's
-/// own segments have to tell: an ACK acknowledges an answer, and a FIN is the last that this node is sure to see. Such a flow is
-/// never assured, since a forged ACK looks the same: it may be evicted, and then the selection is repeated.
+/// Returns the bits of a flow whose packets are encapsulated (DSR), after a client's segment. Replies do not pass this
+/// node, so only the client's segments tell the state: an ACK acknowledges a reply, and a FIN counts for both sides, since
+/// it is the last segment that this node is sure to see. Such a flow is never assured, since a forged ACK looks the same:
+/// it may be evicted, and then the selection is repeated.
 #[inline(always)]
-pub const fn one_sided(bits: u32, tcp_flags: u16) -> u32 {
+pub const fn next_dsr(bits: u32, tcp_flags: u16) -> u32 {
     let mut next = bits & !ASSURED;
     if tcp_flags & (tcp::ACK | tcp::SYN | tcp::RST) == tcp::ACK {
         next |= SEEN_REPLY;
@@ -141,13 +142,13 @@ pub const fn one_sided(bits: u32, tcp_flags: u16) -> u32 {
     next
 }
 
-/// Whether it is a flow of connections whose packets are encapsulated, and the client has answered: see [`one_sided`].
+/// Whether the flow's packets are encapsulated, and the client has acknowledged a reply: see [`next_dsr`].
 #[inline(always)]
-const fn is_one_sided(bits: u32) -> bool {
+const fn is_dsr_replied(bits: u32) -> bool {
     tunnel_of(bits) != 0 && bits & SEEN_REPLY != 0
 }
 
-/// Whether a segment may begin a connection: as in `nf_conntrack`, which takes a SYN, or an ACK out of the middle of one
+/// Whether a segment may create a flow. As in `nf_conntrack`, that is a SYN, or an ACK in the middle of a connection
 /// (`nf_conntrack_tcp_loose`).
 #[inline(always)]
 pub const fn may_begin(tcp_flags: u16) -> bool {
@@ -155,25 +156,25 @@ pub const fn may_begin(tcp_flags: u16) -> bool {
     flags == tcp::SYN || flags == tcp::ACK
 }
 
-/// The bits of a flow after a packet, with [`SYN_UNANSWERED`] as it is then. `is_syn`: it is a client's SYN; `silent`: jiffies
-/// since the packet before.
+/// Returns the bits of a flow after a packet, with [`SYN_UNANSWERED`] updated. `is_syn`: the packet is a client's SYN;
+/// `silent`: jiffies since the previous packet.
 #[inline(always)]
 pub const fn with_syn(bits: u32, is_syn: bool, silent: u32, hz: u32) -> u32 {
     if !is_syn {
         bits & !SYN_UNANSWERED
-    } else if bits & ASSURED != 0 && silent > hz / SYN_ANSWER {
+    } else if bits & ASSURED != 0 && silent > hz / SYN_ANSWERS_PER_SEC {
         bits | SYN_UNANSWERED
     } else {
         bits
     }
 }
 
-/// Whether a SYN ends an assured flow whose backend or Service has left: only if the SYN before it got no answer. The first
-/// SYN may be forged. A backend that is alive answers a forged SYN with a challenge ACK (RFC 5961, 4), and the next segment of
-/// either side clears the bit.
+/// Whether a SYN ends an assured flow whose backend or Service was removed: only if the SYN before it was not answered,
+/// since a single SYN may be forged. A live backend answers a forged SYN with a challenge ACK (RFC 5961, 4), and the next
+/// segment of either side clears the bit.
 #[inline(always)]
 pub const fn is_syn_unanswered(bits: u32, silent: u32, hz: u32) -> bool {
-    bits & SYN_UNANSWERED != 0 && silent > hz / SYN_ANSWER
+    bits & SYN_UNANSWERED != 0 && silent > hz / SYN_ANSWERS_PER_SEC
 }
 
 /// Whether passive ejection still waits for the first reply of the backend to this flow.
@@ -182,20 +183,21 @@ pub const fn is_watched(bits: u32) -> bool {
     bits & (STATE_SYN | STATE_WATCHED | SEEN_REPLY | RST_BACKEND) == STATE_SYN | STATE_WATCHED
 }
 
-/// Whether the client's SYN has not been answered in the time after which clients send it again.
+/// Whether the SYN of a watched flow has been unanswered for so long that the next SYN is a retransmission.
 #[inline(always)]
 pub const fn is_unanswered(bits: u32, silent: u32, hz: u32) -> bool {
-    is_watched(bits) && silent > hz / SYN_ANSWER
+    is_watched(bits) && silent > hz / SYN_ANSWERS_PER_SEC
 }
 
-/// Whether a reset is the answer to the SYN whose upper half of the sequence number is `syn`: it acknowledges the SYN (RFC 9293,
-/// 3.10.7.1). Who does not see the SYN has to guess: a forged one passes with a chance of 2 in 65,536.
+/// Whether a RST answers the SYN whose sequence number has the upper half `syn`: it acknowledges the SYN (RFC 9293,
+/// 3.10.7.1). An attacker that does not see the SYN has to guess: a forged RST is accepted with a probability of 2 in
+/// 65,536.
 #[inline(always)]
 pub const fn refuses_syn(tcp_flags: u16, ack: u16, syn: u16) -> bool {
     tcp_flags & (tcp::RST | tcp::ACK | tcp::SYN) == tcp::RST | tcp::ACK && ack.wrapping_sub(syn) <= 1
 }
 
-/// How far `number` is ahead of `noted`.
+/// Returns how far `number` is ahead of `noted`, in units of 64 KiB.
 #[inline(always)]
 fn ahead(number: u16, noted: u16) -> i16 {
     number.wrapping_sub(noted).cast_signed()
@@ -207,7 +209,8 @@ fn is_near(number: u16, noted: u16) -> bool {
     (-WINDOW..=WINDOW).contains(&distance)
 }
 
-/// Whether a segment can be its sender's: by its own sequence number, or, if none was noted, by what it acknowledges.
+/// Whether a segment is in its sender's window: by its sequence number or, if none was noted, by its acknowledgement
+/// number.
 #[inline(always)]
 fn in_window(bits: u32, segment: Segment, [client, backend]: [u16; 2]) -> bool {
     let forward = segment.direction == DIRECTION_FORWARD;
@@ -223,21 +226,22 @@ fn in_window(bits: u32, segment: Segment, [client, backend]: [u16; 2]) -> bool {
     }
 }
 
-/// Whether a client that cannot see the backend's answer could not have sent this: with a forged source, it has to guess.
+/// Whether the acknowledgement number shows that the client has seen the backend's answer: a client with a forged source
+/// would have to guess it.
 #[inline(always)]
 fn acknowledges_reply(bits: u32, ack: u16, [_, backend]: [u16; 2]) -> bool {
     let distance = ahead(ack, backend);
     bits & SEQ_BACKEND == 0 || (0..=WINDOW).contains(&distance)
 }
 
-/// What is noted of both sides' sequence numbers after a segment of TCP that is not out of the window: the numbers, and the
-/// bits of the flow.
+/// Returns the noted sequence numbers of both sides and the bits of the flow, after a TCP segment that is not out of the
+/// window.
 ///
-/// A number moves only to one that is near it, or with an acknowledgement that is near the other side's: who cannot see the
-/// connection cannot move it and then reset the connection. A backend's answer to a SYN tells both numbers of a connection
-/// that takes the place of an older one.
+/// A noted number changes only to one that is near it, or by a segment whose acknowledgement number is near the other
+/// side's number: an attacker that does not see the connection cannot move the number and then reset the connection. A
+/// backend's SYN-ACK sets both numbers, for a connection that replaces an older one.
 #[inline(always)]
-pub fn noted(bits: u32, segment: Segment, [client, backend]: [u16; 2]) -> ([u16; 2], u32) {
+pub fn next_seq(bits: u32, segment: Segment, [client, backend]: [u16; 2]) -> ([u16; 2], u32) {
     let Segment { direction, tcp_flags, seq, ack } = segment;
     let forward = direction == DIRECTION_FORWARD;
     let has_ack = tcp_flags & tcp::ACK != 0;
@@ -261,26 +265,26 @@ pub fn noted(bits: u32, segment: Segment, [client, backend]: [u16; 2]) -> ([u16;
     }
 }
 
-/// Whether both ends are done with the flow, or one has reset it: a new SYN may begin another one on the same ports.
+/// Whether both ends have closed the flow, or one has reset it: a new SYN may begin another flow on the same ports.
 #[inline(always)]
 pub const fn is_closed(bits: u32) -> bool {
     bits & RSTS != 0 || bits & FINS == FINS
 }
 
-/// Whether the backend's number of open connections includes the flow. Only the CPU whose compare-and-exchange of the bits changes
-/// this result changes the number.
+/// Whether the backend's number of open connections includes the flow. Only the CPU whose compare-and-exchange of the bits
+/// changes this result updates the number.
 #[inline(always)]
 pub const fn is_counted(bits: u32) -> bool {
     bits & STATE_COUNTS != 0 && !is_closed(bits)
 }
 
-/// Whether one end is done with the flow.
+/// Whether at least one end has closed the flow.
 #[inline(always)]
 pub const fn is_half_closed(bits: u32) -> bool {
     bits & FINS != 0
 }
 
-/// How long a flow in this state may stay silent, in jiffies.
+/// Returns the timeout of a flow in this state, in jiffies.
 #[inline(always)]
 pub fn timeout(proto: u8, bits: u32, config: &NodeConfig) -> u32 {
     if proto == PROTO_UDP {
@@ -289,7 +293,7 @@ pub fn timeout(proto: u8, bits: u32, config: &NodeConfig) -> u32 {
         config.tcp_close
     } else if bits & FINS == FINS {
         config.tcp_time_wait
-    } else if bits & ASSURED == 0 && !is_one_sided(bits) {
+    } else if bits & ASSURED == 0 && !is_dsr_replied(bits) {
         if bits & SEEN_REPLY == 0 { config.tcp_syn_sent } else { config.tcp_syn_recv }
     } else if bits & FINS != 0 {
         config.tcp_close_wait
@@ -298,20 +302,20 @@ pub fn timeout(proto: u8, bits: u32, config: &NodeConfig) -> u32 {
     }
 }
 
-/// Whether the flow was silent for longer than its state allows, at jiffies `now`. Another CPU may have seen it a moment
-/// after `now` was read: that is no silence of 49 days.
+/// Whether the flow was silent for longer than its timeout, at jiffies `now`. Another CPU may have updated `last_seen` just
+/// after `now` was read: the negative difference must not be taken for a silence of 49 days.
 #[inline(always)]
 pub fn is_expired(proto: u8, bits: u32, last_seen: u32, now: u32, config: &NodeConfig) -> bool {
     let silent = now.wrapping_sub(last_seen);
     silent > timeout(proto, bits, config) && silent.wrapping_neg() > config.hz
 }
 
-/// How long the end that closed first keeps a connection's ports, in seconds: `TCP_TIMEWAIT_LEN` (60 s) of
-/// `include/net/tcp.h`; the kernel's timers of that length may be late by 512 jiffies at 100 Hz, by 4096 at 1000 Hz
-/// (`kernel/time/timer.c`); and clocks tick apart.
+/// Seconds for which the end that closed first keeps a connection's ports: `TCP_TIMEWAIT_LEN` (60 s) of
+/// `include/net/tcp.h`, and a margin, since the kernel's timers of that length may be late by 512 jiffies at 100 Hz or 4096
+/// at 1000 Hz (`kernel/time/timer.c`), and clocks differ.
 const TIME_WAIT_SECS: u32 = 60 + 6;
 
-/// Whether the backend may still be in `TIME_WAIT`, after both ends have closed: it would answer a SYN from the same source
+/// Whether the backend may still be in `TIME_WAIT` after both ends have closed: it would answer a SYN from the same source
 /// port with an ACK, unless it knows that the SYN is newer.
 #[inline(always)]
 pub fn in_time_wait(proto: u8, bits: u32, last_seen: u32, now: u32, hz: u32) -> bool {
@@ -321,14 +325,16 @@ pub fn in_time_wait(proto: u8, bits: u32, last_seen: u32, now: u32, hz: u32) -> 
         && (silent <= hz * TIME_WAIT_SECS || silent.wrapping_neg() <= hz)
 }
 
-/// The eviction priority of an entry that must not be taken.
+/// Eviction priority of an entry that must not be evicted.
 pub const KEEP: u32 = 6;
 
-/// The order in which a new flow takes entries, the lowest first; [`KEEP`]: never. Without branches at the end: each would
-/// double what the verifier walks through. `opaque` hides a number from the compiler, which would make branches of it.
+/// Returns the eviction priority of an entry: a new flow takes the entry with the lowest one; [`KEEP`]: never. The last
+/// lines have no branches, since each would double the paths that the verifier walks through. `opaque` hides a number from
+/// the compiler, which would create branches otherwise.
 ///
-/// 0 free; 1 expired; 2 closed; then what is not assured: 3 answered, and silent for a second; 4 not answered, and silent
-/// for a second; 5 seen in the last second, or encapsulated (DSR) and acknowledged. So a flood of new flows pushes out flows of the flood, the oldest first.
+/// 0 free; 1 expired; 2 closed. Of the flows that are not assured: 3 replied and silent for a second; 4 unreplied and
+/// silent for a second; 5 seen in the last second, or encapsulated (DSR) and acknowledged by the client. So a flood of new
+/// flows evicts flows of the flood, the oldest first.
 #[inline(always)]
 pub fn eviction_priority(
     proto: u8,
@@ -351,18 +357,18 @@ pub fn eviction_priority(
     if is_closed(bits) {
         return 2;
     }
-    // The sign of a difference.
+    // The sign of the difference is set if the flow was silent for a second.
     let silent = i64::from(now.wrapping_sub(last_seen).cast_signed()).cast_unsigned();
     let is_silent = (opaque(u64::from(config.hz).wrapping_sub(silent)) >> 63) as u32;
     let replied = bits >> SEEN_REPLY.trailing_zeros() & 1;
     let assured = bits >> ASSURED.trailing_zeros() & 1;
-    // One that is encapsulated cannot be assured: it counts as seen just now.
-    let is_silent = is_silent & !(opaque(u64::from(is_one_sided(bits))) as u32);
+    // A flow with encapsulated packets cannot be assured: it counts as seen in the last second.
+    let is_silent = is_silent & !(opaque(u64::from(is_dsr_replied(bits))) as u32);
     assured * KEEP + (1 - assured) * (5 - is_silent * (1 + replied))
 }
 
 impl<A> FlowEntry<A> {
-    /// [`is_expired`], of a copy of the entry.
+    /// [`is_expired`] for a copy of the entry.
     pub fn is_expired(&self, now: u32, config: &NodeConfig) -> bool {
         is_expired(self.proto, bits_of(self.state), self.last_seen, now, config)
     }

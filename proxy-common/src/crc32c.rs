@@ -1,8 +1,9 @@
-//! The checksum of SCTP (RFC 9260, appendix A), changed without reading the packet again.
+//! Incremental update of the SCTP checksum (RFC 9260, appendix A), without reading the packet again.
 //!
-//! A CRC is linear: the checksums of two messages of one length differ by the CRC, without start and end values, of
-//! the difference of the messages. Here only the ports differ, the first four bytes: their CRC, moved on by as many
-//! zero bytes as follow, which is a multiplication by a power of x. Numbers are bit-reversed, as CRC-32C is sent.
+//! A CRC is linear: the checksums of two messages of the same length differ by the CRC, without start and end values, of
+//! the difference of the messages. Here only the ports differ, which are the first four bytes. The CRC of their difference
+//! is shifted by the number of zero bytes that follow, which is a multiplication by a power of x. Numbers are bit-reversed,
+//! as CRC-32C is sent.
 
 /// The polynomial of CRC-32C (Castagnoli), bit-reversed, without its highest power.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -10,18 +11,18 @@ const POLYNOMIAL: u32 = 0x82f6_3b78;
 /// One, bit-reversed: x to the power of 0.
 const ONE: u32 = 1 << 31;
 
-/// `a` times x.
+/// Returns `a` times x.
 const fn times_x(a: u32) -> u32 {
     a >> 1 ^ if a & 1 != 0 { POLYNOMIAL } else { 0 }
 }
 
-/// `a` times `b`. Without a branch: a program's verifier would walk through both sides of each.
+/// Returns `a` times `b`. There is no branch: the verifier would walk both sides of each one.
 #[inline(always)]
 pub const fn multiply(mut a: u32, b: u32) -> u32 {
     let mut product = 0;
     let mut bit = 0;
     while bit < u32::BITS {
-        // The coefficient of x to the power of `bit`: all ones, or none.
+        // The coefficient of x to the power of `bit`, as a mask: all bits set, or none.
         let chosen = (b << bit >> 31).wrapping_neg();
         product ^= a & chosen;
         let carry = (a & 1).wrapping_neg();
@@ -31,10 +32,10 @@ pub const fn multiply(mut a: u32, b: u32) -> u32 {
     product
 }
 
-/// Bits of a length in bytes; an IP packet has no more than 16.
+/// Number of bits of a length in bytes; the length of an IP packet has at most 16.
 const LENGTH_BITS: usize = 16;
 
-/// x to the power of 8, 16, 32, ...: what 1, 2, 4, ... zero bytes do to a CRC.
+/// x to the power of 8, 16, 32, ...: the factors by which 1, 2, 4, ... zero bytes change a CRC.
 const ZEROS: [u32; LENGTH_BITS] = {
     let mut powers = [0; LENGTH_BITS];
     let mut power = ONE;
@@ -55,12 +56,13 @@ const ZEROS: [u32; LENGTH_BITS] = {
 /// x to the power of 32.
 const FOUR_BYTES: u32 = ZEROS[2];
 
-/// What changes in the checksum of a message of `length` bytes, at least 4 and less than 65,536, when `difference`
-/// is added, bit by bit without carry, to its first four. Both as they stand in memory on a little-endian machine.
-/// `times` multiplies, as [`multiply`] does: a program's verifier wants to see that once, and not sixteen times.
+/// Returns the difference (XOR) between the checksums of a message of `length` bytes, at least 4 and less than 65,536,
+/// before and after `difference` is XORed to its first four bytes. Both differences are in the memory order of a
+/// little-endian machine. `times` multiplies as [`multiply`] does: a program passes a subprogram, which the verifier checks
+/// once instead of sixteen times.
 #[inline(always)]
 pub fn change(difference: u32, length: u32, times: impl Fn(u32, u32) -> u32) -> u32 {
-    // The CRC of four bytes is the product of what they hold and x to the power of 32.
+    // The CRC of four bytes is the product of their value and x to the power of 32.
     let mut crc = times(difference, FOUR_BYTES);
     let zeros = length.wrapping_sub(4);
     let mut at = 0;
@@ -82,7 +84,7 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// As the standard has it, bit by bit.
+    /// Computes the CRC bit by bit, as the standard defines it.
     fn crc(bytes: &[u8]) -> u32 {
         let mut crc = !0u32;
         for byte in bytes {

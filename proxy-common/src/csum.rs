@@ -1,17 +1,17 @@
-//! Internet checksums (RFC 1071), changed without reading the packet again (RFC 1624).
+//! Internet checksums (RFC 1071), updated without reading the packet again (RFC 1624).
 //!
-//! Words are taken in memory order; the ones' complement sum does not mind which end comes first as long as
-//! all words agree.
+//! Words are in memory order: the ones' complement sum does not depend on the byte order as long as all words have the same
+//! one.
 
 use crate::Address;
 
-/// What replacing `old` by `new` adds to an unfolded sum.
+/// Returns the value to add to an unfolded sum if `new` replaces `old`.
 #[inline(always)]
 pub fn replace32(old: u32, new: u32) -> u64 {
     u64::from(!old) + u64::from(new)
 }
 
-/// The same for 16 bits.
+/// As [`replace32`], for 16 bits.
 #[inline(always)]
 pub fn replace16(old: u16, new: u16) -> u64 {
     u64::from(!old) + u64::from(new)
@@ -26,13 +26,13 @@ pub fn fold(sum: u64) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// The checksum `check` after a change that adds `difference` (RFC 1624, equation 3).
+/// Returns the checksum `check` after a change that adds `difference` (RFC 1624, equation 3).
 #[inline(always)]
 pub fn update(check: u16, difference: u64) -> u16 {
     !fold(u64::from(!check) + difference)
 }
 
-/// What the pseudo header (RFC 9293, 3.1; RFC 8200, 8.1) of a transport segment of `length` bytes adds up to.
+/// Returns the unfolded sum of the pseudo header (RFC 9293, 3.1; RFC 8200, 8.1) of a transport segment of `length` bytes.
 #[inline(always)]
 pub fn pseudo_sum<A: Address>(src: &A, dst: &A, proto: u8, length: u32) -> u64 {
     sum_words(src)
@@ -41,7 +41,7 @@ pub fn pseudo_sum<A: Address>(src: &A, dst: &A, proto: u8, length: u32) -> u64 {
         + u64::from((length as u16).to_be())
 }
 
-/// The sum of an address.
+/// Returns the unfolded sum of an address.
 #[inline(always)]
 pub fn sum_words<A: Address>(addr: &A) -> u64 {
     let [a, b, c, d] = addr.words();
@@ -60,7 +60,7 @@ mod tests {
     proptest! {
         #[test]
         fn an_update_equals_a_full_sum(mut words in prop::collection::vec(any::<u16>(), 2..40), at: prop::sample::Index, new: u16) {
-            // A sum of only zero words has two representations; a header never is one.
+            // A sum of zero words only has two representations; a header never consists of zeros only.
             words.push(0x4500);
             let at = at.index(words.len() - 1);
             let before = whole(&words);

@@ -1,5 +1,5 @@
-//! The rules by which a new connection is decided, without the maps: the programs and `ballast explain` call the
-//! same ones. `docs/datapath.md` tells them in order.
+//! The rules for a new connection, without the maps: the programs and `ballast explain` call the same functions.
+//! `docs/datapath.md` describes the rules in order.
 
 use crate::Address;
 use crate::PROTO_SCTP;
@@ -18,16 +18,17 @@ use crate::service::{
     ServiceEntry, ServiceKey,
 };
 
-/// Whether a client is outside of the cluster, for the policies of a Service: its address is none of a pod, and it comes in
-/// by an uplink; where the operator tells pods by their addresses (`CONFIG_DETECT_LOCAL` in `flags`), the device does not
-/// count. Whether replies to it return through this node is another question: see [`source`].
+/// Whether a client is outside of the cluster, for the policies of a Service: its address is not a pod's, and its packet
+/// arrived on an uplink. If the operator tells pods by their addresses (`CONFIG_DETECT_LOCAL` in `flags`), the device does
+/// not count. Whether replies to the client return through this node is decided by [`source`].
 #[inline(always)]
 pub fn is_outside<A: Address>(by_uplink: bool, flags: u32, node: &NodeEntry<A>, client: &A) -> bool {
     (by_uplink || flags & CONFIG_DETECT_LOCAL != 0) && !node.pods.contains(client)
 }
 
-/// What a client dialled: an address of a Service itself, or a node port on an address of this node on which node
-/// ports answer, and which has no other bits than those of `on`. Clients outside have an entry of their own where a policy tells them apart.
+/// Returns the frontend that a client dialled: an address of a Service, or a node port on an address of this node. Node
+/// ports answer on addresses with `NODE_ADDR_PORTS` and no bits besides `on`, `NODE_ADDR_OWN` and `NODE_ADDR_INTERNAL`.
+/// Clients outside have an entry of their own if a policy distinguishes them.
 #[inline(always)]
 pub fn frontend<A: Address>(
     orig_dst: ServiceKey<A>,
@@ -36,7 +37,8 @@ pub fn frontend<A: Address>(
     service: impl Fn(&ServiceKey<A>) -> Option<ServiceEntry>,
     node_addr: impl Fn(&A) -> NodeAddr,
 ) -> Option<ServiceEntry> {
-    // With "none" as a value, since the compiler spills what it need not define, and the verifier objects.
+    // A value for "none" instead of an `Option`: the compiler would spill an undefined value, and the verifier rejects the
+    // program.
     let service = |key: &ServiceKey<A>| service(key).unwrap_or(ServiceEntry::NONE);
     let mut key = orig_dst;
     let mut entry = service(&key);
@@ -54,9 +56,9 @@ pub fn frontend<A: Address>(
     (entry.kind != ServiceEntry::NONE.kind).then_some(entry)
 }
 
-/// What happens to a packet or a call to an address in the range of Service addresses that has no frontend there. `kind`: of
-/// the entry of the address itself (port 0, protocol 0), if there is one. An address that no Service has is dropped, a port
-/// that its Service has not is refused (kube-proxy's nftables mode), and what Ballast leaves alone passes.
+/// Returns why a packet or call to an address in the range of Service addresses has no frontend there. `kind`: of the entry
+/// of the address itself (port 0, protocol 0), if there is one. An address that no Service has is dropped, a port that its
+/// Service does not have is refused (kube-proxy's nftables mode), and an unmanaged address passes.
 #[inline(always)]
 pub fn why_nothing(kind: Option<u8>) -> Reason {
     match kind {
@@ -66,14 +68,14 @@ pub fn why_nothing(kind: Option<u8>) -> Reason {
     }
 }
 
-/// What a Service without a slot does (kube-proxy contract: no-endpoint verdicts).
+/// Returns the reason for a Service without a slot (kube-proxy contract: no-endpoint verdicts).
 #[inline(always)]
 pub fn no_endpoint_reason(service: &ServiceEntry) -> Reason {
     if service.flags & SERVICE_DROP_WHEN_EMPTY != 0 { Reason::NoLocalEndpoint } else { Reason::NoEndpoint }
 }
 
-/// How the connections of a client are spread: those from outside of the cluster may be spread by Maglev instead of the entry's
-/// algorithm.
+/// Returns the number of the algorithm for a client's connections: those from outside of the cluster may use Maglev instead
+/// of the entry's algorithm.
 #[inline(always)]
 pub fn algorithm(service: &ServiceEntry, outside: bool) -> u8 {
     if outside && service.flags & SERVICE_MAGLEV_OUTSIDE != 0 {
@@ -83,24 +85,24 @@ pub fn algorithm(service: &ServiceEntry, outside: bool) -> u8 {
     }
 }
 
-/// Whether `src_ranges` has to be asked about the client of a packet.
+/// Whether `src_ranges` has to be looked up for the client of a packet.
 #[inline(always)]
-pub fn asks_source(service: &ServiceEntry) -> bool {
+pub fn has_source_ranges(service: &ServiceEntry) -> bool {
     service.flags & SERVICE_SOURCE_RANGES != 0
 }
 
-/// What `loadBalancerSourceRanges` means to a socket, whose address is not known when it connects.
+/// The effect of `loadBalancerSourceRanges` on a socket, whose address is not known when it connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketSource {
-    /// It is let through.
+    /// The socket is allowed.
     Allowed,
-    /// It is a pod's: it is left alone, and the packet hooks decide.
+    /// The socket is a pod's: its call is not translated, and the packet hooks decide.
     LeftToPackets,
-    /// It is the node's own, and the node is not in the list.
+    /// The socket is the node's own, and the node is not in the list.
     Refused,
 }
 
-/// See [`SocketSource`]. `of_node`: the socket is in the network namespace of the node.
+/// Returns the effect of the source ranges on a socket. `of_node`: the socket is in the network namespace of the node.
 #[inline(always)]
 pub fn socket_source(service: &ServiceEntry, of_node: bool) -> SocketSource {
     if service.flags & SERVICE_SOURCE_RANGES == 0 {
@@ -120,69 +122,70 @@ pub fn serves<A: Address>(backend: &BackendEntry<A>, service: &ServiceEntry) -> 
     backend.state == BACKEND_ACTIVE && backend.service == service.id
 }
 
-/// Whether the backend is an endpoint of the Service, or was until its id is free again.
+/// Whether the backend is an endpoint of the Service, or a removed one whose id is not free yet.
 #[inline(always)]
 pub fn is_of<A: Address>(backend: &BackendEntry<A>, service: &ServiceEntry) -> bool {
     backend.state != BACKEND_FREE && backend.service == service.id
 }
 
-/// Whether a client that stays with a backend came back in time; `now` is the low half of jiffies, of which there are
-/// `hz` in a second.
+/// Whether a client came back before its session affinity expired. `now`: the low half of jiffies; `hz`: jiffies per
+/// second.
 #[inline(always)]
 pub fn is_in_time(entry: &AffinityEntry, service: &ServiceEntry, now: u32, hz: u32) -> bool {
     let silent = now.wrapping_sub(entry.last_used);
-    // Another CPU may have used it a moment after the clock was read.
+    // Another CPU may have updated `last_used` just after the clock was read.
     silent <= service.affinity_secs.wrapping_mul(hz) || silent.wrapping_neg() <= hz
 }
 
-/// Whether the client may stay with this backend: it serves, and stands in the extents of the entry's policy.
+/// Whether session affinity may keep this backend: it serves, and is in the extents of the entry's policy.
 #[inline(always)]
 pub fn may_stay<A: Address>(backend: &BackendEntry<A>, service: &ServiceEntry) -> bool {
     let wanted = if service.flags & SERVICE_LOCAL != 0 { BACKEND_IN_LOCAL } else { BACKEND_IN_CLUSTER };
     serves(backend, service) && backend.flags & wanted != 0
 }
 
-/// Which address the backend of a packet sees.
+/// The source address that the backend of a packet sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The client's own: replies return through this node.
+    /// The client's own address: replies return through this node.
     Kept,
-    /// This node's: the backend is the client itself, and would answer itself.
+    /// This node's address: the backend is the client itself, and would answer itself.
     Hairpin,
-    /// This node's: neither the backend nor the client is behind a device of this node, so the backend would answer the
-    /// client directly.
+    /// This node's address: neither the backend nor the client is behind a device of this node, so the backend would answer
+    /// the client directly.
     Remote,
-    /// This node's: every packet to a cluster address has it (`masqueradeAll`).
+    /// This node's address, for every packet to a cluster address (`masqueradeAll`).
     All,
-    /// This node's: the client is a process of the node, and only by its port is a reply known to be ours.
+    /// This node's address: the client is a process of the node, and only the SNAT port identifies the replies.
     Local,
 }
 
 impl Source {
-    /// Whether it is an address of this node (SNAT).
+    /// Whether the source is an address of this node (SNAT).
     #[inline(always)]
     pub const fn is_nodes(self) -> bool {
         !matches!(self, Self::Kept)
     }
 }
 
-/// What [`source`] goes by.
+/// The path of a packet, by which [`source`] decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// The client is a process of this node.
     pub from_node: bool,
-    /// The packet came in by a device that leads to other machines.
+    /// The packet arrived on an uplink.
     pub by_uplink: bool,
     /// The backend is on this node.
     pub backend_is_local: bool,
 }
 
-/// See [`Source`]. `config`: the `CONFIG_*` bits; `is_own`: whether an address is one of this node's own.
+/// Returns the [`Source`] of a new connection. `config`: the `CONFIG_*` bits; `is_own`: whether an address is one of this
+/// node's own.
 ///
-/// A reply surely returns through this node if its backend is here, or if its client is behind a device of this node; in
-/// all other cases the backend sees an address of this node, as with kube-proxy's masquerading. A backend that has the
-/// node's own address never sees it as a client's: a packet to itself would not leave the node (`masqueradeAll` with a
-/// backend in the node's network).
+/// A reply certainly returns through this node if its backend is on this node, or if its client is behind a local device;
+/// in all other cases the backend sees an address of this node, as with kube-proxy's masquerading. A backend that has the
+/// node's own address never sees that address as a client's: a packet to itself would not leave the node (`masqueradeAll`
+/// with a backend in the node's network).
 #[inline(always)]
 pub fn source<A: Address>(
     service: &ServiceEntry,
@@ -193,7 +196,7 @@ pub fn source<A: Address>(
     is_own: impl FnOnce(&A) -> bool,
 ) -> Source {
     let (b, c) = (backend.words(), client.words());
-    // Word by word: a program has no `memcmp`.
+    // Word by word: a BPF program has no `memcmp`.
     if path.from_node {
         Source::Local
     } else if b[0] == c[0] && b[1] == c[1] && b[2] == c[2] && b[3] == c[3] {
@@ -207,12 +210,12 @@ pub fn source<A: Address>(
     }
 }
 
-/// The number in `tunnels` of the node that a client's packet is encapsulated to, so that it answers the client directly (DSR);
-/// 0: the packet is not, and takes the way of [`Source`].
+/// Returns the index in `tunnels` of the node to which a client's packet is encapsulated, so that the other node answers
+/// the client directly (DSR); 0 if the packet is not encapsulated, and [`Source`] applies.
 ///
-/// `backend`: the flags of the backend. `proto`: TCP or UDP; checksums of SCTP cover more than segments that are yet to be cut
-/// have. `outside`: the result of [`is_outside`]. `node_addr` gives the `NODE_ADDR_*` bits of an address. Clients that are nodes are
-/// excluded, since the other node would send them their own packets; so are node ports at addresses that are no `InternalIP`, since
+/// `backend`: the flags of the backend. `outside`: the result of [`is_outside`]. `node_addr` returns the `NODE_ADDR_*` bits
+/// of an address. SCTP is excluded: its checksum covers segments that are not cut yet. Clients that are nodes are excluded,
+/// since the other node would send them their own packets; so are node ports at addresses that are no `InternalIP`, since
 /// the other node does not know them.
 #[inline(always)]
 pub fn tunnel<A: Address>(
@@ -238,8 +241,8 @@ pub fn tunnel<A: Address>(
     number
 }
 
-/// Whether no client can have this address: a packet with it as its source is a martian
-/// (`net/ipv4/route.c`, `ip_route_input_slow`; `net/ipv6/ip6_input.c`, `ip6_rcv_core`).
+/// Whether no client can have this address: a packet with this source is a martian (`net/ipv4/route.c`,
+/// `ip_route_input_slow`; `net/ipv6/ip6_input.c`, `ip6_rcv_core`).
 #[inline(always)]
 pub fn is_martian<A: Address>(source: &A) -> bool {
     let [a, b, c, d] = source.words().map(u32::from_be);
@@ -249,7 +252,7 @@ pub fn is_martian<A: Address>(source: &A) -> bool {
         first == 0 || first == 127 || first >= 224
     } else {
         let is_low = a == 0 && b == 0;
-        // Multicast; unspecified, loopback and what else begins with 96 zeros; IPv4 addresses.
+        // Multicast; unspecified (`::`) and loopback (`::1`); IPv4-mapped (`::ffff:0:0/96`).
         a >> 24 == 0xff || is_low && (c == 0 || c == 0xffff) && (c != 0 || d <= 1)
     }
 }

@@ -1,9 +1,9 @@
-//! `events` and `monitor`: what `ballast monitor` shows, live.
+//! `events` and `monitor`: the live events that `ballast monitor` shows.
 //!
-//! `events` is a ring (`BPF_MAP_TYPE_RINGBUF`) that the programs write while a listener is registered. `monitor` says who
-//! does: each listener holds a lease there, which it renews and which ends by itself, so that one that was killed
-//! costs nothing for long. Listeners are readers of the ring beside each other: each keeps its own place, and any of
-//! them may move the kernel's forward (`proxy-user/src/maps/view/ring.rs`).
+//! `events` is a ring buffer (`BPF_MAP_TYPE_RINGBUF`) that the programs write while a listener is registered in `monitor`.
+//! Each listener holds a lease there and renews it. A lease expires by itself, so a killed listener soon causes no more
+//! cost. Several listeners read the ring: each keeps its own position, and each may advance the position that the kernel
+//! knows (`proxy-user/src/maps/view/ring.rs`).
 
 /// One element of `events`.
 #[repr(C)]
@@ -13,25 +13,26 @@ pub struct Event {
     pub time: u64,
     /// At a socket hook: cookie of the socket's network namespace. Else 0.
     pub netns: u64,
-    /// At a packet hook: address of the client as words in memory order; IPv4 in the first, the rest zero. Else zero.
+    /// At a packet hook: address of the client as words in memory order; an IPv4 address is in the first word, the rest is
+    /// zero. Else zero.
     pub client: [u32; 4],
-    /// Address that was dialled, likewise.
+    /// Address that the client dialled, in the same form.
     pub frontend: [u32; 4],
-    /// Address of the backend, likewise; zero when there is none.
+    /// Address of the backend, in the same form; zero if there is none.
     pub backend: [u32; 4],
     /// Id of the Service port; 0: none is known.
     pub service: u32,
     /// Id of the backend; 0: none.
     pub backend_id: u32,
-    /// A [`Reason`](crate::reason::Reason) number; of [`EVENT_NEW_FLOW`] 0, which means nothing there.
+    /// A [`Reason`](crate::reason::Reason) number; for [`EVENT_NEW_FLOW`] always 0, without a meaning.
     pub reason: u32,
-    /// At a socket hook: the process that called. Else 0.
+    /// At a socket hook: id of the calling process. Else 0.
     pub pid: u32,
     /// At a packet hook: index of the device. Else 0.
     pub device: u32,
     /// Port of the client, host byte order; 0 at a socket hook.
     pub client_port: u16,
-    /// Port that was dialled, host byte order.
+    /// Port that the client dialled, host byte order.
     pub frontend_port: u16,
     /// Port of the backend, host byte order.
     pub backend_port: u16,
@@ -49,47 +50,46 @@ pub struct Event {
 
 /// A connection to a backend has begun.
 pub const EVENT_NEW_FLOW: u8 = 1;
-/// The client was told that it will not be served.
+/// A packet or call was rejected: the client got an error.
 pub const EVENT_REJECT: u8 = 2;
-/// Silence.
+/// A packet was dropped without an answer.
 pub const EVENT_DROP: u8 = 3;
-/// It went on untranslated, for a reason.
+/// A packet or call passed untranslated, for a reason.
 pub const EVENT_PASS: u8 = 4;
 
-/// A call on a socket.
+/// The event is about a socket call.
 pub const HOOK_SOCKET: u8 = 1;
-/// A packet.
+/// The event is about a packet.
 pub const HOOK_PACKET: u8 = 2;
 
-/// Listeners at once.
+/// Maximum number of listeners at a time.
 pub const LEASES: usize = 16;
 
-/// The one value of `monitor` (array, memory-mapped by listeners). The programs read [`Monitor::until`] and
-/// [`Monitor::sample`]; listeners agree on both by means of the leases.
+/// The only value of `monitor` (array, memory-mapped by listeners). The programs read [`Monitor::until`] and
+/// [`Monitor::sample`], which the listeners compute from all leases.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Monitor {
-    /// Until when a reader listens, in nanoseconds of the monotonic clock; 0: none does. The first program that
-    /// comes later makes it 0.
+    /// End of the longest lease, in nanoseconds of the monotonic clock; 0: there is no listener. The first program that
+    /// runs after this time sets it to 0.
     pub until: u64,
-    /// Events that found the ring full.
+    /// Number of events that were lost because the ring was full.
     pub lost: u64,
-    /// One of so many new flows becomes an event, and 1 is all of them; 0: none. Refusals, drops and passes always
-    /// do.
+    /// One in this many new flows becomes an event; 1: all of them; 0: none. Rejects, drops and passes always become events.
     pub sample: u64,
-    /// What each listener holds.
+    /// The leases of the listeners.
     pub leases: [Lease; LEASES],
 }
 
-/// A listener's part of [`Monitor`].
+/// The lease of one listener in [`Monitor`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
-    /// Until when, as [`Monitor::until`]; 0: the lease is free.
+    /// End of the lease, in the unit of [`Monitor::until`]; 0: the lease is free.
     pub until: u64,
-    /// The [`Monitor::sample`] that it wants.
+    /// The [`Monitor::sample`] that the listener wants.
     pub sample: u64,
 }
 
-/// How long a lease holds without being renewed, in nanoseconds.
+/// Time after which a lease expires if it is not renewed, in nanoseconds.
 pub const LEASE_NANOSECONDS: u64 = 3_000_000_000;

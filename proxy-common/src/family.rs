@@ -1,4 +1,4 @@
-//! The two address families, so that everything above a header is written once.
+//! The two address families as traits, so that all code above the IP header is written once.
 
 mod sealed {
     pub trait Sealed {}
@@ -10,18 +10,18 @@ mod sealed {
     impl Sealed for [u32; 4] {}
 }
 
-/// An IP address as octets on the wire, `[u8; 4]` or `[u8; 16]`; or the same bytes as aligned words, with which
-/// programs compute: on BPF an octet array is loaded and kept byte by byte.
+/// An IP address in network byte order: as octets, `[u8; 4]` or `[u8; 16]`, or as the same bytes in aligned words. Programs
+/// compute with words, because BPF loads and stores an octet array byte by byte.
 pub trait Address: sealed::Sealed + Copy + Clone + Eq + Ord + core::fmt::Debug + 'static {
-    /// Fills a [`SocketKey`](crate::socket::SocketKey) up to a multiple of eight bytes.
+    /// Padding of a [`SocketKey`](crate::socket::SocketKey) to a multiple of eight bytes.
     type SocketKeyFill: Copy + Clone + Eq + Ord + Default + core::fmt::Debug + 'static;
     /// The all-zero address.
     const ZERO: Self;
-    /// The address of all bits set.
+    /// The address with all bits set.
     const ONES: Self;
-    /// The address as 32-bit words in memory order, the unused ones zero.
+    /// Returns the address as 32-bit words in memory order; unused words are zero.
     fn words(&self) -> [u32; 4];
-    /// The address of these words; the unused ones do not count.
+    /// Returns the address with these words; unused words are ignored.
     fn from_words(words: [u32; 4]) -> Self;
 }
 
@@ -91,13 +91,13 @@ impl Address for [u8; 16] {
 
 /// IPv4 or IPv6.
 pub trait Family: sealed::Sealed + Copy + 'static {
-    /// The family's address, as maps hold it.
+    /// The family's address in octets, as the maps hold it.
     type Addr: Address;
-    /// The same bytes as aligned words.
+    /// The family's address with the same bytes in aligned words.
     type Words: Address;
-    /// How people write it.
+    /// The family's name in text.
     const NAME: &'static str;
-    /// Index of the family in arrays that hold one element for each.
+    /// Index of the family in arrays that hold one element for each family.
     const INDEX: u32;
 }
 

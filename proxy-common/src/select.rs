@@ -1,11 +1,11 @@
-//! Which slot of a Service a new connection takes, and which source port.
+//! Selects the slot of a Service for a new connection, and its source port.
 
 use crate::Address;
 use crate::flow::{FlowKey, mix};
 
 macro_rules! algorithms {
     ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $label:literal;)+) => {
-        /// How a Service spreads its connections: IPVS' schedulers, and random. The number stands in `services`.
+        /// How a Service selects endpoints: the schedulers of IPVS, and random. `services` stores the number.
         #[repr(u8)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Algorithm {
@@ -14,15 +14,15 @@ macro_rules! algorithms {
         }
 
         impl Algorithm {
-            /// All of them, in the order of their numbers.
+            /// All algorithms, in the order of their numbers.
             pub const ALL: &[Self] = &[$(Self::$name),+];
 
-            /// The name in settings, annotations, tables and JSON: IPVS', where IPVS has it.
+            /// Returns the name in settings, annotations, tables and JSON: that of IPVS, if IPVS has the algorithm.
             pub const fn label(self) -> &'static str {
                 match self { $(Self::$name => $label,)+ }
             }
 
-            /// One sentence for people.
+            /// Returns a description for users, in one sentence.
             pub const fn explanation(self) -> &'static str {
                 match self { $(Self::$name => concat!($($doc),+),)+ }
             }
@@ -54,17 +54,17 @@ algorithms! {
 }
 
 impl Algorithm {
-    /// The algorithm of that number.
+    /// Returns the algorithm with this number.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }
 
-    /// Whether it needs a Maglev table.
+    /// Whether the algorithm needs a Maglev table.
     pub const fn is_hash(self) -> bool {
         matches!(self, Self::SourceHash | Self::DestinationHash | Self::Maglev)
     }
 
-    /// Whether an endpoint has as many slots as its weight says.
+    /// Whether the number of an endpoint's slots follows its weight.
     pub const fn repeats_slots(self) -> bool {
         matches!(
             self,
@@ -76,12 +76,12 @@ impl Algorithm {
         )
     }
 
-    /// Whether it goes by open connections.
+    /// Whether the algorithm selects by open connections.
     pub const fn is_by_load(self) -> bool {
         is_by_load(self as u8)
     }
 
-    /// The algorithm by which weights count, where this one does not go by them.
+    /// Returns the weighted variant of an algorithm that ignores weights; any other algorithm as it is.
     #[must_use]
     pub const fn weighted(self) -> Self {
         match self {
@@ -92,35 +92,36 @@ impl Algorithm {
     }
 }
 
-/// Whether the number is that of an algorithm by turns.
+/// Whether the number is that of a round-robin algorithm.
 #[inline(always)]
-pub const fn is_by_turns(number: u8) -> bool {
+pub const fn is_round_robin(number: u8) -> bool {
     number == Algorithm::RoundRobin as u8 || number == Algorithm::WeightedRoundRobin as u8
 }
 
-/// Whether it is that of an algorithm by a Maglev table.
+/// Whether the number is that of an algorithm with a Maglev table.
 #[inline(always)]
 pub const fn is_by_table(number: u8) -> bool {
     number >= Algorithm::SourceHash as u8 && number <= Algorithm::Maglev as u8
 }
 
-/// Whether it is that of an algorithm by open connections, whose Services count them.
+/// Whether the number is that of an algorithm by open connections, whose Services count them.
 #[inline(always)]
 pub const fn is_by_load(number: u8) -> bool {
     number >= Algorithm::LeastConnections as u8 && number <= Algorithm::NeverQueue as u8
 }
 
-/// How much a backend has to do.
+/// Load of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Its open connections.
     pub open: u32,
-    /// Its weight, from 1 on.
+    /// Its weight, at least 1.
     pub weight: u32,
 }
 
 impl Load {
-    /// `counted`: what stands in `connections`, which is below zero for a moment if an end is counted before its beginning.
+    /// Returns the load of a backend. `counted`: the value in `connections`, which is negative for a moment if the end of a
+    /// connection is counted before its start.
     #[inline(always)]
     pub const fn new(counted: u64, weight: u32) -> Self {
         let open = if counted >> 63 != 0 {
@@ -134,8 +135,8 @@ impl Load {
     }
 }
 
-/// Whether `one` gets a new connection rather than `other`, by the algorithm of that number (`ip_vs_lc.c`, `ip_vs_wlc.c`,
-/// `ip_vs_sed.c`, `ip_vs_nq.c`). Weights are multiplied crosswise, as IPVS does, so that nothing is divided.
+/// Whether `one` gets a new connection rather than `other`, by the algorithm with this number (`ip_vs_lc.c`, `ip_vs_wlc.c`,
+/// `ip_vs_sed.c`, `ip_vs_nq.c`). Weights are multiplied crosswise, as in IPVS, which avoids a division.
 #[inline(always)]
 pub const fn is_less_loaded(algorithm: u8, one: Load, other: Load) -> bool {
     let (mut one_open, mut other_open) = (one.open as u64, other.open as u64);
@@ -152,16 +153,18 @@ pub const fn is_less_loaded(algorithm: u8, one: Load, other: Load) -> bool {
     one_open * (other.weight as u64) < other_open * (one.weight as u64)
 }
 
-/// The number after `number` of a linear congruential generator (Numerical Recipes): every 32-bit number comes up.
+/// Returns the number after `number` of a linear congruential generator (Numerical Recipes), which yields every 32-bit
+/// number.
 #[inline(always)]
 pub const fn next_random(number: u32) -> u32 {
     number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223)
 }
 
-/// The seed of hashes by which endpoints are selected: the same on all nodes, so that they select the same.
+/// Seed of the hashes that select endpoints: the same on all nodes, so that all nodes select the same endpoint.
 const COMMON_SEED: u64 = 0x6d61_676c_6576_2121;
 
-/// The number by which a client's packet selects its backend: a hash of what the algorithm goes by, else `random`.
+/// Returns the number that selects the backend of a client's packet: a hash of the fields that the algorithm uses, else
+/// `random`.
 #[inline(always)]
 pub fn selector<A: Address>(algorithm: u8, key: &FlowKey<A>, random: u32) -> u32 {
     if algorithm == Algorithm::Maglev as u8 {
@@ -175,7 +178,8 @@ pub fn selector<A: Address>(algorithm: u8, key: &FlowKey<A>, random: u32) -> u32
     }
 }
 
-/// The same for the call of a socket, which has no address and port yet: its client is a network namespace.
+/// Returns the number that selects the backend for a socket call. The socket has no address and port yet, so its network
+/// namespace stands for the client.
 #[inline(always)]
 pub fn socket_selector<A: Address>(algorithm: u8, netns: u64, orig_dst: &A, random: u32) -> u32 {
     if algorithm == Algorithm::SourceHash as u8 {
@@ -187,8 +191,8 @@ pub fn socket_selector<A: Address>(algorithm: u8, netns: u64, orig_dst: &A, rand
     }
 }
 
-/// The number by which another node knows an endpoint of its own in an encapsulated packet (DSR): it stands in the outer
-/// header of each one, so it has 16 bits. The same on all nodes.
+/// Returns the tag by which another node identifies one of its own endpoints in an encapsulated packet (DSR). The tag has
+/// 16 bits, since each outer header carries it. It is the same on all nodes.
 #[inline(always)]
 pub fn tunnel_tag<A: Address>(addr: &A, port: u16) -> u16 {
     let [a, b, c, d] = addr.words();
@@ -203,13 +207,13 @@ fn address_hash<A: Address>(address: &A) -> u32 {
     upper(mix(mix(COMMON_SEED, pair(a, b)), pair(c, d)))
 }
 
-/// The upper bits of a product know all bits of its factors.
+/// Returns the upper bits of a product, which depend on all bits of its factors.
 #[inline(always)]
 const fn upper(hash: u64) -> u32 {
     (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
 }
 
-/// The slot, from 0 to `count` - 1, for a uniformly random `random`.
+/// Returns the slot, from 0 to `count` - 1, for a uniformly random `random`.
 ///
 /// Multiplies and shifts instead of dividing: the bias is at most `count` / 2^32. `count` must not be 0.
 #[inline(always)]
@@ -217,13 +221,13 @@ pub fn random_slot(random: u32, count: u32) -> u32 {
     ((u64::from(random) * u64::from(count)) >> 32) as u32
 }
 
-/// The odd number next to 2^32 by the golden ratio: the upper bits of a product with it depend on all bits below.
+/// An odd number near 2^32 divided by the golden ratio: the upper bits of a product with it depend on all lower bits.
 pub const SPREAD: u32 = 0x9e37_79b1;
 
-/// The number of the source port under which a client's flow is forwarded (SNAT) unless another flow has it: one of
-/// `count`, which must not be 0.
+/// Returns the number of the SNAT port of a client's flow, unless another flow has that port: one of `count`, which must
+/// not be 0.
 ///
-/// The client's port spreads well enough, and needs no random number.
+/// The client's port is spread well enough, so no random number is needed.
 #[inline(always)]
 pub fn source_port(client_port: u16, count: u32) -> u32 {
     random_slot(u32::from(client_port).wrapping_mul(SPREAD), count)
@@ -277,7 +281,7 @@ mod tests {
     #[test]
     fn clients_ports_in_a_row_get_source_ports_of_their_own() {
         let count = NodeConfig { snat: SNAT_PORTS, ..NodeConfig::default() }.snat_count();
-        // What the kernel gives to one client's connections: every other port.
+        // The kernel gives every other port to the connections of one client.
         let chosen: std::collections::BTreeSet<_> =
             (0..1000).map(|n| source_port(32_768 + 2 * n, count)).collect();
         assert_eq!(chosen.len(), 1000);
@@ -288,7 +292,7 @@ mod tests {
         for (number, algorithm) in (0..).zip(Algorithm::ALL.iter().copied()) {
             assert_eq!(Algorithm::from_number(number), Some(algorithm));
             let is = |names: &[&str]| names.contains(&algorithm.label());
-            assert_eq!(is_by_turns(number), is(&["rr", "wrr"]), "{algorithm:?}");
+            assert_eq!(is_round_robin(number), is(&["rr", "wrr"]), "{algorithm:?}");
             assert_eq!(is_by_table(number), is(&["sh", "dh", "mh"]), "{algorithm:?}");
             assert_eq!(algorithm.is_hash(), is(&["sh", "dh", "mh"]), "{algorithm:?}");
             assert_eq!(is_by_load(number), is(&["lc", "wlc", "sed", "nq"]), "{algorithm:?}");
@@ -301,7 +305,7 @@ mod tests {
         }
         let none = Algorithm::ALL.len() as u8;
         assert_eq!(Algorithm::from_number(none), None);
-        assert!(!is_by_turns(none) && !is_by_table(none) && !is_by_load(none));
+        assert!(!is_round_robin(none) && !is_by_table(none) && !is_by_load(none));
     }
 
     #[test]
@@ -319,8 +323,8 @@ mod tests {
         assert!(is_less_loaded(Algorithm::WeightedLeastConnections as u8, idle, heavy));
     }
 
-    /// Numbers that stand in packets between nodes, and by which nodes of two versions have to select alike: computed apart from
-    /// this code, for a machine that stores the low byte first.
+    /// Hashes that packets carry between nodes, and by which nodes of two versions have to select the same endpoint. The
+    /// values were computed independently of this code, for a little-endian machine.
     #[cfg(target_endian = "little")]
     #[test]
     fn hashes_are_the_same_on_all_nodes_and_in_all_versions() {
@@ -342,7 +346,7 @@ mod tests {
         assert_eq!(by(Algorithm::Maglev), 99);
     }
 
-    /// What the algorithms mean, by exact fractions.
+    /// The cost by the definition of each algorithm, as a fraction.
     fn cost(algorithm: Algorithm, load: Load) -> f64 {
         let (open, weight) = (f64::from(load.open), f64::from(load.weight));
         match algorithm {

@@ -33,7 +33,7 @@ pub struct SocketStorage {
 /// What the iterator over UDP sockets writes for each one that is connected to a Service.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LedSocket {
+pub struct TranslatedSocket {
     /// The kernel's socket cookie.
     pub cookie: u64,
     /// The socket's storage.

@@ -1,5 +1,5 @@
-//! The packet that a CPU works on: what one stage leaves to the next. Laid out as in C, since pointers to it cross
-//! functions that the verifier checks alone.
+//! The context of the packet that a CPU processes: the state that one stage passes to the next. The layout is that of C
+//! (`repr(C)`), since pointers to the context are arguments of functions that the verifier checks separately.
 
 use proxy_common::Address;
 use proxy_common::flow::{DIRECTION_FORWARD, FlowKey};
@@ -7,28 +7,29 @@ use proxy_common::service::ServiceEntry;
 
 use crate::frame::Route;
 
-/// A TCP, UDP or SCTP packet, parsed.
+/// A parsed TCP, UDP or SCTP packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<A> {
-    /// Addresses, ports and protocol; the direction is the hook's to set.
+    /// Addresses, ports and protocol; the hook sets the direction.
     pub key: FlowKey<A>,
-    /// Offset of the transport header from the first byte of the packet; 0: it is a later fragment, and has none.
+    /// Offset of the transport header from the first byte of the packet; 0: the packet is a later fragment, without a
+    /// transport header.
     pub l4: u32,
-    /// Length of the IP packet, as its header says.
+    /// Length of the IP packet in bytes, by its header.
     pub length: u32,
-    /// TCP's sequence number; 0 for other protocols.
+    /// TCP sequence number; 0 for other protocols.
     pub seq: u32,
-    /// TCP's acknowledgement number, which counts where the flags say so.
+    /// TCP acknowledgement number; valid only with the ACK flag.
     pub ack: u32,
-    /// IPv4's header checksum as it stands in the packet; 0 for IPv6.
+    /// IPv4 header checksum, in network byte order; 0 for IPv6.
     pub ip_check: u16,
-    /// TCP's flags; what comes closest for SCTP (`net::sctp::flags`, not yet there when it is parsed), 0 for UDP.
+    /// TCP flags; 0 for UDP. For SCTP, the closest TCP flags (`net::sctp::flags`), which are set only after parsing.
     pub tcp_flags: u16,
 }
 
 impl<A: Address> Packet<A> {
-    /// A packet of which nothing is known.
+    /// An empty packet, before parsing.
     pub const EMPTY: Self = Self {
         key: FlowKey {
             src: A::ZERO,
@@ -47,14 +48,14 @@ impl<A: Address> Packet<A> {
         tcp_flags: 0,
     };
 
-    /// Whether it is a fragment, and not the first.
+    /// Whether the packet is a fragment other than the first.
     #[inline(always)]
     pub fn is_later_fragment(&self) -> bool {
         self.l4 == 0
     }
 }
 
-/// What a packet's addresses and ports become.
+/// The addresses and ports that a translation writes into a packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple<A> {
@@ -72,67 +73,68 @@ impl<A: Address> Tuple<A> {
     /// No addresses, no ports.
     pub const EMPTY: Self = Self { src: A::ZERO, dst: A::ZERO, src_port: 0, dst_port: 0 };
 
-    /// What a client's packet becomes whose replies have this key.
+    /// Returns the tuple of a translated client packet, given the key of its replies.
     #[inline(always)]
     pub fn to_backend(reply: &FlowKey<A>) -> Self {
         Self { src: reply.dst, dst: reply.src, src_port: reply.dst_port, dst_port: reply.src_port }
     }
 }
 
-/// The flow that a packet would begin.
+/// The translation of a new flow, before the flow exists.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NatPlan<A> {
-    /// The key of its replies.
+    /// Reply key of the flow.
     pub reply: FlowKey<A>,
-    /// Id of its backend; 0: there is none.
+    /// Id of the backend; 0: none.
     pub backend_id: u32,
     /// `STATE_*` bits of the new flow.
     pub bits: u32,
-    /// The hash of `reply`.
+    /// Hash of `reply`.
     pub reply_hash: u64,
 }
 
-/// Bytes of a packet that a refusal quotes in part; a power of two, and enough for IP options and the ports.
+/// Number of bytes in the quote of an ICMP error that does not quote the whole packet; a power of two, and enough for IP
+/// options and the ports.
 pub const QUOTE: usize = 128;
 
-/// The hash of the packet's key is yet to be made.
+/// Value of [`PacketCtx::hash`] before the hash is computed.
 pub const NO_HASH: u64 = 0;
 
-/// In [`PacketCtx::tunnelled`]: the packet came encapsulated.
+/// In [`PacketCtx::tunnelled`]: the packet arrived encapsulated.
 pub const TUNNELLED: u32 = 1 << 16;
-/// In [`PacketCtx::tunnelled`]: it was encapsulated for the second time.
+/// In [`PacketCtx::tunnelled`]: the packet was encapsulated for the second time.
 pub const TUNNELLED_AGAIN: u32 = 1 << 17;
 
 /// Value of `scratch` and `scratch6`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct PacketCtx<A> {
-    /// The packet.
+    /// The parsed packet.
     pub packet: Packet<A>,
-    /// The hash of its key, see [`FlowKey::hash`]; or [`NO_HASH`].
+    /// Hash of the packet's key (see [`FlowKey::hash`]), or [`NO_HASH`].
     pub hash: u64,
-    /// The flow that it would begin.
+    /// The plan of the packet's new flow.
     pub plan: NatPlan<A>,
-    /// Id of the Service port that it is for, once that is known; else 0.
+    /// Id of the Service port that the packet is for; 0 while it is unknown.
     pub service: u32,
-    /// The stage that one program leaves to the next: a [`StepCode`](crate::step::StepCode).
+    /// The stage with which the next program (tail call) continues: a [`StepCode`](crate::step::StepCode).
     pub step: u32,
-    /// [`TUNNELLED`], [`TUNNELLED_AGAIN`], and the number by which the other node knows the endpoint
-    /// ([`tunnel_tag`](proxy_common::select::tunnel_tag)), if the packet came encapsulated; else 0.
+    /// If the packet arrived encapsulated: [`TUNNELLED`], [`TUNNELLED_AGAIN`], and in the low 16 bits the endpoint's tag that
+    /// the other node has sent ([`tunnel_tag`](proxy_common::select::tunnel_tag)); else 0.
     pub tunnelled: u32,
-    /// Not 0: its backend is that of the previous Maglev table, not of the current one.
+    /// Not 0: the backend is that of the previous Maglev table, not of the current one.
     pub second_chance: u32,
-    /// The frontend that it is for, once it was looked up; [`ServiceEntry::NONE`]: it is for none.
+    /// The frontend that the packet is for, after the lookup; [`ServiceEntry::NONE`]: none.
     pub frontend: ServiceEntry,
-    /// Where it goes, if it is to be forwarded.
+    /// The route, if the packet is forwarded.
     pub route: Route,
-    /// The part of it that a refusal quotes.
+    /// The part of the packet that an ICMP error quotes.
     pub quote: [u32; QUOTE / size_of::<u32>()],
 }
 
 impl<A: Address> PacketCtx<A> {
-    /// A context that no stage has written.
+    /// An empty context.
     pub const EMPTY: Self = Self {
         packet: Packet::EMPTY,
         hash: NO_HASH,

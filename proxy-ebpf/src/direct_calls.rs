@@ -1,6 +1,7 @@
-//! The traits' methods that are subprograms in the kernel, for handles of maps that need none: each calls its function directly.
+//! Trait methods that are subprograms in the kernel, for handles that need no subprograms: each method calls its function
+//! directly.
 
-/// The methods of [`Health`](crate::env::Health) that call stages, where a stage is called directly.
+/// Methods of [`Health`](crate::env::Health) that are subprograms in the kernel, as direct calls.
 macro_rules! calls_health {
     () => {
         fn weigh(self, id: u32, client: u32, random: u32) -> u32 {
@@ -13,7 +14,7 @@ macro_rules! calls_health {
     };
 }
 
-/// The methods of [`Services`](crate::env::Services) that call stages, where a stage is called directly.
+/// Methods of [`Services`](crate::env::Services) that are subprograms in the kernel, as direct calls.
 macro_rules! calls_selection {
     () => {
         fn packet_frontend(
@@ -64,7 +65,7 @@ macro_rules! calls_selection {
     };
 }
 
-/// The methods of [`FlowTable`](crate::env::FlowTable) that call stages, where a stage is called directly.
+/// Methods of [`FlowTable`](crate::env::FlowTable) that are subprograms in the kernel, as direct calls.
 macro_rules! calls_flows {
     () => {
         fn find_key(self, key: &proxy_common::flow::FlowKey<$crate::env::Words<Self>>, hash: u64) -> u64 {

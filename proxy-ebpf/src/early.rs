@@ -1,4 +1,4 @@
-//! The order of the stages at a hook that another one of ours follows (XDP, before tc).
+//! The order of the stages at a hook that runs before another hook of Ballast (XDP, before tc).
 //!
 //! ```text
 //!   parse -> classify -+-> established -+-> translate -> forward
@@ -7,8 +7,8 @@
 //!                              \-> drop
 //! ```
 //!
-//! The stages are those of [`pipeline`](crate::pipeline). Whatever asks for another stage, for a route that is not known, or for
-//! an answer, passes as it came: the next hook does all of it. So both may meet packets of one flow.
+//! The stages are those of [`pipeline`](crate::pipeline). A packet that needs another stage, a route that is not known, or an
+//! answer passes unchanged, and the next hook does all of the work. So both hooks may process packets of the same flow.
 
 use proxy_common::flow::DIRECTION_FORWARD;
 use proxy_common::reason::Reason;
@@ -27,7 +27,7 @@ use crate::stage::translate::plain::is_plain;
 use crate::stage::{classify, new_flow};
 use crate::step::Step;
 
-/// The stages, for one kind of frame; see [`pipeline::Stages`](crate::pipeline::Stages).
+/// The stages for one kind of frame; see [`pipeline::Stages`](crate::pipeline::Stages).
 pub trait EarlyStages<F: Frame>: NewFlows<F>
 where
     Self::Family: Rewrite + EtherType,
@@ -81,7 +81,7 @@ where
     send::<F, M::Family>(frame, ctx, step)
 }
 
-/// Sends the packet, if it is translated.
+/// Sends the packet if `step` is [`Step::Forward`]; returns any other step unchanged.
 #[inline(always)]
 fn send<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>, step: Step) -> Step {
     if step != Step::Forward {
@@ -93,8 +93,8 @@ fn send<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>, step: S
     }
 }
 
-/// A packet that comes in by a device. Gives [`Step::Sent`], [`Step::Drop`], [`Step::DropFor`], or something else: then it passes
-/// as it came.
+/// Processes a packet that arrives on a device. Returns [`Step::Sent`], [`Step::Drop`] or [`Step::DropFor`]; with any other
+/// step, the packet passes unchanged.
 #[inline(always)]
 pub fn ingress<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -104,7 +104,7 @@ where
 {
     ctx.packet.key.direction = DIRECTION_FORWARD;
     ctx.packet.key.reserved = 0;
-    // What could not be parsed is counted where it is tried again.
+    // The next hook parses the packet again, and counts the failure.
     if M::Family::parse(frame.bounds(), frame.link_header(), &mut ctx.packet, false, |_, _| BROKEN).is_err() {
         return Step::Pass;
     }

@@ -1,7 +1,7 @@
-//! What the stages ask of their surroundings: maps, clock and random numbers. Each stage names the traits it needs. The
-//! kernel's are in [`kernel`](crate::kernel); the host's, for tests and fuzzing, in `host`.
+//! The interface of the stages to their environment: maps, clock and random numbers. Each stage names the traits that it
+//! needs. [`kernel`](crate::kernel) implements the traits for the kernel, `host` for tests and fuzzing.
 //!
-//! A value of these traits is a handle that is copied around; that of the kernel has no size.
+//! A value of a type with these traits is a handle, which is passed by copy; the kernel's handle has size zero.
 
 use proxy_common::Address;
 use proxy_common::Family;
@@ -22,10 +22,10 @@ use crate::flow::memory::EntryRef;
 use crate::frame::{Frame, Route};
 use crate::shared::{Raw, Shared};
 
-/// The words of the addresses of a handle's family.
+/// An address of the handle's family, as 32-bit words.
 pub type Words<M> = <<M as Node>::Family as Family>::Words;
 
-/// The clock, and what goes by it.
+/// The time, and the configuration with the timeouts.
 #[derive(Clone, Copy)]
 pub struct Time {
     /// Low 32 bits of jiffies.
@@ -35,55 +35,56 @@ pub struct Time {
 }
 
 impl Time {
-    /// The hash of a key.
+    /// Returns the hash of a key, with the seed of the configuration.
     #[inline(always)]
     pub fn hash<A: Address>(self, key: &FlowKey<A>) -> u64 {
         key.hash(self.config.flow_seed)
     }
 }
 
-/// What the programs leave to those of another version that run behind them, while one version replaces the other.
+/// Which packets the programs leave to programs of another version that run behind them, while one version replaces the
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transition {
-    /// Nothing: there are no others.
+    /// None: no programs of another version run.
     None,
     /// Every packet without a flow.
     LooksUp,
-    /// Packets in the middle of a connection that has no flow: the others may know it.
+    /// Packets in the middle of a connection without a flow: the other programs may have the flow.
     Opens,
-    /// Replies to closed flows: the others may have given the source port to a new flow.
+    /// Replies to closed flows: the other programs may have assigned the source port to a new flow.
     Yields,
 }
 
-/// What the programs know of the node they run on.
+/// The node on which the programs run.
 pub trait Node: Copy + 'static {
     /// The address family.
     type Family: Family;
-    /// `config`; `None` before the agent has written it.
+    /// Returns the value of `config`; `None` before the agent has written it.
     fn config(self) -> Option<&'static NodeConfig>;
-    /// `node` or `node6`.
+    /// Returns the value of `node` or `node6`.
     fn node(self) -> Option<&'static NodeEntry<Words<Self>>>;
-    /// `node_addrs` or `node_addrs6`; 0: the address is none of this node's.
+    /// Returns the bits of an address in `node_addrs` or `node_addrs6`; 0: the map does not have the address.
     fn node_addr(self, addr: &Words<Self>) -> NodeAddr;
-    /// `tunnels`: a node that packets are encapsulated to. Where there are no such nodes, none.
+    /// Returns a node in `tunnels`, to which packets are encapsulated. The default has no such nodes.
     #[inline(always)]
     fn tunnel(self, _number: u32) -> Option<*const Tunnel> {
         None
     }
-    /// `devices`: bits of a device.
+    /// Returns the bits of a device in `devices`.
     fn device(self, ifindex: u32) -> Device;
-    /// Low 32 bits of jiffies.
+    /// Returns the low 32 bits of jiffies.
     fn jiffies(self) -> u32;
-    /// A random number.
+    /// Returns a random number.
     fn random(self) -> u32;
 
-    /// Which part of the work is theirs.
+    /// Returns which packets the programs leave to those of another version.
     #[inline(always)]
     fn transition(self) -> Transition {
         Transition::None
     }
 
-    /// This moment; `None` before the agent has told anything.
+    /// Returns the time; `None` before the agent has written `config`.
     #[inline(always)]
     fn time(self) -> Option<Time> {
         Some(Time { now: self.jiffies(), config: self.config()? })
@@ -96,9 +97,9 @@ pub trait Node: Copy + 'static {
     }
 }
 
-/// What connections have told of backends.
+/// The health of backends, by the results of their connections.
 pub trait Health: Node {
-    /// `health`: the word of a backend.
+    /// Returns the word of a backend in `health`.
     fn health(self, id: u32) -> Option<Raw<u64>>;
 
     /// [`select::health::weigh`](crate::select::health::weigh).
@@ -108,31 +109,33 @@ pub trait Health: Node {
     fn failed(self, id: u32, client: u32) -> u32;
 }
 
-/// Open connections of backends, which Services that spread by load go by.
+/// Open connections of backends, for Services whose algorithm uses them.
 pub trait OpenConnections: Node {
-    /// A value of `connections`.
+    /// Returns the count of a backend in `connections`.
     fn open_connections(self, backend: u32) -> Option<*mut u64>;
 }
 
 /// Services and their backends.
 pub trait Services: Health + OpenConnections {
-    /// `services` or `services6`. The agent may replace the entry while it is read: see `ServiceEntry::tag`.
+    /// Returns an entry of `services` or `services6`. The agent may replace the entry while it is read: see
+    /// `ServiceEntry::tag`.
     fn service_entry(self, key: &ServiceKey<Words<Self>>) -> Option<*const ServiceEntry>;
-    /// `slots`: the id of the backend in a slot.
+    /// Returns the id of the backend in a slot of `slots`.
     fn slot(self, index: u32) -> Option<u32>;
-    /// `maglev_index`: where the table of a Service port begins; 0: it has none.
+    /// Returns the first word in `maglev` of the current table of a Service port (`maglev_index`); 0: no table.
     fn maglev_base(self, index: u32) -> u32;
-    /// `maglev_index`: where the table that the Service port had before begins; 0: none, or its drain period is over.
+    /// Returns the first word in `maglev` of the previous table of a Service port (`maglev_index`); 0: no table, or its drain
+    /// period is over.
     fn maglev_previous(self, index: u32) -> u32;
-    /// A word of `maglev`.
+    /// Returns a word of `maglev`.
     fn maglev(self, index: u32) -> Option<u64>;
-    /// A value of `turns`.
+    /// Returns the counter of a Service port in `turns`.
     fn turns(self, service: u32) -> Option<*mut u64>;
-    /// `backends` or `backends6`.
+    /// Returns a backend of `backends` or `backends6`.
     fn backend(self, id: u32) -> Option<&'static BackendEntry<Words<Self>>>;
-    /// A word of `prefilter`.
+    /// Returns a word of `prefilter`.
     fn prefilter(self, word: u32) -> Option<u64>;
-    /// `src_ranges` or `src_ranges6`: whether a Service admits a client.
+    /// Whether a Service admits a client (`src_ranges` or `src_ranges6`).
     fn admits(self, service: u32, client: &Words<Self>) -> bool;
 
     /// [`select::lookup::packet_frontend`](crate::select::lookup::packet_frontend).
@@ -156,7 +159,7 @@ pub trait Services: Health + OpenConnections {
     /// [`select::backend::second_chance`](crate::select::backend::second_chance).
     fn second_chance(self, ctx: &mut PacketCtx<Words<Self>>, id: u32) -> u32;
 
-    /// The one cheap check: whether the tables have to be asked about this tuple at all.
+    /// Whether the prefilter has the bit of an address, port and protocol. If not, no table needs to be looked up.
     #[inline(always)]
     fn may_be(self, role: Role, addr: &Words<Self>, port: u16, proto: u8) -> bool {
         let (word, mask) = position(role, addr, port, proto);
@@ -164,21 +167,21 @@ pub trait Services: Health + OpenConnections {
     }
 }
 
-/// Which backend a client stays with.
+/// Session affinity: the backend of each client.
 pub trait Affinity: Services {
-    /// `affinity` or `affinity6`.
+    /// Returns an entry of `affinity` or `affinity6`.
     fn affinity(self, key: &AffinityKey<Words<Self>>) -> Option<*mut AffinityEntry>;
     /// Adds an entry.
     fn put_affinity(self, key: &AffinityKey<Words<Self>>, entry: &AffinityEntry) -> Result<(), i32>;
 }
 
-/// The entries of the flow table that a CPU looks at next; value of `clock_window`.
+/// The entries of `flows` that a CPU checks next for eviction; value of `clock_window`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockWindow {
-    /// The next one.
+    /// Number of the next entry.
     pub next: u32,
-    /// How many there are.
+    /// Number of entries left.
     pub left: u32,
 }
 
@@ -188,35 +191,36 @@ pub trait FlowTable: Services {
     type Entry: EntryRef<Words<Self>>;
     /// A bucket of `flow_index` or `flow_index6`.
     type Bucket: BucketRef;
-    /// Slots of a bucket: a model checker wants fewer.
+    /// Number of slots of a bucket; a model checker needs fewer.
     const SLOTS: u32 = BUCKET_SLOTS;
-    /// The entry of that number.
+    /// Returns the entry with this number.
     fn entry(self, index: u32) -> Option<Self::Entry>;
-    /// The bucket of that number.
+    /// Returns the bucket with this number.
     fn bucket(self, number: u32) -> Option<Self::Bucket>;
-    /// This CPU's value of `clock_window`.
+    /// Returns this CPU's value of `clock_window`.
     fn clock_window(self) -> Option<*mut ClockWindow>;
-    /// Moves `clock_hand` on by so many entries, and gives where it stood.
+    /// Advances `clock_hand` by this number of entries; returns its previous position.
     fn advance_clock_hand(self, by: u32) -> Option<u64>;
-    /// This family's value of `direct_seen`.
+    /// Returns this family's value of `direct_seen`.
     fn direct_seen(self) -> Option<impl Shared<Value = u32>>;
 
-    /// Whether the time that backends take to answer a SYN is measured. The verifier knows the answer, and leaves out what is asked
-    /// for only then: this comes before each comparison that has no other use.
+    /// Whether the time that backends take to answer a SYN is measured. The verifier knows the value, and removes code that
+    /// only runs with it; so callers test it before comparisons that have no other use.
     #[inline(always)]
     fn measures_latency(self) -> bool {
         false
     }
 
-    /// A flow has begun with a SYN. Called where [`FlowTable::measures_latency`].
+    /// Notes the start of a flow with a SYN. Called only if [`FlowTable::measures_latency`].
     #[inline(always)]
     fn syn_begun(self, _flow: u32) {}
 
-    /// The SYN of a flow was answered; `refused`: by a reset. Called likewise.
+    /// Notes the answer to the SYN of a flow; `refused`: the backend refused the connection. Called only if
+    /// [`FlowTable::measures_latency`].
     #[inline(always)]
     fn syn_answered(self, _flow: u32, _service: u32, _backend: u32, _refused: bool) {}
 
-    /// A SYN to this backend came again before it was answered. Called likewise.
+    /// Notes a retransmission of a SYN that this backend has not answered. Called only if [`FlowTable::measures_latency`].
     #[inline(always)]
     fn syn_again(self, _service: u32, _backend: u32) {}
 
@@ -248,15 +252,15 @@ pub trait FlowTable: Services {
     fn try_port(self, index: u32, tries: u32, snat: u32) -> u32;
 }
 
-/// The first fragments of packets that come in pieces.
+/// First fragments of fragmented packets.
 pub trait Fragments: Node {
-    /// `fragments` or `fragments6`.
+    /// Returns an entry of `fragments` or `fragments6`.
     fn fragment(self, key: &FragmentKey<Words<Self>>) -> Option<FragmentEntry>;
     /// Adds an entry.
     fn put_fragment(self, key: &FragmentKey<Words<Self>>, entry: &FragmentEntry) -> Result<(), i32>;
 }
 
-/// A route that the CPU remembers for one tick of the clock; value of `fib_cache` and `fib_cache6`.
+/// A route that a CPU caches for one tick; value of `fib_cache` and `fib_cache6`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FibEntry<A> {
@@ -264,44 +268,45 @@ pub struct FibEntry<A> {
     pub src: A,
     /// Destination address.
     pub dst: A,
-    /// The device by which the packet came.
+    /// Index of the device on which the packet arrived.
     pub from: u32,
-    /// Low 32 bits of jiffies.
+    /// Time of the lookup, low 32 bits of jiffies.
     pub at: u32,
-    /// When a packet was last sent by the kernel's neighbour code, likewise; 0: not looked up yet.
+    /// Time at which a packet was last sent through the kernel's neighbour code, low 32 bits of jiffies; 0: not looked up
+    /// yet.
     pub probed: u32,
     /// Zero.
     pub reserved: u32,
-    /// The route; its device is 0 if nothing stands here.
+    /// The route; its `ifindex` is 0 if the entry is empty.
     pub route: Route,
 }
 
-/// Entries of `fib_cache` and `fib_cache6`, a power of two.
+/// Number of entries of `fib_cache` and `fib_cache6`, a power of two.
 pub const FIB_CACHE_ENTRIES: usize = 256;
 
-/// Routes that a CPU remembers.
+/// The routes that a CPU caches.
 pub trait FibCache: Node {
-    /// This CPU's entry of that number.
+    /// Returns this CPU's entry with this number.
     fn fib_entry(self, number: u32) -> Option<*mut FibEntry<Words<Self>>>;
 }
 
-/// A token bucket: how many ICMP answers a CPU may send; value of `icmp_ratelimit`.
+/// A token bucket, which limits the ICMP answers of a CPU; value of `icmp_ratelimit`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenBucket {
-    /// Answers left.
+    /// Number of answers left.
     pub tokens: u32,
-    /// Low 32 bits of jiffies when some were last added.
+    /// Time at which tokens were last added, low 32 bits of jiffies.
     pub since: u32,
 }
 
-/// The limit of ICMP answers.
+/// The rate limit of ICMP answers.
 pub trait RateLimit: Node {
-    /// This CPU's token bucket.
+    /// Returns this CPU's token bucket.
     fn icmp_ratelimit(self) -> Option<*mut TokenBucket>;
 }
 
-/// What happened, for those who listen (`ballast monitor`): a reason, or that a flow has begun.
+/// An event for the listeners (`ballast monitor`): a reason, or a new flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happening {
     /// A connection to this backend has begun.
@@ -309,24 +314,24 @@ pub enum Happening {
         /// Id of the backend.
         backend: u32,
     },
-    /// Something was refused, dropped or passed by.
+    /// A packet or call was refused, dropped or passed unchanged.
     Because(Reason),
 }
 
-/// What the programs count.
+/// The counters of the programs, and the events for listeners.
 pub trait Counters: Node {
-    /// This CPU's value of `service_stats`.
+    /// Returns this CPU's value of `service_stats`.
     fn service_stats(self, id: u32) -> Option<*mut ServiceStats>;
-    /// A value of `backend_stats`: connections.
+    /// Returns the number of connections to a backend (`backend_stats`).
     fn backend_connections(self, id: u32) -> Option<*mut u64>;
-    /// This CPU's count of a reason.
+    /// Returns this CPU's count of a reason.
     fn reason(self, reason: Reason) -> Option<*mut u64>;
-    /// `refusals`: the count of a Service's refusals for one reason.
+    /// Returns the count of a Service's refusals for one reason (`refusals`).
     fn refusals(self, key: &RefusalKey) -> Option<*mut u64>;
-    /// Adds that count.
+    /// Adds an element to `refusals`, with the count 0.
     fn begin_refusals(self, key: &RefusalKey) -> Result<(), i32>;
-    /// Tells listeners what happened to the packet. Service 0: none is known.
+    /// Sends an event about the packet to the listeners. `service` 0: unknown.
     fn tell<F: Frame>(self, frame: F, ctx: &PacketCtx<Words<Self>>, service: u32, what: Happening);
-    /// Tells listeners a reason of which no more is known.
+    /// Sends a reason to the listeners, without a packet. `service` 0: unknown.
     fn tell_bare(self, service: u32, why: Reason);
 }

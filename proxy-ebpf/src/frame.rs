@@ -1,22 +1,22 @@
-//! What a stage may ask of a packet, whatever holds it: a socket buffer of the kernel, or a buffer of the host.
+//! The interface of a stage to a packet, implemented for a socket buffer of the kernel and for a buffer of the host.
 
 use proxy_common::{Address, crc32c};
 
-/// Where the readable part of a packet begins and ends, as addresses.
+/// Start and end address of the directly readable part of a packet.
 #[derive(Clone, Copy)]
 pub struct Bounds {
-    /// First byte: the Ethernet header, or the IP header where there is none.
+    /// Address of the first byte: of the Ethernet header, or of the IP header if there is no Ethernet header.
     pub data: usize,
-    /// One past the last byte that can be read directly.
+    /// Address after the last byte that can be read directly.
     pub end: usize,
-    /// Bytes in the whole packet, with those that cannot be read directly.
+    /// Length of the whole packet in bytes, with the part that cannot be read directly.
     pub frame: usize,
 }
 
 impl Bounds {
-    /// The header of type `T` at `offset`, if all of it is readable.
+    /// Returns the header of type `T` at `offset`; `None` if it is not completely readable.
     ///
-    /// The address is computed once, checked and used: the verifier ties the check to that register.
+    /// The address is computed once, checked and used: the verifier knows the result of the check only for that register.
     #[inline(always)]
     pub fn at<T>(self, offset: usize) -> Option<*const T> {
         let address = self.data + offset;
@@ -24,7 +24,7 @@ impl Bounds {
     }
 }
 
-/// Writes the first `length` bytes of `value` at `offset`, if all of them can be written directly.
+/// Writes the first `length` bytes of `value` at `offset`. Returns an error if they cannot all be written directly.
 ///
 /// # Safety
 /// `bounds` are those of a packet that the program may write to.
@@ -39,7 +39,8 @@ pub unsafe fn write<T>(bounds: Bounds, offset: u32, value: &T, length: u32) -> R
     let (from, to) = (core::ptr::from_ref(value).cast::<u8>(), to as *mut u8);
     let mut at = 0;
     while at + size_of::<u32>() <= length {
-        // SAFETY: inside the value and inside the packet; BPF machines that would mind the alignment copy bytes instead.
+        // SAFETY: inside the value and inside the packet. On machines that require alignment, BPF code copies single bytes
+        // instead.
         unsafe { *to.add(at).cast::<u32>() = *from.add(at).cast::<u32>() };
         at += size_of::<u32>();
     }
@@ -55,18 +56,18 @@ pub unsafe fn write<T>(bounds: Bounds, offset: u32, value: &T, length: u32) -> R
     Ok(())
 }
 
-/// A helper said no; the packet may be half changed, so the only safe verdict is to drop it.
+/// A helper failed. The packet may be partly changed, so the only safe verdict is drop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelperFailed;
 
-/// What the kernel's routes say of a packet.
+/// Result of a route lookup in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fib {
-    /// It may go, by the route that was written.
+    /// The route was found and written.
     Found,
-    /// It is larger than the device takes; the route says how large it may be.
+    /// The packet is longer than the MTU, which the route states.
     TooBig,
-    /// There is no route, or none that forwards.
+    /// No route, or no route that forwards.
     NoRoute,
 }
 
@@ -80,109 +81,115 @@ pub struct Route {
     pub family: u32,
     /// Address of the next hop.
     pub next_hop: [u32; 4],
-    /// Destination and source, as they stand in an Ethernet header.
+    /// Destination and source address, in the order of an Ethernet header.
     pub macs: [u32; 3],
-    /// How large a packet the device takes.
+    /// MTU, in bytes.
     pub mtu: u32,
-    /// Not 0: `macs` are known; without them the kernel has to resolve the next hop.
+    /// Not 0: `macs` are known; 0: the kernel has to resolve the next hop.
     pub resolved: u32,
-    /// Not 0: the kernel was asked for this packet.
+    /// Not 0: the route was looked up for this packet; 0: it is from the cache.
     pub fresh: u32,
 }
 
-/// Flags of a checksum helper.
+/// Kind of a transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// TCP's: always there.
+    /// TCP: the checksum always exists.
     Always,
-    /// UDP's: zero means "none", and stays; one that becomes zero is sent as its complement.
+    /// UDP: zero means "no checksum" and stays zero; a computed checksum of zero is sent as its complement.
     Optional,
 }
 
-/// A packet. All offsets are from its first byte, which [`Frame::link_header`] tells what it is.
+/// A packet. All offsets count from its first byte: of the Ethernet header, or of the IP header (see [`Frame::link_header`]).
 pub trait Frame: Copy {
-    /// Whether another hook of ours gets the packet next if this one passes it on (XDP, before tc). Such a hook does only what
-    /// it can finish by itself: it forwards, and it drops. For all else it answers [`Step::Pass`](crate::step::Step::Pass)
-    /// before anything was changed or counted. A constant: what it never does is not compiled in.
+    /// Whether another hook of Ballast gets the packet next if this hook passes it (XDP, before tc). Such a hook does only
+    /// what it can complete: it forwards or drops. For everything else it returns [`Step::Pass`](crate::step::Step::Pass),
+    /// before it has changed or counted anything. A constant, so that code which such a hook never runs is not compiled.
     const EARLY: bool = false;
-    /// The Ethernet type, in network order (`ETHERTYPE_*`).
+    /// Returns the Ethernet type, in network byte order (`ETHERTYPE_*`).
     fn ethertype(self) -> u32;
-    /// Bytes before the IP header: an Ethernet header, or nothing on devices whose packets begin with the IP header
-    /// (tun, `WireGuard`, IP-in-IP). In programs a constant to the verifier.
+    /// Returns the number of bytes before the IP header: an Ethernet header, or 0 on devices whose packets begin with the IP
+    /// header (tun, `WireGuard`, IP-in-IP). In the programs, a constant for the verifier.
     fn link_header(self) -> usize;
-    /// Whether the packet has the tag of a VLAN beside it: it comes again by the VLAN's own device, which knows where it
-    /// belongs. A tag that only tells a priority (its VLAN is 0) is none.
+    /// Whether the packet's metadata has a VLAN tag. Such a packet also arrives on the VLAN device, whose program processes
+    /// it. A priority tag (VLAN 0) does not count.
     fn has_vlan_tag(self) -> bool;
-    /// The whole length, with the part that cannot be read directly.
+    /// Returns the length of the whole packet in bytes, with the part that cannot be read directly.
     fn length(self) -> u32;
-    /// Payload of each packet that the kernel will cut this one into; 0: it is one packet.
+    /// Returns the payload of each segment into which the kernel will split the packet, in bytes; 0: no GSO packet.
     fn gso_size(self) -> u32;
-    /// Index of the device that the hook is on.
+    /// Returns the index of the device that the hook is on.
     fn ifindex(self) -> u32;
-    /// Whether a process of this node has made the packet: it never came in by a device.
+    /// Whether a process of this node sent the packet (local origin): it did not arrive on a device.
     fn is_local_origin(self) -> bool;
-    /// Whether [`Frame::set_translated`] was called for the packet, at this hook or at one before. It stays with the packet on its
-    /// way out, also through a VLAN's or a tunnel's device.
+    /// Whether [`Frame::set_translated`] was called for the packet, at this hook or at an earlier one. The mark stays with
+    /// the packet on its way out, also through a VLAN or tunnel device.
     #[inline(always)]
     fn is_translated(self) -> bool {
         false
     }
-    /// Notes that the packet is translated: the hook of the device that it leaves by would not know. What redirects a packet does so, too.
+    /// Marks the packet as translated, since the hook of the device by which it leaves could not know. Redirecting the packet
+    /// out of a device marks it, too.
     #[inline(always)]
     fn set_translated(self) {}
-    /// The part that can be read directly. What was read before a call that changes the packet is void.
+    /// Returns the bounds of the directly readable part. They are invalid after a call that changes the packet, and so are
+    /// pointers into the packet.
     fn bounds(self) -> Bounds;
-    /// Makes the first `length` bytes readable.
+    /// Makes the first `length` bytes directly readable.
     fn pull(self, length: u32) -> Result<(), HelperFailed>;
     /// Reads `length` bytes at `offset` into `buffer`; `length` must be 1 to the size of `T`.
     fn load<T>(self, offset: u32, buffer: &mut T, length: u32) -> Result<(), HelperFailed>;
-    /// Writes the first `length` bytes of `value` at `offset`; `length` must be 1 to the size of `T`. A packet that shares
-    /// its headers with another one (a clone) gets headers of its own first.
+    /// Writes the first `length` bytes of `value` at `offset`; `length` must be 1 to the size of `T`. If the packet shares
+    /// its headers with another packet (a clone), the headers are copied first.
     fn store<T>(self, offset: u32, value: &T, length: u32) -> Result<(), HelperFailed>;
-    /// The same for bytes that can be read directly. Without a call where the program may write to packets.
+    /// Does the same for directly readable bytes. Without a helper call, if the program may write to packets.
     #[inline(always)]
     fn overwrite<T>(self, offset: u32, value: &T, length: u32) -> Result<(), HelperFailed> {
         self.store(offset, value, length)
     }
     /// Corrects a TCP or UDP checksum at `offset` by a difference of the pseudo header (addresses).
     fn correct_pseudo(self, offset: u32, difference: u32, kind: Checksum) -> Result<(), HelperFailed>;
-    /// Corrects it by a change of four bytes that the checksum covers itself (ports).
+    /// Corrects a TCP or UDP checksum at `offset` by a change of four bytes of the segment itself (ports).
     fn correct_word(self, offset: u32, old: u32, new: u32, kind: Checksum) -> Result<(), HelperFailed>;
-    /// Adds to the sum over the whole packet that some drivers supply (`CHECKSUM_COMPLETE`); nothing where there is none.
+    /// Adds to the sum over the whole packet that some drivers supply (`CHECKSUM_COMPLETE`); does nothing if there is no such
+    /// sum.
     fn add_to_complete(self, difference: u32);
-    /// Puts room for a link-layer header of `bytes` in front of a packet that has none.
+    /// Inserts room for a link-layer header of `bytes` bytes in front of a packet without one.
     fn push_link_header(self, bytes: u32) -> Result<(), HelperFailed>;
-    /// Makes room of `bytes` behind the link-layer header.
+    /// Inserts room of `bytes` bytes after the link-layer header.
     fn make_room(self, bytes: u16) -> Result<(), HelperFailed>;
-    /// Makes room of `bytes` behind the link-layer header for an outer IP header; `v6`: of IPv6.
+    /// Inserts room of `bytes` bytes after the link-layer header for an outer IP header; `v6`: of IPv6.
     fn encapsulate(self, bytes: u16, v6: bool) -> Result<(), HelperFailed>;
-    /// The same for a packet that the kernel still marks as encapsulated (`skb->encapsulation`): it marks none twice. What it has noted of
-    /// the inner headers is right again behind the new outer header.
+    /// Does the same for a packet that the kernel still marks as encapsulated (`skb->encapsulation`): the kernel refuses to
+    /// mark a packet twice. The offsets of the inner headers that the kernel has noted are correct again after the new outer
+    /// header.
     fn encapsulate_again(self, bytes: u16) -> Result<(), HelperFailed>;
-    /// Takes the outer IP header of `bytes` away. `mixed`: the inner one is of the other family; `v6`: it is IPv6.
+    /// Removes the outer IP header of `bytes` bytes. `mixed`: the inner header is of the other family; `v6`: the inner header
+    /// is IPv6.
     fn decapsulate(self, bytes: u16, mixed: bool, v6: bool) -> Result<(), HelperFailed>;
     /// Cuts or extends the packet to `length` bytes.
     fn set_length(self, length: u32) -> Result<(), HelperFailed>;
-    /// Asks the kernel's routes about a packet with these addresses and of this length, that came in by the hook's device.
+    /// Looks up the route of a packet with these addresses and this length that arrived on the hook's device.
     fn fib_lookup<A: Address>(self, src: &A, dst: &A, length: u32, route: &mut Route) -> Fib;
-    /// Sends the packet out of a device, with the link-layer header that it has. Gives the program's verdict.
+    /// Sends the packet out of a device, with its current link-layer header. Returns the program's verdict.
     fn redirect(self, ifindex: u32) -> i32;
-    /// Lets the packet come in by a device.
+    /// Redirects the packet to the ingress of a device. Returns the program's verdict.
     fn redirect_ingress(self, ifindex: u32) -> i32;
-    /// Sends the packet out of a device; the kernel writes the link-layer header, and resolves the next hop.
+    /// Sends the packet out of a device; the kernel resolves the next hop and writes the link-layer header. Returns the
+    /// program's verdict.
     fn redirect_neigh(self, route: &Route) -> i32;
 
-    /// Whether the hook can send a packet by that route. Asked of early hooks only.
+    /// Whether the hook can send a packet by this route. Called only for early hooks.
     #[inline(always)]
     fn can_send(self, _route: &Route) -> bool {
         true
     }
 
-    /// The sum of all words of `words`, folded to 32 bits; a checksum may be made of it.
+    /// Returns the ones' complement sum of `words`, folded to 32 bits, from which a checksum can be computed.
     fn sum_of<const N: usize>(self, words: &[u32; N]) -> u64;
 
-    /// Whether it is a list of SCTP packets behind one header (`GSO_BY_FRAGS`): what is pulled out of the first of them is
-    /// missing where the kernel takes them apart.
+    /// Whether the packet is a list of SCTP packets behind one header (`GSO_BY_FRAGS`). Bytes that are pulled out of the
+    /// first packet of the list are missing when the kernel splits the list.
     #[inline(always)]
     fn is_frag_list(self) -> bool {
         self.gso_size() == u32::from(u16::MAX)
@@ -200,7 +207,7 @@ pub trait Frame: Copy {
         crc32c::change(difference, length, crc32c::multiply)
     }
 
-    /// Writes all of `value`.
+    /// Writes all of `value` at `offset`.
     #[inline(always)]
     fn store_all<T>(self, offset: u32, value: &T) -> Result<(), HelperFailed> {
         self.store(offset, value, size_of::<T>() as u32)
@@ -221,7 +228,7 @@ mod tests {
                 let mut words = [0u32; 3];
                 let data = words.as_mut_ptr().addr();
                 let bounds = Bounds { data, end: data + room, frame: 12 };
-                // SAFETY: the words are ours, and nothing else refers to them.
+                // SAFETY: a local array, to which nothing else refers.
                 let written = unsafe { write(bounds, 4, &value, length as u32) };
                 let mut expected = [0u8; 12];
                 if length <= 8 && 4 + length <= room {

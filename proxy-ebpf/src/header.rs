@@ -1,35 +1,35 @@
-//! IP headers read by helper, wherever they stand: those that errors quote, and those of fragments. Slower than
-//! [`parse`](crate::parse), which is for every packet, and free of pointers that the verifier has to follow.
+//! Reads IP headers with a helper, at any offset: headers that ICMP errors quote, and headers of fragments. Slower than
+//! [`parse`](crate::parse), which handles every packet, but free of pointers that the verifier has to follow.
 
 use proxy_common::{Address, Family, V4, V6};
 
 use crate::frame::Frame;
 use crate::net::{EXTENSION_HEADERS, IPV4_OFFSET, IPV6_MORE, IPV6_OFFSET, Ipv4, Ipv6, extension};
 
-/// What an IP header says, with the extension headers behind it.
+/// Fields of an IP header and of the extension headers after it.
 #[derive(Clone, Copy)]
 pub struct Header<A> {
     /// Source address.
     pub src: A,
     /// Destination address.
     pub dst: A,
-    /// Offset of what follows the headers.
+    /// Offset of the first byte after the headers.
     pub l4: u32,
-    /// One past the last byte of the packet, as its length says; it may lie beyond what is there.
+    /// Offset after the last byte of the packet, by the length in its header; it may be beyond the end of the buffer.
     pub end: u32,
-    /// IPv4's header checksum; 0 for IPv6.
+    /// IPv4 header checksum, in network byte order; 0 for IPv6.
     pub check: u16,
-    /// Protocol of what follows.
+    /// Protocol after the headers.
     pub proto: u8,
-    /// Identification of the packet that it is a fragment of, as it stands there; 0 for an IPv6 packet in one piece.
+    /// Identification of the fragmented packet, in network byte order; 0 for an IPv6 packet without a fragment header.
     pub id: u32,
-    /// It is a fragment, and not the first: what follows is no transport header.
+    /// Whether the packet is a fragment other than the first, without a transport header.
     pub is_later: bool,
 }
 
-/// A family whose headers can be read so.
+/// An address family whose headers can be read with a helper.
 pub trait Read: Family {
-    /// The header at `at`; `None` if it is none, or not all there.
+    /// Reads the header at offset `at`; `None` if it is invalid or incomplete.
     fn read<F: Frame>(frame: F, at: u32) -> Option<Header<Self::Words>>;
 }
 
@@ -88,21 +88,22 @@ impl Read for V6 {
     }
 }
 
-/// Extension headers that are not all there.
+/// Result of [`walk`] if the extension headers are not complete.
 pub const BROKEN: u64 = u64::MAX;
-/// Beside the protocol: a later fragment.
+/// Bit of the result: a later fragment.
 pub const LATER: u64 = 1 << 8;
-/// The first fragment of several.
+/// Bit of the result: the first of several fragments.
 pub const FIRST: u64 = 1 << 9;
-/// Above it: the offset of what is behind the headers.
+/// Lowest bit in the result of the offset after the headers.
 pub const L4_AT: u32 = 16;
-/// Above that: the offset of the fragment header, or 0.
+/// Lowest bit in the result of the offset of the fragment header; the offset is 0 without such a header.
 const FRAGMENT_AT: u32 = 40;
-/// The bits of an offset; six headers are far shorter.
+/// Mask of an offset; six headers are far shorter.
 const OFFSET: u64 = (1 << (FRAGMENT_AT - L4_AT)) - 1;
 
-/// Walks over IPv6 extension headers that begin at `offset` with one of number `proto`. Gives the protocol behind them, and
-/// above it the numbers that [`Read::read`] takes apart; the protocol is that of an extension header if there are too many.
+/// Walks over the IPv6 extension headers at `offset`, the first of which has the number `proto`. Returns the protocol after
+/// them in the low byte, and above it [`LATER`], [`FIRST`] and the offsets; or [`BROKEN`]. The protocol is that of an
+/// extension header if there are too many.
 #[inline(always)]
 pub fn walk_extensions<F: Frame>(frame: F, proto: u8, offset: u32) -> u64 {
     walk(proto, offset, |at| {
@@ -112,7 +113,7 @@ pub fn walk_extensions<F: Frame>(frame: F, proto: u8, offset: u32) -> u64 {
     })
 }
 
-/// [`walk_extensions`], over what `load` gives: four bytes at an offset, if they are there.
+/// [`walk_extensions`] for any source: `load` returns the four bytes at an offset, or `None` beyond the end.
 #[inline(always)]
 pub fn walk(mut proto: u8, mut offset: u32, load: impl Fn(u32) -> Option<[u8; 4]>) -> u64 {
     let mut found = 0;
@@ -122,7 +123,7 @@ pub fn walk(mut proto: u8, mut offset: u32, load: impl Fn(u32) -> Option<[u8; 4]
         if proto == extension::FRAGMENT {
             let fragment = u16::from_be_bytes([high, low]);
             let is_later = if fragment & IPV6_OFFSET != 0 { LATER } else { 0 };
-            // Without more to come it is a packet in one piece (RFC 6946).
+            // Without "more fragments", the packet is unfragmented (RFC 6946).
             let is_first = if is_later == 0 && fragment & IPV6_MORE != 0 { FIRST } else { 0 };
             found = u64::from(offset) << FRAGMENT_AT | is_later | is_first;
         }
@@ -136,7 +137,7 @@ pub fn walk(mut proto: u8, mut offset: u32, load: impl Fn(u32) -> Option<[u8; 4]
     found | (u64::from(offset) & OFFSET) << L4_AT | u64::from(proto)
 }
 
-/// Equality word by word: the compiler would call `memcmp` for arrays, which a program does not have.
+/// Compares two addresses word by word: for arrays, the compiler would call `memcmp`, which BPF programs do not have.
 #[inline(always)]
 pub fn same<A: Address>(a: &A, b: &A) -> bool {
     let (a, b) = (a.words(), b.words());

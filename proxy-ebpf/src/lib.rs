@@ -1,15 +1,15 @@
-//! Ballast's data path, as a library that also builds for the host, so that lints, unit tests and fuzzing reach it.
+//! Ballast's data path, as a library that also builds for the host, so that lints, unit tests and fuzzing cover it.
 //!
-//! A packet goes through small stages, each in a file of its own ([`pipeline`] has the picture); a call on a socket through
-//! [`socket`]. Dependencies go one way, from the top of this list to its bottom:
+//! A packet passes through small stages, each in a file of its own ([`pipeline`] shows their order); [`socket`] handles calls
+//! on sockets. Dependencies go one way, from the top of this list to its bottom:
 //!
-//! * `host`: the packet programs over maps and packets in memory, for tests and fuzzing (feature `host`)
-//! * [`kernel`]: programs' side of the kernel: maps, socket buffers, BPF-to-BPF calls
-//! * [`pipeline`], [`early`]: the dispatchers, of tc and of XDP
-//! * [`stage`]: what is done to a packet
-//! * [`select`], [`flow`], [`report`]: what stages share: backends, connection tracking, counting
-//! * [`env`], [`frame`]: what they ask of maps and packets, as traits
-//! * [`parse`], [`header`], [`net`], [`context`], [`step`], [`shared`]: formats, values, memory
+//! * `host`: the packet programs with maps and packets in ordinary memory, for tests and fuzzing (feature `host`)
+//! * [`kernel`]: the interface to the kernel: maps, socket buffers, BPF-to-BPF calls
+//! * [`pipeline`], [`early`]: the dispatchers, for tc and for XDP
+//! * [`stage`]: the stages of a packet
+//! * [`select`], [`flow`], [`report`]: code that the stages share: selection of backends, connection tracking, counters
+//! * [`env`], [`frame`]: the traits by which this code accesses maps and packets
+//! * [`parse`], [`header`], [`net`], [`context`], [`step`], [`shared`]: packet formats, values, shared memory
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 #![cfg_attr(target_arch = "bpf", expect(unstable_features, reason = "inline assembly for BPF is unstable"))]

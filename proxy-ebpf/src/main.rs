@@ -105,7 +105,8 @@ mod programs {
         hook::egress(&ctx)
     }
 
-    /// Not attached: the packet programs go on with it, as with the next five. Only these write to packets.
+    /// Not attached, like the next five programs: the packet programs continue with them by tail calls. Only these programs
+    /// write to packets.
     #[classifier]
     #[inline(always)]
     pub fn known4(ctx: TcContext) -> i32 {
@@ -142,20 +143,21 @@ mod programs {
         hook::tunnel::<V6>(&ctx)
     }
 
-    /// Frags: a device with large packets takes no other program. Packets in several buffers pass.
+    /// With frags, since a device with a large MTU accepts no other program. Packets in several buffers pass.
     #[xdp(frags)]
     pub fn xdp_ingress(ctx: XdpContext) -> u32 {
         hook::early(&ctx)
     }
 
-    /// The same for generic mode, without frags. With frags, programs at tc ingress saw packets begin with the IP header
+    /// The same for generic XDP, without frags: with frags, packets began with the IP header for programs at tc ingress
     /// (Linux 6.18).
     #[xdp]
     pub fn xdp_generic(ctx: XdpContext) -> u32 {
         hook::early(&ctx)
     }
 
-    /// Lists the UDP sockets that a Service led somewhere; the agent reads what it writes, in each network namespace.
+    /// Lists the UDP sockets that are connected to a backend of a Service; the agent reads the list in each network
+    /// namespace.
     #[unsafe(no_mangle)]
     #[unsafe(link_section = "iter/udp")]
     pub extern "C" fn iter_udp(ctx: *mut iter::UdpIterator) -> i32 {
@@ -163,8 +165,8 @@ mod programs {
         unsafe { iter::udp(ctx) }
     }
 
-    /// Lists the backends of sockets that count among their open connections, of all network namespaces; the agent compares it
-    /// with `connections`.
+    /// Lists the backends of the sockets that count as open connections, of all network namespaces; the agent compares the
+    /// list with `connections`.
     #[unsafe(no_mangle)]
     #[unsafe(link_section = "iter/bpf_sk_storage_map")]
     pub extern "C" fn iter_counted(ctx: *mut iter::StorageIterator) -> i32 {
@@ -172,7 +174,7 @@ mod programs {
         unsafe { iter::counted(ctx) }
     }
 
-    /// Lists the sockets that are connected to backends which left, of all network namespaces.
+    /// Lists the sockets that are connected to removed backends, of all network namespaces.
     #[unsafe(no_mangle)]
     #[unsafe(link_section = "iter/bpf_sk_storage_map")]
     pub extern "C" fn iter_left(ctx: *mut iter::StorageIterator) -> i32 {
@@ -180,20 +182,20 @@ mod programs {
         unsafe { iter::left(ctx) }
     }
 
-    /// Never attached: run by `BPF_PROG_TEST_RUN`, it tells the two clocks, from which the agent learns how many
-    /// jiffies a second has. Writes `bpf_jiffies64()` and `bpf_ktime_get_ns()` over the first 16 bytes.
+    /// Never attached: the agent runs it with `BPF_PROG_TEST_RUN`, and computes from its two clocks how many jiffies a second
+    /// has. Writes `bpf_jiffies64()` and `bpf_ktime_get_ns()` to the first 16 bytes of the packet.
     #[classifier]
     pub fn clock(ctx: TcContext) -> i32 {
         clock::clock(&ctx)
     }
 
-    /// Never attached: the floor of a measurement by `BPF_PROG_TEST_RUN`.
+    /// Never attached: the baseline of measurements with `BPF_PROG_TEST_RUN`.
     #[classifier]
     pub fn nop(_ctx: TcContext) -> i32 {
         NEXT
     }
 
-    /// The same of XDP; a device that sends to another one by XDP may need a program on that one.
+    /// The same for XDP. A device to which another device redirects packets by XDP may need a program.
     #[xdp(frags)]
     pub fn xdp_nop(_ctx: XdpContext) -> u32 {
         XDP_PASS

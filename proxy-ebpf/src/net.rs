@@ -1,24 +1,24 @@
-//! Headers as they stand in a packet, and where the two families differ.
+//! Packet headers, and the differences between the two address families in them.
 //!
-//! Fields wider than a byte are in network order. Addresses are words, so that they are loaded at once; behind
-//! an Ethernet header of 14 bytes they are aligned on machines that need it (`NET_IP_ALIGN`).
+//! Fields wider than a byte are in network byte order. Addresses are 32-bit words, so that a word is one load; after an
+//! Ethernet header of 14 bytes they are aligned on machines that need it (`NET_IP_ALIGN`).
 
 /// Length of an Ethernet header without tags.
 pub const ETHERNET: usize = 14;
 
 /// `ETH_P_IP`, as `__sk_buff.protocol` holds it.
 pub const ETHERTYPE_IPV4: u32 = (0x0800u16).to_be() as u32;
-/// `ETH_P_IPV6`, likewise.
+/// `ETH_P_IPV6`, as `__sk_buff.protocol` holds it.
 pub const ETHERTYPE_IPV6: u32 = (0x86ddu16).to_be() as u32;
 
-/// RFC 791.
+/// IPv4 header without options (RFC 791).
 #[repr(C)]
 pub struct Ipv4 {
     /// Version, and header length in words of 32 bits.
     pub version_length: u8,
     /// Type of service.
     pub tos: u8,
-    /// Length of header and payload.
+    /// Length of header and payload, in bytes.
     pub total_length: u16,
     /// Identification.
     pub id: u16,
@@ -37,7 +37,7 @@ pub struct Ipv4 {
 }
 
 impl Ipv4 {
-    /// A header to be read into.
+    /// An empty header, as a buffer.
     pub const ZERO: Self = Self {
         version_length: 0,
         tos: 0,
@@ -52,16 +52,16 @@ impl Ipv4 {
     };
 }
 
-/// RFC 8200.
+/// IPv6 header without extension headers (RFC 8200).
 #[repr(C)]
 pub struct Ipv6 {
     /// Version, traffic class, flow label.
     pub version_class_label: u32,
-    /// Length of what follows this header.
+    /// Length of the payload after this header, in bytes.
     pub payload_length: u16,
-    /// Protocol of what follows this header.
+    /// Protocol or extension header after this header.
     pub next_header: u8,
-    /// Time to live.
+    /// Hop limit.
     pub hop_limit: u8,
     /// Source.
     pub src: [u32; 4],
@@ -70,7 +70,7 @@ pub struct Ipv6 {
 }
 
 impl Ipv6 {
-    /// A header to be read into.
+    /// An empty header, as a buffer.
     pub const ZERO: Self = Self {
         version_class_label: 0,
         payload_length: 0,
@@ -81,13 +81,13 @@ impl Ipv6 {
     };
 }
 
-/// "More fragments" in [`Ipv4::fragment`].
+/// "More fragments" flag in [`Ipv4::fragment`].
 pub const IPV4_MORE: u16 = 0x2000;
-/// The offset in it.
+/// Fragment offset in [`Ipv4::fragment`].
 pub const IPV4_OFFSET: u16 = 0x1fff;
-/// "More fragments" in the third and fourth byte of an IPv6 fragment header.
+/// "More fragments" flag in the third and fourth byte of an IPv6 fragment header.
 pub const IPV6_MORE: u16 = 1;
-/// The offset in them.
+/// Fragment offset in the same two bytes.
 pub const IPV6_OFFSET: u16 = 0xfff8;
 
 /// A TCP header without options (RFC 9293).
@@ -105,7 +105,7 @@ pub struct TcpHeader {
     pub check_urgent: u32,
 }
 
-/// TCP.
+/// Offsets in a TCP header.
 pub mod tcp {
     /// Offset of the byte whose upper half is the header's length in words of 32 bits.
     pub const OFFSET: u32 = 12;
@@ -113,7 +113,7 @@ pub mod tcp {
     pub const CHECK: u32 = 16;
 }
 
-/// UDP.
+/// Length and offsets of a UDP header.
 pub mod udp {
     /// Length of the header.
     pub const HEADER: usize = 8;
@@ -121,18 +121,18 @@ pub mod udp {
     pub const CHECK: u32 = 6;
 }
 
-/// SCTP (RFC 9260).
+/// Lengths and offsets of SCTP (RFC 9260).
 pub mod sctp {
     use proxy_common::conntrack::tcp;
 
-    /// Length of the common header and the header of a first chunk.
+    /// Length of the common header and of the header of the first chunk.
     pub const HEADER: usize = 16;
     /// Offset of the checksum, a CRC-32C.
     pub const CHECK: u32 = 8;
     /// Offset of the type of the first chunk.
     pub const CHUNK: u32 = 12;
 
-    /// The TCP flags that mean for a connection what a chunk means for an association.
+    /// Returns the TCP flags that correspond to a chunk type.
     #[inline(always)]
     pub fn flags(chunk: u8) -> u16 {
         match chunk {
@@ -141,17 +141,18 @@ pub mod sctp {
             2 => tcp::SYN | tcp::ACK,
             // ABORT.
             6 => tcp::RST,
-            // SHUTDOWN, SHUTDOWN ACK, SHUTDOWN COMPLETE: each end sends one of them.
+            // SHUTDOWN, SHUTDOWN ACK, SHUTDOWN COMPLETE: each side sends at least one of them.
             7 | 8 | 14 => tcp::FIN,
             _ => tcp::ACK,
         }
     }
 }
 
-/// Most IPv6 extension headers that are walked over; RFC 8200 lets each stand once, destination options twice.
+/// Maximum number of IPv6 extension headers that the parser walks over. RFC 8200 allows each header once, destination options
+/// twice.
 pub const EXTENSION_HEADERS: usize = 6;
 
-/// IPv6 next-header numbers of the extensions.
+/// IPv6 next-header numbers of extension headers.
 pub mod extension {
     /// Hop-by-hop options.
     pub const HOP_BY_HOP: u8 = 0;
@@ -164,7 +165,7 @@ pub mod extension {
     /// Destination options.
     pub const DESTINATION: u8 = 60;
 
-    /// Length in bytes of the header of type `number` whose second byte is `length` (RFC 8200, 4; RFC 4302, 2.2).
+    /// Returns the length in bytes of the header of type `number` whose second byte is `length` (RFC 8200, 4; RFC 4302, 2.2).
     #[inline(always)]
     pub fn length(number: u8, length: u8) -> u32 {
         match number {
@@ -174,7 +175,7 @@ pub mod extension {
         }
     }
 
-    /// Whether a next-header number is one of these.
+    /// Whether a next-header number is that of an extension header.
     #[inline(always)]
     pub fn is(number: u8) -> bool {
         matches!(number, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION)

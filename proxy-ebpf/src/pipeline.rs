@@ -1,4 +1,4 @@
-//! The order of the stages: one dispatcher for what comes in, and for what goes out.
+//! The order of the stages: one dispatcher for ingress and egress packets.
 //!
 //! ```text
 //!             parse -> classify -+-> established -+-> translate -> deliver (up the stack, or on as it went)
@@ -12,7 +12,7 @@
 //!                                +-> tunnel -> tunnelled -> established (from another node, DSR)
 //! ```
 //!
-//! Foreign packets leave after `classify`.
+//! Foreign packets pass after `classify`.
 
 use proxy_common::PROTO_UDP;
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY};
@@ -26,13 +26,14 @@ use crate::parse::Parsed;
 use crate::report;
 use crate::shared::opaque;
 use crate::stage::classify;
-use crate::stage::direct::Way;
+use crate::stage::direct::DirectCase;
 use crate::stage::established::{self, Look};
 use crate::stage::refuse::Refusal;
 use crate::stage::tunnel;
 use crate::step::{DROP, NEXT, Step, StepCode};
 
-/// Stages that a packet may go through, the last look included; more than any packet needs. A packet that needs more met changes of other CPUs at each stage.
+/// Maximum number of stages of a packet, including the last lookup of its flow; more than any packet needs. Only a packet for
+/// which other CPUs change the tables at each stage exceeds the number.
 const TURNS: u32 = 8;
 
 mod enter;
@@ -41,7 +42,7 @@ mod stages;
 pub use enter::parse_pulled;
 pub use stages::{Ip, Stages, send};
 
-/// A packet that comes in by a device. Gives the program's verdict.
+/// Processes a packet that arrives on a device. Returns the program's verdict.
 #[inline(always)]
 pub fn ingress<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> i32
 where
@@ -53,7 +54,8 @@ where
     go_on(maps, frame, ctx, step)
 }
 
-/// A packet that goes out of a device: towards a client, or from one that is a process of this node.
+/// Processes a packet that leaves by a device: towards a client, or from a client that is a process of this node. Returns the
+/// program's verdict.
 #[inline(always)]
 pub fn egress<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> i32
 where
@@ -65,8 +67,8 @@ where
     go_on(maps, frame, ctx, step)
 }
 
-/// What the kernel does by a program of its own for each part, since only packets that are rewritten are to pay for what lets
-/// programs write.
+/// Runs all stages after the first. In the kernel, each part is a separate program, so that only packets that are rewritten
+/// pay the cost of a program that may write to packets.
 #[inline(always)]
 pub fn go_on<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, first: Step) -> i32
 where
@@ -78,7 +80,7 @@ where
     dispatch(maps, frame, ctx, step.into())
 }
 
-/// The first stage of a packet that comes in: it is parsed and classified, and nothing is changed.
+/// Runs the first stage of an ingress packet: parses and classifies the packet, and changes nothing.
 #[inline(always)]
 pub fn incoming<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -95,7 +97,7 @@ where
     }
 }
 
-/// The same for a packet that goes out.
+/// Runs the first stage of an egress packet: parses and classifies the packet, and changes nothing.
 #[inline(always)]
 pub fn outgoing<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -107,12 +109,12 @@ where
         Parsed::Packet if classify::may_be_reply(maps, &ctx.packet) => Step::Reply,
         Parsed::Packet => no_reply(maps, frame, ctx),
         Parsed::Icmp => Step::Icmp,
-        // What cannot be parsed was counted at ingress; what this node sends itself is not counted.
+        // The ingress hook has counted packets that cannot be parsed; packets of local origin are not counted.
         Parsed::Foreign | Parsed::Tunnel | Parsed::Dropped => Step::Pass,
     }
 }
 
-/// A packet that goes out, and is no reply to a flow.
+/// Classifies an egress packet that is no reply of a flow.
 #[inline(always)]
 fn no_reply<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -128,7 +130,8 @@ where
     }
 }
 
-/// The stages that nearly every packet of a flow ends in. A packet for another stage is left to [`dispatch`].
+/// Runs the stages that are the last ones of nearly every packet of a flow. Packets for another stage are left to
+/// [`dispatch`].
 #[inline(always)]
 pub fn known<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, first: Step) -> Step
 where
@@ -156,7 +159,7 @@ where
     }
 }
 
-/// Goes from stage to stage until one says what becomes of the packet.
+/// Runs one stage after the other, until a stage returns the packet's verdict. Returns the program's verdict.
 #[inline(always)]
 pub fn dispatch<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, first: StepCode) -> i32
 where
@@ -164,10 +167,10 @@ where
     M::Family: Ip,
     F: Frame,
 {
-    // ICMP has no flow of its own: what the parser says of the direction stays.
+    // An ICMP packet has no flow of its own, so its direction is still the one that the parser has set for the hook.
     let is_incoming = ctx.packet.key.direction == DIRECTION_FORWARD;
-    // As a number that the compiler cannot see through: it would keep what belongs to a step on the stack, also where no step
-    // has any, and the verifier objects to what was never written.
+    // The step is a number that is opaque to the compiler. Otherwise the compiler keeps the payload of a step on the stack,
+    // even for steps without payload, and the verifier rejects reads of stack that was never written.
     let StepCode(mut code) = first;
     let mut turn = 0;
     while turn < TURNS {
@@ -188,20 +191,20 @@ where
             Step::Unreachable => Step::Icmp.into(),
             Step::Refused if is_incoming => Step::SnatReply.into(),
             Step::Refused => match Step::from(maps.reply(frame, ctx)) {
-                // Evicted meanwhile.
+                // Another CPU has evicted the flow since the refusal was found.
                 Step::NewFlow => Step::Pass.into(),
                 step => step.into(),
             },
-            // To programs behind these, the packets that these have translated look like this.
+            // A packet that the programs in front of these have translated looks like a direct packet.
             Step::Direct | Step::DirectOut | Step::DirectOwn | Step::DirectReply
                 if matches!(maps.transition(), Transition::LooksUp | Transition::Opens) =>
             {
                 Step::Pass.into()
             }
-            Step::Direct => maps.direct(frame, ctx, Way::In),
-            Step::DirectOut => maps.direct(frame, ctx, Way::Out),
-            Step::DirectOwn => maps.direct(frame, ctx, Way::Own),
-            Step::DirectReply => maps.direct(frame, ctx, Way::Back),
+            Step::Direct => maps.direct(frame, ctx, DirectCase::Ingress),
+            Step::DirectOut => maps.direct(frame, ctx, DirectCase::Egress),
+            Step::DirectOwn => maps.direct(frame, ctx, DirectCase::FrontendSource),
+            Step::DirectReply => maps.direct(frame, ctx, DirectCase::EndpointReply),
             Step::Icmp => {
                 let code = maps.translate_error(frame, ctx, is_incoming);
                 match Step::from(code) {
@@ -217,7 +220,7 @@ where
             Step::DeliverLocal => maps.send(frame, ctx, true),
             Step::Encapsulate => maps.encapsulate(frame, ctx),
             Step::Tunnelled => tunnel::tunnelled(maps.parse_pulled(frame, ctx)).into(),
-            // Whether it is a reply is known by now, and a program of its own takes outer headers away.
+            // `known` has already processed replies, and a separate program removes outer headers.
             Step::Tunnel | Step::Pass | Step::Drop | Step::DropFor(_) | Step::Sent(_) | Step::Reply => {
                 return finish::<M, F>(maps, step);
             }
@@ -225,22 +228,23 @@ where
         code = next;
         turn += 1;
     }
-    // Others were faster each time.
+    // Other CPUs changed the tables at each stage.
     finish::<M, F>(maps, Step::DropFor(Reason::FlowCollision))
 }
 
-/// Whether a packet without a flow is for the programs of another version, which run behind these and may know it.
+/// Whether a packet without a flow is left to the programs of another version, which run behind these and may have its flow.
 #[inline(always)]
 fn leaves_to_others<M: Node>(maps: M, ctx: &PacketCtx<Words<M>>) -> bool {
     match maps.transition() {
         Transition::None | Transition::Yields => false,
         Transition::LooksUp => true,
-        // Where the other programs' flows are not copied yet, that is a datagram which may reach another backend.
+        // A UDP datagram begins a flow here. If the flow of the other programs is not copied yet, the datagram may reach
+        // another backend.
         Transition::Opens => ctx.packet.key.proto != PROTO_UDP && !is_syn(ctx.packet.tcp_flags),
     }
 }
 
-/// The program's verdict for what became of a packet.
+/// Returns the program's verdict for the last step of a packet, and counts the reason of a drop.
 #[inline(always)]
 pub fn finish<M, F>(maps: M, step: Step) -> i32
 where

@@ -1,7 +1,7 @@
-//! Counting: connections, traffic, and every reason for which something was not translated.
+//! Counters: connections, traffic, and every reason for which a packet or call was not translated.
 
 use proxy_common::reason::Reason;
-use proxy_common::select::is_by_turns;
+use proxy_common::select::is_round_robin;
 use proxy_common::stats::RefusalKey;
 
 use crate::context::PacketCtx;
@@ -9,7 +9,7 @@ use crate::env::{Counters, Happening, Services, Words};
 use crate::frame::Frame;
 use crate::shared::add;
 
-/// A packet has begun a connection to a backend.
+/// Counts a connection that a packet has begun, and tells the listeners.
 #[inline(always)]
 pub fn new_flow<M: Counters + Services, F: Frame>(
     maps: M,
@@ -19,17 +19,17 @@ pub fn new_flow<M: Counters + Services, F: Frame>(
     backend: u32,
 ) {
     if let Some(stats) = maps.service_stats(service) {
-        // SAFETY: a map value of this CPU; system calls, which count there too, do not interrupt a packet.
+        // SAFETY: a map value of this CPU. System calls count here, too, but they do not interrupt a packet program.
         unsafe { (*stats).connections += 1 };
     }
     connection(maps, backend);
-    if is_by_turns(ctx.frontend.algorithm) {
+    if is_round_robin(ctx.frontend.algorithm) {
         next_turn(maps, service);
     }
     maps.tell(frame, ctx, service, Happening::NewFlow { backend });
 }
 
-/// A connection to a backend has begun.
+/// Counts a connection to a backend.
 #[inline(always)]
 pub fn connection<M: Counters>(maps: M, backend: u32) {
     if let Some(count) = maps.backend_connections(backend) {
@@ -40,8 +40,8 @@ pub fn connection<M: Counters>(maps: M, backend: u32) {
     aya_log_ebpf::debug!((), "connection to backend {}", backend);
 }
 
-/// A connection to a Service that is spread by turns has begun: the next one goes to the next endpoint. Not where the endpoint
-/// is selected: a packet may be left to the next hook, which selects again.
+/// Advances the turn of a Service with a round-robin algorithm, after a connection has begun. Not done at the selection,
+/// since a packet may be left to the next hook, which selects again.
 #[inline(always)]
 pub fn next_turn<M: Services>(maps: M, service: u32) {
     if let Some(turns) = maps.turns(service) {
@@ -50,11 +50,11 @@ pub fn next_turn<M: Services>(maps: M, service: u32) {
     }
 }
 
-/// A packet went to a backend.
+/// Counts a packet to a backend, of this length in bytes.
 #[inline(always)]
 pub fn forwarded<M: Counters>(maps: M, service: u32, bytes: u32) {
     if let Some(stats) = maps.service_stats(service) {
-        // SAFETY: a map value of this CPU, which only packets write, and they do not interrupt each other.
+        // SAFETY: a map value of this CPU. Only packet programs write it, and they do not interrupt each other.
         unsafe {
             (*stats).packets += 1;
             (*stats).bytes += u64::from(bytes);
@@ -62,7 +62,7 @@ pub fn forwarded<M: Counters>(maps: M, service: u32, bytes: u32) {
     }
 }
 
-/// A packet went back to a client.
+/// Counts a reply to a client, of this length in bytes.
 #[inline(always)]
 pub fn replied<M: Counters>(maps: M, service: u32, bytes: u32) {
     if let Some(stats) = maps.service_stats(service) {
@@ -74,21 +74,22 @@ pub fn replied<M: Counters>(maps: M, service: u32, bytes: u32) {
     }
 }
 
-/// Something was refused, dropped or passed by for this reason, and no more is known of it.
+/// Counts a reason and tells the listeners, without a Service or a packet.
 #[inline(always)]
 pub fn reason<M: Counters>(maps: M, why: Reason) {
     count(maps, why);
     maps.tell_bare(0, why);
 }
 
-/// The same, of a known Service.
+/// Counts a reason for a known Service and tells the listeners, without a packet.
 #[inline(always)]
 pub fn refusal<M: Counters>(maps: M, service: u32, why: Reason) {
     count_for(maps, service, why);
     maps.tell_bare(service, why);
 }
 
-/// The packet was refused, dropped or passed by. Service 0: none is known.
+/// Counts the reason for which the packet was refused, dropped or passed unchanged, and tells the listeners. `service` 0:
+/// unknown.
 #[inline(always)]
 pub fn refused<M: Counters, F: Frame>(
     maps: M,
@@ -109,7 +110,7 @@ fn count<M: Counters>(maps: M, why: Reason) {
     }
 }
 
-/// Counts a reason, in all and for a Service.
+/// Counts a reason, in total and for a Service. `service` 0: only in total.
 #[inline(always)]
 pub fn count_for<M: Counters>(maps: M, service: u32, why: Reason) {
     count(maps, why);
@@ -118,11 +119,11 @@ pub fn count_for<M: Counters>(maps: M, service: u32, why: Reason) {
     }
     let key = RefusalKey { service, reason: why as u32 };
     if maps.refusals(&key).is_none() {
-        // Two CPUs may both begin it: one of them wins, and both find it below.
+        // Two CPUs may add the element at the same time: one of them succeeds, and both find the element below.
         let _ = maps.begin_refusals(&key);
     }
     if let Some(count) = maps.refusals(&key) {
-        // SAFETY: a map value; an LRU neighbour at worst counts one too many.
+        // SAFETY: a map value. If the LRU map reuses the element meanwhile, another count becomes one too high.
         unsafe { add(count, 1) };
     }
     #[cfg(feature = "log")]

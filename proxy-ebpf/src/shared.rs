@@ -1,31 +1,31 @@
-//! Memory that several CPUs read and write at once: every access to it goes through these traits, so that nothing holds a
-//! reference to it, and that a model checker can run the same source on memory of its own.
+//! Memory that several CPUs read and write at the same time. Every access goes through these traits, so that no code holds a
+//! reference to the memory, and a model checker can run the same source with its own memory.
 //!
 //! # Ordering
 //! [`Exchange::compare_exchange`] is a full barrier. Plain loads and stores are `READ_ONCE` and `WRITE_ONCE`: not torn, and
-//! not ordered by themselves. Where a reader relies on the order of two loads, the second one is made to depend on the
-//! first ([`after`]), which every CPU that Linux runs on respects.
+//! not ordered by themselves. If a reader relies on the order of two loads, the address of the second load depends on the
+//! first load ([`after`]); every CPU on which Linux runs respects this dependency.
 
 /// A shared integer.
 pub trait Shared: Copy {
-    /// Its type.
+    /// Type of the integer.
     type Value: Copy + PartialEq;
-    /// Reads it once.
+    /// Reads the integer once.
     fn load(self) -> Self::Value;
-    /// Reads it after whatever `witness` was computed from has been read (acquire).
+    /// Reads the integer, after the loads from which `witness` was computed (acquire).
     fn load_after(self, witness: u64) -> Self::Value;
-    /// Writes it once.
+    /// Writes the integer once.
     fn store(self, value: Self::Value);
 }
 
-/// A shared integer that can be exchanged.
+/// A shared integer with compare-and-exchange.
 pub trait Exchange: Shared {
-    /// Writes `new` where `old` stands, and gives what stood there. A full barrier: a CPU that sees the new value sees all
-    /// that was written before it.
+    /// Writes `new` if the integer is `old`; returns the previous value. A full barrier: a CPU that sees the new value sees
+    /// all earlier writes.
     fn compare_exchange(self, old: Self::Value, new: Self::Value) -> Self::Value;
 }
 
-/// A shared integer at an address: of a map, or of a test's own memory.
+/// A shared integer at an address, in a map or in a test's own memory.
 pub struct Raw<T>(*mut T);
 
 impl<T> Clone for Raw<T> {
@@ -38,18 +38,18 @@ impl<T> Clone for Raw<T> {
 impl<T> Copy for Raw<T> {}
 
 impl<T> Raw<T> {
-    /// The integer at this address.
+    /// Returns a handle for the integer at this address.
     ///
     /// # Safety
-    /// The address is aligned, and valid for reads and writes as long as the value is used.
+    /// The address is aligned, and valid for reads and writes as long as the handle is used.
     #[inline(always)]
     pub unsafe fn new(address: *mut T) -> Self {
         Self(address)
     }
 }
 
-/// Zero, computed from `witness`: what is added to an address makes the access depend on `witness`. x86 keeps loads in
-/// order, and needs none of this.
+/// Returns zero, computed from `witness`. If the result is added to an address, the access depends on `witness`. x86 keeps
+/// loads in order, and does not need this.
 #[inline(always)]
 pub fn after(witness: u64) -> usize {
     #[cfg(all(target_arch = "bpf", not(bpf_target_arch = "x86_64")))]
@@ -75,13 +75,13 @@ macro_rules! shared {
 
             #[inline(always)]
             fn load(self) -> $integer {
-                // SAFETY: its constructor requires a valid address.
+                // SAFETY: the constructor requires a valid address.
                 unsafe { self.0.read_volatile() }
             }
 
             #[inline(always)]
             fn load_after(self, witness: u64) -> $integer {
-                // SAFETY: the same address.
+                // SAFETY: as in `load`, since `after` returns zero.
                 unsafe { self.0.byte_add(after(witness)).read_volatile() }
             }
 
@@ -102,7 +102,7 @@ impl Exchange for Raw<u64> {
         #[cfg(target_arch = "bpf")]
         {
             let mut found = old;
-            // SAFETY: its constructor requires a valid address; the instruction touches nothing else.
+            // SAFETY: the constructor requires a valid address; the instruction touches nothing else.
             unsafe {
                 core::arch::asm!(
                     "r0 = cmpxchg_64({p} + 0, r0, {n})",
@@ -116,7 +116,7 @@ impl Exchange for Raw<u64> {
         #[cfg(not(target_arch = "bpf"))]
         {
             use core::sync::atomic::{AtomicU64, Ordering};
-            // SAFETY: its constructor requires a valid address.
+            // SAFETY: the constructor requires a valid address.
             let word = unsafe { AtomicU64::from_ptr(self.0) };
             match word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(found) | Err(found) => found,
@@ -131,7 +131,7 @@ impl Exchange for Raw<u32> {
         #[cfg(target_arch = "bpf")]
         {
             let mut found = u64::from(old);
-            // SAFETY: its constructor requires a valid address; the instruction touches nothing else.
+            // SAFETY: the constructor requires a valid address; the instruction touches nothing else.
             unsafe {
                 core::arch::asm!(
                     "w0 = cmpxchg32_32({p} + 0, w0, w2)",
@@ -145,7 +145,7 @@ impl Exchange for Raw<u32> {
         #[cfg(not(target_arch = "bpf"))]
         {
             use core::sync::atomic::{AtomicU32, Ordering};
-            // SAFETY: its constructor requires a valid address.
+            // SAFETY: the constructor requires a valid address.
             let word = unsafe { AtomicU32::from_ptr(self.0) };
             match word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(found) | Err(found) => found,
@@ -154,26 +154,26 @@ impl Exchange for Raw<u32> {
     }
 }
 
-/// Adds to a counter that several CPUs write.
+/// Adds `value` to a counter that several CPUs write.
 ///
 /// # Safety
 /// `counter` is aligned, and valid for reads and writes.
 #[inline(always)]
 pub unsafe fn add(counter: *mut u64, value: u64) {
     #[cfg(target_arch = "bpf")]
-    // SAFETY: the caller vouches for the pointer; the instruction touches nothing else.
+    // SAFETY: the caller guarantees a valid pointer; the instruction touches nothing else.
     unsafe {
         core::arch::asm!("lock *(u64 *)({p} + 0) += {v}", p = in(reg) counter, v = in(reg) value);
     }
     #[cfg(not(target_arch = "bpf"))]
-    // SAFETY: the caller vouches for the pointer.
+    // SAFETY: the caller guarantees a valid pointer.
     unsafe {
         core::sync::atomic::AtomicU64::from_ptr(counter)
             .fetch_add(value, core::sync::atomic::Ordering::Relaxed);
     }
 }
 
-/// Adds, and gives what was there before (BPF instruction set v3, Linux 5.12).
+/// Adds `value` to a counter; returns the previous value (BPF instruction set v3, Linux 5.12).
 ///
 /// # Safety
 /// As for [`add`].
@@ -182,7 +182,7 @@ pub unsafe fn fetch_add(counter: *mut u64, value: u64) -> u64 {
     #[cfg(target_arch = "bpf")]
     {
         let mut result = value;
-        // SAFETY: the caller vouches for the pointer; the instruction touches nothing else.
+        // SAFETY: the caller guarantees a valid pointer; the instruction touches nothing else.
         unsafe {
             core::arch::asm!(
                 "{v} = atomic_fetch_add((u64 *)({p} + 0), {v})",
@@ -193,21 +193,21 @@ pub unsafe fn fetch_add(counter: *mut u64, value: u64) -> u64 {
         result
     }
     #[cfg(not(target_arch = "bpf"))]
-    // SAFETY: the caller vouches for the pointer.
+    // SAFETY: the caller guarantees a valid pointer.
     unsafe {
         core::sync::atomic::AtomicU64::from_ptr(counter)
             .fetch_add(value, core::sync::atomic::Ordering::Relaxed)
     }
 }
 
-/// The same number, of which the compiler knows nothing any more: it makes branches of sums that compare, and keeps on the
-/// stack what could be computed again.
+/// Returns the same number, about which the compiler knows nothing. Otherwise the compiler turns sums of comparisons into
+/// branches, and keeps values on the stack that could be computed again.
 #[inline(always)]
 pub fn opaque(number: u64) -> u64 {
     #[cfg(target_arch = "bpf")]
     {
         let mut number = number;
-        // SAFETY: nothing happens. An instruction has to be there: line information is by instruction.
+        // SAFETY: the instruction has no effect. It is needed, since line information belongs to instructions.
         unsafe { core::arch::asm!("{n} = {n}", n = inout(reg) number, options(pure, nomem, nostack)) };
         number
     }
@@ -215,8 +215,9 @@ pub fn opaque(number: u64) -> u64 {
     core::hint::black_box(number)
 }
 
-/// The same number, of which the verifier knows nothing any more: each value that it can tell apart is a state of its own, with
-/// which it walks through all that follows. `noise` is any number that it knows nothing of.
+/// Returns the same number, about which the verifier knows nothing. Otherwise each value that the verifier can distinguish is
+/// a separate state, with which the verifier walks through all following code. `noise` is any number that the verifier does
+/// not know.
 #[inline(always)]
 pub fn forget(number: u64, noise: u64) -> u64 {
     opaque(number ^ noise) ^ noise

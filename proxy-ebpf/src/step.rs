@@ -1,80 +1,80 @@
-//! What a stage says of a packet: where it goes next, or what becomes of it.
+//! The result of a stage: the next stage of a packet, or its verdict.
 
 use proxy_common::reason::Reason;
 
-/// `TCX_NEXT`, which is also `TC_ACT_UNSPEC`: on to the next program.
+/// `TCX_NEXT`, which is also `TC_ACT_UNSPEC`: the next program continues.
 pub const NEXT: i32 = -1;
 /// `TCX_DROP`, `TC_ACT_SHOT`.
 pub const DROP: i32 = 2;
 
 /// `XDP_DROP`.
 pub const XDP_DROP: u32 = 1;
-/// `XDP_PASS`: on to tc, as it came.
+/// `XDP_PASS`: the packet goes on to tc, unchanged.
 pub const XDP_PASS: u32 = 2;
-/// `XDP_TX`: out by the device that it came in by.
+/// `XDP_TX`: the packet leaves by the device on which it arrived.
 pub const XDP_TX: u32 = 3;
 
-/// The outcome of a stage.
+/// The result of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It goes on as it is: to the next program, then up the stack or out of the device.
+    /// Verdict: the packet passes, to the next program, and then up the stack or out of the device.
     Pass,
-    /// It is dropped; the stage that says so has counted it.
+    /// Verdict: the packet is dropped; the stage has counted the reason.
     Drop,
-    /// It is dropped for this reason, which is yet to be counted.
+    /// Verdict: the packet is dropped for this reason, which is still to be counted.
     DropFor(Reason),
-    /// It may belong to a flow.
+    /// The packet may belong to a flow.
     Established,
-    /// Its flow exists, and goes on: a segment that asks for a connection, or one whose flow has just begun.
+    /// The packet's flow exists: the flow of a SYN was found, or a flow has just begun.
     Continue,
-    /// Its flow has lost the key of its replies.
+    /// The packet's flow has no reply key in `flow_index`.
     RepairReplyKey,
-    /// It may be the reply to a packet that was forwarded under an address of this node.
+    /// The packet may be the reply to a packet with SNAT.
     SnatReply,
-    /// It is on its way out, and may be a backend's reply.
+    /// An egress packet that may be a backend's reply.
     Reply,
-    /// It goes straight to an endpoint.
+    /// A packet that is addressed directly to an endpoint.
     Direct,
-    /// It goes straight to an endpoint, out of here, under an address and port that packets are forwarded under.
+    /// An egress packet that is addressed directly to an endpoint, and whose source may be a SNAT port of this node.
     DirectOut,
-    /// It leaves from here under an address and port that may be a frontend's, and is not a backend's reply.
+    /// An egress packet whose source may be a frontend's address and port, and that is no backend's reply.
     DirectOwn,
-    /// It is a backend's, and of a connection that its client made straight to it, and that no flow knows of.
+    /// A backend's packet of a direct connection, which its client opened to the endpoint's address and which has no flow.
     DirectReply,
-    /// It belongs to no flow.
+    /// The packet belongs to no flow.
     NewFlow,
-    /// It may begin the flow that was planned.
+    /// The packet may begin the planned flow.
     OpenFlow,
-    /// Its flow has begun, and it is to be translated by the plan.
+    /// The packet's flow has begun; the packet is to be translated by the plan.
     Translate,
-    /// It is translated, and is to be sent by the route that was found.
+    /// The packet is translated; it is to be sent by the route in the context.
     Forward,
-    /// It is translated, and is to come in by the device of the route that was found.
+    /// The packet is translated; it is to be redirected to the ingress of the route's device.
     DeliverLocal,
-    /// It is an ICMP packet, on its way in.
+    /// An ICMP packet.
     Icmp,
-    /// Its client is to be told that its destination has no endpoint.
+    /// The client is to get an ICMP error: the destination has no endpoint.
     Refuse,
-    /// Its client is to be told that it is too big.
+    /// The client is to get an ICMP error: the packet is too big.
     TooBig,
-    /// Its connection is to be reset: the endpoint has left.
+    /// The connection is to be reset, since its endpoint was removed.
     Reset,
-    /// It is to be encapsulated to the node of its endpoint, and sent there.
+    /// The packet is to be encapsulated, and sent to the node of its endpoint.
     Encapsulate,
-    /// It is a packet in a packet, perhaps from another node.
+    /// A packet inside another packet, perhaps from another node.
     Tunnel,
-    /// It was in a packet that another node sent.
+    /// A packet that another node has encapsulated; the outer header is removed.
     Tunnelled,
-    /// Its backend refuses the connection: it may be dropped, if another one can have it.
+    /// The backend refuses the connection. The packet may be dropped, if another backend can take the connection.
     Refused,
-    /// It is an ICMP error that says the same.
+    /// An ICMP error by which the backend refuses the connection; otherwise as [`Step::Refused`].
     Unreachable,
-    /// It has been sent: a program's verdict.
+    /// The packet was sent; this is the program's verdict.
     Sent(i32),
 }
 
-/// A [`Step`] as a number, as it comes from a BPF-to-BPF call. The dispatcher keeps it as it came: taken apart and put together again
-/// at each call, every step would be a state of its own to the verifier.
+/// A [`Step`] as a number, the result of a BPF-to-BPF call. The dispatcher keeps the number: if it were decoded and encoded
+/// again at each call, every step would be a separate state for the verifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCode(pub u32);
 
@@ -95,7 +95,7 @@ impl From<StepCode> for Step {
 macro_rules! codes {
     ($($step:ident = $code:literal),+ $(,)?) => {
         impl Step {
-            /// The step as a number, for a BPF-to-BPF call: a code in the low byte, what belongs to it above.
+            /// Returns the step as a number for a BPF-to-BPF call: the code in the low byte, the payload above it.
             #[inline(always)]
             pub const fn encode(self) -> u32 {
                 match self {
@@ -105,7 +105,7 @@ macro_rules! codes {
                 }
             }
 
-            /// The step of that number; of a number that is none, a drop.
+            /// Returns the step of a number; a drop if the number is invalid.
             #[inline(always)]
             pub fn decode(number: u32) -> Self {
                 match number & 0xff {
@@ -149,8 +149,8 @@ codes! {
     DirectOwn = 24,
 }
 
-/// The reason of that number, without a table: kernels before 6.4 forget the bounds of an index that the compiler keeps on
-/// the stack.
+/// Returns the reason of a number, without a table: the verifier of kernels before 6.4 forgets the bounds of an index that
+/// the compiler keeps on the stack.
 #[inline(always)]
 fn reason(number: u32) -> Reason {
     if number < Reason::COUNT {

@@ -1,4 +1,4 @@
-//! The agent: puts the parts together, runs them, and ends without taking anything down.
+//! The agent: creates its parts, connects and runs them, and exits without removing programs or maps.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,25 +49,25 @@ pub use end_udp_sockets::end_udp_sockets;
 pub use init::{init, write_config};
 use supervisor::Supervisor;
 
-/// Events that may wait for the driver; more of them hold up the source, not the memory.
+/// The number of events that may wait for the driver. If the queue is full, the source waits, so that memory does not grow.
 const QUEUE: usize = 1024;
 
-/// Events for the cluster that may wait to be sent; beyond that they are lost.
+/// The number of Kubernetes Events that may wait to be sent; further ones are lost.
 const NOTICES: usize = 256;
-/// How long the last notices have to be sent, when the agent ends by itself.
+/// How long the agent waits for the last events and telemetry to be sent before it exits.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Where the settings of kube-proxy's file come from.
+/// Returns the origins of the settings in kube-proxy's configuration file.
 fn file_origins(config: &RunConfig) -> Vec<Origin> {
     let Some(path) = &config.kube_proxy.config_file else { return Vec::new() };
-    // The file has been read, so it can be read.
+    // The file was parsed before, so parsing does not fail.
     let document = serde_saphyr::from_str(&config.kube_proxy.text).unwrap_or_default();
     origins::of_file(&path.display().to_string(), &document)
 }
 
-/// Runs the agent until it is told to end (SIGTERM, SIGINT). What is programmed stays.
+/// Runs the agent until it gets SIGTERM or SIGINT. Programs and maps stay in place.
 ///
-/// `exporter` has what was logged so far, where telemetry is exported.
+/// `exporter` holds what was logged so far, if telemetry is exported.
 pub fn run(config: RunConfig, mut origins: Vec<Origin>, exporter: Option<Exporter>) -> anyhow::Result<()> {
     origins.extend(file_origins(&config));
     memory::set_up();
@@ -86,7 +86,7 @@ pub fn run(config: RunConfig, mut origins: Vec<Origin>, exporter: Option<Exporte
         }
         result
     });
-    // A read of the maps that hangs on must not hold up the end.
+    // A read of the maps that takes long must not delay the exit.
     runtime.shutdown_background();
     result
 }
@@ -108,7 +108,7 @@ async fn serve(
     let host = host.run(sender.clone());
     let (notices, to_tell) = mpsc::channel(NOTICES);
     let mut tasks = Supervisor::default();
-    // Lists come while programs are loaded; what is heard of waits for the driver.
+    // The source lists objects while programs are loaded; its events wait in the queue for the driver.
     let (ask_for_nodes, needs_nodes) = oneshot::channel();
     let (told, servers) = watch::channel(ApiServers::default());
     let (source, client) = objects::open(&config, sender, to_tell, needs_nodes, told).await?;
@@ -142,7 +142,7 @@ async fn serve(
     let mut needs = status.clone();
     tasks.helps(async move {
         if needs.wait_for(|status| status.needs_nodes).await.is_ok() {
-            // A source that is gone needs nothing.
+            // If the source has ended, the request is not needed.
             let _ = ask_for_nodes.send(());
         }
     });
@@ -228,7 +228,7 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
     Ok(programs)
 }
 
-/// Passes on what the programs log, if they were built to.
+/// Forwards the log of the programs, if they were built with one.
 #[cfg(feature = "bpf-log")]
 fn follow_log(programs: &mut Programs) {
     match programs.logger() {
@@ -242,7 +242,7 @@ fn follow_log(programs: &mut Programs) {
     }
 }
 
-/// Tells the driver what this machine is like before any object does; what follows the machine tells it what changes.
+/// Sends the state of this machine to the driver before any object; the returned follower sends later changes.
 async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyhow::Result<Follower> {
     let facts = Facts {
         uplinks: config.network.uplinks.clone(),
@@ -255,7 +255,7 @@ async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyho
     Ok(follower)
 }
 
-/// The HTTP servers.
+/// Returns the future that runs the HTTP servers.
 fn answer(
     config: &RunConfig,
     origins: &[Origin],
@@ -291,7 +291,7 @@ fn answer(
     Ok(http::serve(addresses, state))
 }
 
-/// Compares what is programmed with the API server, now and then.
+/// Periodically compares what is programmed with the API server.
 async fn audit(
     client: Client,
     driver: Ask,
@@ -310,7 +310,7 @@ async fn audit(
     crate::audit::run(Fresh::new(client), view, driver, node, period, status, &audits).await;
 }
 
-/// Notes now and then which faults the programs have met.
+/// Periodically records the faults that the programs have counted.
 async fn note_faults(metrics: Arc<Metrics>, bpffs: PathBuf) {
     loop {
         let (metrics, bpffs) = (Arc::clone(&metrics), bpffs.clone());
@@ -321,7 +321,7 @@ async fn note_faults(metrics: Arc<Metrics>, bpffs: PathBuf) {
     }
 }
 
-/// Says once when all is there.
+/// Logs once that the first sync is done.
 async fn announce(mut status: watch::Receiver<Status>) {
     if let Ok(status) = status.wait_for(|status| status.synced).await {
         tracing::info!(

@@ -1,9 +1,8 @@
-//! Keeps the count of open connections right, by which Services are spread with `lc`, `wlc`, `sed` and `nq`.
+//! Corrects the counts of open connections, which the algorithms `lc`, `wlc`, `sed` and `nq` use.
 //!
-//! The programs count exactly as long as they see a connection end. A flow that expires ends unseen: no packet comes. Sockets
-//! of the kernel itself are closed without a hook, and a hook may have been taken away for a while. So the agent looks at
-//! what there is: it takes flows out of the count that have expired, and compares the rest, with the sockets that count, with
-//! what the programs count.
+//! The programs count correctly only while they see how connections end. A flow that expires ends without a packet. Sockets of
+//! the kernel itself are closed without a hook, and a hook may have been removed for a while. So the agent removes expired flows
+//! from the counts, and compares the other flows and the counted sockets with the counts of the programs.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,14 +18,14 @@ use crate::maps::view::{Counted, View, ViewError};
 use crate::programs::{CountedIterator, Programs};
 use crate::sync::Status;
 
-/// Between two looks: each goes through all flows and sockets, which takes milliseconds.
+/// The interval of recounts. Each recount visits all flows and sockets, which takes milliseconds.
 const PERIOD: Duration = Duration::from_secs(10);
-/// The same after the start, until differences have been confirmed.
+/// The interval after the start, and until differences have been confirmed.
 const FIRST_PERIOD: Duration = Duration::from_secs(1);
-/// Looks that have to find the same difference: what begins or ends during a look is a difference by chance.
+/// How many recounts have to find the same difference: a connection that begins or ends during a recount also causes one.
 const CONFIRMATIONS: u32 = 3;
 
-/// Why the count may be wrong.
+/// Why a recount failed.
 #[derive(Debug, thiserror::Error)]
 enum CountError {
     #[error("cannot read the counts: {0}")]
@@ -35,10 +34,10 @@ enum CountError {
     Sockets(#[source] io::Error),
 }
 
-/// By how much the count of a backend differs, and how many looks in a row have found that.
+/// By backend id: the difference of the count, and how many recounts in a row have found it.
 type Differences = BTreeMap<u32, (i64, u32)>;
 
-/// Takes in what a look has found, and gives what is to be added to the counts.
+/// Adds the result of a recount to `differences`, and returns the confirmed differences, which are to be added to the counts.
 fn confirm(
     differences: &mut Differences,
     counted: &Counted,
@@ -65,14 +64,14 @@ fn confirm(
     corrections
 }
 
-/// Looks at what there is, and corrects the count.
+/// Compares the counts with flows and sockets, and corrects them.
 struct Recount {
     view: View,
     programs: Arc<Programs>,
-    /// Loaded when it is needed first; an error is told once.
+    /// Loaded when first needed; an error is logged once.
     sockets: Option<Result<CountedIterator, ()>>,
     differences: Differences,
-    /// The last look found something that counts.
+    /// Whether the last recount found any counted connection.
     is_in_use: bool,
     looks: u32,
 }
@@ -91,7 +90,7 @@ impl Recount {
                 tracing::warn!(%error, "cannot compare open connections of sockets with their counts");
             })
         });
-        // Without it the difference is unknown.
+        // Without this iterator the difference is unknown.
         let Ok(sockets) = sockets else { return Ok(()) };
         let sockets = sockets.count().map_err(CountError::Sockets)?;
         let corrections = confirm(&mut self.differences, &counted, &sockets);
@@ -111,7 +110,7 @@ impl Recount {
     }
 }
 
-/// Runs until the driver ends. Nothing is looked at while no Service is spread by open connections and none are counted.
+/// Runs until the driver ends. Does not recount while no Service selects endpoints by open connections and none are counted.
 pub async fn run(programs: Arc<Programs>, bpffs: PathBuf, mut status: watch::Receiver<Status>) {
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
@@ -125,7 +124,7 @@ pub async fn run(programs: Arc<Programs>, bpffs: PathBuf, mut status: watch::Rec
     };
     let differences = Differences::new();
     let mut recount = Recount { view, programs, sockets: None, differences, is_in_use: false, looks: 0 };
-    // What an earlier agent left may still be open.
+    // Connections that were counted under an earlier agent may still be open.
     recount.is_in_use = recount.view.has_open_connections().unwrap_or(true);
     let mut has_failed = false;
     loop {
@@ -165,7 +164,7 @@ mod tests {
     fn what_three_looks_agree_on_is_corrected() {
         let mut differences = Differences::new();
         let sockets = BTreeMap::from([(1, 2), (4, 1)]);
-        // 1 is right, 2 has one too many, 3 is below zero, 4 is not counted at all.
+        // The count of 1 is right, that of 2 is one too high, that of 3 is below zero, and 4 is not counted at all.
         let seen = counted(&[(1, 5), (2, 8), (3, -1)], &[(1, 3), (2, 7)]);
         for _ in 1..CONFIRMATIONS {
             assert_eq!(confirm(&mut differences, &seen, &sockets), BTreeMap::new());

@@ -1,6 +1,6 @@
 //! Ballast's agent and command line, as a library.
 //!
-//! Dependencies go one way, and `cargo xtask lint` holds us to it:
+//! Dependencies go one way, which `cargo xtask lint` checks:
 //!
 //! ```text
 //! api, source -> model -> plan -> sync -> maps
@@ -8,22 +8,22 @@
 //! app puts them together; main parses and runs.
 //! ```
 //!
-//! * [`model`]: the cluster as we understand it; no Kubernetes types, no clock, no IO.
-//! * [`api`], [`source`]: the two places objects come from (an API server, a folder of manifests).
-//! * [`plan`]: pure; the model and a node in, what the maps should say out, without ids or positions.
-//! * [`sync`]: ids, extents, the difference to what is applied, ordered writes; one task owns it all.
-//! * [`audit`]: compares maps, model and API server, apart from all that is remembered.
-//! * [`maps`]: the BPF maps; the only place that knows how they are written and read.
+//! * [`model`]: the cluster in the agent's own types; no Kubernetes types, no clock, no IO.
+//! * [`api`], [`source`]: the two sources of objects (an API server, a folder of manifests).
+//! * [`plan`]: pure; computes the desired contents of the maps from the model and a node, without ids or positions.
+//! * [`sync`]: ids, extents, the difference to what is applied, ordered writes; one task owns all of this.
+//! * [`audit`]: compares maps, model and API server, independently of all state that is kept in memory.
+//! * [`maps`]: the BPF maps; the only module that knows how they are written and read.
 //! * [`programs`]: load, attach, pin, replace and remove the BPF programs.
 //! * [`host`]: devices and the cgroup tree.
 //! * [`connections`]: the count of open connections.
-//! * [`sockets`]: connected UDP sockets whose endpoint left.
-//! * [`config`]: the agent's settings, of flags and of kube-proxy's file.
-//! * [`rates`]: what happens in a second, by the maps' counters.
+//! * [`sockets`]: connected sockets whose endpoint was removed.
+//! * [`config`]: the agent's settings, from flags and from kube-proxy's file.
+//! * [`rates`]: rates per second, from the maps' counters.
 //! * [`page`]: the page at `/` of the metrics server, of one node or of a cluster.
-//! * [`kubectl`]: the agents of all nodes, asked through the API server.
-//! * [`otlp`]: OpenTelemetry's records and spans, and their export; [`spans`]: which of the agent's work is one.
-//! * [`http`], [`metrics`], [`cli`], [`top`], [`telemetry`]: what people and machines look at.
+//! * [`kubectl`]: requests to the agents of all nodes through the API server.
+//! * [`otlp`]: OpenTelemetry's records and spans, and their export; [`spans`]: which of the agent's work is recorded as a span.
+//! * [`http`], [`metrics`], [`cli`], [`top`], [`telemetry`]: the interfaces for people and machines.
 
 pub mod api;
 pub mod app;

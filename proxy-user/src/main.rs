@@ -1,4 +1,4 @@
-//! `ballast`: parse, run, report.
+//! `ballast`: parses the command line, runs the command, and reports errors.
 
 use std::io::{ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
@@ -33,20 +33,20 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            // The chain once, on one line, for people and for log collectors.
+            // The whole chain on one line, for people and for log collectors.
             let _ = writeln!(std::io::stderr(), "ballast: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// The command line of `ballast`.
+/// Runs the command line of `ballast`.
 fn ballast() -> anyhow::Result<ExitCode> {
     complete::answer();
     run(parse())
 }
 
-/// Whether the program is called as kubectl calls a plugin: by a second name.
+/// Whether kubectl started the program as a plugin: under its second name.
 fn is_plugin() -> bool {
     let name = std::env::args_os().next().map(PathBuf::from);
     let name = name.as_ref().and_then(|name| name.file_stem()?.to_str());
@@ -55,7 +55,7 @@ fn is_plugin() -> bool {
 
 fn plugin(args: &KubectlArgs) -> anyhow::Result<ExitCode> {
     match kubectl::run(args, &mut stdout()) {
-        // A reader that has seen enough (`| head`) is no failure.
+        // It is not a failure if the reader closes the pipe early (`| head`).
         Err(KubectlError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         Err(error) => Err(error.into()),
         Ok(Answer { text, well }) => {
@@ -65,7 +65,7 @@ fn plugin(args: &KubectlArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The command, and where the settings of the agent come from, if it is to run.
+/// Returns the command, and the origins of the agent's settings if the command is `run`.
 fn parse() -> (Command, Vec<Origin>) {
     let mut command = Args::command();
     let matches = command.get_matches_mut();
@@ -127,7 +127,7 @@ fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The agent, or what is asked for in its place. The order is kube-proxy's.
+/// Runs the agent, or what a flag requests instead. The order of these flags is kube-proxy's.
 fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
     let (write_to, cleans_up) = (args.write_config_to.clone(), args.cleanup == Some(true));
     let inits = args.init_only == Some(true);
@@ -135,7 +135,7 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
         maps: BpffsArgs { bpffs: args.bpffs.clone() },
         cgroup_root: args.cgroup_root.clone(),
         dry_run: false,
-        // Who writes this flag to the agent's command line has said it; kube-proxy asks nothing either.
+        // The flag is explicit enough on the agent's command line; kube-proxy does not ask for confirmation either.
         yes: true,
         stay: false,
     };
@@ -169,7 +169,7 @@ fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
 
 fn monitor(args: &MonitorArgs) -> anyhow::Result<ExitCode> {
     match monitor::run(args, &mut stdout().lock()) {
-        // A reader that has seen enough (`| head`) is no failure.
+        // It is not a failure if the reader closes the pipe early (`| head`).
         Err(MonitorError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         result => Ok(result.map(|()| ExitCode::SUCCESS)?),
     }
@@ -178,7 +178,7 @@ fn monitor(args: &MonitorArgs) -> anyhow::Result<ExitCode> {
 fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     let cgroup = match &args.cgroup_root {
         Some(named) => Some(host::cgroup::find(Some(named))?),
-        // Without a cgroup tree there can be no program of ours in it.
+        // Without a cgroup tree, no program of Ballast can be attached to it.
         None => host::cgroup::find(None).ok(),
     };
     let cgroup = cgroup.as_ref().map(|root| root.path.as_path());
@@ -210,7 +210,7 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows a person what would be removed, and asks.
+/// Prints what would be removed, and asks for confirmation.
 fn wants_cleanup(args: &CleanupArgs, cgroup: Option<&Path>) -> anyhow::Result<bool> {
     let found = programs::dry_run(&args.maps.bpffs, cgroup)?;
     if found.removed.is_empty() {
@@ -225,7 +225,7 @@ fn wants_cleanup(args: &CleanupArgs, cgroup: Option<&Path>) -> anyhow::Result<bo
         .context("cannot ask for confirmation; use --yes")
 }
 
-/// `ballast check -o json`, for an archive.
+/// Returns the output of `ballast check -o json`, for the archive.
 fn checked(args: &SysdumpArgs) -> Result<String, String> {
     let words = ["ballast", "check", "-o", "json"].map(std::ffi::OsString::from);
     let words = words.into_iter().chain(["--bpffs".into(), args.maps.bpffs.clone().into_os_string()]);
@@ -238,7 +238,7 @@ fn checked(args: &SysdumpArgs) -> Result<String, String> {
     answer.map(|answer| answer.text).map_err(|error| error.to_string())
 }
 
-/// Makes the maps of the previous version, and copies flows until its programs have replaced ours.
+/// Creates the maps of the previous version, and copies flows until its programs have replaced those of this version.
 fn downgrade(args: &DowngradeArgs) -> anyhow::Result<ExitCode> {
     let downgrade = programs::downgrade(&args.maps.bpffs)?;
     let (flows, lost) = (downgrade.flows, downgrade.lost);
@@ -255,7 +255,7 @@ fn downgrade(args: &DowngradeArgs) -> anyhow::Result<ExitCode> {
     )
 }
 
-/// A reader of a list that has seen enough (`| head`) is no failure.
+/// Returns success also if the reader of a list closes the pipe early (`| head`).
 fn written(result: Result<(), ShowError>) -> anyhow::Result<ExitCode> {
     match result {
         Err(ShowError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
@@ -263,7 +263,7 @@ fn written(result: Result<(), ShowError>) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Writes an answer; a reader that has seen enough (`| head`) is no failure.
+/// Writes an answer; it is not a failure if the reader closes the pipe early (`| head`).
 fn print(text: &str) -> anyhow::Result<()> {
     match stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -273,7 +273,7 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Waits until this process is told to end (SIGTERM, SIGINT).
+/// Waits until this process gets SIGTERM or SIGINT.
 fn stay() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the async runtime")?.block_on(async {

@@ -1,12 +1,13 @@
-//! Connected sockets whose endpoint left.
+//! Connected sockets whose endpoint was removed.
 //!
-//! The address that such a socket is connected to is fixed, and no hook sees what it sends. (A packet's flow just chooses
-//! again.) So the socket is ended: UDP always, TCP where the removal policy of the Service says `reset`. A socket's storage
-//! says where a Service led it, and iterators list the storages; `sockets` knows UDP sockets whose storage could not be
-//! allocated. Sockets that went to the same endpoint by its own address are left alone.
+//! The peer address of such a socket is fixed, and no hook sees what the socket sends. (A flow of the packet path just
+//! selects another endpoint.) So the agent closes the socket: UDP always, TCP if the removal policy of the Service is
+//! `reset`. The socket's storage holds the backend that was selected, and iterators list the storages; the map `sockets`
+//! holds UDP sockets whose storage could not be allocated. Sockets that were connected to the endpoint's own address are
+//! not closed.
 //!
-//! An ended UDP socket fails its next call (ECONNABORTED where it waits, EDESTADDRREQ where it sends), and the application
-//! connects anew. So does a TCP socket at once (ECONNABORTED), and its endpoint gets a reset.
+//! After that, the next call of a UDP socket fails (ECONNABORTED if it waits, EDESTADDRREQ if it sends), and the
+//! application connects again. A TCP socket fails at once (ECONNABORTED), and its endpoint gets a RST.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -30,79 +31,81 @@ mod helper;
 
 pub use helper::{BesideError, beside_the_agent};
 
-/// A connect(2) that chose the endpoint just before it left has ended by then, and the socket is found connected.
+/// Delay before a sweep: a connect(2) that selected the endpoint just before its removal has returned by then, so the sweep
+/// finds the socket connected.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Between two sweeps, each of which may go through hundreds of network namespaces.
+/// Pause between two sweeps, because each may visit hundreds of network namespaces.
 const PAUSE: Duration = Duration::from_millis(500);
-/// From a sweep that failed to the next one; it doubles with each that fails.
+/// Pause after a failed sweep; it doubles with each further failure.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// The longest such pause: what is missing may be a permission, which a running process cannot get.
+/// The longest such pause: the reason may be a missing permission, which a running process cannot get.
 const LAST_RETRY: Duration = Duration::from_mins(1);
 
-/// What a sweep came to.
+/// The result of a sweep.
 #[derive(Debug, Default)]
 pub struct Swept {
-    /// UDP sockets ended.
+    /// Closed UDP sockets.
     pub ended: BTreeMap<IpFamily, u64>,
-    /// TCP sockets ended, whose connections were to be reset.
+    /// Closed TCP sockets, whose connections were to be reset.
     pub reset: BTreeMap<IpFamily, u64>,
-    /// Flows of the packet path marked, whose connections are reset at their next segment.
+    /// Marked flows of the packet path, whose connections are reset at their next segment.
     pub marked: u64,
-    /// Network namespaces looked at.
+    /// Visited network namespaces.
     pub namespaces: u64,
-    /// Why some sockets may have been left, the first reason: the sweep failed, and is made again.
+    /// The first reason why some sockets may still be open: the sweep has failed and is retried.
     pub failure: Option<SweepError>,
 }
 
-/// Why sockets stay with an endpoint that left.
+/// The reason why sockets stay connected to a removed endpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
     /// The maps cannot be read.
     #[error("cannot read the backends of sockets: {0}")]
     Maps(#[from] ViewError),
-    /// The network namespaces of others are closed to us.
+    /// The process may not enter other network namespaces.
     #[error("cannot enter the network namespaces of pods: {0}; grant CAP_SYS_ADMIN (setns(2))")]
     Enter(#[source] io::Error),
-    /// Some processes do not show which namespace they are in.
+    /// The network namespaces of some processes are not visible.
     #[error("cannot see the network namespaces of {0} processes; grant CAP_SYS_PTRACE")]
     Hidden(usize),
     /// The processes of this machine cannot be listed.
     #[error("cannot read network namespaces in /proc: {0}")]
     Processes(#[source] io::Error),
-    /// The iterator does not run.
+    /// The iterator fails.
     #[error("cannot list the backends of sockets: {0}")]
     Iterate(#[source] io::Error),
     /// The kernel does not list sockets.
     #[error("cannot list sockets: {0}; the kernel needs CONFIG_INET_UDP_DIAG and CONFIG_INET_TCP_DIAG")]
     List(#[source] io::Error),
-    /// The kernel does not end sockets.
+    /// The kernel does not close sockets.
     #[error("cannot close sockets: {0}; the kernel needs CONFIG_INET_DIAG_DESTROY")]
     End(#[source] io::Error),
 }
 
-/// Looks for them and ends them.
+/// Finds and closes connected sockets whose endpoint was removed.
 #[derive(Debug)]
 pub struct Sweeper {
     view: View,
     iterators: Iterators,
-    /// Stale sockets of the LRU maps that were looked for: most of them are closed, and are never looked for again.
+    /// Stale sockets of the LRU maps that earlier sweeps searched for: most of them are closed, and they are not searched
+    /// for again.
     known: BTreeSet<StaleSocket>,
     reach: Reach,
-    /// Flows of the packet path are marked.
+    /// Whether a sweep also marks flows of the packet path.
     marks: bool,
 }
 
-/// What lists the storages of sockets; `None` where the kernel cannot.
+/// The iterators that list the storages of sockets; `None` if the kernel does not support one.
 #[derive(Debug, Default)]
 pub struct Iterators {
-    /// Of UDP sockets.
+    /// Lists UDP sockets.
     udp: Option<SocketIterator>,
-    /// Of sockets of endpoints that left.
+    /// Lists sockets of removed endpoints.
     left: Option<LeftIterator>,
 }
 
 impl Iterators {
-    /// Those that could be loaded; the others' errors are told.
+    /// Takes the iterators that could be loaded, and logs the errors of the others.
     pub fn of(
         udp: Result<SocketIterator, programs::Error>,
         left: Result<LeftIterator, programs::Error>,
@@ -117,28 +120,28 @@ impl Iterators {
     }
 }
 
-/// Whose sockets are ended.
+/// The network namespaces whose sockets are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Those of every network namespace: of pods, too.
+    /// Every network namespace, also of pods.
     All,
-    /// Those of the caller's own network namespace, which takes `CAP_NET_ADMIN` alone.
+    /// Only the caller's own network namespace; this needs only `CAP_NET_ADMIN`.
     Own,
 }
 
 impl Sweeper {
-    /// One that reads the maps of `view`.
+    /// Creates a sweeper that reads the maps of `view`.
     pub fn new(view: View, iterators: Iterators, reach: Reach) -> Self {
         Self { view, iterators, known: BTreeSet::new(), reach, marks: false }
     }
 
-    /// The same, which also marks flows of the packet path.
+    /// Makes the sweeper also mark flows of the packet path.
     #[must_use]
     pub fn with_flows(self) -> Self {
         Self { marks: true, ..self }
     }
 
-    /// Sweeps once, through every network namespace in reach; none is visited where there is nothing to look for. Blocks for some
+    /// Sweeps every network namespace in reach once; visits none if there is nothing to search for. Blocks for some
     /// milliseconds.
     pub fn sweep(&mut self) -> Swept {
         self.try_sweep().unwrap_or_else(Swept::failed)
@@ -174,7 +177,7 @@ impl Sweeper {
         Ok(swept)
     }
 
-    /// Cookies and peers of TCP sockets, of all network namespaces, whose connections are to be reset.
+    /// Returns cookies and peers of the TCP sockets, in all network namespaces, whose connections are to be reset.
     fn to_be_reset(&self, serving: &ServingEndpoints) -> Result<BTreeSet<(u64, SocketAddr)>, SweepError> {
         let led = self.iterators.left.as_ref().map_or_else(|| Ok(Vec::new()), LeftIterator::list);
         let led = led.map_err(SweepError::Iterate)?;
@@ -199,9 +202,9 @@ impl Swept {
     }
 }
 
-/// What a sweep looks for in each network namespace.
+/// What a sweep searches for in each network namespace.
 struct Look<'a> {
-    /// Cookies and peers that the LRU maps know.
+    /// Cookies and peers from the LRU maps.
     fresh: BTreeSet<(u64, SocketAddr)>,
     iterator: Option<&'a SocketIterator>,
     serving: ServingEndpoints,
@@ -210,11 +213,11 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// Ends the stranded sockets of this thread's network namespace.
+    /// Closes the stale sockets of this thread's network namespace.
     fn visit(&self, entered: io::Result<()>) -> Swept {
         match entered {
             Ok(()) => self.end().unwrap_or_else(Swept::failed),
-            // Its last process has ended.
+            // The last process of the namespace has ended.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Swept::default(),
             Err(error) => Swept::failed(SweepError::Enter(error)),
         }
@@ -239,7 +242,7 @@ impl Look<'_> {
     }
 }
 
-/// Ends these sockets of this thread's network namespace; gives the first reason why one was left.
+/// Closes these sockets of this thread's network namespace; returns the first reason why one is still open.
 fn end_each(
     which: Sockets,
     meant: &BTreeSet<(u64, SocketAddr)>,
@@ -251,7 +254,7 @@ fn end_each(
     for socket in sockets.into_iter().filter(|socket| meant.contains(&(socket.cookie, socket.peer))) {
         match diag.destroy(&socket) {
             Ok(()) => *ended.entry(IpFamily::of(socket.peer.ip())).or_default() += 1,
-            // Its process was faster.
+            // The process has closed the socket itself.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => failure = failure.or(Some(SweepError::End(error))),
         }
@@ -259,8 +262,8 @@ fn end_each(
     Ok(failure)
 }
 
-/// Runs until the driver ends: sweeps after the first sync, for what left while no agent ran, and after each sync that
-/// took UDP endpoints away, or said that connections are reset. `tell` hears of every sweep.
+/// Runs until the driver ends. Sweeps after the first sync, for endpoints that were removed while no agent ran, and after
+/// each sync that removed UDP endpoints or marked endpoints for a reset. Calls `tell` after every sweep.
 pub async fn run(
     programs: Arc<Programs>,
     bpffs: PathBuf,
@@ -290,7 +293,7 @@ pub async fn run(
     keep_sweeping(sweep, status, |status| status.udp_left + status.resets, tell).await;
 }
 
-/// Sweeps at once, whenever the count of endpoints that left has changed, and after a sweep that failed.
+/// Sweeps at the start, whenever the count of removed endpoints has changed, and again after a failed sweep.
 async fn keep_sweeping<S>(
     mut sweep: impl FnMut() -> Swept + Send + 'static,
     mut status: watch::Receiver<S>,
@@ -317,7 +320,7 @@ async fn keep_sweeping<S>(
         }
         let changed = match retry {
             None => status.changed().await,
-            // The time has come, or there is something new.
+            // Wait for the time of the retry or for a change of the status.
             Some(at) => timeout_at(at, status.changed()).await.unwrap_or(Ok(())),
         };
         if changed.is_err() {
@@ -326,12 +329,12 @@ async fn keep_sweeping<S>(
     }
 }
 
-/// After so many failures in a row.
+/// Returns the pause after this number of failures in a row, at least 1.
 fn pause(failures: u32) -> Duration {
     FIRST_RETRY.saturating_mul(1 << (failures - 1).min(10)).min(LAST_RETRY)
 }
 
-/// Says what was done. The first of several failures is told, and the success that follows them.
+/// Logs the result of a sweep. Of several failures in a row, logs the first one and the success that follows them.
 fn note(swept: &Swept, failures: u32) {
     let ended: u64 = swept.ended.values().sum();
     if ended > 0 {

@@ -1,19 +1,17 @@
-//! Log lines.
+//! Logging.
 //!
 //! # Which level
-//! * ERROR: something stopped for good, and the agent cannot do its job. There is at most one before it ends.
-//! * WARN: it goes on, but worse than it should, and someone should look: an object with a part that cannot be
-//!   used, a full map, an address that is taken, the API server away for long. Rare enough that a test may
-//!   fail on one.
+//! * ERROR: something has stopped permanently, and the agent cannot do its job. There is at most one before it exits.
+//! * WARN: the agent continues, but not as well as it should, and an operator should look: an object with a part that cannot be
+//!   used, a full map, an address in use, the API server away for long. Rare enough that a test may fail on one.
 //! * INFO: what happens once: start, settings, programs attached, first sync, stop.
 //! * DEBUG: one line for each object or device: what changed, what was written.
 //! * TRACE: one line for each event or map operation.
 //!
-//! What is said about a thing stands in fields (`service=default/redis`), the message is a constant. The same
-//! state is said once, when it begins, and once more when it ends.
+//! Details are in fields (`service=default/redis`), and the message is a constant. A state is logged once when it
+//! begins, and once more when it ends.
 //!
-//! `BALLAST_LOG` overrides the level for single modules, as
-//! [`EnvFilter`] reads it: `info,ballast::sync=trace`.
+//! `BALLAST_LOG` overrides the level for single modules, as [`EnvFilter`] reads it: `info,ballast::sync=trace`.
 
 use std::io;
 
@@ -28,36 +26,36 @@ use crate::config::value::{LogFormat, LogLevel};
 use crate::otlp::Layer;
 use crate::spans;
 
-/// The variable that overrides `--log-level`.
+/// The environment variable that overrides `--log-level`.
 pub const VARIABLE: &str = "BALLAST_LOG";
 
-/// The name that users know for the modules of this crate.
+/// The name of this crate in log filters of users.
 const PUBLIC_TARGET: &str = "ballast";
-/// The name that the compiler knows.
+/// The name of this crate for the compiler.
 const TARGET: &str = "proxy_user";
-/// Where lines of the BPF programs come from.
+/// The target of log lines of the BPF programs.
 const BPF_TARGET: &str = "proxy_ebpf";
-/// Libraries that say at each attempt what [`crate::api::watch_health`] logs once.
+/// Libraries that log at each attempt what [`crate::api::watch_health`] logs once.
 const REPEATERS: [&str; 2] = ["kube_client::client", "kube_runtime::watcher"];
 
 /// Why logging could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// The filter cannot be read.
+    /// The filter is not valid.
     #[error("{VARIABLE}={value:?} is not a log filter: {source}; write it like info,ballast::sync=debug")]
     Filter {
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What is wrong with it.
+        /// Why it is not valid.
         source: ParseError,
     },
-    /// There is a subscriber already.
+    /// A subscriber is already set up.
     #[error("logging was set up twice: {0}")]
     Twice(#[from] tracing_subscriber::util::TryInitError),
 }
 
-/// Sends log lines to standard error from here on, and the same lines and spans to `export`, if there is one; `filter` is the value
-/// of `BALLAST_LOG`.
+/// Sends log lines to standard error from now on, and the same lines and spans to `export`, if there is one; `filter`
+/// is the value of `BALLAST_LOG`.
 pub fn init(
     format: LogFormat,
     level: LogLevel,
@@ -70,8 +68,8 @@ pub fn init(
     subscriber(format, filter, io::stderr, export).try_init().map_err(TelemetryError::Twice)
 }
 
-/// What passes: our own lines from `level` on; of libraries only what they warn of, and nothing that we say
-/// ourselves, unless all is asked for.
+/// Returns the given filter, or by default: lines of this crate from `level` on, only warnings of libraries, and no
+/// library line that repeats a line of this crate, unless `level` is trace.
 fn directives(level: LogLevel, filter: Option<&str>) -> Result<EnvFilter, TelemetryError> {
     let libraries = match level {
         LogLevel::Error => LogLevel::Error,
@@ -87,7 +85,7 @@ fn directives(level: LogLevel, filter: Option<&str>) -> Result<EnvFilter, Teleme
     EnvFilter::try_new(&text).map_err(|source| TelemetryError::Filter { value: text, source })
 }
 
-/// The subscriber, with a writer to be chosen by tests.
+/// Returns the subscriber; tests choose the writer.
 fn subscriber<W>(
     format: LogFormat,
     filter: EnvFilter,
@@ -102,12 +100,12 @@ where
         LogFormat::Text => lines.with_ansi(false).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
     };
-    // Our spans are for export alone: they would stand in front of every line.
-    // With hints, the level of the log stays what decides whether a line is looked at.
+    // Spans of this crate are only exported: in the log they would precede every line. With the hint, the level of the
+    // log still decides whether a line is evaluated.
     let no_span = filter_fn(|metadata| !is_exported_span(metadata)).with_max_level_hint(LevelFilter::TRACE);
     let lines = lines.with_filter(filter.and(no_span));
     let Some((layer, filter)) = export else {
-        // Not a layer that does nothing: the registry would make the spans.
+        // Without export there is no second layer, not even one that does nothing: with it, the registry would create the spans.
         return Box::new(Registry::default().with(lines));
     };
     let is_wanted = filter.or(filter_fn(is_exported_span).with_max_level_hint(LevelFilter::INFO));
@@ -193,7 +191,7 @@ mod tests {
         let exporter = crate::otlp::Exporter::default();
         let layer = Layer { spans: Some(exporter.spans.clone()), logs: Some(exporter.logs.clone()) };
         let sink = Sink::default();
-        // Whatever the log shows.
+        // A filter of the log that lets all levels pass.
         let filter = || directives(LogLevel::Info, Some("trace,hyper=off")).unwrap();
         let subscriber = subscriber(LogFormat::Text, filter(), sink.clone(), Some((layer, filter())));
         tracing::subscriber::with_default(subscriber, || {

@@ -2,6 +2,8 @@ use super::*;
 use crate::flow::{DIRECTION_REPLY, STATE_SNAT, STATE_USED, with_bits};
 use crate::{PROTO_SCTP, PROTO_UDP};
 
+mod window;
+
 const HZ: u32 = 1000;
 
 fn config() -> NodeConfig {
@@ -27,7 +29,7 @@ impl Tracked {
         let change = next(self.proto, self.bits, segment, self.seq, 0, &config());
         self.bits = change.bits;
         if self.proto == PROTO_TCP && !change.out_of_window {
-            (self.seq, self.bits) = noted(self.bits, segment, self.seq);
+            (self.seq, self.bits) = next_seq(self.bits, segment, self.seq);
         }
         change.out_of_window
     }
@@ -251,7 +253,7 @@ fn an_encapsulated_connection_lives_by_what_its_client_says() {
     let config = NodeConfig::new(100, 16, 16, 1);
     let one = |bits: u32, flags: u16| {
         let segment = Segment { direction: DIRECTION_FORWARD, tcp_flags: flags, seq: 1, ack: 1 };
-        one_sided(next(PROTO_TCP, bits, segment, [1, 1], 0, &config).bits, flags)
+        next_dsr(next(PROTO_TCP, bits, segment, [1, 1], 0, &config).bits, flags)
     };
     let begun = one(STATE_USED | 5 << STATE_TUNNEL_SHIFT, tcp::SYN);
     assert_eq!(timeout(PROTO_TCP, begun, &config), config.tcp_syn_sent);
@@ -286,7 +288,7 @@ fn only_a_syn_or_a_bare_acknowledgement_begins_a_connection() {
 
 #[test]
 fn the_second_unanswered_syn_ends_an_assured_flow() {
-    let silent = HZ / SYN_ANSWER;
+    let silent = HZ / SYN_ANSWERS_PER_SEC;
     let known = SEEN_REPLY | ASSURED;
     assert_eq!(with_syn(known, true, silent + 1, HZ), known | SYN_UNANSWERED);
     assert_eq!(with_syn(known, true, silent, HZ), known, "the flow was not silent before");
@@ -306,7 +308,7 @@ fn ejection_waits_for_the_first_answer_to_a_watched_syn() {
     for bits in [STATE_SYN, STATE_WATCHED, waits | SEEN_REPLY, waits | RST_BACKEND, 0] {
         assert!(!is_watched(bits), "{bits:#x}");
     }
-    let patience = HZ / SYN_ANSWER;
+    let patience = HZ / SYN_ANSWERS_PER_SEC;
     assert!(is_unanswered(waits, patience + 1, HZ));
     assert!(!is_unanswered(waits, patience, HZ) && !is_unanswered(waits, patience - 1, HZ));
     assert!(!is_unanswered(STATE_SYN, patience + 1, HZ));
@@ -338,14 +340,14 @@ fn a_flow_counts_until_it_is_closed() {
 
 #[test]
 fn of_a_flow_with_one_side_the_clients_segments_tell() {
-    assert_eq!(one_sided(ASSURED, tcp::ACK), SEEN_REPLY, "never assured");
+    assert_eq!(next_dsr(ASSURED, tcp::ACK), SEEN_REPLY, "never assured");
     for flags in [tcp::SYN, tcp::SYN | tcp::ACK, tcp::RST | tcp::ACK, 0] {
-        assert_eq!(one_sided(0, flags), 0, "{flags:#x}");
+        assert_eq!(next_dsr(0, flags), 0, "{flags:#x}");
     }
-    assert_eq!(one_sided(0, tcp::FIN), 0, "the first FIN is in the bits already, or it was not the client's");
-    assert_eq!(one_sided(FIN_CLIENT, tcp::FIN), FIN_CLIENT | FIN_BACKEND);
-    assert_eq!(one_sided(FIN_CLIENT, tcp::ACK), FIN_CLIENT | SEEN_REPLY);
-    assert_eq!(one_sided(SEEN_REPLY, tcp::FIN), SEEN_REPLY);
+    assert_eq!(next_dsr(0, tcp::FIN), 0, "the first FIN is in the bits already, or it was not the client's");
+    assert_eq!(next_dsr(FIN_CLIENT, tcp::FIN), FIN_CLIENT | FIN_BACKEND);
+    assert_eq!(next_dsr(FIN_CLIENT, tcp::ACK), FIN_CLIENT | SEEN_REPLY);
+    assert_eq!(next_dsr(SEEN_REPLY, tcp::FIN), SEEN_REPLY);
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn source_ranges_mean_something_else_to_each_kind_of_socket() {
     let open = entry(1, KIND_NODE_PORT, 0);
     let closed = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES);
     let node = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES | SERVICE_NODE_ALLOWED);
-    assert!(!asks_source(&open) && asks_source(&closed) && asks_source(&node));
+    assert!(!has_source_ranges(&open) && has_source_ranges(&closed) && has_source_ranges(&node));
     for of_node in [false, true] {
         assert_eq!(socket_source(&open, of_node), SocketSource::Allowed);
     }

@@ -1,4 +1,4 @@
-//! Access to the buckets of the index: [`BucketRef`] says what the algorithms ask of them, [`BucketAt`] is that of a map.
+//! Access to the buckets of the index: the algorithms use the trait [`BucketRef`]; [`BucketAt`] implements it for a map.
 
 use proxy_common::flow::{BUCKET_WORDS, Bucket};
 
@@ -6,13 +6,13 @@ use crate::shared::{Exchange, Raw};
 
 /// A bucket of the index.
 pub trait BucketRef: Copy {
-    /// The slot of that number, below [`BUCKET_WORDS`].
+    /// Returns the slot `number`, which is below [`BUCKET_WORDS`].
     fn slot(self, number: u32) -> impl Exchange<Value = u32>;
-    /// Whether keys that have this bucket first may stand in their second one.
+    /// Whether keys whose first bucket is this one may be in their second bucket.
     fn overflows(self) -> bool;
-    /// Says so, before anything stands there.
+    /// Sets the mark that [`BucketRef::overflows`] reads, before a key is written to the second bucket.
     fn set_overflow(self);
-    /// Asks for the bucket's cache line.
+    /// Prefetches the bucket's cache line.
     fn prefetch(self);
 }
 
@@ -21,17 +21,17 @@ pub trait BucketRef: Copy {
 pub struct BucketAt(*mut Bucket);
 
 impl BucketAt {
-    /// The bucket at this address.
+    /// Returns a handle for the bucket at this address.
     ///
     /// # Safety
-    /// The address is valid as long as the handle is used.
+    /// The address must be valid as long as the handle is used.
     #[inline(always)]
     pub unsafe fn new(address: *mut Bucket) -> Self {
         Self(address)
     }
 }
 
-/// The last word of a bucket whose keys may stand in their second one.
+/// Value of a bucket's last word (`overflow` and `reserved`) if keys may be in their second bucket.
 const OVERFLOWS: u32 = {
     let [a, b] = 1u16.to_ne_bytes();
     u32::from_ne_bytes([a, b, 0, 0])
@@ -40,7 +40,7 @@ const OVERFLOWS: u32 = {
 impl BucketRef for BucketAt {
     #[inline(always)]
     fn slot(self, number: u32) -> impl Exchange<Value = u32> {
-        // SAFETY: the mask keeps it inside the bucket.
+        // SAFETY: the mask keeps the slot inside the bucket.
         unsafe { Raw::new(self.0.cast::<u32>().add((number & (BUCKET_WORDS - 1)) as usize)) }
     }
 
@@ -52,13 +52,14 @@ impl BucketRef for BucketAt {
 
     #[inline(always)]
     fn set_overflow(self) {
-        // An exchange, so that it is seen before what follows.
+        // A compare-and-exchange, because it is a full barrier: other CPUs see the mark before they see the key.
         self.slot(BUCKET_WORDS - 1).compare_exchange(0, OVERFLOWS);
     }
 
     #[inline(always)]
     fn prefetch(self) {
-        // SAFETY: inside the bucket. Programs have no instruction for that; but a store does not wait, and this byte is always zero.
+        // SAFETY: inside the bucket. BPF has no prefetch instruction; a store does not wait for the cache line, and this
+        // field is always zero.
         unsafe { (&raw mut (*self.0).reserved).write_volatile(0) };
     }
 }

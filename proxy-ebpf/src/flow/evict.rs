@@ -1,36 +1,38 @@
-//! Which entry a new flow takes: CLOCK replacement. A clock hand goes round all entries, each CPU takes a few at a time from
-//! it, and a new flow takes the one with the lowest eviction priority among the next few.
+//! Selection of the entry for a new flow, by CLOCK replacement: a clock hand goes round all entries, each CPU takes a
+//! window of entries from it at a time, and a new flow gets the entry with the lowest eviction priority among the next few
+//! entries.
 
 use proxy_common::config::NodeConfig;
 use proxy_common::conntrack::{KEEP, eviction_priority};
 use proxy_common::flow::claimed;
 
-use super::index::{NONE, remove_key};
+use super::index::{NO_FLOW, remove_key};
 use super::memory::EntryRef as _;
 use crate::env::{ClockWindow, FlowTable, Time};
 use crate::select::load;
 use crate::shared::{Exchange as _, Shared as _, forget, opaque};
 
-/// Entries that one step covers; eight IPv4 entries are eight cache lines in a row.
+/// Number of entries that one step covers; eight IPv4 entries are eight adjacent cache lines.
 const SCAN: u32 = 8;
-/// Steps after which the table is called full.
+/// Number of steps after which the table counts as full.
 const SCANS: u32 = 14;
-/// Of these, how many go on where the clock hand is. The others are spread over the whole table: assured flows that began one
-/// after the other lie side by side, thousands of them, and a new flow must not fail because the hand is among them.
+/// Number of the [`SCANS`] steps that continue at the clock hand. The other steps are spread over the whole table: assured
+/// flows that were created one after the other are adjacent, thousands of them, and a new flow must not fail because the
+/// hand is among them.
 const NEAR: u32 = 4;
-/// Entries that a CPU takes from the clock hand at once. Were it one, the hand would go to and fro between the CPUs with
-/// each new flow.
+/// Number of entries that a CPU takes from the clock hand at a time. With one entry at a time, the cache line of the hand
+/// would move between the CPUs with each new flow.
 const WINDOW: u32 = 16;
 
-/// The eviction priority of an entry whose state word was read.
+/// Returns the eviction priority of an entry. `state` is its state word, which was read before.
 #[inline(always)]
 fn priority<M: FlowTable>(entry: M::Entry, state: u64, time: Time) -> u32 {
     let entry = entry.after(state);
     eviction_priority(entry.proto(), state, entry.last_seen().load(), time.now, time.config, opaque)
 }
 
-/// The entry to evict among the [`SCAN`] from `start` on, or `room` if that is less: its priority in the upper half, how far
-/// it is from the first in the lower.
+/// Returns the entry to evict among the next [`SCAN`] entries from `start` on, or the next `room` entries if that is less:
+/// its priority in the upper half, its distance from `start` in the lower half.
 #[inline(always)]
 pub fn scan<M: FlowTable>(maps: M, start: u32, room: u32, now: u32) -> u64 {
     let mut best = u64::from(KEEP) << 32;
@@ -53,7 +55,7 @@ pub fn scan<M: FlowTable>(maps: M, start: u32, room: u32, now: u32) -> u64 {
     best
 }
 
-/// The window of a CPU, and the next entry in it; `None` if it is empty.
+/// Returns the window of this CPU and the next entry in it; `None` if the window is empty.
 #[inline(always)]
 fn in_window<M: FlowTable>(maps: M, time: Time) -> Option<(*mut ClockWindow, u32)> {
     let window = maps.clock_window()?;
@@ -62,7 +64,7 @@ fn in_window<M: FlowTable>(maps: M, time: Time) -> Option<(*mut ClockWindow, u32
     (left != 0 && next < time.config.flow_entries).then_some((window, next))
 }
 
-/// Asks for the entry that a new flow will look at first; see [`index::prefetch`](super::index::prefetch).
+/// Prefetches the entry that the next new flow examines first; see [`index::prefetch`](super::index::prefetch).
 #[inline(always)]
 pub fn prefetch<M: FlowTable>(maps: M, time: Time) {
     if let Some((_, next)) = in_window(maps, time)
@@ -72,13 +74,13 @@ pub fn prefetch<M: FlowTable>(maps: M, time: Time) {
     }
 }
 
-/// Moves on to the next entry but `skip`, and gives it, and how many are in the window from there on; [`NONE`] if there are
-/// no entries.
+/// Skips `skip` entries and takes the next one from the window, or from a new window. Returns that entry, and the number of
+/// entries in the window from there on; [`NO_FLOW`] if there are no entries.
 #[inline(always)]
 fn advance<M: FlowTable>(maps: M, skip: u32, config: &NodeConfig) -> (u32, u32) {
-    let Some(window) = maps.clock_window() else { return (NONE, 0) };
+    let Some(window) = maps.clock_window() else { return (NO_FLOW, 0) };
     if config.flow_entries == 0 {
-        return (NONE, 0);
+        return (NO_FLOW, 0);
     }
     // SAFETY: this CPU's own value.
     let ClockWindow { mut next, mut left } = unsafe { window.read_volatile() };
@@ -86,7 +88,7 @@ fn advance<M: FlowTable>(maps: M, skip: u32, config: &NodeConfig) -> (u32, u32) 
         next += skip;
         left -= skip;
     } else {
-        let Some(hand) = maps.advance_clock_hand(WINDOW) else { return (NONE, 0) };
+        let Some(hand) = maps.advance_clock_hand(WINDOW) else { return (NO_FLOW, 0) };
         next = hand as u32 % config.flow_entries;
         left = WINDOW;
     }
@@ -95,12 +97,12 @@ fn advance<M: FlowTable>(maps: M, skip: u32, config: &NodeConfig) -> (u32, u32) 
     (next, left)
 }
 
-/// Moves this CPU's window on by a part of the table, and gives what [`advance`] does.
+/// Moves this CPU's window forward by a fixed part of the table. Returns the same as [`advance`].
 #[inline(always)]
-fn leap<M: FlowTable>(maps: M, config: &NodeConfig) -> (u32, u32) {
-    let Some(window) = maps.clock_window() else { return (NONE, 0) };
+fn advance_far<M: FlowTable>(maps: M, config: &NodeConfig) -> (u32, u32) {
+    let Some(window) = maps.clock_window() else { return (NO_FLOW, 0) };
     if config.flow_entries == 0 {
-        return (NONE, 0);
+        return (NO_FLOW, 0);
     }
     // SAFETY: this CPU's own value.
     unsafe {
@@ -111,10 +113,10 @@ fn leap<M: FlowTable>(maps: M, config: &NodeConfig) -> (u32, u32) {
     }
 }
 
-/// Leaves behind what lies between the entry that was looked at first and the one that was taken: its priority is higher.
-/// Were it looked at again, this CPU would soon meet nothing but established flows and those that it began a moment ago.
+/// Moves the window past the entries between the first one examined and the one taken: their priority is higher. If they
+/// were examined again, this CPU would soon find only established flows and the flows that it has just created.
 #[inline(always)]
-fn leave_behind<M: FlowTable>(maps: M, count: u32) {
+fn skip_examined<M: FlowTable>(maps: M, count: u32) {
     let Some(window) = maps.clock_window() else { return };
     // SAFETY: this CPU's own value.
     unsafe {
@@ -123,36 +125,38 @@ fn leave_behind<M: FlowTable>(maps: M, count: u32) {
     }
 }
 
-/// Claims an entry for a new flow, by its eviction priority. An assured flow keeps its entry whatever comes. Gives the
-/// index, or [`NONE`].
+/// Claims an entry for a new flow, by its eviction priority. An assured flow keeps its entry until it is closed or expires.
+/// Returns the index, or [`NO_FLOW`].
 #[inline(always)]
 pub fn claim<M: FlowTable>(maps: M, now: u32) -> u32 {
-    let Some(config) = maps.config() else { return NONE };
-    // One entry at a time while entries are free: neighbours come from memory together.
+    let Some(config) = maps.config() else { return NO_FLOW };
+    // The first step skips nothing, so that new flows take consecutive entries while entries are free: adjacent cache lines
+    // are fetched from memory together.
     let (mut scanned, mut skip) = (0, 0);
     while scanned < SCANS {
-        let (start, room) = if scanned < NEAR { advance(maps, skip, config) } else { leap(maps, config) };
-        // Another CPU has just taken what lies behind this CPU's window.
+        let (start, room) =
+            if scanned < NEAR { advance(maps, skip, config) } else { advance_far(maps, config) };
+        // The scan ends with this CPU's window: another CPU has just taken the entries behind it.
         let found = maps.scan(start, room, now);
         let (priority, passed) = ((found >> 32) as u32, found as u32);
-        if priority < KEEP && take(maps, start + passed, priority, now) {
-            leave_behind(maps, passed);
+        if priority < KEEP && claim_if_unchanged(maps, start + passed, priority, now) {
+            skip_examined(maps, passed);
             return start + passed;
         }
         scanned += 1;
         skip = SCAN - 1;
     }
-    NONE
+    NO_FLOW
 }
 
-/// Claims the next entry, if it is free.
+/// Claims the next entry of the window if it is free. Returns its index, or [`NO_FLOW`].
 #[inline(always)]
 pub fn claim_free<M: FlowTable>(maps: M, time: Time) -> u32 {
-    let Some((window, index)) = in_window(maps, time) else { return NONE };
-    let Some(entry) = maps.entry(index) else { return NONE };
+    let Some((window, index)) = in_window(maps, time) else { return NO_FLOW };
+    let Some(entry) = maps.entry(index) else { return NO_FLOW };
     let state = entry.state().load();
     if state as u32 != 0 || entry.state().compare_exchange(state, claimed(state)) != state {
-        return NONE;
+        return NO_FLOW;
     }
     // SAFETY: this CPU's own value.
     unsafe {
@@ -162,12 +166,14 @@ pub fn claim_free<M: FlowTable>(maps: M, time: Time) -> u32 {
     index
 }
 
-/// Claims an entry that had this priority, unless it has changed, or another CPU is faster. Its last flow ends.
+/// Claims an entry whose priority was `was`, and ends its flow. Returns `false` if the priority has changed, or if another
+/// CPU has claimed the entry first.
 #[inline(always)]
-fn take<M: FlowTable>(maps: M, index: u32, was: u32, now: u32) -> bool {
+fn claim_if_unchanged<M: FlowTable>(maps: M, index: u32, was: u32, now: u32) -> bool {
     let Some(entry) = maps.entry(index) else { return false };
     let state = entry.state().load();
-    // Read once more behind the state word, which then must not change.
+    // The priority is computed again after the state word was read. If the state word changes from now on, the exchange
+    // fails.
     if maps.scan(index, 1, now) != u64::from(was) << 32 {
         return false;
     }

@@ -1,11 +1,12 @@
 //! The index of the flows: a set-associative hash table in an array.
 //!
-//! Two CPUs may begin the same flow at once, and both must end up with one. So a key is added in three steps. It is written
-//! as *pending* into a free slot; then all slots where it may stand are looked at for the same key; then it is made valid.
-//! Of two pending slots with one key the one in the lower position stays, and its CPU removes the other; a valid one always
-//! stays. Each step is an exchange that fails if another CPU was there before, and each CPU writes before it looks, so at
-//! least one of the two sees the other. The same holds for the second bucket: that it counts is written before anything
-//! stands in it.
+//! Two CPUs may create the same flow at the same time, and exactly one flow must remain. A key is therefore added in three
+//! steps: the CPU writes the key as *pending* into a free slot; it searches all slots where the key may be for the same
+//! key; it makes the slot valid. Of two pending slots with the same key, the slot at the lower position stays, and its CPU
+//! removes the other slot; a valid slot always stays. Each step is a compare-and-exchange that fails if another CPU has
+//! changed the slot, and each CPU writes its slot before it searches, so at least one of the two CPUs sees the other's
+//! slot. The mark that the second bucket is in use follows the same rule: it is written before a key is written to the
+//! second bucket.
 
 use proxy_common::flow::{
     BUCKET_WORDS, DIRECTION_FORWARD, FlowKey, NO_POSITION, SLOT_PENDING, SLOT_TAG, STATE_CLAIMED, STATE_USED,
@@ -17,14 +18,15 @@ use super::memory::EntryRef as _;
 use crate::env::{FlowTable, Words};
 use crate::shared::{Exchange, Shared as _, opaque};
 
-/// No flow.
-pub const NONE: u32 = u32::MAX;
+/// Returned instead of an index if there is no flow.
+pub const NO_FLOW: u32 = u32::MAX;
 
-/// No flow, and no generation; an index is never that high.
-pub const NOTHING: u64 = u64::MAX;
+/// Returned instead of an index and a generation if there is no flow. No index is that high.
+pub const NO_FLOW_GENERATION: u64 = u64::MAX;
 
-/// Does the same for each slot of a bucket, without a loop: in one, the verifier soon forgets the states that it has
-/// checked, since each differs by the number, and walks through the rest again for each branch. On the host it is a loop.
+/// Runs `$body` for each slot of a bucket. In programs it is unrolled: in a loop the states differ by the slot number, so
+/// the verifier soon forgets the states that it has checked, and walks through the rest again for each branch. On the host
+/// it is a loop.
 #[cfg(not(target_arch = "bpf"))]
 macro_rules! each_slot {
     ($maps:ident, $number:ident, $body:block) => {
@@ -32,7 +34,7 @@ macro_rules! each_slot {
     };
 }
 
-/// The same, for the verifier.
+/// The unrolled form for programs.
 #[cfg(target_arch = "bpf")]
 macro_rules! each_slot {
     ($maps:ident, $number:ident, $body:block) => {
@@ -46,52 +48,52 @@ macro_rules! each_slot {
     };
 }
 
-/// The slot at a position.
+/// Returns the slot at a position, or `None` if the position is beyond the index.
 #[inline(always)]
 fn at<M: FlowTable>(maps: M, position: u32) -> Option<impl Exchange<Value = u32>> {
     maps.bucket(position / BUCKET_WORDS).map(|bucket| bucket.slot(position))
 }
 
-/// Whether keys that have this bucket first may stand in their second one.
+/// Whether keys whose first bucket is this one may be in their second bucket.
 #[inline(always)]
 fn overflows<M: FlowTable>(maps: M, bucket: u32) -> bool {
     maps.bucket(bucket).is_some_and(BucketRef::overflows)
 }
 
-/// Index and generation (upper half) of the flow that holds a key, if the slot leads to one; else [`NOTHING`]. An entry that
-/// a CPU has claimed is no flow, not yet or not any more. The state is read first: while its generation is the same, so is
-/// the flow.
+/// Returns index and generation (upper half) of the flow that a slot refers to, if that flow has the key; otherwise
+/// [`NO_FLOW_GENERATION`]. A claimed entry holds no flow: the flow is being created or removed. The state word is read before the
+/// tuple: while the generation is unchanged, the entry holds the same flow.
 #[inline(always)]
 fn holder<M: FlowTable>(maps: M, slot: u32, key: &FlowKey<Words<M>>) -> u64 {
     let index = flow_of(slot);
-    let Some(entry) = maps.entry(index) else { return NOTHING };
+    let Some(entry) = maps.entry(index) else { return NO_FLOW_GENERATION };
     let state = entry.state().load();
-    // In one branch: each more doubles what the verifier walks through, for each slot.
+    // One branch for both conditions: each further branch doubles the paths that the verifier walks, for each slot.
     let unused = u64::from(bits_of(state) & (STATE_USED | STATE_CLAIMED) ^ STATE_USED);
     if unused | entry.after(state).differs_from(key) == 0 {
         u64::from(generation_of(state)) << 32 | u64::from(index)
     } else {
-        NOTHING
+        NO_FLOW_GENERATION
     }
 }
 
-/// Looks into one bucket.
+/// Searches one bucket for the key. Returns index and generation of its flow, or [`NO_FLOW_GENERATION`].
 #[inline(always)]
 pub fn find_in<M: FlowTable>(maps: M, bucket: u32, tag: u32, key: &FlowKey<Words<M>>) -> u64 {
-    let Some(bucket) = maps.bucket(bucket) else { return NOTHING };
+    let Some(bucket) = maps.bucket(bucket) else { return NO_FLOW_GENERATION };
     each_slot!(M, number, {
         let slot = bucket.slot(number).load();
         if slot & (SLOT_TAG | SLOT_PENDING) == tag {
             let found = holder(maps, slot, key);
-            if found != NOTHING {
+            if found != NO_FLOW_GENERATION {
                 return found;
             }
         }
     });
-    NOTHING
+    NO_FLOW_GENERATION
 }
 
-/// The first slot of a bucket that has the tag; 0: there is none.
+/// Returns the first valid slot of a bucket that has the tag, or 0 if there is none.
 #[inline(always)]
 fn first_tagged<M: FlowTable>(maps: M, bucket: u32, tag: u32) -> u32 {
     let Some(bucket) = maps.bucket(bucket) else { return 0 };
@@ -106,28 +108,27 @@ fn first_tagged<M: FlowTable>(maps: M, bucket: u32, tag: u32) -> u32 {
     0
 }
 
-/// The flow that a packet's key leads to: its index, and its generation in the upper half; or [`NOTHING`].
+/// Returns the flow of a packet's key: its index, and its generation in the upper half; [`NO_FLOW_GENERATION`] if there is no flow.
 #[inline(always)]
 pub fn find<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, hash: u64) -> u64 {
-    let Some(config) = maps.config() else { return NOTHING };
+    let Some(config) = maps.config() else { return NO_FLOW_GENERATION };
     let [first, second] = buckets_of(hash, config.flow_buckets);
     let tag = tag(hash);
-    // Nearly always it is the first slot with the tag: others may have the same one in 127.
+    // The first slot with the tag nearly always has the key: two keys have the same tag with a probability of 1 in 127.
     let slot = first_tagged(maps, first, tag);
     if slot != 0 {
         let mut found = holder(maps, slot, key);
-        if found == NOTHING {
+        if found == NO_FLOW_GENERATION {
             found = maps.find_in(first, tag, key);
         }
-        if found != NOTHING {
+        if found != NO_FLOW_GENERATION {
             return found;
         }
     }
-    if overflows(maps, first) { maps.find_in(second, tag, key) } else { NOTHING }
+    if overflows(maps, first) { maps.find_in(second, tag, key) } else { NO_FLOW_GENERATION }
 }
 
-/// Asks for the bucket where a key with this hash stands first, so that it is there when it is looked at: it seldom is in
-/// a cache.
+/// Prefetches the first bucket of a key with this hash, which is seldom in a cache.
 #[inline(always)]
 pub fn prefetch<M: FlowTable>(maps: M, hash: u64, buckets: u32) {
     let [first, _] = buckets_of(hash, buckets);
@@ -136,15 +137,15 @@ pub fn prefetch<M: FlowTable>(maps: M, hash: u64, buckets: u32) {
     }
 }
 
-/// Whether the flow's key of that direction stands where the flow says.
+/// Whether the slot at the position that the flow stores for this direction still refers to the flow.
 #[inline(always)]
 pub fn is_linked<M: FlowTable>(maps: M, index: u32, entry: M::Entry, direction: u8) -> bool {
     let (position, tag) = entry.position(direction);
     at(maps, position).is_some_and(|slot| slot.load() == slot_of(tag, index))
 }
 
-/// Removes the key of a direction from the flow whose claimed entry has that number. Another flow's slot is not equal, and
-/// stays.
+/// Removes the key of a direction from the index. `index` is the number of the claimed `entry`. A slot of another flow has
+/// another value, and stays.
 #[inline(always)]
 pub fn remove_key<M: FlowTable>(maps: M, index: u32, entry: M::Entry, direction: u8) {
     let (position, tag) = entry.position(direction);
@@ -153,7 +154,7 @@ pub fn remove_key<M: FlowTable>(maps: M, index: u32, entry: M::Entry, direction:
     }
 }
 
-/// Whether a slot is stale: the flow it leads to knows nothing of it.
+/// Whether a slot is stale: its flow is not in use, or does not store this position.
 #[inline(always)]
 fn is_stale<M: FlowTable>(maps: M, slot: u32, position: u32) -> bool {
     if slot & SLOT_PENDING != 0 {
@@ -164,8 +165,8 @@ fn is_stale<M: FlowTable>(maps: M, slot: u32, position: u32) -> bool {
     !in_use || (entry.position(0).0 != position && entry.position(1).0 != position)
 }
 
-/// Writes a pending slot into a bucket that has room, and gives its position. Without `stale` only what is free is room;
-/// with it, stale slots too, which costs a look at a flow for each slot.
+/// Writes a pending slot into a bucket that has room, and returns its position, or [`NO_POSITION`]. Without `stale` only
+/// free slots are used; with it, stale slots too, which costs a lookup of the flow for each slot.
 #[inline(always)]
 pub fn take_slot_in<M: FlowTable>(maps: M, number: u32, pending: u32, stale: bool) -> u32 {
     let Some(bucket) = maps.bucket(number) else { return NO_POSITION };
@@ -180,8 +181,8 @@ pub fn take_slot_in<M: FlowTable>(maps: M, number: u32, pending: u32, stale: boo
     NO_POSITION
 }
 
-/// Writes a pending slot into the second bucket, or into either in the place of a stale one, and gives its position;
-/// [`NO_POSITION`] if there is no room. Asked once the first bucket was full.
+/// Writes a pending slot into the second bucket, or in the place of a stale slot of either bucket, and returns its
+/// position; [`NO_POSITION`] if there is no room. Called only if the first bucket is full.
 #[inline(always)]
 fn take_slot<M: FlowTable>(maps: M, first: u32, second: u32, pending: u32) -> u32 {
     let Some(bucket) = maps.bucket(first) else { return NO_POSITION };
@@ -196,7 +197,8 @@ fn take_slot<M: FlowTable>(maps: M, first: u32, second: u32, pending: u32) -> u3
     position
 }
 
-/// How many slots of a bucket have that tag. Without a branch: each would double what the verifier walks through.
+/// Returns the number of slots of a bucket that have the tag. Without branches: each would double the paths that the
+/// verifier walks.
 #[inline(always)]
 fn count_tags<M: FlowTable>(maps: M, number: u32, tag: u32) -> u64 {
     let Some(bucket) = maps.bucket(number) else { return 0 };
@@ -209,76 +211,78 @@ fn count_tags<M: FlowTable>(maps: M, number: u32, tag: u32) -> u64 {
     count
 }
 
-/// Looks in a bucket for another slot that holds the key of the claimed flow `index`, which stands, pending, at `own`. Gives
-/// the flow of that slot if it is to have the key; if not, removes it: of two that are pending the one in the lower
-/// position stays. [`NONE`]: there is none (any more).
+/// Searches a bucket for another slot with the key of the claimed flow `index`, whose own pending slot is at position
+/// `own`. Returns the flow of the other slot if that flow keeps the key; otherwise removes the other slot. Of two pending
+/// slots, the slot at the lower position stays. Returns [`NO_FLOW`] if no other slot has the key, or none is left.
 #[inline(always)]
 pub fn conflicting_entry<M: FlowTable>(maps: M, index: u32, direction: u32, own: u32, number: u32) -> u32 {
-    let (Some(entry), Some(bucket)) = (maps.entry(index), maps.bucket(number)) else { return NONE };
+    let (Some(entry), Some(bucket)) = (maps.entry(index), maps.bucket(number)) else { return NO_FLOW };
     let (_, tag) = entry.position(direction as u8);
     each_slot!(M, slot, {
         let (word, position) = (bucket.slot(slot), number * BUCKET_WORDS + slot);
         let found = word.load();
         let other_index = flow_of(found);
-        // Its own other key may have the same tag, and is none that conflicts.
+        // The flow's own key of the other direction may have the same tag, and is no conflict.
         if found & SLOT_TAG == tag && position != own && other_index != index {
-            let Some(other) = maps.entry(other_index) else { return NONE };
+            let Some(other) = maps.entry(other_index) else { return NO_FLOW };
             let state = other.state().load();
-            // What others are filling counts here: its keys are written before they are added.
+            // An entry that another CPU has claimed counts, too: the keys are written to the entry before they are added to
+            // the index.
             let in_use = bits_of(state) & STATE_USED != 0;
             if in_use && other.after(state).differs_from_entry(entry, direction as u8) == 0 {
                 let yields = found & SLOT_PENDING != 0 && own < position;
                 if !yields || word.compare_exchange(found, 0) == found & !SLOT_PENDING {
                     return other_index;
                 }
-                // It is gone: removed here, or by its own CPU, which has seen ours.
+                // The other slot is removed: by this CPU, or by the CPU that wrote it, which has found our slot.
             }
         }
     });
-    NONE
+    NO_FLOW
 }
 
-/// The same in both buckets where the key may stand.
+/// Does the same as [`conflicting_entry`] in both buckets where the key may be.
 #[inline(always)]
 fn conflict<M: FlowTable>(maps: M, index: u32, direction: u32, own: u32, [first, second]: [u32; 2]) -> u32 {
     let found = maps.conflicting_entry(index, direction, own, first);
-    if found == NONE && overflows(maps, first) {
+    if found == NO_FLOW && overflows(maps, first) {
         maps.conflicting_entry(index, direction, own, second)
     } else {
         found
     }
 }
 
-/// Adds a key of a flow to the index: the flow's number, the direction, and the key's hash. The flow's entry must be claimed
-/// and filled. Gives the flow that the key leads to: this one, or the other that has the key already; [`NONE`] if all
-/// slots are taken.
+/// Adds a key of a flow to the index. `index` is the flow's number, `hash` the key's hash; the flow's entry must be claimed
+/// and filled. Returns the flow that the key refers to: this flow, or another flow that already has the key; [`NO_FLOW`] if
+/// all slots are taken.
 #[inline(always)]
 pub fn add<M: FlowTable>(maps: M, index: u32, direction: u32, hash: u64) -> u32 {
-    let Some(config) = maps.config() else { return NONE };
+    let Some(config) = maps.config() else { return NO_FLOW };
     let buckets = buckets_of(hash, config.flow_buckets);
     let [first, second] = buckets;
-    // Opaque: what can be made of it again needs no room on the stack.
+    // `opaque` makes the compiler compute the tag and the valid slot from `pending` again, instead of keeping them on the
+    // stack.
     let pending = opaque(u64::from(slot_of(tag(hash), index) | SLOT_PENDING)) as u32;
     let mut own = take_slot_in(maps, first, pending, false);
     if own == NO_POSITION {
         own = take_slot(maps, first, second, pending);
     }
-    let (Some(slot), Some(entry)) = (at(maps, own), maps.entry(index)) else { return NONE };
+    let (Some(slot), Some(entry)) = (at(maps, own), maps.entry(index)) else { return NO_FLOW };
     entry.set_position(direction as u8, own, pending & SLOT_TAG);
-    let mut other = NONE;
-    // Its own slot is one.
+    let mut other = NO_FLOW;
+    // The flow's own slot is one of those with the tag.
     if count_tags(maps, first, pending & SLOT_TAG) != 1 || overflows(maps, first) {
         other = conflict(maps, index, direction, own, buckets);
     }
-    let wanted = if other == NONE { pending & !SLOT_PENDING } else { 0 };
-    // A pending slot that another CPU has removed does not become valid.
+    let wanted = if other == NO_FLOW { pending & !SLOT_PENDING } else { 0 };
+    // Fails if another CPU has removed the pending slot, which then does not become valid.
     let stood = slot.compare_exchange(pending, wanted);
-    if other != NONE {
+    if other != NO_FLOW {
         other
     } else if stood == pending {
         index
     } else {
-        // The CPU that removed our slot has inserted the key.
+        // The CPU that removed our slot has added the key for its own flow.
         conflict(maps, index, direction, NO_POSITION, buckets)
     }
 }

@@ -1,4 +1,4 @@
-//! Access to the entries of the flow table: [`EntryRef`] says what the algorithms ask of them, [`Entry`] is that of a map.
+//! Access to the entries of the flow table: the algorithms use the trait [`EntryRef`]; [`Entry`] implements it for a map.
 
 use core::ffi::c_void;
 
@@ -8,11 +8,11 @@ use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowEntry, FlowKey,
 use crate::context::{NatPlan, Packet, Tuple};
 use crate::shared::{Exchange, Raw, Shared, after};
 
-/// What a claimed entry is filled with.
+/// Contents for a claimed entry.
 pub struct NewFlow<'a, A> {
-    /// The packet that begins it.
+    /// The packet that begins the flow.
     pub packet: &'a Packet<A>,
-    /// Its backend, and the key of its replies.
+    /// The flow's backend and reply key.
     pub plan: &'a NatPlan<A>,
     /// Id of the Service port.
     pub service: u32,
@@ -22,22 +22,23 @@ pub struct NewFlow<'a, A> {
 
 /// An entry of the flow table.
 pub trait EntryRef<A: Address>: Copy {
-    /// The state word; it says whose the entry is. See [`FlowEntry`].
+    /// The state word, which tells which flow or CPU owns the entry. See [`FlowEntry`].
     fn state(self) -> impl Exchange<Value = u64>;
-    /// The same entry; what is read by it is read after whatever `witness` was computed from.
+    /// Returns the same entry; all reads through it are ordered after the reads from which `witness` was computed.
     #[must_use]
     fn after(self, witness: u64) -> Self;
-    /// 0 if the key is one of the flow's two; else anything. It is a witness of what was read for it.
+    /// Returns 0 if the key is one of the flow's two keys, otherwise another number. The result is also a witness of the
+    /// fields that were read.
     fn differs_from(self, key: &FlowKey<A>) -> u64;
-    /// 0 if both entries, of which one is claimed, have the same key of a direction; else anything.
+    /// Returns 0 if both entries, one of which is claimed, have the same key in this direction, otherwise another number.
     fn differs_from_entry(self, other: Self, direction: u8) -> u64;
-    /// What a client's packet becomes, and a witness of what was read.
+    /// Returns the tuple to which a client's packet is translated, and a witness of the fields that were read.
     fn to_backend(self) -> (Tuple<A>, u64);
-    /// What a backend's packet becomes, and a witness of what was read.
+    /// Returns the tuple to which a backend's packet is translated, and a witness of the fields that were read.
     fn to_client(self) -> (Tuple<A>, u64);
     /// The key of a direction.
     fn key(self, direction: u8) -> FlowKey<A>;
-    /// Fills a claimed entry: all but the state word.
+    /// Fills a claimed entry, except for the state word.
     fn fill(self, new: &NewFlow<'_, A>);
     /// Gives a claimed entry another source port.
     fn set_source_port(self, port: u16);
@@ -51,17 +52,17 @@ pub trait EntryRef<A: Address>: Copy {
     fn backend(self) -> (u32, A, u16);
     /// Id of the backend.
     fn backend_id(self) -> u32;
-    /// Low 32 bits of jiffies when the flow began.
+    /// Low 32 bits of jiffies at the first packet of the flow.
     fn created(self) -> u32;
-    /// The same of its last packet.
+    /// Low 32 bits of jiffies at the last packet of the flow.
     fn last_seen(self) -> impl Shared<Value = u32>;
     /// The upper half of the sequence number of a direction.
     fn seq(self, direction: u8) -> impl Shared<Value = u16>;
     /// Position and tag of the key of a direction.
     fn position(self, direction: u8) -> (u32, u32);
-    /// Notes them, in a claimed entry.
+    /// Stores position and tag of the key of a direction in a claimed entry.
     fn set_position(self, direction: u8, position: u32, tag: u32);
-    /// Asks for the entry's cache line, so that it is there when it is looked at.
+    /// Prefetches the entry's cache line.
     fn prefetch(self);
 }
 
@@ -91,7 +92,7 @@ macro_rules! set_field {
     };
 }
 
-/// The address in a field, word by word: of a whole array the compiler makes calls that a program does not have.
+/// Reads an address field word by word: for a whole array the compiler would call functions that BPF programs do not have.
 macro_rules! addr {
     ($entry:expr, $field:ident) => {
         // SAFETY: a field of an entry; the constructor of the handle requires a valid one, aligned to words.
@@ -100,20 +101,20 @@ macro_rules! addr {
 }
 
 /// # Safety
-/// `from` is an address of words in shared memory.
+/// `from` points to an address in shared memory, aligned to words.
 #[inline(always)]
 unsafe fn load_words<A: Address>(from: *const A) -> A {
     let mut words = [0; 4];
     let mut number = 0;
     while number < size_of::<A>() / size_of::<u32>() {
-        // SAFETY: inside the address.
+        // SAFETY: the word is inside the address.
         words[number] = unsafe { from.cast::<u32>().add(number).read_volatile() };
         number += 1;
     }
     A::from_words(words)
 }
 
-/// Words of a key: both addresses, and both ports in one.
+/// Number of words in a key: both addresses, and one word for both ports.
 const fn key_words<A>() -> usize {
     2 * size_of::<A>() / size_of::<u32>() + 1
 }
@@ -124,21 +125,22 @@ fn witness<A: Address>(a: &A, b: &A) -> u64 {
 }
 
 impl<A> Entry<A> {
-    /// The entry at this address.
+    /// Returns a handle for the entry at this address.
     ///
     /// # Safety
-    /// The address is valid as long as the handle is used, and `A` are words.
+    /// The address must be valid as long as the handle is used, and `A` must consist of words.
     #[inline(always)]
     pub unsafe fn new(address: *mut FlowEntry<A>) -> Self {
         Self(address)
     }
 
-    /// Where the words of a key stand in the entry: both addresses, and the ports behind them; each so that the number of
-    /// a word in a [`FlowKey`] is added. Without a branch: forward and reply stand one behind the other.
+    /// Returns base addresses for the words of a key in the entry: one for both addresses, one for the ports. The number of
+    /// a word in a [`FlowKey`] is added to either base. Without a branch: the fields of the forward and the reply key are
+    /// adjacent.
     #[inline(always)]
     fn key_words(self, direction: u8) -> [*const u32; 2] {
         let side = usize::from(direction & 1);
-        // SAFETY: inside the entry, whose ports begin at a word.
+        // SAFETY: inside the entry, whose ports begin at a word boundary.
         unsafe {
             let addresses = (&raw const (*self.0).client).cast::<u32>().add(side * (key_words::<A>() - 1));
             let ports = (&raw const (*self.0).client_port).cast::<c_void>().cast::<u32>().add(side);
@@ -337,7 +339,7 @@ impl<A: Address> EntryRef<A> for Entry<A> {
 
     #[inline(always)]
     fn prefetch(self) {
-        // Programs have no instruction for that; but a store does not wait, and this byte is always zero.
+        // BPF has no prefetch instruction; a store does not wait for the cache line, and this byte is always zero.
         set_field!(self, reserved, 0);
     }
 }

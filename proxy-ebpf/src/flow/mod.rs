@@ -1,5 +1,5 @@
-//! Connection tracking of the packet path. `proxy_common::flow` says how flows lie in the maps, `proxy_common::conntrack` how
-//! their state changes.
+//! Connection tracking of the packet path. `proxy_common::flow` defines the layout of flows in the maps,
+//! `proxy_common::conntrack` the changes of their state.
 
 pub mod bucket;
 pub mod evict;

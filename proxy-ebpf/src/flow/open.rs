@@ -1,4 +1,4 @@
-//! Beginning a flow: an entry for it, and its two keys.
+//! Creation of a flow: claims an entry, and adds the flow's two keys to the index.
 
 use proxy_common::conntrack::{ASSURED, SEQ_CLIENT, in_time_wait, is_closed, is_expired};
 use proxy_common::flow::{
@@ -10,7 +10,7 @@ use proxy_common::select::{random_slot, source_port};
 use proxy_common::{Address, PROTO_TCP};
 
 use super::evict::claim_free;
-use super::index::{self, NONE};
+use super::index::{self, NO_FLOW};
 use super::memory::{EntryRef as _, NewFlow};
 use super::track::{Tracked, is_syn};
 use crate::context::PacketCtx;
@@ -19,24 +19,26 @@ use crate::select::backend::SelectedBackend;
 use crate::select::load;
 use crate::shared::{Exchange as _, Shared as _, opaque};
 
-/// Source ports that are tried when two flows would look the same to their backend.
+/// Number of source ports that are tried if two flows would have the same reply key at their backend.
 const TRIES: u32 = 512;
-/// See [`try_ports`].
+/// Number of tries in one call of [`try_ports`].
 const TRIES_AT_ONCE: u32 = 32;
-/// Of these, how many are random; then come those that follow the last one.
+/// Number of the [`TRIES`] that use a random port; each later try uses the port after the previous one.
 const RANDOM_TRIES: u32 = 16;
-/// Tries after which a flow that is not assured, and was silent for a second, gives its port to a new one. A flood of SYNs with
-/// forged sources would otherwise keep all ports for a minute, and each new flow would cost [`TRIES`].
-const SILENT_YIELD: u32 = 32;
-/// Tries after which every flow does that is not assured: ports in quarantine are taken first.
-const ALL_YIELD: u32 = 160;
-/// Of these, tries that leave a port alone whose last connection the backend may still have in `TIME_WAIT`: the kernel makes
-/// sequence numbers and timestamps from ports that the backend does not see.
-const QUIET_TRIES: u64 = 128;
-/// The lowest source port that a collision is moved to.
+/// Number of tries after which a flow that is not assured, and has been silent for a second, gives its port to a new flow.
+/// Otherwise a flood of SYNs with forged sources would keep all ports for a minute, and each new flow would cost [`TRIES`]
+/// tries.
+const TRIES_BEFORE_SILENT: u32 = 32;
+/// Number of tries after which every flow that is not assured gives its port to a new flow. Ports in quarantine are taken
+/// earlier.
+const TRIES_BEFORE_UNASSURED: u32 = 160;
+/// Number of tries that skip a port in quarantine, whose last connection may still be in `TIME_WAIT` at the backend: the
+/// kernel derives sequence numbers and timestamps from ports that the backend does not see.
+const QUARANTINE_TRIES: u64 = 128;
+/// Lowest source port that a flow without SNAT gets after a collision.
 const FIRST_PORT: u32 = 1024;
 
-/// The key of the replies to a flow that begins. With `snat` the backend sees that address of this node.
+/// Returns the reply key of a new flow. `snat` is the address of this node that the backend sees; `None` without SNAT.
 #[inline(always)]
 pub fn reply_key<A: Address>(
     key: &FlowKey<A>,
@@ -59,16 +61,16 @@ pub fn reply_key<A: Address>(
     }
 }
 
-/// What came of [`open`].
+/// Result of [`open`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// The flow has begun, or another CPU has just begun it: the plan says what the packet becomes.
+    /// This CPU has created the flow, or another CPU is creating it: the plan holds the translation of the packet.
     Begun,
-    /// It has begun long ago.
+    /// The flow existed before.
     Exists,
 }
 
-/// Begins a flow by the plan in `ctx`; not, if the packet has one already.
+/// Creates a flow by the plan in `ctx`, unless the packet already has a flow.
 #[inline(always)]
 pub fn open<M: FlowTable>(
     maps: M,
@@ -77,9 +79,10 @@ pub fn open<M: FlowTable>(
     time: Time,
 ) -> Result<Opened, Reason> {
     let now = time.now;
-    // Calls are dear, since returns are not predicted on many a CPU: most find a free entry at once.
+    // BPF-to-BPF calls are expensive, since many CPUs do not predict the return. Most new flows find a free entry without a
+    // call.
     let index = match claim_free(maps, time) {
-        NONE => maps.claim(now),
+        NO_FLOW => maps.claim(now),
         index => index,
     };
     let Some(entry) = maps.entry(index) else { return Err(Reason::FlowTableFull) };
@@ -103,12 +106,13 @@ pub fn open<M: FlowTable>(
             maps.syn_begun(index);
         }
     } else {
-        // Another CPU was faster with this flow, or there is no room. There is one flow, and it stays.
+        // Another CPU has created this flow first, or the index has no room. The keys of this entry are removed; the
+        // existing flow stays.
         index::remove_key(maps, index, entry, DIRECTION_REPLY);
         index::remove_key(maps, index, entry, DIRECTION_FORWARD);
     }
     load::changed(maps, ctx.plan.backend_id, 0, bits);
-    // It cannot fail: no other CPU changes the state of a claimed entry.
+    // The exchange cannot fail: no other CPU changes the state of a claimed entry.
     entry.state().compare_exchange(claimed, with_bits(claimed, bits));
     if is_ours {
         ctx.plan.reply.dst_port = entry.source_port();
@@ -125,40 +129,41 @@ pub fn open<M: FlowTable>(
     Ok(Opened::Begun)
 }
 
-/// Adds the key of the replies to the flow in the claimed entry `index`, and gives the flow to use; [`NONE`]: no source port
-/// is free.
+/// Adds the reply key of the flow in the claimed entry `index`. Returns the number of the flow to use, or [`NO_FLOW`] if no
+/// source port is free.
 ///
-/// Where another flow has the key (the same client port to two frontends with one backend), the backend gets to see another
-/// source port. Where it is this very flow's already, that one is used.
+/// If another flow has the key (the same client port to two frontends with one backend), this flow gets another source
+/// port. If the flow with the key is this same flow, created by another CPU, that entry is used.
 #[inline(always)]
 fn add_reply_key<M: FlowTable>(maps: M, index: u32, snat: u32) -> u32 {
     let mut tries = 0;
     while tries < TRIES {
         let leads_to = maps.try_ports(index, tries, snat);
-        if leads_to != NONE {
+        if leads_to != NO_FLOW {
             return leads_to;
         }
         tries += TRIES_AT_ONCE;
     }
-    NONE
+    NO_FLOW
 }
 
-/// The tries of [`add_reply_key`] from that number on, [`TRIES_AT_ONCE`] of them: the verifier walks through both loops once,
-/// and not through one of [`TRIES`].
+/// Makes [`TRIES_AT_ONCE`] tries of [`add_reply_key`], the first of them with the number `tries`. Returns the flow to use,
+/// or [`NO_FLOW`]. With two nested loops the verifier walks through each loop once, instead of through one loop of [`TRIES`]
+/// iterations.
 #[inline(always)]
 pub fn try_ports<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32 {
     let mut more = 0;
     while more < TRIES_AT_ONCE {
         let leads_to = maps.try_port(index, tries.wrapping_add(more), snat);
-        if leads_to != NONE {
+        if leads_to != NO_FLOW {
             return leads_to;
         }
         more += 1;
     }
-    NONE
+    NO_FLOW
 }
 
-/// The next source port to try after `port`: a random one at first, later the next one.
+/// Returns the source port to try after `port`: a random port for the first [`RANDOM_TRIES`] tries, later the next port.
 #[inline(always)]
 fn next_port<M: FlowTable>(maps: M, port: u16, snat: bool, tries: u32, time: Time) -> u16 {
     let config = time.config;
@@ -184,40 +189,40 @@ fn next_port<M: FlowTable>(maps: M, port: u16, snat: bool, tries: u32, time: Tim
     }
 }
 
-/// Whether a flow gives its source port to a new one after so many tries.
+/// Whether an existing flow gives its source port to a new flow after this number of tries.
 #[inline(always)]
-fn yields(bits: u32, last_seen: u32, tries: u32, time: Time) -> bool {
+fn gives_up_port(bits: u32, last_seen: u32, tries: u32, time: Time) -> bool {
     let (silent, hz) = (time.now.wrapping_sub(last_seen), time.config.hz);
     let is_silent = silent > hz && silent.wrapping_neg() > hz;
-    bits & ASSURED == 0 && (tries >= ALL_YIELD || (tries >= SILENT_YIELD && is_silent))
+    bits & ASSURED == 0 && (tries >= TRIES_BEFORE_UNASSURED || (tries >= TRIES_BEFORE_SILENT && is_silent))
 }
 
-/// One try of [`add_reply_key`]. [`NONE`]: the source port was not free, and the entry has the next one. `snat`: not 0 if the
-/// ports are the node's.
+/// Makes one try of [`add_reply_key`]. Returns [`NO_FLOW`] if the caller has to try again: the source port was not free, and
+/// the entry may have the next port now. `snat` is not 0 if the ports are SNAT ports.
 #[inline(always)]
 pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32 {
-    let (Some(entry), Some(time)) = (maps.entry(index), maps.time()) else { return NONE };
+    let (Some(entry), Some(time)) = (maps.entry(index), maps.time()) else { return NO_FLOW };
     let is_snat = snat != 0;
     let hash = time.hash(&entry.key(DIRECTION_REPLY));
     let leads_to = maps.add_key(index, u32::from(DIRECTION_REPLY), hash);
     if leads_to == index {
         return index;
     }
-    let Some(other) = Tracked::at(maps, leads_to) else { return NONE };
+    let Some(other) = Tracked::at(maps, leads_to) else { return NO_FLOW };
     let (bits, last_seen, proto) = (other.bits(), other.entry.last_seen().load(), other.entry.proto());
     if is_closed(bits) || is_expired(proto, bits, last_seen, time.now, time.config) {
         let waits = is_snat
-            && opaque(u64::from(tries)) < QUIET_TRIES
+            && opaque(u64::from(tries)) < QUARANTINE_TRIES
             && in_time_wait(proto, bits, last_seen, time.now, time.config.hz);
         if !waits && other.remove() {
-            return NONE;
+            return NO_FLOW;
         }
     } else if other.entry.differs_from(&entry.key(DIRECTION_FORWARD)) == 0 {
         other.repair_forward_key(time);
         return leads_to;
-    } else if yields(bits, last_seen, opaque(u64::from(tries)) as u32, time) && other.remove() {
-        return NONE;
+    } else if gives_up_port(bits, last_seen, opaque(u64::from(tries)) as u32, time) && other.remove() {
+        return NO_FLOW;
     }
     entry.set_source_port(next_port(maps, entry.source_port(), is_snat, tries, time));
-    NONE
+    NO_FLOW
 }

@@ -1,11 +1,11 @@
-//! Finding the flow of a packet, and what a packet does to its flow.
+//! Lookup of a packet's flow, and the effect of the packet on its flow.
 
 use proxy_common::PROTO_TCP;
 use proxy_common::PROTO_UDP;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::conntrack::{
     ASSURED, RST_BACKEND, SEEN_REPLY, Segment, in_time_wait, is_closed, is_expired, is_syn_unanswered, next,
-    noted, one_sided, tcp, with_syn,
+    next_dsr, next_seq, tcp, with_syn,
 };
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_RESET, STATE_SNAT,
@@ -25,19 +25,20 @@ pub struct Tracked<M: FlowTable> {
     maps: M,
     /// Number of its entry.
     pub index: u32,
-    /// The state word when it was found.
+    /// The state word at the time of the lookup.
     pub state: u64,
-    /// The entry. A new flow may take it while it is read: what was read counts if the generation is still the same.
+    /// The entry. A new flow may take it while it is read: the fields that were read are valid only if the generation is
+    /// unchanged afterwards.
     pub entry: M::Entry,
 }
 
-/// The flow that a packet belongs to, whose key has this hash. One that has expired is none, and is removed.
+/// Returns the flow of a packet. `hash` is the hash of `key`. An expired flow is removed, and `None` is returned.
 #[inline(always)]
 pub fn find<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, hash: u64, time: Time) -> Option<Tracked<M>> {
     tracked(maps, index::find(maps, key, hash), time)
 }
 
-/// The same, without a change: one that has expired is none, and stays.
+/// Returns the same as [`find`], but leaves an expired flow in place.
 #[inline(always)]
 pub fn find_untouched<M: FlowTable>(
     maps: M,
@@ -49,21 +50,22 @@ pub fn find_untouched<M: FlowTable>(
     if tracked.is_expired(time) { None } else { Some(tracked) }
 }
 
-/// The same by a subprogram: where it is not on the way of every packet.
+/// Returns the same as [`find`], by a call of a subprogram: for code that does not run for every packet.
 #[inline(always)]
 pub fn find_called<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, time: Time) -> Option<Tracked<M>> {
     as_found(maps, maps.find_key(key, time.hash(key)))
 }
 
-/// [`find`], as a number: index, and generation in the upper half; or [`index::NOTHING`].
+/// Returns the same as [`find`], as a number: the index, and the generation in the upper half; [`index::NO_FLOW_GENERATION`] if there
+/// is no flow.
 #[inline(always)]
 pub fn find_key<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, hash: u64) -> u64 {
-    let Some(time) = maps.time() else { return index::NOTHING };
+    let Some(time) = maps.time() else { return index::NO_FLOW_GENERATION };
     let found = index::find(maps, key, hash);
-    if tracked(maps, found, time).is_some() { found } else { index::NOTHING }
+    if tracked(maps, found, time).is_some() { found } else { index::NO_FLOW_GENERATION }
 }
 
-/// The flow that was found under this number, if its entry is still the same flow's.
+/// Returns the flow for a number from the index, if its entry still holds the same flow.
 #[inline(always)]
 fn as_found<M: FlowTable>(maps: M, found: u64) -> Option<Tracked<M>> {
     let (index, generation) = (found as u32, (found >> 32) as u32);
@@ -82,7 +84,7 @@ fn tracked<M: FlowTable>(maps: M, found: u64, time: Time) -> Option<Tracked<M>> 
     Some(tracked)
 }
 
-/// What the state machine is told of a packet.
+/// Returns the fields of a packet that the state machine uses.
 #[inline(always)]
 pub fn segment<A>(packet: &Packet<A>, direction: u8) -> Segment {
     Segment {
@@ -94,46 +96,47 @@ pub fn segment<A>(packet: &Packet<A>, direction: u8) -> Segment {
 }
 
 impl<M: FlowTable> Tracked<M> {
-    /// The flow in the entry of that number, as it is now.
+    /// Returns the flow that the entry `index` holds now.
     #[inline(always)]
     pub fn at(maps: M, index: u32) -> Option<Self> {
         let entry = maps.entry(index)?;
         Some(Self { maps, index, state: entry.state().load(), entry })
     }
 
-    /// `STATE_*` and connection bits.
+    /// Returns the `STATE_*` and connection bits.
     #[inline(always)]
     pub fn bits(&self) -> u32 {
         bits_of(self.state)
     }
 
-    /// Whether it has been silent for longer than its timeout.
+    /// Whether the flow has been silent for longer than its timeout.
     #[inline(always)]
     fn is_expired(&self, time: Time) -> bool {
         is_expired(self.entry.proto(), self.bits(), self.entry.last_seen().load(), time.now, time.config)
     }
 
-    /// Whether what was read of the entry is this flow's. `witness`: computed from what was read.
+    /// Whether the fields that were read from the entry belong to this flow. `witness` is computed from those fields.
     #[inline(always)]
     fn is_current(&self, witness: u64) -> bool {
         generation_of(self.entry.state().load_after(witness)) == generation_of(self.state)
     }
 
-    /// What a client's packet becomes; `None` if the flow is gone since it was found.
+    /// Returns the tuple to which a client's packet is translated; `None` if the flow has ended since it was found.
     #[inline(always)]
     pub fn to_backend(&self) -> Option<Tuple<Words<M>>> {
         let (tuple, witness) = self.entry.to_backend();
         self.is_current(witness).then_some(tuple)
     }
 
-    /// What a backend's packet becomes; `None` if the flow is gone since it was found.
+    /// Returns the tuple to which a backend's packet is translated; `None` if the flow has ended since it was found.
     #[inline(always)]
     pub fn to_client(&self) -> Option<Tuple<Words<M>>> {
         let (tuple, witness) = self.entry.to_client();
         self.is_current(witness).then_some(tuple)
     }
 
-    /// Notes a packet of the flow. Gives `false` for a reset or FIN out of the window, which changes nothing.
+    /// Updates the flow for one of its packets. Returns `false` for a RST or FIN out of the window, which does not close
+    /// the flow.
     #[inline(always)]
     pub fn touch(&self, packet: &Packet<Words<M>>, direction: u8, time: Time) -> bool {
         let (entry, proto) = (self.entry, packet.key.proto);
@@ -151,21 +154,22 @@ impl<M: FlowTable> Tracked<M> {
             && tunnel_of(bits) != 0
             && !change.out_of_window
         {
-            bits = one_sided(bits, packet.tcp_flags);
+            bits = next_dsr(bits, packet.tcp_flags);
         }
         let last_seen = entry.last_seen();
         if proto != PROTO_UDP {
             let is_clients_syn = direction == DIRECTION_FORWARD && is_syn(packet.tcp_flags);
             bits = with_syn(bits, is_clients_syn, time.now.wrapping_sub(last_seen.load()), time.config.hz);
         }
-        // Most packets fall into the same tick: then the cache line stays shared between the CPUs.
+        // Most packets arrive in the same tick as the previous one. The field is not written then, so that the cache line
+        // stays shared between the CPUs.
         if last_seen.load() != time.now {
             last_seen.store(time.now);
         }
         if proto == PROTO_TCP && !change.out_of_window {
-            let (moved, known) = noted(bits, segment, seq);
+            let (moved, known) = next_seq(bits, segment, seq);
             bits = known;
-            // Each changes once in 64 KiB.
+            // The upper half of a sequence number changes once in 64 KiB.
             if moved[0] != seq[0] {
                 entry.seq(DIRECTION_FORWARD).store(moved[0]);
             }
@@ -175,9 +179,10 @@ impl<M: FlowTable> Tracked<M> {
         }
         let bits = forget(u64::from(bits), self.state) as u32;
         if bits != self.bits() {
-            // Read before the exchange: behind it, another flow may have the entry.
+            // Read before the exchange: after it, another flow may have the entry.
             let (backend, service) = (entry.backend_id(), entry.service());
-            // If another CPU was faster, its change counts: the next segment brings ours again, or the timeout.
+            // If another CPU changed the state first, its change counts. The next segment repeats this change, or the flow
+            // times out.
             if entry.state().compare_exchange(self.state, with_bits(self.state, bits)) == self.state {
                 load::changed(self.maps, backend, self.bits(), bits);
                 if self.maps.measures_latency() && is_unreplied_syn(self.bits()) && bits & SEEN_REPLY != 0 {
@@ -189,37 +194,38 @@ impl<M: FlowTable> Tracked<M> {
         !change.out_of_window
     }
 
-    /// Whether the frontend of the flow is to be looked up again: of UDP, about once a second, since nothing else tells that the
-    /// frontend is another Service's by now. Every 256 jiffies.
+    /// Whether the frontend of a UDP flow has to be looked up again: every 256 jiffies, about once a second. Nothing else
+    /// reports that the frontend now belongs to another Service.
     #[inline(always)]
-    pub fn is_looked_at(&self, time: Time) -> bool {
+    pub fn needs_frontend_check(&self, time: Time) -> bool {
         let changed = u64::from((time.now ^ self.entry.last_seen().load()) >> 8);
-        // Without a branch: a direct flow has no frontend.
+        // Without a branch. A direct flow has no frontend.
         let is_direct = u64::from(self.bits() & STATE_DIRECT) >> STATE_DIRECT.trailing_zeros();
         opaque(changed * (1 - is_direct)) != 0 && self.entry.proto() == PROTO_UDP
     }
 
-    /// Whether the last packet is more than a second ago. One that another CPU has seen after `time` is not.
+    /// Whether the last packet passed more than a second ago. A packet that another CPU has seen after `time` counts as
+    /// recent.
     #[inline(always)]
     pub fn is_silent(&self, time: Time) -> bool {
         time.now.wrapping_sub(self.entry.last_seen().load()).cast_signed() > time.config.hz.cast_signed()
     }
 
-    /// Whether the key of the replies is gone. It is noticed after a pause: to look at each packet would cost a second
-    /// lookup.
+    /// Whether the reply key is missing from the index. Checked only after a pause of a second, because a check for each
+    /// packet would cost a second lookup.
     #[inline(always)]
     pub fn has_lost_reply_key(&self, time: Time) -> bool {
         time.now.wrapping_sub(self.entry.last_seen().load()) > time.config.hz
             && !index::is_linked(self.maps, self.index, self.entry, DIRECTION_REPLY)
     }
 
-    /// Adds the key of the replies again. Another flow may have it by now: then that one has the replies.
+    /// Adds the reply key again. If another flow has the key by now, that flow gets the replies.
     #[inline(always)]
     pub fn repair_reply_key(&self, time: Time) {
         self.add_key_again(DIRECTION_REPLY, time);
     }
 
-    /// Adds the client's key again, if it is gone.
+    /// Adds the forward key again, if it is missing from the index.
     #[inline(always)]
     pub fn repair_forward_key(&self, time: Time) {
         if !index::is_linked(self.maps, self.index, self.entry, DIRECTION_FORWARD) {
@@ -227,20 +233,20 @@ impl<M: FlowTable> Tracked<M> {
         }
     }
 
-    /// Not, if another CPU has done it meanwhile: the entry would forget where its key stands, and never remove it. So it is
-    /// looked at once more under the claim.
+    /// Adds a key again. The check is repeated under the claim: if another CPU has added the key meanwhile, a second one
+    /// would overwrite the position of the first, which would then never be removed.
     #[inline(always)]
     fn add_key_again(&self, direction: u8, time: Time) {
-        if let Some(owned) = self.own() {
+        if let Some(owned) = self.claim() {
             if !index::is_linked(self.maps, self.index, self.entry, direction) {
                 let hash = time.hash(&self.entry.key(direction));
                 self.maps.add_key(self.index, u32::from(direction), hash);
             }
-            self.give_back(owned, self.bits());
+            self.release(owned, self.bits());
         }
     }
 
-    /// Changes its bits; not, if another CPU has changed them since it was found.
+    /// Changes the bits of the flow, unless another CPU has changed them since the flow was found.
     #[inline(always)]
     pub fn change_bits(&self, change: impl FnOnce(u32) -> u32) {
         let (backend, bits) = (self.entry.backend_id(), change(self.bits()));
@@ -249,9 +255,10 @@ impl<M: FlowTable> Tracked<M> {
         }
     }
 
-    /// Claims the entry, so that no other CPU changes it; `None` if it has changed since it was found. Gives its state word.
+    /// Claims the entry, so that no other CPU changes it. Returns the new state word; `None` if the state has changed since
+    /// the flow was found.
     #[inline(always)]
-    fn own(&self) -> Option<u64> {
+    fn claim(&self) -> Option<u64> {
         if self.bits() & STATE_CLAIMED != 0 {
             return None;
         }
@@ -261,25 +268,25 @@ impl<M: FlowTable> Tracked<M> {
 
     /// Ends the claim.
     #[inline(always)]
-    fn give_back(&self, owned: u64, bits: u32) {
-        // It cannot fail: no other CPU changes the state of a claimed entry.
+    fn release(&self, owned: u64, bits: u32) {
+        // The exchange cannot fail: no other CPU changes the state of a claimed entry.
         self.entry.state().compare_exchange(owned, with_bits(owned, bits));
     }
 
-    /// Removes the flow: both keys go, and the entry is free. Nothing happens if it has changed since it was found; then it
-    /// gives `false`.
+    /// Removes the flow: removes both keys and frees the entry. Does nothing and returns `false` if the state has changed
+    /// since the flow was found.
     #[inline(always)]
     pub fn remove(&self) -> bool {
-        let Some(owned) = self.own() else { return false };
+        let Some(owned) = self.claim() else { return false };
         load::changed(self.maps, self.entry.backend_id(), self.bits(), 0);
         index::remove_key(self.maps, self.index, self.entry, DIRECTION_FORWARD);
         index::remove_key(self.maps, self.index, self.entry, DIRECTION_REPLY);
-        self.give_back(owned, 0);
+        self.release(owned, 0);
         true
     }
 
-    /// Ends the flow for its client, who may begin a new one. While the backend may be in `TIME_WAIT`, the key of the replies
-    /// stays, and the entry until it is evicted: other clients are not to get the source port.
+    /// Ends the flow for its client, which may then begin a new one. With SNAT, the reply key and the entry stay while the
+    /// backend may be in `TIME_WAIT`, until the entry is evicted: no other client may get the source port.
     #[inline(always)]
     pub fn expire(&self, time: Time) {
         let (entry, last_seen) = (self.entry, self.entry.last_seen().load());
@@ -287,20 +294,20 @@ impl<M: FlowTable> Tracked<M> {
             && in_time_wait(entry.proto(), self.bits(), last_seen, time.now, time.config.hz);
         if !waits {
             self.remove();
-        } else if let Some(owned) = self.own() {
+        } else if let Some(owned) = self.claim() {
             index::remove_key(self.maps, self.index, entry, DIRECTION_FORWARD);
-            self.give_back(owned, self.bits());
+            self.release(owned, self.bits());
         }
     }
 
-    /// Whether a client's packet goes on to the backend that the flow has. `service`: the Service that a SYN is for, as it
-    /// was looked up; 0: none.
+    /// Whether a client's packet goes on to the backend of the flow. `service` is the Service port that was looked up for a
+    /// SYN; 0 if there is none.
     ///
-    /// TCP, and SCTP like it, stays with a backend that left the Service, as with kube-proxy: the backend may still answer.
-    /// Not one that is to be reset ([`STATE_RESET`]): of that, only the client's own reset goes on.
-    /// UDP, TCP that was never answered, and a SYN choose again. A SYN on a flow that is over, or that is another Service's by
-    /// now, begins a new one; on any other flow it goes to the backend, which answers it (RFC 5961, 4). An assured flow is ended
-    /// only by the second unanswered SYN.
+    /// TCP and SCTP stay with a backend that left the Service, as with kube-proxy: the backend may still answer. If the
+    /// connection is to be reset ([`STATE_RESET`]), only the client's own RST goes on, unless the backend serves again. A
+    /// SYN on a closed flow begins a new flow. A SYN on an assured flow goes to the backend, which answers it (RFC 5961,
+    /// 4); only the second unanswered SYN may end such a flow. Any other SYN, UDP and unreplied connections go on only if
+    /// the backend still serves, and a SYN only if the flow belongs to `service`; otherwise a backend is selected again.
     #[inline(always)]
     pub fn continues(&self, tcp_flags: u16, service: u32, time: Time) -> bool {
         let (bits, entry) = (self.bits(), self.entry);
@@ -334,8 +341,8 @@ impl<M: FlowTable> Tracked<M> {
         serves || bits & STATE_RESET != 0 && is_connection && tcp_flags & tcp::RST != 0
     }
 
-    /// Whether a client's packet that does not go on is answered with a reset: its backend left, and the removal policy says so.
-    /// Then the flow is closed.
+    /// Whether a client's packet that does not go on is answered with a RST, because the backend left and the removal
+    /// policy is `reset`. If so, the flow is closed.
     #[inline(always)]
     pub fn is_to_be_reset(&self, tcp_flags: u16) -> bool {
         let is_reset = self.bits() & STATE_RESET != 0 && !is_syn(tcp_flags);
@@ -346,13 +353,13 @@ impl<M: FlowTable> Tracked<M> {
     }
 }
 
-/// Whether a flow began with a SYN that was not answered yet.
+/// Whether a flow began with a SYN that has not been answered yet.
 #[inline(always)]
 pub fn is_unreplied_syn(bits: u32) -> bool {
     bits & (STATE_SYN | SEEN_REPLY) == STATE_SYN
 }
 
-/// Whether a segment asks for a connection. Most such have no flow yet.
+/// Whether a segment opens a connection (SYN without ACK). Most of these have no flow yet.
 #[inline(always)]
 pub fn is_syn(tcp_flags: u16) -> bool {
     tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN

@@ -1,4 +1,4 @@
-//! [`Frame`] over a packet in memory: the kernel's helpers as `net/core/filter.c` has them.
+//! [`Frame`] for a packet in memory, with the kernel's helpers as in `net/core/filter.c`.
 
 use core::cell::RefMut;
 
@@ -11,15 +11,15 @@ use crate::frame::{Bounds, Checksum, Fib, Frame, HelperFailed, Route};
 use crate::header;
 use crate::stage::sctp;
 
-/// The bits of a VLAN tag that name the VLAN.
+/// Mask of the VLAN id in a VLAN tag.
 const VLAN_ID: u16 = 0xfff;
 
-/// A packet at a tc hook; `EARLY`: at a hook before it (XDP).
+/// A packet at a tc hook; `EARLY`: at an early hook (XDP).
 #[derive(Clone, Copy, Debug)]
 pub struct HostFrame<'a, const EARLY: bool = false>(&'a HostPacket);
 
 impl<'a, const EARLY: bool> HostFrame<'a, EARLY> {
-    /// The packet.
+    /// Returns a handle for the packet.
     pub fn new(packet: &'a HostPacket) -> Self {
         Self(packet)
     }
@@ -28,7 +28,8 @@ impl<'a, const EARLY: bool> HostFrame<'a, EARLY> {
         self.0.0.borrow_mut()
     }
 
-    /// `bpf_l4_csum_replace`. `change` gives the sum that stands in the packet after a change, not complemented.
+    /// `bpf_l4_csum_replace`. Replaces `from` by `to` in the sum of the checksum at `offset`; without `from`, `to` is the
+    /// difference.
     fn replace(
         self,
         offset: u32,
@@ -62,7 +63,8 @@ impl<'a, const EARLY: bool> HostFrame<'a, EARLY> {
         if let ChecksumState::Complete(sum) = state
             && is_pseudo
         {
-            // `inet_proto_csum_replace_by_diff`: the IPv4 header's own checksum has made up for the address.
+            // `inet_proto_csum_replace_by_diff`: the change of the IPv4 header's own checksum has compensated for the change
+            // of the address.
             skb.checksum = ChecksumState::Complete(subtract(sum, to));
         }
         Ok(())
@@ -70,23 +72,23 @@ impl<'a, const EARLY: bool> HostFrame<'a, EARLY> {
 }
 
 impl HostPacket {
-    /// The handle for the programs.
+    /// Returns the packet's handle for the programs of the tc hooks.
     pub fn frame(&self) -> HostFrame<'_> {
         HostFrame::new(self)
     }
 
-    /// The handle for those of an early hook.
+    /// Returns the packet's handle for the program of an early hook.
     pub fn early_frame(&self) -> HostFrame<'_, true> {
         HostFrame::new(self)
     }
 }
 
-/// The bytes of a value.
+/// Returns the first `length` bytes of a value; an error if there are not so many, or `length` is 0.
 fn bytes_of<T>(value: &T, length: usize) -> Result<&[u8], HelperFailed> {
     if length == 0 || length > size_of::<T>() {
         return Err(HelperFailed);
     }
-    // SAFETY: readable for the size of `T`; the stages give integers and arrays of them, without padding in `length`.
+    // SAFETY: readable for the size of `T`; the stages pass integers and arrays of integers, without padding in `length`.
     Ok(unsafe { core::slice::from_raw_parts(core::ptr::from_ref(value).cast(), length) })
 }
 
@@ -159,8 +161,8 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
         let skb = self.skb();
         let found = offset.checked_add(length).and_then(|end| skb.as_slice().get(offset..end));
         let to = core::ptr::from_mut(buffer).cast::<u8>();
-        // SAFETY: writable for the size of `T`; the stages read integers and arrays of them. What could not be read is zero,
-        // as with the helper.
+        // SAFETY: writable for the size of `T`; the stages read integers and arrays of integers. Bytes that cannot be read
+        // become zero, as with the helper.
         unsafe {
             match found {
                 Some(from) => to.copy_from_nonoverlapping(from.as_ptr(), length),

@@ -1,4 +1,4 @@
-//! The traits of [`env`](crate::env) over memory of our own.
+//! The traits of [`env`](crate::env), with maps in ordinary memory.
 
 use std::boxed::Box;
 use std::collections::BTreeMap;
@@ -34,14 +34,14 @@ use crate::stage::existing::{Existing, NewFlows};
 use crate::stage::forward::Routing;
 use crate::stage::open_flow;
 
-/// Ids of backends, of Services, and slots, that there are.
+/// Number of ids of backends, of ids of Services, and of slots.
 pub const IDS: u32 = 128;
-/// Words of Maglev tables.
+/// Number of words of `maglev`.
 const MAGLEV_WORDS: usize = 16_384;
-/// Entries of the maps that forget (LRU).
+/// Maximum number of entries of an LRU map.
 const FORGETTING: usize = 1024;
 
-/// What all maps of a family hold.
+/// Contents of all maps of a family.
 pub(super) struct Tables<A: Address> {
     pub config: NodeConfig,
     pub node: NodeEntry<A>,
@@ -78,7 +78,7 @@ pub(super) struct Tables<A: Address> {
     pub random: u64,
 }
 
-/// Jiffies at first: soon they wrap around.
+/// Jiffies at the start, soon before they wrap around.
 const START: u32 = u32::MAX - 300_000;
 
 impl<A: Address> Tables<A> {
@@ -124,33 +124,35 @@ impl<A: Address> Tables<A> {
     }
 }
 
-/// The maps of one address family, as one CPU sees them; a handle that is copied around, and stays on its thread.
+/// The maps of one address family, as one CPU sees them: a handle that is passed by copy, and stays on its thread.
 #[derive(Clone, Copy)]
 pub struct HostMaps<F: Family>(pub(super) *mut Tables<F::Words>);
 
-/// A field of the tables, by reference.
+/// Returns a mutable reference to a field of the tables.
 macro_rules! at {
     ($maps:expr, $field:ident) => {
-        // SAFETY: `leak` has made the tables, and they stay; the handle is for one thread, and no other reference to this
-        // field is used while this one is: it ends with the call.
+        // SAFETY: `leak` has allocated the tables, and they are never freed. The handle is for one thread, and no other
+        // reference to this field is used while this one is: it ends with the call.
         unsafe { &mut (*$maps.0).$field }
     };
 }
 pub(super) use at;
 
 impl<F: Family> HostMaps<F> {
-    /// Makes maps that stay until the process ends. A test or a fuzz target makes them once for a thread, and clears them.
+    /// Allocates maps that exist until the process ends. A test or a fuzz target allocates them once for a thread, and clears
+    /// them.
     pub fn leak() -> Self {
         Self(Box::into_raw(Box::new(Tables::new())))
     }
 
-    /// As they were when they were made. No program may run meanwhile: it would hold what goes.
+    /// Resets the maps to their initial state. No program may run at the same time, since it would hold references to the old
+    /// state.
     pub fn clear(self) {
         // SAFETY: as in `at`.
         unsafe { *self.0 = Tables::new() };
     }
 
-    /// Runs a program over this CPU's context, which holds what the last packet left.
+    /// Runs a program with this CPU's context, which holds what the previous packet has left.
     pub(super) fn with_scratch<T>(self, run: impl FnOnce(&mut PacketCtx<F::Words>) -> T) -> T {
         run(at!(self, scratch))
     }
@@ -202,7 +204,7 @@ impl<F: Family> Health for HostMaps<F> {
 
     fn health(self, id: u32) -> Option<Raw<u64>> {
         let word = at!(self, health).get_mut(id as usize)?;
-        // SAFETY: a word that stays until the maps are cleared.
+        // SAFETY: the word exists until the maps are cleared.
         Some(unsafe { Raw::new(word) })
     }
 }
@@ -253,7 +255,8 @@ impl<F: Family> Services for HostMaps<F> {
     }
 }
 
-/// Adds to a map that forgets. Which entry goes is not what LRU would say.
+/// Adds an entry to an LRU map. If the map is full, the entry with the lowest key is removed, not the least recently used
+/// one.
 fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: V) {
     if map.len() >= FORGETTING && !map.contains_key(&key) {
         map.pop_first();
@@ -279,13 +282,13 @@ impl<F: Family> FlowTable for HostMaps<F> {
 
     fn entry(self, index: u32) -> Option<Entry<F::Words>> {
         let flow = at!(self, flows).get_mut(index as usize)?;
-        // SAFETY: an entry that stays until the maps are cleared.
+        // SAFETY: the entry exists until the maps are cleared.
         Some(unsafe { Entry::new(flow) })
     }
 
     fn bucket(self, number: u32) -> Option<BucketAt> {
         let bucket = at!(self, buckets).get_mut(number as usize)?;
-        // SAFETY: a bucket that stays until the maps are cleared.
+        // SAFETY: the bucket exists until the maps are cleared.
         Some(unsafe { BucketAt::new(bucket) })
     }
 
@@ -302,7 +305,7 @@ impl<F: Family> FlowTable for HostMaps<F> {
 
     fn direct_seen(self) -> Option<impl Shared<Value = u32>> {
         let seen: *mut u32 = at!(self, direct_seen);
-        // SAFETY: it stays as long as the maps.
+        // SAFETY: the word exists as long as the maps.
         Some(unsafe { Raw::new(seen) })
     }
 }

@@ -1,5 +1,5 @@
-//! The packet programs on the host: the stages as they run in the kernel, over packets and maps in memory of our own. For
-//! tests and fuzzing.
+//! The packet programs on the host, for tests and fuzzing: the same stages as in the kernel, with packets and maps in
+//! ordinary memory.
 //!
 //! ```ignore
 //! let maps = HostMaps::<V4>::leak();          // once for a process; `clear` before each case
@@ -31,14 +31,14 @@ pub const REDIRECT: i32 = 7;
 /// A tc hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// The packet comes in by the device.
+    /// The packet arrives on the device.
     Ingress,
-    /// It goes out of it.
+    /// The packet leaves by the device.
     Egress,
 }
 
-/// Runs the program of a hook over a packet of the maps' family. Gives its verdict. What came encapsulated passes: its inner
-/// packet may be of the other family ([`run_any`]).
+/// Runs the program of a hook with a packet of the maps' family. Returns the program's verdict. Encapsulated packets pass,
+/// since the inner packet may be of the other family (see [`run_any`]).
 pub fn run<F: Ip>(hook: Hook, maps: HostMaps<F>, frame: HostFrame<'_>) -> i32 {
     maps.with_scratch(|ctx| match hook {
         Hook::Ingress => pipeline::ingress(maps, frame, ctx),
@@ -46,7 +46,7 @@ pub fn run<F: Ip>(hook: Hook, maps: HostMaps<F>, frame: HostFrame<'_>) -> i32 {
     })
 }
 
-/// The same for a packet of either family, as the kernel's programs do it; others pass.
+/// Does the same for a packet of either family, as the kernel's programs do; packets of other protocols pass.
 pub fn run_any(hook: Hook, v4: HostMaps<V4>, v6: HostMaps<V6>, frame: HostFrame<'_>) -> i32 {
     match frame.ethertype() {
         ETHERTYPE_IPV4 => run_either(hook, v4, (v4, v6), frame),
@@ -69,7 +69,7 @@ fn run_either<F: Ip>(hook: Hook, maps: HostMaps<F>, both: Both, frame: HostFrame
     maps.with_scratch(|ctx| pipeline::go_on(maps, frame, ctx, first))
 }
 
-/// The program for a packet in a packet.
+/// Runs the program for encapsulated packets.
 fn take_out<F: Ip>(outer_maps: HostMaps<F>, (v4, v6): Both, frame: HostFrame<'_>) -> i32 {
     let Some(outer) = tunnel::outer(outer_maps, frame) else { return NEXT };
     match outer.header.proto {
@@ -85,13 +85,14 @@ fn inner<F: Ip, I: Ip>(
     frame: HostFrame<'_>,
     outer: &Arrived<F::Words>,
 ) -> i32 {
-    maps.with_scratch(|ctx| match tunnel::open(outer_maps, maps, frame, outer, ctx) {
+    maps.with_scratch(|ctx| match tunnel::decapsulate(outer_maps, maps, frame, outer, ctx) {
         Step::Tunnelled => pipeline::dispatch(maps, frame, ctx, Step::Tunnelled.into()),
         step => pipeline::finish::<_, HostFrame<'_>>(maps, step),
     })
 }
 
-/// Runs the program of the early hook over a packet of the maps' family. Gives its verdict; [`NEXT`]: tc has the packet.
+/// Runs the program of the early hook with a packet of the maps' family. Returns the program's verdict; [`NEXT`]: the packet
+/// goes on to tc.
 pub fn run_early<F: Ip>(maps: HostMaps<F>, frame: HostFrame<'_, true>) -> i32 {
     match maps.with_scratch(|ctx| early::ingress(maps, frame, ctx)) {
         step @ (Step::Sent(_) | Step::Drop | Step::DropFor(_)) => {

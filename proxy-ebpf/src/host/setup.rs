@@ -1,4 +1,4 @@
-//! What a test writes into the maps, and reads from them: the agent's part.
+//! Access to the maps for tests, which have the role of the agent.
 
 use std::vec::Vec;
 
@@ -16,24 +16,24 @@ use super::maps::{HostMaps, at};
 use crate::env::{Happening, Transition};
 
 impl<F: Family> HostMaps<F> {
-    /// Sets the configuration, and makes empty flow tables of its sizes.
+    /// Sets the configuration, and creates empty flow tables of the configured sizes.
     pub fn set_config(self, config: NodeConfig) {
         *at!(self, config) = config;
         *at!(self, flows) = std::vec![ZeroFlow::<F>::ZERO; config.flow_entries as usize];
         *at!(self, buckets) = std::vec![Bucket::EMPTY; config.flow_buckets as usize];
     }
 
-    /// Changes the configuration, but for the sizes.
+    /// Changes the configuration, except the sizes of tables.
     pub fn edit_config(self, edit: impl FnOnce(&mut NodeConfig)) {
         edit(at!(self, config));
     }
 
-    /// Has the programs do another part of the work, as while one version replaces the other.
+    /// Sets which packets the programs leave to another version, as while one version replaces the other.
     pub fn set_transition(self, transition: Transition) {
         *at!(self, transition) = transition;
     }
 
-    /// Sets what is known of the node.
+    /// Sets the data of the node.
     pub fn set_node(self, node: NodeEntry<F::Words>) {
         *at!(self, node) = node;
     }
@@ -43,7 +43,7 @@ impl<F: Family> HostMaps<F> {
         at!(self, node_addrs).insert(addr, bits);
     }
 
-    /// Writes the node that packets are encapsulated to by a number.
+    /// Sets the node with this number in `tunnels`, to which packets are encapsulated.
     pub fn set_tunnel(self, number: u32, tunnel: Tunnel) {
         at!(self, tunnels).insert(number, tunnel);
     }
@@ -62,14 +62,14 @@ impl<F: Family> HostMaps<F> {
         *at!(self, prefilter).entry(word).or_insert(0) |= mask;
     }
 
-    /// Adds a frontend, or replaces it. Its tag is set here. A node port needs the bits of its addresses:
-    /// [`HostMaps::add_frontend_bit`].
+    /// Adds a frontend, or replaces it, and sets its tag and its bit of `prefilter`. A node port also needs the bits of its
+    /// addresses: [`HostMaps::add_frontend_bit`].
     pub fn add_service(self, key: ServiceKey<F::Words>, entry: ServiceEntry) {
         self.add_frontend_bit(&key.addr, key.port, key.proto);
         at!(self, services).insert(key, ServiceEntry { tag: key.tag(), ..entry });
     }
 
-    /// Writes an entry as it is, and no bit.
+    /// Writes an entry unchanged, without a bit of `prefilter`.
     pub fn put_service(self, key: ServiceKey<F::Words>, entry: ServiceEntry) {
         at!(self, services).insert(key, entry);
     }
@@ -79,28 +79,28 @@ impl<F: Family> HostMaps<F> {
         self.set_bit(position(Role::Frontend, addr, port, proto));
     }
 
-    /// Writes ids of backends into the slots from `base` on; those beyond the array are left out.
+    /// Writes ids of backends into the slots from `base` on; ignores ids beyond the end of the array.
     pub fn set_slots(self, base: u32, ids: &[u32]) {
         for (slot, id) in at!(self, slots).iter_mut().skip(base as usize).zip(ids) {
             *slot = *id;
         }
     }
 
-    /// Writes words of Maglev tables from `base` on; those beyond the array are left out.
+    /// Writes words of Maglev tables from `base` on; ignores words beyond the end of the array.
     pub fn set_maglev(self, base: u32, words: &[u64]) {
         for (word, new) in at!(self, maglev).iter_mut().skip(base as usize).zip(words) {
             *word = *new;
         }
     }
 
-    /// Writes where a Maglev table begins, and the one before it; not, if the index is beyond the array.
+    /// Writes the first word of a Maglev table and that of the previous table; does nothing if the index is beyond the array.
     pub fn set_maglev_index(self, index: u32, base: u32, previous: u32) {
         if let Some(entry) = at!(self, maglev_index).get_mut(index as usize) {
             *entry = proxy_common::maglev::tables(base, previous);
         }
     }
 
-    /// Writes a backend; not, if the id is beyond the array.
+    /// Writes a backend, and its bit of `prefilter`. If the id is beyond the array, only sets the bit.
     pub fn set_backend(self, id: u32, backend: BackendEntry<F::Words>) {
         self.set_bit(position(Role::Backend, &backend.addr, backend.port, backend.proto));
         if let Some(entry) = at!(self, backends).get_mut(id as usize) {
@@ -118,66 +118,66 @@ impl<F: Family> HostMaps<F> {
         at!(self, source_ranges).retain(|known| *known != (service, range));
     }
 
-    /// The clock.
+    /// Returns the low 32 bits of jiffies.
     pub fn now(self) -> u32 {
         *at!(self, jiffies)
     }
 
-    /// Moves the clock on.
+    /// Advances the clock.
     pub fn advance(self, jiffies: u32) {
         let now = at!(self, jiffies);
         *now = now.wrapping_add(jiffies);
     }
 
-    /// How often something happened for this reason.
+    /// Returns the count of a reason.
     pub fn count_of(self, reason: Reason) -> u64 {
         at!(self, reasons).get(reason as usize).copied().unwrap_or(0)
     }
 
-    /// The same for a Service.
+    /// Returns the count of a reason for a Service.
     pub fn refusals_of(self, service: u32, reason: Reason) -> u64 {
         let key = RefusalKey { service, reason: reason as u32 };
         at!(self, refusals).get(&key).copied().unwrap_or(0)
     }
 
-    /// The same for all Services.
+    /// Returns the counts of reasons for all Services.
     pub fn refusals(self) -> Vec<(RefusalKey, u64)> {
         at!(self, refusals).iter().map(|(of, count)| (*of, *count)).collect()
     }
 
-    /// The traffic of a Service.
+    /// Returns the traffic of a Service.
     pub fn stats_of(self, service: u32) -> ServiceStats {
         at!(self, service_stats).get(service as usize).copied().unwrap_or_default()
     }
 
-    /// What is counted of a backend's open connections; 0 beyond the array.
+    /// Returns the count of a backend's open connections; 0 if the id is beyond the array.
     pub fn open_connections_of(self, backend: u32) -> u64 {
         at!(self, open_connections).get(backend as usize).copied().unwrap_or(0)
     }
 
-    /// Connections to a backend.
+    /// Returns the number of connections to a backend.
     pub fn connections_to(self, backend: u32) -> u64 {
         at!(self, backend_connections).get(backend as usize).copied().unwrap_or(0)
     }
 
-    /// The entries of the flow table, as they are.
+    /// Returns a copy of the entries of the flow table.
     pub fn flows(self) -> Vec<FlowEntry<F::Words>> {
         at!(self, flows).clone()
     }
 
-    /// Marks every flow to be reset, as the agent does.
+    /// Marks every flow for a reset, as the agent does.
     pub fn mark_flows(self) {
         for flow in at!(self, flows).iter_mut().filter(|flow| flow.bits() != 0) {
             flow.state |= u64::from(STATE_RESET);
         }
     }
 
-    /// The buckets of its index.
+    /// Returns a copy of the buckets of the flow index.
     pub fn buckets(self) -> Vec<Bucket> {
         at!(self, buckets).clone()
     }
 
-    /// What listeners were told since they were last asked, with the Service.
+    /// Returns the events that listeners were sent since the last call, with the Service.
     pub fn take_happenings(self) -> Vec<(u32, Happening)> {
         core::mem::take(at!(self, happenings))
     }

@@ -1,4 +1,4 @@
-//! A packet in memory, with what a socket buffer knows of it.
+//! A packet in memory, with the metadata of a socket buffer.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,36 +10,36 @@ use proxy_common::csum::fold;
 use crate::frame::{Fib, HelperFailed, Route};
 use crate::net::ETHERNET;
 
-/// What is known of the transport checksum (`skb->ip_summed`).
+/// The state of the transport checksum (`skb->ip_summed`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChecksumState {
-    /// Nothing, or that it is right.
+    /// Unknown, or known to be correct.
     #[default]
     None,
-    /// The sum over all from the network header on, unfolded.
+    /// The unfolded sum from the network header to the end is known.
     Complete(u32),
-    /// It is yet to be made, over all from `start`, and to be written at `start + offset`, where the sum of the pseudo
-    /// header stands.
+    /// The checksum is still to be computed from `start` to the end, and to be written at `start + offset`, where the sum of
+    /// the pseudo header is.
     Partial {
-        /// From the first byte of the packet.
+        /// Offset from the first byte of the packet.
         start: usize,
-        /// From there.
+        /// Offset from `start`.
         offset: usize,
     },
 }
 
-/// Where a program has sent a packet.
+/// Redirection of a packet by a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Redirect {
     /// Out of a device.
     Out(u32),
-    /// In by a device.
+    /// To the ingress of a device.
     In(u32),
-    /// Out of a device, by the kernel's neighbour code.
+    /// Out of a device, through the kernel's neighbour code.
     Neighbour(Route),
 }
 
-/// Gives the route to an address: its words, and how many bytes it has.
+/// Computes the route to an address, from its words and its length in bytes.
 pub type RouteTo = fn([u32; 4], usize) -> Option<Route>;
 
 /// The kernel's routes, by destination.
@@ -51,7 +51,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Routes that are computed.
+    /// Returns routes that a function computes.
     pub fn by(route: RouteTo) -> Self {
         Self { others: Some(route), ..Self::default() }
     }
@@ -66,7 +66,7 @@ impl Routes {
         self.default = route;
     }
 
-    /// What `bpf_fib_lookup` says.
+    /// Looks up a route, as `bpf_fib_lookup` does.
     pub(super) fn find<A: Address>(&self, dst: &A, length: u32, route: &mut Route) -> Fib {
         let words = dst.words();
         let computed = || self.others.and_then(|others| others(words, size_of::<A>())).or(self.default);
@@ -76,7 +76,7 @@ impl Routes {
     }
 }
 
-/// The bytes of a packet, so that its IP header is aligned to words.
+/// The bytes of a packet, in memory where the IP header is aligned to words.
 #[derive(Clone, Debug)]
 struct Bytes {
     words: Vec<u32>,
@@ -106,41 +106,41 @@ impl Bytes {
     }
 }
 
-/// A packet, and what a socket buffer says of it.
+/// A packet, with the metadata of a socket buffer.
 #[derive(Clone, Debug)]
 pub struct Skb {
     bytes: Bytes,
     /// Offset of the IP header.
     network: usize,
-    /// What can be read directly: so many of the first bytes.
+    /// Number of bytes from the start that can be read directly.
     pub linear: usize,
-    /// The Ethernet type, in network order.
+    /// The Ethernet type, in network byte order.
     pub ethertype: u32,
-    /// Bytes before the IP header, as the program was told when it was loaded.
+    /// Bytes before the IP header, as configured when the program was loaded.
     pub link_header: usize,
     /// `vlan_tci`, if there is a tag.
     pub vlan_tag: Option<u16>,
-    /// Payload of each segment; 0: it is one packet.
+    /// Payload of each segment in bytes; 0: no GSO packet.
     pub gso_size: u32,
-    /// The device that the hook is on.
+    /// Index of the device that the hook is on.
     pub ifindex: u32,
-    /// The device by which it came in; 0: a process of this node has made it.
+    /// Index of the device on which the packet arrived; 0: a process of this node sent it.
     pub ingress_ifindex: u32,
-    /// What is known of the transport checksum.
+    /// State of the transport checksum.
     pub checksum: ChecksumState,
     /// The kernel's routes.
     pub routes: Routes,
-    /// Whether a program has noted that it is translated (`tc_index`).
+    /// Whether a program has marked the packet as translated (`tc_index`).
     pub is_translated: bool,
-    /// Where it was sent.
+    /// Where a program has redirected the packet.
     pub redirect: Option<Redirect>,
 }
 
-/// What a program may make of a packet at most (`BPF_SKB_MAX_LEN`, about).
+/// Maximum length to which a program may extend a packet (about `BPF_SKB_MAX_LEN`).
 const MAX_LENGTH: usize = 65_535 + ETHERNET;
 
 impl Skb {
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_slice(&self) -> &[u8] {
         self.bytes.as_slice()
     }
@@ -158,7 +158,7 @@ impl Skb {
         Ok(())
     }
 
-    /// Inserts zeros. The memory is another one afterwards.
+    /// Inserts zero bytes. The packet is in new memory afterwards.
     fn insert(&mut self, at: usize, count: usize) -> Result<(), HelperFailed> {
         if self.gso_size == 0 && self.bytes.length + count > MAX_LENGTH {
             return Err(HelperFailed);
@@ -186,7 +186,7 @@ impl Skb {
         if count > 0xfff || !is_ip || self.network > self.bytes.length {
             return Err(HelperFailed);
         }
-        // `skb_decrease_gso_size`, which does not look.
+        // `skb_decrease_gso_size` does not check for an underflow.
         let network = self.network;
         self.insert(network, count)?;
         self.network = network;
@@ -210,7 +210,7 @@ impl Skb {
         Ok(())
     }
 
-    /// The same, shrinking.
+    /// Does the same, shrinking.
     pub(super) fn decapsulate(&mut self, count: usize, v6: bool) -> Result<(), HelperFailed> {
         let (network, mut bytes) = (self.network, self.as_slice().to_vec());
         if network + count > bytes.len() {
@@ -251,7 +251,7 @@ impl Skb {
         Ok(())
     }
 
-    /// The packet as it goes on a wire: with the checksum that was yet to be made (`skb_checksum_help`).
+    /// Returns the packet as it is sent on a wire, with the checksum computed (`skb_checksum_help`).
     pub fn wire(&self) -> Vec<u8> {
         let mut bytes = self.as_slice().to_vec();
         if let ChecksumState::Partial { start, offset } = self.checksum
@@ -278,7 +278,7 @@ pub(super) fn subtract(a: u32, b: u32) -> u32 {
     add(a, !b)
 }
 
-/// The ones' complement sum of bytes that stand at an offset.
+/// Returns the ones' complement sum of bytes that begin at this offset.
 pub(super) fn sum_at(bytes: &[u8], offset: usize) -> u32 {
     let mut sum = 0;
     for (number, byte) in bytes.iter().enumerate() {
@@ -289,13 +289,13 @@ pub(super) fn sum_at(bytes: &[u8], offset: usize) -> u32 {
     sum
 }
 
-/// A packet that programs can be run over.
+/// A packet with which programs can run.
 #[derive(Debug)]
 pub struct HostPacket(pub(super) RefCell<Skb>);
 
 impl HostPacket {
-    /// An Ethernet frame that came in by device 1, all of it readable. What else is to be true of it says
-    /// [`HostPacket::edit`].
+    /// Returns an Ethernet frame that arrived on device 1 and is completely readable. [`HostPacket::edit`] changes other
+    /// metadata.
     pub fn new(bytes: &[u8]) -> Self {
         let ethertype = match bytes.get(12..14) {
             Some(&[high, low]) => u32::from(u16::from_ne_bytes([high, low])),
@@ -304,7 +304,7 @@ impl HostPacket {
         Self::with_link_header(bytes, ETHERNET, ethertype)
     }
 
-    /// A packet of a device without a link-layer header.
+    /// Returns a packet of a device without a link-layer header.
     pub fn without_link_header(bytes: &[u8], ethertype: u32) -> Self {
         Self::with_link_header(bytes, 0, ethertype)
     }
@@ -327,7 +327,7 @@ impl HostPacket {
         }))
     }
 
-    /// Changes what is known of the packet.
+    /// Changes the metadata of the packet.
     #[must_use]
     pub fn edit(mut self, edit: impl FnOnce(&mut Skb)) -> Self {
         let skb = self.0.get_mut();
@@ -336,7 +336,7 @@ impl HostPacket {
         self
     }
 
-    /// The packet as it is now.
+    /// Returns the packet in its current state.
     pub fn into_skb(self) -> Skb {
         self.0.into_inner()
     }

@@ -1,4 +1,4 @@
-//! Addresses as octets, for maps that people read, and as words, with which programs compute.
+//! Conversion between addresses as octets, for maps that people read, and as words, for the programs' computations.
 
 use proxy_common::affinity::AffinityKey;
 use proxy_common::backend::BackendEntry;
@@ -10,12 +10,12 @@ use proxy_common::source_range::SourceRangeKey;
 type A4 = [u8; 4];
 type A6 = [u8; 16];
 
-/// A value that is the same bytes with addresses as octets and as words (`proxy_common::abi` proves it).
+/// A type whose bytes are the same with addresses as octets and as words (`proxy_common::abi` asserts it).
 ///
 /// # Safety
 /// `Octets` has the size and alignment of `Self`, and all bit patterns are valid for both.
 pub unsafe trait SameBytes {
-    /// The same with octets.
+    /// The same type with addresses as octets.
     type Octets;
 }
 
@@ -30,14 +30,14 @@ macro_rules! same_bytes {
 
 same_bytes! { ServiceKey BackendEntry SocketKey SocketEntry NodeEntry AffinityKey SourceRangeKey }
 
-/// For the kernel's side of a call.
+/// Converts a value with addresses as words to octets, for a call of the kernel.
 #[inline(always)]
 pub fn octets<T: SameBytes>(words: &T) -> &T::Octets {
     // SAFETY: `SameBytes` promises it.
     unsafe { &*core::ptr::from_ref(words).cast() }
 }
 
-/// For ours.
+/// Converts a value of a map to addresses as words.
 #[inline(always)]
 pub fn words<T: SameBytes>(octets: &T::Octets) -> &T {
     // SAFETY: `SameBytes` promises it.

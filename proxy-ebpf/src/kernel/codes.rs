@@ -1,4 +1,4 @@
-//! What subprograms give, as numbers: a global function returns nothing else.
+//! Conversion of the results of subprograms to numbers and back: a global function cannot return any other type.
 
 use proxy_common::reason::Reason;
 
@@ -6,7 +6,7 @@ use crate::frame::Fib;
 use crate::parse::Parsed;
 use crate::parse::Stop;
 
-/// A fragment's outcome as a number: 0 is done; else a reason, plus one.
+/// Returns the result of a fragment stage as a number: 0 for success, otherwise the reason's number plus one.
 #[inline(always)]
 pub fn encode_stop(result: Result<(), Stop>) -> u32 {
     match result {
@@ -16,7 +16,7 @@ pub fn encode_stop(result: Result<(), Stop>) -> u32 {
     }
 }
 
-/// The outcome of that number.
+/// Returns the result that [`encode_stop`] has encoded.
 #[inline(always)]
 pub fn decode_stop(number: u32) -> Result<(), Stop> {
     const ALONE: u32 = Reason::FragmentWithoutFirst as u32 + 1;
@@ -29,19 +29,19 @@ pub fn decode_stop(number: u32) -> Result<(), Stop> {
     }
 }
 
-/// How far parsing came, by its number.
+/// Returns the [`Parsed`] of this number.
 #[inline(always)]
 pub fn decode_parsed(number: u32) -> Parsed {
     match number {
         0 => Parsed::Packet,
         1 => Parsed::Icmp,
         3 => Parsed::Foreign,
-        // Of what is in a packet, nothing is pulled.
+        // `parse_pulled` never returns `Parsed::Tunnel`: a packet in a packet is never pulled.
         _ => Parsed::Dropped,
     }
 }
 
-/// What the routes say, by its number.
+/// Returns the [`Fib`] of this number.
 #[inline(always)]
 pub fn decode_fib(number: u32) -> Fib {
     match number {

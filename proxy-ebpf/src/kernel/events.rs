@@ -1,4 +1,4 @@
-//! Telling those who listen (`ballast monitor`): all [`Event`]s are made here.
+//! Events for listeners (`ballast monitor`): this file creates all [`Event`]s.
 
 use core::mem::size_of;
 use core::ptr::{read_volatile, write_volatile};
@@ -21,10 +21,10 @@ use crate::env::{Happening, Services, Words};
 use crate::shared::{Exchange as _, Raw, add};
 use crate::socket::sockaddr::Sockaddr;
 
-/// Stands where a reason's number would: there is none, a flow has begun.
+/// Value in place of a reason's number for the event that a flow has begun.
 const NEW_FLOW: u32 = u32::MAX;
 
-/// An event wakes no listener: listeners poll.
+/// Flag that an event wakes no listener: listeners poll.
 const NO_WAKEUP: u64 = BPF_RB_NO_WAKEUP as u64;
 
 #[inline(always)]
@@ -32,14 +32,14 @@ fn monitor() -> Option<*mut Monitor> {
     MONITOR.get_ptr_mut(0)
 }
 
-/// The one cheap check: whether anybody may be listening.
+/// Whether a listener may be registered. A cheap check: the only cost of events while there is no listener.
 #[inline(always)]
 pub fn has_listeners() -> bool {
     // SAFETY: a map value, aligned to eight bytes; listeners write it while it is read.
     monitor().is_some_and(|monitor| unsafe { read_volatile(&raw const (*monitor).until) } != 0)
 }
 
-/// Reason's number or [`NEW_FLOW`], and the backend.
+/// Returns the reason's number or [`NEW_FLOW`], and the backend's id or 0.
 #[inline(always)]
 fn numbers(what: Happening) -> (u32, u32) {
     match what {
@@ -48,8 +48,8 @@ fn numbers(what: Happening) -> (u32, u32) {
     }
 }
 
-/// Tells a reason, and the Service if it is not 0. The function that writes the event has a stack frame of its own: few calls come here, and the frames
-/// of the callers are full.
+/// Writes an event with a reason only, and the Service if `service` is not 0. Not inlined, to have its own stack frame: it
+/// is seldom called, and the stack frames of the callers are full.
 #[inline(never)]
 pub fn bare(service: u32, what: u32) {
     if let Some(mut entry) = begin(what) {
@@ -59,7 +59,7 @@ pub fn bare(service: u32, what: u32) {
     }
 }
 
-/// Tells about the packet.
+/// Writes an event about a packet.
 #[inline(always)]
 pub fn packet<M: Services>(maps: M, ifindex: u32, ctx: &PacketCtx<Words<M>>, service: u32, what: Happening) {
     let (what, backend) = numbers(what);
@@ -85,7 +85,7 @@ fn packet_event<M: Services>(maps: M, ifindex: u32, ctx: &PacketCtx<Words<M>>, s
     entry.submit(NO_WAKEUP);
 }
 
-/// Tells about a call on a socket.
+/// Writes an event about a call on a socket.
 #[inline(always)]
 pub fn socket<S: Sockaddr, M>(maps: M, call: &S, service: u32, what: Happening)
 where
@@ -116,13 +116,13 @@ where
     entry.submit(NO_WAKEUP);
 }
 
-/// Adds family, Service and backend.
+/// Writes family, Service and backend to an event.
 ///
 /// # Safety
-/// `event` is valid.
+/// `event` must be valid for writes.
 #[inline(always)]
 unsafe fn fill<M: Services>(maps: M, event: *mut Event, service: u32, backend_id: u32) {
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller guarantees that `event` is valid.
     unsafe {
         (*event).family = if M::Family::INDEX == 0 { 4 } else { 6 };
         (*event).service = service;
@@ -136,7 +136,8 @@ unsafe fn fill<M: Services>(maps: M, event: *mut Event, service: u32, backend_id
     }
 }
 
-/// Room for an event, with kind, reason and time, if anybody wants it. Of flows that begin, that is one of so many.
+/// Reserves an event in the ring, and writes kind, reason and time; all other fields are zero. Returns `None` if no
+/// listener is registered, if the ring is full, or if the event is a new flow that the sample leaves out.
 #[inline(always)]
 fn begin(what: u32) -> Option<RingBufEntry<Event>> {
     let monitor = monitor()?;
@@ -147,7 +148,8 @@ fn begin(what: u32) -> Option<RingBufEntry<Event>> {
     // SAFETY: the helper takes nothing and cannot fail.
     let time = unsafe { bpf_ktime_get_ns() };
     if time > until {
-        // The listener was killed. If it renews its lease at this moment, it writes another time.
+        // The lease has run out: the listener was killed. If a listener renews its lease at this moment, it writes another
+        // time, and the exchange fails.
         // SAFETY: as above.
         unsafe { Raw::new(&raw mut (*monitor).until) }.compare_exchange(until, 0);
         return None;
@@ -174,12 +176,12 @@ fn begin(what: u32) -> Option<RingBufEntry<Event>> {
     let words = entry.as_mut_ptr().cast::<u64>();
     let mut word = 0;
     while word < size_of::<Event>() / size_of::<u64>() {
-        // SAFETY: inside the event; volatile, since a program has no `memset`.
+        // SAFETY: inside the event; volatile, since a program has no `memset` that the compiler could call.
         unsafe { write_volatile(words.add(word), 0) };
         word += 1;
     }
     let event = entry.as_mut_ptr();
-    // SAFETY: room for an event.
+    // SAFETY: `entry` has the size of an event.
     unsafe {
         (*event).time = time;
         (*event).kind = kind;

@@ -1,4 +1,4 @@
-//! The kernel's routes, asked from whatever hook.
+//! Lookup of the kernel's routes, for tc and XDP.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -16,16 +16,16 @@ const INET: u8 = 2;
 /// `AF_INET6`.
 const INET6: u8 = 10;
 
-/// The size of parameters, as helpers want it.
+/// Returns the size of `T` in the type that helpers expect.
 #[inline(always)]
 pub(super) const fn size<T>() -> i32 {
     (size_of::<T>() as u32).cast_signed()
 }
 
-/// [`Frame::fib_lookup`](crate::frame::Frame::fib_lookup) for a packet that came in by the device `ifindex`.
+/// Implements [`Frame::fib_lookup`](crate::frame::Frame::fib_lookup) for a packet that arrived on the device `ifindex`.
 ///
 /// # Safety
-/// `context` is that of a tc or XDP program.
+/// `context` must be the context of a tc or XDP program.
 #[inline(always)]
 pub unsafe fn lookup<A: Address>(
     context: *mut c_void,
@@ -40,7 +40,8 @@ pub unsafe fn lookup<A: Address>(
     let is_v6 = size_of::<A>() > size_of::<u32>();
     params.family = if is_v6 { INET6 } else { INET };
     params.ifindex = ifindex;
-    // Left to itself, the kernel would not look at segments that are yet to be cut, nor at anything without a neighbour.
+    // Without a length, the kernel does not compare GSO packets with the MTU, nor any packet whose next hop has no
+    // neighbour entry.
     params.__bindgen_anon_1.tot_len = length as u16;
     if is_v6 {
         params.__bindgen_anon_3.ipv6_src = src.words();
@@ -49,16 +50,16 @@ pub unsafe fn lookup<A: Address>(
         params.__bindgen_anon_3.ipv4_src = src.words()[0];
         params.__bindgen_anon_4.ipv4_dst = dst.words()[0];
     }
-    // SAFETY: the caller vouches for the context; parameters of the size that is told.
+    // SAFETY: the caller guarantees the context; the parameters have the size that is passed.
     let found = unsafe { helper::bpf_fib_lookup(context, &raw mut params, size::<bpf_fib_lookup>(), 0) };
-    // Negative: the parameters are not as the kernel wants them.
+    // A negative result means that the kernel rejects the parameters.
     let found = u32::try_from(found).unwrap_or(u32::MAX);
     route.ifindex = params.ifindex;
-    // A next hop may be of the other family (RFC 5549); the kernel writes which.
+    // A next hop may be of the other family (RFC 5549); the kernel writes its family.
     route.family = u32::from(params.family);
     route.resolved = u32::from(found == BPF_FIB_LKUP_RET_SUCCESS);
     route.fresh = 0;
-    // SAFETY: all readings of the unions are integers.
+    // SAFETY: all variants of the unions are integers.
     unsafe {
         route.mtu = u32::from(params.__bindgen_anon_1.mtu_result);
         route.next_hop = params.__bindgen_anon_4.ipv6_dst;

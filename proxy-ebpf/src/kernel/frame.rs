@@ -1,4 +1,4 @@
-//! [`Frame`] over a socket buffer: thin, safe forms of the kernel's helpers.
+//! [`Frame`] for a socket buffer: thin, safe wrappers of the kernel's helpers.
 
 use core::mem::MaybeUninit;
 
@@ -15,15 +15,16 @@ use super::subprograms;
 use crate::frame::{self, Bounds, Checksum, Fib, Frame, HelperFailed, Route};
 use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ipv4, Ipv6};
 
-/// The bits of a VLAN tag that name the VLAN; the others are a priority.
+/// The bits of a VLAN tag that hold the VLAN's number; the other bits hold a priority.
 const VLAN_ID: u32 = 0xfff;
 
-/// `tc_index` of packets that are translated. Nothing in the stack writes that field; the queueing disciplines that read it (GRED,
-/// and DSMARK before Linux 6.4) have filters set it first.
+/// Value of `tc_index` in packets that are translated. No part of the network stack writes this field; the queueing
+/// disciplines that read it (GRED, and DSMARK before Linux 6.4) use it only after filters have set it.
 const TRANSLATED: u32 = 0xba57;
 
-/// What [`Frame::link_header`] tells: the agent loads the packet programs once more with 0 here. In 64 bits, since a number
-/// of that size is one that every verifier still knows when it comes back from the stack.
+/// Value of [`Frame::link_header`]. The agent loads the packet programs a second time with 0 here, for devices without a
+/// link-layer header. 64 bits wide, since every verifier still knows a number of this size after it was spilled to the
+/// stack.
 #[cfg(target_arch = "bpf")]
 #[unsafe(no_mangle)]
 static LINK_HEADER: aya_ebpf::Global<u64> = aya_ebpf::Global::new(ETHERNET as u64);
@@ -54,7 +55,7 @@ impl Frame for Skb {
 
     #[inline(always)]
     fn has_vlan_tag(self) -> bool {
-        // SAFETY: as in `ethertype`. What stands in `vlan_tci` without a tag is old.
+        // SAFETY: as in `ethertype`. Without a tag, `vlan_tci` may hold an old value.
         unsafe { (*self.raw()).vlan_present != 0 && (*self.raw()).vlan_tci & VLAN_ID != 0 }
     }
 
@@ -96,7 +97,7 @@ impl Frame for Skb {
 
     #[inline(always)]
     fn bounds(self) -> Bounds {
-        // SAFETY: as in `ethertype`; the kernel turns both fields into addresses.
+        // SAFETY: as in `ethertype`; the kernel converts both fields to addresses.
         unsafe {
             Bounds {
                 data: (*self.raw()).data as usize,
@@ -128,7 +129,7 @@ impl Frame for Skb {
 
     #[inline(always)]
     fn overwrite<T>(self, offset: u32, value: &T, length: u32) -> Result<(), HelperFailed> {
-        // SAFETY: the kernel gives a packet headers of its own before a program that writes to packets begins.
+        // SAFETY: before a program that writes to packets runs, the kernel gives the packet its own copy of shared headers.
         unsafe { frame::write(self.bounds(), offset, value, length) }
     }
 
@@ -150,7 +151,8 @@ impl Frame for Skb {
 
     #[inline(always)]
     fn add_to_complete(self, difference: u32) {
-        // SAFETY: a valid context. The helper refuses packets without such a sum, which is what we want.
+        // SAFETY: a valid context. The helper returns an error for packets without `CHECKSUM_COMPLETE`, which need no
+        // correction.
         unsafe { helper::bpf_csum_update(self.raw(), difference) };
     }
 
@@ -171,7 +173,7 @@ impl Frame for Skb {
     fn encapsulate(self, bytes: u16, v6: bool) -> Result<(), HelperFailed> {
         let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
         let family = if v6 { BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 } else { BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 };
-        // Segments fit the next link as they are: its size was looked at.
+        // The segment size stays: it was checked against the MTU of the next link.
         let flags = u64::from(family | BPF_F_ADJ_ROOM_FIXED_GSO);
         // SAFETY: a valid context; the helper checks the rest.
         done(unsafe { helper::bpf_skb_adjust_room(self.raw(), i32::from(bytes), mode, flags) })
@@ -180,7 +182,8 @@ impl Frame for Skb {
     #[inline(always)]
     fn encapsulate_again(self, bytes: u16) -> Result<(), HelperFailed> {
         let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
-        // As in `encapsulate`. Without this flag the kernel refuses segments of UDP, whose size is that of their datagrams.
+        // As in `encapsulate`. Without this flag the kernel also rejects UDP GSO packets, since their segment size is the
+        // size of the datagrams.
         let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO);
         // SAFETY: a valid context; the helper checks the rest.
         done(unsafe { helper::bpf_skb_adjust_room(self.raw(), i32::from(bytes), mode, flags) })
@@ -190,7 +193,8 @@ impl Frame for Skb {
     fn decapsulate(self, bytes: u16, mixed: bool, v6: bool) -> Result<(), HelperFailed> {
         let mut bytes = i32::from(bytes);
         if mixed {
-            // `BPF_F_ADJ_ROOM_DECAP_L3_*` came with Linux 6.3. This helper inserts, or takes away, what one header is longer.
+            // `BPF_F_ADJ_ROOM_DECAP_L3_*` needs Linux 6.3. `bpf_skb_change_proto` instead inserts or removes the difference
+            // between the lengths of the two IP headers.
             let protocol = if v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 } as u16;
             // SAFETY: a valid context; the helper checks the rest.
             done(unsafe { helper::bpf_skb_change_proto(self.raw(), protocol, 0) })?;
@@ -247,7 +251,7 @@ impl Frame for Skb {
         // SAFETY: the words are readable for their size, a multiple of four.
         let sum =
             unsafe { helper::bpf_csum_diff(core::ptr::null_mut(), 0, from, size_of::<[u32; N]>() as u32, 0) };
-        // The sum of 32 bits stands in the low half; a negative number would be an error, and there is none to make.
+        // The low half holds the sum of 32 bits. A negative number would be an error, which these arguments cannot cause.
         sum.cast_unsigned() & 0xffff_ffff
     }
 
@@ -267,7 +271,7 @@ impl Frame for Skb {
     }
 }
 
-/// UDP's zero means "none", and stays.
+/// Returns the checksum helper's flags. A UDP checksum of zero means "none", and stays zero.
 #[inline(always)]
 fn flags_of(kind: Checksum) -> u64 {
     match kind {

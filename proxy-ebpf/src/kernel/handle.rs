@@ -18,7 +18,7 @@ impl<F> Clone for Kernel<F> {
 impl<F> Copy for Kernel<F> {}
 
 impl<F> Kernel<F> {
-    /// The maps.
+    /// Returns the handle.
     #[expect(clippy::new_without_default, reason = "a handle, and no value")]
     #[inline(always)]
     pub const fn new() -> Self {
@@ -26,9 +26,9 @@ impl<F> Kernel<F> {
     }
 }
 
-/// What a family's programs ask beside the traits of the stages.
+/// A map that only the programs need, in addition to the traits of the stages.
 pub trait Scratch: Node {
-    /// The context of the packet that this CPU works on: asked for once, by the program, and handed from stage to stage. A
-    /// packet is done before another begins on the same CPU.
+    /// Returns the context of the packet that this CPU processes. The program asks for it once and passes it from stage to
+    /// stage. A CPU finishes a packet before it begins another one.
     fn scratch(self) -> Option<&'static mut PacketCtx<Words<Self>>>;
 }

@@ -1,4 +1,4 @@
-//! `health`, which both families share, and its subprograms.
+//! The map `health`, which both families share, and its subprograms.
 
 use proxy_common::V4;
 

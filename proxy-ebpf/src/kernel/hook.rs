@@ -1,4 +1,4 @@
-//! The packet hooks: from a program's context to the pipeline of its family.
+//! The packet hooks: each calls the pipeline of the packet's family with the program's context.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
 use proxy_common::reason::Reason;
@@ -18,13 +18,13 @@ use crate::report;
 use crate::stage::tunnel::{self, Arrived};
 use crate::step::{NEXT, Step, StepCode, XDP_DROP, XDP_PASS};
 
-/// What [`transition`] tells: for an upgrade or a downgrade the agent loads the packet programs once more, with another number
-/// here. In 64 bits as `LINK_HEADER`.
+/// Number of the [`Transition`]. For an upgrade or a downgrade the agent loads the packet programs a second time, with
+/// another number. 64 bits wide for the reason given at `LINK_HEADER`.
 #[cfg(target_arch = "bpf")]
 #[unsafe(no_mangle)]
 static TRANSITION: aya_ebpf::Global<u64> = aya_ebpf::Global::new(0);
 
-/// Which part of the work is these programs'.
+/// Returns which packets these programs leave to programs of another version.
 #[inline(always)]
 pub fn transition() -> Transition {
     #[cfg(target_arch = "bpf")]
@@ -42,15 +42,16 @@ pub fn transition() -> Transition {
     }
 }
 
-/// Number of the program of a family in `calls` that works on packets of known flows.
+/// Index in `calls` of the program that processes packets of existing flows. The index of the family is added, here and
+/// below.
 const KNOWN: u32 = 0;
-/// The same of the program that has all other stages.
+/// Index in `calls` of the program that runs all other stages.
 const STAGES: u32 = 2;
-/// The same of the program that takes outer headers away.
+/// Index in `calls` of the program that removes outer headers.
 const TUNNEL: u32 = 4;
 
-/// Ends a packet, or leaves it to the next program, which finds the stage in the context. A tail call is a jump: it costs a third
-/// of a call.
+/// Returns the verdict on a packet, or tail-calls the next program, which finds the step in the context. A tail call is a
+/// jump: it costs a third of a BPF-to-BPF call.
 #[inline(always)]
 fn go_on<F>(context: &TcContext, ctx: &mut PacketCtx<Words<Kernel<F>>>, program: u32, step: Step) -> i32
 where
@@ -66,7 +67,7 @@ where
     }
 }
 
-/// Leaves a packet to a program.
+/// Tail-calls a program for the packet.
 #[inline(always)]
 fn call<F>(context: &TcContext, ctx: &mut PacketCtx<Words<Kernel<F>>>, program: u32, step: Step) -> i32
 where
@@ -74,9 +75,9 @@ where
     Kernel<F>: Stages<Skb, Family = F>,
 {
     ctx.step = step.encode();
-    // SAFETY: nothing here is to be dropped.
+    // SAFETY: no local value needs to be dropped.
     unsafe { CALLS.tail_call(context, program + F::INDEX) };
-    // The program is not there.
+    // The tail call failed: the program is missing from `calls`.
     pipeline::finish::<_, Skb>(Kernel::<F>::new(), Step::DropFor(Reason::MapInconsistent))
 }
 
@@ -93,7 +94,7 @@ macro_rules! run {
     }};
 }
 
-/// A packet that comes in by a device.
+/// Processes a packet that arrives on a device.
 #[inline(always)]
 pub fn ingress(context: &TcContext) -> i32 {
     let frame = Skb::new(context);
@@ -104,7 +105,7 @@ pub fn ingress(context: &TcContext) -> i32 {
     }
 }
 
-/// A packet that goes out of a device.
+/// Processes a packet that leaves on a device.
 #[inline(always)]
 pub fn egress(context: &TcContext) -> i32 {
     let frame = Skb::new(context);
@@ -115,7 +116,7 @@ pub fn egress(context: &TcContext) -> i32 {
     }
 }
 
-/// A packet that may belong to a flow, from either direction.
+/// Processes a packet that may belong to a flow, in either direction.
 #[inline(always)]
 pub fn known<F>(context: &TcContext) -> i32
 where
@@ -128,7 +129,7 @@ where
     go_on::<F>(context, ctx, STAGES, step)
 }
 
-/// A packet that needs another stage.
+/// Runs the remaining stages for a packet.
 #[inline(always)]
 pub fn stages<F>(context: &TcContext) -> i32
 where
@@ -140,7 +141,7 @@ where
     pipeline::dispatch(maps, Skb::new(context), ctx, StepCode(ctx.step))
 }
 
-/// A packet in a packet, whose outer header is of family `F`.
+/// Processes an encapsulated packet whose outer header is of family `F`.
 #[inline(always)]
 pub fn tunnel<F>(context: &TcContext) -> i32
 where
@@ -156,7 +157,7 @@ where
     }
 }
 
-/// The same, once the family of the inner header is known.
+/// Processes an encapsulated packet whose inner header is of family `I`.
 #[inline(always)]
 fn inner<F, I>(context: &TcContext, frame: Skb, outer: &Arrived<F::Words>) -> i32
 where
@@ -167,7 +168,7 @@ where
 {
     let maps = Kernel::<I>::new();
     let Some(ctx) = maps.scratch() else { return NEXT };
-    match tunnel::open(Kernel::<F>::new(), maps, frame, outer, ctx) {
+    match tunnel::decapsulate(Kernel::<F>::new(), maps, frame, outer, ctx) {
         Step::Tunnelled => call::<I>(context, ctx, STAGES, Step::Tunnelled),
         step => pipeline::finish::<_, Skb>(maps, step),
     }
@@ -192,7 +193,7 @@ macro_rules! run_early {
     }};
 }
 
-/// A frame that the driver of an uplink has received.
+/// Processes a frame that the driver of an uplink has received (XDP).
 #[inline(always)]
 pub fn early(context: &XdpContext) -> u32 {
     let frame = Xdp::new(context);

@@ -1,12 +1,12 @@
-//! The iterators: which UDP sockets of a network namespace a Service led somewhere; which sockets of all namespaces count
-//! among the open connections of a backend; and which are connected to a backend that left. Their storage cannot be listed
-//! otherwise.
+//! The iterators. They list the UDP sockets of a network namespace that are connected to a Service; the sockets of all
+//! namespaces that count as open connections of a backend; and the sockets that are connected to a backend that left its
+//! Service. There is no other way to list socket storage.
 
 use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_seq_write, bpf_sk_storage_get};
 use proxy_common::backend::BACKEND_ACTIVE;
-use proxy_common::socket::{LedSocket, SocketStorage};
+use proxy_common::socket::{SocketStorage, TranslatedSocket};
 use proxy_common::{Address, V4, V6};
 
 use super::handle::Kernel;
@@ -28,21 +28,21 @@ pub struct IteratorMeta {
 /// `struct bpf_iter__udp` of `net/ipv4/udp.c`.
 #[repr(C)]
 pub struct UdpIterator {
-    /// What all iterators have.
+    /// The part that all iterators have.
     pub meta: *mut IteratorMeta,
     /// `struct udp_sock`; null at the end.
     pub socket: *mut c_void,
-    /// The owner.
+    /// User id of the socket's owner.
     pub uid: u64,
-    /// The bucket of the kernel's hash table.
+    /// Number of the bucket in the kernel's hash table.
     pub bucket: u64,
 }
 
-/// Writes a [`LedSocket`] for a socket that was led somewhere.
-#[inline(always)]
+/// Writes a [`TranslatedSocket`] for a UDP socket that is connected to a Service.
 ///
 /// # Safety
-/// The context is one that the kernel has handed to a program.
+/// The kernel must have passed the context to the program.
+#[inline(always)]
 pub unsafe fn udp(context: *mut UdpIterator) -> i32 {
     // SAFETY: see above.
     let (meta, socket) = unsafe { ((*context).meta, (*context).socket) };
@@ -50,21 +50,22 @@ pub unsafe fn udp(context: *mut UdpIterator) -> i32 {
         return 0;
     }
     let map = core::ptr::from_ref(&SOCKET_STORAGE).cast_mut().cast();
-    // SAFETY: a map, and a socket that the kernel has handed to the program.
+    // SAFETY: a map, and a socket that the kernel has passed to the program.
     let storage: *mut SocketStorage =
         unsafe { bpf_sk_storage_get(map, socket, core::ptr::null_mut(), 0).cast() };
     if storage.is_null() {
         return 0;
     }
-    // SAFETY: the socket's storage, which its owner may change meanwhile: the reader of the list checks the socket again.
-    let led = unsafe { LedSocket { cookie: bpf_get_socket_cookie(socket), storage: storage.read() } };
+    // SAFETY: the socket's storage. Its owner may change it meanwhile: the reader of the list checks the socket again.
+    let led = unsafe { TranslatedSocket { cookie: bpf_get_socket_cookie(socket), storage: storage.read() } };
     if led.storage.family != 0 {
-        // SAFETY: a sequence file, and a record of the size that is told. Without room the kernel asks again.
+        // SAFETY: a sequence file, and a record of the size that is passed. If the buffer is full, the kernel calls the
+        // program again.
         unsafe {
             bpf_seq_write(
                 (*meta).seq.cast(),
                 (&raw const led).cast_mut().cast(),
-                size_of::<LedSocket>() as u32,
+                size_of::<TranslatedSocket>() as u32,
             )
         };
     }
@@ -74,7 +75,7 @@ pub unsafe fn udp(context: *mut UdpIterator) -> i32 {
 /// `struct bpf_iter__bpf_sk_storage_map` of `net/core/bpf_sk_storage.c`.
 #[repr(C)]
 pub struct StorageIterator {
-    /// What all iterators have.
+    /// The part that all iterators have.
     pub meta: *mut IteratorMeta,
     /// `struct bpf_map`.
     pub map: *mut c_void,
@@ -84,10 +85,10 @@ pub struct StorageIterator {
     pub value: *mut SocketStorage,
 }
 
-/// Writes the id of the backend, if the socket counts among its open connections.
+/// Writes the id of the backend, if the socket counts as one of its open connections.
 ///
 /// # Safety
-/// The context is one that the kernel has handed to a program.
+/// The kernel must have passed the context to the program.
 #[inline(always)]
 pub unsafe fn counted(context: *mut StorageIterator) -> i32 {
     // SAFETY: see above.
@@ -95,10 +96,11 @@ pub unsafe fn counted(context: *mut StorageIterator) -> i32 {
     if storage.is_null() {
         return 0;
     }
-    // SAFETY: the socket's storage, which its owner may change meanwhile: the reader of the list counts twice.
+    // SAFETY: the socket's storage. Its owner may change it meanwhile: the reader of the list counts twice.
     let (counted, backend) = unsafe { ((*storage).counted, (*storage).backend_id) };
     if counted != 0 {
-        // SAFETY: a sequence file, and a number of the size that is told. Without room the kernel asks again.
+        // SAFETY: a sequence file, and a number of the size that is passed. If the buffer is full, the kernel calls the
+        // program again.
         unsafe {
             bpf_seq_write((*meta).seq.cast(), (&raw const backend).cast_mut().cast(), size_of::<u32>() as u32)
         };
@@ -106,10 +108,10 @@ pub unsafe fn counted(context: *mut StorageIterator) -> i32 {
     0
 }
 
-/// Writes a [`LedSocket`], if the socket is connected to a backend that left the Service which led it there.
+/// Writes a [`TranslatedSocket`], if the socket is connected to a backend that has left its Service.
 ///
 /// # Safety
-/// The context is one that the kernel has handed to a program.
+/// The kernel must have passed the context to the program.
 #[inline(always)]
 pub unsafe fn left(context: *mut StorageIterator) -> i32 {
     // SAFETY: see above.
@@ -117,30 +119,31 @@ pub unsafe fn left(context: *mut StorageIterator) -> i32 {
     if socket.is_null() || storage.is_null() {
         return 0;
     }
-    // SAFETY: the socket's storage, which its owner may change meanwhile: the reader of the list checks the socket again.
+    // SAFETY: the socket's storage. Its owner may change it meanwhile: the reader of the list checks the socket again.
     let storage = unsafe { storage.read() };
     let left = match storage.family {
         4 => has_left(Kernel::<V4>::new(), &storage),
         6 => has_left(Kernel::<V6>::new(), &storage),
-        // It is connected to no Service any more.
+        // The socket is no longer connected to a Service.
         _ => false,
     };
     if left {
-        // SAFETY: a socket that the kernel has handed to the program.
-        let led = LedSocket { cookie: unsafe { bpf_get_socket_cookie(socket) }, storage };
-        // SAFETY: a sequence file, and a record of the size that is told. Without room the kernel asks again.
+        // SAFETY: a socket that the kernel has passed to the program.
+        let led = TranslatedSocket { cookie: unsafe { bpf_get_socket_cookie(socket) }, storage };
+        // SAFETY: a sequence file, and a record of the size that is passed. If the buffer is full, the kernel calls the
+        // program again.
         unsafe {
             bpf_seq_write(
                 (*meta).seq.cast(),
                 (&raw const led).cast_mut().cast(),
-                size_of::<LedSocket>() as u32,
+                size_of::<TranslatedSocket>() as u32,
             )
         };
     }
     0
 }
 
-/// Whether the backend that a socket was led to is still known, and serves no more.
+/// Whether the backend that a socket is connected to is still in `backends`, but no longer serves.
 #[inline(always)]
 fn has_left<M: Services>(maps: M, storage: &SocketStorage) -> bool {
     let addr: Words<M> = Address::from_words(storage.backend);

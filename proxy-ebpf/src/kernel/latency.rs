@@ -1,5 +1,5 @@
-//! `connect_latency`: how long endpoints take to answer a SYN. A setting: the agent loads the programs with `CONNECT_LATENCY` 1,
-//! and without it the verifier removes all of this.
+//! `connect_latency`: how long endpoints take to answer a SYN. Off by default: the agent loads the programs with
+//! `CONNECT_LATENCY` 1 to switch it on, and otherwise the verifier removes all of this code.
 
 use core::mem::offset_of;
 
@@ -12,30 +12,30 @@ use proxy_common::latency::{
 use super::maps::{CONNECT_LATENCY as ENTRIES, CONNECT_TIMES, SOCKET_EXAMPLES, SYN_TIMES};
 use crate::shared::{add, opaque};
 
-/// Bytes of a count.
+/// Size of a counter in bytes.
 const WORD: usize = size_of::<u64>();
 
-/// What [`is_measured`] tells. In 64 bits as `LINK_HEADER`.
+/// Whether the measurement is on; see [`is_measured`]. 64 bits wide for the reason given at `LINK_HEADER`.
 #[cfg(target_arch = "bpf")]
 #[unsafe(no_mangle)]
 static CONNECT_LATENCY: aya_ebpf::Global<u64> = aya_ebpf::Global::new(0);
 
-/// A new entry; here, since it is too large for the stack.
+/// Initial value of an entry; a static, since it is too large for the stack.
 static NOTHING: LatencyEntry =
     LatencyEntry { buckets: [0; LATENCY_BUCKETS], sum_us: 0, refused: 0, retransmits: 0 };
 
-/// What has become of a SYN.
+/// The outcome of a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was answered after so many nanoseconds.
+    /// The SYN was answered after this number of nanoseconds.
     Answered(u64),
-    /// It was refused.
+    /// The SYN was refused.
     Refused,
-    /// It was sent again.
+    /// The SYN was sent again.
     Retransmitted,
 }
 
-/// Whether anything is to be noted.
+/// Whether the measurement is on.
 #[inline(always)]
 pub fn is_measured() -> bool {
     #[cfg(target_arch = "bpf")]
@@ -54,7 +54,7 @@ fn now() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// A flow has begun with a SYN. `place`: its element of `syn_times`.
+/// Notes the time of the SYN that has begun a flow. `place` is the index of the flow in `syn_times`.
 #[inline(always)]
 pub fn flow_begun(place: u32) {
     if let Some(time) = SYN_TIMES.get_ptr_mut(place) {
@@ -63,7 +63,7 @@ pub fn flow_begun(place: u32) {
     }
 }
 
-/// The SYN of a flow was answered: by a reset, if `refused` is not 0.
+/// Notes that the SYN of a flow was answered; `refused` is not 0 if the answer is a RST.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn syn_answered(place: u32, service: u32, backend: u32, refused: u32) -> u32 {
@@ -72,10 +72,10 @@ pub extern "C" fn syn_answered(place: u32, service: u32, backend: u32, refused: 
     let begun = unsafe { time.read_volatile() };
     let took = now().wrapping_sub(begun) & !ANSWERED;
     let outcome = if refused != 0 { Outcome::Refused } else { Outcome::Answered(took) };
-    // 0: the flow began before its time was noted, or by programs of another version.
+    // 0: the flow began before its time was noted, or was created by programs of another version.
     if begun != 0 {
         if refused == 0 {
-            // SAFETY: as in `flow_begun`; the CPU whose exchange succeeded is the only one to come here.
+            // SAFETY: as in `flow_begun`; only the CPU whose exchange of the state succeeded calls this function.
             unsafe { time.write_volatile(ANSWERED | took) };
         }
         note(service, backend, outcome);
@@ -83,7 +83,7 @@ pub extern "C" fn syn_answered(place: u32, service: u32, backend: u32, refused: 
     0
 }
 
-/// A SYN came again before it was answered.
+/// Notes that a SYN was repeated before it was answered.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn syn_again(service: u32, backend: u32) -> u32 {
@@ -91,7 +91,7 @@ pub extern "C" fn syn_again(service: u32, backend: u32) -> u32 {
     0
 }
 
-/// A socket sends its first SYN.
+/// Notes the time at which a socket sends its first SYN.
 #[inline(always)]
 pub fn socket_connects(socket: *mut bpf_sock) {
     if let Some(time) = connect_time(socket, true) {
@@ -100,7 +100,7 @@ pub fn socket_connects(socket: *mut bpf_sock) {
     }
 }
 
-/// When a socket sent its first SYN, and how many nanoseconds ago that was.
+/// Returns the time at which a socket sent its first SYN, and the nanoseconds since then.
 #[inline(always)]
 pub fn since_connect(socket: *mut bpf_sock) -> Option<(u64, u64)> {
     let time = connect_time(socket, false)?;
@@ -109,13 +109,13 @@ pub fn since_connect(socket: *mut bpf_sock) -> Option<(u64, u64)> {
     Some((begun, now().wrapping_sub(begun)))
 }
 
-/// Keeps a connection of a socket as the example of its bucket.
+/// Stores a connection of a socket as the example of its histogram bucket.
 #[expect(clippy::needless_borrows_for_generic_args, reason = "by value it would be copied to the stack")]
 #[inline(always)]
 pub fn keep_example(service: u32, example: &SocketExample) {
     let bucket = bucket(example.took / 1_000) as u32;
     if service != 0 {
-        // It fails where another CPU writes one at the same time.
+        // The insertion fails if another CPU writes an example at the same time.
         let _ = SOCKET_EXAMPLES.insert(&ExampleKey { service, bucket }, example, 0);
     }
 }
@@ -132,7 +132,7 @@ fn connect_time(socket: *mut bpf_sock, create: bool) -> Option<*mut u64> {
     (!time.is_null()).then_some(time.cast())
 }
 
-/// Counts it for the backend and for its Service.
+/// Counts the outcome of a SYN for the backend and for its Service.
 #[inline(always)]
 pub fn note(service: u32, backend: u32, outcome: Outcome) {
     if service == 0 {
@@ -147,19 +147,19 @@ pub fn note(service: u32, backend: u32, outcome: Outcome) {
     count(&LatencyKey { service, backend: 0 }, word, us);
 }
 
-/// Adds 1 to the count in that word of an entry, and so many microseconds to the sum.
+/// Adds 1 to the counter at index `word` of an entry, and `us` to the sum of microseconds.
 #[expect(clippy::needless_borrows_for_generic_args, reason = "by value it would be copied to the stack")]
 #[inline(always)]
 fn count(key: &LatencyKey, word: usize, us: u64) {
     if ENTRIES.get_ptr_mut(key).is_none() {
-        // Another CPU may have been faster.
+        // Another CPU may have created the entry first.
         let _ = ENTRIES.insert(key, &NOTHING, u64::from(BPF_NOEXIST));
     }
-    // The verifier wants the comparison beside the access.
+    // The verifier requires the comparison next to the access; `opaque` keeps the compiler from moving it.
     let word = opaque(word as u64) as usize;
     let Some(entry) = ENTRIES.get_ptr_mut(key) else { return };
     if word < size_of::<LatencyEntry>() / WORD {
-        // SAFETY: a word of a map value, all of whose fields are counts of eight bytes; all CPUs add to it.
+        // SAFETY: a word of a map value that consists of counters of eight bytes; all CPUs add to them atomically.
         unsafe {
             add(entry.cast::<u64>().add(word), 1);
             add(&raw mut (*entry).sum_us, us);

@@ -1,5 +1,5 @@
-//! The maps. Of each: who writes it, who reads it, what a miss means, and why it is of this kind and size. Sizes are the
-//! defaults; the agent's `--max-*` flags change them. `docs/maps.md` shows how to look into them.
+//! The maps. The comment on each map says who writes it, who reads it, what a miss means, and why it has this kind and
+//! size. Sizes are the defaults; the agent's `--max-*` flags change them. `docs/maps.md` shows how to inspect the maps.
 
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::btf_maps::{
@@ -46,9 +46,9 @@ const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 type A4 = [u8; 4];
 type A6 = [u8; 16];
 
-// Frontend to Service port. Written by the agent; read once for each new connection, by the packet and the socket path.
-// A miss: the address is no frontend. A hash, since frontends are sparse; preallocated, so that an update never fails for
-// want of memory. 65,536: some 10,000 Services with three ports and two kinds of address.
+// Frontend to Service port. Written by the agent; read once for each new connection, by the packet and the socket path. A
+// miss: the address is no frontend. A hash, since frontends are sparse; preallocated, so that an update never fails for
+// lack of memory. 65,536: about 10,000 Services with three ports and two kinds of address.
 #[btf_map(name = "services")]
 pub(super) static SERVICES: HashMap<ServiceKey<A4>, ServiceEntry, FRONTENDS> = HashMap::new();
 #[btf_map(name = "services6")]
@@ -56,88 +56,95 @@ pub(super) static SERVICES6: HashMap<ServiceKey<A6>, ServiceEntry, FRONTENDS> = 
 
 // Slot to backend id: each frontend refers to an extent of slots. Written by the agent through a mapping, before the entry
 // of `services` that refers to it; read once for each new connection. A miss (an index beyond the array) is an
-// inconsistency, and is counted. An array: a lookup is no call. 524,288: each change needs the old and the new extent.
+// inconsistency, and is counted. An array, because the lookup needs no function call. 524,288: during each change both the
+// old and the new extent exist.
 #[btf_map(name = "slots")]
 pub(super) static SLOTS: Array<u32, SLOT_COUNT, MMAPABLE> = Array::new();
 
-// Service port and policy to the first word of its table in `maglev`. Written by the agent through a mapping, after the table
-// and before the entry of `services` that needs it; read once for each new connection that is spread by a hash. 0: there is no
-// table, and a slot is taken by the hash. An array of two elements for each Service port.
+// Service port and policy to the first word of its table in `maglev`. Written by the agent through a mapping, after the
+// table and before the entry of `services` that needs it; read once for each new connection whose backend is selected by a
+// hash. 0: there is no table, and the hash selects a slot. An array of two elements for each Service port.
 #[btf_map(name = "maglev_index")]
 pub(super) static MAGLEV_INDEX: Array<u64, { 2 * SERVICE_IDS }, MMAPABLE> = Array::new();
 
-// Maglev tables, each in one piece (`proxy_common::maglev`). Written by the agent through a mapping, before `maglev_index` leads
-// there; read three times for each new connection that is spread by a hash. A miss (an index beyond the array): as without a
-// table. An array of words, since tables differ in length: 786,432 are room for 5,800 tables of five endpoints.
+// Maglev tables, each of them contiguous (`proxy_common::maglev`). Written by the agent through a mapping, before
+// `maglev_index` refers to the table; read three times for each new connection whose backend is selected by a hash. A miss
+// (an index beyond the array): as without a table. An array of words, since tables differ in length: 786,432 words hold
+// 5,800 tables of five endpoints.
 #[btf_map(name = "maglev")]
 pub(super) static MAGLEV: Array<u64, MAGLEV_WORDS, MMAPABLE> = Array::new();
 
-// Service port id to connections begun by turns. Written and read by all programs for new connections of a Service that is
-// spread by turns. A miss: the id is beyond the array, and a slot is taken at random. Shared by all CPUs: turns are one order.
+// Service port id to the number of connections that were assigned in turn. Written and read by all programs for new
+// connections of a Service whose backends are selected in turn. A miss: the id is beyond the array, and a random slot is
+// selected. Shared by all CPUs, so that the turns have one order.
 #[btf_map(name = "turns")]
 pub(super) static TURNS: Array<u64, SERVICE_IDS> = Array::new();
 
 // Backend id to endpoint. Written by the agent through a mapping, before any slot that refers to it; read for each new
-// connection, for each packet of UDP, and for SYNs. State 0: the id is free. An array: a lookup is no call.
+// connection, for each UDP packet, and for SYNs. State 0: the id is free. An array, because the lookup needs no function
+// call.
 #[btf_map(name = "backends")]
 pub(super) static BACKENDS: Array<BackendEntry<A4>, BACKEND_IDS, MMAPABLE> = Array::new();
 #[btf_map(name = "backends6")]
 pub(super) static BACKENDS6: Array<BackendEntry<A6>, BACKEND_IDS, MMAPABLE> = Array::new();
 
-// Backend id to what connections have told of it (`proxy_common::health`). Written by the programs where a connection fails, or
-// is answered after a failure, and by the agent through a mapping where an id begins; read for each new connection to a Service
-// that ejects. 0: nothing is known. A miss: the backend takes connections. One word, changed by compare-and-exchange: all
-// CPUs' failures count.
+// Backend id to the results of connections to the backend (`proxy_common::health`). Written by the programs when a
+// connection fails, or is answered after a failure, and by the agent through a mapping when it allocates an id; read for
+// each new connection to a Service with ejection. 0: nothing is known. A miss: the backend gets connections. One word,
+// changed by compare-and-exchange, so that failures on all CPUs count.
 #[btf_map(name = "health")]
 pub(super) static HEALTH: Array<u64, BACKEND_IDS, MMAPABLE> = Array::new();
 
 // Flow number to flow: connection tracking of the packet path. Written and read by the packet programs for each packet of a
-// flow; the agent reads it through a mapping. State 0: the entry is free. An array with an index and CLOCK eviction of our
-// own: the kernel's LRU hash evicts established flows, and an insertion costs more than all else that a new flow needs.
+// flow; the agent reads it through a mapping. State 0: the entry is free. An array with our own index and CLOCK eviction:
+// the kernel's LRU hash evicts established flows, and an insertion into it costs more than everything else that a new flow
+// needs.
 #[btf_map(name = "flows")]
 pub(super) static FLOWS: Array<FlowEntry<A4>, FLOW_COUNT, MMAPABLE> = Array::new();
 #[btf_map(name = "flows6")]
 pub(super) static FLOWS6: Array<FlowEntry<A6>, FLOW_COUNT, MMAPABLE> = Array::new();
 
-// Where the keys of the flows stand. Written and read by the packet programs. No slot with the key's tag: no flow. An array
-// of cache lines with half as many buckets as there are flows: four keys to a bucket of 15 in the mean.
+// Index that maps the keys of the flows to their entries. Written and read by the packet programs. If no slot has the key's
+// tag, there is no flow. An array of cache lines with half as many buckets as flows: on average a bucket of 15 slots holds
+// four keys.
 #[btf_map(name = "flow_index")]
 pub(super) static FLOW_INDEX: Array<Bucket, FLOW_BUCKETS, MMAPABLE> = Array::new();
 #[btf_map(name = "flow_index6")]
 pub(super) static FLOW_INDEX6: Array<Bucket, FLOW_BUCKETS, MMAPABLE> = Array::new();
 
-// Family to the clock hand over its flows, which only goes up. Written by the packet programs, once for 16 new flows of a
-// CPU. Never a miss. An array of two, shared by all CPUs.
+// Family to the clock hand over its flows, which only increases. Written by the packet programs, once for every 16 new
+// flows of a CPU. Never a miss. An array of two elements, shared by all CPUs.
 #[btf_map(name = "clock_hand")]
 pub(super) static CLOCK_HAND: Array<u64, 2> = Array::new();
 
-// Family to the entries that this CPU looks at next. Written and read by the packet programs for new flows. Never a miss.
-// Per CPU, so that the hand does not go to and fro between CPUs with each new flow.
+// Family to the entries that this CPU examines next. Written and read by the packet programs for new flows. Never a miss.
+// Per CPU, so that the cache line of the clock hand does not move between CPUs with each new flow.
 #[btf_map(name = "clock_window")]
 pub(super) static CLOCK_WINDOW: PerCpuArray<ClockWindow, 2> = PerCpuArray::new();
 
-// Family to jiffies when a direct connection of TCP was last seen (`STATE_DIRECT`); 0: none, and segments that go straight
-// to endpoints are not looked up. Written and read by the packet programs. Never a miss.
+// Family to jiffies when a direct TCP connection was last seen (`STATE_DIRECT`); 0: none was seen, and TCP segments
+// directly to endpoints are not looked up. Written and read by the packet programs. Never a miss.
 #[btf_map(name = "direct_seen")]
 pub(super) static DIRECT_SEEN: Array<u32, 2> = Array::new();
 
-// What a connected socket dialled, and where it was led. Written by `connect`; read by `getpeername`, `recvmsg` and the
-// socket iterator. A miss: the socket is connected to no Service. Socket-local storage: it goes with the socket, and no
-// other socket can evict it.
+// The address that a connected socket dialled, and the backend that it was connected to. Written by `connect`; read by
+// `getpeername`, `recvmsg` and the socket iterator. A miss: the socket is connected to no Service. Socket-local storage:
+// the kernel frees it with the socket, and no other socket can evict it.
 #[btf_map(name = "socket_storage")]
 pub(super) static SOCKET_STORAGE: SkStorage<SocketStorage> = SkStorage::new();
 
-// The same of unconnected UDP sockets, by tunnel, both ways; and of sockets whose storage could not be allocated. Written by
-// `sendmsg`; read by it and by `recvmsg`. A miss: another backend is selected; the peer stays as it is. LRU: nothing tells
-// when such a socket has no more use for a tunnel.
+// The same for the peers of unconnected UDP sockets, with an entry for each direction, and for sockets whose storage could
+// not be allocated. Written by `sendmsg`, and by `connect` for the latter; read by both, and by `recvmsg` and
+// `getpeername`. A miss in `sendmsg`: another backend is selected; in `recvmsg`: the peer's address stays as it is. LRU: no
+// event shows that such a socket no longer needs a peer.
 #[btf_map(name = "sockets")]
 pub(super) static SOCKETS: LruHashMap<SocketKey<A4>, SocketEntry<A4>, SOCKET_COUNT> = LruHashMap::new();
 #[btf_map(name = "sockets6")]
 pub(super) static SOCKETS6: LruHashMap<SocketKey<A6>, SocketEntry<A6>, SOCKET_COUNT> = LruHashMap::new();
 
-// Bitmap of hashed frontends and backends: by it foreign packets leave. Written by the agent through a mapping, before the
-// first entry that needs a bit; read for each packet and each call. A clear bit: surely not ours. 2 x 2^20 bits: 10,000
-// frontends set 1 % of them.
+// Bitmap of hashed frontends and backends, which lets foreign packets pass without further lookups. Written by the agent
+// through a mapping, before the first entry that needs a bit; read for each packet and each call. A clear bit: certainly no
+// frontend or backend. 2 x 2^20 bits: 10,000 frontends set 1 % of them.
 #[btf_map(name = "prefilter")]
 pub(super) static PREFILTER: Array<u64, { PREFILTER_WORDS as usize }, MMAPABLE> = Array::new();
 
@@ -145,18 +152,20 @@ pub(super) static PREFILTER: Array<u64, { PREFILTER_WORDS as usize }, MMAPABLE> 
 #[btf_map(name = "config")]
 pub(super) static CONFIG: Array<NodeConfig, 1> = Array::new();
 
-// Service port id to traffic. Written by all programs; read by the agent. A miss: the id is beyond the array, and nothing is
-// counted. Per CPU: a shared counter would be the most contended line of all.
+// Service port id to traffic counters. Written by all programs; read by the agent. A miss: the id is beyond the array, and
+// nothing is counted. Per CPU: a shared counter would be the most contended cache line of all.
 #[btf_map(name = "service_stats")]
 pub(super) static SERVICE_STATS: PerCpuArray<ServiceStats, SERVICE_IDS> = PerCpuArray::new();
 
-// Backend id to connections. Written for each new connection; read by the agent. Not per CPU: 262,144 ids are many.
+// Backend id to number of connections. Written for each new connection; read by the agent. Not per CPU, because of the
+// memory for 262,144 ids.
 #[btf_map(name = "backend_stats")]
 pub(super) static BACKEND_STATS: Array<u64, BACKEND_IDS> = Array::new();
 
-// Backend id to its open connections. Written by all programs where a connection of a Service that spreads by load begins or
-// ends; read for each new connection of such a Service, and by the agent, which corrects it through a mapping. A miss: the id
-// is beyond the array, and nothing is counted. Shared by all CPUs: a selection would have to add up the counts of all.
+// Backend id to its number of open connections. Written by all programs when a connection of a Service that spreads by load
+// begins or ends; read for each new connection of such a Service, and by the agent, which corrects it through a mapping. A
+// miss: the id is beyond the array, and nothing is counted. Shared by all CPUs: with a count per CPU, each selection would
+// have to add up the counts of all CPUs.
 #[btf_map(name = "connections")]
 pub(super) static CONNECTIONS: Array<u64, BACKEND_IDS, MMAPABLE> = Array::new();
 
@@ -164,65 +173,67 @@ pub(super) static CONNECTIONS: Array<u64, BACKEND_IDS, MMAPABLE> = Array::new();
 #[btf_map(name = "reasons")]
 pub(super) static REASONS: PerCpuArray<u64, { Reason::COUNT as usize }> = PerCpuArray::new();
 
-// Service port and reason to count. Written where a Service is known; read by the agent. LRU: a Service that is gone is
-// forgotten.
+// Service port and reason to count. Written if the Service is known; read by the agent. LRU, so that the entries of removed
+// Services disappear.
 #[btf_map(name = "refusals")]
 pub(super) static REFUSALS: LruHashMap<RefusalKey, u64, { sizes::DEFAULT_REFUSALS as usize }> =
     LruHashMap::new();
 
-// Backend and Service port to how long a SYN waits for its answer, and how many get none. Written where a SYN is answered or
-// comes again, if that is measured at all (else it has one entry); read by the agent and by people. A miss: an entry is made.
-// LRU: backends and Services that are gone are forgotten.
+// Backend and Service port to a histogram of the time until a SYN is answered, and the number of SYNs without an answer.
+// Written when a SYN is answered or repeated, if the measurement is on (otherwise the map has one entry); read by the agent
+// and by users. A miss: an entry is created. LRU, so that the entries of removed backends and Services disappear.
 #[btf_map(name = "connect_latency")]
 pub(super) static CONNECT_LATENCY: LruHashMap<LatencyKey, LatencyEntry, { sizes::LATENCY_COUNT as usize }> =
     LruHashMap::new();
 
-// Flow to the time of its SYN, and then to how long the answer took. Written where a flow begins and where its first answer passes,
-// which also reads it, if that is measured (else it has two elements); read by the agent for examples. 0: not noted. Beside `flows`, since nothing else needs nanoseconds, and a cache line holds no more.
+// Flow to the time of its SYN, later to the time until the answer. Written when a flow begins, and read and written at its
+// first answer, if the measurement is on (otherwise the map has one element); read by the agent for examples. 0: not noted.
+// Not part of `flows`, since nothing else needs nanoseconds and the entry's cache line is full.
 #[btf_map(name = "syn_times")]
 pub(super) static SYN_TIMES: Array<u64, { 2 * FLOW_COUNT }> = Array::new();
 
-// Socket to the time of its first SYN. Written where it connects, read where it is connected, if that is measured. A miss: not
-// noted. Socket-local storage: it goes with the socket.
+// Socket to the time of its first SYN. Written when the socket connects, read when it is connected, if the measurement is
+// on. A miss: not noted. Socket-local storage: the kernel frees it with the socket.
 #[btf_map(name = "connect_times")]
 pub(super) static CONNECT_TIMES: SkStorage<u64> = SkStorage::new();
 
-// Service port and bucket to the newest connection of a socket. Written where a socket is connected, if that is measured (else it
-// has one entry); read by the agent for examples. A miss: there was none. LRU: buckets that are met no more are forgotten.
+// Service port and histogram bucket to the newest connection of a socket. Written when a socket is connected, if the
+// measurement is on (otherwise the map has one entry); read by the agent for examples. A miss: there was none. LRU: buckets
+// without new connections disappear.
 #[btf_map(name = "socket_examples")]
 pub(super) static SOCKET_EXAMPLES: LruHashMap<ExampleKey, SocketExample, { sizes::LATENCY_COUNT as usize }> =
     LruHashMap::new();
 
-// Service port id to its name. Written by the agent; read by people and by `ballast`'s commands. No program reads it.
+// Service port id to its name. Written by the agent; read by users and by the commands of `ballast`. No program reads it.
 #[btf_map(name = "names")]
 pub(super) static NAMES: HashMap<u32, PortName, SERVICE_IDS, NO_PREALLOC> = HashMap::new();
 
-// The packet that a CPU works on. Written and read by the packet programs; what it holds is over with the packet. Per CPU:
-// packets do not interrupt each other.
+// The packet that a CPU processes. Written and read by the packet programs; the contents are valid for this packet only.
+// Per CPU: packets do not interrupt each other.
 #[btf_map(name = "scratch")]
 pub(super) static SCRATCH: PerCpuArray<PacketCtx<[u32; 1]>, 1> = PerCpuArray::new();
 #[btf_map(name = "scratch6")]
 pub(super) static SCRATCH6: PerCpuArray<PacketCtx<[u32; 4]>, 1> = PerCpuArray::new();
 
-// Number to a program that a packet program goes on with (`map_names::CALLED`). Written by the agent before the programs are
-// attached; read for each packet that is not foreign. A miss: the packet is dropped and counted. The kernel empties it when
-// neither a descriptor nor a pin is left, so it is pinned as long as programs use it.
+// Number to a program that a packet program tail-calls (`map_names::CALLED`). Written by the agent before the programs are
+// attached; read for each packet that is not foreign. A miss: the packet is dropped and counted. The kernel empties the map
+// when it has neither a file descriptor nor a pin, so it stays pinned as long as programs use it.
 #[btf_map(name = "calls")]
 pub(super) static CALLS: ProgramArray<{ sizes::CALLED.len() }> = ProgramArray::new();
 
-// Routes of this tick of the clock, by a hash of both addresses. Written and read where packets are forwarded. A miss: the
-// kernel is asked. Per CPU, and direct-mapped: a conflict costs what a miss does.
+// Routes that were looked up in this tick of the clock, by a hash of both addresses. Written and read when packets are
+// forwarded. A miss: the kernel's routing table is used. Per CPU, and direct-mapped: a conflict costs as much as a miss.
 #[btf_map(name = "fib_cache")]
 pub(super) static FIB_CACHE: PerCpuArray<FibEntry<[u32; 1]>, FIB_CACHE_ENTRIES> = PerCpuArray::new();
 #[btf_map(name = "fib_cache6")]
 pub(super) static FIB_CACHE6: PerCpuArray<FibEntry<[u32; 4]>, FIB_CACHE_ENTRIES> = PerCpuArray::new();
 
-// The token bucket of ICMP answers. Written and read where a packet is refused. Per CPU, as the limit is.
+// The token bucket for ICMP answers. Written and read when a packet is refused. Per CPU, as the limit is.
 #[btf_map(name = "icmp_ratelimit")]
 pub(super) static ICMP_RATELIMIT: PerCpuArray<TokenBucket, 1> = PerCpuArray::new();
 
-// The ports of packets that come in pieces. Written by first fragments, read by later ones. A miss: the fragment has no
-// ports. LRU: nothing tells when the last fragment has passed.
+// The ports of fragmented packets. Written for first fragments, read for later fragments. A miss: the ports of the fragment
+// are unknown. LRU: no event shows that the last fragment has passed.
 #[btf_map(name = "fragments")]
 pub(super) static FRAGMENTS: LruHashMap<FragmentKey<[u32; 1]>, FragmentEntry, FRAGMENT_COUNT> =
     LruHashMap::new();
@@ -230,23 +241,25 @@ pub(super) static FRAGMENTS: LruHashMap<FragmentKey<[u32; 1]>, FragmentEntry, FR
 pub(super) static FRAGMENTS6: LruHashMap<FragmentKey<[u32; 4]>, FragmentEntry, FRAGMENT_COUNT> =
     LruHashMap::new();
 
-// What the programs know of the node in one family: SNAT source, pods' range, Service ranges. Written by the agent; read
-// for new connections, and for packets to no frontend. Never a miss.
+// Settings of the node for one family: SNAT source, range of the pods, Service ranges. Written by the agent; read for new
+// connections, and for packets that are not to a frontend. Never a miss.
 #[btf_map(name = "node")]
 pub(super) static NODE: Array<NodeEntry<A4>, 1> = Array::new();
 #[btf_map(name = "node6")]
 pub(super) static NODE6: Array<NodeEntry<A6>, 1> = Array::new();
 
-// Addresses of this node, and with DSR those of all nodes. Written by the agent; read for new connections, and for encapsulated
-// packets. A miss: another machine's. A hash without preallocation: most nodes have a dozen.
+// Addresses of this node, and with DSR the addresses of all nodes. Written by the agent; read for new connections, and for
+// encapsulated packets. A miss: the address belongs to another machine. A hash without preallocation: most nodes have about
+// a dozen addresses.
 #[btf_map(name = "node_addrs")]
 pub(super) static NODE_ADDRS: HashMap<A4, NodeAddr, NODE_ADDR_IDS, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "node_addrs6")]
 pub(super) static NODE_ADDRS6: HashMap<A6, NodeAddr, NODE_ADDR_IDS, NO_PREALLOC> = HashMap::new();
 
-// Number to a node of the cluster that packets are encapsulated to. Written by the agent, before the first endpoint that has
-// the number; read for each packet of a client outside to a Service with DSR. Family 0: the number is free, and the packet is
-// dropped. An array: a lookup is no call, and flows and endpoints have room for 12 bits. Nodes beyond have no number: SNAT.
+// Number to a node of the cluster to which packets are encapsulated. Written by the agent, before the first endpoint that
+// has the number; read for each packet of a client outside to a Service with DSR. Family 0: the number is free, and the
+// packet is dropped. An array, because the lookup needs no function call, and flows and endpoints have 12 bits for the
+// number. Further nodes have no number, and packets to their endpoints get SNAT.
 #[btf_map(name = "tunnels")]
 pub(super) static TUNNELS: Array<Tunnel, TUNNEL_IDS> = Array::new();
 
@@ -255,13 +268,14 @@ pub(super) static TUNNELS: Array<Tunnel, TUNNEL_IDS> = Array::new();
 #[btf_map(name = "devices")]
 pub(super) static DEVICES: HashMap<u32, Device, DEVICE_IDS, NO_PREALLOC> = HashMap::new();
 
-// Devices that XDP may send packets of other devices by. Written by the agent, once its program is on them; read where a
-// packet is forwarded. A miss: the packet is left to tc. A hash without preallocation: most nodes have one uplink.
+// Devices on which XDP may send packets that arrived on other devices. Written by the agent when its program is attached to
+// the device; read when a packet is forwarded. A miss: XDP leaves the packet to tc. A hash without preallocation: most
+// nodes have one uplink.
 #[btf_map(name = "xdp_devices")]
 pub(super) static XDP_DEVICES: HashMap<u32, u32, DEVICE_IDS, NO_PREALLOC> = HashMap::new();
 
-// Session affinity of clients that are known by their address, and of network namespaces. Written and read for new
-// connections. A miss: any backend will do. LRU: most clients never come back.
+// Session affinity of clients, which are identified by their address or by their network namespace. Written and read for
+// new connections. A miss: any backend may be selected. LRU: most clients never return.
 #[btf_map(name = "affinity")]
 pub(super) static AFFINITY: LruHashMap<AffinityKey<A4>, AffinityEntry, AFFINITY_COUNT> = LruHashMap::new();
 #[btf_map(name = "affinity6")]
@@ -270,18 +284,19 @@ pub(super) static AFFINITY6: LruHashMap<AffinityKey<A6>, AffinityEntry, AFFINITY
 pub(super) static AFFINITY_NETNS: LruHashMap<NetnsAffinityKey, AffinityEntry, AFFINITY_COUNT> =
     LruHashMap::new();
 
-// Clients that a Service admits (`loadBalancerSourceRanges`). Written by the agent; read for new connections to such a
-// Service. A miss: the client is refused. Longest prefix match, by Service and address.
+// Ranges of clients that a Service accepts (`loadBalancerSourceRanges`). Written by the agent; read for new connections to
+// such a Service. A miss: the client is refused. Longest prefix match, by Service port and address.
 #[btf_map(name = "src_ranges")]
 pub(super) static SRC_RANGES: LpmTrie<SourceRangeKey<A4>, u32, SRC_RANGE_COUNT> = LpmTrie::new();
 #[btf_map(name = "src_ranges6")]
 pub(super) static SRC_RANGES6: LpmTrie<SourceRangeKey<A6>, u32, SRC_RANGE_COUNT> = LpmTrie::new();
 
-// What happens, for `ballast monitor`. Written by all programs while a listener is registered; read by the listeners. No room: the
-// event is counted as lost. A ring buffer of some 5,000 events.
+// Events for `ballast monitor`. Written by all programs while a listener is registered; read by the listeners. If the ring
+// is full, the event is counted as lost. A ring buffer for about 5,000 events.
 #[btf_map(name = "events")]
 pub(super) static EVENTS: RingBuf<(), { sizes::EVENTS_BYTES as usize }> = RingBuf::new();
 
-// Who listens. Written by the listeners through a mapping; read wherever an event could be written. Never a miss.
+// The registered listeners. Written by the listeners through a mapping, and by the programs when a lease has run out or an
+// event is lost; read wherever an event could be written. Never a miss.
 #[btf_map(name = "monitor")]
 pub(super) static MONITOR: Array<Monitor, 1, MMAPABLE> = Array::new();

@@ -1,4 +1,5 @@
-//! The kernel's side: maps, socket buffers, and the functions that the verifier checks on their own.
+//! Implementation of the traits for the kernel: maps, socket buffers, and the functions that the verifier checks
+//! separately.
 
 pub mod cast;
 pub mod clock;

@@ -1,4 +1,4 @@
-//! Subprograms of the selection of a backend.
+//! Subprograms for the selection of a backend.
 
 use proxy_common::service::ServiceEntry;
 use proxy_common::{V4, V6};
@@ -52,7 +52,7 @@ macro_rules! family {
             backend::second_chance(Kernel::<$family>::new(), ctx, id)
         }
 
-        /// [`backend::rank`].
+        /// Subprogram for [`backend::rank`].
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(super) extern "C" fn $rank(
@@ -66,7 +66,7 @@ macro_rules! family {
             backend::rank(Kernel::<$family>::new(), service, id, client, random)
         }
 
-        /// [`backend::has_tag`].
+        /// Subprogram for [`backend::has_tag`].
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(super) extern "C" fn $has_tag(service: *const ServiceEntry, id: u32, tag: u32, of: u32) -> u32 {

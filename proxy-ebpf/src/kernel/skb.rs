@@ -10,19 +10,19 @@ pub struct Skb {
 }
 
 impl Skb {
-    /// The packet of a program's context.
+    /// Returns the packet of a program's context.
     #[inline(always)]
     pub fn new(context: &TcContext) -> Self {
         Self { raw: context.skb.skb }
     }
 
-    /// The packet of a subprogram's first argument.
+    /// Returns the packet of a subprogram's first argument.
     #[inline(always)]
     pub fn from_raw(raw: *mut __sk_buff) -> Self {
         Self { raw }
     }
 
-    /// The argument for a subprogram.
+    /// Returns the first argument for a subprogram.
     #[inline(always)]
     pub fn raw(self) -> *mut __sk_buff {
         self.raw

@@ -1,4 +1,4 @@
-//! What the socket programs ask of the kernel's maps.
+//! Access of the socket programs to the kernel's maps.
 
 use aya_ebpf::bindings::BPF_SK_STORAGE_GET_F_CREATE;
 use aya_ebpf::bindings::bpf_sock;
@@ -12,15 +12,15 @@ use super::handle::Kernel;
 use super::maps::{AFFINITY_NETNS, CONFIG, CONNECTIONS, SOCKET_STORAGE, SOCKETS, SOCKETS6};
 use crate::env::{Node, OpenConnections, Words};
 
-/// What [`names_errors`] tells: the agent loads the socket programs with 0 here where the kernel lacks `bpf_set_retval` for them
-/// (before Linux 6.1). In 64 bits as `LINK_HEADER`.
+/// Whether `bpf_set_retval` is available; see [`can_set_errno`]. The agent loads the socket programs with 0 if the kernel
+/// lacks the helper for these programs (before Linux 6.1). 64 bits wide for the reason given at `LINK_HEADER`.
 #[cfg(target_arch = "bpf")]
 #[unsafe(no_mangle)]
 static SOCKET_ERRORS: aya_ebpf::Global<u64> = aya_ebpf::Global::new(1);
 
-/// Whether a program can say with which error a call fails. Without it every call that is denied fails with `EPERM`.
+/// Whether a program can choose the error with which a call fails. Otherwise every call that is denied fails with `EPERM`.
 #[inline(always)]
-pub fn names_errors() -> bool {
+pub fn can_set_errno() -> bool {
     #[cfg(target_arch = "bpf")]
     {
         SOCKET_ERRORS.load() != 0
@@ -37,7 +37,7 @@ pub fn is_host(netns: u64) -> bool {
     CONFIG.get(0).is_some_and(|config| config.host_netns == netns)
 }
 
-/// The storage of a socket; with `create` it is allocated if there is none.
+/// Returns the storage of a socket; with `create` it is allocated if there is none.
 #[inline(always)]
 pub fn storage(socket: *mut bpf_sock, create: bool) -> Option<*mut SocketStorage> {
     let map = core::ptr::from_ref(&SOCKET_STORAGE).cast_mut().cast();
@@ -45,19 +45,20 @@ pub fn storage(socket: *mut bpf_sock, create: bool) -> Option<*mut SocketStorage
     if socket.is_null() {
         return None;
     }
-    // SAFETY: a map, and a socket that the kernel has handed to the program.
+    // SAFETY: a map, and a socket that the kernel has passed to the program.
     let storage = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), flags) };
     (!storage.is_null()).then_some(storage.cast())
 }
 
-/// The storage of a socket that is being closed, if it has any.
+/// Returns the storage of a socket that is being closed, if the socket has any.
 ///
 /// # Safety
-/// The kernel has handed the socket to the program: a comparison with null would be one with a context.
+/// `socket` must be a socket that the kernel has passed to the program. There is no check for null: it would compare a
+/// pointer to the context.
 #[inline(always)]
 pub unsafe fn storage_of_closed(socket: *mut bpf_sock) -> Option<*mut SocketStorage> {
     let map = core::ptr::from_ref(&SOCKET_STORAGE).cast_mut().cast();
-    // SAFETY: a map, and the caller vouches for the socket.
+    // SAFETY: a map, and the caller guarantees the socket.
     let storage = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), 0) };
     (!storage.is_null()).then_some(storage.cast())
 }
@@ -72,25 +73,25 @@ where
     }
 }
 
-/// The backend that a network namespace stays with.
+/// Returns the affinity entry of a network namespace: the backend that it stays with.
 #[inline(always)]
 pub fn netns_affinity(key: &NetnsAffinityKey) -> Option<*mut AffinityEntry> {
     AFFINITY_NETNS.get_ptr_mut(key)
 }
 
-/// Adds it.
+/// Adds or replaces an entry.
 #[inline(always)]
 pub fn put_netns_affinity(key: &NetnsAffinityKey, entry: &AffinityEntry) -> Result<(), i32> {
     AFFINITY_NETNS.insert(key, entry, 0)
 }
 
-/// The peers of sockets whose storage cannot hold them: `sockets` and `sockets6`.
+/// The peers of sockets that `socket_storage` cannot hold: `sockets` and `sockets6`.
 pub trait Peers: Node {
-    /// The other side of a peer.
+    /// Returns the translated address of a peer: the backend for a frontend, or the frontend for a backend.
     fn peer(self, key: &SocketKey<Words<Self>>) -> Option<SocketEntry<Words<Self>>>;
-    /// Adds it.
+    /// Adds or replaces an entry.
     fn put_peer(self, key: &SocketKey<Words<Self>>, entry: &SocketEntry<Words<Self>>) -> Result<(), i32>;
-    /// Removes it.
+    /// Removes the entry of a peer.
     fn remove_peer(self, key: &SocketKey<Words<Self>>);
 }
 
@@ -114,7 +115,7 @@ macro_rules! peers {
 
             #[inline(always)]
             fn remove_peer(self, key: &SocketKey<Words<Self>>) {
-                // Gone already is as good as removed.
+                // An entry that is already missing is no error.
                 let _ = $sockets.remove(octets(key));
             }
         }

@@ -1,5 +1,5 @@
-//! BPF-to-BPF calls: functions that the verifier checks once each, on their own ("global"), and that have a stack frame of
-//! their own. Each is a wrapper of one stage or step for one family; nothing is decided here.
+//! BPF-to-BPF calls: functions that the verifier checks once each, separately ("global" functions), and that have their own
+//! stack frame. Each one wraps a stage or a step of the flow table for one family, and makes no decisions.
 
 use aya_ebpf::bindings::__sk_buff;
 use proxy_common::flow::FlowKey;
@@ -17,7 +17,7 @@ use crate::parse::Parsed;
 use crate::parse::Stop;
 use crate::pipeline::{self, Stages};
 use crate::select::lookup;
-use crate::stage::direct::{self, Way};
+use crate::stage::direct::{self, DirectCase};
 use crate::stage::established::{self, Look};
 use crate::stage::existing::{Existing, NewFlows};
 use crate::stage::forward::{self, Routing};
@@ -29,21 +29,21 @@ use crate::step::{Step, StepCode};
 
 type Ctx<F> = *mut PacketCtx<Words<Kernel<F>>>;
 
-/// [`header::walk_extensions`].
+/// Subprogram for [`header::walk_extensions`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn walk_extensions(skb: *mut __sk_buff, proto: u32, offset: u32) -> u64 {
     header::walk_extensions(Skb::from_raw(skb), proto as u8, offset)
 }
 
-/// [`sctp::change_ports`]; 0: done.
+/// Subprogram for [`sctp::change_ports`]. Returns 0 for success.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn sctp_ports(skb: *mut __sk_buff, at: u32, end: u32, old: u32, new: u32) -> i32 {
     i32::from(sctp::change_ports(Skb::from_raw(skb), at, end, old, new) == Err(HelperFailed))
 }
 
-/// Wraps a stage: `name = stage(more arguments) -> number of what it gives`.
+/// Defines the global function of a stage: `name(more arguments)`, which returns the stage's result as a number.
 macro_rules! stage {
     ($family:ty, $name:ident($($argument:ident: $type:ty),*), |$maps:ident, $frame:ident, $ctx:ident| $body:expr) => {
         #[unsafe(no_mangle)]
@@ -57,7 +57,7 @@ macro_rules! stage {
     };
 }
 
-/// Wraps a step of the flow table, which sees no packet.
+/// Defines the global function of a step of the flow table, which gets no packet.
 macro_rules! step {
     ($family:ty, $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $body:path) => {
         #[unsafe(no_mangle)]
@@ -68,7 +68,7 @@ macro_rules! step {
     };
 }
 
-/// [`index::take_slot_in`], with a flag that can be passed.
+/// Calls [`index::take_slot_in`]; the flag `stale` is a number, as an argument of a global function has to be.
 #[inline(always)]
 fn take_slot_in<M: FlowTable>(maps: M, bucket: u32, pending: u32, stale: u32) -> u32 {
     index::take_slot_in(maps, bucket, pending, stale != 0)
@@ -95,7 +95,7 @@ macro_rules! family {
         stage!($family, $reply(), |maps, frame, ctx| established::reply(maps, frame, ctx).encode());
         stage!($family, $refused(), |maps, frame, ctx| u32::from(eject::refused(maps, frame, ctx)));
         stage!($family, $direct(way: u32), |maps, frame, ctx| {
-            direct::direct(maps, frame, ctx, Way::decode(way)).encode()
+            direct::direct(maps, frame, ctx, DirectCase::decode(way)).encode()
         });
         stage!($family, $new_flow(), |maps, frame, ctx| new_flow::new_flow(maps, frame, ctx).encode());
         stage!($family, $open_flow(), |maps, frame, ctx| open_flow::open_flow(maps, frame, ctx).encode());
@@ -115,7 +115,7 @@ macro_rules! family {
 
         stage!($family, $encap(), |maps, frame, ctx| tunnel::encapsulate(maps, frame, ctx).encode());
 
-        // Without the packet: an argument that is not used is not passed, and the verifier wants it.
+        // Without the packet as an argument: the compiler does not pass an unused argument, and the verifier requires it.
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $repair(ctx: Ctx<$family>) -> u32 {
@@ -163,7 +163,7 @@ macro_rules! family {
         #[inline(never)]
         pub(super) extern "C" fn $find(key: *const FlowKey<$words>, hash: u64) -> u64 {
             // SAFETY: the verifier lets callers pass memory of that size, or null.
-            let Some(key) = (unsafe { key.as_ref() }) else { return index::NOTHING };
+            let Some(key) = (unsafe { key.as_ref() }) else { return index::NO_FLOW_GENERATION };
             track::find_key(Kernel::<$family>::new(), key, hash)
         }
 
@@ -171,7 +171,7 @@ macro_rules! family {
         #[inline(never)]
         pub(super) extern "C" fn $find_in(bucket: u32, tag: u32, key: *const FlowKey<$words>) -> u64 {
             // SAFETY: the verifier lets callers pass memory of that size, or null.
-            let Some(key) = (unsafe { key.as_ref() }) else { return index::NOTHING };
+            let Some(key) = (unsafe { key.as_ref() }) else { return index::NO_FLOW_GENERATION };
             index::find_in(Kernel::<$family>::new(), bucket, tag, key)
         }
 
@@ -244,7 +244,7 @@ macro_rules! family {
             }
 
             #[inline(always)]
-            fn direct(self, frame: Skb, ctx: &mut PacketCtx<$words>, way: Way) -> StepCode {
+            fn direct(self, frame: Skb, ctx: &mut PacketCtx<$words>, way: DirectCase) -> StepCode {
                 StepCode($direct(frame.raw(), ctx, way as u32))
             }
 

@@ -1,4 +1,4 @@
-//! The kernel's maps behind the traits of [`env`](crate::env), for both address families.
+//! Implementation of the traits of [`env`](crate::env) with the kernel's maps, for both address families.
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_jiffies64};
@@ -64,7 +64,7 @@ macro_rules! tables {
 
             #[inline(always)]
             fn node_addr(self, addr: &Words<Self>) -> NodeAddr {
-                // On the stack: kernels before 6.4 take no other memory of a subprogram's arguments for a key.
+                // A copy on the stack: kernels before 6.4 do not accept memory of a subprogram's argument as a key.
                 let key = *addr;
                 // SAFETY: an integer, which is read at once; words are the same bytes as octets.
                 unsafe { $node_addrs.get(&*(&raw const key).cast()).copied() }.unwrap_or(0)
@@ -302,8 +302,8 @@ macro_rules! tables {
         impl Fragments for Kernel<$family> {
             #[inline(always)]
             fn fragment(self, key: &FragmentKey<Words<Self>>) -> Option<FragmentEntry> {
-                // SAFETY: copied at once; an entry that is reused meanwhile is a fragment that goes astray, as any may
-                // whose identification comes again.
+                // SAFETY: copied at once. If the entry is reused meanwhile, the fragment goes to a wrong destination, as
+                // any fragment may whose identification is repeated.
                 unsafe { $fragments.get(key).copied() }
             }
 

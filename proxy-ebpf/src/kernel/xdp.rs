@@ -1,4 +1,4 @@
-//! A frame at the XDP hook: read and written directly. What the hook leaves to tc is not here: such calls fail.
+//! A frame at the XDP hook, which is read and written directly. Operations that only tc needs return an error.
 
 use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::helpers::generated as helper;
@@ -23,19 +23,19 @@ pub struct Xdp {
 }
 
 impl Xdp {
-    /// The frame of a program's context.
+    /// Returns the frame of a program's context.
     #[inline(always)]
     pub fn new(context: &XdpContext) -> Self {
         Self { raw: context.ctx }
     }
 
-    /// The frame of a subprogram's first argument.
+    /// Returns the frame of a subprogram's first argument.
     #[inline(always)]
     pub fn from_raw(raw: *mut xdp_md) -> Self {
         Self { raw }
     }
 
-    /// The argument for a subprogram.
+    /// Returns the first argument for a subprogram.
     #[inline(always)]
     pub fn raw(self) -> *mut xdp_md {
         self.raw
@@ -71,7 +71,8 @@ impl Frame for Xdp {
 
     #[inline(always)]
     fn has_vlan_tag(self) -> bool {
-        // In the frame it is another Ethernet type; the agent does not attach the program where drivers take it out.
+        // A tag in the frame has another Ethernet type. The agent does not attach the program to devices whose driver
+        // removes the tag.
         false
     }
 
@@ -83,7 +84,7 @@ impl Frame for Xdp {
 
     #[inline(always)]
     fn gso_size(self) -> u32 {
-        // In generic mode there are such packets, but none with a complete checksum.
+        // In generic mode (XDP on socket buffers) GSO packets occur, but none of them has a complete checksum.
         0
     }
 
@@ -102,7 +103,7 @@ impl Frame for Xdp {
     fn bounds(self) -> Bounds {
         // SAFETY: as in `ifindex`; the kernel turns both fields into addresses.
         let (data, end) = unsafe { ((*self.raw).data as usize, (*self.raw).data_end as usize) };
-        // A packet in several buffers is longer than what is here, and is taken for malformed: it passes.
+        // Of a packet in several buffers only the first buffer is accessible. The packet then looks malformed, and passes.
         Bounds { data, end, frame: end - data }
     }
 
@@ -121,7 +122,7 @@ impl Frame for Xdp {
 
     #[inline(always)]
     fn store<T>(self, offset: u32, value: &T, length: u32) -> Result<(), HelperFailed> {
-        // SAFETY: XDP programs write to frames.
+        // SAFETY: XDP programs may write to frames.
         unsafe { frame::write(self.bounds(), offset, value, length) }
     }
 
@@ -190,13 +191,13 @@ impl Frame for Xdp {
 
     #[inline(always)]
     fn redirect_neigh(self, route: &Route) -> i32 {
-        // `can_send` has seen the MAC addresses.
+        // `can_send` has checked that the MAC addresses are known.
         self.redirect(route.ifindex)
     }
 
     #[inline(always)]
     fn can_send(self, route: &Route) -> bool {
-        // SAFETY: whether it is there is all that is asked.
+        // SAFETY: only the presence of the entry is checked; its value is not read.
         let is_open = || unsafe { XDP_DEVICES.get(route.ifindex).is_some() };
         route.resolved != 0 && (route.ifindex == self.ifindex() || is_open())
     }

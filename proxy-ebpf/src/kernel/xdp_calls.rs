@@ -1,4 +1,5 @@
-//! BPF-to-BPF calls of the XDP program; see [`subprograms`](super::subprograms). Those without a packet are shared with tc.
+//! BPF-to-BPF calls of the XDP program; see [`subprograms`](super::subprograms). XDP and tc share the subprograms that get
+//! no packet.
 
 use aya_ebpf::bindings::xdp_md;
 use proxy_common::{V4, V6};
@@ -17,7 +18,7 @@ use crate::step::Step;
 
 type Ctx<F> = *mut PacketCtx<Words<Kernel<F>>>;
 
-/// Wraps a stage: `name = stage(more arguments) -> number of what it gives`.
+/// Defines the global function of a stage: `name(more arguments)`, which returns the stage's [`Step`] as a number.
 macro_rules! stage {
     ($family:ty, $name:ident($($argument:ident: $type:ty),*), |$maps:ident, $frame:ident, $ctx:ident| $body:expr) => {
         #[unsafe(no_mangle)]

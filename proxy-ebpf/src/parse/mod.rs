@@ -1,4 +1,4 @@
-//! Parsing: from bytes to a tuple. Reads only; every read is inside the packet.
+//! Parsing: from bytes to a tuple. Only reads, and every read is inside the packet.
 
 use core::mem::size_of;
 
@@ -15,35 +15,36 @@ use crate::net::{
     ETHERNET, EXTENSION_HEADERS, IPV4_MORE, IPV4_OFFSET, Ipv4, Ipv6, TcpHeader, extension, sctp, udp,
 };
 
-/// How far parsing came.
+/// Result of parsing a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// The packet lies in the context.
+    /// The parsed packet is in the context.
     Packet,
-    /// It is ICMP or ICMPv6.
+    /// The packet is ICMP or ICMPv6.
     Icmp,
-    /// It is a packet in a packet.
+    /// The packet contains another packet (IP in IP).
     Tunnel,
-    /// It is none of ours, and passes.
+    /// The packet is foreign, and passes.
     Foreign,
-    /// It is dropped, for a reason that was counted.
+    /// The packet is dropped; the reason was counted.
     Dropped,
 }
 
-/// Why there is no [`Packet`].
+/// Reason for which there is no [`Packet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Neither TCP, UDP nor SCTP.
     NotOurs,
-    /// ICMP or ICMPv6: perhaps an error about a packet of ours.
+    /// ICMP or ICMPv6: perhaps an error about a packet of a flow.
     Control,
-    /// A packet in a packet: perhaps one that another node has encapsulated.
+    /// A packet inside another packet, perhaps one that another node has encapsulated.
     Tunnel,
-    /// The readable part ends too early, or there are extension headers to walk over, or it is a fragment, or SCTP.
+    /// The readable part is too short, or the packet has extension headers, is a fragment, or is SCTP: the second attempt
+    /// parses it.
     Short,
-    /// It is parsed, and it is the first fragment of several.
+    /// The packet is parsed, and is the first of several fragments.
     First,
-    /// It is none that can be understood.
+    /// The packet cannot be parsed, for this reason.
     Because(Reason),
 }
 
@@ -51,12 +52,12 @@ pub enum Stop {
 pub trait Parse: Family {
     /// The IP header without options.
     type Header;
-    /// Its length.
+    /// Length of the header in bytes.
     const HEADER: usize = size_of::<Self::Header>();
-    /// Parses the packet behind the link-layer header into `packet`, which holds nothing of use after an error other
-    /// than [`Stop::First`]. Without `walk`, extension headers are left to another try: hardly any packet has them, and each copy of
-    /// the loop costs the verifier thousands of steps.
-    /// `extensions`: [`walk_extensions`](crate::header::walk_extensions) of this packet.
+    /// Parses the packet after the link-layer header into `packet`, whose content is invalid after an error other than
+    /// [`Stop::First`]. Without `walk`, extension headers, fragments and SCTP are left to a second attempt: hardly any packet
+    /// has extension headers, and each copy of the loop costs the verifier thousands of steps. `extensions`:
+    /// [`walk_extensions`](crate::header::walk_extensions) of this packet.
     fn parse(
         bounds: Bounds,
         link: usize,
@@ -78,7 +79,7 @@ impl Parse for V4 {
         _extensions: impl FnOnce(u8, u32) -> u64,
     ) -> Result<(), Stop> {
         let ip: *const Ipv4 = bounds.at(link).ok_or(Stop::Short)?;
-        // SAFETY: `at` found the whole header inside the packet.
+        // SAFETY: `at` has checked that the whole header is inside the packet.
         let ip = unsafe { &*ip };
         if ip.protocol != PROTO_TCP && ip.protocol != PROTO_UDP && !(walk && ip.protocol == PROTO_SCTP) {
             return Err(match ip.protocol {
@@ -127,7 +128,7 @@ impl Parse for V6 {
         extensions: impl FnOnce(u8, u32) -> u64,
     ) -> Result<(), Stop> {
         let ip: *const Ipv6 = bounds.at(link).ok_or(Stop::Short)?;
-        // SAFETY: `at` found the whole header inside the packet.
+        // SAFETY: `at` has checked that the whole header is inside the packet.
         let ip = unsafe { &*ip };
         let mut proto = ip.next_header;
         let mut l4 = link + Self::HEADER;
@@ -170,21 +171,21 @@ impl Parse for V6 {
     }
 }
 
-/// The length an IP header states; 0 means "as much as there is": a segment of more than 64 KiB that the kernel
-/// has not cut yet (BIG TCP).
+/// Returns the length of the IP packet. A stated length of 0 means all bytes of the buffer: a packet of more than 64 KiB that
+/// the kernel has not segmented yet (BIG TCP).
 #[inline(always)]
 fn ip_length(bounds: Bounds, link: usize, stated: usize) -> usize {
     if stated == 0 { bounds.frame.saturating_sub(link) } else { stated }
 }
 
-/// Whether a header promises more bytes than came.
+/// Whether the IP header states more bytes than the packet has.
 #[inline(always)]
 fn exceeds(bounds: Bounds, link: usize, length: usize) -> bool {
     link + length > bounds.frame
 }
 
-/// What is behind IPv6 extension headers, by what [`walk_extensions`](crate::header::walk_extensions) says: the protocol, where
-/// it begins, and whether it is the first fragment of several.
+/// Decodes the result of [`walk_extensions`](crate::header::walk_extensions). Returns the protocol after the IPv6 extension
+/// headers, its offset, and whether the packet is the first of several fragments.
 #[inline(always)]
 fn behind_extensions(walked: u64) -> Result<(u8, usize, bool), Stop> {
     if walked == BROKEN {
@@ -196,11 +197,11 @@ fn behind_extensions(walked: u64) -> Result<(u8, usize, bool), Stop> {
     Ok((walked as u8, (walked >> L4_AT) as usize & L4, walked & FIRST != 0))
 }
 
-/// The bits of an offset behind the headers: the verifier wants a bound. The longest headers are shorter.
+/// Mask of the offset after the headers: the verifier needs a bound. The longest headers are shorter.
 const L4: usize = 0x3fff;
 const _: () = assert!(ETHERNET + size_of::<Ipv6>() + EXTENSION_HEADERS * 256 * 8 <= L4);
 
-/// Reads ports and flags; `length` is what the IP header leaves for them and the payload.
+/// Reads ports and flags; `length`: bytes after the IP headers, by the length in the IP header.
 #[inline(always)]
 fn transport<A: Address>(
     bounds: Bounds,
@@ -214,7 +215,7 @@ fn transport<A: Address>(
             return Err(Stop::Because(Reason::Malformed));
         }
         let header: *const TcpHeader = bounds.at(offset).ok_or(Stop::Short)?;
-        // SAFETY: `at` found the whole header inside the packet.
+        // SAFETY: `at` has checked that the whole header is inside the packet.
         let header = unsafe { &*header };
         let [_, flags, ..] = header.offset_flags_window.to_ne_bytes();
         packet.tcp_flags = u16::from(flags);
@@ -234,12 +235,12 @@ fn transport<A: Address>(
         return Err(Stop::Because(Reason::Malformed));
     }
     let ports: *const [u32; udp::HEADER / 4] = bounds.at(offset).ok_or(Stop::Short)?;
-    // SAFETY: `at` found eight bytes inside the packet; the ports are the first four.
+    // SAFETY: `at` has checked that eight bytes are inside the packet; the ports are the first four.
     set_ports(packet, unsafe { (*ports)[0] });
     Ok(())
 }
 
-/// Both ports, as they stand in a packet.
+/// Sets both ports from `ports`, in network byte order.
 #[inline(always)]
 fn set_ports<A>(packet: &mut Packet<A>, ports: u32) {
     let [a, b, c, d] = ports.to_ne_bytes();

@@ -13,20 +13,20 @@ fn bounds(bytes: &[u8]) -> Bounds {
     Bounds { data, end: data + bytes.len(), frame: bytes.len() }
 }
 
-/// [`walk_extensions`](crate::header::walk_extensions) over bytes.
+/// [`walk_extensions`](crate::header::walk_extensions) of a packet in a slice.
 fn extensions(bytes: &[u8]) -> impl Fn(u8, u32) -> u64 + '_ {
     move |proto, offset| {
         crate::header::walk(proto, offset, |at| bytes.get(at as usize..)?.first_chunk::<4>().copied())
     }
 }
 
-/// Bytes at an address that IP headers behind Ethernet are aligned at, as in a socket buffer.
+/// Bytes at an address at which the IP header after an Ethernet header is aligned, as in a socket buffer.
 struct Aligned(Vec<u32>, usize);
 
 impl Aligned {
     fn new(bytes: &[u8]) -> Self {
         let mut words = std::vec![0u32; bytes.len().div_ceil(4) + 1];
-        // SAFETY: the words are longer than the bytes and two.
+        // SAFETY: the words have room for the bytes and the offset of two.
         unsafe {
             words.as_mut_ptr().cast::<u8>().add(2).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }
@@ -117,7 +117,7 @@ fn sctp_waits_for_the_second_try() {
     {
         assert_eq!(sctp::flags(kind), flags);
     }
-    // Its flags are read behind it.
+    // The flags of SCTP are read later, after `parse`.
     let packet = parse4(&ipv4(PROTO_SCTP, &[], &chunk)).unwrap();
     assert_eq!((packet.key.src_port, packet.key.dst_port, packet.tcp_flags), (40_000, 80, 0));
     assert!(parse6(&ipv6(PROTO_SCTP, &[], &chunk)).is_ok());

@@ -1,4 +1,4 @@
-//! From a frame to a parsed packet in the context.
+//! Parses a frame into the context.
 
 use proxy_common::PROTO_SCTP;
 use proxy_common::flow::DIRECTION_FORWARD;
@@ -13,7 +13,7 @@ use crate::net::sctp;
 use crate::parse::{Parse as _, Parsed, Stop};
 use crate::report;
 
-/// Headers that have to be readable: Ethernet, the longest IPv4 header or IPv6 with a few extensions, TCP.
+/// Bytes of headers that must be readable: Ethernet, the longest IPv4 header or IPv6 with a few extensions, TCP.
 const PULL: u32 = 128;
 
 /// Parses a packet into the context.
@@ -26,22 +26,22 @@ where
 {
     ctx.packet.key.direction = direction;
     ctx.packet.key.reserved = 0;
-    // Without a walk, nothing is walked over.
+    // Without `walk`, the closure is not called.
     match M::Family::parse(frame.bounds(), frame.link_header(), &mut ctx.packet, false, |_, _| BROKEN) {
         Ok(()) => Parsed::Packet,
         Err(Stop::NotOurs) => Parsed::Foreign,
         Err(Stop::Control) => Parsed::Icmp,
         Err(Stop::Tunnel) => Parsed::Tunnel,
         Err(_) => {
-            // What the last packet has left: whether a first fragment is remembered depends on it.
+            // The previous packet has left a value, and it decides whether a first fragment is noted.
             ctx.tunnelled = 0;
             maps.parse_pulled(frame, ctx)
         }
     }
 }
 
-/// Makes more of the packet readable, and parses it: packets whose headers are not readable at once are few, and need more
-/// room on the stack.
+/// Makes more of the packet readable, and parses it. A separate function, since few packets need it, and it needs more room
+/// on the stack.
 #[inline(always)]
 pub fn parse_pulled<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Parsed
 where
@@ -70,7 +70,7 @@ where
     let bounds = frame.bounds();
     let wanted = if frame.length() < PULL { frame.length() } else { PULL };
     if bounds.end - bounds.data < wanted as usize {
-        // Nothing out of a list: its headers are readable.
+        // Pulls nothing out of the packets of a list, whose headers are readable.
         let pulled = frame.pull(if frame.is_frag_list() { 0 } else { wanted });
         pulled.map_err(|_| Stop::Because(Reason::Malformed))?;
     }
@@ -79,7 +79,7 @@ where
     let parsed = M::Family::parse(frame.bounds(), frame.link_header(), packet, true, walk);
     if parsed.is_ok() && packet.key.proto == PROTO_SCTP {
         let mut chunk = 0u8;
-        // Not by a pointer: in a list of packets, chunks lie elsewhere.
+        // Read by a helper: in a list of packets, the chunks are not in the directly readable part.
         let loaded = frame.load(packet.l4 + sctp::CHUNK, &mut chunk, 1);
         loaded.map_err(|_| Stop::Because(Reason::Malformed))?;
         packet.tcp_flags = sctp::flags(chunk);

@@ -1,4 +1,4 @@
-//! The stages as the pipeline calls them: each a function that a kind of frame may have a form of its own of.
+//! The stages as the pipeline calls them: methods of a trait, so that a kind of frame may have its own implementation.
 
 use proxy_common::reason::Reason;
 
@@ -6,7 +6,7 @@ use crate::context::PacketCtx;
 use crate::env::{Fragments, RateLimit, Words};
 use crate::frame::{Frame, HelperFailed};
 use crate::parse::{Parsed, Stop};
-use crate::stage::direct::{self, Way};
+use crate::stage::direct::{self, DirectCase};
 use crate::stage::eject;
 use crate::stage::established::{self, Look};
 use crate::stage::existing::NewFlows;
@@ -20,13 +20,13 @@ use crate::stage::reset::{self, Reset};
 use crate::stage::tunnel::{self, Outer};
 use crate::step::{Step, StepCode};
 
-/// What the stages ask of an address family.
+/// What the stages need of an address family.
 pub trait Ip: IcmpErrors + Refuse + Reset + Fragmented + Outer {}
 
 impl<T: IcmpErrors + Refuse + Reset + Fragmented + Outer> Ip for T {}
 
-/// The stages, for one kind of frame. In the kernel each is a function that the verifier checks once, on its own: walked
-/// through from every state that calls them, they would cost half a million instructions.
+/// The stages for one kind of frame. In the kernel, each stage is a function that the verifier checks once, separately: if
+/// the verifier walked through the stages from every state that calls them, they would cost half a million instructions.
 pub trait Stages<F: Frame>: NewFlows<F> + Fragments + RateLimit
 where
     Self::Family: Ip,
@@ -78,7 +78,7 @@ where
 
     /// [`direct::direct`].
     #[inline(always)]
-    fn direct(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, way: Way) -> StepCode {
+    fn direct(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, way: DirectCase) -> StepCode {
         direct::direct(self, frame, ctx, way).into()
     }
 
@@ -112,7 +112,7 @@ where
         reset::reset(self, frame, ctx).into()
     }
 
-    /// [`forward::send`], or [`forward::receive`] if it is to come in.
+    /// [`forward::send`], or [`forward::receive`] with `inwards`.
     #[inline(always)]
     fn send(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, inwards: bool) -> StepCode {
         send::<F, Self::Family>(frame, ctx, inwards).into()

@@ -1,4 +1,5 @@
-//! Session affinity: a client stays with its backend while that one may be selected, and it comes back in time.
+//! Session affinity: a client keeps its backend while the backend may be selected and the client comes back within the
+//! timeout.
 
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::decide;
@@ -11,8 +12,8 @@ use crate::env::{Affinity, Counters, Services, Time, Words};
 use crate::report;
 use crate::select::health;
 
-/// The backend of an entry, if the entry still counts, and the backend is not ejected for the client of that number
-/// ([`proxy_common::health`]).
+/// Returns the backend of an entry, if the entry is not expired, the backend may still be used, and the backend is not
+/// ejected for the client with this number ([`proxy_common::health`]).
 #[inline(always)]
 pub fn backend_of<M: Services>(
     maps: M,
@@ -36,7 +37,7 @@ pub fn backend_of<M: Services>(
     })
 }
 
-/// The backend that a client of the packet path stays with. Its time begins anew. `number`: as of [`backend_of`].
+/// Returns the backend of a client of the packet path, and restarts the timeout. `number`: as for [`backend_of`].
 #[inline(always)]
 pub fn stay<M: Affinity + Counters>(
     maps: M,
@@ -46,14 +47,14 @@ pub fn stay<M: Affinity + Counters>(
     time: Time,
 ) -> Option<SelectedBackend<Words<M>>> {
     let key = AffinityKey { client: *client, service: service.id };
-    // SAFETY: a map value, of plain integers; what is read is checked.
+    // SAFETY: a map value of plain integers, which are checked after they are read.
     let entry = unsafe { maps.affinity(&key)?.read_volatile() };
     let selected = backend_of(maps, &entry, service, number, time)?;
     note(maps, client, service, selected.id, time);
     Some(selected)
 }
 
-/// Notes that a connection of the client began.
+/// Stores the backend of a client, and the time.
 #[inline(always)]
 pub fn note<M: Affinity + Counters>(
     maps: M,
@@ -69,7 +70,7 @@ pub fn note<M: Affinity + Counters>(
     }
 }
 
-/// Writes an entry, or adds it; `false` if that failed.
+/// Writes the existing entry, or adds one; returns `false` if the entry could not be added.
 #[inline(always)]
 pub fn write(
     entry: Option<*mut AffinityEntry>,
@@ -80,7 +81,7 @@ pub fn write(
     let new = AffinityEntry { backend_id, last_used: time.now };
     match entry {
         Some(entry) => {
-            // SAFETY: a map value. In place: to replace an element of an LRU map costs more than to add one.
+            // SAFETY: a map value. Written in place, since replacing an element of an LRU map costs more than adding one.
             unsafe { entry.write_volatile(new) };
             true
         }

@@ -1,11 +1,11 @@
-//! From a frontend to the backend that a new connection takes.
+//! Selection of the backend for a new connection to a frontend.
 
 use proxy_common::backend::{BACKEND_LOCAL, tunnel_of};
 use proxy_common::conntrack::tcp;
 use proxy_common::health::NO_CLIENT;
 use proxy_common::reason::Reason;
 use proxy_common::select::{
-    is_by_load, is_by_table, is_by_turns, next_random, random_slot, selector, tunnel_tag,
+    is_by_load, is_by_table, is_round_robin, next_random, random_slot, selector, tunnel_tag,
 };
 use proxy_common::service::{SERVICE_DSR, SERVICE_LOCAL, ServiceEntry};
 use proxy_common::{Address, PROTO_TCP, decide, maglev};
@@ -17,28 +17,29 @@ use crate::frame::Frame;
 use crate::select::health;
 use crate::shared::forget;
 
-/// Random picks; then come the slots behind the last one.
+/// Number of random picks; the following picks are the slots after the last random one.
 const RANDOM_PICKS: u32 = 4;
-/// Picks after which an extent is taken to hold no serving backend.
+/// Number of picks after which an extent is assumed to have no serving backend.
 const PICKS: u32 = 6;
-/// Picks where failing backends are skipped: with up to eight endpoints, one that does not fail is found for certain.
+/// Number of picks if failing backends are skipped: with up to eight endpoints, an endpoint that does not fail is certainly
+/// found.
 const PICKS_AMONG_FAILING: u32 = 12;
 
-/// Where a connection goes.
+/// The backend that was selected for a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelectedBackend<A> {
     /// Id of the backend.
     pub id: u32,
-    /// Its address.
+    /// Address of the backend.
     pub addr: A,
-    /// Its port.
+    /// Port of the backend, host byte order.
     pub port: u16,
-    /// Its `BACKEND_*` flag bits.
+    /// `BACKEND_*` bits.
     pub flags: u32,
 }
 
-/// Selects a backend for a packet to a frontend. `random`: a number that no two packets share but by chance.
+/// Selects a backend for a packet to a frontend. `random`: a number that two packets share only by chance.
 #[inline(always)]
 pub fn select_packets<M: Services, F: Frame>(
     maps: M,
@@ -49,7 +50,7 @@ pub fn select_packets<M: Services, F: Frame>(
     if ctx.frontend.slot_count == 0 {
         return None;
     }
-    // An early hook gets no such packet.
+    // An early hook never processes an encapsulated packet.
     let mut id = if F::EARLY || ctx.tunnelled == 0 { maps.select_for(ctx, random) } else { maps.tagged(ctx) };
     if !F::EARLY && ctx.tunnelled & TUNNELLED_AGAIN == 0 && may_have_begun_elsewhere(ctx) {
         let current = id;
@@ -74,8 +75,9 @@ fn is_mid_connection<A>(packet: &Packet<A>) -> bool {
     packet.key.proto == PROTO_TCP && packet.tcp_flags & tcp::SYN == 0
 }
 
-/// The second chance of a connection: the backend that the previous Maglev table leads to, where the current one leads to `id` on
-/// this node, which has no flow of it; else `id`. During the drain period, the connection may have begun at that one.
+/// Returns the backend of the previous Maglev table, if the current table selects an endpoint of this node (`id`, 0: none)
+/// although this node has no flow of the connection; else `id`. During the drain period, the connection may have begun with
+/// the backend of the previous table.
 #[inline(always)]
 pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -> u32 {
     let service = &ctx.frontend;
@@ -83,7 +85,7 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
         && id != 0
         && backend.flags & BACKEND_LOCAL == 0
     {
-        // Its node gets the packet first.
+        // The node of the backend gets the packet first.
         return id;
     }
     let previous = previous_id(maps, service, selector(service.algorithm, &ctx.packet.key, 0));
@@ -92,35 +94,36 @@ pub fn second_chance<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, id: u32) -
     if previous != 0 && is_reached && decide::is_of(backend, service) { previous } else { id }
 }
 
-/// The backend that the previous Maglev table leads to; 0: there is no such table.
+/// Returns the id of the backend in the previous Maglev table; 0: there is no such table.
 #[inline(always)]
 fn previous_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
     in_table(maps, maps.maglev_previous(table_index(service)), selector)
 }
 
-/// Where the tables of a frontend stand in `maglev_index`.
+/// Returns the index of a frontend's tables in `maglev_index`.
 #[inline(always)]
 fn table_index(service: &ServiceEntry) -> u32 {
     maglev::index(service.id, service.flags & SERVICE_LOCAL != 0)
 }
 
-/// The backend that the Maglev table at `base` leads to; 0: none, or there is no table (`base` is 0).
+/// Returns the id of the backend in the Maglev table at `base`; 0: none, or there is no table (`base` is 0).
 #[inline(always)]
 fn in_table<M: Services>(maps: M, base: u32, selector: u32) -> u32 {
     if base == 0 { 0 } else { maglev::backend(base, selector, |at| maps.maglev(at)) }
 }
 
-/// The same: the id of the backend.
+/// Returns the id of the backend for the packet in the context; 0: none.
 #[inline(always)]
 pub fn select_for<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, random: u32) -> u32 {
     let client = health::client_of(&ctx.frontend, &ctx.packet.key.src, ctx.packet.tcp_flags);
     select_id(maps, &ctx.frontend, selector(ctx.frontend.algorithm, &ctx.packet.key, random), client)
 }
 
-/// Slots that are searched for the endpoint that another node names. An endpoint behind them is found only by the Maglev table.
+/// Number of slots that are searched for the endpoint whose tag another node has sent. An endpoint in a later slot is found
+/// only by the Maglev table.
 const TAGGED_SLOTS: u32 = 64;
 
-/// The endpoint of this node that another node has selected, by the number in its packet; 0: it is not here.
+/// Returns the id of the endpoint on this node that another node has selected, by the tag in the packet; 0: not found.
 #[inline(always)]
 pub fn tagged<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>) -> u32 {
     let service = &ctx.frontend;
@@ -132,7 +135,7 @@ pub fn tagged<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>) -> u32 {
             return previous;
         }
     }
-    // As the other node has most likely selected it.
+    // The other node has most likely selected the endpoint in the same way.
     let mut id = maps.first_id(service, selector);
     let mut slot = 0;
     while slot < TAGGED_SLOTS {
@@ -149,12 +152,12 @@ pub fn tagged<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>) -> u32 {
     0
 }
 
-/// [`has_tag`] of endpoints that take new connections.
+/// For [`has_tag`]: endpoints that take new connections.
 const SERVING: u32 = 0;
-/// [`has_tag`] of all endpoints: those that have left the Service still have connections.
+/// For [`has_tag`]: all endpoints, since removed endpoints still have connections.
 const ANY: u32 = 1;
 
-/// Whether a backend is an endpoint of this node, and has the tag. Not 0: yes. `of`: [`SERVING`] or [`ANY`].
+/// Returns not 0 if a backend is an endpoint of this node and has the tag. `of`: [`SERVING`] or [`ANY`].
 #[inline(always)]
 pub fn has_tag<M: Services>(maps: M, service: &ServiceEntry, id: u32, tag: u32, of: u32) -> u32 {
     let Some(backend) = maps.backend(id) else { return 0 };
@@ -163,11 +166,11 @@ pub fn has_tag<M: Services>(maps: M, service: &ServiceEntry, id: u32, tag: u32, 
     u32::from(is_here && u32::from(tunnel_tag(&backend.addr, backend.port)) == tag)
 }
 
-/// [`rank`] of what is no backend, or does not serve.
+/// [`rank`] of an id without a backend, or of a backend that does not serve.
 pub const GONE: u32 = u32::MAX;
 
-/// Whether a backend takes a new connection ([`health::TAKES`]), or how bad it is to select it nevertheless; [`GONE`]: it does not
-/// serve. Apart, since the verifier would walk through all of it again for each pick.
+/// Returns [`health::TAKES`] if a backend takes a new connection, a higher number for a worse backend, or [`GONE`] if it does
+/// not serve. A separate function, since the verifier would otherwise walk through all of it again for each pick.
 #[inline(always)]
 pub fn rank<M: Services>(maps: M, service: &ServiceEntry, id: u32, client: u32, random: u32) -> u32 {
     match maps.backend(id) {
@@ -191,7 +194,7 @@ fn selected<M: Services>(maps: M, id: u32) -> Option<SelectedBackend<Words<M>>> 
     Some(SelectedBackend { id, addr: backend.addr, port: backend.port, flags: backend.flags })
 }
 
-/// Picks that a subprogram makes: in line, they would be walked through at each call of a socket program.
+/// Selection by a subprogram: the verifier would walk through an inlined selection at each call in a socket program.
 pub trait Picks: Services {
     /// [`select_id`].
     #[inline(always)]
@@ -202,8 +205,8 @@ pub trait Picks: Services {
 
 /// Selects a backend of the Service.
 ///
-/// `selector`: what [`select::selector`](proxy_common::select::selector) gives. `client`: whose failures count
-/// ([`proxy_common::health`]).
+/// `selector`: the result of [`select::selector`](proxy_common::select::selector). `client`: number of the client whose
+/// failures count ([`proxy_common::health`]).
 #[inline(always)]
 pub fn select<M: Picks>(
     maps: M,
@@ -218,14 +221,14 @@ pub fn select<M: Picks>(
     selected(maps, id)
 }
 
-/// The same: the id of the backend; 0: none. Apart, since what comes behind it would be walked through again by the verifier
-/// for each pick.
+/// Returns the id of the backend that [`select`] selects; 0: none. A separate function, since the verifier would otherwise
+/// walk through the code after it again for each pick.
 ///
-/// A backend that has just left may still stand in the extent or table that this reader began with; another pick then finds one
-/// that serves. The picks behind the random ones find it for certain if a single backend has left. Two nodes with the same
-/// selector make the same picks.
+/// A backend that was just removed may still be in the extent or table that this call reads; another pick then finds a
+/// serving backend. If only one backend was removed, the picks after the random picks certainly find one. Two nodes with the
+/// same selector make the same picks.
 ///
-/// A backend that fails is skipped; where only such ones are picked, the least bad of them has the connection.
+/// A failing backend is skipped; if all picks are failing backends, the connection goes to the least bad of them.
 #[inline(always)]
 pub fn select_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32, client: u32) -> u32 {
     let (base, count) = (service.slot_base, service.slot_count);
@@ -257,7 +260,7 @@ pub fn select_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32, cl
         };
         let Some(next) = maps.slot(base + slot) else { return least_bad };
         id = next;
-        // What the paths through one pick differ in is nothing that the next pick is to be checked for apart.
+        // Otherwise the verifier would check the next pick separately for each path through this pick.
         let noise = u64::from(random);
         slot = forget(u64::from(slot), noise) as u32;
         least_bad = forget(u64::from(least_bad), noise) as u32;
@@ -266,7 +269,7 @@ pub fn select_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32, cl
     least_bad
 }
 
-/// The backend that the algorithm picks first; 0: none. A number that is no algorithm's is random's.
+/// Returns the id of the backend that the algorithm picks first; 0: none. An unknown number of an algorithm means random.
 #[inline(always)]
 pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
     let (base, count) = (service.slot_base, service.slot_count);
@@ -284,16 +287,16 @@ pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> 
         return load::first_id(maps, service, selector);
     }
     let mut slot = random_slot(selector, count);
-    if is_by_turns(number)
+    if is_round_robin(number)
         && let Some(turns) = maps.turns(service.id)
     {
-        // SAFETY: a map value. Who reads it a moment later than another CPU may have the same turn.
+        // SAFETY: a map value. Two CPUs that read it at nearly the same time may get the same turn.
         slot = (unsafe { turns.read_volatile() } % u64::from(count)) as u32;
     }
     maps.slot(base + slot).unwrap_or(0)
 }
 
-/// Why [`select`] found nothing.
+/// Returns the reason for which [`select`] found no backend.
 #[inline(always)]
 pub fn why_none(service: &ServiceEntry) -> Reason {
     if service.slot_count == 0 { decide::no_endpoint_reason(service) } else { Reason::MapInconsistent }

@@ -1,7 +1,7 @@
-//! Open connections of backends, and the choice by them.
+//! Open connections of backends, and the selection by their number.
 //!
-//! One count for each backend, in one array that all CPUs share: a selection reads two of them. Counts per CPU would have to
-//! be added up for each selection, over all CPUs. Only Services that spread by load touch it.
+//! Each backend has one count, in one array that all CPUs share, so that a selection reads two counts. Counts per CPU would
+//! have to be added up over all CPUs for each selection. Only Services with an algorithm by open connections use the array.
 
 use proxy_common::backend::weight_of;
 use proxy_common::conntrack::is_counted;
@@ -12,22 +12,22 @@ use proxy_common::service::ServiceEntry;
 use crate::env::{OpenConnections, Services};
 use crate::shared::add;
 
-/// Slots that are looked at for a second endpoint: one may stand in many.
+/// Maximum number of slots that are checked for a second endpoint, since one endpoint may have many slots.
 const LOOKS: u32 = 8;
 
-/// A connection of a backend is open.
+/// Counts a new open connection of a backend.
 #[inline(always)]
 pub fn begun<M: OpenConnections>(maps: M, backend: u32) {
     count(maps, backend, 1);
 }
 
-/// It is not open any more.
+/// Counts the end of an open connection of a backend.
 #[inline(always)]
 pub fn ended<M: OpenConnections>(maps: M, backend: u32) {
     count(maps, backend, u64::MAX);
 }
 
-/// Counts what a change of a flow's bits means: the code that changed them calls it once.
+/// Updates the count after a change of a flow's bits. The code that changed the bits calls it once.
 #[inline(always)]
 pub fn changed<M: OpenConnections>(maps: M, backend: u32, before: u32, after: u32) {
     if is_counted(before) != is_counted(after) {
@@ -43,9 +43,10 @@ fn count<M: OpenConnections>(maps: M, backend: u32, change: u64) {
     }
 }
 
-/// The endpoint with less to do of two that are taken at random: nearly as good as the best of all, and no connections that
-/// begin at one moment all meet at that one (Mitzenmacher, "The power of two choices in randomized load balancing"). Weights
-/// count twice, in the slots and in the comparison: an endpoint is taken as often as its weight says. 0: none.
+/// Returns the less loaded of two randomly selected endpoints; 0: none. This is nearly as good as the least loaded of all
+/// endpoints, and connections that begin at the same moment do not all go to the same endpoint (Mitzenmacher, "The power of
+/// two choices in randomized load balancing"). Weights count twice, in the slots and in the comparison: an endpoint is
+/// selected as often as its weight says.
 #[inline(always)]
 pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
     let (base, count) = (service.slot_base, service.slot_count);
@@ -54,7 +55,7 @@ pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> 
     let (mut random, mut other, mut look) = (selector, one, 0);
     while look < LOOKS && other == one && count > 1 {
         random = next_random(random);
-        // Any slot but the first one.
+        // Any slot except `slot`.
         let mut next = slot + 1 + random_slot(random, count - 1);
         if next >= count {
             next -= count;
@@ -73,7 +74,7 @@ pub fn first_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> 
     }
 }
 
-/// What a backend has to do; `None` if it does not serve.
+/// Returns the load of a backend; `None` if it does not serve.
 #[inline(always)]
 fn load<M: Services>(maps: M, service: &ServiceEntry, id: u32) -> Option<Load> {
     let backend = maps.backend(id).filter(|backend| decide::serves(backend, service))?;

@@ -1,4 +1,4 @@
-//! From what a client dialled to the Service behind it.
+//! Looks up the Service of the address that a client dialled.
 
 use core::ptr::{from_ref, read_volatile};
 
@@ -11,10 +11,10 @@ use proxy_common::service::{KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT
 use crate::context::PacketCtx;
 use crate::env::{Services, Words};
 
-/// Looks before an entry is taken to be gone.
+/// Number of reads before an entry is considered removed.
 const LOOKS: u32 = 3;
 
-/// The Service of a frontend, copied so that all its fields belong together.
+/// Returns a copy of a frontend's entry, all of whose fields belong together.
 #[inline(always)]
 pub fn service<M: Services>(maps: M, key: &ServiceKey<Words<M>>) -> Option<ServiceEntry> {
     let tag = key.tag();
@@ -35,7 +35,7 @@ pub fn service<M: Services>(maps: M, key: &ServiceKey<Words<M>>) -> Option<Servi
     None
 }
 
-/// What a client dialled: an address of a Service itself, or a node port on an address of this node; see
+/// Returns the frontend that a client dialled: an address of a Service itself, or a node port on an address of this node; see
 /// [`decide::frontend`].
 #[inline(always)]
 pub fn frontend<M: Services>(
@@ -50,11 +50,12 @@ pub fn frontend<M: Services>(
     decide::frontend(orig_dst, outside, on, |key| service(maps, key), |addr| maps.node_addr(addr))
 }
 
-/// The frontend that a packet is for, into its context. `outside`: of a client outside of the cluster.
+/// Looks up the frontend of a packet, and writes it to the context. `outside`: the client is outside.
 #[inline(always)]
 pub fn packet_frontend<M: Services>(maps: M, ctx: &mut PacketCtx<Words<M>>, outside: bool) {
     let (addr, port, proto) = (ctx.packet.key.dst, ctx.packet.key.dst_port, ctx.packet.key.proto);
-    // Another node's node port is this one's, and its clients outside have no entry of their own.
+    // For an encapsulated packet, a node port on another node's address is one of this node, and the entry for clients
+    // outside is not used.
     let tunnelled = ctx.tunnelled != 0;
     let node_addr = |addr: &Words<M>| {
         let bits = maps.node_addr(addr);
@@ -72,8 +73,8 @@ pub fn packet_frontend<M: Services>(maps: M, ctx: &mut PacketCtx<Words<M>>, outs
     ctx.frontend.algorithm = decide::algorithm(&ctx.frontend, outside || tunnelled);
 }
 
-/// The frontend of a packet that another node has encapsulated: an address outside of the cluster's own, or a node port at the
-/// address of that node; [`ServiceEntry::NONE`]: it is for none.
+/// Returns the frontend of a packet that another node has encapsulated: a Service address other than a cluster address, or a
+/// node port on the address of that node; [`ServiceEntry::NONE`]: none.
 #[inline(always)]
 pub fn tunnelled_frontend<M: Services>(maps: M, addr: Words<M>, port: u16, proto: u8) -> ServiceEntry {
     let mut entry = service(maps, &ServiceKey::internal(addr, port, proto)).unwrap_or(ServiceEntry::NONE);
@@ -84,13 +85,13 @@ pub fn tunnelled_frontend<M: Services>(maps: M, addr: Words<M>, port: u16, proto
     if is_external { entry } else { ServiceEntry::NONE }
 }
 
-/// The Service whose node port this is.
+/// Returns the Service of a node port.
 #[inline(always)]
 pub fn node_port<M: Services>(maps: M, port: u16, proto: u8) -> Option<ServiceEntry> {
     service(maps, &ServiceKey::internal(Words::<M>::ZERO, port, proto))
 }
 
-/// What happens to a packet or call to an address in the range of Service addresses that has no frontend there; see
+/// Returns the reason for a packet or call to an address in the range of Service addresses that has no frontend; see
 /// [`decide::why_nothing`].
 #[inline(always)]
 pub fn why_nothing<M: Services>(maps: M, addr: Words<M>) -> Reason {

@@ -1,4 +1,4 @@
-//! bind(2): a process of the node does not get a port that is a Service's.
+//! bind(2): a process of the node cannot bind a port that is a node port of a Service.
 
 use proxy_common::node::NODE_ADDR_PORTS;
 use proxy_common::reason::Reason;
@@ -15,7 +15,7 @@ use crate::select::lookup;
 
 const EADDRINUSE: i32 = 98;
 
-/// bind(2) of an IPv4 socket, done and not yet told.
+/// Checks bind(2) of an IPv4 socket, after the kernel has bound it and before the call returns.
 #[inline(always)]
 pub fn bound4(socket: &Bound) -> i32 {
     if !is_host(socket.netns()) {
@@ -24,7 +24,7 @@ pub fn bound4(socket: &Bound) -> i32 {
     verdict(owner(Kernel::<V4>::new(), socket, socket.addr4()))
 }
 
-/// bind(2) of an IPv6 socket, which may take IPv4 connections too.
+/// Checks bind(2) of an IPv6 socket, which may accept IPv4 connections, too.
 #[inline(always)]
 pub fn bound6(socket: &Bound) -> i32 {
     if !is_host(socket.netns()) {
@@ -34,13 +34,14 @@ pub fn bound6(socket: &Bound) -> i32 {
     if let Some(mapped) = sockaddr::mapped(addr) {
         return verdict(owner(Kernel::<V4>::new(), socket, mapped));
     }
-    // The socket's option that keeps IPv4 out is not told, and it may be set later.
+    // The hook cannot read the socket's option `IPV6_V6ONLY`, and the application may set it later.
     let is_wildcard = same(&addr, &Address::ZERO);
     let both = || if is_wildcard { owner(Kernel::<V4>::new(), socket, Address::ZERO) } else { None };
     verdict(owner(Kernel::<V6>::new(), socket, addr).or_else(both))
 }
 
-/// The Service whose node port the socket has just bound on the wildcard, or on an address where node ports answer.
+/// Returns the id of the Service whose node port the socket has just bound on the wildcard address, or on an address with
+/// node ports.
 #[inline(always)]
 fn owner<M: Services>(maps: M, socket: &Bound, addr: Words<M>) -> Option<u32> {
     let service = lookup::node_port(maps, socket.port(), socket.proto())?;

@@ -1,7 +1,7 @@
 //! connect(2), sendmsg(2), recvmsg(2), getpeername(2).
 //!
-//! A socket's own address is not known yet when it connects. Its client is its network namespace: for affinity, and for what
-//! only the node itself may do. Clients on the node are inside the cluster.
+//! A socket's own address is not known yet when it connects. Its network namespace identifies the client: for session
+//! affinity, and for what only processes of the node itself may do. Clients on the node are inside the cluster.
 
 use aya_ebpf::helpers::generated::bpf_set_retval;
 use proxy_common::affinity::NetnsAffinityKey;
@@ -11,7 +11,7 @@ use proxy_common::health::{NO_CLIENT, socket_client};
 use proxy_common::node::{NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS};
 use proxy_common::prefilter::Role;
 use proxy_common::reason::{Reason, Verdict};
-use proxy_common::select::{is_by_turns, socket_selector};
+use proxy_common::select::{is_round_robin, socket_selector};
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 use proxy_common::{PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 
@@ -20,39 +20,39 @@ use super::sockaddr::Sockaddr;
 use crate::env::{Counters, Happening, Services, Time, Words};
 use crate::header::same;
 use crate::kernel::events;
-use crate::kernel::sockets::{Peers, is_host, names_errors, netns_affinity, put_netns_affinity};
+use crate::kernel::sockets::{Peers, can_set_errno, is_host, netns_affinity, put_netns_affinity};
 use crate::report;
 use crate::select::backend::{self, Picks, SelectedBackend};
 use crate::select::{affinity, lookup};
 use crate::shared::add;
 
-/// The call goes on.
+/// The call proceeds.
 pub(super) const ALLOW: i32 = 1;
-/// It fails; without a word from us with EPERM.
+/// The call fails; with `EPERM`, unless the program sets another error.
 const DENY: i32 = 0;
 const ECONNREFUSED: i32 = 111;
 const ETIMEDOUT: i32 = 110;
 
-/// Why a call fails.
+/// A refused call, and the reason.
 struct Refusal {
-    /// Id of the Service port; 0: none has to do with it.
+    /// Id of the Service port; 0: no Service.
     service: u32,
     reason: Reason,
 }
 
-/// Which call it is.
+/// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Connect,
     Send,
 }
 
-/// The maps of a call's family.
+/// The maps of the address family of a call.
 pub trait SocketMaps<S: Sockaddr>: Peers + Counters + Picks + Services<Family = S::Family> {}
 
 impl<S: Sockaddr, M: Peers + Counters + Picks + Services<Family = S::Family>> SocketMaps<S> for M {}
 
-/// connect(2), of TCP and of UDP.
+/// Handles connect(2) of TCP and UDP sockets.
 #[inline(always)]
 pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let orig_dst = orig_dst(call);
@@ -73,7 +73,7 @@ pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     ALLOW
 }
 
-/// sendmsg(2) and sendto(2) of an unconnected UDP socket.
+/// Handles sendmsg(2) and sendto(2) of unconnected UDP sockets.
 #[inline(always)]
 pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let orig_dst = orig_dst(call);
@@ -103,7 +103,8 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     ALLOW
 }
 
-/// recvmsg(2), recvfrom(2) and getpeername(2): the address on its way to the application.
+/// Handles recvmsg(2), recvfrom(2) and getpeername(2): translates the address for the application back to the dialled
+/// address.
 #[inline(always)]
 pub fn restore<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let from = orig_dst(call);
@@ -115,7 +116,7 @@ pub fn restore<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     ALLOW
 }
 
-/// The call goes on with the address that it has.
+/// Lets the call proceed with its own address, and removes a translation that the socket has for this address.
 #[inline(always)]
 fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
@@ -132,7 +133,7 @@ fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
     ALLOW
 }
 
-/// The Service that a call is for; `None`: it goes on as it is.
+/// Returns the Service that a call is for; `None`: the call proceeds unchanged.
 #[inline(always)]
 fn find<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
@@ -166,7 +167,7 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     Ok(None)
 }
 
-/// Whether the socket's packets are translated, and not its calls (`--socket-lb`).
+/// Whether the socket's packets are translated instead of its calls (`--socket-lb`).
 #[inline(always)]
 fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> bool {
     let flags = maps.config().map_or(0, |config| config.flags);
@@ -174,13 +175,14 @@ fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> bool 
         || flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 && !is_host(call.raw().netns())
 }
 
-/// The number of the socket's client, if it skips backends that fail; else [`NO_CLIENT`]. Only TCP tells.
+/// Returns the client number of the socket, if the Service skips failing backends; else [`NO_CLIENT`]. Only TCP connections
+/// report failures.
 #[inline(always)]
 fn client_of<S: Sockaddr>(call: &S, service: &ServiceEntry) -> u32 {
     if service.flags & SERVICE_EJECTS != 0 { socket_client(call.raw().netns()) } else { NO_CLIENT }
 }
 
-/// The backend for a new connection: the one that the client stays with, or any.
+/// Selects the backend for a new connection: the one of the client's session affinity, or any.
 #[inline(always)]
 fn select<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
@@ -214,7 +216,7 @@ fn any<S: Sockaddr, M: SocketMaps<S>>(
     }
 }
 
-/// The backend that the sockets of a network namespace stay with.
+/// Returns the backend of the session affinity of a network namespace.
 #[inline(always)]
 fn stay<M: Services>(
     maps: M,
@@ -223,7 +225,7 @@ fn stay<M: Services>(
     number: u32,
     time: Time,
 ) -> Option<SelectedBackend<Words<M>>> {
-    // SAFETY: a map value, of plain integers; what is read is checked.
+    // SAFETY: a map value of plain integers, which are checked after they are read.
     let entry = unsafe { netns_affinity(key)?.read_volatile() };
     affinity::backend_of(maps, &entry, service, number, time)
 }
@@ -235,7 +237,7 @@ fn note<M: Counters>(maps: M, key: &NetnsAffinityKey, backend_id: u32, time: Tim
     }
 }
 
-/// The backend that an unconnected socket has for this peer, while that one serves.
+/// Returns the backend that an unconnected socket has for this address, if the backend still serves.
 #[inline(always)]
 fn same_backend<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
@@ -257,7 +259,7 @@ fn same_backend<S: Sockaddr, M: SocketMaps<S>>(
     })
 }
 
-/// Counts a connection of a socket; its call still has the address that was dialled.
+/// Counts a connection of a socket. The call must still have the dialled address.
 #[inline(always)]
 fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &ServiceEntry, backend: u32) {
     let service = entry.id;
@@ -266,7 +268,7 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
         unsafe { add(&raw mut (*stats).connections, 1) };
     }
     report::connection(maps, backend);
-    if is_by_turns(entry.algorithm) {
+    if is_round_robin(entry.algorithm) {
         report::next_turn(maps, service);
     }
     if events::has_listeners() {
@@ -288,7 +290,7 @@ fn refuse<S: Sockaddr, M: SocketMaps<S>>(
     let Refusal { service, reason } = *refusal;
     let rejects = reason.verdict() == Verdict::Reject;
     let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
-    if !names_errors() || (!rejects && !fails) {
+    if !can_set_errno() || (!rejects && !fails) {
         return untranslated(maps, call, orig_dst, what);
     }
     report::count_for(maps, service, reason);
@@ -298,11 +300,11 @@ fn refuse<S: Sockaddr, M: SocketMaps<S>>(
     deny(if rejects { ECONNREFUSED } else { ETIMEDOUT })
 }
 
-/// Lets the call fail with this error; with `EPERM` where the kernel lets a program name none.
+/// Makes the call fail with this error; with `EPERM` if the kernel does not let programs set an error.
 #[inline(always)]
 pub(super) fn deny(error: i32) -> i32 {
-    if names_errors() {
-        // SAFETY: the helper only notes the number.
+    if can_set_errno() {
+        // SAFETY: the helper only stores the number.
         unsafe { bpf_set_retval(-error) };
     }
     DENY

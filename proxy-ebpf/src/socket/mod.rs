@@ -1,5 +1,5 @@
-//! The socket path: a call's address is translated once, at connect or at each message, and translated back when the
-//! application asks who its peer is. What becomes of its connection is noted, and its close ends what is counted.
+//! The socket path: the address of a call is translated once, at connect or at each message, and translated back when the
+//! application asks for its peer. The result of a connection is noted, and its close ends its count as an open connection.
 
 pub mod bind;
 pub mod call;

@@ -1,6 +1,6 @@
-//! What becomes of TCP connections that `connect` has led: a refusal, or a SYN without answer, is a failure of the backend
-//! ([`proxy_common::health`]). The kernel calls for every TCP socket of the cgroup when it sends a SYN, and for no other reason
-//! but for those that are watched.
+//! Results of TCP connections that `connect` has translated: a refusal or an unanswered SYN is a failure of the backend
+//! ([`proxy_common::health`]). The kernel calls the program for every TCP socket of the cgroup that sends a SYN; it reports
+//! retransmissions and state changes only of watched sockets.
 
 use aya_ebpf::bindings::{
     BPF_SOCK_OPS_RTO_CB, BPF_SOCK_OPS_RTO_CB_FLAG, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,
@@ -21,21 +21,21 @@ use crate::kernel::sockets::storage;
 use crate::report;
 use crate::select::health;
 
-/// Everything is as it would be without the program.
+/// Return value: the kernel proceeds as it would without the program.
 const GO_ON: u32 = 1;
-/// The calls that a watched socket asks for.
+/// Flags of the callbacks for watched sockets.
 const WATCH: u32 = BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTO_CB_FLAG;
 
-/// Something happens to a TCP socket.
+/// Handles an event of a TCP socket.
 #[inline(always)]
 pub fn happened(context: &SockOpsContext) -> u32 {
-    // For sockets that accept connections these are all the instructions.
+    // For sockets that accept connections, the program executes nothing more than this.
     match context.op() {
         BPF_SOCK_OPS_TCP_CONNECT_CB if followed(context).is_some() => {
             if latency::is_measured() {
                 latency::socket_connects(socket(context));
             }
-            // Without the calls, nothing is noted.
+            // If this fails, the result of the connection is not noted.
             let _ = context.set_cb_flags((context.cb_flags() | WATCH).cast_signed());
         }
         BPF_SOCK_OPS_RTO_CB if state(context) == BPF_TCP_SYN_SENT => failed(context, Outcome::Retransmitted),
@@ -45,7 +45,7 @@ pub fn happened(context: &SockOpsContext) -> u32 {
     GO_ON
 }
 
-/// A socket that has sent a SYN takes another state.
+/// Handles a state change of a socket that has sent a SYN.
 #[inline(always)]
 fn changed(context: &SockOpsContext, new: u32) {
     if new == BPF_TCP_ESTABLISHED {
@@ -61,7 +61,7 @@ fn changed(context: &SockOpsContext, new: u32) {
             }
         }
     } else if new == BPF_TCP_CLOSE && segments_in(context) != 0 {
-        // By a reset. Without a segment, the application has closed it.
+        // A RST closed the socket. Without a received segment, the application has closed it.
         failed(context, Outcome::Refused);
     }
     let _ = context.set_cb_flags((context.cb_flags() & !WATCH).cast_signed());
@@ -69,8 +69,8 @@ fn changed(context: &SockOpsContext, new: u32) {
 
 #[inline(always)]
 fn example(context: &SockOpsContext, storage: &SocketStorage, begun: u64, took: u64) -> SocketExample {
-    // Read one by one, whatever the family is: the verifier takes no load whose offset the compiler chooses.
-    // SAFETY: the kernel hands every program a valid context.
+    // The words are read one by one, whatever the family is: the verifier rejects a load whose offset is computed at run
+    // time.
     let [v4, a, b, c, d] = unsafe {
         let ip6 = &raw const (*context.ops).local_ip6;
         [
@@ -92,7 +92,7 @@ fn example(context: &SockOpsContext, storage: &SocketStorage, begun: u64, took: 
     }
 }
 
-/// Notes a failure of the socket's backend.
+/// Notes a failed connection of the socket's backend.
 #[inline(always)]
 fn failed(context: &SockOpsContext, outcome: Outcome) {
     let Some(storage) = followed(context) else { return };
@@ -116,11 +116,11 @@ fn socket(context: &SockOpsContext) -> *mut bpf_sock {
     unsafe { (*context.ops).__bindgen_anon_2.sk }
 }
 
-/// The storage of a socket whose connection is watched, or measured.
+/// Returns the storage of a socket whose connection is watched or measured.
 #[inline(always)]
 fn followed(context: &SockOpsContext) -> Option<SocketStorage> {
     let storage = storage(socket(context), false)?;
-    // SAFETY: the socket's own storage. Who connects it anew has closed it before.
+    // SAFETY: the socket's own storage. The socket must be closed before it can connect again.
     let storage = unsafe { storage.read() };
     (storage.family != 0 && (storage.watched != 0 || latency::is_measured())).then_some(storage)
 }

@@ -1,4 +1,5 @@
-//! What a socket dialled, and where it was led: in its own storage if it is connected, else in `sockets`.
+//! The address that a socket dialled and the backend that replaced it: in the socket's own storage if it is connected, else
+//! in `sockets`.
 
 use aya_ebpf::bindings::bpf_sock;
 use proxy_common::reason::Reason;
@@ -15,31 +16,31 @@ use crate::report;
 use crate::select::backend::SelectedBackend;
 use crate::select::load;
 
-/// The address that a call is about, as the application wrote it.
+/// The address of a call, as the application wrote it.
 #[derive(Clone, Copy)]
 pub struct OrigDst<A> {
     /// The address.
     pub addr: A,
-    /// The port.
+    /// The port, host byte order.
     pub port: u16,
     /// The protocol.
     pub proto: u8,
 }
 
-/// The address of a call.
+/// Returns the address of a call.
 #[inline(always)]
 pub fn orig_dst<S: Sockaddr>(call: &S) -> OrigDst<<S::Family as Family>::Words> {
     let raw = call.raw();
     OrigDst { addr: call.addr(), port: raw.port(), proto: raw.proto() }
 }
 
-/// The number that says the family in a [`SocketStorage`].
+/// Returns the number of the family in a [`SocketStorage`].
 #[inline(always)]
 fn family_number<F: Family>() -> u8 {
     if F::INDEX == 0 { 4 } else { 6 }
 }
 
-/// Whether the storage says that the socket is connected to this address.
+/// Whether the socket is connected to this address, by its storage.
 #[inline(always)]
 fn leads_to<F: Family>(storage: &SocketStorage, addr: &F::Words, port: u16) -> bool {
     storage.family == family_number::<F>()
@@ -47,7 +48,7 @@ fn leads_to<F: Family>(storage: &SocketStorage, addr: &F::Words, port: u16) -> b
         && same(&storage.backend, &addr.words())
 }
 
-/// Remembers where a socket is connected to.
+/// Stores what a connected socket dialled, and its backend.
 #[inline(always)]
 pub fn connected<S: Sockaddr, M>(
     maps: M,
@@ -58,7 +59,8 @@ pub fn connected<S: Sockaddr, M>(
 ) where
     M: Peers + Counters + Services<Family = S::Family>,
 {
-    // An IPv6 UDP socket passes the IPv4 hook next, with the address that this one leaves.
+    // For an IPv6 UDP socket with an IPv4 address, the kernel runs the IPv4 hook next, with the address that this hook
+    // writes.
     let grace = u8::from(call.is_mapped() && orig_dst.proto == PROTO_UDP);
     match storage(call.raw().socket(), true) {
         Some(storage) => {
@@ -74,7 +76,7 @@ pub fn connected<S: Sockaddr, M>(
                 counted: u8::from(is_by_load(service.algorithm)),
                 watched: u8::from(service.flags & SERVICE_EJECTS != 0),
             };
-            // SAFETY: the socket's own storage, and one call at a time changes where it is connected to.
+            // SAFETY: the socket's own storage; only one call at a time changes the socket's connection.
             let storage = unsafe { &mut *storage };
             uncount(maps, storage);
             *storage = value;
@@ -86,7 +88,7 @@ pub fn connected<S: Sockaddr, M>(
     }
 }
 
-/// The socket is none of its backend's open connections any more.
+/// Stops counting the socket as an open connection of its backend.
 #[inline(always)]
 pub fn uncount<M: OpenConnections>(maps: M, storage: &mut SocketStorage) {
     if storage.counted != 0 {
@@ -95,7 +97,7 @@ pub fn uncount<M: OpenConnections>(maps: M, storage: &mut SocketStorage) {
     }
 }
 
-/// Remembers what an unconnected socket dialled to reach this backend.
+/// Stores the address that an unconnected socket dialled to reach this backend.
 #[inline(always)]
 pub fn put_back_translation<S: Sockaddr, M>(
     maps: M,
@@ -113,7 +115,8 @@ pub fn put_back_translation<S: Sockaddr, M>(
     put(maps, &key, &entry);
 }
 
-/// The same, unless it is known. The last Service that the socket dialled counts, where two have the backend.
+/// Does the same, unless the entry is already there. If two Services have the backend, the entry is that of the Service which
+/// the socket dialled last.
 #[inline(always)]
 pub fn refresh_back_translation<S: Sockaddr, M>(
     maps: M,
@@ -133,7 +136,7 @@ pub fn refresh_back_translation<S: Sockaddr, M>(
     }
 }
 
-/// Remembers the backend of an unconnected socket's peer.
+/// Stores the backend of an address that an unconnected socket dialled.
 #[inline(always)]
 pub fn put_translation<S: Sockaddr, M>(
     maps: M,
@@ -149,7 +152,7 @@ pub fn put_translation<S: Sockaddr, M>(
     put(maps, &key_to_backend(call, orig_dst), &entry);
 }
 
-/// The key of an unconnected socket's peer.
+/// Returns the key for an address that an unconnected socket dialled.
 #[inline(always)]
 pub fn key_to_backend<S: Sockaddr, A: Address>(call: &S, orig_dst: &OrigDst<A>) -> SocketKey<A> {
     SocketKey::new(call.raw().cookie(), orig_dst.addr, orig_dst.port, orig_dst.proto, TO_BACKEND)
@@ -162,7 +165,8 @@ fn put<M: Peers + Counters>(maps: M, key: &SocketKey<Words<M>>, entry: &SocketEn
     }
 }
 
-/// The socket is connected to an endpoint by its own address: what it once dialled is not what it sees now.
+/// Removes the translation of a socket that connects directly to an endpoint's address. A grace mark protects the translation
+/// once.
 #[inline(always)]
 pub fn disconnected<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
 where
@@ -170,7 +174,7 @@ where
 {
     let socket: *mut bpf_sock = call.raw().socket();
     if let Some(storage) = storage(socket, false) {
-        // SAFETY: the socket's own storage, and one call at a time changes where it is connected to.
+        // SAFETY: the socket's own storage; only one call at a time changes the socket's connection.
         let storage = unsafe { &mut *storage };
         if leads_to::<S::Family>(storage, &direct.addr, direct.port) && storage.grace != 0 {
             storage.grace = 0;
@@ -182,7 +186,8 @@ where
     forget_translation(maps, call, direct);
 }
 
-/// The socket sends to an endpoint by its own address.
+/// Removes the translation back of a socket that sends directly to an endpoint's address. A grace mark protects the
+/// translation once.
 #[inline(always)]
 pub fn forget_translation<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
 where
@@ -192,7 +197,7 @@ where
     let key = SocketKey::new(call.raw().cookie(), addr, port, proto, TO_FRONTEND);
     match maps.peer(&key) {
         Some(entry) if entry.grace != 0 => {
-            // It is there, so there is room.
+            // The entry exists, so the map has room for it.
             let _ = maps.put_peer(&key, &SocketEntry { grace: 0, ..entry });
         }
         Some(_) => maps.remove_peer(&key),
@@ -200,7 +205,7 @@ where
     }
 }
 
-/// What the application dialled to reach this peer; `None`: the peer itself.
+/// Returns the address and port that the application dialled to reach this peer; `None`: those of the peer itself.
 #[inline(always)]
 pub fn frontend<S: Sockaddr, M>(maps: M, call: &S, peer: &OrigDst<Words<M>>) -> Option<(Words<M>, u16)>
 where

@@ -1,4 +1,4 @@
-//! close(2) of a socket, by its last descriptor.
+//! close(2) of the last descriptor of a socket.
 
 use proxy_common::V4;
 
@@ -8,8 +8,8 @@ use super::sockaddr::Bound;
 use crate::kernel::handle::Kernel;
 use crate::kernel::sockets::storage_of_closed;
 
-/// A socket that was connected to a Service is none of the open connections of its backend any more. One that never connected,
-/// or whose connect failed, comes here too.
+/// Stops counting a closed socket as an open connection of its backend. Sockets that never connected, or whose connect
+/// failed, come here, too.
 #[inline(always)]
 pub fn released(socket: &Bound) -> i32 {
     // SAFETY: the socket of the hook's context.

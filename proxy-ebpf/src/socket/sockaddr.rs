@@ -1,4 +1,4 @@
-//! The address argument of a socket call, for both families and for IPv4 written as IPv6.
+//! The address argument of a socket call, for both families and for IPv4-mapped IPv6 addresses.
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::{bpf_sock, bpf_sock_addr};
@@ -8,16 +8,17 @@ use proxy_common::{Family, V4, V6};
 
 /// An address that a hook may read and replace.
 pub trait Sockaddr {
-    /// Its family.
+    /// The address family.
     type Family: Family;
-    /// What all forms share.
+    /// Returns the context of the call.
     fn raw(&self) -> Raw;
-    /// The address.
+    /// Returns the address.
     fn addr(&self) -> <Self::Family as Family>::Words;
     /// Replaces the address.
     fn set_addr(&self, addr: <Self::Family as Family>::Words);
 
-    /// Whether the kernel runs the hook of the other family next, with the address that this one leaves.
+    /// Whether the address is IPv4-mapped: the kernel runs the hook of the other family next, with the address that this hook
+    /// writes.
     #[inline(always)]
     fn is_mapped(&self) -> bool {
         false
@@ -31,7 +32,7 @@ pub trait Sockaddr {
     }
 }
 
-/// The context of a call on a socket.
+/// The context of a socket call.
 #[derive(Clone, Copy)]
 pub struct Raw {
     context: *mut bpf_sock_addr,
@@ -43,10 +44,10 @@ impl Raw {
         Self { context: context.as_ptr().cast() }
     }
 
-    /// The port, host byte order.
+    /// Returns the port, host byte order.
     #[inline(always)]
     pub fn port(self) -> u16 {
-        // SAFETY: the kernel hands every program a valid context. The port is in the low half, network order.
+        // SAFETY: the kernel hands every program a valid context. The port is in the low half, in network byte order.
         u16::from_be(unsafe { (*self.context).user_port } as u16)
     }
 
@@ -56,28 +57,29 @@ impl Raw {
         unsafe { (*self.context).user_port = u32::from(port.to_be()) };
     }
 
-    /// The socket's protocol number. That of MPTCP, 262, is TCP's in its low byte, and so are its packets.
+    /// Returns the socket's protocol number. The low byte of MPTCP's number, 262, is TCP's number, and MPTCP packets are TCP
+    /// packets.
     #[inline(always)]
     pub fn proto(self) -> u8 {
         // SAFETY: as in `port`.
         unsafe { (*self.context).protocol as u8 }
     }
 
-    /// A number that no other socket has while the machine runs.
+    /// Returns a number that is unique to the socket until the machine reboots.
     #[inline(always)]
     pub fn cookie(self) -> u64 {
         // SAFETY: as in `port`.
         unsafe { bpf_get_socket_cookie(self.context.cast()) }
     }
 
-    /// The number of its network namespace; no other one has it while the machine runs.
+    /// Returns the number of the socket's network namespace, which is unique until the machine reboots.
     #[inline(always)]
     pub fn netns(self) -> u64 {
         // SAFETY: as in `port`.
         unsafe { bpf_get_netns_cookie(self.context.cast()) }
     }
 
-    /// The socket.
+    /// Returns the socket.
     #[inline(always)]
     pub fn socket(self) -> *mut bpf_sock {
         // SAFETY: as in `port`.
@@ -101,7 +103,7 @@ impl Raw {
 pub struct Sockaddr4(Raw);
 
 impl Sockaddr4 {
-    /// The address of a call on an IPv4 socket.
+    /// Returns the address of a call on an IPv4 socket.
     #[inline(always)]
     pub fn new(context: &SockAddrContext) -> Self {
         Self(Raw::new(context))
@@ -132,23 +134,23 @@ impl Sockaddr for Sockaddr4 {
 /// A `sockaddr_in6`.
 pub struct Sockaddr6(Raw);
 
-/// The third word of `::ffff:a.b.c.d`, as it stands in memory.
+/// The third word of `::ffff:a.b.c.d`, in network byte order.
 const MAPPED: u32 = 0xffffu32.to_be();
 
-/// The IPv4 address that an IPv6 address stands for (RFC 4291, 2.5.5.2).
+/// Returns the IPv4 address of an IPv4-mapped IPv6 address (RFC 4291, 2.5.5.2).
 #[inline(always)]
 pub fn mapped(words: [u32; 4]) -> Option<[u32; 1]> {
     (words[0] == 0 && words[1] == 0 && words[2] == MAPPED).then_some([words[3]])
 }
 
 impl Sockaddr6 {
-    /// The address of a call on an IPv6 socket.
+    /// Returns the address of a call on an IPv6 socket.
     #[inline(always)]
     pub fn new(context: &SockAddrContext) -> Self {
         Self(Raw::new(context))
     }
 
-    /// The same call as one to an IPv4 address, if that is what the address stands for.
+    /// Returns the call as a call to an IPv4 address, if the address is IPv4-mapped.
     #[inline(always)]
     pub fn mapped(&self) -> Option<Mapped> {
         mapped(self.addr()).map(|_| Mapped(self.0))
@@ -205,52 +207,52 @@ impl Sockaddr for Mapped {
     }
 }
 
-/// The socket of a hook that is no call on an address: it was just bound, or it is being closed.
+/// The socket of a hook without an address argument: the socket was just bound, or is being closed.
 pub struct Bound(*mut bpf_sock);
 
 impl Bound {
-    /// The socket of a `post_bind` or `sock_release` hook.
+    /// Returns the socket of a `post_bind` or `sock_release` hook.
     #[inline(always)]
     pub fn new(context: &SockContext) -> Self {
         Self(context.sock)
     }
 
-    /// The socket itself.
+    /// Returns the socket itself.
     #[inline(always)]
     pub fn raw(&self) -> *mut bpf_sock {
         self.0
     }
 
-    /// The IPv4 address it is bound to; only in the hook of IPv4 sockets.
+    /// Returns the IPv4 address to which the socket is bound; only in the hook of IPv4 sockets.
     #[inline(always)]
     pub fn addr4(&self) -> [u32; 1] {
         // SAFETY: the kernel hands every program a valid context.
         [unsafe { (*self.0).src_ip4 }]
     }
 
-    /// The IPv6 address it is bound to; only in the hook of IPv6 sockets.
+    /// Returns the IPv6 address to which the socket is bound; only in the hook of IPv6 sockets.
     #[inline(always)]
     pub fn addr6(&self) -> [u32; 4] {
-        // SAFETY: as in `addr4`; volatile, because the kernel lets a word be read, and not two at once.
+        // SAFETY: as in `addr4`. Volatile, because the kernel allows a program to read one word at a time, not two.
         let word = |at| unsafe { (&raw const (*self.0).src_ip6).cast::<u32>().add(at).read_volatile() };
         [word(0), word(1), word(2), word(3)]
     }
 
-    /// The port, host byte order.
+    /// Returns the port, host byte order.
     #[inline(always)]
     pub fn port(&self) -> u16 {
         // SAFETY: as in `addr4`.
         unsafe { (*self.0).src_port as u16 }
     }
 
-    /// The socket's protocol number, as [`Raw::proto`].
+    /// Returns the socket's protocol number, as [`Raw::proto`].
     #[inline(always)]
     pub fn proto(&self) -> u8 {
         // SAFETY: as in `addr4`.
         unsafe { (*self.0).protocol as u8 }
     }
 
-    /// The number of its network namespace.
+    /// Returns the number of the socket's network namespace.
     #[inline(always)]
     pub fn netns(&self) -> u64 {
         // SAFETY: as in `addr4`.

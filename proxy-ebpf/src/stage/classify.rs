@@ -1,4 +1,5 @@
-//! What a parsed packet may be: the stage that foreign packets leave after, so it reads only, and as little as it can.
+//! Decides what a parsed packet may be. Foreign packets leave after this stage, so it only reads, and as little as
+//! possible.
 
 use proxy_common::PROTO_TCP;
 use proxy_common::config::CONFIG_SNAT_MOVED;
@@ -13,7 +14,7 @@ use crate::header::same;
 use crate::shared::Shared as _;
 use crate::step::Step;
 
-/// A packet on its way in.
+/// Classifies a packet at ingress.
 #[inline(always)]
 pub fn incoming<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
     let key = &packet.key;
@@ -29,7 +30,7 @@ pub fn incoming<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
     may_be_direct(maps, packet)
 }
 
-/// A packet at an early hook: only what it may forward or drop.
+/// Classifies a packet at an early hook: only packets that this hook may forward or drop.
 #[inline(always)]
 pub fn early<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
     let key = &packet.key;
@@ -42,13 +43,13 @@ pub fn early<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
     }
 }
 
-/// A packet that a process of this node sends: no hook met it before.
+/// Classifies a packet that a process of this node sends: no hook has processed it before.
 #[inline(always)]
 pub fn local_origin<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<M>>) -> Step {
     let key = &packet.key;
     if maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
-        // What was forwarded from here passes another device's hook, and is not to be translated once more where one
-        // Service's endpoint is another one's frontend.
+        // A packet that this node has forwarded passes the hook of its egress device. It must not be translated again if
+        // its endpoint is also the frontend of another Service.
         if is_forwarded(maps, packet) { leaving(maps, frame, packet) } else { Step::Established }
     } else if maps.is_service_address(&key.dst) {
         Step::NewFlow
@@ -57,9 +58,9 @@ pub fn local_origin<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<W
     }
 }
 
-/// A packet on its way out that is no reply and to no frontend: it passes, unless its answers could be taken for something else.
-/// netfilter (MASQUERADE) may give any source port, or a process may have bound it: one under which packets are forwarded from here,
-/// whose answers would be taken for those to such a packet; or that of a frontend, whose answers would be taken for a client's packets.
+/// Classifies a packet at egress that is neither a reply nor to a frontend. It passes, unless its replies could be
+/// mistaken. netfilter (MASQUERADE) may choose any source port, and a process may bind any: replies to a SNAT port would be
+/// taken for those to a packet with SNAT, and replies to a frontend's port for a client's packets.
 #[inline(always)]
 pub fn leaving<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<M>>) -> Step {
     let key = &packet.key;
@@ -76,7 +77,7 @@ pub fn leaving<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<
     }
 }
 
-/// Whether the packet may have been forwarded from here: it goes to an endpoint, from a port that is for that.
+/// Whether this node may have forwarded the packet: it goes to an endpoint, from a SNAT port.
 #[inline(always)]
 fn is_forwarded<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> bool {
     let key = &packet.key;
@@ -85,19 +86,19 @@ fn is_forwarded<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> bool {
         && is_snat(maps, key.src_port, &key.src)
 }
 
-/// Whether packets may be forwarded from here under this port, by the settings of now or of before.
+/// Whether the port is a SNAT port by the current settings, or may have been one by earlier settings.
 #[inline(always)]
 fn may_be_snat<M: FlowTable>(maps: M, port: u16) -> bool {
     maps.config().is_some_and(|config| config.flags & CONFIG_SNAT_MOVED != 0 || config.is_snat_port(port))
 }
 
-/// Whether packets are forwarded from here under this port, or may have been under a port of before and this address.
+/// Whether the port is a SNAT port, or may have been one by earlier settings because the address is one of this node.
 #[inline(always)]
 fn is_snat<M: FlowTable>(maps: M, port: u16, addr: &Words<M>) -> bool {
     maps.config().is_some_and(|config| config.is_snat_port(port)) || maps.node_addr(addr) & NODE_ADDR_OWN != 0
 }
 
-/// Whether the packet may be the reply to one that was forwarded under an address of this node.
+/// Whether the packet may be the reply to a packet that was forwarded under an address of this node (SNAT).
 #[inline(always)]
 pub fn may_be_snat_reply<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> bool {
     let key = &packet.key;
@@ -106,8 +107,8 @@ pub fn may_be_snat_reply<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> bo
         && is_snat(maps, key.dst_port, &key.dst)
 }
 
-/// Whether the packet goes straight to an endpoint, and could be mistaken for one of a flow: a connection can only at its
-/// start, unless there are such connections already.
+/// Returns [`Step::Direct`] if the packet goes directly to an endpoint and could be mistaken for a packet of a flow. Of
+/// TCP, only the first segment is checked, unless direct connections exist already.
 #[inline(always)]
 pub fn may_be_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
     let key = &packet.key;
@@ -118,7 +119,7 @@ pub fn may_be_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
     if maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto) { Step::Direct } else { Step::Pass }
 }
 
-/// Whether the source of a packet on its way out may be a backend.
+/// Whether the source of a packet at egress may be a backend.
 #[inline(always)]
 pub fn may_be_reply<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> bool {
     let key = &packet.key;

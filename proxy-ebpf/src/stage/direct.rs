@@ -1,16 +1,16 @@
-//! Packets that go straight to an endpoint, while a flow to that endpoint has the same source port: their answers would be
-//! taken for the flow's. As in netfilter, where the second of two connections with one reply tuple gets another source port, they
-//! get a flow of their own (`STATE_DIRECT`), whose only translation is the source port.
+//! Packets that are sent directly to an endpoint while a flow to that endpoint has the same reply tuple: the answers would
+//! be taken for replies of that flow. netfilter gives the second of two such connections another source port. Likewise,
+//! these packets get a direct flow (`STATE_DIRECT`), whose only translation is the source port.
 //!
-//! On the way in, the port is a client's ([`Way::In`]). On the way out, it is one under which packets are forwarded from here, and
-//! netfilter has given it to a connection that it masquerades ([`Way::Out`]). These flows begin whether the port is taken or not:
-//! so it is not given to a flow with SNAT later.
+//! At ingress, the source port is a client's ([`DirectCase::Ingress`]). At egress, it is a SNAT port that netfilter has given to a
+//! connection which it masquerades ([`DirectCase::Egress`]). Egress flows are created even if no other flow has the port, so that no
+//! flow with SNAT gets the port later.
 //!
-//! It may also be that of a frontend ([`Way::Own`]): the other end's packets look like a client's. Such a flow has the other end as
-//! its client, and translates nothing.
+//! At egress, the source may also be the address and port of a frontend ([`DirectCase::FrontendSource`]): packets of the remote end then look
+//! like a client's. The remote end is the client of such a flow, which translates nothing.
 //!
-//! A direct TCP connection that was there first has no entry: it is found when its endpoint answers the SYN of a flow
-//! with one of its segments ([`Way::Back`]).
+//! A direct TCP connection that existed first has no entry. It is detected when its endpoint answers the SYN of a flow with
+//! a segment of the older connection ([`DirectCase::EndpointReply`]).
 
 use proxy_common::config::CONFIG_OTHER_PROXY;
 use proxy_common::conntrack::{SEEN_REPLY, is_closed, may_begin, tcp};
@@ -29,35 +29,35 @@ use crate::frame::Frame;
 use crate::shared::Shared as _;
 use crate::step::Step;
 
-/// Where a packet that goes straight to an endpoint was met.
+/// Where a packet of a direct connection was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// It comes in from its client.
-    In = 0,
-    /// It leaves from here, under the node's own address.
-    Out = 1,
-    /// It is the endpoint's, and goes back to its client.
-    Back = 2,
-    /// It leaves from here, under an address and port of a frontend.
-    Own = 3,
+pub enum DirectCase {
+    /// At ingress, from the client.
+    Ingress = 0,
+    /// At egress, with the node's own address as its source.
+    Egress = 1,
+    /// From the endpoint, on the way back to the client.
+    EndpointReply = 2,
+    /// At egress, with the address and port of a frontend as its source.
+    FrontendSource = 3,
 }
 
-impl Way {
-    /// The one of that number, as it comes through a BPF-to-BPF call.
+impl DirectCase {
+    /// Returns the variant with this number, which was passed in a BPF-to-BPF call.
     #[inline(always)]
     pub fn decode(number: u32) -> Self {
         match number {
-            0 => Self::In,
-            1 => Self::Out,
-            2 => Self::Back,
-            _ => Self::Own,
+            0 => Self::Ingress,
+            1 => Self::Egress,
+            2 => Self::EndpointReply,
+            _ => Self::FrontendSource,
         }
     }
 }
 
-/// A packet that goes straight to an endpoint.
+/// Processes a packet of a direct connection.
 #[inline(always)]
-pub fn direct<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, way: Way) -> Step
+pub fn direct<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, case: DirectCase) -> Step
 where
     M: FlowTable + Counters,
     F: Frame,
@@ -66,25 +66,25 @@ where
     if frame.has_vlan_tag() || ctx.packet.is_later_fragment() {
         return Step::Pass;
     }
-    if way == Way::Back {
-        return begun_before(maps, ctx, time);
+    if case == DirectCase::EndpointReply {
+        return plan_older_connection(maps, ctx, time);
     }
-    if way == Way::Own {
+    if case == DirectCase::FrontendSource {
         return from_frontend(maps, ctx, time);
     }
     let key = ctx.packet.key;
     if let Some(flow) = track::find_called(maps, &key, time) {
-        if way == Way::In && flow.bits() & STATE_SNAT != 0 {
-            // Nothing of this node comes in.
+        if case == DirectCase::Ingress && flow.bits() & STATE_SNAT != 0 {
+            // The source of a flow with SNAT is this node, whose packets do not arrive on a device.
             return Step::Pass;
         }
         if flow.continues(ctx.packet.tcp_flags, flow.service(), time) {
-            if way == Way::In {
+            if case == DirectCase::Ingress {
                 note(maps, key.proto, time);
             }
             flow.touch(&ctx.packet, key.direction, time);
             return match flow.to_backend() {
-                // On the way out, most keep their port.
+                // At egress, most flows keep their source port.
                 Some(to) if to.src_port == key.src_port => Step::Pass,
                 Some(to) => {
                     frame.set_translated();
@@ -100,8 +100,8 @@ where
         flow.expire(time);
     }
     let opens = key.proto == PROTO_UDP || is_syn(ctx.packet.tcp_flags);
-    // On the way out, connections that are older than the agent are noted, too.
-    if !opens && (way == Way::In || !may_begin(ctx.packet.tcp_flags)) {
+    // At egress, connections that are older than the agent are tracked, too.
+    if !opens && (case == DirectCase::Ingress || !may_begin(ctx.packet.tcp_flags)) {
         forget(maps, key.proto, time);
         return Step::Pass;
     }
@@ -118,8 +118,8 @@ where
     ctx.hash = time.hash(&key);
     ctx.plan = NatPlan { reply, backend_id: 0, bits: STATE_DIRECT, reply_hash: time.hash(&reply) };
     ctx.service = 0;
-    if way == Way::Out {
-        // The port of a connection cannot change in its middle.
+    if case == DirectCase::Egress {
+        // The source port of an existing connection cannot change.
         if !opens && other.is_some() {
             return Step::Pass;
         }
@@ -131,7 +131,7 @@ where
         return Step::Pass;
     }
     if is_closed(other.bits()) {
-        // Its ports are free for a connection of the client's own.
+        // The ports of the closed flow are free for a direct connection of the client.
         other.remove();
         return Step::Pass;
     }
@@ -140,10 +140,11 @@ where
     Step::OpenFlow
 }
 
-/// Plans a flow for a direct connection that is older than the flow which has its replies, and whose segment is the endpoint's answer
-/// to the SYN of that flow. The younger flow ends: the SYN that its client sends again gets another source port.
+/// Plans a flow for a direct connection that is older than the flow with the same reply key. The packet is the endpoint's
+/// answer to the SYN of the younger flow, and belongs to the older connection. The younger flow is removed: the SYN that
+/// its client retransmits gets another source port.
 #[inline(always)]
-fn begun_before<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Time) -> Step {
+fn plan_older_connection<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Time) -> Step {
     let reply = ctx.packet.key;
     let Some(other) = track::find_called(maps, &reply, time) else { return Step::Pass };
     let is_younger = is_of_another_connection(&ctx.packet, other.bits());
@@ -158,14 +159,14 @@ fn begun_before<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Time
     plan_by_reply(ctx, &reply, STATE_DIRECT, time)
 }
 
-/// Plans a flow without a translation by a packet that is its reply, and that passes.
+/// Plans a flow without translation from a packet in reply direction, which then passes unchanged.
 #[inline(always)]
 fn plan_by_reply<A: Address>(ctx: &mut PacketCtx<A>, reply: &FlowKey<A>, bits: u32, time: Time) -> Step {
     ctx.plan.reply = *reply;
     ctx.plan.reply_hash = time.hash(reply);
     ctx.plan.bits = bits;
-    // The entry is filled from a packet of the client: this one, the other way round. Its direction stays, by which the next stage
-    // knows that it passes.
+    // The entry is filled from a packet of the client, so addresses and ports are swapped. The direction stays
+    // `DIRECTION_REPLY`: it tells the next stage that the packet passes.
     let packet = &mut ctx.packet;
     packet.key = FlowKey {
         src: reply.dst,
@@ -182,11 +183,12 @@ fn plan_by_reply<A: Address>(ctx: &mut PacketCtx<A>, reply: &FlowKey<A>, bits: u
     Step::OpenFlow
 }
 
-/// A packet of a connection of this node's own under an address and port of a frontend: netfilter (MASQUERADE) has given it the port, or
-/// a process has bound it. Without a flow, the other end's packets would be a client's to the Service.
+/// Tracks a connection of this node whose source is the address and port of a frontend: netfilter (MASQUERADE) has chosen
+/// the port, or a process has bound it. Without a flow, packets of the remote end would be taken for a client's packets to
+/// the Service.
 ///
-/// Such a flow has [`STATE_LOCAL`] without [`STATE_SNAT`]. It is found like a client's, so that only where such connections begin they
-/// cost anything. Connections that are older than the agent are noted, too.
+/// Such a flow has [`STATE_LOCAL`] without [`STATE_SNAT`]. It is looked up like a client's flow, so such connections add a
+/// cost only where they begin. Connections that are older than the agent are tracked, too.
 #[inline(always)]
 fn from_frontend<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Time) -> Step {
     let reply = FlowKey { direction: DIRECTION_REPLY, ..ctx.packet.key };
@@ -201,7 +203,8 @@ fn from_frontend<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Tim
         }
         flow.remove();
     }
-    // Replies that another proxy's rules translate look the same: their clients are to move to endpoints of the Service.
+    // Replies that another proxy's rules translate look the same, and their clients have to move to endpoints of the
+    // Service.
     let begins = if reply.proto == PROTO_UDP {
         time.config.flags & CONFIG_OTHER_PROXY == 0
     } else {
@@ -212,12 +215,12 @@ fn from_frontend<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Tim
     }
     ctx.plan.backend_id = 0;
     ctx.service = 0;
-    // It is no SYN of the flow's client.
+    // The packet is not a SYN of the flow's client.
     ctx.packet.tcp_flags = tcp::ACK;
     plan_by_reply(ctx, &reply, STATE_DIRECT | STATE_LOCAL | SEEN_REPLY, time)
 }
 
-/// Notes that there are direct connections: from now on all segments of the family to endpoints are looked up.
+/// Marks that direct TCP connections exist: from now on all segments of the family to endpoints are looked up.
 #[inline(always)]
 pub fn note<M: FlowTable>(maps: M, proto: u8, time: Time) {
     if proto == PROTO_TCP
@@ -228,7 +231,7 @@ pub fn note<M: FlowTable>(maps: M, proto: u8, time: Time) {
     }
 }
 
-/// Ends that when none was seen for as long as one may be silent.
+/// Clears the mark once no direct connection was seen for the timeout of an established connection.
 #[inline(always)]
 fn forget<M: FlowTable>(maps: M, proto: u8, time: Time) {
     if proto == PROTO_TCP
@@ -247,8 +250,10 @@ mod tests {
 
     #[test]
     fn a_way_is_the_same_behind_a_call() {
-        for way in [Way::In, Way::Out, Way::Back, Way::Own] {
-            assert_eq!(Way::decode(way as u32), way);
+        for case in
+            [DirectCase::Ingress, DirectCase::Egress, DirectCase::EndpointReply, DirectCase::FrontendSource]
+        {
+            assert_eq!(DirectCase::decode(case as u32), case);
         }
     }
 }

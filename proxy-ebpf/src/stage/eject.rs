@@ -1,7 +1,8 @@
-//! A backend that refuses a connection, or does not answer it: noted in `health`, and the connection is led to another one.
+//! Backends that refuse a connection or do not answer it: the failure is noted in `health`, and the connection moves to
+//! another backend.
 //!
-//! The refusal itself is dropped while another backend can have the connection: the client sends its SYN again, which begins a
-//! new flow. Where all have failed this client, it gets to know.
+//! The refusal is dropped if another backend can get the connection: the client retransmits its SYN, which creates a new
+//! flow. If all backends have failed for this client, the client gets the refusal.
 
 use proxy_common::conntrack::{RST_BACKEND, is_unanswered, is_watched, refuses_syn, tcp};
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_OUTSIDE, STATE_WATCHED};
@@ -19,8 +20,8 @@ use crate::report;
 use crate::select::health;
 use crate::shared::Shared as _;
 
-/// Whether a backend's packet refuses the connection, and its flow has not been answered before. An answer that is none tells that
-/// the backend is well.
+/// Whether a backend's packet refuses the connection of an unreplied, watched flow. A SYN-ACK is noted in `health` as a
+/// success.
 #[inline(always)]
 pub fn refuses<M: FlowTable>(maps: M, flow: &Tracked<M>, packet: &Packet<Words<M>>) -> bool {
     if !is_watched(flow.bits()) {
@@ -34,15 +35,15 @@ pub fn refuses<M: FlowTable>(maps: M, flow: &Tracked<M>, packet: &Packet<Words<M
     refuses_syn(packet.tcp_flags, (packet.ack >> 16) as u16, flow.entry.seq(DIRECTION_FORWARD).load())
 }
 
-/// Whether an ICMP error that quotes this sequence number is about the SYN of a flow that waits for its answer.
+/// Whether an ICMP error that quotes this sequence number is about the SYN of a watched flow.
 #[inline(always)]
 pub fn is_about_syn<M: FlowTable>(flow: &Tracked<M>, seq: u32) -> bool {
     is_watched(flow.bits()) && flow.entry.seq(DIRECTION_FORWARD).load() == (seq >> 16) as u16
 }
 
-/// Whether the client of a flow sends its SYN again because the backend does not answer. That is noted.
+/// Whether the client of a flow retransmits its SYN because the backend has not answered. Such a failure is noted.
 #[inline(always)]
-pub fn goes_unanswered<M: FlowTable + Counters>(
+pub fn check_unanswered<M: FlowTable + Counters>(
     maps: M,
     ctx: &PacketCtx<Words<M>>,
     flow: &Tracked<M>,
@@ -56,7 +57,7 @@ pub fn goes_unanswered<M: FlowTable + Counters>(
     is_failure
 }
 
-/// Notes a failure of the flow's backend.
+/// Notes a failure of the flow's backend for the client with this address, and counts the ejection if there is one.
 #[inline(always)]
 fn note<M: FlowTable + Counters>(maps: M, flow: &Tracked<M>, address: &Words<M>) {
     let (id, ..) = flow.entry.backend();
@@ -65,8 +66,8 @@ fn note<M: FlowTable + Counters>(maps: M, flow: &Tracked<M>, address: &Words<M>)
     }
 }
 
-/// A backend refuses the connection whose reply key stands in `ctx`. Gives whether that is to be dropped; it is counted then. If
-/// not, the flow is watched no more.
+/// Handles a backend's refusal of the connection whose reply key is in `ctx`. Returns whether the refusal is to be dropped;
+/// it is then counted. Otherwise the flow is no longer watched.
 #[inline(always)]
 pub fn refused<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> bool
 where
@@ -81,7 +82,7 @@ where
     if !is_watched(flow.bits()) {
         return false;
     }
-    // The SYN, as it will come again.
+    // The key and flags of the SYN that the client will retransmit.
     ctx.packet.key = flow.entry.key(DIRECTION_FORWARD);
     ctx.packet.tcp_flags = tcp::SYN;
     note(maps, &flow, &ctx.packet.key.src);
@@ -97,7 +98,7 @@ where
     drops
 }
 
-/// Whether another backend of the Service can have the connection whose SYN stands in `ctx`.
+/// Whether another backend of the Service can get the connection whose SYN is in `ctx`.
 #[inline(always)]
 fn has_other<M, F>(maps: M, ctx: &mut PacketCtx<Words<M>>, flow: &Tracked<M>) -> bool
 where

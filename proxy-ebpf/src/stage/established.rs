@@ -1,4 +1,4 @@
-//! Packets of flows that exist: translated by the flow's entry, in both directions.
+//! Translates packets of existing flows by the flow's entry, in both directions.
 
 use core::mem::swap;
 
@@ -22,18 +22,18 @@ use crate::net::{tcp as tcp_header, udp};
 use crate::report;
 use crate::step::Step;
 
-/// Which look at the flow it is.
+/// Whether the packet's flow is looked up for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// The first one.
+    /// The first lookup.
     First,
-    /// The flow exists: it has just begun, or its reply key was repaired.
+    /// A repeated lookup: the flow is known to exist, since it has just begun, or its reply key was repaired.
     Again,
 }
 
-/// A client's packet that may belong to a flow.
+/// Translates a client's packet that may belong to a flow.
 ///
-/// A segment that asks for a connection mostly has no flow yet: it is looked for only if the new one finds its key taken.
+/// A SYN mostly has no flow yet: its flow is looked up only if the new flow finds its key taken.
 #[inline(always)]
 pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, look: Look) -> Step
 where
@@ -42,7 +42,7 @@ where
     F: Frame,
 {
     let Some(time) = maps.time() else { return Step::Pass };
-    // Packets of others do not pay for the VLAN.
+    // This check is not in `classify`, so that foreign packets do not pay for it.
     if frame.has_vlan_tag() {
         return Step::Pass;
     }
@@ -57,15 +57,16 @@ where
         track::find(maps, &ctx.packet.key, ctx.hash, time)
     };
     let Some(flow) = found else { return without_flow(maps, ctx) };
-    // A SYN was compared with the Service that it is for.
-    // What was encapsulated twice is not encapsulated again: nodes that differ would send it to and fro.
-    let goes_back = !F::EARLY && tunnel_of(flow.bits()) != 0 && ctx.tunnelled & TUNNELLED_AGAIN != 0;
-    let continues = !goes_back && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
-    if !continues || flow.is_looked_at(time) && !is_frontend_of(maps, ctx, flow.service()) {
+    // Never encapsulate a packet for the third time: nodes with different tables would send it back and forth.
+    let would_encapsulate_again =
+        !F::EARLY && tunnel_of(flow.bits()) != 0 && ctx.tunnelled & TUNNELLED_AGAIN != 0;
+    // `existing` has already compared the Service of a SYN with the flow's, so the flow's own Service is passed here.
+    let continues = !would_encapsulate_again && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
+    if !continues || flow.needs_frontend_check(time) && !is_frontend_of(maps, ctx, flow.service()) {
         if F::EARLY {
             return Step::Pass;
         }
-        if !goes_back && flow.is_to_be_reset(ctx.packet.tcp_flags) {
+        if !would_encapsulate_again && flow.is_to_be_reset(ctx.packet.tcp_flags) {
             ctx.service = flow.service();
             return Step::Reset;
         }
@@ -79,7 +80,8 @@ where
         return Step::Pass;
     }
     touch(maps, &flow, ctx, DIRECTION_FORWARD, time);
-    // A connection of this node's own has Service 0, which no one is shown, and stays as it is: a branch here is one for each packet.
+    // A connection of this node itself is counted for Service 0, which is never shown, and its rewrite changes nothing: a
+    // test for it would cost each packet a branch.
     report::forwarded(maps, flow.service(), ctx.packet.length);
     match flow.to_backend() {
         Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => forward_to(maps, frame, ctx, &to),
@@ -90,26 +92,26 @@ where
             Step::Encapsulate
         }
         Some(to) => deliver::<F, M::Family>(frame, ctx, &to),
-        // Evicted since it was found.
+        // Another CPU evicted the flow after the lookup.
         None => without_flow(maps, ctx),
     }
 }
 
-/// Whether the Service still has the frontend that the packet goes to. Its two scopes are of one Service.
+/// Whether the packet's frontend still belongs to this Service. Both scopes of a frontend belong to one Service.
 #[inline(always)]
 fn is_frontend_of<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, service: u32) -> bool {
     maps.packet_frontend(ctx, false);
     ctx.frontend.id == service
 }
 
-/// A packet to a frontend that belongs to no flow of a client. A set bit of the prefilter may be another tuple's: it says
-/// nothing against a reply.
+/// Returns the next stage for a packet to a frontend without a flow of its client. A bit in the prefilter may have been set
+/// by another tuple, so the packet may still be a reply.
 #[inline(always)]
 fn without_flow<M: FlowTable>(maps: M, ctx: &PacketCtx<Words<M>>) -> Step {
     if classify::may_be_snat_reply(maps, &ctx.packet) { Step::SnatReply } else { Step::NewFlow }
 }
 
-/// Gives the flow of the packet the key of its replies again.
+/// Adds the lost reply key of the packet's flow to the index again.
 #[inline(always)]
 pub fn repair_reply_key<M: FlowTable>(maps: M, ctx: &PacketCtx<Words<M>>) {
     if let Some(time) = maps.time()
@@ -119,7 +121,7 @@ pub fn repair_reply_key<M: FlowTable>(maps: M, ctx: &PacketCtx<Words<M>>) {
     }
 }
 
-/// A packet on its way out, perhaps a backend's to a client. [`Step::NewFlow`]: it belongs to no flow.
+/// Translates a packet at egress if it is a backend's reply. Returns [`Step::NewFlow`] if it belongs to no flow.
 #[inline(always)]
 pub fn reply<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -130,11 +132,11 @@ where
     let Some(time) = maps.time() else { return Step::Pass };
     let hash = time.hash(&ctx.packet.key);
     let Some(flow) = track::find(maps, &ctx.packet.key, hash, time) else { return Step::NewFlow };
-    if has_successor(maps, &flow, time) {
+    if may_have_successor(maps, &flow, time) {
         return Step::NewFlow;
     }
     if ctx.packet.tcp_flags & tcp::SYN != 0 && is_closed(flow.bits()) {
-        // Both ends were done: this answers a connection that the client made to the backend itself.
+        // The flow is closed: the packet answers a connection that the client made directly to the backend.
         return Step::Pass;
     }
     if is_of_another_connection(&ctx.packet, flow.bits()) {
@@ -148,10 +150,10 @@ where
         report::replied(maps, flow.service(), ctx.packet.length);
     }
     match flow.to_client() {
-        // A direct flow may keep its port.
+        // A direct flow may keep its source port.
         Some(to) if flow.bits() & STATE_DIRECT != 0 && to.dst_port == ctx.packet.key.dst_port => Step::Pass,
         Some(to) => {
-            // It has the address and port of a frontend from now on: a device below this one sees that, too.
+            // The source is a frontend's address and port from now on, which the hook of a device below this one sees, too.
             frame.set_translated();
             deliver::<F, M::Family>(frame, ctx, &to)
         }
@@ -159,25 +161,25 @@ where
     }
 }
 
-/// Whether a reply to a flow may be one to another flow by now: programs of another version open flows, and do not know that the
-/// ports of this one are in quarantine. The last segments of a connection come within a second: were they left to programs that do
-/// not know the flow yet, the node would answer with a reset.
+/// Whether a reply to a closed flow may belong to another flow by now: programs of another version create flows, and do not
+/// know that the ports of this flow are in quarantine. The last segments of a connection arrive within a second. They stay
+/// with this flow: if they were left to programs that do not know the flow yet, the node would answer with a RST.
 #[inline(always)]
-fn has_successor<M: FlowTable>(maps: M, flow: &Tracked<M>, time: Time) -> bool {
+fn may_have_successor<M: FlowTable>(maps: M, flow: &Tracked<M>, time: Time) -> bool {
     matches!(maps.transition(), Transition::LooksUp | Transition::Yields)
         && is_closed(flow.bits())
         && flow.is_silent(time)
 }
 
-/// Whether a reply cannot be the answer to the SYN that began its flow: the client has a connection of its own to the backend,
-/// from the same port, and this belongs to it.
+/// Whether a reply cannot be the answer to the SYN that created its flow. Such a packet belongs to a direct connection of
+/// the client to the backend, from the same source port.
 #[inline(always)]
 pub fn is_of_another_connection<A>(packet: &Packet<A>, bits: u32) -> bool {
     bits & (STATE_SYN | SEEN_REPLY) == STATE_SYN && packet.tcp_flags & (tcp::SYN | tcp::RST) == 0
 }
 
-/// A packet to a port of this node, perhaps the reply to one that was forwarded under its address. [`Step::NewFlow`]: it is
-/// none.
+/// Translates a packet to a port of this node if it is the reply to a packet that was forwarded under the node's address
+/// (SNAT). Returns [`Step::NewFlow`] if it is not.
 #[inline(always)]
 pub fn snat_reply<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -196,14 +198,14 @@ where
         track::find_called(maps, &key, time)
     };
     let Some(flow) = found else { return Step::NewFlow };
-    if flow.bits() & STATE_SNAT == 0 || has_successor(maps, &flow, time) {
+    if flow.bits() & STATE_SNAT == 0 || may_have_successor(maps, &flow, time) {
         return Step::NewFlow;
     }
     if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_client()) {
         return Step::Pass;
     }
     if F::EARLY {
-        // One packet of a connection, which the next hook looks at.
+        // The first reply of a connection: the next hook processes it.
         if is_watched(flow.bits()) {
             return Step::Pass;
         }
@@ -222,7 +224,7 @@ where
     }
 }
 
-/// Notes the packet, and counts a reset or FIN that did not count.
+/// Updates the flow for the packet, and counts a RST or FIN out of the window.
 #[inline(always)]
 fn touch<M: FlowTable + Counters>(
     maps: M,
@@ -236,7 +238,7 @@ fn touch<M: FlowTable + Counters>(
     }
 }
 
-/// Rewrites a packet that goes up the stack, or out as it was going.
+/// Rewrites a packet that then continues up the stack, or out of the device as before.
 #[inline(always)]
 pub fn deliver<F: Frame, Fam: Rewrite>(
     frame: F,
@@ -249,7 +251,7 @@ pub fn deliver<F: Frame, Fam: Rewrite>(
     }
 }
 
-/// Whether an early hook can send a packet of a flow with these bits, which becomes `to`. Its route is in the context then.
+/// Whether an early hook can send a packet of a flow with these bits, which becomes `to`. If so, `ctx.route` is its route.
 #[inline(always)]
 fn can_forward<M, F>(
     maps: M,
@@ -268,8 +270,8 @@ where
         && frame.can_send(&ctx.route)
 }
 
-/// Rewrites a packet that is forwarded from here. Its route is asked for first: of one that is too big, the client gets to
-/// see what it sent.
+/// Rewrites a packet that this node forwards. The route is looked up before the rewrite, so that a "too big" error quotes
+/// the packet as the client sent it.
 #[inline(always)]
 pub fn forward_to<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, to: &Tuple<Words<M>>) -> Step
 where
@@ -277,7 +279,7 @@ where
     M::Family: Rewrite,
     F: Frame,
 {
-    // An early hook has it already.
+    // An early hook has looked up the route already.
     let found = if F::EARLY { Fib::Found } else { find_route(maps, frame, ctx, to) };
     match found {
         Fib::Found => match translate::rewrite::<F, M::Family>(frame, &ctx.packet, to, Hop::Decrement) {
@@ -289,7 +291,7 @@ where
     }
 }
 
-/// Finds the route of a packet that becomes `to`; that of the packet before it needs no call.
+/// Finds the route of a packet that becomes `to`; if the route is cached, without a BPF-to-BPF call.
 #[inline(always)]
 fn find_route<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, to: &Tuple<Words<M>>) -> Fib
 where
@@ -306,8 +308,8 @@ where
     }
 }
 
-/// Rewrites the answer to a process of this node, which goes up the stack: by the device that leads to its new source, since
-/// at another one the kernel may take it for a martian (`rp_filter`).
+/// Rewrites a reply to a process of this node, which goes up the stack on the device that leads to its new source: on
+/// another device, the kernel may drop it as a martian (`rp_filter`).
 #[inline(always)]
 fn deliver_local<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, to: &mut Tuple<Words<M>>) -> Step
 where
@@ -317,10 +319,10 @@ where
 {
     let key = &ctx.packet.key;
     if to.dst_port == key.dst_port && to.src_port == key.src_port && same(&to.src, &key.src) {
-        // A direct flow that keeps its port.
+        // A direct flow that keeps its source port.
         return Step::Pass;
     }
-    // The way back, in the same place: a tuple more would be too much for the stack.
+    // Reverses the tuple in place: a second tuple would not fit on the BPF stack.
     swap(&mut to.src, &mut to.dst);
     let found = maps.find_route(frame, to, ctx.packet.l4, &mut ctx.route);
     swap(&mut to.src, &mut to.dst);
@@ -334,7 +336,7 @@ where
     }
 }
 
-/// The length of the longest IP packet that it leaves as: the kernel cuts it into segments only behind us.
+/// Returns the length of the longest IP packet that leaves: the kernel segments a GSO packet only after this hook.
 #[inline(always)]
 pub fn longest<F: Frame, A>(frame: F, ctx: &PacketCtx<A>) -> u32 {
     let (packet, segment) = (&ctx.packet, frame.gso_size());
@@ -342,13 +344,14 @@ pub fn longest<F: Frame, A>(frame: F, ctx: &PacketCtx<A>) -> u32 {
         return packet.length;
     }
     if packet.key.proto == PROTO_SCTP {
-        // The packet does not tell how long each segment is. They were made to fit the route to the Service's address.
+        // An SCTP packet does not tell the length of each segment. The segments were made to fit the route to the Service's
+        // address.
         return packet.l4;
     }
     let mut header = udp::HEADER as u32;
     if packet.key.proto == PROTO_TCP {
         let mut offset = 0u8;
-        // If it is not all there, it is not cut either.
+        // A packet with an incomplete TCP header is not segmented.
         let _ = frame.load(packet.l4 + tcp_header::OFFSET, &mut offset, 1);
         header = u32::from(offset >> 4) * 4;
     }
@@ -356,7 +359,7 @@ pub fn longest<F: Frame, A>(frame: F, ctx: &PacketCtx<A>) -> u32 {
 }
 
 impl<M: FlowTable> Tracked<M> {
-    /// Id of the Service port.
+    /// Returns the id of the Service port.
     #[inline(always)]
     pub fn service(&self) -> u32 {
         use crate::flow::memory::EntryRef as _;

@@ -1,4 +1,4 @@
-//! What a flow that exists already means for a segment that opens a connection.
+//! Looks up whether a segment that opens a connection has a flow already.
 
 use super::forward::Routing;
 use crate::context::PacketCtx;
@@ -21,9 +21,9 @@ pub enum Existing {
     Unanswered = 3,
 }
 
-/// What new flows ask of the maps.
+/// The maps and lookups that the stages of new flows need.
 pub trait NewFlows<F: Frame>: FlowTable + Affinity + Counters + Routing<F> {
-    /// [`open_flow::existing`](super::open_flow::existing).
+    /// See [`open_flow::existing`](super::open_flow::existing).
     fn existing(self, ctx: &mut PacketCtx<Words<Self>>) -> Existing;
 }
 
@@ -33,7 +33,7 @@ pub fn of_existing<M: NewFlows<F>, F: Frame>(maps: M, ctx: &mut PacketCtx<Words<
     if is_syn(ctx.packet.tcp_flags) { next_of(maps.existing(ctx)) } else { None }
 }
 
-/// The next stage after what was found; `None`: there is no flow.
+/// Returns the next stage for a result of the lookup; `None` if there is no flow.
 #[inline(always)]
 pub fn next_of(existing: Existing) -> Option<Step> {
     match existing {

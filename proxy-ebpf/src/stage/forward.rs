@@ -1,7 +1,7 @@
-//! Where a packet is forwarded, by the kernel's routes.
+//! Forwards packets by the kernel's routes.
 //!
-//! A packet whose source is an address of this node must not go up the stack, which drops it as a martian. It is forwarded
-//! from where it came in, as a router does: next hop, time to live, and the size of the next link.
+//! The kernel drops a packet whose source is an address of this node as a martian, so such a packet must not go up the
+//! stack. The hook on which it arrived forwards it as a router does: next hop, time to live, and MTU of the next link.
 
 use proxy_common::select::SPREAD;
 use proxy_common::{Address, Family, V4, V6};
@@ -12,24 +12,24 @@ use crate::frame::{Fib, Frame, HelperFailed, Route};
 use crate::header::same;
 use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
-/// Routes, asked of the kernel or remembered.
+/// Route lookup, in the kernel or in `fib_cache`.
 pub trait Routing<F: Frame>: FibCache {
-    /// [`find_route`].
+    /// See [`find_route`].
     #[inline(always)]
     fn find_route(self, frame: F, tuple: &Tuple<Words<Self>>, length: u32, route: &mut Route) -> Fib {
         find_route(self, frame, tuple, length, route)
     }
 }
 
-/// Number of the entry of `fib_cache` for two addresses.
+/// Returns the index in `fib_cache` for the addresses of a tuple.
 #[inline(always)]
-fn cache_number<A: Address>(tuple: &Tuple<A>) -> u32 {
+fn cache_index<A: Address>(tuple: &Tuple<A>) -> u32 {
     let folded = |[a, b, c, d]: [u32; 4]| a ^ b ^ c ^ d;
     let mixed = (folded(tuple.dst.words()) ^ folded(tuple.src.words())).wrapping_mul(SPREAD);
     mixed >> (u32::BITS - FIB_CACHE_ENTRIES.trailing_zeros())
 }
 
-/// The route that this CPU remembers for a packet with these addresses and of this length.
+/// Returns the route that this CPU has cached for a packet with these addresses and of this length in the tick `now`.
 #[inline(always)]
 pub fn known_route<M: FibCache, F: Frame>(
     maps: M,
@@ -38,7 +38,7 @@ pub fn known_route<M: FibCache, F: Frame>(
     length: u32,
     now: u32,
 ) -> Option<&'static Route> {
-    let entry = maps.fib_entry(cache_number(tuple))?;
+    let entry = maps.fib_entry(cache_index(tuple))?;
     // SAFETY: this CPU's own value, which nothing else refers to.
     let entry = unsafe { &*entry };
     let is_same = entry.at == now
@@ -51,9 +51,10 @@ pub fn known_route<M: FibCache, F: Frame>(
 
 /// Finds the route of a packet with these addresses and of this length.
 ///
-/// What the kernel said is remembered for those that follow in the same tick of the clock: to ask costs more than all else,
-/// and a route that is four milliseconds old at most is as true as that of a packet which waits in a queue. The packet that
-/// asked is sent by the kernel's neighbour code ([`Route::fresh`]), so that a stale next hop is probed at least once a tick.
+/// The route is cached for the packets that follow in the same tick: a lookup in the kernel costs more than the rest of the
+/// path, and a route that is one tick old (4 ms at 250 Hz) is as valid as that of a packet that waits in a queue. The
+/// packet that caused the lookup is sent by the kernel's neighbour code ([`Route::fresh`]), so that a stale next hop is
+/// probed at least once a tick.
 #[inline(always)]
 pub fn find_route<M: FibCache, F: Frame>(
     maps: M,
@@ -67,7 +68,7 @@ pub fn find_route<M: FibCache, F: Frame>(
         *route = *known;
         return Fib::Found;
     }
-    let Some(entry) = maps.fib_entry(cache_number(tuple)) else { return Fib::NoRoute };
+    let Some(entry) = maps.fib_entry(cache_index(tuple)) else { return Fib::NoRoute };
     // SAFETY: this CPU's own value, which nothing else refers to.
     let entry = unsafe { &mut *entry };
     let probed = if F::EARLY {
@@ -87,12 +88,12 @@ pub fn find_route<M: FibCache, F: Frame>(
     found
 }
 
-/// Jiffies after which an early hook leaves a packet to the next one, which sends it by the kernel's neighbour code: 0.25 s to
-/// 2.5 s.
+/// Jiffies after which an early hook leaves a packet to the next hook, which sends it by the kernel's neighbour code:
+/// 0.25 s to 2.5 s.
 const PROBE: u32 = 250;
 
-/// Whether it is time that the kernel sees a packet of this entry: an early hook sends by the MAC address that it was told, and
-/// a next hop that the kernel never sends to stays stale without being probed.
+/// Whether the kernel has to see a packet of this entry: an early hook sends to the MAC address from its last lookup, and
+/// the kernel does not probe a stale next hop to which it never sends.
 #[inline(always)]
 fn is_probe_due(probed: u32, now: u32) -> bool {
     probed != 0 && now.wrapping_sub(probed) > PROBE
@@ -101,12 +102,12 @@ fn is_probe_due(probed: u32, now: u32) -> bool {
 /// An Ethernet header without tags. Packed: it is 14 bytes long.
 #[repr(C, packed(2))]
 struct Ethernet {
-    /// Destination and source.
+    /// Destination and source MAC address.
     macs: [u32; 3],
     ethertype: u16,
 }
 
-/// The Ethernet type of a family, as it stands in a packet.
+/// The Ethernet type of a family, in network byte order.
 pub trait EtherType: Family {
     /// See [`EtherType`].
     const ETHERTYPE: u16;
@@ -126,18 +127,18 @@ fn overwrite_link_header<F: Frame>(frame: F, macs: [u32; 3], ethertype: u16) -> 
     frame.overwrite(0, &header, size_of::<Ethernet>() as u32)
 }
 
-/// Sends the packet by the route that was found. Gives the program's verdict.
+/// Sends the packet by the route in `ctx`. Returns the program's verdict.
 #[inline(always)]
 pub fn send<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>) -> Result<i32, HelperFailed> {
     send_as(frame, &ctx.route, Fam::ETHERTYPE)
 }
 
-/// The same of a packet with this Ethernet type.
+/// Sends a packet with this Ethernet type by `route`. Returns the program's verdict.
 #[inline(always)]
 pub fn send_as<F: Frame>(frame: F, route: &Route, ethertype: u16) -> Result<i32, HelperFailed> {
     let no_header = frame.link_header() == 0;
     if no_header {
-        // The kernel's helpers want one, and take it off again where the next device has none.
+        // The kernel's helpers need a link-layer header, and remove it if the next device has none.
         frame.push_link_header(ETHERNET as u32)?;
     }
     if route.resolved == 0 {
@@ -147,8 +148,8 @@ pub fn send_as<F: Frame>(frame: F, route: &Route, ethertype: u16) -> Result<i32,
     Ok(if route.fresh != 0 { frame.redirect_neigh(route) } else { frame.redirect(route.ifindex) })
 }
 
-/// Lets the packet come in by the device of the route that was found, instead of going out by it: it is addressed to the
-/// device. Gives the program's verdict.
+/// Redirects the packet to the ingress of the route's device instead of its egress; the destination MAC address is the
+/// device's own. Returns the program's verdict.
 #[inline(always)]
 pub fn receive<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>) -> Result<i32, HelperFailed> {
     if frame.link_header() == 0 {

@@ -1,5 +1,5 @@
-//! Packets that come in pieces. Only the first fragment has ports; what it says is kept, and those that follow are
-//! translated as it was. Nothing is kept back: a later fragment whose first did not pass before it has no ports.
+//! IP fragments. Only the first fragment has ports: the programs store them, and translate the later fragments with them.
+//! Fragments are not queued: a later fragment that arrives before its first one has no ports.
 
 use proxy_common::fragment::{FRAGMENT_SECS, FragmentEntry, FragmentKey};
 use proxy_common::prefilter::Role;
@@ -12,9 +12,9 @@ use crate::frame::Frame;
 use crate::header::{Header, Read};
 use crate::parse::Stop;
 
-/// A family whose fragments are put together.
+/// A family whose later fragments are matched to the first one.
 pub trait Fragmented: Read {
-    /// Whether the protocol is part of what identifies a packet.
+    /// Whether the protocol is part of the key that identifies a packet's fragments.
     const BY_PROTO: bool;
 }
 
@@ -26,14 +26,14 @@ impl Fragmented for V6 {
     const BY_PROTO: bool = false;
 }
 
-/// The key of the packet that a fragment belongs to.
+/// Returns the key of the packet that a fragment belongs to.
 #[inline(always)]
 pub fn key_of<Fam: Fragmented>(header: &Header<Fam::Words>) -> FragmentKey<Fam::Words> {
     let proto = if Fam::BY_PROTO { u32::from(header.proto) } else { 0 };
     FragmentKey { src: header.src, dst: header.dst, id: header.id, proto }
 }
 
-/// Notes the ports of a first fragment that was parsed into `ctx`.
+/// Stores the ports of a first fragment that was parsed into `ctx`.
 #[inline(always)]
 pub fn first<M, F>(maps: M, frame: F, ctx: &PacketCtx<Words<M>>) -> Result<(), Stop>
 where
@@ -42,7 +42,7 @@ where
     F: Frame,
 {
     let key = &ctx.packet.key;
-    // Those of others would push ours out. What came encapsulated is ours.
+    // Entries of foreign packets would evict those of Services' packets. A packet that arrived encapsulated is a Service's.
     if ctx.tunnelled == 0
         && !maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto)
         && !maps.may_be(Role::Backend, &key.src, key.src_port, key.proto)
@@ -50,7 +50,7 @@ where
         return Ok(());
     }
     if key.proto == PROTO_SCTP {
-        // Its checksum can be changed only by who knows how long the whole packet is.
+        // The SCTP checksum can be corrected only with the length of the whole packet, which a fragment does not tell.
         return Err(Stop::Because(Reason::Fragment));
     }
     let Some(header) = <M::Family as Read>::read(frame, frame.link_header() as u32) else {
@@ -63,12 +63,12 @@ where
         proto: u32::from(key.proto),
         seen: time.now,
     };
-    // If it cannot be kept, those that follow are dropped and counted.
+    // If the update fails, the later fragments are dropped and counted.
     let _ = maps.put_fragment(&key_of::<M::Family>(&header), &entry);
     Ok(())
 }
 
-/// Fills in `packet` what is known of a later fragment.
+/// Fills `packet` for a later fragment: its addresses, and the ports that its first fragment had.
 #[inline(always)]
 pub fn later<M, F>(maps: M, frame: F, packet: &mut Packet<Words<M>>) -> Result<(), Stop>
 where

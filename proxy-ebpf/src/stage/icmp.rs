@@ -1,9 +1,9 @@
-//! ICMP and ICMPv6 errors about translated packets. An error quotes the packet that it is about as its sender saw
-//! it: the quote, and the error's own addresses, are translated back, so that path MTU discovery, traceroute and
-//! "port unreachable" reach the socket that sent the packet.
+//! ICMP and ICMPv6 errors about translated packets. An error quotes the packet as the sender of the error received it: the
+//! quote, and the error's own addresses, are translated back, so that path MTU discovery, traceroute and "port unreachable"
+//! reach the socket that sent the packet.
 //!
-//! What is quoted may be short: eight bytes behind the IP header are all that a sender owes (RFC 792). The sums are
-//! corrected by what is written, so they are as right as they came.
+//! A quote may be short: a sender must include only eight bytes behind the IP header (RFC 792). Checksums are corrected by
+//! the difference of the written bytes, so a checksum that was wrong stays wrong.
 
 use proxy_common::csum::{replace16, replace32, update};
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_LOCAL, STATE_SNAT};
@@ -32,13 +32,13 @@ const CHECK: u32 = 2;
 
 /// A family whose errors can be translated.
 pub trait IcmpErrors: Rewrite + Read {
-    /// The protocol of its errors.
+    /// Protocol number of the family's errors.
     const PROTO: u8;
-    /// Whether their checksum covers the addresses (RFC 4443, 2.3).
+    /// Whether the checksum of an error covers the addresses (RFC 4443, 2.3).
     const COVERS_ADDRESSES: bool;
-    /// Whether a message of that type quotes a packet, and is no order to route otherwise.
+    /// Whether a message of this type is an error that quotes a packet. Redirects are excluded.
     fn is_error(kind: u8) -> bool;
-    /// Whether it says that the packet's destination cannot be reached, whatever the packet.
+    /// Whether the error says that the destination is unreachable for every packet.
     fn is_unreachable(kind: u8, code: u8) -> bool;
 }
 
@@ -54,7 +54,7 @@ impl IcmpErrors for V4 {
 
     #[inline(always)]
     fn is_unreachable(kind: u8, code: u8) -> bool {
-        // But "fragmentation needed".
+        // Code 4 is "fragmentation needed".
         kind == 3 && code != 4
     }
 }
@@ -81,14 +81,14 @@ struct Quote<A> {
     inner: Header<A>,
     /// Checksum of the error.
     check: u16,
-    /// Both ports of the quoted packet as they stand.
+    /// Both ports of the quoted packet, as stored in the packet.
     ports: u32,
-    /// Its sequence number, if it is a TCP segment that did not reach its destination.
+    /// Sequence number of the quoted packet, if it is a TCP segment that did not reach its destination.
     refused: Option<u32>,
 }
 
 impl<A: Address> Quote<A> {
-    /// The key of a packet that goes the error's way.
+    /// Returns the key of a packet in the error's direction, which is opposite to that of the quoted packet.
     #[inline(always)]
     fn key(&self, direction: u8) -> FlowKey<A> {
         let [a, b, c, d] = self.ports.to_ne_bytes();
@@ -104,7 +104,7 @@ impl<A: Address> Quote<A> {
     }
 }
 
-/// Reads an error; `None` if the packet is none, or quotes too little.
+/// Reads an error. Returns `None` if the packet is not an error, or quotes too little.
 #[inline(always)]
 fn read<F: Frame, Fam: IcmpErrors>(frame: F) -> Option<Quote<Fam::Words>> {
     let outer = Fam::read(frame, frame.link_header() as u32)?;
@@ -119,7 +119,7 @@ fn read<F: Frame, Fam: IcmpErrors>(frame: F) -> Option<Quote<Fam::Words>> {
     }
     let inner = Fam::read(frame, outer.l4 + ICMP)?;
     let is_ours = matches!(inner.proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP);
-    // An error goes to whom the packet came from.
+    // An error is sent to the source of the quoted packet.
     if inner.is_later || !is_ours || inner.l4 + QUOTED > outer.end || !same(&inner.src, &outer.dst) {
         return None;
     }
@@ -131,8 +131,9 @@ fn read<F: Frame, Fam: IcmpErrors>(frame: F) -> Option<Quote<Fam::Words>> {
     Some(Quote { outer, inner, check: icmp[1], ports, refused })
 }
 
-/// The flow of packets that go the error's way. One that comes in may be about a reply, and goes to the backend; or about a
-/// packet that was forwarded under an address of this node, and comes in as its reply would.
+/// Finds the flow of packets in the error's direction, and returns it with that direction. An incoming error may be about a
+/// reply, and goes to the backend. Or it is about a packet that was forwarded under an address of this node, and arrives
+/// like the reply to it.
 #[inline(always)]
 fn find<M: FlowTable>(
     maps: M,
@@ -155,13 +156,13 @@ fn find<M: FlowTable>(
         return None;
     }
     let flow = track::find_called(maps, &key, time)?;
-    // What comes in as a reply does so only where the node is the client of its backend.
+    // An incoming error in reply direction is accepted only if the node is the client of the backend (SNAT).
     (!incoming || flow.bits() & STATE_SNAT != 0).then_some((flow, DIRECTION_REPLY))
 }
 
-/// Translates an ICMP packet if it is an error about a packet of a flow. [`Step::Icmp`]: it is to be forwarded, and its
-/// addresses are in `ctx`. [`Step::Unreachable`]: it is about the SYN of a flow whose reply key is in `ctx`, and nothing has
-/// changed.
+/// Translates an ICMP packet if it is an error about a packet of a flow. [`Step::Icmp`]: the error is to be forwarded, and
+/// its addresses are in `ctx`. [`Step::Unreachable`]: the error is about the SYN of a watched flow whose reply key is in
+/// `ctx`, and the packet is unchanged.
 #[inline(always)]
 pub fn translate_error<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, incoming: bool) -> Step
 where
@@ -172,7 +173,8 @@ where
     if frame.has_vlan_tag() && incoming {
         return Step::Pass;
     }
-    // One after the other: of both at once the compiler spills what it need not define, and the verifier objects.
+    // One `let` for each: with a tuple of both, the compiler spills an undefined value, and the verifier rejects the
+    // program.
     let Some(quote) = read::<F, M::Family>(frame) else { return Step::Pass };
     let Some(time) = maps.time() else { return Step::Pass };
     let Some((flow, direction)) = find(maps, &quote, incoming, time) else { return Step::Pass };
@@ -196,7 +198,7 @@ where
     Step::Icmp
 }
 
-/// Finds the route of a translated error about a packet that was forwarded from here.
+/// Finds the route of a translated error about a packet that this node forwarded, and decrements the error's time to live.
 #[inline(always)]
 pub fn forward_error<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -216,13 +218,14 @@ where
     }
 }
 
-/// Whom the error is from: what the quoted packet's end says of itself; what a router on the way says stays its own.
+/// Returns the source address of the translated error: the translated address if the endpoint itself sent the error, the
+/// unchanged address if a router on the path did.
 #[inline(always)]
 fn sender<A: Address>(quote: &Quote<A>, to: &Tuple<A>) -> A {
     if same(&quote.outer.src, &quote.inner.dst) { to.src } else { quote.outer.src }
 }
 
-/// Writes the error about a packet which, the error's way, becomes `to`.
+/// Rewrites the error and its quote. A packet in the error's direction becomes `to`.
 #[inline(always)]
 fn translate<F: Frame, Fam: IcmpErrors>(
     frame: F,
@@ -234,7 +237,7 @@ fn translate<F: Frame, Fam: IcmpErrors>(
     let addresses = address_difference(&outer.src, &src) + address_difference(&outer.dst, &to.dst);
     Fam::store_addresses(frame, frame.link_header() as u32, outer.check, [&src, &to.dst], addresses)?;
     let mut sum = if Fam::COVERS_ADDRESSES { addresses } else { 0 };
-    // The quoted packet went the other way.
+    // The quoted packet has the opposite direction.
     let addresses = address_difference(&inner.src, &to.dst) + address_difference(&inner.dst, &to.src);
     sum += Fam::store_addresses(frame, outer.l4 + ICMP, inner.check, [&to.dst, &to.src], addresses)?;
     let new_ports = ports(to.dst_port, to.src_port);
@@ -246,11 +249,12 @@ fn translate<F: Frame, Fam: IcmpErrors>(
     } else {
         transport_check(frame, outer, inner, addresses + difference)?
     };
-    // A sum over the whole packet that a driver made stays: each checksum makes up for what it covers.
+    // The sum over the whole packet (`CHECKSUM_COMPLETE`) stays: each checksum compensates for the bytes that it covers.
     frame.store_all(outer.l4 + CHECK, &update(quote.check, sum))
 }
 
-/// Corrects the quoted transport checksum if it is quoted, and gives what that adds to a sum.
+/// Corrects the transport checksum of the quoted packet if the quote includes it. Returns what the correction adds to a
+/// sum.
 #[inline(always)]
 fn transport_check<F: Frame, A>(
     frame: F,

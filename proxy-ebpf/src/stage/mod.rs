@@ -1,5 +1,5 @@
-//! The stages of the packet path, in the order in which a packet meets them. Each is a function from the packet and its
-//! context to a [`Step`](crate::step::Step); [`pipeline`](crate::pipeline) decides which one is next.
+//! The stages of the packet path. Each stage is a function from a packet and its context to a [`Step`](crate::step::Step);
+//! [`pipeline`](crate::pipeline) calls them in the order given by the steps.
 
 pub mod classify;
 pub mod direct;

@@ -1,4 +1,5 @@
-//! The first packet of a flow: what the client dialled, whether it may, where it goes, and under which address.
+//! The first packet of a flow: its frontend, whether it is admitted, its backend, and the source address that the backend
+//! sees.
 
 use proxy_common::backend::BACKEND_LOCAL;
 use proxy_common::config::CONFIG_OTHER_PROXY;
@@ -31,7 +32,7 @@ use crate::select::{affinity, health, lookup};
 use crate::shared::forget;
 use crate::step::Step;
 
-/// 2^64 by the golden ratio, odd: the upper half of a product with it depends on all bits below.
+/// 2^64 divided by the golden ratio, odd: the upper half of a product with it depends on all lower bits.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Where a packet comes from.
@@ -41,11 +42,11 @@ struct Origin {
     outside: bool,
 }
 
-/// The first packet of a flow.
+/// Processes the first packet of a flow.
 ///
-/// What a new flow needs lies in lines that are in no cache: two buckets and an entry. All are asked for before the first of
-/// them is looked at, and the Service is looked up meanwhile. So a segment that opens a connection comes here before it is
-/// known whether its flow exists; if it does, the new one finds its key taken.
+/// A new flow needs memory that is in no cache: two buckets and an entry. All three are prefetched before the first of them
+/// is read, and admission is checked in the meantime. So a SYN comes here before its flow is looked up; if the flow exists,
+/// the new flow finds its key taken.
 #[inline(always)]
 pub fn new_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -56,9 +57,9 @@ where
         return Step::Pass;
     }
     if ctx.packet.is_later_fragment() {
-        // What became of the first fragment becomes of all: one for no Service went on.
+        // A later fragment gets the verdict of its first one: a first fragment to no Service has passed.
         let FlowKey { dst, dst_port, proto, .. } = ctx.packet.key;
-        // What came encapsulated may be for another node's address: this one would forward it there.
+        // An encapsulated fragment may be for the address of another node, and this node would forward it there.
         let is_services = ctx.tunnelled != 0
             || maps.may_be(Role::Frontend, &dst, dst_port, proto)
             || maps.is_service_address(&dst);
@@ -70,12 +71,12 @@ where
     }
     let (Some(time), Some(node)) = (maps.time(), maps.node()) else { return Step::Pass };
     if F::EARLY && node.pods.contains(&ctx.packet.key.src) {
-        // Whether it may come by this device is a question about the device that the route names, which may lie on this one.
+        // The check of this source compares with the device of the route, which may be stacked on this one.
         return Step::Pass;
     }
     let from_node = frame.is_local_origin();
     let by_uplink = !from_node && time.config.is_uplink(frame.ifindex(), |ifindex| maps.device(ifindex));
-    // A process of the node is inside, whatever its address.
+    // A process of the node is inside, whatever its source address.
     let outside = !from_node && decide::is_outside(by_uplink, time.config.flags, node, &ctx.packet.key.src);
     let origin = Origin { from_node, by_uplink, outside };
     maps.packet_frontend(ctx, outside);
@@ -90,7 +91,7 @@ where
         return Step::Pass;
     }
     if is_frontend {
-        // As good as the helper's number, at a fifth of its price: the seed is secret, and the time moves on.
+        // As good as the helper's random number, at a fifth of its cost: the seed is secret, and the time advances.
         let random = ((ctx.hash ^ u64::from(time.now)).wrapping_mul(SPREAD) >> 32) as u32;
         if let Some(selected) = backend::select_packets(maps, frame, ctx, random) {
             plan(maps, frame, ctx, &selected, &origin, time);
@@ -101,7 +102,7 @@ where
     }
     let tcp_flags = ctx.packet.tcp_flags;
     if !F::EARLY && ctx.tunnelled != 0 && !is_frontend {
-        // It was one's a moment ago.
+        // The destination was a frontend when the outer header was removed.
         return Step::DropFor(Reason::TunnelNoEndpoint);
     }
     if ctx.tunnelled == 0 && is_other_proxys(ctx.packet.key.proto, tcp_flags, time.config.flags) {
@@ -112,13 +113,13 @@ where
     }
     ctx.service = ctx.frontend.id;
     match admit(maps, frame, ctx, &origin, time) {
-        // It goes to an endpoint of this node, or keeps its source.
+        // The packet goes to an endpoint of this node, or keeps its source.
         Ok(_) if F::EARLY && ctx.plan.bits & STATE_SNAT == 0 => Step::Pass,
         Ok(step) => step,
         Err(reason)
             if F::EARLY
                 && (reason.verdict() != Verdict::Drop
-                    || maps.find_key(&ctx.packet.key, ctx.hash) != index::NOTHING) =>
+                    || maps.find_key(&ctx.packet.key, ctx.hash) != index::NO_FLOW_GENERATION) =>
         {
             Step::Pass
         }
@@ -134,7 +135,7 @@ where
     }
 }
 
-/// A packet to what is no frontend.
+/// Processes a packet whose destination is not a frontend.
 #[inline(always)]
 fn no_service<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -154,19 +155,19 @@ where
     if why.verdict() == Verdict::Pass { Step::Pass } else { refuse(why, tcp_flags) }
 }
 
-/// Whether the packet may be of a connection that another proxy translates, by netfilter's memory of it.
+/// Whether the packet may belong to a connection that another proxy translates by an entry of `nf_conntrack`.
 #[inline(always)]
 fn is_other_proxys(proto: u8, tcp_flags: u16, flags: u32) -> bool {
     flags & CONFIG_OTHER_PROXY != 0 && proto == PROTO_TCP && tcp_flags & tcp::SYN == 0
 }
 
-/// An answer to a reset would begin a conversation of errors (RFC 9293, 3.10.7.1).
+/// Returns the verdict on a packet that is refused for this reason. Never answers a RST (RFC 9293, 3.10.7.1).
 #[inline(always)]
 pub fn refuse(reason: Reason, tcp_flags: u16) -> Step {
     if reason.verdict() == Verdict::Reject && tcp_flags & tcp::RST == 0 { Step::Refuse } else { Step::Drop }
 }
 
-/// Plans the flow to the backend that was selected.
+/// Plans the flow to the selected backend.
 #[inline(always)]
 fn plan<M: FlowTable, F: Frame>(
     maps: M,
@@ -185,7 +186,8 @@ fn plan<M: FlowTable, F: Frame>(
     let is_own = |addr: &Words<M>| maps.node_addr(addr) & NODE_ADDR_OWN != 0;
     let client = &ctx.packet.key.src;
     let source = decide::source(&ctx.frontend, client, &selected.addr, path, time.config.flags, is_own);
-    // What came encapsulated goes on only by its second chance: it was selected for an endpoint of this node.
+    // A packet that arrived encapsulated is sent on only by its second chance: otherwise an endpoint of this node was
+    // selected for it.
     let tunnel = if F::EARLY {
         0
     } else {
@@ -194,7 +196,7 @@ fn plan<M: FlowTable, F: Frame>(
     };
     let snat = source.is_nodes() && tunnel == 0;
     let is_dsr = !F::EARLY && (tunnel != 0 || ctx.tunnelled != 0);
-    // Answers to what is encapsulated pass this node by.
+    // Replies to packets that this node encapsulates do not pass this node.
     let is_watched = !is_dsr && ctx.frontend.flags & SERVICE_EJECTS != 0 && is_syn(ctx.packet.tcp_flags);
     let bits = if snat { STATE_SNAT } else { 0 }
         | if origin.from_node { STATE_LOCAL } else { 0 }
@@ -210,7 +212,8 @@ fn plan<M: FlowTable, F: Frame>(
     ctx.plan.bits = bits;
 }
 
-/// Whether the packet may begin a flow, and to which backend: the one that was planned, or the one that the client stays with.
+/// Decides whether the packet may create a flow, and to which backend: the planned one, or that of the client's session
+/// affinity.
 #[inline(always)]
 fn admit<M, F>(
     maps: M,
@@ -223,25 +226,25 @@ where
     M: NewFlows<F>,
     F: Frame,
 {
-    // The kernel checks the source of what goes up the stack from a device of this node.
+    // The kernel checks the source of packets that go up the stack from a local device.
     let is_checked = origin.from_node || !origin.by_uplink && ctx.plan.bits & STATE_SNAT == 0;
     if !is_checked && martian::is_martian(maps, frame, ctx, origin.by_uplink) {
         return Err(Reason::MartianSource);
     }
-    if decide::asks_source(&ctx.frontend) && !maps.admits(ctx.frontend.id, &ctx.packet.key.src) {
+    if decide::has_source_ranges(&ctx.frontend) && !maps.admits(ctx.frontend.id, &ctx.packet.key.src) {
         return Err(Reason::SourceNotAllowed);
     }
-    // As `nf_conntrack` sees it (`tcp_conntracks` of `sNO`), whose invalid packets kube-proxy drops.
+    // As in nf_conntrack (`tcp_conntracks` of `sNO`), whose invalid packets kube-proxy drops.
     let is_invalid = ctx.packet.key.proto != PROTO_UDP && !may_begin(ctx.packet.tcp_flags);
     if is_invalid && ctx.plan.backend_id != 0 {
         return Err(Reason::InvalidState);
     }
-    // The node that has encapsulated the packet knows whom its client stays with.
+    // The node that has encapsulated the packet knows the client's session affinity.
     if ctx.frontend.affinity_secs != 0 && ctx.frontend.slot_count != 0 && ctx.tunnelled == 0 {
         if F::EARLY {
             return Ok(Step::Pass);
         }
-        // What a client stays with is not changed by a segment that comes again.
+        // A retransmitted SYN does not change the client's session affinity.
         if let Some(next) = of_existing(maps, ctx) {
             return Ok(next);
         }

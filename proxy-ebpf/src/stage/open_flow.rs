@@ -1,4 +1,4 @@
-//! Beginning the flow that was planned, and translating the packet that began it.
+//! Creates the planned flow, and translates its first packet.
 
 use proxy_common::flow::{DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, tunnel_of};
 use proxy_common::reason::Reason;
@@ -18,16 +18,16 @@ use crate::frame::Frame;
 use crate::report;
 use crate::step::Step;
 
-/// Looks whether the flow of the packet exists and goes on; if it does not go on, it is removed.
+/// Looks up the flow of the packet, and ends the flow if the packet does not continue it.
 #[inline(always)]
 pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &PacketCtx<Words<M>>) -> Existing {
     let Some(time) = maps.time() else { return Existing::None };
     let Some(flow) = track::find_called(maps, &ctx.packet.key, time) else { return Existing::None };
-    // Asked for SYNs alone.
+    // This function is called for SYNs only.
     if maps.measures_latency() && track::is_unreplied_syn(flow.bits()) {
         maps.syn_again(flow.service(), flow.entry.backend_id());
     }
-    let is_unanswered = eject::goes_unanswered(maps, ctx, &flow, time);
+    let is_unanswered = eject::check_unanswered(maps, ctx, &flow, time);
     if is_unanswered || !flow.continues(ctx.packet.tcp_flags, ctx.service, time) {
         flow.expire(time);
         return if is_unanswered { Existing::Unanswered } else { Existing::None };
@@ -35,7 +35,7 @@ pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &PacketCtx<Words<M>>) -> 
     if flow.has_lost_reply_key(time) { Existing::LostReplyKey } else { Existing::GoesOn }
 }
 
-/// Begins the flow that was planned; not, if the packet has one already.
+/// Creates the planned flow, unless the packet has a flow already.
 #[inline(always)]
 pub fn open_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -46,27 +46,27 @@ where
     let service = ctx.service;
     let is_direct = ctx.plan.bits & STATE_DIRECT != 0;
     match open::open(maps, ctx, service, time) {
-        // Nothing has changed.
+        // Nothing was changed, so the next hook can process the packet.
         Ok(Opened::Exists) | Err(_) if F::EARLY => Step::Pass,
         Ok(Opened::Begun) if is_direct => {
             if ctx.plan.bits & (STATE_SNAT | STATE_LOCAL) == 0 {
                 direct::note(maps, ctx.packet.key.proto, time);
             }
             if ctx.packet.key.direction == DIRECTION_REPLY {
-                // An endpoint's, or this node's own: it goes on as it is.
+                // A packet of an endpoint, or of this node itself: it passes unchanged.
                 return Step::Pass;
             }
             frame.set_translated();
             Step::Translate
         }
-        // Without a flow its answers are another flow's, and it still reaches the endpoint.
+        // Without a direct flow, its replies are taken for another flow's; the packet still reaches the endpoint.
         Ok(Opened::Exists) | Err(_) if is_direct => Step::Pass,
         Ok(Opened::Begun) => {
             report::new_flow(maps, frame, ctx, service, ctx.plan.backend_id);
             if !F::EARLY && ctx.second_chance != 0 {
                 report::refused(maps, frame, ctx, service, Reason::SecondChance);
             }
-            // Forwarded from here it needs a route, as every packet of a flow that exists.
+            // A packet that this node forwards needs a route, like every packet of an existing flow.
             let is_forwarded = ctx.plan.bits & STATE_SNAT != 0 || tunnel_of(ctx.plan.bits) != 0;
             if is_forwarded { Step::Continue } else { Step::Translate }
         }
@@ -81,7 +81,7 @@ where
     }
 }
 
-/// Translates the packet that began a flow, and goes to a backend that sees the client's own address.
+/// Translates the first packet of a flow whose backend sees the client's own address.
 #[inline(always)]
 pub fn translate<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where

@@ -1,12 +1,12 @@
-//! The answer to a packet that cannot go on: ICMP or ICMPv6 "port unreachable" if it has no endpoint (kube-proxy
-//! contract: no-endpoint verdicts), or "too big", from the address that was dialled, out of the device that the
-//! packet came in by.
+//! Answers to packets that cannot be forwarded: ICMP or ICMPv6 "port unreachable" if the destination has no endpoint
+//! (kube-proxy contract: no-endpoint verdicts), or "too big". The source of an answer is the dialled address; it leaves by
+//! the device on which the packet arrived.
 //!
-//! Most packets are quoted whole. That matters beyond courtesy: a packet from a local virtual device may still
-//! lack its transport checksum (`CHECKSUM_PARTIAL`), and the kernel may fill it in after us, inside the quote.
-//! A segment with a right checksum adds up to a number that the pseudo header alone tells, so the ICMP checksum
-//! can be right without reading the payload, for a segment that has its checksum and for one that will get it.
-//! Packets too long to be quoted whole, SCTP, and UDP without a checksum, are cut, and the quote is read.
+//! Most packets are quoted whole, also for a technical reason: a packet from a local virtual device may still lack its
+//! transport checksum (`CHECKSUM_PARTIAL`), and the kernel may fill it in later, inside the quote. The sum over a segment
+//! with a correct checksum depends on the pseudo header only. So the ICMP checksum can be computed without reading the
+//! payload, for a segment that has its checksum and for one that will get it. Packets that are too long to be quoted whole,
+//! SCTP packets, and UDP packets without a checksum are truncated, and the quote is read.
 
 use core::ptr::read_volatile;
 
@@ -24,28 +24,28 @@ use crate::step::Step;
 
 /// Bytes of an ICMP header.
 const ICMP: usize = 8;
-/// Hop limit of the answer.
+/// Time to live, or hop limit, of the answer.
 const HOPS: u8 = 64;
 /// Type of service of an ICMP error: "internetwork control" (RFC 1812, 4.3.2.5).
 const TOS: u8 = 0xc0;
 
-/// What the client is told.
+/// Type, code and second word of an ICMP answer.
 #[derive(Clone, Copy)]
 pub struct Message {
     /// Type and code.
     kind: [u8; 2],
-    /// The second half of the header, as it stands in the packet.
+    /// The second word of the ICMP header, in network byte order.
     rest: u32,
 }
 
-/// Answers that a CPU may send in a second, and at once: what the kernel allows itself
+/// ICMP answers that a CPU may send per second, and [`BURST`] at once: the kernel's own limits
 /// (`net.ipv4.icmp_msgs_per_sec`, `net.ipv4.icmp_msgs_burst`).
 const RATE: u32 = 1000;
 /// See [`RATE`].
 const BURST: u32 = 50;
 
-/// Takes a token from this CPU's bucket; `false`: it is empty. News of a packet's size takes none, as with the kernel:
-/// without it nothing gets through.
+/// Takes a token from this CPU's bucket; returns `false` if it is empty. As in the kernel, "too big" takes no token:
+/// without this message, no large packet reaches its destination.
 #[inline(always)]
 fn may_answer<M: RateLimit>(maps: M) -> bool {
     let (Some(bucket), Some(time)) = (maps.icmp_ratelimit(), maps.time()) else { return false };
@@ -66,16 +66,16 @@ fn may_answer<M: RateLimit>(maps: M) -> bool {
     true
 }
 
-/// What the client of a refused packet is told.
+/// Why a packet is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Its destination has no endpoint.
+    /// The destination has no endpoint.
     PortUnreachable,
-    /// Its packet is larger than the device takes by which it would be forwarded.
+    /// The packet is larger than the MTU of the device that would forward it.
     TooBig,
 }
 
-/// Tells the client of a packet why it cannot go on.
+/// Tells the client by ICMP why its packet cannot be forwarded.
 #[inline(always)]
 pub fn refuse<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, refusal: Refusal) -> Step
 where
@@ -87,7 +87,7 @@ where
     if refusal == Refusal::TooBig {
         report::refused(maps, frame, ctx, 0, Reason::PacketTooBig);
         if ctx.packet.is_later_fragment() {
-            // Its sender hears of the first fragment (RFC 1122, 3.2.2).
+            // The sender gets the error for the first fragment (RFC 1122, 3.2.2).
             return Step::Drop;
         }
         message = <M::Family as Refuse>::too_big(ctx.route.mtu);
@@ -100,21 +100,21 @@ where
     }
 }
 
-/// A family that can refuse packets.
+/// A family with ICMP answers for refused packets.
 pub trait Refuse: Parse {
-    /// The destination has no endpoint.
+    /// The message for a destination without an endpoint.
     const PORT_UNREACHABLE: Message;
-    /// The packet is larger than the `mtu` of the next link.
+    /// Returns the message for a packet that is larger than `mtu`, the MTU of the next link.
     fn too_big(mtu: u32) -> Message;
-    /// The IP and ICMP headers of an answer, as bytes.
+    /// The IP and ICMP headers of an answer, in memory order.
     type Headers;
-    /// Their length.
+    /// Length of these headers in bytes.
     const HEADERS: usize;
-    /// The longest packet that is quoted whole, so that the answer fits everywhere (RFC 1812, RFC 4443).
+    /// Bytes of the longest packet that is quoted whole, so that every link can carry the answer (RFC 1812, RFC 4443).
     const WHOLE: u32;
-    /// The headers of an answer to `packet` that quotes `quoted` bytes which add up to `sum`.
+    /// Returns the headers of an answer to `packet` that quotes `quoted` bytes with the sum `sum`.
     fn headers(packet: &Packet<Self::Words>, quoted: u32, sum: u64, message: Message) -> Self::Headers;
-    /// What the packet's own IP header adds to a sum over it; `None` if it would have to be read.
+    /// Returns what the packet's own IP header adds to a sum over the packet; `None` if the packet would have to be read.
     fn header_sum<F: Frame>(frame: F, packet: &Packet<Self::Words>) -> Option<u64>;
 }
 
@@ -126,7 +126,7 @@ impl Refuse for V4 {
     // RFC 792.
     const PORT_UNREACHABLE: Message = Message { kind: [3, 3], rest: 0 };
 
-    // RFC 1191, 4: the MTU stands in the lower half.
+    // RFC 1191, 4: the lower 16 bits hold the MTU.
     #[inline(always)]
     fn too_big(mtu: u32) -> Message {
         Message { kind: [3, 4], rest: (mtu & 0xffff).to_be() }
@@ -162,8 +162,8 @@ impl Refuse for V4 {
     fn header_sum<F: Frame>(frame: F, _packet: &Packet<[u32; 1]>) -> Option<u64> {
         let mut fragment = 0u16;
         frame.load(frame.link_header() as u32 + 6, &mut fragment, size_of::<u16>() as u32).ok()?;
-        // A header with a right checksum, options and all, adds up to zero. The transport checksum is that of the
-        // whole packet, which a fragment is not.
+        // The sum over a header with a correct checksum, options included, is zero. A fragment is excluded, since the
+        // transport checksum covers the whole packet.
         if u16::from_be(fragment) & IPV4_MORE == 0 { Some(0) } else { None }
     }
 }
@@ -222,7 +222,7 @@ impl Refuse for V6 {
     }
 }
 
-/// What the packet adds up to as a whole, if that can be told without its payload.
+/// Returns the sum over the whole packet; `None` if the payload would have to be read.
 #[inline(always)]
 fn whole_sum<F: Frame, Fam: Refuse>(frame: F, packet: &Packet<Fam::Words>) -> Option<u64> {
     if packet.length > Fam::WHOLE || packet.key.proto == PROTO_SCTP {
@@ -240,7 +240,7 @@ fn whole_sum<F: Frame, Fam: Refuse>(frame: F, packet: &Packet<Fam::Words>) -> Op
     Some(Fam::header_sum(frame, packet)? + u64::from(!fold(pseudo)))
 }
 
-/// Turns the packet into the answer to itself and sends it back. The verdict is the program's.
+/// Turns the packet into its own answer and sends it back. Returns the program's verdict.
 #[inline(always)]
 fn answer<F: Frame, Fam: Refuse>(
     frame: F,
@@ -259,7 +259,7 @@ fn answer<F: Frame, Fam: Refuse>(
     send_back(frame)
 }
 
-/// Sends a packet that has become the answer to itself out of the device by which it came. The verdict is the program's.
+/// Sends a packet that was turned into its own answer out of the device on which it arrived. Returns the program's verdict.
 #[inline(always)]
 pub(super) fn send_back<F: Frame>(frame: F) -> Result<i32, HelperFailed> {
     if frame.link_header() != 0 {
@@ -268,12 +268,12 @@ pub(super) fn send_back<F: Frame>(frame: F) -> Result<i32, HelperFailed> {
         let [d0, d1, d2, s0, s1, s2] = addresses;
         frame.store_all(0, &[s0, s1, s2, d0, d1, d2])?;
     }
-    // The node's own client gets it as if it had come in by the device.
+    // A client on this node gets the answer as if it had arrived on the device.
     let (ifindex, own) = (frame.ifindex(), frame.is_local_origin());
     Ok(if own { frame.redirect_ingress(ifindex) } else { frame.redirect(ifindex) })
 }
 
-/// The refusal of a packet that is quoted in part.
+/// Builds the answer to a packet that is quoted in part.
 #[inline(never)]
 fn quote_in_part<F: Frame, Fam: Refuse>(
     frame: F,
@@ -283,13 +283,14 @@ fn quote_in_part<F: Frame, Fam: Refuse>(
     let link = frame.link_header();
     ctx.quote = [0; QUOTE / size_of::<u32>()];
     let clamped = if ctx.packet.length > QUOTE as u32 { QUOTE as u32 } else { ctx.packet.length };
-    // The bound has to be part of the value: kernels before 6.4 lose what a test said of a number that the compiler
-    // keeps on the stack. Volatile, so that the compiler does not see that it knows the bound already.
-    // SAFETY: a local.
+    // The bound has to be part of the value: verifiers before Linux 6.4 lose the result of a comparison if the compiler
+    // keeps the number on the stack. The read is volatile, so that the compiler does not know the bound already and remove
+    // the mask.
+    // SAFETY: reads a local variable.
     let clamped = unsafe { read_volatile(&raw const clamped) };
     let quoted = (clamped.wrapping_sub(1) & (QUOTE as u32 - 1)) + 1;
     frame.load(link as u32, &mut ctx.quote, quoted)?;
-    // What was not loaded is zero and adds nothing.
+    // The rest of the buffer is zero and adds nothing to the sum.
     let sum = frame.sum_of(&ctx.quote);
     frame.set_length((link + Fam::HEADERS) as u32 + quoted)?;
     let headers = Fam::headers(&ctx.packet, quoted, sum, message);

@@ -1,10 +1,10 @@
-//! The answer to a segment of a connection whose endpoint left a Service with removal policy `reset`: a TCP reset from the
-//! address that was dialled, out of the device that the segment came in by. The segment becomes its own answer.
+//! The answer to a segment of a connection whose endpoint left a Service with removal policy `reset`: a TCP RST from the
+//! dialled address, sent out of the device on which the segment arrived. The segment is turned into the RST.
 //!
-//! A packet from a local virtual device may still lack its transport checksum (`CHECKSUM_PARTIAL`), and a program cannot ask.
-//! The kernel then makes the checksum after us, of what stands in its field. So the window, which means nothing in a reset
-//! (RFC 9293, 3.5.3), is chosen such that the whole checksum and the sum of the pseudo header are the same number: the field
-//! is right whether or not the kernel makes the checksum again.
+//! A packet from a local virtual device may still lack its transport checksum (`CHECKSUM_PARTIAL`), and a program cannot
+//! test for that. The kernel then computes the checksum after this hook, from the value in the checksum field. So the
+//! window, which has no meaning in a RST (RFC 9293, 3.5.3), is chosen such that the complete checksum equals the sum of the
+//! pseudo header: the field is correct whether or not the kernel computes the checksum again.
 
 use proxy_common::conntrack::tcp;
 use proxy_common::csum::{fold, pseudo_sum, sum_words};
@@ -29,7 +29,7 @@ const TCP: usize = size_of::<TcpHeader>();
 pub trait Reset: Parse {
     /// The IP header of the answer, as words.
     type IpHeader;
-    /// Its IP header.
+    /// Returns the IP header of the answer to `packet`.
     fn ip_header(packet: &Packet<Self::Words>) -> Self::IpHeader;
 }
 
@@ -64,7 +64,8 @@ impl Reset for V6 {
     }
 }
 
-/// The TCP header of the answer, as words in memory order. Its sequence number is the one that the client expects next.
+/// Returns the TCP header of the answer, as words in memory order. Its sequence number is the one that the client expects
+/// next.
 #[inline(always)]
 fn tcp_header<Fam: Reset>(packet: &Packet<Fam::Words>) -> [u32; TCP / 4] {
     let ([p0, p1], [q0, q1]) = (packet.key.dst_port.to_be_bytes(), packet.key.src_port.to_be_bytes());
@@ -81,8 +82,8 @@ fn tcp_header<Fam: Reset>(packet: &Packet<Fam::Words>) -> [u32; TCP / 4] {
     [ports, seq, 0, u32::from_ne_bytes([flags, rest, w0, w1]), u32::from_ne_bytes([c0, c1, 0, 0])]
 }
 
-/// Resets the connection of a segment, for its client. A segment that acknowledges nothing gets no answer, since its answer
-/// would have to be told from the length of what it carries; every segment but the first of a connection acknowledges.
+/// Resets the connection of a segment at its client. A segment without ACK gets no RST, since the numbers of the RST would
+/// have to be computed from the length of the payload; every segment but the first of a connection has ACK.
 #[inline(always)]
 pub fn reset<M, F>(maps: M, frame: F, ctx: &PacketCtx<Words<M>>) -> Step
 where
@@ -101,13 +102,13 @@ where
     }
 }
 
-/// Turns the segment into the answer to itself and sends it back. The verdict is the program's.
+/// Turns the segment into its own answer and sends it back. Returns the program's verdict.
 #[inline(always)]
 fn answer<F: Frame, Fam: Reset>(frame: F, packet: &Packet<Fam::Words>) -> Result<i32, HelperFailed> {
     let link = frame.link_header();
     let l4 = link + Fam::HEADER;
     if packet.l4 as usize != l4 {
-        // Behind options or extension headers the checksum's place would have to move.
+        // Without the options or extension headers, the checksum field would be at another offset.
         return Err(HelperFailed);
     }
     frame.set_length((l4 + TCP) as u32)?;
@@ -146,11 +147,12 @@ mod tests {
     }
 
     fn is_right(ip: &[u8], segment: &[u8]) -> bool {
-        // What the kernel does where the checksum is yet to be made: the sum of what stands there, without the pseudo header.
+        // The kernel computes a partial checksum from the sum of the segment, checksum field included, without the pseudo
+        // header.
         let stated = u16::from_be_bytes([segment[16], segment[17]]);
         let words = segment.chunks(2).map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]])));
         let made = !fold(words.sum());
-        // Zero has two forms.
+        // Zero has two representations in ones' complement.
         sum(ip, segment) == 0xffff && (made == stated || [0, 0xffff] == [made.min(stated), made.max(stated)])
     }
 

@@ -1,5 +1,5 @@
-//! Rewriting SCTP packets. Their checksum covers no address, and a change of ports is corrected by what the
-//! difference of two CRCs is ([`proxy_common::crc32c`]).
+//! Rewrites SCTP packets. The SCTP checksum covers no address; after a change of ports it is corrected with the difference
+//! of two CRCs ([`proxy_common::crc32c`]).
 
 use proxy_common::csum::replace32;
 
@@ -7,7 +7,8 @@ use super::translate::fold32;
 use crate::frame::{Frame, HelperFailed};
 use crate::net::sctp;
 
-/// Writes new ports into a packet whose SCTP header begins at `at`, and which ends at `end`, with its checksum.
+/// Writes new ports into a packet whose SCTP header begins at `at` and which ends at `end`, and corrects its checksum.
+/// `old` and `new`: both ports, as they are stored in the packet.
 #[inline(always)]
 pub fn change_ports<F: Frame>(frame: F, at: u32, end: u32, old: u32, new: u32) -> Result<(), HelperFailed> {
     if old == new {
@@ -19,23 +20,26 @@ pub fn change_ports<F: Frame>(frame: F, at: u32, end: u32, old: u32, new: u32) -
     Ok(())
 }
 
-/// Corrects the checksum of a packet whose SCTP header begins at `at`, and which ends at `end` as its header says, by
-/// the difference of its ports as they stand; nothing if `there` is the end of what is there of it, and the checksum
-/// behind it. Gives what that adds to a sum.
+/// Corrects the checksum of an SCTP packet after a change of ports, and returns what the correction adds to a sum over the
+/// packet. `at`: offset of the SCTP header; `end`: end of the packet by its IP header; `present_end`: end of the bytes that are
+/// present, which may be fewer in a quote; `difference`: the old ports XOR the new ones, as stored in the packet. Writes
+/// nothing if the checksum is not present.
 #[inline(always)]
 pub fn correct<F: Frame>(
     frame: F,
     at: u32,
     end: u32,
-    there: u32,
+    present_end: u32,
     difference: u32,
 ) -> Result<u64, HelperFailed> {
     let (at, length) = (at + sctp::CHECK, end.wrapping_sub(at));
     let mut old = 0u32;
-    if at + size_of::<u32>() as u32 > there || frame.load(at, &mut old, size_of::<u32>() as u32).is_err() {
+    if at + size_of::<u32>() as u32 > present_end
+        || frame.load(at, &mut old, size_of::<u32>() as u32).is_err()
+    {
         return Ok(0);
     }
-    // Zero: the device will compute it.
+    // A checksum of zero: the device will compute it.
     if old == 0 {
         return Ok(0);
     }

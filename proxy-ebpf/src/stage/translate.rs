@@ -1,7 +1,7 @@
-//! Rewriting a packet's addresses and ports, with its checksums.
+//! Rewrites a packet's addresses and ports, and corrects its checksums.
 //!
-//! Packets are read directly and written by helper ([`Frame::store`]): a program that writes to packets directly makes the
-//! kernel give headers of its own to every clone before its first instruction, foreign packets included
+//! Programs read packets directly, and write them by helper ([`Frame::store`]): if a program writes to packets directly,
+//! the kernel gives every clone its own headers before the program's first instruction, foreign packets included
 //! (`bpf_unclone_prologue`).
 
 use proxy_common::csum::{fold, pseudo_sum, replace16, replace32, update};
@@ -13,31 +13,31 @@ use crate::frame::{Checksum, Frame, HelperFailed};
 use crate::net::{Ipv4, Ipv6, tcp, udp};
 use crate::parse::Parse;
 
-/// What happens to the time to live, or hop limit.
+/// Whether a rewrite changes the time to live, or hop limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hop {
-    /// It stays: the packet is not forwarded here.
+    /// Unchanged: the packet is not forwarded here.
     Keep,
-    /// One less, as a router does.
+    /// Decremented, as by a router.
     Decrement,
 }
 
 /// A family whose addresses can be rewritten.
 pub trait Rewrite: Parse {
-    /// Whether the sum over the whole packet (`CHECKSUM_COMPLETE`) stays as it is when an address changes and the transport
-    /// checksum with it. IPv4's does not, since its own header checksum has made up for the address already; the checksum
-    /// helper assumes IPv4 (`inet_proto_csum_replace_by_diff`).
+    /// Whether the sum over the whole packet (`CHECKSUM_COMPLETE`) stays the same if an address and the transport checksum
+    /// change. That is not so for IPv4, whose header checksum has already compensated for the address; the checksum helper
+    /// assumes IPv4 (`inet_proto_csum_replace_by_diff`).
     const COMPLETE_STAYS: bool;
-    /// What a rewrite replaces of the IP header: from [`Rewrite::TAIL_AT`] to its end without options.
+    /// The part of the IP header that a rewrite replaces: from [`Rewrite::TAIL_AT`] to the end of a header without options.
     type Tail: Copy;
-    /// Where it begins in the header.
+    /// Offset of the tail in the header.
     const TAIL_AT: usize;
-    /// The time to live.
+    /// Returns the time to live, or hop limit.
     fn ttl(header: &Self::Header) -> u8;
-    /// The new tail of a header. `difference`: what the addresses change; `ttl`: the new one.
+    /// Returns the new tail of a header. `difference`: checksum difference of the addresses; `ttl`: the new time to live.
     fn tail(header: &Self::Header, to: &Tuple<Self::Words>, difference: u64, ttl: u8) -> Self::Tail;
-    /// Writes both addresses by helper, into the header at `at` whose checksum is `check`. Gives what that adds to a sum over
-    /// the header.
+    /// Writes both addresses by helper into the header at `at`, whose checksum is `check`. Returns what the change adds to
+    /// a sum over the header.
     fn store_addresses<F: Frame>(
         frame: F,
         at: u32,
@@ -45,11 +45,12 @@ pub trait Rewrite: Parse {
         to: [&Self::Words; 2],
         difference: u64,
     ) -> Result<u64, HelperFailed>;
-    /// Writes one less into the time to live of the header at `at`; `false`: it is over.
+    /// Decrements the time to live of the header at `at`. Returns `false` if the time to live is exceeded; nothing is
+    /// written then.
     fn decrement_ttl<F: Frame>(frame: F, at: u32) -> Result<bool, HelperFailed>;
 }
 
-/// From byte 8 on.
+/// An IPv4 header from byte 8 on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail4 {
@@ -60,7 +61,7 @@ pub struct Tail4 {
     dst: u32,
 }
 
-/// From byte 4 on.
+/// An IPv6 header from byte 4 on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail6 {
@@ -71,13 +72,13 @@ pub struct Tail6 {
     dst: [u32; 4],
 }
 
-/// What another time to live adds to a sum over an IPv4 header.
+/// Returns what a change of the time to live adds to a sum over an IPv4 header.
 #[inline(always)]
 fn ttl_difference(protocol: u8, old: u8, new: u8) -> u64 {
     replace16(u16::from_ne_bytes([old, protocol]), u16::from_ne_bytes([new, protocol]))
 }
 
-/// What another hop limit adds to a sum over an IPv6 header: no checksum of the header makes up for it.
+/// Returns what a change of the hop limit adds to a sum over an IPv6 header, which has no checksum to compensate for it.
 #[inline(always)]
 fn hop_limit_difference(old: u8, new: u8) -> u64 {
     replace16(u16::from_ne_bytes([0, old]), u16::from_ne_bytes([0, new]))
@@ -179,7 +180,7 @@ impl Rewrite for V6 {
     }
 }
 
-/// What the change of an address adds to a sum over it.
+/// Returns what the change of an address adds to a sum over it.
 #[inline(always)]
 pub fn address_difference<A: Address>(old: &A, new: &A) -> u64 {
     let (old, new) = (old.words(), new.words());
@@ -192,22 +193,22 @@ pub fn address_difference<A: Address>(old: &A, new: &A) -> u64 {
     difference
 }
 
-/// Both ports as the word that stands in the packet.
+/// Returns both ports as the word that is stored in the packet.
 #[inline(always)]
 pub fn ports(src: u16, dst: u16) -> u32 {
     let ([a, b], [c, d]) = (src.to_be_bytes(), dst.to_be_bytes());
     u32::from_ne_bytes([a, b, c, d])
 }
 
-/// Folds a difference to the 32 bits that helpers take; twice, since the first fold may carry.
+/// Folds a difference to the 32 bits that helpers take; in two steps, since the first one may carry.
 #[inline(always)]
 pub fn fold32(difference: u64) -> u32 {
     let folded = (difference & 0xffff_ffff) + (difference >> 32);
     ((folded & 0xffff_ffff) + (folded >> 32)) as u32
 }
 
-/// Whether `check` may be what a packet carries whose checksum is still to be made (`CHECKSUM_PARTIAL`): the sum of its
-/// pseudo header. One complete checksum in 65,536 looks the same, and is treated with the same care.
+/// Whether `check` may be the checksum field of a packet whose checksum is not complete (`CHECKSUM_PARTIAL`): the sum of
+/// its pseudo header. One complete checksum in 65,536 has the same value, and is handled like a partial one.
 #[inline(always)]
 fn may_be_partial<Fam: Parse>(packet: &Packet<Fam::Words>, check: u16) -> bool {
     let key = &packet.key;
@@ -217,10 +218,10 @@ fn may_be_partial<Fam: Parse>(packet: &Packet<Fam::Words>, check: u16) -> bool {
 
 /// Rewrites the packet to the tuple `to`.
 ///
-/// Nearly every packet is rewritten by one store of its headers up to the transport checksum. A program cannot ask whether a
-/// checksum is complete; but one that is not is the sum of the pseudo header, and segments that the kernel will cut are
-/// marked as such. These, and packets with options or extension headers, go through the kernel's checksum helpers, which
-/// know: more calls, each as dear as half a lookup.
+/// Nearly every packet is rewritten by one store of its headers up to the transport checksum. A program cannot test whether
+/// a checksum is complete, but a partial one is the sum of the pseudo header, and GSO packets are marked as such. These
+/// packets, and packets with options or extension headers, are rewritten by the kernel's checksum helpers, which know the
+/// state of the checksum: that takes more calls, each as expensive as half a lookup.
 #[inline(always)]
 pub fn rewrite<F: Frame, Fam: Rewrite>(
     frame: F,
@@ -257,9 +258,9 @@ pub fn rewrite<F: Frame, Fam: Rewrite>(
     by_helper::<F, Fam>(frame, packet, to, difference, hop).map_err(|HelperFailed| Reason::RewriteFailed)
 }
 
-/// Words of 16 bits between the ports and the checksum.
+/// Number of 16-bit words between the ports and the TCP checksum.
 const BEFORE_TCP_CHECK: usize = 6;
-/// The same for UDP.
+/// Number of 16-bit words between the ports and the UDP checksum.
 const BEFORE_UDP_CHECK: usize = 1;
 
 /// An IP header, or its tail, and a transport header up to its checksum.
@@ -271,7 +272,7 @@ struct Segment<H, const BETWEEN: usize> {
     check: u16,
 }
 
-/// Rewrites by one store; `false` if that cannot be done, and then nothing was written.
+/// Rewrites the packet by one store. Returns `false` if that is not possible; nothing is written then.
 #[inline(always)]
 fn at_once<F: Frame, Fam: Rewrite, const BETWEEN: usize>(
     frame: F,
@@ -282,7 +283,7 @@ fn at_once<F: Frame, Fam: Rewrite, const BETWEEN: usize>(
     hop: Hop,
 ) -> Result<bool, Reason> {
     let Some(segment) = frame.bounds().at::<Segment<Fam::Header, BETWEEN>>(link) else { return Ok(false) };
-    // SAFETY: `at` found all of it inside the packet.
+    // SAFETY: `at` has checked that the whole segment header is inside the packet.
     let segment = unsafe { &*segment };
     let old = segment.check;
     if may_be_partial::<Fam>(packet, old) {
@@ -304,14 +305,14 @@ fn at_once<F: Frame, Fam: Rewrite, const BETWEEN: usize>(
         between: segment.between,
         check: if BETWEEN == BEFORE_UDP_CHECK { udp_check(old, check) } else { check },
     };
-    // Without the padding behind the checksum.
+    // The length excludes the padding behind the checksum.
     let length = size_of::<Fam::Tail>() + size_of::<u32>() + (BETWEEN + 1) * size_of::<u16>();
     if frame.overwrite((link + Fam::TAIL_AT) as u32, &new, length as u32).is_err() {
         return Err(Reason::RewriteFailed);
     }
-    // What the sum over the whole packet changes by.
+    // Corrects the sum over the whole packet (`CHECKSUM_COMPLETE`).
     if BETWEEN == BEFORE_UDP_CHECK && old == 0 {
-        // No transport checksum makes up for anything.
+        // No transport checksum compensates for the changes.
         let addresses = if Fam::COMPLETE_STAYS { difference } else { 0 };
         frame.add_to_complete(fold32(addresses + ports_difference));
     } else if !Fam::COMPLETE_STAYS {
@@ -323,8 +324,8 @@ fn at_once<F: Frame, Fam: Rewrite, const BETWEEN: usize>(
     Ok(true)
 }
 
-/// What a UDP packet with the checksum `old` carries when it should be `new`: zero means "none" and stays; one that becomes
-/// zero is sent as its complement.
+/// Returns the checksum field of a UDP packet that had the checksum `old` and should have `new`: zero means "none" and
+/// stays; a checksum that becomes zero is sent as its complement.
 #[inline(always)]
 pub fn udp_check(old: u16, new: u16) -> u16 {
     match (old, new) {
@@ -334,7 +335,7 @@ pub fn udp_check(old: u16, new: u16) -> u16 {
     }
 }
 
-/// Rewrites by the kernel's helpers, which know how far the checksum is.
+/// Rewrites the packet by the kernel's helpers, which know the state of the checksum.
 #[inline(always)]
 fn by_helper<F: Frame, Fam: Rewrite>(
     frame: F,
@@ -346,13 +347,13 @@ fn by_helper<F: Frame, Fam: Rewrite>(
     let link = frame.link_header() as u32;
     let mut check = packet.ip_check;
     if hop == Hop::Decrement && !Fam::COMPLETE_STAYS {
-        // The new time to live is in it already.
+        // The header checksum has been updated for the new time to live.
         frame.load(link + IPV4_CHECK, &mut check, size_of::<u16>() as u32)?;
     }
     Fam::store_addresses(frame, link, check, [&to.src, &to.dst], difference)?;
     let is_sctp = packet.key.proto == PROTO_SCTP;
     if Fam::COMPLETE_STAYS && (packet.is_later_fragment() || is_sctp) {
-        // No transport checksum makes up for the addresses.
+        // No transport checksum compensates for the addresses.
         frame.add_to_complete(fold32(difference));
     }
     if packet.is_later_fragment() {

@@ -1,9 +1,11 @@
-//! Packets from node to node (DSR): a client's packet is encapsulated to the node of its endpoint, which takes it out again,
-//! translates it, and answers the client directly. IP in IP (RFC 2003, RFC 2473): no device, and no port of this node.
+//! DSR between nodes: a node encapsulates a client's packet to the node of its endpoint. That node removes the outer
+//! header, translates the packet, and answers the client directly. IP in IP (RFC 2003, RFC 2473) needs no device and no
+//! port of the node.
 //!
-//! The outer header carries a number of the endpoint ([`tunnel_tag`]) in each packet, in IPv4's identification, which "don't
-//! fragment" leaves free (RFC 6864), or in IPv6's flow label: the other node needs no more to take a connection over in
-//! mid-flow. Where the kernel cuts a packet into segments, it counts IPv4's identification up; the first one has the number.
+//! The outer header of each packet carries the endpoint's tag ([`tunnel_tag`]): in IPv4's identification, which is unused
+//! with "don't fragment" (RFC 6864), or in IPv6's flow label. The tag is all that the other node needs to take over a
+//! connection in mid-flow. When the kernel segments a GSO packet, it increments IPv4's identification; the first segment
+//! has the tag.
 
 use core::ptr::read_volatile;
 
@@ -30,32 +32,32 @@ use crate::step::Step;
 
 /// Time to live, or hop limit, of the outer header of a client's packet.
 const HOPS: u8 = 64;
-/// The same of a packet that came encapsulated. The next node sees it by that: routers between two nodes leave more than
-/// [`HOPS`] of it (compare RFC 5082).
+/// Time to live, or hop limit, of the outer header of a packet that arrived encapsulated itself. The next node recognises
+/// such a packet by a value above [`HOPS`]: routers between two nodes do not decrement 255 that far (compare RFC 5082).
 const HOPS_AGAIN: u8 = 255;
 
 /// A family of outer headers.
 pub trait Outer: EtherType + Read {
-    /// Whether it is IPv6.
+    /// Whether the outer header is IPv6.
     const IS_V6: bool;
-    /// The number of its packets as a payload.
+    /// Protocol number of the family's packets as a payload.
     const PROTO: u8;
-    /// Length of an outer header.
+    /// Length of an outer header in bytes.
     const LENGTH: u32 = size_of::<Self::OuterHeader>() as u32;
-    /// The outer header, as bytes.
+    /// The outer header, in memory order.
     type OuterHeader;
-    /// Where the time to live or the hop limit stands.
+    /// Offset of the time to live, or hop limit.
     const HOPS_AT: u32;
-    /// The header of a packet between two nodes whose payload has `length` bytes, the number `proto` and the tag `tag`; and
-    /// what it adds to a sum over the packet.
+    /// Returns the outer header for a payload of `length` bytes with the protocol number `proto` and the tag `tag`, and
+    /// what the header adds to a checksum over the packet.
     fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> (Self::OuterHeader, u64);
-    /// The tag in the header at `at`.
+    /// Reads the tag from the header at `at`.
     fn tag<F: Frame>(frame: F, at: u32) -> Result<u16, HelperFailed>;
 }
 
-/// A length of a header, or 0 where it has no room: a packet that is yet to be cut into segments.
+/// Returns `length` in network byte order, or 0 if it does not fit (a GSO packet, which the kernel will segment).
 #[inline(always)]
-fn stated(length: u32) -> [u8; 2] {
+fn length_field(length: u32) -> [u8; 2] {
     u16::try_from(length).map_or([0; 2], u16::to_be_bytes)
 }
 
@@ -67,7 +69,7 @@ impl Outer for V4 {
 
     #[inline(always)]
     fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> ([u32; 5], u64) {
-        let [l0, l1] = stated(length + Self::LENGTH);
+        let [l0, l1] = length_field(length + Self::LENGTH);
         let [t0, t1] = tag.to_be_bytes();
         let ([src, ..], [dst, ..]) = (tunnel.source, tunnel.addr);
         // 0x40: "don't fragment".
@@ -76,7 +78,7 @@ impl Outer for V4 {
         let sum = [first, second, third, src, dst].map(u64::from);
         let check = !fold(sum[0] + sum[1] + sum[2] + sum[3] + sum[4]);
         let [c0, c1] = check.to_ne_bytes();
-        // The checksum makes the sum zero.
+        // The sum over a header with its checksum is zero.
         ([first, second, u32::from_ne_bytes([hops, proto, c0, c1]), src, dst], 0)
     }
 
@@ -88,7 +90,7 @@ impl Outer for V4 {
     }
 }
 
-/// An IPv6 header.
+/// An outer IPv6 header.
 #[repr(C)]
 pub struct Outer6 {
     start: [u32; 2],
@@ -104,7 +106,7 @@ impl Outer for V6 {
 
     #[inline(always)]
     fn outer_header(tunnel: &Tunnel, tag: u16, length: u32, proto: u8, hops: u8) -> (Outer6, u64) {
-        let [l0, l1] = stated(length);
+        let [l0, l1] = length_field(length);
         let [t0, t1] = tag.to_be_bytes();
         let start = [u32::from_ne_bytes([0x60, 0, t0, t1]), u32::from_ne_bytes([l0, l1, proto, hops])];
         let sum = proxy_common::csum::sum_words(&tunnel.source) + proxy_common::csum::sum_words(&tunnel.addr);
@@ -121,7 +123,8 @@ impl Outer for V6 {
     }
 }
 
-/// Encapsulates a client's packet, and sends it to the node of its endpoint. The flow's bits and its endpoint are in the plan.
+/// Encapsulates a client's packet and sends it to the node of its endpoint. `ctx.plan` holds the flow's bits and the
+/// endpoint.
 #[inline(always)]
 pub fn encapsulate<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
@@ -130,7 +133,8 @@ where
     F: Frame,
 {
     let Some(tunnel) = maps.tunnel(tunnel_of(ctx.plan.bits)) else { return Step::DropFor(Reason::NoRoute) };
-    // SAFETY: a map value, of plain integers. The agent may write another node's meanwhile: that one finds no endpoint.
+    // SAFETY: a map value of plain integers. The agent may replace it with another node at the same time: that node finds
+    // no endpoint.
     let tunnel = unsafe { read_volatile(tunnel) };
     match tunnel.family {
         TUNNEL_V4 => encapsulate_in::<M, F, V4>(maps, frame, ctx, &tunnel),
@@ -167,7 +171,7 @@ where
     match found {
         Fib::Found => {}
         Fib::TooBig => {
-            // What is left for the packet itself.
+            // The MTU that is left for the packet without the outer header.
             ctx.route.mtu = ctx.route.mtu.saturating_sub(O::LENGTH);
             return Step::TooBig;
         }
@@ -196,7 +200,7 @@ fn push<F: Frame, O: Outer, I: Outer>(
         if ctx.tunnelled == 0 || O::IS_V6 != I::IS_V6 {
             return Err(HelperFailed);
         }
-        // It is still marked: by the node before, if that is in the same kernel, or by GRO.
+        // The packet is still marked as encapsulated: by the previous node, if that is in the same kernel, or by GRO.
         frame.encapsulate_again(O::LENGTH as u16)?;
     }
     let (header, sum) = O::outer_header(tunnel, tag, ctx.packet.length, I::PROTO, hops);
@@ -213,15 +217,16 @@ pub fn is_expected<M: Node>(maps: M) -> bool {
     maps.config().is_some_and(|config| config.flags & CONFIG_DSR != 0)
 }
 
-/// A packet in a packet that is addressed to this node.
+/// An encapsulated packet that is addressed to this node.
 pub struct Arrived<A> {
     /// The outer header.
     pub header: Header<A>,
-    /// What it makes of [`PacketCtx::tunnelled`].
+    /// The value of [`PacketCtx::tunnelled`] for the inner packet.
     tunnelled: u32,
 }
 
-/// Reads the outer header; `None`: the packet is not for this node, or is a fragment, and passes.
+/// Reads the outer header. Returns `None` if the packet is not for this node or is a later fragment; the packet then
+/// passes.
 #[inline(always)]
 pub fn outer<M, F>(maps: M, frame: F) -> Option<Arrived<Words<M>>>
 where
@@ -229,7 +234,7 @@ where
     M::Family: Outer,
     F: Frame,
 {
-    // It comes again by the VLAN's own device.
+    // The packet arrives again on the VLAN device.
     if frame.has_vlan_tag() {
         return None;
     }
@@ -245,10 +250,10 @@ where
     Some(Arrived { header, tunnelled: TUNNELLED | again | u32::from(tag) })
 }
 
-/// Takes the outer header away, if a packet to a Service is in it. [`Step::Tunnelled`]: it is the inner packet now. Packets to
-/// anything else pass as they came: a CNI plugin may encapsulate pods' packets likewise.
+/// Removes the outer header if the inner packet is for a Service. [`Step::Tunnelled`]: the frame holds the inner packet
+/// now. All other packets pass unchanged: a CNI plugin may encapsulate packets of pods in the same way.
 #[inline(always)]
-pub fn open<M, N, F>(
+pub fn decapsulate<M, N, F>(
     outer_maps: M,
     maps: N,
     frame: F,
@@ -280,7 +285,7 @@ where
     Step::Tunnelled
 }
 
-/// Takes the outer header away, up to `end`.
+/// Removes the outer header, which ends at `end`.
 #[inline(always)]
 fn pop<F: Frame, O: Outer, I: Outer>(frame: F, end: u32) -> Result<(), HelperFailed> {
     let link = frame.link_header() as u32;
@@ -293,7 +298,7 @@ fn pop<F: Frame, O: Outer, I: Outer>(frame: F, end: u32) -> Result<(), HelperFai
     Ok(())
 }
 
-/// Whether an inner packet is a client's to a Service.
+/// Whether an inner packet is a client's packet to a Service.
 #[inline(always)]
 fn is_ours<N, F>(maps: N, frame: F, inner: &Header<Words<N>>) -> bool
 where
@@ -302,7 +307,7 @@ where
     F: Frame,
 {
     if inner.is_later {
-        // Its first fragment came by here.
+        // The first fragment arrived here before.
         return maps.fragment(&key_of::<N::Family>(inner)).is_some();
     }
     let mut ports = [0u16; 2];
@@ -315,12 +320,12 @@ where
     entry.kind != ServiceEntry::NONE.kind
 }
 
-/// The first stage of a packet that came encapsulated, once it is parsed.
+/// Returns the first stage of a packet that arrived encapsulated, once the inner packet is parsed.
 #[inline(always)]
 pub fn tunnelled(parsed: Parsed) -> Step {
     match parsed {
         Parsed::Packet => Step::Established,
-        // The reason is counted. It must not go on: its destination is no address of this node.
+        // The reason is counted already. The packet must not pass: its destination is not an address of this node.
         _ => Step::Drop,
     }
 }

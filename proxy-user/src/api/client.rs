@@ -19,43 +19,42 @@ use tower_http::decompression::DecompressionLayer;
 use super::servers::{Server, Servers};
 use crate::model::ApiServers;
 
-/// A server that does not take a connection within this time is away.
+/// A server that does not accept a connection within this time is away.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A watch is silent for at most 290 s (the API server ends it then), so longer silence is a dead connection.
+/// A watch is silent for at most 290 s (the API server ends it then), so a longer silence means that the connection is dead.
 const READ_TIMEOUT: Duration = Duration::from_mins(5);
-/// A watch that is silent for so long is asked whether its server lives, by TCP and again and again: a host that lost its
-/// power says nothing.
+/// A connection that is silent for this time gets TCP keepalive probes, because a host that lost its power sends nothing.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// Between two such questions.
+/// The interval of the keepalive probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// A connection on which nothing is acknowledged for so long is dead.
+/// A connection on which the server acknowledges nothing for this time is dead (`TCP_USER_TIMEOUT`).
 const DEAD: Duration = Duration::from_secs(20);
 
-/// Where the API servers are, and who we are to them.
+/// How to find the API servers and the credentials for them.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A kubeconfig file. Without one: `$KUBECONFIG`, `~/.kube/config`, then the service account of the pod.
+    /// The kubeconfig file. If `None`: `$KUBECONFIG`, `~/.kube/config`, then the service account of the pod.
     pub kubeconfig: Option<PathBuf>,
-    /// The URLs of API servers of one cluster, in the order in which they are tried, instead of the one found otherwise.
-    /// A pod is told the address of the Service `kubernetes`, which does not work before we made it work: a node without
-    /// any proxy needs this.
+    /// URLs of the API servers of one cluster, in the order in which they are tried, instead of the URL that is found
+    /// otherwise. A pod gets the address of the Service `kubernetes`, which does not work until this agent has
+    /// programmed it: a node without any other proxy needs this option.
     pub servers: Vec<String>,
 }
 
-/// What talks to the API servers.
+/// The connection to the API servers.
 pub struct Connection {
-    /// What sends requests, each to the active server.
+    /// Sends each request to the active server.
     pub client: Client,
     /// All servers.
     pub servers: Arc<Servers>,
-    /// How the first of them is reached; the others differ by their addresses.
+    /// The configuration for the first server; the other servers differ only by their addresses.
     pub config: Config,
 }
 
-/// Why there is no client.
+/// Why the client could not be created.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// The kubeconfig file that was asked for cannot be used.
+    /// The given kubeconfig file cannot be used.
     #[error("cannot use the kubeconfig {path}; check --kubeconfig", path = path.display())]
     Kubeconfig {
         /// The file.
@@ -63,19 +62,19 @@ pub enum ConnectError {
         /// What is wrong with it.
         source: Box<KubeconfigError>,
     },
-    /// There is no hint of an API server anywhere.
+    /// No API server was found.
     #[error(
         "no API server found: this is not a pod with a service account, and there is no kubeconfig in \
          $KUBECONFIG or ~/.kube/config; give --kubeconfig FILE, or --manifests DIR to run without a cluster"
     )]
     NotFound {
-        /// What was tried.
+        /// Why none of the sources that were tried gives one.
         source: Box<InferConfigError>,
     },
-    /// The URL that was asked for is none.
+    /// The given URL is not valid.
     #[error("`{url}` is not the URL of an API server; write it like https://HOST:6443")]
     Server {
-        /// What was given.
+        /// The given text.
         url: String,
     },
     /// Certificates, keys or tokens cannot be used.
@@ -85,13 +84,12 @@ pub enum ConnectError {
     Setup {
         /// The API server's URL.
         server: String,
-        /// What is wrong.
+        /// The cause.
         source: Box<kube::Error>,
     },
 }
 
-/// Makes a client, and tells `told` which server it uses. It does not connect yet: an API server that is away is not an
-/// error.
+/// Creates a client, and sends its active server to `told`. It does not connect yet: an API server that is away is not an error.
 pub async fn connect(options: &Options, told: watch::Sender<ApiServers>) -> Result<Connection, ConnectError> {
     let mut config = match &options.kubeconfig {
         Some(path) => from_file(path)
@@ -129,7 +127,7 @@ fn parse(url: &str) -> Result<http::Uri, ConnectError> {
     url.parse().ok().filter(is_usable).ok_or_else(|| ConnectError::Server { url: url.to_owned() })
 }
 
-/// One server, with a client of its own. `name` is what its certificate has to be valid for, if not what `config` says.
+/// Creates a server with its own client. `name`: the name that its certificate must be valid for, if `config` does not set one.
 pub(super) fn server(
     config: &Config,
     cluster_url: http::Uri,
@@ -145,8 +143,8 @@ pub(super) fn server(
     }
 }
 
-/// kube-rs' own stack, but for two things: TCP asks whether the server lives, and what a server cannot answer is not
-/// asked again here, since another server may.
+/// Builds the same client as kube-rs, with two differences: TCP keepalive is on, and a failed request is not retried
+/// here, since another server may answer it.
 fn client(config: Config) -> kube::Result<Client> {
     if config.proxy_url.is_some() {
         return Client::try_from(config);

@@ -1,10 +1,10 @@
-//! The API servers behind the Service `kubernetes`, for an agent that was told of nothing else.
+//! Uses the endpoints of the Service `kubernetes` as API servers, for an agent that was given no other address.
 //!
-//! A pod is told the Service's cluster address. An agent that asks there asks through itself: its own programs lead the
-//! connection to an endpoint. While the endpoints in the maps are dead, it would never hear of new ones. So the endpoints
-//! that the API server tells are servers to fail over to, after those that were configured. An endpoint's certificate has
-//! to be valid for what was configured, since every client that dials the Service ends at one of the endpoints: TLS asks
-//! for that name, and not for the endpoint's address.
+//! A pod gets the Service's cluster address. An agent that connects to this address depends on itself: its own programs
+//! translate the connection to an endpoint. While all endpoints in the maps are dead, it would never learn of new ones.
+//! So the endpoints that the API server reports become servers to fail over to, after the configured ones. An
+//! endpoint's certificate has to be valid for the configured host, since every client of the Service connects to one of
+//! the endpoints: TLS verifies that name, and not the endpoint's address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -19,10 +19,10 @@ use super::servers::{Server, Servers};
 use crate::model::net::Protocol;
 use crate::model::{EndpointSlice, Event, Key, Listing, Object, Service, ServiceName, SliceName};
 
-/// The port of the Service and of its endpoints.
+/// The name of the port of the Service and of its endpoints.
 const PORT: &str = "https";
 
-/// Looks at what the API server tells of the Service `kubernetes`.
+/// Follows what the API server reports about the Service `kubernetes`.
 pub struct Direct {
     servers: Arc<Servers>,
     config: Config,
@@ -37,7 +37,7 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// For this connection.
+    /// Creates a `Direct` for this connection.
     pub fn new(connection: &Connection) -> Self {
         Self {
             servers: Arc::clone(&connection.servers),
@@ -51,7 +51,7 @@ impl Direct {
         }
     }
 
-    /// Looks at an event.
+    /// Handles an event of the watches.
     pub fn note(&mut self, event: &Event) {
         let is_new = match event {
             Event::Apply(Object::Service(service)) => self.note_service(service),
@@ -94,7 +94,7 @@ impl Direct {
         known.as_ref() != self.slices.get(&slice.name)
     }
 
-    /// Makes the endpoints servers to fail over to, if the agent depends on the Service.
+    /// Makes the endpoints servers to fail over to, if a configured server is the Service.
     fn follow(&mut self) {
         let through = self.configured.iter().find_map(|server| self.host_of_service(&server.url));
         let Some(host) = through else { return };
@@ -121,7 +121,7 @@ impl Direct {
         self.servers.replace(self.configured.iter().chain(self.endpoints.values()).cloned().collect());
     }
 
-    /// The host of a URL, if it is the Service's.
+    /// Returns the host of a URL, if it is an address or a name of the Service and the scheme is `https`.
     fn host_of_service(&self, url: &str) -> Option<String> {
         let uri: Uri = url.parse().ok()?;
         let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');

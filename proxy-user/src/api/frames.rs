@@ -1,4 +1,4 @@
-//! The events of a watch out of the body of its answer: lines of JSON, or messages of protobuf with their lengths before them.
+//! Splits the body of a watch's answer into events: lines of JSON, or protobuf messages with a length prefix.
 
 use std::error::Error as StdError;
 use std::io::{self, BufRead as _};
@@ -13,22 +13,22 @@ use tracing::debug;
 
 use super::protobuf::wire::Malformed;
 
-/// The longest event: client-go takes none that is longer, and etcd holds no object of more than 1.5 MB by default.
+/// The longest event in bytes: client-go accepts no longer one, and etcd holds no object of more than 1.5 MB by default.
 const LONGEST: usize = 16 << 20;
-/// What a buffer keeps of its memory after a long event.
+/// How many bytes of memory a buffer keeps after a long event.
 const KEPT: usize = 64 << 10;
 
-/// The form in which the API server answers.
+/// The encoding of the API server's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Kubernetes' protobuf.
     Protobuf,
-    /// JSON, and whatever does not say what it is.
+    /// JSON, and any other or missing content type.
     Json,
 }
 
 impl Form {
-    /// What an answer says that it is.
+    /// Returns the form that the answer's content type states.
     pub fn of(headers: &HeaderMap<HeaderValue>) -> Self {
         let name = b"application/vnd.kubernetes.protobuf";
         let given = headers.get(CONTENT_TYPE).and_then(|value| value.as_bytes().get(..name.len()));
@@ -36,35 +36,35 @@ impl Form {
     }
 }
 
-/// One event after the other.
+/// Reads the events of an answer, one after the other.
 pub struct Frames {
     form: Form,
     body: Option<Body>,
     buffer: Vec<u8>,
-    /// How much of the buffer has been handed out.
+    /// How many bytes of the buffer have been handed out.
     taken: usize,
-    /// How much of it has no end of a line, or has been handed out.
+    /// How many bytes of the buffer have been handed out, or are known to hold no end of a line.
     searched: usize,
 }
 
 impl Frames {
-    /// Out of this body.
+    /// Creates a reader of this body.
     pub const fn new(form: Form, body: Body) -> Self {
         Self { form, body: Some(body), buffer: Vec::new(), taken: 0, searched: 0 }
     }
 
-    /// The form of the events.
+    /// Returns the form of the events.
     pub const fn form(&self) -> Form {
         self.form
     }
 
-    /// There are no more events.
+    /// Drops the body and the buffer: there are no more events.
     pub fn end(&mut self) {
         (self.body, self.buffer, self.taken, self.searched) = (None, Vec::new(), 0, 0);
     }
 
-    /// The next event, without its length or the end of its line. `None`: the answer has ended, and the watch can be resumed.
-    /// There is none after an error.
+    /// Returns the next event, without its length prefix or the end of its line. `None`: the answer has ended, and the
+    /// watch can be resumed. After an error, every call returns `None`.
     pub async fn next(&mut self) -> Option<Result<&[u8]>> {
         loop {
             match self.complete() {
@@ -112,7 +112,7 @@ impl Frames {
         self.buffer.extend_from_slice(data);
     }
 
-    /// Where the next whole event is.
+    /// Takes the next complete event, and returns its position in the buffer; `None` if it has not arrived completely.
     fn complete(&mut self) -> Result<Option<Range<usize>>, Malformed> {
         let rest = &self.buffer[self.taken..];
         let range = match self.form {
@@ -132,7 +132,7 @@ impl Frames {
             Form::Json => {
                 let from = self.searched.max(self.taken);
                 let mut after = &self.buffer[from..];
-                // A slice cannot fail.
+                // Reading from a slice cannot fail.
                 let found = from + after.skip_until(b'\n').unwrap_or_default();
                 self.searched = found;
                 if self.buffer[self.taken..found].last() != Some(&b'\n') {
@@ -147,17 +147,17 @@ impl Frames {
     }
 }
 
-/// What cannot be read, as an error of kube-rs'.
+/// Returns a decoding error as an error of kube-rs.
 pub fn malformed(error: Malformed) -> Error {
     Error::ReadEvents(io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Whether it is what [`malformed`] makes.
+/// Whether [`malformed`] made this error.
 pub fn is_malformed(error: &Error) -> bool {
     matches!(error, Error::ReadEvents(error) if error.kind() == io::ErrorKind::InvalidData)
 }
 
-/// The connection ended within the body: how watches end that a server or a proxy closes.
+/// Whether the connection ended within the body: so ends a watch that a server or a proxy closes.
 fn is_cut_off(error: &Error) -> bool {
     let is_end = |error: &(dyn StdError + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)

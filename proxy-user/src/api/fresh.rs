@@ -1,4 +1,4 @@
-//! Lists apart from the watches, for audits.
+//! Lists objects independently of the watches, for audits.
 
 use std::collections::BTreeSet;
 use std::future::ready;
@@ -13,20 +13,20 @@ use super::objects::{EndpointSlice, Node, Service};
 use super::watch::watches;
 use crate::model::{Key, Object};
 
-/// Asks the API server anew.
+/// Lists objects with new requests to the API server.
 #[derive(Clone)]
 pub struct Fresh {
     client: Client,
 }
 
 impl Fresh {
-    /// Over this connection.
+    /// Creates a `Fresh` that uses this client.
     pub const fn new(client: Client) -> Self {
         Self { client }
     }
 
-    /// Every Service and every EndpointSlice that there is: streamed where the API server has that, so that no list is held as a
-    /// whole. An error is the end.
+    /// Returns all Services and EndpointSlices, streamed if the API server supports it, so that no list is held as a
+    /// whole. The stream ends after the first error.
     pub fn all(&self) -> impl Stream<Item = Result<Object, watcher::Error>> + Send + use<> {
         let services = list(Api::<Service>::all(self.client.clone()));
         services.chain(list(Api::<EndpointSlice>::all(self.client.clone()))).scan(false, |failed, item| {
@@ -35,15 +35,15 @@ impl Fresh {
         })
     }
 
-    /// The Services with these labels, as namespace and name.
+    /// Returns the Services with these labels, as namespace and name.
     pub async fn labelled(&self, selector: &str) -> Result<BTreeSet<(String, String)>, kube::Error> {
         let params = ListParams::default().labels(selector);
         let found = Api::<Service>::all(self.client.clone()).list_metadata(&params).await?.items.into_iter();
         Ok(found.filter_map(|one| Some((one.metadata.namespace?, one.metadata.name?))).collect())
     }
 
-    /// The kinds of objects that the API server does not let us list, each with its words. An error that is no refusal is
-    /// told in the same way.
+    /// Returns the kinds of objects that the API server does not permit to list, each with the server's message. Any
+    /// other error is reported in the same way.
     pub async fn refused(&self) -> Vec<String> {
         let one = ListParams::default().limit(1);
         let client = || self.client.clone();
@@ -55,7 +55,8 @@ impl Fresh {
         failed.map(|(kind, error)| format!("{kind} ({error})")).collect()
     }
 
-    /// The Service or EndpointSlice as it is now, from etcd. It is listed by name: the agent may not `get`.
+    /// Returns the current Service or EndpointSlice from etcd; `None` if it does not exist. It is listed by name,
+    /// because the agent does not have the `get` permission.
     pub async fn one(&self, key: &Key) -> Result<Option<Object>, kube::Error> {
         match key {
             Key::Service(name) => {

@@ -1,4 +1,4 @@
-//! The kinds of objects that are watched.
+//! The kinds of objects that the agent watches.
 
 use std::fmt::Debug;
 
@@ -11,25 +11,25 @@ use super::convert::{self, LABEL_HEADLESS};
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
 use super::protobuf::wire::Message;
 
-/// A kind of Kubernetes' and what becomes of it here.
+/// A Kubernetes kind, and its conversion to the agent's model.
 pub trait Watched:
     kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Message + Send + 'static
 {
-    /// What its objects become.
+    /// The type of the converted objects.
     type Model: Send;
-    /// What permissions call it.
+    /// The resource's name, as used for permissions.
     const RESOURCE: &'static str;
-    /// Which of its objects the API server should send.
+    /// Returns the selectors of the objects that the API server should send.
     fn selectors() -> watcher::Config {
         watcher::Config::default()
     }
-    /// The name of an object.
+    /// Returns the object's name.
     fn key(&self) -> Key;
-    /// The object, or `None` if it is no business of ours.
+    /// Converts the object; `None` if the agent does not serve it.
     fn convert(self) -> Option<Self::Model>;
-    /// As one of several kinds.
+    /// Returns a converted object as one of several kinds.
     fn object(model: Self::Model) -> Object;
-    /// As one of several kinds.
+    /// Returns a list of converted objects as one of several kinds.
     fn listing(all: Vec<Self::Model>) -> Listing;
 }
 
@@ -39,7 +39,7 @@ impl Watched for Service {
 
     fn selectors() -> watcher::Config {
         watcher::Config::default()
-            // Another proxy's too: their addresses must not be shut.
+            // Services of other proxies are included: traffic to their addresses must not be rejected.
             .fields("spec.clusterIP!=None")
     }
 

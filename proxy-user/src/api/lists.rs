@@ -1,11 +1,10 @@
-//! How the objects that there are already are asked for.
+//! Selects the request that lists the existing objects of a kind.
 //!
-//! A *streamed* list is a watch that begins with what there is (`sendInitialEvents`, Kubernetes' `WatchList`): the API
-//! server sends one object after the other out of its cache, and neither side holds the whole list. Servers that do
-//! not have it refuse (their status is 400 or 422), or pass over the parameter and never say that the list is
-//! complete. They are asked for a *whole* list out of their cache instead (`resourceVersion=0`, as kube-proxy asks), by
-//! one request, so that none of it goes to etcd. The next list that is needed is asked for as a streamed one again: the
-//! server may be a newer one then.
+//! A *streamed* list is a watch that begins with the existing objects (`sendInitialEvents`, Kubernetes' `WatchList`): the API
+//! server sends one object after the other from its cache, and neither side holds the whole list. A server without this feature
+//! rejects the request (status 400 or 422), or ignores the parameter and never reports that the list is complete. The agent then
+//! requests a *normal* list from the server's cache (`resourceVersion=0`, as kube-proxy does), in one request, so that nothing
+//! is read from etcd. The next list is requested as a streamed one again, because the server may have been upgraded by then.
 
 use std::time::Duration;
 
@@ -14,25 +13,25 @@ use tracing::info;
 
 use super::watch_health::WatchErrorKind;
 
-/// A streamed list that is silent for so long is not served. A server that begins to listen fills its cache first, which
-/// takes a second or two.
+/// How long a streamed list may be silent until the agent assumes that the server does not support it. A server that
+/// has just started fills its cache first, which takes a second or two.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// How the next list is asked for, and whether one is under way.
+/// How the next list is requested, and whether a list is in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lists {
     streamed: bool,
     under_way: bool,
 }
 
-/// What becomes of a watch after something came out of it.
+/// What the caller does with the watch after an event or an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// It goes on.
+    /// Continues the watch.
     GoesOn,
-    /// Its place in the history is lost: tried again from there, it would be refused again and again.
+    /// Starts again with a list: the server has lost the watch's resourceVersion, and would refuse it again and again.
     BeginsAnew,
-    /// The server does not have streamed lists. That is not reported as a failure.
+    /// Requests a normal list: the server does not support streamed lists. This is not reported as a failure.
     AsksOtherwise,
 }
 
@@ -43,33 +42,33 @@ impl Default for Lists {
 }
 
 impl Lists {
-    /// Says in `config` how to list.
+    /// Returns `config` with the options for the next list.
     pub fn configure(self, config: watcher::Config) -> watcher::Config {
         if self.streamed {
             return config.streaming_lists();
         }
-        // kube-rs asks for version 0 only where it does not ask for pages; the cache has no pages.
+        // kube-rs sends `resourceVersion=0` only if it does not request pages; the API server's cache has no pages.
         let (list_semantic, initial_list_strategy) = (ListSemantic::Any, InitialListStrategy::ListWatch);
         watcher::Config { page_size: None, list_semantic, initial_list_strategy, ..config }
     }
 
-    /// How long the watch may be silent; `None`: for ever.
+    /// Returns how long the watch may be silent; `None`: without limit.
     pub fn patience(self) -> Option<Duration> {
         (self.streamed && self.under_way).then_some(SILENCE)
     }
 
-    /// It was silent for longer.
+    /// Requests a normal list, because the streamed list was silent for longer than [`Self::patience`].
     pub fn was_silent(&mut self, resource: &'static str) {
         info!(resource, "the API server did not complete a streamed list; requesting a normal list");
         *self = Self { streamed: false, under_way: true };
     }
 
-    /// The watch begins anew, with a list.
+    /// Records that the watch starts again with a list.
     pub fn begins_anew(&mut self) {
         self.under_way = true;
     }
 
-    /// Something came out of the watch.
+    /// Handles an event or error of the watch, and returns what the caller has to do.
     pub fn saw<K>(&mut self, resource: &'static str, item: &watcher::Result<Event<K>>) -> Next {
         match item {
             Ok(Event::Init) => self.under_way = true,

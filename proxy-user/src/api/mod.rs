@@ -1,4 +1,4 @@
-//! Kubernetes' objects: read from an API server, and turned into ours.
+//! Reads Kubernetes objects from an API server, and converts them to the agent's model.
 
 pub mod client;
 pub mod convert;

@@ -1,7 +1,7 @@
-//! Events for the cluster, as kube-proxy sends them: `events.k8s.io/v1`, reported by `kube-proxy`.
+//! Sends Kubernetes Events as kube-proxy does: `events.k8s.io/v1`, reported by `kube-proxy`.
 //!
-//! Every node sends its own, so few must be sent: the same one not more than once in five minutes, and a burst of
-//! 25 with one more every ten seconds. What cannot be sent is lost; the log has it all.
+//! Every node sends its own events, so their number is limited: the same event at most once in five minutes, and a
+//! burst of 25 events with one more every ten seconds. An event that cannot be sent is lost; the log has all of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,24 +14,24 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::model::notice::{Notice, Subject};
 
-/// Who reports: those who look for kube-proxy's events find ours.
+/// The reporting controller, so that users who search for kube-proxy's events find these.
 const REPORTER: &str = "kube-proxy";
 /// The same notice is not sent again within this time.
 const AGAIN: Duration = Duration::from_mins(5);
-/// How many may be sent at once.
+/// How many events may be sent at once.
 const BURST: u32 = 25;
-/// How long it takes until one more may be.
+/// The time after which one more event may be sent.
 const REFILL: Duration = Duration::from_secs(10);
-/// How long the API server may take; it may be away for hours.
+/// Timeout of one attempt; the API server may be away for hours.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest note that the API takes, in bytes.
+/// The longest note that the API accepts, in bytes.
 const MAX_NOTE: usize = 1024;
-/// Between two attempts at a notice.
+/// The pause between two attempts to send an event.
 const RETRY: Duration = Duration::from_secs(5);
-/// How often a notice is tried.
+/// The number of attempts to send an event.
 const ATTEMPTS: u32 = 3;
 
-/// Sends what comes; returns when all senders are gone.
+/// Sends the received notices as events; returns when all senders are dropped.
 pub async fn send(client: Client, node_name: String, mut notices: Receiver<Notice>) {
     let reporter =
         Reporter { controller: REPORTER.to_owned(), instance: Some(format!("{REPORTER}-{node_name}")) };
@@ -80,7 +80,7 @@ fn event(notice: &Notice) -> Event {
 
 fn reference(subject: &Subject, node_name: &str) -> ObjectReference {
     let (kind, name, namespace) = match subject {
-        // A node's events lie in the namespace `default`, as nodes have none.
+        // A node has no namespace; its events belong to the namespace `default`.
         Subject::Node => ("Node", node_name.to_owned(), None),
         Subject::Service(service) => {
             ("Service", service.name.to_string(), Some(service.namespace.to_string()))
@@ -95,7 +95,7 @@ fn reference(subject: &Subject, node_name: &str) -> ObjectReference {
     }
 }
 
-/// How much may be sent.
+/// The rate limit: a token bucket, and when each notice was last sent.
 #[derive(Debug)]
 struct Limit {
     left: u32,

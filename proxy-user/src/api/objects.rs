@@ -1,7 +1,7 @@
-//! Kubernetes' objects, as far as they are read.
+//! Kubernetes objects, with only the fields that the agent reads.
 //!
-//! Their full types decode every field, of which the largest (`managedFields`, references to pods, conditions of
-//! nodes) mean nothing here: on the way through these types they cost neither memory nor, much, time.
+//! The full types decode every field. The largest fields (`managedFields`, references to pods, conditions of nodes) are
+//! not used here; these types skip them, which costs no memory and little time.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,12 +17,12 @@ use serde::{Deserialize, Deserializer};
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Service {
-    /// Its metadata, as far as they are read.
+    /// The metadata, with the fields that are read.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
-    /// What it should be.
+    /// The desired state.
     pub spec: Option<core::ServiceSpec>,
-    /// What it is.
+    /// The observed state.
     pub status: Option<core::ServiceStatus>,
 }
 
@@ -30,7 +30,7 @@ pub struct Service {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct EndpointSlice {
-    /// Its metadata, as far as they are read.
+    /// The metadata, with the fields that are read.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
     /// `IPv4`, `IPv6` or `FQDN`.
@@ -38,7 +38,7 @@ pub struct EndpointSlice {
     /// Its endpoints.
     #[serde(deserialize_with = "or_default")]
     pub endpoints: Vec<Endpoint>,
-    /// Their ports.
+    /// The ports of the endpoints.
     pub ports: Option<Vec<discovery::EndpointPort>>,
 }
 
@@ -49,13 +49,13 @@ pub struct Endpoint {
     /// Its addresses.
     #[serde(deserialize_with = "or_default")]
     pub addresses: Vec<String>,
-    /// How it is.
+    /// Whether it is ready, serving and terminating.
     pub conditions: Option<discovery::EndpointConditions>,
-    /// Where it runs.
+    /// The name of the node on which it runs.
     pub node_name: Option<String>,
     /// The zone of that node.
     pub zone: Option<String>,
-    /// For whom it is.
+    /// The zones and nodes whose clients should use it.
     pub hints: Option<discovery::EndpointHints>,
 }
 
@@ -63,12 +63,12 @@ pub struct Endpoint {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    /// Its metadata, as far as they are read.
+    /// The metadata, with the fields that are read.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
-    /// What it should be.
+    /// The desired state.
     pub spec: Option<core::NodeSpec>,
-    /// What it is.
+    /// The observed state.
     pub status: Option<NodeStatus>,
 }
 
@@ -76,14 +76,14 @@ pub struct Node {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct OtherNode {
-    /// Its metadata, as far as they are read.
+    /// The metadata, with the fields that are read.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
-    /// What it is.
+    /// The observed state.
     pub status: Option<NodeStatus>,
 }
 
-/// What a node is.
+/// The observed state of a node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
@@ -95,14 +95,14 @@ pub struct NodeStatus {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ServiceCidr {
-    /// Its metadata, as far as they are read.
+    /// The metadata, with the fields that are read.
     #[serde(deserialize_with = "metadata")]
     pub metadata: ObjectMeta,
-    /// What it should be.
+    /// The desired state.
     pub spec: Option<networking::ServiceCIDRSpec>,
 }
 
-/// What is read of metadata: names, editions, labels, annotations and times.
+/// The metadata fields that are read: names, versions, labels, annotations and times.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Metadata {
@@ -135,7 +135,7 @@ fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D:
     })
 }
 
-/// `null` is what there is without the field, as it is to the full types.
+/// Decodes `null` like an absent field, as the full types do.
 fn or_default<'de, T: Default + Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {

@@ -1,5 +1,5 @@
-//! Lists one kind, then watches it, and resumes the watch for as long as the API server remembers where it was: client-go's
-//! Reflector. kube-rs has the same (`runtime::watcher`), which knows no other form than JSON; what comes out is the same type.
+//! Lists one kind, then watches it, and resumes the watch for as long as the API server has its resourceVersion, like
+//! client-go's Reflector. kube-rs has the same (`runtime::watcher`), but for JSON only; the items have the same type.
 
 use std::io;
 use std::time::Duration;
@@ -18,42 +18,43 @@ use super::frames::is_malformed;
 use super::kinds::Watched;
 use super::transport::Source;
 
-/// The API server ends a watch after this time, as it is asked to.
+/// Timeout of a watch: the agent requests it, and the API server ends the watch then.
 const WATCH: Duration = Duration::from_secs(290);
-/// One that says nothing for so much longer is dead.
+/// A watch that is silent for this much longer than its timeout is dead.
 const MARGIN: Duration = Duration::from_secs(5);
 /// A watch that ends earlier, and without an event, has failed: client-go's "very short watch".
 const SHORT: Duration = Duration::from_secs(1);
 /// The annotation of the bookmark that ends a streamed list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
 
-/// The code of a version that the API server does not remember any more.
+/// The status code for a resourceVersion that the API server no longer has.
 const GONE: u16 = 410;
 
-/// A watch that is open.
+/// An open watch.
 struct Events<K> {
     stream: BoxStream<'static, kube::Result<WatchEvent<K>>>,
     opened: Instant,
-    /// No event has come yet.
+    /// Whether no event has arrived yet.
     is_empty: bool,
 }
 
 enum State<K> {
-    /// Nothing is known.
+    /// Nothing is known; the next step requests a list.
     Begins,
-    /// A whole list is asked for: the first part, or the one that this token names.
+    /// A normal list is requested: its first page, or the page that this token names.
     Asks(Option<String>),
-    /// A part of a whole list has come; `version` or `token` say what comes after it.
+    /// A page of a normal list has arrived; `token` names the next page, or `version` is where the watch begins.
     Lists { objects: vec::IntoIter<K>, version: Option<String>, token: Option<String> },
-    /// A streamed list is under way.
+    /// A streamed list is in progress.
     Streams(Events<K>),
-    /// The watch begins at this version.
+    /// The watch is to be started at this version.
     Resumes(String),
     /// The watch is open, and has reached this version.
     Watches(String, Events<K>),
 }
 
-/// What there is, and then what happens. An error is no end: what comes next is the next attempt, so the caller should wait.
+/// Returns the existing objects, and then their changes. The stream continues after an error: the next item is the next
+/// attempt, so the caller should wait.
 pub fn reflect<K: Watched>(source: Source<K>, config: Config) -> impl Stream<Item = Result<Event<K>>> + Send {
     stream::unfold((source, config, State::Begins), |(source, config, mut state)| async {
         loop {
@@ -105,7 +106,7 @@ async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) 
         State::Resumes(version) => match source.watch(&watch_params(config, false), &version).await {
             Ok(events) => (None, State::Watches(version, Events::new(events))),
             Err(error) => {
-                // A server may refuse a version that is too old before the watch begins, too.
+                // A server may also refuse a version that is too old when the watch is requested.
                 let is_too_old = matches!(&error, kube::Error::Api(status) if status.code == GONE);
                 let next = if is_too_old { State::Begins } else { State::Resumes(version) };
                 (Some(Err(Error::WatchStartFailed(error))), next)
@@ -121,7 +122,7 @@ async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) 
     }
 }
 
-/// Something came out of a streamed list.
+/// Handles an item of a streamed list.
 fn streamed<K: Watched>(item: kube::Result<WatchEvent<K>>, events: Events<K>) -> Step<K> {
     match item {
         Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
@@ -134,13 +135,13 @@ fn streamed<K: Watched>(item: kube::Result<WatchEvent<K>>, events: Events<K>) ->
             }
             (Some(Ok(Event::InitDone)), State::Watches(version, events))
         }
-        // Kubernetes says that there are no removals before the list is complete.
+        // Kubernetes documents that there are no removals before the list is complete.
         Ok(WatchEvent::Deleted(_) | WatchEvent::Bookmark(_)) => (None, State::Streams(events)),
         item => failed(item, |events| State::Streams(events), events),
     }
 }
 
-/// Something came out of a watch that has seen `version`.
+/// Handles an item of a watch that has reached `version`.
 fn watched<K: Watched>(item: kube::Result<WatchEvent<K>>, version: String, events: Events<K>) -> Step<K> {
     let (event, version) = match item {
         Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
@@ -171,7 +172,7 @@ fn failed<K: Watched>(
             let is_too_old = status.code == GONE;
             (Error::WatchError(status), is_too_old)
         }
-        // What it was about is lost.
+        // The event of a malformed message is lost, so the objects are listed again.
         Err(error) => {
             let is_lost = is_malformed(&error);
             (Error::WatchFailed(error), is_lost)
@@ -181,7 +182,7 @@ fn failed<K: Watched>(
     (Some(Err(error)), if begins { State::Begins } else { goes_on(events) })
 }
 
-/// The server has ended its answer where it should not.
+/// Returns the error for an answer that the server ended too early.
 fn ended(why: &str) -> Error {
     Error::WatchFailed(kube::Error::ReadEvents(io::Error::new(io::ErrorKind::UnexpectedEof, why)))
 }
@@ -216,7 +217,7 @@ fn watch_params(config: &Config, send_initial_events: bool) -> WatchParams {
 }
 
 fn list_params(config: &Config, continue_token: Option<String>) -> ListParams {
-    // A token has its version inside, and no other may be given beside it.
+    // A continue token contains the version; no other version may be given with it.
     let is_cached = config.list_semantic == ListSemantic::Any && continue_token.is_none();
     ListParams {
         label_selector: config.label_selector.clone(),

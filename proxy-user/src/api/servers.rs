@@ -1,9 +1,9 @@
-//! Several API servers: a request goes to the active one, and to the next ones while no server answers it.
+//! Handles several API servers: a request is sent to the active one, and to the next ones until a server answers.
 //!
-//! The server that answers in the place of the active one is active from then on, until it fails in its turn: an earlier
-//! one that comes back is not gone back to, so that no connection is broken for it. A server fails that takes no connection,
-//! has no valid certificate, breaks the connection, is silent, or has no better answer than "try again" (429) or a fault of
-//! its own (5xx). When all fail, the last answer is the result, and the caller's pauses apply.
+//! The server that answers in place of the active one becomes active, until it fails in turn. An earlier server that
+//! recovers does not become active again, so that no connection is broken. A server fails if it accepts no connection,
+//! has no valid certificate, breaks the connection, does not answer in time, or answers only "try again" (429) or with
+//! a server error (5xx). If all servers fail, the last answer is the result, and the caller's backoff applies.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,19 +19,19 @@ use tracing::{debug, info, warn};
 use crate::model::ApiServers;
 use crate::model::problem::chain;
 
-/// How long a server may take until it begins to answer, where there is another one. A list of 50,000 objects takes it seconds.
+/// Timeout for the start of an answer, if there is another server. A server needs seconds for a list of 50,000 objects.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One server.
+/// One API server.
 #[derive(Clone)]
 pub struct Server {
-    /// Where it is.
+    /// Its URL.
     pub url: String,
-    /// What talks to it, and to it alone.
+    /// The client that connects to this server only.
     pub client: Client,
 }
 
-/// All of them.
+/// All API servers, and which one is active.
 pub struct Servers {
     state: Mutex<State>,
     told: watch::Sender<ApiServers>,
@@ -43,25 +43,26 @@ struct State {
     failovers: u64,
 }
 
-/// A server that takes a connection and says nothing.
+/// A server accepted the connection, but did not answer in time.
 #[derive(Debug, ThisError)]
 #[error("no answer within {} s", PATIENCE.as_secs())]
 struct Silent;
 
 impl Servers {
-    /// Of at least one, in the order in which they are to be tried. What becomes of them is told to `told`.
+    /// Creates the list from at least one server, in the order in which they are to be tried. Sends each change of the
+    /// state to `told`.
     pub fn new(servers: Vec<Server>, told: watch::Sender<ApiServers>) -> Self {
         let servers = Self { state: Mutex::new(State { servers, active: None, failovers: 0 }), told };
         servers.tell(&servers.lock());
         servers
     }
 
-    /// The servers, in their order.
+    /// Returns the servers, in their order.
     pub fn list(&self) -> Vec<Server> {
         self.lock().servers.clone()
     }
 
-    /// The servers from now on. The active one stays so while it is among them.
+    /// Replaces the servers. The active one stays active if it is among them.
     pub fn replace(&self, servers: Vec<Server>) {
         let mut state = self.lock();
         let active = state.active.take();
@@ -89,7 +90,7 @@ impl Servers {
         last.unwrap_or_else(|| Err(Error::Service("there is no API server".into())))
     }
 
-    /// The active server, and all servers from it on.
+    /// Returns the URL of the active server, and all servers in the order of attempts, which begins with the active one.
     fn in_order(&self) -> (Option<String>, Vec<Server>) {
         let state = self.lock();
         let mut servers = state.servers.clone();
@@ -98,12 +99,12 @@ impl Servers {
         (state.active.clone(), servers)
     }
 
-    /// `server` has answered a request that began with another server, where there is an `error`: that of the first one
-    /// that failed.
+    /// Makes `server` active, because it has answered a request. `began_with`: the active server when the request
+    /// began; `error`: the error of the first server that failed, if any did.
     fn answered(&self, server: &Server, began_with: Option<&str>, error: Option<&str>) {
         let mut state = self.lock();
         let is_known = state.servers.iter().any(|known| known.url == server.url);
-        // Another request has chosen meanwhile.
+        // Another request has changed the active server, `server` was removed, or it is active already.
         if state.active.as_deref() != began_with || !is_known || (error.is_none() && began_with.is_some()) {
             return;
         }
@@ -151,7 +152,7 @@ async fn ask(
     }
 }
 
-/// The same request for another server; `None` for one whose body is a stream, which the agent never sends.
+/// Returns a copy of the request for another server; `None` if the body is a stream, which the agent never sends.
 fn copy(request: &Request<Body>) -> Option<Request<Body>> {
     let mut copy = Request::new(request.body().try_clone()?);
     *copy.method_mut() = request.method().clone();
@@ -161,7 +162,7 @@ fn copy(request: &Request<Body>) -> Option<Request<Body>> {
     Some(copy)
 }
 
-/// Why another server should be asked.
+/// Returns why another server should be asked; `None` if the answer is usable.
 fn failure(answer: &Result<Response<Body>, Error>) -> Option<String> {
     match answer {
         Err(error) => Some(chain(error)),

@@ -1,7 +1,7 @@
-//! Lists and watches, in protobuf where the API server writes it: that is less work than JSON on both sides.
+//! Sends list and watch requests, in protobuf if the API server supports it: this is less work than JSON on both sides.
 //!
-//! Where there is none (406, 415, another content type) and where its bytes make no sense, JSON is what is read. A server that
-//! refuses it, and one that wrote what cannot be read, is not asked for it again.
+//! The agent reads JSON if the server has no protobuf (406, 415, another content type) or if the protobuf cannot be
+//! decoded. A server that refuses protobuf, or that sent protobuf which cannot be decoded, is not asked for it again.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use super::frames::{Form, Frames, is_malformed, malformed};
 use super::kinds::Watched;
 use super::protobuf::envelope::{self, List};
 
-/// What lists are asked for: what kube-proxy asks for.
+/// The `Accept` header of lists, which is that of kube-proxy.
 const LISTS: &str = "application/vnd.kubernetes.protobuf, application/json";
-/// What watches are asked for.
+/// The `Accept` header of watches.
 const WATCHES: &str = "application/vnd.kubernetes.protobuf;stream=watch, application/json";
 const JSON: &str = "application/json";
 
-/// Where objects of a kind are asked for. All copies know in which form.
+/// Requests objects of a kind. All clones share whether they request JSON only.
 pub struct Source<K> {
     client: Client,
     path: String,
@@ -43,18 +43,18 @@ impl<K> Clone for Source<K> {
 }
 
 impl<K: Watched> Source<K> {
-    /// The objects that `api` is about.
+    /// Creates a source of the objects of `api`.
     pub fn new(api: Api<K>) -> Self {
         let path = api.resource_url().to_owned();
         Self { client: api.into_client(), path, is_json: Arc::default(), kind: PhantomData }
     }
 
-    /// What sends the requests.
+    /// Returns the client that sends the requests.
     pub const fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The objects that there are.
+    /// Lists the existing objects.
     pub async fn list(&self, params: &ListParams) -> Result<List<K>> {
         let request = kube::core::Request::new(&self.path).list(params).map_err(Error::BuildRequest)?;
         let (form, answer) = self.send(&request, LISTS).await?;
@@ -69,7 +69,7 @@ impl<K: Watched> Source<K> {
         }
     }
 
-    /// What happens to objects from `version` on.
+    /// Watches the changes of objects after `version`.
     pub async fn watch(
         &self,
         params: &WatchParams,
@@ -77,7 +77,7 @@ impl<K: Watched> Source<K> {
     ) -> Result<impl Stream<Item = Result<WatchEvent<K>>> + Send + use<K>> {
         let mut request =
             kube::core::Request::new(&self.path).watch(params, version).map_err(Error::BuildRequest)?;
-        // Servers from 1.37 on make each event a gzip stream of its own, of which tower-http reads the first only.
+        // Servers from 1.37 on send each event as a separate gzip stream, of which tower-http decompresses only the first one.
         request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         let (form, answer) = self.send(&request, WATCHES).await?;
         let state = (self.clone(), Frames::new(form, answer.into_body()));
@@ -92,7 +92,7 @@ impl<K: Watched> Source<K> {
         let event = match (frames.next().await?, form) {
             (Ok(bytes), Form::Protobuf) => envelope::event(bytes).map_err(malformed),
             (Ok(bytes), Form::Json) => serde_json::from_slice(bytes).map_err(|error| {
-                // A failure may come without an event around it.
+                // A failure may arrive as a `Status` without an event around it.
                 let status = serde_json::from_slice::<Status>(bytes);
                 status.map_or(Error::SerdeError(error), |status| Error::Api(Box::new(status)))
             }),

@@ -1,8 +1,7 @@
-//! Watching the API server, for ever.
+//! Watches the API server for as long as the agent runs.
 //!
-//! Objects are converted as they arrive, so that the large types of Kubernetes live for a moment only. A list,
-//! the first one and each that becomes necessary later, is one [`Event::Reset`]: deletions that happened while
-//! we could not watch are seen that way.
+//! Objects are converted as they arrive, so that the large Kubernetes types exist only for a moment. Each list, the first one
+//! and every later one, becomes one [`Event::Reset`]; it also covers deletions that happened while there was no watch.
 
 mod history;
 
@@ -33,24 +32,24 @@ use history::History;
 
 /// The first pause after a failure.
 const MIN_DELAY: Duration = Duration::from_millis(200);
-/// The longest; with jitter on top, so that the agents of all nodes do not come back at once.
+/// The longest pause; jitter is added, so that the agents of all nodes do not reconnect at once.
 const MAX_DELAY: Duration = Duration::from_secs(10);
-/// After this long without a failure, pauses begin short again, and an outage is over.
+/// After this time without a failure, pauses are short again, and an outage is over.
 const QUIET: Duration = Duration::from_secs(30);
-/// How long the first lists wait for the node's zone, which decides between endpoints.
+/// How long the first lists wait for the node object, because its zone affects the selection of endpoints.
 const NODE_WAIT: Duration = Duration::from_secs(2);
 
-/// Something from one of the watches.
+/// An event or a failure of one of the watches.
 enum Report {
     Event(&'static str, Box<Event>),
     Failed(&'static str, watcher::Error),
 }
 
-/// Watches Services, `EndpointSlices`, `ServiceCIDR`s and the node called `node_name`, and sends what happens.
+/// Watches Services, `EndpointSlices`, `ServiceCIDR`s and the node called `node_name`, and sends each event to `sender`.
 ///
-/// Once `needs_nodes` is done, it watches the other nodes too: 5,000 nodes are many, and most clusters have no need of it.
-/// `note` sees each event before it is sent.
-/// Runs for ever, whatever the API server does; returns when the receiver is gone.
+/// Once `needs_nodes` is done, it watches the other nodes too: a cluster may have 5,000 nodes, and most clusters do not
+/// need this. `note` sees each event before it is sent. Runs for ever, whatever the API server does; returns when the
+/// receiver is dropped.
 pub async fn run(
     client: Client,
     node_name: String,
@@ -121,7 +120,7 @@ async fn forward(
     }
 }
 
-/// One kind, for ever.
+/// Returns the reports of one kind; the stream never ends.
 fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Report> + Send {
     let mut list = List::default();
     watches(api, config).backoff(backoff()).filter_map(move |item| future::ready(report(item, &mut list)))
@@ -129,7 +128,7 @@ fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item
 
 type Watch<K> = Option<BoxStream<'static, watcher::Result<watcher::Event<K>>>>;
 
-/// One watch after the other; each begins with a list.
+/// Returns the items of one watch after the other; each watch begins with a list.
 pub(super) fn watches<K: Watched>(
     api: Api<K>,
     config: watcher::Config,
@@ -172,10 +171,10 @@ pub(super) fn watches<K: Watched>(
     })
 }
 
-/// A list that is under way.
+/// A list that is in progress.
 struct List<M> {
     objects: Vec<M>,
-    /// Ends with the list.
+    /// The span of the list; it ends with the list.
     span: Option<Span>,
 }
 
@@ -206,7 +205,7 @@ impl<M> List<M> {
     }
 }
 
-/// Collects a list in `list`, and turns all else into reports.
+/// Collects the objects of a list in `list`, and converts all other items to reports.
 fn report<K: Watched>(item: watcher::Result<watcher::Event<K>>, list: &mut List<K::Model>) -> Option<Report> {
     let event = match item {
         Err(error) => return Some(Report::Failed(K::RESOURCE, error)),
@@ -228,8 +227,8 @@ fn report<K: Watched>(item: watcher::Result<watcher::Event<K>>, list: &mut List<
     Some(Report::Event(K::RESOURCE, Box::new(event)))
 }
 
-/// Pauses that only a quiet time makes short again: a watch says that it begins to list before the list has come,
-/// and that must not pass for a success.
+/// Pauses that become short again only after a time without failures: a watch reports the start of a list before the
+/// list has arrived, and that must not count as a success.
 struct Pauses(ResetTimerBackoff<ExponentialBackoff>);
 
 impl Iterator for Pauses {

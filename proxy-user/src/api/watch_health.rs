@@ -1,4 +1,4 @@
-//! One warning for each outage, whatever the number of watches that notice it.
+//! Logs one warning for each outage, whatever the number of watches that notice it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,27 +8,27 @@ use tracing::{debug, info, warn};
 
 use crate::model::problem::chain;
 
-/// How long a refusal must last to be worth a warning: an API server that has just started refuses all until it has
-/// read its roles. The pauses between two attempts grow, so what is refused for good is warned of after 5 to 20 s.
+/// How long a refusal must last until it is logged as a warning: an API server that has just started denies all requests until
+/// it has read its roles. The pauses between two attempts grow, so a permanent refusal is logged after 5 to 20 s.
 const LASTING: Duration = Duration::from_secs(5);
 
-/// What went wrong, as far as it matters what to do about it.
+/// The kind of an error, as far as the reaction depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchErrorKind {
-    /// The server has forgotten how far we were: everything is listed again.
+    /// The server no longer has the watch's resourceVersion: everything is listed again.
     Expired,
-    /// We are not allowed to.
+    /// The server denies access.
     Forbidden,
-    /// The server does not know such objects.
+    /// The server does not have this resource.
     Missing,
-    /// The connection broke. It is made again at once; only if that fails is the server away.
+    /// The connection broke. The watch reconnects at once; only if that fails, the server is away.
     Interrupted,
-    /// The server does not answer, or not with what we asked for.
+    /// The server does not answer, or not with what was requested.
     Away,
 }
 
 impl WatchErrorKind {
-    /// What an error means.
+    /// Returns the kind of an error.
     pub fn of(error: &Error) -> Self {
         let code = match error {
             Error::WatchError(status)
@@ -47,14 +47,14 @@ impl WatchErrorKind {
     }
 }
 
-/// Whether the API server is away, and what has been said about it.
+/// Whether the API server is away, and which warnings were logged.
 #[derive(Debug, Default)]
 pub struct WatchHealth {
     away: bool,
     refusals: BTreeMap<&'static str, Refusal>,
 }
 
-/// Every attempt at a resource since then was refused.
+/// Every attempt to watch a resource was refused since this time.
 #[derive(Debug)]
 struct Refusal {
     since: Instant,
@@ -62,7 +62,7 @@ struct Refusal {
 }
 
 impl Refusal {
-    /// One more, at `now`. Returns whether that makes it one that lasts.
+    /// Handles another refusal at `now`. Returns whether it is the first one after [`LASTING`].
     fn again(&mut self, now: Instant) -> bool {
         let lasts = now.saturating_duration_since(self.since) >= LASTING;
         lasts && !std::mem::replace(&mut self.is_told, true)
@@ -70,7 +70,7 @@ impl Refusal {
 }
 
 impl WatchHealth {
-    /// A watch of `resource` failed at `now`. Returns whether that was worth a warning.
+    /// Logs that a watch of `resource` failed at `now`. Returns whether it logged a warning.
     pub fn failed(&mut self, resource: &'static str, error: &Error, now: Instant) -> bool {
         let kind_of_error = WatchErrorKind::of(error);
         let is_new = match kind_of_error {
@@ -100,7 +100,7 @@ impl WatchHealth {
         is_new
     }
 
-    /// Something arrived from a watch of `resource`, or nothing has failed for long.
+    /// Ends the outage: an event of `resource` has arrived, or (`None`) no watch has failed for a while.
     pub fn is_over(&mut self, resource: Option<&'static str>) {
         if std::mem::take(&mut self.away) {
             info!("the API server answers again");
@@ -112,7 +112,7 @@ impl WatchHealth {
         }
     }
 
-    /// Whether the server is thought to be away.
+    /// Whether the server is considered away.
     pub const fn is_away(&self) -> bool {
         self.away
     }

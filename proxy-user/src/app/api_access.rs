@@ -1,4 +1,4 @@
-//! Asks the API server for commands: whether it lets the agent work (`ballast check`), and for labels.
+//! Sends requests of commands to the API server: whether it permits what the agent needs (`ballast check`), and for labels.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::model::problem::chain;
 /// An API server that does not answer within this time is away.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Whether the API server answers, and lists what the agent needs.
+/// Returns whether the API server answers, and permits to list what the agent needs.
 pub fn api_access(args: &CheckArgs) -> ApiAccess {
     if args.no_api {
         return ApiAccess::NotAsked;
@@ -58,7 +58,7 @@ async fn client(args: &ApiArgs) -> Result<Client, ConnectError> {
     Ok(connect(&options, told).await?.client)
 }
 
-/// The Services with these labels, as namespace and name; an error is in words.
+/// Returns the Services with these labels, as namespace and name; the error is a message.
 pub fn labelled(args: &ApiArgs, selector: &str) -> Result<BTreeSet<(String, String)>, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start the async runtime: {error}"))?;

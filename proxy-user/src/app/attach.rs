@@ -1,4 +1,4 @@
-//! Programs come to their hooks, and stay there.
+//! Attaches the programs to their hooks, and keeps them attached.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::programs::Programs;
 use crate::sync::Status;
 
-/// How often it is looked whether another proxy is still there that serves what does not fit.
+/// How often the agent checks whether another proxy still serves the Service ports that are not programmed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Attaches the programs: at once where an earlier agent's maps are full, else when they hold what there is. Returns only if
-/// `--devices` cannot be used.
+/// Attaches the programs: at once if an earlier agent has filled the maps, otherwise when the maps hold all listed
+/// objects. Returns only if `--devices` cannot be used.
 pub async fn attach(
     programs: Arc<Programs>,
     config: Arc<RunConfig>,
@@ -51,21 +51,23 @@ pub async fn attach(
     Ok(())
 }
 
-/// Whether rules of kube-proxy serve this node. Who may not ask may not attach either, and that is told elsewhere.
+/// Whether kube-proxy's rules serve this node. An agent without the privilege to read them cannot attach programs
+/// either, which is reported elsewhere.
 async fn other_proxy() -> bool {
     spawn_blocking(KubeProxyRules::look).await.is_ok_and(|found| found.is_ok_and(|found| found.has_rules()))
 }
 
-/// Waits until the maps hold everything that was listed, or the static Services, by which the API server itself may be reached:
-/// before the lists, programs refuse nothing. Where no other proxy serves, the first sync suffices: the Services that fit
-/// are better than none. Beside another proxy, programs would refuse clients of Services that it still serves.
+/// Waits until the maps hold everything that was listed, or the static Services, through which the API server itself
+/// may be reached: before the lists, programs refuse nothing. If no other proxy serves the node, the first sync
+/// suffices, since the Services that fit are better than none. Beside another proxy, the programs would refuse clients
+/// of Services that it still serves.
 async fn wait_until_filled<F>(mut status: watch::Receiver<Status>, other_proxy: impl Fn() -> F)
 where
     F: Future<Output = bool>,
 {
     let mut is_told = false;
     while status.wait_for(|status| status.synced || status.statics_synced).await.is_ok() {
-        // One guard: a second one would wait for the driver, which waits for the first to be dropped.
+        // One guard only: a second one would wait for the driver, which waits until the first one is dropped.
         let has_enough = {
             let status = status.borrow();
             !status.synced || status.complete
@@ -85,7 +87,7 @@ where
             break;
         }
     }
-    // The driver has ended, and so does the agent.
+    // The driver has ended, so the agent ends too.
     std::future::pending::<()>().await;
 }
 

@@ -1,6 +1,6 @@
-//! The configuration file, watched: a change ends the agent, so that kubelet or systemd starts it again.
+//! Watches the configuration file: a change ends the agent, so that kubelet or systemd starts it again.
 //!
-//! Nothing is interrupted by that. A new text that cannot be used is told of, and the agent goes on as it is.
+//! This does not interrupt traffic. If the new text is not valid, the agent logs an error and continues with the old one.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use tokio::time::{sleep, timeout};
 use crate::config::kube_proxy::{Overlay, file};
 use crate::source::file_watch::FileWatch;
 
-/// How often the file is read though nothing was heard of it.
+/// How often the file is read without a notification.
 const POLL: Duration = Duration::from_secs(5);
-/// A file is written in several steps.
+/// The pause after a notification, because a file is written in several steps.
 const REST: Duration = Duration::from_millis(200);
 
-/// Returns an error when the file has a new text that can be used; never without a file.
+/// Returns an error when the file has a new, valid text; never returns without a file.
 pub async fn until_changed(overlay: Overlay) -> anyhow::Result<()> {
     let Some(path) = overlay.config_file else { return std::future::pending().await };
     let mut watched = FileWatch::watch(&path);
     let mut known = overlay.text;
     loop {
-        // Both outcomes mean: look at it.
+        // The file is read after a notification and after the timeout.
         if timeout(POLL, watched.touched()).await.is_ok() {
             sleep(REST).await;
         }
@@ -46,7 +46,7 @@ mod tests {
     #[tokio::test]
     async fn a_new_text_is_the_end_and_a_wrong_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        // As kubelet lays a ConfigMap out.
+        // The layout of a ConfigMap volume of kubelet.
         for (version, text) in [("a", TEXT), ("b", "mode: [\n"), ("c", &*format!("{TEXT}mode: ipvs\n"))] {
             std::fs::create_dir(dir.path().join(version)).unwrap();
             std::fs::write(dir.path().join(version).join("config.conf"), text).unwrap();

@@ -1,4 +1,4 @@
-//! `ballast end-udp-sockets`: what of the agent takes the most privileges, as a process of its own.
+//! `ballast end-udp-sockets`: the part of the agent that needs the most privileges, as a separate process.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::sockets;
 
-/// Runs until it is told to end (SIGTERM, SIGINT), or the maps are replaced, to be started again.
+/// Runs until it gets SIGTERM or SIGINT, or until the maps are replaced and it has to be started again.
 pub fn end_udp_sockets(bpffs: &Path) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the async runtime")?;
@@ -20,7 +20,7 @@ pub fn end_udp_sockets(bpffs: &Path) -> anyhow::Result<()> {
             ended = sockets::beside_the_agent(bpffs.to_owned()) => Ok(ended?),
         }
     });
-    // A sweep that goes on must not hold up the end.
+    // A sweep in progress must not delay the exit.
     runtime.shutdown_background();
     result
 }

@@ -1,4 +1,4 @@
-//! What is done before anything is loaded, and what `--init-only` does alone.
+//! Prepares the node before anything is loaded; `--init-only` does only this.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::netfilter::sysctl;
 use crate::programs;
 
-/// Does what takes full privileges, for a main container that has few: `bpffs`, `cgroup2`, netfilter's settings.
+/// Does what needs full privileges, for a main container that has few: mounts `bpffs` and `cgroup2`, sets netfilter's sysctls.
 pub fn init(config: &RunConfig) -> anyhow::Result<()> {
     describe(config);
     let mounted = programs::mount_bpffs(&config.bpffs)?;
@@ -23,7 +23,7 @@ pub fn init(config: &RunConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Logs once which given settings are ignored or mean something else.
+/// Logs once which given settings are ignored or have another meaning.
 pub fn describe(config: &RunConfig) {
     if let Some(mode) = config.legacy_proxy_mode {
         tracing::info!(mode, "Ballast uses `ebpf` instead of this mode of kube-proxy");
@@ -36,9 +36,9 @@ pub fn describe(config: &RunConfig) {
     }
 }
 
-/// Says once what another proxy has left on this node.
+/// Logs once what another proxy has left on this node.
 pub async fn describe_kube_proxy_rules() {
-    // Who may not ask may not attach either, and that is told elsewhere.
+    // An agent without the privilege to read the rules cannot attach programs either, which is reported elsewhere.
     let Ok(Ok(found)) = tokio::task::spawn_blocking(KubeProxyRules::look).await else { return };
     if found.has_rules() {
         tracing::warn!(
@@ -53,7 +53,7 @@ pub async fn describe_kube_proxy_rules() {
     }
 }
 
-/// Asks the kernel to spare this process, where the operator says so.
+/// Sets `oom_score_adj` of this process, if the operator gave a value.
 pub fn set_up_process(config: &RunConfig) {
     let Some(score) = config.kube_proxy.oom_score_adj else { return };
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
@@ -61,8 +61,8 @@ pub fn set_up_process(config: &RunConfig) {
     }
 }
 
-/// Sets what the operator asks of netfilter. kube-proxy ends where it cannot; a read-only `/proc/sys` is usual
-/// for the container that Ballast runs in, so `--init-only` is where this should work.
+/// Sets the netfilter sysctls that the operator requests. kube-proxy exits if it cannot set them; Ballast's container
+/// usually has a read-only `/proc/sys`, so they should be set by `--init-only`.
 pub fn set_up_netfilter(config: &RunConfig) {
     let wanted = &config.kube_proxy.conntrack;
     for error in sysctl::apply(wanted, Path::new("/proc/sys"), Path::new("/sys/module")) {

@@ -1,8 +1,8 @@
-//! Memory goes back to the kernel when it is not needed any more.
+//! Returns memory to the kernel when it is no longer needed.
 //!
-//! The start takes several times what stays: lists of objects, the BPF object, plans that become rows of maps. The
-//! allocator keeps freed memory for the next time, which may be weeks away. And most of the program's code and constants are for
-//! the start only.
+//! The start needs several times the memory that is used later: lists of objects, the BPF object, plans that become map
+//! entries. The allocator keeps freed memory for the next allocation, which may be weeks later. Most of the program's
+//! code and constants are used only at the start.
 
 use std::io;
 use std::ops::Range;
@@ -15,29 +15,29 @@ use tokio::time::sleep;
 use crate::programs;
 use crate::sync::Status;
 
-/// After the first sync, until what follows it (programs are attached, sockets are looked through) is over too.
+/// The pause after the first sync, until the work after it (attaching programs, checking sockets) is done too.
 const SETTLE: Duration = Duration::from_secs(3);
-/// How often it is looked at again: a list that was needed again leaves as much behind as the first one.
+/// How often memory is returned again: every later list leaves as much freed memory behind as the first one.
 const PERIOD: Duration = Duration::from_mins(1);
 
-/// Settings of the C library's allocator; to be made before there is a second thread.
+/// Configures the C library's allocator; must be called before there is a second thread.
 #[cfg(target_env = "gnu")]
 pub fn set_up() {
-    /// One for each worker; more only scatter what is freed.
+    /// One arena for each worker; more arenas only scatter the freed memory.
     const ARENAS: libc::c_int = 2;
-    /// Blocks of this size have pages of their own, which go back when they are freed.
+    /// Blocks of at least this size are mapped separately, and are unmapped when they are freed.
     const LARGE: libc::c_int = 256 * 1024;
     for (setting, value) in [(libc::M_ARENA_MAX, ARENAS), (libc::M_MMAP_THRESHOLD, LARGE)] {
-        // SAFETY: two numbers; a setting that the library does not know changes nothing.
+        // SAFETY: the arguments are two numbers; the library ignores a setting that it does not know.
         unsafe { libc::mallopt(setting, value) };
     }
 }
 
-/// Other allocators are left as they are.
+/// Does nothing for other allocators.
 #[cfg(not(target_env = "gnu"))]
 pub fn set_up() {}
 
-/// Gives back what is free after the first sync, and now and then.
+/// Returns free memory to the kernel after the first sync, and then periodically.
 pub async fn give_back(mut status: watch::Receiver<Status>) {
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
@@ -52,19 +52,18 @@ pub async fn give_back(mut status: watch::Receiver<Status>) {
     }
 }
 
-/// Lets the kernel take back the pages of this program and its libraries. Those that are needed again are mapped again.
+/// Lets the kernel reclaim the pages of this program and its libraries. Pages that are needed again are mapped again.
 fn release_program() -> io::Result<()> {
     for range in unchanged(&std::fs::read_to_string("/proc/self/smaps")?) {
         let start = std::ptr::with_exposed_provenance_mut(range.start);
-        // SAFETY: the mapping cannot be written to, and none of its pages differs from the file's: the same bytes are read
-        // again.
+        // SAFETY: the mapping is not writable, and none of its pages differs from the file, so the same bytes are read again.
         unsafe { rustix::mm::madvise(start, range.len(), rustix::mm::Advice::LinuxDontNeed) }?;
     }
     Ok(())
 }
 
-/// The mappings of files that no process may write to, and that hold nothing but what is in the file: relocated addresses of the
-/// program do not count as such (`proc_pid_smaps(5)`).
+/// Returns the read-only mappings of files whose pages all have the contents of the file. Mappings with relocated
+/// addresses of the program are not among them (`proc_pid_smaps(5)`).
 fn unchanged(smaps: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut candidate = None;
@@ -85,7 +84,7 @@ fn unchanged(smaps: &str) -> Vec<Range<usize>> {
 fn now() {
     programs::release_object();
     #[cfg(target_env = "gnu")]
-    // SAFETY: it touches only memory that is free.
+    // SAFETY: `malloc_trim` touches only free memory.
     unsafe {
         libc::malloc_trim(0);
     }

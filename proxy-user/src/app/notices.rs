@@ -1,4 +1,4 @@
-//! What the cluster is told of single objects.
+//! Kubernetes Events about Services and about this node.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use crate::model::notice::Notice;
 use crate::programs::{Taken, Xdp, XdpDevice};
 use crate::sync::{Status, problems_begun};
 
-/// Tells of problems of Services when they begin, as far as they are this node's: of what is wrong with an object every
-/// node would tell, and thousands of events would say the same. A queue that is full loses some; the log has them all.
+/// Sends an event for each new problem of a Service on this node. Problems of the object itself are not sent: every
+/// node would send the same event. If the queue is full, events are lost; the log has all of them.
 pub async fn tell_problems(mut status: watch::Receiver<Status>, sender: mpsc::Sender<Notice>) {
     let mut before: Vec<Problem> = Vec::new();
     loop {
@@ -31,8 +31,8 @@ pub async fn tell_problems(mut status: watch::Receiver<Status>, sender: mpsc::Se
     }
 }
 
-/// Tells which uplinks run the XDP program each time that this changes. A warning is one that `--xdp` names a mode for, and
-/// that has none.
+/// Sends an event with the XDP mode of each uplink, each time that it changes. The event is a warning if `--xdp` names
+/// a mode and an uplink has none.
 pub async fn tell_xdp(
     mut devices: watch::Receiver<BTreeMap<u32, XdpDevice>>,
     wanted: Xdp,
@@ -62,7 +62,8 @@ fn uplinks(devices: &BTreeMap<u32, XdpDevice>, wanted: Xdp) -> Option<Notice> {
     Some(Notice::xdp(is_short, format!("XDP on uplinks: {note}")))
 }
 
-/// Problems of slices are no events: few users look at events of objects that a controller makes.
+/// Returns the event for a problem; `None` for problems of slices: few users look at events of objects that a
+/// controller creates.
 fn notice(problem: &Problem) -> Option<Notice> {
     let (namespace, name) = problem.object.strip_prefix("Service ")?.split_once('/')?;
     let note = format!("{}: {}", problem.field, problem.message);
@@ -114,7 +115,7 @@ mod tests {
         let expected =
             Notice::not_programmed(ServiceName::new("shop", "a"), "spec.ports: no room".to_owned());
         assert_eq!(told.recv().await, Some(expected));
-        // The same once more, and then another one, which is all that is heard of.
+        // The unchanged problems cause no event; the next event is for the new problem.
         status.send_modify(|status| status.services += 1);
         tokio::task::yield_now().await;
         status.send_modify(|status| status.failed.push(problem("Service shop/b")));

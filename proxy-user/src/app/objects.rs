@@ -1,4 +1,4 @@
-//! Where objects come from: a folder, a cluster, or both.
+//! The sources of objects: a folder, a cluster, or both.
 
 use futures::future::{BoxFuture, OptionFuture};
 use kube::Client;
@@ -11,8 +11,8 @@ use crate::model::notice::Notice;
 use crate::model::{ApiServers, Event};
 use crate::source::folder::{self, Role};
 
-/// Opens what `config` names. The future sends what happens there to `sender`, for ever, and `notices` to the cluster, if there
-/// is one; the client is for other questions to it.
+/// Opens the sources that `config` names. The future never ends; it sends their events to `sender`, and `notices` to
+/// the cluster, if there is one. The client is for other requests to the cluster.
 pub async fn open(
     config: &RunConfig,
     sender: mpsc::Sender<Event>,
@@ -32,7 +32,7 @@ pub async fn open(
     let folder = OptionFuture::from(config.source.manifests.clone().map(beside));
     let (cluster, client) = of_cluster(cluster, config, sender.clone(), notices, needs_nodes, told).await?;
     let cluster = async move {
-        // Without a folder the other end is gone.
+        // Without a folder, the sender of this channel has been dropped.
         let _ = has_begun.await;
         cluster.await;
     };
@@ -69,7 +69,7 @@ async fn of_cluster(
     Ok((Box::pin(source), connection.client))
 }
 
-/// There is no cluster to be told.
+/// Discards the notices, because there is no cluster.
 async fn silence(mut notices: mpsc::Receiver<Notice>) {
     while notices.recv().await.is_some() {}
 }

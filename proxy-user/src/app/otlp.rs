@@ -1,4 +1,4 @@
-//! Exports telemetry (`--otlp-endpoint`): starts what sends, and takes events out of the ring of the programs.
+//! Exports telemetry (`--otlp-endpoint`): starts the exporter, and reads events from the ring buffer of the programs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use crate::otlp::record::LogRecord;
 use crate::otlp::{Exporter, Loss, Queue, Running};
 use crate::sync::Status;
 
-/// How often the ring is looked at: an event wakes no reader.
+/// How often the ring buffer is read: an event does not wake the reader.
 const LOOK: Duration = Duration::from_millis(20);
-/// Events of one look that become records; more of them are counted and forgotten. 3,200 a second: names of devices and
-/// processes are looked up for each.
+/// How many events of one read become records, which is 3,200 a second; further events are only counted. The names of
+/// devices and processes are looked up for each record.
 const TAKEN: usize = 64;
-/// Before maps that cannot be read are tried again.
+/// The pause before maps that could not be read are tried again.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Starts what sends. An exporter that cannot work is an error in the log, and no reason not to serve traffic.
+/// Starts the exporter. If this fails, the agent logs an error and still serves traffic.
 pub async fn start(exporter: Option<Exporter>, config: &RunConfig) -> Option<Running> {
     let (exporter, settings) = exporter.zip(config.otlp.as_ref())?;
     let target = settings.otlp_endpoint.clone();
@@ -42,7 +42,8 @@ pub async fn start(exporter: Option<Exporter>, config: &RunConfig) -> Option<Run
     }
 }
 
-/// Exports events until the agent ends, if that is asked for. The programs write them only while a listener is registered.
+/// Exports events until the agent ends, if events are to be exported. The programs write them only while a listener is
+/// registered.
 pub async fn events(queue: Queue<LogRecord>, config: Arc<RunConfig>, mut status: watch::Receiver<Status>) {
     let Some(settings) = config.otlp.as_ref().filter(|settings| settings.has(Telemetry::Events)) else {
         return;
@@ -52,7 +53,7 @@ pub async fn events(queue: Queue<LogRecord>, config: Arc<RunConfig>, mut status:
     }
     let (sample, mut is_told) = (settings.otlp_sample, false);
     loop {
-        // Set when this task is dropped, which a thread does not notice by itself.
+        // Set when this task is dropped, which the thread does not notice by itself.
         let ending = Ending::default();
         let noted = Arc::clone(&ending.0);
         let (queue, bpffs) = (queue.clone(), config.bpffs.clone());
@@ -87,7 +88,7 @@ fn follow(queue: &Queue<LogRecord>, bpffs: &Path, sample: u32, ending: &AtomicBo
             listener.renew()?;
             renewed = Instant::now();
         }
-        // The clock may be set meanwhile.
+        // Read each time, because the clock may be set in between.
         let (context, now) = (MonitorContext::now(), SystemTime::now());
         let mut taken = 0;
         while let Some(event) = listener.next_event() {

@@ -1,18 +1,18 @@
 //! Owns the tasks of the agent.
 //!
-//! The agent ends when a task that it needs ends, when a task fails, and when anything panics: programs and maps stay in place, and
-//! kubelet or systemd starts the agent again. An agent that goes on without one of its tasks would
-//! look healthy and do nothing.
+//! The agent exits when a task that it needs ends, when a task fails, and when a thread panics: programs and maps stay
+//! in place, and kubelet or systemd starts the agent again. An agent that continues without one of its tasks would look
+//! healthy and do nothing.
 
 use std::panic;
 
 use anyhow::anyhow;
 use tokio::task::JoinSet;
 
-/// The exit status after a panic, as the Rust runtime has it.
+/// The exit status after a panic, as in the Rust runtime.
 const PANICKED: i32 = 101;
 
-/// Tasks, which end when this is dropped.
+/// The tasks of the agent; they are cancelled when the supervisor is dropped.
 #[derive(Debug, Default)]
 pub struct Supervisor {
     tasks: JoinSet<anyhow::Result<()>>,
@@ -27,7 +27,7 @@ impl Supervisor {
         });
     }
 
-    /// Runs a task that may end, and whose error is the end of the agent.
+    /// Runs a task that may end, but whose error ends the agent.
     pub fn runs(&mut self, task: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
         self.tasks.spawn(task);
     }
@@ -53,8 +53,8 @@ impl Supervisor {
     }
 }
 
-/// Ends the process when any of its threads panics, after the message is in the log. A runtime would end the task alone, and a
-/// release build, which does not unwind, would abort.
+/// Exits the process when any of its threads panics, after the message was logged. The async runtime would end only the
+/// task, and a release build, which does not unwind, would abort.
 pub fn end_on_panic() {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// Long after the panic.
+    /// Much longer than the process takes until the panic.
     const LATE: Duration = Duration::from_secs(30);
 
     #[tokio::test]
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(tasks.failed().await.to_string(), "the address is taken");
     }
 
-    /// Says to the test below that it runs in a process of its own.
+    /// Tells the test below that it runs in a child process.
     const CHILD: &str = "BALLAST_TEST_PANICS";
 
     fn panics_in_a_task() {

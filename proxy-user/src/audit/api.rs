@@ -1,4 +1,4 @@
-//! Lists of the API server.
+//! Lists from the API server.
 
 use futures::{Stream, TryStreamExt};
 

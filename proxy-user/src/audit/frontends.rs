@@ -1,4 +1,4 @@
-//! Compares what the maps hold with what a fresh plan of every Service asks for.
+//! Compares the content of the maps with a new plan of every Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -9,12 +9,12 @@ use super::sources::{Ask, AuditError, Frontends, GRACE};
 use crate::maps::FrontendKey;
 use crate::sync::{Expected, Question};
 
-/// Services that the driver plans in one go: its other work waits meanwhile.
+/// Services that the driver plans for one question: its other work waits for this.
 const PIECE: usize = 32;
 
 type Found = BTreeMap<FrontendKey, BTreeSet<SocketAddr>>;
 
-/// Finds frontends that the maps have wrong for long, and has the maps repaired.
+/// Finds frontends whose content in the maps stays wrong, and has the maps repaired.
 pub(super) async fn audit(
     maps: &(impl Frontends + Sync),
     driver: &Ask,
@@ -32,7 +32,7 @@ pub(super) async fn audit(
     Ok(lasting.into_iter().map(|(key, _)| key).collect())
 }
 
-/// What is wanted and what was found of one frontend; `None`: nothing.
+/// The desired and the found endpoints of one frontend; `None`: there is no such frontend.
 type Difference = (Option<BTreeSet<SocketAddr>>, Option<BTreeSet<SocketAddr>>);
 
 async fn differing(

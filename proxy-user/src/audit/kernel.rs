@@ -1,4 +1,4 @@
-//! What the programs see, read from the pinned maps.
+//! Reads from the pinned maps what the programs see.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ fn read(view: &View) -> Result<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>, View
     };
     let endpoints = |row: &crate::maps::view::FrontendRow| {
         let of = row.backends.iter().filter_map(|id| backends.get(id));
-        // The programs pass over what is not active, and over ids that another Service port has by now.
+        // The programs skip backends that are not active, and ids that belong to another Service port by now.
         let serving = of.filter(|it| it.state == BackendState::Active && it.service == row.service);
         serving.map(|backend| backend.socket).collect()
     };

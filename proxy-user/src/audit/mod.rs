@@ -1,10 +1,10 @@
-//! Compares what the programs do with what the API server says, apart from all that is remembered.
+//! Compares the content of the maps with the objects of the API server, without the agent's watches and mirrors.
 //!
-//! A watch may miss an event, and a mirror of a map may be wrong: both would stay so, and every health check would be green. So
-//! every `--api-audit-period` each agent lists all Services and EndpointSlices once more ([`objects`]), and reads the maps
-//! as the programs see them ([`frontends`]). What is under way differs for a moment. So a difference counts when it is
-//! still there after [`GRACE`] while the object has not changed. Then it is repaired, logged and counted: it is a fault of
-//! Ballast's or of the API server, and an alert.
+//! A watch may miss an event, and a mirror of a map may be wrong. Both errors would last, and every health check would
+//! succeed. So every `--api-audit-period` each agent lists all Services and EndpointSlices again ([`objects`]), and reads
+//! the maps as the programs see them ([`frontends`]). A change in progress is a difference for a moment, so a difference
+//! counts only if it still exists after [`GRACE`] and the object has not changed since. It is then repaired, logged and
+//! counted: it is a fault of Ballast or of the API server, and raises an alert.
 
 mod api;
 mod frontends;
@@ -29,28 +29,28 @@ use crate::model::Key;
 use crate::spans;
 use crate::sync::Status;
 
-/// Names that a log line holds, at most.
+/// The most names in a log line.
 const NAMED: usize = 10;
 
-/// What was found since the start.
+/// Results of the audits since the start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Audits that found nothing.
+    /// Audits without a difference.
     pub clean: u64,
-    /// Audits that found something, and had it repaired.
+    /// Audits with differences, which were repaired.
     pub repaired: u64,
-    /// Audits that could not be made.
+    /// Audits that failed.
     pub failed: u64,
-    /// Differences that lasted, by what differed: `Service`, `EndpointSlice`, `frontend`.
+    /// Lasting differences, by kind: `Service`, `EndpointSlice`, `frontend`.
     pub differences: BTreeMap<&'static str, u64>,
 }
 
-/// The counts, shared with the metrics.
+/// The counts, which the metrics read.
 #[derive(Debug, Default)]
 pub struct Audits(Mutex<Counts>);
 
 impl Audits {
-    /// What was found so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -72,12 +72,12 @@ impl Audits {
     }
 }
 
-/// What differed, and was repaired.
+/// The differences that an audit found and had repaired.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Differences {
-    /// Services and EndpointSlices that the agent did not know as the API server does.
+    /// Services and EndpointSlices whose content in the agent differed from the API server's.
     objects: Vec<Key>,
-    /// Frontends that the maps had otherwise than the agent wanted.
+    /// Frontends whose content in the maps differed from the agent's desired state.
     frontends: Vec<FrontendKey>,
 }
 
@@ -87,8 +87,8 @@ impl Differences {
     }
 }
 
-/// Audits every `period` until the driver ends; the first time at a moment of the first period that the node's name decides, so
-/// that nodes take turns.
+/// Runs an audit every `period` until the driver ends. The node's name determines the time of the first one within the
+/// first period, so that the audits of the nodes are spread.
 pub async fn run(
     lists: impl Lists + Sync,
     maps: impl Frontends + Sync,
@@ -152,7 +152,7 @@ fn tell(differences: &Differences) {
     );
 }
 
-/// When in a period it is the turn of this node.
+/// Returns the time of this node's audit within a period, from a hash of its name.
 fn turn(node_name: &str, period: Duration) -> Duration {
     let mut hasher = DefaultHasher::new();
     node_name.hash(&mut hasher);

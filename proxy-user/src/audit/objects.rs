@@ -1,4 +1,4 @@
-//! Compares what the agent knows of the cluster with a fresh list.
+//! Compares the agent's state of the cluster with a new list.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -11,12 +11,12 @@ use super::sources::{Ask, AuditError, GRACE, Lists};
 use crate::model::{Key, Object};
 use crate::sync::Question;
 
-/// Objects that the driver compares in one go: its other work waits meanwhile.
+/// Objects that the driver compares for one question: its other work waits for this.
 const PIECE: usize = 256;
-/// Suspects that are asked for one by one; of more, all are listed again.
+/// The most suspects that are read one by one; for more, the audit lists all objects again.
 const SINGLE: usize = 64;
 
-/// Finds objects of which driver and API server say different things for long, and has them corrected.
+/// Finds objects whose content in the driver and in the API server stays different, and has them corrected.
 pub(super) async fn audit(lists: &(impl Lists + Sync), driver: &Ask) -> Result<Vec<Key>, AuditError> {
     let suspects = suspects(lists, driver).await?;
     if suspects.is_empty() {
@@ -24,19 +24,19 @@ pub(super) async fn audit(lists: &(impl Lists + Sync), driver: &Ask) -> Result<V
     }
     sleep(GRACE).await;
     let mut lasting = again(lists, &suspects).await?;
-    // What has changed meanwhile is under way.
+    // An object that has changed since then is on its way to the driver.
     lasting.retain(|key, object| suspects.get(key) == Some(object));
     driver.ask(|reply| Question::Correct(lasting.into_iter().collect(), reply)).await
 }
 
-/// All objects of which they say different things, as the API server has them.
+/// Returns all objects that differ between driver and API server, with the API server's content; `None`: not listed.
 async fn suspects(
     lists: &(impl Lists + Sync),
     driver: &Ask,
 ) -> Result<BTreeMap<Key, Option<Object>>, AuditError> {
     let mut listed = BTreeSet::new();
     let mut suspects = BTreeMap::new();
-    // A list is not held as a whole: the next objects are asked for when the driver has compared these.
+    // To save memory, the next objects are read only after the driver has compared these.
     let mut pieces = pin!(lists.all().try_chunks(PIECE));
     while let Some(piece) = pieces.try_next().await.map_err(|TryChunksError(_, error)| error)? {
         listed.extend(piece.iter().map(Object::key));
@@ -48,7 +48,7 @@ async fn suspects(
     Ok(suspects)
 }
 
-/// The same objects as the API server has them now.
+/// Returns the current content of the same objects in the API server.
 async fn again(
     lists: &(impl Lists + Sync),
     suspects: &BTreeMap<Key, Option<Object>>,

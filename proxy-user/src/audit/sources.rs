@@ -1,4 +1,4 @@
-//! What an audit asks: lists apart from any watch, the maps as the programs see them, and the driver.
+//! The sources of an audit: lists without a watch, the maps as the programs see them, and the driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use crate::maps::FrontendKey;
 use crate::model::{Key, Object};
 use crate::sync::Question;
 
-/// How long a difference must last. A watch is behind by milliseconds; one that has failed begins again within 20 s, and its list
-/// may be silent for 10 s before another one is asked for.
+/// The time for which a difference must last. A watch is behind by milliseconds; a failed watch restarts within 20 s, and
+/// its list may be silent for 10 s before another one is requested.
 pub const GRACE: Duration = Duration::from_mins(1);
-/// Why an audit came to nothing.
+/// The reason why an audit failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     /// The API server did not list its objects.
@@ -23,33 +23,33 @@ pub enum AuditError {
     /// The maps cannot be read.
     #[error("cannot read the maps: {0}")]
     Maps(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The agent is ending.
+    /// The agent is shutting down.
     #[error("the agent is shutting down")]
     Ending,
 }
 
-/// Where objects are listed apart from any watch.
+/// A source that lists objects without a watch.
 pub trait Lists {
-    /// Every Service and every EndpointSlice that there is; an error is the end.
+    /// Returns every existing Service and EndpointSlice; the stream ends after an error.
     fn all(&self) -> impl Stream<Item = Result<Object, AuditError>> + Send;
-    /// One of them, as it is now; `None` if there is none.
+    /// Returns the current content of one object; `None` if it does not exist.
     fn one(&self, key: &Key) -> impl Future<Output = Result<Option<Object>, AuditError>> + Send;
 }
 
-/// What the programs see: endpoints that take connections, by frontend.
+/// What the programs see: the endpoints for new connections, by frontend.
 pub trait Frontends {
-    /// Reads the maps, which takes milliseconds.
+    /// Reads the maps; this takes milliseconds.
     fn read(
         &self,
     ) -> impl Future<Output = Result<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>, AuditError>> + Send;
 }
 
-/// The driver, to be asked.
+/// A handle to send questions to the driver.
 #[derive(Clone, Debug)]
 pub struct Ask(mpsc::Sender<Question>);
 
 impl Ask {
-    /// Asks the driver that takes its questions from the other end of `sender`.
+    /// Creates a handle for the driver that receives the questions of `sender`.
     pub const fn new(sender: mpsc::Sender<Question>) -> Self {
         Self(sender)
     }

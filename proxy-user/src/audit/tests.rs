@@ -1,4 +1,4 @@
-//! Audits of a driver with maps in memory, under a clock that only moves when everything waits.
+//! Audits of a driver with maps in memory, under a paused clock, which advances only when all tasks wait.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -21,7 +21,7 @@ use crate::model::{
 use crate::sync::{Driver, DriverSettings, Question};
 
 const PERIOD: Duration = Duration::from_mins(10);
-/// The first turn, and an audit that waits twice.
+/// Returns the time until the first audit is done: its turn, and two waits of [`GRACE`] with a margin.
 fn one() -> Duration {
     turn("node", PERIOD) + 3 * GRACE
 }
@@ -70,7 +70,7 @@ impl Maps {
         frontends.map(|(key, entry)| (*key, endpoints(entry.slot_base, entry.slot_count))).collect()
     }
 
-    /// How many endpoints each frontend has.
+    /// Returns the number of endpoints of each frontend.
     fn counts(&self) -> Vec<usize> {
         self.found().values().map(BTreeSet::len).collect()
     }
@@ -82,7 +82,7 @@ impl Frontends for Maps {
     }
 }
 
-/// An API server; `None`: it is away.
+/// An API server with its objects; `None`: it is unreachable.
 #[derive(Clone)]
 struct Api(Arc<Mutex<Option<Vec<Object>>>>);
 
@@ -119,10 +119,10 @@ struct Bench {
 }
 
 impl Bench {
-    /// A driver that was told of the Services `a` and `b` with three endpoints each, as the API server has them.
+    /// Starts a driver that knows the Services `a` and `b` with three endpoints each, as the API server has them.
     async fn new() -> Self {
         let maps = Maps(Arc::new(Mutex::new(MemoryStore::new(Capacity::default()))));
-        // Its own comparison of the maps must not come before ours.
+        // The driver's own comparison of the maps must not run before the audit.
         let settings = DriverSettings { sync_period: Duration::from_hours(24), ..DriverSettings::default() };
         let (ask, questions) = mpsc::channel(1);
         let driver = Driver::new(maps.clone(), NodeView::new("node"), settings).unwrap();
@@ -235,7 +235,7 @@ async fn many_differences_are_repaired_as_well_as_few() {
 async fn a_change_on_its_way_is_no_difference() {
     let bench = Bench::new().await;
     let turn = turn("node", PERIOD);
-    // The API server has it just before the audit, the watch tells of it just after.
+    // The API server has the object just before the audit; the watch delivers it just after.
     sleep(turn.checked_sub(Duration::from_secs(1)).unwrap()).await;
     bench.api.set(Some([objects(), vec![Object::Service(service("c", 3))]].concat()));
     sleep(Duration::from_secs(2)).await;
@@ -282,7 +282,7 @@ async fn an_api_server_that_is_away_changes_nothing() {
     assert_eq!((bench.counts(), bench.maps.counts()), ((0, 0, 1), vec![3, 3]));
 }
 
-/// A list without end, which counts what was taken of it.
+/// An infinite list that counts the objects taken from it.
 struct Endless(Arc<AtomicUsize>);
 
 impl Lists for Endless {

@@ -1,4 +1,4 @@
-//! What can be typed. Parsing has no effects; the comments here are the help texts.
+//! The command line. Parsing has no side effects; the doc comments of this module are the help texts.
 
 pub mod bpffs;
 pub mod change;

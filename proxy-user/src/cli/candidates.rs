@@ -1,4 +1,4 @@
-//! Names that a shell may complete: those of what the maps hold now. A user who may not read them gets none.
+//! Candidates for shell completion: names that the maps hold. There are none if the user may not read the maps.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

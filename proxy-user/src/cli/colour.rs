@@ -1,4 +1,4 @@
-//! Colour, where it is wanted: on a terminal, unless `NO_COLOR` is set (<https://no-color.org>).
+//! Coloured output: on a terminal, unless `NO_COLOR` is set (<https://no-color.org>).
 
 use std::ffi::OsStr;
 use std::io::IsTerminal as _;
@@ -6,15 +6,15 @@ use std::io::IsTerminal as _;
 /// A colour of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colour {
-    /// Well.
+    /// No problem.
     Green,
-    /// Needs a look.
+    /// Needs attention.
     Yellow,
-    /// Wrong.
+    /// An error.
     Red,
 }
 
-/// Whether standard output takes colour.
+/// Whether standard output gets colours.
 pub fn of_stdout() -> bool {
     let (no_colour, terminal) = (std::env::var_os("NO_COLOR"), std::env::var_os("TERM"));
     wanted(std::io::stdout().is_terminal(), no_colour.as_deref(), terminal.as_deref())
@@ -24,7 +24,7 @@ fn wanted(is_terminal: bool, no_colour: Option<&OsStr>, terminal: Option<&OsStr>
     is_terminal && no_colour.is_none_or(OsStr::is_empty) && terminal != Some(OsStr::new("dumb"))
 }
 
-/// The text, in that colour if colour is wanted.
+/// Returns the text in this colour, or unchanged if colours are not wanted.
 pub fn paint(text: &str, colour: Colour, with_colour: bool) -> String {
     if !with_colour {
         return text.to_owned();

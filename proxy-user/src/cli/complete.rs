@@ -1,6 +1,6 @@
-//! Completion by shells, and manual pages: both are made of what can be typed.
+//! Shell completion and manual pages, both generated from the definition of the command line.
 //!
-//! The script of a shell asks this program (the variable [`VARIABLE`] says so).
+//! The completion script of a shell runs this program with the variable [`VARIABLE`] set.
 
 use std::io;
 use std::path::Path;
@@ -12,16 +12,16 @@ use clap_complete::env::Shells;
 use super::args::Args;
 use super::args::inspect::Shell;
 
-/// A shell sets it when it asks.
+/// Set by a completion script that asks for candidates.
 const VARIABLE: &str = "_BALLAST_COMPLETE";
 const PROGRAM: &str = "ballast";
 
-/// Answers a shell that asks, and ends the process then.
+/// If a completion script asks, answers it and ends the process.
 pub fn answer() {
     CompleteEnv::with_factory(Args::command).var(VARIABLE).complete();
 }
 
-/// The script for a shell.
+/// Returns the completion script for a shell.
 pub fn script(shell: Shell) -> io::Result<String> {
     let name = match shell {
         Shell::Bash => "bash",

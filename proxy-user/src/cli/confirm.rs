@@ -2,12 +2,12 @@
 
 use std::io::{self, BufRead, IsTerminal as _, Write};
 
-/// Whether a person is asked: both what is read and what is written to is a terminal. Scripts, units and containers go on.
+/// Whether to ask: only if standard input and standard error are terminals. Scripts, units and containers are not asked.
 pub fn is_asked() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
-/// Asks a question that is answered by yes or no; anything but yes is no.
+/// Asks a yes-or-no question; any answer but yes counts as no.
 pub fn confirmed(question: &str, input: &mut impl BufRead, out: &mut impl Write) -> io::Result<bool> {
     write!(out, "{question} [y/N] ")?;
     out.flush()?;

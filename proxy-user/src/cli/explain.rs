@@ -1,5 +1,5 @@
-//! `ballast explain`: what would happen to a connection, by the rules that the programs apply
-//! ([`proxy_common::decide`]) to the tables that they read.
+//! `ballast explain`: computes what would happen to a connection, with the rules of the programs ([`proxy_common::decide`]) and
+//! the tables that the programs read.
 
 mod choice;
 mod client;
@@ -21,20 +21,20 @@ use super::question::{Client, Destination};
 use super::show::ShowError;
 use crate::maps::view::{Rules, View};
 
-/// The answer.
+/// The result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// Who connects.
+    /// The client of the connection.
     pub client: Client,
-    /// What it dials.
+    /// The destination of the connection.
     pub destination: Destination,
-    /// What the socket hooks do.
+    /// Result of the socket hooks.
     pub socket: Path,
-    /// What the packet hooks do.
+    /// Result of the packet hooks.
     pub packet: Path,
 }
 
-/// Reads the maps, and answers.
+/// Reads the maps, and returns the rendered explanation.
 pub fn answer(args: &ExplainArgs) -> Result<String, ShowError> {
     let view = View::open(&args.reader.maps.bpffs)?;
     let explanation = match (args.destination.to.ip(), args.client) {
@@ -55,7 +55,7 @@ pub fn answer(args: &ExplainArgs) -> Result<String, ShowError> {
     explanation.render(args.reader.output)
 }
 
-/// Asks the rules. `from` is the client's address, when it has one.
+/// Applies the rules to a connection. `from` is the client's address, if it is known.
 pub fn explain<A: Address + Into<IpAddr>>(
     rules: &Rules<A>,
     client: Client,

@@ -1,4 +1,4 @@
-//! `ballast cleanup` where kube-proxy's rules are: the connections of the packet path are moved to `nf_conntrack`.
+//! `ballast cleanup` on a node with kube-proxy's rules: moves the connections of the packet path to `nf_conntrack`.
 
 use std::fmt::Write as _;
 use std::io;
@@ -11,7 +11,7 @@ use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::{FlowRow, FlowState, Transport, View, ViewError};
 use crate::programs::Witness;
 
-/// Why connections are not handed over.
+/// Why connections cannot be moved.
 #[derive(Debug, thiserror::Error)]
 enum HandoverError {
     #[error(transparent)]
@@ -20,33 +20,34 @@ enum HandoverError {
     Netfilter(#[from] io::Error),
 }
 
-/// Hands connections over when the programs go.
+/// Moves connections when the programs are detached.
 #[derive(Debug)]
 pub struct ConntrackExport {
     bpffs: PathBuf,
     has_successor: bool,
     standstill: Option<Standstill>,
-    /// What became of them, in words; empty where nothing was to be done.
+    /// What was done with the connections, in words; empty if there was nothing to do.
     said: String,
 }
 
 impl ConntrackExport {
-    /// Of the maps on this bpffs.
+    /// Creates an export of the maps on this bpffs.
     pub fn new(bpffs: PathBuf) -> Self {
         Self { bpffs, has_successor: false, standstill: None, said: String::new() }
     }
 
-    /// What was done, in words.
+    /// Returns what was done, in words.
     pub fn report(self) -> String {
         self.said
     }
 
-    /// Where kube-proxy translates again: stops connections that conntrack does not know, and has it forget what it knows.
+    /// If kube-proxy takes over: stops connections unknown to conntrack, and deletes its entries of the packet path's
+    /// connections.
     fn begin(&mut self) -> Result<(), HandoverError> {
         if !self.has_successor {
             return Ok(());
         }
-        // First the standstill: what conntrack forgets it must not learn again.
+        // The standstill comes first, so that conntrack does not learn a deleted connection again.
         self.standstill = Some(Standstill::begin()?);
         let mut conntrack = Conntrack::open()?;
         for connection in self.connections()? {
@@ -77,7 +78,7 @@ impl ConntrackExport {
         Ok(View::open(&self.bpffs)?.flows()?.iter().filter_map(connection).collect())
     }
 
-    /// What cannot be handed over breaks; that is no reason not to go.
+    /// Records an error. Connections that cannot be moved break, but that does not stop the cleanup.
     fn note(&mut self, result: Result<(), HandoverError>) {
         if let Err(error) = result {
             self.standstill = None;
@@ -106,7 +107,7 @@ impl Witness for ConntrackExport {
     }
 }
 
-/// A connection that is worth keeping.
+/// Returns the connection of a flow that is worth moving.
 fn connection(row: &FlowRow) -> Option<Connection> {
     let stage = match row.state {
         FlowState::Unreplied | FlowState::HalfOpen => Stage::Opening,

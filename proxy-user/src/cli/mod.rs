@@ -1,6 +1,6 @@
-//! The command line. [`args`] are what was typed, without effects; [`config`](crate::config) makes the agent's settings of it.
+//! The command line. [`args`] parses it without side effects; [`config`](crate::config) derives the agent's settings from it.
 //!
-//! [`show`] answers the reading commands. It reads the pinned maps itself, so it works while no agent runs.
+//! [`show`] implements the reading commands. It reads the pinned maps itself, so it works without a running agent.
 
 pub mod args;
 mod candidates;

@@ -1,4 +1,4 @@
-//! `ballast monitor`: what begins and what is refused, line by line, while it happens.
+//! `ballast monitor`: shows new connections and refusals line by line, as they happen.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -25,21 +25,21 @@ use crate::otlp::Resource;
 
 mod otlp;
 
-/// How often the ring is polled: an event wakes no reader, so that it costs the programs little.
+/// How often the ring is polled: an event does not wake the reader, so that it costs the programs little.
 const LOOK: Duration = Duration::from_millis(20);
-/// Names are read anew at most so often, when an event comes of a Service without one.
+/// Minimum time between two reads of the names; they are read again after an event of a Service without a name.
 const NAMES: Duration = Duration::from_secs(1);
 
-/// Why it ended early.
+/// Why `ballast monitor` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MonitorError {
-    /// The maps cannot be read, or a Service was not named properly.
+    /// The maps cannot be read, or the name of a Service is invalid.
     #[error(transparent)]
     Show(#[from] ShowError),
-    /// The reader of the lines has gone.
+    /// The reader of standard output has gone.
     #[error("cannot write to standard output: {0}")]
     Write(#[from] io::Error),
-    /// A variable of OpenTelemetry cannot be used.
+    /// An OpenTelemetry variable is invalid.
     #[error(transparent)]
     Variable(#[from] ConfigError),
 }
@@ -53,20 +53,20 @@ impl From<ViewError> for MonitorError {
 /// Which events are shown.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Only those of this Service.
+    /// Only events of this Service.
     pub service: Option<ServiceFilter>,
     /// Only packets of this client.
     pub client: Option<IpAddr>,
     /// Only calls of this process.
     pub pid: Option<u32>,
-    /// Only these reasons, if there are any.
+    /// Only these reasons; empty: all.
     pub reasons: Vec<Reason>,
-    /// Only these kinds, if there are any.
+    /// Only these kinds; empty: all.
     pub kinds: Vec<EventKind>,
 }
 
 impl Selection {
-    /// Whether the event is one of them.
+    /// Whether the event is selected.
     pub fn takes(&self, event: &Event, names: &Snapshot) -> bool {
         let kind = kind(event);
         let of_service = |filter: &ServiceFilter| {
@@ -83,7 +83,7 @@ impl Selection {
     }
 }
 
-/// Shows events until there were enough, or time is up.
+/// Shows events until the requested number is reached or the time is up.
 pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError> {
     let selection = Selection {
         service: args.service.as_deref().map(str::parse).transpose().map_err(ShowError::from)?,
@@ -133,7 +133,7 @@ pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError>
     Ok(out.flush()?)
 }
 
-/// How each line is written.
+/// Format of the lines.
 enum Written {
     Plain(EventOutput),
     Otlp(Resource),
@@ -150,41 +150,41 @@ impl Written {
     }
 }
 
-/// This program on this node, with what OpenTelemetry's variables say.
+/// Describes this program on this node, with the values of OpenTelemetry's variables.
 fn own_resource() -> Result<Resource, ConfigError> {
     let variable = |name: &str| std::env::var(name).ok();
     let node = node_name_or_host(variable("BALLAST_HOSTNAME_OVERRIDE"))?;
     resource(variable, Some(&node))
 }
 
-/// Becomes true when standard input has ended; what is read of it is not used.
+/// Returns a flag that becomes true when standard input ends; the input itself is not used.
 fn input_end() -> Arc<AtomicBool> {
     let ended = Arc::new(AtomicBool::new(false));
     let noted = Arc::clone(&ended);
     std::thread::spawn(move || {
-        // An input that cannot be read has ended, too.
+        // An input that cannot be read counts as ended.
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         noted.store(true, Ordering::Relaxed);
     });
     ended
 }
 
-/// Names of Services, as they are learnt.
+/// Names of Services, read again when a new one appears.
 #[derive(Debug)]
 pub struct Names {
-    /// Service ports and what clients dial; nothing else.
+    /// Only Service ports and frontends.
     pub snapshot: Snapshot,
     read: Instant,
 }
 
 impl Names {
-    /// What there is now.
+    /// Reads the current names.
     pub fn read(view: &View) -> Result<Self, ViewError> {
         let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
         Ok(Self { snapshot, read: Instant::now() })
     }
 
-    /// Reads them anew, if an event is of a Service without a name, and not too often.
+    /// Reads the names again if an event has a Service without a name, but not too often.
     pub fn learn(&mut self, view: &View, service: u32) -> Result<(), ViewError> {
         let known = service == 0 || self.snapshot.names.contains_key(&service);
         if !known && self.read.elapsed() >= NAMES {
@@ -194,10 +194,10 @@ impl Names {
     }
 }
 
-/// What an event does not tell by itself.
+/// Context that an event does not contain.
 #[derive(Clone, Debug, Default)]
 pub struct MonitorContext {
-    /// When the monotonic clock was zero.
+    /// Time at which the monotonic clock was zero.
     zero: Option<SystemTime>,
     /// Names of devices and of processes, instead of those of this machine.
     devices: Option<BTreeMap<u32, String>>,
@@ -205,7 +205,7 @@ pub struct MonitorContext {
 }
 
 impl MonitorContext {
-    /// This machine, now.
+    /// Returns the current context of this machine.
     pub fn now() -> Self {
         Self { zero: SystemTime::now().checked_sub(monotonic()), ..Self::default() }
     }
@@ -254,7 +254,7 @@ fn client(event: &Event) -> Option<SocketAddr> {
     (event.hook == HOOK_PACKET).then_some(found)
 }
 
-/// An event in words. In JSON the names of fields stay, and what is not known is `null`.
+/// An event as text. In JSON, field names are stable, and unknown values are `null`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Line {
@@ -264,21 +264,21 @@ pub struct Line {
     kind: &'static str,
     /// `socket`, `packet`.
     hook: Option<&'static str>,
-    /// Of a packet: address and port.
+    /// Packets: address and port of the client.
     client: Option<SocketAddr>,
-    /// Of a packet: the device it came in by, and its index.
+    /// Packets: the ingress device, and its index.
     device: Option<String>,
     device_index: Option<u32>,
-    /// Of a call: the process.
+    /// Socket calls: the process.
     pid: Option<u32>,
     process: Option<String>,
-    /// Of a call: cookie of the network namespace.
+    /// Socket calls: cookie of the network namespace.
     netns: Option<u64>,
     /// `TCP`, `UDP`, `SCTP`.
     protocol: Option<String>,
-    /// What was dialled.
+    /// Address and port that the client dialled.
     frontend: Option<SocketAddr>,
-    /// Where it went.
+    /// Address and port of the selected endpoint.
     backend: Option<SocketAddr>,
     backend_id: Option<u32>,
     /// `namespace/name:port`.
@@ -288,7 +288,7 @@ pub struct Line {
     reason: Option<&'static str>,
     #[serde(skip)]
     why: Option<Reason>,
-    /// When it happened, as `time` says it.
+    /// Time of the event, the same as `time`.
     #[serde(skip)]
     at: Option<SystemTime>,
     #[serde(skip)]
@@ -296,7 +296,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Words for `event`.
+    /// Creates the line of an event.
     pub fn new(event: &Event, names: &Snapshot, context: &MonitorContext) -> Self {
         let is_call = event.hook == HOOK_SOCKET;
         let is_packet = event.hook == HOOK_PACKET;
@@ -333,19 +333,19 @@ impl Line {
         }
     }
 
-    /// The label of its reason, if it has one.
+    /// Returns the label of the reason, if there is one.
     pub const fn reason(&self) -> Option<&'static str> {
         self.reason
     }
 
-    /// One line for people, without its end.
+    /// Returns one line for people, without a line break.
     pub fn text(&self) -> String {
         // The time of day is enough for a live view.
         let time = self.time.as_deref().and_then(|time| time.get(11..)).unwrap_or("-");
         format!("{time} {:<6} {}", self.kind, self.what())
     }
 
-    /// Who, what it dialled, where it went, and why.
+    /// Returns client, frontend, Service, endpoint and reason as text.
     fn what(&self) -> String {
         let who = match (self.client, &self.process, self.pid, self.hook) {
             (Some(client), ..) => {

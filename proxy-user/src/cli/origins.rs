@@ -1,32 +1,32 @@
-//! Where each setting of the agent comes from: clap knows whether it was a flag, a variable or the default.
+//! The origin of each setting of the agent: clap knows whether a value comes from a flag, a variable or the default.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use serde::{Deserialize, Serialize};
 
-/// A setting, and where it comes from.
+/// A setting, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The flag without its dashes, or the field of kube-proxy's file.
+    /// Name of the flag without dashes, or of the field in kube-proxy's file.
     pub name: String,
-    /// As it was given; empty: as it is without being said.
+    /// The value as it was given; empty if none was given.
     pub value: String,
     /// `flag`, `variable NAME`, `file PATH`, `default`.
     pub from: String,
 }
 
 impl Origin {
-    /// Whether it has its default value.
+    /// Whether the setting has its default value.
     pub fn is_default(&self) -> bool {
         self.from == DEFAULT
     }
 }
 
 const DEFAULT: &str = "default";
-/// What stands for a secret.
+/// Text that replaces a secret.
 const LEFT_OUT: &str = "(redacted)";
 
-/// The settings of the command whose arguments these are, in the order of its help.
+/// Returns the settings of a command with these arguments, in the order of its help.
 pub fn of(command: &Command, matches: &ArgMatches) -> Vec<Origin> {
     let settings = command.get_arguments().filter_map(|arg| {
         let name = arg.get_long().filter(|long| !["help", "version"].contains(long))?;
@@ -45,7 +45,7 @@ pub fn of(command: &Command, matches: &ArgMatches) -> Vec<Origin> {
     settings.collect()
 }
 
-/// The fields of kube-proxy's file; a field in a field is named with a dot.
+/// Returns the fields of kube-proxy's file; the names of nested fields are joined with a dot.
 pub fn of_file(path: &str, document: &serde_json::Value) -> Vec<Origin> {
     let mut origins = Vec::new();
     fields(document, String::new(), &mut |name, value| {
@@ -68,7 +68,7 @@ fn fields(value: &serde_json::Value, name: String, each: &mut impl FnMut(String,
     }
 }
 
-/// An address with a name and password in front of the host has none.
+/// Removes the user name and password in front of the host of a URL.
 fn without_secrets(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
     let authority = rest.split('/').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `ballast programmed`: what the agent has programmed, as it says itself.
+//! `ballast programmed`: what the agent has programmed, as the agent reports it.
 
 use super::args::programmed::ProgrammedArgs;
 use super::show::{ask, reachable};
@@ -7,28 +7,28 @@ use crate::config::run::METRICS_PORT;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgrammedError {
-    /// The agent serves no metrics, which is where it would be asked.
+    /// The agent's metrics server, which would answer, is switched off.
     #[error("the agent's metrics server is switched off: set --metrics-bind-address")]
     NotAsked,
-    /// It does not answer.
+    /// The agent does not answer.
     #[error(
         "the agent does not answer at {address}: {source}; only the agent knows the programmed versions (`ballast service list` reads the maps without the agent)"
     )]
     Silent {
-        /// Where it was asked.
+        /// The queried address.
         address: std::net::SocketAddr,
         /// Why there is no answer.
         source: std::io::Error,
     },
-    /// It has no such Service, or does not know yet.
+    /// The agent has no such Service, or does not know it yet.
     #[error("{0}")]
     Refused(String),
-    /// The name is not one.
+    /// The text is not the name of a Service.
     #[error("{0:?} is not the name of a Service: give NAMESPACE/NAME, like default/redis")]
     Name(String),
 }
 
-/// JSON, as `/programmed` answers.
+/// Returns the JSON answer of `/programmed`.
 pub fn run(args: &ProgrammedArgs) -> Result<String, ProgrammedError> {
     let listen = args.agent.metrics_bind_address;
     let address = listen.resolve(METRICS_PORT).map(reachable).ok_or(ProgrammedError::NotAsked)?;

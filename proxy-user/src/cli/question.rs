@@ -1,4 +1,4 @@
-//! Who and what is asked about: arguments of `ballast monitor` and `ballast explain`.
+//! Arguments of `ballast monitor` and `ballast explain`: clients, destinations, reasons.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ use crate::maps::view::FlowState;
 use crate::model::nearest::{did_you_mean, nearest};
 use crate::model::net::Protocol;
 
-/// Why it is no question.
+/// Why an argument is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuestionError {
     /// Not a client.
@@ -42,10 +42,10 @@ fn reasons() -> String {
     Reason::ALL.iter().map(|reason| reason.label()).collect::<Vec<_>>().join(", ")
 }
 
-/// Who connects.
+/// The client of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// The host or pod that has that address.
+    /// The host or pod with this address.
     Address(IpAddr),
     /// A process in the node's network namespace.
     Host,
@@ -75,12 +75,12 @@ impl fmt::Display for Client {
     }
 }
 
-/// What it dials.
+/// The destination of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// Address and port.
     pub to: SocketAddr,
-    /// TCP unless it was said.
+    /// TCP unless another protocol was given.
     pub protocol: Protocol,
 }
 
@@ -107,7 +107,7 @@ pub fn reason(text: &str) -> Result<Reason, QuestionError> {
     Reason::ALL.iter().copied().find(|reason| reason.label() == text).ok_or_else(wrong)
 }
 
-/// One end of connections: an address or a range, and a port if only that is meant.
+/// One end of connections: an address or a range, optionally with a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     range: IpNet,
@@ -115,7 +115,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Whether that is such an end.
+    /// Whether this end matches.
     pub fn is(&self, end: &SocketAddr) -> bool {
         self.range.contains(&end.ip()) && self.port.is_none_or(|port| port == end.port())
     }

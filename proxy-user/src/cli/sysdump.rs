@@ -1,6 +1,6 @@
-//! `ballast sysdump`: one archive with what a report of a fault needs.
+//! `ballast sysdump`: writes an archive with the data that a fault report needs.
 //!
-//! Each part is a file; one that cannot be made is a line in `failures.txt`, and the others are there. Everything that is text
+//! Each part is a file. A part that cannot be made is a line in `failures.txt`, and does not affect the other parts. All text
 //! passes [`secrets::left_out`].
 
 mod parts;
@@ -20,20 +20,20 @@ use super::args::change::SysdumpArgs;
 /// Why there is no archive.
 #[derive(Debug, thiserror::Error)]
 pub enum SysdumpError {
-    /// The file cannot be made.
+    /// The file cannot be written.
     #[error("cannot write {}: {source}; give another file, or - for standard output", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Cause of the failure.
         source: io::Error,
     },
-    /// The archive goes to a terminal.
+    /// The archive would be written to a terminal.
     #[error("standard output is a terminal: give a file name, or redirect standard output")]
     Terminal,
 }
 
-/// What the archive has, without secrets.
+/// The archive, from which secrets are removed.
 struct Archive<W: Write> {
     tar: tar::Builder<GzEncoder<W>>,
     folder: String,
@@ -51,7 +51,7 @@ impl<W: Write> Archive<W> {
     fn add(&mut self, (name, content): Part) -> io::Result<()> {
         match content {
             Ok(content) => {
-                // What is no text is nothing that anybody reads here.
+                // A part that is not text is of no use to the reader of the archive.
                 let Ok(text) = String::from_utf8(content) else {
                     self.fail(&name, "not valid text");
                     return Ok(());
@@ -67,7 +67,7 @@ impl<W: Write> Archive<W> {
 
     fn fail(&mut self, name: &str, reason: &str) {
         let reason = secrets::left_out(reason);
-        // Writing to a String does not fail.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(self.failures, "{name}: {reason}");
     }
 
@@ -80,7 +80,7 @@ impl<W: Write> Archive<W> {
         self.tar.append_data(&mut header, format!("{}/{name}", self.folder), content)
     }
 
-    /// Ends the archive; how many files are in it, and what is missing.
+    /// Ends the archive. Returns the number of its files, and the failures.
     fn finish(mut self) -> io::Result<(usize, String)> {
         let failures = std::mem::take(&mut self.failures);
         if !failures.is_empty() {
@@ -92,7 +92,7 @@ impl<W: Write> Archive<W> {
     }
 }
 
-/// Writes the archive; what was done, in words. `check` gives the result of `ballast check -o json`.
+/// Writes the archive. Returns what was done, in words. `check` returns the result of `ballast check -o json`.
 pub fn run(
     args: &SysdumpArgs,
     check: impl FnOnce() -> Result<String, String>,
@@ -122,7 +122,7 @@ pub fn run(
     Ok(format!("{}: {files} files{missing}\n", path.display()))
 }
 
-/// A new file that only its owner reads: it names every address of the cluster.
+/// Creates a file that only its owner may read, because the archive contains every address of the cluster.
 fn private(path: &std::path::Path) -> io::Result<std::fs::File> {
     use std::os::unix::fs::OpenOptionsExt as _;
     std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)

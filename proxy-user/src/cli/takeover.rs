@@ -1,8 +1,8 @@
-//! `ballast takeover`: from kube-proxy to Ballast on a live node.
+//! `ballast takeover`: replaces kube-proxy by Ballast on a live node.
 //!
-//! New connections are Ballast's as soon as its agent runs. Those that kube-proxy began are left to netfilter's
-//! conntrack, which needs no rule for them; so the rules go at once, and the last trace when these connections
-//! have ended.
+//! Ballast serves new connections as soon as its agent runs. Connections that kube-proxy has translated stay in netfilter's
+//! conntrack, which needs no rules for them. So the rules are removed at once, and the last table after these connections have
+//! ended.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -22,41 +22,41 @@ use crate::maps::view::{Transport, View, ViewError};
 use crate::programs::attachments;
 use crate::programs::hooks::SOCKET_HOOKS;
 
-/// Between two looks at the connections.
+/// Pause between two reads of the connections.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Longer than the agent waits before it tries again to listen.
+/// Longer than the agent waits before it tries to listen again.
 const UNTIL_IT_LISTENS: Duration = Duration::from_secs(7);
 
-/// Why nothing was taken over, and the way out.
+/// Why the takeover failed, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeoverError {
-    /// netfilter does not answer, or does not change.
+    /// netfilter cannot be read or changed.
     #[error(
         "cannot {what}: {source}; run as root in the node's network namespace, on a kernel with nftables"
     )]
     Netfilter {
-        /// What was tried.
+        /// The failed action.
         what: &'static str,
-        /// Why not.
+        /// Cause of the failure.
         source: io::Error,
     },
-    /// Rules that would come back.
+    /// kube-proxy still runs, and would write its rules again.
     #[error(
         "kube-proxy is still running on this node (process {0}), and would write its rules again; stop it first, for example with \
          `kubectl -n kube-system delete daemonset kube-proxy`"
     )]
     StillRuns(u32),
-    /// No proxy would serve.
+    /// Without kube-proxy, no proxy would serve the Services.
     #[error("Ballast is not ready on this node ({0}): start `ballast run`, and check `ballast status`")]
     NotServing(String),
-    /// IPVS translates by itself.
+    /// IPVS of kube-proxy translates without these rules.
     #[error(
         "this node has IPVS services of kube-proxy: remove them with `kube-proxy --cleanup`, which breaks their open \
          connections"
     )]
     Ipvs,
-    /// nftables does not show them, and only `iptables-legacy` can take them away.
+    /// nftables does not show these rules, and only `iptables-legacy` can remove them.
     #[error(
         "kube-proxy wrote its rules with iptables-legacy ({0}), which `ballast takeover` cannot remove: run `kube-proxy \
          --cleanup` in kube-proxy's own container. New connections already use Ballast; open connections of \
@@ -72,7 +72,7 @@ fn netfilter(what: &'static str) -> impl FnOnce(io::Error) -> TakeoverError {
     move |source| TakeoverError::Netfilter { what, source }
 }
 
-/// Takes over as far as that goes now; returns what was done, in words.
+/// Takes over as far as possible at this time. Returns what was done, in words.
 pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
     let found = KubeProxyRules::look().map_err(netfilter("read the netfilter rules"))?;
     if !found.may_have_connections() {
@@ -87,7 +87,7 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
             return Err(TakeoverError::Legacy(found));
         }
         if !args.force && !args.dry_run {
-            // First, as it may be kube-proxy that answers at our address.
+            // This check comes first, because kube-proxy itself may answer at the agent's address.
             if let Some(pid) = running() {
                 return Err(TakeoverError::StillRuns(pid));
             }
@@ -129,7 +129,7 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
     Ok(text)
 }
 
-/// The agent's answer. Where kube-proxy had the address a moment ago, the agent takes it when it tries again.
+/// Returns the agent's state. If kube-proxy has just released the address, waits until the agent tries to listen again.
 fn answer(at: Listen) -> AgentState {
     let end = Instant::now() + UNTIL_IT_LISTENS;
     loop {
@@ -140,7 +140,7 @@ fn answer(at: Listen) -> AgentState {
     }
 }
 
-/// Whether the agent is well and all its socket programs are attached.
+/// Fails unless the agent is healthy and all its socket programs are attached.
 fn is_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
     match answer(args.agent.metrics_bind_address) {
         AgentState::Answered { status: 200, .. } | AgentState::NotAsked => {}
@@ -159,7 +159,7 @@ fn is_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
     }
 }
 
-/// A kube-proxy in this network namespace.
+/// Returns the process id of a kube-proxy in this network namespace.
 pub(super) fn running() -> Option<u32> {
     let here = std::fs::read_link("/proc/self/ns/net").ok()?;
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
@@ -170,7 +170,7 @@ pub(super) fn running() -> Option<u32> {
     })
 }
 
-/// How many living connections to addresses of Services netfilter translates.
+/// Counts the live connections to addresses of Services that netfilter translates.
 fn old_connections(bpffs: &Path) -> Result<usize, TakeoverError> {
     let frontends = View::open(bpffs)?.services()?;
     let tcp = frontends.iter().filter(|row| row.protocol == Transport(PROTO_TCP));
@@ -179,7 +179,7 @@ fn old_connections(bpffs: &Path) -> Result<usize, TakeoverError> {
     Ok(translated.iter().filter(|to| is_services(to, &destination)).count())
 }
 
-/// Whether the connection was made to a Service, by its own address or by a port of the node.
+/// Whether the connection was made to a Service, by an address of the Service or by a node port.
 fn is_services(to: &SocketAddr, destination: &BTreeSet<(IpAddr, u16)>) -> bool {
     let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
     destination.contains(&(to.ip(), to.port())) || destination.contains(&(any, to.port()))

@@ -1,4 +1,4 @@
-//! What the servers share: what answers are made of, and their forms.
+//! Common parts of the HTTP servers: their state, and functions that build responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use crate::model::notice::Notice;
 use crate::page::Agent;
 use crate::sync::{Programmed, Status};
 
-/// Between two attempts to listen.
+/// The pause between two attempts to listen.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
 
-/// What the answers are made of.
+/// The state from which the servers build their answers.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// What the owner of the maps publishes.
+    /// The status that the owner of the maps publishes.
     pub status: watch::Receiver<Status>,
-    /// Which edition of each Service is programmed.
+    /// Which version of each Service is programmed.
     pub programmed: Programmed,
-    /// How long a change may wait before the agent is unwell: two sync periods.
+    /// How long a change may wait before the agent is unhealthy: two sync periods.
     pub patience: Duration,
-    /// What the cluster is told.
+    /// The queue of Kubernetes Events.
     pub notices: mpsc::Sender<Notice>,
     /// This node's name.
     pub node_name: String,
@@ -33,7 +33,7 @@ pub struct State {
     pub metrics: Arc<Metrics>,
     /// The settings in effect, by component.
     pub config: Arc<serde_json::Value>,
-    /// The page of the metrics server, where there is one.
+    /// The page of the metrics server, if it is enabled.
     pub page: Option<Agent>,
 }
 

@@ -1,11 +1,11 @@
-//! Whether the agent is well, by kube-proxy's rules (`pkg/proxy/healthcheck/proxy_health.go`, 1.36).
+//! Whether the agent is healthy, by kube-proxy's rules (`pkg/proxy/healthcheck/proxy_health.go`, 1.36).
 //!
-//! A family is unhealthy when a change of it has waited for longer than two sync periods, and when the task that owns the maps
-//! has made no progress for that long. Nothing waiting is health, however long ago the last sync was, and so is the time
-//! before the first list.
+//! A family is unhealthy if one of its changes has waited for longer than two sync periods, or if the task that owns
+//! the maps has made no progress for that long. A family without a waiting change is healthy, however long ago the last
+//! sync was, and so is every family before the first list.
 //!
-//! `/healthz` also fails when something could not be programmed for longer than two sync periods, and when the node is
-//! about to go, so that load balancers turn away from it. `/livez` does not: a restart would help in neither case.
+//! `/healthz` also fails if something could not be programmed for longer than two sync periods, and if the node is about to be
+//! removed, so that load balancers stop sending traffic to it. `/livez` does not: a restart would help in neither case.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,32 +14,32 @@ use serde::Serialize;
 use crate::model::net::IpFamily;
 use crate::sync::{NodeFate, Status};
 
-/// What is known of one family's syncs.
+/// The state of the syncs of one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FamilySync {
-    /// Since when the oldest change has waited, if any does.
+    /// Since when the oldest change has waited; `None` if no change waits.
     pub pending_since: Option<SystemTime>,
-    /// Since when something could not be programmed, if that is so.
+    /// Since when something could not be programmed; `None` if everything is programmed.
     pub failing_since: Option<SystemTime>,
-    /// When the maps were last made right.
+    /// When the maps were last up to date.
     pub last_updated: Option<SystemTime>,
 }
 
-/// What is known of the agent.
+/// The state of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// IPv4's syncs.
+    /// The syncs of IPv4.
     pub v4: FamilySync,
-    /// IPv6's syncs.
+    /// The syncs of IPv6.
     pub v6: FamilySync,
-    /// Load balancers may send traffic to this node: it is neither going nor about to.
+    /// Whether load balancers may send traffic to this node: it is neither being removed nor about to be.
     pub node_eligible: bool,
     /// How long the task that owns the maps has made no progress.
     pub stalled: Duration,
 }
 
 impl Default for Snapshot {
-    /// Before the first list.
+    /// The state before the first list.
     fn default() -> Self {
         let (v4, v6) = (FamilySync::default(), FamilySync::default());
         Self { v4, v6, node_eligible: true, stalled: Duration::ZERO }
@@ -47,12 +47,12 @@ impl Default for Snapshot {
 }
 
 impl Snapshot {
-    /// A change of this family waits. The first one that does counts.
+    /// Records that a change of this family waits. The time of the first waiting change counts.
     pub fn queued(&mut self, family: IpFamily, at: SystemTime) {
         self.family(family).pending_since.get_or_insert(at);
     }
 
-    /// Nothing of this family waits any more.
+    /// Records that no change of this family waits any more.
     pub fn updated(&mut self, family: IpFamily, at: SystemTime) {
         *self.family(family) = FamilySync { last_updated: Some(at), ..FamilySync::default() };
     }
@@ -66,9 +66,9 @@ impl Snapshot {
 }
 
 impl From<&Status> for Snapshot {
-    /// One pass serves both families, so they are late together.
+    /// One sync serves both families, so both have the same times.
     fn from(status: &Status) -> Self {
-        // Before all is listed nothing can be done about a change, and kube-proxy does not call it late.
+        // Before everything is listed, a change cannot be programmed, and kube-proxy does not count it as late.
         let pending = status.synced && status.service_changes.pending + status.slice_changes.pending > 0;
         let sync = |family| FamilySync {
             pending_since: status.last_queued.filter(|_| pending),
@@ -84,16 +84,16 @@ impl From<&Status> for Snapshot {
     }
 }
 
-/// Which of the two questions is answered.
+/// Which check is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// Should traffic come to this node?
+    /// Whether this node should get traffic.
     Healthz,
-    /// Should this process go on?
+    /// Whether this process should continue.
     Livez,
 }
 
-/// The answer, with kube-proxy's fields.
+/// The body of the answer, with kube-proxy's fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -121,9 +121,9 @@ struct FamilyReport {
 }
 
 impl Report {
-    /// The answer at `now`, when a change may wait for `patience`.
+    /// Returns the report at `now`; a change may wait for `patience`.
     pub fn of(snapshot: &Snapshot, patience: Duration, check: Check, now: SystemTime) -> Self {
-        // A clock that was set back makes a change young, never old.
+        // If the clock was set back, a change looks younger, never older.
         let is_recent = |since: SystemTime| now.duration_since(since).unwrap_or_default() <= patience;
         let family = |sync: &FamilySync| FamilyReport {
             last_updated: rfc3339(sync.last_updated),
@@ -133,7 +133,7 @@ impl Report {
         };
         let status = Families { v4: family(&snapshot.v4), v6: family(&snapshot.v6) };
         let healthy = status.v4.healthy && status.v6.healthy;
-        // While all is well this is the current time: older load balancers look at nothing else.
+        // The current time while the agent is healthy: older load balancers check only this field.
         let last_updated =
             if healthy { Some(now) } else { snapshot.v4.last_updated.max(snapshot.v6.last_updated) };
         Self {
@@ -145,13 +145,13 @@ impl Report {
         }
     }
 
-    /// The HTTP status.
+    /// Returns the HTTP status.
     pub fn code(&self) -> u16 {
         if self.healthy && self.node_eligible.unwrap_or(true) { 200 } else { 503 }
     }
 }
 
-/// As Go writes times in JSON; what never was is the year 1.
+/// Returns a time as Go writes it in JSON; `None` is Go's zero time, the year 1.
 pub(super) fn rfc3339(time: Option<SystemTime>) -> String {
     time.and_then(|time| jiff::Timestamp::try_from(time).ok())
         .map_or_else(|| "0001-01-01T00:00:00Z".to_owned(), |time| time.to_string())
@@ -164,7 +164,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_mins(1);
 
-    /// A clock that goes only when told.
+    /// A clock that only the test advances.
     struct Clock(SystemTime);
 
     impl Clock {

@@ -1,23 +1,23 @@
-//! The servers that kube-proxy has: health (10256, for load balancers) and metrics (10249, for people and
-//! Prometheus), and one for each Service that load balancers ask about.
+//! The HTTP servers of kube-proxy: health (10256, for load balancers), metrics (10249, for people and Prometheus), and
+//! one for each Service with a health check of load balancers.
 //!
 //! | server | path | answer |
 //! |---|---|---|
 //! | health | `/healthz`, `/livez` | JSON, 200 or 503; see [`health`] |
-//! | | `/readyz` | `ok`, or 503 until all that was listed is in the maps; kube-proxy has none |
+//! | | `/readyz` | `ok`, or 503 until all listed objects are in the maps; kube-proxy has none |
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
-//! | | `/programmed`, `/programmed/NAMESPACE/NAME` | which edition of each Service is programmed; kube-proxy has none |
-//! | | `/xdp` | which uplinks run the XDP program, and why not; kube-proxy has none |
-//! | | `/apiservers` | the API servers, and which of them is asked; kube-proxy has none |
-//! | | `/problems` | what is wrong with which object, as a list of sentences in JSON; kube-proxy has none |
-//! | | `/configz` | the settings in effect, as JSON: ours, and as kube-proxy would write them |
+//! | | `/programmed`, `/programmed/NAMESPACE/NAME` | which version of each Service is programmed; kube-proxy has none |
+//! | | `/xdp` | which uplinks run the XDP program, and why others do not; kube-proxy has none |
+//! | | `/apiservers` | the API servers, and which of them is active; kube-proxy has none |
+//! | | `/problems` | the problems of objects, as a list of sentences in JSON; kube-proxy has none |
+//! | | `/configz` | the settings in effect, as JSON: Ballast's, and as kube-proxy would write them |
 //! | | `/`, `/page/...` | see [`crate::page`]; only with `--page`, kube-proxy has none |
 //! | `healthCheckNodePort` | any | see [`service_check`] |
 //!
-//! An address that is taken does not end the agent: it is tried again every five seconds, as kube-proxy does.
-//! Where `bindAddressHardFail` is asked for, it does.
+//! If an address is in use, the agent continues and tries again every five seconds, as kube-proxy does. With
+//! `bindAddressHardFail`, the agent exits.
 
 mod answer;
 pub mod health;
@@ -45,14 +45,14 @@ use crate::model::notice::Notice;
 use crate::page;
 use health::{Check, Report, Snapshot};
 
-/// What `/proxyMode` answers.
+/// The answer of `/proxyMode`.
 pub const PROXY_MODE: &str = "ebpf";
 
-/// The servers, and kube-proxy's reason for the event that tells that one cannot listen.
+/// The names of the servers, and kube-proxy's reasons of the events that report that they cannot listen.
 const HEALTH: (&str, &str) = ("health", "FailedToStartProxierHealthcheck");
 const METRICS: (&str, &str) = ("metrics", "FailedToStartMetricServer");
 
-/// A server that cannot listen, where that is asked to be the end.
+/// A server cannot listen, and `bindAddressHardFail` is set.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the {server} server cannot listen on {address}: {source}; free the address, use another one, or remove \
@@ -61,24 +61,24 @@ const METRICS: (&str, &str) = ("metrics", "FailedToStartMetricServer");
 pub struct ListenError {
     /// `health` or `metrics`.
     pub server: &'static str,
-    /// The address.
+    /// The address of the server.
     pub address: SocketAddr,
-    /// Why not.
+    /// The cause.
     pub source: std::io::Error,
 }
 
-/// Where the servers listen; `None`: not at all.
+/// The addresses of the servers; `None`: the server is off.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Addresses {
-    /// `/healthz` and `/livez`.
+    /// The address of the health server.
     pub health: Option<SocketAddr>,
-    /// All else.
+    /// The address of the metrics server.
     pub metrics: Option<SocketAddr>,
-    /// An address that is taken is the end, instead of being tried again.
+    /// Whether an address in use is an error, instead of being tried again.
     pub hard_fail: bool,
 }
 
-/// Serves until it is dropped; returns only with [`Addresses::hard_fail`].
+/// Runs the servers until the future is dropped; returns only with [`Addresses::hard_fail`].
 pub async fn serve(addresses: Addresses, state: State) -> Result<(), ListenError> {
     let Addresses { health, metrics, hard_fail } = addresses;
     let checks = service_check::serve(state.clone());
@@ -98,7 +98,7 @@ pub async fn serve(addresses: Addresses, state: State) -> Result<(), ListenError
     tokio::try_join!(health, metrics, checks, history).map(|_| ())
 }
 
-/// The paths of the health server.
+/// Returns the paths of the health server.
 pub fn health_router(state: State) -> Router {
     Router::new()
         .route("/healthz", get(healthz))
@@ -107,7 +107,7 @@ pub fn health_router(state: State) -> Router {
         .with_state(state)
 }
 
-/// The paths of the metrics server.
+/// Returns the paths of the metrics server.
 pub fn metrics_router(state: State) -> Router {
     let page = state.page.clone().map(|page| {
         let names = vec![state.node_name.clone()];
@@ -143,7 +143,7 @@ async fn listen(
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => {
-                // With port 0 the kernel chooses, and only the listener knows.
+                // With port 0 the kernel selects the port, which only the listener knows.
                 let address = listener.local_addr().unwrap_or(address);
                 tracing::info!(server, %address, "listening");
                 told = false;
@@ -158,7 +158,7 @@ async fn listen(
             }
             Err(error) if !told => {
                 told = true;
-                // A queue that is full loses it; the log has it.
+                // If the queue is full, the event is lost; the log has it.
                 let note = format!("cannot listen on {address}: {error}");
                 let _ = notices.try_send(Notice::no_server(reason, note));
                 tracing::warn!(server, %address, %error, "cannot listen; retrying every 5 s");
@@ -186,7 +186,7 @@ async fn livez(extract::State(state): extract::State<State>) -> Response {
     json(report.code(), &report)
 }
 
-/// Whether a rollout may go on to the next node: all that was listed was in the maps once.
+/// Answers whether a rollout may continue with the next node: all listed objects have been in the maps once.
 async fn readyz(extract::State(state): extract::State<State>) -> Response {
     let (synced, complete, failing) = {
         let status = state.status.borrow();
@@ -200,7 +200,7 @@ async fn readyz(extract::State(state): extract::State<State>) -> Response {
     text(StatusCode::SERVICE_UNAVAILABLE, reason)
 }
 
-/// The metrics server's own health says whether the agent works; the node's fate is the health server's matter.
+/// The metrics server reports only whether the agent works; whether the node may get traffic is reported by the health server.
 async fn ping(extract::State(state): extract::State<State>) -> Response {
     let report = report(&state, Check::Livez);
     match report.code() {
@@ -213,14 +213,14 @@ async fn configz(extract::State(state): extract::State<State>) -> Response {
     json(200, &*state.config)
 }
 
-/// For `ballast status`: the maps do not tell what is not in them.
+/// For `ballast status`, because the maps do not show what is missing in them.
 async fn problems(extract::State(state): extract::State<State>) -> Response {
     let mut sentences: Vec<_> = state.status.borrow().problems.iter().map(ToString::to_string).collect();
     sentences.extend(state.metrics.recent.faults());
     json(200, &sentences)
 }
 
-/// For `ballast status`: pins do not tell why there is none.
+/// For `ballast status`, because the pins do not show why an uplink has no XDP program.
 async fn xdp(extract::State(state): extract::State<State>) -> Response {
     json(200, &state.metrics.xdp())
 }
@@ -233,7 +233,7 @@ async fn api_servers(extract::State(state): extract::State<State>) -> Response {
 async fn scrape(extract::State(state): extract::State<State>, headers: HeaderMap) -> Response {
     let accept: Vec<_> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
     let format = Format::negotiate(&accept.join(","));
-    // Reading the maps blocks for some milliseconds: not on a thread that serves.
+    // Reading the maps blocks for some milliseconds, so this does not run on a thread that serves requests.
     let metrics = Arc::clone(&state.metrics);
     match tokio::task::spawn_blocking(move || metrics.encode(format)).await {
         Ok(Ok(body)) => with_type(StatusCode::OK, format.content_type(), body),

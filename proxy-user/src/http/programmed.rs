@@ -1,4 +1,4 @@
-//! `/programmed`: which edition of each Service is programmed on this node.
+//! `/programmed`: which version of each Service is programmed on this node.
 
 use std::num::NonZero;
 
@@ -12,11 +12,11 @@ use crate::model::nearest::{did_you_mean, nearest};
 use crate::model::{Opaque, Problem, ServiceName, SliceName, Version};
 use crate::sync::ProgrammedService;
 
-/// The whole answer.
+/// The answer for all Services.
 #[derive(Serialize)]
 struct All<'a> {
     node: &'a str,
-    /// All that was listed has been synced once; before, nothing is known to be programmed.
+    /// Whether all listed objects have been synced once; before that, it is not known what is programmed.
     synced: bool,
     services: Vec<One>,
 }
@@ -29,19 +29,19 @@ struct One {
     #[serde(flatten)]
     version: Edition,
     endpoint_slices: Vec<Slice>,
-    /// RFC 3339.
+    /// In RFC 3339 format.
     programmed_since: String,
     current: bool,
     problems: Vec<String>,
 }
 
-/// Of objects from a folder, all of it is `null`.
+/// The version of an object; all fields are `null` for objects from a folder.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Edition {
     uid: Option<String>,
     resource_version: Option<String>,
-    /// Services and EndpointSlices of today have none, or one of EndpointSlices.
+    /// The API server sets it for EndpointSlices, but not for Services.
     generation: Option<i64>,
 }
 
@@ -57,7 +57,7 @@ struct ErrorBody {
     error: String,
 }
 
-/// All Services.
+/// Answers with all Services.
 pub(super) async fn all(Extract(state): Extract<State>) -> Response {
     let (synced, problems) = looked(&state);
     let services = state.programmed.all().into_iter();
@@ -65,7 +65,7 @@ pub(super) async fn all(Extract(state): Extract<State>) -> Response {
     json(200, &All { node: &state.node_name, synced, services })
 }
 
-/// One Service.
+/// Answers with one Service.
 pub(super) async fn named(
     Extract(state): Extract<State>,
     Path((namespace, name)): Path<(String, String)>,

@@ -1,8 +1,8 @@
-//! What load balancers ask this node about a Service of `externalTrafficPolicy: Local`: one server for each
-//! `spec.healthCheckNodePort`, opened and closed as Services come and go.
+//! Answers the health checks of load balancers for Services with `externalTrafficPolicy: Local`: one server for each
+//! `spec.healthCheckNodePort`, opened and closed together with the Service.
 //!
-//! Port, answer and header are kube-proxy's (`pkg/proxy/healthcheck/service_health.go`, 1.36): 200 when the node has
-//! a ready endpoint and the agent is well, else 503, whatever the path.
+//! Port, answer and header are kube-proxy's (`pkg/proxy/healthcheck/service_health.go`, 1.36): 200 if the node has a
+//! ready endpoint and the agent is healthy, otherwise 503, for any path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -26,15 +26,15 @@ use crate::model::net::IpFamily;
 use crate::model::notice::Notice;
 use crate::sync::Status;
 
-/// Between the first attempt to listen and the second: a port that has just changed hands is free by then.
+/// The pause between the first and the second attempt to listen: a port that moves from one Service to another is free by then.
 const SOON: Duration = Duration::from_millis(200);
-/// How many load balancers may wait to be answered.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A server: for a Service, at an address.
+/// The Service and the address of a server.
 type Key = (ServiceName, SocketAddr);
 
-/// What an answer is made of.
+/// The state from which a server builds its answers.
 #[derive(Clone, Debug)]
 struct Asked {
     service: ServiceName,
@@ -45,7 +45,7 @@ struct Asked {
     node_name: String,
 }
 
-/// Keeps the servers that the status asks for until it is dropped.
+/// Runs the servers that the status requires, until the future is dropped.
 pub async fn serve(state: State) {
     let State { mut status, patience, notices, node_name, .. } = state;
     let mut servers: BTreeMap<Key, Server> = BTreeMap::new();
@@ -65,7 +65,7 @@ pub async fn serve(state: State) {
     }
 }
 
-/// Every address at which a Service is asked for, in the families that it has.
+/// Returns all addresses at which health checks are answered, in the families of each Service.
 fn wanted(status: &Status) -> BTreeSet<Key> {
     let mut wanted = BTreeSet::new();
     for (service, check) in &*status.health_checks {
@@ -103,7 +103,7 @@ async fn run(address: SocketAddr, asked: Asked) {
                         service = %asked.service, %address, %error,
                         "cannot listen on the healthCheckNodePort; retrying every 5 s"
                     );
-                    // In kube-proxy's words. A queue that is full loses it; the log has it.
+                    // The text is kube-proxy's. If the queue is full, the event is lost; the log has it.
                     let note = format!(
                         "node {} failed to start healthcheck {:?} on port {}: {error}",
                         asked.node_name,
@@ -132,7 +132,7 @@ fn open(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// The answer, with kube-proxy's fields.
+/// The body of the answer, with kube-proxy's fields.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer<'a> {

@@ -23,7 +23,7 @@ pub(super) fn state(status: Status) -> State {
     }
 }
 
-/// An agent with a change that waited for too long.
+/// Returns the status of an agent with a change that has waited for too long.
 fn unwell() -> Status {
     let known = Status { synced: true, complete: true, ..Status::default() };
     let mut status = Status { last_queued: Some(SystemTime::UNIX_EPOCH), ..known };
@@ -31,12 +31,12 @@ fn unwell() -> Status {
     status
 }
 
-/// Status, headers in lower case, body.
+/// Returns the status, the headers in lower case, and the body.
 pub(super) async fn fetch(address: SocketAddr, path: &str) -> (u16, String, String) {
     fetch_with(address, path, "").await
 }
 
-/// The same with more headers, each with its line break.
+/// Like [`fetch`] with more headers, each with its line break.
 async fn fetch_with(address: SocketAddr, path: &str, headers: &str) -> (u16, String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n{headers}Connection: close\r\n\r\n");
@@ -164,7 +164,7 @@ async fn an_address_that_is_taken_is_the_end_where_that_is_asked_for() {
     assert_eq!(told.recv().await.unwrap().reason, "FailedToStartProxierHealthcheck");
 }
 
-/// A driver's task, and what it knows to be programmed, after a Service with this edition was programmed.
+/// Runs a driver that programs a Service with this version, and returns its record of what is programmed.
 async fn programmed(edition: &str) -> Programmed {
     use crate::maps::{Capacity, MemoryStore};
     use crate::model::{EndpointSlice, Event, Listing, NodeView, Service, ServiceName, SliceName, Version};
@@ -243,7 +243,7 @@ async fn the_page_is_there_only_where_it_is_asked_for() {
     let settings = PageSettings { page: Shows::All, ..PageSettings::default() };
     let page = page::Agent::new(settings, "/nonexistent".into(), "node-a".to_owned(), Vec::new);
     let open = start(metrics_router(State { page, ..state(Status::default()) })).await;
-    // The test's name for it is not the node's.
+    // The `Host` header of this request is not the node's name.
     assert_eq!(fetch(open, "/").await.0, 403);
     assert_eq!(fetch(open, "/proxyMode").await.0, 200, "other paths are as they were");
     let get = async |path: &str| {

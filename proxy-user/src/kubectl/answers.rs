@@ -1,17 +1,17 @@
-//! What nodes answer.
+//! Answers of the nodes.
 
 use std::collections::BTreeMap;
 
-/// What a command has printed.
+/// Output of a command on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Standard output.
     pub stdout: String,
     /// Standard error.
     pub stderr: String,
-    /// It exited with 0.
+    /// Whether the exit code was 0.
     pub is_well: bool,
 }
 
-/// What a node has answered, or why it has not, by node.
+/// Answers of the nodes, or why a node did not answer, by the node's name.
 pub(super) type PerNode<T> = BTreeMap<String, Result<T, String>>;

@@ -1,4 +1,4 @@
-//! The agents' pods, and what `ballast` says in them.
+//! Finds the agents' pods, and runs `ballast` in them.
 
 use std::time::Duration;
 
@@ -16,19 +16,19 @@ use super::error::KubectlError;
 use crate::cli::args::kubectl::ClusterArgs;
 use crate::model::nearest::{did_you_mean, nearest};
 
-/// The labels that the chart gives to the agents' pods.
+/// Labels that the chart gives to the agents' pods.
 const AGENTS: &str = "app.kubernetes.io/name=ballast,app.kubernetes.io/component=agent";
 /// The container of the agent.
 const CONTAINER: &str = "ballast";
-/// How the chart names the port of its metrics server, and which it is where a pod does not say it.
+/// Name that the chart gives to the port of the metrics server, and the port that is used if a pod does not declare one.
 const METRICS: &str = "metrics";
 const METRICS_PORT: u16 = 10_249;
-/// Nodes that are asked at once.
+/// Maximum number of nodes that are asked at the same time.
 const AT_ONCE: usize = 32;
-/// Bytes of an answer that are taken.
+/// Maximum number of bytes that are read of an answer.
 const MOST: u64 = 64 << 20;
 
-/// A cluster, and who is asked of it.
+/// A client of the API server, and the arguments that select the agents.
 #[derive(Clone)]
 pub struct Cluster {
     pub(super) client: Client,
@@ -39,27 +39,27 @@ pub struct Cluster {
 /// The input of a process in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stdin {
-    /// It has none.
+    /// The process has no input.
     None,
-    /// One that ends when the process is dropped, or we end.
+    /// The input ends when the process is dropped or this program ends.
     Open,
 }
 
 /// The agent of a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Agent {
-    /// Its node.
+    /// Node of the agent.
     pub node: String,
-    /// The namespace of its pod.
+    /// Namespace of the agent's pod.
     pub namespace: String,
-    /// Its pod.
+    /// Name of the agent's pod.
     pub pod: String,
-    /// The port of its metrics server.
+    /// Port of the agent's metrics server.
     pub metrics_port: u16,
 }
 
 impl Cluster {
-    /// By a kubeconfig, as kubectl finds it.
+    /// Connects with a kubeconfig, which is found in the same way as kubectl finds it.
     pub async fn connect(args: &ClusterArgs) -> Result<Self, KubectlError> {
         let options = KubeConfigOptions { context: args.context.clone(), ..KubeConfigOptions::default() };
         let kubeconfig = |source| KubectlError::Kubeconfig(Box::new(source));
@@ -76,12 +76,12 @@ impl Cluster {
         Ok(Self { client, namespace, args: args.clone() })
     }
 
-    /// How long a node may take to answer.
+    /// Returns how long a node may take to answer.
     pub fn patience(&self) -> Duration {
         self.args.patience
     }
 
-    /// The agents that are asked, by node.
+    /// Returns the selected agents, sorted by node.
     pub async fn agents(&self) -> Result<Vec<Agent>, KubectlError> {
         let pods: Api<Pod> = match &self.args.agents_namespace {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
@@ -92,7 +92,7 @@ impl Cluster {
         select(pods.into_iter().filter_map(agent).collect(), &self.args.node)
     }
 
-    /// What `ballast` prints with these arguments on a node, or why there is no answer.
+    /// Runs `ballast` with these arguments on a node. Returns its output, or why there is none.
     pub async fn ask(&self, agent: &Agent, arguments: &[String]) -> Result<Answer, String> {
         let asked = async {
             let mut process = self.exec(agent, arguments, Stdin::None).await?;
@@ -112,7 +112,7 @@ impl Cluster {
         }
     }
 
-    /// The same of many nodes, in their order.
+    /// Runs `ballast` on many nodes. Returns the answers in the order of `agents`.
     pub async fn ask_all(
         &self,
         agents: &[Agent],
@@ -126,7 +126,7 @@ impl Cluster {
         stream::iter(agents.to_vec()).map(ask).buffered(AT_ONCE).collect().await
     }
 
-    /// `ballast` with these arguments in the agent's container.
+    /// Starts `ballast` with these arguments in the agent's container.
     pub async fn exec(
         &self,
         agent: &Agent,
@@ -144,7 +144,7 @@ impl Cluster {
     }
 }
 
-/// All that a process writes.
+/// Reads the output of a process, up to [`MOST`] bytes.
 async fn read(from: Option<impl AsyncRead + Unpin>) -> Result<String, String> {
     let mut bytes = Vec::new();
     if let Some(from) = from {
@@ -153,7 +153,7 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The agent in a pod that runs.
+/// Returns the agent in a pod; `None` if the pod does not run or terminates.
 fn agent(pod: Pod) -> Option<Agent> {
     let is_running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
     let leaves = pod.metadata.deletion_timestamp.is_some();
@@ -170,7 +170,7 @@ fn agent(pod: Pod) -> Option<Agent> {
     })
 }
 
-/// Those on the nodes that were named, or all.
+/// Returns the agents on the named nodes, or all agents if no node is named.
 pub(super) fn select(mut agents: Vec<Agent>, nodes: &[String]) -> Result<Vec<Agent>, KubectlError> {
     agents.sort();
     if agents.is_empty() {

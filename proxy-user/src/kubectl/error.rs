@@ -1,60 +1,60 @@
-//! Why a command of the plugin ends early.
+//! Errors of the plugin's commands.
 
 use std::net::SocketAddr;
 
-/// Why it ended.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum KubectlError {
-    /// There is no way to the API server.
+    /// The kubeconfig cannot be used.
     #[error("cannot use the kubeconfig: {0}; give a file with --kubeconfig, or a context with --context")]
     Kubeconfig(#[source] Box<kube::config::KubeconfigError>),
-    /// The API server does not do what it was asked.
+    /// A request to the API server failed.
     #[error("cannot {what}: {source}")]
     Api {
-        /// What was asked.
+        /// The request, in words.
         what: &'static str,
-        /// Why not.
+        /// Cause of the failure.
         source: Box<kube::Error>,
     },
-    /// No agent can be asked.
+    /// No agent was found.
     #[error(
         "no running pod of an agent found (labels {labels}): check that Ballast is installed with its chart or manifests, or give its namespace with --agents-namespace"
     )]
     NoAgents {
-        /// What was looked for.
+        /// Labels of the agents' pods.
         labels: &'static str,
     },
-    /// A node has no agent.
+    /// A named node has no agent.
     #[error("no agent runs on node {node}{meant}")]
     NoNode {
-        /// The node that was named.
+        /// The named node.
         node: String,
-        /// Those that may be meant, in words.
+        /// Text that suggests similar names.
         meant: String,
     },
-    /// A name of an object is none.
+    /// A name does not lead to a usable object.
     #[error("{0}")]
     Name(String),
-    /// A command fails on a node.
+    /// A command failed on a node.
     #[error("node {node}: {message}")]
     Node {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// What it says.
+        /// Message of the node.
         message: String,
     },
-    /// The answer cannot be written as JSON.
+    /// The output cannot be written as JSON.
     #[error("cannot write the output as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// The address of the page is not free.
+    /// The page cannot be served at the address.
     #[error("cannot listen on {address}: {source}; give another port with --port, or 0 for any free port")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// Cause of the failure.
         source: std::io::Error,
     },
-    /// The answer cannot be written.
+    /// The output cannot be written.
     #[error("cannot write to standard output: {0}")]
     Write(#[from] std::io::Error),
 }

@@ -13,19 +13,19 @@ use tokio::task::JoinHandle;
 
 use super::cluster::{Agent, Cluster};
 
-/// Bytes of an answer that is read as a whole.
+/// Maximum length of an answer that is read as a whole, in bytes.
 const MOST: usize = 1 << 20;
-/// How the agent is called: its page answers to no other names.
+/// Host name in the requests: the agent's page refuses unknown names.
 const NAME: &str = "localhost";
 
-/// An answer of which the first line has come. The way to the agent is there until this is dropped.
+/// An answer whose head has arrived. The connection to the agent is closed when this is dropped.
 pub(super) struct Told {
     pub status: StatusCode,
     body: BodyDataStream,
     _way: Way,
 }
 
-/// Ends both tasks that pass bytes on.
+/// The connection to an agent. Dropping it ends both tasks that forward bytes.
 struct Way {
     forwarder: Portforwarder,
     connection: JoinHandle<Result<(), hyper::Error>>,
@@ -38,7 +38,7 @@ impl Drop for Way {
     }
 }
 
-/// Asks the agent.
+/// Sends a GET request to the agent's metrics server.
 pub(super) async fn get(cluster: &Cluster, agent: &Agent, path: &str) -> Result<Told, String> {
     let Agent { namespace, pod, metrics_port: port, .. } = agent;
     let cannot = |error: &dyn std::fmt::Display| {
@@ -56,7 +56,7 @@ pub(super) async fn get(cluster: &Cluster, agent: &Agent, path: &str) -> Result<
     let answer = match (answer, refused) {
         (Ok(answer), _) => answer,
         (Err(error), refused) => {
-            // The node says why, if it does, before the connection ends.
+            // If the node reports the reason, it does so before the connection ends.
             let told = match refused {
                 Some(refused) => refused.await,
                 None => None,
@@ -70,12 +70,12 @@ pub(super) async fn get(cluster: &Cluster, agent: &Agent, path: &str) -> Result<
 }
 
 impl Told {
-    /// The next bytes; `None`: that was all.
+    /// Returns the next bytes of the body; `None` at its end.
     pub(super) async fn next(&mut self) -> Option<Result<impl AsRef<[u8]> + use<>, String>> {
         self.body.next().await.map(|part| part.map_err(|error| error.to_string()))
     }
 
-    /// All of it.
+    /// Returns the whole body.
     pub(super) async fn text(mut self) -> Result<String, String> {
         let mut bytes = Vec::new();
         while let Some(part) = self.next().await {

@@ -1,5 +1,5 @@
-//! A mock API server for the tests, also those in network namespaces: plain objects by GET, and sessions by websocket in pods of
-//! agents.
+//! A mock API server for the tests, including those in network namespaces: it serves objects by GET, and websocket sessions
+//! with the agents' pods.
 
 use std::future::Future;
 use std::io;
@@ -14,13 +14,13 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 
-/// What the API server of a test answers.
+/// Answers of the mock API server.
 pub trait Answers: Send + Sync + 'static {
-    /// Status code and body for this path with its query.
+    /// Returns status code and body for this path with its query.
     fn get(&self, path: &str) -> (u16, Value);
 
-    /// Serves a subresource of a pod (`exec`, `portforward`) of the agent on a node; `uri` is what was asked for. Each
-    /// message has its channel as its first byte.
+    /// Serves a subresource (`exec`, `portforward`) of the agent's pod on a node; `uri` is that of the request. The first byte
+    /// of each message is its channel.
     fn session(
         &self,
         node: &str,
@@ -29,7 +29,7 @@ pub trait Answers: Send + Sync + 'static {
     ) -> impl Future<Output = io::Result<()>> + Send;
 }
 
-/// The pod of the agent on a node, whose container has these ports.
+/// Returns the pod of the agent on a node, whose container has these ports.
 pub fn agents_pod(node: &str, ports: &Value) -> Value {
     json!({
         "metadata": { "name": format!("ballast-{node}"), "namespace": "kube-system" },
@@ -38,7 +38,7 @@ pub fn agents_pod(node: &str, ports: &Value) -> Value {
     })
 }
 
-/// Starts the API server on this runtime; returns a kubeconfig in `folder` that leads to it, with the namespace `shop`.
+/// Starts the mock API server on this runtime. Returns a kubeconfig for it in `folder`, with the namespace `shop`.
 pub async fn start(answers: impl Answers, folder: &Path) -> PathBuf {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -60,8 +60,8 @@ pub async fn start(answers: impl Answers, folder: &Path) -> PathBuf {
     kubeconfig
 }
 
-/// `pods/portforward` to what listens on the port, if anything does: the first message of each channel is the port, and channel 1 has
-/// errors.
+/// Serves `pods/portforward` with a connection to the port; `None`: nothing listens there. The first message of each channel is
+/// the port, and channel 1 carries errors.
 pub async fn forward(
     mut socket: WebSocketStream<TcpStream>,
     port: u16,
@@ -116,7 +116,7 @@ async fn serve(answers: &impl Answers, mut stream: TcpStream) -> io::Result<()> 
     stream.write_all(reply.as_bytes()).await
 }
 
-/// Accepts the first protocol that kube-rs offers.
+/// Accepts the websocket with the first subprotocol that kube-rs offers.
 async fn upgrade(answers: &impl Answers, stream: TcpStream) -> io::Result<()> {
     let mut uri = String::new();
     #[expect(clippy::result_large_err, reason = "the crate's")]

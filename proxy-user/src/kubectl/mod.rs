@@ -1,7 +1,7 @@
-//! `kubectl ballast`: the agents of all nodes, asked at once, and their answers put together.
+//! `kubectl ballast`: asks the agents of all nodes at the same time, and merges their answers.
 //!
-//! [`cluster`] finds the agents' pods and runs `ballast` in them, with the user's rights; [`status`], [`services`] and [`wait`] put
-//! answers together, purely; [`names`] turns names of pods and Services into addresses. [`ui`] serves the page of the whole cluster.
+//! [`cluster`] finds the agents' pods and runs `ballast` in them as the user; pure functions of [`status`], [`services`] and
+//! [`wait`] merge the answers; [`names`] resolves names of pods and Services; [`ui`] serves the page of the whole cluster.
 
 mod answers;
 mod cluster;
@@ -25,7 +25,7 @@ use answers::{Answer, PerNode};
 use cluster::{Agent, Cluster};
 pub use error::KubectlError;
 
-/// Does what was asked for. What follows events writes them to `out`.
+/// Runs a command. Commands that follow events write them to `out`.
 pub fn run(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, KubectlError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run_async(args, out))
 }
@@ -67,7 +67,7 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
     }
 }
 
-/// On the node where the connection begins.
+/// Asks the node where the connection starts, or all nodes if it is unknown.
 async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<Shown, KubectlError> {
     let (client, destination) =
         (names::client(cluster, client).await?, names::destination(cluster, destination).await?);
@@ -79,7 +79,7 @@ async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<S
     let answers = cluster.ask_all(&agents, &["explain", &client.is, &destination]).await;
     let (mut text, mut well) = (String::new(), true);
     for (node, answer) in answers {
-        // A String takes all that is written to it.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{} on node {node} connects to {destination}", client.told);
         let (told, is_well) = match answer {
             Ok(Answer { stdout, is_well: true, .. }) => (stdout, true),
@@ -92,7 +92,7 @@ async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<S
     Ok(Shown { text, well })
 }
 
-/// The JSON of each node. What is no JSON is what the node says is wrong.
+/// Parses the JSON of each node. If it cannot be parsed, the error is the node's standard error.
 fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<Answer, String>)>) -> PerNode<T> {
     let decode = |answer: Answer| {
         serde_json::from_str(&answer.stdout).map_err(|error| match answer.stderr.trim() {

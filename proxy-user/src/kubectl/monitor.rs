@@ -11,10 +11,10 @@ use super::cluster::{Agent, Cluster, Stdin};
 use super::error::KubectlError;
 use crate::cli::args::kubectl::{MergedEventOutput, MergedMonitorArgs};
 
-/// Lines that wait to be written.
+/// Maximum number of lines that wait to be written.
 const QUEUE: usize = 1024;
 
-/// Writes events until all nodes have ended.
+/// Writes the events of all nodes, until the stream of each node has ended.
 pub(super) async fn run(
     cluster: &Cluster,
     agents: &[Agent],
@@ -42,7 +42,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Passes on what one node tells.
+/// Forwards the lines of one node.
 async fn follow(
     cluster: Cluster,
     agent: Agent,
@@ -70,15 +70,15 @@ async fn follow(
         }
     };
     if let Err(error) = told.await {
-        // The reader of standard output has gone.
+        // Sending fails only if the reader of standard output has gone.
         let _ = lines.send((agent.node.clone(), Err(error))).await;
     }
 }
 
-/// The arguments of `ballast monitor`.
+/// Returns the arguments for `ballast monitor` on a node.
 pub(super) fn arguments(args: &MergedMonitorArgs) -> Vec<String> {
     let MergedMonitorArgs { output, service, client, reason, kind, sample, timeout } = args;
-    // The container runtime ends no process when its reader is gone; it closes the input.
+    // The container runtime does not end a process whose reader has gone, but it closes the process's standard input.
     let mut words = vec!["monitor".to_owned(), "--end-with-stdin".to_owned(), format!("--sample={sample}")];
     words.push(format!("--timeout={}s", timeout.as_secs().max(1)));
     words.extend(service.iter().map(|service| format!("--service={service}")));
@@ -95,7 +95,7 @@ pub(super) fn arguments(args: &MergedMonitorArgs) -> Vec<String> {
     words
 }
 
-/// The event with its node; what is no event stays as it is.
+/// Adds the node's name to an event; a line that is not an event stays unchanged.
 pub(super) fn with_node(node: &str, line: &str) -> String {
     match serde_json::from_str(line) {
         Ok(Value::Object(mut event)) => {
@@ -106,7 +106,7 @@ pub(super) fn with_node(node: &str, line: &str) -> String {
     }
 }
 
-/// The document with its node, by the name that the cluster knows it by; what is no document stays as it is.
+/// Sets the node's name, as the cluster knows it, in a document; a line that is not a document stays unchanged.
 pub(super) fn with_node_attribute(node: &str, line: &str) -> String {
     const KEY: &str = "k8s.node.name";
     let Ok(mut document) = serde_json::from_str::<Value>(line) else { return line.to_owned() };

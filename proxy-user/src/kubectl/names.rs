@@ -1,4 +1,4 @@
-//! Names of objects, and what `ballast` on a node calls them.
+//! Translates names of objects to arguments of `ballast` on a node.
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::Api;
@@ -7,28 +7,28 @@ use super::cluster::Cluster;
 use super::error::KubectlError;
 use crate::model::nearest::{did_you_mean, nearest};
 
-/// Who connects, as its node's `ballast explain` takes it.
+/// The client of a connection, as `ballast explain` on its node accepts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Client {
     /// `pod`, `host`, or an address.
     pub is: String,
-    /// Its node; `None`: any may be meant.
+    /// Node of the client; `None`: unknown.
     pub node: Option<String>,
-    /// In words.
+    /// Description of the client.
     pub told: String,
 }
 
-/// An object that was named like `pod/default/web` or `svc/db:5432`.
+/// The name of an object, like `pod/default/web` or `svc/db:5432`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Named<'a> {
-    /// `None`: the kubeconfig's namespace.
+    /// `None`: the namespace of the kubeconfig.
     pub namespace: Option<&'a str>,
     pub name: &'a str,
-    /// Behind the colon, with a protocol behind a slash.
+    /// The part after the colon; it may have a protocol after a slash.
     pub port: Option<&'a str>,
 }
 
-/// The object, if the text begins with one of these kinds and a slash.
+/// Parses the name of an object; `None` if the text does not start with one of these kinds and a slash.
 pub(super) fn named<'a>(text: &'a str, kinds: &[&str]) -> Option<Named<'a>> {
     let (kind, rest) = text.split_once('/')?;
     if !kinds.contains(&kind.to_lowercase().as_str()) {
@@ -41,10 +41,10 @@ pub(super) fn named<'a>(text: &'a str, kinds: &[&str]) -> Option<Named<'a>> {
 
 const PODS: &[&str] = &["pod", "pods", "po"];
 const NODES: &[&str] = &["node", "nodes", "no"];
-/// What kubectl calls Services.
+/// Names that kubectl accepts for Services.
 pub(super) const SERVICES: &[&str] = &["service", "services", "svc"];
 
-/// Who connects.
+/// Resolves the client of a connection.
 pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, KubectlError> {
     if let Some(Named { name, .. }) = named(text, NODES) {
         let told = format!("a process of node {name}");
@@ -65,7 +65,7 @@ pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, Kube
     of_pod(namespace, name, pod)
 }
 
-/// A pod of the host's network is a process of its node.
+/// Returns the client of a pod; a pod in the host's network is a process of its node.
 pub(super) fn of_pod(namespace: &str, name: &str, pod: Pod) -> Result<Client, KubectlError> {
     let spec = pod.spec.unwrap_or_default();
     let Some(node) = spec.node_name else {
@@ -76,14 +76,14 @@ pub(super) fn of_pod(namespace: &str, name: &str, pod: Pod) -> Result<Client, Ku
     Ok(Client { is: is.to_owned(), node: Some(node), told: format!("pod {namespace}/{name}") })
 }
 
-/// What is dialled, as `ballast explain` takes it.
+/// Resolves the destination of a connection to an argument of `ballast explain`.
 pub(super) async fn destination(cluster: &Cluster, text: &str) -> Result<String, KubectlError> {
     let Some(Named { namespace, name, port }) = named(text, SERVICES) else { return Ok(text.to_owned()) };
     let service = service(cluster, namespace, name).await?;
     address(&service, port).map_err(|error| KubectlError::Name(format!("{text}: {error}")))
 }
 
-/// A Service of the API server.
+/// Returns a Service from the API server.
 pub(super) async fn service(
     cluster: &Cluster,
     namespace: Option<&str>,
@@ -105,7 +105,7 @@ fn missing(kind: &str, namespace: &str, name: &str, known: &[String]) -> Kubectl
     KubectlError::Name(format!("there is no {kind} {namespace}/{name}{meant}"))
 }
 
-/// `10.96.0.10:80/tcp` of a Service's port, which may be left out where there is one. `port`: `80`, `http`, `53/udp`.
+/// Returns `10.96.0.10:80/tcp` for a Service's port. `port` is like `80`, `http` or `53/udp`; optional if there is only one.
 pub(super) fn address(service: &Service, port: Option<&str>) -> Result<String, String> {
     let spec = service.spec.clone().unwrap_or_default();
     let ip = spec.cluster_ip.filter(|ip| !ip.is_empty() && ip != "None");
@@ -122,7 +122,7 @@ pub(super) fn address(service: &Service, port: Option<&str>) -> Result<String, S
             && (wanted_protocol.is_empty() || protocol(one) == wanted_protocol)
     };
     let meant: Vec<_> = all.iter().filter(is_meant).collect();
-    // As everywhere, TCP is meant where no protocol is named.
+    // As everywhere, the protocol is TCP unless another one is named.
     let tcp: Vec<_> = meant.iter().copied().filter(|one| protocol(one) == "tcp").collect();
     let (([one], _) | (_, [one])) = (meant.as_slice(), tcp.as_slice()) else {
         let ports = all.iter().map(|one| {

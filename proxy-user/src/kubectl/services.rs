@@ -1,4 +1,4 @@
-//! `kubectl ballast service list`: what all nodes have programmed, and which of them differ.
+//! `kubectl ballast service list`: the frontends that all nodes have programmed, and the nodes that differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,28 +9,28 @@ use serde::{Deserialize, Serialize};
 use super::answers::PerNode;
 use crate::cli::show::Table;
 
-/// Endpoints shown in a cell before `+N more`, as kubectl does.
+/// Maximum number of endpoints in a cell before `+ N more`, as in kubectl.
 const SHOWN: usize = 3;
 
-/// What is read of `ballast service list -o json`.
+/// The used part of `ballast service list -o json`.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct List {
     pub frontends: Vec<Frontend>,
 }
 
-/// One address that a client may dial, on one node.
+/// One frontend on one node.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Frontend {
     #[serde(flatten)]
     pub key: Key,
-    /// `forward`, `reject`, `drop`: what a client meets.
+    /// What happens to a client's connection: `forward`, `reject`, `drop`.
     pub verdict: String,
     /// `Cluster` or `Local`.
     pub policy: String,
     pub endpoints: BTreeSet<SocketAddr>,
 }
 
-/// What makes two frontends of two nodes the same.
+/// Identifies a frontend: the same frontend has the same key on all nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 pub(super) struct Key {
     pub service: String,
@@ -40,30 +40,30 @@ pub(super) struct Key {
     pub scope: String,
 }
 
-/// All nodes.
+/// The frontends of all nodes.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Merged {
-    /// How many nodes have answered.
+    /// Number of nodes that have answered.
     pub nodes: usize,
     pub frontends: Vec<Row>,
-    /// Nodes without an answer, and why.
+    /// Nodes that have not answered, and why.
     pub silent: BTreeMap<String, String>,
 }
 
-/// One address that a client may dial.
+/// One frontend, compared between the nodes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     #[serde(flatten)]
     pub key: Key,
     pub verdict: String,
     pub policy: String,
-    /// Of most nodes.
+    /// Endpoints on most nodes.
     pub endpoints: BTreeSet<SocketAddr>,
-    /// In which way a node differs from most.
+    /// Nodes that differ from most nodes, and how.
     pub differs: BTreeMap<String, String>,
 }
 
-/// Compares what the nodes have. Where the policy is `Local`, endpoints differ by design.
+/// Compares the frontends of the nodes. With the policy `Local`, endpoints differ by design.
 pub(super) fn merge(nodes: &PerNode<List>) -> Merged {
     let mut found: BTreeMap<&Key, BTreeMap<&str, &Frontend>> = BTreeMap::new();
     let mut merged = Merged::default();
@@ -90,7 +90,7 @@ fn row(key: &Key, by_node: &BTreeMap<&str, &Frontend>, answered: &[&str]) -> Opt
             && (one.policy == "Local" || (&one.verdict, &one.endpoints) == (&other.verdict, &other.endpoints))
     };
     let votes = |one: &Frontend| by_node.values().filter(|other| like(one, other)).count();
-    // Of the same number, what the first node has.
+    // If two states are equally frequent, that of the first node is taken.
     let most = by_node.values().rev().max_by_key(|frontend| votes(frontend))?;
     let how = |node: &&str| match by_node.get(node) {
         None => Some("not programmed".to_owned()),
@@ -126,7 +126,7 @@ fn cell(endpoints: Vec<&SocketAddr>) -> String {
     if more > 0 { format!("{} + {more} more", shown.join(",")) } else { shown.join(",") }
 }
 
-/// For people: nodes that differ are marked by `*` and a line below.
+/// Returns the text for people: `*` marks a row if nodes differ, and a line below the table describes each difference.
 pub(super) fn text(merged: &Merged) -> String {
     let mut table = Table::new(["SERVICE", "TYPE", "ADDRESS", "NODES", "ENDPOINTS"]);
     for row in &merged.frontends {
@@ -148,7 +148,7 @@ pub(super) fn text(merged: &Merged) -> String {
     let mut text = table.render("No Services are programmed.");
     for row in &merged.frontends {
         for (node, how) in &row.differs {
-            // A String takes all that is written to it.
+            // Writing to a `String` cannot fail.
             let _ = writeln!(text, "* {node}: {} {}: {how}", row.key.service, row.key.address);
         }
     }

@@ -1,4 +1,4 @@
-//! `kubectl ballast status`: one line for each node, and what is wrong where.
+//! `kubectl ballast status`: one line for each node, and the problems with their nodes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,27 +8,27 @@ use serde::{Deserialize, Serialize};
 use super::answers::PerNode;
 use crate::cli::show::Table;
 
-/// What is read of `ballast status -o json`.
+/// The used part of `ballast status -o json`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Node {
-    /// Nothing is wrong.
+    /// The node has no problems.
     pub ok: bool,
-    /// The agent.
+    /// State of the agent.
     pub agent: AgentState,
-    /// How much there is; `null` without maps.
+    /// Numbers of objects; `null` without maps.
     pub counts: Option<Counts>,
-    /// What is wrong, in sentences.
+    /// Problems, in sentences.
     pub problems: Vec<String>,
 }
 
-/// The agent of a node.
+/// State of the agent of a node.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct AgentState {
     /// `ok`, `unhealthy`, `down`, `not-asked`.
     pub state: String,
 }
 
-/// How much there is on a node.
+/// Numbers of objects on a node.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Counts {
     ports: usize,
@@ -37,12 +37,12 @@ pub(super) struct Counts {
     flows: u64,
 }
 
-/// Whether all nodes have answered that all is well.
+/// Whether all nodes have answered and have no problems.
 pub(super) fn is_well(nodes: &PerNode<Node>) -> bool {
     nodes.values().all(|node| node.as_ref().is_ok_and(|node| node.ok))
 }
 
-/// For scripts: what each node says, or `{"error": ...}`.
+/// Returns the JSON for scripts: for each node its answer, or `{"ok": false, "error": ...}`.
 pub(super) fn json(nodes: &PerNode<Node>) -> serde_json::Value {
     let one = |node: &Result<Node, String>| match node {
         Ok(node) => serde_json::json!(node),
@@ -52,7 +52,7 @@ pub(super) fn json(nodes: &PerNode<Node>) -> serde_json::Value {
     serde_json::json!({ "nodes": nodes })
 }
 
-/// For people.
+/// Returns the text for people.
 pub(super) fn text(nodes: &PerNode<Node>) -> String {
     let headings = ["NODE", "OK", "AGENT", "PORTS", "ADDRESSES", "ENDPOINTS", "FLOWS", "PROBLEMS"];
     let mut table = Table::new(headings).right(&[3, 4, 5, 6, 7]);
@@ -80,7 +80,7 @@ pub(super) fn text(nodes: &PerNode<Node>) -> String {
     for (problem, on) in problems {
         let place =
             if on.len() == nodes.len() && on.len() > 1 { "all nodes".to_owned() } else { on.join(", ") };
-        // A String takes all that is written to it.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{place}: {problem}");
     }
     text

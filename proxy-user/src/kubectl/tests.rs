@@ -14,10 +14,10 @@ use tokio_tungstenite::tungstenite::Message;
 use super::mock::{self, Answers, agents_pod};
 use super::*;
 
-/// What `ballast` prints and with which code it exits, by node and arguments.
+/// Returns the standard output and standard error of `ballast`, and whether it succeeds, by node and arguments.
 type Says = fn(node: &str, arguments: &[String]) -> (String, String, bool);
 
-/// An API server with three agents' pods, whose containers say what a test wants.
+/// A mock API server with three agents' pods, whose commands answer as the test defines.
 struct Api {
     says: Says,
     objects: Vec<(&'static str, Value)>,
@@ -35,7 +35,7 @@ impl Answers for Api {
         found.map_or_else(|| (404, missing()), |(_, object)| (200, object.clone()))
     }
 
-    /// `pods/exec`: the answer of a command, by channels 1 to 3.
+    /// Serves `pods/exec`: the output of a command and its status, on channels 1 to 3.
     async fn session(&self, node: &str, uri: &str, mut socket: WebSocketStream<TcpStream>) -> io::Result<()> {
         assert!(uri.contains("container=ballast"), "{uri}");
         let decode =
@@ -55,7 +55,7 @@ impl Answers for Api {
     }
 }
 
-/// What a command prints, or its error, and whether all is well.
+/// Runs a command. Returns its output or its error, and whether all is well.
 fn asked(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> (String, bool) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -70,7 +70,7 @@ fn asked(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> (Stri
     }
 }
 
-/// It shows what these commands print.
+/// Documentation that shows the output of these commands.
 const PAGE: &str = include_str!("../../../docs/kubectl.md");
 
 fn status(node: &str, arguments: &[String]) -> (String, String, bool) {

@@ -1,5 +1,5 @@
-//! `kubectl ballast ui`: the page of the whole cluster, on this machine. Events of all agents' pages become one stream, in which
-//! each has the field `node`; the page puts them together.
+//! `kubectl ballast ui`: serves the page of the whole cluster on this machine. The events of all agents' pages become one
+//! stream; each event has the field `node`, and the script of the page merges them.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -20,16 +20,16 @@ use super::error::KubectlError;
 use super::forward;
 use crate::page::{self, Asked, Events, HistoryAnswer, Refusal, Source};
 
-/// Browsers that may listen at once: each is one listener at every agent, which takes 16.
+/// Maximum number of connected browsers: each one is a listener at every agent, and an agent accepts 16 listeners.
 const LISTENERS: usize = 4;
-/// Events that wait for the browser.
+/// Maximum number of events that wait for a browser.
 const QUEUE: usize = 64;
-/// Between two looks for agents, and two attempts to reach one.
+/// Time between two searches for agents, and between two attempts to reach an agent.
 const LOOK: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(5);
-/// Nodes whose history is asked for at once.
+/// Maximum number of nodes that are asked for their history at the same time.
 const AT_ONCE: usize = 32;
-/// Bytes of one event.
+/// Maximum length of an event, in bytes.
 const MOST: usize = 16 << 20;
 
 /// Serves the page until Ctrl-C.
@@ -48,7 +48,7 @@ pub(super) async fn run(cluster: Cluster, port: u16, out: &mut impl Write) -> Re
     }
 }
 
-/// The agents of a cluster as what the page shows.
+/// The agents of a cluster as the source of the page's data.
 #[derive(Clone)]
 pub(super) struct Nodes {
     cluster: Cluster,
@@ -60,7 +60,7 @@ impl Nodes {
         Self { cluster, listeners: Arc::new(Semaphore::new(LISTENERS)) }
     }
 
-    /// The history that one agent has.
+    /// Returns the history of one agent.
     async fn history_of(&self, agent: &Agent, path: &str) -> Result<HistoryAnswer, String> {
         let asked = async {
             let told = forward::get(&self.cluster, agent, path).await?;
@@ -101,7 +101,7 @@ impl Source for Nodes {
         let (mut sum, mut failure, mut has_some) = (HistoryAnswer::default(), None, false);
         for answer in answers {
             match answer {
-                // One with another --page-history cannot be added.
+                // A history with another --page-history cannot be added.
                 Ok(answer) => has_some |= sum.add(&answer),
                 Err(error) => failure = Some(error),
             }
@@ -113,10 +113,10 @@ impl Source for Nodes {
     }
 }
 
-/// A path of the agents' pages.
+/// Returns a path of the agents' pages, with its query.
 fn path(name: &str, asked: &Asked) -> String {
     let encode = |text: &str| -> String {
-        // Everything but letters and digits, byte by byte.
+        // Percent-encode every byte that is neither a letter nor a digit.
         text.bytes()
             .map(|byte| match byte {
                 b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => char::from(byte).to_string(),
@@ -127,7 +127,7 @@ fn path(name: &str, asked: &Asked) -> String {
     format!("/page/{name}?filter={}&service={}", encode(&asked.filter), encode(&asked.service))
 }
 
-/// A task that ends when this is dropped.
+/// A task that is aborted when this is dropped.
 struct Following(JoinHandle<()>);
 
 impl Drop for Following {
@@ -136,11 +136,11 @@ impl Drop for Following {
     }
 }
 
-/// Follows all agents, also those that begin later, until no page is open.
+/// Follows all agents, including those that start later, until the browser disconnects.
 async fn follow_all(cluster: Cluster, path: String, events: mpsc::Sender<String>) {
     let mut followed: BTreeMap<Agent, Following> = BTreeMap::new();
     loop {
-        // While the API server does not answer, those that are followed are still followed.
+        // If the API server does not answer, the known agents are still followed.
         if let Ok(agents) = cluster.agents().await {
             let left: Vec<_> = followed.keys().filter(|agent| !agents.contains(agent)).cloned().collect();
             for agent in left {
@@ -165,7 +165,7 @@ async fn follow_all(cluster: Cluster, path: String, events: mpsc::Sender<String>
     }
 }
 
-/// Passes on what one agent tells, again and again.
+/// Forwards the events of one agent, and reconnects whenever the connection ends.
 async fn follow(cluster: Cluster, agent: Agent, path: String, events: mpsc::Sender<String>) {
     loop {
         let error = match pass_on(&cluster, &agent, &path, &events).await {
@@ -202,7 +202,7 @@ async fn pass_on(
         while let Some(end) = held.windows(2).position(|two| two == b"\n\n") {
             let event: Vec<u8> = held.drain(..end + 2).collect();
             if let Some(frame) = frame(&event, &agent.node) {
-                // No page is open any more.
+                // Fails if the browser has disconnected.
                 events.send(frame).await.map_err(|error| error.to_string())?;
             }
         }
@@ -213,7 +213,7 @@ async fn pass_on(
     Ok(())
 }
 
-/// The data of an event, under the name of the node that it came from; `None` for a comment.
+/// Returns the data of an event with the name of its node; `None` for a comment.
 fn frame(event: &[u8], node: &str) -> Option<String> {
     let text = std::str::from_utf8(event).ok()?;
     let data = text.lines().find_map(|line| line.strip_prefix("data:"))?;

@@ -1,4 +1,4 @@
-//! `kubectl ballast wait service/NAME --programmed`: until each node serves what the API server has now.
+//! `kubectl ballast wait service/NAME --programmed`: waits until each node serves the API server's current version.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,18 +15,18 @@ use super::error::KubectlError;
 use super::names::{self, Named};
 use crate::cli::show::Answer as Shown;
 
-/// Between two rounds of questions.
+/// Pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The editions that are waited for.
+/// The resource versions to wait for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub service: String,
-    /// By the slice's name.
+    /// By the name of the EndpointSlice.
     pub slices: BTreeMap<String, String>,
 }
 
-/// What is read of `/programmed/NAMESPACE/NAME`.
+/// The used part of `/programmed/NAMESPACE/NAME`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ProgrammedService {
@@ -43,7 +43,7 @@ struct Slice {
     resource_version: Option<String>,
 }
 
-/// Asks again and again. The nodes are those that run an agent when they are asked.
+/// Asks all nodes repeatedly. Each round asks the nodes that run an agent at that time.
 pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> Result<Shown, KubectlError> {
     let Some(Named { namespace, name, port: None }) = names::named(object, names::SERVICES) else {
         let error = format!("{object:?} is not a Service: give service/NAME or service/NAMESPACE/NAME");
@@ -74,7 +74,7 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
                 agents.len()
             );
             for (node, why) in lagging {
-                // A String takes all that is written to it.
+                // Writing to a `String` cannot fail.
                 let _ = writeln!(text, "{node}: {why}");
             }
             return Ok(Shown { text, well: false });
@@ -83,7 +83,7 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
     }
 }
 
-/// What the API server has now.
+/// Returns the current resource versions of the API server.
 async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<Wanted, KubectlError> {
     let service = names::service(cluster, Some(namespace), name).await?;
     let spec = service.spec.unwrap_or_default();
@@ -103,7 +103,7 @@ async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<Wanted
     })
 }
 
-/// Why a node does not serve it yet; `None`: it does.
+/// Returns why a node does not serve the wanted versions yet; `None` if it does.
 pub(super) fn behind(wanted: &Wanted, answer: &Result<Answer, String>) -> Option<String> {
     let answer = match answer {
         Ok(answer) if answer.is_well => answer,
@@ -134,7 +134,7 @@ pub(super) fn behind(wanted: &Wanted, answer: &Result<Answer, String>) -> Option
     None
 }
 
-/// Whether an edition is the one that is wanted, or a later one: resource versions of one kind grow (KEP-5504).
+/// Whether a resource version is the wanted one or a later one: resource versions of one kind increase (KEP-5504).
 fn reaches(has: Option<&str>, wanted: &str) -> bool {
     let number = |text: &str| text.parse::<u128>().ok();
     match has {

@@ -1,4 +1,4 @@
-//! All that the tables hold.
+//! The contents of all tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use super::maglev::MaglevRow;
 use super::node::NodeContents;
 use super::rows::{Backend, FrontendKey};
 
-/// What the tables hold.
+/// The contents of all tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// Both tables of frontends.
@@ -19,16 +19,16 @@ pub struct Contents {
     pub slots: Vec<u32>,
     /// Maglev tables, by index.
     pub maglev: BTreeMap<u32, MaglevRow>,
-    /// Ids of IPv4 endpoints that are in use.
+    /// IPv4 backends that are in use, by id.
     pub backends: BTreeMap<u32, Backend>,
-    /// Ids of IPv6 endpoints that are in use; an id should be in one of the two only.
+    /// IPv6 backends that are in use, by id; an id should be in only one of the two maps.
     pub backends6: BTreeMap<u32, Backend>,
-    /// Every word of the filter.
+    /// All words of the prefilter.
     pub filter: Vec<u64>,
     /// Names of Service ports.
     pub names: BTreeMap<u32, PortName>,
-    /// Ranges of clients, by the id of the Service port; both families.
+    /// Allowed source ranges of both families, each with the id of its Service port.
     pub source_ranges: BTreeSet<(u32, IpNet)>,
-    /// What the node is like.
+    /// The tables about the node.
     pub node: NodeContents,
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a map.
+//! Errors of operations on maps.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,73 +7,73 @@ use thiserror::Error;
 
 use super::Table;
 
-/// An operation on a map that failed.
+/// A failed operation on a map.
 #[derive(Debug, Error)]
 pub enum MapError {
     /// The pinned map cannot be opened.
     #[error("cannot open map {table} at {}", path.display())]
     Open {
-        /// Which one.
+        /// The table of the map.
         table: Table,
         /// Where its pin should be.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The pinned map is not the one this agent works with.
+    /// The pinned map has another type or size than this agent works with.
     #[error("the map pinned as {table} has {what} {found} instead of {expected}")]
     Shape {
-        /// Which one.
+        /// The table of the map.
         table: Table,
         /// What differs: `key size`, `value size`, `type`.
         what: &'static str,
-        /// How it is.
+        /// The value of the pinned map.
         found: String,
-        /// How it should be.
+        /// The expected value.
         expected: String,
     },
     /// The table has no room for another entry.
     #[error("map {table} is full: no room for {key}; raise {setting}")]
     Full {
-        /// Which one.
+        /// The full table.
         table: Table,
-        /// What did not go in.
+        /// The entry that was not added.
         key: String,
-        /// The flag that makes it larger.
+        /// The flag that sets the size of the table.
         setting: &'static str,
     },
     /// An entry was not written.
     #[error("map {table}: cannot write {key}")]
     Write {
-        /// Which one.
+        /// The table of the entry.
         table: Table,
-        /// Which entry.
+        /// The entry, described for users.
         key: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// An entry was not removed.
     #[error("map {table}: cannot remove {key}")]
     Remove {
-        /// Which one.
+        /// The table of the entry.
         table: Table,
-        /// Which entry.
+        /// The entry, described for users.
         key: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The table cannot be read.
     #[error("cannot read map {table}")]
     Read {
-        /// Which one.
+        /// The table that cannot be read.
         table: Table,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl MapError {
-    /// What the kernel's answer to `write` means.
+    /// Returns the error for the kernel's answer to `write`.
     pub(super) fn of(write: &super::Write, source: io::Error) -> Self {
         let (table, key) = (write.table(), write.subject());
         match source.raw_os_error() {
@@ -83,7 +83,7 @@ impl MapError {
         }
     }
 
-    /// The table concerned.
+    /// Returns the table concerned.
     pub const fn table(&self) -> Table {
         match self {
             Self::Open { table, .. }
@@ -96,11 +96,11 @@ impl MapError {
     }
 }
 
-/// A list of writes that stopped half way.
+/// A list of writes that failed in the middle.
 #[derive(Debug, Error)]
 #[error("{error}")]
 pub struct BatchError {
-    /// How many were done; the next one failed.
+    /// Number of writes that were done; the next one failed.
     pub done: usize,
     /// Why it failed.
     #[source]

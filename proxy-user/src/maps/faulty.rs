@@ -6,18 +6,18 @@ use std::ops::Range;
 
 use super::{BatchError, Capacity, Contents, MapError, Store, Table, Write};
 
-/// Which steps fail. Steps are counted from 0, and a step that fails counts.
+/// The steps that fail. Steps are counted from 0, including those that fail.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// These.
+    /// These steps fail.
     pub at: BTreeSet<u64>,
-    /// All from this one on: the process died here.
+    /// All steps from this one on fail, as if the process had died here.
     pub from: Option<u64>,
-    /// So many of 1,000, by chance.
+    /// Number of random failures per 1,000 steps.
     pub per_mille: u32,
-    /// Where chance begins; the same seed fails at the same steps.
+    /// Seed of the random numbers; the same seed fails at the same steps.
     pub seed: u64,
-    /// Steps that fail do so because the table is full, not because of an IO error.
+    /// Steps that fail report a full table, not an IO error.
     pub full: bool,
 }
 
@@ -35,7 +35,7 @@ impl<S: Store> FaultyStore<S> {
         Self { inner, faults, step: 0, failed: 0 }
     }
 
-    /// Other faults from now on; steps are counted from 0 again.
+    /// Replaces the faults; steps are counted from 0 again.
     pub fn set_faults(&mut self, faults: Faults) {
         self.faults = faults;
         self.step = 0;
@@ -46,17 +46,17 @@ impl<S: Store> FaultyStore<S> {
         &self.inner
     }
 
-    /// The same, to be changed.
+    /// Mutable access to the wrapped store.
     pub fn inner_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The wrapped store alone.
+    /// Returns the wrapped store, without the faults.
     pub fn into_inner(self) -> S {
         self.inner
     }
 
-    /// Writes that failed so far.
+    /// Number of writes that failed so far.
     pub fn failed(&self) -> u64 {
         self.failed
     }
@@ -73,7 +73,7 @@ impl<S: Store> FaultyStore<S> {
     }
 }
 
-/// One step of splitmix64 (public domain, Vigna): good enough chance, the same on every run.
+/// One step of splitmix64 (public domain, Vigna): random enough, and the same on every run.
 fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

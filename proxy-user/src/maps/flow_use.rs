@@ -1,4 +1,4 @@
-//! What open connections need: bits of the filter, source ports, and ids of backends.
+//! What open connections still need: bits of the prefilter, source ports, and ids of backends.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -7,23 +7,23 @@ use proxy_common::config::{PortRange, SNAT_RANGES};
 
 use super::view::View;
 
-/// A bit of the filter: the number of its word, and its mask.
+/// A bit of the prefilter: the number of its word, and its mask.
 pub type FilterBit = (u32, u64);
 
-/// Knows the open connections.
+/// Access to the open connections.
 pub trait FlowUse {
-    /// Those of these backends that count open connections still.
+    /// Returns those of these backends that still count open connections.
     fn connected(&mut self, backends: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>>;
 
-    /// Those of `bits` that a connection needs which has not expired: its packets find it by the bit of what was
-    /// dialled, its replies by that of the endpoint. Looks at each connection once.
+    /// Returns those of `bits` that a flow needs which has not expired: the bit of its frontend, for the client's packets,
+    /// or the bit of its endpoint, for the replies. Reads each flow once.
     fn used_among(&mut self, bits: &BTreeSet<FilterBit>) -> io::Result<BTreeSet<FilterBit>>;
 
-    /// Whether a connection with SNAT that has not expired has a source port in none of these ranges. Looks at each connection once.
+    /// Whether a flow with SNAT that has not expired has a source port in none of these ranges. Reads each flow once.
     fn has_snat_beside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool>;
 }
 
-/// There are no connections.
+/// A [`FlowUse`] without any connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoFlows;
 

@@ -30,7 +30,7 @@ use super::sys::{self, Stopped};
 use super::windows::Array;
 use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
 
-/// The maps as the programs see them, opened by their pins.
+/// The maps that the programs use, opened by their pins.
 pub struct KernelStore {
     services: MapData,
     services6: MapData,
@@ -47,7 +47,8 @@ pub struct KernelStore {
 }
 
 impl KernelStore {
-    /// Opens the maps pinned in `dir` by their names, and checks that they are what this agent writes.
+    /// Opens the maps pinned in `dir` by their names, and checks that their types and sizes are those that this agent
+    /// writes.
     pub fn open(dir: &Path) -> Result<Self, MapError> {
         let (services, frontends) =
             open::<ServiceKey<[u8; 4]>, ServiceEntry>(dir, Table::Services, MapType::Hash)?;
@@ -94,7 +95,7 @@ impl KernelStore {
         })
     }
 
-    /// Does the writes of one run, all of one kind and table; on failure says how many it did.
+    /// Does the writes of one run, all of one kind and table; an error tells how many of them were done.
     fn run(&mut self, run: &[Write]) -> Result<(), Stopped> {
         match run {
             [] => Ok(()),
@@ -147,11 +148,11 @@ impl KernelStore {
         }
     }
 
-    /// The next owners of these ids begin to count from 0.
+    /// Resets the counters of removed Service ports: the next owner of an id starts at 0.
     fn forget_services(&mut self, ids: &[u32]) -> Result<(), Stopped> {
         let stopped = |done| move |source| Stopped { done, source };
         let cpus = nr_cpus().map_err(|(_, source)| source).map_err(stopped(0))?;
-        // A pin may have kept fewer entries.
+        // A map that was pinned earlier may have fewer entries.
         let len = self.service_stats.len();
         for (done, id) in ids.iter().enumerate().filter(|(_, id)| **id < len) {
             let nothing = vec![ServiceStats::default(); cpus];
@@ -170,7 +171,7 @@ impl KernelStore {
             let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v4_entry)).unzip();
             sys::update(self.backends.fd().as_fd(), &keys, &values)?;
         }
-        // As for Services: the next owner of a free id begins with nothing.
+        // As for Services: the next owner of a free id starts at 0.
         let free = |write: &Write| if let Write::NoBackend(id, _) = write { Some(*id) } else { None };
         let free: Vec<u32> = run.iter().filter_map(free).collect();
         self.counted.forget_backends(&free).map_err(|source| Stopped { done: 0, source })?;
@@ -182,7 +183,7 @@ impl KernelStore {
     }
 }
 
-/// Writes that go to the kernel in one call.
+/// Whether two writes belong to one run.
 fn same_run(a: &Write, b: &Write) -> bool {
     let memory = |w: &Write| matches!(w.table(), Table::Slots | Table::Maglev | Table::Filter);
     let backend = |w: &Write| matches!(w, Write::Backend(..) | Write::NoBackend(..));
@@ -265,7 +266,8 @@ impl Store for KernelStore {
                 let done = before + done;
                 return Err(match writes.get(done) {
                     Some(write) => BatchError { done, error: MapError::of(write, source) },
-                    // The kernel never says that it did all and failed; should it, the last one is to blame.
+                    // The kernel never reports a failure after the last write; if it did, the first write of this run is
+                    // reported.
                     None => BatchError { done: before, error: MapError::of(&run[0], source) },
                 });
             }

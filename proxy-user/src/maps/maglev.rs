@@ -1,25 +1,24 @@
-//! Maglev tables in the maps, as far as the agent looks at them.
+//! Maglev tables in the maps, as far as the agent reads them.
 
 use proxy_common::maglev;
 
-/// A table in `maglev`, as its head tells it.
+/// A table in `maglev`, as described by its header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MaglevTable {
-    /// Its first word; 0: there is no table.
+    /// Its first word; 0 if there is no table.
     pub base: u32,
-    /// Its words; 0: it is not what was written, and cannot be used.
+    /// Its number of words; 0 if the table is not as it was written, and cannot be used.
     pub words: u32,
-    /// What tells it from tables of other endpoints ([`plan::maglev::signature`](crate::plan::maglev::signature)).
+    /// Differs from that of tables of other endpoints ([`plan::maglev::signature`](crate::plan::maglev::signature)).
     pub signature: u64,
 }
 
 /// An element of `maglev_index`: the tables of a Service port and policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MaglevRow {
-    /// The table of new connections.
+    /// The table for new connections.
     pub current: MaglevTable,
-    /// The one before it, until its drain period is over: connections in mid-flow that their node does not know have their second
-    /// chance by it.
+    /// The previous table, until its drain period is over: TCP segments without a flow have a second chance with it.
     pub previous: MaglevTable,
 }
 
@@ -30,12 +29,12 @@ impl From<MaglevTable> for MaglevRow {
 }
 
 impl MaglevRow {
-    /// The element.
+    /// Returns the element of `maglev_index`.
     pub fn word(&self) -> u64 {
         maglev::tables(self.current.base, self.previous.base)
     }
 
-    /// What an element tells of a map of which `word` gives the words.
+    /// Reads the tables of the element `tables`; `word` returns a word of `maglev`.
     pub(super) fn read(tables: u64, word: impl Fn(u32) -> Option<u64>) -> Self {
         let read = |base| MaglevTable::read(base, &word);
         Self { current: read(maglev::current(tables)), previous: read(maglev::previous(tables)) }
@@ -43,7 +42,7 @@ impl MaglevRow {
 }
 
 impl MaglevTable {
-    /// What stands at `base` in a map of which `word` gives the words.
+    /// Reads the table at `base`; `word` returns a word of `maglev`.
     fn read(base: u32, word: impl Fn(u32) -> Option<u64>) -> Self {
         if base == 0 {
             return Self::default();

@@ -1,4 +1,4 @@
-//! An array map, or a part of it, in this process's memory.
+//! An array map, or a part of it, mapped into this process's memory.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,12 +17,12 @@ pub(super) struct Mapping {
     start: NonNull<u8>,
     /// Bytes that are mapped.
     bytes: usize,
-    /// Bytes of the array before them: whole pages.
+    /// Bytes of the array before the mapped ones: whole pages.
     before: usize,
     stride: usize,
     /// Elements of the array.
     len: usize,
-    /// Those that are mapped.
+    /// The elements that are mapped.
     there: Range<usize>,
 }
 
@@ -37,8 +37,9 @@ impl Mapping {
         Self::with(ProtFlags::READ | ProtFlags::WRITE, fd, value_size, len, 0..len)
     }
 
-    /// Maps those pages of an array of `len` elements that hold `range`, cut at its end: what is mapped of a `BPF_F_MMAPABLE`
-    /// array counts as resident memory from then on, whether it is read or not.
+    /// Maps the pages that hold `range`, cut at the end of an array of `len` elements. It does not map the whole array
+    /// because each mapped page of a `BPF_F_MMAPABLE` array counts as resident memory from then on, whether it is read or
+    /// not.
     pub(super) fn window(
         fd: BorrowedFd<'_>,
         value_size: usize,
@@ -48,7 +49,7 @@ impl Mapping {
         Self::with(ProtFlags::READ | ProtFlags::WRITE, fd, value_size, len, range)
     }
 
-    /// The same, only to be read: a store into it ends the process.
+    /// Maps all elements like `new`, but read-only: a store into the mapping ends the process.
     pub(super) fn read_only(fd: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
         Self::with(ProtFlags::READ, fd, value_size, len, 0..len)
     }
@@ -68,22 +69,22 @@ impl Mapping {
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
         let start = unsafe { mmap(address, bytes, protection, flags, fd, before as u64) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        // Whole elements, from the first one in the page on.
+        // Whole elements only: the first page may start in the middle of an element.
         let there = before.div_ceil(stride)..end;
         Ok(Self { start, bytes, before, stride, len, there })
     }
 
-    /// Elements of the array.
+    /// Number of elements of the array.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Bytes that are mapped.
+    /// Number of bytes that are mapped.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether all of these elements are mapped.
+    /// Whether all elements of `range` are mapped.
     pub(super) fn holds(&self, range: &Range<usize>) -> bool {
         self.there.start <= range.start && range.end <= self.there.end
     }
@@ -95,33 +96,33 @@ impl Mapping {
             .then(|| unsafe { self.start.as_ptr().add(position) })
     }
 
-    /// The 32-bit word number `word` of an element; `None` outside of what is mapped.
+    /// Returns the 32-bit word number `word` of an element; `None` outside of the mapping.
     pub(super) fn word32(&self, index: usize, word: usize) -> Option<&AtomicU32> {
         // SAFETY: inside the mapping, aligned (pages, strides of 8, words of 4), and only used through atomics.
         self.at(index, word * 4).map(|p| unsafe { AtomicU32::from_ptr(p.cast()) })
     }
 
-    /// The first 64 bits of an element; `None` outside of what is mapped.
+    /// Returns the first 64 bits of an element; `None` outside of the mapping.
     pub(super) fn word64(&self, index: usize) -> Option<&AtomicU64> {
         // SAFETY: as in `word32`, with the alignment of a stride.
         self.at(index, 0).map(|p| unsafe { AtomicU64::from_ptr(p.cast()) })
     }
 
-    /// The 64 bits at `offset`, a multiple of eight, of an element; `None` outside of what is mapped.
+    /// Returns the 64 bits at `offset`, a multiple of eight, of an element; `None` outside of the mapping.
     pub(super) fn word64_at(&self, index: usize, offset: usize) -> Option<&AtomicU64> {
         let at = self.at(index, offset).filter(|_| offset.is_multiple_of(8));
-        // SAFETY: as in `word64`; an offset of another kind was refused.
+        // SAFETY: as in `word64`; an offset that is not a multiple of eight was refused.
         at.map(|p| unsafe { AtomicU64::from_ptr(p.cast()) })
     }
 
-    /// The byte at `offset` of an element; `None` outside of what is mapped.
+    /// Returns the byte at `offset` of an element; `None` outside of the mapping.
     pub(super) fn byte(&self, index: usize, offset: usize) -> Option<u8> {
         let word = self.word32(index, offset / 4)?.load(Ordering::Relaxed);
         word.to_ne_bytes().get(offset % 4).copied()
     }
 
-    /// A copy of an element; `None` outside of what is mapped. A copy made while the kernel writes may be torn between
-    /// words, as one by a system call may be.
+    /// Returns a copy of an element; `None` outside of the mapping. A copy made while the kernel writes may mix old and new
+    /// words, like a copy made by a system call.
     pub(super) fn read<V: Plain>(&self, index: usize) -> Option<V> {
         const { assert!(size_of::<V>().is_multiple_of(4), "elements are read by words") };
         if size_of::<V>() > self.stride {
@@ -137,23 +138,23 @@ impl Mapping {
         Some(unsafe { value.assume_init() })
     }
 
-    /// The first 32-bit word of every element that is mapped.
+    /// Returns the first 32-bit word of every mapped element.
     pub(super) fn all32(&self) -> Vec<u32> {
         self.range32(self.there.clone())
     }
 
-    /// The first 32-bit word of those elements of a range that are mapped.
+    /// Returns the first 32-bit word of those elements of a range that are mapped.
     pub(super) fn range32(&self, range: Range<usize>) -> Vec<u32> {
         let there = range.start..range.end.min(self.there.end);
         there.filter_map(|i| self.word32(i, 0)).map(|w| w.load(Ordering::Relaxed)).collect()
     }
 
-    /// The first 64 bits of every element that is mapped.
+    /// Returns the first 64 bits of every mapped element.
     pub(super) fn all64(&self) -> Vec<u64> {
         self.range64(self.there.clone())
     }
 
-    /// The first 64 bits of those elements of a range that are mapped.
+    /// Returns the first 64 bits of those elements of a range that are mapped.
     pub(super) fn range64(&self, range: Range<usize>) -> Vec<u64> {
         let there = range.start..range.end.min(self.there.end);
         there.filter_map(|i| self.word64(i)).map(|w| w.load(Ordering::Relaxed)).collect()

@@ -1,4 +1,4 @@
-//! The tables without a kernel.
+//! The tables in the memory of this process, without a kernel.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,10 +11,10 @@ use super::{
     Write,
 };
 
-/// Like the kernel's, a hash is walked by buckets: an entry stays in its own, whatever comes and goes.
+/// Number of buckets. As in the kernel, a hash is walked by buckets: an entry stays in its bucket while others come and go.
 const BUCKETS: u32 = 64;
 
-/// Called after each step with what a reader of the maps would see then.
+/// Called after each step with the state that a reader of the maps would see.
 pub type Watcher = Box<dyn FnMut(&Contents, &Write) + Send>;
 
 /// Tables in memory, with the capacities and the errors of the kernel's.
@@ -23,14 +23,14 @@ pub struct MemoryStore {
     contents: Contents,
     /// The Maglev tables that were written, by their first words.
     tables: BTreeMap<u32, Vec<u64>>,
-    /// Endpoints that joined, with those that were there before.
+    /// Endpoints that joined their Service, by id, with the endpoints that were there before.
     joined: BTreeMap<u32, Vec<u32>>,
     watcher: Option<Watcher>,
     steps: u64,
 }
 
 impl MemoryStore {
-    /// Empty tables.
+    /// Creates empty tables.
     pub fn new(capacity: Capacity) -> Self {
         let contents = Contents {
             slots: vec![0; capacity.slots as usize],
@@ -41,22 +41,22 @@ impl MemoryStore {
         Self::with_contents(capacity, contents)
     }
 
-    /// Tables that hold something already.
+    /// Creates tables with these contents.
     pub fn with_contents(capacity: Capacity, contents: Contents) -> Self {
         Self { capacity, contents, tables: BTreeMap::new(), joined: BTreeMap::new(), watcher: None, steps: 0 }
     }
 
-    /// Has every intermediate state looked at. A run of slots is one step for each slot.
+    /// Sets a watcher, which gets every intermediate state. A run of slots is one step for each slot.
     pub fn watch(&mut self, watcher: Watcher) {
         self.watcher = Some(watcher);
     }
 
-    /// What the tables hold.
+    /// The contents of the tables.
     pub fn contents(&self) -> &Contents {
         &self.contents
     }
 
-    /// The same, to be changed as by another tool's hand.
+    /// Mutable access to the contents, for changes like those by another tool.
     pub fn contents_mut(&mut self) -> &mut Contents {
         &mut self.contents
     }
@@ -66,7 +66,7 @@ impl MemoryStore {
         &self.joined
     }
 
-    /// Steps done so far.
+    /// Number of steps done so far.
     pub fn steps(&self) -> u64 {
         self.steps
     }
@@ -107,7 +107,7 @@ impl MemoryStore {
             }
             Write::Join(id, _, others) => {
                 self.joined.insert(*id, others.to_vec());
-                // No part of the contents.
+                // Health is not part of the contents.
                 return Ok(());
             }
             Write::NoBackend(id, table) => {
@@ -142,7 +142,7 @@ impl MemoryStore {
                 };
                 let mut now = MaglevRow::read(row.word(), word);
                 let old = self.contents.maglev.get(index).copied().unwrap_or_default();
-                // Of a table that was there from the start, only this is known.
+                // The words of a table that was there from the start are not known: keep its old row.
                 for table in [&mut now.current, &mut now.previous] {
                     let known = [old.current, old.previous].into_iter().find(|old| old.base == table.base);
                     *table = known.filter(|_| !self.tables.contains_key(&table.base)).unwrap_or(*table);

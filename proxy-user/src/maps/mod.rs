@@ -1,8 +1,8 @@
-//! The BPF maps that say where Services go: the only place that knows how they are written.
+//! The BPF maps that hold the Services. Only this module knows how they are written.
 //!
-//! [`Store`] is what the layer above sees: an ordered list of [`Write`]s in, the [`Contents`] out. It has three
-//! implementations: [`KernelStore`] (the pinned maps), [`MemoryStore`] (the same rules without a kernel) and
-//! [`FaultyStore`] (any of them, failing when told to).
+//! [`Store`] is the interface for the layer above: it takes an ordered list of [`Write`]s, and returns the [`Contents`]. It
+//! has three implementations: [`KernelStore`] (the pinned maps), [`MemoryStore`] (the same rules without a kernel) and
+//! [`FaultyStore`] (wraps another store, and fails when told to).
 //!
 //! The rows here hold addresses of either family; a store puts them into the map of their family.
 

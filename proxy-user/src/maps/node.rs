@@ -1,4 +1,4 @@
-//! What the programs are told of the node.
+//! The rows that describe the node to the programs.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,18 +18,18 @@ use crate::model::settings::{FlowTimeouts, SocketDrop, SocketLb};
 /// Value of `node` or `node6`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeRow {
-    /// Of `node`.
+    /// Value of `node`.
     V4(NodeFamily<Ipv4Addr, Ipv4Net>),
-    /// Of `node6`.
+    /// Value of `node6`.
     V6(NodeFamily<Ipv6Addr, Ipv6Net>),
 }
 
 /// The node in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeFamily<A, N> {
-    /// The address under which packets are sent on to other nodes.
+    /// The source address of packets that are forwarded with SNAT.
     pub source: Option<A>,
-    /// Addresses of pods, where local clients are known by them.
+    /// The range of pod addresses, if local clients are recognised by it.
     pub pods: Option<N>,
     /// Ranges of Service addresses, at most [`SERVICE_CIDRS`].
     pub service_cidrs: Vec<N>,
@@ -42,7 +42,7 @@ impl<A, N> Default for NodeFamily<A, N> {
 }
 
 impl NodeRow {
-    /// The table that it stands in.
+    /// Returns the table of the row.
     pub const fn table(&self) -> Table {
         match self {
             Self::V4(_) => Table::Node,
@@ -51,7 +51,7 @@ impl NodeRow {
     }
 }
 
-/// An address or a range of one family, as maps hold it.
+/// An address or a range of one family, and its form in the maps.
 trait InMaps<T> {
     fn to_map(&self) -> T;
     fn from_map(value: &T) -> Option<Self>
@@ -89,7 +89,7 @@ in_maps!(Ipv6Addr, Ipv6Net, [u8; 16]);
 
 #[expect(private_bounds, reason = "how maps hold an address is this module's matter")]
 impl<A, N> NodeFamily<A, N> {
-    /// The entry of the map.
+    /// Returns the entry of the map.
     pub(super) fn entry<O: Address>(&self) -> NodeEntry<O>
     where
         A: InMaps<O>,
@@ -109,7 +109,7 @@ impl<A, N> NodeFamily<A, N> {
         entry
     }
 
-    /// What an entry says; anything that we would not write is left out, so that it is written anew.
+    /// Reads an entry. Values that this agent would not write are left out, so that a sync writes them again.
     pub(super) fn from_entry<O: Address>(entry: &NodeEntry<O>) -> Self
     where
         A: InMaps<O>,
@@ -127,9 +127,9 @@ impl<A, N> NodeFamily<A, N> {
 /// Value of `tunnels`: another node, to which packets are encapsulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelRow {
-    /// Its address.
+    /// The address of the other node.
     pub addr: IpAddr,
-    /// The address of this node that the outer header has as its source; of the same family.
+    /// The source address of the outer header: an address of this node, of the same family.
     pub source: IpAddr,
 }
 
@@ -144,7 +144,7 @@ impl TunnelRow {
         Tunnel { addr: words(self.addr), source: words(self.source), family }
     }
 
-    /// What an entry says; `None` if the number is free.
+    /// Reads an entry; `None` if the number is free.
     pub(super) fn of(entry: &Tunnel) -> Option<Self> {
         let address = |words: [u32; 4]| -> Option<IpAddr> {
             match entry.family {
@@ -157,7 +157,7 @@ impl TunnelRow {
     }
 }
 
-/// Our part of `config`.
+/// The settings in `config` that a sync writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a bit of the entry, in every combination")]
 pub struct ConfigRow {
@@ -171,7 +171,7 @@ pub struct ConfigRow {
     pub socket_lb: SocketLb,
     /// [`CONFIG_SOCKET_DROP_FAIL`].
     pub socket_drop: SocketDrop,
-    /// How long flows may be silent.
+    /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
     /// [`CONFIG_SNAT_MOVED`].
     pub snat_moved: bool,
@@ -213,7 +213,7 @@ impl ConfigRow {
         | CONFIG_DSR
         | CONFIG_SNAT_MOVED;
 
-    /// What an entry says.
+    /// Reads these settings from an entry.
     pub(super) const fn of(entry: &NodeConfig) -> Self {
         Self {
             masquerade_all: entry.flags & CONFIG_MASQUERADE_ALL != 0,
@@ -240,7 +240,7 @@ impl ConfigRow {
         }
     }
 
-    /// Changes an entry to say this; what else it says stays.
+    /// Writes these settings to an entry; its other settings stay.
     pub(super) const fn apply(self, entry: &mut NodeConfig) {
         entry.flags &= !Self::FLAGS;
         if self.masquerade_all {
@@ -274,7 +274,7 @@ impl ConfigRow {
     }
 }
 
-/// What the tables say of the node; of one table only, the other parts are empty.
+/// The contents of the tables about the node; if they are those of one table, the other parts are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeContents {
     /// `node` and `node6`.
@@ -285,12 +285,12 @@ pub struct NodeContents {
     pub tunnels: BTreeMap<u32, TunnelRow>,
     /// Devices, by index.
     pub devices: BTreeMap<u32, Device>,
-    /// Our part of `config`.
+    /// The settings in `config` that a sync writes.
     pub config: ConfigRow,
 }
 
 impl NodeContents {
-    /// The tables that it is about.
+    /// The tables about the node.
     pub const TABLES: [Table; 7] = [
         Table::Node,
         Table::Node6,
@@ -301,7 +301,7 @@ impl NodeContents {
         Table::Config,
     ];
 
-    /// What one table says.
+    /// Returns the contents of one table.
     #[must_use]
     pub fn of(&self, table: Table) -> Self {
         let Self { rows, addresses, tunnels, devices, config } = self;
@@ -319,14 +319,14 @@ impl NodeContents {
         }
     }
 
-    /// What new tables say.
+    /// Returns the contents of new tables.
     pub(super) fn unknown() -> Self {
         let rows = [NodeRow::V4(NodeFamily::default()), NodeRow::V6(NodeFamily::default())];
         Self { rows: rows.into_iter().map(|row| (row.table(), row)).collect(), ..Self::default() }
     }
 }
 
-/// The address of a source range and the bits that count, as `src_ranges` holds them.
+/// Returns the address of a source range and its prefix length, as `src_ranges` holds them.
 pub(super) fn range_parts(range: IpNet) -> (IpAddr, u32) {
     match range {
         IpNet::V4(range) => (IpAddr::V4(range.network()), range.prefix_len() as u32),

@@ -15,7 +15,7 @@ use super::maglev::MaglevRow;
 use super::node::{ConfigRow, NodeRow, TunnelRow};
 use super::table::Table;
 
-/// How many entries each table takes.
+/// Number of entries that each table can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     /// Entries in each of `services` and `services6`.
@@ -45,7 +45,7 @@ impl Default for Capacity {
 /// Key of `services` and `services6`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FrontendKey {
-    /// Frontend address; unspecified is "any address of this node".
+    /// Frontend address; the unspecified address means "any address of this node".
     pub addr: IpAddr,
     /// Frontend port.
     pub port: u16,
@@ -56,7 +56,7 @@ pub struct FrontendKey {
 }
 
 impl FrontendKey {
-    /// What [`ServiceEntry::tag`] of its entry must be.
+    /// Returns the value that [`ServiceEntry::tag`] of its entry must have.
     pub fn tag(&self) -> u32 {
         match self.addr {
             IpAddr::V4(addr) => self.v4(addr).tag(),
@@ -124,7 +124,7 @@ impl Backend {
         BackendEntry { addr: addr.octets(), port, proto, state, service, flags }
     }
 
-    /// `None` for a free id.
+    /// Reads an entry; `None` for a free id.
     pub(super) fn from_entry<A: proxy_common::Address + Into<IpAddr>>(
         entry: BackendEntry<A>,
     ) -> Option<Self> {
@@ -133,55 +133,55 @@ impl Backend {
     }
 }
 
-/// One step that a reader of the maps sees as a whole, except for [`Write::Slots`] and [`Write::MaglevTable`].
+/// One change, which readers of the maps see as a whole, except for [`Write::Slots`] and [`Write::MaglevTable`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// Names a Service port.
+    /// Sets the name of a Service port.
     Name(u32, Box<PortName>),
-    /// Takes the name away.
+    /// Removes the name of a Service port.
     NoName(u32),
     /// Sets the backend of an id.
     Backend(u32, Backend),
-    /// Begins an id's health ([`proxy_common::health`]): as a newcomer's, if one of these endpoints has answered.
+    /// Resets the health of an id ([`proxy_common::health`]): to a newcomer's, if one of these endpoints has answered.
     Join(u32, Table, Arc<[u32]>),
-    /// Frees an id; the table says in which family.
+    /// Frees an id; the table gives the family.
     NoBackend(u32, Table),
-    /// Fills an extent from this slot on. Nothing may refer to it yet.
+    /// Fills an extent from this slot on. Nothing may refer to the extent yet.
     Slots(u32, Vec<u32>),
-    /// Writes a Maglev table from this word on. Nothing may refer to it yet.
+    /// Writes a Maglev table from this word on. Nothing may refer to the table yet.
     MaglevTable(u32, Vec<u64>),
-    /// Gives a Service port and policy ([`proxy_common::maglev::index`]) its tables, or takes them away (bases of 0).
+    /// Sets the tables of a Service port and policy ([`proxy_common::maglev::index`]), or removes them (bases of 0).
     MaglevIndex(u32, MaglevRow),
-    /// Makes a frontend go somewhere: the commit of a change.
+    /// Sets the entry of a frontend: the commit of a change.
     Service(FrontendKey, ServiceEntry),
     /// Removes a frontend.
     NoService(FrontendKey),
-    /// Sets the bits of a mask in a word of the filter.
+    /// Sets the bits of a mask in a word of the prefilter.
     FilterSet(u32, u64),
-    /// Clears them.
+    /// Clears the bits of a mask in a word of the prefilter.
     FilterClear(u32, u64),
-    /// Lets a range of clients use the addresses of the Service port of this id.
+    /// Allows a source range for the Service port with this id.
     SourceRange(u32, IpNet),
-    /// Takes it away.
+    /// Removes a source range.
     NoSourceRange(u32, IpNet),
-    /// Says what this node is like, in the family of the row.
+    /// Sets the row of this node, in the family of the row.
     Node(Box<NodeRow>),
-    /// Says that an address is this node's, with `NODE_ADDR_*` bits.
+    /// Adds an address of this node, with `NODE_ADDR_*` bits.
     NodeAddr(IpAddr, NodeAddr),
-    /// It is not any more.
+    /// Removes an address of this node.
     NoNodeAddr(IpAddr),
-    /// Says which node has a number, or that none has it.
+    /// Sets the node that has a number, or frees the number.
     Tunnel(u32, Option<TunnelRow>),
-    /// Says what a device is like, by its index, with `DEVICE_*` bits.
+    /// Sets the `DEVICE_*` bits of a device, by its index.
     Device(u32, Device),
-    /// Forgets it.
+    /// Removes a device.
     NoDevice(u32),
-    /// Changes the settings that are ours; the others stay.
+    /// Changes the settings that a sync writes; the others stay.
     Config(ConfigRow),
 }
 
 impl Write {
-    /// The table it goes to.
+    /// Returns the table of the write.
     pub const fn table(&self) -> Table {
         match self {
             Self::Name(..) | Self::NoName(_) => Table::Names,
@@ -200,7 +200,7 @@ impl Write {
         }
     }
 
-    /// Whether it takes something away.
+    /// Whether the write removes something.
     pub const fn removes(&self) -> bool {
         matches!(
             self,
@@ -215,7 +215,7 @@ impl Write {
         )
     }
 
-    /// The entry in words of people, for errors.
+    /// Describes the entry for error messages.
     pub fn subject(&self) -> String {
         match self {
             Self::Name(id, name) => format!("{} (id {id})", name.as_str()),

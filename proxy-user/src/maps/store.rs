@@ -1,24 +1,24 @@
-//! What the layer above may do with the maps.
+//! The operations on the maps for the layer above.
 
 use std::ops::Range;
 
 use super::{BatchError, Capacity, Contents, MapError, Table, Write};
 
-/// The tables of Services, wherever they live.
+/// The tables of Services, in the kernel or in memory.
 pub trait Store {
-    /// How many entries each table takes.
+    /// Returns the number of entries that each table can hold.
     fn capacity(&self) -> Capacity;
 
-    /// Everything that is in the tables; of backends only the ids below `backends_below`.
+    /// Reads all tables; of backends only the ids below `backends_below`.
     fn read(&mut self, backends_below: u32) -> Result<Contents, MapError>;
 
-    /// These elements of `slots`, `filter` or one of the `backends`, or the Maglev tables of these indexes; positions in the answer's lists count from the
-    /// start of the range. What lies outside of the table is left out.
+    /// Reads these elements of `slots`, `filter` or one of the `backends`, or the Maglev tables of these indexes. Positions
+    /// in the returned lists count from the start of the range. Elements outside of the table are left out.
     fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError>;
 
-    /// About `count` entries of any other table, or all of it where that is small, in the table's own order, and where the next walk
-    /// goes on (`None`: nowhere, and to begin with). An entry that is there all the time is met once; one that
-    /// comes or goes between two walks may be.
+    /// Reads about `count` entries of any other table, or all of a small table, in the table's own order. Also returns where
+    /// the next walk continues (as `from`: `None` to start; as a result: `None` at the end). An entry that exists all the
+    /// time is returned once; an entry that is added or removed between two walks may be returned.
     fn walk(
         &mut self,
         table: Table,
@@ -26,10 +26,10 @@ pub trait Store {
         count: u32,
     ) -> Result<(Contents, Option<u32>), MapError>;
 
-    /// Does all of `writes`, in their order as far as a reader of the maps can tell.
+    /// Does all of `writes`; readers of the maps see them in this order.
     ///
-    /// It stops at the first that fails: those before it are done, those after it were not tried. Removing what
-    /// is not there succeeds, so every write may be repeated.
+    /// Stops at the first failure: the writes before it are done, those after it are not tried. Removing an entry that does
+    /// not exist succeeds, so every write may be repeated.
     fn write(&mut self, writes: &[Write]) -> Result<(), BatchError>;
 }
 

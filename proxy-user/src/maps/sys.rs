@@ -1,4 +1,4 @@
-//! Batches of map elements, which aya has no call for.
+//! Batch operations on map elements, for which aya has no calls.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -23,16 +23,16 @@ struct Attr {
     flags: u64,
 }
 
-/// A batch that stopped half way.
+/// A batch that stopped in the middle.
 pub(super) struct Stopped {
-    /// Elements done.
+    /// Number of elements that were done.
     pub(super) done: usize,
-    /// Why the next one was not.
+    /// Why the next element was not.
     pub(super) source: io::Error,
 }
 
 fn bpf(command: libc::c_long, attr: &mut Attr) -> io::Result<()> {
-    // SAFETY: `attr` is a valid `bpf_attr` of the size given; the callers answer for the buffers it points to.
+    // SAFETY: `attr` is a valid `bpf_attr` of the size given; the callers make sure that its buffers are valid.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<Attr>()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -51,13 +51,13 @@ fn attr(fd: BorrowedFd<'_>, keys: u64, values: u64, count: usize) -> Attr {
     }
 }
 
-/// How much of a batch the kernel says it did. It answers nothing when it refused the whole.
+/// Returns how many elements of a batch the kernel did. If the kernel refused the whole batch, it leaves `count` unchanged.
 fn done(attr: &Attr, asked: usize) -> usize {
     let count = attr.count as usize;
     if count >= asked { 0 } else { count }
 }
 
-/// Writes elements in order; `keys` and `values` are of one length. The map's keys are `K`, its values `V`.
+/// Writes elements in order; `keys` and `values` have the same length. The map's keys are `K`, its values `V`.
 pub(super) fn update<K: Plain, V: Plain>(
     fd: BorrowedFd<'_>,
     keys: &[K],
@@ -71,7 +71,7 @@ pub(super) fn update<K: Plain, V: Plain>(
     bpf(UPDATE_BATCH, &mut attr).map_err(|source| Stopped { done: done(&attr, count), source })
 }
 
-/// Removes elements of a hash in order; what is not there counts as removed.
+/// Removes elements of a hash map in order; an element that does not exist counts as removed.
 pub(super) fn delete<K: Plain>(fd: BorrowedFd<'_>, keys: &[K]) -> Result<(), Stopped> {
     let mut from = 0;
     while let Some(rest) = keys.get(from..).filter(|rest| !rest.is_empty()) {
@@ -85,15 +85,15 @@ pub(super) fn delete<K: Plain>(fd: BorrowedFd<'_>, keys: &[K]) -> Result<(), Sto
     Ok(())
 }
 
-/// Elements asked for at once.
+/// Elements that one system call asks for.
 const CHUNK: usize = 8192;
 
-/// Elements, and from where to go on: `None` says that these were the last, and stands for the beginning too. For an
-/// array it is the last index that was read, for a hash a bucket.
+/// Elements, and where the next read continues: as a result, `None` means that these were the last; as an argument, `None`
+/// means the start. It is the index that was read last in an array, a bucket in a hash map.
 pub(super) type Part<K, V> = (Vec<(K, V)>, Option<u32>);
 
-/// Reads elements in the map's own order until `enough` of them are there or none is left. Elements that come or
-/// go meanwhile may be there or not.
+/// Reads elements in the map's own order until there are `enough` of them or none is left. Elements that are added or
+/// removed meanwhile may be returned.
 pub(super) fn lookup<K: Plain, V: Plain>(
     fd: BorrowedFd<'_>,
     from: Option<u32>,
@@ -106,15 +106,15 @@ pub(super) fn lookup<K: Plain, V: Plain>(
     Ok((found, next))
 }
 
-/// Counts elements, by the same rules.
+/// Counts the elements of a map, by the rules of [`lookup`].
 pub(super) fn count<K: Plain, V: Plain>(fd: BorrowedFd<'_>) -> io::Result<usize> {
     let mut count = 0;
     batches(fd, None, usize::MAX, |keys: &[K], _: &[V]| count += keys.len())?;
     Ok(count)
 }
 
-/// Passes on the elements of a map by batches, until `enough` of them are there or none is left; from and to as in
-/// [`Part`].
+/// Passes the elements of a map to `take` in batches, until there are `enough` of them or none is left; `from` and the
+/// result are as in [`Part`].
 fn batches<K: Plain, V: Plain>(
     fd: BorrowedFd<'_>,
     from: Option<u32>,
@@ -123,7 +123,7 @@ fn batches<K: Plain, V: Plain>(
 ) -> io::Result<Option<u32>> {
     let mut chunk = CHUNK.min(enough);
     let (mut keys, mut values) = (Vec::<K>::with_capacity(chunk), Vec::<V>::with_capacity(chunk));
-    // The kernel's place in the map: four bytes for arrays and hashes alike.
+    // The kernel's position in the map: four bytes, for arrays and hash maps alike.
     let mut place = from;
     let mut found = 0;
     while found < enough {
@@ -139,7 +139,7 @@ fn batches<K: Plain, V: Plain>(
             Ok(()) => false,
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => true,
             Err(e) if e.raw_os_error() == Some(libc::ENOSPC) => {
-                // One bucket of the hash holds more than was asked for.
+                // One bucket of the hash map holds more elements than were asked for.
                 chunk *= 2;
                 continue;
             }

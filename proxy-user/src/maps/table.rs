@@ -19,19 +19,19 @@ pub enum Table {
     Backends,
     /// IPv6 endpoints.
     Backends6,
-    /// The bitmap that lets foreign packets leave.
+    /// The prefilter: the bitmap that lets foreign packets pass.
     Filter,
     /// Maglev tables.
     Maglev,
     /// Names of Service ports.
     Names,
-    /// Who may use a load balancer's IPv4 address.
+    /// IPv4 source ranges of load balancers.
     SrcRanges,
-    /// The same for IPv6.
+    /// IPv6 source ranges of load balancers.
     SrcRanges6,
-    /// This node, as far as IPv4 goes.
+    /// The IPv4 settings of this node.
     Node,
-    /// The same for IPv6.
+    /// The IPv6 settings of this node.
     Node6,
     /// IPv4 addresses of this node.
     NodeAddrs,
@@ -46,7 +46,7 @@ pub enum Table {
 }
 
 impl Table {
-    /// All of them.
+    /// All tables.
     pub const ALL: [Self; 17] = [
         Self::Services,
         Self::Services6,
@@ -67,7 +67,7 @@ impl Table {
         Self::Config,
     ];
 
-    /// The table of frontends at such an address.
+    /// Returns the table of frontends with such an address.
     pub const fn services(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::Services,
@@ -75,7 +75,7 @@ impl Table {
         }
     }
 
-    /// The table of endpoints at such an address.
+    /// Returns the table of endpoints with such an address.
     pub const fn backends(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::Backends,
@@ -83,7 +83,7 @@ impl Table {
         }
     }
 
-    /// The table of addresses of this node.
+    /// Returns the table of this node's addresses of that family.
     pub const fn node_addrs(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::NodeAddrs,
@@ -91,7 +91,7 @@ impl Table {
         }
     }
 
-    /// The table of a source range.
+    /// Returns the table of a source range.
     pub const fn source_ranges(range: IpNet) -> Self {
         match range {
             IpNet::V4(_) => Self::SrcRanges,
@@ -99,12 +99,12 @@ impl Table {
         }
     }
 
-    /// Whether it is an array, of which parts can be read.
+    /// Whether the table is an array, of which parts can be read.
     pub const fn is_array(self) -> bool {
         matches!(self, Self::Slots | Self::Backends | Self::Backends6 | Self::Filter | Self::Maglev)
     }
 
-    /// The name of the map.
+    /// Returns the name of the map.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Services => map::SERVICES,
@@ -127,7 +127,7 @@ impl Table {
         }
     }
 
-    /// The flag that makes it larger; empty where nothing does.
+    /// Returns the flag that sets the size of the table; empty if there is none.
     pub const fn setting(self) -> &'static str {
         match self {
             Self::Services | Self::Services6 => "--max-frontends",

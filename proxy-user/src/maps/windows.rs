@@ -1,8 +1,8 @@
-//! An array map of which only what is used at the moment is in this process's memory.
+//! An array map of which only the part in use is mapped into this process's memory.
 //!
-//! The kernel puts every page of a `BPF_F_MMAPABLE` array into the page table when it is mapped (`array_map_mmap` in
-//! kernel/bpf/arraymap.c), and counts it as resident memory of the process. Of the arrays that the agent writes without system calls,
-//! a change touches a page or two.
+//! When a `BPF_F_MMAPABLE` array is mapped, the kernel puts every page of the mapping into the page table (`array_map_mmap`
+//! in kernel/bpf/arraymap.c), and counts it as resident memory of the process. But of the arrays that the agent writes
+//! without system calls, a change touches only a page or two.
 
 use std::io;
 use std::ops::Range;
@@ -11,11 +11,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::mapping::Mapping;
 
-/// Bytes that are mapped at once: a few microseconds' work.
+/// Bytes that are mapped at once, which takes a few microseconds.
 const SPAN: usize = 64 * 1024;
-/// A window of more bytes is not kept: one element may lie across a page, and the first page is mapped from its start on.
+/// Bytes of the largest window that is kept; more than `SPAN`, as an element may cross a page boundary, and the first page
+/// is mapped from its start.
 const KEPT: usize = 2 * SPAN;
-/// After so many moves within one run the whole array is mapped.
+/// Moves within one run after which the whole array is mapped.
 const MOVES: u32 = 8;
 
 /// An array map.
@@ -28,40 +29,41 @@ pub(super) struct Array {
 }
 
 impl Array {
-    /// Of `len` elements of `value_size` bytes. One that cannot be mapped is an error at once.
+    /// Creates an array of `len` elements of `value_size` bytes; fails at once if the map cannot be mapped.
     pub(super) fn new(map: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
         let array = Self { map: map.try_clone_to_owned()?, value_size, len, kept: Mutex::default() };
         array.map(0..1)?;
         Ok(array)
     }
 
-    /// Elements.
+    /// Number of elements.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// These elements in memory, as far as there are such elements.
+    /// Maps those of these elements that exist.
     pub(super) fn map(&self, range: Range<usize>) -> io::Result<Mapping> {
         Mapping::window(self.map.as_fd(), self.value_size, self.len, range)
     }
 
-    /// All elements in memory.
+    /// Maps all elements.
     pub(super) fn map_all(&self) -> io::Result<Mapping> {
         self.map(0..self.len)
     }
 
-    /// For one run of reads and writes.
+    /// Returns the windows for one run of reads and writes.
     pub(super) fn windows(&self) -> Windows<'_> {
         Windows { array: self, current: self.kept().take(), moves: 0 }
     }
 
     fn kept(&self) -> MutexGuard<'_, Option<Mapping>> {
-        // It is put there and taken as a whole.
+        // A panic leaves no partial value: the window is stored and taken as a whole.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A part of an array in memory, which moves to where it is needed. No more than one window stays mapped when it is dropped.
+/// A mapped part of an array, which moves to the elements that are needed. When it is dropped, at most one window stays
+/// mapped.
 pub(super) struct Windows<'a> {
     array: &'a Array,
     current: Option<Mapping>,
@@ -69,7 +71,7 @@ pub(super) struct Windows<'a> {
 }
 
 impl Windows<'_> {
-    /// The array with at least these elements in memory; `E2BIG` if it is shorter.
+    /// Returns a mapping with at least these elements; `E2BIG` if the array is shorter.
     pub(super) fn at(&mut self, range: Range<usize>) -> io::Result<&Mapping> {
         if range.end > self.array.len {
             return Err(io::Error::from_raw_os_error(libc::E2BIG));
@@ -106,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// So many elements of eight bytes in a file that is only in memory.
+    /// Returns an array of `len` elements of eight bytes, in a file in memory.
     fn array(name: &str, len: usize) -> (OwnedFd, Array) {
         let file = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 8 * len as u64).unwrap();
@@ -133,7 +135,7 @@ mod tests {
         let mut windows = array.windows();
         windows.at(500_000..500_010).unwrap().word32(500_003, 0).unwrap().store(7, Relaxed);
         assert!((1..=SPAN + 2 * 4096).contains(&mapped("windows-small")), "{}", mapped("windows-small"));
-        // What is near needs no other mapping, and what is outside of it is not reached.
+        // Elements near the first ones need no other mapping; elements outside of the mapping cannot be reached.
         let near = windows.at(500_900..500_901).unwrap();
         assert_eq!(near.range32(500_003..500_005), [7, 0]);
         assert!(near.word32(LEN - 1, 0).is_none() && near.word32(0, 0).is_none());

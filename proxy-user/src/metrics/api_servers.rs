@@ -1,4 +1,4 @@
-//! The API servers.
+//! Metrics of the API servers.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::sample::{counter, gauge};
 use crate::model::ApiServers;
 
-/// Reads what the client tells.
+/// Reads the state that the client publishes.
 #[derive(Debug)]
 pub(super) struct Asked(pub watch::Receiver<ApiServers>);
 

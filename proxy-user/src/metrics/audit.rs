@@ -1,4 +1,4 @@
-//! What the audits found.
+//! Metrics of the audits.
 
 use std::fmt;
 use std::sync::Arc;

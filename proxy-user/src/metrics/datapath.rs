@@ -1,4 +1,4 @@
-//! What the programs count, read from the maps at each scrape.
+//! The counters of the programs, read from the maps at each scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,17 +18,17 @@ pub struct DataPath {
     bpffs: PathBuf,
 }
 
-/// All that one scrape tells.
+/// All values of one scrape.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
-    /// What the maps hold.
+    /// The contents of the maps.
     pub overview: Overview,
-    /// Attached programs.
+    /// The attached programs.
     pub attachments: Vec<Attachment>,
 }
 
 impl DataPath {
-    /// Of the maps that are pinned below `bpffs`.
+    /// Reads the maps that are pinned below `bpffs`.
     pub fn new(bpffs: &Path) -> Self {
         Self { bpffs: bpffs.to_owned() }
     }
@@ -60,7 +60,7 @@ impl Collector for DataPath {
 }
 
 impl Reading {
-    /// Writes all of it.
+    /// Writes all metrics.
     pub fn encode(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         self.encode_maps(e)?;
         self.encode_programs(e)?;
@@ -76,7 +76,7 @@ impl Reading {
         let map = |row: &UsageRow| vec![("map", row.name.to_owned())];
         let used = self.overview.maps.iter().filter_map(|row| Some((map(row), row.used?)));
         gauge(e, "ballast_map_entries", "Map entries in use", used)?;
-        // Socket-local storage has no size of its own.
+        // Socket-local storage has no capacity.
         let capacity = self.overview.maps.iter().filter(|row| row.capacity != 0);
         let capacity = capacity.map(|row| (map(row), row.capacity));
         gauge(e, "ballast_map_capacity", "Maximum number of map entries", capacity)?;
@@ -117,7 +117,7 @@ impl Reading {
         });
         let help = "1 if the program is attached to the hook; 0 if the program, device or cgroup is gone";
         gauge(e, "ballast_program_attached", help, attached)?;
-        // The kernel counts by program, not by hook: one that hangs at two hooks must not count twice.
+        // The kernel counts by program, not by hook: a program that is attached to two hooks must not count twice.
         let programs: BTreeMap<u32, &Attachment> =
             self.attachments.iter().map(|one| (one.program_id, one)).collect();
         let mut total: BTreeMap<&str, (u64, f64)> = BTreeMap::new();

@@ -1,9 +1,9 @@
 //! Exemplars of `ballast_connect_latency_seconds`: a connection beside the count of its bucket (`OpenMetrics` 1.0).
 //!
-//! Those of the packet path are in the flow table, with the time that their answer took beside it (`syn_times`), so a scrape finds
-//! the newest one of each bucket there. Connections of sockets leave no such trace: the programs keep the newest ones
-//! (`socket_examples`).
-//! `prometheus-client` writes exemplars of its own histograms only, so they are added to its text.
+//! Connections of the packet path are in the flow table, with the time until they were answered beside them
+//! (`syn_times`), so a scrape finds the newest one of each bucket there. Translated sockets are not in the flow table:
+//! the programs keep their newest connections (`socket_examples`). `prometheus-client` writes exemplars of its own
+//! histograms only, so the exemplars are inserted into its text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,17 +16,19 @@ use proxy_common::latency::{LATENCY_BUCKETS, limit_us};
 use super::datapath::port;
 use crate::maps::view::{Example, NameRow, View, ViewError, monotonic};
 
-/// How a bucket's sample begins.
+/// The beginning of a bucket's sample.
 const SAMPLE: &str = "ballast_connect_latency_seconds_bucket{le=\"";
-/// Characters that names and values of an exemplar's labels may have together.
+/// The maximum length of an exemplar's label names and values together, in characters.
 const MOST: usize = 128;
 
-/// When the monotonic clock was zero, in nanoseconds since 1970. Kept, since an exemplar has to have the same time in each scrape.
+/// The time at which the monotonic clock was zero, in nanoseconds since 1970. It is kept, since an exemplar must have
+/// the same time in each scrape.
 #[derive(Debug, Default)]
 pub(super) struct Zero(AtomicU64);
 
 impl Zero {
-    /// By the clocks of this moment, where they differ by more than a second from what is kept: the clock was set.
+    /// Returns the kept time; computes it again if it differs from the current clocks by more than a second, because
+    /// the clock was set.
     fn now(&self) -> Duration {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = since.saturating_sub(monotonic());
@@ -39,7 +41,7 @@ impl Zero {
     }
 }
 
-/// Adds what there is to the text of a scrape. Reads the flow table, if connections are measured.
+/// Adds the exemplars to the text of a scrape. Reads the flow table, if connections are measured.
 pub(super) fn add(text: String, bpffs: &Path, zero: &Zero) -> String {
     if !text.contains(SAMPLE) {
         return text;
@@ -57,7 +59,7 @@ pub(super) fn add(text: String, bpffs: &Path, zero: &Zero) -> String {
     }
 }
 
-/// The text with an exemplar behind each bucket that has one.
+/// Returns the text with an exemplar after each bucket that has one.
 fn with(
     text: &str,
     names: &BTreeMap<u32, NameRow>,
@@ -84,7 +86,7 @@ fn with(
     output
 }
 
-/// The number of the bucket and the other labels of a sample.
+/// Returns the number of the bucket and the other labels of a sample.
 #[expect(clippy::cast_precision_loss, reason = "limits of buckets are small")]
 fn series(line: &str) -> Option<(usize, &str)> {
     let (le, rest) = line.strip_prefix(SAMPLE)?.split_once('"')?;
@@ -105,7 +107,7 @@ fn exemplar(example: &Example, zero: Duration) -> Option<String> {
     let length = "client".len() + "endpoint".len() + client.len() + endpoint.len();
     let mut text = String::new();
     let time = (zero + *begun + *took).as_secs_f64();
-    // The value in full: a histogram's reader compares it with the limits of the bucket.
+    // The value is not rounded: readers of the histogram compare it with the limits of the bucket.
     let took = took.as_secs_f64();
     write!(text, " # {{client=\"{client}\",endpoint=\"{endpoint}\"}} {took} {time:.3}").ok()?;
     (length <= MOST).then_some(text)
@@ -170,7 +172,7 @@ mod tests {
     #[expect(clippy::cast_precision_loss, reason = "limits of buckets are small")]
     fn every_bucket_is_known_by_its_limit() {
         for number in 0..LATENCY_BUCKETS {
-            // As prometheus-client writes it.
+            // The limit as prometheus-client writes it.
             let le = limit_us(number).map_or("+Inf".to_owned(), |us| format!("{}", us as f64 / 1e6));
             assert_eq!(series(&format!("{SAMPLE}{le}\",a=\"b\"}} 1")), Some((number, ",a=\"b\"")), "{le}");
         }

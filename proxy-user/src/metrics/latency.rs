@@ -1,4 +1,4 @@
-//! How long endpoints take to answer, by Service port (`--connect-latency`).
+//! Metrics of how long endpoints take to answer, by Service port (`--connect-latency`).
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use proxy_common::latency::{LatencyEntry, limit_us};
 
 use super::sample::{Labels, counter};
 
-/// Writes what was measured of each Service port; nothing where nothing is measured.
+/// Writes the measurements of each Service port; writes nothing if there are none.
 #[expect(clippy::cast_precision_loss, reason = "Prometheus has no other numbers")]
 pub(super) fn encode(
     e: &mut DescriptorEncoder<'_>,

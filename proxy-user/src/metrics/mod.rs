@@ -1,8 +1,8 @@
-//! `/metrics`: kube-proxy's names where the meaning is the same, `ballast_` where it is ours.
+//! `/metrics`: kube-proxy's names for metrics with the same meaning, names with `ballast_` for all others.
 //!
-//! Nothing is counted twice. What the owner of the maps does is in the snapshots it publishes ([`sync`]); what
-//! the programs count lies in the maps ([`datapath`]), so that a restart of the agent loses nothing. Both are
-//! read at each scrape. Only the answers of the servers are counted here.
+//! Nothing is counted twice. What the owner of the maps does is in the snapshots that it publishes ([`sync`]); the
+//! counters of the programs are in the maps ([`datapath`]), so that a restart of the agent does not reset them. Both
+//! are read at each scrape. Only answers of the HTTP servers and sweeps for sockets are counted here.
 //!
 //! Source of the `kubeproxy_` names: pkg/proxy/metrics/metrics.go of Kubernetes 1.36.
 
@@ -39,18 +39,18 @@ use crate::programs::{Repairs, XdpDevice, XdpDevices};
 use crate::sync::Status;
 use recent::Recent;
 
-/// A format of the answer.
+/// The format of the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// The text format of Prometheus, 0.0.4: what every reader understands.
+    /// The text format of Prometheus, 0.0.4, which every reader supports.
     #[default]
     Plain,
-    /// `OpenMetrics` 1.0.0, for those who ask for it.
+    /// `OpenMetrics` 1.0.0, for clients that request it.
     OpenMetrics,
 }
 
 impl Format {
-    /// What `Content-Type` says.
+    /// Returns the value of `Content-Type`.
     pub const fn content_type(self) -> &'static str {
         match self {
             Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
@@ -58,7 +58,7 @@ impl Format {
         }
     }
 
-    /// The format for what `Accept` says: `OpenMetrics` when it is named, and not liked less than plain text.
+    /// Returns the format for an `Accept` header: `OpenMetrics` if it is named, and its quality is not below that of plain text.
     pub fn negotiate(accept: &str) -> Self {
         let (mut open_metrics, mut plain) = (0.0, 0.0);
         for range in accept.split(',') {
@@ -67,7 +67,7 @@ impl Format {
             let (mut quality, mut version) = (1.0, None);
             for (name, value) in parts.filter_map(|part| part.split_once('=')) {
                 match name.trim().to_ascii_lowercase().as_str() {
-                    // What cannot be read is not wanted.
+                    // A quality that cannot be parsed means that the format is not accepted.
                     "q" => quality = value.trim().parse::<f32>().unwrap_or_default(),
                     "version" => version = Some(value.trim().trim_matches('"')),
                     _ => {}
@@ -113,17 +113,17 @@ pub struct Metrics {
     marked_flows: Counter,
     failed_sweeps: Counter,
     xdp: Arc<XdpDevices>,
-    /// Faults that the programs met lately.
+    /// Recent faults of the programs.
     pub recent: Recent,
     servers: Option<watch::Receiver<ApiServers>>,
 }
 
 impl Metrics {
-    /// Metrics of an agent whose maps are pinned below `bpffs`, and whose driver publishes to `status`.
+    /// Creates the metrics of an agent whose maps are pinned below `bpffs`, and whose driver publishes to `status`.
     pub fn new(bpffs: &Path, status: watch::Receiver<Status>) -> Self {
         let mut registry = Registry::default();
         let (healthz, livez) = (Family::default(), Family::default());
-        // A counter's `_total` is added when it is written.
+        // The encoder adds `_total` to the name of a counter.
         let kube = registry.sub_registry_with_prefix("kubeproxy");
         kube.register("proxy_healthz", "Responses of /healthz, by HTTP status", Family::clone(&healthz));
         kube.register("proxy_livez", "Responses of /livez, by HTTP status", Family::clone(&livez));
@@ -133,7 +133,7 @@ impl Metrics {
         let ended_sockets: Family<FamilyLabel, Counter> = Family::default();
         let reset_sockets: Family<FamilyLabel, Counter> = Family::default();
         for family in [IpFamily::V4, IpFamily::V6] {
-            // At zero from the start, so that the first one is a change.
+            // The counters exist from the start with zero, so that the first event is a change.
             let label = FamilyLabel { ip_family: family.to_string() };
             drop(ended_sockets.get_or_create(&label));
             drop(reset_sockets.get_or_create(&label));
@@ -168,21 +168,21 @@ impl Metrics {
         }
     }
 
-    /// Tells of repairs, too.
+    /// Adds the counters of repairs.
     #[must_use]
     pub fn with_repairs(mut self, repairs: Arc<Repairs>) -> Self {
         self.registry.register_collector(Box::new(repairs::Put(repairs)));
         self
     }
 
-    /// Tells of audits, too.
+    /// Adds the counters of audits.
     #[must_use]
     pub fn with_audits(mut self, audits: Arc<Audits>) -> Self {
         self.registry.register_collector(Box::new(audit::Found(audits)));
         self
     }
 
-    /// Tells of XDP on uplinks, too.
+    /// Adds the XDP modes of uplinks.
     #[must_use]
     pub fn with_xdp(mut self, devices: Arc<XdpDevices>) -> Self {
         self.registry.register_collector(Box::new(xdp::Uplinks(Arc::clone(&devices))));
@@ -197,7 +197,7 @@ impl Metrics {
         self
     }
 
-    /// Tells of the API servers, too.
+    /// Adds the metrics of the API servers.
     #[must_use]
     pub fn with_api_servers(mut self, servers: watch::Receiver<ApiServers>) -> Self {
         self.registry.register_collector(Box::new(api_servers::Asked(servers.clone())));
@@ -205,17 +205,17 @@ impl Metrics {
         self
     }
 
-    /// The API servers, and which of them is asked.
+    /// Returns the API servers, and which of them is active.
     pub fn api_servers(&self) -> ApiServers {
         self.servers.as_ref().map(|servers| servers.borrow().clone()).unwrap_or_default()
     }
 
-    /// The uplinks, and what they got of XDP.
+    /// Returns the uplinks with their XDP modes.
     pub fn xdp(&self) -> Vec<XdpDevice> {
         self.xdp.list()
     }
 
-    /// Everything as text. Reads the maps: this blocks for some milliseconds.
+    /// Returns all metrics as text. Reads the maps, which blocks for some milliseconds.
     pub fn encode(&self, format: Format) -> Result<String, fmt::Error> {
         let mut output = String::new();
         text::encode(&mut output, &self.registry)?;
@@ -225,32 +225,32 @@ impl Metrics {
         })
     }
 
-    /// `/healthz` answered with this HTTP status.
+    /// Counts an answer of `/healthz` with this HTTP status.
     pub fn answered_healthz(&self, code: u16) {
         self.healthz.get_or_create(&CodeLabel { code }).inc();
     }
 
-    /// So many connected UDP sockets of the family were ended.
+    /// Counts connected UDP sockets of the family that were closed.
     pub fn ended_sockets(&self, family: IpFamily, count: u64) {
         self.ended_sockets.get_or_create(&FamilyLabel { ip_family: family.to_string() }).inc_by(count);
     }
 
-    /// So many connections of TCP sockets of the family were reset.
+    /// Counts TCP sockets of the family whose connections were reset.
     pub fn reset_sockets(&self, family: IpFamily, count: u64) {
         self.reset_sockets.get_or_create(&FamilyLabel { ip_family: family.to_string() }).inc_by(count);
     }
 
-    /// So many flows are reset at their next segment.
+    /// Counts flows that will be reset at their next segment.
     pub fn marked_flows(&self, count: u64) {
         self.marked_flows.inc_by(count);
     }
 
-    /// A sweep for such sockets failed.
+    /// Counts a failed sweep for sockets of removed endpoints.
     pub fn failed_socket_sweep(&self) {
         self.failed_sweeps.inc();
     }
 
-    /// `/livez` did.
+    /// Counts an answer of `/livez` with this HTTP status.
     pub fn answered_livez(&self, code: u16) {
         self.livez.get_or_create(&CodeLabel { code }).inc();
     }

@@ -1,4 +1,4 @@
-//! What became of exported telemetry (`--otlp-endpoint`).
+//! Metrics of exported and lost telemetry (`--otlp-endpoint`).
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,13 +1,13 @@
-//! The text format of Prometheus, 0.0.4, made of the text format of `OpenMetrics`.
+//! Converts the text format of `OpenMetrics` to the text format of Prometheus, 0.0.4.
 //!
-//! The samples are the same; what is said about them is not: 0.0.4 names a counter as its sample is named, with
-//! `_total`, and knows neither info metrics, nor units, nor a mark at the end. A reader of 0.0.4 would take
-//! counters for untyped samples, and refuse the whole because of an unknown type.
+//! The samples are the same, but the metadata are not: in 0.0.4 a counter has the name of its sample, with `_total`,
+//! and there are no info metrics, no units and no end mark. A parser of 0.0.4 would read the counters as untyped
+//! samples, and reject the whole text because of an unknown type.
 
-/// Rewrites the comments.
+/// Rewrites the comment lines.
 pub(super) fn from_open_metrics(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
-    // A family's help comes before its type, which decides how the family is called.
+    // The help of a family precedes its type, and the type determines the name of the family.
     let mut help = None;
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {

@@ -1,4 +1,4 @@
-//! `process_*`: what every Prometheus client library tells of its process.
+//! `process_*`: the metrics that every Prometheus client library has of its process.
 
 use std::fmt;
 use std::fs;
@@ -63,7 +63,7 @@ impl Collector for Process {
     }
 }
 
-/// What is needed of `/proc/self/stat`, in its units.
+/// The used fields of `/proc/self/stat`, in its units.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     user: u64,
@@ -73,7 +73,7 @@ struct Stat {
     resident_pages: u64,
 }
 
-/// Fields 14, 15, 22, 23 and 24 of `proc_pid_stat(5)`. The second one, the name, may hold spaces and brackets.
+/// Parses fields 14, 15, 22, 23 and 24 of `proc_pid_stat(5)`. Field 2, the name, may contain spaces and brackets.
 fn parse(text: &str) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
@@ -88,7 +88,7 @@ fn parse(text: &str) -> Option<Stat> {
     })
 }
 
-/// When the machine started, in seconds since 1970.
+/// Returns when the machine started, in seconds since 1970.
 fn boot_time(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }

@@ -1,7 +1,7 @@
-//! Faults that the programs met lately.
+//! Recent faults of the programs.
 //!
-//! Their counters only grow until the machine restarts: a table that was full last month would be a problem for ever. So the agent
-//! notes them every minute, and tells what was added in the last ten.
+//! The counters only grow until the machine restarts: a table that was full last month would be reported for ever. So
+//! the agent records the counters every minute, and reports what was added in the last ten.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -12,19 +12,19 @@ use proxy_common::reason::Reason;
 
 use crate::maps::view::{View, ViewError};
 
-/// Between two notes.
+/// The interval of the records.
 pub const PERIOD: Duration = Duration::from_mins(1);
-/// Notes that are kept: what is older is no news.
+/// How many records are kept; older faults are not reported.
 const NOTES: usize = 11;
 
 type Counts = BTreeMap<Reason, u64>;
 
-/// The last notes.
+/// The last records of the counters.
 #[derive(Debug, Default)]
 pub struct Recent(Mutex<VecDeque<Counts>>);
 
 impl Recent {
-    /// Notes what has been counted so far. Reads a map, which blocks.
+    /// Records the current counters. Reads a map, which blocks.
     pub fn note(&self, bpffs: &Path) -> Result<(), ViewError> {
         self.add(View::open(bpffs)?.reasons()?);
         Ok(())
@@ -32,7 +32,7 @@ impl Recent {
 
     fn add(&self, counts: Counts) {
         let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Maps that were made anew begin at zero.
+        // Maps that were created again start at zero, so records with higher counts are dropped.
         let is_older =
             |before: &Counts| before.iter().all(|(reason, count)| counts.get(reason) >= Some(count));
         notes.retain(is_older);
@@ -42,7 +42,7 @@ impl Recent {
         }
     }
 
-    /// What was added to the counters of faults, as sentences.
+    /// Returns what was added to the counters of faults, as sentences.
     pub fn faults(&self) -> Vec<String> {
         let notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (Some(first), Some(last)) = (notes.front(), notes.back()) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! What was found missing of programs and pins, and put back.
+//! Metrics of programs and pins that the agent restored.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
-//! Samples, as Prometheus reads them.
+//! Writes samples in the format of Prometheus.
 
 use std::fmt;
 
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-/// Labels of one sample.
+/// The labels of one sample.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// Writes a counter; `_total` is added to its name.
@@ -17,7 +17,7 @@ pub(super) fn counter<V: EncodeCounterValue>(
 ) -> Result<(), fmt::Error> {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
     for (labels, value) in samples {
-        // A family of one sample without labels would get empty braces.
+        // A family with a single sample without labels would get empty braces.
         if labels.is_empty() {
             metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
         } else {

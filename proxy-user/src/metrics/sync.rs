@@ -1,7 +1,7 @@
-//! What the owner of the maps tells of itself, read from its last snapshot at each scrape.
+//! Metrics of the owner of the maps, read from its last snapshot at each scrape.
 //!
-//! One pass serves both address families, where kube-proxy has one proxier for each: its figures are written
-//! under both `ip_family` labels, so that dashboards that select one go on working.
+//! One sync serves both address families, while kube-proxy has one proxier for each: the values are written under both
+//! `ip_family` labels, so that dashboards that select one keep working.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,7 +22,7 @@ pub(super) struct Sync(pub(super) watch::Receiver<Status>);
 
 impl Collector for Sync {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        // A copy, so that the driver does not wait for the writing.
+        // A copy, so that the driver does not wait until the metrics are written.
         let status = self.0.borrow().clone();
         kube(&mut encoder, &status)?;
         programming(&mut encoder, &status)?;

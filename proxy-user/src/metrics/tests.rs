@@ -37,8 +37,8 @@ impl Parsed {
     }
 }
 
-/// Reads the text by the rules of `OpenMetrics` 1.0: each family is declared once and before its samples, these
-/// carry the suffixes of its type, no sample comes twice, and the end is marked.
+/// Parses the text by the rules of `OpenMetrics` 1.0: each family is declared once and before its samples, the samples
+/// have the suffixes of its type, no sample occurs twice, and the text has an end mark.
 fn parse(text: &str) -> Parsed {
     let body = text.strip_suffix("# EOF\n").expect("the end is marked");
     let mut parsed = Parsed::default();
@@ -134,7 +134,7 @@ fn metrics(status: Status) -> Metrics {
     Metrics::new(Path::new("/nonexistent"), watch::Sender::new(status).subscribe())
 }
 
-/// A status in which everything has happened.
+/// Returns a status in which everything has happened.
 fn eventful() -> Status {
     let at = Some(UNIX_EPOCH + Duration::from_millis(1_500));
     let mut sync_duration = Histogram::default();
@@ -280,7 +280,7 @@ fn what_the_programs_counted() {
 #[case("application/openmetrics-text", Format::OpenMetrics)]
 #[case("application/openmetrics-text; version=1.0.0; charset=utf-8, */*;q=0.1", Format::OpenMetrics)]
 #[case("Application/OpenMetrics-Text;q=0.6,text/plain;q=0.5", Format::OpenMetrics)]
-// What Prometheus 3 and 2 say.
+// The headers of Prometheus 3 and 2.
 #[case(
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
     Format::OpenMetrics
@@ -296,7 +296,7 @@ fn the_format_that_is_asked_for(#[case] accept: &str, #[case] expected: Format) 
     assert_eq!(Format::negotiate(accept), expected);
 }
 
-/// Reads the text by the rules of 0.0.4: a family is named as its samples are, and has one of five types.
+/// Parses the text by the rules of 0.0.4: a family has the name of its samples, and one of five types.
 #[test]
 fn plain_text_is_valid_and_says_the_same() {
     let metrics = metrics(Status::default());

@@ -1,4 +1,4 @@
-//! XDP on the uplinks.
+//! Metrics of XDP on the uplinks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use super::sample::gauge;
 use crate::programs::{Taken, XdpDevices};
 
-/// What the uplinks got.
+/// The XDP modes of the uplinks.
 #[derive(Debug)]
 pub(super) struct Uplinks(pub Arc<XdpDevices>);
 

@@ -17,53 +17,53 @@ use tokio::time::timeout;
 
 use super::counts::Signal;
 
-/// An answer is not read further than this.
+/// Longest answer that the agent reads, in bytes; a longer body is treated as empty.
 const LONGEST_ANSWER: usize = 1 << 16;
-/// A part of an answer that is no JSON, for the log.
+/// Longest excerpt of an error answer in the log, in bytes.
 const LONGEST_REASON: usize = 200;
 
-/// A collector, and how it is asked.
+/// A collector, and the parameters of the requests to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
-    /// Its URL, without `/v1/logs` and `/v1/traces`.
+    /// Base URL of the collector, without `/v1/logs` and `/v1/traces`.
     pub endpoint: Uri,
     /// Headers of each request.
     pub headers: Vec<(String, String)>,
-    /// File with the certificates, in PEM, that its certificate may be signed by; `None`: those of the system.
+    /// PEM file of the certificates that may sign the collector's certificate; `None`: the certificates of the system.
     pub certificate: Option<PathBuf>,
-    /// How long a request may take.
+    /// Timeout of a request.
     pub timeout: Duration,
 }
 
-/// Why a collector cannot be asked at all.
+/// Why the agent cannot send any request to a collector.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The file is missing, or holds no certificates.
     #[error("cannot use the certificates of {path} (OTEL_EXPORTER_OTLP_CERTIFICATE): {source}", path = path.display())]
     Certificate {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be used.
         source: Box<KubeconfigError>,
     },
     /// TLS cannot be set up.
     #[error("cannot set up TLS for the collector: {0}")]
     Tls(#[source] Box<kube::Error>),
-    /// Not a name or value of an HTTP header.
+    /// The name or the value is not allowed in an HTTP header.
     #[error("OTEL_EXPORTER_OTLP_HEADERS: {0:?} is not an HTTP header")]
     Header(String),
 }
 
-/// What a collector did not take.
+/// Why a collector did not accept a document.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// It may take it later; it may say when.
+    /// The collector may accept the document later. Holds the reason and, if the collector sent one, the time to wait.
     Later(String, Option<Duration>),
-    /// It never will.
+    /// The collector will never accept the document.
     Refused(String),
 }
 
-/// What asks one collector.
+/// HTTP client of one collector.
 pub(super) struct Client {
     http: HttpClient<hyper_rustls::HttpsConnector<HttpConnector>, Full<Bytes>>,
     target: Target,
@@ -71,7 +71,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Does not connect yet.
+    /// Creates the client; only the first request opens a connection.
     pub(super) async fn new(target: Target) -> Result<Self, ClientError> {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
@@ -91,12 +91,12 @@ impl Client {
         Ok(Self { http: HttpClient::builder(TokioExecutor::new()).build(connector), target, headers })
     }
 
-    /// The URL, for the log.
+    /// URL of the collector, for the log.
     pub(super) fn endpoint(&self) -> &Uri {
         &self.target.endpoint
     }
 
-    /// Sends a document. Gives how many of its records or spans the collector did not take, and why.
+    /// Sends a document. Returns how many of its records or spans the collector rejected and why; `None` if it accepted all.
     pub(super) async fn post(&self, signal: Signal, document: Bytes) -> Result<Option<Rejected>, Failure> {
         let base = self.target.endpoint.to_string();
         let mut request = Request::post(format!("{}/v1/{}", base.trim_end_matches('/'), signal.label()))
@@ -114,7 +114,7 @@ impl Client {
     }
 }
 
-/// A client's configuration, of which only what concerns TLS is used.
+/// Returns a configuration of the `kube` client, of which only the TLS settings are used.
 async fn tls(target: &Target) -> Result<kube::Config, ClientError> {
     let Some(path) = &target.certificate else { return Ok(kube::Config::new(target.endpoint.clone())) };
     let wrong = |source| ClientError::Certificate { path: path.clone(), source: Box::new(source) };
@@ -127,7 +127,7 @@ async fn tls(target: &Target) -> Result<kube::Config, ClientError> {
     kube::Config::from_custom_kubeconfig(document, &KubeConfigOptions::default()).await.map_err(wrong)
 }
 
-/// What an answer says. Source: OTLP 1.9, "OTLP/HTTP Response".
+/// Evaluates the collector's answer. Source: OTLP 1.9, "OTLP/HTTP Response".
 async fn answer(response: Response<Incoming>) -> Result<Option<Rejected>, Failure> {
     let (parts, body) = response.into_parts();
     let body = Limited::new(body, LONGEST_ANSWER)
@@ -153,7 +153,7 @@ async fn answer(response: Response<Incoming>) -> Result<Option<Rejected>, Failur
     }
 }
 
-/// `partialSuccess`: a part of a document that was not taken.
+/// `partialSuccess`: the records or spans of a document that the collector rejected.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Rejected {
     pub(super) count: u64,
@@ -167,7 +167,7 @@ impl Rejected {
         struct Answer {
             partial_success: Option<Part>,
         }
-        // The JSON of protobuf writes 64-bit integers as texts, and readers have to take numbers, too.
+        // Protobuf's JSON encoding writes 64-bit integers as strings; a reader must accept numbers as well.
         #[derive(Deserialize)]
         #[serde(untagged)]
         enum Count {
@@ -192,7 +192,7 @@ impl Rejected {
     }
 }
 
-/// An error with its causes, of which the last one says most.
+/// Returns the messages of an error and of its causes; the last cause is usually the most specific.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

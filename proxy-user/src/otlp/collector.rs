@@ -14,10 +14,10 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// What it was sent: path, the header `authorization`, and the document.
+/// A request that the collector accepted: path, the header `authorization`, and the document.
 pub type Posted = (String, Option<String>, Value);
 
-/// How it answers.
+/// The collector's answer to each request.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
@@ -72,7 +72,7 @@ impl Collector {
         self.posted.lock().unwrap().clone()
     }
 
-    /// What was posted below that path: one list of all records or spans.
+    /// Returns all records or spans that were posted to this path, as one list.
     pub fn taken(&self, path: &str) -> Vec<Value> {
         let posted = self.posted();
         let documents = posted.iter().filter(|(asked, ..)| asked == path);

@@ -1,4 +1,4 @@
-//! What became of the records and spans, for `/metrics`.
+//! Counters of exported and lost records and spans, for `/metrics`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,10 +12,10 @@ pub enum Signal {
 }
 
 impl Signal {
-    /// Both, in the order of [`Counts`].
+    /// Both signals, in the order of [`Counts`].
     pub const ALL: [Self; 2] = [Self::Logs, Self::Traces];
 
-    /// As OpenTelemetry calls it.
+    /// OpenTelemetry's name of the signal.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Logs => "logs",
@@ -24,24 +24,24 @@ impl Signal {
     }
 }
 
-/// Why something was not exported.
+/// Why a record or span was not exported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// So much was waiting already.
+    /// The queue was full.
     QueueFull,
-    /// The collector did not answer, or asked to come back later, for too long.
+    /// The collector did not answer or asked to retry later, and the last retry failed as well.
     Unreachable,
-    /// The collector refused it.
+    /// The collector refused the records or spans.
     Refused,
-    /// More events came from the programs than are taken.
+    /// The programs reported more events than the exporter accepts.
     TooMany,
 }
 
 impl Loss {
-    /// All of them, in the order of [`Counts`].
+    /// All reasons, in the order of [`Counts`].
     pub const ALL: [Self; 4] = [Self::QueueFull, Self::Unreachable, Self::Refused, Self::TooMany];
 
-    /// A label of the metric.
+    /// Value of the metric's label.
     pub const fn label(self) -> &'static str {
         match self {
             Self::QueueFull => "queue_full",
@@ -52,7 +52,7 @@ impl Loss {
     }
 }
 
-/// Since the agent's start.
+/// Counters since the agent's start.
 #[derive(Debug, Default)]
 pub struct Counts {
     exported: [AtomicU64; Signal::ALL.len()],
@@ -60,22 +60,22 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// A collector has taken so many.
+    /// Counts records or spans that a collector accepted.
     pub fn add_exported(&self, signal: Signal, count: u64) {
         self.exported[signal as usize].fetch_add(count, Ordering::Relaxed);
     }
 
-    /// So many are lost.
+    /// Counts lost records or spans.
     pub fn add_lost(&self, signal: Signal, loss: Loss, count: u64) {
         self.lost[signal as usize][loss as usize].fetch_add(count, Ordering::Relaxed);
     }
 
-    /// How many were exported.
+    /// Number of exported records or spans.
     pub fn exported(&self, signal: Signal) -> u64 {
         self.exported[signal as usize].load(Ordering::Relaxed)
     }
 
-    /// How many were lost.
+    /// Number of records or spans lost for this reason.
     pub fn lost(&self, signal: Signal, loss: Loss) -> u64 {
         self.lost[signal as usize][loss as usize].load(Ordering::Relaxed)
     }

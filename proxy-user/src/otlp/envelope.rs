@@ -1,15 +1,15 @@
-//! The documents that carry telemetry: `LogsData` and `TracesData`, which are also the requests to export them, differ in names
-//! alone.
+//! The documents that carry telemetry: `LogsData` and `TracesData`. They are also the bodies of export requests, and differ
+//! only in names.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 
 use super::resource::{Resource, SCOPE};
 
-/// The names of a document's three lists, from the outside in.
+/// Names of a document's three nested lists, outermost first.
 pub(super) type Names = [&'static str; 3];
 
-/// What a list is of, and the list, each under its name.
+/// An element of a list: the resource or scope, and the list of its telemetry, each with its name.
 struct Of<'a, W, T>((&'static str, W), (&'static str, &'a [T]));
 
 impl<W: Serialize, T: Serialize> Serialize for Of<'_, W, T> {
@@ -22,7 +22,7 @@ impl<W: Serialize, T: Serialize> Serialize for Of<'_, W, T> {
     }
 }
 
-/// Records or spans as one document, without line breaks.
+/// Returns records or spans as one JSON document without line breaks.
 pub(super) fn document<T: Serialize>(
     resource: &Resource,
     [resources, scopes, list]: Names,

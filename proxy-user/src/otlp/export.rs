@@ -1,8 +1,8 @@
-//! Sends what the queues hold, in batches.
+//! Sends the contents of the queues in batches.
 //!
-//! A batch goes when it is full, or some time after its first record. One that the collector does not take now is tried again for
-//! half a minute, and then given up; what comes in meanwhile waits in the queue, and is lost when that is full. So an exporter has
-//! at most a queue and a batch of each kind in memory, and nothing ever waits for it.
+//! A batch is sent when it is full, or some time after its first record. If the collector does not accept the batch, the
+//! exporter retries for half a minute and then drops the batch. Meanwhile new records wait in the queue, and are lost if the
+//! queue is full. So the exporter holds at most one queue and one batch of each kind in memory, and no caller waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,20 +20,20 @@ use super::record::{self, LogRecord};
 use super::resource::Resource;
 use super::span::{self, Span};
 
-/// Records or spans of a request, at most: OpenTelemetry's default, as are the two below.
+/// Maximum number of records or spans in a request. This and the two constants below are OpenTelemetry's defaults.
 const BATCH: usize = 512;
-/// How long a record waits for others.
+/// How long an incomplete batch waits for further log records.
 const LOGS_PERIOD: Duration = Duration::from_secs(1);
-/// The same of a span.
+/// How long an incomplete batch waits for further spans.
 const TRACES_PERIOD: Duration = Duration::from_secs(5);
-/// The first pause before a batch is tried again; each next one is twice as long.
+/// Pause before the first retry of a batch; each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// How often a batch is tried again.
+/// Maximum number of retries of a batch.
 const RETRIES: usize = 4;
-/// The longest pause that a collector may ask for.
+/// The longest pause, whether it is computed or requested by the collector.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// How batches are made and tried again.
+/// Delays of batches and retries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     pub(super) logs: Duration,
@@ -47,14 +47,14 @@ impl Default for Pace {
     }
 }
 
-/// The queues, and their other ends.
+/// The queues, and their receiving ends.
 #[derive(Debug)]
 pub struct Exporter {
     /// Log records.
     pub logs: Queue<LogRecord>,
     /// Spans.
     pub spans: Queue<Span>,
-    /// What became of them.
+    /// Counters of exported and lost records and spans.
     pub counts: Arc<Counts>,
     records_to_send: mpsc::Receiver<LogRecord>,
     spans_to_send: mpsc::Receiver<Span>,
@@ -71,12 +71,12 @@ impl Default for Exporter {
 }
 
 impl Exporter {
-    /// Records and spans that wait.
+    /// Number of waiting log records and of waiting spans.
     pub fn waiting(&self) -> (usize, usize) {
         (self.records_to_send.len(), self.spans_to_send.len())
     }
 
-    /// Begins to send. An error is one of the settings: a collector that is away is none.
+    /// Starts to send. Fails only if a setting is wrong, not if the collector is unreachable.
     pub async fn start(self, target: Target, resource: Resource) -> Result<Running, ClientError> {
         let client = Arc::new(Client::new(target).await?);
         let resource = Arc::new(resource);
@@ -112,7 +112,7 @@ impl Exporter {
     }
 }
 
-/// The tasks that send.
+/// The running tasks that send.
 #[derive(Debug)]
 pub struct Running {
     ending: watch::Sender<bool>,
@@ -120,15 +120,15 @@ pub struct Running {
 }
 
 impl Running {
-    /// Sends what waits, once and for no longer than this.
+    /// Sends the waiting records and spans in one attempt, and returns after `patience` at the latest.
     pub async fn finish(mut self, patience: Duration) {
         self.ending.send_replace(true);
-        // What could not be sent in time is lost.
+        // Records and spans that are not sent in time are lost.
         let _ = timeout(patience, async { while self.tasks.join_next().await.is_some() {} }).await;
     }
 }
 
-/// What sends one kind of telemetry.
+/// Task that sends one kind of telemetry.
 struct Worker<T> {
     receiver: mpsc::Receiver<T>,
     signal: Signal,
@@ -139,7 +139,7 @@ struct Worker<T> {
     client: Arc<Client>,
     resource: Arc<Resource>,
     ending: watch::Receiver<bool>,
-    /// The last request failed; the log has it.
+    /// The last request failed, and a warning about it is in the log.
     is_away: bool,
 }
 
@@ -156,7 +156,7 @@ impl<T> Worker<T> {
         }
     }
 
-    /// Takes a batch out of the queue; an empty one, when the agent ends and nothing waits.
+    /// Takes a batch out of the queue; the batch is empty if the agent ends and nothing waits.
     async fn collect(&mut self, batch: &mut Vec<T>) {
         let Self { receiver, ending, .. } = self;
         let mut is_ending = ending.clone();
@@ -228,7 +228,7 @@ impl<T> Worker<T> {
         self.warn(reason);
     }
 
-    /// Says once that the collector does not take what is sent.
+    /// Warns that the collector does not accept telemetry, once until a request succeeds again.
     fn warn(&mut self, reason: &str) {
         if !std::mem::replace(&mut self.is_away, true) {
             tracing::warn!(

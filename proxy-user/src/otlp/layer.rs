@@ -1,4 +1,4 @@
-//! Log lines and spans of the agent, as they are made.
+//! Collects the log lines and spans of the agent as they are created.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,17 +15,17 @@ use super::span::{Span, Status};
 use super::value::{Attributes, Value};
 use crate::spans;
 
-/// The field of a span that says what failed.
+/// Field of a span that holds its error message.
 const ERROR: &str = "error";
-/// The field of an event that holds its message.
+/// Field of an event that holds its message.
 const MESSAGE: &str = "message";
 
-/// A layer of the subscriber: puts what it hears of into the queues.
+/// Layer of the subscriber that puts spans and log lines into the queues.
 #[derive(Debug, Default)]
 pub struct Layer {
-    /// Where spans go, if anywhere.
+    /// Queue for spans; `None`: spans are not exported.
     pub spans: Option<Queue<Span>>,
-    /// Where log lines go, if anywhere.
+    /// Queue for log lines; `None`: log lines are not exported.
     pub logs: Option<Queue<LogRecord>>,
 }
 
@@ -37,7 +37,7 @@ where
         let Some(span) = context.span(id).filter(|span| span.metadata().target() == spans::TARGET) else {
             return;
         };
-        // Spans of libraries may lie between.
+        // Spans of libraries may lie between a span and its exported parent.
         let parent = span.scope().skip(1).find_map(|above| Some(above.extensions().get::<Span>()?.context));
         let mut begun = Span::begin(span.name(), parent, now());
         new.record(&mut Fields::of_span(&mut begun));
@@ -82,7 +82,7 @@ where
     }
 }
 
-/// Nanoseconds since 1970.
+/// Returns the current time in nanoseconds since 1970.
 pub(super) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or_default()
@@ -98,10 +98,10 @@ fn severity(level: Level) -> Severity {
     }
 }
 
-/// Takes fields in.
+/// Collects the fields of a span or an event.
 struct Fields<'a> {
     attributes: &'a mut Attributes,
-    /// How a span ended.
+    /// Status of the span, set by the field `error`; `None` for an event.
     error: Option<&'a mut Status>,
     message: String,
 }

@@ -1,12 +1,12 @@
 //! OpenTelemetry: log records and spans in OTLP/JSON, and their export over HTTP.
 //!
-//! [`record`] and [`span`] are the formats; `ballast monitor -o otlp` writes a document of records on each line (the file format of
-//! OpenTelemetry). The agent collects its log lines and spans by a [`Layer`] of the subscriber, and events of the programs from
-//! elsewhere, in a bounded [`queue`]. [`export`] sends them in batches to a collector; it never holds up what fills the queue.
+//! [`record`] and [`span`] are the formats; `ballast monitor -o otlp` writes one document of records per line (OpenTelemetry's
+//! file format). A [`Layer`] of the subscriber collects the agent's log lines and spans; events of the programs come from other
+//! code. All wait in a bounded [`queue`]; [`export`] sends them in batches to a collector, and never blocks a caller.
 //!
-//! OTLP/HTTP has two encodings, protobuf and JSON, and collectors take both at the same port. JSON needs nothing that the agent
-//! does not have: its HTTP client, and serde. The crates `opentelemetry-*` bring 14 crates, `h2` and `prost` among them, and their
-//! processors do not tell how much they have dropped.
+//! OTLP/HTTP has two encodings, protobuf and JSON, and collectors accept both at the same port. JSON needs only what the agent
+//! already has: its HTTP client, and serde. The crates `opentelemetry-*` bring 14 crates, `h2` and `prost` among them, and
+//! their processors do not report how many records they have dropped.
 //!
 //! Source of the format: opentelemetry-proto (`logs.proto`, `trace.proto`), and the OTLP specification for JSON, retries and
 //! partial success.

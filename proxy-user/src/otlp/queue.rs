@@ -1,4 +1,4 @@
-//! What waits to be exported: bounded, and never waited for.
+//! Bounded queues of telemetry to be exported; adding to a queue never blocks.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use tokio::sync::mpsc;
 
 use super::counts::{Counts, Loss, Signal};
 
-/// Records or spans that may wait: OpenTelemetry's default.
+/// Maximum number of waiting records or spans: OpenTelemetry's default.
 pub const WAITING: usize = 2048;
 
-/// Where one kind of telemetry is put.
+/// Sending end of the queue for one kind of telemetry.
 #[derive(Debug)]
 pub struct Queue<T> {
     sender: mpsc::Sender<T>,
@@ -24,20 +24,20 @@ impl<T> Clone for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// A queue, and its other end.
+    /// Creates a queue; returns its sending end and its receiving end.
     pub(super) fn new(signal: Signal, counts: Arc<Counts>) -> (Self, mpsc::Receiver<T>) {
         let (sender, receiver) = mpsc::channel(WAITING);
         (Self { sender, signal, counts }, receiver)
     }
 
-    /// Adds one; it is lost, and counted, when the queue is full. Never blocks.
+    /// Adds an item. If the queue is full or has no receiver, the item is lost and counted. Never blocks.
     pub fn push(&self, item: T) {
         if self.sender.try_send(item).is_err() {
             self.lose(Loss::QueueFull, 1);
         }
     }
 
-    /// Counts what could not even be made.
+    /// Counts items that were lost before they could be added.
     pub fn lose(&self, loss: Loss, count: u64) {
         self.counts.add_lost(self.signal, loss, count);
     }

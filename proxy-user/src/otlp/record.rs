@@ -7,32 +7,32 @@ use super::resource::Resource;
 use super::span::Context;
 use super::value::{Attributes, Value, nanoseconds};
 
-/// `LogRecord`.
+/// OTLP's `LogRecord`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LogRecord {
-    /// When it happened, in nanoseconds since 1970; 0: not known.
+    /// Time of the event, in nanoseconds since 1970; 0: unknown.
     #[serde(serialize_with = "nanoseconds")]
     pub time_unix_nano: u64,
-    /// When it was noticed, likewise.
+    /// Time at which the event was observed, in nanoseconds since 1970.
     #[serde(serialize_with = "nanoseconds")]
     pub observed_time_unix_nano: u64,
-    /// How bad it is.
+    /// Severity of the event.
     #[serde(flatten)]
     pub severity: Severity,
-    /// What a person reads.
+    /// Message for people.
     pub body: Value,
-    /// What a machine reads.
+    /// Details for programs.
     pub attributes: Attributes,
-    /// The span in which it happened.
+    /// Span in which the event happened.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub context: Option<Context>,
-    /// The kind of event; empty: a line of the log.
+    /// Kind of the event; empty for a line of the log.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub event_name: &'static str,
 }
 
-/// `SeverityNumber`, the first one of each range, and its text.
+/// OTLP's `SeverityNumber`: the first number of each range. It is serialized with its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "OpenTelemetry's names")]
 pub enum Severity {
@@ -67,7 +67,7 @@ impl Serialize for Severity {
     }
 }
 
-/// Records as one document, without line breaks.
+/// Returns records as one JSON document without line breaks.
 pub fn document(resource: &Resource, records: &[LogRecord]) -> serde_json::Result<String> {
     envelope::document(resource, ["resourceLogs", "scopeLogs", "logRecords"], records)
 }

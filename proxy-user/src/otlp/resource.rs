@@ -1,33 +1,33 @@
-//! What telemetry is of: this program on this node.
+//! The origin of telemetry: this program on this node.
 
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
 
 use super::value::Attributes;
 
-/// The name of the service, unless `OTEL_SERVICE_NAME` says another one.
+/// Name of the service, unless `OTEL_SERVICE_NAME` sets another one.
 const SERVICE: &str = "ballast";
 
-/// `Resource`.
+/// OTLP's `Resource`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Resource {
-    /// What is known of it.
+    /// Attributes of the program and the node.
     pub attributes: Attributes,
 }
 
-/// The instrumentation scope of all that Ballast makes.
+/// OpenTelemetry's instrumentation scope, the same for all telemetry of Ballast.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Scope {
     name: &'static str,
     version: &'static str,
 }
 
-/// Ours.
+/// Ballast's scope.
 pub(super) const SCOPE: Scope = Scope { name: "ballast", version: env!("CARGO_PKG_VERSION") };
 
 impl Resource {
-    /// This program; `name` is what `OTEL_SERVICE_NAME` says, `attributes` what `OTEL_RESOURCE_ATTRIBUTES` says. The latter win
-    /// over what is known, and the name wins over both.
+    /// Describes this program. `name` is the value of `OTEL_SERVICE_NAME`, `attributes` the value of
+    /// `OTEL_RESOURCE_ATTRIBUTES`. The attributes override the values that the agent knows, and the name overrides both.
     pub fn new(name: Option<&str>, attributes: &[(String, String)], node: Option<&str>) -> Self {
         let mut all = Attributes::default();
         all.set("service.name", SERVICE);
@@ -44,8 +44,8 @@ impl Resource {
     }
 }
 
-/// Pairs as `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_EXPORTER_OTLP_HEADERS` have them: `key=value,key=value`, values
-/// percent-encoded. `None`: it is no such list.
+/// Parses the pairs of `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_EXPORTER_OTLP_HEADERS`: `key=value,key=value`, with percent-encoded
+/// values. Returns `None` if the text is not such a list.
 pub fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     let pair = |pair: &str| {
         let (key, value) = pair.split_once('=')?;

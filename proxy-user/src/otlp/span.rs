@@ -9,62 +9,62 @@ use super::envelope;
 use super::resource::Resource;
 use super::value::{Attributes, nanoseconds};
 
-/// `SPAN_KIND_INTERNAL`: it neither serves a request nor makes one.
+/// `SPAN_KIND_INTERNAL`: the span neither serves a request nor makes one.
 const INTERNAL: u8 = 1;
 
-/// Which span: in hexadecimal digits, as the JSON of OTLP has it.
+/// Ids of a span; OTLP's JSON encoding writes them as hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Context {
-    /// Of all spans that belong together.
+    /// Id of the trace, shared by all spans that belong together.
     #[serde(serialize_with = "trace_digits")]
     pub trace_id: u128,
-    /// Of this one.
+    /// Id of the span.
     #[serde(serialize_with = "span_digits")]
     pub span_id: u64,
 }
 
 impl Context {
-    /// A span in a span, or one that begins a trace.
+    /// Creates the ids of a span within `parent`, or of a span that starts a new trace.
     pub fn below(parent: Option<Self>) -> Self {
         let trace_id = || u128::from(random()) << 64 | u128::from(random());
         Self { trace_id: parent.map_or_else(trace_id, |parent| parent.trace_id), span_id: random() }
     }
 }
 
-/// Random and never 0, which OpenTelemetry takes for no id. The keys of the standard library's hasher are random.
+/// Returns a random id; never 0, which OpenTelemetry treats as invalid. The keys of the standard library's hasher are random.
 fn random() -> u64 {
     RandomState::new().hash_one(0).max(1)
 }
 
-/// `Span`.
+/// OTLP's `Span`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Span {
-    /// Which one.
+    /// Ids of the span.
     #[serde(flatten)]
     pub context: Context,
-    /// The span that it is in.
+    /// Id of the enclosing span.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "parent_digits")]
     pub parent_span_id: Option<u64>,
-    /// What was done.
+    /// Name of the operation.
     pub name: &'static str,
     /// Always [`INTERNAL`].
     kind: u8,
-    /// When it began, in nanoseconds since 1970.
+    /// Start time, in nanoseconds since 1970.
     #[serde(serialize_with = "nanoseconds")]
     pub start_time_unix_nano: u64,
-    /// When it ended, likewise.
+    /// End time, in nanoseconds since 1970.
     #[serde(serialize_with = "nanoseconds")]
     pub end_time_unix_nano: u64,
-    /// With what.
+    /// Details of the operation.
     pub attributes: Attributes,
-    /// How it ended.
+    /// Whether the operation failed.
     pub status: Status,
 }
 
 impl Span {
-    /// A span that begins now.
+    /// Creates a span that starts at `now` (nanoseconds since 1970).
     pub fn begin(name: &'static str, parent: Option<Context>, now: u64) -> Self {
         Self {
             context: Context::below(parent),
@@ -79,18 +79,18 @@ impl Span {
     }
 }
 
-/// `Status`.
+/// OTLP's `Status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
-    /// What failed, if something did.
+    /// Error message; empty if there was no error.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// 0: nothing is said; 2: an error.
+    /// 0: unset; 2: error.
     pub code: u8,
 }
 
 impl Status {
-    /// It failed.
+    /// Returns the status of a failed operation.
     pub const fn error(message: String) -> Self {
         Self { message, code: 2 }
     }
@@ -113,7 +113,7 @@ fn parent_digits<S: Serializer>(id: &Option<u64>, serializer: S) -> Result<S::Ok
     }
 }
 
-/// Spans as one document, without line breaks.
+/// Returns spans as one JSON document without line breaks.
 pub fn document(resource: &Resource, spans: &[Span]) -> serde_json::Result<String> {
     envelope::document(resource, ["resourceSpans", "scopeSpans", "spans"], spans)
 }

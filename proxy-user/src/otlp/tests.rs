@@ -15,7 +15,7 @@ use super::value::{Attributes, Value};
 use super::*;
 use crate::spans::TARGET;
 
-/// Far longer than anything here takes.
+/// Timeout far above the duration of any test.
 const LONG: Duration = Duration::from_secs(30);
 
 fn record(number: u64) -> LogRecord {
@@ -32,7 +32,7 @@ fn record(number: u64) -> LogRecord {
     }
 }
 
-/// An exporter that waits for nothing.
+/// Returns an exporter with short delays.
 fn exporter() -> Exporter {
     let pace = Pace {
         logs: Duration::from_millis(20),
@@ -123,7 +123,7 @@ async fn a_collector_gets_everything_with_its_headers() {
 
 #[tokio::test]
 async fn a_collector_that_is_away_costs_neither_time_nor_memory() {
-    // A port that is free now.
+    // The port is free: this collector ends at once.
     let address = Collector::start().await.address;
     let exporter = exporter();
     let (logs, counts) = (exporter.logs.clone(), Arc::clone(&exporter.counts));
@@ -137,7 +137,7 @@ async fn a_collector_that_is_away_costs_neither_time_nor_memory() {
     assert!(begun.elapsed() < Duration::from_secs(1), "pushing waits: {:?}", begun.elapsed());
     assert!(lost(Loss::QueueFull) >= pushed - WAITING as u64 - 512, "the queue grew");
     until("batches are given up", || lost(Loss::Unreachable) >= 512).await;
-    // It comes back.
+    // The collector starts again.
     let collector = Collector::at(address).await;
     until("what is new arrives", || {
         logs.push(record(9));
@@ -168,7 +168,7 @@ async fn a_slow_collector_holds_up_nothing() {
     assert!(begun.elapsed() < Duration::from_secs(1), "pushing waits: {:?}", begun.elapsed());
     until("a batch is given up", || counts.lost(Signal::Logs, Loss::Unreachable) >= 512).await;
     assert_eq!(counts.exported(Signal::Logs), 0);
-    // The end of the agent waits no longer than it was told.
+    // The agent's end takes no longer than the given limit.
     let begun = Instant::now();
     running.finish(Duration::from_millis(100)).await;
     assert!(begun.elapsed() < Duration::from_secs(5));

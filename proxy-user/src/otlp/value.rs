@@ -1,13 +1,13 @@
-//! Values and attributes, in the JSON of OTLP: 64-bit integers are texts.
+//! Values and attributes in OTLP's JSON encoding, which writes 64-bit integers as strings.
 
 use std::borrow::Cow;
 
 use serde::{Serialize, Serializer};
 
-/// The longest text of a value, in bytes: a record that waits must not be large.
+/// Longest text of a value, in bytes; it limits the memory that a waiting record takes.
 const LONGEST: usize = 2048;
 
-/// `AnyValue`.
+/// OTLP's `AnyValue`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Value {
     /// A text.
@@ -19,7 +19,7 @@ pub enum Value {
     /// True or false.
     #[serde(rename = "boolValue")]
     Bool(bool),
-    /// A number.
+    /// A floating-point number.
     #[serde(rename = "doubleValue")]
     Double(f64),
 }
@@ -55,22 +55,22 @@ impl From<u64> for Value {
     }
 }
 
-/// `KeyValue`.
+/// OTLP's `KeyValue`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Attribute {
-    /// Its name.
+    /// Name of the attribute.
     pub key: Cow<'static, str>,
-    /// Its value.
+    /// Value of the attribute.
     pub value: Value,
 }
 
-/// Attributes, each name once, in the order in which they were added.
+/// Attributes with unique names, in the order in which they were added.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Attributes(Vec<Attribute>);
 
 impl Attributes {
-    /// Gives an attribute a value, instead of the one that it has.
+    /// Sets an attribute, and replaces a previous value.
     pub fn set(&mut self, key: impl Into<Cow<'static, str>>, value: impl Into<Value>) {
         let (key, value) = (key.into(), value.into());
         match self.0.iter_mut().find(|attribute| attribute.key == key) {
@@ -79,14 +79,14 @@ impl Attributes {
         }
     }
 
-    /// The same, if there is a value.
+    /// Sets an attribute if there is a value.
     pub fn set_some(&mut self, key: &'static str, value: Option<impl Into<Value>>) {
         if let Some(value) = value {
             self.set(key, value);
         }
     }
 
-    /// The value of an attribute.
+    /// Returns the value of an attribute.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.0.iter().find(|attribute| attribute.key == key).map(|attribute| &attribute.value)
     }
@@ -97,7 +97,7 @@ fn decimal<S: Serializer>(number: &i64, serializer: S) -> Result<S::Ok, S::Error
     serializer.collect_str(number)
 }
 
-/// Nanoseconds since 1970, as JSON has them.
+/// Writes nanoseconds since 1970 as a decimal string.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
 pub(super) fn nanoseconds<S: Serializer>(time: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(time)

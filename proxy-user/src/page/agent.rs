@@ -1,4 +1,4 @@
-//! The page of one node: its agent's.
+//! The page of one node, served by the node's agent.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,10 +20,10 @@ use crate::config::page::{PageSettings, Shows};
 use crate::maps::view::View;
 use crate::rates::Counters;
 
-/// Browsers that may listen at once: each costs a connection, and its own choice of Services in JSON every two seconds.
+/// Maximum number of connected browsers: each costs a connection, and its own selection of Services as JSON every two seconds.
 const LISTENERS: usize = 16;
 
-/// Says what is wrong, in sentences.
+/// Returns the current problems of the node, in sentences.
 type Problems = Box<dyn Fn() -> Vec<String> + Send + Sync>;
 
 /// The page of one node.
@@ -36,9 +36,9 @@ struct Inner {
     shows: Shows,
     problems: Problems,
     log: Option<Log>,
-    /// The last look; its receivers are those who listen.
+    /// The last look; each open page holds a receiver.
     looks: watch::Sender<Option<Arc<Look>>>,
-    /// A thread reads the maps.
+    /// Whether a thread reads the maps.
     is_read: Mutex<bool>,
     listeners: Arc<Semaphore>,
 }
@@ -53,7 +53,7 @@ impl fmt::Debug for Agent {
 }
 
 impl Agent {
-    /// The page of a node whose maps are pinned below `bpffs`; `None`: there is none.
+    /// Creates the page of a node whose maps are pinned below `bpffs`; `None` if the page is switched off.
     pub fn new(
         settings: PageSettings,
         bpffs: PathBuf,
@@ -74,23 +74,23 @@ impl Agent {
         })
     }
 
-    /// What it shows.
+    /// Returns what the page shows.
     pub fn shows(&self) -> Shows {
         self.0.shows
     }
 
-    /// The node's name.
+    /// Returns the node's name.
     pub fn node(&self) -> &str {
         &self.0.node
     }
 
-    /// Keeps the history until it is dropped.
+    /// Records the history until the future is dropped.
     pub async fn keep_history(&self) {
         let Some(log) = &self.0.log else { return std::future::pending().await };
         loop {
             sleep(log.pause(SystemTime::now())).await;
             let bpffs = self.0.bpffs.clone();
-            // Reading the maps blocks for some milliseconds: not on a thread that serves.
+            // Reading the maps blocks for some milliseconds, so it must not run on a thread that serves requests.
             let read = spawn_blocking(move || Counters::read_totals(&View::open(&bpffs)?)).await;
             let counters = match read {
                 Ok(Ok(counters)) => Some(counters),
@@ -104,13 +104,13 @@ impl Agent {
         }
     }
 
-    /// One more who listens. The first one begins to have the maps read.
+    /// Adds a listener. The first listener starts the thread that reads the maps.
     fn listen(&self) -> watch::Receiver<Option<Arc<Look>>> {
-        // Held, so that the thread does not end in between for want of listeners.
+        // The lock keeps the thread from ending for lack of listeners before the new one has subscribed.
         let mut is_read = self.0.is_read.lock().unwrap_or_else(PoisonError::into_inner);
         let mut looks = self.0.looks.subscribe();
         if *is_read {
-            // The last look is fresh: it is told at once.
+            // The last look is recent, so the new listener gets it at once.
             looks.mark_changed();
         } else {
             *is_read = true;
@@ -140,7 +140,7 @@ impl Inner {
     }
 }
 
-/// An open page. A slow one misses looks, and does not delay others.
+/// An open page. A slow browser misses looks, and does not delay other browsers.
 struct Listening {
     looks: watch::Receiver<Option<Arc<Look>>>,
     inner: Arc<Inner>,

@@ -1,11 +1,11 @@
-//! The files of the page, as they are in the source: nothing is built, and nothing is fetched from elsewhere.
+//! The files of the page, embedded unchanged from the source: no build step, and no requests to other servers.
 
-/// The page itself.
+/// The HTML of the page.
 pub(super) const INDEX: &str = include_str!("assets/index.html");
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Its other files: name, type, text.
+/// The other files of the page: name, content type, text.
 pub(super) const FILES: [(&str, &str, &str); 9] = [
     ("chart.js", SCRIPT, include_str!("assets/chart.js")),
     ("detail.js", SCRIPT, include_str!("assets/detail.js")),

@@ -1,4 +1,4 @@
-//! Who dials which Service port, by the connections of the packet path.
+//! The clients of each Service port, counted from the flows of the packet path.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,23 +13,23 @@ use crate::maps::view::{FlowRow, FlowState};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Client {
-    /// Its address.
+    /// Address of the client.
     #[serde(rename = "client")]
     pub address: IpAddr,
     /// Id of the Service port.
     #[serde(skip)]
     pub service: u32,
-    /// Connections that are open.
+    /// Number of open connections.
     pub open: u64,
-    /// Connections begun, a second.
+    /// New connections per second.
     pub begun: f64,
 }
 
-/// The connections of the look before, to know those that are new. A connection's age is told to within a second only.
+/// Connections of the previous look, to recognise new ones: the age of a flow is known only to within a second.
 #[derive(Debug, Default)]
 pub(super) struct Known(Option<BTreeSet<u64>>);
 
-/// All clients, the busiest first. `seconds` have passed since the look before; 0: there was none.
+/// Returns all clients, the busiest first. `seconds` is the time since the previous look; 0 if there was none.
 pub(super) fn clients(flows: &[FlowRow], known: &mut Known, seconds: f64) -> Vec<Client> {
     let mut counts: BTreeMap<(IpAddr, u32), (u64, u32)> = BTreeMap::new();
     let before = known.0.take();
@@ -53,7 +53,7 @@ pub(super) fn clients(flows: &[FlowRow], known: &mut Known, seconds: f64) -> Vec
     clients
 }
 
-/// Tells connections apart in eight bytes.
+/// Returns a hash of eight bytes that identifies a connection.
 fn identity(flow: &FlowRow) -> u64 {
     let mut hasher = DefaultHasher::new();
     let FlowRow { protocol, client, frontend, backend, source, service, backend_id, .. } = flow;
@@ -61,7 +61,7 @@ fn identity(flow: &FlowRow) -> u64 {
     hasher.finish()
 }
 
-/// Connections begun by packets, a second, by the id of the Service port.
+/// Returns the new connections of the packet path per second, by the id of the Service port.
 pub(super) fn begun(clients: &[Client]) -> BTreeMap<u32, f64> {
     let mut rates = BTreeMap::new();
     for client in clients {

@@ -1,4 +1,4 @@
-//! One event: what a browser is told of a look. Its size is bounded, however many Services there are.
+//! One event: the data of a look for one browser. Its size is bounded, however many Services there are.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,17 +12,17 @@ use super::source::Asked;
 use crate::config::page::Shows;
 use crate::rates::{EndpointRates, Rates, ReasonRate, ServiceRates, Traffic};
 
-/// Service ports that are told of, the busiest first.
+/// Maximum number of Service ports in an event; the busiest come first.
 const SERVICES: usize = 200;
-/// Endpoints of each, the busiest first; of the one that is asked for, all up to [`ENDPOINTS_ASKED`].
+/// Maximum number of endpoints of a Service port, the busiest first; for the requested Service port it is [`ENDPOINTS_ASKED`].
 const ENDPOINTS: usize = 16;
 const ENDPOINTS_ASKED: usize = 500;
-/// Pairs of a client and a Service port.
+/// Maximum number of pairs of a client and a Service port.
 const CLIENTS: usize = 100;
-/// Sentences about what is wrong.
+/// Maximum number of sentences about problems.
 const PROBLEMS: usize = 20;
-/// Connections that sockets seem to have begun, as a part of all, and at least: the counters and the connections of packets are
-/// not read in one moment.
+/// An estimate of connections made by sockets counts only above this share of all connections, and above this number: the
+/// counters and the flows of the packet path are not read at the same moment.
 const DOUBT: f64 = 0.05;
 const DOUBTFUL: f64 = 2.0;
 
@@ -34,16 +34,16 @@ struct Frame<'a> {
     shows: Shows,
     /// Milliseconds since 1970.
     time: u128,
-    /// Since the look before; 0: there was none, and all rates are 0.
+    /// Seconds since the previous look; 0: there was none, and all rates are 0.
     seconds: f64,
-    /// Why there is nothing else.
+    /// Why the event holds no other data.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<&'a str>,
     problems: &'a [String],
     more_problems: usize,
     total: Traffic,
     flows: u64,
-    /// Service ports that the filter leaves, and all.
+    /// Number of Service ports that match the filter; `all` is the number of all Service ports.
     matching: usize,
     all: usize,
     services: &'a [Row<'a>],
@@ -62,11 +62,11 @@ struct Row<'a> {
     frontends: &'a [SocketAddr],
     algorithm: &'static str,
     rates: Traffic,
-    /// Connections a second that sockets of this node have begun, an estimate; `null`: not known.
+    /// Connections per second that sockets of this node have made, an estimate; `null`: unknown.
     by_sockets: Option<f64>,
     connections: u64,
     failures: &'a BTreeMap<&'static str, f64>,
-    /// Endpoints, and those of them that take new connections.
+    /// Number of endpoints; `ready` is the number of those that take new connections.
     count: usize,
     ready: usize,
     endpoints: Vec<&'a EndpointRates>,
@@ -81,7 +81,7 @@ struct FrontendRows<'a> {
     service: &'a str,
 }
 
-/// What a look is to a browser, as JSON.
+/// Returns the event of a look for one browser, as JSON.
 pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serde_json::Result<String> {
     let none = Rates::default();
     let (rates, failure) = match &look.rates {
@@ -149,7 +149,7 @@ fn busier(one: &Traffic, other: &Traffic) -> std::cmp::Ordering {
         .then_with(|| by(|rates| rates.packets))
 }
 
-/// `most` endpoints; `None`: no addresses at all.
+/// Returns the row of a Service port, with up to `most` endpoints; `None`: without any addresses.
 fn row(service: &ServiceRates, by_packets: f64, seconds: f64, most: Option<usize>) -> Row<'_> {
     let is_ready = |row: &&EndpointRates| row.state == "active" && row.ejected_seconds.is_none();
     let mut endpoints: Vec<_> = service.endpoints.iter().collect();

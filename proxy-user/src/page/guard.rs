@@ -1,8 +1,8 @@
-//! What each request for the page has to pass, and what each answer says to the browser.
+//! Checks of each request for the page, and the security headers of each answer.
 //!
-//! A foreign page may make the browser of an administrator ask this server, under the name of a machine that resolves
-//! to it (DNS rebinding). So the `Host` has to be an address, `localhost`, or a name that this server knows, and a request that
-//! another origin has made is refused (`Origin`, `Sec-Fetch-Site`).
+//! A page of another site can make an administrator's browser send requests to this server, under a host name that resolves to
+//! this server (DNS rebinding). So `Host` must be an address, `localhost`, or a name that this server knows, and requests made
+//! by another origin are refused (`Origin`, `Sec-Fetch-Site`).
 
 use std::net::IpAddr;
 use std::str::FromStr as _;
@@ -17,10 +17,10 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-/// Host names by which this server may be asked.
+/// Host names that requests to this server may use.
 pub(super) type Names = Arc<Vec<String>>;
 
-/// The browser loads nothing but this server's files, and makes no markup of text.
+/// The browser loads only this server's files, and does not turn text into markup.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
@@ -33,7 +33,7 @@ const SENT: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// Refuses what does not come from the page itself or from a person, and adds the headers.
+/// Refuses requests made neither by the page itself nor by a person, and adds the headers to each answer.
 pub(super) async fn check(State(names): State<Names>, request: Request, next: Next) -> Response {
     let refused = refusal(&names, request.method(), request.headers(), request.uri().path());
     let mut response = match refused {
@@ -47,7 +47,7 @@ pub(super) async fn check(State(names): State<Names>, request: Request, next: Ne
     response
 }
 
-/// Why a request is refused; `None`: it is not.
+/// Returns why a request is refused; `None` if it is allowed.
 pub(super) fn refusal(
     names: &[String],
     method: &Method,
@@ -74,13 +74,13 @@ pub(super) fn refusal(
     if headers.contains_key(ORIGIN) && !only(headers, &ORIGIN).is_some_and(is_own) {
         return Some(from_elsewhere);
     }
-    // A link elsewhere may lead to the page; nothing elsewhere may use the page's data and files.
+    // A link on another site may lead to the page, but other sites may not use the page's data and files.
     let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
     let is_ours = site.is_none_or(|site| [&b"same-origin"[..], b"none"].contains(&site));
     (path != "/" && !is_ours).then_some(from_elsewhere)
 }
 
-/// The value of a header that is there once.
+/// Returns the value of a header that occurs exactly once.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?;

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use crate::config::page::HISTORY_POINTS;
 use crate::rates::{Counters, History, Point, Rates};
 
-/// Service ports that have a history: with [`HISTORY_POINTS`] of 16 bytes each, they take 4 MB at most.
+/// Maximum number of Service ports with a history: with [`HISTORY_POINTS`] of 16 bytes each, they take 4 MB at most.
 const SERVICES: usize = 1_024;
 
-/// What is kept.
+/// Records the history.
 #[derive(Debug)]
 pub(super) struct Log {
-    /// Between two points, in whole seconds.
+    /// Time between two points, in whole seconds.
     interval: Duration,
     kept: Mutex<Kept>,
 }
@@ -32,14 +32,14 @@ struct Kept {
 pub struct HistoryAnswer {
     /// Seconds between two points.
     pub interval: u64,
-    /// The time of the last point, in intervals since 1970: points of all nodes fall together.
+    /// The time of the last point, in intervals since 1970, so that the points of all nodes have the same times.
     pub last: u64,
-    /// Connections, packets, bytes and failures a second, oldest first. A Service port that has been silent has none.
+    /// Connections, packets, bytes and failures per second, oldest first. Empty for a Service port without traffic.
     pub points: Vec<[f32; 4]>,
 }
 
 impl Log {
-    /// One that goes back so far; `None`: nothing is kept.
+    /// Creates a history of this length; `None` if the length is 0.
     pub(super) fn new(length: Duration) -> Option<Self> {
         if length.is_zero() {
             return None;
@@ -49,7 +49,7 @@ impl Log {
         Some(Self { interval, kept: Mutex::new(Kept { history, before: None, last: 0 }) })
     }
 
-    /// Until the next point: they are at whole multiples of the interval, on every node.
+    /// Returns the time until the next point. Points are at whole multiples of the interval, on every node.
     pub(super) fn pause(&self, now: SystemTime) -> Duration {
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let interval = self.interval.as_nanos();
@@ -57,13 +57,13 @@ impl Log {
         Duration::from_nanos(u64::try_from(rest).unwrap_or_default())
     }
 
-    /// Takes in what is counted at `now`; `None`: the counters cannot be read, and the next point begins anew.
+    /// Adds the rates since the previous call as a point. `None`: the counters cannot be read, and the next call adds no point.
     pub(super) fn add(&self, counters: Option<Counters>, now: SystemTime) {
         let number = self.number(now);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Some(before), Some(after)) = (&kept.before, &counters) {
             let rates = Rates::of_totals(Some(before), after);
-            // A point that is missing, since the machine slept or the maps were away, is silence: positions are times.
+            // The position of a point is its time: a point missed while the machine slept or the maps were away has no traffic.
             let missing = number.saturating_sub(kept.last + 1).min(u64::from(HISTORY_POINTS));
             for _ in 0..missing {
                 let silent = Rates { services: silent(&rates), ..Rates::default() };
@@ -83,7 +83,7 @@ impl Log {
         since.as_secs() / self.interval.as_secs()
     }
 
-    /// Of all Service ports together, or of the one with this key.
+    /// Returns the history of all Service ports together if `service` is empty, otherwise that of the one with this key.
     pub(super) fn answer(&self, service: &str) -> HistoryAnswer {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let row = |point: Point| [point.connections, point.packets, point.bytes, point.failures];
@@ -96,7 +96,7 @@ impl Log {
     }
 }
 
-/// The same Service ports, without traffic.
+/// Returns the same Service ports, without traffic.
 fn silent(rates: &Rates) -> Vec<crate::rates::ServiceRates> {
     let mut services = rates.services.clone();
     for service in &mut services {
@@ -106,7 +106,7 @@ fn silent(rates: &Rates) -> Vec<crate::rates::ServiceRates> {
 }
 
 impl HistoryAnswer {
-    /// Adds the points of another node, where the intervals are the same. Says whether they are.
+    /// Adds the points of another node if both have the same interval. Returns whether they have.
     pub fn add(&mut self, other: &Self) -> bool {
         if self.points.is_empty() {
             let interval = self.interval;
@@ -169,7 +169,7 @@ mod tests {
         log.add(Some(after.clone()), at(1_515));
         let busy = [20.0, 80.0, 30_000.0, 4.0];
         assert_eq!(log.answer(KEY), HistoryAnswer { interval: 15, last: 101, points: vec![busy] });
-        // Two points could not be made; the third one is another Service's.
+        // Two points were missed. The third one has no traffic either.
         log.add(Some(after), at(1_560));
         let told = log.answer(KEY);
         assert_eq!((told.last, told.points), (104, vec![busy, [0.0; 4], [0.0; 4], [0.0; 4]]));
@@ -184,7 +184,7 @@ mod tests {
         let log = Log::new(Duration::from_hours(1)).unwrap();
         let (mut counters, after) = two_looks();
         log.add(Some(counters.clone()), at(15_000));
-        // In the n-th quarter of a minute n connections a second begin.
+        // In the n-th quarter of a minute, n connections per second are made.
         for number in 1..=2 * HISTORY_POINTS {
             counters.at += log.interval;
             let id = *after.snapshot.service_stats.keys().next().unwrap();

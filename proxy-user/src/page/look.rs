@@ -1,4 +1,4 @@
-//! What one look at the maps has found, for all who listen.
+//! The result of one look at the maps, shared by all connected browsers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::SystemTime;
@@ -10,17 +10,17 @@ use crate::rates::Rates;
 /// The last examples of each reason, newest first.
 pub(super) type Examples = BTreeMap<&'static str, VecDeque<Line>>;
 
-/// What one look has found.
+/// The result of one look at the maps.
 #[derive(Debug)]
 pub(super) struct Look {
-    /// When.
+    /// Time of the look.
     pub at: SystemTime,
-    /// What happened since the look before, or why the maps cannot be read.
+    /// Rates since the previous look, or why the maps cannot be read.
     pub rates: Result<Rates, String>,
-    /// Who dials what; empty unless addresses are shown.
+    /// Clients of the Service ports; empty unless addresses are shown.
     pub clients: Vec<Client>,
-    /// What was refused or dropped since a page is open; empty unless addresses are shown.
+    /// Examples of refused and dropped packets and calls since the page was opened; empty unless addresses are shown.
     pub examples: Examples,
-    /// What is wrong, in sentences.
+    /// Current problems, in sentences.
     pub problems: Vec<String>,
 }

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | `/` | the page |
 //! | `/page/NAME` | its scripts, styles and icon ([`assets`]) |
-//! | `/page/events?filter=&service=` | server-sent events: what happened since the one before, as JSON ([`frame`]) |
+//! | `/page/events?filter=&service=` | server-sent events: the changes since the previous event, as JSON ([`frame`]) |
 //! | `/page/history?service=` | rates of the last hour ([`HistoryAnswer`]), of all Service ports or of one |
 //!
-//! [`Agent`] answers for one node, `kubectl ballast ui` for a cluster; both are a [`Source`]. Every request passes [`guard`].
-//! The maps are read while a page is open, and for the history.
+//! [`Agent`] answers for one node, `kubectl ballast ui` for a cluster; both are a [`Source`]. [`guard`] checks every request.
+//! The agent reads the maps while a page is open, and for the history.
 
 mod agent;
 mod assets;

@@ -11,21 +11,21 @@ use crate::cli::monitor::{Line, MonitorContext};
 use crate::maps::view::{Listener, Snapshot, View};
 use crate::rates::{Counters, Rates};
 
-/// Between two looks.
+/// Time between two looks.
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Between the first two: who opens the page waits for it.
+/// Time between the first two looks; it is shorter because a person who opens the page waits for the second one.
 const FIRST: Duration = Duration::from_millis(500);
-/// How often the ring of events is looked at: it holds those of a far longer time.
+/// How often the ring of events is read; the ring holds the events of a far longer time.
 const POLL: Duration = Duration::from_millis(50);
-/// Examples that are kept of each reason.
+/// Maximum number of examples of each reason.
 const EXAMPLES: usize = 8;
 
-/// What is remembered between two looks.
+/// State that is kept between two looks.
 pub(super) struct Sampler<'a> {
     bpffs: &'a Path,
-    /// Addresses are shown: connections and events are read, too.
+    /// Addresses are shown, so connections and events are read as well.
     is_open: bool,
-    /// There was one look at most.
+    /// At most one look was made so far.
     is_first: bool,
     before: Option<Counters>,
     known: Known,
@@ -41,7 +41,7 @@ impl<'a> Sampler<'a> {
         Self { bpffs, is_open, is_first: true, before, known, names, listener, examples }
     }
 
-    /// Looks now, and says what happened since the look before.
+    /// Reads the maps now, and returns what happened since the previous look.
     pub(super) fn look(&mut self, problems: Vec<String>) -> Look {
         let at = SystemTime::now();
         let read = self.read();
@@ -56,7 +56,7 @@ impl<'a> Sampler<'a> {
     }
 
     fn read(&mut self) -> Result<(Rates, Vec<Client>), String> {
-        // After an upgrade the maps are in another folder.
+        // The path is resolved again for each look: after an upgrade the maps are in another folder.
         let view = View::open(self.bpffs).map_err(|error| error.to_string())?;
         let counters = Counters::read(&view).map_err(|error| error.to_string())?;
         let rates = Rates::between(self.before.as_ref(), &counters);
@@ -74,7 +74,7 @@ impl<'a> Sampler<'a> {
         Ok((rates, clients))
     }
 
-    /// Waits until the next look is due, or `is_over`.
+    /// Waits until the next look is due, or until `is_over` returns true.
     pub(super) fn wait(&mut self, is_over: impl Fn() -> bool) {
         let end = Instant::now() + if self.is_first { FIRST } else { INTERVAL };
         self.is_first = false;
@@ -84,10 +84,10 @@ impl<'a> Sampler<'a> {
         }
     }
 
-    /// Listens as one of several readers, which all get every event.
+    /// Starts to listen for events; each of several listeners gets every event.
     fn attend(&mut self, view: &View) {
         if self.listener.is_none() {
-            // Without, there are no examples; the counters are read all the same.
+            // If this fails, there are no examples, but the counters are still read.
             self.listener = view.listen(0).ok().map(|listener| (listener, Instant::now()));
         }
     }
@@ -103,7 +103,7 @@ impl<'a> Sampler<'a> {
         }
         let mut last: BTreeMap<u32, VecDeque<_>> = BTreeMap::new();
         while let Some(event) = listener.next_event() {
-            // In a flood, no more of them are put into words.
+            // In a flood of events, only the last ones of each reason are formatted.
             let events = last.entry(event.reason).or_default();
             events.push_back(event);
             if events.len() > EXAMPLES {

@@ -17,7 +17,7 @@ use super::assets::{FILES, INDEX};
 use super::guard::{self, Names};
 use super::source::{Asked, Refusal, Source};
 
-/// The paths of the page. `names` are host names that a browser may know this server by, beside `localhost` and addresses.
+/// Returns the paths of the page. Besides addresses and `localhost`, browsers may use the host names `names` for this server.
 pub fn router<S: Source>(source: S, names: Vec<String>) -> Router {
     let names: Names = Arc::new(names);
     Router::new()

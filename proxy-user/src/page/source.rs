@@ -1,45 +1,45 @@
-//! Where the page gets its data: from one agent, or from those of a cluster.
+//! The source of the page's data: one agent, or the agents of a cluster.
 
 use futures::stream::BoxStream;
 use serde::Deserialize;
 
 use super::log::HistoryAnswer;
 
-/// Events, each a JSON object in one line.
+/// Events, each a JSON object on one line.
 pub type Events = BoxStream<'static, String>;
 
-/// What a browser asks for.
+/// Parameters of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Asked {
-    /// Only Service ports with this text in their name or in an address.
+    /// Select only Service ports with this text in their name or in an address.
     pub filter: String,
-    /// The key of a Service port ([`ServiceRates::key`](crate::rates::ServiceRates::key)): it is told of, however silent it is.
+    /// Key of a Service port ([`ServiceRates::key`](crate::rates::ServiceRates::key)) that is included whatever its traffic.
     pub service: String,
 }
 
-/// Why there is no answer.
+/// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Each listener costs something.
+    /// The maximum number of browsers is connected; each one costs resources.
     #[error("{most} browsers are already connected: close a page")]
     TooMany {
-        /// How many may.
+        /// The maximum number.
         most: usize,
     },
-    /// `--page-history 0`.
+    /// The history is switched off (`--page-history 0`).
     #[error("the history is switched off (--page-history is 0)")]
     NoHistory,
-    /// Other machines do not answer.
+    /// The agents of other nodes do not answer.
     #[error("{0}")]
     Unreachable(String),
 }
 
-/// Where the page gets its data.
+/// A source of the page's data.
 pub trait Source: Clone + Send + Sync + 'static {
-    /// What happens from now on, until the stream is dropped.
+    /// Returns the events from now on, until the stream is dropped.
     fn events(&self, asked: Asked) -> impl Future<Output = Result<Events, Refusal>> + Send;
 
-    /// What happened in the last hour, to all Service ports or to the one with this key.
+    /// Returns the history of the last hour, of all Service ports or of the one with this key.
     fn history(&self, service: String) -> impl Future<Output = Result<HistoryAnswer, Refusal>> + Send;
 }

@@ -13,7 +13,7 @@ use crate::config::page::{PageSettings, Shows};
 use crate::rates::tests::{endpoint, service, two_looks};
 use crate::rates::{Counters, Rates};
 
-/// The status with which a request is refused; 0: it is not.
+/// Returns the status with which a request is refused; 0 if it is allowed.
 fn status(method: &Method, path: &str, headers: &[(&str, &str)]) -> u16 {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
@@ -97,7 +97,7 @@ fn addresses_are_told_only_where_that_is_asked_for() {
     );
     assert_eq!((&row["count"], &row["ready"]), (&json!(2), &json!(2)));
     assert!(!closed.to_string().contains("10.244."), "{closed}");
-    // A search must not tell of addresses either.
+    // A search must not reveal addresses either.
     let by_address = Asked { filter: "10.96.0.3".to_owned(), ..Asked::default() };
     assert_eq!(told(rates(), Shows::All, &by_address)["matching"], 1);
     assert_eq!(told(rates(), Shows::Services, &by_address)["matching"], 0);
@@ -144,7 +144,7 @@ async fn so_many_browsers_listen_and_one_that_leaves_makes_room() {
     drop(listeners.pop());
     let mut again = agent.events(Asked::default()).await.unwrap();
     assert!(again.next().await.is_some());
-    // When all have left, one that comes has the maps read again.
+    // After all browsers have left, a new one starts the reading of the maps again.
     listeners.clear();
     drop(again);
     tokio::time::sleep(Duration::from_millis(200)).await;

@@ -1,5 +1,5 @@
-//! The commands of bpf(2) for links. aya cannot update a cgroup link in place, cannot say what a link is
-//! attached to, and detaches on drop; links that outlive the process need all three to be ours.
+//! The commands of bpf(2) for links. aya cannot update a cgroup link in place, does not tell what a link is attached to, and
+//! detaches on drop. Links that outlive the process need another behaviour in all three cases.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -15,17 +15,17 @@ pub(super) use objects::{make_array, pass_on, program_by_id, program_id};
 
 use crate::host::devices::XdpMode;
 
-/// Where a program runs among those of others on a TCX hook.
+/// Where a program runs among the other programs on a TCX hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rank {
-    /// Before all of them.
+    /// Before all other programs.
     First,
-    /// After all of them.
+    /// After all other programs.
     Last,
 }
 
 impl Rank {
-    /// `BPF_F_BEFORE` or `BPF_F_AFTER` without a reference: in front of, or behind, all that is attached.
+    /// Returns `BPF_F_BEFORE` or `BPF_F_AFTER`; without a reference they mean before or after all attached programs.
     const fn flag(self) -> u32 {
         match self {
             Self::First => aya_obj::generated::BPF_F_BEFORE,
@@ -34,7 +34,7 @@ impl Rank {
     }
 }
 
-/// `XDP_FLAGS_DRV_MODE` or `XDP_FLAGS_SKB_MODE` of `include/uapi/linux/if_link.h`.
+/// Returns `XDP_FLAGS_DRV_MODE` or `XDP_FLAGS_SKB_MODE` of `include/uapi/linux/if_link.h`.
 const fn xdp_flag(mode: XdpMode) -> u32 {
     match mode {
         XdpMode::Native => 1 << 2,
@@ -42,30 +42,30 @@ const fn xdp_flag(mode: XdpMode) -> u32 {
     }
 }
 
-/// More programs than the kernel lets anyone attach to one hook of a device.
+/// More programs than the kernel allows on one hook of a device.
 const MAX_QUERIED: usize = 256;
 
 /// Runs one command; `T` is the part of `union bpf_attr` that the command reads.
 ///
 /// # Safety
-/// `T` is `repr(C)`, has the layout that `command` asks for, and its pointers are valid for what they say.
+/// `T` is `repr(C)`, has the layout that `command` asks for, and its pointers are valid for the sizes that it gives.
 unsafe fn bpf<T>(command: bpf_cmd, attr: &mut T) -> io::Result<RawFd> {
-    // SAFETY: the caller vouches for the attribute; the kernel reads and writes no more than its size.
+    // SAFETY: the caller guarantees a valid attribute; the kernel reads and writes no more than its size.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_int, &raw mut *attr, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
 
-/// The same for commands that return a new file descriptor.
+/// Runs one command that returns a new file descriptor.
 ///
 /// # Safety
 /// As [`bpf`], and `command` returns a file descriptor.
 unsafe fn bpf_fd<T>(command: bpf_cmd, attr: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: as the caller vouches; the kernel has just given us the descriptor, and nothing else owns it.
+    // SAFETY: the caller guarantees the same; the kernel has just returned the descriptor, and nothing else owns it.
     unsafe { Ok(OwnedFd::from_raw_fd(bpf(command, attr)?)) }
 }
 
-/// A descriptor of the object of that id, by one of the commands `BPF_*_GET_FD_BY_ID`.
+/// Returns a descriptor of the object with that id, by one of the commands `BPF_*_GET_FD_BY_ID`.
 fn fd_by_id(command: bpf_cmd, id: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct ById {
@@ -74,7 +74,7 @@ fn fd_by_id(command: bpf_cmd, id: u32) -> io::Result<OwnedFd> {
         flags: u32,
     }
     let mut attr = ById { id, next: 0, flags: 0 };
-    // SAFETY: three numbers, as these commands have them.
+    // SAFETY: three numbers, as these commands expect.
     unsafe { bpf_fd(command, &mut attr) }
 }
 
@@ -90,21 +90,21 @@ pub enum Hook {
     },
     /// A TCX hook of a device.
     Tcx {
-        /// Index of the device in the network namespace that it was attached from; 0 when it is gone.
+        /// Index of the device in the network namespace that it was attached from; 0 if the device is gone.
         ifindex: u32,
         /// A `bpf_attach_type`.
         attach_type: u32,
     },
     /// The XDP hook of a device.
     Xdp {
-        /// Index of the device in its network namespace; 0 when it is gone.
+        /// Index of the device in its network namespace; 0 if the device is gone.
         ifindex: u32,
     },
-    /// Something that Ballast does not use.
+    /// A hook that Ballast does not use.
     Other,
 }
 
-/// What the kernel says about a link.
+/// The kernel's information about a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkInfo {
     /// Its id.
@@ -120,12 +120,12 @@ pub struct LinkInfo {
 pub struct Link(OwnedFd);
 
 impl Link {
-    /// Attaches `program` to a cgroup, beside the programs of others.
+    /// Attaches `program` to a cgroup, next to other programs.
     pub fn to_cgroup(program: BorrowedFd<'_>, cgroup: BorrowedFd<'_>, attach_type: u32) -> io::Result<Self> {
         Self::create(program, cgroup.as_raw_fd().cast_unsigned(), attach_type, 0)
     }
 
-    /// Attaches `program` to a device, in front of or behind the programs of others.
+    /// Attaches `program` to a device, before or after other programs.
     pub fn to_device(
         program: BorrowedFd<'_>,
         ifindex: u32,
@@ -140,13 +140,13 @@ impl Link {
         Self::create(program, ifindex, bpf_attach_type::BPF_XDP as u32, xdp_flag(mode))
     }
 
-    /// A link that [`Link::iterate`] runs an iterator program by.
+    /// Creates a link with which [`Link::iterate`] runs an iterator program.
     pub fn to_iterator(program: BorrowedFd<'_>) -> io::Result<Self> {
         Self::create(program, 0, bpf_attach_type::BPF_TRACE_ITER as u32, 0)
     }
 
-    /// A file that holds what the iterator program writes, each time it is opened anew: of the network namespace that the
-    /// calling thread is in.
+    /// Returns a file with the output of the iterator program, for the network namespace of the calling thread. Each call
+    /// starts a new iteration.
     pub fn iterate(&self) -> io::Result<File> {
         #[repr(C)]
         struct IterCreate {
@@ -154,7 +154,7 @@ impl Link {
             flags: u32,
         }
         let mut attr = IterCreate { link: self.0.as_raw_fd(), flags: 0 };
-        // SAFETY: two numbers, as the command has them.
+        // SAFETY: two numbers, as the command expects.
         unsafe { bpf_fd(bpf_cmd::BPF_ITER_CREATE, &mut attr) }.map(File::from)
     }
 
@@ -176,11 +176,11 @@ impl Link {
             relative: 0,
             expected_revision: 0,
         };
-        // SAFETY: `link_create` with its `tcx` arm; cgroups take the zero after the flags as no cookie.
+        // SAFETY: `link_create` with its `tcx` arm; for cgroups, the zero after the flags means no cookie.
         unsafe { bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }.map(Self)
     }
 
-    /// The link pinned at `path`; `None` when nothing is there, or something that is not a link.
+    /// Returns the link pinned at `path`; `None` if nothing is pinned there, or an object that is not a link.
     pub fn pinned(path: &Path) -> io::Result<Option<Self>> {
         #[repr(C)]
         struct ObjGet {
@@ -196,17 +196,17 @@ impl Link {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        // The information of maps and programs begins alike; only this file tells them from links.
+        // The information of maps and programs starts with the same fields; only this file distinguishes them from links.
         let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
         Ok(text.lines().any(|line| line.starts_with("link_type:")).then_some(Self(fd)))
     }
 
-    /// The link of that id; needs `CAP_SYS_ADMIN`.
+    /// Returns the link with that id; needs `CAP_SYS_ADMIN`.
     pub fn by_id(id: u32) -> io::Result<Self> {
         fd_by_id(bpf_cmd::BPF_LINK_GET_FD_BY_ID, id).map(Self)
     }
 
-    /// What it is and where.
+    /// Returns the id, the program and the hook of the link.
     pub fn info(&self) -> io::Result<LinkInfo> {
         #[repr(C)]
         #[derive(Default)]
@@ -215,7 +215,8 @@ impl Link {
             id: u32,
             program: u32,
             fill: u32,
-            // The kernel's union: of a cgroup link its id and attach type, of a TCX link index and attach type, of XDP the index.
+            // The kernel's union: id and attach type of a cgroup link; index and attach type of a TCX link; index of an XDP
+            // link.
             words: [u32; 12],
         }
         #[repr(C)]
@@ -230,7 +231,7 @@ impl Link {
             length: size_of::<Info>() as u32,
             info: (&raw mut info) as u64,
         };
-        // SAFETY: `info` is as long as said and outlives the call.
+        // SAFETY: `info` has the given length and outlives the call.
         unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)? };
         let [first, second, third, ..] = info.words;
         let hook = if info.kind == bpf_link_type::BPF_LINK_TYPE_CGROUP as u32 {
@@ -246,12 +247,12 @@ impl Link {
         Ok(LinkInfo { id: info.id, program: info.program, hook })
     }
 
-    /// Replaces the program; no packet or call sees a moment without one.
+    /// Replaces the program without a moment in which no program runs.
     pub fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {
         self.replace(program, None)
     }
 
-    /// The same, if the program is `old` still; `PermissionDenied`, if it is not.
+    /// Replaces the program if it is still `old`; `PermissionDenied` if it is not.
     pub fn exchange(&self, old: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
         self.replace(program, Some(old))
     }
@@ -270,18 +271,18 @@ impl Link {
             flags: if old.is_some() { aya_obj::generated::BPF_F_REPLACE } else { 0 },
             old_program: old.map_or(0, |old| old.as_raw_fd()),
         };
-        // SAFETY: four numbers, as the command has them.
+        // SAFETY: four numbers, as the command expects.
         unsafe { bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr) }.map(drop)
     }
 
-    /// Detaches the program, also when others refer to the link.
+    /// Detaches the program, even if others refer to the link.
     pub fn detach(&self) -> io::Result<()> {
         let mut attr = self.0.as_raw_fd();
-        // SAFETY: one number, as the command has it.
+        // SAFETY: one number, as the command expects.
         unsafe { bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr) }.map(drop)
     }
 
-    /// Pins it at `path`, where nothing may be.
+    /// Pins the link at `path`, where nothing may exist.
     pub fn pin(&self, path: &Path) -> io::Result<()> {
         #[repr(C)]
         struct ObjPin {
@@ -302,7 +303,7 @@ impl AsFd for Link {
     }
 }
 
-/// Ids of all links of the machine, in ascending order; needs `CAP_SYS_ADMIN`.
+/// Returns the ids of all links of the machine, in ascending order; needs `CAP_SYS_ADMIN`.
 pub fn link_ids() -> impl Iterator<Item = io::Result<u32>> {
     #[repr(C)]
     struct NextId {
@@ -313,7 +314,7 @@ pub fn link_ids() -> impl Iterator<Item = io::Result<u32>> {
     let mut last = Some(0);
     std::iter::from_fn(move || {
         let mut attr = NextId { start: last?, next: 0, flags: 0 };
-        // SAFETY: three numbers, as the command has them.
+        // SAFETY: three numbers, as the command expects.
         match unsafe { bpf(bpf_cmd::BPF_LINK_GET_NEXT_ID, &mut attr) } {
             Ok(_) => {
                 last = Some(attr.next);
@@ -327,7 +328,7 @@ pub fn link_ids() -> impl Iterator<Item = io::Result<u32>> {
     })
 }
 
-/// Ids of the links on a TCX hook of a device of this network namespace, in the order they run.
+/// Returns the ids of the links on a TCX hook of a device of this network namespace, in the order in which they run.
 ///
 /// `EINVAL` means that the kernel has no TCX (older than 6.6, or built without it).
 pub fn tcx_links(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
@@ -336,7 +337,7 @@ pub fn tcx_links(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     Ok(links)
 }
 
-/// The same, with a 0 for each program that was attached without a link.
+/// Returns the same ids, with a 0 for each program that was attached without a link.
 pub fn tcx_places(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     #[repr(C)]
     struct Query {
@@ -375,7 +376,7 @@ pub fn tcx_places(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     }
 }
 
-/// Whether the kernel has TCX, asked about the loopback device that every network namespace has.
+/// Whether the kernel has TCX; queries the loopback device, which every network namespace has.
 pub fn has_tcx() -> bool {
     tcx_links(1, bpf_attach_type::BPF_TCX_INGRESS as u32).is_ok()
 }

@@ -1,7 +1,7 @@
-//! The programs that packet programs go on with, and the pins that keep them.
+//! The programs that packet programs tail-call, and the pins that keep them.
 //!
-//! The kernel empties an array of programs as soon as neither a descriptor nor a pin of it is left, also while programs use it.
-//! So each array is pinned before its programs are attached, and until none of them is loaded any more.
+//! The kernel empties an array of programs as soon as no descriptor and no pin of it is left, even while programs use it. So
+//! each array is pinned before its programs are attached, and stays pinned until none of them is loaded any more.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -40,8 +40,9 @@ fn failed(source: aya::maps::MapError) -> Error {
     Error::Map { name: names::CALLS, source }
 }
 
-/// Pins the array unless it is pinned, so that its programs outlive the agent. The pin's name holds the ids of the packet programs that use the
-/// array: who may not list the kernel's programs (that takes `CAP_SYS_ADMIN`) finds there whether one is attached.
+/// Pins the array if it is not pinned yet, so that its programs outlive the agent. The pin's name contains the ids of the
+/// packet programs that use the array: a process that may not list the kernel's programs (that takes `CAP_SYS_ADMIN`) learns
+/// from it whether one of them is attached.
 pub(super) fn keep(ebpf: &Ebpf, paths: &Paths) -> Result<(), Error> {
     let users = users(ebpf);
     let aya::maps::Map::ProgramArray(map) = ebpf.map(names::CALLS).ok_or(MISSING)? else {
@@ -55,7 +56,7 @@ pub(super) fn keep(ebpf: &Ebpf, paths: &Paths) -> Result<(), Error> {
     map.pin(&path).map_err(|error| Error::File { action: "pin", path, source: std::io::Error::other(error) })
 }
 
-/// Ids of the packet programs of an object that are attached to devices.
+/// Returns the ids of those packet programs of an object that are attached to devices.
 pub(super) fn users(ebpf: &Ebpf) -> BTreeSet<u32> {
     let id = |direction: Direction| match ebpf.program(direction.program()) {
         Some(Program::SchedClassifier(program)) => program.info().ok().map(|info| info.id()),
@@ -64,8 +65,8 @@ pub(super) fn users(ebpf: &Ebpf) -> BTreeSet<u32> {
     Direction::ALL.into_iter().filter_map(id).collect()
 }
 
-/// Removes the pins of arrays that no program on a hook uses, and none of this agent's `own`. While it cannot be told which
-/// programs are attached, all stay.
+/// Removes the pins of arrays that neither a program on a hook nor this agent's `own` programs use. If the attached programs
+/// cannot be determined, all pins stay.
 pub(super) fn release_unused(paths: &Paths, own: &BTreeSet<u32>) {
     let is_of = |name: &str, programs: &BTreeSet<u32>| {
         name.split('-').any(|id| id.parse().is_ok_and(|id| programs.contains(&id)))
@@ -77,16 +78,16 @@ pub(super) fn release_unused(paths: &Paths, own: &BTreeSet<u32>) {
     }
     let Some(attached) = attached(paths) else { return };
     for name in others.into_iter().filter(|name| !is_of(name, &attached)) {
-        // A pin that stays costs memory, and no more.
+        // A pin that stays costs only memory.
         let _ = fs::remove_file(paths.calls().join(name));
     }
 }
 
-/// Ids of the programs on all hooks that pins and marks tell of; `None` if one of them cannot be read.
+/// Returns the ids of the programs on all hooks that pins and marks list; `None` if one of these cannot be read.
 fn attached(paths: &Paths) -> Option<BTreeSet<u32>> {
     let mut programs = BTreeSet::new();
     for name in pins::entries(&paths.links()).ok()? {
-        // A pin may go meanwhile, and its link with it.
+        // Another process may remove the pin meanwhile, and its link with it.
         if let Some(link) = Link::pinned(&paths.links().join(name)).ok()? {
             programs.insert(link.info().ok()?.program);
         }

@@ -1,9 +1,10 @@
-//! How many entries the maps hold.
+//! Capacities of the maps.
 
 use proxy_common::flow::buckets_for;
 use proxy_common::map_names as names;
 
-/// How many entries the maps hold. `/configz` shows them as they are serialized here. A pinned map keeps its size until it is removed.
+/// Capacities of the maps, in entries. `/configz` shows them as they are serialized here. A pinned map keeps its size until
+/// it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Capacities {
@@ -23,9 +24,9 @@ pub struct Capacities {
     pub sockets: u32,
     /// Pairs of Service port and reason of refusal.
     pub refusals: u32,
-    /// Whether it is measured how long endpoints take to answer; if not, the maps for that have one entry.
+    /// Whether the time until endpoints answer is measured; if not, the maps for it have one entry.
     pub connect_latency: bool,
-    /// How many times as large as by default the maps of Services are where no setting says more; 1: no larger.
+    /// Factor by which the maps of Services are larger than by default if no setting gives their size; 1: no larger.
     #[serde(skip)]
     pub by_memory: u32,
 }
@@ -48,13 +49,13 @@ impl Default for Capacities {
 }
 
 impl Capacities {
-    /// Whether a map is larger than by default, by no more than the node's memory makes it.
+    /// Whether a map is larger than by default only because of the node's memory.
     pub(super) fn is_by_memory(&self, map: &str) -> bool {
         let plain = Self::default().of(map).map(|(entries, _)| entries.saturating_mul(self.by_memory));
         self.by_memory > 1 && plain == self.of(map).map(|(entries, _)| entries)
     }
 
-    /// Entries of a map, and the setting that says so; `None` for maps of fixed size.
+    /// Returns the number of entries of a map, and the setting that changes it; `None` for maps of fixed size.
     pub fn of(&self, map: &str) -> Option<(u32, &'static str)> {
         Some(match map {
             names::SERVICES | names::SERVICES6 => (self.frontends, "--max-frontends"),
@@ -66,7 +67,7 @@ impl Capacities {
             names::SOCKETS | names::SOCKETS6 => (self.sockets, "--max-sockets"),
             names::MAGLEV_INDEX => (self.services.saturating_mul(2), "--max-services"),
             names::SERVICE_STATS | names::NAMES | names::TURNS => (self.services, "--max-services"),
-            // No flag: a table that forgets what is oldest is never too small for the others.
+            // No flag: the map is an LRU hash, which evicts the oldest entries instead of refusing new ones.
             names::REFUSALS => (self.refusals, ""),
             names::CONNECT_LATENCY | names::SOCKET_EXAMPLES if self.connect_latency => {
                 (names::LATENCY_COUNT, "")

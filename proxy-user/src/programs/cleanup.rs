@@ -1,4 +1,4 @@
-//! `ballast cleanup`: removes everything that is ours, and nothing else.
+//! `ballast cleanup`: removes everything that belongs to Ballast, and nothing else.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,12 +16,12 @@ use super::pins::{self, Paths};
 use crate::host::devices;
 use crate::host::netlink::Netlink;
 
-/// What was removed, in words, and what could not be.
+/// What was removed, and what could not be removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cleanup {
-    /// One line for each thing that is gone.
+    /// One line for each object that was removed.
     pub removed: Vec<String>,
-    /// One line for each thing that is still there, with the reason.
+    /// One line for each object that still exists, with the reason.
     pub left: Vec<String>,
 }
 
@@ -35,31 +35,31 @@ impl Cleanup {
     }
 }
 
-/// Work to do before the programs are detached.
+/// Work to do before and after the programs are detached.
 pub trait Witness {
-    /// Whether another proxy serves what begins from now on. The packet programs leave that to it then, before anything else is
-    /// done, and go on with the connections that they know.
+    /// Whether another proxy serves new connections from now on. If so, the packet programs leave new connections to it
+    /// before anything else is done, and serve only the connections that they know.
     fn has_successor(&mut self) -> bool {
         false
     }
-    /// They are about to go; everything is still there, and no agent runs.
+    /// Called before the programs are detached; everything still exists, and no agent runs.
     fn before(&mut self) {}
-    /// They are gone, and their maps are still there.
+    /// Called after the programs were detached; their maps still exist.
     fn after(&mut self) {}
 }
 
-/// No work.
+/// A witness that does nothing.
 impl Witness for () {}
 
-/// Removes links, filters, pins and directories, also when half of them is missing; a second call finds nothing.
+/// Removes links, filters, pins and directories, even if half of them are missing; a second call finds nothing.
 ///
-/// Links are found by their pins; with `cgroup`, and on the devices of this network namespace, also without.
-/// Fails when an agent runs on this bpffs.
+/// Finds links by their pins; with `cgroup`, and on the devices of this network namespace, also without pins. Fails if an
+/// agent runs on this bpffs.
 pub fn cleanup(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
     cleanup_before(&mut (), bpffs, cgroup)
 }
 
-/// [`cleanup`], with a witness.
+/// Does the same as [`cleanup`], with a witness.
 pub fn cleanup_before(
     witness: &mut dyn Witness,
     bpffs: &Path,
@@ -68,12 +68,12 @@ pub fn cleanup_before(
     work(bpffs, cgroup, Mode::Remove, witness)
 }
 
-/// What [`cleanup`] would remove, in the same words; removes nothing.
+/// Returns what [`cleanup`] would remove, in the same words; removes nothing.
 pub fn dry_run(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
     work(bpffs, cgroup, Mode::Look, &mut ())
 }
 
-/// Whether things are removed or only found.
+/// Whether objects are removed or only found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Remove,
@@ -81,7 +81,7 @@ pub(super) enum Mode {
 }
 
 impl Mode {
-    /// Does it, if it is to be done; what was found is there.
+    /// Runs `action` if objects are to be removed; returns true on success, because the object was found.
     fn run<E>(self, action: impl FnOnce() -> Result<(), E>) -> Result<bool, E> {
         if self == Self::Remove { action().map(|()| true) } else { Ok(true) }
     }
@@ -103,7 +103,7 @@ fn work(
         Err(error) => return Err(Error::file("lock", paths.root())(error)),
     };
     let names = pins::entries(&paths.links()).map_err(Error::file("list", &paths.links()))?;
-    // tc does all that XDP does, and XDP leaves nothing to others that it can do itself.
+    // XDP is detached first: tc does all that XDP does, and XDP would not leave new connections to another proxy.
     let (xdp, names): (Vec<_>, Vec<_>) =
         names.into_iter().partition(|name| hooks::pinned_xdp(name).is_some());
     let mut pinned = BTreeSet::new();
@@ -114,7 +114,7 @@ fn work(
     {
         tracing::warn!(%error, "connections that start now may retransmit their first packet");
     }
-    // First what translates, then what it reads.
+    // First the programs that translate, then the maps that they read.
     witness.before();
     remove_links(&paths, &names, mode, &mut pinned, &mut report)?;
     remove_strays(&paths, cgroup, mode, &pinned, &mut report)?;
@@ -144,8 +144,8 @@ fn remove_links(
     Ok(())
 }
 
-/// Links and filters of ours that no pin tells of: the bpffs they were pinned in is gone. Where another agent
-/// is at work they are its own.
+/// Removes links and filters of Ballast without a pin: the bpffs where they were pinned is gone. If another agent runs, they
+/// belong to that agent.
 fn remove_strays(
     paths: &Paths,
     cgroup: Option<&Path>,
@@ -153,7 +153,7 @@ fn remove_strays(
     pinned: &BTreeSet<u32>,
     report: &mut Cleanup,
 ) -> Result<(), Error> {
-    // A link that was pinned is gone by now, unless we only look.
+    // A pinned link has been removed by now, except in `Mode::Look`.
     let is_stray = |link: &Link| link.info().is_ok_and(|info| !pinned.contains(&info.id));
     if let Some(path) = cgroup {
         let cgroup = Cgroup::open(path)?;
@@ -195,8 +195,8 @@ fn remove_strays(
     Ok(())
 }
 
-/// Removes our filters from a device, and its clsact qdisc when we made it and no other filter uses it; says what
-/// was removed.
+/// Removes Ballast's filters from a device, and its clsact qdisc if Ballast created it and no other filter uses it; returns
+/// what was removed.
 pub(super) fn remove_filters(paths: &Paths, ifindex: u32) -> Result<Vec<String>, Error> {
     filters_off(paths, ifindex, Mode::Remove)
 }
@@ -215,7 +215,7 @@ fn filters_off(paths: &Paths, ifindex: u32, mode: Mode) -> Result<Vec<String>, E
     for direction in Direction::ALL {
         let filters = match clsact::filters(&mut netlink, ifindex, direction) {
             Ok(filters) => filters,
-            // The device is gone, and its filters with it.
+            // The device was removed, and its filters with it.
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Vec::new(),
             Err(error) => return Err(failed(error)),
         };
@@ -248,7 +248,7 @@ fn filters_off(paths: &Paths, ifindex: u32, mode: Mode) -> Result<Vec<String>, E
     Ok(removed)
 }
 
-/// Removes our directory. Symbolic links are removed, not followed.
+/// Removes Ballast's directory. Symbolic links are removed, not followed.
 fn remove_tree(paths: &Paths, mode: Mode, report: &mut Cleanup) {
     let root = paths.root();
     for name in pins::entries(root).unwrap_or_default() {

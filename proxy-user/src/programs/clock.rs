@@ -1,4 +1,4 @@
-//! How fast the kernel counts jiffies. `CONFIG_HZ` is not always readable, but a program can read the clock.
+//! Measures how fast the kernel counts jiffies. `CONFIG_HZ` is not always readable, but a program can read the clock.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -8,11 +8,11 @@ use aya::{TestRun, TestRunOptions};
 
 use super::error::Error;
 
-/// What kernels are built with.
+/// The usual values of `CONFIG_HZ`.
 const USUAL: [u32; 4] = [100, 250, 300, 1000];
-/// The measured time; one jiffy too many or too few then moves the result by at most 10 %.
+/// Length of the measurement: one jiffy too many or too few then changes the result by at most 10 %.
 const SPAN: Duration = Duration::from_millis(100);
-/// A jiffy lasts 10 ms at most; a clock that stands for this long does not go.
+/// A jiffy lasts 10 ms at most; a clock that does not advance for this long has stopped.
 const STUCK: Duration = Duration::from_secs(1);
 
 /// Both clocks at one moment.
@@ -33,7 +33,7 @@ fn read(clock: &SchedClassifier) -> Result<Reading, Error> {
     Ok(Reading { jiffies, nanoseconds: word(8).unwrap_or_default() })
 }
 
-/// Waits until the jiffy changes.
+/// Waits until the jiffies change, and returns both clocks at that moment.
 fn edge(clock: &SchedClassifier) -> Result<Reading, Error> {
     let started = Instant::now();
     let first = read(clock)?;
@@ -46,7 +46,7 @@ fn edge(clock: &SchedClassifier) -> Result<Reading, Error> {
     Err(Error::Clock(format!("the clock stands at {} jiffies", first.jiffies)))
 }
 
-/// Measures the jiffies in a second; takes about a tenth of one.
+/// Measures the jiffies per second; takes about a tenth of a second.
 pub(super) fn measure_hz(clock: &SchedClassifier) -> Result<u32, Error> {
     let first = edge(clock)?;
     sleep(SPAN);
@@ -57,7 +57,8 @@ pub(super) fn measure_hz(clock: &SchedClassifier) -> Result<u32, Error> {
         .ok_or_else(|| Error::Clock(format!("{jiffies} jiffies in {nanoseconds} nanoseconds")))
 }
 
-/// Jiffies in a second: the usual rate when one is within 12 %, what was measured otherwise.
+/// Returns the jiffies per second: the nearest usual rate if it is within 12 % of the measured one, otherwise the measured
+/// rate.
 fn rate(jiffies: u64, nanoseconds: u64) -> Option<u32> {
     let measured = u32::try_from(jiffies.checked_mul(1_000_000_000)?.checked_div(nanoseconds)?).ok()?;
     let nearest = USUAL.into_iter().min_by_key(|hz| hz.abs_diff(measured))?;

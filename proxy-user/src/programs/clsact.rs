@@ -1,7 +1,7 @@
 //! Packet programs on kernels without TCX (before 6.6): filters of the clsact qdisc.
 //!
-//! Such a filter belongs to its device, not to a file descriptor: it needs no pin, and stays when we go. Ours has
-//! a fixed priority and handle, so a later agent replaces it in place.
+//! Such a filter belongs to its device, not to a file descriptor: it needs no pin, and stays when the agent ends. Ballast's
+//! filter has a fixed priority and handle, so a later agent replaces it in place.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -15,23 +15,23 @@ use rtnetlink::packet_route::tc::{
 use super::hooks::Direction;
 use crate::host::netlink::Netlink;
 
-/// Early, but not the first: another filter can come before ours.
+/// A high priority, but not the highest: another filter can come before Ballast's.
 pub(super) const PRIORITY: u16 = 2;
-/// Ours among the filters of that priority.
+/// The handle of Ballast's filter among the filters of that priority.
 const HANDLE: u32 = 0x0ba1_1a57;
-/// Ours too, while one version replaces the other. The kernel puts a new filter before those of its priority
-/// (`cls_bpf_change` in `net/sched/cls_bpf.c`), so it runs first.
+/// The handle of Ballast's second filter, while one version replaces the other. The kernel puts a new filter before those of
+/// its priority (`cls_bpf_change` in `net/sched/cls_bpf.c`), so the second filter runs first.
 const FRONT_HANDLE: u32 = 0x0ba1_1a58;
 /// `ETH_P_ALL`: packets of every protocol.
 const ALL_PROTOCOLS: u16 = 3;
 const CLSACT: &str = "clsact";
 
-/// The handle of one of our filters, within [`PRIORITY`].
+/// The handle of one of Ballast's filters, within [`PRIORITY`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handle {
-    /// Of the filter that serves.
+    /// The handle of the filter that serves.
     Own,
-    /// Of the filter that runs before it, while one version replaces the other.
+    /// The handle of the filter that runs before it, while one version replaces the other.
     Front,
 }
 
@@ -49,19 +49,19 @@ impl Handle {
 pub(super) struct Filter {
     pub priority: u16,
     pub handle: u32,
-    /// Its name when it is a BPF filter.
+    /// Its name if it is a BPF filter.
     pub name: Option<String>,
     /// Id of its program.
     pub program: Option<u32>,
 }
 
 impl Filter {
-    /// Whether it has the priority and this handle of ours; another tool may have taken them.
+    /// Whether the filter has Ballast's priority and this handle; a filter of another tool may have both.
     pub(super) fn has_handle(&self, handle: Handle) -> bool {
         self.priority == PRIORITY && self.handle == handle.number()
     }
 
-    /// Whether it is our filter with this handle.
+    /// Whether the filter is Ballast's filter with this handle.
     pub(super) fn is_ours(&self, direction: Direction, handle: Handle) -> bool {
         self.has_handle(handle) && self.name.as_deref() == Some(direction.program())
     }
@@ -96,7 +96,7 @@ fn qdisc(ifindex: u32) -> TcMessage {
     message
 }
 
-/// Gives the device a clsact qdisc; whether it had none.
+/// Adds a clsact qdisc to the device; returns whether it had none.
 pub(super) fn add_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     let request = RouteNetlinkMessage::NewQueueDiscipline(qdisc(ifindex));
     match netlink.change(request, NLM_F_CREATE | NLM_F_EXCL) {
@@ -111,7 +111,7 @@ pub(super) fn remove_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<()
     netlink.change(RouteNetlinkMessage::DelQueueDiscipline(qdisc(ifindex)), 0)
 }
 
-/// Adds our filter, or replaces its program in place.
+/// Adds Ballast's filter, or replaces its program in place.
 pub(super) fn set(
     netlink: &mut Netlink,
     ifindex: u32,
@@ -128,7 +128,7 @@ pub(super) fn set(
     netlink.change(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
 }
 
-/// Removes our filter.
+/// Removes Ballast's filter.
 pub(super) fn remove(
     netlink: &mut Netlink,
     ifindex: u32,
@@ -138,12 +138,12 @@ pub(super) fn remove(
     netlink.change(RouteNetlinkMessage::DelTrafficFilter(our_filter(ifindex, direction, handle)), 0)
 }
 
-/// The filters of one direction; none on a device without clsact.
+/// Returns the filters of one direction; none if the device has no clsact qdisc.
 pub(super) fn filters(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>> {
     let request = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, parent(direction)));
     let answers = match netlink.dump(request) {
         Ok(answers) => answers,
-        // What kernels say of a parent that is not there.
+        // Kernels return one of these errors if the parent does not exist.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Vec::new(),
         Err(error) => return Err(error),
     };
@@ -158,7 +158,7 @@ fn read(answer: &RouteNetlinkMessage) -> Option<Filter> {
         name: None,
         program: None,
     };
-    // Each priority is also listed once by itself, without a handle.
+    // The kernel also lists each priority once without a handle.
     if filter.handle == 0 {
         return None;
     }

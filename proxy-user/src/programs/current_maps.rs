@@ -1,4 +1,4 @@
-//! The maps that an agent has filled, for another process that goes by them.
+//! The maps that an agent has filled, for other processes that read them.
 
 use std::io;
 use std::path::Path;
@@ -16,13 +16,13 @@ use super::privileges;
 #[derive(Debug)]
 pub struct CurrentMaps {
     paths: Paths,
-    /// Of one of the maps: maps that are made anew have other ids.
+    /// Id of one of the maps: maps that are created anew have other ids.
     id: u32,
 }
 
 impl CurrentMaps {
-    /// Those below this bpffs; `None` while no agent has attached programs that use them. They are refused where others
-    /// than root could have put them there.
+    /// Finds the maps below this bpffs; `None` while no agent has attached programs that use them. Fails if a user other
+    /// than root could have put the maps there.
     pub fn find(bpffs: &Path) -> Result<Option<Self>, Error> {
         privileges::require()?;
         let paths = Paths::new(bpffs);
@@ -33,17 +33,17 @@ impl CurrentMaps {
         Ok(if paths.is_current() { id(&paths).map(|id| Self { paths, id }) } else { None })
     }
 
-    /// Whether they still are: an upgrade or `ballast cleanup` may have replaced them.
+    /// Whether the attached programs still use these maps: an upgrade or `ballast cleanup` may have replaced them.
     pub fn still(&self) -> bool {
         self.paths.is_current() && id(&self.paths) == Some(self.id)
     }
 
-    /// As [`Programs::socket_iterator`](super::Programs::socket_iterator).
+    /// Does the same as [`Programs::socket_iterator`](super::Programs::socket_iterator).
     pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
         SocketIterator::load(EMBEDDED, &self.paths)
     }
 
-    /// As [`Programs::left_iterator`](super::Programs::left_iterator).
+    /// Does the same as [`Programs::left_iterator`](super::Programs::left_iterator).
     pub fn left_iterator(&self) -> Result<LeftIterator, Error> {
         LeftIterator::load(EMBEDDED, &self.paths)
     }

@@ -1,4 +1,4 @@
-//! What the keeper of devices asks of the programs.
+//! The operations on programs that the manager of devices uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;

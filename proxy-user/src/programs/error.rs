@@ -1,4 +1,4 @@
-//! What can go wrong with programs, pins and links, each with the way out.
+//! Errors of programs, pins and links; the messages say what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub enum Error {
     Mount {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The bpffs cannot be written to.
@@ -44,7 +44,7 @@ pub enum Error {
     NotOurs {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the directory.
         why: String,
     },
     /// Another process holds the lock.
@@ -54,17 +54,17 @@ pub enum Error {
     InUse {
         /// The directory.
         path: PathBuf,
-        /// What it is.
+        /// The kind of directory.
         what: &'static str,
-        /// The setting that names another one.
+        /// The setting that gives another one.
         flag: &'static str,
     },
-    /// Another agent looks after the devices of this network namespace.
+    /// Another agent serves the devices of this network namespace.
     #[error(
         "another instance of Ballast is attached to the devices of this network namespace; stop it, or exclude all devices with --devices '!*'"
     )]
     DevicesInUse,
-    /// The path is no cgroup of the second version.
+    /// The path is not a cgroup2 directory.
     #[error("{} is not a cgroup2 directory; give one with --cgroup-root", path.display())]
     NotCgroup2 {
         /// The path.
@@ -73,38 +73,38 @@ pub enum Error {
     /// A file operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The kernel did not take a link.
+    /// The kernel did not attach a program.
     #[error("cannot attach {program} to {place}: {source}{}", hint(source))]
     Attach {
         /// Name of the program.
         program: &'static str,
         /// The cgroup or device.
         place: String,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The place of our filter on a device is taken.
+    /// Another filter has the priority and the handle of Ballast's filter on a device.
     #[error(
         "{device}: a foreign filter `{owner}` has priority {priority} and handle {handle:#x}; remove it with `tc filter del`"
     )]
     FilterTaken {
         /// The device.
         device: String,
-        /// Name of the filter found there.
+        /// Name of the filter that has them.
         owner: String,
         /// Its priority.
         priority: u16,
         /// Its handle.
         handle: u32,
     },
-    /// The object lacks what this agent needs.
+    /// The BPF object lacks a map or program that this agent needs.
     #[error(
         "the BPF object has no {kind} `{name}`: it was built from other sources than this agent; rebuild with `cargo xtask build`"
     )]
@@ -114,28 +114,28 @@ pub enum Error {
         /// Its name.
         name: &'static str,
     },
-    /// The object is no BPF object.
+    /// The embedded object is not a valid BPF object.
     #[error("cannot read the BPF object: {0}")]
     Parse(#[from] aya_obj::ParseError),
-    /// Maps could not be made.
+    /// Maps could not be created or opened.
     #[error("cannot create or open the maps: {0}; if the kernel says ENOMEM, lower the --max-* settings")]
     Load(#[from] Box<EbpfError>),
-    /// The kernel refused a program.
+    /// The kernel rejected a program.
     #[error("the kernel rejected the program {name}. {}{source}", super::kernel::too_old())]
     Program {
         /// Its name.
         name: &'static str,
-        /// Why not; holds the verifier's log.
+        /// The cause; contains the verifier's log.
         source: Box<ProgramError>,
     },
-    /// The kernel does not show its types.
+    /// The kernel's types (BTF) cannot be read.
     #[error(
         "cannot read the kernel's types in {path}: {source}; the kernel needs CONFIG_DEBUG_INFO_BTF, and the container needs /sys"
     )]
     NoBtf {
-        /// Where they should be.
+        /// The file with the types.
         path: &'static str,
-        /// Why not.
+        /// The cause.
         source: Box<aya_obj::btf::BtfError>,
     },
     /// A map could not be used.
@@ -143,22 +143,22 @@ pub enum Error {
     Map {
         /// Its name.
         name: &'static str,
-        /// Why not.
+        /// The cause.
         source: MapError,
     },
     /// There are no maps of this version.
     #[error("{} has no maps of this version, so there is nothing to downgrade; give the agent's bpffs with --bpffs", path.display())]
     NothingHere {
-        /// Where they would be.
+        /// The folder where they would be.
         path: PathBuf,
     },
-    /// The clock program gave no answer.
+    /// The clock program failed.
     #[error("cannot measure the kernel's clock: {0}")]
     Clock(String),
 }
 
 impl Error {
-    /// For `map_err`: a failed `action` on `path`.
+    /// Returns a function for `map_err`, for a failed `action` on `path`.
     pub(super) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| match source.raw_os_error() {
             Some(libc::EROFS) => Self::ReadOnly { path: path.to_owned() },

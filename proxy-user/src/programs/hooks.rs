@@ -1,4 +1,4 @@
-//! The hooks, and what goes where.
+//! The hooks, and the programs that belong to them.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use aya_obj::generated::bpf_attach_type::{
     BPF_CGROUP_UDP6_RECVMSG, BPF_CGROUP_UDP6_SENDMSG, BPF_TCX_EGRESS, BPF_TCX_INGRESS,
 };
 
-/// Programs on the cgroup, and the hook each belongs to; the name is the pin of its link, too.
+/// Programs on the cgroup, and the hook of each; the pin of a link has the name of its program.
 ///
-/// The order is the order of attachment: what translates addresses back comes before what translates them, so
-/// that no client sees an answer from an address that it did not send to; and what counts the end of a connection comes before what counts
-/// its beginning.
+/// The order is the order of attachment. Programs that translate replies back come before those that translate requests, so
+/// that no client sees a reply from an address that it did not send to. Programs that count the end of a connection come
+/// before those that count its start.
 pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 12] = [
     ("sock_recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
     ("sock_recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
@@ -29,35 +29,35 @@ pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 12] = [
     ("sock_bind6", BPF_CGROUP_INET6_POST_BIND),
 ];
 
-/// Sees what becomes of connections that sockets begin; layout 2 has no such program.
+/// Observes the outcome of connections that sockets start; layout 2 has no such program.
 pub const SOCKET_OUTCOME: &str = "sock_outcome";
 
 /// Runs when a socket is closed; layout 2 has no such program.
 pub const SOCKET_RELEASE: &str = "sock_release";
 
-/// Never attached: run once at start to read the kernel's clocks.
+/// Never attached: runs once at start to read the kernel's clocks.
 pub const CLOCK: &str = "clock";
 
-/// Lists the UDP sockets of a network namespace that a Service led somewhere.
+/// Lists the UDP sockets of a network namespace that were translated for a Service.
 pub const SOCKET_ITERATOR: &str = "iter_udp";
 
-/// Lists the backends of sockets that count among their open connections.
+/// Lists the backends of all sockets that count as open connections.
 pub const COUNTED_ITERATOR: &str = "iter_counted";
 
-/// Lists the sockets that are connected to backends which left.
+/// Lists the sockets that are connected to removed backends.
 pub const LEFT_ITERATOR: &str = "iter_left";
 
-/// On uplinks, before tc, run by the driver.
+/// Attached to uplinks, runs before tc, in the driver.
 pub const XDP: &str = "xdp_ingress";
-/// The same, run by the kernel's stack.
+/// Attached to uplinks, runs before tc, in the kernel's network stack.
 pub const XDP_GENERIC: &str = "xdp_generic";
 
-/// Name of the pin of the XDP link on a device.
+/// Returns the name of the pin of the XDP link on a device.
 pub(super) fn xdp_pin(ifindex: u32) -> String {
     format!("xdp_{ifindex}")
 }
 
-/// The device in the name of such a pin.
+/// Returns the device in the name of such a pin.
 pub(super) fn pinned_xdp(pin: &str) -> Option<u32> {
     pin.strip_prefix("xdp_")?.parse().ok()
 }
@@ -65,17 +65,17 @@ pub(super) fn pinned_xdp(pin: &str) -> Option<u32> {
 /// A direction of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
-    /// Packets that come in.
+    /// Incoming packets.
     Ingress,
-    /// Packets that go out.
+    /// Outgoing packets.
     Egress,
 }
 
 impl Direction {
-    /// Both; replies are translated back before requests are translated.
+    /// Both directions, in the order of attachment: replies are translated back before requests are translated.
     pub const ALL: [Self; 2] = [Self::Egress, Self::Ingress];
 
-    /// The program for it.
+    /// Returns the program for this direction.
     pub const fn program(self) -> &'static str {
         match self {
             Self::Ingress => "tc_ingress",
@@ -83,7 +83,7 @@ impl Direction {
         }
     }
 
-    /// The TCX hook.
+    /// Returns the TCX hook for this direction.
     pub(super) const fn attach_type(self) -> u32 {
         match self {
             Self::Ingress => BPF_TCX_INGRESS as u32,
@@ -91,7 +91,7 @@ impl Direction {
         }
     }
 
-    /// Name of the pin of its link on a device.
+    /// Returns the name of the pin of its link on a device.
     pub(super) fn pin(self, ifindex: u32) -> String {
         format!("tcx_{self}_{ifindex}")
     }
@@ -106,14 +106,14 @@ impl fmt::Display for Direction {
     }
 }
 
-/// The device in the name of a pin: `tcx_ingress_7` is 7.
+/// Returns the device in the name of a pin: `tcx_ingress_7` is 7.
 pub(super) fn pinned_device(pin: &str) -> Option<u32> {
     let rest = pin.strip_prefix("tcx_")?;
     let (direction, ifindex) = rest.split_once('_')?;
     Direction::ALL.iter().any(|d| d.to_string() == direction).then(|| ifindex.parse().ok())?
 }
 
-/// The program whose link has a pin of that name.
+/// Returns the program whose link has a pin of that name.
 pub(super) fn pinned_program(pin: &str) -> Option<&'static str> {
     let of_device =
         |direction: &&Direction| pinned_device(pin).is_some_and(|ifindex| direction.pin(ifindex) == pin);
@@ -124,7 +124,7 @@ pub(super) fn pinned_program(pin: &str) -> Option<&'static str> {
     on_cgroup.or_else(|| Direction::ALL.iter().find(of_device).map(|direction| direction.program()))
 }
 
-/// Every program that is attached somewhere.
+/// Returns the names of all programs that are attached to a hook.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     SOCKET_HOOKS
         .iter()

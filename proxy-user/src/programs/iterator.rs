@@ -1,4 +1,4 @@
-//! The programs that list sockets which a Service led somewhere: their storage cannot be listed otherwise.
+//! The programs that list sockets which were translated for a Service: their socket storage cannot be listed otherwise.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _};
@@ -9,7 +9,7 @@ use aya::Btf;
 use aya::maps::MapData;
 use aya::programs::Iter;
 use proxy_common::map_names::SOCKET_STORAGE;
-use proxy_common::socket::LedSocket;
+use proxy_common::socket::TranslatedSocket;
 
 use super::bpf::Link;
 use super::error::Error;
@@ -18,9 +18,9 @@ use super::object;
 use super::pins::Paths;
 use super::program::{program_mut, refused};
 
-/// Where a kernel shows its types (`CONFIG_DEBUG_INFO_BTF`).
+/// The file with the kernel's types (`CONFIG_DEBUG_INFO_BTF`).
 const BTF: &str = "/sys/kernel/btf/vmlinux";
-/// Bytes read at once: as many as the kernel gives.
+/// Bytes read at once: the kernel returns no more.
 const CHUNK: usize = 1 << 15;
 
 /// The iterator over UDP sockets, loaded and ready.
@@ -33,19 +33,19 @@ impl fmt::Debug for SocketIterator {
 }
 
 impl SocketIterator {
-    /// Loads the program on the pinned maps. Reading the kernel's types takes longer than all else of a start, so this is
-    /// for later.
+    /// Loads the program on the pinned maps. Reading the kernel's types takes longer than all other steps of a start, so the
+    /// agent calls this later.
     pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
         load(bytes, paths, SOCKET_ITERATOR, "udp", Link::to_iterator).map(Self)
     }
 
-    /// The UDP sockets of the network namespace that the calling thread is in.
-    pub fn list(&self) -> io::Result<Vec<LedSocket>> {
+    /// Lists the UDP sockets of the calling thread's network namespace.
+    pub fn list(&self) -> io::Result<Vec<TranslatedSocket>> {
         sockets(&read(&self.0)?)
     }
 }
 
-/// The iterator over sockets that count among the open connections of a backend, loaded and ready.
+/// The iterator over sockets that count as open connections of a backend, loaded and ready.
 pub struct CountedIterator(Link);
 
 impl fmt::Debug for CountedIterator {
@@ -55,12 +55,12 @@ impl fmt::Debug for CountedIterator {
 }
 
 impl CountedIterator {
-    /// As [`SocketIterator::load`].
+    /// Loads the program in the same way as [`SocketIterator::load`].
     pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
         over_storages(bytes, paths, COUNTED_ITERATOR).map(Self)
     }
 
-    /// How many sockets each backend has, in all network namespaces.
+    /// Returns the number of sockets of each backend, in all network namespaces.
     pub fn count(&self) -> io::Result<BTreeMap<u32, u64>> {
         let bytes = read(&self.0)?;
         let (ids, rest) = bytes.as_chunks::<{ size_of::<u32>() }>();
@@ -78,7 +78,7 @@ impl CountedIterator {
     }
 }
 
-/// The iterator over sockets that are connected to backends which left, loaded and ready.
+/// The iterator over sockets that are connected to removed backends, loaded and ready.
 pub struct LeftIterator(Link);
 
 impl fmt::Debug for LeftIterator {
@@ -88,13 +88,13 @@ impl fmt::Debug for LeftIterator {
 }
 
 impl LeftIterator {
-    /// As [`SocketIterator::load`].
+    /// Loads the program in the same way as [`SocketIterator::load`].
     pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
         over_storages(bytes, paths, LEFT_ITERATOR).map(Self)
     }
 
-    /// These sockets, of all network namespaces.
-    pub fn list(&self) -> io::Result<Vec<LedSocket>> {
+    /// Lists these sockets, in all network namespaces.
+    pub fn list(&self) -> io::Result<Vec<TranslatedSocket>> {
         sockets(&read(&self.0)?)
     }
 }
@@ -107,7 +107,8 @@ fn over_storages(bytes: &[u8], paths: &Paths, name: &'static str) -> Result<Link
     load(bytes, paths, name, "bpf_sk_storage_map", attach)
 }
 
-/// Loads an iterator program, and attaches it. The program and its link stay; what else was opened for it is closed here.
+/// Loads an iterator program, and attaches it. The program and its link stay open; all other files that it needed are
+/// closed.
 fn load(
     bytes: &[u8],
     paths: &Paths,
@@ -124,7 +125,7 @@ fn load(
     attach(fd.as_fd()).map_err(failed)
 }
 
-/// Runs an iterator, and gives what its program writes.
+/// Runs an iterator, and returns the output of its program.
 fn read(link: &Link) -> io::Result<Vec<u8>> {
     let mut file = link.iterate()?;
     let (mut bytes, mut chunk) = (Vec::new(), vec![0; CHUNK]);
@@ -132,21 +133,24 @@ fn read(link: &Link) -> io::Result<Vec<u8>> {
         match file.read(&mut chunk) {
             Ok(0) => return Ok(bytes),
             Ok(count) => bytes.extend(chunk.iter().take(count)),
-            // After a million sockets without a line the kernel wants to be asked again.
+            // After a million sockets without output, the kernel returns early, and has to be asked again.
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-/// What the program wrote, one record after the other.
-fn sockets(bytes: &[u8]) -> io::Result<Vec<LedSocket>> {
-    let (records, rest) = bytes.as_chunks::<{ size_of::<LedSocket>() }>();
+/// Splits the program's output into records.
+fn sockets(bytes: &[u8]) -> io::Result<Vec<TranslatedSocket>> {
+    let (records, rest) = bytes.as_chunks::<{ size_of::<TranslatedSocket>() }>();
     if !rest.is_empty() {
         return Err(io::Error::new(ErrorKind::InvalidData, "the last record of the iterator is truncated"));
     }
-    // SAFETY: a record has the size of a `LedSocket`, of which every bit pattern is a value (`Plain`).
-    Ok(records.iter().map(|record| unsafe { record.as_ptr().cast::<LedSocket>().read_unaligned() }).collect())
+    // SAFETY: a record has the size of a `TranslatedSocket`, of which every bit pattern is a value (`Plain`).
+    Ok(records
+        .iter()
+        .map(|record| unsafe { record.as_ptr().cast::<TranslatedSocket>().read_unaligned() })
+        .collect())
 }
 
 #[cfg(test)]
@@ -156,8 +160,8 @@ mod tests {
     #[test]
     fn records_are_read_whole_or_not_at_all() {
         assert_eq!(sockets(&[]).unwrap(), []);
-        let mut bytes = vec![0; 2 * size_of::<LedSocket>()];
-        bytes[size_of::<LedSocket>()..][..8].copy_from_slice(&7u64.to_ne_bytes());
+        let mut bytes = vec![0; 2 * size_of::<TranslatedSocket>()];
+        bytes[size_of::<TranslatedSocket>()..][..8].copy_from_slice(&7u64.to_ne_bytes());
         let found: Vec<_> = sockets(&bytes).unwrap().iter().map(|socket| socket.cookie).collect();
         assert_eq!(found, [0, 7]);
         bytes.pop();

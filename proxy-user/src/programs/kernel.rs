@@ -1,5 +1,5 @@
-//! What the running kernel lacks of what Ballast uses. The kernel itself is asked, not its version: distributions carry
-//! features back to older releases.
+//! The features that Ballast uses and the running kernel lacks. The kernel itself is asked, not its version: distributions
+//! backport features to older releases.
 
 use std::fmt;
 
@@ -10,14 +10,14 @@ use serde::Serialize;
 
 use super::bpf;
 
-/// The oldest release that the tests boot and that takes the programs.
+/// The oldest release that the tests boot and on which the programs load.
 pub const OLDEST: (u32, u32) = (5, 15);
 
-/// Something that the kernel lacks, and that Ballast does without.
+/// A feature that the kernel lacks, and that Ballast can do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Lack {
-    /// Socket programs cannot name the error of a call that they deny (`bpf_set_retval`).
+    /// Socket programs cannot set the error of a call that they deny (`bpf_set_retval`).
     SocketErrors,
     /// XDP programs cannot copy bytes out of a frame (`bpf_xdp_load_bytes`).
     Xdp,
@@ -26,10 +26,10 @@ pub enum Lack {
 }
 
 impl Lack {
-    /// All, the oldest first.
+    /// All features, the oldest first.
     pub const ALL: [Self; 3] = [Self::Xdp, Self::SocketErrors, Self::Tcx];
 
-    /// Whether this kernel lacks it. Where the kernel does not let us ask, it is taken to be there.
+    /// Whether this kernel lacks the feature. If the kernel does not permit the check, the feature counts as present.
     pub fn is_here(self) -> bool {
         let missing = |kind, helper| matches!(is_helper_supported(kind, helper), Ok(false));
         match self {
@@ -55,12 +55,12 @@ impl fmt::Display for Lack {
     }
 }
 
-/// What this kernel lacks.
+/// Returns the features that this kernel lacks.
 pub fn lacks() -> Vec<Lack> {
     Lack::ALL.into_iter().filter(|lack| lack.is_here()).collect()
 }
 
-/// Tells the programs what they have to do without, and the operator.
+/// Tells the programs which features the kernel lacks, and returns these features, for the operator.
 pub(super) fn adapt(loader: &mut EbpfLoader<'_>) -> Vec<Lack> {
     let lacks = lacks();
     if lacks.contains(&Lack::SocketErrors) {
@@ -69,13 +69,13 @@ pub(super) fn adapt(loader: &mut EbpfLoader<'_>) -> Vec<Lack> {
     lacks
 }
 
-/// Where the kernel is older than any that is known to work: what to add to its refusal.
+/// Returns what to add to the kernel's error if the kernel is older than [`OLDEST`]; otherwise an empty string.
 pub(super) fn too_old() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     hint(release.trim()).unwrap_or_default()
 }
 
-/// Whether a release is older than any that the programs are known to load on; `None`: the text is no release.
+/// Whether a release is older than any on which the programs are known to load; `None` if the text is no release.
 pub fn is_too_old(release: &str) -> Option<bool> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().ok());
     Some((numbers.next()??, numbers.next()??) < OLDEST)

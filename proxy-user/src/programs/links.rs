@@ -1,4 +1,4 @@
-//! Keeps exactly one link of ours on each hook, and its pin.
+//! Keeps exactly one link of Ballast on each hook, and its pin.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,11 +16,11 @@ use super::error::Error;
 use super::hooks;
 use crate::host::devices::XdpMode;
 
-/// A cgroup that is open.
+/// An open cgroup.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     pub fd: OwnedFd,
-    /// The kernel's id of it, which is the inode number of its directory.
+    /// The kernel's id of the cgroup: the inode number of its directory.
     pub id: u64,
     pub path: PathBuf,
 }
@@ -41,7 +41,7 @@ impl Cgroup {
     }
 }
 
-/// Where a link belongs.
+/// The place where a link is attached.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AttachPoint<'a> {
     Cgroup { cgroup: &'a Cgroup, attach_type: u32 },
@@ -60,8 +60,8 @@ impl AttachPoint<'_> {
         }
     }
 
-    /// Whether the link is attached here. A device is asked for its links: an index alone may be that of another
-    /// device in another network namespace.
+    /// Whether the link is attached here. For a device, this asks for the links of the device: the index alone may be that
+    /// of a device in another network namespace.
     pub(super) fn holds(self, link: &LinkInfo) -> bool {
         match self {
             Self::Cgroup { cgroup, attach_type } => link.hook == Hook::Cgroup { id: cgroup.id, attach_type },
@@ -73,8 +73,8 @@ impl AttachPoint<'_> {
         }
     }
 
-    /// Whether a link that is attached here runs where it should among the programs of others. A cgroup has no such order,
-    /// and who may not ask leaves things as they are.
+    /// Whether a link that is attached here runs at the right place among other programs. True for a cgroup, which has no
+    /// such order, and if the process may not query the order: the link then stays as it is.
     fn has_rank(self, link: u32) -> bool {
         let Self::Device { ifindex, attach_type, rank } = self else { return true };
         let Ok(links) = bpf::tcx_places(ifindex, attach_type) else { return true };
@@ -95,8 +95,8 @@ impl AttachPoint<'_> {
     }
 }
 
-/// Ids of loaded programs that are ours, by whatever agent: the name is that of a hook, and all maps are named
-/// like ours. Empty when the kernel does not let us look (that takes `CAP_SYS_ADMIN`).
+/// Returns the ids of loaded programs of Ballast, of whatever agent: the name is that of a hook, and all maps have names of
+/// Ballast's maps. Empty if the process may not list programs (that takes `CAP_SYS_ADMIN`).
 pub(super) fn our_programs() -> BTreeMap<u32, String> {
     let is_ours = |name: &str| {
         let known = [map_names::ALL, map_names::OPTIONAL, map_names::PRIVATE].concat().contains(&name);
@@ -115,7 +115,7 @@ pub(super) fn our_programs() -> BTreeMap<u32, String> {
         .collect()
 }
 
-/// Links of ours to this cgroup, pinned or not, with the names of their programs.
+/// Returns Ballast's links to this cgroup, pinned or not, with the names of their programs.
 pub(super) fn on_cgroup(cgroup: &Cgroup, ours: &BTreeMap<u32, String>) -> Vec<(String, Link)> {
     find(bpf::link_ids().map_while(Result::ok), ours)
         .filter(|(_, _, info)| matches!(info.hook, Hook::Cgroup { id, .. } if id == cgroup.id))
@@ -123,19 +123,19 @@ pub(super) fn on_cgroup(cgroup: &Cgroup, ours: &BTreeMap<u32, String>) -> Vec<(S
         .collect()
 }
 
-/// Links of ours to a hook of a device of this network namespace, besides the one pinned at `except`.
+/// Returns Ballast's links to a hook of a device of this network namespace, except the one pinned at `except`.
 pub(super) fn on_device(ifindex: u32, attach_type: u32, except: Option<&Path>) -> Vec<Link> {
     let pinned = except.and_then(|pin| Link::pinned(pin).ok()??.info().ok()).map(|info| info.id);
     let mut ids = bpf::tcx_links(ifindex, attach_type).unwrap_or_default();
     ids.retain(|id| Some(*id) != pinned);
     if ids.is_empty() {
-        // Looking through all programs costs more than the rest, and a node has hundreds of devices.
+        // Searching all programs costs more than all other steps, and a node has hundreds of devices.
         return Vec::new();
     }
     find(ids.into_iter(), &our_programs()).map(|(_, link, _)| link).collect()
 }
 
-/// Links of ours to the XDP hook of a device of this network namespace, which runs that program.
+/// Returns Ballast's links to the XDP hook of a device of this network namespace; `program` is the one that the hook runs.
 pub(super) fn of_xdp(ifindex: u32, program: u32) -> Vec<Link> {
     let ours = our_programs();
     if !ours.contains_key(&program) {
@@ -159,21 +159,21 @@ fn find(
     })
 }
 
-/// How a program came to its hook.
+/// How a program was attached to its hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// By a new link.
+    /// With a new link.
     Attached,
     /// In the pinned link of an earlier agent.
     Replaced,
     /// In a link of an earlier agent whose pin was lost.
     Adopted,
-    /// By a new link in the place of an earlier agent's, which ran at another place among the programs of others.
+    /// With a new link in place of an earlier agent's link, which ran at another place among other programs.
     Moved,
 }
 
-/// Puts `program` on a hook and pins its link, taking over what an earlier agent left there: a link is updated
-/// in place where there is one, and of several only one remains.
+/// Attaches `program` to a hook and pins its link. If an earlier agent left links there, one of them is updated in place,
+/// and the others are removed.
 pub(super) fn hold(
     pin: &Path,
     name: &'static str,
@@ -192,7 +192,7 @@ pub(super) fn hold(
     let (kept, outcome) = match taken {
         Some((link, Some(fresh), _)) => {
             if let Err(error) = replace_pin(&fresh, pin) {
-                // Without a pin it ends with us: the old one goes on.
+                // Without a pin, the new link ends with this process: keep the old one.
                 let _ = fresh.detach();
                 let _ = link.update(program);
                 return Err(error);
@@ -213,7 +213,7 @@ pub(super) fn hold(
         }
     };
     let kept = kept.map_err(Error::file("read the link", pin))?.id;
-    // The new link works: what else is ours goes, so that nothing is translated twice.
+    // The new link works: Ballast's other links are detached, so that nothing is translated twice.
     for link in strays.iter().chain(&pinned) {
         if link.info().is_ok_and(|info| info.id != kept) {
             // A link that is gone already cannot be detached, and need not be.
@@ -223,10 +223,10 @@ pub(super) fn hold(
     Ok(outcome)
 }
 
-/// Puts the program into the link of an earlier agent; or into a new link, which is returned, where that one does not run
-/// where it should among the programs of others.
+/// Puts the program into the link of an earlier agent. If that link runs at the wrong place among other programs, puts it
+/// into a new link, and returns the new link.
 fn take(link: &Link, place: AttachPoint<'_>, program: BorrowedFd<'_>) -> io::Result<Option<Link>> {
-    // A link that cannot be replaced is better than none.
+    // A link at the wrong place is better than none.
     if !place.has_rank(link.info()?.id)
         && let Ok(fresh) = swap(link, place, program)
     {
@@ -235,37 +235,37 @@ fn take(link: &Link, place: AttachPoint<'_>, program: BorrowedFd<'_>) -> io::Res
     link.update(program).map(|()| None)
 }
 
-/// A link cannot move. A second one is attached where it should be, with a program that does nothing, and then both change
-/// their programs: two system calls that wait for nothing, while to attach one and detach the other would have both work
-/// for a grace period of RCU, and the other way round none. A packet in between may be translated by both, which costs that
-/// packet at worst; one that none translates may be answered by a reset.
+/// Replaces a link by one at the right place, because a link cannot move. Attaches a second link there, with a program that
+/// does nothing, and then both links change their programs: two system calls that do not wait. To attach one link and detach
+/// the other would leave both active for an RCU grace period; the opposite order would leave none. A packet in between may
+/// be translated by both, which at worst costs that packet; a packet that no program translates may be answered with a RST.
 ///
-/// `AlreadyExists`: the link has this very program, and no hook takes a program twice.
+/// Fails with `AlreadyExists` if the link already has this program: no hook takes a program twice.
 fn swap(link: &Link, place: AttachPoint<'_>, program: BorrowedFd<'_>) -> io::Result<Link> {
     let idle = bpf::pass_on()?;
     let fresh = place.attach(idle.as_fd())?;
     fresh.update(program)?;
-    // If it does not take this one, it is detached soon.
+    // If the old link does not take the idle program, the caller detaches it soon.
     let _ = link.update(idle.as_fd());
     Ok(fresh)
 }
 
-/// Pins `link` at `pin` in one step, whatever was there.
+/// Pins `link` at `pin` in one step, and replaces any earlier pin.
 fn replace_pin(link: &Link, pin: &Path) -> Result<(), Error> {
     let mut name = pin.file_name().unwrap_or_default().to_owned();
     name.push("_new");
     let fresh = pin.with_file_name(name);
-    // Left by an agent that died between the next two steps.
+    // An agent that died between the next two steps may have left this pin.
     remove(&fresh)?;
     link.pin(&fresh).map_err(Error::file("pin", &fresh))?;
     fs::rename(&fresh, pin).map_err(Error::file("pin", pin))
 }
 
-/// Detaches and unpins; whether a link was there.
+/// Detaches and unpins a link; returns whether there was one.
 pub(super) fn release(pin: &Path) -> Result<bool, Error> {
     let link = Link::pinned(pin).map_err(Error::file("open the link", pin))?;
     if let Some(link) = &link {
-        // Fails when cgroup or device are gone, which detached it.
+        // Fails if the cgroup or the device was removed, which detached the link.
         let _ = link.detach();
     }
     remove(pin)?;

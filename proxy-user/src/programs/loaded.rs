@@ -1,4 +1,4 @@
-//! The loaded programs: started, attached to sockets and devices, and asked.
+//! The loaded programs: load them, attach them to sockets and devices, and query their status.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -30,13 +30,13 @@ use crate::host::netlink::Netlink;
 pub struct ProgramStatus {
     /// Its name.
     pub name: &'static str,
-    /// The kernel's id of it.
+    /// Its id in the kernel.
     pub id: u32,
     /// Hash of its instructions, in hexadecimal.
     pub tag: String,
-    /// When it was loaded.
+    /// Time when it was loaded.
     pub loaded_at: Option<SystemTime>,
-    /// Instructions that the verifier looked at.
+    /// Number of instructions that the verifier checked.
     pub verified_instructions: Option<u32>,
     /// Bytes of machine code.
     pub jited_bytes: u32,
@@ -54,13 +54,13 @@ pub struct Programs {
     pub(super) is_current: bool,
     pub(super) tcx: bool,
     pub(super) tcx_order: TcxOrder,
-    /// Taken with the first device.
+    /// Taken when the first device is attached.
     pub(super) devices_lock: Mutex<Option<pins::Lock>>,
     pub(super) object: &'static [u8],
-    /// The packet programs for devices without link-layer header, loaded with the first of these.
+    /// The packet programs for devices without link-layer header, loaded when the first such device is attached.
     pub(super) headerless: OnceLock<Ebpf>,
     pub(super) notices: Vec<StartNotice>,
-    /// Ids of the maps, to know them again.
+    /// Ids of the maps, to recognise them later.
     pub(super) map_ids: BTreeMap<&'static str, u32>,
     pub(super) repairs: Arc<Repairs>,
     /// The maps of the previous version, until its programs are replaced.
@@ -69,7 +69,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Makes or opens the pinned maps and loads the programs; attaches nothing.
+    /// Creates or opens the pinned maps, and loads the programs; attaches nothing.
     pub fn start(settings: &Settings) -> Result<Self, Error> {
         privileges::require()?;
         let cgroup = Cgroup::open(&settings.cgroup)?;
@@ -119,55 +119,55 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Whether an earlier agent's programs are attached and use these very maps. If so, attach at once; if not,
-    /// fill the maps first.
+    /// Whether programs of an earlier agent are attached and use the same maps. If so, attach at once; if not, fill the maps
+    /// first.
     pub fn is_current(&self) -> bool {
         self.is_current
     }
 
-    /// What the operator should know.
+    /// Returns the notices for the operator.
     pub fn notices(&self) -> &[StartNotice] {
         &self.notices
     }
 
-    /// Where the maps are pinned.
+    /// Returns the folder where the maps are pinned.
     pub fn pin_dir(&self) -> PathBuf {
         self.pins.paths().maps()
     }
 
-    /// Jiffies in a second.
+    /// Returns the jiffies per second.
     pub fn hz(&self) -> u32 {
         self.hz
     }
 
-    /// Whether packet programs are attached by TCX; by clsact otherwise.
+    /// Whether packet programs are attached with TCX; otherwise with clsact.
     pub fn uses_tcx(&self) -> bool {
         self.tcx
     }
 
-    /// What lists the UDP sockets that Services led somewhere. Loading it takes a part of a second.
+    /// Loads the iterator over UDP sockets that were translated for a Service; takes a part of a second.
     pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
         SocketIterator::load(self.object, self.pins.paths())
     }
 
-    /// What lists the sockets that count among the open connections of backends. Loading it takes a part of a second.
+    /// Loads the iterator over sockets that count as open connections of backends; takes a part of a second.
     pub fn counted_iterator(&self) -> Result<CountedIterator, Error> {
         CountedIterator::load(self.object, self.pins.paths())
     }
 
-    /// What lists the sockets that are connected to backends which left. Loading it takes a part of a second.
+    /// Loads the iterator over sockets that are connected to removed backends; takes a part of a second.
     pub fn left_iterator(&self) -> Result<LeftIterator, Error> {
         LeftIterator::load(self.object, self.pins.paths())
     }
 
-    /// What the programs log, as a function that passes on to `log` what has come since its last call.
+    /// Returns a function that passes to `log` what the programs have logged since its last call.
     #[cfg(feature = "bpf-log")]
     pub fn logger(&mut self) -> Result<impl FnMut() + Send + use<>, aya_log::Error> {
         let mut logger = aya_log::EbpfLogger::init(&mut self.ebpf)?;
         Ok(move || logger.flush())
     }
 
-    /// The program for one side of a device.
+    /// Returns the program for one direction of a device.
     pub(super) fn packet_program(
         &self,
         direction: Direction,
@@ -177,7 +177,7 @@ impl Programs {
             return program(&self.ebpf, direction.program());
         }
         if self.headerless.get().is_none() {
-            // Who else has loaded it meanwhile has loaded the same.
+            // If another thread has loaded the programs meanwhile, they are the same.
             let (paths, none) = (self.pins.paths(), object::Transition::None);
             let _ = self.headerless.set(object::load_packet_programs(self.object, paths, true, none)?);
         }
@@ -202,9 +202,9 @@ impl Programs {
         Ok(outcomes)
     }
 
-    /// Attaches the packet programs to a device, or takes over what an earlier agent left there. What was
-    /// attached in the other way, by TCX or by clsact, goes when the new one works. `no_header`: its packets begin
-    /// with their IP header.
+    /// Attaches the packet programs to a device, or takes over those of an earlier agent. Programs that were attached in the
+    /// other way (TCX or clsact) are removed once the new ones work. `no_header`: the device's packets start with their IP
+    /// header.
     pub fn attach_device(&self, ifindex: u32, no_header: bool) -> Result<(), Error> {
         self.lock_devices()?;
         if !self.tcx {
@@ -221,7 +221,7 @@ impl Programs {
         self.remove_filters(ifindex)
     }
 
-    /// Two agents in one network namespace would take each other's links for forgotten ones.
+    /// Locks the devices: each of two agents in one network namespace would regard the other's links as abandoned.
     pub(super) fn lock_devices(&self) -> Result<(), Error> {
         let mut lock = self.devices_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.is_none() {
@@ -232,7 +232,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Takes the packet programs off a device, which may be gone.
+    /// Detaches the packet programs from a device, which may have been removed.
     pub fn detach_device(&self, ifindex: u32) -> Result<(), Error> {
         self.release_links(ifindex, false)?;
         self.remove_filters(ifindex)
@@ -285,8 +285,8 @@ impl Programs {
         cleanup::remove_filters(self.pins.paths(), ifindex).map(drop)
     }
 
-    /// Every program that has a hook, and the XDP programs where they are attached: `--xdp` says which of them is, if any.
-    /// Programs whose information cannot be read are left out.
+    /// Returns every program that has a hook, and the XDP programs if they are attached: `--xdp` selects which of them is,
+    /// if any. Programs whose information cannot be read are left out.
     pub fn status(&self) -> Vec<ProgramStatus> {
         let attachments = attached(self.pins.paths());
         hooks::names()
@@ -310,7 +310,7 @@ impl Programs {
             .collect()
     }
 
-    /// What the kernel says of a program.
+    /// Returns the kernel's information about a program.
     pub(super) fn info(&self, name: &str) -> Option<ProgramInfo> {
         program::info(&self.ebpf, name)
     }

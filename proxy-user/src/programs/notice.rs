@@ -1,47 +1,47 @@
-//! What the operator should know about a start.
+//! Notices for the operator about a start.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use super::kernel::Lack;
 
-/// Something at the start that the operator should know, and what to do about it.
+/// Information about a start for the operator, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StartNotice {
-    /// A map keeps the size that it has.
+    /// A map keeps the size that it has, although another one was requested.
     SizeKept {
         /// The map.
         map: &'static str,
         /// The setting that asks for another size.
         setting: &'static str,
-        /// Entries it has.
+        /// Number of entries that the map has.
         kept: u32,
-        /// Entries asked for.
+        /// Number of entries requested.
         max_entries: u32,
-        /// No flag asked for more than what the node's memory allows.
+        /// Whether the requested size comes only from the node's memory, not from a flag.
         by_memory: bool,
     },
-    /// Something else was pinned in the place of a map.
+    /// Another object was pinned in place of a map.
     PinRefused {
         /// The map.
         map: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the object.
         reason: String,
-        /// Where it is now.
+        /// The new path of the object.
         moved_to: PathBuf,
     },
-    /// There was no bpffs.
+    /// There was no bpffs, and one was mounted.
     Mounted {
-        /// Where one is now.
+        /// The mount point.
         path: PathBuf,
     },
-    /// The kernel lacks something that Ballast does without.
+    /// The kernel lacks a feature that Ballast can do without.
     KernelLacks(Lack),
 }
 
 impl StartNotice {
-    /// Whether something is worse than it should be; else it is only good to know.
+    /// Whether the notice is a warning; otherwise it is only for information.
     pub const fn is_warning(&self) -> bool {
         match self {
             Self::SizeKept { by_memory, .. } => !*by_memory,

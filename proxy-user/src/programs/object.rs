@@ -1,4 +1,4 @@
-//! From the BPF object to maps that are pinned and programs that are loaded.
+//! Creates the pinned maps and loads the programs from the BPF object.
 
 use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
@@ -22,10 +22,10 @@ use super::pins::{Paths, Pins};
 use super::program::{program_mut, refused};
 use super::{calls, clock, kernel, verify};
 
-/// The variable by which programs measure how long endpoints take to answer (`--connect-latency`).
+/// The variable that makes programs measure how long endpoints take to answer (`--connect-latency`).
 const MEASURES_LATENCY: &str = "CONNECT_LATENCY";
 
-/// What of a map must not differ between the object and a pin.
+/// The properties of a map that are compared between the object and a pin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     kind: u32,
@@ -52,7 +52,7 @@ impl Shape {
         Self { kind, key_size: map.key_size(), value_size: map.value_size(), flags, max_entries }
     }
 
-    /// The map pinned at `path`; `None` when nothing is there.
+    /// Returns the shape of the map pinned at `path`; `None` if nothing is pinned there.
     fn pinned(path: &Path) -> Option<Result<Self, String>> {
         if let Err(error) = path.symlink_metadata() {
             return (error.kind() != io::ErrorKind::NotFound).then(|| Err(error.to_string()));
@@ -70,7 +70,7 @@ impl Shape {
         }))
     }
 
-    /// Whether a pin of shape `found` can stand for what `self` wants.
+    /// Decides whether a pin of shape `found` can be used for the map that `self` describes.
     pub(super) fn judge(self, found: Self) -> Verdict {
         let Self { kind, key_size, value_size, flags, max_entries } = self;
         let differences: Vec<_> = [
@@ -91,23 +91,23 @@ impl Shape {
     }
 }
 
-/// The object in the kernel.
+/// The object, loaded into the kernel.
 pub(super) struct Loaded {
     /// Keeps the programs open.
     pub ebpf: Ebpf,
-    /// What the operator should know.
+    /// The notices for the operator.
     pub notices: Vec<StartNotice>,
-    /// Whether the programs that are attached now use these very maps.
+    /// Whether the programs that are attached now use the same maps.
     pub is_current: bool,
-    /// Jiffies in a second.
+    /// Jiffies per second.
     pub hz: u32,
-    /// The maps of the previous version, whose programs are attached.
+    /// The maps of the previous version, if its programs are attached.
     pub predecessor: Option<PathBuf>,
-    /// Why the kernel did not take the XDP program. It goes without: tc does all that XDP does.
+    /// Why the kernel rejected the XDP program. The agent continues without it: tc does all that XDP does.
     pub unusable_xdp: Option<Error>,
 }
 
-/// Makes or opens the maps, and loads the programs, with this XDP program.
+/// Creates or opens the maps, and loads the programs, including this XDP program.
 pub(super) fn load(
     bytes: &[u8],
     pins: &Pins,
@@ -120,7 +120,7 @@ pub(super) fn load(
     let object = Object::parse(bytes)?;
     let paths = pins.paths();
     let mut loader = EbpfLoader::new();
-    // No program reads kernel types, so a kernel without BTF will do, and its BTF is not parsed.
+    // No program reads kernel types, so a kernel without BTF is sufficient, and aya does not parse its BTF.
     loader.btf(None);
     let mut notices: Vec<_> = kernel::adapt(&mut loader).into_iter().map(StartNotice::KernelLacks).collect();
     let predecessor = pins.predecessor();
@@ -134,7 +134,7 @@ pub(super) fn load(
         let path = paths.maps().join(name);
         let wanted = Shape::of(map, max_entries);
         match Shape::pinned(&path).map(|found| found.map(|found| (found, wanted.judge(found)))) {
-            // Until our programs are attached, the others' maps are current.
+            // Until this agent's programs are attached, the maps of the previous version are the current ones.
             None if predecessor.is_some() => {}
             None => pins.retract(name)?,
             Some(Ok((_, Verdict::Fits))) => {}
@@ -165,7 +165,7 @@ pub(super) fn load(
     }
     let is_current = pins.is_current();
     let mut ebpf = loader.load(bytes).map_err(Box::new)?;
-    // A kernel does not change its tick, and no pin outlives a boot: measure once.
+    // The kernel's tick does not change, and no pin survives a reboot: measure once.
     let stored = stored(paths);
     let known = stored.map(|config| config.hz).filter(|hz| is_current && *hz > 0);
     let (hz, unusable_xdp) = load_programs(&mut ebpf, xdp, known)?;
@@ -175,7 +175,7 @@ pub(super) fn load(
     Ok(Loaded { ebpf, notices, is_current, hz, predecessor, unusable_xdp })
 }
 
-/// Opens the object once more, on the same maps, with these variables; loads none of its programs.
+/// Opens the object again, on the same maps, with these variables; loads none of its programs.
 pub(super) fn open_on(bytes: &[u8], paths: &Paths, variables: &[(&str, u64)]) -> Result<Ebpf, Error> {
     let mut loader = EbpfLoader::new();
     loader.btf(None);
@@ -192,7 +192,7 @@ pub(super) fn open_on(bytes: &[u8], paths: &Paths, variables: &[(&str, u64)]) ->
     Ok(loader.load(bytes).map_err(Box::new)?)
 }
 
-/// What packet programs leave to those of another version behind them (`proxy_ebpf::env::Transition`).
+/// What packet programs leave to programs of another version behind them (`proxy_ebpf::env::Transition`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transition {
     /// Nothing.
@@ -205,7 +205,7 @@ pub(super) enum Transition {
     Yields = 3,
 }
 
-/// Loads the packet programs once more, on the same maps. `no_header`: for devices whose packets begin with their IP header.
+/// Loads the packet programs again, on the same maps. `no_header`: for devices whose packets start with their IP header.
 pub(super) fn load_packet_programs(
     bytes: &[u8],
     paths: &Paths,
@@ -222,7 +222,7 @@ pub(super) fn load_packet_programs(
     Ok(ebpf)
 }
 
-/// The packet programs and the programs that they tail-call, largest first.
+/// Returns the packet programs and the programs that they tail-call, largest first.
 fn packet_programs() -> impl Iterator<Item = &'static str> {
     names::CALLED.into_iter().rev().chain(Direction::ALL.map(Direction::program))
 }
@@ -233,7 +233,7 @@ pub fn load_packet_path(ebpf: &mut Ebpf) -> Result<(), Error> {
     calls::connect(ebpf)
 }
 
-/// Loads all programs; returns the jiffies in a second, which are measured unless they are `known`, and why the XDP program
+/// Loads all programs. Returns the jiffies per second, which are measured unless they are `known`, and why the XDP program
 /// cannot be used.
 fn load_programs(
     ebpf: &mut Ebpf,
@@ -257,14 +257,14 @@ fn load_programs(
     refused.into_iter().next().map_or(Ok((hz?, unusable_xdp.pop())), Err)
 }
 
-/// Writes `config`. `stored`: what it held before; `hz`: jiffies in a second.
+/// Writes `config`. `stored`: its previous contents; `hz`: jiffies per second.
 fn configure(ebpf: &mut Ebpf, paths: &Paths, stored: Option<NodeConfig>, hz: u32) -> Result<(), Error> {
     let failed = |source| Error::Map { name: names::CONFIG, source };
     let flows = smallest(paths, &[names::FLOWS, names::FLOWS6])?;
-    // A pin of another size may be any number of buckets; the programs mask with a power of two.
+    // A pinned map of another size may have any number of buckets; the programs mask with a power of two.
     let index = smallest(paths, &[names::FLOW_INDEX, names::FLOW_INDEX6])?;
     let buckets = 1 << index.max(1).ilog2();
-    // With another seed, or another number of buckets, no flow would be found again.
+    // With another seed, or another number of buckets, the programs would not find any flow again.
     let seed = match stored {
         Some(config) if config.flow_seed != 0 => config.flow_seed,
         _ => random_seed(),
@@ -273,7 +273,7 @@ fn configure(ebpf: &mut Ebpf, paths: &Paths, stored: Option<NodeConfig>, hz: u32
     let mut map: Array<_, NodeConfig> = map.try_into().map_err(failed)?;
     let fresh = NodeConfig::new(hz, flows, buckets, seed);
     let config = match stored {
-        // What an earlier agent said of the node holds until this one knows better.
+        // The settings of an earlier agent stay in force until this agent writes newer ones.
         Some(stored) if stored.flow_seed != 0 && stored.abi == fresh.abi && stored.hz == fresh.hz => {
             let NodeConfig { flow_entries, flow_buckets, .. } = fresh;
             NodeConfig { flow_entries, flow_buckets, ..stored }
@@ -292,14 +292,14 @@ fn stored(paths: &Paths) -> Option<NodeConfig> {
     map.get(&0, 0).ok()
 }
 
-/// A random number that is not zero.
+/// Returns a random number that is not zero.
 fn random_seed() -> u32 {
     // The standard library draws the keys of each hasher from the system's random numbers.
     let random = RandomState::new().hash_one(names::FLOW_INDEX);
     (random as u32).max(1)
 }
 
-/// Entries that each of these maps has: pins may have kept different sizes.
+/// Returns the smallest size of these maps, in entries: pinned maps may have kept different sizes.
 fn smallest(paths: &Paths, names: &[&'static str]) -> Result<u32, Error> {
     let entries = names.iter().map(|name| {
         let info = MapInfo::from_pin(paths.maps().join(name));

@@ -1,4 +1,4 @@
-//! The directory in bpffs that holds everything of ours.
+//! The directory in bpffs that holds all pins of Ballast.
 //!
 //! ```text
 //! <bpffs>/ballast/services -> v1/services   the current maps, for people
@@ -24,7 +24,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use super::error::Error;
 use crate::maps::migrate;
 
-/// Our directory below the bpffs.
+/// Ballast's directory below the bpffs.
 pub const DIRECTORY: &str = "ballast";
 /// `BPF_FS_MAGIC` of `include/uapi/linux/magic.h`.
 const BPF_FS_MAGIC: rustix::fs::FsWord = 0xcafe_4a11;
@@ -38,16 +38,16 @@ pub(super) struct Lock(OwnedFd);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing is not enough: a child between fork and exec has the descriptor too. The close that follows
-        // does the same when this fails.
+        // Closing is not enough: a child between fork and exec has the descriptor too. If this fails, the close that follows
+        // releases the lock.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
-/// Takes the lock of a directory or file; `None` when another process has it.
+/// Takes the lock of a directory or file; `None` if another process has it.
 ///
-/// The lock is on the thing itself that must not be shared, so it holds across the containers that see it, and
-/// ends with the process, however that ends.
+/// The lock is on the object itself that must not be shared, so it works across the containers that see the object, and ends
+/// with the process, even if the process is killed.
 pub(super) fn lock(path: &Path) -> io::Result<Option<Lock>> {
     let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
@@ -62,14 +62,14 @@ pub fn is_bpffs(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
 }
 
-/// Mounts a bpffs at `path` unless one is there; whether it did.
+/// Mounts a bpffs at `path` unless there is one; returns whether it did.
 pub fn ensure_bpffs(path: &Path) -> Result<bool, Error> {
     if is_bpffs(path) {
         return Ok(false);
     }
     let failed = |source: io::Error| Error::Mount { path: path.to_owned(), source };
     fs::create_dir_all(path).map_err(failed)?;
-    // Mounting over files would hide them.
+    // Mounting over existing files would hide them.
     if fs::read_dir(path).map_err(failed)?.next().is_some() {
         return Err(failed(io::ErrorKind::DirectoryNotEmpty.into()));
     }
@@ -78,49 +78,49 @@ pub fn ensure_bpffs(path: &Path) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Paths of our pins.
+/// Paths of Ballast's pins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
     root: PathBuf,
 }
 
 impl Paths {
-    /// The paths below this bpffs.
+    /// Returns the paths below this bpffs.
     pub fn new(bpffs: &Path) -> Self {
         Self { root: bpffs.join(DIRECTORY) }
     }
 
-    /// `<bpffs>/ballast`.
+    /// Returns `<bpffs>/ballast`.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where the maps of this version are pinned.
+    /// Returns the folder where the maps of this version are pinned.
     pub fn maps(&self) -> PathBuf {
         self.root.join(version())
     }
 
-    /// Where the maps of another version are pinned.
+    /// Returns the folder where the maps of another version are pinned.
     pub fn maps_of(&self, abi: u32) -> PathBuf {
         self.root.join(format!("v{abi}"))
     }
 
-    /// Where arrays of programs are pinned, by their ids.
+    /// Returns the folder where arrays of programs are pinned, by the ids of the programs that use them.
     pub fn calls(&self) -> PathBuf {
         self.maps().join(map_names::CALLS)
     }
 
-    /// Where links are pinned.
+    /// Returns the folder where links are pinned.
     pub fn links(&self) -> PathBuf {
         self.root.join("links")
     }
 
-    /// Where it is remembered which devices have filters of ours.
+    /// Returns the folder with a mark for each device that has Ballast's filters.
     pub fn filters(&self) -> PathBuf {
         self.root.join("filters")
     }
 
-    /// Where it is remembered which qdiscs are ours.
+    /// Returns the folder with a mark for each device whose qdisc Ballast created.
     pub fn qdiscs(&self) -> PathBuf {
         self.root.join("qdiscs")
     }
@@ -129,25 +129,25 @@ impl Paths {
         self.root.join("refused")
     }
 
-    /// Whether programs are attached that use the maps of this version: these are full then.
+    /// Whether programs are attached that use the maps of this version; if so, the maps are filled.
     pub(super) fn is_current(&self) -> bool {
         let attached = entries(&self.links()).is_ok_and(|names| !names.is_empty());
         attached && map_names::ALL.iter().all(|name| self.points_here(name))
     }
 
-    /// Whether the short path of a map leads to the one of this version.
+    /// Whether the short path of a map leads to the map of this version.
     fn points_here(&self, name: &str) -> bool {
         fs::read_link(self.root.join(name)).is_ok_and(|to| to == Path::new(&version()).join(name))
     }
 
-    /// Whether the folders of the maps are root's alone; an error says what is wrong with one.
+    /// Checks that only root can write to the folders of the maps; the error tells what is wrong.
     pub(super) fn require_owner(&self) -> Result<(), Error> {
         require_owner(&self.root)?;
         require_owner(&self.maps())
     }
 }
 
-/// Whether the folders of the maps below this bpffs are root's alone; an error says what is wrong with one.
+/// Checks that only root can write to the folders of the maps below this bpffs; the error tells what is wrong.
 pub fn require_owner_of(bpffs: &Path) -> Result<(), Error> {
     Paths::new(bpffs).require_owner()
 }
@@ -156,14 +156,15 @@ fn version() -> String {
     format!("v{ABI_VERSION}")
 }
 
-/// Our pins, held by this process alone.
+/// Ballast's pins, locked by this process.
 #[derive(Debug)]
 pub struct Pins {
     paths: Paths,
-    /// Whether the bpffs was mounted by us just now.
+    /// Whether this process has just mounted the bpffs.
     pub mounted: bool,
     bpffs: PathBuf,
-    /// The newest last. One of a bpffs that was unmounted keeps that alive, and with it all links that are pinned there alone.
+    /// The newest last. A lock on an unmounted bpffs keeps that bpffs alive, and with it all links that are pinned only
+    /// there.
     locks: Mutex<Vec<Held>>,
 }
 
@@ -175,15 +176,15 @@ struct Held {
 }
 
 impl Pins {
-    /// Finds or mounts the bpffs, makes our directories, and takes the lock.
+    /// Finds or mounts the bpffs, creates Ballast's directories, and takes the lock.
     pub fn open(bpffs: &Path) -> Result<Self, Error> {
         let paths = Paths::new(bpffs);
         let (mounted, lock) = occupy(bpffs, &paths)?;
         Ok(Self { paths, mounted, bpffs: bpffs.to_owned(), locks: Mutex::new(vec![lock]) })
     }
 
-    /// Mounts a bpffs and makes our directories again if what [`Pins::open`] found or made is there no longer: an operator
-    /// unmounted it, or mounted another one over it.
+    /// Mounts a bpffs and creates Ballast's directories again if those that [`Pins::open`] found or created are gone: an
+    /// operator unmounted the bpffs, or mounted another one over it.
     pub fn restore(&self) -> Result<(), Error> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         let found = identity(self.paths.root()).ok();
@@ -193,7 +194,7 @@ impl Pins {
         Ok(())
     }
 
-    /// Where things are.
+    /// Returns the paths of the pins.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
@@ -203,12 +204,12 @@ impl Pins {
         self.paths.is_current()
     }
 
-    /// Whether the short path of a map leads to the one of this version.
+    /// Whether the short path of a map leads to the map of this version.
     pub(super) fn points_here(&self, name: &str) -> bool {
         self.paths.points_here(name)
     }
 
-    /// The maps of the previous version, if programs that use them are attached now.
+    /// Returns the folder of the previous version's maps, if programs that use them are attached now.
     pub fn predecessor(&self) -> Option<PathBuf> {
         let maps = self.paths.maps_of(migrate::PREVIOUS);
         let short = fs::read_link(self.paths.root.join(map_names::SERVICES)).ok()?;
@@ -216,15 +217,15 @@ impl Pins {
         (leads_there && self.has_links() && maps.join(map_names::FLOWS).exists()).then_some(maps)
     }
 
-    /// Empties the folder of this version's maps: programs of the previous one are attached, so that an upgrade was begun
-    /// that did not get far.
+    /// Empties the folder of this version's maps, which an unfinished upgrade has left: programs of the previous version are
+    /// attached.
     pub fn begin_anew(&self) -> Result<(), Error> {
         let maps = self.paths.maps();
         fs::remove_dir_all(&maps).map_err(Error::file("remove", &maps))?;
         make(&maps)
     }
 
-    /// Takes a map out of use before a new one takes its place.
+    /// Removes the short path of a map, before a new map takes its place.
     pub fn retract(&self, name: &str) -> Result<(), Error> {
         let link = self.paths.root.join(name);
         match fs::remove_file(&link) {
@@ -250,7 +251,7 @@ impl Pins {
         entries(&self.paths.links()).is_ok_and(|names| !names.is_empty())
     }
 
-    /// Moves a pin that is not what it should be out of the way; returns where it went.
+    /// Moves a pin that is not what it should be out of the way; returns its new path.
     pub fn refuse(&self, path: &Path) -> Result<PathBuf, Error> {
         let refused = self.paths.refused();
         make(&refused)?;
@@ -282,7 +283,7 @@ impl Pins {
     }
 }
 
-/// Finds or mounts the bpffs, makes our directories, and takes the lock; whether it was mounted just now.
+/// Finds or mounts the bpffs, creates Ballast's directories, and takes the lock; returns whether it mounted the bpffs.
 fn occupy(bpffs: &Path, paths: &Paths) -> Result<(bool, Held), Error> {
     let mounted = ensure_bpffs(bpffs)?;
     make(paths.root())?;
@@ -296,7 +297,7 @@ fn occupy(bpffs: &Path, paths: &Paths) -> Result<(bool, Held), Error> {
     Ok((mounted, Held { on, _lock: lock }))
 }
 
-/// Device and inode.
+/// Returns device and inode of a path.
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
@@ -305,8 +306,8 @@ pub(super) fn in_use(bpffs: &Path) -> Error {
     Error::InUse { path: bpffs.join(DIRECTORY), what: "bpffs", flag: "--bpffs" }
 }
 
-/// Makes a directory that only its owner may enter. One that is there is taken if only root can have put anything
-/// into it: anybody may make one on a bpffs of mode 1777, the kernel's default.
+/// Creates a directory that only its owner may enter. An existing directory is accepted if only root can have put anything
+/// into it: any user may create one on a bpffs of mode 1777, the kernel's default.
 pub(super) fn make(path: &Path) -> Result<(), Error> {
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => require_owner(path),
@@ -314,7 +315,8 @@ pub(super) fn make(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Whether a directory, and no link to one, is owned by root (or by this process), and not writable by group or others.
+/// Checks that a path is a directory (not a symbolic link), owned by root or this process's user, and not writable by group
+/// or others.
 fn require_owner(path: &Path) -> Result<(), Error> {
     let found = fs::symlink_metadata(path).map_err(Error::file("stat", path))?;
     let (owner, mode) = (found.uid(), found.mode() & 0o7777);
@@ -330,7 +332,7 @@ fn require_owner(path: &Path) -> Result<(), Error> {
     Err(Error::NotOurs { path: path.to_owned(), why })
 }
 
-/// Names of what a directory holds, sorted; none when it is not there.
+/// Returns the names of a directory's entries, sorted; none if the directory does not exist.
 pub(super) fn entries(directory: &Path) -> io::Result<Vec<String>> {
     let read = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

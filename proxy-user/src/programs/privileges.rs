@@ -1,4 +1,4 @@
-//! What the process must be allowed to do.
+//! The capabilities that the process needs.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,7 @@ use rustix::thread::CapabilitySet;
 
 use super::error::Error;
 
-/// What loading and attaching takes.
+/// Fails if the process lacks a capability for loading and attaching.
 pub(super) fn require() -> Result<(), Error> {
     match missing().map_err(Error::file("read capabilities in", Path::new("/proc")))?.as_slice() {
         [] => Ok(()),
@@ -15,13 +15,13 @@ pub(super) fn require() -> Result<(), Error> {
     }
 }
 
-/// The capabilities that this process lacks for loading and attaching.
+/// Returns the capabilities that this process lacks for loading and attaching.
 pub fn missing() -> io::Result<Vec<&'static str>> {
     Ok(missing_capabilities(rustix::thread::capabilities(None)?.effective))
 }
 
 fn missing_capabilities(effective: CapabilitySet) -> Vec<&'static str> {
-    // CAP_SYS_ADMIN stands for the first two, as it did before they were split off.
+    // CAP_SYS_ADMIN includes the first two, as it did before they were split off.
     let admin = effective.contains(CapabilitySet::SYS_ADMIN);
     [
         ("CAP_BPF", admin || effective.contains(CapabilitySet::BPF)),

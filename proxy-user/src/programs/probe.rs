@@ -1,4 +1,4 @@
-//! Which types of programs and maps the running kernel takes, and whose programs it runs. For `ballast check`.
+//! Which types of programs and maps the running kernel supports, and whose programs it runs. For `ballast check`.
 
 use std::collections::BTreeSet;
 
@@ -26,12 +26,12 @@ pub const MAPS: [(&str, MapType); 8] = [
     ("sk_storage", MapType::SkStorage),
 ];
 
-/// Those of [`PROGRAMS`] that the kernel lacks. `None`: it does not let this process ask.
+/// Returns those of [`PROGRAMS`] that the kernel lacks; `None` if the kernel does not let this process ask.
 pub fn missing_programs() -> Option<Vec<&'static str>> {
     missing(&PROGRAMS, |kind| is_program_supported(kind).ok())
 }
 
-/// Those of [`MAPS`] that the kernel lacks. `None`: it does not let this process ask.
+/// Returns those of [`MAPS`] that the kernel lacks; `None` if the kernel does not let this process ask.
 pub fn missing_maps() -> Option<Vec<&'static str>> {
     missing(&MAPS, |kind| is_map_supported(kind).ok())
 }
@@ -46,8 +46,8 @@ fn missing<T: Copy>(all: &[(&'static str, T)], has: impl Fn(T) -> Option<bool>) 
     Some(lacking)
 }
 
-/// Names of all programs in the kernel, those of other software too; the kernel keeps 15 bytes of each. Empty where it does not let
-/// this process ask.
+/// Returns the names of all programs in the kernel, including those of other software; the kernel keeps 15 bytes of each.
+/// Empty if the kernel does not let this process ask.
 pub fn loaded_names() -> BTreeSet<String> {
     loaded_programs().flatten().filter_map(|info| info.name_as_str().map(str::to_owned)).collect()
 }

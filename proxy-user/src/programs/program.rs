@@ -7,7 +7,7 @@ use aya::programs::{Program, ProgramError, ProgramInfo};
 
 use super::error::Error;
 
-/// A loaded program.
+/// Returns the descriptor of a loaded program.
 pub(super) fn program<'a>(ebpf: &'a Ebpf, name: &'static str) -> Result<BorrowedFd<'a>, Error> {
     let missing = || Error::Incomplete { kind: "program", name };
     let program = ebpf.program(name).ok_or_else(missing)?;
@@ -34,7 +34,7 @@ where
     program.try_into().map_err(refused(name))
 }
 
-/// What the kernel says of a program.
+/// Returns the kernel's information about a program.
 pub(super) fn info(ebpf: &Ebpf, name: &str) -> Option<ProgramInfo> {
     match ebpf.program(name)? {
         Program::CgroupSock(program) => program.info().ok(),

@@ -1,8 +1,8 @@
 //! Restores what was removed externally: programs on their hooks, pins in the bpffs.
 //!
-//! A link lives as long as something refers to it, and a pin is all that refers to ours: removing the pin
-//! detaches the program. A map lives on without its pin, because programs use it; but the commands and the next
-//! agent would not find it.
+//! A link exists as long as something refers to it, and only a pin refers to Ballast's links: removing the pin detaches the
+//! program. A map still exists without its pin, because programs use it, but the commands and the next agent would not find
+//! it.
 
 use std::fmt;
 use std::iter;
@@ -16,10 +16,10 @@ use super::program::program;
 use super::repairs::{Repairs, pinned_map};
 use super::{Error, pins};
 
-/// What was put back.
+/// What was restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Repair {
-    /// A socket program, on its hook.
+    /// A socket program on its hook.
     SocketProgram(&'static str),
     /// The pin of a map, or the short path to it.
     MapPin(&'static str),
@@ -35,13 +35,13 @@ impl fmt::Display for Repair {
 }
 
 impl Programs {
-    /// Counts of what [`Programs::repair`] and the keeper of devices put back.
+    /// Returns the counters of what [`Programs::repair`] and the manager of devices have restored.
     pub fn repairs(&self) -> std::sync::Arc<Repairs> {
         std::sync::Arc::clone(&self.repairs)
     }
 
-    /// Puts back what is missing of socket programs and pins of maps, after [`Programs::attach_sockets`]; devices
-    /// have a keeper of their own. Returns what was put back.
+    /// Restores missing socket programs and pins of maps, after [`Programs::attach_sockets`]; the manager of devices
+    /// restores the packet programs. Returns what was restored.
     pub fn repair(&self) -> Result<Vec<Repair>, Error> {
         self.pins.restore()?;
         for packets in iter::once(&self.ebpf).chain(self.headerless.get()) {
@@ -57,7 +57,7 @@ impl Programs {
                 continue;
             }
             pins::make(&self.pins.paths().links())?;
-            // A process may hold the link that lost its pin: a second one would translate twice.
+            // A process may hold the link that lost its pin: a second link would translate twice.
             let strays = links::on_cgroup(&self.cgroup, &links::our_programs());
             let strays: Vec<_> =
                 strays.into_iter().filter(|(of, _)| of == name).map(|(_, link)| link).collect();
@@ -80,7 +80,7 @@ impl Programs {
         Ok(done)
     }
 
-    /// Pins the map that the programs use; what stands in its place is moved away.
+    /// Pins the map that the programs use; an object in its place is moved away.
     fn pin_again(&self, name: &'static str) -> Result<(), Error> {
         let path = self.pins.paths().maps().join(name);
         pins::make(&self.pins.paths().maps())?;

@@ -1,4 +1,4 @@
-//! How often something was put back, and by what a map is known again.
+//! Counters of repairs, and the ids by which maps are recognised.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use proxy_common::map_names;
 use super::error::Error;
 use super::pins::Paths;
 
-/// How often something was put back since the start.
+/// Number of repairs since the start.
 #[derive(Debug, Default)]
 pub struct Repairs {
     pub(super) socket_programs: AtomicU64,
@@ -18,7 +18,7 @@ pub struct Repairs {
 }
 
 impl Repairs {
-    /// The counts, by what was put back; packet programs by device.
+    /// Returns the counters, by what was restored; packet programs count by device.
     pub fn counts(&self) -> [(&'static str, u64); 3] {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         [
@@ -33,7 +33,7 @@ impl Repairs {
     }
 }
 
-/// The kernel's ids of the maps that were opened or made, by name.
+/// Returns the kernel's ids of the maps that were opened or created, by name.
 pub(super) fn map_ids(paths: &Paths) -> Result<BTreeMap<&'static str, u32>, Error> {
     let id = |name: &&'static str| match pinned_map(paths, name) {
         Ok(Some(id)) => Ok((*name, id)),
@@ -43,7 +43,7 @@ pub(super) fn map_ids(paths: &Paths) -> Result<BTreeMap<&'static str, u32>, Erro
     map_names::ALL.iter().chain(map_names::OPTIONAL).map(id).collect()
 }
 
-/// The id of the map that is pinned under this name; `None`: none is, or something else.
+/// Returns the id of the map that is pinned under this name; `None` if there is no such pin.
 pub(super) fn pinned_map(paths: &Paths, name: &'static str) -> Result<Option<u32>, aya::maps::MapError> {
     let path = paths.maps().join(name);
     if path.symlink_metadata().is_err() {

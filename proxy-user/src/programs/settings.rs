@@ -1,4 +1,4 @@
-//! What the programs are loaded and attached with.
+//! Settings for loading and attaching the programs.
 
 use std::path::PathBuf;
 
@@ -13,25 +13,25 @@ use super::xdp::keeper::Xdp;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PacketHook {
-    /// TCX where the kernel has it, clsact elsewhere.
+    /// TCX if the kernel has it, otherwise clsact.
     #[default]
     Auto,
-    /// TCX or nothing.
+    /// TCX only.
     Tcx,
     /// The clsact qdisc.
     Clsact,
 }
 
-/// Where packet programs run among those of others on a TCX hook (`--tcx-order`).
+/// Where packet programs run among other programs on a TCX hook (`--tcx-order`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TcxOrder {
-    /// First at ingress, last at egress: others see endpoints both ways, never Services.
+    /// First at ingress, last at egress: other programs see endpoints in both directions, never Services.
     #[default]
     Nest,
-    /// First on both: others see requests to endpoints, and replies of Services.
+    /// First on both: other programs see requests to endpoints, and replies of Services.
     First,
-    /// Last on both: others see requests to Services, and replies of endpoints.
+    /// Last on both: other programs see requests to Services, and replies of endpoints.
     Last,
 }
 
@@ -44,12 +44,12 @@ impl TcxOrder {
     }
 }
 
-/// What the programs are loaded and attached with.
+/// Settings for loading and attaching the programs.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The BPF object.
     pub object: &'static [u8],
-    /// The bpffs; mounted when it is not.
+    /// The bpffs; mounted if it is not yet.
     pub bpffs: PathBuf,
     /// The cgroup whose sockets are translated, from [`host::cgroup::find`](crate::host::cgroup::find).
     pub cgroup: PathBuf,
@@ -57,7 +57,7 @@ pub struct Settings {
     pub capacities: Capacities,
     /// How packet programs are attached.
     pub packet_hook: PacketHook,
-    /// Where they run among those of others.
+    /// Where they run among other programs.
     pub tcx_order: TcxOrder,
     /// Which devices get the XDP program.
     pub xdp: Xdp,

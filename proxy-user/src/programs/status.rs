@@ -1,4 +1,4 @@
-//! What is loaded and attached, for metrics and for people.
+//! What is loaded and attached, for metrics and users.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,33 +13,33 @@ use super::hooks::{self, Direction};
 use super::pins::{self, Paths};
 use crate::host::netlink::Netlink;
 
-/// A program of ours at a hook: by a pinned link, or by a filter of the clsact qdisc.
+/// A program of Ballast at a hook, attached by a pinned link or by a filter of the clsact qdisc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
     /// The name of the link's pin, `sock_connect4`, `tcx_ingress_7` or `xdp_7`; `clsact_ingress_7` for a filter.
     pub hook: String,
-    /// The kernel's id of the program; 0: the filter was removed externally.
+    /// The kernel's id of the program; 0 if the filter was removed externally.
     pub program_id: u32,
     /// The program's name.
     pub program: &'static str,
-    /// The device, of a packet program.
+    /// The device of a packet program.
     pub ifindex: Option<u32>,
-    /// Where: `cgroup 1` by the cgroup's id, or the name of a device. `None`: its cgroup or device is gone.
+    /// The place: `cgroup 1` with the cgroup's id, or the name of a device. `None` if the cgroup or device is gone.
     pub place: Option<String>,
-    /// How often the program ran, and for how long in all: zero unless `kernel.bpf_stats_enabled` is set.
+    /// How often the program ran; zero unless `kernel.bpf_stats_enabled` is set.
     pub runs: u64,
-    /// See [`Attachment::runs`].
+    /// How long the program ran in all; zero unless `kernel.bpf_stats_enabled` is set.
     pub run_time: Duration,
 }
 
 impl Attachment {
-    /// Whether it does anything: its place is there, and its program too.
+    /// Whether the program is attached: its place and the program exist.
     pub fn is_attached(&self) -> bool {
         self.place.is_some() && self.program_id != 0
     }
 }
 
-/// What is attached according to a bpffs, in order of hooks; needs no agent. Devices are those of this network
+/// Returns what is attached according to a bpffs, in order of hooks; needs no agent. Devices are those of this network
 /// namespace.
 pub fn attachments(bpffs: &Path) -> Vec<Attachment> {
     attached(&Paths::new(bpffs))
@@ -66,7 +66,7 @@ fn by_link(paths: &Paths) -> Vec<Attachment> {
     names
         .into_iter()
         .filter_map(|hook| {
-            // A link that was removed since the folder was listed, or that is none of ours, is not an error.
+            // A link that was removed since the folder was listed, or that is not Ballast's, is not an error.
             let program = hooks::pinned_program(&hook)?;
             let info = Link::pinned(&paths.links().join(&hook)).ok()??.info().ok()?;
             let place = match info.hook {
@@ -90,7 +90,7 @@ fn by_link(paths: &Paths) -> Vec<Attachment> {
         .collect()
 }
 
-/// Both directions of every device that was given filters, also those that lost them.
+/// Returns both directions of every device that was given filters, even if it lost them.
 fn by_filter(paths: &Paths) -> Vec<Attachment> {
     let filters = our_filters(paths);
     let one = |ifindex: u32, direction: Direction| {
@@ -110,7 +110,7 @@ fn by_filter(paths: &Paths) -> Vec<Attachment> {
     marked(paths).flat_map(|ifindex| Direction::ALL.map(|direction| one(ifindex, direction))).collect()
 }
 
-/// Devices with pinned links of ours, and how many of the links are alive.
+/// Returns the devices with pinned links of Ballast, and how many of the links are alive.
 pub(super) fn linked_devices(paths: &Paths) -> BTreeMap<u32, usize> {
     let mut counts = BTreeMap::new();
     for pin in pins::entries(&paths.links()).unwrap_or_default() {
@@ -123,7 +123,7 @@ pub(super) fn linked_devices(paths: &Paths) -> BTreeMap<u32, usize> {
     counts
 }
 
-/// Devices that were given filters of ours, and how many they have.
+/// Returns the devices that were given filters of Ballast, and how many they have.
 pub(super) fn filtered_devices(paths: &Paths) -> BTreeMap<u32, usize> {
     let mut counts: BTreeMap<u32, usize> = marked(paths).map(|ifindex| (ifindex, 0)).collect();
     for (ifindex, _) in our_filters(paths) {
@@ -137,7 +137,7 @@ fn marked(paths: &Paths) -> impl Iterator<Item = u32> {
     names.into_iter().filter_map(|name| name.parse().ok())
 }
 
-/// Filters of ours on the devices that were given them.
+/// Returns Ballast's filters on the devices that were given them.
 fn our_filters(paths: &Paths) -> Vec<(u32, Filter)> {
     let mut found = Vec::new();
     let Ok(mut netlink) = Netlink::open() else { return found };

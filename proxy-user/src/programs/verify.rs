@@ -11,13 +11,13 @@ use aya::programs::{Program, ProgramError};
 use super::error::Error;
 use super::program::refused;
 
-/// Callers of the verifier, the calling thread among them. The two largest programs take half of the time.
+/// Threads that call the verifier, including the calling thread. The two largest programs take half of the time.
 const CALLERS: usize = 2;
 
 /// Programs to load, by name.
 pub(super) type Wanted<'a> = Vec<(&'static str, &'a mut Program)>;
 
-/// These programs of an object, in this order.
+/// Returns these programs of an object, in this order.
 pub(super) fn pick(
     ebpf: &mut Ebpf,
     names: impl IntoIterator<Item = &'static str>,
@@ -30,7 +30,7 @@ pub(super) fn pick(
     names.into_iter().map(&mut take).collect()
 }
 
-/// Loads programs, of which the largest should come first. Returns an error for each program that the kernel does not take.
+/// Loads programs; the largest should come first. Returns an error for each program that the kernel rejects.
 pub(super) fn load(programs: Wanted<'_>) -> Vec<Error> {
     let queue = Mutex::new(programs.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -46,7 +46,7 @@ pub(super) fn load(programs: Wanted<'_>) -> Vec<Error> {
     })
 }
 
-/// What a thread returns; a panic goes on in the caller.
+/// Returns the result of a thread; a panic of the thread continues in the caller.
 pub(super) fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -1,7 +1,8 @@
-//! The XDP program on uplinks, which forwards what goes to other nodes before tc sees it.
+//! The XDP program on uplinks, which forwards packets to other nodes before tc sees them.
 //!
-//! A driver may reset the device when a program comes or goes. So it is attached once, by a pinned link that the next agent
-//! takes over, and is detached only when it is not wanted any more. Where it cannot be, tc does all of it, and that is told.
+//! A driver may reset the device when a program is attached or detached. So the program is attached once, by a pinned link
+//! that the next agent takes over, and is detached only when it is not wanted any more. If it cannot be attached, tc handles
+//! all packets, and the agent reports this.
 
 pub mod keeper;
 
@@ -23,19 +24,19 @@ use super::program::program;
 use super::{Error, pins};
 use crate::host::devices::{Device, XdpMode};
 
-/// A device that refused is asked again after that; one whose driver has no XDP never.
+/// A device that refused the program is tried again after this time; a device whose driver has no XDP is never tried again.
 const AGAIN: Duration = Duration::from_mins(1);
 
 impl Programs {
-    /// What the uplinks got at the last look.
+    /// Returns the uplinks as of the last pass, with the result for each.
     pub fn xdp_devices(&self) -> Arc<XdpDevices> {
         Arc::clone(&self.xdp.devices)
     }
 
-    /// Puts the XDP program on the uplinks among these devices that are to have it, and takes it off all others. `has_tc`:
-    /// whether a device has the tc programs, to which XDP leaves much.
+    /// Attaches the XDP program to those of the uplinks among these devices that are to have it, and detaches it from all
+    /// others. `has_tc`: whether a device has the tc programs, to which XDP leaves many packets.
     pub(super) fn keep_xdp(&self, devices: &[Device], has_tc: impl Fn(u32) -> bool) {
-        // Who cannot tell leaves all as it is.
+        // If the uplinks cannot be read, everything stays as it is.
         let Some(uplinks) = self.uplinks() else { return };
         let mut found = BTreeMap::new();
         for device in devices.iter().filter(|device| uplinks.contains(&device.ifindex)) {
@@ -73,7 +74,7 @@ impl Programs {
         }
     }
 
-    /// The devices that lead to other machines, as the programs know them.
+    /// Returns the uplinks, as the programs know them.
     fn uplinks(&self) -> Option<BTreeSet<u32>> {
         let map = MapData::from_pin(self.pins.paths().maps().join(names::DEVICES)).ok()?;
         let map = HashMap::<_, u32, u32>::try_from(Map::HashMap(map)).ok()?;
@@ -87,7 +88,7 @@ impl Programs {
         Some(uplinks)
     }
 
-    /// Puts the program on a device, or leaves it there; the error says why not.
+    /// Attaches the program to a device, or keeps it there; the error tells why not.
     fn hold_xdp(&self, device: &Device, mode: XdpMode) -> Result<XdpMode, String> {
         let (ifindex, name) = (device.ifindex, self.xdp.mode.program());
         let pin = self.pins.paths().links().join(xdp_pin(ifindex));
@@ -121,7 +122,7 @@ impl Programs {
         let place = AttachPoint::Xdp { ifindex, mode };
         let held = (|| {
             self.lock_devices()?;
-            // The program that takes over is to know at once where it may send.
+            // A program that takes over has to know at once on which devices it may send.
             self.xdp.set_open(ifindex, is_there);
             links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)
         })();
@@ -142,7 +143,7 @@ impl Programs {
         }
     }
 
-    /// Whether it is time to ask a device that refused; the error is what it said.
+    /// Whether it is time to try a device that refused; the error is the refusal.
     fn may_try(&self, ifindex: u32, mode: XdpMode) -> Result<(), String> {
         let refused = self.xdp.refused.lock().unwrap_or_else(PoisonError::into_inner);
         match refused.get(&ifindex) {
@@ -153,7 +154,7 @@ impl Programs {
         }
     }
 
-    /// Takes it off a device.
+    /// Detaches the program from a device.
     fn release_xdp(&self, ifindex: u32) {
         self.xdp.set_open(ifindex, false);
         let pin = self.pins.paths().links().join(xdp_pin(ifindex));
@@ -165,10 +166,10 @@ impl Programs {
     }
 }
 
-/// What is told of a driver without XDP.
+/// The refusal of a driver without XDP.
 const NO_DRIVER: &str = "the driver does not support XDP";
 
-/// Why a device refused.
+/// Returns why a device refused the program.
 fn refusal(error: &Error, mode: XdpMode) -> String {
     let source = match error {
         Error::Attach { source, .. } => source,
@@ -179,7 +180,7 @@ fn refusal(error: &Error, mode: XdpMode) -> String {
         Some(libc::EBUSY | libc::EEXIST) => {
             "another XDP program is attached; Ballast does not replace it".to_owned()
         }
-        // What drivers answer to an MTU that is too large, to channels that are too few, and to LRO.
+        // Drivers return these errors if the MTU is too large, if there are too few channels, or because of LRO.
         Some(libc::EINVAL | libc::ERANGE | libc::E2BIG | libc::ENOMEM | libc::ENOSPC) => {
             format!(
                 "the driver rejects the program ({source}): check its MTU and channels, and the kernel log"

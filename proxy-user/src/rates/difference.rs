@@ -1,4 +1,4 @@
-//! The difference of two looks at the counters.
+//! The difference between two readings of the counters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,16 +9,16 @@ use super::{Counters, EndpointRates, Rates, ReasonRate, ServiceRates, Traffic};
 use crate::maps::view::{BackendRow, BackendState, NameRow};
 
 impl Rates {
-    /// What happened from `before` to `after`.
+    /// Computes the rates from `before` to `after`.
     ///
-    /// A Service port, an endpoint or a reason that `before` does not know has the rate 0: its counter may have belonged to
-    /// another one until then. A counter that went back was made anew in between, and counts from 0.
+    /// A Service port or endpoint that is not in `before` has the rate 0, because its counter may have belonged to another
+    /// one until then. A counter that decreased was created again in between, and counts from 0.
     pub fn between(before: Option<&Counters>, after: &Counters) -> Self {
         Self::of(&Step::new(before, after, false))
     }
 
-    /// The same without frontends and endpoints, of two [`Counters::read_totals`]. A Service port that left is there, with the
-    /// rate 0, until its name is gone.
+    /// As [`Rates::between`], without frontends and endpoints, from two [`Counters::read_totals`]. A removed Service port
+    /// is included, with the rate 0, until its name is removed.
     pub fn of_totals(before: Option<&Counters>, after: &Counters) -> Self {
         Self::of(&Step::new(before, after, true))
     }
@@ -30,7 +30,7 @@ impl Rates {
             connections: sum(|rates| rates.connections),
             packets: sum(|rates| rates.packets),
             bytes: sum(|rates| rates.bytes),
-            // Refusals of packets that belong to no Service count here, too.
+            // This includes refusals of packets that belong to no Service.
             failures: step
                 .reasons()
                 .filter(|row| row.verdict != Verdict::Pass.label())
@@ -50,7 +50,7 @@ struct Step<'a> {
     before: Option<&'a Counters>,
     after: &'a Counters,
     seconds: f64,
-    /// Nothing was read but names and what is counted for them.
+    /// Only names and their counters were read.
     only_totals: bool,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Step<'a> {
 }
 
 impl Step<'_> {
-    /// How much a second; 0 without a value before, and without time.
+    /// Returns the rate per second; 0 without an earlier value or without elapsed time.
     fn rate(&self, before: Option<u64>, after: u64) -> f64 {
         match before {
             Some(before) if self.seconds > 0.0 => float(grown(before, after)) / self.seconds,
@@ -87,7 +87,7 @@ impl Step<'_> {
                 let (dialled, endpoints) = (frontends.remove(id), endpoints.remove(id));
                 let mut endpoints = endpoints.unwrap_or_default();
                 if !self.only_totals && dialled.is_none() && endpoints.is_empty() {
-                    // The name of a Service that left: its id rests.
+                    // The Service port was removed; its name stays while its id is in quarantine.
                     return None;
                 }
                 let (dialled, algorithm) = dialled.unwrap_or_default();
@@ -117,7 +117,7 @@ impl Step<'_> {
         counters.snapshot.service_stats.get(&id).copied().unwrap_or_default()
     }
 
-    /// What was counted for the same Service port before.
+    /// Returns the earlier counters of the same Service port.
     fn stats_before(&self, id: u32, name: &NameRow) -> Option<ServiceStats> {
         let before = self.before.filter(|before| before.snapshot.names.get(&id) == Some(name))?;
         Some(Self::stats(before, id))
@@ -134,7 +134,8 @@ impl Step<'_> {
         }
     }
 
-    /// Refusals and drops a second, by Service port. The map holds no entry before the first one.
+    /// Returns refusals and drops per second, by Service port. A missing earlier entry counts as 0: the map has no entry
+    /// before the first refusal.
     fn refused(&self) -> BTreeMap<u32, BTreeMap<&'static str, f64>> {
         let mut rates: BTreeMap<u32, BTreeMap<_, _>> = BTreeMap::new();
         let Some(before) = self.before else { return rates };
@@ -150,7 +151,7 @@ impl Step<'_> {
         rates
     }
 
-    /// `None` for one that left and has no connection that would end.
+    /// Returns the rates of an endpoint; `None` for a removed endpoint without open connections.
     fn endpoint(&self, id: u32, row: &BackendRow) -> Option<EndpointRates> {
         let after = &self.after.snapshot;
         let same = |before: &&Counters| {
@@ -194,12 +195,13 @@ impl Step<'_> {
     }
 }
 
-/// By how much a counter has grown. One that went back was made anew; only one close to the end of its 64 bits wraps.
+/// Returns the increase of a counter. A counter that decreased was created again, unless it was so large that it may have
+/// wrapped at 64 bits.
 fn grown(before: u64, after: u64) -> u64 {
     if after >= before || before > u64::MAX / 2 { after.wrapping_sub(before) } else { after }
 }
 
-/// Tells each endpoint its part of the new connections of all.
+/// Sets each endpoint's share of the new connections.
 fn share(endpoints: &mut [EndpointRates]) {
     let all: f64 = endpoints.iter().map(|row| row.connections).sum();
     for row in endpoints.iter_mut().filter(|_| all > 0.0) {

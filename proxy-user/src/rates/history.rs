@@ -6,17 +6,17 @@ use serde::Serialize;
 
 use super::{Rates, Traffic};
 
-/// One point of a history: a [`Traffic`] in half the memory.
+/// One point of a history: a [`Traffic`] in half of its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Point {
-    /// Connections begun, a second.
+    /// New connections per second.
     pub connections: f32,
-    /// Packets, a second.
+    /// Packets per second.
     pub packets: f32,
-    /// Bytes, a second.
+    /// Bytes per second.
     pub bytes: f32,
-    /// Refusals and drops, a second.
+    /// Refusals and drops per second.
     pub failures: f32,
 }
 
@@ -37,33 +37,33 @@ impl Point {
     }
 }
 
-/// The rates of one Service port, up to the last look.
+/// The rates of one Service port, up to the last reading.
 #[derive(Clone, Debug, Default)]
 struct Series {
     points: VecDeque<Point>,
-    /// The number of the last look that found traffic.
+    /// The number of the last reading with traffic.
     active: u64,
 }
 
-/// The last rates of all Service ports together, and of those that had traffic last.
+/// The last rates of the sum of all Service ports, and of the Service ports that had traffic most recently.
 #[derive(Clone, Debug)]
 pub struct History {
     points: usize,
     most: usize,
     looks: u64,
     total: VecDeque<Point>,
-    /// By id, with the key ([`ServiceRates::key`](super::ServiceRates::key)) of the Service port that had the id.
+    /// Series by id, with the key ([`ServiceRates::key`](super::ServiceRates::key)) of the Service port that had the id.
     series: BTreeMap<u32, (String, Series)>,
 }
 
 impl History {
-    /// Keeps so many points of so many Service ports: each point takes 16 bytes.
+    /// Creates a history of up to `points` points for each of up to `most` Service ports; a point takes 16 bytes.
     pub fn new(points: usize, most: usize) -> Self {
         Self { points, most, looks: 0, total: VecDeque::new(), series: BTreeMap::new() }
     }
 
-    /// Takes in what the last look has found. Service ports that left are forgotten; where there are too many, those that have
-    /// been silent for longest are.
+    /// Adds the rates of the last reading. Forgets removed Service ports; if there are too many, forgets those that have
+    /// been silent for longest.
     pub fn add(&mut self, rates: &Rates) {
         self.looks += 1;
         push(&mut self.total, rates.total.into(), self.points);
@@ -88,19 +88,20 @@ impl History {
         }
     }
 
-    /// All Service ports together, oldest first.
+    /// Returns the sum of all Service ports, oldest point first.
     pub fn total(&self) -> impl DoubleEndedIterator<Item = Point> {
         self.total.iter().copied()
     }
 
-    /// One Service port by its id, oldest first; nothing where it had no traffic, or not for long.
+    /// Returns the points of a Service port by its id, oldest first; none if it had no traffic, or its series was dropped
+    /// as too old.
     pub fn of(&self, id: u32) -> impl DoubleEndedIterator<Item = Point> {
         self.series.get(&id).into_iter().flat_map(|(_, one)| &one.points).copied()
     }
 }
 
 impl History {
-    /// One Service port by its key, oldest first; nothing where it had no traffic, or not for long.
+    /// Returns the points of a Service port by its key, oldest first; none as for [`History::of`].
     pub fn by_key(&self, key: &str) -> impl DoubleEndedIterator<Item = Point> {
         let series = self.series.values().find(|(known, _)| known == key);
         series.into_iter().flat_map(|(_, one)| &one.points).copied()

@@ -1,8 +1,8 @@
-//! What happens in a second: the counters of the pinned maps, read twice.
+//! Rates per second, from the counters of the pinned maps at two times.
 //!
-//! [`Counters`] are one look at the maps; [`Rates`] are a pure function of two of them, and [`History`] keeps the last ones of
-//! each Service port in bounded memory. `ballast top` and the agent's page show nothing else. Traffic of translated sockets passes
-//! no hook, so it counts as connections, not as packets and bytes.
+//! [`Counters`] are one reading of the maps; [`Rates`] are a pure function of two readings, and [`History`] keeps the last
+//! rates of each Service port in bounded memory. `ballast top` and the agent's page show nothing else. Traffic of
+//! translated sockets passes no hook, so only its connections are counted, not its packets and bytes.
 
 mod difference;
 mod history;
@@ -18,23 +18,23 @@ use crate::maps::view::{FlowCounts, Snapshot, View, ViewError, monotonic};
 
 pub use history::{History, Point};
 
-/// What the programs had counted at one moment.
+/// The counters of the programs at one time.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
-    /// When: the monotonic clock.
+    /// Time of the reading, by the monotonic clock.
     pub at: Duration,
-    /// Services, endpoints, and what was counted for them.
+    /// Services, endpoints, and their counters.
     pub snapshot: Snapshot,
-    /// Endpoints that get a small share until they answer, by backend id.
+    /// Ids of the backends that get a small share until they answer.
     pub on_trial: BTreeSet<u32>,
-    /// How often each reason was met.
+    /// The count of each reason.
     pub reasons: BTreeMap<Reason, u64>,
-    /// How many connections the packet path follows.
+    /// The numbers of flows of the packet path.
     pub flows: FlowCounts,
 }
 
 impl Counters {
-    /// Reads the pinned maps; works while no agent runs.
+    /// Reads the pinned maps; works without a running agent.
     pub fn read(view: &View) -> Result<Self, ViewError> {
         Ok(Self {
             at: monotonic(),
@@ -45,7 +45,7 @@ impl Counters {
         })
     }
 
-    /// Reads only what is counted for Service ports and reasons, for [`Rates::of_totals`]: no frontends, endpoints and flows.
+    /// Reads only the counters of Service ports and reasons, for [`Rates::of_totals`]: no frontends, endpoints and flows.
     pub fn read_totals(view: &View) -> Result<Self, ViewError> {
         let at = monotonic();
         let names = view.names()?;
@@ -59,37 +59,37 @@ impl Counters {
     }
 }
 
-/// How much a second. Packets and bytes are those of the packet path.
+/// Rates per second. Packets and bytes are those of the packet path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Traffic {
-    /// Connections begun.
+    /// New connections.
     pub connections: f64,
-    /// Packets translated, both ways.
+    /// Translated packets, in both directions.
     pub packets: f64,
-    /// Bytes of these, with their IP headers.
+    /// Bytes of these packets, with their IP headers.
     pub bytes: f64,
-    /// Connections and packets refused or dropped.
+    /// Refused or dropped connections and packets.
     pub failures: f64,
 }
 
-/// What happened between two looks.
+/// The rates between two readings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rates {
-    /// Seconds between the two looks; 0: there was only one, and every rate is 0.
+    /// Seconds between the two readings; 0: there was only one, and every rate is 0.
     pub seconds: f64,
-    /// All Service ports together.
+    /// The sum of all Service ports.
     pub total: Traffic,
-    /// Service ports, in the order of their names.
+    /// Service ports, sorted by name.
     pub services: Vec<ServiceRates>,
-    /// Reasons that were met, in the order of their numbers.
+    /// Reasons with a count above 0, sorted by number.
     pub reasons: Vec<ReasonRate>,
-    /// Connections that the packet path follows and that have not expired.
+    /// Flows of the packet path that have not expired.
     pub flows: u64,
 }
 
-/// One Service port.
+/// The rates of one Service port.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceRates {
@@ -101,28 +101,28 @@ pub struct ServiceRates {
     pub protocol: String,
     /// `IPv4`, `IPv6`.
     pub family: String,
-    /// What clients dial, without repetitions.
+    /// Its frontends, sorted, without duplicates.
     pub frontends: Vec<SocketAddr>,
-    /// How connections are spread.
+    /// Its algorithm.
     pub algorithm: &'static str,
-    /// How much a second.
+    /// Its rates.
     pub rates: Traffic,
-    /// Connections begun since the id is in use.
+    /// Connections since the id came into use.
     pub connections: u64,
-    /// Refusals and drops a second, by the reason's label; those that did not happen are left out.
+    /// Refusals and drops per second, by the label of the reason; only rates above 0.
     pub failures: BTreeMap<&'static str, f64>,
-    /// Endpoints, in the order of addresses. Those that left are here while they have connections to end.
+    /// Endpoints, sorted by address. A removed endpoint is included while it has open connections.
     pub endpoints: Vec<EndpointRates>,
 }
 
 impl ServiceRates {
-    /// Its name on all nodes, where its id differs: `namespace/name:port/TCP/IPv4`.
+    /// Returns the name that is the same on all nodes, unlike the id: `namespace/name:port/TCP/IPv4`.
     pub fn key(&self) -> String {
         format!("{}/{}/{}", self.service, self.protocol, self.family)
     }
 }
 
-/// One endpoint of a Service port.
+/// The rates of one endpoint of a Service port.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointRates {
@@ -132,25 +132,25 @@ pub struct EndpointRates {
     pub address: SocketAddr,
     /// `active`, `terminating`, or `gone`.
     pub state: &'static str,
-    /// It runs on this node.
+    /// Whether it runs on this node.
     pub local: bool,
-    /// How large its share should be at the moment; slow start lets it grow.
+    /// Its current weight, which grows during slow start.
     pub weight: u32,
-    /// Connections begun, a second.
+    /// New connections per second.
     pub connections: f64,
-    /// Its part of the Service port's new connections, from 0 to 1; `null` when there were none.
+    /// Its part of the Service port's new connections, from 0 to 1; `null` if there were none.
     pub share: Option<f64>,
-    /// For so many more seconds new connections skip it.
+    /// Seconds for which it is still ejected.
     pub ejected_seconds: Option<u32>,
-    /// It gets a small share until it answers.
+    /// Whether it gets a small share until it answers.
     pub on_trial: bool,
-    /// Connections begun since the id is in use.
+    /// Connections since the id came into use.
     pub total: u64,
-    /// Open connections, where the Service is spread by them.
+    /// Open connections, if the algorithm of the Service uses them.
     pub open: Option<u64>,
 }
 
-/// Why something was refused, dropped, or passed on.
+/// The rate of one reason for refusing, dropping or passing packets.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReasonRate {
@@ -158,13 +158,13 @@ pub struct ReasonRate {
     pub reason: &'static str,
     /// `reject`, `drop`, or `pass`.
     pub verdict: &'static str,
-    /// What it means.
+    /// Its meaning.
     pub explanation: &'static str,
-    /// What to look at.
+    /// What to check.
     pub advice: &'static str,
-    /// How often a second.
+    /// Its rate per second.
     pub rate: f64,
-    /// How often since the maps were made.
+    /// Its count since the maps were created.
     pub total: u64,
 }
 

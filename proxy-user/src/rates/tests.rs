@@ -40,7 +40,7 @@ pub(crate) fn service(counters: &mut Counters, id: u32, name: &str) {
     });
 }
 
-/// Adds an endpoint that has got so many connections.
+/// Adds an endpoint with this number of connections.
 pub(crate) fn endpoint(counters: &mut Counters, id: u32, service: u32, connections: u64) {
     let row = BackendRow {
         socket: ([10, 244, 0, id as u8], 8080).into(),
@@ -55,7 +55,7 @@ pub(crate) fn endpoint(counters: &mut Counters, id: u32, service: u32, connectio
     counters.snapshot.backend_stats.insert(id, connections);
 }
 
-/// `web` with two endpoints, two seconds after another look in which it had nothing.
+/// Returns two readings of `web` with two endpoints, two seconds apart; its counters are 0 in the first one.
 pub(crate) fn two_looks() -> (Counters, Counters) {
     let mut before = Counters { at: Duration::from_secs(10), ..Counters::default() };
     service(&mut before, WEB, "web");
@@ -83,7 +83,7 @@ fn counters_become_rates() {
     assert_eq!(web.failures, [("source_not_allowed", 4.0)].into(), "what passes is no failure");
     let shares: Vec<_> = web.endpoints.iter().map(|row| (row.connections, row.share)).collect();
     assert_eq!(shares, [(15.0, Some(0.75)), (5.0, Some(0.25))]);
-    // Refusals of packets to no Service count in the total.
+    // The total includes refusals of packets that belong to no Service.
     assert_eq!(rates.total, Traffic { failures: 5.0, ..expected });
     let reasons: Vec<_> = rates.reasons.iter().map(|row| (row.reason, row.verdict, row.rate)).collect();
     assert_eq!(reasons, [("source_not_allowed", "drop", 5.0), ("out_of_window", "pass", 50.0)]);
@@ -132,7 +132,7 @@ fn a_service_that_left_is_gone_and_its_draining_endpoint_with_it() {
         row.state = BackendState::Gone;
     }
     assert_eq!(Rates::between(Some(&before), &after).services, []);
-    // While connections to it are open, it is shown.
+    // A removed endpoint is shown while it has open connections.
     after.snapshot.by_load.insert(WEB);
     after.snapshot.open_connections = [(1, 2), (2, 0)].into();
     let rates = Rates::between(Some(&before), &after);
@@ -169,7 +169,7 @@ fn a_history_keeps_the_last_points_of_those_that_were_active_last() {
         history.add(&busy(&[1]));
     }
     assert_eq!((history.of(1).count(), history.total().count()), (3, 3));
-    // Silence is a point, too, of a Service that is known.
+    // For a known Service port, a reading without traffic adds a point, too.
     let mut silent = busy(&[1, 4]);
     for service in &mut silent.services {
         service.rates = Traffic::default();

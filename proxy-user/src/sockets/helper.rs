@@ -1,6 +1,6 @@
-//! `ballast end-udp-sockets`: the sweeps as a process of their own, so that the agent needs no `CAP_SYS_ADMIN`.
+//! `ballast end-udp-sockets`: the sweeps in a separate process, so that the agent needs no `CAP_SYS_ADMIN`.
 //!
-//! It goes by the pinned maps alone: it asks no agent, and no API server.
+//! The process reads only the pinned maps; it needs neither an agent nor the API server.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,32 +13,33 @@ use super::{Iterators, Reach, Sweeper, keep_sweeping};
 use crate::maps::view::{View, ViewError};
 use crate::programs::{self, CurrentMaps};
 
-/// Between two looks at the endpoints: at most a few milliseconds of one CPU where all 262,144 are in use.
+/// Pause between two reads of the endpoints. A read takes at most a few milliseconds of one CPU, if all 262,144 are in use.
 const PERIOD: Duration = Duration::from_millis(500);
-/// The same at maps that are not there yet.
+/// Pause between two searches for maps that do not exist yet.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why it ends.
+/// The reason why the process ends.
 #[derive(Debug, thiserror::Error)]
 pub enum BesideError {
-    /// The pins are not to be used, or the kernel refuses.
+    /// The pins are not trustworthy, or the kernel refuses a program.
     #[error(transparent)]
     Programs(#[from] programs::Error),
     /// The maps cannot be read.
     #[error(transparent)]
     Maps(#[from] ViewError),
-    /// Other maps are current.
+    /// The maps were replaced.
     #[error("the maps were replaced; restart this command to use the new maps")]
     Replaced,
 }
 
-/// Ends connected sockets, in every network namespace, whose endpoint left: UDP, and TCP where the removal policy says so. Returns when the maps are replaced.
+/// Closes connected sockets, in every network namespace, whose endpoint was removed: UDP, and TCP if the removal policy is
+/// `reset`. Returns when the maps are replaced.
 pub async fn beside_the_agent(bpffs: PathBuf) -> Result<(), BesideError> {
     let maps = wait_for_maps(&bpffs).await?;
     let iterators = Iterators::of(maps.socket_iterator(), maps.left_iterator());
     let view = View::open(&bpffs)?;
     let mut sweeper = Sweeper::new(view.clone(), iterators, Reach::All);
-    // Before the first sweep: who leaves from now on is noticed.
+    // Read the endpoints before the first sweep, so that every later removal is noticed.
     let endpoints = view.serving_endpoints()?;
     let known = (endpoints.udp(), endpoints.reset());
     let (left, departures) = watch::channel(0);
@@ -63,10 +64,11 @@ async fn wait_for_maps(bpffs: &Path) -> Result<CurrentMaps, BesideError> {
     }
 }
 
-/// Family, id, and id of the Service port.
+/// Endpoints: family (4 or 6), id, and id of the Service port.
 type Endpoints = BTreeSet<(u8, u32, u32)>;
 
-/// Counts, as long as the maps are current, the looks that found UDP endpoints gone, or connections to be reset.
+/// Reads the endpoints periodically while the maps are current, and increments `left` if UDP endpoints were removed or
+/// endpoints were marked for a reset.
 async fn follow(
     maps: &CurrentMaps,
     view: &View,

@@ -1,4 +1,4 @@
-//! When a change of the folder is complete.
+//! Detects when a change of the folder is complete.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,14 +9,14 @@ use notify::{Event, EventKind};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, timeout_at};
 
-/// How long to wait for more after a complete change: `kubectl` and editors replace several files in a row.
+/// Time to wait for more changes after a complete one: `kubectl` and editors replace several files in a row.
 const SETTLED: Duration = Duration::from_millis(10);
-/// How long to wait for the end of a write: half a file may well be a valid manifest.
+/// Time to wait for the end of a write: half of a file may be a valid manifest.
 const WRITING: Duration = Duration::from_millis(250);
-/// After this long the folder is read in any case.
+/// The longest wait in total; after it, the folder is read in any case.
 const AT_MOST: Duration = Duration::from_secs(2);
 
-/// What an event of the file system means to us.
+/// What an event of the file system means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Touch {
     /// A process writes to this file.
@@ -25,7 +25,7 @@ pub enum Touch {
     Complete(PathBuf),
 }
 
-/// The touches of an event; none if it changes nothing. Our own reading makes such events.
+/// Returns the touches of an event; none if it changes nothing, as for the events of our own reads.
 pub fn touches(event: Event) -> impl Iterator<Item = Touch> {
     let touch: Option<fn(PathBuf) -> Touch> = match event.kind {
         EventKind::Access(AccessKind::Close(AccessMode::Write))
@@ -37,7 +37,7 @@ pub fn touches(event: Event) -> impl Iterator<Item = Touch> {
         EventKind::Create(_) | EventKind::Modify(_) => Some(Touch::Writing),
         EventKind::Access(_) => None,
     };
-    // An event without a path says that some were lost.
+    // An event without a path means that events were lost.
     let paths = if event.paths.is_empty() { vec![PathBuf::new()] } else { event.paths };
     touch.into_iter().flat_map(move |touch| paths.clone().into_iter().map(touch))
 }

@@ -1,18 +1,18 @@
 //! The documents of a YAML file.
 
-/// One document, and where it stands in its file.
+/// One document, and its position in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Document<'a> {
     /// Its number in the file, from 1.
     pub number: usize,
-    /// The line of the file that is its first, from 1.
+    /// The line of the file on which it starts, from 1.
     pub line: u64,
     /// Its text.
     pub text: &'a str,
 }
 
 impl Document<'_> {
-    /// The line of the file on which its content begins.
+    /// Returns the line of the file on which its content begins.
     pub fn begins(&self) -> u64 {
         (self.line..)
             .zip(self.text.lines())
@@ -21,8 +21,8 @@ impl Document<'_> {
     }
 }
 
-/// Splits a file at its document markers. A line that begins with `---` or `...` is one wherever it stands,
-/// even in the middle of a block of text (YAML 1.2, section 9.1.2). Empty documents count, but are left out.
+/// Splits a file at its document markers. Every line that begins with `---` or `...` is a marker, even in the middle of a
+/// block of text (YAML 1.2, section 9.1.2). Empty documents are numbered, but not returned.
 pub fn split(file: &str) -> Vec<Document<'_>> {
     let mut documents = Vec::new();
     let mut current = Document { number: 1, line: 1, text: "" };

@@ -1,4 +1,4 @@
-//! One file, watched together with what lies beside it: a `ConfigMap` in a pod is changed by a link there.
+//! Watches a file by its folder: Kubernetes updates the files of a `ConfigMap` volume by replacing a link in the folder.
 
 use std::path::{Path, PathBuf};
 
@@ -13,15 +13,15 @@ pub struct FileWatch {
 }
 
 impl FileWatch {
-    /// Begins to watch. Where the kernel does not, nothing is ever heard: look at the file now and then.
+    /// Starts a watch. If the kernel cannot watch the folder, no event ever arrives, so read the file periodically as well.
     pub fn watch(file: &Path) -> Self {
         let (sender, touches) = mpsc::channel(1);
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.map_or_else(|| PathBuf::from("."), Path::to_owned);
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading the file is an event too, and must not lead to the next reading.
+            // Ignore reads of the file, which are events, too; otherwise each read would cause the next one.
             if event.is_ok_and(|event| !event.kind.is_access()) {
-                // A touch that waits already is as good as two.
+                // If the queue is full, an event waits already.
                 let _ = sender.try_send(());
             }
         })
@@ -30,7 +30,7 @@ impl FileWatch {
         Self { touches, watcher: watcher.ok() }
     }
 
-    /// Returns when something may have happened.
+    /// Waits until the file may have changed.
     pub async fn touched(&mut self) {
         if self.watcher.is_none() || self.touches.recv().await.is_none() {
             std::future::pending::<()>().await;

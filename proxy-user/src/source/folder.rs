@@ -1,7 +1,7 @@
-//! A folder of manifests, watched.
+//! Watches a folder of manifests.
 //!
-//! Its files `*.yaml`, `*.yml` and `*.json` are read, in the order of their names; folders in it and hidden
-//! files are not. A file that cannot be read or parsed keeps what it last held; the others count.
+//! The files `*.yaml`, `*.yml` and `*.json` are read in the order of their names; subfolders and hidden files are not. If a
+//! file cannot be read or parsed, its previous objects stay, and the other files are used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -23,44 +23,44 @@ use crate::model::{EndpointSlice, Event, Listing, NodeView, Service};
 use super::debounce::{Touch, debounce, touches};
 use super::manifest::{Objects, Syntax, parse};
 
-/// How often the folder is read without a notification: some file systems send none.
+/// Period in which the folder is read without a notification, because some file systems send none.
 const POLL: Duration = Duration::from_secs(5);
-/// The same where the kernel does not watch the folder for us.
+/// The same period if the kernel cannot watch the folder.
 const POLL_UNWATCHED: Duration = Duration::from_secs(1);
-/// Changes that may wait to be looked at; beyond that they are forgotten, as the folder is read as a whole.
+/// The most changes that wait to be processed. Further ones are dropped, because the whole folder is read anyway.
 const TOUCHES: usize = 256;
 
-/// What a folder is.
+/// The role of a folder.
 #[derive(Debug)]
 pub enum Role {
-    /// All that there is.
+    /// It is the only source of objects.
     Alone,
-    /// Beside an API server: its Services are static ones, its Nodes do not count.
+    /// It is used in addition to an API server: its Services are static Services, and its Nodes are ignored.
     BesideApiServer {
-        /// What it held at the start was sent, or it could not be read: what the API server has may come. A first sync
-        /// without the folder would remove the static Services of an earlier agent.
+        /// Signals that the initial content was sent, or that the folder could not be read. The API server's objects may
+        /// follow only after it: a first sync without the folder would remove the static Services of an earlier agent.
         begun: oneshot::Sender<()>,
     },
 }
 
-/// Reads `dir`, and sends all that it holds, again with each change of it.
+/// Reads `dir` and sends all its objects, again after each change.
 ///
-/// Runs for ever, whatever happens to the folder; returns when the receiver is gone. Until the folder can be
-/// read for the first time nothing is sent, so nothing counts as deleted.
+/// Runs until the receiver is dropped, whatever happens to the folder. Sends nothing until the folder could be read for the
+/// first time, so that nothing counts as deleted.
 pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>) {
     let mut folder = Folder::new(dir);
     let mut watch = Watch::new();
     let mut was_sent = false;
-    // Who has no Node in the folder does not say that there are none.
+    // A folder without Nodes does not mean that the cluster has none.
     let mut has_nodes = false;
     let (is_alone, mut begun) = match role {
         Role::Alone => (true, None),
         Role::BesideApiServer { begun } => (false, Some(begun)),
     };
     loop {
-        // Before the folder is read, so that no change falls between the two.
+        // Watch the folder before reading it, so that no change is missed between the two.
         watch.renew(&folder.dir);
-        // Reading and parsing thousands of objects would hold up every other task of this thread.
+        // Reading and parsing thousands of objects would block every other task of this thread.
         let Ok((read, is_changed)) = tokio::task::spawn_blocking(move || folder.read()).await else { return };
         folder = read;
         if folder.is_readable && (is_changed || !was_sent) {
@@ -82,7 +82,7 @@ pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>) {
             was_sent = true;
         }
         if let Some(begun) = begun.take() {
-            // The receiver is gone when the agent is ending.
+            // The receiver is dropped if the agent is shutting down.
             let _ = begun.send(());
         }
         tokio::select! {
@@ -106,7 +106,7 @@ impl Watch {
         Self { sender, touches, watcher: None, has_warned: false }
     }
 
-    /// Watches `dir`, anew if it is another folder of that name now.
+    /// Watches `dir`; starts a new watch if another folder has this name now.
     fn renew(&mut self, dir: &Path) {
         let Ok(now) = fs::metadata(dir).map(|m| (m.dev(), m.ino())) else {
             self.watcher = None;
@@ -118,7 +118,7 @@ impl Watch {
         let sender = self.sender.clone();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             for touch in event.map(touches).into_iter().flatten() {
-                // A full queue already says that there is something to read.
+                // If the queue is full, the folder will be read anyway.
                 let _ = sender.try_send(touch);
             }
         })
@@ -134,7 +134,7 @@ impl Watch {
         }
     }
 
-    /// Returns when there may be something new.
+    /// Waits until the folder may have changed.
     async fn changed(&mut self) {
         let poll = if self.watcher.is_some() { POLL } else { POLL_UNWATCHED };
         tokio::select! {
@@ -144,11 +144,11 @@ impl Watch {
     }
 }
 
-/// What the folder holds, as far as it could be read.
+/// The content of the folder, as far as it could be read.
 struct Folder {
     dir: PathBuf,
     files: BTreeMap<OsString, File>,
-    /// Whether the folder itself has been read once.
+    /// Whether the folder could be read at least once.
     is_readable: bool,
     failure: Option<String>,
 }
@@ -165,7 +165,7 @@ impl Folder {
         Self { dir, files: BTreeMap::new(), is_readable: false, failure: None }
     }
 
-    /// Reads the folder. Returns whether what it holds may have changed.
+    /// Reads the folder. Returns whether its objects may have changed.
     fn read(mut self) -> (Self, bool) {
         let names = match names(&self.dir) {
             Ok(names) => names,
@@ -186,7 +186,7 @@ impl Folder {
         for name in names {
             let path = self.dir.join(&name);
             match fs::read(&path) {
-                // It went between the two, or the link leads nowhere.
+                // The file was removed after the folder was listed, or it is a dangling link.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     is_changed |= self.files.remove(&name).is_some();
                 }
@@ -196,7 +196,7 @@ impl Folder {
         (self, is_changed)
     }
 
-    /// All objects. Of two that have the same name the one in the file that sorts first counts.
+    /// Returns all objects. Of two with the same name, the one in the file that sorts first is used.
     fn objects(&self) -> (Vec<Service>, Vec<EndpointSlice>, Vec<NodeView>) {
         let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), BTreeMap::new());
         let (mut service_names, mut slice_names) = (BTreeSet::new(), BTreeSet::new());
@@ -225,12 +225,12 @@ impl Folder {
 }
 
 impl File {
-    /// Takes in what was read. Returns whether the objects may have changed.
+    /// Parses the content of the file if it is new. Returns whether the objects may have changed.
     fn update(&mut self, path: &Path, content: io::Result<Vec<u8>>) -> bool {
         let content = match content {
             Ok(content) => content,
             Err(error) => {
-                // Whatever it is, read again next time.
+                // Parse the next content in any case.
                 self.digest = None;
                 self.report(path, error.to_string());
                 return false;
@@ -267,7 +267,7 @@ impl File {
     }
 }
 
-/// The names of the manifests in the folder.
+/// Returns the names of the manifests in the folder.
 fn names(dir: &Path) -> io::Result<BTreeSet<OsString>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(dir)? {

@@ -1,4 +1,4 @@
-//! One file of manifests.
+//! Parses a file of manifests.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
@@ -13,12 +13,12 @@ use crate::model;
 
 use super::documents::{Document, split};
 
-/// The longest name that the API server allows a Service or a namespace: a DNS label.
+/// The longest name that the API server allows for a Service or a namespace: a DNS label.
 const MAX_LABEL: usize = 63;
 /// The longest name of any object.
 const MAX_NAME: usize = 253;
 
-/// How a file is written.
+/// The syntax of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syntax {
     /// Any number of YAML documents.
@@ -27,18 +27,18 @@ pub enum Syntax {
     Json,
 }
 
-/// What a file holds for us.
+/// The objects of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Objects {
     /// Its Services, in order.
     pub services: Vec<model::Service>,
     /// Its `EndpointSlices`, in order.
     pub slices: Vec<model::EndpointSlice>,
-    /// Its Nodes, in order: of them, only the addresses of other nodes count (DSR).
+    /// Its Nodes, in order; only the addresses of other nodes are used (DSR).
     pub nodes: Vec<model::NodeView>,
 }
 
-/// What is wrong with a file. It is not used in part: half of a file may be worse than the one before.
+/// The error in a file. Such a file is not used at all: a part of it may be worse than its previous content.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("document {document}, line {line}: {message}")]
 pub struct ManifestError {
@@ -46,11 +46,11 @@ pub struct ManifestError {
     pub document: usize,
     /// The line of the file, from 1.
     pub line: u64,
-    /// What is wrong there.
+    /// The error at this line.
     pub message: String,
 }
 
-/// Reads a file. Objects of other kinds are passed over.
+/// Parses a file. Skips objects of other kinds.
 pub fn parse(file: &str, syntax: Syntax) -> Result<Objects, ManifestError> {
     let mut objects = Objects::default();
     let documents = match syntax {
@@ -111,7 +111,7 @@ impl Reader<'_> {
         }
     }
 
-    /// An object in a list. A list of one kind need not repeat the kind with each.
+    /// Reads an object of a list. In a list of one kind, the objects need not have the kind.
     fn item(&mut self, value: Value, line: u64, list: &Header) -> Result<(), ManifestError> {
         let text = |field: &str| value.get(field).and_then(Value::as_str).map(str::to_owned);
         let header = Header {
@@ -153,7 +153,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// No API server has looked at these names, and `/` separates them in what we print.
+    /// Checks the names of an object, because no API server has validated them. `/` separates namespace and name in our
+    /// output.
     fn check_name(&self, metadata: &ObjectMeta, max: usize, line: u64) -> Result<(), ManifestError> {
         let is_bad =
             |text: &str, max| text.len() > max || text.contains(|c: char| c == '/' || c.is_control());
@@ -173,7 +174,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Anything else: a Deployment, say. What was certainly meant for us is an error.
+    /// Skips an object of another kind, such as a Deployment. Returns an error if it was certainly meant to be used.
     fn other(&self, header: &Header, line: u64) -> Result<(), ManifestError> {
         let Header { api_version, kind } = header;
         match (api_version.as_str(), kind.as_str()) {
@@ -192,7 +193,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The objects of a list and the lines they begin at.
+    /// Returns the objects of a list and the lines on which they begin.
     fn items(&self) -> Result<Vec<(u64, Value)>, ManifestError> {
         match self.syntax {
             Syntax::Json => Ok(self
@@ -215,7 +216,7 @@ impl Reader<'_> {
                 serde_json::from_str(text).map_err(|error| self.error(self.line(error.line() as u64), &error))
             }
             Syntax::Yaml => {
-                // A cluster written to one file is a large document; how deep it may nest stays limited.
+                // A dump of a whole cluster is one large document. Only the limit of the nesting depth stays.
                 let budget = serde_saphyr::budget! {
                     max_buffered_comment_events: usize::MAX,
                     max_events: usize::MAX,
@@ -231,14 +232,14 @@ impl Reader<'_> {
         }
     }
 
-    /// The line of the file that is the given one of the document.
+    /// Converts a line of the document to a line of the file.
     const fn line(&self, in_document: u64) -> u64 {
         self.document.line + in_document.saturating_sub(1)
     }
 
     fn error(&self, line: u64, message: &dyn std::fmt::Display) -> ManifestError {
         let mut message = message.to_string();
-        // Both readers add where it is in the document; the line of the file is what helps.
+        // Both parsers append the line of the document, but the message has the line of the file.
         if let Some(at) = message.rfind(" at line ") {
             message.truncate(at);
         }

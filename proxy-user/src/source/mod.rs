@@ -1,4 +1,4 @@
-//! The other place that objects come from: a folder of manifests, instead of a cluster or beside one.
+//! The other source of objects: a folder of manifests, instead of a cluster or in addition to one.
 
 mod debounce;
 mod documents;

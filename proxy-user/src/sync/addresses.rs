@@ -1,6 +1,6 @@
-//! Which cluster addresses live: at a port that no Service has, clients are refused there, while packets to
-//! addresses without a Service are dropped (kube-proxy's nftables mode). And which are left alone, because another proxy
-//! serves them, or the node itself has them.
+//! The entries of cluster addresses as such. At an undefined port of an address with a Service, clients are refused;
+//! packets to addresses without a Service are dropped (as in kube-proxy's nftables mode). Unmanaged addresses are left
+//! alone, because another proxy serves them or the node itself has them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,24 +17,24 @@ use crate::model::problem::chain;
 use crate::model::{ServiceName, SortedSet, pack};
 use crate::plan::{ServicePlan, Unmanaged};
 
-/// The Services that have an address.
+/// The Services that have each address.
 type Owners = BTreeMap<IpAddr, SortedSet<ServiceName>>;
 
-/// The addresses and whose they are.
+/// The cluster addresses and their Services.
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
     live: Owners,
-    /// Those that are left alone.
+    /// Unmanaged addresses.
     unmanaged: Owners,
-    /// Services of other proxies.
+    /// Services that another proxy serves.
     foreign: BTreeSet<ServiceName>,
-    /// Those whose entries may have to change.
+    /// Addresses whose entries may have to change.
     dirty: BTreeSet<IpAddr>,
     failure: Option<Failure>,
 }
 
 impl Addresses {
-    /// After many have come.
+    /// Rebuilds the tree compactly, after many addresses were added.
     pub(super) fn pack(&mut self) {
         pack(&mut self.live);
     }
@@ -72,23 +72,23 @@ impl Addresses {
         }
     }
 
-    /// How many Services other proxies serve.
+    /// Returns the number of Services that other proxies serve.
     pub(super) fn foreign(&self) -> usize {
         self.foreign.len()
     }
 
-    /// What failed, if anything did.
+    /// Returns the problem of the last failure, if there is one.
     pub(super) fn problem(&self) -> Option<Problem> {
         self.failure.as_ref().map(|failure| failure.problem.clone())
     }
 
-    /// When to try again what failed.
+    /// Returns the time of the retry after a failure.
     pub(super) fn retry(&self) -> Option<Instant> {
         self.failure.as_ref().map(|failure| failure.retry)
     }
 
     fn wanted(&self, address: IpAddr) -> Option<ServiceEntry> {
-        // A Service that serves an address has it, whatever else claims it.
+        // An address with a served Service is managed, even if it is also unmanaged for another Service.
         let kinds = [(&self.live, KIND_ADDRESS), (&self.unmanaged, KIND_UNMANAGED)];
         let found = kinds.into_iter().find(|(owners, _)| owners.contains_key(&address));
         found.map(|(_, kind)| entry(address, kind))
@@ -99,7 +99,7 @@ impl Addresses {
     }
 }
 
-/// The Service has the address no longer.
+/// Removes a Service from the owners of an address.
 fn leave(owners: &mut Owners, address: &IpAddr, name: &ServiceName) {
     if let Some(names) = owners.get_mut(address) {
         names.remove(name);
@@ -109,7 +109,7 @@ fn leave(owners: &mut Owners, address: &IpAddr, name: &ServiceName) {
     }
 }
 
-/// The key that stands for an address.
+/// Returns the key that stands for an address as such.
 const fn key(addr: IpAddr) -> FrontendKey {
     FrontendKey { addr, port: 0, proto: 0, scope: SCOPE_INTERNAL }
 }
@@ -119,7 +119,8 @@ fn entry(address: IpAddr, kind: u8) -> ServiceEntry {
 }
 
 impl Addresses {
-    /// Makes the entries say which addresses live. `full`: looks at all of them. `freed`: there is room that was not there before.
+    /// Writes the entries of addresses that differ. `full`: checks all addresses. `freed`: space was freed, so a failure is
+    /// retried at once.
     pub(super) fn reconcile<S: Store>(
         &mut self,
         writer: &mut Writer<S>,
@@ -158,8 +159,8 @@ impl Addresses {
         }
     }
 
-    /// Takes entries of addresses away where the frontends of these jobs would find no room: an address that is
-    /// dropped at unknown ports, where it should be refused, is better than a Service that no client reaches.
+    /// Removes entries of addresses if the frontends of these jobs would not fit: dropping packets to undefined ports of an
+    /// address, instead of refusing them, is better than a Service that no client reaches.
     pub(super) fn make_room<S: Store>(&mut self, writer: &mut Writer<S>, jobs: &[Job], now: Instant) {
         for v6 in [false, true] {
             let applied = &writer.applied;
@@ -171,7 +172,8 @@ impl Addresses {
             let six = applied.services6;
             let used = if v6 { six } else { applied.services.len() - six };
             let excess = (used + new).saturating_sub(writer.store.capacity().frontends as usize);
-            // Not those that are left alone: without its entry, another's Service is shut.
+            // Keep the entries of unmanaged addresses: without them, the programs drop the packets to another proxy's
+            // Service.
             let is_victim = |(key, entry): &(&FrontendKey, &ServiceEntry)| {
                 is_address(key) && key.addr.is_ipv6() == v6 && entry.kind == KIND_ADDRESS
             };

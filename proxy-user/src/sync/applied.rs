@@ -1,4 +1,4 @@
-//! What is in the maps, as far as we know: it changes only after the write it mirrors succeeded.
+//! The agent's mirror of the maps. It changes only after the mirrored write has succeeded.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -23,16 +23,16 @@ use crate::model::net::IpFamily;
 use crate::model::{SortedSet, pack};
 use crate::plan::ServicePortName;
 
-/// How long things stay in quarantine before they are freed.
+/// Quarantine periods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuarantinePeriods {
-    /// A replaced extent of slots: longer than any program runs.
+    /// Of a replaced extent of slots: longer than any run of a program.
     pub extent: Duration,
-    /// The id of an endpoint or of a Service port.
+    /// Of the id of an endpoint or of a Service port.
     pub id: Duration,
-    /// A bit of the filter; longer while a connection needs it.
+    /// Of a bit of the filter; extended while a connection needs it.
     pub filter: Duration,
-    /// A Maglev table that was replaced: the drain period.
+    /// Of a replaced Maglev table: the drain period.
     pub table: Duration,
 }
 
@@ -47,7 +47,7 @@ impl Default for QuarantinePeriods {
     }
 }
 
-/// The words of `maglev`, without the first one: a base of 0 is "no table".
+/// Returns the allocator of the words of `maglev`. It never frees word 0, because a base of 0 means "no table".
 fn tables(words: u32, hold: Duration) -> ExtentAllocator {
     let mut tables = ExtentAllocator::new(words, hold);
     if tables.restore(0, 0, vec![0]) {
@@ -56,7 +56,7 @@ fn tables(words: u32, hold: Duration) -> ExtentAllocator {
     tables
 }
 
-/// The mirror of the tables, and who owns which number in them.
+/// The mirror of the maps, and the allocators of their ids and extents.
 #[derive(Clone, Debug)]
 pub struct Applied {
     pub services: BTreeMap<FrontendKey, ServiceEntry>,
@@ -67,29 +67,29 @@ pub struct Applied {
     pub extents: ExtentAllocator,
     /// The Maglev tables, by index ([`proxy_common::maglev::index`]).
     pub maglev: BTreeMap<u32, MaglevRow>,
-    /// The previous ones of these.
+    /// The drain periods of the previous tables.
     pub(super) drains: Drains,
-    /// Who owns which words of `maglev`. Of a table it keeps the two halves of the signature.
+    /// The allocator of the words of `maglev`. It identifies a table by the two halves of its signature.
     pub tables: ExtentAllocator,
     /// Ids of Service ports.
     pub ports: IdAllocator<ServicePortName>,
     /// Ids of endpoints.
     pub endpoints: IdAllocator<BackendKey, ByPort>,
-    /// Endpoints that serve.
+    /// Number of active backends.
     pub active: usize,
-    /// Frontends that are spread by open connections.
+    /// Number of frontends whose algorithm uses open connections.
     pub by_load: usize,
-    /// IPv6 frontends.
+    /// Number of IPv6 frontends.
     pub services6: usize,
-    /// Frontends that only say that an address is a cluster address.
+    /// Number of entries that stand for a cluster address, and not for a frontend.
     pub addresses: usize,
-    /// Clients let in, by id of the Service port.
+    /// Source ranges, by id of the Service port.
     pub ranges: BTreeMap<u32, BTreeSet<IpNet>>,
-    /// What is said of the node.
+    /// The content of the maps that describe the node.
     pub node: NodeContents,
     /// The number of each address in [`NodeContents::tunnels`].
     pub tunnels: BTreeMap<IpAddr, u32>,
-    /// Frontends at any address of the node.
+    /// Frontends of node ports, whose address is unspecified.
     pub node_ports: BTreeSet<FrontendKey>,
 }
 
@@ -118,7 +118,7 @@ impl Applied {
         }
     }
 
-    /// Builds trees anew that have grown: they take little more than half of the memory then.
+    /// Rebuilds trees that have grown; afterwards they take little more than half of the memory.
     pub fn pack(&mut self) {
         pack(&mut self.services);
         self.ports.pack();
@@ -126,17 +126,17 @@ impl Applied {
         self.tables.pack();
     }
 
-    /// The endpoints of a Service port that have ids, quarantined or not.
+    /// Returns the endpoints of a Service port that have ids, quarantined or not.
     pub fn endpoints_of(&self, service: u32) -> impl Iterator<Item = (BackendKey, u32)> {
         self.endpoints.index().of(service)
     }
 
-    /// The frontends whose entries carry this id.
+    /// Returns the frontends whose entries have this id.
     pub fn frontends_of(&self, service: u32) -> impl Iterator<Item = &FrontendKey> {
         self.frontends.get(service).into_iter().flatten()
     }
 
-    /// The bits of a frontend: a node port has one for each address of the node that it answers on.
+    /// Returns the filter bits of a frontend: a node port has one for each address on which it answers.
     pub fn frontend_bits(&self, key: &FrontendKey) -> Vec<Bit> {
         if key.port == 0 {
             return Vec::new();
@@ -152,14 +152,14 @@ impl Applied {
         addresses.map(|(address, _)| frontend_bit(&FrontendKey { addr: *address, ..*key })).collect()
     }
 
-    /// The bits of all node ports at an address of the node.
+    /// Returns the filter bits of all node ports at an address of the node.
     pub fn address_bits(&self, address: IpAddr) -> impl Iterator<Item = Bit> {
         let family = IpFamily::of(address);
         let here = self.node_ports.iter().filter(move |key| IpFamily::of(key.addr) == family);
         here.map(move |key| frontend_bit(&FrontendKey { addr: address, ..*key }))
     }
 
-    /// Notes that `write` is done.
+    /// Applies a successful `write` to the mirror.
     pub fn advance(&mut self, write: &Write, now: Instant, sync: u64) {
         match write {
             Write::Name(id, name) => {
@@ -178,7 +178,7 @@ impl Applied {
                     self.filter.remove(backend_bit(&row), now);
                 }
             }
-            // The allocator knows what it handed out; and where programs write, nothing is compared.
+            // The allocators know the content of extents and tables; what the programs write themselves is not mirrored.
             Write::Slots(..) | Write::MaglevTable(..) | Write::Join(..) => {}
             Write::MaglevIndex(index, row) => {
                 let old = if row.word() == 0 {
@@ -294,7 +294,7 @@ impl Applied {
             self.addresses += usize::from(is_address(&key));
             self.services6 += usize::from(key.addr.is_ipv6());
         }
-        // No port has the entries of addresses, whose id is 0.
+        // Entries of addresses have the id 0 and belong to no Service port.
         if entry.id != 0 {
             self.frontends.get_or_default(entry.id).insert(key);
         }
@@ -312,7 +312,7 @@ impl Applied {
     }
 }
 
-/// Whether the key stands for an address, and not for a port of it.
+/// Whether the key stands for an address as such, and not for a frontend.
 pub(super) const fn is_address(key: &FrontendKey) -> bool {
     key.port == 0 && key.proto == 0 && key.scope == SCOPE_INTERNAL
 }
@@ -326,18 +326,18 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    /// Whether the row of that index still has this previous table.
+    /// Whether this table is still the previous one in `row`.
     pub(super) fn is_of(&self, row: &MaglevRow) -> bool {
         row.previous.base == self.base
     }
 }
 
-/// Drain periods, in the order in which they began.
+/// The drain periods, in the order in which they began.
 #[derive(Clone, Debug)]
 pub(super) struct Drains {
     begun: VecDeque<Drain>,
     hold: Duration,
-    /// So many of the first ones end before their time.
+    /// How many drain periods, counted from the first, end early.
     ended: usize,
 }
 
@@ -346,32 +346,32 @@ impl Drains {
         Self { begun: VecDeque::new(), hold, ended: 0 }
     }
 
-    /// The table is the previous one of that index from now on.
+    /// Starts the drain period of `table`, which has become the previous one of this index.
     pub(super) fn begin(&mut self, index: u32, table: MaglevTable, now: Instant) {
         if table.base != 0 {
             self.begun.push_back(Drain { since: now, index, base: table.base });
         }
     }
 
-    /// When the next one is over.
+    /// Returns the end of the first drain period.
     pub(super) fn next_over(&self) -> Option<Instant> {
         let hold = if self.ended == 0 { self.hold } else { Duration::ZERO };
         self.begun.front().map(|drain| drain.since + hold)
     }
 
-    /// Ends all of them with the next sync.
+    /// Ends all drain periods with the next sync.
     pub(super) fn end_all(&mut self) {
         self.ended = self.begun.len();
     }
 
-    /// Those that are over.
+    /// Returns the drain periods that are over.
     pub(super) fn over(&self, now: Instant) -> impl Iterator<Item = &Drain> {
         let is_over =
             move |(number, drain): &(usize, &Drain)| *number < self.ended || drain.since + self.hold <= now;
         self.begun.iter().enumerate().take_while(is_over).map(|(_, drain)| drain)
     }
 
-    /// Forgets those of which the rows say nothing any more.
+    /// Forgets the first drain periods, up to one whose table is still the previous one in its row.
     pub(super) fn forget_done(&mut self, rows: &BTreeMap<u32, MaglevRow>) {
         let is_done = |drain: &mut Drain| !rows.get(&drain.index).is_some_and(|row| drain.is_of(row));
         while self.begun.pop_front_if(is_done).is_some() {

@@ -1,8 +1,8 @@
-//! Comparing the tables with what was written to them, a piece at a time: a change waits for one piece at most.
+//! Compares the maps with the mirror in pieces, so that a change waits for one piece at most.
 //!
-//! Between two pieces the tables change, but only by our own writes, and those are noted here. Arrays are compared
-//! by position. A hash gives its entries in an order of its own; so an entry is missing when a whole walk has not
-//! met it, and the agent has not written it since the walk began.
+//! Between two pieces the agent may write to the maps; [`Audit::note`] records these writes. Arrays are compared by
+//! position. A hash returns its entries in its own order, so an entry counts as missing if a whole walk has not met it and
+//! the agent has not written it since the walk began.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,32 +10,32 @@ use std::ops::Range;
 use super::applied::Applied;
 use crate::maps::{FrontendKey, MapError, Store, Table, Write};
 
-/// What a piece has shown.
+/// The result of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing wrong so far, and there is more.
+    /// No difference so far, and more pieces follow.
     More,
-    /// The last piece: everything is as it was written.
+    /// The last piece: no difference.
     Clean,
-    /// Something is not.
+    /// A difference was found.
     Differs,
 }
 
-/// A comparison under way.
+/// A comparison in progress.
 #[derive(Debug, Default)]
 pub(super) struct Audit {
-    /// Tables that are done, in the order of [`Table::ALL`].
+    /// Number of compared tables, in the order of [`Table::ALL`].
     pub(super) done: usize,
-    /// Where the next piece begins, as the table counts; `None` at its start.
+    /// Position in the table at which the next piece begins; `None` at its start.
     place: Option<u32>,
-    /// Frontends that are certainly there.
+    /// Frontends that are certainly in the maps.
     frontends: BTreeSet<FrontendKey>,
-    /// Ids whose names are certainly there.
+    /// Ids whose names are certainly in the map.
     names: BTreeSet<u32>,
 }
 
 impl Audit {
-    /// Notes that `write` was done.
+    /// Records a successful `write`.
     pub(super) fn note(&mut self, write: &Write) {
         match write {
             Write::Service(key, _) => {
@@ -54,7 +54,7 @@ impl Audit {
         }
     }
 
-    /// Compares about `piece` entries; returns whether they are right.
+    /// Compares about `piece` entries; returns whether they equal the mirror.
     pub(super) fn compare(
         &mut self,
         store: &mut impl Store,
@@ -94,7 +94,7 @@ impl Audit {
                 (extents().all(|(base, ids)| holds(base, ids)), (end > start).then_some(end))
             }
             Table::Maglev => {
-                // A table is some hundred words.
+                // A Maglev table has some hundred words, so a piece reads fewer of them.
                 let end = applied.maglev.last_key_value().map_or(0, |(index, _)| index + 1);
                 let (range, next) = part(start, (piece / 128).max(1), end);
                 let found = store.read_range(table, range.clone())?.maglev;
@@ -120,7 +120,7 @@ impl Audit {
         Ok(is_right)
     }
 
-    /// A piece of a hash.
+    /// Compares a piece of a hash. Returns whether it equals the mirror, and the position of the next piece.
     fn walk(
         &mut self,
         table: Table,
@@ -146,7 +146,7 @@ impl Audit {
     }
 }
 
-/// A part of an array of which `len` elements count, and where the next part begins.
+/// Returns the next part of an array with `len` used elements, and the start of the part after it.
 fn part(start: u32, piece: u32, len: u32) -> (Range<u32>, Option<u32>) {
     let end = start.saturating_add(piece).min(len);
     (start.min(end)..end, (end < len).then_some(end))

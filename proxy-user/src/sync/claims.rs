@@ -1,13 +1,13 @@
-//! Which Service port a frontend belongs to when more than one asks for it.
+//! The owner of a frontend that more than one Service port asks for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{Problem, SortedMap, pack};
 use crate::plan::{Frontend, FrontendKind, Scope, ServicePlan, ServicePortName};
 
-/// A port that asks for a frontend. The least of all claims has it: a cluster address beats every other kind,
-/// then the older Service, then the name that sorts first. So a Service cannot take over an address by asking for it
-/// later (GHSA-q6h5-q3q6-f87x was such a bug elsewhere).
+/// The claim of a Service port to a frontend. The lowest claim wins: a cluster address before every other kind, then the
+/// older Service, then the name that sorts first. So a Service cannot take over an address by asking for it later
+/// (GHSA-q6h5-q3q6-f87x was such a bug elsewhere).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Claim {
     not_cluster_ip: bool,
@@ -15,26 +15,26 @@ struct Claim {
     port: ServicePortName,
 }
 
-/// All claims of all Services. Who has an address and port has it for all clients: the scopes are not told apart.
+/// All claims of all Services. A Service port owns an address and port for clients of both scopes.
 #[derive(Clone, Debug, Default)]
 pub struct Claims {
-    /// Sorted; most frontends have one.
+    /// Sorted claims of each frontend; most frontends have one.
     claims: BTreeMap<Frontend, SortedMap<Claim, ()>>,
     contested: BTreeSet<Frontend>,
 }
 
 impl Claims {
-    /// After many claims have come.
+    /// Rebuilds the tree compactly, after many claims were added.
     pub fn pack(&mut self) {
         pack(&mut self.claims);
     }
 
-    /// The port that has the frontend.
+    /// Returns the Service port that owns the frontend.
     pub fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
         self.claims.get(&any_scope(frontend))?.keys().next().map(|claim| &claim.port)
     }
 
-    /// Replaces the claims of one Service; the ports for which a frontend came or went are added to `touched`.
+    /// Replaces the claims of one Service; adds the Service ports that won or lost a frontend to `touched`.
     pub fn replace(
         &mut self,
         old: Option<&ServicePlan>,
@@ -74,7 +74,7 @@ impl Claims {
         }
     }
 
-    /// One for every claim that lost.
+    /// Returns a problem for every claim that lost.
     pub fn problems(&self) -> impl Iterator<Item = Problem> {
         self.contested.iter().filter_map(|frontend| self.claims.get_key_value(frontend)).flat_map(
             |(frontend, claims)| {

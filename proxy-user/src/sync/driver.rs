@@ -1,4 +1,4 @@
-//! The one task that owns the cluster, the mirror and the maps.
+//! The task that alone owns the cluster state, the mirror and the maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
@@ -23,26 +23,27 @@ mod audits;
 mod early;
 mod span;
 
-/// Events taken in before a sync, at most; so many that a list of everything is one sync.
+/// The most events taken before a sync: enough that a list of all objects is one sync.
 const AT_ONCE: usize = 65_536;
 
-/// Services that one sync has planned, from which on trees are built anew, if they are most of all: a list has come.
+/// The driver rebuilds its trees compactly after a sync that planned more Services than this, if these are more than half
+/// of all: such a sync took a full list.
 const MANY: usize = 1000;
 
-/// How often the driver does what.
+/// Periods and settings of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverSettings {
-    /// The least time between two syncs. A change that comes alone does not wait.
+    /// Minimum time between two syncs. A single change does not wait.
     pub min_sync_period: Duration,
-    /// How often the tables are compared with what was written to them.
+    /// Period of the comparison of the maps with the mirror.
     pub sync_period: Duration,
-    /// How long things stay in quarantine before they are freed.
+    /// Quarantine periods.
     pub holds: QuarantinePeriods,
-    /// How Services are planned.
+    /// Settings of the planning of Services.
     pub plan: PlanSettings,
-    /// How the node is seen.
+    /// Settings of the planning of the node.
     pub node: NodeSettings,
-    /// How long it takes until an endpoint that joins others has its whole share; 0: no time.
+    /// Time until an endpoint that joins others has its full share; 0: no slow start.
     pub slow_start: Duration,
 }
 
@@ -59,44 +60,44 @@ impl Default for DriverSettings {
     }
 }
 
-/// What is known and done before all is listed.
+/// State of the time before all objects are listed.
 #[derive(Debug, Default)]
 struct Early {
-    /// No earlier agent has programmed a Service. Where one has, its view of the node stays: it knew the cluster.
+    /// No earlier agent has programmed a Service. If one has, its entries of the node stay, because it knew the cluster.
     is_first: bool,
     /// A static Service may have changed.
     is_due: bool,
 }
 
-/// Takes events in and keeps the maps up to date.
+/// Takes events and keeps the maps up to date.
 pub struct Driver<S> {
     pub(super) reconciler: Reconciler<S>,
     pub(super) cluster: Cluster,
     pub(super) settings: DriverSettings,
     changed: BTreeSet<ServiceName>,
-    /// What the node is like may have changed.
+    /// The plan of the node may have to change.
     is_node_new: bool,
-    /// A Service has or had DSR: flows that began so go on, so it stays.
+    /// A Service has or had DSR. Never cleared, because flows that began with DSR continue.
     has_dsr: bool,
-    /// When the oldest change that waits came in.
+    /// Arrival time of the oldest change that waits for a sync.
     waiting_since: Option<Instant>,
     last_sync: Option<Instant>,
     next_audit: Instant,
-    /// When a comparison that is under way goes on.
+    /// Time of the next piece of the comparison in progress.
     next_piece: Option<Instant>,
-    /// The last comparison could not be made: the maps cannot be read.
+    /// The last comparison failed, because the maps could not be read.
     is_unreadable: bool,
     triggers: Triggers,
     slow_start: SlowStart,
     early: Early,
     ledger: Ledger,
     status: watch::Sender<Status>,
-    /// Questions of an audit; `None`: there is no audit.
+    /// Questions of the audit; `None`: there is no audit.
     questions: Option<mpsc::Receiver<Question>>,
 }
 
 impl<S: Store> Driver<S> {
-    /// Reads the maps back; writes nothing. `node` is this node as far as it is known without the API server.
+    /// Recovers the state from the maps; writes nothing. `node` is this node as far as it is known without the API server.
     pub fn new(store: S, node: NodeView, settings: DriverSettings) -> Result<Self, MapError> {
         let now = Instant::now();
         let reconciler = Reconciler::recover(store, settings.holds, now.into_std())?;
@@ -125,29 +126,29 @@ impl<S: Store> Driver<S> {
         })
     }
 
-    /// Asks these connections which bits of the filter they need.
+    /// Sets the source that tells which filter bits and ids open connections need.
     #[must_use]
     pub fn with_flows(self, flows: Box<dyn FlowUse + Send>) -> Self {
         Self { reconciler: self.reconciler.with_flows(flows), ..self }
     }
 
-    /// Answers these questions between two syncs.
+    /// Sets the questions that the driver answers between two syncs.
     #[must_use]
     pub fn with_questions(self, questions: mpsc::Receiver<Question>) -> Self {
         Self { questions: Some(questions), ..self }
     }
 
-    /// Snapshots, a new one after each sync.
+    /// Returns a receiver of status snapshots; each sync publishes a new one.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
     }
 
-    /// Which edition of each Service is programmed.
+    /// Returns the record of the version of each Service that is programmed.
     pub fn programmed(&self) -> Programmed {
         self.ledger.programmed()
     }
 
-    /// Runs until every sender of `events` is gone, and gives the tables back. What is programmed stays.
+    /// Runs until every sender of `events` is dropped, then returns the store. The maps keep their content.
     /// Dropping the future is safe at any time: a sync is never interrupted.
     pub async fn run(mut self, mut events: mpsc::Receiver<Event>) -> S {
         let mut questions = self.questions.take();
@@ -171,20 +172,20 @@ impl<S: Store> Driver<S> {
             } else {
                 self.work_early();
             }
-            // Receivers need not wake up for this.
+            // Returning `false` does not wake the receivers.
             self.status.send_if_modified(|status| {
                 status.progress = Some(Instant::now());
                 false
             });
         }
-        // What came in last may still wait for its period.
+        // The last changes may still wait for the minimum sync period.
         if !self.changed.is_empty() && self.cluster.has_listed_all() {
             self.sync(Instant::now(), false);
         }
         self.reconciler.into_store()
     }
 
-    /// When there is something to do even without an event.
+    /// Returns the time of the next work that needs no event.
     fn wake(&mut self) -> Instant {
         if !self.cluster.has_listed_all() {
             return self.early_wake();
@@ -199,9 +200,9 @@ impl<S: Store> Driver<S> {
         grows.into_iter().fold(next.min(audit), Instant::min)
     }
 
-    /// When the next sync may be; the first one at `now`.
+    /// Returns the earliest time of the next sync: the minimum period after the last one; `now` if there was none.
     fn earliest(&self, now: Instant) -> Instant {
-        // A millisecond at least: a clock that has not moved must not keep the task busy.
+        // At least a millisecond, so that the task does not spin while the clock stands still.
         let period = self.settings.min_sync_period.max(Duration::from_millis(1));
         self.last_sync.map_or(now, |last| last + period)
     }
@@ -244,7 +245,7 @@ impl<S: Store> Driver<S> {
         });
     }
 
-    /// Does what is due; changes come first.
+    /// Does the work that is due: a sync first, then a piece of the comparison.
     fn work(&mut self) {
         let now = Instant::now();
         let due = self.reconciler.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
@@ -258,7 +259,8 @@ impl<S: Store> Driver<S> {
         }
     }
 
-    /// The new plan of the node, if there may be one.
+    /// Plans the node again and hands the plan to the reconciler; `None` if nothing has changed or the host is not known
+    /// yet.
     fn plan_node(&mut self) -> Option<NodePlan> {
         let host = self.cluster.host().filter(|_| self.is_node_new)?;
         let ranges = self.cluster.service_cidrs();
@@ -269,7 +271,8 @@ impl<S: Store> Driver<S> {
             plan.set_tunnels(&own, self.cluster.others().map(|nodes| nodes.values().flatten()));
         }
         if !self.cluster.has_listed_all() {
-            // It is not known yet which addresses of these ranges are no Service's, and what the cluster says of the node.
+            // Before all objects are listed, the agent does not know which addresses of these ranges belong to no Service,
+            // nor what the API server says about the node.
             plan.service_cidrs.clear();
             plan.problems.clear();
         }
@@ -278,7 +281,7 @@ impl<S: Store> Driver<S> {
         Some(plan)
     }
 
-    /// `begun` is before the reading of the tables, where they are being repaired.
+    /// Runs a sync that began at `begun`; for a repair, that is the time before the maps were read.
     fn sync(&mut self, begun: Instant, repairs: bool) {
         let full = repairs || self.reconciler.is_full_due();
         let span = span::begin(full);
@@ -296,7 +299,8 @@ impl<S: Store> Driver<S> {
             .collect();
         let services = plans.len();
         let has_own = |plan: &ServicePlan| plan.unmanaged.values().any(|reason| *reason == Unmanaged::Own);
-        // A range that holds an address of the node is a problem, unless the address is a Service's.
+        // Plan the node again: a service CIDR that contains an address of the node is a problem, unless a Service has this
+        // address.
         self.is_node_new |=
             plans.iter().any(|(name, plan)| plan.iter().chain(self.reconciler.plan(name)).any(has_own));
         if !self.has_dsr && plans.values().flatten().any(ServicePlan::has_dsr) {
@@ -352,7 +356,7 @@ impl<S: Store> Driver<S> {
     }
 }
 
-/// The next question; never, when the audit has ended.
+/// Waits for the next question; waits for ever once the audit has ended.
 async fn next(questions: &mut Option<mpsc::Receiver<Question>>) -> Question {
     if let Some(receiver) = questions {
         if let Some(question) = receiver.recv().await {
@@ -363,7 +367,7 @@ async fn next(questions: &mut Option<mpsc::Receiver<Question>>) -> Question {
     std::future::pending().await
 }
 
-/// The kind of object that an event is about; `None`: the machine.
+/// Returns the kind of object that an event concerns; `None` for the host.
 fn kind_of(event: &Event) -> Option<Kind> {
     Some(match event {
         Event::Apply(Object::Service(_)) | Event::Delete(Key::Service(_)) | Event::Static { .. } => {

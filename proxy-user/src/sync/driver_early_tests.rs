@@ -1,4 +1,4 @@
-//! Static Services, before the API server has told anything.
+//! Static Services before the API server has listed its objects.
 
 use proxy_common::service::KIND_CLUSTER_IP;
 
@@ -8,7 +8,7 @@ fn statics(services: Vec<Service>, slices: Vec<EndpointSlice>) -> Event {
     Event::Static { services, slices }
 }
 
-/// Whatever the earlier agent wrote is still there, as it was.
+/// Asserts that all entries of the earlier agent are unchanged.
 fn assert_kept(before: &Contents, after: &Contents) {
     for (key, entry) in &before.services {
         assert_eq!(after.services.get(key), Some(entry), "{key:?}");
@@ -37,7 +37,7 @@ async fn the_first_agent_serves_them_at_once_and_the_cluster_comes_later() {
     assert_eq!(driver.seen(), BTreeMap::from([(vip(200), 2)]));
     let status = driver.status.borrow().clone();
     assert!(status.statics_synced && !status.synced && !status.services_listed);
-    // Part of what the cluster has would be wrong: a Service without its endpoints.
+    // A part of the cluster's objects must not be programmed: it would be a Service without endpoints.
     driver.send(Event::Reset(Listing::Services(vec![service("a", 1)]))).await;
     driver.send(statics(vec![service("vip", 200)], vec![slice("vip", 1..2)])).await;
     pass(MOMENT).await;
@@ -69,7 +69,7 @@ async fn what_an_earlier_agent_programmed_stays_until_all_is_listed() {
     let after = next.tables.0.lock().unwrap().contents().clone();
     assert_kept(&before, &after);
     assert_eq!(before.node, after.node, "of the node, the earlier agent knew more");
-    // One that leaves the folder stays too: it may be the cluster's.
+    // A Service that leaves the folder stays, too: the cluster may have it.
     next.send(statics(vec![], vec![])).await;
     pass(Duration::from_mins(5)).await;
     assert_eq!(next.seen().len(), 3);

@@ -1,4 +1,4 @@
-//! What the driver says of itself when not everything can be programmed.
+//! The status of the driver if not everything can be programmed.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The driver, and endpoints that start slowly.
+//! Slow start in the driver.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn the_share_of_an_endpoint_that_joins_others_grows_step_by_step() {
     assert!(driver.status.borrow().sync_duration.count() <= syncs + 2, "nothing is left to grow");
 }
 
-/// Slots of two endpoints with ten, and one with so many, without what they have in common.
+/// Returns the slots of two endpoints with share 10 and one with share `step`, divided by the greatest common divisor.
 fn shares(step: u32) -> usize {
     let common =
         (1..=10).rev().find(|one| step.is_multiple_of(*one) && 10_u32.is_multiple_of(*one)).unwrap_or(1);

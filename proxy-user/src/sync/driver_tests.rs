@@ -1,4 +1,4 @@
-//! The driver under a clock that only moves when everything waits.
+//! The driver under a paused clock, which advances only when all tasks wait.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -28,15 +28,15 @@ use crate::plan::Scope;
 use crate::sync::tests::generator;
 use crate::sync::{NodeFate, Status};
 
-/// Tables that a test can look at while a driver has them, and what the driver did with them.
+/// Tables that a test can read while a driver uses them, and the driver's operations on them.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<MemoryStore>>, Arc<Mutex<Vec<Done>>>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Done {
-    /// Everything was read.
+    /// All tables were read.
     All,
-    /// So many entries were read.
+    /// This number of entries was read.
     Piece(usize),
     Write,
 }
@@ -116,7 +116,7 @@ impl Running {
         Self::start(Shared::new())
     }
 
-    /// One with 250 Services of 20 endpoints each, and what it does from now on.
+    /// Starts a driver with 250 Services of 20 endpoints each; also returns its operations from now on.
     async fn with_many() -> (Self, Arc<Mutex<Vec<Done>>>) {
         let driver = Self::new();
         let names: Vec<_> = (0..250).map(|number| format!("s{number}")).collect();
@@ -137,7 +137,7 @@ impl Running {
         self.send(Event::Reset(Listing::Slices(slices))).await;
     }
 
-    /// Addresses behind each frontend.
+    /// Returns the number of slots of each frontend, by address.
     fn seen(&self) -> BTreeMap<IpAddr, usize> {
         let store = self.tables.0.lock().unwrap();
         store.contents().services.iter().map(|(key, entry)| (key.addr, entry.slot_count as usize)).collect()
@@ -218,7 +218,7 @@ async fn drift_is_repaired_within_a_sync_period_and_counted() {
     pass(Duration::from_secs(30)).await;
     assert_eq!(driver.seen(), BTreeMap::from([(vip(1), 3)]));
     let status = driver.status.borrow().clone();
-    // The frontend, and the entry that says that its address lives.
+    // The frontend, and the entry of its address.
     assert_eq!((status.drift, status.audits, status.audit_failures), (2, 1, 0));
 }
 
@@ -226,7 +226,7 @@ async fn drift_is_repaired_within_a_sync_period_and_counted() {
 async fn a_change_waits_for_one_piece_of_a_comparison_at_most() {
     let (driver, done) = Running::with_many().await;
     for change in 0..8 {
-        // Somewhere in a comparison; each time a bit further.
+        // Wait for a position in the comparison, each time a bit further.
         let before = driver.status.borrow().audits;
         while done.lock().unwrap().len() < 1 + 4 * change {
             pass(Duration::from_millis(1)).await;
@@ -256,7 +256,7 @@ async fn pieces_are_small_and_nothing_is_read_as_a_whole() {
     let entries: usize =
         pieces.iter().map(|done| if let Done::Piece(entries) = done { *entries } else { 0 }).sum();
     assert!(entries >= 2 * 250 * 20, "backends and slots, and more: {entries}");
-    // A walk ends with a bucket, an extent with its last slot.
+    // A piece may exceed its size: a walk ends at the end of a bucket, and an extent is read as a whole.
     let is_small =
         |done: &Done| matches!(done, Done::Piece(entries) if *entries <= 2 * super::audits::PIECE as usize);
     assert!(pieces.iter().all(is_small), "{pieces:?}");
@@ -306,7 +306,7 @@ async fn full_and_partial_syncs_are_told_apart_and_programming_is_measured() {
         )
     };
     assert_eq!(counts(&driver.status.borrow()), (1, 1, 0));
-    // The annotation is in the time of the wall, which is not paused.
+    // The annotation uses the wall clock, which is not paused.
     let triggered = Some(std::time::SystemTime::now());
     driver.send(Event::Apply(Object::Slice(EndpointSlice { triggered, ..slice("a", 1..5) }))).await;
     pass(MOMENT).await;
@@ -340,7 +340,7 @@ async fn a_local_policy_without_local_endpoints_is_counted() {
     assert_eq!(count(), 0);
 }
 
-/// A machine that has these addresses itself.
+/// Returns the event of a host that has these addresses itself.
 fn machine(addresses: &[IpAddr]) -> Event {
     let addresses = addresses.iter().copied().collect();
     let devices = [(7, HostDevice { addresses, ..HostDevice::default() })].into();

@@ -1,4 +1,4 @@
-//! Plans as entries of maps.
+//! Converts plans to map entries.
 
 use proxy_common::backend::{
     BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL, BACKEND_TERMINATING,
@@ -21,7 +21,7 @@ use crate::plan::{
     ServicePortName,
 };
 
-/// The key of a frontend in the maps.
+/// Returns the key of a frontend in the maps.
 pub(super) fn frontend_key(frontend: &Frontend) -> FrontendKey {
     FrontendKey {
         addr: frontend.address,
@@ -34,12 +34,12 @@ pub(super) fn frontend_key(frontend: &Frontend) -> FrontendKey {
     }
 }
 
-/// The bits that are set.
+/// Returns the bits whose flag is `true`, combined.
 pub(super) fn bits<T: Default + std::ops::BitOr<Output = T>>(all: impl IntoIterator<Item = (bool, T)>) -> T {
     all.into_iter().filter(|(is_set, _)| *is_set).fold(T::default(), |bits, (_, bit)| bits | bit)
 }
 
-/// The row of an endpoint that serves. `tunnel`: the number of its node's address, or 0.
+/// Returns the row of an active backend. `tunnel`: the number of its node's address in `tunnels`, or 0.
 pub(super) fn backend_row(
     service: u32,
     port: &ServicePortName,
@@ -58,7 +58,7 @@ pub(super) fn backend_row(
     Backend { addr: at.address, port: at.port, proto, state: BACKEND_ACTIVE, service, flags }
 }
 
-/// The entry of a frontend; where its slots are comes later.
+/// Returns the entry of a frontend, without the extent of its slots.
 pub(super) fn service_entry(
     service: u32,
     key: &FrontendKey,
@@ -78,7 +78,7 @@ pub(super) fn service_entry(
             (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
             (frontend.access != Access::Unrestricted, SERVICE_SOURCE_RANGES),
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
-            // The last endpoint is never skipped, so a frontend with one endpoint need not look.
+            // Ejection never skips the last endpoint, so a frontend with one endpoint needs no check.
             (port.ejects && port.slot_count(frontend) > 1, SERVICE_EJECTS),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
         ]),
@@ -92,7 +92,7 @@ pub(super) fn service_entry(
     }
 }
 
-/// Whether a frontend spreads clients outside by Maglev, whatever the algorithm inside.
+/// Whether a frontend uses Maglev for clients outside, whatever its algorithm for clients inside.
 fn is_maglev_outside(port: &PortPlan, frontend: &FrontendPlan) -> bool {
     port.maglev_outside && frontend.kind != FrontendKind::ClusterIp
 }
@@ -103,7 +103,8 @@ pub(super) fn needs_table(port: &PortPlan, frontend: &FrontendPlan) -> bool {
     is_hash && (2..=maglev::MOST as usize).contains(&port.slot_count(frontend))
 }
 
-/// The slots of endpoints with these ids and weights: in the order of ids; by turns where weights count.
+/// Returns the slots of endpoints with these (id, weight) pairs: one slot each, in the order of ids; if the weights differ
+/// and the algorithm repeats slots, as many slots as the weight says, evenly spread.
 pub(super) fn slots(mut endpoints: Vec<(u32, u32)>, algorithm: Algorithm) -> Vec<u32> {
     endpoints.sort_unstable();
     let is_even = endpoints.windows(2).all(|pair| pair[0].1 == pair[1].1);
@@ -114,7 +115,7 @@ pub(super) fn slots(mut endpoints: Vec<(u32, u32)>, algorithm: Algorithm) -> Vec
     weights::slots(&weights).into_iter().filter_map(|at| endpoints.get(at)).map(|(id, _)| *id).collect()
 }
 
-/// The frontend of a key; `None` for a key that no plan could ask for.
+/// Returns the frontend of a key; `None` for a key that no plan can have.
 pub(super) fn frontend_of(key: &FrontendKey) -> Option<Frontend> {
     let scopes = [Scope::Internal, Scope::External];
     let protocol = Protocol::from_number(key.proto)?;

@@ -1,4 +1,4 @@
-//! Who owns which part of `slots`.
+//! The allocator of the extents of `slots`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -6,35 +6,36 @@ use std::time::{Duration, Instant};
 use super::ids::Quarantine;
 use crate::model::pack;
 
-/// No free part of `slots` is long enough.
+/// The error if no free range of `slots` is long enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom {
-    /// Slots asked for.
+    /// Requested slots.
     pub wanted: u32,
-    /// Slots in the longest free part.
+    /// Slots in the longest free range.
     pub longest: u32,
-    /// Free slots altogether.
+    /// Free slots in total.
     pub free: u32,
 }
 
-/// A part of `slots` in use. It is written once, before anything refers to it, and never changed.
+/// An extent in use. It is written once, before any entry refers to it, and never changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Extent {
     service: u32,
-    /// Sorted backend ids, one for each slot; empty when they were not written.
+    /// Backend ids in the order of the slots; empty if writing them failed. For a Maglev table: the halves of its
+    /// signature.
     ids: Box<[u32]>,
     len: u32,
     refs: u32,
     quarantine: Option<Quarantine>,
 }
 
-/// Hands out extents of `slots`, best fit, and takes them back after their quarantine.
+/// Allocates extents of `slots` by best fit, and frees them after their quarantine.
 #[derive(Clone, Debug)]
 pub struct ExtentAllocator {
     free: BTreeMap<u32, u32>,
     free_by_len: BTreeSet<(u32, u32)>,
     used: BTreeMap<u32, Extent>,
-    /// Service ports, with the first slots of their extents.
+    /// Pairs of a Service port's id and the first slot of one of its extents.
     by_service: BTreeSet<(u32, u32)>,
     quarantined: BTreeSet<(Quarantine, u32)>,
     slots_used: u32,
@@ -43,7 +44,8 @@ pub struct ExtentAllocator {
 }
 
 impl ExtentAllocator {
-    /// All of `capacity` slots are free; what is released stays in quarantine for `hold` and at least until the next sync.
+    /// Creates an allocator of `capacity` free slots. A released extent stays in quarantine for `hold`, and at least until
+    /// the next sync.
     pub fn new(capacity: u32, hold: Duration) -> Self {
         let mut extents = Self {
             free: BTreeMap::new(),
@@ -59,67 +61,67 @@ impl ExtentAllocator {
         extents
     }
 
-    /// After many were handed out.
+    /// Rebuilds the trees compactly, after many allocations.
     pub fn pack(&mut self) {
         pack(&mut self.used);
         self.by_service = std::mem::take(&mut self.by_service).into_iter().collect();
     }
 
-    /// Slots in use, quarantined ones included.
+    /// Returns the number of slots in use, quarantined ones included.
     pub fn slots_used(&self) -> u32 {
         self.slots_used
     }
 
-    /// The first slots of this Service port's extents.
+    /// Returns the first slots of the extents of a Service port.
     fn of(&self, service: u32) -> impl Iterator<Item = u32> {
         self.by_service.range((service, 0)..=(service, u32::MAX)).map(|(_, base)| *base)
     }
 
-    /// An extent of this Service port that holds these sorted ids.
+    /// Returns an extent of this Service port that holds exactly these ids.
     pub fn find(&self, service: u32, ids: &[u32]) -> Option<u32> {
         let bases = || self.of(service);
-        // A live one first, so that those in quarantine may go.
+        // Prefer a referenced extent, so that extents in quarantine can be freed.
         let holds = |base: &u32| self.used.get(base).is_some_and(|extent| *extent.ids == *ids);
         let lives = |base: &u32| self.used.get(base).is_some_and(|extent| extent.refs > 0);
         bases().filter(holds).find(lives).or_else(|| bases().find(holds))
     }
 
-    /// What an extent holds; `None` when there is none of that length.
+    /// Returns the ids in the extent at `base`; `None` if there is none of length `len`.
     pub fn ids(&self, base: u32, len: u32) -> Option<&[u32]> {
         self.used.get(&base).filter(|extent| extent.len == len).map(|extent| &*extent.ids)
     }
 
-    /// Every extent in use and what it should hold: (first slot, sorted ids).
+    /// Returns every written extent: (first slot, ids).
     pub fn iter(&self) -> impl Iterator<Item = (u32, &[u32])> {
         self.from(0)
     }
 
-    /// The same, from this slot on.
+    /// Returns the written extents that begin at slot `base` or later.
     pub fn from(&self, base: u32) -> impl Iterator<Item = (u32, &[u32])> {
         let written = self.used.range(base..).filter(|(_, extent)| !extent.ids.is_empty());
         written.map(|(base, extent)| (*base, &*extent.ids))
     }
 
-    /// Extents in quarantine: (Service port, first slot, sorted ids).
+    /// Returns the extents in quarantine: (Service port, first slot, ids).
     pub fn quarantined(&self) -> impl Iterator<Item = (u32, u32, &[u32])> {
         let extents = self.quarantined.iter().filter_map(|(_, base)| self.used.get_key_value(base));
         extents.map(|(base, extent)| (extent.service, *base, &*extent.ids))
     }
 
-    /// Backend ids in extents of this Service port that an entry refers to.
+    /// Returns the backend ids in those extents of a Service port to which an entry refers.
     pub fn live_ids(&self, service: u32) -> BTreeSet<u32> {
         let extents = self.of(service).filter_map(|base| self.used.get(&base));
         let live = extents.filter(|extent| extent.refs > 0);
         live.flat_map(|extent| extent.ids.iter().copied()).collect()
     }
 
-    /// A new extent for these sorted ids, of which there is at least one. Nothing refers to it yet.
+    /// Allocates an extent for these ids, at least one. No entry refers to it yet.
     pub fn allocate(&mut self, service: u32, ids: Vec<u32>) -> Result<u32, NoRoom> {
         let len = ids.len() as u32;
         self.allocate_for(service, ids, len)
     }
 
-    /// A new extent of so many slots for what these numbers stand for.
+    /// Allocates an extent of `len` slots that is identified by `ids`: for a Maglev table, the halves of its signature.
     pub fn allocate_for(&mut self, service: u32, ids: Vec<u32>, len: u32) -> Result<u32, NoRoom> {
         let Some(&(free_len, base)) = self.free_by_len.range((len, 0)..).next() else {
             return Err(NoRoom {
@@ -134,13 +136,13 @@ impl ExtentAllocator {
         Ok(base)
     }
 
-    /// Takes over an extent found in the maps; `false` if it lies outside or over another one.
+    /// Takes over an extent found in the maps; `false` if it is outside of the table or overlaps another extent.
     pub fn restore(&mut self, service: u32, base: u32, ids: Vec<u32>) -> bool {
         let len = ids.len() as u32;
         self.restore_for(service, base, ids, len)
     }
 
-    /// The same of an extent of so many slots for what these numbers stand for.
+    /// As [`ExtentAllocator::restore`], for an extent of `len` slots that is identified by `ids`.
     pub fn restore_for(&mut self, service: u32, base: u32, ids: Vec<u32>, len: u32) -> bool {
         if let Some(known) = self.used.get(&base) {
             return known.len == len && known.service == service;
@@ -157,7 +159,7 @@ impl ExtentAllocator {
         true
     }
 
-    /// An entry of `services` refers to it from now on.
+    /// Adds a reference from an entry of `services`; ends the quarantine of the extent.
     pub fn reference(&mut self, base: u32, len: u32) {
         if let Some(extent) = self.used.get_mut(&base).filter(|extent| extent.len == len) {
             extent.refs += 1;
@@ -167,7 +169,7 @@ impl ExtentAllocator {
         }
     }
 
-    /// One entry less refers to it; after the last one it enters quarantine.
+    /// Removes a reference; the extent enters quarantine after the last one.
     pub fn release(&mut self, base: u32, len: u32, now: Instant, sync: u64) {
         if let Some(extent) = self.used.get_mut(&base).filter(|extent| extent.len == len) {
             extent.refs = extent.refs.saturating_sub(1);
@@ -175,7 +177,7 @@ impl ExtentAllocator {
         }
     }
 
-    /// Begins its quarantine if nothing refers to it.
+    /// Starts the quarantine of the extent if no entry refers to it.
     pub fn retire(&mut self, base: u32, now: Instant, sync: u64) {
         if let Some(extent) =
             self.used.get_mut(&base).filter(|extent| extent.refs == 0 && extent.quarantine.is_none())
@@ -186,7 +188,7 @@ impl ExtentAllocator {
         }
     }
 
-    /// Begins the quarantine of all that nothing refers to.
+    /// Starts the quarantine of all extents to which no entry refers.
     pub fn retire_unreferenced(&mut self, now: Instant, sync: u64) {
         let bases: Vec<u32> = self.used.keys().copied().collect();
         for base in bases {
@@ -194,18 +196,18 @@ impl ExtentAllocator {
         }
     }
 
-    /// Its slots were not all written: nothing may ever refer to it.
+    /// Marks an extent whose slots were not all written, so that no entry ever refers to it.
     pub fn spoil(&mut self, base: u32) {
         if let Some(extent) = self.used.get_mut(&base) {
             extent.ids = Box::default();
         }
     }
 
-    /// Frees what is out of quarantine; says how many extents that were.
+    /// Frees the extents whose quarantine is over; returns their number.
     pub fn free_rested(&mut self, now: Instant, sync: u64) -> usize {
         let mut freed = 0;
         while let Some((quarantine, base)) = self.quarantined.first().copied() {
-            // The order is by time, and the later of two syncs is never the earlier in time.
+            // The set is sorted by time, and of two syncs the one with the higher number is never earlier.
             if !quarantine.is_over(now, sync, self.hold) {
                 break;
             }
@@ -220,7 +222,7 @@ impl ExtentAllocator {
         freed
     }
 
-    /// When the next extent is out of quarantine.
+    /// Returns the end of the quarantine that ends first.
     pub fn next_rested(&self) -> Option<Instant> {
         self.quarantined.first().map(|(quarantine, _)| quarantine.since + self.hold)
     }

@@ -1,4 +1,4 @@
-//! Which bits of the filter are set, who needs them, and when unused ones may be cleared.
+//! The bits of the prefilter: which are set, how many entries need each, and when unused ones may be cleared.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,15 +12,15 @@ use crate::maps::{Backend, FrontendKey, Write};
 /// A bit: (word, mask).
 use crate::maps::FilterBit as Bit;
 
-/// How much longer a bit stays in quarantine that a connection still needs.
+/// By how much the quarantine of a bit is extended that a connection still needs.
 const IN_USE: Duration = Duration::from_hours(1);
 
-/// The bit of a frontend.
+/// Returns the bit of a frontend.
 pub fn frontend_bit(key: &FrontendKey) -> Bit {
     bit(Role::Frontend, key.addr, key.port, key.proto)
 }
 
-/// The bit of an endpoint.
+/// Returns the bit of an endpoint.
 pub fn backend_bit(row: &Backend) -> Bit {
     bit(Role::Backend, row.addr, row.port, row.proto)
 }
@@ -32,7 +32,7 @@ fn bit(role: Role, addr: IpAddr, port: u16, proto: u8) -> Bit {
     }
 }
 
-/// The filter as it is in the map, and the entries behind each bit.
+/// The mirror of the filter in the map, and how many entries need each bit.
 #[derive(Clone, Debug)]
 pub struct Filter {
     words: Vec<u64>,
@@ -41,12 +41,12 @@ pub struct Filter {
     hold: Duration,
 }
 
-/// How many entries need each bit. One does of nearly all, so only more of them are counted.
+/// The number of entries that need each bit. Nearly all bits have one, so only further ones are counted.
 #[derive(Clone, Debug)]
 struct Owners {
-    /// Bits that an entry needs.
+    /// Bits that at least one entry needs.
     needed: Vec<u64>,
-    /// How many entries beside the first need a bit.
+    /// The number of further entries that need a bit.
     more: BTreeMap<Bit, u32>,
 }
 
@@ -67,7 +67,7 @@ impl Owners {
         }
     }
 
-    /// Returns whether that was the last one.
+    /// Removes one entry of a bit; returns whether it was the last one.
     fn remove(&mut self, bit: Bit) -> bool {
         if let Entry::Occupied(mut more) = self.more.entry(bit) {
             *more.get_mut() -= 1;
@@ -84,7 +84,7 @@ impl Owners {
     }
 }
 
-/// Bits that are set and have no owner, and until when each stays.
+/// Bits that are set and that no entry needs, with the end of the quarantine of each.
 #[derive(Clone, Debug, Default)]
 struct Idle {
     until: BTreeMap<Bit, Instant>,
@@ -107,19 +107,19 @@ impl Idle {
 }
 
 impl Filter {
-    /// No bit is set; one that loses its last owner stays for `hold`.
+    /// Creates a filter without bits. A bit that no entry needs any more stays in quarantine for `hold`.
     pub fn new(hold: Duration) -> Self {
         Self { words: vec![0; PREFILTER_WORDS as usize], owners: Owners::new(), idle: Idle::default(), hold }
     }
 
-    /// Takes over the bits found in the map. Call [`Filter::found`] when their owners are known.
+    /// Takes over the bits found in the map. Call [`Filter::found`] once the entries that need them are known.
     pub fn restore(&mut self, words: &[u64]) {
         for (known, found) in self.words.iter_mut().zip(words) {
             *known = *found;
         }
     }
 
-    /// Lets the bits without owner enter quarantine; those in `idle_before` stay in quarantine.
+    /// Starts the quarantine of the bits that no entry needs; for bits in `idle_before`, it ends at the time given there.
     pub fn found(&mut self, now: Instant, idle_before: &BTreeMap<Bit, Instant>) {
         for (number, word) in self.words.iter().enumerate() {
             let mut rest = *word;
@@ -134,12 +134,12 @@ impl Filter {
         }
     }
 
-    /// Until when the bits without owner are in quarantine.
+    /// Returns the bits in quarantine, each with its end.
     pub fn idle(&self) -> &BTreeMap<Bit, Instant> {
         &self.idle.until
     }
 
-    /// The words as they should be in the map.
+    /// Returns the words that the map should hold.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
@@ -149,7 +149,7 @@ impl Filter {
         self.words.get(word as usize).is_some_and(|word| word & mask != 0)
     }
 
-    /// A write to the map succeeded.
+    /// Notes that a write to the map succeeded.
     pub fn written(&mut self, write: &Write) {
         match *write {
             Write::FilterSet(word, mask) => {
@@ -167,39 +167,39 @@ impl Filter {
         }
     }
 
-    /// One entry more needs the bit.
+    /// Adds an entry that needs the bit.
     pub fn add(&mut self, bit: Bit) {
         self.owners.add(bit);
         self.idle.remove(bit);
     }
 
-    /// One entry less needs it.
+    /// Removes an entry that needed the bit; the last one starts its quarantine.
     pub fn remove(&mut self, bit: Bit, now: Instant) {
         if self.owners.remove(bit) {
             self.idle.insert(bit, now + self.hold);
         }
     }
 
-    /// A bit that was set for an entry which then was not written.
+    /// Starts the quarantine of a bit that was set for an entry, if the entry was not written afterwards.
     pub fn unused(&mut self, bit: Bit, now: Instant) {
         if !self.owners.has(bit) && self.is_set(bit) && !self.idle.until.contains_key(&bit) {
             self.idle.insert(bit, now + self.hold);
         }
     }
 
-    /// Bits that are out of quarantine, in their order.
+    /// Returns the bits whose quarantine is over, in their order.
     pub fn rested(&self, now: Instant) -> BTreeSet<Bit> {
         self.idle.order.iter().take_while(|(until, _)| *until <= now).map(|(_, bit)| *bit).collect()
     }
 
-    /// A connection still needs a bit that is out of quarantine.
+    /// Extends the quarantine of a bit that a connection still needs.
     pub fn is_in_use(&mut self, bit: Bit, now: Instant) {
         if self.idle.until.contains_key(&bit) {
             self.idle.insert(bit, now + IN_USE);
         }
     }
 
-    /// When the next bit is out of quarantine.
+    /// Returns the end of the quarantine that ends first.
     pub fn next_rested(&self) -> Option<Instant> {
         self.idle.order.first().map(|(until, _)| *until)
     }

@@ -1,16 +1,16 @@
-//! Durations by size.
+//! Histograms of durations.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-/// Where the buckets of a histogram end.
+/// The upper bounds of a histogram's buckets.
 pub trait Scale {
     /// Upper bounds in seconds, ascending.
     const BOUNDS: &'static [f64];
 }
 
-/// From the arrival of a change to the maps.
+/// The scale of the time from the arrival of a change to its write into the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventScale;
 
@@ -55,23 +55,23 @@ const fn programming_bounds() -> [f64; 2 + 59 + 12 + 7] {
     bounds
 }
 
-/// Durations sorted into buckets, as Prometheus wants them.
+/// Durations counted in buckets, for Prometheus.
 pub struct Histogram<S> {
-    /// Observations up to the bound of the same position in [`Scale::BOUNDS`], each counted once; the last one
-    /// counts those above all bounds.
+    /// Observations up to the bound at the same position in [`Scale::BOUNDS`], each counted once; the last bucket counts
+    /// those above all bounds.
     pub buckets: Vec<u64>,
-    /// All durations together.
+    /// The sum of all durations.
     pub sum: Duration,
     scale: PhantomData<S>,
 }
 
 impl<S: Scale> Histogram<S> {
-    /// How many observations there are.
+    /// Returns the number of observations.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// Adds one.
+    /// Adds an observation.
     pub fn observe(&mut self, duration: Duration) {
         let bucket = S::BOUNDS.partition_point(|bound| *bound < duration.as_secs_f64());
         if let Some(count) = self.buckets.get_mut(bucket) {
@@ -87,7 +87,7 @@ impl<S: Scale> Default for Histogram<S> {
     }
 }
 
-// By hand: derived ones would ask the scale, of which there is no value, for the same.
+// Not derived: a derive would require the same traits of the scale, which is a type parameter only.
 impl<S> Clone for Histogram<S> {
     fn clone(&self) -> Self {
         Self { buckets: self.buckets.clone(), sum: self.sum, scale: PhantomData }

@@ -1,59 +1,60 @@
-//! Numbers that stay with what they name, and are in quarantine before they name something else.
+//! The allocator of ids. An id stays with its key, and is in quarantine before another key gets it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::index::Index;
 
-/// When the quarantine of something began.
+/// The start of a quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Quarantine {
-    /// At this time.
+    /// Time of the start.
     pub since: Instant,
-    /// In the sync of this number.
+    /// Number of the sync that started it.
     pub sync: u64,
 }
 
 impl Quarantine {
-    /// Whether it is over: never in the sync that began it, so that no reader is left from before.
+    /// Whether the quarantine is over: never in the sync that started it, so that no earlier reader is left.
     pub fn is_over(self, now: Instant, sync: u64, hold: Duration) -> bool {
         sync > self.sync && now >= self.since + hold
     }
 }
 
-/// Every id is in use or in quarantine.
+/// The error if every id is in use or in quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exhausted {
-    /// How many ids there are.
+    /// The number of ids.
     pub limit: u32,
 }
 
-/// So many forgotten ids wait before one of them is used again, if there are others.
+/// Up to this number of forgotten ids, none is reused while ids that were never used are left.
 const FEW_FREE: usize = 1024;
 
 /// Ids from 1 to one less than the capacity of their table; 0 is "none".
 ///
-/// A key that is retired keeps its id until it is forgotten: when it comes back in time it has the same id
-/// again. Of the others, the one that was forgotten longest ago comes first, once many have been ([`IdAllocator::reuses`]); until
-/// then, and where there is none, one that was never used.
+/// A retired key keeps its id until it is forgotten, and has the same id again if it returns in time. A new key gets the id
+/// that was forgotten longest ago if many are forgotten ([`IdAllocator::reuses`]) or no other id is left, else an id that
+/// was never used.
 #[derive(Clone, Debug)]
 pub struct IdAllocator<K, I = BTreeMap<K, u32>> {
     capacity: u32,
     by_key: I,
     quarantined: BTreeMap<K, Quarantine>,
     queue: VecDeque<(K, Quarantine)>,
-    /// Ids without an owner that an entry of a map uses.
+    /// Ids without a key that an entry of a map uses.
     reserved: BTreeSet<u32>,
-    /// Ids taken over so far, during a restore.
+    /// Ids taken over so far during a restore.
     found: BTreeSet<u32>,
-    /// The lowest id above all that were ever used.
+    /// The lowest id above all ids that were ever used.
     fresh: u32,
     free: VecDeque<u32>,
     hold: Duration,
 }
 
 impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
-    /// Ids below `capacity`; a retired one stays in quarantine for `hold` and at least until the next sync.
+    /// Creates an allocator of ids below `capacity`. A retired id stays in quarantine for `hold`, and at least until the
+    /// next sync.
     pub fn new(capacity: u32, hold: Duration) -> Self {
         Self {
             capacity,
@@ -68,42 +69,42 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         }
     }
 
-    /// After many keys have come.
+    /// Rebuilds the index compactly, after many keys were added.
     pub fn pack(&mut self) {
         self.by_key.pack();
     }
 
-    /// The id of `key`, quarantined or not.
+    /// Returns the id of `key`, quarantined or not.
     pub fn get(&self, key: &K) -> Option<u32> {
         self.by_key.find(key)
     }
 
-    /// Every key with its id, quarantined or not.
+    /// Returns every key with its id, quarantined or not.
     pub fn iter(&self) -> impl Iterator<Item = (K, u32)> {
         self.by_key.all()
     }
 
-    /// What finds ids by keys, those of quarantined ones too.
+    /// Returns the index of ids by key, quarantined ones included.
     pub fn index(&self) -> &I {
         &self.by_key
     }
 
-    /// Whether the key was retired.
+    /// Whether the key is retired, so its id is in quarantine.
     pub fn is_resting(&self, key: &K) -> bool {
         self.quarantined.contains_key(key)
     }
 
-    /// One more than the highest id ever used.
+    /// Returns the highest id ever used plus one.
     pub fn high_water(&self) -> u32 {
         self.fresh
     }
 
-    /// Ids that are in use or in quarantine.
+    /// Returns the number of ids in use or in quarantine.
     pub fn used(&self) -> usize {
         self.by_key.count() + self.reserved.len()
     }
 
-    /// The id of `key`: the one it has, or a new one.
+    /// Returns the id of `key`: its current id, or a new one.
     pub fn acquire(&mut self, key: &K) -> Result<u32, Exhausted> {
         if let Some(id) = self.get(key) {
             self.quarantined.remove(key);
@@ -123,13 +124,13 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         Ok(id)
     }
 
-    /// Whether forgotten ids are used again though there are others: the tables by id grow with what there is, not with all
-    /// that ever was, and an id is still used as late as possible.
+    /// Whether a forgotten id is reused though never used ids are left. So tables indexed by id grow with the number of
+    /// keys, not with the number of all keys so far, and an id is still reused as late as possible.
     fn reuses(&self) -> bool {
         self.free.len() > FEW_FREE.max(self.by_key.count() / 4)
     }
 
-    /// Gives back an id that never was in a map.
+    /// Frees an id that was never written to a map.
     pub fn undo(&mut self, key: &K) {
         if let Some(id) = self.by_key.take(key) {
             self.quarantined.remove(key);
@@ -137,7 +138,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         }
     }
 
-    /// `key` is gone for now: its id enters quarantine.
+    /// Starts the quarantine of the id of `key`, which was removed for now.
     pub fn retire(&mut self, key: &K, now: Instant, sync: u64) {
         if self.get(key).is_some() && !self.quarantined.contains_key(key) {
             let quarantine = Quarantine { since: now, sync };
@@ -146,7 +147,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         }
     }
 
-    /// Keys that are out of quarantine, with their ids, longest first.
+    /// Returns the keys that are out of quarantine, with their ids, in the order of their quarantine.
     pub fn rested(&self, now: Instant, sync: u64) -> Vec<(K, u32)> {
         let still = |(key, quarantine): &&(K, Quarantine)| self.quarantined.get(key) == Some(quarantine);
         let over = |(_, quarantine): &&(K, Quarantine)| quarantine.is_over(now, sync, self.hold);
@@ -154,7 +155,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         self.queue.iter().take_while(over).filter(still).filter_map(with_id).collect()
     }
 
-    /// A retired `key` is still in use: its quarantine begins anew.
+    /// Restarts the quarantine of a retired `key` that is still in use.
     pub fn rest_again(&mut self, key: &K, now: Instant, sync: u64) {
         if let Some(quarantine) = self.quarantined.get_mut(key) {
             *quarantine = Quarantine { since: now, sync };
@@ -162,7 +163,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         }
     }
 
-    /// When the next key is out of quarantine.
+    /// Returns the end of the quarantine that ends first.
     pub fn next_rested(&mut self) -> Option<Instant> {
         while let Some((key, quarantine)) = self.queue.front() {
             if self.quarantined.get(key) == Some(quarantine) {
@@ -173,7 +174,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         None
     }
 
-    /// Nothing refers to the id of a retired `key` any more.
+    /// Frees the id of a retired `key`, to which no entry refers any more.
     pub fn forget(&mut self, key: &K) {
         if self.quarantined.remove(key).is_some()
             && let Some(id) = self.by_key.take(key)
@@ -182,7 +183,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         }
     }
 
-    /// Takes over an id found in the maps; `false` if either of the two is known already, or the id is none.
+    /// Takes over an id found in the maps; `false` if the key or the id is known already, or the id is out of range.
     pub fn restore(&mut self, key: K, id: u32) -> bool {
         let takes = self.is_legal(id) && self.get(&key).is_none() && self.found.insert(id);
         if takes {
@@ -191,21 +192,21 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         takes
     }
 
-    /// Keeps an id out of use that something unknown in the maps has. Only before the restore ends.
+    /// Reserves an id that an unknown entry of the maps uses. Call it only before the restore ends.
     pub fn reserve(&mut self, id: u32) {
         if self.is_legal(id) {
             self.reserved.insert(id);
         }
     }
 
-    /// The unknown is gone.
+    /// Frees a reserved id, after the unknown entry was removed.
     pub fn unreserve(&mut self, id: u32) {
         if self.reserved.remove(&id) && !self.iter().any(|(_, used)| used == id) {
             self.free.push_back(id);
         }
     }
 
-    /// Ends a restore: ids that were not found are free.
+    /// Ends a restore: frees the ids that were not found.
     pub fn restored(&mut self) {
         let mut used = std::mem::take(&mut self.found);
         used.extend(&self.reserved);

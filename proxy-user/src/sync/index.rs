@@ -1,4 +1,4 @@
-//! How ids are found by what they belong to.
+//! Indexes of ids by their keys.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use crate::plan::BackendAddress;
 
 /// Finds ids by their keys.
 pub trait Index<K>: Default {
-    /// The id of a key.
+    /// Returns the id of a key.
     fn find(&self, key: &K) -> Option<u32>;
-    /// Gives an id to a key that has none.
+    /// Adds a key that has no id yet, with its id.
     fn put(&mut self, key: K, id: u32);
-    /// Takes the key out.
+    /// Removes a key; returns its id.
     fn take(&mut self, key: &K) -> Option<u32>;
-    /// How many keys there are.
+    /// Returns the number of keys.
     fn count(&self) -> usize;
-    /// After many keys have come.
+    /// Rebuilds the index compactly, after many keys were added.
     fn pack(&mut self);
-    /// Every key with its id.
+    /// Returns every key with its id.
     fn all(&self) -> impl Iterator<Item = (K, u32)>;
 }
 
@@ -48,10 +48,10 @@ impl<K: Ord + Clone> Index<K> for BTreeMap<K, u32> {
     }
 }
 
-/// An endpoint of the Service port of this id.
+/// An endpoint: the id of its Service port, its address and port.
 pub type BackendKey = (u32, BackendAddress);
 
-/// Finds ids of endpoints: those of a Service port are in one list, which takes half of what a tree of all would take.
+/// Ids of endpoints. Those of a Service port are in one list, which takes half of the memory of one tree of all endpoints.
 #[derive(Clone, Debug, Default)]
 pub struct ByPort {
     ports: Rows<SortedMap<BackendAddress, u32>>,
@@ -59,7 +59,7 @@ pub struct ByPort {
 }
 
 impl ByPort {
-    /// The endpoints of a Service port.
+    /// Returns the endpoints of a Service port, with their ids.
     pub fn of(&self, service: u32) -> impl Iterator<Item = (BackendKey, u32)> {
         let ids = self.ports.get(service).into_iter().flatten();
         ids.map(move |(at, id)| ((service, *at), *id))
@@ -91,7 +91,7 @@ impl Index<BackendKey> for ByPort {
     }
 
     fn pack(&mut self) {
-        // Lists are as long as what is in them.
+        // Nothing to do: the lists have no unused capacity.
     }
 
     fn all(&self) -> impl Iterator<Item = (BackendKey, u32)> {

@@ -1,4 +1,4 @@
-//! What one sync does for a Service port, and why it may fail.
+//! The work of one sync for a Service port, and its errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,44 +14,44 @@ use crate::model::{Problem, SortedMap};
 use crate::plan::ServicePortName;
 use crate::plan::maglev::Member;
 
-/// Whom writes are for.
+/// What a write belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
     /// A Service port.
     Port(ServicePortName),
-    /// None: entries of the node, and those that are no longer needed.
+    /// No Service port: entries of the node, and entries that are no longer needed.
     Upkeep,
 }
 
-/// What is done for an owner in one sync: what a port should be, and how far it got.
+/// The work for an owner in one sync, and its progress.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) owner: Owner,
     pub(super) id: Option<u32>,
-    /// `None`: it has no frontend, so it should not be in the maps.
+    /// `None`: the port has no frontend, so it should not be in the maps.
     pub(super) wanted: Option<Wanted>,
     /// Extents allocated in this sync.
     pub(super) extents: Vec<u32>,
     /// Maglev tables allocated in this sync.
     pub(super) tables: Vec<u32>,
     pub(super) cause: Option<SyncError>,
-    /// It goes no further.
+    /// The later phases skip this job.
     pub(super) stopped: bool,
-    /// It got as far as the commit, where an entry that fails does not stop the others.
+    /// The job has reached the commit, in which a failed entry does not stop the others.
     pub(super) committing: bool,
 }
 
-/// What a Service port should be, with its ids.
+/// The desired state of a Service port, with its ids.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
     pub(super) rows: SortedMap<u32, Backend>,
-    /// With the ids of each frontend's slots: sorted, or in the order of turns.
+    /// Each with the ids of its slots: sorted, or evenly spread by weight.
     pub(super) frontends: Vec<(FrontendKey, ServiceEntry, Vec<u32>)>,
-    /// The endpoints of its Maglev tables, by address: those of policy Cluster, and those of policy Local.
+    /// The members of its Maglev tables, sorted by address: `false` for policy Cluster, `true` for policy Local.
     pub(super) tables: BTreeMap<bool, Vec<Member>>,
-    /// So long after an endpoint has left, connections to it are reset; `None`: they go on.
+    /// Time after the removal of an endpoint until its connections are reset; `None`: they drain.
     pub(super) reset_after: Option<Duration>,
-    /// Clients that its load balancer addresses let in.
+    /// Source ranges of its load balancer addresses.
     pub(super) ranges: BTreeSet<IpNet>,
 }
 
@@ -69,7 +69,7 @@ impl Job {
         }
     }
 
-    /// The port, if it is one's.
+    /// Returns the Service port of the job, if it has one.
     pub(super) fn port(&self) -> Option<&ServicePortName> {
         match &self.owner {
             Owner::Port(port) => Some(port),
@@ -77,14 +77,14 @@ impl Job {
         }
     }
 
-    /// It cannot go on.
+    /// Stops the job; records `cause` if it is the first one.
     pub(super) fn stop(&mut self, cause: impl Into<SyncError>) {
         self.cause.get_or_insert(cause.into());
         self.stopped = true;
     }
 }
 
-/// What kept a Service port from being programmed. What was there before stays.
+/// The reason why a Service port could not be programmed. Its previous entries stay.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
     /// A write to a map failed.
@@ -93,17 +93,17 @@ pub enum SyncError {
     /// There are more Service ports than ids.
     #[error("all {} ids of Service ports are in use; raise --max-services", .0.limit)]
     Services(Exhausted),
-    /// There are more endpoints than ids. Those that have one are served.
+    /// There are more endpoints than ids. Endpoints that have an id are served.
     #[error("all {} ids of endpoints are in use; raise --max-backends", .0.limit)]
     Backends(Exhausted),
-    /// No part of `slots` is long enough.
+    /// No free range of `slots` is long enough.
     #[error("no room for {} slots: {} are free, the longest free range has {}; raise --max-slots", .0.wanted, .0.free, .0.longest)]
     Slots(NoRoom),
-    /// No part of `maglev` is long enough. Without a table, a hash takes one of the slots: more connections move when endpoints
-    /// change.
+    /// No free range of `maglev` is long enough. Without a table, the hash selects one of the slots, and more connections
+    /// move when endpoints change.
     #[error("no room for a Maglev table of {} words: {} are free, the longest free range has {}; raise --max-maglev-words", .0.wanted, .0.free, .0.longest)]
     Tables(NoRoom),
-    /// Frontends took the room of addresses.
+    /// Frontends took the space of entries of cluster addresses.
     #[error("no room left, because frontends need it; raise --max-frontends")]
     Addresses,
     /// The names are longer than the API server allows.
@@ -112,7 +112,7 @@ pub enum SyncError {
 }
 
 impl SyncError {
-    /// As a report about what it kept from being done.
+    /// Converts the error to a problem of the owner's Service, or of the node.
     pub(super) fn problem(&self, owner: &Owner) -> Problem {
         let message = chain(self);
         let Owner::Port(port) = owner else {
@@ -136,7 +136,7 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// The longest pause.
 const RETRY_LONGEST: Duration = Duration::from_secs(30);
 
-/// Something that is not in the maps as it should be, and when it is tried again.
+/// A failure to write the desired state, and the time of the next try.
 #[derive(Debug)]
 pub(super) struct Failure {
     attempts: u32,
@@ -145,7 +145,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// After the one before, if there was one.
+    /// Creates a failure; the pause grows with the attempts of the failure `before`.
     pub(super) fn after(before: Option<&Self>, problem: Problem, now: Instant) -> Self {
         let attempts = before.map_or(0, |failure| failure.attempts);
         Self { attempts: attempts + 1, retry: now + pause(attempts), problem }
@@ -170,5 +170,5 @@ impl Steps {
     }
 }
 
-/// Every frontend that a job may have changed: the ones it has and the ones it should have.
+/// Every frontend that a job may have changed: those that it has and those that it should have.
 pub(super) type Touched = BTreeSet<FrontendKey>;

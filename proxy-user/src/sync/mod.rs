@@ -1,7 +1,7 @@
-//! From plans to maps: ids, extents, the difference to what is applied, ordered writes.
+//! Writes the plans into the maps: allocates ids and extents, compares with the applied state, and orders the writes.
 //!
-//! [`Driver`] is the task that owns it all; [`Reconciler`] is what it does, without a clock or a channel.
-//! `desired` is what the plans ask for, `applied` is what the maps hold.
+//! [`Driver`] is the task that owns the cluster state and the maps; [`Reconciler`] has its logic, without a clock or a
+//! channel. `desired` is the state that the plans ask for, `applied` is the state that the maps hold.
 
 mod addresses;
 mod applied;

@@ -1,7 +1,7 @@
-//! What the programs are told of the node, and the order in which it changes.
+//! Writes the entries that describe the node, in a safe order.
 //!
-//! Facts come before the Services that need them. An address gets its filter bits, one for each node port, before
-//! it is told; the bits of one that left stay in quarantine after it.
+//! They are written before the Services that need them. The filter bits of an address, one for each node port, are set
+//! before its entry is written; the bits of a removed address stay in quarantine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -25,42 +25,43 @@ use crate::model::net::IpFamily;
 use crate::model::problem::chain;
 use crate::plan::NodePlan;
 
-/// What the node should look like, and how far that got.
+/// The desired entries of the node, and the failure of the last write.
 #[derive(Debug, Default)]
 pub(super) struct NodeState {
-    /// `None` until the node was looked at: what an earlier agent has told stays.
+    /// `None` until the node was planned: the entries of an earlier agent stay until then.
     desired: Option<NodeContents>,
     due: bool,
     plan_problems: Vec<Problem>,
     failure: Option<Failure>,
-    /// When connections are looked through next for source ports of ranges of before.
+    /// Time of the next search for connections with source ports outside of the current SNAT ranges.
     next_snat_check: Option<Instant>,
 }
 
-/// Programs of other CPUs may have read the old ranges when the new ones were written.
+/// Delay of the second search after the ranges changed: programs on other CPUs may have read the old ranges before the
+/// write.
 const SNAT_SETTLES: Duration = Duration::from_secs(1);
-/// Connections are looked through at most this often for source ports of ranges of before.
+/// Period of the searches for connections with source ports outside of the current SNAT ranges.
 const SNAT_PERIOD: Duration = Duration::from_mins(10);
 
 impl NodeState {
-    /// What is wrong with the node, and what could not be told.
+    /// Returns the problems of the node's plan, and the failure of the last write.
     pub(super) fn problems(&self) -> impl Iterator<Item = Problem> {
         self.plan_problems.iter().chain(self.failure.as_ref().map(|failure| &failure.problem)).cloned()
     }
 
-    /// When to try again what failed.
+    /// Returns the time of the retry after a failure.
     pub(super) fn retry(&self) -> Option<Instant> {
         self.failure.as_ref().map(|failure| failure.retry)
     }
 
-    /// When to look for source ports of ranges of before.
+    /// Returns the time of the next search for source ports outside of the current SNAT ranges.
     pub(super) fn next_snat_check(&self) -> Option<Instant> {
         self.next_snat_check
     }
 }
 
 impl NodeState {
-    /// The node should look like this from the next sync on.
+    /// Sets the desired entries for the next sync.
     pub(super) fn set(&mut self, plan: &NodePlan, known: &NodeContents) {
         let desired = Some(contents(plan, known));
         self.due |= self.desired != desired;
@@ -69,13 +70,13 @@ impl NodeState {
         self.plan_problems.extend(self.desired.as_ref().and_then(|desired| unnumbered(plan, desired)));
     }
 
-    /// Whether something waits for a sync.
+    /// Whether a change of the node waits for a sync.
     pub(super) fn is_due(&self) -> bool {
         self.due
     }
 
-    /// Tells of devices only, and forgets none: what an agent may do before it knows the cluster. Clients behind an
-    /// uplink that comes meanwhile must not pass for pods.
+    /// Writes the entries of devices only, and removes none: all that an agent may do before it knows the cluster.
+    /// Otherwise the programs would take clients behind a new uplink for pods.
     pub(super) fn tell_devices<S: Store>(&self, writer: &mut Writer<S>, now: Instant) {
         let Some(desired) = &self.desired else { return };
         let mut steps = Steps::default();
@@ -86,11 +87,12 @@ impl NodeState {
         if uplinks != known.uplinks {
             steps.push(0, Write::Config(ConfigRow { uplinks, ..known }));
         }
-        // What fails is told again with all else.
+        // The next `reconcile` retries failed writes.
         writer.upkeep(&steps, now);
     }
 
-    /// Tells what differs. `full`: whatever was told before. `freed`: there is room that was not there before.
+    /// Writes the entries that differ. `full`: also if no change is due. `freed`: space was freed, so a failure is retried
+    /// at once.
     pub(super) fn reconcile<S: Store>(
         &mut self,
         writer: &mut Writer<S>,
@@ -109,7 +111,7 @@ impl NodeState {
         let known = writer.applied.node.config;
         desired.config.snat_moved = self.is_snat_moved(&known, flows, desired.config.snat_ports, now);
         let told = writer.upkeep(&facts(&writer.applied.node, &desired), now);
-        // A bit that is missing keeps its address out, so the first failure ends this.
+        // Stop at the first failure: an address must not be written without its filter bits.
         let mut all_right = [Job::new(Owner::Upkeep)];
         writer.execute(&addresses(&writer.applied, &desired), &mut all_right, false, now);
         let before = self.failure.take();
@@ -124,7 +126,7 @@ impl NodeState {
         });
     }
 
-    /// Whether flows on source ports of ranges of before go on, now that `ports` are the ranges.
+    /// Whether flows with source ports outside of `ports`, the new ranges, may still exist.
     fn is_snat_moved(
         &mut self,
         known: &ConfigRow,
@@ -173,7 +175,7 @@ fn facts(known: &NodeContents, desired: &NodeContents) -> Steps {
 fn addresses(applied: &Applied, desired: &NodeContents) -> Steps {
     let known = &applied.node.addresses;
     let mut steps = Steps::default();
-    // First, since the table may be full.
+    // Remove entries first, because the map may be full.
     for address in known.keys().filter(|address| !desired.addresses.contains_key(address)) {
         steps.push(0, Write::NoNodeAddr(*address));
     }
@@ -196,7 +198,7 @@ fn differing<'a, K: Ord, V: PartialEq>(
     desired.iter().filter(|(key, value)| known.get(key) != Some(value))
 }
 
-/// Those that stand in `config`.
+/// Returns the uplinks for `config`: those with the lowest indexes, then 0.
 fn uplinks(devices: &BTreeMap<u32, Device>) -> [u32; UPLINKS] {
     let mut places = [0; UPLINKS];
     let uplinks = devices.iter().filter(|(_, bits)| **bits & DEVICE_UPLINK != 0);
@@ -206,7 +208,8 @@ fn uplinks(devices: &BTreeMap<u32, Device>) -> [u32; UPLINKS] {
     places
 }
 
-/// Internal addresses of nodes. While they are not listed, those that an earlier agent has told of stay: its flows go on.
+/// Returns the internal addresses of nodes. While the nodes are not listed, the addresses that an earlier agent wrote stay,
+/// because its flows continue.
 fn internal<'a>(plan: &'a NodePlan, known: &'a NodeContents) -> Box<dyn Iterator<Item = IpAddr> + 'a> {
     match &plan.tunnels {
         Some(tunnels) => Box::new(tunnels.keys().copied()),
@@ -218,8 +221,8 @@ fn internal<'a>(plan: &'a NodePlan, known: &'a NodeContents) -> Box<dyn Iterator
     }
 }
 
-/// The numbers of other nodes' addresses: one that an address has stays, since flows refer to it. Where there are more addresses
-/// than numbers, packets to the others take SNAT.
+/// Returns the addresses of other nodes by their numbers. An address keeps its number, because flows refer to it. If there
+/// are more addresses than numbers, packets to the others use SNAT.
 fn tunnels(plan: &NodePlan, known: &NodeContents) -> BTreeMap<u32, TunnelRow> {
     let Some(wanted) = &plan.tunnels else {
         return if plan.dsr { known.tunnels.clone() } else { BTreeMap::new() };
@@ -241,7 +244,7 @@ fn tunnels(plan: &NodePlan, known: &NodeContents) -> BTreeMap<u32, TunnelRow> {
     rows
 }
 
-/// What says that there are more addresses of other nodes than numbers in `tunnels`.
+/// Returns a problem if other nodes have more addresses than `tunnels` has numbers.
 fn unnumbered(plan: &NodePlan, desired: &NodeContents) -> Option<Problem> {
     let addresses = plan.tunnels.as_ref()?.keys().filter(|at| !plan.addresses.contains_key(*at)).count();
     let left = addresses.checked_sub(desired.tunnels.len()).filter(|left| *left > 0)?;
@@ -256,7 +259,7 @@ fn unnumbered(plan: &NodePlan, desired: &NodeContents) -> Option<Problem> {
     })
 }
 
-/// The plan as the maps hold it.
+/// Converts the plan to the content of the maps.
 fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
     let source = |family| plan.sources.get(&family);
     let pods = |family| plan.pods.get(&family);
@@ -299,7 +302,7 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
             masquerade_all: plan.masquerade_all,
             leave_old: plan.leave_old,
             detect_local: plan.detect_local,
-            // Flows tell.
+            // `NodeState::reconcile` sets this from the flows.
             snat_moved: false,
             snat_ports: plan.snat_ports,
             socket_lb: plan.socket_lb,

@@ -1,4 +1,4 @@
-//! The phases of a sync that need only the jobs and the maps, one function each.
+//! The phases of a sync that need only the jobs and the maps, one function for each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -15,12 +15,12 @@ use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, FrontendKey, Store, Write};
 
 impl Applied {
-    /// Whether connections may be led to the backend of this id.
+    /// Whether the backend of this id may get new connections.
     pub(super) fn serves(&self, id: u32) -> bool {
         self.backends.get(id).is_some_and(|row| row.state == BACKEND_ACTIVE)
     }
 
-    /// The filter bits that a Service port needs.
+    /// Returns the filter bits that a Service port needs.
     pub(super) fn bits_of(&self, wanted: &Wanted) -> impl Iterator<Item = Bit> {
         let frontends = wanted.frontends.iter().flat_map(|(key, ..)| self.frontend_bits(key));
         wanted.rows.values().map(backend_bit).chain(frontends)
@@ -28,7 +28,7 @@ impl Applied {
 }
 
 impl<S: Store> Writer<S> {
-    /// Takes frontends out of `services`. A failure counts for the port whose id the entry has.
+    /// Removes frontends from `services`. A failure counts for the port whose id the entry has.
     pub(super) fn remove_services(&mut self, keys: Vec<FrontendKey>, jobs: &mut Vec<Job>, now: Instant) {
         if keys.is_empty() {
             return;
@@ -48,8 +48,8 @@ impl<S: Store> Writer<S> {
         self.execute(&steps, jobs, true, now);
     }
 
-    /// Gives every frontend an extent with exactly its endpoints: the one it has, one that another frontend of
-    /// the port has, or a new one.
+    /// Gives every frontend an extent with exactly its endpoints: its current extent, one of another frontend of the port,
+    /// or a new one.
     pub(super) fn write_slots(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         for (number, job) in jobs.iter_mut().enumerate().filter(|(_, job)| !job.stopped) {
@@ -87,12 +87,12 @@ impl<S: Store> Writer<S> {
         }
     }
 
-    /// The entries of `services`: first those for clients outside, then those that send them there.
+    /// Writes the entries of `services`: first those for clients outside, then the internal ones that refer to them.
     pub(super) fn commit(&mut self, jobs: &mut [Job], now: Instant) {
         for scope in [SCOPE_EXTERNAL, SCOPE_INTERNAL] {
             let mut steps = Steps::default();
             for (number, job) in jobs.iter().enumerate() {
-                // What failed in an earlier phase has no new set to commit.
+                // A job that failed in an earlier phase has no complete set to commit.
                 if job.stopped && !job.committing {
                     continue;
                 }
@@ -110,21 +110,22 @@ impl<S: Store> Writer<S> {
         }
     }
 
-    /// Whether an entry that sends clients outside to another one finds it there.
+    /// Whether the external entry exists, if this entry refers clients outside to it; `true` for entries without such a
+    /// reference.
     fn leads_on(&self, key: &FrontendKey, entry: &ServiceEntry) -> bool {
         let outside = FrontendKey { scope: SCOPE_EXTERNAL, ..*key };
         let found = self.applied.services.get(&outside).is_some_and(|found| found.id == entry.id);
         entry.flags & SERVICE_SCOPED == 0 || found
     }
 
-    /// Whether the entry for clients inside sends those outside to this one.
+    /// Whether the internal entry refers clients outside to this external entry.
     pub(super) fn is_referred_to(&self, key: &FrontendKey) -> bool {
         let inside = FrontendKey { scope: SCOPE_INTERNAL, ..*key };
         let entry = self.applied.services.get(&inside).filter(|_| inside != *key);
         entry.is_some_and(|entry| entry.flags & SERVICE_SCOPED != 0)
     }
 
-    /// Clients that are not let in any more. What failed keeps what it had.
+    /// Removes source ranges that are no longer allowed. A failed job keeps its ranges.
     pub(super) fn retire_ranges(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         for (number, job) in jobs.iter().enumerate().filter(|(_, job)| !job.stopped) {
@@ -138,8 +139,9 @@ impl<S: Store> Writer<S> {
         self.execute(&steps, jobs, true, now);
     }
 
-    /// Endpoints that left are gone at once, so that flows choose again, also where slots still lead to them because there is no
-    /// room for new ones. Ids that no slot leads to enter quarantine, and so do those of ports that are gone.
+    /// Marks removed endpoints as gone at once, so that flows select another endpoint, even if old slots still refer to
+    /// them because there is no space for new slots. Ids to which no slot refers enter quarantine, and so do the ids of
+    /// removed ports.
     pub(super) fn retire_endpoints(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         let mut left = Vec::new();
@@ -150,7 +152,7 @@ impl<S: Store> Writer<S> {
             let unwanted =
                 self.applied.endpoints_of(service).filter(|(key, id)| !is_wanted(id) && !rests(key));
             let unwanted: Vec<_> = unwanted.collect();
-            // Mostly there is none.
+            // In most cases, no endpoint was removed.
             let live =
                 if unwanted.is_empty() { BTreeSet::new() } else { self.applied.extents.live_ids(service) };
             for (key, id) in unwanted {
@@ -181,7 +183,7 @@ impl<S: Store> Writer<S> {
         }
     }
 
-    /// Bits that were set for entries that then were not written.
+    /// Starts the quarantine of bits that were set for entries that were not written afterwards.
     pub(super) fn note_unused_bits(&mut self, wanted: Option<&Wanted>, now: Instant) {
         if let Some(wanted) = wanted {
             for bit in self.applied.bits_of(wanted).collect::<Vec<_>>() {

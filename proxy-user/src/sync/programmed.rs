@@ -1,7 +1,8 @@
-//! Which edition of each Service and of its EndpointSlices is programmed: its writes to the maps have succeeded.
+//! The version of each Service and of its EndpointSlices that is programmed: its writes to the maps have succeeded.
 //!
-//! A sync plans every Service that has changed, so after it each Service without a failed write is programmed as the cluster's state has
-//! it. What could not be written keeps the edition that was programmed before, and is looked at again after each sync.
+//! A sync plans every Service that has changed, so afterwards each Service without a failed write is programmed in the
+//! version of the cluster state. A Service with a failed write keeps the version that was programmed before, and is checked
+//! again after each sync.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,16 +10,16 @@ use std::time::SystemTime;
 
 use crate::model::{Cluster, Event, Key, Object, ServiceName, SliceName, Version, pack};
 
-/// One Service, as it is programmed.
+/// The programmed version of one Service.
 #[derive(Clone, Debug)]
 pub struct ProgrammedService {
-    /// The edition of the Service.
+    /// The version of the Service.
     pub service: Version,
-    /// Those of its slices.
+    /// The versions of its EndpointSlices.
     pub slices: Box<[(SliceName, Version)]>,
-    /// Since when these editions are.
+    /// Time at which these versions were programmed.
     pub since: SystemTime,
-    /// Nothing newer is known that could not be programmed.
+    /// There is no newer version that could not be programmed.
     pub is_current: bool,
 }
 
@@ -33,30 +34,30 @@ impl ProgrammedService {
     }
 }
 
-/// What is programmed, to be asked by others. Copies see the same.
+/// The programmed version of each Service, for other tasks to read. Clones share the same content.
 #[derive(Clone, Debug, Default)]
 pub struct Programmed(Arc<RwLock<BTreeMap<ServiceName, Arc<ProgrammedService>>>>);
 
 impl Programmed {
-    /// One Service; `None`: nothing of it is programmed, or all of it is gone.
+    /// Returns the programmed version of a Service; `None` if it was never programmed, or its removal is complete.
     pub fn get(&self, name: &ServiceName) -> Option<Arc<ProgrammedService>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
-    /// All, in the order of names.
+    /// Returns all programmed Services, sorted by name.
     pub fn all(&self) -> Vec<(ServiceName, Arc<ProgrammedService>)> {
         let book = self.0.read().unwrap_or_else(PoisonError::into_inner);
         book.iter().map(|(name, known)| (name.clone(), Arc::clone(known))).collect()
     }
 }
 
-/// Keeps [`Programmed`] true.
+/// Keeps [`Programmed`] up to date.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     programmed: Programmed,
-    /// Services whose edition in effect may not be the one that is known.
+    /// Services whose programmed version may differ from the recorded one.
     open: BTreeSet<ServiceName>,
-    /// All of them.
+    /// All Services are open.
     is_all_open: bool,
 }
 
@@ -65,19 +66,19 @@ impl Ledger {
         self.programmed.clone()
     }
 
-    /// After many Services have come.
+    /// Rebuilds the tree compactly, after many Services were added.
     pub(super) fn pack(&self) {
         pack(&mut self.programmed.0.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// An event is about to be taken in.
+    /// Opens the Services that an event concerns; call it before `cluster` takes the event.
     pub(super) fn note(&mut self, cluster: &Cluster, event: &Event) {
         match event {
             Event::Apply(Object::Service(service)) => drop(self.open.insert(service.name.clone())),
             Event::Delete(Key::Service(name)) => drop(self.open.insert(name.clone())),
             Event::Apply(Object::Slice(slice)) => {
                 self.open.insert(slice.service.clone());
-                // Its label may have changed.
+                // The label with the name of its Service may have changed.
                 self.open.extend(cluster.slice(&slice.name).map(|known| known.service.clone()));
             }
             Event::Delete(Key::Slice(name)) => {
@@ -90,8 +91,8 @@ impl Ledger {
         }
     }
 
-    /// A sync is done. `failing`: Services of which something could not be written; `None`: the node's own entries could not be,
-    /// on which any Service may depend.
+    /// Updates the versions after a sync. `failing`: Services with a failed write; `None`: entries of the node itself
+    /// failed, on which any Service may depend.
     pub(super) fn settle(
         &mut self,
         cluster: &Cluster,
@@ -107,7 +108,7 @@ impl Ledger {
         for name in std::mem::replace(&mut self.open, failing.clone()).union(&failing) {
             let known = cluster.service(name).filter(|service| !service.is_foreign);
             if failing.contains(name) {
-                // What was programmed before may still be, in part.
+                // The version that was programmed before may still be so, in part.
                 if let Some(before) = book.get_mut(name) {
                     Arc::make_mut(before).is_current = false;
                 }
@@ -156,14 +157,15 @@ mod tests {
             self.cluster.apply(event);
         }
 
-        /// A sync a second later that could not write these Services.
+        /// Runs a sync one second later, in which the writes of these Services fail.
         fn sync(&mut self, failing: &[&str]) {
             self.now += Duration::from_secs(1);
             let failing = failing.iter().map(|name| ServiceName::new("default", *name)).collect();
             self.ledger.settle(&self.cluster, Some(failing), self.now);
         }
 
-        /// The edition of a Service, those of its slices, since when, whether it is current.
+        /// Returns the version of a Service, the versions of its slices, the seconds since the start, and whether it is
+        /// current.
         fn of(&self, name: &str) -> Option<(String, Vec<String>, u64, bool)> {
             let known = self.ledger.programmed().get(&ServiceName::new("default", name))?;
             let slices =
@@ -206,7 +208,7 @@ mod tests {
         assert_eq!(fixture.of("web"), None, "known is not programmed");
         fixture.sync(&[]);
         assert_eq!(fixture.of("web"), told(5, &[6], 1, true));
-        // The same content in a newer edition: there is nothing to write.
+        // The same content in a newer version: there is nothing to write.
         fixture.take(slice("web-1", "web", 9));
         fixture.sync(&[]);
         assert_eq!(fixture.of("web"), told(5, &[9], 2, true));
@@ -227,7 +229,7 @@ mod tests {
         assert_eq!(fixture.of("web"), told(5, &[], 2, false));
         fixture.sync(&[]);
         assert_eq!(fixture.of("web"), told(7, &[], 4, true));
-        // A new plan of what is known may fail as well, as when the node's zone changes.
+        // A new plan of the same version may fail as well, for example if the node's zone changes.
         fixture.sync(&["web"]);
         assert_eq!(fixture.of("web"), told(7, &[], 4, false));
         fixture.sync(&[]);

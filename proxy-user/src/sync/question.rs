@@ -1,4 +1,4 @@
-//! What an audit asks the driver, which alone knows what the maps should hold.
+//! Questions of an audit to the driver, which alone knows the desired content of the maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -8,24 +8,25 @@ use tokio::sync::oneshot;
 use crate::maps::FrontendKey;
 use crate::model::{Key, Object, ServiceName};
 
-/// What the maps should hold for each frontend: the endpoints that take new connections. `None` where an entry is known to be
-/// wrong, because it could not be written: that is counted elsewhere.
+/// The desired content of the maps for each frontend: its endpoints for new connections. `None` if the agent failed to
+/// program the frontend's Service port: such entries may be wrong, and the status counts them.
 pub type Expected = BTreeMap<FrontendKey, Option<BTreeSet<SocketAddr>>>;
 
-/// The answer goes nowhere if the audit has ended meanwhile.
+/// The sender of the answer. The answer is lost if the audit has ended.
 type Reply<T> = oneshot::Sender<T>;
 
-/// A question, with where to send the answer.
+/// A question, with the sender of its answer.
 #[derive(Debug)]
 pub enum Question {
-    /// Which of these Services and EndpointSlices does the driver not know, or not as they are here?
+    /// Which of these Services and EndpointSlices does the driver not know, or know with other content?
     Differing(Vec<Object>, Reply<Vec<Object>>),
-    /// Which Services and EndpointSlices does it know that are not among these?
+    /// Which Services and EndpointSlices does the driver know that are not among these?
     Unlisted(BTreeSet<Key>, Reply<BTreeSet<Key>>),
-    /// Takes in those of these objects (`None`: it was deleted) that still differ, and says which.
+    /// Takes those of these objects (`None`: deleted) that still differ from the driver's state; the answer is their keys.
     Correct(Vec<(Key, Option<Object>)>, Reply<Vec<Key>>),
-    /// What should the maps hold for so many Services behind this one? The other half of the answer is the last of them.
+    /// What should the maps hold for the next Services after this one, up to this number? The answer also has the name of
+    /// the last Service.
     Expected(Option<ServiceName>, usize, Reply<(Expected, Option<ServiceName>)>),
-    /// Compares the maps with what was written to them, now and as a whole, and plans and writes all Services again.
+    /// Compares all entries of the maps with the mirror at once, repairs them, plans all Services again, and writes them.
     Repair(Reply<()>),
 }

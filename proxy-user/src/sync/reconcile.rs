@@ -1,21 +1,20 @@
-//! From plans to writes, in an order that no reader of the maps can stumble over.
+//! Turns plans into writes, in an order in which every reader of the maps sees a consistent state.
 //!
-//! A sync goes through these phases, each for all changed Service ports together, so that it costs a few system
-//! calls however many there are:
+//! A sync has these phases. Each handles all changed Service ports together, so a sync takes few system calls, whatever
+//! their number:
 //!
-//! 1. free what is out of quarantine: extents, ids, bits;
+//! 1. free extents, ids and bits whose quarantine is over;
 //! 2. remove frontends that no Service has any more;
-//! 3. names, endpoints, filter bits, source ranges, slots in *new* extents: nothing refers to them yet;
-//! 4. the entries of `services`, the commit: each moves readers from one complete set to the next. An entry for
-//!    clients outside comes before the one that sends them to it, and goes after it;
-//! 5. source ranges that left are closed; endpoints that left are gone at once; their ids, and the old extents,
-//!    enter quarantine;
-//! 6. endpoints that left some time ago are marked, where the removal policy says that connections to them are reset.
+//! 3. write names, endpoints, filter bits, source ranges, and slots in *new* extents: no entry refers to them yet;
+//! 4. write the entries of `services`, the commit: each moves readers from one complete set to the next. An entry for
+//!    clients outside is written before the internal entry that refers to it, and removed after it;
+//! 5. remove old source ranges; mark removed endpoints as gone at once; their ids, and the old extents, enter quarantine;
+//! 6. mark endpoints whose connections are reset, after the delay of the removal policy.
 //!
-//! What the node is like ([`super::node`]) and which cluster addresses live ([`super::addresses`]) comes before.
+//! The entries of the node ([`super::node`]) and of cluster addresses ([`super::addresses`]) are written before phase 2.
 //!
-//! A port that fails stops where it is, keeps what it had, and is tried again: after a while, longer each time,
-//! and whenever something was freed.
+//! A port that fails stops at that point, keeps its previous entries, and is retried: after a pause that doubles each time,
+//! and whenever space was freed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -37,14 +36,14 @@ use crate::model::net::IpFamily;
 use crate::model::{Problem, ServiceName};
 use crate::plan::{HealthCheck, NodePlan, PortPlan, Scope, ServicePlan, ServicePortName};
 
-/// Service ports that are written at once to maps that have none: few enough to take little memory, enough for few system calls.
+/// Service ports that are written together to empty maps: few enough to save memory, enough to need few system calls.
 const PART: usize = 2048;
 
-/// Makes the maps say what the plans say.
+/// Brings the maps to the state that the plans ask for.
 pub struct Reconciler<S> {
     pub(super) writer: Writer<S>,
     pub(super) holds: QuarantinePeriods,
-    /// The next sync looks at everything.
+    /// The next sync is a full one: it processes all Service ports and frontends.
     pub(super) full: bool,
     services: Services,
     addresses: Addresses,
@@ -53,7 +52,7 @@ pub struct Reconciler<S> {
 }
 
 impl<S: Store> Reconciler<S> {
-    /// For tables that are not known yet: [`Reconciler::recover`] comes next.
+    /// Creates a reconciler with an empty mirror; [`Reconciler::recover`] then reads the maps.
     pub(super) fn new(store: S, holds: QuarantinePeriods) -> Self {
         Self {
             writer: Writer::new(store, holds),
@@ -66,38 +65,39 @@ impl<S: Store> Reconciler<S> {
         }
     }
 
-    /// Asks these connections before it clears a bit of the filter; without, there are none.
+    /// Sets the source of open connections, which is asked before a filter bit is cleared. By default there are no
+    /// connections.
     #[must_use]
     pub fn with_flows(mut self, flows: Box<dyn FlowUse + Send>) -> Self {
         self.quarantine.flows = flows;
         self
     }
 
-    /// Builds trees anew that have grown.
+    /// Rebuilds trees that have grown.
     pub(super) fn pack(&mut self) {
         self.writer.applied.pack();
         self.services.pack();
         self.addresses.pack();
     }
 
-    /// The node should look like this from the next sync on.
+    /// Sets the desired entries of the node for the next sync.
     pub fn set_node(&mut self, plan: &NodePlan) {
         self.node.set(plan, &self.writer.applied.node);
     }
 
-    /// Whether something of the node waits for a sync.
+    /// Whether a change of the node waits for a sync.
     pub fn is_node_due(&self) -> bool {
         self.node.is_due()
     }
 
-    /// Tells of devices only, and forgets none: what an agent may do before it knows the cluster.
+    /// Writes the entries of devices only, and removes none: all that an agent may do before it knows the cluster.
     pub fn tell_devices(&mut self, now: Instant) {
         self.node.tell_devices(&mut self.writer, now);
     }
 
-    /// Takes new plans (`None`: the Service is gone) and brings the maps as close to all plans as possible.
+    /// Takes new plans (`None`: the Service was removed) and brings the maps as close to all plans as possible.
     ///
-    /// The first call removes what no plan asks for: every Service there is must be among `changed`.
+    /// The first call removes all entries that no plan asks for, so `changed` must contain every Service.
     pub fn sync(&mut self, now: Instant, changed: BTreeMap<ServiceName, Option<ServicePlan>>) {
         let mut dirty = self.accept(changed);
         let freed = self.quarantine.free(&mut self.writer, now);
@@ -107,7 +107,8 @@ impl<S: Store> Reconciler<S> {
         self.node.reconcile(&mut self.writer, flows, now, full, freed);
         self.addresses.reconcile(&mut self.writer, now, full, freed);
         let mut touched = Touched::new();
-        // With no port in the maps, no frontend changes hands: parts are as good as the whole, and take less memory.
+        // With no port in the maps, no frontend gets a new owner, so the ports can be written in parts, which take less
+        // memory.
         let at_once = if self.writer.applied.ports.used() == 0 { PART } else { usize::MAX };
         if full {
             let wanted = self.services.desired.values().flat_map(|plan| plan.ports.keys().cloned());
@@ -125,8 +126,9 @@ impl<S: Store> Reconciler<S> {
         self.quarantine.remove_orphans(&mut self.writer, now);
     }
 
-    /// The same before all Services are known: for these, and for the node if it is `with_node`. What no plan asks for
-    /// stays, since an earlier agent may have had reasons for it that this one does not know yet.
+    /// As [`Reconciler::sync`], before all Services are known: writes these Services, and the node if `with_node`. Entries
+    /// that no plan asks for stay, because an earlier agent may have written them for objects that this one does not know
+    /// yet.
     pub fn sync_early(
         &mut self,
         now: Instant,
@@ -142,7 +144,7 @@ impl<S: Store> Reconciler<S> {
         self.reconcile(dirty, Touched::new(), now);
     }
 
-    /// Takes new plans in; returns the ports that may have to change.
+    /// Takes new plans; returns the ports that may have to change.
     fn accept(&mut self, changed: BTreeMap<ServiceName, Option<ServicePlan>>) -> BTreeSet<Owner> {
         self.writer.number += 1;
         let mut dirty = BTreeSet::new();
@@ -158,15 +160,15 @@ impl<S: Store> Reconciler<S> {
         if !dirty.is_empty() || !touched.is_empty() {
             let jobs = dirty.into_iter().map(Job::new).collect();
             self.services.reconcile(&mut self.writer, &mut self.addresses, jobs, touched, now);
-            // A write that belongs to no port: a full sync finds it again.
+            // The failed write belongs to no port; a full sync finds the entry again.
             self.full |= self.services.failures.contains_key(&Owner::Upkeep);
         }
     }
 
-    /// When [`Reconciler::sync`] should be called even if nothing changes.
+    /// Returns the time at which [`Reconciler::sync`] should be called even if nothing changes.
     pub fn wake(&mut self) -> Option<Instant> {
         let retries = self.services.failures.values().map(|failure| failure.retry).min();
-        // What fails may wait for room.
+        // A failed port may wait for free space.
         let is_urgent = !self.services.failures.is_empty();
         let (applied, quarantine) = (&mut self.writer.applied, &self.quarantine);
         let due = |at: Option<Instant>, is_id| at.map(|at| quarantine.due(at, is_id));
@@ -188,18 +190,18 @@ impl<S: Store> Reconciler<S> {
         rests.into_iter().chain(others).flatten().min()
     }
 
-    /// When [`Reconciler::sync_early`] should be called even if nothing changes.
+    /// Returns the time at which [`Reconciler::sync_early`] should be called even if nothing changes.
     pub fn early_wake(&self) -> Option<Instant> {
         let retries = self.services.failures.values().map(|failure| failure.retry);
         retries.chain(self.addresses.retry()).chain(self.node.retry()).min()
     }
 
-    /// Whether the next sync looks at everything.
+    /// Whether the next sync is a full one.
     pub fn is_full_due(&self) -> bool {
         self.full
     }
 
-    /// What is wrong with which object, in their order.
+    /// Returns all problems, sorted and without duplicates.
     pub fn problems(&self) -> Vec<Problem> {
         let mut all: Vec<Problem> = self.services.plan_problems.values().flatten().cloned().collect();
         all.extend(self.services.failures.values().map(|failure| failure.problem.clone()));
@@ -211,24 +213,25 @@ impl<S: Store> Reconciler<S> {
         all
     }
 
-    /// What this node could not do for a Service, in the order of ports: part of [`Reconciler::problems`]. The others are
-    /// in the objects, and every node finds them.
+    /// Returns the failures of this node, sorted by Service port: a part of [`Reconciler::problems`]. Most of the others
+    /// are problems of the objects, which every node finds.
     pub fn failed(&self) -> Vec<Problem> {
         self.services.failures.values().map(|failure| failure.problem.clone()).collect()
     }
 
-    /// Service ports that are silent to clients of a scope, though another node could serve them.
+    /// Returns the number of Service ports that drop clients of a scope, though other nodes have endpoints, by scope and
+    /// family.
     pub fn no_local(&self) -> &BTreeMap<(Scope, IpFamily), u64> {
         &self.services.no_local
     }
 
-    /// What load balancers ask this node.
+    /// Returns the health checks of Services, which load balancers send to this node.
     pub fn health_checks(&self) -> &Arc<BTreeMap<ServiceName, HealthCheck>> {
         &self.services.health_checks
     }
 
-    /// Families of which something is not in the maps that the cluster asks for. What fails for the node fails for both.
-    /// Entries that only refuse clients (addresses without a port) do not count: they make room for frontends.
+    /// Returns the families that are not completely programmed. A failure of the node's entries counts for both. Entries of
+    /// addresses as such, which only refuse clients, do not count: they are removed if frontends need their space.
     pub fn failing_families(&self) -> BTreeSet<IpFamily> {
         if self.node.retry().is_some() {
             return BTreeSet::from([IpFamily::V4, IpFamily::V6]);
@@ -241,69 +244,69 @@ impl<S: Store> Reconciler<S> {
         self.services.failures.keys().flat_map(of).collect()
     }
 
-    /// Services of which a port is not in the maps as it should be; `None`: entries of the node itself are not, on which any
-    /// Service may depend.
+    /// Returns the Services with a failing port; `None` if entries of the node itself fail, on which any Service may
+    /// depend.
     pub fn failing_services(&self) -> Option<BTreeSet<ServiceName>> {
         let name = |owner: &Owner| match owner {
             Owner::Port(ServicePortName { namespace, name, .. }) => {
                 Some(ServiceName { namespace: namespace.clone(), name: name.clone() })
             }
-            // Entries that are no longer needed are still there.
+            // Only the removal of entries that are no longer needed has failed.
             Owner::Upkeep => None,
         };
         self.node.retry().is_none().then(|| self.services.failures.keys().filter_map(name).collect())
     }
 
-    /// Service ports that are not in the maps as they should be.
+    /// Returns the number of Service ports that are not programmed as desired.
     pub fn failing(&self) -> usize {
         self.services.failures.len()
     }
 
-    /// Services that have a plan; those of other proxies are not counted.
+    /// Returns the number of Services that have a plan; those of other proxies are not counted.
     pub fn services(&self) -> usize {
         self.services.desired.len() - self.addresses.foreign()
     }
 
-    /// What a Service should look like.
+    /// Returns the last plan of a Service.
     pub fn plan(&self, name: &ServiceName) -> Option<&ServicePlan> {
         self.services.desired.get(name).map(|plan| &**plan)
     }
 
-    /// What the tables hold as far as we know.
+    /// Returns the mirror of the maps.
     pub fn applied(&self) -> &Applied {
         &self.writer.applied
     }
 
-    /// Operations done and failed so far.
+    /// Returns the counts of successful and failed operations.
     pub fn counters(&self) -> &Counters {
         &self.writer.counters
     }
 
-    /// How much the tables take.
+    /// Returns the capacity of the tables.
     pub fn capacity(&self) -> Capacity {
         self.writer.store.capacity()
     }
 
-    /// The tables themselves.
+    /// Returns the store of the maps.
     pub fn store(&self) -> &S {
         &self.writer.store
     }
 
-    /// The same, to be changed.
+    /// Returns the store of the maps, mutable.
     pub fn store_mut(&mut self) -> &mut S {
         &mut self.writer.store
     }
 
-    /// The tables alone.
+    /// Returns the store and drops the rest.
     pub fn into_store(self) -> S {
         self.writer.store
     }
 
-    /// Goes on with the comparison of the tables with what was written to them, or begins one, by about `piece`
-    /// entries. After [`Step::Differs`], [`Reconciler::audit`] says in how many entries, and has them repaired.
+    /// Compares about `piece` more entries of the maps with the mirror; starts a new comparison if none is in progress.
+    /// After [`Step::Differs`], [`Reconciler::audit`] counts the different entries and has them repaired.
     pub fn audit_step(&mut self, piece: u32) -> Result<Step, MapError> {
         let mut audit = self.writer.audit.take().unwrap_or_default();
-        // Entries that we know to make no sense and could not remove yet are no news.
+        // Known invalid entries, whose removal has failed so far, are no new difference.
         if !self.quarantine.orphans.is_empty() {
             return Ok(Step::Clean);
         }
@@ -317,7 +320,7 @@ impl<S: Store> Reconciler<S> {
         Ok(Step::More)
     }
 
-    /// Adds what the maps should hold for a port that is planned so.
+    /// Adds the desired content of the maps for a port with this plan.
     pub(super) fn expect(&self, port: &ServicePortName, plan: &PortPlan, expected: &mut Expected) {
         let fails = self.services.failures.contains_key(&Owner::Port(port.clone()));
         for (frontend, what) in &plan.frontends {

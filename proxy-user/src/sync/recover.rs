@@ -1,4 +1,4 @@
-//! From the maps back to what we know: at the start, and when they were changed externally.
+//! Rebuilds the mirror from the maps: at the start, and after the maps were changed externally.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::maps::{Backend, Contents, MaglevRow, MapError, Store, Table, Write};
 use crate::model::net::{IpFamily, Protocol};
 use crate::plan::{BackendAddress, ServicePortName};
 
-/// What is known already when the maps are read again.
+/// The part of the old mirror that is kept when the maps are read again.
 #[derive(Default)]
 struct Known {
     ports: Vec<(ServicePortName, u32)>,
@@ -27,8 +27,8 @@ struct Known {
 }
 
 impl<S: Store> Reconciler<S> {
-    /// Reads the tables back. Nothing is written until the first [`Reconciler::sync`], which then writes only
-    /// what differs from the plans and removes what makes no sense.
+    /// Reads the maps. Writes nothing: the first [`Reconciler::sync`] writes only what differs from the plans, and removes
+    /// invalid entries.
     pub fn recover(store: S, holds: QuarantinePeriods, now: Instant) -> Result<Self, MapError> {
         let mut reconciler = Self::new(store, holds);
         let contents = reconciler.writer.store.read(u32::MAX)?;
@@ -36,11 +36,11 @@ impl<S: Store> Reconciler<S> {
         Ok(reconciler)
     }
 
-    /// Reads all of the tables again and compares. Returns in how many entries they differ from what we wrote; if there
-    /// are any, the next sync repairs them.
+    /// Reads all maps again and compares them with the mirror. Returns the number of different entries; the next sync
+    /// repairs them.
     pub fn audit(&mut self, now: Instant) -> Result<usize, MapError> {
         let contents = self.writer.store.read(self.writer.applied.endpoints.high_water())?;
-        // Entries that we know to make no sense and could not remove yet are no news.
+        // Known invalid entries, whose removal has failed so far, are no new difference.
         if !self.quarantine.orphans.is_empty() {
             return Ok(0);
         }
@@ -62,7 +62,7 @@ impl<S: Store> Reconciler<S> {
         Ok(drift)
     }
 
-    /// Takes the tables as they are for applied.
+    /// Replaces the mirror by the content of the maps.
     fn adopt(&mut self, contents: &Contents, known: Known, now: Instant) {
         let mut applied = Applied::new(self.writer.store.capacity(), self.holds);
         let mut orphans = Vec::new();
@@ -80,7 +80,7 @@ impl<S: Store> Reconciler<S> {
         let ports = adopt_names(&mut applied, contents, &mut orphans);
         adopt_backends(&mut applied, contents, &ports, &mut orphans, now);
         for (service, base, len) in known.resting_extents {
-            // As they are now: one that was changed must not be found for a set that it no longer holds.
+            // Take the slots from the map: a changed extent must not be found for ids that it no longer holds.
             if let Some(ids) = slots_of(contents, base, len) {
                 applied.extents.restore(service, base, ids);
             }
@@ -89,7 +89,7 @@ impl<S: Store> Reconciler<S> {
             if let Some(ids) = slots_of(contents, entry.slot_base, entry.slot_count) {
                 applied.extents.restore(entry.id, entry.slot_base, ids);
             }
-            // 0 belongs to no port: it stands in entries of cluster addresses.
+            // The id 0 belongs to no port: entries of cluster addresses have it.
             if entry.id != 0 && !ports.contains_key(&entry.id) {
                 applied.ports.reserve(entry.id);
                 orphans.push(Write::NoName(entry.id));
@@ -98,7 +98,7 @@ impl<S: Store> Reconciler<S> {
         }
         for (index, row) in &contents.maglev {
             if !ports.contains_key(&(index / 2)) {
-                // No port gets this id before the entry is removed: the removal would take away the new port's table.
+                // No port may get this id before the entry is removed: the removal would delete the new port's table.
                 applied.ports.reserve(index / 2);
                 orphans.extend([Write::MaglevIndex(*index, MaglevRow::default()), Write::NoName(index / 2)]);
             }
@@ -131,7 +131,8 @@ impl<S: Store> Reconciler<S> {
     }
 }
 
-/// Names, and through them ids of Service ports. Of two ids with one name the one that entries refer to wins.
+/// Takes over the names, and with them the ids of Service ports. Of two ids with the same name, the one in use by entries
+/// wins.
 fn adopt_names(
     applied: &mut Applied,
     contents: &Contents,
@@ -156,7 +157,7 @@ fn adopt_names(
     ports
 }
 
-/// Rows of endpoints, and through them their ids. Those that serve come first.
+/// Takes over the rows of endpoints, and with them their ids. Active ones come first.
 fn adopt_backends(
     applied: &mut Applied,
     contents: &Contents,
@@ -170,7 +171,7 @@ fn adopt_backends(
     for (id, row) in serving.into_iter().chain(others) {
         let key = (row.service, BackendAddress { address: row.addr, port: row.port });
         let ours = match known.get(id) {
-            // It was changed externally; as long as it is in the right table, the next sync writes it anew.
+            // The row may have been changed externally; if its family is right, the next sync writes it again.
             Some((_, at)) => at.address.is_ipv4() == row.addr.is_ipv4(),
             None => fits(row, ports) && applied.endpoints.restore(key, *id),
         };
@@ -189,14 +190,14 @@ fn fits(row: &Backend, ports: &BTreeMap<u32, ServicePortName>) -> bool {
     ports.get(&row.service).is_some_and(suits)
 }
 
-/// The ids in an extent; `None` when it is empty or lies outside of the table.
+/// Returns the ids in an extent; `None` if it is empty or outside of the table.
 fn slots_of(contents: &Contents, base: u32, count: u32) -> Option<Vec<u32>> {
     let base = base as usize;
     let ids = contents.slots.get(base..base.checked_add(count as usize)?)?;
     (count > 0).then(|| ids.to_vec())
 }
 
-/// The port that a name says.
+/// Returns the Service port of a name; `None` if the name is malformed.
 fn parse(name: &PortName) -> Option<ServicePortName> {
     let (namespace, rest) = name.as_str().split_once('/')?;
     let (service, port) = rest.split_once(':').unwrap_or((rest, ""));
@@ -211,7 +212,7 @@ fn parse(name: &PortName) -> Option<ServicePortName> {
     (!namespace.is_empty() && !service.is_empty() && port.text() == name.as_str()).then_some(port)
 }
 
-/// In how many entries the tables are not what was written to them.
+/// Returns the number of entries in which the maps differ from the mirror.
 fn differences(applied: &Applied, contents: &Contents) -> usize {
     let backends = |v6: bool| -> BTreeMap<u32, Backend> {
         applied

@@ -1,4 +1,4 @@
-//! What is out of quarantine is freed: extents, ids, bits of the filter; and what made no sense is removed.
+//! Frees extents, ids and filter bits whose quarantine is over, and removes invalid entries.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -10,25 +10,25 @@ use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{FlowUse, NoFlows, Store, Table, Write};
 
-/// Connections are looked through at most this often for the bits that they need.
+/// Minimum time between two searches for the filter bits that connections need.
 const RELEASE_PERIOD: Duration = Duration::from_mins(10);
 
-/// What is out of quarantine waits so long for a sync that comes anyway; and ids of endpoints, each of which means a look at what was
-/// counted, are freed together.
+/// Minimum time between two syncs that only free things. Ids of endpoints are freed together at most this often, because
+/// the agent has to read their counts of open connections.
 const TOGETHER: Duration = Duration::from_secs(1);
 
-/// What keeps things from being freed.
+/// The state that decides when things are freed.
 pub(super) struct Quarantine {
     pub(super) flows: Box<dyn FlowUse + Send>,
-    /// Entries of the maps that made no sense, to be removed.
+    /// Removals of invalid entries of the maps.
     pub(super) orphans: Vec<Write>,
-    /// How often removals failed in a row, and when they are tried again.
+    /// How many removals failed in a row, and the time of the next try.
     pub(super) failed: Option<(u32, Instant)>,
-    /// When bits of the filter may be cleared next; `None`: at any time.
+    /// Earliest time at which filter bits may be cleared; `None`: at any time.
     pub(super) next_release: Option<Instant>,
-    /// When ids of endpoints are freed next; `None`: at any time.
+    /// Earliest time at which ids of endpoints may be freed; `None`: at any time.
     next_ids: Option<Instant>,
-    /// Before this, nothing is worth a sync of its own.
+    /// Earliest time of the next sync that only frees things; `None`: at any time.
     next_free: Option<Instant>,
 }
 
@@ -47,13 +47,14 @@ impl Default for Quarantine {
 }
 
 impl Quarantine {
-    /// When a sync should free what is out of quarantine at `at`. Ids of endpoints wait longer.
+    /// Returns the time of the sync that should free a thing whose quarantine ends at `at`. Ids of endpoints may wait
+    /// longer.
     pub(super) fn due(&self, at: Instant, is_id: bool) -> Instant {
         let next = [self.next_free, self.next_ids.filter(|_| is_id)];
         next.into_iter().flatten().fold(at, Instant::max)
     }
 
-    /// Frees what is out of quarantine; says whether there is room now that was not there before.
+    /// Frees everything whose quarantine is over; returns whether this made space.
     pub(super) fn free<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
         let freed = self.free_rested(writer, now);
         if freed {
@@ -108,8 +109,8 @@ impl Quarantine {
         freed
     }
 
-    /// Endpoints whose ids are out of quarantine, and have no open connections that would end on the next owner's count. The quarantine of
-    /// the others begins anew, as long as that takes.
+    /// Returns the endpoints whose ids are out of quarantine and have no open connections: these would be subtracted from
+    /// the count of the id's next owner when they end. The quarantine of the others restarts until they have none.
     fn disconnected<S>(&mut self, writer: &mut Writer<S>, now: Instant) -> Vec<(BackendKey, u32)> {
         if self.next_ids.is_some_and(|next| now < next) {
             return Vec::new();
@@ -132,8 +133,8 @@ impl Quarantine {
         rested
     }
 
-    /// Bits that are out of quarantine, and that no connection needs: one of a long life still finds its way by them when its
-    /// Service and its endpoint are gone.
+    /// Returns the bits that are out of quarantine and that no connection needs: the packets of a long connection need them
+    /// even after its Service and endpoint were removed.
     fn releasable_bits(&mut self, applied: &mut Applied, now: Instant) -> BTreeSet<Bit> {
         if self.next_release.is_some_and(|next| now < next) {
             return BTreeSet::new();
@@ -157,7 +158,7 @@ impl Quarantine {
         }
     }
 
-    /// Removes what made no sense when the tables were read.
+    /// Removes the entries that were invalid when the maps were read.
     pub(super) fn remove_orphans<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) {
         if self.orphans.is_empty() || self.failed.is_some_and(|(_, retry)| now < retry) {
             return;

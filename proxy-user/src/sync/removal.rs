@@ -1,6 +1,6 @@
-//! Removal policies: when connections to endpoints that left are reset.
+//! Removal policies: when connections to removed endpoints are reset.
 //!
-//! [`super::resets`] writes it into the maps.
+//! [`super::resets`] writes the state [`BACKEND_RESET`](proxy_common::backend::BACKEND_RESET) into the maps.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,20 +10,19 @@ use proxy_common::backend::BACKEND_ACTIVE;
 use super::index::BackendKey;
 use crate::maps::Backend;
 
-/// What is to be reset, and when.
+/// Removed endpoints whose connections are to be reset, and the delay of each Service port.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Removals {
-    /// The delay of Service ports whose policy is `reset`, by id. A port that is gone keeps what it said last, until its id is
-    /// free.
+    /// The delay of Service ports whose policy is `reset`, by id. A removed port keeps its last delay until its id is free.
     pub(super) delays: BTreeMap<u32, Duration>,
-    /// Endpoints of them that left, by id: since when.
+    /// Removed endpoints of these ports, by id, each with the time of its removal.
     pub(super) left: BTreeMap<u32, (BackendKey, Instant)>,
-    /// The last write failed: no other one before.
+    /// Time of the next try, if the last write failed.
     pub(super) retry: Option<Instant>,
 }
 
 impl Removals {
-    /// What the plan of a Service port says.
+    /// Sets the delay from the plan of a Service port; `None` if its policy is `drain`.
     pub(super) fn set(&mut self, service: u32, delay: Option<Duration>) {
         match delay {
             Some(delay) => self.delays.insert(service, delay),
@@ -31,12 +30,12 @@ impl Removals {
         };
     }
 
-    /// The id of a Service port is free.
+    /// Forgets a Service port whose id is free.
     pub(super) fn forget(&mut self, service: u32) {
         self.delays.remove(&service);
     }
 
-    /// Whether connections to the endpoint of this id are yet to be reset.
+    /// Whether the endpoint of this id waits for the reset of its connections.
     pub(super) fn waits(&self, id: u32) -> bool {
         self.left.contains_key(&id)
     }
@@ -45,13 +44,13 @@ impl Removals {
         self.delays.get(service).and_then(|delay| since.checked_add(*delay))
     }
 
-    /// When the next reset is due.
+    /// Returns the time of the next reset.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let due = self.left.values().filter_map(|(key, since)| self.due_at(key, *since)).min();
         due.map(|due| self.retry.map_or(due, |retry| due.max(retry)))
     }
 
-    /// Endpoints whose delay is over, by id.
+    /// Returns the endpoints whose delay is over, by id.
     pub(super) fn due(&self, now: Instant) -> Vec<(u32, BackendKey)> {
         if self.retry.is_some_and(|retry| now < retry) {
             return Vec::new();
@@ -62,7 +61,7 @@ impl Removals {
     }
 }
 
-/// Whether the endpoint of a row has left its Service, whatever becomes of connections to it.
+/// Whether the endpoint of a row was removed from its Service, whatever the removal policy.
 pub(super) fn has_left(row: &Backend) -> bool {
     row.state != BACKEND_ACTIVE
 }

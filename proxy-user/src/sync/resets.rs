@@ -1,7 +1,7 @@
-//! Says in the rows of endpoints that left that connections to them are reset, when their delay is over.
+//! Marks the rows of removed endpoints whose delay is over, so that connections to them are reset.
 //!
-//! The state [`BACKEND_RESET`] is where every process finds it that resets connections. A row keeps its endpoint until then, and
-//! is in quarantine anew from then on.
+//! Every process that resets connections finds these endpoints by the state [`BACKEND_RESET`]. A row keeps its endpoint
+//! until then; its quarantine restarts when it is marked.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use super::job::{Job, Steps};
 use super::writer::Writer;
 use crate::maps::{Backend, Store, Write};
 
-/// From a write that failed to the next try.
+/// Pause between a failed write and the next try.
 const RETRY: Duration = Duration::from_secs(1);
 
 impl<S: Store> Writer<S> {
-    /// Takes in what the jobs' ports say of removal, and which of their endpoints have left. A port whose policy became `drain`
-    /// takes back what it said of them.
+    /// Records the removal policies of the jobs' ports, and which of their endpoints were removed. If the policy of a port
+    /// became `drain`, its marked rows get the state [`BACKEND_GONE`] again.
     pub(super) fn note_removals(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         for (number, job) in jobs.iter().enumerate() {
@@ -43,7 +43,7 @@ impl<S: Store> Writer<S> {
         self.execute(&steps, jobs, true, now);
     }
 
-    /// Says of the endpoints whose delay is over that connections to them are reset.
+    /// Marks the endpoints whose delay is over with [`BACKEND_RESET`].
     pub(super) fn reset_due(&mut self, now: Instant) {
         let due = self.removals.due(now);
         if due.is_empty() {
@@ -61,7 +61,8 @@ impl<S: Store> Writer<S> {
             now + RETRY
         });
         for (id, key) in due {
-            // One that could not be written stays; one that is in use again, or free, has nothing to be reset.
+            // An endpoint whose write failed stays in the list; one that is in use again, or whose id is free, needs no
+            // reset.
             if self.applied.backends.get(id).is_none_or(|row| row.state != BACKEND_GONE) {
                 self.removals.left.remove(&id);
                 self.applied.endpoints.rest_again(&key, now, self.number);

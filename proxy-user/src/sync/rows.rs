@@ -1,4 +1,4 @@
-//! Rows by ids, which are given out from the lowest on: a list takes half of what a tree takes.
+//! Rows by id. Ids are allocated from the lowest on, so a list takes half of the memory of a tree.
 
 use std::ops::Range;
 
@@ -18,17 +18,17 @@ impl<T> Default for Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// How many ids have a row.
+    /// Returns the number of ids with a row.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The row of an id.
+    /// Returns the row of an id.
     pub fn get(&self, id: u32) -> Option<&T> {
         self.rows.get(id as usize)?.as_ref()
     }
 
-    /// The same, to be changed.
+    /// Returns the row of an id, mutable.
     pub fn get_mut(&mut self, id: u32) -> Option<&mut T> {
         self.rows.get_mut(id as usize)?.as_mut()
     }
@@ -38,7 +38,7 @@ impl<T> Rows<T> {
         self.get(id).is_some()
     }
 
-    /// Sets the row of an id; returns the one that it had.
+    /// Sets the row of an id; returns its previous row.
     pub fn insert(&mut self, id: u32, row: T) -> Option<T> {
         let at = id as usize;
         if self.rows.len() <= at {
@@ -49,7 +49,7 @@ impl<T> Rows<T> {
         old
     }
 
-    /// The row of an id, which is an empty one if it had none.
+    /// Returns the row of an id, mutable; inserts the default one if there is none.
     pub fn get_or_default(&mut self, id: u32) -> &mut T
     where
         T: Default,
@@ -63,19 +63,19 @@ impl<T> Rows<T> {
         row.get_or_insert_default()
     }
 
-    /// Takes the row of an id away.
+    /// Removes the row of an id and returns it.
     pub fn remove(&mut self, id: u32) -> Option<T> {
         let old = self.rows.get_mut(id as usize)?.take();
         self.len -= usize::from(old.is_some());
         old
     }
 
-    /// All rows, by id.
+    /// Returns all rows, sorted by id.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.range(0..u32::MAX)
     }
 
-    /// The rows of these ids.
+    /// Returns the rows of these ids.
     pub fn range(&self, ids: Range<u32>) -> impl Iterator<Item = (u32, &T)> {
         let end = self.rows.len().min(ids.end as usize);
         let start = end.min(ids.start as usize);
@@ -84,7 +84,7 @@ impl<T> Rows<T> {
     }
 }
 
-/// A row of `names`, without the zeros that fill it up.
+/// A row of `names`, without its padding zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShortName {
     length: u16,

@@ -1,4 +1,4 @@
-//! Service ports: what the plans ask for, and how they get into the maps.
+//! Service ports: their desired state, and the phases that write it into the maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,27 +23,28 @@ use crate::plan::{
     Access, Frontend, FrontendPlan, HealthCheck, PortPlan, Scope, ServicePlan, ServicePortName,
 };
 
-/// What all Services should be, and what of it failed.
+/// The desired state of all Services, and the failures of Service ports.
 #[derive(Debug, Default)]
 pub(super) struct Services {
     pub(super) claims: Claims,
     pub(super) desired: BTreeMap<ServiceName, Box<ServicePlan>>,
     pub(super) plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
     pub(super) failures: BTreeMap<Owner, Failure>,
-    /// Ports whose policy keeps clients of a scope on this node, which has no endpoint for them.
+    /// Number of ports whose policy Local has no endpoint on this node, by the scope of the clients and by family.
     pub(super) no_local: BTreeMap<(Scope, IpFamily), u64>,
-    /// Shared with snapshots, and so changed only where it differs.
+    /// Snapshots of the status share this map, so it is changed only if it differs.
     pub(super) health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
 }
 
 impl Services {
-    /// After many plans have come.
+    /// Rebuilds the trees compactly, after many plans were accepted.
     pub(super) fn pack(&mut self) {
         pack(&mut self.desired);
         self.claims.pack();
     }
 
-    /// Takes the new plan of a Service (`None`: it is gone); the ports that may have to change are added to `dirty`.
+    /// Accepts the new plan of a Service (`None`: the Service was removed). Adds the ports that may have to change to
+    /// `dirty`.
     pub(super) fn accept(
         &mut self,
         name: ServiceName,
@@ -80,19 +81,19 @@ impl Services {
         }
     }
 
-    /// Owners whose failures are tried again now.
+    /// Returns the owners whose failures are retried now: those whose pause is over, or all if space was `freed`.
     pub(super) fn retries(&self, now: Instant, freed: bool) -> impl Iterator<Item = Owner> {
         let due = self.failures.iter().filter(move |(_, failure)| freed || failure.retry <= now);
         due.map(|(owner, _)| owner.clone())
     }
 
-    /// What a port should be.
+    /// Returns the plan of a port.
     pub(super) fn port_plan(&self, port: &ServicePortName) -> Option<&PortPlan> {
         let name = ServiceName { namespace: port.namespace.clone(), name: port.name.clone() };
         port_of(self.desired.get(&name).map(|plan| &**plan), port)
     }
 
-    /// The phases, for these ports and for the frontends in `touched`.
+    /// Runs the phases of a sync for the ports of `jobs` and for the frontends in `touched`.
     pub(super) fn reconcile<S: Store>(
         &mut self,
         writer: &mut Writer<S>,
@@ -109,8 +110,9 @@ impl Services {
         for key in touched.into_iter().filter(|key| !is_address(key)) {
             owners.insert(key, self.owner(&key));
         }
-        // One that its port gives up for clients outside only goes after those inside were told; and one for clients
-        // outside after the entry that sends them there, also if that could not be removed.
+        // A frontend that its port gives up for clients outside only is removed after the entry for clients inside was
+        // updated. An external entry is removed after the internal entry that refers to it, and stays if the internal one
+        // could not be removed.
         for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
             let goes = |key: &&FrontendKey| {
                 key.scope == scope && self.holder(key).is_none() && !writer.is_referred_to(key)
@@ -123,7 +125,7 @@ impl Services {
         writer.write_tables(&mut jobs, now);
         addresses.make_room(writer, &jobs, now);
         writer.commit(&mut jobs, now);
-        // A frontend that changed hands, to a port that failed, must not stay with the port that lost it.
+        // If a frontend gets a new owner and the new owner fails, the entry of the old owner must not stay.
         for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
             let wrong = |(key, owner): (&FrontendKey, &Option<ServicePortName>)| {
                 let has = writer.applied.services.get(key).filter(|_| key.scope == scope)?.id;
@@ -140,7 +142,7 @@ impl Services {
         self.finish(writer, jobs, now);
     }
 
-    /// Ids, names, endpoints, filter bits and source ranges.
+    /// Allocates ids, and writes names, endpoints, filter bits and source ranges.
     pub(super) fn prepare<S: Store>(&self, writer: &mut Writer<S>, jobs: &mut [Job], now: Instant) {
         let (mut names, mut rows, mut bits) = (Steps::default(), Steps::default(), Steps::default());
         let (mut ranges, mut joins) = (Steps::default(), Steps::default());
@@ -192,7 +194,7 @@ impl Services {
         writer.execute(&ranges, jobs, false, now);
     }
 
-    /// Finds out what the port should be, and gives ids to it and to its endpoints.
+    /// Fills in the desired state of the job's port, and allocates ids for the port and its endpoints.
     fn plan_job(&self, applied: &mut Applied, job: &mut Job) -> Result<(), SyncError> {
         let Owner::Port(port) = &job.owner else { return Ok(()) };
         let Some(plan) = self.port_plan(port) else { return Ok(()) };
@@ -211,7 +213,7 @@ impl Services {
                     let tunnel = plan.tunnels.get(at).and_then(|node| applied.tunnels.get(node).copied());
                     rows.push((backend, backend_row(id, port, at, *facts, tunnel.unwrap_or(0))));
                 }
-                // Those that have an id are served; the problem stands until all are.
+                // Endpoints that have an id are served; the problem stays until all endpoints have one.
                 Err(exhausted) => {
                     job.cause.get_or_insert(SyncError::Backends(exhausted));
                 }
@@ -244,7 +246,7 @@ impl Services {
         Ok(())
     }
 
-    /// Notes what failed and when to try again.
+    /// Records the failures and the times of their retries.
     fn finish<S: Store>(&mut self, writer: &mut Writer<S>, jobs: Vec<Job>, now: Instant) {
         for job in jobs {
             for base in &job.tables {
@@ -262,12 +264,12 @@ impl Services {
         }
     }
 
-    /// The port that has the address and port of a key, whatever the scope.
+    /// Returns the Service port that owns the address and port of a key, whatever the scope.
     fn holder(&self, key: &FrontendKey) -> Option<&ServicePortName> {
         frontend_of(key).and_then(|frontend| self.claims.owner(&frontend))
     }
 
-    /// The port that a key in the maps should belong to.
+    /// Returns the Service port to which a key in the maps should belong.
     fn owner(&self, key: &FrontendKey) -> Option<ServicePortName> {
         let (frontend, port) = (frontend_of(key)?, self.holder(key)?);
         let plan = self.port_plan(port)?;
@@ -275,7 +277,8 @@ impl Services {
     }
 }
 
-/// Ports of a plan whose policy leaves clients without an endpoint: the scope of these clients, and the family.
+/// Returns the ports of a plan that drop clients because policy Local has no endpoint here: the scope of these clients, and
+/// the family.
 fn no_local(plan: &ServicePlan) -> impl Iterator<Item = (Scope, IpFamily)> {
     let silent =
         |(frontend, plan): (&Frontend, &FrontendPlan)| plan.drop_when_empty.then_some(frontend.scope);

@@ -1,4 +1,4 @@
-//! Which endpoints start slowly, and since when.
+//! The endpoints in slow start, and the start time of each.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use crate::model::ServiceName;
 use crate::plan::slow_start::{STEPS, apply};
 use crate::plan::{BackendAddress, ServicePlan, ServicePortName};
 
-/// The time in which the share of an endpoint grows, and the endpoints whose share does.
+/// The slow start period, and the endpoints whose share grows.
 #[derive(Debug, Default)]
 pub(super) struct SlowStart {
-    /// 0: none.
+    /// 0: no slow start.
     period: Duration,
-    /// When plans were made last.
+    /// Time of the last planning.
     planned: Option<Instant>,
     joined: BTreeMap<ServiceName, BTreeMap<(ServicePortName, BackendAddress), Instant>>,
 }
@@ -22,7 +22,8 @@ impl SlowStart {
         Self { period, ..Self::default() }
     }
 
-    /// Gives endpoints that have joined since the plan `before` a part of their share, if there were others before.
+    /// Gives endpoints that have joined since the plan `before` a part of their share, if the port had other endpoints
+    /// before.
     pub(super) fn apply(
         &mut self,
         name: &ServiceName,
@@ -54,28 +55,28 @@ impl SlowStart {
         }
     }
 
-    /// From 1 to [`STEPS`].
+    /// Returns the step at `now` of an endpoint that joined at `since`, from 1 to [`STEPS`].
     fn step(&self, since: Instant, now: Instant) -> u16 {
         let steps = u128::from(STEPS - 1);
         let done = now.saturating_duration_since(since).as_nanos() * steps / self.period.as_nanos().max(1);
         1 + done.min(steps) as u16
     }
 
-    /// When the share of one that joined then grows next.
+    /// Returns the time of the next step of an endpoint that joined at `since`.
     fn next_step(&self, since: Instant, now: Instant) -> Instant {
         let next = self.period * u32::from(self.step(since, now)) / u32::from(STEPS - 1);
-        // Rounded up.
+        // A nanosecond more, because the division rounds down.
         since + next + Duration::from_nanos(1)
     }
 
-    /// When a share grows next.
+    /// Returns the time of the next step of any endpoint.
     pub(super) fn wake(&self) -> Option<Instant> {
         let planned = self.planned?;
         let all = self.joined.values().flat_map(BTreeMap::values);
         all.map(|since| self.next_step(*since, planned)).min()
     }
 
-    /// Begins to plan: gives the Services where a share has grown since the last time.
+    /// Starts a planning: returns the Services with an endpoint whose step has increased since the last one.
     pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
         let planned = self.planned.replace(now).unwrap_or(now);
         let is_due = |since: &Instant| self.step(*since, planned) < self.step(*since, now);

@@ -1,4 +1,4 @@
-//! What others may know of the driver: a snapshot, published after every sync.
+//! The status of the driver for other tasks: a snapshot, published after every sync.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,23 +17,23 @@ use crate::model::ServiceName;
 use crate::model::net::IpFamily;
 use crate::plan::{HealthCheck, Scope};
 
-/// How full a table is.
+/// The use of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableUse {
-    /// Which one.
+    /// The table.
     pub table: Table,
     /// Entries in use, quarantined ones included.
     pub used: u64,
-    /// Entries it takes.
+    /// The most entries that it can hold.
     pub capacity: u64,
 }
 
-/// Changes of objects of one kind.
+/// Numbers of changes of objects of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Since the start.
+    /// Changes since the start.
     pub total: u64,
-    /// Not in the maps yet.
+    /// Changes that are not in the maps yet.
     pub pending: u64,
 }
 
@@ -44,28 +44,28 @@ impl Changes {
     }
 }
 
-/// Operations on one table.
+/// The count of one kind of operation on one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operations {
-    /// Which table.
+    /// The table.
     pub table: Table,
-    /// Which kind.
+    /// The kind of operation.
     pub operation: Operation,
-    /// How many.
+    /// How many succeeded and failed.
     pub count: Count,
 }
 
-/// What becomes of this node.
+/// Whether this node stays in the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeFate {
-    /// It stays, as far as we know.
+    /// It stays, as far as the agent knows.
     #[default]
     Stays,
-    /// It leaves the cluster, or has left it: traffic should not be sent to it any more.
+    /// It leaves the cluster, or has left it: load balancers should send it no more traffic.
     Leaves,
 }
 
-/// A snapshot of the driver. Figures are there to be read; only what is part of `News` wakes those that follow it.
+/// A snapshot of the driver. Subscribers wake up only if a value that is part of `News` has changed.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, which others wait for")]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
@@ -73,80 +73,80 @@ pub struct Status {
     pub services_listed: bool,
     /// EndpointSlices have been listed.
     pub slices_listed: bool,
-    /// The first sync is done, whatever came of it.
+    /// The first sync is done, even if writes have failed.
     pub synced: bool,
-    /// Since then there was a sync after which all that was listed was in the maps. Objects that cannot be used do not count.
+    /// After at least one sync, all listed objects were in the maps. Objects that cannot be used do not count.
     pub complete: bool,
-    /// Since when not everything of a family could be programmed; the family is not here while everything is.
+    /// Time since which a family is not completely programmed; a family that is complete has no element.
     pub failing_since: BTreeMap<IpFamily, SystemTime>,
-    /// When the driver last took events in or found nothing to do. It does so at least once in each sync period.
+    /// Last time at which the driver took events or found nothing to do. It does so at least once in each sync period.
     pub progress: Option<Instant>,
-    /// The maps say what the folder beside the API server says, which may come before all else.
+    /// The static Services are programmed; this may be so before the API server's objects are listed.
     pub statics_synced: bool,
-    /// The addresses of all nodes are needed: a Service has or had DSR.
+    /// The driver needs the addresses of all nodes, because a Service has or had DSR.
     pub needs_nodes: bool,
-    /// What becomes of this node.
+    /// Whether this node stays in the cluster.
     pub node: NodeFate,
-    /// When the last sync ended.
+    /// End of the last sync.
     pub last_sync: Option<SystemTime>,
-    /// When the first change that is or was waiting for a sync came in.
+    /// Arrival time of the oldest change of the changes that wait for a sync, or that waited for the last one.
     pub last_queued: Option<SystemTime>,
-    /// How long syncs took.
+    /// Durations of all syncs.
     pub sync_duration: Histogram<SyncScale>,
-    /// Those of them that looked at everything: the first one, and those that repair what was changed externally.
+    /// Durations of full syncs: the first one, and those that repair external changes.
     pub full_sync_duration: Histogram<SyncScale>,
-    /// The others, which looked at what had changed.
+    /// Durations of the other syncs, which process changes only.
     pub partial_sync_duration: Histogram<SyncScale>,
-    /// From the arrival of a change to the end of the sync that brought it into the maps.
+    /// Times from the arrival of the oldest waiting change to the end of the sync that wrote it.
     pub event_to_map: Histogram<EventScale>,
-    /// From what happened to an endpoint (its slice tells when) to the end of that sync, by family.
+    /// Times from the trigger of an endpoint change (an annotation of its slice) to the end of that sync, by family.
     pub network_programming: BTreeMap<IpFamily, Histogram<ProgrammingScale>>,
     /// Changes of Services.
     pub service_changes: Changes,
     /// Changes of EndpointSlices.
     pub slice_changes: Changes,
-    /// Services that are programmed.
+    /// Services with a plan; those of other proxies are not counted.
     pub services: usize,
     /// Service ports that have an id, quarantined ones included.
     pub ports: usize,
     /// Frontends in both tables; the entries of cluster addresses as such are not counted.
     pub frontends: usize,
-    /// Endpoints that serve, counted once for each Service port.
+    /// Active endpoints, counted once for each Service port.
     pub endpoints: usize,
-    /// Frontends that are spread by open connections.
+    /// Frontends whose algorithm uses open connections.
     pub by_load: usize,
-    /// UDP endpoints that left their Service since the start.
+    /// UDP endpoints that were removed from their Service since the start.
     pub udp_left: u64,
-    /// Endpoints to which connections were to be reset since the start.
+    /// Endpoints that were marked, since the start, to have their connections reset.
     pub resets: u64,
-    /// Slots in use, those of old extents included.
+    /// Slots in use, quarantined extents included.
     pub slots: usize,
-    /// How full the tables are.
+    /// Use of the tables.
     pub tables: Vec<TableUse>,
     /// Operations on the tables since the start.
     pub operations: Vec<Operations>,
-    /// Service ports whose policy keeps clients of a scope on this node, where they have no endpoint though they
-    /// have some elsewhere, by scope and family.
+    /// Service ports with policy Local that have no endpoint on this node, but have some on other nodes, by scope and
+    /// family.
     pub no_local: BTreeMap<(Scope, IpFamily), u64>,
-    /// What load balancers ask this node about Services.
+    /// Health checks of Services, which load balancers send to this node.
     pub health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
-    /// Where that is answered; unspecified stands for all addresses of its family.
+    /// Addresses on which health checks are answered; unspecified stands for all addresses of its family.
     pub listen: BTreeSet<IpAddr>,
-    /// What is wrong with which object.
+    /// All problems of objects and of the node.
     pub problems: Vec<Problem>,
-    /// Those of them that are this node's: it could not do what the objects ask for.
+    /// Those of `problems` that arose on this node: it could not program a valid object.
     pub failed: Vec<Problem>,
-    /// Service ports that are not in the maps as they should be; they are tried again.
+    /// Service ports that are not programmed as desired; they are retried.
     pub failing: usize,
-    /// Comparisons of the tables with what was written to them.
+    /// Comparisons of the maps with the mirror.
     pub audits: u64,
-    /// Those that could not be made.
+    /// Comparisons that failed.
     pub audit_failures: u64,
     /// Entries found changed externally, and repaired.
     pub drift: u64,
 }
 
-/// What others wait for.
+/// The values whose changes wake the subscribers.
 #[derive(Debug, PartialEq)]
 struct News {
     facts: [bool; 7],
@@ -159,7 +159,7 @@ struct News {
 }
 
 impl Status {
-    /// What others wait for, as it is now.
+    /// Returns the current values whose changes wake the subscribers.
     fn news(&self) -> News {
         News {
             facts: [
@@ -180,7 +180,7 @@ impl Status {
         }
     }
 
-    /// Notes after a sync which families could not be programmed as a whole.
+    /// Records the families that are not completely programmed.
     pub(super) fn note_failing(&mut self, families: &BTreeSet<IpFamily>, now: SystemTime) {
         self.failing_since.retain(|family, _| families.contains(family));
         for family in families {
@@ -189,7 +189,7 @@ impl Status {
         self.complete |= self.synced && families.is_empty();
     }
 
-    /// Takes over what the tables hold.
+    /// Updates the snapshot from the reconciler.
     pub(super) fn describe<S: Store>(&mut self, reconciler: &Reconciler<S>) {
         let (applied, capacity) = (reconciler.applied(), reconciler.capacity());
         self.services = reconciler.services();
@@ -217,14 +217,14 @@ impl Status {
             of(Table::Services6, applied.services6, capacity.frontends),
             of(Table::Slots, self.slots, capacity.slots),
             of(Table::Maglev, applied.tables.slots_used() as usize - 1, capacity.maglev.saturating_sub(1)),
-            // Ids are shared by the two families.
+            // Both families share the ids.
             of(Table::Backends, applied.endpoints.used(), capacity.backends.saturating_sub(1)),
             of(Table::Names, self.ports, capacity.services.saturating_sub(1)),
         ];
     }
 }
 
-/// Changes the snapshot; those that follow it wake up where it has news.
+/// Changes the snapshot; wakes the subscribers if its `News` have changed.
 pub(super) fn publish(sender: &watch::Sender<Status>, change: impl FnOnce(&mut Status)) {
     sender.send_if_modified(|status| {
         let before = status.news();
@@ -233,13 +233,13 @@ pub(super) fn publish(sender: &watch::Sender<Status>, change: impl FnOnce(&mut S
     });
 }
 
-/// What makes two problems the same: messages hold figures that change with every attempt.
+/// Returns problems by object and field, which identify a problem: messages contain numbers that change with every attempt.
 fn by_place(problems: &[Problem]) -> BTreeMap<(&str, &str), &Problem> {
-    // The first of a place counts.
+    // If two problems have the same object and field, the first one counts.
     problems.iter().rev().map(|problem| ((&*problem.object, &*problem.field), problem)).collect()
 }
 
-/// Problems that began, and problems that ended, from one list to the next.
+/// Returns the problems that began and the problems that ended between two lists.
 fn changes<'a>(before: &'a [Problem], after: &'a [Problem]) -> (Vec<&'a Problem>, Vec<&'a Problem>) {
     let (before, after) = (by_place(before), by_place(after));
     let begun = after.iter().filter(|(place, _)| !before.contains_key(*place)).map(|(_, p)| *p).collect();
@@ -247,12 +247,12 @@ fn changes<'a>(before: &'a [Problem], after: &'a [Problem]) -> (Vec<&'a Problem>
     (begun, ended)
 }
 
-/// Problems that began, from one list to the next.
+/// Returns the problems that began between two lists.
 pub fn problems_begun<'a>(before: &'a [Problem], after: &'a [Problem]) -> Vec<&'a Problem> {
     changes(before, after).0
 }
 
-/// Logs what changed.
+/// Logs the problems that began or ended.
 pub(super) fn log_problems(before: &[Problem], after: &[Problem]) {
     if before == after {
         return;

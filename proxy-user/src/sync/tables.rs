@@ -1,7 +1,7 @@
-//! The phase that writes Maglev tables, and the one that takes them away.
+//! The phases that write and remove Maglev tables.
 //!
-//! A table that is replaced stays as the previous one for the drain period, as long as nothing else needs its room. Where another
-//! change follows within that period, the first one stays: most connections began by it.
+//! A replaced table stays as the previous one for the drain period, unless another table needs its space. If another change
+//! follows within that period, the first previous table stays, because most connections began with it.
 
 use std::mem::take;
 use std::time::Instant;
@@ -13,13 +13,13 @@ use super::writer::Writer;
 use crate::maps::{MaglevRow, MaglevTable, Store, Write};
 use crate::plan::maglev::{Member, length, packed, signature};
 
-/// Tables that are made before they are written: the most memory that they take at once.
+/// The most tables that are built before they are written: this limits the memory.
 const AT_ONCE: usize = 256;
 
 impl<S: Store> Writer<S> {
-    /// Gives every port the tables that its frontends need: the one that it has, or a new one. Without room there is none, and
-    /// a hash takes one of the slots. Tables hold ids: rows of endpoints stand before them, and an endpoint that has left is
-    /// noticed by the packets that are sent there.
+    /// Gives every port the tables that its frontends need: the existing ones, or new ones. Without space there is no
+    /// table, and the hash selects one of the slots. Tables hold backend ids: the rows of the backends are written before
+    /// them, and a packet that selects a removed backend sees this in its row.
     pub(super) fn write_tables(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         for number in 0..jobs.len() {
@@ -50,7 +50,7 @@ impl<S: Store> Writer<S> {
                         if self.applied.maglev.contains_key(&index) {
                             steps.push(number, Write::MaglevIndex(index, MaglevRow::default()));
                         }
-                        // The next try has their room.
+                        // The next try can use the space of the previous tables.
                         self.applied.drains.end_all();
                     }
                 }
@@ -62,7 +62,8 @@ impl<S: Store> Writer<S> {
         self.execute(&steps, jobs, false, now);
     }
 
-    /// The previous table of a port that had one endpoint until now, and needed none. Not, if there is no room.
+    /// Returns a previous table for a port that had one endpoint until now, and so needed no table; `None` for other ports,
+    /// or without space.
     fn table_of_one(
         &mut self,
         id: u32,
@@ -80,7 +81,7 @@ impl<S: Store> Writer<S> {
         Some((MaglevTable { base, words, signature }, packed(one)))
     }
 
-    /// Takes away previous tables whose drain period is over.
+    /// Returns the writes that remove the previous tables whose drain period is over.
     pub(super) fn drained(&mut self, now: Instant) -> Steps {
         let mut steps = Steps::default();
         for drain in self.applied.drains.over(now) {
@@ -91,7 +92,7 @@ impl<S: Store> Writer<S> {
         steps
     }
 
-    /// Takes away the tables that no frontend needs any more.
+    /// Removes the tables that no frontend needs any more.
     pub(super) fn retire_tables(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         for (number, job) in jobs.iter().enumerate() {
@@ -108,13 +109,15 @@ impl<S: Store> Writer<S> {
     }
 }
 
-/// The previous table of the next row: the one that has not drained yet, else the current one. One that cannot be used is none.
+/// Returns the previous table of the next row: the previous one of `old` if it still drains, else its current one. A table
+/// without words counts as none.
 fn previous(old: &MaglevRow) -> MaglevTable {
     let tables = [old.previous, old.current];
     tables.into_iter().find(|table| table.words != 0).unwrap_or_default()
 }
 
-/// A signature as the two numbers by which [`ExtentAllocator`](super::extents::ExtentAllocator) knows a table.
+/// Splits a signature into the two numbers by which [`ExtentAllocator`](super::extents::ExtentAllocator) identifies a
+/// table.
 pub(super) fn halves(signature: u64) -> Vec<u32> {
     vec![signature as u32, (signature >> 32) as u32]
 }

@@ -1,8 +1,8 @@
-//! How long ago what changes the endpoints happened: kube-proxy's network programming latency.
+//! kube-proxy's network programming latency: the time from the trigger of an endpoint change to its write into the maps.
 //!
-//! By the rules of kube-proxy (`pkg/proxy/endpointschangetracker.go`): only a slice that says something new
-//! counts; what happened before this agent started does not, because this agent did not make it wait; and a slice that goes
-//! takes along what waits for its Service, because its time is that of an earlier change.
+//! The rules are those of kube-proxy (`pkg/proxy/endpointschangetracker.go`). Only a slice with new content counts.
+//! Triggers before the start of this agent do not count, because this agent did not delay them. The deletion of a slice
+//! discards the waiting triggers of its Service, because its trigger time is that of an earlier change.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use crate::model::net::IpFamily;
 use crate::model::{Cluster, EndpointSlice, Event, Key, Listing, Object, ServiceName};
 
-/// Times of changes that are not in the maps yet.
+/// Trigger times of changes that are not in the maps yet.
 #[derive(Debug)]
 pub(super) struct Triggers {
     since: SystemTime,
@@ -18,12 +18,12 @@ pub(super) struct Triggers {
 }
 
 impl Triggers {
-    /// Of changes that are triggered after `since`.
+    /// Creates an empty collection, for changes triggered after `since`.
     pub(super) fn new(since: SystemTime) -> Self {
         Self { since, waiting: BTreeMap::new() }
     }
 
-    /// Looks at an event that `cluster` has not taken in yet.
+    /// Records the trigger times of an event; call it before `cluster` takes the event.
     pub(super) fn note(&mut self, cluster: &Cluster, event: &Event) {
         match event {
             Event::Apply(Object::Slice(slice)) => self.note_slice(cluster, slice),
@@ -49,8 +49,8 @@ impl Triggers {
         self.waiting.entry(slice.service.clone()).or_default().push((slice.family, triggered));
     }
 
-    /// Everything that waits is in the maps at `now`: how long each took. A clock that was set back makes it
-    /// nothing.
+    /// Removes all waiting changes, which are in the maps at `now`; returns the latency of each. The latency is 0 if the
+    /// clock was set back.
     pub(super) fn done(&mut self, now: SystemTime) -> impl Iterator<Item = (IpFamily, Duration)> + use<> {
         let waiting = std::mem::take(&mut self.waiting);
         waiting
@@ -82,7 +82,7 @@ mod tests {
             self.cluster.apply(event);
         }
 
-        /// `contents` makes it a change.
+        /// Applies a slice; a different value of `contents` makes it a change.
         fn apply(&mut self, service: &str, contents: u8, triggered: Option<i64>) {
             self.take(Event::Apply(Object::Slice(slice(service, contents, triggered))));
         }
@@ -91,7 +91,7 @@ mod tests {
             self.take(Event::Delete(Key::Slice(SliceName::new("default", format!("{service}-1")))));
         }
 
-        /// Seconds that each change took when all is done a hundred seconds after the start.
+        /// Returns the latency of each waiting change in seconds, if all are done 100 seconds after the start.
         fn seconds(&mut self) -> Vec<u64> {
             let done = self.triggers.done(START + Duration::from_secs(100));
             done.map(|(_, duration)| duration.as_secs()).collect()

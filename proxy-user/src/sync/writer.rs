@@ -1,4 +1,4 @@
-//! Writes, and what they leave: the mirror, the counts, and what a comparison under way has to know.
+//! Writes to the maps, and updates the mirror, the counters and the comparison in progress after each write.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -12,22 +12,22 @@ use super::job::{Job, Owner, Steps};
 use super::removal::Removals;
 use crate::maps::{BatchError, Store, Table, Write};
 
-/// The maps, and what they hold as far as we know.
+/// The maps and their mirror.
 #[derive(Debug)]
 pub(super) struct Writer<S> {
     pub(super) store: S,
     pub(super) applied: Applied,
     pub(super) counters: Counters,
-    /// Which connections are to be reset.
+    /// Endpoints whose connections are to be reset.
     pub(super) removals: Removals,
-    /// The comparison under way.
+    /// The comparison in progress.
     pub(super) audit: Option<Audit>,
-    /// The number of the sync.
+    /// The number of the current sync.
     pub(super) number: u64,
 }
 
 impl<S: Store> Writer<S> {
-    /// To tables that are not known yet.
+    /// Creates a writer whose mirror is empty.
     pub(super) fn new(store: S, holds: QuarantinePeriods) -> Self {
         let applied = Applied::new(store.capacity(), holds);
         Self {
@@ -40,7 +40,8 @@ impl<S: Store> Writer<S> {
         }
     }
 
-    /// Does writes that belong to no port, each whatever becomes of the others.
+    /// Does writes that belong to no Service port. A failure does not stop the others; the returned job has the first
+    /// error.
     pub(super) fn upkeep(&mut self, steps: &Steps, now: Instant) -> Job {
         let mut jobs = [Job::new(Owner::Upkeep)];
         self.execute(steps, &mut jobs, true, now);
@@ -48,8 +49,8 @@ impl<S: Store> Writer<S> {
         job
     }
 
-    /// Does the writes of a phase. A failure stops the job concerned: its later writes in `steps` are left out,
-    /// unless `each_alone`.
+    /// Does the writes of a phase. A failure stops its job: later writes of this job in `steps` are skipped, unless
+    /// `each_alone`.
     pub(super) fn execute(&mut self, steps: &Steps, jobs: &mut [Job], each_alone: bool, now: Instant) {
         let Steps { owners, writes } = steps;
         let mut from = 0;
@@ -82,7 +83,7 @@ impl<S: Store> Writer<S> {
     }
 }
 
-/// What kind of operation it was.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
     /// An entry was written.
@@ -92,7 +93,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The word in metrics.
+    /// Returns the label in metrics.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Write => "write",
@@ -101,16 +102,16 @@ impl Operation {
     }
 }
 
-/// How often an operation went well and how often not.
+/// The numbers of successful and failed operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Done.
+    /// Successful operations.
     pub done: u64,
-    /// Refused by the kernel.
+    /// Operations that the kernel refused.
     pub failed: u64,
 }
 
-/// Operations by table and kind.
+/// Counts of operations, by table and kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     counts: BTreeMap<(Table, Operation), Count>,
@@ -119,7 +120,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// One that went well. A run of slots is one.
+    /// Counts a successful write. A run of slots is one write.
     pub fn done(&mut self, write: &Write) {
         self.of(write).done += 1;
         let left = |state, proto| state == BACKEND_GONE && proto == PROTO_UDP;
@@ -127,27 +128,27 @@ impl Counters {
         self.resets += u64::from(matches!(write, Write::Backend(_, row) if row.state == BACKEND_RESET));
     }
 
-    /// Endpoints to which connections are reset.
+    /// Returns how many endpoints were marked to have their connections reset.
     pub fn resets(&self) -> u64 {
         self.resets
     }
 
-    /// UDP endpoints that left their Service.
+    /// Returns how many UDP endpoints were removed from their Service.
     pub fn udp_left(&self) -> u64 {
         self.udp_left
     }
 
-    /// One that did not.
+    /// Counts a failed write.
     pub fn failed(&mut self, write: &Write) {
         self.of(write).failed += 1;
     }
 
-    /// Every operation that was ever tried.
+    /// Returns the counts of every operation that was ever tried.
     pub fn iter(&self) -> impl Iterator<Item = (Table, Operation, Count)> {
         self.counts.iter().map(|((table, operation), count)| (*table, *operation, *count))
     }
 
-    /// All that went well.
+    /// Returns the number of all successful operations.
     pub fn total(&self) -> u64 {
         self.counts.values().map(|count| count.done).sum()
     }

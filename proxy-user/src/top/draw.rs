@@ -1,4 +1,4 @@
-//! What it looks like, from 80 columns and 24 lines on.
+//! Draws the screens, for terminals of at least 80 columns and 24 lines.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -12,12 +12,12 @@ use crate::cli::args::top::{Screen, SortBy};
 use crate::cli::show::{AgentState, age};
 use crate::rates::{EndpointRates, Point, ServiceRates, Traffic};
 
-/// Columns of a curve.
+/// Width of a curve, in columns.
 const CURVE: u16 = 12;
-/// Lines below the reasons: what the selected one means, and its examples.
+/// Lines below the reasons: the explanation of the selected reason, and its examples.
 const EXAMPLES: u16 = 11;
 
-/// Styles, or none where colour is not wanted: bold and reversed are no colours.
+/// Styles; without colours if they are not wanted. Bold and reversed are not colours.
 #[derive(Clone, Copy)]
 struct Paint(bool);
 
@@ -146,7 +146,7 @@ fn number(text: String) -> Cell<'static> {
     Cell::from(Line::from(text).right_aligned())
 }
 
-/// A table whose row `cursor` is in sight, and marked.
+/// Draws a table in which the row of the cursor is visible and marked.
 fn table<const N: usize>(
     frame: &mut Frame<'_>,
     area: Rect,
@@ -199,7 +199,7 @@ fn services(frame: &mut Frame<'_>, area: Rect, top: &Top, paint: Paint) {
     table(frame, area, top, rows, (header(titles, &[2, 3, 4, 5, 6]), widths));
 }
 
-/// What the curve of a Service shows: what it is sorted by.
+/// Returns the value that the curve of a Service shows: the value by which Services are sorted.
 fn curve_of(sort: SortBy) -> fn(Point) -> f32 {
     match sort {
         SortBy::Connections | SortBy::Name => |point| point.connections,
@@ -259,7 +259,7 @@ fn endpoints(frame: &mut Frame<'_>, area: Rect, top: &Top, service: &ServiceRate
     table(frame, list, top, rows, (header(titles, &[3, 4, 5, 6, 7]), widths));
 }
 
-/// Lines below the list: only drops have some.
+/// Returns the number of lines below the list; only the screen of drops has some.
 pub(super) fn below(top: &Top) -> u16 {
     let is_empty = top.is_printed && top.examples.is_empty();
     if top.screen == Screen::Drops && !is_empty { EXAMPLES } else { 0 }

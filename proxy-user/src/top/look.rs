@@ -1,21 +1,21 @@
-//! What one look at the maps has found.
+//! The result of one look at the maps.
 
 use crate::cli::show::AgentState;
 use crate::maps::view::FlowRow;
 use crate::rates::Counters;
 
-/// Examples that are kept of each reason.
+/// Maximum number of examples of each reason.
 pub(super) const EXAMPLES: usize = 8;
 
-/// What one look has found.
+/// The result of one look at the maps.
 #[derive(Debug)]
 pub(super) struct Look {
     /// The counters, or why they cannot be read.
     pub counters: Result<Counters, String>,
-    /// What the agent says.
+    /// State of the agent.
     pub agent: AgentState,
-    /// Connections, where they are shown.
+    /// Flows, if they are shown.
     pub flows: Vec<FlowRow>,
-    /// What was refused or dropped since the look before, where that is shown: the reason's label, and the event in words.
+    /// Refused and dropped packets and calls since the previous look, if shown: the reason's label, and the event as text.
     pub examples: Vec<(&'static str, String)>,
 }

@@ -1,7 +1,7 @@
 //! `ballast top`: Services, endpoints, drops and connections, as they happen.
 //!
-//! One thread reads the maps ([`sampler`]), another one draws ([`draw`]) what [`state`] says, so that a key is answered at once. The
-//! maps are pinned: it all works while the agent is away, and the first line says so.
+//! One thread reads the maps ([`sampler`]), another one draws ([`draw`]) the [`state`], so that a key takes effect at once. The
+//! maps are pinned, so all screens work while the agent does not run; the first line then says so.
 
 mod draw;
 mod look;
@@ -25,14 +25,14 @@ use look::Look;
 use sampler::Sampler;
 use state::Top;
 
-/// Between two looks at the keyboard while nothing else happens.
+/// How long the loop waits for a key before it checks for a new look.
 const KEYS: Duration = Duration::from_millis(50);
-/// The width of a frame that is printed where no terminal says another one.
+/// Width of a printed frame if that of the terminal is unknown or smaller.
 const WIDTH: u16 = 80;
-/// Lines of a frame around its rows.
+/// Lines of a frame besides its rows.
 const FRAME: u16 = 8;
 
-/// Why it ended.
+/// Why `ballast top` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TopError {
     /// The maps cannot be read.
@@ -41,10 +41,10 @@ pub enum TopError {
     /// The maps could be read once, and not again.
     #[error("cannot read the maps any more: {0}")]
     Gone(String),
-    /// No event is shown.
+    /// Standard output is not a terminal.
     #[error("standard output is not a terminal; use --once to print text")]
     NoTerminal,
-    /// The terminal does not do as it should.
+    /// The terminal cannot be used.
     #[error("cannot use the terminal: {0}")]
     Terminal(#[from] io::Error),
     /// The thread that reads the maps has ended.
@@ -52,7 +52,7 @@ pub enum TopError {
     Ended,
 }
 
-/// Runs until a key ends it; with `--once`, gives the text of one frame.
+/// Runs until a key ends it; with `--once`, returns the text of one frame.
 pub fn run(args: &TopArgs) -> Result<String, TopError> {
     let view = View::open(&args.maps.bpffs)?;
     let colour = colour::of_stdout();
@@ -83,13 +83,13 @@ fn once(top: &mut Top, mut sampler: Sampler) -> Result<String, TopError> {
     top.is_printed = true;
     let height = u16::try_from(top.rows().max(1)).unwrap_or(u16::MAX - FRAME);
     let height = height.saturating_add(FRAME).saturating_add(draw::below(top));
-    // A buffer in memory: it cannot fail.
+    // The backend is a buffer in memory, so these calls cannot fail.
     let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
     let Ok(frame) = terminal.draw(|frame| draw::draw(frame, top, false));
     Ok(lines(frame.buffer))
 }
 
-/// The text of a buffer, without what is empty at the ends of its lines and below.
+/// Returns the text of a buffer, without trailing blanks and without empty lines at the end.
 fn lines(buffer: &Buffer) -> String {
     let width = usize::from(buffer.area.width.max(1));
     let rows = buffer

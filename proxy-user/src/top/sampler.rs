@@ -1,4 +1,4 @@
-//! Reads the maps in a thread of its own.
+//! Reads the maps in a separate thread.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -18,10 +18,10 @@ use crate::config::value::Listen;
 use crate::maps::view::{Listener, View};
 use crate::rates::Counters;
 
-/// How often the ring of events is looked at: it holds those of a far longer time.
+/// How often the ring of events is read; the ring holds the events of a far longer time.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What is shown, told to the thread: connections and events are read where they are shown only.
+/// The shown screen, shared with the thread: connections and events are read only while they are shown.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted(Arc<AtomicU8>);
 
@@ -36,14 +36,14 @@ impl Wanted {
     }
 }
 
-/// The thread's state.
+/// State of the thread.
 pub(super) struct Sampler {
     view: View,
     bpffs: PathBuf,
     interval: Duration,
     listen: Listen,
     listener: Option<(Listener, Instant)>,
-    /// The last events of each reason since the look before: in a flood, no more of them are put into words.
+    /// The last events of each reason since the previous look: in a flood of events, only these are formatted.
     events: BTreeMap<u32, VecDeque<Event>>,
     names: crate::maps::view::Snapshot,
 }
@@ -74,13 +74,13 @@ impl Sampler {
         wanted
     }
 
-    /// A look now.
+    /// Reads the maps now.
     pub(super) fn first(&mut self, screen: Screen) -> Look {
         self.attend(screen);
         self.look(screen)
     }
 
-    /// A look after an interval.
+    /// Reads the maps after an interval.
     pub(super) fn next(&mut self, screen: Screen) -> Look {
         self.follow(|| screen)
     }
@@ -91,7 +91,7 @@ impl Sampler {
             thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
             self.attend(screen());
             if screen() != before {
-                // What is shown now has not been read yet.
+                // The data of the new screen have not been read yet.
                 break;
             }
         }
@@ -99,7 +99,7 @@ impl Sampler {
     }
 
     fn look(&mut self, screen: Screen) -> Look {
-        // After an upgrade the maps are in another folder.
+        // The path is resolved again for each look: after an upgrade the maps are in another folder.
         if let Ok(view) = View::open(&self.bpffs) {
             self.view = view;
         }
@@ -118,7 +118,7 @@ impl Sampler {
         lines.filter_map(|line| Some((line.reason()?, line.text()))).collect()
     }
 
-    /// Listens while drops are shown, as one of several readers, which all get every event.
+    /// Listens for events while drops are shown; each of several listeners gets every event.
     fn attend(&mut self, screen: Screen) {
         if screen != Screen::Drops {
             self.listener = None;
@@ -130,7 +130,7 @@ impl Sampler {
                 listener.renew().ok().map(|()| (listener, now))
             }
             Some(held) => Some(held),
-            // Without, there are no examples; the counters are read all the same.
+            // If this fails, there are no examples, but the counters are still read.
             None => self.view.listen(0).ok().map(|listener| (listener, now)),
         };
         let Some((mut listener, renewed)) = held else { return };

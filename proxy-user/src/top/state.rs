@@ -1,4 +1,4 @@
-//! What is shown, and what keys do. Nothing here reads or draws.
+//! The state of the display, and the effects of keys. This module neither reads nor draws.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
@@ -12,13 +12,13 @@ use crate::cli::show::AgentState;
 use crate::maps::view::{FlowRow, FlowState};
 use crate::rates::{Counters, History, Rates, ReasonRate, ServiceRates};
 
-/// Points of each curve, and how many Services have one.
+/// Number of points of each curve, and maximum number of Services that have one.
 const CURVE: usize = 120;
 const CURVES: usize = 4096;
-/// Rows that a page key goes.
+/// Number of rows that a page key moves the cursor.
 const PAGE: usize = 10;
 
-/// All of it.
+/// The state of the display.
 #[expect(clippy::struct_excessive_bools, reason = "facts of what is shown, each apart")]
 #[derive(Debug)]
 pub(super) struct Top {
@@ -26,18 +26,18 @@ pub(super) struct Top {
     pub sort: SortBy,
     pub filter: String,
     pub interval: Duration,
-    /// Keys go into the filter.
+    /// Keys are added to the filter.
     pub is_typing: bool,
     pub is_paused: bool,
     pub shows_help: bool,
     pub ends: bool,
-    /// It is text, not a terminal: nothing is selected, and no key helps.
+    /// The frame is printed as text, not on a terminal: no row is selected, and no keys are shown.
     pub is_printed: bool,
-    /// The Service port whose endpoints are shown, by id.
+    /// Id of the Service port whose endpoints are shown.
     pub opened: Option<u32>,
-    /// The row that is selected.
+    /// Number of the selected row.
     pub cursor: usize,
-    /// It was moved there: it stays with its Service wherever that is sorted to.
+    /// The user moved the cursor to a row, so it stays with that Service when the order changes.
     is_chosen: bool,
     pub agent: Option<AgentState>,
     /// Why the maps cannot be read.
@@ -45,9 +45,9 @@ pub(super) struct Top {
     pub rates: Rates,
     pub history: History,
     pub flows: Vec<FlowRow>,
-    /// Names of Service ports, for connections.
+    /// Names of Service ports by id, for the flows.
     pub names: BTreeMap<u32, String>,
-    /// The last ones of each reason, newest first.
+    /// The last examples of each reason, newest first.
     pub examples: BTreeMap<&'static str, VecDeque<String>>,
     before: Option<Counters>,
 }
@@ -78,7 +78,7 @@ impl Top {
         }
     }
 
-    /// Takes in what was found, and says whether it is shown: not while it is paused.
+    /// Takes in a look. Returns whether it is shown: not while the display is paused.
     pub(super) fn take(&mut self, look: Look) -> bool {
         let chosen = self.chosen();
         for (reason, text) in look.examples {
@@ -119,7 +119,7 @@ impl Top {
         self.rates.services.iter().find(|service| service.id == id)
     }
 
-    /// The Service that the cursor stays with, by id.
+    /// Returns the id of the Service that the cursor stays with.
     fn chosen(&self) -> Option<u32> {
         self.selected_service().filter(|_| self.is_chosen).map(|service| service.id)
     }
@@ -134,7 +134,7 @@ impl Top {
         self.services().get(self.cursor).copied().filter(|_| is_list)
     }
 
-    /// Service ports that the filter leaves, in their order.
+    /// Returns the Service ports that match the filter, sorted.
     pub(super) fn services(&self) -> Vec<&ServiceRates> {
         let mut rows: Vec<_> = self.rates.services.iter().filter(|row| self.takes_service(row)).collect();
         // Rows of the same rate stay in the order of names: the sort is stable.
@@ -162,14 +162,14 @@ impl Top {
         text.contains(&filter)
     }
 
-    /// Reasons that the filter leaves, the most frequent first.
+    /// Returns the reasons that match the filter, the most frequent first.
     pub(super) fn reasons(&self) -> Vec<&ReasonRate> {
         let mut rows: Vec<_> = self.rates.reasons.iter().filter(|row| self.takes(row.reason)).collect();
         rows.sort_by(|one, other| other.rate.total_cmp(&one.rate).then(other.total.cmp(&one.total)));
         rows
     }
 
-    /// Connections that the filter leaves, the one with the last packet first.
+    /// Returns the flows that match the filter, the one with the most recent packet first.
     pub(super) fn shown_flows(&self) -> Vec<&FlowRow> {
         let takes = |flow: &&FlowRow| {
             let addresses = [flow.client, flow.frontend, flow.backend];
@@ -180,7 +180,7 @@ impl Top {
         self.flows.iter().filter(takes).collect()
     }
 
-    /// How many rows there are to go through.
+    /// Returns the number of rows of the screen.
     pub(super) fn rows(&self) -> usize {
         match (self.screen, self.opened) {
             (Screen::Services, Some(id)) => self.service(id).map_or(0, |service| service.endpoints.len()),
@@ -190,7 +190,7 @@ impl Top {
         }
     }
 
-    /// Does what a key asks for.
+    /// Handles a key.
     pub(super) fn key(&mut self, key: KeyEvent) {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
             self.ends = true;
@@ -255,7 +255,7 @@ impl Top {
         }
     }
 
-    /// At the top, the cursor stays at the top.
+    /// Moves the cursor. In the first row, it does not stay with a Service.
     fn move_to(&mut self, row: usize) {
         self.cursor = row.min(self.rows().saturating_sub(1));
         self.is_chosen = self.cursor > 0;
@@ -265,7 +265,7 @@ impl Top {
         (self.screen, self.opened, self.cursor, self.is_chosen) = (screen, None, 0, false);
     }
 
-    /// From endpoints to their Service; else, a filter goes.
+    /// Returns from the endpoints to the list of Services; in a list, clears the filter.
     fn back(&mut self) {
         if let Some(id) = self.opened.take() {
             self.cursor = self.services().iter().position(|service| service.id == id).unwrap_or_default();

@@ -21,7 +21,7 @@ fn counters(seconds: u64) -> Counters {
     service(&mut counters, WEB, "web");
     service(&mut counters, DB, "a-database-with-quite-a-long-name");
     service(&mut counters, 5, "idle");
-    // The second look finds more, the third one more again.
+    // All counters increase from look to look.
     let times = seconds / 2;
     let stats = |connections, packets, bytes| ServiceStats {
         connections: connections * times,
@@ -76,7 +76,7 @@ fn look(seconds: u64) -> Look {
     }
 }
 
-/// Three looks, each two seconds after the one before.
+/// Returns the state after three looks, at intervals of two seconds.
 fn looked(screen: Screen) -> Top {
     let mut top = Top::new(screen, SortBy::Connections, "", Duration::from_secs(2));
     for seconds in [2, 4, 6] {

@@ -1,6 +1,6 @@
 //! Numbers and curves as text.
 
-/// A rate in at most five signs: `0`, `0.25`, `7.5`, `120`, `3.4k`, `1.2M`.
+/// Returns a rate in at most five characters: `0`, `0.25`, `7.5`, `120`, `3.4k`, `1.2M`.
 pub(super) fn rate(value: f64) -> String {
     const UNITS: [&str; 5] = ["", "k", "M", "G", "T"];
     let (mut value, mut unit) = (value, 0);
@@ -20,7 +20,7 @@ pub(super) fn rate(value: f64) -> String {
     }
 }
 
-/// The last `width` values as bars, up to the largest of them; blank where there is none, and where it is 0.
+/// Returns the last `width` values as bars, scaled to the largest of them; missing values and 0 are blank.
 pub(super) fn bars(values: impl DoubleEndedIterator<Item = f32>, width: usize) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let mut last: Vec<f32> = values.rev().take(width).collect();

@@ -1,4 +1,4 @@
-//! What of Ballast a cluster gets: the program for each node, and for the proxy `ballast` the image.
+//! Ballast's files for a cluster: the program for each node, and the image for the proxy `ballast`.
 
 use std::path::{Path, PathBuf};
 
@@ -22,23 +22,23 @@ pub struct Given {
     pub release: bool,
 }
 
-/// What was made or found.
+/// Ballast's files, built or given.
 #[derive(Clone, Debug)]
 pub struct Ballast {
     /// The program.
     pub program: PathBuf,
-    /// An archive with the image that the chart asks for; only for the proxy that needs it.
+    /// Archive with the image that the chart uses; only for the proxy that needs it.
     pub image: Option<PathBuf>,
 }
 
-/// The image, and the program in it if we made it.
+/// Archive of the image, and the program in it if this command built it.
 struct Image {
     archive: PathBuf,
     program: Option<PathBuf>,
 }
 
 impl Given {
-    /// The program and, if this proxy needs it, the image; what was not given is built.
+    /// Returns the program and, if this proxy needs it, the image; builds what was not given.
     pub fn complete(&self, workspace: &Workspace, proxy: Proxy) -> Result<Ballast> {
         let image = self.image(workspace, proxy)?;
         let built = image.as_ref().and_then(|image| image.program.clone());
@@ -54,7 +54,7 @@ impl Given {
         Ok(Ballast { program, image: image.map(|image| image.archive) })
     }
 
-    /// The archive of the image, if this proxy needs one.
+    /// Returns the archive of the image if this proxy needs one.
     pub fn archive(&self, workspace: &Workspace, proxy: Proxy) -> Result<Option<PathBuf>> {
         Ok(self.image(workspace, proxy)?.map(|image| image.archive))
     }

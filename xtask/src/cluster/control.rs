@@ -9,13 +9,13 @@ use super::workdir::Workdir;
 use crate::exec::Cmd;
 use crate::signal::wait_for;
 
-/// How long the API server may take, also on a busy machine.
+/// Time limit until an API server serves, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The programs, in the order of their start.
 pub const PROGRAMS: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 
-/// Starts all of it, and waits until the API server serves.
+/// Starts the control plane, and waits until the API server serves.
 pub fn start(workdir: &Workdir) -> Result<()> {
     for program in &PROGRAMS[..2] {
         start_one(workdir, program)?;
@@ -35,7 +35,7 @@ pub fn start_one(workdir: &Workdir, program: &str) -> Result<()> {
     workdir.control().run(program, &words)
 }
 
-/// What the second API server is called.
+/// Name of the second API server.
 pub const SECOND: &str = "kube-apiserver-2";
 
 /// Starts a second API server at an address of its own, and waits until it serves.
@@ -66,7 +66,7 @@ pub fn await_api(workdir: &Workdir) -> Result<()> {
     Ok(())
 }
 
-/// kubectl, as the cluster's administrator.
+/// Returns a command that runs kubectl as the cluster's administrator.
 pub fn kubectl(workdir: &Workdir, words: &[&str]) -> Cmd {
     workdir.control().command(&[&["kubectl"], words].concat())
 }
@@ -84,7 +84,7 @@ fn flags(workdir: &Workdir, program: &str) -> Vec<String> {
             "--listen-client-urls=http://127.0.0.1:2379",
             "--advertise-client-urls=http://127.0.0.1:2379",
             "--listen-peer-urls=http://127.0.0.1:2380",
-            // The cluster does not outlive this machine's power.
+            // The cluster's data does not have to survive a power failure of this machine.
             "--unsafe-no-fsync",
             "--log-level=warn",
         ]
@@ -93,7 +93,7 @@ fn flags(workdir: &Workdir, program: &str) -> Vec<String> {
         "kube-apiserver" => vec![
             "--etcd-servers=http://127.0.0.1:2379".into(),
             format!("--advertise-address={CONTROL_V4}"),
-            // Another one may listen beside it.
+            // A second API server may listen on the same machine.
             format!("--bind-address={CONTROL_V4}"),
             format!("--service-cluster-ip-range={SERVICE_RANGES}"),
             format!("--client-ca-file={}", key("ca.crt")),
@@ -106,7 +106,7 @@ fn flags(workdir: &Workdir, program: &str) -> Vec<String> {
             "--authorization-mode=Node,RBAC".into(),
             "--allow-privileged=true".into(),
             "--kubelet-preferred-address-types=InternalIP".into(),
-            // Tests ask for much in a short time.
+            // Tests send many requests in a short time.
             "--max-requests-inflight=0".into(),
             "--enable-priority-and-fairness=false".into(),
         ],
@@ -117,7 +117,7 @@ fn flags(workdir: &Workdir, program: &str) -> Vec<String> {
                 format!("--root-ca-file={}", key("ca.crt")),
                 "--use-service-account-credentials".into(),
                 "--leader-elect=false".into(),
-                // Nodes are made with their ranges, so that those do not depend on who registers first.
+                // Nodes are created with their pod ranges, which therefore do not depend on the order of registration.
                 "--allocate-node-cidrs=false".into(),
                 format!("--cluster-cidr={POD_RANGES}"),
                 format!("--service-cluster-ip-range={SERVICE_RANGES}"),

@@ -1,4 +1,4 @@
-//! Ballast on a cluster as its users have it: the image on every node, and the chart, by Helm.
+//! Ballast deployed to a cluster as users do it: the image on every node, and the chart installed with Helm.
 
 use std::path::{Path, PathBuf};
 
@@ -12,15 +12,15 @@ use crate::chart::Helm;
 use crate::host::names_in;
 use crate::workspace::Workspace;
 
-/// The release, the `DaemonSet`, and the container in it.
+/// Name of the release, of the `DaemonSet`, and of the container in it.
 pub const NAME: &str = "ballast";
-/// Where it is.
+/// Namespace of the release.
 pub const SPACE: &str = "kube-system";
-/// How long a rollout may take on a busy machine, as kubectl and Helm write it.
+/// Time limit of a rollout on a busy machine, as an argument of kubectl and Helm.
 const PATIENCE: &str = "180s";
 
-/// Gives every node the image, installs the chart, and waits until each agent says that all is well. Without an image:
-/// the nodes have it.
+/// Imports the image on every node, installs the chart, and waits until each agent is healthy. `None`: the nodes already
+/// have the image.
 pub fn install(workspace: &Workspace, workdir: &Workdir, image: Option<&Path>) -> Result<()> {
     let nodes = workdir.nodes();
     if let Some(image) = image {
@@ -29,7 +29,7 @@ pub fn install(workspace: &Workspace, workdir: &Workdir, image: Option<&Path>) -
     upgrade(workspace, workdir, &[])
 }
 
-/// Installs the chart, or changes what is installed, with these words for Helm; waits until each agent says that all is well.
+/// Installs or upgrades the chart with these arguments for Helm, and waits until each agent is healthy.
 pub fn upgrade(workspace: &Workspace, workdir: &Workdir, words: &[&str]) -> Result<()> {
     let chart = Helm::find(workspace)?.chart().to_owned();
     upgrade_to(workspace, workdir, &chart, words)?;
@@ -37,9 +37,9 @@ pub fn upgrade(workspace: &Workspace, workdir: &Workdir, words: &[&str]) -> Resu
     workdir.nodes().into_iter().try_for_each(|node| status(workdir, node).map(|_| ()))
 }
 
-/// Tells Helm to take a chart, with these words, and does not wait.
+/// Installs a chart or upgrades to it, with these arguments for Helm, and does not wait.
 pub fn upgrade_to(workspace: &Workspace, workdir: &Workdir, chart: &Path, words: &[&str]) -> Result<()> {
-    // The control plane's own address: the Service `kubernetes` works only once the agent does.
+    // The control plane's address: the Service `kubernetes` works only after the agent has started.
     let address = format!("apiServer.host={CONTROL_V4}");
     let chart = chart.display().to_string();
     let install = ["upgrade", "--install", NAME, &chart, "--set", &address];
@@ -49,13 +49,13 @@ pub fn upgrade_to(workspace: &Workspace, workdir: &Workdir, chart: &Path, words:
     run(workdir, &Helm::find(workspace)?, &[&install, &settings[..], words].concat())
 }
 
-/// Goes back to the chart and the values of before, and waits until all pods are theirs.
+/// Rolls back to the previous chart and values, and waits until all pods are updated.
 pub fn roll_back(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     run(workdir, &Helm::find(workspace)?, &["rollback", NAME])?;
     rolled_out(workdir, NAME)
 }
 
-/// Removes it from the cluster, and all that it left on the nodes.
+/// Uninstalls Ballast, and removes everything that it left on the nodes.
 pub fn uninstall(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     let helm = Helm::find(workspace)?;
     let chart = helm.chart().display().to_string();
@@ -69,19 +69,19 @@ fn run(workdir: &Workdir, helm: &Helm, words: &[&str]) -> Result<()> {
     helm.on_cluster(on_control, &[words, &["--namespace", SPACE]].concat()).read().map(|_| ())
 }
 
-/// Waits until every node has the newest pod of a `DaemonSet`, and it is ready.
+/// Waits until every node has the newest pod of a `DaemonSet`, and the pod is ready.
 pub fn rolled_out(workdir: &Workdir, name: &str) -> Result<()> {
     let words = ["rollout", "status", &format!("daemonset/{name}"), "-n", SPACE, "--timeout", PATIENCE];
     kubectl(workdir, &words).read().map(|_| ())
 }
 
-/// What `ballast status` says in the agent's pod of a node; an error if it is not well.
+/// Returns the output of `ballast status` in the agent's pod of a node; an error if the agent is not healthy.
 pub fn status(workdir: &Workdir, node: Node) -> Result<String> {
     let pod = pod(workdir, node)?;
     kubectl(workdir, &["exec", "-n", SPACE, &pod, "-c", NAME, "--", "ballast", "status"]).read()
 }
 
-/// The agent's pod of a node, by name.
+/// Returns the name of the agent's pod on a node.
 pub fn pod(workdir: &Workdir, node: Node) -> Result<String> {
     let on_node = format!("--field-selector=spec.nodeName={node}");
     let label = "app.kubernetes.io/name=ballast,app.kubernetes.io/component=agent";
@@ -93,13 +93,13 @@ pub fn pod(workdir: &Workdir, node: Node) -> Result<String> {
     Ok(pod.to_owned())
 }
 
-/// How many nodes have their agent, in words.
+/// Returns how many agents are ready, as text.
 pub fn summary(workdir: &Workdir) -> Result<String> {
     let path = "jsonpath={.status.numberReady} of {.status.desiredNumberScheduled} pods ready";
     kubectl(workdir, &["get", "daemonset", NAME, "-n", SPACE, "-o", path]).read()
 }
 
-/// Files with what agents in pods say, each with a name that is its own.
+/// Returns the log files of agents in pods, each with a unique name.
 pub fn logs(workdir: &Workdir) -> Vec<(PathBuf, String)> {
     let mut logs = Vec::new();
     for node in workdir.nodes() {

@@ -1,4 +1,4 @@
-//! The cluster's DNS, as its objects.
+//! The cluster's DNS as Kubernetes objects.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use super::plan::DNS_SERVICE;
 const NAME: &str = "coredns";
 const SPACE: &str = "kube-system";
 
-/// What the server is told, in the plugins that ours is built with: fewer than kubeadm asks for.
+/// Configuration of the DNS server. Our build of it has fewer plugins than kubeadm's configuration names.
 pub const COREFILE: &str = ".:53 {
     errors
     health
@@ -21,7 +21,7 @@ pub const COREFILE: &str = ".:53 {
 }
 ";
 
-/// A list of all that the cluster's DNS needs. It reaches the API server by its Service, as pods do.
+/// Returns a list of all objects of the cluster's DNS. The server reaches the API server by its Service, as pods do.
 #[must_use]
 pub fn objects() -> Value {
     let labels = json!({ "k8s-app": "kube-dns" });

@@ -1,5 +1,5 @@
-//! The cluster's images, made from scratch: one layer with agnhost, the DNS server and the tools that the end-to-end tests
-//! call in pods, under every name that is asked for.
+//! The cluster's images, built from scratch: one layer with agnhost, the DNS server and the tools that the end-to-end tests
+//! call in pods, under every image name that the cluster uses.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,9 +11,9 @@ use serde_json::json;
 use super::workdir::Workdir;
 use crate::exec::{self, Cmd};
 
-/// What a pod's sandbox runs.
+/// Image of a pod's sandbox.
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
-/// The cluster's DNS.
+/// Image of the cluster's DNS.
 pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.12.4";
 /// The server and client of the end-to-end tests: `test/utils/image/manifest.go` of the pinned Kubernetes.
 pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
@@ -21,8 +21,8 @@ pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
 const ISSUE_74839: &str = "registry.k8s.io/e2e-test-images/regression-issue-74839:1.4";
 const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
 
-/// Programs of this machine that go into the layer with their libraries, and what they are called there.
-/// GNU's wget: the static one of busybox cannot resolve names.
+/// Programs of this machine that are copied into the layer with their libraries, and their names there. The wget is GNU's,
+/// because the static one of busybox cannot resolve names.
 const PROGRAMS: [(&str, &str); 7] = [
     ("curl", "curl"),
     ("nc.openbsd", "nc"),
@@ -32,10 +32,10 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("wget", "wget"),
     ("unshare", "unshare"),
 ];
-/// Its own shell would prefer its applets to the programs beside it.
+/// Applets that are left out: busybox's own shell would prefer its applets to the programs beside it.
 const NO_APPLETS: [&str; 3] = ["ash", "hush", "busybox"];
 
-/// Makes the images, and returns the archive with all of them.
+/// Builds the images, and returns the archive with all of them.
 pub fn make(workdir: &Workdir) -> Result<PathBuf> {
     let dir = workdir.dir().join("images");
     let root = dir.join("root");
@@ -60,18 +60,18 @@ pub fn make(workdir: &Workdir) -> Result<PathBuf> {
     pack(&dir, "images", &NAMES)
 }
 
-/// Makes images with these programs of the cluster, each under the name that is asked for, and returns their archive.
+/// Builds an image of each name with these programs of the cluster, and returns their archive.
 pub fn make_of(workdir: &Workdir, archive: &str, programs: &[&str], names: &[&str]) -> Result<PathBuf> {
     let dir = workdir.dir().join("images");
     for program in programs {
         copy(&workdir.programs().join(program), &dir.join("root/bin").join(program))?;
     }
-    // Static pods call their program by its plain name.
+    // The images need no entry point: static pods call their program by its plain name.
     let names: Vec<Image<'_>> = names.iter().map(|name| (*name, &[] as &[&str], &[] as &[&str])).collect();
     pack(&dir, archive, &names)
 }
 
-/// Makes images of `dir/root`, which is removed: all have that one layer.
+/// Packs images whose only layer is `dir/root`, and removes this directory.
 fn pack(dir: &Path, name: &str, names: &[Image<'_>]) -> Result<PathBuf> {
     let root = dir.join("root");
     let layer = dir.join("layer.tar");
@@ -125,7 +125,7 @@ fn applets(list: &str) -> impl Iterator<Item = &str> {
     list.lines().map(str::trim).filter(move |name| !name.is_empty() && !ours(name))
 }
 
-/// The files in what ldd(1) prints: the vDSO has none.
+/// Returns the files that ldd(1) prints; the vDSO has no file.
 fn libraries(printed: &str) -> impl Iterator<Item = &str> {
     printed.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
 }

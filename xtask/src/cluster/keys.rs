@@ -1,4 +1,4 @@
-//! Who is who in the cluster: one authority, the API server's certificate, and a token for every other user.
+//! Identities in the cluster: one CA, the API server's certificate, and a token for every other user.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,7 +9,7 @@ use super::plan::{API_SERVICE, CONTROL_V4, CONTROL_VIP, Node, SECOND_V4};
 use super::workdir::Workdir;
 use crate::exec::Cmd;
 
-/// A user, and the group that gives it its rights.
+/// A user, and the group that gives it its permissions.
 struct User {
     file: String,
     name: String,
@@ -21,7 +21,7 @@ fn users(nodes: u8) -> Vec<User> {
         ("admin", "admin", "system:masters"),
         ("controller-manager", "system:kube-controller-manager", ""),
         ("scheduler", "system:kube-scheduler", ""),
-        // What both kube-proxy and Ballast are allowed, by a role that every cluster has.
+        // The user of kube-proxy and of Ballast; a role that every cluster has gives its permissions.
         ("proxy", "system:kube-proxy", ""),
     ];
     let fixed = fixed.map(|(file, name, group)| User { file: file.into(), name: name.into(), group });
@@ -33,7 +33,7 @@ fn users(nodes: u8) -> Vec<User> {
     fixed.into_iter().chain(kubelets).collect()
 }
 
-/// Makes the keys, the tokens and the kubeconfig files.
+/// Creates the keys, the tokens and the kubeconfig files.
 pub fn make(workdir: &Workdir, nodes: u8) -> Result<()> {
     let path = |name: &str| workdir.key(name).display().to_string();
     let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "30"];
@@ -56,7 +56,7 @@ pub fn make(workdir: &Workdir, nodes: u8) -> Result<()> {
     let mut tokens = String::new();
     for user in users(nodes) {
         let token = Cmd::new("openssl").args(["rand", "-hex", "24"]).read()?;
-        // The last field holds groups; an empty one must not be there at all.
+        // The last field contains the groups; without groups, the field must be absent.
         let groups = if user.group.is_empty() { String::new() } else { format!(",\"{}\"", user.group) };
         let _ = writeln!(tokens, "{},{},{}{groups}", token.trim(), user.name, user.file);
         let text = kubeconfig(&path("ca.crt"), token.trim());

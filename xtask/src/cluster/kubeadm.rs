@@ -1,5 +1,5 @@
-//! `cargo xtask cluster kubeadm`: a cluster by the real kubeadm without its kube-proxy, which Ballast's chart serves from its
-//! first minute on. Images are made here; nothing is pulled.
+//! `cargo xtask cluster kubeadm`: creates a cluster with the real kubeadm but without kube-proxy; Ballast's chart serves
+//! its Services from the start. Images are built here; nothing is pulled.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,19 +19,19 @@ use crate::exec::Cmd;
 use crate::workspace::Workspace;
 use crate::{gotools, log, signal};
 
-/// kubeadm's own limit for the API server is four minutes.
+/// Time limit of each wait; kubeadm's own limit for the API server is four minutes.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// The control plane, and a node that joins.
+/// The node of the control plane, and a node that joins.
 const NODES: [Node; 2] = [Node(1), Node(2)];
 const ADMIN: &str = "/etc/kubernetes/admin.conf";
-/// The release of `CoreDNS` that the image has; kubeadm's own is a newer one.
+/// Release of `CoreDNS` in the image; kubeadm's default is newer.
 const DNS_TAG: &str = "v1.12.4";
-/// Programs of the control plane, each in an image of its name.
+/// Programs of the control plane, each in an image of the same name.
 const STATIC: [&str; 4] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd"];
-/// What a namespace on a shared machine cannot have, or what needs systemd.
+/// Preflight checks that fail in a namespace on a shared machine, or without systemd.
 const IGNORED: &str = "SystemVerification,Swap,Mem,NumCPU,Hostname";
 
-/// Makes the cluster, looks at its Services from both nodes, and leaves it: `cargo xtask cluster down` removes it.
+/// Creates the cluster, checks its Services from both nodes, and keeps it: `cargo xtask cluster down` removes it.
 pub fn run(workdir: &Workdir, given: &Given) -> Result<()> {
     let workspace = Workspace::find()?;
     prepare(&workspace)?;
@@ -97,7 +97,7 @@ fn start_machines(workdir: &Workdir) -> Result<()> {
     started.iter().try_for_each(|&(on, pid)| batch(pid, &plan::node_lines(on, &started)))
 }
 
-/// What kubeadm writes below `/etc` is the node's alone.
+/// Gives the node its own `/etc`: an overlay that takes what kubeadm writes there.
 fn own_etc(machine: &Machine) -> Result<()> {
     let folder = |name: &str| {
         let path = machine.dir().join(name);
@@ -108,7 +108,8 @@ fn own_etc(machine: &Machine) -> Result<()> {
     machine.command(&["mount", "-t", "overlay", "overlay", "-o", &options, "/etc"]).read().map(|_| ())
 }
 
-/// As systemd does with the unit of kubeadm's packages: again and again, with the flags that kubeadm writes.
+/// Restarts the kubelet whenever it ends, with the flags that kubeadm writes, as systemd does with the unit of kubeadm's
+/// packages.
 fn start_kubelet(machine: &Machine) -> Result<()> {
     let script = "while sleep 0.2; do test -s /var/lib/kubelet/kubeadm-flags.env || continue; \
                   . /var/lib/kubelet/kubeadm-flags.env; \
@@ -137,7 +138,7 @@ fn configuration(version: &str) -> String {
     cluster["kubernetesVersion"] = version.into();
     cluster["networking"] = json!({ "podSubnet": POD_RANGES, "serviceSubnet": SERVICE_RANGES });
     cluster["dns"] = json!({ "imageTag": DNS_TAG });
-    // The nodes' networks are set up here, in the place of a CNI's agent.
+    // The nodes' networks are set up by this command, not by the agent of a CNI plugin.
     cluster["controllerManager"] =
         json!({ "extraArgs": [{ "name": "allocate-node-cidrs", "value": "false" }] });
     let mut of_nodes = kind("KubeletConfiguration", kubelet);
@@ -164,7 +165,7 @@ fn init(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     kubeadm(workdir, NODES[0], &["init", "--skip-phases=addon/kube-proxy", "--config", &config])
 }
 
-/// The DNS server of the image lacks plugins that kubeadm's configuration names.
+/// Replaces CoreDNS's configuration: kubeadm's names plugins that the DNS server of the image lacks.
 fn configure_dns(workdir: &Workdir) -> Result<()> {
     let patch = json!({ "data": { "Corefile": dns::COREFILE } }).to_string();
     let words = ["patch", "configmap", "coredns", "-n", deployed::SPACE, "--type=merge", "--patch", &patch];
@@ -172,12 +173,12 @@ fn configure_dns(workdir: &Workdir) -> Result<()> {
     kubectl(workdir, &["rollout", "restart", "deployment/coredns", "-n", deployed::SPACE]).read().map(|_| ())
 }
 
-/// kubectl as kubeadm's administrator, on the node of the control plane.
+/// Returns a command that runs kubectl as kubeadm's administrator, on the node of the control plane.
 fn kubectl(workdir: &Workdir, words: &[&str]) -> Cmd {
     workdir.node(NODES[0]).command(&[&["kubectl", "--kubeconfig", ADMIN], words].concat())
 }
 
-/// As docs/quickstart.md says.
+/// Installs Ballast's chart as docs/quickstart.md describes.
 fn install(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     log::step("helm install");
     let helm = Helm::find(workspace)?;
@@ -231,7 +232,8 @@ fn join(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     ready(workdir, "daemonset", deployed::NAME)
 }
 
-/// No kube-proxy, and Services work on both nodes: the API server's and DNS, for processes of the node and for pods.
+/// Checks that there is no kube-proxy and that Services work on both nodes: the API server's and DNS, for processes of the
+/// node and for pods.
 fn look(workdir: &Workdir) -> Result<()> {
     log::step("look at its Services");
     ready(workdir, "deployment", "coredns")?;

@@ -1,5 +1,5 @@
-//! A machine of a cluster: one process in namespaces of its own (processes, mounts, name, network), and all that it
-//! runs. When that process ends, the kernel ends everything else of the machine, its mounts and its network with it.
+//! A machine of a cluster: one process in its own namespaces (PID, mount, UTS, IPC, network), and all processes started
+//! there. When this first process ends, the kernel ends all others, and removes the machine's mounts and network.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,13 +15,13 @@ use crate::exec::Cmd;
 use crate::host::{self, children_of, kill, names_in, start_of};
 use crate::signal::wait_for;
 
-/// How long a machine may take to be there, or a program to end when asked.
+/// Time limit for a machine to start, or for a program to end after a signal.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long the kernel may take to end a machine.
+/// Time limit for the kernel to end a machine.
 const ENDING: Duration = Duration::from_secs(30);
 
-/// A machine.
+/// A machine of a cluster, running or not.
 #[derive(Clone, Debug)]
 pub struct Machine {
     workdir: Workdir,
@@ -29,12 +29,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The machine of this name, whether or not it runs.
+    /// Returns the machine of this name, whether or not it runs.
     pub fn of(workdir: &Workdir, name: impl Into<String>) -> Self {
         Self { workdir: workdir.clone(), name: name.into() }
     }
 
-    /// Switches it on.
+    /// Starts the machine, and waits until it runs.
     pub fn start(&self) -> Result<()> {
         let own = self.dir();
         fs::create_dir_all(&own).with_context(|| format!("cannot make {}", own.display()))?;
@@ -63,49 +63,49 @@ impl Machine {
         self.write_script()
     }
 
-    /// The number of its first process, as this machine counts; `None` if it does not run.
+    /// Returns the PID of its first process, as seen on the host; `None` if the machine does not run.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         Process::read(&self.record("init"))
     }
 
-    /// Switches it off: everything in it ends at once.
+    /// Kills the machine: all its processes end at once.
     pub fn kill(&self) {
         if let Some(pid) = self.pid() {
             kill(pid.cast_signed(), libc::SIGKILL);
         }
     }
 
-    /// Its folder: what it writes to `/var/lib` and `/var/log` is here.
+    /// Its directory, which contains the machine's `/var/lib` and `/var/log`.
     #[must_use]
     pub fn dir(&self) -> PathBuf {
         self.workdir.dir().join("machines").join(&self.name)
     }
 
-    /// Its control group.
+    /// Its cgroup.
     pub fn cgroup(&self) -> Result<PathBuf> {
         self.workdir.cgroup(&self.name)
     }
 
-    /// The script that runs a command there.
+    /// Path of the script that runs a command on the machine.
     #[must_use]
     pub fn script(&self) -> PathBuf {
         self.workdir.dir().join(&self.name)
     }
 
-    /// What one of its programs says.
+    /// Path of the log of one of its programs.
     #[must_use]
     pub fn log(&self, program: &str) -> PathBuf {
         self.workdir.logs().join(format!("{}-{program}.log", self.name))
     }
 
-    /// A command there.
+    /// Returns a command to run on the machine.
     #[must_use]
     pub fn command(&self, words: &[&str]) -> Cmd {
         Cmd::new(self.script()).args(words)
     }
 
-    /// Starts a program that goes on when we end; what it says goes to its log.
+    /// Starts a program that continues after this process has ended, and writes its output to its log.
     pub fn run(&self, program: &str, words: &[&str]) -> Result<()> {
         let mut command = Command::new("setsid");
         command.arg(self.script()).args(words);
@@ -113,20 +113,20 @@ impl Machine {
         Process::of(pid)?.write(&self.record(program))
     }
 
-    /// Whether a program that [`Machine::run`] started is still there.
+    /// Whether a program that [`Machine::run`] started still runs.
     #[must_use]
     pub fn is_running(&self, program: &str) -> bool {
         Process::read(&self.record(program)).is_some()
     }
 
-    /// The number of such a program, as this machine counts.
+    /// Returns the PID of such a program, as seen on the host.
     #[must_use]
     pub fn process(&self, program: &str) -> Option<u32> {
-        // What was started is nsenter; it waits for the program, its only child.
+        // The recorded process is nsenter, which waits for the program, its only child.
         children_of(Process::read(&self.record(program))?).into_iter().next()
     }
 
-    /// Ends a program with a signal, and the hard way if that does not help.
+    /// Ends a program with a signal, and with SIGKILL if it does not end.
     pub fn stop(&self, program: &str, signal: libc::c_int) -> Result<()> {
         for signal in [signal, libc::SIGKILL] {
             let Some(pid) = self.process(program) else { break };
@@ -155,7 +155,7 @@ impl Machine {
         let child = command.stdin(Stdio::null()).stdout(log).stderr(both).spawn();
         let mut child = child.with_context(|| format!("cannot start {program} on {}", self.name))?;
         let pid = child.id();
-        // Reaped as long as we run, so that a zombie does not count as a running program.
+        // Reap the child as long as we run, so that a zombie does not count as a running program.
         std::thread::spawn(move || child.wait());
         Ok(pid)
     }
@@ -180,19 +180,20 @@ impl Machine {
 }
 
 impl Workdir {
-    /// The machine beside the nodes.
+    /// Returns the machine beside the nodes, with the control plane.
     #[must_use]
     pub fn control(&self) -> Machine {
         Machine::of(self, CONTROL)
     }
 
-    /// A node's machine.
+    /// Returns the machine of a node.
     #[must_use]
     pub fn node(&self, node: Node) -> Machine {
         Machine::of(self, node.to_string())
     }
 
-    /// Ends its machines and removes all that is its own. Goes on after a failure, and tells the first.
+    /// Kills the cluster's machines and removes its cgroups and directory. Continues after a failure, and returns the first
+    /// error.
     pub fn take_down(&self) -> Result<()> {
         let machines: Vec<_> = names_in(&self.dir().join("machines"));
         let running: Vec<_> = machines
@@ -216,7 +217,7 @@ impl Workdir {
     }
 }
 
-/// Also after Ctrl-C: taking down must not be interrupted by what asked for it.
+/// Waits until all machines have ended, even after Ctrl-C, which must not interrupt the removal of the cluster.
 fn wait_ended(mut ended: impl FnMut() -> Result<Option<()>>) -> Result<()> {
     let start = std::time::Instant::now();
     while ended()?.is_none() {
@@ -228,7 +229,7 @@ fn wait_ended(mut ended: impl FnMut() -> Result<Option<()>>) -> Result<()> {
     Ok(())
 }
 
-/// A process of this machine: numbers come again, so its start belongs to it.
+/// A process, identified by its PID and start time because PIDs are reused.
 struct Process {
     number: u32,
     start: String,
@@ -247,7 +248,7 @@ impl Process {
             .with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// The number, if that process still runs.
+    /// Returns the PID if that process still runs.
     fn read(file: &Path) -> Option<u32> {
         let text = fs::read_to_string(file).ok()?;
         let (number, start) = text.split_once(' ')?;
@@ -256,16 +257,17 @@ impl Process {
     }
 }
 
-/// Where the processes of a machine are: with cgroup v2 alone, a group with children has no processes itself.
+/// Returns the cgroup of a machine's processes: on a host with cgroup v2 alone, a cgroup with children has no processes
+/// itself.
 fn inner_cgroup(cgroup: &Path) -> PathBuf {
     cgroup.join("machine")
 }
 
-/// What the first process of a machine does: it makes the machine's own view of the file system, and then only waits
-/// for those that lost their parents. It runs until it is killed.
+/// Runs in the first process of a machine: sets up the machine's own view of the file system, and then only reaps orphans,
+/// until it is killed.
 pub fn init(workdir: &Workdir, name: &str) -> Result<()> {
     let machine = Machine::of(workdir, name);
-    // The file system of processes is still the one outside, so this is our number there.
+    // /proc is still that of the host, so this is our PID on the host.
     let us = fs::read_link("/proc/self").context("cannot read /proc/self")?;
     let us = Process::of(us.to_string_lossy().parse().context("/proc/self is no process")?)?;
     let groups = own_groups(&machine)?;
@@ -273,7 +275,7 @@ pub fn init(workdir: &Workdir, name: &str) -> Result<()> {
     let between = machine.dir().join("between");
     fs::create_dir_all(&between).with_context(|| format!("cannot make {}", between.display()))?;
     for (group, root) in groups {
-        // The hierarchy's own mount must go: runc takes the first that it finds.
+        // Unmount the hierarchy's original mount: runc takes the first mount that it finds.
         let (group, root, between) =
             (group.to_string_lossy(), root.to_string_lossy(), between.to_string_lossy());
         mount(&["--bind", &group, &between])?;
@@ -294,19 +296,20 @@ pub fn init(workdir: &Workdir, name: &str) -> Result<()> {
         let path = Path::new("/proc/sys/net").join(file);
         fs::write(&path, value).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    // The last step: our parent waits for it.
+    // The last step: the parent process waits for this record.
     us.write(&machine.record("init"))?;
     loop {
-        // SAFETY: waitpid may be given no place for a status.
+        // SAFETY: waitpid accepts a null pointer for the status.
         let reaped = unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) };
         if reaped < 0 {
-            // No child at all; orphans may come later.
+            // There is no child now; orphans may come later.
             std::thread::sleep(Duration::from_millis(200));
         }
     }
 }
 
-/// Makes a group for the machine in each hierarchy, joins that of cgroup2, and returns each with what it will hide.
+/// Creates a cgroup for the machine in each hierarchy, joins that of cgroup v2, and returns each with the hierarchy's root,
+/// which it will hide.
 fn own_groups(machine: &Machine) -> Result<Vec<(PathBuf, PathBuf)>> {
     let mut groups = Vec::new();
     for hierarchy in host::hierarchies()? {
@@ -317,7 +320,7 @@ fn own_groups(machine: &Machine) -> Result<Vec<(PathBuf, PathBuf)>> {
             fs::write(inner.join("cgroup.procs"), "0")
                 .with_context(|| format!("cannot join {}", inner.display()))?;
         }
-        // A new group of the controller cpuset may use nothing, and its children with it.
+        // In a new cgroup of the cpuset controller, no CPU and no memory node is allowed, nor in its children.
         for file in ["cpuset.cpus", "cpuset.mems"] {
             if !hierarchy.is_v2 && group.join(file).exists() {
                 fs::copy(hierarchy.root.join(file), group.join(file)).context("cannot set up cpuset")?;
@@ -328,7 +331,7 @@ fn own_groups(machine: &Machine) -> Result<Vec<(PathBuf, PathBuf)>> {
     Ok(groups)
 }
 
-/// A machine forwards, and uses its addresses at once.
+/// Sysctls of a machine: it forwards, and uses its addresses at once.
 const SYSCTLS: [(&str, &str); 4] = [
     ("ipv4/ip_forward", "1"),
     ("ipv6/conf/all/forwarding", "1"),

@@ -1,6 +1,6 @@
 //! `cargo xtask cluster`: a real Kubernetes cluster on this machine, without Docker.
 //!
-//! Each machine of it is a set of namespaces (`machine`). All that it needs is built from pinned sources, once.
+//! Each machine is a set of namespaces (`machine`). The programs are built from pinned sources, once.
 
 mod args;
 mod ballast;
@@ -38,7 +38,7 @@ pub use proxy::Proxy;
 use proxy::{PROXY, current_proxy};
 pub use workdir::Workdir;
 
-/// How long nodes and DNS may take to be ready, also on a busy machine.
+/// Time limit for nodes and DNS to be ready, also on a busy machine.
 const PATIENCE: Duration = Duration::from_mins(3);
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
@@ -93,7 +93,7 @@ fn there(which: &Which) -> Result<Workdir> {
     Ok(workdir)
 }
 
-/// Makes a cluster. One that fails is left for a look at its logs, unless Ctrl-C ended it.
+/// Creates a cluster. An incomplete cluster is kept for a look at its logs, unless Ctrl-C was the reason.
 fn up_or_leave(wanted: &Up) -> Result<Workdir> {
     up(wanted).inspect_err(|_| {
         let Ok(workdir) = Workdir::of(&wanted.which.name) else { return };
@@ -111,7 +111,7 @@ fn up_or_leave(wanted: &Up) -> Result<Workdir> {
     })
 }
 
-/// Makes a cluster. What is there of one that fails stays: the caller reads its logs and calls [`down`].
+/// Creates a cluster. After a failure the incomplete cluster stays: the caller reads its logs and calls [`down`].
 pub fn up(wanted: &Up) -> Result<Workdir> {
     let workspace = Workspace::find()?;
     let workdir = Workdir::of(&wanted.which.name)?;
@@ -139,7 +139,7 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Bal
         machine.start()?;
         started.push((node, machine.pid().context("a node exited immediately")?));
     }
-    // Devices of another namespace are named by its process as this machine counts, so not from inside.
+    // ip(8) gets the netns of a peer device as a PID of the host, so it cannot run in the machine's PID namespace.
     let inside = control.pid().context("the machine `control` exited immediately")?;
     batch(inside, &plan::control_lines(&started))?;
     for &(node, pid) in &started {
@@ -202,7 +202,7 @@ pub fn down(workdir: &Workdir) -> Result<()> {
     Ok(())
 }
 
-/// Ends one proxy and starts another.
+/// Stops the current proxy and starts another.
 pub fn change_proxy(workdir: &Workdir, proxy: Proxy, given: &Given) -> Result<()> {
     let old = current_proxy(workdir)?;
     if old == proxy {

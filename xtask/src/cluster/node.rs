@@ -1,4 +1,4 @@
-//! What a node runs: containerd with Debian's runc and CNI plugins, and a kubelet.
+//! Programs of a node: containerd with Debian's runc and CNI plugins, and a kubelet.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,22 +11,22 @@ use super::plan::{DNS_SERVICE, Node};
 use super::workdir::Workdir;
 use crate::signal::wait_for;
 
-/// How long containerd may take to listen.
+/// Time limit until containerd listens.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// On the node.
+/// Socket of containerd on the node.
 pub const SOCKET: &str = "/run/containerd/containerd.sock";
 
 /// The programs, in the order of their start.
 pub const PROGRAMS: [&str; 2] = ["containerd", "kubelet"];
 
-/// Starts both, with the images there before the first pod.
+/// Starts both programs, and imports the images before the first pod starts.
 pub fn start(workdir: &Workdir, node: Node, images: &Path) -> Result<()> {
     start_containerd(workdir, node)?;
     load(workdir, node, images)?;
     start_kubelet(workdir, node)
 }
 
-/// Starts the kubelet, also again: its pods go on meanwhile.
+/// Starts or restarts the kubelet; its pods run on while there is none.
 pub fn start_kubelet(workdir: &Workdir, node: Node) -> Result<()> {
     let machine = workdir.node(node);
     let write = |name: &str, text: &str| workdir.write(&format!("machines/{node}/{name}"), text);
@@ -60,14 +60,15 @@ pub fn start_containerd(workdir: &Workdir, node: Node) -> Result<()> {
     Ok(())
 }
 
-/// Gives a node the images of an archive (Docker's or OCI's layout).
+/// Imports the images of an archive (Docker or OCI layout) on a node.
 pub fn load(workdir: &Workdir, node: Node, archive: &Path) -> Result<()> {
     let archive = archive.display().to_string();
     let import = ["ctr", "-a", SOCKET, "-n", "k8s.io", "image", "import", &archive];
     workdir.node(node).command(&import).read().map(|_| ())
 }
 
-/// The node as the API server is told of it before its kubelet starts: ranges and zone do not depend on who comes first.
+/// Returns the Node object to create before the kubelet starts, so that pod ranges and zone do not depend on the order of
+/// registration.
 #[must_use]
 pub fn object(node: Node) -> serde_json::Value {
     let name = node.to_string();
@@ -105,7 +106,7 @@ fn network_config(node: Node) -> String {
     .to_string()
 }
 
-/// Debian's folder of plugins; neither `AppArmor` nor the right to lower an `oom_score_adj` is needed.
+/// Uses Debian's directory of plugins; needs neither `AppArmor` nor the permission to lower an `oom_score_adj`.
 const CONTAINERD: &str = r#"version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -125,24 +126,25 @@ state = "/run/containerd"
   sandbox = 'PAUSE'
 "#;
 
-/// What a kubelet is told where several machines share one hierarchy of cgroup v1, or the memory and the disk of one machine.
+/// Returns kubelet settings for machines that share one cgroup v1 hierarchy, or the memory and disk of one machine.
 pub fn shared_machine() -> serde_json::Value {
     json!({
         "failCgroupV1": false,
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": false,
-        // Not an empty list, which kubeadm leaves out.
+        // Not an empty list, which kubeadm omits.
         "enforceNodeAllocatable": ["none"],
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
-        // Not shares of a disk that may be large and nearly full; `Workdir::make` has asked for more.
+        // Absolute values, not percentages of a disk that may be large and nearly full; `Workdir::make` has checked for
+        // more space.
         "evictionHard": {
             "memory.available": "100Mi",
             "nodefs.available": "100Mi",
             "nodefs.inodesFree": "1000",
             "imagefs.available": "100Mi",
         },
-        // They could not be pulled again.
+        // Images are never deleted: the node cannot pull them again.
         "imageMaximumGCAge": "0s",
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
@@ -161,7 +163,7 @@ fn kubelet_config(node: Node, resolv: &str) -> String {
         "clusterDNS": [DNS_SERVICE],
         "resolvConf": resolv,
         "healthzPort": 0,
-        // A container that ended often is started again soon: faults end agents often.
+        // Containers that ended often are restarted soon: fault injection ends agents often.
         "crashLoopBackOff": { "maxContainerRestartPeriod": "1s" },
         "maxPods": 200,
         "syncFrequency": "10s",

@@ -1,4 +1,4 @@
-//! What every cluster is made of: packages, programs, and the network between its machines.
+//! Parts of every cluster: packages, programs, and the network between its machines.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -11,10 +11,10 @@ use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{apiserver, gotools};
 
-/// Where Debian has the CNI plugins.
+/// A CNI plugin at Debian's path.
 const PLUGINS: &str = "/usr/lib/cni/host-local";
 
-/// Packages and programs, built once.
+/// Installs the packages and builds the programs, once.
 pub(super) fn prepare(workspace: &Workspace) -> Result<()> {
     setup::tools(Need::Cluster)?;
     if !Path::new(PLUGINS).exists() {
@@ -25,7 +25,7 @@ pub(super) fn prepare(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Runs lines of ip(8) in the network of a process.
+/// Runs a batch of ip(8) commands in the netns of a process.
 pub(super) fn batch(process: u32, lines: &str) -> Result<()> {
     let mut child = Command::new("nsenter")
         .args([&format!("--net=/proc/{process}/ns/net"), "ip", "-batch", "-"])
@@ -43,13 +43,13 @@ pub(super) fn batch(process: u32, lines: &str) -> Result<()> {
     Ok(())
 }
 
-/// Puts the programs of the cluster's machines into its folder.
+/// Links the programs of the cluster's machines into its directory.
 pub(super) fn link_programs(workspace: &Workspace, workdir: &Workdir, ballast: &Path) -> Result<()> {
     let link = |name: &str, file: &Path| {
         std::os::unix::fs::symlink(file, workdir.programs().join(name))
             .with_context(|| format!("cannot link {name}"))
     };
-    // A copy: what is built meanwhile must not replace the program that made the maps.
+    // Use a copy: a build during the cluster's life must not replace the program that created the maps.
     std::fs::copy(ballast, workdir.programs().join("ballast"))
         .with_context(|| format!("cannot copy {}", ballast.display()))?;
     let server = apiserver::build(workspace)?;

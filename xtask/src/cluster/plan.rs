@@ -4,21 +4,22 @@ use std::fmt::{self, Write as _};
 
 use anyhow::{Result, bail};
 
-/// How many nodes a cluster may have: their number is the last digit of their address.
+/// Maximum number of nodes: the number of a node is the last digit of its address.
 pub const MOST_NODES: u8 = 9;
-/// Where API server and everything beside it runs; to the nodes it is the world outside.
+/// Name of the machine with the API server and the other programs beside the nodes; for the nodes it is outside the
+/// cluster.
 pub const CONTROL: &str = "control";
-/// Where a second API server listens, on the same machine.
+/// Address of a second API server on the same machine.
 pub const SECOND_V4: &str = "172.30.0.2";
-/// What nodes may call both API servers by, if they have a Service for it.
+/// Address at which nodes reach both API servers, if a Service for it exists.
 pub const CONTROL_VIP: &str = "172.30.200.1";
 /// The address of the machine `control`, in the nodes' network.
 pub const CONTROL_V4: &str = "172.30.0.1";
 /// The same in IPv6.
 pub const CONTROL_V6: &str = "fd30::1";
-/// All pods' addresses.
+/// Address ranges of all pods.
 pub const POD_RANGES: &str = "10.244.0.0/16,fd44::/48";
-/// All Services' addresses.
+/// Address ranges of all Services.
 pub const SERVICE_RANGES: &str = "10.96.0.0/16,fd96::/108";
 /// The address of the Service `kubernetes`: the first of the range.
 pub const API_SERVICE: &str = "10.96.0.1";
@@ -27,7 +28,7 @@ pub const DNS_SERVICE: &str = "10.96.0.10";
 /// How many zones the nodes are spread over.
 const ZONES: u8 = 3;
 
-/// A node of a cluster, by its number from 1 on.
+/// A node of a cluster, identified by its number, from 1 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Node(pub u8);
 
@@ -49,7 +50,7 @@ impl Node {
         format!("fd30::1{}", self.0)
     }
 
-    /// What its pods have addresses of.
+    /// Address range of its pods.
     #[must_use]
     pub fn pods_v4(self) -> String {
         format!("10.244.{}.0/24", self.0)
@@ -61,7 +62,7 @@ impl Node {
         format!("fd44:0:0:{}::/64", self.0)
     }
 
-    /// Where it says it stands.
+    /// Its zone.
     #[must_use]
     pub fn zone(self) -> String {
         format!("zone{}", (self.0 - 1) % ZONES + 1)
@@ -74,8 +75,8 @@ impl fmt::Display for Node {
     }
 }
 
-/// Lines of ip(8) for the machine `control`: a bridge that all nodes are plugged into, and the ways to the pods.
-/// A node is known by the process whose network namespace it is.
+/// Returns ip(8) commands for the machine `control`: a bridge that connects all nodes, and the routes to the pods. Each
+/// node comes with the PID of a process in its netns.
 #[must_use]
 pub fn control_lines(nodes: &[(Node, u32)]) -> String {
     let mut lines = format!(
@@ -96,7 +97,7 @@ pub fn control_lines(nodes: &[(Node, u32)]) -> String {
     lines
 }
 
-/// Lines of ip(8) for a node; its `eth0` is there already.
+/// Returns ip(8) commands for a node; its `eth0` exists already.
 #[must_use]
 pub fn node_lines(node: Node, nodes: &[(Node, u32)]) -> String {
     let mut lines = format!(
@@ -118,7 +119,7 @@ pub fn node_lines(node: Node, nodes: &[(Node, u32)]) -> String {
     lines
 }
 
-/// Does something for all nodes at once.
+/// Runs `work` for all nodes at the same time.
 pub(super) fn each(nodes: &[Node], work: impl Fn(Node) -> Result<()> + Sync) -> Result<()> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = nodes

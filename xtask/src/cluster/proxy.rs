@@ -1,4 +1,4 @@
-//! What serves the cluster's Services.
+//! The proxy that serves the cluster's Services.
 
 use std::fmt;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::gotools;
 use crate::signal::wait_for;
 use crate::workspace::Workspace;
 
-/// In a cluster's folder: which proxy serves it.
+/// File in a cluster's directory with the name of its proxy.
 pub(super) const PROXY: &str = "proxy";
 
-/// How long a proxy may take to have all Services of an idle cluster.
+/// Time limit for a proxy to program all Services of an idle cluster.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A proxy.
@@ -47,18 +47,18 @@ impl fmt::Display for Proxy {
 }
 
 impl Proxy {
-    /// The program on each node.
+    /// Returns the program that runs on each node.
     #[must_use]
     pub fn program(self) -> Option<&'static str> {
         match self {
             Self::BallastHost => Some("ballast"),
             Self::KubeProxyNftables | Self::KubeProxyIptables => Some("kube-proxy"),
-            // An agent in a pod is the kubelet's.
+            // The kubelet runs an agent in a pod.
             Self::Ballast | Self::None => None,
         }
     }
 
-    /// Starts it on all nodes, and waits until it works; `image` is for the proxy that has one.
+    /// Starts the proxy on all nodes, and waits until it works; `image` is for the proxy that has one.
     pub fn start(self, workspace: &Workspace, workdir: &Workdir, image: Option<&Path>) -> Result<()> {
         if self == Self::Ballast {
             return deployed::install(workspace, workdir, image);
@@ -67,7 +67,7 @@ impl Proxy {
         each(&workdir.nodes(), |node| self.start_on(workdir, node))
     }
 
-    /// Ends it on all nodes, and what it left in the kernel.
+    /// Stops the proxy on all nodes, and removes what it left in the kernel.
     pub fn stop(self, workspace: &Workspace, workdir: &Workdir) -> Result<()> {
         if self == Self::Ballast {
             return deployed::uninstall(workspace, workdir);
@@ -75,7 +75,7 @@ impl Proxy {
         each(&workdir.nodes(), |node| self.stop_on(workdir, node))
     }
 
-    /// Builds it for the cluster; Ballast is there already.
+    /// Builds the proxy for the cluster; Ballast has been built already.
     fn prepare(self, workspace: &Workspace, workdir: &Workdir) -> Result<()> {
         let link = workdir.programs().join("kube-proxy");
         if self.program() == Some("kube-proxy") && !link.exists() {
@@ -86,7 +86,7 @@ impl Proxy {
         Ok(())
     }
 
-    /// Starts it on a node, if it is a program there.
+    /// Starts the proxy on a node, if it is a process there.
     pub fn start_on(self, workdir: &Workdir, node: Node) -> Result<()> {
         let user = workdir.kubeconfig("proxy").display().to_string();
         match self {
@@ -109,7 +109,7 @@ impl Proxy {
     }
 }
 
-/// Starts the agent, and waits until it is well.
+/// Starts the agent, and waits until it is healthy.
 fn ballast(workdir: &Workdir, node: Node, user: &str) -> Result<()> {
     let (machine, name, settings) = (workdir.node(node), node.to_string(), workdir.settings());
     let settings = settings.iter().map(String::as_str);
@@ -132,7 +132,7 @@ fn kube_proxy(workdir: &Workdir, node: Node, mode: &str, user: &str) -> Result<(
         "detectLocalMode": "ClusterCIDR",
         "hostnameOverride": node.to_string(),
         "clientConnection": { "kubeconfig": user },
-        // These limits are the whole machine's.
+        // 0 changes no limit: these limits apply to the whole machine.
         "conntrack": { "maxPerCore": 0, "min": 0 },
     });
     let file = workdir.write(&format!("machines/{node}/kube-proxy.json"), &config.to_string())?;
@@ -145,7 +145,7 @@ fn kube_proxy(workdir: &Workdir, node: Node, mode: &str, user: &str) -> Result<(
     Ok(())
 }
 
-/// Which proxy serves a cluster.
+/// Returns the proxy that serves a cluster.
 pub(super) fn current_proxy(workdir: &Workdir) -> Result<Proxy> {
     let told = std::fs::read_to_string(workdir.dir().join(PROXY)).context("the cluster was not finished")?;
     let all = <Proxy as clap::ValueEnum>::value_variants();

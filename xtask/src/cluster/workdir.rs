@@ -1,5 +1,5 @@
-//! One cluster's place on this machine: a folder and control groups of its name, and nothing else that would outlive
-//! its processes.
+//! Place of one cluster on this machine: a directory and cgroups named after the cluster. Nothing else outlives its
+//! processes.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -10,12 +10,12 @@ use anyhow::{Context as _, Result, bail};
 use super::plan::Node;
 use crate::host::{self, names_in, remove_cgroup};
 
-/// In a cluster's folder: what [`Workdir::settings`] reads.
+/// File in a cluster's directory that [`Workdir::settings`] reads.
 pub const SETTINGS: &str = "settings";
 const FOLDER: &str = "ballast-cluster-";
-/// What three nodes write, twice over: images, containers, logs, a copy of the agent.
+/// Free space that a cluster needs: twice what three nodes write (images, containers, logs, a copy of the agent).
 const ROOM: u64 = 3 << 30;
-/// Where a cluster is.
+/// Place of a cluster.
 #[derive(Clone, Debug)]
 pub struct Workdir {
     name: String,
@@ -23,7 +23,7 @@ pub struct Workdir {
 }
 
 impl Workdir {
-    /// The place of a cluster of this name, whether or not it is there.
+    /// Returns the place of a cluster of this name, whether or not it exists.
     pub fn of(name: &str) -> Result<Self> {
         if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()) {
             bail!("a cluster's name is made of small letters and digits, not `{name}`");
@@ -31,7 +31,7 @@ impl Workdir {
         Ok(Self { name: name.to_owned(), dir: std::env::temp_dir().join(format!("{FOLDER}{name}")) })
     }
 
-    /// Makes its folders.
+    /// Creates its directories. Returns an error if the disk has too little free space.
     pub fn make(&self) -> Result<()> {
         let shown = || {
             let name = &self.name;
@@ -49,7 +49,7 @@ impl Workdir {
                 ROOM >> 20
             );
         }
-        // Keys are in it.
+        // The directory contains keys.
         fs::DirBuilder::new().mode(0o700).create(&self.dir).with_context(shown)?;
         for folder in [self.logs(), self.programs(), self.dir.join("machines"), self.dir.join("keys")] {
             fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -63,25 +63,25 @@ impl Workdir {
         &self.name
     }
 
-    /// Its folder.
+    /// Its directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What its programs say.
+    /// Directory of its programs' logs.
     #[must_use]
     pub fn logs(&self) -> PathBuf {
         self.dir.join("logs")
     }
 
-    /// Its programs, under their plain names.
+    /// Directory of its programs, under their plain names.
     #[must_use]
     pub fn programs(&self) -> PathBuf {
         self.dir.join("bin")
     }
 
-    /// The kubeconfig for users.
+    /// Path of a user's kubeconfig.
     #[must_use]
     pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.dir.join(format!("{user}.conf"))
@@ -94,44 +94,44 @@ impl Workdir {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// A file of the keys.
+    /// Path of a key file.
     #[must_use]
     pub fn key(&self, name: &str) -> PathBuf {
         self.dir.join("keys").join(name)
     }
 
-    /// Writes a file of the folder, and returns where it is.
+    /// Writes a file in the directory, and returns its path.
     pub fn write(&self, name: &str, text: &str) -> Result<PathBuf> {
         let file = self.dir.join(name);
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
         Ok(file)
     }
 
-    /// The control group of a machine.
+    /// cgroup of a machine.
     pub fn cgroup(&self, machine: &str) -> Result<PathBuf> {
         Ok(self.group_in(&host::cgroup2()?, machine))
     }
 
-    /// The same in any hierarchy.
+    /// cgroup of a machine in any hierarchy.
     #[must_use]
     pub fn group_in(&self, root: &Path, machine: &str) -> PathBuf {
         root.join(format!("{FOLDER}{}-{machine}", self.name))
     }
 
-    /// The nodes that were made.
+    /// Returns the nodes that were created.
     #[must_use]
     pub fn nodes(&self) -> Vec<Node> {
         let names = names_in(&self.dir.join("machines"));
         names.iter().filter_map(|name| name.strip_prefix("node")?.parse().ok().map(Node)).collect()
     }
 
-    /// Whether there is anything of it.
+    /// Whether its directory exists.
     #[must_use]
     pub fn exists(&self) -> bool {
         self.dir.exists()
     }
 
-    /// What is still there, in words.
+    /// Lists what still exists.
     pub fn remains(&self) -> Result<Vec<String>> {
         let mut remains: Vec<_> = self.cgroups()?.iter().map(|path| path.display().to_string()).collect();
         if self.exists() {
@@ -140,7 +140,7 @@ impl Workdir {
         Ok(remains)
     }
 
-    /// Its control groups.
+    /// Lists its cgroups.
     pub(super) fn cgroups(&self) -> Result<Vec<PathBuf>> {
         let prefix = format!("{FOLDER}{}-", self.name);
         let mut groups = Vec::new();
@@ -152,7 +152,7 @@ impl Workdir {
     }
 }
 
-/// Groups of pods are in groups of machines.
+/// Removes a cgroup and those inside: the cgroups of pods are in those of machines.
 pub(super) fn remove_tree(group: &Path) -> Result<()> {
     for name in names_in(group) {
         let inner = group.join(name);

@@ -1,5 +1,5 @@
-//! The demo's clients, run inside its namespaces as processes of their own: redis requests in a row, and one HTTP
-//! request. (A process, as it is a process's control group that decides whether socket hooks see it.)
+//! Clients of the demo, run as processes in its namespaces: repeated redis requests, and one HTTP request. They are
+//! separate processes because the cgroup of a process decides whether socket hooks see it.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,19 +8,19 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 
-/// Before what a request on the held connection was answered.
+/// Prefix of an answer on the connection that stays open.
 pub(super) const HELD: &str = "held ";
-/// Before the reason of a failure.
+/// Prefix of the reason of a failure.
 pub(super) const FAILED: &str = "failed ";
-/// How long any answer may take.
+/// Timeout of a connect, read or write.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two requests, so that a demo leaves the machine some time.
+/// Pause between two requests, to leave CPU time to the machine.
 const PAUSE: Duration = Duration::from_millis(2);
-/// redis' text form of `GET whoami`.
+/// `GET whoami` in the redis protocol.
 const REQUEST: &[u8] = b"*2\r\n$3\r\nGET\r\n$6\r\nwhoami\r\n";
 
-/// Sends `count` requests, each on a connection of its own; 0: without end, and beside them requests on one
-/// connection that stays open. Writes a line for each.
+/// Sends `count` requests, each on its own connection, and prints a line for each. If `count` is 0, it never ends, and also
+/// sends requests on one connection that stays open.
 pub(super) fn ask(address: SocketAddr, count: u32) -> Result<()> {
     let mut held = None;
     let mut sent = 0;
@@ -63,7 +63,7 @@ fn whoami(redis: &mut BufReader<TcpStream>) -> io::Result<String> {
     redis.get_mut().write_all(REQUEST)?;
     let mut length = String::new();
     redis.read_line(&mut length)?;
-    // `$7`, then seven bytes on a line; `$-1` is a redis that was told no name.
+    // `$7` precedes a line of seven bytes; `$-1`: this redis was not told its name.
     let is_text = length.strip_prefix('$').is_some_and(|n| n.trim().parse::<u32>().is_ok());
     if !is_text {
         return Err(io::Error::other(format!("redis answered {:?}", length.trim())));
@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that answers once.
+    /// Starts a server that answers one request, and returns its address.
     fn answering(answer: &'static [u8]) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,16 +1,16 @@
-//! The manifest that the demo shows, and its edit: an endpoint taken out, as an editor would.
+//! The manifest that the demo shows. The demo removes and restores endpoints in it, as a user would with an editor.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// How an endpoint begins in the example.
+/// First line of an endpoint in the example.
 const ENDPOINT: &str = "  - addresses:";
-/// How the lines of an endpoint are indented.
+/// Indentation of the other lines of an endpoint.
 const INSIDE: &str = "    ";
 
-/// The manifest, in the folder that both agents watch.
+/// The manifest, in the directory that both agents watch.
 #[derive(Debug)]
 pub(super) struct Manifest {
     file: PathBuf,
@@ -27,22 +27,22 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Where it is.
+    /// Path of the manifest.
     pub(super) fn file(&self) -> &Path {
         &self.file
     }
 
-    /// Takes out the endpoints of these addresses.
+    /// Removes the endpoints with these addresses.
     pub(super) fn take_out(&self, addresses: &[&str]) -> Result<()> {
         self.write(&without(&self.whole, addresses))
     }
 
-    /// Puts all back.
+    /// Restores all endpoints.
     pub(super) fn restore(&self) -> Result<()> {
         self.write(&self.whole)
     }
 
-    /// A reader sees the old file or the new one.
+    /// Replaces the file atomically: a reader sees the old or the new text.
     fn write(&self, text: &str) -> Result<()> {
         let new = self.file.with_extension("new");
         fs::write(&new, text)

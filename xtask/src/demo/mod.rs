@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: a small cluster on this machine, and what Ballast does in it. The demo checks what it shows, so
-//! it fails when something is not as it says.
+//! `cargo xtask demo`: creates a small cluster on this machine and shows what Ballast does in it. The demo checks what it
+//! shows, and fails if a check fails.
 
 mod client;
 mod manifest;
@@ -85,22 +85,22 @@ pub fn run(args: &Args) -> Result<()> {
     if shown.is_ok() && args.keep {
         return Ok(());
     }
-    // After a failure, or Ctrl-C, there is something to take down; after the last step there is not.
+    // The last step removes the cluster. After a failure or Ctrl-C it still exists.
     let down = if topology.workdir.remains().is_empty() { Ok(()) } else { topology.take_down() };
     shown.and(down)?;
     log::line(format_args!("the demo took {}", log::seconds(start.elapsed())));
     Ok(())
 }
 
-/// Builds the agent; in it the BPF programs. Without optimisations: that takes a third of the time, and what the demo
-/// shows runs in the kernel.
+/// Builds the BPF programs and the agent that contains them. It builds without optimisations: this takes a third of the
+/// time, and what the demo shows runs in the kernel.
 fn made(workspace: &Workspace) -> Result<PathBuf> {
     let args = build::Args::default();
     build::bpf(workspace, &args)?;
     build::agent(workspace, &args)
 }
 
-/// Removes what ended demos left behind.
+/// Removes what ended demos left behind; with `kept`, also kept clusters.
 fn clear(kept: bool) -> Result<()> {
     let places = Workdir::left_over(kept)?;
     for workdir in &places {

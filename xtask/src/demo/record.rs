@@ -1,4 +1,4 @@
-//! `cargo xtask demo --record`: a picture of a run, for README.
+//! `cargo xtask demo --record`: draws a picture of a run, for README.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -11,11 +11,10 @@ use anyhow::{Context as _, Result, ensure};
 use super::screen::{self, COLOURED};
 use crate::log;
 
-/// The steps that the picture shows: an endpoint leaves and returns, and an agent is killed.
+/// Steps in the picture: an endpoint is removed and added; the agent is killed.
 const STEPS: [u8; 2] = [4, 6];
 
-/// Runs this program's demo once more with `options`, passes on what it prints, and draws some of its steps to `file`
-/// as SVG.
+/// Runs this program's demo once more with `options`, prints its output, and draws some of its steps to `file` as SVG.
 pub(super) fn record(options: &[&Path], file: &Path) -> Result<()> {
     let program = std::env::current_exe().context("cannot tell which program this is")?;
     let mut child = Command::new(program)
@@ -39,7 +38,7 @@ pub(super) fn record(options: &[&Path], file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the demo printed in [`STEPS`], as SVG.
+/// Returns what the demo printed in [`STEPS`], as SVG.
 fn picture(lines: &[String]) -> Result<String> {
     let mut shown = vec!["$ cargo xtask demo"];
     for step in STEPS {
@@ -50,7 +49,7 @@ fn picture(lines: &[String]) -> Result<String> {
     Ok(Term::new().render_svg(shown.join("\n").trim_end()))
 }
 
-/// The lines of one step, with the empty line before its title.
+/// Returns the lines of one step, with the empty line before its title.
 fn step_lines(lines: &[String], step: u8) -> &[String] {
     let title = |step: u8| {
         let title = format!("\x1b[1m{step}. ");

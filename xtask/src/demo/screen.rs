@@ -1,4 +1,4 @@
-//! What the demo writes: plain text for 80 to 100 columns, with colours on a terminal.
+//! Output of the demo: plain text for 80 to 100 columns, with colours on a terminal.
 
 use std::fmt::Display;
 use std::io::{IsTerminal as _, Write as _, stdout};
@@ -9,21 +9,21 @@ const BOLD: &str = "1";
 const DIM: &str = "2";
 const GREEN: &str = "32";
 const CYAN: &str = "36";
-/// The longest bar.
+/// Length of the longest bar, in characters.
 const BAR: u64 = 40;
-/// Asks for colours where standard output is no terminal.
+/// Environment variable that asks for colours if standard output is not a terminal.
 pub(super) const COLOURED: &str = "CLICOLOR_FORCE";
-/// Wider lines of other programs are cut here.
+/// Longer lines of other programs are wrapped at this column.
 const WIDTH: usize = 100;
 
 /// Writes one line to standard output.
 pub(super) fn put(text: &str) {
-    // A closed standard output is no reason to stop: the demo still takes its cluster down.
+    // Ignore a closed standard output: the demo still has to remove its cluster.
     let mut out = stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
-/// The terminal, or what stands for it.
+/// The terminal, or the file or pipe in its place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Screen {
     is_coloured: bool,
@@ -31,7 +31,7 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Colours only for people who did not ask for none.
+    /// Uses colours on a terminal or if forced, but never if `NO_COLOR` is set.
     pub(super) fn new() -> Self {
         let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_wanted = is_set(COLOURED) || stdout().is_terminal();
@@ -42,25 +42,25 @@ impl Screen {
         if self.is_coloured { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_string() }
     }
 
-    /// The head of a step, and in one sentence what it shows.
+    /// Prints the title of a step, and one sentence about what it shows.
     pub(super) fn step(self, number: u8, title: &str, sentence: &str) {
         self.title(&format!("{number}. {title}"));
         put(&format!("   {sentence}"));
     }
 
-    /// A line that stands out.
+    /// Prints an empty line and a line in bold.
     pub(super) fn title(self, text: &str) {
         put("");
         put(&self.paint(BOLD, text));
     }
 
-    /// A command as it can be typed.
+    /// Prints a command as a user would type it.
     pub(super) fn command(self, line: &str) {
         put("");
         put(&format!("   {} {}", self.paint(DIM, "$"), self.paint(CYAN, line)));
     }
 
-    /// Text of a program, or a picture; long lines go on in the next.
+    /// Prints the text of a program, or a picture; wraps long lines.
     pub(super) fn text(self, text: &str) {
         for line in text.lines() {
             let letters: Vec<_> = line.chars().collect();
@@ -74,7 +74,7 @@ impl Screen {
         }
     }
 
-    /// The first lines of a long text.
+    /// Prints the first `lines` lines of a text.
     pub(super) fn head(self, text: &str, lines: usize) {
         let all: Vec<_> = text.lines().collect();
         self.text(&all.iter().take(lines).copied().collect::<Vec<_>>().join("\n"));
@@ -83,12 +83,12 @@ impl Screen {
         }
     }
 
-    /// Something that has been seen to be so.
+    /// Prints a fact that the demo has checked.
     pub(super) fn seen(self, fact: &str) {
         put(&format!("   {} {fact}", self.paint(GREEN, "ok:")));
     }
 
-    /// A bar for each pod, also for one that was not met.
+    /// Prints a bar for each pod, also for a pod without connections.
     pub(super) fn bars(self, tally: &Tally, pods: &[&str]) {
         let most = pods.iter().map(|pod| tally.of(pod)).max().unwrap_or_default().max(1);
         for pod in pods {

@@ -1,4 +1,4 @@
-//! The steps. Each says what it shows, shows it, and fails if it was not so.
+//! The steps of the demo. Each prints what it shows, shows it, and fails if the result is not as printed.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,35 +13,35 @@ use crate::signal::{check, pause, wait_for};
 
 const SERVICE: &str = "10.96.0.10";
 const SERVICE6: &str = "fd96::10";
-/// The endpoint that goes and comes back, and its pod.
+/// Addresses of the endpoint that is removed and added again; the next constant is its pod.
 const GOING: [&str; 2] = ["10.2.0.12", "fd02::12"];
 const GOING_POD: &str = "redis-2";
-/// The Service's port, as bpftool prints it.
+/// Port of the Service, as bpftool prints it.
 const PORT: &str = "\"port\": 6379";
-/// New connections for a picture of the spread.
+/// Number of new connections in the step that shows the spread.
 const CONNECTIONS: u32 = 300;
-/// Each pod's fair share is a third; a fifth is six standard deviations away from it, so no accident.
+/// A pod must get at least 1/5 of the connections: its fair share is a third, and a fifth is six standard deviations below.
 const LEAST_SHARE: u64 = 5;
-/// How long anything may take that the agent does.
+/// Time limit of anything that the agent does.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How long traffic flows to show a state.
+/// How long traffic is measured in each state.
 const WHILE: Duration = Duration::from_millis(1500);
 
-/// What the steps work with.
+/// The state that the steps share.
 pub(super) struct Demo<'a> {
-    /// Where to write.
+    /// Where the steps print.
     pub screen: Screen,
     /// The cluster.
     pub topology: &'a mut Topology,
-    /// What its agents read.
+    /// The manifest that the agents read.
     pub manifest: Manifest,
 }
 
-/// One of them.
+/// A step of the demo.
 type Step<'a> = fn(&mut Demo<'a>) -> Result<()>;
 
 impl<'a> Demo<'a> {
-    /// All of them but the last.
+    /// Runs all steps but the last.
     pub(super) fn show(&mut self) -> Result<()> {
         let steps: [(&str, Step<'a>); 7] = [
             ("1, the cluster", Self::cluster),
@@ -150,7 +150,7 @@ impl<'a> Demo<'a> {
             let command = self.topology.command("node1", &words);
             self.screen.command(&words.join(" "));
             let dump = topology::read(command)?;
-            // An array prints its empty elements, too.
+            // bpftool also prints the empty elements of an array.
             let elements: Vec<_> =
                 dump.split_inclusive("\n    },").filter(|text| text.contains(PORT)).collect();
             let first = elements.first().with_context(|| format!("no element of `{map}` has {PORT}"))?;
@@ -218,7 +218,7 @@ impl<'a> Demo<'a> {
         Ok(())
     }
 
-    /// The last step: ends the agents, then takes everything of theirs out of the kernel.
+    /// The last step: ends the agents, then removes everything that they put into the kernel, and the cluster.
     pub(super) fn clean(&mut self) -> Result<()> {
         self.screen.step(
             8,
@@ -249,7 +249,7 @@ impl<'a> Demo<'a> {
         Ok(())
     }
 
-    /// Instead of the last step: leaves all as it is, and says how to use it.
+    /// Replaces the last step: keeps the cluster, and prints how to use it.
     pub(super) fn keep(&self) -> Result<()> {
         self.topology.workdir.keep()?;
         let dir = self.topology.workdir.dir().display();
@@ -270,7 +270,7 @@ impl<'a> Demo<'a> {
         Ok(())
     }
 
-    /// Shows a command, runs it, and shows what it wrote.
+    /// Prints a command, runs it, and prints and returns its output.
     fn run(&self, machine: &str, words: &[&str]) -> Result<String> {
         check()?;
         let command = self.topology.command(machine, words);
@@ -280,7 +280,7 @@ impl<'a> Demo<'a> {
         Ok(text)
     }
 
-    /// Asks the agent of the first node, and shows how curl would.
+    /// Sends an HTTP request to the agent of the first node, and prints the equivalent curl command.
     fn fetch(&self, path: &str, filter: &str) -> Result<String> {
         let url = format!("http://127.0.0.1:10249/{path}");
         let shown = topology::line(&self.topology.command("node1", &["curl", "-s", &url]));
@@ -301,7 +301,7 @@ impl<'a> Demo<'a> {
         Traffic::start(self.client(machine, 0)?)
     }
 
-    /// Shows the spread of the next moment's connections.
+    /// Measures the connections of the next [`WHILE`], and prints their spread.
     fn watch(&self, title: &str, tally: impl Fn() -> Tally) -> Result<Tally> {
         let start = tally();
         pause(WHILE)?;
@@ -312,7 +312,8 @@ impl<'a> Demo<'a> {
         Ok(seen)
     }
 
-    /// Waits until both nodes list the endpoint that goes and comes, or do not.
+    /// Waits until both nodes list the endpoint of [`GOING`], or with `there` false do not list it. Returns how long this
+    /// took.
     fn await_endpoints(&self, there: bool) -> Result<Duration> {
         let start = Instant::now();
         wait_for("the agents to follow the manifest", PATIENCE, || {
@@ -326,7 +327,7 @@ impl<'a> Demo<'a> {
         })
     }
 
-    /// Waits until both ways into the Service work, on a node that has just been started.
+    /// Waits until the Service answers on both data paths, on nodes that have just been started.
     pub(super) fn await_service(&self) -> Result<()> {
         for machine in ["app", "vm"] {
             for address in [SERVICE, SERVICE6] {
@@ -341,7 +342,7 @@ impl<'a> Demo<'a> {
     }
 }
 
-/// This task runner, also for a child and after a new one was built.
+/// Path of this task runner that a child process can use, even after a build has replaced the file.
 fn this_program() -> String {
     format!("/proc/{}/exe", std::process::id())
 }

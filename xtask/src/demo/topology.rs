@@ -15,7 +15,7 @@ use super::workdir::Workdir;
 use crate::host::kill;
 use crate::signal::wait_for;
 
-/// What is drawn of it.
+/// Picture of the cluster.
 pub(super) const PICTURE: &str = "
   vm 192.168.9.2            node1 172.30.0.1               node2 172.30.0.2
   (its sockets are   ----   ballast             --------   ballast
@@ -23,20 +23,20 @@ pub(super) const PICTURE: &str = "
                             `- redis-0 10.1.0.10           `- redis-2 10.2.0.12
   each of them has an IPv6 address, too: fd09::2, fd01::9, fd01::10, fd02::11, fd02::12";
 
-/// The pods of redis.
+/// The redis pods.
 pub(super) const PODS: [&str; 3] = ["redis-0", "redis-1", "redis-2"];
 /// The nodes.
 pub(super) const NODES: [&str; 2] = ["node1", "node2"];
-/// How long anything may take to come up.
+/// Time limit for anything to come up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A pod, or the machine beside the cluster: a namespace behind a device of a node.
+/// A pod, or the machine beside the cluster: a netns behind a device of a node.
 struct Guest {
     name: &'static str,
     node: &'static str,
     v4: &'static str,
     v6: &'static str,
-    /// Whether its processes are in the node's control group.
+    /// Whether its processes are in the node's cgroup.
     is_pod: bool,
 }
 
@@ -48,7 +48,7 @@ const GUESTS: [Guest; 5] = [
     Guest { name: "redis-2", node: "node2", v4: "10.2.0.12", v6: "fd02::12", is_pod: true },
 ];
 
-/// Before any device is made: forward, and use addresses at once.
+/// Runs before any device is created: enables forwarding, and lets addresses be used at once.
 const SYSCTLS: &str = "cd /proc/sys/net
 echo 1 > ipv4/ip_forward
 for family in ipv4 ipv6; do echo 1 > $family/conf/all/forwarding; done
@@ -61,7 +61,7 @@ done";
 /// The cluster.
 #[derive(Debug)]
 pub(super) struct Topology {
-    /// Where it is.
+    /// Place of the cluster on this machine.
     pub workdir: Workdir,
     ballast: PathBuf,
     agents: [Option<Child>; 2],
@@ -69,15 +69,15 @@ pub(super) struct Topology {
 }
 
 impl Topology {
-    /// A cluster without anything in it; `ballast` is the agent's file.
+    /// Returns a cluster without machines; `ballast` is the file of the agent.
     pub(super) fn new(workdir: Workdir, ballast: PathBuf) -> Self {
         Self { workdir, ballast, agents: [None, None], pods: Vec::new() }
     }
 
-    /// Makes namespaces, control groups and mounts, and a script for each machine.
+    /// Creates namespaces, cgroups and mounts, and a script for each machine.
     pub(super) fn build(&self) -> Result<()> {
         fs::create_dir(self.manifests()).context("cannot make the folder of the manifests")?;
-        // A copy: what is built meanwhile must not replace the program that made the maps.
+        // Use a copy: a build during the demo must not replace the program that created the maps.
         fs::create_dir(self.programs())
             .and_then(|()| fs::copy(&self.ballast, self.programs().join("ballast")))
             .with_context(|| format!("cannot copy {}", self.ballast.display()))?;
@@ -116,7 +116,7 @@ impl Topology {
         GUESTS.iter().try_for_each(|guest| self.plug(guest))
     }
 
-    /// A namespace, and the script that runs a command in it.
+    /// Creates a netns, and the script that runs a command in it.
     fn machine(&self, name: &str, node: Option<&str>) -> Result<()> {
         let namespace = self.workdir.namespace(name);
         done(Command::new("ip").args(["netns", "add", &namespace]))?;
@@ -142,7 +142,7 @@ impl Topology {
         self.ip(name, "link set lo up\n")
     }
 
-    /// Connects a guest to its node: routed, as most CNIs do.
+    /// Connects a guest to its node with routes, as most CNI plugins do.
     fn plug(&self, guest: &Guest) -> Result<()> {
         let Guest { name, node, v4, v6, .. } = guest;
         let inside = self.workdir.namespace(name);
@@ -164,7 +164,7 @@ impl Topology {
         )
     }
 
-    /// Runs lines of ip(8) in a namespace.
+    /// Runs a batch of ip(8) commands in the netns of a machine.
     fn ip(&self, machine: &str, lines: &str) -> Result<()> {
         let mut child = Command::new("ip")
             .args(["-n", &self.workdir.namespace(machine), "-batch", "-"])
@@ -183,7 +183,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Starts the redis pods, and tells each who it is.
+    /// Starts the redis pods, and stores in each its own name.
     pub(super) fn start_pods(&mut self) -> Result<()> {
         for pod in PODS {
             let dir = self.workdir.dir().display().to_string();
@@ -223,12 +223,12 @@ impl Topology {
         agent
     }
 
-    /// How a person would start it.
+    /// Returns the command line of the agent, as a user would type it.
     pub(super) fn agent_line(&self, node: usize) -> String {
         line(&self.agent(node)).replace(" --", " \\\n         --")
     }
 
-    /// Waits until the agent of a node is well, and says so if it has ended instead.
+    /// Waits until the agent of a node is healthy. Returns an error at once if the agent has ended.
     pub(super) fn await_agent(&mut self, node: usize) -> Result<()> {
         let log = self.log(&format!("agent-{}", NODES[node]));
         let status = |topology: &Self| topology.command(NODES[node], &["ballast", "status"]);
@@ -242,19 +242,19 @@ impl Topology {
         up.map(|_| ()).with_context(|| format!("its log, {}:\n{}", log.display(), tail(&log)))
     }
 
-    /// The agent's process.
+    /// Returns the PID of a node's agent.
     pub(super) fn agent_pid(&self, node: usize) -> Option<u32> {
         self.agents[node].as_ref().map(Child::id)
     }
 
-    /// Sends the agent of a node a signal and waits until it has ended.
+    /// Sends a signal to the agent of a node, and waits until the agent has ended.
     pub(super) fn end_agent(&mut self, node: usize, signal: libc::c_int) -> Result<()> {
         let Some(mut agent) = self.agents[node].take() else { return Ok(()) };
         kill(agent.id().cast_signed(), signal);
         agent.wait().context("cannot wait for an agent").map(|_| ())
     }
 
-    /// A command on a machine of the cluster.
+    /// Returns a command to run on a machine of the cluster.
     pub(super) fn command(&self, machine: &str, words: &[&str]) -> Command {
         let mut command = Command::new(self.script(machine));
         command.args(words).stdin(Stdio::null()).process_group(0);
@@ -276,34 +276,34 @@ impl Topology {
         self.workdir.dir().join(format!("{name}.log"))
     }
 
-    /// The folder of `ballast`.
+    /// Directory of the program `ballast`.
     fn programs(&self) -> PathBuf {
         self.workdir.dir().join("bin")
     }
 
-    /// The folder that the agents watch.
+    /// Directory that the agents watch.
     pub(super) fn manifests(&self) -> PathBuf {
         self.workdir.dir().join("manifests")
     }
 
-    /// Ends everything and waits for what we started.
+    /// Removes the cluster, and reaps the processes that this program started.
     pub(super) fn take_down(&mut self) -> Result<()> {
         let down = self.workdir.take_down();
         for child in self.agents.iter_mut().flatten().chain(&mut self.pods) {
-            // It has ended, or taking down has said why not.
+            // The process has ended, or `Workdir::take_down` has returned the reason why not.
             let _ = child.try_wait();
         }
         down
     }
 }
 
-/// The address of a Service or a pod with its port, as redis' clients take it.
+/// Returns the socket address of redis at the address of a Service or pod.
 pub(super) fn redis(address: &str) -> Result<std::net::SocketAddr> {
     let ip: IpAddr = address.parse().with_context(|| format!("{address} is no address"))?;
     Ok((ip, 6379).into())
 }
 
-/// Runs a command to its end; what it wrote is its answer, or a part of the failure.
+/// Runs a command to its end and returns its standard output. An error contains all of its output.
 pub(super) fn read(mut command: Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot start {}", line(&command)))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -314,7 +314,7 @@ pub(super) fn read(mut command: Command) -> Result<String> {
     Ok(text)
 }
 
-/// Runs a command that has nothing to say.
+/// Runs a command whose output is not needed.
 fn done(command: &mut Command) -> Result<()> {
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", line(command)))?;
@@ -324,7 +324,7 @@ fn done(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// A command as a person types it.
+/// Returns a command line as a user would type it.
 pub(super) fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(std::ffi::OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")

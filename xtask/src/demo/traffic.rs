@@ -1,4 +1,4 @@
-//! The demo's clients as the demo sees them: who answered how often, and what failed.
+//! Runs the demo's clients and counts their answers by pod, and their failures.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -10,21 +10,21 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::client::{FAILED, HELD};
 
-/// What clients were answered.
+/// Answers and failures of clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// Answers on new connections, by pod.
+    /// Answers on new connections, for each pod.
     pub pods: BTreeMap<String, u64>,
-    /// Answers on the connection that stays open.
+    /// Answers on connections that stay open.
     pub held: u64,
-    /// How many requests failed.
+    /// Number of failed requests.
     pub failed: u64,
-    /// Why the last one did.
+    /// Reason of the last failure.
     pub reason: String,
 }
 
 impl Tally {
-    /// Counts a line of a client.
+    /// Counts one output line of a client.
     fn count(&mut self, line: &str) {
         if let Some(reason) = line.strip_prefix(FAILED) {
             self.failed += 1;
@@ -36,23 +36,23 @@ impl Tally {
         }
     }
 
-    /// New connections that were answered.
+    /// Returns the number of new connections that were answered.
     pub(super) fn connections(&self) -> u64 {
         self.pods.values().sum()
     }
 
-    /// How often this pod answered.
+    /// Returns how many new connections this pod answered.
     pub(super) fn of(&self, pod: &str) -> u64 {
         self.pods.get(pod).copied().unwrap_or_default()
     }
 
-    /// An error if a request failed.
+    /// Returns an error if a request failed.
     pub(super) fn unfailed(&self) -> Result<()> {
         ensure!(self.failed == 0, "{} requests failed, the last one: {}", self.failed, self.reason);
         Ok(())
     }
 
-    /// Adds what another client was answered.
+    /// Adds the counts of another client.
     pub(super) fn add(&mut self, other: Self) {
         for (pod, count) in other.pods {
             *self.pods.entry(pod).or_default() += count;
@@ -64,7 +64,7 @@ impl Tally {
         }
     }
 
-    /// What came after `earlier`.
+    /// Returns the counts since `earlier`.
     pub(super) fn since(&self, earlier: &Self) -> Self {
         Self {
             pods: self.pods.iter().map(|(pod, count)| (pod.clone(), count - earlier.of(pod))).collect(),
@@ -75,7 +75,7 @@ impl Tally {
     }
 }
 
-/// A client that is at work. Ends with this.
+/// A running client. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Traffic {
     child: Child,
@@ -102,26 +102,26 @@ impl Traffic {
         Ok(Self { child, tally, reader: Some(reader) })
     }
 
-    /// What it was answered until now.
+    /// Returns the counts so far.
     pub(super) fn tally(&self) -> Tally {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until the client has done what it was told to.
+    /// Waits until the client ends by itself, and returns its counts.
     pub(super) fn finish(mut self) -> Result<Tally> {
         self.child.wait().context("cannot wait for a client of the demo")?;
         self.join();
         Ok(self.tally())
     }
 
-    /// Ends the client.
+    /// Ends the client, and returns its counts.
     pub(super) fn stop(mut self) -> Tally {
         self.end();
         self.tally()
     }
 
     fn end(&mut self) {
-        // It may have ended by itself; then there is no process to kill.
+        // The client may have ended by itself; then there is no process to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();
         self.join();
@@ -140,7 +140,7 @@ impl Drop for Traffic {
     }
 }
 
-/// What all of them were answered until now.
+/// Returns the sum of all clients' counts so far.
 pub(super) fn sum(traffic: &[Traffic]) -> Tally {
     let mut all = Tally::default();
     for client in traffic {
@@ -149,7 +149,7 @@ pub(super) fn sum(traffic: &[Traffic]) -> Tally {
     all
 }
 
-/// Ends them, and tells what all of them were answered.
+/// Ends the clients, and returns the sum of their counts.
 pub(super) fn stop(traffic: impl IntoIterator<Item = Traffic>) -> Tally {
     let mut all = Tally::default();
     for client in traffic {

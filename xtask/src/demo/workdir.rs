@@ -1,5 +1,5 @@
-//! One demo's place on the machine: a folder, network namespaces and control groups, all named after the process
-//! that made them. With that number everything can be removed, also after a crash.
+//! Place of one demo on the machine: a directory, network namespaces and cgroups, all named after the PID of the process
+//! that created them. With this number, everything can be removed, also after a crash.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,14 +14,14 @@ use crate::exec::Cmd;
 use crate::host::{cgroup2, kill, names_in, remove_cgroup, start_of};
 
 const FOLDER: &str = "ballast-demo-";
-/// In a demo's folder, when it is meant to stay.
+/// File in a demo's directory, which exists if the cluster was kept.
 const KEPT: &str = "kept";
-/// In a demo's folder: when its process started, in clock ticks since boot. Numbers of processes come again.
+/// File in a demo's directory: the start of its process, in clock ticks since boot. A PID alone may be reused.
 const STARTED: &str = "started";
-/// How long processes have to end by themselves.
+/// How long processes may take to end after a signal.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A demo's place.
+/// Place of a demo.
 #[derive(Clone, Debug)]
 pub(super) struct Workdir {
     number: u32,
@@ -30,7 +30,7 @@ pub(super) struct Workdir {
 }
 
 impl Workdir {
-    /// A place for this process.
+    /// Creates the place of this process.
     pub(super) fn make() -> Result<Self> {
         let workdir = Self::of(std::process::id())?;
         fs::create_dir(&workdir.dir).with_context(|| {
@@ -43,7 +43,7 @@ impl Workdir {
         Ok(workdir)
     }
 
-    /// The places of demos that do not run any more; with `kept`, also those that were meant to stay.
+    /// Returns the places of demos that do not run any more; with `kept`, also those that were kept.
     pub(super) fn left_over(kept: bool) -> Result<Vec<Self>> {
         let entries =
             fs::read_dir(std::env::temp_dir()).context("cannot read the folder of temporary files")?;
@@ -53,7 +53,7 @@ impl Workdir {
             let number =
                 name.to_str().and_then(|name| name.strip_prefix(FOLDER)).and_then(|n| n.parse().ok());
             let Some(number) = number else { continue };
-            // Anybody may make a folder of this name; only root can have made a demo.
+            // Any user can create a directory of this name, but only root can have run a demo.
             if entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == 0) {
                 let workdir = Self::of(number)?;
                 if !workdir.is_run() && (kept || !workdir.dir.join(KEPT).exists()) {
@@ -69,53 +69,54 @@ impl Workdir {
         Ok(Self { number, dir, cgroups: cgroup2()? })
     }
 
-    /// Whether the process that made it is still there.
+    /// Whether the process that created it still runs.
     fn is_run(&self) -> bool {
         let started = fs::read_to_string(self.dir.join(STARTED)).unwrap_or_default();
         start_of(self.number).is_some_and(|start| start == started)
     }
 
-    /// Lets it outlive this process.
+    /// Marks the cluster as kept, so that it stays after this process.
     pub(super) fn keep(&self) -> Result<()> {
-        // The mark of the process goes, so that `--down` finds it even from within a debugger's hold of us.
+        // Clear the start time, so that `--down` finds this place even while a debugger still holds this process.
         self.write(KEPT, "")?;
         self.write(STARTED, "")
     }
 
-    /// Writes a file of the folder.
+    /// Writes a file in the directory.
     pub(super) fn write(&self, name: &str, text: &str) -> Result<()> {
         let file = self.dir.join(name);
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// Its folder.
+    /// Returns its directory.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The network namespace of one of its machines.
+    /// Returns the name of a machine's netns.
     pub(super) fn namespace(&self, machine: &str) -> String {
         format!("ballast-{}-{machine}", self.number)
     }
 
-    /// The control group of a node.
+    /// Returns the cgroup of a node.
     pub(super) fn cgroup(&self, node: &str) -> PathBuf {
         self.cgroups.join(format!("{FOLDER}{}-{node}", self.number))
     }
 
-    /// The BPF file system of a node.
+    /// Returns the mount point of a node's BPF file system.
     pub(super) fn bpffs(&self, node: &str) -> PathBuf {
         self.dir.join(format!("bpf-{node}"))
     }
 
-    /// Ends its processes and removes all that is its own. Goes on after a failure, and tells the first.
+    /// Ends the demo's processes and removes everything that it created. Continues if a removal fails, and returns the
+    /// first error.
     pub(super) fn take_down(&self) -> Result<()> {
         let namespaces = self.namespaces();
         let cgroups = self.cgroups_there();
         self.end_processes(&namespaces, &cgroups)?;
         let mut failures = Vec::new();
         for mount in self.mounts()? {
-            // Pins hold programs for as long as a copy of the mount lives anywhere.
+            // Remove the pins first: they hold programs as long as any copy of the mount exists.
             let _ = fs::remove_dir_all(mount.join("ballast"));
             failures.extend(Cmd::new("umount").arg(&mount).read().err());
         }
@@ -131,7 +132,7 @@ impl Workdir {
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// What is still there, in words.
+    /// Lists what still exists.
     pub(super) fn remains(&self) -> Vec<String> {
         let mut remains = self.namespaces();
         remains.extend(self.cgroups_there().iter().map(|path| path.display().to_string()));
@@ -158,7 +159,7 @@ impl Workdir {
         Ok(points.filter(|point| point.starts_with(&self.dir)).collect())
     }
 
-    /// A process in one of our namespaces or control groups was started for the demo.
+    /// Ends all processes in the demo's namespaces and cgroups: each of them was started for the demo.
     fn end_processes(&self, namespaces: &[String], cgroups: &[PathBuf]) -> Result<()> {
         let inhabitants = || {
             let listed = namespaces

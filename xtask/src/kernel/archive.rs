@@ -1,5 +1,5 @@
-//! A distribution's archive, whatever this machine's own sources are: apt with lists, sources and keys of its own. apt checks
-//! the index's signature, and each package against the index.
+//! Package archives of distributions, independent of the sources configured on this machine: apt runs with its own lists,
+//! sources and keys. apt checks the signature of the index, and each package against the index.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::{apt, log, workspace};
 
-/// Debian's keys; every Debian has them.
+/// Debian's keyring, which every Debian system has.
 const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// The same in Ubuntu's package of its keys, which Debian has, too.
+/// Ubuntu's keyring, as a path inside the package `ubuntu-keyring`, which Debian also has.
 const UBUNTU_KEYS: &str = "usr/share/keyrings/ubuntu-archive-keyring.gpg";
-/// Where that package is.
+/// Debian suite to download `ubuntu-keyring` from.
 const WITH_UBUNTU_KEYS: &str = "trixie";
 
-/// Some suites of a distribution, for one architecture.
+/// Some suites of a distribution for one architecture.
 #[derive(Debug)]
 pub struct Archive {
     root: PathBuf,
@@ -26,7 +26,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Opens it, and fetches its lists if there are none.
+    /// Opens the archive, and fetches its package lists if there are none or the sources have changed.
     pub fn open(distribution: Distribution, suites: &[&str], arch: Arch) -> Result<Self> {
         if !apt::exists() {
             bail!("no apt-get here: packages of kernels are out of reach");
@@ -62,23 +62,23 @@ impl Archive {
         Ok(archive)
     }
 
-    /// Fetches the lists.
+    /// Fetches the package lists.
     pub fn update(&self) -> Result<()> {
         log::timed(&format!("lists of packages for {}", self.root.display()), || {
             self.apt("apt-get").args(["-qq", "update"]).run()
         })
     }
 
-    /// Names of packages that begin so.
+    /// Returns the names of the packages that start with `beginning`, one per line.
     pub fn names(&self, beginning: &str) -> Result<String> {
         self.apt("apt-cache").args(["pkgnames", beginning]).read()
     }
 
-    /// Downloads a package into a folder, and returns its file.
+    /// Downloads a package into a directory, and returns the path of its file.
     pub fn download(&self, package: &str, dir: &Path) -> Result<PathBuf> {
         let get = || self.apt("apt-get").args(["-qq", "download", package]).dir(dir);
         if get().quiet().run().is_err() {
-            // Old lists name files that the mirror has replaced.
+            // Old lists may name files that the mirror has replaced.
             self.update()?;
             get().run()?;
         }
@@ -87,7 +87,7 @@ impl Archive {
         files.into_iter().find(of_package).with_context(|| format!("apt-get left no file for {package}"))
     }
 
-    /// Downloads packages with all that they depend on, and returns the files.
+    /// Downloads packages with all their dependencies, and returns the files.
     pub fn download_all(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
         self.apt("apt-get")
             .args(["-qq", "-y", "--no-install-recommends", "--download-only", "install"])
@@ -103,19 +103,19 @@ impl Archive {
             format!("Dir::Etc::sourcelist={root}/sources.list"),
             "Dir::Etc::sourceparts=/dev/null".to_owned(),
             format!("Dir::State::lists={root}/lists"),
-            // Nothing is installed, as far as it knows.
+            // apt is to assume that no package is installed.
             "Dir::State::status=/dev/null".to_owned(),
             format!("Dir::Cache={root}/cache"),
             format!("APT::Architecture={}", self.arch.debian()),
             format!("APT::Architectures={}", self.arch.debian()),
-            // The sandbox user cannot write to our folder.
+            // apt's sandbox user cannot write to our directory.
             "APT::Sandbox::User=root".to_owned(),
         ];
         options.iter().fold(Cmd::new(program), |cmd, option| cmd.args(["-o", option]))
     }
 }
 
-/// Ubuntu's keys, out of a package that Debian vouches for.
+/// Returns the path of Ubuntu's keyring, extracted from a package that Debian's keys authenticate.
 fn ubuntu_keys() -> Result<PathBuf> {
     let dir = workspace::cache()?.join("archives/ubuntu-keys");
     let keys = dir.join(UBUNTU_KEYS);
@@ -128,7 +128,7 @@ fn ubuntu_keys() -> Result<PathBuf> {
     Ok(keys)
 }
 
-/// What a folder holds, sorted.
+/// Returns the entries of a directory, sorted.
 pub fn entries(dir: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> =
         fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -136,7 +136,7 @@ pub fn entries(dir: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// A file's name; empty if it is no text.
+/// Returns the name of a file; empty if it is not UTF-8.
 pub fn file_name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }

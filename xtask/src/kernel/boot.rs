@@ -1,4 +1,4 @@
-//! qemu: boots, shows the console, waits for the marker.
+//! Boots a kernel in qemu, prints its console and waits for the marker.
 
 use std::cell::RefCell;
 use std::io::{BufRead as _, BufReader};
@@ -13,29 +13,31 @@ use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::log;
 
-/// What the init script prints before the tests' exit status.
+/// Printed by the init script before the exit status of the tests.
 pub const MARKER: &str = "ballast-kernel-test-status";
 
-/// Without hardware help a boot takes 5 s and the verifier is 20 times slower than usual.
+/// Time limit of a boot with its tests. Without hardware virtualization, a boot takes 5 s and the verifier is 20 times
+/// slower.
 const LIMIT: Duration = Duration::from_mins(20);
 
-/// What the init script prints when the kernel has come that far.
+/// Printed by the init script when the kernel has booted.
 pub const BOOTED: &str = "booted:";
 
-/// A busy machine makes an emulated timer lose ticks, and the kernel then waits for ever, before our script.
+/// Time limit until [`BOOTED`]. On a busy machine, the emulated timer loses ticks; the kernel then hangs before the init
+/// script.
 const BOOT_LIMIT: Duration = Duration::from_mins(3);
 const BOOTS: usize = 3;
 
-/// How a boot ended.
+/// Outcome of a boot.
 #[derive(Debug)]
 enum End {
-    /// Our script never started: qemu's fault, not the tests'.
+    /// The init script never started: an error of qemu, not of the tests.
     NotBooted,
-    /// The tests' exit status.
+    /// Exit status of the tests.
     Status(String),
 }
 
-/// Boots, shows what the console says, and returns it; fails unless the tests inside passed.
+/// Boots, prints the console's lines, and returns them. Returns an error unless the tests inside have passed.
 pub fn run(arch: Arch, kernel: &Path, initramfs: &Path) -> Result<Vec<String>> {
     for _ in 0..BOOTS {
         let console = RefCell::new(Vec::new());
@@ -50,20 +52,20 @@ pub fn run(arch: Arch, kernel: &Path, initramfs: &Path) -> Result<Vec<String>> {
 fn boot(arch: Arch, kernel: &Path, initramfs: &Path, said: &RefCell<Vec<String>>) -> Result<End> {
     let (program, machine, console) = match arch {
         Arch::X86 => ("qemu-system-x86_64", ["-cpu", "max", "-vga", "none"], "ttyS0"),
-        // Not `max`: to emulate its pointer authentication takes most of the time.
+        // Not `max`: emulation of its pointer authentication takes most of the time.
         Arch::Arm => ("qemu-system-aarch64", ["-cpu", "cortex-a76", "-machine", "virt"], "ttyAMA0"),
     };
     let mut qemu = Cmd::new(program)
-        // Not KVM: it is not everywhere, and where it is half there, it hangs.
+        // Not KVM: some machines have none, and with an incomplete KVM qemu hangs.
         .args(["-accel", "tcg", "-smp", "2", "-m", "2048", "-nic", "none"])
         .args(machine)
-        // Not -nographic: the firmware then uses the console too, with escape codes that clear a terminal.
+        // Not -nographic: with it, the firmware also uses the console, with escape codes that clear a terminal.
         .args(["-display", "none", "-monitor", "none", "-serial", "stdio"])
         .args(["-no-reboot", "-kernel"])
         .arg(kernel)
         .arg("-initrd")
         .arg(initramfs)
-        // A panic ends qemu; mitigations cost time and change nothing here.
+        // panic=-1: a panic ends qemu. mitigations=off: they cost time and change nothing here.
         .args(["-append", &format!("console={console} panic=-1 loglevel=4 mitigations=off no_timer_check")])
         .dies_with_us()
         .into_std()
@@ -76,13 +78,13 @@ fn boot(arch: Arch, kernel: &Path, initramfs: &Path, said: &RefCell<Vec<String>>
         log::line(format_args!("    | {line}"));
         said.borrow_mut().push(line.to_owned());
     });
-    // It powers off by itself; after a failure there is nothing to wait for.
+    // The machine powers off by itself after the tests; after a failure there is nothing to wait for.
     let _ = qemu.kill();
     qemu.wait().context("cannot wait for qemu")?;
     end
 }
 
-/// The console's lines, read by a thread so that waiting for one can have a limit.
+/// Returns the console's lines. A thread reads them, so that the receiver can wait with a time limit.
 fn lines(console: ChildStdout) -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -170,7 +172,7 @@ mod tests {
         assert!(watch(&receiver, long_ago, |_| ()).unwrap_err().to_string().contains("no result"));
     }
 
-    /// In the child process that the test below kills: the folder of its qemu.
+    /// Environment variable of the child process that the test below kills: the directory of its qemu.
     const CHILD: &str = "BALLAST_TEST_BOOT";
 
     #[test]
@@ -199,7 +201,7 @@ mod tests {
             // SAFETY: a system call without pointers, to a child that has not been waited for.
             assert_eq!(unsafe { libc::kill(us.id().cast_signed(), signal) }, 0);
             us.wait().unwrap();
-            // Another process waits for it, maybe late: until then it is a zombie.
+            // The process that reaps qemu may do so late; until then qemu is a zombie.
             let has_ended = || {
                 let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
                 stat.map_or(true, |stat| stat.contains(") Z ")).then_some(())

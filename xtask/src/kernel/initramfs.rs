@@ -1,4 +1,4 @@
-//! The little system that a booted kernel finds: busybox, modules, our programs, one script.
+//! The initramfs of a booted kernel: busybox, kernel modules, our programs and one init script.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,25 +12,25 @@ use super::boot::{BOOTED, MARKER};
 use crate::cross::{self, Arch};
 use crate::exec::{self, Cmd};
 
-/// Where our programs are found inside.
+/// Directory of our programs in the initramfs.
 const PROGRAMS: &str = "/ballast";
 
-/// What goes in, beside busybox and libraries.
+/// Contents of the initramfs besides busybox and the libraries.
 #[derive(Debug)]
 pub struct Contents {
-    /// A tree of files to begin with, for an architecture that is not this machine's; it has the tools and libraries.
+    /// File tree with tools and libraries to start from, for an architecture that is not this machine's.
     pub base: Option<PathBuf>,
-    /// Our programs lose their debug information, by the tools for this architecture.
+    /// Strips the debug information of our programs with the tools for this architecture.
     pub strip: Option<Arch>,
-    /// Our programs, by the names they get inside.
+    /// Names of our programs in the initramfs, and their files.
     pub programs: Vec<(&'static str, PathBuf)>,
-    /// The machine's own tools.
+    /// Tools of this machine to copy.
     pub tools: Vec<PathBuf>,
     /// Kernel modules, in loading order.
     pub modules: Vec<PathBuf>,
 }
 
-/// Writes the archive.
+/// Writes the initramfs.
 pub fn write(archive: &Path, contents: &Contents) -> Result<()> {
     let root = archive.with_extension("root");
     if root.exists() {
@@ -71,23 +71,24 @@ pub fn write(archive: &Path, contents: &Contents) -> Result<()> {
     fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
 }
 
-/// This machine's tools, and the libraries of all programs: from where to where.
+/// Returns this machine's tools and the libraries of all programs, as pairs of source and destination.
 fn tools_here(contents: &Contents, programs: &[(PathBuf, PathBuf)]) -> Result<Vec<(PathBuf, PathBuf)>> {
     let busybox = exec::which("busybox").context("no busybox here")?;
     let mut files = vec![(busybox, PathBuf::from("/bin/busybox"))];
     files.extend(contents.tools.iter().map(|path| (path.clone(), Path::new("/usr/sbin").join(name(path)))));
-    // busybox's shell takes its own `ip` before the one in PATH; a plain shell does not.
+    // busybox's shell prefers its own `ip` to the one in PATH; a plain shell does not.
     files.push((exec::which("sh").context("no shell here")?, PathBuf::from("/bin/sh")));
     let mut libraries = BTreeSet::new();
     for (from, _) in files.iter().chain(programs) {
-        // A static program has none, and ldd then fails.
+        // ldd fails for a static program, which has no libraries.
         libraries.extend(libraries_of(&Cmd::new("ldd").arg(from).try_read().unwrap_or_default()));
     }
     files.extend(libraries.into_iter().map(|path| (path.clone(), path)));
     Ok(files)
 }
 
-/// What the kernel starts: mounts, modules, the tests, the marker with their exit status, power off.
+/// Returns the init script: it mounts file systems, loads modules, runs the tests, prints the marker with their exit
+/// status, and powers off.
 fn script(modules: &[String]) -> String {
     let mut text = String::from(
         "#!/bin/busybox sh\n\
@@ -116,7 +117,7 @@ fn script(modules: &[String]) -> String {
     text
 }
 
-/// The files that ldd names, by their absolute paths.
+/// Returns the absolute paths that ldd prints.
 fn libraries_of(ldd: &str) -> Vec<PathBuf> {
     let paths = ldd.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
     paths.map(PathBuf::from).collect()
@@ -129,7 +130,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a module, uncompressed: busybox reads no xz.
+/// Copies a module, uncompressed because busybox cannot read xz, and returns its new file name.
 fn copy_module(from: &Path, dir: &Path, position: usize) -> Result<String> {
     let file = name(from);
     let Some(plain) = file.strip_suffix(".xz") else {

@@ -1,8 +1,8 @@
-//! The lines of kernels that are booted, and where their packages are.
+//! The kernel lines that the tests boot, and the locations of their packages.
 
 use crate::cross::Arch;
 
-/// Who packages a kernel.
+/// Distribution that packages a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distribution {
     Debian,
@@ -10,7 +10,7 @@ pub enum Distribution {
 }
 
 impl Distribution {
-    /// Where a suite is.
+    /// Returns the URL of the mirror that has a suite.
     pub fn mirror(self, suite: &str) -> &'static str {
         match self {
             Self::Debian if suite.ends_with("-security") => "http://deb.debian.org/debian-security",
@@ -20,20 +20,20 @@ impl Distribution {
     }
 }
 
-/// A line of kernels.
+/// A kernel line, such as 6.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// What a person calls it.
+    /// Name in the argument of `--kernel`.
     pub name: &'static str,
-    /// How versions of it begin; empty: the newest of the suites.
+    /// Prefix of its versions; empty: the newest kernel of the suites.
     pub version: &'static str,
-    /// Who packages it.
+    /// Distribution that packages it.
     pub distribution: Distribution,
-    /// Where.
+    /// Suites with its packages.
     pub suites: &'static [&'static str],
 }
 
-/// All, the oldest first.
+/// All lines, the oldest first.
 pub const LINES: [Line; 7] = [
     line("5.10", Distribution::Debian, &["bullseye", "bullseye-security"]),
     line("5.13", Distribution::Ubuntu, &["focal", "focal-updates", "focal-security"]),
@@ -49,7 +49,7 @@ const fn line(name: &'static str, distribution: Distribution, suites: &'static [
 }
 
 impl Line {
-    /// The package that names the newest kernel of the line, of the plain flavour.
+    /// Returns the package of the line's newest kernel of the plain flavour; `names` has one package per line.
     pub fn newest(&self, names: &str, arch: Arch) -> Option<String> {
         let flavour = match self.distribution {
             Distribution::Debian => format!("-{}", arch.debian()),
@@ -62,17 +62,18 @@ impl Line {
         names.lines().filter(of_line).max_by_key(|name| numbers(name)).map(str::to_owned)
     }
 
-    /// Whether this is a version of the line, and no other flavour's: `6.1.0-56`, not `6.1.0-56-rt`.
+    /// Whether `text` is a version of the line in the plain flavour: `6.1.0-56`, not `6.1.0-56-rt`.
     fn is_version(&self, text: &str) -> bool {
         let is_line = self.version.is_empty()
             || text.strip_prefix(self.version).is_some_and(|rest| rest.starts_with('.'));
         let is_full = text.split('.').count() >= 3 && text.starts_with(|c: char| c.is_ascii_digit());
-        // What follows a dash is the number of a build.
+        // A dash may only be followed by a build number.
         let is_plain = text.split('-').skip(1).all(|word| word.bytes().all(|byte| byte.is_ascii_digit()));
         is_line && is_full && is_plain
     }
 
-    /// The packages that hold the kernel and its modules, given the one that names it; newer Debians split it up.
+    /// Returns the packages that contain the kernel and its modules, given the package named after the kernel. Ubuntu and
+    /// newer Debian releases split a kernel into several packages.
     pub fn packages(&self, named: &str) -> Vec<String> {
         let release = named.trim_start_matches("linux-image-");
         match self.distribution {
@@ -85,7 +86,7 @@ impl Line {
     }
 }
 
-/// The numbers in a name, so that 6.1.0-9 comes before 6.1.0-56.
+/// Returns the numbers in a name, so that 6.1.0-9 sorts before 6.1.0-56.
 fn numbers(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }

@@ -1,6 +1,8 @@
-//! `cargo xtask test --kernel LINE`: the programs on a distribution's kernel, under qemu, or on this machine's own.
+//! `cargo xtask test --kernel LINE`: tests the programs on a distribution's kernel under qemu, or on this machine's own
+//! kernel.
 //!
-//! A machine of ours has one kernel; what older ones refuse (a helper, a verifier's patience, TCX) shows only there.
+//! This machine has only one kernel. Only older kernels show what they reject: a helper, a program too complex for their
+//! verifier, TCX.
 
 mod archive;
 mod boot;
@@ -27,14 +29,15 @@ use crate::test::cargo::cargo_test;
 use crate::workspace::{self, Workspace};
 use crate::{build, log};
 
-/// This machine's kernel.
+/// Name that selects this machine's own kernel.
 const RUNNING: &str = "running";
-/// What the verifier has needed.
+/// File with the recorded costs of verification.
 const RECORD: &str = "docs/verifier.md";
-/// What a machine of another architecture gets beside our programs.
+/// Packages for the initramfs of another architecture, besides our programs.
 const USERLAND: [&str; 2] = ["busybox-static", "iproute2"];
 
-/// Runs `netns --kernel-smoke` on a kernel, fails as it does, and compares what the verifier needed with what is recorded.
+/// Runs `netns --kernel-smoke` on a kernel, returns an error if it fails, and compares the costs of verification with the
+/// recorded ones, or with `records` records them.
 pub fn run(workspace: &Workspace, name: &str, arch: Arch, records: bool) -> Result<()> {
     let programs = Programs::build(workspace, arch)?;
     let (name, release, console) = if name == RUNNING {
@@ -75,7 +78,7 @@ fn find(name: &str) -> Result<&'static Line> {
     })
 }
 
-/// What runs on the kernel.
+/// The programs that run on the kernel.
 struct Programs {
     agent: PathBuf,
     tests: PathBuf,
@@ -106,7 +109,7 @@ impl Programs {
         Ok(Self { agent, tests })
     }
 
-    /// What the tests say on this machine.
+    /// Runs the tests on this machine and returns the lines of their output.
     fn run_here(&self) -> Result<Vec<String>> {
         if !exec::is_root() {
             bail!("needs root, to load programs and make network namespaces");
@@ -132,7 +135,7 @@ impl Programs {
         Ok(said)
     }
 
-    /// The release of the newest kernel of a line, and what the tests say on it.
+    /// Boots the newest kernel of a line; returns its release and the lines of the console.
     fn boot(&self, workspace: &Workspace, line: &Line, arch: Arch) -> Result<(String, Vec<String>)> {
         let kernel = package::get(line, arch)?;
         let image = workspace.target().join(format!("kernel-{}-{arch}.cpio", line.name));
@@ -150,8 +153,8 @@ impl Programs {
     }
 }
 
-/// Debian's busybox, `ip` and C library of another architecture, unpacked into the cache. The C library is that of the
-/// release that the cross compiler is from.
+/// Returns the directory with Debian's busybox, `ip` and C library of another architecture, unpacked into the cache. The C
+/// library is that of the Debian release that the cross compiler is from.
 fn userland(arch: Arch) -> Result<PathBuf> {
     let suite = cross::suite()?;
     let dir = workspace::cache()?.join("userland").join(format!("{suite}-{}", arch.debian()));
@@ -159,17 +162,17 @@ fn userland(arch: Arch) -> Result<PathBuf> {
         return Ok(dir);
     }
     let archive = archive::Archive::open(Distribution::Debian, &[&suite], arch)?;
-    // As every Debian has them since 2023; packages name either.
+    // Merged /usr, as in every Debian release since 2023; packages use either path.
     let merged = r#"cd "$1" && mkdir -p usr/bin usr/sbin usr/lib && ln -sfn usr/bin bin && ln -sfn usr/sbin sbin && ln -sfn usr/lib lib"#;
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     Cmd::new("sh").args(["-c", merged, "sh"]).arg(&dir).run()?;
     for package in archive.download_all(&USERLAND)? {
-        // A shell for its pipe.
+        // A shell is needed for the pipe.
         let script =
             r#"dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --keep-directory-symlink --exclude ./usr/share"#;
         Cmd::new("sh").args(["-c", script, "sh"]).arg(&package).arg(&dir).run()?;
     }
-    // Last: it says that all is there.
+    // Created last: its existence means that the directory is complete.
     Cmd::new("ln").args(["-sf", "busybox"]).arg(dir.join("bin/sh")).run()?;
     Ok(dir)
 }

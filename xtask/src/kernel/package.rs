@@ -1,4 +1,4 @@
-//! Packages of kernels: the newest of a line, unpacked into the cache.
+//! Kernel packages: the newest kernel of a line, unpacked into the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::{log, workspace};
 
-/// What the tests need and distributions build as modules; some are built in on other kernels.
+/// Modules that the tests need and distributions do not build in; other kernels have some of them built in.
 const MODULES: [&str; 10] = [
     "veth",
     "tun",
@@ -25,7 +25,7 @@ const MODULES: [&str; 10] = [
     "sctp",
 ];
 
-/// Parts of the package that we keep: 300 MB of drivers are no use to us.
+/// Patterns of the files to unpack; the 300 MB of other drivers are not needed.
 const WANTED: [&str; 8] = [
     "*/boot/vmlinuz-*",
     "*/vmlinuz",
@@ -37,7 +37,8 @@ const WANTED: [&str; 8] = [
     "*/kernel/drivers/net/veth.ko*",
 ];
 
-/// Says beside them which parts were kept: a cache that another version of this tool filled may lack some.
+/// File beside the unpacked parts with their patterns: a cache that another version of this tool filled may lack some
+/// parts.
 const KEPT: &str = "parts";
 
 /// An unpacked kernel.
@@ -49,17 +50,17 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The file to boot.
+    /// Returns the path of the kernel image to boot.
     pub fn image(&self) -> &Path {
         &self.image
     }
 
-    /// What `uname -r` will say.
+    /// Returns the kernel's release, as `uname -r` prints it.
     pub fn release(&self) -> &str {
         &self.release
     }
 
-    /// The module files to load, each after those it needs.
+    /// Returns the module files to load, each after its dependencies.
     pub fn modules(&self) -> Result<Vec<PathBuf>> {
         let file = self.modules.join("modules.dep");
         let dependencies =
@@ -75,14 +76,14 @@ impl Kernel {
         let mut modules = roots.iter().flat_map(|root| entries(root));
         let modules = modules.find(|root| root.join("modules.dep").exists())?;
         let release = file_name(&modules).to_owned();
-        // Debian keeps the kernel beside its modules since 7.2.
+        // Since 7.2, Debian keeps the image beside the modules.
         let places = [dir.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
         let image = places.into_iter().find(|image| image.exists())?;
         Some(Self { image, modules, release })
     }
 }
 
-/// The newest kernel of a line: from the cache, else from its archive.
+/// Returns the newest kernel of a line, from the cache or else from the archive.
 pub fn get(line: &Line, arch: Arch) -> Result<Kernel> {
     let dir = workspace::cache()?.join("kernels").join(format!("{}-{}", line.name, arch.debian()));
     if let Some(kernel) = Kernel::open(&dir) {
@@ -107,8 +108,8 @@ fn unpack(archive: &Archive, packages: &[String], dir: &Path) -> Result<()> {
     fs::create_dir_all(&unfinished).with_context(shown)?;
     for package in packages {
         let deb = archive.download(package, &unfinished)?;
-        // A shell for its pipe: the package is a tar archive inside an ar archive. tar complains about patterns that match
-        // nothing; what counts is looked for when it is opened.
+        // A shell is needed for the pipe: the package is a tar archive inside an ar archive. tar complains about patterns
+        // that match nothing; `Kernel::open` checks for the required files.
         let script = r#"deb=$1; shift; dpkg-deb --fsys-tarfile "$deb" | tar -x --wildcards "$@" || true"#;
         Cmd::new("sh").args(["-c", script, "sh"]).arg(&deb).args(WANTED).dir(&unfinished).quiet().run()?;
         fs::remove_file(&deb).with_context(shown)?;
@@ -126,7 +127,7 @@ fn unpack(archive: &Archive, packages: &[String], dir: &Path) -> Result<()> {
     fs::rename(&unfinished, dir).with_context(shown)
 }
 
-/// Module files in an order in which they can be loaded; those that the kernel lacks are left out.
+/// Returns the module files in an order in which they can be loaded, without modules that the kernel lacks.
 fn load_order<'a>(dependencies: &'a str, modules: &[&str]) -> Vec<&'a str> {
     let mut order = Vec::new();
     for module in modules {
@@ -135,7 +136,7 @@ fn load_order<'a>(dependencies: &'a str, modules: &[&str]) -> Vec<&'a str> {
             (module_name(file) == *module).then_some((file, needs))
         });
         let Some((file, needs)) = line else { continue };
-        // modules.dep names the farthest dependency last.
+        // modules.dep lists the deepest dependency last.
         for path in needs.split_whitespace().rev().chain([file]) {
             if !order.contains(&path) {
                 order.push(path);

@@ -1,5 +1,5 @@
-//! What the verifier has needed for each program on each kernel: `docs/verifier.md`, written by `--record` and compared with
-//! what it needs today.
+//! Record of the verifier's costs for each program on each kernel: `docs/verifier.md`. `--record` writes it; without this
+//! option, the costs of today's programs are compared with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -8,10 +8,10 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
-/// What lines of the tests begin with that say what a program took (`proxy-user/tests/netns/verify.rs`).
+/// Prefix of the tests' output lines with the cost of a program (`proxy-user/tests/netns/verify.rs`).
 pub const MARK: &str = "verified\t";
 
-/// Instructions may grow by a tenth.
+/// Limit for instructions, in percent of the recorded number.
 const PERCENT: u64 = 110;
 
 const HEAD: &str = "# Costs of verification\n\n\
@@ -21,21 +21,22 @@ Each cell has the number of processed instructions, the size of the largest stac
 time is not compared: kernels that qemu emulates are about 20 times slower. `-`: the kernel lacks a feature that the program needs \
 ([kernels](operations.md#kernels)).\n\n";
 
-/// What a program took: instructions, bytes of the largest frame, microseconds; `None` where the kernel cannot have it.
+/// Cost of a program: instructions, bytes of the largest frame, microseconds; `None` if the kernel lacks a feature it
+/// needs.
 type Cost = Option<[u64; 3]>;
 
 /// A program and its mode.
 type Load = (String, String);
 
-/// The file.
+/// Contents of the file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// By column: the kernel's release.
+    /// Release of each column's kernel.
     releases: BTreeMap<Column, String>,
     loads: BTreeMap<Load, BTreeMap<Column, Cost>>,
 }
 
-/// A kernel's name, in the order of versions.
+/// Name of a kernel; sorted by version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Column(Vec<u64>, String);
 
@@ -43,12 +44,12 @@ impl Column {
     fn new(name: &str) -> Self {
         let first = name.split(' ').next().unwrap_or_default();
         let numbers: Vec<_> = first.split('.').filter_map(|number| number.parse().ok()).collect();
-        // Without a number it is newer than all.
+        // A name without a number, such as `sid`, sorts as the newest.
         Self(if numbers.is_empty() { vec![u64::MAX] } else { numbers }, name.to_owned())
     }
 }
 
-/// What the tests said on one kernel.
+/// Costs that the tests printed on one kernel.
 #[derive(Debug)]
 pub struct Found {
     column: Column,
@@ -57,7 +58,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// From the lines of the tests.
+    /// Reads the costs from the output lines of the tests.
     pub fn read(name: &str, release: &str, lines: &[String]) -> Result<Self> {
         let loads = lines
             .iter()
@@ -66,14 +67,14 @@ impl Found {
         Ok(Self { column: Column::new(name), release: release.to_owned(), loads })
     }
 
-    /// Whether the tests have loaded anything: on a kernel that is too old they do not.
+    /// Whether the tests loaded no program: they do not on a kernel that is too old.
     pub fn is_empty(&self) -> bool {
         self.loads.is_empty()
     }
 }
 
 fn load(line: &str) -> Option<(Load, Cost)> {
-    // The test runner may be in the middle of a line.
+    // The line may begin with output of the test runner.
     let (_, rest) = line.split_once(MARK)?;
     let mut words = rest.split('\t');
     let load = (words.next()?.to_owned(), words.next()?.to_owned());
@@ -89,7 +90,7 @@ fn load(line: &str) -> Option<(Load, Cost)> {
 }
 
 impl Record {
-    /// Reads the file; there may be none yet.
+    /// Reads the file; a missing file is an empty record.
     pub fn open(path: &Path) -> Result<Self> {
         match fs::read_to_string(path) {
             Ok(text) => parse(&text).with_context(|| format!("{} is damaged", path.display())),
@@ -98,12 +99,13 @@ impl Record {
         }
     }
 
-    /// Whether it has a column for that kernel.
+    /// Whether the record has a column for this kernel.
     pub fn knows(&self, found: &Found) -> bool {
         self.releases.contains_key(&found.column)
     }
 
-    /// Compares with the kernel's column.
+    /// Compares the costs with the kernel's column. Returns an error with all programs that are not recorded, rejected now,
+    /// or over the limit.
     pub fn check(&self, found: &Found) -> Result<()> {
         let mut problems = Vec::new();
         for (load, cost) in &found.loads {
@@ -136,7 +138,7 @@ impl Record {
         self.releases.insert(column, release);
     }
 
-    /// The file's text.
+    /// Returns the text of the file.
     pub fn render(&self) -> String {
         let mut text = HEAD.to_owned();
         let mut row = |cells: Vec<String>| {
@@ -198,7 +200,7 @@ fn read_cost(cell: &str) -> Result<Cost> {
     let mut parts = cell.split(" / ");
     let mut number = || parts.next().context("too few numbers");
     let (instructions, frame) = (number()?.parse()?, number()?.parse()?);
-    // Tenths of milliseconds.
+    // Without the point, the time is in tenths of a millisecond.
     let time: u64 = number()?.replace('.', "").parse()?;
     Ok(Some([instructions, frame, time * 100]))
 }

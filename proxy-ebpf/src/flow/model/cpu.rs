@@ -1,4 +1,4 @@
-//! What the CPUs of the model do, and what must hold when all have done it.
+//! Actions of the model's CPUs, and the invariants that are checked after all CPUs are done.
 
 use std::boxed::Box;
 use std::vec::Vec;
@@ -22,7 +22,7 @@ use crate::shared::Shared as _;
 
 pub type A = [u32; 1];
 
-/// A flow that a packet asks for.
+/// The flow that a packet requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     pub client: u16,
@@ -48,7 +48,7 @@ impl Wanted {
         }
     }
 
-    /// The key of the replies as it is planned first.
+    /// Returns the reply key before any collision.
     pub fn reply(self) -> FlowKey<A> {
         let (dst, dst_port) = if self.snat { ([9], 2000) } else { ([1], self.client) };
         FlowKey {
@@ -63,14 +63,14 @@ impl Wanted {
     }
 }
 
-/// What became of a packet: what it was translated to. `None`: it was dropped.
+/// The tuple to which a packet was translated; `None` if it was dropped.
 pub type Outcome = Option<Tuple<A>>;
 
 fn time<const S: u32>(maps: Model<S>) -> Time {
     maps.time().unwrap()
 }
 
-/// The context of a packet of that flow.
+/// Returns the context of a packet of this flow.
 pub fn context<const S: u32>(maps: Model<S>, wanted: Wanted, flags: u16) -> PacketCtx<A> {
     let time = time(maps);
     let mut ctx = PacketCtx::EMPTY;
@@ -85,7 +85,7 @@ pub fn context<const S: u32>(maps: Model<S>, wanted: Wanted, flags: u16) -> Pack
     ctx
 }
 
-/// A segment that asks for a connection, as `stage::open_flow` has it.
+/// Processes a SYN, as `stage::open_flow` does.
 pub fn syn<const S: u32>(maps: Model<S>, wanted: Wanted) -> Outcome {
     for _turn in 0..4 {
         let mut ctx = context(maps, wanted, tcp::SYN);
@@ -103,7 +103,7 @@ pub fn syn<const S: u32>(maps: Model<S>, wanted: Wanted) -> Outcome {
     None
 }
 
-/// A segment of a flow, as `stage::established` has it. `None` too, if there is no such flow.
+/// Processes a segment of a flow, as `stage::established` does. Returns `None` also if there is no such flow.
 pub fn data<const S: u32>(maps: Model<S>, wanted: Wanted) -> Outcome {
     found(maps, &wanted.key())?.to_backend()
 }
@@ -113,7 +113,7 @@ pub fn found<const S: u32>(maps: Model<S>, key: &FlowKey<A>) -> Option<Tracked<M
     track::find(maps, key, time.hash(key), time)
 }
 
-/// A segment with these flags, which changes the state of its flow.
+/// Processes a segment with these flags, which changes the state of its flow.
 pub fn touch<const S: u32>(maps: Model<S>, wanted: Wanted, flags: u16, direction: u8) {
     let key = if direction == DIRECTION_FORWARD { wanted.key() } else { wanted.reply() };
     if let Some(flow) = found(maps, &key) {
@@ -122,12 +122,12 @@ pub fn touch<const S: u32>(maps: Model<S>, wanted: Wanted, flags: u16, direction
     }
 }
 
-/// Ends a flow, as a SYN does that finds it closed.
+/// Removes a flow, as a SYN that finds it closed does.
 pub fn remove<const S: u32>(maps: Model<S>, wanted: Wanted) -> bool {
     found(maps, &wanted.key()).is_some_and(|flow| flow.remove())
 }
 
-/// A live flow, when all CPUs are done.
+/// A flow that is in use after all CPUs are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     pub bits: u32,
@@ -136,8 +136,8 @@ pub struct Left {
     pub seq: [u16; 2],
 }
 
-/// The flows that are left. Each key that stands in the index is a flow's, and each flow has both of its own, which no other
-/// has.
+/// Returns the flows that are left. Checks that each key in the index belongs to a flow, and that each flow has both of its
+/// keys in the index, shared with no other flow.
 pub fn left<const S: u32>(maps: Model<S>, table: &Table) -> Vec<Left> {
     let mut keys: Vec<(FlowKey<A>, u32, u32)> = Vec::new();
     let mut flows = Vec::new();
@@ -172,7 +172,7 @@ pub fn left<const S: u32>(maps: Model<S>, table: &Table) -> Vec<Left> {
     flows
 }
 
-/// What a CPU does.
+/// The action of one CPU.
 pub type Action<T, const S: u32> = fn(Model<S>) -> T;
 
 /// The sizes of a table: entries and buckets.
@@ -182,9 +182,9 @@ pub struct Size {
     pub buckets: u32,
 }
 
-/// Runs the actions at once, each on its own CPU, in all orders with at most so many preemptions. `before` runs first and
-/// alone, at jiffies 1; the actions at `now`. `check` gets the outcomes and the flows that are left, of which those that are open
-/// are counted.
+/// Runs the actions in parallel, each on its own CPU, in all orders with at most `preemptions` preemptions. `before` runs
+/// first and alone, at jiffies 1; the actions run at jiffies `now`. `check` gets the outcomes and the flows that are left.
+/// The open ones of these flows must match the count of open connections.
 pub fn explore<T, const S: u32, const N: usize>(
     size: Size,
     preemptions: usize,

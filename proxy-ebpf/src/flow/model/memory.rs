@@ -1,9 +1,9 @@
-//! The flow table over loom's atomics.
+//! The flow table on loom's atomics.
 //!
-//! What is modelled of the programs' memory: an exchange that succeeds is a full barrier, one that fails is none (arm64
-//! without LSE); plain loads and stores are relaxed. A dependent load ([`EntryRef::after`], `load_after`) is an acquire
-//! fence, which orders more than the dependency does: whether each witness covers all that was read is not checked here.
-//! Each key of an entry is one word: what is torn inside of a key the model does not see.
+//! Memory model: an exchange that succeeds is a full barrier, one that fails is no barrier (arm64 without LSE); plain loads
+//! and stores are relaxed. A dependent load ([`EntryRef::after`], `load_after`) is an acquire fence, which orders more than
+//! the dependency does: the model does not check whether each witness covers all fields that were read. Each key of an
+//! entry is one word: the model does not show torn reads inside a key.
 
 use std::boxed::Box;
 use std::cell::UnsafeCell;
@@ -27,11 +27,11 @@ use crate::flow::bucket::BucketRef;
 use crate::flow::memory::{EntryRef, NewFlow};
 use crate::shared::{Exchange, Raw, Shared};
 
-/// The most CPUs.
+/// Maximum number of CPUs.
 const CPUS: usize = 4;
 /// Jiffies in a second.
 pub const HZ: u32 = 100;
-/// Source ports for SNAT: few, so that they clash.
+/// Source ports for SNAT: only a few, so that collisions occur.
 pub const SNAT_PORTS: PortRange = PortRange::new(2000, 2001);
 
 type A = [u32; 1];
@@ -58,7 +58,7 @@ impl EntryWords {
     }
 }
 
-/// A key in one word: addresses of the model are small.
+/// Packs a key into one word: the model's addresses are below 256.
 fn pack(key: &FlowKey<A>) -> u64 {
     let ([src], [dst]) = (key.src, key.dst);
     assert!(src < 256 && dst < 256, "the model's addresses are small");
@@ -214,7 +214,7 @@ impl BucketRef for ModelBucket {
     fn prefetch(self) {}
 }
 
-/// What all CPUs share, and what each has of its own.
+/// The state that all CPUs share, and the state of each CPU.
 pub struct Table {
     config: NodeConfig,
     pub entries: Vec<EntryWords>,
@@ -223,12 +223,13 @@ pub struct Table {
     windows: [UnsafeCell<ClockWindow>; CPUS],
     random: [UnsafeCell<u32>; CPUS],
     direct_seen: AtomicU32,
-    /// Open connections of the one backend. Not loom's: they are only added to, and read when all threads are done.
+    /// Number of open connections of the only backend. Not one of loom's atomics: the CPUs only add to it, and it is read
+    /// after all threads are done.
     pub open: std::sync::atomic::AtomicU64,
 }
 
 impl Table {
-    /// A table of so many entries, buckets, and slots in each bucket.
+    /// Returns a table with `entries` entries and `buckets` buckets of `slots` slots each.
     pub fn new(entries: u32, buckets: u32, slots: u32) -> Box<Self> {
         static CONFIG: OnceLock<NodeConfig> = OnceLock::new();
         let mut config = *CONFIG.get_or_init(|| NodeConfig::new(HZ, 1, 2, 1));
@@ -249,7 +250,7 @@ impl Table {
         })
     }
 
-    /// The table as one CPU sees it at a time.
+    /// Returns a handle to the table for one CPU at jiffies `now`.
     pub fn cpu<const SLOTS: u32>(&self, cpu: usize, now: u32) -> Model<SLOTS> {
         assert!(self.buckets.iter().all(|bucket| bucket.slots.len() == SLOTS as usize));
         Model { table: self, cpu, now }
@@ -264,12 +265,13 @@ pub struct Model<const SLOTS: u32> {
     now: u32,
 }
 
-// SAFETY: the table lives until all threads of the model are joined, and what is not an atomic is of one CPU only.
+// SAFETY: the table lives until all threads of the model are joined, and each field that is not atomic is used by one CPU
+// only.
 unsafe impl<const SLOTS: u32> Send for Model<SLOTS> {}
 
 impl<const SLOTS: u32> Model<SLOTS> {
     fn table(&self) -> &'static Table {
-        // SAFETY: it is not used any more when the table goes.
+        // SAFETY: the handle is not used after the table is dropped.
         unsafe { &*self.table }
     }
 }
@@ -298,9 +300,9 @@ impl<const SLOTS: u32> Node for Model<SLOTS> {
     }
 
     fn random(self) -> u32 {
-        // Both ends of the range in turn, other ones on each CPU.
+        // Returns both ends of the range in turn; each CPU begins at another number.
         let random = self.table().random[self.cpu].get();
-        // SAFETY: this CPU's own.
+        // SAFETY: this CPU's own value.
         unsafe {
             *random += 1;
             (*random + self.cpu as u32).wrapping_mul(0x7fff_0000)

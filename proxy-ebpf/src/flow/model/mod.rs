@@ -1,5 +1,5 @@
-//! Connection tracking under all orders in which several CPUs may run it, up to a bound: the same source as in the programs,
-//! over loom's atomics.
+//! Model checking of connection tracking: loom runs the source of the programs on its own atomics, in all orders in which
+//! several CPUs may execute it, up to a bound on preemptions.
 
 mod cpu;
 mod memory;
@@ -13,17 +13,17 @@ use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, STATE_COUNTS, STATE
 use crate::context::Tuple;
 
 const X: Wanted = Wanted::new(100, 96, 2);
-/// The same client port to another frontend with the same backend: the same reply key.
+/// The same client port as X, to another frontend with the same backend: the same reply key.
 const Y: Wanted = Wanted::new(100, 97, 2);
 /// Like X, but another backend was selected.
 const X_ELSEWHERE: Wanted = Wanted::new(100, 96, 3);
-/// Shares nothing.
+/// Shares no key with the other flows.
 const Z: Wanted = Wanted::new(200, 96, 3);
 const BUCKETS: u32 = 2;
 const SMALL: Size = Size { entries: 3, buckets: BUCKETS };
-/// Jiffies when flows of jiffies 1 have expired.
+/// Jiffies at which flows of jiffies 1 have expired.
 const LATE: u32 = 1_000_000;
-/// Jiffies when they may be evicted, and are still there.
+/// Jiffies at which flows of jiffies 1 may be evicted, but have not expired.
 const SOON: u32 = 300;
 
 fn to(flow: &Left) -> Tuple<[u32; 1]> {
@@ -83,7 +83,7 @@ fn a_flow_that_begins_in_the_entry_of_another_has_its_own_keys() {
     const ONE: Size = Size { entries: 1, buckets: BUCKETS };
     let before = |m| assert!(syn(m, X).is_some());
     explore::<_, 4, 2>(ONE, 2, LATE, before, [|m| syn(m, Z), |m| data(m, X)], |outcomes, left| {
-        // While the reader removes the flow that has expired, its entry is not free.
+        // The new flow finds no free entry while the reader removes the expired flow.
         assert_eq!(outcomes, [left.first().map(to), None]);
     });
     explore::<_, 4, 2>(ONE, 2, LATE, before, [|m| syn(m, Z), |m| syn(m, X)], |outcomes, left| {

@@ -1,4 +1,4 @@
-//! Shared words over loom's atomics; [`super::memory`] says what they order.
+//! Shared words on loom's atomics; [`super::memory`] describes their memory order.
 
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};

@@ -1,4 +1,4 @@
-//! Packets with checksums that are computed from scratch, for both families.
+//! Builds packets of both families, with checksums that are computed from scratch.
 
 use std::vec::Vec;
 
@@ -6,10 +6,10 @@ use proxy_common::{Address as _, Family, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PR
 
 use crate::pipeline::Ip;
 
-/// Offset of the transport header.
+/// Length of the Ethernet header, and so the offset of the IP header.
 pub const ETHERNET: usize = 14;
 
-/// RFC 1071, over bytes.
+/// Computes the checksum of RFC 1071 over bytes.
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let bytes: Vec<u8> = parts.concat();
     let mut sum = 0u32;
@@ -22,15 +22,16 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
     !(sum as u16)
 }
 
-/// What the tests need of a family.
+/// What the tests need of an address family.
 pub trait Net: Ip {
     const ICMP: u8;
     /// Type and code of "port unreachable".
     const UNREACHABLE: [u8; 2];
-    /// The address of that number.
+    /// Returns the test address with this number.
     fn addr(number: u8) -> Self::Words;
     fn bytes(addr: &Self::Words) -> Vec<u8>;
-    /// An IP header. `tos`: type of service; an answer's IPv4 header has no identification.
+    /// Returns an IP header. `tos`: type of service. The IPv4 header has no identification, like that of the programs'
+    /// answers.
     fn ip(src: &Self::Words, dst: &Self::Words, proto: u8, ttl: u8, length: usize, tos: u8) -> Vec<u8>;
 
     fn pseudo(src: &Self::Words, dst: &Self::Words, proto: u8, length: usize) -> Vec<u8> {
@@ -94,7 +95,7 @@ impl Net for V6 {
 /// An address and a port.
 pub type End<F> = (<F as Family>::Words, u16);
 
-/// A segment that is to be put into a packet.
+/// Properties of a transport segment.
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub proto: u8,
@@ -108,7 +109,7 @@ pub const SYN_ACK: Shape = Shape { flags: 0x12, ..SYN };
 pub const DATA: Shape = Shape { flags: 0x18, payload: b"odd", ..SYN };
 pub const UDP: Shape = Shape { proto: PROTO_UDP, flags: 0, ttl: 64, payload: b"query" };
 
-/// The transport segment.
+/// Returns a transport segment, with its checksum.
 pub fn segment<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> Vec<u8> {
     let mut l4 = [src.1.to_be_bytes(), dst.1.to_be_bytes()].concat();
     let at = if shape.proto == PROTO_UDP {
@@ -129,7 +130,7 @@ pub fn segment<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> Vec<u8> {
     l4
 }
 
-/// Puts an Ethernet header in front, as all packets of the tests have it.
+/// Returns a frame: the IP packet after the Ethernet header that all packets of the tests have.
 pub fn ethernet<F: Net>(ip: &[u8]) -> Vec<u8> {
     let mut frame = std::vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
     frame.extend((F::ETHERTYPE).to_ne_bytes());
@@ -137,18 +138,18 @@ pub fn ethernet<F: Net>(ip: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A packet from one end to another, without its Ethernet header.
+/// Returns a packet from one end to another, without its Ethernet header.
 pub fn ip_packet<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> Vec<u8> {
     let l4 = segment::<F>(src, dst, shape);
     [F::ip(&src.0, &dst.0, shape.proto, shape.ttl, l4.len(), 0), l4].concat()
 }
 
-/// The frame.
+/// Returns a packet from one end to another, with its Ethernet header.
 pub fn packet<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> Vec<u8> {
     ethernet::<F>(&ip_packet::<F>(src, dst, shape))
 }
 
-/// An ICMP error "port unreachable" that quotes a packet.
+/// Returns an ICMP error "port unreachable" that quotes a packet.
 pub fn unreachable<F: Net>(src: F::Words, dst: F::Words, (ttl, tos): (u8, u8), quote: &[u8]) -> Vec<u8> {
     let mut icmp = [&F::UNREACHABLE[..], &[0; 6], quote].concat();
     let pseudo =

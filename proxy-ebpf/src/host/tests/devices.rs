@@ -1,11 +1,11 @@
-//! What a device gives beside the packet: a VLAN's tag, or no header of its own.
+//! Packets with a VLAN tag, and packets of devices without a link-layer header.
 
 use proxy_common::Address as _;
 use proxy_common::node::Cidr;
 
 use super::*;
 
-/// The programs of the VLAN's own device will see the packet again.
+/// A packet with a VLAN tag passes unchanged, since the programs of the VLAN device get it next.
 fn a_tag<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
@@ -26,7 +26,7 @@ fn a_tag<F: Net>() {
             assert_eq!((verdict, skb.as_slice()), (NEXT, &bytes[..]), "{round}");
         }
         assert_eq!(maps.stats_of(1).connections, 2 * round);
-        // A priority alone is no VLAN.
+        // A priority tag (VLAN 0) is no VLAN.
         for shape in [SYN, UDP] {
             let bytes = packet::<F>(client, frontend, shape);
             let (_, skb) = run_edited(Hook::Ingress, maps, UPLINK, &bytes, |skb| skb.vlan_tag = Some(0x2000));
@@ -35,7 +35,7 @@ fn a_tag<F: Net>() {
     }
 }
 
-/// Stages that are the first of a packet.
+/// The same for the other stages that may be the first of a packet.
 fn a_tag_of_a_reply_and_of_what_no_service_has<F: Net>() {
     let maps = maps::<F>(0);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
@@ -63,7 +63,7 @@ fn a_packet_of_a_vlan_is_left_to_the_vlans_device() {
     a_tag_of_a_reply_and_of_what_no_service_has::<V6>();
 }
 
-/// The kernel's helpers want an Ethernet header, and take it off again where the next device has none.
+/// The kernel's helpers need an Ethernet header, and remove it again if the next device has none.
 fn no_header<F: Net>(resolved: u32) {
     let maps = maps::<F>(0);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());

@@ -1,4 +1,4 @@
-//! What is beside the Services' connections: those of the node itself, and programs of another version.
+//! Traffic other than connections to Services: connections of the node itself, and programs of another version.
 
 use proxy_common::conntrack::is_closed;
 
@@ -10,7 +10,7 @@ use crate::shared::Shared as _;
 use crate::stage::classify::{leaving, local_origin};
 use crate::step::Step;
 
-/// A connection of the node's own has the address and port of a frontend: netfilter gives any port.
+/// A connection of the node itself has the address and port of a frontend, since netfilter may assign any port.
 fn a_port_that_a_frontend_has<F: Net>(shape: Shape, reply: Shape) {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (own, far) = ((node::<F>(), 3000), (F::addr(77), 443));
@@ -31,17 +31,17 @@ fn a_port_that_a_frontend_has<F: Net>(shape: Shape, reply: Shape) {
     assert_eq!((flows[0].client, flows[0].frontend, flows[0].service), (far.0, own.0, 0));
     assert_eq!(maps.stats_of(1).packets, 0, "no Service has this traffic");
     assert_eq!(maps.direct_seen().unwrap().load(), 0, "packets to endpoints are not looked up for it");
-    // A reply that was translated, which has the frontend's address too, begins no flow at the device below.
+    // A translated reply also has the frontend's address, but begins no flow at the next lower device.
     let client = client::<F>();
     let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, own, shape));
     assert_eq!(skb.wire(), packet::<F>(client, backend::<F>(), shape));
     let (_, skb) = run_over(Hook::Egress, maps, UPLINK, &packet::<F>(backend::<F>(), client, reply));
     assert_eq!(skb.wire(), packet::<F>(own, client, reply));
     assert!(skb.is_translated);
-    // Nor does what has another node's address.
+    // A packet with another node's address begins no flow either.
     passes(Hook::Egress, UPLINK, packet::<F>(frontend::<F>(), far, shape));
     assert_eq!(maps.flows().iter().filter(|flow| flow.bits() != 0).count(), 2);
-    // The Service goes, and a SYN of the other end comes again.
+    // The Service is removed, and the other end sends a SYN again.
     let of_the_agent = maps;
     at!(of_the_agent, services).clear();
     passes(Hook::Ingress, UPLINK, packet::<F>(far, own, Shape { flags: 2, ..shape }));
@@ -55,7 +55,7 @@ fn the_nodes_own_connections_may_have_the_port_of_a_frontend() {
     a_port_that_a_frontend_has::<V6>(UDP, UDP);
 }
 
-/// The node's own end closes the connection, and uses the ports again.
+/// The node's own side closes the connection, and uses the ports again.
 fn ports_that_are_used_again<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (own, far) = ((node::<F>(), 3000), (F::addr(77), 443));
@@ -75,7 +75,7 @@ fn ports_that_are_used_again<F: Net>() {
         }
         assert!(maps.flows().iter().any(|flow| is_closed(flow.bits())));
     }
-    // The other end is a client now.
+    // Now the other end is a client of the Service.
     let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(far, own, SYN));
     assert_eq!(skb.wire(), packet::<F>(far, backend::<F>(), SYN));
 }
@@ -86,7 +86,7 @@ fn ports_of_the_nodes_own_connections_are_used_again() {
     ports_that_are_used_again::<V6>();
 }
 
-/// While another version is put in the place of this one, it may have given the source port of a closed flow to a new one.
+/// While another version replaces this one, it may have assigned the source port of a closed flow to a new flow.
 fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
     let maps = maps::<F>(backend_flags);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
@@ -99,7 +99,7 @@ fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
         (verdict, skb.wire() == bytes)
     };
     let is_translated = |(_, is_as_it_came): (i32, bool)| !is_as_it_came;
-    // What goes on is this version's, whatever the other one does.
+    // This version keeps its open flows, whatever the other version does.
     maps.set_transition(Transition::Yields);
     assert!(is_translated(come_back(SYN_ACK)));
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, DATA));
@@ -107,14 +107,15 @@ fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
     let fin = Shape { flags: 0x11, ..DATA };
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, fin));
     assert!(is_translated(come_back(fin)));
-    // The last segment is still its own: those behind may not know the flow, and the node would answer with a reset.
+    // This version also gets the last segment: the programs behind may not know the flow, and the node would answer with a
+    // RST.
     assert!(is_translated(come_back(DATA)));
-    // It was closed a while ago: the programs behind these have the reply.
+    // The flow has been closed for a while: the reply is left to the programs behind these.
     maps.advance(2 * HZ);
     let last = maps.stats_of(1).reply_packets;
     assert_eq!(come_back(DATA), (NEXT, true));
     assert_eq!(maps.stats_of(1).reply_packets, last);
-    // Alone, it would be for the flow, as the last segments of a connection are.
+    // Without another version, the reply is for the flow, as the last segments of a connection are.
     maps.set_transition(Transition::None);
     assert!(is_translated(come_back(DATA)));
     assert_eq!(maps.stats_of(1).reply_packets, last + 1);
@@ -128,7 +129,7 @@ fn closed_flows_yield_to_those_of_another_version() {
     a_closed_flow_yields::<V6>(0, Hook::Ingress, UPLINK);
 }
 
-/// A client dials an endpoint itself, from a port that one of its connections through the Service has.
+/// A client connects directly to an endpoint, from the source port of one of its connections through the Service.
 fn direct_connections_time_out<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
@@ -141,7 +142,7 @@ fn direct_connections_time_out<F: Net>() {
     assert_ne!(sent(backend, SYN), packet::<F>(client, backend, SYN), "two connections have one tuple");
     assert!(is_looked_up());
     assert_ne!(sent(backend, DATA), unchanged, "the connection got another source port at its SYN");
-    // None was seen for as long as a connection may be silent.
+    // No direct connection was seen for the timeout of an established connection.
     let config = maps.time().unwrap().config;
     maps.advance(config.tcp_established + 2);
     assert!(is_looked_up());
@@ -155,7 +156,7 @@ fn segments_to_endpoints_are_looked_up_while_there_are_direct_connections() {
     direct_connections_time_out::<V6>();
 }
 
-/// Which stage looks at a packet that leaves: one after the other costs more than the first alone, and no packet shows it.
+/// The stage of an egress packet. A second stage after the first costs more, and the packet does not show it.
 fn the_stage_of_what_leaves<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let at =
@@ -175,7 +176,7 @@ fn the_stage_of_what_leaves<F: Net>() {
     assert_eq!(leaves(at(forwarded, far), false), Step::Pass);
     assert_eq!(leaves(at((client::<F>().0, 2500), backend), false), Step::Pass);
 
-    // One Service's endpoint is another one's frontend.
+    // The endpoint of one Service is the frontend of another.
     let entry =
         ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
     maps.add_service(ServiceKey::internal(backend.0, backend.1, PROTO_TCP), entry);

@@ -1,4 +1,4 @@
-//! Tables that are full, and keys that are gone from the index.
+//! Full tables, and keys that are missing in the index.
 
 use proxy_common::config::PortRange;
 use proxy_common::conntrack::ASSURED;
@@ -7,7 +7,7 @@ use proxy_common::flow::{BUCKET_SLOTS, SLOT_PENDING};
 use super::*;
 use crate::host::maps::at;
 
-/// A client's data and an endpoint's, both ways.
+/// Sends data in both directions, and checks its translation.
 fn goes_on<F: Net>(maps: HostMaps<F>, client: End<F>) {
     let (frontend, backend) = (frontend::<F>(), backend::<F>());
     let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, DATA));
@@ -41,7 +41,7 @@ fn an_index_without_room<F: Net>() {
     for port in &known {
         goes_on(maps, client(*port));
     }
-    // An agent that was killed may leave slots of a flow that is gone.
+    // A killed agent may leave slots of a removed flow.
     let gone = at!(maps, flows).iter_mut().find(|flow| flow.client_port == known[3]).unwrap();
     gone.state = 0;
     assert!(connects(maps, client(5000)), "stale slots are room");
@@ -49,7 +49,7 @@ fn an_index_without_room<F: Net>() {
     for port in known.iter().filter(|port| **port != known[3]) {
         goes_on(maps, client(*port));
     }
-    // A slot that another CPU is adding is none that is stale.
+    // A slot that another CPU is adding is not stale.
     at!(maps, buckets)[0].slots[0] |= SLOT_PENDING;
     assert!(!connects(maps, client(5002)));
 }
@@ -66,7 +66,7 @@ fn a_table_of_assured_flows<F: Net>() {
     let known: Vec<u16> = (4000..4200).filter(|port| connects(maps, client(*port))).collect();
     assert!((56..=64).contains(&known.len()), "{}", known.len());
     assert_eq!(maps.count_of(Reason::FlowTableFull), 200 - known.len() as u64);
-    // A SYN that comes again begins no flow, and is not refused.
+    // A retransmitted SYN begins no flow, and is not refused.
     let again = client(known[5]);
     let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(again, frontend::<F>(), SYN));
     assert_eq!(skb.wire(), packet::<F>(again, backend::<F>(), SYN));
@@ -111,7 +111,7 @@ fn each_source_port_is_found_and_none_is_given_twice() {
     few_source_ports::<V6>();
 }
 
-/// The replies' key of the only flow goes, as when a CPU stops between the two.
+/// Removes the reply key of the only flow, as if a CPU had stopped between adding both keys.
 fn lose_reply_key<F: Net>(maps: HostMaps<F>) {
     let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0).unwrap();
     let (bucket, slot) = (flow.positions[1] / (BUCKET_SLOTS + 1), flow.positions[1] % (BUCKET_SLOTS + 1));
@@ -127,11 +127,11 @@ fn a_reply_key_that_is_lost<F: Net>() {
     let reply = packet::<F>(backend, client, DATA);
     let (_, skb) = run_over(Hook::Egress, maps, POD, &reply);
     assert_eq!(skb.wire(), reply);
-    // It is noticed after a pause.
+    // The missing key is noticed after a pause.
     maps.advance(2 * HZ);
     goes_on(maps, client);
 
-    // The SYN of a connection is looked up by another stage.
+    // Another stage looks up the SYN of a connection.
     let maps = super::maps::<F>(BACKEND_LOCAL);
     for _ in 0..2 {
         let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));

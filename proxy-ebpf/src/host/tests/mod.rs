@@ -1,4 +1,4 @@
-//! Whole packets through the pipeline, against packets that are built from scratch.
+//! Runs whole packets through the pipeline, and compares them with packets that are built from scratch.
 
 mod build;
 mod devices;
@@ -29,9 +29,9 @@ use crate::step::DROP;
 
 /// Jiffies in a second.
 const HZ: u32 = 250;
-/// The device that leads to other machines.
+/// Index of the uplink.
 const UPLINK: u32 = 2;
-/// The device of a pod.
+/// Index of the device of a pod.
 const POD: u32 = 3;
 
 fn client<F: Net>() -> End<F> {
@@ -50,7 +50,7 @@ fn node<F: Net>() -> F::Words {
     F::addr(9)
 }
 
-/// A node with Service 1 (TCP and UDP), which has one endpoint.
+/// Returns the maps of a node with Service 1 (TCP and UDP), which has one endpoint.
 fn maps<F: Net>(backend_flags: u32) -> HostMaps<F> {
     let maps = HostMaps::<F>::leak();
     let mut config = NodeConfig::new(HZ, 64, buckets_for(64), 1);
@@ -78,7 +78,7 @@ fn route() -> Route {
     Route { ifindex: 5, family: 2, macs, mtu: 1500, resolved: 1, ..Route::default() }
 }
 
-/// Runs a hook over a frame that came in by a device; 0: a process of this node has made it.
+/// Runs a hook with a frame that arrived on a device; 0: a process of this node sent it.
 fn run_over<F: Net>(hook: Hook, maps: HostMaps<F>, device: u32, bytes: &[u8]) -> (i32, Skb) {
     run_edited(hook, maps, device, bytes, |_| {})
 }
@@ -99,7 +99,7 @@ fn run_edited<F: Net>(
     (verdict, packet.into_skb())
 }
 
-/// The IP packet in a frame, which begins at the same place for all devices of the tests.
+/// Returns the IP packet in a frame, which begins at the same offset for all devices of the tests.
 fn ip(skb: &Skb) -> Vec<u8> {
     skb.wire().split_off(build::ETHERNET)
 }
@@ -177,7 +177,7 @@ fn a_flow_does_not_take_its_other_key_for_another_flows() {
     keys_side_by_side::<V6>();
 }
 
-/// A packet whose checksum is yet to be made, one that can only be read in part, and one of many segments.
+/// A packet whose checksum is still to be computed, a packet that is only partly readable, and a GSO packet.
 fn whatever_the_buffer_is_like<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
@@ -242,7 +242,7 @@ fn the_client_of_a_service_without_endpoints_is_told() {
     a_refusal::<V6>();
 }
 
-/// A connection to an endpoint that left, whose removal policy is `reset`.
+/// A connection to a removed endpoint, with the removal policy `reset`.
 fn a_reset<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
@@ -268,7 +268,7 @@ fn a_reset<F: Net>() {
     maps.set_backend(7, row(BACKEND_RESET));
     translated(maps);
     maps.mark_flows();
-    // Of an endpoint that serves again, nothing is reset.
+    // Connections to an endpoint that serves again are not reset.
     maps.set_backend(7, row(BACKEND_ACTIVE));
     translated(maps);
     maps.set_backend(7, row(BACKEND_RESET));
@@ -289,7 +289,7 @@ fn a_reset<F: Net>() {
         assert_eq!(ip, F::ip(&frontend.0, &client.0, PROTO_TCP, 64, 20, 0));
         assert_eq!(segment.len(), 20);
         assert_eq!(segment[..4], [frontend.1.to_be_bytes(), client.1.to_be_bytes()].concat());
-        // What the client acknowledged is what it expects next.
+        // The sequence number of the RST is the one that the client has acknowledged, and expects next.
         assert_eq!(
             (&segment[4..8], &segment[8..14]),
             (&data[start + 8..start + 12], &[0, 0, 0, 0, 0x50, 4][..])
@@ -300,13 +300,13 @@ fn a_reset<F: Net>() {
     }
     assert_eq!(maps.refusals_of(1, Reason::EndpointLeft), 2);
 
-    // Its endpoint may go on sending, and hears of the end by the client's own reset.
+    // The endpoint may continue to send, and is informed of the end by the client's own RST.
     let (verdict, skb) = run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, DATA));
     assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(frontend, client, DATA)));
     let reset = Shape { flags: 4, ..SYN };
     let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, reset));
     assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(client, backend, reset)));
-    // The client begins anew from the same port, with another endpoint.
+    // The client opens a new connection from the same port, with another endpoint.
     let other = (F::addr(3), 8080);
     maps.set_backend(9, BackendEntry { addr: other.0, port: other.1, ..row(BACKEND_ACTIVE) });
     maps.set_slots(7, &[9]);
@@ -355,7 +355,7 @@ fn snat_there_and_back<F: Net>(shape: Shape, reply: Shape) {
         assert_eq!(skb.as_slice()[..12], macs);
         maps.advance(1);
     }
-    // Of a packet that is too long for the route, the client hears.
+    // If a packet is too long for the route, the client gets an error.
     let short = Route { mtu: 30, ..route() };
     let (verdict, skb) =
         run_edited(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, shape), |skb| {
@@ -393,7 +393,8 @@ fn cleared_maps_know_nothing() {
     assert_eq!(frame.into_skb().wire(), bytes);
 }
 
-/// A packet of netfilter's leaves under the address and port of a flow with SNAT; and the flow's own.
+/// A packet that netfilter masquerades leaves with the source address and port of a flow with SNAT; so does the flow's own
+/// packet.
 fn a_port_that_two_have<F: Net>(shape: Shape, reply: Shape) {
     let maps = maps::<F>(0);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
@@ -402,7 +403,7 @@ fn a_port_that_two_have<F: Net>(shape: Shape, reply: Shape) {
     assert!(skb.is_translated, "the hook of the next device would not know");
     let ours = (node::<F>(), maps.flows().iter().find(|flow| flow.bits() != 0).unwrap().source_port);
     let leaving = packet::<F>(ours, backend, shape);
-    // Also where the endpoint is itself a frontend, and the client is a process of the node.
+    // Also if the endpoint is a frontend itself, and if the client is a process of the node.
     maps.add_frontend_bit(&backend.0, backend.1, shape.proto);
     for device in [UPLINK, 0] {
         let own = run_edited(Hook::Egress, maps, device, &leaving, |skb| skb.is_translated = true);
@@ -416,7 +417,7 @@ fn a_port_that_two_have<F: Net>(shape: Shape, reply: Shape) {
         assert_ne!(theirs, ours);
         assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(theirs, backend, shape)));
         assert!(skb.is_translated);
-        // It comes in by the device that leads to the endpoint.
+        // The reply arrives on the device that leads to the endpoint.
         let (verdict, skb) =
             run_over(Hook::Ingress, maps, route().ifindex, &packet::<F>(backend, theirs, reply));
         assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(backend, ours, reply)));

@@ -5,7 +5,7 @@ use proxy_common::service::SERVICE_EJECTS;
 use super::*;
 use crate::env::Transition;
 
-/// An IPv4 packet with four bytes of options.
+/// Returns an IPv4 packet with four bytes of options added.
 fn with_options(mut bytes: Vec<u8>) -> Vec<u8> {
     let at = build::ETHERNET;
     let length = u16::from_be_bytes([bytes[at + 2], bytes[at + 3]]) + 4;
@@ -15,7 +15,7 @@ fn with_options(mut bytes: Vec<u8>) -> Vec<u8> {
     with_checksum(bytes, 24)
 }
 
-/// The fragment with these flags and this offset, in eight bytes.
+/// Returns an IPv4 packet as a fragment. `field`: flags, and the offset in units of eight bytes.
 fn fragment(mut bytes: Vec<u8>, field: u16) -> Vec<u8> {
     let at = build::ETHERNET + 6;
     bytes[at..at + 2].copy_from_slice(&field.to_be_bytes());
@@ -44,10 +44,10 @@ fn a_cpu_answers_fifty_at_once() {
         sent.count()
     };
     assert_eq!((answered(), maps.count_of(Reason::RejectLimited)), (50, 10));
-    // A thousand in a second: four in each of 250 jiffies.
+    // A thousand answers per second: four in each of 250 jiffies.
     maps.advance(1);
     assert_eq!((answered(), maps.count_of(Reason::RejectLimited)), (4, 66));
-    // A reset is not answered, nor does it take from the limit.
+    // A RST is not answered, and does not count for the limit.
     maps.advance(HZ);
     let reset = packet::<V4>(client, frontend, Shape { flags: 4, ..SYN });
     assert_eq!(run_over(Hook::Ingress, maps, POD, &reset).0, DROP);
@@ -89,7 +89,7 @@ fn only_of_its_first_fragment_a_client_hears_that_a_packet_is_too_big() {
     assert_eq!(maps.count_of(Reason::PacketTooBig), 2);
 }
 
-/// The only endpoint of a Service whose failing endpoints are ejected: its refusals reach the client.
+/// The only endpoint of a Service that ejects failing endpoints: its refusals reach the client.
 fn the_only_endpoint_refuses<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
     let maps = maps::<F>(backend_flags);
     let (frontend, backend) = (frontend::<F>(), backend::<F>());
@@ -103,7 +103,7 @@ fn the_only_endpoint_refuses<F: Net>(backend_flags: u32, hook: Hook, device: u32
     };
     maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), entry);
     let is_forwarded = backend_flags & BACKEND_LOCAL == 0;
-    // By a reset, and by an ICMP error.
+    // The endpoint refuses with a RST, and then with an ICMP error.
     for number in 1..=2 {
         let client = (F::addr(10 + number), 4000);
         run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
@@ -137,7 +137,7 @@ fn the_refusal_of_an_only_endpoint_reaches_its_client() {
     the_only_endpoint_refuses::<V6>(0, Hook::Ingress, UPLINK);
 }
 
-/// Programs of another version run behind these.
+/// Programs of another version run behind these programs.
 fn what_is_left_to_others<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
@@ -153,7 +153,7 @@ fn what_is_left_to_others<F: Net>() {
     for shape in [SYN, DATA, UDP] {
         assert!(!is_translated(Transition::LooksUp, shape));
     }
-    // Those have begun a flow of their own, with the source port that the endpoint sees.
+    // A direct packet passes: the other programs may have translated it, for a flow of their own.
     let straight = packet::<F>(client, backend, SYN);
     let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &straight);
     assert_eq!((verdict, skb.wire()), (NEXT, straight));

@@ -1,4 +1,4 @@
-//! Packets that the kernel will cut into segments behind the programs.
+//! Packets that the kernel splits into segments after the programs (GSO).
 
 use proxy_common::{PROTO_SCTP, PROTO_UDP};
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::context::{Packet, PacketCtx};
 use crate::stage::established::longest;
 
-/// The length of the packets that leave, by what the socket buffer says of them.
+/// The length of the packets that leave, by the metadata of the socket buffer.
 #[test]
 fn the_longest_packet_is_a_segment_with_its_headers() {
     fn of<F: Net>(proto: u8, gso_size: u32, has_link_header: bool, options: usize) -> u32 {
@@ -34,11 +34,11 @@ fn the_longest_packet_is_a_segment_with_its_headers() {
         assert_eq!(of::<V6>(PROTO_TCP, 1400, has_link_header, 0), 40 + 32 + 1400);
         assert_eq!(of::<V6>(PROTO_UDP, 1400, has_link_header, 24), 64 + 8 + 1400);
     }
-    // SCTP's segments do not tell how long they are: they fit.
+    // The length of SCTP segments is not known: they are assumed to fit.
     assert_eq!(of::<V4>(PROTO_SCTP, 1400, true, 0), build::ETHERNET as u32 + 20);
 }
 
-/// A packet of segments whose pseudo header tells another length than the IP header has room for (BIG TCP).
+/// A GSO packet whose length in the pseudo header is too large for the IP header (BIG TCP).
 fn more_than_a_header_tells<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());

@@ -1,4 +1,4 @@
-//! Selection, beside what packets show of it.
+//! Tests of the selection that packets cannot show.
 
 use proxy_common::backend::BACKEND_GONE;
 use proxy_common::health::NO_CLIENT;
@@ -8,7 +8,7 @@ use super::*;
 use crate::context::PacketCtx;
 use crate::select::{affinity, backend, health, load, lookup};
 
-/// As socket programs select.
+/// Selection as in the socket programs.
 impl<F: Net> backend::Picks for HostMaps<F> {}
 
 fn one_endpoint() -> ServiceEntry {
@@ -26,7 +26,7 @@ fn selection_of_a_socket<F: Net>() {
     let empty = ServiceEntry { slot_count: 0, ..found };
     assert!(backend::select(maps, &empty, 5, NO_CLIENT).is_none());
     assert_eq!((backend::select_id(maps, &empty, 5, NO_CLIENT), backend::first_id(maps, &empty, 5)), (0, 0));
-    // The entry of another key stands there: the agent is replacing it.
+    // The element holds the entry of another key: the agent is replacing it.
     let entry = ServiceEntry { tag: found.tag ^ 1, ..found };
     maps.put_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
     assert!(lookup::frontend(maps, addr, port, PROTO_TCP, false, 0).is_none());
@@ -66,7 +66,7 @@ fn the_health_of_an_id_beyond_the_array_is_good() {
     let maps = maps::<V4>(BACKEND_LOCAL);
     assert_eq!(health::rank(maps, u32::MAX, 5, 0), health::TAKES);
     assert_eq!(health::failed(maps, u32::MAX, 5), 0);
-    // Two clients eject an endpoint; in time that is over.
+    // Two clients eject an endpoint; the ejection ends with time.
     assert_eq!((health::failed(maps, 7, 5), health::failed(maps, 7, 6)), (0, 1));
     assert!(health::is_ejected(maps, 7, 9));
     maps.advance(100 * HZ);
@@ -108,7 +108,7 @@ fn an_affinity_that_cannot_be_added_is_told() {
     assert!(affinity::write(None, 7, time, |_| Ok(())));
 }
 
-/// What is open is counted from a connection's first packet on, whichever way it is forwarded.
+/// Open connections are counted from the first packet on, however it is forwarded.
 #[test]
 fn an_open_connection_counts_where_the_algorithm_asks() {
     for (algorithm, open) in [(Algorithm::LeastConnections, 1), (Algorithm::Random, 0)] {

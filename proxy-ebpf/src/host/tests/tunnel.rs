@@ -10,14 +10,14 @@ use proxy_common::{PROTO_IPIP, PROTO_UDP};
 
 use super::*;
 
-/// The number of the other node's address.
+/// Number of the other node in `tunnels`.
 const NUMBER: u32 = 0x5a5;
 
 fn other_node() -> [u32; 1] {
     V4::addr(8)
 }
 
-/// A node whose Service is served by the node of its endpoint.
+/// Returns the maps of a node with a Service with DSR.
 fn node_of(backend_flags: u32) -> HostMaps<V4> {
     let maps = maps::<V4>(backend_flags);
     maps.edit_config(|config| config.flags |= CONFIG_DSR);
@@ -43,7 +43,7 @@ fn node_of(backend_flags: u32) -> HostMaps<V4> {
     maps
 }
 
-/// The IP packet in an outer header.
+/// Returns the IP packet with an outer header.
 fn around(src: [u32; 1], dst: [u32; 1], tag: u16, inner: &[u8]) -> Vec<u8> {
     let mut header = V4::ip(&src, &dst, PROTO_IPIP, 64, inner.len(), 0);
     header[4..6].copy_from_slice(&tag.to_be_bytes());
@@ -74,7 +74,7 @@ fn what_goes_to_another_nodes_endpoint_is_encapsulated() {
         assert_eq!(tunnel_of(flow.bits()), NUMBER);
         assert_eq!((flow.source, flow.source_port), client, "the endpoint sees the client");
     }
-    // A client on this node, and one that is a node, get their answers through this one.
+    // A client on this node, and a client that is a node, get their replies through this node.
     for (client, device) in [(client, POD), ((other_node(), 4000), UPLINK)] {
         let maps = node_of(NUMBER << BACKEND_TUNNEL_SHIFT);
         run_over(Hook::Ingress, maps, device, &packet::<V4>(client, frontend, SYN));
@@ -104,7 +104,7 @@ fn what_came_encapsulated_is_translated_and_answered_from_here() {
         let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0).unwrap();
         assert_eq!((flow.bits() & (STATE_DSR | STATE_SNAT), tunnel_of(flow.bits())), (STATE_DSR, 0));
     }
-    // Of a machine that is no node, nothing is taken.
+    // A packet that a machine other than a node has encapsulated is dropped.
     let maps = node_of(BACKEND_LOCAL);
     let inner = ip_packet::<V4>(client, frontend, SYN);
     let came = build::ethernet::<V4>(&around(V4::addr(66), node::<V4>(), tag_of(backend), &inner));
@@ -113,7 +113,6 @@ fn what_came_encapsulated_is_translated_and_answered_from_here() {
     assert_eq!(maps.count_of(Reason::ForeignTunnel), 1);
 }
 
-/// What becomes of a packet that cannot be encapsulated.
 #[test]
 fn a_packet_that_cannot_be_encapsulated_is_dropped_and_counted() {
     let (client, frontend) = (client::<V4>(), frontend::<V4>());
@@ -125,7 +124,7 @@ fn a_packet_that_cannot_be_encapsulated_is_dropped_and_counted() {
     assert_eq!((run(SYN, |skb| skb.routes.set_default(None)), counts()), (DROP, [1, 0]));
     assert_eq!((run(Shape { ttl: 1, ..SYN }, |_| {}), counts()), (DROP, [1, 1]));
     assert_eq!((run(SYN, |_| {}), counts()), (REDIRECT, [1, 1]));
-    // The node has left the cluster.
+    // The other node has left the cluster.
     maps.set_tunnel(NUMBER, Tunnel::default());
     assert_eq!((run(SYN, |_| {}), counts()), (DROP, [2, 1]));
 }

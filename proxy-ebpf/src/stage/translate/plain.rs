@@ -6,8 +6,8 @@ use super::{BEFORE_TCP_CHECK, BEFORE_UDP_CHECK, Rewrite, Segment, may_be_partial
 use crate::context::Packet;
 use crate::frame::Frame;
 
-/// Whether [`rewrite`](super::rewrite) needs one store for the packet, and no helper: its headers are readable, without options, and its
-/// checksum is complete for certain.
+/// Whether [`rewrite`](super::rewrite) needs one store for the packet, and no helper: its headers are readable and have no
+/// options, and its checksum is certainly complete.
 #[inline(always)]
 pub fn is_plain<F: Frame, Fam: Rewrite>(frame: F, packet: &Packet<Fam::Words>) -> bool {
     let (link, bounds) = (frame.link_header(), frame.bounds());
@@ -18,7 +18,7 @@ pub fn is_plain<F: Frame, Fam: Rewrite>(frame: F, packet: &Packet<Fam::Words>) -
         return false;
     }
     let check = if packet.key.proto == PROTO_UDP {
-        // SAFETY: `at` found all of it inside the packet.
+        // SAFETY: `at` has checked that the whole header is inside the packet.
         bounds.at(link).map(|at: *const Segment<Fam::Header, BEFORE_UDP_CHECK>| unsafe { (*at).check })
     } else {
         // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Addresses as objects spell them.
+//! Parses addresses as Kubernetes objects write them.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,15 +8,15 @@ use thiserror::Error;
 /// Why an address cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AddressError {
-    /// It is none.
+    /// It is not an IP address.
     #[error("`{0}` is not an IP address")]
     Unreadable(String),
-    /// It is an address, but not one that packets can be sent to from here.
+    /// It is an IP address, but packets cannot be sent to it from here.
     #[error("{address} is {what}; give a routable address")]
     Special {
         /// The address.
         address: IpAddr,
-        /// What is special about it.
+        /// Why it is not routable.
         what: &'static str,
     },
 }
@@ -26,8 +26,8 @@ pub enum AddressError {
 #[error("`{0}` is not an address range; write it like 192.0.2.0/24 or 2001:db8::/32")]
 pub struct RangeError(String);
 
-/// Reads an address. Parts of an IPv4 address may have leading zeros, as objects made by old versions of
-/// Kubernetes have: they are decimal.
+/// Parses an address. Parts of an IPv4 address may have leading zeros, as in objects of old versions of Kubernetes;
+/// they are decimal.
 pub fn parse(text: &str) -> Result<IpAddr, AddressError> {
     text.parse().ok().or_else(|| decimal(text)).ok_or_else(|| AddressError::Unreadable(text.to_owned()))
 }
@@ -42,8 +42,8 @@ fn decimal(text: &str) -> Option<IpAddr> {
     parts.next().is_none().then(|| Ipv4Addr::from(octets).into())
 }
 
-/// Reads an address that traffic is sent to. Addresses that mean something else on every machine are refused:
-/// an account that may write an `EndpointSlice` could reach into the node with them (CVE-2021-25737).
+/// Parses an address that traffic is sent to. Addresses with another meaning on every machine are refused: an account
+/// that may write an `EndpointSlice` could reach services of the node itself with them (CVE-2021-25737).
 pub fn routable(text: &str) -> Result<IpAddr, AddressError> {
     let address = parse(text)?;
     let what = match address {
@@ -53,14 +53,14 @@ pub fn routable(text: &str) -> Result<IpAddr, AddressError> {
         IpAddr::V4(v4) if v4.is_link_local() => Some("a link-local address"),
         IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address"),
         IpAddr::V6(v6) if v6.is_unicast_link_local() => Some("a link-local address"),
-        // The checks above do not see through it, and no packet carries it.
+        // The checks above do not detect the IPv4 address inside, and no packet has such an address.
         IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("an IPv4-mapped address"),
         _ => None,
     };
     what.map_or(Ok(address), |what| Err(AddressError::Special { address, what }))
 }
 
-/// Reads a range of addresses; white space around it and bits after the prefix do not matter.
+/// Parses a range of addresses. White space around it and bits after the prefix are ignored.
 pub fn range(text: &str) -> Result<IpNet, RangeError> {
     let error = || RangeError(text.to_owned());
     let (address, prefix) = text.trim().split_once('/').ok_or_else(error)?;

@@ -1,7 +1,7 @@
-//! From Kubernetes' types to ours: the edge behind which everything has been checked.
+//! Converts Kubernetes types to the agent's model. All values are checked here, so that the model holds only valid ones.
 //!
-//! A part that cannot be used is left out and becomes a [`Problem`]; the rest of the object counts. An object
-//! that is none of our business converts to `None`.
+//! A part that cannot be used is left out and becomes a [`Problem`]; the rest of the object is used. An object that the
+//! agent does not serve converts to `None`.
 
 pub mod address;
 mod node;
@@ -24,28 +24,28 @@ pub use service::service;
 pub use service_cidr::service_cidr;
 pub use slice::slice;
 
-/// The Service that an EndpointSlice belongs to.
+/// The label with the name of an EndpointSlice's Service.
 pub const LABEL_SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// An object that another proxy serves.
+/// The label of an object that another proxy serves.
 pub const LABEL_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// An EndpointSlice of a headless Service. On a Service the label means nothing, as for kube-proxy 1.36.
+/// The label of an EndpointSlice of a headless Service. On a Service it has no meaning, as for kube-proxy 1.36.
 pub const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
-/// The zone of a node.
+/// The label with the zone of a node.
 pub const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
-/// When what a slice tells of happened, RFC 3339.
+/// The annotation with the time of the change that a slice reports, in RFC 3339 format.
 pub const ANNOTATION_TRIGGERED: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// The name of a Service object.
+/// Returns the name of a Service object.
 pub fn service_name(metadata: &ObjectMeta) -> ServiceName {
     ServiceName::new(namespace(metadata), metadata.name.clone().unwrap_or_default())
 }
 
-/// The name of an `EndpointSlice` object.
+/// Returns the name of an `EndpointSlice` object.
 pub fn slice_name(metadata: &ObjectMeta) -> SliceName {
     SliceName::new(namespace(metadata), metadata.name.clone().unwrap_or_default())
 }
 
-/// The edition of an object.
+/// Returns the version of an object.
 fn version(metadata: &ObjectMeta) -> Version {
     let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
     Version {

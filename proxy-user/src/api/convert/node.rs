@@ -1,15 +1,16 @@
-//! core/v1 Node.
+//! Converts a core/v1 Node.
 
 use crate::api::objects::Node;
 use crate::model::NodeView;
 
 use super::{LABEL_ZONE, address, label};
 
-/// What the cluster autoscaler puts on a node before it takes the machine away.
+/// The taint that the cluster autoscaler adds to a node before it removes the machine.
 const TAINT_LEAVES: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// What of a node matters here; when it leaves by kube-proxy's rule (`pkg/proxy/healthcheck/proxy_health.go`).
-/// Addresses and ranges that cannot be read are left out: what they are for then has its own fallback.
+/// Converts the parts of a node that are used. Whether it leaves follows kube-proxy's rule
+/// (`pkg/proxy/healthcheck/proxy_health.go`). Addresses and ranges that cannot be parsed are left out: each of their
+/// uses has its own fallback.
 pub fn node(object: Node) -> NodeView {
     let spec = object.spec.unwrap_or_default();
     let leaves = object.metadata.deletion_timestamp.is_some()

@@ -1,4 +1,4 @@
-//! The annotations that say what becomes of connections to endpoints that leave.
+//! Annotations that select what happens to connections to removed endpoints.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::{Problems, annotation};
 use crate::model::RemovalPolicy;
 
-/// Whether connections go on or are reset.
+/// Whether connections drain or are reset.
 pub const ANNOTATION_POLICY: &str = "ballast.io/removal-policy";
-/// How long after an endpoint has left they are reset.
+/// How long after the removal of an endpoint its connections are reset.
 pub const ANNOTATION_DELAY: &str = "ballast.io/removal-delay";
 
-/// The removal policy that a Service asks for. A bad policy is the default; a bad delay, none.
+/// Returns the removal policy of a Service. A bad policy counts as the default, and a bad delay as no delay.
 pub fn policy(metadata: &ObjectMeta, problems: &mut Problems) -> RemovalPolicy {
-    // Looked at in any case, so that a bad one is told before it counts.
+    // The delay is always read, so that a bad one is reported before it has an effect.
     let delay = delay(metadata, problems);
     match annotation(metadata, ANNOTATION_POLICY).map(str::trim) {
         None | Some("drain") => RemovalPolicy::Drain,

@@ -1,4 +1,4 @@
-//! core/v1 Service.
+//! Converts a core/v1 Service.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -12,15 +12,15 @@ use crate::model::{Name, Service, ServiceKind, ServicePort, TrafficPolicy};
 
 use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, removal, service_name, spread, version};
 
-/// Seconds of affinity where the object does not say: three hours, the API's default.
+/// Timeout of session affinity in seconds if the object has none: three hours, the API's default.
 const DEFAULT_AFFINITY_SECS: u32 = 10_800;
-/// The most that the API allows: a day.
+/// The longest timeout that the API allows: a day.
 const MAX_AFFINITY_SECS: u32 = 86_400;
-/// The longest name of a port that the API allows.
+/// The longest name of a port that the API allows, in bytes.
 const MAX_PORT_NAME: usize = 63;
 
-/// A Service, or `None` if it has no address of its own (headless, `ExternalName`). Of one that another proxy serves
-/// there is no more than its name and its cluster addresses.
+/// Converts a Service; `None` if it has no address of its own (headless, `ExternalName`). A Service that another proxy
+/// serves gets only its name and its cluster addresses.
 pub fn service(object: objects::Service) -> Option<Service> {
     let metadata = &object.metadata;
     let spec = object.spec.unwrap_or_default();
@@ -30,7 +30,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
     }
     let name = service_name(metadata);
     if label(metadata, LABEL_PROXY_NAME).is_some() {
-        // What is wrong with it is that proxy's business.
+        // Problems of this Service are not reported: the other proxy is responsible for it.
         let unseen = &mut Problems::of(String::new());
         let cluster_ips = cluster_ips(spec.cluster_ip, spec.cluster_ips, unseen);
         return Some(Service { is_foreign: true, cluster_ips, ..Service::new(name) });
@@ -93,7 +93,7 @@ fn kind(text: Option<&str>, problems: &mut Problems) -> ServiceKind {
     }
 }
 
-/// `clusterIPs`, or `clusterIP` where only that is given; the first of each family.
+/// Returns `clusterIPs`, or `clusterIP` if only that is given; the first address of each family.
 fn cluster_ips(one: Option<String>, many: Option<Vec<String>>, problems: &mut Problems) -> Vec<IpAddr> {
     let (field, given) = match many {
         Some(many) if !many.is_empty() => ("spec.clusterIPs", many),
@@ -133,15 +133,15 @@ fn addresses(field: &str, texts: Vec<String>, problems: &mut Problems) -> Vec<Ip
     found
 }
 
-/// Entries with a name instead of an address, and those whose load balancer wants to see the traffic
-/// (`ipMode: Proxy`), are not served.
+/// Returns the addresses of the load balancer. Entries with a name instead of an address, and those whose load balancer
+/// has to see the traffic (`ipMode: Proxy`), are not served.
 fn load_balancer_ips(ingress: Vec<k8s::LoadBalancerIngress>, problems: &mut Problems) -> Vec<IpAddr> {
     let served = |mode: Option<&str>| matches!(mode, None | Some("VIP"));
     let texts = ingress.into_iter().filter(|i| served(i.ip_mode.as_deref())).filter_map(|i| i.ip);
     addresses("status.loadBalancer.ingress", texts.filter(|text| !text.is_empty()).collect(), problems)
 }
 
-/// A list of which nothing can be used lets no client in, rather than every client.
+/// Parses the source ranges. A list without a usable range admits no client, rather than every client.
 fn source_ranges(texts: Vec<String>, problems: &mut Problems) -> Option<Vec<ipnet::IpNet>> {
     if texts.is_empty() {
         return None;

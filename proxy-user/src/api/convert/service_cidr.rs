@@ -1,11 +1,11 @@
-//! networking.k8s.io/v1 `ServiceCIDR`.
+//! Converts a networking.k8s.io/v1 `ServiceCIDR`.
 
 use crate::api::objects;
 use crate::model::ServiceCidr;
 
 use super::address;
 
-/// The ranges of a `ServiceCIDR`. The API server has checked them; what cannot be read is left out.
+/// Returns the ranges of a `ServiceCIDR`. The API server has checked them; ranges that cannot be parsed are left out.
 pub fn service_cidr(object: objects::ServiceCidr) -> ServiceCidr {
     let texts = object.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
     ServiceCidr {

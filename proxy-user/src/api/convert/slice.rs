@@ -1,4 +1,4 @@
-//! discovery/v1 `EndpointSlice`.
+//! Converts a discovery/v1 `EndpointSlice`.
 
 use std::time::SystemTime;
 
@@ -13,7 +13,7 @@ use super::{
     slice_name, spread, version,
 };
 
-/// A slice, or `None` if it is of a headless Service, of no Service, or names hosts instead of addresses.
+/// Converts a slice; `None` if it belongs to a headless Service or to no Service, or has host names instead of addresses.
 pub fn slice(object: objects::EndpointSlice) -> Option<EndpointSlice> {
     let metadata = &object.metadata;
     if label(metadata, LABEL_HEADLESS).is_some() {
@@ -52,12 +52,13 @@ pub fn slice(object: objects::EndpointSlice) -> Option<EndpointSlice> {
     })
 }
 
-/// A time that cannot be read costs a measurement, not an endpoint.
+/// Parses a time. If this fails, only a measurement is lost, so it is not a problem of the slice.
 fn time(text: &str) -> Option<SystemTime> {
     text.parse::<jiff::Timestamp>().ok().map(SystemTime::from)
 }
 
-/// A port without number, or of number 0, means "all ports" elsewhere and nothing to a Service.
+/// Converts the ports. A port without a number, or with number 0, means "all ports" for other consumers, and is not
+/// used for a Service.
 fn ports(items: Vec<k8s::EndpointPort>, problems: &mut Problems) -> Vec<EndpointPort> {
     let mut ports = Vec::with_capacity(items.len());
     for (index, item) in items.into_iter().enumerate() {
@@ -90,7 +91,7 @@ fn endpoint(
     problems: &mut Problems,
 ) -> Option<Endpoint> {
     let field = || format!("endpoints[{index}].addresses[0]");
-    // All addresses of an endpoint are the same pod's, and consumers take the first, says the API.
+    // The API defines that all addresses of an endpoint belong to one pod, and that consumers take the first one.
     let Some(text) = item.addresses.first() else {
         problems.add(format!("endpoints[{index}].addresses"), &"the endpoint has no address");
         return None;

@@ -1,4 +1,4 @@
-//! The annotations that say how connections are spread and forwarded.
+//! Annotations that select how connections are distributed and forwarded.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proxy_common::select::Algorithm;
@@ -7,17 +7,17 @@ use super::{Problems, annotation};
 use crate::model::ForwardingMode;
 use crate::model::spread::{MOST_WEIGHT, WeightOf, Weights, algorithm as algorithm_of, algorithm_names};
 
-/// How connections to a Service are spread.
+/// How connections to a Service are distributed.
 pub const ANNOTATION_ALGORITHM: &str = "ballast.io/algorithm";
-/// Whether endpoints that fail are skipped.
+/// Whether endpoints that fail are ejected.
 pub const ANNOTATION_EJECTION: &str = "ballast.io/ejection";
-/// How large a share endpoints get, in a Service or an `EndpointSlice`.
+/// The weights of endpoints, in a Service or an `EndpointSlice`.
 pub const ANNOTATION_WEIGHTS: &str = "ballast.io/weights";
 
-/// How packets of clients outside reach endpoints of a Service on other nodes.
+/// How packets of clients outside are sent to endpoints of a Service on other nodes.
 pub const ANNOTATION_FORWARDING: &str = "ballast.io/forwarding-mode";
 
-/// The forwarding mode that a Service asks for.
+/// Returns the forwarding mode that a Service requests.
 pub fn forwarding(metadata: &ObjectMeta, problems: &mut Problems) -> Option<ForwardingMode> {
     let text = annotation(metadata, ANNOTATION_FORWARDING)?.trim();
     let found = ForwardingMode::from_name(text);
@@ -33,7 +33,7 @@ pub fn forwarding(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Forw
     found
 }
 
-/// The algorithm that a Service asks for.
+/// Returns the algorithm that a Service requests.
 pub fn algorithm(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Algorithm> {
     let text = annotation(metadata, ANNOTATION_ALGORITHM)?.trim();
     let found = algorithm_of(text);
@@ -49,7 +49,7 @@ pub fn algorithm(metadata: &ObjectMeta, problems: &mut Problems) -> Option<Algor
     found
 }
 
-/// What a Service says of ejection: `on` or `off`.
+/// Returns whether a Service turns ejection `on` or `off`; `None` if the default applies.
 pub fn ejection(metadata: &ObjectMeta, problems: &mut Problems) -> Option<bool> {
     match annotation(metadata, ANNOTATION_EJECTION)?.trim() {
         "on" => Some(true),
@@ -64,8 +64,8 @@ pub fn ejection(metadata: &ObjectMeta, problems: &mut Problems) -> Option<bool> 
     }
 }
 
-/// The weights that a Service or an `EndpointSlice` tells: `10.0.0.7=10, node/worker-3=0, zone/eu-1a=5, *=1`. One bad entry
-/// makes all of them count for nothing: shares are shares of a whole.
+/// Returns the weights in a Service or an `EndpointSlice`: `10.0.0.7=10, node/worker-3=0, zone/eu-1a=5, *=1`. One bad
+/// entry invalidates all of them, because the weights are shares of a whole.
 pub fn weights(metadata: &ObjectMeta, problems: &mut Problems) -> Weights {
     let Some(text) = annotation(metadata, ANNOTATION_WEIGHTS) else { return Weights::default() };
     let entries = text.split([',', '\n']).map(str::trim).filter(|entry| !entry.is_empty());

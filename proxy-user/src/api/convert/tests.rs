@@ -148,7 +148,7 @@ fn services_that_are_no_business_of_ours(#[case] metadata: Value, #[case] spec: 
     assert_eq!(service_of(metadata, &spec, &json!({})), None);
 }
 
-/// kube-proxy 1.36 asks only slices for the label.
+/// kube-proxy 1.36 checks this label only on slices.
 #[test]
 fn a_service_labelled_headless_with_an_address_is_served() {
     let metadata = json!({"labels": {"service.kubernetes.io/headless": ""}});

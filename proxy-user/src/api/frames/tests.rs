@@ -13,7 +13,7 @@ use super::*;
 const WATCH: &[u8] = include_bytes!("../protobuf/recorded/services.watch.pb");
 const LINES: &[u8] = include_bytes!("../protobuf/recorded/services.watch.json");
 
-/// A body that comes in these parts, and then ends or breaks.
+/// Returns a body that arrives in these parts, and then ends or fails.
 async fn body(parts: Vec<Vec<u8>>, end: Option<io::ErrorKind>) -> Body {
     let service = service_fn(move |_: Request<Body>| {
         let parts: Vec<_> = parts.iter().cloned().map(|part| Ok(Frame::data(Bytes::from(part)))).collect();
@@ -23,7 +23,7 @@ async fn body(parts: Vec<Vec<u8>>, end: Option<io::ErrorKind>) -> Body {
     Client::new(service, "default").send(Request::new(Body::empty())).await.unwrap().into_body()
 }
 
-/// All that comes, and whether an error was the end.
+/// Returns all events, and the error if one ended them.
 async fn all(form: Form, body: Body) -> (Vec<Vec<u8>>, Option<Error>) {
     let mut frames = Frames::new(form, body);
     let mut seen = Vec::new();

@@ -1,5 +1,5 @@
-//! What Kubernetes puts around an object in protobuf (`runtime.Unknown` behind four bytes), lists, and the events of watches
-//! (`meta/v1` `WatchEvent`, which has no such bytes of its own).
+//! Kubernetes' envelope around an object in protobuf (`runtime.Unknown` behind four bytes), lists, and watch events
+//! (`meta/v1` `WatchEvent`, which do not begin with these four bytes).
 
 use std::borrow::Cow;
 
@@ -11,13 +11,13 @@ use kube::core::{Status, TypeMeta, WatchEvent};
 use super::messages::Failure;
 use super::wire::{Field, Malformed, Message, first, read};
 
-/// What every object begins with.
+/// The first bytes of every object.
 const MAGIC: &[u8] = b"k8s\0";
 
-/// Objects of one kind, all that there are or a part of them.
+/// A list of objects of one kind, or a page of it.
 #[derive(Debug)]
 pub struct List<K> {
-    /// Their version, and what continues them.
+    /// The list's resourceVersion, and the continue token of the next page.
     pub metadata: ListMeta,
     /// The objects.
     pub items: Vec<K>,
@@ -40,7 +40,7 @@ impl<K: Message> Message for List<K> {
     }
 }
 
-/// Any object, of which only the metadata are read: they are the first field of each.
+/// An object of any kind. Only its metadata are decoded, which are the first field of every kind.
 #[derive(Default)]
 struct AnyObject(ObjectMeta);
 
@@ -53,17 +53,17 @@ impl Message for AnyObject {
     }
 }
 
-/// Reads a list of objects.
+/// Decodes a list of objects.
 pub fn list<K: Message + Resource<DynamicType = ()>>(bytes: &[u8]) -> Result<List<K>, Malformed> {
     read(open(bytes, &format!("{}List", K::kind(&())))?)
 }
 
-/// Reads what the API server says of a failure.
+/// Decodes the `Status` that describes a failure.
 pub fn status(bytes: &[u8]) -> Result<Status, Malformed> {
     read::<Failure>(open(bytes, "Status")?).map(|Failure(status)| status)
 }
 
-/// Reads an event of a watch, without the length before it.
+/// Decodes a watch event, without its length prefix.
 pub fn event<K: Message + Resource<DynamicType = ()>>(bytes: &[u8]) -> Result<WatchEvent<K>, Malformed> {
     let (mut name, mut object, mut rest) = ("", &[][..], bytes);
     while !rest.is_empty() {
@@ -97,7 +97,7 @@ pub fn event<K: Message + Resource<DynamicType = ()>>(bytes: &[u8]) -> Result<Wa
     })
 }
 
-/// Takes an object of this kind out of its envelope.
+/// Returns the content of an envelope; an error if its object is not of the kind `wanted`.
 fn open<'a>(bytes: &'a [u8], wanted: &str) -> Result<&'a [u8], Malformed> {
     let (mut found, mut raw, mut rest) = ("", &[][..], bytes.strip_prefix(MAGIC).ok_or(Malformed::Magic)?);
     while !rest.is_empty() {
@@ -106,7 +106,7 @@ fn open<'a>(bytes: &'a [u8], wanted: &str) -> Result<&'a [u8], Malformed> {
             // A TypeMeta.
             1 => found = find(field.bytes()?, 2)?.map_or(Ok(""), |kind| kind.text())?,
             2 => raw = field.bytes()?,
-            // How the object is packed, and in which form it is: empty for protobuf as it is.
+            // The content encoding and the content type: both are empty for plain protobuf.
             3 | 4 if !field.bytes()?.is_empty() => {
                 return Err(Malformed::Kind { wanted: wanted.to_owned(), found: field.text()?.to_owned() });
             }
@@ -119,7 +119,7 @@ fn open<'a>(bytes: &'a [u8], wanted: &str) -> Result<&'a [u8], Malformed> {
     Err(Malformed::Kind { wanted: wanted.to_owned(), found: found.to_owned() })
 }
 
-/// The last field with this number.
+/// Returns the last field with this number.
 fn find(bytes: &[u8], number: u32) -> Result<Option<Field<'_>>, Malformed> {
     let (mut found, mut rest) = (None, bytes);
     while !rest.is_empty() {

@@ -1,7 +1,7 @@
 //! Decodes the fields of Kubernetes' protobuf messages that the agent reads. Field numbers are those of `generated.proto` in
 //! k8s.io/api (`core/v1`, `discovery/v1`, `networking/v1`) and k8s.io/apimachinery (`meta/v1`), which never change.
 //!
-//! Go writes texts and numbers that are no pointers even if they are empty, and JSON leaves those out.
+//! Go encodes strings and numbers that are not pointers even if they are empty; JSON omits them.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::api::objects::{Endpoint, EndpointSlice, Node, NodeStatus, OtherNode, 
 
 type Read = Result<(), Malformed>;
 
-/// The fields of a type that are read.
+/// Implements [`Message`] for each type, with the fields that are read.
 macro_rules! message {
     ($($type:ty { $($number:literal => |$this:ident, $field:ident| $set:expr,)+ })+) => {$(
         impl Message for $type {
@@ -174,18 +174,18 @@ message! {
     }
 }
 
-/// A Status.
+/// A `Status` message.
 #[derive(Default)]
 pub(super) struct Failure(pub Status);
 
-/// One of a map.
+/// An entry of a map.
 #[derive(Default)]
 struct Entry {
     key: String,
     value: String,
 }
 
-/// A Time, of which Kubernetes writes whole seconds only.
+/// A `Time` message, in which Kubernetes writes whole seconds only.
 #[derive(Default)]
 struct Seconds(i64);
 
@@ -195,7 +195,7 @@ fn add(map: &mut Option<BTreeMap<String, String>>, field: &Field<'_>) -> Read {
     Ok(())
 }
 
-/// Go's zero time (the first second of the year 1) and no time are the same, as in JSON.
+/// Decodes a time. `None` for Go's zero time (the first second of the year 1) and for an empty message, as in JSON.
 fn time(field: &Field<'_>) -> Result<Option<Time>, Malformed> {
     const GO_ZERO: i64 = -62_135_596_800;
     let Seconds(seconds) = field.message()?;

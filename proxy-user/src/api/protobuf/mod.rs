@@ -1,4 +1,4 @@
-//! Kubernetes' objects in protobuf, which API servers write and we read with less work than JSON.
+//! Decodes Kubernetes objects in protobuf, which is less work than JSON for API servers and for the agent.
 
 pub mod envelope;
 mod messages;

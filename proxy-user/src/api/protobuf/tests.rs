@@ -1,5 +1,6 @@
-//! What a real API server (1.36) said in both forms at the same time: `recorded/`. There are objects with every field that is
-//! read and without any, and what is passed over: managed fields, references to pods, images of nodes.
+//! Compares what a real API server (1.36) sent in both encodings at the same time: `recorded/`. The recordings have
+//! objects with every field that is read and with none of them, and fields that are skipped: managed fields, references
+//! to pods, images of nodes.
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -40,7 +41,7 @@ const SLICES: Recorded = kind!("slices");
 const NODES: Recorded = kind!("nodes");
 const CIDRS: Recorded = kind!("cidrs");
 
-/// The messages of a watch without their lengths.
+/// Returns the messages of a watch without their length prefixes.
 fn frames(mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut frames = Vec::new();
     while let Some((length, rest)) = bytes.split_first_chunk() {
@@ -51,7 +52,7 @@ fn frames(mut bytes: &[u8]) -> Vec<&[u8]> {
     frames
 }
 
-/// They are the same to us; returns what they are.
+/// Checks that both objects convert to the same event, and returns the event.
 fn compare<K: Watched>(protobuf: &K, json: &K) -> Event {
     assert_eq!(protobuf.meta(), json.meta());
     assert!(!protobuf.name_any().is_empty() && protobuf.uid().is_some(), "{protobuf:?}");
@@ -65,7 +66,7 @@ fn compare<K: Watched>(protobuf: &K, json: &K) -> Event {
     ours
 }
 
-/// The objects of the list, and the events of the watch, where they are the same in both forms.
+/// Checks that both encodings are the same, and returns the objects of the list and the events of the watch.
 fn both<K: Watched>([list_protobuf, list_json, watch_protobuf, watch_json]: Recorded) -> Vec<Event> {
     let ours = list::<K>(list_protobuf).unwrap();
     let theirs: ObjectList<K> = serde_json::from_slice(list_json).unwrap();
@@ -103,7 +104,7 @@ fn both_forms_say_the_same() {
         Event::Apply(Object::Service(service)) if service.name.name == "web" => Some(service),
         _ => None,
     });
-    // Otherwise the recording would show nothing.
+    // Without this object, the recording would prove nothing.
     let full = full.unwrap();
     assert!(full.ports.len() == 2 && full.ports.iter().all(|port| port.node_port > 0), "{full:?}");
     assert_eq!((full.cluster_ips.len(), full.external_ips.len(), full.load_balancer_ips.len()), (2, 1, 1));
@@ -214,7 +215,7 @@ fn what_makes_no_sense_is_named(#[case] bytes: &[u8], #[case] why: Malformed) {
 
 #[test]
 fn what_is_not_known_is_passed_over() {
-    // All wire types, with numbers that no field has.
+    // All wire types, with field numbers that no message has.
     let unknown = [
         &[0xf8, 0x3f, 0x05][..],
         &[0xf9, 0x3f, 0, 1, 2, 3, 4, 5, 6, 7],
@@ -232,7 +233,7 @@ fn what_is_not_known_is_passed_over() {
 fn numbers_below_zero_and_times_that_are_none() {
     let port = read::<core::ServicePort>(&[0x18, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]);
     assert_eq!(port.unwrap().port, -1);
-    // Go's zero time, and none.
+    // Go's zero time, and no time.
     for time in [&[0x08, 0x80, 0x92, 0xb8, 0xc3, 0x98, 0xfe, 0xff, 0xff, 0xff, 0x01][..], &[]] {
         let metadata = read::<ObjectMeta>(&[delimited(8, time), delimited(9, time)].concat()).unwrap();
         assert_eq!((metadata.creation_timestamp, metadata.deletion_timestamp), (None, None));
@@ -245,7 +246,7 @@ fn any_frame() -> impl Strategy<Value = Vec<u8>> {
     prop::sample::select(all).prop_map(<[u8]>::to_vec)
 }
 
-/// What there is of an object in memory for what it was read from.
+/// Decodes the bytes as all types, and returns how many endpoints and ports the result holds.
 fn read_all(bytes: &[u8]) -> usize {
     let size = |slice: EndpointSlice| slice.endpoints.len() + slice.ports.map_or(0, |ports| ports.len());
     let _ = (event::<Service>(bytes), event::<Node>(bytes), event::<ServiceCidr>(bytes), status(bytes));

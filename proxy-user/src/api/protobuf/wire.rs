@@ -1,70 +1,71 @@
-//! The wire format of protobuf, as far as Kubernetes' objects need it: read without copies, and what is not read is passed
-//! over. Rules: <https://protobuf.dev/programming-guides/encoding/>.
+//! The wire format of protobuf, as far as Kubernetes objects need it. It is read without copies, and unused fields are
+//! skipped. Rules: <https://protobuf.dev/programming-guides/encoding/>.
 
 use thiserror::Error;
 
-/// Why bytes cannot be read.
+/// Why bytes cannot be decoded.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Malformed {
-    /// A field is longer than what holds it.
+    /// A field is longer than its message.
     #[error("a field exceeds the end of its message")]
     Cut,
-    /// A number that 64 bits cannot hold.
+    /// A number does not fit into 64 bits.
     #[error("a number is longer than 10 bytes")]
     Number,
-    /// A field's number or its wire type.
+    /// A field's number or its wire type is not valid.
     #[error("{tag} is not the tag of a field")]
     Tag {
-        /// What was read.
+        /// The tag that was read.
         tag: u64,
     },
-    /// A field that is read has another wire type than Kubernetes' definition says.
+    /// A field that is read does not have the wire type of Kubernetes' definition.
     #[error("field {field} does not have the type that Kubernetes defines")]
     Type {
-        /// Its number.
+        /// The field's number.
         field: u32,
     },
-    /// A text that is none.
+    /// A string is not valid UTF-8.
     #[error("field {field} is not UTF-8")]
     Text {
-        /// Its number.
+        /// The field's number.
         field: u32,
     },
-    /// Not an object of Kubernetes'.
+    /// The bytes are not a Kubernetes object.
     #[error("an object does not start with `k8s` and a zero byte")]
     Magic,
-    /// An object of another kind, or in another form.
+    /// The object is of another kind, or in another encoding.
     #[error("got a `{found}` instead of a `{wanted}`")]
     Kind {
-        /// What was asked for.
+        /// The requested kind.
         wanted: String,
-        /// What there is.
+        /// The received kind or encoding.
         found: String,
     },
-    /// An event of a watch that is not known.
+    /// The type of a watch event is unknown.
     #[error("`{name}` is not a type of event")]
     Event {
-        /// What it says.
+        /// The type of the event.
         name: String,
     },
-    /// A frame or a line of a watch that is too long to be an object.
+    /// A frame or a line of a watch is too long for an object.
     #[error("an event has at least {length} bytes, which is too long")]
     Length {
-        /// In bytes.
+        /// The length in bytes.
         length: usize,
     },
 }
 
-/// What can be read field by field. A field that occurs again replaces the one before, or adds to it, as its type says.
+/// A message that is decoded field by field. A field that occurs again replaces the previous value or adds to it,
+/// depending on its type.
 pub trait Message: Default {
-    /// Takes one field; passes over those that are not read.
+    /// Decodes one field; ignores fields that are not read.
     fn set(&mut self, field: &Field<'_>) -> Result<(), Malformed>;
 }
 
 /// One field of a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Field<'a> {
-    /// Its number.
+    /// The field's number.
     pub number: u32,
     value: Value<'a>,
 }
@@ -73,12 +74,12 @@ pub struct Field<'a> {
 enum Value<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// Four or eight bytes, which nothing here is.
+    /// Four or eight bytes; no field that is read has such a type.
     Fixed,
 }
 
 impl<'a> Field<'a> {
-    /// Bytes: of a text or a message.
+    /// Returns the bytes of a string or a message.
     pub fn bytes(&self) -> Result<&'a [u8], Malformed> {
         match self.value {
             Value::Bytes(bytes) => Ok(bytes),
@@ -86,18 +87,18 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A text.
+    /// Returns a string.
     pub fn text(&self) -> Result<&'a str, Malformed> {
         str::from_utf8(self.bytes()?).map_err(|_| Malformed::Text { field: self.number })
     }
 
-    /// A text that JSON leaves out if it is empty.
+    /// Returns a string; `None` if it is empty, since JSON omits it then.
     pub fn filled(&self) -> Result<Option<String>, Malformed> {
         let text = self.text()?;
         Ok((!text.is_empty()).then(|| text.to_owned()))
     }
 
-    /// An `int64`.
+    /// Returns an `int64`.
     pub fn long(&self) -> Result<i64, Malformed> {
         match self.value {
             Value::Number(number) => Ok(number.cast_signed()),
@@ -105,23 +106,23 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// An `int32`: its lower half, if it is longer, as protobuf's rules say.
+    /// Returns an `int32`: the lower half of a longer number, as protobuf's rules say.
     pub fn int(&self) -> Result<i32, Malformed> {
         Ok(self.long()? as i32)
     }
 
-    /// A `bool`.
+    /// Returns a `bool`.
     pub fn flag(&self) -> Result<bool, Malformed> {
         Ok(self.long()? != 0)
     }
 
-    /// A message.
+    /// Decodes a message.
     pub fn message<M: Message>(&self) -> Result<M, Malformed> {
         read(self.bytes()?)
     }
 }
 
-/// Reads a whole message.
+/// Decodes a whole message.
 pub fn read<M: Message>(bytes: &[u8]) -> Result<M, Malformed> {
     let (mut message, mut rest) = (M::default(), bytes);
     while !rest.is_empty() {
@@ -130,7 +131,7 @@ pub fn read<M: Message>(bytes: &[u8]) -> Result<M, Malformed> {
     Ok(message)
 }
 
-/// Takes the first field of what is not empty.
+/// Takes the first field of `rest`, which is not empty.
 pub fn first<'a>(rest: &mut &'a [u8]) -> Result<Field<'a>, Malformed> {
     let tag = number(rest)?;
     let bad = Malformed::Tag { tag };
@@ -144,7 +145,7 @@ pub fn first<'a>(rest: &mut &'a [u8]) -> Result<Field<'a>, Malformed> {
             Value::Bytes(take(rest, length)?)
         }
         5 => take(rest, 4).map(|_| Value::Fixed)?,
-        // Groups, which Kubernetes does not have.
+        // Groups, which Kubernetes does not use.
         _ => return Err(bad),
     };
     Ok(Field { number: field, value })

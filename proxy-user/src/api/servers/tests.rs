@@ -1,4 +1,4 @@
-//! Against servers that answer what the test says, or do not listen.
+//! Tests against servers that answer what the test says, or do not listen.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::api::client::{Connection, Options, connect};
 
-/// A server, from the side of the test.
+/// The server, as the test controls it.
 struct Peer {
     url: String,
     status: Arc<AtomicU16>,
@@ -38,7 +38,7 @@ impl Peer {
     }
 }
 
-/// An address where no server listens.
+/// Returns a URL at which no server listens.
 async fn no_server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     format!("http://{}/", listener.local_addr().unwrap())
@@ -78,7 +78,7 @@ async fn the_first_server_that_answers_is_asked_until_it_fails() {
         let before = told.borrow().failovers;
         assert_eq!(ask(&connection).await, Some(200), "{status}");
         assert_eq!(*told.borrow(), expected(&other, before + 1));
-        // One that comes back is not gone back to.
+        // A server that recovers does not become active again.
         one.status.store(200, Ordering::Relaxed);
         let _ = (one.asked(), other.asked());
         assert_eq!(ask(&connection).await, Some(200));

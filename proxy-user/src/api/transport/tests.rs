@@ -18,7 +18,7 @@ const REFUSED: &[u8] = include_bytes!("../protobuf/recorded/refused.pb");
 
 type Answer = (u16, &'static str, Vec<u8>);
 
-/// What was asked: the path with its query, and the form.
+/// The requests: the path with its query, and the `Accept` header.
 type Asked = Arc<Mutex<Vec<(String, String)>>>;
 
 fn server(answer: impl Fn(&str, &str) -> Answer + Clone + Send + 'static) -> (Api<Service>, Asked) {
@@ -35,7 +35,7 @@ fn server(answer: impl Fn(&str, &str) -> Answer + Clone + Send + 'static) -> (Ap
     (Api::all(Client::new(service, "default")), asked)
 }
 
-/// The first items of the watch, shortly.
+/// Returns the first items of the watch in a short notation.
 async fn first(api: Api<Service>, count: usize) -> Vec<String> {
     let name = |object: Service| object.metadata.name.unwrap_or_default();
     let items = watches(api, watcher::Config::default()).take(count);
@@ -57,7 +57,7 @@ fn forms(asked: &Asked) -> Vec<String> {
 }
 
 fn sorted(mut items: Vec<String>) -> Vec<String> {
-    // Caches have no order.
+    // Objects of a cache have no order.
     items[1..6].sort_unstable();
     items
 }
@@ -136,7 +136,7 @@ async fn bytes_that_make_no_sense_end_in_a_new_list_in_json() {
 #[tokio::test]
 async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
     let (api, asked) = server(|uri, _| {
-        // The second event ends too early, too: the version stays.
+        // The second answer also ends within an event, so the version stays the same.
         let length = if uri.contains("sendInitialEvents=true") { WATCH.len() - 1 } else { 9 };
         (200, PROTOBUF, WATCH[..length].to_vec())
     });
@@ -166,7 +166,7 @@ async fn a_list_that_ends_too_early_is_a_failure_each_time() {
     assert_eq!(asked.lock().unwrap().len(), 2);
 }
 
-/// What is remembered is refused when the watch is resumed, not by an event of it.
+/// The server refuses the version when the watch is resumed, not with an event of the watch.
 #[tokio::test]
 async fn a_version_that_is_refused_ends_in_a_new_list() {
     let (api, asked) = server(|uri, _| {

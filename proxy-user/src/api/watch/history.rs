@@ -1,10 +1,12 @@
-//! Whether the API server's history is still the one that a watch comes from.
+//! Detects that the API server's history is no longer the one that a watch was started from.
 //!
-//! Versions of objects are numbers that grow (KEP-5504), until etcd is restored from a snapshot: then they come again, for
-//! other objects. The API server accepts a watch from a version that it has not reached yet, or has reached by other changes. Such a
-//! watch sends no event until that version comes, and none for objects that the restore removed.
+//! resourceVersions are numbers that grow (KEP-5504), until etcd is restored from a snapshot: then etcd assigns the
+//! same numbers again, to other objects. The API server accepts a watch from a version that it has not reached yet, or
+//! that it has reached through other changes. Such a watch sends no event until the server reaches that version, and
+//! none for objects that the restore removed.
 //!
-//! So after a failure the server is asked for the object that changed last: a history without that change is another one.
+//! After a failure, the agent therefore asks the server for the object that changed last: a history without that change
+//! is a different one.
 
 use std::time::Duration;
 
@@ -16,10 +18,10 @@ use tracing::warn;
 
 use crate::api::kinds::Watched;
 
-/// How long the question may take: the watch itself says what is wrong with the server.
+/// Timeout of the request; the watch itself reports what is wrong with the server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A change of an object.
+/// A change of an object, as the watch reported it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Change {
     namespace: Option<String>,
@@ -28,28 +30,28 @@ struct Change {
     version: u64,
 }
 
-/// What a watch has seen of the history.
+/// The newest changes that a watch has reported.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History {
-    /// The newest change that left its object there.
+    /// The newest change that created or updated an object, unless that object was deleted later.
     applied: Option<Change>,
-    /// The newest removal.
+    /// The newest deletion.
     deleted: Option<Change>,
-    /// The watch failed since it was last compared: the server may have been another one.
+    /// Whether the watch failed since the last comparison: its server may be a different one now.
     is_doubtful: bool,
 }
 
-/// What the server has of an object, and its newest version.
+/// The server's current state of an object, and the newest resourceVersion of its list.
 struct Found {
     object: Option<(Option<String>, u64)>,
     newest: u64,
 }
 
 impl History {
-    /// Something came out of the watch.
+    /// Records an event or error of the watch.
     pub(super) fn saw<K: Watched>(&mut self, item: &watcher::Result<Event<K>>) {
         match item {
-            // What comes now is the server's own history.
+            // The list that follows is the server's own history.
             Ok(Event::Init) => *self = Self::default(),
             Ok(Event::InitApply(object) | Event::Apply(object)) => {
                 let version = version_of(object);
@@ -67,7 +69,7 @@ impl History {
         }
     }
 
-    /// After a failure: whether the server's history is another one than the watch has seen.
+    /// Returns whether, after a failure, the server's history differs from the one that the watch has seen.
     pub(super) async fn went_back<K: Watched>(&mut self, client: &Client) -> bool {
         if !self.is_doubtful {
             return false;
@@ -81,7 +83,7 @@ impl History {
         for (change, is_there) in
             applied.map(|one| (one, true)).into_iter().chain(removal.map(|one| (one, false)))
         {
-            // The failure goes on: the question will be asked again.
+            // The server still fails; the next call asks again.
             let Some(found) = find::<K>(client, change).await else { return false };
             if change.contradicts(&found, is_there) {
                 is_another = Some((found.newest, change.version));
@@ -103,8 +105,8 @@ impl History {
 }
 
 impl Change {
-    /// Whether a history with this change cannot be the one where `found` was found. An object that is not there may have been
-    /// removed since; then nothing is lost by a new list.
+    /// Whether this change cannot belong to the history that returned `found`. `is_there`: the change left the object
+    /// in place. An absent object may also have been deleted since; a new list does no harm then.
     fn contradicts(&self, found: &Found, is_there: bool) -> bool {
         let is_it = |uid: &Option<String>| *uid == self.uid;
         let is_older = (1..self.version).contains(&found.newest);
@@ -126,8 +128,8 @@ fn change<K: Watched>(object: &K) -> Change {
     }
 }
 
-/// Without a version the question is not answered out of a cache; within a namespace and by name it is about one key of etcd.
-/// `None`: no answer.
+/// Requests the object of `change` by its name. A request without a resourceVersion is not answered from a cache, and
+/// one with a namespace and a name reads one key of etcd. Returns `None` if there is no answer.
 async fn find<K: Watched>(client: &Client, change: &Change) -> Option<Found> {
     let path = K::url_path(&(), change.namespace.as_deref());
     let asked = ListParams::default().fields(&format!("metadata.name={}", change.name)).limit(1);
@@ -145,7 +147,7 @@ fn version_of<K: Watched>(object: &K) -> u64 {
     number(object.resource_version().as_deref())
 }
 
-/// 0: none that can be compared.
+/// Returns a version as a number; 0 if it cannot be compared.
 fn number(version: Option<&str>) -> u64 {
     version.and_then(|text| text.parse().ok()).unwrap_or_default()
 }

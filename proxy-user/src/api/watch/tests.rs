@@ -1,4 +1,4 @@
-//! Against a server that speaks just enough of the API: lists, and watches that last until they are told to end.
+//! Tests against a server that implements just enough of the API: lists, and watches that stay open until told to end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -24,12 +24,12 @@ const NODES: &str = "/api/v1/nodes";
 /// How the server answers a request for a streamed list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Streams {
-    /// With the objects, and a bookmark that ends them.
+    /// Sends the objects, and a bookmark that ends the list.
     #[default]
     Served,
-    /// By a refusal, as one that has them switched off.
+    /// Rejects the request, like a server on which the feature is disabled.
     Refused,
-    /// With the objects and silence, as one that never heard of them.
+    /// Sends the objects and no bookmark, like a server that does not know the feature.
     Unknown,
 }
 
@@ -39,15 +39,15 @@ struct Inner {
     version: u64,
     streams: Streams,
     items: BTreeMap<&'static str, Vec<Value>>,
-    /// Answers that come before the regular ones: (path, whether to a watch, status).
+    /// Failures that are sent before the regular answers: (path, whether for a watch, status).
     failures: Vec<(&'static str, bool, u16)>,
     requests: BTreeSet<String>,
-    /// Whether to a watch, and which encodings the answer may have.
+    /// Whether the request is a watch, and its `Accept-Encoding`.
     encodings: BTreeSet<(bool, String)>,
     agents: BTreeSet<String>,
 }
 
-/// The server, from the side of the test.
+/// The server, as the test controls it.
 #[derive(Clone)]
 struct Server {
     inner: Arc<Mutex<Inner>>,
@@ -98,7 +98,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         });
         return Body::from_stream(stream::iter(first).chain(lines)).into_response();
     }
-    // Of one object, in its namespace.
+    // The path of a request for one object contains its namespace.
     let whole = path.replace("/namespaces/default", "");
     let items = inner.items.iter().find(|(of, _)| **of == whole).map(|(_, items)| items.clone());
     let named = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=metadata.name%3D"));
@@ -117,7 +117,7 @@ struct Test {
 }
 
 impl Test {
-    /// A server with one Service and this node, `failures` to begin with, and an agent that watches it.
+    /// Starts a server with one Service and this node, whose first answers are `failures`, and an agent that watches it.
     async fn start(failures: &[(&'static str, bool, u16)]) -> Self {
         Self::start_with(Streams::Served, failures).await
     }
@@ -162,7 +162,7 @@ impl Test {
             .expect("it runs for ever")
     }
 
-    /// The next list of Services, as names.
+    /// Returns the names in the next list of Services.
     async fn services(&mut self) -> Vec<String> {
         loop {
             if let Event::Reset(Listing::Services(services)) = self.next().await {
@@ -250,19 +250,19 @@ async fn a_watch_that_expires_ends_in_a_new_list() {
     assert_eq!(test.services().await, ["b", "c"]);
 }
 
-/// The watch of Services fails.
+/// Makes the watch of Services fail.
 fn fail(test: &Test) {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 500});
     test.send(SERVICES, "ERROR", &status);
 }
 
-/// etcd was restored from a snapshot: a watch would go on from a version that is not yet, and miss what went away.
+/// After etcd is restored from a snapshot, a watch would continue from a version that does not exist yet, and miss deletions.
 #[tokio::test]
 async fn a_history_that_went_back_ends_in_a_new_list() {
     let mut test = Test::start(&[]).await;
     assert_eq!(test.services().await, ["a"]);
     test.watches().await;
-    // A failure alone is no reason to list.
+    // A failure alone does not cause a list.
     fail(&test);
     test.watches().await;
     test.send(SERVICES, "ADDED", &service("b", "10.96.0.2"));
@@ -273,7 +273,7 @@ async fn a_history_that_went_back_ends_in_a_new_list() {
     assert_eq!(test.services().await, ["c"]);
 }
 
-/// The restored server has made as many changes as were lost before it is asked.
+/// The restored server has made as many changes as were lost before the agent asks it.
 #[tokio::test]
 async fn a_history_that_has_grown_again_is_known_by_its_objects() {
     let mut test = Test::start(&[]).await;

@@ -1,4 +1,4 @@
-//! Where the agent's programs and maps are.
+//! Location of the agent's programs and maps.
 
 use std::path::PathBuf;
 

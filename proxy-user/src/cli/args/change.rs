@@ -1,4 +1,4 @@
-//! Commands that change something: each is named in full, and nothing is removed by a variable.
+//! Commands that change something: they have no short names, and no environment variable selects what they remove.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use super::common::{AgentArgs, FlowFilterArgs, ZeroArgs};
 use super::list::{FormatArgs, NamespaceArgs};
 use crate::cli::candidates;
 
-/// For commands that remove something: what is removed is said by flags alone.
+/// For commands that remove something: removes the variables of flags, so that only the command line selects what is removed.
 pub(super) fn without_variables(arg: Arg) -> Arg {
     let stays = ["bpffs", "output", "no-headers", "run-dir", "kubeconfig", "master"];
     if arg.get_long().is_some_and(|long| stays.contains(&long)) { arg } else { arg.env(None::<&str>) }

@@ -1,4 +1,4 @@
-//! The words of flags whose values are settings of other modules, each with its help text.
+//! Values of flags whose types belong to other modules, each with its help text.
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
@@ -11,7 +11,7 @@ use crate::model::ForwardingMode;
 use crate::model::settings::{SocketDrop, SocketLb};
 use crate::programs::{PacketHook, TcxOrder, Xdp};
 
-/// Makes a flag's value of each type: its variants, with the word for each and what it means.
+/// Implements `ValueEnum` for each type: its variants, and the word and the help text of each.
 macro_rules! choices {
     ($($choice:ident { $($variant:ident = $word:literal: $help:literal,)+ })+) => {$(
         impl ValueEnum for $choice {

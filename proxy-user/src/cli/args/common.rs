@@ -1,4 +1,4 @@
-//! What several commands take.
+//! Arguments that several commands share.
 
 use std::path::PathBuf;
 
@@ -27,12 +27,12 @@ pub enum Output {
 }
 
 impl Output {
-    /// Whether more is asked for.
+    /// Whether more details are requested.
     pub(in crate::cli) const fn is_wide(self) -> bool {
         matches!(self, Self::Wide)
     }
 
-    /// Whether the answer is a document for machines.
+    /// Whether the output is a document for programs.
     pub(in crate::cli) const fn is_document(self) -> bool {
         matches!(self, Self::Json | Self::Yaml)
     }

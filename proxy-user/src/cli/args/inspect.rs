@@ -1,4 +1,4 @@
-//! Commands that look, and change nothing.
+//! Commands that only read.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Those flags of kube-proxy that the agent does not have of itself.
+//! Flags of kube-proxy that the agent does not have as its own.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 
@@ -6,7 +6,7 @@ use crate::config::kube_proxy::fields::{Effect, SETTINGS, Setting};
 use crate::config::kube_proxy::kind::Value;
 use crate::config::kube_proxy::{Given, Values};
 
-/// Flags of kube-proxy that `RunArgs` has as its own, typed; `version` is clap's.
+/// Flags of kube-proxy that are typed fields of `RunArgs`; `version` is clap's.
 pub const OWN: [&str; 19] = [
     "config",
     "write-config-to",
@@ -29,10 +29,10 @@ pub const OWN: [&str; 19] = [
     "v",
 ];
 
-/// What was given by the other ones.
+/// Values of the other flags.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KubeProxyFlags {
-    /// By the name of the setting.
+    /// Values by the name of the setting.
     pub values: Values,
 }
 

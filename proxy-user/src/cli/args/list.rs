@@ -1,4 +1,4 @@
-//! What every list takes, as kubectl's lists do.
+//! Arguments that all lists share, as in kubectl.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The flags that say what the network around this node is like.
+//! Flags that describe the network around this node.
 
 use clap::builder::FalseyValueParser;
 use ipnet::IpNet;

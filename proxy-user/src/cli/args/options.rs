@@ -1,4 +1,4 @@
-//! The flags of `ballast run` as the options that its settings are made of.
+//! Converts the flags of `ballast run` to the options from which the agent's settings are made.
 
 use super::RunArgs;
 use crate::config::Options;

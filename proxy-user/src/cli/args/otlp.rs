@@ -1,4 +1,4 @@
-//! The flags of OpenTelemetry's export.
+//! Flags of the OpenTelemetry export.
 
 use crate::config::otlp::{OtlpOptions, Telemetry};
 

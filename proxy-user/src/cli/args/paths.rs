@@ -1,4 +1,4 @@
-//! The flags that say how sockets and packets are met.
+//! Flags that control how sockets and packets are translated.
 
 use std::time::Duration;
 

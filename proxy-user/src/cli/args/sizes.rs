@@ -5,7 +5,7 @@ use clap::builder::FalseyValueParser;
 use crate::config::sizes::Sizes;
 use crate::config::value;
 
-/// One flag for each: what it counts, its field here and among the sizes, its variable.
+/// Defines one flag for each size: its help text, its field here and in `Sizes`, its environment variable.
 macro_rules! sizes {
     ($($(#[doc = $doc:literal])+ $name:ident is $size:ident, $variable:literal;)+) => {
         /// How large the maps are.

@@ -1,9 +1,9 @@
-//! How long flows may be silent.
+//! Timeouts of flows.
 
 use crate::config::value;
 use crate::model::settings::GivenFlowTimeouts;
 
-/// One flag for each: what it is about, its field here and in the settings, its variable, its default.
+/// Defines one flag for each timeout: its help text, its field here and in the settings, its environment variable.
 macro_rules! timeouts {
     ($($(#[doc = $doc:literal])+ $name:ident is $timeout:ident, $variable:literal;)+) => {
         /// How long flows may be silent, in seconds.

@@ -1,4 +1,4 @@
-//! What `ballast check` knows of a node.
+//! The facts about a node that `ballast check` evaluates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::model::DeviceKind;
 use crate::model::ports::{LOCAL_PORTS, NODE_PORTS};
 use crate::programs::{Attachment, Lack};
 
-/// All of it.
+/// All facts.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The kernel.
@@ -22,7 +22,7 @@ pub struct Facts {
     pub environment: Environment,
     /// Devices, ports and settings of the network.
     pub network: Network,
-    /// Who else handles Services or packets here.
+    /// Other software on this node that handles Services or packets.
     pub others: Others,
     /// The API server.
     pub api: ApiAccess,
@@ -35,15 +35,15 @@ pub struct Facts {
 pub struct Kernel {
     /// `6.12.43-amd64`.
     pub release: String,
-    /// Types of programs that it does not know; `None`: it does not let us ask.
+    /// Program types that the kernel does not support; `None`: this process may not query the kernel.
     pub missing_programs: Option<Vec<&'static str>>,
-    /// Types of maps that it does not know; `None`: it does not let us ask.
+    /// Map types that the kernel does not support; `None`: this process may not query the kernel.
     pub missing_maps: Option<Vec<&'static str>>,
-    /// What it lacks, and Ballast does without.
+    /// Missing kernel features that Ballast can do without.
     pub lacks: Vec<Lack>,
-    /// Whether it tells its types (`/sys/kernel/btf/vmlinux`).
+    /// Whether the kernel provides BTF (`/sys/kernel/btf/vmlinux`).
     pub has_btf: bool,
-    /// Options that it was built without; `None`: the list of its options cannot be read.
+    /// Options that the kernel was built without; `None`: the list of its options cannot be read.
     pub missing_options: Option<Vec<&'static str>>,
     /// `net.core.bpf_jit_enable`.
     pub jit: Option<u32>,
@@ -51,16 +51,16 @@ pub struct Kernel {
     pub jit_harden: Option<u32>,
 }
 
-/// Where programs and maps go, and what this process may do.
+/// Mounts, and the privileges of this process.
 #[derive(Clone, Debug)]
 pub struct Environment {
-    /// The cgroup tree, and whether that is all of it; or why there is none.
+    /// The cgroup tree, and whether it is the whole tree; or why there is none.
     pub cgroup: Result<(PathBuf, bool), String>,
-    /// `--cgroup-root` names it: a part of the tree is intended then.
+    /// Whether `--cgroup-root` is given: then a part of the tree is intended.
     pub cgroup_is_named: bool,
-    /// Where the bpffs should be.
+    /// Path at which a bpffs should be mounted.
     pub bpffs: PathBuf,
-    /// Whether it is there.
+    /// Whether a bpffs is mounted there.
     pub has_bpffs: bool,
     /// Capabilities that this process lacks, or why they cannot be read.
     pub missing_capabilities: Result<Vec<&'static str>, String>,
@@ -81,13 +81,13 @@ impl Default for Environment {
 /// A network device that is up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// What kind of device it is.
     pub kind: DeviceKind,
     /// The largest packet, in bytes.
     pub mtu: u32,
-    /// A default route leads over it.
+    /// Whether a default route uses the device.
     pub is_uplink: bool,
 }
 
@@ -102,11 +102,11 @@ pub struct Network {
     pub has_ipv4: bool,
     /// Whether a device has an IPv6 address that other machines know.
     pub has_ipv6: bool,
-    /// Ports that the kernel gives to sockets.
+    /// Ports that the kernel assigns to sockets.
     pub local_ports: PortRange,
-    /// Ports that it does not give to sockets, `net.ipv4.ip_local_reserved_ports`.
+    /// Ports that the kernel does not assign to sockets (`net.ipv4.ip_local_reserved_ports`).
     pub reserved_ports: Vec<PortRange>,
-    /// Ports that the API server gives to Services.
+    /// Ports that the API server assigns to Services.
     pub node_ports: PortRange,
     /// Devices that are up, without loopback.
     pub devices: Vec<Device>,
@@ -132,13 +132,13 @@ impl Default for Network {
 pub struct Others {
     /// The folder of the CNI configuration.
     pub cni_folder: PathBuf,
-    /// The networks that its files name, with their main plugin; `None`: there is no such folder.
+    /// The networks that its files define, each with its main plugin; `None`: the folder does not exist.
     pub cni: Option<Vec<String>>,
     /// Rules of kube-proxy, or why they cannot be read.
     pub kube_proxy: Result<KubeProxyRules, String>,
-    /// The process of a kube-proxy in this network namespace.
+    /// Process id of a kube-proxy in this network namespace.
     pub kube_proxy_process: Option<u32>,
-    /// Virtual servers of IPVS.
+    /// Number of virtual servers of IPVS.
     pub ipvs_servers: usize,
     /// Names of all loaded BPF programs.
     pub programs: BTreeSet<String>,
@@ -157,64 +157,64 @@ impl Default for Others {
     }
 }
 
-/// What the API server answered.
+/// Result of the query to the API server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ApiAccess {
-    /// It was not asked.
+    /// The API server was not queried.
     #[default]
     NotAsked,
-    /// There is no word of an API server here.
+    /// No credentials for an API server were found.
     NoCredentials(String),
-    /// It does not answer, or the credentials cannot be used.
+    /// The API server does not answer, or the credentials cannot be used.
     Unreachable(String),
-    /// It answers, and does not let us list these kinds.
+    /// The API server answers, but denies listing these kinds.
     Refused {
         /// `v1.36.1`.
         version: String,
-        /// The kinds, with its words.
+        /// The kinds, each with the API server's message.
         kinds: Vec<String>,
     },
-    /// It answers, and lists what is needed.
+    /// The API server answers, and lists all needed kinds.
     Well {
         /// `v1.36.1`.
         version: String,
     },
 }
 
-/// What the agent tells and what it has put into the kernel.
+/// The agent's report, and what it has installed in the kernel.
 #[derive(Clone, Debug)]
 pub struct Installed {
-    /// Whether it answers.
+    /// Whether the agent answers.
     pub agent: AgentState,
-    /// What it says is wrong.
+    /// Problems that the agent reports.
     pub problems: Vec<String>,
-    /// What its metrics tell; `None`: it was not asked, or does not answer.
+    /// The agent's metrics; `None`: the agent was not queried, or does not answer.
     pub told: Option<Told>,
-    /// The maps, and the layout that the agent wrote (0: none); or why they cannot be read.
+    /// The maps, and the ABI version that the agent wrote (0: none); or why they cannot be read.
     pub maps: Result<(Vec<UsageRow>, u32), String>,
-    /// Whether the folders of the maps are root's alone, or what is wrong with them.
+    /// Whether the folders of the maps belong to root alone, or what is wrong with them.
     pub owner: Result<(), String>,
-    /// Its programs.
+    /// Attachments of the agent's programs.
     pub attachments: Vec<Attachment>,
-    /// Names of the devices that exist, by their indexes.
+    /// Names of the existing devices, by index.
     pub devices: BTreeMap<u32, String>,
 }
 
 /// Some of the agent's metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Told {
-    /// Its version.
+    /// Version of the agent.
     pub version: Option<String>,
-    /// Whether all that was listed was in the maps once.
+    /// Whether all listed objects have been written to the maps.
     pub synced: bool,
-    /// How long ago the maps were last made right.
+    /// Time since the last sync of the maps.
     pub sync_age: Option<Duration>,
-    /// Changes that are not in the maps yet.
+    /// Number of changes that are not in the maps yet.
     pub pending: u64,
-    /// Comparisons with the API server that found nothing.
+    /// Number of audits (comparisons with the API server) that found no difference.
     pub audits_clean: u64,
-    /// Those that repaired something.
+    /// Number of audits that repaired a difference.
     pub audits_repaired: u64,
-    /// Those that could not be made.
+    /// Number of audits that failed.
     pub audits_failed: u64,
 }

@@ -1,4 +1,4 @@
-//! Gathers the facts: reads files, asks the kernel and the agent. Whatever cannot be read is a fact, too, and no error.
+//! Gathers the facts: reads files, and queries the kernel and the agent. Unreadable data are a fact as well, not an error.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ use crate::programs;
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// All facts.
+/// Gathers all facts.
 pub fn facts(args: &CheckArgs, api: ApiAccess) -> Facts {
     Facts {
         kernel: kernel(),
@@ -34,7 +34,7 @@ pub fn facts(args: &CheckArgs, api: ApiAccess) -> Facts {
     }
 }
 
-/// A number below `/proc/sys`.
+/// Reads a number below `/proc/sys`.
 fn sysctl(name: &str) -> Option<u32> {
     fs::read_to_string(Path::new("/proc/sys").join(name)).ok()?.trim().parse().ok()
 }
@@ -65,7 +65,7 @@ fn environment(args: &CheckArgs) -> Environment {
 }
 
 fn network(args: &CheckArgs) -> Network {
-    // Without the right to ask, there is nothing to warn of here; the capabilities say so.
+    // If this process may not query the network, nothing is reported here; the check of the capabilities reports the cause.
     let view =
         Follower::start(host::Facts::default()).map(|machine| machine.view().clone()).unwrap_or_default();
     let is_on = |name| sysctl(name).map(|value| value != 0);
@@ -83,7 +83,7 @@ fn network(args: &CheckArgs) -> Network {
     }
 }
 
-/// `30000-32767,40000`, as the kernel writes it.
+/// Parses port ranges as the kernel writes them, like `30000-32767,40000`.
 fn ranges(text: &str) -> Vec<PortRange> {
     let one = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -92,7 +92,7 @@ fn ranges(text: &str) -> Vec<PortRange> {
     text.trim().split(',').filter_map(one).collect()
 }
 
-/// The devices that are up, without loopback.
+/// Returns the devices that are up, without loopback.
 fn up(view: &HostView) -> Vec<Device> {
     let file = |name: &str, file: &str| fs::read_to_string(format!("/sys/class/net/{name}/{file}")).ok();
     let is_up = |name: &str| {
@@ -123,13 +123,13 @@ fn others(cni_folder: &Path) -> Others {
     }
 }
 
-/// Lines of `/proc/net/ip_vs` that are virtual servers; their real servers begin with an arrow.
+/// Counts the virtual servers in `/proc/net/ip_vs`; the lines of real servers begin with an arrow.
 fn ipvs_servers(text: &str) -> usize {
     let kinds = ["TCP ", "UDP ", "SCTP ", "FWM "];
     text.lines().filter(|line| kinds.iter().any(|kind| line.starts_with(kind))).count()
 }
 
-/// The networks that the files of a folder describe; `None`: there is no such folder.
+/// Returns the networks that the files of a folder define; `None` if the folder does not exist.
 fn cni(folder: &Path) -> Option<Vec<String>> {
     let mut files: Vec<_> = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
     files.sort();
@@ -145,7 +145,7 @@ fn cni(folder: &Path) -> Option<Vec<String>> {
     Some(files.iter().filter(is_config).filter_map(name).collect())
 }
 
-/// Name and main plugin of a CNI configuration: `cbr0 (flannel)`.
+/// Returns name and main plugin of a CNI configuration, like `cbr0 (flannel)`.
 fn cni_network(text: &str) -> Option<String> {
     let value: serde_json::Value = serde_json::from_str(text).ok()?;
     let name = value["name"].as_str().unwrap_or("without a name");

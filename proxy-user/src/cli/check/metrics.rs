@@ -1,13 +1,13 @@
-//! What of the agent's metrics `ballast check` reads.
+//! Reads the agent's metrics that `ballast check` needs.
 
 use std::time::Duration;
 
 use super::facts::Told;
 
-/// Reads Prometheus' text format; `now` is seconds since 1970.
+/// Parses Prometheus' text format; `now` is in seconds since 1970.
 pub fn read(text: &str, now: f64) -> Told {
     let count = |name: &str, label: &str| {
-        // Whole numbers, in whatever notation.
+        // The values are whole numbers, in any notation.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts")]
         let sum = values(text, name, label).sum::<f64>() as u64;
         sum
@@ -26,7 +26,7 @@ pub fn read(text: &str, now: f64) -> Told {
     }
 }
 
-/// Samples of a metric: labels and value.
+/// Returns labels and value of each sample of a metric.
 fn samples<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     text.lines().filter_map(move |line| {
         let rest = line.strip_prefix(name)?;

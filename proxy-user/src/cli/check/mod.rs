@@ -1,7 +1,7 @@
-//! `ballast check`: whether a node is fit for Ballast, and, once it is installed, whether it works.
+//! `ballast check`: checks whether a node is suitable for Ballast and, after the installation, whether Ballast works.
 //!
-//! [`facts`] are gathered at the edge ([`gather`]); [`judge`] is a pure function of them; [`render`] writes its lines. Each
-//! line has a heading of its own in docs/troubleshooting.md.
+//! [`gather`] collects the [`facts`]; [`judge`] is a pure function of them; [`render`] writes its lines. Each line has its own
+//! heading in docs/troubleshooting.md.
 
 pub mod facts;
 pub mod gather;
@@ -14,7 +14,7 @@ use super::args::check::CheckArgs;
 use super::show::{Answer, ShowError};
 use facts::ApiAccess;
 
-/// `ballast check`. The caller has asked the API server, unless it was not to be asked ([`ApiAccess::NotAsked`]).
+/// Runs `ballast check`. The caller has queried the API server, unless that check is skipped ([`ApiAccess::NotAsked`]).
 pub fn run(args: &CheckArgs, api: ApiAccess, with_colour: bool) -> Result<Answer, ShowError> {
     let facts = gather::facts(args, api);
     let lines = judge::judge(&facts);

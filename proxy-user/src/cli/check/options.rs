@@ -1,16 +1,16 @@
-//! Which options a kernel was built with.
+//! Checks the options that a kernel was built with.
 
 use std::fs;
 use std::io::Read as _;
 
 use flate2::read::GzDecoder;
 
-/// The options that Ballast cannot do without. `NET_CLS_BPF` and `NET_SCH_INGRESS` count on kernels without TCX; they are small
-/// and every command has them.
+/// Options that Ballast needs. `NET_CLS_BPF` and `NET_SCH_INGRESS` are needed only by kernels without TCX; they are small, and
+/// kernels usually have them.
 pub const NEEDED: [&str; 6] =
     ["BPF_SYSCALL", "CGROUP_BPF", "NET_CLS_ACT", "NET_SCH_INGRESS", "NET_CLS_BPF", "INET"];
 
-/// Those of [`NEEDED`] that the running kernel lacks; `None` where the list of its options cannot be read.
+/// Returns the options of [`NEEDED`] that the running kernel lacks; `None` if the list of its options cannot be read.
 pub fn missing(release: &str) -> Option<Vec<&'static str>> {
     Some(missing_in(&read(release)?))
 }

@@ -1,4 +1,4 @@
-//! The lines as text, table or JSON.
+//! Renders the lines as text, table or JSON.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use crate::cli::show::{ShowError, Table, json};
 /// `{"ok": true, "checks": [...]}`.
 #[derive(Serialize)]
 struct Document<'a> {
-    /// Nothing fails; warnings may be there.
+    /// No check fails; there may be warnings.
     ok: bool,
     passed: usize,
     warned: usize,
@@ -23,12 +23,12 @@ struct Document<'a> {
 #[derive(Serialize)]
 struct CheckJson<'a> {
     group: &'static str,
-    /// Its name, which stays.
+    /// Stable name of the check.
     check: &'static str,
     /// `pass`, `warn`, `fail`.
     outcome: Outcome,
     seen: &'a str,
-    /// What to do; `null` when it passes.
+    /// What to do; `null` if the check passes.
     advice: Option<&'a str>,
     link: String,
 }
@@ -37,7 +37,7 @@ fn count(lines: &[Line], outcome: Outcome) -> usize {
     lines.iter().filter(|line| line.outcome == outcome).count()
 }
 
-/// All lines, as asked for; only text has colour.
+/// Renders all lines in the requested format; only text has colours.
 pub fn render(lines: &[Line], output: CheckOutput, with_colour: bool) -> Result<String, ShowError> {
     Ok(match output {
         CheckOutput::Text => text(lines, with_colour),
@@ -64,7 +64,7 @@ impl<'a> From<&'a Line> for CheckJson<'a> {
     }
 }
 
-/// A sign and its colour.
+/// Returns the sign of an outcome, and its colour.
 fn sign(outcome: Outcome) -> (&'static str, Colour) {
     match outcome {
         Outcome::Pass => ("√", Colour::Green),

@@ -1,4 +1,4 @@
-//! Which endpoints a connection may go to, and what each of them sees.
+//! The endpoints that a connection may go to, and the source address that each of them sees.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -68,7 +68,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let ejects = service.flags & SERVICE_EJECTS != 0;
         let mut skipped: Vec<_> =
             self.path.candidates.iter().filter_map(is_skipped).filter(|_| ejects).collect();
-        // An endpoint has as many slots as its weight says.
+        // An endpoint has as many slots as its weight, so its note may repeat.
         skipped.dedup();
         for note in skipped {
             self.step("ejection", note);
@@ -77,10 +77,10 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     }
 }
 
-/// In the place of [`word`]: the endpoint's node answers the client directly.
+/// Used instead of a [`word`] if the endpoint's node answers the client directly.
 pub(super) const DSR: &str = "dsr";
 
-/// The word in tables and JSON.
+/// Returns the word for tables and JSON.
 pub(super) const fn word(source: Source) -> &'static str {
     match source {
         Source::Kept => "kept",
@@ -91,12 +91,12 @@ pub(super) const fn word(source: Source) -> &'static str {
     }
 }
 
-/// Flags of an endpoint, in the words of [`Candidate`].
+/// Returns whether an endpoint is local and whether it is terminating, as in [`Candidate`].
 pub(super) fn flags(flags: u32) -> (bool, bool) {
     (flags & BACKEND_LOCAL != 0, flags & BACKEND_TERMINATING != 0)
 }
 
-/// How one of several endpoints is chosen, in words.
+/// Returns in words how one of several endpoints is selected.
 const fn manner(how: Algorithm) -> &'static str {
     match how {
         Algorithm::Random => "randomly",

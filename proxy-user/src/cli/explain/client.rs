@@ -1,4 +1,4 @@
-//! What the rules ask about the client.
+//! The rules about the client.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         client == Client::Host || from.is_some_and(|from| self.rules.node_addrs.contains_key(&from))
     }
 
-    /// Whether it is outside, as far as its address says it.
+    /// Whether the client is outside, as far as its address shows.
     pub(super) fn outside(&mut self, from: Option<A>) -> bool {
         let Some(from) = from else {
             self.step("client", "inside: a pod of this node");
@@ -50,7 +50,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         outside
     }
 
-    /// The longest range that holds the client.
+    /// Returns the longest source range that contains the client.
     pub(super) fn range(&self, service: &ServiceEntry, client: &A) -> Option<(u32, SourceRangeKey<A>)> {
         let ranges = self.rules.ranges.iter().filter(|(_, range)| range.service == service.id);
         ranges

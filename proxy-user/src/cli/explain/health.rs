@@ -1,11 +1,11 @@
-//! Endpoints that new connections skip, in words.
+//! Describes endpoints that new connections skip.
 
 use proxy_common::health::{Standing, TRIAL_SHARE, current, ejected_for, skipped_for, standing};
 
 use crate::maps::view::Common;
 
-/// What the health of an endpoint means to a client of that number ([`proxy_common::health`]); `None`: it is chosen as any
-/// other.
+/// Describes the health of an endpoint for the client with this number ([`proxy_common::health`]); `None`: the endpoint is
+/// selected like any other.
 pub(super) fn note(common: &Common, id: u32, address: &str, client: u32) -> Option<String> {
     let (now, hz) = (common.now, common.config.hz);
     let word = current(common.health.get(&id).copied()?, now, hz);

@@ -1,14 +1,14 @@
-//! What a path does with a connection.
+//! The result of a path.
 
 use proxy_common::reason::Reason;
 use serde::Serialize;
 
-/// A rule, and what it found.
+/// A rule, and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Step {
-    /// Its name, which stays.
+    /// Stable name of the rule.
     pub rule: &'static str,
-    /// In words.
+    /// Description of the result.
     pub found: String,
 }
 
@@ -16,33 +16,33 @@ pub struct Step {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Candidate {
-    /// Its id.
+    /// Id of the endpoint.
     pub id: u32,
     /// `10.244.1.7:8080`.
     pub address: String,
-    /// It runs on this node.
+    /// The endpoint runs on this node.
     pub local: bool,
-    /// It is terminating, and still serves.
+    /// The endpoint is terminating, and still serves.
     pub terminating: bool,
-    /// It serves; one that does not is passed over.
+    /// The endpoint serves; an endpoint that does not serve is skipped.
     pub serves: bool,
-    /// Packet path: `kept`; `dsr`, if its node gets the packet as it is; or why the endpoint sees an address of this node.
+    /// Packet path: `kept`; `dsr` if its node gets the packet unchanged; or why the endpoint sees an address of this node.
     pub source: Option<&'static str>,
 }
 
-/// How it ends.
+/// The outcome of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// At one of the endpoints.
+    /// The connection goes to one of the endpoints.
     Forward,
-    /// It is no business of this path.
+    /// The path does not concern the connection.
     Untouched,
-    /// For this reason it is not served.
+    /// The connection is not served, for this reason.
     Refused(Reason),
 }
 
 impl Outcome {
-    /// The word in JSON.
+    /// Returns the word in JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -52,15 +52,15 @@ impl Outcome {
     }
 }
 
-/// What one path does.
+/// The result of one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// The rules in order, as far as they were asked.
+    /// The rules that were applied, in order.
     pub steps: Vec<Step>,
-    /// `namespace/name:port`, when a frontend was found.
+    /// `namespace/name:port`, if a frontend was found.
     pub service: Option<String>,
-    /// Where it may go.
+    /// Endpoints that the connection may go to.
     pub candidates: Vec<Candidate>,
-    /// How it ends.
+    /// The outcome.
     pub outcome: Outcome,
 }

@@ -1,4 +1,4 @@
-//! The rules of a path, in the order in which its programs ask them.
+//! Applies the rules of a path, in the order in which its programs apply them.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -21,11 +21,11 @@ use super::walk::Walk;
 use crate::cli::question::Client;
 use crate::maps::view::{Kind, Scope, Transport};
 
-/// Bits of an address of the node on which node ports answer every client.
+/// Bits of a node's address that serves node ports to every client.
 const ANSWERS: NodeAddr = NODE_ADDR_OWN | NODE_ADDR_PORTS;
 
 impl<A: Address + Into<IpAddr>> Walk<'_, A> {
-    /// What connect(2) and sendmsg(2) do.
+    /// Applies the rules of connect(2) and sendmsg(2).
     pub(super) fn socket(self, client: Client, from: Option<A>) -> Path {
         let fails = self.rules.common.config.flags & CONFIG_SOCKET_DROP_FAIL != 0;
         let mut path = self.socket_rules(client, from);
@@ -108,7 +108,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         self.end(Outcome::Forward)
     }
 
-    /// What the packet hooks do; `is_left`: the socket hooks left the call as it is.
+    /// Applies the rules of the packet hooks; `is_left`: the socket hooks left the call unchanged.
     pub(super) fn packet(mut self, client: Client, from: Option<A>, is_left: bool) -> Path {
         let is_sctp = self.key.proto == PROTO_SCTP;
         let own = (is_sctp || is_left) && self.is_of_node(client, from);
@@ -168,7 +168,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             }
         }
         let config = self.rules.common.config.flags;
-        // Without an address there is no endpoint that is the client itself.
+        // No endpoint has the zero address, so a client without a known address is never its own endpoint.
         let client = from.unwrap_or(A::ZERO);
         let by_uplink = outside || from.is_some_and(|from| self.may_come_by_uplink(from));
         let node_addrs = &self.rules.node_addrs;
@@ -199,7 +199,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         self.sources(own)
     }
 
-    /// What the endpoints see, and how their replies come back.
+    /// Describes the source addresses that the endpoints see, and how their replies return.
     fn sources(mut self, own: bool) -> Path {
         let serving: Vec<_> = self.path.candidates.iter().filter(|one| one.serves).collect();
         let direct = serving.iter().filter(|one| one.source == Some(DSR)).count();
@@ -249,12 +249,12 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         self.end(Outcome::Forward)
     }
 
-    /// What the node itself sends has this address, unless the process chose another one.
+    /// Returns the source address of the node's own packets, unless a process selects another one.
     fn own_address(&self) -> Option<A> {
         Some(self.rules.node.source).filter(|source| *source != A::ZERO)
     }
 
-    /// Whether the tables are asked at all.
+    /// Whether the programs look up the tables at all.
     fn filter(&mut self) -> bool {
         let (word, mask) = position(Role::Frontend, &self.key.addr, self.key.port, self.key.proto);
         let is_set = self.rules.common.filter.get(word as usize).is_some_and(|bits| bits & mask != 0);
@@ -313,7 +313,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         format!("{} (id {}), {}{policy}", self.name(entry.id), entry.id, Kind::from(entry.kind).label())
     }
 
-    /// No frontend was found.
+    /// Returns the result if no frontend was found.
     fn nothing(mut self) -> Path {
         if !self.rules.node.is_service_address(&self.key.addr) {
             self.step("service ranges", "the address is in no range of ClusterIPs: a foreign packet");

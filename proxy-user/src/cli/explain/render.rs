@@ -1,4 +1,4 @@
-//! The answer in words, and as JSON.
+//! Renders the explanation as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::{Candidate, Explanation, Outcome, Path, Step};
 use crate::cli::args::Output;
 use crate::cli::show::{ShowError, Table, document};
 
-/// In JSON the names of fields stay.
+/// JSON of a path; its field names are stable.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PathJson<'a> {
@@ -38,7 +38,7 @@ impl<'a> PathJson<'a> {
 }
 
 impl Explanation {
-    /// As text or JSON.
+    /// Renders the explanation in the requested format.
     pub fn render(&self, output: Output) -> Result<String, ShowError> {
         let (client, destination) = (self.client.to_string(), self.destination.to_string());
         if output.is_document() {
@@ -50,7 +50,7 @@ impl Explanation {
             ("Socket hooks (connect, sendmsg of a process on this node)", &self.socket),
             ("Packet hooks (where packets arrive)", &self.packet),
         ] {
-            // Writing to a String does not fail.
+            // Writing to a `String` cannot fail.
             let _ = writeln!(text, "\n{title}");
             path.write(&mut text);
         }

@@ -29,8 +29,8 @@ type A4 = [u8; 4];
 const HZ: u32 = 100;
 const NOW: u32 = 1_000_000;
 
-/// A cluster address with affinity and two endpoints, one of them here; a node port with policy Local without an
-/// endpoint here; a load balancer for some.
+/// Returns the rules of a ClusterIP with affinity and two endpoints, one of them local; of a node port with policy Local and no
+/// local endpoint; and of a load balancer with source ranges.
 fn rules() -> Rules<A4> {
     let mut filter = vec![0; PREFILTER_WORDS as usize];
     let mut services = BTreeMap::new();
@@ -58,7 +58,7 @@ fn rules() -> Rules<A4> {
     let (word, mask) = position(Role::Frontend, &sctp.addr, sctp.port, sctp.proto);
     filter[word as usize] |= mask;
     services.insert(sctp, entry(2, KIND_CLUSTER_IP, 0, 2, 1));
-    // The node port's bit is that of the node's address.
+    // The node port sets the prefilter bit of the node's address.
     let (word, mask) = position(Role::Frontend, &[192u8, 0, 2, 1], 30080, 6);
     filter[word as usize] |= mask;
     let address = ServiceKey { addr: [10, 96, 0, 10], port: 0, proto: 0, scope: 0 };
@@ -324,7 +324,7 @@ fn what_the_socket_hooks_do_in_each_mode(
     let rule = said.socket.steps.last().map(|step| step.rule);
     assert_eq!((said.socket.outcome.label(), rule), (outcome, Some(last)));
     if outcome == "untouched" {
-        // No other endpoint serves it.
+        // The packet hooks must handle what the socket hooks leave.
         assert_ne!(said.packet.outcome, Outcome::Untouched, "{said:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The way through the rules of a path.
+//! Applies rules one by one, and records the results.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use proxy_common::service::ServiceKey;
 use super::outcome::{Outcome, Path, Step};
 use crate::maps::view::{Rules, Transport};
 
-/// The way through the rules.
+/// The rules, the key of the connection, and the steps so far.
 pub(super) struct Walk<'a, A: Address> {
     pub(super) rules: &'a Rules<A>,
     pub(super) key: ServiceKey<A>,

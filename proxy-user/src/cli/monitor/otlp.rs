@@ -1,7 +1,7 @@
-//! Events as log records of OpenTelemetry.
+//! Events as OpenTelemetry log records.
 //!
-//! Attributes have the names of its semantic conventions where these have one; the rest begins with `ballast.`.
-//! `source` is the client and `destination` what it dialled; the endpoint is `ballast.endpoint`.
+//! Attributes have names of OpenTelemetry's semantic conventions if there are any; other names begin with `ballast.`. `source`
+//! is the client, and `destination` the frontend that it dialled; the endpoint is `ballast.endpoint`.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,12 +15,12 @@ use crate::otlp::record::{LogRecord, Severity, document};
 use crate::otlp::value::Attributes;
 
 impl Line {
-    /// One document of one record, without its end.
+    /// Returns a document with one record, without a line break.
     pub fn otlp(&self, resource: &Resource) -> Result<String, ShowError> {
         Ok(document(resource, &[self.record(SystemTime::now())])?)
     }
 
-    /// The event as a record that was noticed at `now`.
+    /// Returns the event as a record that was observed at `now`.
     pub fn record(&self, now: SystemTime) -> LogRecord {
         let nanoseconds = |time: SystemTime| {
             let since: Duration = time.duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -109,7 +109,7 @@ fn a_line_for_machines() {
 #[case::pid(Selection { pid: Some(1234), ..Selection::default() }, [false, true, false])]
 #[case::no_pid(Selection { pid: Some(0), ..Selection::default() }, [false, false, false])]
 #[case::reason(Selection { reasons: vec![Reason::Fragment], ..Selection::default() }, [false, false, true])]
-// A new flow has no reason, though its field is that of `NoEndpoint`.
+// A new flow has no reason, although its field has the value of `NoEndpoint`.
 #[case::first_reason(Selection { reasons: vec![Reason::NoEndpoint], ..Selection::default() }, [true, false, false])]
 #[case::kinds(Selection { kinds: vec![EventKind::New, EventKind::Pass], ..Selection::default() }, [false, true, true])]
 fn filters(#[case] selection: Selection, #[case] taken: [bool; 3]) {

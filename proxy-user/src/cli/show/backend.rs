@@ -22,39 +22,39 @@ pub struct BackendJson {
     /// `namespace/name:port`.
     service: String,
     service_id: u32,
-    /// `active`; `gone`: it left, and connections go on; `reset`: it left, and connections to it are reset.
+    /// `active`; `gone`: the endpoint was removed, and connections drain; `reset`: it was removed, and connections are reset.
     state: &'static str,
-    /// It runs on this node.
+    /// The endpoint runs on this node.
     local: bool,
     terminating: bool,
-    /// For so many more seconds new connections skip it.
+    /// For how many more seconds new connections skip the endpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     ejected_seconds: Option<u32>,
-    /// Connections of the packet path that it still has, if it left.
+    /// Number of flows that a removed endpoint still has.
     #[serde(skip_serializing_if = "Option::is_none")]
     flows_left: Option<u64>,
-    /// How large its share is.
+    /// The endpoint's share.
     weight: u32,
-    /// Connections begun since the id is in use.
+    /// Number of connections since the id was assigned.
     connections: u64,
-    /// Those of them that are open, where the Service is spread by them.
+    /// Number of open connections, if the algorithm of the Service counts them.
     #[serde(skip_serializing_if = "Option::is_none")]
     open: Option<u64>,
 }
 
-/// One line for each endpoint of the Service ports that `scope` means.
+/// Returns one row for each endpoint of the Service ports in `scope`.
 pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<BackendJson>, ShowError> {
     scope.check(snapshot)?;
     let rows = snapshot.backends.iter().filter(|(_, row)| scope.takes(row.service, snapshot));
     Ok(of_rows(rows.map(|(id, row)| (*id, row)), snapshot, true))
 }
 
-/// The endpoints of one Service port.
+/// Returns the endpoints of one Service port.
 pub(super) fn of(service: u32, snapshot: &Snapshot) -> impl Iterator<Item = (u32, &BackendRow)> {
     snapshot.backends.iter().filter(move |(_, row)| row.service == service).map(|(id, row)| (*id, row))
 }
 
-/// The endpoints of one Service port, as a table.
+/// Returns the endpoints of one Service port as a table.
 pub(super) fn table(service: u32, snapshot: &Snapshot) -> Result<String, ShowError> {
     of_rows(of(service, snapshot), snapshot, false).render(ListOutput::Text, true)
 }
@@ -122,12 +122,12 @@ pub(super) fn element(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Backend
     }
 }
 
-/// Connections of the packet path that an endpoint still has which left; `None`: it has not left.
+/// Returns the number of flows that a removed endpoint still has; `None` if the endpoint was not removed.
 fn flows_left(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Option<u64> {
     (row.state != BackendState::Active).then(|| snapshot.left.get(&id).copied().unwrap_or_default())
 }
 
-/// Endpoints that left a Service port, and the connections of the packet path that they still have.
+/// Removed endpoints of a Service port, and the flows that they still have.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Draining {
     endpoints: u64,
@@ -141,7 +141,7 @@ impl fmt::Display for Draining {
     }
 }
 
-/// `None`: none rests any more.
+/// Counts the removed endpoints of a Service port whose ids are still in use; `None` if there are none.
 pub(super) fn draining(service: u32, snapshot: &Snapshot) -> Option<Draining> {
     let left = of(service, snapshot);
     let flows = left.filter_map(|(id, row)| flows_left(id, row, snapshot));
@@ -149,7 +149,7 @@ pub(super) fn draining(service: u32, snapshot: &Snapshot) -> Option<Draining> {
     (endpoints > 0).then_some(Draining { endpoints, flows })
 }
 
-/// Open connections of an endpoint; `None` where they are not counted.
+/// Returns the open connections of an endpoint; `None` if they are not counted.
 fn open(id: u32, row: &BackendRow, snapshot: &Snapshot) -> Option<u64> {
     let count = snapshot.open_connections.get(&id).copied().unwrap_or_default();
     (count > 0 || snapshot.by_load.contains(&row.service)).then_some(count)

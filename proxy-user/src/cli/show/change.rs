@@ -1,4 +1,4 @@
-//! `ballast flow delete` and `ballast service zero`: what they remove is said by flags and arguments, and printed.
+//! `ballast flow delete` and `ballast service zero`: flags and arguments select what they remove, and the commands print it.
 
 use std::io::Write;
 
@@ -11,13 +11,13 @@ use super::zero::Zero;
 use crate::cli::args::change::{FlowDeleteArgs, ServiceZeroArgs};
 use crate::maps::view::View;
 
-/// Removes connections, and prints them.
+/// Deletes flows, and prints them.
 pub(super) fn delete_flows(
     args: &FlowDeleteArgs,
     ask: AskLabels,
     out: &mut impl Write,
 ) -> Result<(), ShowError> {
-    // Expired ones too: who removes a flow wants no trace of it.
+    // Expired flows are deleted as well, so that no trace of a connection remains.
     let selection = selection(&args.which, true, ask)?;
     if selection.is_all() && !args.all {
         return Err(ShowError::Unsaid(
@@ -39,7 +39,7 @@ pub(super) fn delete_flows(
     Ok(writeln!(std::io::stderr(), "{count} {noun} {verb}")?)
 }
 
-/// Makes counters zero, for these commands.
+/// Resets the counters that these commands show.
 pub(super) fn zero(args: &ServiceZeroArgs, out: &mut impl Write) -> Result<(), ShowError> {
     let ServiceZeroArgs { maps, zero, namespace, all, services } = args;
     let only = namespace.namespace.clone().filter(|_| !namespace.all_namespaces);

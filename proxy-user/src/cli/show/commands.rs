@@ -1,4 +1,4 @@
-//! The reading commands: they take arguments, look, and write.
+//! The reading commands: they evaluate their arguments, read the maps, and write the result.
 
 use std::io::Write;
 
@@ -23,9 +23,9 @@ use crate::maps::view::View;
 /// An answer, ready to be printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What is printed.
+    /// Text to print.
     pub text: String,
-    /// Whether all is well: what the exit code says.
+    /// Whether all is well; the exit code depends on it.
     pub well: bool,
 }
 
@@ -99,13 +99,13 @@ pub fn flows(command: &FlowCommand, ask: AskLabels, out: &mut impl Write) -> Res
     }
 }
 
-/// `ballast status`: asks the agent, and reads the maps whether or not it answers.
+/// `ballast status`: queries the agent, and reads the maps whether or not the agent answers.
 pub fn status(args: &StatusArgs) -> Result<Answer, ShowError> {
     let agent = probe(args.agent.metrics_bind_address);
     let (told, xdp) = (problems(&agent), xdp(&agent));
     let facts = Facts::read(&args.reader.maps.bpffs);
     let status = Status::new(agent.clone(), facts).with_problems(told).with_xdp(xdp);
-    // Without the right to ask netfilter, the rest is shown.
+    // If this process may not query netfilter, everything else is still shown.
     let status = status.with_kube_proxy_rules(KubeProxyRules::look().unwrap_or_default());
     let status = status.with_api_servers(api_servers(&agent));
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })

@@ -1,4 +1,4 @@
-//! `ballast config`: asks the agent for its settings, and where they come from.
+//! `ballast config`: queries the agent for its settings and their origins.
 
 use std::io::Write;
 
@@ -13,21 +13,21 @@ use crate::cli::args::inspect::ConfigArgs;
 use crate::cli::origins::Origin;
 use crate::model::nearest::{did_you_mean, nearest};
 
-/// As much of `/configz` as is shown.
+/// The used part of `/configz`.
 #[derive(Deserialize)]
 struct Configz {
     #[serde(default)]
     origins: Vec<Origin>,
-    /// The settings in effect.
+    /// The effective settings.
     #[serde(default)]
     ballast: Value,
 }
 
 impl Configz {
-    /// The settings; one that was not set has its default.
+    /// Returns the settings; a setting that was not given gets its effective value.
     fn settings(mut self) -> Vec<Origin> {
         for origin in self.origins.iter_mut().filter(|origin| origin.value.is_empty()) {
-            // Fields leave out what their folder says already: `capacities.flows` is `--max-flows`.
+            // Fields omit a prefix that the name of their object implies: `capacities.flows` is `--max-flows`.
             let short = ["max-", "flow-timeout-"].iter().find_map(|prefix| origin.name.strip_prefix(prefix));
             let mut names = [Some(&*origin.name), short].into_iter().flatten();
             let found = names.find_map(|name| field(&self.ballast, &camel(name)));
@@ -37,7 +37,7 @@ impl Configz {
     }
 }
 
-/// `tcp-syn-sent` as JSON has it.
+/// Returns a name like `tcp-syn-sent` as a name of a JSON field.
 fn camel(name: &str) -> String {
     let mut words = name.split('-');
     let first = words.next().unwrap_or_default().to_owned();
@@ -47,7 +47,7 @@ fn camel(name: &str) -> String {
     })
 }
 
-/// The field of that name, wherever it is, unless it has fields itself.
+/// Returns the first field of this name at any depth, unless it is an object.
 fn field(value: &Value, name: &str) -> Option<String> {
     let fields = value.as_object()?;
     match fields.get(name) {
@@ -62,7 +62,7 @@ fn field(value: &Value, name: &str) -> Option<String> {
     fields.values().find_map(|inner| field(inner, name))
 }
 
-/// One line for each setting.
+/// Returns one row for each setting.
 pub(in crate::cli) fn list(
     origins: &[Origin],
     names: &[String],
@@ -92,7 +92,7 @@ pub fn config(args: &ConfigArgs, out: &mut impl Write) -> Result<(), ShowError> 
     watch::write(&args.list, out, || list(&settings(args)?, &args.names, args.all))
 }
 
-/// Asks the agent.
+/// Queries the agent for its settings.
 fn settings(args: &ConfigArgs) -> Result<Vec<Origin>, ShowError> {
     let address = match probe(args.agent.metrics_bind_address) {
         AgentState::Answered { address, .. } => address,

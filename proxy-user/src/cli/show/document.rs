@@ -1,23 +1,23 @@
-//! Answers for machines.
+//! Output for programs.
 
 use serde::Serialize;
 
 use super::error::ShowError;
 use crate::cli::args::common::Output;
 
-/// JSON with line breaks and a final one.
+/// Returns JSON with line breaks, also at the end.
 pub(in crate::cli) fn json(value: &impl Serialize) -> Result<String, ShowError> {
     let mut text = serde_json::to_string_pretty(value)?;
     text.push('\n');
     Ok(text)
 }
 
-/// The same as YAML.
+/// Returns YAML.
 pub(in crate::cli) fn yaml(value: &impl Serialize) -> Result<String, ShowError> {
     Ok(serde_saphyr::to_string(value)?)
 }
 
-/// A document for machines, in the form that was asked for.
+/// Returns a document for programs in the requested format.
 pub(in crate::cli) fn document(value: &impl Serialize, output: Output) -> Result<String, ShowError> {
     if output == Output::Yaml { yaml(value) } else { json(value) }
 }

@@ -13,7 +13,7 @@ pub struct EntryJson {
     value: Value,
 }
 
-/// One line for each entry.
+/// Returns one row for each entry.
 pub fn list(entries: Vec<Entry>) -> List<EntryJson> {
     let columns = [Column::new("KEY"), Column::new("VALUE")];
     let mut list = List::new("entries", columns, "No entries, or all entries are zero.");
@@ -24,7 +24,7 @@ pub fn list(entries: Vec<Entry>) -> List<EntryJson> {
     list
 }
 
-/// `a=1 b=[x,y]`, for people.
+/// Returns a value as text for people, like `a=1 b=[x,y]`.
 fn text(value: &Value) -> String {
     match value {
         Value::Object(fields) => {

@@ -1,4 +1,4 @@
-//! Why there is no answer.
+//! Errors of the reading commands.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,33 +6,33 @@ use std::path::PathBuf;
 use crate::maps::view::ViewError;
 use crate::model::nearest::{did_you_mean, nearest};
 
-/// The text names no Service.
+/// Why a text is not the name of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
-    /// It has another form.
+    /// The text has another form.
     #[error(
         "{0:?} is not the name of a Service: give NAMESPACE/NAME or NAMESPACE/NAME:PORT, like default/redis:6379"
     )]
     Form(String),
-    /// Two namespaces.
+    /// The name and the flag `--namespace` give different namespaces.
     #[error(
         "{text:?} is not in the namespace {namespace}: remove --namespace, or give the name without namespace"
     )]
     Namespace {
-        /// The name.
+        /// The text.
         text: String,
-        /// What `--namespace` says.
+        /// Value of `--namespace`.
         namespace: String,
     },
 }
 
-/// Why there is no answer.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ShowError {
     /// The maps cannot be read.
     #[error(transparent)]
     View(#[from] ViewError),
-    /// The Service was not named properly.
+    /// The name of a Service is invalid.
     #[error(transparent)]
     Filter(#[from] FilterError),
     /// No such Service is programmed.
@@ -40,68 +40,68 @@ pub enum ShowError {
         "no Service port {filter} is programmed{near} (`ballast service list` shows all; headless Services, and Services without a TCP, UDP or SCTP port, are not programmed{left_alone})"
     )]
     NoService {
-        /// What was asked for.
+        /// The requested Service.
         filter: String,
-        /// What may have been meant, with a leading `; `, or nothing.
+        /// Similar names, with a leading `; `; or empty.
         near: String,
-        /// Cluster addresses that are left alone, with a leading `; `, or nothing.
+        /// Unmanaged cluster addresses, with a leading `; `; or empty.
         left_alone: String,
     },
     /// There is no such map.
     #[error("there is no map {asked}{near} (`ballast map list` shows all)")]
     NoMap {
-        /// What was asked for.
+        /// The requested map.
         asked: String,
-        /// What may have been meant, with a leading `; `, or nothing.
+        /// Similar names, with a leading `; `; or empty.
         near: String,
     },
-    /// The list cannot be sorted by that.
+    /// The list has no such field or column to sort by.
     #[error("the list has no field or column {asked:?}{near} (--sort-by takes {known})")]
     NoField {
-        /// What was asked for.
+        /// The requested field.
         asked: String,
-        /// What may have been meant, with a leading `; `, or nothing.
+        /// Similar names, with a leading `; `; or empty.
         near: String,
-        /// All fields, and the columns beside them.
+        /// All fields, and the columns besides them.
         known: String,
     },
-    /// The API server did not say which Services have the labels.
+    /// The API server did not return the Services with the labels.
     #[error("cannot read labels from the API server: {0}")]
     Labels(String),
     /// There is no such setting.
     #[error("there is no setting {asked}{near} (`ballast config --all` shows all)")]
     NoSetting {
-        /// What was asked for.
+        /// The requested setting.
         asked: String,
-        /// What may have been meant, with a leading `; `, or nothing.
+        /// Similar names, with a leading `; `; or empty.
         near: String,
     },
-    /// The agent has to answer, and does not.
+    /// The command needs the agent, which does not answer.
     #[error(
         "the agent does not answer ({0}): start `ballast run`, or give its address with --metrics-bind-address"
     )]
     NoAgent(String),
-    /// Nothing says what is to be removed.
+    /// The arguments do not select anything to remove.
     #[error("nothing is selected: give {0}")]
     Unsaid(&'static str),
-    /// What the counters were cannot be read or noted.
+    /// The stored values of the counters cannot be read or written.
     #[error("{}: {error}; choose another folder with --run-dir", path.display())]
     Zero {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Cause of the failure.
         error: io::Error,
     },
     /// A client cannot reach an address of the other family.
     #[error("client and destination have different address families")]
     Families,
-    /// The answer cannot be written as JSON.
+    /// The output cannot be written as JSON.
     #[error("cannot write the output as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// The answer cannot be written as YAML.
+    /// The output cannot be written as YAML.
     #[error("cannot write the output as YAML: {0}")]
     Yaml(#[from] serde_saphyr::ser::Error),
-    /// The reader of the answer has gone.
+    /// The reader of standard output has gone.
     #[error("cannot write to standard output: {0}")]
     Write(io::Error),
 }

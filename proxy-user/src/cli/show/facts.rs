@@ -1,4 +1,4 @@
-//! What the pins tell `ballast status`.
+//! The facts that `ballast status` reads from the pinned programs and maps.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,39 +9,39 @@ use crate::config::value::SnatPorts;
 use crate::maps::view::{BackendState, Overview, UsageRow, View, ViewError};
 use crate::programs::{Attachment, Lack, attachments, lacks};
 
-/// What the pins tell.
+/// The facts from the pinned programs and maps.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// Folder of the maps.
     pub folder: PathBuf,
-    /// The layout that the agent wrote; 0 before it did.
+    /// ABI version that the agent wrote; 0: not written yet.
     pub abi: u32,
     /// Source ports for SNAT: `1024-29999,61000-65535`.
     pub snat_ports: String,
-    /// Where the programs are.
+    /// Attachments of the programs.
     pub attachments: Vec<Attachment>,
-    /// What the kernel lacks.
+    /// Missing kernel features.
     pub lacks: Vec<Lack>,
-    /// Maps.
+    /// Usage of the maps.
     pub maps: Vec<UsageRow>,
-    /// Service ports.
+    /// Number of Service ports.
     pub ports: usize,
-    /// Addresses that clients may dial.
+    /// Number of frontends.
     pub frontends: usize,
-    /// Those of them without an endpoint.
+    /// Number of frontends without an endpoint.
     pub empty: usize,
-    /// Cluster addresses that are left alone.
+    /// Number of unmanaged cluster addresses.
     pub unmanaged: usize,
-    /// Endpoints that serve.
+    /// Number of endpoints that serve.
     pub backends: usize,
-    /// Connections that are not expired.
+    /// Number of flows that have not expired.
     pub flows: u64,
-    /// How often each reason was met.
+    /// Counter of each reason.
     pub reasons: BTreeMap<Reason, u64>,
 }
 
 impl Facts {
-    /// Reads them.
+    /// Reads the facts.
     pub fn read(bpffs: &Path) -> Result<Self, ViewError> {
         let view = View::open(bpffs)?;
         let Overview { snapshot, flows, maps, reasons } = view.overview()?;

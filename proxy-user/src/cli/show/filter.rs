@@ -1,4 +1,4 @@
-//! Which Service ports are meant.
+//! Selection of Service ports.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,14 +13,14 @@ use crate::model::nearest::{did_you_mean, nearest};
 /// A Service, or one port of it by name or number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceFilter {
-    /// `None`: any.
+    /// `None`: any namespace.
     namespace: Option<String>,
     name: String,
     port: Option<String>,
 }
 
 impl ServiceFilter {
-    /// Reads `NAME`, `NAMESPACE/NAME` and `svc/...` before either; what is said without namespace is where the flags say.
+    /// Parses `NAME` or `NAMESPACE/NAME`, with or without `svc/` in front; the flags give the namespace of a name without one.
     pub fn parse(text: &str, flags: &NamespaceArgs) -> Result<Self, FilterError> {
         let wrong = || FilterError::Form(text.to_owned());
         let rest = text.strip_prefix("service/").or_else(|| text.strip_prefix("svc/")).unwrap_or(text);
@@ -39,13 +39,13 @@ impl ServiceFilter {
             }
             (Some(named), _) => Some(named.to_owned()),
             (None, _) if flags.all_namespaces => None,
-            // As kubectl: what is not said is in the namespace `default`.
+            // As in kubectl, the default namespace is `default`.
             (None, flag) => Some(flag.clone().unwrap_or_else(|| "default".to_owned())),
         };
         Ok(Self { namespace, name: name.to_owned(), port: port.map(str::to_owned) })
     }
 
-    /// Whether this Service port is meant. A number is looked up among the ports that clients dial.
+    /// Whether the filter selects this Service port. A number is compared with the ports of its frontends.
     pub fn matches(&self, id: u32, name: &NameRow, snapshot: &Snapshot) -> bool {
         if self.name != name.name || self.namespace.as_ref().is_some_and(|meant| *meant != name.namespace) {
             return false;
@@ -58,7 +58,7 @@ impl ServiceFilter {
             })
     }
 
-    /// No Service port is meant.
+    /// Returns the error that no Service port is selected.
     pub(super) fn not_found(&self, snapshot: &Snapshot) -> ShowError {
         let left_alone = left_alone(snapshot).map(|all| format!("; unmanaged cluster addresses: {all}"));
         ShowError::NoService {
@@ -68,13 +68,13 @@ impl ServiceFilter {
         }
     }
 
-    /// Names that are programmed and may have been meant, in words.
+    /// Returns programmed names that are similar, as text.
     pub fn proposals(&self, snapshot: &Snapshot) -> String {
         let services: BTreeSet<(&str, &str)> =
             snapshot.names.values().map(|row| (&*row.namespace, &*row.name)).collect();
         let of_that_name = services.iter().filter(|(_, name)| *name == self.name);
         let mut found: Vec<String> = of_that_name.map(|(space, name)| format!("{space}/{name}")).collect();
-        // The Service is there: its ports have other names.
+        // If the Service exists, only the name of its port is wrong.
         let ports = snapshot.names.values().filter(|row| {
             row.name == self.name && self.namespace.as_ref().is_none_or(|meant| *meant == row.namespace)
         });
@@ -114,24 +114,24 @@ impl fmt::Display for ServiceFilter {
     }
 }
 
-/// Which Service ports a list is about.
+/// Which Service ports a list contains.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
-    /// Those of this namespace.
+    /// Only Service ports of this namespace.
     pub namespace: Option<String>,
-    /// Those with the labels that were asked for, as namespace and name.
+    /// Only Services with the requested labels, as namespace and name.
     pub labelled: Option<BTreeSet<(String, String)>>,
-    /// These; none: all.
+    /// Only these Services; empty: all.
     pub services: Vec<ServiceFilter>,
 }
 
 impl Scope {
-    /// Whether nothing is left out.
+    /// Whether all Service ports are selected.
     pub fn is_all(&self) -> bool {
         self.namespace.is_none() && self.labelled.is_none() && self.services.is_empty()
     }
 
-    /// Whether it is about this Service port. One without name belongs to no namespace.
+    /// Whether this Service port is selected. A Service port without a name belongs to no namespace.
     pub fn takes(&self, id: u32, snapshot: &Snapshot) -> bool {
         let Some(name) = snapshot.names.get(&id) else { return self.is_all() };
         let is_labelled = |names: &BTreeSet<(String, String)>| {
@@ -143,7 +143,7 @@ impl Scope {
                 || self.services.iter().any(|filter| filter.matches(id, name, snapshot)))
     }
 
-    /// An error for the first Service that is named and not programmed.
+    /// Fails with the first named Service that is not programmed.
     pub fn check(&self, snapshot: &Snapshot) -> Result<(), ShowError> {
         let is_there = |filter: &&ServiceFilter| {
             snapshot.names.iter().any(|(id, name)| filter.matches(*id, name, snapshot))

@@ -13,26 +13,26 @@ use crate::cli::question::Peer;
 use crate::maps::view::{FlowRow, FlowState, Snapshot};
 use crate::model::net::Protocol;
 
-/// Which connections are meant.
+/// Which flows are selected.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Those to these Service ports.
+    /// Only flows to these Service ports.
     pub scope: Scope,
-    /// Those of this client.
+    /// Only flows of this client.
     pub client: Option<Peer>,
-    /// Those that dialled this.
+    /// Only flows to this frontend.
     pub frontend: Option<Peer>,
-    /// Those to this endpoint.
+    /// Only flows to this endpoint.
     pub backend: Option<Peer>,
-    /// Those of this protocol.
+    /// Only flows of this protocol.
     pub protocol: Option<Protocol>,
-    /// Those in this state.
+    /// Only flows in this state.
     pub state: Option<FlowState>,
-    /// Expired ones too.
+    /// Include expired flows.
     pub all: bool,
 }
 
-/// A connection.
+/// A flow.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowJson {
@@ -40,7 +40,7 @@ pub struct FlowJson {
     client: SocketAddr,
     frontend: SocketAddr,
     backend: SocketAddr,
-    /// Whom the backend sees; the client itself where nothing is changed.
+    /// Source that the backend sees; the client's own if there is no SNAT.
     source: SocketAddr,
     /// `namespace/name:port`.
     service: String,
@@ -52,11 +52,11 @@ pub struct FlowJson {
     forwarding: &'static str,
     age_seconds: f64,
     idle_seconds: f64,
-    /// Until it expires, if no packet comes.
+    /// Seconds until the flow expires if no packet arrives.
     timeout_seconds: f64,
 }
 
-/// One line for each connection that `selection` means.
+/// Returns one row for each selected flow.
 pub fn list(
     rows: &[FlowRow],
     snapshot: &Snapshot,
@@ -98,7 +98,7 @@ pub fn list(
             row.backend_id.to_string(),
         ];
         let name = format!("{}/{}/{}", row.protocol, row.client, row.frontend);
-        // A direct flow and a translated one may be of the same two.
+        // A direct flow and a translated flow may have the same client and frontend.
         let key = format!("{name} {} {}", row.backend, row.source);
         list.push(Row { group: "flows", name, key, cells, value: element(row, snapshot) });
     }
@@ -106,14 +106,14 @@ pub fn list(
 }
 
 impl Selection {
-    /// Whether nothing is left out but expired ones.
+    /// Whether all flows are selected, possibly without expired ones.
     pub fn is_all(&self) -> bool {
         let Self { scope, client, frontend, backend, protocol, state, all: _ } = self;
         let has_end = client.or(*frontend).or(*backend).is_some();
         scope.is_all() && !has_end && protocol.is_none() && state.is_none()
     }
 
-    /// Whether the connection is meant.
+    /// Whether the flow is selected.
     pub fn takes(&self, row: &FlowRow, snapshot: &Snapshot) -> bool {
         let Self { scope, client, frontend, backend, protocol, state, all } = self;
         let is_at = |meant: &Option<Peer>, end: &SocketAddr| meant.is_none_or(|meant| meant.is(end));

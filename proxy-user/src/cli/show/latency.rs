@@ -1,4 +1,4 @@
-//! What was measured of a Service's connections (`--connect-latency`), in `ballast service show`.
+//! The measured latency of a Service's connections (`--connect-latency`), in `ballast service show`.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::table::Table;
 use crate::maps::view::Snapshot;
 
-/// What was measured of the connections to one endpoint, or to all of a Service port.
+/// Measurements of the connections to one endpoint, or to all endpoints of a Service port.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LatencyJson {
@@ -16,16 +16,16 @@ pub(super) struct LatencyJson {
     #[serde(skip_serializing_if = "Option::is_none")]
     endpoint: Option<String>,
     answered: u64,
-    /// Microseconds of all of them together.
+    /// Sum of the latencies of all answered connections, in microseconds.
     sum_us: u64,
-    /// Within which half of them were answered; absent above 8.4 s.
+    /// Latency within which half of the connections were answered, in microseconds; `null` above 8.4 s.
     p50_us: Option<u64>,
     p99_us: Option<u64>,
     refused: u64,
     retransmits: u64,
 }
 
-/// The Service port first, then its endpoints; nothing where nothing is measured.
+/// Returns the measurements of the Service port first, then those of its endpoints; empty if nothing was measured.
 pub(super) fn elements(service: u32, snapshot: &Snapshot) -> Vec<LatencyJson> {
     rows(service, snapshot)
         .map(|(backend, entry)| LatencyJson {
@@ -40,7 +40,7 @@ pub(super) fn elements(service: u32, snapshot: &Snapshot) -> Vec<LatencyJson> {
         .collect()
 }
 
-/// The same as a table, with an empty line before it.
+/// Returns the same as a table, with an empty line in front.
 pub(super) fn table(service: u32, snapshot: &Snapshot) -> String {
     let mut table = Table::new(["CONNECTS TO", "ANSWERED", "P50", "P99", "REFUSED", "SYN RETRANSMITS"]);
     let mut is_empty = true;
@@ -67,12 +67,12 @@ fn rows(service: u32, snapshot: &Snapshot) -> impl Iterator<Item = (u32, &Latenc
     of_service.map(|((_, backend), entry)| (*backend, entry))
 }
 
-/// Its address and port, or the bare id.
+/// Returns address and port of an endpoint, or its id if the endpoint is unknown.
 fn endpoint(id: u32, snapshot: &Snapshot) -> String {
     snapshot.backends.get(&id).map_or_else(|| format!("id {id}"), |row| row.socket.to_string())
 }
 
-/// The limit of its bucket: `<= 64 us`, `<= 2.0 ms`.
+/// Returns the upper limit of the quantile's bucket, like `<= 64 us` or `<= 2.0 ms`.
 #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
 fn quantile(entry: &LatencyEntry, per_mille: u64) -> String {
     match entry.quantile_us(per_mille) {

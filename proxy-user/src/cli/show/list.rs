@@ -1,4 +1,4 @@
-//! A list: each command filters its rows; they are sorted, written and watched here for all commands.
+//! A list: each command filters its rows; this module sorts, writes and watches them for all commands.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use super::table::Table;
 use crate::cli::args::list::ListOutput;
 use crate::model::nearest::{did_you_mean, nearest};
 
-/// In which forms of the table a column is shown.
+/// Formats of the table in which a column is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Both,
@@ -25,7 +25,7 @@ enum Form {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     heading: &'static str,
-    /// The field of the JSON form by which it is sorted, where its cells are for people only.
+    /// Field of the JSON output to sort by, if the cells are only for people.
     field: Option<&'static str>,
     form: Form,
     is_number: bool,
@@ -37,27 +37,27 @@ impl Column {
         Self { heading, field: None, form: Form::Both, is_number: false, is_clock: false }
     }
 
-    /// Shown with `-o wide` only.
+    /// Shows the column only with `-o wide`.
     pub(super) const fn wide(self) -> Self {
         Self { form: Form::Wide, ..self }
     }
 
-    /// Not shown with `-o wide`.
+    /// Hides the column with `-o wide`.
     pub(super) const fn narrow(self) -> Self {
         Self { form: Form::Narrow, ..self }
     }
 
-    /// Sorted by this field of the JSON form: its cells have units, or words beside a number.
+    /// Sorts the column by this field of the JSON output, because its cells have units or words.
     pub(super) const fn sorted_by(self, field: &'static str) -> Self {
         Self { field: Some(field), ..self }
     }
 
-    /// Numbers stand under each other.
+    /// Aligns the column to the right.
     pub(super) const fn number(self) -> Self {
         Self { is_number: true, ..self }
     }
 
-    /// It runs by itself: that is no change which a watch would print.
+    /// The column changes with time alone; a watch does not print such a change.
     pub(super) const fn clock(self) -> Self {
         Self { is_clock: true, ..self }
     }
@@ -66,19 +66,19 @@ impl Column {
 /// A row.
 #[derive(Clone, Debug)]
 pub(super) struct Row<T> {
-    /// The list of the JSON form in which it is.
+    /// Name of the JSON list that contains the row.
     pub(super) group: &'static str,
-    /// What `-o name` prints.
+    /// Output of the row with `-o name`.
     pub(super) name: String,
-    /// What tells it from the others, for as long as it is there.
+    /// Identifies the row for as long as it exists.
     pub(super) key: String,
     /// One cell for each column, whether it is shown or not.
     pub(super) cells: Vec<String>,
-    /// Its JSON form.
+    /// The row in JSON.
     pub(super) value: T,
 }
 
-/// Rows under headings.
+/// Rows with columns.
 #[derive(Clone, Debug)]
 pub struct List<T> {
     group: &'static str,
@@ -88,7 +88,7 @@ pub struct List<T> {
 }
 
 impl<T: Serialize> List<T> {
-    /// `{"<group>": [...]}`; `otherwise` is what the table says when there is no row.
+    /// Creates the list `{"<group>": [...]}`; `otherwise` is the text of the table if there are no rows.
     pub(super) fn new(
         group: &'static str,
         columns: impl IntoIterator<Item = Column>,
@@ -105,12 +105,12 @@ impl<T: Serialize> List<T> {
         &self.rows
     }
 
-    /// Sorts by a field of the JSON form, or by a column. Rows that are equal in it stay as they were.
+    /// Sorts by a field of the JSON output, or by a column. The sort is stable.
     pub fn sort_by(&mut self, field: &str) -> Result<(), ShowError> {
         if self.rows.is_empty() {
             return Ok(());
         }
-        // As kubectl writes it, too: `.connections`, `{.connections}`.
+        // kubectl's notations are accepted as well: `.connections`, `{.connections}`.
         let asked = field.trim_start_matches('{').trim_end_matches('}').trim_start_matches('.');
         let values = self.rows.iter().map(|row| serde_json::to_value(&row.value));
         let values: Vec<Value> = values.collect::<Result<_, _>>()?;
@@ -151,7 +151,7 @@ impl<T: Serialize> List<T> {
         ShowError::NoField { asked: asked.to_owned(), near, known: known.join(", ") }
     }
 
-    /// All of it.
+    /// Renders the list.
     pub fn render(&self, output: ListOutput, with_headings: bool) -> Result<String, ShowError> {
         match output {
             ListOutput::Json => json(self),
@@ -168,14 +168,14 @@ impl<T: Serialize> List<T> {
     }
 
     fn names(&self) -> String {
-        // A Service with several addresses is one name.
+        // A Service with several addresses is printed once.
         let mut met = BTreeSet::new();
         let names =
             self.rows.iter().map(|row| &*row.name).filter(|name| !name.is_empty() && met.insert(*name));
         names.flat_map(|name| [name, "\n"]).collect()
     }
 
-    /// An empty table with the columns of that form; for a watch, with the kind of event in front.
+    /// Returns an empty table with the columns of this format; for a watch, the first column is the kind of event.
     pub(super) fn table(&self, output: ListOutput, with_headings: bool, with_event: bool) -> Table {
         let event = with_event.then_some(Column::new("EVENT"));
         let columns: Vec<Column> =
@@ -200,7 +200,7 @@ impl<T: Serialize> List<T> {
         cells.map(Option::unwrap_or_default).collect()
     }
 
-    /// The cells in which a change counts.
+    /// Returns the cells in which a change counts.
     pub(super) fn state(&self, row: &Row<T>) -> String {
         let cells = self.columns.iter().zip(&row.cells).filter(|(column, _)| !column.is_clock);
         cells.flat_map(|(_, cell)| [cell, "\n"]).collect()
@@ -224,7 +224,7 @@ impl<T: Serialize> Serialize for List<T> {
     }
 }
 
-/// Numbers as numbers, addresses as addresses, anything else as text; what is missing comes first.
+/// Compares numbers as numbers, addresses as addresses, and anything else as text; missing values come first.
 fn compare(one: &Value, other: &Value) -> Ordering {
     if let (Some(one), Some(other)) = (one.as_f64(), other.as_f64()) {
         return one.total_cmp(&other);
@@ -242,7 +242,7 @@ fn compare(one: &Value, other: &Value) -> Ordering {
     rank(one).cmp(&rank(other))
 }
 
-/// `10.96.0.10:80/TCP`, or without port or protocol.
+/// Parses `10.96.0.10:80/TCP`, with or without port and protocol.
 fn socket(text: &str) -> Option<(IpAddr, u16, &str)> {
     let (address, protocol) = text.split_once('/').unwrap_or((text, ""));
     let of_socket = address.parse::<SocketAddr>().ok().map(|socket| (socket.ip(), socket.port(), protocol));

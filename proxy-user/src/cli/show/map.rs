@@ -10,10 +10,10 @@ use super::list::{Column, List, Row};
 use super::table::bytes;
 use crate::maps::view::UsageRow;
 
-/// A map this full, in percent, is a problem to come.
+/// Percentage of used entries at which a map counts as nearly full.
 const NEARLY_FULL: u64 = 90;
 
-/// Whether a map is nearly full. The flow table, the LRU maps and what refers to them fill up and reuse their oldest entries.
+/// Whether a map is nearly full. The flow table and the LRU maps are excluded: they fill up, and reuse their oldest entries.
 pub(in crate::cli) fn is_nearly_full(row: &UsageRow) -> bool {
     let full = row.used.is_some_and(|used| u64::from(used) * 100 >= u64::from(row.capacity) * NEARLY_FULL);
     full && !row.kind.starts_with("lru") && ![names::FLOWS, names::FLOWS6].contains(&row.name)
@@ -23,22 +23,22 @@ pub(in crate::cli) fn is_nearly_full(row: &UsageRow) -> bool {
 #[derive(Debug, Serialize)]
 pub struct MapJson {
     name: &'static str,
-    /// Number of the map in this kernel, as bpftool shows it.
+    /// Id of the map in this kernel, as bpftool shows it.
     id: u32,
     pin: PathBuf,
-    /// In the kernel's words.
+    /// The kernel's name of the type.
     r#type: String,
-    /// `null` where all entries always are in use.
+    /// `null` if all entries are always in use.
     used: Option<u32>,
-    /// `null` where there is one for each socket.
+    /// `null` if the map has one entry for each socket.
     capacity: Option<u32>,
-    /// Bytes; `null` where the kernel does not tell.
+    /// In bytes; `null` if the kernel does not report it.
     memory: Option<u64>,
-    /// The flag that makes it larger; empty where none does.
+    /// Flag that makes the map larger; empty if there is none.
     setting: &'static str,
 }
 
-/// One line for each of these maps, or of all.
+/// Returns one row for each map in `names`, or for every map if `names` is empty.
 pub fn list(rows: &[UsageRow], names: &[String]) -> Result<List<MapJson>, ShowError> {
     for asked in names {
         if !rows.iter().any(|row| row.name == asked) {

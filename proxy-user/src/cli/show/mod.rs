@@ -1,7 +1,7 @@
-//! Answers of the reading commands: tables for people, JSON for scripts.
+//! Output of the reading commands: tables for people, JSON for scripts.
 //!
-//! Each answer is a pure function of rows; only `commands` and `change` look outside. In JSON the names of
-//! fields stay, ages are seconds, addresses are strings, and what is not known is `null`.
+//! Each answer is a pure function of rows; only `commands` and `change` do I/O. In JSON, field names are stable, ages are in
+//! seconds, addresses are strings, and unknown values are `null`.
 
 mod backend;
 mod change;

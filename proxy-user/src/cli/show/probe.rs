@@ -1,4 +1,4 @@
-//! Whether the agent answers.
+//! Queries to the agent.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -12,31 +12,31 @@ use crate::programs::XdpDevice;
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Bytes of an answer that are read: another program may listen there, and send without end.
+/// Maximum number of bytes that are read of an answer: another program may listen there, and send without end.
 const MOST: u64 = 16 << 20;
 
-/// What was heard of the agent.
+/// Result of a query to the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentState {
-    /// Its server is switched off, so it was not asked.
+    /// The agent's metrics server is switched off, so the agent was not queried.
     NotAsked,
-    /// It answered with this HTTP status.
+    /// The agent answered with this HTTP status.
     Answered {
-        /// Where it was asked.
+        /// The queried address.
         address: SocketAddr,
-        /// 200 when it is well, 503 when it is not.
+        /// 200 if the agent is healthy, 503 if it is not.
         status: u16,
     },
-    /// It did not answer.
+    /// The agent did not answer.
     Silent {
-        /// Where it was asked.
+        /// The queried address.
         address: SocketAddr,
         /// Why there is no answer.
         reason: String,
     },
 }
 
-/// Asks the agent's metrics server for `/healthz`.
+/// Queries `/healthz` of the agent's metrics server.
 pub fn probe(listen: Listen) -> AgentState {
     let Some(address) = listen.resolve(METRICS_PORT).map(reachable) else { return AgentState::NotAsked };
     match ask(address, "/healthz") {
@@ -45,7 +45,7 @@ pub fn probe(listen: Listen) -> AgentState {
     }
 }
 
-/// What an agent that answers says is wrong with which object. An agent of before it said so says nothing.
+/// Returns the problems that the agent reports; empty if it does not answer, or is too old to report them.
 pub fn problems(agent: &AgentState) -> Vec<String> {
     let AgentState::Answered { address, .. } = agent else { return Vec::new() };
     match ask(*address, "/problems") {
@@ -54,7 +54,7 @@ pub fn problems(agent: &AgentState) -> Vec<String> {
     }
 }
 
-/// What an agent that answers says of XDP on the uplinks.
+/// Returns what the agent reports about XDP on the uplinks; empty if it does not answer.
 pub fn xdp(agent: &AgentState) -> Vec<XdpDevice> {
     let AgentState::Answered { address, .. } = agent else { return Vec::new() };
     match ask(*address, "/xdp") {
@@ -63,7 +63,7 @@ pub fn xdp(agent: &AgentState) -> Vec<XdpDevice> {
     }
 }
 
-/// What an agent that answers says of the API servers.
+/// Returns what the agent reports about the API servers; empty if it does not answer.
 pub fn api_servers(agent: &AgentState) -> ApiServers {
     let AgentState::Answered { address, .. } = agent else { return ApiServers::default() };
     match ask(*address, "/apiservers") {
@@ -72,7 +72,7 @@ pub fn api_servers(agent: &AgentState) -> ApiServers {
     }
 }
 
-/// A server that listens on all addresses is asked on the loopback.
+/// Returns the loopback address for a server that listens on all addresses.
 pub(in crate::cli) fn reachable(address: SocketAddr) -> SocketAddr {
     let ip: IpAddr = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -82,17 +82,17 @@ pub(in crate::cli) fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// Status and body of what an HTTP server answers.
+/// Sends a GET request to an HTTP server. Returns status and body of the answer.
 pub(in crate::cli) fn ask(address: SocketAddr, path: &str) -> io::Result<(u16, Vec<u8>)> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    // In one piece: a server that is none of ours may close after it saw the first.
+    // The request is sent in one piece, because a server that is not Ballast's may close the connection after the first piece.
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     stream.take(MOST).read_to_end(&mut answer)?;
-    // `HTTP/1.1 200` is all that counts of the head.
+    // Only the status of the head is needed: `HTTP/1.1 200`.
     let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
     let status = status.and_then(|text| str::from_utf8(text).ok()).and_then(|text| text.parse().ok());
     let status =

@@ -17,70 +17,69 @@ use super::table::{Table, bytes};
 use crate::cli::args::Output;
 use crate::maps::view::{BackendRow, FrontendRow, Snapshot, UnmanagedRow};
 
-/// Endpoints shown in a cell before `+N more`, as kubectl does.
+/// Maximum number of endpoints in a cell before `+N more`, as in kubectl.
 const SHOWN: usize = 3;
 
-/// A row of `{"frontends": [...], "unmanaged": [...]}`: an address that a client may dial, or a cluster address that is left
-/// alone.
+/// A row of `{"frontends": [...], "unmanaged": [...]}`: a frontend, or an unmanaged cluster address.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub enum Line {
-    /// What a client may dial.
+    /// A frontend.
     Frontend(Box<FrontendJson>),
-    /// What is left alone.
+    /// An unmanaged cluster address.
     Unmanaged(UnmanagedJson),
 }
 
-/// A cluster address that is left alone.
+/// An unmanaged cluster address.
 #[derive(Debug, Serialize)]
 pub struct UnmanagedJson {
     /// `10.96.0.10`.
     address: IpAddr,
-    /// `own-address`: this node has it; `other-proxy`: another proxy serves it.
+    /// `own-address`: this node has the address; `other-proxy`: another proxy serves it.
     reason: &'static str,
 }
 
-/// An address that a client may dial.
+/// A frontend.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendJson {
-    /// `namespace/name:port`, or `id N` when the id has no name (yet).
+    /// `namespace/name:port`, or `id N` if the id has no name (yet).
     service: String,
     /// Id of the Service port.
     id: u32,
     /// `ClusterIP`, `NodePort`, `LoadBalancer`, `ExternalIP`.
     r#type: &'static str,
-    /// `internal` or `external`: which clients it is for.
+    /// The clients that the frontend is for: `internal` or `external`.
     scope: &'static str,
     /// `10.96.0.10:80`.
     address: String,
     /// `TCP`, `UDP`, `SCTP`.
     protocol: String,
-    /// `forward`, `reject`, `drop`: what a client meets.
+    /// What happens to a client's connection: `forward`, `reject`, `drop`.
     verdict: &'static str,
-    /// `Cluster` or `Local`: the traffic policy that chose the backends.
+    /// Traffic policy that selected the backends: `Cluster` or `Local`.
     policy: &'static str,
-    /// Only clients in `spec.loadBalancerSourceRanges` get through.
+    /// Only clients in `spec.loadBalancerSourceRanges` are allowed.
     source_ranges: bool,
-    /// Seconds of affinity by client address; 0: none.
+    /// Timeout of the session affinity in seconds; 0: none.
     affinity_seconds: u32,
-    /// `random`, `rr`, ... : the name of an algorithm.
+    /// Name of the algorithm, like `random` or `rr`.
     algorithm: &'static str,
-    /// The same for clients outside of the cluster, where it is another one.
+    /// Algorithm for clients outside the cluster, if it is another one.
     #[serde(skip_serializing_if = "Option::is_none")]
     algorithm_outside: Option<&'static str>,
-    /// `dsr` or `snat`: how packets of clients outside reach endpoints on other nodes.
+    /// How packets of clients outside reach endpoints on other nodes: `dsr` or `snat`.
     forwarding: &'static str,
-    /// What is left on endpoints of the Service port that left it.
+    /// Removed endpoints of the Service port, and their flows.
     #[serde(skip_serializing_if = "Option::is_none")]
     draining: Option<Draining>,
     /// Ids of the backends.
     backends: Vec<u32>,
-    /// Their addresses.
+    /// Addresses and ports of the backends.
     endpoints: Vec<SocketAddr>,
 }
 
-/// One line for each address that a client may dial, of the Services that `scope` means.
+/// Returns one row for each frontend of the Services in `scope`.
 pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError> {
     scope.check(snapshot)?;
     let taken = snapshot.frontends.iter().filter(|row| scope.takes(row.service, snapshot));
@@ -123,7 +122,7 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
         let value = Line::Frontend(Box::new(frontend(row, snapshot)));
         list.push(Row { group: "frontends", name, key, cells, value });
     }
-    // They stand nowhere with the name of their Service.
+    // The maps do not contain the names of their Services, so only an unfiltered list shows these addresses.
     let unnamed = unmanaged(snapshot).into_iter().zip(&snapshot.unmanaged).filter(|_| scope.is_all());
     for (value, row) in unnamed {
         let address = row.address.to_string();
@@ -143,8 +142,8 @@ fn unmanaged(snapshot: &Snapshot) -> Vec<UnmanagedJson> {
     snapshot.unmanaged.iter().map(element).collect()
 }
 
-/// `{"ports": [...], "unmanaged": [...]}`: one element for each port and address family; and the cluster addresses, of
-/// whatever Service, that are left alone.
+/// `{"ports": [...], "unmanaged": [...]}`: one element for each port and address family; and the unmanaged cluster addresses of
+/// all Services.
 #[derive(Serialize)]
 struct ShowJson {
     ports: Vec<PortJson>,
@@ -184,7 +183,7 @@ struct RefusalJson {
     count: u64,
 }
 
-/// All about the ports that `filter` means.
+/// Returns all data of the Service ports that `filter` selects.
 pub fn show(snapshot: &Snapshot, filter: &ServiceFilter, output: Output) -> Result<String, ShowError> {
     let mut ports: Vec<_> =
         snapshot.names.iter().filter(|(id, name)| filter.matches(**id, name, snapshot)).collect();
@@ -242,7 +241,7 @@ fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> Result<String, Sho
         snapshot.names.get(&id).map_or_else(String::new, |n| format!(" ({}, {})", n.protocol, n.family));
     let one = frontends(id, snapshot).next();
     let mut text = String::new();
-    // Writing to a String does not fail.
+    // Writing to a `String` cannot fail.
     let _ = writeln!(text, "Service:      {}{protocol}", title(id, snapshot));
     let _ = writeln!(text, "Id:           {id}");
     let _ = writeln!(
@@ -290,7 +289,7 @@ fn frontends(id: u32, snapshot: &Snapshot) -> impl Iterator<Item = &FrontendRow>
     snapshot.frontends.iter().filter(move |row| row.service == id)
 }
 
-/// The backends of a frontend. An id that has gone to another Service since its slot was read is left out.
+/// Returns the backends of a frontend, without ids that were reassigned to another Service after their slot was read.
 fn backends<'a>(row: &'a FrontendRow, snapshot: &'a Snapshot) -> impl Iterator<Item = (u32, &'a BackendRow)> {
     row.backends.iter().filter_map(|id| {
         let backend = snapshot.backends.get(id)?;
@@ -302,19 +301,19 @@ fn affinity(seconds: u32) -> String {
     if seconds == 0 { "none".to_owned() } else { format!("client address, {seconds}s") }
 }
 
-/// `random`, or `random, mh outside`.
+/// Returns the algorithm as text, like `random` or `random, mh outside`.
 fn algorithm(row: &FrontendRow) -> String {
     row.outside
         .map_or_else(|| row.algorithm.to_owned(), |outside| format!("{}, {outside} outside", row.algorithm))
 }
 
-/// The same of all frontends of a port: of some, clients outside are spread by something else.
+/// Returns the algorithms of a Service port as text; only some of its frontends have another algorithm for clients outside.
 fn algorithms(id: u32, snapshot: &Snapshot) -> String {
     let texts: BTreeSet<String> = frontends(id, snapshot).map(algorithm).collect();
     texts.into_iter().next_back().unwrap_or_else(|| "-".to_owned())
 }
 
-/// How packets of clients outside reach endpoints on other nodes.
+/// Returns how packets of clients outside reach endpoints on other nodes.
 fn forwarding(row: &FrontendRow) -> &'static str {
     if row.dsr { "dsr" } else { "snat" }
 }

@@ -1,4 +1,4 @@
-//! `ballast stats`: what was counted for Service ports, or how much of it there is in a second.
+//! `ballast stats`: counters of Service ports, or their rates per second.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub struct StatsJson {
     /// `namespace/name:port`.
     service: String,
     id: u32,
-    /// Counts, or how many in a second.
+    /// Counts, or rates per second.
     connections: Number,
     packets: Number,
     bytes: Number,
@@ -36,14 +36,14 @@ struct Sample {
     counts: BTreeMap<u32, [u64; 6]>,
 }
 
-/// What was read last, for rates.
+/// The previous sample, to compute rates.
 #[derive(Default)]
 pub struct Meter {
     before: Option<Sample>,
 }
 
 impl Meter {
-    /// The rates over `period`, or since the last call: `read` is called once, or twice where there was none.
+    /// Returns the rates over `period`, or since the previous call. Calls `read` once; twice if there was no previous call.
     pub fn rates(
         &mut self,
         scope: &Scope,
@@ -71,7 +71,7 @@ impl Sample {
     }
 }
 
-/// Connections, packets, bytes, the two of replies, and refusals, by the id of the Service port.
+/// Returns connections, packets, bytes, packets and bytes of replies, and refusals, by the id of the Service port.
 fn counts(snapshot: &Snapshot) -> BTreeMap<u32, [u64; 6]> {
     let of = |id: &u32| {
         let stats = snapshot.service_stats.get(id).copied().unwrap_or_default();
@@ -83,7 +83,7 @@ fn counts(snapshot: &Snapshot) -> BTreeMap<u32, [u64; 6]> {
     snapshot.names.keys().map(|id| (*id, of(id))).collect()
 }
 
-/// One line for each Service port.
+/// Returns one row for each Service port.
 pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<StatsJson>, ShowError> {
     scope.check(snapshot)?;
     let counts = counts(snapshot);
@@ -96,7 +96,7 @@ fn rates(snapshot: &Snapshot, scope: &Scope, before: &Sample, now: &Sample) -> L
     lines(snapshot, scope, true, |id| {
         let of = |sample: &Sample| sample.counts.get(&id).copied();
         let now = of(now).unwrap_or_default();
-        // A Service that is new began at zero a moment ago: its rate is not known yet.
+        // A new Service port has no previous sample, so its rate is not known yet.
         let before = of(before).unwrap_or(now);
         let mut pairs = now.into_iter().zip(before);
         std::array::from_fn(|_| {

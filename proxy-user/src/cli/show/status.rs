@@ -21,12 +21,12 @@ use crate::maps::view::{UsageRow, ViewError};
 use crate::model::ApiServers;
 use crate::programs::{Attachment, Lack, Taken, XdpDevice};
 
-/// All that is known.
+/// All data of `ballast status`.
 #[derive(Debug)]
 pub struct Status {
     agent: AgentState,
     facts: Result<Facts, ViewError>,
-    /// What the agent says is wrong with which object.
+    /// Problems with objects that the agent reports.
     told: Vec<String>,
     xdp: Vec<XdpDevice>,
     kube_proxy_rules: KubeProxyRules,
@@ -36,30 +36,30 @@ pub struct Status {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct StatusJson<'a> {
-    /// Whether nothing is wrong.
+    /// Whether there are no problems.
     ok: bool,
     agent: AgentJson,
-    /// Layout of the maps that this binary reads.
+    /// ABI version of the maps that this program reads.
     abi: u32,
-    /// Folder of the maps; `null` when there is none.
+    /// Folder of the maps; `null` if there is none.
     folder: Option<&'a PathBuf>,
     attachments: Vec<AttachmentJson<'a>>,
-    /// What the kernel lacks, and Ballast does without.
+    /// Missing kernel features that Ballast can do without.
     kernel_lacks: &'a [Lack],
-    /// Without a server when there is no cluster, or the agent was not asked.
+    /// Contains no server if there is no cluster, or if the agent was not queried.
     api_servers: &'a ApiServers,
-    /// XDP on the uplinks; empty when the agent was not asked.
+    /// XDP on the uplinks; empty if the agent was not queried.
     xdp: &'a [XdpDevice],
     maps: Vec<MapJson>,
-    /// Source ports for packets that go on under the node's own address.
+    /// Source ports for SNAT.
     snat_ports: Option<&'a str>,
     counts: Option<CountsJson>,
-    /// By label; those that were never met are left out.
+    /// By label; reasons with the count 0 are omitted.
     reasons: BTreeMap<&'static str, ReasonJson>,
-    /// What kube-proxy has left; not there when it is nothing.
+    /// What kube-proxy has left on the node; omitted if there is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     kube_proxy_rules: Option<String>,
-    /// What is wrong, in sentences.
+    /// Problems, in sentences.
     problems: Vec<String>,
 }
 
@@ -76,11 +76,11 @@ struct AttachmentJson<'a> {
     /// `sock_connect4`, `tcx_ingress_7`, `clsact_egress_7`.
     hook: &'a str,
     program: &'a str,
-    /// 0 when the hook has lost its program.
+    /// 0 if the hook has lost its program.
     program_id: u32,
-    /// `cgroup 1`, or the name of a device; `null` when it is gone.
+    /// `cgroup 1`, or the name of a device; `null` if it does not exist any more.
     place: Option<&'a str>,
-    /// `null` where it is no device.
+    /// `null` if the place is not a device.
     ifindex: Option<u32>,
     attached: bool,
     runs: u64,
@@ -103,37 +103,37 @@ struct ReasonJson {
 }
 
 impl Status {
-    /// Of what was heard and read.
+    /// Creates the status from the state of the agent and the facts.
     pub fn new(agent: AgentState, facts: Result<Facts, ViewError>) -> Self {
         let (told, xdp, kube_proxy_rules) = (Vec::new(), Vec::new(), KubeProxyRules::default());
         Self { agent, facts, told, xdp, kube_proxy_rules, api_servers: ApiServers::default() }
     }
 
-    /// With what the agent says is wrong with which object.
+    /// Adds the problems with objects that the agent reports.
     #[must_use]
     pub fn with_problems(self, told: Vec<String>) -> Self {
         Self { told, ..self }
     }
 
-    /// With what the agent says of XDP on the uplinks.
+    /// Adds what the agent reports about XDP on the uplinks.
     #[must_use]
     pub fn with_xdp(self, xdp: Vec<XdpDevice>) -> Self {
         Self { xdp, ..self }
     }
 
-    /// With what another proxy has left on the node.
+    /// Adds what another proxy has left on the node.
     #[must_use]
     pub fn with_kube_proxy_rules(self, kube_proxy_rules: KubeProxyRules) -> Self {
         Self { kube_proxy_rules, ..self }
     }
 
-    /// With what the agent says of the API servers.
+    /// Adds what the agent reports about the API servers.
     #[must_use]
     pub fn with_api_servers(self, api_servers: ApiServers) -> Self {
         Self { api_servers, ..self }
     }
 
-    /// What is wrong, in sentences that say what to do.
+    /// Returns the problems, in sentences that say what to do.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         match &self.agent {
@@ -173,7 +173,7 @@ impl Status {
                     "the filter {} of {device} was removed externally: restart `ballast run`",
                     one.hook
                 )),
-                // A device that is gone takes its programs along, as it should.
+                // A removed device takes its programs along, which is not a problem.
                 _ => {}
             }
         }
@@ -189,7 +189,7 @@ impl Status {
                 row.name, row.capacity, row.setting
             ));
         }
-        // An agent that answers tells what was met lately; without one, the time is unknown.
+        // An agent that answers reports recent faults itself; if it does not answer, the time of a fault is unknown.
         let is_told = matches!(self.agent, AgentState::Answered { .. });
         for (reason, count) in facts.reasons.iter().filter(|(reason, _)| !is_told && reason.is_fault()) {
             if *count > 0 {
@@ -204,7 +204,7 @@ impl Status {
         problems
     }
 
-    /// As text or JSON.
+    /// Renders the status in the requested format.
     pub fn render(&self, output: Output) -> Result<String, ShowError> {
         if output.is_document() { document(&self.document(), output) } else { Ok(self.text(output)) }
     }
@@ -264,7 +264,7 @@ impl Status {
 
     fn text(&self, output: Output) -> String {
         let mut text = String::new();
-        // Writing to a String does not fail.
+        // Writing to a `String` cannot fail.
         let _ = match &self.agent {
             AgentState::NotAsked => writeln!(text, "Agent:      not checked"),
             AgentState::Answered { address, status: 200 } => writeln!(text, "Agent:      ok, at {address}"),
@@ -306,7 +306,7 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     let programs: BTreeSet<_> = attached().map(|one| one.program_id).collect();
     let row = |name| facts.maps.iter().find(move |row: &&UsageRow| row.name == name);
     let used = |name| row(name).and_then(|row| row.used).unwrap_or_default();
-    // An id is used in one of the two families, so they share the room.
+    // An id is used in only one of the two address families, so both families share the ids.
     let endpoints = used(map::BACKENDS) + used(map::BACKENDS6);
     let room = row(map::BACKENDS).map_or(0, |row| row.capacity);
     let empty =
@@ -356,7 +356,7 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     }
 }
 
-/// Reasons that were met.
+/// Returns the reasons with a count above 0.
 fn met(facts: &Facts) -> impl Iterator<Item = (Reason, u64)> {
     facts.reasons.iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (*reason, *count))
 }

@@ -1,4 +1,4 @@
-//! Tables as kubectl prints them: columns two spaces apart, nothing drawn.
+//! Tables as kubectl prints them: two spaces between columns, no lines.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these headings, and no row yet.
+    /// Creates a table with these headings and no rows.
     pub fn new<I: IntoIterator<Item = &'static str>>(headings: I) -> Self {
         let mut table = Self::without_headings();
         table.grid.set_header(headings);
         table
     }
 
-    /// Only rows.
+    /// Creates a table without headings.
     pub(in crate::cli) fn without_headings() -> Self {
         let mut grid = Grid::new();
         grid.load_style(comfy_table::presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
         Self { grid, rows: 0, right: Vec::new() }
     }
 
-    /// Puts numbers under each other.
+    /// Aligns these columns to the right.
     #[must_use]
     pub fn right(mut self, columns: &[usize]) -> Self {
         self.right = columns.to_vec();
@@ -40,7 +40,7 @@ impl Table {
         self.rows += 1;
     }
 
-    /// The table, or `otherwise` when it has no row.
+    /// Returns the table as text, or `otherwise` if there are no rows.
     pub fn render(self, otherwise: &str) -> String {
         if self.rows == 0 {
             return format!("{otherwise}\n");
@@ -48,7 +48,7 @@ impl Table {
         self.render_below(&mut Vec::new())
     }
 
-    /// The table with columns at least as wide as those above it, whose widths are made to be its own.
+    /// Returns the table with columns at least as wide as `widths`, and sets `widths` to the widths of its columns.
     pub(in crate::cli) fn render_below(mut self, widths: &mut Vec<u16>) -> String {
         for column in &self.right {
             if let Some(column) = self.grid.column_mut(*column) {
@@ -62,7 +62,7 @@ impl Table {
         }
         for (column, width) in self.grid.column_iter_mut().zip(widths.iter()) {
             column.set_padding((0, 2));
-            // The padding counts.
+            // The constraint includes the padding.
             column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(width + 2)));
         }
         let mut text = String::new();
@@ -74,7 +74,7 @@ impl Table {
     }
 }
 
-/// A duration in at most two units, as kubectl writes ages: `12s`, `3m20s`, `5h`, `2d3h`.
+/// Returns a duration in at most two units, as kubectl writes ages: `12s`, `3m20s`, `5h`, `2d3h`.
 pub fn age(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (large, small, units) = match seconds {
@@ -86,7 +86,7 @@ pub fn age(duration: Duration) -> String {
     if small == 0 { format!("{large}{}", units.0) } else { format!("{large}{}{small}{}", units.0, units.1) }
 }
 
-/// Bytes in the largest unit of 1024 that leaves a number of at least one: `512 B`, `1.5 KiB`, `24.0 MiB`.
+/// Returns a size in the largest unit of 1024 that gives at least 1: `512 B`, `1.5 KiB`, `24.0 MiB`.
 pub(super) fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if count < 1024 {

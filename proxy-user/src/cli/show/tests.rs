@@ -76,8 +76,8 @@ fn render<T: Serialize>(list: Result<List<T>, ShowError>, output: ListOutput) ->
     list.unwrap().render(output, true).unwrap()
 }
 
-/// redis with five endpoints and a node port, DNS without any, a Local load balancer without a local one, and
-/// one frontend whose slots are being reused.
+/// Returns a cluster: redis with five endpoints and a node port, DNS without endpoints, a load balancer with policy Local and
+/// no local endpoint, and a frontend whose slots are being reused.
 pub(super) fn cluster() -> Snapshot {
     let mut backends: BTreeMap<u32, BackendRow> =
         (1..=5u32).map(|id| (id, backend(&format!("10.244.{id}.7:6379"), 1))).collect();
@@ -294,7 +294,7 @@ fn services_as_json() {
     assert_snapshot!(json["frontends"][1], @r#"
     {"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"draining":{"endpoints":1,"flows":2},"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"forwarding":"snat","id":1,"policy":"Cluster","protocol":"TCP","scope":"internal","service":"default/redis:resp","sourceRanges":false,"type":"ClusterIP","verdict":"forward"}
     "#);
-    // An id that belongs to another Service by now is not shown as an endpoint of this one.
+    // A backend id that belongs to another Service now is not shown as an endpoint of this one.
     assert_eq!(json["frontends"][0]["service"], "id 9");
     assert_eq!(json["frontends"][0]["endpoints"], serde_json::json!([]));
 }
@@ -860,7 +860,7 @@ fn the_agent_is_asked(#[case] reply: &'static str, #[case] expected: Option<u16>
     }
 }
 
-/// A server that gives one answer, and then tells what it was asked.
+/// Starts a server that sends one answer; the thread returns the request.
 fn answers_once(reply: &'static str) -> (SocketAddr, JoinHandle<String>) {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = server.local_addr().unwrap();

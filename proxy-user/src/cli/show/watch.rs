@@ -1,4 +1,4 @@
-//! Writes a list once, or goes on with what changes.
+//! Writes a list once, or continues with its changes.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,7 +10,7 @@ use super::error::ShowError;
 use super::list::{List, Row};
 use crate::cli::args::list::{ListOutput, ViewArgs};
 
-/// Writes what `read` returns; with `--watch`, reads again and again until the reader of the lines has gone.
+/// Writes the list that `read` returns; with `--watch`, reads it repeatedly until the reader of standard output has gone.
 pub(super) fn write<T: Serialize>(
     options: &ViewArgs,
     out: &mut impl Write,
@@ -35,7 +35,7 @@ pub(super) fn write<T: Serialize>(
     }
 }
 
-/// What was printed last.
+/// The rows that were printed last.
 #[derive(Default)]
 pub(super) struct Watch {
     known: BTreeMap<String, Known>,
@@ -44,14 +44,14 @@ pub(super) struct Watch {
 
 struct Known {
     state: String,
-    /// What is printed when it goes.
+    /// Cells to print when the row disappears.
     cells: Vec<String>,
     json: serde_json::Value,
     name: String,
 }
 
 impl Watch {
-    /// Lines for what is new or different since the last call; after the first call, without headings.
+    /// Returns lines for rows that are new or changed since the last call; only the first lines have headings.
     pub(super) fn changes<T: Serialize>(
         &mut self,
         list: &List<T>,
@@ -87,7 +87,7 @@ impl Watch {
             let event = options.output_watch_events.then(|| event.to_owned());
             table.row(event.into_iter().chain(known.cells.iter().cloned()));
         }
-        // Headings wait for the first line.
+        // Headings are printed with the first line.
         if is_empty {
             return Ok(String::new());
         }
@@ -106,7 +106,7 @@ impl Known {
     }
 }
 
-/// One object: JSON on one line, YAML as a document of its own.
+/// Returns one object: JSON on one line, or a separate YAML document.
 fn document(event: &str, known: &Known, options: &ViewArgs) -> Result<String, ShowError> {
     let object = if options.output_watch_events {
         serde_json::json!({"type": event, "object": known.json})

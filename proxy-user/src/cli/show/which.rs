@@ -1,4 +1,4 @@
-//! Which rows are meant by the arguments of a command.
+//! Converts the arguments of a command to a selection of rows.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,10 @@ use super::flow::Selection as FlowSelection;
 use crate::cli::args::common::FlowFilterArgs;
 use crate::cli::args::list::{ApiArgs, NamespaceArgs, ScopeArgs};
 
-/// Asks the API server for the Services with these labels, as namespace and name; an error is in words.
+/// Asks the API server for the Services with these labels, as namespace and name; the error is a text.
 pub type AskLabels = fn(&ApiArgs, &str) -> Result<BTreeSet<(String, String)>, String>;
 
-/// Which connections are meant.
+/// Returns the selection of flows.
 pub(super) fn selection(
     which: &FlowFilterArgs,
     all: bool,
@@ -29,7 +29,7 @@ pub(super) fn selection(
     })
 }
 
-/// What the arguments of a list mean; `more` is a Service that a flag names.
+/// Returns the selection of Service ports; `more` is a Service that a flag names.
 pub(super) fn scope(args: &ScopeArgs, more: Option<&str>, ask: AskLabels) -> Result<Scope, ShowError> {
     let ScopeArgs { namespace, selector, api, services } = args;
     let named = services.iter().map(String::as_str).chain(more);

@@ -1,7 +1,7 @@
-//! `ballast service zero`: what the counters were is noted in a file, and taken off what is shown.
+//! `ballast service zero`: stores the values of the counters in a file; the other commands show the difference.
 //!
-//! The kernel's counters go on: Prometheus takes a counter that falls for a restart. Like the maps, the file below /run does not
-//! outlive the kernel.
+//! The kernel's counters are not reset, because Prometheus treats a falling counter as a restart. Like the maps, the file below
+//! /run does not outlive the kernel.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,10 +17,10 @@ use crate::maps::view::Snapshot;
 
 const FILE: &str = "zero.json";
 
-/// What the counters were.
+/// The stored values of the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Zero {
-    /// Connections, packets, bytes, and the two of replies, by [`service`].
+    /// Connections, packets, bytes, reply packets and reply bytes, by [`service`].
     services: BTreeMap<String, [u64; 5]>,
     /// Connections, by [`backend`].
     backends: BTreeMap<String, u64>,
@@ -28,7 +28,7 @@ pub struct Zero {
     refusals: BTreeMap<String, u64>,
 }
 
-/// What stays the same while an id belongs to one Service port: an id that another one has by now has no zero.
+/// Returns a key that changes if the id is reassigned to another Service port, which then has no stored values.
 fn service(id: u32, snapshot: &Snapshot) -> Option<String> {
     let name = snapshot.names.get(&id)?;
     Some(format!("{id} {name} {} {}", name.protocol, name.family))
@@ -39,7 +39,7 @@ fn backend(id: u32, snapshot: &Snapshot) -> Option<String> {
     Some(format!("{id} {} {}", row.socket, service(row.service, snapshot)?))
 }
 
-/// The count since the zero; one that is lower began anew.
+/// Subtracts the stored value; a counter that is below it has restarted, and stays unchanged.
 fn since(count: &mut u64, zero: Option<&u64>) {
     if let Some(zero) = zero.filter(|zero| **zero <= *count) {
         *count -= zero;
@@ -47,7 +47,7 @@ fn since(count: &mut u64, zero: Option<&u64>) {
 }
 
 impl Zero {
-    /// What is noted in that folder; empty before the first `zero`.
+    /// Reads the stored values of a folder; empty before the first `zero`.
     pub fn read(folder: &Path) -> Result<Self, ShowError> {
         let path = folder.join(FILE);
         match fs::read_to_string(&path) {
@@ -59,7 +59,7 @@ impl Zero {
         }
     }
 
-    /// Notes it.
+    /// Writes the values to a folder.
     pub fn write(&self, folder: &Path) -> Result<PathBuf, ShowError> {
         let path = folder.join(FILE);
         let new = folder.join(format!("{FILE}.new"));
@@ -69,10 +69,10 @@ impl Zero {
         written.map(|()| path.clone()).map_err(|error| ShowError::Zero { path, error })
     }
 
-    /// Makes the counters of these Services zero; the number of Service ports.
+    /// Stores the values of these Services. Returns the number of Service ports.
     pub fn take(&mut self, snapshot: &Snapshot, scope: &Scope) -> usize {
         let mut taken = 0;
-        // What is gone is forgotten.
+        // Forget removed Services and endpoints.
         self.services
             .retain(|key, _| snapshot.names.keys().any(|id| service(*id, snapshot).as_ref() == Some(key)));
         self.backends
@@ -96,7 +96,7 @@ impl Zero {
         taken
     }
 
-    /// The counters since.
+    /// Returns the snapshot with the counts since the stored values.
     pub fn apply(&self, mut snapshot: Snapshot) -> Snapshot {
         if *self == Self::default() {
             return snapshot;
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!((shown.backend_stats[&1], shown.backend_stats[&2]), (0, 1));
         let refused: Vec<u64> = shown.refusals.values().copied().collect();
         assert_eq!(refused, [0, 3], "the other Service keeps its count");
-        // Another Service has the id, or it has begun anew.
+        // Another Service has the id, or the counter has restarted.
         later.names.get_mut(&1).unwrap().name = "other".to_owned();
         assert_eq!(zero.apply(later).service_stats[&1].connections, 15);
         let mut anew = cluster();

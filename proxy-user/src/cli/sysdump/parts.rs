@@ -16,10 +16,10 @@ use crate::cli::show::{
 };
 use crate::maps::view::View;
 
-/// A file of the archive, and what is in it, or why not.
+/// Name of a file of the archive, and its content or why there is none.
 pub(super) type Part = (String, Result<Vec<u8>, String>);
 
-/// What the agent answers, and the name of the file.
+/// Paths of the agent's HTTP server, and the file for each answer.
 const ANSWERS: [(&str, &str); 6] = [
     ("/metrics", "agent/metrics.txt"),
     ("/configz", "agent/configz.json"),
@@ -42,14 +42,14 @@ const FILES: [&str; 9] = [
     "/etc/os-release",
 ];
 
-/// Folders of settings of the kernel, of which each file is a number or two.
+/// Folders of kernel settings; each file in them holds one or two numbers.
 const SYSCTLS: [&str; 4] =
     ["/proc/sys/net/ipv4", "/proc/sys/net/core", "/proc/sys/net/netfilter", "/proc/sys/net/ipv6/conf/all"];
 
-/// Lines of a log that are taken, the last ones.
+/// Maximum number of lines of a log; the last ones are taken.
 const LOG_LINES: usize = 20_000;
 
-/// Makes the parts, one after the other.
+/// Makes the parts one by one, and passes each to `add`.
 pub(super) fn all(
     args: &SysdumpArgs,
     check: impl FnOnce() -> Result<String, String>,
@@ -109,7 +109,7 @@ fn maps(bpffs: &Path, add: &mut impl FnMut(Part) -> io::Result<()>) -> io::Resul
         "maps.json".to_owned(),
         list!(usage.and_then(|rows| map_list(&rows, &[]).map_err(|error| error.to_string()))),
     ))?;
-    // These two cannot be listed: events pass by, and what is stored at a socket goes with it.
+    // These two maps cannot be listed: events are transient, and a socket's storage is freed with the socket.
     for name in
         map_names::ALL.iter().filter(|name| ![map_names::EVENTS, map_names::SOCKET_STORAGE].contains(name))
     {
@@ -148,7 +148,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|error| error.to_string())
 }
 
-/// `net.ipv4.ip_forward = 1`, as sysctl(8) writes it. What may not be read, or is a command, is left out.
+/// Returns lines like `net.ipv4.ip_forward = 1`, as sysctl(8) writes them. Files that are unreadable or commands are left out.
 fn sysctls() -> String {
     let mut lines = Vec::new();
     for folder in SYSCTLS {
@@ -167,7 +167,7 @@ fn sysctls() -> String {
     lines.concat()
 }
 
-/// What `/sys/class/net` says of each device.
+/// Returns the attributes of each device in `/sys/class/net`.
 fn devices() -> Result<Vec<u8>, String> {
     let folder = fs::read_dir("/sys/class/net").map_err(|error| error.to_string())?;
     let mut devices: Vec<(String, Value)> = folder
@@ -194,7 +194,7 @@ fn devices() -> Result<Vec<u8>, String> {
     serde_json::to_vec_pretty(&facts).map_err(|error| error.to_string())
 }
 
-/// The journal of the unit, and the logs of pods on this node.
+/// Adds the journal of the unit, and the logs of the pods on this node.
 fn logs(add: &mut impl FnMut(Part) -> io::Result<()>) -> io::Result<()> {
     let lines = LOG_LINES.to_string();
     let journal = Command::new("journalctl")
@@ -219,7 +219,7 @@ fn logs(add: &mut impl FnMut(Part) -> io::Result<()>) -> io::Result<()> {
     Ok(())
 }
 
-/// Files of a pod's folder: of each container, one for each start.
+/// Returns the log files of a pod: one for each start of each container.
 fn files(pod: &Path) -> Vec<PathBuf> {
     let containers = fs::read_dir(pod).into_iter().flatten().flatten().map(|entry| entry.path());
     let files = containers.flat_map(|folder| fs::read_dir(folder).into_iter().flatten().flatten());

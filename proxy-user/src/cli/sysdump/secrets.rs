@@ -1,21 +1,21 @@
-//! Leaves secrets out of text: logs, answers of the agent, files.
+//! Removes secrets from text: logs, answers of the agent, files.
 
-/// What stands for them.
+/// Text that replaces a secret.
 const LEFT_OUT: &str = "(redacted)";
 
-/// Words whose value is a secret, wherever they are a part of a name: `token: x`, `"client-key-data": "x"`, `password=x`.
+/// If a name contains one of these words, its value is a secret: `token: x`, `"client-key-data": "x"`, `password=x`.
 const NAMES: [&str; 8] =
     ["token", "password", "passwd", "secret", "authorization", "-key-data", "apikey", "api-key"];
 
-/// Words that look alike and are none.
+/// Names that contain such a word, but whose values are not secrets.
 const HARMLESS: [&str; 3] = ["tokens_", "token_bucket", "tokenbucket"];
 
-/// The text without private keys, tokens, passwords, and names and passwords in addresses.
+/// Returns the text without private keys, tokens, passwords, and user names and passwords in URLs.
 pub(super) fn left_out(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut in_key = false;
     for line in text.split_inclusive('\n') {
-        // A key in a JSON text is one line with `\n` in it; it ends where it begins.
+        // A key in JSON is one line with `\n` in it, so it begins and ends on the same line.
         let (begins, ends) =
             (line.contains("-----BEGIN") && line.contains("PRIVATE KEY"), line.contains("-----END"));
         if begins && !in_key {
@@ -53,12 +53,12 @@ fn of_line(line: &str) -> String {
     result
 }
 
-/// A JSON web token, such as those of service accounts: three parts of base64, of which the first begins with `{"`.
+/// Whether a word is a JSON web token (as of service accounts): three parts of base64, of which the first begins with `{"`.
 fn is_token(word: &str) -> bool {
     word.split(['=', ':']).any(|part| part.starts_with("eyJ") && part.len() > 20)
 }
 
-/// An address without the name and password in front of its host.
+/// Returns a URL without the user name and password in front of its host.
 fn without_user(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
     let authority = rest.split('/').next().unwrap_or_default();
@@ -68,13 +68,13 @@ fn without_user(word: &str) -> String {
     }
 }
 
-/// The line without the values of names that say that they are secrets.
+/// Returns the line without the values of names that indicate a secret.
 fn values(line: &str) -> String {
     let mut result = String::with_capacity(line.len());
     let mut rest = line;
     while let Some((before, after)) = split_secret(rest) {
         result.push_str(before);
-        // Quotes and spaces in front of the value stay.
+        // Quotes and spaces in front of the value are kept.
         let value = after.trim_start_matches([' ', '"', '\'']);
         result.push_str(after.get(..after.len() - value.len()).unwrap_or_default());
         let is_quoted = after.len() != value.len() && after.trim_start_matches(' ').starts_with(['"', '\'']);
@@ -93,7 +93,7 @@ fn values(line: &str) -> String {
     result
 }
 
-/// What comes up to and with the sign behind such a name, and the rest.
+/// Splits the text after the `:` or `=` behind the first name that indicates a secret.
 fn split_secret(text: &str) -> Option<(&str, &str)> {
     let mut from = 0;
     while let Some(found) = text.get(from..)?.find([':', '=']) {

@@ -4,7 +4,7 @@ use crate::plan::HealthCheck;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -25,7 +25,7 @@ impl Node {
         Self { status, server, told }
     }
 
-    /// The Service has this port and so many ready endpoints here.
+    /// Sets a Service with this health check port and `local` ready endpoints on this node.
     fn service(&self, name: &str, port: u16, local: usize) {
         let check = HealthCheck { port, local: BTreeMap::from([(IpFamily::V4, local)]) };
         self.status.send_modify(|status| {
@@ -33,7 +33,7 @@ impl Node {
         });
     }
 
-    /// Code and body, when a server listens.
+    /// Returns status, headers and body once a server listens; `None` if none does.
     async fn ask(&self, port: u16) -> Option<(u16, String, String)> {
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
         for _ in 0..200 {

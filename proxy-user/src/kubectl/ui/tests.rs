@@ -10,7 +10,7 @@ use super::*;
 use crate::cli::args::kubectl::KubectlArgs;
 use crate::kubectl::mock::{self, Answers, agents_pod};
 
-/// The page of one node, which tells what a test wants.
+/// A mock page of one node with the data of a test; it records the requests.
 #[derive(Clone)]
 struct Told(&'static str, Arc<Mutex<Vec<Asked>>>);
 
@@ -29,10 +29,10 @@ impl Source for Told {
     }
 }
 
-/// Of each agent's metrics server.
+/// Port of each agent's metrics server.
 const PORT: u16 = 20_249;
 
-/// An API server with the pods of agents; behind each node's [`PORT`] is a server.
+/// A mock API server with the agents' pods, and the address of the server behind each node's [`PORT`].
 struct Api(BTreeMap<&'static str, SocketAddr>);
 
 impl Answers for Api {
@@ -49,7 +49,7 @@ impl Answers for Api {
     }
 }
 
-/// A cluster of three nodes: two have a page, the third one's port is closed.
+/// Returns a cluster of three nodes: two have a page, and the third one's port is closed.
 async fn cluster(folder: &std::path::Path) -> (Nodes, Arc<Mutex<Vec<Asked>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let mut agents = BTreeMap::new();
@@ -82,7 +82,7 @@ async fn what_all_agents_tell_is_one_stream() {
     let failure = told["c"]["failure"].as_str().unwrap();
     assert!(failure.contains("pod kube-system/ballast-c") && failure.contains("refused"), "{failure}");
     assert_eq!(*asked.lock().unwrap(), [wanted.clone(), wanted.clone()], "each was asked for the same");
-    // So many browsers, and no more; one that is closed makes room.
+    // The number of browsers is limited; a browser that disconnects makes room for another one.
     let more = [(); LISTENERS - 1].map(|()| nodes.events(wanted.clone()));
     let more = futures::future::join_all(more).await;
     assert!(more.iter().all(Result::is_ok));

@@ -1,4 +1,5 @@
-//! Arrays that are written without system calls, a part of them in memory while it is needed.
+//! Array maps that are written without system calls: the agent maps the part that it needs into its memory, for as long as
+//! needed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,7 +10,7 @@ use super::super::sys::Stopped;
 use super::super::windows::{Array, Windows};
 use super::super::{MaglevRow, MapError, Table, Write};
 
-/// These arrays.
+/// The array maps that are written through memory.
 pub(super) struct Arrays {
     pub slots: Array,
     pub maglev: Array,
@@ -18,7 +19,7 @@ pub(super) struct Arrays {
 }
 
 impl Arrays {
-    /// Does the writes of one run; on failure says how many it did.
+    /// Does the writes of one run; an error tells how many of them were done.
     pub fn write(&self, run: &[Write]) -> Result<(), Stopped> {
         let mut memory = Memory {
             slots: self.slots.windows(),
@@ -29,22 +30,23 @@ impl Arrays {
         for (done, write) in run.iter().enumerate() {
             memory.one(write).map_err(|source| Stopped { done, source })?;
         }
-        // What refers to these slots and bits is written after this, and must not be seen before them.
+        // The entries that refer to these slots and bits are written later: no reader may see such an entry before the slots
+        // and bits.
         fence(Ordering::SeqCst);
         Ok(())
     }
 
-    /// The slots of a range, as far as there are such slots.
+    /// Reads those slots of a range that exist.
     pub fn slots(&self, range: Range<u32>) -> Result<Vec<u32>, MapError> {
         read(&self.slots, Table::Slots, range, |array, range| Ok(array.map(range.clone())?.range32(range)))
     }
 
-    /// The words of the filter of a range, as far as there are such words.
+    /// Reads those words of the prefilter in a range that exist.
     pub fn filter(&self, range: Range<u32>) -> Result<Vec<u64>, MapError> {
         read(&self.filter, Table::Filter, range, |array, range| Ok(array.map(range.clone())?.range64(range)))
     }
 
-    /// The Maglev tables of these indexes.
+    /// Reads the Maglev tables with these indexes.
     pub fn maglev(&self, range: Range<u32>) -> Result<BTreeMap<u32, MaglevRow>, MapError> {
         read(&self.maglev_index, Table::Maglev, range, |array, range| {
             let heads = array.map(range.clone())?;
@@ -60,7 +62,7 @@ impl Arrays {
     }
 }
 
-/// The arrays, during one run.
+/// The mapped parts of the arrays, during one run.
 struct Memory<'a> {
     slots: Windows<'a>,
     maglev: Windows<'a>,
@@ -90,7 +92,7 @@ impl Memory<'_> {
                 let range = elements(*index, 1);
                 let index = range.start;
                 let word = self.maglev_index.at(range)?.word64(index).ok_or_else(outside)?;
-                // Behind the words of the table.
+                // `Release`: the words of the table were written before.
                 word.store(row.word(), Ordering::Release);
             }
             Write::FilterSet(word, mask) | Write::FilterClear(word, mask) => {
@@ -113,7 +115,7 @@ fn elements(base: u32, len: usize) -> Range<usize> {
     base as usize..(base as usize).saturating_add(len)
 }
 
-/// What `read` makes of those elements of a range that there are; nothing, if there are none.
+/// Calls `read` for those elements of a range that exist; returns the default value if there are none.
 fn read<T: Default>(
     array: &Array,
     table: Table,

@@ -1,4 +1,4 @@
-//! `refusals`, `connect_latency` and `socket_examples`: what was counted of ids that are given away is forgotten.
+//! `refusals`, `connect_latency` and `socket_examples`: the agent removes what these maps counted for an id that is freed.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -14,16 +14,16 @@ use super::super::{MapError, Table};
 use super::open::open_as;
 use crate::maps::sys;
 
-/// The maps.
+/// Maps whose rows belong to the id of a Service port or a backend.
 pub(super) struct Counted {
     refusals: MapData,
-    /// `None` where nothing is measured.
+    /// `None` if latency is not measured.
     latency: Option<MapData>,
     examples: Option<MapData>,
 }
 
 impl Counted {
-    /// Opens them. An earlier version has no `connect_latency` or no `socket_examples`.
+    /// Opens the maps. An earlier version has no `connect_latency` or no `socket_examples`.
     pub(super) fn open(dir: &Path) -> Result<Self, MapError> {
         let (refusals, _) = open_as::<RefusalKey, u64>(dir, Table::Names, REFUSALS, MapType::LruHash)?;
         let latency = measured::<LatencyKey, LatencyEntry>(dir, CONNECT_LATENCY)?;
@@ -31,7 +31,7 @@ impl Counted {
         Ok(Self { refusals, latency, examples })
     }
 
-    /// Of these Service ports. The rows are few: a Service has at most one for each reason.
+    /// Removes the rows of these Service ports. The rows are few: a Service has at most one for each reason.
     pub(super) fn forget_services(&self, ids: &[u32]) -> io::Result<()> {
         forget::<RefusalKey, u64>(&self.refusals, |key| ids.contains(&key.service))?;
         if let Some(map) = &self.examples {
@@ -40,7 +40,7 @@ impl Counted {
         self.forget_latency(|key| ids.contains(&key.service))
     }
 
-    /// Of these backends.
+    /// Removes the rows of these backends.
     pub(super) fn forget_backends(&self, ids: &[u32]) -> io::Result<()> {
         if ids.is_empty() { Ok(()) } else { self.forget_latency(|key| ids.contains(&key.backend)) }
     }
@@ -53,7 +53,7 @@ impl Counted {
     }
 }
 
-/// A map that has entries only where latency is measured.
+/// Opens a map of latencies; `None` if it does not exist, or has only one entry because latency is not measured.
 fn measured<K: Plain, V: Plain>(dir: &Path, name: &str) -> Result<Option<MapData>, MapError> {
     if !dir.join(name).exists() {
         return Ok(None);

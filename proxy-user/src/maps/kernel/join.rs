@@ -1,4 +1,4 @@
-//! `health`, where an id begins.
+//! `health`: the first value of an id.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -9,14 +9,14 @@ use super::super::Write;
 use super::super::sys::Stopped;
 use super::super::windows::{Array, Windows};
 
-/// Forgets what was told of ids. What programs write meanwhile is of the id's last owner, or comes again.
+/// Resets the health of ids. What programs write meanwhile concerns the id's previous owner, or is written again later.
 pub(super) fn join(health: &Array, run: &[Write]) -> Result<(), Stopped> {
     let mut windows = health.windows();
     for (done, write) in run.iter().enumerate() {
         let Write::Join(id, _, others) = write else { continue };
         one(&mut windows, *id, others).map_err(|source| Stopped { done, source })?;
     }
-    // What refers to these ids is written after this.
+    // Entries that refer to these ids are written later.
     fence(Ordering::SeqCst);
     Ok(())
 }

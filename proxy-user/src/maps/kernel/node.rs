@@ -1,4 +1,4 @@
-//! The maps that tell of the node and of source ranges: small ones, written one entry at a time.
+//! The maps about the node, and the source ranges: small maps, written entry by entry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -52,7 +52,7 @@ impl NodeMaps {
         })
     }
 
-    /// Does the writes; on failure says how many it did.
+    /// Does the writes; an error tells how many of them were done.
     pub(super) fn write(&mut self, writes: &[Write]) -> Result<(), Stopped> {
         for (done, write) in writes.iter().enumerate() {
             self.one(write).map_err(|source| Stopped { done, source })?;
@@ -83,7 +83,7 @@ impl NodeMaps {
             }
             Write::Device(index, bits) => set(&self.devices, *index, *bits),
             Write::NoDevice(index) => remove(&self.devices, *index),
-            // Others have settings of their own in the entry.
+            // The entry also holds settings that other code writes.
             Write::Config(row) => {
                 let (found, _) = sys::lookup::<u32, NodeConfig>(self.config.fd().as_fd(), None, 1)?;
                 let (_, mut entry) = found.first().copied().ok_or(io::ErrorKind::NotFound)?;
@@ -94,7 +94,7 @@ impl NodeMaps {
         }
     }
 
-    /// Every range that is let in, of one family.
+    /// Reads all source ranges of one family.
     pub(super) fn source_ranges(&self, table: Table) -> Result<BTreeSet<(u32, IpNet)>, MapError> {
         match table {
             Table::SrcRanges6 => ranges(&self.ranges6, table),
@@ -102,7 +102,7 @@ impl NodeMaps {
         }
     }
 
-    /// What is said of the node.
+    /// Reads all tables about the node.
     pub(super) fn all(&self) -> Result<NodeContents, MapError> {
         let mut all = NodeContents::default();
         for table in NodeContents::TABLES {
@@ -118,7 +118,7 @@ impl NodeMaps {
         Ok(all)
     }
 
-    /// The same, of one table.
+    /// Reads one table about the node.
     pub(super) fn read(&self, table: Table) -> Result<NodeContents, MapError> {
         let mut found = NodeContents::default();
         match table {
@@ -169,7 +169,7 @@ where
     SourceRangeKey<A>: Pod,
 {
     match map.insert(&key(service, addr, len), 1, 0).map_err(io_error) {
-        // This kind of map says so when it is full.
+        // An LPM trie returns `ENOSPC` when it is full.
         Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
             Err(io::Error::from_raw_os_error(libc::E2BIG))
         }
@@ -187,7 +187,7 @@ where
     }
 }
 
-/// What is no range of ours is left out: no program finds it either.
+/// Reads the source ranges. Keys that are no valid range are left out: no program finds them either.
 fn ranges<A: Address + Into<IpAddr>>(
     map: &Ranges<A>,
     table: Table,

@@ -1,4 +1,4 @@
-//! From pins to maps that are what this agent writes.
+//! Opens pinned maps, and checks that their types and sizes are those that this agent writes.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -28,7 +28,7 @@ pub(super) fn io_error(error: aya::maps::MapError) -> io::Error {
     }
 }
 
-/// Opens the map of a table; its number of entries comes with it.
+/// Opens the map of a table; returns it with its number of entries.
 pub(super) fn open<K: Plain, V: Plain>(
     dir: &Path,
     table: Table,
@@ -37,7 +37,7 @@ pub(super) fn open<K: Plain, V: Plain>(
     open_as::<K, V>(dir, table, table.name(), kind)
 }
 
-/// Opens a map that belongs to a table.
+/// Opens the map `name` that belongs to a table; returns it with its number of entries.
 pub(super) fn open_as<K: Plain, V: Plain>(
     dir: &Path,
     table: Table,

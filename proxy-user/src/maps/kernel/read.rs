@@ -12,7 +12,7 @@ use proxy_common::backend::BackendEntry;
 
 use super::super::{Backend, MapError, Table, sys};
 
-/// Reads about `count` entries of a hash; returns where to go on.
+/// Reads about `count` entries of a hash map; returns where the next read continues.
 pub(super) fn hash<K: Plain, V: Plain, T: From<K> + Ord>(
     map: &MapData,
     table: Table,

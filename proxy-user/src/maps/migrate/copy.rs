@@ -1,4 +1,4 @@
-//! What has changed in one table, to the other.
+//! Copies the changes in one flow table to the other.
 
 use proxy_common::Address;
 use proxy_common::config::NodeConfig;
@@ -7,19 +7,19 @@ use proxy_common::conntrack::{ASSURED, is_closed};
 use super::layout::Layout;
 use super::table::{Put, Scope, Table};
 
-/// What became of flows that were to be copied.
+/// What happened to the flows that were to be copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// Flows that were new.
+    /// New flows that were added.
     pub added: usize,
-    /// Flows that were there, and have changed.
+    /// Flows that existed, and were updated.
     pub updated: usize,
     /// Flows for which there was no room.
     pub lost: usize,
 }
 
 impl Copied {
-    /// Both together.
+    /// Returns the sums of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -30,8 +30,8 @@ impl Copied {
     }
 }
 
-/// Copies what has changed in `from` since it was last looked at. Flows that have expired are not added, nor those that are
-/// over, unless their source port is in quarantine: a table is full of them.
+/// Copies the flows of `from` that have changed since the last call. Expired flows are not added. Closed flows are not added
+/// either, unless their source port is in quarantine: a table is full of closed flows.
 pub(super) fn copy<A: Address, F: Layout<A>, T: Layout<A>>(
     from: &mut Table<A, F>,
     to: &mut Table<A, T>,
@@ -43,7 +43,7 @@ pub(super) fn copy<A: Address, F: Layout<A>, T: Layout<A>>(
     let now = from.latest();
     to.begin_pass(now);
     changed.retain(|flow| T::takes(flow) && (!flow.is_expired(now, config) || to.is_quarantined(flow)));
-    // Where there is not room for all, connections come first.
+    // If there is no room for all flows, open and assured ones are added first.
     changed.sort_by_key(|flow| (is_closed(flow.bits()), flow.bits() & ASSURED == 0));
     for flow in changed {
         match to.put(&flow) {

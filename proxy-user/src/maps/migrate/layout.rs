@@ -1,7 +1,7 @@
 //! The two layouts: how an entry of each is read, claimed, filled and changed while programs do the same.
 //!
-//! [`FlowEntry`] is the form that both are translated to and from. What is written follows the rules of the programs
-//! that own the map: an entry is claimed by compare-and-exchange, filled, and then made valid.
+//! Flows of both layouts are translated to and from [`FlowEntry`]. Writes follow the rules of the programs that own the map:
+//! an entry is claimed by compare-and-exchange, filled, and then made valid.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -17,33 +17,33 @@ use crate::maps::mapping::Mapping;
 
 /// A layout of `flows` and `flows6`.
 pub(super) trait Layout<A: Address> {
-    /// The state of an entry, and a number that is another one with each new flow in it.
+    /// Returns the state of an entry; its upper half is a number that changes with each new flow in the entry.
     fn state(flows: &Mapping, index: usize) -> Option<u64>;
-    /// Jiffies of the last packet.
+    /// Returns the time of the last packet, in jiffies.
     fn last_seen(flows: &Mapping, index: usize) -> Option<&AtomicU32>;
-    /// Whether a state is that of an entry in use, claimed or not.
+    /// Whether an entry with this state is in use, claimed or not.
     fn is_used(state: u64) -> bool;
-    /// Whether a CPU fills the entry, or empties it.
+    /// Whether a CPU fills or empties an entry with this state.
     fn is_claimed(state: u64) -> bool;
-    /// A copy of the flow in an entry, whatever its state; `None` outside of the array.
+    /// Returns a copy of the flow in an entry, in any state; `None` outside of the array.
     fn read(flows: &Mapping, index: usize, hz: u32) -> Option<FlowEntry<A>>;
-    /// Whether the layout has a word for such a flow.
+    /// Whether the layout can represent this flow.
     fn takes(flow: &FlowEntry<A>) -> bool;
-    /// Takes an entry whose state is `state`; whether it could.
+    /// Claims an entry whose state is `state`; returns whether it succeeded.
     fn claim(flows: &Mapping, index: usize, state: u64) -> bool;
     /// Fills a claimed entry.
     fn fill(flows: &Mapping, index: usize, flow: &FlowEntry<A>);
-    /// Makes a claimed entry that of a flow with these bits; free, if there are none.
+    /// Makes a claimed entry valid with these bits, or free if there are none.
     fn publish(flows: &Mapping, index: usize, flow: &FlowEntry<A>, bits: u32);
-    /// Adds connection bits to the flow that had `state`; whether it is still that flow's entry.
+    /// Adds connection bits to the flow that had `state`; returns whether the entry still holds that flow.
     fn add_bits(flows: &Mapping, index: usize, state: u64, flow: &FlowEntry<A>) -> bool;
-    /// Position and tag of a key.
+    /// Returns the position and the tag of a key.
     fn position(flows: &Mapping, index: usize, direction: usize) -> Option<(u32, u32)>;
-    /// Notes them in a claimed entry.
+    /// Stores the position and the tag of a key in a claimed entry.
     fn set_position(flows: &Mapping, index: usize, direction: usize, position: u32, tag: u32);
 }
 
-/// As the programs do: an exchange that orders what comes before and after.
+/// Compares and exchanges with full ordering, as the programs do.
 fn exchange32(word: &AtomicU32, old: u32, new: u32) -> bool {
     word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }
@@ -66,7 +66,7 @@ fn store(flows: &Mapping, index: usize, offset: usize, value: u32) {
     }
 }
 
-/// Two numbers of 16 bits, one behind the other.
+/// Joins two numbers of 16 bits, in memory order.
 fn pair(first: u16, second: u16) -> u32 {
     let ([a, b], [c, d]) = (first.to_ne_bytes(), second.to_ne_bytes());
     u32::from_ne_bytes([a, b, c, d])
@@ -178,7 +178,7 @@ where
 pub(super) struct Second;
 
 impl Second {
-    /// The word with protocol and state.
+    /// Returns the word with protocol and state.
     fn word<A>(flows: &Mapping, index: usize) -> Option<&AtomicU32> {
         word(flows, index, offset_of!(FlowV2<A>, proto))
     }
@@ -224,7 +224,7 @@ where
         let claimed = u32::from_ne_bytes([proto, v2::FLOW_USED | v2::FLOW_CLAIMED, 0, 0]);
         let taken = Self::word::<A>(flows, index).is_some_and(|word| exchange32(word, state as u32, claimed));
         if taken {
-            // The first thing that a new flow writes.
+            // Programs, too, write the generation first when a new flow begins.
             store(flows, index, offset_of!(FlowV2<A>, generation), generation_of(state).wrapping_add(1));
         }
         taken

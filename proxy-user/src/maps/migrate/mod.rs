@@ -1,8 +1,8 @@
-//! Maps of another layout: what of them can be shared, and the flows, which are copied.
+//! Maps of another layout: some are shared; the flows are copied.
 //!
-//! Only `flows`, `flow_index` and what says something of the node differ between layout 2 and this one. Maps of the same shape
-//! and meaning are pinned in both versions' folders, so that programs of both see the same. Flows are copied to and fro,
-//! entry by entry, while programs of both layouts are at work.
+//! Only `flows`, `flow_index` and the maps about the node differ between layout 2 and this one. Maps of the same shape and
+//! meaning are pinned in the folders of both versions, so that the programs of both use the same maps. Flows are copied in
+//! both directions, entry by entry, while programs of both layouts run.
 
 mod copy;
 mod index;
@@ -32,13 +32,13 @@ use super::sys;
 pub use copy::Copied;
 pub use table::Scope;
 
-/// The layout before this one, which flows can be copied from and to.
+/// The layout before this one; flows can be copied from and to it.
 pub const PREVIOUS: u32 = v2::ABI;
 
 /// Maps that both layouts have: the name in layout 2, and the name here.
 ///
-/// `reasons` has more entries now. `node`, `node_addrs` and `devices` say other things: the first sync fills them, before
-/// any program reads them.
+/// Not shared: `reasons` has more entries now; `node`, `node_addrs` and `devices` have other contents, which the first sync
+/// writes before any program reads them.
 pub const SHARED: &[(&str, &str)] = &[
     (names::SERVICES, names::SERVICES),
     (names::SERVICES6, names::SERVICES6),
@@ -61,7 +61,7 @@ pub const SHARED: &[(&str, &str)] = &[
     (names::MONITOR, names::MONITOR),
 ];
 
-/// Maps of layout 2 that flows are copied to: name, bytes of a value, and whether it can be mapped.
+/// Maps of layout 2 that flows are copied to: name, bytes of a value, and whether the map can be mapped into memory.
 pub const MADE: &[(&str, u32, bool)] = &[
     (names::FLOWS, size_of::<FlowV2<[u8; 4]>>() as u32, true),
     (names::FLOWS6, size_of::<FlowV2<[u8; 16]>>() as u32, true),
@@ -70,7 +70,7 @@ pub const MADE: &[(&str, u32, bool)] = &[
     (names::CONFIG, size_of::<ConfigV2>() as u32, false),
 ];
 
-/// Why flows cannot be copied.
+/// The reason why flows cannot be copied.
 #[derive(Debug, thiserror::Error)]
 #[error("map {}: {source}", path.display())]
 pub struct MigrateError {
@@ -80,25 +80,25 @@ pub struct MigrateError {
 
 type Pair<A> = (Table<A, Second>, Table<A, Current>);
 
-/// The flows of both layouts.
+/// The flow tables of both layouts.
 pub struct Migration {
-    /// What says when a flow has expired.
+    /// Settings with the timeouts of flows.
     config: NodeConfig,
     v4: Pair<[u8; 4]>,
     v6: Pair<[u8; 16]>,
 }
 
-/// What one pass did.
+/// The result of one pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pass {
-    /// From the previous layout to this one.
+    /// Flows copied from the previous layout to this one.
     pub forward: Copied,
-    /// From this one to the previous.
+    /// Flows copied from this layout to the previous one.
     pub back: Copied,
 }
 
 impl Migration {
-    /// Opens the maps of the previous layout that are pinned in `previous`, and ours in `current`.
+    /// Opens the maps of the previous layout that are pinned in `previous`, and those of this layout in `current`.
     pub fn open(previous: &Path, current: &Path) -> Result<Self, MigrateError> {
         let old: ConfigV2 = config(previous)?;
         let settings: NodeConfig = config(current)?;
@@ -121,7 +121,7 @@ impl Migration {
         })
     }
 
-    /// Copies what has changed on either side since the last pass; the first pass copies all.
+    /// Copies the flows that have changed on either side since the last pass; the first pass copies all flows.
     pub fn pass(&mut self, scope: Scope) -> Pass {
         let Self { config, v4, v6 } = self;
         let forward =
@@ -131,7 +131,7 @@ impl Migration {
     }
 }
 
-/// Writes the settings of the maps in `current`, in the previous layout's form, to those in `previous`.
+/// Translates the settings in `current` to the previous layout, and writes them to the map in `previous`.
 pub fn write_previous_config(previous: &Path, current: &Path) -> Result<(), MigrateError> {
     let (path, map) = open(previous, names::CONFIG)?;
     let value = v2::config(&config(current)?);
@@ -147,7 +147,7 @@ fn open(dir: &Path, name: &str) -> Result<(PathBuf, MapData), MigrateError> {
     }
 }
 
-/// The settings in `dir`.
+/// Reads the settings in `dir`.
 fn config<C: Plain>(dir: &Path) -> Result<C, MigrateError> {
     let (path, map) = open(dir, names::CONFIG)?;
     let failed = |source| MigrateError { path: path.clone(), source };
@@ -160,7 +160,7 @@ fn config<C: Plain>(dir: &Path) -> Result<C, MigrateError> {
     rows.first().map(|(_, config)| *config).ok_or_else(shape)
 }
 
-/// The flows and the index of one family in one layout, whose entries are `E`.
+/// Opens the flows and the index of one family in one layout, whose entries are `E`.
 fn table<A: Address, L: Layout<A>, E>(
     dir: &Path,
     [flows, index]: [&str; 2],

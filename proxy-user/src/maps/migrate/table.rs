@@ -1,5 +1,4 @@
-//! A flow table of either layout, as its programs see it: a flow is found, added and removed by their rules, while they
-//! do the same.
+//! A flow table of either layout. Flows are found, added and removed by the rules of its programs, while they do the same.
 
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
@@ -14,7 +13,7 @@ use super::index::Index;
 use super::layout::Layout;
 use crate::maps::mapping::Mapping;
 
-/// Sizes and numbers of a table, from its `config`.
+/// Parameters of a table, from its `config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub entries: u32,
@@ -23,7 +22,7 @@ pub(super) struct Sizes {
     pub hz: u32,
 }
 
-/// State and last packet of an entry when it was last looked at.
+/// State and `last_seen` of an entry when it was last read.
 type Seen = (u64, u32);
 
 /// A flow table.
@@ -31,58 +30,58 @@ pub(super) struct Table<A, L> {
     flows: Mapping,
     index: Index,
     sizes: Sizes,
-    /// Where free entries are looked for, downwards: the programs go upwards.
+    /// Where the search for free entries continues, downwards: the programs search upwards.
     cursor: u32,
     seen: Vec<Seen>,
-    /// See [`Scope::Hot`].
+    /// Entries that a pass with [`Scope::Hot`] reads.
     hot: BTreeSet<u32>,
-    /// Jiffies of the last packet of all.
+    /// The newest `last_seen` of all flows that were read, in jiffies.
     latest: Option<u32>,
-    /// Jiffies when this pass began.
+    /// The time of this pass, in jiffies.
     now: u32,
-    /// By [`Rank`]: no entry was found in this pass.
+    /// By [`Rank`]: whether this pass has searched the table in vain.
     exhausted: [bool; RANKS.len()],
     layout: PhantomData<(A, L)>,
 }
 
-/// Entries that a CPU takes from the clock hand at once.
+/// Entries by which a CPU advances the clock hand at a time.
 const WINDOW: u32 = 16;
 
-/// Where a pass looks.
+/// The entries that a pass reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// At every entry.
+    /// All entries.
     All,
-    /// At those where new flows begin: the clock hand of a CPU goes on from its last one.
+    /// Entries where new flows begin: those behind the last new flow, as the clock hand of its CPU continues there.
     Hot,
 }
 
-/// What became of one flow.
+/// What happened to one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Put {
     Added,
     Updated,
-    /// The table has a newer flow with one of its keys.
+    /// The table has a newer flow with one of the keys.
     Newer,
-    /// The flow is over, and nothing is to be known of it any more, or there is no free entry for it.
+    /// The flow is closed, and either not in quarantine or without a free entry.
     Over,
     NoRoom,
 }
 
-/// Entries that a flow may take.
+/// The entries that a flow may take.
 #[derive(Clone, Copy, Debug)]
 enum Rank {
-    /// Free ones.
+    /// Free entries.
     Free,
-    /// Those of closed flows whose source ports may be used again.
+    /// Entries of closed flows whose source ports may be used again.
     Over,
-    /// Those of closed flows.
+    /// Entries of closed flows.
     Closed,
-    /// Those of flows without data both ways.
+    /// Entries of flows that are not assured.
     Unassured,
 }
 
-/// All of them, the first to be taken first.
+/// All ranks, in the order in which they are tried.
 const RANKS: [Rank; 4] = [Rank::Free, Rank::Over, Rank::Closed, Rank::Unassured];
 
 impl<A: Address, L: Layout<A>> Table<A, L> {
@@ -103,13 +102,14 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         }
     }
 
-    /// What has changed since the last look.
+    /// Returns the flows that have changed since they were last read.
     pub(super) fn changes(&mut self, scope: Scope) -> Vec<FlowEntry<A>> {
         if scope == Scope::All {
             self.hot.clear();
         }
         let (mut changed, mut next) = (Vec::new(), 0);
-        // What is found adds entries behind it: all that began since the last pass are found, however many there are.
+        // A new flow adds the entries behind it to `hot`: the pass finds all flows that began since the last pass, however
+        // many.
         while let Some(index) = match scope {
             Scope::All => Some(next).filter(|index| *index < self.sizes.entries),
             Scope::Hot => self.hot.range(next..).next().copied(),
@@ -117,7 +117,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
             changed.extend(self.changed(index));
             next = index + 1;
         }
-        // Nothing is older than it is by this clock.
+        // The newest packet is the clock: by it, no flow seems older than it is.
         for flow in &changed {
             if self.latest.is_none_or(|latest| flow.last_seen.wrapping_sub(latest).cast_signed() > 0) {
                 self.latest = Some(flow.last_seen);
@@ -126,29 +126,29 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         changed
     }
 
-    /// Jiffies of the last packet of all that was seen.
+    /// Returns the newest `last_seen` of all flows that were read, in jiffies.
     pub(super) fn latest(&self) -> u32 {
         self.latest.unwrap_or_default()
     }
 
-    /// Looks for room again; `now`: jiffies.
+    /// Starts a pass, in which all ranks are searched again; `now` is in jiffies.
     pub(super) fn begin_pass(&mut self, now: u32) {
         self.now = now;
         self.exhausted = [false; RANKS.len()];
     }
 
-    /// Whether the source port of a closed flow is in quarantine: its backend may be in `TIME_WAIT`.
+    /// Whether the source port of a closed flow is in quarantine because its backend may be in `TIME_WAIT`.
     pub(super) fn is_quarantined(&self, flow: &FlowEntry<A>) -> bool {
         in_time_wait(flow.proto, flow.bits(), flow.last_seen, self.now, self.sizes.hz)
     }
 
-    /// Takes nothing for known: as if programs had made what is there.
+    /// Forgets which flows were read, so that all entries look as if programs had written them.
     #[cfg(test)]
     pub(super) fn forget(&mut self) {
         self.seen.fill((0, 0));
     }
 
-    /// Makes an entry that of a flow, as programs do. Without its keys.
+    /// Writes a flow into an entry like programs do, but without its keys.
     #[cfg(test)]
     pub(super) fn begin_at(&mut self, index: u32, flow: &FlowEntry<A>) {
         let state = L::state(&self.flows, index as usize).unwrap_or_default();
@@ -168,7 +168,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         }
     }
 
-    /// The flow in an entry that has changed since it was last asked about.
+    /// Returns the flow in an entry that has changed since it was last read.
     fn changed(&mut self, index: u32) -> Option<FlowEntry<A>> {
         let now = self.look(index)?;
         let seen = self.seen.get_mut(index as usize)?;
@@ -184,7 +184,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         }
         let flow = L::read(&self.flows, index as usize, self.sizes.hz)?;
         if L::state(&self.flows, index as usize) != Some(now.0) {
-            // A program changes it at this moment: the next look will tell.
+            // A program is changing the entry: the next pass reads it again.
             if let Some(seen) = self.seen.get_mut(index as usize) {
                 *seen = before;
             }
@@ -193,7 +193,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         Some(flow)
     }
 
-    /// The entry that holds a key, and its state.
+    /// Returns the entry that holds a key, and its state.
     pub(super) fn find(&self, key: &FlowKey<A>) -> Option<(u32, u64)> {
         self.index.candidates(key.hash(self.sizes.seed)).find_map(|index| {
             let state = L::state(&self.flows, index as usize)?;
@@ -207,13 +207,13 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         flow.is_some_and(|flow| flow.key(key.direction) == *key)
     }
 
-    /// The flow in an entry.
+    /// Returns the flow in an entry.
     pub(super) fn flow(&self, index: u32) -> Option<FlowEntry<A>> {
         L::read(&self.flows, index as usize, self.sizes.hz)
     }
 
-    /// Adds a flow, or what is new of it. Of two flows with one key the newer one stays. Of a closed one the key of the replies
-    /// is enough, which keeps its source port from other clients: its own may have begun another flow.
+    /// Adds a flow, or updates it if the table has it. Of two flows with the same key, the newer one stays. A closed flow
+    /// needs only its reply key, which keeps its source port from other clients: a newer flow may have its forward key.
     pub(super) fn put(&mut self, flow: &FlowEntry<A>) -> Put {
         let is_over = is_closed(flow.bits());
         for direction in [1, 0] {
@@ -235,9 +235,9 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         if is_over && !self.is_quarantined(flow) { Put::Over } else { self.add(flow) }
     }
 
-    /// Whether a flow takes the key of another one. The newer one does, as its packets are those of now; but of two that
-    /// began within a second the older one, if it is a connection that goes on: the newer one began with a segment in the
-    /// middle, by a program that did not know the connection yet.
+    /// Whether `flow` takes a key from `there`. The newer flow does, as the current packets are its packets. Exception: of
+    /// two flows that began within a second, the older one does if its connection is open, because the newer flow began in
+    /// mid-connection, in a program that did not know the connection yet.
     fn goes_first(&self, flow: &FlowEntry<A>, there: &FlowEntry<A>) -> bool {
         let age = flow.created.wrapping_sub(there.created).cast_signed();
         let (older, is_older) = if age <= 0 { (flow, true) } else { (there, false) };
@@ -260,7 +260,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         Put::Updated
     }
 
-    /// Ends a flow that an older one of the other table's is not to have its keys from.
+    /// Ends a flow whose key is taken by a flow of the other table.
     fn remove(&mut self, index: u32, state: u64) {
         let Some(flow) = self.flow(index) else { return };
         if !L::claim(&self.flows, index as usize, state) {
@@ -271,8 +271,8 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         self.note(index);
     }
 
-    /// Removes the key of the client's packets of a closed flow, as programs do when the client begins another one: the source
-    /// port stays in quarantine.
+    /// Removes the forward key of a closed flow, as programs do when the client opens another connection with its port. The
+    /// source port stays in quarantine.
     fn remove_forward(&mut self, index: u32, state: u64) {
         let Some((position, tag)) = L::position(&self.flows, index as usize, 0) else { return };
         if L::state(&self.flows, index as usize) == Some(state) {
@@ -280,8 +280,8 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         }
     }
 
-    /// Claims an entry: a free one; else that of a closed flow; else, for a connection with data both ways, that of a flow
-    /// which is none (yet). A closed flow takes none whose own source port is in quarantine.
+    /// Claims an entry: a free one; else that of a closed flow; else, if `flow` is assured, that of a flow that is not. If
+    /// `flow` is closed, it takes no entry whose source port is in quarantine.
     fn claim(&mut self, flow: &FlowEntry<A>) -> Option<u32> {
         let is_open = !is_closed(flow.bits());
         for (number, rank) in RANKS.into_iter().enumerate() {
@@ -314,7 +314,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         }
     }
 
-    /// Claims an entry of this rank; `None`: there is none.
+    /// Claims an entry of this rank; `None` if there is none.
     fn claim_of(&mut self, rank: Rank) -> Option<u32> {
         for _ in 0..self.sizes.entries {
             self.cursor = self.cursor.checked_sub(1).unwrap_or(self.sizes.entries - 1);
@@ -360,7 +360,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         }
     }
 
-    /// Adds a key of the claimed entry `index`: pending, then a look for another entry that has it, then valid.
+    /// Adds a key of the claimed entry `index`: first pending; valid after a check that no other entry has the key.
     fn add_key(&self, index: u32, direction: u8, flow: &FlowEntry<A>) -> Put {
         let key = flow.key(direction);
         let hash = key.hash(self.sizes.seed);
@@ -373,7 +373,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
         if self.index.settle(hash, index, position, has_key) { Put::Added } else { Put::Newer }
     }
 
-    /// Whether a flow knows nothing of its key at a position.
+    /// Whether the slot at `position` is stale: the flow `index` does not refer to it.
     fn is_stale(&self, index: u32, position: u32) -> bool {
         let index = index as usize;
         let stands = |direction| {

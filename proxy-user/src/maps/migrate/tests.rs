@@ -67,13 +67,13 @@ fn flow(number: u16, bits: u32) -> FlowEntry<A4> {
     }
 }
 
-/// Copies all, as if programs had made it.
+/// Copies all flows, as if programs had written them.
 fn all<F: Layout<A4>, T: Layout<A4>>(from: &mut Table<A4, F>, to: &mut Table<A4, T>) -> Copied {
     from.forget();
     copy(from, to, &config(), Scope::All)
 }
 
-/// What a flow is, without where it stands.
+/// Returns a flow without what depends on its table: generation, positions, tags and sequence numbers.
 fn essence(flow: &FlowEntry<A4>) -> FlowEntry<A4> {
     FlowEntry {
         state: u64::from(flow.bits()),
@@ -99,7 +99,7 @@ proptest! {
         prop_assert_eq!(v2::state_of(v2::to_current(&old, HZ).bits()), state);
     }
 
-    /// As many buckets as programs have for so many entries: with fewer, a key may find both of its buckets full.
+    /// Uses as many buckets as programs do for this number of entries: with fewer, both buckets of a key may be full.
     #[test]
     fn every_flow_is_found_in_the_other_table_and_again_in_the_first(
         numbers in vec(any::<u16>(), 0..120), seeds: [u32; 2],
@@ -108,7 +108,7 @@ proptest! {
     }
 }
 
-/// Half of the buckets, with seeds that leave room for all: keys stand in their second buckets, too.
+/// Uses half of the buckets, with seeds that leave room for all flows: some keys are in their second buckets.
 #[test]
 fn keys_in_second_buckets_are_found() {
     let numbers: Vec<_> = (0..120).collect();
@@ -174,16 +174,16 @@ fn what_changes_is_copied_and_what_is_newer_stays() {
     let first = flow(1, SEEN_REPLY | ASSURED | STATE_SNAT);
     old.put(&first);
     all(&mut old, &mut new);
-    // Its client closes, by programs of this layout: both know it after the next pass.
+    // The client closes, and programs of this layout see it: both tables know it after the next pass.
     let closing = FlowEntry { last_seen: 1010, state: first.state | u64::from(FIN_CLIENT), ..first };
     assert_eq!(new.put(&closing), Put::Updated);
-    // The table's own changes are known to it; those of programs are seen by state and time.
+    // A table knows the changes that it made itself; it notices changes by programs by state and time.
     let mut fresh = second(64, 32, 3);
     assert_eq!(copy(&mut old, &mut new, &config(), Scope::All), Copied::default());
     fresh.put(&first);
     assert_eq!(fresh.put(&closing), Put::Updated);
     is_found(&fresh, &closing);
-    // The same ports again, later.
+    // A later connection with the same ports.
     let next = FlowEntry { created: 5000, last_seen: 5000, backend_id: 4, ..first };
     assert_eq!(fresh.put(&next), Put::Added);
     is_found(&fresh, &next);
@@ -191,7 +191,7 @@ fn what_changes_is_copied_and_what_is_newer_stays() {
     is_found(&fresh, &next);
 }
 
-/// Programs take one entry behind the other. Between two passes they may take many, if this process has to wait for a CPU.
+/// Programs take consecutive entries. Between two passes they may take many, if this process has to wait for a CPU.
 #[test]
 fn one_pass_finds_all_flows_that_have_begun() {
     let (mut from, mut to) =
@@ -229,10 +229,10 @@ fn flows_that_are_over_or_have_no_word_are_left_out() {
     assert_eq!(new.find(&flow(2, 0).forward_key()), None);
 }
 
-/// Both ends have closed such a flow.
+/// The bits of a flow that both ends have closed.
 const CLOSED: u32 = STATE_SNAT | SEEN_REPLY | ASSURED | FIN_CLIENT | FIN_BACKEND;
 
-/// A closed flow that was silent for so many seconds when flow 99 of the same table has its last packet.
+/// Returns a closed flow that has been silent for `silent` seconds when flow 99 of the same table has its last packet.
 fn closed(number: u16, silent: u32) -> FlowEntry<A4> {
     FlowEntry { last_seen: 1000 + (100 - silent) * HZ, source_port: 1000 + number, ..flow(number, CLOSED) }
 }
@@ -244,7 +244,7 @@ fn last() -> FlowEntry<A4> {
 fn closed_flows_are_copied<F: Layout<A4>, T: Layout<A4>>(mut from: Table<A4, F>, mut to: Table<A4, T>) {
     let (waits, rests) = (closed(1, 5), closed(2, 70));
     let reset = FlowEntry { state: closed(3, 1).state | u64::from(RST_BACKEND), ..closed(3, 1) };
-    // Programs close flows; tables are not given closed ones that they do not have.
+    // Written as by programs: `put` adds no closed flow that is out of quarantine.
     [waits, rests, reset, last()].iter().zip(0..).for_each(|(flow, index)| from.begin_at(index, flow));
     assert_eq!(all(&mut from, &mut to), Copied { added: 2, updated: 0, lost: 0 });
     let index = to.find(&waits.reply_key()).expect("the source port is free").0;
@@ -271,7 +271,7 @@ fn source_ports_in_quarantine_are_so_in_the_other_table() {
     );
 }
 
-/// Its client has begun another one with the same ports, from another source port.
+/// The client has opened another connection with the same ports, which has another SNAT port.
 #[test]
 fn a_closed_flow_is_copied_beside_the_next_one_of_its_client() {
     let (mut from, mut to) = (current(64, 32, 1), second(64, 32, 2));
@@ -282,7 +282,7 @@ fn a_closed_flow_is_copied_beside_the_next_one_of_its_client() {
         last_seen: last().last_seen,
         ..flow(1, STATE_SNAT | SEEN_REPLY | ASSURED)
     };
-    // Of the one that is over, programs have removed the key of the client's packets.
+    // Programs have removed the forward key of the closed flow.
     from.begin_at(0, &before);
     from.begin_at(1, &next);
     assert_eq!(all(&mut from, &mut to).added, 2);
@@ -291,8 +291,8 @@ fn a_closed_flow_is_copied_beside_the_next_one_of_its_client() {
     assert_eq!(to.flow(index).unwrap().source_port, before.source_port);
 }
 
-/// The client has used the same ports again and again: the source port of each connection stays in quarantine, whether they are
-/// copied together or one by one.
+/// The client has used the same ports several times: the source port of each connection stays in quarantine, whether the
+/// flows are copied together or one by one.
 #[test]
 fn closed_flows_of_one_client_port_all_stay_in_quarantine() {
     let again = |number: u16| FlowEntry {
@@ -316,7 +316,7 @@ fn closed_flows_of_one_client_port_all_stay_in_quarantine() {
                 found.unwrap_or_else(|| panic!("{} is free, at once: {at_once}", flow.source_port));
             assert_eq!(to.flow(index).unwrap().source_port, flow.source_port);
         }
-        // The client's next packet is of the newest one.
+        // The client's next packet belongs to the newest flow.
         let (index, _) = to.find(&flows[2].forward_key()).expect("the newest flow is not found");
         assert_eq!(to.flow(index).unwrap().source_port, flows[2].source_port);
     }
@@ -331,12 +331,12 @@ fn a_closed_flow_takes_nothing_from_others() {
     }
     assert_eq!(table.put(&flow(7, 0)), Put::Added);
     assert_eq!(table.put(&closed(8, 3)), Put::Over);
-    // Ten seconds before the first seven may be used again, and after it.
+    // Ten seconds before the source ports of the first seven may be used again, and after that.
     table.begin_pass(last().last_seen + 50 * HZ);
     assert_eq!(table.put(&closed(9, 0)), Put::Over);
     table.begin_pass(last().last_seen + 65 * HZ);
     assert_eq!(table.put(&closed(9, 0)), Put::Added);
-    // A connection takes any of them.
+    // An open connection takes any of these entries.
     assert_eq!(table.put(&flow(10, SEEN_REPLY)), Put::Added);
     is_found(&table, &flow(7, 0));
 }
@@ -378,7 +378,7 @@ fn the_previous_settings_have_the_upper_source_ports_alone() {
     assert_eq!((v2::config(&one).snat_first, v2::config(&one).snat_last), (5000, 6000));
 }
 
-/// Both can be read from a map.
+/// Both entries can be read from a map.
 const fn plain<V: Plain>() {}
 const _: () = {
     plain::<FlowV2<[u8; 16]>>();

@@ -1,4 +1,5 @@
-//! Layout 2, as it was when its last version was built, and what its flows are in today's words. It never changes.
+//! Layout 2, as of its last version, and the translation of its flows to and from the current layout. Layout 2 never
+//! changes.
 
 use proxy_common::abi::Plain;
 use proxy_common::config::NodeConfig;
@@ -81,10 +82,10 @@ pub const CONNECTION: u32 = SEEN_REPLY | ASSURED | FIN_CLIENT | FIN_BACKEND | RS
 /// The number of the layout.
 pub const ABI: u32 = 2;
 
-/// The `CONFIG_*` bits that it has.
+/// The `CONFIG_*` bits of layout 2.
 const FLAGS: u32 = 0b111;
 
-/// Bits of both layouts that say the same; a word here may be several there.
+/// Bits with the same meaning in both layouts; a bit of layout 2 may be several bits of the current layout.
 const WORDS: [(u8, u32); 6] = [
     (FLOW_USED, STATE_USED),
     (FLOW_FIN_CLIENT, FIN_CLIENT),
@@ -94,11 +95,11 @@ const WORDS: [(u8, u32); 6] = [
     (FLOW_OWN, STATE_LOCAL),
 ];
 
-/// A flow in today's words; `hz`: jiffies in a second.
+/// Translates a flow to the current layout; `hz`: jiffies per second.
 ///
-/// A connection that was answered is taken for one with data both ways: layout 2 does not tell, and gave it a day. UDP is
-/// a stream if it lasted for as long as today's programs ask for. A reset may have been either side's. Of sequence numbers nothing is
-/// known: the next segments tell.
+/// A connection that was answered becomes assured: layout 2 does not distinguish them, and its timeout was a day. A UDP flow
+/// becomes a stream if it lasted for as long as the current programs require. A RST may have come from either side. The
+/// sequence numbers are unknown until the next segments.
 pub fn to_current<A: Address>(flow: &FlowV2<A>, hz: u32) -> FlowEntry<A> {
     let mut bits = WORDS.iter().filter(|(old, _)| flow.state & old != 0).fold(0, |bits, (_, new)| bits | new);
     if flow.state & FLOW_RESET != 0 {
@@ -131,7 +132,7 @@ pub fn to_current<A: Address>(flow: &FlowV2<A>, hz: u32) -> FlowEntry<A> {
     }
 }
 
-/// The `FLOW_*` bits for today's bits.
+/// Returns the `FLOW_*` bits for the bits of the current layout.
 pub fn state_of(bits: u32) -> u8 {
     let mut state = WORDS.iter().filter(|(_, new)| bits & new != 0).fold(0, |state, (old, _)| state | old);
     if bits & (SEEN_REPLY | ASSURED) != 0 {
@@ -143,12 +144,12 @@ pub fn state_of(bits: u32) -> u8 {
     state
 }
 
-/// Whether layout 2 can say what the flow is: it follows no connection that goes straight to an endpoint.
+/// Whether layout 2 can represent the flow: it has no direct flows.
 pub fn has_word_for<A: Address>(flow: &FlowEntry<A>) -> bool {
     flow.bits() & STATE_DIRECT == 0
 }
 
-/// Settings for programs of layout 2, until their agent says more.
+/// Returns the settings for programs of layout 2, until their agent writes its own.
 pub fn config(current: &NodeConfig) -> ConfigV2 {
     let snat = current.snat.iter().rev().find(|range| range.count > 0).copied().unwrap_or_default();
     ConfigV2 {

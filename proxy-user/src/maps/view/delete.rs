@@ -1,8 +1,8 @@
-//! Removes flows by the rules of the programs, while these use the table.
+//! Removes flows by the rules of the programs, while programs use the table.
 //!
-//! The CPU, or this process, that sets `STATE_CLAIMED` by compare-and-exchange owns an entry: it takes the flow out of the
-//! open connections of its endpoint, removes the keys of both directions from the index, and frees the entry. Bits of the
-//! prefilter need nothing: the agent asks the table whether a flow still needs them.
+//! The CPU or the process that sets `STATE_CLAIMED` by compare-and-exchange owns an entry: it subtracts the flow from the
+//! open connections of its endpoint, removes the keys of both directions from the index, and frees the entry. The prefilter
+//! needs no change: the agent asks the table whether a flow still needs a bit.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,11 +20,11 @@ use proxy_common::map_names as map;
 use super::{FlowRow, View, ViewError, flows};
 use crate::maps::mapping::Mapping;
 
-/// How often a packet may change the state of a flow while it is claimed, before the flow is left to the next call.
+/// Attempts to claim a flow whose state is changed by packets at the same time; then the flow is left to the next call.
 const TRIES: usize = 16;
 
 impl View {
-    /// Removes the flows that `is_meant` takes, and returns them as they were, in order of clients.
+    /// Removes the flows for which `is_meant` returns true, and returns them as they were, sorted by client.
     pub fn delete_flows(&self, is_meant: impl Fn(&FlowRow) -> bool) -> Result<Vec<FlowRow>, ViewError> {
         let mut rows = self.delete_family::<[u8; 4]>(map::FLOWS, map::FLOW_INDEX, &is_meant)?;
         rows.extend(self.delete_family::<[u8; 16]>(map::FLOWS6, map::FLOW_INDEX6, &is_meant)?);
@@ -58,7 +58,7 @@ impl View {
                 continue;
             }
             let Some(state) = claim(word, generation_of(flow.state)) else { continue };
-            // Positions may have moved until it was claimed.
+            // The positions may have changed before the entry was claimed.
             let Some(flow) = entries.read::<FlowEntry<A>>(number) else { break };
             if is_counted(bits_of(state))
                 && let Some(count) = open.word64(flow.backend_id as usize)
@@ -74,7 +74,8 @@ impl View {
     }
 }
 
-/// Claims the entry of the flow that has this generation; its state before, or `None` if the flow is gone or a CPU owns it.
+/// Claims the entry of the flow with this generation. Returns the state before that, or `None` if the flow is gone or a CPU
+/// owns the entry.
 fn claim(word: &AtomicU64, generation: u32) -> Option<u64> {
     for _ in 0..TRIES {
         let state = word.load(Ordering::SeqCst);
@@ -88,13 +89,13 @@ fn claim(word: &AtomicU64, generation: u32) -> Option<u64> {
     None
 }
 
-/// Removes both keys; another flow's slot at a position is not equal, and stays.
+/// Removes both keys of a flow. If a slot is another flow's by now, it differs and stays.
 fn remove_keys<A>(buckets: &Mapping, number: u32, flow: &FlowEntry<A>) {
     for (position, tag) in flow.positions.into_iter().zip(flow.tags) {
         let slot = buckets.word32((position / BUCKET_WORDS) as usize, (position % BUCKET_WORDS) as usize);
         if let Some(slot) = slot {
             let own = slot_of(u32::from(tag) << TAG_SHIFT, number);
-            // It fails where the slot is another flow's: that is as it should be.
+            // If this fails, the slot is another flow's, and has to stay.
             let _ = slot.compare_exchange(own, 0, Ordering::SeqCst, Ordering::SeqCst);
         }
     }

@@ -1,6 +1,6 @@
-//! The entries of one map as they are, with addresses, protocols and names as people write them.
+//! The entries of one map, with addresses, protocols and names in readable form.
 //!
-//! Zero means "none" in arrays of words, so elements that are zero are left out.
+//! Zero means "none" in arrays of words: elements that are zero are left out.
 
 mod node;
 
@@ -34,7 +34,7 @@ use super::{Example, FrontendRow, Kind, NameRow, Transport, View, ViewError, flo
 pub type Entry = (Value, Value);
 
 impl View {
-    /// The entries of a map that is called `name`, one of [`map::ALL`] and [`map::OPTIONAL`].
+    /// Returns the entries of the map `name`, one of [`map::ALL`] and [`map::OPTIONAL`].
     pub fn dump(&self, name: &str) -> Result<Vec<Entry>, ViewError> {
         let names = self.names()?;
         match name {
@@ -107,14 +107,14 @@ impl View {
         }
     }
 
-    /// Elements of a mapped array of 64 bits.
+    /// Returns the elements of a mapped array of 64-bit words.
     fn dump_words(&self, name: &'static str, value: impl Fn(u64) -> Value) -> Result<Vec<Entry>, ViewError> {
         let words = self.pin(name, MapType::Array)?.mapped::<u64>()?.all64();
         let used = words.into_iter().enumerate().filter(|(_, word)| *word != 0);
         Ok(used.map(|(index, word)| (json!(index), value(word))).collect())
     }
 
-    /// The same of 32 bits.
+    /// Returns the elements of a mapped array of 32-bit words.
     fn dump_words32(
         &self,
         name: &'static str,
@@ -125,7 +125,7 @@ impl View {
         Ok(used.map(|(index, word)| (json!(index), value(word))).collect())
     }
 
-    /// Elements of an array that is not mapped.
+    /// Returns the elements of an array that is not mapped.
     fn dump_array<V: Plain + Default + PartialEq>(
         &self,
         name: &'static str,
@@ -338,7 +338,7 @@ impl View {
 /// Names of Service ports, by id.
 type Names = BTreeMap<u32, NameRow>;
 
-/// Where an entry of `services` comes from, or what it says of its address.
+/// Returns the origin of an entry of `services`, or the kind of an entry about an address.
 fn kind_label(number: u8, kind: Kind) -> Value {
     match number {
         KIND_ADDRESS => json!("Address"),
@@ -347,7 +347,7 @@ fn kind_label(number: u8, kind: Kind) -> Value {
     }
 }
 
-/// `namespace/name:port`, or the id without a name; nothing for 0, which is no id.
+/// Returns `namespace/name:port`, or the id if it has no name; null for 0, which is no id.
 fn title(id: u32, names: &Names) -> Value {
     if id == 0 {
         return Value::Null;
@@ -375,7 +375,7 @@ fn flow<A>(row: &FlowRow, entry: &FlowEntry<A>, names: &Names) -> Value {
     })
 }
 
-/// Without the seed: who knows it can fill one bucket of the index.
+/// Returns the settings without the seed: with the seed, an attacker can fill one bucket of the index.
 fn config(config: &NodeConfig) -> Value {
     let seconds = |ticks: u32| f64::from(ticks) / f64::from(config.hz.max(1));
     let snat = config.snat.iter().filter(|range| range.count > 0);

@@ -1,4 +1,4 @@
-//! Why the maps could not be read, and the way out.
+//! Errors of reading the maps; the messages say what to do.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,30 +10,30 @@ use proxy_common::event::LEASES;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ViewError {
-    /// Nothing of ours is there.
+    /// The bpffs has no maps of Ballast.
     #[error(
         "no Ballast maps on the bpffs {}: start `ballast run`, or give the agent's bpffs with --bpffs", bpffs.display()
     )]
     Nothing {
-        /// Where it was looked for.
+        /// The bpffs that was searched.
         bpffs: PathBuf,
     },
-    /// An older or newer Ballast is there.
+    /// The maps belong to an older or newer version of Ballast.
     #[error(
         "{} has maps of ABI version {found}, and this binary reads ABI version {expected}: use the same binary as the agent", root.display()
     )]
     OtherVersion {
-        /// Our folder.
+        /// Ballast's folder.
         root: PathBuf,
-        /// The layout there.
+        /// The ABI version of the maps.
         found: u32,
-        /// The layout here.
+        /// The ABI version of this binary.
         expected: u32,
     },
-    /// The caller may not look.
+    /// The caller has no permission.
     #[error("no permission to read {}: run as root (or with CAP_BPF, as the owner of the pins)", path.display())]
     Denied {
-        /// What may not be read.
+        /// The path that cannot be read.
         path: PathBuf,
     },
     /// A pin cannot be opened.
@@ -41,10 +41,10 @@ pub enum ViewError {
     Open {
         /// The pin.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// The pin is not what its name says.
+    /// A pinned map has not the shape that belongs to its name.
     #[error(
         "{} is not a map of Ballast: its {what} is {found} instead of {expected}; `ballast cleanup` removes it, and `ballast run` creates a new one", path.display()
     )]
@@ -53,9 +53,9 @@ pub enum ViewError {
         path: PathBuf,
         /// What differs.
         what: &'static str,
-        /// How it is.
+        /// The value of the pinned map.
         found: String,
-        /// How it should be.
+        /// The expected value.
         expected: String,
     },
     /// The entries of a map cannot be listed.
@@ -64,7 +64,7 @@ pub enum ViewError {
         /// The map.
         name: String,
     },
-    /// No more monitors can listen.
+    /// No more monitors can listen, because all leases are held.
     #[error("{LEASES} monitors are already running: stop one of them")]
     TooMany,
     /// The map cannot be read.
@@ -72,7 +72,7 @@ pub enum ViewError {
     Read {
         /// The pin.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// aya could not read the map.
@@ -80,13 +80,13 @@ pub enum ViewError {
     Map {
         /// The pin.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: Box<MapError>,
     },
 }
 
 impl ViewError {
-    /// An error of aya about the pin at `path`.
+    /// Returns the error for an error of aya about the pin at `path`.
     pub(super) fn map(path: &Path, source: MapError) -> Self {
         let denied = matches!(&source, MapError::SyscallError(e)
             if matches!(e.io_error.kind(), io::ErrorKind::PermissionDenied));

@@ -1,4 +1,4 @@
-//! A connection of the packet path, as it is shown.
+//! A flow of the packet path, as shown to users.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,29 +8,29 @@ use proxy_common::flow::{STATE_DIRECT, STATE_DSR, STATE_SNAT};
 
 use super::Transport;
 
-/// How far a connection has come.
+/// The state of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlowState {
     /// The backend has not answered yet.
     Unreplied,
-    /// The backend has answered, and the client has not answered that; or UDP with one exchange.
+    /// The backend has answered, and the client has not acknowledged the answer.
     HalfOpen,
-    /// Packets went both ways.
+    /// TCP: the client has acknowledged the backend's answer. UDP: the backend has answered.
     Established,
-    /// One end has closed.
+    /// One end has sent FIN.
     Closing,
-    /// Both ends have, or one has reset.
+    /// Both ends have sent FIN, or one end has sent RST.
     Closed,
-    /// Silent for longer than its state allows; its entry is free to be taken.
+    /// Silent for longer than the timeout of its state; a new flow may use the entry.
     Expired,
 }
 
 impl FlowState {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 6] =
         [Self::Unreplied, Self::HalfOpen, Self::Established, Self::Closing, Self::Closed, Self::Expired];
 
-    /// The word in tables and JSON.
+    /// Returns the word used in tables and JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Unreplied => "unreplied",
@@ -43,21 +43,22 @@ impl FlowState {
     }
 }
 
-/// How packets of a connection are forwarded.
+/// How the packets of a flow are forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarding {
-    /// Their destination is translated, and they keep their source.
+    /// DNAT: packets keep their source.
     Dnat,
-    /// They leave with an address of this node as source, too.
+    /// DNAT and SNAT: packets also get an address of this node as source.
     Snat,
-    /// They go encapsulated to the endpoint's node, or come so from another node; replies go directly to the client.
+    /// Packets are sent encapsulated to the endpoint's node, or arrive so from another node; replies go directly to the
+    /// client.
     Dsr,
-    /// They go straight to an endpoint: only their source port is translated, if at all.
+    /// Packets go directly to an endpoint: only their source port is translated, if at all.
     Direct,
 }
 
 impl Forwarding {
-    /// The word in tables and JSON.
+    /// Returns the word used in tables and JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Dnat => "dnat",
@@ -67,7 +68,7 @@ impl Forwarding {
         }
     }
 
-    /// By the bits of its entry.
+    /// Returns the forwarding by the bits of an entry.
     pub(super) const fn of(bits: u32) -> Self {
         if bits & STATE_DIRECT != 0 {
             Self::Direct
@@ -81,48 +82,48 @@ impl Forwarding {
     }
 }
 
-/// One connection.
+/// One flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRow {
-    /// Its protocol.
+    /// Protocol of the flow.
     pub protocol: Transport,
-    /// Who dialled.
+    /// Address and port of the client.
     pub client: SocketAddr,
-    /// What was dialled.
+    /// Address and port that the client dialled.
     pub frontend: SocketAddr,
-    /// Who answers.
+    /// Address and port of the endpoint.
     pub backend: SocketAddr,
-    /// Whom the backend sees; the client itself where its address and port are kept.
+    /// Source that the backend sees; equal to `client` if address and port are kept.
     pub source: SocketAddr,
     /// Id of the Service port.
     pub service: u32,
     /// Id of the backend.
     pub backend_id: u32,
-    /// How far it has come.
+    /// State of the flow.
     pub state: FlowState,
-    /// How its packets are forwarded.
+    /// How the packets are forwarded.
     pub forwarding: Forwarding,
-    /// Since its first packet.
+    /// Time since the first packet.
     pub age: Duration,
-    /// Since its last packet.
+    /// Time since the last packet.
     pub idle: Duration,
-    /// Until it expires, if no packet comes; zero when it has.
+    /// Time until the flow expires if no packet comes; zero if it has expired.
     pub timeout: Duration,
 }
 
-/// How many connections there are.
+/// Numbers of flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounts {
-    /// Entries of `flows` in use, expired ones too.
+    /// Entries of `flows` in use, including expired flows.
     pub v4: u32,
-    /// Those of `flows6`.
+    /// Entries of `flows6` in use, including expired flows.
     pub v6: u32,
-    /// Of both, by state; those that do not occur are left out.
+    /// Flows of both families by state; states without flows are left out.
     pub states: BTreeMap<FlowState, u64>,
 }
 
 impl FlowCounts {
-    /// Connections that are not expired.
+    /// Returns the number of flows that have not expired.
     pub fn live(&self) -> u64 {
         self.states.iter().filter(|(state, _)| **state != FlowState::Expired).map(|(_, count)| count).sum()
     }

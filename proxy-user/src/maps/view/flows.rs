@@ -1,4 +1,4 @@
-//! The packet path's connections.
+//! The flows of the packet path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,7 @@ use crate::maps::FilterBit;
 use crate::maps::mapping::Mapping;
 
 impl View {
-    /// Counts connections: as [`View::flows`], but for the cost of one glance at each entry.
+    /// Counts the flows that [`View::flows`] returns, at the cost of one look at each entry.
     pub fn flow_counts(&self) -> Result<FlowCounts, ViewError> {
         let config = self.node_config()?;
         let now = jiffies(monotonic(), config.hz);
@@ -48,7 +48,7 @@ impl View {
         Ok(used)
     }
 
-    /// All connections, expired ones too, in order of clients.
+    /// Returns all flows, including expired ones, sorted by client.
     pub fn flows(&self) -> Result<Vec<FlowRow>, ViewError> {
         let config = self.node_config()?;
         let now = jiffies(monotonic(), config.hz);
@@ -58,7 +58,7 @@ impl View {
         Ok(rows)
     }
 
-    /// Those of these bits of the filter that connections need which have not expired.
+    /// Returns those of these bits of the prefilter that flows need which have not expired.
     pub fn filter_bits(&self, among: &BTreeSet<FilterBit>) -> Result<BTreeSet<FilterBit>, ViewError> {
         let config = self.node_config()?;
         let now = jiffies(monotonic(), config.hz);
@@ -75,7 +75,7 @@ impl View {
         Ok(used)
     }
 
-    /// Whether a connection with SNAT that has not expired has a source port in none of these ranges.
+    /// Whether a flow with SNAT that has not expired has a source port in none of these ranges.
     pub fn has_snat_beside(&self, ranges: [PortRange; SNAT_RANGES]) -> Result<bool, ViewError> {
         let config = self.node_config()?;
         let now = jiffies(monotonic(), config.hz);
@@ -97,10 +97,10 @@ impl View {
     }
 }
 
-/// Where the byte of [`STATE_USED`] stands in an entry, whose state word comes first.
+/// Offset of the byte with [`STATE_USED`] in an entry, which starts with the state word.
 const STATE_BYTE: usize = if cfg!(target_endian = "little") { 0 } else { size_of::<u64>() - 1 };
 
-/// Copies of the entries in use.
+/// Returns copies of the entries in use.
 fn in_use<A>(flows: &Mapping) -> impl Iterator<Item = FlowEntry<A>>
 where
     FlowEntry<A>: Plain,
@@ -108,7 +108,7 @@ where
     numbered_in_use(flows).map(|(_, flow)| flow)
 }
 
-/// The same with their numbers. Most entries are not in use: of those nothing but the state is looked at.
+/// Returns copies of the entries in use, with their numbers. Most entries are not in use: of those, only the state is read.
 pub(super) fn numbered_in_use<A>(flows: &Mapping) -> impl Iterator<Item = (usize, FlowEntry<A>)>
 where
     FlowEntry<A>: Plain,
@@ -118,7 +118,7 @@ where
         .filter_map(|index| Some((index, flows.read(index)?)))
 }
 
-/// The kernel's jiffies beside the monotonic clock, at one moment.
+/// The kernel's jiffies in relation to the monotonic clock, as of one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     hz: u32,
@@ -127,7 +127,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Now.
+    /// Reads the clock.
     pub(super) fn new(hz: u32) -> Self {
         let hz = hz.max(1);
         let now = monotonic();
@@ -136,13 +136,13 @@ impl Clock {
         Self { hz, ticks }
     }
 
-    /// How many ticks ago that was; 0 where the estimate of the clock is behind.
+    /// Returns how many ticks ago `then` was; 0 if the estimated clock is behind `then`.
     pub(super) fn age(self, then: u32) -> u32 {
         let age = (self.ticks as u32).wrapping_sub(300 * self.hz).wrapping_sub(then);
         if age.cast_signed() < 0 { 0 } else { age }
     }
 
-    /// The monotonic clock at that tick: the same at whatever moment it is asked.
+    /// Returns the monotonic clock at the tick `then`; the result does not depend on when this clock was read.
     pub(super) fn monotonic(self, then: u32) -> Duration {
         let age = (self.ticks as u32).wrapping_sub(300 * self.hz).wrapping_sub(then).cast_signed();
         let tick = self.ticks.saturating_add_signed(-i64::from(age));
@@ -151,7 +151,8 @@ impl Clock {
     }
 }
 
-/// The clock is an estimate, and a packet may have passed since it was read: never before the last packet.
+/// Returns `now`, but at least the time of the flow's last packet: the clock is an estimate, and a packet may have passed
+/// since it was read.
 pub(super) fn not_before<A>(flow: &FlowEntry<A>, now: u32) -> u32 {
     if now.wrapping_sub(flow.last_seen).cast_signed() < 0 { flow.last_seen } else { now }
 }
@@ -174,7 +175,7 @@ fn state<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> Flow
     }
 }
 
-/// The bits of what was dialled and of the endpoint; `None` for a connection that has expired.
+/// Returns the bits of the frontend and of the endpoint; `None` for a flow that has expired.
 fn bits<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> Option<[FilterBit; 2]> {
     (state(flow, config, not_before(flow, now)) != FlowState::Expired).then(|| {
         [
@@ -195,7 +196,7 @@ fn is_snat_beside<A: Address>(
         && state(flow, config, not_before(flow, now)) != FlowState::Expired
 }
 
-/// `None` for a free entry.
+/// Returns the row of an entry; `None` for a free entry.
 pub(super) fn row<A: Address + Into<IpAddr>>(
     flow: &FlowEntry<A>,
     config: &NodeConfig,
@@ -224,19 +225,19 @@ pub(super) fn row<A: Address + Into<IpAddr>>(
     })
 }
 
-/// Time since the machine started, without the time it slept: the clock of jiffies, of events and of `bpf_ktime_get_ns`.
+/// Returns the time since boot without the time in suspend: the clock of jiffies, of events and of `bpf_ktime_get_ns`.
 pub fn monotonic() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::try_from(now).unwrap_or_default()
 }
 
-/// The kernel's jiffies now.
+/// Returns the kernel's jiffies of now.
 pub(super) fn now(hz: u32) -> u32 {
     jiffies(monotonic(), hz)
 }
 
-/// The low 32 bits of the kernel's jiffies, to within a second: nothing tells them to user space, but they
-/// advance with the monotonic clock from five minutes before zero (`INITIAL_JIFFIES`, include/linux/jiffies.h).
+/// Returns the low 32 bits of the kernel's jiffies, to within a second. No interface gives them to user space, but they
+/// advance with the monotonic clock, and start five minutes before zero (`INITIAL_JIFFIES`, include/linux/jiffies.h).
 fn jiffies(since_start: Duration, hz: u32) -> u32 {
     let ticks = since_start.as_secs_f64() * f64::from(hz);
     // Truncation to 32 bits is what the kernel does too.

@@ -1,4 +1,4 @@
-//! What connections have told of endpoints.
+//! The health of endpoints, as observed from connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,14 +10,14 @@ use super::flows::now;
 use super::{View, ViewError};
 
 impl View {
-    /// The words of `health` that say more than that an endpoint answers, by backend id.
+    /// Returns the words of `health` with more information than that an endpoint answers, by backend id.
     pub fn health(&self) -> Result<BTreeMap<u32, u64>, ViewError> {
         let words = self.pin(map::HEALTH, MapType::Array)?.mapped::<u64>()?;
         let all = (0..words.len()).filter_map(|id| Some((id as u32, words.read(id)?)));
         Ok(all.filter(|(_, word)| !is_plain(*word)).collect())
     }
 
-    /// Endpoints that all new connections skip, by backend id, and for how many more seconds.
+    /// Returns the endpoints that all new connections skip, by backend id, with the remaining seconds.
     pub fn ejected(&self) -> Result<BTreeMap<u32, u32>, ViewError> {
         let hz = self.node_config()?.hz;
         if hz == 0 {
@@ -27,7 +27,7 @@ impl View {
         Ok(self.health()?.into_iter().filter_map(|(id, word)| Some((id, seconds(word)?))).collect())
     }
 
-    /// Endpoints of which new connections of any client take a small share, until they answer, by backend id.
+    /// Returns the ids of backends that get only a small share of new connections, from any client, until they answer.
     pub fn on_trial(&self) -> Result<BTreeSet<u32>, ViewError> {
         let hz = self.node_config()?.hz;
         if hz == 0 {

@@ -14,26 +14,26 @@ use proxy_common::{Address, PROTO_TCP};
 use super::{View, ViewError, flows, ip_of};
 use crate::maps::mapping::Mapping;
 
-/// Connections that are looked at for examples, the newest ones: each is a system call of less than a microsecond.
+/// Connections that are read for examples, the newest ones: each costs a system call of less than a microsecond.
 const MOST: usize = 16_384;
 
 /// A connection that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Example {
-    /// Who connected.
+    /// The client.
     pub client: SocketAddr,
-    /// To which endpoint.
+    /// The endpoint.
     pub backend: SocketAddr,
-    /// How long the answer took.
+    /// Time until the endpoint answered.
     pub took: Duration,
-    /// When it began, by the monotonic clock; on the packet path to within a jiffy.
+    /// Start of the connection, by the monotonic clock; on the packet path to within a jiffy.
     pub begun: Duration,
 }
 
 /// Id of the Service port, and number of the bucket.
 pub type ExampleOf = (u32, usize);
 
-/// Where a connection lies.
+/// Where a connection is in the flow tables.
 struct Place {
     age: u32,
     index: usize,
@@ -41,8 +41,8 @@ struct Place {
 }
 
 impl View {
-    /// What was measured (`--connect-latency`), by the ids of Service port and backend; backend 0: all of the Service. Empty
-    /// where nothing is measured.
+    /// Returns the measurements (`--connect-latency`) by the ids of Service port and backend; backend 0 stands for all of
+    /// the Service. Empty if nothing is measured.
     pub fn latency(&self) -> Result<BTreeMap<(u32, u32), LatencyEntry>, ViewError> {
         // Programs of an earlier version have no such map.
         if !self.folder().join(map::CONNECT_LATENCY).exists() {
@@ -52,8 +52,8 @@ impl View {
         Ok(rows.into_iter().map(|(key, entry)| ((key.service, key.backend), entry)).collect())
     }
 
-    /// The newest connection in each bucket of each Service port, by its id and the number of the bucket: of sockets, and of the
-    /// flow table, where at most 16,384 connections are looked at. Empty where nothing is measured.
+    /// Returns the newest connection in each bucket of each Service port, by the id of the port and the number of the
+    /// bucket. The connections are those of sockets, and at most 16,384 of the flow tables. Empty if nothing is measured.
     pub fn latency_examples(&self) -> Result<BTreeMap<ExampleOf, Example>, ViewError> {
         let mut examples = self.packet_examples()?;
         for (key, example) in self.socket_examples()? {
@@ -65,7 +65,7 @@ impl View {
         Ok(examples)
     }
 
-    /// What `socket_examples` holds, by Service port and bucket.
+    /// Returns the contents of `socket_examples`, by Service port and bucket.
     pub(super) fn socket_examples(&self) -> Result<BTreeMap<ExampleOf, Example>, ViewError> {
         if !self.folder().join(map::SOCKET_EXAMPLES).exists() {
             return Ok(BTreeMap::new());
@@ -106,12 +106,12 @@ impl View {
         for Place { index, is_v6, .. } in places {
             let Ok(number) = u32::try_from(index << 1 | usize::from(is_v6)) else { continue };
             if number >= times.len() {
-                // It is not measured.
+                // Latency is not measured: `syn_times` has no such element.
                 break;
             }
             let Some(nanoseconds) = answered_in(times.get(&number, 0).map_err(failed)?) else { continue };
             let took = Duration::from_nanos(nanoseconds);
-            // Read after the time: an entry that begins another flow has no answer yet.
+            // The flow is read after the time: if the entry holds another flow by now, that flow has no answer yet.
             let found = if is_v6 {
                 example::<[u8; 16]>(&v6, index, took, clock)
             } else {

@@ -1,4 +1,4 @@
-//! Listening to `events`, as one of several: see [`proxy_common::event`].
+//! A listener to `events`, of which there may be several: see [`proxy_common::event`].
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,16 +20,16 @@ pub struct Listener {
     ring: Ring,
     shared: Shared,
     lease: usize,
-    /// Until when, as we wrote it last.
+    /// The end of the lease, as this listener wrote it last.
     until: u64,
     sample: u64,
-    /// Older events are skipped.
+    /// Start of the listener; older events are skipped.
     begun: u64,
     lost_before: u64,
 }
 
 impl View {
-    /// Begins to listen to all refusals, drops and passes, and to one of `sample` new flows (0: none).
+    /// Starts to listen to all refusals, drops and passes, and to one of `sample` new flows (0: no flows).
     pub fn listen(&self, sample: u32) -> Result<Listener, ViewError> {
         let ring = self.pin(map::EVENTS, MapType::RingBuf)?.ring()?;
         let shared = Shared(self.pin(map::MONITOR, MapType::Array)?.shared::<Monitor>()?);
@@ -44,10 +44,10 @@ impl View {
 }
 
 impl Listener {
-    /// How often a lease has to be renewed.
+    /// Interval at which a lease has to be renewed.
     pub const RENEWAL: Duration = Duration::from_nanos(LEASE_NANOSECONDS / 6);
 
-    /// Says that we still listen. One that was stopped for long takes another lease.
+    /// Renews the lease. A listener whose process was stopped for long takes another lease.
     pub fn renew(&mut self) -> Result<(), ViewError> {
         let (now, old) = (now(), self.until);
         let until = now + LEASE_NANOSECONDS;
@@ -61,11 +61,11 @@ impl Listener {
         Ok(())
     }
 
-    /// The next event; `None` when there is none yet. No reader is woken by one: poll.
+    /// Returns the next event; `None` if there is none yet. Events do not wake a reader: the caller has to poll.
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             let words = self.ring.next::<WORDS>()?;
-            // SAFETY: of one size, and every bit pattern is an event (`Plain`).
+            // SAFETY: both types have one size, and every bit pattern is an event (`Plain`).
             let event = unsafe { std::mem::transmute::<[u32; WORDS], Event>(words) };
             if event.time >= self.begun {
                 return Some(event);
@@ -73,7 +73,7 @@ impl Listener {
         }
     }
 
-    /// Events that could not be passed on since this one began to listen.
+    /// Returns the number of events that were lost since this listener started.
     pub fn lost(&self) -> u64 {
         self.shared.lost().wrapping_sub(self.lost_before) + self.ring.missed()
     }
@@ -81,13 +81,13 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Another listener may have taken it, if this process was stopped for long.
+        // Fails if this process was stopped for long, and another listener has taken the lease.
         self.shared.exchange(self.lease, self.until, 0);
         self.shared.agree(now());
     }
 }
 
-/// `monitor` in memory.
+/// The map `monitor`, mapped into memory.
 struct Shared(Mapping);
 
 impl Shared {
@@ -103,7 +103,7 @@ impl Shared {
         self.word(offset_of!(Monitor, lost)).map_or(0, |lost| lost.load(Ordering::Relaxed))
     }
 
-    /// Takes a lease that is free or over; gives its number and until when it holds.
+    /// Takes a lease that is free or has ended; returns its number and its end.
     fn claim(&self, now: u64) -> Option<(usize, u64)> {
         let until = now + LEASE_NANOSECONDS;
         (0..LEASES).find_map(|number| {
@@ -125,8 +125,8 @@ impl Shared {
         }
     }
 
-    /// Tells the programs what the leases say: the longest time, the closest sample. Two who do it at once may leave
-    /// something older, until the next renewal.
+    /// Writes the summary of all leases for the programs: the latest end, the smallest sample. Two listeners that write it
+    /// at once may leave an older value, until the next renewal.
     fn agree(&self, now: u64) {
         let Some((until, sample)) =
             self.word(offset_of!(Monitor, until)).zip(self.word(offset_of!(Monitor, sample)))
@@ -143,12 +143,12 @@ impl Shared {
         let closest = held.iter().map(|(_, sample)| *sample).filter(|sample| *sample > 0).min();
         let longest = held.iter().map(|(until, _)| *until).max();
         sample.store(closest.unwrap_or(0), Ordering::Release);
-        // The other listener was faster.
+        // If this fails, another listener was faster.
         let _ = until.compare_exchange(before, longest.unwrap_or(0), Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
-/// Nanoseconds of the clock that events are stamped with.
+/// Returns the time in nanoseconds, by the clock of the events' timestamps.
 fn now() -> u64 {
     monotonic().as_nanos() as u64
 }

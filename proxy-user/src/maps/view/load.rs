@@ -1,6 +1,6 @@
-//! Open connections of endpoints, as the programs count them, and as they are.
+//! Open connections of endpoints: as the programs count them, and as the flow tables show them.
 //!
-//! Beside monitors this is the one place of a view that writes: by the rules of the programs, entry by entry.
+//! This module writes to the maps, by the rules of the programs, entry by entry.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -16,22 +16,22 @@ use proxy_common::map_names as map;
 use super::{View, ViewError, flows};
 use crate::maps::mapping::Mapping;
 
-/// Seconds by which the clock may be wrong that tells when a flow has expired.
+/// Seconds by which the clock may be wrong that decides whether a flow has expired.
 const TOLERANCE: u32 = 2;
 
-/// What one look has found.
+/// The result of one [`View::recount`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// What the programs count, by backend, without zeros; below zero where an end was counted twice.
+    /// The programs' counters by backend, without zeros; below zero if an end was counted twice.
     pub noted: BTreeMap<u32, i64>,
-    /// Flows that are counted, by backend.
+    /// Number of flows that are counted, by backend.
     pub flows: BTreeMap<u32, i64>,
-    /// Flows that had expired, and were taken out of the count.
+    /// Number of flows that had expired, and were removed from the count.
     pub expired: usize,
 }
 
 impl View {
-    /// Open connections of these backends, 0 for none.
+    /// Returns the number of open connections of each of these backends; 0 for none.
     pub fn open_connections(
         &self,
         backends: impl IntoIterator<Item = u32>,
@@ -44,13 +44,14 @@ impl View {
         Ok(backends.into_iter().map(|id| (id, count(id))).collect())
     }
 
-    /// Whether any are counted.
+    /// Whether any open connection is counted.
     pub fn has_open_connections(&self) -> Result<bool, ViewError> {
         let open = self.pin(map::CONNECTIONS, MapType::Array)?.mapped::<u64>()?;
         Ok(open.all64().into_iter().any(|count| count != 0))
     }
 
-    /// Looks at all flows, and takes those out of the count that have expired: no packet comes that would do it.
+    /// Reads all flows, and removes those that have expired from the count: no packet will come that would cause a program
+    /// to do so.
     pub fn recount(&self) -> Result<Counted, ViewError> {
         let config = self.node_config()?;
         let open = self.pin(map::CONNECTIONS, MapType::Array)?.shared::<u64>()?;
@@ -85,7 +86,7 @@ impl View {
             let has_expired =
                 is_expired(flow.proto, bits, flow.last_seen, flows::not_before(&flow, now), config);
             let without = with_bits(state, bits & !STATE_COUNTS);
-            // It fails if the entry is another flow's by now, or the flow has changed: then the next look decides.
+            // Fails if the entry holds another flow by now, or the flow has changed: the next recount decides.
             if has_expired
                 && word.compare_exchange(state, without, Ordering::SeqCst, Ordering::SeqCst).is_ok()
             {
@@ -100,7 +101,7 @@ impl View {
         Ok(())
     }
 
-    /// Adds to the open connections of backends.
+    /// Adds `changes` to the open connections of backends.
     pub fn correct(&self, changes: &BTreeMap<u32, i64>) -> Result<(), ViewError> {
         let open = self.pin(map::CONNECTIONS, MapType::Array)?.shared::<u64>()?;
         for (id, change) in changes {

@@ -1,9 +1,9 @@
-//! The pinned maps, read by every process that may open them: the command line, the metrics, a script.
+//! Reads the pinned maps, in any process that may open them: the command line, the metrics, a script.
 //!
-//! A [`View`] needs no agent. It never writes, and it opens each pin anew for each question, so that it sees
-//! what the programs see. The programs and the agent go on meanwhile: an answer is true row by row, and rows
-//! that belong together are checked against each other where they can be told apart (a backend knows its
-//! Service).
+//! A [`View`] needs no agent. It opens each pin anew for each question, so that it sees what the programs see. It only
+//! reads, except for [`View::listen`], [`View::recount`], [`View::correct`], [`View::mark_flows`] and
+//! [`View::delete_flows`]. The programs and the agent continue meanwhile: each row is correct by itself, and rows that
+//! belong together are checked against each other where possible (a backend contains the id of its Service).
 
 mod delete;
 mod dump;
@@ -54,7 +54,7 @@ pub use rules::{Common, Rules};
 pub use sockets::{ServingEndpoints, StaleSocket};
 pub use usage::UsageRow;
 
-/// The folder below the bpffs that is ours.
+/// Ballast's folder below the bpffs.
 pub const FOLDER: &str = "ballast";
 
 /// The maps that are pinned on one bpffs.
@@ -63,56 +63,56 @@ pub struct View {
     maps: PathBuf,
 }
 
-/// All that there is to tell, read once.
+/// All information in the maps, read once.
 #[derive(Clone, Debug, Default)]
 pub struct Overview {
-    /// Services, endpoints, and what was counted for them.
+    /// Services, endpoints, and their counters.
     pub snapshot: Snapshot,
-    /// How many connections there are.
+    /// Numbers of flows.
     pub flows: FlowCounts,
     /// Maps, in the order of [`map::ALL`].
     pub maps: Vec<UsageRow>,
-    /// How often each reason was met.
+    /// Counter of each reason.
     pub reasons: BTreeMap<Reason, u64>,
 }
 
-/// Everything about Services, read at once.
+/// All information about Services, read at once.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Service ports, by id.
     pub names: BTreeMap<u32, NameRow>,
-    /// What clients dial, in order of id and address.
+    /// Frontends, in order of id and address.
     pub frontends: Vec<FrontendRow>,
-    /// Entries beside these that only say something of an address, of IPv4 and of IPv6.
+    /// Numbers of other entries, which are only about an address, of IPv4 and of IPv6.
     pub addresses: [usize; 2],
-    /// Cluster addresses that are left alone, in order.
+    /// Unmanaged addresses, in order.
     pub unmanaged: Vec<UnmanagedRow>,
     /// Endpoints, by id.
     pub backends: BTreeMap<u32, BackendRow>,
-    /// What was counted for a Service port, by its id, over all CPUs.
+    /// Counters of a Service port, by its id, over all CPUs.
     pub service_stats: BTreeMap<u32, ServiceStats>,
-    /// Connections of an endpoint, by its id.
+    /// Connections counted for an endpoint, by its id.
     pub backend_stats: BTreeMap<u32, u64>,
-    /// Endpoints that new connections skip, by id, and for how many more seconds.
+    /// Endpoints that new connections skip, by id, with the remaining seconds.
     pub ejected: BTreeMap<u32, u32>,
-    /// Connections of the packet path that endpoints still have which left, by id; one that has none is left out.
+    /// Open flows of removed endpoints, by the endpoint's id; endpoints without such flows are left out.
     pub left: BTreeMap<u32, u64>,
-    /// Those of them that are open, where the Service counts them, by the endpoint's id.
+    /// Open connections of endpoints, where the Service counts them, by the endpoint's id.
     pub open_connections: BTreeMap<u32, u64>,
-    /// Ids of Service ports that are spread by them.
+    /// Ids of Service ports whose algorithm uses open connections.
     pub by_load: BTreeSet<u32>,
-    /// What was refused, by the id of the Service port.
+    /// Counters of refusals, by the id of the Service port and the reason.
     pub refusals: BTreeMap<(u32, Reason), u64>,
-    /// How long endpoints take to answer, as [`View::latency`] gives it.
+    /// How long endpoints take to answer, as [`View::latency`] returns it.
     pub latency: BTreeMap<(u32, u32), LatencyEntry>,
 }
 
-/// What `services` and `services6` hold.
+/// The contents of `services` and `services6`.
 struct FrontendRows {
     rows: Vec<FrontendRow>,
-    /// Entries beside these that only say something of an address, of IPv4 and of IPv6.
+    /// Numbers of other entries, which are only about an address, of IPv4 and of IPv6.
     addresses: [usize; 2],
-    /// Those of them that say that it is left alone, in order.
+    /// Unmanaged addresses, in order.
     unmanaged: Vec<IpAddr>,
 }
 
@@ -133,13 +133,13 @@ impl View {
         &self.maps
     }
 
-    /// What clients dial, in order of id and address, with the ids of the backends behind each. The entries that
-    /// only say something of an address are left out.
+    /// Returns the frontends, in order of id and address, with the ids of the backends of each. Entries that are only about
+    /// an address are left out.
     pub fn services(&self) -> Result<Vec<FrontendRow>, ViewError> {
         self.dialled().map(|dialled| dialled.rows)
     }
 
-    /// The same, and what was left out.
+    /// Returns the frontends, and the entries that [`View::services`] leaves out.
     fn dialled(&self) -> Result<FrontendRows, ViewError> {
         let mut entries = self.frontends::<[u8; 4]>(map::SERVICES)?;
         let mut entries6 = self.frontends::<[u8; 16]>(map::SERVICES6)?;
@@ -168,7 +168,7 @@ impl View {
         Ok(FrontendRows { rows, addresses, unmanaged })
     }
 
-    /// Why these addresses are left alone: what the node has itself, and what another proxy serves.
+    /// Returns why these addresses are unmanaged: the node has them itself, or another proxy serves them.
     fn unmanaged(&self, addresses: Vec<IpAddr>) -> Result<Vec<UnmanagedRow>, ViewError> {
         if addresses.is_empty() {
             return Ok(Vec::new());
@@ -190,13 +190,13 @@ impl View {
         Ok(entries.into_iter().map(|(key, entry)| (FrontendRow::of(key, &entry), entry)).collect())
     }
 
-    /// Names of Service ports, by id.
+    /// Returns the names of Service ports, by id.
     pub fn names(&self) -> Result<BTreeMap<u32, NameRow>, ViewError> {
         let rows = self.pin(map::NAMES, MapType::Hash)?.all::<u32, PortName>()?;
         Ok(rows.into_iter().map(|(id, name)| (id, NameRow::of(&name))).collect())
     }
 
-    /// Endpoints in use or quarantined, by id.
+    /// Returns the endpoints in use or quarantined, by id.
     pub fn backends(&self) -> Result<BTreeMap<u32, BackendRow>, ViewError> {
         let mut rows = self.endpoints::<[u8; 4]>(map::BACKENDS)?;
         rows.extend(self.endpoints::<[u8; 16]>(map::BACKENDS6)?);
@@ -215,7 +215,7 @@ impl View {
         Ok(used.filter_map(|id| Some((id as u32, BackendRow::of(entries.read(id)?)?))).collect())
     }
 
-    /// What was counted for these Service ports, over all CPUs.
+    /// Returns the counters of these Service ports, over all CPUs.
     pub fn service_stats(
         &self,
         ids: impl IntoIterator<Item = u32>,
@@ -229,11 +229,11 @@ impl View {
         Ok(rows)
     }
 
-    /// Connections of these backends.
+    /// Returns the connections counted for these backends.
     pub fn backend_stats(&self, ids: &BTreeSet<u32>) -> Result<BTreeMap<u32, u64>, ViewError> {
         let end = ids.last().map_or(0, |id| id.saturating_add(1));
         let pin = self.pin(map::BACKEND_STATS, MapType::Array)?.checked::<u32, u64>()?;
-        // A batch costs for every id up to the highest one, a look at a single one about as much as eight of those.
+        // A batch reads every id up to the highest one; reading a single id costs about as much as eight ids of a batch.
         if ids.len() < end as usize / 8 {
             let (path, data) = pin.into_parts();
             let failed = |source| ViewError::map(&path, source);
@@ -245,12 +245,12 @@ impl View {
         Ok(rows.into_iter().filter(|(id, _)| ids.contains(id)).collect())
     }
 
-    /// How often each reason was met, over all CPUs; every reason is there.
+    /// Returns the counters of all reasons, over all CPUs.
     pub fn reasons(&self) -> Result<BTreeMap<Reason, u64>, ViewError> {
         let (path, array) = self.per_cpu::<u64>(map::REASONS)?;
         let mut rows = BTreeMap::new();
         for reason in Reason::ALL {
-            // An agent that knew fewer reasons may have made the map.
+            // An agent that knew fewer reasons may have created the map.
             let count = if (*reason as u32) < array.len() {
                 let values =
                     array.get(&(*reason as u32), 0).map_err(|source| ViewError::map(&path, source))?;
@@ -263,7 +263,7 @@ impl View {
         Ok(rows)
     }
 
-    /// What was refused, by the id of the Service port.
+    /// Returns the counters of refusals, by the id of the Service port and the reason.
     pub fn refusals(&self) -> Result<BTreeMap<(u32, Reason), u64>, ViewError> {
         let rows = self.pin(map::REFUSALS, MapType::LruHash)?.all::<RefusalKey, u64>()?;
         Ok(rows
@@ -272,14 +272,14 @@ impl View {
             .collect())
     }
 
-    /// What the agent told the programs about this node; `abi` is 0 before it did.
+    /// Returns the settings of the programs on this node; `abi` is 0 before the agent has written them.
     pub fn node_config(&self) -> Result<NodeConfig, ViewError> {
         let pin = self.pin(map::CONFIG, MapType::Array)?;
         let rows = pin.first::<u32, NodeConfig>(1)?;
         Ok(rows.into_iter().next().map(|(_, config)| config).unwrap_or_default())
     }
 
-    /// Everything about Services.
+    /// Reads everything about Services.
     pub fn snapshot(&self) -> Result<Snapshot, ViewError> {
         let names = self.names()?;
         let FrontendRows { rows: frontends, addresses, unmanaged } = self.dialled()?;
@@ -303,7 +303,7 @@ impl View {
         })
     }
 
-    /// Everything, each map looked at once.
+    /// Reads everything, each map once.
     pub fn overview(&self) -> Result<Overview, ViewError> {
         let (snapshot, flows) = (self.snapshot()?, self.flow_counts()?);
         let maps = self.usage_of(&snapshot, &flows)?;
@@ -325,7 +325,8 @@ impl View {
     }
 }
 
-/// The address that programs keep as words in memory order, where the family is 4 or 6; an IPv4 address is in the first word.
+/// Converts an address from words in memory order, as programs keep it; `None` if the family is neither 4 nor 6. An IPv4
+/// address is in the first word.
 pub fn ip_of(family: u32, words: [u32; 4]) -> Option<IpAddr> {
     let octets: [u8; 16] = words.map(u32::to_ne_bytes).as_flattened().try_into().ok()?;
     match family {
@@ -335,7 +336,7 @@ pub fn ip_of(family: u32, words: [u32; 4]) -> Option<IpAddr> {
     }
 }
 
-/// Why there is no folder of our version.
+/// Returns the reason why there is no folder of this version.
 fn other_version(bpffs: &Path, root: &Path) -> ViewError {
     let found = root.read_dir().into_iter().flatten().flatten().find_map(|entry| {
         let name = entry.file_name().into_string().ok()?;

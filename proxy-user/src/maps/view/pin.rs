@@ -1,4 +1,4 @@
-//! One pin, believed only after its type and sizes were compared with ours.
+//! One pin, used only after its type and sizes were compared with the expected ones.
 
 use std::fmt::Debug;
 use std::os::fd::AsFd;
@@ -43,7 +43,7 @@ impl Pin {
         })
     }
 
-    /// Compares the sizes of key and value.
+    /// Checks the sizes of key and value.
     pub(super) fn checked<K: Plain, V: Plain>(self) -> Result<Self, ViewError> {
         self.check::<K, V>()?;
         Ok(self)
@@ -60,19 +60,19 @@ impl Pin {
         Ok(())
     }
 
-    /// All entries, in the map's own order.
+    /// Returns all entries, in the map's own order.
     pub(super) fn all<K: Plain, V: Plain>(&self) -> Result<Vec<(K, V)>, ViewError> {
         self.first(self.capacity)
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub(super) fn count<K: Plain, V: Plain>(&self) -> Result<u32, ViewError> {
         self.check::<K, V>()?;
         let count = sys::count::<K, V>(self.data.fd().as_fd());
         count.map(|count| count as u32).map_err(|source| ViewError::Read { path: self.path.clone(), source })
     }
 
-    /// The elements of an array in memory: to look at all of them without a copy.
+    /// Maps the elements of an array into memory, read-only: the caller can read all of them without a copy.
     pub(super) fn mapped<V: Plain>(&self) -> Result<Mapping, ViewError> {
         self.check::<u32, V>()?;
         if self.flags & BPF_F_MMAPABLE == 0 {
@@ -82,7 +82,7 @@ impl Pin {
             .map_err(|source| ViewError::Read { path: self.path.clone(), source })
     }
 
-    /// At least the first `count` entries, as far as there are so many.
+    /// Returns at least the first `count` entries, or all if there are fewer.
     pub(super) fn first<K: Plain, V: Plain>(&self, count: u32) -> Result<Vec<(K, V)>, ViewError> {
         self.check::<K, V>()?;
         if count == 0 {
@@ -93,13 +93,13 @@ impl Pin {
             .map_err(|source| ViewError::Read { path: self.path.clone(), source })
     }
 
-    /// The ring in memory.
+    /// Maps the ring buffer into memory.
     pub(super) fn ring(&self) -> Result<Ring, ViewError> {
         Ring::new(self.data.fd().as_fd(), self.capacity as usize)
             .map_err(|source| ViewError::Read { path: self.path.clone(), source })
     }
 
-    /// The elements of an array in memory, also to be written.
+    /// Maps the elements of an array into memory, for reading and writing.
     pub(super) fn shared<V: Plain>(&self) -> Result<Mapping, ViewError> {
         self.check::<u32, V>()?;
         Mapping::new(self.data.fd().as_fd(), size_of::<V>(), self.capacity as usize)

@@ -1,6 +1,6 @@
-//! Connections of the packet path to endpoints that left: how many are left, and the mark by which programs reset them.
+//! Connections of the packet path to removed endpoints: how many there are, and the mark by which programs reset them.
 //!
-//! As in [`load`](super::load), entries are changed by the rules of the programs, one by one.
+//! As in [`load`](super::load), entries are changed one by one, by the rules of the programs.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -20,12 +20,12 @@ use proxy_common::{Address, PROTO_TCP};
 use super::{View, ViewError, flows};
 use crate::maps::mapping::Mapping;
 
-/// How often a packet may change the state of a flow while it is marked, before the flow is left to the next call.
+/// Attempts to mark a flow whose state is changed by packets at the same time; then the flow is left to the next call.
 const TRIES: usize = 16;
 
 impl View {
-    /// Marks the flows of endpoints to which connections are reset; gives how many were not marked before. The programs answer
-    /// the next segment of each client with a reset.
+    /// Marks the flows of endpoints whose connections are reset; returns how many were not marked before. The programs
+    /// answer the next segment of each client with a RST.
     pub fn mark_flows(&self) -> Result<u64, ViewError> {
         let v4 = self.mark_family::<[u8; 4]>(map::BACKENDS, map::FLOWS)?;
         Ok(v4 + self.mark_family::<[u8; 16]>(map::BACKENDS6, map::FLOWS6)?)
@@ -44,7 +44,7 @@ impl View {
         let mut marked = 0;
         for (word, flow) in used::<A>(&entries) {
             let bits = flow.bits();
-            // A direct flow is no Service's. To a packet that came encapsulated an answer would go to the other node, which
+            // A direct flow belongs to no Service. The answer to an encapsulated packet would go to the other node, which
             // resets the connection itself.
             let came_encapsulated = bits & STATE_DSR != 0 && tunnel_of(bits) == 0;
             let is_meant = flow.proto == PROTO_TCP
@@ -56,8 +56,8 @@ impl View {
         Ok(marked)
     }
 
-    /// How many connections of the packet path each endpoint still has that left, by its id; one that has none is left out.
-    /// Neither those that are closed count, nor those that have expired.
+    /// Returns the number of open flows of each removed endpoint, by its id; endpoints without such flows are left out.
+    /// Closed and expired flows do not count.
     pub fn flows_of_left(&self) -> Result<BTreeMap<u32, u64>, ViewError> {
         let mut counts = BTreeMap::new();
         self.count_left::<[u8; 4]>(map::BACKENDS, map::FLOWS, &mut counts)?;
@@ -93,7 +93,7 @@ impl View {
         Ok(())
     }
 
-    /// The rows whose state `is_meant` takes, by id.
+    /// Returns the rows whose state `is_meant` accepts, by id.
     fn rows<A: Address>(
         &self,
         backends: &'static str,
@@ -109,7 +109,7 @@ impl View {
     }
 }
 
-/// The flows in use, each with its state word.
+/// Returns the flows in use, each with its state word.
 fn used<A: Address>(entries: &Mapping) -> impl Iterator<Item = (&AtomicU64, FlowEntry<A>)>
 where
     FlowEntry<A>: Plain,
@@ -121,12 +121,13 @@ where
     })
 }
 
-/// Whether a flow is one to the endpoint of a row: an id may be another endpoint's by now.
+/// Whether a flow goes to the endpoint of a row: the id may belong to another endpoint by now.
 fn is_of<A: Address>(flow: &FlowEntry<A>, row: &BackendEntry<A>) -> bool {
     flow.service == row.service && flow.backend == row.addr && flow.backend_port == row.port
 }
 
-/// Marks the flow that has the generation of `seen`; whether it did. A claimed entry is being filled, or freed.
+/// Marks the flow that has the generation of `seen`; returns whether it did. It does not mark a claimed entry, which is
+/// being filled or freed.
 fn mark(word: &AtomicU64, seen: u64) -> bool {
     for _ in 0..TRIES {
         let state = word.load(Ordering::SeqCst);

@@ -1,8 +1,9 @@
 //! A `BPF_MAP_TYPE_RINGBUF` with any number of readers.
 //!
-//! The kernel knows one reader: it overwrites nothing behind the place that this one has published. Here each reader
-//! keeps a place of its own, and publishes it only forward, so the fastest one decides what may be overwritten. A
-//! slower one notices what it has missed: it copies a record, and then looks how far the kernel has come.
+//! The kernel knows one reader: it overwrites nothing after the position that this reader has published. Here each reader
+//! keeps a position of its own, and moves the published one only forward, so the fastest reader decides what may be
+//! overwritten. A slower reader notices what it has missed: it copies a record, and then checks how far the kernel has
+//! written.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,12 +14,13 @@ use aya_obj::generated::{BPF_RINGBUF_BUSY_BIT, BPF_RINGBUF_DISCARD_BIT, BPF_RING
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 
-/// Bytes in front of each record: its length and flags, and where its page is.
+/// Bytes in front of each record: its length and flags, and the offset of its page.
 const HEADER: usize = BPF_RINGBUF_HDR_SZ as usize;
-/// The kernel writes the header of the next record before it says so.
+/// Bytes before the end that may be overwritten already: the kernel writes the header of the next record before it publishes
+/// its position.
 const MARGIN: usize = 128;
 
-/// Memory that is unmapped when it goes.
+/// A mapping that is unmapped when it is dropped.
 struct Pages {
     start: NonNull<u8>,
     bytes: usize,
@@ -36,13 +38,13 @@ impl Pages {
         Ok(Self { start, bytes })
     }
 
-    /// The position at the start of the first page.
+    /// Returns the position at the start of the first page.
     fn position(&self) -> &AtomicUsize {
         // SAFETY: a page is mapped there, and both sides use it atomically (`unsigned long` in kernel/bpf/ringbuf.c).
         unsafe { AtomicUsize::from_ptr(self.start.as_ptr().cast()) }
     }
 
-    /// The 32 bits at `offset`, a multiple of four; `None` outside.
+    /// Returns the 32 bits at `offset`, a multiple of four; `None` outside of the mapping.
     fn word(&self, offset: usize) -> Option<&AtomicU32> {
         let fits = offset.is_multiple_of(4) && offset.checked_add(4)? <= self.bytes;
         // SAFETY: inside the mapping, aligned, and only used through atomics.
@@ -68,17 +70,17 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Maps a ring of `size` bytes. Reading begins with what no reader has read yet.
+    /// Maps a ring of `size` bytes. Reading starts at the first record that no reader has read yet.
     pub(super) fn new(fd: BorrowedFd<'_>, size: usize) -> io::Result<Self> {
         let page = page_size();
         let consumer = Pages::new(fd, 0, page, ProtFlags::READ | ProtFlags::WRITE)?;
-        // The data is there twice in a row, so that no record is in two pieces.
+        // The data is mapped twice in a row, so that each record is contiguous.
         let producer = Pages::new(fd, page, page + 2 * size, ProtFlags::READ)?;
         let position = consumer.position().load(Ordering::Acquire);
         Ok(Self { consumer, producer, page, size, position, missed: 0 })
     }
 
-    /// The next record, as words; `None` when there is none yet. Records of another length are left out.
+    /// Returns the next record, as words; `None` if there is none yet. Records of another length are skipped.
     pub(super) fn next<const WORDS: usize>(&mut self) -> Option<[u32; WORDS]> {
         loop {
             if self.position == self.producer.position().load(Ordering::Acquire) {
@@ -111,18 +113,18 @@ impl Ring {
         }
     }
 
-    /// Records that were overwritten before this reader came to them.
+    /// Returns the number of records that were overwritten before this reader read them.
     pub(super) fn missed(&self) -> u64 {
         self.missed
     }
 
-    /// Whether the kernel may have written over the record at our place.
+    /// Whether the kernel may have overwritten the record at this reader's position.
     fn is_overwritten(&self) -> bool {
         let ahead = self.producer.position().load(Ordering::Acquire).wrapping_sub(self.position);
         ahead > self.size - MARGIN && self.consumer.position().load(Ordering::Acquire) > self.position
     }
 
-    /// On to where the fastest reader is.
+    /// Moves to the position of the fastest reader.
     fn skip(&mut self, words: usize) {
         let next = self.consumer.position().load(Ordering::Acquire);
         let record = (HEADER + 4 * words).next_multiple_of(8);

@@ -1,4 +1,4 @@
-//! Rows in words of the domain.
+//! Rows of the maps, as types of the domain.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -46,7 +46,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The word that Kubernetes has for it.
+    /// Returns the name that Kubernetes uses.
     pub const fn label(self) -> &'static str {
         match self {
             Self::ClusterIp => "ClusterIP",
@@ -70,17 +70,17 @@ impl From<u8> for Kind {
     }
 }
 
-/// Which clients a frontend is for.
+/// The clients that a frontend is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
-    /// Those inside the cluster, or all where it makes no difference.
+    /// Clients inside the cluster, or all clients if the scope makes no difference.
     Internal,
-    /// Those outside.
+    /// Clients outside.
     External,
 }
 
 impl Scope {
-    /// The word in tables and JSON.
+    /// Returns the word used in tables and JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Internal => "internal",
@@ -89,41 +89,42 @@ impl Scope {
     }
 }
 
-/// One thing that a client may dial.
+/// One frontend.
 #[expect(clippy::struct_excessive_bools, reason = "facts of a row, each apart")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrontendRow {
     /// Id of the Service port.
     pub service: u32,
-    /// Its address; unspecified stands for the addresses of the node.
+    /// Its address; the unspecified address stands for all addresses of the node.
     pub address: IpAddr,
     /// Its port.
     pub port: u16,
     /// Its protocol.
     pub protocol: Transport,
-    /// Who it is for.
+    /// The clients that it is for.
     pub scope: Scope,
     /// Where it comes from.
     pub kind: Kind,
-    /// Ids of the backends, each once, in the order of the slots; one has as many slots as its weight says. An id may have gone since; [`BackendRow::service`] tells.
+    /// Ids of the backends, each once, in the order of the slots. An id may have been freed since; [`BackendRow::service`]
+    /// tells.
     pub backends: Vec<u32>,
-    /// Slots, of which an endpoint has as many as its weight says.
+    /// Number of slots; each endpoint has as many as its weight says.
     pub slots: u32,
-    /// Seconds of affinity by client address; 0: none.
+    /// Seconds of session affinity by client address; 0: none.
     pub affinity_secs: u32,
-    /// How connections are spread; `unknown` for a number that this version does not know.
+    /// The algorithm; `unknown` for a number that this version does not know.
     pub algorithm: &'static str,
-    /// It goes by open connections.
+    /// Whether the algorithm uses open connections.
     pub by_load: bool,
-    /// How those of clients outside of the cluster are spread, where that is something else.
+    /// The algorithm for clients outside of the cluster, if it is another one.
     pub outside: Option<&'static str>,
-    /// Packets of clients outside are encapsulated to endpoints on other nodes (DSR).
+    /// Whether packets of clients outside are encapsulated to endpoints on other nodes (DSR).
     pub dsr: bool,
-    /// With no backend: silence instead of a refusal.
+    /// Whether packets are dropped instead of rejected if there is no backend.
     pub drop_when_empty: bool,
-    /// The backends are those that a traffic policy leaves: the ones of this node.
+    /// Whether a traffic policy limits the backends to those of this node.
     pub local: bool,
-    /// Only clients in the Service's source ranges get through.
+    /// Whether only clients in the Service's source ranges are allowed.
     pub restricted: bool,
 }
 
@@ -149,36 +150,36 @@ impl FrontendRow {
         }
     }
 
-    /// Address and port.
+    /// Returns address and port.
     pub fn socket(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }
 }
 
-/// A cluster address that is left alone: packets and sockets to it are not translated, and not shut out.
+/// An unmanaged cluster address: packets and sockets to it are neither translated nor refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnmanagedRow {
     /// The address.
     pub address: IpAddr,
-    /// This node has the address itself; otherwise another proxy serves it.
+    /// Whether this node has the address itself; otherwise another proxy serves it.
     pub is_own: bool,
 }
 
 impl UnmanagedRow {
-    /// Why, in words.
+    /// Returns the reason, in words.
     pub const fn why(&self) -> &'static str {
         if self.is_own { "an address of this node" } else { "another proxy serves it" }
     }
 }
 
-/// What a Service port is called.
+/// The name of a Service port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NameRow {
     /// Its namespace.
     pub namespace: String,
     /// Its Service.
     pub name: String,
-    /// The port's name; empty when it has none.
+    /// The port's name; empty if it has none.
     pub port: String,
     /// Its protocol.
     pub protocol: Transport,
@@ -202,29 +203,29 @@ impl NameRow {
 }
 
 impl fmt::Display for NameRow {
-    /// `namespace/name:port`.
+    /// Writes `namespace/name:port`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)?;
         if self.port.is_empty() { Ok(()) } else { write!(f, ":{}", self.port) }
     }
 }
 
-/// Whether an endpoint serves.
+/// The state of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BackendState {
-    /// It does.
+    /// It serves.
     Active,
-    /// It left; its id rests until nothing refers to it.
+    /// It was removed; its id is not reused until nothing refers to it.
     Gone,
-    /// It left, and connections to it are reset.
+    /// It was removed, and connections to it are reset.
     Reset,
 }
 
 impl BackendState {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 3] = [Self::Active, Self::Gone, Self::Reset];
 
-    /// The word in tables and JSON.
+    /// Returns the word used in tables and JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Active => "active",
@@ -243,18 +244,18 @@ pub struct BackendRow {
     pub protocol: Transport,
     /// Id of the Service port.
     pub service: u32,
-    /// Whether it serves.
+    /// Its state.
     pub state: BackendState,
-    /// It runs on this node.
+    /// Whether it runs on this node.
     pub local: bool,
-    /// It is terminating.
+    /// Whether it is terminating.
     pub terminating: bool,
-    /// How large its share is.
+    /// Its weight.
     pub weight: u32,
 }
 
 impl BackendRow {
-    /// `None` for a free id.
+    /// Reads an entry; `None` for a free id.
     pub(super) fn of<A: Address + Into<IpAddr>>(entry: BackendEntry<A>) -> Option<Self> {
         (entry.state != BACKEND_FREE).then(|| Self {
             socket: SocketAddr::new(entry.addr.into(), entry.port),

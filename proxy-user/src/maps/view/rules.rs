@@ -1,4 +1,4 @@
-//! All that the programs ask when a new connection begins, read at once: for `ballast explain`.
+//! All tables that the programs look up for a new connection, read at once: for `ballast explain`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -19,45 +19,45 @@ use proxy_common::{Address, Family, V4, V6};
 use super::flows::now;
 use super::{NameRow, View, ViewError};
 
-/// What both families share.
+/// The tables that both families share.
 #[derive(Clone, Debug, Default)]
 pub struct Common {
-    /// What the agent told the programs of this node.
+    /// The settings of the programs on this node.
     pub config: NodeConfig,
-    /// The kernel's jiffies, low half.
+    /// The low 32 bits of the kernel's jiffies.
     pub now: u32,
-    /// Clients outside come in by a device of this node.
+    /// Whether a device of this node is an uplink, on which clients outside arrive.
     pub has_uplink: bool,
     /// Backend ids by slot.
     pub slots: Vec<u32>,
-    /// What connections have told of backends, by id, where that is more than that they answer ([`proxy_common::health`]).
+    /// Observed health of backends, by id, if it is more than that the backend answers ([`proxy_common::health`]).
     pub health: BTreeMap<u32, u64>,
-    /// Words of the filter.
+    /// Words of the prefilter.
     pub filter: Vec<u64>,
     /// Names of Service ports.
     pub names: BTreeMap<u32, NameRow>,
-    /// Which backend a network namespace stays with.
+    /// Session affinity of network namespaces.
     pub netns_affinity: BTreeMap<NetnsAffinityKey, AffinityEntry>,
 }
 
 /// The tables of one family.
 #[derive(Clone, Debug)]
 pub struct Rules<A: Address> {
-    /// What both families share.
+    /// The tables that both families share.
     pub common: Common,
     /// Frontends.
     pub services: BTreeMap<ServiceKey<A>, ServiceEntry>,
     /// Endpoints in use or quarantined, by id.
     pub backends: BTreeMap<u32, BackendEntry<A>>,
-    /// What the agent told of the node.
+    /// The row of this node.
     pub node: NodeEntry<A>,
     /// Addresses of the node.
     pub node_addrs: BTreeMap<A, NodeAddr>,
-    /// Those of the other nodes, where packets are encapsulated to them.
+    /// Addresses of the other nodes, if packets are encapsulated to them.
     pub others: BTreeMap<A, NodeAddr>,
-    /// Which backend a client stays with.
+    /// Session affinity of clients.
     pub affinity: BTreeMap<AffinityKey<A>, AffinityEntry>,
-    /// Allowed sources: length of the prefix without the Service's part, and the rest.
+    /// Allowed source ranges: the length of the prefix without the Service's part, and the key.
     pub ranges: Vec<(u32, SourceRangeKey<A>)>,
 }
 
@@ -77,7 +77,7 @@ impl Names for V6 {
         [map::SERVICES6, map::BACKENDS6, map::NODE6, map::NODE_ADDRS6, map::AFFINITY6, map::SRC_RANGES6];
 }
 
-/// A range with the bits of its prefix.
+/// A source range with the length of its prefix.
 type Range<F> = (u32, SourceRangeKey<<F as Family>::Addr>);
 
 impl View {

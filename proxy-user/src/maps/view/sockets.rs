@@ -1,4 +1,4 @@
-//! Where sockets were led to.
+//! The endpoints to which socket load balancing has translated sockets.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,25 +9,25 @@ use aya::maps::MapType;
 use proxy_common::abi::Plain;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_RESET, BackendEntry};
 use proxy_common::map_names as map;
-use proxy_common::socket::{LedSocket, SocketEntry, SocketKey, SocketStorage, TO_FRONTEND};
+use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_FRONTEND, TranslatedSocket};
 use proxy_common::{Address, PROTO_UDP};
 
 use super::{View, ViewError};
 use crate::maps::mapping::Mapping;
 
-/// A socket that a Service led to an endpoint that has left it since. It may be gone, and it may have been led
-/// elsewhere.
+/// A socket that socket load balancing translated to an endpoint that was removed from the Service since. The socket may be
+/// closed by now, or translated to another endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StaleSocket {
     /// The kernel's cookie of the socket.
     pub cookie: u64,
-    /// Where it was led to.
+    /// The endpoint that the socket was translated to.
     pub endpoint: SocketAddr,
     /// The id that the endpoint had.
     pub backend_id: u32,
 }
 
-/// The endpoints that serve now, of both families.
+/// The endpoints that serve, of both families.
 pub struct ServingEndpoints {
     v4: Mapping,
     v6: Mapping,
@@ -40,21 +40,22 @@ impl fmt::Debug for ServingEndpoints {
 }
 
 impl ServingEndpoints {
-    /// The UDP endpoints that serve: family, id, and id of the Service port. One that leaves is missing from then on.
+    /// Returns the UDP endpoints that serve: family, id, and id of the Service port. A removed endpoint is missing from then
+    /// on.
     pub fn udp(&self) -> BTreeSet<(u8, u32, u32)> {
         let v4 = udp::<[u8; 4]>(&self.v4).map(|(id, service)| (4, id, service));
         v4.chain(udp::<[u8; 16]>(&self.v6).map(|(id, service)| (6, id, service))).collect()
     }
 
-    /// The endpoints to which connections are reset: as [`ServingEndpoints::udp`].
+    /// Returns the endpoints whose connections are reset, in the form of [`ServingEndpoints::udp`].
     pub fn reset(&self) -> BTreeSet<(u8, u32, u32)> {
         let v4 = in_state::<[u8; 4]>(&self.v4, BACKEND_RESET).map(|(id, row)| (4, id, row.service));
         let v6 = in_state::<[u8; 16]>(&self.v6, BACKEND_RESET).map(|(id, row)| (6, id, row.service));
         v4.chain(v6).collect()
     }
 
-    /// The socket as a stranded one, if its connection is to be reset.
-    pub fn to_be_reset(&self, led: &LedSocket) -> Option<StaleSocket> {
+    /// Returns the socket as a stale one, if its connection has to be reset.
+    pub fn to_be_reset(&self, led: &TranslatedSocket) -> Option<StaleSocket> {
         let SocketStorage { service, backend_id, family, .. } = led.storage;
         let is_of = |row_service, state| row_service == service && state == BACKEND_RESET;
         let resets = match family {
@@ -67,13 +68,13 @@ impl ServingEndpoints {
                 .read::<BackendEntry<[u8; 16]>>(backend_id as usize)
                 .map(|row| is_of(row.service, row.state)),
         };
-        // Its address and port are compared by the program that lists it.
+        // The program that lists the socket compares its address and port.
         self.stale(led).filter(|_| resets == Some(true))
     }
 
-    /// The socket as a stranded one; `None` while its endpoint serves the Service that led it there.
-    pub fn stale(&self, led: &LedSocket) -> Option<StaleSocket> {
-        let LedSocket { cookie, storage } = *led;
+    /// Returns the socket as a stale one; `None` while its endpoint serves the Service that the socket was translated for.
+    pub fn stale(&self, led: &TranslatedSocket) -> Option<StaleSocket> {
+        let TranslatedSocket { cookie, storage } = *led;
         let SocketStorage { backend, backend_port: port, service, backend_id, family, .. } = storage;
         let [first, ..] = backend;
         let (ip, serves): (IpAddr, bool) = match family {
@@ -88,7 +89,7 @@ impl ServingEndpoints {
                 }
                 (addr.into(), is_serving(&self.v6, backend_id, service, addr, port))
             }
-            // It is connected to no Service any more.
+            // The socket is not connected to a Service any more.
             _ => return None,
         };
         (!serves).then_some(StaleSocket { cookie, endpoint: SocketAddr::new(ip, port), backend_id })
@@ -103,7 +104,7 @@ where
     serving.filter(|(_, row)| row.proto == PROTO_UDP).map(|(id, row)| (id, row.service))
 }
 
-/// The rows in a state, by id.
+/// Returns the rows in a state, by id.
 fn in_state<A: Address>(rows: &Mapping, wanted: u8) -> impl Iterator<Item = (u32, BackendEntry<A>)>
 where
     BackendEntry<A>: Plain,
@@ -122,7 +123,7 @@ where
 }
 
 impl View {
-    /// The endpoints that serve, as the programs see them from now on.
+    /// Returns the endpoints that serve; later changes are visible in the result.
     pub fn serving_endpoints(&self) -> Result<ServingEndpoints, ViewError> {
         Ok(ServingEndpoints {
             v4: self.pin(map::BACKENDS, MapType::Array)?.mapped::<BackendEntry<[u8; 4]>>()?,
@@ -130,7 +131,7 @@ impl View {
         })
     }
 
-    /// Every one that `sockets` and `sockets6` remember; connected ones are in their own storage.
+    /// Returns all stale sockets that `sockets` and `sockets6` remember; a connected socket has a storage of its own.
     pub fn stale(&self) -> Result<BTreeSet<StaleSocket>, ViewError> {
         let mut all = self.stranded_of::<[u8; 4]>(map::SOCKETS, map::BACKENDS)?;
         all.append(&mut self.stranded_of::<[u8; 16]>(map::SOCKETS6, map::BACKENDS6)?);

@@ -1,4 +1,4 @@
-//! How full and how large the maps are.
+//! Usage and sizes of the maps.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
@@ -17,29 +17,29 @@ use super::{FlowCounts, Snapshot, View, ViewError};
 pub struct UsageRow {
     /// Its name.
     pub name: &'static str,
-    /// Its number in this kernel.
+    /// Its id in this kernel.
     pub id: u32,
     /// Where it is pinned.
     pub pin: PathBuf,
-    /// Its type, in the kernel's words.
+    /// Its type, as `bpftool` writes it.
     pub kind: String,
-    /// Entries that fit; 0: as many as there are sockets.
+    /// Maximum number of entries; 0: as many as there are sockets.
     pub capacity: u32,
-    /// Entries in use; `None` where all of them always are.
+    /// Number of entries in use; `None` if it is not counted.
     pub used: Option<u32>,
-    /// Bytes of kernel memory, where the kernel tells.
+    /// Bytes of kernel memory, if the kernel reports them.
     pub memory: Option<u64>,
-    /// The flag that makes it larger; empty where none does.
+    /// The flag that sets the size of the map; empty if there is none.
     pub setting: &'static str,
 }
 
 impl View {
-    /// All maps, in the order of [`map::ALL`].
+    /// Returns all maps, in the order of [`map::ALL`].
     pub fn usage(&self) -> Result<Vec<UsageRow>, ViewError> {
         Ok(self.overview()?.maps)
     }
 
-    /// The same, of what was read already.
+    /// Returns all maps, from what was read already.
     pub(super) fn usage_of(
         &self,
         snapshot: &Snapshot,
@@ -70,7 +70,7 @@ impl View {
         })
     }
 
-    /// Entries of that map in use.
+    /// Returns the number of entries in use of that map.
     fn used(
         &self,
         name: &'static str,
@@ -97,7 +97,7 @@ impl View {
             map::BACKENDS6 => backends(true) as u32,
             map::FLOWS => flows.v4,
             map::FLOWS6 => flows.v6,
-            // A slot that no frontend reaches keeps its last content, so extents are summed instead.
+            // A slot that no frontend refers to keeps its last content, so extents are summed instead.
             map::SLOTS => snapshot.frontends.iter().map(|row| row.slots).sum(),
             _ => return Ok(None),
         };
@@ -109,13 +109,13 @@ impl View {
     }
 }
 
-/// What `/proc` tells of the memory of an open map.
+/// Returns the bytes of memory of an open map, as `/proc` reports them.
 fn memory(fd: &impl AsFd) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd())).ok()?;
     text.lines().find_map(|line| line.strip_prefix("memlock:"))?.trim().parse().ok()
 }
 
-/// The type as `bpftool` writes it.
+/// Returns the type as `bpftool` writes it.
 fn kind(info: &MapInfo) -> String {
     match info.map_type() {
         Ok(MapType::Hash) => "hash".to_owned(),
@@ -130,7 +130,7 @@ fn kind(info: &MapInfo) -> String {
     }
 }
 
-/// The flag that makes a map larger.
+/// Returns the flag that sets the size of a map.
 fn setting(name: &str) -> &'static str {
     match name {
         map::SERVICES | map::SERVICES6 => "--max-frontends",

@@ -1,4 +1,4 @@
-//! The documents name what is exported, with its labels, and nothing else.
+//! Checks that the documents name the exported metrics with their labels, and no others.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use super::*;
 
 type Labels = BTreeSet<String>;
 
-/// What is exported, by families: a histogram's samples are one.
+/// Returns the exported metrics by family; the samples of a histogram are one family.
 fn families() -> BTreeMap<String, Labels> {
     let mut families: BTreeMap<String, Labels> = BTreeMap::new();
     for (sample, mut labels) in exported() {
@@ -19,7 +19,7 @@ fn families() -> BTreeMap<String, Labels> {
     families
 }
 
-/// The rows of the tables below a heading: metrics of the first column with their labels, and the second column.
+/// Returns the rows of the tables below a heading: metrics of the first column with their labels, and the second column.
 fn rows(document: &str, heading: &str) -> Vec<(BTreeMap<String, Labels>, String)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(document);
     let text = fs::read_to_string(path).unwrap();

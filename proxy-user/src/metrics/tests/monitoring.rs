@@ -1,4 +1,4 @@
-//! The alerts and the dashboard ask for what is exported, by the labels it has, and for nothing else.
+//! Checks that the alerts and the dashboard use only metrics and labels that are exported.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,23 +8,23 @@ use serde_json::Value;
 
 use super::*;
 
-/// What Prometheus, or the `PodMonitor` of the chart, adds to each sample.
+/// Labels that Prometheus, or the `PodMonitor` of the chart, adds to each sample.
 const OF_THE_SCRAPE: [&str; 3] = ["instance", "job", "node"];
-/// Words of `PromQL` that stand without parentheses.
+/// Words of `PromQL` without parentheses.
 const KEYWORDS: [&str; 4] = ["and", "or", "unless", "bool"];
-/// Words that are followed by labels.
+/// Words that are followed by a list of labels.
 const OF_LABELS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
 
-/// What an expression asks for.
+/// The names in an expression.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Asked {
     /// Metrics, each with the labels that select from it.
     metrics: Vec<(String, Vec<String>)>,
-    /// Labels that results are grouped by.
+    /// Labels by which results are grouped.
     labels: Vec<String>,
 }
 
-/// Every metric of an agent in full swing, with the labels of its samples.
+/// Returns every metric of a busy agent, with the labels of its samples.
 pub(super) fn exported() -> BTreeMap<String, BTreeSet<String>> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Fixed(reading())));
@@ -54,7 +54,7 @@ pub(super) fn exported() -> BTreeMap<String, BTreeSet<String>> {
     all
 }
 
-/// Reads an expression as far as names go.
+/// Parses the names in an expression.
 fn asked(expression: &str) -> Asked {
     let mut asked = Asked::default();
     let mut rest = expression;
@@ -96,7 +96,7 @@ fn file(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The labels in texts like `{{instance}} and {{ $labels.map }}`.
+/// Returns the labels in texts like `{{instance}} and {{ $labels.map }}`.
 fn shown(text: &str) -> Vec<String> {
     let pieces = text.split("{{").skip(1).filter_map(|piece| piece.split_once("}}"));
     let words = pieces.map(|(inside, _)| inside.trim().to_owned());
@@ -129,7 +129,7 @@ fn check(what: &str, expression: &str, texts: &[&str]) {
 #[test]
 fn names_are_found_in_expressions() {
     let expression = "sum by (a, b) (rate(x_total{c=\"y{z}\",d=~\"e\"}[5m])) / on (f) group_left () max(w) > 1e3 or vector(0)";
-    // A brace in a string is more than this reader takes; no rule here has one.
+    // This parser does not support a brace in a string; no rule has one.
     let expression = expression.replace("y{z}", "y");
     let metrics =
         vec![("x_total".to_owned(), vec!["c".to_owned(), "d".to_owned()]), ("w".to_owned(), vec![])];

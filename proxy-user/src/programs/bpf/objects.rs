@@ -7,7 +7,7 @@ use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_prog_type};
 
 use super::{Link, bpf_fd, fd_by_id};
 
-/// Makes an array map with `BPF_F_MMAPABLE`, if it is to be mapped.
+/// Creates an array map; with `BPF_F_MMAPABLE`, if it is to be mapped.
 pub fn make_array(name: &str, value_size: u32, max_entries: u32, mapped: bool) -> io::Result<OwnedFd> {
     /// The kernel keeps 15 bytes of a name, and a zero.
     const NAME: usize = 16;
@@ -39,19 +39,19 @@ pub fn make_array(name: &str, value_size: u32, max_entries: u32, mapped: bool) -
     unsafe { bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr) }
 }
 
-/// The program of that id; needs `CAP_SYS_ADMIN`.
+/// Returns the program with that id; needs `CAP_SYS_ADMIN`.
 pub fn program_by_id(id: u32) -> io::Result<OwnedFd> {
     fd_by_id(bpf_cmd::BPF_PROG_GET_FD_BY_ID, id)
 }
 
-/// The id of a program.
+/// Returns the id of a program.
 pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd()))?;
     let id = text.lines().find_map(|line| line.strip_prefix("prog_id:")?.trim().parse().ok());
     id.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// A packet program that leaves each packet to the next one.
+/// Loads a packet program that passes each packet to the next program.
 pub fn pass_on() -> io::Result<OwnedFd> {
     #[repr(C)]
     struct ProgLoad {
@@ -66,7 +66,7 @@ pub fn pass_on() -> io::Result<OwnedFd> {
         flags: u32,
         name: [u8; 16],
     }
-    // mov32 r0, -1 (TCX_NEXT); exit. Neither names a register but r0, so the order of bits does not matter.
+    // mov32 r0, -1 (TCX_NEXT); exit. Both instructions use no register but r0, so the order of bits does not matter.
     let instructions: [[u8; 8]; 2] = [[0xb4, 0, 0, 0, 0xff, 0xff, 0xff, 0xff], [0x95, 0, 0, 0, 0, 0, 0, 0]];
     let mut attr = ProgLoad {
         program_type: bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS as u32,
@@ -80,12 +80,12 @@ pub fn pass_on() -> io::Result<OwnedFd> {
         flags: 0,
         name: *b"tc_pass_on\0\0\0\0\0\0",
     };
-    // SAFETY: the front part of what the command reads; instructions and license outlive the call.
+    // SAFETY: the first part of the structure that the command reads; instructions and license outlive the call.
     unsafe { bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) }
 }
 
 impl Link {
-    /// A link that [`Link::iterate`] runs an iterator program over the elements of a map by.
+    /// Creates a link with which [`Link::iterate`] runs an iterator program over the elements of a map.
     pub fn to_map_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<Self> {
         #[repr(C)]
         struct LinkCreate {

@@ -1,4 +1,4 @@
-//! What makes a downgrade free of interruptions: the version before knows nothing of this one, and is only started.
+//! Makes a downgrade without interruption: the previous version knows nothing of this one, and is only started.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
@@ -19,35 +19,35 @@ use crate::programs::object::Transition;
 use crate::programs::pins::{self, Paths};
 use crate::programs::{bpf, hooks, links, privileges};
 
-/// Between two looks while nothing is known to change.
+/// Pause between two passes over the flows.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Each pass of so many looks at every entry, while nothing happens.
+/// One of this many passes reads every entry; the others read only entries where new flows begin.
 const FULL: u64 = 50;
 
-/// Maps of the previous version, made from ours.
+/// A downgrade: the maps of the previous version, made from those of this version.
 pub struct Downgrade {
     paths: Paths,
     migration: Migration,
-    /// What runs in front of the other version's programs once these are everywhere.
+    /// Programs that run in front of the other version's programs, once these are on every hook.
     looks_up: Packets,
-    /// What runs behind ours until then. Were this process killed, it would be all there is: it serves, too.
+    /// Programs that run behind `complete` until then. If this process were killed, they would run alone: they serve, too.
     opens: Packets,
-    /// What runs in front until then.
+    /// Programs that run in front of `opens` until then.
     complete: Packets,
     /// The hooks of devices, with the programs that they had.
     hooks: Vec<(Hook, OwnedFd)>,
-    /// Flows that were copied.
+    /// Number of flows that were copied.
     pub flows: usize,
-    /// Flows that the previous version has no word for, or no room.
+    /// Number of flows that the previous version cannot represent or has no room for.
     pub lost: usize,
 }
 
-/// Makes the maps of the previous version, so that its agent takes them over as if it had been started again.
+/// Creates the maps of the previous version, so that its agent takes them over as if it had been restarted.
 pub fn downgrade(bpffs: &Path) -> Result<Downgrade, Error> {
     privileges::require()?;
     let paths = Paths::new(bpffs);
     let (ours, previous) = (paths.maps(), paths.maps_of(PREVIOUS));
-    // What an upgrade has left that did not get far is not what the programs read.
+    // Refuse maps that an unfinished upgrade has left: the programs do not read them.
     if !is_current(&paths, &ours) {
         return Err(Error::NothingHere { path: ours });
     }
@@ -84,8 +84,8 @@ pub fn downgrade(bpffs: &Path) -> Result<Downgrade, Error> {
     Ok(downgrade)
 }
 
-/// Removes the XDP program: the version before has none, and would not keep its maps. What it forwarded goes by tc from now
-/// on, in the same flows.
+/// Removes the XDP programs: the previous version has none, and would not maintain their maps. tc forwards the packets from
+/// now on, in the same flows.
 fn leave_to_tc(paths: &Paths) -> Result<(), Error> {
     for name in pins::entries(&paths.links()).map_err(Error::file("list", &paths.links()))? {
         if hooks::pinned_xdp(&name).is_some() {
@@ -101,7 +101,7 @@ fn is_current(paths: &Paths, folder: &Path) -> bool {
     to.is_ok_and(|to| paths.root().join(to) == folder.join(names::SERVICES))
 }
 
-/// Makes an array and pins it; it is as long as ours.
+/// Creates an array with as many entries as the map `ours`, and pins it.
 fn make(path: &Path, ours: &Path, (name, size, mapped): (&'static str, u32, bool)) -> Result<(), Error> {
     let failed = |source| Error::Map { name, source };
     let length = MapInfo::from_pin(ours).map_err(failed)?.max_entries();
@@ -124,14 +124,14 @@ fn remove(folder: &Path) -> Result<(), Error> {
 }
 
 impl Downgrade {
-    /// Goes on to copy what changes, until the previous version's programs have replaced ours, at most for `limit`.
-    /// Whether they have.
+    /// Continues to copy changes until the previous version's programs have replaced this version's, at most for `limit`.
+    /// Returns whether they have.
     pub fn follow(mut self, limit: Duration) -> Result<bool, Error> {
         let end = Instant::now() + limit;
         let previous = self.paths.maps_of(PREVIOUS);
         let mut round = 0u64;
         while !(is_current(&self.paths, &previous) && self.is_taken_over()) {
-            // Our own agent, started again, removes the maps that were made.
+            // This version's agent, if it is started again, removes the maps that were created.
             if !previous.exists() || Instant::now() >= end {
                 self.step_back()?;
                 return Ok(false);
@@ -140,15 +140,16 @@ impl Downgrade {
             round += 1;
             sleep(PAUSE);
         }
-        // Where our agent still ran, it has attached it again.
+        // If this version's agent still ran, it has attached XDP again.
         leave_to_tc(&self.paths)?;
-        // The version before has no such programs, and would keep their links for ever.
+        // The previous version has no such programs, and would keep their links for ever.
         for later in [hooks::SOCKET_RELEASE, hooks::SOCKET_OUTCOME] {
             links::release(&self.paths.links().join(later))?;
         }
-        // Theirs are on every hook: now they open flows, and ours look up what they opened. On the way out first: there, ours
-        // take what theirs translated for the node's own. While both open flows, they may choose the same source port: only
-        // until the other table has it.
+        // The other version's programs are on every hook: now they open flows, and this version's programs only look up
+        // flows. Egress comes first: there, this version's programs regard packets that the other version translated as
+        // packets of the node itself. While both versions open flows, they may choose the same source port, but only until
+        // the other table has the flow.
         for direction in [Direction::Egress, Direction::Ingress] {
             for (hook, _) in self.hooks.iter().filter(|(hook, _)| hook.direction == direction) {
                 self.migration.pass(Scope::Hot);
@@ -158,7 +159,7 @@ impl Downgrade {
         self.migration.pass(Scope::Hot);
         sleep(LAST_RUNS);
         self.migration.pass(Scope::All);
-        // Theirs know all that ours do.
+        // The other version's programs know all flows that this version's programs know.
         for (hook, _) in &self.hooks {
             hook.remove_front();
         }
@@ -166,18 +167,18 @@ impl Downgrade {
         Ok(true)
     }
 
-    /// Puts our programs in front, and behind them some that the other agent can replace hook by hook: there, theirs see what
-    /// ours leave, and open nothing.
+    /// Puts this version's programs in front, and behind them programs that the other agent can replace hook by hook. The
+    /// other version's programs then see the packets that those in front leave, and open no flows.
     fn stand_in_front(&self) -> Result<(), Error> {
         for (hook, found) in &self.hooks {
-            // These take no packet that those in front have translated for one straight to an endpoint.
+            // The programs behind do not regard a packet that those in front have translated as one of a direct flow.
             hook.exchange_behind(found.as_fd(), self.opens.program(hook)?);
             hook.set_front(self.complete.program(hook)?);
         }
         Ok(())
     }
 
-    /// Puts things back where the other agent did not come.
+    /// Restores the hooks if the other agent did not take over.
     fn step_back(&self) -> Result<(), Error> {
         for (hook, found) in &self.hooks {
             hook.remove_front();
@@ -186,7 +187,7 @@ impl Downgrade {
         Ok(())
     }
 
-    /// Whether no hook has our program behind any more.
+    /// Whether no hook has a program of this version behind any more.
     fn is_taken_over(&self) -> bool {
         let is_ours = |hook: &Hook, program| program == hook.found || self.opens.contain(program);
         self.hooks.iter().all(|(hook, _)| hook.behind().is_none_or(|program| !is_ours(hook, program)))

@@ -1,7 +1,8 @@
-//! Packet programs in front of those that are attached, while one version replaces the other.
+//! Packet programs in front of the attached ones, while one version replaces the other.
 //!
-//! A hook has programs of two versions then: what those in front leave (`TCX_NEXT`, or `TC_ACT_UNSPEC` by a filter, the same
-//! number) those behind see. So each hook knows the flows of both tables, and it does not matter in which order hooks change, nor how long that takes.
+//! Each hook then has programs of two versions: the programs behind see the packets that those in front leave (`TCX_NEXT`,
+//! or `TC_ACT_UNSPEC` from a filter, which is the same number). So each hook knows the flows of both tables, and it does not
+//! matter in which order hooks change, nor how long that takes.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -22,10 +23,10 @@ use crate::programs::pins::Paths;
 use crate::programs::program::program;
 use crate::programs::status;
 
-/// Programs that were replaced may still be at work on another CPU for so long.
+/// Time for which replaced programs may still run on another CPU.
 pub(super) const LAST_RUNS: Duration = Duration::from_millis(20);
 
-/// The packet programs, with one part of the work.
+/// The packet programs, loaded for one [`Transition`].
 pub(super) struct Packets {
     with_header: Ebpf,
     /// For devices without link-layer header, if there are any.
@@ -33,7 +34,7 @@ pub(super) struct Packets {
 }
 
 impl Packets {
-    /// Loads them on the pinned maps.
+    /// Loads the programs on the pinned maps.
     pub(super) fn load(
         bytes: &[u8],
         paths: &Paths,
@@ -46,12 +47,12 @@ impl Packets {
         Ok(Self { with_header: load(false)?, headerless })
     }
 
-    /// The program for a hook.
+    /// Returns the program for a hook.
     pub(super) fn program(&self, hook: &Hook) -> Result<BorrowedFd<'_>, Error> {
         self.program_for(hook.direction, hook.no_header)
     }
 
-    /// The program for a direction of a device.
+    /// Returns the program for a direction of a device.
     pub(super) fn program_for(&self, direction: Direction, no_header: bool) -> Result<BorrowedFd<'_>, Error> {
         let name = direction.program();
         let missing = Error::Incomplete { kind: "program", name };
@@ -59,7 +60,7 @@ impl Packets {
         program(ebpf, name)
     }
 
-    /// Whether a program is one of these.
+    /// Whether the program with this id is one of these.
     pub(super) fn contain(&self, program: u32) -> bool {
         let all = [Some(&self.with_header), self.headerless.as_ref()];
         all.into_iter().flatten().flat_map(Ebpf::programs).any(|(_, loaded)| {
@@ -74,19 +75,19 @@ pub(super) struct Hook {
     pub(super) direction: Direction,
     pub(super) no_header: bool,
     attachment: Attachment,
-    /// Id of the program behind, when the hook was found.
+    /// Id of the program behind, at the time when the hook was found.
     pub(super) found: u32,
 }
 
 enum Attachment {
-    /// TCX. The link in front has no pin: it goes with this process.
+    /// TCX. The link in front has no pin: it ends with this process.
     Links { behind: Link, front: Link },
-    /// Two filters of the clsact qdisc. The one in front stays when this process is killed; the next agent removes it.
+    /// Two filters of the clsact qdisc. The filter in front stays if this process is killed; the next agent removes it.
     Filters { ifindex: u32 },
 }
 
 impl Hook {
-    /// Replaces the program in front. That may fail only where the device is gone.
+    /// Replaces the program in front. This may fail only if the device is gone.
     pub(super) fn set_front(&self, program: BorrowedFd<'_>) {
         match &self.attachment {
             Attachment::Links { front, .. } => drop(front.update(program)),
@@ -94,7 +95,7 @@ impl Hook {
         }
     }
 
-    /// Replaces the program behind, likewise.
+    /// Replaces the program behind. This may fail only if the device is gone.
     pub(super) fn set_behind(&self, program: BorrowedFd<'_>) {
         match &self.attachment {
             Attachment::Links { behind, .. } => drop(behind.update(program)),
@@ -102,7 +103,7 @@ impl Hook {
         }
     }
 
-    /// Replaces the program behind, if it has the id `old` still.
+    /// Replaces the program behind, if it is still `old`.
     pub(super) fn exchange_behind(&self, old: BorrowedFd<'_>, program: BorrowedFd<'_>) {
         match &self.attachment {
             Attachment::Links { behind, .. } => drop(behind.exchange(old, program)),
@@ -114,7 +115,7 @@ impl Hook {
         }
     }
 
-    /// Id of the program behind; `None` if the hook is gone.
+    /// Returns the id of the program behind; `None` if the hook is gone.
     pub(super) fn behind(&self) -> Option<u32> {
         match &self.attachment {
             Attachment::Links { behind, .. } => {
@@ -146,7 +147,7 @@ impl Hook {
         self.tell(ifindex, set);
     }
 
-    /// A device that is gone needs no filter.
+    /// Logs a failure, unless the device is gone, which needs no filter.
     fn tell(&self, ifindex: u32, outcome: io::Result<()>) {
         if let Err(error) = outcome
             && error.raw_os_error() != Some(libc::ENODEV)
@@ -156,14 +157,14 @@ impl Hook {
     }
 }
 
-/// Id of the program of our filter.
+/// Returns the id of the program of Ballast's filter.
 fn our_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> Option<u32> {
     let filters = clsact::filters(netlink, ifindex, direction).ok()?;
     filters.iter().find(|filter| filter.is_ours(direction, Handle::Own))?.program
 }
 
-/// Attaches a program that passes every packet on, before each attached program of ours. A hook where this fails is left out;
-/// in most cases its device is gone.
+/// Attaches a program that passes every packet on, in front of each attached program of Ballast. A hook where this fails is
+/// left out; in most cases its device is gone.
 pub(super) fn attach(paths: &Paths, devices: &[Device]) -> Result<Vec<Hook>, Error> {
     let idle = idle()?;
     let (linked, filtered) = (status::linked_devices(paths), status::filtered_devices(paths));
@@ -214,14 +215,14 @@ fn before_filter(
     Ok(Some((Attachment::Filters { ifindex }, found)))
 }
 
-/// Removes front filters of a process that was killed during an upgrade or a downgrade.
+/// Removes front filters that a process left when it was killed during an upgrade or a downgrade.
 pub(super) fn remove_left(paths: &Paths) {
     let Ok(mut netlink) = Netlink::open() else { return };
     for ifindex in status::filtered_devices(paths).into_keys() {
         for direction in Direction::ALL {
             let filters = clsact::filters(&mut netlink, ifindex, direction).unwrap_or_default();
             if filters.iter().any(|filter| filter.is_ours(direction, Handle::Front)) {
-                // If this fails, the filter keeps running a program of ours, and the next start removes it.
+                // If this fails, the filter still runs a program of Ballast, and the next start removes it.
                 let _ = clsact::remove(&mut netlink, ifindex, direction, Handle::Front);
             }
         }

@@ -1,4 +1,4 @@
-//! Packet programs that leave new flows to the rules behind them.
+//! Makes the packet programs leave new flows to the rules behind them.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -16,11 +16,11 @@ use crate::programs::object::Transition;
 use crate::programs::pins::Paths;
 use crate::programs::status;
 
-/// How long connections that are half open when a successor takes over have for their handshakes.
+/// Time that half-open connections have for their handshakes when a successor takes over.
 const HANDSHAKES: Duration = Duration::from_millis(200);
 
-/// Makes the packet programs on devices leave new flows to the rules behind them (kube-proxy's), and continue those that they
-/// know. Returns when connections that were being opened are open.
+/// Makes the packet programs on devices leave new flows to the rules behind them (kube-proxy's), and serve only the flows
+/// that they know. Returns after the time for the handshakes of half-open connections.
 pub(in crate::programs) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
     let devices = devices::list().map_err(Error::file("list the devices of", Path::new("/sys/class/net")))?;
     let packets = Packets::load(EMBEDDED, paths, Transition::LooksUp, &devices)?;

@@ -1,8 +1,8 @@
-//! From the previous layout of the maps to this one, and back, under traffic.
+//! Upgrade from the previous layout of the maps to this one, and downgrade, under traffic.
 //!
-//! Maps of the same shape and meaning are not copied: the same map is pinned in both versions' folders, so programs of both
-//! agree at every moment. Flows are copied by [`Migration`], while each hook has programs that know the one table, and
-//! programs that know the other ([`front`]).
+//! Maps of the same shape and meaning are not copied: the same map is pinned in the folders of both versions, so the
+//! programs of both agree at every moment. [`Migration`] copies the flows, while each hook has programs that know one table,
+//! and programs that know the other ([`front`]).
 
 mod downgrade;
 mod front;
@@ -25,9 +25,9 @@ use crate::host::devices::{self, Device};
 use crate::maps::migrate::{Migration, Scope};
 
 impl Programs {
-    /// Attaches the socket programs, or takes over the links of an earlier agent; then puts the maps of this
-    /// current version, and removes those of other versions. Where programs of the previous version are attached, those on
-    /// devices are replaced too, and what they follow is copied.
+    /// Attaches the socket programs, or takes over the links of an earlier agent; then makes the maps of this version the
+    /// current ones, and removes those of other versions. If programs of the previous version are attached, those on devices
+    /// are replaced too, and their flows are copied.
     pub fn attach_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
         let mut predecessor = self.predecessor.lock().unwrap_or_else(PoisonError::into_inner);
         let outcomes = match predecessor.as_deref() {
@@ -53,7 +53,7 @@ impl Programs {
         let devices = devices::list().unwrap_or_default();
         let first = migration.pass(Scope::All).forward;
         tracing::info!(flows = first.added, lost = first.lost, "flows of the previous version copied");
-        // Where another agent has the devices, it serves them.
+        // If another agent has locked the devices, that agent serves them.
         if self.lock_devices().is_ok() {
             self.succeed_devices(&mut migration, &devices)?;
         }
@@ -62,19 +62,20 @@ impl Programs {
         Ok(outcomes)
     }
 
-    /// Replaces the packet programs. Every state of a hook, from front to back, is right beside every other one, and
-    /// beside the first and the last one.
+    /// Replaces the packet programs. Every state of a hook (its programs from front to back) works together with every state
+    /// of the other hooks, including the first and the last one.
     fn succeed_devices(&self, migration: &mut Migration, devices: &[Device]) -> Result<(), Error> {
         let load = |transition| Packets::load(self.object, self.pins.paths(), transition, devices);
         let (looks_up, opens) = (load(Transition::LooksUp)?, load(Transition::Opens)?);
         let begun = Instant::now();
-        // Ours know what is copied, theirs what is not; theirs open flows.
+        // This version's programs know the copied flows; the other version's know the rest, and open new flows.
         let hooks = front::attach(self.pins.paths(), devices)?;
         for hook in &hooks {
             hook.set_front(looks_up.program(hook)?);
         }
         migration.pass(Scope::All);
-        // Ours open flows. A later datagram of a flow that theirs opened after the last copy begins a flow of ours.
+        // This version's programs open flows. A later datagram of a flow that the other version opened after the last copy
+        // starts a new flow in this version's table.
         for hook in &hooks {
             migration.pass(Scope::Hot);
             hook.set_front(opens.program(hook)?);
@@ -82,12 +83,13 @@ impl Programs {
         migration.pass(Scope::Hot);
         sleep(front::LAST_RUNS);
         migration.pass(Scope::All);
-        // Now theirs know nothing that ours do not.
+        // Now the other version's programs know no flow that this version's do not know.
         for hook in &hooks {
             hook.set_front(self.packet_program(hook.direction, hook.no_header)?);
         }
         migration.pass(Scope::All);
-        // Ours take the place of theirs: first those that take no packet for a direct one which ours in front translated.
+        // This version's programs replace the other version's: first with programs that do not regard a packet which those
+        // in front have translated as one of a direct flow.
         for hook in &hooks {
             hook.set_behind(opens.program(hook)?);
             hook.set_front(looks_up.program(hook)?);

@@ -7,7 +7,7 @@ use aya::maps::MapData;
 use crate::maps::migrate::SHARED;
 use crate::programs::error::Error;
 
-/// Pins in `current` what of the previous version's maps stays the same. A map that cannot be shared begins anew.
+/// Pins those maps of the previous version in `current` that stay the same. A map that cannot be shared is created anew.
 pub(in crate::programs) fn share_with(previous: &Path, current: &Path) {
     for (old, new) in SHARED {
         if let Err(error) = share(&previous.join(old), &current.join(new)) {

@@ -1,4 +1,4 @@
-//! Which devices are to have the XDP program, and what they got.
+//! Which devices are to have the XDP program, and the result for each.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,19 +15,19 @@ use crate::host::devices::{Device, XdpMode};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Xdp {
-    /// Uplinks whose driver runs it, but for virtual devices.
+    /// Uplinks whose driver supports XDP, except virtual devices.
     #[default]
     Auto,
-    /// Uplinks whose driver runs it, virtual ones too.
+    /// Uplinks whose driver supports XDP, including virtual devices.
     Native,
-    /// Uplinks, in the kernel's own stack.
+    /// Uplinks, in the kernel's network stack.
     Generic,
-    /// None.
+    /// No device.
     Off,
 }
 
 impl Xdp {
-    /// The program for it.
+    /// Returns the program for this mode.
     pub(in crate::programs) const fn program(self) -> &'static str {
         match self {
             Self::Generic => XDP_GENERIC,
@@ -36,20 +36,20 @@ impl Xdp {
     }
 }
 
-/// What a device got.
+/// The result for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Taken {
     /// The driver runs the program.
     Native,
-    /// The kernel's stack does.
+    /// The kernel's network stack runs the program.
     Generic,
-    /// No program: tc does all of it.
+    /// No program: tc handles all packets.
     None,
 }
 
 impl Taken {
-    /// As metrics and people name it.
+    /// Returns the word used in metrics and output.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -59,28 +59,28 @@ impl Taken {
     }
 }
 
-/// An uplink, and what it got.
+/// An uplink, and the result for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct XdpDevice {
     /// Its name.
     pub device: String,
-    /// What it got.
+    /// How the program runs.
     pub mode: Taken,
-    /// Why it got nothing; empty otherwise.
+    /// Why the device has no program; empty otherwise.
     pub reason: String,
 }
 
-/// The uplinks after the last look, by index.
+/// The uplinks after the last pass, by index.
 #[derive(Debug, Default)]
 pub struct XdpDevices(watch::Sender<BTreeMap<u32, XdpDevice>>);
 
 impl XdpDevices {
-    /// All of them.
+    /// Returns all uplinks.
     pub fn list(&self) -> Vec<XdpDevice> {
         self.0.borrow().values().cloned().collect()
     }
 
-    /// All of them, and a way to wait until they change.
+    /// Returns all uplinks, in a form that allows to wait for changes.
     pub fn follow(&self) -> watch::Receiver<BTreeMap<u32, XdpDevice>> {
         self.0.subscribe()
     }
@@ -89,7 +89,7 @@ impl XdpDevices {
         self.0.borrow().contains_key(&ifindex)
     }
 
-    /// Gives what was there before.
+    /// Replaces all uplinks; returns the previous ones.
     pub(super) fn replace(&self, new: BTreeMap<u32, XdpDevice>) -> BTreeMap<u32, XdpDevice> {
         let before = self.0.borrow().clone();
         self.0.send_if_modified(|devices| {
@@ -101,34 +101,34 @@ impl XdpDevices {
     }
 }
 
-/// What the programs need to look after XDP.
+/// The state of XDP on this node's devices.
 pub(in crate::programs) struct Keeper {
     pub(super) mode: Xdp,
     /// Why the program could not be loaded.
     unusable: Option<String>,
-    /// `xdp_devices`, of this load of the programs.
+    /// The map `xdp_devices` of the programs that this process has loaded.
     open: Mutex<Option<HashMap<MapData, u32, u32>>>,
     pub(super) refused: Mutex<BTreeMap<u32, (Instant, XdpMode, String)>>,
     pub(super) devices: Arc<XdpDevices>,
 }
 
 impl Keeper {
-    /// Takes the map out of the object, after its programs were loaded.
+    /// Takes over the map of the object, after its programs were loaded.
     pub(in crate::programs) fn new(mode: Xdp, unusable: Option<String>, map: Option<Map>) -> Self {
         let open = map.and_then(|map| HashMap::try_from(map).ok());
         Self { mode, unusable, open: Mutex::new(open), refused: Mutex::default(), devices: Arc::default() }
     }
 
-    /// Lets the program send packets of other devices by this one, or not.
+    /// Allows or forbids the program to send packets of other devices on this one.
     pub(super) fn set_open(&self, ifindex: u32, is_open: bool) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(map) = open.as_mut() {
-            // Without the entry packets go by tc, and one too few of them is no harm.
+            // Without the entry, tc sends the packets: a missing entry does no harm.
             let _ = if is_open { map.insert(ifindex, 1, 0) } else { map.remove(&ifindex) };
         }
     }
 
-    /// How a device is to get the program, or why it is not.
+    /// Returns the mode in which a device is to get the program, or why it is not.
     pub(super) fn wanted(&self, device: &Device, devices: &[Device]) -> Result<XdpMode, String> {
         let told = |reason: &str| Err(reason.to_owned());
         let mode = match self.mode {

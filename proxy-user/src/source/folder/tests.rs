@@ -9,7 +9,7 @@ fn service(name: &str, address: &str) -> String {
     format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: {address}}}\n")
 }
 
-/// A folder that is being watched.
+/// A watched folder, with its events.
 struct Watched {
     dir: TempDir,
     events: Receiver<Event>,
@@ -30,7 +30,7 @@ impl Watched {
         Self { dir, events }
     }
 
-    /// The Services of the next report: `name=address`.
+    /// Returns the Services of the next report as `name=address`.
     async fn next(&mut self) -> Vec<String> {
         let event = timeout(Duration::from_secs(30), self.events.recv()).await.expect("an event").unwrap();
         let Event::Reset(Listing::Services(services)) = event else { panic!("{event:?}") };
@@ -39,7 +39,7 @@ impl Watched {
         services.iter().map(|s| format!("{}={}", s.name.name, s.cluster_ips[0])).collect()
     }
 
-    /// The first report that says so; others may come before it.
+    /// Waits for the first report with these Services; others may come before it.
     async fn until(&mut self, expected: &[&str]) {
         while self.next().await != expected {}
     }
@@ -77,7 +77,7 @@ async fn changes_are_seen() {
     assert_eq!(folder.next().await, ["a=10.96.0.1"]);
     fs::write(folder.path("b.yaml"), service("b", "10.96.0.2")).unwrap();
     folder.until(&["a=10.96.0.1", "b=10.96.0.2"]).await;
-    // As an editor saves.
+    // Save as an editor does.
     fs::write(folder.path(".a.yaml.new"), service("a", "10.96.0.3")).unwrap();
     fs::rename(folder.path(".a.yaml.new"), folder.path("a.yaml")).unwrap();
     folder.until(&["a=10.96.0.3", "b=10.96.0.2"]).await;
@@ -124,7 +124,7 @@ async fn a_folder_may_come_later_and_go_again() {
     fs::create_dir(&path).unwrap();
     fs::write(path.join("a.yaml"), service("a", "10.96.0.1")).unwrap();
     folder.until(&["a=10.96.0.1"]).await;
-    // Another folder of the same name.
+    // Replace the folder by another one of the same name.
     fs::rename(&path, folder.path("old")).unwrap();
     fs::create_dir(folder.path("new")).unwrap();
     fs::write(folder.path("new").join("a.yaml"), service("a", "10.96.0.2")).unwrap();

@@ -98,13 +98,13 @@ fn json_is_read() {
 fn an_error_names_document_and_line(#[case] text: &str, #[case] line: u64) {
     let error = yaml(text).unwrap_err();
     assert_eq!((error.document, error.line), (1, line), "{error}");
-    // The same behind a document of 11 lines and its marker.
+    // The same text after a document of 11 lines and a marker.
     let error = yaml(&format!("{SERVICE}--- \n{text}")).unwrap_err();
     assert_eq!((error.document, error.line), (2, 12 + line), "{error}");
     assert!(!error.message.contains('\n') && !error.message.contains("line"), "{error}");
 }
 
-/// The reader takes 32 of them by default.
+/// By default, the parser accepts 32 comments in a row.
 #[test]
 fn many_remarks_in_a_row_are_no_problem() {
     let remarks = "# remark\n".repeat(100);

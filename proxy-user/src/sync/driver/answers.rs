@@ -1,4 +1,4 @@
-//! Answers to an audit.
+//! Answers to the questions of an audit.
 
 use tokio::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::sync::question::{Expected, Question};
 
 impl<S: Store> Driver<S> {
     pub(super) fn answer(&mut self, question: Question) {
-        // The audit may have ended meanwhile.
+        // A reply fails if the audit has ended since it asked; that is no error.
         match question {
             Question::Differing(mut objects, reply) => {
                 objects.retain(|object| !self.cluster.knows(object));

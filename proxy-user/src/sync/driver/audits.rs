@@ -1,4 +1,4 @@
-//! Comparisons of the maps with what was written to them.
+//! Comparisons of the maps with the mirror.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
@@ -11,13 +11,14 @@ use crate::model::net::IpFamily;
 use crate::sync::audit::Step;
 use crate::sync::status::publish;
 
-/// Entries that a comparison looks at in one go: well below a millisecond, and an event waits for one at most.
+/// Entries that one piece of a comparison reads: this takes well below a millisecond, and an event waits for one piece at
+/// most.
 pub(super) const PIECE: u32 = 1024;
-/// Between two goes, so that a comparison never keeps a CPU busy.
+/// Pause between two pieces, so that a comparison never occupies a CPU.
 const BETWEEN_PIECES: Duration = Duration::from_millis(1);
 
 impl<S: Store> Driver<S> {
-    /// Goes on with the comparison, or begins one. What it finds is repaired at once.
+    /// Runs the next piece of the comparison, or the first piece of a new one. Repairs differences at once.
     pub(super) fn audit(&mut self, now: Instant) {
         if self.next_piece.take().is_none() {
             self.next_audit = now + self.settings.sync_period;
@@ -34,7 +35,7 @@ impl<S: Store> Driver<S> {
         self.note_audit(now, &result);
     }
 
-    /// Compares all at once, and repairs what differs.
+    /// Compares all entries at once, and repairs those that differ.
     pub(in crate::sync) fn repair(&mut self, now: Instant) {
         self.next_piece = None;
         let result = self.reconciler.audit(now.into_std());
@@ -62,7 +63,7 @@ impl<S: Store> Driver<S> {
         }
     }
 
-    /// Families of which something is not in the maps, or all while the maps cannot be read.
+    /// Returns the families that are not completely programmed; both while the maps cannot be read.
     pub(super) fn failing_families(&self) -> BTreeSet<IpFamily> {
         if self.is_unreadable {
             return BTreeSet::from([IpFamily::V4, IpFamily::V6]);

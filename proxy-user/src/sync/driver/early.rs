@@ -1,4 +1,4 @@
-//! Before all is listed: static Services are served, and what an earlier agent has programmed stays as it is.
+//! Before all objects are listed: the agent serves static Services, and leaves the entries of an earlier agent unchanged.
 
 use tokio::time::Instant;
 
@@ -8,19 +8,19 @@ use crate::plan::plan_service;
 use crate::sync::status::{log_problems, publish};
 
 impl<S: Store> Driver<S> {
-    /// When there is something to do even without an event.
+    /// Returns the time of the next work that needs no event.
     pub(super) fn early_wake(&self) -> Instant {
         let later = Instant::now() + self.settings.sync_period;
         self.reconciler.early_wake().map_or(later, |at| Instant::from_std(at).min(later))
     }
 
-    /// Does what can be done.
+    /// Programs devices, and static Services if they may have changed or a retry is due.
     pub(super) fn work_early(&mut self) {
-        // It says nothing until the host has been looked at.
+        // There is no plan until the host is known.
         if self.plan_node().is_none() {
             return;
         }
-        // It is planned again with what the cluster says of it.
+        // The node is planned again once the API server has described it.
         self.is_node_new = true;
         let now = Instant::now().into_std();
         self.reconciler.tell_devices(now);
@@ -32,7 +32,7 @@ impl<S: Store> Driver<S> {
             return;
         }
         self.early.is_due = false;
-        // Who has left the folder stays until all is listed: the API server may have it, too.
+        // A Service that left the folder stays until all objects are listed, because the API server may have it, too.
         let plan = |name| plan_service(&self.cluster, name, self.settings.plan);
         let plans = names.iter().map(|name| (name.clone(), plan(name))).collect();
         self.reconciler.sync_early(now, plans, self.early.is_first);

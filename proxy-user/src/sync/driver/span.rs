@@ -1,4 +1,4 @@
-//! A sync as a span, with planning and writing as spans in it.
+//! The tracing span of a sync, with inner spans for planning and writing.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tracing::span::{EnteredSpan, Span};
 
 use crate::spans;
 
-/// Begins a sync.
+/// Enters the span of a sync.
 pub(super) fn begin(full: bool) -> EnteredSpan {
     info_span!(
         target: spans::TARGET,
@@ -22,17 +22,18 @@ pub(super) fn begin(full: bool) -> EnteredSpan {
     .entered()
 }
 
-/// Begins a part of it.
+/// Enters the span of planning.
 pub(super) fn plan() -> EnteredSpan {
     info_span!(target: spans::TARGET, "plan").entered()
 }
 
-/// The same.
+/// Enters the span of writing.
 pub(super) fn apply() -> EnteredSpan {
     info_span!(target: spans::TARGET, "apply").entered()
 }
 
-/// Says what it did: for so many Services, the first of which has waited so long; so many Service ports are not as they should be.
+/// Records the result of a sync: the number of planned Services, how long the oldest change had waited, and the number of
+/// failing Service ports.
 pub(super) fn describe(span: &Span, services: usize, waited: Option<Duration>, failing: usize) {
     span.record("ballast.services", services as u64);
     if let Some(waited) = waited {

@@ -1,4 +1,4 @@
-//! The comparison in pieces.
+//! The comparison of the maps with the mirror in pieces.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::{Fixture, ROOMY};
 use crate::maps::{Backend, Contents};
 use crate::sync::Step;
 
-/// Goes on to the end of a comparison; gives its result, and how many pieces it took.
+/// Runs a comparison to its end; returns its result and the number of pieces.
 fn finish(fixture: &mut Fixture, piece: u32) -> (Step, usize) {
     let mut steps = (1..).map(|count| (fixture.reconciler.audit_step(piece).unwrap(), count));
     steps.find(|(step, _)| *step != Step::More).unwrap()
@@ -72,7 +72,8 @@ fn each_kind_of_damage_is_found_in_pieces_of_any_size() {
 proptest! {
     #![proptest_config(super::config())]
 
-    /// Our own writes between two pieces are no damage, wherever the comparison is; and damage is found for all that.
+    /// The agent's own writes between two pieces are no difference, wherever the comparison is; external changes are still
+    /// found.
     #[test]
     fn changes_between_two_pieces_do_not_disturb(
         history in history(12),

@@ -1,4 +1,4 @@
-//! Tables that are too small: a clear error on the Service concerned, and the others go on.
+//! Tables that are too small: the Service concerned gets a clear error, and the others are programmed.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn serves(fixture: &Fixture, address: u8) -> Option<u32> {
     fixture.contents().services.get(&key).map(|entry| entry.slot_count)
 }
 
-/// Room for two Services: the third waits until there is room.
+/// With space for two Services, the third waits until space is freed.
 #[track_caller]
 fn third_waits(capacity: Capacity, setting: &str) {
     let mut fixture = Fixture::new(capacity);
@@ -107,7 +107,7 @@ fn an_endpoint_that_left_serves_no_longer_when_there_is_no_room_for_new_slots() 
     fixture.assert_right();
 }
 
-/// A Service that also has its address as such.
+/// Returns a Service with an entry for its address as such.
 fn with_address(of: &str, number: u8) -> Change {
     let (name, plan) = service(of, number, [number]);
     let plan = plan.map(|plan| ServicePlan {
@@ -120,7 +120,7 @@ fn with_address(of: &str, number: u8) -> Change {
 #[test]
 fn frontends_take_the_room_of_addresses() {
     let mut fixture = Fixture::new(Capacity { frontends: 4, ..ROOMY });
-    // An address less than the oracle wants: only the end counts.
+    // The tables have fewer addresses than the oracle asks for, so only the final state is checked.
     fixture.trust_nothing();
     fixture.change([with_address("a", 1), with_address("b", 2)]);
     assert_eq!(fixture.reconciler.problems(), [], "two frontends and two addresses");
@@ -131,7 +131,7 @@ fn frontends_take_the_room_of_addresses() {
     assert_eq!(fixture.contents().services.len(), 4, "no address");
     assert_eq!(fixture.reconciler.failing(), 0);
     assert!(problem(&fixture).message.contains("raise --max-frontends"));
-    // Trying to put them back does not cost a frontend.
+    // The retry for the addresses does not remove a frontend.
     fixture.wait(Duration::from_secs(61));
     fixture.again();
     assert_eq!((1..=4).filter(|number| serves(&fixture, *number).is_some()).count(), 4);

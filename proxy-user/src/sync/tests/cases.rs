@@ -1,4 +1,4 @@
-//! The cases of kube-proxy's own tests of what a sync may write, and of who owns a frontend.
+//! The cases of kube-proxy's own tests of which entries a sync may write, and which Service owns a frontend.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::model::ServiceName;
 use crate::plan::{Frontend, FrontendKind, FrontendPlan, Scope, ServicePlan};
 use crate::sync::entries::frontend_key;
 
-/// The id of an endpoint of a Service.
+/// Returns the id of an endpoint of a Service.
 fn id(fixture: &Fixture, of: &str, last: u8) -> u32 {
     let applied = fixture.reconciler.applied();
     let service = applied.ports.get(&port_id(of, "http")).unwrap();
@@ -37,7 +37,7 @@ fn inc_1_a_new_service_writes_its_own_entries_only() {
 fn inc_2_a_deletion_removes_at_once_what_clients_see_and_the_rest_later() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change([service("a", 1, 1..3), service("b", 2, [9])]);
-    // The frontend goes, and its endpoint is gone.
+    // The frontend is removed, and its endpoint is marked as gone.
     assert_eq!(fixture.change([(name("b"), None)]), 2);
     fixture.assert_right();
     fixture.wait(Duration::from_mins(1));
@@ -157,7 +157,7 @@ fn a_service_that_fails_keeps_what_it_had_and_is_tried_again() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change([service("a", 1, [1]), service("b", 2, [2])]);
     fixture.faults(Faults { at: [0].into(), ..Faults::default() });
-    // Both change; the first write is the new endpoint of `a`.
+    // Both Services change; the first write is the new endpoint of `a`.
     fixture.change([service("a", 1, [1, 5]), service("b", 2, [2, 6])]);
     assert_eq!(fixture.reconciler.failing(), 1);
     assert_eq!(fixture.reconciler.problems()[0].object, "Service default/a");
@@ -175,7 +175,7 @@ fn a_frontend_that_moves_to_a_port_that_fails_does_not_stay_with_the_old_one() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change([service("a", 1, [1])]);
     fixture.faults(Faults { at: [0].into(), ..Faults::default() });
-    // The name of `b` is the first write.
+    // The first write is the name of `b`.
     fixture.change([(name("a"), None), service("b", 1, [2])]);
     assert!(fixture.contents().services.is_empty());
     fixture.wait(Duration::from_secs(1));
@@ -195,7 +195,7 @@ fn clients_outside_are_never_sent_to_an_entry_that_is_gone_whichever_write_fails
             port.frontends.insert(inside, FrontendPlan { scoped: true, ..what });
         }
         fixture.change([(name.clone(), Some(plan))]);
-        // The guard of `Fixture` looks at every state in between.
+        // The guard of `Fixture` checks every intermediate state.
         fixture.faults(Faults { at: [fails].into(), ..Faults::default() });
         fixture.change([(name, None)]);
         fixture.wait(Duration::from_secs(31));
@@ -220,7 +220,7 @@ fn an_endpoint_that_joins_is_told_of_those_that_served_before() {
     fixture.change([service("a", 1, [2, 9])]);
     let before = [1, 2].map(|last| id(&fixture, "a", last)).to_vec();
     assert_eq!(joined(&fixture, 9), Some(before), "the one that leaves served until then");
-    // It comes back with its id.
+    // It returns with the same id.
     fixture.change([service("a", 1, [1, 2, 9])]);
     assert_eq!(joined(&fixture, 1), Some([2, 9].map(|last| id(&fixture, "a", last)).to_vec()));
 }
@@ -232,7 +232,7 @@ fn what_has_rested_is_freed_together() {
         fixture.wait(Duration::from_millis(100));
         fixture.change([service("a", 1, [1, last])]);
     }
-    // As the driver does when nothing changes.
+    // Sync as the driver does if nothing changes.
     let mut syncs = 0;
     while let Some(at) = fixture.reconciler.wake().filter(|at| *at < fixture.now + Duration::from_mins(2)) {
         fixture.now = at.max(fixture.now + Duration::from_millis(1));

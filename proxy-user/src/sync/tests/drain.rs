@@ -1,4 +1,4 @@
-//! The previous Maglev table of a Service port, by which connections have a second chance.
+//! The previous Maglev table of a Service port, which gives connections a second chance.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::model::ServiceName;
 use crate::plan::ServicePlan;
 use crate::plan::maglev::length;
 
-/// A Service by Maglev with so many endpoints.
+/// Returns a Service with algorithm Maglev and this number of endpoints.
 fn by_maglev(of: &str, address: u8, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
     let (name, mut plan) = service(of, address, 1..=endpoints);
     for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
@@ -20,7 +20,7 @@ fn by_maglev(of: &str, address: u8, endpoints: u8) -> (ServiceName, Option<Servi
     (name, plan)
 }
 
-/// The row of the only Service port with a table.
+/// Returns the row of the only Service port with a table.
 fn row(fixture: &Fixture) -> MaglevRow {
     assert_eq!(fixture.contents().maglev.len(), 1);
     *fixture.contents().maglev.values().next().unwrap()
@@ -48,7 +48,7 @@ fn the_first_of_several_stays_until_its_drain_period_is_over() {
     assert!(fixture.reconciler.wake().is_some_and(|at| at <= fixture.now));
     fixture.again();
     assert_eq!(row(&fixture), third.current.into());
-    // Their room is free after another pause: only one table is left.
+    // Their space is free after the quarantine: only one table is left.
     fixture.wait(Duration::from_secs(2));
     fixture.again();
     assert_eq!(fixture.reconciler.applied().tables.slots_used(), 1 + length(4));
@@ -66,7 +66,7 @@ fn one_endpoint_had_no_table_and_gets_one_when_another_joins() {
     assert!(fixture.contents().maglev.is_empty());
     let row = serve(&mut fixture, 2);
     assert_eq!((row.current.words, row.previous.words), (length(2), length(1)));
-    // A Service that is new had none before.
+    // A new Service has no previous table.
     fixture.change([by_maglev("b", 2, 2)]);
     let new = fixture.contents().maglev.values().last().copied().unwrap();
     assert_eq!(new, new.current.into());
@@ -93,7 +93,7 @@ fn a_new_table_that_needs_the_room_has_it() {
     let second = serve(&mut fixture, 3);
     assert_ne!(second.previous.base, 0);
     fixture.trust_nothing();
-    // There is no room beside both, so there is no table for a moment.
+    // There is no space beside both tables, so the Service has no table for a moment.
     fixture.change([by_maglev("a", 1, 2)]);
     for _ in 0..5 {
         fixture.wait(Duration::from_secs(5));

@@ -1,4 +1,4 @@
-//! Plans from a world so small that everything collides with everything.
+//! Generates plans with so few names and addresses that collisions are frequent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -87,7 +87,7 @@ fn facts() -> impl Strategy<Value = BackendFacts> {
     })
 }
 
-/// What a frontend is like, beside its endpoints; whether it uses all of them.
+/// Generates the settings of a frontend without its endpoints, and whether it uses all of them.
 fn look() -> impl Strategy<Value = (FrontendPlan, bool)> {
     let access = prop_oneof![
         2 => Just(Access::Unrestricted),
@@ -106,7 +106,7 @@ fn frontend_plan(
     protocol: Protocol,
 ) -> impl Strategy<Value = (Frontend, (FrontendPlan, bool))> {
     let scope = prop_oneof![3 => Just(Scope::Internal), 2 => Just(Scope::External)];
-    // 0: any address of the node.
+    // 0: a node port, on all addresses of the node.
     (0u8..5, scope, look()).prop_map(move |(last, scope, look)| {
         let (address, port) = match (last, family) {
             (0, IpFamily::V4) => (Ipv4Addr::UNSPECIFIED.into(), 30_080),
@@ -147,7 +147,7 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
                     (BackendAddress { address: address(family, 1, last), port }, facts)
                 })
                 .collect();
-            // Some frontends may use the local endpoints only, as with a traffic policy.
+            // Some frontends use the local endpoints only, as with policy Local.
             let slots = |all: bool| {
                 let local = || backends.iter().filter(|(_, f)| f.local).map(|(at, _)| *at).collect();
                 (!all).then(local)
@@ -199,7 +199,7 @@ fn unmanaged() -> impl Strategy<Value = Unmanaged> {
     prop_oneof![Just(Unmanaged::Own), Just(Unmanaged::Foreign)]
 }
 
-/// A change of one Service: another plan, or none.
+/// Generates a change of one Service: another plan, or none.
 pub fn change() -> impl Strategy<Value = (ServiceName, Option<ServicePlan>)> {
     prop::sample::select(&["a", "b", "c", "d"][..]).prop_flat_map(|service| {
         let addresses = prop::collection::btree_set((any::<bool>(), 1u8..5), 0..3);
@@ -218,10 +218,10 @@ pub fn change() -> impl Strategy<Value = (ServiceName, Option<ServicePlan>)> {
     })
 }
 
-/// A Service and its plan from now on.
+/// A Service and its new plan; `None`: it is removed.
 pub type Change = (ServiceName, Option<ServicePlan>);
 
-/// What the node is like.
+/// Generates a plan of the node.
 pub fn node() -> impl Strategy<Value = NodePlan> {
     let facts = any::<(bool, bool)>();
     let addresses = prop::collection::btree_map((any::<bool>(), 1u8..4), facts, 0..4);
@@ -251,11 +251,11 @@ pub fn node() -> impl Strategy<Value = NodePlan> {
     )
 }
 
-/// What comes together: changes of Services, what the node is like from now on if that is told, and the
-/// milliseconds before it.
+/// Changes that one sync takes: changes of Services, a new plan of the node if it changes, and the milliseconds before
+/// them.
 pub type Moment = (Vec<Change>, Option<NodePlan>, u64);
 
-/// One thing after the other.
+/// Generates a sequence of fewer than `length` moments.
 pub fn history(length: usize) -> impl Strategy<Value = Vec<Moment>> {
     let pause = prop_oneof![3 => 0u64..500, 2 => 900u64..3_000, 1 => 55_000u64..130_000];
     let node = option::weighted(0.3, node());

@@ -1,6 +1,6 @@
-//! What an agent keeps in memory for each Service and endpoint: the model, the plans, the mirror of the maps, the editions.
+//! The agent's memory for each Service and endpoint: the model, the plans, the mirror of the maps, the programmed versions.
 //!
-//! Counted as glibc's allocator takes it: 8 bytes for each block, in multiples of 16, and not less than 32.
+//! Counted as glibc's allocator does: each block takes 8 bytes more, in multiples of 16, and at least 32.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -21,13 +21,13 @@ use crate::model::{
 use crate::sync::{Driver, DriverSettings};
 
 thread_local! {
-    /// Bytes that this thread has allocated, less those that it has freed.
+    /// Bytes that this thread has allocated, minus the bytes that it has freed.
     static LIVE: Cell<isize> = const { Cell::new(0) };
-    /// The most that these were.
+    /// The maximum of [`LIVE`] so far.
     static MOST: Cell<isize> = const { Cell::new(0) };
 }
 
-/// The system's allocator, which counts for each thread.
+/// The system's allocator, with a count for each thread.
 struct Counting;
 
 #[global_allocator]
@@ -35,18 +35,18 @@ static COUNTING: Counting = Counting;
 
 fn count(layout: Layout, sign: isize) {
     let block = (layout.size() + 8).next_multiple_of(16).max(32);
-    // A thread that ends frees what it had when its counter is gone.
+    // A thread that ends may free memory after its counter was dropped.
     let _ = LIVE.try_with(|live| {
         live.set(live.get() + sign * block.cast_signed());
         MOST.with(|most| most.set(most.get().max(live.get())));
     });
 }
 
-// SAFETY: every call is passed on as it is; what is counted beside it allocates nothing.
+// SAFETY: every call is passed on unchanged; the counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout, 1);
-        // SAFETY: the caller keeps to the same rules.
+        // SAFETY: the caller observes the same rules.
         unsafe { System.alloc(layout) }
     }
 
@@ -57,7 +57,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Maps that take everything and keep nothing: they are the kernel's memory, not the agent's.
+/// Maps that accept every write and store nothing: maps are in the kernel's memory, not in the agent's.
 struct Nowhere;
 
 impl Store for Nowhere {
@@ -122,7 +122,8 @@ fn slice(number: u32, endpoints: u32) -> EndpointSlice {
     }
 }
 
-/// Bytes for each Service with so many endpoints, once all of them are programmed, and at most until then, lists included.
+/// Returns the bytes for each Service with `endpoints` endpoints: after all are programmed, and the maximum until then,
+/// lists included.
 fn bytes_of_each(services: u32, endpoints: u32) -> (isize, isize) {
     let runtime = Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -167,7 +168,8 @@ fn a_first_sync_takes_little_more_than_what_stays() {
     assert!(2 * most <= 3 * stays, "{most} bytes for each Service at most, of which {stays} stay");
 }
 
-/// Bytes that are in use after so many minutes of 20 changes a second, each of them a number of whole rounds of changes.
+/// Returns the bytes in use after each of these numbers of minutes, with 20 changes a second. At each of these times, all
+/// rounds of changes are complete.
 fn bytes_during_churn(minutes: &[u32]) -> Vec<isize> {
     const SERVICES: u32 = 300;
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -205,7 +207,7 @@ fn bytes_during_churn(minutes: &[u32]) -> Vec<isize> {
 
 #[test]
 fn churn_leaves_nothing_behind() {
-    // A round of 300 changes takes 15 s, two of them give the same state again.
+    // A round of 300 changes takes 15 s; two rounds lead to the same state again.
     let found = bytes_during_churn(&[5, 10, 20]);
     println!("{found:?} bytes after 5, 10 and 20 minutes");
     assert!(found[1] - found[0] < found[0] / 100 && found[2] - found[0] < found[0] / 100, "{found:?}");

@@ -1,4 +1,4 @@
-//! The reconciler against a naive oracle, at every state that a reader of the maps could see.
+//! Compares the reconciler with a naive oracle, at every state that a reader of the maps could see.
 
 mod audit;
 mod capacity;
@@ -28,17 +28,17 @@ use proptest::prelude::ProptestConfig;
 pub const ROOMY: Capacity =
     Capacity { frontends: 64, slots: 512, maglev: 200_000, backends: 256, services: 64 };
 
-/// A history has many states, and each is looked at: a quarter of the cases asked for will do.
+/// Runs a quarter of the configured cases, because a history has many states and each is checked.
 pub fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig { cases: default.cases.div_ceil(4), ..default }
 }
 
-/// A reconciler on tables in memory, with a guard on every step and a clock of its own.
+/// A reconciler on tables in memory, with a guard on every step and its own clock.
 pub struct Fixture {
     pub reconciler: Reconciler<FaultyStore<MemoryStore>>,
     pub plans: BTreeMap<ServiceName, ServicePlan>,
-    /// What the node is like, if that was told.
+    /// The last plan of the node.
     pub node: Option<NodePlan>,
     pub now: Instant,
     guard: Guard,
@@ -57,7 +57,7 @@ impl Fixture {
         Self { reconciler, plans: BTreeMap::new(), node: None, now, guard }
     }
 
-    /// Another agent on the same tables, which has not listed anything yet.
+    /// Starts another agent on the same tables, which has listed no objects yet.
     pub fn restarted(self) -> Self {
         let store = self.reconciler.into_store().into_inner();
         let (capacity, contents) = (store.capacity(), store.contents().clone());
@@ -80,7 +80,7 @@ impl Fixture {
         self.reconciler.store_mut().inner_mut().contents_mut()
     }
 
-    /// The tables were damaged or are too small: only the end counts.
+    /// Turns the guard off, because the tables were damaged or are too small: only the final state is checked.
     pub fn trust_nothing(&mut self) {
         self.guard.lock().unwrap().off = true;
     }
@@ -90,7 +90,7 @@ impl Fixture {
         self.reconciler.store_mut().set_faults(faults);
     }
 
-    /// Steps that a reader could tell apart, so far.
+    /// Returns the number of steps so far that a reader could distinguish.
     pub fn steps(&self) -> u64 {
         self.reconciler.store().inner().steps()
     }
@@ -99,7 +99,7 @@ impl Fixture {
         self.now += time;
     }
 
-    /// One sync with these changes; returns how many steps it took.
+    /// Runs one sync with these changes; returns its number of steps.
     pub fn change(&mut self, changes: impl IntoIterator<Item = (ServiceName, Option<ServicePlan>)>) -> u64 {
         let changes: BTreeMap<_, _> = changes.into_iter().collect();
         for (name, plan) in &changes {
@@ -111,7 +111,7 @@ impl Fixture {
         self.sync(changes)
     }
 
-    /// What comes together in a history, in one sync.
+    /// Runs one sync with all changes of a moment of a history.
     pub fn moment(&mut self, (changes, node, pause): Moment) {
         self.wait(Duration::from_millis(pause));
         if let Some(node) = node {
@@ -121,7 +121,7 @@ impl Fixture {
         self.change(changes);
     }
 
-    /// One sync in which every Service is told again.
+    /// Runs one sync with the unchanged plan of every Service.
     pub fn tell_all(&mut self) -> u64 {
         self.sync(self.plans.iter().map(|(name, plan)| (name.clone(), Some(plan.clone()))).collect())
     }
@@ -134,12 +134,12 @@ impl Fixture {
         self.steps() - before
     }
 
-    /// One sync with nothing new.
+    /// Runs one sync without changes.
     pub fn again(&mut self) -> u64 {
         self.sync(BTreeMap::new())
     }
 
-    /// The tables say exactly what the plans say.
+    /// Asserts that the tables hold exactly what the plans ask for.
     #[track_caller]
     pub fn assert_right(&self) {
         check(self.contents(), &self.plans);

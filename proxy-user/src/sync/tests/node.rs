@@ -1,4 +1,4 @@
-//! What the programs are told of the node.
+//! The entries that describe the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,7 +21,7 @@ use crate::plan::{
 };
 use crate::sync::filter::frontend_bit;
 
-/// The tables say what the plan says of the node; nothing where it was not told.
+/// Asserts that the tables hold the plan of the node; checks nothing without a plan.
 #[track_caller]
 pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
     let Some(plan) = plan else { return };
@@ -67,14 +67,14 @@ fn ip(last: u8) -> IpAddr {
     Ipv4Addr::new(192, 0, 2, last).into()
 }
 
-/// A node whose node ports answer on these addresses.
+/// Returns a node whose node ports answer on these addresses.
 fn node(addresses: impl IntoIterator<Item = u8>) -> NodePlan {
     let facts = AddressFacts { node_ports: true, loopback: false };
     let addresses = addresses.into_iter().map(|last| (ip(last), facts)).collect();
     NodePlan { addresses, snat_ports: proxy_common::config::SNAT_PORTS, ..NodePlan::default() }
 }
 
-/// A Service with one node port, and one with a load balancer that lets these ranges in.
+/// Returns a Service with one frontend of this kind (a node port, else 192.0.2.200:80) and these source ranges.
 fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Option<ServicePlan>) {
     let (address, port) = match kind {
         FrontendKind::NodePort => (Ipv4Addr::UNSPECIFIED.into(), 30_080),
@@ -131,8 +131,8 @@ fn a_node_port_has_a_bit_for_each_address_of_the_node() {
     assert_eq!(fixture.tell_all(), 0);
 }
 
-/// Connections that need these bits, and how often they were looked through; backends with open ones; whether one has a source
-/// port of ranges of before.
+/// The filter bits that connections need, and how often they were asked for; backends with open connections; whether a
+/// connection has a source port outside of the current SNAT ranges.
 #[derive(Clone, Default)]
 struct Connections(Arc<Mutex<(BTreeSet<FilterBit>, usize)>>, Arc<Mutex<BTreeSet<u32>>>, Arc<AtomicBool>);
 
@@ -161,7 +161,7 @@ fn old_snat_ports_are_looked_up_while_a_connection_has_one() {
     let is_moved = |fixture: &Fixture| fixture.contents().node.config.snat_moved;
     tell(&mut fixture, ranges(2_000));
     assert!(!is_moved(&fixture), "there are no connections");
-    // One may have begun while the ranges were written.
+    // A connection may have begun while the ranges were written.
     connections.2.store(true, Ordering::Relaxed);
     fixture.wait(Duration::from_secs(1));
     fixture.again();
@@ -278,7 +278,7 @@ fn ranges_come_before_the_entry_and_go_with_it() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change([service("a", FrontendKind::LoadBalancer, &["198.51.100.0/24", "203.0.113.0/24"])]);
     fixture.assert_right();
-    // One range more and one less: no entry changes.
+    // One range is added and one removed: no entry of `services` changes.
     let before = fixture.contents().services.clone();
     assert_eq!(
         fixture.change([service("a", FrontendKind::LoadBalancer, &["198.51.100.0/24", "10.0.0.0/8"])]),
@@ -352,7 +352,7 @@ fn a_number_stays_with_the_address_of_a_node() {
     assert_eq!([bits(&fixture, 1), bits(&fixture, 7)], [4 + 8 + 1, 8]);
     tell(&mut fixture, Some(&[3, 8]));
     assert_eq!(numbers(&fixture), [(ip(3), 1), (ip(8), 2)].into());
-    // While they are not listed, those that are known stay: flows go on.
+    // While the other nodes are not listed, the known numbers stay, because flows continue.
     tell(&mut fixture, None);
     assert_eq!((numbers(&fixture), bits(&fixture, 8)), ([(ip(3), 1), (ip(8), 2)].into(), 8));
     assert!(fixture.contents().node.config.dsr);

@@ -1,4 +1,4 @@
-//! What the tables should say, worked out in the most naive way, and what they do say.
+//! The desired and the actual content of the tables, computed in the most naive way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::plan::{
 };
 use crate::sync::filter::{backend_bit, frontend_bit};
 
-/// What a client finds behind a frontend: a Service port, endpoints with their flags, and how they are used.
+/// What a frontend leads to: a Service port, endpoints with their flags, and the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub port: (String, u8, u8),
@@ -25,16 +25,16 @@ pub struct Seen {
     pub kind: u8,
     pub algorithm: u8,
     pub has_table: bool,
-    /// Clients let in, where not all are.
+    /// The source ranges, if not all clients are allowed.
     pub ranges: BTreeSet<IpNet>,
 }
 
-/// The entry that says that an address is a cluster address.
+/// Kind of an entry that marks a cluster address.
 const ADDRESS: u8 = 5;
-/// The one that says that it is left alone.
+/// Kind of an entry that marks an unmanaged address.
 const UNMANAGED: u8 = 6;
 
-/// What every frontend should lead to.
+/// Returns what every frontend should lead to.
 pub fn desired(plans: &BTreeMap<ServiceName, ServicePlan>) -> BTreeMap<FrontendKey, Seen> {
     let all = || {
         plans.values().flat_map(|plan| {
@@ -43,7 +43,7 @@ pub fn desired(plans: &BTreeMap<ServiceName, ServicePlan>) -> BTreeMap<FrontendK
             })
         })
     };
-    // A Service that has an address and port has it for all clients.
+    // A Service port owns an address and port for clients of both scopes.
     let mut owners = BTreeMap::new();
     for (created, id, _, frontend, what) in all() {
         let rank = (what.kind != FrontendKind::ClusterIp, created, id.clone());
@@ -74,7 +74,7 @@ fn key(frontend: &Frontend) -> FrontendKey {
     }
 }
 
-/// Algorithms by a Maglev table.
+/// Algorithms that use a Maglev table.
 const HASHES: [u8; 3] = [3, 4, 5];
 
 fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
@@ -116,7 +116,7 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
     }
 }
 
-/// What a reader finds behind an entry. Fails when it would stumble.
+/// Returns what an entry leads to. Panics if the tables are inconsistent for a reader.
 #[track_caller]
 pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> Seen {
     assert_eq!(entry.tag, key.tag(), "{key} has the tag of another key");
@@ -142,7 +142,7 @@ pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> 
         assert_eq!(row.service, entry.id, "{key} leads to a backend of another Service: {row:?}");
         assert_eq!(row.proto, key.proto, "{key} leads to {row:?}");
         assert!(bit(contents, backend_bit(row)), "no filter bit for {row:?}");
-        // Programs choose again where the backend is gone.
+        // The programs select again if the backend is gone.
         (row.state == BACKEND_ACTIVE).then_some(((row.addr, row.port), row.flags))
     };
     let endpoints: BTreeMap<_, _> = slots.iter().filter_map(endpoint).collect();
@@ -165,8 +165,8 @@ pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> 
     }
 }
 
-/// By weight, endpoints stand in more than one slot; where all weights are equal that would be too many. Rows are written
-/// before slots, so this holds only once all is written.
+/// Asserts that endpoints have more than one slot exactly if the algorithm is weighted and the weights differ. Rows are
+/// written before slots, so this holds only after all writes.
 #[track_caller]
 fn check_weights(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) {
     let rows = if key.addr.is_ipv6() { &contents.backends6 } else { &contents.backends };
@@ -177,7 +177,7 @@ fn check_weights(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) {
     assert_eq!(ids.len() < slots.len(), is_weighted, "{key}: {slots:?}");
 }
 
-/// What packets to a frontend carry as destination: for a node port, every address that answers.
+/// Returns the destinations of packets to a frontend: for a node port, every address on which it answers.
 fn dialled(contents: &Contents, key: &FrontendKey) -> Vec<FrontendKey> {
     if !key.addr.is_unspecified() {
         return vec![*key];
@@ -191,13 +191,13 @@ fn bit(contents: &Contents, (word, mask): (u32, u64)) -> bool {
     contents.filter[word as usize] & mask != 0
 }
 
-/// What every frontend leads to.
+/// Returns what every frontend leads to.
 #[track_caller]
 pub fn resolve_all(contents: &Contents) -> BTreeMap<FrontendKey, Seen> {
     contents.services.iter().map(|(key, entry)| (*key, resolve(contents, key, entry))).collect()
 }
 
-/// Fails unless the tables say exactly what the plans say.
+/// Asserts that the tables hold exactly what the plans ask for.
 #[track_caller]
 pub fn check(contents: &Contents, plans: &BTreeMap<ServiceName, ServicePlan>) {
     let desired = desired(plans);
@@ -255,17 +255,17 @@ fn no_overlap(contents: &Contents) {
     assert_eq!(shared.len(), bases.len(), "two Service ports share an extent");
 }
 
-/// Looks at every state between two syncs.
+/// Checks every state of the tables during a sync.
 pub type Guard = Arc<Mutex<Transition>>;
 
-/// What each frontend may lead to while a sync runs: what it did before, or what it should after.
+/// What each frontend may lead to while a sync runs: the same as before, or what it should lead to afterwards.
 #[derive(Default)]
 pub struct Transition {
     before: BTreeMap<FrontendKey, Seen>,
     after: BTreeMap<FrontendKey, Seen>,
-    /// With tables that were changed externally, or that are too small, only the end is looked at.
+    /// If the tables were changed externally or are too small, only the final state is checked.
     pub off: bool,
-    /// Writes may fail: an entry that could not be replaced leads to what it led to before without the endpoints that left.
+    /// Writes may fail: an entry that could not be replaced leads to its previous endpoints without the removed ones.
     pub may_fail: bool,
 }
 
@@ -283,8 +283,8 @@ impl Transition {
         }
         for (key, entry) in &contents.services {
             let seen = resolve(contents, key, entry);
-            // Flags of an endpoint may change before or after the set does; the set itself is old or new. More
-            // clients may be let in than should be, but none that should be is kept out.
+            // The flags of an endpoint may change before or after the set; the set itself is the old or the new one. The
+            // source ranges may contain more than they should, but never less.
             let plain =
                 |seen: &Seen| Seen { endpoints: BTreeMap::new(), ranges: BTreeSet::new(), ..seen.clone() };
             let same = |other: Option<&Seen>| {
@@ -296,7 +296,7 @@ impl Transition {
             };
             let (before, after) = (self.before.get(key), self.after.get(key));
             let left = |known: &Seen| {
-                // One of the port that gets the frontend is another endpoint, whatever its address.
+                // An endpoint of a new owner of the frontend is another endpoint, even with the same address.
                 let stays = |at: &_| {
                     after.is_some_and(|after| after.port == known.port && after.endpoints.contains_key(at))
                 };
@@ -331,7 +331,7 @@ impl Transition {
     }
 }
 
-/// Sets a guard on every step of a store.
+/// Installs a guard that checks every step of a store.
 pub fn guard(store: &mut MemoryStore) -> Guard {
     let guard = Guard::default();
     let inside = Arc::clone(&guard);

@@ -1,4 +1,4 @@
-//! Whatever the plans, whatever fails.
+//! Properties for arbitrary plans and failures.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::maps::Faults;
 proptest! {
     #![proptest_config(super::config())]
 
-    /// The guard of `Fixture` looks at every state in between.
+    /// The guard of `Fixture` checks every intermediate state.
     #[test]
     fn the_tables_follow_the_plans_and_a_second_pass_writes_nothing(history in history(12)) {
         let mut fixture = Fixture::new(ROOMY);
@@ -23,7 +23,7 @@ proptest! {
             prop_assert_eq!(fixture.tell_all(), 0);
             prop_assert_eq!(fixture.reconciler.audit(fixture.now).unwrap(), 0);
         }
-        // Everything that left is freed in the end.
+        // Everything that was removed is freed in the end.
         let gone: Vec<_> = fixture.plans.keys().cloned().map(|name| (name, None)).collect();
         fixture.change(gone);
         for _ in 0..3 {

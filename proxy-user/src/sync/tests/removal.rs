@@ -1,4 +1,4 @@
-//! Removal policies: when rows say that connections are reset.
+//! Removal policies: when rows are marked so that connections are reset.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::plan::ServicePlan;
 
 const DELAY: Duration = Duration::from_secs(30);
 
-/// A Service whose policy is `reset` with this delay; `None`: `drain`.
+/// Returns a Service whose policy is `reset` with this delay; `None`: `drain`.
 fn resets(
     endpoints: impl IntoIterator<Item = u8>,
     delay: Option<Duration>,
@@ -28,7 +28,7 @@ fn state(fixture: &Fixture, id: u32) -> Option<u8> {
     fixture.contents().backends.get(&id).map(|row| row.state)
 }
 
-/// Two endpoints, of which the first has left.
+/// Returns a fixture with two endpoints, the first of which was removed.
 fn left(delay: Option<Duration>) -> Fixture {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change(resets([1, 2], delay));
@@ -41,7 +41,7 @@ fn a_row_says_so_when_the_delay_is_over_and_not_before() {
     let mut fixture = left(Some(DELAY));
     assert_eq!(state(&fixture, 1), Some(BACKEND_GONE));
     let due = fixture.now + DELAY;
-    // What is replaced rests for a second.
+    // The replaced extent stays in quarantine for a second.
     fixture.wait(Duration::from_secs(2));
     fixture.again();
     assert_eq!(fixture.reconciler.wake(), Some(due));
@@ -51,7 +51,7 @@ fn a_row_says_so_when_the_delay_is_over_and_not_before() {
     assert_eq!(fixture.again(), 1);
     assert_eq!((state(&fixture, 1), fixture.reconciler.counters().resets()), (Some(BACKEND_RESET), 1));
     fixture.assert_right();
-    // It rests anew, so that those who reset connections find it.
+    // Its quarantine restarts, so that the processes that reset connections find it.
     fixture.wait(Duration::from_secs(59));
     assert_eq!((fixture.again(), state(&fixture, 1)), (0, Some(BACKEND_RESET)));
     fixture.wait(Duration::from_secs(1));
@@ -94,7 +94,7 @@ fn an_endpoint_that_comes_back_in_time_is_not_reset() {
     fixture.change(resets([1, 2], Some(DELAY)));
     fixture.wait(DELAY);
     assert_eq!((fixture.again(), state(&fixture, 1)), (0, Some(BACKEND_ACTIVE)));
-    // And after the reset it serves again.
+    // After the reset, it can serve again, too.
     fixture.change(resets([2], Some(DELAY)));
     fixture.wait(DELAY);
     fixture.again();

@@ -1,4 +1,4 @@
-//! Another agent on the same tables.
+//! A new agent on the tables of an earlier one.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ fn ids_that_rest_rest_on_after_a_restart() {
 proptest! {
     #![proptest_config(super::config())]
 
-    /// The guard also fails a write to a frontend that was right.
+    /// The guard also rejects a write to a frontend that was right already.
     #[test]
     fn an_agent_that_dies_at_any_write_is_followed_by_one_that_gets_there(
         history in history(6),
@@ -75,7 +75,7 @@ proptest! {
         }
     }
 
-    /// Bits and rows as if another tool had been at work, with and without a restart.
+    /// Bits and rows are changed as if by another tool, with and without a restart.
     #[test]
     fn whatever_another_hand_did_is_repaired(
         history in history(5),
@@ -104,7 +104,7 @@ proptest! {
     }
 }
 
-/// The id of a port is not given away while its Maglev table, whose name is missing, waits to be removed.
+/// The id of a port is not reused while its Maglev table, without a name in `names`, waits to be removed.
 #[test]
 fn a_table_without_a_name_does_not_take_the_next_table_along() {
     let mut fixture = Fixture::new(ROOMY);
@@ -146,7 +146,7 @@ fn spoil(fixture: &mut Fixture, kind: u8, which: prop::sample::Index, noise: u32
     fn pick<K: Copy, V>(map: &std::collections::BTreeMap<K, V>, which: prop::sample::Index) -> Option<K> {
         (!map.is_empty()).then(|| *map.keys().nth(which.index(map.len())).unwrap())
     }
-    // An id that was never used is looked at by the next agent only.
+    // Only the next agent reads ids that were never used.
     let ids = if restart { 256 } else { fixture.reconciler.applied().endpoints.high_water() };
     let contents = fixture.contents_mut();
     let service = pick(&contents.services, which);

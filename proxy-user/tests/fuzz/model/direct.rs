@@ -74,7 +74,7 @@ impl Model {
     }
 
     /// The endpoint's segment belongs to a connection that its client made straight to it, before the flow at `at` began.
-    pub(super) fn begun_before(&mut self, segment: &Segment, at: usize) {
+    pub(super) fn plan_older_connection(&mut self, segment: &Segment, at: usize) {
         if self.flows[at].kind != Kind::Plain {
             return;
         }

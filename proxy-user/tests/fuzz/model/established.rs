@@ -78,7 +78,7 @@ impl Model {
         }
         if self.flows[at].state.is_of_another(segment) {
             self.reach("what cannot be the answer to a SYN");
-            self.begun_before(segment, at);
+            self.plan_older_connection(segment, at);
             return Some(Must::Pass);
         }
         if self.is_dropped_refusal(at, segment) {

@@ -230,7 +230,8 @@ impl Flow {
         if is_syn && self.state.is_closed() {
             return false;
         }
-        let is_answered = !self.state.has_unanswered_syn || now - self.last_seen <= timeout::SYN_ANSWER;
+        let is_answered =
+            !self.state.has_unanswered_syn || now - self.last_seen <= timeout::SYN_ANSWERS_PER_SEC;
         if is_syn && self.state.assured && is_answered {
             return true;
         }

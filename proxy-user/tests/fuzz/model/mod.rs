@@ -347,7 +347,7 @@ impl Model {
         let is_clients_syn = from == From::Client && segment.opens();
         flow.state.has_unanswered_syn = is_clients_syn
             && (flow.state.has_unanswered_syn
-                || flow.state.assured && now - flow.last_seen > timeout::SYN_ANSWER);
+                || flow.state.assured && now - flow.last_seen > timeout::SYN_ANSWERS_PER_SEC);
         flow.last_seen = now;
         let (is_closed, is_assured) = (flow.state.is_closed(), flow.state.assured);
         if is_assured {

@@ -204,7 +204,7 @@ impl Model {
         }
         let at = self.of_client(segment)?;
         let flow = &self.flows[at];
-        if flow.waits() && self.now - flow.last_seen > timeout::SYN_ANSWER {
+        if flow.waits() && self.now - flow.last_seen > timeout::SYN_ANSWERS_PER_SEC {
             self.reach("an unanswered SYN goes elsewhere");
             self.has_failed(at);
             self.expire(at);

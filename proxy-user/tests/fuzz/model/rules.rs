@@ -22,7 +22,7 @@ pub mod timeout {
     /// After that it is tried now and then.
     pub const TRIAL: u64 = 30_000;
     /// An endpoint may take as long to answer a SYN.
-    pub const SYN_ANSWER: u64 = 500;
+    pub const SYN_ANSWERS_PER_SEC: u64 = 500;
 }
 
 /// How far a sequence number may be from the last one, in units of 64 KiB.

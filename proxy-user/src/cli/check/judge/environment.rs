@@ -1,4 +1,4 @@
-//! Mounts and privileges.
+//! Checks mounts and privileges.
 
 use super::Line;
 use crate::cli::check::facts::Environment;

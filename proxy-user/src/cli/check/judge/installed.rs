@@ -1,4 +1,4 @@
-//! What is installed: the agent, its programs and maps.
+//! Checks the agent, its programs and its maps.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -81,7 +81,7 @@ fn sockets(installed: &Installed) -> Line {
 
 fn devices(installed: &Installed) -> Line {
     const CHECK: &str = "device-programs";
-    // By device: which directions work. XDP is an addition.
+    // Working directions of each device. XDP is optional and does not count.
     let mut seen: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
     for one in installed.attachments.iter().filter(|one| one.program != XDP) {
         let Some(ifindex) = one.ifindex.filter(|ifindex| installed.devices.contains_key(ifindex)) else {

@@ -1,10 +1,10 @@
-//! The kernel.
+//! Checks the kernel.
 
 use super::Line;
 use crate::cli::check::facts::Kernel;
 use crate::programs::{Lack, OLDEST, is_too_old};
 
-/// A release that carries BPF of newer kernels: Red Hat Enterprise Linux and what is built from it.
+/// Marks the release of a kernel with backported BPF: Red Hat Enterprise Linux and the distributions built from it.
 const CARRIES_BACK: &str = ".el";
 
 pub(super) fn judge(kernel: &Kernel) -> Vec<Line> {

@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-/// How a check came out.
+/// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// As it should be.
+    /// No problem was found.
     Pass,
     /// Ballast works, with a limitation that the operator should know of.
     Warn,
@@ -17,15 +17,15 @@ pub enum Outcome {
 /// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// What it is about.
+    /// Group of the check.
     pub group: &'static str,
-    /// Its name, which stays: `kernel-version`.
+    /// Stable name of the check, like `kernel-version`.
     pub check: &'static str,
-    /// How it came out.
+    /// Outcome of the check.
     pub outcome: Outcome,
-    /// What was seen.
+    /// What the check found.
     pub seen: String,
-    /// What to do; empty when it passes.
+    /// What to do; empty if the check passes.
     pub advice: String,
 }
 
@@ -42,18 +42,18 @@ impl Line {
         Self { outcome: Outcome::Fail, ..Self::warn(check, seen, advice) }
     }
 
-    /// Whether it fails.
+    /// Whether the check fails.
     pub fn fails(&self) -> bool {
         self.outcome == Outcome::Fail
     }
 
-    /// Where docs/troubleshooting.md says more.
+    /// Returns the link to the check's section in docs/troubleshooting.md.
     pub fn link(&self) -> String {
         format!("docs/troubleshooting.md#check-{}", self.check)
     }
 }
 
-/// The first few of a list, and how many more there are.
+/// Returns the first few elements of a list, and the number of further ones.
 pub(super) fn some<T: ToString>(all: impl IntoIterator<Item = T>) -> String {
     const SHOWN: usize = 3;
     let all: Vec<String> = all.into_iter().map(|one| one.to_string()).collect();

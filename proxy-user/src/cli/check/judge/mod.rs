@@ -1,4 +1,4 @@
-//! What the facts mean: a line for each check, a pure function.
+//! Evaluates the facts: a pure function that returns a line for each check.
 
 mod environment;
 mod installed;
@@ -12,7 +12,7 @@ pub use line::{Line, Outcome};
 
 use super::facts::Facts;
 
-/// All lines, in groups.
+/// Returns all lines, in groups.
 pub fn judge(facts: &Facts) -> Vec<Line> {
     let pre = facts.installed.is_none();
     let mut lines = Vec::new();

@@ -1,4 +1,4 @@
-//! Settings, ports and devices of the network.
+//! Checks settings, ports and devices of the network.
 
 use proxy_common::config::PortRange;
 
@@ -7,7 +7,7 @@ use crate::cli::check::facts::{Device, Network};
 use crate::model::DeviceKind;
 use crate::model::ports::{FEW_PORTS, overlap, snat_ports};
 
-/// A tunnel adds at least an IPv4 header.
+/// Minimum header size of a tunnel, in bytes: an IPv4 header.
 const LEAST_HEADER: u32 = 20;
 
 pub(super) fn judge(network: &Network) -> Vec<Line> {
@@ -29,7 +29,7 @@ fn forwarding(network: &Network) -> Line {
     let seen =
         format!("{}: the node does not forward packets of pods and of clients outside", seen.join(" and "));
     let advice = format!("`sysctl -w {}`, and set it in /etc/sysctl.d", set.join(" "));
-    // Dual-stack clusters are the smaller part: a node with an IPv6 address may have IPv4 pods only.
+    // Most clusters are not dual-stack: a node with an IPv6 address may have only IPv4 pods, so this is only a warning.
     if off4 { Line::fail(CHECK, seen, advice) } else { Line::warn(CHECK, seen, advice) }
 }
 

@@ -1,13 +1,13 @@
-//! Other software: CNI plugins, other proxies, the API server.
+//! Checks other software: CNI plugins, other proxies, the API server.
 
 use super::{Line, some};
 use crate::cli::check::facts::{ApiAccess, Others};
 
-/// Beginnings of the names of Cilium's programs that translate Services for sockets, by version.
+/// Prefixes of the names of Cilium's programs that translate Services for sockets; they differ by version.
 const CILIUM_SOCKETS: [&str; 3] = ["cil_sock4_conn", "cil_sock6_conn", "sock4_connect"];
-/// How the names of Cilium's programs begin.
+/// Prefix of the names of Cilium's programs.
 const CILIUM: &str = "cil_";
-/// How the names of the programs of Calico's eBPF data plane begin.
+/// Prefixes of the names of the programs of Calico's eBPF data plane.
 const CALICO: [&str; 2] = ["cali_", "calico_"];
 
 pub(super) fn judge(others: &Others, pre: bool) -> Vec<Line> {
@@ -105,7 +105,7 @@ fn calico(others: &Others) -> Line {
     )
 }
 
-/// The API server.
+/// Checks the access to the API server.
 pub(super) fn api(access: &ApiAccess) -> Line {
     const CHECK: &str = "api-server";
     match access {

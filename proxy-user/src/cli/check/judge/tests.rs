@@ -1,4 +1,4 @@
-//! Each line, as it passes, warns and fails.
+//! Tests each line with all its outcomes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -52,7 +52,7 @@ fn row(name: &'static str, used: u32) -> UsageRow {
     }
 }
 
-/// A node on which all is well.
+/// Returns the facts of a node without problems.
 fn well() -> Facts {
     let mut facts = Facts::default();
     facts.kernel.release = "6.12.43-amd64".to_owned();
@@ -119,7 +119,7 @@ fn every_line_has_a_heading_in_the_manual() {
     }
 }
 
-/// What a case does to a node on which all is well.
+/// How a case changes the facts of a node without problems.
 type Change = fn(&mut Facts);
 
 fn installed(facts: &mut Facts) -> &mut Installed {

@@ -1,4 +1,4 @@
-//! Every list with every flag, from the words of the command line to what is printed.
+//! Tests every list with every flag, from the words of the command line to the output.
 
 use super::*;
 use crate::cli::args::inspect::{BackendCommand, FlowCommand, MapCommand, ServiceCommand};
@@ -6,7 +6,7 @@ use crate::cli::origins::Origin;
 use crate::cli::show::which;
 use serde_json::{Value, json};
 
-/// A list: its words, the name of its rows in JSON, and the fields behind columns with units or with words.
+/// A list: its words, the name of its rows in JSON, and the fields of columns whose cells have units or words.
 struct Listing {
     words: &'static [&'static str],
     group: &'static str,
@@ -39,10 +39,10 @@ const LISTS: [Listing; 7] = [
     Listing { words: &["config", "--all"], group: "settings", fields: &[] },
 ];
 
-/// The API server says that `web/shop` has any label.
+/// The API server's answer: `web/shop` has every label.
 const ASK: AskLabels = |_, _| Ok(BTreeSet::from([("web".to_owned(), "shop".to_owned())]));
 
-/// [`cluster`] with numbers whose order is not that of their texts.
+/// Returns [`cluster`] with numbers that are sorted differently as numbers and as text.
 fn counted() -> Snapshot {
     let mut snapshot = cluster();
     for (id, bytes) in [(2, 900), (3, 3_000)] {
@@ -52,7 +52,7 @@ fn counted() -> Snapshot {
     snapshot
 }
 
-/// What a list prints: the rows are those of the other tests.
+/// Writes the output of a list command, with the rows of the other tests.
 fn write(words: &[&str], out: &mut impl Write) -> Result<(), ShowError> {
     let words = ["ballast"].iter().chain(words);
     match Args::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).command {
@@ -104,20 +104,20 @@ impl Listing {
         String::from_utf8(out).unwrap()
     }
 
-    /// The rows of the JSON form.
+    /// Returns the rows of the JSON output.
     fn rows(&self, flags: &[&str]) -> Vec<Value> {
         let json: Value = serde_json::from_str(&self.prints(&[flags, &["-o", "json"]].concat())).unwrap();
         json[self.group].as_array().unwrap_or_else(|| panic!("no {}: {json}", self.group)).clone()
     }
 
-    /// The words of each line.
+    /// Returns the words of each line.
     fn lines(&self, flags: &[&str]) -> Vec<Vec<String>> {
         let line = |line: &str| line.split_whitespace().map(str::to_owned).collect();
         self.prints(flags).lines().map(line).collect()
     }
 }
 
-/// Ends a watch after so many looks.
+/// A writer that ends a watch after a number of looks.
 struct Looks {
     text: Vec<u8>,
     left: u32,
@@ -176,7 +176,7 @@ fn every_list_is_a_table_a_document_or_names() {
     }
 }
 
-/// Whether values are in order: numbers as numbers, false before true; what is missing comes first.
+/// Whether values are sorted: numbers as numbers, false before true; missing values come first.
 fn is_sorted(values: &[&Value]) -> bool {
     values.is_sorted_by(|one, other| match (one, other) {
         (Value::Number(one), Value::Number(other)) => one.as_f64() <= other.as_f64(),
@@ -225,7 +225,7 @@ fn every_list_is_watched() {
             assert!(matches!(error, ShowError::Write(_)), "{words:?}: {error}");
             String::from_utf8(out.text).unwrap()
         };
-        // Two looks that find the same print it once.
+        // Two looks with the same result print it once.
         assert_eq!(watch(&[]), list.prints(&[]), "{:?}", list.words);
         assert_eq!(watch(&["--no-headers"]), list.prints(&["--no-headers"]));
         let documents: Vec<Value> =

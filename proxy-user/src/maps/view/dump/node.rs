@@ -1,4 +1,4 @@
-//! What the agent has told of the node and of other nodes.
+//! The maps about this node and other nodes.
 
 use std::net::IpAddr;
 
