@@ -1,4 +1,4 @@
-//! `config`: what the agent tells the programs about this node.
+//! `config`: the node's settings, which the agent writes for the programs.
 
 use crate::node::{DEVICE_UPLINK, Device};
 

@@ -57,7 +57,7 @@ const ZEROS: [u32; LENGTH_BITS] = {
 const FOUR_BYTES: u32 = ZEROS[2];
 
 /// Returns the difference (XOR) between the checksums of a message of `length` bytes, at least 4 and less than 65,536,
-/// before and after `difference` is XORed to its first four bytes. Both differences are in the memory order of a
+/// before and after an XOR of its first four bytes with `difference`. Both differences are in the memory order of a
 /// little-endian machine. `times` multiplies as [`multiply`] does: a program passes a subprogram, which the verifier checks
 /// once instead of sixteen times.
 #[inline(always)]

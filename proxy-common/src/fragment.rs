@@ -1,6 +1,6 @@
-//! `fragments`, `fragments6`: the ports of packets that come in pieces.
+//! `fragments`, `fragments6`: the ports of fragmented packets.
 
-/// Key of `fragments` and `fragments6` (LRU): the packet that a fragment is of, as it arrives.
+/// Key of `fragments` and `fragments6` (LRU): the packet to which a fragment belongs, as it arrives.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FragmentKey<A> {
@@ -8,13 +8,13 @@ pub struct FragmentKey<A> {
     pub src: A,
     /// Destination address.
     pub dst: A,
-    /// The packet's identification, as it stands in the header.
+    /// The packet's identification, as in the header.
     pub id: u32,
     /// IPv4: the protocol, which is part of the identification (RFC 791); IPv6: 0 (RFC 8200, 4.5).
     pub proto: u32,
 }
 
-/// Value of both: what the first fragment said.
+/// Value of `fragments` and `fragments6`: the ports and the protocol of the first fragment.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentEntry {
@@ -24,9 +24,9 @@ pub struct FragmentEntry {
     pub dst_port: u16,
     /// IP protocol number.
     pub proto: u32,
-    /// Low 32 bits of jiffies when it passed.
+    /// Low 32 bits of jiffies when the first fragment passed.
     pub seen: u32,
 }
 
-/// Seconds for which later fragments may follow: as long as a receiver waits (`net.ipv4.ipfrag_time`).
+/// Seconds within which later fragments are accepted: as long as a receiver waits for them (`net.ipv4.ipfrag_time`).
 pub const FRAGMENT_SECS: u32 = 30;

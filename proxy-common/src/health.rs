@@ -1,29 +1,32 @@
-//! `health`: what connections have told of a backend, and whether new ones skip it (passive ejection).
+//! `health`: the results of connections to each backend, and whether new connections skip it (passive ejection).
 //!
-//! A backend fails where it refuses a connection (a reset, or ICMP "unreachable") or does not answer it. A client that has met a failure
-//! skips the backend for a while, each time for four times as long. Once two clients in a row have, all clients skip it: it is
-//! ejected, each time for twice as long.
-//! After that, and when it joins a Service that works, a backend gets a small share until it answers a client.
+//! A connection fails if the backend refuses it (a RST, or ICMP "unreachable") or does not answer. A client whose
+//! connection failed skips the backend for a while, each time for four times as long. If connections of two clients in a
+//! row failed, all clients skip the backend: it is ejected, each time for twice as long.
+//! After that, and when it joins a Service that works, a backend gets a small share of the connections until it answers a
+//! client.
 
 use crate::Address;
 use crate::flow::mix;
 use crate::select::next_random;
 
-/// Low half of a word: jiffies of the last failure, or when a newcomer was first looked at; it counts with [`HEALTH_SINCE`].
+/// Low half of a word: jiffies of the last failure, or when a program first examined a newcomer; valid only with
+/// [`HEALTH_SINCE`].
 pub const HEALTH_TIME: u64 = 0xffff_ffff;
 /// The client of the first failure in a row, a [`client`] number; 0: none.
 pub const HEALTH_FIRST: u64 = CLIENTS << FIRST_SHIFT;
-/// Another client that failed after it: the backend is ejected. 0: none.
+/// Number of another client whose connection failed after that: the backend is ejected. 0: none.
 pub const HEALTH_SECOND: u64 = CLIENTS << SECOND_SHIFT;
-/// How often it was ejected in a row before: each time doubles the time.
+/// How often the backend was ejected in a row before: each ejection lasts twice as long as the previous one.
 pub const HEALTH_LEVEL: u64 = 0x7 << LEVEL_SHIFT;
-/// [`HEALTH_TIME`] counts.
+/// [`HEALTH_TIME`] is valid.
 pub const HEALTH_SINCE: u64 = 1 << 60;
-/// It joined a Service that works, and has not answered yet.
+/// The backend is a newcomer: it joined a Service in which another backend has answered, and has not answered yet.
 pub const HEALTH_NEWCOMER: u64 = 1 << 61;
-/// It has answered.
+/// The backend has answered.
 pub const HEALTH_ANSWERED: u64 = 1 << 62;
-/// How often the first client alone has failed again: each time the client skips the backend for four times as long. Two bits.
+/// How often connections of the first client alone have failed again: each time, this client skips the backend for four
+/// times as long. Two bits.
 pub const HEALTH_AGAIN: u64 = 1 << AGAIN_LOW | 1 << AGAIN_HIGH;
 
 const CLIENT_BITS: u32 = 12;
@@ -34,30 +37,30 @@ const LEVEL_SHIFT: u32 = SECOND_SHIFT + CLIENT_BITS;
 const AGAIN_LOW: u32 = 59;
 const AGAIN_HIGH: u32 = 63;
 
-/// The highest level: 32 seconds.
+/// The highest level: an ejection lasts 32 seconds.
 const MOST_LEVEL: u32 = 5;
-/// The most that [`HEALTH_AGAIN`] counts: 64 seconds.
+/// The highest count in [`HEALTH_AGAIN`]: the client skips the backend for 64 seconds.
 const MOST_AGAIN: u32 = 3;
-/// Seconds for which a backend gets a small share at most.
+/// Maximum time for which a backend gets a small share, in seconds.
 pub const TRIAL_SECS: u32 = 30;
-/// Its share: one connection in so many that would go to it. A power of two.
+/// The small share: one in this many of the connections that would select the backend. A power of two.
 pub const TRIAL_SHARE: u32 = 8;
 
-/// Client number of a connection that skips nothing.
+/// Client number of a connection that skips no backend.
 pub const NO_CLIENT: u32 = 0;
 
-/// Whether a new connection takes a backend.
+/// Whether a new connection may use a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
-    /// As any other.
+    /// The backend gets its whole share.
     Good = 0,
-    /// A small share.
+    /// The backend gets a small share.
     Trial = 1,
-    /// Only if no other one is left.
+    /// The backend is used only if no other one is left.
     Ejected = 2,
 }
 
-/// The seed of clients' numbers.
+/// Seed of the hash of client numbers.
 const SEED: u64 = 0x686f_7773_6865_2121;
 
 #[inline(always)]
@@ -66,7 +69,8 @@ const fn number(hash: u64) -> u32 {
     if upper == NO_CLIENT { 1 } else { upper }
 }
 
-/// The number of a client of the packet path, by its address: twelve bits, so that hardly two clients count as one.
+/// Returns the number of a client of the packet path: a hash of its address with twelve bits, so that two clients rarely
+/// count as one.
 #[inline(always)]
 pub fn client<A: Address>(address: &A) -> u32 {
     let [a, b, c, d] = address.words();
@@ -74,7 +78,7 @@ pub fn client<A: Address>(address: &A) -> u32 {
     number(mix(mix(SEED, pair(a, b)), pair(c, d)))
 }
 
-/// The same for a socket, whose client is its network namespace.
+/// As [`client`], for a socket: its client is the network namespace.
 #[inline(always)]
 pub fn socket_client(netns: u64) -> u32 {
     number(mix(SEED, netns))
@@ -100,27 +104,29 @@ const fn again(word: u64) -> u32 {
     ((word >> AGAIN_LOW & 1) | (word >> AGAIN_HIGH & 1) << 1) as u32
 }
 
-/// For how many jiffies after its time a word lets connections skip the backend: all, or those of the first client.
+/// Returns for how many jiffies after the time of a word connections skip the backend: all connections, or those of the
+/// first client.
 #[inline(always)]
 const fn span(word: u64, hz: u32) -> u32 {
     let (all, one) = (level(word), 2 * again(word));
     hz << if second(word) == 0 && one > all { one } else { all }
 }
 
-/// Jiffies since the time of a word, which another CPU may have written a moment after `now` was read.
+/// Returns the jiffies since the time of a word; 0 if another CPU wrote the word a moment after `now` was read.
 #[inline(always)]
 const fn age(word: u64, now: u32, hz: u32) -> u32 {
     let age = now.wrapping_sub(word as u32);
     if age.wrapping_neg() <= hz { 0 } else { age }
 }
 
-/// Whether a word says nothing but that the backend has answered, or not yet.
+/// Whether a word holds no failure and no newcomer: all bits except [`HEALTH_ANSWERED`] are 0.
 #[inline(always)]
 pub const fn is_plain(word: u64) -> bool {
     word & !HEALTH_ANSWERED == 0
 }
 
-/// The word with its time, if it is a newcomer's that no program has looked at; without all that is over.
+/// Returns the word as of `now`: the time is set if no program has examined the newcomer before; failures and the newcomer
+/// bit are cleared if their time is over.
 #[inline(always)]
 pub const fn current(word: u64, now: u32, hz: u32) -> u64 {
     if word & HEALTH_SINCE == 0 {
@@ -129,7 +135,7 @@ pub const fn current(word: u64, now: u32, hz: u32) -> u64 {
     if age(word, now, hz) >= span(word, hz) + hz * TRIAL_SECS { word & HEALTH_ANSWERED } else { word }
 }
 
-/// How a backend stands with a client, by a [`current`] word.
+/// Returns the standing of a backend with a client; `word` is a result of [`current`].
 #[inline(always)]
 pub const fn standing(word: u64, client: u32, now: u32, hz: u32) -> Standing {
     let is_ejected = second(word) != 0;
@@ -143,7 +149,7 @@ pub const fn standing(word: u64, client: u32, now: u32, hz: u32) -> Standing {
     }
 }
 
-/// The standing with the share of trials applied: `random` decides which ones take the backend.
+/// Whether a connection uses a backend with this standing; during a trial, `random` decides.
 #[inline(always)]
 pub const fn taken(standing: Standing, random: u32) -> bool {
     // The upper bits of a linear congruential generator are the random ones.
@@ -151,16 +157,18 @@ pub const fn taken(standing: Standing, random: u32) -> bool {
     matches!(standing, Standing::Good) || matches!(standing, Standing::Trial) && is_picked
 }
 
-/// A word with other failures, and what else it said.
+/// Returns a word with these failures and the time `now`, and with the answered and newcomer bits of `word`.
 #[inline(always)]
 const fn failing(word: u64, level: u32, first: u32, second: u32, now: u32) -> u64 {
     let kept = word & (HEALTH_ANSWERED | HEALTH_NEWCOMER) | HEALTH_SINCE | now as u64;
     kept | (level as u64) << LEVEL_SHIFT | (first as u64) << FIRST_SHIFT | (second as u64) << SECOND_SHIFT
 }
 
-/// The word after a connection of the client has failed, and whether that ejects the backend. `word` is a [`current`] one.
+/// Returns the word after a connection of the client has failed, and whether that ejects the backend. `word` is a result of
+/// [`current`].
 ///
-/// One client counts once, however often it fails: that makes its own connections alone skip the backend for longer.
+/// One client counts once, however often its connections fail: further failures only let its own connections skip the
+/// backend for longer.
 #[inline(always)]
 pub const fn after_failure(word: u64, client: u32, now: u32, hz: u32) -> (u64, bool) {
     let (one, other, level) = (first(word), second(word), level(word));
@@ -177,18 +185,19 @@ pub const fn after_failure(word: u64, client: u32, now: u32, hz: u32) -> (u64, b
         let counted = (again & 1) << AGAIN_LOW | (again >> 1) << AGAIN_HIGH;
         (failing(word, level, client, 0, now) | counted, false)
     } else {
-        // It takes two again.
+        // The next ejection needs failures of two clients again.
         let level = if level < MOST_LEVEL { level + 1 } else { level };
         (failing(word, level, client, 0, now), false)
     }
 }
 
-/// For how many more jiffies connections skip the backend, by a [`current`] word: all, or those of the first client; for people.
+/// Returns for how many more jiffies connections skip the backend (all, or those of the first client), for display. `word`
+/// is a result of [`current`].
 pub const fn skipped_for(word: u64, now: u32, hz: u32) -> u32 {
     span(word, hz).saturating_sub(age(word, now, hz))
 }
 
-/// Whether it is ejected for all, and for how many more jiffies; for people.
+/// Returns for how many more jiffies the backend is ejected, for display; `None` if it is not ejected for all clients.
 pub const fn ejected_for(word: u64, now: u32, hz: u32) -> Option<u32> {
     let word = current(word, now, hz);
     let left = skipped_for(word, now, hz);
@@ -204,7 +213,7 @@ mod tests {
     const ONE: u32 = 17;
     const OTHER: u32 = 4_095;
 
-    /// A failure at a time, and whether it ejected.
+    /// Records a failure at `now`; returns whether it ejected the backend.
     fn fail(word: &mut u64, client: u32, now: u32) -> bool {
         let (next, ejected) = after_failure(current(*word, now, HZ), client, now, HZ);
         *word = next;
@@ -240,12 +249,12 @@ mod tests {
             assert_eq!(ejected_for(word, now, HZ), None, "one client has ejected it");
             assert!(fail(&mut word, OTHER, now));
             assert_eq!(ejected_for(word, now, HZ), Some(seconds * HZ));
-            // What fails meanwhile began before.
+            // A connection that fails during the ejection began before it.
             assert!(!fail(&mut word, 99, now + 1));
             assert_eq!(ejected_for(word, now, HZ), Some(seconds * HZ));
             now += seconds * HZ + 1;
         }
-        // Long after, it begins anew.
+        // Long after the last ejection, the level is 0 again.
         now += 70 * HZ;
         assert!(!fail(&mut word, ONE, now) && fail(&mut word, OTHER, now));
         assert_eq!(ejected_for(word, now, HZ), Some(HZ));
@@ -256,7 +265,7 @@ mod tests {
         let (mut word, mut now) = (HEALTH_ANSWERED, u32::MAX - 500);
         for seconds in [1, 4, 16, 64, 64] {
             assert!(!fail(&mut word, ONE, now));
-            // What fails meanwhile began before.
+            // A connection that fails while the client skips the backend began before the first failure.
             assert!(!fail(&mut word, ONE, now.wrapping_add(1)));
             let end = now.wrapping_add(seconds * HZ);
             assert_eq!(stands(word, ONE, end.wrapping_sub(1)), Standing::Ejected);
@@ -268,7 +277,7 @@ mod tests {
             now = end.wrapping_add(29 * HZ);
         }
         assert_eq!(current(word, now.wrapping_add(HZ), HZ), HEALTH_ANSWERED);
-        // The second client ejects it for as long as after a first failure.
+        // The failure of the second client ejects the backend for as long as after a first failure.
         assert!(fail(&mut word, OTHER, now));
         assert_eq!((ejected_for(word, now, HZ), word & HEALTH_AGAIN), (Some(HZ), 0));
     }

@@ -1,5 +1,5 @@
-//! `connect_latency`: how long endpoints take to answer a SYN, and how often they refuse it or stay silent. Filled with
-//! `--connect-latency` only.
+//! `connect_latency`: how long endpoints take to answer a SYN, and how often they refuse it or do not answer. The programs
+//! fill the map with `--connect-latency` only.
 
 /// Key of `connect_latency`.
 #[repr(C)]
@@ -7,7 +7,7 @@
 pub struct LatencyKey {
     /// Id of the Service port.
     pub service: u32,
-    /// Id of the backend; 0: all of the Service, also those that have left it.
+    /// Id of the backend; 0: the total of the Service port, including removed backends.
     pub backend: u32,
 }
 
@@ -15,13 +15,13 @@ pub struct LatencyKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LatencyEntry {
-    /// Answered connections, by the time from the first SYN to its answer: see [`bucket`] and [`limit_us`].
+    /// Numbers of answered connections, by the time from the first SYN to its answer: see [`bucket`] and [`limit_us`].
     pub buckets: [u64; LATENCY_BUCKETS],
-    /// Microseconds of all of them together.
+    /// Sum of these times, in microseconds.
     pub sum_us: u64,
-    /// SYNs that were answered by a reset.
+    /// Number of SYNs that were answered with a RST.
     pub refused: u64,
-    /// SYNs that were sent again, since no answer had come.
+    /// Number of SYNs that were retransmitted because no answer had arrived.
     pub retransmits: u64,
 }
 
@@ -56,22 +56,23 @@ pub struct SocketExample {
     pub family: u32,
 }
 
-/// Buckets of a histogram: up to 32 us, each next one up to twice as much, and the last one without limit.
+/// Number of buckets of a histogram: the first one up to 32 us, each next one up to twice as much, the last one without limit.
 pub const LATENCY_BUCKETS: usize = 20;
 
-/// A value of `syn_times` is the time of a flow's SYN, in nanoseconds of the monotonic clock, until that is answered (not: refused);
-/// then it is this bit and how many nanoseconds that took. The next flow of the entry that begins with a SYN writes its own.
+/// Bit of a value of `syn_times`: the flow's SYN was answered (not: refused), and the other bits are the time until the
+/// answer in nanoseconds. Without this bit, the value is the time of the SYN in nanoseconds of the monotonic clock. The
+/// next flow of the entry that begins with a SYN overwrites the value.
 pub const ANSWERED: u64 = 1 << 63;
 
-/// How many nanoseconds a value of `syn_times` says that the answer took; `None`: none has come.
+/// Returns the time until the answer in nanoseconds, from a value of `syn_times`; `None` if no answer has arrived.
 pub const fn answered_in(value: u64) -> Option<u64> {
     if value & ANSWERED != 0 { Some(value & !ANSWERED) } else { None }
 }
 
-/// The limit of the first bucket is 2 to this power.
+/// The limit of the first bucket is 2 to the power of this, in microseconds.
 const FIRST_LIMIT: u32 = 5;
 
-/// The bucket of a time in microseconds.
+/// Returns the number of the bucket of a time in microseconds.
 #[inline(always)]
 pub const fn bucket(us: u64) -> usize {
     let above = us.saturating_sub(1) >> FIRST_LIMIT;
@@ -79,19 +80,19 @@ pub const fn bucket(us: u64) -> usize {
     if bucket < LATENCY_BUCKETS { bucket } else { LATENCY_BUCKETS - 1 }
 }
 
-/// The longest time of a bucket, in microseconds; `None` for the last one, which has no limit.
+/// Returns the longest time of a bucket, in microseconds; `None` for the last one, which has no limit.
 pub const fn limit_us(bucket: usize) -> Option<u64> {
     if bucket + 1 < LATENCY_BUCKETS { Some(1 << (bucket as u32 + FIRST_LIMIT)) } else { None }
 }
 
 impl LatencyEntry {
-    /// Connections that were answered.
+    /// Returns the number of answered connections.
     pub fn answered(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// The time in microseconds within which this part of a thousand of the connections were answered: the limit of their
-    /// bucket. `None`: there are none, or it lies in the bucket without limit.
+    /// Returns the time in microseconds within which `per_mille` of 1,000 answered connections got their answer: the limit
+    /// of the bucket. `None` if there are none, or the time is in the bucket without limit.
     pub fn quantile_us(&self, per_mille: u64) -> Option<u64> {
         let rank = self.answered().saturating_mul(per_mille).div_ceil(1_000).max(1);
         let mut seen = 0;

@@ -1,14 +1,14 @@
-//! What Ballast's BPF programs and its agent agree on: the layout of every map, the names of the maps, the
-//! list of [reasons](reason::Reason), and the pure rules that both sides apply (checksums, selection, the
-//! prefilter, connection tracking).
+//! Definitions that Ballast's BPF programs and its agent share: the layout of every map, the names of the maps, the list of
+//! [reasons](reason::Reason), and the pure rules that both sides apply (checksums, selection, the prefilter, connection
+//! tracking).
 //!
 //! # The contract
-//! * Types are `repr(C)`, hold no padding (`abi` proves it at compile time) and are valid for any bit pattern.
+//! * Types are `repr(C)`, have no padding (`abi` checks this at compile time), and every bit pattern is valid.
 //! * Addresses are octets as on the wire, so that `bpftool map dump` prints `[10,96,0,1]`.
 //! * Ports are `u16` in **host** byte order, so that it prints `80`; programs swap once when they parse.
-//! * IPv4 and IPv6 have maps of their own, of one generic definition over [`Address`]: `services` and
+//! * IPv4 and IPv6 have separate maps, with one generic definition over [`Address`]: `services` and
 //!   `services6`, as the kernel has `/proc/net/tcp` and `/proc/net/tcp6`.
-//! * Zero is "none" for every id, state and flag.
+//! * Zero means "none" in every id, state and flag.
 //!
 //! A change of any layout or meaning raises [`version::ABI_VERSION`], which is part of the pin path.
 #![no_std]

@@ -1,88 +1,90 @@
-//! `maglev` and `maglev_index`: tables that lead from a hash to a backend (Eisenbud et al., "Maglev", NSDI 2016, 3.4). A
-//! table stands by itself: a reader that knows where it begins needs nothing else that the agent may change.
+//! `maglev` and `maglev_index`: tables from a hash to a backend (Eisenbud et al., "Maglev", NSDI 2016, 3.4). A table is
+//! self-contained: a reader that knows its first word needs nothing else that the agent may change.
 //!
-//! Words of a table: [`HEADER`] ones (size and number of backends; signature; checksum), then the ids of the backends, two
-//! in a word, then the table, in bytes for up to [`NARROW`] backends, else in units of 16 bits: positions in the list of ids.
+//! Words of a table: first the [`HEADER`] words (size and number of backends; signature; checksum), then the ids of the
+//! backends, two in a word, then the entries. An entry is a position in the list of ids, in a byte for up to [`NARROW`]
+//! backends, else in 16 bits.
 
 use crate::select::random_slot;
 
-/// Words before the ids.
+/// Number of words before the ids.
 pub const HEADER: u32 = 3;
-/// The most backends whose positions fit into a byte.
+/// Maximum number of backends whose positions fit into a byte.
 pub const NARROW: u32 = 256;
-/// The most backends of a table.
+/// Maximum number of backends of a table.
 pub const MOST: u32 = u16::MAX as u32;
 
-/// Sizes of tables: the largest primes below powers of two. They are few, since nearly all flows move where a set of backends
-/// grows beyond a size; small tables take a factor of four, for large ones it would be too much memory.
+/// Sizes of tables: the largest primes below powers of two. There are few sizes, because nearly all flows move when a set
+/// of backends outgrows a size. Small sizes grow by a factor of four; for large ones, this would need too much memory.
 const PRIMES: [u32; 8] = [1_021, 4_093, 16_381, 65_521, 131_071, 262_139, 524_287, 1_048_573];
 
-/// Entries for each backend at least: with fewer, more flows move when a backend leaves.
+/// Minimum number of entries for each backend: with fewer, more flows move when a backend is removed.
 const ENTRIES_EACH: u32 = 160;
 
-/// Entries of a table of so many backends: the first prime with at least 160 for each, or the largest one.
+/// Returns the number of entries of a table with this many backends: the first prime with at least 160 for each, or the
+/// largest prime.
 pub fn size(backends: u32) -> u32 {
     let wanted = backends.saturating_mul(ENTRIES_EACH);
     let fits = PRIMES.iter().copied().find(|prime| *prime >= wanted);
     fits.unwrap_or(PRIMES[PRIMES.len() - 1])
 }
 
-/// Words of the ids of so many backends.
+/// Returns the number of words that hold the ids of this many backends.
 #[inline(always)]
 pub const fn id_words(backends: u32) -> u32 {
     backends.div_ceil(2)
 }
 
-/// Entries in a word.
+/// Returns the number of entries in a word.
 #[inline(always)]
 pub const fn per_word(backends: u32) -> u32 {
     if backends <= NARROW { 8 } else { 4 }
 }
 
-/// Words of a table, all together.
+/// Returns the number of words of a whole table.
 pub const fn words(size: u32, backends: u32) -> u32 {
     HEADER + id_words(backends) + size.div_ceil(per_word(backends))
 }
 
-/// The first word: entries, and backends.
+/// Returns the first word of a table: number of entries (lower half) and of backends (upper half).
 #[inline(always)]
 pub const fn shape(size: u32, backends: u32) -> u64 {
     size as u64 | (backends as u64) << 32
 }
 
-/// Entries and backends that a first word tells.
+/// Returns the numbers of entries and of backends from the first word of a table.
 #[inline(always)]
 pub const fn of_shape(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// The number of a Service port's table in `maglev_index`. `local`: of the endpoints of policy Local.
+/// Returns the index of a Service port's element in `maglev_index`. `local`: the table of the endpoints of policy Local.
 #[inline(always)]
 pub const fn index(service: u32, local: bool) -> u32 {
     service.wrapping_mul(2) | local as u32
 }
 
-/// An element of `maglev_index`: the first words of two tables, 0 for none. `previous` is the one that was replaced within
-/// the drain period.
+/// Returns an element of `maglev_index`: the positions of the first words of two tables, 0 for none. `previous` is the
+/// table that was replaced within the drain period.
 #[inline(always)]
 pub const fn tables(current: u32, previous: u32) -> u64 {
     current as u64 | (previous as u64) << 32
 }
 
-/// The table of new connections in an element of `maglev_index`.
+/// Returns the table for new connections from an element of `maglev_index`.
 #[inline(always)]
 pub const fn current(tables: u64) -> u32 {
     tables as u32
 }
 
-/// The table before that one.
+/// Returns the previous table from an element of `maglev_index`.
 #[inline(always)]
 pub const fn previous(tables: u64) -> u32 {
     (tables >> 32) as u32
 }
 
-/// The id of the backend that a hash leads to; 0: there is no table, or it is not whole. `word`: a word of `maglev`, `base`:
-/// the first one of the table, as `maglev_index` tells it.
+/// Returns the id of the backend of a hash; 0 if there is no table, or it is not complete. `word` reads a word of `maglev`;
+/// `base` is the position of the table's first word, from `maglev_index`.
 #[inline(always)]
 pub fn backend(base: u32, hash: u32, word: impl Fn(u32) -> Option<u64>) -> u32 {
     let Some(first) = word(base) else { return 0 };
@@ -101,7 +103,8 @@ pub fn backend(base: u32, hash: u32, word: impl Fn(u32) -> Option<u64>) -> u32 {
     (pair >> (position % 2 * 32)) as u32
 }
 
-/// What tells a table that was changed externally: a hash (FNV-1a, by words) of what stands behind the checksum.
+/// Returns the checksum by which the agent detects a table that was changed externally: a hash (FNV-1a, by words) of the
+/// words after the checksum.
 pub fn checksum(words: impl Iterator<Item = u64>) -> u64 {
     words.fold(0xcbf2_9ce4_8422_2325, |hash, word| {
         let hash = (hash ^ word).wrapping_mul(0x0100_0000_01b3);

@@ -1,6 +1,6 @@
-//! The names of the maps, of their pins, and how large they are unless a setting says otherwise.
+//! The names of the maps and of their pins, and the default sizes of the maps.
 //!
-//! The kernel keeps 15 bytes of a name. A map without suffix is IPv4's or shared, one with `6` is IPv6's.
+//! The kernel keeps 15 bytes of a name. A map without suffix is for IPv4 or for both families; one with suffix `6` is for IPv6.
 
 /// [`ServiceKey`](crate::service::ServiceKey) to [`ServiceEntry`](crate::service::ServiceEntry); hash.
 pub const SERVICES: &str = "services";
@@ -9,34 +9,33 @@ pub const SERVICES6: &str = "services6";
 /// Slot number to backend id (`u32`); array, memory-mapped by the agent.
 pub const SLOTS: &str = "slots";
 /// Twice the id of a Service port, plus one for policy Local, to the first word of its table in `maglev` (lower half of a
-/// `u64`; 0: it has none), and of the table before that one, for the drain period (upper half). Array, memory-mapped by the
-/// agent.
+/// `u64`; 0: it has none), and of its previous table, for the drain period (upper half); array, memory-mapped by the agent.
 pub const MAGLEV_INDEX: &str = "maglev_index";
 /// Words (`u64`) of the tables; see [`maglev`](crate::maglev); array, memory-mapped by the agent.
 pub const MAGLEV: &str = "maglev";
-/// Service port id to connections begun by turns (`u64`): whose turn it is; array.
+/// Service port id to the number of connections that were selected in turn (`u64`), which determines the next turn; array.
 pub const TURNS: &str = "turns";
 /// Backend id to [`BackendEntry`](crate::backend::BackendEntry); array.
 pub const BACKENDS: &str = "backends";
-/// The same for IPv6; ids are shared, so an id is used in one of the two.
+/// The same for IPv6; both maps share the ids, so an id is used in one of them only.
 pub const BACKENDS6: &str = "backends6";
-/// Backend id to what connections have told of it (`u64`); see [`health`](crate::health); array, memory-mapped by the agent.
+/// Backend id to the results of connections to it (`u64`); see [`health`](crate::health); array, memory-mapped by the agent.
 pub const HEALTH: &str = "health";
 /// Flow number to [`FlowEntry`](crate::flow::FlowEntry); array, memory-mapped by readers.
 pub const FLOWS: &str = "flows";
 /// The same for IPv6.
 pub const FLOWS6: &str = "flows6";
-/// Bucket number to [`Bucket`](crate::flow::Bucket): where a packet's flow is; array.
+/// Bucket number to [`Bucket`](crate::flow::Bucket): the index from a packet's key to its flow; array.
 pub const FLOW_INDEX: &str = "flow_index";
 /// The same for IPv6.
 pub const FLOW_INDEX6: &str = "flow_index6";
-/// Family index to the clock hand (`u64`) over its flow state; array of two.
+/// Family index to the clock hand (`u64`) over the family's flows; array of two.
 pub const CLOCK_HAND: &str = "clock_hand";
 /// [`SocketKey`](crate::socket::SocketKey) to [`SocketEntry`](crate::socket::SocketEntry); LRU hash.
 pub const SOCKETS: &str = "sockets";
 /// The same for IPv6.
 pub const SOCKETS6: &str = "sockets6";
-/// Socket to [`SocketStorage`](crate::socket::SocketStorage): where a connected socket was led; socket-local storage.
+/// Socket to [`SocketStorage`](crate::socket::SocketStorage): frontend and backend of a connected socket; socket-local storage.
 pub const SOCKET_STORAGE: &str = "socket_storage";
 /// Family index to jiffies when a [`STATE_DIRECT`](crate::flow::STATE_DIRECT) flow of TCP was last seen; array of two.
 pub const DIRECT_SEEN: &str = "direct_seen";
@@ -48,7 +47,7 @@ pub const CONFIG: &str = "config";
 pub const SERVICE_STATS: &str = "service_stats";
 /// Backend id to connections (`u64`); array.
 pub const BACKEND_STATS: &str = "backend_stats";
-/// Backend id to its open connections (`u64`), of Services that spread by load; array, memory-mapped by the agent.
+/// Backend id to its open connections (`u64`), for Services whose algorithm counts them; array, memory-mapped by the agent.
 pub const CONNECTIONS: &str = "connections";
 /// Reason number to count (`u64`); array per CPU.
 pub const REASONS: &str = "reasons";
@@ -65,7 +64,7 @@ pub const NODE6: &str = "node6";
 pub const NODE_ADDRS: &str = "node_addrs";
 /// The same for IPv6.
 pub const NODE_ADDRS6: &str = "node_addrs6";
-/// Number to [`Tunnel`](crate::node::Tunnel), a node that packets are encapsulated to; array.
+/// Number to [`Tunnel`](crate::node::Tunnel), a node to which packets are encapsulated; array.
 pub const TUNNELS: &str = "tunnels";
 /// Interface index to [`Device`](crate::node::Device); hash.
 pub const DEVICES: &str = "devices";
@@ -73,35 +72,36 @@ pub const DEVICES: &str = "devices";
 pub const AFFINITY: &str = "affinity";
 /// The same for IPv6.
 pub const AFFINITY6: &str = "affinity6";
-/// [`NetnsAffinityKey`](crate::affinity::NetnsAffinityKey) to the same; LRU hash.
+/// [`NetnsAffinityKey`](crate::affinity::NetnsAffinityKey) to [`AffinityEntry`](crate::affinity::AffinityEntry); LRU hash.
 pub const AFFINITY_NETNS: &str = "affinity_netns";
 /// [`SourceRangeKey`](crate::source_range::SourceRangeKey) to `u32`, 1; longest prefix match.
 pub const SRC_RANGES: &str = "src_ranges";
 /// The same for IPv6.
 pub const SRC_RANGES6: &str = "src_ranges6";
 
-/// [`Event`](crate::event::Event)s on their way to listeners; ring buffer.
+/// [`Event`](crate::event::Event)s for listeners; ring buffer.
 pub const EVENTS: &str = "events";
-/// 0 to [`Monitor`](crate::event::Monitor): whether anybody listens; array of one, memory-mapped by listeners.
+/// 0 to [`Monitor`](crate::event::Monitor): whether there is a listener; array of one, memory-mapped by listeners.
 pub const MONITOR: &str = "monitor";
 
 /// [`LatencyKey`](crate::latency::LatencyKey) to [`LatencyEntry`](crate::latency::LatencyEntry); LRU hash.
 pub const CONNECT_LATENCY: &str = "connect_latency";
 
-/// Twice the number of a flow, plus the index of its family, to nanoseconds of `bpf_ktime_get_ns` when it began with a SYN; array.
+/// Twice the number of a flow, plus the index of its family, to the time of its SYN in nanoseconds of `bpf_ktime_get_ns`,
+/// or the time until the answer ([`ANSWERED`](crate::latency::ANSWERED)); array.
 pub const SYN_TIMES: &str = "syn_times";
 
 /// [`ExampleKey`](crate::latency::ExampleKey) to [`SocketExample`](crate::latency::SocketExample); LRU hash.
 pub const SOCKET_EXAMPLES: &str = "socket_examples";
 
-/// Maps that are pinned, and made anew where their size is not the wanted one: what they hold is no state of connections. An
-/// earlier version of the same layout may lack them.
+/// Pinned maps that the agent creates again if their size is not the wanted one, because they hold no state of connections.
+/// An earlier version of the same layout may lack them.
 pub const OPTIONAL: &[&str] = &[CONNECT_LATENCY, SYN_TIMES, SOCKET_EXAMPLES];
 
 /// Maps with an element for each backend id.
 pub const OF_BACKENDS: &[&str] = &[BACKENDS, BACKENDS6, BACKEND_STATS, CONNECTIONS, HEALTH];
 
-/// Every map that is pinned, but those of [`OPTIONAL`].
+/// Every pinned map, except those in [`OPTIONAL`].
 pub const ALL: &[&str] = &[
     SERVICES,
     SERVICES6,
@@ -144,12 +144,12 @@ pub const ALL: &[&str] = &[
     MONITOR,
 ];
 
-/// The packet that a CPU works on; one for each CPU.
+/// 0 to the context of the packet that a CPU processes; array per CPU.
 pub const SCRATCH: &str = "scratch";
 /// The same for IPv6.
 pub const SCRATCH6: &str = "scratch6";
 
-/// Number to a route that the CPU remembers for one tick of the clock; array per CPU.
+/// Number to a route that the CPU caches for one tick of the clock; array per CPU.
 pub const FIB_CACHE: &str = "fib_cache";
 /// The same for IPv6.
 pub const FIB_CACHE6: &str = "fib_cache6";
@@ -162,22 +162,23 @@ pub const FRAGMENTS6: &str = "fragments6";
 /// 0 to the token bucket of a CPU's ICMP answers; array per CPU.
 pub const ICMP_RATELIMIT: &str = "icmp_ratelimit";
 
-/// Family index to the entries of its flow table that the CPU looks at next; array per CPU, of two.
+/// Family index to the entries of its flow table that the CPU examines next for a new flow; array per CPU, of two.
 pub const CLOCK_WINDOW: &str = "clock_window";
 
 /// Socket to nanoseconds of `bpf_ktime_get_ns` when it sent its first SYN; socket-local storage.
 pub const CONNECT_TIMES: &str = "connect_times";
 
-/// Index of a device to anything: XDP may send packets of other devices by it; hash.
+/// Index of a device on which XDP may send packets of other devices; the value has no meaning; hash.
 pub const XDP_DEVICES: &str = "xdp_devices";
 
-/// Number to a program of [`CALLED`]; array of programs. Each load of the programs has its own, pinned under the ids of the programs that use it.
+/// Number to a program of [`CALLED`]; array of programs. Each load of the programs has its own array, pinned under the ids
+/// of the programs that use it.
 pub const CALLS: &str = "calls";
 
-/// The programs that packet programs go on with, by their number in [`CALLS`].
+/// The targets of the packet programs' tail calls, by their number in [`CALLS`].
 pub const CALLED: [&str; 6] = ["known4", "known6", "stages4", "stages6", "tunnel4", "tunnel6"];
 
-/// Maps that are not pinned by name: what they hold ends with the packet, or can be made again.
+/// Maps that are not pinned by name: their content is not needed after the packet, or can be created again.
 pub const PRIVATE: &[&str] = &[
     SCRATCH,
     SCRATCH6,
@@ -213,17 +214,17 @@ pub const DEFAULT_REFUSALS: u32 = 16_384;
 pub const LATENCY_COUNT: u32 = 16_384;
 /// Clients in each of `affinity`, `affinity6` and `affinity_netns`.
 pub const DEFAULT_AFFINITY: u32 = 65_536;
-/// Packets whose fragments are under way, in each of `fragments` and `fragments6`.
+/// Fragmented packets at a time, in each of `fragments` and `fragments6`.
 pub const FRAGMENT_COUNT: u32 = 16_384;
 /// Ranges in each of `src_ranges` and `src_ranges6`.
 pub const DEFAULT_SRC_RANGES: u32 = 16_384;
-/// Bytes of `events`, a power of two: some 5,000 of them.
+/// Bytes of `events`, a power of two: room for some 5,000 events.
 pub const EVENTS_BYTES: u32 = 1 << 19;
 /// Addresses in each of `node_addrs` and `node_addrs6`.
 pub const NODE_ADDR_COUNT: u32 = 16_384;
-/// Of these, how many this node's own may be; the others are other nodes'.
+/// Maximum number of this node's own addresses among [`NODE_ADDR_COUNT`]; the others are addresses of other nodes.
 pub const OWN_ADDR_COUNT: u32 = 4_096;
-/// Numbers of other nodes in `tunnels`, a power of two; 0 is none's.
+/// Elements of `tunnels`, a power of two: the number of another node is an index, and 0 is no node's number.
 pub const TUNNEL_COUNT: u32 = 1 << 12;
 /// Devices in `devices`.
 pub const DEVICE_COUNT: u32 = 16_384;

@@ -1,13 +1,13 @@
-//! `names`: what a Service port is called, so that maps can be read without the agent or the API server.
+//! `names`: the names of Service ports, so that the maps can be read without the agent or the API server.
 
-/// Longest `namespace/name:port`: two DNS labels of 63, a port name of 63, two separators, and a length.
+/// Maximum length of `namespace/name:port` in bytes: two DNS labels of 63, a port name of 63, and two separators are 191.
 pub const NAME_BYTES: usize = 192;
 
 /// Value of `names` (the key is the id of the Service port).
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortName {
-    /// Bytes in use of [`PortName::text`].
+    /// Number of bytes of [`PortName::text`] that are used.
     pub length: u16,
     /// IP protocol number.
     pub proto: u8,
@@ -18,14 +18,14 @@ pub struct PortName {
 }
 
 impl PortName {
-    /// `None` when `text` is longer than a legal name can be.
+    /// Returns the value of `names`, or `None` if `text` is longer than a legal name can be.
     pub fn new(text: &str, proto: u8, family: u8) -> Option<Self> {
         let mut name = Self { length: text.len() as u16, proto, family, text: [0; NAME_BYTES] };
         name.text.get_mut(..text.len())?.copy_from_slice(text.as_bytes());
         Some(name)
     }
 
-    /// The name; empty when the entry does not hold one.
+    /// Returns the name; an empty string if the entry does not hold one.
     pub fn as_str(&self) -> &str {
         let bytes = self.text.get(..usize::from(self.length)).unwrap_or_default();
         core::str::from_utf8(bytes).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! `node`, `node6`, `node_addrs`, `node_addrs6`, `devices`: what the programs know of the node they run on.
+//! `node`, `node6`, `node_addrs`, `node_addrs6`, `devices`: the facts about this node that the programs use.
 
 use crate::Address;
 
@@ -6,14 +6,14 @@ use crate::Address;
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr<A> {
-    /// The lowest address in it.
+    /// The lowest address in the range.
     pub addr: A,
-    /// The bits that count.
+    /// The netmask: the bits of an address that are compared.
     pub mask: A,
 }
 
 impl<A: Address> Cidr<A> {
-    /// Holds nothing that anybody asks about.
+    /// Stands for no range: it contains only the all-zero address, for which no lookup asks.
     pub const NONE: Self = Self { addr: A::ZERO, mask: A::ONES };
 
     /// Whether `addr` is in the range.
@@ -24,25 +24,26 @@ impl<A: Address> Cidr<A> {
     }
 }
 
-/// Ranges of Service addresses that are looked at.
+/// Maximum number of ranges of Service addresses in each family.
 pub const SERVICE_CIDRS: usize = 8;
 
-/// The one value of `node` and of `node6`.
+/// The only value of `node` and of `node6`.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeEntry<A> {
     /// The source address of packets that are forwarded with SNAT; zero: there is none, and such packets are dropped.
     pub source: A,
-    /// The range of pods, by which clients are inside with the modes `ClusterCIDR` and `NodeCIDR`.
+    /// The range of pods. With the modes `ClusterCIDR` and `NodeCIDR`, a client with an address in this range is inside.
     pub pods: Cidr<A>,
-    /// Ranges of Service addresses (`ServiceCIDR` objects); inside them, what no Service has is not let through.
+    /// Ranges of Service addresses (`ServiceCIDR` objects); a packet to an address or port in them that no Service has is
+    /// dropped or refused.
     pub service_cidrs: [Cidr<A>; SERVICE_CIDRS],
-    /// How many of these count.
+    /// Number of used elements of [`NodeEntry::service_cidrs`].
     pub service_cidr_count: u32,
 }
 
 impl<A: Address> NodeEntry<A> {
-    /// A node of which nothing is known.
+    /// The entry of a node about which nothing is known.
     pub const UNKNOWN: Self = Self {
         source: A::ZERO,
         pods: Cidr::NONE,
@@ -71,11 +72,11 @@ impl<A: Address> NodeEntry<A> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tunnel {
-    /// Its `InternalIP`, as words ([`Address::words`]).
+    /// The `InternalIP` of the other node, as words ([`Address::words`]).
     pub addr: [u32; 4],
-    /// The address of this node that the outer header has as its source, likewise.
+    /// The source address of the outer header, an address of this node, as words.
     pub source: [u32; 4],
-    /// The family of both: [`TUNNEL_V4`] or [`TUNNEL_V6`]; 0: the number is free.
+    /// The family of both addresses: [`TUNNEL_V4`] or [`TUNNEL_V6`]; 0: the number is free.
     pub family: u32,
 }
 
@@ -89,23 +90,23 @@ pub type NodeAddr = u32;
 
 /// Node ports answer on this address.
 pub const NODE_ADDR_PORTS: NodeAddr = 1 << 0;
-/// It is a loopback address: node ports answer on it for sockets of the node itself only.
+/// The address is a loopback address: node ports answer on it for sockets of the node itself only.
 pub const NODE_ADDR_LOOPBACK: NodeAddr = 1 << 1;
-/// It is an address of this node, on any device.
+/// The address is an address of this node, on any device.
 pub const NODE_ADDR_OWN: NodeAddr = 1 << 2;
 
-/// It is an `InternalIP` of a node of the cluster, of this one if [`NODE_ADDR_OWN`] is set too. Nodes send each other
-/// encapsulated packets (DSR) from and to such addresses only.
+/// The address is an `InternalIP` of a node of the cluster, of this one if [`NODE_ADDR_OWN`] is set too. Nodes send each
+/// other encapsulated packets (DSR) from and to such addresses only.
 pub const NODE_ADDR_INTERNAL: NodeAddr = 1 << 3;
 
 /// Value of `devices` (hash by interface index): `DEVICE_*` bits.
 pub type Device = u32;
 
-/// Packets of other machines come in by it: a NIC, a bond, a tunnel, a VLAN. Behind every other device, and behind those that
-/// are not in the map yet, are only pods, containers and virtual machines of this node: a reply to them surely returns
-/// through this node.
+/// The device is an uplink: packets of other machines arrive on it. Examples are a NIC, a bond, a tunnel, a VLAN. Behind
+/// every other device, and behind devices that are not in the map yet, are only pods, containers and virtual machines of
+/// this node: a reply to them certainly returns through this node.
 pub const DEVICE_UPLINK: Device = 1 << 0;
-/// Its packets have no link-layer header (tun, `WireGuard`, IP-in-IP).
+/// Packets of the device have no link-layer header (tun, `WireGuard`, IP-in-IP).
 pub const DEVICE_NO_HEADER: Device = 1 << 1;
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
-//! `prefilter`: the one cheap check by which packets that are not ours leave.
+//! `prefilter`: one cheap check that lets the programs pass foreign packets.
 //!
-//! A bitmap of hashed (address, port, protocol), one half for frontends (asked about destinations on their way
-//! in) and one for backends (asked about sources on their way out). A clear bit means "surely not ours", a set
-//! one "ask the tables". The agent sets a bit before the first entry that needs it, and clears it long after
-//! the last one went, so that flows that drain are still translated.
+//! A bitmap of hashed (address, port, protocol): one half for frontends (checked for destinations at ingress) and one for
+//! backends (checked for sources at egress). A clear bit means that the packet is certainly foreign; a set bit means that
+//! the tables have to be looked up. The agent sets a bit before the first entry that needs it, and clears it long after the
+//! last such entry was removed, so that draining flows are still translated.
 
 use crate::Address;
 use crate::select::SPREAD;
 
-/// Bits for each half: 10,000 frontends set 1 % of them.
+/// Number of bits of each half: 10,000 frontends set 1 % of them.
 pub const PREFILTER_BITS: u32 = 1 << 20;
-/// Words of 64 bits in the map: both halves.
+/// Number of 64-bit words in the map: both halves.
 pub const PREFILTER_WORDS: u32 = 2 * PREFILTER_BITS / 64;
 
-/// What a tuple is asked to be.
+/// The role for which an address, port and protocol are looked up: the half of the bitmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// The destination of a client's packet.
@@ -22,18 +22,18 @@ pub enum Role {
     Backend,
 }
 
-/// A hash of a tuple, the same in programs and agent.
+/// Returns the hash of an address, port and protocol, the same in programs and agent.
 #[inline(always)]
 pub fn hash<A: Address>(addr: &A, port: u16, proto: u8) -> u32 {
     let [a, b, c, d] = addr.words();
-    // Odd multipliers keep neighbouring addresses and ports apart; quality beyond that buys nothing here.
+    // Odd multipliers separate neighbouring addresses and ports; a better hash has no benefit here.
     let mut hash = a ^ b.rotate_left(7) ^ c.rotate_left(14) ^ d.rotate_left(21);
     hash = hash.wrapping_mul(SPREAD) ^ (u32::from(port) << 8 | u32::from(proto)).wrapping_mul(0x85eb_ca6b);
     hash ^= hash >> 15;
     hash.wrapping_mul(0xc2b2_ae35)
 }
 
-/// Where the bit of a tuple stands: (word of the map, mask).
+/// Returns the position of the bit of an address, port and protocol: (word of the map, mask).
 #[inline(always)]
 pub fn position<A: Address>(role: Role, addr: &A, port: u16, proto: u8) -> (u32, u64) {
     let bit = hash(addr, port, proto) >> 12;

@@ -1,6 +1,6 @@
-//! The one list of reasons: why a packet or a connect was refused, dropped, or passed by untouched.
+//! The list of all reasons why a packet or a call was refused, dropped, or passed unchanged.
 //!
-//! Programs count them, `/metrics` and the command line name them, and `docs/reasons.md` is made from this file
+//! Programs count reasons, `/metrics` and the command line name them, and `docs/reasons.md` is generated from this file
 //! (`cargo xtask docs`).
 
 /// What happens to the packet or the call.
@@ -19,8 +19,9 @@ const fn bit_if(is: bool, number: u32) -> u64 {
     if is { 1 << number } else { 0 }
 }
 
-/// The verdict of the reason with that number; of a number that is none, anything. By bits and not by a table:
-/// kernels before 6.4 forget the bounds of an index that the compiler keeps on the stack.
+/// Returns the verdict of the reason with that number; any verdict if the number is not a reason's. The function tests bits
+/// instead of a table: the verifier of kernels before 6.4 loses the bounds of an index that the compiler keeps on the
+/// stack.
 #[inline(always)]
 pub const fn verdict_of(number: u32) -> Verdict {
     let bit = 1u64 << (number & 63);
@@ -36,7 +37,7 @@ pub const fn verdict_of(number: u32) -> Verdict {
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])+
     $name:ident = $number:literal, $label:literal, $verdict:ident, $advice:literal;)+) => {
-        /// A reason, by a number that stays the same.
+        /// A reason; its number never changes.
         #[repr(u32)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Reason {
@@ -47,15 +48,15 @@ macro_rules! reasons {
         const DROPS: u64 = $(bit_if(matches!(Verdict::$verdict, Verdict::Drop), $number))|+;
 
         impl Reason {
-            /// All of them, in the order of their numbers.
+            /// All reasons, in the order of their numbers.
             pub const ALL: &[Self] = &[$(Self::$name),+];
 
-            /// The word in metrics, tables and JSON.
+            /// Returns the label in metrics, tables and JSON.
             pub const fn label(self) -> &'static str {
                 match self { $(Self::$name => $label,)+ }
             }
 
-            /// What happens to the packet or the call.
+            /// Returns what happens to the packet or the call.
             pub const fn verdict(self) -> Verdict {
                 match self { $(Self::$name => Verdict::$verdict,)+ }
             }
@@ -171,7 +172,7 @@ reasons! {
 }
 
 impl Reason {
-    /// How many there are: the size of the `reasons` map.
+    /// Number of reasons: the size of the `reasons` map.
     pub const COUNT: u32 = Self::ALL.len() as u32;
 
     /// Whether Ballast or its settings are the cause, and not the traffic or the configuration of a Service.
@@ -179,14 +180,14 @@ impl Reason {
         matches!(self, Self::FlowTableFull | Self::MapInconsistent | Self::RewriteFailed | Self::RejectFailed)
     }
 
-    /// The reason of that number.
+    /// Returns the reason of that number, or `None` if there is none.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.get(number as usize).copied()
     }
 }
 
 impl Verdict {
-    /// The word in metrics, tables and JSON.
+    /// Returns the label in metrics, tables and JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Reject => "reject",

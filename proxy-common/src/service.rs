@@ -1,12 +1,12 @@
-//! `services`, `services6` and `slots`: from a frontend to the backends that stand behind it.
+//! `services`, `services6` and `slots`: the backends of each frontend.
 
 use crate::Address;
 
-/// Key of `services`: what a client dials.
+/// Key of `services`: a frontend, which clients dial, and a scope.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceKey<A> {
-    /// Frontend address; all zero is "any address of this node" (NodePort).
+    /// Frontend address; all zero means "any address of this node" (NodePort).
     pub addr: A,
     /// Frontend port, host byte order.
     pub port: u16,
@@ -16,39 +16,39 @@ pub struct ServiceKey<A> {
     pub scope: u8,
 }
 
-/// For clients inside the cluster, and for everyone where the two do not differ.
+/// The entry is for clients inside the cluster, or for all clients if no policy distinguishes them.
 pub const SCOPE_INTERNAL: u8 = 0;
-/// For clients outside, where a Service's policy makes a difference.
+/// The entry is for clients outside, if a policy of the Service distinguishes them.
 pub const SCOPE_EXTERNAL: u8 = 1;
 
 impl<A: Address> ServiceKey<A> {
-    /// A number that two keys hardly ever share; see [`ServiceEntry::tag`].
+    /// Returns a hash of the key, which two keys rarely share; see [`ServiceEntry::tag`].
     #[inline(always)]
     pub fn tag(&self) -> u32 {
         crate::prefilter::hash(&self.addr, self.port, self.proto) ^ u32::from(self.scope)
     }
 
-    /// The key of an internal frontend.
+    /// Returns the key of a frontend in [`SCOPE_INTERNAL`].
     #[inline(always)]
     pub fn internal(addr: A, port: u16, proto: u8) -> Self {
         Self { addr, port, proto, scope: SCOPE_INTERNAL }
     }
 }
 
-/// Value of `services`. Replacing it is the commit of a change: it moves readers from one complete extent of
-/// slots to the next.
+/// Value of `services`. The agent commits a change by replacing this value: readers move from one complete extent of slots
+/// to the next.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceEntry {
-    /// [`ServiceKey::tag`] of the key it belongs to. A hash element that is replaced is reused for another key
-    /// while a reader may still hold it (`kernel/bpf/hashtab.c`, `extra_elems`): the reader looks at the tag
-    /// before and after it copies the rest, and looks the key up again when it is not its own.
+    /// [`ServiceKey::tag`] of the entry's key. The kernel reuses a replaced hash element for another key while a reader may
+    /// still hold it (`kernel/bpf/hashtab.c`, `extra_elems`). The reader therefore compares the tag before and after it
+    /// copies the rest, and looks the key up again if the tag is not that of its key.
     pub tag: u32,
     /// Id of the Service port; the index into `service_stats` and the key of `names`.
     pub id: u32,
     /// First slot of the extent in `slots`.
     pub slot_base: u32,
-    /// Slots in the extent; 0: no endpoint.
+    /// Number of slots in the extent; 0: no endpoint.
     pub slot_count: u32,
     /// Seconds of session affinity by client address; 0: none.
     pub affinity_secs: u32,
@@ -74,26 +74,26 @@ impl ServiceEntry {
     };
 }
 
-/// With no slot, drop instead of refuse: the policy is Local and only other nodes have endpoints
-/// (kube-proxy contract: no-endpoint verdicts).
+/// If there is no slot, drop instead of refuse: the policy is Local and only other nodes have endpoints (kube-proxy
+/// contract: no-endpoint verdicts).
 pub const SERVICE_DROP_WHEN_EMPTY: u16 = 1 << 0;
-/// Clients outside the cluster have an entry of their own: the same key in [`SCOPE_EXTERNAL`]. It stands at the
-/// internal entry.
+/// Clients outside the cluster have a separate entry: the same key in [`SCOPE_EXTERNAL`]. The flag is set on the internal
+/// entry.
 pub const SERVICE_SCOPED: u16 = 1 << 1;
 /// The extent holds the endpoints of policy Local, not those of policy Cluster.
 pub const SERVICE_LOCAL: u16 = 1 << 2;
-/// Only clients whose address stands in `src_ranges` under the Service's id get through
-/// (`spec.loadBalancerSourceRanges`). A socket's address is not known when it connects: pods are left to the
-/// packet hooks, where it is.
+/// Only clients whose address is in `src_ranges` under the Service's id are accepted (`spec.loadBalancerSourceRanges`). The
+/// address of a socket is not known when it connects, so the socket hooks leave pods to the packet hooks, where it is
+/// known.
 pub const SERVICE_SOURCE_RANGES: u16 = 1 << 3;
-/// With [`SERVICE_SOURCE_RANGES`]: this node itself gets through.
+/// With [`SERVICE_SOURCE_RANGES`]: this node itself is accepted.
 pub const SERVICE_NODE_ALLOWED: u16 = 1 << 4;
-/// Clients outside of the cluster are spread by Maglev, whatever the entry's algorithm says of those inside.
+/// Maglev selects the endpoints for clients outside of the cluster; the entry's algorithm applies to clients inside only.
 pub const SERVICE_MAGLEV_OUTSIDE: u16 = 1 << 5;
-/// New connections skip endpoints that fail ([`health`](crate::health)): it is TCP, and there is more than one endpoint.
+/// New connections skip endpoints that fail ([`health`](crate::health)). Set for TCP with more than one endpoint.
 pub const SERVICE_EJECTS: u16 = 1 << 6;
 
-/// Packets of clients outside to endpoints on other nodes are encapsulated, and answered by these nodes directly (DSR).
+/// Packets of clients outside to endpoints on other nodes are encapsulated, and the endpoints' nodes answer directly (DSR).
 pub const SERVICE_DSR: u16 = 1 << 7;
 
 /// The frontend is a cluster address.
@@ -104,11 +104,11 @@ pub const KIND_NODE_PORT: u8 = 2;
 pub const KIND_LOAD_BALANCER: u8 = 3;
 /// The frontend is an external address.
 pub const KIND_EXTERNAL_IP: u8 = 4;
-/// No frontend: port and protocol of the key are zero, and the entry says that the address is a live cluster
-/// address. Its ports that no Service has are refused, while addresses without a Service are dropped
-/// (kube-proxy's nftables mode). Its `id` is 0.
+/// Not a frontend: port and protocol of the key are zero, and the entry marks the address as a cluster address in use.
+/// Packets to its ports that no Service has are refused, while packets to addresses without a Service are dropped
+/// (kube-proxy's nftables mode). The `id` is 0.
 pub const KIND_ADDRESS: u8 = 5;
-/// No frontend: port and protocol of the key are zero, and the entry says that Ballast leaves the address alone, although
-/// it is in a range of Service addresses: another proxy serves it (`service.kubernetes.io/service-proxy-name`), or the
-/// node itself owns it (`NodeLocal` `DNSCache`). Its `id` is 0.
+/// Not a frontend: port and protocol of the key are zero, and the entry marks the address as unmanaged, although it is in a
+/// range of Service addresses: another proxy serves it (`service.kubernetes.io/service-proxy-name`), or the node itself
+/// holds it (`NodeLocal` `DNSCache`). The `id` is 0.
 pub const KIND_UNMANAGED: u8 = 6;

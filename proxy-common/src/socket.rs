@@ -1,9 +1,10 @@
-//! `socket_storage`, `sockets` and `sockets6`: what a socket dialled and where it went, for the socket hooks.
+//! `socket_storage`, `sockets` and `sockets6`: the frontend that a socket dialled and its backend, for the socket hooks.
 
 use crate::Address;
 
-/// Value of `socket_storage` (socket-local storage): what a connected socket dialled, and where it was led. It goes with the
-/// socket. Addresses are words in memory order; an IPv4 address is in the first, and the others are zero.
+/// Value of `socket_storage` (socket-local storage): the frontend that a connected socket dialled, and its backend. The
+/// kernel frees it with the socket. Addresses are words in memory order; an IPv4 address is in the first word, and the
+/// others are zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketStorage {
@@ -11,7 +12,7 @@ pub struct SocketStorage {
     pub frontend: [u32; 4],
     /// The address that the socket is connected to.
     pub backend: [u32; 4],
-    /// The port that was dialled, host byte order.
+    /// The port that the application dialled, host byte order.
     pub frontend_port: u16,
     /// The port that the socket is connected to, host byte order.
     pub backend_port: u16,
@@ -21,16 +22,16 @@ pub struct SocketStorage {
     pub backend_id: u32,
     /// 4 or 6: the family of both addresses; 0: the socket is connected to no Service.
     pub family: u8,
-    /// Direct connects that leave the value in place. An IPv6 socket that connects to an IPv4 address passes the IPv6
-    /// hook, and then the IPv4 hook with the address that the first one wrote.
+    /// Number of direct connects that do not remove the value. An IPv6 socket that connects to an IPv4 address passes the
+    /// IPv6 hook, and then the IPv4 hook with the address that the IPv6 hook wrote.
     pub grace: u8,
-    /// 1: the socket is one of the open connections of the backend.
+    /// 1: the socket counts as an open connection of the backend.
     pub counted: u8,
-    /// 1: what becomes of the connection tells of the backend's health ([`health`](crate::health)).
+    /// 1: the success or failure of the connection updates the backend's entry in [`health`](crate::health).
     pub watched: u8,
 }
 
-/// What the iterator over UDP sockets writes for each one that is connected to a Service.
+/// The record that the iterator over UDP sockets writes for each socket that is connected to a Service.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TranslatedSocket {
@@ -49,39 +50,39 @@ pub struct SocketKey<A: Address> {
     pub cookie: u64,
     /// With [`TO_BACKEND`] the frontend's address, with [`TO_FRONTEND`] the backend's.
     pub addr: A,
-    /// The port beside it, host byte order.
+    /// The port of that address, host byte order.
     pub port: u16,
     /// IP protocol number.
     pub proto: u8,
-    /// Which way the entry translates.
+    /// [`TO_BACKEND`] or [`TO_FRONTEND`].
     pub direction: u8,
     /// Zero.
     pub reserved: A::SocketKeyFill,
 }
 
-/// Frontend to backend: an unconnected UDP socket stays with its backend while that one serves.
+/// Frontend to backend: an unconnected UDP socket keeps its backend as long as the backend serves.
 pub const TO_BACKEND: u8 = 0;
-/// Backend to frontend: the address that the application sees is the one it dialled.
+/// Backend to frontend: the application sees the address that it dialled.
 pub const TO_FRONTEND: u8 = 1;
 
 impl<A: Address> SocketKey<A> {
-    /// A key with its reserved bytes zero.
+    /// Returns a key whose reserved bytes are zero.
     #[inline(always)]
     pub fn new(cookie: u64, addr: A, port: u16, proto: u8, direction: u8) -> Self {
         Self { cookie, addr, port, proto, direction, reserved: A::SocketKeyFill::default() }
     }
 }
 
-/// Value of `sockets`: the other side.
+/// Value of `sockets`: the address and port to which the key's address is translated.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketEntry<A> {
     /// With [`TO_BACKEND`] the backend's address, with [`TO_FRONTEND`] the frontend's.
     pub addr: A,
-    /// The port beside it, host byte order.
+    /// The port of that address, host byte order.
     pub port: u16,
-    /// Direct connects that leave the entry in place. An IPv6 UDP socket that connects to an IPv4 address passes
-    /// the IPv6 hook, and then the IPv4 hook with the address that the first one wrote.
+    /// Number of direct connects that do not remove the entry. An IPv6 UDP socket that connects to an IPv4 address passes
+    /// the IPv6 hook, and then the IPv4 hook with the address that the IPv6 hook wrote.
     pub grace: u16,
     /// Id of the Service port.
     pub service: u32,

@@ -4,12 +4,12 @@
 /// Methods of [`Health`](crate::env::Health) that are subprograms in the kernel, as direct calls.
 macro_rules! calls_health {
     () => {
-        fn weigh(self, id: u32, client: u32, random: u32) -> u32 {
-            $crate::select::health::weigh(self, id, client, random)
+        fn rank_slow(self, id: u32, client: u32, random: u32) -> u32 {
+            $crate::select::health::rank_slow(self, id, client, random)
         }
 
-        fn failed(self, id: u32, client: u32) -> u32 {
-            $crate::select::health::failed(self, id, client)
+        fn note_failure(self, id: u32, client: u32) -> u32 {
+            $crate::select::health::note_failure(self, id, client)
         }
     };
 }

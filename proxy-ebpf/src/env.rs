@@ -102,11 +102,11 @@ pub trait Health: Node {
     /// Returns the word of a backend in `health`.
     fn health(self, id: u32) -> Option<Raw<u64>>;
 
-    /// [`select::health::weigh`](crate::select::health::weigh).
-    fn weigh(self, id: u32, client: u32, random: u32) -> u32;
+    /// [`select::health::rank_slow`](crate::select::health::rank_slow).
+    fn rank_slow(self, id: u32, client: u32, random: u32) -> u32;
 
-    /// [`select::health::failed`](crate::select::health::failed).
-    fn failed(self, id: u32, client: u32) -> u32;
+    /// [`select::health::note_failure`](crate::select::health::note_failure).
+    fn note_failure(self, id: u32, client: u32) -> u32;
 }
 
 /// Open connections of backends, for Services whose algorithm uses them.
@@ -308,14 +308,14 @@ pub trait RateLimit: Node {
 
 /// An event for the listeners (`ballast monitor`): a reason, or a new flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happening {
+pub enum EventKind {
     /// A connection to this backend has begun.
     NewFlow {
         /// Id of the backend.
         backend: u32,
     },
     /// A packet or call was refused, dropped or passed unchanged.
-    Because(Reason),
+    Reason(Reason),
 }
 
 /// The counters of the programs, and the events for listeners.
@@ -331,7 +331,7 @@ pub trait Counters: Node {
     /// Adds an element to `refusals`, with the count 0.
     fn begin_refusals(self, key: &RefusalKey) -> Result<(), i32>;
     /// Sends an event about the packet to the listeners. `service` 0: unknown.
-    fn tell<F: Frame>(self, frame: F, ctx: &PacketCtx<Words<Self>>, service: u32, what: Happening);
+    fn notify<F: Frame>(self, frame: F, ctx: &PacketCtx<Words<Self>>, service: u32, what: EventKind);
     /// Sends a reason to the listeners, without a packet. `service` 0: unknown.
-    fn tell_bare(self, service: u32, why: Reason);
+    fn notify_reason(self, service: u32, why: Reason);
 }

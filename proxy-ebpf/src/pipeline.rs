@@ -34,7 +34,7 @@ use crate::step::{DROP, NEXT, Step, StepCode};
 
 /// Maximum number of stages of a packet, including the last lookup of its flow; more than any packet needs. Only a packet for
 /// which other CPUs change the tables at each stage exceeds the number.
-const TURNS: u32 = 8;
+const MAX_STAGES: u32 = 8;
 
 mod enter;
 mod stages;
@@ -107,7 +107,7 @@ where
 {
     match enter::parse(maps, frame, ctx, DIRECTION_REPLY) {
         Parsed::Packet if classify::may_be_reply(maps, &ctx.packet) => Step::Reply,
-        Parsed::Packet => no_reply(maps, frame, ctx),
+        Parsed::Packet => classify_egress(maps, frame, ctx),
         Parsed::Icmp => Step::Icmp,
         // The ingress hook has counted packets that cannot be parsed; packets of local origin are not counted.
         Parsed::Foreign | Parsed::Tunnel | Parsed::Dropped => Step::Pass,
@@ -116,7 +116,7 @@ where
 
 /// Classifies an egress packet that is no reply of a flow.
 #[inline(always)]
-fn no_reply<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
+fn classify_egress<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
     M: Stages<F>,
     F: Frame,
@@ -144,7 +144,7 @@ where
     let mut step = first;
     if step == Step::Reply {
         step = established::reply(maps, frame, ctx);
-        return if step == Step::NewFlow { no_reply(maps, frame, ctx) } else { step };
+        return if step == Step::NewFlow { classify_egress(maps, frame, ctx) } else { step };
     }
     if step == Step::Established {
         step = established::established(maps, frame, ctx, Look::First);
@@ -173,7 +173,7 @@ where
     // even for steps without payload, and the verifier rejects reads of stack that was never written.
     let StepCode(mut code) = first;
     let mut turn = 0;
-    while turn < TURNS {
+    while turn < MAX_STAGES {
         let step = Step::decode(opaque(u64::from(code)) as u32);
         let StepCode(next) = match step {
             Step::Established => maps.established(frame, ctx, Look::First),
@@ -187,8 +187,8 @@ where
             Step::NewFlow => maps.new_flow(frame, ctx),
             Step::OpenFlow => maps.open_flow(frame, ctx),
             Step::Translate => maps.translate(frame, ctx),
-            Step::Refused | Step::Unreachable if maps.refused(frame, ctx) => Step::Drop.into(),
-            Step::Unreachable => Step::Icmp.into(),
+            Step::Refused | Step::RefusedByIcmp if maps.refused(frame, ctx) => Step::Drop.into(),
+            Step::RefusedByIcmp => Step::Icmp.into(),
             Step::Refused if is_incoming => Step::SnatReply.into(),
             Step::Refused => match Step::from(maps.reply(frame, ctx)) {
                 // Another CPU has evicted the flow since the refusal was found.
@@ -196,14 +196,14 @@ where
                 step => step.into(),
             },
             // A packet that the programs in front of these have translated looks like a direct packet.
-            Step::Direct | Step::DirectOut | Step::DirectOwn | Step::DirectReply
+            Step::Direct | Step::DirectEgress | Step::DirectFrontendSource | Step::DirectReply
                 if matches!(maps.transition(), Transition::LooksUp | Transition::Opens) =>
             {
                 Step::Pass.into()
             }
             Step::Direct => maps.direct(frame, ctx, DirectCase::Ingress),
-            Step::DirectOut => maps.direct(frame, ctx, DirectCase::Egress),
-            Step::DirectOwn => maps.direct(frame, ctx, DirectCase::FrontendSource),
+            Step::DirectEgress => maps.direct(frame, ctx, DirectCase::Egress),
+            Step::DirectFrontendSource => maps.direct(frame, ctx, DirectCase::FrontendSource),
             Step::DirectReply => maps.direct(frame, ctx, DirectCase::EndpointReply),
             Step::Icmp => {
                 let code = maps.translate_error(frame, ctx, is_incoming);

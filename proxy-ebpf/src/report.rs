@@ -5,7 +5,7 @@ use proxy_common::select::is_round_robin;
 use proxy_common::stats::RefusalKey;
 
 use crate::context::PacketCtx;
-use crate::env::{Counters, Happening, Services, Words};
+use crate::env::{Counters, EventKind, Services, Words};
 use crate::frame::Frame;
 use crate::shared::add;
 
@@ -26,7 +26,7 @@ pub fn new_flow<M: Counters + Services, F: Frame>(
     if is_round_robin(ctx.frontend.algorithm) {
         next_turn(maps, service);
     }
-    maps.tell(frame, ctx, service, Happening::NewFlow { backend });
+    maps.notify(frame, ctx, service, EventKind::NewFlow { backend });
 }
 
 /// Counts a connection to a backend.
@@ -78,14 +78,14 @@ pub fn replied<M: Counters>(maps: M, service: u32, bytes: u32) {
 #[inline(always)]
 pub fn reason<M: Counters>(maps: M, why: Reason) {
     count(maps, why);
-    maps.tell_bare(0, why);
+    maps.notify_reason(0, why);
 }
 
 /// Counts a reason for a known Service and tells the listeners, without a packet.
 #[inline(always)]
 pub fn refusal<M: Counters>(maps: M, service: u32, why: Reason) {
     count_for(maps, service, why);
-    maps.tell_bare(service, why);
+    maps.notify_reason(service, why);
 }
 
 /// Counts the reason for which the packet was refused, dropped or passed unchanged, and tells the listeners. `service` 0:
@@ -99,7 +99,7 @@ pub fn refused<M: Counters, F: Frame>(
     why: Reason,
 ) {
     count_for(maps, service, why);
-    maps.tell(frame, ctx, service, Happening::Because(why));
+    maps.notify(frame, ctx, service, EventKind::Reason(why));
 }
 
 #[inline(always)]

@@ -219,7 +219,7 @@ pub fn opaque(number: u64) -> u64 {
 /// a separate state, with which the verifier walks through all following code. `noise` is any number that the verifier does
 /// not know.
 #[inline(always)]
-pub fn forget(number: u64, noise: u64) -> u64 {
+pub fn opaque_to_verifier(number: u64, noise: u64) -> u64 {
     opaque(number ^ noise) ^ noise
 }
 

@@ -36,9 +36,9 @@ pub enum Step {
     /// A packet that is addressed directly to an endpoint.
     Direct,
     /// An egress packet that is addressed directly to an endpoint, and whose source may be a SNAT port of this node.
-    DirectOut,
+    DirectEgress,
     /// An egress packet whose source may be a frontend's address and port, and that is no backend's reply.
-    DirectOwn,
+    DirectFrontendSource,
     /// A backend's packet of a direct connection, which its client opened to the endpoint's address and which has no flow.
     DirectReply,
     /// The packet belongs to no flow.
@@ -68,7 +68,7 @@ pub enum Step {
     /// The backend refuses the connection. The packet may be dropped, if another backend can take the connection.
     Refused,
     /// An ICMP error by which the backend refuses the connection; otherwise as [`Step::Refused`].
-    Unreachable,
+    RefusedByIcmp,
     /// The packet was sent; this is the program's verdict.
     Sent(i32),
 }
@@ -138,15 +138,15 @@ codes! {
     TooBig = 13,
     Translate = 14,
     Reply = 15,
-    DirectOut = 16,
+    DirectEgress = 16,
     DirectReply = 17,
     Encapsulate = 18,
     Tunnel = 19,
     Tunnelled = 20,
     Refused = 21,
-    Unreachable = 22,
+    RefusedByIcmp = 22,
     Reset = 23,
-    DirectOwn = 24,
+    DirectFrontendSource = 24,
 }
 
 /// Returns the reason of a number, without a table: the verifier of kernels before 6.4 forgets the bounds of an index that
@@ -177,8 +177,8 @@ mod tests {
             Step::SnatReply,
             Step::Reply,
             Step::Direct,
-            Step::DirectOut,
-            Step::DirectOwn,
+            Step::DirectEgress,
+            Step::DirectFrontendSource,
             Step::DirectReply,
             Step::NewFlow,
             Step::OpenFlow,
@@ -192,7 +192,7 @@ mod tests {
             Step::Tunnel,
             Step::Tunnelled,
             Step::Refused,
-            Step::Unreachable,
+            Step::RefusedByIcmp,
             Step::Reset,
             Step::Sent(7),
             Step::Sent(NEXT),

@@ -24,12 +24,12 @@ use crate::host::diag::{Diag, Sockets};
 use crate::host::netns::{self, Namespaces};
 use crate::maps::view::{ServingEndpoints, StaleSocket, View, ViewError};
 use crate::model::net::IpFamily;
-use crate::programs::{self, LeftIterator, Programs, SocketIterator};
+use crate::programs::{self, Programs, RemovedBackendIterator, SocketIterator};
 use crate::sync::Status;
 
 mod helper;
 
-pub use helper::{BesideError, beside_the_agent};
+pub use helper::{StandaloneError, run_standalone};
 
 /// Delay before a sweep: a connect(2) that selected the endpoint just before its removal has returned by then, so the sweep
 /// finds the socket connected.
@@ -101,14 +101,14 @@ pub struct Iterators {
     /// Lists UDP sockets.
     udp: Option<SocketIterator>,
     /// Lists sockets of removed endpoints.
-    left: Option<LeftIterator>,
+    left: Option<RemovedBackendIterator>,
 }
 
 impl Iterators {
     /// Takes the iterators that could be loaded, and logs the errors of the others.
     pub fn of(
         udp: Result<SocketIterator, programs::Error>,
-        left: Result<LeftIterator, programs::Error>,
+        left: Result<RemovedBackendIterator, programs::Error>,
     ) -> Self {
         let udp = udp.inspect_err(|error| {
             tracing::warn!(%error, "connected UDP sockets are not closed when their endpoint is removed, except those that are in the maps");
@@ -179,7 +179,7 @@ impl Sweeper {
 
     /// Returns cookies and peers of the TCP sockets, in all network namespaces, whose connections are to be reset.
     fn to_be_reset(&self, serving: &ServingEndpoints) -> Result<BTreeSet<(u64, SocketAddr)>, SweepError> {
-        let led = self.iterators.left.as_ref().map_or_else(|| Ok(Vec::new()), LeftIterator::list);
+        let led = self.iterators.left.as_ref().map_or_else(|| Ok(Vec::new()), RemovedBackendIterator::list);
         let led = led.map_err(SweepError::Iterate)?;
         let meant = led.iter().filter_map(|socket| serving.to_be_reset(socket));
         Ok(meant.map(|one| (one.cookie, one.endpoint)).collect())
@@ -273,7 +273,7 @@ pub async fn run(
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
     }
-    let load = move || Iterators::of(programs.socket_iterator(), programs.left_iterator());
+    let load = move || Iterators::of(programs.socket_iterator(), programs.removed_backend_iterator());
     let Ok(iterators) = spawn_blocking(load).await else { return };
     let reach = if netns::may_enter() { Reach::All } else { Reach::Own };
     if reach == Reach::Own {

@@ -64,7 +64,7 @@ impl Pins {
         Array::<MapData, u64>::create(maglev, MMAPABLE).unwrap().pin(at(Table::Maglev)).unwrap();
         let index = Array::<MapData, u64>::create(2 * services, MMAPABLE).unwrap();
         index.pin(pins.path().join(MAGLEV_INDEX)).unwrap();
-        Array::<MapData, u64>::create(PREFILTER_WORDS, MMAPABLE).unwrap().pin(at(Table::Filter)).unwrap();
+        Array::<MapData, u64>::create(PREFILTER_WORDS, MMAPABLE).unwrap().pin(at(Table::Prefilter)).unwrap();
         Array::<MapData, BackendEntry<[u8; 4]>>::create(backends, 0)
             .unwrap()
             .pin(at(Table::Backends))
@@ -209,8 +209,8 @@ fn every_write_does_in_the_kernel_what_it_does_in_memory() {
             Write::Backend(1, row(v4(1), BACKEND_ACTIVE)),
             Write::Backend(2, row(v6(1), BACKEND_ACTIVE)),
             Write::Backend(15, row(v4(2), BACKEND_GONE)),
-            Write::FilterSet(0, 1 << 63),
-            Write::FilterSet(PREFILTER_WORDS - 1, 5),
+            Write::PrefilterSet(0, 1 << 63),
+            Write::PrefilterSet(PREFILTER_WORDS - 1, 5),
             Write::Slots(3, vec![1, 15]),
             Write::Slots(62, vec![8, 9]),
             Write::Service(key(v4(1)), entry(1)),
@@ -236,7 +236,7 @@ fn every_write_does_in_the_kernel_what_it_does_in_memory() {
             Write::NoBackend(1, Table::Backends),
             Write::Backend(15, row(v4(3), BACKEND_ACTIVE)),
             Write::NoBackend(2, Table::Backends6),
-            Write::FilterClear(PREFILTER_WORDS - 1, 4),
+            Write::PrefilterClear(PREFILTER_WORDS - 1, 4),
             Write::Slots(3, vec![15]),
         ],
     );
@@ -335,7 +335,7 @@ fn pieces_make_up_the_whole() {
                 Write::Backend(id, row(v4(number), BACKEND_ACTIVE)),
                 Write::Backend(id, row(v6(number.into()), BACKEND_ACTIVE)),
                 Write::Slots(id, vec![id]),
-                Write::FilterSet(id, 1),
+                Write::PrefilterSet(id, 1),
                 Write::Service(key(v4(number)), entry(id)),
                 Write::Service(key(v6(number.into())), entry(id)),
             ]
@@ -364,9 +364,9 @@ fn pieces_make_up_the_whole() {
         let (start, end) = (from as usize, to as usize);
         let range = |table| kernel.read_range(table, from..to).unwrap();
         let [slots, filter, backends, backends6] =
-            [Table::Slots, Table::Filter, Table::Backends, Table::Backends6].map(range);
+            [Table::Slots, Table::Prefilter, Table::Backends, Table::Backends6].map(range);
         assert_eq!(slots.slots, whole.slots[start..end]);
-        assert_eq!(filter.filter, whole.filter[start..end]);
+        assert_eq!(filter.prefilter, whole.prefilter[start..end]);
         assert!(backends.backends.iter().eq(whole.backends.range(from..to)));
         assert!(backends6.backends6.iter().eq(whole.backends6.range(from..to)));
     }
@@ -466,7 +466,7 @@ fn what_is_said_of_the_node_is_read_back() {
     let config = ConfigRow {
         masquerade_all: true,
         detect_local: true,
-        leave_old: true,
+        other_proxy: true,
         socket_lb: SocketLb::HostOnly,
         socket_drop: SocketDrop::Fail,
         timeouts: FlowTimeouts { udp: 7, ..FlowTimeouts::default() },

@@ -10,7 +10,7 @@ fn config() -> NodeConfig {
     NodeConfig::new(HZ, 16, 16, 1)
 }
 
-/// A flow that segments change, as the programs do it.
+/// A flow whose state changes with segments, as in the programs.
 #[derive(Clone, Copy)]
 struct Tracked {
     proto: u8,
@@ -23,7 +23,8 @@ impl Tracked {
         Self { proto, bits: STATE_USED, seq: [0; 2] }
     }
 
-    /// A segment of a side whose sequence number is `seq` and which acknowledges `ack`; whether it was out of the window.
+    /// Applies a segment of one side with sequence number `seq` and acknowledgement number `ack`; returns whether it was
+    /// out of the window.
     fn sees(&mut self, direction: u8, tcp_flags: u16, seq: u16, ack: u16) -> bool {
         let segment = Segment { direction, tcp_flags, seq, ack };
         let change = next(self.proto, self.bits, segment, self.seq, 0, &config());
@@ -67,7 +68,7 @@ fn a_client_that_does_not_see_the_answer_is_not_assured() {
         flow.sees(DIRECTION_FORWARD, tcp::ACK, 100, guess);
         assert_eq!(flow.bits & ASSURED, 0, "{guess}");
     }
-    // A SYN that comes again is no answer to the answer.
+    // A retransmitted SYN does not acknowledge the backend's answer.
     flow.sees(DIRECTION_FORWARD, tcp::SYN, 100, 9000);
     flow.sees(DIRECTION_FORWARD, tcp::SYN | tcp::ACK, 100, 9000);
     assert_eq!(flow.bits & ASSURED, 0);
@@ -118,7 +119,7 @@ fn who_does_not_see_a_connection_cannot_move_its_window_and_reset_it() {
 #[test]
 fn a_window_moves_with_its_connection() {
     let mut flow = Tracked::established();
-    // 10 GB, and the client's acknowledgements.
+    // 10 GB of the backend, and the client's acknowledgements.
     for step in (0..160_000u32).step_by(200) {
         assert!(!flow.sees(DIRECTION_REPLY, tcp::ACK, 9000u16.wrapping_add(step as u16), 100));
         assert!(!flow.sees(DIRECTION_FORWARD, tcp::ACK, 100, 9000u16.wrapping_add(step as u16)));
@@ -146,7 +147,7 @@ fn the_next_segment_of_the_side_that_reset_takes_the_reset_back() {
         assert!(!flow.sees(direction, tcp::RST, seq, 0));
         assert!(is_closed(flow.bits));
         assert_eq!(flow.timeout_secs(), 120);
-        // What the other side still sends says nothing about it.
+        // Segments that the other side still sends do not undo the reset.
         flow.sees(other, tcp::ACK, if other == DIRECTION_FORWARD { 100 } else { 9000 }, 0);
         assert!(is_closed(flow.bits));
         flow.sees(direction, tcp::ACK, seq, 0);
@@ -189,7 +190,7 @@ fn udp_is_a_stream_after_two_seconds() {
     assert_eq!((bits, timeout(PROTO_UDP, bits, &config())), (STATE_USED | SEEN_REPLY, 30 * HZ));
     let bits = at(bits, DIRECTION_FORWARD, 2001);
     assert_eq!((bits, timeout(PROTO_UDP, bits, &config())), (STATE_USED | SEEN_REPLY | ASSURED, 120 * HZ));
-    // Seen by another CPU before the flow began.
+    // Another CPU saw the flow before it began by this CPU's clock.
     assert_eq!(at(STATE_USED | SEEN_REPLY, DIRECTION_FORWARD, u32::MAX), STATE_USED | SEEN_REPLY);
 }
 
@@ -277,7 +278,7 @@ fn an_encapsulated_connection_lives_by_what_its_client_says() {
 #[test]
 fn only_a_syn_or_a_bare_acknowledgement_begins_a_connection() {
     let [fin, syn, rst, ack] = [tcp::FIN, tcp::SYN, tcp::RST, tcp::ACK];
-    // PSH and URG say nothing.
+    // PSH and URG do not matter.
     for flags in [syn, ack, ack | 8, syn | 32] {
         assert!(may_begin(flags), "{flags:#x}");
     }
@@ -372,7 +373,7 @@ fn an_entry_expires_by_its_own_bits() {
     assert!(flow(0, now - 61 * HZ).is_expired(now, &config()));
     assert!(!flow(0, now - 60 * HZ).is_expired(now, &config()));
     assert!(!flow(SEEN_REPLY | ASSURED, now - 61 * HZ).is_expired(now, &config()));
-    // Another CPU saw it a second after the clock was read, and no more.
+    // Another CPU may have seen the flow up to one second after the clock was read.
     assert!(!flow(0, now + HZ).is_expired(now, &config()));
     assert!(flow(0, now + HZ + 1).is_expired(now, &config()));
 }

@@ -23,7 +23,7 @@ fn outside_is_who_comes_by_an_uplink_and_has_no_pods_address() {
     assert!(!is_outside(true, 0, &node, &POD));
     assert!(!is_outside(false, 0, &node, &CLIENT));
     assert!(is_outside(true, 0, &NodeEntry::UNKNOWN, &POD));
-    // By their addresses alone.
+    // Pods are recognized by their addresses alone.
     assert!(is_outside(false, CONFIG_DETECT_LOCAL, &node, &CLIENT));
     assert!(!is_outside(true, CONFIG_DETECT_LOCAL, &node, &POD));
 }

@@ -15,7 +15,7 @@ fn key(client: u32, port: u16) -> FlowKey<[u8; 4]> {
     }
 }
 
-/// How many keys found no free slot, when there is one for each bucket.
+/// Returns how many keys find no free slot in either of their two buckets.
 fn overflows(keys: impl Iterator<Item = u64>, buckets: u32) -> u32 {
     let mut filled = vec![0u8; buckets as usize];
     let mut without = 0;
@@ -36,7 +36,7 @@ fn a_full_table_has_room_in_its_index() {
     let buckets = 1u32 << 15;
     let flows = 1u32 << 16;
     assert_eq!(buckets_for(flows), buckets);
-    // The worst that clients do: one address, ports in a row; or addresses in a row, one port.
+    // The worst patterns of clients: one address with consecutive ports, or consecutive addresses with one port.
     let by_port = (0..2 * flows).map(|i| key(0x0a00_0000 + (i >> 15), i as u16).hash(7));
     assert_eq!(overflows(by_port, buckets), 0);
     let by_address = (0..2 * flows).map(|i| key(0x0a00_0000 + i, 40_000).hash(7));

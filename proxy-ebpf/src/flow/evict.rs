@@ -10,7 +10,7 @@ use super::index::{NO_FLOW, remove_key};
 use super::memory::EntryRef as _;
 use crate::env::{ClockWindow, FlowTable, Time};
 use crate::select::load;
-use crate::shared::{Exchange as _, Shared as _, forget, opaque};
+use crate::shared::{Exchange as _, Shared as _, opaque, opaque_to_verifier};
 
 /// Number of entries that one step covers; eight IPv4 entries are eight adjacent cache lines.
 const SCAN: u32 = 8;
@@ -42,7 +42,7 @@ pub fn scan<M: FlowTable>(maps: M, start: u32, room: u32, now: u32) -> u64 {
     while step < SCAN && step < room && start + step < config.flow_entries {
         let Some(entry) = maps.entry(start + step) else { return best };
         let state = entry.state().load();
-        let priority = forget(u64::from(priority::<M>(entry, state, time)), state) as u32;
+        let priority = opaque_to_verifier(u64::from(priority::<M>(entry, state, time)), state) as u32;
         let found = u64::from(priority) << 32 | u64::from(step);
         if priority <= 1 {
             return found;

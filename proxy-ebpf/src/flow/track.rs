@@ -18,7 +18,7 @@ use crate::context::{Packet, Tuple};
 use crate::env::{FlowTable, Time, Words};
 use crate::header::same;
 use crate::select::load;
-use crate::shared::{Exchange as _, Shared as _, forget, opaque};
+use crate::shared::{Exchange as _, Shared as _, opaque, opaque_to_verifier};
 
 /// A flow that was found.
 pub struct Tracked<M: FlowTable> {
@@ -177,7 +177,7 @@ impl<M: FlowTable> Tracked<M> {
                 entry.seq(DIRECTION_REPLY).store(moved[1]);
             }
         }
-        let bits = forget(u64::from(bits), self.state) as u32;
+        let bits = opaque_to_verifier(u64::from(bits), self.state) as u32;
         if bits != self.bits() {
             // Read before the exchange: after it, another flow may have the entry.
             let (backend, service) = (entry.backend_id(), entry.service());

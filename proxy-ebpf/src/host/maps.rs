@@ -21,7 +21,7 @@ use crate::context::PacketCtx;
 use crate::direct_calls::{calls_flows, calls_health, calls_selection};
 use crate::early::EarlyStages;
 use crate::env::{
-    Affinity, ClockWindow, Counters, FIB_CACHE_ENTRIES, FibCache, FibEntry, FlowTable, Fragments, Happening,
+    Affinity, ClockWindow, Counters, EventKind, FIB_CACHE_ENTRIES, FibCache, FibEntry, FlowTable, Fragments,
     Health, Node, OpenConnections, RateLimit, Services, TokenBucket, Transition, Words,
 };
 use crate::flow::bucket::BucketAt;
@@ -39,7 +39,7 @@ pub const IDS: u32 = 128;
 /// Number of words of `maglev`.
 const MAGLEV_WORDS: usize = 16_384;
 /// Maximum number of entries of an LRU map.
-const FORGETTING: usize = 1024;
+const LRU_ENTRIES: usize = 1024;
 
 /// Contents of all maps of a family.
 pub(super) struct Tables<A: Address> {
@@ -72,7 +72,7 @@ pub(super) struct Tables<A: Address> {
     pub backend_connections: Vec<u64>,
     pub reasons: Vec<u64>,
     pub refusals: BTreeMap<RefusalKey, u64>,
-    pub happenings: Vec<(u32, Happening)>,
+    pub events: Vec<(u32, EventKind)>,
     pub scratch: PacketCtx<A>,
     pub jiffies: u32,
     pub random: u64,
@@ -116,7 +116,7 @@ impl<A: Address> Tables<A> {
             backend_connections: std::vec![0; ids],
             reasons: std::vec![0; Reason::COUNT as usize],
             refusals: BTreeMap::new(),
-            happenings: Vec::new(),
+            events: Vec::new(),
             scratch: PacketCtx::EMPTY,
             jiffies: START,
             random: 0x9e37_79b9_7f4a_7c15,
@@ -258,7 +258,7 @@ impl<F: Family> Services for HostMaps<F> {
 /// Adds an entry to an LRU map. If the map is full, the entry with the lowest key is removed, not the least recently used
 /// one.
 fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: V) {
-    if map.len() >= FORGETTING && !map.contains_key(&key) {
+    if map.len() >= LRU_ENTRIES && !map.contains_key(&key) {
         map.pop_first();
     }
     map.insert(key, value);
@@ -355,12 +355,12 @@ impl<F: Family> Counters for HostMaps<F> {
         Ok(())
     }
 
-    fn tell<G: Frame>(self, _frame: G, _ctx: &PacketCtx<Words<Self>>, service: u32, what: Happening) {
-        at!(self, happenings).push((service, what));
+    fn notify<G: Frame>(self, _frame: G, _ctx: &PacketCtx<Words<Self>>, service: u32, what: EventKind) {
+        at!(self, events).push((service, what));
     }
 
-    fn tell_bare(self, service: u32, why: Reason) {
-        at!(self, happenings).push((service, Happening::Because(why)));
+    fn notify_reason(self, service: u32, why: Reason) {
+        at!(self, events).push((service, EventKind::Reason(why)));
     }
 }
 

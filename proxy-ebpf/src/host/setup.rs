@@ -13,7 +13,7 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 use super::maps::{HostMaps, at};
-use crate::env::{Happening, Transition};
+use crate::env::{EventKind, Transition};
 
 impl<F: Family> HostMaps<F> {
     /// Sets the configuration, and creates empty flow tables of the configured sizes.
@@ -178,8 +178,8 @@ impl<F: Family> HostMaps<F> {
     }
 
     /// Returns the events that listeners were sent since the last call, with the Service.
-    pub fn take_happenings(self) -> Vec<(u32, Happening)> {
-        core::mem::take(at!(self, happenings))
+    pub fn take_events(self) -> Vec<(u32, EventKind)> {
+        core::mem::take(at!(self, events))
     }
 }
 

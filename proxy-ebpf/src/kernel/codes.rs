@@ -11,7 +11,7 @@ use crate::parse::Stop;
 pub fn encode_stop(result: Result<(), Stop>) -> u32 {
     match result {
         Ok(()) => 0,
-        Err(Stop::Because(reason)) => reason as u32 + 1,
+        Err(Stop::Refused(reason)) => reason as u32 + 1,
         Err(_) => Reason::Malformed as u32 + 1,
     }
 }
@@ -23,9 +23,9 @@ pub fn decode_stop(number: u32) -> Result<(), Stop> {
     const FOREIGN: u32 = Reason::Fragment as u32 + 1;
     match number {
         0 => Ok(()),
-        ALONE => Err(Stop::Because(Reason::FragmentWithoutFirst)),
-        FOREIGN => Err(Stop::Because(Reason::Fragment)),
-        _ => Err(Stop::Because(Reason::Malformed)),
+        ALONE => Err(Stop::Refused(Reason::FragmentWithoutFirst)),
+        FOREIGN => Err(Stop::Refused(Reason::Fragment)),
+        _ => Err(Stop::Refused(Reason::Malformed)),
     }
 }
 

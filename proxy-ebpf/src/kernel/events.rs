@@ -17,7 +17,7 @@ use proxy_common::select::random_slot;
 
 use super::maps::{EVENTS, MONITOR};
 use crate::context::PacketCtx;
-use crate::env::{Happening, Services, Words};
+use crate::env::{EventKind, Services, Words};
 use crate::shared::{Exchange as _, Raw, add};
 use crate::socket::sockaddr::Sockaddr;
 
@@ -41,17 +41,17 @@ pub fn has_listeners() -> bool {
 
 /// Returns the reason's number or [`NEW_FLOW`], and the backend's id or 0.
 #[inline(always)]
-fn numbers(what: Happening) -> (u32, u32) {
+fn numbers(what: EventKind) -> (u32, u32) {
     match what {
-        Happening::NewFlow { backend } => (NEW_FLOW, backend),
-        Happening::Because(why) => (why as u32, 0),
+        EventKind::NewFlow { backend } => (NEW_FLOW, backend),
+        EventKind::Reason(why) => (why as u32, 0),
     }
 }
 
 /// Writes an event with a reason only, and the Service if `service` is not 0. Not inlined, to have its own stack frame: it
 /// is seldom called, and the stack frames of the callers are full.
 #[inline(never)]
-pub fn bare(service: u32, what: u32) {
+pub fn reason_event(service: u32, what: u32) {
     if let Some(mut entry) = begin(what) {
         // SAFETY: `begin` has written all fields.
         unsafe { (*entry.as_mut_ptr()).service = service };
@@ -61,7 +61,7 @@ pub fn bare(service: u32, what: u32) {
 
 /// Writes an event about a packet.
 #[inline(always)]
-pub fn packet<M: Services>(maps: M, ifindex: u32, ctx: &PacketCtx<Words<M>>, service: u32, what: Happening) {
+pub fn packet<M: Services>(maps: M, ifindex: u32, ctx: &PacketCtx<Words<M>>, service: u32, what: EventKind) {
     let (what, backend) = numbers(what);
     packet_event(maps, ifindex, ctx, service, u64::from(what) << 32 | u64::from(backend));
 }
@@ -87,7 +87,7 @@ fn packet_event<M: Services>(maps: M, ifindex: u32, ctx: &PacketCtx<Words<M>>, s
 
 /// Writes an event about a call on a socket.
 #[inline(always)]
-pub fn socket<S: Sockaddr, M>(maps: M, call: &S, service: u32, what: Happening)
+pub fn socket<S: Sockaddr, M>(maps: M, call: &S, service: u32, what: EventKind)
 where
     M: Services<Family = S::Family>,
 {

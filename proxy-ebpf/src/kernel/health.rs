@@ -8,18 +8,18 @@ use crate::env::{Health, Node};
 use crate::select::health;
 use crate::shared::Raw;
 
-/// [`health::weigh`].
+/// [`health::rank_slow`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn weigh(id: u32, client: u32, random: u32) -> u32 {
-    health::weigh(Kernel::<V4>::new(), id, client, random)
+extern "C" fn rank_slow(id: u32, client: u32, random: u32) -> u32 {
+    health::rank_slow(Kernel::<V4>::new(), id, client, random)
 }
 
-/// [`health::failed`].
+/// [`health::note_failure`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn failed(id: u32, client: u32) -> u32 {
-    health::failed(Kernel::<V4>::new(), id, client)
+extern "C" fn note_failure(id: u32, client: u32) -> u32 {
+    health::note_failure(Kernel::<V4>::new(), id, client)
 }
 
 impl<F: 'static> Health for Kernel<F>
@@ -33,12 +33,12 @@ where
     }
 
     #[inline(always)]
-    fn weigh(self, id: u32, client: u32, random: u32) -> u32 {
-        weigh(id, client, random)
+    fn rank_slow(self, id: u32, client: u32, random: u32) -> u32 {
+        rank_slow(id, client, random)
     }
 
     #[inline(always)]
-    fn failed(self, id: u32, client: u32) -> u32 {
-        failed(id, client)
+    fn note_failure(self, id: u32, client: u32) -> u32 {
+        note_failure(id, client)
     }
 }

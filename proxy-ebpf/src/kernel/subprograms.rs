@@ -93,7 +93,7 @@ macro_rules! family {
         });
         stage!($family, $snat_reply(), |maps, frame, ctx| established::snat_reply(maps, frame, ctx).encode());
         stage!($family, $reply(), |maps, frame, ctx| established::reply(maps, frame, ctx).encode());
-        stage!($family, $refused(), |maps, frame, ctx| u32::from(eject::refused(maps, frame, ctx)));
+        stage!($family, $refused(), |maps, frame, ctx| u32::from(eject::handle_refusal(maps, frame, ctx)));
         stage!($family, $direct(way: u32), |maps, frame, ctx| {
             direct::direct(maps, frame, ctx, DirectCase::decode(way)).encode()
         });

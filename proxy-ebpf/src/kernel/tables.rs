@@ -28,7 +28,7 @@ use super::selection;
 use super::subprograms;
 use crate::context::PacketCtx;
 use crate::env::{
-    Affinity, ClockWindow, Counters, FibCache, FibEntry, FlowTable, Fragments, Happening, Node, RateLimit,
+    Affinity, ClockWindow, Counters, EventKind, FibCache, FibEntry, FlowTable, Fragments, Node, RateLimit,
     Services, TokenBucket, Transition, Words,
 };
 use crate::flow::bucket::BucketAt;
@@ -354,16 +354,16 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn tell<F: Frame>(self, frame: F, ctx: &PacketCtx<Words<Self>>, service: u32, what: Happening) {
+            fn notify<F: Frame>(self, frame: F, ctx: &PacketCtx<Words<Self>>, service: u32, what: EventKind) {
                 if events::has_listeners() {
                     events::packet(self, frame.ifindex(), ctx, service, what);
                 }
             }
 
             #[inline(always)]
-            fn tell_bare(self, service: u32, why: Reason) {
+            fn notify_reason(self, service: u32, why: Reason) {
                 if events::has_listeners() {
-                    events::bare(service, why as u32);
+                    events::reason_event(service, why as u32);
                 }
             }
         }

@@ -41,11 +41,11 @@ pub enum Stop {
     Tunnel,
     /// The readable part is too short, or the packet has extension headers, is a fragment, or is SCTP: the second attempt
     /// parses it.
-    Short,
+    Retry,
     /// The packet is parsed, and is the first of several fragments.
     First,
     /// The packet cannot be parsed, for this reason.
-    Because(Reason),
+    Refused(Reason),
 }
 
 /// A family whose packets can be parsed.
@@ -78,14 +78,14 @@ impl Parse for V4 {
         walk: bool,
         _extensions: impl FnOnce(u8, u32) -> u64,
     ) -> Result<(), Stop> {
-        let ip: *const Ipv4 = bounds.at(link).ok_or(Stop::Short)?;
+        let ip: *const Ipv4 = bounds.at(link).ok_or(Stop::Retry)?;
         // SAFETY: `at` has checked that the whole header is inside the packet.
         let ip = unsafe { &*ip };
         if ip.protocol != PROTO_TCP && ip.protocol != PROTO_UDP && !(walk && ip.protocol == PROTO_SCTP) {
             return Err(match ip.protocol {
                 PROTO_ICMP => Stop::Control,
                 PROTO_IPIP | PROTO_IPV6 => Stop::Tunnel,
-                PROTO_SCTP => Stop::Short,
+                PROTO_SCTP => Stop::Retry,
                 _ => Stop::NotOurs,
             });
         }
@@ -96,14 +96,14 @@ impl Parse for V4 {
             || length < header
             || exceeds(bounds, link, length)
         {
-            return Err(Stop::Because(Reason::Malformed));
+            return Err(Stop::Refused(Reason::Malformed));
         }
         let fragment = u16::from_be(ip.fragment) & (IPV4_MORE | IPV4_OFFSET);
         if fragment != 0 && !walk {
-            return Err(Stop::Short);
+            return Err(Stop::Retry);
         }
         if fragment & IPV4_OFFSET != 0 {
-            return Err(Stop::Because(Reason::Fragment));
+            return Err(Stop::Refused(Reason::Fragment));
         }
         packet.key.src = [ip.src];
         packet.key.dst = [ip.dst];
@@ -127,7 +127,7 @@ impl Parse for V6 {
         walk: bool,
         extensions: impl FnOnce(u8, u32) -> u64,
     ) -> Result<(), Stop> {
-        let ip: *const Ipv6 = bounds.at(link).ok_or(Stop::Short)?;
+        let ip: *const Ipv6 = bounds.at(link).ok_or(Stop::Retry)?;
         // SAFETY: `at` has checked that the whole header is inside the packet.
         let ip = unsafe { &*ip };
         let mut proto = ip.next_header;
@@ -142,8 +142,8 @@ impl Parse for V6 {
                 return Err(match proto {
                     PROTO_ICMPV6 => Stop::Control,
                     PROTO_IPIP | PROTO_IPV6 => Stop::Tunnel,
-                    PROTO_SCTP => Stop::Short,
-                    proto if extension::is(proto) => Stop::Short,
+                    PROTO_SCTP => Stop::Retry,
+                    proto if extension::is(proto) => Stop::Retry,
                     _ => Stop::NotOurs,
                 });
             }
@@ -158,7 +158,7 @@ impl Parse for V6 {
         }
         let headers = l4 - link;
         if length < headers || exceeds(bounds, link, length) {
-            return Err(Stop::Because(Reason::Malformed));
+            return Err(Stop::Refused(Reason::Malformed));
         }
         packet.key.src = ip.src;
         packet.key.dst = ip.dst;
@@ -189,10 +189,10 @@ fn exceeds(bounds: Bounds, link: usize, length: usize) -> bool {
 #[inline(always)]
 fn behind_extensions(walked: u64) -> Result<(u8, usize, bool), Stop> {
     if walked == BROKEN {
-        return Err(Stop::Short);
+        return Err(Stop::Retry);
     }
     if walked & LATER != 0 {
-        return Err(Stop::Because(Reason::Fragment));
+        return Err(Stop::Refused(Reason::Fragment));
     }
     Ok((walked as u8, (walked >> L4_AT) as usize & L4, walked & FIRST != 0))
 }
@@ -212,9 +212,9 @@ fn transport<A: Address>(
 ) -> Result<(), Stop> {
     if packet.key.proto == PROTO_TCP {
         if length < size_of::<TcpHeader>() {
-            return Err(Stop::Because(Reason::Malformed));
+            return Err(Stop::Refused(Reason::Malformed));
         }
-        let header: *const TcpHeader = bounds.at(offset).ok_or(Stop::Short)?;
+        let header: *const TcpHeader = bounds.at(offset).ok_or(Stop::Retry)?;
         // SAFETY: `at` has checked that the whole header is inside the packet.
         let header = unsafe { &*header };
         let [_, flags, ..] = header.offset_flags_window.to_ne_bytes();
@@ -229,12 +229,12 @@ fn transport<A: Address>(
     packet.ack = 0;
     if walk && packet.key.proto == PROTO_SCTP {
         if length < sctp::HEADER {
-            return Err(Stop::Because(Reason::Malformed));
+            return Err(Stop::Refused(Reason::Malformed));
         }
     } else if length < udp::HEADER {
-        return Err(Stop::Because(Reason::Malformed));
+        return Err(Stop::Refused(Reason::Malformed));
     }
-    let ports: *const [u32; udp::HEADER / 4] = bounds.at(offset).ok_or(Stop::Short)?;
+    let ports: *const [u32; udp::HEADER / 4] = bounds.at(offset).ok_or(Stop::Retry)?;
     // SAFETY: `at` has checked that eight bytes are inside the packet; the ports are the first four.
     set_ports(packet, unsafe { (*ports)[0] });
     Ok(())

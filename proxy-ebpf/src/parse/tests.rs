@@ -121,18 +121,18 @@ fn sctp_waits_for_the_second_try() {
     let packet = parse4(&ipv4(PROTO_SCTP, &[], &chunk)).unwrap();
     assert_eq!((packet.key.src_port, packet.key.dst_port, packet.tcp_flags), (40_000, 80, 0));
     assert!(parse6(&ipv6(PROTO_SCTP, &[], &chunk)).is_ok());
-    assert_eq!(parse4(&ipv4(PROTO_SCTP, &[], &chunk[..15])), Err(Stop::Because(Reason::Malformed)));
+    assert_eq!(parse4(&ipv4(PROTO_SCTP, &[], &chunk[..15])), Err(Stop::Refused(Reason::Malformed)));
     let aligned = Aligned::new(&ipv4(PROTO_SCTP, &[], &chunk));
     let mut packet = Packet::EMPTY;
     assert_eq!(
         V4::parse(bounds(aligned.bytes()), ETHERNET, &mut packet, false, extensions(aligned.bytes())),
-        Err(Stop::Short)
+        Err(Stop::Retry)
     );
 }
 
 #[test]
 fn lying_headers_are_malformed() {
-    let malformed = Err(Stop::Because(Reason::Malformed));
+    let malformed = Err(Stop::Refused(Reason::Malformed));
     let whole = ipv4(PROTO_TCP, &[], &TCP_SYN);
     let with = |offset: usize, value: u8| {
         let mut bytes = whole.clone();
@@ -145,19 +145,19 @@ fn lying_headers_are_malformed() {
     assert_eq!(with(3, 19), malformed, "fewer bytes than the header");
     assert_eq!(with(3, 39), malformed, "fewer bytes than a TCP header");
     assert_eq!(parse4(&ipv4(PROTO_UDP, &[], &UDP[..7])), malformed);
-    assert_eq!(parse6(&ipv6(PROTO_UDP, &[], &UDP[..7])), Err(Stop::Because(Reason::Malformed)));
+    assert_eq!(parse6(&ipv6(PROTO_UDP, &[], &UDP[..7])), Err(Stop::Refused(Reason::Malformed)));
 }
 
 #[test]
 fn the_end_of_the_readable_part_is_short() {
     for length in 0..ETHERNET + 20 {
-        assert_eq!(parse4(&ipv4(PROTO_TCP, &[], &TCP_SYN)[..length]), Err(Stop::Short), "{length}");
+        assert_eq!(parse4(&ipv4(PROTO_TCP, &[], &TCP_SYN)[..length]), Err(Stop::Retry), "{length}");
     }
     let aligned = Aligned::new(&ipv4(PROTO_TCP, &[], &TCP_SYN));
     let mut partly = bounds(aligned.bytes());
     partly.end -= 10;
     let mut packet = Packet::EMPTY;
-    assert_eq!(V4::parse(partly, ETHERNET, &mut packet, true, extensions(aligned.bytes())), Err(Stop::Short));
+    assert_eq!(V4::parse(partly, ETHERNET, &mut packet, true, extensions(aligned.bytes())), Err(Stop::Retry));
 }
 
 #[test]
@@ -171,15 +171,15 @@ fn a_first_fragment_has_ports_and_a_later_one_has_not() {
             V4::parse(bounds(aligned.bytes()), ETHERNET, &mut packet, walk, extensions(aligned.bytes()));
         (result, packet.key.dst_port)
     };
-    assert_eq!(parse(&bytes, false).0, Err(Stop::Short), "the first try leaves fragments alone");
+    assert_eq!(parse(&bytes, false).0, Err(Stop::Retry), "the first try leaves fragments alone");
     assert_eq!(parse(&bytes, true), (Err(Stop::First), 53));
     bytes[ETHERNET + 7] = 1;
-    assert_eq!(parse4(&bytes), Err(Stop::Because(Reason::Fragment)));
+    assert_eq!(parse4(&bytes), Err(Stop::Refused(Reason::Fragment)));
     let fragment = |offset: u8| [PROTO_UDP, 0, 0, offset | 1, 0, 0, 0, 7];
     assert_eq!(parse6(&ipv6(extension::FRAGMENT, &fragment(0), &UDP)), Err(Stop::First));
     let whole = [PROTO_UDP, 0, 0, 0, 0, 0, 0, 7];
     assert!(parse6(&ipv6(extension::FRAGMENT, &whole, &UDP)).is_ok(), "one piece (RFC 6946)");
-    assert_eq!(parse6(&ipv6(extension::FRAGMENT, &fragment(8), &UDP)), Err(Stop::Because(Reason::Fragment)));
+    assert_eq!(parse6(&ipv6(extension::FRAGMENT, &fragment(8), &UDP)), Err(Stop::Refused(Reason::Fragment)));
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn extension_headers_wait_for_the_second_try() {
     let mut packet = Packet::EMPTY;
     assert_eq!(
         V6::parse(bounds(aligned.bytes()), ETHERNET, &mut packet, false, extensions(aligned.bytes())),
-        Err(Stop::Short)
+        Err(Stop::Retry)
     );
     assert_eq!(
         V6::parse(bounds(aligned.bytes()), ETHERNET, &mut packet, true, extensions(aligned.bytes())),

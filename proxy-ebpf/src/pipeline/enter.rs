@@ -52,7 +52,7 @@ where
     match pull(maps, frame, ctx) {
         Ok(()) => Parsed::Packet,
         Err(Stop::Control) => Parsed::Icmp,
-        Err(Stop::Because(reason)) if ctx.packet.key.direction == DIRECTION_FORWARD => {
+        Err(Stop::Refused(reason)) if ctx.packet.key.direction == DIRECTION_FORWARD => {
             report::reason(maps, reason);
             if reason.verdict() == Verdict::Drop { Parsed::Dropped } else { Parsed::Foreign }
         }
@@ -72,7 +72,7 @@ where
     if bounds.end - bounds.data < wanted as usize {
         // Pulls nothing out of the packets of a list, whose headers are readable.
         let pulled = frame.pull(if frame.is_frag_list() { 0 } else { wanted });
-        pulled.map_err(|_| Stop::Because(Reason::Malformed))?;
+        pulled.map_err(|_| Stop::Refused(Reason::Malformed))?;
     }
     let packet = &mut ctx.packet;
     let walk = |proto, offset| frame.walk_extensions(proto, offset);
@@ -81,13 +81,13 @@ where
         let mut chunk = 0u8;
         // Read by a helper: in a list of packets, the chunks are not in the directly readable part.
         let loaded = frame.load(packet.l4 + sctp::CHUNK, &mut chunk, 1);
-        loaded.map_err(|_| Stop::Because(Reason::Malformed))?;
+        loaded.map_err(|_| Stop::Refused(Reason::Malformed))?;
         packet.tcp_flags = sctp::flags(chunk);
     }
     match parsed {
-        Err(Stop::Short) => Err(Stop::Because(Reason::Malformed)),
+        Err(Stop::Retry) => Err(Stop::Refused(Reason::Malformed)),
         Err(Stop::First) => maps.first_fragment(frame, ctx),
-        Err(Stop::Because(Reason::Fragment)) => maps.later_fragment(frame, ctx),
+        Err(Stop::Refused(Reason::Fragment)) => maps.later_fragment(frame, ctx),
         result => result,
     }
 }

@@ -64,10 +64,10 @@ where
         established::snat_reply(self, frame, ctx).into()
     }
 
-    /// [`eject::refused`].
+    /// [`eject::handle_refusal`].
     #[inline(always)]
     fn refused(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> bool {
-        eject::refused(self, frame, ctx)
+        eject::handle_refusal(self, frame, ctx)
     }
 
     /// [`established::reply`].
@@ -78,8 +78,8 @@ where
 
     /// [`direct::direct`].
     #[inline(always)]
-    fn direct(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, way: DirectCase) -> StepCode {
-        direct::direct(self, frame, ctx, way).into()
+    fn direct(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, case: DirectCase) -> StepCode {
+        direct::direct(self, frame, ctx, case).into()
     }
 
     /// [`new_flow::new_flow`].

@@ -39,7 +39,7 @@ pub fn backend_of<M: Services>(
 
 /// Returns the backend of a client of the packet path, and restarts the timeout. `number`: as for [`backend_of`].
 #[inline(always)]
-pub fn stay<M: Affinity + Counters>(
+pub fn lookup_and_refresh<M: Affinity + Counters>(
     maps: M,
     client: &Words<M>,
     service: &ServiceEntry,

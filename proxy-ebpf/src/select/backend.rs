@@ -15,7 +15,7 @@ use crate::context::{Packet, PacketCtx, TUNNELLED_AGAIN};
 use crate::env::{Services, Words};
 use crate::frame::Frame;
 use crate::select::health;
-use crate::shared::forget;
+use crate::shared::opaque_to_verifier;
 
 /// Number of random picks; the following picks are the slots after the last random one.
 const RANDOM_PICKS: u32 = 4;
@@ -60,8 +60,8 @@ pub fn select_packets<M: Services, F: Frame>(
     selected(maps, id)
 }
 
-/// Whether a packet without a flow may belong to a connection whose flow another node has, because the Service address has moved to
-/// this node. With SNAT only the other node knows the source port, so the Service must have DSR.
+/// Whether a packet without a flow may belong to a connection whose flow another node has, because the Service address has
+/// moved to this node. With SNAT only the other node knows the source port, so the Service must have DSR.
 #[inline(always)]
 fn may_have_begun_elsewhere<A: Address>(ctx: &PacketCtx<A>) -> bool {
     is_mid_connection(&ctx.packet)
@@ -262,9 +262,9 @@ pub fn select_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32, cl
         id = next;
         // Otherwise the verifier would check the next pick separately for each path through this pick.
         let noise = u64::from(random);
-        slot = forget(u64::from(slot), noise) as u32;
-        least_bad = forget(u64::from(least_bad), noise) as u32;
-        least_rank = forget(u64::from(least_rank), noise) as u32;
+        slot = opaque_to_verifier(u64::from(slot), noise) as u32;
+        least_bad = opaque_to_verifier(u64::from(least_bad), noise) as u32;
+        least_rank = opaque_to_verifier(u64::from(least_rank), noise) as u32;
     }
     least_bad
 }

@@ -27,14 +27,14 @@ pub fn rank<M: Health>(maps: M, id: u32, client: u32, random: u32) -> u32 {
     match maps.health(id) {
         // The usual case.
         Some(word) if is_plain(word.load()) => TAKES,
-        Some(_) => maps.weigh(id, client, random),
+        Some(_) => maps.rank_slow(id, client, random),
         None => TAKES,
     }
 }
 
 /// Returns the [`rank`] of a backend that has failed, or that has joined a Service recently.
 #[inline(always)]
-pub fn weigh<M: Health>(maps: M, id: u32, client: u32, random: u32) -> u32 {
+pub fn rank_slow<M: Health>(maps: M, id: u32, client: u32, random: u32) -> u32 {
     let (Some(time), Some(word)) = (maps.time(), maps.health(id)) else { return TAKES };
     let (found, hz) = (word.load(), time.config.hz);
     let word_now = current(found, time.now, hz);
@@ -66,7 +66,7 @@ pub fn answered<M: Health>(maps: M, id: u32) {
 
 /// Notes a failed connection of the client. Returns not 0 if this ejects the backend.
 #[inline(always)]
-pub fn failed<M: Health>(maps: M, id: u32, client: u32) -> u32 {
+pub fn note_failure<M: Health>(maps: M, id: u32, client: u32) -> u32 {
     let (Some(time), Some(word)) = (maps.time(), maps.health(id)) else { return 0 };
     let found = word.load();
     let (next, ejects) =

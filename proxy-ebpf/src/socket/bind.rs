@@ -34,7 +34,7 @@ pub fn bound6(socket: &Bound) -> i32 {
     if let Some(mapped) = sockaddr::mapped(addr) {
         return verdict(owner(Kernel::<V4>::new(), socket, mapped));
     }
-    // The hook cannot read the socket's option `IPV6_V6ONLY`, and the application may set it later.
+    // The hook cannot read the socket's option `IPV6_V6ONLY`.
     let is_wildcard = same(&addr, &Address::ZERO);
     let both = || if is_wildcard { owner(Kernel::<V4>::new(), socket, Address::ZERO) } else { None };
     verdict(owner(Kernel::<V6>::new(), socket, addr).or_else(both))

@@ -17,7 +17,7 @@ use proxy_common::{PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 
 use super::peer::{self, OrigDst, orig_dst};
 use super::sockaddr::Sockaddr;
-use crate::env::{Counters, Happening, Services, Time, Words};
+use crate::env::{Counters, EventKind, Services, Time, Words};
 use crate::header::same;
 use crate::kernel::events;
 use crate::kernel::sockets::{Peers, can_set_errno, is_host, netns_affinity, put_netns_affinity};
@@ -126,7 +126,7 @@ fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
 ) -> i32 {
     if maps.may_be(Role::Backend, &direct.addr, direct.port, direct.proto) {
         match what {
-            Call::Connect => peer::disconnected(maps, call, direct),
+            Call::Connect => peer::connected_directly(maps, call, direct),
             Call::Send => peer::forget_translation(maps, call, direct),
         }
     }
@@ -272,7 +272,7 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
         report::next_turn(maps, service);
     }
     if events::has_listeners() {
-        events::socket(maps, call, service, Happening::NewFlow { backend });
+        events::socket(maps, call, service, EventKind::NewFlow { backend });
     }
 }
 
@@ -295,7 +295,7 @@ fn refuse<S: Sockaddr, M: SocketMaps<S>>(
     }
     report::count_for(maps, service, reason);
     if events::has_listeners() {
-        events::socket(maps, call, service, Happening::Because(reason));
+        events::socket(maps, call, service, EventKind::Reason(reason));
     }
     deny(if rejects { ECONNREFUSED } else { ETIMEDOUT })
 }

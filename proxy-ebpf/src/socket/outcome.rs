@@ -31,14 +31,16 @@ const WATCH: u32 = BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTO_CB_FLAG;
 pub fn happened(context: &SockOpsContext) -> u32 {
     // For sockets that accept connections, the program executes nothing more than this.
     match context.op() {
-        BPF_SOCK_OPS_TCP_CONNECT_CB if followed(context).is_some() => {
+        BPF_SOCK_OPS_TCP_CONNECT_CB if observed_storage(context).is_some() => {
             if latency::is_measured() {
                 latency::socket_connects(socket(context));
             }
             // If this fails, the result of the connection is not noted.
             let _ = context.set_cb_flags((context.cb_flags() | WATCH).cast_signed());
         }
-        BPF_SOCK_OPS_RTO_CB if state(context) == BPF_TCP_SYN_SENT => failed(context, Outcome::Retransmitted),
+        BPF_SOCK_OPS_RTO_CB if state(context) == BPF_TCP_SYN_SENT => {
+            note_failure(context, Outcome::Retransmitted)
+        }
         BPF_SOCK_OPS_STATE_CB if context.arg(0) == BPF_TCP_SYN_SENT => changed(context, context.arg(1)),
         _ => {}
     }
@@ -49,7 +51,7 @@ pub fn happened(context: &SockOpsContext) -> u32 {
 #[inline(always)]
 fn changed(context: &SockOpsContext, new: u32) {
     if new == BPF_TCP_ESTABLISHED {
-        if let Some(storage) = followed(context) {
+        if let Some(storage) = observed_storage(context) {
             if storage.watched != 0 {
                 health::answered(Kernel::<V4>::new(), storage.backend_id);
             }
@@ -62,7 +64,7 @@ fn changed(context: &SockOpsContext, new: u32) {
         }
     } else if new == BPF_TCP_CLOSE && segments_in(context) != 0 {
         // A RST closed the socket. Without a received segment, the application has closed it.
-        failed(context, Outcome::Refused);
+        note_failure(context, Outcome::Refused);
     }
     let _ = context.set_cb_flags((context.cb_flags() & !WATCH).cast_signed());
 }
@@ -94,8 +96,8 @@ fn example(context: &SockOpsContext, storage: &SocketStorage, begun: u64, took: 
 
 /// Notes a failed connection of the socket's backend.
 #[inline(always)]
-fn failed(context: &SockOpsContext, outcome: Outcome) {
-    let Some(storage) = followed(context) else { return };
+fn note_failure(context: &SockOpsContext, outcome: Outcome) {
+    let Some(storage) = observed_storage(context) else { return };
     if latency::is_measured() {
         latency::note(storage.service, storage.backend_id, outcome);
     }
@@ -105,7 +107,7 @@ fn failed(context: &SockOpsContext, outcome: Outcome) {
     let maps = Kernel::<V4>::new();
     // SAFETY: the kernel hands every program a valid context.
     let netns = unsafe { bpf_get_netns_cookie(context.ops.cast()) };
-    if maps.failed(storage.backend_id, socket_client(netns)) != 0 {
+    if maps.note_failure(storage.backend_id, socket_client(netns)) != 0 {
         report::refusal(maps, storage.service, Reason::EndpointEjected);
     }
 }
@@ -118,7 +120,7 @@ fn socket(context: &SockOpsContext) -> *mut bpf_sock {
 
 /// Returns the storage of a socket whose connection is watched or measured.
 #[inline(always)]
-fn followed(context: &SockOpsContext) -> Option<SocketStorage> {
+fn observed_storage(context: &SockOpsContext) -> Option<SocketStorage> {
     let storage = storage(socket(context), false)?;
     // SAFETY: the socket's own storage. The socket must be closed before it can connect again.
     let storage = unsafe { storage.read() };

@@ -42,7 +42,7 @@ fn family_number<F: Family>() -> u8 {
 
 /// Whether the socket is connected to this address, by its storage.
 #[inline(always)]
-fn leads_to<F: Family>(storage: &SocketStorage, addr: &F::Words, port: u16) -> bool {
+fn is_connected_to<F: Family>(storage: &SocketStorage, addr: &F::Words, port: u16) -> bool {
     storage.family == family_number::<F>()
         && storage.backend_port == port
         && same(&storage.backend, &addr.words())
@@ -168,7 +168,7 @@ fn put<M: Peers + Counters>(maps: M, key: &SocketKey<Words<M>>, entry: &SocketEn
 /// Removes the translation of a socket that connects directly to an endpoint's address. A grace mark protects the translation
 /// once.
 #[inline(always)]
-pub fn disconnected<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
+pub fn connected_directly<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
 where
     M: Peers + Services<Family = S::Family>,
 {
@@ -176,7 +176,7 @@ where
     if let Some(storage) = storage(socket, false) {
         // SAFETY: the socket's own storage; only one call at a time changes the socket's connection.
         let storage = unsafe { &mut *storage };
-        if leads_to::<S::Family>(storage, &direct.addr, direct.port) && storage.grace != 0 {
+        if is_connected_to::<S::Family>(storage, &direct.addr, direct.port) && storage.grace != 0 {
             storage.grace = 0;
             return;
         }
@@ -214,7 +214,7 @@ where
     if let Some(storage) = storage(call.raw().socket(), false) {
         // SAFETY: the socket's own storage.
         let storage = unsafe { &*storage };
-        if leads_to::<S::Family>(storage, &peer.addr, peer.port) {
+        if is_connected_to::<S::Family>(storage, &peer.addr, peer.port) {
             return Some((Address::from_words(storage.frontend), storage.frontend_port));
         }
     }

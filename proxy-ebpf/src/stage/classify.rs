@@ -69,9 +69,9 @@ pub fn leaving<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<
         && maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto)
         && maps.node().is_some_and(|node| same(&node.source, &key.src));
     if may_share_port {
-        Step::DirectOut
+        Step::DirectEgress
     } else if maps.may_be(Role::Frontend, &key.src, key.src_port, key.proto) && !frame.is_translated() {
-        Step::DirectOwn
+        Step::DirectFrontendSource
     } else {
         Step::Pass
     }

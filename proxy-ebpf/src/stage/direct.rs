@@ -80,7 +80,7 @@ where
         }
         if flow.continues(ctx.packet.tcp_flags, flow.service(), time) {
             if case == DirectCase::Ingress {
-                note(maps, key.proto, time);
+                mark_direct_seen(maps, key.proto, time);
             }
             flow.touch(&ctx.packet, key.direction, time);
             return match flow.to_backend() {
@@ -102,7 +102,7 @@ where
     let opens = key.proto == PROTO_UDP || is_syn(ctx.packet.tcp_flags);
     // At egress, connections that are older than the agent are tracked, too.
     if !opens && (case == DirectCase::Ingress || !may_begin(ctx.packet.tcp_flags)) {
-        forget(maps, key.proto, time);
+        clear_direct_seen(maps, key.proto, time);
         return Step::Pass;
     }
     let reply = FlowKey {
@@ -222,7 +222,7 @@ fn from_frontend<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Tim
 
 /// Marks that direct TCP connections exist: from now on all segments of the family to endpoints are looked up.
 #[inline(always)]
-pub fn note<M: FlowTable>(maps: M, proto: u8, time: Time) {
+pub fn mark_direct_seen<M: FlowTable>(maps: M, proto: u8, time: Time) {
     if proto == PROTO_TCP
         && let Some(seen) = maps.direct_seen()
         && seen.load() != time.now | 1
@@ -233,7 +233,7 @@ pub fn note<M: FlowTable>(maps: M, proto: u8, time: Time) {
 
 /// Clears the mark once no direct connection was seen for the timeout of an established connection.
 #[inline(always)]
-fn forget<M: FlowTable>(maps: M, proto: u8, time: Time) {
+fn clear_direct_seen<M: FlowTable>(maps: M, proto: u8, time: Time) {
     if proto == PROTO_TCP
         && let Some(seen) = maps.direct_seen()
     {

@@ -23,7 +23,7 @@ use crate::shared::Shared as _;
 /// Whether a backend's packet refuses the connection of an unreplied, watched flow. A SYN-ACK is noted in `health` as a
 /// success.
 #[inline(always)]
-pub fn refuses<M: FlowTable>(maps: M, flow: &Tracked<M>, packet: &Packet<Words<M>>) -> bool {
+pub fn check_refusal<M: FlowTable>(maps: M, flow: &Tracked<M>, packet: &Packet<Words<M>>) -> bool {
     if !is_watched(flow.bits()) {
         return false;
     }
@@ -52,16 +52,16 @@ pub fn check_unanswered<M: FlowTable + Counters>(
     let silent = time.now.wrapping_sub(flow.entry.last_seen().load());
     let is_failure = is_unanswered(flow.bits(), silent, time.config.hz);
     if is_failure {
-        note(maps, flow, &ctx.packet.key.src);
+        note_failure(maps, flow, &ctx.packet.key.src);
     }
     is_failure
 }
 
 /// Notes a failure of the flow's backend for the client with this address, and counts the ejection if there is one.
 #[inline(always)]
-fn note<M: FlowTable + Counters>(maps: M, flow: &Tracked<M>, address: &Words<M>) {
+fn note_failure<M: FlowTable + Counters>(maps: M, flow: &Tracked<M>, address: &Words<M>) {
     let (id, ..) = flow.entry.backend();
-    if maps.failed(id, client(address)) != 0 {
+    if maps.note_failure(id, client(address)) != 0 {
         report::refusal(maps, flow.service(), Reason::EndpointEjected);
     }
 }
@@ -69,7 +69,7 @@ fn note<M: FlowTable + Counters>(maps: M, flow: &Tracked<M>, address: &Words<M>)
 /// Handles a backend's refusal of the connection whose reply key is in `ctx`. Returns whether the refusal is to be dropped;
 /// it is then counted. Otherwise the flow is no longer watched.
 #[inline(always)]
-pub fn refused<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> bool
+pub fn handle_refusal<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> bool
 where
     M: NewFlows<F>,
     F: Frame,
@@ -85,7 +85,7 @@ where
     // The key and flags of the SYN that the client will retransmit.
     ctx.packet.key = flow.entry.key(DIRECTION_FORWARD);
     ctx.packet.tcp_flags = tcp::SYN;
-    note(maps, &flow, &ctx.packet.key.src);
+    note_failure(maps, &flow, &ctx.packet.key.src);
     let drops = has_other(maps, ctx, &flow);
     if drops {
         report::refused(maps, frame, ctx, flow.service(), Reason::RefusalDropped);

@@ -142,7 +142,7 @@ where
     if is_of_another_connection(&ctx.packet, flow.bits()) {
         return Step::DirectReply;
     }
-    if eject::refuses(maps, &flow, &ctx.packet) {
+    if eject::check_refusal(maps, &flow, &ctx.packet) {
         return Step::Refused;
     }
     touch(maps, &flow, ctx, DIRECTION_REPLY, time);
@@ -209,7 +209,7 @@ where
         if is_watched(flow.bits()) {
             return Step::Pass;
         }
-    } else if eject::refuses(maps, &flow, &ctx.packet) {
+    } else if eject::check_refusal(maps, &flow, &ctx.packet) {
         return Step::Refused;
     }
     touch(maps, &flow, ctx, DIRECTION_REPLY, time);

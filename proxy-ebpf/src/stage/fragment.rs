@@ -51,10 +51,10 @@ where
     }
     if key.proto == PROTO_SCTP {
         // The SCTP checksum can be corrected only with the length of the whole packet, which a fragment does not tell.
-        return Err(Stop::Because(Reason::Fragment));
+        return Err(Stop::Refused(Reason::Fragment));
     }
     let Some(header) = <M::Family as Read>::read(frame, frame.link_header() as u32) else {
-        return Err(Stop::Because(Reason::Malformed));
+        return Err(Stop::Refused(Reason::Malformed));
     };
     let Some(time) = maps.time() else { return Ok(()) };
     let entry = FragmentEntry {
@@ -77,14 +77,14 @@ where
     F: Frame,
 {
     let Some(header) = <M::Family as Read>::read(frame, frame.link_header() as u32) else {
-        return Err(Stop::Because(Reason::Malformed));
+        return Err(Stop::Refused(Reason::Malformed));
     };
-    let Some(time) = maps.time() else { return Err(Stop::Because(Reason::Fragment)) };
+    let Some(time) = maps.time() else { return Err(Stop::Refused(Reason::Fragment)) };
     let alone =
         if maps.is_service_address(&header.dst) { Reason::FragmentWithoutFirst } else { Reason::Fragment };
-    let Some(entry) = maps.fragment(&key_of::<M::Family>(&header)) else { return Err(Stop::Because(alone)) };
+    let Some(entry) = maps.fragment(&key_of::<M::Family>(&header)) else { return Err(Stop::Refused(alone)) };
     if time.now.wrapping_sub(entry.seen) > time.config.hz * FRAGMENT_SECS {
-        return Err(Stop::Because(alone));
+        return Err(Stop::Refused(alone));
     }
     packet.key.src = header.src;
     packet.key.dst = header.dst;

@@ -161,7 +161,7 @@ fn find<M: FlowTable>(
 }
 
 /// Translates an ICMP packet if it is an error about a packet of a flow. [`Step::Icmp`]: the error is to be forwarded, and
-/// its addresses are in `ctx`. [`Step::Unreachable`]: the error is about the SYN of a watched flow whose reply key is in
+/// its addresses are in `ctx`. [`Step::RefusedByIcmp`]: the error is about the SYN of a watched flow whose reply key is in
 /// `ctx`, and the packet is unchanged.
 #[inline(always)]
 pub fn translate_error<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, incoming: bool) -> Step
@@ -183,7 +183,7 @@ where
         && eject::is_about_syn(&flow, seq)
     {
         ctx.packet.key = quote.key(DIRECTION_REPLY);
-        return Step::Unreachable;
+        return Step::RefusedByIcmp;
     }
     let to = if direction == DIRECTION_FORWARD { flow.to_backend() } else { flow.to_client() };
     let Some(to) = to else { return Step::Pass };

@@ -29,7 +29,7 @@ use crate::header::same;
 use crate::report;
 use crate::select::backend::{self, SelectedBackend};
 use crate::select::{affinity, health, lookup};
-use crate::shared::forget;
+use crate::shared::opaque_to_verifier;
 use crate::step::Step;
 
 /// 2^64 divided by the golden ratio, odd: the upper half of a product with it depends on all lower bits.
@@ -204,7 +204,7 @@ fn plan<M: FlowTable, F: Frame>(
         | if is_dsr { STATE_DSR | tunnel << STATE_TUNNEL_SHIFT } else { 0 }
         | if is_watched { STATE_WATCHED } else { 0 }
         | if is_watched && origin.outside { STATE_OUTSIDE } else { 0 };
-    let bits = forget(u64::from(bits), u64::from(time.now)) as u32;
+    let bits = opaque_to_verifier(u64::from(bits), u64::from(time.now)) as u32;
     let source = if snat { Some(&node.source) } else { None };
     ctx.plan.reply = open::reply_key(&ctx.packet.key, selected, time, source);
     ctx.plan.reply_hash = time.hash(&ctx.plan.reply);
@@ -249,7 +249,9 @@ where
             return Ok(next);
         }
         let number = health::client_of(&ctx.frontend, &ctx.packet.key.src, ctx.packet.tcp_flags);
-        if let Some(selected) = affinity::stay(maps, &ctx.packet.key.src, &ctx.frontend, number, time) {
+        if let Some(selected) =
+            affinity::lookup_and_refresh(maps, &ctx.packet.key.src, &ctx.frontend, number, time)
+        {
             ctx.second_chance = 0;
             plan(maps, frame, ctx, &selected, origin, time);
         } else if ctx.plan.backend_id != 0 {

@@ -50,7 +50,7 @@ where
         Ok(Opened::Exists) | Err(_) if F::EARLY => Step::Pass,
         Ok(Opened::Begun) if is_direct => {
             if ctx.plan.bits & (STATE_SNAT | STATE_LOCAL) == 0 {
-                direct::note(maps, ctx.packet.key.proto, time);
+                direct::mark_direct_seen(maps, ctx.packet.key.proto, time);
             }
             if ctx.packet.key.direction == DIRECTION_REPLY {
                 // A packet of an endpoint, or of this node itself: it passes unchanged.

@@ -1,5 +1,5 @@
-//! The agent: the driver in this process, on real maps in this kernel, with events as the API server's watch and
-//! the folder of manifests deliver them.
+//! The agent: the driver runs in this process, on real maps in this kernel, with events as the API server's watch and the
+//! folder of manifests deliver them.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -20,15 +20,15 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::harness::Harness;
 use crate::report::{Row, Sample, percentile};
 
-/// How many Services there are, and seconds that the lists of so many may take.
+/// Numbers of Services, and the target in seconds until the lists of so many are in the maps.
 const SIZES: [(u32, f64); 2] = [(1000, 0.3), (10_000, 1.0)];
 const ENDPOINTS: u32 = 10;
-/// Cold starts, each with maps of its own.
+/// Number of cold starts, each with its own maps.
 const STARTS: usize = 5;
 const CHANGES: u32 = 400;
-/// How many of them come in a second.
+/// Changes per second.
 const RATES: [u32; 2] = [20, 200];
-/// Thirty times as often as by default, so that changes meet comparisons of the tables.
+/// Thirty times as often as by default, so that changes coincide with comparisons of the tables.
 const SYNC_PERIOD: Duration = Duration::from_secs(1);
 
 fn name(n: u32) -> ServiceName {
@@ -54,7 +54,7 @@ fn slice(n: u32, endpoints: u32) -> EndpointSlice {
     }
 }
 
-/// Measures all of it.
+/// Measures all figures of this file.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let group = "Agent";
@@ -72,7 +72,7 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
         let cold = format!("{services} Services x {ENDPOINTS} endpoints, from the lists to the maps");
         rows.push(Row::new(group, cold, Sample::median(starts), "s", Some(target)));
         for (rate, latencies) in RATES.into_iter().zip(&mut latencies) {
-            // Changes that come sooner than `--min-sync-period` after a sync wait for its end.
+            // A change that arrives sooner than `--min-sync-period` after a sync waits for the end of this period.
             let median = (rate == RATES[0]).then_some(3.0);
             for (percent, target) in [(50, median), (99, Some(20.0))] {
                 let what =
@@ -84,7 +84,8 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
     rows
 }
 
-/// A cold start, and then changes, so many in a second; milliseconds of each.
+/// Measures a cold start, and then changes at each of these rates (changes per second). Returns the time of the start, and
+/// the milliseconds of each change.
 async fn run(maps: &Path, services: u32, rates: &[u32]) -> (Duration, Vec<Vec<f64>>) {
     let store = KernelStore::open(maps).unwrap();
     let settings = DriverSettings { sync_period: SYNC_PERIOD, ..DriverSettings::default() };
@@ -111,12 +112,12 @@ async fn run(maps: &Path, services: u32, rates: &[u32]) -> (Duration, Vec<Vec<f6
         let mut of_rate = Vec::new();
         for _ in 0..CHANGES {
             clock.tick().await;
-            // An endpoint less, and one more the next time round.
+            // Removes an endpoint of each of these Services, and adds it again in the next pass.
             let changed = slice(change % (count / 10), ENDPOINTS - 1 + change / (count / 10) % 2);
             change += 1;
             let (sent, begun) = (SystemTime::now(), Instant::now());
             sender.send(Event::Apply(Object::Slice(changed))).await.unwrap();
-            // Receivers are not woken by every sync.
+            // Poll, because not every sync wakes the receivers.
             while status.borrow().last_sync.is_none_or(|last| last < sent) {
                 yield_now().await;
             }

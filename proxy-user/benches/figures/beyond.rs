@@ -1,8 +1,8 @@
 //! Packets to an endpoint on another node (SNAT), by tc and by XDP, and their replies.
 //!
-//! The two Services that are each other's endpoint (`packets.rs`), with two clients outside. SNAT gives the packets of each client
-//! the address of the other one, so that a packet, and a reply, alternates between the two flows. Each run decrements the time to
-//! live.
+//! The two Services of `packets.rs` whose endpoints are each other, with two clients outside. SNAT gives the packets of
+//! each client the address of the other client, so that a packet, and a reply, alternates between the two flows. Each run
+//! decrements the TTL.
 
 use std::fs::File;
 use std::thread;
@@ -20,22 +20,22 @@ use crate::packets::{
 };
 use crate::report::{Row, Sample};
 
-/// Runs after which a packet's time to live is not over yet.
+/// Number of runs after which the TTL of a packet has not expired yet.
 pub const HOPS: u32 = 50;
 /// Index of the loopback device in each network namespace.
 const LOOPBACK: u32 = 1;
 
 impl Bench {
-    /// The time of XDP over a packet of a flow that is forwarded to and fro, without the floor.
+    /// Returns the time of XDP for a packet of a flow that alternates between the two, without the floor.
     fn early(&self, packet: &Packet) -> f64 {
-        // XDP passes packets to tc if tc has sent none to the next hop lately, so that the kernel probes the neighbour.
+        // XDP passes packets to tc if tc has recently sent none to the next hop, so that the kernel probes the neighbour.
         self.sent_on(packet, HOPS);
         let (time, sent) = self.early_on(packet, HOPS - 1);
         assert_ne!(ends(&sent), (packet.src, packet.dst), "an odd number of hops translates");
         time
     }
 
-    /// The time of XDP over a packet that arrives on the uplink, without the floor, and the packet after the last run.
+    /// Returns the time of XDP for a packet that arrives on the uplink, without the floor, and the packet after the last run.
     pub fn early_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
         let bytes = packet.bytes();
         let mut context = [0; 24];
@@ -45,18 +45,18 @@ impl Bench {
         over_floor(run, "xdp_nop", "xdp_ingress")
     }
 
-    /// A round of packets that are sent on to another node, and what the last one became.
+    /// Returns the time of tc for a packet that is sent to another node, without the floor, and the packet after the last run.
     pub fn sent_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
         let bytes = packet.bytes();
         over_floor(|name| self.time_by(name, &bytes, repeat, Some(uplink())), "nop", "tc_ingress")
     }
 
-    /// The segment that goes to and fro.
+    /// Returns the segment that alternates between the two flows.
     fn to_and_fro(&self) -> Packet {
         Packet::tcp(ACK, self.family.client(3, fixed_port()), frontend(self.family, 1))
     }
 
-    /// Begins the two flows of the pair, from outside.
+    /// Starts the two flows of the pair, from outside.
     fn meet(&mut self) {
         know(self.family, &self.harness);
         self.harness.configure(|config| config.snat = SOURCE_PORTS);
@@ -69,8 +69,8 @@ impl Bench {
         }
     }
 
-    /// The times of new flows, measured by `walk`: a client walks each chain of Services. Another client has walked it before by tc:
-    /// so Services are hot, flows are not, and XDP need not pass a packet to tc.
+    /// Returns the times of new flows, measured by `walk`: a client walks each chain of Services. Another client has walked
+    /// the chain by tc before, so that Services are in the cache, flows are not, and XDP does not have to pass a packet to tc.
     fn begun(&self, hosts: [u16; 2], walk: impl Fn(&Packet) -> (f64, Vec<u8>)) -> Sample {
         let chains = (self.services.len() as u32 - CHAIN_START) / HOPS;
         let time = |chain: u32| {
@@ -89,7 +89,7 @@ impl Bench {
         Sample::median((0..chains.min(CHAINS)).map(time).collect())
     }
 
-    /// Spreads all Services by Maglev tables, each of one endpoint.
+    /// Changes all Services to Maglev tables, each with one endpoint.
     fn spread_by_maglev(&mut self) {
         let words = length(1);
         let table =
@@ -99,21 +99,21 @@ impl Bench {
     }
 }
 
-/// Chains of new flows that are walked in one measurement.
+/// Number of chains of new flows in one measurement.
 const CHAINS: u32 = 200;
 
-/// Source ports for SNAT among which [`fixed_port`] exists; among the default ones it does not.
+/// SNAT ports that include a [`fixed_port`]; the default ones do not.
 const SOURCE_PORTS: [PortRange; SNAT_RANGES] = [SNAT_PORTS[1], PortRange { first: 0, count: 0 }];
 
-/// A port that is its own source port: flows choose theirs by the client's.
+/// Returns a client's port that is also its SNAT port: flows choose the SNAT port by the client's port.
 fn fixed_port() -> u16 {
     let config = NodeConfig { snat: SOURCE_PORTS, ..NodeConfig::default() };
     let is_fixed = |port: &u16| config.snat_port(source_port(*port, config.snat_count())) == *port;
     (1024..=u16::MAX).find(is_fixed).unwrap()
 }
 
-/// Attaches an XDP program to the loopback device of a new network namespace, in generic mode. The namespace, and with it the
-/// attachment, lasts as long as the file.
+/// Attaches an XDP program to the loopback device of a new netns, in generic mode. The netns, and with it the attachment,
+/// exists as long as the file.
 fn attach_apart(harness: &mut Harness, name: &str) -> File {
     let program: &mut Xdp = harness.ebpf.program_mut(name).unwrap().try_into().unwrap();
     let attach = || {
@@ -125,14 +125,14 @@ fn attach_apart(harness: &mut Harness, name: &str) -> File {
     thread::scope(|scope| scope.spawn(attach).join()).unwrap()
 }
 
-/// Attaches the XDP programs of a bench, as long as the files are there. The kernel calls attached XDP programs by a direct jump
-/// (the BPF dispatcher). For others the test run patches that jump into the kernel's code each time, and the first packet behind
-/// it pays microseconds.
+/// Attaches the XDP programs of a bench, as long as the files exist. The kernel calls attached XDP programs with a direct
+/// jump (the BPF dispatcher). For other programs, each test run patches that jump into the kernel's code, and the first
+/// packet after the patch takes microseconds longer.
 pub fn attach_early(harness: &mut Harness) -> [File; 2] {
     ["xdp_ingress", "xdp_nop"].map(|name| attach_apart(harness, name))
 }
 
-/// What is measured by XDP with few and with many Services: name, target, measurement.
+/// A measurement of XDP with few and with many Services: name, target, function.
 type Case = (&'static str, f64, fn(&mut Bench) -> f64);
 
 const CASES: [Case; 3] = [
@@ -143,13 +143,13 @@ const CASES: [Case; 3] = [
     }),
 ];
 
-/// Measures all of it, with few Services and with many.
+/// Measures all figures of this file, with few Services and with many.
 pub fn measure(group: &'static str, [target, target_new]: [f64; 2], benches: &mut [Bench; 2]) -> Vec<Row> {
     benches.iter_mut().for_each(Bench::meet);
     let attached: Vec<_> = benches.iter_mut().map(|bench| attach_early(&mut bench.harness)).collect();
     let many = &benches[1];
     let packet = many.to_and_fro();
-    // After an odd number of hops it has the other addresses.
+    // After an odd number of hops, the packet has the other addresses.
     assert_eq!(ends(&many.sent_on(&packet, HOPS - 1).1).1, frontend(many.family, 2));
     let known = Sample::median((0..ROUNDS).map(|_| many.sent_on(&packet, HOPS).0).collect());
     let replies = Sample::median((0..ROUNDS).map(|_| many.sent_on(&packet.back(), HOPS).0).collect());

@@ -1,13 +1,13 @@
-//! Traffic between two pods that is for no Service, through a node with the packet programs on the pods' devices and
-//! through one without.
+//! Traffic between two pods that uses no Service, through a node with the packet programs on the pods' devices and through
+//! a node without them.
 //!
 //! ```text
 //! pod eth0 10.98.0.2 --- c0 node p0 --- eth0 10.99.0.2 pod
 //! ```
 //!
-//! A third node runs an empty program on the same hooks, which shows what any tc program costs there. The benchmark measures
-//! the nodes in turn; each round gives the ratios of measurements that follow each other. With a packet socket open on the node
-//! (as `tcpdump` has) every packet that a program sees is a clone.
+//! A third node runs an empty program on the same hooks, which shows the cost of any tc program. The benchmark measures the
+//! nodes in turn; each round gives the ratios of consecutive measurements. If a packet socket is open on the node (as with
+//! `tcpdump`), every packet that a program sees is a clone.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -34,7 +34,7 @@ const SINK: u16 = 8080;
 const ECHO: u16 = 8081;
 /// Services in the maps, so that the prefilter is not empty.
 const SERVICES: u32 = 1000;
-/// Bulk rounds, and the length of each measurement in them.
+/// Rounds of bulk traffic, and the duration of each measurement in them.
 const BULK_ROUNDS: usize = 40;
 const BULK: Duration = Duration::from_millis(250);
 /// Rounds of requests, and requests in each measurement.
@@ -43,9 +43,9 @@ const ASKS: usize = 250;
 /// `ETH_P_ALL` (`uapi/linux/if_ether.h`).
 const ETH_P_ALL: u16 = 3;
 
-/// The devices of a node, of the client and of the other pod.
+/// The devices of a node: to the client, and to the other pod.
 const DEVICES: [&str; 2] = ["c0", "p0"];
-/// Nodes: without programs, with an empty one, with ours.
+/// Nodes: without programs, with an empty program, with ours.
 const SIDES: usize = 3;
 
 /// Bytes that the sinks have read.
@@ -149,7 +149,7 @@ impl Drop for Attached {
     }
 }
 
-/// Attaches an empty program to both hooks of both devices of a node, as long as the harness is there.
+/// Attaches an empty program to both hooks of both devices of a node, as long as the harness exists.
 fn attach_empty(bpffs: &Path, node: &Node) -> Harness {
     let mut harness = Harness::new(bpffs, 64);
     let program: &mut SchedClassifier = harness.ebpf.program_mut("nop").unwrap().try_into().unwrap();
@@ -166,7 +166,7 @@ fn attach_empty(bpffs: &Path, node: &Node) -> Harness {
     harness
 }
 
-/// Nanoseconds for a byte.
+/// Sends bulk traffic, and returns the nanoseconds per byte.
 fn bulk(stream: &mut TcpStream) -> f64 {
     let buffer = vec![0; 64 << 10];
     let (begun, before) = (Instant::now(), RECEIVED.load(Ordering::Relaxed));
@@ -174,12 +174,12 @@ fn bulk(stream: &mut TcpStream) -> f64 {
         stream.write_all(&buffer).unwrap();
     }
     let (time, after) = (begun.elapsed(), RECEIVED.load(Ordering::Relaxed));
-    // What is still on its way must not count for the other node.
+    // Bytes that are still in flight must not be counted for the next node.
     thread::sleep(Duration::from_millis(5));
     time.as_nanos() as f64 / (after - before) as f64
 }
 
-/// Microseconds of the median request.
+/// Returns the microseconds of the median request.
 fn ask(stream: &mut TcpStream) -> f64 {
     let one = |_| {
         let begun = Instant::now();
@@ -190,7 +190,7 @@ fn ask(stream: &mut TcpStream) -> f64 {
     median((0..ASKS).map(one).collect())
 }
 
-/// What was measured on the node without programs, and on the others in ratio to it.
+/// Results of the node without programs, and the ratios of the other nodes to it.
 struct Compared {
     bare: Sample,
     empty: Sample,
@@ -214,7 +214,7 @@ fn compare(rounds: usize, mut measure: impl FnMut(usize) -> f64) -> Compared {
     Compared { bare: Sample::median(bare), empty: Sample::median(empty), ours: Sample::median(ours) }
 }
 
-/// While this is there, a packet socket takes the first bytes of each packet on all devices of a node.
+/// As long as this exists, a packet socket receives the first bytes of each packet on all devices of a node.
 struct Capture(Vec<thread::JoinHandle<()>>);
 
 static CAPTURES: AtomicBool = AtomicBool::new(false);
@@ -271,7 +271,7 @@ fn rows(nodes: &[Node; SIDES], how: &str) -> Vec<Row> {
     all
 }
 
-/// Measures all of it.
+/// Measures all figures of this file.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
     let _pinned = OneCpu::pin();
     let nodes = [Node::new(), Node::new(), Node::new()];

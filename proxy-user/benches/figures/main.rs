@@ -1,7 +1,7 @@
 //! Ballast's figures, measured on this machine: `cargo xtask bench`. It needs root.
 //!
-//! What is compared is measured in turn, in many short rounds, and the median counts: other load on the machine
-//! then hits all sides alike. Nothing here fails because a machine is slow.
+//! Values that are compared are measured in turn, in many short rounds, and the median counts: so other load on the machine
+//! affects all sides alike. No figure fails because a machine is slow.
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot measure ends by panicking")]
 #![expect(clippy::print_stdout, reason = "it prints a table")]
 #![expect(clippy::cast_precision_loss, reason = "no count here comes near 2^52")]
@@ -40,7 +40,7 @@ use std::time::Instant;
 
 use report::Row;
 
-/// Measures a part; maps are pinned below the folder.
+/// Measures a part; its maps are pinned below the folder.
 type Measure = fn(&Path) -> Vec<Row>;
 
 fn main() {
@@ -53,11 +53,11 @@ fn main() {
             _ => parts.push(argument),
         }
     }
-    // `cargo test --benches` starts this too, and means no measurement.
+    // `cargo test --benches` also starts this program, but is not to measure.
     if !is_bench {
         return;
     }
-    // Nothing named: all of it.
+    // If no part is named, measure all parts.
     let wants = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
     let bpffs = isolate::isolate();
     let mut rows = Vec::new();
@@ -73,7 +73,7 @@ fn main() {
         ("agent", agent::measure),
     ];
     for (part, measure) in all {
-        // Without the programs of Kubernetes, all else is measured unless it was asked for by name.
+        // Without the programs of Kubernetes, skip `node-ports` unless it was named.
         if !wants(part) || (parts.is_empty() && part == "node-ports" && !kube::is_there()) {
             continue;
         }

@@ -1,5 +1,5 @@
-//! A million established flows: begun, found again in random order, listed; and the memory of their maps. By tc to endpoints of
-//! this node, and by XDP to endpoints on another one.
+//! A million established flows: the time of new flows, of known flows in random order, and of a list of all; and the memory
+//! of their maps. By tc to endpoints on this node, and by XDP to endpoints on another node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -20,14 +20,15 @@ use crate::packets::{Bench, CHAIN, CHAIN_START, SEQ, frontend};
 use crate::report::{Row, Sample};
 
 const FLOWS: u32 = 1_000_000;
-/// Each client has one flow to each Service of the chain.
+/// Number of clients, each of which has one flow to each Service of the chain.
 const CLIENTS: u32 = FLOWS / CHAIN;
-/// Walks of each client by XDP: a packet's time to live does not last for the whole chain.
+/// Walks of each client by XDP: the TTL of a packet does not suffice for the whole chain.
 const WALKS: u32 = CHAIN / HOPS;
-/// Walks by XDP after which tc sends a packet to each next hop again.
+/// Number of walks by XDP after which tc again sends a packet to each next hop.
 const TC_EVERY: usize = 50;
-/// Source ports for SNAT. The source port of a hop is a function of the port before. With these ranges it is one to one for more than
-/// [`CLIENTS`] ports; with the default ones, two walks could get the same port, and would share the flows of all further hops.
+/// SNAT ports. The SNAT port of a hop is a function of the port before. With these ranges, the function is one-to-one for
+/// more than [`CLIENTS`] ports; with the default ones, two walks could get the same port, and would share the flows of all
+/// further hops.
 const SOURCE_PORTS: [PortRange; SNAT_RANGES] =
     [PortRange::new(1_024, 51_023), PortRange { first: 0, count: 0 }];
 
@@ -35,7 +36,7 @@ fn client(family: Family, number: u32) -> SocketAddr {
     family.client(7 + (number / 500) as u16, 1024 + (number % 500) as u16)
 }
 
-/// Measures all of it.
+/// Measures all figures of this file.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
     [(Family::V4, "IPv4 flows"), (Family::V6, "IPv6 flows")]
         .into_iter()
@@ -51,7 +52,7 @@ fn capacities() -> Capacities {
     Capacities { flows: FLOWS.next_power_of_two(), ..Capacities::default() }
 }
 
-/// The client's SYN, the endpoint's answer to it, and what the client says to that.
+/// Returns the client's SYN, the endpoint's SYN-ACK, and the client's ACK.
 fn handshake(from: SocketAddr, to: SocketAddr) -> [Packet; 3] {
     let syn = Packet { seq: SEQ[0], ..Packet::tcp(SYN, from, to) };
     let answer = Packet { flags: SYN | ACK, seq: SEQ[1], ack: SEQ[0] + 1, ..syn.back() };
@@ -72,7 +73,7 @@ fn measure_family(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row>
         bench.time(ingress, &acknowledges, CHAIN);
     }
     let last = begun.split_off(begun.len() * 3 / 4);
-    // Every client once, far from the one before: nothing of its flows is in a cache.
+    // Each client once, far from the one before, so that its flows are not in a cache.
     let again = |at: u32| {
         let [_, _, segment] = handshake(client(family, at * 619 % CLIENTS), first);
         bench.round(ingress, &segment, CHAIN)
@@ -100,11 +101,11 @@ fn measure_family(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row>
     ]
 }
 
-/// Known flows by XDP, to endpoints on another node. tc begins them, each walk of a client over [`HOPS`] Services.
+/// Measures known flows by XDP, to endpoints on another node. tc starts them; each walk of a client is over [`HOPS`] Services.
 fn measure_early(bpffs: &Path, family: Family, group: &'static str) -> [Row; 2] {
     let mut bench = Bench::with_capacities(bpffs, family, CHAIN + CHAIN_START - 1, &capacities());
     know(family, &bench.harness);
-    // An address to which there is a route, unlike the node's own: the answers of all hops but the first go there.
+    // An address to which there is a route, unlike the node's own: the replies of all hops but the first go there.
     send_on_as(family.client(3, 0).ip(), &bench.harness);
     bench.harness.configure(|config| config.snat = SOURCE_PORTS);
     let attached = attach_early(&mut bench.harness);
@@ -125,12 +126,12 @@ fn measure_early(bpffs: &Path, family: Family, group: &'static str) -> [Row; 2] 
     let mut found = Vec::new();
     for at in 0..walks.len() {
         if at % TC_EVERY == 0 {
-            // XDP passes a packet for a next hop to tc if tc has sent none lately, so that the kernel probes the neighbour.
+            // XDP passes a packet for a next hop to tc if tc has recently sent none, so that the kernel probes the neighbour.
             for [_, _, segment] in &walks[..WALKS as usize] {
                 bench.sent_on(segment, HOPS);
             }
         }
-        // Each walk once, far from the one before: nothing of its flows is in a cache.
+        // Each walk once, far from the one before, so that its flows are not in a cache.
         let [_, _, segment] = &walks[at * 6_197 % walks.len()];
         let (time, sent) = bench.early_on(segment, HOPS);
         let arrived = last_hops.get(&segment.dst) == Some(&ends(&sent).1);
@@ -153,7 +154,7 @@ fn measure_early(bpffs: &Path, family: Family, group: &'static str) -> [Row; 2] 
     ]
 }
 
-/// The client ports whose source ports differ after any number of hops.
+/// Returns the client ports whose SNAT ports differ after any number of hops.
 fn one_to_one_ports() -> BTreeSet<u16> {
     let config = NodeConfig { snat: SOURCE_PORTS, ..NodeConfig::default() };
     let next = |port: &u16| config.snat_port(source_port(*port, config.snat_count()));

@@ -7,9 +7,9 @@
 //!                                             r0 10.97.0.1 --- eth0 10.97.0.2 another node, with pods 10.99.1.x
 //! ```
 //!
-//! There are four such worlds, alike but for the proxy: none, Ballast, kube-proxy twice. One API server tells all proxies
-//! of the same Services. All are measured in turn, and what counts is what a proxy adds to a connection that goes
-//! straight to the pod in the world without one.
+//! There are four such topologies, which differ only in the proxy: none, Ballast, kube-proxy twice. One API server gives
+//! all proxies the same Services. All topologies are measured in turn. A result is the time that a proxy adds to a
+//! connection, compared with a direct connection to the pod in the topology without a proxy.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -32,26 +32,26 @@ use crate::space::Space;
 
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
 const LOCAL_POD: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
-/// Many, as one endpoint would soon have every source port resting that Ballast takes for such connections.
+/// Many pods: with one endpoint, all SNAT ports of Ballast for such connections would soon be in quarantine.
 const REMOTE_PODS: u8 = 16;
 const TARGET: u16 = 8080;
 const FIRST_NODE_PORT: u16 = 30_000;
-/// The Services' numbers: the first leads to the pod here, the second to those on the other node.
+/// Numbers of two Services: the first leads to the pod on this node, the second to those on the other node.
 const LOCAL: u16 = 0;
 const REMOTE: u16 = 1;
-/// How many Services there are, in turn.
+/// Numbers of Services, one after the other.
 const SIZES: [u16; 3] = [2, 1000, 10_000];
-/// Services beyond so many have no node port: there are 2,768 of them.
+/// Services from this number on have no node port: there are only 2,768 node ports.
 const NODE_PORTS: u16 = 1000;
-/// For kube-proxy to bring 10,000 Services into the kernel, on a machine that others use too.
+/// Time limit for kube-proxy to program 10,000 Services, on a machine that also has other load.
 const SYNC: Duration = Duration::from_mins(6);
-/// After the last Service is served, so that no agent is busy with it any more.
+/// Pause after the last Service works, so that no agent is busy with it any more.
 const REST: Duration = Duration::from_secs(3);
 
-/// A client, a node, and what lies behind it.
+/// A client, a node, and the pods behind the node.
 struct Topology {
     client: Space,
-    /// A pod with clients.
+    /// A pod whose processes are clients.
     caller: Space,
     node: Space,
     _pods: [Space; 2],
@@ -81,7 +81,7 @@ impl Topology {
         Ok(Self { client, caller, node, _pods: [pod, other] })
     }
 
-    /// Waits until a Service is served.
+    /// Waits until a Service works.
     fn serves(&self, number: u16) -> Result<()> {
         let to = SocketAddr::from(cluster_ip(number));
         let try_it = || Ok(TcpStream::connect_timeout(&to, Duration::from_secs(1))?);
@@ -124,7 +124,7 @@ fn slice(number: u16) -> Result<EndpointSlice> {
     }))?)
 }
 
-/// Ballast on its node, and the cgroup that it is given.
+/// Ballast on its node, and the cgroup for its socket hooks.
 struct Ballast {
     process: Option<Process>,
     cgroup: PathBuf,
@@ -147,7 +147,7 @@ impl Ballast {
 }
 
 impl Ballast {
-    /// Puts this process under the socket hooks, or takes it out.
+    /// Moves this process into the cgroup with the socket hooks, or out of it.
     fn join(&self, hooked: bool) {
         let root = self.cgroup.parent().unwrap_or(&self.cgroup);
         let cgroup = if hooked { &self.cgroup } else { root };
@@ -163,7 +163,7 @@ impl Drop for Ballast {
     }
 }
 
-/// Measures all of it.
+/// Measures all figures of this file.
 pub fn measure() -> Vec<Row> {
     let control = kube::start().unwrap();
     let object = json!({
@@ -175,7 +175,7 @@ pub fn measure() -> Vec<Row> {
     let [_, proxied @ ..] = &worlds;
     let [ballasts, nftables, iptables] = proxied;
     let ballast = Ballast::start(ballasts, &control).unwrap();
-    // Each has files of its own name.
+    // Each kube-proxy has files of its own name.
     let _kube_proxies = [(nftables, Mode::Nftables), (iptables, Mode::Iptables)].map(|(topology, mode)| {
         let command = topology.node.command(kube_proxy::program(&control).unwrap());
         let config = kube_proxy::config(mode, "node", &control);
@@ -199,10 +199,10 @@ pub fn measure() -> Vec<Row> {
     rows
 }
 
-/// Who translates, in the order of the worlds.
+/// Proxies, in the order of the topologies.
 const PROXIES: [&str; 3] = ["Ballast", "kube-proxy (nftables)", "kube-proxy (iptables)"];
 
-/// What each proxy adds to a connection, and what Ballast adds in ratio to what the others add.
+/// Returns the time that each proxy adds to a connection, and the ratio of Ballast's time to those of the others.
 fn added(what: &str, base: Sample, through: [Sample; 3], services: u16, target: f64) -> Vec<Row> {
     let name = |text: String| format!("{text}, {services} Services");
     let added = through.map(|through| through.value - base.value);
@@ -243,7 +243,7 @@ fn through_node_ports(worlds: &[Topology; 4], services: u16) -> Vec<Row> {
     rows
 }
 
-/// A pod's connections to another pod of its node, by the socket hooks and without them.
+/// Measures a pod's connections to another pod of its node, with and without the socket hooks.
 fn through_cluster_ips(worlds: &[Topology; 4], ballast: &Ballast, services: u16) -> Vec<Row> {
     let [bare, ballasts, nftables, iptables] = worlds;
     let to = cluster_ip(LOCAL);

@@ -2,9 +2,9 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// While this is there, its thread, the threads that it starts, and the softirqs of their packets stay on the CPU where it was
-/// made. Between two CPUs, what a packet costs is hidden behind what it costs to wake the other CPU, which differs by a factor
-/// of ten from one connection to the next on virtual machines.
+/// As long as this exists, its thread, the threads that it starts, and the softirqs of their packets stay on the CPU where
+/// it was created. Between two CPUs, the cost of a wakeup of the other CPU hides the cost of a packet, and differs by a
+/// factor of ten from one connection to the next on virtual machines.
 pub struct OneCpu(CpuSet);
 
 impl OneCpu {

@@ -1,11 +1,11 @@
-//! The packet programs, by `BPF_PROG_TEST_RUN`: nanoseconds of one run, less those of the empty program.
+//! The packet programs, by `BPF_PROG_TEST_RUN`: nanoseconds of one run, minus those of the empty program.
 //!
-//! The kernel repeats a program on what the last run left of the packet, so a translated packet is another one
-//! in the next run. The Services here are made for that:
-//! * known flow: the one backend of frontend A is frontend B, whose one backend is A. A client's packet goes to
-//!   and fro between the two, in two flows that are both known after the first two runs. Replies likewise.
-//! * new flow: the one backend of each frontend is the next frontend, so that each run begins a flow, as many as
-//!   there are Services. The next round takes another client port.
+//! The kernel repeats a program on the packet that the last run left, so the next run gets the translated packet. The
+//! Services here are made for this:
+//! * known flow: the only backend of frontend A is frontend B, whose only backend is A. A client's packet alternates
+//!   between the two, in two flows that are both known after the first two runs. Replies do the same.
+//! * new flow: the only backend of each frontend is the next frontend, so that each run starts a flow, as many as there are
+//!   Services. The next round uses another client port.
 //!
 //! Every translation changes address and port. The figures are means of the middle half of rounds, each with its own floor, with
 //! 10, 1,000, 10,000 and 50,000 Services in turn: all sets have maps of the same sizes.
@@ -22,24 +22,24 @@ use crate::harness::{Family, Harness, Hook, Service, context_of};
 use crate::packet::{ACK, Packet, SYN, TCP, ends};
 use crate::report::{Row, Sample};
 
-/// How many Services there are.
+/// Numbers of Services.
 const SIZES: [u32; 4] = [FEW, 1000, 10_000, MANY];
 pub const FEW: u32 = 10;
 pub const MANY: u32 = 50_000;
 pub const ROUNDS: usize = 200;
-/// Runs in a round where the packet stays the same or goes to and fro.
+/// Runs in a round if the packet stays the same or alternates.
 pub const RUNS: u32 = 3_000;
-/// Flows begun in a round, each to another Service: so many that their entries are not in the nearest cache.
+/// New flows in a round, each to another Service: so many that their entries are not in the nearest cache.
 pub const CHAIN: u32 = 1000;
-/// Flows begun in a round whose Services are hot, and enough to outweigh what the first one finds cold.
+/// New flows in a round whose Services are in the cache; enough to outweigh the cache misses of the first one.
 const HOT_CHAIN: u32 = 64;
-/// The Service of the chain that all rounds begin with; the two before it are the pair.
+/// The first Service of the chain, with which all rounds start; the two Services before it are the pair.
 pub const CHAIN_START: u32 = 3;
 
-/// Sequence numbers of a SYN and of its answer.
+/// Sequence numbers of a SYN and of its SYN-ACK.
 pub const SEQ: [u32; 2] = [1_000_000, 2_000_000];
 
-/// One set of Services, and the next client port that is new to it.
+/// One set of Services, and how many client ports it has seen.
 pub struct Bench {
     pub harness: Harness,
     pub family: Family,
@@ -76,32 +76,32 @@ impl Bench {
         self.time_by(program, &packet.bytes(), repeat, None).0
     }
 
-    /// The time of a packet that comes by a device, and what became of it in the end.
+    /// Returns the time of a packet that arrives on a device, and the packet after the last run.
     pub fn time_by(&self, program: &str, packet: &[u8], repeat: u32, device: Option<u32>) -> (f64, Vec<u8>) {
         let hook = if program == Hook::Egress.program() { Hook::Egress } else { Hook::Ingress };
         let context = context_of(hook, device.unwrap_or_default());
         timed(self.harness.program(program), packet, &context, repeat)
     }
 
-    /// A round of one program on one packet, without the floor.
+    /// Returns the time of one program on one packet, without the floor.
     pub fn round(&self, program: &str, packet: &Packet, repeat: u32) -> f64 {
         let bytes = packet.bytes();
         over_floor(|program| self.time_by(program, &bytes, repeat, None), "nop", program).0
     }
 
-    /// A segment of the client's in the pair's first flow.
+    /// Returns a client's segment of the pair's first flow.
     fn known(&self) -> Packet {
         let client = self.family.client(1, 40_000);
         Packet { seq: SEQ[0] + 1, ack: SEQ[1] + 1, ..Packet::tcp(ACK, client, frontend(self.family, 1)) }
     }
 
-    /// A segment of the backend's in the same flow.
+    /// Returns a backend's segment of the same flow.
     fn reply(&self) -> Packet {
         let [seq, ack] = [SEQ[1] + 1, SEQ[0] + 1];
         Packet { seq, ack, ..self.known().to(frontend(self.family, 2)).back() }
     }
 
-    /// Establishes the two flows of the pair; every packet of theirs is translated then.
+    /// Establishes the two flows of the pair, so that all their packets are translated.
     fn establish(&mut self) {
         let client = self.known().src;
         let ids = [1, 2].map(|id| frontend(self.family, id));
@@ -119,7 +119,7 @@ impl Bench {
         assert!(self.harness.view().flows().unwrap().iter().all(|row| row.state == FlowState::Established));
     }
 
-    /// A round of so many new flows.
+    /// Measures a round of this number of new flows.
     fn begin(&mut self, flows: u32) -> f64 {
         self.clients += 1;
         let client =
@@ -129,7 +129,7 @@ impl Bench {
     }
 }
 
-/// The time of a program over a packet, and what became of it in the last run.
+/// Returns the time of a program on a packet, and the packet after the last run.
 pub fn timed<P>(program: &P, packet: &[u8], context: &[u8], repeat: u32) -> (f64, Vec<u8>)
 where
     P: for<'a> TestRun<Opts<'a> = TestRunOptions<'a>, Result = TestRunResult>,
@@ -147,14 +147,14 @@ where
     (result.duration.as_nanos() as f64, out)
 }
 
-/// A round of one program, less the empty one before and after it, of which the quicker one counts.
+/// Returns the time of one program, minus that of the empty program, which runs before and after it; its shorter time counts.
 pub fn over_floor(run: impl Fn(&str) -> (f64, Vec<u8>), empty: &str, program: &str) -> (f64, Vec<u8>) {
     let (before, _) = run(empty);
     let (measured, out) = run(program);
     (measured - f64::min(before, run(empty).0), out)
 }
 
-/// What is measured in each set of Services: name, targets of IPv4 and IPv6, measurement.
+/// A measurement of each set of Services: name, targets of IPv4 and IPv6, function.
 type Case = (&'static str, [f64; 2], fn(&mut Bench) -> f64);
 
 const CASES: [Case; 5] = [
@@ -176,7 +176,7 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
 
 fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
     let (number, group) = if family == Family::V4 { (0, "IPv4 packets") } else { (1, "IPv6 packets") };
-    // Enough for the most Services.
+    // Large enough for the largest set of Services.
     let capacities = Capacities {
         services: 1 << 16,
         frontends: 1 << 16,
@@ -221,7 +221,7 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
     rows
 }
 
-/// A figure with each number of Services, and whether it grows with them.
+/// Returns a figure with each number of Services, and the ratio of the last to the first.
 pub fn by_size<const N: usize>(
     group: &'static str,
     what: &str,
@@ -243,7 +243,7 @@ pub fn by_size<const N: usize>(
     rows
 }
 
-/// The figure of each bench, measured to and fro: the one that goes first finds colder caches.
+/// Measures the benches forwards and backwards in turn, because the first one finds colder caches.
 pub fn in_turn<const N: usize>(benches: &mut [Bench; N], measure: fn(&mut Bench) -> f64) -> [Sample; N] {
     let mut times = [const { Vec::new() }; N];
     for round in 0..ROUNDS {
@@ -255,7 +255,7 @@ pub fn in_turn<const N: usize>(benches: &mut [Bench; N], measure: fn(&mut Bench)
     times.map(Sample::middle)
 }
 
-/// What `--connect-latency` adds.
+/// Measures what `--connect-latency` adds.
 fn measure_latency(bpffs: &Path, family: Family, group: &'static str) -> Vec<Row> {
     let mut benches = [false, true].map(|connect_latency| {
         Bench::with_capacities(bpffs, family, FEW, &Capacities { connect_latency, ..Capacities::default() })

@@ -1,4 +1,4 @@
-//! One table of what was measured, on the terminal and as JSON.
+//! A table of all figures, on the terminal and as JSON.
 
 use std::path::Path;
 use std::time::Instant;
@@ -13,11 +13,11 @@ pub struct Row {
     pub what: String,
     pub unit: &'static str,
     pub value: f64,
-    /// Between these lies the middle half of the rounds; `None` where there are no rounds, or the figure is of two of them.
+    /// Range of the middle half of the rounds; `None` if there are no rounds, or the figure is computed from two others.
     pub quartiles: Option<[f64; 2]>,
-    /// At most this much; `None` where there is no target.
+    /// Upper limit; `None` if there is no target.
     pub target: Option<f64>,
-    /// The figure by the target: above 1 the target is missed.
+    /// The figure divided by the target: above 1, the target is missed.
     pub of_target: Option<f64>,
 }
 
@@ -35,7 +35,7 @@ impl Row {
     }
 }
 
-/// What many rounds gave.
+/// Result of many rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub value: f64,
@@ -54,7 +54,7 @@ impl Sample {
         Self::with(rounds, |rounds| percentile(rounds, 50))
     }
 
-    /// The mean of the middle half: finer than the median where the numbers are few whole ones.
+    /// The mean of the middle half: finer than the median if the values are few integers.
     pub fn middle(rounds: Vec<f64>) -> Self {
         Self::with(rounds, |rounds| {
             let quarter = rounds.len() / 4;
@@ -63,7 +63,7 @@ impl Sample {
         })
     }
 
-    /// `value` sees the rounds in order.
+    /// `value` gets the sorted rounds.
     fn with(mut rounds: Vec<f64>, value: fn(&mut [f64]) -> f64) -> Self {
         let quartiles = [25, 75].map(|percent| percentile(&mut rounds, percent));
         Self { value: value(&mut rounds), quartiles: Some(quartiles) }
@@ -110,23 +110,23 @@ pub fn write(rows: &[Row], path: &Path) {
     println!("{}", path.display());
 }
 
-/// The middle of the numbers.
+/// Returns the median.
 pub fn median(mut numbers: Vec<f64>) -> f64 {
     percentile(&mut numbers, 50)
 }
 
-/// The number that so many percent are not above.
+/// Returns the number at this percentile.
 pub fn percentile(numbers: &mut [f64], percent: usize) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers[(numbers.len() * percent / 100).min(numbers.len() - 1)]
 }
 
-/// Nanoseconds of one step of a fixed loop that touches no memory: how fast the processor runs now. A virtual machine's may run at
-/// several speeds, for minutes each.
+/// Returns the nanoseconds of one step of a fixed loop that accesses no memory: the current speed of the processor. That of
+/// a virtual machine may have several speeds, for minutes each.
 pub fn speed() -> f64 {
     const STEPS: u32 = 20_000_000;
     let begun = Instant::now();
-    // xorshift32: each step needs the one before.
+    // xorshift32: each step depends on the one before.
     let last = (0..STEPS).fold(1_u32, |word, _| {
         let word = word ^ (word << 13);
         let word = word ^ (word >> 17);
@@ -136,7 +136,7 @@ pub fn speed() -> f64 {
     begun.elapsed().as_nanos() as f64 / f64::from(STEPS)
 }
 
-/// The fastest and the slowest of these: figures measured at different speeds cannot be compared.
+/// Returns the fastest and the slowest of these: figures measured at different speeds cannot be compared.
 pub fn speeds(mut speeds: Vec<f64>) -> Vec<Row> {
     let mut row =
         |what: &str, percent| Row::new("Processor", what, percentile(&mut speeds, percent), "ns", None);

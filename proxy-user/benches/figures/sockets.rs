@@ -1,5 +1,5 @@
-//! The socket hooks, with real sockets: a client in this network namespace and this cgroup, a server in another
-//! namespace behind a veth pair. What is compared goes in turn, in blocks, in the order ABBA.
+//! The socket hooks, with real sockets: a client in this netns and this cgroup, a server in another netns behind a veth
+//! pair. Sides that are compared are measured in blocks, in the order ABBA.
 
 use std::fs;
 use std::io::{Read, Write as _};
@@ -23,16 +23,16 @@ use crate::report::{Row, Sample};
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 1);
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
 const FRONTEND: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
-/// Connections are accepted and closed; echoed; echoed by UDP.
+/// Ports of the server: it accepts and closes connections at the first, and echoes TCP and UDP at the second.
 const ACCEPT: u16 = 8080;
 const ECHO: u16 = 8081;
-/// Measurements in a block, and blocks of each side.
+/// Measurements in a block, and number of blocks for each side.
 const BLOCK: usize = 250;
 const BLOCKS: usize = 100;
 
 static ACCEPTED: AtomicU32 = AtomicU32::new(0);
 
-/// A cgroup with our programs, and this process in it.
+/// A cgroup with our programs, and this process after [`Node::join`].
 struct Node {
     bpffs: PathBuf,
     root: PathBuf,
@@ -41,7 +41,7 @@ struct Node {
 }
 
 impl Node {
-    /// This process is put into it by [`Node::join`].
+    /// Attaches the programs to a new cgroup; [`Node::join`] moves this process into it.
     fn new(bpffs: &Path, connect_latency: bool) -> Self {
         let bpffs = &bpffs.join(if connect_latency { "sockets-latency" } else { "sockets" });
         fs::create_dir(bpffs).unwrap();
@@ -69,7 +69,7 @@ impl Node {
         Self { bpffs: bpffs.clone(), root, cgroup, programs: Some(programs) }
     }
 
-    /// Puts this process under the hooks, or takes it out.
+    /// Moves this process into the cgroup with the hooks, or out of it.
     fn join(&self, hooked: bool) {
         let cgroup = if hooked { &self.cgroup } else { &self.root };
         fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string()).unwrap();
@@ -90,7 +90,7 @@ fn ip(arguments: &str) {
     assert!(status.success(), "ip {arguments}");
 }
 
-/// Accepts connections and closes them, for ever; [`connects`] counts on it.
+/// Accepts connections and closes them, for ever; [`connects`] relies on this.
 pub fn accept_all(listener: TcpListener) {
     rustix::net::listen(&listener, 4096).unwrap();
     thread::spawn(move || {
@@ -101,12 +101,12 @@ pub fn accept_all(listener: TcpListener) {
     });
 }
 
-/// Starts the server in a network namespace of its own, and connects it.
+/// Starts the server in its own netns, and connects it by a veth pair.
 fn serve() {
     let (ready, is_ready) = mpsc::channel();
     let (connect, is_connected) = mpsc::channel::<()>();
     thread::spawn(move || {
-        // SAFETY: only this thread, and those it begins, change their network namespace.
+        // SAFETY: only this thread, and the threads that it starts, change their network namespace.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
         ready.send(rustix::thread::gettid().as_raw_nonzero()).unwrap();
         is_connected.recv().unwrap();
@@ -143,7 +143,7 @@ fn serve() {
     is_ready.recv().unwrap();
 }
 
-/// Microseconds of one connect(2); the connection is reset, so that its port is free at once.
+/// Returns the microseconds of one connect(2); the connection is reset, so that its port is free at once.
 fn connect(to: SocketAddrV4) -> f64 {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
@@ -152,11 +152,11 @@ fn connect(to: SocketAddrV4) -> f64 {
     begun.elapsed().as_nanos() as f64 / 1e3
 }
 
-/// Microseconds of each connection of a block, to where [`accept_all`] waits.
+/// Returns the microseconds of each connection of a block to a listener of [`accept_all`].
 pub fn connects(to: SocketAddrV4) -> Vec<f64> {
     let before = ACCEPTED.load(Ordering::Relaxed);
     let times = (0..BLOCK).map(|_| connect(to)).collect();
-    // The next block must not find a queue that is full; a reset may take a connection out of it.
+    // The next block must not find a full accept queue; a reset may remove a connection from it.
     let end = Instant::now() + Duration::from_millis(50);
     while ACCEPTED.load(Ordering::Relaxed).wrapping_sub(before) < BLOCK as u32 && Instant::now() < end {
         thread::yield_now();
@@ -180,7 +180,7 @@ fn ask_udp(socket: &UdpSocket, to: SocketAddrV4) -> f64 {
     time
 }
 
-/// The medians of the sides, which `block` measures in the order ABBA.
+/// Returns the median of each side, which `block` measures in the order ABBA.
 pub fn alternate<const SIDES: usize>(mut block: impl FnMut(usize) -> Vec<f64>) -> [Sample; SIDES] {
     let mut times = [const { Vec::new() }; SIDES];
     for round in 0..BLOCKS {
@@ -192,7 +192,7 @@ pub fn alternate<const SIDES: usize>(mut block: impl FnMut(usize) -> Vec<f64>) -
     times.map(Sample::median)
 }
 
-/// Measures all of it.
+/// Measures all figures of this file.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
     let _pinned = OneCpu::pin();
     serve();
@@ -221,7 +221,7 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
 
     let row = |what: &str, value: Sample, unit, target| Row::new("Sockets, IPv4", what, value, unit, target);
     let ratio = |one: Sample, other: Sample| Sample::from(one.value / other.value);
-    // Microseconds in, nanoseconds out.
+    // Converts microseconds to nanoseconds.
     let cost = |one: Sample, other: Sample| Sample::from((one.value - other.value) * 1e3);
     vec![
         row("TCP connect to the pod, no hooks", bare, "us", None),

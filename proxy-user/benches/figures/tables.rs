@@ -1,4 +1,4 @@
-//! Maglev tables: the time and memory of many, how equal the shares are, and how many flows move when an endpoint leaves.
+//! Maglev tables: time and memory of many, imbalance of the shares, and how many flows move when an endpoint is removed.
 
 use std::net::Ipv4Addr;
 use std::time::Instant;
@@ -11,16 +11,16 @@ use crate::report::{Row, median};
 
 const TABLES: u32 = 50_000;
 const ENDPOINTS: u32 = 5;
-/// Rounds of [`TABLES`].
+/// How often all [`TABLES`] are made.
 const ROUNDS: usize = 3;
-/// Sets of endpoints by whose tables imbalance and moves are measured.
+/// Numbers of endpoints for which imbalance and moves are measured.
 const SIZES: [u32; 6] = [2, 5, 10, 20, 100, 250];
-/// Sets that are one endpoint larger than a size of tables allows.
+/// Numbers of endpoints that are one above what a size of tables allows.
 const OUTGROWN: [u32; 3] = [7, 26, 103];
 const SETS: u32 = 20;
 const FLOWS: u32 = 20_000;
 
-/// The endpoints of a Service, which are others for each `set`.
+/// Returns the endpoints of a Service; each `set` has others.
 fn members(set: u32, count: u32) -> Vec<Member> {
     let member = |number| {
         let address = Ipv4Addr::from_bits(0x0a00_0000 + set * 512 + number).into();
@@ -29,7 +29,7 @@ fn members(set: u32, count: u32) -> Vec<Member> {
     (0..count).map(member).collect()
 }
 
-/// By how many percent of the mean the largest share is above it.
+/// Returns by how many percent of the mean the largest share exceeds the mean.
 fn imbalance(members: &[Member]) -> f64 {
     let entries = entries(members);
     let mut shares = vec![0_u32; members.len()];
@@ -41,7 +41,7 @@ fn imbalance(members: &[Member]) -> f64 {
     100.0 * (f64::from(most) / mean - 1.0)
 }
 
-/// Percent of the flows to endpoints that stay which move to another one when the first endpoint leaves.
+/// Removes the first endpoint; returns the percentage of the other endpoints' flows that move to another endpoint.
 fn moved(members: &[Member]) -> f64 {
     let (before, after) = (packed(members), packed(&members[1..]));
     let to = |table: &[u64], hash| backend(0, hash, |at| table.get(at as usize).copied());
@@ -52,7 +52,7 @@ fn moved(members: &[Member]) -> f64 {
     100.0 * lost as f64 / stay.len() as f64
 }
 
-/// Sets of so many endpoints.
+/// Returns sets of `count` endpoints.
 fn sets(count: u32) -> Vec<Vec<Member>> {
     (0..SETS).map(|set| members(set, count)).collect()
 }
@@ -61,7 +61,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// Measures all of it.
+/// Measures all figures of this file.
 pub fn measure() -> Vec<Row> {
     let group = "Maglev tables";
     let mut bytes = 0;

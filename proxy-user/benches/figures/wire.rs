@@ -4,8 +4,8 @@
 //! generator (a test run with live frames) -> up1 ~~ up0: the program that is measured -> back -> up1: XDP_DROP
 //! ```
 //!
-//! The generator writes all headers of every frame, because frames come back to it changed. What is measured is the whole way
-//! of a frame; all sides have the same generator and sink, and take turns.
+//! The generator writes all headers of every frame, because frames return to it changed. The time is that of a frame's
+//! whole path; all sides have the same generator and sink, and are measured in turn.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
@@ -22,11 +22,11 @@ use crate::packet::{ACK, Packet, SYN};
 use crate::packets::{Bench, frontend};
 use crate::report::{Row, Sample};
 
-/// Frames of one measurement, and how many the generator sends at once.
+/// Frames of one measurement, and how many of them the generator sends at once.
 const FRAMES: u32 = 100_000;
 const BATCH: u32 = 64;
 const ROUNDS: usize = 15;
-/// Services; those with odd numbers have one port, and new flows go to these.
+/// Number of Services; those with odd numbers have the same port, and new flows go to these.
 const SERVICES: u32 = 64;
 
 /// Commands and numbers of `uapi/linux/bpf.h` and `if_link.h`.
@@ -43,20 +43,20 @@ const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
 const XDP_TX: u32 = 3;
 
-/// A command with the beginning of `union bpf_attr` as words.
+/// Calls bpf(2) with a command and the start of `union bpf_attr` as words.
 fn bpf(command: libc::c_long, attr: &mut [u32]) -> io::Result<RawFd> {
     // SAFETY: the callers write valid members of `union bpf_attr`.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_mut_ptr(), size_of_val(attr)) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }
 }
 
-/// An address as two words.
+/// Returns an address as two words, the lower half first.
 fn halves<T>(pointer: *const T) -> [u32; 2] {
     let address = pointer as u64;
     [address as u32, (address >> 32) as u32]
 }
 
-/// An XDP program in BPF's machine language.
+/// An XDP program in BPF machine code.
 #[derive(Default)]
 struct Assembly(Vec<u64>);
 
@@ -68,7 +68,8 @@ impl Assembly {
         self
     }
 
-    /// r7 is where a frame begins, of which `length` bytes may be read and written; the program passes shorter ones.
+    /// Loads the start of the frame into r7, of which the program may then read and write `length` bytes; it passes shorter
+    /// frames.
     fn frame(self, length: u32) -> Self {
         let loads = self.op(0x61, 7, 1, 0, 0).op(0x61, 3, 1, 4, 0);
         let checks = loads.op(0xbf, 4, 7, 0, 0).op(0x07, 4, 0, 0, length).op(0xbd, 4, 3, 2, 0);
@@ -89,12 +90,13 @@ impl Assembly {
         attr.extend(halves(log.as_mut_ptr()));
         let program = bpf(PROG_LOAD, &mut attr);
         assert!(program.is_ok(), "{program:?}: {}", String::from_utf8_lossy(&log));
-        // SAFETY: the kernel has just made it.
+        // SAFETY: the kernel has just created this file descriptor.
         unsafe { OwnedFd::from_raw_fd(program.unwrap()) }
     }
 }
 
-/// A program that makes each frame `bytes` and sends it; `vary`: from another address and port, to another Service each time.
+/// Returns a program that writes `bytes` to each frame and sends it; with `vary`, each time from another address and port,
+/// to another Service.
 fn generator(bytes: &[u8], vary: bool) -> OwnedFd {
     let words = bytes.as_chunks::<4>().0;
     let mut assembly = Assembly::default().frame(bytes.len() as u32 / 4 * 4);
@@ -102,16 +104,16 @@ fn generator(bytes: &[u8], vary: bool) -> OwnedFd {
         assembly = assembly.op(0x62, 7, 0, offset, u32::from_ne_bytes(*word));
     }
     if vary {
-        // Two random bytes for the source port, two for the lower half of the source address.
+        // Two random bytes become the source port, two the lower half of the source address.
         assembly = assembly.op(0x85, 0, 0, 0, 7).op(0x6b, 7, 0, 34, 0);
         assembly = assembly.op(0x77, 0, 0, 0, 16).op(0x6b, 7, 0, 28, 0);
-        // To the Services of odd numbers.
+        // The destination is one of the Services with odd numbers.
         assembly = assembly.op(0x57, 0, 0, 0, SERVICES - 2).op(0x47, 0, 0, 0, 1).op(0x73, 7, 0, 33, 0);
     }
     assembly.verdict(XDP_TX).load()
 }
 
-/// A program that swaps the MAC addresses, and sends the frame back.
+/// Returns a program that swaps the MAC addresses and sends the frame back.
 fn reflector() -> OwnedFd {
     let loads = Assembly::default().frame(12).op(0x61, 2, 7, 0, 0).op(0x69, 3, 7, 4, 0);
     let loads = loads.op(0x61, 4, 7, 6, 0).op(0x69, 5, 7, 10, 0);
@@ -119,14 +121,14 @@ fn reflector() -> OwnedFd {
     stores.verdict(XDP_TX).load()
 }
 
-/// Attaches a program until the link is dropped; the driver runs it.
+/// Attaches a program in driver mode, until the link is dropped.
 fn attach(program: &OwnedFd, ifindex: u32) -> OwnedFd {
     let mut attr = [program.as_raw_fd().cast_unsigned(), ifindex, ATTACH_XDP, XDP_FLAGS_DRV_MODE];
-    // SAFETY: the kernel has just made it.
+    // SAFETY: the kernel has just created this file descriptor.
     unsafe { OwnedFd::from_raw_fd(bpf(LINK_CREATE, &mut attr).unwrap()) }
 }
 
-/// Sends frames by a device. Gives nanoseconds a frame.
+/// Sends frames on a device, and returns the nanoseconds per frame.
 fn send(generator: &OwnedFd, bytes: &[u8], ifindex: u32) -> f64 {
     // A `struct xdp_md` with the length and the device.
     let context = [0, bytes.len() as u32, 0, ifindex, 0, 0];
@@ -140,7 +142,7 @@ fn send(generator: &OwnedFd, bytes: &[u8], ifindex: u32) -> f64 {
     begun.elapsed().as_nanos() as f64 / f64::from(FRAMES)
 }
 
-/// What stands on `up0` beside `tc_ingress`: an XDP program of this file, Ballast's, or none.
+/// The program on `up0` besides `tc_ingress`: an XDP program of this file, Ballast's, or none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Own(usize),
@@ -151,7 +153,7 @@ enum Side {
 struct Case<'a> {
     side: Side,
     frames: &'a (OwnedFd, Vec<u8>),
-    /// Frames are to be translated.
+    /// Whether the frames have to be translated.
     is_ours: bool,
 }
 
@@ -161,7 +163,7 @@ impl Bench {
     }
 }
 
-/// Nanoseconds a frame.
+/// Returns the nanoseconds per frame.
 fn measure_case(bench: &mut Bench, own: &[OwnedFd], case: &Case<'_>, sink: u32) -> f64 {
     let packets = |bench: &Bench| (1..=SERVICES).map(|id| bench.harness.stats(id).packets).sum::<u64>();
     let before = packets(bench);
@@ -181,12 +183,12 @@ fn measure_case(bench: &mut Bench, own: &[OwnedFd], case: &Case<'_>, sink: u32) 
     };
     let translated = packets(bench) - before;
     let wanted = if case.is_ours { u64::from(FRAMES) } else { 0 };
-    // Frames that wait in the ring of the device come too late for this count.
+    // Frames that wait in the device's ring are processed too late for this count.
     assert!(translated.abs_diff(wanted) <= 1_000, "{translated} of {wanted} frames were translated");
     time
 }
 
-/// Measures all of it.
+/// Measures all figures of this file.
 pub fn measure(bpffs: &Path) -> Vec<Row> {
     let mut bench = Bench::new(bpffs, Family::V4, SERVICES);
     know(Family::V4, &bench.harness);
@@ -199,7 +201,7 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
     assert_eq!(node, index("up0"));
     let tc: &mut SchedClassifier = bench.harness.ebpf.program_mut("tc_ingress").unwrap().try_into().unwrap();
     tc.attach("up0", TcAttachType::Ingress).unwrap();
-    // Without an XDP program on it, a device takes frames of its peer's XDP only if it has GRO.
+    // Without an XDP program, a device accepts frames from its peer's XDP only if it has GRO.
     let gro = Command::new("ethtool").args(["-K", "up0", "gro", "on"]).status().unwrap();
     assert!(gro.success());
     let _sink = attach(&Assembly::default().verdict(XDP_DROP).load(), outside);

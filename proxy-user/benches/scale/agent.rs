@@ -20,12 +20,12 @@ use crate::proc;
 use crate::report::Row;
 use crate::slope;
 
-/// Between the first sync and a look at the memory: what is given back to the kernel is given back by then.
+/// Pause between the first sync and the measurement of memory: by then, the agent has returned free memory to the kernel.
 const REST: Duration = Duration::from_secs(8);
-/// How long an agent that has nothing to do is watched.
+/// How long an idle agent is observed.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Where agents run.
+/// Directory and cgroup of the agents.
 struct Node {
     folder: TempDir,
     cgroup: PathBuf,
@@ -42,7 +42,7 @@ impl Node {
         Self { folder, cgroup, number: 0 }
     }
 
-    /// Starts an agent, and waits until it has synced; returns how long that took.
+    /// Starts an agent, and waits until it has synced; returns how long this took.
     fn start(&mut self, control: &ControlPlane) -> (Process, Duration) {
         self.number += 1;
         let binary = std::env::var_os("BALLAST_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_ballast").into());
@@ -79,7 +79,7 @@ impl Drop for Node {
     }
 }
 
-/// An agent of a cluster that has no Service but the API server's own.
+/// Measures an agent in a cluster whose only Service is the API server's own.
 pub fn empty(control: &ControlPlane) -> Vec<Row> {
     let mut node = Node::new();
     let (agent, started) = node.start(control);
@@ -100,7 +100,7 @@ fn memory(agent: &Process, group: &'static str, target: Option<f64>) -> Vec<Row>
     ]
 }
 
-/// An agent of a cluster that is full.
+/// Measures an agent in a full cluster.
 pub fn full(control: &ControlPlane, cluster: &Cluster, options: &Options) -> Vec<Row> {
     let group = "Agent";
     let size = options.size();
@@ -125,7 +125,7 @@ pub fn full(control: &ControlPlane, cluster: &Cluster, options: &Options) -> Vec
     rows.push(Row::new(group, "20 changes a second, of a core", used, "%", Some(1.0)));
     let after = changes();
     let counted = after.last().map_or(0, |last| last.1) - before.last().map_or(0, |last| last.1);
-    // Changes that come while one is brought into the maps are brought there together.
+    // Changes that arrive while the agent writes one to the maps are written together.
     assert!(counted * 2 >= u64::from(made), "{made} changes made, {counted} seen");
     for (percent, target) in [(50, 3.0), (99, 20.0)] {
         let wanted = (counted * percent).div_ceil(100);
@@ -145,7 +145,7 @@ pub fn full(control: &ControlPlane, cluster: &Cluster, options: &Options) -> Vec
     rows
 }
 
-/// Seconds to the first sync and MB of memory that are wanted at some sizes.
+/// Returns the targets at some sizes: seconds to the first sync, and MB of memory.
 fn targets(cluster: &Cluster, options: &Options) -> (Option<f64>, Option<f64>) {
     match (options.services, options.endpoints) {
         (2000, 10) => (None, Some(45.0)),
@@ -157,7 +157,7 @@ fn targets(cluster: &Cluster, options: &Options) -> (Option<f64>, Option<f64>) {
     }
 }
 
-/// Bounds in seconds, and changes that took at most so long, from the agent's own histogram.
+/// Returns the agent's own histogram: upper bounds in seconds, and the number of changes that took at most so long.
 fn changes() -> Vec<(f64, u64)> {
     let text = eventually(PATIENCE, || {
         let mut stream = TcpStream::connect("127.0.0.1:10249")?;

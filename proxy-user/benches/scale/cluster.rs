@@ -1,4 +1,4 @@
-//! The cluster: objects as large as those that controllers make, and changes to them.
+//! The cluster: objects as large as those that controllers create, and changes to them.
 
 use std::cell::Cell;
 use std::io::{self, Write as _};
@@ -12,25 +12,25 @@ use crate::kube::control::ControlPlane;
 use crate::kube::{PATIENCE, eventually};
 use crate::store;
 
-/// Endpoints of a slice, at most: the limit of the controller that makes slices.
+/// Maximum of endpoints in a slice: the limit of the EndpointSlice controller.
 const SLICE: u32 = 100;
-/// When all of it was made.
+/// Creation time of all objects.
 const CREATED: &str = "2026-01-01T00:00:00Z";
-/// Services that are held in memory while they are made.
+/// Number of Services that are in memory at a time while they are created.
 const PART: u32 = 2000;
-/// Between two changes: 20 in a second.
+/// Time between two changes: 20 per second.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Services of so many endpoints.
+/// Services that all have the same number of endpoints.
 pub struct Cluster {
     services: u32,
     endpoints: u32,
-    /// Changes made so far.
+    /// Number of changes so far.
     changes: Cell<u32>,
 }
 
 impl Cluster {
-    /// Makes them all, and waits until the API server has heard of the last.
+    /// Creates all objects, and waits until the API server has received the last one.
     pub fn fill(control: &ControlPlane, services: u32, endpoints: u32) -> Self {
         let this = Self { services, endpoints, changes: Cell::new(0) };
         let begun = Instant::now();
@@ -57,13 +57,12 @@ impl Cluster {
         this
     }
 
-    /// How many endpoints there are.
+    /// Returns the number of all endpoints.
     pub fn all_endpoints(&self) -> u32 {
         self.services * self.endpoints
     }
 
-    /// Changes one endpoint 20 times in a second, each time that of another Service; returns how many changes that
-    /// were.
+    /// Changes one endpoint 20 times per second, each time of another Service; returns the number of changes.
     pub fn churn(&self, control: &ControlPlane, time: Duration) -> u32 {
         let begun = Instant::now();
         let mut changes = 0;
@@ -113,7 +112,7 @@ impl Cluster {
         })
     }
 
-    /// Endpoints of a slice, the first of which is ready or is not.
+    /// Returns the endpoints of a slice; `ready` applies to the first one.
     fn slice_endpoints(&self, number: u32, part: u32, ready: bool) -> Vec<Value> {
         let first = part * SLICE;
         let endpoint = |index: u32| {
@@ -148,7 +147,7 @@ fn uid(kind: u32, number: u32) -> String {
     format!("{number:08x}-0000-4000-8000-{kind:012}")
 }
 
-/// A Service, and the object that says that its address is taken.
+/// Returns a Service, and the object that marks its address as allocated.
 fn service(number: u32) -> [(String, Value); 2] {
     let name = service_name(number);
     let address = Ipv4Addr::from(0x0a60_0000 + 0x100 + number).to_string();

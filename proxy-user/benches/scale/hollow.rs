@@ -1,4 +1,4 @@
-//! Hollow agents: all of an agent but programs and maps of the kernel, as kubemark's hollow proxies are.
+//! Hollow agents: agents without programs and maps in the kernel, like kubemark's hollow proxies.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -20,24 +20,24 @@ use crate::proc;
 use crate::report::Row;
 use crate::space::Space;
 
-/// The option that makes this program one of hollow agents.
+/// Option that starts this program as a process of hollow agents.
 pub const CHILD: &str = "--hollow-agents";
-/// Sizes that hold 50,000 Services.
+/// Capacities for 50,000 Services.
 const CAPACITY: Capacity =
     Capacity { frontends: 131_072, slots: 1 << 20, backends: 1 << 19, services: 131_072, maglev: 1 << 22 };
-/// The number of the pair of devices that leads to the API server.
+/// Number of the device pair that leads to the API server.
 const WAY: u8 = 7;
-/// After a start, before the next thing.
+/// Pause after a start.
 const REST: Duration = Duration::from_secs(5);
 
-/// Runs so many agents until the process is killed; prints a line when all have synced.
+/// Runs `count` agents until the process is killed; prints a line when all have synced.
 pub fn run(count: u32, kubeconfig: &Path) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let options = client::Options { kubeconfig: Some(kubeconfig.to_owned()), servers: Vec::new() };
         let mut all = Vec::new();
         for number in 0..count {
-            // Each has a connection of its own.
+            // Each agent has its own connection.
             let client =
                 client::connect(&options, tokio::sync::watch::Sender::default()).await.unwrap().client;
             let name = format!("hollow-{number}");
@@ -61,7 +61,7 @@ pub fn run(count: u32, kubeconfig: &Path) {
 struct Agents(Child);
 
 impl Agents {
-    /// Starts them, and waits until all have synced; returns how long that took.
+    /// Starts the agents, and waits until all have synced; returns how long this took.
     fn start(space: &Space, control: &ControlPlane, count: u32, endpoints: u32) -> (Self, Duration) {
         let begun = Instant::now();
         let mut command = space.command(std::env::current_exe().unwrap());
@@ -70,7 +70,7 @@ impl Agents {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let this = Self(child);
-        // The API server's own Service has an endpoint too.
+        // The API server's own Service also has an endpoint.
         assert_eq!(line.trim(), (endpoints + 1).to_string(), "endpoints of the hollow agent that has fewest");
         (this, begun.elapsed())
     }
@@ -83,7 +83,7 @@ impl Drop for Agents {
     }
 }
 
-/// What the API server has done so far.
+/// What the API server has used and served so far.
 #[derive(Clone, Copy, Debug)]
 struct Served {
     cpu: Duration,
@@ -110,7 +110,7 @@ impl Served {
         Self { cpu: proc::cpu(control.server_id().unwrap()), bytes, lists, watches }
     }
 
-    /// What was done since then, for each of so many agents.
+    /// Returns what was used and served since `before`, for each of the agents.
     fn since(&self, before: &Self, agents: u32, what: &str) -> Vec<Row> {
         let each = |sum: f64| sum / f64::from(agents);
         let row =

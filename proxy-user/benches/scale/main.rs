@@ -1,9 +1,8 @@
-//! The agent at size, against a real API server: `cargo xtask scale`. It needs root.
+//! The agent with many Services, against a real API server: `cargo xtask scale`. It needs root.
 //!
-//! One kube-apiserver with its etcd holds the Services and `EndpointSlices`. First the real agent is measured beside
-//! it: cold start, restart, memory, CPU. Then hollow agents are: the same watch, model, plan and sync with maps in
-//! memory, many in one process, behind a pair of devices that counts their bytes. Nothing here fails because a machine
-//! is slow.
+//! One kube-apiserver with its etcd holds the Services and `EndpointSlices`. First, the real agent runs beside it and is
+//! measured: cold start, restart, memory, CPU. Then hollow agents are measured: the same watch, model, plan and sync with maps
+//! in memory, many in one process, behind a device pair that counts their bytes. No figure fails because a machine is slow.
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot measure ends by panicking")]
 #![expect(clippy::panic, reason = "as above")]
 #![expect(clippy::print_stdout, reason = "it prints a table")]
@@ -30,18 +29,18 @@ use std::time::Duration;
 
 use crate::report::Row;
 
-/// What is asked for.
+/// Options of the command line.
 #[derive(Clone, Debug)]
 struct Options {
-    /// Services.
+    /// Number of Services.
     services: u32,
-    /// Endpoints of each.
+    /// Number of endpoints of each Service.
     endpoints: u32,
-    /// Hollow agents; 0: none are measured.
+    /// Number of hollow agents; 0: none are measured.
     agents: u32,
     /// Whether the real agent is measured.
     real: bool,
-    /// How long 20 changes a second are made.
+    /// For how long 20 changes per second are made.
     churn: Duration,
     json: Option<PathBuf>,
 }
@@ -54,7 +53,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What the figures are of.
+    /// Returns the size of the cluster, for the names of figures.
     fn size(&self) -> String {
         format!("{} x {}", self.services, self.endpoints)
     }
@@ -81,7 +80,7 @@ fn main() {
             other => panic!("{other} is no option"),
         }
     }
-    // `cargo test --benches` starts this too, and means no measurement.
+    // `cargo test --benches` also starts this program, but is not to measure.
     if !is_bench {
         return;
     }

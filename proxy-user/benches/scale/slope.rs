@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use crate::proc;
 use crate::report::Row;
 
-/// Between two samples.
+/// Time between two samples.
 const EVERY: Duration = Duration::from_secs(1);
 /// Samples before this time are not used: ids are in quarantine for a minute, and the agent returns free memory once a minute.
 const BEGIN: Duration = Duration::from_mins(3);
 /// A run that is shorter than this reports no slope.
 const LEAST: Duration = Duration::from_mins(10);
 
-/// Does `work`, and looks at the resident memory of `process` meanwhile. The rows are empty when it took little time.
+/// Runs `work`, and samples the resident memory of `process` meanwhile. Returns no rows if the run was shorter than `LEAST`.
 pub fn during<T>(process: u32, group: &'static str, work: impl FnOnce() -> T) -> (T, Vec<Row>) {
     let (is_over, begun) = (AtomicBool::new(false), Instant::now());
     let (result, looks) = scope(|threads| {
@@ -43,7 +43,7 @@ fn rows(group: &'static str, looks: &[(Duration, f64)]) -> Vec<Row> {
         .collect();
     let what = format!("{} minutes of churn, without the first {}", end.as_secs() / 60, BEGIN.as_secs() / 60);
     let row = |name: &str, value, unit| Row::new(group, format!("{what}: {name}"), value, unit, None);
-    // What is given back goes once a minute: the least of each two minutes says what stays.
+    // The agent returns free memory once a minute: the least of each two minutes shows what stays.
     let least: Vec<(f64, f64)> = settled
         .chunk_by(|a, b| (a.0 * 30.0).floor().total_cmp(&(b.0 * 30.0).floor()).is_eq())
         .filter_map(|part| part.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1)))
@@ -57,7 +57,7 @@ fn rows(group: &'static str, looks: &[(Duration, f64)]) -> Vec<Row> {
     ]
 }
 
-/// By least squares.
+/// Returns the slope by least squares.
 fn slope(points: &[(f64, f64)]) -> f64 {
     let count = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;

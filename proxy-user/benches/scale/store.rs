@@ -1,16 +1,16 @@
-//! Writes objects straight into etcd, where they would take the API server many minutes.
+//! Writes objects directly into etcd; through the API server this would take many minutes.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use serde_json::{Value, json};
 
-/// Where etcd answers to JSON.
+/// Address at which etcd serves JSON.
 const ADDRESS: &str = "127.0.0.1:2379";
-/// Objects of a transaction; etcd takes 128.
+/// Objects in a transaction; etcd's limit is 128.
 const AT_ONCE: usize = 100;
 
-/// Writes objects by their keys, as the API server would: it reads JSON as well as what it writes itself.
+/// Writes objects by their keys, as the API server would: it can read JSON as well as the format that it writes.
 pub fn put(objects: &[(String, Value)]) {
     for part in objects.chunks(AT_ONCE) {
         let put = |(key, object): &(String, Value)| {
@@ -23,7 +23,7 @@ pub fn put(objects: &[(String, Value)]) {
 
 fn post(path: &str, body: &Value) {
     let body = body.to_string();
-    // HTTP/1.0: the answer comes in one piece, and ends with the connection.
+    // HTTP/1.0: the response comes in one piece, and ends with the connection.
     let head = format!("POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n", body.len());
     let mut stream = TcpStream::connect(ADDRESS).unwrap();
     stream.write_all((head + &body).as_bytes()).unwrap();

@@ -17,7 +17,7 @@ pub fn end_udp_sockets(bpffs: &Path) -> anyhow::Result<()> {
         tokio::select! {
             _ = terminate.recv() => Ok(()),
             _ = interrupt.recv() => Ok(()),
-            ended = sockets::beside_the_agent(bpffs.to_owned()) => Ok(ended?),
+            ended = sockets::run_standalone(bpffs.to_owned()) => Ok(ended?),
         }
     });
     // A sweep in progress must not delay the exit.

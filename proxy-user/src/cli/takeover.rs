@@ -88,10 +88,10 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
         }
         if !args.force && !args.dry_run {
             // This check comes first, because kube-proxy itself may answer at the agent's address.
-            if let Some(pid) = running() {
+            if let Some(pid) = kube_proxy_pid() {
                 return Err(TakeoverError::StillRuns(pid));
             }
-            is_serving(args)?;
+            require_serving(args)?;
         }
         let removal = rules::remove(args.dry_run).map_err(netfilter("remove the rules"))?;
         let verb = if args.dry_run { "would remove" } else { "removed" };
@@ -141,7 +141,7 @@ fn answer(at: Listen) -> AgentState {
 }
 
 /// Fails unless the agent is healthy and all its socket programs are attached.
-fn is_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
+fn require_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
     match answer(args.agent.metrics_bind_address) {
         AgentState::Answered { status: 200, .. } | AgentState::NotAsked => {}
         AgentState::Answered { address, status } => {
@@ -160,7 +160,7 @@ fn is_serving(args: &TakeoverArgs) -> Result<(), TakeoverError> {
 }
 
 /// Returns the process id of a kube-proxy in this network namespace.
-pub(super) fn running() -> Option<u32> {
+pub(super) fn kube_proxy_pid() -> Option<u32> {
     let here = std::fs::read_link("/proc/self/ns/net").ok()?;
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).find(|pid| {

@@ -1,4 +1,4 @@
-//! Settings that cannot be.
+//! Errors of the settings.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,10 +13,10 @@ pub enum ConfigError {
     /// The file cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Zero or shorter than its lower bound.
+    /// `--sync-period` is zero or shorter than its lower bound.
     #[error("--sync-period {0:?} is too short: give at least 1s (the default is 30s)")]
     SyncPeriod(Duration),
-    /// The smaller period is the larger one.
+    /// `--min-sync-period` is longer than `--sync-period`.
     #[error(
         "--min-sync-period {min:?} is longer than --sync-period {max:?}: shorten the first or lengthen the second"
     )]
@@ -26,46 +26,46 @@ pub enum ConfigError {
         /// `--sync-period`.
         max: Duration,
     },
-    /// The two servers cannot share one address.
+    /// The two servers have the same address.
     #[error(
         "healthzBindAddress and metricsBindAddress (--healthz-bind-address, --metrics-bind-address) are both {0}: give them different ports, or switch \
          off one of them with an empty value"
     )]
     SameAddress(SocketAddr),
-    /// The page has no server.
+    /// The page needs the metrics server, which is off.
     #[error(
         "--page needs the metrics server, which metricsBindAddress (--metrics-bind-address) switches off: give it an address, or \
          remove --page"
     )]
     PageWithoutServer,
-    /// Not the URL of a collector.
+    /// The endpoint is not the URL of a collector.
     #[error(
         "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) {0:?} is not the URL of an OpenTelemetry collector: write it like \
          http://HOST:4318, or remove it to export nothing"
     )]
     OtlpEndpoint(String),
-    /// A URL with a name and a password, which is not told again.
+    /// The URL contains a name and a password; the message does not repeat it.
     #[error(
         "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) contains credentials: put them into \
          OTEL_EXPORTER_OTLP_HEADERS, like authorization=Basic%20..."
     )]
     OtlpCredentials,
-    /// Not a number.
+    /// The timeout is not a number.
     #[error("OTEL_EXPORTER_OTLP_TIMEOUT {0:?} is not a number of milliseconds, like 10000")]
     OtlpTimeout(String),
-    /// Not a list of pairs. Its value may be a secret.
+    /// The variable is not a list of pairs. Its value may be a secret, so the message does not contain it.
     #[error("{variable} is not a comma-separated list of KEY=VALUE with percent-encoded values")]
     OtlpPairs {
-        /// The variable.
+        /// The name of the variable.
         variable: &'static str,
     },
-    /// Only patterns that leave devices out.
+    /// `--devices` has only patterns that exclude devices.
     #[error("--devices {0} only excludes devices: put a * in front, like *,{0}")]
     OnlyExcludes(Selection),
-    /// Both cannot be.
+    /// A pattern is in both lists.
     #[error("--uplinks and --local-devices both contain {0}: remove it from one of them")]
     BothSides(String),
-    /// A way to know pods that lacks what it goes by.
+    /// The mode in which pods are recognized lacks the value that it needs.
     #[error("--detect-local-mode {mode} needs {flag}")]
     DetectLocal {
         /// The mode.
@@ -73,17 +73,17 @@ pub enum ConfigError {
         /// The flag that is missing.
         flag: &'static str,
     },
-    /// Not a usable node name.
+    /// The name cannot be the name of a node.
     #[error(
         "--hostname-override {0:?} is not a node name: use lower-case letters, digits, - and ., at most 253 characters"
     )]
     NodeName(String),
-    /// The host does not tell its name.
+    /// The host's name cannot be read.
     #[error("cannot read the host name from {path}: {source}; give --hostname-override")]
     HostName {
-        /// Where it was looked for.
+        /// The file that was read.
         path: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }

@@ -1,7 +1,7 @@
-//! The settings of the agent: what was asked for on the command line ([`Options`]), with kube-proxy's file and flags, merged
-//! and checked once ([`RunConfig`]).
+//! The settings of the agent: those of the command line ([`Options`]), with kube-proxy's file and flags, merged and
+//! checked once ([`RunConfig`]).
 //!
-//! Nothing here knows the command line's parser: `cli` parses flags by the types of [`value`], and hands over [`Options`].
+//! This module does not use the command line's parser: `cli` parses flags into the types of [`value`], and passes [`Options`].
 
 pub mod error;
 pub mod kube_proxy;

@@ -1,4 +1,4 @@
-//! What the network around this node is like.
+//! Settings of the network around this node.
 
 use std::fmt::Display;
 use std::net::IpAddr;
@@ -12,42 +12,43 @@ use super::value::{DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use crate::host::selection::Pattern;
 use crate::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
 
-/// Addresses, devices, and who counts as a pod of this node. The fields are the flags of these names.
+/// Addresses, devices, and how pods of this node are recognized. The fields are the flags with these names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Network {
-    /// Which addresses of this node answer at node ports; empty: all.
+    /// The addresses of this node on which node ports answer; empty: all.
     #[serde(serialize_with = "texts")]
     pub nodeport_addresses: Vec<NodePortAddress>,
-    /// How pods of this node are known.
+    /// How pods of this node are recognized.
     pub detect_local_mode: Option<DetectLocalMode>,
-    /// The ranges of all pods of the cluster.
+    /// The address ranges of all pods of the cluster.
     #[serde(rename = "clusterCIDR", serialize_with = "texts")]
     pub cluster_cidr: Vec<IpNet>,
-    /// The bridge that pods of this node are behind.
+    /// The bridge of the pods of this node.
     pub pod_bridge_interface: Option<String>,
-    /// How the names of the devices of pods begin.
+    /// The prefix of the names of the pods' devices.
     pub pod_interface_name_prefix: Option<String>,
-    /// Devices that other machines are behind, beside those that are found.
+    /// Uplinks, in addition to those that are found.
     pub uplinks: Vec<Pattern>,
-    /// Devices that only pods, containers and virtual machines of this node are behind.
+    /// Local devices: behind them are only pods, containers and virtual machines of this node.
     pub local_devices: Vec<Pattern>,
-    /// Ranges of Service addresses, beside those that the cluster tells.
+    /// Ranges of Service addresses, in addition to those that the cluster reports.
     #[serde(rename = "serviceCIDRs", serialize_with = "texts")]
     pub service_cidrs: Vec<IpNet>,
-    /// Every packet to a cluster address is forwarded under the node's own address.
+    /// Whether every packet to a cluster address is forwarded with the node's own address as its source (SNAT).
     pub masquerade_all: Option<bool>,
-    /// Source ports of packets that are forwarded under the node's own address.
+    /// The SNAT ports: source ports of packets that are forwarded with the node's own address.
     #[serde(serialize_with = "text_if_any")]
     pub snat_ports: Option<SnatPorts>,
-    /// Ports that the API server gives to Services as node ports.
+    /// The ports that the API server assigns to Services as node ports.
     #[serde(serialize_with = "text")]
     pub service_node_port_range: NodePortRange,
-    /// A load balancer's address is closed of a family that `loadBalancerSourceRanges` says nothing about.
+    /// Whether a load balancer's address admits no client of an address family for which `loadBalancerSourceRanges` has
+    /// no range.
     pub source_ranges_strict: bool,
 }
 
-/// What they add up to; `address` is what `--bind-address` says.
+/// Returns the checked settings; `address` is the value of `--bind-address`.
 pub fn node_settings(network: &Network, address: IpAddr) -> Result<NodeSettings, ConfigError> {
     if let Some(both) = network.uplinks.iter().find(|pattern| network.local_devices.contains(pattern)) {
         return Err(ConfigError::BothSides(both.to_string()));
@@ -64,7 +65,7 @@ pub fn node_settings(network: &Network, address: IpAddr) -> Result<NodeSettings,
     })
 }
 
-/// An empty list means all, as with kube-proxy's iptables mode.
+/// Converts the list; an empty list means all addresses, as in kube-proxy's iptables mode.
 fn node_port_addresses(list: &[NodePortAddress]) -> NodePortAddresses {
     let mut wanted = NodePortAddresses { all: list.is_empty(), ..NodePortAddresses::default() };
     for one in list {
@@ -78,7 +79,7 @@ fn node_port_addresses(list: &[NodePortAddress]) -> NodePortAddresses {
     wanted
 }
 
-/// A mode without what it needs says nothing, and what a mode does not need contradicts it.
+/// Returns how pods are recognized; an error if the mode lacks the value that it needs. Values of other modes are ignored.
 fn detect_local(network: &Network) -> Result<DetectLocal, ConfigError> {
     let needs = |mode: DetectLocalMode, flag| ConfigError::DetectLocal { mode: mode.name(), flag };
     Ok(match network.detect_local_mode {

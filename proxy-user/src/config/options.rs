@@ -1,4 +1,4 @@
-//! What was asked for on the command line or in the environment, parsed; `None`, empty: nothing.
+//! The settings from the command line and the environment, parsed; `None` or empty: not given.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use crate::host::selection::DevicePattern;
 use crate::model::settings::GivenFlowTimeouts;
 use crate::programs::PacketHook;
 
-/// Time between two full comparisons, unless something else is said.
+/// The default time between two full comparisons.
 pub const SYNC_PERIOD: Duration = Duration::from_secs(30);
 
-/// What `ballast run` was asked to do, before kube-proxy's file is read. The fields are the flags of these names.
+/// The settings of `ballast run`, before kube-proxy's file is read. The fields are the flags with these names.
 #[derive(Clone, Debug, Default)]
 #[expect(missing_docs, reason = "the flags of these names have help texts")]
 pub struct Options {

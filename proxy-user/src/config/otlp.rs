@@ -1,7 +1,7 @@
-//! Whether telemetry is exported, where to, and which.
+//! The settings for the export of telemetry.
 //!
-//! What is Ballast's own are flags. For the rest the variables are OpenTelemetry's, as operators and charts set them for every
-//! program: `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS`, `_TIMEOUT`, `_CERTIFICATE`, `OTEL_SERVICE_NAME`,
+//! Settings that only Ballast has are flags. The others are OpenTelemetry's variables, as operators and charts set them
+//! for every program: `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS`, `_TIMEOUT`, `_CERTIFICATE`, `OTEL_SERVICE_NAME`,
 //! `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SDK_DISABLED`. An empty variable counts as one that is not set.
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::error::ConfigError;
 use crate::otlp::resource::pairs;
 use crate::otlp::{Resource, Target};
 
-/// How long a request may take, unless `OTEL_EXPORTER_OTLP_TIMEOUT` says it: OpenTelemetry's default.
+/// The timeout of a request if `OTEL_EXPORTER_OTLP_TIMEOUT` is not set: OpenTelemetry's default.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A kind of telemetry.
@@ -22,38 +22,38 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub enum Telemetry {
     /// Spans of the agent's work.
     Traces,
-    /// Lines of its log.
+    /// Lines of the agent's log.
     Logs,
     /// Events of the programs: refusals, drops, passes, and new flows.
     Events,
 }
 
-/// What was asked for. The fields are the flags of these names.
+/// The given options. The fields are the flags with these names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OtlpOptions {
     /// The collector's URL.
     pub otlp_endpoint: Option<String>,
-    /// What is exported.
+    /// The kinds of telemetry that are exported.
     pub otlp_signals: Vec<Telemetry>,
-    /// One of so many new flows is; 0: none.
+    /// One of this many new flows is exported; 0: none.
     pub otlp_sample: u32,
 }
 
-/// Where telemetry goes, and which.
+/// Where telemetry is exported to, and which kinds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OtlpSettings {
-    /// The collector's URL. Its headers are secrets, and not shown.
+    /// The collector's URL. Its headers are secrets, and are not shown.
     #[serde(serialize_with = "url")]
     pub otlp_endpoint: Target,
-    /// What is exported.
+    /// The kinds of telemetry that are exported.
     pub otlp_signals: Vec<Telemetry>,
-    /// One of so many new flows is; 0: none.
+    /// One of this many new flows is exported; 0: none.
     pub otlp_sample: u32,
-    /// What `OTEL_SERVICE_NAME` says.
+    /// The value of `OTEL_SERVICE_NAME`.
     #[serde(skip)]
     service_name: Option<String>,
-    /// What `OTEL_RESOURCE_ATTRIBUTES` says.
+    /// The value of `OTEL_RESOURCE_ATTRIBUTES`.
     #[serde(skip)]
     attributes: Vec<(String, String)>,
 }
@@ -62,7 +62,7 @@ fn url<S: serde::Serializer>(target: &Target, serializer: S) -> Result<S::Ok, S:
     serializer.collect_str(&target.endpoint)
 }
 
-/// A variable of the environment, unless it is empty.
+/// Returns a variable of the environment, unless it is empty.
 fn given(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Option<String> {
     variable(name).filter(|value| !value.trim().is_empty())
 }
@@ -76,7 +76,7 @@ fn list(
 }
 
 impl OtlpSettings {
-    /// What is programmed; `None`: nothing is exported.
+    /// Checks the options and the variables; `None`: nothing is exported.
     pub fn new(
         options: OtlpOptions,
         variable: impl Fn(&str) -> Option<String>,
@@ -128,13 +128,13 @@ impl OtlpSettings {
         self.otlp_signals.contains(&telemetry)
     }
 
-    /// What the telemetry is of.
+    /// Returns the resource that the telemetry describes.
     pub fn resource(&self, node: &str) -> Resource {
         Resource::new(self.service_name.as_deref(), &self.attributes, Some(node))
     }
 }
 
-/// The resource of a command, by the same variables.
+/// Returns the resource of a command, from the same variables.
 pub fn resource(
     variable: impl Fn(&str) -> Option<String>,
     node: Option<&str>,

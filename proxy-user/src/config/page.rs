@@ -1,4 +1,4 @@
-//! What the page of the metrics server shows.
+//! Settings of the page of the metrics server.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use serde::Serialize;
 
 use super::value::seconds;
 
-/// Points of a history: `--page-history` says how much time they span.
+/// The number of points of a history; `--page-history` is the time that they span.
 pub const HISTORY_POINTS: u32 = 240;
-/// How long a history is unless something else is said.
+/// The default length of a history.
 pub const HISTORY: Duration = Duration::from_hours(1);
 
-/// The page at `/` of the metrics server. The fields are the flags of these names.
+/// The settings of the page at `/` of the metrics server. The fields are the flags with these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PageSettings {
-    /// Whether there is one, and what it shows.
+    /// Whether the page is served, and what it shows.
     pub page: Shows,
-    /// How far back its history goes; zero: there is none.
+    /// How far back its history goes; zero: no history.
     #[serde(serialize_with = "seconds")]
     pub page_history: Duration,
 }
@@ -28,15 +28,15 @@ impl Default for PageSettings {
     }
 }
 
-/// `--page`.
+/// The value of `--page`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Shows {
-    /// There is no page.
+    /// No page is served.
     #[default]
     Off,
-    /// What `/metrics` and `/problems` tell: rates by Service and by reason.
+    /// The data of `/metrics` and `/problems`: rates by Service and by reason.
     Services,
-    /// Addresses of clients and endpoints too, and examples of what was refused.
+    /// Also addresses of clients and endpoints, and examples of refusals.
     All,
 }

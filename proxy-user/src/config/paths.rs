@@ -1,4 +1,4 @@
-//! How sockets and packets are met.
+//! How sockets and packets are handled.
 
 use std::time::Duration;
 
@@ -9,36 +9,36 @@ use crate::model::ForwardingMode;
 use crate::model::settings::{SocketDrop, SocketLb};
 use crate::programs::{TcxOrder, Xdp};
 
-/// How sockets and packets are met. The fields are the flags of these names.
+/// How sockets and packets are handled. The fields are the flags with these names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Paths {
-    /// Where the packet programs run among those of others on a device (TCX).
+    /// The position of the packet programs among the programs of others on a device (TCX).
     pub tcx_order: TcxOrder,
-    /// Where packets to other nodes are forwarded before tc sees them.
+    /// Whether and how XDP forwards packets to other nodes, before tc sees them.
     pub xdp: Xdp,
-    /// How connections are spread over endpoints; `None`: `random` inside the cluster, `mh` for clients outside.
+    /// How endpoints are selected; `None`: `random` inside the cluster, `mh` for clients outside.
     pub algorithm: Option<AlgorithmName>,
-    /// How packets of clients outside reach endpoints on other nodes.
+    /// How packets of clients outside are sent to endpoints on other nodes.
     pub forwarding_mode: ForwardingMode,
     /// Whether new connections skip endpoints that fail.
     pub ejection: Ejection,
-    /// Time in which the share of an endpoint that joins grows to its weight.
+    /// The time in which the share of a new endpoint grows to its weight.
     #[serde(serialize_with = "seconds")]
     pub slow_start: Duration,
     /// Which sockets are translated when they connect.
     pub socket_lb: SocketLb,
-    /// What a socket's call does where kube-proxy drops the packet.
+    /// The result of a socket call for which kube-proxy would drop the packet.
     pub socket_drop: SocketDrop,
 }
 
-/// `--ejection`.
+/// The value of `--ejection`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ejection {
-    /// For a second after two clients met a failure in a row, longer each time; never the last endpoint.
+    /// Endpoints are skipped for a second after two clients met a failure in a row, and longer each time; never the last one.
     #[default]
     On,
-    /// As with kube-proxy, which leads connections to an endpoint as long as it is ready.
+    /// Endpoints are not skipped, as with kube-proxy, which sends connections to an endpoint as long as it is ready.
     Off,
 }

@@ -1,4 +1,4 @@
-//! What `ballast run` was asked to do, checked.
+//! The checked settings of `ballast run`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -21,19 +21,19 @@ use crate::model::ports::{LOCAL_PORTS, snat_ports};
 use crate::model::settings::{FlowTimeouts, NodeSettings};
 use crate::programs::{Capacities, PacketHook};
 
-/// Port of the health server, as kube-proxy's.
+/// The port of the health server, as in kube-proxy.
 pub const HEALTHZ_PORT: u16 = 10_256;
-/// Port of the metrics server, as kube-proxy's.
+/// The port of the metrics server, as in kube-proxy.
 pub const METRICS_PORT: u16 = 10_249;
 
-/// Where objects come from: a folder, a cluster, or both.
+/// The sources of objects: a folder, a cluster, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
     /// A folder of manifests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifests: Option<PathBuf>,
-    /// API servers. They are not asked where a folder is given, and no word of them.
+    /// The API servers; `None` if a folder is given, and nothing about API servers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<Cluster>,
 }
@@ -42,15 +42,15 @@ pub struct Source {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cluster {
-    /// File with address and credentials; `None`: as client libraries find them.
+    /// The file with address and credentials; `None`: found as client libraries do.
     pub kubeconfig: Option<PathBuf>,
-    /// Addresses that override the file's, in the order in which they are tried.
+    /// URLs that override the file's, in the order in which they are tried.
     pub master: Vec<String>,
 }
 
 impl Source {
     fn new(kubeconfig: Option<PathBuf>, mut master: Vec<String>, manifests: Option<PathBuf>) -> Self {
-        // kube-proxy's default is the empty text.
+        // kube-proxy's default is an empty string.
         master.retain(|url| !url.is_empty());
         let has_cluster = manifests.is_none() || kubeconfig.is_some() || !master.is_empty();
         Self { manifests, cluster: has_cluster.then_some(Cluster { kubeconfig, master }) }
@@ -61,11 +61,11 @@ impl Source {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunConfig {
-    /// Where objects come from.
+    /// The sources of objects.
     pub source: Source,
-    /// Name of this node, in lower case as kube-proxy makes it.
+    /// The name of this node, in lower case, as in kube-proxy.
     pub node_name: String,
-    /// Root of the control groups; `None`: where cgroup2 is mounted.
+    /// The root of the cgroup hierarchy; `None`: where cgroup2 is mounted.
     pub cgroup_root: Option<PathBuf>,
     /// Where the BPF file system is mounted.
     pub bpffs: PathBuf,
@@ -73,57 +73,58 @@ pub struct RunConfig {
     pub bind_address: IpAddr,
     /// Devices whose packets are translated.
     pub devices: Selection,
-    /// How programs are put on devices.
+    /// How programs are attached to devices.
     pub packet_hook: PacketHook,
-    /// How sockets and packets are met.
+    /// How sockets and packets are handled.
     #[serde(flatten)]
     pub paths: Paths,
-    /// What the network around the node is like; with the source ports in effect.
+    /// The settings of the network around the node, with the SNAT ports in effect.
     pub network: Network,
-    /// The same, checked.
+    /// The checked settings of `network` and `paths`.
     #[serde(skip)]
     pub node: NodeSettings,
-    /// Where the health server listens, if anywhere.
+    /// The address of the health server; `None`: it is off.
     pub healthz_bind_address: Option<SocketAddr>,
-    /// Where the metrics server listens, if anywhere.
+    /// The address of the metrics server; `None`: it is off.
     pub metrics_bind_address: Option<SocketAddr>,
-    /// What its page shows.
+    /// The settings of the page.
     #[serde(flatten)]
     pub page: PageSettings,
-    /// Where telemetry is exported to, if anywhere.
+    /// Where telemetry is exported to; `None`: nowhere.
     #[serde(flatten)]
     pub otlp: Option<OtlpSettings>,
-    /// How large the maps are made.
+    /// The capacities of the maps.
     pub capacities: Capacities,
-    /// How long flows may be silent, in seconds.
+    /// The timeouts of flows, in seconds.
     pub flow_timeouts: FlowTimeouts,
-    /// Least time between two passes.
+    /// The shortest time between two syncs.
     #[serde(serialize_with = "seconds")]
     pub min_sync_period: Duration,
     /// Time between two full comparisons.
     #[serde(serialize_with = "seconds")]
     pub sync_period: Duration,
-    /// How often Services and EndpointSlices are listed once more and compared with what is programmed; zero: never.
+    /// How often Services and EndpointSlices are listed again and compared with what is programmed; zero: never.
     #[serde(serialize_with = "seconds")]
     pub api_audit_period: Duration,
-    /// How log lines are written.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// How much is logged.
+    /// The level of the log.
     pub log_level: LogLevel,
-    /// What only kube-proxy's file and flags tell.
+    /// Settings that come only from kube-proxy's file and flags.
     #[serde(flatten)]
     pub kube_proxy: Overlay,
-    /// A mode of kube-proxy that was asked for and means `ebpf` here; to be said once in the log.
+    /// The mode of kube-proxy that was given and means `ebpf` here; logged once.
     pub legacy_proxy_mode: Option<&'static str>,
 }
 
 impl RunConfig {
-    /// Checks `options`. Asks the host for its memory, for OpenTelemetry's variables, and for its name and the ports that it
-    /// gives to sockets, unless name and source ports are given; these are the only looks outside.
+    /// Checks `options`, with the settings of kube-proxy's file. Reads the host's memory and OpenTelemetry's variables,
+    /// and, unless they are given, the host's name and the ports that its kernel assigns to sockets; nothing else is
+    /// read from the host.
     pub fn new(mut options: Options) -> Result<Self, ConfigError> {
         let kube_proxy = merge::apply(&mut options)?;
         let Options {
-            // The file has been read, with the flags that stand for it.
+            // These have been merged into the other options.
             config: _,
             kube_proxy: _,
             kubeconfig,
@@ -224,7 +225,7 @@ impl RunConfig {
     }
 }
 
-/// The node's name as the agent takes it: `given`, or the host's.
+/// Returns the node's name: `given`, or the host's name.
 pub fn node_name_or_host(given: Option<String>) -> Result<String, ConfigError> {
     match given {
         Some(name) => node_name(&name).ok_or(ConfigError::NodeName(name)),
@@ -232,7 +233,7 @@ pub fn node_name_or_host(given: Option<String>) -> Result<String, ConfigError> {
     }
 }
 
-/// A node name: a DNS subdomain; upper case is lowered as kube-proxy does (`nodeutil.GetHostname`).
+/// Returns a node name, which is a DNS subdomain; upper case is lowered as kube-proxy does (`nodeutil.GetHostname`).
 fn node_name(text: &str) -> Option<String> {
     let name = text.trim().to_ascii_lowercase();
     let legal = !name.is_empty()
@@ -241,9 +242,9 @@ fn node_name(text: &str) -> Option<String> {
     legal.then_some(name)
 }
 
-/// The host's name, in lower case.
+/// Returns the host's name, in lower case.
 fn host_name() -> Result<String, ConfigError> {
-    // Of all ways to ask, this one needs neither a system call wrapper nor a resolver.
+    // This file needs neither a system call wrapper nor a resolver.
     const PATH: &str = "/proc/sys/kernel/hostname";
     let text =
         std::fs::read_to_string(PATH).map_err(|source| ConfigError::HostName { path: PATH, source })?;

@@ -4,13 +4,14 @@ use proxy_common::map_names;
 
 use crate::programs::Capacities;
 
-/// Bytes of memory from which maps of Services are twice as large as by default, and four times.
+/// The memory in bytes from which on the maps of Services are twice as large as by default, and four times as large.
 const LARGER: [u64; 2] = [12 << 30, 48 << 30];
 
-/// One for each: its name among the capacities, its default, and whether that grows with the node's memory.
+/// Defines the size of each map: its name among the capacities, its default, and whether the default grows with the
+/// node's memory.
 macro_rules! sizes {
     ($($capacity:ident is $default:ident, $grows:literal;)+) => {
-        /// How large the maps are to be; `None`: by default.
+        /// The requested sizes of the maps; `None`: the default.
         #[derive(Clone, Copy, Debug, Default)]
         #[expect(missing_docs, reason = "the capacities of these names tell")]
         pub struct Sizes {
@@ -19,7 +20,7 @@ macro_rules! sizes {
         }
 
         impl Sizes {
-            /// Those that hold on a node with so many bytes of memory; `None`: the size of memory is not known.
+            /// Returns the sizes for a node with this memory in bytes; `None`: the size of the memory is not known.
             pub fn resolve(self, memory: Option<u64>) -> Capacities {
                 let by_memory = growth(memory);
                 Capacities {
@@ -45,9 +46,9 @@ sizes! {
     sockets is DEFAULT_SOCKETS, false;
 }
 
-/// How many times as large as by default the maps of Services are. Their memory is taken at
-/// once: 200 bytes an address, 60 an endpoint, 40 a Service port and CPU. So they take less than 1 % of the memory of a
-/// node of up to 64 CPUs.
+/// Returns the factor by which the maps of Services are larger than by default. Their memory is allocated at once: 200
+/// bytes for each address, 60 for each endpoint, 40 for each Service port and CPU. So they take less than 1 % of the
+/// memory of a node of up to 64 CPUs.
 fn growth(memory: Option<u64>) -> u32 {
     let bytes = memory.unwrap_or_default();
     LARGER.iter().fold(1, |times, from| if bytes >= *from { 2 * times } else { times })
@@ -87,7 +88,7 @@ mod tests {
         assert_eq!(sizes.services, 4 * map_names::DEFAULT_SERVICES);
     }
 
-    /// What takes its memory at once: both `services`, `slots`, both `backends`, `backend_stats`, `service_stats`.
+    /// The maps whose memory is allocated at once: both `services`, `slots`, both `backends`, `backend_stats`, `service_stats`.
     #[test]
     fn growth_takes_less_than_a_hundredth_of_the_memory() {
         for (memory, cpus) in [(12 * GB, 16), (48 * GB, 64)] {

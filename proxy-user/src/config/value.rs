@@ -1,6 +1,6 @@
 //! Values of flags that need more than `FromStr`: durations, listen addresses, log levels, device patterns.
 //!
-//! Each error says what would be right; clap puts the flag and the value in front of it.
+//! Each error states what would be valid; clap puts the flag and the value in front of it.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -53,33 +53,33 @@ pub fn duration(text: &str) -> Result<Duration, ValueError> {
     if text.is_empty() { Err(ValueError::Duration) } else { Ok(total) }
 }
 
-/// Parses a timeout of a flow: its seconds.
+/// Parses the timeout of a flow, which is in whole seconds.
 pub fn flow_timeout(text: &str) -> Result<u32, ValueError> {
     let timeout = duration(text)?;
     let seconds = FlowTimeouts::nearest(timeout);
     if Duration::from_secs(seconds.into()) == timeout { Ok(seconds) } else { Err(ValueError::FlowTimeout) }
 }
 
-/// Parses the length of the page's history; zero: there is none.
+/// Parses the length of the page's history; zero: no history.
 pub fn page_history(text: &str) -> Result<Duration, ValueError> {
     let length = duration(text)?;
     let legal = length.is_zero() || (Duration::from_mins(4)..=Duration::from_hours(24)).contains(&length);
     if legal { Ok(length) } else { Err(ValueError::PageHistory) }
 }
 
-/// Where a server listens, as a flag says it.
+/// The listen address of a server, as a flag gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// Nowhere: the flag was given, and empty.
+    /// The server is off: the flag was given with an empty value.
     Off,
-    /// On that address and the default port.
+    /// On this address and the default port.
     Address(IpAddr),
-    /// On exactly that address.
+    /// On exactly this address.
     Socket(SocketAddr),
 }
 
 impl Listen {
-    /// The address to bind, if any.
+    /// Returns the address to bind; `None` if the server is off.
     pub fn resolve(self, default_port: u16) -> Option<SocketAddr> {
         match self {
             Self::Off => None,
@@ -96,7 +96,7 @@ impl FromStr for Listen {
         if text.is_empty() {
             return Ok(Self::Off);
         }
-        // `[::1]` without a port is how people shorten `[::1]:10249`.
+        // Users shorten `[::1]:10249` to `[::1]`, without a port.
         let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
         if let Some(bare) = bare {
             return bare.parse::<Ipv6Addr>().map(|a| Self::Address(a.into())).map_err(|_| ValueError::Listen);
@@ -123,15 +123,15 @@ pub fn local_device_pattern(text: &str) -> Result<Pattern, ValueError> {
     text.parse().map_err(|_| ValueError::LocalDevices)
 }
 
-/// Parses a range of addresses; bits after the prefix do not matter.
+/// Parses a range of addresses; bits after the prefix are ignored.
 pub fn range(text: &str) -> Result<IpNet, ValueError> {
     text.trim().parse().map(|range: IpNet| range.trunc()).map_err(|_| ValueError::Range)
 }
 
-/// Part of `--nodeport-addresses`.
+/// An element of `--nodeport-addresses`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodePortAddress {
-    /// Every address but loopback ones.
+    /// Every address except loopback ones.
     All,
     /// The node's internal addresses.
     Primary,
@@ -165,7 +165,7 @@ impl fmt::Display for NodePortAddress {
     }
 }
 
-/// Largest capacity that a flag takes: a map of that many 112-byte flows is 1.9 GB.
+/// The largest capacity that a flag accepts: a map with this many flows of 112 bytes takes 1.9 GB.
 pub const MAX_CAPACITY: u32 = 1 << 24;
 
 /// Parses a map's capacity.
@@ -174,13 +174,13 @@ pub fn capacity(text: &str) -> Result<u32, ValueError> {
     if (1..=MAX_CAPACITY).contains(&number) { Ok(number) } else { Err(ValueError::Capacity(MAX_CAPACITY)) }
 }
 
-/// What `--proxy-mode` was given.
+/// The value of `--proxy-mode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProxyMode {
-    /// `ebpf`, or nothing.
+    /// `ebpf`, or empty.
     #[default]
     Ebpf,
-    /// A mode of kube-proxy; it means `ebpf` here, and that is said once.
+    /// A mode of kube-proxy; it means `ebpf` here, which is logged once.
     Legacy(&'static str),
 }
 

@@ -1,11 +1,11 @@
-//! Where the cgroup2 hierarchy is mounted.
+//! Finds the mount point of the cgroup2 hierarchy.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The inode number of the root of a cgroup hierarchy. A mount inside a container shows another one.
+/// The inode number of the root of a cgroup hierarchy. The root of a mount inside a container has another one.
 const HIERARCHY_ROOT: u64 = 1;
 
 /// Why there is no cgroup to attach to.
@@ -20,12 +20,12 @@ pub enum CgroupError {
         "no cgroup2 is mounted; run `mount -t cgroup2 cgroup2 /sys/fs/cgroup` (or mount the host's cgroup2 into the container) and give its path with --cgroup-root"
     )]
     NotMounted,
-    /// It could not be mounted.
+    /// The cgroup2 hierarchy could not be mounted.
     #[error("cannot mount cgroup2 at {}: {source}; give another mount point with --cgroup-root", path.display())]
     Mount {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The directory cannot be read.
@@ -33,7 +33,7 @@ pub enum CgroupError {
     Unreadable {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -43,14 +43,13 @@ pub enum CgroupError {
 pub struct CgroupRoot {
     /// Its directory.
     pub path: PathBuf,
-    /// Whether it is the root of the whole hierarchy. If not, sockets of processes outside it are not
-    /// translated: intended for a cgroup that the operator names, a mistake in a container that sees only its
-    /// own part.
+    /// Whether it is the root of the whole hierarchy. If not, sockets of processes outside it are not translated: this
+    /// is intended for a cgroup that the operator names, and a mistake in a container that sees only its own part.
     pub whole: bool,
 }
 
-/// The cgroup2 root of this machine: the directory that the operator names, or the widest cgroup2 mount, also
-/// where the first version is mounted beside it.
+/// Returns the cgroup2 root of this machine: the directory that the operator names, or the mount of the whole
+/// hierarchy, or else the first cgroup2 mount. The first version of cgroups may be mounted beside it.
 pub fn find(named: Option<&Path>) -> Result<CgroupRoot, CgroupError> {
     if let Some(path) = named {
         return look(path);
@@ -66,7 +65,7 @@ pub fn find(named: Option<&Path>) -> Result<CgroupRoot, CgroupError> {
     first.unwrap_or(Err(CgroupError::NotMounted))
 }
 
-/// As [`find`], and mounts one at the place named, or at the usual one, where there is none; whether it did.
+/// Like [`find`], but mounts cgroup2 at the given path, or at the usual one, if it is not mounted; also returns whether it did.
 pub fn find_or_mount(named: Option<&Path>) -> Result<(CgroupRoot, bool), CgroupError> {
     let place = match (find(named), named) {
         (Ok(root), Some(path)) if !is_cgroup2(path) => {
@@ -83,7 +82,7 @@ pub fn find_or_mount(named: Option<&Path>) -> Result<(CgroupRoot, bool), CgroupE
     };
     let failed = |source| CgroupError::Mount { path: place.to_owned(), source };
     fs::create_dir_all(place).map_err(failed)?;
-    // Mounting over files would hide them.
+    // A mount would hide the files of the directory.
     if fs::read_dir(place).map_err(failed)?.next().is_some() {
         return Err(failed(io::ErrorKind::DirectoryNotEmpty.into()));
     }
@@ -104,7 +103,7 @@ fn look(path: &Path) -> Result<CgroupRoot, CgroupError> {
     Ok(CgroupRoot { path: path.to_owned(), whole: metadata.ino() == HIERARCHY_ROOT })
 }
 
-/// Mount points of type cgroup2, in the format of `proc_pid_mountinfo(5)`.
+/// Returns the mount points of type cgroup2 in text of the format of `proc_pid_mountinfo(5)`.
 fn cgroup2_mounts(mountinfo: &str) -> Vec<PathBuf> {
     mountinfo
         .lines()
@@ -117,7 +116,7 @@ fn cgroup2_mounts(mountinfo: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The kernel writes space, tab, newline and backslash as `\` and three octal digits.
+/// Decodes space, tab, newline and backslash, which the kernel writes as `\` and three octal digits.
 fn unescape(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()

@@ -15,11 +15,11 @@ use crate::model::DeviceKind;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "facts that go with each other in every combination")]
 pub struct Device {
-    /// Its index, which is not used again while the machine runs.
+    /// Its index, which is not reused while the machine runs.
     pub ifindex: u32,
     /// Its name, which may change.
     pub name: String,
-    /// Whether its packets begin with an Ethernet header; loopback is not counted.
+    /// Whether its packets begin with an Ethernet header; false for loopback.
     pub ethernet: bool,
     /// Its kind.
     pub kind: DeviceKind,
@@ -27,38 +27,38 @@ pub struct Device {
     pub bonded: bool,
     /// Whether its packets begin with an IP header.
     pub no_header: bool,
-    /// The device that it is a port of.
+    /// The device of which it is a port.
     pub master: Option<u32>,
     /// Whether it is a VLAN.
     pub vlan: bool,
     /// The XDP program on it.
     pub xdp: Option<XdpProgram>,
-    /// The device that it lies on; that of a veth is its other end, in whatever network namespace.
+    /// The device below it; for a veth, its other end, in any network namespace.
     pub below: Option<u32>,
 }
 
 impl Device {
-    /// Whether it is made by software, and not of NICs as a bond is.
+    /// Whether it is implemented by software, and not made of NICs as a bond is.
     pub const fn is_virtual(&self) -> bool {
         !matches!(self.kind, DeviceKind::Physical | DeviceKind::Bond)
     }
 }
 
-/// Who runs an XDP program.
+/// How an XDP program is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XdpMode {
-    /// The driver of the device.
+    /// By the driver of the device.
     Native,
-    /// The kernel's stack, on socket buffers.
+    /// By the kernel's stack, on socket buffers.
     Generic,
 }
 
 /// An XDP program on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XdpProgram {
-    /// The kernel's id of it.
+    /// The kernel's id of the program.
     pub program: u32,
-    /// Who runs it; `None`: the device itself, or there are several.
+    /// How it is run; `None` if the device itself runs it, or if there are several programs.
     pub mode: Option<XdpMode>,
 }
 
@@ -69,7 +69,7 @@ fn read_xdp(told: &[LinkXdp]) -> Option<XdpProgram> {
             LinkXdp::Attached(XdpAttached::Driver) => mode = Some(XdpMode::Native),
             LinkXdp::Attached(XdpAttached::SocketBuffer) => mode = Some(XdpMode::Generic),
             LinkXdp::Attached(XdpAttached::None) => return None,
-            // With several, the first one's stands for all.
+            // If there are several programs, the first id stands for all.
             LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) | LinkXdp::HwProgId(id) => {
                 program.get_or_insert(*id);
             }
@@ -79,7 +79,7 @@ fn read_xdp(told: &[LinkXdp]) -> Option<XdpProgram> {
     Some(XdpProgram { program: program?, mode })
 }
 
-/// Every device there is, by index.
+/// Returns all devices, by index.
 pub fn list() -> io::Result<Vec<Device>> {
     let answers = Netlink::open()?.dump(RouteNetlinkMessage::GetLink(LinkMessage::default()))?;
     let mut devices: Vec<_> = answers
@@ -99,7 +99,7 @@ fn read(link: &LinkMessage) -> Option<Device> {
         name: String::new(),
         ethernet: link.header.link_layer_type == LinkLayerType::Ether,
         no_header: has_no_header(link.header.link_layer_type),
-        // Only what software makes has a link kind.
+        // Only software devices have a link kind.
         kind: if link.header.flags.contains(LinkFlags::Loopback) {
             DeviceKind::Loopback
         } else {
@@ -172,7 +172,7 @@ fn of_kind(kind: &InfoKind) -> DeviceKind {
     }
 }
 
-/// Devices of these types hand up IP packets as they are (`net/core/filter.c`: `dev_is_mac_header_xmit`).
+/// Whether devices of this type pass up IP packets without a header (`net/core/filter.c`: `dev_is_mac_header_xmit`).
 const fn has_no_header(kind: LinkLayerType) -> bool {
     matches!(
         kind,

@@ -1,4 +1,4 @@
-//! UDP and TCP sockets of the calling thread's network namespace: who is connected to whom, and how to end it
+//! Lists the connected UDP and TCP sockets of the calling thread's network namespace, and destroys them
 //! (`sock_diag(7)`; `ss -K` does the same).
 
 use std::io;
@@ -11,15 +11,15 @@ use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
 
 use super::netlink::Netlink;
 
-/// The kernel, asked about sockets.
+/// A netlink socket for `sock_diag`.
 pub struct Diag(Netlink);
 
-/// Which sockets.
+/// The kind of sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sockets {
-    /// UDP sockets that are connected.
+    /// Connected UDP sockets.
     Udp,
-    /// TCP sockets that connect, are connected, or whose peer has closed.
+    /// TCP sockets that connect, are established, or whose peer has closed.
     Tcp,
 }
 
@@ -43,22 +43,22 @@ impl Sockets {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connected {
     which: Sockets,
-    /// The kernel's cookie of it: no other socket has it while the machine runs.
+    /// The kernel's cookie of the socket: no other socket gets it while the machine runs.
     pub cookie: u64,
-    /// Whom it is connected to. An IPv4 address that an IPv6 socket uses is an IPv4 address here.
+    /// The peer. An IPv4 address that an IPv6 socket uses is an IPv4 address here.
     pub peer: SocketAddr,
     id: SocketId,
 }
 
 impl Diag {
-    /// Opens it in the network namespace of the calling thread.
+    /// Opens the netlink socket in the network namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
         Netlink::to(NETLINK_SOCK_DIAG).map(Self)
     }
 
-    /// Every such socket.
+    /// Returns all sockets of this kind.
     ///
-    /// `NotFound`: the kernel has no `CONFIG_INET_UDP_DIAG`, or `CONFIG_INET_TCP_DIAG`.
+    /// Error `NotFound`: the kernel has no `CONFIG_INET_UDP_DIAG`, or `CONFIG_INET_TCP_DIAG`.
     pub fn connected(&mut self, which: Sockets) -> io::Result<Vec<Connected>> {
         let mut all = Vec::new();
         for none in [SocketId::new_v4(), SocketId::new_v6()] {
@@ -71,17 +71,17 @@ impl Diag {
         Ok(all)
     }
 
-    /// Ends a socket. UDP: a process that waits for a message gets ECONNABORTED, and one that sends a message EDESTADDRREQ,
-    /// because the socket is not connected any more. TCP: the process gets ECONNABORTED, and the peer a reset.
+    /// Destroys a socket. UDP: a process that waits for a message gets ECONNABORTED, and one that sends a message gets
+    /// EDESTADDRREQ, because the socket is no longer connected. TCP: the process gets ECONNABORTED, and the peer a RST.
     ///
-    /// `NotFound`: it is gone. `Unsupported`: the kernel has no `CONFIG_INET_DIAG_DESTROY`.
+    /// Error `NotFound`: the socket no longer exists. `Unsupported`: the kernel has no `CONFIG_INET_DIAG_DESTROY`.
     pub fn destroy(&mut self, socket: &Connected) -> io::Result<()> {
         let message = SockDiagDestroy::new(request(socket.which, socket.id.clone()));
         self.0.exchange::<_, SockDiagMessage>(message, NLM_F_ACK).map(drop)
     }
 }
 
-/// The kernel compares everything in `id`, where it is asked about one socket.
+/// Returns a request. In a request about one socket, the kernel compares everything in `id`.
 fn request(which: Sockets, id: SocketId) -> SockDiagMessage {
     SockDiagMessage::InetRequest(InetRequest {
         family: if id.source_address.is_ipv4() { AF_INET } else { AF_INET6 },
@@ -102,7 +102,7 @@ impl Connected {
     }
 }
 
-/// Two words, the lower one first (`sock_diag_save_cookie`).
+/// Returns the cookie from its two words, of which the lower one is first (`sock_diag_save_cookie`).
 fn cookie(bytes: [u8; 8]) -> u64 {
     let [low, high] =
         [0, 4].map(|at| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));

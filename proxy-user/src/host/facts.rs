@@ -1,4 +1,4 @@
-//! What of this machine Services depend on: devices, addresses, default routes, and the rules of another proxy.
+//! Reads the state of this machine that Services depend on: devices, addresses, default routes, and the rules of another proxy.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,30 +16,30 @@ use super::ports;
 use super::selection::Pattern;
 use crate::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
 
-/// What kube-proxy's ipvs mode leaves behind: it holds the addresses of Services, not the node's.
+/// The device that kube-proxy's ipvs mode leaves behind: it holds the addresses of Services, not the node's.
 const IPVS_DEVICE: &str = "kube-ipvs0";
 /// `SO_NETNS_COOKIE` (include/uapi/asm-generic/socket.h, Linux 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// How to look at the machine.
+/// The settings with which the state of the machine is read.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Patterns of devices that other machines are behind, beside those that are found.
+    /// Patterns of uplinks, in addition to those that are found.
     pub uplinks: Vec<Pattern>,
-    /// Patterns of devices that only pods and virtual machines of this node are behind, whatever else is known.
+    /// Patterns of local devices (behind them are only pods and virtual machines of this node), whatever else is known.
     pub local_devices: Vec<Pattern>,
 }
 
 impl Facts {
-    /// Looks at `what`, and at addresses; the rest is as it is known. Blocks for a few milliseconds, and longer where there
-    /// are many routes and `what` has them.
+    /// Reads `what`, and the addresses; the rest is copied from `known`. Blocks for a few milliseconds, and longer if
+    /// there are many routes and `what` includes them.
     pub(super) fn look(&self, devices: &[Device], known: &HostView, what: Look) -> io::Result<HostView> {
         let mut netlink = Netlink::open()?;
         let addresses = addresses(&mut netlink)?;
         let defaults =
             if what.routes { default_routes(&mut netlink, &addresses)? } else { known.defaults.clone() };
         let devices = devices.iter().map(|device| self.device(device, &addresses)).collect();
-        // Without the right to ask there is no way to attach programs either, and that is told elsewhere.
+        // An agent without the privilege to read the rules cannot attach programs either, which is reported elsewhere.
         let has_kube_proxy_rules = if what.kube_proxy_rules {
             KubeProxyRules::look().is_ok_and(|found| found.may_have_connections())
         } else {
@@ -74,35 +74,35 @@ impl Facts {
     }
 }
 
-/// What a look is at, beside devices and addresses.
+/// What is read in addition to devices and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
-    /// Routes to everywhere, for which all routes are read.
+    /// The default routes, for which all routes are read.
     pub routes: bool,
-    /// Rules of another proxy.
+    /// The rules of another proxy.
     pub kube_proxy_rules: bool,
 }
 
 impl Look {
-    /// At everything.
+    /// Reads everything.
     pub const ALL: Self = Self { routes: true, kube_proxy_rules: true };
 }
 
-/// Whether a route of the main table is one to everywhere.
+/// Whether a route is a default route of the main table.
 pub(super) fn leads_everywhere(header: &RouteHeader) -> bool {
     header.destination_prefix_length == 0 && header.table == RouteHeader::RT_TABLE_MAIN
 }
 
-/// An address of a device, in the kernel's order.
+/// An address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Own {
     address: IpAddr,
     secondary: bool,
-    /// Its prefix is shorter than the address.
+    /// Whether its prefix is shorter than the address.
     in_subnet: bool,
 }
 
-/// By index of the device.
+/// The addresses by index of the device, in the kernel's order.
 type Addresses = BTreeMap<u32, Vec<Own>>;
 
 fn addresses(netlink: &mut Netlink) -> io::Result<Addresses> {
@@ -117,12 +117,12 @@ fn addresses(netlink: &mut Netlink) -> io::Result<Addresses> {
     Ok(found)
 }
 
-/// `None` for an address that no other machine can reach, or that is not there yet.
+/// Returns the address; `None` for a link-local address, and for an IPv6 address that is not usable (yet).
 fn read_address(message: &AddressMessage) -> Option<Own> {
     let (mut own, mut shown) = (None, None);
     for attribute in &message.attributes {
         match attribute {
-            // That of a point-to-point device is the other end's; `Local` is ours.
+            // `Address` of a point-to-point device is the address of the other end; `Local` is the device's own address.
             AddressAttribute::Address(address) => shown = Some(*address),
             AddressAttribute::Local(address) => own = Some(*address),
             _ => {}
@@ -143,7 +143,7 @@ fn read_address(message: &AddressMessage) -> Option<Own> {
     usable.then_some(Own { address, secondary, in_subnet })
 }
 
-/// Routes to everywhere, by preference.
+/// Returns the default routes in the order of their metrics.
 fn default_routes(netlink: &mut Netlink, addresses: &Addresses) -> io::Result<Vec<DefaultRoute>> {
     let answers = netlink.dump(RouteNetlinkMessage::GetRoute(RouteMessage::default()))?;
     let mut routes: Vec<_> = answers
@@ -158,7 +158,7 @@ fn default_routes(netlink: &mut Netlink, addresses: &Addresses) -> io::Result<Ve
     Ok(routes.into_iter().map(|(_, route)| route).collect())
 }
 
-/// Metric and route, one for each device of it; nothing if it does not lead everywhere.
+/// Returns metric and route for each device of the route; nothing if it is not a default route.
 fn read_route(message: &RouteMessage, addresses: &Addresses) -> Vec<(u32, DefaultRoute)> {
     let RouteHeader { kind, address_family, .. } = message.header;
     if !leads_everywhere(&message.header) || kind != RouteType::Unicast {
@@ -186,12 +186,12 @@ fn read_route(message: &RouteMessage, addresses: &Addresses) -> Vec<(u32, Defaul
         .collect()
 }
 
-/// The cookie of the network namespace that this process is in; 0 where the kernel has none.
+/// Returns the cookie of this process's network namespace; 0 if the kernel has none.
 fn netns_cookie() -> u64 {
     let Ok(socket) = UdpSocket::bind("127.0.0.1:0").or_else(|_| UdpSocket::bind("[::1]:0")) else { return 0 };
     let mut cookie = 0u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `cookie`, which has as many.
+    // SAFETY: the kernel writes at most `length` bytes to `cookie`; `length` is the size of `cookie`.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

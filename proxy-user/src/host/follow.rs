@@ -1,5 +1,5 @@
-//! Follows this machine by one subscription to route netlink: devices for those who attach programs, and what Services
-//! depend on for the driver.
+//! Follows this machine by one subscription to route netlink: publishes the devices for the task that attaches
+//! programs, and sends the state that Services depend on to the driver.
 
 use std::future::pending;
 use std::io;
@@ -19,13 +19,13 @@ use super::devices::{self, Device};
 use super::facts::{Facts, Look, leads_everywhere};
 use crate::model::{Event, HostView};
 
-/// A burst of changes makes one look.
+/// The pause after a notification, so that a burst of changes causes one read.
 const SETTLE: Duration = Duration::from_millis(50);
-/// The look that needs no change.
+/// The interval of reads without a notification.
 const PERIOD: Duration = Duration::from_secs(10);
-/// How often all routes are read although none to everywhere has changed: a router may have a million of them.
+/// How often all routes are read although no default route has changed: a router may have a million routes.
 const ROUTES_PERIOD: Duration = Duration::from_mins(5);
-/// Between a failure and the next try.
+/// The pause between a failure and the next attempt.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Every device of this network namespace, by index.
@@ -36,30 +36,30 @@ pub type Devices = Arc<[Device]>;
 pub struct Follower {
     facts: Facts,
     known: HostView,
-    /// `known` has not been sent yet.
+    /// Whether `known` has not been sent yet.
     is_new: bool,
     devices: watch::Sender<Devices>,
 }
 
 impl Follower {
-    /// Looks at everything for the first time. Blocks for a few milliseconds, and longer where there are many routes.
+    /// Reads everything for the first time. Blocks for a few milliseconds, and longer if there are many routes.
     pub fn start(facts: Facts) -> io::Result<Self> {
         let devices: Devices = devices::list()?.into();
         let known = facts.look(&devices, &HostView::default(), Look::ALL)?;
         Ok(Self { facts, known, is_new: false, devices: watch::Sender::new(devices) })
     }
 
-    /// What Services depend on, as last seen.
+    /// Returns the state that Services depend on, as last read.
     pub const fn view(&self) -> &HostView {
         &self.known
     }
 
-    /// The devices: a new list after each change of a device, address or default route, and every 10 s.
+    /// Returns the devices: a new list after each change of a device, address or default route, and every 10 s.
     pub fn devices(&self) -> watch::Receiver<Devices> {
         self.devices.subscribe()
     }
 
-    /// Sends what Services depend on whenever it differs from what was seen before; returns when the receiver is gone.
+    /// Sends the state that Services depend on whenever it has changed; returns when the receiver is dropped.
     pub async fn run(mut self, events: Sender<Event>) {
         while !events.is_closed() {
             if let Err(error) = self.follow(&events).await {
@@ -69,8 +69,8 @@ impl Follower {
         }
     }
 
-    /// Runs until the kernel stops telling, or the receiver is gone. A look may take long where there are many routes;
-    /// devices are listed meanwhile.
+    /// Runs until the kernel closes the subscription, or the receiver is dropped. A read may take long if there are
+    /// many routes; devices are listed in the meantime.
     async fn follow(&mut self, events: &Sender<Event>) -> io::Result<()> {
         let groups = [
             MulticastGroup::Link,
@@ -81,7 +81,7 @@ impl Follower {
         ];
         let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
         let _connection = Background(tokio::spawn(connection).abort_handle());
-        // The first look is at what changed before the subscription.
+        // The first read covers what changed before the subscription.
         self.list().await?;
         let (mut due, mut look) = (Some(Look::ALL), None);
         let (mut routes_read, mut pause) = (Instant::now(), Instant::now());
@@ -100,10 +100,11 @@ impl Follower {
                     Some((message, _)) if !matters(&message) => {}
                     Some(_) => {
                         sleep(SETTLE).await;
-                        // One look reads what it is about, so it answers what came meanwhile.
+                        // The read covers all changes so far, so the notifications that have arrived in the meantime
+                        // are dropped.
                         while changes.next().now_or_never().flatten().is_some() {}
                         self.list().await?;
-                        // The kernel does not tell of routes that go with their device or address.
+                        // The kernel sends no notification for routes that are removed together with their device or address.
                         let kube_proxy_rules = due.is_some_and(|due| due.kube_proxy_rules);
                         due = Some(Look { routes: true, kube_proxy_rules });
                     }
@@ -140,7 +141,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Begins a look at `what`; the rest is as it is known.
+    /// Starts to read `what`; the rest is copied from the known state.
     fn look(&self, what: Look) -> JoinHandle<io::Result<HostView>> {
         let (facts, known) = (self.facts.clone(), self.known.clone());
         let devices = Arc::clone(&self.devices.borrow());
@@ -148,7 +149,7 @@ impl Follower {
     }
 }
 
-/// What a look saw; waits for ever while there is none.
+/// Returns the result of a read; waits for ever if there is no read.
 async fn done(look: &mut Option<JoinHandle<io::Result<HostView>>>) -> io::Result<HostView> {
     match look {
         Some(look) => look.await.map_err(io::Error::other)?,
@@ -156,7 +157,7 @@ async fn done(look: &mut Option<JoinHandle<io::Result<HostView>>>) -> io::Result
     }
 }
 
-/// Whether a change makes another look necessary: of routes, those to everywhere do.
+/// Whether a change makes another read necessary; of routes, only a default route does.
 fn matters(change: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
     match &change.payload {
         NetlinkPayload::InnerMessage(
@@ -166,7 +167,7 @@ fn matters(change: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
     }
 }
 
-/// A task that ends when this is dropped.
+/// A task that is aborted when this is dropped.
 struct Background(AbortHandle);
 
 impl Drop for Background {

@@ -1,4 +1,4 @@
-//! Keeps the packet programs on the devices that are chosen, while devices come, go and change.
+//! Keeps the packet programs on the selected devices, while devices appear, disappear and change.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -13,45 +13,45 @@ use super::devices::Device;
 use super::follow::Devices;
 use super::selection::Selection;
 
-/// The pass that needs no new list; it also retries what failed.
+/// The interval of passes without a new list of devices; a pass also retries what failed.
 pub const PERIOD: Duration = Duration::from_secs(10);
-/// The first retry of what failed.
+/// The pause after a pass in which something failed.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What a device needs from the programs. Calls block, and come from one task at a time.
+/// The operations on a device that the manager needs. Calls block, and come from one task at a time.
 pub trait DeviceHooks: Send + Sync + 'static {
-    /// What can go wrong.
+    /// The error of an operation.
     type Error: Display + Send;
 
-    /// Puts the programs on a device, or replaces those of an earlier agent there.
+    /// Attaches the programs to a device, or replaces those of an earlier agent.
     fn attach(&self, device: &Device) -> Result<(), Self::Error>;
 
-    /// Takes them off a device that is not chosen any more, or forgets one that is gone.
+    /// Detaches the programs from a device that is no longer selected, or forgets a device that is gone.
     fn detach(&self, ifindex: u32) -> Result<(), Self::Error>;
 
-    /// Programs that were on a device had gone, and are there again.
+    /// Called after programs that had disappeared from a device were attached again.
     fn attached_again(&self) {}
 
-    /// A pass over these devices is done: all that are chosen have what they need, or cannot have it.
+    /// Called after a pass over these devices: each selected one has its programs, or cannot have them.
     fn settled(&self, _devices: &[Device]) {}
 
-    /// Devices that have something of ours, by this agent or an earlier one, and whether nothing is missing.
+    /// Returns the devices with programs of this agent or an earlier one, and whether the programs are complete.
     fn attached(&self) -> BTreeMap<u32, bool>;
 }
 
-/// One chosen device.
+/// A selected device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceState {
     /// Its name.
     pub name: String,
-    /// Why it has no programs; `None` when it has.
+    /// Why it has no programs; `None` if it has them.
     pub problem: Option<String>,
 }
 
-/// The chosen devices by index; `None` before the first pass.
+/// The selected devices by index; `None` before the first pass.
 pub type DeviceStates = Option<BTreeMap<u32, DeviceState>>;
 
-/// Keeps devices right until it is dropped.
+/// Keeps the programs on the selected devices until it is dropped.
 pub struct DeviceManager<H> {
     selection: Selection,
     hooks: Arc<H>,
@@ -60,19 +60,19 @@ pub struct DeviceManager<H> {
 }
 
 impl<H: DeviceHooks> DeviceManager<H> {
-    /// A manager, and where to read how it is doing.
+    /// Creates a manager, and the receiver of its states.
     pub fn new(selection: Selection, hooks: Arc<H>) -> (Self, watch::Receiver<DeviceStates>) {
         let (states, receiver) = watch::channel(None);
         (Self { selection, hooks, states, period: PERIOD }, receiver)
     }
 
-    /// Makes a pass so often, even when nothing has changed; every 10 s unless told otherwise.
+    /// Sets the interval of passes without a change; the default is 10 s.
     #[must_use]
     pub fn with_period(self, period: Duration) -> Self {
         Self { period, ..self }
     }
 
-    /// Runs until `devices` has no sender any more: a pass at the start, one for each list of devices, and one now and then.
+    /// Runs until the sender of `devices` is dropped: one pass at the start, one for each list of devices, and periodic ones.
     pub async fn run(self, mut devices: watch::Receiver<Devices>) {
         loop {
             let list = Arc::clone(&devices.borrow_and_update());
@@ -90,7 +90,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
         }
     }
 
-    /// Puts right what differs on these devices; whether something failed.
+    /// Corrects what differs on these devices; returns whether something failed.
     async fn pass(&self, devices: Devices) -> Result<bool, JoinError> {
         let (selection, hooks) = (self.selection.clone(), Arc::clone(&self.hooks));
         let before = self.states.borrow().clone();
@@ -110,7 +110,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
     }
 }
 
-/// One pass over all devices; the result is the new state of the chosen ones.
+/// Makes one pass over all devices; returns the new state of the selected ones.
 fn reconcile<H: DeviceHooks>(
     selection: &Selection,
     hooks: &H,
@@ -121,14 +121,14 @@ fn reconcile<H: DeviceHooks>(
     let mut states = BTreeMap::new();
     for device in devices.iter().filter(|device| selection.takes(device)) {
         let known = before.and_then(|states| states.get(&device.ifindex));
-        // They may have been removed externally, or the device went to another network namespace and came back.
+        // The programs may have been removed externally, or the device was moved to another network namespace and back.
         let complete = attached.get(&device.ifindex).copied().unwrap_or_default();
         let works = complete && known.is_some_and(|state| state.problem.is_none());
         let problem = if works { None } else { hooks.attach(device).err().map(|error| error.to_string()) };
         match (&problem, known) {
             (None, None) => tracing::info!(device = device.name, "packet programs attached"),
             (None, Some(_)) if !works => {
-                // One that had a problem was never taken away.
+                // A device with a problem had no programs that could have been removed.
                 if known.is_some_and(|state| state.problem.is_none()) {
                     hooks.attached_again();
                 }
@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// Remembers what it was asked, and fails on one device until told otherwise.
+    /// Records its calls, and fails on one device until the test resets that.
     #[derive(Default)]
     struct Hooks {
         broken: Mutex<Option<u32>>,

@@ -1,11 +1,10 @@
-//! How much memory the machine has.
+//! The amount of memory of the machine.
 
 use std::fs;
 
-/// Where the kernel says so.
 const PATH: &str = "/proc/meminfo";
 
-/// Bytes of memory of the whole machine; `None`: the kernel does not say.
+/// Returns the bytes of memory of the whole machine; `None` if the kernel does not report them.
 pub fn total() -> Option<u64> {
     parse(&fs::read_to_string(PATH).ok()?)
 }

@@ -1,4 +1,4 @@
-//! What is on this machine: the cgroup tree, network devices and namespaces, sockets.
+//! The state of this machine: the cgroup tree, network devices and namespaces, sockets.
 
 pub mod cgroup;
 pub mod devices;

@@ -1,4 +1,4 @@
-//! Netlink requests that block; each is answered by the kernel at once.
+//! Blocking netlink requests; the kernel answers each of them at once.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{Socket, SocketAddr};
 
-/// A socket to the kernel, in the network namespace of the thread that opened it.
+/// A netlink socket, in the network namespace of the thread that opened it.
 pub struct Netlink {
     socket: Socket,
     sequence: u32,
@@ -22,7 +22,7 @@ impl Netlink {
         Self::to(NETLINK_ROUTE)
     }
 
-    /// Opens a socket for the protocol of that number.
+    /// Opens a socket for the protocol with this number.
     pub fn to(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
@@ -30,17 +30,17 @@ impl Netlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// Asks for a list.
+    /// Requests a list.
     pub fn dump(&mut self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
         self.exchange(message, NLM_F_DUMP)
     }
 
-    /// Asks for a change; `flags` are `NLM_F_*` bits.
+    /// Requests a change; `flags` are `NLM_F_*` bits.
     pub fn change(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         self.exchange::<_, RouteNetlinkMessage>(message, NLM_F_ACK | flags).map(drop)
     }
 
-    /// Sends a request, with these `NLM_F_*` bits, and gives what is answered.
+    /// Sends a request with these `NLM_F_*` bits, and returns the answers.
     pub fn exchange<Q: NetlinkSerializable, A: NetlinkDeserializable>(
         &mut self,
         message: Q,
@@ -61,9 +61,9 @@ impl Netlink {
             let mut rest = datagram.as_slice();
             while let Some(length) = message_length(rest) {
                 let (one, following) = rest.split_at(length);
-                // Messages begin at multiples of four bytes.
+                // Messages are aligned to four bytes.
                 rest = following.get(length.next_multiple_of(4) - length..).unwrap_or_default();
-                // A kernel newer than the decoder may say what it cannot read; the rest still counts.
+                // The decoder may not know a message of a newer kernel; the other messages are still used.
                 let Ok(message) = NetlinkMessage::<A>::deserialize(one) else { continue };
                 if message.header.sequence_number != self.sequence {
                     continue;
@@ -81,7 +81,7 @@ impl Netlink {
     }
 }
 
-/// Length of the message at the start of `bytes`, when there is a whole one.
+/// Returns the length of the message at the start of `bytes`, if the message is complete.
 fn message_length(bytes: &[u8]) -> Option<usize> {
     let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
     (16..=bytes.len()).contains(&length).then_some(length)

@@ -9,32 +9,33 @@ use std::path::{Path, PathBuf};
 
 use rustix::thread::{CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space};
 
-/// The one of the calling thread.
+/// The network namespace of the calling thread.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// Network namespaces, as far as they can be seen.
+/// Network namespaces, as far as they are visible.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Namespaces {
-    /// Each once, by a path that leads to it; the caller's own comes first.
+    /// One path to each namespace; the caller's own comes first.
     pub paths: Vec<PathBuf>,
-    /// Processes that this one may not look at (`ptrace(2)`, "access mode checking"): they may be in others.
+    /// The number of processes that this one may not inspect (`ptrace(2)`, "access mode checking"): they may be in
+    /// other namespaces.
     pub hidden: usize,
 }
 
-/// Whether this process may enter others (`setns(2)`).
+/// Whether this process may enter other network namespaces (`setns(2)`).
 pub fn may_enter() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// The caller's own alone.
+/// Returns only the caller's own network namespace.
 pub fn own() -> Namespaces {
     Namespaces { paths: vec![OWN.into()], hidden: 0 }
 }
 
-/// Every network namespace that a process is in.
+/// Returns every network namespace that a process is in.
 ///
-/// What belongs to processes that are not in this `/proc` (in a container without the host's processes) is missing,
-/// and so is a namespace in which no process is.
+/// Namespaces of processes that are not in this `/proc` (in a container without the host's processes) are missing, and
+/// so are namespaces without a process.
 pub fn all() -> io::Result<Namespaces> {
     let own = Path::new(OWN).metadata()?.ino();
     let (mut others, mut hidden) = (BTreeMap::new(), 0);
@@ -46,7 +47,7 @@ pub fn all() -> io::Result<Namespaces> {
                 Ok(metadata) if metadata.ino() == own => {}
                 Ok(metadata) => drop(others.entry(metadata.ino()).or_insert(path)),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => hidden += 1,
-                // It has ended meanwhile.
+                // The process has ended in the meantime.
                 Err(_) => {}
             }
         }
@@ -55,14 +56,14 @@ pub fn all() -> io::Result<Namespaces> {
     Ok(Namespaces { paths, hidden })
 }
 
-/// Runs `work` in each of these namespaces, on a thread of its own, which ends with it. `work` is told how it got in:
-/// the first path is taken for the caller's own, which needs no permission.
+/// Runs `work` in each of these namespaces, on a separate thread that ends afterwards. `work` gets the result of
+/// entering the namespace. The first path is assumed to be the caller's own, which needs no permission.
 pub fn in_each<T: Send>(paths: &[PathBuf], mut work: impl FnMut(io::Result<()>) -> T + Send) -> Vec<T> {
     let run = || {
         let visit = |(number, path): (usize, &PathBuf)| work(if number == 0 { Ok(()) } else { enter(path) });
         paths.iter().enumerate().map(visit).collect()
     };
-    // A panic of `work` has been told; there is nothing to add to it.
+    // A panic of `work` has been reported already.
     std::thread::scope(|scope| scope.spawn(run).join()).unwrap_or_default()
 }
 

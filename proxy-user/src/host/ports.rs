@@ -1,13 +1,13 @@
-//! Ports that the kernel gives to sockets.
+//! The range of ports that the kernel assigns to sockets.
 
 use std::fs;
 
 use proxy_common::config::PortRange;
 
-/// It is a setting of the network namespace, of IPv6 sockets, too.
+/// The setting of the network namespace; it also applies to IPv6 sockets.
 const PATH: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// Those of this network namespace; `None`: they cannot be read.
+/// Returns the range of this network namespace; `None` if it cannot be read.
 pub fn local() -> Option<PortRange> {
     parse(&fs::read_to_string(PATH).ok()?)
 }

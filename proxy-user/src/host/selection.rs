@@ -1,4 +1,4 @@
-//! Which devices the packet programs go to.
+//! Selects the devices to which the packet programs are attached.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use super::devices::Device;
 use crate::model::DeviceKind;
 
-/// What is no pattern of device names.
+/// The text is not a pattern of device names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected an interface name of at most 15 characters, with * and ? as wildcards")]
 pub struct BadPattern;
@@ -18,7 +18,7 @@ pub struct BadPattern;
 pub struct Pattern(String);
 
 impl Pattern {
-    /// Whether this is the pattern of that name.
+    /// Whether this pattern matches the name.
     pub fn matches(&self, name: &str) -> bool {
         matches(&self.0, name)
     }
@@ -42,12 +42,12 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Part of `--devices`: devices to take, or, with `!` in front, to leave out.
+/// A part of `--devices`: devices to select, or, with `!` in front, to exclude.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePattern {
     /// The devices.
     pub pattern: Pattern,
-    /// They are left out.
+    /// Whether the devices are excluded.
     pub is_excluded: bool,
 }
 
@@ -72,17 +72,16 @@ impl Serialize for DevicePattern {
     }
 }
 
-/// The value of `--devices`: nothing for the automatic choice, or patterns.
+/// The value of `--devices`: empty for the automatic selection, or patterns.
 ///
-/// Patterns without `!` replace the automatic choice; if there are only patterns with `!`, they are exceptions from
-/// it.
+/// Patterns without `!` replace the automatic selection; if there are only patterns with `!`, they are exceptions from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Selection(pub Vec<DevicePattern>);
 
 impl FromStr for Selection {
     type Err = BadPattern;
 
-    /// Patterns separated by commas.
+    /// Parses patterns that are separated by commas.
     fn from_str(text: &str) -> Result<Self, BadPattern> {
         let patterns = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
         patterns.map(str::parse).collect::<Result<_, _>>().map(Self)
@@ -97,12 +96,12 @@ impl fmt::Display for Selection {
 }
 
 impl Selection {
-    /// Whether it names no device to take, only some to leave out.
+    /// Whether it only excludes devices.
     pub fn only_excludes(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|one| one.is_excluded)
     }
 
-    /// Whether the programs go to this device.
+    /// Whether the programs are attached to this device.
     pub fn takes(&self, device: &Device) -> bool {
         let mut named = self.0.iter().filter(|one| one.pattern.matches(&device.name)).peekable();
         if self.0.iter().all(|one| one.is_excluded) {
@@ -112,15 +111,15 @@ impl Selection {
     }
 }
 
-/// Devices over which packets come from, or go to, other machines and pods: Ethernet, and those without link-layer header.
+/// Whether packets from or to other machines and pods may pass this device: Ethernet, or no link-layer header.
 ///
-/// Ports of a bond or team carry what the bond carries, so each packet would pass twice. A bridge is left out and
-/// its ports are taken: replies between two pods of one bridge never pass the bridge itself.
+/// Ports of a bond or team are excluded, because each of their packets also passes the bond. A bridge is excluded and
+/// its ports are included: replies between two pods of one bridge never pass the bridge itself.
 fn automatic(device: &Device) -> bool {
     (device.ethernet || device.no_header) && !matches!(device.kind, DeviceKind::Bridge) && !device.bonded
 }
 
-/// Whether `name` is what `pattern` describes; `*` is any text, `?` one character.
+/// Whether `name` matches `pattern`; `*` is any text, `?` one character.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut pattern_chars = pattern.chars();
     match pattern_chars.next() {

@@ -19,19 +19,19 @@ const MOST: usize = 1 << 20;
 const NAME: &str = "localhost";
 
 /// An answer whose head has arrived. The connection to the agent is closed when this is dropped.
-pub(super) struct Told {
+pub(super) struct OpenResponse {
     pub status: StatusCode,
     body: BodyDataStream,
-    _way: Way,
+    _connection: ForwardedConnection,
 }
 
 /// The connection to an agent. Dropping it ends both tasks that forward bytes.
-struct Way {
+struct ForwardedConnection {
     forwarder: Portforwarder,
     connection: JoinHandle<Result<(), hyper::Error>>,
 }
 
-impl Drop for Way {
+impl Drop for ForwardedConnection {
     fn drop(&mut self) {
         self.connection.abort();
         self.forwarder.abort();
@@ -39,7 +39,7 @@ impl Drop for Way {
 }
 
 /// Sends a GET request to the agent's metrics server.
-pub(super) async fn get(cluster: &Cluster, agent: &Agent, path: &str) -> Result<Told, String> {
+pub(super) async fn get(cluster: &Cluster, agent: &Agent, path: &str) -> Result<OpenResponse, String> {
     let Agent { namespace, pod, metrics_port: port, .. } = agent;
     let cannot = |error: &dyn std::fmt::Display| {
         format!("cannot reach port {port} of pod {namespace}/{pod} through the API server: {error}")
@@ -50,7 +50,7 @@ pub(super) async fn get(cluster: &Cluster, agent: &Agent, path: &str) -> Result<
     let stream = forwarder.take_stream(*port).ok_or_else(|| cannot(&"no stream"))?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| cannot(&error))?;
-    let way = Way { forwarder, connection: tokio::spawn(connection) };
+    let way = ForwardedConnection { forwarder, connection: tokio::spawn(connection) };
     let request = Request::get(path).header(HOST, NAME).body(Body::empty());
     let answer = sender.send_request(request.map_err(|error| cannot(&error))?).await;
     let answer = match (answer, refused) {
@@ -66,10 +66,10 @@ pub(super) async fn get(cluster: &Cluster, agent: &Agent, path: &str) -> Result<
     };
     let status = answer.status();
     let body = Body::new(answer.into_body()).into_data_stream();
-    Ok(Told { status, body, _way: way })
+    Ok(OpenResponse { status, body, _connection: way })
 }
 
-impl Told {
+impl OpenResponse {
     /// Returns the next bytes of the body; `None` at its end.
     pub(super) async fn next(&mut self) -> Option<Result<impl AsRef<[u8]> + use<>, String>> {
         self.body.next().await.map(|part| part.map_err(|error| error.to_string()))

@@ -24,7 +24,7 @@ pub struct Contents {
     /// IPv6 backends that are in use, by id; an id should be in only one of the two maps.
     pub backends6: BTreeMap<u32, Backend>,
     /// All words of the prefilter.
-    pub filter: Vec<u64>,
+    pub prefilter: Vec<u64>,
     /// Names of Service ports.
     pub names: BTreeMap<u32, PortName>,
     /// Allowed source ranges of both families, each with the id of its Service port.

@@ -20,7 +20,7 @@ pub trait FlowUse {
     fn used_among(&mut self, bits: &BTreeSet<FilterBit>) -> io::Result<BTreeSet<FilterBit>>;
 
     /// Whether a flow with SNAT that has not expired has a source port in none of these ranges. Reads each flow once.
-    fn has_snat_beside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool>;
+    fn has_snat_outside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool>;
 }
 
 /// A [`FlowUse`] without any connection.
@@ -36,7 +36,7 @@ impl FlowUse for NoFlows {
         Ok(BTreeSet::new())
     }
 
-    fn has_snat_beside(&mut self, _: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
+    fn has_snat_outside(&mut self, _: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
         Ok(false)
     }
 }
@@ -51,7 +51,7 @@ impl FlowUse for View {
         self.filter_bits(bits).map_err(io::Error::other)
     }
 
-    fn has_snat_beside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
-        View::has_snat_beside(self, ranges).map_err(io::Error::other)
+    fn has_snat_outside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
+        View::has_snat_outside(self, ranges).map_err(io::Error::other)
     }
 }

@@ -57,7 +57,7 @@ impl KernelStore {
         let (slots, slot_count) = open::<u32, u32>(dir, Table::Slots, MapType::Array)?;
         let (backends, ids) = open::<u32, BackendEntry<[u8; 4]>>(dir, Table::Backends, MapType::Array)?;
         let (backends6, ids6) = open::<u32, BackendEntry<[u8; 16]>>(dir, Table::Backends6, MapType::Array)?;
-        let (filter, words) = open::<u32, u64>(dir, Table::Filter, MapType::Array)?;
+        let (prefilter, words) = open::<u32, u64>(dir, Table::Prefilter, MapType::Array)?;
         let (names, ports) = open::<u32, PortName>(dir, Table::Names, MapType::Hash)?;
         let (maglev, maglev_words) = open::<u32, u64>(dir, Table::Maglev, MapType::Array)?;
         let numbers = |table, name| open_as::<u32, u64>(dir, table, name, MapType::Array);
@@ -66,14 +66,14 @@ impl KernelStore {
         let backend_counts = [map_names::BACKEND_STATS, map_names::CONNECTIONS];
         let [stats, connections] = backend_counts.map(|name| numbers(Table::Backends, name));
         if words != PREFILTER_WORDS {
-            return Err(shape(Table::Filter, "a length of", &words, &PREFILTER_WORDS));
+            return Err(shape(Table::Prefilter, "a length of", &words, &PREFILTER_WORDS));
         }
         Ok(Self {
             arrays: Arrays {
                 slots: map_memory(dir, Table::Slots, &slots, size_of::<u32>(), slot_count)?,
                 maglev: map_memory(dir, Table::Maglev, &maglev, size_of::<u64>(), maglev_words)?,
                 maglev_index: map_memory(dir, Table::Maglev, &maglev_index, size_of::<u64>(), indexes)?,
-                filter: map_memory(dir, Table::Filter, &filter, size_of::<u64>(), words)?,
+                prefilter: map_memory(dir, Table::Prefilter, &prefilter, size_of::<u64>(), words)?,
             },
             health: map_memory(dir, Table::Backends, &health, size_of::<u64>(), words_of_health)?,
             capacity: Capacity {
@@ -112,7 +112,7 @@ impl KernelStore {
                 self.forget_services(&keys)
             }
             [Write::Backend(..) | Write::NoBackend(..), ..] => self.backends(run),
-            [Write::Join(..), ..] => join::join(&self.health, run),
+            [Write::ResetHealth(..), ..] => join::join(&self.health, run),
             [Write::Service(..), ..] => {
                 let v4: (Vec<_>, Vec<_>) = run.iter().filter_map(|w| service_of(w, v4_key)).unzip();
                 let v6: (Vec<_>, Vec<_>) = run.iter().filter_map(|w| service_of(w, v6_key)).unzip();
@@ -129,8 +129,8 @@ impl KernelStore {
                 Write::Slots(..)
                 | Write::MaglevTable(..)
                 | Write::MaglevIndex(..)
-                | Write::FilterSet(..)
-                | Write::FilterClear(..),
+                | Write::PrefilterSet(..)
+                | Write::PrefilterClear(..),
                 ..,
             ] => self.arrays.write(run),
             [
@@ -185,7 +185,7 @@ impl KernelStore {
 
 /// Whether two writes belong to one run.
 fn same_run(a: &Write, b: &Write) -> bool {
-    let memory = |w: &Write| matches!(w.table(), Table::Slots | Table::Maglev | Table::Filter);
+    let memory = |w: &Write| matches!(w.table(), Table::Slots | Table::Maglev | Table::Prefilter);
     let backend = |w: &Write| matches!(w, Write::Backend(..) | Write::NoBackend(..));
     (memory(a) && memory(b))
         || (a.table() == b.table()
@@ -210,7 +210,7 @@ impl Store for KernelStore {
             maglev: self.arrays.maglev(0..u32::MAX)?,
             backends: self.read_range(Table::Backends, 0..backends_below)?.backends,
             backends6: self.read_range(Table::Backends6, 0..backends_below)?.backends6,
-            filter: self.arrays.filter(0..u32::MAX)?,
+            prefilter: self.arrays.prefilter(0..u32::MAX)?,
             source_ranges: &self.node.source_ranges(Table::SrcRanges)?
                 | &self.node.source_ranges(Table::SrcRanges6)?,
             node: self.node.all()?,
@@ -223,7 +223,7 @@ impl Store for KernelStore {
         match table {
             Table::Slots => found.slots = self.arrays.slots(range)?,
             Table::Maglev => found.maglev = self.arrays.maglev(range)?,
-            Table::Filter => found.filter = self.arrays.filter(range)?,
+            Table::Prefilter => found.prefilter = self.arrays.prefilter(range)?,
             Table::Backends => found.backends = endpoints::<[u8; 4]>(&self.backends, table, start..end)?,
             Table::Backends6 => found.backends6 = endpoints::<[u8; 16]>(&self.backends6, table, start..end)?,
             _ => {}

@@ -34,7 +34,7 @@ impl MemoryStore {
     pub fn new(capacity: Capacity) -> Self {
         let contents = Contents {
             slots: vec![0; capacity.slots as usize],
-            filter: vec![0; PREFILTER_WORDS as usize],
+            prefilter: vec![0; PREFILTER_WORDS as usize],
             node: NodeContents::unknown(),
             ..Contents::default()
         };
@@ -105,7 +105,7 @@ impl MemoryStore {
                 }
                 self.backends(write.table()).insert(*id, *row);
             }
-            Write::Join(id, _, others) => {
+            Write::ResetHealth(id, _, others) => {
                 self.joined.insert(*id, others.to_vec());
                 // Health is not part of the contents.
                 return Ok(());
@@ -158,8 +158,8 @@ impl MemoryStore {
             Write::NoService(key) => {
                 self.contents.services.remove(key);
             }
-            Write::FilterSet(word, mask) => *self.word(*word)? |= mask,
-            Write::FilterClear(word, mask) => *self.word(*word)? &= !mask,
+            Write::PrefilterSet(word, mask) => *self.word(*word)? |= mask,
+            Write::PrefilterClear(word, mask) => *self.word(*word)? &= !mask,
             Write::SourceRange(id, range) => drop(self.contents.source_ranges.insert((*id, *range))),
             Write::NoSourceRange(id, range) => drop(self.contents.source_ranges.remove(&(*id, *range))),
             Write::Node(row) => drop(self.contents.node.rows.insert(row.table(), (**row).clone())),
@@ -180,7 +180,7 @@ impl MemoryStore {
     }
 
     fn word(&mut self, word: u32) -> Result<&mut u64, i32> {
-        self.contents.filter.get_mut(word as usize).ok_or(libc::E2BIG)
+        self.contents.prefilter.get_mut(word as usize).ok_or(libc::E2BIG)
     }
 }
 
@@ -209,7 +209,7 @@ impl Store for MemoryStore {
             Table::Maglev => {
                 found.maglev = self.contents.maglev.range(range).map(|(index, row)| (*index, *row)).collect();
             }
-            Table::Filter => found.filter = part(&self.contents.filter, &range),
+            Table::Prefilter => found.prefilter = part(&self.contents.prefilter, &range),
             Table::Backends => found.backends = rows(&self.contents.backends),
             Table::Backends6 => found.backends6 = rows(&self.contents.backends6),
             _ => {}

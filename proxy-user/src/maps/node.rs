@@ -166,7 +166,7 @@ pub struct ConfigRow {
     /// [`CONFIG_DETECT_LOCAL`].
     pub detect_local: bool,
     /// [`CONFIG_OTHER_PROXY`].
-    pub leave_old: bool,
+    pub other_proxy: bool,
     /// [`CONFIG_SOCKET_LB_HOST_ONLY`] and [`CONFIG_SOCKET_LB_OFF`].
     pub socket_lb: SocketLb,
     /// [`CONFIG_SOCKET_DROP_FAIL`].
@@ -190,7 +190,7 @@ impl Default for ConfigRow {
         Self {
             masquerade_all: false,
             detect_local: false,
-            leave_old: false,
+            other_proxy: false,
             socket_lb: SocketLb::default(),
             socket_drop: SocketDrop::default(),
             timeouts: FlowTimeouts::default(),
@@ -218,7 +218,7 @@ impl ConfigRow {
         Self {
             masquerade_all: entry.flags & CONFIG_MASQUERADE_ALL != 0,
             detect_local: entry.flags & CONFIG_DETECT_LOCAL != 0,
-            leave_old: entry.flags & CONFIG_OTHER_PROXY != 0,
+            other_proxy: entry.flags & CONFIG_OTHER_PROXY != 0,
             socket_lb: if entry.flags & CONFIG_SOCKET_LB_OFF != 0 {
                 SocketLb::Off
             } else if entry.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 {
@@ -252,7 +252,7 @@ impl ConfigRow {
         if self.dsr {
             entry.flags |= CONFIG_DSR;
         }
-        if self.leave_old {
+        if self.other_proxy {
             entry.flags |= CONFIG_OTHER_PROXY;
         }
         entry.flags |= match self.socket_lb {
@@ -361,13 +361,13 @@ mod tests {
             // `off` wins over `host-only`: both together are never written.
             let flags = flags & !CONFIG_SOCKET_LB_HOST_ONLY;
             let before = NodeConfig { flags, flow_entries: 7, ..NodeConfig::new(250, 10, 16, 3) };
-            let [masquerade_all, detect_local, leave_old, snat_moved] = switches;
+            let [masquerade_all, detect_local, other_proxy, snat_moved] = switches;
             let (socket_lb, socket_drop) = (SocketLb::HostOnly, SocketDrop::Fail);
             let timeouts = FlowTimeouts { udp, tcp_established: FlowTimeouts::LONGEST, ..FlowTimeouts::default() };
             let row = ConfigRow {
                 masquerade_all,
                 detect_local,
-                leave_old,
+                other_proxy,
                 socket_lb,
                 socket_drop,
                 timeouts,
@@ -375,7 +375,7 @@ mod tests {
                 snat_ports: [PortRange::new(1, 2); SNAT_RANGES],
                 host_netns,
                 uplinks,
-                dsr: leave_old,
+                dsr: other_proxy,
             };
             let mut after = before;
             row.apply(&mut after);

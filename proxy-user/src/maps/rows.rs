@@ -143,7 +143,7 @@ pub enum Write {
     /// Sets the backend of an id.
     Backend(u32, Backend),
     /// Resets the health of an id ([`proxy_common::health`]): to a newcomer's, if one of these endpoints has answered.
-    Join(u32, Table, Arc<[u32]>),
+    ResetHealth(u32, Table, Arc<[u32]>),
     /// Frees an id; the table gives the family.
     NoBackend(u32, Table),
     /// Fills an extent from this slot on. Nothing may refer to the extent yet.
@@ -157,9 +157,9 @@ pub enum Write {
     /// Removes a frontend.
     NoService(FrontendKey),
     /// Sets the bits of a mask in a word of the prefilter.
-    FilterSet(u32, u64),
+    PrefilterSet(u32, u64),
     /// Clears the bits of a mask in a word of the prefilter.
-    FilterClear(u32, u64),
+    PrefilterClear(u32, u64),
     /// Allows a source range for the Service port with this id.
     SourceRange(u32, IpNet),
     /// Removes a source range.
@@ -186,11 +186,11 @@ impl Write {
         match self {
             Self::Name(..) | Self::NoName(_) => Table::Names,
             Self::Backend(_, row) => Table::backends(row.addr),
-            Self::NoBackend(_, table) | Self::Join(_, table, _) => *table,
+            Self::NoBackend(_, table) | Self::ResetHealth(_, table, _) => *table,
             Self::Slots(..) => Table::Slots,
             Self::MaglevTable(..) | Self::MaglevIndex(..) => Table::Maglev,
             Self::Service(key, _) | Self::NoService(key) => Table::services(key.addr),
-            Self::FilterSet(..) | Self::FilterClear(..) => Table::Filter,
+            Self::PrefilterSet(..) | Self::PrefilterClear(..) => Table::Prefilter,
             Self::SourceRange(_, range) | Self::NoSourceRange(_, range) => Table::source_ranges(*range),
             Self::Node(row) => row.table(),
             Self::NodeAddr(address, _) | Self::NoNodeAddr(address) => Table::node_addrs(*address),
@@ -207,7 +207,7 @@ impl Write {
             Self::NoName(_)
                 | Self::NoBackend(..)
                 | Self::NoService(_)
-                | Self::FilterClear(..)
+                | Self::PrefilterClear(..)
                 | Self::NoSourceRange(..)
                 | Self::NoNodeAddr(_)
                 | Self::NoDevice(_)
@@ -220,12 +220,12 @@ impl Write {
         match self {
             Self::Name(id, name) => format!("{} (id {id})", name.as_str()),
             Self::Backend(id, row) => format!("{} port {} (id {id})", row.addr, row.port),
-            Self::NoName(id) | Self::NoBackend(id, _) | Self::Join(id, ..) => format!("id {id}"),
+            Self::NoName(id) | Self::NoBackend(id, _) | Self::ResetHealth(id, ..) => format!("id {id}"),
             Self::MaglevTable(base, words) => format!("{} words from {base}", words.len()),
             Self::MaglevIndex(index, _) => format!("the table of id {}", index / 2),
             Self::Slots(base, ids) => format!("{} slots from {base}", ids.len()),
             Self::Service(key, _) | Self::NoService(key) => key.to_string(),
-            Self::FilterSet(word, mask) | Self::FilterClear(word, mask) => {
+            Self::PrefilterSet(word, mask) | Self::PrefilterClear(word, mask) => {
                 format!("bit {mask:#x} of word {word}")
             }
             Self::SourceRange(id, range) | Self::NoSourceRange(id, range) => format!("{range} of id {id}"),

@@ -20,7 +20,7 @@ pub enum Table {
     /// IPv6 endpoints.
     Backends6,
     /// The prefilter: the bitmap that lets foreign packets pass.
-    Filter,
+    Prefilter,
     /// Maglev tables.
     Maglev,
     /// Names of Service ports.
@@ -53,7 +53,7 @@ impl Table {
         Self::Slots,
         Self::Backends,
         Self::Backends6,
-        Self::Filter,
+        Self::Prefilter,
         Self::Maglev,
         Self::Names,
         Self::SrcRanges,
@@ -101,7 +101,7 @@ impl Table {
 
     /// Whether the table is an array, of which parts can be read.
     pub const fn is_array(self) -> bool {
-        matches!(self, Self::Slots | Self::Backends | Self::Backends6 | Self::Filter | Self::Maglev)
+        matches!(self, Self::Slots | Self::Backends | Self::Backends6 | Self::Prefilter | Self::Maglev)
     }
 
     /// Returns the name of the map.
@@ -112,7 +112,7 @@ impl Table {
             Self::Slots => map::SLOTS,
             Self::Backends => map::BACKENDS,
             Self::Backends6 => map::BACKENDS6,
-            Self::Filter => map::PREFILTER,
+            Self::Prefilter => map::PREFILTER,
             Self::Maglev => map::MAGLEV,
             Self::Names => map::NAMES,
             Self::SrcRanges => map::SRC_RANGES,
@@ -135,7 +135,7 @@ impl Table {
             Self::Backends | Self::Backends6 => "--max-backends",
             Self::Maglev => "--max-maglev-words",
             Self::Names => "--max-services",
-            Self::Filter
+            Self::Prefilter
             | Self::SrcRanges
             | Self::SrcRanges6
             | Self::Node

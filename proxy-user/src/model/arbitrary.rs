@@ -1,4 +1,4 @@
-//! Legal clusters for property tests. Names and addresses come from small pools, so that they collide.
+//! Valid clusters for property tests. Names and addresses come from small pools, so that they collide.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,7 +18,7 @@ use super::{
     TrafficPolicy, Version,
 };
 
-/// The node that clusters are seen from.
+/// The name of this node, for which clusters are planned.
 pub const NODE: &str = "n1";
 const NODES: &[&str] = &[NODE, "n2", "n3"];
 const ZONES: &[&str] = &["a", "b"];
@@ -39,7 +39,7 @@ fn policy() -> impl Strategy<Value = TrafficPolicy> {
     select(&[TrafficPolicy::Cluster, TrafficPolicy::Local][..])
 }
 
-/// The address of the family with this last byte.
+/// Returns the address of the family with this last byte.
 pub fn address(family: IpFamily, low: u8) -> IpAddr {
     match family {
         IpFamily::V4 => Ipv4Addr::new(10, 0, 0, low).into(),
@@ -47,7 +47,7 @@ pub fn address(family: IpFamily, low: u8) -> IpAddr {
     }
 }
 
-/// This node, in one of the zones or in none, with or without an address.
+/// Generates this node, in one of the zones or in none, with or without an address.
 pub fn node() -> impl Strategy<Value = NodeView> {
     (option::of(text(ZONES)), option::of(1..4u8)).prop_map(|(zone, low)| NodeView {
         zone,
@@ -56,7 +56,7 @@ pub fn node() -> impl Strategy<Value = NodeView> {
     })
 }
 
-/// The machine, with addresses that may be Services', endpoints' or in source ranges.
+/// Generates the host, with addresses that may also be those of Services or endpoints, or be in source ranges.
 pub fn host() -> impl Strategy<Value = HostView> {
     let addresses = btree_set((family(), prop_oneof![1..4u8, 100..104u8]), 0..4);
     (addresses, option::of(1..4u8)).prop_map(|(addresses, source)| {
@@ -70,7 +70,7 @@ pub fn host() -> impl Strategy<Value = HostView> {
     })
 }
 
-/// The name of a Service.
+/// Generates the name of a Service.
 pub fn service_name() -> impl Strategy<Value = ServiceName> {
     (text(&["blue", "red"]), text(&["db", "web"]))
         .prop_map(|(namespace, name)| ServiceName::new(namespace, name))
@@ -92,7 +92,7 @@ fn source_range() -> impl Strategy<Value = IpNet> {
     (family(), 1..4u8, select(&[0, 8, 32][..])).prop_map(move |(family, low, len)| range(family, low, len))
 }
 
-/// A Service.
+/// Generates a Service.
 pub fn service() -> impl Strategy<Value = Service> {
     let external = || btree_set(10..13u8, 0..2);
     let addresses = (option::of(1..4u8), option::of(1..4u8), external(), external());
@@ -140,7 +140,7 @@ pub fn service() -> impl Strategy<Value = Service> {
     })
 }
 
-/// An endpoint of the family.
+/// Generates an endpoint of the family.
 pub fn endpoint(family: IpFamily) -> impl Strategy<Value = Endpoint> {
     let conditions = (any::<bool>(), any::<bool>(), any::<bool>());
     let hints = (btree_set(text(ZONES), 0..3), btree_set(text(NODES), 0..3));
@@ -160,7 +160,7 @@ pub fn endpoint(family: IpFamily) -> impl Strategy<Value = Endpoint> {
     )
 }
 
-/// A slice. Its name does not tell which Service it belongs to.
+/// Generates a slice. Its name does not depend on its Service.
 pub fn slice() -> impl Strategy<Value = EndpointSlice> {
     let port = (text(&["", "dns", "http"]), protocol(), 8080..8082u16)
         .prop_map(|(name, protocol, port)| EndpointPort { name: name.into(), protocol, port });
@@ -184,12 +184,12 @@ pub fn slice() -> impl Strategy<Value = EndpointSlice> {
     )
 }
 
-/// One event about one object, or the machine.
+/// Generates one event about one object or the host.
 pub fn event_or_host() -> impl Strategy<Value = Event> {
     prop_oneof![8 => event(), 1 => host().prop_map(Event::Host)]
 }
 
-/// One event about one object.
+/// Generates one event about one object.
 pub fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => service().prop_map(|s| Event::Apply(Object::Service(s))),

@@ -1,4 +1,4 @@
-//! What all events so far add up to.
+//! The state of the cluster after all events so far.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,30 +16,30 @@ mod told;
 
 /// The Services and the EndpointSlices of the cluster, and this node.
 ///
-/// Events of different objects may come in any order: the state is the same in the end.
+/// The final state does not depend on the order in which events of different objects arrive.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
     node: NodeView,
-    /// The cluster has said that it does not know this node.
+    /// The API server has reported that this node has no Node object.
     node_is_unknown: bool,
-    /// In boxes: half of a tree's places are empty.
+    /// Boxed, because half of a tree's places are empty.
     services: BTreeMap<ServiceName, Box<Service>>,
-    /// By the Service they belong to, which need not exist (yet).
+    /// The slices by their Service, which may not exist (yet).
     slices: BTreeMap<ServiceName, SortedMap<SliceName, EndpointSlice>>,
-    /// The Service that each slice is filed under.
+    /// The Service under which each slice is stored.
     owners: BTreeMap<SliceName, ServiceName>,
     listed: BTreeSet<Kind>,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     /// The internal addresses of the other nodes, by name; `None` until they have been listed.
     others: Option<BTreeMap<String, Vec<IpAddr>>>,
-    /// `None` until the host has been looked at.
+    /// `None` until the first [`Event::Host`].
     host: Option<HostView>,
-    /// The machine's addresses that others may know.
+    /// The host's addresses, without loopback addresses.
     own: BTreeSet<IpAddr>,
     statics: Statics,
 }
 
-/// Which objects are the folder's, and what of the API server's they hide.
+/// The names of the folder's objects, and the API server's objects that they hide.
 #[derive(Clone, Debug, Default)]
 struct Statics {
     services: BTreeSet<ServiceName>,
@@ -55,12 +55,12 @@ impl Statics {
 }
 
 impl Cluster {
-    /// An empty cluster, seen from `node`. A zone that `node` has holds until an event says otherwise.
+    /// Returns an empty cluster, in which `node` is this node. A zone of `node` applies until an event changes it.
     pub fn new(node: NodeView) -> Self {
         Self { node, ..Self::default() }
     }
 
-    /// Takes one event in. Returns the Services that need planning again; those it removed are among them.
+    /// Applies one event. Returns the Services that have to be planned again, including removed ones.
     pub fn apply(&mut self, event: Event) -> BTreeSet<ServiceName> {
         let mut changed = BTreeSet::new();
         match event {
@@ -92,78 +92,79 @@ impl Cluster {
         changed
     }
 
-    /// Whether Services and EndpointSlices have been listed once: before that, nothing may be deleted. The
-    /// node is not waited for: its zone only says which endpoints are better than others.
+    /// Whether Services and EndpointSlices have been listed once: before that, nothing may be deleted. The list of the node
+    /// is not needed: the node's zone only determines which endpoints are preferred.
     pub fn has_listed_all(&self) -> bool {
         self.listed.contains(&Kind::Service) && self.listed.contains(&Kind::Slice)
     }
 
-    /// This node.
+    /// Returns this node.
     pub const fn node(&self) -> &NodeView {
         &self.node
     }
 
-    /// This node's internal addresses, as others know them, which the machine really has.
+    /// Returns the internal addresses of this node's Node object that the host really has.
     pub fn own_internal_ips(&self) -> impl Iterator<Item = IpAddr> {
         let listed = self.others.as_ref().and_then(|nodes| nodes.get(&self.node.name));
         let known = if self.node.internal_ips.is_empty() { listed } else { Some(&self.node.internal_ips) };
         known.into_iter().flatten().copied().filter(|address| self.is_own(address))
     }
 
-    /// The internal addresses of the other nodes, by name, perhaps also of this one; `None`: not listed, since they are not needed or the
-    /// list has not come yet.
+    /// Returns the internal addresses of the other nodes, by name; this node may be among them. `None` if the nodes have
+    /// not been listed: the addresses are not needed, or the list has not arrived yet.
     pub const fn others(&self) -> Option<&BTreeMap<String, Vec<IpAddr>>> {
         self.others.as_ref()
     }
 
-    /// Whether traffic may be sent to this node: its Node object neither leaves nor is gone. True until that object is known.
+    /// Whether traffic may be sent to this node: its Node object exists, and the node is not leaving. True until that
+    /// object is known.
     pub const fn is_node_eligible(&self) -> bool {
         !self.node_is_unknown && !self.node.leaves
     }
 
-    /// The ranges of all `ServiceCIDR`s.
+    /// Returns the ranges of all `ServiceCIDR`s.
     pub fn service_cidrs(&self) -> BTreeSet<IpNet> {
         self.service_cidrs.values().flatten().copied().collect()
     }
 
-    /// The machine, when it has been looked at.
+    /// Returns the host; `None` before the first [`Event::Host`].
     pub const fn host(&self) -> Option<&HostView> {
         self.host.as_ref()
     }
 
-    /// Whether the machine has the address, and others may know it; never before it has been looked at.
+    /// Whether the host has the address, and it is no loopback address; false before the first [`Event::Host`].
     pub fn is_own(&self, address: &IpAddr) -> bool {
         self.own.contains(address)
     }
 
-    /// Cluster addresses of Services that the machine has itself (`NodeLocal` `DNSCache`, for one).
+    /// Returns the cluster addresses of Services that the host has itself (for example with `NodeLocal` `DNSCache`).
     pub fn own_cluster_ips(&self) -> BTreeSet<IpAddr> {
         let all = self.services.values().flat_map(|service| &service.cluster_ips);
         all.filter(|address| self.is_own(address)).copied().collect()
     }
 
-    /// A Service.
+    /// Returns the Service of that name.
     pub fn service(&self, name: &ServiceName) -> Option<&Service> {
         self.services.get(name).map(|service| &**service)
     }
 
-    /// All Services, by name.
+    /// Returns all Services, by name.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
         self.services.values().map(|service| &**service)
     }
 
-    /// The Services behind this one in the order of names; `None`: all.
+    /// Returns the Services after this one in the order of names; all of them if `name` is `None`.
     pub fn services_after(&self, name: Option<&ServiceName>) -> impl Iterator<Item = &Service> {
         let from = name.map_or(Bound::Unbounded, Bound::Excluded);
         self.services.range((from, Bound::Unbounded)).map(|(_, service)| &**service)
     }
 
-    /// The slices of a Service, by name.
+    /// Returns the slices of a Service, by name.
     pub fn slices(&self, service: &ServiceName) -> impl Iterator<Item = &EndpointSlice> {
         self.slices.get(service).into_iter().flat_map(SortedMap::values)
     }
 
-    /// A slice, whichever Service it belongs to.
+    /// Returns the slice of that name, of any Service.
     pub fn slice(&self, name: &SliceName) -> Option<&EndpointSlice> {
         self.slices.get(self.owners.get(name)?)?.get(name)
     }
@@ -192,7 +193,7 @@ impl Cluster {
                     return;
                 }
             }
-            // Its label has changed: it leaves one Service and joins another.
+            // The label of the slice has changed: the slice moves from one Service to another.
             Some(_) => self.remove_slice(&slice.name.clone(), changed),
             None => {}
         }
@@ -212,14 +213,15 @@ impl Cluster {
         self.touch(&owner, changed);
     }
 
-    /// A slice whose Service is not here changes nothing: the Service will be planned when it comes.
+    /// Marks the Service as changed if it exists. A Service that does not exist yet is planned when it arrives.
     fn touch(&self, service: &ServiceName, changed: &mut BTreeSet<ServiceName>) {
         if self.services.contains_key(service) {
             changed.insert(service.clone());
         }
     }
 
-    /// Anything but the name can change: which node we are was decided at start.
+    /// Replaces this node's object; `None`: it is gone. The name cannot change, because the agent's node is determined at
+    /// start.
     fn set_node(&mut self, node: Option<NodeView>, changed: &mut BTreeSet<ServiceName>) {
         if node.as_ref().is_some_and(|node| node.name != self.node.name) {
             return;
@@ -243,9 +245,9 @@ impl Cluster {
         }
     }
 
-    /// Another node, or that it is gone.
+    /// Stores another node, or removes it if `node` is `None`.
     fn set_other(&mut self, name: &str, node: Option<NodeView>, changed: &mut BTreeSet<ServiceName>) {
-        // Before the list has come, it would be the only one.
+        // Before the list has arrived, the map would hold this node only.
         let Some(others) = &mut self.others else { return };
         let old = others.remove(name);
         let new = node.map(|node| node.internal_ips);
@@ -256,7 +258,7 @@ impl Cluster {
         }
     }
 
-    /// Services with an endpoint on one of these nodes.
+    /// Marks the Services with an endpoint on one of these nodes as changed.
     fn touch_endpoints_on(&self, is_meant: impl Fn(&str) -> bool, changed: &mut BTreeSet<ServiceName>) {
         for (service, slices) in &self.slices {
             let mut endpoints = slices.values().flat_map(|slice| &slice.endpoints);
@@ -266,8 +268,8 @@ impl Cluster {
         }
     }
 
-    /// Services with source ranges care whether this node is in one of them, others whether their address, or that of
-    /// an endpoint, is this machine's.
+    /// Stores the host. Services with source ranges depend on whether this node is in one of them; other Services depend on
+    /// whether their cluster address, or the address of an endpoint, is one of the host's.
     fn set_host(&mut self, host: HostView, changed: &mut BTreeSet<ServiceName>) {
         let now: BTreeSet<IpAddr> = host.addresses().copied().collect();
         let known = std::mem::replace(&mut self.own, now);
@@ -292,7 +294,7 @@ impl Cluster {
         }
     }
 
-    /// Services with source ranges.
+    /// Returns the names of the Services with source ranges.
     fn restricted(&self) -> impl Iterator<Item = ServiceName> {
         self.services
             .values()

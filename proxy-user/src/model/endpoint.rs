@@ -11,26 +11,26 @@ use super::{
 /// Some of the endpoints of a Service, all of one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
-    /// Its own name.
+    /// Its name.
     pub name: SliceName,
     /// The Service it belongs to: the label `kubernetes.io/service-name`.
     pub service: ServiceName,
-    /// Its edition, which counts in no comparison.
+    /// Its version, which comparisons ignore.
     pub version: Version,
     /// `addressType`.
     pub family: IpFamily,
-    /// The ports that every endpoint of it has, sorted.
+    /// The ports of each of its endpoints, sorted.
     pub ports: Vec<EndpointPort>,
     /// Its endpoints, sorted.
     pub endpoints: Vec<Endpoint>,
-    /// When what it tells of happened: the annotation `endpoints.kubernetes.io/last-change-trigger-time`.
+    /// The time of the change that triggered this version: annotation `endpoints.kubernetes.io/last-change-trigger-time`.
     pub triggered: Option<SystemTime>,
-    /// What in it could not be used.
+    /// Problems of the parts that could not be used.
     pub problems: Vec<Problem>,
 }
 
 impl EndpointSlice {
-    /// A slice without ports and endpoints.
+    /// Returns a slice without ports and endpoints.
     pub fn new(name: SliceName, service: ServiceName, family: IpFamily) -> Self {
         Self {
             name,
@@ -44,7 +44,7 @@ impl EndpointSlice {
         }
     }
 
-    /// Whether it says the same as another one; what triggered it does not count.
+    /// Whether both slices have the same content; `version` and `triggered` are ignored.
     pub fn says_the_same(&self, other: &Self) -> bool {
         let Self { name, service, version: _, family, ports, endpoints, triggered: _, problems } = self;
         *name == other.name
@@ -55,7 +55,7 @@ impl EndpointSlice {
             && *problems == other.problems
     }
 
-    /// Whether any endpoint says which zones or nodes it is meant for.
+    /// Whether any endpoint has hints for zones or nodes.
     pub fn has_hints(&self) -> bool {
         self.endpoints.iter().any(|e| !e.zone_hints.is_empty() || !e.node_hints.is_empty())
     }
@@ -75,19 +75,19 @@ pub struct EndpointPort {
 /// One endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Endpoint {
-    /// Its address: the first of `addresses`, all of which are the same pod's.
+    /// Its address: the first of `addresses`, which all belong to the same pod.
     pub address: IpAddr,
-    /// `conditions.ready`; true where the object does not say, and with `publishNotReadyAddresses`.
+    /// `conditions.ready`; true if the object does not set it, and with `publishNotReadyAddresses`.
     pub ready: bool,
-    /// `conditions.serving`; true where the object does not say.
+    /// `conditions.serving`; true if the object does not set it.
     pub serving: bool,
-    /// `conditions.terminating`; false where the object does not say.
+    /// `conditions.terminating`; false if the object does not set it.
     pub terminating: bool,
     /// `nodeName`: where it runs.
     pub node: Option<Name>,
     /// `zone`.
     pub zone: Option<Name>,
-    /// The weight that its slice gives to it (annotation `ballast.io/weights`).
+    /// The weight from an annotation of its slice (`ballast.io/weights`).
     pub weight: Option<u16>,
     /// `hints.forZones`: the zones whose clients should use it.
     pub zone_hints: Names,
@@ -96,7 +96,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint that is ready, without hints.
+    /// Returns a ready endpoint without hints.
     pub fn new(address: IpAddr) -> Self {
         Self {
             address,
@@ -111,7 +111,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether connections to it may go on: it is ready, or serves on while it terminates.
+    /// Whether connections to the endpoint may continue: it is ready, or still serves while it terminates.
     pub fn is_serving(&self) -> bool {
         self.ready || self.serving
     }

@@ -1,27 +1,26 @@
-//! What a source of objects reports.
+//! The events that a source of objects reports.
 
 use std::fmt;
 
 use super::{EndpointSlice, HostView, NodeView, Service, ServiceCidr, ServiceName, SliceName};
 
-/// One report. Reports about one object come in the order in which they happened; reports about different
-/// objects come in any order.
+/// One event. Events of one object arrive in the order in which they happened; events of different objects arrive in any order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The object is new or has changed.
     Apply(Object),
-    /// The object is gone, or no business of ours any more.
+    /// The object was deleted, or Ballast no longer handles it.
     Delete(Key),
-    /// Everything of one kind that there is: after a list, and after a list that was needed again.
+    /// All objects of one kind: the result of a list or a relist.
     Reset(Listing),
-    /// Everything that a folder holds which is served beside an API server.
+    /// All objects of a folder that is served in addition to an API server.
     Static {
         /// Its Services.
         services: Vec<Service>,
         /// Its EndpointSlices.
         slices: Vec<EndpointSlice>,
     },
-    /// The machine has been looked at.
+    /// The agent has read the state of the host.
     Host(HostView),
 }
 
@@ -38,7 +37,7 @@ pub enum Object {
     ServiceCidr(ServiceCidr),
 }
 
-/// The name of an object and its kind.
+/// The kind and the name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
     /// A Service.
@@ -69,9 +68,9 @@ pub enum Listing {
     Services(Vec<Service>),
     /// All EndpointSlices.
     Slices(Vec<EndpointSlice>),
-    /// This node, if it has an object.
+    /// This node; `None` if it has no Node object.
     Node(Option<NodeView>),
-    /// All nodes but this one, which may be among them.
+    /// All other nodes; this node may be among them.
     Others(Vec<NodeView>),
     /// All `ServiceCIDR`s.
     ServiceCidrs(Vec<ServiceCidr>),
@@ -91,7 +90,7 @@ pub enum Kind {
 }
 
 impl Object {
-    /// Its name.
+    /// Returns the kind and the name of the object.
     pub fn key(&self) -> Key {
         match self {
             Self::Service(service) => Key::Service(service.name.clone()),
@@ -103,7 +102,7 @@ impl Object {
 }
 
 impl Listing {
-    /// What it is a list of.
+    /// Returns the kind of the listed objects.
     pub const fn kind(&self) -> Kind {
         match self {
             Self::Services(_) => Kind::Service,

@@ -8,20 +8,20 @@ use super::net::Protocol;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ForwardingMode {
-    /// Under an address of this node; replies come back through it.
+    /// With SNAT to an address of this node; replies return through this node.
     #[default]
     Snat,
     /// Encapsulated to the endpoint's node, which answers the client directly. Not SCTP.
     Dsr,
-    /// TCP as with [`ForwardingMode::Dsr`], all else as with [`ForwardingMode::Snat`].
+    /// TCP as with [`ForwardingMode::Dsr`], other protocols as with [`ForwardingMode::Snat`].
     Hybrid,
 }
 
 impl ForwardingMode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::Snat, Self::Dsr, Self::Hybrid];
 
-    /// The name in settings, annotations, tables and JSON.
+    /// Returns the name in settings, annotations, tables and JSON.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Snat => "snat",
@@ -30,7 +30,7 @@ impl ForwardingMode {
         }
     }
 
-    /// The mode of that name.
+    /// Returns the mode of that name, or `None` if there is none.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.label() == name)
     }

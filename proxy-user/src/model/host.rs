@@ -12,41 +12,41 @@ pub struct HostView {
     pub devices: BTreeMap<u32, HostDevice>,
     /// Its default routes, the preferred one of each family first.
     pub defaults: Vec<DefaultRoute>,
-    /// The cookie of the namespace; 0 where the kernel has none (before Linux 5.14).
+    /// The cookie of the namespace; 0 if the kernel has none (before Linux 5.14).
     pub netns_cookie: u64,
-    /// Another proxy's rules are in netfilter, or were lately: connections may be there that it translates.
+    /// Another proxy's rules are in netfilter, or were recently: netfilter may translate existing connections.
     pub has_kube_proxy_rules: bool,
-    /// Ports that the kernel gives to sockets (`net.ipv4.ip_local_port_range`); `None`: not known.
+    /// Local ports that the kernel gives to sockets (`net.ipv4.ip_local_port_range`); `None`: not known.
     pub local_ports: Option<PortRange>,
 }
 
 impl HostView {
-    /// All addresses that other machines may know, of every device.
+    /// Returns the addresses of all devices, without loopback addresses.
     pub fn addresses(&self) -> impl Iterator<Item = &IpAddr> {
         self.devices.values().flat_map(|device| &device.addresses).filter(|address| !address.is_loopback())
     }
 }
 
-/// What kind of device it is, as far as that says who is behind it.
+/// The kind of a device, as far as it indicates which machines are behind the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// A NIC: the kernel names no link kind, or one of real hardware.
+    /// A NIC: the kernel reports no link kind, or one of real hardware.
     Physical,
     /// Several NICs as one: bond, team, HSR.
     Bond,
-    /// It shares another device, its parent: VLAN, macvlan, ipvlan, `MACsec`.
+    /// A device on top of another device, its parent: VLAN, macvlan, ipvlan, `MACsec`.
     Stacked,
-    /// It wraps packets for other machines: VXLAN, Geneve, GRE, IP-in-IP, `WireGuard`, XFRM, PPP.
+    /// A device that encapsulates packets for other machines: VXLAN, Geneve, GRE, IP-in-IP, `WireGuard`, XFRM, PPP.
     Tunnel,
-    /// A bridge, which packets between its ports do not pass.
+    /// A bridge; packets between its ports do not pass this device.
     Bridge,
-    /// One end of a cable to a network namespace: veth, netkit.
+    /// One end of a device pair that leads to a network namespace: veth, netkit.
     Veth,
-    /// A process reads and writes its packets: tun, tap. Mostly a virtual machine.
+    /// A device whose packets a process reads and writes, mostly for a virtual machine: tun, tap.
     Tun,
     /// The loopback device.
     Loopback,
-    /// It holds addresses, and no packet comes in by it.
+    /// A device that holds addresses, and on which no packet arrives.
     Dummy,
     /// Anything else: ports of Open vSwitch, VRFs.
     #[default]
@@ -54,21 +54,21 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// Software makes it for one container or virtual machine.
+    /// Whether the device is created by software for one container or virtual machine.
     pub const fn is_virtual(self) -> bool {
         matches!(self, Self::Veth | Self::Tun)
     }
 }
 
-/// What the operator says of a device.
+/// The role that the operator gives to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceRole {
-    /// Nothing: its kind, routes and addresses decide.
+    /// None: the device's kind, routes and addresses determine the role.
     #[default]
     Guessed,
-    /// Other machines are behind it (`--uplinks`).
+    /// Other machines are behind the device (`--uplinks`).
     Uplink,
-    /// Pods and virtual machines of this node are (`--local-devices`).
+    /// Pods and virtual machines of this node are behind the device (`--local-devices`).
     Local,
 }
 
@@ -77,27 +77,27 @@ pub enum DeviceRole {
 pub struct HostDevice {
     /// Its name.
     pub name: String,
-    /// What the operator says of it.
+    /// The role that the operator gives to it.
     pub role: DeviceRole,
     /// Its packets have no link-layer header.
     pub no_header: bool,
     /// What kind of device it is.
     pub kind: DeviceKind,
-    /// The device whose packets it carries apart: that of a VLAN, macvlan or ipvlan.
+    /// The parent device of a VLAN, macvlan or ipvlan.
     pub parent: Option<u32>,
     /// The bridge or bond that it is a port of.
     pub master: Option<u32>,
     /// Its addresses, without link-local ones.
     pub addresses: BTreeSet<IpAddr>,
-    /// The addresses whose prefix makes a connected subnet: shorter than /32 or /128.
+    /// The addresses with a connected subnet: their prefix is shorter than /32 or /128.
     pub in_subnets: BTreeSet<IpAddr>,
 }
 
-/// A route to everywhere.
+/// A default route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DefaultRoute {
-    /// The device that it leads over.
+    /// The index of its device.
     pub device: u32,
-    /// The address that packets from here have, as far as the route or its device says.
+    /// The source address of this node's packets on the route, if the route or its device determines one.
     pub source: Option<IpAddr>,
 }

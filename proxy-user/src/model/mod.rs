@@ -1,8 +1,8 @@
-//! The cluster as Ballast understands it: no Kubernetes types, no clock, no IO.
+//! The model of the cluster: without Kubernetes types, without a clock, without I/O.
 //!
-//! An [`Event`] is what a source reports, a [`Cluster`] is what all events so far add up to. Objects in here
-//! have been checked: an address is an address and a port is not zero. What could not be used is a [`Problem`]
-//! of the object it was found in.
+//! A source reports [`Event`]s; a [`Cluster`] is the state after all events so far. The objects of the model are validated:
+//! an address is an address, and a port is not zero. A part that could not be used is a [`Problem`] of the object in which
+//! it was found.
 
 pub mod api_servers;
 pub mod cluster;

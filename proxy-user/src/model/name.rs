@@ -1,4 +1,4 @@
-//! What objects are called.
+//! The names of objects.
 
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
@@ -10,21 +10,21 @@ use arcstr::ArcStr;
 
 use super::SortedSet;
 
-/// A name, in memory once however often it is told, and one pointer where it is used: those of nodes, ports and namespaces
-/// stand in every endpoint and Service of a cluster.
+/// An interned name: the text is in memory once, and each use takes one pointer. The names of nodes, ports and namespaces
+/// occur in every endpoint and Service of a cluster.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(ArcStr);
 
-/// Every name in use, and some that were.
+/// All names in use, and some that are no longer used.
 static NAMES: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
 
-/// So many names are kept without a look at which are in use.
+/// Up to this number of names, the pool does not look for unused ones.
 const FIRST_SWEEP: usize = 1024;
 
 #[derive(Debug, Default)]
 struct Pool {
     known: BTreeSet<ArcStr>,
-    /// How many names were in use at the last look.
+    /// Number of names that were in use at the last sweep.
     used: usize,
 }
 
@@ -34,7 +34,7 @@ impl Pool {
             return ArcStr::clone(name);
         }
         if self.known.len() >= FIRST_SWEEP.max(2 * self.used) {
-            // One without a count is static: it takes no memory.
+            // A string without a reference count is static: it takes no memory.
             self.known.retain(|name| ArcStr::strong_count(name).is_some_and(|count| count > 1));
             self.used = self.known.len();
         }
@@ -45,7 +45,7 @@ impl Pool {
 }
 
 impl Name {
-    /// Its text.
+    /// Returns the text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -53,7 +53,7 @@ impl Name {
 
 impl From<&str> for Name {
     fn from(text: &str) -> Self {
-        // A thread that panicked with the lock has left a valid set of names.
+        // A thread that panicked while it held the lock has left a valid set of names.
         Self(NAMES.lock().unwrap_or_else(PoisonError::into_inner).intern(text))
     }
 }
@@ -126,22 +126,22 @@ impl fmt::Debug for Name {
     }
 }
 
-/// Names of which there mostly is none: no larger than a pointer then.
+/// A set of names that is mostly empty: an empty one is no larger than a pointer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Names(Option<Box<SortedSet<Name>>>);
 
 impl Names {
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Whether a name is among them.
+    /// Whether the set contains the name.
     pub fn contains(&self, name: &str) -> bool {
         self.0.as_ref().is_some_and(|names| names.contains(name))
     }
 
-    /// All of them, in order.
+    /// Returns all names, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Name> {
         self.0.iter().flat_map(|names| names.iter())
     }
@@ -161,12 +161,12 @@ macro_rules! names {
         pub struct $name {
             /// Its namespace.
             pub namespace: Name,
-            /// Its name in there.
+            /// Its name in the namespace.
             pub name: Name,
         }
 
         impl $name {
-            /// A name of two parts.
+            /// Returns a name of two parts.
             pub fn new(namespace: impl Into<Name>, name: impl Into<Name>) -> Self {
                 Self { namespace: namespace.into(), name: name.into() }
             }

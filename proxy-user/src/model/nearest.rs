@@ -1,16 +1,16 @@
-//! The names that are nearest to a mistyped one.
+//! Proposals for a mistyped name.
 
-/// How alike two names are at least, from 0 to 1, to be proposed.
+/// Minimum similarity of a proposed name, from 0 to 1.
 const ALIKE: f64 = 0.55;
-/// How many are proposed at most.
+/// Maximum number of proposed names.
 const MOST: usize = 3;
 
-/// The names that are most like `asked`, the most alike first.
+/// Returns the names that are most similar to `asked`, the most similar first.
 pub fn nearest<'a>(asked: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let asked = asked.to_lowercase();
     let score = |name: &str| {
         let name = name.to_lowercase();
-        // Half a name that is typed right is meant, however long the rest is.
+        // A correctly typed part of a name is a match, however long the rest is.
         let is_part = asked.len() >= 3 && (name.contains(&asked) || asked.contains(&name) && name.len() >= 3);
         let alike = strsim::normalized_damerau_levenshtein(&asked, &name);
         if is_part { alike.max(ALIKE) } else { alike }
@@ -22,7 +22,7 @@ pub fn nearest<'a>(asked: &str, known: impl IntoIterator<Item = &'a str>) -> Vec
     found.into_iter().take(MOST).map(|(_, name)| name).collect()
 }
 
-/// `; did you mean a, b or c?`, or nothing.
+/// Returns `; did you mean a, b or c?`, or an empty string if there are no names.
 pub fn did_you_mean<S: AsRef<str>>(names: &[S]) -> String {
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     match names.as_slice() {

@@ -1,4 +1,4 @@
-//! Words of the network that every layer above the maps uses.
+//! Network types that every layer above the maps uses.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The IP protocol number.
+    /// Returns the IP protocol number.
     pub const fn number(self) -> u8 {
         match self {
             Self::Tcp => proxy_common::PROTO_TCP,
@@ -24,7 +24,7 @@ impl Protocol {
         }
     }
 
-    /// The protocol of that IP protocol number.
+    /// Returns the protocol of that IP protocol number, or `None` for another one.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             proxy_common::PROTO_TCP => Some(Self::Tcp),
@@ -55,7 +55,7 @@ pub enum IpFamily {
 }
 
 impl IpFamily {
-    /// The family of an address.
+    /// Returns the family of an address.
     pub const fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::V4,
@@ -63,7 +63,7 @@ impl IpFamily {
         }
     }
 
-    /// 4 or 6.
+    /// Returns 4 or 6.
     pub const fn number(self) -> u8 {
         match self {
             Self::V4 => 4,

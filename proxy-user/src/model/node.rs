@@ -1,17 +1,17 @@
-//! The node that the agent runs on.
+//! A node of the cluster, in most cases the node on which the agent runs.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// What the cluster says of this node.
+/// The facts of a Node object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeView {
     /// Its name, as endpoints name it in `nodeName`.
     pub name: String,
     /// Its zone, the label `topology.kubernetes.io/zone`; never empty.
     pub zone: Option<String>,
-    /// It is being deleted, or about to be: new traffic should go elsewhere.
+    /// The node is being deleted, or is about to be: new traffic should go to other nodes.
     pub leaves: bool,
     /// `status.addresses` of type `InternalIP`.
     pub internal_ips: Vec<IpAddr>,
@@ -20,7 +20,7 @@ pub struct NodeView {
 }
 
 impl NodeView {
-    /// A node that stays, of which nothing but the name is known.
+    /// Returns a node of which only the name is known, and which does not leave.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
     }

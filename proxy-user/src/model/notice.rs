@@ -1,8 +1,8 @@
-//! Something that the cluster should be told: an event, in Kubernetes' word.
+//! Notices that the agent sends to the cluster as Kubernetes Events.
 
 use super::ServiceName;
 
-/// What a notice is about.
+/// The object that a notice is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// This node.
@@ -11,23 +11,23 @@ pub enum Subject {
     Service(ServiceName),
 }
 
-/// What to tell about it.
+/// One notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// What it is about.
+    /// The object that it is about.
     pub about: Subject,
-    /// An operator should look at it.
+    /// Whether an operator should examine it: the Event has the type `Warning`.
     pub warning: bool,
-    /// One word for machines.
+    /// The reason: one word for machines.
     pub reason: &'static str,
-    /// What was being done.
+    /// The action during which it happened.
     pub action: &'static str,
-    /// What happened, for people.
+    /// A text for people: what happened.
     pub note: String,
 }
 
 impl Notice {
-    /// The agent begins: what kube-proxy calls its birth cry.
+    /// Returns the notice that the agent starts; kube-proxy calls it the birth cry.
     pub const fn starting() -> Self {
         Self {
             about: Subject::Node,
@@ -38,17 +38,17 @@ impl Notice {
         }
     }
 
-    /// Which uplinks run the XDP program, and why the others do not.
+    /// Returns the notice of which uplinks run the XDP program, and why the others do not.
     pub const fn xdp(warning: bool, note: String) -> Self {
         Self { about: Subject::Node, warning, reason: "XDPUplinks", action: "Attach", note }
     }
 
-    /// A server of the agent cannot listen.
+    /// Returns the notice that a server of the agent cannot listen.
     pub const fn no_server(reason: &'static str, note: String) -> Self {
         Self { about: Subject::Node, warning: true, reason, action: "StartKubeProxy", note }
     }
 
-    /// The `healthCheckNodePort` of a Service cannot be listened at.
+    /// Returns the notice that the agent cannot listen on the `healthCheckNodePort` of a Service.
     pub const fn no_health_check(service: ServiceName, note: String) -> Self {
         Self {
             about: Subject::Service(service),
@@ -59,7 +59,7 @@ impl Notice {
         }
     }
 
-    /// A part of a Service is not programmed. kube-proxy has no event for that.
+    /// Returns the notice that a part of a Service is not programmed. kube-proxy has no Event for that.
     pub const fn not_programmed(service: ServiceName, note: String) -> Self {
         Self {
             about: Subject::Service(service),

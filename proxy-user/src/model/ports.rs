@@ -1,20 +1,20 @@
-//! Ports of the node: who gives which to whom.
+//! Port ranges of the node: local ports of sockets, node ports, and source ports for SNAT.
 
 use proxy_common::config::{PortRange, SNAT_RANGES};
 
-/// The ports below are those of servers of the system.
+/// The lowest port for SNAT; the ports below are for servers of the system.
 pub const FIRST_PORT: u16 = 1_024;
-/// What the API server gives to Services as node ports, unless its `--service-node-port-range` says otherwise.
+/// The ports that the API server gives to Services as node ports, unless its `--service-node-port-range` sets others.
 pub const NODE_PORTS: PortRange = PortRange::new(30_000, 32_767);
-/// What the kernel gives to sockets, unless `net.ipv4.ip_local_port_range` says otherwise.
+/// The ports that the kernel gives to sockets, unless `net.ipv4.ip_local_port_range` sets others.
 pub const LOCAL_PORTS: PortRange = PortRange::new(32_768, 60_999);
-/// Source ports for SNAT where every port has another use.
+/// Source ports for SNAT if every port has another use.
 const LAST_RESORT: [PortRange; SNAT_RANGES] = [PortRange::new(61_000, 65_535), PortRange::new(0, 0)];
-/// Fewer source ports for SNAT than this are no room: so many connections a minute to one endpoint may use them up.
+/// Fewer source ports for SNAT than this are too few: this many connections per minute to one endpoint may use them up.
 pub const FEW_PORTS: u32 = 1_024;
 
-/// The source ports for SNAT that have no other use on the node: neither the kernel, for sockets (`local`), nor Services
-/// (`node_ports`). The two largest ranges, in order.
+/// Returns the two largest ranges, in order, of ports that have no other use on the node: neither for sockets (`local`) nor
+/// for Services (`node_ports`). They are the source ports for SNAT.
 pub fn snat_ports(local: PortRange, node_ports: PortRange) -> [PortRange; SNAT_RANGES] {
     let mut free = vec![PortRange::new(FIRST_PORT, u16::MAX)];
     for taken in [local, node_ports] {
@@ -31,7 +31,7 @@ pub fn snat_ports(local: PortRange, node_ports: PortRange) -> [PortRange; SNAT_R
     }
 }
 
-/// What two ranges share; empty if nothing.
+/// Returns the intersection of two ranges; an empty range if there is none.
 pub fn overlap(one: PortRange, other: PortRange) -> PortRange {
     if one.count == 0 || other.count == 0 {
         return PortRange::default();
@@ -39,7 +39,7 @@ pub fn overlap(one: PortRange, other: PortRange) -> PortRange {
     PortRange::new(one.first.max(other.first), one.last().min(other.last()))
 }
 
-/// What is left of a range: below the other, and above it.
+/// Returns the parts of a range below and above `taken`.
 fn without(range: PortRange, taken: PortRange) -> [PortRange; 2] {
     let shared = overlap(range, taken);
     if shared.count == 0 {

@@ -1,4 +1,4 @@
-//! What is wrong with an object.
+//! Problems of objects.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ pub struct Problem {
     pub object: String,
     /// The field, as `kubectl explain` names it.
     pub field: String,
-    /// What is wrong with it, and the way out.
+    /// What is wrong with the field, and how to correct it.
     pub message: String,
 }
 
@@ -19,7 +19,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The error with its causes: the outer one alone says `client error (Connect)`.
+/// Returns the text of an error with its causes: the outer error alone may only say `client error (Connect)`.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! What becomes of TCP connections to an endpoint that leaves its Service.
+//! What happens to TCP connections to an endpoint that is removed from its Service.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 /// The annotations `ballast.io/removal-policy` and `ballast.io/removal-delay`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RemovalPolicy {
-    /// They go on with the endpoint, as with kube-proxy.
+    /// The connections stay with the endpoint until they end, as with kube-proxy.
     #[default]
     Drain,
-    /// They are reset so long after the endpoint has left, so that clients connect again.
+    /// The connections are reset this long after the endpoint was removed, so that clients connect again.
     Reset(Duration),
 }
 
 impl RemovalPolicy {
     /// The names of the policies.
     pub const NAMES: [&str; 2] = ["drain", "reset"];
-    /// The longest delay: as long as the affinity of a Service may last, too.
+    /// The longest delay: the same as the longest session affinity of a Service.
     pub const LONGEST: Duration = Duration::from_hours(24);
 
-    /// When connections are reset; `None`: never.
+    /// Returns the delay after which connections are reset; `None` if they are never reset.
     pub const fn reset_after(self) -> Option<Duration> {
         match self {
             Self::Drain => None,
@@ -29,7 +29,7 @@ impl RemovalPolicy {
 }
 
 impl fmt::Display for RemovalPolicy {
-    /// `drain`, `reset`, `reset after 30s`.
+    /// Writes `drain`, `reset`, or `reset after 30s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Drain => f.write_str("drain"),

@@ -14,10 +14,10 @@ use super::{
 pub struct Service {
     /// Its name.
     pub name: ServiceName,
-    /// Its edition, which counts in no comparison.
+    /// Its version, which comparisons ignore.
     pub version: Version,
-    /// Another proxy serves it (label `service.kubernetes.io/service-proxy-name`). Of such a Service only the name and
-    /// the cluster addresses are known here, which that proxy must not find shut.
+    /// Another proxy serves the Service (label `service.kubernetes.io/service-proxy-name`). Only its name and cluster
+    /// addresses are known here, so that Ballast does not drop packets to these addresses.
     pub is_foreign: bool,
     /// `spec.type`.
     pub kind: ServiceKind,
@@ -27,7 +27,7 @@ pub struct Service {
     pub external_ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip`, without those whose `ipMode` is `Proxy`.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// `spec.loadBalancerSourceRanges`: `None` lets every client in, an empty list none (all ranges were unusable).
+    /// `spec.loadBalancerSourceRanges`: `None` accepts every client, an empty list none (all ranges were unusable).
     pub source_ranges: Option<Vec<IpNet>>,
     /// `spec.ports`, in the order of the object.
     pub ports: Vec<ServicePort>,
@@ -37,28 +37,28 @@ pub struct Service {
     pub external_policy: TrafficPolicy,
     /// Seconds of affinity by client address; 0: none.
     pub affinity_secs: u32,
-    /// How its connections are spread, where it says so (annotation `ballast.io/algorithm`).
+    /// The algorithm that selects endpoints, if the Service sets it (annotation `ballast.io/algorithm`).
     pub algorithm: Option<Algorithm>,
-    /// How packets of clients outside reach endpoints on other nodes, where it says so (annotation
+    /// How packets of clients outside reach endpoints on other nodes, if the Service sets it (annotation
     /// `ballast.io/forwarding-mode`).
     pub forwarding: Option<ForwardingMode>,
-    /// Whether endpoints that fail are skipped, where it says so (annotation `ballast.io/ejection`).
+    /// Whether new connections skip endpoints that fail, if the Service sets it (annotation `ballast.io/ejection`).
     pub ejection: Option<bool>,
-    /// What becomes of TCP connections to an endpoint that leaves (annotations `ballast.io/removal-policy` and
+    /// What happens to TCP connections to a removed endpoint (annotations `ballast.io/removal-policy` and
     /// `ballast.io/removal-delay`).
     pub removal: RemovalPolicy,
     /// Weights of its endpoints (annotation `ballast.io/weights`).
     pub weights: Weights,
     /// `spec.healthCheckNodePort`; 0: none.
     pub health_check_node_port: u16,
-    /// When it was created, in seconds since 1970; 0 where the object does not say.
+    /// When the Service was created, in seconds since 1970; 0 if the object does not contain it.
     pub created: i64,
-    /// What in it could not be used.
+    /// Problems of the parts that could not be used.
     pub problems: Vec<Problem>,
 }
 
 impl Service {
-    /// A Service inside the cluster, with the API's defaults, and without addresses and ports.
+    /// Returns a ClusterIP Service with the API's defaults, without addresses and ports.
     pub fn new(name: ServiceName) -> Self {
         Self {
             name,
@@ -84,37 +84,37 @@ impl Service {
         }
     }
 
-    /// Whether clients outside the cluster can reach this port of it by any address.
+    /// Whether clients outside the cluster can reach this port by any address of the Service.
     pub fn is_external(&self, port: &ServicePort) -> bool {
         port.node_port != 0 || !self.external_ips.is_empty() || !self.load_balancer_ips.is_empty()
     }
 }
 
-/// `spec.type`, of those that have an address.
+/// `spec.type` of a Service that has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ServiceKind {
-    /// An address inside the cluster.
+    /// The Service has an address inside the cluster.
     ClusterIp,
-    /// That, and a port of each node.
+    /// The Service also has a port of each node.
     NodePort,
-    /// That, and addresses outside.
+    /// The Service also has addresses outside.
     LoadBalancer,
 }
 
 /// Which endpoints traffic may go to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TrafficPolicy {
-    /// Those of all nodes.
+    /// The endpoints on all nodes.
     #[default]
     Cluster,
-    /// Those of the node it arrives at.
+    /// The endpoints on the node at which the traffic arrives.
     Local,
 }
 
 /// One port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
-    /// Its name; empty for the one port of a Service that names none.
+    /// Its name; empty if the Service has one port without a name.
     pub name: Name,
     /// Its protocol.
     pub protocol: Protocol,

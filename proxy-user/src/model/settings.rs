@@ -1,4 +1,4 @@
-//! How the operator wants this node to be seen.
+//! The operator's settings for this node.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -9,58 +9,58 @@ use serde::Serialize;
 
 use super::ports::NODE_PORTS;
 
-/// Settings that decide what the programs are told of the node.
+/// Settings that determine the configuration of the programs for this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSettings {
-    /// The node's address in its family, where the operator says so.
+    /// The node's address in its family, if the operator sets it.
     pub address: Option<IpAddr>,
-    /// Which addresses of the node answer at node ports.
+    /// The addresses of the node on which node ports answer.
     pub node_port_addresses: NodePortAddresses,
-    /// How pods of this node are known.
+    /// How pods of this node are recognized.
     pub detect_local: DetectLocal,
-    /// Packets to cluster addresses are sent on under the node's own address.
+    /// Packets to cluster addresses get SNAT to the node's own address.
     pub masquerade_all: bool,
-    /// Source ports of packets that are forwarded under the node's own address.
+    /// Source ports for SNAT.
     pub snat_ports: [PortRange; SNAT_RANGES],
     /// Ports that the API server gives to Services as node ports.
     pub node_ports: PortRange,
-    /// Ranges of Service addresses, beside those that the cluster tells.
+    /// Ranges of Service addresses, in addition to those that the cluster reports.
     pub service_cidrs: Vec<IpNet>,
     /// Which sockets are translated.
     pub socket_lb: SocketLb,
-    /// What becomes of a call where kube-proxy drops the packet.
+    /// What happens to a socket call if kube-proxy would drop the packet.
     pub socket_drop: SocketDrop,
-    /// How long flows may be silent.
+    /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
 }
 
-/// Which sockets are translated when they are connected (`--socket-lb`); packets of the others are translated.
+/// Which sockets are translated when they connect (`--socket-lb`); for other sockets, the packets are translated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SocketLb {
-    /// Those of the node and of its pods.
+    /// The sockets of the node and of its pods.
     #[default]
     All,
-    /// Those in the node's own network namespace.
+    /// The sockets in the node's own network namespace.
     HostOnly,
-    /// None.
+    /// No socket.
     Off,
 }
 
-/// What becomes of a call where kube-proxy drops the packet (`--socket-drop`).
+/// What happens to a socket call if kube-proxy would drop the packet (`--socket-drop`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SocketDrop {
-    /// It goes on, and its packets are dropped for as long as no endpoint may take them.
+    /// The call continues, and its packets are dropped as long as no endpoint may receive them.
     #[default]
     Silent,
-    /// It fails at once.
+    /// The call fails at once.
     Fail,
 }
 
 macro_rules! flow_timeouts {
     ($($(#[doc = $doc:literal])+ $name:ident is $default:ident;)+) => {
-        /// How long a flow of the packet path may be silent, in seconds, by its state.
+        /// Timeouts of a flow of the packet path, in seconds, by its state.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
         #[serde(rename_all = "camelCase")]
         pub struct FlowTimeouts {
@@ -73,26 +73,27 @@ macro_rules! flow_timeouts {
             }
         }
 
-        /// Those of them that were given.
+        /// The timeouts that were given; `None`: not given.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct GivenFlowTimeouts {
             $($(#[doc = $doc])+ pub $name: Option<u32>,)+
         }
 
         impl GivenFlowTimeouts {
-            /// These, and of `below` those that were not given.
+            /// Returns these timeouts; those that were not given are taken from `below`.
             pub fn over(self, below: FlowTimeouts) -> FlowTimeouts {
                 FlowTimeouts { $($name: self.$name.unwrap_or(below.$name),)+ }
             }
         }
 
         impl FlowTimeouts {
-            /// Those of `config`, in jiffies. One that is no whole number of seconds is none of ours: 0.
+            /// Returns the timeouts of `config`, which has them in jiffies. A timeout that is not a whole number of seconds
+            /// was not written by Ballast and becomes 0.
             pub const fn of(config: &NodeConfig) -> Self {
                 Self { $($name: whole_seconds(config.$name, config.hz),)+ }
             }
 
-            /// Writes them into `config`, in its jiffies.
+            /// Writes the timeouts into `config`, in jiffies.
             pub const fn apply(self, config: &mut NodeConfig) {
                 $(config.$name = self.$name.saturating_mul(config.hz);)+
             }
@@ -120,10 +121,10 @@ flow_timeouts! {
 }
 
 impl FlowTimeouts {
-    /// The longest one, in seconds: half of what 32 bits of jiffies hold at 1,000 a second (some 24 days).
+    /// The longest timeout, in seconds: half of the range of 32-bit jiffies at 1,000 per second (some 24 days).
     pub const LONGEST: u32 = (u32::MAX / 2) / 1_000;
 
-    /// The defaults, and what kube-proxy's settings ask of netfilter, to the nearest second.
+    /// Returns the defaults, replaced by the timeouts that kube-proxy's settings set for netfilter, rounded to seconds.
     pub fn of_conntrack(conntrack: &Conntrack) -> Self {
         let default = Self::default();
         let told = |timeout: Option<Duration>, default| timeout.map_or(default, Self::nearest);
@@ -136,7 +137,7 @@ impl FlowTimeouts {
         }
     }
 
-    /// The seconds of the timeout that comes nearest; not shorter, if one can be so long.
+    /// Returns the timeout in seconds, rounded up, from 1 to [`FlowTimeouts::LONGEST`].
     pub fn nearest(timeout: Duration) -> u32 {
         let up = timeout.as_secs().saturating_add(u64::from(timeout.subsec_nanos() > 0));
         u32::try_from(up).unwrap_or(u32::MAX).clamp(1, Self::LONGEST)
@@ -164,23 +165,23 @@ impl Default for NodeSettings {
     }
 }
 
-/// Addresses of the node that answer at node ports; an address that one of them names does.
+/// Addresses of the node on which node ports answer: every address that one of the fields selects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePortAddresses {
-    /// All that other machines may know.
+    /// All addresses, except loopback addresses.
     pub all: bool,
     /// The node's internal addresses.
     pub primary: bool,
     /// Loopback addresses, for sockets of the node itself.
     pub localhost: bool,
-    /// Those in these ranges.
+    /// The addresses in these ranges.
     pub ranges: Vec<IpNet>,
 }
 
-/// How local pods are known.
+/// How local pods are recognized.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// By their devices: all that do not lead outside.
+    /// By their devices: all devices that are no uplinks.
     #[default]
     Devices,
     /// By their addresses: the ranges of all pods of the cluster, the first of each family.
@@ -189,26 +190,26 @@ pub enum DetectLocal {
     NodeCidr,
     /// By the bridge that their devices are ports of.
     Bridge(String),
-    /// By how the names of their devices begin.
+    /// By the prefix of the names of their devices.
     InterfaceNamePrefix(String),
 }
 
-/// What the operator asks of the node's own netfilter; nothing: left as it is.
+/// The operator's settings for the node's own netfilter; `None`: the agent does not change the value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Conntrack {
-    /// Connections for each core.
+    /// Maximum number of connections per core.
     pub max_per_core: Option<u32>,
-    /// Connections at least.
+    /// Minimum number of connections, regardless of `max_per_core`.
     pub min: Option<u32>,
-    /// How long a TCP connection may be silent.
+    /// Timeout of an established TCP connection.
     pub tcp_established: Option<Duration>,
-    /// How long one that the other side has closed may be.
+    /// Timeout of a TCP connection that the other side has closed.
     pub tcp_close_wait: Option<Duration>,
-    /// Packets out of the window are not invalid.
+    /// Whether packets out of the window are not marked as invalid.
     pub tcp_be_liberal: bool,
-    /// How long a UDP flow without answer is kept.
+    /// Timeout of an unreplied UDP flow.
     pub udp: Option<Duration>,
-    /// How long one with answers is.
+    /// Timeout of a UDP flow with replies.
     pub udp_stream: Option<Duration>,
 }

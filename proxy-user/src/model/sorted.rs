@@ -1,15 +1,15 @@
-//! A map and a set that take no more memory than what is in them.
+//! A map and a set that take little more memory than their entries.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
-/// Builds a tree anew, without empty places: one that grew in the order of its keys is half empty.
+/// Builds a tree again without empty places: a tree that grew in the order of its keys is half empty.
 pub fn pack<K: Ord, V>(map: &mut BTreeMap<K, V>) {
     *map = std::mem::take(map).into_iter().collect();
 }
 
-/// A map in one sorted list. Most maps of the model have one to a few entries, for which a `BTreeMap` takes a node with
-/// room for eleven. Looking up is by halves; inserting moves what sorts behind.
+/// A map in one sorted list. Most maps of the model have one to a few entries, for which a `BTreeMap` allocates a node with
+/// room for eleven. A lookup is a binary search; an insertion moves all entries behind the new one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SortedMap<K, V>(Vec<(K, V)>);
 
@@ -20,7 +20,7 @@ impl<K, V> Default for SortedMap<K, V> {
 }
 
 impl<K: Ord, V> SortedMap<K, V> {
-    /// An empty one.
+    /// Returns an empty map.
     pub const fn new() -> Self {
         Self(Vec::new())
     }
@@ -32,7 +32,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.0.binary_search_by(|(known, _)| known.borrow().cmp(key))
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -40,7 +40,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.place(key).ok().and_then(|at| self.0.get(at)).map(|(_, value)| value)
     }
 
-    /// The same, to be changed.
+    /// Returns the value of a key, mutable.
     pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
@@ -57,12 +57,12 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.place(key).is_ok()
     }
 
-    /// Sets the value of a key; returns the one that it had.
+    /// Sets the value of a key; returns its previous value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         match self.place(&key) {
             Ok(at) => self.0.get_mut(at).map(|(_, known)| std::mem::replace(known, value)),
             Err(at) => {
-                // A few more, not twice as many: most maps never grow again.
+                // The capacity grows by an eighth and is not doubled: most maps never grow again.
                 if self.0.len() == self.0.capacity() {
                     self.0.reserve_exact(1 + self.0.len() / 8);
                 }
@@ -72,7 +72,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         }
     }
 
-    /// Takes a key out.
+    /// Removes a key; returns its value.
     pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -80,42 +80,42 @@ impl<K: Ord, V> SortedMap<K, V> {
         self.place(key).ok().map(|at| self.0.remove(at).1)
     }
 
-    /// Takes the first entry out.
+    /// Removes and returns the first entry.
     pub fn pop_first(&mut self) -> Option<(K, V)> {
         (!self.0.is_empty()).then(|| self.0.remove(0))
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether the map is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The entries, by key.
+    /// Returns the entries, by key.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> + ExactSizeIterator {
         self.0.iter().map(pair)
     }
 
-    /// The keys, in order.
+    /// Returns the keys, in order.
     pub fn keys(&self) -> impl DoubleEndedIterator<Item = &K> + ExactSizeIterator {
         self.0.iter().map(|(key, _)| key)
     }
 
-    /// The values, by key.
+    /// Returns the values, by key.
     pub fn values(&self) -> impl DoubleEndedIterator<Item = &V> + ExactSizeIterator {
         self.0.iter().map(|(_, value)| value)
     }
 
-    /// The values, by key, to be changed.
+    /// Returns the values, by key, mutable.
     pub fn values_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut V> + ExactSizeIterator {
         self.0.iter_mut().map(|(_, value)| value)
     }
 
-    /// The values, by key, without the map.
+    /// Consumes the map and returns the values, by key.
     pub fn into_values(self) -> impl DoubleEndedIterator<Item = V> + ExactSizeIterator {
         self.0.into_iter().map(|(_, value)| value)
     }
@@ -126,11 +126,11 @@ const fn pair<K, V>((key, value): &(K, V)) -> (&K, &V) {
 }
 
 impl<K: Ord, V> FromIterator<(K, V)> for SortedMap<K, V> {
-    /// Of entries with one key the last one stays.
+    /// If several entries have the same key, the last one stays.
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut all: Vec<(K, V)> = entries.into_iter().collect();
         if !all.is_sorted_by(|(a, _), (b, _)| a < b) {
-            // The sort is stable, so the last of several is the first from behind.
+            // The sort is stable, and `dedup_by` keeps the first of several: in reverse order, this is the last one.
             all.reverse();
             all.sort_by(|(a, _), (b, _)| a.cmp(b));
             all.dedup_by(|(a, _), (b, _)| a == b);
@@ -164,7 +164,7 @@ impl<'a, K, V> IntoIterator for &'a SortedMap<K, V> {
     }
 }
 
-/// A set of the same kind.
+/// A set in one sorted list, like [`SortedMap`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SortedSet<T>(SortedMap<T, ()>);
 
@@ -175,17 +175,17 @@ impl<T> Default for SortedSet<T> {
 }
 
 impl<T: Ord> SortedSet<T> {
-    /// Puts something in; returns whether it was not there.
+    /// Inserts an item; returns whether the set did not contain it.
     pub fn insert(&mut self, item: T) -> bool {
         self.0.insert(item, ()).is_none()
     }
 
-    /// Takes something out; returns whether it was there.
+    /// Removes an item; returns whether the set contained it.
     pub fn remove(&mut self, item: &T) -> bool {
         self.0.remove(item).is_some()
     }
 
-    /// Whether it is there.
+    /// Whether the set contains the item.
     pub fn contains<Q: Ord + ?Sized>(&self, item: &Q) -> bool
     where
         T: Borrow<Q>,
@@ -193,22 +193,22 @@ impl<T: Ord> SortedSet<T> {
         self.0.contains_key(item)
     }
 
-    /// What sorts first.
+    /// Returns the first item.
     pub fn first(&self) -> Option<&T> {
         self.0.keys().next()
     }
 
-    /// How many there are.
+    /// Returns the number of items.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All, in order.
+    /// Returns all items, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &T> + ExactSizeIterator {
         self.0.keys()
     }

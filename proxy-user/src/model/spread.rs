@@ -1,4 +1,4 @@
-//! How a Service spreads its connections, as its objects and the settings say.
+//! How a Service selects endpoints, from its objects and the settings: algorithms and weights.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,16 +10,16 @@ use super::{Endpoint, Name};
 /// The highest weight of an endpoint.
 pub const MOST_WEIGHT: u16 = 100;
 
-/// Whose weight an entry of an annotation tells. What comes first counts first.
+/// The endpoints to which an entry of a weight annotation applies. Earlier variants take precedence.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightOf {
     /// The endpoint with this address.
     Address(IpAddr),
-    /// Those on this node: `nodeName`.
+    /// The endpoints whose `nodeName` is this name.
     Node(Name),
-    /// Those in this zone.
+    /// The endpoints in the zone of this name.
     Zone(Name),
-    /// All others.
+    /// All other endpoints.
     All,
 }
 
@@ -28,7 +28,7 @@ pub enum WeightOf {
 pub struct Weights(pub BTreeMap<WeightOf, u16>);
 
 impl Weights {
-    /// The weight that they give to an endpoint; `None`: they do not speak of it.
+    /// Returns the weight of an endpoint; `None` if no entry applies to it.
     pub fn of(&self, endpoint: &Endpoint) -> Option<u16> {
         if self.0.is_empty() {
             return None;
@@ -40,7 +40,7 @@ impl Weights {
     }
 }
 
-/// The algorithm of a name: IPVS', `random`, or `maglev`.
+/// Returns the algorithm of a name: that of IPVS, `random`, or `maglev`.
 pub fn algorithm(name: &str) -> Option<Algorithm> {
     match name {
         "maglev" => Some(Algorithm::Maglev),
@@ -48,7 +48,7 @@ pub fn algorithm(name: &str) -> Option<Algorithm> {
     }
 }
 
-/// The names of all algorithms: `random, rr, ...`.
+/// Returns the names of all algorithms: `random, rr, ...`.
 pub fn algorithm_names() -> String {
     Algorithm::ALL.iter().map(|algorithm| algorithm.label()).collect::<Vec<_>>().join(", ")
 }

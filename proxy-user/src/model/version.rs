@@ -1,12 +1,13 @@
-//! Which edition of an object is known.
+//! The versions of objects.
 
 use std::fmt;
 use std::num::NonZero;
 
-/// What the API server calls an edition of an object; empty where an object comes from a folder.
+/// The API server's version of an object; empty if the object comes from a folder.
 ///
-/// Two objects with the same content are equal whichever edition they are: every value of this type equals every other one, and
-/// [`Version::is`] compares. An edition that says the same needs no new plan, but what is programmed is then the newer one.
+/// Two objects with the same content are equal, whatever their versions are: every value of this type equals every other
+/// one, and [`Version::is`] compares. A version with the same content needs no new plan, but then counts as the programmed
+/// one.
 #[derive(Clone, Debug, Default)]
 pub struct Version {
     /// `metadata.uid`.
@@ -18,7 +19,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// Whether it is this edition.
+    /// Whether both are the same version.
     pub fn is(&self, other: &Self) -> bool {
         let Self { uid, resource_version, generation } = self;
         (uid, resource_version, generation) == (&other.uid, &other.resource_version, &other.generation)
@@ -33,8 +34,8 @@ impl PartialEq for Version {
 
 impl Eq for Version {}
 
-/// A text of the API server that is only compared and told again. Numbers and UUIDs, which API servers give, take no memory
-/// beside the value.
+/// A text of the API server that is only compared and printed again. Numbers and UUIDs, which API servers use, take no
+/// memory besides the value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Opaque(Form);
 
@@ -43,13 +44,13 @@ enum Form {
     #[default]
     Empty,
     Number(u64),
-    /// In bytes, so that it needs no alignment: the whole is no larger than a text.
+    /// As bytes, which need no alignment, so that the type is no larger than with a text alone.
     Uuid([u8; 16]),
     Text(Box<str>),
 }
 
 impl Opaque {
-    /// Whether there is none.
+    /// Whether there is no text.
     pub const fn is_empty(&self) -> bool {
         matches!(self.0, Form::Empty)
     }
@@ -66,7 +67,7 @@ impl From<&str> for Opaque {
             let value = u128::from_str_radix(&digits, 16).ok()?;
             Some(Form::Uuid(value.to_be_bytes()))
         };
-        // Only one that is told again as it was.
+        // A form is used only if it prints the same text again.
         let forms = [number(), uuid()].into_iter().flatten().map(Self);
         forms
             .into_iter()

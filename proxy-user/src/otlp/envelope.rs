@@ -10,9 +10,9 @@ use super::resource::{Resource, SCOPE};
 pub(super) type Names = [&'static str; 3];
 
 /// An element of a list: the resource or scope, and the list of its telemetry, each with its name.
-struct Of<'a, W, T>((&'static str, W), (&'static str, &'a [T]));
+struct OwnerAndList<'a, W, T>((&'static str, W), (&'static str, &'a [T]));
 
-impl<W: Serialize, T: Serialize> Serialize for Of<'_, W, T> {
+impl<W: Serialize, T: Serialize> Serialize for OwnerAndList<'_, W, T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self((name, what), (list, elements)) = self;
         let mut map = serializer.serialize_map(Some(2))?;
@@ -28,7 +28,7 @@ pub(super) fn document<T: Serialize>(
     [resources, scopes, list]: Names,
     elements: &[T],
 ) -> serde_json::Result<String> {
-    let scope = Of(("scope", SCOPE), (list, elements));
-    let resource = Of(("resource", resource), (scopes, &[scope]));
+    let scope = OwnerAndList(("scope", SCOPE), (list, elements));
+    let resource = OwnerAndList(("resource", resource), (scopes, &[scope]));
     serde_json::to_string(&std::collections::BTreeMap::from([(resources, [resource])]))
 }

@@ -39,7 +39,7 @@ struct Inner {
     /// The last look; each open page holds a receiver.
     looks: watch::Sender<Option<Arc<Look>>>,
     /// Whether a thread reads the maps.
-    is_read: Mutex<bool>,
+    has_reader_thread: Mutex<bool>,
     listeners: Arc<Semaphore>,
 }
 
@@ -68,7 +68,7 @@ impl Agent {
                 problems: Box::new(problems),
                 log: Log::new(settings.page_history),
                 looks: watch::Sender::new(None),
-                is_read: Mutex::new(false),
+                has_reader_thread: Mutex::new(false),
                 listeners: Arc::new(Semaphore::new(LISTENERS)),
             }))
         })
@@ -107,13 +107,13 @@ impl Agent {
     /// Adds a listener. The first listener starts the thread that reads the maps.
     fn listen(&self) -> watch::Receiver<Option<Arc<Look>>> {
         // The lock keeps the thread from ending for lack of listeners before the new one has subscribed.
-        let mut is_read = self.0.is_read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut has_reader_thread = self.0.has_reader_thread.lock().unwrap_or_else(PoisonError::into_inner);
         let mut looks = self.0.looks.subscribe();
-        if *is_read {
+        if *has_reader_thread {
             // The last look is recent, so the new listener gets it at once.
             looks.mark_changed();
         } else {
-            *is_read = true;
+            *has_reader_thread = true;
             let inner = Arc::clone(&self.0);
             spawn_blocking(move || inner.read());
         }
@@ -130,9 +130,9 @@ impl Inner {
             let look = sampler.look((self.problems)());
             self.looks.send_replace(Some(Arc::new(look)));
             sampler.wait(is_over);
-            let mut is_read = self.is_read.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut has_reader_thread = self.has_reader_thread.lock().unwrap_or_else(PoisonError::into_inner);
             if is_over() {
-                *is_read = false;
+                *has_reader_thread = false;
                 self.looks.send_replace(None);
                 return;
             }

@@ -23,8 +23,8 @@ const CLIENTS: usize = 100;
 const PROBLEMS: usize = 20;
 /// An estimate of connections made by sockets counts only above this share of all connections, and above this number: the
 /// counters and the flows of the packet path are not read at the same moment.
-const DOUBT: f64 = 0.05;
-const DOUBTFUL: f64 = 2.0;
+const MIN_SOCKET_SHARE: f64 = 0.05;
+const MIN_SOCKET_CONNECTIONS: f64 = 2.0;
 
 /// One event.
 #[derive(Serialize)]
@@ -90,7 +90,7 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serd
     };
     let is_open = shows == Shows::All;
     let filter = asked.filter.to_lowercase();
-    let mut chosen: Vec<_> = rates.services.iter().filter(|row| takes(row, &filter, is_open)).collect();
+    let mut chosen: Vec<_> = rates.services.iter().filter(|row| matches(row, &filter, is_open)).collect();
     let matching = chosen.len();
     // Rows of the same rate stay in the order of names: the sort is stable.
     chosen.sort_by(|one, other| busier(&one.rates, &other.rates));
@@ -135,7 +135,7 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serd
     })
 }
 
-fn takes(row: &ServiceRates, filter: &str, is_open: bool) -> bool {
+fn matches(row: &ServiceRates, filter: &str, is_open: bool) -> bool {
     let holds = |text: &str| text.to_lowercase().contains(filter);
     let has = |address: &SocketAddr| holds(&address.to_string());
     holds(&row.service)
@@ -156,7 +156,8 @@ fn row(service: &ServiceRates, by_packets: f64, seconds: f64, most: Option<usize
     endpoints.sort_by(|one, other| other.connections.total_cmp(&one.connections));
     endpoints.truncate(most.unwrap_or_default());
     let by_sockets = service.rates.connections - by_packets;
-    let is_sure = by_sockets > service.rates.connections * DOUBT && by_sockets * seconds > DOUBTFUL;
+    let is_sure = by_sockets > service.rates.connections * MIN_SOCKET_SHARE
+        && by_sockets * seconds > MIN_SOCKET_CONNECTIONS;
     Row {
         key: service.key(),
         service: &service.service,

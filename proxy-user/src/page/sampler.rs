@@ -69,7 +69,7 @@ impl<'a> Sampler<'a> {
         self.names.names.clone_from(&counters.snapshot.names);
         self.before = Some(counters);
         if self.is_open {
-            self.attend(&view);
+            self.ensure_listener(&view);
         }
         Ok((rates, clients))
     }
@@ -85,7 +85,7 @@ impl<'a> Sampler<'a> {
     }
 
     /// Starts to listen for events; each of several listeners gets every event.
-    fn attend(&mut self, view: &View) {
+    fn ensure_listener(&mut self, view: &View) {
         if self.listener.is_none() {
             // If this fails, there are no examples, but the counters are still read.
             self.listener = view.listen(0).ok().map(|listener| (listener, Instant::now()));

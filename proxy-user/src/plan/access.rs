@@ -1,8 +1,8 @@
 //! Which clients may use a load balancer's addresses (`spec.loadBalancerSourceRanges`).
 //!
-//! As kube-proxy (`pkg/proxy/nftables/proxier.go`): each family has the ranges of the list that are of it, a range
-//! of every address admits every client, and where this node's own address is in a range, the addresses themselves are too,
-//! because load balancers may send a node's own packets back to it under them.
+//! As in kube-proxy (`pkg/proxy/nftables/proxier.go`): only the ranges of a family apply to it; a range of every address
+//! accepts every client; if this node's own address is in a range, the load balancer's addresses are accepted as sources
+//! too, because a load balancer may send the node's own packets back to it with such a source.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,18 +14,19 @@ use crate::model::{Problem, Service};
 
 use super::Access;
 
-/// Who may use the load balancer's addresses of one family.
+/// The clients that may use the load balancer's addresses of one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// What their frontends say.
+    /// The access of the frontends of these addresses.
     pub access: Access,
-    /// The ranges that it refers to.
+    /// The ranges to which [`Allowed::access`] refers.
     pub ranges: BTreeSet<IpNet>,
-    /// What the operator may not have meant.
+    /// A problem if the operator may have intended something else.
     pub problem: Option<Problem>,
 }
 
-/// Who may. `node` is this node's address in the family, and none of its others; `strict` closes a family that the list says nothing about.
+/// Returns the clients that may use the addresses of a family. `node` is this node's address in the family; its other
+/// addresses do not count. `strict` closes a family for which the list has no range.
 pub fn allowed(service: &Service, family: IpFamily, strict: bool, node: Option<IpAddr>) -> Allowed {
     let Some(list) = &service.source_ranges else { return Allowed::default() };
     let mut addresses = service.load_balancer_ips.iter().filter(|ip| IpFamily::of(**ip) == family).peekable();
@@ -39,7 +40,7 @@ pub fn allowed(service: &Service, family: IpFamily, strict: bool, node: Option<I
         return Allowed::default();
     }
     if ranges.is_empty() && !list.is_empty() {
-        // A list that lets all of one family in keeps the other one out on purpose.
+        // If the list accepts every address of the other family, this family is open, too, without a problem.
         if list.iter().any(is_every_address) {
             return Allowed::default();
         }

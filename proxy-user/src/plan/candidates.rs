@@ -8,12 +8,12 @@ use super::BackendAddress;
 /// Endpoints by address and port, each once.
 pub type Candidates<'a> = SortedMap<BackendAddress, &'a Endpoint>;
 
-/// Merges the endpoints that serve the port called `name`. A named target port may stand for different numbers
-/// in different slices.
+/// Merges the endpoints that serve the port with the name `name`. A named target port may have different numbers in
+/// different slices.
 ///
-/// An address and port that several slices hold is one endpoint. One that is not terminating wins, because its
-/// address has been given to a new pod (`pkg/proxy/endpointslicecache.go`); then one that is ready, and then,
-/// only to have the same answer in any order, one that serves, is on `node`, and sorts last.
+/// An address and port that several slices contain is one endpoint. An endpoint that is not terminating takes precedence,
+/// because its address has been given to a new pod (`pkg/proxy/endpointslicecache.go`); then one that is ready; then, only
+/// to make the result independent of the order, one that serves, is on `node`, and sorts last.
 pub fn merge<'a>(
     slices: impl Iterator<Item = &'a EndpointSlice>,
     name: &str,
@@ -29,7 +29,7 @@ pub fn merge<'a>(
             all.extend(slice.endpoints.iter().map(|endpoint| (key(endpoint), endpoint)));
         }
     }
-    // Of endpoints with one key the last one counts.
+    // If several endpoints have the same key, the map keeps the last one.
     all.sort_unstable_by(|(a, one), (b, other)| a.cmp(b).then_with(|| rank(one).cmp(&rank(other))));
     all.into_iter().collect()
 }

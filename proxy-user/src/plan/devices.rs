@@ -1,9 +1,9 @@
-//! By which devices packets of other machines come in (`DEVICE_UPLINK`). Behind all others are pods, containers and
-//! virtual machines of this node: what they send returns through here for certain.
+//! The uplinks of this node: devices on which packets of other machines arrive (`DEVICE_UPLINK`). Behind all other devices
+//! are pods, containers and virtual machines of this node: replies to them certainly return through this node.
 //!
-//! A device that is taken for local and is none breaks connections: an endpoint on another node answers the client
-//! directly. One that is taken for an uplink and is none hides the client's address from such endpoints, and its
-//! clients are outside for `externalTrafficPolicy: Local`. `docs/datapath.md` has the table of rules.
+//! An uplink that is taken for a local device breaks connections: an endpoint on another node answers the client directly.
+//! A local device that is taken for an uplink hides the client's address from such endpoints, and its clients are outside
+//! for `externalTrafficPolicy: Local`. `docs/datapath.md` has the table of rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,16 +14,16 @@ use crate::model::net::IpFamily;
 use crate::model::settings::DetectLocal;
 use crate::model::{DeviceKind, DeviceRole, HostDevice, HostView, NodeView};
 
-/// What matters of a device.
+/// The facts about a device that the programs need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// Packets of other machines come in by it.
+    /// Packets of other machines arrive on it.
     pub uplink: bool,
     /// Its packets have no link-layer header.
     pub no_header: bool,
 }
 
-/// The devices that there is something to say of, by index.
+/// Returns the devices that are uplinks or have no link-layer header, by index.
 pub fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeMap<u32, DeviceFacts> {
     let guessed = guess(node, host, detect);
     let is_port_of = |device: &HostDevice, name: &str| {
@@ -52,7 +52,8 @@ pub fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeM
     host.devices.iter().filter_map(facts).collect()
 }
 
-/// Uplinks by their routes, addresses and kinds; and what these lie on, or what lies on them.
+/// Returns the uplinks that routes, addresses and kinds indicate, with their parents, the devices on top of them, and their
+/// ports.
 fn guess(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeSet<u32> {
     let mut uplinks = BTreeSet::new();
     let mut open: Vec<u32> = host.defaults.iter().map(|route| route.device).collect();
@@ -72,7 +73,7 @@ fn guess(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeSet<u32
             continue;
         }
         open.extend(device.parent);
-        // A port of a bridge that a container is behind carries the container's packets, not other machines'.
+        // A bridge port with a container behind it carries the container's packets, not those of other machines.
         let belongs = |device: &HostDevice| {
             device.parent == Some(index) || device.master == Some(index) && !device.kind.is_virtual()
         };
@@ -81,8 +82,8 @@ fn guess(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeSet<u32
     uplinks
 }
 
-/// What the kind of a device says, and its addresses where the kind says nothing: a veth may be a pod's, or the NIC
-/// of a node that is a container itself.
+/// Whether the device is an uplink by its kind, or by its addresses if the kind does not determine it: a veth may be that
+/// of a pod, or the NIC of a node that is a container itself.
 fn by_kind(device: &HostDevice, host: &HostView, pods: &[IpNet]) -> bool {
     let is_bridge_port = || {
         let master = device.master.and_then(|index| host.devices.get(&index));
@@ -97,14 +98,13 @@ fn by_kind(device: &HostDevice, host: &HostView, pods: &[IpNet]) -> bool {
     }
 }
 
-/// Whether it has an address in a subnet that is none of pods.
+/// Whether the device has an address in a subnet that is not in a range of pods.
 fn has_network(device: &HostDevice, pods: &[IpNet]) -> bool {
     let is_pods = |address: &IpAddr| pods.iter().any(|range| range.contains(address));
     device.in_subnets.iter().any(|address| !address.is_loopback() && !is_pods(address))
 }
 
-/// The ranges of this node's pods; in a family of which the cluster tells none, those that the operator gives for all
-/// pods.
+/// Returns the ranges of this node's pods; for a family without such a range, the operator's ranges for all pods.
 fn pod_ranges(node: &NodeView, detect: &DetectLocal) -> Vec<IpNet> {
     let mut ranges = node.pod_cidrs.clone();
     if let DetectLocal::ClusterCidr(all) = detect {

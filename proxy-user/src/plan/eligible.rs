@@ -1,10 +1,10 @@
 //! Which endpoints may serve which clients.
 //!
-//! There are two sets. The *cluster* set is for clients that may be sent anywhere: the ready endpoints that
-//! topology prefers, or, when there is no such endpoint, those that serve on while they terminate. The *local*
-//! set is for clients that a policy keeps on this node: its ready endpoints, or, when there is none, those of it
-//! that serve on while they terminate. Each set falls back by itself, and topology has no say in the local one.
-//! As `CategorizeEndpoints` in kube-proxy's `pkg/proxy/topology.go`.
+//! There are two sets. The *cluster* set is for clients that may use any endpoint: the ready endpoints that topology
+//! prefers, or, if there is none, the serving-terminating endpoints. The *local* set is for clients that a policy keeps on
+//! this node: its ready endpoints, or, if there is none, its serving-terminating endpoints. The fallback of one set does
+//! not depend on the other set, and topology does not affect the local set. The rules are those of `CategorizeEndpoints` in
+//! kube-proxy's `pkg/proxy/topology.go`.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use crate::model::{Endpoint, NodeView};
 use super::BackendAddress;
 use super::candidates::{Candidates, is_local};
 
-/// Which of the two sets a Service port asks for.
+/// The sets that a Service port needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Some client may be sent anywhere.
+    /// Some clients may use any endpoint.
     pub cluster: bool,
-    /// A policy keeps some client on this node.
+    /// A policy keeps some clients on this node.
     pub local: bool,
 }
 
 impl Wanted {
-    /// By the policies. A port without an external address has no use for its external policy. One that
-    /// a client can connect to needs the cluster set even if that policy is Local: clients inside the cluster that
-    /// dial an external address are not bound by it.
+    /// Returns the sets that the policies need. The external policy of a port without an external address does not matter.
+    /// A port with an external address needs the cluster set even if that policy is Local: the policy does not apply to
+    /// clients inside the cluster that dial an external address.
     pub const fn new(internal_is_local: bool, external_is_local: bool, is_external: bool) -> Self {
         Self {
             cluster: !internal_is_local || is_external,
@@ -37,24 +37,24 @@ impl Wanted {
 /// The endpoints of one Service port in one family that may serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Eligible {
-    /// For clients that may be sent anywhere, sorted; empty if not wanted.
+    /// The endpoints for clients that may use any endpoint, sorted; empty if not wanted.
     pub cluster: Arc<[BackendAddress]>,
-    /// For clients that are kept on this node, sorted; empty if not wanted.
+    /// The endpoints for clients that are kept on this node, sorted; empty if not wanted.
     pub local: Arc<[BackendAddress]>,
-    /// Whether an endpoint anywhere could serve: with an empty set, that makes the difference between dropping
-    /// a packet (another node would serve it) and refusing it.
+    /// Whether an endpoint on any node could serve. If a set is empty, a packet is then dropped (another node would serve
+    /// it), and refused otherwise.
     pub has_any: bool,
-    /// Endpoints that serve anyone: each of the two sets is a part of them.
+    /// Number of endpoints that serve; each of the two sets is a subset of them.
     pub serving: usize,
 }
 
 impl Eligible {
-    /// One of the two sets as [`FrontendPlan::slots`](super::FrontendPlan::slots).
+    /// Returns one of the two sets in the form of [`FrontendPlan::slots`](super::FrontendPlan::slots).
     pub fn slots(&self, set: &Arc<[BackendAddress]>) -> Option<Arc<[BackendAddress]>> {
         (set.len() < self.serving).then(|| Arc::clone(set))
     }
 
-    /// Both sets together, sorted, each endpoint once.
+    /// Returns the union of both sets, sorted, each endpoint once.
     pub fn union(&self) -> Vec<BackendAddress> {
         let mut all = [&*self.cluster, &*self.local].concat();
         all.sort_unstable();
@@ -63,7 +63,7 @@ impl Eligible {
     }
 }
 
-/// Sorts the candidates into the sets that are wanted.
+/// Returns the wanted sets of the candidates.
 pub fn eligible(candidates: &Candidates<'_>, wanted: Wanted, node: &NodeView) -> Eligible {
     let cluster = if wanted.cluster {
         let topology = Topology::of(candidates, node);
@@ -81,7 +81,7 @@ pub fn eligible(candidates: &Candidates<'_>, wanted: Wanted, node: &NodeView) ->
     Eligible { cluster: cluster.into(), local: local.into(), has_any, serving }
 }
 
-/// The ready endpoints that `prefer` likes; without any, the draining ones that `accept` takes.
+/// Returns the ready endpoints that `prefer` accepts; if there is none, the serving-terminating ones that `accept` accepts.
 fn ready_or_draining(
     candidates: &Candidates<'_>,
     prefer: impl Fn(&Endpoint) -> bool,
@@ -94,13 +94,13 @@ fn ready_or_draining(
     if ready.is_empty() { pick(&|e| drains(e) && accept(e)) } else { ready }
 }
 
-/// Whether the endpoint serves on while it terminates.
+/// Whether the endpoint is serving-terminating.
 const fn drains(endpoint: &Endpoint) -> bool {
     endpoint.serving && endpoint.terminating
 }
 
-/// How hints restrict the cluster set. What the endpoints as a whole say decides, never a single one: hints
-/// count only if every ready endpoint has some and one of them names us.
+/// How topology hints restrict the cluster set. The hints of all endpoints together determine it: they apply only if every
+/// ready endpoint has some, and one of them names this node or its zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Anywhere,

@@ -1,4 +1,4 @@
-//! What clients dial, and where each of these addresses leads.
+//! The frontends of a Service port, and the endpoints of each.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,12 +8,12 @@ use crate::model::{Service, ServicePort, SortedMap, TrafficPolicy};
 use super::eligible::Eligible;
 use super::{Access, Frontend, FrontendKind, FrontendPlan, Scope};
 
-/// The frontends of one Service port in one family. A family without endpoints has its frontends all the same:
-/// they refuse. `access` says which clients may use those of a load balancer; `dsr`, whether packets of clients outside are
-/// encapsulated.
+/// Returns the frontends of one Service port in one family. A family without endpoints has frontends, too: they refuse
+/// connections. `access`: which clients may use the frontends of a load balancer; `dsr`: whether packets of clients outside
+/// are encapsulated.
 ///
-/// An address that the Service has twice is what comes first: cluster address, load balancer, external address.
-/// So an external address does not open what a load balancer's source ranges close.
+/// An address that the Service has twice gets the first applicable kind: cluster address, load balancer, external address.
+/// So an external address does not open an address that a load balancer's source ranges close.
 pub fn frontends(
     service: &Service,
     port: &ServicePort,
@@ -30,11 +30,11 @@ pub fn frontends(
         }
         let access = if kind == FrontendKind::LoadBalancer { access } else { Access::Unrestricted };
         let scoped = kind != FrontendKind::ClusterIp && service.external_policy == TrafficPolicy::Local;
-        // A cluster address belongs to the inside of the cluster for every client: the internal policy decides. The
-        // external one binds clients outside only; those inside may be sent anywhere.
+        // At a cluster address, the internal policy applies to every client. At other addresses, the external policy
+        // applies to clients outside only; clients inside may use any endpoint.
         let policy =
             if kind == FrontendKind::ClusterIp { service.internal_policy } else { TrafficPolicy::Cluster };
-        // Under policy Local, no endpoint of clients outside is on another node.
+        // With policy Local, clients outside never use an endpoint on another node.
         let dsr = dsr && kind != FrontendKind::ClusterIp && !scoped;
         all.insert(frontend, FrontendPlan { scoped, access, dsr, ..under_policy(kind, policy, eligible) });
         if scoped {
@@ -45,7 +45,7 @@ pub fn frontends(
     all
 }
 
-/// Address and port of everything that clients may dial, with its kind.
+/// Returns the kind, address and port of everything that clients may dial.
 fn dialled(
     service: &Service,
     port: &ServicePort,
@@ -68,8 +68,9 @@ fn dialled(
         .chain(node_ports)
 }
 
-/// The set that the policy allows. Where it is Local and only other nodes could serve, packets are dropped: a
-/// refusal would tell the client that there is no endpoint (`pkg/proxy/iptables/proxier.go`).
+/// Returns the plan of a frontend with the endpoints that the policy allows. If the policy is Local and only other nodes
+/// could serve, packets are dropped: a refusal would tell the client that there is no endpoint
+/// (`pkg/proxy/iptables/proxier.go`).
 fn under_policy(kind: FrontendKind, policy: TrafficPolicy, eligible: &Eligible) -> FrontendPlan {
     match policy {
         TrafficPolicy::Cluster => {

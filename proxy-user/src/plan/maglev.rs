@@ -1,6 +1,6 @@
 //! Maglev tables (Eisenbud et al., "Maglev", NSDI 2016, 3.4): from a hash to an endpoint, so that the endpoints get equal
-//! shares, and few flows move when one comes or goes. A table depends on the endpoints' addresses and weights alone: all nodes
-//! have the same one, whatever their ids are and in which order endpoints came.
+//! shares, and few flows move when an endpoint is added or removed. A table depends on the endpoints' addresses and weights
+//! alone: all nodes have the same table, whatever the ids are and in which order the endpoints were added.
 
 use std::net::IpAddr;
 
@@ -11,19 +11,19 @@ use super::BackendAddress;
 /// An endpoint in a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its address: by it the table is made.
+    /// Its address and port, from which the table is computed.
     pub at: BackendAddress,
     /// Its weight, at least 1.
     pub weight: u32,
-    /// Its id: to it the table leads.
+    /// Its id, to which the table leads.
     pub id: u32,
 }
 
 /// An entry without an owner yet.
 const FREE: u16 = u16::MAX;
 
-/// The entries of the table of these endpoints, sorted by address: positions in the list. There is at least one, and at
-/// most [`MOST`](proxy_common::maglev::MOST).
+/// Returns the entries of the table of these endpoints: positions in `members`, which is sorted by address, and has at
+/// least one element, and at most [`MOST`](proxy_common::maglev::MOST).
 pub fn entries(members: &[Member]) -> Vec<u16> {
     let size = size(members.len() as u32) as usize;
     let mut table = vec![FREE; size];
@@ -34,13 +34,13 @@ pub fn entries(members: &[Member]) -> Vec<u16> {
     let mut left = size;
     while left > 0 {
         for (number, (member, (at, skip, credit))) in members.iter().zip(&mut next).enumerate() {
-            // A turn in each round for the highest weight, a part of one for the others.
+            // The highest weight gets one turn in each round, the other weights get a part of a turn.
             *credit += member.weight.max(1);
             if *credit < most {
                 continue;
             }
             *credit -= most;
-            // Turns go by rounded credits: without this, high weights get the turns that all roundings leave.
+            // Turns depend on rounded credits: without this, high weights get all turns that the rounding leaves.
             if due[number] == 0 {
                 continue;
             }
@@ -59,8 +59,8 @@ pub fn entries(members: &[Member]) -> Vec<u16> {
     table
 }
 
-/// How many of `size` entries each endpoint gets: its part by weight, rounded down, and one more for those that lose most by
-/// that (the method of the largest remainder).
+/// Returns how many of `size` entries each endpoint gets: its part by weight, rounded down, and one more for the endpoints
+/// that lose most by the rounding (largest remainder method).
 fn shares(members: &[Member], size: usize) -> Vec<usize> {
     let total: u64 = members.iter().map(|member| u64::from(member.weight.max(1))).sum();
     let part = |member: &Member| size as u64 * u64::from(member.weight.max(1));
@@ -77,7 +77,8 @@ fn step(at: usize, skip: usize, size: usize) -> usize {
     if next < size { next } else { next - size }
 }
 
-/// Where an endpoint's turns begin, and how far apart they are; both depend on its address and port alone.
+/// Returns the first entry of an endpoint's permutation, the step to the next one, and a credit of 0. Entry and step depend
+/// on the endpoint's address and port alone.
 fn permutation(at: &BackendAddress, size: usize) -> (usize, usize, u32) {
     let (high, low) = match at.address {
         IpAddr::V4(address) => (4, u64::from(address.to_bits())),
@@ -96,19 +97,19 @@ const fn mix(mut hash: u64) -> u64 {
     hash ^ hash >> 31
 }
 
-/// What tells the table of these endpoints from that of others, without making it.
+/// Returns a number that distinguishes the table of these endpoints from that of others, without computing the table.
 pub fn signature(members: &[Member]) -> u64 {
     let word = |member: &Member| u64::from(member.id) | u64::from(member.weight) << 32;
     checksum(members.iter().map(word)).max(1)
 }
 
-/// Words of the table of so many endpoints.
+/// Returns the number of words of the table of this many endpoints.
 pub fn length(members: usize) -> u32 {
     let members = members as u32;
     words(size(members), members)
 }
 
-/// The table as it stands in the map: see [`proxy_common::maglev`].
+/// Returns the table in the format of the map: see [`proxy_common::maglev`].
 pub fn packed(members: &[Member]) -> Vec<u64> {
     let count = members.len() as u32;
     let entries = entries(members);

@@ -1,11 +1,12 @@
-//! From the model to what the maps should say, purely: the same cluster and node always give the same plan.
+//! From the model to the desired state of the maps, with pure functions: the same cluster and node always give the same plan.
 //!
 //! One Service is planned at a time, in steps:
 //!
 //! 1. [`candidates`] merges its slices: the endpoints of one port in one family, each address and port once.
-//! 2. [`eligible`] says which of them may serve clients anywhere, and which clients of this node.
-//! 3. [`frontend`] says what clients dial, and which of the two sets each of these addresses spreads over.
-//! 4. [`access`] says which clients may use the addresses of a load balancer.
+//! 2. [`eligible`] selects two sets: the endpoints for clients that may use any endpoint, and those for clients that a
+//!    policy keeps on this node.
+//! 3. [`frontend`] lists the frontends, and determines which of the two sets each of them uses.
+//! 4. [`access`] determines which clients may use the addresses of a load balancer.
 
 pub mod access;
 pub mod candidates;

@@ -1,4 +1,4 @@
-//! What the programs are told of the node.
+//! The plan of the node: its desired state in the maps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,58 +19,59 @@ use super::{DeviceFacts, ports};
 
 const FAMILIES: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
 
-/// The node as its programs should see it.
+/// The desired state of the node in the maps.
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of the programs, in every combination")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePlan {
-    /// Under which address of each family packets are sent on to other nodes.
+    /// The source address for SNAT, by family.
     pub sources: BTreeMap<IpFamily, IpAddr>,
-    /// Addresses of pods, where local pods are known by them.
+    /// Range of pods by family, if local pods are recognized by their addresses.
     pub pods: BTreeMap<IpFamily, IpNet>,
     /// Ranges of Service addresses, at most [`SERVICE_CIDRS`] of each family.
     pub service_cidrs: BTreeMap<IpFamily, Vec<IpNet>>,
-    /// Every address of the node, loopback ones too, as far as the maps have room.
+    /// All addresses of the node, including loopback addresses, as far as the maps have room.
     pub addresses: BTreeMap<IpAddr, AddressFacts>,
-    /// Every device that anything is said about, by index.
+    /// The devices that are uplinks or have no link-layer header, by index.
     pub devices: BTreeMap<u32, DeviceFacts>,
-    /// Clients are known as pods by their addresses alone, by whatever device they come.
+    /// Clients are recognized as pods by their addresses alone, on any device.
     pub detect_local: bool,
-    /// Packets to cluster addresses are sent on under the node's own address.
+    /// Packets to cluster addresses get SNAT to the node's own address.
     pub masquerade_all: bool,
     /// Connections that another proxy began are left to netfilter.
-    pub leave_old: bool,
-    /// Source ports of packets that are forwarded under the node's own address.
+    pub other_proxy: bool,
+    /// Source ports for SNAT.
     pub snat_ports: [PortRange; SNAT_RANGES],
     /// Which sockets are translated.
     pub socket_lb: SocketLb,
-    /// What becomes of a call where kube-proxy drops the packet.
+    /// What happens to a socket call if kube-proxy would drop the packet.
     pub socket_drop: SocketDrop,
-    /// How long flows may be silent.
+    /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
     /// Cookie of the node's network namespace; 0: not known.
     pub host_netns: u64,
-    /// Where health checks of Services are answered; unspecified stands for all addresses of its family.
+    /// The addresses on which the agent answers health checks of Services; an unspecified address stands for all addresses
+    /// of its family.
     pub listen: BTreeSet<IpAddr>,
-    /// Other nodes send this one encapsulated packets (DSR), or did so.
+    /// Other nodes send encapsulated packets to this node (DSR), or did so.
     pub dsr: bool,
-    /// Addresses by which nodes of the cluster send each other encapsulated packets, and from which of this node's own;
-    /// `None`: of these no address is known. This node's own are there too.
+    /// The addresses to which nodes of the cluster send encapsulated packets, each with the address of this node that is
+    /// the source of its packets; this node's own addresses are included. `None`: the addresses are not known.
     pub tunnels: Option<BTreeMap<IpAddr, IpAddr>>,
-    /// What is wrong with the node, or with what is said of it.
+    /// Problems of the node, or of its objects and settings.
     pub problems: Vec<Problem>,
 }
 
-/// What an address of the node is for.
+/// The facts about an address of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressFacts {
     /// Node ports answer on it.
     pub node_ports: bool,
-    /// It is a loopback address.
+    /// The address is a loopback address.
     pub loopback: bool,
 }
 
-/// Plans the node; `service_cidrs` are the ranges that the cluster tells, `left_alone` the node's own addresses that are
-/// also cluster addresses of Services, which is no problem.
+/// Plans the node. `service_cidrs` are the ranges that the cluster reports; `left_alone` are the node's own addresses that
+/// are also cluster addresses of Services, which is not reported as a problem.
 pub fn plan_node(
     node: &NodeView,
     host: &HostView,
@@ -102,7 +103,7 @@ pub fn plan_node(
         devices: devices(node, host, &settings.detect_local),
         detect_local: matches!(settings.detect_local, DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr),
         masquerade_all: settings.masquerade_all,
-        leave_old: host.has_kube_proxy_rules,
+        other_proxy: host.has_kube_proxy_rules,
         snat_ports: settings.snat_ports,
         socket_lb: settings.socket_lb,
         socket_drop: settings.socket_drop,
@@ -116,8 +117,9 @@ pub fn plan_node(
 }
 
 impl NodePlan {
-    /// Says which nodes this one exchanges encapsulated packets with. `own`: its internal addresses, one of each family the
-    /// source of what it sends; `nodes`: those of all nodes; `None`: they have not been listed yet.
+    /// Sets the nodes with which this node exchanges encapsulated packets. `own`: this node's internal addresses; the first
+    /// of each family is the source of its packets. `nodes`: the internal addresses of all nodes; `None`: they have not
+    /// been listed yet.
     pub fn set_tunnels<'a>(&mut self, own: &'a [IpAddr], nodes: Option<impl Iterator<Item = &'a IpAddr>>) {
         self.dsr = true;
         let source = |family| own.iter().find(|address| IpFamily::of(**address) == family);
@@ -126,8 +128,8 @@ impl NodePlan {
     }
 }
 
-/// The address that the operator names, or the internal one, if this machine really has it; else what the default
-/// route would use.
+/// Returns the node's address in a family: the operator's address or an internal address, if the host really has it; else
+/// the source address of the default route.
 pub(super) fn source(
     node: &NodeView,
     host: &HostView,
@@ -141,15 +143,16 @@ pub(super) fn source(
     ours.next().or_else(|| host.defaults.iter().filter_map(|route| route.source).find(of_family))
 }
 
-/// Whether all addresses of a family answer at node ports, but for loopback ones: that is said, or a range holds them
-/// all, or the ranges are of the other family alone (`pkg/proxy/util/nodeport_addresses.go`).
+/// Whether node ports answer on all addresses of a family, except loopback addresses: the setting says all, or a range
+/// contains all, or the ranges are of the other family alone (`pkg/proxy/util/nodeport_addresses.go`).
 fn matches_all(wanted: &NodePortAddresses, family: IpFamily) -> bool {
     let mut own = wanted.ranges.iter().filter(|range| IpFamily::of(range.addr()) == family).peekable();
     let is_left_out = own.peek().is_none() && !wanted.ranges.is_empty() && !wanted.primary;
     wanted.all || is_left_out || own.any(|range| range.prefix_len() == 0)
 }
 
-/// What each address of the node is for. Where a family has more than the maps take, those of node ports come first.
+/// Returns the facts about each address of the node. If a family has more addresses than the maps can hold, those of node
+/// ports come first.
 fn addresses(
     node: &NodeView,
     host: &HostView,
@@ -159,13 +162,13 @@ fn addresses(
 ) -> BTreeMap<IpAddr, AddressFacts> {
     let wanted = &settings.node_port_addresses;
     let is_primary = |address: &IpAddr| {
-        // Until the cluster has told which one it is, the address that the node uses stands for it.
+        // Until the cluster has reported the internal addresses, the node's source address for SNAT is the primary one.
         let known = node.internal_ips.iter().any(|ip| IpFamily::of(*ip) == IpFamily::of(*address));
         if known { node.internal_ips.contains(address) } else { sources.values().any(|ip| ip == address) }
     };
     let facts = |address: &IpAddr| {
         let loopback = address.is_loopback();
-        // A range that happens to hold loopback addresses does not ask for them.
+        // A range that also contains loopback addresses does not select them.
         let is_meant = |range: &IpNet| !loopback || range.addr().is_loopback();
         let node_ports = wanted.ranges.iter().any(|range| range.contains(address) && is_meant(range))
             || if loopback {
@@ -230,7 +233,7 @@ fn pods(node: &NodeView, detect: &DetectLocal, problems: &mut Vec<Problem>) -> B
 }
 
 fn by_family(ranges: &BTreeSet<IpNet>, problems: &mut Vec<Problem>) -> BTreeMap<IpFamily, Vec<IpNet>> {
-    // One that lies in another says nothing new.
+    // A range inside another one is redundant.
     let outer = |range: &&IpNet| !ranges.iter().any(|other| other != *range && other.contains(*range));
     let mut by_family: BTreeMap<IpFamily, Vec<IpNet>> = BTreeMap::new();
     for range in ranges.iter().filter(outer) {
@@ -253,7 +256,7 @@ fn by_family(ranges: &BTreeSet<IpNet>, problems: &mut Vec<Problem>) -> BTreeMap<
     by_family
 }
 
-/// Service ranges that contain addresses which are not Services': packets to these may be refused or lost.
+/// Reports Service ranges that contain addresses of pods or of this node: packets to these addresses may be refused or dropped.
 fn overlaps(
     node: &NodeView,
     host: &HostView,

@@ -1,4 +1,4 @@
-//! Source ports for SNAT that another program on the node may use, too.
+//! Checks for other uses of the source ports for SNAT on the node.
 
 use proxy_common::config::PortRange;
 
@@ -6,7 +6,8 @@ use crate::model::Problem;
 use crate::model::ports::{FEW_PORTS, overlap, snat_ports};
 use crate::model::settings::NodeSettings;
 
-/// Says who else uses source ports for SNAT: a reply to his connection may be taken for one to ours, and the other way round.
+/// Returns a problem for each other use of source ports for SNAT: a reply to such a connection may be taken for a reply to
+/// a flow with SNAT, and vice versa.
 pub(super) fn problems(node: &str, local: Option<PortRange>, settings: &NodeSettings) -> Vec<Problem> {
     let ours = settings.snat_ports;
     let text = |range: PortRange| format!("{}-{}", range.first, range.last());
@@ -43,7 +44,7 @@ pub(super) fn problems(node: &str, local: Option<PortRange>, settings: &NodeSett
         )));
     }
     let count: u32 = ours.iter().map(|range| u32::from(range.count)).sum();
-    // Few on purpose are no problem.
+    // If the operator set few ports on purpose, this is no problem.
     if found.is_empty() && count < FEW_PORTS && ours == free {
         found.push(problem(format!(
             "net.ipv4.ip_local_port_range, {}, leaves {count} source ports ({all}) for \

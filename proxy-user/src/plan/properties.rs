@@ -1,4 +1,4 @@
-//! What holds for the plan of any cluster, however it came about.
+//! Properties of the plan of any cluster, whatever events led to it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -32,7 +32,7 @@ fn plans(cluster: &Cluster) -> Plans {
         .collect()
 }
 
-/// Takes the event in and plans only what it says has changed.
+/// Applies the event, and plans only the Services that it returns as changed.
 fn step(cluster: &mut Cluster, plans: &mut Plans, event: Event) {
     for name in cluster.apply(event) {
         match plan_service(cluster, &name, PlanSettings::default()) {
@@ -50,7 +50,7 @@ fn key(event: &Event) -> Key {
     }
 }
 
-/// Another order, in which the events of each object keep theirs.
+/// Returns the events in another order; the events of each object keep their order.
 fn shuffle(events: &[Event], choices: &[Index]) -> Vec<Event> {
     let mut queues: BTreeMap<Key, VecDeque<Event>> = BTreeMap::new();
     for event in events {
@@ -68,7 +68,7 @@ fn shuffle(events: &[Event], choices: &[Index]) -> Vec<Event> {
     shuffled
 }
 
-/// Everything that a cluster holds, as lists.
+/// Returns all objects that exist after these events, as lists.
 fn listings(events: &[Event]) -> [Event; 3] {
     let mut last: BTreeMap<Key, Option<Object>> = BTreeMap::new();
     for event in events {
@@ -159,7 +159,7 @@ proptest! {
                     };
                     prop_assert!(has.contains(&frontend.address) != frontend.address.is_unspecified());
                     prop_assert!(target.kind != FrontendKind::ClusterIp || !is_left_alone(&frontend.address));
-                    // Clients outside have an entry of their own exactly where the policy makes a difference.
+                    // Clients outside have a separate entry exactly if the policy distinguishes them.
                     let other = crate::plan::Frontend { scope: Scope::External, ..*frontend };
                     let is_bound = target.kind != FrontendKind::ClusterIp
                         && service.external_policy == TrafficPolicy::Local;

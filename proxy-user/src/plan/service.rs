@@ -19,21 +19,21 @@ use super::node::source;
 use super::tunnels::Tunnels;
 use super::{BackendAddress, BackendFacts, HealthCheck, PortPlan, ServicePlan, ServicePortName, Unmanaged};
 
-/// How Services are planned, as far as that is a matter of taste.
+/// The operator's settings for the plans of Services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanSettings {
-    /// A family that `loadBalancerSourceRanges` says nothing about is closed (`--source-ranges-strict`).
+    /// A family without a range in `loadBalancerSourceRanges` is closed (`--source-ranges-strict`).
     pub strict_source_ranges: bool,
-    /// External addresses of Services are passed over (kube-proxy's feature `AllowServiceExternalIPs`, off).
+    /// External addresses of Services are ignored (kube-proxy's feature `AllowServiceExternalIPs`, off).
     pub no_external_ips: bool,
-    /// How connections are spread where a Service does not say it; `None`: at random inside the cluster, by Maglev from
+    /// The algorithm of Services that do not set one; `None`: random for clients inside the cluster, Maglev for clients
     /// outside.
     pub algorithm: Option<Algorithm>,
-    /// How packets of clients outside reach endpoints on other nodes, where a Service does not say it.
+    /// How packets of clients outside reach endpoints on other nodes, if a Service does not set it.
     pub forwarding: ForwardingMode,
-    /// Endpoints that fail are not skipped where a Service does not ask for it (`--ejection off`).
+    /// Endpoints that fail are not skipped, unless a Service sets it (`--ejection off`).
     pub no_ejection: bool,
-    /// The node's address in its family, where the operator says so ([`NodeSettings::address`]).
+    /// The node's address in its family, if the operator sets it ([`NodeSettings::address`]).
     ///
     /// [`NodeSettings::address`]: crate::model::settings::NodeSettings::address
     pub address: Option<IpAddr>,
@@ -41,7 +41,7 @@ pub struct PlanSettings {
 
 /// Plans one Service as this node should serve it; `None` if there is no such Service.
 ///
-/// The work is linear in the ports and endpoints of this Service, whatever else the cluster holds.
+/// The work is linear in the ports and endpoints of this Service, and does not depend on the rest of the cluster.
 pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSettings) -> Option<ServicePlan> {
     let all = cluster.service(name)?;
     if all.is_foreign {
@@ -96,12 +96,12 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
     Some(plan)
 }
 
-/// This node's address in a family, under which packets leave it.
+/// Returns this node's address in a family, which is the source of its packets.
 fn node_ip(cluster: &Cluster, settings: PlanSettings, family: IpFamily) -> Option<IpAddr> {
     source(cluster.node(), cluster.host()?, settings.address, family)
 }
 
-/// The Service with these cluster addresses, without what the settings shut out, and with what they add.
+/// Returns the Service with these cluster addresses, and with the settings applied.
 fn known(service: &Service, cluster_ips: Vec<IpAddr>, settings: PlanSettings) -> Cow<'_, Service> {
     let mut known = Cow::Borrowed(service);
     if cluster_ips.len() < service.cluster_ips.len() {
@@ -122,7 +122,7 @@ fn known(service: &Service, cluster_ips: Vec<IpAddr>, settings: PlanSettings) ->
     known
 }
 
-/// Cluster addresses that may be a pod's as well: their clients get the Service instead.
+/// Returns a problem for each cluster address that may also be a pod's: clients of that pod reach the Service instead.
 fn overlaps(cluster: &Cluster, service: &Service) -> Vec<Problem> {
     let is_pods = |address: &&IpAddr| cluster.node().pod_cidrs.iter().any(|range| range.contains(*address));
     let report = |address: &IpAddr| Problem {
@@ -153,7 +153,7 @@ fn plan_port(
     let mut eligible = eligible(candidates, wanted, node);
     let weight = |at: &BackendAddress| candidates.get(at).map_or(1, |endpoint| weight(service, endpoint));
     for set in [&mut eligible.cluster, &mut eligible.local] {
-        // With weight 0 alone, weights do not count: an endpoint has to serve.
+        // If all weights are 0, they are ignored: some endpoint has to serve.
         let with_weight = || set.iter().copied().filter(|at| weight(at) != 0);
         if (1..set.len()).contains(&with_weight().count()) {
             *set = with_weight().collect();
@@ -185,15 +185,15 @@ fn plan_port(
         affinity_secs: service.affinity_secs,
         algorithm: service.algorithm.unwrap_or_default(),
         maglev_outside: service.algorithm.is_none(),
-        // Of other protocols, no packet tells that an endpoint refuses a connection.
+        // With other protocols, no packet indicates that an endpoint refuses a connection.
         ejects: port.protocol == Protocol::Tcp && service.ejection != Some(false),
-        // No other protocol has a reset that its client takes for the end of the connection.
+        // No other protocol has a reset after which the client considers the connection as closed.
         reset_after: service.removal.reset_after().filter(|_| port.protocol == Protocol::Tcp),
         source_ranges: allowed.ranges.clone(),
     }
 }
 
-/// The weight of an endpoint: its slice's word counts before the Service's.
+/// Returns the weight of an endpoint: the weight from its slice takes precedence over the Service's; the default is 1.
 fn weight(service: &Service, endpoint: &Endpoint) -> u16 {
     endpoint.weight.or_else(|| service.weights.of(endpoint)).unwrap_or(1)
 }

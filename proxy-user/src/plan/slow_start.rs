@@ -2,13 +2,13 @@
 
 use super::{BackendAddress, PortPlan};
 
-/// Steps in which a share grows: the first is a tenth of it, the last all.
+/// Number of steps in which a share grows: the first step is a tenth of it, the last one is the whole share.
 pub const STEPS: u16 = 10;
 
-/// Gives the endpoints of a port the shares that they have by now. `step_of`: the step of one that starts slowly.
+/// Sets the current shares of the endpoints of a port. `step_of` returns the step of an endpoint in slow start.
 ///
-/// Algorithms without weights go by them meanwhile, all of one size. Those by a Maglev table do not start slowly: all nodes
-/// have the same table, whenever each has learnt of the endpoint.
+/// During slow start, an algorithm without weights is replaced by its weighted form, with equal weights. Algorithms with a
+/// Maglev table have no slow start: all nodes have the same table, whenever each node learned of the endpoint.
 pub fn apply(port: &mut PortPlan, step_of: impl Fn(&BackendAddress) -> Option<u16>) {
     if port.algorithm.is_hash() || !port.backends.keys().any(|at| step_of(at).is_some()) {
         return;

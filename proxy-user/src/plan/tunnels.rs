@@ -1,4 +1,4 @@
-//! To which address packets for an endpoint on another node are encapsulated (DSR).
+//! The addresses to which packets for endpoints on other nodes are encapsulated (DSR).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,31 +9,32 @@ use crate::model::{Cluster, Endpoint, Problem, Service};
 use super::PortPlan;
 use super::candidates::Candidates;
 
-/// Nodes that a problem names.
+/// Maximum number of nodes that a problem names.
 const NAMED: usize = 3;
 
-/// The addresses of other nodes, from this one, in the order of preference for endpoints of one family.
+/// The addresses of other nodes that this node can send to, in the order of preference for endpoints of one family.
 pub struct Tunnels<'a> {
     cluster: &'a Cluster,
     families: Vec<IpFamily>,
 }
 
 impl<'a> Tunnels<'a> {
-    /// Those for endpoints of `family`. A node that has no address of this family is reached by the other one.
+    /// Returns the addresses for endpoints of `family`. A node without an address of this family is reached by the other
+    /// family.
     pub fn new(cluster: &'a Cluster, family: IpFamily) -> Self {
         let other = if family == IpFamily::V4 { IpFamily::V6 } else { IpFamily::V4 };
         let has = |family: &IpFamily| cluster.own_internal_ips().any(|own| IpFamily::of(own) == *family);
         Self { cluster, families: [family, other].into_iter().filter(has).collect() }
     }
 
-    /// The address of the node that the endpoint is on.
+    /// Returns the address of the endpoint's node, or `None` if this node can send to none.
     pub fn to(&self, endpoint: &Endpoint) -> Option<IpAddr> {
         let addresses = self.cluster.others()?.get(endpoint.node.as_deref()?)?;
         let of = |family: &IpFamily| addresses.iter().find(|address| IpFamily::of(**address) == *family);
         self.families.iter().find_map(of).copied()
     }
 
-    /// What keeps packets for some endpoints from being encapsulated.
+    /// Returns a problem if packets for some endpoints cannot be encapsulated.
     pub fn problem(
         &self,
         service: &Service,

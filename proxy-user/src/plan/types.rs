@@ -1,4 +1,4 @@
-//! The plan: what a Service should look like in the maps, in domain terms, without ids, slots or positions.
+//! The plan: the desired state of a Service in the maps, in domain terms, without ids, slots or positions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,14 +13,14 @@ use crate::model::Problem;
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{Name, SortedMap, SortedSet, TrafficPolicy};
 
-/// One port of one Service in one address family: what gets an id of its own.
+/// One port of one Service in one address family; each has its own id in the maps.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServicePortName {
     /// Namespace of the Service.
     pub namespace: Name,
     /// Name of the Service.
     pub name: Name,
-    /// Name of the port; empty for the one port of a Service that names none.
+    /// Name of the port; empty if the Service has one port without a name.
     pub port: Name,
     /// Its protocol.
     pub protocol: Protocol,
@@ -29,7 +29,7 @@ pub struct ServicePortName {
 }
 
 impl ServicePortName {
-    /// `namespace/name:port`, as the `names` map holds it; `namespace/name` for an unnamed port.
+    /// Returns `namespace/name:port`, as the `names` map holds it; `namespace/name` for an unnamed port.
     pub fn text(&self) -> String {
         let Self { namespace, name, port, .. } = self;
         if port.is_empty() { format!("{namespace}/{name}") } else { format!("{namespace}/{name}:{port}") }
@@ -45,7 +45,7 @@ impl fmt::Display for ServicePortName {
 /// Which clients a frontend entry is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
-    /// Clients inside the cluster, or all of them where it makes no difference.
+    /// Clients inside the cluster, or all clients if no policy distinguishes them.
     Internal,
     /// Clients outside.
     External,
@@ -64,7 +64,7 @@ pub enum FrontendKind {
     ExternalIp,
 }
 
-/// What a client dials.
+/// A frontend: the address, port and protocol that a client dials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Frontend {
     /// Its address; unspecified (`0.0.0.0`, `::`) stands for the addresses of the node.
@@ -73,7 +73,7 @@ pub struct Frontend {
     pub port: u16,
     /// Its protocol.
     pub protocol: Protocol,
-    /// Who it is for.
+    /// The clients that it is for.
     pub scope: Scope,
 }
 
@@ -86,46 +86,46 @@ pub struct BackendAddress {
     pub port: u16,
 }
 
-/// What is known of an endpoint beyond its address.
+/// The facts about an endpoint, besides its address.
 #[expect(clippy::struct_excessive_bools, reason = "four facts, each of them a bit of the map")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackendFacts {
-    /// It is on this node: `nodeName` says so, or its address is one of the node's own. What it answers comes back
-    /// through here. Which endpoints a policy keeps on this node goes by `nodeName` alone.
+    /// The endpoint is on this node: its `nodeName` is this node's, or its address is one of the node's own. Its replies
+    /// return through this node. Policy Local considers `nodeName` alone.
     pub local: bool,
-    /// It is terminating.
+    /// The endpoint is terminating.
     pub terminating: bool,
-    /// Clients that may be sent anywhere may be sent to it.
+    /// The endpoint is usable for clients that may use any endpoint.
     pub in_cluster: bool,
-    /// Clients that a policy keeps on this node may be sent to it.
+    /// The endpoint is usable for clients that a policy keeps on this node.
     pub in_local: bool,
-    /// How large its share is, from 1 on; [`BackendFacts::default`] has 0, which counts as 1.
+    /// The weight, at least 1; [`BackendFacts::default`] has 0, which counts as 1.
     pub weight: u16,
-    /// While an endpoint of the port starts slowly: how many [`STEPS`](super::slow_start::STEPS) of its share it has by now.
-    /// 0: none does.
+    /// While any endpoint of the port is in slow start: how many [`STEPS`](super::slow_start::STEPS) of its share this
+    /// endpoint has. 0: no endpoint is in slow start.
     pub step: u16,
 }
 
 impl BackendFacts {
-    /// The share in the steps of a slow start.
+    /// Returns the share, in the steps of a slow start.
     pub fn share(&self) -> u16 {
         if self.step == 0 { self.weight } else { self.weight.max(1) * self.step }
     }
 }
 
-/// What one frontend does.
+/// The plan of one frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrontendPlan {
     /// Where it comes from.
     pub kind: FrontendKind,
-    /// The endpoints it spreads over, sorted, without duplicates; each is a key of [`PortPlan::backends`].
-    /// `None`: all of these, which takes no memory. Frontends of one port and policy share a list.
+    /// The endpoints of the frontend, sorted, without duplicates; each is a key of [`PortPlan::backends`]. `None`: all of
+    /// these, which takes no memory. Frontends of one port and policy share a list.
     pub slots: Option<Arc<[BackendAddress]>>,
-    /// The policy that chose them.
+    /// The policy that selected these endpoints.
     pub policy: TrafficPolicy,
-    /// With no slot: drop instead of refuse (the policy is Local and only other nodes have endpoints).
+    /// If there is no slot: drop instead of refuse (the policy is Local and only other nodes have endpoints).
     pub drop_when_empty: bool,
-    /// Clients outside have a frontend of their own, of [`Scope::External`].
+    /// Clients outside have a separate frontend, of [`Scope::External`].
     pub scoped: bool,
     /// Which clients may use it.
     pub access: Access,
@@ -134,7 +134,7 @@ pub struct FrontendPlan {
 }
 
 impl FrontendPlan {
-    /// One that is open to every client, of policy Cluster, and spreads over all endpoints of its port.
+    /// Returns a frontend of policy Cluster that accepts every client and uses all endpoints of its port.
     pub fn new(kind: FrontendKind) -> Self {
         let policy = TrafficPolicy::Cluster;
         Self {
@@ -152,93 +152,93 @@ impl FrontendPlan {
 /// Which clients may use a frontend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// All.
+    /// All clients.
     #[default]
     Unrestricted,
-    /// Those in [`PortPlan::source_ranges`].
+    /// The clients in [`PortPlan::source_ranges`].
     Ranges {
-        /// This node is among them.
+        /// Whether this node is one of them.
         node: bool,
     },
 }
 
-/// What one Service port does.
+/// The plan of one Service port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortPlan {
     /// Its frontends.
     pub frontends: SortedMap<Frontend, FrontendPlan>,
     /// Every serving endpoint, whether or not a policy lets a frontend use it.
     pub backends: SortedMap<BackendAddress, BackendFacts>,
-    /// With DSR: of endpoints on other nodes, the address of their node, to which packets are encapsulated. None for one whose
-    /// node has no address that can be reached so.
+    /// With DSR: for each endpoint on another node, the address of that node, to which packets are encapsulated. An
+    /// endpoint is missing if its node has no address to which this node can send.
     pub tunnels: SortedMap<BackendAddress, IpAddr>,
     /// Seconds of affinity by client address; 0: none.
     pub affinity_secs: u32,
-    /// How connections are spread.
+    /// The algorithm that selects endpoints.
     pub algorithm: Algorithm,
-    /// Those of clients outside are spread by Maglev, but at cluster addresses.
+    /// Maglev selects the endpoints for clients outside, except at cluster addresses.
     pub maglev_outside: bool,
     /// New connections skip endpoints that fail.
     pub ejects: bool,
-    /// So long after an endpoint has left, connections to it are reset; `None`: they go on. TCP only.
+    /// Connections to a removed endpoint are reset this long after its removal; `None`: they drain. TCP only.
     pub reset_after: Option<Duration>,
     /// Clients that may use the frontends with [`Access::Ranges`].
     pub source_ranges: BTreeSet<IpNet>,
 }
 
 impl PortPlan {
-    /// The endpoints that one of its frontends spreads over, sorted.
+    /// Returns the endpoints of one of its frontends, sorted.
     pub fn slots<'a>(&'a self, frontend: &'a FrontendPlan) -> impl Iterator<Item = &'a BackendAddress> {
         let all = frontend.slots.is_none().then(|| self.backends.keys());
         frontend.slots.iter().flat_map(|slots| slots.iter()).chain(all.into_iter().flatten())
     }
 
-    /// How many these are.
+    /// Returns the number of endpoints of one of its frontends.
     pub fn slot_count(&self, frontend: &FrontendPlan) -> usize {
         frontend.slots.as_ref().map_or_else(|| self.backends.len(), |slots| slots.len())
     }
 }
 
-/// Everything about one Service.
+/// The plan of one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePlan {
-    /// Its ports, by identity.
+    /// Its ports, by name, protocol and family.
     pub ports: SortedMap<ServicePortName, PortPlan>,
-    /// Its cluster addresses: at a port that no Service has, clients are refused there.
+    /// Its cluster addresses: at ports of these addresses that no Service has, clients are refused.
     pub addresses: SortedSet<IpAddr>,
-    /// Cluster addresses of it that are left alone, and why.
+    /// Its unmanaged cluster addresses, with the reason.
     pub unmanaged: BTreeMap<IpAddr, Unmanaged>,
-    /// Its health check, if load balancers make one.
+    /// Its health check, if load balancers use one.
     pub health_check: Option<HealthCheck>,
-    /// When the Service was created, in seconds since 1970: of two Services that claim one frontend the older
-    /// one has it, then the one whose name sorts first.
+    /// When the Service was created, in seconds since 1970: if two Services claim one frontend, the older one gets it; if
+    /// both have the same age, the one whose name sorts first.
     pub created: i64,
-    /// What in the objects could not be used.
+    /// Problems of the parts of its objects that could not be used.
     pub problems: Vec<Problem>,
 }
 
 impl ServicePlan {
-    /// Whether packets of clients outside are encapsulated anywhere.
+    /// Whether packets of clients outside are encapsulated at any frontend.
     pub fn has_dsr(&self) -> bool {
         self.ports.values().flat_map(|port| port.frontends.values()).any(|frontend| frontend.dsr)
     }
 }
 
-/// Why a cluster address is left alone: packets and sockets to it are not translated, and not shut out.
+/// Why a cluster address is unmanaged: packets and socket calls to it are not translated, and neither dropped nor refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unmanaged {
-    /// This node itself has the address (`NodeLocal` `DNSCache`): what is dialled there is meant for it.
+    /// This node itself has the address (`NodeLocal` `DNSCache`): connections to it are for a process of the node.
     Own,
     /// Another proxy serves the Service (`service.kubernetes.io/service-proxy-name`).
     Foreign,
 }
 
-/// What load balancers ask this node about a Service (`spec.healthCheckNodePort`).
+/// The health check of a Service that load balancers use on this node (`spec.healthCheckNodePort`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
     /// The port that answers.
     pub port: u16,
-    /// Ready endpoints of this node, by family: an address counts once, whatever its ports.
+    /// Number of ready endpoints of this node, by family; an address with several ports counts once.
     pub local: BTreeMap<IpFamily, usize>,
 }
 

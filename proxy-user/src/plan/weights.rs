@@ -1,13 +1,13 @@
-//! From weights to slots: an endpoint stands in an extent as often as its weight says.
+//! From weights to slots: an endpoint has as many slots in an extent as its weight.
 
-/// The most slots that weights make of an extent, for each of its endpoints; small extents may have [`FEW`].
+/// Maximum number of slots of an extent, per endpoint; small extents may have [`FEW`] slots.
 const EACH: u64 = 8;
-/// Slots that any extent may have.
+/// Number of slots that every extent may have.
 const FEW: u64 = 1_024;
 
-/// The positions of the endpoints with these weights, each as often as its weight says, evenly spread: by turns, no endpoint
-/// comes twice in a row where that can be avoided. Weights without a common factor are kept as they are while there is room;
-/// else they are rounded, to 1 at least.
+/// Returns the slots of endpoints with these weights: each endpoint's position as often as its weight, evenly spread, so
+/// that round robin selects no endpoint twice in a row if this can be avoided. Weights are divided by their common factor.
+/// If there is not enough room for them, they are scaled down and rounded, to 1 at least.
 pub fn slots(weights: &[u32]) -> Vec<usize> {
     let factor = weights.iter().fold(0, |factor, weight| gcd(factor, u64::from(*weight).max(1))).max(1);
     let mut shares: Vec<u64> = weights.iter().map(|weight| u64::from(*weight).max(1) / factor).collect();
@@ -17,7 +17,7 @@ pub fn slots(weights: &[u32]) -> Vec<usize> {
             *share = (*share * room / total).max(1);
         }
     }
-    // Each at the middle of its parts of the whole round.
+    // Each slot of an endpoint is at the middle of its part of the whole round.
     let places = |(position, share): (usize, &u64)| {
         let share = *share;
         (0..share).map(move |turn| (((2 * turn + 1) << 32) / (2 * share), position))
@@ -60,7 +60,7 @@ mod tests {
         fn shares_are_the_weights_and_room_is_kept(weights in prop::collection::vec(1..=100_u32, 1..300)) {
             let all = slots(&weights);
             let (count, total) = (weights.len() as u64, weights.iter().map(|w| u64::from(*w)).sum::<u64>());
-            // Rounded up to one each.
+            // Shares below one are rounded up, so each endpoint may add one slot.
             prop_assert!(all.len() as u64 <= FEW.max(EACH * count) + count);
             for (position, weight) in weights.iter().enumerate() {
                 let has = all.iter().filter(|one| **one == position).count() as u64;

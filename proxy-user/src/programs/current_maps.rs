@@ -8,7 +8,7 @@ use proxy_common::map_names::SOCKET_STORAGE;
 
 use super::embedded::EMBEDDED;
 use super::error::Error;
-use super::iterator::{LeftIterator, SocketIterator};
+use super::iterator::{RemovedBackendIterator, SocketIterator};
 use super::pins::Paths;
 use super::privileges;
 
@@ -43,9 +43,9 @@ impl CurrentMaps {
         SocketIterator::load(EMBEDDED, &self.paths)
     }
 
-    /// Does the same as [`Programs::left_iterator`](super::Programs::left_iterator).
-    pub fn left_iterator(&self) -> Result<LeftIterator, Error> {
-        LeftIterator::load(EMBEDDED, &self.paths)
+    /// Does the same as [`Programs::removed_backend_iterator`](super::Programs::removed_backend_iterator).
+    pub fn removed_backend_iterator(&self) -> Result<RemovedBackendIterator, Error> {
+        RemovedBackendIterator::load(EMBEDDED, &self.paths)
     }
 }
 

@@ -79,15 +79,15 @@ impl CountedIterator {
 }
 
 /// The iterator over sockets that are connected to removed backends, loaded and ready.
-pub struct LeftIterator(Link);
+pub struct RemovedBackendIterator(Link);
 
-impl fmt::Debug for LeftIterator {
+impl fmt::Debug for RemovedBackendIterator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LeftIterator")
+        f.write_str("RemovedBackendIterator")
     }
 }
 
-impl LeftIterator {
+impl RemovedBackendIterator {
     /// Loads the program in the same way as [`SocketIterator::load`].
     pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
         over_storages(bytes, paths, LEFT_ITERATOR).map(Self)

@@ -13,7 +13,7 @@ use super::clsact::{self, Handle};
 use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, SOCKET_HOOKS};
-use super::iterator::{CountedIterator, LeftIterator, SocketIterator};
+use super::iterator::{CountedIterator, RemovedBackendIterator, SocketIterator};
 use super::links::{self, AttachPoint, Cgroup, Outcome};
 use super::notice::StartNotice;
 use super::pins::{self, Pins};
@@ -90,7 +90,7 @@ impl Programs {
             notices.push(StartNotice::Mounted { path: settings.bpffs.clone() });
         }
         if !pins.has_links() {
-            pins.enact()?;
+            pins.make_current()?;
         }
         let tcx = match settings.packet_hook {
             PacketHook::Auto => bpf::has_tcx(),
@@ -156,8 +156,8 @@ impl Programs {
     }
 
     /// Loads the iterator over sockets that are connected to removed backends; takes a part of a second.
-    pub fn left_iterator(&self) -> Result<LeftIterator, Error> {
-        LeftIterator::load(self.object, self.pins.paths())
+    pub fn removed_backend_iterator(&self) -> Result<RemovedBackendIterator, Error> {
+        RemovedBackendIterator::load(self.object, self.pins.paths())
     }
 
     /// Returns a function that passes to `log` what the programs have logged since its last call.

@@ -39,7 +39,7 @@ pub use cleanup::{Cleanup, Witness, cleanup, cleanup_before, dry_run};
 pub use current_maps::CurrentMaps;
 pub use embedded::{EMBEDDED, release_object};
 pub use error::Error;
-pub use iterator::{CountedIterator, LeftIterator, SocketIterator};
+pub use iterator::{CountedIterator, RemovedBackendIterator, SocketIterator};
 pub use kernel::{Lack, OLDEST, is_too_old, lacks};
 pub use links::Outcome;
 pub use loaded::{ProgramStatus, Programs};

@@ -125,7 +125,7 @@ pub(super) fn load(
     let mut notices: Vec<_> = kernel::adapt(&mut loader).into_iter().map(StartNotice::KernelLacks).collect();
     let predecessor = pins.predecessor();
     if let Some(previous) = &predecessor {
-        pins.begin_anew()?;
+        pins.empty_maps()?;
         share_with(previous, &paths.maps());
     }
     for name in names::ALL {
@@ -136,14 +136,14 @@ pub(super) fn load(
         match Shape::pinned(&path).map(|found| found.map(|found| (found, wanted.judge(found)))) {
             // Until this agent's programs are attached, the maps of the previous version are the current ones.
             None if predecessor.is_some() => {}
-            None => pins.retract(name)?,
+            None => pins.remove_short_path(name)?,
             Some(Ok((_, Verdict::Fits))) => {}
             Some(Ok((found, Verdict::OtherSize))) => {
                 let (kept, by_memory) = (found.max_entries, capacities.is_by_memory(name));
                 notices.push(StartNotice::SizeKept { map: name, setting, kept, max_entries, by_memory });
             }
             Some(Ok((_, Verdict::Refuse(reason))) | Err(reason)) => {
-                pins.retract(name)?;
+                pins.remove_short_path(name)?;
                 let moved_to = pins.refuse(&path)?;
                 notices.push(StartNotice::PinRefused { map: name, reason, moved_to });
             }

@@ -219,14 +219,14 @@ impl Pins {
 
     /// Empties the folder of this version's maps, which an unfinished upgrade has left: programs of the previous version are
     /// attached.
-    pub fn begin_anew(&self) -> Result<(), Error> {
+    pub fn empty_maps(&self) -> Result<(), Error> {
         let maps = self.paths.maps();
         fs::remove_dir_all(&maps).map_err(Error::file("remove", &maps))?;
         make(&maps)
     }
 
     /// Removes the short path of a map, before a new map takes its place.
-    pub fn retract(&self, name: &str) -> Result<(), Error> {
+    pub fn remove_short_path(&self, name: &str) -> Result<(), Error> {
         let link = self.paths.root.join(name);
         match fs::remove_file(&link) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::file("remove", &link)(error)),
@@ -235,10 +235,10 @@ impl Pins {
     }
 
     /// Makes the maps of this version the current ones: the short paths lead to them.
-    pub fn enact(&self) -> Result<(), Error> {
+    pub fn make_current(&self) -> Result<(), Error> {
         for name in map_names::ALL.iter().chain(map_names::OPTIONAL) {
             if !self.points_here(name) {
-                self.retract(name)?;
+                self.remove_short_path(name)?;
                 let link = self.paths.root.join(name);
                 symlink(Path::new(&version()).join(name), &link).map_err(Error::file("link", &link))?;
             }

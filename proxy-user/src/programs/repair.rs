@@ -76,7 +76,7 @@ impl Programs {
             self.repairs.map_pins.fetch_add(1, Ordering::Relaxed);
             done.push(Repair::MapPin(name));
         }
-        self.pins.enact()?;
+        self.pins.make_current()?;
         Ok(done)
     }
 

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The reason why the process ends.
 #[derive(Debug, thiserror::Error)]
-pub enum BesideError {
+pub enum StandaloneError {
     /// The pins are not trustworthy, or the kernel refuses a program.
     #[error(transparent)]
     Programs(#[from] programs::Error),
@@ -34,9 +34,9 @@ pub enum BesideError {
 
 /// Closes connected sockets, in every network namespace, whose endpoint was removed: UDP, and TCP if the removal policy is
 /// `reset`. Returns when the maps are replaced.
-pub async fn beside_the_agent(bpffs: PathBuf) -> Result<(), BesideError> {
+pub async fn run_standalone(bpffs: PathBuf) -> Result<(), StandaloneError> {
     let maps = wait_for_maps(&bpffs).await?;
-    let iterators = Iterators::of(maps.socket_iterator(), maps.left_iterator());
+    let iterators = Iterators::of(maps.socket_iterator(), maps.removed_backend_iterator());
     let view = View::open(&bpffs)?;
     let mut sweeper = Sweeper::new(view.clone(), iterators, Reach::All);
     // Read the endpoints before the first sweep, so that every later removal is noticed.
@@ -50,7 +50,7 @@ pub async fn beside_the_agent(bpffs: PathBuf) -> Result<(), BesideError> {
     }
 }
 
-async fn wait_for_maps(bpffs: &Path) -> Result<CurrentMaps, BesideError> {
+async fn wait_for_maps(bpffs: &Path) -> Result<CurrentMaps, StandaloneError> {
     let mut is_told = false;
     loop {
         if let Some(maps) = CurrentMaps::find(bpffs)? {
@@ -74,11 +74,11 @@ async fn follow(
     view: &View,
     (mut serving, mut reset): (Endpoints, Endpoints),
     left: &watch::Sender<u64>,
-) -> Result<(), BesideError> {
+) -> Result<(), StandaloneError> {
     loop {
         sleep(PERIOD).await;
         if !maps.still() {
-            return Err(BesideError::Replaced);
+            return Err(StandaloneError::Replaced);
         }
         let endpoints = view.serving_endpoints()?;
         let now = (endpoints.udp(), endpoints.reset());

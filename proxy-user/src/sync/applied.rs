@@ -179,7 +179,7 @@ impl Applied {
                 }
             }
             // The allocators know the content of extents and tables; what the programs write themselves is not mirrored.
-            Write::Slots(..) | Write::MaglevTable(..) | Write::Join(..) => {}
+            Write::Slots(..) | Write::MaglevTable(..) | Write::ResetHealth(..) => {}
             Write::MaglevIndex(index, row) => {
                 let old = if row.word() == 0 {
                     self.maglev.remove(index)
@@ -209,7 +209,7 @@ impl Applied {
                     }
                 }
             }
-            Write::FilterSet(..) | Write::FilterClear(..) => self.filter.written(write),
+            Write::PrefilterSet(..) | Write::PrefilterClear(..) => self.filter.written(write),
             Write::SourceRange(id, range) => {
                 self.ranges.entry(*id).or_default().insert(*range);
             }

@@ -108,10 +108,10 @@ impl Audit {
                     applied.backends.range(range).filter(|(_, row)| Table::backends(row.addr) == table);
                 (ours.eq(found.iter().map(|(id, row)| (*id, row))), next)
             }
-            Table::Filter => {
+            Table::Prefilter => {
                 let words = applied.filter.words();
                 let (range, next) = part(start, piece, words.len() as u32);
-                let found = store.read_range(table, range.clone())?.filter;
+                let found = store.read_range(table, range.clone())?.prefilter;
                 (words.get(range.start as usize..range.end as usize) == Some(&found), next)
             }
         };

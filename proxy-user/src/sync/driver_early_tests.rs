@@ -24,7 +24,7 @@ fn assert_kept(before: &Contents, after: &Contents) {
         before.slots.iter().zip(&after.slots).any(|(before, after)| *before != 0 && before != after);
     assert!(!has_moved, "a slot");
     assert_eq!((&before.source_ranges, &before.maglev), (&after.source_ranges, &after.maglev));
-    let lost = before.filter.iter().zip(&after.filter).any(|(before, after)| before & !after != 0);
+    let lost = before.prefilter.iter().zip(&after.prefilter).any(|(before, after)| before & !after != 0);
     assert!(!lost, "a bit of the filter");
 }
 

@@ -51,10 +51,10 @@ impl Shared {
     }
 
     fn note_piece(&self, found: &Contents) {
-        let Contents { services, slots, backends, backends6, filter, names, source_ranges, node, maglev } =
+        let Contents { services, slots, backends, backends6, prefilter, names, source_ranges, node, maglev } =
             found;
         let node = node.rows.len() + node.addresses.len() + node.devices.len();
-        let lists = slots.len() + filter.len() + maglev.len();
+        let lists = slots.len() + prefilter.len() + maglev.len();
         let rows = services.len() + backends.len() + backends6.len() + names.len() + source_ranges.len();
         self.note(Done::Piece(lists + rows + node));
     }

@@ -204,7 +204,7 @@ impl ExtentAllocator {
     }
 
     /// Frees the extents whose quarantine is over; returns their number.
-    pub fn free_rested(&mut self, now: Instant, sync: u64) -> usize {
+    pub fn free_after_quarantine(&mut self, now: Instant, sync: u64) -> usize {
         let mut freed = 0;
         while let Some((quarantine, base)) = self.quarantined.first().copied() {
             // The set is sorted by time, and of two syncs the one with the higher number is never earlier.
@@ -223,7 +223,7 @@ impl ExtentAllocator {
     }
 
     /// Returns the end of the quarantine that ends first.
-    pub fn next_rested(&self) -> Option<Instant> {
+    pub fn next_quarantine_end(&self) -> Option<Instant> {
         self.quarantined.first().map(|(quarantine, _)| quarantine.since + self.hold)
     }
 
@@ -294,11 +294,11 @@ mod tests {
         let base = extents.allocate(1, vec![1, 2, 3]).unwrap();
         extents.reference(base, 3);
         extents.release(base, 3, now, 1);
-        assert_eq!(extents.free_rested(now + HOLD, 1), 0);
-        assert_eq!(extents.free_rested(now, 2), 0);
+        assert_eq!(extents.free_after_quarantine(now + HOLD, 1), 0);
+        assert_eq!(extents.free_after_quarantine(now, 2), 0);
         assert_eq!(extents.allocate(1, vec![1, 2]), Err(NoRoom { wanted: 2, longest: 1, free: 1 }));
-        assert_eq!(extents.next_rested(), Some(now + HOLD));
-        assert_eq!(extents.free_rested(now + HOLD, 2), 1);
+        assert_eq!(extents.next_quarantine_end(), Some(now + HOLD));
+        assert_eq!(extents.free_after_quarantine(now + HOLD, 2), 1);
         assert_eq!(extents.allocate(1, vec![1, 2, 3, 4]), Ok(0));
     }
 
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(extents.find(1, &[1, 2, 3]), Some(base));
         assert_eq!(extents.find(2, &[1, 2, 3]), None);
         extents.reference(base, 3);
-        assert_eq!(extents.next_rested(), None);
+        assert_eq!(extents.next_quarantine_end(), None);
         extents.spoil(base);
         assert_eq!(extents.find(1, &[1, 2, 3]), None);
     }
@@ -347,7 +347,7 @@ mod tests {
                         let (base, len) = live.swap_remove(which.index(live.len()));
                         extents.release(base, len, now, sync);
                     },
-                    _ => { extents.free_rested(now, sync); },
+                    _ => { extents.free_after_quarantine(now, sync); },
                 }
                 whole(&extents)?;
             }

@@ -152,12 +152,12 @@ impl Filter {
     /// Notes that a write to the map succeeded.
     pub fn written(&mut self, write: &Write) {
         match *write {
-            Write::FilterSet(word, mask) => {
+            Write::PrefilterSet(word, mask) => {
                 if let Some(word) = self.words.get_mut(word as usize) {
                     *word |= mask;
                 }
             }
-            Write::FilterClear(word, mask) => {
+            Write::PrefilterClear(word, mask) => {
                 if let Some(word) = self.words.get_mut(word as usize) {
                     *word &= !mask;
                 }
@@ -188,7 +188,7 @@ impl Filter {
     }
 
     /// Returns the bits whose quarantine is over, in their order.
-    pub fn rested(&self, now: Instant) -> BTreeSet<Bit> {
+    pub fn quarantine_over(&self, now: Instant) -> BTreeSet<Bit> {
         self.idle.order.iter().take_while(|(until, _)| *until <= now).map(|(_, bit)| *bit).collect()
     }
 
@@ -200,7 +200,7 @@ impl Filter {
     }
 
     /// Returns the end of the quarantine that ends first.
-    pub fn next_rested(&self) -> Option<Instant> {
+    pub fn next_quarantine_end(&self) -> Option<Instant> {
         self.idle.order.first().map(|(until, _)| *until)
     }
 }
@@ -216,16 +216,16 @@ mod tests {
         let now = Instant::now();
         let mut filter = Filter::new(HOLD);
         let bit = (3, 8);
-        filter.written(&Write::FilterSet(3, 8));
+        filter.written(&Write::PrefilterSet(3, 8));
         filter.add(bit);
         filter.add(bit);
         filter.remove(bit, now);
-        assert_eq!(filter.next_rested(), None);
+        assert_eq!(filter.next_quarantine_end(), None);
         filter.remove(bit, now);
-        assert_eq!(filter.rested(now + HOLD / 2), BTreeSet::new());
-        assert_eq!(filter.rested(now + HOLD), [bit].into());
+        assert_eq!(filter.quarantine_over(now + HOLD / 2), BTreeSet::new());
+        assert_eq!(filter.quarantine_over(now + HOLD), [bit].into());
         filter.add(bit);
-        assert_eq!(filter.rested(now + HOLD), BTreeSet::new());
+        assert_eq!(filter.quarantine_over(now + HOLD), BTreeSet::new());
     }
 
     #[test]
@@ -233,16 +233,16 @@ mod tests {
         let now = Instant::now();
         let mut filter = Filter::new(HOLD);
         for bit in [(3, 8), (3, 16)] {
-            filter.written(&Write::FilterSet(bit.0, bit.1));
+            filter.written(&Write::PrefilterSet(bit.0, bit.1));
             filter.add(bit);
             filter.remove(bit, now);
         }
         filter.is_in_use((3, 8), now + HOLD);
         filter.is_in_use((9, 1), now + HOLD);
-        assert_eq!(filter.rested(now + HOLD), [(3, 16)].into());
-        assert_eq!(filter.rested(now + HOLD + IN_USE), [(3, 8), (3, 16)].into());
-        filter.written(&Write::FilterClear(3, 16));
-        assert_eq!(filter.next_rested(), Some(now + HOLD + IN_USE));
+        assert_eq!(filter.quarantine_over(now + HOLD), [(3, 16)].into());
+        assert_eq!(filter.quarantine_over(now + HOLD + IN_USE), [(3, 8), (3, 16)].into());
+        filter.written(&Write::PrefilterClear(3, 16));
+        assert_eq!(filter.next_quarantine_end(), Some(now + HOLD + IN_USE));
     }
 
     #[test]
@@ -254,9 +254,9 @@ mod tests {
         filter.restore(&words);
         filter.add((5, 1));
         filter.found(now, &BTreeMap::new());
-        assert_eq!(filter.rested(now + HOLD), [(5, 4)].into());
-        filter.written(&Write::FilterClear(5, 4));
+        assert_eq!(filter.quarantine_over(now + HOLD), [(5, 4)].into());
+        filter.written(&Write::PrefilterClear(5, 4));
         assert!(filter.is_set((5, 1)) && !filter.is_set((5, 4)));
-        assert_eq!(filter.next_rested(), None);
+        assert_eq!(filter.next_quarantine_end(), None);
     }
 }

@@ -90,7 +90,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
     }
 
     /// Whether the key is retired, so its id is in quarantine.
-    pub fn is_resting(&self, key: &K) -> bool {
+    pub fn is_quarantined(&self, key: &K) -> bool {
         self.quarantined.contains_key(key)
     }
 
@@ -148,7 +148,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
     }
 
     /// Returns the keys that are out of quarantine, with their ids, in the order of their quarantine.
-    pub fn rested(&self, now: Instant, sync: u64) -> Vec<(K, u32)> {
+    pub fn quarantine_over(&self, now: Instant, sync: u64) -> Vec<(K, u32)> {
         let still = |(key, quarantine): &&(K, Quarantine)| self.quarantined.get(key) == Some(quarantine);
         let over = |(_, quarantine): &&(K, Quarantine)| quarantine.is_over(now, sync, self.hold);
         let with_id = |(key, _): &(K, Quarantine)| self.get(key).map(|id| (key.clone(), id));
@@ -156,7 +156,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
     }
 
     /// Restarts the quarantine of a retired `key` that is still in use.
-    pub fn rest_again(&mut self, key: &K, now: Instant, sync: u64) {
+    pub fn restart_quarantine(&mut self, key: &K, now: Instant, sync: u64) {
         if let Some(quarantine) = self.quarantined.get_mut(key) {
             *quarantine = Quarantine { since: now, sync };
             self.queue.push_back((key.clone(), *quarantine));
@@ -164,7 +164,7 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
     }
 
     /// Returns the end of the quarantine that ends first.
-    pub fn next_rested(&mut self) -> Option<Instant> {
+    pub fn next_quarantine_end(&mut self) -> Option<Instant> {
         while let Some((key, quarantine)) = self.queue.front() {
             if self.quarantined.get(key) == Some(quarantine) {
                 return Some(quarantine.since + self.hold);
@@ -244,8 +244,8 @@ mod tests {
         let id = ids.acquire(&1).unwrap();
         ids.retire(&1, now, 1);
         assert_eq!(ids.acquire(&1), Ok(id));
-        assert_eq!(ids.rested(now + HOLD * 2, 9), []);
-        assert_eq!(ids.next_rested(), None);
+        assert_eq!(ids.quarantine_over(now + HOLD * 2, 9), []);
+        assert_eq!(ids.next_quarantine_end(), None);
     }
 
     #[test]
@@ -254,10 +254,10 @@ mod tests {
         let mut ids = ids(10);
         let id = ids.acquire(&1).unwrap();
         ids.retire(&1, now, 1);
-        assert_eq!(ids.rested(now + HOLD, 1), []);
-        assert_eq!(ids.rested(now + HOLD / 2, 2), []);
-        assert_eq!(ids.rested(now + HOLD, 2), [(1, id)]);
-        assert_eq!(ids.next_rested(), Some(now + HOLD));
+        assert_eq!(ids.quarantine_over(now + HOLD, 1), []);
+        assert_eq!(ids.quarantine_over(now + HOLD / 2, 2), []);
+        assert_eq!(ids.quarantine_over(now + HOLD, 2), [(1, id)]);
+        assert_eq!(ids.next_quarantine_end(), Some(now + HOLD));
     }
 
     #[test]
@@ -270,7 +270,7 @@ mod tests {
         for key in [2, 1, 3] {
             ids.retire(&key, now, 1);
         }
-        for (key, _) in ids.rested(now + HOLD, 2) {
+        for (key, _) in ids.quarantine_over(now + HOLD, 2) {
             ids.forget(&key);
         }
         assert_eq!([ids.acquire(&7), ids.acquire(&8), ids.acquire(&9)], [Ok(2), Ok(1), Ok(3)]);
@@ -298,10 +298,10 @@ mod tests {
                 ids.retire(&gone, now, u64::from(key));
             }
             now += Duration::from_secs(1);
-            for (key, _) in ids.rested(now, u64::from(key) + 1) {
+            for (key, _) in ids.quarantine_over(now, u64::from(key) + 1) {
                 ids.forget(&key);
             }
-            ids.next_rested();
+            ids.next_quarantine_end();
         }
         assert!(ids.high_water() < 1500, "{}", ids.high_water());
     }
@@ -325,11 +325,11 @@ mod tests {
                             prop_assert!(owner == key || (now >= since + HOLD && sync > at));
                         }
                     },
-                    1 => if let Some(id) = ids.get(&key).filter(|_| !ids.is_resting(&key)) {
+                    1 => if let Some(id) = ids.get(&key).filter(|_| !ids.is_quarantined(&key)) {
                         ids.retire(&key, now, sync);
                         left.insert(id, (key, now, sync));
                     },
-                    _ => for (key, _) in ids.rested(now, sync) { ids.forget(&key); },
+                    _ => for (key, _) in ids.quarantine_over(now, sync) { ids.forget(&key); },
                 }
                 let mut all: Vec<u32> = ids.iter().map(|(_, id)| id).collect();
                 all.sort_unstable();

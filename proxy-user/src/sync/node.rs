@@ -77,7 +77,7 @@ impl NodeState {
 
     /// Writes the entries of devices only, and removes none: all that an agent may do before it knows the cluster.
     /// Otherwise the programs would take clients behind a new uplink for pods.
-    pub(super) fn tell_devices<S: Store>(&self, writer: &mut Writer<S>, now: Instant) {
+    pub(super) fn write_devices<S: Store>(&self, writer: &mut Writer<S>, now: Instant) {
         let Some(desired) = &self.desired else { return };
         let mut steps = Steps::default();
         for (index, facts) in differing(&desired.devices, &writer.applied.node.devices) {
@@ -109,7 +109,7 @@ impl NodeState {
         self.due = false;
         let Some(mut desired) = self.desired.clone() else { return };
         let known = writer.applied.node.config;
-        desired.config.snat_moved = self.is_snat_moved(&known, flows, desired.config.snat_ports, now);
+        desired.config.snat_moved = self.has_old_snat_ports(&known, flows, desired.config.snat_ports, now);
         let told = writer.upkeep(&facts(&writer.applied.node, &desired), now);
         // Stop at the first failure: an address must not be written without its filter bits.
         let mut all_right = [Job::new(Owner::Upkeep)];
@@ -127,7 +127,7 @@ impl NodeState {
     }
 
     /// Whether flows with source ports outside of `ports`, the new ranges, may still exist.
-    fn is_snat_moved(
+    fn has_old_snat_ports(
         &mut self,
         known: &ConfigRow,
         flows: &mut dyn FlowUse,
@@ -139,7 +139,7 @@ impl NodeState {
         if !changes && !is_due {
             return known.snat_moved;
         }
-        let moved = flows.has_snat_beside(ports).unwrap_or_else(|error| {
+        let moved = flows.has_snat_outside(ports).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read connections: the programs look up replies to all ports of the node");
             true
         });
@@ -183,7 +183,7 @@ fn addresses(applied: &Applied, desired: &NodeContents) -> Steps {
         if *facts & NODE_ADDR_PORTS != 0 {
             let needed: BTreeSet<_> = applied.address_bits(*address).collect();
             for (word, mask) in needed.into_iter().filter(|bit| !applied.filter.is_set(*bit)) {
-                steps.push(0, Write::FilterSet(word, mask));
+                steps.push(0, Write::PrefilterSet(word, mask));
             }
         }
         steps.push(0, Write::NodeAddr(*address, *facts));
@@ -300,7 +300,7 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
         addresses,
         config: ConfigRow {
             masquerade_all: plan.masquerade_all,
-            leave_old: plan.leave_old,
+            other_proxy: plan.other_proxy,
             detect_local: plan.detect_local,
             // `NodeState::reconcile` sets this from the flows.
             snat_moved: false,

@@ -98,7 +98,7 @@ impl<S: Store> Writer<S> {
                 }
                 for (key, entry, _) in job.wanted.iter().flat_map(|wanted| &wanted.frontends) {
                     let differs = self.applied.services.get(key) != Some(entry);
-                    if key.scope == scope && differs && self.leads_on(key, entry) {
+                    if key.scope == scope && differs && self.external_entry_exists(key, entry) {
                         steps.push(number, Write::Service(*key, *entry));
                     }
                 }
@@ -112,7 +112,7 @@ impl<S: Store> Writer<S> {
 
     /// Whether the external entry exists, if this entry refers clients outside to it; `true` for entries without such a
     /// reference.
-    fn leads_on(&self, key: &FrontendKey, entry: &ServiceEntry) -> bool {
+    fn external_entry_exists(&self, key: &FrontendKey, entry: &ServiceEntry) -> bool {
         let outside = FrontendKey { scope: SCOPE_EXTERNAL, ..*key };
         let found = self.applied.services.get(&outside).is_some_and(|found| found.id == entry.id);
         entry.flags & SERVICE_SCOPED == 0 || found
@@ -148,7 +148,7 @@ impl<S: Store> Writer<S> {
         for (number, job) in jobs.iter().enumerate() {
             let Some(service) = job.id else { continue };
             let is_wanted = |id: &u32| job.wanted.as_ref().is_some_and(|wanted| wanted.rows.contains_key(id));
-            let rests = |key: &_| self.applied.endpoints.is_resting(key);
+            let rests = |key: &_| self.applied.endpoints.is_quarantined(key);
             let unwanted =
                 self.applied.endpoints_of(service).filter(|(key, id)| !is_wanted(id) && !rests(key));
             let unwanted: Vec<_> = unwanted.collect();
@@ -172,7 +172,7 @@ impl<S: Store> Writer<S> {
         }
         for job in jobs.iter().filter(|job| job.wanted.is_none()) {
             let Some(id) = job.id else { continue };
-            let rests = |(key, _)| self.applied.endpoints.is_resting(&key);
+            let rests = |(key, _)| self.applied.endpoints.is_quarantined(&key);
             if self.applied.frontends_of(id).next().is_none()
                 && self.applied.endpoints_of(id).all(rests)
                 && !self.applied.ranges.contains_key(&id)

@@ -58,7 +58,7 @@ pub(super) struct Ledger {
     /// Services whose programmed version may differ from the recorded one.
     open: BTreeSet<ServiceName>,
     /// All Services are open.
-    is_all_open: bool,
+    all_pending: bool,
 }
 
 impl Ledger {
@@ -84,7 +84,7 @@ impl Ledger {
             Event::Delete(Key::Slice(name)) => {
                 self.open.extend(cluster.slice(name).map(|known| known.service.clone()));
             }
-            Event::Reset(_) | Event::Static { .. } => self.is_all_open = true,
+            Event::Reset(_) | Event::Static { .. } => self.all_pending = true,
             Event::Apply(Object::Node(_) | Object::ServiceCidr(_))
             | Event::Delete(Key::Node(_) | Key::ServiceCidr(_))
             | Event::Host(_) => {}
@@ -101,7 +101,7 @@ impl Ledger {
     ) {
         let Some(failing) = failing else { return };
         let mut book = self.programmed.0.write().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::take(&mut self.is_all_open) {
+        if std::mem::take(&mut self.all_pending) {
             self.open.extend(book.keys().cloned());
             self.open.extend(cluster.services().map(|service| service.name.clone()));
         }

@@ -28,7 +28,7 @@ use super::entries::frontend_key;
 use super::job::{Job, Owner, Touched};
 use super::node::NodeState;
 use super::question::Expected;
-use super::release::Quarantine;
+use super::release::Releases;
 use super::services::Services;
 use super::writer::{Counters, Writer};
 use crate::maps::{Capacity, FlowUse, MapError, Store, Table};
@@ -48,7 +48,7 @@ pub struct Reconciler<S> {
     services: Services,
     addresses: Addresses,
     node: NodeState,
-    pub(super) quarantine: Quarantine,
+    pub(super) releases: Releases,
 }
 
 impl<S: Store> Reconciler<S> {
@@ -61,7 +61,7 @@ impl<S: Store> Reconciler<S> {
             services: Services::default(),
             addresses: Addresses::default(),
             node: NodeState::default(),
-            quarantine: Quarantine::default(),
+            releases: Releases::default(),
         }
     }
 
@@ -69,7 +69,7 @@ impl<S: Store> Reconciler<S> {
     /// connections.
     #[must_use]
     pub fn with_flows(mut self, flows: Box<dyn FlowUse + Send>) -> Self {
-        self.quarantine.flows = flows;
+        self.releases.flows = flows;
         self
     }
 
@@ -91,8 +91,8 @@ impl<S: Store> Reconciler<S> {
     }
 
     /// Writes the entries of devices only, and removes none: all that an agent may do before it knows the cluster.
-    pub fn tell_devices(&mut self, now: Instant) {
-        self.node.tell_devices(&mut self.writer, now);
+    pub fn write_devices(&mut self, now: Instant) {
+        self.node.write_devices(&mut self.writer, now);
     }
 
     /// Takes new plans (`None`: the Service was removed) and brings the maps as close to all plans as possible.
@@ -100,10 +100,10 @@ impl<S: Store> Reconciler<S> {
     /// The first call removes all entries that no plan asks for, so `changed` must contain every Service.
     pub fn sync(&mut self, now: Instant, changed: BTreeMap<ServiceName, Option<ServicePlan>>) {
         let mut dirty = self.accept(changed);
-        let freed = self.quarantine.free(&mut self.writer, now);
+        let freed = self.releases.free(&mut self.writer, now);
         dirty.extend(self.services.retries(now, freed));
         let full = self.full;
-        let flows = &mut *self.quarantine.flows;
+        let flows = &mut *self.releases.flows;
         self.node.reconcile(&mut self.writer, flows, now, full, freed);
         self.addresses.reconcile(&mut self.writer, now, full, freed);
         let mut touched = Touched::new();
@@ -123,7 +123,7 @@ impl<S: Store> Reconciler<S> {
             self.reconcile(part, std::mem::take(&mut touched), now);
         }
         self.writer.reset_due(now);
-        self.quarantine.remove_orphans(&mut self.writer, now);
+        self.releases.remove_orphans(&mut self.writer, now);
     }
 
     /// As [`Reconciler::sync`], before all Services are known: writes these Services, and the node if `with_node`. Entries
@@ -138,7 +138,7 @@ impl<S: Store> Reconciler<S> {
         let mut dirty = self.accept(changed);
         dirty.extend(self.services.retries(now, false));
         if with_node {
-            self.node.reconcile(&mut self.writer, &mut *self.quarantine.flows, now, false, false);
+            self.node.reconcile(&mut self.writer, &mut *self.releases.flows, now, false, false);
         }
         self.addresses.reconcile(&mut self.writer, now, false, false);
         self.reconcile(dirty, Touched::new(), now);
@@ -170,15 +170,18 @@ impl<S: Store> Reconciler<S> {
         let retries = self.services.failures.values().map(|failure| failure.retry).min();
         // A failed port may wait for free space.
         let is_urgent = !self.services.failures.is_empty();
-        let (applied, quarantine) = (&mut self.writer.applied, &self.quarantine);
+        let (applied, quarantine) = (&mut self.writer.applied, &self.releases);
         let due = |at: Option<Instant>, is_id| at.map(|at| quarantine.due(at, is_id));
-        let space = [applied.extents.next_rested(), applied.tables.next_rested()];
+        let space = [applied.extents.next_quarantine_end(), applied.tables.next_quarantine_end()];
         let space = if is_urgent { space } else { space.map(|at| due(at, false)) };
-        let ids = [due(applied.endpoints.next_rested(), true), due(applied.ports.next_rested(), true)];
-        let bits = applied.filter.next_rested();
+        let ids = [
+            due(applied.endpoints.next_quarantine_end(), true),
+            due(applied.ports.next_quarantine_end(), true),
+        ];
+        let bits = applied.filter.next_quarantine_end();
         let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
         let mut rests = [space[0], space[1], applied.drains.next_over(), ids[0], ids[1], bits];
-        if let Some((_, retry)) = self.quarantine.failed {
+        if let Some((_, retry)) = self.releases.failed {
             for rest in &mut rests {
                 *rest = rest.map(|rest| rest.max(retry));
             }
@@ -307,7 +310,7 @@ impl<S: Store> Reconciler<S> {
     pub fn audit_step(&mut self, piece: u32) -> Result<Step, MapError> {
         let mut audit = self.writer.audit.take().unwrap_or_default();
         // Known invalid entries, whose removal has failed so far, are no new difference.
-        if !self.quarantine.orphans.is_empty() {
+        if !self.releases.orphans.is_empty() {
             return Ok(Step::Clean);
         }
         if !audit.compare(&mut self.writer.store, &self.writer.applied, piece.max(1))? {

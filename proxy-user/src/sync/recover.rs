@@ -41,7 +41,7 @@ impl<S: Store> Reconciler<S> {
     pub fn audit(&mut self, now: Instant) -> Result<usize, MapError> {
         let contents = self.writer.store.read(self.writer.applied.endpoints.high_water())?;
         // Known invalid entries, whose removal has failed so far, are no new difference.
-        if !self.quarantine.orphans.is_empty() {
+        if !self.releases.orphans.is_empty() {
             return Ok(0);
         }
         let drift = differences(&self.writer.applied, &contents);
@@ -115,7 +115,7 @@ impl<S: Store> Reconciler<S> {
             applied.advance(&Write::SourceRange(*id, *range), now, self.writer.number);
         }
         applied.extents.retire_unreferenced(now, self.writer.number);
-        applied.filter.restore(&contents.filter);
+        applied.filter.restore(&contents.prefilter);
         applied.filter.found(now, &known.idle_bits);
         applied.ports.restored();
         applied.endpoints.restored();
@@ -126,7 +126,7 @@ impl<S: Store> Reconciler<S> {
         }
         self.writer.applied = applied;
         self.writer.audit = None;
-        self.quarantine.orphans = orphans;
+        self.releases.orphans = orphans;
         self.full = true;
     }
 }
@@ -226,8 +226,12 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
         .extents
         .iter()
         .filter(|(base, ids)| slots_of(contents, *base, ids.len() as u32).is_none_or(|found| found != *ids));
-    let missing_bits =
-        applied.filter.words().iter().zip(&contents.filter).map(|(ours, found)| (ours ^ found).count_ones());
+    let missing_bits = applied
+        .filter
+        .words()
+        .iter()
+        .zip(&contents.prefilter)
+        .map(|(ours, found)| (ours ^ found).count_ones());
     let ranges: BTreeSet<_> =
         applied.ranges.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range))).collect();
     let is_ours =

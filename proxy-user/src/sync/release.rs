@@ -18,7 +18,7 @@ const RELEASE_PERIOD: Duration = Duration::from_mins(10);
 const TOGETHER: Duration = Duration::from_secs(1);
 
 /// The state that decides when things are freed.
-pub(super) struct Quarantine {
+pub(super) struct Releases {
     pub(super) flows: Box<dyn FlowUse + Send>,
     /// Removals of invalid entries of the maps.
     pub(super) orphans: Vec<Write>,
@@ -32,7 +32,7 @@ pub(super) struct Quarantine {
     next_free: Option<Instant>,
 }
 
-impl Default for Quarantine {
+impl Default for Releases {
     fn default() -> Self {
         let (next_release, next_ids, next_free) = (None, None, None);
         Self {
@@ -46,7 +46,7 @@ impl Default for Quarantine {
     }
 }
 
-impl Quarantine {
+impl Releases {
     /// Returns the time of the sync that should free a thing whose quarantine ends at `at`. Ids of endpoints may wait
     /// longer.
     pub(super) fn due(&self, at: Instant, is_id: bool) -> Instant {
@@ -56,28 +56,28 @@ impl Quarantine {
 
     /// Frees everything whose quarantine is over; returns whether this made space.
     pub(super) fn free<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
-        let freed = self.free_rested(writer, now);
+        let freed = self.free_after_quarantine(writer, now);
         if freed {
             self.next_free = Some(now + TOGETHER);
         }
         freed
     }
 
-    fn free_rested<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
-        let mut freed = writer.applied.extents.free_rested(now, writer.number) > 0;
-        freed |= writer.applied.tables.free_rested(now, writer.number) > 0;
+    fn free_after_quarantine<S: Store>(&mut self, writer: &mut Writer<S>, now: Instant) -> bool {
+        let mut freed = writer.applied.extents.free_after_quarantine(now, writer.number) > 0;
+        freed |= writer.applied.tables.free_after_quarantine(now, writer.number) > 0;
         if self.failed.is_some_and(|(_, retry)| now < retry) {
             return freed;
         }
         let mut steps = writer.drained(now);
-        let endpoints = self.disconnected(writer, now);
+        let endpoints = self.releasable_endpoints(writer, now);
         for ((_, at), id) in &endpoints {
             if writer.applied.backends.has(*id) {
                 steps.push(0, Write::NoBackend(*id, Table::backends(at.address)));
             }
         }
         for (word, mask) in self.releasable_bits(&mut writer.applied, now) {
-            steps.push(0, Write::FilterClear(word, mask));
+            steps.push(0, Write::PrefilterClear(word, mask));
         }
         let job = writer.upkeep(&steps, now);
         let applied = &mut writer.applied;
@@ -91,7 +91,7 @@ impl Quarantine {
                 freed = true;
             }
         }
-        let mut ports = writer.applied.ports.rested(now, writer.number);
+        let mut ports = writer.applied.ports.quarantine_over(now, writer.number);
         ports.retain(|(_, id)| writer.applied.endpoints_of(*id).next().is_none());
         let mut steps = Steps::default();
         for (_, id) in ports.iter().filter(|(_, id)| writer.applied.names.has(*id)) {
@@ -105,32 +105,32 @@ impl Quarantine {
                 freed = true;
             }
         }
-        self.went(job.cause.or(names.cause).as_ref(), now);
+        self.note_result(job.cause.or(names.cause).as_ref(), now);
         freed
     }
 
     /// Returns the endpoints whose ids are out of quarantine and have no open connections: these would be subtracted from
     /// the count of the id's next owner when they end. The quarantine of the others restarts until they have none.
-    fn disconnected<S>(&mut self, writer: &mut Writer<S>, now: Instant) -> Vec<(BackendKey, u32)> {
+    fn releasable_endpoints<S>(&mut self, writer: &mut Writer<S>, now: Instant) -> Vec<(BackendKey, u32)> {
         if self.next_ids.is_some_and(|next| now < next) {
             return Vec::new();
         }
-        let mut rested = writer.applied.endpoints.rested(now, writer.number);
-        if rested.is_empty() {
-            return rested;
+        let mut quarantine_over = writer.applied.endpoints.quarantine_over(now, writer.number);
+        if quarantine_over.is_empty() {
+            return quarantine_over;
         }
         self.next_ids = Some(now + TOGETHER);
-        let ids = rested.iter().map(|(_, id)| *id).collect();
+        let ids = quarantine_over.iter().map(|(_, id)| *id).collect();
         let connected = self.flows.connected(&ids).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read open connections, so ids of removed endpoints are not freed");
             ids
         });
         let removals = &writer.removals;
         let is_needed = |id: &u32| connected.contains(id) || removals.waits(*id);
-        for (key, _) in rested.extract_if(.., |(_, id)| is_needed(id)) {
-            writer.applied.endpoints.rest_again(&key, now, writer.number);
+        for (key, _) in quarantine_over.extract_if(.., |(_, id)| is_needed(id)) {
+            writer.applied.endpoints.restart_quarantine(&key, now, writer.number);
         }
-        rested
+        quarantine_over
     }
 
     /// Returns the bits that are out of quarantine and that no connection needs: the packets of a long connection need them
@@ -139,17 +139,17 @@ impl Quarantine {
         if self.next_release.is_some_and(|next| now < next) {
             return BTreeSet::new();
         }
-        let rested = applied.filter.rested(now);
-        if rested.is_empty() {
-            return rested;
+        let quarantine_over = applied.filter.quarantine_over(now);
+        if quarantine_over.is_empty() {
+            return quarantine_over;
         }
         self.next_release = Some(now + RELEASE_PERIOD);
-        match self.flows.used_among(&rested) {
+        match self.flows.used_among(&quarantine_over) {
             Ok(used) => {
                 for bit in &used {
                     applied.filter.is_in_use(*bit, now);
                 }
-                &rested - &used
+                &quarantine_over - &used
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot read connections, so bits of the prefilter are not cleared");
@@ -177,10 +177,10 @@ impl Quarantine {
                 _ => {}
             }
         }
-        self.went(cause.as_ref(), now);
+        self.note_result(cause.as_ref(), now);
     }
 
-    fn went(&mut self, cause: Option<&SyncError>, now: Instant) {
+    fn note_result(&mut self, cause: Option<&SyncError>, now: Instant) {
         self.failed = cause.map(|cause| {
             let attempts = self.failed.map_or(0, |(attempts, _)| attempts);
             if attempts == 0 {

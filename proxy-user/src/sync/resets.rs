@@ -65,7 +65,7 @@ impl<S: Store> Writer<S> {
             // reset.
             if self.applied.backends.get(id).is_none_or(|row| row.state != BACKEND_GONE) {
                 self.removals.left.remove(&id);
-                self.applied.endpoints.rest_again(&key, now, self.number);
+                self.applied.endpoints.restart_quarantine(&key, now, self.number);
             }
         }
     }

@@ -168,7 +168,10 @@ impl Services {
                 let others = writer.applied.endpoints_of(id).map(|(_, id)| id);
                 let others: Arc<[u32]> = others.filter(|id| writer.applied.serves(*id)).collect();
                 for (id, row) in new {
-                    joins.push(number, Write::Join(*id, Table::backends(row.addr), Arc::clone(&others)));
+                    joins.push(
+                        number,
+                        Write::ResetHealth(*id, Table::backends(row.addr), Arc::clone(&others)),
+                    );
                 }
             }
             for (id, row) in &wanted.rows {
@@ -179,7 +182,7 @@ impl Services {
             let is_missing = |bit: &Bit| !writer.applied.filter.is_set(*bit);
             let missing: BTreeSet<_> = writer.applied.bits_of(wanted).filter(is_missing).collect();
             for (word, mask) in missing {
-                bits.push(number, Write::FilterSet(word, mask));
+                bits.push(number, Write::PrefilterSet(word, mask));
             }
             let known = writer.applied.ranges.get(&id);
             for range in wanted.ranges.iter().filter(|range| known.is_none_or(|known| !known.contains(range)))

@@ -38,7 +38,7 @@ impl<S: Store> Writer<S> {
                         steps.push(number, Write::MaglevTable(base, packed(members)));
                         let current = MaglevTable { base, words, signature };
                         let mut previous = previous(&old);
-                        if let Some((table, packed)) = self.table_of_one(id, &old, members) {
+                        if let Some((table, packed)) = self.previous_table_of_single(id, &old, members) {
                             job.tables.push(table.base);
                             steps.push(number, Write::MaglevTable(table.base, packed));
                             previous = table;
@@ -64,7 +64,7 @@ impl<S: Store> Writer<S> {
 
     /// Returns a previous table for a port that had one endpoint until now, and so needed no table; `None` for other ports,
     /// or without space.
-    fn table_of_one(
+    fn previous_table_of_single(
         &mut self,
         id: u32,
         old: &MaglevRow,

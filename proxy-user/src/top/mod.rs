@@ -110,7 +110,7 @@ fn interact(
     colour: bool,
 ) -> Result<(), TopError> {
     let mut is_new = true;
-    while !top.ends {
+    while !top.quits {
         if is_new {
             terminal.draw(|frame| draw::draw(frame, top, colour))?;
         }
@@ -128,7 +128,7 @@ fn interact(
             }
             is_new = true;
             show(top);
-            if top.ends {
+            if top.quits {
                 break;
             }
         }

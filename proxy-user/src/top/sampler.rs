@@ -23,9 +23,9 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// The shown screen, shared with the thread: connections and events are read only while they are shown.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted(Arc<AtomicU8>);
+pub(super) struct ShownScreen(Arc<AtomicU8>);
 
-impl Wanted {
+impl ShownScreen {
     pub(super) fn show(&self, screen: Screen) {
         self.0.store(screen as u8, Ordering::Relaxed);
     }
@@ -62,8 +62,8 @@ impl Sampler {
     }
 
     /// Samples periodically, until the receiver is gone.
-    pub(super) fn start(mut self, looks: SyncSender<Look>) -> Wanted {
-        let wanted = Wanted(Arc::default());
+    pub(super) fn start(mut self, looks: SyncSender<Look>) -> ShownScreen {
+        let wanted = ShownScreen(Arc::default());
         let shown = wanted.clone();
         thread::spawn(move || {
             let mut look = self.first(shown.screen());
@@ -76,7 +76,7 @@ impl Sampler {
 
     /// Reads the maps now.
     pub(super) fn first(&mut self, screen: Screen) -> Look {
-        self.attend(screen);
+        self.ensure_listener(screen);
         self.look(screen)
     }
 
@@ -89,7 +89,7 @@ impl Sampler {
         let (end, before) = (Instant::now() + self.interval, screen());
         while Instant::now() < end {
             thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
-            self.attend(screen());
+            self.ensure_listener(screen());
             if screen() != before {
                 // The data of the new screen have not been read yet.
                 break;
@@ -119,7 +119,7 @@ impl Sampler {
     }
 
     /// Listens for events while drops are shown; each of several listeners gets every event.
-    fn attend(&mut self, screen: Screen) {
+    fn ensure_listener(&mut self, screen: Screen) {
         if screen != Screen::Drops {
             self.listener = None;
             return;

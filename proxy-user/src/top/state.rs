@@ -30,7 +30,7 @@ pub(super) struct Top {
     pub is_typing: bool,
     pub is_paused: bool,
     pub shows_help: bool,
-    pub ends: bool,
+    pub quits: bool,
     /// The frame is printed as text, not on a terminal: no row is selected, and no keys are shown.
     pub is_printed: bool,
     /// Id of the Service port whose endpoints are shown.
@@ -38,7 +38,7 @@ pub(super) struct Top {
     /// Number of the selected row.
     pub cursor: usize,
     /// The user moved the cursor to a row, so it stays with that Service when the order changes.
-    is_chosen: bool,
+    follows_service: bool,
     pub agent: Option<AgentState>,
     /// Why the maps cannot be read.
     pub failure: Option<String>,
@@ -62,11 +62,11 @@ impl Top {
             is_typing: false,
             is_paused: false,
             shows_help: false,
-            ends: false,
+            quits: false,
             is_printed: false,
             opened: None,
             cursor: 0,
-            is_chosen: false,
+            follows_service: false,
             agent: None,
             failure: None,
             rates: Rates::default(),
@@ -121,7 +121,7 @@ impl Top {
 
     /// Returns the id of the Service that the cursor stays with.
     fn chosen(&self) -> Option<u32> {
-        self.selected_service().filter(|_| self.is_chosen).map(|service| service.id)
+        self.selected_service().filter(|_| self.follows_service).map(|service| service.id)
     }
 
     fn choose(&mut self, chosen: Option<u32>) {
@@ -153,18 +153,18 @@ impl Top {
     }
 
     fn takes_service(&self, row: &ServiceRates) -> bool {
-        self.takes(&row.service)
-            || row.frontends.iter().any(|destination| self.takes(&destination.to_string()))
+        self.matches(&row.service)
+            || row.frontends.iter().any(|destination| self.matches(&destination.to_string()))
     }
 
-    fn takes(&self, text: &str) -> bool {
+    fn matches(&self, text: &str) -> bool {
         let (text, filter) = (text.to_lowercase(), self.filter.to_lowercase());
         text.contains(&filter)
     }
 
     /// Returns the reasons that match the filter, the most frequent first.
     pub(super) fn reasons(&self) -> Vec<&ReasonRate> {
-        let mut rows: Vec<_> = self.rates.reasons.iter().filter(|row| self.takes(row.reason)).collect();
+        let mut rows: Vec<_> = self.rates.reasons.iter().filter(|row| self.matches(row.reason)).collect();
         rows.sort_by(|one, other| other.rate.total_cmp(&one.rate).then(other.total.cmp(&one.total)));
         rows
     }
@@ -173,9 +173,9 @@ impl Top {
     pub(super) fn shown_flows(&self) -> Vec<&FlowRow> {
         let takes = |flow: &&FlowRow| {
             let addresses = [flow.client, flow.frontend, flow.backend];
-            addresses.iter().any(|address| self.takes(&address.to_string()))
-                || self.names.get(&flow.service).is_some_and(|name| self.takes(name))
-                || self.takes(flow.state.label())
+            addresses.iter().any(|address| self.matches(&address.to_string()))
+                || self.names.get(&flow.service).is_some_and(|name| self.matches(name))
+                || self.matches(flow.state.label())
         };
         self.flows.iter().filter(takes).collect()
     }
@@ -193,7 +193,7 @@ impl Top {
     /// Handles a key.
     pub(super) fn key(&mut self, key: KeyEvent) {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
-            self.ends = true;
+            self.quits = true;
         } else if self.is_typing {
             self.type_key(key.code);
         } else if self.shows_help {
@@ -219,7 +219,7 @@ impl Top {
 
     fn command(&mut self, key: KeyCode) {
         match key {
-            KeyCode::Char('q') => self.ends = true,
+            KeyCode::Char('q') => self.quits = true,
             KeyCode::Char('?' | 'h') => self.shows_help = true,
             KeyCode::Char(' ' | 'p') => self.is_paused = !self.is_paused,
             KeyCode::Char('/') => {
@@ -258,11 +258,11 @@ impl Top {
     /// Moves the cursor. In the first row, it does not stay with a Service.
     fn move_to(&mut self, row: usize) {
         self.cursor = row.min(self.rows().saturating_sub(1));
-        self.is_chosen = self.cursor > 0;
+        self.follows_service = self.cursor > 0;
     }
 
     fn go(&mut self, screen: Screen) {
-        (self.screen, self.opened, self.cursor, self.is_chosen) = (screen, None, 0, false);
+        (self.screen, self.opened, self.cursor, self.follows_service) = (screen, None, 0, false);
     }
 
     /// Returns from the endpoints to the list of Services; in a list, clears the filter.

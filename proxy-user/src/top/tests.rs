@@ -134,14 +134,14 @@ fn help_lies_above() {
     press(&mut top, "?");
     assert_snapshot!(drawn(&top));
     press(&mut top, "q");
-    assert!(!top.shows_help && !top.ends, "any key closes it, and does nothing else");
+    assert!(!top.shows_help && !top.quits, "any key closes it, and does nothing else");
 }
 
 #[test]
 fn a_filter_is_typed() {
     let mut top = looked(Screen::Services);
     press(&mut top, "/WEBq");
-    assert!(drawn(&top).contains("/WEBq_") && top.rows() == 0 && !top.ends);
+    assert!(drawn(&top).contains("/WEBq_") && top.rows() == 0 && !top.quits);
     top.key(KeyEvent::new(KeyCode::Backspace, KeyModifiers::NONE));
     press(&mut top, "\n");
     let names: Vec<_> = top.services().iter().map(|row| &*row.service).collect();

@@ -181,7 +181,7 @@ pub fn filter(role: Role, addr: SocketAddr, proto: u8) -> Write {
         IpAddr::V4(ip) => position(role, &ip.octets(), addr.port(), proto),
         IpAddr::V6(ip) => position(role, &ip.octets(), addr.port(), proto),
     };
-    Write::FilterSet(word, mask)
+    Write::PrefilterSet(word, mask)
 }
 
 /// A `struct __sk_buff` with the device of the hook (0: loopback), and the one by which the packet came in.
@@ -336,8 +336,8 @@ impl Harness {
         let mut writes: Vec<_> = contents.services.keys().map(|key| Write::NoService(*key)).collect();
         writes.extend(contents.backends.keys().map(|id| Write::NoBackend(*id, Table::Backends)));
         writes.extend(contents.backends6.keys().map(|id| Write::NoBackend(*id, Table::Backends6)));
-        let words = contents.filter.iter().zip(0..).filter(|(bits, _)| **bits != 0);
-        writes.extend(words.map(|(bits, word)| Write::FilterClear(word, *bits)));
+        let words = contents.prefilter.iter().zip(0..).filter(|(bits, _)| **bits != 0);
+        writes.extend(words.map(|(bits, word)| Write::PrefilterClear(word, *bits)));
         self.write(&writes);
         self.forget_flows();
         let mut hands = self.array::<u64>(names::CLOCK_HAND);

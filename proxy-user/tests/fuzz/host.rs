@@ -107,7 +107,7 @@ impl<F: Ip> Tables<F> {
         let maps = self.maps;
         maps.clear();
         let flags = if scenario.masquerade_all { CONFIG_MASQUERADE_ALL } else { 0 }
-            | if scenario.leave_old { CONFIG_OTHER_PROXY } else { 0 }
+            | if scenario.other_proxy { CONFIG_OTHER_PROXY } else { 0 }
             | if scenario.knows_pods { CONFIG_DETECT_LOCAL } else { 0 }
             | if scenario.dsr.is_some() { CONFIG_DSR } else { 0 };
         maps.set_config(NodeConfig {
@@ -176,7 +176,7 @@ impl<F: Ip> Tables<F> {
                     let (port, proto, scope) = (of.port, of.proto, of.scope);
                     maps.put_service(ServiceKey { addr: words(of.addr), port, proto, scope }, entry);
                 }
-                Write::FilterSet(word, mask) => maps.set_prefilter(word, mask),
+                Write::PrefilterSet(word, mask) => maps.set_prefilter(word, mask),
                 Write::NoBackend(id, _) => maps.set_backend(id, BackendEntry::FREE),
                 Write::NoSourceRange(id, net) => maps.remove_source_range(id, range(net)),
                 Write::SourceRange(id, net) => maps.add_source_range(id, range(net)),

@@ -133,7 +133,7 @@ pub struct Service {
 pub struct Scenario {
     pub is_v6: bool,
     pub masquerade_all: bool,
-    pub leave_old: bool,
+    pub other_proxy: bool,
     /// Clients with addresses of pods are inside.
     pub knows_pods: bool,
     /// Cluster addresses are known by their range.
@@ -171,7 +171,7 @@ impl Scenario {
         let mut scenario = Self {
             is_v6,
             masquerade_all: flags & 0x06 == 0x06,
-            leave_old: flags & 0x98 == 0x98,
+            other_proxy: flags & 0x98 == 0x98,
             knows_pods: flags & 0x20 != 0,
             knows_range: flags & 0x40 != 0,
             unmanaged: (rare & 0x07 == 0x07).then(|| address(is_v6, Location::Service(3))),

@@ -33,7 +33,7 @@ pub fn node(scenario: &Scenario, uplink: u32) -> Vec<Write> {
         Write::Config(ConfigRow {
             masquerade_all: scenario.masquerade_all,
             detect_local: scenario.knows_pods,
-            leave_old: scenario.leave_old,
+            other_proxy: scenario.other_proxy,
             snat_ports: scenario.snat.map(|(first, last)| PortRange::new(first, last)),
             uplinks: [uplink, 0, 0],
             dsr: scenario.dsr.is_some(),
@@ -168,11 +168,11 @@ pub fn service(scenario: &Scenario, service: &Service) -> Vec<Write> {
         };
         writes.push(Write::Backend(endpoint.id, row));
         let (word, mask) = filter(Role::Backend, endpoint.addr, service.proto);
-        writes.push(Write::FilterSet(word, mask));
+        writes.push(Write::PrefilterSet(word, mask));
     }
     for addr in frontends(scenario, service) {
         let (word, mask) = filter(Role::Frontend, addr, service.proto);
-        writes.push(Write::FilterSet(word, mask));
+        writes.push(Write::PrefilterSet(word, mask));
     }
     for addr in service.allowed.iter().flatten() {
         writes.push(Write::SourceRange(service.id, IpNet::from(*addr)));
@@ -284,11 +284,11 @@ pub fn no_service(scenario: &Scenario, service: &Service) -> Vec<Write> {
         let table = if scenario.is_v6 { Table::Backends6 } else { Table::Backends };
         writes.push(Write::NoBackend(endpoint.id, table));
         let (word, mask) = filter(Role::Backend, endpoint.addr, service.proto);
-        writes.push(Write::FilterClear(word, mask));
+        writes.push(Write::PrefilterClear(word, mask));
     }
     for addr in frontends(scenario, service) {
         let (word, mask) = filter(Role::Frontend, addr, service.proto);
-        writes.push(Write::FilterClear(word, mask));
+        writes.push(Write::PrefilterClear(word, mask));
     }
     writes
 }

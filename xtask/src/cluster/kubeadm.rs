@@ -165,7 +165,7 @@ fn init(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     kubeadm(workdir, NODES[0], &["init", "--skip-phases=addon/kube-proxy", "--config", &config])
 }
 
-/// Replaces CoreDNS's configuration: kubeadm's names plugins that the DNS server of the image lacks.
+/// Replaces the configuration of `CoreDNS`: kubeadm's names plugins that the DNS server of the image lacks.
 fn configure_dns(workdir: &Workdir) -> Result<()> {
     let patch = json!({ "data": { "Corefile": dns::COREFILE } }).to_string();
     let words = ["patch", "configmap", "coredns", "-n", deployed::SPACE, "--type=merge", "--patch", &patch];

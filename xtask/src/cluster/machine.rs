@@ -257,8 +257,7 @@ impl Process {
     }
 }
 
-/// Returns the cgroup of a machine's processes: on a host with cgroup v2 alone, a cgroup with children has no processes
-/// itself.
+/// Returns the cgroup of a machine's processes: on a host with cgroup v2 alone, a cgroup with children has no processes itself.
 fn inner_cgroup(cgroup: &Path) -> PathBuf {
     cgroup.join("machine")
 }

@@ -6,8 +6,7 @@ use anyhow::{Result, bail};
 
 /// Maximum number of nodes: the number of a node is the last digit of its address.
 pub const MOST_NODES: u8 = 9;
-/// Name of the machine with the API server and the other programs beside the nodes; for the nodes it is outside the
-/// cluster.
+/// Name of the machine with the API server and the other programs beside the nodes; for the nodes it is outside the cluster.
 pub const CONTROL: &str = "control";
 /// Address of a second API server on the same machine.
 pub const SECOND_V4: &str = "172.30.0.2";

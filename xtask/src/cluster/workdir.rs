@@ -1,5 +1,4 @@
-//! Place of one cluster on this machine: a directory and cgroups named after the cluster. Nothing else outlives its
-//! processes.
+//! Place of one cluster on this machine: a directory and cgroups named after the cluster. Nothing else outlives its processes.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;

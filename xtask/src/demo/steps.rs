@@ -312,8 +312,7 @@ impl<'a> Demo<'a> {
         Ok(seen)
     }
 
-    /// Waits until both nodes list the endpoint of [`GOING`], or with `there` false do not list it. Returns how long this
-    /// took.
+    /// Waits until both nodes list the endpoint of [`GOING`], or with `there` false do not list it. Returns how long this took.
     fn await_endpoints(&self, there: bool) -> Result<Duration> {
         let start = Instant::now();
         wait_for("the agents to follow the manifest", PATIENCE, || {

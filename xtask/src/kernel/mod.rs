@@ -1,5 +1,4 @@
-//! `cargo xtask test --kernel LINE`: tests the programs on a distribution's kernel under qemu, or on this machine's own
-//! kernel.
+//! `cargo xtask test --kernel LINE`: tests the programs on a distribution's kernel under qemu, or on this machine's own kernel.
 //!
 //! This machine has only one kernel. Only older kernels show what they reject: a helper, a program too complex for their
 //! verifier, TCX.

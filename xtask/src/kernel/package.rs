@@ -37,8 +37,7 @@ const WANTED: [&str; 8] = [
     "*/kernel/drivers/net/veth.ko*",
 ];
 
-/// File beside the unpacked parts with their patterns: a cache that another version of this tool filled may lack some
-/// parts.
+/// File beside the unpacked parts with their patterns: a cache that another version of this tool filled may lack some parts.
 const KEPT: &str = "parts";
 
 /// An unpacked kernel.

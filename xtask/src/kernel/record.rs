@@ -21,8 +21,7 @@ Each cell has the number of processed instructions, the size of the largest stac
 time is not compared: kernels that qemu emulates are about 20 times slower. `-`: the kernel lacks a feature that the program needs \
 ([kernels](operations.md#kernels)).\n\n";
 
-/// Cost of a program: instructions, bytes of the largest frame, microseconds; `None` if the kernel lacks a feature it
-/// needs.
+/// Cost of a program: instructions, bytes of the largest frame, microseconds; `None` if the kernel lacks a feature it needs.
 type Cost = Option<[u64; 3]>;
 
 /// A program and its mode.

@@ -167,10 +167,10 @@ fn the_stage_of_what_leaves<F: Net>() {
     };
     let (far, frontend, backend) = ((F::addr(77), 443), frontend::<F>(), backend::<F>());
     let (outside, forwarded) = ((node::<F>(), 4000), (node::<F>(), 2500));
-    assert_eq!(leaves(at(frontend, far), false), Step::DirectOwn);
+    assert_eq!(leaves(at(frontend, far), false), Step::DirectFrontendSource);
     assert_eq!(leaves(at(frontend, far), true), Step::Pass);
     assert_eq!(leaves(at(outside, far), false), Step::Pass);
-    assert_eq!(leaves(at(forwarded, backend), false), Step::DirectOut);
+    assert_eq!(leaves(at(forwarded, backend), false), Step::DirectEgress);
     assert_eq!(leaves(at(forwarded, backend), true), Step::Pass);
     assert_eq!(leaves(at(outside, backend), false), Step::Pass);
     assert_eq!(leaves(at(forwarded, far), false), Step::Pass);
@@ -184,7 +184,7 @@ fn the_stage_of_what_leaves<F: Net>() {
     assert_eq!(made(at(outside, frontend)), Step::Established);
     assert_eq!(made(at(forwarded, frontend)), Step::Established, "not to an endpoint");
     assert_eq!(made(at(outside, backend)), Step::Established, "no port that is for what is forwarded");
-    assert_eq!(made(at(forwarded, backend)), Step::DirectOut);
+    assert_eq!(made(at(forwarded, backend)), Step::DirectEgress);
 }
 
 #[test]

@@ -233,7 +233,7 @@ fn a_refusal<F: Net>() {
     assert_eq!(ip(&skb), expected[build::ETHERNET..]);
     assert_eq!((&skb.as_slice()[..6], &skb.as_slice()[6..12]), (&refused[6..12], &refused[..6]));
     assert_eq!((maps.count_of(Reason::NoEndpoint), maps.refusals_of(1, Reason::NoEndpoint)), (1, 1));
-    assert_eq!(maps.take_happenings().len(), 1);
+    assert_eq!(maps.take_events().len(), 1);
 }
 
 #[test]

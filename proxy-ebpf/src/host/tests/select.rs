@@ -65,9 +65,9 @@ fn the_load_of_an_endpoint_that_left_does_not_count() {
 fn the_health_of_an_id_beyond_the_array_is_good() {
     let maps = maps::<V4>(BACKEND_LOCAL);
     assert_eq!(health::rank(maps, u32::MAX, 5, 0), health::TAKES);
-    assert_eq!(health::failed(maps, u32::MAX, 5), 0);
+    assert_eq!(health::note_failure(maps, u32::MAX, 5), 0);
     // Two clients eject an endpoint; the ejection ends with time.
-    assert_eq!((health::failed(maps, 7, 5), health::failed(maps, 7, 6)), (0, 1));
+    assert_eq!((health::note_failure(maps, 7, 5), health::note_failure(maps, 7, 6)), (0, 1));
     assert!(health::is_ejected(maps, 7, 9));
     maps.advance(100 * HZ);
     assert!(!health::is_ejected(maps, 7, 9));

@@ -189,7 +189,7 @@ pub struct Installed {
     /// Problems that the agent reports.
     pub problems: Vec<String>,
     /// The agent's metrics; `None`: the agent was not queried, or does not answer.
-    pub told: Option<Told>,
+    pub metrics: Option<AgentMetrics>,
     /// The maps, and the ABI version that the agent wrote (0: none); or why they cannot be read.
     pub maps: Result<(Vec<UsageRow>, u32), String>,
     /// Whether the folders of the maps belong to root alone, or what is wrong with them.
@@ -202,7 +202,7 @@ pub struct Installed {
 
 /// Some of the agent's metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Told {
+pub struct AgentMetrics {
     /// Version of the agent.
     pub version: Option<String>,
     /// Whether all listed objects have been written to the maps.

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use proxy_common::config::PortRange;
 
-use super::facts::{ApiAccess, Device, Environment, Facts, Installed, Kernel, Network, Others, Told};
+use super::facts::{AgentMetrics, ApiAccess, Device, Environment, Facts, Installed, Kernel, Network, Others};
 use super::{metrics, options};
 use crate::cli::args::check::CheckArgs;
 use crate::cli::show::{AgentState, ask, probe, problems};
@@ -117,7 +117,7 @@ fn others(cni_folder: &Path) -> Others {
         cni_folder: cni_folder.to_owned(),
         cni: cni(cni_folder),
         kube_proxy: KubeProxyRules::look().map_err(|error| error.to_string()),
-        kube_proxy_process: takeover::running(),
+        kube_proxy_process: takeover::kube_proxy_pid(),
         ipvs_servers: fs::read_to_string("/proc/net/ip_vs").map_or(0, |text| ipvs_servers(&text)),
         programs: programs::loaded_names(),
     }
@@ -162,7 +162,7 @@ fn installed(args: &CheckArgs) -> Installed {
     let names = devices::list().unwrap_or_default().into_iter().map(|device| (device.ifindex, device.name));
     Installed {
         problems: problems(&agent),
-        told: told(&agent),
+        metrics: metrics(&agent),
         maps: read().map_err(|error| error.to_string()),
         owner: programs::require_owner_of(&args.maps.bpffs).map_err(|error| error.to_string()),
         attachments: programs::attachments(&args.maps.bpffs),
@@ -171,7 +171,7 @@ fn installed(args: &CheckArgs) -> Installed {
     }
 }
 
-fn told(agent: &AgentState) -> Option<Told> {
+fn metrics(agent: &AgentState) -> Option<AgentMetrics> {
     let AgentState::Answered { address, .. } = agent else { return None };
     let (_, body) = ask(*address, "/metrics").ok().filter(|(status, _)| *status == 200)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::facts::Told;
+use super::facts::AgentMetrics;
 
 /// Parses Prometheus' text format; `now` is in seconds since 1970.
-pub fn read(text: &str, now: f64) -> Told {
+pub fn read(text: &str, now: f64) -> AgentMetrics {
     let count = |name: &str, label: &str| {
         // The values are whole numbers, in any notation.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts")]
@@ -14,7 +14,7 @@ pub fn read(text: &str, now: f64) -> Told {
     };
     let audits = |result: &str| count("ballast_api_audits_total", &format!("result=\"{result}\""));
     let last = values(text, "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "").reduce(f64::max);
-    Told {
+    AgentMetrics {
         version: label(text, "ballast_build_info", "version"),
         synced: count("ballast_synced", "") > 0,
         sync_age: last.and_then(|last| Duration::try_from_secs_f64((now - last).max(0.0)).ok()),
@@ -67,7 +67,7 @@ ballast_api_audits_total{result=\"failed\"} 1\n";
         let told = read(text, 1010.5);
         assert_eq!(
             told,
-            Told {
+            AgentMetrics {
                 version: Some("1.2.3".to_owned()),
                 synced: true,
                 sync_age: Some(Duration::from_secs(10)),
@@ -77,6 +77,6 @@ ballast_api_audits_total{result=\"failed\"} 1\n";
                 audits_failed: 1,
             }
         );
-        assert_eq!(read("", 0.0), Told::default());
+        assert_eq!(read("", 0.0), AgentMetrics::default());
     }
 }

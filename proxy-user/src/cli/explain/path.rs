@@ -22,7 +22,7 @@ use crate::cli::question::Client;
 use crate::maps::view::{Kind, Scope, Transport};
 
 /// Bits of a node's address that serves node ports to every client.
-const ANSWERS: NodeAddr = NODE_ADDR_OWN | NODE_ADDR_PORTS;
+const SERVES_NODE_PORTS: NodeAddr = NODE_ADDR_OWN | NODE_ADDR_PORTS;
 
 impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     /// Applies the rules of connect(2) and sendmsg(2).
@@ -66,13 +66,13 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             self.step("socket lb", "host-only: for pods, packets are translated, not sockets");
             return self.end(Outcome::Untouched);
         }
-        if !self.filter() {
+        if !self.passes_prefilter() {
             return self.end(Outcome::Untouched);
         }
-        let on = if of_node { ANSWERS | NODE_ADDR_LOOPBACK } else { ANSWERS };
-        let Some(service) = self.frontend(false, on) else { return self.nothing() };
+        let on = if of_node { SERVES_NODE_PORTS | NODE_ADDR_LOOPBACK } else { SERVES_NODE_PORTS };
+        let Some(service) = self.frontend(false, on) else { return self.no_frontend() };
         match decide::socket_source(&service, of_node) {
-            SocketSource::Allowed if decide::asks_source(&service) => {
+            SocketSource::Allowed if decide::has_source_ranges(&service) => {
                 self.step("source ranges", "this node's own address is in the list");
             }
             SocketSource::Allowed => self.step("source ranges", "the Service has no source ranges"),
@@ -131,7 +131,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             return self.end(Outcome::Untouched);
         }
         let whose = if own { "the node's" } else { "the pod's" };
-        if !self.filter() {
+        if !self.passes_prefilter() {
             return self.end(Outcome::Untouched);
         }
         let outside = if own {
@@ -140,8 +140,8 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         } else {
             self.outside(from)
         };
-        let Some(service) = self.frontend(outside, ANSWERS) else { return self.nothing() };
-        if !decide::asks_source(&service) {
+        let Some(service) = self.frontend(outside, SERVES_NODE_PORTS) else { return self.no_frontend() };
+        if !decide::has_source_ranges(&service) {
             self.step("source ranges", "the Service has no source ranges");
         } else if let Some(from) = from {
             let Some((bits, range)) = self.range(&service, &from) else {
@@ -255,9 +255,9 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     }
 
     /// Whether the programs look up the tables at all.
-    fn filter(&mut self) -> bool {
+    fn passes_prefilter(&mut self) -> bool {
         let (word, mask) = position(Role::Frontend, &self.key.addr, self.key.port, self.key.proto);
-        let is_set = self.rules.common.filter.get(word as usize).is_some_and(|bits| bits & mask != 0);
+        let is_set = self.rules.common.prefilter.get(word as usize).is_some_and(|bits| bits & mask != 0);
         let in_range = self.rules.node.is_service_address(&self.key.addr);
         self.step(
             "prefilter",
@@ -314,7 +314,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     }
 
     /// Returns the result if no frontend was found.
-    fn nothing(mut self) -> Path {
+    fn no_frontend(mut self) -> Path {
         if !self.rules.node.is_service_address(&self.key.addr) {
             self.step("service ranges", "the address is in no range of ClusterIPs: a foreign packet");
             return self.end(Outcome::Untouched);

@@ -32,11 +32,11 @@ const NOW: u32 = 1_000_000;
 /// Returns the rules of a ClusterIP with affinity and two endpoints, one of them local; of a node port with policy Local and no
 /// local endpoint; and of a load balancer with source ranges.
 fn rules() -> Rules<A4> {
-    let mut filter = vec![0; PREFILTER_WORDS as usize];
+    let mut prefilter = vec![0; PREFILTER_WORDS as usize];
     let mut services = BTreeMap::new();
     let mut serve = |addr: A4, port, scope, entry: ServiceEntry| {
         let (word, mask) = position(Role::Frontend, &addr, port, 6);
-        filter[word as usize] |= mask;
+        prefilter[word as usize] |= mask;
         services.insert(ServiceKey { addr, port, proto: 6, scope }, entry);
     };
     let entry = |id, kind, flags, slot_base, slot_count| ServiceEntry {
@@ -56,11 +56,11 @@ fn rules() -> Rules<A4> {
     serve([10, 96, 0, 11], 80, 0, entry(4, KIND_CLUSTER_IP, 0, 0, 0));
     let sctp = ServiceKey { addr: [10, 96, 0, 10], port: 9, proto: PROTO_SCTP, scope: 0 };
     let (word, mask) = position(Role::Frontend, &sctp.addr, sctp.port, sctp.proto);
-    filter[word as usize] |= mask;
+    prefilter[word as usize] |= mask;
     services.insert(sctp, entry(2, KIND_CLUSTER_IP, 0, 2, 1));
     // The node port sets the prefilter bit of the node's address.
     let (word, mask) = position(Role::Frontend, &[192u8, 0, 2, 1], 30080, 6);
-    filter[word as usize] |= mask;
+    prefilter[word as usize] |= mask;
     let address = ServiceKey { addr: [10, 96, 0, 10], port: 0, proto: 0, scope: 0 };
     services.insert(address, entry(0, KIND_ADDRESS, 0, 0, 0));
     let backend =
@@ -83,7 +83,7 @@ fn rules() -> Rules<A4> {
             now: NOW,
             health: BTreeMap::new(),
             slots: vec![5, 6, 7],
-            filter,
+            prefilter,
             names: [(1, name("web")), (2, name("port")), (3, name("lb")), (4, name("empty"))].into(),
             netns_affinity: [(netns, AffinityEntry { backend_id: 5, last_used: NOW - 61 * HZ })].into(),
         },

@@ -20,7 +20,7 @@ pub(super) fn delete_flows(
     // Expired flows are deleted as well, so that no trace of a connection remains.
     let selection = selection(&args.which, true, ask)?;
     if selection.is_all() && !args.all {
-        return Err(ShowError::Unsaid(
+        return Err(ShowError::NothingSelected(
             "a Service, --client, --frontend, --backend, --protocol or --state; or --all",
         ));
     }
@@ -44,7 +44,7 @@ pub(super) fn zero(args: &ServiceZeroArgs, out: &mut impl Write) -> Result<(), S
     let ServiceZeroArgs { maps, zero, namespace, all, services } = args;
     let only = namespace.namespace.clone().filter(|_| !namespace.all_namespaces);
     if services.is_empty() && only.is_none() && !all {
-        return Err(ShowError::Unsaid("a Service, --namespace, or --all"));
+        return Err(ShowError::NothingSelected("a Service, --namespace, or --all"));
     }
     let services =
         services.iter().map(|text| ServiceFilter::parse(text, namespace)).collect::<Result<_, _>>()?;

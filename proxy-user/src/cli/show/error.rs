@@ -83,7 +83,7 @@ pub enum ShowError {
     NoAgent(String),
     /// The arguments do not select anything to remove.
     #[error("nothing is selected: give {0}")]
-    Unsaid(&'static str),
+    NothingSelected(&'static str),
     /// The stored values of the counters cannot be read or written.
     #[error("{}: {error}; choose another folder with --run-dir", path.display())]
     Zero {

@@ -9,7 +9,7 @@ use super::file::{API_VERSION, KIND};
 use super::kind::{Kind, Value};
 use crate::config::run::RunConfig;
 
-/// A `KubeProxyConfiguration` that says what `config` says; what was not given has kube-proxy's default.
+/// Returns a `KubeProxyConfiguration` with the settings of `config`; a setting that was not given has kube-proxy's default.
 pub fn of(config: &RunConfig) -> Json {
     let mut document = Map::new();
     document.insert("apiVersion".to_owned(), json!(API_VERSION));
@@ -24,7 +24,7 @@ pub fn of(config: &RunConfig) -> Json {
     Json::Object(document)
 }
 
-/// Settings that the agent has flags of its own for.
+/// Returns the settings for which the agent has its own flags.
 fn effective(config: &RunConfig) -> Vec<(&'static str, Json)> {
     let network = &config.network;
     let listen =
@@ -72,7 +72,7 @@ fn put(document: &mut Map<String, Json>, field: &str, value: Json) {
     }
 }
 
-/// kube-proxy's default, but nothing where not being given means something else here.
+/// Returns kube-proxy's default, or nothing if a setting that is not given means something else here.
 fn default(setting: &Setting) -> Json {
     let asks = ["oomScoreAdj", "iptables.localhostNodePorts"].contains(&setting.field);
     if asks || setting.field.starts_with("conntrack.") {
@@ -99,7 +99,7 @@ fn written(value: &Value) -> Json {
     }
 }
 
-/// A duration in Go's words.
+/// Returns a duration in Go's format.
 fn go(duration: Duration) -> String {
     let (seconds, rest) = (duration.as_secs(), duration.subsec_nanos());
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -112,7 +112,7 @@ fn go(duration: Duration) -> String {
     }
 }
 
-/// A document as YAML: mappings as blocks, all else as JSON, which is YAML too.
+/// Returns a document as YAML: mappings as blocks, everything else as JSON, which is YAML too.
 pub fn yaml(document: &Json) -> String {
     let mut text = String::new();
     block(document, 0, &mut text);

@@ -1,18 +1,17 @@
-//! Every field of `KubeProxyConfiguration` (kubeproxy.config.k8s.io/v1alpha1) and every flag of kube-proxy 1.36,
-//! and what each means here. The file reader, the command line and the table in `docs/compatibility.md` are made
-//! of this one list.
+//! Every field of `KubeProxyConfiguration` (kubeproxy.config.k8s.io/v1alpha1) and every flag of kube-proxy 1.36, and the effect
+//! of each in Ballast. The file reader, the command line and the table in `docs/compatibility.md` are made from this one list.
 
 use super::kind::Kind::{
     self, Any, Bool, Cidrs, ClusterCidr, Duration, Gates, Int, Ip, Listen, LocalMode, LogFormat, Mode,
     NodePortAddresses, Number, Text,
 };
 
-/// What becomes of a setting.
+/// The effect of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It does what it does with kube-proxy, or what the text says.
+    /// It has the same effect as in kube-proxy, or the effect that the text states.
     Used(&'static str),
-    /// It is checked and ignored, and the log says so once, for this reason.
+    /// It is checked and ignored; the log states this once, with this reason.
     Idle(&'static str),
 }
 
@@ -21,15 +20,15 @@ use Effect::{Idle, Used};
 /// A field, a flag, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Path in the file; empty where only a flag says it.
+    /// The path in the file; empty if there is only a flag.
     pub field: &'static str,
-    /// The flag without its dashes; empty where there is none.
+    /// The flag without its dashes; empty if there is none.
     pub flag: &'static str,
-    /// What values it takes.
+    /// The kind of its values.
     pub kind: Kind,
     /// kube-proxy's default.
     pub default: &'static str,
-    /// What it means here.
+    /// Its effect in Ballast.
     pub effect: Effect,
 }
 
@@ -63,7 +62,7 @@ const MIN_PERIOD: Effect = Used("shortest time between two syncs; default: no de
 const NETFILTER: &str = "if given, set as a netfilter sysctl of the node";
 const TIMEOUT: &str = "if given, set as a netfilter sysctl of the node, and as the timeout of flows unless a `--flow-timeout-*` is given";
 
-/// All of them, in the order of the documentation.
+/// All settings, in the order of the documentation.
 pub const SETTINGS: &[Setting] = &[
     flag("config", Text, "", Used("when the file changes, the agent exits, so that it is restarted")),
     flag("write-config-to", Text, "", Used("writes the settings in kube-proxy's format and exits")),
@@ -245,25 +244,25 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 impl Setting {
-    /// The setting of a field.
+    /// Returns the setting of a field.
     pub fn of_field(path: &str) -> Option<&'static Self> {
         SETTINGS.iter().find(|setting| setting.field == path)
     }
 
-    /// Whether some field lies below this path.
+    /// Whether there is a field below this path.
     pub fn has_below(path: &str) -> bool {
         SETTINGS
             .iter()
             .any(|setting| setting.field.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))
     }
 
-    /// The name under which its value is kept: the field, or the flag where there is none.
+    /// Returns the name under which its value is stored: the field, or the flag if there is no field.
     pub const fn key(&self) -> &'static str {
         if self.field.is_empty() { self.flag } else { self.field }
     }
 }
 
-/// The table of `docs/compatibility.md`.
+/// Returns the table of `docs/compatibility.md`.
 pub fn table() -> String {
     let mut text = String::from("| field | flag | kube-proxy's default | here |\n|---|---|---|---|\n");
     for setting in SETTINGS {

@@ -1,4 +1,4 @@
-//! Reading a `KubeProxyConfiguration`: every part that is wrong is named with its place, not only the first.
+//! Reads a `KubeProxyConfiguration`. The error names every invalid part with its place, not only the first one.
 
 use std::fmt;
 use std::path::Path;
@@ -9,12 +9,12 @@ use super::fields::{SETTINGS, Setting};
 use super::tree::Node;
 use super::values::{Given, Values};
 
-/// The API version of the files that we read.
+/// The API version of the files.
 pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
-/// Their kind.
+/// The kind of the files.
 pub const KIND: &str = "KubeProxyConfiguration";
 
-/// What is wrong with a file: one line for each part, `FILE:LINE:COLUMN: ...`.
+/// The errors of a file: one line for each invalid part, `FILE:LINE:COLUMN: ...`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct FileError(pub Vec<String>);
 
@@ -24,7 +24,7 @@ impl fmt::Display for FileError {
     }
 }
 
-/// Reads a file; returns its text, too.
+/// Reads a file; also returns its text.
 pub fn read(path: &Path) -> Result<(String, Values), FileError> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| FileError(vec![format!("cannot read --config {}: {error}", path.display())]))?;
@@ -32,13 +32,13 @@ pub fn read(path: &Path) -> Result<(String, Values), FileError> {
     Ok((text, values))
 }
 
-/// Reads the text of a file; `name` is what errors call it.
+/// Parses the text of a file; `name` is its name in errors.
 pub fn parse(name: &str, text: &str) -> Result<Values, FileError> {
     let options = serde_saphyr::options! { with_snippet: false };
     let document: Spanned<Node> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let place = error.location().map_or_else(|| name.to_owned(), |location| place(name, location));
         let message = error.to_string();
-        // The reader adds where it is; that stands in front here.
+        // The parser appends the place; here the place is in front.
         let message = message.rfind(" at line ").map_or(&*message, |at| &message[..at]);
         FileError(vec![format!("{place}: {message}")])
     })?;
@@ -135,7 +135,7 @@ impl Reader<'_> {
     }
 }
 
-/// The field that was probably meant by this name: the same letters, or the same name elsewhere.
+/// Returns the field that was probably meant by this name: with the same letters, or with the same name in another section.
 fn meant(path: &str) -> Option<&'static str> {
     let last = |path: &'static str| path.rsplit('.').next().unwrap_or(path);
     let name = path.rsplit('.').next().unwrap_or(path);

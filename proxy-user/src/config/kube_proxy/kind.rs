@@ -1,4 +1,4 @@
-//! What values settings take, by kube-proxy's rules of validation.
+//! The kinds of values, by kube-proxy's rules of validation.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,11 +15,11 @@ use crate::config::value::{self, DetectLocalMode, Listen};
 pub enum Kind {
     /// `true` or `false`.
     Bool,
-    /// A whole number between two others.
+    /// A whole number in this range, including its ends.
     Int(i64, i64),
     /// Any number.
     Number,
-    /// A duration in Go's words, not negative.
+    /// A duration in Go's format, not negative.
     Duration,
     /// Any text.
     Text,
@@ -29,7 +29,7 @@ pub enum Kind {
     Listen,
     /// `iptables`, `ipvs`, `nftables`, `ebpf`, or nothing.
     Mode,
-    /// One of kube-proxy's four ways to know pods, or nothing.
+    /// One of kube-proxy's four modes to recognize pods, or nothing.
     LocalMode,
     /// `text` or `json`.
     LogFormat,
@@ -37,15 +37,15 @@ pub enum Kind {
     ClusterCidr,
     /// A list of ranges.
     Cidrs,
-    /// A list of ranges, or `primary` alone. (`localhost` and `all` are those of later versions.)
+    /// A list of ranges, or `primary` alone. (`localhost` and `all` are from later versions of kube-proxy.)
     NodePortAddresses,
     /// Names of features, switched on or off.
     Gates,
-    /// It is not used.
+    /// Any value; it is not used.
     Any,
 }
 
-/// A value that is right for its kind.
+/// A value that is valid for its kind.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// Of [`Kind::Bool`].
@@ -67,7 +67,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Whether it is more than the nothing that generated files are full of: empty, zero, `false`.
+    /// Whether it is not one of the empty values of generated files: empty, zero, `false`.
     pub fn asks_for_something(&self) -> bool {
         match self {
             Self::Bool(on) => *on,
@@ -85,7 +85,7 @@ impl Value {
 }
 
 impl Kind {
-    /// What would be right.
+    /// Returns what would be valid.
     pub fn expected(self) -> String {
         match self {
             Self::Bool => "give true or false".to_owned(),
@@ -114,12 +114,12 @@ impl Kind {
         }
     }
 
-    /// Whether the setting may stand without a value on a command line, which means `true`.
+    /// Whether the setting may be given without a value on a command line, which means `true`.
     pub const fn is_switch(self) -> bool {
         matches!(self, Self::Bool)
     }
 
-    /// The value in a document; `None` where there is nothing.
+    /// Returns the value of a node of a document; `None` for `null`. An error states what would be valid.
     pub fn of_node(self, node: &Node) -> Result<Option<Value>, String> {
         let value = match (self, node) {
             (_, Node::Null) => return Ok(None),
@@ -164,7 +164,7 @@ impl Kind {
         self.check(value).map(Some)
     }
 
-    /// The value of a flag, or of a duration in a document.
+    /// Returns the value of a flag, or of a duration in a document.
     pub fn of_text(self, text: &str) -> Result<Value, String> {
         let list = || text.split(',').map(str::trim).filter(|part| !part.is_empty());
         let value = match self {
@@ -216,7 +216,7 @@ impl Kind {
     }
 }
 
-/// A document's value without its places.
+/// Returns a document's value without its places.
 fn plain(node: &Node) -> serde_json::Value {
     match node {
         Node::Null => serde_json::Value::Null,

@@ -1,6 +1,6 @@
-//! What file and flags of kube-proxy mean for the agent.
+//! Applies the file and the flags of kube-proxy to the agent's options.
 //!
-//! With a file, all flags that kube-proxy has are ignored, as kube-proxy does, but those for the log,
+//! With a file, all flags that kube-proxy has are ignored, as kube-proxy does, except those for the log,
 //! `--hostname-override` and `--master`. Flags that only Ballast has are always in effect.
 
 use std::net::IpAddr;
@@ -19,31 +19,31 @@ use crate::config::value::{
 use crate::model::settings::Conntrack;
 use crate::model::spread;
 
-/// The shortest period of full comparisons.
+/// The shortest period between full comparisons.
 pub const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
-/// kube-proxy's `conntrack.maxPerCore`, where only `conntrack.min` is given.
+/// kube-proxy's `conntrack.maxPerCore`, used if only `conntrack.min` is given.
 const MAX_PER_CORE: u32 = 32 * 1024;
-/// The feature that lets Services have external addresses.
+/// The feature that permits external addresses of Services.
 const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
 
-/// Settings that only kube-proxy's file and flags tell.
+/// Settings that come only from kube-proxy's file and flags.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Overlay {
     /// The file.
     pub config_file: Option<PathBuf>,
-    /// A server whose address is taken ends the agent.
+    /// Whether the agent exits if the address of a server is in use.
     pub bind_address_hard_fail: bool,
-    /// What the kernel is told of whom to kill first.
+    /// The value for `/proc/self/oom_score_adj`.
     pub oom_score_adj: Option<i32>,
-    /// Settings of the node's netfilter.
+    /// Sysctls of the node's netfilter.
     pub conntrack: Conntrack,
-    /// External addresses of Services are passed over.
+    /// Whether external addresses of Services are ignored.
     pub no_external_ips: bool,
-    /// Lines for the log: what was given and is ignored.
+    /// Lines for the log: given settings that are ignored.
     #[serde(skip)]
     pub notes: Vec<String>,
-    /// Everything that was given.
+    /// All given settings.
     #[serde(skip)]
     pub values: Values,
     /// The text of the file.
@@ -51,7 +51,7 @@ pub struct Overlay {
     pub text: String,
 }
 
-/// Reads the file that `options` name, and puts what it and the flags of kube-proxy say into `options`.
+/// Reads the file that `options` name, and merges its settings and those of kube-proxy's flags into `options`.
 pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
     let mut merge = Overlay { config_file: options.config.clone(), ..Overlay::default() };
     let flags = std::mem::take(&mut options.kube_proxy);
@@ -90,7 +90,8 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
     Ok(merge)
 }
 
-/// Flags for the log are in effect beside a file, and come before it; among them ours come first.
+/// Takes the settings of the log. Flags for the log are in effect beside a file, and have priority over it; among the
+/// flags, Ballast's have priority.
 fn take_log_flags(options: &mut Options, values: &Values) {
     options.log_format = options.log_format.or(match values.text("logging.format") {
         Some("json") => Some(LogFormat::Json),
@@ -101,7 +102,7 @@ fn take_log_flags(options: &mut Options, values: &Values) {
     options.log_level = options.log_level.or_else(|| level?.parse::<LogLevel>().ok());
 }
 
-/// Takes the flags out of `options` that a file stands for; returns those that were given.
+/// Removes the flags that a file replaces from `options`; returns those that were given.
 fn ignored_flags(options: &mut Options, flags: &Values) -> Vec<String> {
     let network = &mut options.network;
     let own = [
@@ -122,7 +123,7 @@ fn ignored_flags(options: &mut Options, flags: &Values) -> Vec<String> {
     own.chain(others.map(|(_, given)| given.place.clone())).collect()
 }
 
-/// Fields of the file that the agent has flags for. Their values were checked when the file was read.
+/// Takes the fields of the file for which the agent has flags. Their values were checked when the file was read.
 fn shared(options: &mut Options, values: &Values) {
     let text = |key| values.text(key);
     let network = &mut options.network;
@@ -153,7 +154,7 @@ fn shared(options: &mut Options, values: &Values) {
         .collect();
 }
 
-/// `--healthz-port` and `--metrics-port`: 0 switches off, and a port is for an address that names none.
+/// Applies `--healthz-port` and `--metrics-port`: 0 switches a server off, and a port is used for an address without a port.
 fn old_ports(options: &mut Options, values: &Values) {
     let take = |address: &mut Option<Listen>, flag| match (values.number(flag), *address) {
         (Some(0), _) => *address = Some(Listen::Off),
@@ -181,8 +182,8 @@ fn conntrack(values: &Values) -> Conntrack {
     }
 }
 
-/// How IPVS would choose endpoints (`pkg/proxy/ipvs/proxier.go`: `rr` where nothing is said). Its `mh` goes by the client's
-/// address alone, unless it is told to use the port, and kube-proxy does not tell it: that is `sh` here.
+/// Returns the algorithm for the scheduler of IPVS (`pkg/proxy/ipvs/proxier.go`: `rr` if none is given). The `mh` of IPVS hashes
+/// only the client's address, unless it is configured to use the port, which kube-proxy does not do: this is `sh` here.
 fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Option<Algorithm> {
     let is_ipvs = options.proxy_mode == Some(ProxyMode::Legacy("ipvs"));
     let Some(name) = values.text("ipvs.scheduler").filter(|name| !name.is_empty()) else {
@@ -195,9 +196,9 @@ fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Opt
     }
     let found = match name {
         "mh" => Some(Algorithm::SourceHash),
-        // Of two endpoints taken at random the one with fewer connections for its weight: that is `wlc` here.
+        // `twos` takes two random endpoints, and selects the one with fewer connections for its weight: this is `wlc` here.
         "twos" => Some(Algorithm::WeightedLeastConnections),
-        // They keep the connections to one address together, and each Service of kube-proxy's has one address.
+        // Both keep the connections to one address together, and each Service of kube-proxy has one address.
         "lblc" | "lblcr" => {
             notes.push(format!("{place}: Ballast does not have {name}, and uses wlc, which is closest"));
             Some(Algorithm::WeightedLeastConnections)
@@ -211,7 +212,7 @@ fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Opt
     found.or(Some(Algorithm::RoundRobin))
 }
 
-/// kube-proxy's iptables mode answers at localhost too, if it is told to and loopback is among the addresses.
+/// Adds localhost: kube-proxy's iptables mode answers there too, if it is configured to and loopback is among the addresses.
 fn localhost(options: &mut Options, values: &Values) {
     let is_iptables = matches!(options.proxy_mode, None | Some(ProxyMode::Legacy("iptables")));
     if !is_iptables || values.switch("iptables.localhostNodePorts") != Some(true) {
@@ -228,11 +229,11 @@ fn localhost(options: &mut Options, values: &Values) {
     }
 }
 
-/// The periods of the mode that was asked for. Our own flags come first.
+/// Takes the periods of the given mode. Ballast's own flags have priority.
 fn periods(options: &mut Options, values: &Values, notes: &mut Vec<String>) -> Result<(), FileError> {
     let section = match options.proxy_mode {
         Some(ProxyMode::Legacy("ipvs")) => "ipvs",
-        // There are no flags for nftables mode: it goes by those for iptables.
+        // kube-proxy has no flags for its nftables mode, which uses those for iptables.
         Some(ProxyMode::Legacy("nftables")) if options.config.is_some() => "nftables",
         _ => "iptables",
     };
@@ -261,7 +262,8 @@ fn periods(options: &mut Options, values: &Values, notes: &mut Vec<String>) -> R
     Ok(())
 }
 
-/// A mode that lacks its name is wrong; one that lacks its range goes by devices, where kube-proxy takes no client for local.
+/// Checks the mode. A mode without its name is an error. The mode `ClusterCIDR` without a range is replaced by
+/// recognition by devices; kube-proxy considers no client local then.
 fn detect_local(options: &mut Options, values: &Values, notes: &mut Vec<String>) -> Result<(), FileError> {
     let network = &mut options.network;
     let place = values.place("detectLocalMode");

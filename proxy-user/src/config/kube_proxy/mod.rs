@@ -1,7 +1,7 @@
-//! kube-proxy's own ways to be told things: its configuration file and its flags.
+//! kube-proxy's configuration file and its flags.
 //!
-//! [`fields`] is the list of all of them; [`file`](mod@file) reads what was given into [`Values`], as `cli` does with flags,
-//! checked by [`kind`]; [`overlay`] turns that into our settings, and [`document`] back into a file.
+//! [`fields`] is the list of all settings; [`file`](mod@file) reads the file into [`Values`], as `cli` does with flags,
+//! checked by [`kind`]; [`merge`] turns them into the agent's settings, and [`document`] back into a file.
 
 pub mod document;
 pub mod fields;

@@ -16,7 +16,7 @@ use crate::model::settings::DetectLocal;
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// What kubeadm 1.36 puts into its `ConfigMap`.
+/// The file that kubeadm 1.36 puts into its `ConfigMap`.
 const KUBEADM: &str = r#"apiVersion: kubeproxy.config.k8s.io/v1alpha1
 bindAddress: 0.0.0.0
 bindAddressHardFail: false
@@ -99,7 +99,7 @@ fn with_file(text: &str, flags: &[&str]) -> Result<RunConfig, String> {
     std::fs::write(&path, text).unwrap();
     let file = format!("--config={}", path.display());
     let mut all = vec![&*file];
-    // A node's name is always there in a cluster, and the host's may be no legal one here.
+    // In a cluster the node's name is always given, and the host's name may not be a legal one here.
     all.extend(["--hostname-override", "node-a"].into_iter().filter(|_| !flags.contains(&"--no-name")));
     all.extend(flags.iter().filter(|flag| **flag != "--no-name"));
     with_flags(&all).map_err(|error| error.replace(&*path.to_string_lossy(), "F"))
@@ -418,7 +418,7 @@ fn every_flag_of_kube_proxy_is_there_and_every_own_one_is_listed() {
         .get_arguments()
         .flat_map(|arg| arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten()))
         .collect();
-    // clap adds the version's flag to each command when it builds the whole.
+    // clap adds the version flag to each command when it builds the whole command line.
     for setting in SETTINGS.iter().filter(|setting| !["", "version"].contains(&setting.flag)) {
         assert!(known.contains(setting.flag), "--{}", setting.flag);
     }

@@ -8,7 +8,7 @@ use serde_saphyr::Spanned;
 /// A value of a document.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Node {
-    /// Nothing, which is as good as not there.
+    /// `null`, which counts as absent.
     Null,
     /// `true`, `false`.
     Bool(bool),

@@ -1,4 +1,4 @@
-//! Settings that were given, by their names, with the place of each.
+//! The given settings by name, with the place of each.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,22 +20,22 @@ pub struct Given {
 pub struct Values(BTreeMap<&'static str, Given>);
 
 impl Values {
-    /// Notes what was given for a setting.
+    /// Stores the value that was given for a setting.
     pub fn insert(&mut self, setting: &Setting, given: Given) {
         self.0.insert(setting.key(), given);
     }
 
-    /// The value and its place.
+    /// Returns the value and its place.
     pub fn given(&self, key: &str) -> Option<&Given> {
         self.0.get(key)
     }
 
-    /// Where the setting was given.
+    /// Returns where the setting was given.
     pub fn place(&self, key: &str) -> String {
         self.0.get(key).map_or_else(|| key.to_owned(), |given| given.place.clone())
     }
 
-    /// A switch.
+    /// Returns the value of a switch.
     pub fn switch(&self, key: &str) -> Option<bool> {
         match self.0.get(key)?.value {
             Value::Bool(on) => Some(on),
@@ -43,7 +43,7 @@ impl Values {
         }
     }
 
-    /// A whole number.
+    /// Returns a whole number.
     pub fn number(&self, key: &str) -> Option<i64> {
         match self.0.get(key)?.value {
             Value::Int(number) => Some(number),
@@ -51,7 +51,7 @@ impl Values {
         }
     }
 
-    /// A duration; zero is none, as kube-proxy has it.
+    /// Returns a duration; `None` for zero, as in kube-proxy.
     pub fn duration(&self, key: &str) -> Option<Duration> {
         match self.0.get(key)?.value {
             Value::Duration(duration) => Some(duration).filter(|duration| !duration.is_zero()),
@@ -59,7 +59,7 @@ impl Values {
         }
     }
 
-    /// A text that is not empty.
+    /// Returns a text that is not empty.
     pub fn text(&self, key: &str) -> Option<&str> {
         match &self.0.get(key)?.value {
             Value::Text(text) => Some(&**text).filter(|text| !text.is_empty()),
@@ -67,7 +67,7 @@ impl Values {
         }
     }
 
-    /// A list that is not empty.
+    /// Returns a list that is not empty.
     pub fn list(&self, key: &str) -> Option<&[String]> {
         match &self.0.get(key)?.value {
             Value::List(list) => Some(&**list).filter(|list| !list.is_empty()),
@@ -75,7 +75,7 @@ impl Values {
         }
     }
 
-    /// Features that were switched.
+    /// Returns the features that were switched on or off.
     pub fn gates(&self) -> impl Iterator<Item = (&str, bool)> {
         let gates = match self.0.get("featureGates").map(|given| &given.value) {
             Some(Value::Gates(gates)) => Some(gates),
@@ -84,7 +84,7 @@ impl Values {
         gates.into_iter().flatten().map(|(name, on)| (&**name, *on))
     }
 
-    /// One line for each setting that was given and is ignored.
+    /// Returns one line for each setting that was given and is ignored.
     pub fn idle(&self) -> impl Iterator<Item = String> {
         SETTINGS.iter().filter_map(|setting| {
             let Effect::Idle(why) = setting.effect else { return None };
@@ -93,7 +93,7 @@ impl Values {
         })
     }
 
-    /// Every setting that was given.
+    /// Returns every setting that was given.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Given)> {
         self.0.iter().map(|(key, given)| (*key, given))
     }

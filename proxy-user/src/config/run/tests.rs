@@ -27,7 +27,7 @@ fn every_flag_has_its_variable() {
                 continue;
             }
             let expected = format!("BALLAST_{}", long.to_uppercase().replace('-', "_"));
-            // In commands that remove something a variable says where, and never what.
+            // In commands that remove something, a variable may give the place, but never what is removed.
             let says_where =
                 ["bpffs", "output", "no-headers", "run-dir", "kubeconfig", "master"].contains(&long);
             let removes = ["ballast flow delete", "ballast service zero"].contains(&path) && !says_where;

@@ -1,4 +1,4 @@
-//! The algorithm that holds where a Service says nothing.
+//! The algorithm for Services that do not select one.
 
 use std::fmt;
 use std::str::FromStr;

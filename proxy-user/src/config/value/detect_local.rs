@@ -1,8 +1,8 @@
-//! How pods of this node are known.
+//! How pods of this node are recognized.
 
 use serde::Serialize;
 
-/// How pods of this node are known, in kube-proxy's words.
+/// How pods of this node are recognized, with kube-proxy's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum DetectLocalMode {
     /// By their addresses: `--cluster-cidr`.
@@ -18,11 +18,11 @@ pub enum DetectLocalMode {
 }
 
 impl DetectLocalMode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 4] =
         [Self::ClusterCidr, Self::NodeCidr, Self::BridgeInterface, Self::InterfaceNamePrefix];
 
-    /// kube-proxy's name for it.
+    /// Returns kube-proxy's name of the mode.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ClusterCidr => "ClusterCIDR",
@@ -32,7 +32,7 @@ impl DetectLocalMode {
         }
     }
 
-    /// The mode of this name.
+    /// Returns the mode with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
     }

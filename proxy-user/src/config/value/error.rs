@@ -1,6 +1,6 @@
-//! Values that are not taken.
+//! Errors of values.
 
-/// Why a value was not taken, and what would be.
+/// Why a value is not valid, and what would be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
     /// Not a duration.

@@ -1,4 +1,4 @@
-//! How and how much is logged.
+//! The format and the level of the log.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,35 +7,35 @@ use serde::{Serialize, Serializer};
 
 use super::error::ValueError;
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Text, for people.
     #[default]
     Text,
-    /// For machines: one object on a line.
+    /// JSON, for machines: one object on a line.
     Json,
 }
 
-/// How much is logged.
+/// The level of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Only what stopped for good.
+    /// Only permanent failures.
     Error,
-    /// And what someone should look at.
+    /// Also what an operator should look at.
     Warn,
-    /// And what happens once: start, stop, settings, the first sync.
+    /// Also what happens once: start, stop, settings, the first sync.
     #[default]
     Info,
-    /// And each object.
+    /// Also a line for each object.
     Debug,
-    /// And each event.
+    /// Also a line for each event.
     Trace,
 }
 
 impl LogLevel {
-    /// The word for it.
+    /// Returns the name of the level.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -51,7 +51,7 @@ impl FromStr for LogLevel {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // kube-proxy's manifests carry klog numbers: `-v=2` is its usual "info".
+        // kube-proxy's manifests contain klog numbers: `-v=2` is its usual "info".
         match text.to_ascii_lowercase().as_str() {
             "error" => Ok(Self::Error),
             "warn" | "warning" => Ok(Self::Warn),

@@ -8,7 +8,7 @@ use proxy_common::config::{PortRange, SNAT_RANGES};
 use super::error::ValueError;
 use crate::model::ports::NODE_PORTS;
 
-/// Ports, as `--snat-ports` says them: one range, or two.
+/// Ports, as in `--snat-ports`: one range, or two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnatPorts(pub [PortRange; SNAT_RANGES]);
 
@@ -31,7 +31,8 @@ impl FromStr for SnatPorts {
             *slot = range(part).ok_or(ValueError::PortRange)?;
         }
         let [low, high] = ranges;
-        // One behind the other, so that the next port after the last of one is the first of the other.
+        // The ranges are in ascending order, so that the port after the last one of the first range is the first one of
+        // the second.
         if high.count != 0 && low.last() >= high.first {
             Err(ValueError::PortRange)
         } else {

@@ -114,7 +114,7 @@ fn this_machine_can_be_looked_at() {
     let view = look();
     let lo = view.devices.values().find(|device| device.name == "lo").expect("every namespace has it");
     assert!(!lo.no_header && lo.kind == DeviceKind::Loopback);
-    // Linux 5.14 has it, and we need more.
+    // Linux has it since 5.14, and Ballast needs a newer kernel.
     assert_ne!(view.netns_cookie, 0);
     assert_eq!(view.netns_cookie, look().netns_cookie);
 }

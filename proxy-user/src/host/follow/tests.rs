@@ -29,10 +29,10 @@ async fn what_was_seen_already_is_not_sent_again() {
     let mut devices = follower.devices();
     let (sender, mut events) = mpsc::channel(1);
     let task = tokio::spawn(follower.run(sender));
-    // One list at the start of the subscription.
+    // The start of the subscription publishes one list.
     timeout(SOON, devices.changed()).await.unwrap().unwrap();
     assert!(devices.borrow().iter().any(|device| device.name == "lo"));
-    // What this test's machine is like does not change within the next moments, or is sent once for each change.
+    // The state of the test machine does not change during the next moments, or each change is sent once.
     while let Ok(Some(event)) = timeout(Duration::from_millis(200), events.recv()).await {
         assert!(matches!(event, Event::Host(_)));
     }

@@ -1,4 +1,4 @@
-//! TCP connections that netfilter translates: those that kube-proxy began.
+//! TCP connections that netfilter translates: those that kube-proxy has started.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,11 +25,11 @@ pub(super) const IS_CONFIRMED: u32 = 1 << 3;
 const IS_DNAT: u32 = 1 << 5;
 /// `CTA_PROTOINFO`, `CTA_PROTOINFO_TCP`, `CTA_PROTOINFO_TCP_STATE`.
 pub(super) const STATE: [u16; 3] = [4, 1, 1];
-/// From `TCP_CONNTRACK_SYN_SENT` to `TCP_CONNTRACK_CLOSE_WAIT`: not yet over.
+/// From `TCP_CONNTRACK_SYN_SENT` to `TCP_CONNTRACK_CLOSE_WAIT`: the connection has not ended.
 const ALIVE: std::ops::RangeInclusive<u8> = 1..=5;
 pub(super) const TCP: u8 = 6;
 
-/// What was dialled by each TCP connection that is alive and whose destination netfilter translates.
+/// Returns the dialled address of each TCP connection that is alive and whose destination netfilter translates.
 pub fn translated() -> io::Result<Vec<SocketAddr>> {
     let answers = list(Message::new(CONNTRACK, GET, ANY_FAMILY))?;
     Ok(answers.iter().filter_map(|message| dialled(&message.body)).collect())

@@ -1,10 +1,10 @@
-//! The way back: connections that Ballast's packet programs translate are moved to `nf_conntrack`.
+//! The way back to netfilter: moves connections that Ballast's packet programs translate to `nf_conntrack`.
 //!
-//! A program translates before conntrack looks, so conntrack knows these connections, if at all, by the endpoint's
-//! address. Without the program it would meet packets to the Service in the middle of a connection, begin another one
-//! and choose an endpoint again; and answers would go out under the endpoint's address. Each connection needs an entry
-//! with its translation, as if netfilter had made it; and between the last packet that the program translates and that
-//! entry no packet of it may pass.
+//! A program translates a packet before conntrack sees it, so conntrack knows these connections by the endpoint's
+//! address, if at all. Without the program, conntrack would see packets to the Service in the middle of a connection,
+//! create a new entry and select an endpoint again; and replies would leave with the endpoint's address. Each
+//! connection therefore needs an entry with its translation, as netfilter would have created it; and no packet of the
+//! connection may pass between the last one that the program translates and the creation of this entry.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,9 +24,9 @@ use crate::host::netlink::Netlink;
 /// `NFPROTO_INET`: both families.
 const BOTH_FAMILIES: u8 = 1;
 const TABLE: &str = "ballast-handover";
-/// `NF_INET_PRE_ROUTING`; behind conntrack (-200), before anybody translates (-100).
+/// `NF_INET_PRE_ROUTING`; after conntrack (-200), before all translations (-100).
 const HOOK: (&str, u32, i32) = ("standstill", 0, -150);
-/// `NFTA_TABLE_FLAGS`, `NFT_TABLE_F_OWNER`: the table goes with the socket that made it.
+/// `NFTA_TABLE_FLAGS`, `NFT_TABLE_F_OWNER`: the kernel removes the table when the socket that created it is closed.
 const TABLE_FLAGS: u16 = 2;
 const OWNER: u32 = 2;
 
@@ -50,23 +50,23 @@ const NAT_PROTOCOL: u16 = 3;
 const NAT_PORTS: [u16; 2] = [1, 2];
 /// `CTA_PROTOINFO_TCP_FLAGS_ORIGINAL`, `_REPLY`: flags and their mask.
 const TCP_FLAGS: [u16; 2] = [4, 5];
-/// `IP_CT_TCP_FLAG_BE_LIBERAL`: the windows are unknown.
+/// `IP_CT_TCP_FLAG_BE_LIBERAL`: no window checks, because the windows are unknown.
 const LIBERAL: u8 = 1 << 3;
 
-/// How far a connection has come.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Unreplied.
     Opening,
-    /// Packets went both ways.
+    /// Packets were sent in both directions.
     Established,
-    /// One end has closed.
+    /// One side has closed.
     Closing,
 }
 
 impl Stage {
-    /// conntrack's state (`TCP_CONNTRACK_SYN_SENT`, `_ESTABLISHED`, `_FIN_WAIT`), what is known of it, and for how many
-    /// seconds it may be silent: netfilter's own times, and a day as kube-proxy sets it.
+    /// Returns conntrack's state (`TCP_CONNTRACK_SYN_SENT`, `_ESTABLISHED`, `_FIN_WAIT`), its status bits, and its
+    /// timeout in seconds: netfilter's own timeouts, and a day for established connections, as kube-proxy sets it.
     const fn facts(self) -> (u8, u32, u32) {
         match self {
             Self::Opening => (1, IS_CONFIRMED, 120),
@@ -79,27 +79,27 @@ impl Stage {
 /// A TCP connection as a packet program translates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Who dialled.
+    /// The client.
     pub client: SocketAddr,
-    /// What was dialled.
+    /// The address that the client dialled.
     pub frontend: SocketAddr,
-    /// Who answers.
+    /// The backend that answers.
     pub backend: SocketAddr,
-    /// Whom the backend sees.
+    /// The source address that the backend sees.
     pub source: SocketAddr,
-    /// How far it has come.
+    /// The state of the connection.
     pub stage: Stage,
 }
 
-/// While this is there, no TCP packet in the middle of a connection passes the node of which conntrack does not know the
-/// connection: it is lost, and sent again by its sender. SYNs pass. Ends when dropped, and when this process dies.
+/// While this exists, the node drops every TCP packet in the middle of a connection that conntrack does not know; its
+/// sender retransmits it. SYNs pass. Ends when dropped, and when this process dies.
 #[derive(Debug)]
 pub struct Standstill {
     _socket: Socket,
 }
 
 impl Standstill {
-    /// Begins it, in the network namespace of the calling thread.
+    /// Starts the standstill in the network namespace of the calling thread.
     pub fn begin() -> io::Result<Self> {
         let socket = message::open()?;
         let table = Message::new(NFTABLES, NEW_TABLE, BOTH_FAMILIES)
@@ -112,16 +112,16 @@ impl Standstill {
     }
 }
 
-/// netfilter's table of connections.
+/// netfilter's connection table.
 pub struct Conntrack(Netlink);
 
 impl Conntrack {
-    /// Opens it in the network namespace of the calling thread.
+    /// Opens a netlink socket in the network namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
         Netlink::to(message::PROTOCOL).map(Self)
     }
 
-    /// Forgets what conntrack knows of a connection by the endpoint's address.
+    /// Deletes the entries that conntrack has of a connection by the endpoint's address.
     pub fn forget(&mut self, connection: &Connection) -> io::Result<()> {
         for from in [connection.client, connection.source] {
             let message = Message::new(CONNTRACK, DELETE, family(from))
@@ -134,7 +134,7 @@ impl Conntrack {
         Ok(())
     }
 
-    /// Makes an entry that translates a connection as the program did.
+    /// Creates an entry that translates a connection as the program did.
     pub fn adopt(&mut self, connection: &Connection) -> io::Result<()> {
         self.0.exchange::<_, Message>(entry(connection), NLM_F_ACK | CREATE_ONLY).map(drop)
     }
@@ -159,7 +159,7 @@ fn nested(attributes: &[(u16, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// Addresses and ports of a packet.
+/// Encodes the addresses and ports of a packet.
 fn tuple(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     let kinds = if from.is_ipv4() { [V4_FROM, V4_TO] } else { [V6_FROM, V6_TO] };
     let addresses = nested(&[(kinds[0], &octets(from)), (kinds[1], &octets(to))]);
@@ -171,7 +171,7 @@ fn tuple(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     nested(&[(ADDRESSES | NESTED, &addresses), (PROTOCOL | NESTED, &ports)])
 }
 
-/// What an address is translated to.
+/// Encodes the address and port to which a packet is translated.
 fn translation(to: SocketAddr) -> Vec<u8> {
     let port = to.port().to_be_bytes();
     let ports = nested(&NAT_PORTS.map(|kind| (kind, &port[..])));
@@ -188,7 +188,7 @@ fn entry(connection: &Connection) -> Message {
     let info = nested(&[(tcp_kind | NESTED, &tcp)]);
     let message = Message::new(CONNTRACK, NEW, family(client))
         .with(ORIGINAL | NESTED, &tuple(client, frontend))
-        // The kernel turns it into the translated one.
+        // The kernel changes it to the translated tuple.
         .with(REPLY | NESTED, &tuple(frontend, client))
         .with(STATUS, &status.to_be_bytes())
         .with(TIMEOUT, &seconds.to_be_bytes())

@@ -1,4 +1,4 @@
-//! Expressions of nftables, of which rules are made (`include/uapi/linux/netfilter/nf_tables.h`).
+//! Expressions of nftables rules (`include/uapi/linux/netfilter/nf_tables.h`).
 
 use super::message::{NESTED, put};
 
@@ -10,15 +10,15 @@ const EXPRESSION_DATA: u16 = 2;
 /// `NFT_REG_1`, `NFT_REG_VERDICT`.
 const REGISTER: u32 = 1;
 const VERDICT: u32 = 0;
-/// `NFT_CT_STATE`, and `NF_CT_STATE_BIT(IP_CT_NEW)` of what it gives.
+/// `NFT_CT_STATE`, and the bit `NF_CT_STATE_BIT(IP_CT_NEW)` of its result.
 const CT_STATE: u32 = 0;
 const STATE_NEW: u32 = 1 << 3;
 /// `NFT_META_L4PROTO`.
 const META_PROTOCOL: u32 = 16;
-/// `NFT_PAYLOAD_TRANSPORT_HEADER`, and where TCP's flags stand in it.
+/// `NFT_PAYLOAD_TRANSPORT_HEADER`, and the offset of the flags in TCP's header.
 const TRANSPORT_HEADER: u32 = 2;
 const FLAGS_AT: u32 = 13;
-/// TCP, and its flags.
+/// The protocol TCP, and its flags.
 const TCP: u8 = 6;
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
@@ -34,7 +34,7 @@ const NOT_EQUAL: u32 = 1;
 /// `NF_DROP`.
 const DROP: u32 = 0;
 
-/// An expression; its attributes count from 1 in the order given.
+/// Encodes an expression with these attributes.
 fn expression(name: &str, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let (mut data, mut expression, mut list) = (Vec::new(), Vec::new(), Vec::new());
     for (kind, payload) in attributes {
@@ -46,27 +46,27 @@ fn expression(name: &str, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     list
 }
 
-/// Bytes to compare or to mask with.
+/// Encodes bytes to compare with or to mask with.
 fn value(bytes: &[u8]) -> Vec<u8> {
     let mut list = Vec::new();
     put(&mut list, VALUE, bytes);
     list
 }
 
-/// Asks conntrack about the packet's connection.
+/// Loads conntrack's state of the packet's connection into the register.
 pub(super) fn ct_state() -> Vec<u8> {
     // NFTA_CT_DREG, NFTA_CT_KEY.
     expression("ct", &[(1, &REGISTER.to_be_bytes()), (2, &CT_STATE.to_be_bytes())])
 }
 
-/// Goes on if the register is, or is not, this.
+/// Continues the rule if the register is, or is not, equal to `with`.
 fn compare(operation: u32, with: &[u8]) -> Vec<u8> {
     // NFTA_CMP_SREG, NFTA_CMP_OP, NFTA_CMP_DATA.
     let to = value(with);
     expression("cmp", &[(1, &REGISTER.to_be_bytes()), (2, &operation.to_be_bytes()), (3 | NESTED, &to)])
 }
 
-/// Masks the register.
+/// Masks the register with `bytes`.
 fn mask(bytes: &[u8]) -> Vec<u8> {
     let register = REGISTER.to_be_bytes();
     let (mask, zero) = (value(bytes), value(&[0; 4][..bytes.len()]));
@@ -83,7 +83,7 @@ fn mask(bytes: &[u8]) -> Vec<u8> {
     )
 }
 
-/// Drops TCP packets that conntrack takes for the first of their connection, and that are no SYN.
+/// Drops TCP packets that conntrack considers the first of their connection, and that are not a SYN.
 pub(super) fn drop_unknown_tcp() -> Vec<u8> {
     let register = REGISTER.to_be_bytes();
     let (mut code, mut verdict) = (Vec::new(), Vec::new());
@@ -106,7 +106,7 @@ pub(super) fn drop_unknown_tcp() -> Vec<u8> {
         mask(&[FIN | SYN | RST | ACK]),
         compare(NOT_EQUAL, &[SYN]),
         ct_state(),
-        // The state is a number of the machine, and the kernel compares bytes.
+        // The state is a number in the host's byte order, and the kernel compares bytes.
         mask(&STATE_NEW.to_ne_bytes()),
         compare(NOT_EQUAL, &[0; 4]),
         // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.

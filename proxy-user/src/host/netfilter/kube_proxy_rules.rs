@@ -1,4 +1,4 @@
-//! What kube-proxy has put into netfilter: found by the names that it gives (`pkg/proxy/nftables/proxier.go`,
+//! Finds what kube-proxy has put into netfilter, by the names that it uses (`pkg/proxy/nftables/proxier.go`,
 //! `pkg/proxy/iptables/proxier.go`, `pkg/proxy/ipvs/proxier.go`, 1.36).
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use crate::host::netlink::Netlink;
 
 /// The table of kube-proxy's nftables mode, in the families ip and ip6.
 pub(super) const TABLE: &str = "kube-proxy";
-/// Chains of its iptables and ipvs modes. (KUBE-FIREWALL and KUBE-KUBELET-CANARY are kubelet's.)
+/// Chains of kube-proxy's iptables and ipvs modes. (KUBE-FIREWALL and KUBE-KUBELET-CANARY are kubelet's.)
 const CHAINS: [&str; 13] = [
     "KUBE-SERVICES",
     "KUBE-EXTERNAL-SERVICES",
@@ -30,15 +30,15 @@ const CHAINS: [&str; 13] = [
     "KUBE-IPVS-FILTER",
     "KUBE-IPVS-OUT-FILTER",
 ];
-/// Rules of others may lead to this one, so that it stays when all else is gone; it alone serves no client.
+/// Rules of other programs may jump to this chain, so that it stays when all others are removed; alone it serves no client.
 const MARK_CHAIN: &str = "KUBE-MARK-MASQ";
-/// How the names of its chains for single Services and endpoints begin.
+/// The prefixes of chains for single Services and endpoints.
 const CHAIN_PREFIXES: [&str; 6] =
     ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-SEP-", "KUBE-FW-", "KUBE-XLB-"];
-/// The device of its ipvs mode.
+/// The device of kube-proxy's ipvs mode.
 const IPVS_DEVICE: &str = "kube-ipvs0";
 
-/// The table with the empty chains.
+/// Ballast's table with the empty chains that keep kube-proxy's connections alive.
 pub const TAKEOVER_TABLE: &str = "ballast-takeover";
 /// `NFT_MSG_GETCHAIN`.
 const GET_CHAIN: u16 = 4;
@@ -47,7 +47,7 @@ const CHAIN_TABLE: u16 = 1;
 /// `NFTA_CHAIN_NAME`.
 const CHAIN_NAME: u16 = 3;
 
-/// A chain of nftables; those of iptables are, too, since it is a face of nftables.
+/// A chain of nftables. Chains of iptables are included, since iptables is a front end of nftables.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Chain {
     pub family: u8,
@@ -56,7 +56,7 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// Whether it is one that kube-proxy makes in a table that it shares.
+    /// Whether kube-proxy creates this chain in a table that it shares.
     pub(super) fn is_kube_proxys(&self) -> bool {
         is_kube_proxys(&self.name)
     }
@@ -66,23 +66,23 @@ pub(super) fn is_kube_proxys(chain: &str) -> bool {
     CHAINS.contains(&chain) || CHAIN_PREFIXES.iter().any(|prefix| chain.starts_with(prefix))
 }
 
-/// What is there.
+/// What was found of kube-proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KubeProxyRules {
-    /// Tables of the nftables mode: `ip kube-proxy`.
+    /// Tables of the nftables mode, as in `ip kube-proxy`.
     pub tables: BTreeSet<String>,
-    /// Tables in which the iptables or the ipvs mode has chains, and how many: `ip nat`.
+    /// Tables in which the iptables or the ipvs mode has chains, as in `ip nat`, and how many.
     pub chains: BTreeSet<(String, usize)>,
-    /// The same of `iptables-legacy`, which no other tool can change.
+    /// The same for `iptables-legacy`, which no other tool can change.
     pub legacy: BTreeSet<(String, usize)>,
-    /// The device of the ipvs mode.
+    /// Whether the device of the ipvs mode exists.
     pub ipvs: bool,
-    /// Its rules are gone, and what keeps its connections alive is there: `ballast takeover` is under way.
+    /// Whether the chains exist that keep kube-proxy's connections alive without its rules: `ballast takeover` is in progress.
     pub draining: bool,
 }
 
 impl KubeProxyRules {
-    /// Looks in the network namespace of the calling thread. A kernel without nftables has nothing there.
+    /// Searches the network namespace of the calling thread. A kernel without nftables has no rules there.
     pub fn look() -> io::Result<Self> {
         let mut found = Self {
             ipvs: devices::list()?.iter().any(|device| device.name == IPVS_DEVICE),
@@ -101,7 +101,7 @@ impl KubeProxyRules {
         }
         found.chains = counts.into_iter().collect();
         let mut counts = std::collections::BTreeMap::<String, usize>::new();
-        // Hardly anybody has any: not to know must not hide the others.
+        // `iptables-legacy` is rare: a failure to read it must not hide the other rules.
         let legacy = legacy::chains().unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot read the chains of iptables-legacy");
             Vec::new()
@@ -115,17 +115,17 @@ impl KubeProxyRules {
         Ok(found)
     }
 
-    /// Whether it still translates.
+    /// Whether kube-proxy's rules still translate.
     pub fn has_rules(&self) -> bool {
         self.ipvs || self.translates_by_conntrack()
     }
 
-    /// Whether it translates by rules for netfilter's conntrack, and not by IPVS.
+    /// Whether kube-proxy translates by rules for netfilter's conntrack, and not by IPVS.
     pub fn translates_by_conntrack(&self) -> bool {
         !self.tables.is_empty() || !self.chains.is_empty() || !self.legacy.is_empty()
     }
 
-    /// Whether connections may be there that it began.
+    /// Whether connections that kube-proxy has started may exist.
     pub fn may_have_connections(&self) -> bool {
         self.has_rules() || self.draining
     }
@@ -150,7 +150,7 @@ fn family(number: u8) -> String {
     }
 }
 
-/// Every chain of nftables.
+/// Returns all chains of nftables.
 pub(super) fn chains() -> io::Result<Vec<Chain>> {
     let answers = list(Message::new(NFTABLES, GET_CHAIN, ANY_FAMILY))?;
     let read = |message: &Message| {
@@ -160,7 +160,7 @@ pub(super) fn chains() -> io::Result<Vec<Chain>> {
     Ok(answers.iter().filter_map(read).collect())
 }
 
-/// Asks for a list; a kernel that does not know what is asked for has none of it.
+/// Requests a list; returns an empty list if the kernel does not know the request.
 pub(super) fn list(request: Message) -> io::Result<Vec<Message>> {
     match Netlink::to(PROTOCOL).and_then(|mut netlink| netlink.exchange(request, NLM_F_DUMP)) {
         Err(error)

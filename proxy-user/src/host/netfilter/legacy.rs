@@ -1,16 +1,17 @@
-//! Chains of iptables' older kernel interface (`iptables-legacy`), which nftables does not show: read as `iptables`
-//! does it, by `getsockopt` (`include/uapi/linux/netfilter_ipv4/ip_tables.h`, `.../ip6_tables.h`).
+//! Reads the chains of iptables' older kernel interface (`iptables-legacy`), which nftables does not show: like
+//! `iptables`, by `getsockopt` (`include/uapi/linux/netfilter_ipv4/ip_tables.h`, `.../ip6_tables.h`).
 
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
-/// How the tables of one family are asked for, and how their entries begin.
+/// How the tables of one address family are requested, and the layout of their entries.
 #[derive(Clone, Copy, Debug)]
 struct Family {
     name: &'static str,
-    /// Where the kernel lists the tables that exist in this network namespace. To ask for another would make it.
+    /// The file in which the kernel lists the existing tables of this network namespace. A request for another table
+    /// would create it.
     tables: &'static str,
     level: libc::c_int,
     /// Offset of `target_offset` and `next_offset` in `ipt_entry`, `ip6t_entry`.
@@ -30,22 +31,23 @@ const FAMILIES: [Family; 2] = [
 /// `IPT_SO_GET_INFO`, `IPT_SO_GET_ENTRIES`; the same numbers for IPv6.
 const GET_INFO: libc::c_int = 64;
 const GET_ENTRIES: libc::c_int = 65;
-/// Of a table's name, in both requests.
+/// The length of a table's name, in both requests.
 const NAME: usize = 32;
-/// `struct ipt_getinfo`, and where the size of all entries is in it.
+/// The size of `struct ipt_getinfo`, and the offset of the size of all entries in it.
 const INFO: usize = 84;
 const INFO_SIZE: usize = 80;
-/// `struct ipt_get_entries`: name, size, and from a multiple of eight on the entries.
+/// The size of `struct ipt_get_entries`: name and size, padded to a multiple of eight; the entries follow.
 const ENTRIES: usize = 40;
-/// `struct xt_entry_target`: size, name, revision; behind it, of a target `ERROR`, the name of a chain.
+/// `struct xt_entry_target`: the offset of the name, and the size of the struct. In a target `ERROR`, the name of a
+/// chain follows.
 const TARGET_NAME: usize = 2;
 const TARGET: usize = 32;
 
-/// The chains that users made: family, table, name.
+/// Returns the user-defined chains: family, table, name.
 pub(super) fn chains() -> io::Result<Vec<(&'static str, String, String)>> {
     let mut all = Vec::new();
     for family in FAMILIES {
-        // No file: the kernel has no such tables.
+        // If there is no file, the kernel has no such tables.
         let names = fs::read_to_string(family.tables).unwrap_or_default();
         for table in names.lines() {
             let entries = read(family, table)?;
@@ -57,7 +59,7 @@ pub(super) fn chains() -> io::Result<Vec<(&'static str, String, String)>> {
     Ok(all)
 }
 
-/// The entries of a table.
+/// Returns the entries of a table.
 fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
     let any = if family.level == libc::SOL_IP {
         UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?
@@ -69,7 +71,7 @@ fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
     name(&mut info, table);
     ask(&socket, family.level, GET_INFO, &mut info)?;
     let size = word(&info, INFO_SIZE).unwrap_or_default() as usize;
-    // Where the table changes in between, the kernel says EAGAIN; the next look will do.
+    // If the table changes in between, the kernel returns EAGAIN; a later call will succeed.
     let mut entries = vec![0; ENTRIES + size];
     name(&mut entries, table);
     entries[NAME..NAME + 4].copy_from_slice(&(size as u32).to_ne_bytes());
@@ -85,7 +87,7 @@ fn name(request: &mut [u8], table: &str) {
 
 fn ask(socket: &OwnedFd, level: libc::c_int, what: libc::c_int, buffer: &mut [u8]) -> io::Result<()> {
     let mut length = buffer.len() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes, which is what the buffer has.
+    // SAFETY: the kernel writes at most `length` bytes; `length` is the length of the buffer.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, what, buffer.as_mut_ptr().cast(), &raw mut length)
     };
@@ -100,7 +102,8 @@ fn short(bytes: &[u8], at: usize) -> Option<usize> {
     bytes.get(at..)?.first_chunk().map(|word| u16::from_ne_bytes(*word) as usize)
 }
 
-/// A user's chain begins with an entry whose target `ERROR` has the chain's name; so does, as `ERROR`, the table's end.
+/// Returns the names of the user-defined chains. Such a chain begins with an entry whose target `ERROR` contains the
+/// chain's name; the end of the table is such an entry with the name `ERROR`.
 fn chains_in(mut entries: &[u8], offsets: usize) -> impl Iterator<Item = String> {
     std::iter::from_fn(move || {
         loop {
@@ -118,7 +121,7 @@ fn chains_in(mut entries: &[u8], offsets: usize) -> impl Iterator<Item = String>
     })
 }
 
-/// A text that ends with zero.
+/// Returns a zero-terminated string.
 fn text(bytes: &[u8], at: usize) -> Option<String> {
     let bytes = bytes.get(at..)?;
     let end = bytes.iter().position(|byte| *byte == 0)?;

@@ -20,15 +20,15 @@ pub(super) const NFTABLES: u16 = 10;
 /// `NFNL_SUBSYS_CTNETLINK`.
 pub(super) const CONNTRACK: u16 = 1;
 
-/// `NLMSG_ERROR`, which is the answer, also when all went well.
+/// `NLMSG_ERROR`, which is also the answer to a successful request.
 const ERROR: u16 = 2;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
-/// `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`, which say nothing that we do not know.
+/// The mask of an attribute's type; the bits `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER` are not needed.
 const KIND: u16 = 0x3fff;
-/// Bit of attributes that hold others.
+/// `NLA_F_NESTED`, the bit of attributes that contain other attributes.
 pub(super) const NESTED: u16 = 0x8000;
-/// The header of nfnetlink: family, version, resource.
+/// The length of nfnetlink's header in bytes: family, version, resource.
 const HEADER: usize = 4;
 
 /// A message of nfnetlink.
@@ -47,20 +47,20 @@ impl Message {
         Self { kind: subsystem << 8 | command, family, body: Vec::new() }
     }
 
-    /// The command within the subsystem.
+    /// Returns the command within the subsystem.
     #[cfg(test)]
     pub(super) const fn command(&self) -> u16 {
         self.kind & 0xff
     }
 
-    /// With one more attribute.
+    /// Adds an attribute.
     #[must_use]
     pub(super) fn with(mut self, kind: u16, payload: &[u8]) -> Self {
         put(&mut self.body, kind, payload);
         self
     }
 
-    /// With one more text.
+    /// Adds an attribute with a string.
     #[must_use]
     pub(super) fn with_text(self, kind: u16, text: &str) -> Self {
         self.with(kind, &[text.as_bytes(), &[0]].concat())
@@ -75,7 +75,7 @@ pub(super) fn put(body: &mut Vec<u8>, kind: u16, payload: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// The attributes in `bytes`, as far as they make sense.
+/// Returns the attributes in `bytes`, up to the first one that is malformed.
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = u16::from_ne_bytes(*bytes.first_chunk()?) as usize;
@@ -86,17 +86,17 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
     })
 }
 
-/// The payload of the first attribute of this kind.
+/// Returns the payload of the first attribute of this type.
 pub(super) fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(found, _)| *found == kind).map(|(_, payload)| payload)
 }
 
-/// The payload at the end of a path of nested attributes.
+/// Returns the payload at the end of a path of nested attributes.
 pub(super) fn find_below<'a>(bytes: &'a [u8], path: &[u16]) -> Option<&'a [u8]> {
     path.iter().try_fold(bytes, |bytes, kind| find(bytes, *kind))
 }
 
-/// A text, without its final zero.
+/// Returns a string, without its final zero.
 pub(super) fn text(payload: &[u8]) -> String {
     String::from_utf8_lossy(payload.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
@@ -126,7 +126,7 @@ impl NetlinkDeserializable for Message {
     }
 }
 
-/// A socket to netfilter, in the network namespace of the calling thread.
+/// Opens a socket for netfilter, in the network namespace of the calling thread.
 pub(super) fn open() -> io::Result<Socket> {
     let mut socket = Socket::new(PROTOCOL)?;
     socket.bind_auto()?;
@@ -134,12 +134,12 @@ pub(super) fn open() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Does all of `changes`, with these `NLM_F_*` bits each, or none of them.
+/// Applies all of `changes`, each with its `NLM_F_*` bits, or none of them.
 pub(super) fn transact(changes: &[(Message, u16)]) -> io::Result<()> {
     transact_by(&open()?, changes)
 }
 
-/// The same by a socket that stays.
+/// Like [`transact`], with a socket that stays open.
 pub(super) fn transact_by(socket: &Socket, changes: &[(Message, u16)]) -> io::Result<()> {
     const REQUEST: u16 = 1;
     const ACK: u16 = 4;
@@ -158,7 +158,7 @@ pub(super) fn transact_by(socket: &Socket, changes: &[(Message, u16)]) -> io::Re
     append(BATCH_BEGIN, 0, 0, ANY_FAMILY, NFTABLES, &[]);
     let last = changes.len();
     for (number, (message, flags)) in (1..).zip(changes) {
-        // The kernel tells every error; that the last one has an answer ends the waiting.
+        // The kernel reports every error; the acknowledgement of the last message ends the wait.
         let flags = if number == last { flags | ACK } else { *flags };
         append(message.kind, flags, number as u32, message.family, 0, &message.body);
     }
@@ -168,7 +168,7 @@ pub(super) fn transact_by(socket: &Socket, changes: &[(Message, u16)]) -> io::Re
     socket.send(&bytes, 0)?;
     loop {
         let (datagram, _) = socket.recv_from_full()?;
-        // Header, then the error's number, then what it was about.
+        // The netlink header, then the error code, then the message that the error is about.
         let (Some(kind), Some(sequence), Some(code)) =
             (word16(&datagram, 4), word32(&datagram, 8), word32(&datagram, 16))
         else {
@@ -193,7 +193,7 @@ fn word32(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|word| u32::from_ne_bytes(*word))
 }
 
-/// A batch is one datagram, and the rules of a large cluster are megabytes.
+/// Enlarges the send buffer: a batch is one datagram, and the rules of a large cluster take megabytes.
 fn room_for(socket: &Socket, length: usize) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
     let size = libc::c_int::try_from(length.saturating_mul(2)).unwrap_or(libc::c_int::MAX);

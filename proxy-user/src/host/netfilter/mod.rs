@@ -1,6 +1,6 @@
-//! The node's netfilter: its settings, what another proxy has left there, and how to take that away.
+//! The node's netfilter: its sysctls, what another proxy has left there, and how to remove that.
 //!
-//! nfnetlink is spoken directly: a container image of ours has neither `nft` nor `iptables`.
+//! nfnetlink is used directly, because Ballast's container image has neither `nft` nor `iptables`.
 
 pub mod connections;
 pub mod export_conntrack;

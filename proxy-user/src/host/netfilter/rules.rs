@@ -1,9 +1,8 @@
-//! Takes kube-proxy's rules away in one transaction, and keeps its connections alive.
+//! Removes kube-proxy's rules in one transaction, and keeps its connections alive.
 //!
-//! A connection that was translated goes on by its entry in conntrack, without any rule. But the kernel applies
-//! these entries only while some chain of type `nat` exists, and follows connections only while some rule asks it
-//! about them; so chains of that type are put in place, in a table of ours, with one rule that asks and decides
-//! nothing.
+//! A translated connection continues by its conntrack entry, without any rule. But the kernel applies these entries
+//! only while a chain of type `nat` exists, and tracks connections only while a rule reads their state. So a table of
+//! Ballast gets chains of that type, with one rule that reads the state and decides nothing.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,7 +20,7 @@ const DEL_CHAIN: u16 = 5;
 pub(super) const NEW_RULE: u16 = 6;
 const GET_RULE: u16 = 7;
 const DEL_RULE: u16 = 8;
-/// `NLM_F_CREATE`, and with `NLM_F_APPEND`.
+/// `NLM_F_CREATE`, and the same with `NLM_F_APPEND`.
 pub(super) const CREATE: u16 = 0x400;
 pub(super) const APPEND: u16 = 0xc00;
 
@@ -39,34 +38,34 @@ const RULE_TABLE: u16 = 1;
 const RULE_CHAIN: u16 = 2;
 const RULE_HANDLE: u16 = 3;
 const RULE_EXPRESSIONS: u16 = 4;
-/// `NFTA_EXPR_NAME`, and from there to the chain of an `immediate` verdict: `NFTA_EXPR_DATA`,
-/// `NFTA_IMMEDIATE_DATA`, `NFTA_DATA_VERDICT`, `NFTA_VERDICT_CHAIN`.
+/// The path from an expression to the chain of an `immediate` verdict: `NFTA_EXPR_DATA`, `NFTA_IMMEDIATE_DATA`,
+/// `NFTA_DATA_VERDICT`, `NFTA_VERDICT_CHAIN`.
 const TARGET: [u16; 4] = [2, 2, 2, 2];
 
 /// Hooks of type `nat`, with their usual priorities.
 const NAT_HOOKS: [(&str, u32, i32); 4] =
     [("prerouting", 0, -100), ("input", 1, 100), ("output", 3, -100), ("postrouting", 4, 100)];
 
-/// A rule.
+/// A rule of nftables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     chain: Chain,
     handle: Vec<u8>,
-    /// The chains that it leads to.
+    /// The chains that it jumps to.
     targets: BTreeSet<String>,
 }
 
-/// What a removal does.
+/// The result of a removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removal {
-    /// In words, one for each table.
+    /// A description of what is removed, one for each table.
     pub removed: Vec<String>,
-    /// Chains that rules of others jump to; they stay.
+    /// Chains to which rules of other programs jump; they stay.
     pub left: Vec<String>,
 }
 
-/// Removes every rule, chain and table of kube-proxy in nftables, also those made by iptables, and puts the empty
-/// chains in place. All of it happens at once, or nothing. With `only_say` nothing does.
+/// Removes every rule, chain and table of kube-proxy in nftables, also those made by iptables, and creates the empty
+/// chains, all in one transaction. With `only_say`, nothing is changed.
 pub fn remove(only_say: bool) -> io::Result<Removal> {
     let (changes, removal) = plan(&chains()?, &rules()?);
     if !only_say && !changes.is_empty() {
@@ -75,7 +74,7 @@ pub fn remove(only_say: bool) -> io::Result<Removal> {
     Ok(removal)
 }
 
-/// Removes the empty chains; whether they were there.
+/// Removes the empty chains; returns whether they existed.
 pub fn finish() -> io::Result<bool> {
     let tables: BTreeSet<_> = chains()?
         .into_iter()
@@ -95,7 +94,7 @@ fn plan(chains: &[Chain], rules: &[Rule]) -> (Vec<(Message, u16)>, Removal) {
         chains.iter().filter(|chain| chain.is_kube_proxys() && chain.table != TABLE).collect();
     let is_own = |chain: &Chain| own.contains(chain);
     let leads_to_own = |rule: &&Rule| rule.targets.iter().any(|target| is_kube_proxys(target));
-    // The chains that the kernel enters are kube-proxy's to leave; others belong to programs that use its chains.
+    // Rules in the chains that the kernel enters are kube-proxy's; rules in other chains belong to programs that use its chains.
     let (entries, others): (Vec<_>, Vec<_>) = rules
         .iter()
         .filter(|rule| rule.chain.table != TABLE && !is_own(&rule.chain))
@@ -119,7 +118,7 @@ fn plan(chains: &[Chain], rules: &[Rule]) -> (Vec<(Message, u16)>, Removal) {
         changes.push((message, 0));
     }
     let gone: Vec<&Chain> = own.into_iter().filter(|chain| !kept.contains(*chain)).collect();
-    // First the rules of all, as chains lead to one another.
+    // The rules of all chains are deleted first, because chains jump to each other.
     for chain in &gone {
         let all = Message::new(NFTABLES, DEL_RULE, chain.family)
             .with_text(RULE_TABLE, &chain.table)
@@ -149,13 +148,13 @@ fn plan(chains: &[Chain], rules: &[Rule]) -> (Vec<(Message, u16)>, Removal) {
         .map(|chain| format!("{} {} {}", name_of(chain.family), chain.table, chain.name))
         .collect();
     if !changes.is_empty() {
-        // Before the others, so that there is a chain of type nat at every moment.
+        // Before all other changes, so that a chain of type nat exists at every moment.
         changes.splice(0..0, keep_alive());
     }
     (changes, removal)
 }
 
-/// Whether the kernel enters the chain by itself, in the tables of iptables.
+/// Whether the kernel itself enters the chain, in the tables of iptables.
 fn is_entry(chain: &str) -> bool {
     ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"].contains(&chain)
 }
@@ -168,7 +167,7 @@ fn delete_table(family: u8, table: &str) -> Message {
     Message::new(NFTABLES, DEL_TABLE, family).with_text(TABLE_NAME, table)
 }
 
-/// The chains that decide nothing, for both families.
+/// Returns the messages that create the empty chains, for both families.
 fn keep_alive() -> Vec<(Message, u16)> {
     let mut changes = Vec::new();
     for family in [IPV4, IPV6] {
@@ -177,13 +176,13 @@ fn keep_alive() -> Vec<(Message, u16)> {
         for hook in NAT_HOOKS {
             changes.push((base_chain(family, TAKEOVER_TABLE, hook, "nat"), CREATE));
         }
-        // An answer that is not used.
+        // The rule does not use the state that it reads.
         changes.push((rule_of(family, TAKEOVER_TABLE, NAT_HOOKS[0].0, &expressions::ct_state()), APPEND));
     }
     changes
 }
 
-/// A chain that packets come to: name, number and priority of its hook, and its type.
+/// Returns the message that creates a base chain: name, number and priority of its hook, and its type.
 pub(super) fn base_chain(
     family: u8,
     table: &str,
@@ -200,7 +199,7 @@ pub(super) fn base_chain(
         .with_text(CHAIN_TYPE, kind)
 }
 
-/// A rule of these expressions.
+/// Returns the message that creates a rule of these expressions.
 pub(super) fn rule_of(family: u8, table: &str, chain: &str, expressions: &[u8]) -> Message {
     Message::new(NFTABLES, NEW_RULE, family)
         .with_text(RULE_TABLE, table)
@@ -257,7 +256,7 @@ mod tests {
         assert_eq!(removal.left, ["ip nat KUBE-MARK-MASQ"]);
         assert_eq!(mark.name, "KUBE-MARK-MASQ");
         let count = |command| changes.iter().filter(|(message, _)| message.command() == command).count();
-        // One rule that leads there, and all rules of two chains.
+        // One rule that jumps to kube-proxy's chains, and all rules of two chains.
         assert_eq!((count(DEL_RULE), count(DEL_CHAIN), count(DEL_TABLE)), (3, 2, 0));
         assert_eq!((count(NEW_TABLE), count(NEW_CHAIN), count(NEW_RULE)), (2, 8, 2));
     }

@@ -1,5 +1,5 @@
-//! Settings of the node's netfilter, as kube-proxy sets them. Ballast does not need them: they are for what else
-//! goes through netfilter on the node, and are touched only where the operator names them.
+//! Sets sysctls of the node's netfilter, as kube-proxy does. Ballast does not need them: they are for other traffic
+//! that passes netfilter on the node, and are changed only if the operator sets them.
 
 use std::fs;
 use std::io;
@@ -8,29 +8,29 @@ use std::time::Duration;
 
 use crate::model::settings::Conntrack;
 
-/// Never more connections than this by `max_per_core`, as kube-proxy caps it.
+/// The upper limit of the number of connections by `max_per_core`, as in kube-proxy.
 const MOST: u64 = 1 << 20;
 
-/// A setting that could not be made.
+/// A sysctl could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {value} to {path}: {source}", path = path.display())]
 pub struct SysctlError {
     /// The file.
     pub path: PathBuf,
-    /// What was to be written.
+    /// The value that was to be written.
     pub value: u64,
-    /// Why not.
+    /// The cause.
     pub source: io::Error,
 }
 
-/// Largest number of connections on a machine with `cores`.
+/// Returns the largest number of connections on a machine with `cores`; `None` if it is not set.
 fn max(wanted: &Conntrack, cores: usize) -> Option<u64> {
     let scaled = u64::from(wanted.max_per_core?) * cores as u64;
     let least = u64::from(wanted.min.unwrap_or_default());
     Some(if scaled > MOST { MOST } else { scaled.max(least) })
 }
 
-/// Names and values below `/proc/sys/net/netfilter`.
+/// Returns names and values of the files below `/proc/sys/net/netfilter`.
 fn sysctls(wanted: &Conntrack, cores: usize) -> Vec<(&'static str, u64)> {
     let seconds = |duration: Option<Duration>| duration.map(|duration| duration.as_secs());
     [
@@ -46,7 +46,7 @@ fn sysctls(wanted: &Conntrack, cores: usize) -> Vec<(&'static str, u64)> {
     .collect()
 }
 
-/// Writes what is asked for and differs, and a hash of a quarter of the connections; returns what failed.
+/// Writes the requested values that differ, and a hash size of a quarter of the connections; returns what failed.
 /// `proc_sys` and `modules` are `/proc/sys` and `/sys/module`.
 pub fn apply(wanted: &Conntrack, proc_sys: &Path, modules: &Path) -> Vec<SysctlError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

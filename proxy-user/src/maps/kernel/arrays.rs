@@ -15,7 +15,7 @@ pub(super) struct Arrays {
     pub slots: Array,
     pub maglev: Array,
     pub maglev_index: Array,
-    pub filter: Array,
+    pub prefilter: Array,
 }
 
 impl Arrays {
@@ -25,7 +25,7 @@ impl Arrays {
             slots: self.slots.windows(),
             maglev: self.maglev.windows(),
             maglev_index: self.maglev_index.windows(),
-            filter: self.filter.windows(),
+            prefilter: self.prefilter.windows(),
         };
         for (done, write) in run.iter().enumerate() {
             memory.one(write).map_err(|source| Stopped { done, source })?;
@@ -42,8 +42,10 @@ impl Arrays {
     }
 
     /// Reads those words of the prefilter in a range that exist.
-    pub fn filter(&self, range: Range<u32>) -> Result<Vec<u64>, MapError> {
-        read(&self.filter, Table::Filter, range, |array, range| Ok(array.map(range.clone())?.range64(range)))
+    pub fn prefilter(&self, range: Range<u32>) -> Result<Vec<u64>, MapError> {
+        read(&self.prefilter, Table::Prefilter, range, |array, range| {
+            Ok(array.map(range.clone())?.range64(range))
+        })
     }
 
     /// Reads the Maglev tables with these indexes.
@@ -67,7 +69,7 @@ struct Memory<'a> {
     slots: Windows<'a>,
     maglev: Windows<'a>,
     maglev_index: Windows<'a>,
-    filter: Windows<'a>,
+    prefilter: Windows<'a>,
 }
 
 impl Memory<'_> {
@@ -95,11 +97,11 @@ impl Memory<'_> {
                 // `Release`: the words of the table were written before.
                 word.store(row.word(), Ordering::Release);
             }
-            Write::FilterSet(word, mask) | Write::FilterClear(word, mask) => {
+            Write::PrefilterSet(word, mask) | Write::PrefilterClear(word, mask) => {
                 let range = elements(*word, 1);
                 let index = range.start;
-                let word = self.filter.at(range)?.word64(index).ok_or_else(outside)?;
-                if matches!(write, Write::FilterSet(..)) {
+                let word = self.prefilter.at(range)?.word64(index).ok_or_else(outside)?;
+                if matches!(write, Write::PrefilterSet(..)) {
                     word.fetch_or(*mask, Ordering::Relaxed);
                 } else {
                     word.fetch_and(!*mask, Ordering::Relaxed);

@@ -13,7 +13,7 @@ use super::super::windows::{Array, Windows};
 pub(super) fn join(health: &Array, run: &[Write]) -> Result<(), Stopped> {
     let mut windows = health.windows();
     for (done, write) in run.iter().enumerate() {
-        let Write::Join(id, _, others) = write else { continue };
+        let Write::ResetHealth(id, _, others) = write else { continue };
         one(&mut windows, *id, others).map_err(|source| Stopped { done, source })?;
     }
     // Entries that refer to these ids are written later.

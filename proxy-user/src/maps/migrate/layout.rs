@@ -216,7 +216,7 @@ where
     }
 
     fn takes(flow: &FlowEntry<A>) -> bool {
-        v2::has_word_for(flow)
+        v2::can_represent(flow)
     }
 
     fn claim(flows: &Mapping, index: usize, state: u64) -> bool {

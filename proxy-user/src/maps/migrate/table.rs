@@ -222,7 +222,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
             if is_same(&there, flow) {
                 return self.update(index, state, &there, flow);
             }
-            if self.goes_first(flow, &there) {
+            if self.wins_key_over(flow, &there) {
                 if direction == 0 && self.is_quarantined(&there) {
                     self.remove_forward(index, state);
                 } else {
@@ -238,7 +238,7 @@ impl<A: Address, L: Layout<A>> Table<A, L> {
     /// Whether `flow` takes a key from `there`. The newer flow does, as the current packets are its packets. Exception: of
     /// two flows that began within a second, the older one does if its connection is open, because the newer flow began in
     /// mid-connection, in a program that did not know the connection yet.
-    fn goes_first(&self, flow: &FlowEntry<A>, there: &FlowEntry<A>) -> bool {
+    fn wins_key_over(&self, flow: &FlowEntry<A>, there: &FlowEntry<A>) -> bool {
         let age = flow.created.wrapping_sub(there.created).cast_signed();
         let (older, is_older) = if age <= 0 { (flow, true) } else { (there, false) };
         let is_one_connection = age != 0

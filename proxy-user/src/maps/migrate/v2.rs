@@ -145,7 +145,7 @@ pub fn state_of(bits: u32) -> u8 {
 }
 
 /// Whether layout 2 can represent the flow: it has no direct flows.
-pub fn has_word_for<A: Address>(flow: &FlowEntry<A>) -> bool {
+pub fn can_represent<A: Address>(flow: &FlowEntry<A>) -> bool {
     flow.bits() & STATE_DIRECT == 0
 }
 

@@ -76,7 +76,7 @@ impl View {
     }
 
     /// Whether a flow with SNAT that has not expired has a source port in none of these ranges.
-    pub fn has_snat_beside(&self, ranges: [PortRange; SNAT_RANGES]) -> Result<bool, ViewError> {
+    pub fn has_snat_outside(&self, ranges: [PortRange; SNAT_RANGES]) -> Result<bool, ViewError> {
         let config = self.node_config()?;
         let now = jiffies(monotonic(), config.hz);
         let flows = self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?;

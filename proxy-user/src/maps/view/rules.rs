@@ -33,7 +33,7 @@ pub struct Common {
     /// Observed health of backends, by id, if it is more than that the backend answers ([`proxy_common::health`]).
     pub health: BTreeMap<u32, u64>,
     /// Words of the prefilter.
-    pub filter: Vec<u64>,
+    pub prefilter: Vec<u64>,
     /// Names of Service ports.
     pub names: BTreeMap<u32, NameRow>,
     /// Session affinity of network namespaces.
@@ -96,14 +96,14 @@ impl View {
         let netns_affinity = self.pin(map::AFFINITY_NETNS, MapType::LruHash)?.all()?;
         let devices = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
         let slots = self.pin(map::SLOTS, MapType::Array)?.mapped::<u32>()?.all32();
-        let filter = self.pin(map::PREFILTER, MapType::Array)?.mapped::<u64>()?.all64();
+        let prefilter = self.pin(map::PREFILTER, MapType::Array)?.mapped::<u64>()?.all64();
         let common = Common {
             has_uplink: devices.iter().any(|(_, device)| device & DEVICE_UPLINK != 0),
             now: now(config.hz),
             config,
             slots,
             health: self.health()?,
-            filter,
+            prefilter,
             names: self.names()?,
             netns_affinity: netns_affinity.into_iter().collect(),
         };

@@ -1,8 +1,8 @@
-//! Static Services: those of a folder, beside what the API server tells.
+//! Static Services: the Services of a folder, which are served in addition to the API server's Services.
 //!
-//! A Service of the folder stands before one of the API server with its name, and takes endpoints from the folder alone:
-//! a user who may write EndpointSlices in its namespace must not lead its clients elsewhere. What the API server has under
-//! these names is hidden, and comes back when the folder gives the name up.
+//! A Service of the folder takes precedence over an API server's Service of the same name, and has endpoints of the folder
+//! alone: a user who may write EndpointSlices in its namespace must not be able to redirect its clients. The API server's
+//! objects with these names are hidden, and become visible again when the folder no longer has the name.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,12 @@ use super::Cluster;
 use crate::model::{EndpointSlice, Problem, Service, ServiceName, SliceName, SortedMap};
 
 impl Cluster {
-    /// The Services of the folder, by name.
+    /// Returns the names of the folder's Services.
     pub fn static_services(&self) -> &BTreeSet<ServiceName> {
         &self.statics.services
     }
 
-    /// The API server has this Service.
+    /// Stores a Service of the API server; hides it if the folder has a Service of this name.
     pub(super) fn offer_service(&mut self, service: Service, changed: &mut BTreeSet<ServiceName>) {
         if !self.statics.services.contains(&service.name) {
             return self.put_service(service, changed);
@@ -25,7 +25,7 @@ impl Cluster {
         self.note_conflict(&name, changed);
     }
 
-    /// The API server has no Service of this name.
+    /// Removes the API server's Service of this name.
     pub(super) fn withdraw_service(&mut self, name: &ServiceName, changed: &mut BTreeSet<ServiceName>) {
         if !self.statics.services.contains(name) {
             return self.remove_service(name, changed);
@@ -34,20 +34,20 @@ impl Cluster {
         self.note_conflict(name, changed);
     }
 
-    /// The API server has this slice.
+    /// Stores a slice of the API server; hides it if the folder has the slice or its Service.
     pub(super) fn offer_slice(&mut self, slice: EndpointSlice, changed: &mut BTreeSet<ServiceName>) {
         if !self.statics.hides(&slice) {
             self.statics.hidden_slices.remove(&slice.name);
             return self.put_slice(slice, changed);
         }
         if !self.statics.slices.contains(&slice.name) {
-            // Its label may have changed.
+            // The label of the slice may have changed: it may be stored under another Service.
             self.remove_slice(&slice.name, changed);
         }
         self.statics.hidden_slices.insert(slice.name.clone(), slice);
     }
 
-    /// The API server has no slice of this name.
+    /// Removes the API server's slice of this name.
     pub(super) fn withdraw_slice(&mut self, name: &SliceName, changed: &mut BTreeSet<ServiceName>) {
         self.statics.hidden_slices.remove(name);
         if !self.statics.slices.contains(name) {
@@ -55,7 +55,7 @@ impl Cluster {
         }
     }
 
-    /// The folder holds these, and no others.
+    /// Replaces the folder's Services and slices by these.
     pub(super) fn set_statics(
         &mut self,
         services: Vec<Service>,
@@ -104,7 +104,7 @@ impl Cluster {
         }
     }
 
-    /// Says with a Service of the folder whether the API server has one of its name.
+    /// Adds a problem to a Service of the folder if the API server has a Service of this name, and removes it otherwise.
     fn note_conflict(&mut self, name: &ServiceName, changed: &mut BTreeSet<ServiceName>) {
         let is_hidden = self.statics.hidden.contains_key(name);
         let Some(service) = self.services.get_mut(name) else { return };

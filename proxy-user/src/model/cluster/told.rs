@@ -1,10 +1,10 @@
-//! What the API server has told, apart from what a folder says beside it.
+//! The objects that the API server has reported, without those of the folder.
 
 use super::Cluster;
 use crate::model::{EndpointSlice, Key, Object, Service, ServiceName, SliceName};
 
 impl Cluster {
-    /// The names of all Services and EndpointSlices that the API server has told of.
+    /// Returns the names of all Services and EndpointSlices that the API server has reported.
     pub fn told(&self) -> impl Iterator<Item = Key> {
         let statics = &self.statics;
         let services = self.services.keys().filter(|name| !statics.services.contains(name));
@@ -13,7 +13,7 @@ impl Cluster {
         services.chain(slices.chain(statics.hidden_slices.keys()).cloned().map(Key::Slice))
     }
 
-    /// Whether the API server has told of such a Service or EndpointSlice.
+    /// Whether the API server has reported such a Service or EndpointSlice.
     pub fn has_told(&self, key: &Key) -> bool {
         match key {
             Key::Service(name) => self.told_service(name).is_some(),
@@ -22,7 +22,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the API server has told of this Service or EndpointSlice as it is here.
+    /// Whether the API server has reported this Service or EndpointSlice with the same content.
     pub fn knows(&self, object: &Object) -> bool {
         match object {
             Object::Service(service) => self.told_service(&service.name) == Some(service),

@@ -6,7 +6,7 @@ use crate::model::{ServiceKind, ServiceName, TrafficPolicy, Version};
 
 use super::*;
 
-/// A load balancer with an address of each family, and these source ranges.
+/// Returns a load balancer with an address of each family and these source ranges.
 fn service(ranges: Option<&[&str]>) -> Service {
     Service {
         name: ServiceName::new("default", "web"),

@@ -4,7 +4,7 @@ use crate::model::DefaultRoute;
 
 use super::*;
 
-/// A device of this kind, with these addresses, all but those of full length in subnets.
+/// Returns a device of this kind with these addresses; all addresses whose prefix is not of full length are in subnets.
 fn device(name: &str, kind: DeviceKind, addresses: &[&str]) -> HostDevice {
     let nets: Vec<IpNet> = addresses.iter().map(|text| text.parse().unwrap()).collect();
     HostDevice {
@@ -20,7 +20,7 @@ fn device(name: &str, kind: DeviceKind, addresses: &[&str]) -> HostDevice {
     }
 }
 
-/// lo, and eth0 with the default route; then these, from index 10 on.
+/// Returns a host with lo, eth0 with the default route, and these devices from index 10 on.
 fn host(devices: impl IntoIterator<Item = HostDevice>) -> HostView {
     let first = [
         (1, device("lo", DeviceKind::Loopback, &["127.0.0.1/8"])),
@@ -33,7 +33,7 @@ fn host(devices: impl IntoIterator<Item = HostDevice>) -> HostView {
     }
 }
 
-/// A node whose pods are in 10.244.1.0/24 and `fd00:10:244:1::/64`.
+/// Returns a node whose pods are in 10.244.1.0/24 and `fd00:10:244:1::/64`.
 fn node() -> NodeView {
     let pod_cidrs = ["10.244.1.0/24", "fd00:10:244:1::/64"].map(|range| range.parse().unwrap()).into();
     NodeView { pod_cidrs, ..NodeView::new("n1") }
@@ -164,7 +164,7 @@ fn the_range_of_all_pods_stands_in_where_the_nodes_is_not_known() {
     let detect = |range: &str| DetectLocal::ClusterCidr(vec![range.parse().unwrap()]);
     assert_eq!(uplinks(&all, &NodeView::new("n1"), &detect("10.99.0.0/16")), [2]);
     assert_eq!(uplinks(&all, &NodeView::new("n1"), &detect("10.98.0.0/16")), [2, 10]);
-    // A range so wide that the machines' own addresses are in it says nothing, where the node's own is known.
+    // If the node's own pod range is known, a range so wide that it contains the machines' addresses is ignored.
     assert_eq!(uplinks(&all, &node(), &detect("10.0.0.0/8")), [2, 10]);
 }
 

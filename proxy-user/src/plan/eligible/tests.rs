@@ -7,7 +7,7 @@ use crate::model::{Name, arbitrary};
 
 use super::*;
 
-/// `A@n1 z=a,b n=n1 draining`: the endpoint A on the node n1, with hints for two zones and a node.
+/// Parses an endpoint. `A@n1 z=a,b n=n1 draining`: the endpoint A on the node n1, with hints for two zones and a node.
 fn endpoint(text: &str) -> (BackendAddress, Endpoint) {
     let mut words = text.split(' ');
     let (letter, node) = words.next().unwrap().split_once('@').unwrap();
@@ -94,7 +94,7 @@ fn categories(
 ) {
     let endpoints: Vec<_> = endpoints.iter().map(|text| endpoint(text)).collect();
     let candidates = endpoints.iter().map(|(address, endpoint)| (*address, endpoint)).collect();
-    // What conversion does with an empty label.
+    // The conversion treats an empty label in the same way.
     let zone = Some(zone.to_owned()).filter(|zone| !zone.is_empty() && zone != "-");
     let found = eligible(&candidates, wanted, &NodeView { zone, ..NodeView::new("n1") });
     assert_eq!(
@@ -108,7 +108,7 @@ fn categories(
     assert_eq!(letters(&found.union()), String::from_iter(union));
 }
 
-/// The same rules, asked of one endpoint at a time and told by counting.
+/// Applies the same rules in another way: to one endpoint at a time, by counts.
 fn naive(all: &[(BackendAddress, Endpoint)], wanted: Wanted, node: &NodeView) -> Eligible {
     let mut result = Eligible::default();
     let (mut cluster, mut local) = (Vec::new(), Vec::new());
@@ -132,7 +132,7 @@ fn naive(all: &[(BackendAddress, Endpoint)], wanted: Wanted, node: &NodeView) ->
         } else {
             true
         };
-        // An endpoint that is ready and terminating is never reached by way of draining: it is ready.
+        // An endpoint that is ready and terminating is never selected as a draining endpoint: it is ready.
         if wanted.cluster && if ready > 0 { e.ready && near } else { drains } {
             cluster.push(*address);
         }

@@ -15,7 +15,7 @@ fn members(count: u32) -> Vec<Member> {
     (0..count).map(|number| member(number, 1)).collect()
 }
 
-/// The shares of the endpoints, by id.
+/// Returns the shares of the endpoints, by id.
 fn shares(members: &[Member]) -> BTreeMap<u32, u32> {
     let mut shares = BTreeMap::new();
     for entry in entries(members) {
@@ -24,7 +24,7 @@ fn shares(members: &[Member]) -> BTreeMap<u32, u32> {
     shares
 }
 
-/// Percent of the flows that move from one endpoint that stays to another one when `gone` leaves.
+/// Returns the percentage of flows that move from one remaining endpoint to another one when `gone` is removed.
 fn moved(members: &[Member], gone: usize) -> f64 {
     let rest: Vec<Member> =
         members.iter().enumerate().filter(|(n, _)| *n != gone).map(|(_, one)| *one).collect();
@@ -73,7 +73,8 @@ fn the_map_says_what_the_entries_say() {
     }
 }
 
-/// A flow goes to the same endpoint on every node, whatever its version: other values here would move flows during an upgrade.
+/// A flow goes to the same endpoint on every node, whatever the node's version: other values here would move flows during
+/// an upgrade.
 #[test]
 fn tables_are_those_of_earlier_versions() {
     let v6 = |number: u32| {
@@ -123,7 +124,7 @@ proptest! {
         for member in &members {
             let due = size * f64::from(member.weight) / f64::from(total);
             let has = f64::from(shares.get(&member.id).copied().unwrap_or(0));
-            // Rounded up or down.
+            // The share is rounded up or down.
             prop_assert!((has - due).abs() < 1.0, "{} of {due}", has);
         }
     }

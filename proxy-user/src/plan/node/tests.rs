@@ -12,7 +12,7 @@ fn nets(texts: &[&str]) -> Vec<IpNet> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// A device of that name with these addresses.
+/// Returns a device of that name with these addresses.
 fn device(name: &str, addresses: &[&str]) -> HostDevice {
     HostDevice {
         name: name.to_owned(),
@@ -22,7 +22,7 @@ fn device(name: &str, addresses: &[&str]) -> HostDevice {
     }
 }
 
-/// lo, an uplink with two addresses, the veth of a pod, a tunnel.
+/// Returns a host with lo, an uplink with two addresses, the veth of a pod, and a tunnel.
 fn host() -> HostView {
     let tunnel = HostDevice { no_header: true, ..device("tun0", &[]) };
     HostView {
@@ -67,7 +67,7 @@ fn packets_leave_under_the_internal_address(#[case] internal: &[&str], #[case] e
     assert_eq!(plan.sources.get(&IpFamily::V4), Some(&ip(expected)));
     assert_eq!(plan.sources.get(&IpFamily::V6), Some(&ip("2001:db8::1")));
     assert_eq!((plan.host_netns, plan.snat_ports), (77, proxy_common::config::SNAT_PORTS));
-    assert!(plan.leave_old, "another proxy's connections");
+    assert!(plan.other_proxy, "another proxy's connections");
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn the_operator_may_name_the_address() {
     assert_eq!(with("203.0.113.9"), ip("192.0.2.1"), "which this machine does not have");
 }
 
-/// Addresses that answer at node ports, loopback ones in brackets.
+/// Returns the addresses on which node ports answer, loopback ones in brackets.
 fn answering(node: &NodeView, addresses: NodePortAddresses) -> Vec<String> {
     let plan = plan(node, &host(), &settings(addresses));
     let answering = plan.addresses.iter().filter(|(_, facts)| facts.node_ports);
@@ -101,7 +101,7 @@ fn node_ports_answer_where_the_setting_says() {
     let ranges = |texts: &[&str]| NodePortAddresses { ranges: nets(texts), ..NodePortAddresses::default() };
     let v4 = ["192.0.2.4/30", "10.0.0.0/8"];
     assert_eq!(answering(&n, ranges(&[&v4[..], &["fd00::/8"]].concat())), ["192.0.2.7"]);
-    // Ranges of one family say nothing about the other.
+    // Ranges of one family do not restrict the other family.
     assert_eq!(answering(&n, ranges(&v4)), ["192.0.2.7", "2001:db8::1"]);
     assert_eq!(answering(&n, ranges(&["2001:db8::/64"])), ["192.0.2.1", "192.0.2.7", "2001:db8::1"]);
     assert_eq!(answering(&n, NodePortAddresses { primary: true, ..ranges(&v4) }).len(), 3);
@@ -173,7 +173,7 @@ fn health_checks_answer_where_node_ports_do() {
     assert_eq!(listen(&["0.0.0.0/0", "::/0"]), everywhere);
 }
 
-/// Devices by which clients outside come in, and those without header.
+/// Returns the uplinks, and the devices without a link-layer header.
 fn outside(host: &HostView, detect_local: DetectLocal) -> (Vec<u32>, Vec<u32>) {
     let settings = NodeSettings { detect_local, ..NodeSettings::default() };
     let devices = plan(&node(&["192.0.2.1"]), host, &settings).devices;

@@ -7,7 +7,7 @@ use crate::source::manifest::{Syntax, parse};
 
 use super::*;
 
-/// A cluster of manifests, seen from the node n1.
+/// Returns the cluster of these manifests; n1 is this node.
 fn cluster(manifests: &str) -> Cluster {
     let objects = parse(manifests, Syntax::Yaml).unwrap();
     let mut cluster = Cluster::new(NodeView::new("n1"));
@@ -25,7 +25,7 @@ fn plan(manifests: &str) -> ServicePlan {
     plan_service(&cluster, &ServiceName::new("default", "web"), PlanSettings::default()).unwrap()
 }
 
-/// `port/protocol family -> address: slots [drop] | backends`.
+/// Returns lines of the form `port/protocol family -> address: slots [drop] | backends`.
 fn lines(plan: &ServicePlan) -> Vec<String> {
     let list = |all: Vec<String>| all.join(" ");
     let text = |b: &BackendAddress| std::net::SocketAddr::new(b.address, b.port).to_string();
@@ -186,7 +186,7 @@ fn of_another_proxys_service_only_the_address_is_known() {
     assert_eq!(plan, ServicePlan { unmanaged, ..ServicePlan::default() });
 }
 
-/// A machine with these addresses on one device, and a default route by it.
+/// Returns the event of a host with these addresses on one device, and a default route on this device.
 fn machine(addresses: &[&str]) -> Event {
     let addresses: BTreeSet<IpAddr> = addresses.iter().map(|text| text.parse().unwrap()).collect();
     let source = addresses.first().copied();
@@ -228,7 +228,7 @@ fn source_ranges_let_the_node_in_by_its_own_address_only() {
         let frontends = plan.ports.values().flat_map(|port| port.frontends.values());
         frontends.into_iter().any(|frontend| frontend.access == Access::Ranges { node: true })
     };
-    // 192.0.2.0/24 is let in; cni0 has an address in there, and the node another one.
+    // The list accepts 192.0.2.0/24; cni0 has an address in this range, but the node's own address is another one.
     assert!(cluster.apply(machine(&["10.7.0.1", "192.0.2.1"])).contains(&web));
     assert!(!lets_in(&cluster), "a process of the node dials from 10.7.0.1");
     let node =
@@ -244,7 +244,7 @@ fn source_ranges_let_the_node_in_by_its_own_address_only() {
     assert!(plan.ports.values().any(|port| port.frontends.values().any(is_node)), "--bind-address");
 }
 
-/// `kind address scope: slots [flags]`, in the order of kinds.
+/// Returns lines of the form `kind address scope: slots [flags]`, in the order of kinds.
 fn entries(plan: &ServicePlan) -> Vec<String> {
     let mut lines = Vec::new();
     let all = plan.ports.values().flat_map(|port| port.frontends.iter().map(move |entry| (port, entry)));
@@ -299,7 +299,7 @@ fn under_the_policy_cluster_every_client_is_admitted_go_anywhere() {
         [
             "ClusterIp 10.96.0.1:80: 10.0.0.1 10.0.0.2",
             "ExternalIp 203.0.113.7:80: 10.0.0.1 10.0.0.2",
-            // Also an external address; the ranges hold.
+            // The address is also an external address; the source ranges apply nevertheless.
             "LoadBalancer 198.51.100.1:80 ranges: 10.0.0.1 10.0.0.2",
             "NodePort 0.0.0.0:30080: 10.0.0.1 10.0.0.2",
         ]

@@ -31,7 +31,7 @@ fn node(name: &str, ips: &[&str]) -> NodeView {
     NodeView { internal_ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(), ..NodeView::new(name) }
 }
 
-/// The plan of node n1, which has these addresses, and knows these other nodes.
+/// Returns the plan of node n1, which has these addresses, and knows these other nodes.
 fn plan(mode: &str, policy: &str, own: &[&str], others: Option<Vec<NodeView>>) -> ServicePlan {
     let text = MANIFESTS.replace("MODE", mode).replace("POLICY", policy);
     let objects = parse(&text, Syntax::Yaml).unwrap();
@@ -47,7 +47,7 @@ fn plan(mode: &str, policy: &str, own: &[&str], others: Option<Vec<NodeView>>) -
     plan_service(&cluster, &ServiceName::new("default", "web"), PlanSettings::default()).unwrap()
 }
 
-/// Addresses of the nodes of the endpoints of a port, and which of its frontends have DSR.
+/// Returns the addresses of the nodes of the endpoints of a port, and the kinds of its frontends with DSR.
 fn of(plan: &ServicePlan, port: &str) -> (Vec<Option<IpAddr>>, Vec<FrontendKind>) {
     let (id, port) = plan.ports.iter().find(|(id, _)| &*id.port == port).unwrap();
     assert_eq!(id.family, IpFamily::V4);

@@ -35,7 +35,7 @@ impl Programs {
             None => self.hold_sockets()?,
         };
         front::remove_left(self.pins.paths());
-        self.pins.enact()?;
+        self.pins.make_current()?;
         self.pins.retire_other_versions()?;
         *predecessor = None;
         Ok(outcomes)

@@ -23,7 +23,7 @@ impl<S: Store> Driver<S> {
         // The node is planned again once the API server has described it.
         self.is_node_new = true;
         let now = Instant::now().into_std();
-        self.reconciler.tell_devices(now);
+        self.reconciler.write_devices(now);
         let names = self.cluster.static_services();
         let retries = self.reconciler.early_wake().is_some_and(|at| at <= now);
         let is_node_due = self.early.is_first && self.reconciler.is_node_due();

@@ -52,8 +52,8 @@ fn each_kind_of_damage_is_found_in_pieces_of_any_size() {
             c.backends6.insert(2, Backend { addr, ..c.backends[&2] });
         }),
         ("a slot is another", |c| c.slots[9] ^= 1),
-        ("a bit is gone", |c| *c.filter.iter_mut().rfind(|word| **word != 0).unwrap() = 0),
-        ("a foreign bit", |c| c.filter[77] |= 1 << 63),
+        ("a bit is gone", |c| *c.prefilter.iter_mut().rfind(|word| **word != 0).unwrap() = 0),
+        ("a foreign bit", |c| c.prefilter[77] |= 1 << 63),
     ];
     for (what, damage) in damages {
         for piece in [1, 5, u32::MAX] {

@@ -227,7 +227,7 @@ pub fn node() -> impl Strategy<Value = NodePlan> {
     let addresses = prop::collection::btree_map((any::<bool>(), 1u8..4), facts, 0..4);
     let devices = prop::collection::btree_map(1u32..4, facts, 0..3);
     (addresses, devices, any::<[bool; 3]>(), option::of(range(IpFamily::V4)), 0u64..3).prop_map(
-        |(addresses, devices, [detect_local, masquerade_all, leave_old], pods, host_netns)| NodePlan {
+        |(addresses, devices, [detect_local, masquerade_all, other_proxy], pods, host_netns)| NodePlan {
             sources: BTreeMap::from([(IpFamily::V4, address(IpFamily::V4, 9, 1))]),
             pods: pods.into_iter().map(|pods| (IpFamily::V4, pods)).collect(),
             addresses: addresses
@@ -243,7 +243,7 @@ pub fn node() -> impl Strategy<Value = NodePlan> {
                 .collect(),
             detect_local,
             masquerade_all,
-            leave_old,
+            other_proxy,
             snat_ports: proxy_common::config::SNAT_PORTS,
             host_netns,
             ..NodePlan::default()

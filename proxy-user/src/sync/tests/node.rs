@@ -38,7 +38,7 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         .map(|(index, facts)| (*index, u32::from(facts.uplink) + 2 * u32::from(facts.no_header)))
         .collect();
     assert_eq!(found.devices, devices);
-    let NodePlan { masquerade_all, detect_local, leave_old, snat_ports, host_netns, .. } = *plan;
+    let NodePlan { masquerade_all, detect_local, other_proxy, snat_ports, host_netns, .. } = *plan;
     let NodePlan { socket_lb, socket_drop, timeouts, .. } = *plan;
     let mut uplinks: Vec<_> =
         plan.devices.iter().filter(|(_, facts)| facts.uplink).map(|(at, _)| *at).collect();
@@ -47,7 +47,7 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
     let expected = ConfigRow {
         masquerade_all,
         detect_local,
-        leave_old,
+        other_proxy,
         socket_lb,
         socket_drop,
         timeouts,
@@ -100,7 +100,7 @@ fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Optio
 fn is_set(fixture: &Fixture, address: u8) -> bool {
     let key = FrontendKey { addr: ip(address), port: 30_080, proto: 6, scope: SCOPE_INTERNAL };
     let (word, mask) = frontend_bit(&key);
-    fixture.contents().filter[word as usize] & mask != 0
+    fixture.contents().prefilter[word as usize] & mask != 0
 }
 
 fn tell(fixture: &mut Fixture, plan: NodePlan) -> u64 {
@@ -147,7 +147,7 @@ impl FlowUse for Connections {
         Ok(&*used & bits)
     }
 
-    fn has_snat_beside(&mut self, _: [PortRange; SNAT_RANGES]) -> std::io::Result<bool> {
+    fn has_snat_outside(&mut self, _: [PortRange; SNAT_RANGES]) -> std::io::Result<bool> {
         Ok(self.2.load(Ordering::Relaxed))
     }
 }
@@ -219,7 +219,7 @@ fn a_bit_stays_while_a_connection_needs_it() {
     }
     assert!(is_set(&fixture, 1), "a connection drains");
     assert_eq!(
-        fixture.contents().filter.iter().map(|word| word.count_ones()).sum::<u32>(),
+        fixture.contents().prefilter.iter().map(|word| word.count_ones()).sum::<u32>(),
         1,
         "not the endpoint's"
     );
@@ -305,7 +305,7 @@ fn an_address_that_is_left_alone_says_so_unless_a_service_has_it() {
     assert_eq!(fixture.change([foreign.clone()]), 1);
     assert_eq!(kind(&fixture), [KIND_UNMANAGED]);
     assert_eq!(fixture.reconciler.services(), 0, "it is not programmed");
-    assert!(fixture.contents().filter.iter().all(|word| *word == 0), "no packet is asked about it");
+    assert!(fixture.contents().prefilter.iter().all(|word| *word == 0), "no packet is asked about it");
     assert_eq!(fixture.reconciler.problems(), []);
     assert_eq!(fixture.change([ours]), 1);
     assert_eq!(kind(&fixture), [KIND_ADDRESS]);
@@ -329,7 +329,7 @@ fn an_address_lives_as_long_as_a_service_has_it() {
     assert_eq!(fixture.change([(name("a"), None)]), 0);
     assert_eq!(fixture.change([(name("b"), None)]), 1);
     assert!(fixture.contents().services.is_empty());
-    assert!(fixture.contents().filter.iter().all(|word| *word == 0), "no packet is asked about it");
+    assert!(fixture.contents().prefilter.iter().all(|word| *word == 0), "no packet is asked about it");
 }
 
 #[test]

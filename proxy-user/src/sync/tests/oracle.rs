@@ -188,7 +188,7 @@ fn dialled(contents: &Contents, key: &FrontendKey) -> Vec<FrontendKey> {
 }
 
 fn bit(contents: &Contents, (word, mask): (u32, u64)) -> bool {
-    contents.filter[word as usize] & mask != 0
+    contents.prefilter[word as usize] & mask != 0
 }
 
 /// Returns what every frontend leads to.

@@ -33,7 +33,7 @@ proptest! {
         let contents = fixture.contents();
         prop_assert!(contents.services.is_empty() && contents.backends.is_empty() && contents.backends6.is_empty());
         prop_assert!(contents.names.is_empty() && contents.source_ranges.is_empty());
-        prop_assert!(contents.filter.iter().all(|word| *word == 0));
+        prop_assert!(contents.prefilter.iter().all(|word| *word == 0));
         prop_assert_eq!(fixture.reconciler.applied().extents.slots_used(), 0);
         prop_assert_eq!(fixture.reconciler.wake(), None);
     }

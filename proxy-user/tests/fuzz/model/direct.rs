@@ -137,7 +137,7 @@ impl Model {
             source,
             service: 0,
             backend_id: 0,
-            kind: Kind::DirectOut,
+            kind: Kind::DirectEgress,
             state: State::begin(segment),
             created: self.now,
             last_seen: self.now,
@@ -167,7 +167,7 @@ impl Model {
             self.flows.remove(at);
         }
         let begins = if segment.proto == UDP {
-            !self.scenario.leave_old
+            !self.scenario.other_proxy
         } else {
             matches!(segment.flags & (SYN | ACK | FIN | RST), SYN | ACK)
         };

@@ -45,18 +45,18 @@ pub enum Kind {
     /// It went straight to the endpoint, where another flow has its port.
     Direct,
     /// It went straight to the endpoint, under an address and a source port that are for SNAT.
-    DirectOut,
+    DirectEgress,
     /// It is the node's own, under the address and port of a frontend; its "client" is the other end.
     Own,
 }
 
 impl Kind {
     pub fn is_snat(self) -> bool {
-        matches!(self, Self::Snat | Self::Local | Self::DirectOut)
+        matches!(self, Self::Snat | Self::Local | Self::DirectEgress)
     }
 
     pub fn is_direct(self) -> bool {
-        matches!(self, Self::Direct | Self::DirectOut | Self::Own)
+        matches!(self, Self::Direct | Self::DirectEgress | Self::Own)
     }
 }
 

@@ -56,7 +56,7 @@ impl Model {
             self.count(Reason::FragmentWithoutFirst, 0);
             return Ok(Must::Drop);
         }
-        if self.scenario.leave_old && segment.proto == TCP && segment.flags & SYN == 0 {
+        if self.scenario.other_proxy && segment.proto == TCP && segment.flags & SYN == 0 {
             self.reach("left to another proxy");
             return Ok(Must::Pass);
         }

@@ -73,8 +73,8 @@ fn spoil(fixture: &Fixture) -> Result<u64> {
     let with_slots =
         found.services.values().find(|entry| entry.slot_count > 0).context("no Service is served")?;
     writes.push(Write::Slots(with_slots.slot_base, vec![77]));
-    let bits = found.filter.iter().enumerate().filter(|(_, word)| **word != 0);
-    writes.extend(bits.take(4).map(|(word, mask)| Write::FilterClear(word as u32, *mask)));
+    let bits = found.prefilter.iter().enumerate().filter(|(_, word)| **word != 0);
+    writes.extend(bits.take(4).map(|(word, mask)| Write::PrefilterClear(word as u32, *mask)));
     writes.extend(found.node.addresses.keys().take(1).map(|address| Write::NoNodeAddr(*address)));
     store.write(&writes).map_err(|error| anyhow::anyhow!("{error:?}"))?;
     Ok(writes.len() as u64)

@@ -1,4 +1,4 @@
-//! The agents of a cluster, as what happens to them needs them: a process of each node, or a pod there.
+//! The agents of a cluster, as the faults use them: a process of each node, or a pod there.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -9,20 +9,20 @@ use crate::cluster::plan::Node;
 use crate::cluster::{Proxy, Workdir, current_proxy, deployed, kubectl};
 use crate::signal;
 
-/// How long an agent may take to be there again; the kubelet lets a container that ended twice wait.
+/// Time limit for an agent to be back; the kubelet delays the restart of a container that ended twice.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Who runs the agents.
+/// How the agents run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Agents {
-    /// We do, as a process of each node.
+    /// As a process of each node, which this program starts.
     Host,
-    /// The `DaemonSet`.
+    /// As pods of the `DaemonSet`.
     Pods,
 }
 
 impl Agents {
-    /// Those of a cluster.
+    /// Returns how the agents of a cluster run; an error if its proxy is not Ballast.
     pub(super) fn of(workdir: &Workdir) -> Result<Self> {
         match current_proxy(workdir)? {
             Proxy::BallastHost => Ok(Self::Host),
@@ -31,7 +31,7 @@ impl Agents {
         }
     }
 
-    /// The proxy that they are.
+    /// Returns the proxy of these agents.
     pub(super) fn proxy(self) -> Proxy {
         match self {
             Self::Host => Proxy::BallastHost,
@@ -39,7 +39,8 @@ impl Agents {
         }
     }
 
-    /// Kills one without warning, and waits until the node has an agent again; ours is `gone` for so long.
+    /// Kills an agent with SIGKILL, and waits until the node has an agent again. An agent that this program starts is gone
+    /// for `gone`.
     pub(super) fn kill(self, workdir: &Workdir, node: Node, gone: Duration) -> Result<()> {
         if self == Self::Host {
             workdir.node(node).stop("ballast", libc::SIGKILL)?;
@@ -55,7 +56,7 @@ impl Agents {
         })
     }
 
-    /// Replaces all of them, node by node.
+    /// Replaces all agents, node by node.
     pub(super) fn replace(self, workdir: &Workdir) -> Result<()> {
         if self == Self::Pods {
             let name = format!("daemonset/{}", deployed::NAME);
@@ -70,7 +71,7 @@ impl Agents {
         Ok(())
     }
 
-    /// All that an agent has said.
+    /// Returns the log of an agent.
     pub(super) fn log(self, workdir: &Workdir, node: Node) -> Result<String> {
         if self == Self::Pods {
             let pod = deployed::pod(workdir, node)?;
@@ -81,12 +82,12 @@ impl Agents {
     }
 }
 
-/// The processes of all agents: a container that was started again has another.
+/// Returns the PIDs of all agents: a container that was restarted has another PID.
 pub(super) fn processes(workdir: &Workdir) -> Result<Vec<u32>> {
     workdir.nodes().into_iter().map(|node| process(workdir, node)).collect()
 }
 
-/// The agent's process, as its node counts.
+/// Returns the agent's PID, as seen on its node.
 pub(super) fn process(workdir: &Workdir, node: Node) -> Result<u32> {
     let told = workdir.node(node).command(&["pidof", "ballast"]).read()?;
     let mut numbers = told.split_whitespace().map(str::parse);

@@ -1,5 +1,5 @@
-//! `cargo xtask cluster rolling`: pods without probes and without a pause before their end roll, under one proxy after the
-//! other on the same cluster. Connections fail then with any proxy; here is how many.
+//! `cargo xtask cluster rolling`: rollouts of pods without probes and without a pause before their end, with one proxy
+//! after the other on the same cluster. Connections then fail with any proxy; this command counts them.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -22,7 +22,7 @@ const NAME: &str = "bare";
 const ADDRESS: &str = "10.96.0.85:80";
 const NODE_PORT: u16 = 30085;
 const PODS: u8 = 6;
-/// Rollouts under each proxy, if the command line does not say.
+/// Default for the number of rollouts with each proxy.
 const ROUNDS: u32 = 3;
 
 /// Which proxies, and how often.
@@ -41,13 +41,13 @@ pub struct Args {
     page: bool,
 }
 
-/// Rolls them, and shows how many connections failed.
+/// Restarts the pods, and prints how many connections failed.
 pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let mut rows = Vec::new();
     for &proxy in &args.proxies {
         change_proxy(workdir, proxy, &args.given)?;
         log::step(format_args!("{PODS} pods without probes roll, {} times; proxy: {proxy}", args.rounds));
-        // Nothing here is done to agents.
+        // This command does nothing to agents, so it does not matter how they run.
         let testbed = Testbed::make_for(workdir, Agents::Host)?;
         let counts = rolled(&testbed, args.rounds)?;
         testbed.clear()?;
@@ -109,7 +109,7 @@ fn shown(tally: &Tally) {
 fn clients(testbed: &Testbed<'_>) -> Result<Vec<Client>> {
     let outside = Target::new(Kind::New, &format!("{}:{NODE_PORT}", Node(1).v4()), NAME)?;
     let inside = Target::new(Kind::New, ADDRESS, NAME)?;
-    // A process of the first node, a pod, and the client outside by the first node.
+    // A process of the first node, a pod, and the client outside that uses the first node.
     let all = clients::all(testbed)?.into_iter().enumerate().filter(|(number, _)| [0, 1, 3].contains(number));
     Ok(all
         .map(|(number, client)| {

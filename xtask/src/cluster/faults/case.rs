@@ -1,4 +1,4 @@
-//! A fault: what it does, what it needs, and what it may cost.
+//! A fault: what it does, what it needs, and which effects on connections are accepted.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use super::testbed::{self, Testbed};
 use crate::cluster::plan::Node;
 use crate::previous::Previous;
 
-/// Traffic before and after each fault.
+/// Duration of the traffic before and after each fault.
 pub(super) const AROUND: Duration = Duration::from_secs(1);
 /// How long an agent is gone.
 pub(super) const GONE: Duration = Duration::from_secs(1);
 
-/// What a run brings with it.
+/// Parameters of the faults in a run.
 pub(super) struct Kit {
     pub previous: Option<Previous>,
     pub away: Duration,
-    /// The one that a fault of one node is for.
+    /// The node for faults of one node.
     pub node: Node,
-    /// How many pods a fault leaves.
+    /// Number of pods after a fault.
     pub pods: u8,
-    /// What the table says of it.
+    /// Remarks for the table.
     pub remarks: RefCell<Vec<String>>,
 }
 
@@ -45,14 +45,14 @@ impl Default for Kit {
     }
 }
 
-/// Brings a fault about, and checks what it is to lead to beside zero lost connections.
+/// Injects a fault, and checks its expected effects besides zero lost connections.
 pub(super) type Fault = fn(&Testbed<'_>, &Kit) -> Result<()>;
 
 /// A fault under traffic.
 pub(super) struct Case {
     pub what: &'static str,
     pub fault: Fault,
-    /// Why connections may be lost; none may without it.
+    /// Why connections may be lost; `None`: none may be lost.
     pub excuse: Option<Excuse>,
 }
 

@@ -1,4 +1,5 @@
-//! `cargo xtask cluster chaos`: faults in random order, and whether each connection ended where `ballast explain` said.
+//! `cargo xtask cluster chaos`: injects faults in random order, and checks that each connection reached an endpoint that
+//! `ballast explain` had predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -31,15 +32,15 @@ pub struct Args {
     page: bool,
 }
 
-/// How long the API server is away at a time.
+/// How long the API server is stopped each time.
 const AWAY: Duration = Duration::from_secs(20);
 
-/// What may happen. None touches the pods whose connections stay.
+/// Faults that may be injected. None affects the pods whose connections stay open.
 const FAULTS: [Case; 9] = [
     case("an agent is killed", |testbed, kit| testbed.agents.kill(testbed.workdir, kit.node, GONE)),
     case("every agent is replaced, node by node", |testbed, _| testbed.agents.replace(testbed.workdir)),
     case("the API server is away; then pods change", |testbed, _| {
-        // In one step: of pods that come and go meanwhile nothing is predicted.
+        // In one step: there is no prediction for pods that come and go during the fault.
         control_plane::api_away(testbed, AWAY, &[testbed::PODS + 2])
     }),
     case("endpoints come and go", |testbed, kit| {
@@ -57,10 +58,10 @@ const FAULTS: [Case; 9] = [
     },
 ];
 
-/// Client and target, to the pods that may answer.
+/// Pods that may answer, for each client and target.
 type Predicted = BTreeMap<String, BTreeSet<String>>;
 
-/// Brings random faults upon a cluster for a while, and shows what its clients saw.
+/// Injects random faults into a cluster for a while, and prints what its clients saw.
 pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seed = args.seed.unwrap_or(now.as_secs());
@@ -102,7 +103,7 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     table::require_good(&lines)
 }
 
-/// Whether every answer came from a pod that was predicted.
+/// Checks that every answer came from a pod that was predicted.
 fn compare(predicted: &Predicted, tally: &Tally) -> Result<()> {
     for (who, pods) in &tally.by {
         let may = predicted.get(who).with_context(|| format!("nothing was predicted for {who}"))?;
@@ -112,7 +113,7 @@ fn compare(predicted: &Predicted, tally: &Tally) -> Result<()> {
     Ok(())
 }
 
-/// What `ballast explain` says now of each connection that clients make.
+/// Returns what `ballast explain` predicts at this time for each connection that clients make.
 fn predict(testbed: &Testbed<'_>) -> Result<Predicted> {
     let path = ["get", "pods", "-l", "app", "-o", "json"];
     let pods: Value = serde_json::from_str(&kubectl(testbed.workdir, &path).read()?).context("no JSON")?;
@@ -129,7 +130,7 @@ fn predict(testbed: &Testbed<'_>) -> Result<Predicted> {
         for target in &client.targets {
             let told = explain(testbed, &client, target)?;
             let pods = endpoints(&told, &client.who).with_context(|| format!("{}: {target}", client.name))?;
-            // A pod that is gone has no name any more, and cannot answer.
+            // A pod that has ended has no name any more, and cannot answer.
             let names = pods.iter().filter_map(|address| name_of.get(address).cloned());
             predicted.insert(format!("{}: {target}", client.name), names.collect());
         }
@@ -139,7 +140,7 @@ fn predict(testbed: &Testbed<'_>) -> Result<Predicted> {
 
 fn explain(testbed: &Testbed<'_>, client: &Client, target: &Target) -> Result<Value> {
     let protocol = if matches!(target.kind, Kind::Udp | Kind::Flow) { "/udp" } else { "" };
-    // Of the two addresses of a client that is told by its address, the one of the target's family.
+    // For a client that is given by its address, use the one of its two addresses that has the target's family.
     let who = match client.who.as_str() {
         "host" | "pod" => client.who.clone(),
         address if target.address.is_ipv4() => address.to_owned(),
@@ -151,7 +152,7 @@ fn explain(testbed: &Testbed<'_>, client: &Client, target: &Target) -> Result<Va
     serde_json::from_str(&testbed.workdir.node(client.node).command(&words).read()?).context("no JSON")
 }
 
-/// The addresses, without ports, that a connection may end at; an error unless it is served.
+/// Returns the addresses, without ports, that a connection may reach; an error unless it is forwarded.
 fn endpoints(told: &Value, who: &str) -> Result<Vec<String>> {
     let path = if matches!(who, "host" | "pod") { &told["socket"] } else { &told["packet"] };
     let verdict = path["verdict"].as_str().unwrap_or("nothing");
@@ -162,7 +163,7 @@ fn endpoints(told: &Value, who: &str) -> Result<Vec<String>> {
     Ok(addresses.map(|text| without_port(text).trim_matches(['[', ']']).to_owned()).collect())
 }
 
-/// Numbers that depend on the seed alone: `SplitMix64`.
+/// Random numbers that depend only on the seed: `SplitMix64`.
 struct Random(u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! Who asks whom while something goes wrong: clients on every path, with every kind of connection.
+//! Clients that run during a fault: on every path, with every kind of connection.
 
 use anyhow::{Context as _, Result};
 
@@ -8,12 +8,12 @@ use super::probe::{Kind, Target};
 use super::testbed::{self, Testbed};
 use crate::cluster::plan::Node;
 
-/// Runs clients on every path beside the work.
+/// Runs clients on every path during `work`.
 pub(super) fn under_traffic<T>(testbed: &Testbed<'_>, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
     Testbed::knocking(all(testbed)?, work)
 }
 
-/// All clients.
+/// Returns all clients.
 pub(super) fn all(testbed: &Testbed<'_>) -> Result<Vec<Client>> {
     let workdir = testbed.workdir;
     let (first, last) = (Node(1), *workdir.nodes().last().context("a cluster without nodes")?);
@@ -57,7 +57,7 @@ pub(super) fn all(testbed: &Testbed<'_>) -> Result<Vec<Client>> {
     ])
 }
 
-/// Clients inside of the cluster that ask all of these.
+/// Returns the clients inside the cluster, each with all of these targets.
 pub(super) fn of_all(testbed: &Testbed<'_>, targets: &[Target]) -> Result<Vec<Client>> {
     let clients = all(testbed)?.into_iter().take(3);
     Ok(clients.map(|client| Client { targets: targets.to_vec(), ..client }).collect())

@@ -1,4 +1,4 @@
-//! Faults of the control plane: agents go on with what they know, and take what is true afterwards.
+//! Faults of the control plane: agents continue with their last state, and take over the new state afterwards.
 
 use std::fs;
 use std::path::Path;
@@ -14,22 +14,22 @@ use crate::cluster::{Workdir, apply, control, deployed, kubectl, node};
 use crate::exec::Cmd;
 use crate::signal;
 
-/// How long watchers may take to notice that the API server went back in time. Those of Kubernetes' own need as long.
+/// Time limit for watchers to notice that etcd was restored. The watchers of Kubernetes itself need as long.
 const PATIENCE: Duration = Duration::from_mins(3);
-/// A Service that the snapshot does not know.
+/// A Service that is missing in the snapshot.
 const LATER: &str = "later";
 
-/// No API server for so long: longer than a liveness probe needs to kill a container. Pods change right before, so that the
-/// last word about them never arrives, and after it.
+/// Stops the API server for `away`: in `faults`, by default longer than a liveness probe needs to kill a container. Pods
+/// change right before, so that their last update never arrives, and afterwards.
 ///
-/// `then`: how many pods there are afterwards, one number after the other.
+/// `then`: the numbers of pods afterwards, one after the other.
 pub(super) fn api_away(testbed: &Testbed<'_>, away: Duration, then: &[u8]) -> Result<()> {
     let before = agents::processes(testbed.workdir)?;
     let deployment = format!("deployment/{}", testbed::NAME);
     let pods = (testbed::PODS + 2).to_string();
     kubectl(testbed.workdir, &["scale", &deployment, &format!("--replicas={pods}")]).read()?;
     let machine = testbed.workdir.control();
-    // It takes its time to end otherwise. A controller that had run on alone would believe that every node was away.
+    // SIGKILL, because they take long to end otherwise. A controller manager that continued alone would consider every node gone.
     for program in ["kube-controller-manager", "kube-apiserver"] {
         machine.stop(program, libc::SIGKILL)?;
     }
@@ -54,7 +54,8 @@ pub(super) fn api_away(testbed: &Testbed<'_>, away: Duration, then: &[u8]) -> Re
     rolling::await_equal(testbed)
 }
 
-/// etcd goes back to what it was before pods and a Service came: versions of objects come again, for other objects.
+/// Restores etcd from a snapshot taken before pods and a Service were created: resource versions are used again, for other
+/// objects.
 pub(super) fn etcd_restored(testbed: &Testbed<'_>) -> Result<()> {
     let workdir = testbed.workdir;
     let data = workdir.control().dir().join("lib/etcd");
@@ -63,7 +64,7 @@ pub(super) fn etcd_restored(testbed: &Testbed<'_>) -> Result<()> {
     replace_store(workdir, || copy(&data, &snapshot))?;
     let mut later = super::objects::served(LATER, 1, None);
     later.remove(0);
-    // Pods that are there are its endpoints.
+    // Its endpoints are pods that exist already.
     if let Some(service) = later.first_mut() {
         service["spec"]["selector"] = json!({ "app": testbed::NAME });
     }
@@ -77,22 +78,22 @@ pub(super) fn etcd_restored(testbed: &Testbed<'_>) -> Result<()> {
     fs::remove_dir_all(&snapshot).context("cannot remove the snapshot")?;
     let known = kubectl(workdir, &["get", "service", LATER]).succeeds();
     ensure!(!known, "the snapshot knows what came after it");
-    // Before the kubelets: a kubelet that starts ends the pods that the snapshot lacks, and no EndpointSlice says so.
+    // Check before the kubelets restart: a starting kubelet ends the pods that the snapshot lacks, and no EndpointSlice says so.
     rolling::await_equal_within(testbed, PATIENCE)?;
-    // As Kubernetes' own instructions for a restore ask: a kubelet's watch goes on from a version of the lost history, and its node
-    // would never hear that a pod has to end.
+    // Restart the kubelets, as Kubernetes' instructions for a restore demand: a kubelet's watch continues from a version of
+    // the lost history, and the kubelet would never learn that a pod has to end.
     for node in testbed.nodes() {
         workdir.node(node).stop("kubelet", libc::SIGTERM)?;
         node::start_kubelet(workdir, node)?;
     }
     rolling::await_equal_within(testbed, PATIENCE)?;
     ensure!(agents::processes(workdir)? == before, "an agent was started again meanwhile");
-    // A pod that is not recorded goes.
+    // A pod without a record in etcd ends.
     testbed.scale(testbed::PODS)?;
     rolling::await_equal_within(testbed, PATIENCE)
 }
 
-/// Stops the control plane, changes what is stored, and starts it again; watches of the components would end anyway.
+/// Stops the control plane, changes the store, and starts the control plane again; the components' watches would end anyway.
 fn replace_store(workdir: &Workdir, change: impl FnOnce() -> Result<()>) -> Result<()> {
     let machine = workdir.control();
     for program in control::PROGRAMS.iter().rev() {
@@ -106,7 +107,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Cmd::new("cp").arg("-a").arg(from).arg(to).read().map(|_| ())
 }
 
-/// The agents get far too little memory: they are killed again and again, and no connection with them.
+/// Gives the agents far too little memory: the kernel kills them repeatedly, which must not end any connection.
 pub(super) fn out_of_memory(testbed: &Testbed<'_>) -> Result<()> {
     use super::agents::Agents;
     let workdir = testbed.workdir;

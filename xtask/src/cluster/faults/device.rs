@@ -1,4 +1,4 @@
-//! A pod's device as a CNI plugin makes it, on the node's side of which the packet programs have to be.
+//! A pod's device, created as a CNI plugin does; the packet programs have to be attached on the node's side.
 
 use std::path::PathBuf;
 
@@ -9,12 +9,12 @@ use crate::cluster::plan::Node;
 use crate::exec::Cmd;
 use crate::signal;
 
-/// How often it comes and goes.
+/// How often the device is created and removed.
 const ROUNDS: usize = 10;
-/// One of the first node's pods' addresses that no pod has had.
+/// An address in the first node's pod range that no pod has had.
 const ADDRESS: &str = "10.244.1.250";
 
-/// Makes it, calls the Service through it by the packet path, and takes it away; nothing of it may stay.
+/// Creates the device, calls the Service through it on the packet path, and removes it; nothing of it may remain.
 pub(super) fn comes_and_goes(testbed: &Testbed<'_>) -> Result<()> {
     let at_first = attached(testbed)?;
     for round in 0..ROUNDS {
@@ -33,7 +33,7 @@ pub(super) fn comes_and_goes(testbed: &Testbed<'_>) -> Result<()> {
             Ok(call(testbed)?.succeeds().then_some(()))
         });
         let meanwhile = attached(testbed);
-        // Both ends go with the namespace, as when a pod ends.
+        // Both ends are removed with the netns, as when a pod ends.
         on_node(testbed, "ip netns delete fault; ip link delete fault0 2>/dev/null; true")?;
         served.with_context(|| format!("round {round}"))?;
         let (meanwhile, more) = (meanwhile?, "no program is attached to the new device");
@@ -45,17 +45,18 @@ pub(super) fn comes_and_goes(testbed: &Testbed<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A call from that network, by a process that is in no control group of the node: so no socket program translates it.
+/// Returns a command that calls the Service from that netns. Its process is outside the node's cgroup, so no socket program
+/// translates the connection.
 fn call(testbed: &Testbed<'_>) -> Result<Cmd> {
     let pid = testbed.workdir.node(Node(1)).pid().context("the node does not run")?;
-    // Names of namespaces are in the node's own /run.
+    // The names of network namespaces are in the node's own /run.
     let own: PathBuf = ["/proc", &pid.to_string(), "root", "run/netns/fault"].iter().collect();
     let network = format!("--net={}", own.display());
     let url = format!("http://{}/hostname", testbed::ADDRESS);
     Ok(Cmd::new("nsenter").args([&network, "curl", "-sf", "-m", "1", &url]))
 }
 
-/// Pins of links and of qdiscs, and the devices that the programs know.
+/// Returns the pins of links, filters and qdiscs, and the number of devices that the programs know.
 fn attached(testbed: &Testbed<'_>) -> Result<String> {
     let entries = "bpftool map dump pinned /sys/fs/bpf/ballast/devices | grep -c -w key; true";
     let folders = "/sys/fs/bpf/ballast/links /sys/fs/bpf/ballast/filters /sys/fs/bpf/ballast/qdiscs";

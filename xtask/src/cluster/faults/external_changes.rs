@@ -1,5 +1,4 @@
-//! What other tools may do to a node's maps, programs and pins, and that the agent finds it, repairs it, counts it and
-//! says so.
+//! Changes that other tools may make to a node's maps, programs and pins. The agent has to find, repair, count and report them.
 
 use std::time::Duration;
 
@@ -9,30 +8,30 @@ use super::testbed::{self, SOON, Testbed};
 use crate::cluster::plan::Node;
 use crate::signal;
 
-/// How long the agents may take to notice what they look for periodically, with some room.
+/// Time limit for something that the agents check periodically, with some margin.
 const PERIOD: Duration = Duration::from_secs(75);
 
 const SERVICES: &str = "/sys/fs/bpf/ballast/services";
 const LINKS: &str = "/sys/fs/bpf/ballast/links";
-/// What the agent says when it finds entries that are not its own.
+/// Log text of the agent when it finds entries that are not its own.
 const DRIFT: &str = "the maps were changed externally";
-/// The same of programs and pins.
+/// Log text of the agent when it finds missing programs or pins.
 const TAKEN: &str = "detached or removed externally";
 
-/// One kind of damage, done to the first node.
+/// One kind of damage to the first node.
 pub(super) struct Damage {
     pub what: &'static str,
-    /// Makes it.
+    /// Causes the damage.
     make: fn(&Testbed<'_>) -> Result<()>,
-    /// Whether the Service fails on that node until it is repaired; if not, it has to work.
+    /// Whether the Service fails on that node until the repair; if not, it has to keep working.
     hurts: bool,
-    /// What counts the repair.
+    /// Metric that counts the repair.
     metric: &'static str,
-    /// What the log says of it.
+    /// Log text about the repair.
     says: &'static str,
 }
 
-/// All kinds.
+/// All kinds of damage.
 pub(super) const DAMAGES: [Damage; 6] = [
     Damage {
         what: "all entries of a map are deleted",
@@ -58,7 +57,7 @@ pub(super) const DAMAGES: [Damage; 6] = [
     Damage {
         what: "a socket program is detached",
         make: |testbed| on_node(testbed, &format!("bpftool link detach pinned {LINKS}/sock_connect4")),
-        // The packet programs have what a socket program has not translated.
+        // The packet programs translate what a socket program has not translated.
         hurts: false,
         metric: "ballast_repairs_total{what=\"socket_program\"}",
         says: TAKEN,
@@ -82,7 +81,7 @@ pub(super) const DAMAGES: [Damage; 6] = [
 ];
 
 impl Damage {
-    /// Does it, and sees that it is repaired, counted and told.
+    /// Causes the damage, and checks that the agent repairs, counts and logs it.
     pub(super) fn bring(&self, testbed: &Testbed<'_>) -> Result<()> {
         let count = || Ok::<_, anyhow::Error>(testbed::total(&metrics(testbed)?, self.metric));
         let told = || {
@@ -96,7 +95,7 @@ impl Damage {
             answers != self.hurts,
             if answers { "the Service works without it" } else { "the Service fails" }
         );
-        // What is shared would show here: another node's agent and programs have nothing to do with it.
+        // The other node's agent and programs must not be affected; the Service would fail there if the nodes shared anything.
         ensure!(testbed.answers_on(Node(2)), "the Service fails on another node");
         signal::wait_for("the agent to repair and count it", PERIOD, || {
             Ok((count()? > counted).then_some(()))
@@ -116,7 +115,7 @@ fn metrics(testbed: &Testbed<'_>) -> Result<String> {
     testbed.workdir.node(Node(1)).command(&["curl", "-sf", "http://127.0.0.1:10249/metrics"]).read()
 }
 
-/// The hooks that run a program of ours, and the pins of maps.
+/// Returns the pins of links and maps, and the number of hooks that run a program of ours.
 fn hooks(testbed: &Testbed<'_>) -> Result<String> {
     let script =
         format!("ls {LINKS} /sys/fs/bpf/ballast/v*; ballast status -o wide | grep -c -E '^(sock|tcx|tc)_'");
@@ -127,7 +126,7 @@ fn on_node(testbed: &Testbed<'_>, script: &str) -> Result<()> {
     testbed.workdir.node(Node(1)).command(&["sh", "-c", script]).read().map(|_| ())
 }
 
-/// The keys of all Services of the first node.
+/// Returns the keys of all entries in the first node's map `services`.
 fn keys(testbed: &Testbed<'_>) -> Result<Vec<Vec<String>>> {
     let dump = testbed
         .workdir
@@ -145,7 +144,7 @@ fn entries_deleted(testbed: &Testbed<'_>) -> Result<()> {
     })
 }
 
-/// The entries of the clients' Service are of zeros then: one for its port, one for its address.
+/// Overwrites the entries of the clients' Service with zeros: one for its port, one for its address.
 fn entry_changed(testbed: &Testbed<'_>) -> Result<()> {
     let address: Vec<String> = testbed::ADDRESS
         .split([':', '.'])

@@ -1,4 +1,4 @@
-//! What has to be so because nodes share this machine's kernel, and because pods come in many shapes.
+//! Checks that are needed because nodes share this machine's kernel, and because there are many kinds of pods.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -11,14 +11,14 @@ use crate::signal;
 use crate::workspace::Workspace;
 
 const LABEL: &str = "faults=facts";
-/// A Service with one pod, for the node that the pod is on alone.
+/// A Service with one pod, which only the pod's node may serve.
 const LOCAL: &str = "local";
 
-/// Two nodes: file systems of pins, control groups, programs and maps are each one's own.
+/// Checks that two nodes have separate BPF file systems, cgroups, programs and maps.
 pub(super) fn nothing_is_shared(testbed: &Testbed<'_>) -> Result<()> {
     let (one, other) = (Node(1), Node(2));
     let read = |node: Node, script: &str| testbed.workdir.node(node).command(&["sh", "-c", script]).read();
-    // What both could see if they shared it: identities, which the kernel gives out once.
+    // If the nodes shared an object, both would show the same identity, which the kernel assigns once.
     let identities = [
         (
             "maps",
@@ -46,7 +46,7 @@ pub(super) fn nothing_is_shared(testbed: &Testbed<'_>) -> Result<()> {
     local_is_local(testbed, one, other)
 }
 
-/// The same address leads to a pod on one node and nowhere on the other: each socket asks its own node's maps.
+/// Checks that one address leads to a pod on one node and nowhere on the other: each socket uses its own node's maps.
 fn local_is_local(testbed: &Testbed<'_>, one: Node, other: Node) -> Result<()> {
     let mut objects = super::objects::served(LOCAL, 1, Some(one));
     if let Some(service) = objects.get_mut(1) {
@@ -73,15 +73,15 @@ fn local_is_local(testbed: &Testbed<'_>, one: Node, other: Node) -> Result<()> {
     done
 }
 
-/// Pods of before the agent and of after it, in the node's network and in their own, also in a cgroup namespace of
-/// their own: each calls a Service by its name, which takes DNS (UDP) and the Service (TCP).
+/// Checks pods created before and after the agent's start, in the node's netns and in their own, also in their own cgroup
+/// namespace: each calls a Service by its name, which needs DNS (UDP) and the Service (TCP).
 pub(super) fn all_pods_are_served(testbed: &Testbed<'_>) -> Result<()> {
     let (workdir, proxy) = (testbed.workdir, testbed.agents.proxy());
     let workspace = Workspace::find()?;
     proxy.stop(&workspace, workdir)?;
     let made = || {
         make(testbed, "before")?;
-        // They run, and wait for an answer.
+        // The pods run, and wait for an answer.
         running(testbed, "before")
     };
     let done = made();

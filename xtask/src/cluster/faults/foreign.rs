@@ -1,4 +1,4 @@
-//! Foreign programs on the hooks that ours are on: each lets everything pass, and goes with the process.
+//! Foreign programs on the hooks that Ballast uses: each passes everything, and is detached when the process ends.
 
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -9,18 +9,18 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::host;
 
-/// The device that ours are on.
+/// The device with Ballast's programs.
 const DEVICE: &std::ffi::CStr = c"eth0";
-/// How long a program stays.
+/// How long a foreign program stays attached.
 const STAY: Duration = Duration::from_millis(500);
 
 /// `enum bpf_cmd`.
 const PROG_LOAD: libc::c_long = 5;
 const LINK_CREATE: libc::c_long = 28;
-/// XDP in the stack, not in the driver: `XDP_FLAGS_SKB_MODE`.
+/// Generic XDP, in the stack and not in the driver: `XDP_FLAGS_SKB_MODE`.
 const SKB_MODE: u32 = 2;
 
-/// A hook: numbers of `enum bpf_prog_type` and `enum bpf_attach_type`, and what a program returns there that lets pass.
+/// A hook: numbers of `enum bpf_prog_type` and `enum bpf_attach_type`, and the return value with which a program passes.
 #[derive(Debug)]
 pub(super) struct Hook {
     kind: u32,
@@ -31,7 +31,7 @@ pub(super) struct Hook {
 }
 
 impl Hook {
-    /// Their names on the command line.
+    /// Names of the hooks on the command line.
     pub(super) const ALL: [&'static str; 4] = ["tcx_ingress", "tcx_egress", "connect4", "xdp"];
 
     fn of(name: &str) -> Result<Self> {
@@ -63,7 +63,7 @@ struct Load {
     attach: u32,
 }
 
-/// The same for `BPF_LINK_CREATE`; what follows is zero.
+/// The start of `union bpf_attr` for `BPF_LINK_CREATE`; `rest` is zero.
 #[repr(C)]
 #[derive(Default)]
 struct Link {
@@ -74,7 +74,7 @@ struct Link {
     rest: [u64; 6],
 }
 
-/// What `cluster foreign` does: attaches a program where it is called, and takes it away after a moment.
+/// Runs `cluster foreign`: attaches a program to a hook of the machine that it runs on, and detaches the program after a moment.
 pub fn attach(hook: &str) -> Result<()> {
     let hook = Hook::of(hook)?;
     // r0 = the verdict; exit.
@@ -101,18 +101,18 @@ pub fn attach(hook: &str) -> Result<()> {
         group = std::fs::File::open(host::cgroup2()?).context("cannot open the control group")?;
         group.as_raw_fd().cast_unsigned()
     } else {
-        // SAFETY: the name is a string that ends with zero.
+        // SAFETY: the name is a string that ends with a zero byte.
         unsafe { libc::if_nametoindex(DEVICE.as_ptr()) }
     };
     let link = Link { program, target, attach: hook.attach, flags: hook.flags, ..Link::default() };
     bpf(LINK_CREATE, &link).context("cannot attach a program")?;
-    // The process ends then, and the link with it.
+    // The process ends after this, and the kernel removes its link.
     sleep(STAY);
     Ok(())
 }
 
 fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<u32> {
-    // SAFETY: the kernel reads as many bytes as the attributes have, and what they point to lives.
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of the attributes, and the memory that they point to is still allocated.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
     u32::try_from(fd).map_err(|_| io::Error::last_os_error())
 }

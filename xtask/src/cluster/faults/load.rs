@@ -1,4 +1,4 @@
-//! A client process: it asks all its targets at once until it is told to end, and counts what it saw.
+//! A client process: it sends requests to all its targets in parallel until its standard input ends, and counts the results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _, Write as _};
@@ -15,40 +15,40 @@ use super::probe::{Kind, Prober, Target};
 use crate::cluster::plan::Node;
 use crate::exec::Cmd;
 
-/// Between two new connections.
+/// Pause after a request on a new connection.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Between two questions of any other kind.
+/// Pause after a request of any other kind.
 const CALM: Duration = Duration::from_millis(100);
-/// So many failures are told in full.
+/// Number of problems that a client describes.
 const TOLD: usize = 20;
 
-/// A client: where it is, and whom it asks.
+/// A client: where it runs, and its targets.
 #[derive(Debug)]
 pub(super) struct Client {
-    /// In words.
+    /// Description for people.
     pub name: String,
-    /// Whose `ballast explain` tells what becomes of its connections.
+    /// Node whose `ballast explain` predicts the endpoints of its connections.
     pub node: Node,
-    /// As `ballast explain` calls it.
+    /// The client as an argument of `ballast explain`.
     pub who: String,
-    /// What runs a command there.
+    /// Command that runs its arguments where the client is.
     pub workdir: Cmd,
-    /// Whom it asks.
+    /// Targets of its requests.
     pub targets: Vec<Target>,
 }
 
-/// What came of questions of one kind.
+/// Results of the requests of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Count {
-    /// Those that brought an answer.
+    /// Number of requests with an answer.
     pub answered: u64,
-    /// Those that did not.
+    /// Number of requests without an answer.
     pub failed: u64,
-    /// Of these, those that a RST ended.
+    /// Number of these that a RST ended.
     pub reset: u64,
-    /// SYNs that were sent again.
+    /// Number of SYNs that were retransmitted.
     pub syns: u64,
-    /// Answers of another pod than before where that may not be.
+    /// Number of answers from another pod than before although the pod must not change.
     pub moved: u64,
 }
 
@@ -62,19 +62,19 @@ impl AddAssign for Count {
     }
 }
 
-/// What a client saw.
+/// Results of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tally {
-    /// The counts of each kind.
+    /// Counts of each kind of request.
     pub kinds: BTreeMap<Kind, Count>,
-    /// When, from where and why the first of them failed.
+    /// Time, target and reason of the first problems.
     pub failures: Vec<String>,
-    /// Who answered, by client and target.
+    /// Pods that answered, for each client and target.
     pub by: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Tally {
-    /// Both together.
+    /// Returns the sum of both.
     pub(super) fn and(mut self, other: Self) -> Self {
         for (kind, count) in other.kinds {
             *self.kinds.entry(kind).or_default() += count;
@@ -86,14 +86,14 @@ impl Tally {
         self
     }
 
-    /// The counts of these kinds.
+    /// Returns the counts of these kinds.
     pub(super) fn of(&self, kinds: &[Kind]) -> Count {
         let mut sum = Count::default();
         kinds.iter().filter_map(|kind| self.kinds.get(kind)).for_each(|count| sum += *count);
         sum
     }
 
-    /// The counts of all kinds.
+    /// Returns the counts of all kinds.
     pub(super) fn total(&self) -> Count {
         let mut sum = Count::default();
         self.kinds.values().for_each(|count| sum += *count);
@@ -137,8 +137,8 @@ fn is_reset(error: &anyhow::Error) -> bool {
     kinds.into_iter().any(|kind| matches!(kind, io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe))
 }
 
-/// Asks servers for their names until standard input ends, then prints what was: new connections go to their targets in turn,
-/// every other target has a client of its own.
+/// Asks servers for their names until standard input ends, then prints the results as JSON. One thread makes the new
+/// connections to their targets in turn; every other target has its own thread.
 pub fn load(targets: &[Target]) -> Result<()> {
     static ENDED: AtomicBool = AtomicBool::new(false);
     std::thread::spawn(|| {
@@ -171,7 +171,7 @@ pub fn load(targets: &[Target]) -> Result<()> {
     writeln!(io::stdout(), "{text}").context("the reader is gone")
 }
 
-/// A client at work.
+/// A running client process.
 #[derive(Debug)]
 pub(super) struct LoadGenerator {
     name: String,
@@ -179,7 +179,7 @@ pub(super) struct LoadGenerator {
 }
 
 impl LoadGenerator {
-    /// Starts one; `place` is a command that runs what follows somewhere.
+    /// Starts a client; `workdir` is a command that runs its arguments in some place.
     pub(super) fn start(name: String, workdir: Cmd, targets: &[Target]) -> Result<Self> {
         let us = std::env::current_exe().context("cannot find our own program")?;
         let mut command: Command =
@@ -188,7 +188,7 @@ impl LoadGenerator {
         Ok(Self { name, child: command.spawn().context("cannot start a client")? })
     }
 
-    /// Ends it, and returns what it saw.
+    /// Ends the client, and returns its results.
     pub(super) fn stop(mut self) -> Result<Tally> {
         drop(self.child.stdin.take());
         let output = self.child.wait_with_output().context("cannot wait for a client")?;

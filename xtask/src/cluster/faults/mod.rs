@@ -1,5 +1,5 @@
-//! `cargo xtask cluster faults`: what may go wrong on a cluster, while clients on every path make connections; what other
-//! tools may do to a node; and what has to be so because nodes share a kernel.
+//! `cargo xtask cluster faults`: injects faults into a cluster while clients on every path make connections, changes a node
+//! as other tools may do, and checks what must hold because nodes share a kernel.
 
 mod agents;
 mod bare;
@@ -42,12 +42,12 @@ pub use probe::Target;
 use table::Line;
 use testbed::Testbed;
 
-/// What clients see without any fault, for so long, is what the machine itself does to them.
+/// Duration of the case without a fault: it shows which problems the machine itself causes.
 const QUIET: Duration = Duration::from_secs(30);
-/// How often agents are killed, on all nodes together.
+/// Number of agents that are killed, on all nodes together.
 const KILLS: usize = 50;
 
-/// For how many seconds the API server is away, if the command line does not say; the page names another number.
+/// Default for the number of seconds for which the API server is stopped; the page names any other number.
 const AWAY: u64 = 600;
 
 /// Which faults, and what becomes of the result.
@@ -64,7 +64,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The command line, for the page.
+    /// Returns the command line, for the page.
     fn line(&self) -> String {
         let mut line = "cargo xtask cluster faults --page".to_owned();
         if self.away != AWAY {
@@ -77,7 +77,7 @@ impl Args {
     }
 }
 
-/// The command line that makes a cluster with these settings, for the page.
+/// Returns the command line that creates a cluster with these settings, for the page.
 fn up(proxy: Proxy, settings: &[String]) -> String {
     let mut line = format!("cargo xtask cluster up --proxy {proxy}");
     for setting in settings {
@@ -86,11 +86,11 @@ fn up(proxy: Proxy, settings: &[String]) -> String {
     line
 }
 
-/// Checks what has to be so.
+/// Checks something that must hold.
 type Fact = fn(&Testbed<'_>) -> Result<()>;
 
 const UPGRADE: &str = "the version before replaces this one, and back, twice";
-/// No connection may be lost meanwhile.
+/// Faults under traffic. No connection may be lost, except as an `Excuse` permits.
 const FAULTS: [Case; 17] = [
     case("nothing happens", |_, _| signal::pause(QUIET)),
     case("50 agents are killed", killed),
@@ -119,14 +119,14 @@ const FAULTS: [Case; 17] = [
     case("50 deployments roll at once", |testbed, _| rolling::all_at_once(testbed)),
 ];
 
-/// What has to be so in a cluster at rest.
+/// Checks of a cluster at rest.
 const FACTS: [(&str, Fact); 3] = [
     ("kubectl ballast asks every agent, with the rights of its page", plugin::asks_every_agent),
     ("nodes share nothing", facts::nothing_is_shared),
     ("pods of before and after the agent, of every kind, are served", facts::all_pods_are_served),
 ];
 
-/// Brings faults upon a cluster, one after the other, and shows what its clients saw.
+/// Injects faults into a cluster, one after the other, and prints what its clients saw.
 pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let is_wanted = |what: &str| args.only.is_empty() || args.only.iter().any(|part| what.contains(part));
     let testbed = Testbed::make(workdir)?;
@@ -137,7 +137,7 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
         lines.push(under_traffic(&testbed, case, &kit)?);
         signal::check()?;
     }
-    // Connections may fail meanwhile, so they are not counted.
+    // Connections may fail during these changes, so they are not counted.
     for external_changes in
         external_changes::DAMAGES.iter().filter(|external_changes| is_wanted(external_changes.what))
     {
@@ -200,7 +200,7 @@ fn at_rest(what: &str, work: impl FnOnce() -> Result<()>) -> Line {
     }
 }
 
-/// On all nodes at once, each time when the agent is there again.
+/// Kills agents on all nodes in parallel, each as soon as the node has an agent again.
 fn killed(testbed: &Testbed<'_>, _: &Kit) -> Result<()> {
     let nodes = testbed.nodes();
     let rounds = KILLS.div_ceil(nodes.len());

@@ -1,4 +1,4 @@
-//! Faults of a node: its file systems, its memory, its devices, its addresses.
+//! Faults of a node: its file systems, memory, devices and addresses.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use crate::cluster::{Proxy, Workdir, apply, kubectl};
 use crate::exec::Cmd;
 use crate::signal;
 
-/// How long the agents may take to notice what they look for periodically, with some room.
+/// Time limit for something that the agents check periodically, with some margin.
 const PERIOD: Duration = Duration::from_secs(75);
-/// Far less than the programs and maps take.
+/// Memory limit, far below what the programs and maps take.
 const LITTLE: &str = "8M";
 
-/// The bpffs with all pins is unmounted: the agent mounts one and pins everything again, so that it can be killed.
+/// Unmounts the bpffs with all pins: the agent mounts a new one and pins everything again, so that it can be killed.
 pub(super) fn bpffs_unmounted(testbed: &Testbed<'_>) -> Result<()> {
     if testbed.agents == agents::Agents::Pods {
         let why = "a container may not mount, and keeps the bpffs that it began with";
@@ -38,7 +38,7 @@ pub(super) fn bpffs_unmounted(testbed: &Testbed<'_>) -> Result<()> {
     testbed.agents.kill(testbed.workdir, node, super::case::GONE)
 }
 
-/// The lines that only one of both has.
+/// Returns the lines that only one of both texts has.
 fn difference(before: &str, now: &str) -> String {
     let lacks = |text: &str, other: &str| {
         let lines = text.lines().filter(|line| !other.lines().any(|there| there == *line));
@@ -47,7 +47,7 @@ fn difference(before: &str, now: &str) -> String {
     format!("gone: {}; new: {}", lacks(before, now), lacks(now, before))
 }
 
-/// Starts the agent of a node with far too little memory until the kernel has killed it three times, then as before.
+/// Starts the agent of a node with far too little memory until the kernel has killed it three times, then without a limit.
 pub(super) fn starve(workdir: &Workdir, node: Node) -> Result<()> {
     const GROUP: &str = "/sys/fs/cgroup/memory/starved";
     let machine = workdir.node(node);
@@ -75,7 +75,7 @@ pub(super) fn starve(workdir: &Workdir, node: Node) -> Result<()> {
     on(workdir, node, &format!("rmdir {GROUP}")).map(|_| ())
 }
 
-/// More Services than a map has room for: those that are there go on, and the agent says so.
+/// Creates more Services than a map has room for: the existing ones continue to work, and the agent reports the problem.
 pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
     const LABEL: &str = "faults=many";
     const MOST: u64 = 1_000;
@@ -105,7 +105,7 @@ pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
     let told = signal::wait_for("`ballast status` to report it", testbed::SOON, || {
         Ok((!workdir.node(Node(1)).command(&["ballast", "status"]).succeeds()).then_some(()))
     });
-    // Endpoints of those that were there go on changing.
+    // The endpoints of the existing Services can still change.
     let changed = told.and_then(|()| testbed.scale(testbed::PODS + 1));
     kubectl(workdir, &["delete", "services", "-l", LABEL]).read()?;
     changed?;
@@ -116,7 +116,7 @@ pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
     rolling::await_equal(testbed)
 }
 
-/// The cable of the second node, whose pods are endpoints, comes out for a moment, again and again.
+/// Repeatedly takes down the link of the second node, whose pods are endpoints, for a moment.
 pub(super) fn uplink_flaps(testbed: &Testbed<'_>) -> Result<()> {
     let control = testbed.workdir.control();
     for _ in 0..10 {
@@ -129,7 +129,7 @@ pub(super) fn uplink_flaps(testbed: &Testbed<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A node gets another address, which serves node ports at once, and loses it.
+/// Adds an address to a node, which has to serve node ports at once, and removes it.
 pub(super) fn address_changes(testbed: &Testbed<'_>) -> Result<()> {
     const NEW: [&str; 3] = ["172.30.0.97", "172.30.0.98", "172.30.0.99"];
     let node = testbed.workdir.node(Node(1));
@@ -151,7 +151,7 @@ pub(super) fn address_changes(testbed: &Testbed<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Programs of others come to the hooks of ours and go again, in every order.
+/// Attaches foreign programs to each hook that Ballast uses, and detaches them, several times.
 pub(super) fn foreign_programs(testbed: &Testbed<'_>) -> Result<()> {
     let us = std::env::current_exe().context("cannot find our own program")?.display().to_string();
     for hook in super::foreign::Hook::ALL {
@@ -164,7 +164,8 @@ pub(super) fn foreign_programs(testbed: &Testbed<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The clock of the whole machine cannot be changed, and the kernel has no namespace for it.
+/// Reports that this fault is not possible: the clock of the whole machine cannot be changed, and the kernel has no
+/// namespace for it.
 pub(super) fn clocks_jump(_world: &Testbed<'_>) -> Result<()> {
     let namespaces = ["--user", "--map-root-user", "--time"];
     let tried = Cmd::new("unshare").args(namespaces).args(["date", "--set", "+1 hour"]).read();

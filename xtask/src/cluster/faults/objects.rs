@@ -1,15 +1,15 @@
-//! Objects of the cluster that the faults happen to: pods that tell their names, and Services in front of them.
+//! Objects of the cluster for the faults: pods that answer with their names, and Services in front of them.
 
 use serde_json::{Value, json};
 
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
 
-/// The deployment whose pods stay: long connections end with their pods.
+/// Deployment whose pods stay, because long connections end with their pods.
 pub(super) const STAY: &str = "stay";
-/// The same pods behind a Service with session affinity.
+/// Service with session affinity in front of the same pods.
 pub(super) const STICKY: &str = "sticky";
-/// How many pods stay.
+/// Number of pods that stay.
 pub(super) const PODS: u8 = 4;
 /// Cluster addresses of `stay`, TCP at 80 and UDP at 8081.
 pub(super) const STAY_V4: &str = "10.96.0.81";
@@ -20,7 +20,7 @@ pub(super) const TCP_PORT: u16 = 30081;
 pub(super) const UDP_PORT: u16 = 30082;
 pub(super) const STICKY_PORT: u16 = 30083;
 
-/// The objects behind the targets, beside those that come and go.
+/// Returns the objects behind the targets, except those that come and go.
 pub(super) fn objects() -> Vec<Value> {
     let mut items = served(STAY, PODS, None);
     let service = |name: &str, addresses: [&str; 2], ports: Value, affinity: &str| {
@@ -58,11 +58,11 @@ pub(super) fn objects() -> Vec<Value> {
     items
 }
 
-/// The names of what [`objects`] made, as kubectl deletes them.
+/// Names of the objects that [`objects`] returns, as arguments of kubectl.
 pub(super) const NAMES: [&str; 3] = ["deployment/stay", "service/stay", "service/sticky"];
 
-/// A deployment whose pods tell their names, on one node if one is given, and a Service in front of it. They go on for a
-/// while when they are asked to end, as servers do that know what that means.
+/// Returns a deployment whose pods answer with their names, on one node if one is given, and its Service. When they are
+/// asked to end, the pods continue to serve for a while, as well-behaved servers do.
 pub(super) fn served(name: &str, pods: u8, node: Option<Node>) -> Vec<Value> {
     let labels = json!({ "app": name });
     let container = json!({

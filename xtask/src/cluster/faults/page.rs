@@ -1,4 +1,4 @@
-//! `docs/benchmarks/faults.md`: each run replaces its own part and leaves the others.
+//! `docs/benchmarks/faults.md`: each run replaces its own part and keeps the others.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ of another pod where it has to be the same. Five clients ask, over IPv4 and IPv6
 the socket programs, and clients outside by the node ports of two nodes.
 ";
 
-/// Puts a run's part into the page.
+/// Writes a run's part into the page.
 pub(super) fn write(part: &str, title: &str, commands: &[String], body: &str) -> Result<()> {
     let path = Workspace::find()?.root().join(PAGE);
     let old = fs::read_to_string(&path).unwrap_or_else(|_| HEAD.to_owned());
@@ -34,7 +34,7 @@ pub(super) fn write(part: &str, title: &str, commands: &[String], body: &str) ->
     Ok(())
 }
 
-/// What the figures depend on.
+/// Describes what the figures depend on.
 fn machine() -> String {
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
     let kernel = Cmd::new("uname").arg("-r").try_read().unwrap_or_default();
@@ -48,7 +48,7 @@ fn machine() -> String {
     )
 }
 
-/// The page with this part in the place of the old one, or at the end.
+/// Returns the page with this part in the place of the old one, or at the end.
 fn replaced(page: &str, part: &str, text: &str) -> String {
     let (begin, end) = (format!("<!-- begin {part} -->\n"), format!("<!-- end {part} -->\n"));
     let whole = format!("{begin}{text}{end}");

@@ -1,4 +1,4 @@
-//! `kubectl ballast` as an administrator has it: with no more rights than `docs/kubectl.md` names.
+//! `kubectl ballast` as an administrator uses it: with no more permissions than `docs/kubectl.md` names.
 
 use std::fs;
 use std::io::BufRead as _;
@@ -19,12 +19,12 @@ use crate::host;
 use crate::signal;
 use crate::workspace::Workspace;
 
-/// The account, its roles and their bindings.
+/// Name of the account, of its roles and of their bindings.
 const NAME: &str = "ballast-viewer";
-/// On the machine `control`: kubectl finds plugins by their names.
+/// File name of the plugin on the machine `control`: kubectl finds plugins by their names.
 const PLUGIN: &str = "kubectl-ballast";
 
-/// Each command is run, and says what is so.
+/// Runs each command of the plugin, and checks its output.
 pub(super) fn asks_every_agent(testbed: &Testbed<'_>) -> Result<()> {
     if testbed.agents != Agents::Pods {
         return Err(NotHere("agents that are processes of their nodes have no pods to ask in".into()).into());
@@ -43,7 +43,7 @@ pub(super) fn asks_every_agent(testbed: &Testbed<'_>) -> Result<()> {
     done
 }
 
-/// A kubeconfig of an account with the rights of the page.
+/// Returns the kubeconfig of an account with the permissions in the page.
 fn viewer(workdir: &Workdir) -> Result<PathBuf> {
     let page = Workspace::find()?.root().join("docs/kubectl.md");
     let text = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
@@ -83,7 +83,7 @@ fn viewer(workdir: &Workdir) -> Result<PathBuf> {
     workdir.write("viewer.conf", &config.to_string())
 }
 
-/// The blocks of YAML in the page: the second one goes on with the rules of the Role at the end of the first.
+/// Returns the YAML blocks of the page: the second one continues the rules of the Role at the end of the first.
 fn rights(page: &str) -> Option<String> {
     let blocks: Vec<_> =
         page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
@@ -125,7 +125,7 @@ fn all(testbed: &Testbed<'_>, user: &std::path::Path) -> Result<()> {
 
     let object = format!("service/{}", testbed::NAME);
     says(&["wait", &object, "--programmed"], &["programmed"])?;
-    // At once after a change of its endpoints: what comes then is served by every node.
+    // Wait right after a change of the endpoints: afterwards every node serves them.
     testbed.scale(testbed::PODS + 1)?;
     says(&["wait", &object, "--programmed"], &["programmed"])?;
     super::rolling::await_equal(testbed)?;
@@ -145,7 +145,7 @@ fn all(testbed: &Testbed<'_>, user: &std::path::Path) -> Result<()> {
     shown
 }
 
-/// The page of the cluster is there, and has frames of every node and the history of a Service.
+/// Checks that the page of the cluster is served, with frames of every node and the history of a Service.
 fn page(testbed: &Testbed<'_>, ui: Cmd) -> Result<()> {
     let mut ui = ui.into_std();
     ui.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -165,7 +165,7 @@ fn page(testbed: &Testbed<'_>, ui: Cmd) -> Result<()> {
     let mut missing: Vec<_> = nodes.iter().map(Node::to_string).collect();
     let mut trouble = String::new();
     signal::wait_for("a frame of every node on the page", SOON, || {
-        // The stream goes on: curl ends by its limit, with an exit status of its own.
+        // The stream does not end: curl ends at its time limit, with an exit status for this.
         let script = format!("curl -sN -m 4 '{address}page/events?filter=&service='; true");
         let told = testbed.workdir.control().command(&["sh", "-c", &script]).read()?;
         for data in told.lines().filter_map(|line| line.strip_prefix("data:")) {
@@ -184,7 +184,7 @@ fn page(testbed: &Testbed<'_>, ui: Cmd) -> Result<()> {
     Ok(())
 }
 
-/// Events of every node come, and when the plugin is killed, nothing of it stays in the pods.
+/// Checks that events of every node arrive, and that no monitor remains in the pods after the plugin was killed.
 fn monitored(testbed: &Testbed<'_>, mut monitor: Reader) -> Result<()> {
     let workdir = testbed.workdir;
     let running = |node: Node| -> Result<usize> {
@@ -222,12 +222,12 @@ fn monitored(testbed: &Testbed<'_>, mut monitor: Reader) -> Result<()> {
     })
 }
 
-/// A process that is killed, with all that it started, when it is not looked at any more.
+/// A process that is killed, with its children, when this is dropped.
 struct Reader(Child);
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        // What was started is nsenter; kubectl becomes the plugin, and is its child.
+        // The started process is nsenter; its child is kubectl, which executes the plugin in the same process.
         for child in host::children_of(self.0.id()) {
             host::kill(child.cast_signed(), libc::SIGKILL);
         }

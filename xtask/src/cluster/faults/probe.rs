@@ -1,4 +1,4 @@
-//! What a client asks a server: each kind of question is another way to notice that a connection was lost.
+//! Requests of a client: each kind of request detects lost connections in another way.
 
 use std::fmt;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -10,28 +10,28 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-/// A connection that takes longer counts as none.
+/// Time limit of a TCP connect.
 const LIMIT: Duration = Duration::from_secs(2);
-/// After this, an answer on a connection counts as none: servers wait for a processor on a small machine.
+/// Time limit of an answer on a connection; on a small machine, servers wait for a CPU.
 const ANSWER: Duration = Duration::from_secs(20);
-/// The same of a datagram, which is not retransmitted.
+/// Time limit of an answer to a datagram, which is not retransmitted.
 const DATAGRAM: Duration = Duration::from_secs(5);
-/// Where `tcpi_total_retrans` stands in `struct tcp_info`, which grows at its end only (`include/uapi/linux/tcp.h`).
+/// Offset of `tcpi_total_retrans` in `struct tcp_info`, which only grows at its end (`include/uapi/linux/tcp.h`).
 const TOTAL_RETRANS: usize = 100;
 
-/// How a client asks.
+/// How a client sends its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Kind {
-    /// By a new TCP connection each time.
+    /// On a new TCP connection each time.
     New,
-    /// By one TCP connection all the time.
+    /// On the same TCP connection each time.
     Long,
-    /// By a new UDP socket each time.
+    /// From a new UDP socket each time.
     Udp,
-    /// By one UDP socket all the time.
+    /// From the same UDP socket each time.
     Flow,
-    /// By a new TCP connection each time to a Service with session affinity: the same pod has to answer.
+    /// On a new TCP connection each time, to a Service with session affinity: the same pod has to answer.
     Sticky,
 }
 
@@ -45,7 +45,7 @@ impl Kind {
     ];
 }
 
-/// Whom to ask, how, and how the names of those who may answer begin: `new/10.96.0.80:80=echo-`.
+/// Kind of request, address, and prefix of the names of the pods that may answer: `new/10.96.0.80:80=echo-`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub(super) kind: Kind,
@@ -54,7 +54,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// One at an address.
+    /// Returns a target; an error if `address` is not an address with a port.
     pub(super) fn new(kind: Kind, address: &str, name: &str) -> Result<Self> {
         let address = address.parse().with_context(|| format!("`{address}` is no address with a port"))?;
         Ok(Self { kind, address, name: name.to_owned() })
@@ -79,20 +79,20 @@ impl fmt::Display for Target {
     }
 }
 
-/// Who answered.
+/// An answer and its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// The pod's name.
+    /// Name of the pod that answered.
     pub by: String,
-    /// The client's address: which flow it was is what a trace is searched for.
+    /// Source address of the client, with which the flow can be found in a trace.
     pub from: SocketAddr,
-    /// How many SYNs of the connection were sent again.
+    /// Number of retransmitted SYNs of the connection.
     pub syns: u32,
-    /// Another pod answered before, and may not change.
+    /// Whether another pod answered before although the pod must not change.
     pub moved: bool,
 }
 
-/// One client of a target.
+/// State of one client of a target.
 #[derive(Debug)]
 pub(super) struct Prober<'a> {
     target: &'a Target,
@@ -106,7 +106,7 @@ impl<'a> Prober<'a> {
         Self { target, stream: None, socket: None, before: None }
     }
 
-    /// Asks once.
+    /// Sends one request.
     pub(super) fn ask(&mut self) -> Result<Answer> {
         let asked = match self.target.kind {
             Kind::New | Kind::Sticky => once(self.target.address),
@@ -126,7 +126,7 @@ impl<'a> Prober<'a> {
         let mut syns = 0;
         if self.stream.is_none() {
             let (stream, again) = connect(self.target.address)?;
-            // Another connection may have another server.
+            // A new connection may have another server.
             (self.stream, self.before, syns) = (Some(BufReader::new(stream)), None, again);
         }
         let stream = self.stream.as_mut().context("no connection")?;
@@ -143,7 +143,7 @@ impl<'a> Prober<'a> {
     }
 }
 
-/// What a server said, and on which connection.
+/// A server's answer, and the connection it came on.
 struct Told {
     by: String,
     syns: u32,
@@ -157,7 +157,7 @@ fn connect(address: SocketAddr) -> Result<(TcpStream, u32)> {
     Ok((stream, syns))
 }
 
-/// One connection with one question.
+/// Sends one request on a new connection.
 fn once(address: SocketAddr) -> Result<Told> {
     let (mut stream, syns) = connect(address)?;
     let from = stream.local_addr().context("who are we")?;
@@ -171,7 +171,7 @@ fn once(address: SocketAddr) -> Result<Told> {
     Ok(Told { by: told.with_context(|| format!("from {from}"))?, syns, from })
 }
 
-/// A question on a connection that goes on.
+/// Sends one request on a connection that stays open.
 fn keep_asking(stream: &mut BufReader<TcpStream>) -> Result<String> {
     stream.get_mut().write_all(b"GET /hostname HTTP/1.1\r\nHost: pod\r\n\r\n").context("ask")?;
     let (mut size, mut line) = (0, String::new());
@@ -209,11 +209,11 @@ fn datagram(socket: &UdpSocket) -> Result<Told> {
     Ok(Told { by, syns: 0, from })
 }
 
-/// How many segments the socket has sent again; right after `connect`, SYNs.
+/// Returns how many segments the socket has retransmitted; right after `connect`, these are SYNs.
 fn retransmits(socket: &TcpStream) -> io::Result<u32> {
     let mut info = [0u8; TOTAL_RETRANS + 4];
     let mut size = info.len() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes, which the buffer has.
+    // SAFETY: the kernel writes at most `size` bytes, which is the size of the buffer.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -1,5 +1,5 @@
-//! Many deployments roll at once, and every connection is to reach a pod of the right one; afterwards each node's maps
-//! are to hold what the EndpointSlices say.
+//! Rollouts of many deployments at once. Every connection has to reach a pod of the right one; afterwards each node's maps
+//! have to match the EndpointSlices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,18 +14,18 @@ use super::testbed::{self, Testbed};
 use crate::cluster::{Workdir, apply, kubectl};
 use crate::{log, signal};
 
-/// How many deployments, each with its Service.
+/// Number of deployments, each with its Service.
 const DEPLOYMENTS: usize = 50;
-/// How many pods each has: one, and the next one beside it meanwhile. A small machine has no room for more.
+/// Number of pods of each deployment; during the rollout, the next pod also runs. A small machine has no room for more.
 const REPLICAS: u8 = 1;
 const LABEL: &str = "faults=rolling";
-/// How long so many pods may take on a small machine.
+/// Time limit for so many pods on a small machine.
 const PATIENCE: Duration = Duration::from_mins(8);
 
-/// Service port, as `ballast service list` names it, to its endpoints.
+/// Endpoints of each Service port, which is named as in `ballast service list`.
 type Endpoints = BTreeMap<String, BTreeSet<String>>;
 
-/// Rolls them all while clients call each of them.
+/// Restarts all deployments while clients call each of them.
 pub(super) fn all_at_once(testbed: &Testbed<'_>) -> Result<()> {
     let workdir = testbed.workdir;
     let items: Vec<_> = (0..DEPLOYMENTS)
@@ -70,7 +70,7 @@ fn rolled(testbed: &Testbed<'_>) -> Result<()> {
     await_equal(testbed)
 }
 
-/// Waits until all of them are, with every pod that is wanted and no other.
+/// Waits until all deployments are rolled out, with all wanted pods and no other.
 fn available(workdir: &Workdir) -> Result<()> {
     let path = "jsonpath={range .items[*]}{.metadata.generation} {.status.observedGeneration} {.status.replicas} \
                 {.status.updatedReplicas} {.status.availableReplicas}{\"\\n\"}{end}";
@@ -88,7 +88,7 @@ fn is_rolled_out(line: &str) -> bool {
         if generation == observed && [replicas, updated, available] == [wanted.as_str(); 3])
 }
 
-/// The Services' addresses.
+/// Returns the Services' addresses as targets.
 fn targets(workdir: &Workdir) -> Result<Vec<Target>> {
     let path = "jsonpath={range .items[*]}new/{.spec.clusterIP}:80={.metadata.name}-{\"\\n\"}{end}";
     let told = kubectl(workdir, &["get", "services", "-l", LABEL, "-o", path]).read()?;
@@ -108,12 +108,12 @@ fn labelled(mut object: Value) -> Value {
     object
 }
 
-/// Waits until the maps of each node hold what the EndpointSlices say, of all Services: no endpoint less, none more.
+/// Waits until the maps of each node match the EndpointSlices of all Services: no endpoint is missing, none is superfluous.
 pub(super) fn await_equal(testbed: &Testbed<'_>) -> Result<()> {
     await_equal_within(testbed, testbed::SOON)
 }
 
-/// The same with another limit.
+/// The same with another time limit.
 pub(super) fn await_equal_within(testbed: &Testbed<'_>, limit: Duration) -> Result<()> {
     for node in testbed.nodes() {
         let mut difference = String::new();

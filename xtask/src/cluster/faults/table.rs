@@ -1,4 +1,4 @@
-//! What came of all cases, as a table for a terminal and for `docs/benchmarks/faults.md`.
+//! Results of all cases, as a table for a terminal and for `docs/benchmarks/faults.md`.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::load::Tally;
 use super::probe::Kind;
 use crate::log;
 
-/// Why a case cannot be had on this machine or in this cluster: with the error that it met.
+/// Error of a case that is not possible on this machine or in this cluster, with the reason.
 #[derive(Debug)]
 pub(super) struct NotHere(pub String);
 
@@ -21,30 +21,30 @@ impl fmt::Display for NotHere {
 
 impl std::error::Error for NotHere {}
 
-/// What may happen to connections meanwhile, and why.
+/// Effects on connections that are accepted in a case, and why.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Excuse {
-    /// Whether connections may fail; if not, SYNs may be sent again, new connections with affinity may go to another pod, and
-    /// datagrams be lost, and that is all.
+    /// Whether connections may fail. If not, only this is accepted: SYNs are retransmitted, new connections with affinity
+    /// go to another pod, and datagrams are lost.
     pub may_fail: bool,
-    /// In a sentence.
+    /// The reason, in a sentence.
     pub why: &'static str,
 }
 
-/// What one case came to.
+/// Result of one case.
 #[derive(Debug)]
 pub(super) struct Line {
     pub what: String,
-    /// `None`: not counted.
+    /// `None`: connections are not counted.
     pub tally: Option<Tally>,
     pub excuse: Option<Excuse>,
     pub took: Duration,
-    /// What there is to know beside the numbers.
+    /// Remarks for the notes below the numbers.
     pub remarks: Vec<String>,
     pub outcome: Result<()>,
 }
 
-/// The columns behind the case.
+/// Columns after the case.
 const COLUMNS: [&str; 9] =
     ["TOOK", "NEW", "LONG", "UDP", "AFFINITY", "FAILED", "RESET", "SYNS AGAIN", "MOVED"];
 
@@ -78,7 +78,7 @@ impl Line {
         self.outcome.as_ref().is_err_and(anyhow::Error::is::<NotHere>)
     }
 
-    /// Whether it is as it has to be.
+    /// Whether the case has passed, or is not possible here.
     pub(super) fn is_good(&self) -> bool {
         if self.is_not_here() {
             return true;
@@ -96,7 +96,7 @@ impl Line {
         fine && self.outcome.is_ok()
     }
 
-    /// What there is to say beside the numbers.
+    /// Returns the notes on the case, for which the numbers have no place.
     fn notes(&self) -> Vec<String> {
         let mut notes = self.remarks.clone();
         let tally = self.tally.clone().unwrap_or_default();
@@ -114,21 +114,21 @@ impl Line {
     }
 }
 
-/// How many lines are good, how many are not, and how many could not be had.
+/// Returns how many cases passed, how many failed, and how many are not possible here.
 fn counts(lines: &[Line]) -> (usize, usize, usize) {
     let away = lines.iter().filter(|line| line.is_not_here()).count();
     let good = lines.iter().filter(|line| line.is_good()).count() - away;
     (good, lines.len() - good - away, away)
 }
 
-/// The last line of a table.
+/// Returns the last line of a table.
 fn verdict(lines: &[Line]) -> String {
     let (good, bad, away) = counts(lines);
     let away = if away > 0 { format!(", {away} not here") } else { String::new() };
     format!("{good} passed, {bad} failed{away}")
 }
 
-/// For a terminal.
+/// Returns the table for a terminal.
 pub(super) fn text(lines: &[Line]) -> String {
     let mut text = format!("{:<62}", "CASE");
     for column in COLUMNS {
@@ -147,7 +147,7 @@ pub(super) fn text(lines: &[Line]) -> String {
     text
 }
 
-/// For a page: the table, and below it what it cannot hold.
+/// Returns the table for a page, with the notes below it.
 pub(super) fn markdown(lines: &[Line]) -> String {
     let mut text = String::from("| case |");
     let mut rule = String::from("\n|---|");
@@ -175,7 +175,7 @@ pub(super) fn markdown(lines: &[Line]) -> String {
     text
 }
 
-/// An error if a case is not as it has to be.
+/// Returns an error if a case has failed.
 pub(super) fn require_good(lines: &[Line]) -> Result<()> {
     let (_, bad, _) = counts(lines);
     ensure!(bad == 0, "{bad} cases failed");

@@ -1,4 +1,4 @@
-//! What the faults happen to: pods that answer, a Service in front of them, and clients on every path.
+//! Testbed for the faults: pods that answer, a Service in front of them, and clients on every path.
 
 use std::time::Duration;
 
@@ -14,25 +14,25 @@ use crate::cluster::{Workdir, apply, kubectl};
 use crate::exec::Cmd;
 use crate::signal;
 
-/// How long pods may take to end.
+/// Time limit for pods to end.
 const ENDING: Duration = Duration::from_secs(90);
-/// How long a change may take to arrive everywhere, on a busy machine.
+/// Time limit for a change to take effect everywhere, on a busy machine.
 pub(super) const SOON: Duration = Duration::from_secs(30);
 
 pub(super) const NAME: &str = "echo";
-/// The pods whose networks clients use; they stay while the others come and go. Two: the same source port in one network could
-/// lead to the same endpoint both by the socket programs and past them, and the endpoint would see one connection.
+/// Pod whose netns clients use; it stays while others come and go. [`PLAIN`] has its own netns: in one netns, the same source
+/// port could lead to the same endpoint both by the socket programs and past them, and the endpoint would see one connection.
 pub(super) const CLIENT: &str = "client";
-/// The one whose client has no socket programs.
+/// Pod whose client is not translated by socket programs.
 pub(super) const PLAIN: &str = "plain";
 /// The Service's cluster address and port.
 pub(super) const ADDRESS: &str = "10.96.0.80:80";
-/// Its port on every node.
+/// The Service's node port.
 pub(super) const NODE_PORT: u16 = 30080;
-/// How many pods there are at first.
+/// Number of pods at the start.
 pub(super) const PODS: u8 = 4;
 
-/// The pods, the Service and where they are.
+/// The pods and Services in a cluster.
 #[derive(Debug)]
 pub(super) struct Testbed<'a> {
     pub workdir: &'a Workdir,
@@ -40,12 +40,12 @@ pub(super) struct Testbed<'a> {
 }
 
 impl<'a> Testbed<'a> {
-    /// Makes them, and waits until every client gets an answer.
+    /// Creates the objects, and waits until every client gets an answer.
     pub(super) fn make(workdir: &'a Workdir) -> Result<Self> {
         Self::make_for(workdir, Agents::of(workdir)?)
     }
 
-    /// The same where others than Ballast's agents may be.
+    /// The same for a cluster whose proxy may be another than Ballast.
     pub(super) fn make_for(workdir: &'a Workdir, agents: Agents) -> Result<Self> {
         let testbed = Self { workdir, agents };
         let last = *workdir.nodes().last().context("a cluster without nodes")?;
@@ -63,19 +63,19 @@ impl<'a> Testbed<'a> {
         Ok(testbed)
     }
 
-    /// Removes them.
+    /// Removes the objects.
     pub(super) fn clear(&self) -> Result<()> {
         kubectl(self.workdir, &["delete", "pod", CLIENT, PLAIN, "--grace-period=1"]).read()?;
         kubectl(self.workdir, &["delete", "deployment,service", NAME]).read()?;
         kubectl(self.workdir, &[&["delete"], &objects::NAMES[..]].concat()).read().map(|_| ())
     }
 
-    /// The nodes.
+    /// Returns the nodes.
     pub(super) fn nodes(&self) -> Vec<Node> {
         self.workdir.nodes()
     }
 
-    /// Runs these clients beside the work.
+    /// Runs these clients during `work`; returns their results and that of `work`.
     pub(super) fn knocking<T>(clients: Vec<Client>, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
         let clients = clients
             .into_iter()
@@ -89,7 +89,7 @@ impl<'a> Testbed<'a> {
         Ok((all, done))
     }
 
-    /// Runs a command in the network of a pod on the last node.
+    /// Returns a command that runs its arguments in the netns of a pod on the last node.
     pub(super) fn in_pod(&self) -> Result<Cmd> {
         let last = *self.nodes().last().context("a cluster without nodes")?;
         Ok(self
@@ -98,32 +98,32 @@ impl<'a> Testbed<'a> {
             .command(&["nsenter", &format!("--net={}", self.pod_network(last, CLIENT)?)]))
     }
 
-    /// Runs a command in the network of another pod there, by a process that is in no control group of the node: so no socket program
-    /// translates what it connects to.
+    /// Returns a command that runs its arguments in the netns of another pod there. Its process is outside the node's
+    /// cgroup, so no socket program translates its connections.
     pub(super) fn past_sockets(&self) -> Result<Cmd> {
         let last = *self.nodes().last().context("a cluster without nodes")?;
         let node = self.workdir.node(last).pid().context("the node does not run")?;
-        // Names of namespaces are in the node's own /run.
+        // The names of network namespaces are in the node's own /run.
         Ok(Cmd::new("nsenter").arg(format!("--net=/proc/{node}/root{}", self.pod_network(last, PLAIN)?)))
     }
 
-    /// Whether the Service answers a process of this node, now.
+    /// Whether the Service answers a process of this node now.
     pub(super) fn answers_on(&self, node: Node) -> bool {
         let url = format!("http://{ADDRESS}/hostname");
         self.workdir.node(node).command(&["curl", "-sf", "-m", "2", &url]).succeeds()
     }
 
-    /// The address of a pod.
+    /// Returns the address of a pod.
     pub(super) fn address(&self, pod: &str) -> Result<String> {
         kubectl(self.workdir, &["get", "pod", pod, "-o", "jsonpath={.status.podIP}"]).read()
     }
 
-    /// The same of IPv6.
+    /// Returns the IPv6 address of a pod.
     pub(super) fn address_v6(&self, pod: &str) -> Result<String> {
         kubectl(self.workdir, &["get", "pod", pod, "-o", "jsonpath={.status.podIPs[1].ip}"]).read()
     }
 
-    /// The network namespace of a pod, as a file on its node.
+    /// Returns the netns of a pod, as a path on its node.
     fn pod_network(&self, node: Node, pod: &str) -> Result<String> {
         let address = self.address(pod)?;
         let script = format!(
@@ -133,7 +133,7 @@ impl<'a> Testbed<'a> {
         told.lines().next().map(str::to_owned).with_context(|| format!("no namespace of the pod {address}"))
     }
 
-    /// Wants so many pods, and waits until they are ready and those too many are gone.
+    /// Scales the deployment, and waits until its pods are ready and surplus pods have ended.
     pub(super) fn scale(&self, pods: u8) -> Result<()> {
         let name = format!("deployment/{NAME}");
         kubectl(self.workdir, &["scale", &name, &format!("--replicas={pods}")]).read()?;
@@ -145,7 +145,7 @@ impl<'a> Testbed<'a> {
     }
 }
 
-/// The Service's port on a node.
+/// Returns the address and node port of the Service on a node.
 fn outside(node: Node) -> String {
     format!("{}:{NODE_PORT}", node.v4())
 }
@@ -172,7 +172,7 @@ fn objects(client_node: Node) -> Value {
     json!({ "apiVersion": "v1", "kind": "List", "items": items })
 }
 
-/// The keys in what bpftool printed of a map, as it takes them.
+/// Returns the keys in bpftool's dump of a map, in the form that bpftool accepts.
 pub(super) fn keys(dump: &str) -> Result<Vec<Vec<String>>> {
     let entries: Vec<Value> = serde_json::from_str(dump).context("bpftool printed something unexpected")?;
     entries
@@ -187,7 +187,7 @@ pub(super) fn keys(dump: &str) -> Result<Vec<Vec<String>>> {
         .collect()
 }
 
-/// A metric's value, summed over its labels; 0 if it is not there.
+/// Returns a metric's value, summed over its labels; 0 if the metric is missing.
 pub(super) fn total(metrics: &str, name: &str) -> f64 {
     let is_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']));
     let values = metrics.lines().filter(is_it);

@@ -1,5 +1,5 @@
-//! From this version to the one before, whose maps have another layout, and back, twice: as a process of each node, and
-//! by Helm with the charts of both.
+//! Downgrade from this version to the one before, whose maps have another layout, and upgrade back, twice: as a process of
+//! each node, or with Helm and the charts of both.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::previous::{self, Previous};
 use crate::workspace::Workspace;
 use crate::{log, signal};
 
-/// Under this name the nodes have this version's program whatever runs.
+/// Name of this version's program on the nodes, whichever version runs.
 const THIS: &str = "ballast-this";
-/// How long a downgrade may take, from its preparation on.
+/// Time limit of each step of a downgrade.
 const PATIENCE: Duration = Duration::from_mins(3);
-/// Traffic between two changes.
+/// Duration of the traffic between two changes.
 const BETWEEN: Duration = Duration::from_secs(3);
 
-/// What can be had only before clients run: builds take minutes.
+/// Builds and loads the version before, before clients run: builds take minutes.
 pub(super) fn prepare(testbed: &Testbed<'_>) -> Result<Previous> {
     let previous = previous::image(&Workspace::find()?)?;
     if testbed.agents == Agents::Pods {
@@ -33,7 +33,7 @@ pub(super) fn prepare(testbed: &Testbed<'_>) -> Result<Previous> {
     Ok(previous)
 }
 
-/// There and back, twice; the second way there is Helm's rollback.
+/// Downgrades and upgrades twice; with Helm, the second downgrade is a rollback.
 pub(super) fn there_and_back(testbed: &Testbed<'_>, previous: &Previous) -> Result<()> {
     for round in 0..2 {
         downgrade(testbed, previous, round > 0).with_context(|| format!("downgrade {round}"))?;
@@ -99,12 +99,12 @@ fn upgrade(testbed: &Testbed<'_>) -> Result<()> {
     Ok(())
 }
 
-/// With the time, which failures have too.
+/// Logs an event with the time, which the lines of failures also have.
 fn told(what: &str) {
     log::line(format_args!("    {:.3} {what}", jiff::Timestamp::now()));
 }
 
-/// From now on `ballast` is this file; what runs goes on.
+/// Replaces the file of `ballast`; a running process continues with the old one.
 fn take(workdir: &Workdir, program: &Path) -> Result<()> {
     let unfinished = workdir.programs().join("ballast-unfinished");
     std::fs::copy(program, &unfinished)
@@ -112,7 +112,7 @@ fn take(workdir: &Workdir, program: &Path) -> Result<()> {
         .context("cannot replace the agent's program")
 }
 
-/// Begins `ballast downgrade` on a node, and waits until the maps for the version before are there.
+/// Starts `ballast downgrade` on a node, and waits until the maps for the version before exist.
 fn make_ready(workdir: &Workdir, on: Node) -> Result<()> {
     let machine = workdir.node(on);
     machine.run("downgrade", &[THIS, "downgrade", "--wait", "3m"])?;
@@ -121,7 +121,7 @@ fn make_ready(workdir: &Workdir, on: Node) -> Result<()> {
     })
 }
 
-/// Waits until the programs of the version before are everywhere, and this version's are gone.
+/// Waits until the programs of the version before are attached everywhere, and this version's are gone.
 fn finished(workdir: &Workdir, on: Node) -> Result<()> {
     let machine = workdir.node(on);
     let log = machine.log("downgrade");

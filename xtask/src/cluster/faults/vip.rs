@@ -1,5 +1,5 @@
-//! An address of the control plane by Ballast alone: a Service of a folder on every node, beside a list of API servers of
-//! which one is killed.
+//! A virtual address of the control plane by Ballast alone: a static Service on every node, and a list of API servers, one
+//! of which is killed.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -12,12 +12,12 @@ use crate::cluster::{Workdir, control, deployed, each, workdir};
 use crate::signal;
 use crate::workspace::Workspace;
 
-/// On each node.
+/// Folder of static Services on each node.
 const FOLDER: &str = "/var/lib/ballast-manifests";
-/// A Service that comes while one API server is away.
+/// A Service that is created while one API server is away.
 const NEWER: &str = "newer";
 
-/// One of two API servers is killed, the one that agents talk to; what asks the virtual address goes on.
+/// Kills one of two API servers, the one that agents talk to; clients of the virtual address have to continue.
 pub(super) fn goes_on(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
     let workdir = testbed.workdir;
     for node in workdir.nodes() {
@@ -52,10 +52,10 @@ fn with_both(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
         "of {all} requests to https://{CONTROL_VIP}:6443 from processes of all nodes in the seconds after one of two API \
          servers was killed, {failed} failed; the others did not wait"
     ));
-    // A process that meets the dead one gets ECONNREFUSED, at most once in 1 s, 4 s, 16 s on a node.
+    // A process whose connection goes to the dead server gets ECONNREFUSED, at most once in 1 s, then 4 s, then 16 s on a node.
     ensure!(failed * 4 <= all, "{failed} of {all} requests failed");
     let server = format!("--server=https://{CONTROL_VIP}:6443");
-    // kubectl itself does not try again: it may be the one that meets the dead server.
+    // kubectl does not retry, and its connection may be the one that goes to the dead server.
     let until_done = |what: &str, words: &[&str]| {
         let mut refused = 0;
         signal::wait_for(what, SOON, || match workdir.node(Node(1)).command(words).read() {
@@ -83,7 +83,7 @@ fn with_both(testbed: &Testbed<'_>, kit: &Kit) -> Result<()> {
     told
 }
 
-/// Gives the agents the folder and both API servers, or takes them away again.
+/// Configures the folder and both API servers on the agents, or restores the earlier configuration.
 fn configure(testbed: &Testbed<'_>, wanted: bool) -> Result<()> {
     let workdir = testbed.workdir;
     if testbed.agents == Agents::Pods {
@@ -101,7 +101,7 @@ fn configure(testbed: &Testbed<'_>, wanted: bool) -> Result<()> {
     testbed.agents.replace(workdir)
 }
 
-/// Asks the virtual address so often on each node at once: how many requests there were, and how many failed.
+/// Sends `times` requests to the virtual address on each node in parallel; returns the numbers of requests and of failures.
 fn asked(workdir: &Workdir, times: u32) -> Result<(u32, u32)> {
     let failed = std::sync::atomic::AtomicU32::new(0);
     let script = format!(

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Line, some};
-use crate::cli::check::facts::{Installed, Told};
+use crate::cli::check::facts::{AgentMetrics, Installed};
 use crate::cli::show::{AgentState, is_nearly_full};
 use crate::programs::hooks::{Direction, SOCKET_HOOKS, XDP};
 
@@ -15,8 +15,8 @@ pub(super) fn judge(installed: &Installed) -> Vec<Line> {
     let mut lines =
         vec![agent(installed), problems(installed), sockets(installed), devices(installed), pins(installed)];
     lines.extend(maps(installed));
-    if let Some(told) = &installed.told {
-        lines.extend([version(told), sync(told), audit(told)]);
+    if let Some(metrics) = &installed.metrics {
+        lines.extend([version(metrics), sync(metrics), audit(metrics)]);
     }
     lines
 }
@@ -161,10 +161,10 @@ fn maps(installed: &Installed) -> Vec<Line> {
     vec![Line::pass(MAPS, format!("all {} maps are pinned", rows.len())), usage]
 }
 
-fn version(told: &Told) -> Line {
+fn version(metrics: &AgentMetrics) -> Line {
     const CHECK: &str = "agent-version";
     let ours = env!("CARGO_PKG_VERSION");
-    match told.version.as_deref() {
+    match metrics.version.as_deref() {
         Some(version) if version == ours => Line::pass(CHECK, version),
         Some(version) => Line::warn(
             CHECK,
@@ -179,10 +179,10 @@ fn version(told: &Told) -> Line {
     }
 }
 
-fn sync(told: &Told) -> Line {
+fn sync(metrics: &AgentMetrics) -> Line {
     const CHECK: &str = "sync";
     let advice = "see the agent's log, and `ballast status` for objects that are not programmed";
-    let Some(age) = told.sync_age else {
+    let Some(age) = metrics.sync_age else {
         return Line::fail(
             CHECK,
             "the agent has not completed a sync yet",
@@ -190,23 +190,23 @@ fn sync(told: &Told) -> Line {
         );
     };
     let seconds = age.as_secs();
-    if !told.synced {
+    if !metrics.synced {
         return Line::warn(CHECK, "some listed objects are not programmed yet", advice);
     }
     if age > OLD {
-        let seen = format!("the last sync was {seconds} s ago; {} changes are pending", told.pending);
-        return if told.pending > 0 {
+        let seen = format!("the last sync was {seconds} s ago; {} changes are pending", metrics.pending);
+        return if metrics.pending > 0 {
             Line::fail(CHECK, seen, advice)
         } else {
             Line::warn(CHECK, seen, advice)
         };
     }
-    Line::pass(CHECK, format!("the last sync was {seconds} s ago; {} changes are pending", told.pending))
+    Line::pass(CHECK, format!("the last sync was {seconds} s ago; {} changes are pending", metrics.pending))
 }
 
-fn audit(told: &Told) -> Line {
+fn audit(metrics: &AgentMetrics) -> Line {
     const CHECK: &str = "audit";
-    let Told { audits_clean: clean, audits_repaired: repaired, audits_failed: failed, .. } = told;
+    let AgentMetrics { audits_clean: clean, audits_repaired: repaired, audits_failed: failed, .. } = metrics;
     let seen = format!(
         "{clean} audits found no difference to the API server, {repaired} repaired a difference, {failed} failed"
     );

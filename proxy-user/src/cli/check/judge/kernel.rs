@@ -5,7 +5,7 @@ use crate::cli::check::facts::Kernel;
 use crate::programs::{Lack, OLDEST, is_too_old};
 
 /// Marks the release of a kernel with backported BPF: Red Hat Enterprise Linux and the distributions built from it.
-const CARRIES_BACK: &str = ".el";
+const BACKPORT_MARK: &str = ".el";
 
 pub(super) fn judge(kernel: &Kernel) -> Vec<Line> {
     vec![version(kernel), types(kernel), options(kernel), features(kernel), btf(kernel), jit(kernel)]
@@ -17,7 +17,7 @@ fn version(kernel: &Kernel) -> Line {
     let oldest = format!("the programs need Linux {major}.{minor} or newer");
     match is_too_old(release) {
         Some(false) => Line::pass(CHECK, format!("Linux {release}")),
-        Some(true) if release.contains(CARRIES_BACK) => Line::warn(
+        Some(true) if release.contains(BACKPORT_MARK) => Line::warn(
             CHECK,
             format!("Linux {release}; {oldest}, but this distribution backports BPF of newer kernels"),
             "try it on one node: if the kernel rejects the programs, the agent exits with the verifier's log",

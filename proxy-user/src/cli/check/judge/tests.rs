@@ -9,7 +9,7 @@ use proxy_common::config::PortRange;
 use rstest::rstest;
 
 use super::{Line, Outcome, judge, some};
-use crate::cli::check::facts::{ApiAccess, Device, Facts, Installed, Told};
+use crate::cli::check::facts::{AgentMetrics, ApiAccess, Device, Facts, Installed};
 use crate::cli::show::AgentState;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
@@ -74,12 +74,12 @@ fn well() -> Facts {
     facts.installed = Some(Installed {
         agent: AgentState::Answered { address: address(), status: 200 },
         problems: Vec::new(),
-        told: Some(Told {
+        metrics: Some(AgentMetrics {
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             synced: true,
             sync_age: Some(Duration::from_secs(10)),
             audits_clean: 3,
-            ..Told::default()
+            ..AgentMetrics::default()
         }),
         maps: Ok((vec![row("services", 1)], 3)),
         owner: Ok(()),
@@ -126,8 +126,8 @@ fn installed(facts: &mut Facts) -> &mut Installed {
     facts.installed.as_mut().expect("it is installed")
 }
 
-fn told(facts: &mut Facts) -> &mut Told {
-    installed(facts).told.as_mut().expect("it answers")
+fn told(facts: &mut Facts) -> &mut AgentMetrics {
+    installed(facts).metrics.as_mut().expect("it answers")
 }
 
 fn rules() -> KubeProxyRules {
@@ -257,7 +257,7 @@ fn lines(#[case] check: &str, #[case] outcome: Outcome, #[case] words: &str, #[c
 #[test]
 fn an_agent_that_does_not_answer_has_no_lines_about_its_metrics() {
     let mut facts = well();
-    installed(&mut facts).told = None;
+    installed(&mut facts).metrics = None;
     assert!(judge(&facts).iter().all(|line| !["sync", "audit", "agent-version"].contains(&line.check)));
 }
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::model::arbitrary::{event, service, service_name, slice};
 use crate::model::{Event, Listing, Object};
 
-/// What a folder may hold.
+/// Generates the content of a folder.
 fn statics() -> impl Strategy<Value = Event> {
     let services = btree_map(service_name(), service(), 0..3);
     let slices = vec(slice(), 0..4);
@@ -18,7 +18,7 @@ fn statics() -> impl Strategy<Value = Event> {
     })
 }
 
-/// What is seen of each Service.
+/// Returns each visible Service with its slices.
 fn seen(cluster: &Cluster) -> BTreeMap<ServiceName, (Service, Vec<EndpointSlice>)> {
     let one = |service: &Service| {
         (service.name.clone(), (service.clone(), cluster.slices(&service.name).cloned().collect()))
@@ -26,7 +26,7 @@ fn seen(cluster: &Cluster) -> BTreeMap<ServiceName, (Service, Vec<EndpointSlice>
     cluster.services().map(one).collect()
 }
 
-/// The same list again.
+/// Returns a cluster to which these events were applied.
 fn lists(events: &[Event]) -> Cluster {
     let mut cluster = Cluster::default();
     for event in events {
@@ -36,7 +36,7 @@ fn lists(events: &[Event]) -> Cluster {
 }
 
 proptest! {
-    /// Whenever the folder changes, what is seen in the end is the same, and whatever differs was told as changed.
+    /// The final state does not depend on when the folder changes, and each Service that differs was returned as changed.
     #[test]
     fn the_folder_may_change_at_any_time(
         history in vec(event(), 0..24),
@@ -61,7 +61,7 @@ proptest! {
         let (begins, ends) = ([std::slice::from_ref(&last), &history[..]].concat(), [&history[..], std::slice::from_ref(&last)].concat());
         prop_assert_eq!(seen(&cluster), seen(&lists(&begins)));
         prop_assert_eq!(seen(&cluster), seen(&lists(&ends)));
-        // An empty folder leaves what the API server has told.
+        // With an empty folder, the state is that of the API server alone.
         cluster.apply(Event::Static { services: Vec::new(), slices: Vec::new() });
         prop_assert_eq!(seen(&cluster), seen(&lists(&history)));
     }
@@ -100,11 +100,11 @@ fn a_service_of_the_folder_stands_before_one_of_the_api_server_and_says_so() {
     assert!(message.contains("--manifests") && message.contains("API server"), "{message}");
     let slices: Vec<_> = cluster.slices(&name).map(|slice| slice.name.to_string()).collect();
     assert_eq!(slices, ["default/vip-1"], "the API server's slices do not count");
-    // The API server gives it up.
+    // The API server deletes its Service.
     let list = Listing::Services(vec![named("web", "10.96.0.2")]);
     assert_eq!(cluster.apply(Event::Reset(list)), BTreeSet::from([name.clone()]));
     assert!(cluster.service(&name).unwrap().problems.is_empty());
-    // And has it again, when the folder gives it up.
+    // The API server has a Service of this name again; it becomes visible when the folder has none.
     cluster.apply(Event::Apply(Object::Service(named("vip", "10.96.0.3"))));
     cluster.apply(Event::Static { services: Vec::new(), slices: Vec::new() });
     let vip = cluster.service(&name).unwrap();
