@@ -41,15 +41,15 @@ fi
 
 if [[ ! $archive ]]; then
     (cd "$root" && cargo xtask image)
-    # One version, one architecture: the newest file is what was just made.
+    # The newest file is the archive that was just built: there is one version and one architecture.
     archive=$(find "$root/target/image" -name 'ballast-*.tar' -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2-)
 fi
 
-# No --wait: nodes are ready with their network, which kind's CNI plugin sets up without Services.
+# No --wait: nodes become ready with their network, which kind's CNI plugin sets up without Services.
 kind create cluster --name "$name" --config "$here/cluster.yaml" ${node_image:+--image "$node_image"}
 kind load image-archive --name "$name" "$archive"
 
-# Nodes know the control plane by its container's name, and its certificate is valid for it.
+# Nodes resolve the name of the control plane's container, and the API server's certificate is valid for that name.
 helm --kube-context "kind-$name" install ballast "$root/deploy/chart" --namespace kube-system \
     --values "$here/values.yaml" --set "apiServer.host=$name-control-plane" --wait --timeout 3m
 

@@ -32,7 +32,7 @@ uninstall() {
         fi
     done
     if [ "$1" = clean ] && [ -z "$dest" ] && [ -x "$program" ]; then
-        # The same folders as the agent's.
+        # `cleanup` needs the folders that the agent uses.
         # shellcheck disable=SC1090 # written on this machine
         if [ -f "$environment" ]; then set -a; . "$environment"; set +a; fi
         "$program" cleanup --yes
@@ -91,7 +91,7 @@ fi
 say "installed $("$binary" --version)"
 if [ "$start" = yes ] && has_systemd; then
     systemctl daemon-reload
-    # One word each, or none: the second service is no part of every installation.
+    # Without quotes, because $helper is empty if the second service is not installed.
     # shellcheck disable=SC2086
     systemctl enable ballast.service $helper
     # shellcheck disable=SC2086

@@ -27,7 +27,7 @@ pub const HEALTH_NEWCOMER: u64 = 1 << 61;
 pub const HEALTH_ANSWERED: u64 = 1 << 62;
 /// How often connections of the first client alone have failed again: each time, this client skips the backend for four
 /// times as long. Two bits.
-pub const HEALTH_AGAIN: u64 = 1 << AGAIN_LOW | 1 << AGAIN_HIGH;
+pub const HEALTH_REPEATS: u64 = 1 << AGAIN_LOW | 1 << AGAIN_HIGH;
 
 const CLIENT_BITS: u32 = 12;
 const CLIENTS: u64 = (1 << CLIENT_BITS) - 1;
@@ -39,7 +39,7 @@ const AGAIN_HIGH: u32 = 63;
 
 /// The highest level: an ejection lasts 32 seconds.
 const MOST_LEVEL: u32 = 5;
-/// The highest count in [`HEALTH_AGAIN`]: the client skips the backend for 64 seconds.
+/// The highest count in [`HEALTH_REPEATS`]: the client skips the backend for 64 seconds.
 const MOST_AGAIN: u32 = 3;
 /// Maximum time for which a backend gets a small share, in seconds.
 pub const TRIAL_SECS: u32 = 30;
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(current(word, now.wrapping_add(HZ), HZ), HEALTH_ANSWERED);
         // The failure of the second client ejects the backend for as long as after a first failure.
         assert!(fail(&mut word, OTHER, now));
-        assert_eq!((ejected_for(word, now, HZ), word & HEALTH_AGAIN), (Some(HZ), 0));
+        assert_eq!((ejected_for(word, now, HZ), word & HEALTH_REPEATS), (Some(HZ), 0));
     }
 
     #[test]

@@ -2,17 +2,17 @@
 //! self-contained: a reader that knows its first word needs nothing else that the agent may change.
 //!
 //! Words of a table: first the [`HEADER`] words (size and number of backends; signature; checksum), then the ids of the
-//! backends, two in a word, then the entries. An entry is a position in the list of ids, in a byte for up to [`NARROW`]
-//! backends, else in 16 bits.
+//! backends, two in a word, then the entries. An entry is a position in the list of ids, in a byte for up to
+//! [`MAX_BYTE_BACKENDS`] backends, else in 16 bits.
 
 use crate::select::random_slot;
 
 /// Number of words before the ids.
 pub const HEADER: u32 = 3;
 /// Maximum number of backends whose positions fit into a byte.
-pub const NARROW: u32 = 256;
+pub const MAX_BYTE_BACKENDS: u32 = 256;
 /// Maximum number of backends of a table.
-pub const MOST: u32 = u16::MAX as u32;
+pub const MAX_BACKENDS: u32 = u16::MAX as u32;
 
 /// Sizes of tables: the largest primes below powers of two. There are few sizes, because nearly all flows move when a set
 /// of backends outgrows a size. Small sizes grow by a factor of four; for large ones, this would need too much memory.
@@ -38,7 +38,7 @@ pub const fn id_words(backends: u32) -> u32 {
 /// Returns the number of entries in a word.
 #[inline(always)]
 pub const fn per_word(backends: u32) -> u32 {
-    if backends <= NARROW { 8 } else { 4 }
+    if backends <= MAX_BYTE_BACKENDS { 8 } else { 4 }
 }
 
 /// Returns the number of words of a whole table.
@@ -54,7 +54,7 @@ pub const fn shape(size: u32, backends: u32) -> u64 {
 
 /// Returns the numbers of entries and of backends from the first word of a table.
 #[inline(always)]
-pub const fn of_shape(word: u64) -> (u32, u32) {
+pub const fn size_and_backends(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
@@ -88,11 +88,11 @@ pub const fn previous(tables: u64) -> u32 {
 #[inline(always)]
 pub fn backend(base: u32, hash: u32, word: impl Fn(u32) -> Option<u64>) -> u32 {
     let Some(first) = word(base) else { return 0 };
-    let (size, backends) = of_shape(first);
+    let (size, backends) = size_and_backends(first);
     let entry = random_slot(hash, size);
     let ids = base.wrapping_add(HEADER);
     let table = ids.wrapping_add(id_words(backends));
-    let position = if backends <= NARROW {
+    let position = if backends <= MAX_BYTE_BACKENDS {
         let Some(packed) = word(table.wrapping_add(entry / 8)) else { return 0 };
         (packed >> (entry % 8 * 8)) as u32 & 0xff
     } else {
@@ -126,7 +126,7 @@ mod tests {
             [1_021, 1_021, 4_093, 4_093, 16_381, 16_381, 65_521, 65_521]
         );
         assert!((1..=6_500).all(|n| size(n) >= ENTRIES_EACH * n));
-        assert_eq!(size(MOST), 1_048_573);
+        assert_eq!(size(MAX_BACKENDS), 1_048_573);
     }
 
     #[test]

@@ -171,12 +171,12 @@ pub const CONNECT_TIMES: &str = "connect_times";
 /// Index of a device on which XDP may send packets of other devices; the value has no meaning; hash.
 pub const XDP_DEVICES: &str = "xdp_devices";
 
-/// Number to a program of [`CALLED`]; array of programs. Each load of the programs has its own array, pinned under the ids
+/// Number to a program of [`TAIL_CALL_TARGETS`]; array of programs. Each load of the programs has its own array, pinned under the ids
 /// of the programs that use it.
 pub const CALLS: &str = "calls";
 
 /// The targets of the packet programs' tail calls, by their number in [`CALLS`].
-pub const CALLED: [&str; 6] = ["known4", "known6", "stages4", "stages6", "tunnel4", "tunnel6"];
+pub const TAIL_CALL_TARGETS: [&str; 6] = ["known4", "known6", "stages4", "stages6", "tunnel4", "tunnel6"];
 
 /// Maps that are not pinned by name: their content is not needed after the packet, or can be created again.
 pub const PRIVATE: &[&str] = &[

@@ -1,7 +1,7 @@
 //! `prefilter`: one cheap check that lets the programs pass foreign packets.
 //!
 //! A bitmap of hashed (address, port, protocol): one half for frontends (checked for destinations at ingress) and one for
-//! backends (checked for sources at egress). A clear bit means that the packet is certainly foreign; a set bit means that
+//! backends (checked for sources at egress, and at ingress for replies to SNAT and for direct connections). A clear bit means that the packet is certainly foreign; a set bit means that
 //! the tables have to be looked up. The agent sets a bit before the first entry that needs it, and clears it long after the
 //! last such entry was removed, so that draining flows are still translated.
 

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use crate::api::fresh::Fresh;
+use crate::api::fresh::Relister;
 use crate::audit::{Ask, Audits};
 use crate::cli::origins::{self, Origin};
 use crate::config::RunConfig;
@@ -55,7 +55,7 @@ const QUEUE: usize = 1024;
 /// The number of Kubernetes Events that may wait to be sent; further ones are lost.
 const NOTICES: usize = 256;
 /// How long the agent waits for the last events and telemetry to be sent before it exits.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Returns the origins of the settings in kube-proxy's configuration file.
 fn file_origins(config: &RunConfig) -> Vec<Origin> {
@@ -82,7 +82,7 @@ pub fn run(config: RunConfig, mut origins: Vec<Origin>, exporter: Option<Exporte
         let running = otlp::start(exporter, &config).await;
         let result = serve(config, origins, telemetry).await;
         if let Some(running) = running {
-            running.finish(LAST_WORDS).await;
+            running.finish(FLUSH_TIMEOUT).await;
         }
         result
     });
@@ -112,7 +112,7 @@ async fn serve(
     let (ask_for_nodes, needs_nodes) = oneshot::channel();
     let (told, servers) = watch::channel(ApiServers::default());
     let (source, client) = objects::open(&config, sender, to_tell, needs_nodes, told).await?;
-    tasks.needs("source", source);
+    tasks.spawn_required("source", source);
     let programs = Arc::new(start_programs(&config).await?);
     let store = KernelStore::open(&programs.pin_dir())?;
     let settings = DriverSettings {
@@ -137,10 +137,16 @@ async fn serve(
     let (status, programmed) = (driver.status(), driver.programmed());
     let audits = Arc::new(Audits::default());
     if let Some(client) = client.filter(|_| !config.api_audit_period.is_zero()) {
-        tasks.helps(audit(client, Ask::new(ask), Arc::clone(&config), status.clone(), Arc::clone(&audits)));
+        tasks.spawn_optional(audit(
+            client,
+            Ask::new(ask),
+            Arc::clone(&config),
+            status.clone(),
+            Arc::clone(&audits),
+        ));
     }
     let mut needs = status.clone();
-    tasks.helps(async move {
+    tasks.spawn_optional(async move {
         if needs.wait_for(|status| status.needs_nodes).await.is_ok() {
             // If the source has ended, the request is not needed.
             let _ = ask_for_nodes.send(());
@@ -148,27 +154,27 @@ async fn serve(
     });
     notices.try_send(Notice::starting()).context("the event recorder has ended")?;
 
-    tasks.needs("host", host);
-    tasks.needs("driver", async move {
+    tasks.spawn_required("host", host);
+    tasks.spawn_required("driver", async move {
         driver.run(events).await;
     });
-    tasks.runs(attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone()));
+    tasks.spawn_fallible(attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone()));
     let metrics = Metrics::new(&config.bpffs, status.clone()).with_repairs(programs.repairs());
     let metrics = metrics.with_audits(audits).with_api_servers(servers);
     let mut metrics = metrics.with_xdp(programs.xdp_devices());
     if let Some((logs, counts)) = telemetry {
         metrics = metrics.with_telemetry(counts);
-        tasks.helps(otlp::events(logs, Arc::clone(&config), status.clone()));
+        tasks.spawn_optional(otlp::events(logs, Arc::clone(&config), status.clone()));
     }
     let metrics = Arc::new(metrics);
     let answers =
         answer(&config, &origins, status.clone(), programmed, Arc::clone(&metrics), notices.clone())?;
-    tasks.runs(async move { Ok(answers.await?) });
-    tasks.runs(config_file::until_changed(config.kube_proxy.clone()));
+    tasks.spawn_fallible(async move { Ok(answers.await?) });
+    tasks.spawn_fallible(config_file::until_changed(config.kube_proxy.clone()));
     let uplinks = programs.xdp_devices().follow();
-    tasks.helps(notices::tell_xdp(uplinks, config.paths.xdp, notices.clone()));
-    tasks.helps(notices::tell_problems(status.clone(), notices));
-    tasks.helps(note_faults(Arc::clone(&metrics), config.bpffs.clone()));
+    tasks.spawn_optional(notices::tell_xdp(uplinks, config.paths.xdp, notices.clone()));
+    tasks.spawn_optional(notices::tell_problems(status.clone(), notices));
+    tasks.spawn_optional(note_faults(Arc::clone(&metrics), config.bpffs.clone()));
     let tell = move |swept: &sockets::Swept| {
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
         swept.reset.iter().for_each(|(family, count)| metrics.reset_sockets(*family, *count));
@@ -177,10 +183,10 @@ async fn serve(
             metrics.failed_socket_sweep();
         }
     };
-    tasks.helps(sockets::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell));
-    tasks.helps(connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone()));
-    tasks.helps(memory::give_back(status.clone()));
-    tasks.helps(announce(status));
+    tasks.spawn_optional(sockets::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell));
+    tasks.spawn_optional(connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone()));
+    tasks.spawn_optional(memory::give_back(status.clone()));
+    tasks.spawn_optional(announce(status));
     wait_for_the_end(tasks).await
 }
 
@@ -307,7 +313,7 @@ async fn audit(
         }
     };
     let (period, node) = (config.api_audit_period, &config.node_name);
-    crate::audit::run(Fresh::new(client), view, driver, node, period, status, &audits).await;
+    crate::audit::run(Relister::new(client), view, driver, node, period, status, &audits).await;
 }
 
 /// Periodically records the faults that the programs have counted.
@@ -341,7 +347,7 @@ async fn wait_for_the_end(mut tasks: Supervisor) -> anyhow::Result<()> {
         _ = interrupt.recv() => {}
         error = tasks.failed() => {
             tracing::error!("{error:#}; exiting; programs and maps stay in place");
-            sleep(LAST_WORDS).await;
+            sleep(FLUSH_TIMEOUT).await;
             return Err(error);
         }
     }

@@ -1,4 +1,4 @@
-//! Attaching, restarting, losing and removing, on this machine's kernel.
+//! Attaching programs, restarts, lost pins and cleanup, on this machine's kernel.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "attach/devices.rs"]
@@ -21,12 +21,12 @@ use proxy_user::programs::{
 };
 use rustix::thread::CapabilitySet;
 
-/// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR` at `BPF_CGROUP_INET4_CONNECT`.
+/// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR` and `BPF_CGROUP_INET4_CONNECT`.
 const CONNECT4: (u32, u32) = (18, 10);
-/// `BPF_PROG_TYPE_SCHED_CLS` at `BPF_TCX_INGRESS`.
+/// `BPF_PROG_TYPE_SCHED_CLS` and `BPF_TCX_INGRESS`.
 const INGRESS: (u32, u32) = (3, 46);
 
-/// Whether every socket hook came to its program in that way.
+/// Whether every socket hook has the expected outcome.
 fn all(outcomes: &[(&str, Outcome)], expected: Outcome) -> bool {
     outcomes.len() == SOCKET_HOOKS.len() && outcomes.iter().all(|(_, outcome)| *outcome == expected)
 }
@@ -39,7 +39,7 @@ fn socket_links(node: &Node) -> BTreeMap<&'static str, (u32, u32)> {
     SOCKET_HOOKS.iter().map(|(name, _)| (*name, read(name))).collect()
 }
 
-/// The folder of this version's maps.
+/// Name of the folder with the maps of this ABI version.
 fn version() -> String {
     format!("v{}", proxy_common::version::ABI_VERSION)
 }
@@ -89,7 +89,7 @@ fn after_a_lost_bpffs_each_hook_has_one_program() {
         let before = socket_links(node);
         let packets = links_on_device(device);
         drop(first);
-        // A mount over the old one hides the pins and keeps the links.
+        // A new bpffs mounted over the old one hides the pins and keeps the links.
         run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
 
         let second = node.start();
@@ -115,7 +115,7 @@ fn a_second_link_of_ours_on_a_hook_goes() {
         first.attach_device(device, false).unwrap();
         drop(first);
         run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
-        // An agent that may not look by id cannot find the old links, and attaches beside them.
+        // Without CAP_SYS_ADMIN, an agent cannot search links by id: it does not find the old links, and attaches new ones.
         let few = Privileges::reduce(CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON);
         let second = node.start();
         assert!(all(&second.attach_sockets().unwrap(), Outcome::Attached));
@@ -167,7 +167,7 @@ fn programs_of_others_survive_everything() {
 fn the_order_among_the_programs_of_others_is_as_set() {
     on_node(|node| {
         let device = veth("v0");
-        // Two foreign ones on each hook, in front and behind.
+        // Two foreign programs on each hook, the first and the last.
         let foreign: Vec<_> = TCX
             .iter()
             .flat_map(|hook| [Rank::First, Rank::Last].map(|rank| (*hook, rank)))
@@ -198,11 +198,11 @@ fn the_order_among_the_programs_of_others_is_as_set() {
         let kept = links_on_device(device);
         assert_eq!(start(TcxOrder::Nest), [0, 2]);
         assert_eq!(links_on_device(device), kept, "a restart keeps the links");
-        // The links of an agent with another setting, or of an older one.
+        // Each agent finds links in another order: those of an agent with another setting, or of an older version.
         assert_eq!(start(TcxOrder::First), [0, 0]);
         assert_eq!(start(TcxOrder::Last), [2, 2]);
         assert_eq!(start(TcxOrder::Nest), [0, 2]);
-        // A foreign program is attached in front meanwhile.
+        // A foreign program is attached in front of ours.
         let late = foreign_link(device);
         assert_eq!(tcx_links(device, INGRESS.1).unwrap()[0], late.info().unwrap().id);
         let agent = node.start();
@@ -215,7 +215,7 @@ fn the_order_among_the_programs_of_others_is_as_set() {
     });
 }
 
-/// A foreign program in front of all others at ingress.
+/// Attaches a foreign program in front of all others at ingress.
 fn foreign_link(device: u32) -> Link {
     Link::to_device(foreign(INGRESS.0, 0).as_fd(), device, INGRESS.1, Rank::First).unwrap()
 }
@@ -231,7 +231,7 @@ fn cleanup_leaves_nothing_and_finds_nothing_the_second_time() {
         let refused = cleanup(&node.bpffs, None);
         assert!(matches!(refused, Err(Error::InUse { .. })), "an agent runs: {refused:?}");
         drop(agent);
-        // Half of it is missing: the links of two hooks have lost their pins, and a map.
+        // A new bpffs hides all pins, and the next agent pins new maps without attaching: the links have lost their pins.
         run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
         drop(node.start());
 
@@ -290,7 +290,7 @@ fn another_cgroup_takes_the_programs_with_it() {
         assert!(all(&agent.attach_sockets().unwrap(), Outcome::Attached));
         assert_eq!((node.links_on_cgroup().len(), links_on(&inner).len()), (0, SOCKET_HOOKS.len()));
         drop(agent);
-        // The cgroup goes, and its links with it: the next start makes new ones.
+        // The links are removed with their cgroup: the next start attaches new ones.
         fs::remove_dir(&inner).unwrap();
         let agent = node.start();
         assert!(all(&agent.attach_sockets().unwrap(), Outcome::Attached));
@@ -400,7 +400,7 @@ fn pins_that_others_may_change_are_refused() {
             assert!(matches!(beside, Err(Error::NotOurs { .. })) || path != node.ballast(), "{beside:?}");
             run(&format!("{undo} {shown}"));
         };
-        // What a user of the node may do before any agent runs: the kernel mounts a bpffs with mode 1777.
+        // Any user of the node may do this before an agent runs: the kernel mounts a bpffs with mode 1777.
         refused("setpriv --reuid 12345 --clear-groups mkdir -m 755", &node.ballast(), "rmdir");
         refused("mkdir -m 777", &node.ballast(), "rmdir");
         assert!(!node.ballast().exists());

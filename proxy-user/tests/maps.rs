@@ -1,4 +1,4 @@
-//! The kernel's maps against the memory's: the same writes leave the same contents.
+//! Compares `KernelStore` with `MemoryStore`: the same writes must result in the same contents.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +40,7 @@ use proxy_user::sync::{QuarantinePeriods, Reconciler, Step};
 const NO_PREALLOC: u32 = 1;
 const MMAPABLE: u32 = 1 << 10;
 
-/// Maps of these capacities, pinned in a bpffs of their own, which goes with the value.
+/// Maps pinned in a separate bpffs, which is unmounted when the value is dropped.
 struct Pins {
     dir: tempfile::TempDir,
 }
@@ -82,7 +82,7 @@ impl Pins {
         }
         let health = Array::<MapData, u64>::create(backends, MMAPABLE).unwrap();
         health.pin(pins.path().join(HEALTH)).unwrap();
-        // aya makes every other kind of map by itself.
+        // aya has functions to create the other types of maps, but not this one.
         let kind = aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_LRU_HASH as u32;
         let lru = aya_obj::Map::new_from_params(kind, size_of::<RefusalKey>() as u32, 8, 64, 0);
         MapData::create(lru, "refusals", None).unwrap().pin(pins.path().join(REFUSALS)).unwrap();
@@ -123,7 +123,7 @@ impl Pins {
         ranges.pin(at(Table::SrcRanges6)).unwrap();
     }
 
-    /// What the programs count for Services and for backends.
+    /// Returns the counters of the programs for Services and for backends.
     fn stats(&self) -> (PerCpuArray<MapData, ServiceStats>, Array<MapData, u64>) {
         let map = |name| MapData::from_pin(self.path().join(name)).unwrap();
         (
@@ -132,7 +132,7 @@ impl Pins {
         )
     }
 
-    /// Refusals by Service and reason.
+    /// Returns the map of refusals by Service and reason.
     fn refusals(&self) -> HashMap<MapData, RefusalKey, u64> {
         Map::LruHashMap(MapData::from_pin(self.path().join(REFUSALS)).unwrap()).try_into().unwrap()
     }
@@ -183,7 +183,7 @@ fn entry(id: u32) -> ServiceEntry {
     }
 }
 
-/// Both stores after the same writes.
+/// Applies the writes to both stores, and returns their contents, which must be equal.
 fn compare(kernel: &mut KernelStore, memory: &mut MemoryStore, writes: &[Write]) -> Contents {
     kernel.write(writes).unwrap();
     memory.write(writes).unwrap();
@@ -219,14 +219,14 @@ fn every_write_does_in_the_kernel_what_it_does_in_memory() {
         ],
     );
     assert_eq!((all.services.len(), all.names.len(), all.backends.len(), all.backends6.len()), (3, 2, 2, 1));
-    // Another process sees the same.
+    // A store that is opened now, as another process would, reads the same.
     assert!(KernelStore::open(pins.path()).unwrap().read(u32::MAX).unwrap() == all);
     assert_eq!(kernel.read(2).unwrap().backends.len(), 1, "ids below 2 only");
     let left = compare(
         &mut kernel,
         &mut memory,
         &[
-            // Removing what is not there is no error, wherever in a batch it stands.
+            // Removing an absent element is not an error, at any position of the batch.
             Write::NoService(key(v4(9))),
             Write::NoService(key(v4(1))),
             Write::NoService(key(v4(8))),
@@ -448,7 +448,7 @@ fn a_thousand_services_go_in_and_come_back_after_a_restart() {
     assert_eq!(second.store_mut().read(u32::MAX).unwrap().services.len(), 500);
 }
 
-/// The node in IPv4, as a row of the map.
+/// Returns the write of the node's IPv4 row.
 fn node(source: [u8; 4]) -> Write {
     Write::Node(Box::new(NodeRow::V4(NodeFamily {
         source: Some(source.into()),

@@ -1,4 +1,4 @@
-//! What the command line and the metrics read of real maps, at the sizes that users have.
+//! What the command line and the metrics read from the kernel's maps, also with the default capacities.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "figures for people")]
 
@@ -33,7 +33,7 @@ fn start_at_full_size(node: &Node) -> Programs {
 }
 
 fn flow(bits: u32, last_seen: u32) -> FlowEntry<[u8; 4]> {
-    // SAFETY: all zeros is a flow.
+    // SAFETY: an entry of zero bytes is valid.
     let empty: FlowEntry<[u8; 4]> = unsafe { std::mem::zeroed() };
     FlowEntry {
         client: [10, 0, 0, 9],
@@ -60,7 +60,7 @@ fn a_socket_is_stranded_when_its_endpoint_left_the_service_that_led_it_there() {
         };
         let gone = BackendEntry { state: BACKEND_GONE, ..entry };
         let mut backends = array::<BackendEntry<[u8; 4]>>(node, "backends");
-        // The third id was used again, by another endpoint; the fourth by the same one, for another Service.
+        // Id 3 was reused for another endpoint; id 4 for the same endpoint, but of another Service.
         let reused = BackendEntry { port: 54, ..entry };
         let others = BackendEntry { service: 4, ..entry };
         for (id, row) in [(1, entry), (2, gone), (3, reused), (4, others)] {
@@ -86,7 +86,7 @@ fn a_socket_is_stranded_when_its_endpoint_left_the_service_that_led_it_there() {
     });
 }
 
-/// A socket that is connected to `to`, and whose storage says that a Service led it there.
+/// Returns a socket connected to `to`, whose storage says that a Service was translated to it; and the socket's cookie.
 fn led(node: &Node, to: &str, storage: SocketStorage) -> (UdpSocket, u64) {
     let to: SocketAddr = to.parse().unwrap();
     let socket = UdpSocket::bind(if to.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).unwrap();
@@ -117,7 +117,7 @@ fn the_iterator_lists_the_sockets_of_its_network_namespace_that_services_led() {
         let sockets = [
             led(node, "127.0.0.1:53", v4),
             led(node, "[::1]:53", v6),
-            // It was connected to something else meanwhile.
+            // Later, this socket was connected directly, to an address of no Service.
             led(node, "127.0.0.1:53", SocketStorage { family: 0, ..v4 }),
         ];
         let _direct = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -129,7 +129,7 @@ fn the_iterator_lists_the_sockets_of_its_network_namespace_that_services_led() {
         let found = list();
         let expected = [(sockets[0].1, v4), (sockets[1].1, v6)];
         assert_eq!(found.iter().map(|one| (one.cookie, one.storage)).collect::<Vec<_>>(), expected);
-        // Those of another network namespace are listed by a thread that is there.
+        // A thread in another network namespace lists the sockets of that namespace.
         let elsewhere = std::thread::scope(|scope| {
             let look = || {
                 // SAFETY: only this thread changes its network namespace.
@@ -195,7 +195,7 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
         backends6.set(2, entry6, 0).unwrap();
         let map = Map::HashMap(MapData::from_pin(node.ballast().join("services")).unwrap());
         let mut services: aya::maps::HashMap<_, ServiceKey<[u8; 4]>, ServiceEntry> = map.try_into().unwrap();
-        // A node port, and a cluster address with its own port and without.
+        // A node port, a cluster address with a port, and the cluster address alone.
         for (addr, port, kind) in [
             ([0; 4], 30_080, KIND_NODE_PORT),
             ([10, 96, 0, 1], 80, KIND_CLUSTER_IP),
@@ -206,7 +206,7 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
                 .insert(key, ServiceEntry { tag: key.tag(), kind, ..ServiceEntry::default() }, 0)
                 .unwrap();
         }
-        // The kernel's clock is not told: what was seen in half a cycle from now counts as just now.
+        // User space estimates the kernel's jiffies: a time after the estimate, by up to half the 32-bit range, counts as now.
         let mut flows = array::<FlowEntry<[u8; 4]>>(node, "flows");
         let now = now(agent.hz());
         flows.set(0, flow(STATE_USED | SEEN_REPLY | ASSURED, now), 0).unwrap();
@@ -247,7 +247,7 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
         assert_eq!((used("sockets"), used("config")), (Some(0), None));
         assert_eq!((used("services"), used("services6")), (Some(3), Some(0)));
         assert_eq!(view.services().unwrap().len(), 2, "an address alone is nothing to dial");
-        // An empty trie takes none.
+        // An empty LPM trie uses no memory.
         let takes_none = |name| ["src_ranges", "src_ranges6"].contains(&name);
         assert!(
             overview.maps.iter().all(|row| row.memory.is_some_and(|bytes| bytes > 0 || takes_none(row.name)))
@@ -268,17 +268,17 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
             assert!(text.lines().any(|found| found == line), "{line} is missing in {text}");
         }
         drop(agent);
-        // The agent is not needed.
+        // The view does not need the agent.
         assert_eq!(View::open(&node.bpffs).unwrap().backends().unwrap(), rows);
     });
 }
 
-/// What this thread has used so far, however busy the machine is.
+/// Returns the CPU time of this thread so far, which does not depend on other load.
 fn cpu_time() -> Duration {
     rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).try_into().unwrap()
 }
 
-/// The kernel's jiffies, as the view estimates them.
+/// Returns the kernel's jiffies as the view estimates them.
 fn now(hz: u32) -> u32 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec.cast_unsigned() * u64::from(hz)) as u32 - 300 * hz
@@ -329,7 +329,7 @@ fn a_dry_run_says_what_cleanup_does_and_does_nothing() {
             agent.attach_device(device, false).unwrap();
             assert!(dry_run(&node.bpffs, None).is_err(), "as cleanup: an agent runs");
             drop(agent);
-            // A link without a pin.
+            // One link has lost its pin.
             std::fs::remove_file(node.ballast().join("links/sock_peer4")).unwrap();
             let before = attachments(&node.bpffs);
             let said = dry_run(&node.bpffs, Some(&node.cgroup)).unwrap();

@@ -1,4 +1,4 @@
-//! Debian's packages: look, install without starting services.
+//! Debian's packages: finds them, and installs them without starting services.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use crate::exec::{self, Cmd};
 use crate::log;
 
-/// Asked by package scripts before they start a service; exit status 101 says no.
+/// Package scripts run this script before they start a service; exit status 101 forbids the start.
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// Whether this machine has apt at all.
@@ -17,7 +17,7 @@ pub fn exists() -> bool {
     exec::which("apt-get").is_some()
 }
 
-/// Whether apt could install the package, as far as its lists say.
+/// Whether apt can install the package, according to its lists.
 #[must_use]
 pub fn offers(package: &str) -> bool {
     let policy =
@@ -32,13 +32,13 @@ fn candidate(policy: &str) -> Option<&str> {
         .filter(|version| *version != "(none)")
 }
 
-/// Brings apt's lists up to date, once in a run.
+/// Updates apt's lists, once per run.
 pub fn update() -> Result<()> {
     static DONE: Mutex<bool> = Mutex::new(false);
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !*done {
         log::step("apt-get update");
-        // One unreachable source must not hide what the others have; a package that is missing says so itself.
+        // Only a warning: the other sources may have the packages, and `apt-get install` reports a missing package.
         if let Err(error) = admin("apt-get")?.args(["-qq", "update"]).run() {
             log::line(format_args!("    warning: {error:#}"));
         }
@@ -47,7 +47,7 @@ pub fn update() -> Result<()> {
     Ok(())
 }
 
-/// Installs packages; no service is started by it.
+/// Installs packages without starting services.
 pub fn install(packages: &[&str]) -> Result<()> {
     update()?;
     log::step(format_args!("apt-get install {}", packages.join(" ")));
@@ -58,7 +58,7 @@ pub fn install(packages: &[&str]) -> Result<()> {
         .run()
 }
 
-/// A call as root: plain when we are, by `sudo` when there is one.
+/// Returns a call as root: directly if we are root, else with `sudo`; an error if `sudo` is not installed.
 fn admin(program: &str) -> Result<Cmd> {
     let frontend = "DEBIAN_FRONTEND=noninteractive";
     if exec::is_root() {
@@ -71,14 +71,14 @@ fn admin(program: &str) -> Result<Cmd> {
     }
 }
 
-/// Keeps package scripts from starting services, as long as it lives.
+/// Prevents package scripts from starting services until it is dropped.
 struct NoServices {
     ours: bool,
 }
 
 impl NoServices {
     fn new() -> Result<Self> {
-        // A policy that was there before stays.
+        // An existing policy stays.
         let ours = !Path::new(POLICY).exists();
         if ours {
             let script = r#"printf '#!/bin/sh\nexit 101\n' >"$1" && chmod 755 "$1""#;

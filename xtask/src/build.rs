@@ -1,4 +1,4 @@
-//! `cargo xtask build`: the BPF object, then the agent with the object inside.
+//! `cargo xtask build`: builds the BPF object, then the agent, which embeds it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ pub fn bpf(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
     })
 }
 
-/// What a command needs that loads the programs: root, tools for network namespaces, and the BPF object.
+/// Prepares a command that loads the programs: requires root, installs tools for network namespaces, builds the BPF object.
 pub fn to_load(workspace: &Workspace, command: &str) -> Result<()> {
     if !exec::is_root() {
         bail!("needs root, to load programs: sudo -E env \"PATH=$PATH\" cargo xtask {command}");
@@ -89,8 +89,8 @@ fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Resul
     Ok(object)
 }
 
-/// rustc's flags that keep this machine's paths out of what is built: the same sources give the same bytes everywhere. BTF
-/// names source files, as panics do.
+/// Returns the flags that make rustc leave this machine's paths out of its output, so that the same sources give the same
+/// bytes everywhere. BTF and panics name source files.
 pub fn shown_paths(workspace: &Workspace) -> Vec<String> {
     let home = |variable: &str, folder: &str| {
         let named = std::env::var_os(variable).map(PathBuf::from);
@@ -107,7 +107,7 @@ pub fn shown_paths(workspace: &Workspace) -> Vec<String> {
     shown.into_iter().filter_map(flag).collect()
 }
 
-/// Builds the agent around the object and returns the binary's path.
+/// Builds the agent with the object inside and returns the path of the binary.
 pub fn agent(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
     let patience = if args.release { "about 5 minutes" } else { "about 2 minutes" };
     log::timed(&format!("build the agent ({patience} on two cores, the first time)"), || {
@@ -130,7 +130,7 @@ pub fn agent(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
     })
 }
 
-/// Leaves an equal file as it is, so that cargo sees no change and rebuilds nothing.
+/// Writes a file unless it already has this content: cargo then sees no change and rebuilds nothing.
 pub fn write_if_changed(path: &Path, content: &[u8]) -> Result<()> {
     if fs::read(path).is_ok_and(|old| old == content) {
         return Ok(());

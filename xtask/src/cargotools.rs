@@ -1,5 +1,5 @@
-//! Programs of other projects that `cargo install` builds once, for releases and documents: their versions are pinned here, and their
-//! dependencies by the lock file that each comes with.
+//! Programs of other projects that `cargo install` builds once, for releases and documents. This file pins their versions,
+//! and the lock file of each program pins its dependencies.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::{log, workspace};
 pub struct Tool {
     name: &'static str,
     version: &'static str,
-    /// Its features, where the default ones bring more than is used.
+    /// The features to build with, if the default ones include more than is used.
     features: Option<&'static str>,
 }
 
@@ -28,7 +28,7 @@ impl Tool {
 pub const CYCLONEDX: Tool = Tool::new("cargo-cyclonedx", "0.5.9");
 /// Puts the list of crates into the binary.
 pub const AUDITABLE: Tool = Tool::new("cargo-auditable", "0.7.7");
-/// Checks licences, sources and known faults of crates.
+/// Checks licences, sources and known vulnerabilities of crates.
 pub const DENY: Tool = Tool::new("cargo-deny", "0.20.2");
 /// Makes a Debian package.
 pub const DEB: Tool = Tool::new("cargo-deb", "3.8.0");
@@ -36,17 +36,17 @@ pub const DEB: Tool = Tool::new("cargo-deb", "3.8.0");
 pub const RPM: Tool = Tool::new("cargo-generate-rpm", "0.21.1");
 /// Counts which lines run.
 pub const LLVM_COV: Tool = Tool::new("cargo-llvm-cov", "0.9.1");
-/// Changes the source to see whether a test notices.
+/// Changes the source to check whether a test detects the change.
 pub const MUTANTS: Tool = Tool::new("cargo-mutants", "27.1.0");
-/// Makes a book of pages; without its web server.
+/// Makes a book of pages; built without mdBook's web server.
 pub const MDBOOK: Tool = Tool { features: Some("search"), ..Tool::new("mdbook", "0.5.4") };
 
-/// The path of a tool, which is built unless it is there.
+/// Returns the path of a tool; builds the tool first if needed.
 pub fn program(tool: Tool) -> Result<PathBuf> {
     Ok(install(tool)?.join("bin").join(tool.name))
 }
 
-/// A cargo that knows the subcommand of this tool, which is built unless it is there.
+/// Returns a call of cargo with the tool's subcommand; builds the tool first if needed.
 pub fn cargo(tool: Tool) -> Result<Cmd> {
     let bin = install(tool)?.join("bin");
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,7 +1,7 @@
-//! `cargo xtask coverage`: which lines the tests run, of all our crates, in one report (cargo-llvm-cov).
+//! `cargo xtask coverage`: reports which lines of all our crates the tests run (cargo-llvm-cov).
 //!
-//! The rungs run as they always do, in an environment that lets our crates be built with counters, in a target folder of
-//! their own. Programs in the kernel have no counters: of the data path, what counts is the same source built for the host.
+//! The rungs run as usual, but with environment variables that make cargo build our crates with counters, into a separate
+//! target folder. Programs in the kernel have no counters: for the data path, the same source built for the host counts.
 
 pub mod lcov;
 mod page;
@@ -45,7 +45,7 @@ pub struct Args {
 
 /// The crates whose uncovered lines are listed.
 const DATA_PATH: [&str; 2] = ["proxy-common/", "proxy-ebpf/"];
-/// Files of tests, and those that only run in the kernel.
+/// Files of tests and benchmarks, and files whose code runs only in the kernel.
 const NOT_COUNTED: &str = r"(/tests/|/flow/model/|/tests?\.rs$|_tests\.rs$|/benches/|/proxy-ebpf/src/(kernel|socket)/|/proxy-ebpf/src/main\.rs$)";
 
 /// Runs the command.
@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
         tools.iter().fold(cmd, |cmd, (name, path)| cmd.env(name, path))
     };
     let shown = with_tools(cargotools::cargo(cargotools::LLVM_COV)?).arg("show-env").read()?;
-    // Every part runs in the same environment, which says where the counts are.
+    // Every command runs with the same environment variables, which say where the counts are.
     let counted = |cmd: Cmd| {
         variables(&shown).into_iter().fold(with_tools(cmd), |cmd, (name, value)| cmd.env(name, value))
     };
@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<()> {
         counted(Cmd::new(itself)).arg("test").args(rungs.iter().map(ToString::to_string)).run()?;
     } else {
         let packages = args.package.iter().flat_map(|name| ["--package", name]);
-        // Not `log`: log lines call the kernel's helpers.
+        // Without the feature `log`: log lines call the kernel's helpers.
         let features = ["--features", "proxy-ebpf/host"];
         counted(Cmd::cargo()).args(["test", "--lib"]).args(features).args(packages).run()?;
     }
@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> Result<()> {
         std::fs::write(workspace.root().join(page::PAGE), uncovered.page(&report, &names.join(" ")))
             .with_context(|| format!("cannot write {}", page::PAGE))?;
     }
-    // The data path on the host is in this rung.
+    // The rung `unit` runs the data path on the host.
     if args.package.is_empty() && (args.add || rungs.contains(&Rung::Unit)) {
         for (file, line, text) in &uncovered.unexplained {
             log::line(format_args!("no test runs {file}:{line}: {text}"));
@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// llvm-cov and llvm-profdata of the compiler's LLVM: another version does not read what its counters write.
+/// Returns llvm-cov and llvm-profdata of the compiler's LLVM: other versions cannot read the files of its counters.
 fn llvm_tools() -> Result<[(&'static str, PathBuf); 2]> {
     let version = rustc_says("LLVM version")?;
     let major = version.split('.').next().unwrap_or_default().to_owned();
@@ -124,7 +124,7 @@ fn llvm_tools() -> Result<[(&'static str, PathBuf); 2]> {
     Ok([("LLVM_COV", tool("llvm-cov")), ("LLVM_PROFDATA", tool("llvm-profdata"))])
 }
 
-/// The variables of `cargo llvm-cov show-env`: `NAME=value` or `NAME='value'`, one in a line.
+/// Parses the output of `cargo llvm-cov show-env`: `NAME=value` or `NAME='value'`, one per line.
 fn variables(shown: &str) -> Vec<(String, String)> {
     let variable = |line: &str| {
         let (name, value) = line.trim().trim_start_matches("export ").split_once('=')?;

@@ -1,5 +1,5 @@
-//! Programs for an architecture that is not this machine's: rustup's target, and Debian's cross compiler for what links and for
-//! what is written in C. The BPF object is the same: both are little-endian, and no program reads registers.
+//! Builds programs for another architecture than this machine's, with rustup's target, and Debian's cross compiler as linker
+//! and for C code. Both architectures use the same BPF object: both are little-endian, and no program reads CPU registers.
 
 use std::path::Path;
 use std::{fmt, fs};
@@ -24,10 +24,10 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// This machine's.
+    /// This machine's architecture.
     pub const HOST: Self = if cfg!(target_arch = "aarch64") { Self::Arm } else { Self::X86 };
 
-    /// Debian's name of it.
+    /// Returns Debian's name of the architecture.
     #[must_use]
     pub const fn debian(self) -> &'static str {
         match self {
@@ -36,7 +36,7 @@ impl Arch {
         }
     }
 
-    /// Rust's name of the target.
+    /// Returns Rust's name of the target.
     #[must_use]
     pub const fn target(self) -> &'static str {
         match self {
@@ -45,7 +45,7 @@ impl Arch {
         }
     }
 
-    /// The C compiler for it, and the Debian package of that.
+    /// Returns the C compiler for the architecture, and its Debian package.
     const fn compiler(self) -> (&'static str, &'static str) {
         match self {
             Self::X86 => ("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
@@ -53,7 +53,7 @@ impl Arch {
         }
     }
 
-    /// The C library that the compiler links to.
+    /// Returns the Debian package of the C library that the compiler links to.
     const fn library(self) -> &'static str {
         match self {
             Self::X86 => "libc6-dev-amd64-cross",
@@ -71,7 +71,7 @@ impl fmt::Display for Arch {
     }
 }
 
-/// Makes cargo build for another architecture; finds or installs what that takes.
+/// Finds or installs what cargo needs to build for another architecture.
 pub fn prepare(arch: Arch) -> Result<()> {
     let (compiler, package) = arch.compiler();
     if exec::which(compiler).is_none() {
@@ -95,7 +95,7 @@ pub fn prepare(arch: Arch) -> Result<()> {
     Cmd::new("rustup").args(["target", "add", target]).run()
 }
 
-/// The call of cargo, for that architecture; its programs are below `target/<the target's name>`.
+/// Changes a call of cargo to build for the architecture; its programs are then below `target/<the target's name>`.
 #[must_use]
 pub fn cargo(cargo: Cmd, workspace: &Workspace, arch: Arch) -> Cmd {
     let (target, (compiler, _)) = (arch.target(), arch.compiler());
@@ -104,22 +104,22 @@ pub fn cargo(cargo: Cmd, workspace: &Workspace, arch: Arch) -> Cmd {
         .args(["--target", target])
         .env(format!("CARGO_TARGET_{}_LINKER", name.to_uppercase()), compiler)
         .env(format!("CC_{name}"), compiler)
-        // Below the target's own folder, the build script would look for the object in vain.
+        // With `--target`, the build script would look for the object below target/<target>, where it is not.
         .env("BALLAST_BPF_OBJECT", workspace.bpf_object())
 }
 
-/// The name of a program of binutils for that architecture.
+/// Returns the name of a program of binutils for the architecture.
 #[must_use]
 pub fn tool(arch: Arch, name: &str) -> String {
     if arch == Arch::HOST { name.to_owned() } else { arch.compiler().0.replace("gcc", name) }
 }
 
-/// Takes the debug information out of a program: a small machine keeps it in memory.
+/// Removes the debug information from a program: a small virtual machine keeps the file in memory.
 pub fn strip(program: &Path, arch: Arch) -> Result<()> {
     Cmd::new(tool(arch, "strip")).arg("--strip-debug").arg(program).run()
 }
 
-/// The release of Debian that this machine runs: the cross compiler's C library is of it.
+/// Returns the code name of this machine's Debian release, from which the cross compiler's C library comes.
 pub fn suite() -> Result<String> {
     let text = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
     codename(&text).context("/etc/os-release names no release of Debian (VERSION_CODENAME)")

@@ -1,4 +1,4 @@
-//! `cargo xtask deny`: licences, sources and duplicates of all dependencies, by cargo-deny and `deny.toml`.
+//! `cargo xtask deny`: checks licences, sources and duplicates of all dependencies (cargo-deny, `deny.toml`).
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! Other programs: run them, read them, find them.
+//! Runs other programs, reads their output, and finds their files.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-/// Where administrators' tools live; a plain user's `PATH` often leaves these out.
+/// Folders of administrators' tools, which an unprivileged user's `PATH` often lacks.
 const ADMIN_DIRS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
-/// A program to run, with its failures told as the command line that failed.
+/// A program to run; its errors contain the command line.
 #[derive(Debug)]
 pub struct Cmd {
     command: Command,
 }
 
 impl Cmd {
-    /// A call of `program`, with our environment.
+    /// Returns a call of `program`, which inherits our environment.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         Self { command: Command::new(program) }
     }
 
-    /// The cargo that runs us.
+    /// Returns a call of the cargo that runs this program.
     pub fn cargo() -> Self {
         Self::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
     }
@@ -51,37 +51,37 @@ impl Cmd {
         self
     }
 
-    /// Takes an environment variable away.
+    /// Removes an environment variable.
     #[must_use]
     pub fn without_env(mut self, key: impl AsRef<OsStr>) -> Self {
         self.command.env_remove(key);
         self
     }
 
-    /// Runs it in a folder.
+    /// Sets the program's working directory.
     #[must_use]
     pub fn dir(mut self, dir: impl AsRef<Path>) -> Self {
         self.command.current_dir(dir);
         self
     }
 
-    /// Throws its output away.
+    /// Discards the program's output.
     #[must_use]
     pub fn quiet(mut self) -> Self {
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
         self
     }
 
-    /// The kernel kills it when the thread that starts it ends, whatever ends us.
+    /// Lets the kernel kill the program when the thread that starts it ends, for whatever reason (`PR_SET_PDEATHSIG`).
     #[must_use]
     pub fn dies_with_us(mut self) -> Self {
         let parent = std::process::id();
-        // SAFETY: `die_with` makes system calls only, as what runs between fork and exec must.
+        // SAFETY: `die_with` makes system calls only, as required between fork and exec.
         unsafe { self.command.pre_exec(move || die_with(parent)) };
         self
     }
 
-    /// Runs it on our terminal; an exit status other than 0 is an error.
+    /// Runs the program on our terminal; an exit status other than 0 is an error.
     pub fn run(mut self) -> Result<()> {
         let status = self.command.status().with_context(|| format!("cannot start `{}`", self.line()))?;
         if !status.success() {
@@ -90,7 +90,7 @@ impl Cmd {
         Ok(())
     }
 
-    /// Like [`Cmd::run`], but kills it when it takes longer than `limit`.
+    /// Like [`Cmd::run`], but kills the program if it takes longer than `limit`, which is an error.
     pub fn run_within(mut self, limit: Duration) -> Result<()> {
         let mut child = self.command.spawn().with_context(|| format!("cannot start `{}`", self.line()))?;
         match wait_within(&mut child, limit)? {
@@ -103,7 +103,7 @@ impl Cmd {
         }
     }
 
-    /// Runs it to its end and returns what it printed; a failure carries what it said on standard error.
+    /// Runs the program to its end and returns its standard output; an error contains its standard error.
     pub fn read(mut self) -> Result<String> {
         let output = self
             .command
@@ -117,28 +117,28 @@ impl Cmd {
         String::from_utf8(output.stdout).with_context(|| format!("`{}` printed no UTF-8", self.line()))
     }
 
-    /// Like [`Cmd::read`], but its standard error goes to the terminal: progress, and what went wrong.
+    /// Like [`Cmd::read`], but the program's standard error (progress and errors) goes to the terminal.
     pub fn read_aside(mut self) -> Result<String> {
         self.command.stderr(Stdio::inherit());
         self.read()
     }
 
-    /// What it printed, or nothing if it could not start or failed.
+    /// Returns the program's standard output, or `None` if it could not start or failed.
     pub fn try_read(self) -> Option<String> {
         self.read().ok()
     }
 
-    /// Whether it starts and succeeds; nothing is shown.
+    /// Whether the program starts and succeeds; its output is discarded.
     pub fn succeeds(self) -> bool {
         self.quiet().run().is_ok()
     }
 
-    /// The standard library's form, for callers that want pipes.
+    /// Returns the standard library's `Command`, for callers that need pipes.
     pub fn into_std(self) -> Command {
         self.command
     }
 
-    /// The command line as a person would write it.
+    /// Returns the program and its arguments, separated by spaces, for messages.
     fn line(&self) -> String {
         let mut words = vec![self.command.get_program().to_string_lossy()];
         words.extend(self.command.get_args().map(OsStr::to_string_lossy));
@@ -146,7 +146,7 @@ impl Cmd {
     }
 }
 
-/// Between fork and exec: the kernel is to end this process with its parent, also if that is gone already.
+/// Runs between fork and exec: lets the kernel kill this process when its parent ends; an error if the parent has ended.
 fn die_with(parent: u32) -> io::Result<()> {
     // SAFETY: system calls without pointers.
     let still = unsafe {
@@ -158,7 +158,7 @@ fn die_with(parent: u32) -> io::Result<()> {
     if still.cast_unsigned() == parent { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
 }
 
-/// Waits for the child, at most `limit`; `None` if it still runs then.
+/// Waits for the child, for at most `limit`; returns `None` if the child still runs then.
 pub fn wait_within(child: &mut Child, limit: Duration) -> Result<Option<std::process::ExitStatus>> {
     let start = Instant::now();
     loop {
@@ -172,7 +172,7 @@ pub fn wait_within(child: &mut Child, limit: Duration) -> Result<Option<std::pro
     }
 }
 
-/// The program's file, looked for in `PATH` and in the administrators' folders.
+/// Returns the path of the program, from `PATH` or from the folders of administrators' tools.
 pub fn which(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     find_in(std::env::split_paths(&path).chain(ADMIN_DIRS.map(PathBuf::from)), program)
@@ -194,7 +194,7 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Whether a continuous-integration system runs us (`CI=true`): there, a skip is a failure.
+/// Whether a continuous-integration system runs this program (`CI=true`): there, a skipped check is a failure.
 #[must_use]
 pub fn in_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| value == "true")

@@ -1,7 +1,7 @@
-//! `xtask/explained.json`: why a line that no test runs, or a change that no test notices, is as it should be.
+//! `xtask/explained.json`: the reasons why a line needs no test that runs it, or a change no test that detects it.
 //!
-//! An entry names the text of its line and not its number: it stays when lines above change, and no longer counts when the
-//! line itself changes.
+//! An entry contains the text of its line, not the number: the entry stays valid if lines above change, and becomes invalid
+//! if the line itself changes.
 
 use std::fs;
 
@@ -10,16 +10,16 @@ use serde::Deserialize;
 
 use crate::workspace::Workspace;
 
-/// The file, from the root of the repository.
+/// Path of the file from the root of the repository.
 pub const FILE: &str = "xtask/explained.json";
 
-/// The file's contents.
+/// Contents of the file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Explained {
     /// Lines that no test runs.
     pub lines: Vec<Lines>,
-    /// Changes that no test notices.
+    /// Changes that no test detects.
     pub changes: Vec<Change>,
 }
 
@@ -27,24 +27,23 @@ pub struct Explained {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lines {
-    /// From the root of the repository.
+    /// Path from the root of the repository.
     pub file: String,
-    /// Their texts, without the spaces around; where the same text stands in several places, with the line before and a line
-    /// break in front.
+    /// Texts of the lines, trimmed; if a text occurs in several places, preceded by the line before and a line break.
     pub lines: Vec<String>,
     /// The reason.
     pub why: String,
 }
 
-/// Changes of a line that no test notices, with one reason.
+/// Changes of a line that no test detects, with one reason.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Change {
-    /// From the root of the repository.
+    /// Path from the root of the repository.
     pub file: String,
-    /// The line's text, without the spaces around.
+    /// Text of the line, trimmed.
     pub line: String,
-    /// What cargo-mutants calls them, without the place.
+    /// Descriptions of the changes by cargo-mutants, without the position.
     pub changes: Vec<String>,
     /// The reason.
     pub why: String,
@@ -59,7 +58,7 @@ impl Explained {
             .with_context(|| format!("{FILE} does not have the format of xtask/src/explained.rs"))
     }
 
-    /// Why no test runs the line with this text, which follows the line `before`.
+    /// Returns the reason why no test runs the line with this text, which follows the line `before`.
     #[must_use]
     pub fn line(&self, file: &str, before: &str, text: &str) -> Option<&str> {
         let both = format!("{}\n{}", before.trim(), text.trim());
@@ -69,7 +68,7 @@ impl Explained {
         self.lines.iter().find(is_it).map(|entry| &*entry.why)
     }
 
-    /// Why no test notices a change of the line with this text.
+    /// Returns the reason why no test detects this change of the line with this text.
     #[must_use]
     pub fn change(&self, file: &str, text: &str, change: &str) -> Option<&str> {
         let is_it = |entry: &&Change| {

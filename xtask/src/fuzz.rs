@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: more random cases than the tests have time for.
+//! `cargo xtask fuzz`: runs more random cases than the tests have time for.
 
 use std::fmt;
 
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
     cargo.run()
 }
 
-/// What `proxy-user/tests/fuzz` is told.
+/// Returns the environment variables for `proxy-user/tests/fuzz`.
 fn environment(args: &Args) -> Vec<(&'static str, String)> {
     let number = |number: &dyn fmt::Display| number.to_string();
     let mut environment = vec![

@@ -1,4 +1,4 @@
-//! A Go that can build the API server: found, or brought by apt and Go's own module proxy.
+//! Finds a Go that can build the API server, or installs one with apt and Go's module proxy.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,12 +10,12 @@ use serde::Deserialize;
 use crate::exec::{self, Cmd};
 use crate::{apt, log};
 
-/// What `xtask/tools/*/go.mod` ask for, as a release that exists.
+/// The release of Go that `xtask/tools/*/go.mod` require.
 const VERSION: &str = "1.26.0";
-/// From this one on, Go fetches the release that a go.mod asks for by itself.
+/// Since this version, Go itself downloads the release that a go.mod requires.
 const FETCHES_ITSELF: (u32, u32) = (1, 21);
 
-/// A `go` that builds our tools; installed if there is none.
+/// Returns a `go` that can build our tools; installs one if needed.
 pub fn find_or_install() -> Result<PathBuf> {
     let best = || candidates().filter_map(|go| Some((version(&go)?, go))).max();
     let found = match best() {
@@ -36,7 +36,7 @@ fn candidates() -> impl Iterator<Item = PathBuf> {
 }
 
 fn version(go: &Path) -> Option<(u32, u32)> {
-    // Not the release that some go.mod above us would switch to.
+    // The installed release, not one to which a go.mod in a parent folder would switch.
     parse(&Cmd::new(go).arg("version").env("GOTOOLCHAIN", "local").without_env("GOROOT").dir("/").try_read()?)
 }
 
@@ -46,7 +46,7 @@ fn parse(text: &str) -> Option<(u32, u32)> {
     Some((number()?, number()?))
 }
 
-/// Releases are modules, too: an old Go can fetch a new one from the proxy, with its checksum checked.
+/// Downloads the release as a module: an old Go can fetch a newer one from the module proxy, and verifies its checksum.
 fn fetch_release(old: &Path) -> Result<PathBuf> {
     #[derive(Deserialize)]
     struct Module {
@@ -63,7 +63,7 @@ fn fetch_release(old: &Path) -> Result<PathBuf> {
     let told = Cmd::new(old).args(["mod", "download", "-json", &module]).dir("/").read()?;
     let module: Module =
         serde_json::from_str(&told).context("`go mod download` printed something unexpected")?;
-    // Modules carry no modes, so nothing in them can be run.
+    // Modules contain no file modes, so their programs are not executable.
     for folder in ["bin", "pkg/tool"] {
         make_runnable(&module.dir.join(folder))?;
     }

@@ -1,6 +1,6 @@
-//! Programs of other projects that are built once from pinned Go modules: the API server, and the parts of a cluster.
+//! Builds programs of other projects once from pinned Go modules: the API server, and the parts of a cluster.
 //!
-//! The pins are `xtask/tools/*/go.mod`; what is built goes to `<cache>/tools/<name>-<version>`.
+//! `xtask/tools/*/go.mod` pin the versions; the programs are put at `<cache>/tools/<name>-<version>`.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -14,13 +14,13 @@ use crate::workspace::{self, Workspace};
 use crate::{go, log};
 
 const KUBERNETES: &str = "k8s.io/kubernetes";
-/// In the names of files whose programs know their version, so that older ones are not taken for them.
+/// Suffix of the names of programs that contain their version, so that older files in the cache without it are not used.
 const STAMPED: &str = "-stamped";
 
 /// A program of a Go module, and the folder under `xtask/tools` that pins it.
 #[derive(Clone, Copy, Debug)]
 pub struct Tool {
-    /// What the program is called.
+    /// Name of the program.
     pub name: &'static str,
     module: &'static str,
     package: &'static str,
@@ -50,7 +50,7 @@ impl Tool {
         self.module == KUBERNETES
     }
 
-    /// A program of Kubernetes does not know its version unless the linker writes it in; Helm and others ask for it.
+    /// Returns the linker's flags, which write the version into programs of Kubernetes, because Helm and others ask for it.
     fn link_flags(&self, version: &str) -> String {
         let mut flags = "-s -w".to_owned();
         if self.is_kubernetes() {
@@ -70,23 +70,23 @@ impl Tool {
     }
 }
 
-/// The store under the API server.
+/// The API server's store.
 pub const ETCD: Tool = Tool::new("etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3", "etcd");
 /// The API server.
 pub const API_SERVER: Tool = Tool::kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver");
-/// kube-proxy, to compare with.
+/// kube-proxy, for comparisons.
 pub const KUBE_PROXY: Tool = Tool::kubernetes("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy");
 
-/// The receiver of OTLP that the OpenTelemetry Collector has, to export to.
+/// The OpenTelemetry Collector's OTLP receiver, to which the agent exports.
 pub const OTLP_RECEIVER: Tool =
     Tool::new("otlp-receiver", "go.opentelemetry.io/collector/receiver/otlpreceiver", ".", "otlp");
 
-/// What installs clusters.
+/// Installs clusters.
 pub const KUBEADM: Tool = Tool::kubernetes("kubeadm", "k8s.io/kubernetes/cmd/kubeadm");
 
-/// What renders and checks the chart.
+/// Renders and checks the chart.
 pub const HELM: Tool = Tool::new("helm", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm", "helm");
-/// What checks the workflows.
+/// Checks the workflows.
 pub const ACTIONLINT: Tool = Tool::new(
     "actionlint",
     "github.com/rhysd/actionlint",
@@ -94,7 +94,7 @@ pub const ACTIONLINT: Tool = Tool::new(
     "actionlint",
 );
 
-/// What a cluster is made of, beside etcd and the API server.
+/// The programs of a cluster, besides etcd and the API server.
 pub const CLUSTER: [Tool; 10] = [
     Tool::kubernetes("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
     Tool::kubernetes("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
@@ -111,7 +111,7 @@ pub const CLUSTER: [Tool; 10] = [
     Tool::new("coredns", "github.com/coredns/coredns", ".", "coredns"),
 ];
 
-/// Kubernetes' own end-to-end tests, and what runs several of them at once.
+/// Kubernetes' own end-to-end tests, and ginkgo, which runs several of them at once.
 pub const SUITE: [Tool; 2] = [
     Tool { is_test: true, ..Tool::kubernetes("e2e.test", "k8s.io/kubernetes/test/e2e") },
     Tool::new("ginkgo", "github.com/onsi/ginkgo/v2", "github.com/onsi/ginkgo/v2/ginkgo", "kubernetes"),
@@ -126,7 +126,7 @@ pub fn build(workspace: &Workspace, wanted: &[Tool]) -> Result<Vec<PathBuf>> {
     wanted.iter().map(|tool| one(workspace, &tools, tool)).collect()
 }
 
-/// The version of a tool's module that the project pins.
+/// Returns the version of a tool's module that the project pins.
 pub fn version(workspace: &Workspace, tool: &Tool) -> Result<String> {
     let pins = fs::read_to_string(folder(workspace, tool).join("go.mod"))
         .with_context(|| format!("no go.mod for {}", tool.name))?;
@@ -149,7 +149,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
     let start = Instant::now();
     log::step(format_args!("build {} {version} from its Go modules, once (minutes)", tool.name));
     let unfinished = tools.join(format!("{file}.unfinished"));
-    // Nice: a person waits for what runs beside it.
+    // Low priority, because the user waits for the work that runs at the same time.
     let build = Cmd::new("nice").args(["-n", "10"]).arg(&go);
     let build = if tool.is_test { build.args(["test", "-c", "-vet=off"]) } else { build.arg("build") };
     build
@@ -159,7 +159,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
         .arg(tool.package)
         .env("CGO_ENABLED", "0")
         .env("GOWORK", "off")
-        // It would send a fetched release to another one's library.
+        // `GOROOT` would make a downloaded Go release use the standard library of another release.
         .without_env("GOROOT")
         .dir(folder(workspace, tool))
         .read()?;
@@ -168,7 +168,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// The version that a go.mod requires of a module.
+/// Returns the version of a module that a go.mod requires.
 fn pinned<'a>(go_mod: &'a str, module: &str) -> Option<&'a str> {
     go_mod.lines().filter(|line| !line.contains("=>")).find_map(|line| {
         let mut words = line.trim().trim_start_matches("require ").split_whitespace();

@@ -1,4 +1,4 @@
-//! This machine's processes and control groups, as the demo and the cluster need them.
+//! Processes and control groups of this machine, for the demo and the cluster.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-/// How long a control group may stay busy after its last process has gone.
+/// How long a control group may stay busy after its last process has ended.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Sends a signal; a process that has just ended by itself is fine, too.
+/// Sends a signal; ignores errors, because the process may have just ended by itself.
 pub fn kill(process: libc::pid_t, signal: libc::c_int) {
     // SAFETY: kill takes numbers only.
     unsafe { libc::kill(process, signal) };
 }
 
-/// A control group is busy for a moment after its last process has gone.
+/// Removes a control group; tries again for a while, because it is busy for a moment after its last process has ended.
 pub fn remove_cgroup(dir: &Path) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -28,7 +28,7 @@ pub fn remove_cgroup(dir: &Path) -> Result<()> {
     }
 }
 
-/// What is in a folder, sorted; nothing if there is none.
+/// Returns the names in a folder, sorted; no names if the folder does not exist.
 pub fn names_in(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().filter_map(Result::ok);
     let mut names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
@@ -36,21 +36,21 @@ pub fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// When a process started; `None` if there is none of this number, or only its remains.
+/// Returns the start time of a process, as in `/proc/PID/stat`; `None` if the process does not exist or is a zombie.
 #[must_use]
 pub fn start_of(process: u32) -> Option<String> {
     let fields = stat(process)?;
     (fields.first()? != "Z").then(|| fields.get(19).cloned())?
 }
 
-/// The fields of `/proc/PID/stat` after the program's name.
+/// Returns the fields of `/proc/PID/stat` after the program's name.
 fn stat(process: u32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name may hold anything, also brackets; the fields after it do not.
+    // The name may contain any character, also brackets; the fields after it contain no brackets.
     Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
 }
 
-/// The children of a process.
+/// Returns the children of a process.
 #[must_use]
 pub fn children_of(process: u32) -> BTreeSet<u32> {
     let all = names_in(Path::new("/proc")).into_iter().filter_map(|name| name.parse::<u32>().ok());
@@ -64,19 +64,19 @@ fn parent_of(process: u32) -> Option<u32> {
 /// A mounted hierarchy of control groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hierarchy {
-    /// Where it is mounted.
+    /// Mount point.
     pub root: PathBuf,
-    /// Whether it is cgroup2.
+    /// Whether the hierarchy is cgroup2.
     pub is_v2: bool,
 }
 
-/// Where cgroup2 is mounted, also beside the hierarchies of cgroup v1.
+/// Returns the mount point of cgroup2, also if hierarchies of cgroup v1 are mounted.
 pub fn cgroup2() -> Result<PathBuf> {
     let found = hierarchies()?.into_iter().find(|hierarchy| hierarchy.is_v2).map(|hierarchy| hierarchy.root);
     found.context("no cgroup2 is mounted: `mount -t cgroup2 cgroup2 /sys/fs/cgroup`")
 }
 
-/// All mounted hierarchies: with systemd's hybrid layout, those of cgroup v1 and cgroup2.
+/// Returns all mounted hierarchies: with systemd's hybrid layout, those of cgroup v1 and cgroup2.
 pub fn hierarchies() -> Result<Vec<Hierarchy>> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the list of mounts")?;
     Ok(hierarchies_in(&mounts))

@@ -1,7 +1,7 @@
-//! Ballast's task runner: what `cargo xtask` can do, one module per command.
+//! Ballast's task runner, `cargo xtask`: one module per command.
 //!
-//! It depends on none of the other crates but `proxy-common`, which needs nothing but the compiler: it must build
-//! before they do. Its tests also use `proxy-user`.
+//! Of the other crates, the task runner depends only on `proxy-common`, which needs only the compiler: cargo must be able to
+//! build it before the others. The tests of the task runner also use `proxy-user`.
 
 pub mod apiserver;
 pub mod apt;

@@ -1,4 +1,4 @@
-//! `bpf-linker`: find one whose LLVM is new enough, or build one.
+//! Finds a `bpf-linker` whose LLVM is new enough, or builds one.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::{apt, log, workspace};
 
 const VERSION: &str = "0.13.0";
 
-/// A linker that reads what a rustc with this LLVM writes: one of ours, else one from `PATH`.
+/// Returns a linker that can read the output of a rustc with this LLVM: from our cache, cargo's `bin` folder or `PATH`.
 pub fn find(llvm: u32) -> Result<Option<PathBuf>> {
     let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let cargo_home = cargo_home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
@@ -21,7 +21,7 @@ pub fn find(llvm: u32) -> Result<Option<PathBuf>> {
     Ok(candidates.into_iter().flatten().find(|linker| fits(linker, llvm)))
 }
 
-/// Builds one against the machine's LLVM of that major version, into our cache.
+/// Builds a linker against the machine's LLVM of this major version, and installs it into our cache.
 pub fn install(llvm: u32) -> Result<PathBuf> {
     let prefix = match llvm_prefix(llvm) {
         Some(prefix) => prefix,
@@ -46,11 +46,11 @@ fn root(llvm: u32) -> Result<PathBuf> {
 
 fn fits(linker: &Path, llvm: u32) -> bool {
     let Ok(file) = std::fs::read(linker) else { return false };
-    // One with LLVM inside does not tell its version; it is then for the first link to show.
+    // A linker with a statically linked LLVM does not show its version: the first link shows whether it is new enough.
     linked_llvm(&file).is_none_or(|own| own >= llvm) && Cmd::new(linker).arg("--version").succeeds()
 }
 
-/// The major version in the name of the LLVM library that a program asks for.
+/// Returns the major version in the name of the LLVM library that a program links to; `None` if it links to none.
 fn linked_llvm(file: &[u8]) -> Option<u32> {
     ["libLLVM.so.", "libLLVM-"].into_iter().find_map(|stem| {
         let start = file.windows(stem.len()).position(|window| window == stem.as_bytes())? + stem.len();
@@ -65,7 +65,7 @@ fn llvm_prefix(llvm: u32) -> Option<PathBuf> {
         return Some(debian);
     }
     if apt::exists() {
-        // Debian splits LLVM; parts of it are not enough to link with.
+        // Debian splits LLVM into packages; some of them alone are not enough to link with.
         return None;
     }
     [format!("llvm-config-{llvm}"), "llvm-config".to_owned()].into_iter().find_map(|config| {

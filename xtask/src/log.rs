@@ -1,26 +1,26 @@
-//! What the task runner tells people: on standard error, so that a command's own output stays apart.
+//! Messages of the task runner: on standard error, so that standard output has only a command's own output.
 
 use std::fmt::Display;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// A plain line.
+/// Prints a line.
 pub fn line(text: impl Display) {
-    // There is no reader when standard error is closed.
+    // Writing fails if standard error is closed; there is no other place for the message.
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// The start of something that takes a while.
+/// Prints the start of a step that takes a while.
 pub fn step(text: impl Display) {
     line(format_args!("==> {text}"));
 }
 
-/// A failure with its causes, the outermost first.
+/// Prints an error with its causes, the outermost first.
 pub fn error(error: &anyhow::Error) {
     line(format_args!("error: {error:#}"));
 }
 
-/// Says what is done, does it, and says how long it took.
+/// Prints `text`, does the work, and prints how long it took.
 pub fn timed<T>(text: &str, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     step(text);
     let start = Instant::now();
@@ -29,7 +29,7 @@ pub fn timed<T>(text: &str, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow:
     Ok(done)
 }
 
-/// A duration as people read it: `0.4 s`, `12 s`, `3 min 5 s`.
+/// Formats a duration: `0.4 s`, `12 s`, `3 min 5 s`.
 #[must_use]
 pub fn seconds(time: Duration) -> String {
     let whole = time.as_secs();

@@ -1,7 +1,8 @@
-//! `cargo xtask mutants`: changes the source, one place at a time, and tells which changes no test notices (cargo-mutants).
+//! `cargo xtask mutants`: changes the source, one place at a time, and reports the changes that no test detects
+//! (cargo-mutants).
 //!
-//! Each change is tried against the cheapest tests that may notice it, and what they miss against the next ones. A ledger
-//! keeps the outcomes, so that an interrupted run can be resumed.
+//! For each change, the command runs the cheapest tests that may detect it first, and the next ones if these tests miss it. A
+//! ledger keeps the outcomes, so that an interrupted run can be resumed.
 
 mod change;
 mod ledger;
@@ -75,7 +76,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Tries the changes of a part; gives how many are neither noticed nor explained.
+/// Tries the changes of a part; returns how many of them are neither detected nor explained.
 fn examine(part: Part, args: &Args, workspace: &Workspace, explained: &Explained) -> Result<usize> {
     let folder = workspace.target().join("mutants").join(part.to_string());
     let tree = Tree::copy(workspace, &workspace.target().join("mutants/tree"))?;
@@ -103,7 +104,7 @@ fn examine(part: Part, args: &Args, workspace: &Workspace, explained: &Explained
     report(part, args, &all, &chosen, &ledger, explained, workspace)
 }
 
-/// All changes of a part, but for those that .cargo/mutants.toml excludes.
+/// Returns all changes of a part except those that .cargo/mutants.toml excludes.
 fn list(part: Part, tree: &Tree) -> Result<Vec<Change>> {
     let mut cmd =
         cargotools::cargo(cargotools::MUTANTS)?.args(["--list", "--json", "--package", part.package()]);
@@ -127,7 +128,7 @@ fn choose(all: &[Change], args: &Args) -> Vec<Change> {
     chosen
 }
 
-/// Has cargo-mutants try some changes with some tests, in the copy of the sources.
+/// Runs cargo-mutants on these changes with these tests, in the copy of the sources.
 fn attempt(
     part: Part,
     tests: &Tests,
@@ -142,12 +143,13 @@ fn attempt(
     let prepared = |cmd: Cmd| {
         cmd.env("CARGO_TARGET_DIR", &target)
             .env("BALLAST_BPF_OBJECT", workspace.bpf_object())
-            // The kept cases and so many random packets, the same ones each time.
+            // The fuzz program runs its corpus and this number of random packets, the same ones each time.
             .env("BALLAST_FUZZ_THREADS", "1")
             .env("BALLAST_FUZZ_HOST_CASES", part::FUZZ_PACKETS)
             .dir(tree.root())
     };
-    // Without a change the tests pass. cargo-mutants would run those of the changed crate for this, whatever crate is tested.
+    // The tests must pass on the unchanged source. cargo-mutants would check this with the tests of the changed crate, even
+    // if another crate is tested.
     let unchanged = || {
         let cmd = Cmd::cargo().args(["test", "--quiet", "--package", tests.package]);
         let cmd = cmd.args(["--features", tests.features]).args(tests.targets);
@@ -166,38 +168,38 @@ fn attempt(
         .arg("--output")
         .arg(output)
         .args(["--features", tests.features]);
-    // It does not apply `examine_re` to changes that leave a field out: files narrow those down.
+    // cargo-mutants does not apply `examine_re` to changes that delete a field: `--file` limits these to the selected files.
     for file in changes.iter().map(|change| &*change.file).collect::<BTreeSet<_>>() {
         cmd = cmd.args(["--file", file]);
     }
     for setting in part::SETTINGS {
         cmd = cmd.args(["--cargo-arg=--config", &format!("--cargo-arg={setting}")]);
     }
-    // Not behind `--`: those are for the run alone, and cargo would build all test programs of the crate.
+    // Not behind `--`: arguments behind it apply only to the run, and cargo would build all test programs of the crate.
     for target in tests.targets {
         cmd = cmd.arg(format!("--cargo-arg={target}"));
     }
     let mut command = prepared(cmd.args(["--", "--"]).args(tests.filter)).into_std();
     let status = command.status().context("cannot start cargo-mutants")?;
-    // 2: some are missed; 3: some take too long.
+    // 2: the tests missed some changes; 3: the tests of some changes timed out.
     match status.code() {
         Some(0 | 2 | 3) => Ok(()),
         _ => bail!("cargo-mutants failed ({status}): see {}/mutants.out/log", output.display()),
     }
 }
 
-/// A configuration for cargo-mutants that selects these changes.
+/// Returns a configuration for cargo-mutants that selects these changes.
 fn only(changes: &[&Change]) -> Result<String> {
     let mut text = String::from("examine_re = [\n");
     for change in changes {
-        // A string of JSON is one of TOML.
+        // A JSON string is also a TOML string.
         let pattern = serde_json::to_string(&format!("^{}$", escaped(&change.name)))?;
         text.extend(["    ", &pattern, ",\n"]);
     }
     Ok(text + "]\n")
 }
 
-/// A regular expression for this text.
+/// Returns a regular expression that matches this text.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
@@ -209,7 +211,7 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
-/// Says what has become of the changes; gives how many are neither noticed nor explained.
+/// Prints the outcomes of the changes; returns how many changes are neither detected nor explained.
 fn report(
     part: Part,
     args: &Args,

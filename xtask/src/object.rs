@@ -1,4 +1,4 @@
-//! A look at the BPF object before anybody tries to load it: the kernel's own messages say less.
+//! Checks and strips the BPF object before it is loaded: the kernel's own error messages say less.
 
 pub mod stack;
 
@@ -6,20 +6,20 @@ use anyhow::{Context as _, Result, bail};
 use object::build::elf::SectionData;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SectionKind};
 
-/// What an object holds.
+/// Contents of a BPF object.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Programs, by their functions' names, sorted.
+    /// Names of the programs' functions, sorted.
     pub programs: Vec<String>,
-    /// Instructions in all program sections.
+    /// Number of instructions in all sections of code.
     pub instructions: u64,
-    /// Programs' calls of byte-loop helpers such as `memset`: correct, but slow.
+    /// Calls of byte-loop functions such as `memset` in the programs: correct, but slow.
     pub slow_calls: Vec<String>,
-    /// The chain of calls that needs most of the stack.
+    /// The chain of calls that needs the most stack.
     pub deepest: stack::Depth,
 }
 
-/// Reads the object; a panic path, a missing function or the lack of any program is an error.
+/// Checks the object; a panic path, an undefined function, too deep a stack or the lack of any program is an error.
 pub fn check(elf: &[u8]) -> Result<Report> {
     let file = object::File::parse(elf).context("not an ELF file")?;
     let mut report = Report::default();
@@ -73,7 +73,8 @@ pub fn check(elf: &[u8]) -> Result<Report> {
     Ok(report)
 }
 
-/// The object without DWARF, which is eight tenths of it: BTF has been made of it, and the kernel and the agent read nothing else.
+/// Returns the object without DWARF, which is eight tenths of its size: the linker has already generated BTF from it, and the
+/// kernel and the agent read only BTF.
 pub fn without_dwarf(elf: &[u8]) -> Result<Vec<u8>> {
     let mut builder = object::build::elf::Builder::read(elf).context("not an ELF file")?;
     for section in &mut builder.sections {
@@ -81,7 +82,7 @@ pub fn without_dwarf(elf: &[u8]) -> Result<Vec<u8>> {
         section.delete |= name.starts_with(b".debug_") || name.starts_with(b".rel.debug_");
     }
     builder.delete_orphans();
-    // LLVM has one table for names of symbols and of sections; what writes the object wants two.
+    // LLVM writes one string table for the names of symbols and sections; the crate `object` needs two to write the file.
     let is_table =
         |section: &object::build::elf::Section<'_>| matches!(section.data, SectionData::SectionString);
     if !builder.sections.iter().any(is_table) {
@@ -96,8 +97,8 @@ pub fn without_dwarf(elf: &[u8]) -> Result<Vec<u8>> {
     Ok(written)
 }
 
-/// The object without the source lines of its instructions (`line_info` of `.BTF.ext`): three fifths of it, which only the log of a
-/// verifier shows, and which each start of an agent would read and give to the kernel.
+/// Returns the object without the source lines of its instructions (`line_info` of `.BTF.ext`), which are three fifths of its
+/// size. Only the verifier's log shows them, but each start of an agent would read them and pass them to the kernel.
 pub fn without_lines(elf: &[u8]) -> Result<Vec<u8>> {
     let mut builder = object::build::elf::Builder::read(elf).context("not an ELF file")?;
     let mut end = 0;
@@ -119,7 +120,8 @@ pub fn without_lines(elf: &[u8]) -> Result<Vec<u8>> {
     Ok(written)
 }
 
-/// `.BTF.ext` (`struct btf_ext_header`, Documentation/bpf/btf.rst) without `line_info`, behind which there must be nothing.
+/// Returns `.BTF.ext` (`struct btf_ext_header`, Documentation/bpf/btf.rst) without `line_info`; `None` unless `line_info` is
+/// the last part of the section.
 fn functions_alone(data: &[u8]) -> Option<Vec<u8>> {
     let word = |at| Some(u32::from_le_bytes(*data.get(at..)?.first_chunk()?));
     let (header, lines, others_length) = (word(4)?, word(16)?, word(28)?);
@@ -128,7 +130,7 @@ fn functions_alone(data: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     let mut kept = data.get(..end as usize)?.to_vec();
-    // Parts without a length must begin within the section, too.
+    // The offset of an empty part must also be within the section.
     let ends = [0, lines, 0].map(u32::to_le_bytes).concat();
     kept.get_mut(20..32)?.copy_from_slice(&ends);
     Some(kept)
@@ -145,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_file_with_no_program_is_refused() {
-        // Our own executable: an ELF file whose code is all in `.text` and friends.
+        // The test's own executable is an ELF file whose code is in `.text` and similar sections.
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert!(check(&own).is_err());
     }

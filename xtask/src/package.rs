@@ -1,7 +1,7 @@
-//! `cargo xtask package`: a deb and an rpm of the static agent, with its units, settings, manual pages and completions.
+//! `cargo xtask package`: builds a deb and an rpm of the static agent, with units, settings, manual pages and completions.
 //!
-//! `proxy-user/Cargo.toml` says what is in them (`package.metadata.deb`, `package.metadata.generate-rpm`); what is made for
-//! them is put into target/package first.
+//! `proxy-user/Cargo.toml` lists the files in them (`package.metadata.deb`, `package.metadata.generate-rpm`); the program and
+//! generated files are put into target/package first.
 
 pub mod share;
 
@@ -32,13 +32,13 @@ pub struct Args {
     pub dev: bool,
 }
 
-/// Where the units say that the program is, and where it is in a package.
+/// Path of the program in the repository's units, and in a package.
 const PROGRAM: [&str; 2] = ["/usr/local/bin/ballast", "/usr/bin/ballast"];
-/// The program among what is made for the packages.
+/// Name of the program in target/package.
 const NAME: &str = "ballast";
 const UNITS: [&str; 2] = ["ballast.service", "ballast-end-udp-sockets.service"];
 
-/// What a package has at least.
+/// Files that a package must contain.
 const HOLDS: [&str; 10] = [
     "/usr/bin/ballast",
     "/usr/lib/systemd/system/ballast.service",
@@ -69,9 +69,9 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Makes both packages of a program, and returns them and the file with its debug information.
+/// Makes both packages of a program, and returns their paths and that of the file with the debug information.
 pub fn make(workspace: &Workspace, program: &Path, output: Option<&Path>) -> Result<Vec<PathBuf>> {
-    // The manifest names this folder.
+    // proxy-user/Cargo.toml names this folder.
     let stage = workspace.root().join("target/package");
     let folder = output.map_or_else(|| stage.clone(), Path::to_owned);
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -83,7 +83,7 @@ pub fn make(workspace: &Workspace, program: &Path, output: Option<&Path>) -> Res
     Ok(vec![deb, rpm, debug])
 }
 
-/// The files that the manifest names, in one folder.
+/// Puts the files that proxy-user/Cargo.toml names into one folder.
 fn put_together(workspace: &Workspace, program: &Path, stage: &Path) -> Result<()> {
     let units = stage.join("units");
     fs::create_dir_all(&units).with_context(|| format!("cannot make {}", units.display()))?;
@@ -116,7 +116,7 @@ fn deb(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
         path.with_context(|| format!("cargo deb does not print the name of its file: {said}"))?,
     );
     let listed = Cmd::new("dpkg-deb").arg("--contents").arg(&path).read()?;
-    // Manual pages are compressed, and a path begins with a dot.
+    // In a deb, manual pages are compressed, and a path begins with a dot.
     holds(&listed.replace(" ./", " /").replace(".1.gz", ".1")).with_context(|| path.display().to_string())?;
     Ok(path)
 }
@@ -129,7 +129,7 @@ fn rpm(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
         .arg(&path)
         .dir(workspace.root())
         .run()?;
-    // Machines that make debs seldom have rpm.
+    // Machines on which debs are made seldom have rpm(8).
     if exec::which("rpm").is_some() {
         let listed = Cmd::new("rpm").args(["--query", "--list", "--package"]).arg(&path).read()?;
         holds(&listed).with_context(|| path.display().to_string())?;
@@ -139,7 +139,7 @@ fn rpm(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Whether a list of files has all that a package needs.
+/// Returns an error if a list of files lacks a file that a package must contain.
 fn holds(listed: &str) -> Result<()> {
     let is_there = |path: &str| listed.lines().any(|line| line.split_whitespace().any(|word| word == path));
     let lost: Vec<_> = HOLDS.into_iter().filter(|path| !is_there(path)).collect();
@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// What `proxy-user/Cargo.toml` says of packages.
+    /// Returns the section `package.metadata` of `proxy-user/Cargo.toml`.
     fn metadata() -> Value {
         let workspace = Workspace::find().unwrap();
         let text = Cmd::cargo()
@@ -166,7 +166,7 @@ mod tests {
         packages.iter().find(|one| one["name"] == "proxy-user").unwrap()["metadata"].clone()
     }
 
-    /// Source and destination of each file.
+    /// Returns source and destination of each file of a package.
     fn assets(kind: &str) -> Vec<(String, String)> {
         let metadata = metadata();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! The agent of the version before this one, whose maps have another layout: what upgrades and downgrades are tested with.
+//! Builds the agent of the previous version, whose maps have another layout, to test upgrades and downgrades.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use crate::workspace::Workspace;
 /// The last commit whose maps have the previous layout.
 const COMMIT: &str = "01e5548";
 
-/// The variable that tells the tests where the binary is.
+/// Environment variable with the path of the binary, which the tests read.
 pub const VARIABLE: &str = "BALLAST_PREVIOUS_BIN";
 
-/// The binary: the one that [`VARIABLE`] names, or one that is built once and kept in the target folder.
+/// Returns the path of the binary: the one that [`VARIABLE`] names, or one that is built once and kept in the target folder.
 pub fn program(workspace: &Workspace) -> Result<PathBuf> {
     if let Some(named) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(named.into());
@@ -33,18 +33,18 @@ pub fn program(workspace: &Workspace) -> Result<PathBuf> {
 /// The tag of the image.
 pub const TAG: &str = "previous";
 
-/// That version as a cluster takes it.
+/// Files of the previous version that a cluster needs.
 #[derive(Clone, Debug)]
 pub struct Previous {
-    /// The program, which needs no library.
+    /// Path of the program, which needs no library.
     pub program: PathBuf,
-    /// The image's archive.
+    /// Path of the image's archive.
     pub archive: PathBuf,
-    /// The chart.
+    /// Path of the chart.
     pub chart: PathBuf,
 }
 
-/// Program, image and chart, built once and kept in the target folder.
+/// Returns program, image and chart, which are built once and kept in the target folder.
 pub fn image(workspace: &Workspace) -> Result<Previous> {
     let checkout = workspace.target().join("previous-abi").join(COMMIT);
     let folder = checkout.join("image");
@@ -68,13 +68,13 @@ pub fn image(workspace: &Workspace) -> Result<Previous> {
     })
 }
 
-/// Whether this clone lacks history on purpose, as one made with `--depth`.
+/// Whether this clone lacks history on purpose (`git clone --depth`).
 pub fn is_shallow(workspace: &Workspace) -> bool {
     let git = Cmd::new("git").args(["rev-parse", "--is-shallow-repository"]).dir(workspace.root());
     git.try_read().is_some_and(|text| text.trim() == "true")
 }
 
-/// Marks a build that went well.
+/// Name of the file that marks a successful build.
 const DONE: &str = ".built";
 
 fn build(workspace: &Workspace, checkout: &Path) -> Result<()> {
@@ -83,9 +83,9 @@ fn build(workspace: &Workspace, checkout: &Path) -> Result<()> {
     fs::write(checkout.join(DONE), []).context("cannot mark the build as done")
 }
 
-/// Runs that version's own task runner.
+/// Runs the task runner of the previous version.
 fn run(checkout: &Path, words: &[&str]) -> Result<()> {
-    // A folder of its own: its crates have the names of ours.
+    // A target folder of its own, because its crates have the same names as ours.
     Cmd::cargo()
         .args(["run", "--quiet", "--package", "xtask", "--"])
         .args(words)

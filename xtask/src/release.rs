@@ -1,4 +1,4 @@
-//! `cargo xtask release`: all files of a release, with their checksums.
+//! `cargo xtask release`: builds all files of a release, with their checksums.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub struct Args {
     pub advisories: bool,
 }
 
-/// The list of checksums, as sha256sum(1) checks it.
+/// Name of the file with the checksums, in the format of sha256sum(1).
 const SUMS: &str = "SHA256SUMS";
 
 /// Runs the command.
@@ -56,8 +56,8 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The plugin of kubectl: the program under its second name in an archive for each architecture, and krew's manifest, which names
-/// them.
+/// Writes the plugin of kubectl: an archive for each architecture with the program as `kubectl-ballast`, and krew's manifest,
+/// which names the archives.
 fn krew(workspace: &Workspace, folder: &Path, programs: &[(Arch, PathBuf)]) -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");
     let repository = std::env::var("GITHUB_REPOSITORY").unwrap_or_else(|_| "OWNER/REPOSITORY".to_owned());
@@ -80,7 +80,7 @@ fn plugin(folder: &Path, arch: Arch, binary: &Path) -> Result<String> {
     let version = env!("CARGO_PKG_VERSION");
     let archive = folder.join(format!("kubectl-ballast-{version}-linux-{}.tar.gz", arch.debian()));
     let (home, name) = (binary.parent().context("no folder")?, binary.file_name().context("no name")?);
-    // The same program gives the same bytes.
+    // With these options, the same program gives an archive with the same bytes.
     Cmd::new("tar")
         .args(["--create", "--use-compress-program=gzip -n", "--mtime=@0", "--owner=0", "--group=0"])
         .args(["--numeric-owner", "--mode=0755", "--transform=s,.*,kubectl-ballast,", "--file"])

@@ -1,4 +1,4 @@
-//! `cargo xtask reproducible`: the same commit gives the same program, wherever it is built.
+//! `cargo xtask reproducible`: checks that the same commit gives the same program in any folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub struct Args {
     pub keep: bool,
 }
 
-/// Where the two builds are, below the target folder.
+/// Folders of the two builds, below target/reproducible.
 const PLACES: [&str; 2] = ["one", "another-folder/with-a-longer-name"];
 
 /// Runs the command.
@@ -51,7 +51,7 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// The files of the last commit in a folder of their own.
+/// Copies the files of the last commit into a folder.
 fn copy(workspace: &Workspace, folder: &Path) -> Result<Workspace> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let archive = folder.with_extension("tar");

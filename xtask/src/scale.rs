@@ -1,4 +1,4 @@
-//! `cargo xtask scale`: the agent, and hollow agents, at a size that is chosen.
+//! `cargo xtask scale`: measures the agent, and hollow agents, with a chosen number of Services and endpoints.
 
 use std::path::PathBuf;
 
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
         cargo = cargo.arg("--hollow-only");
     }
     if let Some(json) = &args.json {
-        // The benchmark runs in a folder of its own.
+        // An absolute path, because the benchmark runs in another folder.
         cargo = cargo.arg("--json").arg(std::path::absolute(json)?);
     }
     cargo.run()

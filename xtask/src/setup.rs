@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: what the other commands need, found or installed.
+//! `cargo xtask setup`: finds or installs what the other commands need.
 
 use anyhow::{Result, bail};
 
@@ -17,7 +17,7 @@ pub struct Args {
     pub api_server: bool,
 }
 
-/// What a command is about to do.
+/// What a command needs tools for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
     /// Compile the BPF programs.
@@ -40,7 +40,7 @@ pub enum Need {
     Docs,
 }
 
-/// A program and the Debian package that brings it.
+/// A program, the Debian package that contains it, and what it is needed for.
 struct Tool {
     program: &'static str,
     package: &'static str,
@@ -74,7 +74,7 @@ const TOOLS: [Tool; 26] = [
     Tool { program: "systemd-analyze", package: "systemd", needs: &[Need::Lint] },
     Tool { program: "dot", package: "graphviz", needs: &[Need::Docs] },
     Tool { program: "buildah", package: "buildah", needs: &[Need::Image] },
-    // These four are copied into the images of its pods.
+    // A cluster copies these four into the images of its pods.
     Tool { program: "curl", package: "curl", needs: &[Need::Cluster] },
     Tool { program: "wget", package: "wget", needs: &[Need::Cluster] },
     Tool { program: "dig", package: "bind9-dnsutils", needs: &[Need::Cluster] },
@@ -104,7 +104,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The BPF toolchain, after setting up what `need` asks for.
+/// Installs the programs that `need` requires, and returns the BPF toolchain.
 pub fn toolchain(need: Need) -> Result<Toolchain> {
     tools(need)?;
     let toolchain = Toolchain::setup()?;
@@ -112,7 +112,7 @@ pub fn toolchain(need: Need) -> Result<Toolchain> {
     Ok(toolchain)
 }
 
-/// Installs the programs that `need` asks for and that are not there.
+/// Installs the missing programs that `need` requires.
 pub fn tools(need: Need) -> Result<()> {
     let missing = missing(need, |program| exec::which(program).is_some());
     if missing.is_empty() {

@@ -1,4 +1,4 @@
-//! Ctrl-C and its like: noted, so that a command can tidy up before it ends.
+//! Records Ctrl-C and similar signals, so that a command can clean up before it ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -12,7 +12,7 @@ extern "C" fn note(_signal: libc::c_int) {
     STOPPED.store(true, Ordering::Relaxed);
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending us.
+/// Installs the handlers: from now on, SIGINT, SIGTERM and SIGHUP are recorded and do not end this process.
 pub fn catch() {
     let handler: extern "C" fn(libc::c_int) = note;
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -21,7 +21,7 @@ pub fn catch() {
     }
 }
 
-/// An error once a signal asked the process to end.
+/// Returns an error if a signal has asked the process to end.
 pub fn check() -> Result<()> {
     if STOPPED.load(Ordering::Relaxed) {
         bail!("interrupted");
@@ -29,7 +29,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Sleeps, unless a signal asks the process to end.
+/// Sleeps for `time`; returns an error as soon as a signal asks the process to end.
 pub fn pause(time: Duration) -> Result<()> {
     wait_for("a pause", time + Duration::from_secs(1), {
         let start = Instant::now();
@@ -37,7 +37,7 @@ pub fn pause(time: Duration) -> Result<()> {
     })
 }
 
-/// Asks again and again, for at most `limit`, until there is an answer.
+/// Calls `ask` repeatedly until it returns an answer; an error after `limit`, or if a signal asks the process to end.
 pub fn wait_for<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     loop {

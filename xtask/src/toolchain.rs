@@ -1,7 +1,7 @@
-//! What the BPF programs are compiled with: a rustc that has `core` for the BPF target, and a linker for it.
+//! The toolchain of the BPF programs: a rustc that has `core` for the BPF target, and a linker.
 //!
-//! Two kinds of rustc do: a rustup nightly with `rust-src`, which builds `core` itself, and a distribution's
-//! rustc with a ready `core`. The linker must know at least the LLVM that rustc was built with.
+//! Two kinds of rustc are usable: a rustup nightly with `rust-src`, which builds `core` itself, and a distribution's rustc
+//! with a prebuilt `core`. The linker's LLVM must be at least as new as the LLVM of rustc.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,16 +11,16 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use crate::exec::{self, Cmd};
 use crate::{apt, linker, log};
 
-/// The nightly we install. A fixed one: a newer LLVM than the linker's cannot be linked.
+/// The nightly to install. It is pinned, because the linker cannot link the output of an LLVM newer than its own.
 const NIGHTLY: &str = "nightly-2026-05-20";
-/// The distribution's compiler, by its path: rustup's comes first in most people's `PATH`.
+/// The distribution's compiler, as an absolute path because rustup's usually comes first in `PATH`.
 const DISTRIBUTION: &str = "/usr/bin/rustc";
 /// Debian's rustc that follows upstream, and its `core` for BPF.
 const PACKAGES: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
-/// Longer than a slow line needs for 200 MB, shorter than a person's patience with a closed one.
+/// Time limit of rustup: enough for 200 MB over a slow connection, short enough for users who wait on a blocked one.
 const RUSTUP_LIMIT: Duration = Duration::from_mins(5);
 
-/// The BPF target of a machine with our byte order.
+/// The BPF target with this machine's byte order.
 pub const TARGET: &str =
     if cfg!(target_endian = "big") { "bpfeb-unknown-none" } else { "bpfel-unknown-none" };
 
@@ -29,11 +29,11 @@ pub const TARGET: &str =
 pub enum Compiler {
     /// A rustup toolchain with `rust-src`, by its rustup name.
     Nightly(String),
-    /// A rustc with a ready `core`, by its path.
+    /// A rustc with a prebuilt `core`, by its path.
     Distribution(PathBuf),
 }
 
-/// A compiler and a linker that fit each other.
+/// A compiler and a linker that is new enough for it.
 #[derive(Clone, Debug)]
 pub struct Toolchain {
     compiler: Compiler,
@@ -42,7 +42,7 @@ pub struct Toolchain {
 }
 
 impl Compiler {
-    /// Every usable compiler that is there, the preferred one first.
+    /// Returns every usable compiler that is installed, the preferred one first.
     fn present() -> Vec<Self> {
         let mut found = nightlies();
         found.extend(Self::distribution());
@@ -61,7 +61,7 @@ impl Compiler {
         has_core.then(|| Self::Distribution(DISTRIBUTION.into()))
     }
 
-    /// The major version of the LLVM inside, e.g. 22.
+    /// Returns the major version of the compiler's LLVM, e.g. 22.
     fn llvm(&self) -> Result<u32> {
         let text = match self {
             Self::Nightly(name) => Cmd::new("rustup").args(["run", name, "rustc", "-vV"]),
@@ -71,19 +71,19 @@ impl Compiler {
             .ok_or_else(|| anyhow!("{self} does not print its LLVM version"))
     }
 
-    /// A cargo that compiles with it.
+    /// Returns a call of a cargo that uses this compiler.
     fn cargo(&self) -> Cmd {
         let cargo = match self {
-            // `rustup run` sets its own; what the cargo above us set would win over it.
+            // `rustup run` selects the toolchain; variables of the cargo that runs this program would take precedence.
             Self::Nightly(name) => Cmd::new("rustup")
                 .args(["run", name, "cargo"])
                 .without_env("RUSTUP_TOOLCHAIN")
                 .without_env("RUSTC")
                 .without_env("CARGO"),
-            // `core`'s unstable parts are used on purpose: the target has no stable release.
+            // Allows the unstable parts of `core`, which are used on purpose: the target has no stable release.
             Self::Distribution(rustc) => Cmd::cargo().env("RUSTC", rustc).env("RUSTC_BOOTSTRAP", "1"),
         };
-        // Points at the libraries of the toolchain that runs us, not at this one's.
+        // `LD_LIBRARY_PATH` names the libraries of the toolchain that runs this program, not of this compiler.
         cargo
             .without_env("LD_LIBRARY_PATH")
             .without_env("RUSTC_WRAPPER")
@@ -108,7 +108,7 @@ impl std::fmt::Display for Compiler {
 }
 
 impl Toolchain {
-    /// Finds a compiler and a linker that fit, and installs what is missing.
+    /// Finds a compiler and a linker that is new enough for it, or installs them.
     pub fn setup() -> Result<Self> {
         let present = Compiler::present();
         for compiler in &present {
@@ -124,7 +124,7 @@ impl Toolchain {
                 Err(error) => reasons.push(format!("{error:#}")),
             }
         }
-        // Both come from one place with a fitting LLVM; a nightly is a second download of 200 MB.
+        // First the distribution, which has the compiler and an LLVM that fits; a nightly is another download of 200 MB.
         for install in [install_distribution, install_nightly] {
             match install().and_then(|compiler| {
                 let what = compiler.to_string();
@@ -151,7 +151,7 @@ impl Toolchain {
         Ok(Self { compiler, linker, installed })
     }
 
-    /// What was taken and what was installed for it, in one line.
+    /// Describes the selected compiler and linker, and what was installed for them, in one line.
     #[must_use]
     pub fn describe(&self) -> String {
         let taken = format!("BPF programs: {}, {}", self.compiler, self.linker.display());
@@ -161,22 +161,21 @@ impl Toolchain {
         format!("{taken} (installed: {})", self.installed.join(", "))
     }
 
-    /// The compiler.
+    /// Returns the compiler.
     #[must_use]
     pub fn compiler(&self) -> &Compiler {
         &self.compiler
     }
 
-    /// A cargo subcommand that works on the BPF target, in a target folder of its own.
-    ///
-    /// Its own folder, because two compilers in one folder rebuild each other's work.
+    /// Returns a call of a cargo subcommand for the BPF target, with a target folder of its own: two compilers that share a
+    /// folder rebuild each other's output.
     pub fn cargo(&self, subcommand: &str, target_dir: &Path, more_flags: &[&str]) -> Cmd {
         let mut flags = vec![
-            // v3: 32-bit arithmetic and atomics that return a value; Linux 5.12.
+            // v3 has 32-bit arithmetic, and atomics that return a value, which need Linux 5.12.
             "-Ctarget-cpu=v3".to_owned(),
             format!("-Clinker={}", self.linker.display()),
             "-Clink-arg=--btf".to_owned(),
-            // Without it a zeroed struct becomes a call of a byte loop: 20 to 55 ns a packet.
+            // Without this flag, zeroing a struct becomes a call of a byte loop: 20 to 55 ns per packet.
             "-Clink-arg=--disable-expand-memcpy-in-order".to_owned(),
             "-Cdebuginfo=2".to_owned(),
             format!("--cfg=bpf_target_arch=\"{}\"", std::env::consts::ARCH),
@@ -188,15 +187,15 @@ impl Toolchain {
             .args(self.compiler.build_std())
             .args(["--target", TARGET, "--target-dir"])
             .arg(target_dir)
-            // What measures the tests of the host is not for programs of the kernel.
+            // The wrappers that measure the coverage of host tests must not change the kernel's programs.
             .without_env("RUSTC_WORKSPACE_WRAPPER")
             .without_env("RUSTC_WRAPPER")
-            // Encoded: a linker's path may hold spaces.
+            // Encoded, because the linker's path may contain spaces.
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
     }
 }
 
-/// The nightlies of rustup that have `rust-src`, ours first.
+/// Returns rustup's nightlies that have `rust-src`, the pinned one first.
 fn nightlies() -> Vec<Compiler> {
     let Some(list) = Cmd::new("rustup").args(["toolchain", "list"]).try_read() else { return Vec::new() };
     let mut names = nightly_names(&list);

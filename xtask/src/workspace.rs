@@ -1,4 +1,4 @@
-//! Where things are: the project's root, its target folder, and the cache that all checkouts share.
+//! Paths: the project's root, its target folder, and the cache that all checkouts share.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Asks cargo, so that every way to set a target folder counts.
+    /// Reads the folders from `cargo metadata`, which knows every way to set a target folder.
     pub fn find() -> Result<Self> {
         let metadata = Cmd::cargo()
             .args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"])
@@ -26,44 +26,44 @@ impl Workspace {
         serde_json::from_str(&metadata).context("cargo metadata printed something unexpected")
     }
 
-    /// A copy of the sources elsewhere, with a target folder of its own.
+    /// Returns the folders of a copy of the sources at `root`, with a target folder of its own.
     #[must_use]
     pub fn at(root: PathBuf) -> Self {
         Self { target: root.join("target"), root }
     }
 
-    /// The folder with the workspace's `Cargo.toml`.
+    /// Returns the folder with the workspace's `Cargo.toml`.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Cargo's target folder.
+    /// Returns cargo's target folder.
     #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// The BPF object that the agent embeds; `proxy-user/build.rs` looks for it here.
+    /// Returns the path of the BPF object that the agent embeds; `proxy-user/build.rs` looks for it there.
     #[must_use]
     pub fn bpf_object(&self) -> PathBuf {
         self.target.join("bpf/ballast.bpf.o")
     }
 
-    /// The same with the source lines of its instructions, for the log of a verifier.
+    /// Returns the path of the same object with the source lines of its instructions, for the verifier's log.
     #[must_use]
     pub fn bpf_object_with_lines(&self) -> PathBuf {
         self.target.join("bpf/ballast-lines.bpf.o")
     }
 
-    /// The agent as cargo leaves it.
+    /// Returns the path of the agent that cargo builds.
     #[must_use]
     pub fn binary(&self, release: bool) -> PathBuf {
         self.target.join(if release { "release" } else { "debug" }).join("ballast")
     }
 }
 
-/// The folder for tools that take long to make: `$BALLAST_CACHE`, or `ballast` in the user's cache folder.
+/// Returns the folder for tools that take long to build: `$BALLAST_CACHE`, or `ballast` in the user's cache folder.
 pub fn cache() -> Result<PathBuf> {
     let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let dir = var("BALLAST_CACHE")

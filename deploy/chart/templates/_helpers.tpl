@@ -23,7 +23,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- merge $own (omit .Values.config "apiVersion" "kind" "hostnameOverride") | toYaml -}}
 {{- end }}
 
-{{- /* The port of an address that may be missing: (list address port-if-missing). */ -}}
+{{- /* The port of an address; the arguments are (list address default-port), because the address may be empty. */ -}}
 {{- define "ballast.port" -}}
 {{- regexFind "[0-9]+$" (first . | default (printf ":%d" (last .))) -}}
 {{- end }}
@@ -42,7 +42,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end }}
 
-{{- /* Their URLs, for --master. */ -}}
+{{- /* URLs of the API servers, for --master. */ -}}
 {{- define "ballast.master" -}}
 {{- $urls := list -}}
 {{- range include "ballast.apiServerHosts" . | fromJsonArray -}}
@@ -60,7 +60,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   readOnly: true
 {{- end }}
 
-{{- /* Folders of the node; only a privileged one may pass its own mounts on to the node. */ -}}
+{{- /* Mounts of folders of the node; only a privileged container may propagate its own mounts to the node. */ -}}
 {{- define "ballast.mounts" -}}
 {{- $root := first . }}{{ $propagation := last . -}}
 - name: bpffs
@@ -68,7 +68,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   mountPropagation: {{ $propagation }}
 - name: cgroup
   mountPath: {{ $root.Values.paths.cgroup }}
-  {{- /* There it is mounted already, except with cgroup v1 alone. */}}
+  {{- /* At /sys/fs/cgroup, cgroup2 is already mounted, except on nodes with only cgroup v1. */}}
   mountPropagation: {{ eq $root.Values.paths.cgroup "/sys/fs/cgroup" | ternary "HostToContainer" $propagation }}
   {{- if ne $propagation "Bidirectional" }}
   readOnly: true
@@ -96,7 +96,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* What confines a container that is not privileged. */ -}}
+{{- /* Security profiles of a container that is not privileged. */ -}}
 {{- define "ballast.profiles" -}}
 seccompProfile:
   {{- toYaml .Values.seccompProfile | nindent 2 }}
@@ -104,7 +104,7 @@ appArmorProfile:
   {{- toYaml .Values.appArmorProfile | nindent 2 }}
 {{- end }}
 
-{{- /* What pods of the agent and of the cleanup have in common. */ -}}
+{{- /* Fields that the pods of the agent and of the cleanup have in common. */ -}}
 {{- define "ballast.pod" -}}
 hostNetwork: true
 dnsPolicy: Default

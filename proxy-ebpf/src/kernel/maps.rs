@@ -215,11 +215,11 @@ pub(super) static SCRATCH: PerCpuArray<PacketCtx<[u32; 1]>, 1> = PerCpuArray::ne
 #[btf_map(name = "scratch6")]
 pub(super) static SCRATCH6: PerCpuArray<PacketCtx<[u32; 4]>, 1> = PerCpuArray::new();
 
-// Number to a program that a packet program tail-calls (`map_names::CALLED`). Written by the agent before the programs are
+// Number to a program that a packet program tail-calls (`map_names::TAIL_CALL_TARGETS`). Written by the agent before the programs are
 // attached; read for each packet that is not foreign. A miss: the packet is dropped and counted. The kernel empties the map
 // when it has neither a file descriptor nor a pin, so it stays pinned as long as programs use it.
 #[btf_map(name = "calls")]
-pub(super) static CALLS: ProgramArray<{ sizes::CALLED.len() }> = ProgramArray::new();
+pub(super) static CALLS: ProgramArray<{ sizes::TAIL_CALL_TARGETS.len() }> = ProgramArray::new();
 
 // Routes that were looked up in this tick of the clock, by a hash of both addresses. Written and read when packets are
 // forwarded. A miss: the kernel's routing table is used. Per CPU, and direct-mapped: a conflict costs as much as a miss.

@@ -23,7 +23,7 @@ use crate::model::{EndpointSlice, Event, Key, Listing, Object, Service, ServiceN
 const PORT: &str = "https";
 
 /// Follows what the API server reports about the Service `kubernetes`.
-pub struct Direct {
+pub struct EndpointFailover {
     servers: Arc<Servers>,
     config: Config,
     configured: Vec<Server>,
@@ -36,8 +36,8 @@ pub struct Direct {
     has_warned: bool,
 }
 
-impl Direct {
-    /// Creates a `Direct` for this connection.
+impl EndpointFailover {
+    /// Creates a `EndpointFailover` for this connection.
     pub fn new(connection: &Connection) -> Self {
         Self {
             servers: Arc::clone(&connection.servers),

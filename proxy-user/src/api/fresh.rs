@@ -15,12 +15,12 @@ use crate::model::{Key, Object};
 
 /// Lists objects with new requests to the API server.
 #[derive(Clone)]
-pub struct Fresh {
+pub struct Relister {
     client: Client,
 }
 
-impl Fresh {
-    /// Creates a `Fresh` that uses this client.
+impl Relister {
+    /// Creates a `Relister` that uses this client.
     pub const fn new(client: Client) -> Self {
         Self { client }
     }

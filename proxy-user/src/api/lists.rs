@@ -28,11 +28,11 @@ pub struct Lists {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Continues the watch.
-    GoesOn,
+    Continue,
     /// Starts again with a list: the server has lost the watch's resourceVersion, and would refuse it again and again.
-    BeginsAnew,
+    Relist,
     /// Requests a normal list: the server does not support streamed lists. This is not reported as a failure.
-    AsksOtherwise,
+    FallBack,
 }
 
 impl Default for Lists {
@@ -58,25 +58,25 @@ impl Lists {
     }
 
     /// Requests a normal list, because the streamed list was silent for longer than [`Self::patience`].
-    pub fn was_silent(&mut self, resource: &'static str) {
+    pub fn fall_back(&mut self, resource: &'static str) {
         info!(resource, "the API server did not complete a streamed list; requesting a normal list");
         *self = Self { streamed: false, under_way: true };
     }
 
     /// Records that the watch starts again with a list.
-    pub fn begins_anew(&mut self) {
+    pub fn restart(&mut self) {
         self.under_way = true;
     }
 
     /// Handles an event or error of the watch, and returns what the caller has to do.
-    pub fn saw<K>(&mut self, resource: &'static str, item: &watcher::Result<Event<K>>) -> Next {
+    pub fn observe<K>(&mut self, resource: &'static str, item: &watcher::Result<Event<K>>) -> Next {
         match item {
             Ok(Event::Init) => self.under_way = true,
             Ok(Event::InitDone) => *self = Self { streamed: true, under_way: false },
             Err(error @ watcher::Error::WatchStartFailed(cause)) => {
                 if WatchErrorKind::of(error) == WatchErrorKind::Expired {
-                    self.begins_anew();
-                    return Next::BeginsAnew;
+                    self.restart();
+                    return Next::Relist;
                 }
                 let is_refused =
                     matches!(cause, kube::Error::Api(status) if matches!(status.code, 400 | 422));
@@ -86,12 +86,12 @@ impl Lists {
                         "the API server does not support streamed lists; requesting a normal list"
                     );
                     self.streamed = false;
-                    return Next::AsksOtherwise;
+                    return Next::FallBack;
                 }
             }
             Ok(Event::InitApply(_) | Event::Apply(_) | Event::Delete(_)) | Err(_) => {}
         }
-        Next::GoesOn
+        Next::Continue
     }
 }
 
@@ -110,13 +110,13 @@ mod tests {
     fn a_server_without_streamed_lists_is_asked_for_a_whole_one_and_next_time_again() {
         for code in [400, 422] {
             let mut lists = Lists::default();
-            assert_eq!(lists.saw("services", &refused(code)), Next::AsksOtherwise);
+            assert_eq!(lists.observe("services", &refused(code)), Next::FallBack);
             let config = lists.configure(watcher::Config::default());
             assert_eq!(config.initial_list_strategy, InitialListStrategy::ListWatch);
             assert_eq!((config.list_semantic, config.page_size), (ListSemantic::Any, None));
             assert_eq!(lists.patience(), None, "a whole list may take its time");
-            assert_eq!(lists.saw("services", &refused(code)), Next::GoesOn, "that is a failure now");
-            assert_eq!(lists.saw::<()>("services", &Ok(Event::InitDone)), Next::GoesOn);
+            assert_eq!(lists.observe("services", &refused(code)), Next::Continue, "that is a failure now");
+            assert_eq!(lists.observe::<()>("services", &Ok(Event::InitDone)), Next::Continue);
             let config = lists.configure(watcher::Config::default());
             assert_eq!(config.initial_list_strategy, InitialListStrategy::StreamingList);
         }
@@ -126,22 +126,22 @@ mod tests {
     fn silence_ends_a_streamed_list_but_no_watch() {
         let mut lists = Lists::default();
         assert_eq!(lists.patience(), Some(SILENCE));
-        lists.saw::<()>("services", &Ok(Event::InitApply(())));
-        lists.was_silent("services");
+        lists.observe::<()>("services", &Ok(Event::InitApply(())));
+        lists.fall_back("services");
         assert_eq!(lists.patience(), None);
-        lists.saw::<()>("services", &Ok(Event::InitDone));
+        lists.observe::<()>("services", &Ok(Event::InitDone));
         assert_eq!(lists.patience(), None, "a watch may be silent");
-        lists.saw::<()>("services", &Ok(Event::Init));
+        lists.observe::<()>("services", &Ok(Event::Init));
         assert_eq!(lists.patience(), Some(SILENCE));
     }
 
     #[test]
     fn a_watch_that_is_too_far_behind_begins_anew_and_refusals_of_watches_are_failures() {
         let mut lists = Lists::default();
-        lists.saw::<()>("services", &Ok(Event::InitDone));
-        assert_eq!(lists.saw("services", &refused(422)), Next::GoesOn);
-        assert_eq!(lists.saw("services", &refused(410)), Next::BeginsAnew);
+        lists.observe::<()>("services", &Ok(Event::InitDone));
+        assert_eq!(lists.observe("services", &refused(422)), Next::Continue);
+        assert_eq!(lists.observe("services", &refused(410)), Next::Relist);
         assert_eq!(lists.patience(), Some(SILENCE));
-        assert_eq!(lists.saw("services", &refused(403)), Next::GoesOn);
+        assert_eq!(lists.observe("services", &refused(403)), Next::Continue);
     }
 }

@@ -40,23 +40,23 @@ struct Events<K> {
 
 enum State<K> {
     /// Nothing is known; the next step requests a list.
-    Begins,
+    Start,
     /// A normal list is requested: its first page, or the page that this token names.
-    Asks(Option<String>),
+    ListRequest(Option<String>),
     /// A page of a normal list has arrived; `token` names the next page, or `version` is where the watch begins.
-    Lists { objects: vec::IntoIter<K>, version: Option<String>, token: Option<String> },
+    ListPage { objects: vec::IntoIter<K>, version: Option<String>, token: Option<String> },
     /// A streamed list is in progress.
-    Streams(Events<K>),
+    StreamedList(Events<K>),
     /// The watch is to be started at this version.
-    Resumes(String),
+    Resume(String),
     /// The watch is open, and has reached this version.
-    Watches(String, Events<K>),
+    Watching(String, Events<K>),
 }
 
 /// Returns the existing objects, and then their changes. The stream continues after an error: the next item is the next
 /// attempt, so the caller should wait.
 pub fn reflect<K: Watched>(source: Source<K>, config: Config) -> impl Stream<Item = Result<Event<K>>> + Send {
-    stream::unfold((source, config, State::Begins), |(source, config, mut state)| async {
+    stream::unfold((source, config, State::Start), |(source, config, mut state)| async {
         loop {
             let (item, next) = step(&source, &config, state).await;
             state = next;
@@ -71,53 +71,53 @@ type Step<K> = (Option<Result<Event<K>>>, State<K>);
 
 async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) -> Step<K> {
     match state {
-        State::Begins => match config.initial_list_strategy {
-            InitialListStrategy::ListWatch => (Some(Ok(Event::Init)), State::Asks(None)),
+        State::Start => match config.initial_list_strategy {
+            InitialListStrategy::ListWatch => (Some(Ok(Event::Init)), State::ListRequest(None)),
             InitialListStrategy::StreamingList => {
                 match source.watch(&watch_params(config, true), "0").await {
-                    Ok(events) => (Some(Ok(Event::Init)), State::Streams(Events::new(events))),
-                    Err(error) => (Some(Err(Error::WatchStartFailed(error))), State::Begins),
+                    Ok(events) => (Some(Ok(Event::Init)), State::StreamedList(Events::new(events))),
+                    Err(error) => (Some(Err(Error::WatchStartFailed(error))), State::Start),
                 }
             }
         },
-        State::Asks(token) => match source.list(&list_params(config, token)).await {
+        State::ListRequest(token) => match source.list(&list_params(config, token)).await {
             Ok(list) => {
                 let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
                 let (version, token) =
                     (filled(list.metadata.resource_version), filled(list.metadata.continue_));
                 if version.is_none() && token.is_none() {
-                    return (Some(Err(Error::NoResourceVersion)), State::Begins);
+                    return (Some(Err(Error::NoResourceVersion)), State::Start);
                 }
-                (None, State::Lists { objects: list.items.into_iter(), version, token })
+                (None, State::ListPage { objects: list.items.into_iter(), version, token })
             }
-            Err(error) => (Some(Err(Error::InitialListFailed(error))), State::Begins),
+            Err(error) => (Some(Err(Error::InitialListFailed(error))), State::Start),
         },
-        State::Lists { mut objects, version, token } => match (objects.next(), token, version) {
+        State::ListPage { mut objects, version, token } => match (objects.next(), token, version) {
             (Some(object), token, version) => {
-                (Some(Ok(Event::InitApply(object))), State::Lists { objects, version, token })
+                (Some(Ok(Event::InitApply(object))), State::ListPage { objects, version, token })
             }
-            (None, Some(token), _) => (None, State::Asks(Some(token))),
-            (None, None, version) => (Some(Ok(Event::InitDone)), State::Resumes(version.unwrap_or_default())),
+            (None, Some(token), _) => (None, State::ListRequest(Some(token))),
+            (None, None, version) => (Some(Ok(Event::InitDone)), State::Resume(version.unwrap_or_default())),
         },
-        State::Streams(mut events) => match events.next().await {
+        State::StreamedList(mut events) => match events.next().await {
             Some(item) => streamed(item, events),
-            None => (Some(Err(ended("a streamed list ended before it was complete"))), State::Begins),
+            None => (Some(Err(ended("a streamed list ended before it was complete"))), State::Start),
         },
-        State::Resumes(version) => match source.watch(&watch_params(config, false), &version).await {
-            Ok(events) => (None, State::Watches(version, Events::new(events))),
+        State::Resume(version) => match source.watch(&watch_params(config, false), &version).await {
+            Ok(events) => (None, State::Watching(version, Events::new(events))),
             Err(error) => {
                 // A server may also refuse a version that is too old when the watch is requested.
                 let is_too_old = matches!(&error, kube::Error::Api(status) if status.code == GONE);
-                let next = if is_too_old { State::Begins } else { State::Resumes(version) };
+                let next = if is_too_old { State::Start } else { State::Resume(version) };
                 (Some(Err(Error::WatchStartFailed(error))), next)
             }
         },
-        State::Watches(version, mut events) => {
+        State::Watching(version, mut events) => {
             if let Some(item) = events.next().await {
                 return watched(item, version, events);
             }
             let error = || Err(ended("the API server ended a watch immediately"));
-            (events.is_short().then(error), State::Resumes(version))
+            (events.is_short().then(error), State::Resume(version))
         }
     }
 }
@@ -126,18 +126,18 @@ async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) 
 fn streamed<K: Watched>(item: kube::Result<WatchEvent<K>>, events: Events<K>) -> Step<K> {
     match item {
         Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
-            (Some(Ok(Event::InitApply(object))), State::Streams(events))
+            (Some(Ok(Event::InitApply(object))), State::StreamedList(events))
         }
         Ok(WatchEvent::Bookmark(bookmark)) if bookmark.metadata.annotations.contains_key(LIST_ENDS) => {
             let version = bookmark.metadata.resource_version;
             if version.is_empty() {
-                return (Some(Err(Error::NoResourceVersion)), State::Begins);
+                return (Some(Err(Error::NoResourceVersion)), State::Start);
             }
-            (Some(Ok(Event::InitDone)), State::Watches(version, events))
+            (Some(Ok(Event::InitDone)), State::Watching(version, events))
         }
         // Kubernetes documents that there are no removals before the list is complete.
-        Ok(WatchEvent::Deleted(_) | WatchEvent::Bookmark(_)) => (None, State::Streams(events)),
-        item => failed(item, |events| State::Streams(events), events),
+        Ok(WatchEvent::Deleted(_) | WatchEvent::Bookmark(_)) => (None, State::StreamedList(events)),
+        item => failed(item, |events| State::StreamedList(events), events),
     }
 }
 
@@ -153,11 +153,11 @@ fn watched<K: Watched>(item: kube::Result<WatchEvent<K>>, version: String, event
             (Some(Event::Delete(object)), version)
         }
         Ok(WatchEvent::Bookmark(bookmark)) => (None, Some(bookmark.metadata.resource_version)),
-        item => return failed(item, |events| State::Watches(version, events), events),
+        item => return failed(item, |events| State::Watching(version, events), events),
     };
     match version.filter(|version| !version.is_empty()) {
-        Some(version) => (event.map(Ok), State::Watches(version, events)),
-        None => (Some(Err(Error::NoResourceVersion)), State::Begins),
+        Some(version) => (event.map(Ok), State::Watching(version, events)),
+        None => (Some(Err(Error::NoResourceVersion)), State::Start),
     }
 }
 
@@ -179,7 +179,7 @@ fn failed<K: Watched>(
         }
         Ok(_) => return (None, goes_on(events)),
     };
-    (Some(Err(error)), if begins { State::Begins } else { goes_on(events) })
+    (Some(Err(error)), if begins { State::Start } else { goes_on(events) })
 }
 
 /// Returns the error for an answer that the server ended too early.

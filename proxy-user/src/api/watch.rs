@@ -92,14 +92,14 @@ async fn forward(
         let report = tokio::select! {
             () = sender.closed() => return,
             () = sleep_until(last_failure + QUIET), if outage.is_away() => {
-                outage.is_over(None);
+                outage.recovered(None);
                 continue;
             }
             report = reports.next() => report,
         };
         match report {
             Some(Report::Event(resource, event)) => {
-                outage.is_over(Some(resource));
+                outage.recovered(Some(resource));
                 if *event == Event::Reset(Listing::Node(None)) {
                     warn!(
                         node = node_name,
@@ -140,14 +140,14 @@ pub(super) fn watches<K: Watched>(
         async move {
             loop {
                 if history.went_back::<K>(source.client()).await {
-                    lists.begins_anew();
+                    lists.restart();
                     watch = None;
                 }
                 let current = watch
                     .get_or_insert_with(|| reflect(source.clone(), lists.configure(config.clone())).boxed());
                 let next = match lists.patience() {
                     Some(patience) => timeout(patience, current.next()).await.unwrap_or_else(|_| {
-                        lists.was_silent(K::RESOURCE);
+                        lists.fall_back(K::RESOURCE);
                         None
                     }),
                     None => current.next().await,
@@ -156,11 +156,11 @@ pub(super) fn watches<K: Watched>(
                     watch = None;
                     continue;
                 };
-                history.saw(&item);
-                match lists.saw(K::RESOURCE, &item) {
-                    lists::Next::GoesOn => {}
-                    lists::Next::BeginsAnew => watch = None,
-                    lists::Next::AsksOtherwise => {
+                history.observe(&item);
+                match lists.observe(K::RESOURCE, &item) {
+                    lists::Next::Continue => {}
+                    lists::Next::Relist => watch = None,
+                    lists::Next::FallBack => {
                         watch = None;
                         continue;
                     }

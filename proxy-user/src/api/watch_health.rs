@@ -101,7 +101,7 @@ impl WatchHealth {
     }
 
     /// Ends the outage: an event of `resource` has arrived, or (`None`) no watch has failed for a while.
-    pub fn is_over(&mut self, resource: Option<&'static str>) {
+    pub fn recovered(&mut self, resource: Option<&'static str>) {
         if std::mem::take(&mut self.away) {
             info!("the API server answers again");
         }

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::api::client::{ConnectError, Options, connect};
-use crate::api::fresh::Fresh;
+use crate::api::fresh::Relister;
 use crate::cli::args::check::CheckArgs;
 use crate::cli::args::list::ApiArgs;
 use crate::cli::check::facts::ApiAccess;
@@ -47,7 +47,7 @@ async fn ask(args: &CheckArgs) -> ApiAccess {
             return ApiAccess::Unreachable(format!("the API server does not answer: {}", chain(&error)));
         }
     };
-    let kinds = Fresh::new(client).refused().await;
+    let kinds = Relister::new(client).refused().await;
     if kinds.is_empty() { ApiAccess::Well { version } } else { ApiAccess::Refused { version, kinds } }
 }
 
@@ -65,7 +65,7 @@ pub fn labelled(args: &ApiArgs, selector: &str) -> Result<BTreeSet<(String, Stri
     runtime.block_on(async {
         let asked = async {
             let client = client(args).await.map_err(|error| chain(&error))?;
-            Fresh::new(client).labelled(selector).await.map_err(|error| chain(&error))
+            Relister::new(client).labelled(selector).await.map_err(|error| chain(&error))
         };
         timeout(PATIENCE, asked)
             .await

@@ -18,7 +18,7 @@ use crate::sync::Status;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Attaches the programs: at once if an earlier agent has filled the maps, otherwise when the maps hold all listed
-/// objects. Returns only if `--devices` cannot be used.
+/// objects; then keeps the attachments. Returns an error if a task of it panics.
 pub async fn attach(
     programs: Arc<Programs>,
     config: Arc<RunConfig>,

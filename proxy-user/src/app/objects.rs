@@ -53,7 +53,7 @@ async fn of_cluster(
     let Cluster { kubeconfig, master } = cluster.clone();
     let options = api::client::Options { kubeconfig, servers: master };
     let connection = api::client::connect(&options, told).await?;
-    let mut direct = api::direct::Direct::new(&connection);
+    let mut direct = api::direct::EndpointFailover::new(&connection);
     let events = api::notices::send(connection.client.clone(), config.node_name.clone(), notices);
     let needs_nodes = async move {
         if needs_nodes.await.is_err() {

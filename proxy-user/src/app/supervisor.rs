@@ -20,7 +20,7 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Runs a task that must not end before the agent does.
-    pub fn needs(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+    pub fn spawn_required(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(async move {
             task.await;
             Err(anyhow!("the task `{name}` ended, and the agent cannot run without it"))
@@ -28,12 +28,12 @@ impl Supervisor {
     }
 
     /// Runs a task that may end, but whose error ends the agent.
-    pub fn runs(&mut self, task: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
+    pub fn spawn_fallible(&mut self, task: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
         self.tasks.spawn(task);
     }
 
     /// Runs a task that may end.
-    pub fn helps(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+    pub fn spawn_optional(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(async move {
             task.await;
             Ok(())
@@ -82,7 +82,7 @@ mod tests {
     #[tokio::test]
     async fn a_task_that_is_needed_and_ends_is_a_failure() {
         let mut tasks = Supervisor::default();
-        tasks.needs("driver", sleep(Duration::from_millis(10)));
+        tasks.spawn_required("driver", sleep(Duration::from_millis(10)));
         let error = tasks.failed().await;
         assert!(error.to_string().starts_with("the task `driver` ended"), "{error}");
     }
@@ -90,10 +90,10 @@ mod tests {
     #[tokio::test]
     async fn a_task_that_may_end_is_none_and_its_error_is_one() {
         let mut tasks = Supervisor::default();
-        tasks.helps(async {});
-        tasks.runs(async { Ok(()) });
+        tasks.spawn_optional(async {});
+        tasks.spawn_fallible(async { Ok(()) });
         assert!(timeout(Duration::from_millis(50), tasks.failed()).await.is_err());
-        tasks.runs(async { Err(anyhow!("the address is taken")) });
+        tasks.spawn_fallible(async { Err(anyhow!("the address is taken")) });
         assert_eq!(tasks.failed().await.to_string(), "the address is taken");
     }
 

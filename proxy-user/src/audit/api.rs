@@ -3,14 +3,14 @@
 use futures::{Stream, TryStreamExt};
 
 use super::sources::{AuditError, Lists};
-use crate::api::fresh::Fresh;
+use crate::api::fresh::Relister;
 use crate::model::{Key, Object};
 
 fn failed(error: impl std::error::Error + Send + Sync + 'static) -> AuditError {
     AuditError::List(Box::new(error))
 }
 
-impl Lists for Fresh {
+impl Lists for Relister {
     fn all(&self) -> impl Stream<Item = Result<Object, AuditError>> + Send {
         Self::all(self).map_err(failed)
     }

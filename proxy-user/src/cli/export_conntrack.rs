@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use proxy_common::PROTO_TCP;
 
-use crate::host::netfilter::export_conntrack::{Connection, Conntrack, Stage, Standstill};
+use crate::host::netfilter::export_conntrack::{Connection, Conntrack, Stage, UnknownTcpDrop};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::{FlowRow, FlowState, Transport, View, ViewError};
 use crate::programs::Witness;
@@ -25,7 +25,7 @@ enum HandoverError {
 pub struct ConntrackExport {
     bpffs: PathBuf,
     has_successor: bool,
-    standstill: Option<Standstill>,
+    unknown_tcp_drop: Option<UnknownTcpDrop>,
     /// What was done with the connections, in words; empty if there was nothing to do.
     said: String,
 }
@@ -33,7 +33,7 @@ pub struct ConntrackExport {
 impl ConntrackExport {
     /// Creates an export of the maps on this bpffs.
     pub fn new(bpffs: PathBuf) -> Self {
-        Self { bpffs, has_successor: false, standstill: None, said: String::new() }
+        Self { bpffs, has_successor: false, unknown_tcp_drop: None, said: String::new() }
     }
 
     /// Returns what was done, in words.
@@ -47,8 +47,8 @@ impl ConntrackExport {
         if !self.has_successor {
             return Ok(());
         }
-        // The standstill comes first, so that conntrack does not learn a deleted connection again.
-        self.standstill = Some(Standstill::begin()?);
+        // The unknown_tcp_drop comes first, so that conntrack does not learn a deleted connection again.
+        self.unknown_tcp_drop = Some(UnknownTcpDrop::begin()?);
         let mut conntrack = Conntrack::open()?;
         for connection in self.connections()? {
             conntrack.forget(&connection)?;
@@ -57,7 +57,7 @@ impl ConntrackExport {
     }
 
     fn end(&mut self) -> Result<(), HandoverError> {
-        let Some(standstill) = self.standstill.take() else { return Ok(()) };
+        let Some(unknown_tcp_drop) = self.unknown_tcp_drop.take() else { return Ok(()) };
         let mut conntrack = Conntrack::open()?;
         let (mut adopted, mut failures) = (0usize, Vec::new());
         for connection in self.connections()? {
@@ -66,7 +66,7 @@ impl ConntrackExport {
                 Err(error) => failures.push(error),
             }
         }
-        drop(standstill);
+        drop(unknown_tcp_drop);
         self.said = format!("{adopted} connections of the packet path are moved to nf_conntrack\n");
         if let Some(first) = failures.first() {
             let _ = writeln!(self.said, "{} connections break: {first}", failures.len());
@@ -81,7 +81,7 @@ impl ConntrackExport {
     /// Records an error. Connections that cannot be moved break, but that does not stop the cleanup.
     fn note(&mut self, result: Result<(), HandoverError>) {
         if let Err(error) = result {
-            self.standstill = None;
+            self.unknown_tcp_drop = None;
             self.said = format!("cannot export connections of the packet path to conntrack: {error}\n");
         }
     }

@@ -122,10 +122,15 @@ pub fn run(
     Ok(format!("{}: {files} files{missing}\n", path.display()))
 }
 
-/// Creates a file that only its owner may read, because the archive contains every address of the cluster.
+/// Creates or empties a file that only its owner may read, because the archive contains every address of the cluster.
 fn private(path: &std::path::Path) -> io::Result<std::fs::File> {
-    use std::os::unix::fs::OpenOptionsExt as _;
-    std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+    use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    // `mode` applies to a new file only. A pipe or device keeps its mode.
+    if file.metadata()?.is_file() {
+        file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub fn duration(text: &str) -> Result<Duration, ValueError> {
 /// Parses the timeout of a flow, which is in whole seconds.
 pub fn flow_timeout(text: &str) -> Result<u32, ValueError> {
     let timeout = duration(text)?;
-    let seconds = FlowTimeouts::nearest(timeout);
+    let seconds = FlowTimeouts::seconds_rounded_up(timeout);
     if Duration::from_secs(seconds.into()) == timeout { Ok(seconds) } else { Err(ValueError::FlowTimeout) }
 }
 

@@ -89,7 +89,7 @@ impl Look {
 }
 
 /// Whether a route is a default route of the main table.
-pub(super) fn leads_everywhere(header: &RouteHeader) -> bool {
+pub(super) fn is_default_route(header: &RouteHeader) -> bool {
     header.destination_prefix_length == 0 && header.table == RouteHeader::RT_TABLE_MAIN
 }
 
@@ -161,7 +161,7 @@ fn default_routes(netlink: &mut Netlink, addresses: &Addresses) -> io::Result<Ve
 /// Returns metric and route for each device of the route; nothing if it is not a default route.
 fn read_route(message: &RouteMessage, addresses: &Addresses) -> Vec<(u32, DefaultRoute)> {
     let RouteHeader { kind, address_family, .. } = message.header;
-    if !leads_everywhere(&message.header) || kind != RouteType::Unicast {
+    if !is_default_route(&message.header) || kind != RouteType::Unicast {
         return Vec::new();
     }
     let is_v6 = address_family == rtnetlink::packet_route::AddressFamily::Inet6;

@@ -16,7 +16,7 @@ use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::devices::{self, Device};
-use super::facts::{Facts, Look, leads_everywhere};
+use super::facts::{Facts, Look, is_default_route};
 use crate::model::{Event, HostView};
 
 /// The pause after a notification, so that a burst of changes causes one read.
@@ -162,7 +162,7 @@ fn matters(change: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
     match &change.payload {
         NetlinkPayload::InnerMessage(
             RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route),
-        ) => leads_everywhere(&route.header),
+        ) => is_default_route(&route.header),
         _ => true,
     }
 }

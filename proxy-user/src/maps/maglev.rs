@@ -50,8 +50,8 @@ impl MaglevTable {
         let broken = Self { base, words: 0, signature: 0 };
         let at = |offset: u32| base.checked_add(offset).and_then(&word);
         let (Some(first), Some(signature), Some(sum)) = (at(0), at(1), at(2)) else { return broken };
-        let (size, backends) = maglev::of_shape(first);
-        if size == 0 || backends == 0 || backends > maglev::MOST || size != maglev::size(backends) {
+        let (size, backends) = maglev::size_and_backends(first);
+        if size == 0 || backends == 0 || backends > maglev::MAX_BACKENDS || size != maglev::size(backends) {
             return broken;
         }
         let words = maglev::words(size, backends);

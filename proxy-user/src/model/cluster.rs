@@ -119,7 +119,7 @@ impl Cluster {
     /// Whether traffic may be sent to this node: its Node object exists, and the node is not leaving. True until that
     /// object is known.
     pub const fn is_node_eligible(&self) -> bool {
-        !self.node_is_unknown && !self.node.leaves
+        !self.node_is_unknown && !self.node.is_leaving
     }
 
     /// Returns the ranges of all `ServiceCIDR`s.
@@ -188,7 +188,7 @@ impl Cluster {
         match self.owners.get(&slice.name) {
             Some(owner) if *owner == slice.service => {
                 let known = self.slices.get_mut(owner).and_then(|slices| slices.get_mut(&slice.name));
-                if let Some(known) = known.filter(|known| known.says_the_same(&slice)) {
+                if let Some(known) = known.filter(|known| known.has_same_content(&slice)) {
                     known.version = slice.version;
                     return;
                 }

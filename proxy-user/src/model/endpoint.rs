@@ -45,7 +45,7 @@ impl EndpointSlice {
     }
 
     /// Whether both slices have the same content; `version` and `triggered` are ignored.
-    pub fn says_the_same(&self, other: &Self) -> bool {
+    pub fn has_same_content(&self, other: &Self) -> bool {
         let Self { name, service, version: _, family, ports, endpoints, triggered: _, problems } = self;
         *name == other.name
             && *service == other.service
@@ -111,7 +111,8 @@ impl Endpoint {
         }
     }
 
-    /// Whether connections to the endpoint may continue: it is ready, or still serves while it terminates.
+    /// Whether connections to the endpoint may continue: it is ready, or its condition `serving` is true, for example while it
+    /// terminates.
     pub fn is_serving(&self) -> bool {
         self.ready || self.serving
     }

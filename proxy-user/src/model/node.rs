@@ -12,7 +12,7 @@ pub struct NodeView {
     /// Its zone, the label `topology.kubernetes.io/zone`; never empty.
     pub zone: Option<String>,
     /// The node is being deleted, or is about to be: new traffic should go to other nodes.
-    pub leaves: bool,
+    pub is_leaving: bool,
     /// `status.addresses` of type `InternalIP`.
     pub internal_ips: Vec<IpAddr>,
     /// `spec.podCIDRs`.

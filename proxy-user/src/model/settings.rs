@@ -127,7 +127,7 @@ impl FlowTimeouts {
     /// Returns the defaults, replaced by the timeouts that kube-proxy's settings set for netfilter, rounded to seconds.
     pub fn of_conntrack(conntrack: &Conntrack) -> Self {
         let default = Self::default();
-        let told = |timeout: Option<Duration>, default| timeout.map_or(default, Self::nearest);
+        let told = |timeout: Option<Duration>, default| timeout.map_or(default, Self::seconds_rounded_up);
         Self {
             tcp_established: told(conntrack.tcp_established, default.tcp_established),
             tcp_close_wait: told(conntrack.tcp_close_wait, default.tcp_close_wait),
@@ -138,7 +138,7 @@ impl FlowTimeouts {
     }
 
     /// Returns the timeout in seconds, rounded up, from 1 to [`FlowTimeouts::LONGEST`].
-    pub fn nearest(timeout: Duration) -> u32 {
+    pub fn seconds_rounded_up(timeout: Duration) -> u32 {
         let up = timeout.as_secs().saturating_add(u64::from(timeout.subsec_nanos() > 0));
         u32::try_from(up).unwrap_or(u32::MAX).clamp(1, Self::LONGEST)
     }

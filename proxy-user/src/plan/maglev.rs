@@ -23,7 +23,7 @@ pub struct Member {
 const FREE: u16 = u16::MAX;
 
 /// Returns the entries of the table of these endpoints: positions in `members`, which is sorted by address, and has at
-/// least one element, and at most [`MOST`](proxy_common::maglev::MOST).
+/// least one element, and at most [`MOST`](proxy_common::maglev::MAX_BACKENDS).
 pub fn entries(members: &[Member]) -> Vec<u16> {
     let size = size(members.len() as u32) as usize;
     let mut table = vec![FREE; size];

@@ -19,10 +19,10 @@ use super::pins::{self, Paths};
 use super::program::{program_mut, refused};
 use crate::host::netlink::Netlink;
 
-/// Puts the programs of [`names::CALLED`], which are loaded, into the array.
+/// Puts the programs of [`names::TAIL_CALL_TARGETS`], which are loaded, into the array.
 pub(super) fn connect(ebpf: &mut Ebpf) -> Result<(), Error> {
     let mut programs = Vec::new();
-    for name in names::CALLED {
+    for name in names::TAIL_CALL_TARGETS {
         let program: &mut SchedClassifier = program_mut(ebpf, name)?;
         programs.push(program.fd().and_then(|fd| Ok(fd.try_clone()?)).map_err(refused(name))?);
     }

@@ -224,7 +224,7 @@ pub(super) fn load_packet_programs(
 
 /// Returns the packet programs and the programs that they tail-call, largest first.
 fn packet_programs() -> impl Iterator<Item = &'static str> {
-    names::CALLED.into_iter().rev().chain(Direction::ALL.map(Direction::program))
+    names::TAIL_CALL_TARGETS.into_iter().rev().chain(Direction::ALL.map(Direction::program))
 }
 
 /// Loads the packet programs and the programs that they tail-call.

@@ -266,7 +266,7 @@ async fn pieces_are_small_and_nothing_is_read_as_a_whole() {
 async fn that_the_node_leaves_is_known_before_anything_was_listed() {
     let driver = Running::new();
     assert_eq!(driver.status.borrow().node, NodeFate::Stays);
-    let node = |leaves| Event::Apply(Object::Node(NodeView { leaves, ..NodeView::new("node") }));
+    let node = |is_leaving| Event::Apply(Object::Node(NodeView { is_leaving, ..NodeView::new("node") }));
     for (leaves, fate) in [(true, NodeFate::Leaves), (false, NodeFate::Stays)] {
         driver.send(node(leaves)).await;
         pass(MOMENT).await;

@@ -100,7 +100,7 @@ fn is_maglev_outside(port: &PortPlan, frontend: &FrontendPlan) -> bool {
 /// Whether a frontend needs a Maglev table. One endpoint needs none.
 pub(super) fn needs_table(port: &PortPlan, frontend: &FrontendPlan) -> bool {
     let is_hash = port.algorithm.is_hash() || is_maglev_outside(port, frontend);
-    is_hash && (2..=maglev::MOST as usize).contains(&port.slot_count(frontend))
+    is_hash && (2..=maglev::MAX_BACKENDS as usize).contains(&port.slot_count(frontend))
 }
 
 /// Returns the slots of endpoints with these (id, weight) pairs: one slot each, in the order of ids; if the weights differ

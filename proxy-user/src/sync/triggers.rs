@@ -43,7 +43,7 @@ impl Triggers {
 
     fn note_slice(&mut self, cluster: &Cluster, slice: &EndpointSlice) {
         let Some(triggered) = slice.triggered.filter(|time| *time > self.since) else { return };
-        if cluster.slice(&slice.name).is_some_and(|known| known.says_the_same(slice)) {
+        if cluster.slice(&slice.name).is_some_and(|known| known.has_same_content(slice)) {
             return;
         }
         self.waiting.entry(slice.service.clone()).or_default().push((slice.family, triggered));

@@ -16,12 +16,12 @@ use tempfile::TempDir;
 use crate::kube::process::Process;
 use crate::kube::{PATIENCE, eventually};
 
-/// What the agents' node is called.
+/// Name of the agents' node.
 pub const NODE: &str = "node-a";
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// The place where agents run: a bpffs and a cgroup, which outlive each of them. Dropping it removes all.
+/// The bpffs and the cgroup of agents, which outlive each agent. Dropping the value removes them.
 pub struct Node {
     folder: TempDir,
     cgroup: PathBuf,
@@ -29,14 +29,14 @@ pub struct Node {
 }
 
 impl Node {
-    /// Makes the place.
+    /// Creates the cgroup and the folder for the bpffs.
     pub fn new(kubeconfig: &Path) -> Result<Self> {
         let root = proxy_user::host::cgroup::find(None)?.path;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let cgroup = root.join(format!("ballast-apiserver-{}-{number}", std::process::id()));
         fs::create_dir(&cgroup).with_context(|| format!("cannot make {}", cgroup.display()))?;
         let folder = tempfile::Builder::new().prefix("ballast-node-").tempdir();
-        // From here on dropping it cleans up.
+        // From here on, dropping `node` cleans up.
         let node = Self { folder: folder?, cgroup, kubeconfig: kubeconfig.to_owned() };
         fs::create_dir(node.bpffs())?;
         Ok(node)
@@ -47,7 +47,7 @@ impl Node {
         self.folder.path().join("bpf")
     }
 
-    /// Where all agents of this node log.
+    /// Path of the log of all agents of this node.
     pub fn log_file(&self) -> PathBuf {
         self.folder.path().join("log")
     }
@@ -57,7 +57,7 @@ impl Node {
         self.start_with(&self.kubeconfig, &[])
     }
 
-    /// Starts one with another kubeconfig, and more flags.
+    /// Starts an agent with another kubeconfig and more flags.
     pub fn start_with(&self, kubeconfig: &Path, flags: &[&str]) -> Result<Agent> {
         let binary = std::env::var_os("BALLAST_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_ballast").into());
         let mut command = Command::new(binary);
@@ -66,9 +66,9 @@ impl Node {
         }
         command.arg("run").arg("--kubeconfig").arg(kubeconfig).arg("--bpffs").arg(self.bpffs());
         command.arg("--cgroup-root").arg(&self.cgroup).args(["--hostname-override", NODE]);
-        // Debug, because what happens to a watch is not worth more in a log. Small maps of what is not used here.
+        // The agent logs events of watches at level debug. The cases do not use flows and sockets: small maps are enough.
         command.args(["--log-level", "debug", "--max-flows", "1024", "--max-sockets", "1024"]);
-        // So often that each case meets audits: in what works, they find nothing.
+        // So frequent that audits run in each case: in all cases but one, they must not find a difference.
         command.args(["--api-audit-period", "5s"]);
         command.args(flags);
         let start = fs::metadata(self.log_file()).map_or(0, |file| file.len() as usize);
@@ -76,22 +76,22 @@ impl Node {
         Ok(Agent { process, log: self.log_file(), start })
     }
 
-    /// A file or folder that goes with the node.
+    /// Path of a file or folder that is removed with the node.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// A process of the node dials `address`, a TCP port, and says something: what comes back, an empty line included.
+    /// Sends an HTTP request to `address` from a process in the node's cgroup, and returns the reply, which may be empty.
     pub fn dial(&self, address: SocketAddr) -> Result<String> {
         let (host, port) = (address.ip(), address.port());
-        // An API server that is not spoken to by TLS answers, and resets the connection.
+        // An API server answers a request without TLS, and resets the connection: a failure of `cat` is ignored.
         let script = format!(
             "exec 3<>/dev/tcp/{host}/{port} && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && {{ timeout 5 cat <&3 || true; }}"
         );
         let mut command = Command::new("bash");
         command.arg("-c").arg(script);
         let members = self.cgroup.join("cgroup.procs");
-        // SAFETY: what the closure does, opening and writing a file, may be done between fork and exec.
+        // SAFETY: the closure opens and writes a file, which is permitted between fork and exec.
         unsafe { command.pre_exec(move || fs::write(&members, "0")) };
         let output = command.output().context("cannot run bash")?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -112,27 +112,27 @@ impl Drop for Node {
     }
 }
 
-/// A running agent; it is killed when this is dropped.
+/// A running agent; it is killed when the value is dropped.
 pub struct Agent {
     process: Process,
     log: PathBuf,
-    /// Where its lines begin: all agents of a node share one file.
+    /// Byte offset of this agent's first line in the log, which all agents of a node share.
     start: usize,
 }
 
 impl Agent {
-    /// What it has logged.
+    /// Returns what this agent has logged.
     pub fn log(&self) -> Result<String> {
         let all = fs::read(&self.log).context("cannot read the log")?;
         Ok(String::from_utf8_lossy(all.get(self.start..).unwrap_or_default()).into_owned())
     }
 
-    /// How many lines of its log hold all of `words`.
+    /// Returns the number of lines of the agent's log that contain all of `words`.
     pub fn count(&self, words: &[&str]) -> Result<usize> {
         Ok(self.log()?.lines().filter(|line| words.iter().all(|word| line.contains(word))).count())
     }
 
-    /// Waits until a line of its log holds all of `words`.
+    /// Waits until a line of the agent's log contains all of `words`.
     pub fn says(&mut self, words: &[&str]) -> Result<()> {
         eventually(PATIENCE, || {
             self.process.is_alive()?;
@@ -141,26 +141,26 @@ impl Agent {
         })
     }
 
-    /// It runs, and says so when asked.
+    /// Checks that the agent runs and answers `/livez` with status 200.
     pub fn is_well(&mut self) -> Result<()> {
         self.answers("/livez", "200")
     }
 
-    /// Its health server answers with this status.
+    /// Checks that the agent's health server answers with this status.
     pub fn answers(&mut self, path: &str, status: &str) -> Result<()> {
         let answer = self.ask(10_256, path)?;
         ensure!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
         Ok(())
     }
 
-    /// The value of a metric of one sample.
+    /// Returns the value of a sample of the agent's metrics; `name` includes the labels.
     pub fn metric(&mut self, name: &str) -> Result<String> {
         let all = self.ask(10_249, "/metrics")?;
         let value = all.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         Ok(value.with_context(|| format!("no {name} in {all}"))?.to_owned())
     }
 
-    /// Head and body of what its metrics server answers.
+    /// Returns the head and the body of a response of the agent's metrics server.
     pub fn asks(&mut self, path: &str) -> Result<(String, String)> {
         let answer = self.ask(10_249, path)?;
         let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP")?;
@@ -178,7 +178,7 @@ impl Agent {
         Ok(answer)
     }
 
-    /// SIGKILL.
+    /// Kills the agent with SIGKILL.
     pub fn kill(self) -> Result<()> {
         self.process.kill()
     }

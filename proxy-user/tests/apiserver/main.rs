@@ -1,9 +1,9 @@
 //! The agent against a real API server: `cargo xtask test apiserver`.
 //!
-//! This program lives in a network namespace and among mounts of its own, so ports and addresses are fixed. One
-//! kube-apiserver with its etcd serves all cases, one after the other: starting it costs seconds. No controller
-//! runs, so what is in the cluster is what a case puts there. After each step the agent's maps are read back and
-//! compared with what the API server holds (`oracle.rs`).
+//! This program runs in its own network and mount namespace, so ports and addresses are fixed. All cases share one
+//! kube-apiserver with its etcd, one case after the other: starting them takes seconds. No controller runs, so the cluster
+//! contains only what a case creates. After each step, a case compares the agent's maps with the API server's objects
+//! (`oracle.rs`).
 
 mod agent;
 mod cases;
@@ -27,7 +27,7 @@ use kube::tail;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // They share one API server.
+    // All cases share one API server.
     arguments.test_threads = Some(1);
     let can_run = rustix::process::geteuid().is_root() && control::binaries().is_ok();
     let control = Arc::new(Mutex::new(None));
@@ -43,11 +43,11 @@ fn main() -> ExitCode {
     let trial = |case: &'static Case| {
         let control = Arc::clone(&control);
         let action = move || run(case, &control).map_err(|error| Failed::from(format!("{error:#}")));
-        // Without root or without an API server they show as ignored, like the other tests that need more.
+        // Without root or without an API server, the cases are listed as ignored, like the other tests with such requirements.
         Trial::test(case.name, action).with_ignored_flag(!can_run)
     };
     let conclusion = libtest_mimic::run(&arguments, CASES.iter().map(trial).collect());
-    // Processes and folders go before this program does.
+    // Ends the processes and removes the folders before this program ends.
     lock(&control).take();
     conclusion.exit_code()
 }

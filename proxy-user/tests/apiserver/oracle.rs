@@ -1,6 +1,7 @@
-//! What the maps should hold, by the rules of the API and not by the agent's code; and what they do hold.
+//! The contents that the maps should have, derived from the rules of the API without the agent's code; and the contents that
+//! they have.
 //!
-//! Cluster addresses only: they are what the cases make.
+//! Covers only cluster addresses, because the compared cases use no other frontends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -17,40 +18,40 @@ use crate::kube::api::Api;
 use crate::kube::control::ADDRESS;
 use crate::kube::eventually;
 
-/// `10.96.0.1:443/TCP`.
+/// A frontend as text, like `10.96.0.1:443/TCP`.
 pub type OrigDst = String;
 
-/// What happens to a client that dials it.
+/// How connections to a frontend are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// `namespace/name:port`.
     pub name: String,
-    /// Where it may end.
+    /// Endpoints that can be selected.
     pub endpoints: BTreeSet<SocketAddr>,
-    /// Seconds.
+    /// Timeout of the session affinity, in seconds; 0: no affinity.
     pub affinity: u32,
-    /// With no endpoint: silence.
+    /// Whether packets are dropped, without an answer, if no endpoint can be selected.
     pub drops: bool,
-    /// What is known of the Service port in this family, used or not.
+    /// All backends of the Service port in this family, whether or not they can be selected.
     pub backends: BTreeMap<SocketAddr, Facts>,
 }
 
-/// What is known of an endpoint.
+/// Properties of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     pub local: bool,
     pub terminating: bool,
 }
 
-/// All that can be dialled.
+/// All frontends.
 pub type Table = BTreeMap<OrigDst, Answer>;
 
-/// Waits until the maps hold what the API server holds.
+/// Waits until the maps agree with the API server's objects.
 pub fn agree(api: &Api, node: &Node) -> Result<Table> {
     agree_within(crate::kube::PATIENCE, api, node)
 }
 
-/// The same with another patience.
+/// Like [`agree`], with another timeout.
 pub fn agree_within(patience: Duration, api: &Api, node: &Node) -> Result<Table> {
     eventually(patience, || {
         let wanted = wanted(api)?;
@@ -59,7 +60,7 @@ pub fn agree_within(patience: Duration, api: &Api, node: &Node) -> Result<Table>
     })
 }
 
-/// Complains about differences, but not about too many.
+/// Returns an error if the tables differ, with the first five differences.
 pub fn same(wanted: &Table, found: &Table) -> Result<()> {
     let keys: BTreeSet<_> = wanted.keys().chain(found.keys()).collect();
     let differences: Vec<_> = keys
@@ -72,7 +73,7 @@ pub fn same(wanted: &Table, found: &Table) -> Result<()> {
     Ok(())
 }
 
-/// What the maps hold.
+/// Reads the table from the maps.
 pub fn found(node: &Node) -> Result<Table> {
     let maps = node.maps()?;
     let (names, backends) = (maps.names()?, maps.backends()?);
@@ -101,7 +102,7 @@ pub fn found(node: &Node) -> Result<Table> {
         };
         table.insert(format!("{}/{}", row.socket(), row.protocol), answer);
     }
-    // A name may outlive its Service for a while, an endpoint in use may not.
+    // A name may stay in the maps for a while after its Service was removed; an active backend may not.
     let orig_dst: BTreeSet<_> = maps.services()?.iter().map(|row| row.service).collect();
     for (id, backends) in &of_port {
         ensure!(orig_dst.contains(id), "{:?} cannot be dialled, but has {backends:?}", names.get(id));
@@ -109,7 +110,7 @@ pub fn found(node: &Node) -> Result<Table> {
     Ok(table)
 }
 
-/// What the API server's objects ask for.
+/// Derives the table from the API server's objects.
 pub fn wanted(api: &Api) -> Result<Table> {
     let zone = api
         .node(NODE)?
@@ -133,9 +134,9 @@ fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Counts on Services.
+/// Label of Services that another proxy serves; it has no effect on slices.
 const OTHER_PROXY: &str = "service.kubernetes.io/service-proxy-name";
-/// Counts on slices.
+/// Label of the slices of headless Services; it has no effect on Services.
 const HEADLESS: &str = "service.kubernetes.io/headless";
 
 fn add(service: &Service, slices: &[&EndpointSlice], zone: Option<&str>, table: &mut Table) {
@@ -168,7 +169,7 @@ fn add(service: &Service, slices: &[&EndpointSlice], zone: Option<&str>, table: 
                     .iter()
                     .filter(|(_, endpoint)| is_ready(endpoint) || is_serving(endpoint))
                     .map(|(socket, e)| {
-                        // An address of the node itself needs no node name to be on it: its replies need no SNAT.
+                        // An endpoint with the node's address is local even without a node name: its replies need no SNAT.
                         let local = is_local(e) || socket.ip().to_string() == ADDRESS;
                         (*socket, Facts { local, terminating: is_terminating(e) })
                     })
@@ -182,7 +183,7 @@ fn add(service: &Service, slices: &[&EndpointSlice], zone: Option<&str>, table: 
     }
 }
 
-/// The endpoints of one port by address. No case lists one address twice with different conditions.
+/// Returns the endpoints of one port, by address. No case lists one address twice with different conditions.
 fn endpoints<'a>(
     slices: &[&'a EndpointSlice],
     is_ipv4: bool,
@@ -208,7 +209,7 @@ fn endpoints<'a>(
     found
 }
 
-/// An address that no pod can have: the API server accepts some of these.
+/// Whether no pod can have this address. The API server accepts some such addresses.
 fn is_special(address: IpAddr) -> bool {
     address.is_multicast() || matches!(address, IpAddr::V4(v4) if v4.is_broadcast())
 }
@@ -234,7 +235,9 @@ fn zones(endpoint: &Endpoint) -> BTreeSet<&str> {
     hints.iter().map(|zone| zone.name.as_str()).collect()
 }
 
-/// The ready ones, or those that drain; kept on this node, or in this zone if every ready one has a hint.
+/// Returns the endpoints that can be selected: the ready ones, or the serving-terminating ones if none is ready. With policy
+/// Local (`stays`), only those on this node; otherwise only those hinted for `zone`, if every ready endpoint has a hint. Also
+/// returns whether packets are dropped, because only other nodes have endpoints.
 fn choose(
     known: &BTreeMap<SocketAddr, &Endpoint>,
     stays: bool,

@@ -1,4 +1,4 @@
-//! Packet programs: TCX and clsact, and devices that come and go.
+//! Packet programs: TCX and clsact, and devices that appear and disappear.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,9 +16,9 @@ use tokio::sync::mpsc;
 
 use crate::node::{index, links_on, links_on_device, on_node, run, veth};
 
-/// Until a device is noticed: some 100 ms, much more on a busy machine.
+/// Timeout until the agent notices a device: this takes some 100 ms, much more on a busy machine.
 const SOON: Duration = Duration::from_mins(1);
-/// How often the manager looks through all devices without being told: not here.
+/// Period in which the manager checks all devices without an event: longer than the test.
 const NEVER: Duration = Duration::from_hours(1);
 
 #[test]
@@ -70,7 +70,7 @@ fn the_next_agent_removes_filters_of_a_downgrade_that_was_killed() {
             agent
         };
         drop(begun());
-        // As a process that is killed: nothing of it is undone.
+        // As if the process were killed: the downgrade is not undone by `Drop`.
         std::mem::forget(downgrade(&node.bpffs).unwrap());
         assert_eq!((filters(own), filters(front)), ([1, 1], [1, 1]));
         drop(begun());

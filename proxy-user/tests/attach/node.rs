@@ -1,4 +1,4 @@
-//! A node of its own for one test: a network namespace, a cgroup and a bpffs.
+//! A separate node for each test: a network namespace, a cgroup and a bpffs.
 
 use std::fs;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -17,13 +17,13 @@ pub const TCX: [u32; 2] = [46, 47];
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Everything that a test attaches to. Dropping it removes all, also in a panic.
+/// The bpffs and the cgroup of a test. Dropping the value removes them, also after a panic.
 pub struct Node {
     pub bpffs: PathBuf,
     pub cgroup: PathBuf,
 }
 
-/// Runs a test on a thread of its own with a network namespace of its own.
+/// Runs a test on its own thread, in its own network namespace.
 pub fn on_node(test: impl FnOnce(&Node) + Send) {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -87,12 +87,12 @@ impl Node {
         self.bpffs.join("ballast")
     }
 
-    /// What a pinned link is.
+    /// Returns the kernel's information about a pinned link.
     pub fn link(&self, pin: &str) -> LinkInfo {
         Link::pinned(&self.ballast().join("links").join(pin)).unwrap().unwrap().info().unwrap()
     }
 
-    /// Every link on the cgroup, of whomever.
+    /// Returns all links on the cgroup, including foreign ones.
     pub fn links_on_cgroup(&self) -> Vec<LinkInfo> {
         links_on(&self.cgroup)
     }
@@ -103,7 +103,7 @@ impl Drop for Node {
         // A test may mount one file system over another.
         while rustix::mount::unmount(&self.bpffs, rustix::mount::UnmountFlags::DETACH).is_ok() {}
         let _ = fs::remove_dir(&self.bpffs);
-        // A test that failed may leave a child, and a cgroup is removed from the leaves.
+        // A failed test may leave a child cgroup, which has to be removed before its parent.
         for entry in fs::read_dir(&self.cgroup).into_iter().flatten().flatten() {
             let _ = fs::remove_dir(entry.path());
         }
@@ -111,7 +111,7 @@ impl Drop for Node {
     }
 }
 
-/// Fewer capabilities for this thread, until it is dropped.
+/// Reduced capabilities of this thread; dropping the value restores the previous ones.
 pub struct Privileges(CapabilitySets);
 
 impl Privileges {
@@ -124,12 +124,12 @@ impl Privileges {
 
 impl Drop for Privileges {
     fn drop(&mut self) {
-        // A panic goes on to remove the node, which takes all of them.
+        // After a panic, the node is removed, which needs all capabilities.
         let _ = set_capabilities(None, self.0);
     }
 }
 
-/// Every link on a cgroup, of whomever.
+/// Returns all links on a cgroup, including foreign ones.
 pub fn links_on(cgroup: &Path) -> Vec<LinkInfo> {
     let wanted = cgroup.metadata().unwrap().ino();
     link_ids()
@@ -138,7 +138,7 @@ pub fn links_on(cgroup: &Path) -> Vec<LinkInfo> {
         .collect()
 }
 
-/// Links on both TCX hooks of a device.
+/// Returns the ids of the links on both TCX hooks of a device.
 pub fn links_on_device(ifindex: u32) -> Vec<u32> {
     TCX.iter().flat_map(|hook| tcx_links(ifindex, *hook).unwrap()).collect()
 }
@@ -150,19 +150,19 @@ pub fn run(line: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Makes a pair of devices, and returns the index of the first.
+/// Creates a veth pair of `name` and `<name>p`, and returns the ifindex of the first.
 pub fn veth(name: &str) -> u32 {
     run(&format!("ip link add {name} type veth peer name {name}p"));
     index(name).unwrap()
 }
 
-/// The index of a device.
+/// Returns the ifindex of a device, or `None` if it does not exist.
 pub fn index(name: &str) -> Option<u32> {
     let devices = proxy_user::host::devices::list().unwrap();
     devices.iter().find(|device| device.name == name).map(|device| device.ifindex)
 }
 
-/// A foreign program: it lets everything pass.
+/// Loads a foreign program, which always returns 1: at a cgroup hook, it allows every call.
 pub fn foreign(program_type: u32, attach_type: u32) -> OwnedFd {
     #[repr(C)]
     #[derive(Default)]
@@ -178,7 +178,7 @@ pub fn foreign(program_type: u32, attach_type: u32) -> OwnedFd {
         ifindex: u32,
         attach_type: u32,
     }
-    // mov64 r0, 1; exit. For a classifier, 1 is SHOT; it is attached where no packet comes.
+    // mov64 r0, 1; exit. For a classifier, 1 is TC_ACT_RECLASSIFY; no packet arrives where the tests attach it.
     let instructions: [u64; 2] = [0x1_0000_00b7, 0x95];
     let mut attr = Load {
         program_type,
@@ -189,7 +189,7 @@ pub fn foreign(program_type: u32, attach_type: u32) -> OwnedFd {
         attach_type,
         ..Load::default()
     };
-    // SAFETY: BPF_PROG_LOAD with the front part of its attributes; the pointers outlive the call.
+    // SAFETY: BPF_PROG_LOAD with the first of its attributes; the pointers outlive the call.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, 5, &raw mut attr, size_of::<Load>()) };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
     // SAFETY: the kernel has just given us this descriptor.

@@ -1,4 +1,4 @@
-//! The XDP program on uplinks: it stays, it goes, and others' programs are left alone.
+//! The XDP program on uplinks: restarts keep it, a changed setting removes it, and foreign programs stay attached.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use proxy_user::programs::{EMBEDDED, Programs, Settings, Taken, Xdp, XdpDevice, 
 
 use crate::node::{on_node, run, veth};
 
-/// A pair of devices of which `up0` is an uplink, as far as the programs know.
+/// Creates a veth pair, and marks `up0` as an uplink in the map `devices`; returns the ifindex of `up0`.
 fn uplink(programs: &Programs) -> u32 {
     let ifindex = veth("up0");
     run("ip link set up0 up");
@@ -23,7 +23,7 @@ fn uplink(programs: &Programs) -> u32 {
     ifindex
 }
 
-/// A pass of the keeper of devices over `up0`.
+/// Does one pass of the device manager over `up0`, and returns the XDP state of the device.
 fn pass(programs: &Programs, ifindex: u32) -> Option<XdpDevice> {
     programs.attach_device(ifindex, false).unwrap();
     programs.settled(&devices::list().unwrap());
@@ -52,7 +52,7 @@ fn xdp_stays_in_its_link_over_restarts_and_goes_when_it_is_not_wanted() {
         let after = Link::pinned(&pin).unwrap().unwrap().info().unwrap();
         assert_eq!(after.id, before.id, "the link stays");
         assert_ne!(after.program, before.program, "the program is the new agent's");
-        // The pin is removed externally: the kernel detaches, a moment later, and the next pass attaches.
+        // Another tool removes the pin: the kernel detaches the program a moment later, and the next pass attaches it again.
         std::fs::remove_file(&pin).unwrap();
         let end = Instant::now() + Duration::from_secs(30);
         while xdp_on(ifindex).is_some() && Instant::now() < end {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use libtest_mimic::Trial;
-use proxy_common::map_names::CALLED;
+use proxy_common::map_names::TAIL_CALL_TARGETS;
 
 use crate::harness::{Harness, Hook};
 
@@ -17,7 +17,7 @@ pub fn trial(bpffs: &Path) -> Trial {
     let bpffs = bpffs.to_owned();
     Trial::test("the verifier is done soon", move || {
         let harness = Harness::new(&bpffs, 64);
-        for name in [Hook::Ingress, Hook::Egress].map(Hook::program).into_iter().chain(CALLED) {
+        for name in [Hook::Ingress, Hook::Egress].map(Hook::program).into_iter().chain(TAIL_CALL_TARGETS) {
             let info = harness.program(name).info().unwrap();
             let verified = info.verified_instruction_count().expect("Linux 5.16 tells");
             println!("{name}: {verified} instructions verified, at most {LIMIT}");

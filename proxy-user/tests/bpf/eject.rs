@@ -395,10 +395,10 @@ fn newcomer(family: Family, harness: &mut Harness) {
     let (old, new) = (service.backends[0].0, service.backends[1]);
     let table = if new.1.is_ipv4() { Table::Backends } else { Table::Backends6 };
     // None that has answered was there.
-    harness.write(&[Write::Join(new.0, table, [old].into())]);
+    harness.write(&[Write::ResetHealth(new.0, table, [old].into())]);
     assert_eq!(health(harness, new.0), 0);
     set_health(harness, old, HEALTH_ANSWERED);
-    harness.write(&[Write::Join(new.0, table, [old].into())]);
+    harness.write(&[Write::ResetHealth(new.0, table, [old].into())]);
     assert_eq!(health(harness, new.0), HEALTH_NEWCOMER);
     let some = share(family, harness, &service, new.1, 1_000, 2_000);
     assert!((20..200).contains(&some), "{some}");
@@ -406,7 +406,7 @@ fn newcomer(family: Family, harness: &mut Harness) {
     pass(harness, new.0, 32 * HZ);
     let some = share(family, harness, &service, new.1, 400, 3_000);
     assert!((120..280).contains(&some), "{some}");
-    harness.write(&[Write::Join(new.0, table, [old].into())]);
+    harness.write(&[Write::ResetHealth(new.0, table, [old].into())]);
     let found = (0..400).find_map(|n| {
         let syn = syn(family, &service, 1, 50_000 + n);
         (goes_to(harness, &syn) == new.1).then_some(syn)

@@ -1,10 +1,11 @@
-//! A test program that loads the programs apart from the machine's network and maps.
+//! Isolates a test program that loads the BPF programs from the machine's network and maps.
 
 use std::path::{Path, PathBuf};
 
-/// Gives this process a network of its own, and a bpffs that is gone when it ends. Call it before any thread.
+/// Moves this process to a network and mount namespace of its own, and mounts a bpffs there, which disappears when the process
+/// ends. Returns the path of the bpffs. Must be called before any thread is started.
 pub fn isolate() -> PathBuf {
-    // SAFETY: no other thread is there yet that could mind.
+    // SAFETY: no other thread exists yet.
     let result = unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) };
     assert_eq!(result, 0, "needs root: {}", std::io::Error::last_os_error());
     let private = rustix::mount::MountPropagationFlags::REC | rustix::mount::MountPropagationFlags::PRIVATE;

@@ -1,4 +1,4 @@
-//! What a case does to the objects in the cluster.
+//! A client with which a test reads and changes the cluster's objects.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
-/// Requests on their way at the same time.
+/// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
 
-/// A kind of objects that live in namespaces.
+/// A namespaced kind of object.
 pub trait Kind:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
@@ -31,14 +31,14 @@ pub trait Kind:
 impl Kind for Service {}
 impl Kind for EndpointSlice {}
 
-/// A connection with all rights.
+/// A client of the API server, with the rights of its kubeconfig's user.
 pub struct Api {
     runtime: Runtime,
     client: Client,
 }
 
 impl Api {
-    /// By a kubeconfig, to its server or to another one.
+    /// Connects with a kubeconfig: to `server`, or to the server in the kubeconfig if that is `None`.
     pub fn connect(kubeconfig: &Path, server: Option<&str>) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let mut config = runtime.block_on(Config::from_custom_kubeconfig(
@@ -55,13 +55,13 @@ impl Api {
         Ok(Self { runtime, client })
     }
 
-    /// Asks for a path.
+    /// Sends a GET request for `path`, and returns the body.
     pub fn get_raw(&self, path: &str) -> Result<String> {
         let request = http::Request::get(path).body(Vec::new())?;
         Ok(self.runtime.block_on(self.client.request_text(request))?)
     }
 
-    /// Makes an object of any kind.
+    /// Creates an object of any kind.
     pub fn create_raw(&self, path: &str, object: &Value) -> Result<()> {
         let request = http::Request::post(path).header("content-type", "application/json");
         let request = request.body(serde_json::to_vec(object)?)?;
@@ -85,7 +85,7 @@ impl Api {
         kube::Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Makes objects, many at once.
+    /// Creates objects with concurrent requests.
     pub fn create_all<K: Kind>(&self, objects: &[K]) -> Result<()> {
         let create = async |object: &K| {
             let result = self.of(object).create(&PostParams::default(), object).await;
@@ -96,12 +96,12 @@ impl Api {
         )
     }
 
-    /// Makes an object.
+    /// Creates an object.
     pub fn create<K: Kind>(&self, object: &K) -> Result<()> {
         self.create_all(std::slice::from_ref(object))
     }
 
-    /// Removes objects, many at once.
+    /// Removes objects with concurrent requests.
     pub fn delete_all<K: Kind>(&self, objects: &[K]) -> Result<()> {
         let delete = async |object: &K| {
             let name = name(object);
@@ -128,7 +128,7 @@ impl Api {
         Ok(())
     }
 
-    /// Makes a node, or changes its labels.
+    /// Creates a node, or sets the labels of an existing one.
     pub fn label_node(&self, name: &str, labels: &Value) -> Result<()> {
         let api = kube::Api::<Node>::all(self.client.clone());
         let patch = serde_json::json!({
@@ -158,24 +158,24 @@ impl Api {
         Ok(())
     }
 
-    /// Removes a node, as soon as nothing holds it.
+    /// Deletes a node; the object disappears once it has no finalizer.
     pub fn delete_node(&self, name: &str) -> Result<()> {
         let api = kube::Api::<Node>::all(self.client.clone());
         self.runtime.block_on(api.delete(name, &DeleteParams::default()))?;
         Ok(())
     }
 
-    /// Every Service there is.
+    /// Returns all Services.
     pub fn services(&self) -> Result<Vec<Service>> {
         self.list()
     }
 
-    /// Every slice there is.
+    /// Returns all EndpointSlices.
     pub fn slices(&self) -> Result<Vec<EndpointSlice>> {
         self.list()
     }
 
-    /// A node.
+    /// Returns the node, or `None` if it does not exist.
     pub fn node(&self, name: &str) -> Result<Option<Node>> {
         let api = kube::Api::<Node>::all(self.client.clone());
         Ok(self.runtime.block_on(api.get_opt(name))?)
@@ -186,7 +186,7 @@ impl Api {
         Ok(self.runtime.block_on(api.list(&ListParams::default()))?.items)
     }
 
-    /// Removes what cases have made: all but the API server's own Service.
+    /// Removes all objects that cases have created: everything but the API server's own Service and slice.
     pub fn clear(&self) -> Result<()> {
         let others = ListParams::default().fields("metadata.name!=kubernetes");
         for namespace in ["default", "other"] {

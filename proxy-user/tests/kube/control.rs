@@ -12,42 +12,42 @@ use super::api::Api;
 use super::process::Process;
 use super::{PATIENCE, eventually, manifests, tail};
 
-/// Where the API server listens.
+/// Address of the API server.
 pub const ADDRESS: &str = "192.0.2.1";
-/// Where a second one listens.
+/// Address of a second API server.
 pub const SECOND: &str = "192.0.2.2";
-/// The port that agents know.
+/// Port of the API servers that agents know.
 pub const PORT: u16 = 6443;
-/// One that they do not know.
+/// A port that agents do not know.
 const HIDDEN_PORT: u16 = 6444;
 const ETCD: &str = "http://127.0.0.1:2379";
-/// May do everything.
+/// Token of the administrator, who may do everything.
 const ADMIN_TOKEN: &str = "test-admin";
-/// May do what an agent needs, and nothing more.
+/// Token of the agent's user, who may do only what an agent needs.
 const AGENT_TOKEN: &str = "test-agent";
 
-/// kube-apiserver and etcd, as `cargo xtask test` names them.
+/// Returns the paths of kube-apiserver and etcd, which `cargo xtask test` sets in the environment.
 pub fn binaries() -> Result<[PathBuf; 2]> {
     let named =
         |name| std::env::var_os(name).map(PathBuf::from).with_context(|| format!("{name} is not set"));
     Ok([named("BALLAST_KUBE_APISERVER")?, named("BALLAST_ETCD")?])
 }
 
-/// An API server with its store; both end when this is dropped.
+/// An API server with its etcd; both end when the value is dropped.
 pub struct ControlPlane {
     server: Option<(u16, Process)>,
     _etcd: Process,
-    /// What the case talks to it with.
+    /// The administrator's client, which the case uses.
     pub api: Api,
     folder: TempDir,
     is_permitted: bool,
 }
 
-/// Where bindings of roles to users are.
+/// API path of the bindings of roles to users.
 const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
 impl ControlPlane {
-    /// Starts both, and waits until they work.
+    /// Starts etcd and the API server, and waits until they work.
     pub fn start() -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("ballast-apiserver-").tempdir()?;
         let path = folder.path();
@@ -61,7 +61,7 @@ impl ControlPlane {
         etcd.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--log-level", "warn"]);
         let etcd = Process::start(&mut etcd, &path.join("etcd.log"))?;
         let server = start_server(path, ADDRESS, PORT)?;
-        // It makes its certificate itself, and only then there is something to trust.
+        // The kubeconfigs need the certificate, which the API server generates itself.
         let certificate = path.join("certs/apiserver.crt");
         eventually(PATIENCE, || {
             fs::metadata(&certificate).context("the API server has made no certificate")
@@ -78,17 +78,17 @@ impl ControlPlane {
         Ok(control)
     }
 
-    /// The file that agents are given.
+    /// Path of the agents' kubeconfig.
     pub fn agent_kubeconfig(&self) -> PathBuf {
         self.folder.path().join("agent.yaml")
     }
 
-    /// The kubeconfig of an administrator.
+    /// Path of the administrator's kubeconfig.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.folder.path().join("admin.yaml")
     }
 
-    /// A place for files that go with it.
+    /// A folder for files that are removed with the control plane.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -98,18 +98,18 @@ impl ControlPlane {
         self.server.as_ref().map(|(_, server)| server.id()).context("the API server does not run")
     }
 
-    /// SIGKILL: left to itself, it ends slowly.
+    /// Kills the API server with SIGKILL, because a graceful shutdown is slow.
     pub fn kill(&mut self) -> Result<()> {
         let (_, server) = self.server.take().context("the API server does not run")?;
         server.kill()
     }
 
-    /// Starts it again where it was.
+    /// Starts the API server again at its port.
     pub fn restart(&mut self) -> Result<()> {
         self.restart_at(PORT)
     }
 
-    /// Starts it again where no agent finds it.
+    /// Starts the API server again at a port that no agent knows.
     pub fn restart_hidden(&mut self) -> Result<()> {
         self.restart_at(HIDDEN_PORT)
     }
@@ -122,8 +122,8 @@ impl ControlPlane {
         self.is_ready()
     }
 
-    /// Starts another one beside it, on the same store, and waits until it works. It ends when what is returned is dropped;
-    /// the file is for agents and trusts both. Until both are up, changes go through the first one.
+    /// Starts a second API server on the same etcd, and waits until it works. Returns its process, which ends when it is dropped,
+    /// and the path of a kubeconfig for agents, which trusts both servers. `api` stays connected to the first server.
     pub fn start_second(&mut self) -> Result<(Process, PathBuf)> {
         let path = self.folder.path();
         let server = start_server(path, SECOND, PORT)?;
@@ -140,21 +140,21 @@ impl ControlPlane {
         Ok((server, kubeconfig))
     }
 
-    /// What the case does from now on goes through the second one.
+    /// Connects `api` to the second API server.
     pub fn use_second(&mut self) -> Result<()> {
         let second = format!("https://{SECOND}:{PORT}");
         self.api = Api::connect(&self.folder.path().join("admin-of-both.yaml"), Some(&second))?;
         Ok(())
     }
 
-    /// As it was in the beginning, whatever the case before has done.
+    /// Restores the initial state, whatever the previous case has done.
     pub fn reset(&mut self) -> Result<()> {
         let serves = match &mut self.server {
             Some((port, server)) => *port == PORT && server.is_alive().is_ok(),
             None => false,
         };
         if serves {
-            // The case before may have used the second one.
+            // The previous case may have connected `api` to the second server.
             self.api = Api::connect(&self.admin_kubeconfig(), None)?;
         } else {
             self.server = None;
@@ -166,7 +166,7 @@ impl ControlPlane {
         self.api.clear()
     }
 
-    /// Ready, and its own Service is in the list: it makes that a little later.
+    /// Waits until the API server is ready and has created the slice of its own Service, which it does a little later.
     fn is_ready(&mut self) -> Result<()> {
         let wait = || {
             if let Some((_, server)) = &mut self.server {
@@ -184,12 +184,12 @@ impl ControlPlane {
         eventually(2 * PATIENCE, wait).with_context(|| format!("no API server\n{}", tail(&log)))
     }
 
-    /// The permissions that the manifests give the agent.
+    /// Creates the agent's ClusterRole of the manifests.
     fn create_role(&self) -> Result<()> {
         self.api.create_raw("/apis/rbac.authorization.k8s.io/v1/clusterroles", &manifests::role()?)
     }
 
-    /// Gives the agent's user its role.
+    /// Binds the agent's user to its role.
     pub fn permit(&mut self) -> Result<()> {
         let group = "rbac.authorization.k8s.io";
         let binding = json!({
@@ -202,7 +202,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Takes it away, and waits until that is programmed.
+    /// Removes the binding, and waits until the API server denies access to the agent's user.
     pub fn forbid(&mut self) -> Result<()> {
         self.api.delete_raw(&format!("{BINDINGS}/ballast"))?;
         self.is_permitted = false;
@@ -214,20 +214,20 @@ impl ControlPlane {
     }
 }
 
-/// Where the API server with this address keeps its certificate.
+/// Returns the folder of the certificate of the API server with this address.
 fn certificates(folder: &Path, address: &str) -> PathBuf {
     folder.join(if address == ADDRESS { "certs".to_owned() } else { format!("certs-{address}") })
 }
 
 fn start_server(folder: &Path, address: &str, port: u16) -> Result<Process> {
     let certificates = certificates(folder, address);
-    // Its own TLS key signs the tokens of service accounts: none is used, but it does not start without.
+    // The server does not start without a key for service account tokens. No test uses such tokens, so its TLS key is enough.
     let key = certificates.join("apiserver.key");
     let mut command = Command::new(&binaries()?[0]);
     command.arg(format!("--etcd-servers={ETCD}"));
     command.arg(format!("--bind-address={address}")).arg(format!("--advertise-address={address}"));
     if address != ADDRESS {
-        // One endpoint of the Service `kubernetes` is what the cases expect.
+        // The cases expect that the Service `kubernetes` has one endpoint: the second server must not add its own.
         command.arg("--endpoint-reconciler-type=none");
     }
     command.arg(format!("--secure-port={port}")).arg("--cert-dir").arg(&certificates);

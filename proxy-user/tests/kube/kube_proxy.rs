@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::control::ControlPlane;
 use super::process::Process;
 
-/// What its rules are made of.
+/// The proxy mode: the kernel subsystem of kube-proxy's rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Nftables,
@@ -19,7 +19,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// As its configuration names it.
+    /// Returns the name of the mode in kube-proxy's configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nftables => "nftables",
@@ -28,12 +28,12 @@ impl Mode {
     }
 }
 
-/// The program, as `cargo xtask` names it.
+/// Returns the path of kube-proxy, which `cargo xtask` sets in the environment.
 pub fn binary() -> Result<PathBuf> {
     std::env::var_os("BALLAST_KUBE_PROXY").map(PathBuf::from).context("BALLAST_KUBE_PROXY is not set")
 }
 
-/// The same under the name that it has on every node: a process is known by it.
+/// Returns a link to the binary with the file name `kube-proxy`: a process is recognized by this name, as on every node.
 pub fn program(control: &ControlPlane) -> Result<PathBuf> {
     let link = control.folder().join("kube-proxy");
     if !link.exists() {
@@ -42,13 +42,13 @@ pub fn program(control: &ControlPlane) -> Result<PathBuf> {
     Ok(link)
 }
 
-/// Starts it; `command` begins [`program`] where the node is. Pods of the node are those behind the devices `p...`,
-/// as Ballast finds by itself.
+/// Starts kube-proxy; `command` runs [`program`] on the node. kube-proxy is told that the devices `p...` lead to the node's pods,
+/// which Ballast detects by itself.
 pub fn start(command: Command, mode: Mode, node: &str, control: &ControlPlane) -> Result<Process> {
     start_with(command, &config(mode, node, control), node, control)
 }
 
-/// A node's configuration.
+/// Returns the kube-proxy configuration of a node.
 pub fn config(mode: Mode, node: &str, control: &ControlPlane) -> Value {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -58,12 +58,12 @@ pub fn config(mode: Mode, node: &str, control: &ControlPlane) -> Value {
         "detectLocal": { "interfaceNamePrefix": "p" },
         "hostnameOverride": node,
         "clientConnection": { "kubeconfig": control.admin_kubeconfig() },
-        // These limits are the whole machine's.
+        // 0 leaves the conntrack limits unchanged: they are limits of the whole machine.
         "conntrack": { "maxPerCore": 0, "min": 0 },
     })
 }
 
-/// Starts it with this configuration.
+/// Starts kube-proxy with this configuration.
 pub fn start_with(
     mut command: Command,
     config: &Value,
@@ -76,7 +76,7 @@ pub fn start_with(
     Process::start(&mut command, &log(control, node))
 }
 
-/// Where it logs.
+/// Path of kube-proxy's log.
 pub fn log(control: &ControlPlane, node: &str) -> PathBuf {
     control.folder().join(format!("kube-proxy-{node}.log"))
 }

@@ -1,5 +1,5 @@
-//! A Kubernetes API server for tests: one program each for the server and its store, and no controller, so that what
-//! is in the cluster is what a test puts there.
+//! A Kubernetes API server for tests: kube-apiserver and etcd without any controller, so that the cluster contains only what
+//! a test creates.
 
 pub mod api;
 pub mod control;
@@ -17,17 +17,17 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 
 use control::{ADDRESS, ControlPlane, SECOND};
 
-/// For whatever happens soon on an idle machine, or after the longest pause between two attempts of the agent, which
-/// is 20 s. This machine may be busy.
+/// Timeout for what happens soon on an idle machine, or after the agent's longest pause between two attempts, which is 20 s.
+/// This machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Whether the programs are there.
+/// Whether the environment names kube-apiserver, etcd and kube-proxy.
 pub fn is_there() -> bool {
     control::binaries().is_ok() && kube_proxy::binary().is_ok()
 }
 
-/// Gives a network namespace a way to the API server, by a device `mgmt`: returns what `ip` has to do inside.
-/// `number` is its own, `path` is where the kernel shows it.
+/// Connects a network namespace to the API server with a veth pair, whose end inside is `mgmt`. Returns the `ip` commands to run
+/// inside, one per line. `number` must be unique for each namespace; `path` is the namespace's file.
 pub fn way_from(number: u8, path: &str) -> Result<String> {
     ip(&format!("link add m{number} type veth peer name mgmt netns {path}"))?;
     ip(&format!("addr add 10.255.{number}.1/24 dev m{number}"))?;
@@ -37,9 +37,9 @@ pub fn way_from(number: u8, path: &str) -> Result<String> {
     ))
 }
 
-/// Leaves the machine's network and mounts, and starts the API server.
+/// Moves this process to a network and mount namespace of its own, and starts the API server there.
 pub fn begin() -> Result<ControlPlane> {
-    // SAFETY: there is only this thread yet.
+    // SAFETY: no other thread exists yet.
     if unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) } != 0 {
         return Err(io::Error::last_os_error()).context("cannot unshare the network and the mounts");
     }
@@ -51,20 +51,20 @@ pub fn begin() -> Result<ControlPlane> {
 /// Starts the API server in this network namespace.
 pub fn start() -> Result<ControlPlane> {
     ip("link set lo up")?;
-    // The API server announces its address as an endpoint, and refuses 127.0.0.1 as such.
+    // The API server publishes its address as an endpoint, and does not accept 127.0.0.1 as one.
     ip(&format!("addr add {ADDRESS}/32 dev lo"))?;
     ip(&format!("addr add {SECOND}/32 dev lo"))?;
     ControlPlane::start()
 }
 
-/// Runs `ip` here.
+/// Runs `ip` in this network namespace.
 pub fn ip(arguments: &str) -> Result<()> {
     let status = Command::new("ip").args(arguments.split(' ')).status().context("cannot run ip")?;
     ensure!(status.success(), "ip {arguments}: {status}");
     Ok(())
 }
 
-/// The last lines of a file.
+/// Returns the last lines of a file.
 pub fn tail(path: &Path) -> String {
     const LINES: usize = 60;
     let text = std::fs::read(path).unwrap_or_default();
@@ -73,7 +73,7 @@ pub fn tail(path: &Path) -> String {
     lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
 
-/// Waits until `check` is content; its last complaint becomes the error.
+/// Repeats `check` until it succeeds; after `patience`, returns its last error.
 pub fn eventually<T>(patience: Duration, mut check: impl FnMut() -> Result<T>) -> Result<T> {
     let begun = Instant::now();
     loop {

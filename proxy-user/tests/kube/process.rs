@@ -8,11 +8,11 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-/// A running program; it is killed when this is dropped, and when this program dies.
+/// A child process; it is killed when the value is dropped, and when this process dies.
 pub struct Process(Child);
 
 impl Process {
-    /// Starts it, with all it says appended to `log`.
+    /// Starts the command, and appends its stdout and stderr to `log`.
     pub fn start(command: &mut Command, log: &Path) -> Result<Self> {
         let log = File::options().create(true).append(true).open(log).context("cannot open a log")?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -23,12 +23,12 @@ impl Process {
         Ok(Self(child.with_context(|| format!("cannot start {}", command.get_program().display()))?))
     }
 
-    /// Its process id.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.0.id()
     }
 
-    /// Complains if it has ended.
+    /// Returns an error if the process has ended.
     pub fn is_alive(&mut self) -> Result<()> {
         match self.0.try_wait()? {
             Some(status) => bail!("process {} has ended: {status}", self.0.id()),
@@ -36,7 +36,7 @@ impl Process {
         }
     }
 
-    /// SIGKILL; complains if it had ended before.
+    /// Kills the process with SIGKILL; returns an error if it had already ended.
     pub fn kill(mut self) -> Result<()> {
         self.is_alive()?;
         self.0.kill()?;
@@ -47,13 +47,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended before.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The process ends with its parent, also if that is killed.
+/// Makes the kernel kill this process when its parent dies, even by SIGKILL; an error if the parent is already dead.
 fn die_with(parent: u32) -> io::Result<()> {
     // SAFETY: two system calls without pointers.
     unsafe {

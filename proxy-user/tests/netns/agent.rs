@@ -1,4 +1,4 @@
-//! The agent: the real program, with `ballast run --manifests`.
+//! The agent under test: the real program, started as `ballast run --manifests`.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -15,23 +15,23 @@ use serde_json::Value;
 use crate::fixture::eventually;
 use crate::space::Space;
 
-/// For a start or a stop. Emulated, an old kernel's verifier alone takes most of a minute.
+/// Timeout of a start or a stop. On an emulated machine, an old kernel's verifier alone takes most of a minute.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// The program under test.
+/// Returns the path of the program under test.
 pub fn binary() -> PathBuf {
     std::env::var_os("BALLAST_BIN").map_or_else(|| env!("CARGO_BIN_EXE_ballast").into(), PathBuf::from)
 }
 
-/// Copies a program, by another process: what this one has open for writing, a child that another thread begins in
-/// that moment has open too, and then the copy cannot be started (`ETXTBSY`).
+/// Copies a program by another process. If this process opened the copy for writing, a child that another thread forks
+/// at that moment would inherit the descriptor, and the copy could not be executed (`ETXTBSY`).
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     let status = Command::new("cp").args([from, to]).status().context("cannot start cp")?;
     ensure!(status.success(), "cannot copy {} to {}", from.display(), to.display());
     Ok(())
 }
 
-/// What an agent is started with.
+/// The settings with which an agent is started.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub binary: PathBuf,
@@ -39,14 +39,14 @@ pub struct Setup {
     pub cgroup: PathBuf,
     /// The node's name.
     pub name: String,
-    /// The folder that it reads; `None`: the flags say where its objects come from.
+    /// The folder of manifests; `None`: the flags say where the objects come from.
     pub manifests: Option<PathBuf>,
     pub log: PathBuf,
-    /// More flags.
+    /// Additional flags.
     pub flags: Vec<String>,
-    /// The only capabilities it may have, by their numbers; `None`: all that this program has.
+    /// The only capabilities that the agent may have, by number; `None`: all capabilities of this program.
     pub capabilities: Option<Vec<u32>>,
-    /// What ends it with a system call that it does not let pass.
+    /// Seccomp filter, which ends the agent at a system call that it does not allow.
     pub seccomp: Option<BpfProgram>,
 }
 
@@ -54,7 +54,7 @@ pub struct Setup {
 pub struct Agent {
     child: Child,
     log: PathBuf,
-    /// Where this agent's lines begin: all agents of a fixture share one file.
+    /// Offset in the log at which this agent's lines begin: all agents of a fixture share one file.
     start: usize,
 }
 
@@ -73,7 +73,7 @@ impl Agent {
         Self::spawn(command, setup)
     }
 
-    /// The process beside it that ends UDP sockets, with the capabilities of `setup`.
+    /// Starts the separate process that ends UDP sockets (`ballast end-udp-sockets`), with the capabilities of `setup`.
     pub fn start_beside(space: &Space, setup: &Setup) -> Result<Self> {
         let mut command = space.command(&setup.binary);
         command.arg("end-udp-sockets").arg("--bpffs").arg(&setup.bpffs);
@@ -90,7 +90,7 @@ impl Agent {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let parent = std::process::id();
         let (capabilities, seccomp) = (setup.capabilities.clone(), setup.seccomp.clone());
-        // SAFETY: the closure makes system calls, and reads lists that were made before.
+        // SAFETY: the closure only makes system calls, and reads lists that were made before the fork.
         unsafe {
             command.pre_exec(move || {
                 die_with(parent)?;
@@ -102,16 +102,16 @@ impl Agent {
         Ok(Self { child, log: setup.log.clone(), start })
     }
 
-    /// What it has logged.
+    /// Returns what this agent has logged.
     pub fn log(&self) -> Result<String> {
         let all = fs::read(&self.log).context("cannot read the log")?;
         Ok(String::from_utf8_lossy(all.get(self.start..).unwrap_or_default()).into_owned())
     }
 
-    /// Waits until a line of its log holds all of `words`.
+    /// Waits until one line of its log contains all of `words`.
     pub fn says(&mut self, words: &[&str]) -> Result<()> {
         let ended = eventually(PATIENCE, || {
-            // Before the log is read: what it says last still counts.
+            // Check for the end before reading the log, so that the last lines still count.
             let ended = self.child.try_wait()?;
             let log = self.log()?;
             if log.lines().any(|line| words.iter().all(|word| line.contains(word))) {
@@ -122,13 +122,13 @@ impl Agent {
         ended.map_or(Ok(()), |status| bail!("no line with {words:?}, and the agent has ended: {status}"))
     }
 
-    /// Waits until all is programmed and attached.
+    /// Waits until the first sync is done and the programs are attached.
     pub fn is_ready(&mut self, devices: &[String]) -> Result<()> {
         self.says(&["first sync done"])?;
         self.is_attached(devices)
     }
 
-    /// Waits until the programs are attached, to these devices at least.
+    /// Waits until the socket programs are attached, and the packet programs on at least these devices.
     pub fn is_attached(&mut self, devices: &[String]) -> Result<()> {
         self.says(&["socket programs attached"])?;
         devices
@@ -136,7 +136,7 @@ impl Agent {
             .try_for_each(|device| self.says(&["packet programs attached", &format!("\"{device}\"")]))
     }
 
-    /// Waits until it ends by itself, as it must with an error, and returns what it has logged.
+    /// Waits until the agent ends by itself with an error; returns its log.
     pub fn fails(mut self) -> Result<String> {
         eventually(PATIENCE, || {
             let status = self.child.try_wait()?.context("the agent still runs")?;
@@ -146,7 +146,7 @@ impl Agent {
         self.log()
     }
 
-    /// How it ended, or what each of its threads waits for, by the kernel's stacks.
+    /// Returns how the agent ended, or what each of its threads waits for, by the kernel's stacks.
     pub fn state(&mut self) -> String {
         match self.child.try_wait() {
             Ok(None) => {}
@@ -168,7 +168,7 @@ impl Agent {
         format!("runs\n{}", lines.join("\n"))
     }
 
-    /// SIGKILL.
+    /// Kills the agent with SIGKILL.
     pub fn kill(mut self) -> Result<()> {
         ensure!(self.child.try_wait()?.is_none(), "the agent has ended by itself");
         self.child.kill()?;
@@ -180,13 +180,13 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // It may have ended before.
+        // The agent may have ended before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The process ends with its parent, also if that is killed.
+/// Makes the process die with its parent, even if the parent is killed.
 fn die_with(parent: u32) -> std::io::Result<()> {
     // SAFETY: two system calls without pointers.
     unsafe {
@@ -198,9 +198,9 @@ fn die_with(parent: u32) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Takes all other capabilities out of the set that a program of root gets when it begins.
+/// Drops all other capabilities from the bounding set, so that a program of root starts without them.
 fn keep_only(capabilities: &[u32]) -> std::io::Result<()> {
-    // The kernel knows at most 64, and refuses numbers that it does not know.
+    // A kernel has at most 64 capabilities, and refuses numbers that it does not know.
     for number in (0..64).filter(|number| !capabilities.contains(number)) {
         // SAFETY: a system call without pointers.
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) } != 0 {
@@ -211,12 +211,12 @@ fn keep_only(capabilities: &[u32]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Status and body of what the agent answers on the node's loopback.
+/// Returns status and body of the agent's answer to a request on the node's loopback.
 pub fn get(space: &Space, port: u16, path: &str) -> Result<(u16, String)> {
     get_as(space, port, path, "*/*")
 }
 
-/// The same, in this format.
+/// Like [`get`], with this value of the `Accept` header.
 pub fn get_as(space: &Space, port: u16, path: &str, accept: &str) -> Result<(u16, String)> {
     let answer = space.inside(|| {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;
@@ -229,12 +229,12 @@ pub fn get_as(space: &Space, port: u16, path: &str, accept: &str) -> Result<(u16
     Ok((head.split(' ').nth(1).context("no status")?.parse()?, body.to_owned()))
 }
 
-/// Puts a filter in front of all system calls from here on.
+/// Installs a seccomp filter for all further system calls.
 fn confine(filter: BpfProgramRef<'_>) -> std::io::Result<()> {
     seccompiler::apply_filter(filter).map_err(|_| std::io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// The profile that the project ships, as a filter; what it does not allow ends the process.
+/// Returns the profile that the project ships, as a filter that kills the process at a system call that is not allowed.
 pub fn shipped_profile() -> Result<BpfProgram> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/security/seccomp.json");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -254,12 +254,12 @@ pub fn shipped_profile() -> Result<BpfProgram> {
     filters.into_values().next().context("no filter")
 }
 
-/// Runs another command of the program behind a filter, as `kubectl exec` does in a confined container.
+/// Runs another command of the program behind a seccomp filter, as `kubectl exec` does in a confined container.
 pub fn confined(space: &Space, arguments: &[&str], bpffs: &Path, filter: &BpfProgram) -> Result<Output> {
     let mut command = space.command(binary());
     command.args(arguments).arg("--bpffs").arg(bpffs);
     let filter = filter.clone();
-    // SAFETY: the closure makes system calls, and reads a list that was made before.
+    // SAFETY: the closure only makes system calls, and reads a list that was made before the fork.
     unsafe { command.pre_exec(move || confine(&filter)) };
     command.output().context("cannot run ballast")
 }
@@ -271,7 +271,7 @@ pub fn command(space: &Space, arguments: &[&str], bpffs: &Path) -> Result<Output
     command.output().context("cannot run ballast")
 }
 
-/// What a command answers with `-o json`.
+/// Runs a command with `-o json`, and returns the document that it prints.
 pub fn ask(space: &Space, arguments: &[&str], bpffs: &Path) -> Result<Value> {
     let arguments: Vec<_> = arguments.iter().copied().chain(["-o", "json"]).collect();
     let output = command(space, &arguments, bpffs)?;

@@ -19,7 +19,7 @@ use tokio_tungstenite::tungstenite::Message;
 use crate::fixture::eventually;
 use crate::space::Space;
 
-/// For the start, and for an answer: a busy machine may not run a process for many seconds.
+/// Timeout of the start, and of an answer: a busy machine may not run a process for many seconds.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 #[rustfmt::skip]
@@ -29,7 +29,7 @@ const FLAGS: &[&str] = &[
     "--disable-extensions", "--hide-scrollbars", "--remote-debugging-port=0", "about:blank",
 ];
 
-/// A browser with one page. It ends when this is dropped.
+/// A browser with one page. Dropping it ends the browser.
 pub struct Browser {
     runtime: Runtime,
     link: RefCell<Link>,
@@ -42,12 +42,12 @@ struct Link {
     socket: WebSocketStream<tokio::net::TcpStream>,
     session: String,
     last: u64,
-    /// What the page complained of: exceptions, errors in the console, what could not be loaded.
+    /// What the page has reported: exceptions, errors in the console, and resources that could not be loaded.
     complaints: Vec<String>,
 }
 
 impl Browser {
-    /// Starts one in `space`, with a profile below `folder` that goes with the folder.
+    /// Starts a browser in `space`, with a profile below `folder`, which is deleted with the folder.
     pub fn start(space: &Space, folder: &Path) -> Result<Self> {
         let profile = folder.join("chromium");
         let mut command = space.command("chromium");
@@ -86,7 +86,7 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Calls a method of the protocol.
+    /// Calls a method of the protocol, and returns its result.
     pub fn call(&self, method: &str, parameters: &Value) -> Result<Value> {
         let mut link = self.link.borrow_mut();
         let answer = self.runtime.block_on(async { timeout(PATIENCE, link.call(method, parameters)).await });
@@ -100,7 +100,7 @@ impl Browser {
         self.becomes("document.readyState === 'complete'")
     }
 
-    /// The value of an expression.
+    /// Returns the value of a JavaScript expression.
     pub fn value(&self, expression: &str) -> Result<Value> {
         let parameters = json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
         let answer = self.call("Runtime.evaluate", &parameters)?;
@@ -108,7 +108,7 @@ impl Browser {
         Ok(answer["result"]["value"].clone())
     }
 
-    /// Waits until an expression is true.
+    /// Waits until a JavaScript expression is true.
     pub fn becomes(&self, expression: &str) -> Result<()> {
         eventually(PATIENCE, || {
             let is_true = self.value(expression)? == json!(true);
@@ -140,12 +140,12 @@ impl Browser {
         Ok(())
     }
 
-    /// Types text where the focus is.
+    /// Types text into the element that has the focus.
     pub fn enter(&self, text: &str) -> Result<()> {
         self.call("Input.insertText", &json!({ "text": text })).map(drop)
     }
 
-    /// The size of the window in CSS pixels.
+    /// Sets the size of the window, in CSS pixels.
     pub fn resize(&self, width: u32, height: u32, is_phone: bool) -> Result<()> {
         let scale = if is_phone { 2 } else { 1 };
         let metrics =
@@ -154,13 +154,13 @@ impl Browser {
         self.call("Emulation.setTouchEmulationEnabled", &json!({ "enabled": is_phone })).map(drop)
     }
 
-    /// What the system prefers: `light` or `dark`.
+    /// Sets the colour scheme that the system prefers: `light` or `dark`.
     pub fn prefer(&self, colours: &str) -> Result<()> {
         let features = json!([{ "name": "prefers-color-scheme", "value": colours }]);
         self.call("Emulation.setEmulatedMedia", &json!({ "features": features })).map(drop)
     }
 
-    /// Takes a picture of what is seen, into a file.
+    /// Writes a picture of the visible page to a file.
     pub fn picture(&self, file: &PathBuf) -> Result<()> {
         let answer =
             self.call("Page.captureScreenshot", &json!({ "format": "png", "optimizeForSpeed": false }))?;
@@ -168,9 +168,9 @@ impl Browser {
         fs::write(file, base64(data)?).with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// What the page has complained of so far.
+    /// Returns what the page has reported since the last call.
     pub fn complaints(&self) -> Result<Vec<String>> {
-        // What was said before the answer has been read.
+        // All messages that came before the answer to this call are read now.
         self.value("1")?;
         Ok(std::mem::take(&mut self.link.borrow_mut().complaints))
     }
@@ -215,7 +215,7 @@ impl Link {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Its group has all its processes; it may have ended before.
+        // The process group contains all processes of the browser; the browser may have ended before.
         // SAFETY: a system call without pointers.
         unsafe { libc::kill(-self.0.id().cast_signed(), libc::SIGKILL) };
         let _ = self.0.wait();

@@ -1,11 +1,12 @@
-//! A node, a client and pods, in namespaces of their own, and the agent on the node.
+//! The fixture of a case: a node, a client and pods, each in its own network namespace, and the agent on the node.
 //!
 //! ```text
 //! client eth0 10.98.0.2 --- c0 10.98.0.1  node  p0 10.99.0.1 --- eth0 10.99.0.2 pod 0
 //!                                               p1 10.99.1.1 --- eth0 10.99.1.2 pod 1
 //! ```
 //!
-//! The same with fd98: and fd99:. The node has no route to any ClusterIP: who reaches one was translated.
+//! The IPv6 addresses are in fd98: and fd99:. The node has no route to any ClusterIP, so a client that reaches a
+//! ClusterIP was translated.
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::fs;
@@ -25,31 +26,31 @@ use crate::manifest::{Family, Folder, Service, pod_ip};
 use crate::peer::{Attempt, Kind, Peer};
 use crate::space::Space;
 
-/// Names of all that outlives a process; the process's number follows.
+/// Prefix of the names of everything that can outlive this process; the process id follows.
 const PREFIX: &str = "ballast-netns-";
-/// Ports that every pod answers on; its servers are called `POD/PORT`.
+/// TCP and UDP ports on which every pod has a server; the server's name is `POD/PORT`.
 const TCP_PORTS: [u16; 2] = [8080, 9090];
 const UDP_PORTS: [u16; 2] = [5353, 9090];
-/// Maps for a few Services: memory for a whole cluster takes the kernel longer than the rest of a case.
+/// Flags for maps of a few Services: the kernel takes longer to allocate maps for a whole cluster than the rest of a case takes.
 #[rustfmt::skip]
 pub const SMALL: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
-/// [`SMALL`], and a call that may have no answer fails at once, instead of after its timeout.
+/// [`SMALL`], and a socket call that may get no answer fails at once instead of after its timeout.
 #[rustfmt::skip]
 pub const FAILS: &[&str] = &[
     "--socket-drop", "fail",
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
-/// Until a change of the manifests is programmed; it takes some 20 ms on an idle machine, and much longer where a CPU
-/// has a dozen other things to do.
+/// Timeout of a change of the manifests. Programming it takes about 20 ms on an idle machine, and much longer if a CPU
+/// has a dozen other tasks.
 pub const SOON: Duration = Duration::from_mins(1);
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Tries again until it works or time is up.
+/// Repeats the action until it succeeds; returns its last error after `limit`.
 pub fn eventually<T>(limit: Duration, mut action: impl FnMut() -> Result<T>) -> Result<T> {
     let end = Instant::now() + limit;
     loop {
@@ -60,7 +61,7 @@ pub fn eventually<T>(limit: Duration, mut action: impl FnMut() -> Result<T>) -> 
     }
 }
 
-/// Runs a tool in a namespace, and feeds it.
+/// Runs a tool in a namespace, with `text` as its standard input.
 pub fn feed(space: &Space, tool: &[&str], text: &str) -> Result<()> {
     let (program, arguments) = tool.split_first().context("no tool")?;
     let mut child = space.command(program).args(arguments).stdin(Stdio::piped()).spawn()?;
@@ -70,29 +71,29 @@ pub fn feed(space: &Space, tool: &[&str], text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Puts rules into a namespace's netfilter.
+/// Loads nftables rules in a namespace.
 pub fn nft(space: &Space, rules: &str) -> Result<()> {
     feed(space, &["nft", "-f", "-"], rules)
 }
 
-/// What a case wants.
+/// What a case needs from its fixture.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
     pub pods: u8,
     pub services: &'static [Service],
-    /// Flags for the agent: [`SMALL`], or more.
+    /// Flags for the agent, usually [`SMALL`] or an extension of it.
     pub flags: &'static [&'static str],
 }
 
-/// All of it. The order of the fields is the order in which it goes.
+/// The fixture of a case. The fields are dropped in the order of their declaration.
 pub struct Fixture {
     agent: RefCell<Option<Agent>>,
     setup: RefCell<Setup>,
-    /// A process on the node, served by the socket programs.
+    /// A process on the node, whose sockets the socket programs translate.
     pub local: Peer,
     /// A process on the node outside the cgroup.
     pub outside: Peer,
-    /// A client that is served packet by packet: it is in a namespace, and not in the cgroup.
+    /// A client of the packet path: it is in a namespace of its own, and outside the cgroup.
     pub client: Peer,
     pods: RefCell<Vec<(Space, Peer)>>,
     pub folder: Folder,
@@ -103,12 +104,12 @@ pub struct Fixture {
     devices: RefCell<Vec<String>>,
 }
 
-/// A folder that goes with its mount.
+/// A folder; dropping it unmounts the bpffs in it, and deletes it.
 pub struct Dir(pub PathBuf);
-/// A cgroup that goes with its last process.
+/// A cgroup; dropping it deletes it, once its last process has ended.
 pub struct Cgroup(pub PathBuf);
 
-/// Makes both, under a unique name.
+/// Creates a folder and a cgroup, with a unique name.
 pub fn places() -> Result<(Dir, Cgroup)> {
     let name = format!("{PREFIX}{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
     let dir = Dir(std::env::temp_dir().join(&name));
@@ -119,7 +120,7 @@ pub fn places() -> Result<(Dir, Cgroup)> {
 }
 
 impl Fixture {
-    /// Builds all but the agent.
+    /// Builds everything except the agent.
     pub fn new(wish: Wish) -> Result<Self> {
         let (dir, cgroup) = places()?;
         let bpffs = dir.0.join("bpf");
@@ -157,12 +158,12 @@ impl Fixture {
         Ok(fixture)
     }
 
-    /// One more pod, with its servers; returns its number.
+    /// Adds a pod with its servers; returns its number.
     pub fn add_pod(&self) -> Result<u8> {
         let pod = self.pods.borrow().len() as u8;
         let space = Space::new("pod")?;
         self.node.join(&space, &format!("p{pod}"), &format!("10.99.{pod}"), &format!("fd99:{pod}:"))?;
-        // As on a real node, the pod's sockets are served too.
+        // As on a real node, the socket programs translate the pod's sockets too.
         let peer = Peer::start(&space, Some(&self.cgroup.0))?;
         for family in Family::BOTH {
             let ports =
@@ -176,7 +177,7 @@ impl Fixture {
         Ok(pod)
     }
 
-    /// Another namespace behind the node, as a client of the packet path; the agent has never seen its device.
+    /// Adds a namespace behind the node, as a client of the packet path; its device is new to the agent.
     pub fn add_client(&self) -> Result<(Space, Peer)> {
         let space = Space::new("late")?;
         self.node.join(&space, "c1", "10.97.0", "fd97:")?;
@@ -184,26 +185,26 @@ impl Fixture {
         Ok((space, peer))
     }
 
-    /// A process in a pod, served by the socket programs.
+    /// Returns the process in a pod, whose sockets the socket programs translate.
     pub fn pod(&self, number: u8) -> Result<Ref<'_, Peer>> {
         let pods = self.pods.borrow();
         Ref::filter_map(pods, |pods| pods.get(usize::from(number)).map(|(_, peer)| peer))
             .map_err(|_| anyhow!("no pod {number}"))
     }
 
-    /// Does something on a thread in a pod's namespace.
+    /// Runs the action on a thread in a pod's namespace.
     pub fn in_pod<T: Send>(&self, number: u8, action: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let pods = self.pods.borrow();
         pods.get(usize::from(number)).with_context(|| format!("no pod {number}"))?.0.inside(action)
     }
 
-    /// Does something with a pod's namespace.
+    /// Runs the action with a pod's namespace.
     pub fn in_pod_space<T>(&self, number: u8, action: impl FnOnce(&Space) -> Result<T>) -> Result<T> {
         let pods = self.pods.borrow();
         action(&pods.get(usize::from(number)).with_context(|| format!("no pod {number}"))?.0)
     }
 
-    /// Both ways to a Service: by sockets and by packets.
+    /// Returns a client of each path: by sockets and by packets.
     pub fn clients(&self) -> [(&'static str, &Peer); 2] {
         [("socket", &self.local), ("packet", &self.client)]
     }
@@ -216,17 +217,17 @@ impl Fixture {
         &self.cgroup.0
     }
 
-    /// Names of the node's devices.
+    /// Returns the names of the node's devices.
     pub fn devices(&self) -> Ref<'_, Vec<String>> {
         self.devices.borrow()
     }
 
-    /// How the next agent will be started.
+    /// Returns the settings with which the next agent will be started.
     pub fn setup(&self) -> RefMut<'_, Setup> {
         self.setup.borrow_mut()
     }
 
-    /// The agent.
+    /// Returns the running agent.
     pub fn agent_mut(&self) -> Result<RefMut<'_, Agent>> {
         RefMut::filter_map(self.agent.borrow_mut(), Option::as_mut).map_err(|_| anyhow!("no agent runs"))
     }
@@ -244,7 +245,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// The agent, for a case that sees it end.
+    /// Takes the agent out of the fixture, for a case that waits for its end.
     pub fn take_agent(&self) -> Result<Agent> {
         self.agent.borrow_mut().take().context("no agent runs")
     }
@@ -254,20 +255,20 @@ impl Fixture {
         self.agent.borrow_mut().take().context("no agent runs")?.kill()
     }
 
-    /// Kills the agent, starts another, waits until that is ready.
+    /// Kills the agent, starts another one, and waits until that one is ready.
     pub fn restart(&self) -> Result<()> {
         self.kill()?;
         self.begin()
     }
 
-    /// Replaces a Service, and waits until both clients reach exactly `servers` by its first port.
+    /// Replaces a Service, and waits until both clients reach exactly `servers` on its first port.
     pub fn change(&self, service: Service, servers: &[&str]) -> Result<()> {
         self.folder.put(service)?;
         self.reaches(service, servers)
     }
 
-    /// Waits until both clients reach exactly `servers` by the first port of a Service. Several connections of each show that: one
-    /// may reach the right server by chance.
+    /// Waits until both clients reach exactly `servers` on the first port of a Service. Each check takes several
+    /// connections, since one connection may reach the right server by chance.
     pub fn reaches(&self, service: Service, servers: &[&str]) -> Result<()> {
         let first = service.ports.first().context("a Service without ports")?;
         let kind = if first.is_tcp { Kind::Tcp } else { Kind::Datagram };
@@ -285,7 +286,7 @@ impl Fixture {
         Ok(())
     }
 
-    /// What the packet programs refused or passed by so far, and why.
+    /// Returns what the packet programs have refused or passed unchanged so far, by reason.
     pub fn reasons(&self) -> String {
         let met = View::open(&self.bpffs()).and_then(|view| view.overview());
         match met {
@@ -294,12 +295,12 @@ impl Fixture {
         }
     }
 
-    /// Whether the agent runs, and what it does.
+    /// Returns whether the agent runs, and what its threads do.
     pub fn state(&self) -> String {
         self.agent_mut().map_or_else(|error| error.to_string(), |mut agent| agent.state())
     }
 
-    /// All that the agents have logged.
+    /// Returns the log of all agents of this fixture.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.setup.borrow().log).unwrap_or_default()
     }
@@ -307,7 +308,7 @@ impl Fixture {
 
 impl Drop for Dir {
     fn drop(&mut self) {
-        // What cannot be removed now, the next run removes.
+        // The next run deletes what cannot be deleted now.
         while unmount(self.0.join("bpf"), UnmountFlags::DETACH).is_ok() {}
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -315,12 +316,12 @@ impl Drop for Dir {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // A process that has just ended may still count.
+        // A process that has just ended may still be counted in the cgroup.
         let _ = eventually(Duration::from_secs(1), || Ok(fs::remove_dir(&self.0)?));
     }
 }
 
-/// Removes what runs that were killed have left.
+/// Deletes the folders and cgroups that killed runs have left.
 pub fn remove_leftovers() {
     let Ok(root) = cgroup::find(None) else { return };
     for parent in [root.path, std::env::temp_dir()] {
@@ -329,7 +330,8 @@ pub fn remove_leftovers() {
             let Some(rest) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
             let pid = rest.split('-').next().unwrap_or_default();
             if !Path::new("/proc").join(pid).exists() {
-                // A cgroup's files cannot be removed, only the cgroup; its own mounts went with the run.
+                // The files of a cgroup cannot be deleted, only the cgroup itself. The mounts of the killed run
+                // disappeared with it.
                 let _ = fs::remove_dir(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
             }
         }

@@ -1,8 +1,8 @@
-//! Real sockets in network namespaces, served by the real agent: `cargo xtask test netns`.
+//! Tests with real sockets in network namespaces, served by the real agent: `cargo xtask test netns`.
 //!
-//! Each case has a fixture of its own (`fixture.rs`) and so runs beside the others. The traffic is this program's, started
-//! again inside the fixture (`peer/`). `--kernel-smoke` runs the few cases that show that a kernel takes our programs,
-//! and `--official` those beside the official kube-proxy, with an API server (`cargo xtask test apiserver`).
+//! Each case has its own fixture (`fixture.rs`), so that cases run in parallel. The traffic comes from this program itself,
+//! started again inside the fixture (`peer/`). `--kernel-smoke` runs the few cases that show that a kernel accepts our programs,
+//! and `--official` runs the cases beside the official kube-proxy, with an API server (`cargo xtask test apiserver`).
 
 mod agent;
 mod browser;
@@ -32,7 +32,7 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 use cases::Case;
 use fixture::Fixture;
 
-/// The cases wait more than they work.
+/// Number of cases that run in parallel: they wait more than they compute.
 const AT_ONCE: usize = 4;
 
 fn main() -> ExitCode {
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         return peer::work::run();
     }
     let is_smoke = first == "--kernel-smoke";
-    // The emulated machine's console is a terminal, but what it shows ends in a log.
+    // The console of the emulated machine is a terminal, but its output ends in a log.
     let smoke = ["netns", "--nocapture", "--color=never"];
     let is_official = first == "--official";
     let mut arguments = match (is_smoke, is_official) {
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
         }
         fixture::remove_leftovers();
     }
-    // An emulated machine is slow enough with one, and one API server is enough.
+    // An emulated machine is slow enough with one case at a time, and the official cases share one API server.
     let at_once = if is_smoke || is_official { 1 } else { AT_ONCE };
     arguments.test_threads = arguments.test_threads.or(Some(at_once));
     let cases = match (is_smoke, is_official) {
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
         _ => cases::all(),
     };
     let can_run = is_root && (!is_official || kube::is_there());
-    // Without root they show as ignored, like the other tests that need more.
+    // Without root, the cases are listed as ignored, like the other tests that need more.
     let trial = |case: Case| {
         Trial::test(case.name, move || run(&case).map_err(|error| Failed::from(format!("{error:#}"))))
             .with_ignored_flag(!can_run)
@@ -83,9 +83,9 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, of_nodes.chain(cases.into_iter().map(trial)).collect()).exit_code()
 }
 
-/// Gives this process mounts of its own: what a test mounts goes with it, however it ends.
+/// Moves this process into its own mount namespace, so that the mounts of a test disappear with the process, however it ends.
 fn own_mounts() -> Result<()> {
-    // SAFETY: there is only this thread yet.
+    // SAFETY: the process still has only this thread.
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
         return Err(io::Error::last_os_error()).context("cannot unshare mounts");
     }
@@ -93,7 +93,7 @@ fn own_mounts() -> Result<()> {
         .context("cannot make the mounts private")
 }
 
-/// A panic is an error like others.
+/// Runs the action, and returns a panic as an error.
 fn guarded(action: impl FnOnce() -> Result<()>) -> Result<()> {
     catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| Err(anyhow!("a panic, see above")))
 }

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-/// A Service of both families.
+/// A Service with addresses of both families.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
     pub name: &'static str,
-    /// The last part of its addresses.
+    /// Last part of its ClusterIPs.
     pub number: u8,
     pub ports: &'static [Port],
 }
@@ -24,7 +24,7 @@ pub struct Port {
     pub is_tcp: bool,
     pub number: u16,
     pub target: u16,
-    /// Numbers of pods.
+    /// Numbers of the pods that are its endpoints.
     pub pods: &'static [u8],
 }
 
@@ -46,7 +46,7 @@ impl Family {
     }
 }
 
-/// ClusterIP of the Service with that number.
+/// Returns the ClusterIP of the Service with this number.
 pub fn cluster_ip(family: Family, number: u8) -> IpAddr {
     match family {
         Family::V4 => [10, 96, 0, number].into(),
@@ -54,7 +54,7 @@ pub fn cluster_ip(family: Family, number: u8) -> IpAddr {
     }
 }
 
-/// Address of a pod.
+/// Returns the address of a pod.
 pub fn pod_ip(family: Family, pod: u8) -> IpAddr {
     match family {
         Family::V4 => [10, 99, pod, 2].into(),
@@ -73,7 +73,7 @@ impl Folder {
         Ok(Self { dir })
     }
 
-    /// One that is there.
+    /// Returns a handle of an existing folder.
     pub const fn at(dir: PathBuf) -> Self {
         Self { dir }
     }
@@ -87,20 +87,20 @@ impl Folder {
         self.put_text(service.name, &text(service))
     }
 
-    /// Writes or replaces a file, as a whole.
+    /// Writes or replaces a file atomically.
     pub fn put_text(&self, file: &str, text: &str) -> Result<()> {
         let hidden = self.dir.join(format!(".{file}"));
         fs::write(&hidden, text).with_context(|| format!("cannot write {}", hidden.display()))?;
         fs::rename(&hidden, self.dir.join(format!("{file}.yaml"))).context("cannot rename a manifest")
     }
 
-    /// Deletes a Service, or another file.
+    /// Deletes the file of a Service, or another file.
     pub fn remove(&self, file: &str) -> Result<()> {
         fs::remove_file(self.dir.join(format!("{file}.yaml"))).context("cannot remove a manifest")
     }
 }
 
-/// The same with more in the Service: fields are added, and those of elements of lists by their place.
+/// Returns the manifests of a Service with `more` merged into the Service object, as [`merge`] does it.
 pub fn text_with(service: Service, more: &Value) -> Result<String> {
     let all = text(service);
     let (first, rest) = all.trim_start_matches("---\n").split_once('\n').context("a text without lines")?;
@@ -109,7 +109,7 @@ pub fn text_with(service: Service, more: &Value) -> Result<String> {
     Ok(format!("---\n{object}\n{rest}"))
 }
 
-/// Puts fields of one object into another, and elements of lists by their place.
+/// Merges the fields of one object into another, and the elements of lists by their position.
 pub fn merge(into: &mut Value, more: &Value) {
     match (into, more) {
         (Value::Object(into), Value::Object(more)) => {
@@ -124,7 +124,7 @@ pub fn merge(into: &mut Value, more: &Value) {
     }
 }
 
-/// The Service and its EndpointSlices, one for each port and family. (YAML takes JSON.)
+/// Returns the Service and its EndpointSlices, one for each port and family. (JSON is valid YAML.)
 pub fn text(service: Service) -> String {
     let Service { name, number, ports } = service;
     let protocol = |is_tcp| if is_tcp { "TCP" } else { "UDP" };

@@ -1,6 +1,6 @@
-//! Packets made by hand, for what no socket would send: forged sources, lone segments, fragments, ICMP errors.
+//! Hand-made packets that no socket would send: forged sources, single segments, fragments, ICMP errors.
 //!
-//! A new kind of packet is a function here that returns its bytes from the IP header on.
+//! To add a kind of packet, add a function here that returns its bytes from the IP header on.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +22,7 @@ const UDP: u8 = 17;
 const FRAGMENT: u8 = 44;
 const ICMP6: u8 = 58;
 
-/// A device of a namespace, by which frames leave as they are.
+/// Sends frames unchanged by a device of a namespace.
 pub struct Wire {
     socket: OwnedFd,
     index: i32,
@@ -30,7 +30,7 @@ pub struct Wire {
     to: [u8; 6],
 }
 
-/// The Ethernet address and the index of a device.
+/// Returns the Ethernet address and the index of a device.
 pub fn device(space: &Space, name: &str) -> Result<([u8; 6], i32)> {
     let output = space.command("ip").args(["-j", "link", "show", "dev", name]).output()?;
     let links: serde_json::Value = serde_json::from_slice(&output.stdout).context("ip says no JSON")?;
@@ -41,26 +41,26 @@ pub fn device(space: &Space, name: &str) -> Result<([u8; 6], i32)> {
     Ok((octets.try_into().map_err(|octets| anyhow::anyhow!("{octets:?}"))?, index as i32))
 }
 
-/// A socket that sends whole frames from this thread's namespace.
+/// Opens a socket that sends whole frames from this thread's namespace.
 pub fn link_socket() -> Result<OwnedFd> {
-    // SAFETY: no pointers.
+    // SAFETY: the call has no pointers.
     let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW, 0) };
     ensure!(socket >= 0, "AF_PACKET: {}", io::Error::last_os_error());
-    // SAFETY: just opened, and owned here.
+    // SAFETY: the descriptor was just opened, and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
-/// Sends a frame by the device of that index, as it is. Waits while the queue at the other end of a veth is full:
-/// `veth_xmit` tells it as `ENOBUFS`, and has dropped the frame.
+/// Sends a frame unchanged by the device with this index. Waits while the queue at the other end of a veth is full:
+/// then `veth_xmit` drops the frame and returns `ENOBUFS`.
 pub fn send_frame(socket: &OwnedFd, index: i32, frame: &[u8]) -> Result<()> {
-    // SAFETY: plain integers.
+    // SAFETY: all fields are plain integers.
     let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     to.sll_family = libc::AF_PACKET as u16;
     to.sll_ifindex = index;
     to.sll_halen = 6;
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
-        // SAFETY: both pointers are to memory of the size that is told.
+        // SAFETY: both pointers are to memory of the size that is passed.
         let sent = unsafe {
             libc::sendto(
                 socket.as_raw_fd(),
@@ -82,13 +82,13 @@ pub fn send_frame(socket: &OwnedFd, index: i32, frame: &[u8]) -> Result<()> {
 }
 
 impl Wire {
-    /// From a device to the one at its other end.
+    /// Opens the socket for frames from a device to the device at its other end.
     pub fn new(space: &Space, name: &str, to: (&Space, &str)) -> Result<Self> {
         let ((own, index), (to, _)) = (device(space, name)?, device(to.0, to.1)?);
         Ok(Self { socket: space.inside(link_socket)?, index, own, to })
     }
 
-    /// Sends a packet, from its IP header on.
+    /// Sends a packet, given from its IP header on.
     pub fn send(&self, packet: &[u8]) -> Result<()> {
         let kind: u16 = if packet.first().is_some_and(|first| first >> 4 == 4) { 0x0800 } else { 0x86dd };
         let frame = [&self.to[..], &self.own, &kind.to_be_bytes(), packet].concat();
@@ -96,7 +96,7 @@ impl Wire {
     }
 }
 
-/// The Internet checksum of these bytes, one after the other.
+/// Returns the Internet checksum of these bytes, taken as one sequence.
 fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     let bytes = parts.concat();
     let word = |pair: &[u8]| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or_default());
@@ -114,12 +114,13 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// An IP packet around a payload; both addresses are of one family.
+/// Returns an IP packet with this payload; both addresses have the same family.
 fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     ip4_fragment(from, to, protocol, payload, (0, 0))
 }
 
-/// `place`: identification, and flags with offset; IPv4 only, the other family ignores it.
+/// Returns an IPv4 fragment; `place` is the identification, and the flags with the offset. For IPv6 it returns a whole
+/// packet, and ignores `place`.
 fn ip4_fragment(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8], place: (u16, u16)) -> Vec<u8> {
     let mut head = if from.is_ipv4() {
         let length = (20 + payload.len() as u16).to_be_bytes();
@@ -137,7 +138,7 @@ fn ip4_fragment(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8], place: (
     [head, payload.to_vec()].concat()
 }
 
-/// The checksum of a transport header with its data, over the addresses too.
+/// Returns the checksum of a transport header with its data and the pseudo-header.
 fn transport_sum(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> [u8; 2] {
     let length = (payload.len() as u32).to_be_bytes();
     checksum(&[&octets(from), &octets(to), &length, &[0, 0, 0, protocol], payload])
@@ -184,13 +185,13 @@ fn datagram(from: SocketAddr, to: SocketAddr, data: &[u8]) -> Vec<u8> {
     payload
 }
 
-/// A UDP datagram.
+/// Returns a UDP datagram.
 pub fn udp(from: SocketAddr, to: SocketAddr, data: &[u8]) -> Vec<u8> {
     ip(from.ip(), to.ip(), UDP, &datagram(from, to, data))
 }
 
-/// A UDP datagram in two fragments. The second one begins at byte `at` of the UDP header, a multiple of eight; below
-/// 32 it overlaps the first one, which never ends before byte 32.
+/// Returns a UDP datagram in two fragments. The second one begins at byte `at` of the UDP header, a multiple of eight.
+/// The first one never ends before byte 32, so that the fragments overlap if `at` is less than 32.
 pub fn udp_fragments(from: SocketAddr, to: SocketAddr, data: &[u8], id: u16, at: usize) -> [Vec<u8>; 2] {
     let whole = datagram(from, to, data);
     let first = at.max(32).min(whole.len() / 8 * 8);
@@ -206,7 +207,7 @@ pub fn udp_fragments(from: SocketAddr, to: SocketAddr, data: &[u8], id: u16, at:
     [piece(&whole[..first], 0, true), piece(&whole[at..], at, false)]
 }
 
-/// An ICMP error from `router` to `to` about a packet, of which the first bytes are quoted.
+/// Returns an ICMP error from `router` to `to`, which quotes the first bytes of the packet `about`.
 pub fn icmp_error(router: IpAddr, to: IpAddr, kind: (u8, u8), word: u32, about: &[u8]) -> Vec<u8> {
     let quoted = &about[..about.len().min(128)];
     let mut payload = [&[kind.0, kind.1, 0, 0][..], &word.to_be_bytes(), quoted].concat();
@@ -215,44 +216,44 @@ pub fn icmp_error(router: IpAddr, to: IpAddr, kind: (u8, u8), word: u32, about: 
     ip(router, to, if to.is_ipv4() { ICMP } else { ICMP6 }, &payload)
 }
 
-/// Sees what comes in by a device: behind XDP, and before tc.
+/// Counts packets that arrive on a device: behind XDP, and before tc.
 pub struct Tap(OwnedFd);
 
 impl Tap {
-    /// On a device of a namespace.
+    /// Opens a tap on a device of a namespace.
     pub fn new(space: &Space, name: &str) -> Result<Self> {
         let (_, index) = device(space, name)?;
         let all = (libc::ETH_P_ALL as u16).to_be();
         let open = || {
-            // SAFETY: no pointers.
+            // SAFETY: the call has no pointers.
             let socket = unsafe {
                 libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, i32::from(all))
             };
             ensure!(socket >= 0, "AF_PACKET: {}", io::Error::last_os_error());
-            // SAFETY: just opened, and owned here.
+            // SAFETY: the descriptor was just opened, and has no other owner.
             Ok(unsafe { OwnedFd::from_raw_fd(socket) })
         };
         let socket = space.inside(open)?;
-        // SAFETY: plain integers.
+        // SAFETY: all fields are plain integers.
         let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         at.sll_family = libc::AF_PACKET as u16;
         at.sll_protocol = all;
         at.sll_ifindex = index;
         let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: a pointer to memory of the size that is told.
+        // SAFETY: the pointer is to memory of the size that is passed.
         let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), length) };
         ensure!(bound == 0, "bind: {}", io::Error::last_os_error());
         Ok(Self(socket))
     }
 
-    /// How many TCP and UDP packets to this port have come in since the last time.
+    /// Returns how many TCP and UDP packets to this port have arrived since the last call.
     pub fn count(&self, port: u16) -> usize {
         let (mut count, mut packet) = (0, [0u8; 128]);
         loop {
-            // SAFETY: plain integers.
+            // SAFETY: all fields are plain integers.
             let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
             let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-            // SAFETY: pointers to memory of the sizes that are told.
+            // SAFETY: the pointers are to memory of the sizes that are passed.
             let read = unsafe {
                 libc::recvfrom(
                     self.0.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! Network namespaces without names: they go when the last process and descriptor go, also after a kill.
+//! Network namespaces without names: the kernel removes one with its last process and descriptor, even after a SIGKILL.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -15,7 +15,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// Makes one, with its loopback up and forwarding on.
+    /// Creates a namespace, with its loopback device up and forwarding enabled.
     pub fn new(name: &'static str) -> Result<Self> {
         let make = || {
             // SAFETY: only this short-lived thread changes its namespace.
@@ -32,27 +32,27 @@ impl Space {
         for family in ["ipv4", "ipv6"] {
             space.sysctl(&format!("net/{family}/conf/all/forwarding"), "1")?;
         }
-        // A device solicits no neighbour before duplicate address detection of its link-local address ends: first
-        // connections would lose their SYN for a second.
+        // A device sends no neighbour solicitation until duplicate address detection of its link-local address has
+        // ended: the SYN of a first connection would be lost, which costs one second.
         space.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
         Ok(space)
     }
 
-    /// What `ip` calls it.
+    /// Returns the path by which `ip` names the namespace.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// A program that will run inside.
+    /// Returns a command that will run inside the namespace.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         let space = self.file.as_raw_fd();
-        // SAFETY: `enter` makes one system call, as it has to be between fork and exec.
+        // SAFETY: `enter` makes one system call, which is allowed between fork and exec.
         unsafe { command.pre_exec(move || enter(space)) };
         command
     }
 
-    /// Lines of `ip`.
+    /// Runs these lines with `ip -batch`.
     pub fn ip(&self, lines: &str) -> Result<()> {
         let mut command = self.command("ip");
         command.args(["-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -65,8 +65,9 @@ impl Space {
         Ok(())
     }
 
-    /// A pair of devices between this (.1) and another namespace (eth0, .2), which gets its default routes. This end
-    /// has an address without a subnet, and a route, as CNI plugins do it: it is no NIC of a network of its own.
+    /// Connects this namespace to another one by a veth pair: `device` here (.1), and eth0 there (.2), which gets the
+    /// default routes. `device` has an address without a subnet, and a route, as CNI plugins configure it, so that it
+    /// is not a NIC with a network of its own.
     pub fn join(&self, other: &Self, device: &str, v4: &str, v6: &str) -> Result<()> {
         self.ip(&format!(
             "link add {device} type veth peer name eth0 netns {}\n\
@@ -86,17 +87,17 @@ impl Space {
         ))
     }
 
-    /// Sets one of the namespace's own switches below `/proc/sys`.
+    /// Sets a sysctl of the namespace; `name` is a path below `/proc/sys`.
     pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
         self.inside(|| std::fs::write(format!("/proc/sys/{name}"), value).with_context(|| name.to_owned()))
     }
 
-    /// The same namespace once more.
+    /// Returns another handle of the same namespace.
     pub fn try_clone(&self) -> Result<Self> {
         Ok(Self { name: self.name, file: self.file.try_clone()? })
     }
 
-    /// Does something on a thread inside.
+    /// Runs the action on a thread inside the namespace.
     pub fn inside<T: Send>(&self, action: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let space = self.file.as_raw_fd();
         let run = || {

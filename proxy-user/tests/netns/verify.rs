@@ -1,5 +1,5 @@
-//! Loads every program in every mode, as the agent does, and asks the verifier what that took. aya throws away what the
-//! verifier says of a program that it takes; so the object is aya's, and the last call is ours.
+//! Loads every program in every mode, as the agent does, and reports the verifier's statistics. aya discards the log of
+//! a program that the verifier accepts; so aya prepares the object, and this module makes the load call.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
@@ -14,22 +14,22 @@ use aya_obj::{EbpfSectionKind, Function, Object, Program, ProgramSection};
 use proxy_user::programs::hooks::{COUNTED_ITERATOR, LEFT_ITERATOR, SOCKET_ITERATOR};
 use proxy_user::programs::{EMBEDDED, Lack};
 
-/// What lines for `cargo xtask test --kernel` begin with.
+/// Prefix of the lines that `cargo xtask test --kernel` reads.
 const MARK: &str = "verified";
-/// `BPF_LOG_STATS` of `include/linux/bpf_verifier.h`: what it took, and nothing else.
+/// `BPF_LOG_STATS` of `include/linux/bpf_verifier.h`: only the statistics are logged.
 const STATS: u32 = 4;
-/// The verifier ends when its log is full; numbers take a few lines.
+/// Size of the log in bytes. The verifier stops if its log is full; the statistics take a few lines.
 const LOG: usize = 1 << 16;
-/// Entries of maps: how many there are does not matter to the verifier, and an emulated machine is small.
+/// Entries of each map: the number does not matter to the verifier, and an emulated machine has little memory.
 const ENTRIES: u32 = 64;
 
-/// What the agent sets before it loads: a mode of the packet programs, or what the kernel lacks.
+/// Global variables that the agent sets before it loads: a mode of the packet programs, or what the kernel lacks.
 type Variables = Vec<(&'static str, u64)>;
 
-/// What it took the verifier.
+/// Statistics of the verification of a program.
 struct Cost {
     instructions: u64,
-    /// Bytes of the largest frame.
+    /// Size of the largest stack frame in bytes.
     frame: u64,
     microseconds: u64,
 }
@@ -40,7 +40,7 @@ impl fmt::Display for Cost {
     }
 }
 
-/// Loads all, prints a line for each program and mode, and fails if the kernel refuses one that it should take.
+/// Loads every program in every mode, prints a line for each, and fails if the kernel refuses one that it should accept.
 pub fn all() -> Result<()> {
     let errors = u64::from(!Lack::SocketErrors.is_here());
     let mut refused = Vec::new();
@@ -50,7 +50,7 @@ pub fn all() -> Result<()> {
             let program = loader.object.programs.get(&name).context("no such program")?;
             let is_packets = matches!(program.section, ProgramSection::SchedClassifier);
             let is_tool = ["nop", "xdp_nop", "clock"].contains(&&*name);
-            // Modes are for packet programs alone.
+            // Only packet programs have modes.
             if !mode.is_empty() && (!is_packets || is_tool) {
                 continue;
             }
@@ -71,7 +71,7 @@ fn line(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
 }
 
-/// Those of `programs::object::load_packet_programs`, and the plain one, which has no name.
+/// Returns the modes of `programs::object::load_packet_programs`, and the plain mode, whose name is empty.
 fn modes() -> Vec<(String, Variables)> {
     let headers = [("", vec![]), ("no header", vec![("LINK_HEADER", 0)])];
     let transitions = [("", 0), ("looks up", 1), ("opens", 2), ("yields", 3)];
@@ -87,11 +87,11 @@ fn modes() -> Vec<(String, Variables)> {
     plain.chain(headers.iter().map(latency)).collect()
 }
 
-/// The object on maps of its own.
+/// The object, with its own maps.
 struct Loader {
     object: Object,
     types: Option<OwnedFd>,
-    /// The kernel's types, read when an iterator asks for them.
+    /// The kernel's BTF, read when the first iterator needs it.
     kernel: Option<Btf>,
     _maps: Vec<MapData>,
 }
@@ -110,7 +110,7 @@ impl Loader {
         let mut maps = Vec::new();
         for (name, mut map) in object.maps.clone() {
             let is_data = map.section_kind() != EbpfSectionKind::BtfMaps;
-            // A ring's size is one of memory pages.
+            // The size of a ring buffer is in bytes of memory pages.
             let is_ring = map.map_type() == bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32;
             if !is_data && !is_ring {
                 let entries = map.max_entries().min(ENTRIES);
@@ -149,7 +149,7 @@ impl Loader {
         cost(&log).with_context(|| format!("a log without numbers: {log}"))
     }
 
-    /// The kernel's type of what an iterator goes over.
+    /// Returns the kernel's BTF id of the iterator over `over`.
     fn iterated(&mut self, over: &str) -> Result<u32> {
         if self.kernel.is_none() {
             self.kernel = Some(Btf::from_sys_fs()?);
@@ -159,7 +159,7 @@ impl Loader {
     }
 }
 
-/// What the kernel is told of a program's kind.
+/// Program type, attach type and flags of a program, as the kernel needs them.
 struct Kind {
     program: bpf_prog_type,
     attach: u32,
@@ -195,9 +195,9 @@ fn kind(program: &Program) -> Result<Kind> {
     })
 }
 
-/// Loads it, and gives the verifier's log. The program goes at once.
+/// Loads a program, and returns the verifier's log. The program is unloaded at once.
 fn load(program: &Program, function: &Function, types: Option<&OwnedFd>, iterated: u32) -> Result<String> {
-    /// `prog_load` of `union bpf_attr`, up to the type that it is attached to.
+    /// The part of `union bpf_attr` for `BPF_PROG_LOAD`, up to the type that the program is attached to.
     #[repr(C)]
     struct ProgLoad {
         kind: u32,
@@ -249,16 +249,16 @@ fn load(program: &Program, function: &Function, types: Option<&OwnedFd>, iterate
         iterated,
         object: 0,
     };
-    // SAFETY: as the command has it; all that is pointed at outlives the call.
+    // SAFETY: the attribute has the command's layout, and everything that it points to outlives the call.
     let loaded = unsafe { call(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
     let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
     let said = String::from_utf8_lossy(said).into_owned();
-    // SAFETY: the kernel has just given it to us.
+    // SAFETY: the kernel has just returned the descriptor, which has no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(loaded.with_context(|| said.clone())?) });
     Ok(said)
 }
 
-/// The numbers in the verifier's log.
+/// Returns the numbers in the verifier's log; `None` if one is missing.
 fn cost(log: &str) -> Option<Cost> {
     let after = |words: &str| {
         let rest = log.lines().find_map(|line| line.trim().strip_prefix(words))?;
@@ -273,7 +273,7 @@ fn cost(log: &str) -> Option<Cost> {
 }
 
 fn load_types(bytes: &[u8]) -> Result<OwnedFd> {
-    /// `btf_load` of `union bpf_attr`.
+    /// The part of `union bpf_attr` for `BPF_BTF_LOAD`.
     #[repr(C)]
     struct BtfLoad {
         bytes: u64,
@@ -284,13 +284,14 @@ fn load_types(bytes: &[u8]) -> Result<OwnedFd> {
     }
     let mut attr =
         BtfLoad { bytes: bytes.as_ptr() as u64, log: 0, size: bytes.len() as u32, log_size: 0, log_level: 0 };
-    // SAFETY: as the command has it; the bytes outlive the call, and the kernel has just given us the descriptor.
+    // SAFETY: the attribute has the command's layout, the bytes outlive the call, and the kernel has just returned the
+    // descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(call(bpf_cmd::BPF_BTF_LOAD, &mut attr)?) })
 }
 
-/// Puts a section into its map, and freezes it if it is read-only: then the verifier knows what is in it.
+/// Writes a section into its map, and freezes the map if it is read-only, so that the verifier knows its contents.
 fn fill(map: RawFd, bytes: &[u8], is_constant: bool) -> Result<()> {
-    /// `BPF_MAP_*_ELEM` of `union bpf_attr`; `BPF_MAP_FREEZE` reads its first field.
+    /// The part of `union bpf_attr` for `BPF_MAP_*_ELEM`; `BPF_MAP_FREEZE` reads its first field.
     #[repr(C)]
     struct Element {
         map: u32,
@@ -305,22 +306,22 @@ fn fill(map: RawFd, bytes: &[u8], is_constant: bool) -> Result<()> {
         value: bytes.as_ptr() as u64,
         flags: 0,
     };
-    // SAFETY: an array of one element of the section's size.
+    // SAFETY: the map is an array with one element of the section's size.
     unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }?;
     if is_constant {
         let mut number = map.cast_unsigned();
-        // SAFETY: one number, as the command has it.
+        // SAFETY: the command reads one number.
         unsafe { call(bpf_cmd::BPF_MAP_FREEZE, &mut number) }?;
     }
     Ok(())
 }
 
-/// bpf(2).
+/// Calls bpf(2).
 ///
 /// # Safety
-/// `attr` begins like the command's part of `union bpf_attr`.
+/// `attr` must begin with the fields that the command has in `union bpf_attr`.
 unsafe fn call<T>(command: bpf_cmd, attr: &mut T) -> io::Result<RawFd> {
-    // SAFETY: the caller vouches for the attribute, and the kernel reads no more than its size.
+    // SAFETY: the caller guarantees the layout of the attribute, and the kernel reads no more than its size.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_int, &raw mut *attr, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as RawFd) }

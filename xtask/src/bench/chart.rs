@@ -1,4 +1,4 @@
-//! Bars of figures that share a unit, as SVG.
+//! Draws figures that share a unit as bars, in SVG.
 
 use anyhow::{Context as _, Result};
 use plotters::prelude::*;
@@ -8,21 +8,21 @@ use super::figure::{Figure, number};
 
 const ROW: i32 = 24;
 const MARGIN: i32 = 8;
-/// The longest bar; right of it is its number.
+/// Length of the longest bar in pixels; its number is to the right of it.
 const BAR: i32 = 410;
 const NUMBER: i32 = 110;
 const TEXT: (&str, i32) = ("sans-serif", 13);
-/// A letter of it, at most on average.
+/// Maximum of the average width of a letter of `TEXT`, in pixels.
 const LETTER: i32 = 7;
 
 const MET: RGBColor = RGBColor(70, 110, 160);
 const MISSED: RGBColor = RGBColor(190, 80, 60);
 
-/// One bar for each figure; a black line in the row is its target, and a red bar has missed it.
+/// Draws one bar for each figure; a black line marks the target, and the bar of a figure above its target is red.
 pub fn bars(figures: &[&Figure]) -> Result<String> {
     let longest =
         figures.iter().map(|figure| figure.value.max(figure.target.unwrap_or(0.0))).fold(0.0, f64::max);
-    // Where bars begin: left of it are the names.
+    // The position at which bars begin, to the right of the names.
     let name = figures.iter().map(|figure| figure.what.chars().count()).max().unwrap_or_default();
     let left = i32::try_from(name).context("too long a name for a plot")? * LETTER + 2 * MARGIN;
     let x = |value: f64| left + (f64::from(BAR) * value.max(0.0) / longest.max(f64::MIN_POSITIVE)) as i32;

@@ -9,21 +9,21 @@ pub struct Figure {
     pub what: String,
     pub unit: String,
     pub value: f64,
-    /// Between these lies the middle half of the rounds, where there are rounds.
+    /// First and third quartile of the rounds; `None` if there are no rounds.
     #[serde(default)]
     pub quartiles: Option<[f64; 2]>,
-    /// At most this much; `None` where there is no target.
+    /// Maximum for the value; `None` if there is no target.
     pub target: Option<f64>,
 }
 
 impl Figure {
-    /// Whether it is above its target.
+    /// Whether the value is above its target.
     pub fn is_missed(&self) -> bool {
         self.target.is_some_and(|target| self.value > target)
     }
 }
 
-/// A value with its unit: three digits behind the point for ratios, one for small numbers.
+/// Formats a value with its unit: three decimals for ratios, one for values below 100, else none.
 pub fn number(value: f64, unit: &str) -> String {
     let digits = if unit == "x" { 3 } else { usize::from(value.abs() < 100.0) };
     format!("{value:.digits$} {unit}")

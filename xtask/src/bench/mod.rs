@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the figures, measured on this machine, as one table.
+//! `cargo xtask bench`: measures the figures on this machine, and prints them as one table.
 
 mod chart;
 mod figure;
@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> Result<()> {
     for (name, path) in programs.iter().flat_map(Binaries::environment) {
         cargo = cargo.env(name, path);
     }
-    // The benchmark runs in a folder of its own.
+    // Absolute paths, because the benchmark runs in another folder.
     let between = workspace.target().join("figures.json");
     let json = match (&args.json, &args.page) {
         (Some(json), _) => Some(std::path::absolute(json)?),
@@ -108,7 +108,8 @@ fn write_page(json: &Path, machine: &page::Machine, folder: &Path) -> Result<()>
     Ok(())
 }
 
-/// What the comparison with kube-proxy needs. Without Go everything else is measured, unless it was asked for.
+/// Finds or builds the programs for the comparison with kube-proxy. If that fails, as without Go, everything else is
+/// measured, unless `parts` names the comparison.
 fn apiserver_for(workspace: &Workspace, parts: &[Part]) -> Result<Option<Binaries>> {
     if !parts.is_empty() && !parts.contains(&Part::NodePorts) {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! `docs/benchmarks`: the figures of one run as tables and plots, with the machine that they were measured on.
+//! Generates `docs/benchmarks`: the figures of one run as tables and plots, with the machine on which they were measured.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,7 +10,7 @@ use super::chart;
 use super::figure::{Figure, number};
 use crate::exec::Cmd;
 
-/// What a reader must know of the machine.
+/// What a reader must know about the machine and the version that was measured.
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
     kernel: String,
@@ -22,7 +22,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one, and the commit that is checked out in the folder.
+    /// Describes this machine, and the commit that is checked out in `root`.
     pub fn this(root: &Path) -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let field = |text: &str, name: &str| {
@@ -43,7 +43,7 @@ impl Machine {
     }
 }
 
-/// Writes `README.md` and the plots into the folder, and removes the plots of the run before.
+/// Writes `README.md` and the plots into the folder, and removes the plots of an earlier run.
 pub fn write(json: &str, machine: &Machine, folder: &Path) -> Result<()> {
     let figures: Vec<Figure> =
         serde_json::from_str(json).context("the benchmark's figures cannot be read")?;
@@ -67,7 +67,7 @@ pub fn write(json: &str, machine: &Machine, folder: &Path) -> Result<()> {
     put("README.md", &text(&figures, machine))
 }
 
-/// Groups in the order in which they were measured.
+/// Returns the groups in the order in which they were measured.
 fn groups(figures: &[Figure]) -> Vec<&str> {
     let mut groups = Vec::new();
     for figure in figures {
@@ -78,7 +78,7 @@ fn groups(figures: &[Figure]) -> Vec<&str> {
     groups
 }
 
-/// One plot for each group and unit, by file name.
+/// Returns one plot for each group and unit: its file name, and its figures.
 fn plots(figures: &[Figure]) -> Vec<(String, Vec<&Figure>)> {
     let mut plots: Vec<(String, Vec<&Figure>)> = Vec::new();
     for figure in figures {
@@ -191,7 +191,7 @@ mod tests {
         assert!(svg.contains("first &lt;sync&gt;") && svg.contains("0.5 s"), "{svg}");
     }
 
-    /// The rows of README's table are those of the page: name, and what was measured with IPv4 and with IPv6.
+    /// Each row of README's table (name, IPv4, IPv6) must quote the measured values of the page.
     #[test]
     fn readme_quotes_what_was_measured() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

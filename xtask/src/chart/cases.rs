@@ -1,4 +1,4 @@
-//! What the chart makes of values: things that must be there, must not be there, or must be refused.
+//! Test cases of the chart: values, with texts that the manifests must or must not contain, and values that must be refused.
 
 use anyhow::{Result, bail};
 
@@ -6,7 +6,7 @@ use super::helm::Helm;
 
 const HOST: &str = "apiServer.host=192.0.2.1";
 
-/// Values, and what their result holds and does not hold.
+/// Values, and the texts that the manifests must contain (`holds`) and must not contain (`lacks`).
 struct Case {
     values: &'static [&'static str],
     holds: &'static [&'static str],
@@ -114,7 +114,7 @@ const CASES: [Case; 19] = [
             "config.healthzBindAddress=0.0.0.0:20256",
         ],
         holds: &["KUBERNETES_SERVICE_PORT: \"443\"", "clusterCIDR: 10.0.0.0/8", "containerPort: 20256"],
-        // One ConfigMap serves all nodes.
+        // All nodes share one ConfigMap, so it has no node's name.
         lacks: &["hostnameOverride", "containerPort: 10256"],
     },
     Case {
@@ -247,7 +247,7 @@ const CASES: [Case; 19] = [
 
 const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-/// Values that must be refused, and a word of the reason.
+/// Values that must be refused, and a part of the error.
 const REFUSED: [(&[&str], &str); 14] = [
     (&[], "apiServer.host or apiServer.hosts is needed"),
     (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both set"),
@@ -265,12 +265,12 @@ const REFUSED: [(&[&str], &str); 14] = [
     (&[HOST, "monitoring.podMonitor=true"], "config.metricsBindAddress"),
 ];
 
-/// The values of each case, each as `--set` takes it.
+/// Returns the values of each case, in the syntax of `--set`.
 pub(super) fn values() -> Vec<&'static [&'static str]> {
     CASES.iter().map(|case| case.values).collect()
 }
 
-/// Renders every case.
+/// Renders and checks every case.
 pub(super) fn check(helm: &Helm) -> Result<()> {
     for case in &CASES {
         let text = helm.render(case.values)?;

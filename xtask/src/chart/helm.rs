@@ -8,10 +8,10 @@ use crate::exec::Cmd;
 use crate::gotools;
 use crate::workspace::Workspace;
 
-/// Helm renders for this version; it knows no cluster.
+/// The version of Kubernetes for which Helm renders, since it has no connection to a cluster.
 const KUBERNETES: &str = "--kube-version=1.33.0";
 
-/// Helm, and the chart.
+/// Paths of Helm and of the chart.
 #[derive(Debug)]
 pub struct Helm {
     program: PathBuf,
@@ -19,20 +19,20 @@ pub struct Helm {
 }
 
 impl Helm {
-    /// Found, or built once.
+    /// Finds Helm, or builds it once.
     pub fn find(workspace: &Workspace) -> Result<Self> {
         let built = gotools::build(workspace, &[gotools::HELM])?;
         let program = built.into_iter().next().context("helm was not built")?;
         Ok(Self { program, chart: workspace.root().join("deploy/chart") })
     }
 
-    /// Where the chart is.
+    /// Returns the path of the chart.
     #[must_use]
     pub fn chart(&self) -> &Path {
         &self.chart
     }
 
-    /// A call of Helm on a cluster: `place` is a command that runs what follows where the cluster is reached.
+    /// Returns a call of Helm on a cluster: `place` is a command that runs its arguments where the cluster is reachable.
     #[must_use]
     pub fn on_cluster(&self, place: Cmd, words: &[&str]) -> Cmd {
         alone(place.arg(&self.program).args(words))
@@ -58,19 +58,19 @@ impl Helm {
         self.command(&["lint", "--strict", KUBERNETES]).args(values).read().map(|_| ())
     }
 
-    /// What the chart makes of these values, each as `--set` takes it.
+    /// Renders the chart with these values, each in the syntax of `--set`.
     pub(super) fn render(&self, values: &[&str]) -> Result<String> {
         self.render_only(None, values)
     }
 
-    /// The same, each as `--set-json` takes it.
+    /// Renders the chart with these values, each in the syntax of `--set-json`.
     pub(super) fn render_json(&self, values: &[String]) -> Result<String> {
         self.template().args(values.iter().flat_map(|value| ["--set-json", value])).read()
     }
 
-    /// What the chart makes of these values in one template, or in all.
+    /// Renders one template of the chart, or all templates, with these values.
     pub(super) fn render_only(&self, template: Option<&str>, values: &[&str]) -> Result<String> {
-        // Settings are texts, also those that look like numbers.
+        // Values of `settings` are strings, also those that look like numbers.
         let flag = |value: &str| if value.starts_with("settings.") { "--set-string" } else { "--set" };
         let sets = values.iter().flat_map(|value| [flag(value), value]);
         self.template()
@@ -84,7 +84,7 @@ impl Helm {
     }
 }
 
-/// Settings and plugins of the person who runs us must not count.
+/// Makes Helm ignore the user's settings and plugins.
 fn alone(helm: Cmd) -> Cmd {
     let home = ["HELM_CONFIG_HOME", "HELM_DATA_HOME", "HELM_CACHE_HOME"];
     home.into_iter().fold(helm, |helm, name| helm.env(name, "/nonexistent"))

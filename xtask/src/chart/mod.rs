@@ -1,4 +1,4 @@
-//! `cargo xtask chart`: plain manifests from the Helm chart, and checks of both.
+//! `cargo xtask chart`: renders plain manifests from the Helm chart, and checks both.
 //!
 //! The manifests are in the repository, so that `kubectl apply -k` needs no Helm. The API server itself checks their
 //! fields in the `apiserver` tests.
@@ -26,14 +26,14 @@ pub struct Args {
     pub check: bool,
 }
 
-/// The `ConfigMap` that `kubectl apply -k` makes of deploy/manifests/api-server.env.
+/// The `ConfigMap` that `kubectl apply -k` makes from deploy/manifests/api-server.env.
 const ADDRESS: &str = "apiServer.configMap=ballast-api-server";
 
-/// A file made from the chart: where, and from which values.
+/// A file that is rendered from the chart: its path, and the values.
 struct Manifest {
     file: &'static str,
     values: &'static [&'static str],
-    /// One template of the chart alone.
+    /// The only template of the chart to render; `None` for all.
     template: Option<&'static str>,
 }
 
@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Whether the chart is sound and the manifests are what it says.
+/// Returns an error if the chart has an error or a manifest is out of date.
 pub fn check(workspace: &Workspace) -> Result<()> {
     check_with(workspace, &Helm::find(workspace)?)
 }

@@ -1,11 +1,11 @@
-//! The chart's values, by its schema: a case changes each of them and a manifest shows it, and none takes a wrong type.
+//! Checks each value in the chart's schema: a case sets the value and changes a manifest, and the schema refuses wrong types.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
 use super::helm::Helm;
 
-/// A type of JSON, and a value of it that fits no pattern, enumeration or range of the schema.
+/// JSON types, each with a value that fits no pattern, enumeration or range of the schema.
 const EXAMPLES: [(&str, &str); 6] = [
     ("boolean", "true"),
     ("integer", "7"),
@@ -18,16 +18,16 @@ const EXAMPLES: [(&str, &str); 6] = [
 /// A value, a group of values, or an element of a list or a map.
 #[derive(Debug, PartialEq, Eq)]
 struct Node {
-    /// Names and positions, from the root.
+    /// Names and positions, from the root of the values.
     path: Vec<String>,
-    /// The types that it may have.
+    /// The allowed types.
     kinds: Vec<String>,
-    /// Whether it is a value that people set: no group, and no element.
+    /// Whether the node is a value that users set, neither a group nor an element.
     is_value: bool,
 }
 
 impl Node {
-    /// As `--set` takes it: `imagePullSecrets[0].name`.
+    /// Returns the path in the syntax of `--set`: `imagePullSecrets[0].name`.
     fn key(&self) -> String {
         let part = |name: &String| match name.parse::<usize>() {
             Ok(position) => format!("[{position}]"),
@@ -36,22 +36,22 @@ impl Node {
         self.path.iter().map(part).collect::<String>().trim_start_matches('.').to_owned()
     }
 
-    /// As Helm names it in an error.
+    /// Returns the path as Helm writes it in an error.
     fn pointer(&self) -> String {
         format!("at '/{}':", self.path.join("/"))
     }
 
-    /// Whether an argument of `--set` sets it, or a part of it.
+    /// Whether an argument of `--set` sets the node, or a part of it.
     fn is_set_by(&self, argument: &str) -> bool {
         let rest = argument.strip_prefix(&self.key());
         rest.is_some_and(|rest| rest.starts_with(['=', '.', '[']))
     }
 }
 
-/// Arguments of `--set`, and the manifests that the chart makes of them.
+/// Arguments of `--set`, and the manifests that the chart renders with them.
 type Rendered = (&'static [&'static str], String);
 
-/// Checks both; `cases` are arguments of `--set`.
+/// Checks that cases change each value and that wrong types are refused; `cases` are arguments of `--set`.
 pub(super) fn check(helm: &Helm, cases: &[&'static [&'static str]]) -> Result<()> {
     let path = helm.chart().join("values.schema.json");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -69,17 +69,17 @@ pub(super) fn check(helm: &Helm, cases: &[&'static [&'static str]]) -> Result<()
     types_are_refused(helm, &nodes)
 }
 
-/// Whether the manifests of a case that sets the value differ from those without it.
+/// Whether the manifests of a case that sets the value differ from those without the value.
 fn is_shown(helm: &Helm, node: &Node, cases: &[Rendered]) -> bool {
     cases.iter().any(|(values, manifests)| {
         let others: Vec<&str> = values.iter().copied().filter(|value| !node.is_set_by(value)).collect();
-        // Without a required value, Helm refuses the others.
+        // If a required value is missing, Helm refuses the other values, which also counts as a difference.
         others.len() < values.len() && helm.render(&others).ok().as_ref() != Some(manifests)
     })
 }
 
-/// Gives each node a value of each type that it may not have. Helm names all errors of a call, so nodes of one depth are
-/// tried together: none of them holds another.
+/// Checks that the schema refuses values of wrong types for each node. Helm names all errors of a call, so nodes of one
+/// depth, none of which contains another, are tried together.
 fn types_are_refused(helm: &Helm, nodes: &[Node]) -> Result<()> {
     let depths = nodes.iter().map(|node| node.path.len()).max().unwrap_or_default();
     for depth in 1..=depths {
@@ -107,11 +107,11 @@ fn types_are_refused(helm: &Helm, nodes: &[Node]) -> Result<()> {
     Ok(())
 }
 
-/// Everything that a schema describes.
+/// Returns all nodes of a schema.
 fn nodes(schema: &Value) -> Result<Vec<Node>> {
     let mut nodes = Vec::new();
     for (name, value) in schema["properties"].as_object().into_iter().flatten() {
-        // Helm's own: a parent chart hands it to all charts.
+        // A key of Helm itself: a parent chart passes it to all charts.
         if name != "global" {
             collect(schema, value, vec![name.clone()], true, &mut nodes)?;
         }

@@ -1,4 +1,4 @@
-//! What llvm-cov tells in lcov's format, as a table and as ranges of lines.
+//! Reads llvm-cov's report in lcov's format, and formats it as a table and as ranges of lines.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,19 +7,19 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// The files of our crates.
+/// Counts for the files of our crates.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// By their paths.
+    /// Sorted by path.
     pub files: Vec<File>,
 }
 
-/// One file: how often each of its lines ran that holds code.
+/// Counts for one file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct File {
-    /// From the root of the repository.
+    /// Path from the root of the repository.
     pub path: String,
-    /// By line.
+    /// How often each line with code ran, by line number.
     pub lines: BTreeMap<u32, u64>,
 }
 
@@ -58,7 +58,7 @@ impl Report {
         Ok(Self { files })
     }
 
-    /// Lines that run and all lines, by module of each crate.
+    /// Returns a table of all lines and of the lines that ran, by module of each crate.
     #[must_use]
     pub fn table(&self) -> String {
         let mut modules: BTreeMap<String, (usize, usize)> = BTreeMap::new();
@@ -78,14 +78,14 @@ impl Report {
     }
 }
 
-/// Tenths of a percent, rounded down: a line that does not run is not rounded away.
+/// Returns a percentage in tenths, rounded down: a single line that does not run remains visible.
 fn percent(run: usize, all: usize) -> String {
     let tenths = run * 1000 / all.max(1);
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 
 impl File {
-    /// The lines that did not run, as `3-5, 9`; `None`: all did. Lines between that hold no code do not part a range.
+    /// Returns the lines that did not run, as `3-5, 9`; `None` if all lines ran. Lines without code do not divide a range.
     #[must_use]
     pub fn uncovered(&self) -> Option<String> {
         let mut ranges: Vec<(u32, u32)> = Vec::new();
@@ -107,14 +107,14 @@ impl File {
     }
 }
 
-/// The crate, and the first folder or file below its `src`.
+/// Returns the crate, and the first folder or file below its `src`.
 fn module(path: &str) -> String {
     let Some((package, rest)) = path.split_once("/src/") else { return path.to_owned() };
     let name = rest.split(['/', '.']).next().unwrap_or_default();
     format!("{package} {name}")
 }
 
-/// Where the unit tests of a file begin, which stand at its end.
+/// Returns the line number at which the unit tests at the end of a file begin; `u32::MAX` if there are none.
 fn first_line_of_tests(text: &str) -> u32 {
     let lines: Vec<_> = text.lines().collect();
     let begins =

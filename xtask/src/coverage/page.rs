@@ -1,4 +1,4 @@
-//! The lines of the data path that no test runs, with the reason of each: docs/coverage.md.
+//! Generates docs/coverage.md: the lines of the data path that no test runs, each with the reason.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,10 +10,10 @@ use anyhow::{Context as _, Result};
 use super::lcov::{File, Report};
 use crate::explained::{Explained, FILE};
 
-/// The page, from the root of the repository.
+/// Path of the page from the root of the repository.
 pub const PAGE: &str = "docs/coverage.md";
 
-/// What is said of the lines of a file that no test runs.
+/// The lines that no test runs, with and without a reason.
 #[derive(Debug, Default)]
 pub struct Uncovered {
     /// Rows of the page: the file, its lines, the reason.
@@ -23,7 +23,7 @@ pub struct Uncovered {
 }
 
 impl Uncovered {
-    /// Looks up the lines of a file that did not run. A line of brackets alone says nothing of its own.
+    /// Looks up the reasons of a file's lines that did not run. Lines of brackets alone do not count.
     pub fn add(&mut self, file: &File, root: &Path, explained: &Explained) -> Result<()> {
         let text = fs::read_to_string(root.join(&file.path)).with_context(|| file.path.clone())?;
         let texts: Vec<&str> = text.lines().collect();
@@ -43,7 +43,7 @@ impl Uncovered {
             }
         }
         for (why, mut lines) in reasons {
-            // Lines with another reason, or that run, part a range.
+            // Lines that have another reason or that run divide a range.
             for number in file.lines.keys() {
                 lines.entry(*number).or_insert(1);
             }
@@ -53,7 +53,7 @@ impl Uncovered {
         Ok(())
     }
 
-    /// The page.
+    /// Returns the text of the page.
     #[must_use]
     pub fn page(&self, report: &Report, rungs: &str) -> String {
         let mut text = format!(

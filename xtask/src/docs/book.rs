@@ -1,7 +1,7 @@
-//! The book: all pages of `docs/SUMMARY.md` with search, by mdBook.
+//! Makes the book: all pages of `docs/SUMMARY.md` with search, by mdBook.
 //!
-//! Its source is a copy in which each file stands where it stands in the project, so that a link leads to the same file here,
-//! in the book and at the repository's web page.
+//! Its source is a copy in which each file has the same path as in the project, so that a link leads to the same file here,
+//! in the book and on the repository's web page.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,10 +15,10 @@ use crate::lint::links;
 use crate::log;
 use crate::workspace::Workspace;
 
-/// The list of pages, and its folder from the root.
+/// The list of pages, as a path from the root.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Makes the book and returns its first page.
+/// Makes the book and returns the path of its first page.
 pub(super) fn make(workspace: &Workspace) -> Result<PathBuf> {
     let folder = workspace.target().join("book");
     if folder.exists() {
@@ -53,12 +53,12 @@ pub(super) fn make(workspace: &Workspace) -> Result<PathBuf> {
     Ok(folder.join("html/index.html"))
 }
 
-/// The list of pages with links from the root instead of from its own folder.
+/// Returns the list of pages with links relative to the root instead of its own folder.
 fn from_root(summary: &str) -> String {
     summary.replace("](", "](docs/").replace("](docs/../", "](")
 }
 
-/// mdBook makes `index.html` of a README, and leaves the links to it as they are.
+/// Changes links to a README: mdBook makes `index.html` from a README, but does not change the links to it.
 fn to_index(text: &str) -> String {
     text.replace("README.md)", "index.md)").replace("README.md#", "index.md#")
 }

@@ -1,4 +1,4 @@
-//! docs/chart.md: the chart's values, from the comments of values.yaml and the types of values.schema.json.
+//! Generates docs/chart.md: the chart's values, from the comments of values.yaml and the types of values.schema.json.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -20,15 +20,15 @@ const HEAD: &str = "\
 /// A key of values.yaml.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Row {
-    /// From the root: `image.tag`.
+    /// All names from the root: `image.tag`.
     key: String,
-    /// What stands behind the key, and below it where that is no key with a row of its own.
+    /// The text after the key, and the lines below it that have no row of their own.
     default: String,
-    /// The comment above it.
+    /// The comment above the key.
     meaning: String,
 }
 
-/// The text of the page.
+/// Returns the text of the page.
 pub(super) fn page(workspace: &Workspace) -> Result<String> {
     let read = |name: &str| {
         let path = workspace.root().join("deploy/chart").join(name);
@@ -42,7 +42,7 @@ fn table(values: &str, schema: &Value) -> Result<String> {
     let mut text = HEAD.to_owned();
     for Row { key, default, meaning } in rows(values) {
         if meaning.is_empty() && default.is_empty() {
-            // A group that says nothing beyond its fields.
+            // A group without a comment needs no row beside those of its fields.
             continue;
         }
         if meaning.is_empty() {
@@ -58,11 +58,11 @@ fn table(values: &str, schema: &Value) -> Result<String> {
     Ok(text)
 }
 
-/// Every key with a comment, and every key without keys below it. A key below an undocumented one belongs to its default.
+/// Returns a row for every key. A line that is no key, like an element of a list, belongs to the default of the key above it.
 fn rows(values: &str) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let mut comment = String::new();
-    // The indentation and the name of each key that we are below.
+    // The indentation and the name of the current key and of each key above it.
     let mut above: Vec<(usize, &str)> = Vec::new();
     for line in values.lines() {
         let (indent, code) = (line.len() - line.trim_start().len(), line.trim());
@@ -87,7 +87,7 @@ fn rows(values: &str) -> Vec<Row> {
     rows
 }
 
-/// The type of a value, as people write it.
+/// Returns the type of a value for the page: empty below an object with any keys, `None` if the schema lacks the value.
 fn kind(schema: &Value, key: &str) -> Option<String> {
     let mut here = schema;
     for name in key.split('.') {

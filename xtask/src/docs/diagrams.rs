@@ -1,5 +1,5 @@
-//! docs/diagrams: graphs in the language of Graphviz, and the pictures that are drawn of them. A picture holds its graph's
-//! text, so that one that is out of date is found without drawing it.
+//! docs/diagrams: graphs in the language of Graphviz, and the pictures drawn from them. A picture contains the text of its
+//! graph, so that an outdated picture is found without drawing it again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::log;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 
-/// Draws all of them.
+/// Draws all diagrams.
 pub(super) fn draw(workspace: &Workspace) -> Result<()> {
     setup::tools(Need::Docs)?;
     for source in sources(workspace) {
@@ -25,7 +25,7 @@ pub(super) fn draw(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Whether each picture is of the diagram as it is.
+/// Returns an error if a picture is not of the current text of its diagram.
 pub(super) fn check(workspace: &Workspace) -> Result<()> {
     let sources = sources(workspace);
     ensure!(!sources.is_empty(), "docs/diagrams has no diagrams");

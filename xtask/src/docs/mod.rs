@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: the pages that are made from code, so that they cannot say something else, the diagrams, and the
+//! `cargo xtask docs`: generates the pages that come from code, so that they cannot differ from it, the diagrams, and the
 //! book of all pages.
 
 mod book;
@@ -28,7 +28,7 @@ pub struct Args {
     pub book: bool,
 }
 
-/// A page that is made: its path, what it is made from, and its text.
+/// A generated page: its path, its source, and the function that returns its text.
 type Made = (&'static str, &'static str, fn(&Workspace) -> Result<String>);
 
 const MADE: [Made; 2] = [
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Whether the pages say what the code says.
+/// Returns an error if a generated page or a picture is out of date.
 pub fn check(workspace: &Workspace) -> Result<()> {
     for (name, from, text) in MADE {
         let path = workspace.root().join(name);
@@ -73,7 +73,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// All that is written in Rust below a folder.
+    /// Appends the text of all Rust files below a folder.
     fn read(folder: &Path, into: &mut String) {
         for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if path.is_dir() {

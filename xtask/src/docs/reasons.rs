@@ -1,4 +1,4 @@
-//! docs/reasons.md: every reason, from `proxy-common/src/reason.rs`.
+//! Generates docs/reasons.md: every reason, from `proxy-common/src/reason.rs`.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ The maps `reasons` (all) and `refusals` (by Service) count the reasons. `/metric
 |---|---|---|---|---|
 ";
 
-/// The text of the page.
+/// Returns the text of the page.
 pub(super) fn page() -> String {
     let mut text = HEAD.to_owned();
     for reason in Reason::ALL {
@@ -29,7 +29,7 @@ pub(super) fn page() -> String {
     text
 }
 
-/// Flags as code: `--max-flows`.
+/// Formats flags as code: `--max-flows`.
 fn code(sentence: &str) -> String {
     let words = sentence.split(' ').map(|word| {
         let end = word.trim_end_matches([',', '.', ':', ';']).len();

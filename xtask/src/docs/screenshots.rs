@@ -1,4 +1,4 @@
-//! The pictures of docs/page.md: the browser's test takes them, of a node with traffic.
+//! The pictures of docs/page.md, which the browser test takes of a node with traffic.
 
 use std::fs;
 
@@ -9,11 +9,11 @@ use crate::test::cargo::cargo_test;
 use crate::workspace::Workspace;
 use crate::{build, exec, log};
 
-/// Read by the test.
+/// Environment variable with the folder of the pictures, which the test reads.
 const VARIABLE: &str = "BALLAST_SCREENSHOTS";
 const TEST: &str = "page::works_in_a_browser";
 
-/// Takes them.
+/// Takes the pictures.
 pub(super) fn take(workspace: &Workspace) -> Result<()> {
     if !exec::is_root() {
         bail!("the pictures are of a node in network namespaces: run this as root");

@@ -1,4 +1,4 @@
-//! `cargo xtask e2e`: Kubernetes' own end-to-end tests of Services, on clusters made for them.
+//! `cargo xtask e2e`: runs Kubernetes' own end-to-end tests of Services, on clusters made for them.
 
 mod report;
 
@@ -17,12 +17,12 @@ use crate::workspace::Workspace;
 use crate::{exec, gotools, host, log, signal};
 use report::Results;
 
-/// What is about Services, of all that the suite has.
+/// Selects the specs of the suite that are about Services.
 const FOCUS: &str =
     r"\[sig-network\] (Services|EndpointSlice|EndpointSliceMirroring|Conntrack|Traffic Distribution) ";
-/// What needs a cloud, takes very long, or breaks the cluster for the others.
+/// Excludes specs that need a cloud, take very long, or break the cluster for other specs.
 const SKIP: &str = r"\[sig-windows\]|\[Slow\]|\[Disruptive\]|\[Feature:|\[Flaky\]|\[Alpha\]";
-/// One spec of each kind, for a run of minutes.
+/// One spec of each kind, for a run that takes minutes.
 const SMOKE: [&str; 14] = [
     "should serve a basic endpoint from pods",
     "should serve multiport endpoints from pods",
@@ -39,9 +39,9 @@ const SMOKE: [&str; 14] = [
     "should support a Service with multiple endpoint IPs specified in multiple EndpointSlices",
     "should be able to preserve UDP traffic when server pod cycles for a ClusterIP service$",
 ];
-/// How long a run may take.
+/// Time limit of a run.
 const LIMIT: Duration = Duration::from_hours(1);
-/// How often a long run says that it is still alive.
+/// Interval of the progress messages of a long run.
 const HEARTBEAT: Duration = Duration::from_mins(1);
 
 /// Run Kubernetes' end-to-end tests of Services with Ballast, and with kube-proxy for comparison (needs root).
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// One proxy's run, on a cluster of its own unless one was named.
+/// Runs the suite with one proxy, on a new cluster unless `--on` names one.
 fn one(
     args: &Args,
     workspace: &Workspace,
@@ -128,7 +128,7 @@ struct Logs {
 }
 
 impl Logs {
-    /// An empty one; what a run before left there goes, unless it failed.
+    /// Makes an empty folder; removes logs of an earlier run, except a failed one, whose folder [`Logs::keep`] has renamed.
     fn new(parent: &Path, proxy: &str) -> Result<Self> {
         let folder = parent.join(proxy);
         if folder.exists() {
@@ -138,7 +138,7 @@ impl Logs {
         Ok(Self { folder })
     }
 
-    /// Where they are from now on: those of a run that failed go out of the way of the next run.
+    /// Returns the final path of the logs: the folder of a failed run is renamed, so that the next run does not remove it.
     fn keep(self, passed: bool) -> Result<PathBuf> {
         if passed {
             return Ok(self.folder);
@@ -188,7 +188,7 @@ fn suite(args: &Args, workdir: &Workdir, programs: &[PathBuf], logs: &Path) -> R
     let file = logs.join("suite.log");
     let log = File::create(&file).with_context(|| format!("cannot make {}", file.display()))?;
     let both = log.try_clone().context("cannot open a log")?;
-    // ginkgo knows a suite by its name.
+    // ginkgo recognizes a suite by the name of its file.
     let named = workdir.programs().join("e2e.test");
     if !named.exists() {
         std::os::unix::fs::symlink(tests, &named).context("cannot link the suite")?;
@@ -217,7 +217,7 @@ fn suite(args: &Args, workdir: &Workdir, programs: &[PathBuf], logs: &Path) -> R
     report::read(&text)
 }
 
-/// Waits for the suite's end; its status says no more than the report does.
+/// Waits until the suite ends; ignores its exit status, which says no more than the report.
 fn watch(child: &mut Child, start: Instant) -> Result<()> {
     let mut told = start;
     loop {
@@ -241,7 +241,7 @@ fn watch(child: &mut Child, start: Instant) -> Result<()> {
     }
 }
 
-/// What the cluster's programs and the agents in pods said, for those who look for a cause later.
+/// Copies the logs of the cluster's programs and of the agents in pods, to find the cause of a failure later.
 fn keep_logs(workdir: &Workdir, logs: &Path) {
     let programs = host::names_in(&workdir.logs()).into_iter().map(|name| (workdir.logs().join(&name), name));
     for (file, name) in programs.chain(cluster::agent_logs(workdir)) {

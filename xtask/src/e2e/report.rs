@@ -1,4 +1,4 @@
-//! What a run of the suite found, read from ginkgo's report.
+//! Reads the results of a run of the suite from ginkgo's report.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,16 +7,16 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 
-/// How a spec ended.
+/// Result of a spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Passed(Duration),
     Failed(String),
-    /// It found by itself that it cannot run here, and says why.
+    /// The spec itself found that it cannot run here, with the reason.
     Skipped(String),
 }
 
-/// The specs that were chosen, by their names.
+/// Results of the selected specs, by name.
 pub(super) type Results = BTreeMap<String, Outcome>;
 
 #[derive(Deserialize)]
@@ -35,7 +35,7 @@ struct Spec {
     kind: String,
     #[serde(rename = "State", default)]
     state: String,
-    /// In nanoseconds.
+    /// Run time in nanoseconds.
     #[serde(rename = "RunTime", default)]
     time: u64,
     #[serde(rename = "Failure", default)]
@@ -62,7 +62,7 @@ impl Spec {
         words.join(" ").trim_start_matches("[sig-network] ").to_owned()
     }
 
-    /// `None` for a spec that was not chosen, and for a preparation that went well.
+    /// Returns the result; `None` for a spec that was not selected, and for a preparation that succeeded.
     fn outcome(&self) -> Option<Outcome> {
         let is_spec = self.kind == "It";
         match self.state.as_str() {
@@ -75,13 +75,13 @@ impl Spec {
     }
 }
 
-/// How many passed, and how many failed.
+/// Returns how many specs passed, and how many failed.
 pub(super) fn count(results: &Results) -> (usize, usize) {
     let of = |wanted: fn(&Outcome) -> bool| results.values().filter(|outcome| wanted(outcome)).count();
     (of(|outcome| matches!(outcome, Outcome::Passed(_))), of(|outcome| matches!(outcome, Outcome::Failed(_))))
 }
 
-/// All specs with what each proxy made of them, and below the reasons of what did not pass.
+/// Formats a table of all specs with the result of each proxy; below it, the reasons of specs that failed or were skipped.
 pub(super) fn table(runs: &[(String, Results)]) -> String {
     let names: std::collections::BTreeSet<_> = runs.iter().flat_map(|(_, results)| results.keys()).collect();
     let wide = names.iter().map(|name| short(name).chars().count()).max().unwrap_or_default();
@@ -112,7 +112,7 @@ pub(super) fn table(runs: &[(String, Results)]) -> String {
     format!("{}\n{reasons}", lines.join("\n"))
 }
 
-/// The marks at a name's end say nothing about what is tested.
+/// Removes the labels at the end of a name, which say nothing about what is tested.
 fn short(name: &str) -> &str {
     let mut name = name;
     while let Some((rest, _)) = name.rsplit_once(" [").filter(|_| name.ends_with(']')) {

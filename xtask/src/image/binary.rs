@@ -1,4 +1,4 @@
-//! The agent as one static file: an image without a C library runs it, and so does any node.
+//! Builds the agent as one static binary, which runs in an image without a C library and on any node.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,18 +18,18 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     let object = workspace.bpf_object();
     ensure!(object.exists(), "there is no BPF object at {}", object.display());
     let target = if arch == Arch::HOST { host_target()? } else { arch.target().to_owned() };
-    // Relocations of a static program that may be loaded anywhere are a twentieth of it, unless they are packed.
+    // Unless they are packed, the relocations of a static position-independent program are a twentieth of its size.
     let mut flags = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"]
         .map(str::to_owned)
         .to_vec();
     flags.extend(build::shown_paths(workspace));
-    // Named, although it is the host's own: without it the flags would also reach build scripts and proc macros,
-    // which cannot be static.
+    // `--target` is given even for the host: without it, the flags would also apply to build scripts and proc macros, which
+    // cannot be static.
     let args = ["build", "--locked", "-p", "proxy-user", "--bin", "ballast"];
-    // The released binary lists the crates in it (`cargo audit bin` reads that).
+    // The released binary contains the list of its crates, which `cargo audit bin` reads.
     let cargo = if dev { Cmd::cargo() } else { cargotools::cargo(cargotools::AUDITABLE)? };
     let cargo = if arch == Arch::HOST {
-        // Below the target's own folder, the build script would look for the object in vain.
+        // With `--target`, the build script would look for the object below target/<target>, where it is not.
         cargo.args(args).args(["--target", &target]).env("BALLAST_BPF_OBJECT", &object)
     } else {
         cross::prepare(arch)?;
@@ -40,7 +40,7 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
         .arg(workspace.target())
         .dir(workspace.root())
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
-        // Debug information and symbols go into a file of their own, below.
+        // `split` moves debug information and symbols into a separate file.
         .env("CARGO_PROFILE_RELEASE_STRIP", "none");
     if !dev {
         cargo = cargo.arg("--release");
@@ -54,14 +54,14 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The file with the debug information of a program.
+/// Returns the path of the file with the debug information of a program.
 #[must_use]
 pub fn debug_of(program: &Path) -> PathBuf {
     program.with_extension("debug")
 }
 
-/// Moves debug information and symbols into [`debug_of`], which gdb, addr2line and the backtraces of Rust's own library find by
-/// the link to it, in the program's folder or below /usr/lib/debug.
+/// Moves debug information and symbols into the file [`debug_of`]. gdb, addr2line and the backtraces of Rust's standard
+/// library find it by the link in the program, in the program's folder or below /usr/lib/debug.
 pub fn split(program: &Path, arch: Arch) -> Result<()> {
     let debug = debug_of(program);
     let stripped = program.with_extension("stripped");
@@ -70,23 +70,23 @@ pub fn split(program: &Path, arch: Arch) -> Result<()> {
     objcopy(&["--only-keep-debug", "--compress-debug-sections"]).arg(program).arg(&debug).run()?;
     let link = format!("--add-gnu-debuglink={}", debug.display());
     objcopy(&["--strip-all", &link]).arg(program).arg(&stripped).run()?;
-    // cargo's own copy keeps what it has.
+    // A rename leaves cargo's own copy of the program unchanged.
     fs::rename(&stripped, program).with_context(|| format!("cannot replace {}", program.display()))
 }
 
-/// This machine's target, as rustc calls it.
+/// Returns rustc's name of this machine's target.
 pub fn host_target() -> Result<String> {
     rustc_says("host")
 }
 
-/// What the compiler says of itself (`rustc -vV`) under this name.
+/// Returns the value with this name in the output of `rustc -vV`.
 pub fn rustc_says(name: &str) -> Result<String> {
     let told = Cmd::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").read()?;
     let found = told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
     found.map(str::to_owned).with_context(|| format!("rustc does not print its {name}"))
 }
 
-/// Only the kernel is needed to run it: no interpreter, no shared library.
+/// Returns an error if the program needs more than the kernel: an interpreter or a shared library.
 fn require_static(elf: &[u8]) -> Result<()> {
     let file = ElfFile64::<Endianness>::parse(elf).context("not an ELF file of 64 bits")?;
     let endian = file.endian();
@@ -125,7 +125,7 @@ mod tests {
         assert!(Cmd::new(&program).arg("--list").succeeds(), "it still runs");
     }
 
-    /// Says to the test below that it runs in a process of its own.
+    /// Set in the process that the test below starts of itself.
     const CHILD: &str = "BALLAST_TEST_BACKTRACE";
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_program_that_needs_a_loader_is_not_static() {
-        // Test programs are linked the usual way, with a loader.
+        // Test programs are linked dynamically, and need a loader.
         let elf = fs::read(std::env::current_exe().unwrap()).unwrap();
         assert!(require_static(&elf).unwrap_err().to_string().contains("loader"));
     }

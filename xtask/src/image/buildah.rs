@@ -1,4 +1,4 @@
-//! buildah: builds an image without a daemon, in a storage of its own.
+//! Builds an image with buildah, which needs no daemon, in a storage of its own.
 
 use std::fs;
 use std::path::Path;
@@ -7,11 +7,11 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::exec::Cmd;
 
-/// What is built, and from what.
+/// Input and output of a build.
 pub(super) struct Build<'a> {
     /// The Containerfile.
     pub file: &'a Path,
-    /// The folder that it copies from.
+    /// The folder from which the Containerfile copies.
     pub context: &'a Path,
     /// Name and tag.
     pub reference: &'a str,
@@ -19,18 +19,18 @@ pub(super) struct Build<'a> {
     pub architecture: &'a str,
     /// The commit.
     pub revision: &'a str,
-    /// Of the image and all files in it, in seconds since 1970.
+    /// Time stamp of the image and all files in it, in seconds since 1970.
     pub time: u64,
-    /// A folder for buildah; it is removed at the end.
+    /// The folder of buildah's storage; it is removed at the end.
     pub storage: &'a Path,
-    /// Where the archive goes.
+    /// Path of the archive to write.
     pub archive: &'a Path,
 }
 
-/// Builds the image and its archive (Docker's layout: the form that docker, podman and containerd load), and returns its id.
+/// Builds the image and its archive (Docker's layout, which docker, podman and containerd load), and returns the image's id.
 pub(super) fn build(build: &Build<'_>) -> Result<String> {
     remove(build.storage)?;
-    // It adds to an archive that is there.
+    // buildah would add the image to an existing archive.
     if build.archive.exists() {
         fs::remove_file(build.archive)
             .with_context(|| format!("cannot remove {}", build.archive.display()))?;
@@ -47,7 +47,7 @@ fn in_storage(build: &Build<'_>) -> Result<String> {
             .arg(build.storage.join("root"))
             .arg("--runroot")
             .arg(build.storage.join("run"))
-            // The driver that works everywhere, containers included.
+            // The driver `vfs` works everywhere, also in containers.
             .args(["--storage-driver", "vfs"])
     };
     buildah()
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use crate::setup::{self, Need};
 
-    /// Builds the project's Containerfile around a program that is none, and returns the archive and the id.
+    /// Builds the project's Containerfile with a text file instead of the program, and returns the archive and the id.
     fn image(folder: &Path, age: Duration) -> (Vec<u8>, String) {
         let context = folder.join("context");
         fs::create_dir_all(context.join("share/man/man1")).unwrap();

@@ -1,6 +1,6 @@
-//! `cargo xtask image`: the container image of `deploy/Containerfile`, by buildah.
+//! `cargo xtask image`: builds the container image of `deploy/Containerfile` with buildah.
 //!
-//! The same commit, compiler and C library give the same image: no clock and no path of this machine goes into it.
+//! The same commit, compiler and C library give the same image, which contains neither build times nor paths of a machine.
 
 pub mod binary;
 mod buildah;
@@ -38,35 +38,35 @@ pub struct Args {
     pub dev: bool,
 }
 
-/// What was made.
+/// An image that was built.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// The archive.
+    /// Path of the archive.
     pub archive: PathBuf,
-    /// The agent that is in it: static, so it runs on any node outside of a container, too.
+    /// Path of the agent in the image: a static binary, which also runs on any node outside of a container.
     pub binary: PathBuf,
-    /// The bills of materials, none for an image for tests; the image holds the same files.
+    /// Paths of the bills of materials, which the image also contains; none for a test image.
     pub sboms: Vec<PathBuf>,
-    /// Name and tag, as in a pod.
+    /// Name and tag, as in the manifest of a pod.
     pub reference: String,
-    /// The image's id: the digest of its configuration, `sha256:` and 64 digits. Equal images have equal ones.
+    /// The image's id: the digest of its configuration, `sha256:` and 64 digits. Equal images have equal ids.
     pub id: String,
 }
 
-/// What the chart asks for unless told otherwise.
+/// The default name of the image in the chart.
 const NAME: &str = "localhost/ballast";
-/// Texts that must go with the binary.
+/// Licence texts that must accompany the binary.
 const LICENCES: [&str; 3] = ["LICENSE", "proxy-ebpf/LICENSE-GPL2", "proxy-ebpf/LICENSE-MIT"];
 
 impl Args {
-    /// The image that the chart asks for, in a folder of its own.
+    /// Returns the arguments for an image with the chart's default name, in the folder `output`.
     #[must_use]
     pub fn into_folder(output: PathBuf, dev: bool) -> Self {
         Self { name: NAME.to_owned(), target: Arch::HOST, output: Some(output), dev }
     }
 }
 
-/// Bytes that the files of a released image may have together.
+/// Maximum size of all files of a released image together, in bytes.
 const MOST: u64 = 25_000_000;
 
 /// Runs the command.
@@ -78,12 +78,12 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Builds the binary and puts the image around it.
+/// Builds the binary, and the image that contains it.
 pub fn make(workspace: &Workspace, args: &Args) -> Result<Image> {
     setup::tools(Need::Image)?;
     build::bpf(workspace, &build::Args::default())?;
     let binary = binary::build(workspace, args.target, args.dev)?;
-    // The program writes its manual pages itself: one that runs here.
+    // The program writes its manual pages itself, so `writer` must run on this machine.
     let writer = if args.target == Arch::HOST {
         binary.clone()
     } else {
@@ -92,8 +92,8 @@ pub fn make(workspace: &Workspace, args: &Args) -> Result<Image> {
     log::timed("put the image together", || pack(workspace, args, &binary, &writer))
 }
 
-/// What `deploy/Containerfile` copies, and the image that buildah makes of it: no daemon, no container is run. `writer`: the same
-/// program for this machine.
+/// Collects the files that `deploy/Containerfile` copies, and builds the image with buildah, without a daemon and without
+/// running a container. `writer` is the same program, built for this machine.
 fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Result<Image> {
     let folder = args.output.clone().unwrap_or_else(|| workspace.target().join("image"));
     let context = folder.join("context");
@@ -102,7 +102,7 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Res
     }
     fs::create_dir_all(&context).with_context(|| format!("cannot make {}", context.display()))?;
     let root = workspace.root();
-    // Modes are what they are in the image, whatever the checkout's are.
+    // Sets the modes that files have in the image, independently of the modes in the checkout.
     let copy = |from: &Path, name: &str, mode: u32| {
         let to = context.join(name);
         let copied =
@@ -144,7 +144,7 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Res
     Ok(Image { binary: binary.to_owned(), archive, sboms, reference, id })
 }
 
-/// Bytes of all files in a folder and below.
+/// Returns the size of all files in a folder and its subfolders, in bytes.
 fn size(folder: &Path) -> Result<u64> {
     let cannot = || format!("cannot list {}", folder.display());
     let mut sum = 0;
@@ -156,7 +156,7 @@ fn size(folder: &Path) -> Result<u64> {
     Ok(sum)
 }
 
-/// Every node keeps the image, and pulls it before its Services work.
+/// Returns an error if the image is too large: every node stores the image, and pulls it before its Services work.
 fn require_small(size: u64) -> Result<()> {
     ensure!(
         size <= MOST,
@@ -165,7 +165,7 @@ fn require_small(size: u64) -> Result<()> {
     Ok(())
 }
 
-/// The name with a tag: what follows the last slash has a colon, or gets one.
+/// Returns the name with a tag: the version is added unless the part after the last slash has a tag.
 fn reference(name: &str) -> String {
     let last = name.rsplit('/').next().unwrap_or(name);
     if last.contains(':') { name.to_owned() } else { format!("{name}:{}", env!("CARGO_PKG_VERSION")) }

@@ -1,5 +1,5 @@
-//! The bills of materials: every crate whose code is in the agent, and in the BPF programs that it embeds, as `CycloneDX`,
-//! by cargo-cyclonedx.
+//! The bills of materials, in the format `CycloneDX` (cargo-cyclonedx): every crate whose code is in the agent, or in the BPF
+//! programs that it embeds.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use crate::cargotools;
 use crate::host::names_in;
 use crate::workspace::Workspace;
 
-/// What the tool is told to call its files. It writes one beside each manifest of the workspace.
+/// Name of the files that cargo-cyclonedx writes, one beside each manifest of the workspace.
 const FILE: &str = "ballast-bill-of-materials";
 
-/// The documents of the agent and of the programs, each with what to call it. The same commit gives the same bytes.
+/// Returns the documents of the agent and of the BPF programs, each after its name. The same commit gives the same bytes.
 pub(super) fn bills(workspace: &Workspace) -> Result<[(&'static str, String); 2]> {
     let made = cargotools::cargo(cargotools::CYCLONEDX)?
         .args(["--format=json", "--spec-version=1.5", "--no-build-deps", "--quiet"])
@@ -25,7 +25,7 @@ pub(super) fn bills(workspace: &Workspace) -> Result<[(&'static str, String); 2]
     let read = |folder: &str| -> Result<String> {
         let file = file(workspace, folder);
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        // Our own crates are named by their paths.
+        // The documents name our own crates by their paths on this machine.
         Ok(text.replace(&workspace.root().display().to_string(), "/ballast"))
     };
     let read = made.and_then(|()| Ok([("agent", read("proxy-user")?), ("bpf", read("proxy-ebpf")?)]));

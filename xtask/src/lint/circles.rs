@@ -1,13 +1,13 @@
-//! No circles between the files of a crate, and nothing handed on from another layer.
+//! Finds circular dependencies between the files of a crate, and re-exports from another layer.
 //!
-//! A file depends on another one whose items it names, in a `use` or in an expression. A path through an import of another file
-//! leads to where the item is. `super::` is a path like any other: a child module that names its parent's items depends on the
-//! parent's file. Two things are no dependency, since they only say where something is: a parent's `mod`, and a parent's
-//! `pub use` of what its own children hold. So a `mod.rs` of such lines is in no circle, while one that has code of its own may
-//! use its children or be used by them, not both.
+//! A file depends on another file if it names an item of that file, in a `use` or in an expression. If a path goes through an
+//! import in a third file, the dependency is on the file that has the item. `super::` is a path like any other: a child
+//! module that names its parent's items depends on the parent's file. Two things are no dependency, since they only say where
+//! an item is: a parent's `mod`, and a parent's `pub use` of its children's items. So a `mod.rs` with only such lines is in
+//! no circle, while a `mod.rs` with code of its own may use its children or be used by them, not both.
 //!
-//! `pub use` of an item of another top-level module, or of another of our crates, would give it a second home; a module that
-//! needs the item names it where it is.
+//! A `pub use` of an item of another top-level module, or of another of our crates, would give the item a second path; a
+//! module that needs the item uses its first path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ struct Unit<'a> {
     used: Vec<Used>,
 }
 
-/// The places where files of one crate use each other in a circle, and those that hand on what is another layer's.
+/// Returns a finding for each circle of files within a crate, and for each re-export of another layer's item.
 pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
     let mut crates: BTreeMap<&str, Vec<&SourceFile>> = BTreeMap::new();
     for file in files.iter().filter(|file| file.is_rust() && !file.is_test()) {
@@ -45,7 +45,7 @@ pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
     findings
 }
 
-/// The files of a crate, without those that only tests have.
+/// Returns the files of a crate, without the modules that only tests have.
 fn units<'a>(name: &str, files: &[&'a SourceFile]) -> Vec<Unit<'a>> {
     let src = Path::new(name).join("src");
     let of = |file: &'a SourceFile| Unit {
@@ -79,7 +79,7 @@ impl Unit<'_> {
     }
 }
 
-/// A crate's files by their modules.
+/// A crate's files, by module.
 struct Map<'a> {
     units: &'a [Unit<'a>],
     by_module: BTreeMap<&'a [String], usize>,
@@ -87,7 +87,7 @@ struct Map<'a> {
 }
 
 impl Map<'_> {
-    /// The file that holds what the path names, as far as files go; re-exports are followed.
+    /// Returns the file that has the item of a path, after following at most `hops` imports and re-exports.
     fn find(&self, path: &[String], hops: u32) -> Option<usize> {
         let depth = (0..=path.len()).rev().find(|depth| self.by_module.contains_key(&path[..*depth]))?;
         let at = self.by_module[&path[..depth]];
@@ -99,7 +99,7 @@ impl Map<'_> {
         self.find(&next, hops - 1)
     }
 
-    /// The path from the crate's root. The first name may be that of a child.
+    /// Returns the path from the crate's root. The first name may be that of a child module.
     fn absolute(&self, at: usize, used: &Used) -> Option<Vec<String>> {
         let module = &self.units[at].module;
         used.absolute(module, self.own_crate).or_else(|| {
@@ -108,7 +108,7 @@ impl Map<'_> {
         })
     }
 
-    /// The files that this one depends on, each with a line and a name.
+    /// Returns the files on which file `at` depends, each with the line and the name of one use.
     fn dependencies(&self, at: usize) -> BTreeMap<usize, (usize, String)> {
         let unit = &self.units[at];
         let mut found = BTreeMap::new();
@@ -118,7 +118,7 @@ impl Map<'_> {
             if used.is_reexport && is_child {
                 continue;
             }
-            // A re-export of a re-export is a mistake that the compiler finds; no path has more than a few.
+            // No path goes through more than a few re-exports; the compiler rejects re-exports in a circle.
             if let Some(to) = self.find(&path, 8).filter(|to| *to != at) {
                 found.entry(to).or_insert_with(|| (used.line, used.name().to_owned()));
             }
@@ -127,7 +127,7 @@ impl Map<'_> {
     }
 }
 
-/// One finding for each circle: at its first file, with a way round.
+/// Returns one finding for each circle, at its first file, with the uses between its files.
 fn circles(units: &[Unit<'_>], own_crate: &str) -> Vec<Finding> {
     let by_module = units.iter().enumerate().map(|(at, unit)| (&unit.module[..], at)).collect();
     let map = Map { units, by_module, own_crate };

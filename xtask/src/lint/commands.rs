@@ -1,5 +1,5 @@
-//! Commands in documents: our programs have to take them, word by word, as clap reads them. Those in shell blocks are whole, those
-//! in a sentence may be the beginning of one.
+//! Checks commands in documents: clap has to accept each call of our programs. A command in a shell block is complete; a
+//! command in a sentence may be only the beginning of one.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag, TagEnd};
 use super::finding::Finding;
 use super::source::SourceFile;
 
-/// Looks at the calls of these programs: each as one types it (`cargo xtask`), and what parses its words.
+/// Checks the calls of these programs, given by their names as users type them (`cargo xtask`) and their parsers.
 pub(super) fn check(files: &[SourceFile], programs: &[(&str, Command)]) -> Vec<Finding> {
     let is_page = |file: &&SourceFile| file.path.extension().is_some_and(|ext| ext == "md");
     let mut findings = Vec::new();
@@ -28,7 +28,7 @@ pub(super) fn check(files: &[SourceFile], programs: &[(&str, Command)]) -> Vec<F
     findings
 }
 
-/// Each call of a program in some lines: its line, its words from the program's name on, and its parser.
+/// Returns each call of a program in some lines: the line number, the words from the program's name on, and the parser.
 fn calls<'a>(
     lines: &[(usize, String)],
     programs: &'a [(&str, Command)],
@@ -36,7 +36,7 @@ fn calls<'a>(
     let mut found = Vec::new();
     for (line, text) in lines {
         for words in commands(text) {
-            // `kubectl exec POD -- ballast status` calls two.
+            // `kubectl exec POD -- ballast status` calls two programs.
             let behind = words.split(|word| word == "--").skip(1);
             for words in [&words[..]].into_iter().chain(behind).map(without_prefix) {
                 if let Some((name, program)) = programs.iter().find(|(name, _)| is_call(words, name)) {
@@ -49,7 +49,7 @@ fn calls<'a>(
     found
 }
 
-/// Whether a command calls the program, from whichever folder.
+/// Whether a command calls the program, with or without a path.
 fn is_call(words: &[String], program: &str) -> bool {
     let Some((first, rest)) = words.split_first() else { return false };
     let mut names = program.split(' ');
@@ -57,7 +57,7 @@ fn is_call(words: &[String], program: &str) -> bool {
         && rest.iter().map(String::as_str).take(names.clone().count()).eq(names)
 }
 
-/// What is wrong with a call, or with the beginning of one.
+/// Returns what is wrong with a call, or with the beginning of a call.
 fn fault(program: &Command, call: &[String], is_whole: bool) -> Option<String> {
     let mut result = program.clone().try_get_matches_from(call);
     if result.as_ref().is_err_and(is_about_placeholder) {
@@ -76,7 +76,7 @@ fn fault(program: &Command, call: &[String], is_whole: bool) -> Option<String> {
     }
 }
 
-/// Whether more words could make the call right.
+/// Whether the call could become valid with more words.
 fn lacks_something(error: &Error) -> bool {
     let is_value_missing = || {
         let value = error.get(ContextKind::InvalidValue);
@@ -93,7 +93,7 @@ fn lacks_something(error: &Error) -> bool {
     }
 }
 
-/// Whether the error is about a value or a command that the reader is to replace, like ADDRESS:PORT.
+/// Whether the error is about a placeholder for a value or command, like ADDRESS:PORT.
 fn is_about_placeholder(error: &Error) -> bool {
     let is_name = |part: &str| part.len() > 1 && part.chars().all(|c| c.is_ascii_uppercase() || c == '_');
     let given = error.get(ContextKind::InvalidValue).or_else(|| error.get(ContextKind::InvalidSubcommand));
@@ -101,7 +101,7 @@ fn is_about_placeholder(error: &Error) -> bool {
     value.split(|c: char| !c.is_alphanumeric() && c != '_').any(is_name)
 }
 
-/// The same commands and flags, which take any values.
+/// Returns a parser with the same commands and flags, which accepts any values.
 fn any_values(program: Command) -> Command {
     program
         .mut_args(|arg| {
@@ -111,8 +111,8 @@ fn any_values(program: Command) -> Command {
         .mut_subcommands(any_values)
 }
 
-/// The code within sentences and tables, with the numbers of its lines from 1. Code with alternatives (`json|yaml`, `[-o FORM]`, `...`)
-/// is no command.
+/// Returns the code within sentences and tables, with line numbers from 1. Code with alternatives (`json|yaml`, `[-o FORM]`,
+/// `...`) is no command.
 fn in_sentences(page: &str) -> Vec<(usize, String)> {
     let is_command = |text: &str| !text.contains(['|', '[', '{', '<', '…']) && !text.contains("...");
     let code = Parser::new(page).into_offset_iter().filter_map(|(event, at)| match event {
@@ -124,8 +124,8 @@ fn in_sentences(page: &str) -> Vec<(usize, String)> {
     code.collect()
 }
 
-/// The lines of a page's shell blocks, with their numbers from 1: of `sh` all, of `console` those after a prompt. A line
-/// that ends with `\` is joined with the next one.
+/// Returns the lines of a page's shell blocks, with line numbers from 1: all lines of `sh`, and the lines of `console` that
+/// have a prompt. A line that ends with `\` is joined with the next one.
 fn lines(page: &str) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut prompt = None;
@@ -160,7 +160,7 @@ fn lines(page: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The commands of a line of shell, each as its words; without comments and redirections.
+/// Returns the commands of a line of shell, each as a list of words, without comments and redirections.
 fn commands(line: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let mut word: Option<String> = None;
@@ -173,14 +173,14 @@ fn commands(line: &str) -> Vec<Vec<String>> {
                 word.get_or_insert_default().extend(chars.by_ref().take_while(|&c| c != quote));
                 continue;
             }
-            // Within a word, `#` begins no comment.
+            // A `#` within a word does not start a comment.
             Some(c) if !c.is_whitespace() && !"|&;()<>".contains(c) && (c != '#' || word.is_some()) => {
                 word.get_or_insert_default().push(c);
                 continue;
             }
             _ => {}
         }
-        // Of `2>file` both are no words of the command.
+        // Neither `2` nor `file` in `2>file` is a word of the command.
         let is_number = word.as_ref().is_some_and(|word| word.bytes().all(|byte| byte.is_ascii_digit()));
         let is_redirection = matches!(next, Some('<' | '>'));
         if let Some(word) = word.take()
@@ -206,7 +206,7 @@ fn commands(line: &str) -> Vec<Vec<String>> {
     commands
 }
 
-/// A command without what stands before the program: `sudo`, and variables.
+/// Returns a command without `sudo` and variables before the program.
 fn without_prefix(words: &[String]) -> &[String] {
     let is_prefix = |word: &String| {
         let variable = word.split_once('=').map(|(name, _)| name);
@@ -234,7 +234,7 @@ mod tests {
         Command::new("ballast").subcommand_required(true).subcommand(list)
     }
 
-    /// The lines of what is found, and what it says.
+    /// Returns the line and the text of each finding.
     fn found(page: &str) -> Vec<(usize, String)> {
         let file = SourceFile { path: "docs/a.md".into(), text: page.into() };
         let programs = [("ballast", program()), ("kubectl ballast", program())];

@@ -1,7 +1,6 @@
-//! Dependencies go one way: between our crates, and between the modules of `proxy-user`.
+//! Checks that dependencies go one way: between our crates, and between the modules of `proxy-user`.
 //!
-//! Inside a crate the compiler does not hold us to it; this table does. A new module needs a line here, and the
-//! line is where its place is decided.
+//! The compiler does not check this inside a crate; the tables here do. A new module needs a line, which decides its layer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +14,7 @@ use super::source::SourceFile;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
 
-/// Our crates, and those of ours that each may depend on.
+/// Our crates, and which of them each may depend on.
 const CRATES: [(&str, &[&str]); 4] = [
     ("proxy-common", &[]),
     ("proxy-ebpf", &["proxy-common"]),
@@ -23,7 +22,7 @@ const CRATES: [(&str, &[&str]); 4] = [
     ("xtask", &["proxy-common"]),
 ];
 
-/// The modules of `proxy-user`, and those of ours that each may use.
+/// The modules of `proxy-user`, and which of them each may use.
 const MODULES: [(&str, &[&str]); 24] = [
     ("model", &[]),
     ("spans", &[]),
@@ -74,7 +73,7 @@ const MODULES: [(&str, &[&str]); 24] = [
     ("main", &["app", "cli", "config", "host", "kubectl", "otlp", "programs", "telemetry", "top"]),
 ];
 
-/// Crates that only some modules may see, so that the others stay testable without them.
+/// Crates that only some modules may use, so that the others stay testable without them.
 const RESTRICTED: [(&str, &[&str]); 14] = [
     ("anyhow", &["app", "main"]),
     ("aya", &["maps", "programs"]),
@@ -111,7 +110,7 @@ const RESTRICTED: [(&str, &[&str]); 14] = [
     ),
 ];
 
-/// Looks at what each of our crates declares; what only its tests need does not count.
+/// Checks the dependencies that each of our crates declares; dependencies of tests do not count.
 pub(super) fn crates(workspace: &Workspace) -> Result<Vec<Finding>> {
     let metadata =
         Cmd::cargo().args(["metadata", "--no-deps", "--format-version=1"]).dir(workspace.root()).read()?;
@@ -158,7 +157,7 @@ fn crate_findings(metadata: &str) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Looks at what a file of `proxy-user` uses.
+/// Checks the modules and crates that a file of `proxy-user` uses.
 pub(super) fn modules(file: &SourceFile) -> Vec<Finding> {
     let Some(place) = place(file) else { return Vec::new() };
     let Some(top) = place.first() else { return Vec::new() };
@@ -182,12 +181,12 @@ pub(super) fn modules(file: &SourceFile) -> Vec<Finding> {
             }
         }
     }
-    // A group names some modules twice.
+    // A `use` group may name a module twice.
     findings.dedup();
     findings
 }
 
-/// The file's module; `None` for what the table is not about: other crates, and tests.
+/// Returns the file's module; `None` for files that the table does not cover: other crates, and tests.
 fn place(file: &SourceFile) -> Option<Vec<String>> {
     let inside = file.path.strip_prefix("proxy-user/src").ok()?;
     (file.is_rust() && !file.is_test()).then(|| module(inside))

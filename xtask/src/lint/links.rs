@@ -1,4 +1,4 @@
-//! Links between the project's documents: each file, and each heading that a link names, has to exist. No network.
+//! Checks links between the project's documents: each file and heading that a link names has to exist. Uses no network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,7 +12,7 @@ use super::source::SourceFile;
 /// The list of pages of the book.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Looks at all documents; `exists` says whether a path from the root is a file.
+/// Checks all documents; `exists` returns whether a path from the root is a file.
 pub(super) fn check(files: &[SourceFile], exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
     let is_page = |file: &&SourceFile| file.path.extension().is_some_and(|ext| ext == "md");
     let pages: Vec<_> = files.iter().filter(is_page).map(|file| (file, Page::read(&file.text))).collect();
@@ -48,7 +48,7 @@ pub(super) fn check(files: &[SourceFile], exists: impl Fn(&Path) -> bool) -> Vec
     findings
 }
 
-/// The files of the project that a page links to, as paths from the root.
+/// Returns the files of the project to which a page links, as paths from the root.
 pub(crate) fn targets(page: &Path, text: &str) -> BTreeSet<PathBuf> {
     let links = Page::read(text).links;
     let path = |link: &Link| link.to.split('#').next().unwrap_or_default().to_owned();
@@ -99,12 +99,12 @@ impl Page {
     }
 }
 
-/// A link without `scheme:`.
+/// Whether a link leads to a file of the project: it has no `scheme:`.
 fn is_ours(link: &str) -> bool {
     !link.split(['/', '#']).next().unwrap_or_default().contains(':')
 }
 
-/// A heading's anchor, as GitHub and mdBook make it.
+/// Returns a heading's anchor, as GitHub and mdBook make it.
 fn slug(heading: &str) -> String {
     let kept = heading.chars().filter_map(|c| match c {
         ' ' => Some('-'),
@@ -114,7 +114,8 @@ fn slug(heading: &str) -> String {
     kept.flat_map(char::to_lowercase).collect()
 }
 
-/// Where a link of `page` leads, from the project's root; an empty one leads to the page itself.
+/// Returns the target of a link of `page`, from the project's root: the page itself for an empty link, `None` if the link
+/// leads out of the project.
 fn resolve(page: &Path, link: &str) -> Option<PathBuf> {
     if link.is_empty() {
         return Some(page.to_owned());

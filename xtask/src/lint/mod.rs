@@ -1,4 +1,4 @@
-//! `cargo xtask lint`: format, clippy on the host and on the BPF target, and the project's own rules.
+//! `cargo xtask lint`: checks the format, clippy on the host and on the BPF target, and the project's own rules.
 
 mod circles;
 mod commands;
@@ -27,7 +27,7 @@ use crate::toolchain::{Compiler, Toolchain};
 use crate::workspace::Workspace;
 use crate::{apt, chart, docs, go, gotools, log};
 
-/// The clippy that belongs to the distribution's rustc, and its package.
+/// The clippy driver of the distribution's rustc, and its package.
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
 
 /// Check format, clippy (host and BPF target, warnings denied), layers, circular dependencies, file sizes, words, links between
@@ -39,7 +39,7 @@ pub struct Args {
     pub rules_only: bool,
 }
 
-/// Runs the command: every check runs, and the command fails if any of them did. `xtask` is what parses `cargo xtask`.
+/// Runs all checks; the command fails if any check fails. `xtask` is the parser of `cargo xtask`.
 pub fn run(args: &Args, xtask: Command) -> Result<()> {
     let workspace = Workspace::find()?;
     let mut failed = Vec::new();
@@ -81,7 +81,7 @@ fn clippy(workspace: &Workspace) -> Result<()> {
         .run()
 }
 
-/// A minimal toolchain lacks some of cargo's subcommands.
+/// Installs a component of rustup if cargo lacks its subcommand, as in a minimal toolchain.
 fn component(name: &str, subcommand: &str) -> Result<()> {
     if Cmd::cargo().args([subcommand, "--version"]).succeeds() {
         return Ok(());
@@ -100,14 +100,14 @@ fn bpf(workspace: &Workspace) -> Result<()> {
     }
     match toolchain.compiler() {
         Compiler::Nightly(_) => cargo("clippy").args(packages).run(),
-        // What `cargo clippy` does, but with the driver that belongs to this rustc.
+        // The same as `cargo clippy`, but with the clippy driver of this rustc.
         Compiler::Distribution(_) => {
             cargo("check").args(packages).env("RUSTC_WORKSPACE_WRAPPER", DISTRIBUTION_CLIPPY.0).run()
         }
     }
 }
 
-/// Whether the compiler's clippy is there, after trying to install it.
+/// Whether the compiler has clippy; tries to install it if needed.
 fn has_clippy(toolchain: &Toolchain) -> bool {
     match toolchain.compiler() {
         Compiler::Nightly(name) => {
@@ -121,7 +121,7 @@ fn has_clippy(toolchain: &Toolchain) -> bool {
     }
 }
 
-/// The chart and the workflows, by tools that are built from Go modules, once.
+/// Checks the chart and the workflows, with tools that are built from Go modules, once.
 fn deployment(workspace: &Workspace) -> Result<()> {
     if let Err(error) = go::find_or_install()
         && !exec::in_ci()
@@ -129,12 +129,12 @@ fn deployment(workspace: &Workspace) -> Result<()> {
         log::line(format_args!("    the chart and the workflows are not checked: {error:#}"));
         return Ok(());
     }
-    // Built outside the time that is shown.
+    // Built here, so that the times below do not include the build.
     let tools = gotools::build(workspace, &[gotools::ACTIONLINT, gotools::HELM])?;
     log::timed("chart and manifests", || chart::check(workspace))?;
     let actionlint = tools.first().context("actionlint was not built")?;
     log::timed("workflows", || {
-        // Named: by itself it looks for a checkout, which a source archive is not.
+        // Names all files: without names, actionlint looks for a git checkout, and a source archive is none.
         let workflows = workspace.root().join(".github/workflows");
         let names = names_in(&workflows);
         Cmd::new(actionlint)
@@ -145,7 +145,7 @@ fn deployment(workspace: &Workspace) -> Result<()> {
     })
 }
 
-/// Whether each action is named by the hash of a commit: a tag may be moved.
+/// Returns an error unless the workflows name each action by the hash of a commit: a tag may be moved.
 fn pinned(folder: &Path, names: &[String]) -> Result<()> {
     for name in names {
         let path = folder.join(name);
@@ -158,7 +158,7 @@ fn pinned(folder: &Path, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The first action of a workflow that is not.
+/// Returns the first action of a workflow that is not named by a hash.
 fn unpinned(workflow: &str) -> Option<&str> {
     let is_hash = |text: &str| text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let uses = workflow
@@ -170,7 +170,7 @@ fn unpinned(workflow: &str) -> Option<&str> {
     })
 }
 
-/// Every Rust file of the project, by its path from the root, with its text.
+/// Returns every Rust file of the project: its path from the root, and its text.
 #[cfg(test)]
 pub(crate) fn rust_files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     let files = source::files(root)?.into_iter().filter(source::SourceFile::is_rust);

@@ -1,23 +1,23 @@
-//! The paths in Rust code, and where in a crate they lead.
+//! Finds the paths in Rust code, and resolves them within a crate.
 
 use std::path::{Component, Path};
 
-/// A path as it is written, from its first name on; of `use a::{b, c}` there are two.
+/// A path as written, from its first name on; `use a::{b, c}` has two paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Used {
-    /// From 1; of an import its first.
+    /// Line number from 1; for an import, the line of `use`.
     pub line: usize,
     pub names: Vec<String>,
-    /// By `use`.
+    /// Whether the path is in a `use`.
     pub is_import: bool,
-    /// By `pub use`, in any form.
+    /// Whether the path is in a `pub use`, in any form.
     pub is_reexport: bool,
-    /// The name that it has after `as`.
+    /// The name after `as`.
     pub alias: Option<String>,
 }
 
 impl Used {
-    /// The path from the root of the crate; `None`: it starts with another name, maybe a crate's.
+    /// Returns the path from the root of the crate; `None` if the path starts with another name, which may be a crate's.
     pub fn absolute(&self, module: &[String], own_crate: &str) -> Option<Vec<String>> {
         let mut names = self.names.iter().peekable();
         let mut base = match names.next()?.as_str() {
@@ -34,13 +34,13 @@ impl Used {
         Some(base)
     }
 
-    /// The name by which a module that re-exports it hands it on.
+    /// Returns the name that the item has in a module that re-exports it: the alias, or the last name of the path.
     pub fn name(&self) -> &str {
         self.alias.as_ref().or(self.names.last()).map_or("", |name| name)
     }
 }
 
-/// The module that the file of a crate's `src` holds, from its root; `lib.rs` is the root, and `main.rs` a module `main`.
+/// Returns the module path of a file in a crate's `src`; `lib.rs` is the root, and `main.rs` a module `main`.
 pub(super) fn module(inside_src: &Path) -> Vec<String> {
     let without = inside_src.with_extension("");
     let names = without.components().filter_map(|part| match part {
@@ -53,7 +53,7 @@ pub(super) fn module(inside_src: &Path) -> Vec<String> {
     names
 }
 
-/// Every path in the code.
+/// Returns every path in the code.
 pub(super) fn paths(code: &str) -> Vec<Used> {
     let tokens = tokens(code);
     let mut reader = Reader { tokens: &tokens, at: 0, found: Vec::new() };
@@ -77,9 +77,9 @@ impl Reader<'_> {
     fn step(&mut self) {
         if self.word(self.at) == "use" {
             let before = self.at.checked_sub(1).map_or("", |before| self.word(before));
-            // Of `pub(super) use` the last sign is a parenthesis, which stands before no other import.
+            // In `pub(super) use`, the token before `use` is a parenthesis; no other import follows a parenthesis.
             let is_reexport = matches!(before, "pub" | ")");
-            // `impl Trait + use<'a>` is no import.
+            // `impl Trait + use<'a>` is not an import.
             if self.word(self.at + 1) != "<" {
                 let line = self.tokens[self.at].0;
                 self.at += 1;
@@ -102,7 +102,7 @@ impl Reader<'_> {
         self.found.push(Used { line, names, is_import: false, is_reexport: false, alias: None });
     }
 
-    /// Reads `a::b`, `a::{b, c as d}`, `a::*` below the names before it.
+    /// Reads a tree of imports (`a::b`, `a::{b, c as d}`, `a::*`) below the names `above`.
     fn tree(&mut self, above: &mut Vec<String>, line: usize, is_reexport: bool) {
         let depth = above.len();
         if self.word(self.at) == "::" {
@@ -133,7 +133,7 @@ impl Reader<'_> {
                 self.word(self.at - 1).to_owned()
             });
             if names.is_empty() {
-                // What this is can't be read; go on behind it.
+                // Skips a token that no import can have here.
                 self.at += 1;
             } else {
                 self.found.push(Used { line, names, is_import: true, is_reexport, alias });
@@ -147,7 +147,7 @@ fn is_name(word: &str) -> bool {
     word != "as" && word.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Words, `::` and single signs, each with its line from 1.
+/// Returns words, `::` and single characters, each with its line number from 1.
 fn tokens(code: &str) -> Vec<(usize, &str)> {
     let mut tokens = Vec::new();
     for (number, line) in code.lines().enumerate() {

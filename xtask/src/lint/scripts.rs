@@ -1,4 +1,4 @@
-//! What is no Rust and runs on a node all the same: shell scripts and systemd units.
+//! Checks files that are not Rust but also run on a node: shell scripts and systemd units.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::log;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 
-/// Where units expect the program; it is not on the machine that checks them.
+/// Path of the program in the units; the machine that checks them does not have this file.
 const INSTALLED: &str = "/usr/local/bin/ballast";
 
-/// Checks them all with shellcheck and `systemd-analyze verify`.
+/// Checks all scripts with shellcheck, and all units with `systemd-analyze verify`.
 pub(super) fn check(workspace: &Workspace, files: &[SourceFile]) -> Result<()> {
     if let Err(error) = setup::tools(Need::Lint) {
         if exec::in_ci() {
@@ -35,7 +35,7 @@ fn is_script(file: &SourceFile) -> bool {
     first.starts_with("#!") && (first.ends_with("/sh") || first.ends_with("bash"))
 }
 
-/// Verifies units in a folder of their own. An unknown key is a warning to systemd, and a fault here.
+/// Verifies copies of the units in a temporary folder. An unknown key, for systemd only a warning, is an error here.
 fn verify<'a>(units: impl Iterator<Item = &'a SourceFile>) -> Result<()> {
     let folder = std::env::temp_dir().join(format!("ballast-units-{}", std::process::id()));
     fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -78,7 +78,7 @@ mod tests {
         assert!(!is_script(&file("run.py", "#!/usr/bin/python3\n")));
     }
 
-    /// With stand-ins for kind and what it needs: `--down` hands over the name and the provider.
+    /// Runs the script with fakes of kind and the programs that it needs: `--down` passes the name and the provider to kind.
     #[test]
     fn the_kind_script_takes_what_runs_containers_here() {
         use std::fs;

@@ -1,9 +1,9 @@
-//! A file that needs scrolling through four screens holds more than one idea.
+//! Finds long Rust files: a file of more than four screens contains more than one idea.
 
 use super::finding::Finding;
 use super::source::SourceFile;
 
-/// Tests may be longer: a table of cases is one idea.
+/// Maximum number of lines. Tests may be longer: a table of cases is one idea.
 const LIMIT: usize = 400;
 
 pub(super) fn check(file: &SourceFile) -> Option<Finding> {

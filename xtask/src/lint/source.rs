@@ -1,4 +1,4 @@
-//! The project's files, and Rust code without what is no code.
+//! The project's text files, and Rust code without comments and literals.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,23 +8,23 @@ use anyhow::{Context as _, Result};
 /// A text file of the project.
 #[derive(Clone, Debug)]
 pub(super) struct SourceFile {
-    /// From the project's root.
+    /// Path from the project's root.
     pub path: PathBuf,
     pub text: String,
 }
 
 impl SourceFile {
-    /// Whether it is Rust code.
+    /// Whether the file is Rust code.
     pub fn is_rust(&self) -> bool {
         self.path.extension().is_some_and(|ext| ext == "rs")
     }
 
-    /// Whether it is all tests: `x/tests.rs`, `x/tests/y.rs`, and the `tests` folder of a crate.
+    /// Whether the file contains only tests: `x/tests.rs`, `x/tests/y.rs`, and the `tests` folder of a crate.
     pub fn is_test(&self) -> bool {
         self.path.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "tests.rs")
     }
 
-    /// The names of its modules that only tests have and that are files of their own.
+    /// Returns the names of the file's `#[cfg(test)]` modules that are separate files.
     pub fn test_modules(&self) -> Vec<String> {
         let code = blank(&self.text);
         let after = code.split("#[cfg(test)]").skip(1).filter_map(|rest| {
@@ -35,7 +35,7 @@ impl SourceFile {
         after.filter(|name| name.chars().all(|c| c.is_alphanumeric() || c == '_')).collect()
     }
 
-    /// Its code line by line, without comments, literals and the `#[cfg(test)]` module at its end.
+    /// Returns the code line by line, without comments, literals and the `#[cfg(test)]` module at its end.
     pub fn code(&self) -> Vec<String> {
         let code = blank(&self.text);
         let end = code
@@ -46,7 +46,7 @@ impl SourceFile {
     }
 }
 
-/// All text files under the root, without what cargo and git keep there.
+/// Returns all text files below the root, without cargo's and git's folders (`target`, `.git`).
 pub(super) fn files(root: &Path) -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -68,7 +68,7 @@ pub(super) fn files(root: &Path) -> Result<Vec<SourceFile>> {
     Ok(files)
 }
 
-/// The same text with comments and the insides of literals as spaces; lines stay where they are.
+/// Returns the text with spaces instead of comments and literals; line breaks stay.
 fn blank(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -125,7 +125,7 @@ fn end_of_string(chars: &[char], from: usize) -> usize {
     at + 1
 }
 
-/// The end of `r"..."` or `r#"..."#`; `from` itself if it is no such literal.
+/// Returns the end of `r"..."` or `r#"..."#`, or `from` itself if no such literal begins there.
 fn end_of_raw(chars: &[char], from: usize) -> usize {
     let hashes = chars[from + 1..].iter().take_while(|&&c| c == '#').count();
     let open = from + 1 + hashes;
@@ -136,7 +136,7 @@ fn end_of_raw(chars: &[char], from: usize) -> usize {
     find(chars, open + 1, is_end) + 1 + hashes
 }
 
-/// The end of a character literal; `from` itself if it is a lifetime.
+/// Returns the end of a character literal, or `from` itself if a lifetime begins there.
 fn end_of_char(chars: &[char], from: usize) -> usize {
     match (chars.get(from + 1), chars.get(from + 2)) {
         (Some('\\'), Some(_)) => find(chars, from + 3, |c| c[0] == '\'') + 1,

@@ -1,11 +1,11 @@
-//! Words that must not be in the project: signs of unfinished work, paths of one machine, and subjects that name nothing.
+//! Finds words that must not be in the project: signs of unfinished work, paths of one machine, and vague subjects.
 
 use super::finding::Finding;
 use super::source::SourceFile;
 
-/// In code, tests included; in two pieces, so that this file does not hold them.
+/// Refused in code, also in tests. Each word is written in two pieces, so that this file does not contain it.
 const IN_CODE: [&str; 2] = [concat!("todo", "!"), concat!("unimplemented", "!")];
-/// Anywhere.
+/// Refused in all files.
 const ANYWHERE: [&str; 5] = [
     concat!("FIX", "ME"),
     concat!("TO", "DO:"),
@@ -14,7 +14,7 @@ const ANYWHERE: [&str; 5] = [
     concat!("/ho", "me/"),
 ];
 
-/// Whole words that hide who acts; CONTRIBUTING.md, "How we write".
+/// Whole words that hide the subject of a sentence; see CONTRIBUTING.md, "How we write".
 const VAGUE: [&str; 5] = [
     concat!("no", "body"),
     concat!("some", "body"),
@@ -23,7 +23,7 @@ const VAGUE: [&str; 5] = [
     concat!("when", "ce"),
 ];
 
-/// The vague words of a line.
+/// Returns the vague words of a line.
 fn vague(line: &str) -> impl Iterator<Item = &'static str> {
     let words = line.split(|c: char| !c.is_ascii_alphabetic());
     words.filter_map(|word| VAGUE.into_iter().find(|vague| word.eq_ignore_ascii_case(vague)))

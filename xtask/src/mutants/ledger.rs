@@ -1,4 +1,4 @@
-//! What has become of each change, over several runs.
+//! Keeps the outcome of each change over several runs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,12 +11,12 @@ use super::change::Change;
 use super::part::Tests;
 use super::tree::Tree;
 
-/// What some tests have made of a change.
+/// Outcome of a change with some tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// A test failed.
     Caught,
-    /// The tests took too long, as with a loop without an end.
+    /// The tests timed out, for example because of an endless loop.
     Timeout,
     /// The change does not compile.
     Unviable,
@@ -24,11 +24,12 @@ pub enum Outcome {
     Missed,
 }
 
-/// An outcome, and of which source it is.
+/// An outcome, and the source for which it holds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Entry {
     outcome: Outcome,
-    /// A hash of all our crates, for [`Outcome::Missed`]: any new test may notice. Else of the changed file.
+    /// A hash of the changed file; for [`Outcome::Missed`] of all crates `proxy-*`, because any new test may detect the
+    /// change.
     source: u64,
 }
 
@@ -37,15 +38,15 @@ struct Entry {
 pub struct Ledger {
     folder: PathBuf,
     entries: BTreeMap<String, BTreeMap<String, Entry>>,
-    /// A hash of all our crates.
+    /// A hash of all crates `proxy-*`.
     all: u64,
 }
 
-/// The file of all outcomes.
+/// Name of the file with all outcomes.
 const OUTCOMES: &str = "outcomes.json";
-/// A hash of the source that cargo-mutants was started with.
+/// Name of the file with a hash of the source on which cargo-mutants was started.
 const SOURCE: &str = "source";
-/// The files that cargo-mutants writes as it goes.
+/// The files that cargo-mutants writes during a run.
 const LISTS: [(&str, Outcome); 4] = [
     ("caught.txt", Outcome::Caught),
     ("timeout.txt", Outcome::Timeout),
@@ -54,7 +55,7 @@ const LISTS: [(&str, Outcome); 4] = [
 ];
 
 impl Ledger {
-    /// Reads what earlier runs have left, as far as it is of the same source.
+    /// Reads the outcomes of earlier runs, as far as they hold for the current source.
     pub fn read(folder: &Path, tree: &Tree) -> Result<Self> {
         let path = folder.join(OUTCOMES);
         let mut entries: BTreeMap<String, BTreeMap<String, Entry>> = match fs::read(&path) {
@@ -73,10 +74,10 @@ impl Ledger {
         Ok(Self { folder: folder.to_owned(), entries, all: tree.hash })
     }
 
-    /// Takes over what cargo-mutants has written, and keeps it: also what an interrupted run has left.
+    /// Adds the outcomes that cargo-mutants has written, also those of an interrupted run, and saves all outcomes.
     pub fn absorb(&mut self, tests: &Tests, tree: &Tree) -> Result<()> {
         let output = self.folder.join(tests.name);
-        // Of another source, the lines of the changes are others.
+        // In another source, the changes have other line numbers.
         if fs::read_to_string(output.join(SOURCE)).ok() != Some(self.all.to_string()) {
             return Ok(());
         }
@@ -89,13 +90,13 @@ impl Ledger {
             }
         }
         fs::create_dir_all(&self.folder)?;
-        // Not half a file, if it is interrupted here.
+        // A rename, so that an interrupted write does not leave half a file.
         let new = self.folder.join("outcomes.new");
         fs::write(&new, serde_json::to_vec_pretty(&self.entries)?)?;
         fs::rename(&new, self.folder.join(OUTCOMES)).context("cannot keep the outcomes")
     }
 
-    /// Notes of which source the next run of cargo-mutants is.
+    /// Records the source of the next run of cargo-mutants, and returns the folder for its output.
     pub fn begin(&self, tests: &Tests) -> Result<PathBuf> {
         let output = self.folder.join(tests.name);
         fs::create_dir_all(&output).with_context(|| format!("cannot make {}", output.display()))?;
@@ -103,24 +104,24 @@ impl Ledger {
         Ok(output)
     }
 
-    /// What has become of a change, which the cheaper tests are tried on first; `None`: it is not known yet.
+    /// Returns the outcome of a change with these tests, the cheapest of which run first; `None` if it is not known yet.
     pub fn outcome(&self, change: &Change, tests: &[Tests]) -> Option<Outcome> {
         let known = |tests: &Tests| Some(self.entries.get(tests.name)?.get(&change.name)?.outcome);
         let outcomes: Vec<_> = tests.iter().map(known).collect();
-        // What any of them has noticed is noticed, also when cheaper ones are to be tried again.
+        // A change that any of the tests detected counts as detected, even if cheaper tests have to run again.
         let noticed = outcomes.iter().flatten().find(|outcome| **outcome != Outcome::Missed);
         let missed = outcomes.iter().all(Option::is_some).then_some(Outcome::Missed);
         noticed.copied().or(missed)
     }
 
-    /// Whether the tests of this number, from 1 on, are to be tried: the cheaper ones have missed the change, and none noticed it.
+    /// Whether tests `number` (from 1) still have to run: the cheaper ones missed the change, and no tests detected it.
     pub fn is_left(&self, change: &Change, tests: &[Tests], number: usize) -> bool {
         let cheaper = &tests[..number - 1];
         let missed = cheaper.is_empty() || self.outcome(change, cheaper) == Some(Outcome::Missed);
         missed && self.outcome(change, &tests[..number]).is_none() && self.outcome(change, tests).is_none()
     }
 
-    /// Removes what earlier runs have left.
+    /// Removes the outcomes of earlier runs.
     pub fn forget(folder: &Path) -> Result<()> {
         match fs::remove_dir_all(folder) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -174,7 +175,7 @@ mod tests {
         assert_eq!(ledger.outcome(&missed, &tests[..1]), Some(Outcome::Missed));
         assert!(ledger.is_left(&missed, tests, 2) && !ledger.is_left(&caught, tests, 2));
 
-        // A new test may notice what was missed; what was caught stays so until its own file changes.
+        // A new test may detect a missed change; a caught change stays caught until its own file changes.
         let later = Tree::at(&source, 2);
         let mut ledger = Ledger::read(&kept, &later).unwrap();
         ledger.absorb(&tests[0], &later).unwrap();

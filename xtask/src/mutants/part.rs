@@ -1,4 +1,4 @@
-//! The parts of the source that are changed, and the tests that may notice.
+//! The parts of the source that are changed, and the tests that may detect the changes.
 
 use std::fmt;
 
@@ -18,20 +18,20 @@ pub enum Part {
 /// Tests that are run for each change.
 #[derive(Debug)]
 pub struct Tests {
-    /// Of the folder that keeps cargo-mutants' output.
+    /// Name of the folder with cargo-mutants' output.
     pub name: &'static str,
-    /// For people.
+    /// Description for messages.
     pub what: &'static str,
     pub package: &'static str,
     pub features: &'static str,
-    /// What cargo builds for each change: nothing but these tests.
+    /// What cargo builds for each change: only these tests.
     pub targets: &'static [&'static str],
-    /// What of them is run.
+    /// Arguments that select the tests to run.
     pub filter: &'static [&'static str],
 }
 
-/// Of cargo: what is built for each change is built quickly and linked without debug information. What is not changed stays as in
-/// the profile `dev`.
+/// Settings of cargo: crates that are built for each change are built fast and linked without debug information. Unchanged
+/// crates keep the profile `dev`.
 pub const SETTINGS: [&str; 5] = [
     "profile.dev.package.proxy-common.debug=false",
     "profile.dev.package.proxy-ebpf.debug=false",
@@ -40,7 +40,7 @@ pub const SETTINGS: [&str; 5] = [
     "profile.dev.package.proxy-plan.debug=false",
 ];
 
-/// Random packets for each change.
+/// Number of random packets for each change.
 pub const FUZZ_PACKETS: &str = "20000";
 
 const RULES: Tests = Tests {
@@ -51,7 +51,7 @@ const RULES: Tests = Tests {
     targets: &["--lib"],
     filter: &[],
 };
-/// Not those of connection tracking under loom: stages are not in them, and they take most of the time.
+/// Without the tests of connection tracking under loom: they do not run the stages, and they take most of the time.
 const PACKETS: Tests = Tests {
     name: "packets",
     what: "packets through the stages, unit tests of proxy-ebpf",
@@ -86,10 +86,10 @@ const AGENT: Tests = Tests {
 };
 
 impl Part {
-    /// All of them, the quickest first.
+    /// All parts, the fastest first.
     pub const ALL: [Self; 3] = [Self::Rules, Self::Stages, Self::Plan];
 
-    /// The crate.
+    /// Returns the name of the part's crate.
     pub const fn package(self) -> &'static str {
         match self {
             Self::Rules => "proxy-common",
@@ -98,7 +98,7 @@ impl Part {
         }
     }
 
-    /// What may notice a change, the cheapest first.
+    /// Returns the tests that may detect a change, the cheapest first.
     pub const fn tests(self) -> &'static [Tests] {
         match self {
             Self::Rules => &[RULES, PACKETS, FUZZ],
@@ -107,7 +107,7 @@ impl Part {
         }
     }
 
-    /// The files, as globs.
+    /// Returns the part's files, as globs.
     pub const fn files(self) -> &'static [&'static str] {
         match self {
             Self::Rules => {

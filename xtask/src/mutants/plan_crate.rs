@@ -1,15 +1,15 @@
-//! A crate of the plan alone, in the copy of the sources: the agent's whole crate takes most of a minute to build after each change.
+//! Adds a crate with only the plan to the copy of the sources: building the agent's whole crate takes most of a minute.
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// Its name.
+/// Name of the crate.
 pub const NAME: &str = "proxy-plan";
 const MANIFEST: &str = "proxy-plan/Cargo.toml";
-/// Beside the agent's own root, so that both find their modules in the same files.
+/// The root of the crate, beside the agent's own root, so that both find their modules in the same files.
 const ROOT: &str = "proxy-user/src/plan_crate.rs";
-/// The plan, what it depends on, and what its tests read objects with.
+/// Content of the root: the plan, the modules on which it depends, and those with which its tests read objects.
 const MODULES: &str = "\
 pub mod model;
 pub mod plan;
@@ -23,7 +23,7 @@ pub mod source {
 }
 ";
 
-/// The files of the crate, with those of the workspace that have to know of it: names from the root, and contents.
+/// Returns paths from the root and contents of the crate's files, and of the workspace's `Cargo.toml` with the crate added.
 pub fn files(workspace: &Path) -> Result<Vec<(&'static str, String)>> {
     let read = |name: &str| {
         std::fs::read_to_string(workspace.join(name)).with_context(|| format!("cannot read {name}"))
@@ -39,7 +39,7 @@ pub fn files(workspace: &Path) -> Result<Vec<(&'static str, String)>> {
     Ok(vec![("Cargo.toml", known), (MANIFEST, manifest), (ROOT, MODULES.to_owned())])
 }
 
-/// A section of a manifest, its heading included.
+/// Returns a section of a manifest, with its heading.
 fn section(manifest: &str, heading: &str) -> Result<String> {
     let from = manifest
         .find(&format!("\n{heading}\n"))

@@ -1,5 +1,5 @@
-//! A copy of the sources, in which cargo-mutants makes its changes: always in the same folder, so that cargo builds what is not
-//! changed only once, and apart from the sources that a person edits.
+//! A copy of the sources in which cargo-mutants makes its changes. The copy is always in the same folder, so that cargo
+//! builds unchanged crates only once, and it is separate from the sources that developers edit.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,16 +13,16 @@ use crate::workspace::Workspace;
 
 use super::plan_crate;
 
-/// The copy.
+/// The copy of the sources.
 #[derive(Debug)]
 pub struct Tree {
     root: PathBuf,
-    /// A hash of all files of our crates.
+    /// A hash of all files of the crates `proxy-*`.
     pub hash: u64,
 }
 
 impl Tree {
-    /// Brings the copy to what the sources are now; files that are equal keep their times, for cargo.
+    /// Updates the copy from the sources; equal files keep their modification times, so that cargo does not rebuild them.
     pub fn copy(workspace: &Workspace, root: &Path) -> Result<Self> {
         let listed = Cmd::new("git")
             .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -56,12 +56,12 @@ impl Tree {
         Self { root: root.to_owned(), hash }
     }
 
-    /// Its folder.
+    /// Returns the folder of the copy.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// A hash of one file.
+    /// Returns a hash of one file; 0 if the file cannot be read.
     pub fn hash_of(&self, file: &str) -> u64 {
         fs::read(self.root.join(file)).map_or(0, |bytes| hash(&bytes))
     }
@@ -80,7 +80,7 @@ fn remove_others(folder: &Path, root: &Path, names: &BTreeSet<&str>) -> Result<(
     Ok(())
 }
 
-/// FNV-1a: the same in each version of the compiler.
+/// Returns the FNV-1a hash, which is the same with each version of the compiler.
 pub fn hash(bytes: &[u8]) -> u64 {
     bytes
         .iter()

@@ -1,5 +1,5 @@
-//! How deep the programs' stack gets, as kernels before 6.8 count it: each frame rounded up to 32 bytes. The kernel
-//! that builds may round to 16, and then lets in what others refuse.
+//! Computes the depth of the programs' stack as kernels before 6.8 do: they round each frame up to 32 bytes. The kernel of
+//! the build machine may round to 16, and would then load programs that older kernels refuse.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarge
 
 /// `MAX_BPF_STACK` (include/linux/filter.h).
 pub const LIMIT: u32 = 512;
-/// To what a frame is rounded up (`check_max_stack_depth` in kernel/bpf/verifier.c, up to 6.7).
+/// Bytes to a multiple of which a frame is rounded up (`check_max_stack_depth` in kernel/bpf/verifier.c, up to 6.7).
 const ROUND: u32 = 32;
 
-/// Bytes of an instruction.
+/// Size of an instruction in bytes.
 const SIZE: u8 = 8;
 /// `BPF_LD | BPF_IMM | BPF_DW`, which is two instructions long.
 const LOAD_IMMEDIATE: u8 = 0x18;
@@ -19,19 +19,19 @@ const LOAD_IMMEDIATE: u8 = 0x18;
 const MOVE: u8 = 0xbf;
 /// `BPF_ALU64 | BPF_ADD | BPF_K`.
 const ADD: u8 = 0x07;
-/// `BPF_JMP | BPF_CALL`; with [`PSEUDO_CALL`] of a function of the program, else of the kernel.
+/// `BPF_JMP | BPF_CALL`: with [`PSEUDO_CALL`] a call of a function of the program, else of a function of the kernel.
 const CALL: u8 = 0x85;
 /// `BPF_PSEUDO_CALL`, in the source register.
 const PSEUDO_CALL: u8 = 1;
-/// The frame pointer.
+/// The register of the frame pointer.
 const FRAME: u8 = 10;
 
-/// Where a function begins: the number of its section, and the offset in it.
+/// Start of a function: the index of its section, and the offset in the section.
 type StackSlot = (usize, u64);
 
 struct Function {
     name: String,
-    /// Bytes of its frame.
+    /// Size of the function's stack frame in bytes, not rounded.
     frame: u32,
     calls: Vec<StackSlot>,
 }
@@ -39,13 +39,13 @@ struct Function {
 /// A chain of calls, and the bytes of stack that it needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// All frames, rounded.
+    /// Sum of all frames, each rounded up.
     pub bytes: u32,
-    /// Functions and their frames, from the program on.
+    /// Names of the functions and sizes of their frames, not rounded, the program first.
     pub chain: Vec<(String, u32)>,
 }
 
-/// The deepest chain of calls in the object.
+/// Returns the deepest chain of calls in the object.
 pub fn deepest(file: &object::File<'_>) -> Result<Depth> {
     let functions = read(file)?;
     let mut known = BTreeMap::new();
@@ -53,7 +53,8 @@ pub fn deepest(file: &object::File<'_>) -> Result<Depth> {
     Ok(all.max_by_key(|depth| depth.bytes).unwrap_or_default())
 }
 
-/// The verifier refuses recursion before anything else, so there is none that could go on for ever here.
+/// Returns the deepest chain of calls that starts at this function. The result need not be right for a recursive program,
+/// which the verifier refuses before anything else.
 fn depth(
     place: StackSlot,
     functions: &BTreeMap<StackSlot, Function>,
@@ -63,7 +64,7 @@ fn depth(
         return depth.clone();
     }
     let Some(function) = functions.get(&place) else { return Depth::default() };
-    // Stands for the function itself while it is being looked at.
+    // A placeholder for the function while its callees are examined.
     known.insert(place, Depth::default());
     let below = function.calls.iter().map(|callee| depth(*callee, functions, known));
     let below = below.max_by_key(|depth| depth.bytes).unwrap_or_default();
@@ -97,7 +98,7 @@ fn read(file: &object::File<'_>) -> Result<BTreeMap<StackSlot, Function>> {
                 continue;
             };
             if let (true, Some(section)) = (instruction.is_call(), target.section_index()) {
-                // A call by the section's own symbol has the place in the instruction.
+                // If the relocation refers to the symbol of the section, the instruction contains the offset of the callee.
                 let inside =
                     u64::try_from(i64::from(instruction.immediate) + 1).unwrap_or(0) * u64::from(SIZE);
                 let of_section = target.kind() == SymbolKind::Section;
@@ -133,7 +134,7 @@ impl Instruction {
         self.code == CALL && self.source == PSEUDO_CALL
     }
 
-    /// The register that holds the address, of what reads or writes memory.
+    /// Returns the register that holds the address, if the instruction reads or writes memory.
     fn base(&self) -> Option<u8> {
         match self.code & 0x07 {
             1 => Some(self.source),
@@ -153,7 +154,7 @@ fn instructions(code: &[u8]) -> impl Iterator<Item = (u64, Instruction)> + '_ {
     })
 }
 
-/// How far below the frame pointer a function reads and writes, or hands out addresses.
+/// Returns the size of a function's frame in bytes: how far below the frame pointer it reads, writes or computes addresses.
 fn frame(code: &[u8]) -> u32 {
     let mut lowest = 0;
     let mut addresses = BTreeMap::from([(FRAME, 0)]);
@@ -169,7 +170,7 @@ fn frame(code: &[u8]) -> u32 {
                 *from += instruction.immediate;
                 lowest = lowest.min(*from);
             }
-            // What is called writes the first six.
+            // A called function overwrites r0 to r5.
             CALL => addresses.retain(|register, _| *register > 5),
             code if matches!(code & 0x07, 0 | 1 | 4 | 7) => {
                 addresses.remove(&instruction.target);
@@ -180,10 +181,10 @@ fn frame(code: &[u8]) -> u32 {
     lowest.unsigned_abs()
 }
 
-/// Functions of the same section that are called without a relocation.
+/// Returns the functions of the same section that are called without a relocation.
 fn calls(code: &[u8], section: usize, start: u64) -> Vec<StackSlot> {
     let relative = instructions(code).filter(|(_, instruction)| instruction.is_call());
-    // -1 waits for a relocation.
+    // -1 is the placeholder of a relocation.
     let relative = relative.filter(|(_, instruction)| instruction.immediate != -1);
     relative
         .filter_map(|(at, instruction)| {

@@ -1,4 +1,4 @@
-//! What goes below /usr/share, made by the program itself: manual pages and completions. Image and packages have the same.
+//! Files for /usr/share in the image and the packages that the program itself generates: manual pages and completions.
 
 use std::fs;
 use std::path::Path;
@@ -7,14 +7,14 @@ use anyhow::{Context as _, Result};
 
 use crate::exec::Cmd;
 
-/// The shells, and the files in which they look for `ballast`.
+/// The shells, and the files in which they look for completions of `ballast`.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "bash-completion/completions/ballast"),
     ("zsh", "zsh/vendor-completions/_ballast"),
     ("fish", "fish/vendor_completions.d/ballast.fish"),
 ];
 
-/// Writes them below `folder`, which is emptied first.
+/// Writes the files below `folder`, which is emptied first.
 pub fn write(program: &Path, folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;

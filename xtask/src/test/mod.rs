@@ -1,4 +1,4 @@
-//! `cargo xtask test`: the rungs of the test ladder, the cheapest first.
+//! `cargo xtask test`: runs the rungs of the tests, the cheapest first.
 
 pub(crate) mod cargo;
 mod rung;
@@ -37,7 +37,7 @@ pub struct Args {
     pub filter: Vec<String>,
 }
 
-/// How a rung ended.
+/// Result of a rung.
 #[derive(Debug)]
 enum Outcome {
     Passed(Duration),
@@ -45,7 +45,7 @@ enum Outcome {
     Skipped(Skip),
 }
 
-/// Why a rung did not run, and what a person can do about it.
+/// Why a rung did not run, and what the user can do about it.
 #[derive(Debug)]
 struct Skip {
     why: String,
@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
     rungs.sort_unstable();
     rungs.dedup();
 
-    // First of all: it takes minutes on a new machine, and everything else can go on beside it.
+    // This build starts first: it takes minutes on a new machine, and everything else can run at the same time.
     let wants_api_server = rungs.contains(&Rung::Apiserver) && exec::is_root();
     let mut api_server = wants_api_server.then(|| apiserver::start(&workspace));
     if exec::is_root() && rungs.iter().any(|rung| *rung > Rung::Unit) {
@@ -94,7 +94,7 @@ pub fn run(args: &Args) -> Result<()> {
     verdict(&outcomes, exec::in_ci())
 }
 
-/// A failure, and in CI a skip, fails the command.
+/// Returns an error if a rung failed or, in CI, was skipped.
 fn verdict(outcomes: &[(Rung, Outcome)], in_ci: bool) -> Result<()> {
     let bad = |outcome: &Outcome| match outcome {
         Outcome::Passed(_) => false,

@@ -1,4 +1,4 @@
-//! One rung: what it shows, what it needs, how it is run.
+//! One rung of the tests: its description, its requirements and how it runs.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -44,7 +44,7 @@ impl Rung {
         }
     }
 
-    /// What its tests are told; or why it cannot run here.
+    /// Returns the environment variables for the rung's tests, or why the rung cannot run on this machine.
     pub(super) fn environment(
         self,
         workspace: &Workspace,
@@ -88,7 +88,7 @@ impl Rung {
         Ok(environment)
     }
 
-    /// Runs its tests on our terminal, one test program after the other: they share this kernel.
+    /// Runs the rung's tests on our terminal, one test program after the other, because they share this machine's kernel.
     pub(super) fn run(
         self,
         workspace: &Workspace,
@@ -96,7 +96,7 @@ impl Rung {
         filter: &[String],
     ) -> Result<()> {
         if self == Self::Unit {
-            // Of the fuzzer, what needs no kernel.
+            // Without `--include-ignored`, the fuzz program runs only tests that need no kernel.
             return cargo_test(workspace)
                 .args(["--lib", "--bins", "--test", "fuzz", "--"])
                 .args(filter)
@@ -123,8 +123,8 @@ impl Rung {
     /// The rung that also runs the unit tests that need root.
     const UNITS_OF_ROOT: Self = Self::Netns;
 
-    /// Its share of the integration tests, with the first argument of each: the one of its name, `bpf` whatever else
-    /// needs this kernel, and `apiserver` what of the others needs an API server.
+    /// Returns the rung's integration tests, each with its first argument: the test with the rung's name; for `bpf` also all
+    /// tests without a rung of their name; for `apiserver` also the cases of `netns` that need an API server (`--official`).
     fn programs(self, all: &[String]) -> Vec<(String, Option<&'static str>)> {
         let own = self.to_string();
         let others = |name: &String| Self::ALL.iter().all(|rung| rung.to_string() != *name);
@@ -135,7 +135,7 @@ impl Rung {
     }
 }
 
-/// The names of a crate's integration tests, sorted: `x.rs` and `x/main.rs`.
+/// Returns the names of a crate's integration tests, sorted: `x.rs` and `x/main.rs`.
 fn integration_tests(folder: &Path) -> Result<Vec<String>> {
     let shown = || format!("cannot list {}", folder.display());
     let mut names = Vec::new();
@@ -175,7 +175,7 @@ mod tests {
         assert!(Rung::Unit.programs(&all).is_empty());
     }
 
-    /// The rung that runs an ignored test of this file, if one does.
+    /// Returns the rung that runs the ignored tests of this file; `None` if no rung does.
     fn rung_of(file: &Path, tests: &[String]) -> Option<Rung> {
         let Ok(test) = file.strip_prefix("proxy-user/tests") else { return Some(Rung::UNITS_OF_ROOT) };
         let program = test.iter().next()?;

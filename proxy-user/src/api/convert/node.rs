@@ -8,12 +8,12 @@ use super::{LABEL_ZONE, address, label};
 /// The taint that the cluster autoscaler adds to a node before it removes the machine.
 const TAINT_LEAVES: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// Converts the parts of a node that are used. Whether it leaves follows kube-proxy's rule
+/// Converts the parts of a node that are used. Whether it is_leaving follows kube-proxy's rule
 /// (`pkg/proxy/healthcheck/proxy_health.go`). Addresses and ranges that cannot be parsed are left out: each of their
 /// uses has its own fallback.
 pub fn node(object: Node) -> NodeView {
     let spec = object.spec.unwrap_or_default();
-    let leaves = object.metadata.deletion_timestamp.is_some()
+    let is_leaving = object.metadata.deletion_timestamp.is_some()
         || spec.taints.iter().flatten().any(|taint| taint.key == TAINT_LEAVES);
     let zone = label(&object.metadata, LABEL_ZONE).filter(|zone| !zone.is_empty()).map(str::to_owned);
     let addresses = object.status.and_then(|status| status.addresses).unwrap_or_default();
@@ -27,6 +27,6 @@ pub fn node(object: Node) -> NodeView {
         zone,
         internal_ips: internal.filter_map(|internal| address::parse(&internal.address).ok()).collect(),
         pod_cidrs: pod_cidrs.iter().filter_map(|range| address::range(range).ok()).collect(),
-        leaves,
+        is_leaving,
     }
 }

@@ -368,8 +368,8 @@ fn a_node_has_a_zone_or_none(#[case] labels: Value, #[case] zone: Option<&str>) 
 #[case(json!({"metadata": {"name": "n1", "deletionTimestamp": "2026-01-02T03:04:05Z"}}), true)]
 #[case(taints(&["node.kubernetes.io/unschedulable", "DeletionCandidateOfClusterAutoscaler"]), false)]
 #[case(taints(&["node.kubernetes.io/unschedulable", "ToBeDeletedByClusterAutoscaler"]), true)]
-fn a_node_stays_or_leaves(#[case] object: Value, #[case] leaves: bool) {
-    let expected = NodeView { leaves, ..NodeView::new("n1") };
+fn a_node_stays_or_leaves(#[case] object: Value, #[case] is_leaving: bool) {
+    let expected = NodeView { is_leaving, ..NodeView::new("n1") };
     assert_eq!(node(serde_json::from_value(object).unwrap()), expected);
 }
 

@@ -22,17 +22,19 @@ fn slice(name: &str, service: &str, addresses: &[&str]) -> EndpointSlice {
     }
 }
 
-async fn direct(kubeconfig: &Path, server: &str) -> Direct {
+async fn direct(kubeconfig: &Path, server: &str) -> EndpointFailover {
     let text = format!(
         "{{apiVersion: v1, kind: Config, current-context: c, users: [{{name: u, user: {{}}}}], contexts: \
          [{{name: c, context: {{cluster: k, user: u}}}}], clusters: [{{name: k, cluster: {{server: '{server}'}}}}]}}"
     );
     std::fs::write(kubeconfig, text).unwrap();
     let options = Options { kubeconfig: Some(kubeconfig.to_owned()), servers: Vec::new() };
-    Direct::new(&connect(&options, tokio::sync::watch::Sender::<ApiServers>::default()).await.unwrap())
+    EndpointFailover::new(
+        &connect(&options, tokio::sync::watch::Sender::<ApiServers>::default()).await.unwrap(),
+    )
 }
 
-fn urls(direct: &Direct) -> Vec<String> {
+fn urls(direct: &EndpointFailover) -> Vec<String> {
     direct.servers.list().into_iter().map(|server| server.url).collect()
 }
 

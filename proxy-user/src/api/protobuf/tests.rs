@@ -124,7 +124,7 @@ fn both_forms_say_the_same() {
     assert_eq!((second.ready, second.serving, second.terminating), (false, true, true));
     assert_eq!((third.ready, &third.node), (true, &None));
     let nodes = both::<Node>(NODES);
-    let leaves = |event: &&Event| matches!(event, Event::Apply(Object::Node(node)) if node.leaves);
+    let leaves = |event: &&Event| matches!(event, Event::Apply(Object::Node(node)) if node.is_leaving);
     assert!(nodes.iter().any(|event| leaves(&event)));
     let Some(Event::Apply(Object::Node(full))) = nodes.first() else { panic!("{nodes:?}") };
     assert_eq!((full.internal_ips.len(), full.pod_cidrs.len(), full.zone.as_deref()), (2, 2, Some("z1")));

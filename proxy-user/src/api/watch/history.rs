@@ -49,7 +49,7 @@ struct Found {
 
 impl History {
     /// Records an event or error of the watch.
-    pub(super) fn saw<K: Watched>(&mut self, item: &watcher::Result<Event<K>>) {
+    pub(super) fn observe<K: Watched>(&mut self, item: &watcher::Result<Event<K>>) {
         match item {
             // The list that follows is the server's own history.
             Ok(Event::Init) => *self = Self::default(),

@@ -38,7 +38,7 @@ fn an_outage_is_warned_of_once() {
     assert!(!outage.failed("services", &away(), now));
     assert!(!outage.failed("nodes", &away(), now), "it is the same server");
     assert!(outage.is_away());
-    outage.is_over(Some("nodes"));
+    outage.recovered(Some("nodes"));
     assert!(!outage.is_away());
     assert!(outage.failed("services", &away(), now), "another outage");
 }
@@ -62,11 +62,11 @@ fn a_success_begins_a_refusal_anew_for_its_resource_only() {
     let at = |seconds| begin + Duration::from_secs(seconds);
     assert!(!outage.failed("services", &forbidden(), at(0)));
     assert!(!outage.failed("nodes", &forbidden(), at(0)));
-    outage.is_over(Some("services"));
+    outage.recovered(Some("services"));
     assert!(!outage.failed("services", &forbidden(), at(30)), "the first since it worked");
     assert!(outage.failed("nodes", &forbidden(), at(30)));
     assert!(outage.failed("services", &forbidden(), at(35)));
-    outage.is_over(Some("services"));
+    outage.recovered(Some("services"));
     assert!(!outage.failed("services", &forbidden(), at(36)));
 }
 
@@ -76,7 +76,7 @@ fn an_outage_between_two_refusals_does_not_hide_that_they_last() {
     let at = |seconds| begin + Duration::from_secs(seconds);
     assert!(!outage.failed("services", &forbidden(), at(0)));
     assert!(outage.failed("services", &away(), at(1)));
-    outage.is_over(None);
+    outage.recovered(None);
     assert!(outage.failed("services", &forbidden(), at(30)));
 }
 

@@ -61,3 +61,16 @@ fn without_agent_and_maps_there_is_an_archive_that_says_so() {
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600, "others do not read it");
 }
+
+#[test]
+fn an_archive_is_readable_by_its_owner_only_also_if_the_file_existed() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("old.tar.gz");
+    std::fs::write(&path, "of before").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    for path in [path, folder.path().join("new.tar.gz")] {
+        let metadata = private(&path).unwrap().metadata().unwrap();
+        assert_eq!((metadata.permissions().mode() & 0o777, metadata.len()), (0o600, 0), "{}", path.display());
+    }
+}

@@ -94,11 +94,11 @@ pub struct Connection {
 /// While this exists, the node drops every TCP packet in the middle of a connection that conntrack does not know; its
 /// sender retransmits it. SYNs pass. Ends when dropped, and when this process dies.
 #[derive(Debug)]
-pub struct Standstill {
+pub struct UnknownTcpDrop {
     _socket: Socket,
 }
 
-impl Standstill {
+impl UnknownTcpDrop {
     /// Starts the standstill in the network namespace of the calling thread.
     pub fn begin() -> io::Result<Self> {
         let socket = message::open()?;

@@ -25,7 +25,7 @@ const ERROR: u16 = 2;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 /// The mask of an attribute's type; the bits `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER` are not needed.
-const KIND: u16 = 0x3fff;
+const TYPE_MASK: u16 = 0x3fff;
 /// `NLA_F_NESTED`, the bit of attributes that contain other attributes.
 pub(super) const NESTED: u16 = 0x8000;
 /// The length of nfnetlink's header in bytes: family, version, resource.
@@ -79,7 +79,7 @@ pub(super) fn put(body: &mut Vec<u8>, kind: u16, payload: &[u8]) {
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = u16::from_ne_bytes(*bytes.first_chunk()?) as usize;
-        let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?) & KIND;
+        let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?) & TYPE_MASK;
         let payload = bytes.get(4..length)?;
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
         Some((kind, payload))
@@ -164,7 +164,7 @@ pub(super) fn transact_by(socket: &Socket, changes: &[(Message, u16)]) -> io::Re
     }
     append(BATCH_END, 0, 0, ANY_FAMILY, NFTABLES, &[]);
 
-    room_for(socket, bytes.len())?;
+    enlarge_send_buffer(socket, bytes.len())?;
     socket.send(&bytes, 0)?;
     loop {
         let (datagram, _) = socket.recv_from_full()?;
@@ -194,7 +194,7 @@ fn word32(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// Enlarges the send buffer: a batch is one datagram, and the rules of a large cluster take megabytes.
-fn room_for(socket: &Socket, length: usize) -> io::Result<()> {
+fn enlarge_send_buffer(socket: &Socket, length: usize) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
     let size = libc::c_int::try_from(length.saturating_mul(2)).unwrap_or(libc::c_int::MAX);
     // SAFETY: the pointer is to an int that outlives the call, and the length is that of an int.

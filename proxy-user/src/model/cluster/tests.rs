@@ -124,7 +124,7 @@ fn a_slice_that_says_the_same_again_changes_nothing_whenever_it_was_triggered() 
     assert_eq!(apply_slice(&mut cluster, first.clone()), ["web"]);
     let again = EndpointSlice { triggered: Some(std::time::SystemTime::UNIX_EPOCH), ..first };
     assert!(apply_slice(&mut cluster, again.clone()).is_empty());
-    assert!(cluster.slice(&again.name).is_some_and(|known| known.says_the_same(&again)));
+    assert!(cluster.slice(&again.name).is_some_and(|known| known.has_same_content(&again)));
     assert_eq!(cluster.slice(&SliceName::new("default", "other")), None);
 }
 
@@ -136,7 +136,8 @@ fn a_node_is_eligible_until_it_leaves_or_is_gone() {
         cluster.apply(event);
         cluster.is_node_eligible()
     };
-    let node = |name: &str, leaves| Event::Apply(Object::Node(NodeView { leaves, ..NodeView::new(name) }));
+    let node =
+        |name: &str, is_leaving| Event::Apply(Object::Node(NodeView { is_leaving, ..NodeView::new(name) }));
     assert!(after(node("n2", true)), "not our node");
     assert!(!after(node("n1", true)));
     assert!(!after(node("n2", false)));

@@ -14,7 +14,7 @@ impl Cluster {
     }
 
     /// Whether the API server has reported such a Service or EndpointSlice.
-    pub fn has_told(&self, key: &Key) -> bool {
+    pub fn has_reported(&self, key: &Key) -> bool {
         match key {
             Key::Service(name) => self.told_service(name).is_some(),
             Key::Slice(name) => self.told_slice(name).is_some(),
@@ -27,7 +27,7 @@ impl Cluster {
         match object {
             Object::Service(service) => self.told_service(&service.name) == Some(service),
             Object::Slice(slice) => {
-                self.told_slice(&slice.name).is_some_and(|known| known.says_the_same(slice))
+                self.told_slice(&slice.name).is_some_and(|known| known.has_same_content(slice))
             }
             Object::Node(_) | Object::ServiceCidr(_) => false,
         }

@@ -1,8 +1,8 @@
-// Curves: small ones beside numbers, and the history of a Service.
+// Charts: sparklines beside numbers, and the history of a Service.
 
 import { bytes, el, rate, say, set, svg } from "./dom.js";
 
-// The points of an area and of its upper edge, in a box of this size.
+// Returns the SVG paths of an area and of its upper edge, in a box of this size.
 function paths(values, width, height, most) {
   const step = values.length > 1 ? width / (values.length - 1) : 0;
   const y = (value) => (most > 0 ? height - (value / most) * (height - 2) - 1 : height - 1);
@@ -10,7 +10,7 @@ function paths(values, width, height, most) {
   return { line: `M${line}`, area: `M0,${height}L${line}L${width},${height}Z` };
 }
 
-// A small curve, which is drawn again by draw(values). The number beside it says the same to a screen reader.
+// Creates a sparkline, which draw(values) redraws. It is hidden from screen readers, which read the number beside it.
 export function sparkline(width = 96, height = 24) {
   const area = svg("path", { class: "area" });
   const line = svg("path", { class: "line" });
@@ -30,7 +30,7 @@ export function sparkline(width = 96, height = 24) {
   return { element, draw };
 }
 
-// A round number that is not less.
+// Rounds up to a round number, for the top of a scale.
 function ceiling(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
@@ -54,7 +54,7 @@ function ago(seconds) {
   return `${(seconds / 3600).toFixed(1)} h ago`;
 }
 
-// A chart of a history answer, with a slider that reads it point by point: by mouse, finger or arrow keys.
+// Creates the chart of an answer of page/history. A slider shows its single points: by mouse, touch or arrow keys.
 export function historyChart() {
   const area = svg("path", { class: "area" });
   const line = svg("path", { class: "line" });

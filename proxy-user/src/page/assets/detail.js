@@ -1,4 +1,4 @@
-// One Service: its history, its endpoints, why it fails.
+// The details of one Service: history, endpoints and failures.
 
 import { METRICS, historyChart } from "./chart.js";
 import { arrange, el, percent, plural, rate, say, set, whole } from "./dom.js";

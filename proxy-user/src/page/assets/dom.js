@@ -1,4 +1,4 @@
-// Elements and words. Names of objects are other people's input: they become text nodes and attributes, never markup.
+// Elements and text. Names of objects are untrusted input: they become text nodes and attributes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -12,7 +12,7 @@ function fill(element, attributes, children) {
   return element;
 }
 
-// el("td", { class: "number" }, "12")
+// Creates an element: el("td", { class: "number" }, "12")
 export function el(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -21,7 +21,7 @@ export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-// Changes the text only where it is another one: a reader's selection stays.
+// Sets the text only if it differs, so that the user's selection is kept.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -33,7 +33,7 @@ export function set(element, name, value) {
 
 const UNITS = ["", "k", "M", "G", "T"];
 
-// At most five signs: 0, 0.25, 7.5, 120, 3.4k, 1.2M.
+// Formats a number with at most five characters: 0, 0.25, 7.5, 120, 3.4k, 1.2M.
 export function rate(value) {
   let unit = 0;
   while (value >= 999.5 && unit + 1 < UNITS.length) {
@@ -62,7 +62,7 @@ export function plural(count, one, many = `${one}s`) {
   return `${whole(count)} ${count === 1 ? one : many}`;
 }
 
-// Puts elements into a parent in this order and takes others out; the focus stays where it was.
+// Makes the elements the only children of the parent, in this order; keeps the focus.
 export function arrange(parent, elements) {
   const focused = document.activeElement;
   let place = parent.firstChild;

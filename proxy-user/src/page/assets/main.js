@@ -1,4 +1,4 @@
-// The page: listens to events, and draws what they tell.
+// The page: receives events, and draws their data.
 
 import { METRICS, sparkline } from "./chart.js";
 import { detail } from "./detail.js";
@@ -10,7 +10,7 @@ import { dropTable, serviceTable } from "./tables.js";
 const POINTS = 60;
 const PERIOD = 2000;
 const RETRY = 5000;
-// A node that has said nothing for so long is shown as silent.
+// Milliseconds without an event from a node, after which the page shows the node as silent.
 const SILENT = 15000;
 
 const by = (id) => document.getElementById(id);
@@ -23,7 +23,7 @@ let opened = "";
 let filter = "";
 let totals = null;
 
-// The last rates of everything that has some, since the page is open.
+// The last rates of totals, Services and reasons since the page was opened.
 const curves = {
   known: new Map(),
   push(key, value) {
@@ -39,7 +39,7 @@ const curves = {
   },
 };
 
-// Colours.
+// Colour theme.
 const theme = by("theme");
 function paint(name) {
   if (name === "auto") document.documentElement.removeAttribute("data-theme");
@@ -48,7 +48,7 @@ function paint(name) {
 try {
   theme.value = localStorage.getItem("ballast-colours") ?? "auto";
 } catch {
-  // Without storage the choice is for this visit.
+  // Without local storage, the choice is lost when the page is closed.
 }
 if (!theme.value) theme.value = "auto";
 paint(theme.value);
@@ -79,7 +79,7 @@ const services = serviceTable(by("service-table"), (key) => go(key === opened ? 
 const drops = dropTable(by("drop-table"));
 const panel = detail(by("detail"), () => go(""));
 
-// The Service that is shown is in the address, so that it can be sent and gone back from.
+// Puts the shown Service into the URL, so that users can share the URL and go back.
 function go(key) {
   history.pushState(null, "", key ? `#service=${encodeURIComponent(key)}` : location.pathname);
   follow();
@@ -155,7 +155,7 @@ function listen() {
       tell("No connection; retrying", "lost");
       return;
     }
-    // Refused, not interrupted: the browser does not try again by itself.
+    // The server refused the request: the browser does not retry by itself, unlike after an interruption.
     tell("Refused: too many pages are open, or the agent is restarting; retrying", "lost");
     retry = setTimeout(listen, RETRY);
   };
@@ -185,7 +185,7 @@ by("pause").addEventListener("click", () => {
   else tell("Connecting", "");
   listen();
 });
-// Nothing is read for a page that is not seen.
+// A hidden page receives no events.
 document.addEventListener("visibilitychange", listen);
 by("node").addEventListener("change", () => {
   curves.known.clear();
@@ -238,7 +238,7 @@ function draw() {
   if (opened) panel.draw(picture.services.get(opened), picture);
 }
 
-// A point of every curve.
+// Adds a point to every curve.
 setInterval(() => {
   if (paused || document.hidden || frames.size === 0) return;
   const picture = merge(frames, by("node").value);

@@ -1,11 +1,11 @@
-// The map: clients, Services, endpoints, and how many connections begin between them.
+// The map: clients, Services, endpoints, and the rates of new connections between them.
 
 import { el, percent, plural, rate, svg } from "./dom.js";
 
 const BOX = 44;
 const GAP = 10;
 const MARGIN = 4;
-// About the width of a letter of 12 px.
+// Approximate width of a letter at a font size of 12 px, in px.
 const LETTER = 6.7;
 
 function cut(text, width) {
@@ -15,7 +15,7 @@ function cut(text, width) {
 
 const weight = (edge) => edge.rate + edge.open * 1e-6;
 
-// What is drawn: three columns of boxes, and edges between them.
+// Returns the boxes of the three columns, with the data of the edges between them.
 export function plan(picture, isNarrow) {
   const [mostServices, mostClients, mostEndpoints] = isNarrow ? [5, 6, 2] : [8, 9, 3];
   const busy = (one) => one.rates.connections + one.rates.failures;
@@ -28,7 +28,7 @@ export function plan(picture, isNarrow) {
     .slice(0, mostServices);
   const keys = new Set(services.map((one) => one.key));
 
-  // Clients, the busiest first; the others are one box.
+  // The busiest clients have a box each; all others share one.
   const clients = new Map();
   for (const edge of edges.filter((one) => keys.has(one.service))) {
     const one = clients.get(edge.client) ?? { name: edge.client, rate: 0, open: 0, to: [] };
@@ -73,7 +73,7 @@ export function plan(picture, isNarrow) {
   return { clients: shown, services, endpoints };
 }
 
-// Draws into `place` and returns nothing; `open(key)` is called for a Service that is chosen.
+// Draws the map into `place`; calls `open(key)` when the user selects a Service.
 export function drawMap(place, picture, open) {
   const width = Math.max(280, place.clientWidth);
   const isNarrow = width < 620;
@@ -89,7 +89,7 @@ export function drawMap(place, picture, open) {
   const box = (width - 2 * gutter - 2 * MARGIN) / 3;
   const column = (number) => MARGIN + number * (box + gutter);
   const places = new Map();
-  // A Service stands beside the middle of its endpoints, a client beside the middle of its Services, as far as there is room.
+  // Places a Service beside the middle of its endpoints, and a client beside the middle of its Services, if there is room.
   const stack = (list, x, middle) => {
     let free = MARGIN;
     for (const one of list) {
@@ -184,7 +184,7 @@ export function drawMap(place, picture, open) {
   ];
   element.append(...lines, ...boxes);
 
-  // One stop of the tab key; arrows go on from there.
+  // The map is one tab stop; the arrow keys move the focus inside it.
   const columns = [clients, services, endpoints].map((list) => list.map((one) => one.key));
   const byKey = new Map(boxes.map((one) => [one.getAttribute("data-key"), one]));
   let current = byKey.get(remembered) ?? byKey.get(services[0].key);

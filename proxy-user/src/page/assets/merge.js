@@ -1,4 +1,4 @@
-// Makes one picture of what the nodes tell. One node is a cluster of one.
+// Merges the data of all nodes into one picture. A single node is treated as a cluster of one.
 
 function plus(sum, part) {
   for (const name of ["connections", "packets", "bytes", "failures"]) sum[name] += part[name];
@@ -6,7 +6,7 @@ function plus(sum, part) {
 
 const nothing = () => ({ connections: 0, packets: 0, bytes: 0, failures: 0 });
 
-// An endpoint that some nodes skip is shown as skipped.
+// If the nodes have different states of an endpoint, the worst one is shown.
 const WORSE = { active: 0, terminating: 1, gone: 2 };
 
 function addEndpoint(known, part, node) {
@@ -59,7 +59,7 @@ function addService(services, row, node) {
   for (const [reason, value] of Object.entries(row.failures)) {
     one.failures.set(reason, (one.failures.get(reason) ?? 0) + value);
   }
-  // All nodes have the same endpoints, but for those that follow a change, and for policies.
+  // All nodes have the same endpoints, except during a change, and because of policies.
   one.count = Math.max(one.count, row.count);
   one.ready = Math.max(one.ready, row.ready);
   for (const endpoint of row.endpoints) addEndpoint(one.endpoints, endpoint, node);
@@ -74,7 +74,7 @@ function finish(one) {
   one.endpoints = endpoints;
 }
 
-// `frames`: what each node told last, by node; `only`: the node that is chosen, or "".
+// `frames`: the last event of each node, by node; `only`: the selected node, or "" for all.
 export function merge(frames, only) {
   const picture = {
     nodes: [],

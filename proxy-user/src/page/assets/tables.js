@@ -1,4 +1,4 @@
-// The tables: Services, and reasons.
+// The tables of Services and of reasons.
 
 import { sparkline } from "./chart.js";
 import { arrange, bytes, el, plural, rate, say, set, whole } from "./dom.js";

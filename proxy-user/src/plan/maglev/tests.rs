@@ -98,7 +98,7 @@ fn what_rounding_leaves_goes_to_those_that_lose_most_by_it() {
 
 #[test]
 fn the_most_endpoints_have_a_table() {
-    let members: Vec<Member> = (0..maglev::MOST).map(|number| member(number, 1)).collect();
+    let members: Vec<Member> = (0..maglev::MAX_BACKENDS).map(|number| member(number, 1)).collect();
     assert_eq!(shares(&members).len(), members.len());
 }
 

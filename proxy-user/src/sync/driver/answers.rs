@@ -41,7 +41,7 @@ impl<S: Store> Driver<S> {
         for (key, object) in objects {
             let event = match object {
                 Some(object) if !self.cluster.knows(&object) => Event::Apply(object),
-                None if self.cluster.has_told(&key) => Event::Delete(key.clone()),
+                None if self.cluster.has_reported(&key) => Event::Delete(key.clone()),
                 _ => continue,
             };
             self.take(event);

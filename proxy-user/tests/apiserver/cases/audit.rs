@@ -1,4 +1,4 @@
-//! Audits: maps that differ from the API server are repaired, and in all other cases none differ.
+//! An audit repairs maps that differ from the API server's objects; in all other cases, audits find no difference.
 
 use std::fs;
 
@@ -11,13 +11,13 @@ use crate::agent::Node;
 use crate::kube::control::ControlPlane;
 use crate::oracle::agree;
 
-/// The case that spoils maps.
+/// Name of the case that changes the maps behind the agent's back, so that an audit finds a difference.
 pub const REPAIRS: &str = "an_audit_repairs_what_differs";
 
-/// What the agent says of a difference.
+/// The agent's log message about a difference.
 const DIFFERED: &str = "what was programmed differed from the API server for more than a minute";
 
-/// No audit of this case has found a difference, and the agents have read what the API server writes in protobuf.
+/// Checks that no audit of this case has found a difference, and that the agents could read the API server's protobuf.
 pub fn found_nothing(case: &Case, node: &Node) -> Result<()> {
     let log = fs::read_to_string(node.log_file()).unwrap_or_default();
     let line = log.lines().find(|line| line.contains(DIFFERED));
@@ -31,7 +31,7 @@ pub fn repairs(control: &mut ControlPlane, node: &Node) -> Result<()> {
     let api = &control.api;
     api.create(&service("web", &json!({}))?)?;
     api.create(&slice("web-1", "web", &["10.1.0.1", "10.1.0.2"])?)?;
-    // The agent's own comparison of the maps comes too late.
+    // With this period, the agent's comparison of the maps with its own state does not repair the difference before the audit.
     let mut agent = node.start_with(&control.agent_kubeconfig(), &["--sync-period", "1h"])?;
     agent.says(&["first sync done"])?;
     agree(api, node)?;

@@ -1,4 +1,4 @@
-//! What `deploy/` holds is what an API server takes, and asks for no more rights than kube-proxy has.
+//! An API server accepts the manifests in `deploy/`, and they ask for no more rights than kube-proxy has.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::agent::Node;
 use crate::kube::control::ControlPlane;
 use crate::kube::manifests::{objects, role};
 
-/// Where objects of a kind are made.
+/// Returns the API path at which an object like this is created.
 fn path(object: &Value) -> Result<String> {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
     let (version, kind) = (text("/apiVersion").context("no version")?, text("/kind").context("no kind")?);
@@ -21,13 +21,13 @@ fn path(object: &Value) -> Result<String> {
     })
 }
 
-/// Asks the server to take an object, without keeping it; a field that it does not know is an error.
+/// Creates the object as a dry run, which does not store it; an unknown field is an error.
 fn try_out(control: &ControlPlane, object: &Value) -> Result<()> {
     control.api.create_raw(&format!("{}?dryRun=All&fieldValidation=Strict", path(object)?), object)
 }
 
 pub fn the_manifests_are_accepted(control: &mut ControlPlane, _node: &Node) -> Result<()> {
-    // The role is there already: it is what the agents of all cases have.
+    // Skip the role and its binding, which exist already: the agents of all cases use them.
     let mut all = objects("ballast.yaml")?;
     all.extend(objects("cleanup/cleanup.yaml")?);
     all.extend(objects("end-udp-sockets/end-udp-sockets.yaml")?);
@@ -42,7 +42,7 @@ pub fn the_manifests_are_accepted(control: &mut ControlPlane, _node: &Node) -> R
             && kinds[4..] == ["DaemonSet"; 3],
         "{kinds:?}"
     );
-    // The server does look.
+    // The server does validate the fields.
     for (pointer, value) in [("hostNetwrk", json!(true)), ("priorityClassName", json!("Not/A/Name"))] {
         let mut wrong = all[4].clone();
         wrong["spec"]["template"]["spec"][pointer] = value;
@@ -51,7 +51,7 @@ pub fn the_manifests_are_accepted(control: &mut ControlPlane, _node: &Node) -> R
     Ok(())
 }
 
-/// Every single thing that rules allow: group, resource, verb.
+/// Returns all triples of API group, resource and verb that the role allows.
 fn allowed(role: &Value) -> Result<BTreeSet<[String; 3]>> {
     let mut all = BTreeSet::new();
     for rule in role["rules"].as_array().context("no rules")? {

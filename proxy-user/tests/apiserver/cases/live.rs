@@ -1,4 +1,4 @@
-//! Objects as they come, change and go.
+//! Objects are created, changed and removed.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Service;
@@ -11,7 +11,7 @@ use crate::kube::control::ControlPlane;
 use crate::kube::{PATIENCE, eventually};
 use crate::oracle::{Table, agree};
 
-/// Where a client that dials `dialled` may end.
+/// Returns the endpoints that can be selected for `orig_dst`; `None` if that is no frontend.
 fn endpoints(table: &Table, orig_dst: &str) -> Option<Vec<String>> {
     Some(table.get(orig_dst)?.endpoints.iter().map(ToString::to_string).collect())
 }
@@ -28,7 +28,7 @@ pub fn objects_from_before_and_while_it_runs(control: &mut ControlPlane, node: &
     );
     ensure!(endpoints(&table, "10.96.0.1:443/TCP") == Some(vec!["192.0.2.1:6443".into()]));
 
-    // The slice first: the order of two watches is not defined.
+    // Creates a slice before its Service: the order of events of two watches is not defined.
     api.create(&slice("while-1", "while", &["10.1.1.1"])?)?;
     api.create(&service("while", &json!({ "clusterIP": "10.96.1.2", "sessionAffinity": "ClientIP" }))?)?;
     api.create(&slice("while-2", "while", &["10.1.1.2"])?)?;
@@ -99,7 +99,7 @@ pub fn kinds_of_services(control: &mut ControlPlane, node: &Node) -> Result<()> 
         { "name": "dns", "port": 5353, "protocol": "UDP" },
         { "name": "sctp", "port": 9999, "protocol": "SCTP" },
     ]);
-    // A named target port may be another number in another pod.
+    // A named target port may have another number in another pod.
     let other_ports = json!([{ "name": "web", "port": 9090, "protocol": "TCP" }]);
     let v6 = json!([{ "addresses": ["fd44::1"] }, { "addresses": ["fd44::2"] }]);
     let away = json!([{ "addresses": ["10.1.2.9"], "nodeName": "node-b" }]);
@@ -137,10 +137,10 @@ pub fn kinds_of_services(control: &mut ControlPlane, node: &Node) -> Result<()> 
     ensure!(endpoints(&table, "[fd96::2:1]:99/SCTP").is_some_and(|endpoints| endpoints.len() == 2));
     ensure!(table["10.96.2.2:80/TCP"].drops, "only another node has an endpoint");
     ensure!(table.values().any(|answer| answer.name == "default/marked"), "the label is one for slices");
-    // The API server's own Service, three ports of two families, and two: nothing else.
+    // 1 for the API server's own Service, 6 for three ports in two families, 2 for `local` and `marked`.
     ensure!(table.len() == 1 + 6 + 2, "{:?}", table.keys());
 
-    // Into what we serve, and out of it.
+    // Some Services change to ones that the agent serves, others to ones that it does not serve.
     let address = json!({ "spec": { "type": "ClusterIP", "externalName": null, "clusterIP": "10.96.2.3" } });
     api.patch::<Service>("name", &address)?;
     api.patch::<Service>(
@@ -167,7 +167,7 @@ pub fn kinds_of_services(control: &mut ControlPlane, node: &Node) -> Result<()> 
     agent.is_well()
 }
 
-/// What the API server accepts, although no proxy can use it.
+/// Slices that the API server accepts, although no proxy can use them.
 pub fn objects_that_make_no_sense(control: &mut ControlPlane, node: &Node) -> Result<()> {
     let api = &control.api;
     api.create(&service("good", &json!({ "clusterIP": "10.96.3.1" }))?)?;
@@ -210,9 +210,9 @@ pub fn objects_that_make_no_sense(control: &mut ControlPlane, node: &Node) -> Re
     ];
     let refused: Vec<_> =
         candidates.iter().filter(|(_, slice)| api.create(slice).is_err()).map(|(what, _)| *what).collect();
-    // Of the pinned version: what another one refuses is no longer shown here.
+    // The pinned version refuses these; slices that another version refuses, this case no longer tests.
     ensure!(refused == ["zeros", "disguised", "loopback"], "the API server refused {refused:?}");
-    // The last one: what came before has been seen when this one has.
+    // When the agent has seen this slice, the last one, it has seen all the slices before.
     api.create(&slice("good-2", "good", &["10.1.3.9"])?)?;
     let table = agree(api, node)?;
     ensure!(
@@ -254,7 +254,7 @@ pub fn the_zone_of_the_node_changes(control: &mut ControlPlane, node: &Node) -> 
     is(&["10.1.4.2:8080"])?;
     api.label_node(NODE, &json!({}))?;
     is(&["10.1.4.1:8080", "10.1.4.2:8080"])?;
-    // One endpoint without a hint: none of them counts.
+    // If one endpoint has no hint, the hints of all are ignored.
     zone("a")?;
     is(&["10.1.4.1:8080"])?;
     api.create(&slice("near-2", "near", &["10.1.4.3"])?)?;
@@ -273,7 +273,7 @@ pub fn a_node_leaves(control: &mut ControlPlane, node: &Node) -> Result<()> {
     becomes("503")?;
     api.patch_node(NODE, &json!({ "spec": { "taints": null } }))?;
     becomes("200")?;
-    // It is being deleted for as long as something holds it.
+    // The finalizer keeps the deleted node object: it has a deletionTimestamp.
     api.patch_node(NODE, &json!({ "metadata": { "finalizers": ["example.org/held"] } }))?;
     api.delete_node(NODE)?;
     becomes("503")?;
@@ -287,7 +287,7 @@ pub fn a_node_leaves(control: &mut ControlPlane, node: &Node) -> Result<()> {
     becomes("200")?;
     api.delete_node(NODE)?;
     becomes("503")?;
-    // All the time it serves on.
+    // The agent itself keeps serving.
     agent.is_well()
 }
 

@@ -15,7 +15,7 @@ use crate::oracle::{agree, agree_within};
 
 const SERVICES: usize = 1000;
 const ENDPOINTS: usize = 10;
-/// A busy machine makes some hundred objects in a second.
+/// Timeout for many objects: a busy machine creates some hundred per second.
 const LONG: Duration = Duration::from_mins(1);
 
 pub fn a_thousand_services(control: &mut ControlPlane, node: &Node) -> Result<()> {
@@ -28,7 +28,7 @@ pub fn a_thousand_services(control: &mut ControlPlane, node: &Node) -> Result<()
         services.push(service(&name, &json!({}))?);
         slices.push(slice(&format!("{name}-1"), &name, &addresses)?);
     }
-    // Half of it is there before the agent, half comes while it runs.
+    // Half of the objects exist before the agent starts; the others are created while it runs.
     let half = SERVICES / 2;
     let api = &control.api;
     let making = Instant::now();
@@ -48,7 +48,7 @@ pub fn a_thousand_services(control: &mut ControlPlane, node: &Node) -> Result<()
     let spread: usize = table.values().map(|answer| answer.endpoints.len()).sum();
     ensure!(spread == SERVICES * ENDPOINTS + 1, "{spread}");
 
-    // All at once: what a restart costs.
+    // Measures a restart: the agent gets all objects at once.
     agent.kill()?;
     let again = Instant::now();
     let mut agent = node.start()?;
@@ -57,7 +57,7 @@ pub fn a_thousand_services(control: &mut ControlPlane, node: &Node) -> Result<()
     agree(api, node)?;
     let sync = first_sync(&agent.log()?)?;
 
-    // Every second Service goes with its slice; of another part only the slice.
+    // Removes every second Service with its slice, and of every twentieth Service only the slice.
     let removing = Instant::now();
     let gone: Vec<_> = services.iter().step_by(2).cloned().collect();
     let empty: Vec<_> = slices.iter().step_by(2).chain(slices.iter().skip(1).step_by(20)).cloned().collect();
@@ -76,7 +76,7 @@ pub fn a_thousand_services(control: &mut ControlPlane, node: &Node) -> Result<()
     Ok(())
 }
 
-/// How long the first sync took, by the agent's own account.
+/// Returns the duration of the first sync, from the agent's log.
 fn first_sync(log: &str) -> Result<Duration> {
     let line = log.lines().find(|line| line.contains("synced services=")).context("no sync")?;
     let micros = line.rsplit("duration_us=").next().and_then(|text| text.trim().parse().ok());

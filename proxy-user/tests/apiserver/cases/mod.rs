@@ -1,4 +1,4 @@
-//! The cases, and the objects they are made of.
+//! The cases, and functions for the objects that they create.
 
 pub mod audit;
 pub mod deployment;
@@ -16,15 +16,15 @@ use serde_json::{Value, json};
 use crate::agent::Node;
 use crate::kube::control::ControlPlane;
 
-/// One case.
+/// A case.
 pub struct Case {
-    /// What it shows.
+    /// Name of the test.
     pub name: &'static str,
-    /// The whole of it.
+    /// Runs the case; an error fails the test.
     pub run: fn(&mut ControlPlane, &Node) -> Result<()>,
 }
 
-/// All of them.
+/// All cases.
 pub const CASES: &[Case] = &[
     Case { name: "the_manifests_are_accepted", run: deployment::the_manifests_are_accepted },
     Case {
@@ -52,7 +52,7 @@ pub const CASES: &[Case] = &[
     Case { name: audit::REPAIRS, run: audit::repairs },
 ];
 
-/// A Service of the namespace `default` with an unnamed TCP port 80; `spec` adds to it.
+/// Returns a Service of the namespace `default` with an unnamed TCP port 80; `spec` adds or replaces fields of its spec.
 fn service(name: &str, spec: &Value) -> Result<Service> {
     let mut object = json!({
         "metadata": { "name": name },
@@ -62,13 +62,13 @@ fn service(name: &str, spec: &Value) -> Result<Service> {
     Ok(serde_json::from_value(object)?)
 }
 
-/// A slice of IPv4 endpoints, all ready, of a Service like the one above.
+/// Returns a slice of ready IPv4 endpoints, for a Service of the function `service`.
 fn slice(name: &str, service: &str, addresses: &[&str]) -> Result<EndpointSlice> {
     let endpoints: Vec<_> = addresses.iter().map(|address| json!({ "addresses": [address] })).collect();
     slice_of(name, service, &json!({ "endpoints": endpoints }))
 }
 
-/// A slice; `fields` adds to it.
+/// Returns a slice; `fields` adds or replaces its fields.
 fn slice_of(name: &str, service: &str, fields: &Value) -> Result<EndpointSlice> {
     let mut object = json!({
         "metadata": { "name": name, "labels": { "kubernetes.io/service-name": service } },
@@ -80,7 +80,7 @@ fn slice_of(name: &str, service: &str, fields: &Value) -> Result<EndpointSlice> 
     Ok(serde_json::from_value(object)?)
 }
 
-/// Puts the fields of one object over those of another.
+/// Copies the fields of `over` to `object`.
 fn merge(object: &mut Value, over: &Value) {
     for (key, value) in over.as_object().into_iter().flatten() {
         object[key] = value.clone();

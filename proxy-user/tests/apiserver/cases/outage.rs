@@ -1,4 +1,4 @@
-//! The API server or the agent is away for a while.
+//! The API server or the agent is down for a while.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use crate::kube::control::ControlPlane;
 use crate::kube::{PATIENCE, eventually};
 use crate::oracle::{Table, agree, found, same};
 
-/// Longer than some of the pauses between two attempts to connect.
+/// Longer than some of the agent's pauses between two attempts to connect.
 const AWAY: Duration = Duration::from_secs(5);
 
-/// Nothing moves and the agent is well, for a while.
+/// Checks for a while that the maps do not change and the agent is alive.
 fn stays(agent: &mut Agent, node: &Node, table: &Table, time: Duration) -> Result<()> {
     let begun = Instant::now();
     while begun.elapsed() < time {
@@ -29,7 +29,7 @@ fn stays(agent: &mut Agent, node: &Node, table: &Table, time: Duration) -> Resul
     Ok(())
 }
 
-/// Three Services with an endpoint each, and the node, so that there is nothing to warn of.
+/// Creates three Services with one endpoint each, and the node object, so that the agent has no reason for a warning.
 fn three(control: &ControlPlane) -> Result<()> {
     control.api.label_node(NODE, &json!({}))?;
     for number in 1..=3 {
@@ -58,8 +58,8 @@ pub fn the_api_server_goes_and_comes_back(control: &mut ControlPlane, node: &Nod
     ensure!(table["10.96.5.9:80/TCP"].endpoints.len() == 1 && table.len() == 4);
     agent.says(&["the API server answers again"])?;
     agent.is_well()?;
-    // Once for each time that it was away, however often it was tried: one that is just starting may answer one watch
-    // and refuse the connection of the next.
+    // The agent warns once per outage, not once per attempt. There may be several outages: an API server that is just starting
+    // may answer one watch and refuse the connection of the next.
     let (warnings, ends) = (agent.count(&[" WARN ", "does not answer"])?, agent.count(&["answers again"])?);
     let attempts = agent.count(&["a watch failed"])?;
     ensure!(warnings == ends, "{warnings} warnings, and {ends} times it came back");
@@ -83,14 +83,14 @@ pub fn a_missing_permission(control: &mut ControlPlane, node: &Node) -> Result<(
     }
     let table = agree(&control.api, node)?;
     ensure!(table.len() == 4, "{table:?}");
-    // However often it was tried.
+    // One warning per resource, for all attempts.
     let warnings = agent.count(&[" WARN ", "denies access"])?;
     ensure!(warnings == resources.len(), "{warnings} warnings for {resources:?}");
     Ok(())
 }
 
-/// Changes that no watch sees: they are made through an API server that the agent does not know. The one that it
-/// knows starts with a later state then, and refuses to go on from the earlier one.
+/// Changes that no watch sees: they are made through an API server at a port that the agent does not know. The API server that
+/// the agent knows then starts with a later state, and refuses to continue a watch from the earlier one.
 pub fn a_watch_expires(control: &mut ControlPlane, node: &Node) -> Result<()> {
     three(control)?;
     let mut agent = node.start()?;
@@ -105,7 +105,7 @@ pub fn a_watch_expires(control: &mut ControlPlane, node: &Node) -> Result<()> {
     api.patch::<EndpointSlice>("s3-1", &json!({ "endpoints": [{ "addresses": ["10.1.5.33"] }] }))?;
     api.create(&service("fresh", &json!({ "clusterIP": "10.96.5.8" }))?)?;
     api.create(&slice("fresh-1", "fresh", &["10.1.5.8"])?)?;
-    // Its own Service has another port meanwhile; nothing of that comes here.
+    // The API server's own Service has another port meanwhile; the agent does not see that either.
     stays(&mut agent, node, &table, Duration::from_secs(1))?;
     control.kill()?;
     control.restart()?;
@@ -115,14 +115,14 @@ pub fn a_watch_expires(control: &mut ControlPlane, node: &Node) -> Result<()> {
     ensure!(table["10.96.5.8:80/TCP"].endpoints.len() == 1);
     let expired = agent.count(&["restarting it", "too old resource version"])?;
     ensure!(expired > 0, "no watch has expired: this has shown nothing");
-    // It watches on, too.
+    // The new watches work, too.
     control.api.delete::<Service>("fresh")?;
     let table = agree(&control.api, node)?;
     ensure!(!table.contains_key("10.96.5.8:80/TCP"));
     agent.is_well()
 }
 
-/// Ids by what they stand for: Service ports and their endpoints in use.
+/// Returns the ids of Service ports and of their active backends, by name.
 fn ids(node: &Node) -> Result<BTreeMap<String, u32>> {
     let maps = node.maps()?;
     let names = maps.names()?;
@@ -149,10 +149,10 @@ pub fn the_agent_is_killed(control: &mut ControlPlane, node: &Node) -> Result<()
     api.create(&slice("fresh-1", "fresh", &["10.1.5.8"])?)?;
     control.kill()?;
 
-    // It cannot know yet what has gone.
+    // The agent cannot know yet which objects were removed.
     let mut agent = node.start()?;
     agent.says(&["the API server does not answer"])?;
-    // Lists begin while the programs are loaded, before it listens.
+    // The agent begins to list objects while it loads the programs, before its health server listens.
     eventually(PATIENCE, || agent.is_well())?;
     stays(&mut agent, node, &before, AWAY)?;
     ensure!(ids(node)? == ids_before, "ids changed without an API server");

@@ -1,4 +1,4 @@
-//! The agent tells which edition of a Service it serves, and that is the API server's.
+//! The agent reports which version of a Service and its slices it has programmed: the one that the API server has.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Service;
@@ -13,7 +13,7 @@ use crate::kube::{PATIENCE, eventually};
 
 const PATH: &str = "/programmed/default/told";
 
-/// Waits until the agent serves the editions that the API server has now.
+/// Waits until the agent has programmed the versions that the API server has now.
 fn serves_now(control: &ControlPlane, agent: &mut Agent) -> Result<Value> {
     let service: Service =
         serde_json::from_str(&control.api.get_raw("/api/v1/namespaces/default/services/told")?)?;
@@ -41,7 +41,7 @@ pub fn follows_the_api_server(control: &mut ControlPlane, node: &Node) -> Result
     let mut agent = node.start()?;
     agent.says(&["first sync done"])?;
     let first = serves_now(control, &mut agent)?;
-    // A change that means nothing here is a newer edition all the same.
+    // An annotation changes nothing in the maps, but the Service has a new resourceVersion.
     api.patch::<Service>("told", &json!({ "metadata": { "annotations": { "a": "b" } } }))?;
     let second = serves_now(control, &mut agent)?;
     ensure!(first["resourceVersion"] != second["resourceVersion"], "{first}, {second}");

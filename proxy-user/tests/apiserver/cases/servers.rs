@@ -17,15 +17,15 @@ use crate::kube::control::{ADDRESS, ControlPlane, PORT, SECOND};
 use crate::kube::{PATIENCE, eventually, ip};
 use crate::oracle::{agree, found, same, wanted};
 
-/// How soon a change is in the maps, though the server that the agent asked is gone. One that is away is tried again after
-/// up to 20 s: this is much less.
+/// Timeout for a change to reach the maps although the agent's API server is down. It is much shorter than the pause of up to
+/// 20 s before the agent tries the same server again.
 const SOON: Duration = Duration::from_secs(5);
 
 fn both() -> String {
     format!("https://{ADDRESS}:{PORT},https://{SECOND}:{PORT}")
 }
 
-/// One Service, and the node, so that there is nothing to warn of.
+/// Creates one Service, and the node object, so that the agent has no reason for a warning.
 fn one(control: &ControlPlane) -> Result<()> {
     control.api.label_node(NODE, &json!({}))?;
     control.api.create(&service("s", &json!({ "clusterIP": "10.96.7.1" }))?)?;
@@ -57,22 +57,22 @@ pub fn another_takes_over(control: &mut ControlPlane, node: &Node) -> Result<()>
     ensure!(took < SOON, "the change took {took:?}");
     ensure!(agent.metric(&asked(ADDRESS))? == "0" && agent.metric(&asked(SECOND))? == "1");
     ensure!(agent.metric("ballast_api_server_failovers_total")? == "1");
-    // One line says so, and none that the API server is away.
+    // One line of the log reports the failover, and none says that the API server does not answer.
     ensure!(agent.count(&[" WARN ", "changed to another API server", SECOND])? == 1);
     ensure!(agent.count(&[" WARN ", "does not answer; programmed Services keep working"])? == 0);
-    // One by one, while nothing fails.
+    // More changes, one by one, without a failure.
     for last in 3..10 {
         change(control, &format!("10.1.7.{last}"))?;
         agree(&control.api, node)?;
     }
 
-    // An agent that starts now finds the one that lives.
+    // An agent that starts now finds the API server that runs.
     agent.kill()?;
     let mut agent = node.start_with(&kubeconfig, &["--master", &both()])?;
     agent.says(&["first sync done"])?;
     ensure!(agent.metric(&asked(SECOND))? == "1");
 
-    // And back.
+    // Failover back to the first one.
     control.restart()?;
     second.kill()?;
     change(control, "10.1.7.99")?;
@@ -81,7 +81,7 @@ pub fn another_takes_over(control: &mut ControlPlane, node: &Node) -> Result<()>
         agent.metric(&asked(ADDRESS))? == "1" && agent.metric("ballast_api_server_failovers_total")? == "2"
     );
 
-    // All are away: that is told once, and what is programmed stays.
+    // All API servers are down: the agent reports that, and the programmed Services stay.
     let table = agree(&control.api, node)?;
     control.kill()?;
     agent.says(&["the API server does not answer"])?;
@@ -91,14 +91,14 @@ pub fn another_takes_over(control: &mut ControlPlane, node: &Node) -> Result<()>
     agent.is_well()
 }
 
-/// The control plane's own address, which no API server has told of.
+/// The control plane's address: the cluster address of a static Service, which no API server has.
 const VIP: &str = "192.0.2.100";
 
 fn vip() -> Result<SocketAddr> {
     Ok(format!("{VIP}:{PORT}").parse()?)
 }
 
-/// What an API server says to a client that does not speak TLS.
+/// Part of an API server's answer to a request without TLS.
 const ANSWER: &str = "400 Bad Request";
 
 pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<()> {
@@ -120,7 +120,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
     fs::write(folder.join("control-plane.json"), manifest.to_string())?;
     let folder = folder.to_str().context("no text")?.to_owned();
 
-    // A node that boots while no API server that it knows answers: no server has port 1.
+    // A node boots while its API server does not answer: no server listens on port 1.
     ensure!(node.dial(vip()?).is_err(), "there is no such address yet");
     let dead = format!("https://{ADDRESS}:1");
     let mut agent = node.start_with(&kubeconfig, &["--manifests", &folder, "--master", &dead])?;
@@ -129,7 +129,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
     ensure!(agent.count(&["first sync done"])? == 0);
     agent.answers("/readyz", "503")?;
     agent.is_well()?;
-    // One of its two endpoints lives: a client that tries again gets through.
+    // One of the two endpoints works: a refused client connects at its second attempt.
     let begun = Instant::now();
     let mut refused = 0;
     while begun.elapsed() < Duration::from_secs(3) {
@@ -140,7 +140,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
     }
     agent.kill()?;
 
-    // The next one finds an API server; the cluster's Services come beside the static one.
+    // The next agent finds an API server, and programs the cluster's Services in addition to the static one.
     control.restart()?;
     let flags = ["--manifests", &folder, "--master", &both()];
     let mut agent = node.start_with(&kubeconfig, &flags)?;
@@ -158,7 +158,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
         ensure!(reaches(node)?, "both live");
     }
 
-    // One API server is killed, under the agent and under the address. A client that is refused tries once more.
+    // Kills the API server that the agent uses, which is also an endpoint of the address. A refused client tries once more.
     let begun = Instant::now();
     let mut reached = 0;
     let mut is_killed = false;
@@ -181,7 +181,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
     agent.is_well()?;
     agent.kill()?;
 
-    // A node without its folder keeps the address until it knows better.
+    // An agent without the folder keeps the address until it knows the API server's Services.
     let mut agent = node.start_with(&kubeconfig, &["--master", &both()])?;
     agent.says(&["first sync done"])?;
     eventually(PATIENCE, || {
@@ -191,7 +191,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
     agent.is_well()
 }
 
-/// Whether a process of the node gets through to an API server; an error if another server answers.
+/// Whether a process of the node reaches an API server at the address; an error if another server answers.
 fn reaches(node: &Node) -> Result<bool> {
     match node.dial(vip()?) {
         Ok(answer) => {
@@ -208,7 +208,8 @@ fn reaches(node: &Node) -> Result<bool> {
 /// The cluster address of the Service `kubernetes`.
 const CLUSTER_IP: &str = "10.96.0.1";
 
-/// The agent is told of the cluster address alone, as in a pod. Something else than Ballast leads there, for a while.
+/// The agent knows only the cluster address, as in a pod. At first, a relay instead of Ballast connects that address to the API
+/// server.
 pub fn behind_the_service(control: &mut ControlPlane, node: &Node) -> Result<()> {
     one(control)?;
     ip(&format!("addr add {CLUSTER_IP}/32 dev lo"))?;
@@ -225,7 +226,7 @@ fn through_a_relay(control: &ControlPlane, node: &Node) -> Result<()> {
     agent.says(&[" WARN ", "the Service `kubernetes`", "--master"])?;
     let direct = format!("ballast_api_server{{server=\"https://{ADDRESS}:{PORT}/\"}}");
     ensure!(agent.metric(&direct)? == "0");
-    // Its certificate is valid for the cluster address, by which TLS asks also where the endpoint is dialled.
+    // The API server's certificate is valid for the cluster address, which TLS verifies also if the agent dials the endpoint.
     drop(relay);
     change(control, "10.1.7.2")?;
     eventually(PATIENCE, || {
@@ -239,7 +240,7 @@ fn through_a_relay(control: &ControlPlane, node: &Node) -> Result<()> {
     agent.is_well()
 }
 
-/// Leads connections on, until it is dropped.
+/// A TCP relay, which closes its connections when it is dropped.
 struct Relay {
     listener: TcpListener,
     streams: Arc<Mutex<Vec<TcpStream>>>,
@@ -268,7 +269,7 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // Wakes the thread that accepts, too, and ends it.
+        // This also wakes the thread in `accept`, and ends it.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         let Ok(streams) = self.streams.lock() else { return };
         for stream in streams.iter() {

@@ -1,4 +1,4 @@
-//! Session affinity of sockets: all of a network namespace stay with one endpoint.
+//! Session affinity of sockets: all sockets of a network namespace stay with one endpoint.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const SETS_OF_TWO: [Service; 3] = [
     Service { ports: &[tcp(80, 8080, &[0, 2]), udp(53, 5353, &[0, 2])], ..SET },
     Service { ports: &[tcp(80, 8080, &[0, 1]), udp(53, 5353, &[0, 1])], ..SET },
 ];
-/// Connections that all go to one of three endpoints by chance once in 10^9 times.
+/// Number of connections: by chance, all of them go to one of three endpoints once in 10^9 times.
 const MANY: usize = 20;
 
 pub const CASES: &[Case] = &[
@@ -36,7 +36,7 @@ fn put(fixture: &Fixture, service: Service, seconds: u32) -> Result<()> {
     fixture.folder.put_text(service.name, &text_with(service, &json!({ "spec": spec }))?)
 }
 
-/// The one server that so many connections reach.
+/// Returns the only server that [`MANY`] connections reach.
 fn only(client: &Peer, kind: Kind, family: Family) -> Result<String> {
     let attempt = Attempt::new(kind, vip(family, SET, kind));
     let servers = super::spread(client, attempt, MANY)?;
@@ -61,7 +61,7 @@ fn stays(fixture: &Fixture) -> Result<()> {
         for family in Family::BOTH {
             put(fixture, SET, 10_800)?;
             let tcp = only(client, Kind::Tcp, family)?;
-            // Sockets that connect and sockets that do not are one client.
+            // Connected and unconnected sockets count as one client.
             let udp = only(client, Kind::Udp, family)?;
             ensure!(udp == only(client, Kind::Datagram, family)?, "one port, two endpoints");
             let before = fixture.log().matches("manifests read").count();
@@ -90,7 +90,7 @@ fn ends(fixture: &Fixture) -> Result<()> {
     begin(fixture, 1)?;
     let attempt = Attempt::new(Kind::Tcp, vip(Family::V4, SET, Kind::Tcp));
     let first = fixture.local.reach(attempt)?.server;
-    // Each time the endpoint is another one with two chances in three.
+    // Each time, another endpoint is selected with a probability of two in three.
     for _ in 0..MANY {
         std::thread::sleep(Duration::from_millis(1_300));
         if fixture.local.reach(attempt)?.server != first {

@@ -1,4 +1,4 @@
-//! The algorithm and the weights of a Service change while connections are open; open connections are counted.
+//! Changes of a Service's algorithm and weights while connections are open, and the count of open connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::peer::{Attempt, Kind, Peer};
 use proxy_user::maps::view::View;
 
 const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };
-/// [`SMALL`], and endpoints that join have their share after a while.
+/// [`SMALL`], with slow start: the share of a new endpoint grows for a while.
 #[rustfmt::skip]
 const SLOW: &[&str] = &[
     "--slow-start", "6s",
@@ -35,7 +35,7 @@ pub const CASES: &[Case] = &[
     Case { name: "algorithm::an_endpoint_starts_slowly", wish: Wish { flags: SLOW, ..WISH }, run: slowly },
 ];
 
-/// Who served so many connections in a row.
+/// Returns the servers of `count` connections in a row.
 fn row(client: &Peer, family: Family, count: usize) -> Result<Vec<String>> {
     let to = Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp));
     (0..count).map(|_| Ok(client.reach(to)?.server)).collect()
@@ -90,7 +90,7 @@ fn changes(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// One of two endpoints gets nothing new with weight 0, and three of four connections with weight 3.
+/// Checks two endpoints: with weight 0, one gets no new connections, and with weight 3, three of four.
 fn weights(fixture: &Fixture) -> Result<()> {
     let first = Family::BOTH.map(|family| crate::manifest::pod_ip(family, 0).to_string());
     annotate(fixture, "wrr", &format!("{}=0, {}=0, *=3", first[0], first[1]))?;
@@ -126,7 +126,7 @@ fn is_any(servers: &[String]) -> bool {
     servers.iter().collect::<BTreeSet<_>>().len() == 2
 }
 
-/// Open connections of the endpoints, by address; those without a count are left out.
+/// Returns the number of open TCP connections by endpoint address; endpoints without any are left out.
 fn open(fixture: &Fixture, service: &str) -> Result<BTreeMap<String, u64>> {
     let rows = agent::ask(&fixture.node, &["backend", "list", "--service", service], &fixture.bpffs())?;
     let rows = rows["backends"].as_array().context("no list")?;
@@ -149,7 +149,7 @@ fn is_open(fixture: &Fixture, expected: &[(Family, u8, u64)]) -> Result<()> {
     })
 }
 
-/// Opens a connection that stays; gives the number of its pod.
+/// Opens a connection that stays open; returns the number of its pod.
 fn open_one(client: &Peer, id: u32, family: Family) -> Result<u8> {
     client.open(id, Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
     let server = client.hears(id, None)?.server;
@@ -176,7 +176,7 @@ fn counts(fixture: &Fixture) -> Result<()> {
             }
         }
     }
-    // Sockets that connect again and again, and whose connection fails, leave nothing either.
+    // Sockets that connect again and again, and sockets whose connect fails, leave no count behind either.
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp] {
             let to = vip(family, WIDE, kind);
@@ -186,13 +186,13 @@ fn counts(fixture: &Fixture) -> Result<()> {
     is_open(fixture, &[])
 }
 
-/// One client opens connections, some of which stay.
+/// Checks the counts while one client opens connections, some of which stay open.
 fn counts_of(fixture: &Fixture, client: &Peer, family: Family) -> Result<()> {
     is_open(fixture, &[])?;
     let held = open_one(client, 1, family)?;
     let other = 1 - held;
     is_open(fixture, &[(family, held, 1)])?;
-    // Short ones all go to the other pod, since each has ended when the next one begins.
+    // Short connections all go to the other pod, since each has ended when the next one begins.
     let to = Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp));
     for _ in 0..10 {
         let server = client.reach(to)?.server;
@@ -227,7 +227,7 @@ fn survives(fixture: &Fixture) -> Result<()> {
     }
     fixture.begin()?;
     is_open(fixture, &[(Family::V4, 0, 3), (Family::V4, 1, 3)])?;
-    // A wrong count is written, and nothing was seen to begin or end.
+    // The test writes wrong counts, while no connection begins or ends.
     let view = View::open(&fixture.bpffs())?;
     let ids: Vec<u32> = view.recount()?.noted.into_keys().collect();
     ensure!(ids.len() == 2, "{ids:?}");
@@ -237,19 +237,19 @@ fn survives(fixture: &Fixture) -> Result<()> {
         ensure!(noted == [3, 3], "{noted:?}");
         Ok(())
     })?;
-    // The agent writes the maps first.
+    // The agent writes the maps before it logs.
     eventually(SOON, || {
         ensure!(fixture.log().contains("corrected the count of open connections"), "the log does not say it");
         Ok(())
     })?;
-    // A socket that counts is known to the agent beside the flows.
+    // The agent knows the counted sockets besides the flows, so it does not correct their count.
     let third = open_one(&fixture.local, 0, Family::V4)?;
     is_open(fixture, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])?;
     std::thread::sleep(Duration::from_secs(12));
     is_open(fixture, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])
 }
 
-/// The weight of each pod's endpoint.
+/// Returns the weight of a pod's endpoint.
 fn weight_of(fixture: &Fixture, pod: u8) -> Result<u64> {
     let rows = agent::ask(&fixture.node, &["backend", "list", "--service", WIDE.name], &fixture.bpffs())?;
     let address = std::net::SocketAddr::new(crate::manifest::pod_ip(Family::V4, pod), 8080).to_string();

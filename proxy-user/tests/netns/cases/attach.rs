@@ -1,4 +1,4 @@
-//! Devices that come while the agent runs.
+//! Devices that are added while the agent runs.
 
 use anyhow::{Result, ensure};
 

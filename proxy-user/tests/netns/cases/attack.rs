@@ -1,8 +1,8 @@
-//! Hostile packets from outside: floods, forged sources, fragments and scans, while marked connections live on.
+//! Hostile packets from outside: floods, forged sources, fragments and scans, while marked connections continue.
 //!
-//! A new attack is a function over [`Scene`] here; what is aimed at single TCP connections is in `forged.rs`. Each
-//! sends a bounded number of packets, and ends with three questions: does a new client get through, did a marked
-//! connection lose anything, and is every drop counted under its reason?
+//! To add an attack, add a function on [`Scene`] here; attacks on single TCP connections are in `forged.rs`. Each
+//! attack sends a bounded number of packets, and ends with three checks: a new client gets through, the marked
+//! connections have lost nothing, and every drop is counted under its reason.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::peer::{Attempt, Kind};
 use crate::raw::{self, ACK, SYN, Segment, Wire};
 use crate::space::Space;
 
-/// Flags for a small flow table: an attacker needs few packets to fill it.
+/// A wish with a small flow table, which an attacker fills with few packets.
 macro_rules! few_flows {
     ($($flag:literal),*) => {
         Wish {
@@ -56,23 +56,23 @@ pub const CASES: &[Case] = &[
     Case { name: "attack::a_port_scan", wish: WISH, run: scan },
 ];
 
-/// Forged packets of a flood: more than the flow table holds.
+/// Number of forged packets of a flood: more than the flow table holds.
 const FLOOD: u32 = 7_000;
-/// Connections that must not notice, in each family.
+/// Number of connections in each family that must not be affected.
 const MARKED: usize = 500;
-/// After so many forged packets, a new client.
+/// Number of forged packets between two new clients.
 const NEW_EVERY: u32 = 350;
-/// So many new clients that failed are told; each takes its whole patience.
+/// After so many failed new clients, no more are tried: each of them takes its whole timeout.
 const ENOUGH: u32 = 3;
 
-/// Where an attack happens.
+/// The fixture of an attack, and the attacker's device.
 pub(super) struct Scene<'a> {
     pub fixture: &'a Fixture,
-    /// From the client's namespace to the node.
+    /// Sends from the client's namespace to the node.
     pub wire: Wire,
 }
 
-/// The source of the forged packet of that number: addresses that no host has.
+/// Returns the source of the forged packet with this number; no host has these addresses.
 fn forged(family: Family, number: u32) -> SocketAddr {
     let [.., a, b] = number.to_be_bytes();
     let ip: IpAddr = match family {
@@ -82,7 +82,7 @@ fn forged(family: Family, number: u32) -> SocketAddr {
     (ip, 1024 + (number % 60_000) as u16).into()
 }
 
-/// Counts forged SYNs that come to a pod.
+/// Installs counters of the forged SYNs that arrive in a pod.
 fn count_syns(pod: &Space) -> Result<()> {
     let rules = "table inet flood {\ncounter V4 { }\ncounter V6 { }\nchain come {\n\
          type filter hook prerouting priority -400\n\
@@ -92,10 +92,10 @@ fn count_syns(pod: &Space) -> Result<()> {
 }
 
 impl<'a> Scene<'a> {
-    /// The Service `held` with these endpoints, and marked connections.
+    /// Creates the Service `held` with these endpoints, and opens the marked connections.
     pub fn new(fixture: &'a Fixture, pods: &[(u8, bool)], marked: usize) -> Result<Self> {
         open_up(fixture)?;
-        // What goes to addresses that no host has ends there, and does not go round.
+        // Packets to addresses that no host has end here, instead of circulating.
         fixture.client_space.ip("route add blackhole 198.18.0.0/15\nroute add blackhole 2001:db8::/32\n")?;
         pods.iter().try_for_each(|(pod, _)| held::serve(fixture, *pod))?;
         fixture.in_pod_space(0, count_syns)?;
@@ -105,7 +105,7 @@ impl<'a> Scene<'a> {
         Ok(Self { fixture, wire })
     }
 
-    /// Sends so many packets, a bounded number at once.
+    /// Sends these packets, a bounded number at once.
     fn flood(&self, packets: impl IntoIterator<Item = Vec<u8>>) -> Result<()> {
         for (number, packet) in packets.into_iter().enumerate() {
             self.wire.send(&packet)?;
@@ -116,7 +116,8 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// A flood of SYNs, with new clients in between; how many of them did not get through at once.
+    /// Sends a flood of SYNs, with new clients in between; returns how many of these failed to get through at once, and
+    /// how many tried.
     fn syns(&self, family: Family, and_ack: bool) -> Result<(u32, u32)> {
         let to = held::node_port(family, true);
         let (mut asked, mut failed) = (0, 0);
@@ -130,7 +131,7 @@ impl<'a> Scene<'a> {
                 std::thread::sleep(Duration::from_millis(1));
             }
             if number % NEW_EVERY == NEW_EVERY - 1 {
-                // A device's queue holds 1,000 packets: it has to be emptied before the next ones.
+                // A device's queue holds 1,000 packets: wait until it is empty before the next packets.
                 eventually(Duration::from_secs(10), || {
                     let arrived = self.arrived(family)? - before;
                     ensure!(arrived > u64::from(number), "{arrived} of {} SYNs arrived", number + 1);
@@ -145,13 +146,13 @@ impl<'a> Scene<'a> {
         Ok((failed, asked))
     }
 
-    /// Whether a new client is served with its first SYN, however long the machine takes for it.
+    /// Whether the first SYN of a new client is answered, however long the machine takes.
     fn gets_through(&self, family: Family) -> Result<bool> {
         let attempt = Attempt { patience: 5, ..Attempt::new(Kind::Tcp, held::node_port(family, true)) };
         Ok(self.fixture.client.once(attempt)?.is_ok_and(|seen| seen.syn_retransmits == 0))
     }
 
-    /// Forged SYNs that came to the endpoint so far.
+    /// Returns how many forged SYNs have arrived at the endpoint so far.
     fn syns_that_came(&self, family: Family) -> Result<u64> {
         self.fixture.in_pod_space(0, |pod| {
             let name = format!("{family:?}");
@@ -167,7 +168,7 @@ impl<'a> Scene<'a> {
         reasons.get(&reason).copied().context("no such reason")
     }
 
-    /// Packets that came to the endpoint or were dropped for want of room, so far.
+    /// Returns how many packets have arrived at the endpoint, or were dropped because the flow table was full, so far.
     fn arrived(&self, family: Family) -> Result<u64> {
         Ok(self.syns_that_came(family)? + self.reason(Reason::FlowTableFull)?)
     }
@@ -180,7 +181,7 @@ impl<'a> Scene<'a> {
             let dropped = self.reason(Reason::FlowTableFull)? - before;
             let told = format!("{family:?}: of {FLOOD} SYNs {came} came, and {dropped} packets are counted");
             ensure!(failed == 0, "{told}; {failed} of {asked} new clients were not served at once");
-            // Of what is dropped, some may be ACKs.
+            // Some of the dropped packets may be ACKs.
             let is_told =
                 came + dropped == u64::from(FLOOD) || (and_ack && came + dropped > u64::from(FLOOD));
             ensure!(is_told, "{told}");
@@ -219,7 +220,7 @@ fn syn_and_ack(fixture: &Fixture) -> Result<()> {
     Scene::new(fixture, &[(0, true)], MARKED)?.flood_in_both_families(true)
 }
 
-/// Each datagram comes to the endpoint, or its drop is counted; half of them are answered.
+/// Checks that each datagram arrives at the endpoint, or its drop is counted; half of them are answered.
 fn udp_flood(fixture: &Fixture) -> Result<()> {
     let scene = Scene::new(fixture, &[(0, true)], MARKED)?;
     for family in Family::BOTH {
@@ -232,7 +233,7 @@ fn udp_flood(fixture: &Fixture) -> Result<()> {
                 let datagrams = sink.take(Duration::from_millis(5))?;
                 came += datagrams.len() as u64;
                 for (_, from) in datagrams.iter().step_by(2) {
-                    // The forged client's own port and address: no host is there to refuse it.
+                    // The answer goes to the forged client's own port and address: no host is there to refuse it.
                     sink.answer(*from)?;
                 }
             }
@@ -249,7 +250,7 @@ fn udp_flood(fixture: &Fixture) -> Result<()> {
     held::nothing_is_lost(fixture, "after the flood").map(drop)
 }
 
-/// Sources that no packet from outside can have.
+/// Returns sources that no packet from outside can have.
 fn impossible(family: Family) -> Vec<IpAddr> {
     let texts: &[&str] = match family {
         Family::V4 => &[
@@ -268,7 +269,7 @@ fn impossible(family: Family) -> Vec<IpAddr> {
     texts.iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Sends packets of each source by both protocols; none comes to an endpoint, and all are counted.
+/// Sends packets of each source by UDP and TCP; checks that none arrives at an endpoint, and all are counted.
 fn refused_as_martian(scene: &Scene<'_>, sources: &[IpAddr], what: &str) -> Result<()> {
     const EACH: usize = 8;
     let mut wrong = Vec::new();
@@ -314,7 +315,7 @@ fn martians(fixture: &Fixture) -> Result<()> {
 
 fn pods_source(fixture: &Fixture) -> Result<()> {
     let scene = Scene::new(fixture, &[(0, true)], MARKED)?;
-    // The way back to them is a pod's device, and not the one by which the packets come.
+    // Replies to these sources leave by a pod's device, and not by the device on which the packets arrive.
     let sources: Vec<_> = Family::BOTH.into_iter().flat_map(|f| [pod_ip(f, 0), pod_ip(f, 1)]).collect();
     refused_as_martian(&scene, &sources, "a pod's address at the uplink")?;
     held::nothing_is_lost(fixture, "after forged sources").map(drop)
@@ -327,7 +328,7 @@ fn fragments(fixture: &Fixture) -> Result<()> {
         let (sink, to) = (Sink::new(fixture, family, 0)?, held::node_port(family, false));
         let from = |number: u16| SocketAddr::from((client_ip(family), 20_000 + number));
         let data = [b'f'; 120];
-        // To be sure that fragments work: whole again behind the Service.
+        // Check that fragments work: each datagram arrives whole behind the Service.
         for number in 0..COUNT {
             for piece in raw::udp_fragments(from(number), to, &data, number, 64) {
                 scene.wire.send(&piece)?;
@@ -336,7 +337,7 @@ fn fragments(fixture: &Fixture) -> Result<()> {
         let came = sink.take(Duration::from_millis(200))?;
         let whole = came.iter().filter(|(text, _)| *text == data).count();
         ensure!(whole == usize::from(COUNT), "{family:?}: {whole} of {COUNT} came whole");
-        // Overlapping ones: RFC 5722 and the kernel drop the packet; nothing of it may come, nor by another way.
+        // Overlapping fragments: RFC 5722 and the kernel drop the packet. No part of it may arrive, by any path.
         for number in 0..COUNT {
             for piece in raw::udp_fragments(from(1000 + number), to, &data, 1000 + number, 8) {
                 scene.wire.send(&piece)?;
@@ -344,7 +345,7 @@ fn fragments(fixture: &Fixture) -> Result<()> {
         }
         let came = sink.take(Duration::from_millis(200))?;
         ensure!(came.is_empty(), "{family:?}: {} packets of overlapping fragments came", came.len());
-        // Without a first fragment it is not known where they belong.
+        // Without a first fragment, the flow of a fragment is unknown.
         let before = scene.reason(Reason::FragmentWithoutFirst)?;
         for number in 0..COUNT {
             let [_, second] = raw::udp_fragments(from(2000 + number), to, &data, 2000 + number, 64);
@@ -355,14 +356,14 @@ fn fragments(fixture: &Fixture) -> Result<()> {
         }
         let came = sink.take(Duration::from_millis(100))?;
         ensure!(came.is_empty(), "{family:?}: {} packets of lone fragments came", came.len());
-        // To an address of the node itself they pass, and the kernel throws them away.
+        // Fragments to an address of the node itself pass, and the kernel discards them.
         let counted = scene.reason(Reason::FragmentWithoutFirst)? - before;
         ensure!(counted == u64::from(COUNT), "{family:?}: {counted} of {COUNT} lone fragments counted");
     }
     held::nothing_is_lost(fixture, "after fragments").map(drop)
 }
 
-/// Ports of a Service's address and of the node, and addresses of the range.
+/// Scans ports of a ClusterIP, addresses of the Service range, and ports of the node.
 fn scan(fixture: &Fixture) -> Result<()> {
     const PORTS: u16 = 2000;
     let scene = Scene::new(fixture, &[(0, true)], MARKED)?;
@@ -372,7 +373,7 @@ fn scan(fixture: &Fixture) -> Result<()> {
         let syn = |to| Segment { from, to, flags: SYN, seq: 7, ack: 0 }.packet();
         let before = flows()?;
         let counted = |reasons: &[Reason]| reasons.iter().map(|one| scene.reason(*one)).sum::<Result<u64>>();
-        // Those that are not answered, since there are too many, are counted as such besides.
+        // Packets that get no answer because there are too many are also counted under another reason.
         let refusals = [Reason::UndefinedPort];
         let (refused, unknown) = (counted(&refusals)?, counted(&[Reason::UnallocatedAddress])?);
         let cluster = cluster_ip(family, held::NUMBER);

@@ -1,4 +1,4 @@
-//! Input that cannot be served: only the wrong object suffers, and it is reported.
+//! Invalid input: only the wrong object is affected, and the agent reports it.
 
 use anyhow::{Result, ensure};
 
@@ -22,7 +22,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// [`SMALL`], with room for two frontends and their address in each family.
+/// [`SMALL`], with room for two frontends and the entry of their address in each family.
 #[rustfmt::skip]
 const FULL: &[&str] = &[
     "--max-services", "64", "--max-frontends", "3", "--max-slots", "1024", "--max-backends", "256",
@@ -56,7 +56,7 @@ fn broken(fixture: &Fixture) -> Result<()> {
     let said = String::from_utf8_lossy(&status.stdout).into_owned();
     ensure!(!status.status.success() && said.contains("10.96.0.300"), "{said}");
 
-    // A file that is no YAML at all keeps what it last held.
+    // For a file that is no YAML at all, the agent keeps the objects that it last held.
     fixture.folder.put_text("mixed", "{{{ no: yaml\n")?;
     fixture.agent_mut()?.says(&["mixed.yaml"])?;
     [WEB, WIDE, LATE].into_iter().try_for_each(|service| works(fixture, service))
@@ -66,11 +66,11 @@ fn full(fixture: &Fixture) -> Result<()> {
     fixture.folder.put(LATE)?;
     fixture.agent_mut()?.says(&["default/late", "--max-frontends"])?;
     works(fixture, WIDE)?;
-    // The others go on, with changes too, and the one that waits gets its place when there is some.
+    // The other Services continue to work, also after changes, and the waiting Service is programmed once there is room.
     fixture.change(NARROW, &["1/8080"])?;
     fixture.folder.remove(WIDE.name)?;
     eventually(SOON, || works(fixture, LATE))?;
-    // The last parts of the old one go after that.
+    // The last parts of the deleted Service are removed after that.
     eventually(SOON, || {
         let list = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?.to_string();
         ensure!(!list.contains("default/wide"), "{list}");

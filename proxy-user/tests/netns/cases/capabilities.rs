@@ -1,4 +1,5 @@
-//! The agent, and what ends UDP sockets beside it, with the capabilities that their `DaemonSet`s give them, and without each.
+//! The agent, and the process beside it that ends UDP sockets, with the capabilities that their `DaemonSet`s give them,
+//! and without each of these.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +26,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// Numbers of `include/uapi/linux/capability.h`.
+/// Returns the number of a capability (`include/uapi/linux/capability.h`).
 fn number(name: &str) -> Result<u32> {
     Ok(match name {
         "NET_ADMIN" => 12,
@@ -37,7 +38,7 @@ fn number(name: &str) -> Result<u32> {
     })
 }
 
-/// What the container of a `DaemonSet` may do, by name.
+/// Returns the capabilities that a `DaemonSet` gives its container, by name.
 fn granted(manifest: &str) -> Result<Vec<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/manifests").join(manifest);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -57,16 +58,16 @@ fn granted(manifest: &str) -> Result<Vec<String>> {
     bail!("no DaemonSet in {manifest}")
 }
 
-/// The agent's.
+/// The agent's manifest.
 const AGENT: &str = "ballast.yaml";
-/// Those of `endUdpSockets`.
+/// The manifest of the process that ends UDP sockets (chart: `endUdpSockets`).
 const BESIDE: &str = "end-udp-sockets/end-udp-sockets.yaml";
 
-/// What the chart gives the agent.
+/// The capabilities that the chart gives the agent.
 pub const LEAN: [&str; 3] = ["BPF", "NET_ADMIN", "PERFMON"];
 
-/// The next agent has these alone. What takes more, the mount of the bpffs, an agent before has done, as the init
-/// container does.
+/// Limits the next agent to these capabilities. The mount of the bpffs takes more: an earlier agent has made it, as the
+/// init container does.
 pub fn restrict<'a>(fixture: &Fixture, names: impl Iterator<Item = &'a str>) -> Result<()> {
     let numbers = names.map(number).collect::<Result<_>>()?;
     fixture.setup().capabilities = Some(numbers);
@@ -77,7 +78,7 @@ fn without<'a>(all: &'a [&'a str], missing: &'a str) -> impl Iterator<Item = &'a
     all.iter().copied().filter(move |name| *name != missing)
 }
 
-/// Nothing of an earlier agent is there: all is loaded and attached anew.
+/// Removes everything of an earlier agent, so that all is loaded and attached anew.
 fn clean(fixture: &Fixture) -> Result<()> {
     let cgroup = fixture.cgroup().display().to_string();
     let cleaned = agent::command(&fixture.node, &["cleanup", "--cgroup-root", &cgroup], &fixture.bpffs())?;
@@ -88,7 +89,7 @@ fn clean(fixture: &Fixture) -> Result<()> {
 fn enough(fixture: &Fixture) -> Result<()> {
     fixture.kill()?;
     let (agent, beside) = (granted(AGENT)?, granted(BESIDE)?);
-    // To take over, and to begin from nothing.
+    // The first round is a takeover, the second round begins from nothing.
     for from_nothing in [false, true] {
         if from_nothing {
             clean(fixture)?;
@@ -111,7 +112,7 @@ fn needed(fixture: &Fixture) -> Result<()> {
     let beside = granted(BESIDE)?;
     ensure!(beside == ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"], "{beside:?}");
     let beside: Vec<_> = beside.iter().map(String::as_str).collect();
-    // Without one of these two it does not reach the sockets of pods.
+    // Without one of these two, the process does not reach the sockets of pods.
     for missing in ["SYS_ADMIN", "SYS_PTRACE"] {
         restrict(fixture, without(&beside, missing).chain(["BPF", "PERFMON"]))?;
         fixture.kill()?;
@@ -134,7 +135,8 @@ fn needed(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Where maps are made anew, the process beside the agent ends, to be started again, instead of going by the old ones.
+/// Checks that the process beside the agent ends when the maps are replaced, so that it is started again instead of
+/// using the old maps.
 fn replaced(fixture: &Fixture) -> Result<()> {
     let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
     beside.says(&["closing connected sockets whose endpoint is removed"])?;
@@ -142,14 +144,14 @@ fn replaced(fixture: &Fixture) -> Result<()> {
     clean(fixture)?;
     let said = beside.fails()?;
     ensure!(said.contains("the maps were replaced"), "{said}");
-    // It waits for an agent.
+    // The new process waits for an agent.
     let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
     beside.says(&["waiting for an agent of this version"])?;
     fixture.begin()?;
     beside.says(&["closing connected sockets whose endpoint is removed"])
 }
 
-/// The agent from nothing, a takeover, and the reading commands, behind the profile that the project ships.
+/// Runs the agent from nothing, a takeover, and the reading commands, behind the profile that the project ships.
 fn confined(fixture: &Fixture) -> Result<()> {
     fixture.kill()?;
     clean(fixture)?;
@@ -164,13 +166,13 @@ fn confined(fixture: &Fixture) -> Result<()> {
             ensure!(output.status.success(), "{words:?}: {output:?}");
         }
         for words in [&["status"][..], &["monitor", "--timeout", "1s"]] {
-            // It may find something amiss, and it has to come to an end by itself.
+            // The command may find a problem, but it has to exit by itself.
             let output = agent::confined(&fixture.node, words, &fixture.bpffs(), &filter)?;
             ensure!(output.status.code().is_some(), "{words:?}: {output:?}");
         }
         fixture.kill()?;
     }
-    // A call that is not on the list ends the program: mount(2).
+    // A system call that is not in the profile ends the program: mount(2).
     let elsewhere = fixture.bpffs().with_file_name("elsewhere");
     let output = agent::confined(&fixture.node, &["run", "--init-only"], &elsewhere, &filter)?;
     ensure!(output.status.code().is_none(), "{output:?}");

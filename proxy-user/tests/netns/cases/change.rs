@@ -1,4 +1,4 @@
-//! Endpoints come and go.
+//! Endpoints are added and removed.
 
 use anyhow::{Result, ensure};
 
@@ -10,7 +10,7 @@ use crate::peer::{Attempt, Kind};
 const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };
 const FIRST: Service = Service { ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])], ..WIDE };
 const SECOND: Service = Service { ports: &[tcp(80, 8080, &[1]), udp(53, 5353, &[1])], ..WIDE };
-/// The same pod as [`FIRST`], by other ports.
+/// The pod of [`FIRST`], with other target ports.
 const RENUMBERED: Service = Service { ports: &[tcp(80, 9090, &[0]), udp(53, 9090, &[0])], ..WIDE };
 const EMPTY: Service = Service { ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])], ..WIDE };
 
@@ -30,7 +30,7 @@ pub const CASES: &[Case] = &[
     Case { name: "change::a_deleted_service_keeps_its_connections", wish: WISH, run: deleted },
 ];
 
-/// A TCP connection and a UDP socket for each path and family; gives their numbers.
+/// Opens a socket of each kind for each path and family; returns their ids.
 fn open(fixture: &Fixture, service: Service) -> Result<Vec<(u32, Kind, &'static str, Family)>> {
     let mut sockets = Vec::new();
     for (path, client) in fixture.clients() {
@@ -46,7 +46,8 @@ fn open(fixture: &Fixture, service: Service) -> Result<Vec<(u32, Kind, &'static 
     Ok(sockets)
 }
 
-/// Connected UDP sockets of the socket path are ended when their endpoint leaves: see `stranded`.
+/// Whether the agent ends the socket when its endpoint is removed: a connected UDP socket of the socket path (see
+/// `stale_sockets.rs`).
 fn is_ended((_, kind, path, _): &(u32, Kind, &'static str, Family)) -> bool {
     *kind == Kind::Udp && *path == "socket"
 }
@@ -68,7 +69,7 @@ fn new_set(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// To a Service whose only endpoints are these.
+/// Replaces the endpoints by those of `to`: TCP connections stay with the first endpoint, and UDP moves.
 fn drains(fixture: &Fixture, to: Service, by_tcp: &str, by_udp: &str) -> Result<()> {
     fixture.change(FIRST, &["0/8080"])?;
     let sockets = open(fixture, WIDE)?;

@@ -1,4 +1,4 @@
-//! `ballast check` on a node: before the agent, beside it, and with a fault.
+//! `ballast check` on a node: before the installation, beside the agent, and with faults.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ pub const CASES: &[Case] = &[Case {
     run: check,
 }];
 
-/// What is asked on this bpffs: the exit status, and the checks by name.
+/// Runs `ballast check` on this bpffs; returns the exit status and the document.
 fn ask(fixture: &Fixture, flags: &[&str], bpffs: &Path) -> Result<(Option<i32>, Value)> {
     let cgroup = fixture.cgroup().to_str().context("a strange path")?;
     let words = ["check", "-o", "json", "--no-api", "--cgroup-root", cgroup];
@@ -27,7 +27,7 @@ fn ask(fixture: &Fixture, flags: &[&str], bpffs: &Path) -> Result<(Option<i32>, 
     Ok((output.status.code(), value))
 }
 
-/// Whether a check came out so.
+/// Checks that a check has this outcome, and shows these words.
 fn expect(document: &Value, check: &str, outcome: &str, words: &str) -> Result<()> {
     let checks = document["checks"].as_array().context("no checks")?;
     let found =
@@ -44,7 +44,7 @@ fn check(fixture: &Fixture) -> Result<()> {
     let (bpffs, empty) = (fixture.bpffs(), fixture.bpffs().with_file_name("nothing"));
     std::fs::create_dir(&empty)?;
 
-    // Before: a place without bpffs warns, and nothing of an agent is looked at.
+    // Before the installation: a folder without a bpffs causes a warning, and the checks of the agent are left out.
     let (code, before) = ask(fixture, &["--pre"], &empty)?;
     expect(&before, "bpffs", "warn", "no BPF file system")?;
     for check in ["kernel-version", "kernel-bpf", "cgroup2", "capabilities", "kube-proxy"] {
@@ -54,7 +54,7 @@ fn check(fixture: &Fixture) -> Result<()> {
     ensure!(before["checks"].as_array().is_some_and(|all| !all.iter().any(is_of_agent)), "{before}");
     ensure!(code == Some(i32::from(before["ok"] != true)), "{code:?}: {before}");
 
-    // After: the agent of the fixture serves.
+    // After the installation: the agent of the fixture serves.
     let (_, after) = ask(fixture, &[], &bpffs)?;
     for check in
         ["bpffs", "agent", "socket-programs", "device-programs", "pins", "maps", "map-usage", "sync", "audit"]
@@ -63,7 +63,7 @@ fn check(fixture: &Fixture) -> Result<()> {
     }
     expect(&after, "agent-version", "pass", env!("CARGO_PKG_VERSION"))?;
 
-    // The same without its bpffs fails, also where it only reports.
+    // Without its bpffs, the same command fails; with `--report-only`, it reports the failure and exits with 0.
     let (code, missing) = ask(fixture, &[], &empty)?;
     expect(&missing, "bpffs", "fail", "no BPF file system")?;
     expect(&missing, "maps", "fail", "no Ballast")?;
@@ -71,7 +71,7 @@ fn check(fixture: &Fixture) -> Result<()> {
     let (code, reported) = ask(fixture, &["--report-only"], &empty)?;
     ensure!(code == Some(0) && reported["ok"] == false, "{code:?}: {reported}");
 
-    // In a container behind the profile that the project ships.
+    // In a container behind the seccomp profile that the project ships.
     let filter = shipped_profile()?;
     let words = ["check", "--no-api", "--report-only", "-o", "short"];
     let output = confined(&fixture.node, &words, &bpffs, &filter)?;
@@ -96,7 +96,7 @@ fn check(fixture: &Fixture) -> Result<()> {
     expect(&broken, "maps", "pass", "pinned")?;
     ensure!(code == Some(1), "{code:?}");
 
-    // People get signs and no colour in a pipe, and a wrong flag is a mistake of its own.
+    // In a pipe, people get signs but no colour; a wrong flag has an exit status of its own.
     let text = command(&fixture.node, &["check", "--no-api"], &bpffs)?;
     let text = String::from_utf8(text.stdout)?;
     ensure!(text.contains("× socket-programs") && !text.contains('\u{1b}'), "{text}");

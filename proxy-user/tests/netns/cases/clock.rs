@@ -1,5 +1,5 @@
-//! The machine's clock jumps. Only an emulated machine has a clock that a test may set; the variable [`OWN_CLOCK`] says that it is
-//! one.
+//! The machine's clock jumps. Only an emulated machine has a clock that a test may set; the variable [`OWN_CLOCK`]
+//! marks such a machine.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::agent;
 use crate::fixture::{Fixture, SOON, eventually};
 use crate::manifest::Service;
 
-/// Set on machines whose clock is the test's.
+/// Environment variable of machines whose clock a test may set.
 const OWN_CLOCK: &str = "BALLAST_OWN_CLOCK";
 
 const CASES: &[Case] = &[Case { name: "clock::jumps_beside_traffic", wish: restart::WISH, run: jumps }];
@@ -22,7 +22,7 @@ const MOVED: Service = Service { ports: &[tcp(80, 8080, &[1])], ..WEB };
 
 const DAY: i64 = 86_400;
 
-/// The cases, where the clock may be set.
+/// Returns the cases if the clock may be set, otherwise none.
 pub fn cases() -> &'static [Case] {
     if std::env::var_os(OWN_CLOCK).is_some() { CASES } else { &[] }
 }
@@ -33,14 +33,14 @@ fn jump(seconds: i64) -> Result<()> {
     clock_settime(ClockId::Realtime, now).context("cannot set the clock")
 }
 
-/// No connection notices, changes are programmed, and the agent stays healthy.
+/// Checks that no connection is affected, changes are programmed, and the agent stays healthy.
 fn jumps(fixture: &Fixture) -> Result<()> {
     restart::under(fixture, &restart::loads(restart::CALM), || {
         for (seconds, web, server) in
             [(DAY, MOVED, "1/8080"), (-3 * DAY, WEB, "0/8080"), (2 * DAY, MOVED, "1/8080")]
         {
             jump(seconds)?;
-            // So that there is traffic between two jumps.
+            // Let traffic flow between two jumps.
             sleep(Duration::from_secs(1));
             fixture.change(web, &[server]).with_context(|| format!("after a jump of {seconds} s"))?;
             for path in ["/healthz", "/livez", "/readyz"] {

@@ -1,4 +1,4 @@
-//! Commands on a real node: kubectl's flags, the entries of maps, connections that are removed, counters, settings, archives.
+//! Commands on a real node: kubectl's flags, the entries of maps, deleted connections, counters, settings, archives.
 
 use std::path::Path;
 use std::process::Output;
@@ -13,7 +13,7 @@ use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind};
 
-/// Connections are counted for the algorithm, so that a wrong count shows.
+/// Flags with an algorithm that counts connections, so that a wrong count is visible.
 #[rustfmt::skip]
 const COUNTS: &[&str] = &[
     "--algorithm", "wlc",
@@ -35,14 +35,14 @@ fn run(fixture: &Fixture, words: &[&str]) -> Result<Output> {
     agent::command(&fixture.node, words, &fixture.bpffs())
 }
 
-/// What a command prints that succeeds.
+/// Returns the output of a command, which has to succeed.
 fn prints(fixture: &Fixture, words: &[&str]) -> Result<String> {
     let output = run(fixture, words)?;
     ensure!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// What a command says that fails.
+/// Returns the error output of a command, which has to fail.
 fn fails(fixture: &Fixture, words: &[&str]) -> Result<String> {
     let output = run(fixture, words)?;
     ensure!(!output.status.success(), "{words:?} succeeds");
@@ -67,13 +67,13 @@ fn lists(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Connections that are counted as open, of all endpoints.
+/// Returns the number of connections of all endpoints that are counted as open.
 fn open(fixture: &Fixture) -> Result<u64> {
     let list = ask(&fixture.node, &["backend", "list"], &fixture.bpffs())?;
     Ok(list["backends"].as_array().context("no list")?.iter().filter_map(|one| one["open"].as_u64()).sum())
 }
 
-/// Slots of the index that are in use.
+/// Returns the number of used slots of a flow index.
 fn slots(fixture: &Fixture, name: &str) -> Result<usize> {
     let dump = ask(&fixture.node, &["map", "dump", name], &fixture.bpffs())?;
     let buckets = dump["entries"].as_array().context("no entries")?.iter();
@@ -105,7 +105,7 @@ fn deletes(fixture: &Fixture) -> Result<()> {
         ensure!((open(fixture)?, slots(fixture, index)?) == (0, 0), "its keys or its count are left");
         let flows = prints(fixture, &["flow", "list", "--all", "--no-headers"])?;
         ensure!(flows.starts_with("No connections."), "{flows}");
-        // Others begin, and so does this one, with its next segment.
+        // New connections work, and so does the deleted one, whose next segment creates a new flow.
         fixture.client.reach(attempt)?;
         fixture.client.hears(id, None)?;
         prints(fixture, &["flow", "delete", "--all"])?;
@@ -147,13 +147,13 @@ fn dumps(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Connections of `default/web:tcp` over IPv4, as `ballast stats` counts them and as the map does.
+/// Returns the connections of `default/web:tcp` over IPv4, as `ballast stats` shows them and as the map counts them.
 fn counted(fixture: &Fixture, run_dir: &str) -> Result<(u64, u64)> {
     let shown = ask(&fixture.node, &["stats", "web:80", "--run-dir", run_dir], &fixture.bpffs())?;
     let dumped = ask(&fixture.node, &["map", "dump", map_names::SERVICE_STATS], &fixture.bpffs())?;
     let id = |one: &Value| one["id"].as_u64();
     let services = shown["services"].as_array().context("no list")?;
-    // IPv4 comes first.
+    // The Service of IPv4 comes first.
     let first = services.first().context("no Service")?;
     let entries = dumped["entries"].as_array().context("no entries")?;
     let entry = entries.iter().find(|one| one["key"].as_u64() == id(first)).context("no entry")?;

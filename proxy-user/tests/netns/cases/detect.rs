@@ -1,6 +1,6 @@
-//! How clients inside are told from those outside, where the operator says how; and `masqueradeAll`.
+//! Detection of clients inside and outside as the operator configures it, and `masqueradeAll`.
 //!
-//! The Service has the external policy Local, an endpoint here and one on another node: who is inside reaches both.
+//! The Service has the external policy Local, one endpoint on this node and one on another node: only clients inside reach both.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer};
 use crate::space::Space;
 
-/// [`crate::fixture::SMALL`], and more.
+/// A wish with [`crate::fixture::SMALL`] and additional flags.
 macro_rules! with {
     ($($flag:literal),+) => {
         Wish {
@@ -49,11 +49,11 @@ pub const CASES: &[Case] = &[
     Case { name: "detect::masquerade_all", wish: with!("--masquerade-all"), run: masquerade },
 ];
 
-/// The second client is inside, and the first one, and pod 2, are not.
+/// Checks that the second client is inside, and the first one is not.
 fn inside(fixture: &Fixture) -> Result<()> {
     let (_space, late) = fixture.add_client()?;
     fixture.agent_mut()?.is_attached(&["c1".to_owned()])?;
-    // Packets that go on under the node's address need one.
+    // SNAT needs an address of the node on an uplink.
     open_up(fixture)?;
     put(fixture, &[(0, true), (1, false)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
     let reaches = |client: &Peer, family, servers: usize| {
@@ -69,14 +69,14 @@ fn inside(fixture: &Fixture) -> Result<()> {
             reaches(&fixture.client, family, 1)?;
             reaches(&late, family, 2)?;
         }
-        // A process of the node is inside whatever is said.
+        // A process of the node is inside whatever is configured.
         reaches(&fixture.local, family, 2)?;
     }
     Ok(())
 }
 
-/// Clients in two more networks of the node, and an endpoint on another node: it sees the node's address where it would
-/// else answer by another way.
+/// Checks clients in two more networks of the node, and an endpoint on another node: it sees the node's address if its
+/// reply would otherwise take another path.
 fn networks(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(1, false)], &json!({}), &[])?;
@@ -84,7 +84,7 @@ fn networks(fixture: &Fixture) -> Result<()> {
         let (space, device) = (Space::new("network")?, format!("n{number}"));
         let (v4, v6) = (format!("10.95.{number}"), format!("fd9{number}:"));
         fixture.node.join(&space, &device, &v4, &v6)?;
-        // With an address in a subnet it is a NIC.
+        // With an address in a subnet, the device counts as a NIC.
         fixture
             .node
             .ip(&format!("addr add {v4}.9/24 dev {device}\naddr add {v6}:9/64 dev {device} nodad\n"))?;
@@ -112,7 +112,8 @@ fn networks(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Packets to cluster addresses go on under the node's address; a socket's own never were packets to one.
+/// Checks that packets to cluster addresses get the node's address as source. A translated socket sends no packets to a
+/// cluster address, and keeps its own address.
 fn masquerade(fixture: &Fixture) -> Result<()> {
     let (_space, late) = fixture.add_client()?;
     fixture.agent_mut()?.is_attached(&["c1".to_owned()])?;
@@ -129,7 +130,7 @@ fn masquerade(fixture: &Fixture) -> Result<()> {
             })?;
             let seen = fixture.pod(2)?.reach(Attempt::new(kind, to))?;
             ensure!(seen.client.ip() == pod_ip(family, 2), "{kind:?}: the pod saw {}", seen.client);
-            // Node ports are no cluster addresses.
+            // Node ports are not cluster addresses.
             let seen = late.reach(Attempt::new(kind, node_port(family, kind)))?;
             ensure!(seen.client.ip() != expected, "{kind:?}: the pod saw {}", seen.client);
         }

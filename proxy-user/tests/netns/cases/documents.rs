@@ -1,8 +1,8 @@
-//! The commands of README and docs, run on a node as the pages describe it, and their output compared with the pages'.
+//! Runs the commands of README and docs on a node as the pages describe it, and compares their output with the pages.
 //!
-//! Before each block of commands stands a comment that says where it is run; what differs from run to run is listed as it
-//! stands in the block. The line `...` stands for any number of lines. A unit test may compare a block instead:
-//! `<!-- compared by: kubectl::tests -->`.
+//! The comment before each block of commands says where the block is run, and lists the parts of the block that vary
+//! from run to run. The line `...` stands for any number of lines. If a unit test compares a block instead, the comment
+//! is `<!-- compared by: kubectl::tests -->`.
 //!
 //! ````text
 //! <!-- run: node; varies: 40312, 16:03:12.123Z -->
@@ -46,12 +46,12 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// What stands before a block that is run, with the place: `node` or `examples`.
+/// Start of the comment before a block that is run; the place follows: `node` or `examples`.
 const RUN: &str = "<!-- run: ";
-/// What stands before a block that a unit test compares.
+/// Start of the comment before a block that a unit test compares.
 const COMPARED: &str = "<!-- compared by: ";
 
-/// A command and what it prints.
+/// A command, and the output that the page shows.
 #[derive(Debug)]
 struct Example {
     place: String,
@@ -62,7 +62,7 @@ struct Example {
     varies: Vec<String>,
 }
 
-/// On a node whose folder of manifests is deploy/examples.
+/// Runs the commands of the examples, on a node whose folder of manifests is deploy/examples.
 fn of_examples(fixture: &Fixture) -> Result<()> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples/redis.yaml");
     fixture.folder.put_text("redis", &fs::read_to_string(file)?)?;
@@ -74,7 +74,8 @@ fn of_examples(fixture: &Fixture) -> Result<()> {
     compare(fixture, "examples", 2)
 }
 
-/// Runs the commands of a place, of which the pages have this many at least: a change of the mark must not leave them out.
+/// Runs the commands of a place. The pages must have at least `at_least` of them, so that a change of the comment's
+/// format cannot leave them out.
 fn compare(fixture: &Fixture, place: &str, at_least: usize) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut pages: Vec<_> =
@@ -97,7 +98,7 @@ fn compare(fixture: &Fixture, place: &str, at_least: usize) -> Result<()> {
     Ok(())
 }
 
-/// One connection of each path that stays open, and one that is refused.
+/// Opens one connection of each path that stays open, and makes one that is refused.
 fn traffic(fixture: &Fixture) -> Result<()> {
     let web = (cluster_ip(Family::V4, WEB.number), 80).into();
     fixture.client.open(1, Attempt::new(Kind::Tcp, web).at_port(40_312))?;
@@ -108,7 +109,7 @@ fn traffic(fixture: &Fixture) -> Result<()> {
     fixture.client.reach(Attempt::new(Kind::Udp, dns).at_port(40_313))?;
     let empty = Attempt::new(Kind::Tcp, (cluster_ip(Family::V4, EMPTY.number), 80).into());
     fixture.client.fails(empty, libc::ECONNREFUSED)?;
-    // The client's last segment may still be on its way.
+    // The client's last segment may still be in transit.
     eventually(SOON, || {
         let flows = ask(&fixture.node, &["flow", "list"], &fixture.bpffs())?.to_string();
         ensure!(flows.contains("\"established\""), "no connection is established: {flows}");
@@ -116,7 +117,7 @@ fn traffic(fixture: &Fixture) -> Result<()> {
     })
 }
 
-/// The commands of a page; complains about a block that no test compares.
+/// Returns the commands of a page; fails if no test compares a block.
 fn read(page: &Path, text: &str) -> Result<Vec<Example>> {
     let mut examples: Vec<Example> = Vec::new();
     let mut lines = text.lines().enumerate();
@@ -164,7 +165,7 @@ fn read(page: &Path, text: &str) -> Result<Vec<Example>> {
 /// Runs a command in a shell on the node.
 fn run(fixture: &Fixture, example: &Example) -> Result<()> {
     let Example { place: _, page, line, command, output: expected, varies } = example;
-    // A name for the program: the shell finds it in a folder of the fixture.
+    // The shell finds the program by its name in a folder of the fixture.
     let folder = fixture.bpffs().with_file_name("bin");
     if !folder.exists() {
         fs::create_dir(&folder)?;
@@ -184,7 +185,7 @@ fn run(fixture: &Fixture, example: &Example) -> Result<()> {
     Ok(())
 }
 
-/// Whether output is as expected, but for spaces and what varies.
+/// Whether the output is as expected, apart from spaces and the parts that vary.
 fn fits(expected: &[String], found: &[&str], varies: &[String]) -> bool {
     match expected.split_first() {
         None => found.is_empty(),
@@ -198,7 +199,7 @@ fn fits(expected: &[String], found: &[&str], varies: &[String]) -> bool {
     }
 }
 
-/// Compares words. What varies may be a part of a word, between signs; there any other text may stand.
+/// Compares the words of two lines. A part that varies may be within a word, between signs; any other text may replace it.
 fn is_line(expected: &str, found: &str, varies: &[String]) -> bool {
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let (expected, found) = (words(expected), words(found));

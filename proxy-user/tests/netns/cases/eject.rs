@@ -1,4 +1,4 @@
-//! Endpoints that refuse connections, or do not answer, are skipped; new ones earn their share.
+//! Passive ejection: endpoints that refuse connections, or do not answer, are skipped, and new ones get a small share first.
 
 use std::fmt::Write as _;
 use std::thread::sleep;
@@ -15,9 +15,9 @@ use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Load, Peer, Tally};
 
-/// A port that pods do not listen on unless a case says so.
+/// A port that pods do not listen on unless a case starts a server.
 const LATE: u16 = 7070;
-/// Of its two endpoints, one refuses, or is silent.
+/// One of its two endpoints refuses connections, or does not answer.
 const HALF: Service = Service { name: "half", number: 20, ports: &[tcp(80, LATE, &[0, 1])] };
 const ROLLED: u8 = 21;
 const PODS: u8 = 6;
@@ -60,7 +60,7 @@ fn count(fixture: &Fixture, reason: Reason) -> Result<u64> {
     Ok(View::open(&fixture.bpffs())?.reasons()?.get(&reason).copied().unwrap_or_default())
 }
 
-/// As many connections as it takes for chance to lead one to each endpoint.
+/// Number of connections that is large enough for each endpoint to be selected.
 const MANY: usize = 30;
 
 fn refuses(fixture: &Fixture) -> Result<()> {
@@ -68,18 +68,18 @@ fn refuses(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         let to = orig_dst(family, HALF.number);
         eventually(SOON, || fixture.client.reach(to))?;
-        // By packets no client gets to know.
+        // On the packet path, no client notices the refusals.
         let seen = fixture.client.many(to, MANY)?;
         ensure!(seen.failed == 0, "{family:?}: {seen:?}");
         ensure!(seen.servers.keys().all(|server| server.starts_with("1/")), "{seen:?}");
         ensure!(count(fixture, Reason::RefusalDropped)? > 0, "nothing was refused: {}", fixture.reasons());
         let before = count(fixture, Reason::EndpointEjected)?;
         ensure!(family == Family::V6 || before == 0, "one client has ejected it: {}", fixture.reasons());
-        // A socket does, once in a while: the next ones go elsewhere. In the span of a second, at the most.
+        // A socket sees a refusal once in a while; then the next ones select another endpoint, for one second at most.
         let refused = (0..200).find_map(|_| fixture.local.fails(to, libc::ECONNREFUSED).ok());
         ensure!(refused.is_some(), "{family:?}: no socket was refused");
         eventually(SOON, || {
-            // The packets' client again, and a socket: two clients in a row.
+            // Connections of the packet client and of a socket fail: two clients in a row.
             let failed = fixture.client.many(to, 8)?.failed + fixture.local.many(to, 8)?.failed;
             ensure!(count(fixture, Reason::EndpointEjected)? > before, "{failed}: {}", fixture.reasons());
             Ok(())
@@ -96,7 +96,7 @@ fn refuses(fixture: &Fixture) -> Result<()> {
             step["rule"] == "ejection" && step["found"].as_str().is_some_and(|text| text.contains("skip"))
         };
         ensure!(found.iter().any(skips), "{explained}");
-        // It listens, and gets its share again.
+        // The endpoint listens now, and gets its share again.
         let pod = fixture.pod(0)?;
         pod.serve(true, (pod_ip(family, 0), LATE).into(), "0/late")?;
         eventually(SOON, || {
@@ -110,9 +110,10 @@ fn refuses(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The processes of one node dial, as those that ask the API servers by an address that Ballast serves.
+/// Tests connections of only one client: the processes of one node, like those that dial the API servers at an address
+/// that Ballast serves.
 fn alone(fixture: &Fixture) -> Result<()> {
-    /// In so much time, failures begin a span of 1 s, of 4 s, and of 16 s.
+    /// In this time, failures start a skip of 1 s, of 4 s, and of 16 s.
     const LASTS: Duration = Duration::from_secs(15);
     const MOST: u64 = 3;
     serve(fixture, 0, LATE)?;
@@ -135,7 +136,7 @@ fn alone(fixture: &Fixture) -> Result<()> {
         ensure!(tally.failed <= MOST, "{} of {} failed: {tally:?}", tally.failed, tally.failed + served);
     }
     ensure!(count(fixture, Reason::EndpointEjected)? == before, "one client has ejected it");
-    // It accepts again. Another client still finds it, and its answer tells the first one.
+    // The endpoint accepts connections again. Another client still selects it, and the first client learns from its answer.
     in_pod("delete table inet refuses\n")?;
     for load in &loads {
         eventually(Duration::from_secs(5), || {
@@ -166,7 +167,7 @@ fn is_silent(fixture: &Fixture) -> Result<()> {
         let to = orig_dst(family, HALF.number);
         eventually(SOON, || fixture.client.reach(to))?;
         for (path, client) in fixture.clients() {
-            // A connection that meets it takes a second longer by packets; by sockets it may not come about.
+            // On the packet path, a connection to the silent endpoint takes a second longer; on the socket path, it may fail.
             let patient = Attempt { patience: 3, ..to };
             eventually(SOON, || {
                 let seen = client.many(patient, 4)?;
@@ -178,7 +179,7 @@ fn is_silent(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The Service of a Deployment, whose pods have these ports.
+/// Writes the Service of a Deployment whose pods have these ports.
 fn put(fixture: &Fixture, ports: &[u16]) -> Result<()> {
     let ips = Family::BOTH.map(|family| cluster_ip(family, ROLLED));
     let mut text = format!(
@@ -210,11 +211,11 @@ fn put(fixture: &Fixture, ports: &[u16]) -> Result<()> {
     fixture.folder.put_text("rolled", &text)
 }
 
-/// How long a new pod does not listen yet, and how long it takes until the next one is replaced.
+/// How long a new pod does not listen yet, and the time until the next pod is replaced.
 const STARTS: Duration = Duration::from_millis(700);
 const NEXT: Duration = Duration::from_millis(500);
 
-/// Replaces six pods, one after the other, by ones that do not listen yet. Gives what clients saw by sockets, and by packets.
+/// Replaces six pods, one after the other, by pods that do not listen yet. Returns what clients saw by sockets and by packets.
 fn roll(fixture: &Fixture, first: u16) -> Result<[Tally; 2]> {
     let mut ports = vec![8080; usize::from(PODS)];
     put(fixture, &ports)?;
@@ -257,7 +258,7 @@ fn rolls(fixture: &Fixture) -> Result<()> {
     let served = |tally: &Tally| tally.servers.values().sum::<u64>();
     ensure!(served(&sockets) > 100 && served(&packets) > 100, "{sockets:?}, {packets:?}");
     ensure!(packets.failed == 0, "refusals of one endpoint reached a client: {packets:?}");
-    // Every new endpoint earns its share.
+    // Every new endpoint gets its share.
     for port in 7100..7100 + u16::from(PODS) {
         eventually(SOON, || {
             let seen = spread(&fixture.client, orig_dst(Family::V4, ROLLED), 4 * usize::from(PODS))?;
@@ -270,7 +271,7 @@ fn rolls(fixture: &Fixture) -> Result<()> {
     let [without_ejection, by_packets] = roll(fixture, 7200)?;
     ensure!(by_packets.failed > 0, "without ejection no packet was refused: {by_packets:?}");
     let told = |tally: &Tally| format!("{} of {} failed", tally.failed, tally.failed + served(tally));
-    // A third of the share, as products.
+    // The share of failed connections is at most a third of that without ejection, compared as products.
     let [with, without] = [(&sockets, &without_ejection), (&without_ejection, &sockets)]
         .map(|(of, by)| of.failed * (by.failed + served(by)));
     ensure!(3 * with <= without, "by sockets {}, without {}", told(&sockets), told(&without_ejection));

@@ -1,4 +1,4 @@
-//! A Service of type LoadBalancer, and a node with a way outside.
+//! A Service of type LoadBalancer, and a node with an uplink.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -14,32 +14,32 @@ use crate::peer::{Attempt, Kind, Seen};
 
 pub const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 pub const NUMBER: u8 = 40;
-/// Its file in the folder.
+/// Name of the Service's file in the folder.
 pub const FILE: &str = "open";
 
-/// What an endpoint can do.
+/// State of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Ready,
-    /// It terminates, and still serves.
+    /// The endpoint terminates, and still serves.
     Draining,
-    /// It terminates, and does not serve any more.
+    /// The endpoint terminates, and no longer serves.
     Done,
 }
 
-/// A Service of type LoadBalancer in both families, TCP and UDP, with these endpoints: number of the pod, and whether
-/// it is said to be on this node. `spec` and `status` are merged in.
+/// Writes a Service of type LoadBalancer in both families, TCP and UDP, with these endpoints: number of the pod, and whether the
+/// slice says that it is on this node. `spec` is merged into the Service; `ingress` are its load balancer addresses.
 pub fn put(fixture: &Fixture, pods: &[(u8, bool)], spec: &Value, ingress: &[IpAddr]) -> Result<()> {
     let pods: Vec<_> = pods.iter().map(|(pod, here)| (*pod, *here, State::Ready)).collect();
     put_in(fixture, &pods, spec, ingress)
 }
 
-/// The same with endpoints in any state.
+/// Like [`put`], with endpoints in any state.
 pub fn put_in(fixture: &Fixture, pods: &[(u8, bool, State)], spec: &Value, ingress: &[IpAddr]) -> Result<()> {
     fixture.folder.put_text(FILE, &text(pods, spec, ingress))
 }
 
-/// What [`put_in`] writes.
+/// Returns the text that [`put_in`] writes.
 pub fn text(pods: &[(u8, bool, State)], spec: &Value, ingress: &[IpAddr]) -> String {
     let ips = Family::BOTH.map(|family| cluster_ip(family, NUMBER));
     let mut service = json!({
@@ -101,7 +101,7 @@ pub fn text(pods: &[(u8, bool, State)], spec: &Value, ingress: &[IpAddr]) -> Str
     text
 }
 
-/// The device towards the client is the one that leads outside. Where an agent runs, waits until the programs know it.
+/// Makes the device towards the client the uplink. If an agent runs, waits until the programs know the uplink.
 pub fn open_up(fixture: &Fixture) -> Result<()> {
     fixture.node.ip("route replace default via 10.98.0.2\nroute replace default via fd98::2\n")?;
     if fixture.agent_mut().is_err() {
@@ -125,18 +125,18 @@ pub fn node_port(family: Family, kind: Kind) -> SocketAddr {
     (node_ip(family), NODE_PORTS[usize::from(!kind.is_tcp())]).into()
 }
 
-/// Waits until the node port leads to another node, under this node's address.
+/// Waits until the node port leads to another node, with this node's address as source.
 pub fn is_sent_on(fixture: &Fixture, to: SocketAddr, kind: Kind) -> Result<()> {
     let family = if to.is_ipv4() { Family::V4 } else { Family::V6 };
     eventually(SOON, || {
-        // A datagram of before the change may be lost.
+        // A datagram from before the change may be lost.
         let seen = fixture.client.reach(Attempt { patience: 5, ..Attempt::new(kind, to) })?;
         ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
         Ok(())
     })
 }
 
-/// A packet of the client, and what it looked like to both ends.
+/// Makes an exchange of the packet client, and checks which addresses the client sees.
 pub fn reach(fixture: &Fixture, attempt: Attempt) -> Result<Seen> {
     let seen = fixture.client.reach(attempt)?;
     shows(&seen, attempt, attempt.to)?;

@@ -13,7 +13,7 @@ use super::{Case, udp};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip};
 
-/// A port that no server of the fixture has.
+/// A port on which no server of the fixture listens.
 const PORT: u16 = 7777;
 const SET: Service = Service { name: "flood", number: 60, ports: &[udp(53, PORT, &[0, 1])] };
 const WITHOUT: Service = Service { ports: &[udp(53, PORT, &[0])], ..SET };
@@ -23,20 +23,20 @@ const WISH: Wish = Wish { pods: 3, services: &[SET, OTHER], flags: SMALL };
 pub const CASES: &[Case] =
     &[Case { name: "flood::no_datagram_is_lost_while_an_endpoint_leaves", wish: WISH, run: flood }];
 
-/// Datagrams, in each family.
+/// Number of datagrams in each family.
 const COUNT: u64 = 100_000;
-/// Sockets they are sent from, so flows.
+/// Number of sockets that send, which is also the number of flows.
 const SOCKETS: u64 = 32;
-/// Most on the way at once: what is lost then is lost by a program, and by no queue that is full.
+/// Maximum number of datagrams in transit, so that a lost datagram was lost by a program and not by a full queue.
 const WINDOW: u64 = 128;
-/// When the endpoint leaves.
+/// Number of the datagram at which the endpoint is removed.
 const LEAVES: u64 = COUNT / 2;
 
-/// What came to one endpoint.
+/// What one endpoint has received.
 #[derive(Default)]
 struct Sink {
     count: AtomicU64,
-    /// The highest number that came.
+    /// The highest number that arrived.
     last: AtomicU64,
 }
 
@@ -56,7 +56,7 @@ fn sink(fixture: &Fixture, pod: u8, addr: SocketAddr) -> Result<UdpSocket> {
     let socket = fixture.in_pod(pod, || Ok(UdpSocket::bind(addr)?))?;
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;
     let size: libc::c_int = 8 << 20;
-    // SAFETY: the kernel reads the value, which lives.
+    // SAFETY: the kernel reads the value, which outlives the call.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -93,7 +93,7 @@ fn flood(fixture: &Fixture) -> Result<()> {
                 .collect::<Result<Vec<_>>>()
         };
         let sockets = fixture.client_space.inside(open)?;
-        // Both endpoints serve.
+        // Wait until both endpoints serve.
         eventually(SOON, || {
             let probe = fixture.client_space.inside(|| {
                 let socket = UdpSocket::bind(if family == Family::V4 { "0.0.0.0:0" } else { "[::]:0" })?;
@@ -116,14 +116,14 @@ fn flood(fixture: &Fixture) -> Result<()> {
             let stuck = Instant::now();
             while number.saturating_sub(all.load(Ordering::Relaxed) + lost) >= WINDOW {
                 if stuck.elapsed() > Duration::from_secs(10) {
-                    // What does not come any more is lost.
+                    // Datagrams that have not arrived until now are lost.
                     lost = number.saturating_sub(all.load(Ordering::Relaxed));
                 }
                 std::thread::yield_now();
             }
             let socket = &sockets[(number % SOCKETS) as usize];
             socket.send(&(number + 1).to_be_bytes())?;
-            // The change takes some 20 ms: there have to be packets left for what comes after it.
+            // The change takes about 20 ms: enough datagrams have to be left for the time after it.
             if number > LEAVES && number % 64 == 0 {
                 std::thread::sleep(Duration::from_millis(1));
             }

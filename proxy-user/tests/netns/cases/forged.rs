@@ -1,6 +1,6 @@
 //! Forged packets aimed at live TCP connections: resets, FINs and ICMP errors of an attacker who knows their addresses.
 //!
-//! A new one is a row of [`wave`], or a case of its own where the connection may end.
+//! To add a forgery, add a row to [`FORGERIES`] and to [`Connection::forge`], or a case if the connection may end.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -23,19 +23,19 @@ pub const CASES: &[Case] = &[
     Case { name: "forged::icmp_errors_end_no_connection", wish: WISH, run: icmp_errors },
 ];
 
-/// Connections of each kind: one alone would be with the right endpoint of two by chance.
+/// Number of connections of each kind: a single one could be with the right one of two endpoints by chance.
 const EACH: usize = 6;
-/// Longer than a connection that both ends have closed is remembered.
+/// How long the connections are silent after a forged segment: longer than `nf_conntrack` keeps a connection after a RST (10 s).
 const SILENCE: Duration = Duration::from_secs(11);
 
-/// A connection of the client, in this process.
+/// A connection of the client, whose socket is in this process.
 struct Connection {
     stream: TcpStream,
-    /// Who answers.
+    /// Name of the server that answers.
     server: String,
     from: SocketAddr,
     to: SocketAddr,
-    /// What was forged in its name.
+    /// The forgery that is sent for this connection.
     what: &'static str,
 }
 
@@ -58,7 +58,7 @@ impl Connection {
         Ok(text.split_once('|').with_context(|| format!("answer {text:?}"))?.0.to_owned())
     }
 
-    /// Sends what was asked for.
+    /// Sends the forgery of this connection.
     fn forge(&self, scene: &Scene<'_>, endpoints: &[Wire]) -> Result<()> {
         let (sends, expects) = tcp_info::sequences(&self.stream).context("TCP_REPAIR")?;
         let far = sends.wrapping_add(0x4000_0000);
@@ -100,7 +100,7 @@ const FORGERIES: [&str; 6] = [
     "both ends' FINs out of window",
 ];
 
-/// From each endpoint's pod to the node.
+/// Returns senders from each endpoint's pod to the node.
 fn endpoints(fixture: &Fixture) -> Result<Vec<Wire>> {
     [0, 1]
         .into_iter()
@@ -110,7 +110,7 @@ fn endpoints(fixture: &Fixture) -> Result<Vec<Wire>> {
         .collect()
 }
 
-/// Both ends throw such segments away, or challenge them; after a silence the connection goes on where it was.
+/// Checks that both ends discard or challenge such segments, and that the connection continues after a silence.
 fn ignored(fixture: &Fixture) -> Result<()> {
     let scene = Scene::new(fixture, &[(0, true), (1, true)], 50)?;
     let endpoints = endpoints(fixture)?;
@@ -137,7 +137,7 @@ fn ignored(fixture: &Fixture) -> Result<()> {
     held::nothing_is_lost(fixture, "after forged segments").map(drop)
 }
 
-/// With the right sequence number it is believed; the same client port then begins anew.
+/// Checks that a RST with the right sequence number ends the connection, and that its client port can be used again.
 fn believed(fixture: &Fixture) -> Result<()> {
     let scene = Scene::new(fixture, &[(0, true), (1, true)], 50)?;
     for family in Family::BOTH {
@@ -158,7 +158,7 @@ fn believed(fixture: &Fixture) -> Result<()> {
     held::nothing_is_lost(fixture, "after resets of others").map(drop)
 }
 
-/// Errors about replies of each connection, from an unknown router, and about connections that are none.
+/// Sends errors about replies of each connection from an unknown router, and errors about connections that do not exist.
 fn icmp_errors(fixture: &Fixture) -> Result<()> {
     let scene = Scene::new(fixture, &[(0, true), (1, true)], 50)?;
     let mut connections = Vec::new();
@@ -168,7 +168,7 @@ fn icmp_errors(fixture: &Fixture) -> Result<()> {
             Family::V6 => ("2001:db8::1", [(1, 4), (1, 0), (2, 0), (3, 0), (4, 0)]),
         };
         let router: IpAddr = router.parse()?;
-        // Of "too big" alone; the others do not look at it.
+        // Only "too big" errors use the MTU; the other errors ignore it.
         let mtu = if family == Family::V4 { 576 } else { 1280 };
         let node = held::node_port(family, true);
         for _ in 0..2 * EACH {

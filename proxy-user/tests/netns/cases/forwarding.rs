@@ -1,7 +1,7 @@
-//! Packets that go on under the node's address: as many connections as ports, neighbours that change, and ICMP errors
-//! about Services whose ports lie where the node's own source ports do.
+//! Packets that are forwarded under the node's address: as many connections as ports, neighbours that change, and ICMP
+//! errors about Services whose ports are in the range of the node's own source ports.
 //!
-//! A case about who is served, and what an endpoint sees, is in `outside.rs` or `three_nodes.rs`.
+//! Cases about which clients are served, and what an endpoint sees, are in `outside.rs` or `three_nodes/`.
 
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::raw;
 use crate::space::Space;
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
-/// Its port is one of those that the node uses as source ports.
+/// The port of this Service is one of the node's source ports.
 const HIGH: Service = Service { name: "high", number: 45, ports: &[udp(61_005, 7071, &[0])] };
 
 pub const CASES: &[Case] = &[
@@ -59,13 +59,13 @@ fn many(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's own time to notice is set to some two seconds.
+/// Sysctls that let the kernel notice a changed neighbour within about two seconds.
 const NEIGHBOUR: [(&str, &str); 3] =
     [("base_reachable_time_ms", "1000"), ("delay_first_probe_time", "1"), ("retrans_time_ms", "200")];
-/// That, several times over.
+/// Timeout of the recovery: several times as long.
 const RECOVERS: Duration = Duration::from_secs(15);
 
-/// The pod need not ask for the node, which would tell its own address.
+/// Gives the pod permanent neighbour entries for the node: a neighbour solicitation would tell the node the pod's new address.
 fn knows_the_node(fixture: &Fixture) -> Result<()> {
     let (mac, _) = raw::device(&fixture.node, "p0")?;
     let node: Vec<_> = mac.iter().map(|octet| format!("{octet:02x}")).collect();
@@ -78,7 +78,7 @@ fn knows_the_node(fixture: &Fixture) -> Result<()> {
     fixture.in_pod_space(0, |pod| pod.ip(&lines))
 }
 
-/// The endpoint's machine gets another Ethernet address, without an announcement.
+/// Changes the Ethernet address of the endpoint's machine without an announcement; checks that traffic recovers.
 fn neighbour(fixture: &Fixture, family: Family, here: bool) -> Result<()> {
     open_up(fixture)?;
     for version in ["ipv4", "ipv6"] {
@@ -94,7 +94,7 @@ fn neighbour(fixture: &Fixture, family: Family, here: bool) -> Result<()> {
     }
     fixture.client.open(0, Attempt { patience: 1, ..Attempt::new(Kind::Udp, to) })?;
     eventually(SOON, || fixture.client.hears(0, None))?;
-    // The kernel's own time to find the neighbour stale.
+    // Give the kernel time to find the neighbour stale.
     let end = Instant::now() + Duration::from_secs(4);
     while Instant::now() < end {
         fixture.client.hears(0, None)?;
@@ -109,11 +109,11 @@ fn neighbour(fixture: &Fixture, family: Family, here: bool) -> Result<()> {
     Ok(())
 }
 
-/// Sockets at both ends of the Service; the endpoint's is connected to the client, as it sees it.
+/// Returns sockets at both ends of the Service; the endpoint's socket is connected to the client, as the endpoint sees it.
 fn pair(fixture: &Fixture, client: &Space, family: Family) -> Result<(UdpSocket, UdpSocket)> {
     let to: SocketAddr = (cluster_ip(family, HIGH.number), 61_005).into();
     let any = if family == Family::V4 { "0.0.0.0:0" } else { "[::]:0" };
-    // The one before may still be closing: see `is_refused`.
+    // The previous socket may still be closing: see `is_refused`.
     let endpoint =
         eventually(SOON, || fixture.in_pod(0, || Ok(UdpSocket::bind((pod_ip(family, 0), 7071))?)))?;
     let dials = client.inside(|| Ok(UdpSocket::bind(any)?))?;
@@ -138,8 +138,8 @@ fn pair(fixture: &Fixture, client: &Space, family: Family) -> Result<(UdpSocket,
     Ok((dials, endpoint))
 }
 
-/// Sends to a closed socket, and receives the error. Not at once, if another thread starts a process meanwhile: between fork and exec that
-/// one has the closed socket, too.
+/// Sends to a closed socket, and checks that the error arrives. This may take a while: if another thread starts a
+/// process meanwhile, the child has the closed socket, too, between fork and exec.
 fn is_refused(socket: &UdpSocket) -> Result<()> {
     socket.set_read_timeout(Some(Duration::from_secs(1)))?;
     socket.send(b"anybody?")?;
@@ -160,16 +160,16 @@ fn high_port(fixture: &Fixture) -> Result<()> {
                 wrong.push(format!("{family:?}, {what}: {error:#}"));
             }
         };
-        // The endpoint is told that the client is gone.
+        // The endpoint gets an error after the client has closed its socket.
         let (dials, endpoint) = pair(fixture, &fixture.client_space, family)?;
         drop(dials);
         refused("the client is gone", &endpoint);
         drop(endpoint);
-        // And the client, that the endpoint is.
+        // The client gets an error after the endpoint has closed its socket.
         let (dials, endpoint) = pair(fixture, &fixture.client_space, family)?;
         drop(endpoint);
         refused("the endpoint is gone", &dials);
-        // The endpoint is told how small the client's link is.
+        // The endpoint learns the MTU of the client's link.
         let (_dials, endpoint) = pair(fixture, &far, family)?;
         never_cut(&endpoint, family)?;
         endpoint.send(&[b'x'; 1400])?;

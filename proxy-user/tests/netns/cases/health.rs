@@ -1,4 +1,5 @@
-//! Health tells the truth: what cannot be programmed turns load balancers away, and stops a rollout.
+//! The health endpoints report the truth: a Service that cannot be programmed makes load balancers leave the node, and
+//! stops a rollout.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::{fs, io};
@@ -12,7 +13,8 @@ use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Folder, Port, Service};
 use crate::peer::{Attempt, Kind};
 
-/// Room for the entries of `web` in each family, its address and its port, and for two more. Two seconds are long.
+/// Room for the entries of `web` in each family, its address and its port, and for two more. A failure that lasts for
+/// two seconds makes the node unhealthy.
 const FLAGS: &[&str] = &["--max-frontends", "4", "--sync-period", "1s"];
 
 const ONE: Service = web(&[Port { name: "http", is_tcp: true, number: 80, target: 8080, pods: &[0] }]);
@@ -39,7 +41,7 @@ fn status(fixture: &Fixture, path: &str) -> Result<u16> {
     Ok(agent::get(&fixture.node, 10_256, path)?.0)
 }
 
-/// Waits until the three paths answer so.
+/// Waits until the three paths answer with these statuses.
 fn answers(fixture: &Fixture, healthz: u16, livez: u16, readyz: u16) -> Result<()> {
     eventually(SOON, || {
         let found = (status(fixture, "/healthz")?, status(fixture, "/livez")?, status(fixture, "/readyz")?);
@@ -85,7 +87,7 @@ fn too_many(fixture: &Fixture) -> Result<()> {
     works(fixture)
 }
 
-/// `bpftool map freeze`: programs still write, and user space cannot.
+/// Freezes a map, like `bpftool map freeze`: programs can still write, and user space cannot.
 fn freeze(map: &MapData) -> io::Result<()> {
     const BPF_MAP_FREEZE: libc::c_int = 22;
     let attribute = [map.fd().as_fd().as_raw_fd(), 0];
@@ -98,14 +100,14 @@ fn freeze(map: &MapData) -> io::Result<()> {
 fn frozen(fixture: &Fixture) -> Result<()> {
     answers(fixture, 200, 200, 200)?;
     let folder = Folder::at(fixture.setup().manifests.clone().context("no folder")?);
-    // The new list of endpoints is written; that the Service has it cannot be.
+    // The agent can write the new list of endpoints, but not the Service's entry, which refers to it.
     freeze(&MapData::from_pin(fixture.bpffs().join("ballast/services"))?)
         .context("cannot freeze `services`")?;
     folder.put(ONE)?;
     answers(fixture, 503, 200, 200)?;
     let problems = agent::get(&fixture.node, 10_249, "/problems")?.1;
     ensure!(problems.contains("default/web"), "{problems}");
-    // The endpoint that left serves no longer all the same.
+    // Nevertheless, the removed endpoint gets no new connections.
     for (path, client) in fixture.clients() {
         let seen = super::spread(client, attempt(), 24)?;
         ensure!(seen.iter().all(|server| server.starts_with("0/")), "{path}: {seen:?}");

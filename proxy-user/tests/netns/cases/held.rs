@@ -1,4 +1,4 @@
-//! A Service with node ports whose endpoints the case itself serves: thousands of TCP connections, and a UDP sink.
+//! A Service with node ports whose endpoints are served by the case itself: thousands of TCP connections, and a UDP sink.
 //!
 //! A case that needs marked connections, or counts datagrams at the endpoint, begins with [`put`].
 
@@ -16,17 +16,17 @@ use crate::peer::{Attempt, Held, Kind};
 
 pub const NUMBER: u8 = 41;
 const NODE_PORTS: [u16; 2] = [30_090, 30_091];
-/// Where the endpoints listen.
+/// Ports on which the endpoints listen, for TCP and UDP.
 pub const TARGETS: [u16; 2] = [7070, 7071];
-/// Seconds for all connections together; the machine is shared.
+/// Timeout for all connections together, in seconds; the machine is shared.
 const PATIENCE: u64 = 60;
 
-/// The Service's node port.
+/// Returns the Service's node port.
 pub fn node_port(family: Family, is_tcp: bool) -> SocketAddr {
     (node_ip(family), NODE_PORTS[usize::from(!is_tcp)]).into()
 }
 
-/// Writes the Service; `pods`: number, and whether it is said to be on this node.
+/// Writes the Service; `pods`: number, and whether the slice says that it is on this node.
 pub fn put(fixture: &Fixture, pods: &[(u8, bool)]) -> Result<()> {
     let ips = Family::BOTH.map(|family| cluster_ip(family, NUMBER));
     let service = json!({
@@ -71,7 +71,7 @@ pub fn put(fixture: &Fixture, pods: &[(u8, bool)]) -> Result<()> {
     fixture.folder.put_text("held", &text)
 }
 
-/// Serves the Service's TCP port in a pod, for thousands of connections; the server is called as the pod.
+/// Serves the Service's TCP port in a pod, for thousands of connections; the server's name is the pod's number.
 pub fn serve(fixture: &Fixture, pod: u8) -> Result<()> {
     let peer = fixture.pod(pod)?;
     Family::BOTH
@@ -79,7 +79,7 @@ pub fn serve(fixture: &Fixture, pod: u8) -> Result<()> {
         .try_for_each(|family| peer.serve_many((pod_ip(family, pod), TARGETS[0]).into(), &pod.to_string()))
 }
 
-/// Opens so many connections of the client outside in each family, as soon as the Service is there.
+/// Opens `count` connections of the client outside in each family, as soon as the Service is served.
 pub fn hold(fixture: &Fixture, count: usize) -> Result<()> {
     for family in Family::BOTH {
         let attempt = Attempt { patience: PATIENCE, ..Attempt::new(Kind::Tcp, node_port(family, true)) };
@@ -93,7 +93,7 @@ pub fn hold(fixture: &Fixture, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Every connection still answers, and from the same server.
+/// Checks that every connection still answers, from the same server.
 pub fn nothing_is_lost(fixture: &Fixture, what: &str) -> Result<Held> {
     let held = fixture.client.pulse(PATIENCE)?;
     ensure!(
@@ -106,20 +106,20 @@ pub fn nothing_is_lost(fixture: &Fixture, what: &str) -> Result<Held> {
     Ok(held)
 }
 
-/// Counts datagrams at the endpoint.
+/// Receives datagrams at the endpoint.
 pub struct Sink(UdpSocket);
 
 impl Sink {
-    /// In a pod, at the Service's UDP port.
+    /// Opens the socket in a pod, at the Service's UDP port.
     pub fn new(fixture: &Fixture, family: Family, pod: u8) -> Result<Self> {
         let addr = (pod_ip(family, pod), TARGETS[1]);
-        // A program that another case starts keeps the socket of the last sink until it is executed.
+        // A process that another case starts keeps the socket of the previous sink until it calls exec.
         let socket = eventually(SOON, || fixture.in_pod(pod, || Ok(UdpSocket::bind(addr)?)))?;
         socket2::SockRef::from(&socket).set_recv_buffer_size(8 << 20)?;
         Ok(Self(socket))
     }
 
-    /// Takes what has come so far: each datagram and who sent it. Waits until none has come for `quiet`.
+    /// Returns the datagrams received so far, each with its sender. Waits until none has arrived for `quiet`.
     pub fn take(&self, quiet: Duration) -> Result<Vec<(Vec<u8>, SocketAddr)>> {
         self.0.set_read_timeout(Some(quiet))?;
         let (mut all, mut datagram) = (Vec::new(), [0; 2048]);
@@ -129,7 +129,7 @@ impl Sink {
         Ok(all)
     }
 
-    /// Answers one datagram.
+    /// Sends an answer to the sender of a datagram.
     pub fn answer(&self, to: SocketAddr) -> Result<()> {
         self.0.send_to(b"answer", to)?;
         Ok(())

@@ -1,4 +1,4 @@
-//! `ballast run` where it does one thing and ends: `--init-only`, `--write-config-to`.
+//! `ballast run` with flags for one task, after which it exits: `--init-only`, `--write-config-to`.
 
 use std::fs;
 
@@ -21,10 +21,10 @@ pub const CASES: &[Case] = &[
 
 /// `BPF_FS_MAGIC`.
 const BPFFS: i64 = 0xcafe_4a11;
-/// Below `/proc/sys`; each network namespace has its own.
+/// A sysctl below `/proc/sys`; each network namespace has its own.
 const CLOSE_WAIT: &str = "net/netfilter/nf_conntrack_tcp_timeout_close_wait";
 
-/// Runs the program; what it says, which is its log.
+/// Runs the program; returns its log, and whether it succeeded.
 fn run(fixture: &Fixture, arguments: &[&str]) -> Result<(String, bool)> {
     let manifests = fixture.folder.dir().display().to_string();
     let arguments: Vec<_> =
@@ -59,7 +59,7 @@ fn init(fixture: &Fixture) -> Result<()> {
         ensure!(read()? == 17 * 60, "{CLOSE_WAIT} is {}: {said}", read()?);
         ensure!(!fixture.bpffs().join("ballast").exists(), "something is pinned: {said}");
     }
-    // What is left for the agent takes no more than the lean chart gives it.
+    // After the init run, the agent needs only the capabilities that the chart gives it.
     capabilities::restrict(fixture, capabilities::LEAN.into_iter())?;
     fixture.begin()?;
     fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;

@@ -1,4 +1,4 @@
-//! What a person sees of it: `ballast monitor` and `ballast explain` on a real node.
+//! What a user sees: `ballast monitor` and `ballast explain` on a real node.
 
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -22,14 +22,14 @@ pub const CASES: &[Case] = &[
     Case { name: "inspect::programmed_tells_what_is_programmed", wish: WISH, run: programmed },
 ];
 
-/// A monitor that ends with the first event it takes.
+/// Starts a monitor that ends with the first event.
 fn monitor(fixture: &Fixture, flags: &[&str]) -> Result<Child> {
     let mut command = fixture.node.command(binary());
     command.args(["monitor", "-o", "json", "--count", "1", "--bpffs"]).arg(fixture.bpffs()).args(flags);
     command.stdout(Stdio::piped()).spawn().context("cannot run ballast")
 }
 
-/// Does something again and again until the monitor has seen it.
+/// Repeats the action until the monitor has seen it; returns the event.
 pub fn sees(mut monitor: Child, mut action: impl FnMut() -> Result<()>) -> Result<Value> {
     eventually(SOON, || {
         action()?;
@@ -68,7 +68,7 @@ fn monitors(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// One document on a line, with the attributes that collectors know.
+/// Checks that the monitor writes one document on a line, with the attributes that collectors know.
 fn writes_records(fixture: &Fixture) -> Result<()> {
     let mut command = fixture.node.command(binary());
     command
@@ -97,7 +97,8 @@ fn writes_records(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// As in a pod whose `kubectl ballast monitor` was interrupted: no event comes, and no reader tells of its end.
+/// Checks that a monitor ends with its input, as in a pod after `kubectl ballast monitor` was interrupted: no event
+/// comes, and no write to its output fails.
 fn ends_with_its_input(fixture: &Fixture) -> Result<()> {
     let mut command = fixture.node.command(binary());
     command.args(["monitor", "--end-with-stdin", "--timeout", "10m", "--bpffs"]).arg(fixture.bpffs());
@@ -107,7 +108,7 @@ fn ends_with_its_input(fixture: &Fixture) -> Result<()> {
     let early = monitor.try_wait()?;
     drop(monitor.stdin.take());
     let ended = eventually(SOON, || monitor.try_wait()?.context("it goes on without its input"));
-    // It fails where it has ended.
+    // This fails if the monitor has ended.
     let _ = monitor.kill();
     ensure!(early.is_none() && ended?.success(), "with its input open: {early:?}");
     Ok(())

@@ -1,4 +1,4 @@
-//! `--connect-latency`: connections of sockets and of packets are measured, and shown.
+//! `--connect-latency`: the agent measures and shows connections of sockets and of packets.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use crate::manifest::{Family, Service, cluster_ip};
 use crate::peer::{Attempt, Kind, Peer};
 
 const WEB: Service = Service { name: "web", number: 1, ports: &[tcp(80, 8080, &[0, 1])] };
-/// Its one endpoint listens on no such port.
+/// Its one endpoint does not listen on the target port.
 const CLOSED: Service = Service { name: "closed", number: 2, ports: &[tcp(80, 7070, &[0])] };
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[
@@ -33,7 +33,7 @@ fn orig_dst(family: Family, service: &Service) -> Attempt {
     Attempt::new(Kind::Tcp, (cluster_ip(family, service.number), 80).into())
 }
 
-/// What was measured of a Service: as a whole, and the sum of its endpoints.
+/// Returns what was measured of a Service: as a whole, and the sum over its endpoints.
 fn measured(view: &View, service: &str, family: Family) -> Result<[LatencyEntry; 2]> {
     let is_wanted = |family_of: &str| family_of == if family == Family::V4 { "IPv4" } else { "IPv6" };
     let names = view.names()?;
@@ -69,7 +69,7 @@ fn measures(fixture: &Fixture) -> Result<()> {
     shows(fixture)
 }
 
-/// Each connection of the client is measured once.
+/// Checks that each connection of the client is measured once.
 fn measures_one(client: &Peer, view: &View, family: Family, before: u64) -> Result<()> {
     eventually(SOON, || client.reach(orig_dst(family, &WEB)))?;
     let seen = client.many(orig_dst(family, &WEB), MANY)?;
@@ -77,7 +77,7 @@ fn measures_one(client: &Peer, view: &View, family: Family, before: u64) -> Resu
     let [all, endpoints] = measured(view, "web", family)?;
     ensure!(all == endpoints, "{family:?}: {all:?} of the Service, {endpoints:?} of its endpoints");
     let more = all.answered() - before;
-    // Attempts before the Service was programmed, if there were any, met no Service.
+    // Attempts from before the Service was programmed, if there were any, belong to no Service.
     ensure!(more == MANY as u64 + 1, "{family:?}: {more} more instead of {}", MANY + 1);
     ensure!(all.sum_us > 0, "{family:?}: it took no time: {all:?}");
     Ok(())
@@ -99,19 +99,20 @@ fn shows(fixture: &Fixture) -> Result<()> {
     shows_examples(fixture, &metrics)
 }
 
-/// A reader that asks for `OpenMetrics` gets connections beside the buckets, of packets and of sockets; others get none.
+/// Checks that a reader that asks for `OpenMetrics` gets exemplars beside the buckets, of packets and of sockets, and
+/// that other readers get none.
 fn shows_examples(fixture: &Fixture, plain: &str) -> Result<()> {
     ensure!(!plain.contains(" # {"), "the plain format has no exemplars");
     for client in [&fixture.client, &fixture.local] {
         for family in Family::BOTH {
-            // A flow knows when it began to within a jiffy: another one may seem to be newer.
+            // The start of a flow is known to within a jiffy: another connection may seem to be newer.
             eventually(SOON, || is_an_example(fixture, client, family))?;
         }
     }
     Ok(())
 }
 
-/// The newest connection is the example of its bucket.
+/// Checks that the newest connection is the exemplar of its bucket.
 fn is_an_example(fixture: &Fixture, client: &Peer, family: Family) -> Result<()> {
     let seen = client.reach(orig_dst(family, &WEB))?;
     let (_, text) =

@@ -1,4 +1,4 @@
-//! What a Service's owner changes while clients use it: type, affinity, policies, and endpoints that terminate.
+//! Changes of a Service while clients use it: type, affinity, policies, and endpoints that terminate.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -23,14 +23,14 @@ pub const CASES: &[Case] = &[
     Case { name: "live::health_checks_follow_the_service", wish: WISH, run: health },
 ];
 
-/// Connections that all go to one of two endpoints by chance once in 10^6 times.
+/// Number of connections: by chance, all of them go to one of two endpoints once in 10^6 times.
 const MANY: usize = 20;
 
 fn cluster(family: Family, kind: Kind) -> SocketAddr {
     (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
-/// Whether a client gets no connection: it is refused, or not answered.
+/// Checks that a client gets no connection: it is refused, or gets no answer.
 fn is_closed(client: &Peer, to: SocketAddr) -> Result<()> {
     let outcome = client.once(Attempt::new(Kind::Tcp, to).in_vain())?;
     ensure!(outcome.is_err(), "{to} still answers: {outcome:?}");
@@ -40,7 +40,7 @@ fn is_closed(client: &Peer, to: SocketAddr) -> Result<()> {
 fn types(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     let virtual_ips: [IpAddr; 2] = ["203.0.113.7".parse()?, "fd77::7".parse()?];
-    // A connection through all of it.
+    // This connection stays open through all changes.
     put(fixture, &[(0, true)], &json!({}), &[])?;
     eventually(SOON, || reach(fixture, Attempt::new(Kind::Tcp, cluster(Family::V4, Kind::Tcp))))?;
     fixture.client.open(1, Attempt::new(Kind::Tcp, cluster(Family::V4, Kind::Tcp)))?;
@@ -98,7 +98,7 @@ fn affinity(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The policy, endpoints, and the pods that serve: every client inside, and a client outside at the node port.
+/// Policy, endpoints, the pods that serve clients inside, and the pods that serve a client outside at the node port.
 type Row<'a> = (&'a Value, &'a [(u8, bool, State)], &'a [&'a str], &'a [&'a str]);
 
 fn terminating(fixture: &Fixture) -> Result<()> {
@@ -134,7 +134,7 @@ fn terminating(fixture: &Fixture) -> Result<()> {
             }
         }
     }
-    // And no endpoint at all: refused.
+    // Without any usable endpoint, clients are refused.
     put_in(fixture, &[(0, true, Done)], &any, &[])?;
     for family in Family::BOTH {
         eventually(SOON, || {
@@ -145,7 +145,7 @@ fn terminating(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// What a load balancer outside is told: status, weight, body.
+/// Returns what a load balancer outside gets from the health check: status, weight, body.
 fn ask(fixture: &Fixture, to: SocketAddr) -> Result<(u16, u64, Value)> {
     let text = fixture.client_space.inside(|| {
         let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5))?;
@@ -164,7 +164,7 @@ fn ask(fixture: &Fixture, to: SocketAddr) -> Result<(u16, u64, Value)> {
     Ok((status, weight.with_context(|| format!("no weight in {head}"))?, serde_json::from_str(body)?))
 }
 
-/// Endpoints, and what a load balancer is told: status and weight.
+/// Endpoints, and the status and weight that a load balancer gets.
 type Round<'a> = (&'a [(u8, bool, State)], u16, u64);
 
 fn health(fixture: &Fixture) -> Result<()> {
@@ -193,7 +193,7 @@ fn health(fixture: &Fixture) -> Result<()> {
             })?;
         }
     }
-    // The port goes with the policy, and with the Service, and comes back with them.
+    // The port is closed without the policy, and without the Service, and opens again with them.
     let is_open = |open: bool| {
         eventually(SOON, || {
             for family in Family::BOTH {

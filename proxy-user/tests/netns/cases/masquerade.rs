@@ -1,7 +1,7 @@
-//! netfilter gives its connections source ports beside Ballast's, under the same address and towards the same endpoint: each
-//! answer has to come to whom it is for.
+//! netfilter allocates source ports for its connections beside Ballast, for the same address and towards the same
+//! endpoint: each answer has to reach the right client.
 //!
-//! A new order, or another kind of source, is a row of [`CASES`].
+//! To add an order, or another kind of source, add a row to [`CASES`].
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,15 +27,15 @@ pub const CASES: &[Case] = &[
     Case { name: "masquerade::under_the_number_of_a_node_port", wish: WISH, run: under_node_port },
 ];
 
-/// Connections of each side in each family: 10,000 of UDP in all.
+/// Number of connections of each side in each family: 10,000 by UDP in all.
 const FLOWS: usize = 2_500;
-/// The same of TCP.
+/// The same number for TCP.
 const CONNECTIONS: usize = 1_500;
-/// Seconds for all of them.
+/// Timeout for all connections together, in seconds.
 const PATIENCE: u64 = 60;
 
-/// The second pod's packets to the first one leave under the node's address, as MASQUERADE with `--random-fully` does it on the
-/// device that has this address.
+/// Rewrites the source of the second pod's packets to the first pod to the node's address, as MASQUERADE with
+/// `--random-fully` does it on the device that has this address.
 fn masquerade(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     held::put(fixture, &[(0, false)])?;
@@ -56,18 +56,18 @@ fn masquerade(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// How many connections of netfilter's had to leave by another port than it chose.
+/// Returns how many of netfilter's connections Ballast moved to another source port.
 fn moved(fixture: &Fixture) -> Result<usize> {
     let flows = View::open(&fixture.bpffs())?.flows()?;
     Ok(flows.iter().filter(|flow| flow.service == 0 && flow.source != flow.client).count())
 }
 
-/// Sends back what comes, until it is over.
+/// Sends back every datagram, until `is_over` is set.
 fn echo(socket: &UdpSocket, is_over: &AtomicBool) {
     let mut text = [0; 64];
     while !is_over.load(Ordering::Relaxed) {
         let Ok((length, from)) = socket.recv_from(&mut text) else { continue };
-        // A client that is gone is no reason to stop.
+        // A client that is gone must not stop the server.
         let _ = socket.send_to(&text[..length], from);
     }
 }
@@ -82,7 +82,7 @@ fn sockets(space: &Space, from: IpAddr, to: SocketAddr) -> Result<Vec<UdpSocket>
     space.inside(|| (0..FLOWS).map(open).collect())
 }
 
-/// Each socket sends its own number, and has to hear that.
+/// Sends a number, and checks that the same number comes back.
 fn hears(socket: &UdpSocket, number: usize, wrong: &mut Vec<String>) -> Result<()> {
     let mut text = [0; 64];
     socket.send(&number.to_be_bytes())?;
@@ -126,7 +126,7 @@ fn exchange(
     service: SocketAddr,
     endpoint: SocketAddr,
 ) -> Result<Vec<String>> {
-    // Until the Service is there.
+    // Wait until the Service is served.
     eventually(SOON, || {
         let mut wrong = Vec::new();
         let probe = sockets_of(&fixture.client_space, client_ip(family), service)?;
@@ -137,7 +137,7 @@ fn exchange(
     let ours = sockets(&fixture.client_space, client_ip(family), service)?;
     let theirs = fixture.in_pod_space(1, |pod| sockets(pod, pod_ip(family, 1), endpoint))?;
     let mut wrong = Vec::new();
-    // Ports are taken in turn; then all of them are known.
+    // In the first round, the two sides allocate ports in turn; in the second round, all connections are known.
     for _ in 0..2 {
         for (number, (our, their)) in ours.iter().zip(&theirs).enumerate() {
             hears(our, 2 * number, &mut wrong)?;
@@ -156,7 +156,7 @@ fn sockets_of(space: &Space, from: IpAddr, to: SocketAddr) -> Result<UdpSocket> 
     })
 }
 
-/// The second one meets the ports of the first.
+/// Opens connections of both sides; those of the second side meet the ports of the first.
 fn tcp(fixture: &Fixture, ballast_first: bool) -> Result<()> {
     masquerade(fixture)?;
     held::serve(fixture, 0)?;
@@ -190,7 +190,7 @@ fn tcp(fixture: &Fixture, ballast_first: bool) -> Result<()> {
     Ok(())
 }
 
-/// netfilter knows nothing of node ports, and gives their numbers too: each answer then comes to a node port of this node.
+/// netfilter does not know node ports, and allocates their numbers too: each answer then arrives at a node port of this node.
 fn under_node_port(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     held::put(fixture, &[(0, false)])?;
@@ -216,7 +216,8 @@ fn under_node_port(fixture: &Fixture) -> Result<()> {
         for (kind, target) in [(Kind::Tcp, TARGETS[0]), (Kind::Udp, TARGETS[1])] {
             for (at, server) in [(pod_ip(family, 0), "0"), (client_ip(family), "outside")] {
                 if kind == Kind::Udp && server == "0" {
-                    // The socket programs take what the pod's server sends to the node port for a client's (docs/coexistence.md).
+                    // The socket programs translate the answer of the pod's server to the node port like a client's
+                    // call (docs/coexistence.md).
                     continue;
                 }
                 let attempt = Attempt { patience: 5, ..Attempt::new(kind, (at, target).into()) };

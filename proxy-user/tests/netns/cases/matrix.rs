@@ -1,8 +1,8 @@
 //! Who dials what, under which policy, with which endpoints: every combination, by TCP and UDP, in both families.
 //!
-//! The yardstick is kube-proxy's own table (`pkg/proxy/nftables/proxier_test.go`: `TestNoEndpointsReject`,
-//! `TestExternalTrafficPolicyLocal`, `TestInternalTrafficPolicy`, `TestInternalExternalMasquerade`), but for the source
-//! address, which stays the client's own wherever the reply comes back.
+//! The reference is kube-proxy's own table (`pkg/proxy/nftables/proxier_test.go`: `TestNoEndpointsReject`,
+//! `TestExternalTrafficPolicyLocal`, `TestInternalTrafficPolicy`, `TestInternalExternalMasquerade`), except for the
+//! source address, which stays the client's own wherever the reply returns through this node.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -25,23 +25,23 @@ pub const CASES: &[Case] = &[Case {
     run,
 }];
 
-/// The endpoints: pod 0 is said to be here, and pod 1 on another node.
+/// The endpoints: by the slice, pod 0 is on this node, and pod 1 is on another node.
 const HERE: (u8, bool) = (0, true);
 const THERE: (u8, bool) = (1, false);
-/// A pod that is none.
+/// A pod that is not an endpoint.
 const POD: u8 = 2;
 
-/// Of the clients' own; below those that the kernel hands out.
+/// First source port of the clients; these ports are below those that the kernel assigns.
 const FIRST_PORT: u16 = 20_000;
 
-/// A change whose last entry is this old is complete: from the first to the last it takes a few milliseconds.
+/// A change is complete if its last entry is this old: the agent writes all entries within a few milliseconds.
 const QUIET: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
-    /// A process of the node, by its socket.
+    /// A process of the node, by its sockets.
     Node,
-    /// A process in a pod, by its socket.
+    /// A process in a pod, by its sockets.
     PodSocket,
     /// A client inside whose sockets have no hook, by packets.
     PodPackets,
@@ -73,7 +73,7 @@ use Who::Outside;
 const ALL_CLIENTS: [Who; 4] = [Who::Node, Who::PodSocket, Who::PodPackets, Outside];
 const EVERYTHING: [What; 4] = [ClusterIp, What::NodePort, What::LoadBalancer, What::ExternalIp];
 
-/// Policies, endpoints, and what comes of them.
+/// Policies and endpoints, and the result that each client has to get.
 struct Setup {
     internal: &'static str,
     external: &'static str,
@@ -141,11 +141,11 @@ fn address(family: Family, what: What, kind: Kind) -> SocketAddr {
     }
 }
 
-/// Whom an endpoint has to see.
+/// Whether the endpoint saw the right source address.
 fn is_right_source(family: Family, who: Who, seen: &Seen) -> bool {
     let is_there = seen.server.starts_with('1');
     let expected = match who {
-        // The kernel chooses, when it knows where the packet goes.
+        // The kernel selects the source address once it knows the route.
         Who::Node => return true,
         Who::PodSocket => pod_ip(family, POD),
         Who::PodPackets => late_ip(family),
@@ -155,7 +155,7 @@ fn is_right_source(family: Family, who: Who, seen: &Seen) -> bool {
     seen.client.ip() == expected
 }
 
-/// Address of [`Fixture::add_client`].
+/// Returns the address of the client of [`Fixture::add_client`].
 fn late_ip(family: Family) -> IpAddr {
     match family {
         Family::V4 => [10, 97, 0, 2].into(),
@@ -169,7 +169,7 @@ fn run(fixture: &Fixture) -> Result<()> {
     fixture.agent_mut()?.is_attached(&["c1".to_owned()])?;
     let pod = fixture.pod(POD)?;
     let [v4, v6] = Family::BOTH.map(addresses);
-    // UDP from a port that was used before goes on with the flow of then.
+    // UDP from a port that was used before would continue the earlier flow.
     let mut ports = FIRST_PORT..;
     for setup in SETUPS {
         let spec = json!({
@@ -177,7 +177,7 @@ fn run(fixture: &Fixture) -> Result<()> {
             "externalTrafficPolicy": setup.external,
             "externalIPs": [v4[1], v6[1]],
         });
-        // Each of them has other entries than the one before.
+        // The entries of each setup differ from those of the previous one.
         let rows = || Ok::<_, anyhow::Error>(format!("{:?}", View::open(&fixture.bpffs())?.services()?));
         let before = rows()?;
         put(fixture, setup.endpoints, &spec, &[v4[0], v6[0]])?;
@@ -209,7 +209,7 @@ fn run(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// At once, each time: to try again would hide what is right by chance.
+/// Makes each attempt once, without a retry: a retry would hide a result that is right only by chance.
 fn try_out(
     client: &Peer,
     family: Family,
@@ -221,7 +221,7 @@ fn try_out(
     let end = (setup.expected)(who, what);
     let by_packets = matches!(who, Who::PodPackets | Outside);
     for kind in [Kind::Tcp, Kind::Udp] {
-        // A SYN that is dropped is silence for longer than anybody waits.
+        // A dropped SYN gets no answer for longer than a client waits.
         if end == Dropped && by_packets && kind.is_tcp() {
             continue;
         }
@@ -234,7 +234,7 @@ fn try_out(
     Ok(())
 }
 
-/// Whether an attempt ends as it should, each time.
+/// Checks that each attempt ends as it should.
 fn meets(
     client: &Peer,
     mut next: impl FnMut() -> Attempt,
@@ -252,7 +252,7 @@ fn meets(
         Refused => return fails(client, next(), libc::ECONNREFUSED),
     };
     let mut met = BTreeSet::new();
-    // By chance, one of two endpoints is not met in a million times.
+    // By chance, one of two endpoints is missed once in a million times.
     for _ in 0..if servers.len() == 1 { 8 } else { 20 } {
         let seen = client.reach(next())?;
         ensure!(is_right(&seen), "the endpoint saw {}", seen.client);

@@ -1,4 +1,4 @@
-//! An upgrade from the version before, whose maps have another layout, and the way back: traffic does not notice.
+//! An upgrade from the previous version, whose maps have another layout, and the downgrade: traffic is not affected.
 //!
 //! `BALLAST_PREVIOUS_BIN` names the binary of that version; `cargo xtask test` builds it.
 
@@ -25,8 +25,8 @@ const STICKY: Service =
     Service { name: "sticky", number: 51, ports: &[tcp(80, 8080, &[0, 1]), udp(53, 5353, &[0, 1])] };
 const TCP_PORT: u16 = 30080;
 const UDP_PORT: u16 = 30053;
-/// Milliseconds between two messages. The version before keeps the entry and the source port of each exchange by UDP for two
-/// minutes; at this pace it has enough of both for three minutes, with the ports for SNAT that it is given here.
+/// Milliseconds between two messages. The previous version keeps the entry and the source port of each UDP exchange for
+/// two minutes; at this rate it has enough of both for three minutes, with the SNAT ports that it gets here.
 const PAUSE: u64 = 20;
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[
@@ -34,7 +34,7 @@ const FLAGS: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "65536", "--max-sockets", "4096",
 ];
-/// Every packet to a ClusterIP has an address of the node.
+/// Every packet to a ClusterIP gets an address of the node as source.
 #[rustfmt::skip]
 const SNAT: &[&str] = &[
     "--masquerade-all", "--snat-ports", "1024-29999",
@@ -55,9 +55,9 @@ const FEW_PORTS: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
-/// Connections of each family under one version.
+/// Number of connections of each family under one version.
 const CONNECTIONS: usize = 150;
-/// The endpoint's `TIME_WAIT`.
+/// Duration of the endpoint's `TIME_WAIT`.
 const TIME_WAIT: Duration = Duration::from_mins(1);
 const SERVERS: &[&str] = &["0/8080", "1/8080", "0/5353", "1/5353"];
 
@@ -93,8 +93,8 @@ fn previous() -> Option<PathBuf> {
     std::env::var_os("BALLAST_PREVIOUS_BIN").map(PathBuf::from)
 }
 
-/// All kinds of traffic to `ports`, by its cluster address and by its node port, and to `sticky`: new connections all the
-/// time, and connections that stay.
+/// Returns all kinds of traffic to `ports`, at its cluster address and at its node port, and to `sticky`: new
+/// connections all the time, and connections that stay open.
 fn loads() -> Vec<Load> {
     let mut loads = Vec::new();
     for family in Family::BOTH {
@@ -119,22 +119,22 @@ fn put(fixture: &Fixture) -> Result<()> {
     fixture.folder.put_text("sticky", &text_with(STICKY, &json!({"spec": {"sessionAffinity": "ClientIP"}}))?)
 }
 
-/// Starts the version before; the fixture has begun with the one under test, of which nothing is left.
+/// Removes everything of the version under test, with which the fixture has begun, and starts the previous version.
 fn begin_with(fixture: &Fixture, previous: &Path) -> Result<()> {
     fixture.kill()?;
-    // Without a name it asks for the cgroup of the whole machine, which another case may be looking at.
+    // Without this flag, cleanup would use the cgroup of the whole machine, which another case may be checking.
     let cgroup = fixture.cgroup().display().to_string();
     let output = agent::command(&fixture.node, &["cleanup", "--cgroup-root", &cgroup], &fixture.bpffs())?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // The node's address for SNAT is one of the device that leads outside.
+    // The node's SNAT address is one of the uplink's addresses.
     open_up(fixture)?;
     put(fixture)?;
     previous.clone_into(&mut fixture.setup().binary);
     fixture.begin()
 }
 
-/// An endpoint that closes first keeps the connection's ports for a minute, and would answer another client's SYN from the same
-/// source port with an ACK: no version uses a port again that another one has used towards it.
+/// Checks that no version uses a source port again that another version has used towards an endpoint. An endpoint that closes
+/// first keeps the connection's ports for a minute, and would answer another client's SYN from this port with an ACK.
 fn leaves_ports_alone(fixture: &Fixture) -> Result<()> {
     let Some(previous) = previous() else { return Ok(()) };
     begin_with(fixture, &previous)?;
@@ -147,7 +147,7 @@ fn leaves_ports_alone(fixture: &Fixture) -> Result<()> {
             1 | 3 => upgrade(fixture, &ours).with_context(|| format!("change {change}"))?,
             _ => downgrade(fixture, &previous).with_context(|| format!("change {change}"))?,
         }
-        // Two clients: the clocks in their SYNs have nothing to do with each other.
+        // Two clients, so that the TCP timestamps in their SYNs are unrelated.
         let client = if change % 2 == 0 { &fixture.client } else { &other };
         for family in Family::BOTH {
             let attempt = Attempt::new(Kind::Tcp, vip(family, PORTS, Kind::Tcp)).close(Close::Server);
@@ -164,8 +164,9 @@ fn leaves_ports_alone(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Connections begin and end all the time while one version replaces the other: the one that runs knows each connection that an
-/// endpoint has in `TIME_WAIT`, so that it does not use the source port again. Clients use their own ports again sooner.
+/// Connections begin and end all the time while one version replaces the other. Checks that the running version knows
+/// each connection that an endpoint has in `TIME_WAIT`, so that it does not use the source port again. Clients use
+/// their own ports again sooner.
 fn forgets_none(fixture: &Fixture) -> Result<()> {
     let Some(previous) = previous() else { return Ok(()) };
     begin_with(fixture, &previous)?;
@@ -211,7 +212,7 @@ fn forgets_none(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// How many resets the node's own stack has sent.
+/// Returns how many resets the node's own stack has sent.
 fn sent_resets(fixture: &Fixture) -> Result<u64> {
     let output = fixture.node.command("cat").arg("/proc/net/snmp").output().context("cannot run cat")?;
     let text = String::from_utf8(output.stdout)?;
@@ -221,7 +222,7 @@ fn sent_resets(fixture: &Fixture) -> Result<u64> {
     value.context("no OutRsts")?.1.parse().context("no number")
 }
 
-/// Whether this version has a flow for each connection that an endpoint has in `TIME_WAIT`.
+/// Checks that this version has a flow for each connection that an endpoint has in `TIME_WAIT`.
 fn knows_all(fixture: &Fixture, binary: &Path) -> Result<()> {
     let mut waiting = Vec::new();
     for pod in [0, 1] {
@@ -251,7 +252,7 @@ fn knows_all(fixture: &Fixture, binary: &Path) -> Result<()> {
 }
 
 fn migrates(fixture: &Fixture) -> Result<()> {
-    // `cargo xtask test` says so, and fails unless the clone is shallow.
+    // `cargo xtask test` reports the missing binary, and fails unless the clone is shallow.
     let Some(previous) = previous() else { return Ok(()) };
     begin_with(fixture, &previous)?;
     let ours = agent::binary();
@@ -287,7 +288,7 @@ fn migrates(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The flows of the clients that problems name.
+/// Returns the flows of the clients that the problems name.
 fn flows_of(fixture: &Fixture, problems: &[String]) -> Result<String> {
     let output = agent::command(&fixture.node, &["flow", "list", "-o", "wide"], &fixture.bpffs())?;
     let flows = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -301,7 +302,7 @@ fn reaches(client: &Peer) -> Result<()> {
     loads().iter().try_for_each(|load| eventually(SOON, || client.reach(load.attempt)).map(drop))
 }
 
-/// Some traffic between two changes.
+/// Lets traffic flow between two changes.
 fn settle() {
     std::thread::sleep(Duration::from_secs(2));
 }
@@ -352,12 +353,12 @@ fn downgrade(fixture: &Fixture, previous: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A process that goes with the case.
+/// A process that is killed when the case ends.
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It may have ended before.
+        // The process may have ended before.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

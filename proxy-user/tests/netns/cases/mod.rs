@@ -1,4 +1,4 @@
-//! The cases, and what they have in common.
+//! The cases, and functions that they share.
 
 mod affinity;
 mod algorithm;
@@ -65,7 +65,7 @@ use crate::fixture::{Fixture, Wish};
 use crate::manifest::{Family, Port, Service, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer, Seen, Tally};
 
-/// A test.
+/// A test with a fixture.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
@@ -73,24 +73,24 @@ pub struct Case {
     pub run: fn(&Fixture) -> Result<()>,
 }
 
-/// A test that makes its own world, such as three nodes: `nodes/`.
+/// A test that builds its own environment, such as three nodes: `nodes/`.
 #[derive(Clone, Copy)]
 pub struct NodesCase {
     pub name: &'static str,
     pub run: fn() -> Result<()>,
 }
 
-/// Those on three nodes beside the official kube-proxy.
+/// Returns the cases on three nodes beside the official kube-proxy.
 pub fn official_on_three_nodes() -> Vec<NodesCase> {
     compare::CASES.to_vec()
 }
 
-/// Those on three nodes.
+/// Returns the cases on three nodes.
 pub fn on_three_nodes() -> Vec<NodesCase> {
     [dsr::CASES, three_nodes::CASES, xdp::CASES].concat()
 }
 
-/// All, the slowest first: they run beside each other.
+/// Returns the cases with a fixture, the slowest first, since they run in parallel.
 pub fn all() -> Vec<Case> {
     [
         migrate::CASES,
@@ -144,12 +144,12 @@ pub fn all() -> Vec<Case> {
     .concat()
 }
 
-/// Those beside programs of others: the official kube-proxy, the receiver of the OpenTelemetry Collector.
+/// Returns the cases beside other projects' programs: the official kube-proxy, the receiver of the OpenTelemetry Collector.
 pub fn official() -> Vec<Case> {
     [official::CASES, telemetry::OFFICIAL].concat()
 }
 
-/// Those for a kernel that we have not seen yet; none for one that is too old.
+/// Returns the cases for a kernel that was not tested before; none if the kernel is too old.
 pub fn smoke() -> Vec<Case> {
     if smoke::is_too_old() {
         return Vec::new();
@@ -158,12 +158,12 @@ pub fn smoke() -> Vec<Case> {
     [smoke::CASES, restart::BY_KERNEL, clock::cases(), sctp].concat()
 }
 
-/// Those of them that need no agent.
+/// Returns the smoke cases that need no running agent.
 pub fn smoke_without_agent() -> Vec<NodesCase> {
     if smoke::is_too_old() { smoke::TOO_OLD.to_vec() } else { smoke::PROGRAMS.to_vec() }
 }
 
-/// `tcp` 80 to 8080, `udp` 53 to 5353, both at pod 0; `same-tcp` and `same-udp` on port 7, at pods 0 and 1.
+/// Ports: `tcp` 80 to 8080 and `udp` 53 to 5353, both at pod 0; `same-tcp` and `same-udp`, both port 7, at pod 0 and pod 1.
 pub const WEB: Service = Service {
     name: "web",
     number: 10,
@@ -174,7 +174,7 @@ pub const WEB: Service = Service {
         Port { name: "same-udp", is_tcp: false, number: 7, target: 9090, pods: &[1] },
     ],
 };
-/// It has no endpoints.
+/// A Service without endpoints.
 pub const EMPTY: Service =
     Service { name: "empty", number: 11, ports: &[tcp(80, 8080, &[]), udp(53, 5353, &[])] };
 
@@ -186,17 +186,17 @@ pub const fn udp(number: u16, target: u16, pods: &'static [u8]) -> Port {
     Port { name: "udp", is_tcp: false, number, target, pods }
 }
 
-/// A Service's address; port 80 or 53 by the kind of socket.
+/// Returns a Service's ClusterIP with port 80 or 53, by the kind of socket.
 pub fn vip(family: Family, service: Service, kind: Kind) -> SocketAddr {
     (cluster_ip(family, service.number), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
-/// A pod's address; port 8080 or 5353 by the kind of socket.
+/// Returns a pod's address with port 8080 or 5353, by the kind of socket.
 pub fn pod(family: Family, number: u8, kind: Kind) -> SocketAddr {
     (pod_ip(family, number), if kind.is_tcp() { 8080 } else { 5353 }).into()
 }
 
-/// Address of the client of the packet path.
+/// Returns the address of the client of the packet path.
 pub fn client_ip(family: Family) -> IpAddr {
     match family {
         Family::V4 => [10, 98, 0, 2].into(),
@@ -204,17 +204,17 @@ pub fn client_ip(family: Family) -> IpAddr {
     }
 }
 
-/// Whether packets that are forwarded under the node's address have such a source port, unless a flag says otherwise.
+/// Whether the port is one of the default SNAT ports.
 pub fn is_snat_port(port: u16) -> bool {
     proxy_common::config::SNAT_PORTS.iter().any(|range| range.contains(port))
 }
 
-/// The servers that so many attempts reach; all have to work.
+/// Returns the servers that so many attempts reach; each attempt has to succeed.
 pub fn spread(client: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeSet<String>> {
     (0..attempts).map(|_| Ok(client.reach(attempt)?.server)).collect()
 }
 
-/// The client has to believe that it talks to `dialled`.
+/// Checks that the client believes that it talks to `orig_dst`.
 pub fn shows(seen: &Seen, attempt: Attempt, orig_dst: SocketAddr) -> Result<()> {
     let peer = (attempt.kind != Kind::Datagram).then_some(orig_dst);
     ensure!(seen.peer == peer, "{attempt:?}: getpeername is {:?}", seen.peer);
@@ -223,14 +223,14 @@ pub fn shows(seen: &Seen, attempt: Attempt, orig_dst: SocketAddr) -> Result<()> 
     Ok(())
 }
 
-/// Whether no connection had to send its SYN again: a lost SYN is a second that a client waits, and no failure.
+/// Checks that no connection retransmitted its SYN: after a lost SYN, a client waits for a second, but nothing fails.
 pub fn lost_no_syn(tally: &Tally, what: &str) -> Result<()> {
     let Tally { syn_retransmits, late, .. } = tally;
     ensure!(*syn_retransmits == 0, "{what}: {syn_retransmits} SYNs were sent again: {late:?}");
     Ok(())
 }
 
-/// Whether a load never failed, lost no SYN, did something, and reached only `servers`.
+/// Checks that a load never failed, lost no SYN, had more than ten answers, and reached only `servers`.
 pub fn is_clean(tally: &Tally, what: &str, servers: &[&str]) -> Result<()> {
     let answers: u64 = tally.servers.values().sum();
     lost_no_syn(tally, what)?;

@@ -1,4 +1,4 @@
-//! Node ports, for sockets of the node and of pods, and for who wants to listen on one.
+//! Node ports: sockets of the node and of pods that dial them, and processes that want to listen on one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -17,7 +17,7 @@ const PORTS: Service =
 const TCP_PORT: u16 = 30080;
 const UDP_PORT: u16 = 30053;
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
-/// [`SMALL`], and node ports on loopback addresses.
+/// [`SMALL`], with node ports on loopback addresses.
 #[rustfmt::skip]
 const LOCALHOST: &[&str] = &[
     "--nodeport-addresses", "all,localhost",
@@ -39,7 +39,7 @@ fn port(kind: Kind) -> u16 {
     if kind.is_tcp() { TCP_PORT } else { UDP_PORT }
 }
 
-/// Addresses of the node, towards the client and towards the pods.
+/// Returns addresses of the node, towards the client and towards the pods.
 fn node_ips() -> [IpAddr; 6] {
     [
         [10, 98, 0, 1].into(),
@@ -55,7 +55,7 @@ fn localhosts() -> [IpAddr; 3] {
     [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()]
 }
 
-/// Makes the Service, and waits until a socket of the node reaches it.
+/// Creates the Service, and waits until a socket of the node reaches it.
 fn begin(fixture: &Fixture) -> Result<()> {
     let ports = json!([{"nodePort": TCP_PORT}, {"nodePort": UDP_PORT}]);
     let more = json!({"spec": {"type": "NodePort", "ports": ports}});
@@ -79,7 +79,7 @@ fn reach_all(client: &Peer, ips: &[IpAddr]) -> Result<()> {
     Ok(())
 }
 
-/// No server listens there, and no program translates.
+/// Checks that clients are refused: no server listens there, and no program translates.
 fn refused(client: &Peer, ips: &[IpAddr]) -> Result<()> {
     for ip in ips {
         for kind in [Kind::Tcp, Kind::Udp] {
@@ -92,13 +92,13 @@ fn refused(client: &Peer, ips: &[IpAddr]) -> Result<()> {
 fn reaches(fixture: &Fixture) -> Result<()> {
     begin(fixture)?;
     reach_all(&fixture.local, &node_ips())?;
-    // The endpoint itself, and another pod.
+    // From the endpoint itself, and from another pod.
     for pod in [0, 1] {
         reach_all(&*fixture.pod(pod)?, &node_ips())?;
         refused(&*fixture.pod(pod)?, &localhosts())?;
     }
     refused(&fixture.local, &localhosts())?;
-    // A port that no Service has, and an address that is not the node's.
+    // A port that no Service has, and an address that is not one of the node's.
     fixture.local.fails(Attempt::new(Kind::Tcp, (node_ips()[0], 30081).into()), libc::ECONNREFUSED)?;
     let pod: SocketAddr = (crate::manifest::pod_ip(Family::V4, 1), TCP_PORT).into();
     fixture.local.fails(Attempt::new(Kind::Tcp, pod), libc::ECONNREFUSED)?;
@@ -109,11 +109,11 @@ fn localhost(fixture: &Fixture) -> Result<()> {
     begin(fixture)?;
     reach_all(&fixture.local, &localhosts())?;
     reach_all(&fixture.local, &node_ips())?;
-    // A pod's localhost is its own.
+    // The localhost of a pod is the pod itself.
     refused(&*fixture.pod(1)?, &localhosts())
 }
 
-/// Whether a process gets the port; the only way in which it may not is the one that programs know.
+/// Whether a process gets the port. Any other error than that of the programs (`EADDRINUSE`) fails the case.
 fn gets(peer: &Peer, is_tcp: bool, addr: SocketAddr) -> Result<bool> {
     match peer.listen(is_tcp, addr, "mine")? {
         Ok(()) => Ok(true),
@@ -148,7 +148,7 @@ fn binds(fixture: &Fixture) -> Result<()> {
         .map(|(_, count)| count)
         .sum();
     ensure!(counted == refusals, "{counted} counted by Service, not {refusals}");
-    // Another protocol, another port, an address where node ports do not answer; and a pod may do all of it.
+    // Another protocol, another port, and an address without node ports are free; a pod may use all of these.
     let free = [
         (false, any[0], TCP_PORT),
         (true, any[0], UDP_PORT),
@@ -160,7 +160,7 @@ fn binds(fixture: &Fixture) -> Result<()> {
     }
     ensure!(gets(&*fixture.pod(1)?, true, (any[0], TCP_PORT).into())?, "a pod has its own ports");
     ensure!(taken(fixture)? == refusals, "counted what was allowed");
-    // Free again with its Service.
+    // The port is free again after its Service is deleted.
     fixture.folder.remove("ports")?;
     eventually(SOON, || {
         ensure!(gets(&fixture.local, false, (any[0], UDP_PORT).into())?, "still taken");

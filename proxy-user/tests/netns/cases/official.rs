@@ -1,6 +1,6 @@
-//! Beside the official kube-proxy, which an API server tells of the same Services: from it to Ballast, and back.
+//! Beside the official kube-proxy, which gets the same Services from an API server: from kube-proxy to Ballast, and back.
 //!
-//! There its endpoints are in pod 1, and in Ballast's folder in pod 0: who serves shows who translates.
+//! kube-proxy's endpoints are in pod 1, and those in Ballast's folder are in pod 0, so the server shows which proxy translated.
 
 use std::cell::RefCell;
 use std::io;
@@ -36,7 +36,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// What the fixture's Services are in a cluster: the same addresses and ports, other endpoints.
+/// Returns the fixture's Services as objects of a cluster: the same addresses and ports, with other endpoints.
 fn objects() -> Result<(Vec<Service>, Vec<EndpointSlice>)> {
     let (mut services, mut slices) = (Vec::new(), Vec::new());
     for (name, number, spec) in [
@@ -76,7 +76,7 @@ fn node() -> Value {
     json!({ "metadata": { "name": "node" }, "status": { "addresses": addresses } })
 }
 
-/// Starts kube-proxy on the fixture's node, and waits until it serves all.
+/// Starts kube-proxy on the fixture's node, and waits until it serves all Services.
 fn start(fixture: &Fixture, mode: Mode, control: &ControlPlane) -> Result<Process> {
     let command = fixture.node.command(kube_proxy::program(control)?);
     let process = kube_proxy::start(command, mode, "node", control)?;
@@ -94,13 +94,13 @@ fn start(fixture: &Fixture, mode: Mode, control: &ControlPlane) -> Result<Proces
     Ok(process)
 }
 
-/// Who dials the node port.
+/// Returns attempts to the node port.
 fn far() -> [Attempt; 2] {
     Family::BOTH.map(|family| Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)))
 }
 
 fn run(fixture: &Fixture, mode: Mode) -> Result<()> {
-    // SAFETY: it moves this thread alone; everything else of a case happens in namespaces that are named.
+    // SAFETY: the call moves this thread alone; everything else of a case happens in namespaces that are named.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         return Err(io::Error::last_os_error()).context("cannot unshare the network");
     }
@@ -132,7 +132,7 @@ fn run(fixture: &Fixture, mode: Mode) -> Result<()> {
         running.borrow_mut().take().context("kube-proxy does not run")?.kill()
     };
     through(fixture, install, stop, &far())?;
-    // What kubelet makes, too, stays: a rule against packets to 127.0.0.0/8 from elsewhere.
+    // kubelet also creates this chain, with a rule against packets to 127.0.0.0/8 from elsewhere, so the chain stays.
     let rules = ruleset(fixture)?.replace("KUBE-FIREWALL", "");
     ensure!(!rules.contains("kube-proxy") && !rules.contains("KUBE-"), "{rules}");
     let again = |fixture: &Fixture| {

@@ -1,4 +1,4 @@
-//! Clients outside: node ports, load balancers and external addresses, endpoints here and on other nodes.
+//! Clients outside: node ports, load balancers and external addresses, with endpoints on this node and on other nodes.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::manifest::{Family, cluster_ip};
 use crate::peer::{Attempt, Kind};
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
-/// [`SMALL`], and the range of Service addresses.
+/// [`SMALL`], with the range of Service addresses.
 #[rustfmt::skip]
 const RANGES: &[&str] = &[
     "--service-cidrs", "10.96.0.0/16,fd96::/112",
@@ -46,14 +46,14 @@ fn remote(fixture: &Fixture) -> Result<()> {
                 ensure!(is_snat_port(seen.client.port()), "the pod saw {}", seen.client);
             }
         }
-        // Segments that the kernel cuts only where they leave.
+        // The kernel cuts these segments only when they leave.
         reach(fixture, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(1_000_000))?;
-        // A cluster address, dialled from outside.
+        // A client outside dials a cluster address.
         let attempt = Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into());
         let seen = reach(fixture, attempt)?;
         ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
     }
-    // Without offloads the packets come with checksums that are complete.
+    // Without offloads, the packets arrive with complete checksums.
     let output = fixture.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output()?;
     ensure!(output.status.success(), "ethtool: {}", String::from_utf8_lossy(&output.stderr));
     for family in Family::BOTH {
@@ -106,12 +106,12 @@ fn policy_local(fixture: &Fixture) -> Result<()> {
             })?;
             let seen = reach(fixture, attempt)?;
             ensure!(seen.client.ip() == client_ip(family), "the pod saw {}", seen.client);
-            // The node itself has all endpoints.
+            // The node itself reaches all endpoints.
             let servers = spread(&fixture.local, attempt, 32)?;
             ensure!(servers.len() == 2, "{kind:?}: the node reaches {servers:?}");
         }
     }
-    // Only other nodes have endpoints: silence for clients outside, and nothing changes for the node.
+    // Only other nodes have endpoints: clients outside get no answer, and nothing changes for the node.
     put(fixture, &[(1, false)], &policy, &[])?;
     for family in Family::BOTH {
         let attempt = Attempt::new(Kind::Udp, node_port(family, Kind::Udp));
@@ -142,7 +142,7 @@ fn addresses(fixture: &Fixture) -> Result<()> {
             ensure!(servers.len() == 2, "{ip}: {servers:?}");
         }
     }
-    // Others may use the external address and the node port, but not the load balancer's.
+    // Other clients may use the external address and the node port, but not the load balancer's address.
     let spec = json!({
         "externalIPs": external,
         "loadBalancerSourceRanges": ["192.0.2.0/24", "fd66::/64"],
@@ -175,7 +175,7 @@ fn affinity(fixture: &Fixture) -> Result<()> {
             eventually(SOON, || reach(fixture, attempt))?;
             let servers = spread(&fixture.client, attempt, 24)?;
             ensure!(servers.len() == 1, "{kind:?}: one client, and {servers:?}");
-            // By the cluster address it is the same client of the same Service.
+            // At the cluster address, it is the same client of the same Service.
             let cluster = (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into();
             let again = spread(&fixture.client, Attempt::new(kind, cluster), 12)?;
             ensure!(
@@ -192,7 +192,7 @@ fn nothing_there(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         let there = Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into());
         eventually(SOON, || reach(fixture, there))?;
-        // A live address refuses what it has not, and an address that no Service has is silent.
+        // An address of a Service refuses a port that it does not have; an address without a Service gives no answer.
         fixture
             .client
             .fails(Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 81).into()), libc::ECONNREFUSED)?;

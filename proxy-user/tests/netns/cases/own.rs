@@ -1,4 +1,4 @@
-//! A cluster address that the node itself has, as `NodeLocal` `DNSCache` does it: who dials it reaches the node's process.
+//! A cluster address that the node itself has, as with `NodeLocal` `DNSCache`: clients that dial it reach the node's process.
 
 use anyhow::{Result, ensure};
 

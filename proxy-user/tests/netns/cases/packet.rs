@@ -10,7 +10,7 @@ use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Close, Kind};
 
-/// The next of the ports that only [`reaches`] uses.
+/// The next source port; only [`reaches`] uses these ports.
 static PORT: AtomicU16 = AtomicU16::new(21_000);
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY, WIDE, TWIN], flags: SMALL };
@@ -21,10 +21,10 @@ const CLSACT: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
-/// Two pods.
+/// A Service with two pods.
 pub const WIDE: Service =
     Service { name: "wide", number: 30, ports: &[tcp(80, 8080, &[0, 1]), udp(53, 5353, &[0, 1])] };
-/// The same pod as [`WEB`].
+/// A Service with the same pod as [`WEB`].
 const TWIN: Service =
     Service { name: "twin", number: 31, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
 
@@ -41,7 +41,7 @@ fn reaches(fixture: &Fixture) -> Result<()> {
         for kind in Kind::ALL {
             let to = vip(family, WEB, kind);
             for size in [10, 1400] {
-                // A port that a flow to another Service has would not be kept.
+                // The client's port would not be kept if a flow to another Service had it.
                 let port = PORT.fetch_add(1, Ordering::Relaxed);
                 let attempt = Attempt::new(kind, to).size(size).at_port(port);
                 let seen = fixture.client.reach(attempt)?;
@@ -55,7 +55,7 @@ fn reaches(fixture: &Fixture) -> Result<()> {
             let direct = Attempt::new(kind, pod(family, 1, kind));
             shows(&fixture.client.reach(direct)?, direct, direct.to)?;
         }
-        // More than one segment can hold.
+        // More data than one segment can hold.
         fixture.client.reach(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)).size(1_000_000))?;
     }
     Ok(())
@@ -63,7 +63,7 @@ fn reaches(fixture: &Fixture) -> Result<()> {
 
 fn refuses(fixture: &Fixture) -> Result<()> {
     refuses_all(fixture)?;
-    // Without offloads the client's packets come with checksums that are complete.
+    // Without offloads, the client's packets arrive with complete checksums.
     let output = fixture.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output();
     let output = output.map_err(|error| anyhow::anyhow!("ethtool (apt-get install ethtool): {error}"))?;
     ensure!(output.status.success(), "ethtool: {}", String::from_utf8_lossy(&output.stderr));
@@ -84,7 +84,7 @@ fn refuses_all(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Hazard: to the pod both connections have one and the same address and port.
+/// Opens connections from one client port to two Services of one pod: for the pod, both would have the same address and port.
 fn collides(fixture: &Fixture) -> Result<()> {
     for (index, family) in (0..).zip(Family::BOTH) {
         let (port, first) = (41_000 + index, 10 * u32::from(index));
@@ -93,7 +93,7 @@ fn collides(fixture: &Fixture) -> Result<()> {
                 .client
                 .open(id, Attempt::new(Kind::Tcp, vip(family, service, Kind::Tcp)).at_port(port))?;
         }
-        // One socket, two Services.
+        // One socket for two Services.
         let both = first + 2;
         fixture
             .client
@@ -115,7 +115,7 @@ fn collides(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The pods may still know the last connection when the next one comes.
+/// Uses one client port again and again: the pods may still know the previous connection when the next one comes.
 fn again(fixture: &Fixture) -> Result<()> {
     for (index, family) in (0..).zip(Family::BOTH) {
         for (port, close) in [(42_000, Close::Reset), (42_010, Close::Server)] {

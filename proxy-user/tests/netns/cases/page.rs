@@ -1,6 +1,6 @@
-//! The page of the metrics server in a real browser: loads, updates, keys, a phone's width, colours.
+//! The page of the metrics server in a real browser: loading, updates, keys, a phone's width, colours.
 //!
-//! With `BALLAST_SCREENSHOTS` (`cargo xtask docs --screenshots`), the pictures of docs/page.md go into that folder.
+//! With `BALLAST_SCREENSHOTS` (`cargo xtask docs --screenshots`), the case writes the pictures of docs/page.md to that folder.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -57,7 +57,7 @@ fn to(service: Service) -> Attempt {
     Attempt::new(Kind::Tcp, (cluster_ip(Family::V4, service.number), 80).into())
 }
 
-/// Traffic that goes on: of a client outside, of a process of the node, of a pod.
+/// Starts continuous traffic of a client outside, of a process of the node, and of a pod.
 fn traffic(fixture: &Fixture) -> Result<()> {
     let cache = Attempt::new(Kind::Udp, (cluster_ip(Family::V6, CACHE.number), 53).into());
     let load = |attempt, pause| Load::new(attempt, false).paced(pause);
@@ -87,7 +87,7 @@ fn browse(fixture: &Fixture) -> Result<()> {
     accessible(&browser)?;
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "the console: {complaints:#?}");
-    // The browser refuses to make markup of text.
+    // The browser refuses to parse text as markup.
     let markup =
         "(() => { try { document.body.innerHTML = '<b>x</b>'; return false } catch { return true } })()";
     ensure!(browser.value(markup)? == json!(true), "text becomes markup");
@@ -97,13 +97,13 @@ fn browse(fixture: &Fixture) -> Result<()> {
     away(fixture, &browser)
 }
 
-/// The words of an element.
+/// Returns the text of an element.
 fn text(browser: &Browser, selector: &str) -> Result<String> {
     let found = browser.value(&format!("document.querySelector({selector:?})?.innerText ?? ''"))?;
     Ok(found.as_str().unwrap_or_default().to_owned())
 }
 
-/// Rates come and change, without another load of the page.
+/// Checks that rates appear and change, without a reload of the page.
 fn updates(browser: &Browser) -> Result<()> {
     browser.becomes("document.getElementById('state').textContent === 'Live'")?;
     let row =
@@ -116,27 +116,27 @@ fn updates(browser: &Browser) -> Result<()> {
         Ok(())
     })?;
     browser.becomes("document.title.includes('node')")?;
-    // The map has clients, Services and endpoints, and what is between them.
+    // The map shows clients, Services and endpoints, and the edges between them.
     browser.becomes("document.querySelectorAll('.map .service').length >= 4")?;
     browser.becomes(
         "[...document.querySelectorAll('.map .client')].some((one) => one.textContent.includes('10.98.0.2'))",
     )?;
     browser.becomes("[...document.querySelectorAll('.map .client')].some((one) => one.textContent.includes('sockets') && one.textContent.includes('to 2 Services'))")?;
     browser.becomes("document.querySelectorAll('.map .endpoint').length >= 5 && document.querySelectorAll('.map .edge').length >= 8")?;
-    // Refusals, with an example that names who dialled what.
+    // Refusals have an example, which names the address that a client dialled.
     browser.value("[...document.querySelectorAll('.drops button')].find((one) => one.textContent === 'no_endpoint').click()")?;
     browser.becomes(
         "document.querySelector('#reason-no_endpoint .examples').innerText.includes('10.96.0.24:80/TCP')",
     )
 }
 
-/// What has the focus, in a word.
+/// Returns a short name of the element that has the focus.
 fn focus(browser: &Browser) -> Result<String> {
     let name = "(() => { const one = document.activeElement; return one.id || one.getAttribute('data-key') || one.textContent.trim().slice(0, 60) || one.tagName })()";
     Ok(browser.value(name)?.as_str().unwrap_or_default().to_owned())
 }
 
-/// All of it works by keys, and the focus is seen wherever it is.
+/// Checks that everything works by keys, and that the focus is visible everywhere.
 fn keys(browser: &Browser) -> Result<()> {
     browser.value(
         "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')",
@@ -161,7 +161,7 @@ fn keys(browser: &Browser) -> Result<()> {
     let order = ["Skip to", "search", "theme", "pause", "default/", "Conn/s", "no_endpoint"];
     let places = order.iter().map(|name| place(name)).collect::<Result<Vec<_>>>()?;
     ensure!(places.is_sorted(), "the order of the focus: {met:?}");
-    // The map is one stop; arrows go on.
+    // The map is one tab stop; arrow keys move inside it.
     browser.value("document.querySelector('.map [tabindex=\"0\"]').focus()")?;
     let service = focus(browser)?;
     browser.press("ArrowRight")?;
@@ -175,11 +175,11 @@ fn keys(browser: &Browser) -> Result<()> {
     )?;
     browser.press("Escape")?;
     browser.becomes("document.getElementById('detail').hidden")?;
-    // From the list, and back to where it was.
+    // Open the detail from the list; in the end, the focus returns to the same row.
     browser.value("[...document.querySelectorAll('.services .link')].find((one) => one.textContent === 'default/shop:http').focus()")?;
     browser.press("Enter")?;
     browser.becomes("document.querySelectorAll('.endpoints tbody tr').length === 3")?;
-    // The history is read with the slider.
+    // The slider reads the history.
     history(browser)?;
     browser.value("document.querySelector('input[type=range]').focus()")?;
     browser.press("ArrowLeft")?;
@@ -191,15 +191,15 @@ fn keys(browser: &Browser) -> Result<()> {
     browser.press("Escape")?;
     browser.becomes("document.getElementById('detail').hidden")?;
     ensure!(focus(browser)? == "default/shop:http", "the focus is at {}", focus(browser)?);
-    // The browser's own way back opens it again.
+    // The browser's own way back opens the detail again.
     browser.value("history.back()")?;
     browser.becomes("!document.getElementById('detail').hidden")?;
     browser.press("Escape")?;
     browser.becomes("document.getElementById('detail').hidden")
 }
 
-/// Waits until the history is drawn anew; then the points that are drawn, how many the picture's name tells, and how many the
-/// agent has.
+/// Script that waits until the history is drawn anew, and returns the number of points that are drawn, the number that
+/// the picture's label names, and the number that the agent has.
 const REDRAWN: &str = r"(async () => {
   const picture = document.querySelector('.history');
   const line = picture.querySelector('.line');
@@ -213,7 +213,7 @@ const REDRAWN: &str = r"(async () => {
   return { drawn, named, kept: answer.points.length, interval: answer.interval };
 })()";
 
-/// The chart of the selected Service shows the points that the agent keeps, one for each second, and adds new ones.
+/// Checks that the chart of the selected Service shows the points that the agent keeps, one for each second, and adds new ones.
 fn history(browser: &Browser) -> Result<()> {
     let points = || -> Result<([u64; 3], Instant)> {
         let told = browser.value(REDRAWN)?;
@@ -242,7 +242,7 @@ fn search(browser: &Browser) -> Result<()> {
     browser.becomes("document.querySelectorAll('.services tbody tr').length > 5")
 }
 
-/// Text that is seen worse than 4.5:1 (WCAG 2, AA).
+/// Script that returns visible text with a contrast below 4.5:1 (WCAG 2, AA).
 const FAINT: &str = r"(() => {
   const parse = (text) => { const all = text.match(/[\d.]+/g).map(Number); return text.startsWith('color(') ? [...all.slice(0, 3).map((one) => one * 255), all[3] ?? 1] : [...all.slice(0, 3), all[3] ?? 1] };
   const light = ([r, g, b]) => { const [x, y, z] = [r, g, b].map((one) => { const part = one / 255; return part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4 }); return 0.2126 * x + 0.7152 * y + 0.0722 * z };
@@ -259,7 +259,7 @@ const FAINT: &str = r"(() => {
   return faint;
 })()";
 
-/// The ground of the page, as a part of white.
+/// Script that returns the brightness of the page's background; 1 is white.
 const GROUND: &str = "getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 765";
 
 fn colours(browser: &Browser) -> Result<()> {
@@ -276,7 +276,7 @@ fn colours(browser: &Browser) -> Result<()> {
     is("light")?;
     browser.prefer("dark")?;
     is("dark")?;
-    // The choice of a person goes before the system's, and stays.
+    // The user's choice has priority over the system's, and is kept.
     let choose = |theme: &str| {
         browser.value(&format!(
             "(() => {{ const one = document.getElementById('theme'); one.value = '{theme}'; one.dispatchEvent(new Event('change')) }})()"
@@ -301,7 +301,7 @@ fn phone(browser: &Browser) -> Result<()> {
     browser.becomes("document.querySelectorAll('.endpoints tbody tr').length === 3")?;
     let width = browser.value("document.documentElement.scrollWidth")?;
     ensure!(width == json!(320), "with the endpoints of a Service it is {width} wide");
-    // What is for fingers is large enough (WCAG 2.2: 24 px).
+    // Controls for fingers are large enough (WCAG 2.2: 24 px).
     let small = browser.value(
         "[...document.querySelectorAll('button, select, input[type=search]')].filter((one) => one.checkVisibility() && !one.closest('thead') && one.getBoundingClientRect().height < 24).map((one) => one.outerHTML)",
     )?;
@@ -310,7 +310,7 @@ fn phone(browser: &Browser) -> Result<()> {
     browser.resize(1280, 900, false)
 }
 
-/// Everything that can be used has a name for those who do not see it.
+/// Checks that every element that can be used has a name for assistive technology.
 fn accessible(browser: &Browser) -> Result<()> {
     let tree = browser.call("Accessibility.getFullAXTree", &json!({}))?;
     let nodes = tree["nodes"].as_array().context("no tree")?;
@@ -328,9 +328,9 @@ fn accessible(browser: &Browser) -> Result<()> {
     Ok(())
 }
 
-/// The pictures of docs/page.md.
+/// Takes the pictures of docs/page.md.
 fn pictures(browser: &Browser, folder: &Path) -> Result<()> {
-    // Curves need something to show.
+    // The curves need some data.
     sleep(Duration::from_secs(100));
     browser.value("scrollTo(0, 0)")?;
     browser.picture(&folder.join("light.png"))?;
@@ -348,7 +348,7 @@ fn pictures(browser: &Browser, folder: &Path) -> Result<()> {
     browser.resize(1280, 900, false)
 }
 
-/// Without an agent the page says so, and goes on with the next one.
+/// Checks that the page reports the end of the agent, and continues with the next agent.
 fn away(fixture: &Fixture, browser: &Browser) -> Result<()> {
     fixture.kill()?;
     browser.becomes("document.getElementById('state').className === 'lost'")?;
@@ -356,7 +356,7 @@ fn away(fixture: &Fixture, browser: &Browser) -> Result<()> {
     browser.becomes("document.getElementById('state').textContent === 'Live'")
 }
 
-/// `--page services`: what `/metrics` tells.
+/// Checks that `--page services` shows no more than `/metrics`.
 fn closed(fixture: &Fixture) -> Result<()> {
     fixture.client.reach(to(SHOP))?;
     fixture.client.fails(to(PAYMENTS), libc::ECONNREFUSED)?;
@@ -373,7 +373,7 @@ fn closed(fixture: &Fixture) -> Result<()> {
     for address in ["10.96.0.", "10.98.0.", "10.99."] {
         ensure!(!page.contains(address), "an address is shown: {page}");
     }
-    // Other names of this machine are an attacker's (DNS rebinding).
+    // The page accepts the node's name as `Host`, and refuses other names (DNS rebinding).
     let (status, _) = get(&fixture.node, 10_249, "/")?;
     ensure!(status == 200, "by the node's name: {status}");
     Ok(())

@@ -1,5 +1,5 @@
-//! `kubectl ballast ui` in a real browser: the pages of two agents, each on a node of its own, in one. The API server between them is a
-//! mock that passes connections on to the agents (`pods/portforward`).
+//! `kubectl ballast ui` in a real browser: one page for two agents, each on a node of its own. The API server between
+//! them is a mock that forwards connections to the agents (`pods/portforward`).
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader};
@@ -36,7 +36,7 @@ const PORT: u16 = 10_249;
 pub const CASES: &[Case] =
     &[Case { name: "page_cluster::two_nodes_are_one_page_in_a_browser", wish: WISH, run: browse }];
 
-/// An API server that knows the pods of two agents. `nodes`: by the node's name, what connects to its agent.
+/// An API server that knows the pods of two agents: by the name of each node, a function that connects to its agent.
 struct Api(BTreeMap<&'static str, Box<dyn Fn() -> io::Result<TcpStream> + Send + Sync>>);
 
 impl Answers for Api {
@@ -60,7 +60,7 @@ impl Answers for Api {
     }
 }
 
-/// The plugin; it ends when this is dropped.
+/// The plugin; dropping it ends the plugin.
 struct Plugin(Child);
 
 impl Drop for Plugin {
@@ -71,7 +71,7 @@ impl Drop for Plugin {
 }
 
 impl Plugin {
-    /// Starts it, and returns the address of its page.
+    /// Starts the plugin; returns it, and the address of its page.
     fn start(space: &Space, folder: &Path, kubeconfig: &Path) -> Result<(Self, String)> {
         let program = folder.join("kubectl-ballast");
         symlink(binary(), &program)?;
@@ -96,7 +96,7 @@ fn browse(one: &Fixture) -> Result<()> {
     let other = Fixture::new(WISH)?;
     "other".clone_into(&mut other.setup().name);
     other.begin()?;
-    // One node's client dials one Service, the other node's both.
+    // The client of one node dials one Service; the clients of the other node dial both.
     one.client.load(&[to(SHOP).paced(20)])?;
     other.client.load(&[to(SHOP).paced(40), to(CART).paced(30)])?;
     other.local.load(&[to(SHOP).paced(100)])?;
@@ -129,14 +129,14 @@ fn browse(one: &Fixture) -> Result<()> {
     browser.becomes("document.getElementById('problems').hidden")
 }
 
-/// Connections a second of a Service, as the list shows them; 0 where it is not listed.
+/// Returns a script for a Service's connections per second, as the list shows them; 0 if the Service is not listed.
 fn rate(service: &str) -> String {
     format!(
         "Number([...document.querySelectorAll('.services tbody tr')].find((row) => row.innerText.includes('{service}'))?.querySelector('.connections').textContent ?? 0)"
     )
 }
 
-/// The rates of the cluster are those of its nodes, added up.
+/// Checks that the rates of the cluster are the sums of its nodes' rates.
 fn rates(browser: &Browser) -> Result<()> {
     let of = |node: &str, service: &str| -> Result<f64> {
         browser.value(&format!(
@@ -148,7 +148,7 @@ fn rates(browser: &Browser) -> Result<()> {
     eventually(SOON, || {
         let [here, there, all] = [of("node", "shop")?, of("other", "shop")?, of("", "shop")?];
         ensure!(here > 1.0 && there > 1.0, "shop: {here} and {there} a second");
-        // Each is read a moment after the other.
+        // The rates are read one after the other.
         ensure!((all - here - there).abs() < 0.2 * all, "shop: {here} and {there} a second, {all} in all");
         let [here, there, all] = [of("node", "cart")?, of("other", "cart")?, of("", "cart")?];
         ensure!(here == 0.0 && there > 1.0 && all > 1.0, "cart: {here} and {there} a second, {all} in all");
@@ -156,7 +156,7 @@ fn rates(browser: &Browser) -> Result<()> {
     })
 }
 
-/// The map has the clients of both nodes, and says what it estimates.
+/// Checks that the map has the clients of both nodes, and says what it estimates.
 fn map(browser: &Browser) -> Result<()> {
     browser.becomes("[...document.querySelectorAll('.map .client')].some((one) => one.textContent.includes('sockets of nodes and pods'))")?;
     browser.becomes("[...document.querySelectorAll('.map .client')].some((one) => one.textContent.includes('10.98.0.2') && one.textContent.includes('to 2 Services'))")?;

@@ -1,4 +1,4 @@
-//! Path MTU discovery across the node: a link behind it is smaller than those of client and endpoint.
+//! Path MTU discovery across the node: a link behind the node has a smaller MTU than those of the client and the endpoint.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -23,10 +23,10 @@ pub const CASES: &[Case] = &[
 ];
 
 const MTU: i32 = 1300;
-/// Too long for that link, and short enough for the others.
+/// Size of a message that is too long for that link, and short enough for the others.
 const LONG: usize = 1440;
 
-/// Sends are never cut (`IP_PMTUDISC_DO`).
+/// Forbids fragmentation of the packets that the socket sends (`IP_PMTUDISC_DO`).
 pub fn never_cut(socket: &impl AsRawFd, family: Family) -> Result<()> {
     let (level, option) = match family {
         Family::V4 => (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
@@ -34,14 +34,14 @@ pub fn never_cut(socket: &impl AsRawFd, family: Family) -> Result<()> {
     };
     let value: libc::c_int = libc::IP_PMTUDISC_DO;
     let size = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the kernel reads the value, which lives.
+    // SAFETY: the kernel reads the value, which outlives the call.
     let result =
         unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
     ensure!(result == 0, "IP_MTU_DISCOVER: {}", std::io::Error::last_os_error());
     Ok(())
 }
 
-/// The largest packet that the kernel believes the socket's path takes.
+/// Returns the path MTU that the kernel assumes for the socket.
 pub fn path_mtu(socket: &impl AsRawFd, family: Family) -> Result<i32> {
     let (level, option) = match family {
         Family::V4 => (libc::IPPROTO_IP, libc::IP_MTU),
@@ -49,7 +49,7 @@ pub fn path_mtu(socket: &impl AsRawFd, family: Family) -> Result<i32> {
     };
     let mut value: libc::c_int = 0;
     let mut size = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes to the value, which has as many.
+    // SAFETY: the kernel writes at most `size` bytes to the value, which has that size.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut size)
     };
@@ -57,7 +57,7 @@ pub fn path_mtu(socket: &impl AsRawFd, family: Family) -> Result<i32> {
     Ok(value)
 }
 
-/// Makes the kernel forget what it has learned of paths.
+/// Makes the kernel forget what it has learned about paths.
 fn forget(space: &Space) -> Result<()> {
     for family in ["-4", "-6"] {
         let output = space.command("ip").args([family, "route", "flush", "cache"]).output()?;
@@ -66,7 +66,7 @@ fn forget(space: &Space) -> Result<()> {
     Ok(())
 }
 
-/// A client of the packet path learns how small the way is, by UDP and by TCP, and gets through.
+/// Checks that a client of the packet path learns the path MTU, by UDP and by TCP, and gets through.
 fn learns(fixture: &Fixture, family: Family, udp: SocketAddr, tcp: SocketAddr) -> Result<()> {
     let patience = Some(Duration::from_secs(30));
     fixture.client_space.inside(|| {
@@ -85,7 +85,7 @@ fn learns(fixture: &Fixture, family: Family, udp: SocketAddr, tcp: SocketAddr) -
         })?;
         let errno = socket.send(&long).err().and_then(|error| error.raw_os_error());
         ensure!(errno == Some(libc::EMSGSIZE), "{udp}: a long message gave {errno:?}");
-        // The error that the kernel has noted for the socket, besides.
+        // The kernel has also noted the error for the socket.
         socket.take_error()?;
         let longest = MTU as usize - if family == Family::V4 { 28 } else { 48 };
         socket.send(&long[..longest]).context("a message that fits")?;
@@ -94,7 +94,7 @@ fn learns(fixture: &Fixture, family: Family, udp: SocketAddr, tcp: SocketAddr) -
         ensure!(answer[..length].ends_with(format!("|{longest}").as_bytes()), "not the whole message");
         Ok(())
     })?;
-    // What one socket learns, the kernel tells the next: TCP has to learn by itself.
+    // The kernel shares the learned path MTU with the next socket: TCP has to learn it again.
     forget(&fixture.client_space)?;
     fixture.client_space.inside(|| {
         let mut stream = TcpStream::connect_timeout(&tcp, Duration::from_secs(30))?;
@@ -115,15 +115,15 @@ fn cluster(family: Family, kind: Kind) -> SocketAddr {
     (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
-/// Whatever the node does to reach the endpoint.
+/// Tests both ways to reach the endpoint: without and with SNAT.
 fn both_ways(fixture: &Fixture, number: u8) -> Result<()> {
-    // The client's address is kept: the error comes from the stack, and is translated on its way.
+    // The client's address is kept: the stack sends the error, and the programs translate it.
     put(fixture, &[(number, true)], &json!({}), &[])?;
     for family in Family::BOTH {
         eventually(SOON, || fixture.client.reach(Attempt::new(Kind::Udp, cluster(family, Kind::Udp))))?;
         learns(fixture, family, cluster(family, Kind::Udp), cluster(family, Kind::Tcp))?;
     }
-    // The endpoint is on another node: it goes on under our address.
+    // The endpoint is on another node: packets are forwarded under the node's address.
     open_up(fixture)?;
     put(fixture, &[(number, false)], &json!({}), &[])?;
     for family in Family::BOTH {
@@ -141,7 +141,7 @@ fn both_ways(fixture: &Fixture, number: u8) -> Result<()> {
 fn next_link(fixture: &Fixture) -> Result<()> {
     fixture.node.ip(&format!("link set p0 mtu {MTU}\n"))?;
     both_ways(fixture, 0)?;
-    // To be sure that it was the link.
+    // Make sure that the link was the cause: the endpoint is reachable directly.
     fixture.client.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Removal policies: TCP connections to an endpoint that leaves go on, or are reset after a delay, on both paths.
+//! Removal policies: TCP connections to a removed endpoint continue, or are reset after a delay, on both paths.
 
 use std::time::{Duration, Instant};
 
@@ -37,14 +37,14 @@ fn put(fixture: &Fixture, service: Service, policy: &str, delay: &str) -> Result
     fixture.folder.put_text(service.name, &text)
 }
 
-/// A TCP connection to the first pod: a client of the packet path, a process of the node, and one of a pod; both families.
+/// A TCP connection to the first pod, from a client of the packet path, a process of the node, or a process of a pod.
 struct Open {
     path: &'static str,
     family: Family,
     id: u32,
 }
 
-/// The client of a path, for a moment.
+/// Runs the action with the client of a path.
 fn with<T>(fixture: &Fixture, path: &str, action: impl FnOnce(&Peer) -> Result<T>) -> Result<T> {
     match path {
         "packet" => action(&fixture.client),
@@ -70,10 +70,10 @@ fn open(fixture: &Fixture) -> Result<Vec<Open>> {
     Ok(all)
 }
 
-/// What the next call on the connection gives: whether the connection goes on.
+/// Sends a message on the connection; returns whether the connection continues.
 fn goes_on(fixture: &Fixture, one: &Open) -> Result<bool> {
     let Open { path, family, id } = *one;
-    // A process of the path of sockets cannot get a reset from outside: its socket is aborted.
+    // A process of the socket path cannot get a RST from outside: its socket is aborted.
     let expected = if path == "packet" { libc::ECONNRESET } else { libc::ECONNABORTED };
     match with(fixture, path, |client| client.talk(id, None))? {
         Ok(seen) => {
@@ -108,7 +108,7 @@ fn resets(fixture: &Fixture) -> Result<()> {
     let begun = Instant::now();
     put(fixture, SECOND, "reset", "3s")?;
     fixture.reaches(WIDE, &["1/8080"])?;
-    // Each is talked on while the delay lasts: the looks at all of them may not have taken longer.
+    // All connections continue during the delay; the checks must not take longer than the delay.
     all_go_on(fixture, &all)?;
     ensure!(begun.elapsed() < DELAY, "the machine is too slow to see that the delay counts");
     all_are_reset(fixture, &all)?;
@@ -116,14 +116,14 @@ fn resets(fixture: &Fixture) -> Result<()> {
     let reasons = View::open(&fixture.bpffs())?.reasons()?;
     ensure!(reasons.get(&Reason::EndpointLeft).is_some_and(|count| *count >= 2), "{reasons:?}");
     fixture.reaches(WIDE, &["1/8080"])?;
-    // What connected meanwhile is left alone.
+    // Connections that were opened with the policy `drain` are left alone.
     put(fixture, FIRST, "drain", "0s")?;
     let all = open(fixture)?;
     put(fixture, SECOND, "drain", "0s")?;
     fixture.reaches(WIDE, &["1/8080"])?;
     std::thread::sleep(Duration::from_secs(2));
     all_go_on(fixture, &all)?;
-    // Of the packet path, what is left on the endpoint is known.
+    // The maps show which flows of the packet path are left on the removed endpoint.
     let left = View::open(&fixture.bpffs())?.flows_of_left()?;
     ensure!(left.values().copied().eq([1, 1]), "one connection of each family: {left:?}");
     Ok(())

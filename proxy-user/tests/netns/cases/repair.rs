@@ -1,4 +1,4 @@
-//! Another tool changes maps, detaches programs, and removes pins: found, repaired, counted, told.
+//! Another tool changes maps, detaches programs, and removes pins: the agent finds, repairs, counts and reports this.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,13 +16,13 @@ use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
 use crate::peer::{Attempt, Kind};
 
-/// Small maps, and a comparison that comes soon.
+/// Flags for small maps, and for a sync period so short that the agent soon compares them.
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "1024", "--max-sockets", "1024", "--sync-period", "1s",
 ];
-/// Nothing is looked at again while the case runs.
+/// Flags with a sync period so long that the agent checks nothing again while the case runs.
 #[rustfmt::skip]
 const NEVER: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
@@ -41,7 +41,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// One attempt on each path and in each family.
+/// Makes one attempt on each path and in each family.
 pub fn works(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         for (path, client) in fixture.clients() {
@@ -51,7 +51,7 @@ pub fn works(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The sum of a metric over its labels.
+/// Returns the sum of a metric over its labels.
 fn metric(fixture: &Fixture, name: &str) -> Result<u64> {
     let (_, text) = agent::get(&fixture.node, 10_249, "/metrics")?;
     let values =
@@ -61,7 +61,7 @@ fn metric(fixture: &Fixture, name: &str) -> Result<u64> {
     Ok(format!("{:.0}", values.iter().sum::<f64>()).parse()?)
 }
 
-/// Deletes and changes entries of every table that Services are made of.
+/// Deletes and changes entries of every table that Services use; returns the number of writes.
 fn spoil(fixture: &Fixture) -> Result<u64> {
     let mut store = KernelStore::open(&fixture.bpffs().join("ballast"))?;
     let found = store.read(u32::MAX)?;
@@ -93,13 +93,13 @@ fn maps(fixture: &Fixture) -> Result<()> {
     })?;
     let after = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?;
     ensure!(after == before, "other ids:\n{before}\n{after}");
-    // Once repaired, there is nothing more to repair.
+    // After the repair, the agent repairs nothing more.
     std::thread::sleep(Duration::from_millis(2500));
     ensure!(metric(fixture, "ballast_drift_repairs_total")? == repaired, "repaired for ever");
     works(fixture)
 }
 
-/// Everything that is pinned as a link.
+/// Returns the paths of all pinned links.
 pub fn links(fixture: &Fixture) -> Result<Vec<std::path::PathBuf>> {
     let folder = fixture.bpffs().join("ballast/links");
     Ok(fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?.into_iter().map(|entry| entry.path()).collect())
@@ -115,7 +115,7 @@ pub fn complete(fixture: &Fixture) -> Result<()> {
 
 fn programs(fixture: &Fixture) -> Result<()> {
     let all = links(fixture)?;
-    // Every other one is detached, the others lose their pins, which detaches them too.
+    // Detach every other link, and remove the pins of the others, which detaches these too.
     for (number, path) in all.iter().enumerate() {
         if number % 2 == 0 {
             Link::pinned(path)?.context("no link")?.detach()?;
@@ -138,7 +138,7 @@ fn programs(fixture: &Fixture) -> Result<()> {
 fn pins(fixture: &Fixture) -> Result<()> {
     let ballast = fixture.bpffs().join("ballast");
     let real = fs::canonicalize(ballast.join("services"))?;
-    // A pin, a short path, and a pin in whose place another map is.
+    // Remove a pin and a short path, and replace another pin by a pin of another map.
     fs::remove_file(&real)?;
     fs::remove_file(ballast.join("backends"))?;
     let folder = real.parent().context("no folder")?;
@@ -152,13 +152,13 @@ fn pins(fixture: &Fixture) -> Result<()> {
         Ok(())
     })?;
     works(fixture)?;
-    // The next agent finds all of it.
+    // The next agent finds all pins.
     fixture.restart()?;
     ensure!(fixture.log().contains("takes_over=true"), "a restart began anew");
     works(fixture)
 }
 
-/// The file system of all pins is unmounted: they are made again in a new one, so that the agent may die.
+/// Unmounts the file system of all pins; checks that the agent pins everything again in a new one, so that the agent may die.
 fn bpffs(fixture: &Fixture) -> Result<()> {
     let pinned = || -> Result<BTreeSet<std::ffi::OsString>> {
         let real = fs::canonicalize(fixture.bpffs().join("ballast/services"))?;
@@ -184,7 +184,7 @@ fn bpffs(fixture: &Fixture) -> Result<()> {
     works(fixture)
 }
 
-/// What the other cases would see without a repair.
+/// Checks that without a repair, the other cases would fail.
 fn lost(fixture: &Fixture) -> Result<()> {
     works(fixture)?;
     spoil(fixture)?;

@@ -1,4 +1,4 @@
-//! The agent is killed, replaced, and meets a folder that is not there; traffic does not notice.
+//! The agent is killed and replaced, and starts without its folder; traffic is not affected.
 
 use std::fs;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Kind, Load};
 
-/// Fewer flows than the traffic makes: who has had his answer gives way to others.
+/// Fewer flows than the traffic makes: flows whose client has had its answer are evicted for others.
 #[rustfmt::skip]
 const FEW_FLOWS: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
@@ -33,16 +33,16 @@ pub const CASES: &[Case] = &[
     Case { name: "restart::cleanup_leaves_nothing", wish: WISH, run: cleanup },
 ];
 
-/// For kernels that we have not seen yet. Emulated, a start takes most of a minute.
+/// For kernels that were not tested before. On an emulated machine, a start takes most of a minute.
 pub const BY_KERNEL: &[Case] =
     &[Case { name: "restart::killed_and_replaced_beside_traffic", wish: WISH, run: beside_traffic }];
 
 /// Milliseconds between two messages.
 const BUSY: u64 = 5;
-/// The same on an emulated machine, whose agent starts beside them.
+/// The same for an emulated machine, whose agent starts at the same time.
 pub(super) const CALM: u64 = 200;
 
-/// All kinds of traffic: new connections all the time, and connections that stay.
+/// Returns all kinds of traffic: new connections all the time, and connections that stay open.
 pub(super) fn loads(pause: u64) -> Vec<Load> {
     let mut loads = Vec::new();
     for family in Family::BOTH {
@@ -56,7 +56,7 @@ pub(super) fn loads(pause: u64) -> Vec<Load> {
     loads
 }
 
-/// Does something under load, to which nothing may happen.
+/// Runs the action under load, which must not be affected.
 fn under_load(fixture: &Fixture, action: impl FnOnce() -> Result<()>) -> Result<()> {
     under(fixture, &loads(BUSY), action)
 }
@@ -78,7 +78,7 @@ pub(super) fn under(fixture: &Fixture, loads: &[Load], action: impl FnOnce() -> 
     Ok(())
 }
 
-/// What must be the same after a restart: everything but counters.
+/// Returns what must be the same after a restart: everything except counters.
 fn programmed(fixture: &Fixture) -> Result<Value> {
     let services = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?;
     let mut backends = agent::ask(&fixture.node, &["backend", "list"], &fixture.bpffs())?;
@@ -110,7 +110,7 @@ fn replaced(fixture: &Fixture) -> Result<()> {
         ensure!(programmed(fixture)? == before, "other ids");
         Ok(())
     })?;
-    // It works, too.
+    // The new agent programs changes, too.
     fixture.change(NARROW, &["1/9090"])
 }
 
@@ -123,7 +123,7 @@ fn replace(fixture: &Fixture) -> Result<()> {
     fixture.begin()
 }
 
-/// The call of the helper `bpf_get_netns_cookie`, which socket programs make, and one of a helper that no kernel has.
+/// Instructions that call the helper `bpf_get_netns_cookie`, which socket programs do, and a helper that no kernel has.
 const CALLS: [[u8; 8]; 2] = [[0x85, 0, 0, 0, 122, 0, 0, 0], [0x85, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f]];
 
 fn refused(fixture: &Fixture) -> Result<()> {
@@ -160,7 +160,7 @@ fn beside_traffic(fixture: &Fixture) -> Result<()> {
         ensure!(programmed(fixture)? == before, "other ids after a restart");
         replace(fixture)?;
         ensure!(programmed(fixture)? == before, "other ids of another binary");
-        // A fast machine is done before enough was sent.
+        // A fast machine would end before enough messages were sent.
         std::thread::sleep(Duration::from_millis(12 * CALM));
         Ok(())
     })?;
@@ -178,7 +178,7 @@ fn no_folder(fixture: &Fixture) -> Result<()> {
         let devices = fixture.devices().clone();
         fixture.agent_mut()?.is_attached(&devices)?;
         fixture.agent_mut()?.says(&["cannot read the folder"])?;
-        // Longer than it would take to delete something.
+        // Longer than the agent would need to delete something.
         std::thread::sleep(Duration::from_millis(200));
         ensure!(programmed(fixture)? == before, "something has changed");
         fs::rename(&hidden, fixture.folder.dir())?;
@@ -186,7 +186,7 @@ fn no_folder(fixture: &Fixture) -> Result<()> {
         ensure!(programmed(fixture)? == before, "other ids");
         Ok(())
     })?;
-    // And what was deleted in the meantime goes then.
+    // The next agent removes a Service that was deleted while no agent ran.
     fixture.kill()?;
     fixture.folder.remove(WIDE.name)?;
     fixture.begin()?;
@@ -235,7 +235,7 @@ fn cleanup(fixture: &Fixture) -> Result<()> {
         }
     }
 
-    // Links whose pins are lost, on a cgroup that is not the root: only who names it finds them.
+    // Links whose pins are lost, on a cgroup that is not the root: cleanup finds them only if a flag names the cgroup.
     fixture.begin()?;
     fixture.kill()?;
     mount("bpf", fixture.bpffs(), "bpf", MountFlags::empty(), None).context("cannot mount over the bpffs")?;
@@ -246,7 +246,7 @@ fn cleanup(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Links on a cgroup, of whomever.
+/// Returns the number of links on a cgroup, of any owner.
 fn links_on(cgroup: &std::path::Path) -> Result<usize> {
     use proxy_user::programs::bpf::{Hook, Link, link_ids};
     use std::os::unix::fs::MetadataExt as _;

@@ -1,4 +1,4 @@
-//! SCTP of processes of the node itself: by packets made by hand, and by sockets on kernels that have them.
+//! SCTP of processes of the node itself: with hand-made packets, and with sockets on kernels that have them.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::mem::MaybeUninit;
@@ -19,16 +19,17 @@ const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 pub const CASES: &[Case] =
     &[Case { name: "sctp::the_node_itself_there_and_back", wish: WISH, run: there_and_back }];
 
-/// Whether this kernel has sockets of it.
+/// Whether this kernel has SCTP sockets.
 pub fn has_sockets() -> bool {
     Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::from(libc::IPPROTO_SCTP))).is_ok()
 }
 
-/// For kernels that have such sockets: those that we boot.
+/// For kernels that have SCTP sockets: those that the tests boot.
 pub const BY_SOCKETS: &[Case] =
     &[Case { name: "sctp::the_node_itself_by_sockets", wish: WISH, run: by_sockets }];
 
-/// Pod 0 serves it; the second has no endpoint; and the third is served where the client is, beyond the uplink.
+/// Pod 0 serves the first Service; the second one has no endpoint; the third one is served at the client's place,
+/// behind the uplink.
 const HERE: Service = Service { name: "here", number: 20, ports: &[tcp(80, 8080, &[0])] };
 const EMPTY: Service = Service { name: "empty", number: 21, ports: &[tcp(80, 8080, &[])] };
 const AWAY: Service = Service { name: "away", number: 22, ports: &[tcp(80, 8080, &[9])] };
@@ -37,7 +38,7 @@ const INIT: u8 = 1;
 const INIT_ACK: u8 = 2;
 const CLIENT_PORT: u16 = 40_001;
 
-/// The Service, by SCTP.
+/// Writes the Service, with SCTP as its protocol.
 fn put(fixture: &Fixture, service: Service) -> Result<()> {
     let mut text = text(service).replace("\"TCP\"", "\"SCTP\"");
     for family in Family::BOTH {
@@ -46,7 +47,7 @@ fn put(fixture: &Fixture, service: Service) -> Result<()> {
     fixture.folder.put_text(service.name, &text)
 }
 
-/// As RFC 9260 has it, bit by bit.
+/// Returns the checksum of RFC 9260, computed bit by bit.
 fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = !0u32;
     for byte in bytes {
@@ -58,7 +59,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !crc
 }
 
-/// A packet with one chunk.
+/// Returns a packet with one chunk.
 fn packet(from: u16, to: u16, chunk: u8) -> Vec<u8> {
     let mut packet = [from.to_be_bytes(), to.to_be_bytes()].concat();
     packet.extend([0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0, chunk, 0, 0, 20]);
@@ -68,7 +69,7 @@ fn packet(from: u16, to: u16, chunk: u8) -> Vec<u8> {
     packet
 }
 
-/// A socket that sees the namespace's packets of SCTP.
+/// Opens a raw socket, which receives the namespace's SCTP packets.
 fn raw(space: &Space, family: Family) -> Result<Socket> {
     let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
     let socket =
@@ -77,7 +78,7 @@ fn raw(space: &Space, family: Family) -> Result<Socket> {
     Ok(socket)
 }
 
-/// The next packet: whom it is from, and its ports and chunk. Its checksum has to be right.
+/// Returns the next packet's source address, ports and chunk. Its checksum has to be right.
 fn receive(socket: &Socket, family: Family) -> Result<(IpAddr, [u16; 2], u8)> {
     let mut buffer = [MaybeUninit::new(0u8); 2048];
     let (length, from) = socket.recv_from(&mut buffer)?;
@@ -94,7 +95,7 @@ fn receive(socket: &Socket, family: Family) -> Result<(IpAddr, [u16; 2], u8)> {
     Ok((from, [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])], packet[12]))
 }
 
-/// The node asks, and the server's answer is from whom it asked.
+/// Sends a packet from the node to the Service; checks that the answer comes from the address that was dialled.
 fn exchange(fixture: &Fixture, server: &Socket, family: Family, service: Service) -> Result<()> {
     let orig_dst = cluster_ip(family, service.number);
     let client = raw(&fixture.node, family)?;
@@ -111,7 +112,7 @@ fn exchange(fixture: &Fixture, server: &Socket, family: Family, service: Service
 
 fn there_and_back(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
-    // What comes in by another device than its source's is dropped.
+    // Drop packets that arrive on another device than their source's (strict reverse path filter).
     for device in ["all", "p0", "c0"] {
         fixture.node.sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1")?;
     }
@@ -126,7 +127,7 @@ fn there_and_back(fixture: &Fixture) -> Result<()> {
                 exchange(fixture, server, family, service)?;
             }
         }
-        // It has no endpoint: the kernel tells the socket.
+        // The Service has no endpoint: the kernel reports the error to the socket.
         let client = raw(&fixture.node, family)?;
         client.connect(&SocketAddr::new(cluster_ip(family, EMPTY.number), 0).into())?;
         client.send(&packet(CLIENT_PORT, 80, INIT))?;
@@ -138,7 +139,7 @@ fn there_and_back(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// An association of real sockets, with more data than one packet holds.
+/// Tests an association of real sockets, with more data than one packet holds.
 fn by_sockets(fixture: &Fixture) -> Result<()> {
     const LENGTH: usize = 1_000_000;
     open_up(fixture)?;
@@ -152,7 +153,7 @@ fn by_sockets(fixture: &Fixture) -> Result<()> {
         let orig_dst = SocketAddr::new(cluster_ip(family, HERE.number), 80);
         let mut client = eventually(SOON, || {
             let client = fixture.node.inside(|| Ok(new()?))?;
-            // One address: others that the node has mean nothing behind a translation.
+            // Bind to one address: the other addresses of the node mean nothing behind a translation.
             client.bind(&SocketAddr::new(node_ip(family), 0).into())?;
             client.connect_timeout(&orig_dst.into(), Duration::from_secs(2))?;
             Ok(client)

@@ -1,6 +1,7 @@
-//! One client port, two ways to one endpoint: by a Service and straight. Each answer has to come from what was dialled.
+//! One client port, two ways to one endpoint: through a Service and directly. Each answer has to come from the address
+//! that was dialled.
 //!
-//! A new way to dial, or a new order, is a row of a table here; the same across nodes is in `three_nodes.rs`.
+//! To add a way to dial, or an order, add a row to a table here; the same test across nodes is in `three_nodes/`.
 
 use std::net::SocketAddr;
 
@@ -43,12 +44,12 @@ fn begin(fixture: &Fixture, here: bool) -> Result<()> {
     Ok(())
 }
 
-/// Nothing here takes long, and a wrong answer never comes.
+/// Returns an attempt with a short timeout: nothing here takes long, and a wrong answer never comes.
 fn attempt(kind: Kind, to: SocketAddr, port: u16) -> Attempt {
     Attempt { patience: 5, ..Attempt::new(kind, to).at_port(port) }
 }
 
-/// One socket, three addresses; whichever comes first, and then in turn.
+/// Sends from one socket to three addresses: each of them first, and then in turn.
 fn udp(fixture: &Fixture, here: bool) -> Result<()> {
     begin(fixture, here)?;
     let mut wrong = Vec::new();
@@ -79,7 +80,7 @@ fn udp(fixture: &Fixture, here: bool) -> Result<()> {
     Ok(())
 }
 
-/// Two connections that live at the same time, from one port.
+/// Opens two connections from one port, which are open at the same time.
 fn tcp(fixture: &Fixture) -> Result<()> {
     begin(fixture, true)?;
     let mut wrong = Vec::new();
@@ -107,8 +108,8 @@ fn tcp(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// A connection straight to the endpoint is known to its ends only, until the endpoint answers the SYN of one through the
-/// Service with one of its segments. The SYN that the client sends again then gets another source port.
+/// Opens the direct connection first. Only its ends know it, until the endpoint answers the SYN of the connection through the
+/// Service with a segment of the direct one. The SYN that the client then retransmits gets another source port.
 fn tcp_straight_first(fixture: &Fixture) -> Result<()> {
     begin(fixture, true)?;
     for (family, port) in Family::BOTH.into_iter().zip([40_200, 40_210]) {
@@ -123,7 +124,7 @@ fn tcp_straight_first(fixture: &Fixture) -> Result<()> {
         for id in [id, id + 1].into_iter().cycle().take(2 * ROUNDS) {
             fixture.client.hears(id, None).with_context(|| format!("{direct} beside {service}"))?;
         }
-        // What the endpoint sees of the second one is another port of the client.
+        // The endpoint sees another client port for the second connection.
         let seen = fixture.client.hears(id + 1, None)?;
         ensure!(seen.client.ip() == client_ip(family) && seen.client.port() != port, "{seen:?}");
     }

@@ -1,4 +1,4 @@
-//! What a kernel has to show before anything else is worth a look.
+//! Basic checks of a kernel, which come before all other cases.
 
 use anyhow::{Context as _, Result, ensure};
 use proxy_user::programs::bpf::Link;
@@ -13,7 +13,7 @@ use crate::peer::{Attempt, Kind};
 use crate::verify;
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
-/// What was taken away is looked for soon.
+/// Flags for small maps, and for a sync period so short that the agent soon finds what was removed.
 #[rustfmt::skip]
 const SOON_AGAIN: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
@@ -36,7 +36,7 @@ pub const PROGRAMS: &[NodesCase] =
 pub const TOO_OLD: &[NodesCase] =
     &[NodesCase { name: "smoke::the_agent_says_that_the_kernel_is_too_old", run: too_old }];
 
-/// Whether this kernel is known to refuse the programs: docs/operations.md.
+/// Whether this kernel is known to refuse the programs (docs/operations.md).
 pub fn is_too_old() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split('.').map(|number| number.parse::<u32>().unwrap_or_default());
@@ -47,7 +47,7 @@ fn too_old() -> Result<()> {
     let fixture = Fixture::new(Wish { pods: 0, services: &[], flags: SMALL })?;
     fixture.start()?;
     let log = fixture.take_agent()?.fails()?;
-    // It shows what the verifier says.
+    // The log contains the verifier's output.
     let words = ["is older than 5.15", "boot a newer kernel", "Verifier output"];
     let lost = words.into_iter().find(|words| !log.contains(words));
     ensure!(lost.is_none(), "without {lost:?}: {log}");
@@ -59,7 +59,7 @@ fn attached(fixture: &Fixture) -> Result<()> {
     let found = attachments(&fixture.bpffs());
     let expected = SOCKET_HOOKS.len() + 2 * fixture.devices().len();
     ensure!(found.len() == expected, "{expected} hooks, and there are {found:?}");
-    // Filters show themselves only inside the node's namespace; traffic shows the rest of them.
+    // The place of a clsact filter is visible only inside the node's namespace; the cases with traffic check these filters.
     let lost = found.iter().find(|one| one.place.is_none() && !one.hook.starts_with("clsact"));
     ensure!(lost.is_none(), "attached to nothing: {lost:?}");
     Ok(())
@@ -68,11 +68,11 @@ fn attached(fixture: &Fixture) -> Result<()> {
 fn works(fixture: &Fixture) -> Result<()> {
     let by_packets = Lack::SocketErrors.is_here();
     if by_packets {
-        // Refused calls go on as packets, which need a way out of the node.
+        // Refused calls continue as packets, which need a route out of the node.
         let [v4, v6] = Family::BOTH.map(|family| vip(family, EMPTY, Kind::Tcp).ip());
         fixture.node.ip(&format!("route add {v4} via 10.98.0.2\nroute add {v6} via fd98::2\n"))?;
     }
-    // Without link-layer header: it has programs of its own, which are loaded for it.
+    // A device without a link-layer header has its own programs, which are loaded for it.
     let tunnel = Tunnel::new(fixture, 9)?;
     for family in Family::BOTH {
         for kind in Kind::ALL {
@@ -87,7 +87,7 @@ fn works(fixture: &Fixture) -> Result<()> {
                 shows(&seen, attempt, attempt.to)?;
                 let is_client = address.is_none_or(|address| seen.client.ip() == address);
                 ensure!(is_client, "{path}: the pod saw {}", seen.client);
-                // A packet's refusal reaches only sockets that are connected.
+                // A refused packet causes an error only on a connected socket.
                 if (path == "socket" && !by_packets) || kind != Kind::Datagram {
                     client.fails(Attempt::new(kind, vip(family, EMPTY, kind)), libc::ECONNREFUSED)?;
                 }
@@ -97,7 +97,7 @@ fn works(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Detaches everything that is ours, on the cgroup and on the devices.
+/// Detaches all of Ballast's programs from the cgroup and the devices, and waits until the agent attaches them again.
 fn repaired(fixture: &Fixture) -> Result<()> {
     repair::works(fixture)?;
     for path in repair::links(fixture)? {

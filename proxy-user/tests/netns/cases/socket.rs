@@ -21,7 +21,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// The same address, as an IPv6 socket writes it.
+/// Returns the same address as an IPv6 socket writes it.
 fn mapped(addr: SocketAddr) -> SocketAddr {
     match addr.ip() {
         IpAddr::V4(ip) => (ip.to_ipv6_mapped(), addr.port()).into(),
@@ -29,7 +29,7 @@ fn mapped(addr: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The addresses under which a Service can be dialled.
+/// Returns the addresses at which a Service can be dialled.
 fn orig_dst(service: Service, kind: Kind) -> [SocketAddr; 3] {
     let [v4, v6] = Family::BOTH.map(|family| vip(family, service, kind));
     [v4, v6, mapped(v4)]
@@ -69,7 +69,7 @@ fn untouched(fixture: &Fixture) -> Result<()> {
                 let attempt = Attempt::new(kind, to);
                 shows(&fixture.local.reach(attempt)?, attempt, to)?;
             }
-            // No route leads there from a socket that is not translated.
+            // A socket that is not translated has no route there.
             fixture.outside.fails(Attempt::new(kind, vip(family, WEB, kind)), libc::ENETUNREACH)?;
             // A port that no Service has.
             let other = (cluster_ip(family, WEB.number), 8080).into();
@@ -83,7 +83,7 @@ const ONE: Service = Service { name: "names", number: 20, ports: &[udp(53, 5353,
 const TWO: Service = Service { ports: &[udp(53, 5353, &[0, 1])], ..ONE };
 const OTHERS: Service = Service { ports: &[udp(53, 5353, &[1, 2])], ..ONE };
 
-/// A resolver's socket must not change its server while that is there, whatever else changes.
+/// Checks that a resolver's socket keeps its server as long as that endpoint exists, whatever else changes.
 fn stays(fixture: &Fixture) -> Result<()> {
     let sockets: Vec<_> = (1..).zip(orig_dst(ONE, Kind::Datagram)).collect();
     for (id, to) in &sockets {

@@ -1,8 +1,8 @@
-//! What a socket is led to, and what is remembered of it: churn, several Services, endpoints that come late, addresses
-//! that the node owns, and redirection in a pod.
+//! Socket load balancing: many connects, several Services, endpoints that come late, addresses that the node owns, and
+//! redirection in a pod.
 //!
-//! A case about one hook's table is in `socket.rs`; one about an endpoint that leaves, in `stranded.rs`. Here is what
-//! settings of the socket load balancer change, and what must outlive other sockets.
+//! Cases about one hook's table are in `socket.rs`, cases about a removed endpoint in `stale_sockets.rs`. The cases
+//! here are about the settings of socket load balancing, and about state that must outlive other sockets.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -22,11 +22,11 @@ use crate::peer::{Attempt, Failure, Kind, Load, Peer};
 
 const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
 const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
-/// The same endpoint.
+/// A Service with the same endpoint.
 const OTHER: Service = Service { name: "other", number: 62, ports: &[udp(53, 5353, &[0])] };
 const WISH: Wish = Wish { pods: 2, services: &[NAMES, OTHER, WEB], flags: SMALL };
 
-/// [`SMALL`], and more.
+/// A wish with [`SMALL`] and additional flags.
 macro_rules! with {
     ($($flag:literal),+) => {
         Wish {
@@ -106,7 +106,7 @@ fn two_services(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The policy is Local, and only another node has an endpoint: kube-proxy drops.
+/// Writes a Service with the policy Local and an endpoint on another node only: kube-proxy drops.
 fn without_local_endpoint(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, false)], &json!({"internalTrafficPolicy": "Local"}), &[])?;
@@ -114,7 +114,7 @@ fn without_local_endpoint(fixture: &Fixture) -> Result<()> {
     eventually(SOON, || {
         let list = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?.to_string();
         ensure!(list.contains("default/open"), "not programmed yet");
-        // The endpoint of the round before may still be there.
+        // The endpoint of the previous round may still be there.
         ensure!(fixture.local.once(attempt)?.is_err(), "a server answers");
         Ok(())
     })
@@ -145,7 +145,7 @@ fn late_endpoint(fixture: &Fixture) -> Result<()> {
                 }
                 Ok::<_, anyhow::Error>(())
             })?;
-            // A datagram before it is lost, the next one after it is answered: on one connected socket.
+            // On one connected socket, a datagram before the change is lost, and the next one after it is answered.
             without_local_endpoint(fixture)?;
             let to = (cluster_ip(family, NUMBER), 53).into();
             let id = u32::from(family == Family::V6);
@@ -170,7 +170,7 @@ fn fails_at_once(fixture: &Fixture) -> Result<()> {
             let start = Instant::now();
             client
                 .fails(Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into()), libc::ETIMEDOUT)?;
-            // The first SYN would be sent again after a second.
+            // A connect that waits would retransmit its first SYN after a second.
             ensure!(start.elapsed() < Duration::from_secs(1), "{family:?}: after {:?}", start.elapsed());
         }
     }
@@ -184,7 +184,8 @@ fn status(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// As `NodeLocal` `DNSCache`: a device has the address of the DNS Service, and a process of the node listens there.
+/// Tests an address as with `NodeLocal` `DNSCache`: a device has the address of the DNS Service, and a process of the
+/// node listens there.
 fn owned(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     status(fixture).context("before")?;
@@ -221,27 +222,27 @@ fn owned(fixture: &Fixture) -> Result<()> {
         Ok::<_, anyhow::Error>(())
     };
     reach("cache")?;
-    // Nothing is wrong with that, and other Services are as before.
+    // This is not a problem, and other Services work as before.
     status(fixture).context("with the device")?;
     fixture.local.reach(Attempt::new(Kind::Udp, vip(Family::V4, NAMES, Kind::Udp)))?;
     fixture.node.ip("link del nodelocaldns\n")?;
     reach("0/").context("without the device")
 }
 
-/// Where a connection that was redirected was led to before.
+/// Returns the address that a redirected connection had dialled.
 fn original(stream: &TcpStream, family: Family) -> Result<SocketAddr> {
     let level = if family == Family::V4 { libc::SOL_IP } else { libc::SOL_IPV6 };
-    // SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST have one number.
-    // SAFETY: plain integers.
+    // SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST have the same number.
+    // SAFETY: all fields are plain integers.
     let mut address: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
     let mut size = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `size` bytes to the address, which has as many.
+    // SAFETY: the kernel writes at most `size` bytes to the address, which has that size.
     let result = unsafe {
         let address = (&raw mut address).cast();
         libc::getsockopt(stream.as_raw_fd(), level, libc::SO_ORIGINAL_DST, address, &raw mut size)
     };
     ensure!(result == 0, "SO_ORIGINAL_DST: {}", std::io::Error::last_os_error());
-    // The port stands in the same place in both families, an IPv4 address where IPv6 has its flow.
+    // The port has the same offset in both families; the IPv4 address is where IPv6 has its flow info.
     let ip: IpAddr = match family {
         Family::V4 => Ipv4Addr::from(u32::from_be(address.sin6_flowinfo)).into(),
         Family::V6 => Ipv6Addr::from(address.sin6_addr.s6_addr).into(),
@@ -249,7 +250,7 @@ fn original(stream: &TcpStream, family: Family) -> Result<SocketAddr> {
     Ok((ip, u16::from_be(address.sin6_port)).into())
 }
 
-/// A sidecar: answers every connection, and tells where it was led to before.
+/// Starts a sidecar, which answers every connection, and reports the address that the connection had dialled.
 fn sidecar(fixture: &Fixture, pod: u8, family: Family) -> Result<mpsc::Receiver<Result<SocketAddr>>> {
     let any: SocketAddr = if family == Family::V4 { "0.0.0.0:15001" } else { "[::]:15001" }.parse()?;
     let socket = fixture.in_pod(pod, || {
@@ -277,7 +278,7 @@ fn sidecar(fixture: &Fixture, pod: u8, family: Family) -> Result<mpsc::Receiver<
     Ok(receiver)
 }
 
-/// Sockets of pods are left alone, so that rules in a pod's namespace see the Service's address.
+/// Checks that sockets of pods are not translated, so that rules in a pod's namespace see the Service's address.
 fn redirected(fixture: &Fixture, host_is_translated: bool) -> Result<()> {
     open_up(fixture)?;
     let sidecars = [sidecar(fixture, 1, Family::V4)?, sidecar(fixture, 1, Family::V6)?];
@@ -299,7 +300,7 @@ fn redirected(fixture: &Fixture, host_is_translated: bool) -> Result<()> {
         ensure!(seen.server == "sidecar", "{family:?}: {} and not the sidecar", seen.server);
         let told = sidecar.recv_timeout(Duration::from_secs(10))??;
         ensure!(told == attempt.to, "{family:?}: SO_ORIGINAL_DST is {told}");
-        // What the pod's rules do not catch goes by packets, and so does everything of other pods.
+        // The packet programs translate what the pod's rules do not match, and all packets of other pods.
         let others: [(&str, &Peer, Kind); 4] = [
             ("the same pod", &*fixture.pod(1)?, Kind::Udp),
             ("another pod", &*fixture.pod(0)?, Kind::Tcp),
@@ -313,7 +314,7 @@ fn redirected(fixture: &Fixture, host_is_translated: bool) -> Result<()> {
             ensure!(seen.server.starts_with("0/"), "{who}: served by {}", seen.server);
         }
     }
-    // A socket of the node is translated when it connects, or its packets where they leave.
+    // A socket of the node is translated when it connects, or its packets are translated where they leave.
     let load = Load::new(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)), true);
     fixture.local.load(&[load])?;
     std::thread::sleep(Duration::from_millis(300));

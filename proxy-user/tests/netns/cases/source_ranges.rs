@@ -1,4 +1,4 @@
-//! `loadBalancerSourceRanges` for sockets: of the node, and of pods.
+//! `loadBalancerSourceRanges` for sockets of the node and of pods.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -37,7 +37,7 @@ fn put(fixture: &Fixture, ranges: &[&str]) -> Result<()> {
     fixture.folder.put_text(GUARDED.name, &text_with(GUARDED, &more)?)
 }
 
-/// Both families, both kinds of call; each works, or fails in the way of `errno`.
+/// Checks both families and both protocols: each attempt succeeds, or fails with `errno`.
 fn expect(client: &Peer, errno: Option<i32>) -> Result<()> {
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp] {
@@ -51,7 +51,7 @@ fn expect(client: &Peer, errno: Option<i32>) -> Result<()> {
     Ok(())
 }
 
-/// Its packets are dropped.
+/// Checks that the client's packets are dropped.
 fn unheard(client: &Peer) -> Result<()> {
     for family in Family::BOTH {
         client.fails(Attempt::new(Kind::Udp, vip(family, Kind::Udp)).in_vain(), libc::EAGAIN)?;
@@ -63,7 +63,7 @@ fn ranges(fixture: &Fixture) -> Result<()> {
     super::exposed::open_up(fixture)?;
     let stranger = fixture.pod(1)?;
     put(fixture, &["198.51.100.0/24", "fdbb::/64"])?;
-    // The endpoint itself is reached all the time: only the load balancer's address is guarded.
+    // The endpoint itself is always reachable: only the load balancer's address is restricted.
     fixture.local.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
     eventually(SOON, || expect(&fixture.local, Some(libc::ETIMEDOUT)))?;
     // A pod's address is known from its packets only.
@@ -71,7 +71,7 @@ fn ranges(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         stranger.reach(Attempt::new(Kind::Tcp, super::vip(family, GUARDED, Kind::Tcp)))?;
     }
-    // The node's own address, and that of one pod.
+    // Ranges with the node's own address, and the address of one pod.
     put(fixture, &["10.98.0.1/32", "fd98::1/128", "10.99.1.2/32", "fd99:1::2/128"])?;
     eventually(SOON, || expect(&fixture.local, None))?;
     expect(&stranger, None)?;

@@ -1,4 +1,4 @@
-//! Connected UDP sockets whose endpoint leaves are ended, wherever they are, and no others.
+//! Connected UDP sockets whose endpoint is removed are ended, on the node and in pods, and no others.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +13,7 @@ pub const WISH: Wish = Wish { pods: 3, services: &[NAMES, OTHER], flags: SMALL }
 pub const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
 const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
 const EMPTY: Service = Service { ports: &[udp(53, 5353, &[])], ..NAMES };
-/// The same endpoint, which does not leave it.
+/// A Service with the same endpoint, which keeps it.
 const OTHER: Service = Service { name: "other", number: 62, ports: &[udp(53, 5353, &[0])] };
 
 pub const CASES: &[Case] = &[
@@ -38,7 +38,7 @@ fn forms(service: Service) -> [SocketAddr; 3] {
     [v4, v6, mapped(v4)]
 }
 
-/// Sockets of one process: those that a Service led to the endpoint, and those that must not notice.
+/// Sockets of one process: those that a Service led to the endpoint, and those that must not be affected.
 struct Sockets<'a> {
     client: &'a Peer,
     led: [(u32, SocketAddr); 3],
@@ -58,7 +58,7 @@ impl<'a> Sockets<'a> {
         Ok(Self { client, led, others: others.into_iter().map(|(id, _)| id).collect() })
     }
 
-    /// Waits until they are ended; then only they are.
+    /// Waits until the sockets of the Service are ended; checks that the others are not.
     fn are_ended(&self) -> Result<()> {
         for (id, to) in &self.led {
             eventually(SOON, || is_ended(self.client, *id, *to))?;
@@ -80,7 +80,7 @@ impl<'a> Sockets<'a> {
     }
 }
 
-/// Who waits for an answer is told that the connection is aborted, who sends that there is none.
+/// Checks that the socket was ended: a call that waits for an answer gets ECONNABORTED, and a call that sends EDESTADDRREQ.
 fn is_ended(client: &Peer, id: u32, to: SocketAddr) -> Result<()> {
     match client.talk(id, None)? {
         Err(Failure { errno: Some(libc::ECONNABORTED | libc::EDESTADDRREQ), .. }) => Ok(()),
@@ -88,7 +88,7 @@ fn is_ended(client: &Peer, id: u32, to: SocketAddr) -> Result<()> {
     }
 }
 
-/// Does something that takes the endpoint away, and looks at sockets of the node and of a pod.
+/// Runs an action that removes the endpoint, and checks sockets of the node and of a pod.
 fn after(fixture: &Fixture, action: impl FnOnce() -> Result<()>, then: Option<&str>) -> Result<()> {
     let pod = fixture.pod(2)?;
     let all = [Sockets::open(&fixture.local)?, Sockets::open(&pod)?];
@@ -107,7 +107,7 @@ fn after(fixture: &Fixture, action: impl FnOnce() -> Result<()>, then: Option<&s
 
 pub fn moves(fixture: &Fixture) -> Result<()> {
     after(fixture, || fixture.folder.put(MOVED), Some("1/5353"))?;
-    // And back: an id that is used again, sockets that were ended before.
+    // Move the endpoint back: an id is used again, and these sockets have been ended once before.
     let pod = fixture.pod(2)?;
     fixture.folder.put(NAMES)?;
     for client in [&fixture.local, &*pod] {
@@ -118,14 +118,15 @@ pub fn moves(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Sockets of a pod whose endpoint leaves, under an agent that does not reach them; it reaches those of the node.
+/// Checks that sockets of a pod stay when their endpoint is removed, under an agent that cannot reach them, and that
+/// those of the node are ended.
 pub fn stay(fixture: &Fixture) -> Result<()> {
     fixture.change(NAMES, &["0/5353"])?;
     let pod = fixture.pod(2)?;
     let (local, sockets) = (Sockets::open(&fixture.local)?, Sockets::open(&pod)?);
     fixture.change(MOVED, &["1/5353"])?;
     local.are_ended()?;
-    // Much longer than it takes where it can be done.
+    // Much longer than an agent needs that can reach them.
     std::thread::sleep(std::time::Duration::from_secs(2));
     for (id, to) in sockets.led {
         ensure!(is_ended(&pod, id, to).is_err(), "{to}: its socket was ended");

@@ -1,4 +1,4 @@
-//! Changes under load: no client ever meets a Service that is half one thing and half another.
+//! Changes under load: no client ever sees a Service that is only half changed.
 
 use std::time::{Duration, Instant};
 
@@ -13,12 +13,12 @@ const LEFT: Service =
     Service { name: "left", number: 40, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
 const RIGHT: Service =
     Service { name: "right", number: 41, ports: &[tcp(80, 9090, &[1]), udp(53, 9090, &[1])] };
-/// The endpoints change sides, so that ids which one Service gives up are the other's next.
+/// The endpoints change places, so that each Service gets the ids that the other one gives up.
 const LEFT_SWAPPED: Service = Service { ports: &[tcp(80, 8080, &[1]), udp(53, 5353, &[1])], ..LEFT };
 const RIGHT_SWAPPED: Service = Service { ports: &[tcp(80, 9090, &[0]), udp(53, 9090, &[0])], ..RIGHT };
 
 const CHANGES: usize = 200;
-/// After this long there are enough; on a machine that is busy with other things, these.
+/// Once this time is over, [`ENOUGH`] changes are sufficient, since a busy machine makes fewer.
 const LIMIT: Duration = Duration::from_secs(15);
 const ENOUGH: usize = 20;
 
@@ -51,7 +51,8 @@ fn swap(fixture: &Fixture) -> Result<()> {
     while changes < ENOUGH || (changes < CHANGES && start.elapsed() < LIMIT) {
         let before = passes();
         let services = if changes % 2 == 0 { [LEFT_SWAPPED, RIGHT_SWAPPED] } else { [LEFT, RIGHT] };
-        // One file, so that both change in one pass; a number, so that each is a change whatever was read before.
+        // One file, so that both Services change in one pass; with a number, so that each write is a change, whatever
+        // was read before.
         let text: String = services.into_iter().map(text).collect();
         fixture.folder.put_text("left", &format!("# {changes}\n{text}"))?;
         eventually(SOON, || {

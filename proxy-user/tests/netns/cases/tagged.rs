@@ -1,4 +1,4 @@
-//! VLAN tags. The kernel takes them off before any program sees the packet, and notes them beside it.
+//! VLAN tags. The kernel removes them before any program sees the packet, and stores them beside it.
 
 use std::net::{SocketAddrV4, UdpSocket};
 use std::time::Duration;
@@ -17,7 +17,7 @@ const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
 pub const CASES: &[Case] =
     &[Case { name: "tagged::a_vlan_is_left_to_its_device_and_a_priority_is_not_one", wish: WISH, run: tags }];
 
-/// The address of a device of this thread's namespace.
+/// Returns the Ethernet address of the neighbour on a device, from the ARP table of this thread's namespace.
 fn mac(device: &str) -> Result<[u8; 6]> {
     let text = std::fs::read_to_string("/proc/thread-self/net/arp")?;
     let line = text.lines().find(|line| line.ends_with(device)).context("no packet was seen yet")?;
@@ -27,7 +27,7 @@ fn mac(device: &str) -> Result<[u8; 6]> {
     octets.try_into().map_err(|octets| anyhow::anyhow!("{octets:?}"))
 }
 
-/// A UDP datagram over IPv4 with these tags before it. Without a checksum: it is optional there.
+/// Returns a frame with these VLAN tags and a UDP datagram over IPv4. The UDP checksum is missing, since it is optional.
 fn datagram(to: [u8; 6], tags: &[u16], from: SocketAddrV4, orig_dst: SocketAddrV4, text: &[u8]) -> Vec<u8> {
     let mut frame = [&to[..], &[2, 0, 0, 0, 0, 1]].concat();
     for tag in tags {
@@ -51,7 +51,7 @@ fn datagram(to: [u8; 6], tags: &[u16], from: SocketAddrV4, orig_dst: SocketAddrV
     frame
 }
 
-/// Sends a frame out of a device of this thread's namespace, as it is.
+/// Sends a frame unchanged by a device of this thread's namespace.
 fn send(device: &str, frame: &[u8]) -> Result<()> {
     let index: i32 = std::fs::read_to_string(format!("/proc/thread-self/net/dev_snmp6/{device}"))
         .ok()
@@ -60,7 +60,7 @@ fn send(device: &str, frame: &[u8]) -> Result<()> {
     raw::send_frame(&raw::link_socket()?, index, frame)
 }
 
-/// New flows so far.
+/// Returns the number of flows.
 fn begun(fixture: &Fixture) -> Result<usize> {
     Ok(View::open(&fixture.bpffs())?.flows()?.len())
 }
@@ -70,10 +70,10 @@ fn tags(fixture: &Fixture) -> Result<()> {
     let (std::net::SocketAddr::V4(orig_dst), std::net::IpAddr::V4(own)) = (vip, client) else {
         anyhow::bail!("IPv4 only");
     };
-    // The neighbour becomes known.
+    // This exchange makes the neighbour known.
     fixture.client.reach(Attempt::new(Kind::Udp, vip))?;
     let before = begun(fixture)?;
-    // Tag, and whether the Service answers. The upper bits are a priority.
+    // Tags, and whether the Service answers. The upper bits of a tag are a priority.
     let table = [
         (&[][..], true),
         (&[0], true),

@@ -1,6 +1,7 @@
-//! From kube-proxy to Ballast on a live node, and back: rules shaped as kube-proxy's, made by its own tools.
+//! From kube-proxy to Ballast on a live node, and back, with rules like kube-proxy's, made by its own tools.
 //!
-//! kube-proxy's rules lead to pod 1, and Ballast's Service to pod 0: who serves a connection shows who translates it.
+//! kube-proxy's rules lead to pod 1, and Ballast's Service leads to pod 0, so the server shows which proxy translates a
+//! connection.
 
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ pub const CASES: &[Case] = &[
     Case { name: "takeover::what_stands_in_its_way", wish: WISH, run: in_its_way },
 ];
 
-/// The nftables mode, for both families: `pkg/proxy/nftables/proxier_test.go`, without counters and comments.
+/// Template of the nftables mode's rules for both families: `pkg/proxy/nftables/proxier_test.go`, without counters and comments.
 const NFTABLES: &str = "
 table FAMILY kube-proxy {
   chain service-ULMVA6XW-default/web/tcp/tcp { meta l4proto tcp dnat to POD; }
@@ -42,7 +43,7 @@ table FAMILY kube-proxy {
 }
 ";
 
-/// The iptables mode, as `iptables-restore` reads it, with a foreign chain and rule.
+/// Template of the iptables mode's rules, as `iptables-restore` reads them, with a foreign chain and rule.
 const IPTABLES: &str = "*filter
 :KUBE-FORWARD - [0:0]
 :KUBE-PROXY-FIREWALL - [0:0]
@@ -73,7 +74,7 @@ COMMIT
 COMMIT
 ";
 
-/// What `nft` lists on the node.
+/// Returns the rules that `nft` lists on the node.
 pub fn ruleset(fixture: &Fixture) -> Result<String> {
     let output = fixture.node.command("nft").args(["list", "ruleset"]).output()?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
@@ -105,7 +106,7 @@ fn iptables_by(fixture: &Fixture, tools: [&str; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Takes Ballast off the node; returns what that says.
+/// Removes Ballast from the node; returns the output of the command.
 fn remove_ballast(fixture: &Fixture) -> Result<String> {
     fixture.kill()?;
     let cgroup = fixture.cgroup().display().to_string();
@@ -118,13 +119,13 @@ fn attempts() -> [Attempt; 2] {
     Family::BOTH.map(|family| Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)))
 }
 
-/// One connection that stays and one after the other, each way.
+/// Returns two loads for each attempt: one connection that stays open, and new connections one after the other.
 fn loads(attempts: &[Attempt]) -> Vec<Load> {
     let both = |attempt: &Attempt| [true, false].map(|is_one_socket| Load::new(*attempt, is_one_socket));
     attempts.iter().flat_map(both).collect()
 }
 
-/// Every client of the Service now reaches this pod.
+/// Checks that every client of the Service now reaches this server.
 fn all_reach(fixture: &Fixture, server: &str) -> Result<()> {
     for attempt in attempts() {
         for client in [&fixture.client, &*fixture.pod(0)?] {
@@ -135,7 +136,7 @@ fn all_reach(fixture: &Fixture, server: &str) -> Result<()> {
     Ok(())
 }
 
-/// Connections that stay have stayed where they were, and no new one failed.
+/// Checks that open connections have stayed with their server, and no new one failed.
 fn no_client_noticed(tallies: &[Tally], loads: &[Load], stays: &str, who: &str) -> Result<()> {
     for (tally, load) in tallies.iter().zip(loads) {
         let what = format!("{who}, {load:?}: {tally:?}");
@@ -147,7 +148,7 @@ fn no_client_noticed(tallies: &[Tally], loads: &[Load], stays: &str, who: &str) 
     Ok(())
 }
 
-/// `ballast takeover`; what it says, and whether it succeeded.
+/// Runs `ballast takeover`; returns its output, and whether it succeeded.
 pub fn takeover(fixture: &Fixture, flags: &[&str]) -> Result<(String, bool)> {
     let arguments: Vec<_> = ["takeover"].iter().chain(flags).copied().collect();
     let output = agent::command(&fixture.node, &arguments, &fixture.bpffs())?;
@@ -159,8 +160,8 @@ fn leaves_old(fixture: &Fixture) -> Result<bool> {
     Ok(View::open(&fixture.bpffs())?.node_config()?.flags & CONFIG_OTHER_PROXY != 0)
 }
 
-/// From kube-proxy's rules, under load, to nothing of them. `stop` is called when Ballast serves, and `more` are what
-/// the client dials beside the Service's addresses.
+/// Changes from kube-proxy's rules to Ballast under load, until none of the rules is left. `stop` is called when
+/// Ballast serves, and `more` are what the client dials besides the Service's addresses.
 pub fn through(
     fixture: &Fixture,
     install: impl Fn(&Fixture) -> Result<()>,
@@ -185,7 +186,7 @@ pub fn through(
     ensure!(status.contains("the node still has kube-proxy rules"), "{status}");
 
     stop()?;
-    // Counters change while it runs.
+    // Only the number of lines is compared: the rules' counters change under load.
     let lines = |fixture: &Fixture| Ok::<_, anyhow::Error>(ruleset(fixture)?.lines().count());
     let before = lines(fixture)?;
     let (said, _) = takeover(fixture, &["--dry-run"])?;
@@ -219,8 +220,8 @@ fn from_nftables(fixture: &Fixture) -> Result<()> {
     back(fixture, nftables)
 }
 
-/// From Ballast to rules in netfilter, under load. What Ballast began stays where it is, whichever way it goes: from a
-/// socket, packet by packet, and under the node's address to another node. Nothing that begins meanwhile is lost.
+/// Changes from Ballast to rules in netfilter, under load. Connections that Ballast began stay with their endpoint on every path:
+/// from a socket, packet by packet, and under the node's address to another node. No connection that begins meanwhile is lost.
 pub fn back(fixture: &Fixture, install: impl Fn(&Fixture) -> Result<()>) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, false)], &json!({}), &[])?;
@@ -262,7 +263,7 @@ fn from_iptables(fixture: &Fixture) -> Result<()> {
     back(fixture, iptables)
 }
 
-/// nftables does not show what this makes; it is told, and left to who made it.
+/// Tests rules of legacy iptables, which nftables does not show: Ballast reports them, and leaves them to their owner.
 fn legacy(fixture: &Fixture) -> Result<()> {
     remove_ballast(fixture)?;
     iptables_by(fixture, ["iptables-legacy-restore", "ip6tables-legacy-restore"])?;
@@ -278,7 +279,7 @@ fn legacy(fixture: &Fixture) -> Result<()> {
     all_reach(fixture, "0/8080").context("new connections are not Ballast's")?;
     let (said, well) = takeover(fixture, &[])?;
     ensure!(!well && said.contains("iptables-legacy") && said.contains("kube-proxy --cleanup"), "{said}");
-    // The way back is the same as from the others.
+    // The way back is the same as in the other cases.
     back(fixture, |_| Ok(()))
 }
 
@@ -288,7 +289,7 @@ fn in_its_way(fixture: &Fixture) -> Result<()> {
     let (said, well) = takeover(fixture, &[])?;
     ensure!(!well && said.contains("is not ready on this node"), "{said}");
     fixture.begin()?;
-    // A process of that name is enough: it is not read.
+    // A process with this name is enough: Ballast does not read its program.
     let sleeper = fixture.bpffs().with_file_name("kube-proxy");
     agent::copy_program("/bin/sleep".as_ref(), &sleeper)?;
     let mut running = fixture.node.command(&sleeper).arg("60").spawn()?;

@@ -1,4 +1,4 @@
-//! `--otlp-endpoint`: what the agent does and what the programs refuse reaches a collector; without one, the node serves all the same.
+//! `--otlp-endpoint`: what the agent does and what the programs refuse reaches a collector; without one, the node still serves.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -30,7 +30,7 @@ pub const CASES: &[Case] = &[Case {
     run: |fixture| exports(fixture, listen),
 }];
 
-/// With the receiver of the OpenTelemetry Collector, which is built from its Go module.
+/// Cases with the receiver of the OpenTelemetry Collector, which is built from its Go module.
 pub const OFFICIAL: &[Case] = &[
     Case {
         name: "telemetry::the_collectors_own_receiver_understands_what_is_exported",
@@ -46,18 +46,18 @@ pub const OFFICIAL: &[Case] = &[
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: FLAGS };
 
-/// What was posted: path and document.
+/// What was posted, as path and document.
 type Posted = Arc<Mutex<Vec<(String, Value)>>>;
 
-/// What a collector was sent so far: path and document. It ends with this.
+/// Returns what a collector has received so far, as path and document. Dropping this ends the receiver's process.
 type Collected = Box<dyn Fn() -> Result<Vec<(String, Value)>>>;
 
-/// A collector that keeps the documents.
+/// Starts a collector that keeps the documents.
 fn listen(fixture: &Fixture) -> Result<Collected> {
     let listener = fixture.node.inside(|| Ok(TcpListener::bind("127.0.0.1:4318")?))?;
     let posted = Posted::default();
     let noted = Arc::clone(&posted);
-    // Ends with the test.
+    // This thread ends with the test.
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let noted = Arc::clone(&noted);
@@ -67,7 +67,7 @@ fn listen(fixture: &Fixture) -> Result<Collected> {
     Ok(Box::new(move || Ok(posted.lock().unwrap_or_else(PoisonError::into_inner).clone())))
 }
 
-/// The Collector's receiver (`xtask/tools/otlp`): the documents are what it understood.
+/// Starts the Collector's receiver (`xtask/tools/otlp`); the documents are what it understood.
 fn receiver(fixture: &Fixture) -> Result<Collected> {
     let program = std::env::var_os("BALLAST_OTLP_RECEIVER").context("BALLAST_OTLP_RECEIVER is not set")?;
     let printed = fixture.bpffs().with_file_name("received");
@@ -75,7 +75,7 @@ fn receiver(fixture: &Fixture) -> Result<Collected> {
     let process = Process::start(command.arg("127.0.0.1:4318"), &printed)?;
     Ok(Box::new(move || {
         let text = fs::read_to_string(&printed)?;
-        // The last line may not be whole yet.
+        // The last line may be incomplete.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         let document = |line: &str| {
             let says = || format!("the receiver, process {}, says: {line}", process.id());
@@ -87,7 +87,7 @@ fn receiver(fixture: &Fixture) -> Result<Collected> {
 }
 
 fn exports(fixture: &Fixture, collect: fn(&Fixture) -> Result<Collected>) -> Result<()> {
-    // There is no collector yet, and all is served.
+    // There is no collector yet, and the node still serves.
     fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
     let collected = collect(fixture)?;
     let client = client_ip(Family::V4).to_string();
@@ -128,7 +128,7 @@ fn exports(fixture: &Fixture, collect: fn(&Fixture) -> Result<Collected>) -> Res
     Ok(())
 }
 
-/// The document of `ballast monitor -o otlp`, sent to the receiver, comes out as it went in.
+/// Sends the document of `ballast monitor -o otlp` to the receiver; checks that it comes out unchanged.
 fn understands_monitor(fixture: &Fixture) -> Result<()> {
     let collected = receiver(fixture)?;
     let monitor = fixture
@@ -159,7 +159,7 @@ fn understands_monitor(fixture: &Fixture) -> Result<()> {
     })?;
     let expected = without_defaults(&sent);
     eventually(SOON, || {
-        // The agent exports to it, too.
+        // The agent exports to the same receiver.
         let collected = collected()?;
         ensure!(
             collected
@@ -171,7 +171,7 @@ fn understands_monitor(fixture: &Fixture) -> Result<()> {
     })
 }
 
-/// A document without what OTLP does not tell from a field that is not there.
+/// Returns a document without the fields whose value OTLP does not distinguish from a missing field.
 fn without_defaults(document: &Value) -> Value {
     match document {
         Value::Object(fields) => {
@@ -191,7 +191,7 @@ fn without_defaults(document: &Value) -> Value {
     }
 }
 
-/// All records or spans that were posted to a path.
+/// Returns all records or spans that were posted to a path.
 fn taken(collected: &[(String, Value)], path: &str, pointer: &str) -> Vec<Value> {
     let documents = collected.iter().filter(|(asked, _)| asked == path);
     documents.filter_map(|(_, document)| document.pointer(pointer)?.as_array().cloned()).flatten().collect()

@@ -18,7 +18,7 @@ pub const CASES: &[Case] = &[
     Case { name: "top::a_session_in_a_terminal", wish: WISH, run: session },
 ];
 
-/// A few connections to a Service that serves, and refusals of one that does not.
+/// Makes a few connections to a Service that serves, and some that a Service without endpoints refuses.
 fn traffic(fixture: &Fixture) -> Result<()> {
     for _ in 0..5 {
         fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
@@ -42,7 +42,7 @@ fn once(fixture: &Fixture) -> Result<()> {
     };
     eventually(SOON, || {
         let text = frame(&[])?;
-        // The busiest comes first.
+        // The busiest row of the Service port comes first.
         let line = text.lines().find(|line| line.starts_with("default/web:tcp")).context("no line of web")?;
         let words: Vec<_> = line.split_whitespace().collect();
         ensure!(words.get(2).is_some_and(|rate| *rate != "0"), "no connections a second: {text}");
@@ -56,18 +56,18 @@ fn once(fixture: &Fixture) -> Result<()> {
         ensure!(text.lines().any(|line| line.contains(&orig_dst)), "no example: {text}");
         Ok(())
     })?;
-    // A pipe is no terminal, and the way out is named.
+    // A pipe is not a terminal, and the error names `--once`.
     let output = command(&fixture.node, &["top"], &fixture.bpffs())?;
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(!output.status.success() && error.contains("--once"), "{error}");
-    // Without an agent, the maps are read all the same.
+    // Without an agent, the command still reads the maps.
     fixture.kill()?;
     let text = frame(&[])?;
     ensure!(text.contains("agent: no answer") && text.contains("default/web"), "{text}");
     fixture.begin()
 }
 
-/// A terminal of 80 columns and 24 lines, which ends with this value.
+/// A terminal of 80 columns and 24 lines; dropping it ends the terminal.
 struct Screen {
     socket: String,
 }
@@ -94,7 +94,7 @@ impl Screen {
         self.tmux(&["send-keys", key]).map(drop)
     }
 
-    /// Waits until the screen holds all of `words`.
+    /// Waits until the screen contains all of `words`.
     fn shows(&self, words: &[&str]) -> Result<()> {
         eventually(SOON, || {
             let text = self.tmux(&["capture-pane", "-p"])?;
@@ -106,7 +106,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // It may have ended with its one program.
+        // The server may have ended together with its only program.
         let _ = self.tmux(&["kill-server"]);
     }
 }
@@ -118,7 +118,7 @@ fn session(fixture: &Fixture) -> Result<()> {
         screen.press("s")?;
         screen.shows(&[by])?;
     }
-    // What happens now is shown when the pause is over.
+    // Events during the pause are shown when the pause is over.
     screen.press("Space")?;
     screen.shows(&["PAUSED"])?;
     screen.press("2")?;

@@ -1,4 +1,4 @@
-//! Devices whose packets begin with their IP header: clients and endpoints behind a tun.
+//! Devices whose packets begin with their IP header: clients and endpoints behind a tun device.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -34,38 +34,38 @@ pub struct Tunnel {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// One end of a tun device; this thread's namespace is the device's.
+/// Opens one end of a tun device, in this thread's namespace.
 fn open(name: &str) -> Result<File> {
-    // SAFETY: plain integers.
+    // SAFETY: all fields are plain integers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
     let file = File::options().read(true).write(true).open("/dev/net/tun").context("cannot open a tun")?;
-    // SAFETY: the kernel reads and writes the request, which lives.
+    // SAFETY: the kernel reads and writes the request, which outlives the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     ensure!(result == 0, "TUNSETIFF: {}", std::io::Error::last_os_error());
     Ok(file)
 }
 
-/// Carries packets until it is over.
+/// Forwards packets until `is_over` is set.
 fn carry(mut from: File, mut to: File, is_over: &AtomicBool) {
     let mut packet = vec![0; 65_536];
     while !is_over.load(Ordering::Relaxed) {
         let mut ready = libc::pollfd { fd: from.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one element, which lives.
+        // SAFETY: the call gets one element, which outlives it.
         if unsafe { libc::poll(&raw mut ready, 1, 100) } != 1 {
             continue;
         }
         let Ok(length) = from.read(&mut packet) else { return };
-        // A packet that the other end does not take is lost, as on a wire.
+        // A packet that the other end does not accept is lost, as on a wire.
         let _ = to.write(&packet[..length]);
     }
 }
 
 impl Tunnel {
-    /// `number` is that of a pod: the addresses are what its would be.
+    /// Builds a tunnel; its addresses are those that the pod with this number would have.
     pub fn new(fixture: &Fixture, number: u8) -> Result<Self> {
         let device = format!("t{number}");
         let space = Space::new("tunnel")?;
@@ -107,8 +107,8 @@ impl Drop for Tunnel {
 
 const SIZES: [usize; 3] = [10, 500, 1400];
 
-/// Dials by every kind of socket until the endpoint sees what it should of the client, and then by messages of each
-/// size; and by one connection that is cut into many segments.
+/// Dials with every kind of socket until the endpoint sees the expected client, then with messages of each size, and
+/// then with one connection that is cut into many segments.
 fn all_sizes(client: &Peer, to: impl Fn(Kind) -> SocketAddr, is_right: impl Fn(&Seen) -> bool) -> Result<()> {
     for kind in Kind::ALL {
         let to = to(kind);
@@ -134,7 +134,7 @@ fn cluster(family: Family) -> impl Fn(Kind) -> SocketAddr {
 
 fn client(fixture: &Fixture) -> Result<()> {
     let tunnel = Tunnel::new(fixture, 9)?;
-    // Inside, like a pod: its address is kept wherever the endpoint is.
+    // The client is inside, like a pod: its address is kept wherever the endpoint is.
     put(fixture, &[(0, false)], &json!({}), &[])?;
     for family in Family::BOTH {
         let is_kept = |seen: &Seen| seen.client.ip() == pod_ip(family, 9);
@@ -147,7 +147,7 @@ fn client(fixture: &Fixture) -> Result<()> {
             }
         }
     }
-    // Outside: under the node's address to an endpoint on another node, and back.
+    // The client is outside: its packets to an endpoint on another node have the node's address as source.
     fixture.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
     for family in Family::BOTH {
         let is_nodes =

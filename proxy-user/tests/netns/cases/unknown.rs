@@ -1,4 +1,4 @@
-//! Addresses in the range of Services, and ports of Services, that do not exist.
+//! Addresses in the Service range without a Service, and ports that a Service does not have.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -24,7 +24,7 @@ pub const CASES: &[Case] = &[Case {
     run: unknown,
 }];
 
-/// As IPv4, as IPv6, and IPv4 as IPv6 sockets write it.
+/// Returns a ClusterIP as IPv4, as IPv6, and as IPv6 sockets write IPv4.
 fn forms(number: u8, port: u16) -> [SocketAddr; 3] {
     let [v4, v6] = Family::BOTH.map(|family| cluster_ip(family, number));
     let mapped = match v4 {

@@ -1,4 +1,4 @@
-//! `--xdp`: packets to other nodes are forwarded before tc sees them, and no connection notices when that changes.
+//! `--xdp`: packets to other nodes are forwarded before tc sees them, and no connection is affected when the mode changes.
 
 use anyhow::{Context as _, Result, ensure};
 use aya::Ebpf;
@@ -22,7 +22,7 @@ pub const CASES: &[NodesCase] = &[
     NodesCase { name: "xdp::auto_leaves_virtual_devices_alone", run: auto },
 ];
 
-/// Exchanges of each kind.
+/// Number of exchanges of each kind.
 const EXCHANGES: usize = 40;
 
 fn ethtool(space: &Space, device: &str, feature: &str, state: &str) -> Result<()> {
@@ -31,10 +31,10 @@ fn ethtool(space: &Space, device: &str, feature: &str, state: &str) -> Result<()
     Ok(())
 }
 
-/// Three nodes whose links are like wires: checksums are complete, and what XDP sends arrives.
+/// Builds three nodes whose links behave like wires: checksums are complete, and packets that XDP sends arrive.
 fn wired() -> Result<(Nodes, Ebpf)> {
     let nodes = Nodes::without_vlan()?;
-    // A veth sends on what XDP answers with `XDP_TX` only if a program is at its other end (`veth_xdp_flush`).
+    // A veth sends packets of `XDP_TX` only if a program is at its other end (`veth_xdp_flush`).
     let mut ebpf = aya::EbpfLoader::new().btf(None).load(EMBEDDED)?;
     let idle: &mut Xdp = ebpf.program_mut("xdp_nop").context("no xdp_nop")?.try_into()?;
     idle.load()?;
@@ -95,17 +95,18 @@ fn look(nodes: &Nodes, mode: &str) -> Result<()> {
                 ensure!(answers == Some(to.into()), "{round}: answered by {answers:?}");
                 ensure!(seen.client.ip() == node_ip(family, 1), "{round}: the endpoint sees {}", seen.client);
             }
-            // A UDP exchange is one packet, a TCP connection five at least. A few are left to tc, to probe the next hop.
+            // A UDP exchange has one packet, a TCP connection has at least five. A few packets are left to tc, to probe
+            // the next hop.
             let seen = tap.count(to.1);
             ensure!(seen < EXCHANGES / 2, "{family:?} {kind:?}: {seen} packets were left to tc");
         }
-        // Some that XDP leaves to tc: segments that are put together again, and fragments.
+        // XDP leaves some packets to tc: segments that were merged on receive, and fragments.
         let large = [(Kind::Tcp, 200_000), (Kind::Datagram, 4_000)];
         for (kind, size) in large {
             let attempt = Attempt::new(kind, far(family, kind).into()).size(size);
             nodes.outside.reach(attempt).with_context(|| format!("{size} bytes"))?;
         }
-        // An endpoint of this node is tc's matter.
+        // Packets to an endpoint of this node are left to tc.
         for kind in [Kind::Tcp, Kind::Datagram] {
             let to = (node_ip(family, 1), node_port(0, Location::Near, kind));
             nodes.outside.reach(Attempt::new(kind, to.into()))?;
@@ -114,7 +115,8 @@ fn look(nodes: &Nodes, mode: &str) -> Result<()> {
     Ok(())
 }
 
-/// A client behind another card: requests leave by `eth0` and answers by `eth1`, neither by the device they came by.
+/// Tests a client behind another NIC: requests leave by `eth0` and answers by `eth1`, and neither by the device on
+/// which they arrived.
 fn by_the_second_uplink(nodes: &Nodes) -> Result<()> {
     let node = &nodes.all[0];
     node.says(&["XDP program attached", "\"eth1\""])?;
@@ -149,7 +151,7 @@ fn auto() -> Result<()> {
     with_logs(&nodes, begun.and_then(|()| check(&nodes)))
 }
 
-/// Connections and datagrams go on while the agent of the node that they go through is restarted with each mode in turn.
+/// Restarts the agent of the node in the path with each mode in turn, while connections and datagrams continue.
 fn switches() -> Result<()> {
     let (mut nodes, _ends) = wired()?;
     let begun = nodes.begin(&["--xdp".to_owned(), "off".to_owned()]);

@@ -1,4 +1,4 @@
-//! The least of an API server: it lists and watches objects that never change, over HTTP on a node's loopback.
+//! A minimal API server: it lists and watches objects that never change, over HTTP on a node's loopback.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use crate::space::Space;
 
 const ADDRESS: &str = "127.0.0.1:6443";
 
-/// Answers in `space` for as long as this program runs, and writes the file that leads there.
+/// Starts the server in `space` for as long as this program runs, and writes a kubeconfig for it.
 pub fn start(space: &Space, objects: Vec<Value>, kubeconfig: &Path) -> Result<()> {
     let text = format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
@@ -24,7 +24,7 @@ pub fn start(space: &Space, objects: Vec<Value>, kubeconfig: &Path) -> Result<()
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             let objects = Arc::clone(&objects);
-            // A client that goes away ends its connection, nothing else.
+            // A client that closes early ends only its own connection.
             std::thread::spawn(move || converse(stream, &objects));
         }
     });
@@ -80,7 +80,7 @@ fn converse(mut stream: TcpStream, objects: &[Value]) -> Result<()> {
                 let object = json!({"kind": kind, "apiVersion": api.unwrap_or_else(|| "v1".into()), "metadata": metadata});
                 chunk(&mut stream, &json!({"type": "BOOKMARK", "object": object}))?;
             }
-            // Nothing ever changes: the watch stays open until its client goes.
+            // The objects never change: the watch stays open until its client closes it.
             let _ = reader.read(&mut [0; 1]);
             return Ok(());
         } else {

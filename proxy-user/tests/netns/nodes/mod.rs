@@ -1,4 +1,4 @@
-//! Three nodes on one link, each with its own agent and pods, and clients at every place a node knows.
+//! Three nodes on one link, each with its own agent and pods, and a client at every place that a node distinguishes.
 //!
 //! ```text
 //!                 fabric: a bridge, 172.30.0.254, the nodes' default gateway
@@ -11,8 +11,8 @@
 //!                                          3: masqueraded, 4: by the tunnel
 //! ```
 //!
-//! The same with fd30: to fd33: and `fd44:N::`. A new kind of client is a field of [`Nodes`] and a row in
-//! `cases/three_nodes/`.
+//! The IPv6 addresses are in fd30: to fd33: and `fd44:N::`. To add a kind of client, add a field to [`Nodes`] and a row
+//! in `cases/three_nodes/`.
 
 pub mod api;
 
@@ -32,19 +32,19 @@ use crate::manifest::{Family, Folder};
 use crate::peer::Peer;
 use crate::space::Space;
 
-/// Sizes for a Service for each policy and place.
+/// Flags for maps that hold one Service for each policy and place.
 #[rustfmt::skip]
 const SIZES: &[&str] = &[
     "--max-services", "256", "--max-frontends", "1024", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
-/// The bridge of a node's pods, and how the names of their devices begin.
+/// The bridge of a node's pods, and the prefix of the names of their devices.
 pub const BRIDGE: &str = "cni0";
 pub const PREFIX: &str = "pod";
-/// The device of node 1 that leads to the client behind its second network card.
+/// The device of node 1 towards the client behind its second NIC.
 const SECOND: &str = "eth1";
 
-/// An address of the common link, or of another one of the nodes' networks.
+/// Returns an address on the common link (`network` 30), or on another network of the nodes.
 pub fn link_ip(family: Family, network: u8, host: u16) -> IpAddr {
     match family {
         Family::V4 => [172, network, 0, host as u8].into(),
@@ -52,12 +52,12 @@ pub fn link_ip(family: Family, network: u8, host: u16) -> IpAddr {
     }
 }
 
-/// A node's address.
+/// Returns the address of a node.
 pub fn node_ip(family: Family, node: u8) -> IpAddr {
     link_ip(family, 30, node.into())
 }
 
-/// A pod's address; 1 is the node's end of the bridge.
+/// Returns the address of a pod; pod 1 is the node's end of the bridge.
 pub fn pod_ip(family: Family, node: u8, pod: u8) -> IpAddr {
     match family {
         Family::V4 => [10, 244, node, pod].into(),
@@ -70,7 +70,7 @@ pub struct Node {
     agent: RefCell<Option<Agent>>,
     setup: Setup,
     pods: Vec<(Space, Peer)>,
-    /// A process of the node, served by the socket programs.
+    /// A process of the node, whose sockets the socket programs translate.
     pub host: Peer,
     _dir: Dir,
     _cgroup: Cgroup,
@@ -78,15 +78,15 @@ pub struct Node {
     number: u8,
 }
 
-/// All of it. The order of the fields is the order in which it goes.
+/// The three nodes and their clients. The fields are dropped in the order of their declaration.
 pub struct Nodes {
     pub all: Vec<Node>,
     pub fabric: Space,
     pub outside: Peer,
     pub second: Peer,
-    /// Where the kernel has VLAN devices.
+    /// `None` if the kernel has no VLAN devices, or none are wanted.
     pub vlan: Option<Peer>,
-    /// Outside, behind the second card, behind the VLAN.
+    /// The clients' namespaces: outside, behind the second NIC, behind the VLAN.
     pub clients: [Space; 3],
     pub folder: Folder,
     dir: Dir,
@@ -136,7 +136,7 @@ impl Node {
         Ok(node)
     }
 
-    /// One more pod on the bridge, outside of every cgroup: its packets are what is tested.
+    /// Adds a pod on the bridge. Its process is outside every cgroup, since its packets are tested.
     fn add_pod(&mut self) -> Result<()> {
         let (number, node) = (self.pods.len() as u8 + 2, self.number);
         let (space, device) = (Space::new("pod")?, format!("{PREFIX}{number}"));
@@ -159,12 +159,12 @@ impl Node {
         Ok(())
     }
 
-    /// Its processes: that of the node itself, and one in each pod.
+    /// Returns the process of the node itself, and the process in each pod.
     pub fn peers(&mut self) -> (&mut Peer, Vec<&mut Peer>) {
         (&mut self.host, self.pods.iter_mut().map(|(_, peer)| peer).collect())
     }
 
-    /// The bridge sends packets back where they came from, as CNI plugins set it up for kube-proxy.
+    /// Lets the bridge send packets back to the port they came from (hairpin), as CNI plugins configure it for kube-proxy.
     pub fn hairpin(&self) -> Result<()> {
         (2..).take(self.pods.len()).try_for_each(|pod| {
             self.space.ip(&format!("link set {PREFIX}{pod} type bridge_slave hairpin on\n"))
@@ -176,7 +176,7 @@ impl Node {
         Ok(())
     }
 
-    /// Ends the agent and starts it with these flags, and with no others but those that all have.
+    /// Ends the agent, and starts it with these flags and those that all nodes have, without any others.
     pub fn restart(&mut self, flags: &[&str]) -> Result<()> {
         drop(self.agent.borrow_mut().take());
         let known = self.setup.flags.clone();
@@ -187,29 +187,29 @@ impl Node {
         started
     }
 
-    /// Waits until a line of the agent's log holds all of these words.
+    /// Waits until one line of the agent's log contains all of these words.
     pub fn says(&self, words: &[&str]) -> Result<()> {
         self.agent.borrow_mut().as_mut().context("no agent")?.says(words)
     }
 
-    /// Runs `ballast` with these words.
+    /// Runs `ballast` with these arguments, and returns the document that it prints.
     pub fn ask(&self, words: &[&str]) -> Result<serde_json::Value> {
         agent::ask(&self.space, words, &self.setup.bpffs)
     }
 
-    /// A process in a pod.
+    /// Returns the process in a pod; `number` is an index, which is 0 for pod 2.
     pub fn pod(&self, number: usize) -> &Peer {
         &self.pods[number].1
     }
 
-    /// Takes every flow out of the tables, as if they had been evicted.
+    /// Removes every flow from the tables, as if all of them had been evicted.
     pub fn forget_flows(&self) -> Result<()> {
         let maps = self.setup.bpffs.join("ballast").join(format!("v{}", proxy_common::version::ABI_VERSION));
         forget::<[u8; 4]>(&maps, names::FLOW_INDEX, names::FLOWS)?;
         forget::<[u8; 16]>(&maps, names::FLOW_INDEX6, names::FLOWS6)
     }
 
-    /// The network namespace of a pod.
+    /// Returns the network namespace of a pod; `number` is an index, which is 0 for pod 2.
     pub fn pod_space(&self, number: usize) -> &Space {
         &self.pods[number].0
     }
@@ -218,7 +218,7 @@ impl Node {
         self.agent.borrow_mut().as_mut().context("no agent")?.is_ready(devices)
     }
 
-    /// What the agent refused or passed by, and what it has logged.
+    /// Returns what the node has refused or passed unchanged, by reason, and the agent's log.
     pub fn told(&self) -> String {
         let reasons = proxy_user::maps::view::View::open(&self.setup.bpffs).and_then(|view| view.reasons());
         let reasons = reasons.unwrap_or_default().into_iter().filter(|(_, count)| *count > 0);
@@ -227,7 +227,7 @@ impl Node {
     }
 }
 
-/// Empties the tables of one family.
+/// Empties the flow tables of one family.
 fn forget<A: proxy_common::Address>(maps: &Path, index: &str, flows: &str) -> Result<()>
 where
     FlowEntry<A>: aya::Pod,
@@ -252,7 +252,7 @@ fn serve(peer: &Peer, ip: IpAddr, name: &str) -> Result<()> {
     peer.serve(false, (ip, 5353).into(), name)
 }
 
-/// Puts a namespace on the common link.
+/// Connects a namespace to the common link.
 fn connect(fabric: &Space, space: &Space, device: &str, host: u16) -> Result<()> {
     let own = Family::BOTH.map(|family| link_ip(family, 30, host));
     fabric.ip(&format!(
@@ -266,12 +266,12 @@ fn connect(fabric: &Space, space: &Space, device: &str, host: u16) -> Result<()>
 }
 
 impl Nodes {
-    /// Builds all but the agents.
+    /// Builds everything except the agents.
     pub fn new() -> Result<Self> {
         Self::build(true)
     }
 
-    /// The same without VLANs: XDP is for devices that none lies on.
+    /// Like [`Nodes::new`], without VLANs: XDP is only for devices without a VLAN device on top.
     pub fn without_vlan() -> Result<Self> {
         Self::build(false)
     }
@@ -282,7 +282,7 @@ impl Nodes {
         let fabric = Space::new("fabric")?;
         fabric.ip("link add br0 type bridge mcast_snooping 0\nlink set br0 up\n\
              addr add 172.30.0.254/24 dev br0\naddr add fd30::fe/64 dev br0 nodad\n")?;
-        // It says of every packet that it has no route.
+        // The fabric answers every packet that it has no route for; the rate limit must not drop these answers.
         for switch in ["net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"] {
             fabric.sysctl(switch, "0")?;
         }
@@ -293,7 +293,7 @@ impl Nodes {
         let [outside, second, vlan] = &clients;
         connect(&fabric, outside, "c0", 100)?;
         connect(&fabric, vlan, "c1", 101)?;
-        // A card of its own: no default route, no address that the cluster knows.
+        // A NIC of its own: without a default route, and with addresses that the cluster does not know.
         nodes[0].space.ip(&format!(
             "link add {SECOND} type veth peer name eth0 netns {}\nlink set {SECOND} up\n\
              addr add 172.31.0.1/24 dev {SECOND}\naddr add fd31::1/64 dev {SECOND} nodad\n",
@@ -302,7 +302,7 @@ impl Nodes {
         second
             .ip("link set eth0 up\naddr add 172.31.0.2/24 dev eth0\naddr add fd31::2/64 dev eth0 nodad\n\
              route add default via 172.31.0.1\nroute add default via fd31::1\n")?;
-        // Not every kernel has such devices.
+        // Not every kernel has VLAN devices.
         let tagged = "link add link eth0 name eth0.7 type vlan id 7\n";
         let has_vlan = with_vlan && vlan.ip(tagged).and_then(|()| nodes[0].space.ip(tagged)).is_ok();
         for (space, host) in [(&nodes[0].space, 1), (vlan, 101)].into_iter().filter(|_| has_vlan) {
@@ -319,7 +319,7 @@ impl Nodes {
         Ok(Self { all: nodes, outside, second, vlan, clients, fabric, folder, dir, _cgroup: cgroup })
     }
 
-    /// Starts the agents with these flags more, and waits until they serve.
+    /// Starts the agents with these additional flags, and waits until they serve.
     pub fn begin(&mut self, flags: &[String]) -> Result<()> {
         for node in &mut self.all {
             node.setup.flags.extend(flags.iter().cloned());
@@ -335,7 +335,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Node 1 takes its objects from an API server, and not from the folder.
+    /// Makes node 1 get its objects from an API server instead of the folder.
     pub fn ask_api_server(&mut self, objects: Vec<serde_json::Value>) -> Result<()> {
         let kubeconfig = self.dir.0.join("kubeconfig");
         let node = self.all.first_mut().context("no nodes")?;
@@ -345,7 +345,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Every node has its objects from where its flags say, and not from the folder; `flags` are told its number.
+    /// Makes every node get its objects from where its flags say instead of the folder; `flags` gets the node's number.
     pub fn follow_api_server(&mut self, flags: impl Fn(u8) -> Result<Vec<String>>) -> Result<()> {
         for node in &mut self.all {
             node.setup.manifests = None;
@@ -354,7 +354,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Writes a file for flags that name one.
+    /// Writes a file that a flag can name; returns its path.
     pub fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
         let path = self.dir.0.join(name);
         fs::write(&path, text)?;
@@ -362,7 +362,7 @@ impl Nodes {
     }
 }
 
-/// Pod 4 of node 2 reaches all others through node 1, by a VXLAN between the two.
+/// Routes pod 4 of node 2 to all others through node 1, by a VXLAN between the two nodes.
 fn tunnel(one: &Node, two: &Node) -> Result<()> {
     for (node, other) in [(one, 2), (two, 1)] {
         let number = node.number;
@@ -387,7 +387,7 @@ fn tunnel(one: &Node, two: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Pod 3 leaves the node under the node's address, as by the masquerading of a CNI plugin.
+/// Rewrites the source of packets from pod 3 that leave the node to the node's address, like the masquerading of a CNI plugin.
 fn masquerade(space: &Space) -> Result<()> {
     let pods = Family::BOTH.map(|family| pod_ip(family, 2, 3));
     nft(

@@ -11,30 +11,30 @@ use super::tcp_info;
 use super::wire::{Attempt, Failure, Held};
 use super::work::listener;
 
-/// Connects that are on their way at once: more would fill a listener's backlog.
+/// Maximum number of pending connects: more would fill a listener's backlog.
 const AT_ONCE: usize = 128;
-/// Between two looks at the clock.
+/// Milliseconds between two checks of the clock.
 const TICK: libc::c_int = 50;
-/// Failures that are told in full.
+/// Number of failures that are reported in full.
 const TOLD: usize = 5;
 
-/// A client's end.
+/// A client's end of a connection.
 struct Connection {
     socket: Socket,
-    /// Who answered first: only that server may answer later.
+    /// Name of the server that answered first; only this server may answer later.
     server: String,
     text: Vec<u8>,
     is_waiting: bool,
 }
 
-/// Connections of one client.
+/// The connections of one client.
 #[derive(Default)]
 pub struct Holder {
     connections: Vec<Connection>,
 }
 
 impl Holder {
-    /// Opens `count` more.
+    /// Opens `count` more connections.
     pub fn open(&mut self, attempt: Attempt, count: usize) -> Held {
         let mut report = Held::default();
         let end = Instant::now() + Duration::from_secs(attempt.patience);
@@ -79,7 +79,7 @@ impl Holder {
         report
     }
 
-    /// Exchanges a message on each; who does not answer in time is lost, and let go.
+    /// Exchanges a message on each connection; one that does not answer in time is counted as lost, and closed.
     pub fn pulse(&mut self, patience: Duration) -> Held {
         let mut report = Held::default();
         let end = Instant::now() + patience;
@@ -165,7 +165,7 @@ fn begin(to: SocketAddr) -> io::Result<Socket> {
     }
 }
 
-/// Which of them are ready, or broken.
+/// Returns for each connection whether it is ready or broken.
 fn poll(connections: &[Connection], events: libc::c_short) -> Vec<bool> {
     let waits = |connection: &Connection| events == libc::POLLOUT || connection.is_waiting;
     let fds = connections.iter().map(|one| if waits(one) { one.socket.as_raw_fd() } else { -1 });
@@ -174,12 +174,12 @@ fn poll(connections: &[Connection], events: libc::c_short) -> Vec<bool> {
 
 fn ready(fds: impl Iterator<Item = libc::c_int>, events: libc::c_short) -> Vec<bool> {
     let mut fds: Vec<_> = fds.map(|fd| libc::pollfd { fd, events, revents: 0 }).collect();
-    // SAFETY: the kernel writes to as many elements as it is told of.
+    // SAFETY: the kernel writes only to the number of elements that is passed.
     unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, TICK) };
     fds.iter().map(|fd| fd.revents != 0).collect()
 }
 
-/// Answers on every connection to `addr`, in one thread.
+/// Starts a thread that answers on every connection to `addr`.
 pub fn serve(addr: SocketAddr, name: String) -> io::Result<()> {
     let socket = listener(addr, Type::STREAM)?;
     socket.listen(4096)?;
@@ -195,7 +195,7 @@ pub fn serve(addr: SocketAddr, name: String) -> io::Result<()> {
             });
             while let Ok((client, from)) = socket.accept() {
                 let from = from.as_socket().map(|from| from.to_string()).unwrap_or_default();
-                // What cannot be made non-blocking would stop all others.
+                // A socket that blocks would stop the answers to all other clients.
                 if client.set_nonblocking(true).is_ok() {
                     clients.push((client, from));
                 }
@@ -209,7 +209,7 @@ fn answer(client: &mut Socket, name: &str, from: &str) -> io::Result<()> {
     let mut message = [0; 4096];
     match client.read(&mut message) {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-        // In one segment: a reader that takes what comes has a whole answer.
+        // Answer in one segment, so that one read returns the whole answer.
         Ok(count) if message[..count].ends_with(b"\n") => {
             client.write_all(format!("{name}|{from}|{count}\n").as_bytes())
         }

@@ -1,4 +1,4 @@
-//! Traffic that goes on until it is stopped.
+//! Traffic that continues until it is stopped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +10,14 @@ use jiff::Timestamp;
 use super::wire::{Attempt, Failure, Load, Seen, Tally};
 use super::work::{self, Conversation};
 
-/// Failures that are told in full.
+/// Number of failures that are reported in full.
 const TOLD: usize = 5;
 
-/// The fewest exchanges of a load. On a busy or an emulated machine, the action under test may end before a load has made enough
-/// of them to say anything.
+/// Minimum number of exchanges of a load. On a busy or an emulated machine, the action under test may end before a load
+/// has made enough of them to be meaningful.
 const LEAST: u64 = 20;
 
-/// Running loads, a thread each.
+/// Running loads, one thread for each.
 pub struct Traffic {
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Tally>>,
@@ -52,7 +52,7 @@ fn run(load: Load, is_over: &AtomicBool) -> Tally {
         exchanges += 1;
         let began = now();
         let result = exchange(load, &mut kept);
-        // What the next message of a socket meets says whether one was lost, or the way is closed.
+        // The result of the socket's next message shows whether one message was lost, or the path is closed.
         let began = match kept.as_mut().filter(|_| result.is_err()) {
             Some(kept) => format!("{began} from {}; again: {:?}", kept.local(), kept.talk(None, false)),
             None => began,
@@ -63,7 +63,7 @@ fn run(load: Load, is_over: &AtomicBool) -> Tally {
     tally
 }
 
-/// The attempt so many times, one after the other.
+/// Makes the attempt `count` times, one after the other.
 pub fn many(attempt: Attempt, count: usize) -> Tally {
     let (mut tally, start) = (Tally::default(), Instant::now());
     (0..count).for_each(|_| note(&mut tally, start, now(), work::once(attempt)));
@@ -81,7 +81,7 @@ fn exchange(load: Load, kept: &mut Option<Conversation>) -> Result<Seen, Failure
     conversation.talk(None, false)
 }
 
-/// This moment, as the logs of the agent have it.
+/// Returns the current time in the format of the agent's logs.
 fn now() -> String {
     format!("{:.6}", Timestamp::now())
 }

@@ -1,6 +1,7 @@
-//! Other programs' traffic: this test program, started again inside a namespace and perhaps a cgroup.
+//! The traffic of other programs: this test program, started again inside a namespace, and inside a cgroup if one is given.
 //!
-//! One request and one answer a line, as JSON, over its standard input and output. It ends with its input.
+//! The test writes one request per line to the peer's standard input, as JSON, and reads one answer per line. The peer ends when
+//! its input ends.
 
 mod hold;
 mod load;
@@ -22,20 +23,20 @@ use anyhow::{Context as _, Result, bail};
 use crate::space::Space;
 pub use wire::{Attempt, Close, Failure, Held, Kind, Load, Reply, Request, Seen, Tally};
 
-/// The first argument of such a program.
+/// The first argument of a peer.
 pub const ARGUMENT: &str = "__peer";
 
-/// A running one.
+/// A running peer.
 pub struct Peer {
     child: Child,
     pipes: RefCell<(ChildStdin, BufReader<ChildStdout>)>,
 }
 
-/// What became of one exchange.
+/// Result of one exchange.
 pub type Outcome = Result<Seen, Failure>;
 
 impl Peer {
-    /// Starts one in `space`, and in `cgroup` if there is one.
+    /// Starts a peer in `space`, and in `cgroup` if one is given.
     pub fn start(space: &Space, cgroup: Option<&Path>) -> Result<Self> {
         let mut command = space.command("/proc/self/exe");
         command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -59,7 +60,7 @@ impl Peer {
         Ok(Self { child, pipes: RefCell::new((input, BufReader::new(output))) })
     }
 
-    /// Its process.
+    /// Returns the peer's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -82,28 +83,28 @@ impl Peer {
         }
     }
 
-    /// Answers what comes to `addr`, under a name.
+    /// Starts a server on `addr`, which answers with this name.
     pub fn serve(&self, is_tcp: bool, addr: SocketAddr, name: &str) -> Result<()> {
         self.listen(is_tcp, addr, name)?
             .map_err(|failure| anyhow::anyhow!("cannot serve {addr}: {failure:?}"))
     }
 
-    /// The same, if the kernel lets it.
+    /// Like [`Peer::serve`], but the kernel may refuse the address.
     pub fn listen(&self, is_tcp: bool, addr: SocketAddr, name: &str) -> Result<Result<(), Failure>> {
         Ok(self.ask(&Request::Serve { is_tcp, addr, name: name.to_owned() })?.map(drop))
     }
 
-    /// Opens a socket, exchanges one message, closes it.
+    /// Opens a socket, exchanges one message, and closes the socket.
     pub fn once(&self, attempt: Attempt) -> Result<Outcome> {
         self.seen(&Request::Once(attempt))
     }
 
-    /// The same, and it has to work.
+    /// Like [`Peer::once`], but a failed exchange is an error.
     pub fn reach(&self, attempt: Attempt) -> Result<Seen> {
         self.once(attempt)?.map_err(|failure| anyhow::anyhow!("{attempt:?}: {failure:?}"))
     }
 
-    /// The same, and it has to fail with this error.
+    /// Like [`Peer::once`], but the exchange has to fail with this error number.
     pub fn fails(&self, attempt: Attempt, errno: i32) -> Result<Failure> {
         match self.once(attempt)? {
             Err(failure) if failure.errno == Some(errno) => Ok(failure),
@@ -111,7 +112,7 @@ impl Peer {
         }
     }
 
-    /// Opens a socket that stays, under a number of the caller's.
+    /// Opens a socket that stays open, under an id that the caller selects.
     pub fn open(&self, id: u32, attempt: Attempt) -> Result<()> {
         match self.ask(&Request::Open { id, attempt })? {
             Ok(_) => Ok(()),
@@ -119,29 +120,29 @@ impl Peer {
         }
     }
 
-    /// Closes a socket that stayed.
+    /// Closes a socket that [`Peer::open`] has opened.
     pub fn close(&self, id: u32) -> Result<()> {
         self.ask(&Request::Close { id })?.map(drop).map_err(|failure| anyhow::anyhow!("{failure:?}"))
     }
 
-    /// Exchanges a message on a socket that is open; `to` is for sockets that are not connected.
+    /// Exchanges a message on an open socket; `to` is for sockets that are not connected.
     pub fn talk(&self, id: u32, to: Option<SocketAddr>) -> Result<Outcome> {
         self.seen(&Request::Talk { id, to })
     }
 
-    /// The same, and it has to work.
+    /// Like [`Peer::talk`], but a failed exchange is an error.
     pub fn hears(&self, id: u32, to: Option<SocketAddr>) -> Result<Seen> {
         self.talk(id, to)?.map_err(|failure| anyhow::anyhow!("socket {id} to {to:?}: {failure:?}"))
     }
 
-    /// Answers on thousands of TCP connections to `addr`, under a name.
+    /// Starts a server on `addr` for thousands of TCP connections, which answers with this name.
     pub fn serve_many(&self, addr: SocketAddr, name: &str) -> Result<()> {
         self.ask(&Request::ServeMany { addr, name: name.to_owned() })?
             .map(drop)
             .map_err(|failure| anyhow::anyhow!("cannot serve {addr}: {failure:?}"))
     }
 
-    /// The same attempt so many times, one after the other.
+    /// Makes the attempt `count` times, one after the other.
     pub fn many(&self, attempt: Attempt, count: usize) -> Result<Tally> {
         match self.ask(&Request::Many { attempt, count })? {
             Ok(Reply::Tallies(mut tallies)) => tallies.pop().context("no tally"),
@@ -149,12 +150,12 @@ impl Peer {
         }
     }
 
-    /// Opens TCP connections that stay; the attempt's patience is for all of them.
+    /// Opens TCP connections that stay open; the attempt's timeout is for all of them together.
     pub fn hold(&self, attempt: Attempt, count: usize) -> Result<Held> {
         self.held(&Request::Hold { attempt, count })
     }
 
-    /// Exchanges a message on each connection that is held, within so many seconds for all of them.
+    /// Exchanges a message on each held connection; `patience` is the timeout in seconds for all of them together.
     pub fn pulse(&self, patience: u64) -> Result<Held> {
         self.held(&Request::Pulse { patience })
     }
@@ -166,7 +167,7 @@ impl Peer {
         }
     }
 
-    /// Begins traffic that goes on until [`Peer::stop`].
+    /// Starts traffic that continues until [`Peer::stop`].
     pub fn load(&self, loads: &[Load]) -> Result<()> {
         match self.ask(&Request::Load(loads.to_vec()))? {
             Ok(_) => Ok(()),
@@ -174,7 +175,7 @@ impl Peer {
         }
     }
 
-    /// Ends the traffic, and tells of each load in turn.
+    /// Ends the traffic, and returns a tally of each load, in the order of the loads.
     pub fn stop(&self) -> Result<Vec<Tally>> {
         match self.ask(&Request::Stop)? {
             Ok(Reply::Tallies(tallies)) => Ok(tallies),
@@ -185,7 +186,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may have ended before.
+        // The peer may have ended before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,17 +1,17 @@
-//! What the kernel tells of a TCP socket: `TCP_INFO`, and sequence numbers by `TCP_REPAIR`.
+//! Information of the kernel about a TCP socket: `TCP_INFO`, and sequence numbers by `TCP_REPAIR`.
 
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Where `tcpi_total_retrans` stands in `struct tcp_info`, which grows at its end only (`include/uapi/linux/tcp.h`).
+/// Offset of `tcpi_total_retrans` in `struct tcp_info`, which grows only at its end (`include/uapi/linux/tcp.h`).
 const TOTAL_RETRANS: usize = 100;
-/// Sequence queues of `TCP_REPAIR_QUEUE`.
+/// Queues of `TCP_REPAIR_QUEUE`, each with its sequence number.
 const RECV_QUEUE: libc::c_int = 1;
 const SEND_QUEUE: libc::c_int = 2;
-/// Ends the repair without a window probe (`TCP_REPAIR_OFF_NO_WP`).
+/// Ends the repair mode without a window probe (`TCP_REPAIR_OFF_NO_WP`).
 const REPAIR_OFF: libc::c_int = -1;
 
-/// How many segments the socket has sent again, SYNs included. Right after `connect`: retransmitted SYNs.
+/// Returns how many segments the socket has retransmitted, SYNs included; right after `connect`, only SYNs.
 pub fn retransmits(socket: &impl AsRawFd) -> io::Result<u32> {
     let mut info = [0u8; TOTAL_RETRANS + 4];
     let mut size = info.len() as libc::socklen_t;
@@ -32,7 +32,7 @@ pub fn retransmits(socket: &impl AsRawFd) -> io::Result<u32> {
     count.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// The next sequence numbers that the socket sends and expects.
+/// Returns the next sequence numbers that the socket sends and expects.
 pub fn sequences(socket: &impl AsRawFd) -> io::Result<(u32, u32)> {
     set(socket, libc::TCP_REPAIR, 1)?;
     let both = || {
@@ -48,7 +48,7 @@ pub fn sequences(socket: &impl AsRawFd) -> io::Result<(u32, u32)> {
 
 fn set(socket: &impl AsRawFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     let size = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the kernel reads the value, which lives.
+    // SAFETY: the kernel reads the value, which outlives the call.
     let result = unsafe {
         libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, (&raw const value).cast(), size)
     };
@@ -57,7 +57,7 @@ fn set(socket: &impl AsRawFd, option: libc::c_int, value: libc::c_int) -> io::Re
 
 fn get(socket: &impl AsRawFd, option: libc::c_int) -> io::Result<u32> {
     let (mut value, mut size) = (0u32, 4);
-    // SAFETY: the kernel writes at most `size` bytes to the value, which has as many.
+    // SAFETY: the kernel writes at most `size` bytes to the value, which has that size.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! What a test and its peers say to each other.
+//! The requests and answers between a test and its peers.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,27 +35,27 @@ pub enum Close {
     Reset,
 }
 
-/// One exchange. The socket has the family of `to`: an IPv4-mapped address makes an IPv6 socket.
+/// One exchange. The socket has the family of `to`: an IPv4-mapped address needs an IPv6 socket.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Attempt {
     pub kind: Kind,
     pub to: SocketAddr,
-    /// 0: any.
+    /// Source port of the client; 0: any.
     pub source_port: u16,
-    /// Bytes of the message.
+    /// Size of the message in bytes.
     pub size: usize,
     pub close: Close,
-    /// Seconds that each call may take.
+    /// Timeout of each call, in seconds.
     pub patience: u64,
 }
 
 impl Attempt {
-    /// A busy machine may not run a process for many seconds.
+    /// Returns an attempt with a long timeout: a busy machine may not run a process for many seconds.
     pub fn new(kind: Kind, to: SocketAddr) -> Self {
         Self { kind, to, source_port: 0, size: 10, close: Close::Client, patience: 30 }
     }
 
-    /// Where no answer is expected.
+    /// Returns the same attempt with a short timeout, for cases where no answer is expected.
     pub fn in_vain(self) -> Self {
         Self { patience: 1, ..self }
     }
@@ -73,27 +73,27 @@ impl Attempt {
     }
 }
 
-/// An answer, and what the client could see of who gave it.
+/// An answer, and what the client could see of its sender.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
     /// The server's name.
     pub server: String,
-    /// Whom the server saw.
+    /// The client's address, as the server saw it.
     pub client: SocketAddr,
-    /// The client's own address.
+    /// The client's own address: getsockname(2).
     pub local: SocketAddr,
     /// getpeername(2).
     pub peer: Option<SocketAddr>,
-    /// Where recvfrom(2) says the answer is from; UDP only.
+    /// The source of the answer by recvfrom(2); UDP only.
     pub from: Option<SocketAddr>,
-    /// SYNs that the socket sent again, told with its first answer; TCP only.
+    /// Number of SYNs that the socket has retransmitted, reported with its first answer; TCP only.
     pub syn_retransmits: u32,
 }
 
-/// What failed.
+/// Why an exchange failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The call.
+    /// Name of the call that failed.
     pub call: String,
     pub errno: Option<i32>,
     pub text: String,
@@ -105,7 +105,7 @@ impl Failure {
     }
 }
 
-/// Traffic that goes on: the attempt again and again, each time or only once with a new socket.
+/// Traffic that continues: the attempt is repeated, with a new socket each time, or with one socket for all messages.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Load {
     pub attempt: Attempt,
@@ -115,7 +115,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// The machine is shared, and a client has only so many ports: five milliseconds between two messages.
+    /// Returns a load with five milliseconds between two messages: the machine is shared, and a client has a limited
+    /// number of ports.
     pub fn new(attempt: Attempt, is_one_socket: bool) -> Self {
         Self { attempt, is_one_socket, pause: 5 }
     }
@@ -125,32 +126,32 @@ impl Load {
     }
 }
 
-/// What became of a load.
+/// Result of a load.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
-    /// Answers by server.
+    /// Number of answers by server.
     pub servers: BTreeMap<String, u64>,
     pub failed: u64,
-    /// The first few: when each attempt began, as logs of the agent have it, from where, and what failed.
+    /// The first few failures: when the attempt began, in the format of the agent's logs, its source address, and what failed.
     pub failures: Vec<(String, Failure)>,
-    /// SYNs that were sent again, however the connections fared.
+    /// Number of retransmitted SYNs of the connections that succeeded.
     pub syn_retransmits: u64,
-    /// The first few connections that had to: milliseconds since the load began, and what was seen.
+    /// The first few connections with a retransmitted SYN: milliseconds since the load began, and what was seen.
     pub late: Vec<(u128, Seen)>,
 }
 
-/// What became of connections that are held.
+/// Result of an operation on held connections.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Held {
-    /// Those that are left.
+    /// Number of connections that are left.
     pub alive: u64,
-    /// Those that the call lost.
+    /// Number of connections that the operation has lost.
     pub lost: u64,
     /// The first few losses.
     pub failures: Vec<Failure>,
-    /// SYNs that were sent again.
+    /// Number of retransmitted SYNs.
     pub syn_retransmits: u64,
-    /// Connections by server.
+    /// Number of connections by server.
     pub servers: BTreeMap<String, u64>,
 }
 
@@ -161,23 +162,23 @@ pub enum Request {
         addr: SocketAddr,
         name: String,
     },
-    /// TCP, for thousands of connections.
+    /// TCP server for thousands of connections.
     ServeMany {
         addr: SocketAddr,
         name: String,
     },
     Once(Attempt),
-    /// The same so many times, each with a new socket.
+    /// Makes the attempt `count` times, each with a new socket.
     Many {
         attempt: Attempt,
         count: usize,
     },
-    /// Opens connections that stay.
+    /// Opens connections that stay open.
     Hold {
         attempt: Attempt,
         count: usize,
     },
-    /// Exchanges a message on each connection that is held.
+    /// Exchanges a message on each held connection.
     Pulse {
         patience: u64,
     },

@@ -1,4 +1,4 @@
-//! The peer's side: sockets.
+//! The peer's side: sockets and servers.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -13,12 +13,12 @@ use super::load::{self, Traffic};
 use super::tcp_info;
 use super::wire::{Attempt, Close, Failure, Kind, Reply, Request, Seen};
 
-/// Ends a message.
+/// The last byte of a message.
 const END: u8 = b'\n';
-/// Begins a message after which the server closes.
+/// The first byte of a message after which the server closes the connection.
 const LAST: u8 = b'q';
 
-/// Runs until the input ends.
+/// Answers requests until the input ends.
 pub fn run() -> ExitCode {
     let mut state = State::default();
     for line in io::stdin().lines().map_while(Result::ok) {
@@ -34,7 +34,7 @@ pub fn run() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What a peer has open.
+/// The open sockets and the traffic of a peer.
 #[derive(Default)]
 struct State {
     sockets: BTreeMap<u32, Conversation>,
@@ -72,7 +72,7 @@ fn answer(request: Request, state: &mut State) -> Result<Reply, Failure> {
     Ok(Reply::Done)
 }
 
-/// Opens, exchanges one message, closes.
+/// Opens a socket, exchanges one message, and closes the socket.
 pub fn once(attempt: Attempt) -> Result<Seen, Failure> {
     let mut conversation = Conversation::open(attempt)?;
     let seen = conversation.talk(None, attempt.close == Close::Server)?;
@@ -84,7 +84,7 @@ pub fn once(attempt: Attempt) -> Result<Seen, Failure> {
 pub struct Conversation {
     attempt: Attempt,
     socket: Socket,
-    /// Not told yet.
+    /// Retransmitted SYNs that were not reported yet.
     syn_retransmits: u32,
 }
 
@@ -115,13 +115,13 @@ impl Conversation {
         Ok(Self { attempt, socket, syn_retransmits: resent.map_err(Failure::of("TCP_INFO"))? })
     }
 
-    /// The socket's own address, to be looked for in the agent's flows.
+    /// Returns the socket's own address, by which it is found in the agent's flows.
     pub fn local(&self) -> String {
         let local = self.socket.local_addr().ok().and_then(|local| local.as_socket());
         local.map_or_else(|| "no address".to_owned(), |local| local.to_string())
     }
 
-    /// Sends a message and awaits its answer. `is_last`: the server closes then.
+    /// Sends a message and waits for its answer. With `is_last`, the server closes the connection after the answer.
     pub fn talk(&mut self, to: Option<SocketAddr>, is_last: bool) -> Result<Seen, Failure> {
         let mut message = vec![b'x'; self.attempt.size];
         message.push(END);
@@ -181,7 +181,7 @@ impl Conversation {
                 self.socket.set_linger(Some(Duration::ZERO)).map_err(Failure::of("linger"))?;
             }
             Close::Server => {
-                // The server's FIN comes first, then ours.
+                // Wait for the server's FIN before this end closes.
                 let count = self.socket.read(&mut [0; 1]).map_err(Failure::of("read"))?;
                 if count != 0 {
                     return Err(Failure::of("read")(io::Error::other("more than the answer")));
@@ -192,7 +192,7 @@ impl Conversation {
     }
 }
 
-/// A socket that is bound, and does not listen yet.
+/// Returns a socket that is bound, but does not listen yet.
 pub fn listener(addr: SocketAddr, kind: Type) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(addr), kind, None)?;
     if addr.is_ipv6() {
@@ -210,7 +210,7 @@ fn serve_tcp(addr: SocketAddr, name: String) -> io::Result<()> {
     std::thread::spawn(move || {
         while let Ok((stream, client)) = listener.accept() {
             let name = name.clone();
-            // A client that goes away ends its conversation, nothing else.
+            // A client that closes early ends only its own conversation.
             std::thread::spawn(move || converse(stream, client, &name));
         }
     });
@@ -235,7 +235,7 @@ fn serve_udp(addr: SocketAddr, name: String) -> io::Result<()> {
     std::thread::spawn(move || {
         let mut message = vec![0; 65536];
         loop {
-            // An ICMP error about an earlier answer is no reason to stop.
+            // An ICMP error about an earlier answer must not end the server.
             let Ok((count, client)) = socket.recv_from(&mut message) else { continue };
             let _ = socket.send_to(format!("{name}|{client}|{count}").as_bytes(), client);
         }

@@ -41,7 +41,7 @@ fn super_counts_when_it_leads_to_the_root() {
         whats("proxy-user/src/model/a.rs", "use super::super::plan::X;"),
         ["1 `model` may not use `plan`"]
     );
-    // One `super` of model/a.rs is model itself, which may well have a module `plan` of its own.
+    // `super` in model/a.rs is `model` itself, which may have a module `plan` of its own.
     assert!(whats("proxy-user/src/model/a.rs", "use super::plan::X;").is_empty());
 }
 

@@ -1,7 +1,7 @@
 //! Random Services under Ballast and under the official kube-proxy, with one API server and one configuration: clients
-//! at six places dial every address of every Service in both worlds, and find the same.
+//! at six places dial every address of every Service under both proxies, and must find the same.
 //!
-//! `BALLAST_COMPARE_SEED` selects other Services and settings. Differences that are meant are in [`probe::meant`], and in
+//! `BALLAST_COMPARE_SEED` selects other Services and settings. Intended differences are in [`probe::meant`], and in
 //! `docs/compatibility.md`.
 
 mod probe;
@@ -33,16 +33,16 @@ pub const CASES: &[NodesCase] =
 
 const SERVICES: u8 = 12;
 const SEED: u64 = 1;
-/// Dialled again so often before a difference counts: a busy machine answers late.
+/// Number of attempts before a difference counts: a busy machine answers late.
 const AGAIN: usize = 3;
-/// After the last Service is served: the rest of kube-proxy's sync.
+/// Time for the rest of kube-proxy's sync, after the last Service is served.
 const REST: Duration = Duration::from_secs(2);
 
-/// What was dialled and from where, and what was found.
+/// What was found, by the place of the client and the target.
 type Table = BTreeMap<(VantagePoint, String), Found>;
 
 fn compare() -> Result<()> {
-    // SAFETY: it moves this thread alone; everything else of a case happens in namespaces that are named.
+    // SAFETY: the call moves this thread alone; everything else of a case happens in namespaces that are named.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         return Err(io::Error::last_os_error()).context("cannot unshare the network");
     }
@@ -80,7 +80,7 @@ fn compare() -> Result<()> {
     Ok(())
 }
 
-/// What both are configured by.
+/// Returns the configuration of both proxies.
 fn config(node: u8, control: &ControlPlane, seed: u64) -> Value {
     let mut config = kube_proxy::config(Mode::Nftables, &format!("node{node}"), control);
     if seed % 4 == 2 {
@@ -94,12 +94,12 @@ fn config(node: u8, control: &ControlPlane, seed: u64) -> Value {
     config
 }
 
-/// Three nodes with a way to the API server, and a client outside that reaches every address by node 1.
+/// Builds three nodes with a route to the API server, and a client outside that reaches every address through node 1.
 fn world(first: u8) -> Result<Nodes> {
     let nodes = Nodes::new()?;
     for (node, number) in nodes.all.iter().zip(first..) {
         node.space.ip(&kube::way_from(number, &node.space.path())?)?;
-        // A refusal is an ICMP error: every one is to be seen.
+        // A refusal is an ICMP error: the rate limit must not drop any.
         for switch in ["net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"] {
             node.space.sysctl(switch, "0")?;
         }
@@ -143,7 +143,7 @@ fn create(control: &ControlPlane, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// The objects of the Services that these lines name.
+/// Returns the objects of the Services that these lines name.
 fn described(seed: u64, lines: &[String]) -> String {
     let mut random = Random(seed);
     let made = (1..=SERVICES).map(|number| service(number, &mut random));
@@ -152,7 +152,7 @@ fn described(seed: u64, lines: &[String]) -> String {
     made.filter(is_named).map(shown).collect::<Vec<_>>().join("\n")
 }
 
-/// The last Service: when it is served, so are the others.
+/// Returns the last Service: once it is served, the others are served too.
 fn sentinel() -> Made {
     let mut random = Random(0);
     loop {
@@ -168,7 +168,7 @@ fn sentinel() -> Made {
     }
 }
 
-/// Every address of every Service, and some without a Service.
+/// Returns every address of every Service, and some without a Service.
 fn targets(control: &ControlPlane, seed: u64) -> Result<Vec<Target>> {
     let mut random = Random(seed);
     let made = (1..=SERVICES).map(|number| service(number, &mut random));
@@ -243,7 +243,7 @@ fn of_service(name: &str, service: &Service, has_nameless: bool, targets: &mut V
     Ok(())
 }
 
-/// kube-proxy on every node.
+/// Starts kube-proxy on every node.
 fn start(nodes: &Nodes, control: &ControlPlane, seed: u64) -> Result<Vec<Process>> {
     let run = |(node, number): (&Node, u8)| {
         let command = node.space.command(kube_proxy::program(control)?);
@@ -252,7 +252,7 @@ fn start(nodes: &Nodes, control: &ControlPlane, seed: u64) -> Result<Vec<Process
     nodes.all.iter().zip(1..).map(run).collect()
 }
 
-/// Waits for the last Service.
+/// Waits until the last Service is served.
 fn serves(nodes: &Nodes, targets: &[Target]) -> Result<()> {
     let last = format!("s{} ", SERVICES + 1);
     let served = |target: &&Target| target.what.starts_with(&last) && target.what.contains("node port");
@@ -262,7 +262,7 @@ fn serves(nodes: &Nodes, targets: &[Target]) -> Result<()> {
     Ok(())
 }
 
-/// From all places at once; each place dials one target after the other.
+/// Dials from all places in parallel; each place dials one target after the other.
 fn look(nodes: &mut Nodes, wanted: &[(VantagePoint, &Target)]) -> Result<Table> {
     let run = |vantage_point: VantagePoint, peer: &mut crate::peer::Peer| {
         let mine = wanted.iter().filter(|(from, _)| *from == vantage_point);
@@ -282,7 +282,7 @@ fn look(nodes: &mut Nodes, wanted: &[(VantagePoint, &Target)]) -> Result<Table> 
     Ok(tables.into_iter().flatten().collect())
 }
 
-/// What differs and is not meant, as lines; and how often each difference that is meant was met.
+/// Returns the differences that are not intended, as lines, and how often each intended difference was found.
 fn differences(
     ballast: &mut Nodes,
     official: &mut Nodes,

@@ -9,10 +9,10 @@ use crate::manifest::Family;
 use crate::nodes::{Nodes, link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer};
 
-/// Tries of a Service with several endpoints: one of four is missed by chance once in 100,000.
+/// Number of connections to a Service with several endpoints: one of four is missed by chance once in 100,000 times.
 const TRIES: usize = 40;
 
-/// Who dials.
+/// The place of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum VantagePoint {
     Outside,
@@ -27,7 +27,7 @@ impl VantagePoint {
     pub const ALL: [Self; 6] =
         [Self::Outside, Self::Host1, Self::Host2, Self::Pod12, Self::Pod13, Self::Pod22];
 
-    /// As whom an endpoint sees it without SNAT.
+    /// Returns how an endpoint sees the client without SNAT.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Outside => "the client outside",
@@ -47,7 +47,7 @@ impl VantagePoint {
         matches!(self, Self::Pod12 | Self::Pod13 | Self::Pod22)
     }
 
-    /// The client there, taken out of the nodes.
+    /// Returns the client of each place.
     pub fn peers(nodes: &mut Nodes) -> Vec<(Self, &mut Peer)> {
         let mut peers = vec![(Self::Outside, &mut nodes.outside)];
         let places = [(Self::Host1, [Self::Pod12, Self::Pod13]), (Self::Host2, [Self::Pod22, Self::Pod22])];
@@ -61,21 +61,21 @@ impl VantagePoint {
     }
 }
 
-/// What is asked of the Service behind an address.
+/// Properties of the Service behind an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Behind {
-    /// Another proxy serves it.
+    /// Another proxy serves the Service.
     pub is_foreign: bool,
     /// An endpoint does not name its node.
     pub has_nameless: bool,
-    /// Session affinity: which endpoint is chance, and one client finds one only.
+    /// With session affinity, one client finds only one endpoint, which is selected at random.
     pub is_sticky: bool,
 }
 
 /// An address that is dialled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Service, kind of address.
+    /// Service and kind of address.
     pub what: String,
     pub to: SocketAddr,
     pub kind: Kind,
@@ -84,7 +84,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The node whose address is dialled, in the words of [`whom`].
+    /// Returns the node whose address is dialled, in the words of [`whom`]; empty for other addresses.
     fn dialled_node(&self) -> String {
         let is_it = |node: &u8| Family::BOTH.iter().any(|family| node_ip(*family, *node) == self.to.ip());
         (1..=3).find(is_it).map_or_else(String::new, |node| format!("node {node}"))
@@ -95,20 +95,20 @@ impl Target {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
     Refused,
-    /// No answer; a process of the node gets EPERM where netfilter drops its packet.
+    /// No answer; a process of the node gets EPERM if netfilter drops its packet.
     Dropped,
     Other(String),
 }
 
-/// What is found.
+/// Result of dialling a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Endpoints, and whom they saw.
+    /// Names of the endpoints, and which clients they saw.
     pub servers: BTreeMap<String, BTreeSet<String>>,
     pub ends: BTreeSet<End>,
 }
 
-/// Why a difference is meant, in the words of `docs/compatibility.md`; `None`: it is not.
+/// Returns why a difference is intended, in the words of `docs/compatibility.md`; `None` if it is not intended.
 pub fn meant(
     vantage_point: VantagePoint,
     target: &Target,
@@ -157,7 +157,7 @@ pub fn meant(
         .then_some("an endpoint that does not name its node counts as one elsewhere")
 }
 
-/// Whom one endpoint saw in both worlds, who dialled, and the node whose address was dialled.
+/// Which clients one endpoint saw under both proxies, which client dialled, and the node whose address was dialled.
 struct Both<'a> {
     one: &'a BTreeSet<String>,
     other: &'a BTreeSet<String>,
@@ -177,7 +177,7 @@ pub fn dial(peer: &Peer, vantage_point: VantagePoint, target: &Target) -> Result
     let mut found = Found::default();
     for _ in 0..TRIES {
         match peer.once(attempt)? {
-            // One endpoint, and which is chance.
+            // Only one endpoint is found, which is selected at random.
             Ok(_) if target.service.is_sticky => {
                 found.servers.entry("an endpoint".to_owned()).or_default();
             }
@@ -189,7 +189,7 @@ pub fn dial(peer: &Peer, vantage_point: VantagePoint, target: &Target) -> Result
                 found.ends.insert(match failure.errno {
                     Some(libc::ECONNREFUSED) => End::Refused,
                     Some(libc::EAGAIN | libc::EPERM | libc::ETIMEDOUT) => End::Dropped,
-                    // What the standard library makes of a connect that takes too long.
+                    // The error of the standard library for a connect that takes too long.
                     None if failure.text.contains("timed out") => End::Dropped,
                     _ => End::Other(format!("{}: {}", failure.call, failure.text)),
                 });
@@ -200,7 +200,7 @@ pub fn dial(peer: &Peer, vantage_point: VantagePoint, target: &Target) -> Result
     Ok(found)
 }
 
-/// Whom the endpoint saw, in words.
+/// Returns which client the endpoint saw, in words.
 fn whom(client: IpAddr, local: IpAddr, vantage_point: VantagePoint) -> String {
     let is_own = |node: u8| {
         let of = |family| [node_ip(family, node), pod_ip(family, node, 1), link_ip(family, 31, node.into())];

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::manifest::Family;
 use crate::nodes::{link_ip, node_ip, pod_ip};
 
-/// A generator of numbers (`SplitMix64`).
+/// A random number generator (`SplitMix64`).
 pub struct Random(pub u64);
 
 impl Random {
@@ -22,15 +22,15 @@ impl Random {
     }
 }
 
-/// The zone of a node.
+/// Returns the zone of a node.
 pub fn zone(node: u8) -> &'static str {
     if node == 2 { "west" } else { "east" }
 }
 
-/// Where endpoints are: node and pod; pod 0 is a process of the node.
+/// Places of endpoints: node and pod; pod 0 is a process of the node.
 const PLACES: [(u8, u8); 6] = [(1, 2), (1, 3), (2, 2), (3, 2), (1, 0), (3, 0)];
 
-/// An address outside the cluster that leads to node 1: of a load balancer (113), or an external one (114).
+/// Returns an address outside the cluster that is routed to node 1: of a load balancer (113), or an external one (114).
 pub fn external(family: Family, net: u8, number: u8) -> String {
     match family {
         Family::V4 => format!("203.0.{net}.{number}"),
@@ -38,7 +38,7 @@ pub fn external(family: Family, net: u8, number: u8) -> String {
     }
 }
 
-/// A Service as it is created, its status, and its slices.
+/// A Service as it is created, its status, and its EndpointSlices.
 pub struct Made {
     pub name: String,
     pub service: Value,
@@ -47,7 +47,7 @@ pub struct Made {
 }
 
 impl Made {
-    /// Whether an endpoint does not name its node.
+    /// Whether one of the endpoints does not name its node.
     pub fn has_nameless(&self) -> bool {
         let endpoints =
             self.slices.iter().flat_map(|slice| slice["endpoints"].as_array().into_iter().flatten());
@@ -55,7 +55,7 @@ impl Made {
     }
 }
 
-/// The Service of that number.
+/// Returns the Service with this number.
 pub fn service(number: u8, random: &mut Random) -> Made {
     let name = format!("s{number}");
     let kind = random.one(&["ClusterIP", "NodePort", "LoadBalancer", "LoadBalancer"]);
@@ -162,12 +162,12 @@ impl Endpoint {
     }
 }
 
-/// None to four endpoints, most of them ready, in one slice of each family or in two. One may be in both.
+/// Returns zero to four endpoints, most of them ready, in one slice of each family or in two. One endpoint may be in both.
 fn slices(name: &str, random: &mut Random) -> Vec<Value> {
     let mut places = PLACES.to_vec();
     let count = random.one(&[0, 1, 1, 2, 3, 4]);
     let of_slices = random.one(&[1, 1, 2]);
-    // Controllers give hints to all endpoints of a Service; one without voids them.
+    // Controllers give hints to all endpoints of a Service; one endpoint without hints disables them.
     let hints = random.one(&["", "", "zones", "nodes"]);
     let mut chosen: Vec<_> = (0..count)
         .map(|_| {
@@ -185,7 +185,7 @@ fn slices(name: &str, random: &mut Random) -> Vec<Value> {
         })
         .collect();
     if let Some(first) = chosen.first().filter(|_| of_slices == 2 && random.below(2) == 0) {
-        // Which of two that terminate counts is not defined for kube-proxy.
+        // If both entries of an endpoint terminate, kube-proxy does not define which one counts.
         let state = if first.state == "ready" { "draining" } else { "ready" };
         chosen.push(Endpoint { slice: 1 - first.slice, state, ..*first });
     }

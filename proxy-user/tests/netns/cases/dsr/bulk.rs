@@ -1,4 +1,4 @@
-//! Large transfers: segments that are yet to be cut, and packets that fill the link.
+//! Large transfers: segments that are not cut yet, and packets that fill the link.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,12 +14,12 @@ use crate::nodes::{Nodes, pod_ip};
 use crate::peer::Kind;
 use crate::space::Space;
 
-/// Bytes of a transfer.
+/// Size of a transfer in bytes.
 const BYTES: usize = 64 << 20;
-/// Nothing of it takes longer.
+/// Timeout of each step of a transfer.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Takes and gives as much in a thread of `space`: first all of it comes, then all of it goes.
+/// Serves one upload and one download of [`BYTES`] in a thread of `space`; the thread returns the sum of all bytes.
 fn serve(space: &Space, at: SocketAddr) -> Result<JoinHandle<Result<usize>>> {
     let listener = space.inside(|| Ok(TcpListener::bind(at)?))?;
     Ok(std::thread::spawn(move || {
@@ -33,7 +33,7 @@ fn serve(space: &Space, at: SocketAddr) -> Result<JoinHandle<Result<usize>>> {
     }))
 }
 
-/// An upload and a download of `BYTES` each.
+/// Uploads and downloads [`BYTES`], and compares them.
 fn transfer(nodes: &Nodes, family: Family) -> Result<()> {
     let servers = [1, 2].map(|at| {
         let node = &nodes.all[at];
@@ -51,7 +51,7 @@ fn transfer(nodes: &Nodes, family: Family) -> Result<()> {
         Ok((back.iter().map(|byte| usize::from(*byte)).sum::<usize>(), data.len()))
     })?;
     ensure!(sent == BYTES);
-    // One of them has served; the other one waits for a connection.
+    // One server has served the client; the other one still waits for a connection.
     let mut served = 0;
     for (at, server) in (2..).zip(servers) {
         let server = server?;
@@ -65,7 +65,8 @@ fn transfer(nodes: &Nodes, family: Family) -> Result<()> {
     Ok(())
 }
 
-/// Segments go uncut through such devices; then they are cut before the first node, as by a card without offloads.
+/// Tests transfers in both families: at first the devices pass segments uncut, and then segments are cut before the
+/// first node, as by a NIC without offloads.
 pub fn both_ways(nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
         let to = super::orig_dst(family, Kind::Tcp)[0];

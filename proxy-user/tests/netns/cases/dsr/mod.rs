@@ -1,7 +1,6 @@
 //! Direct server return on three nodes: clients outside reach node 1, and the endpoints are on nodes 2 and 3.
 //!
-//! `objects.rs` has what the agents read, `bulk.rs` large transfers, `segments.rs` datagrams in
-//! segments.
+//! `objects.rs` has the objects that the agents read, `bulk.rs` has large transfers, and `segments.rs` has datagrams in segments.
 
 mod bulk;
 mod objects;
@@ -52,10 +51,10 @@ pub const CASES: &[NodesCase] = &[
     },
 ];
 
-/// Long connections in the cases about a first node that is lost.
+/// Number of long connections of each family in the cases that lose the first node.
 const HELD: usize = 1_000;
 
-/// Builds three nodes, has them read the objects of a wish, and tests.
+/// Builds three nodes, lets them read the objects of a wish, and runs the test.
 fn with(wish: Wish, test: fn(&mut Nodes) -> Result<()>) -> Result<()> {
     let mut nodes = Nodes::without_vlan()?;
     nodes.folder.put_text("all", &text(&wish))?;
@@ -64,25 +63,25 @@ fn with(wish: Wish, test: fn(&mut Nodes) -> Result<()>) -> Result<()> {
     begun.with_context(|| nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))
 }
 
-/// Clients outside reach the Service's own address by this node from now on.
+/// Routes clients outside to the Service's own address through this node.
 fn lead(nodes: &Nodes, node: u8) -> Result<()> {
     Family::BOTH.into_iter().try_for_each(|family| {
         nodes.clients[0].ip(&format!("route replace {} via {}\n", vip(family), node_ip(family, node)))
     })
 }
 
-/// What clients dial, by family and kind: the Service's own address, and the node port.
+/// Returns what clients dial, by family and kind: the Service's own address, and the node port.
 fn orig_dst(family: Family, kind: Kind) -> [SocketAddr; 2] {
     let at = usize::from(!kind.is_tcp());
     [(vip(family), PORTS[at]).into(), (node_ip(family, 1), NODE_PORTS[at]).into()]
 }
 
-/// Replies that went through node 1, in all.
+/// Returns how many replies went through node 1 in total.
 fn replies(nodes: &Nodes) -> Result<u64> {
     sum(nodes, "replyPackets")
 }
 
-/// What node 1 has counted of the Service under that name, all ports together.
+/// Returns the sum of node 1's counters with this name, over all ports of the Service.
 fn sum(nodes: &Nodes, name: &str) -> Result<u64> {
     let shown = nodes.all[0].ask(&["service", "show", "default/dsr"])?;
     let (text, name) = (shown.to_string(), format!("\"{name}\":"));
@@ -93,12 +92,12 @@ fn sum(nodes: &Nodes, name: &str) -> Result<u64> {
     Ok(sum.sum())
 }
 
-/// One exchange, which has to work.
+/// Makes one exchange, which has to succeed.
 fn exchange(nodes: &Nodes, kind: Kind, to: SocketAddr) -> Result<Seen> {
     eventually(SOON, || nodes.outside.reach(Attempt::new(kind, to)))
 }
 
-/// Waits until an exchange of that kind is answered directly.
+/// Waits until an exchange of this kind is answered directly.
 fn is_direct(nodes: &Nodes, kind: Kind, to: SocketAddr) -> Result<Seen> {
     let own = link_ip(if to.is_ipv4() { Family::V4 } else { Family::V6 }, 30, 100);
     eventually(SOON, || {
@@ -112,8 +111,8 @@ fn direct(nodes: &mut Nodes) -> Result<()> {
     answers(nodes, &Family::BOTH)
 }
 
-/// Whether clients are answered directly at the Service's own addresses, and at the node ports of these families: at an address
-/// that no Node names, no other node knows them as such.
+/// Checks that clients are answered directly at the Service's own addresses, and at the node ports of these families:
+/// other nodes do not know the node ports of an address that no Node has.
 fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
     let orig_dst = |family, kind| {
         let [own, node_port] = orig_dst(family, kind);
@@ -127,7 +126,7 @@ fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
         }
     }
     let before = replies(nodes)?;
-    // Two flows from one client port to one endpoint would need SNAT of the second one's port.
+    // Two flows from one client port to one endpoint would need SNAT for the second one.
     let mut ports = 20_000..;
     for family in Family::BOTH {
         for kind in [Kind::Tcp, Kind::Udp, Kind::Datagram] {
@@ -177,7 +176,7 @@ fn fallback(nodes: &mut Nodes) -> Result<()> {
     Ok(())
 }
 
-/// The mode of the Service changes while connections go on and others are made.
+/// Changes the mode of the Service while connections continue and new ones begin.
 fn live(nodes: &mut Nodes) -> Result<()> {
     let mut loads = Vec::new();
     for family in Family::BOTH {
@@ -201,7 +200,7 @@ fn live(nodes: &mut Nodes) -> Result<()> {
     Ok(())
 }
 
-/// Lets traffic go on for a while, and, on a machine that is busy, until the clients have sent enough.
+/// Lets traffic flow for a while, and on a busy machine until the clients have sent enough.
 fn goes_on(nodes: &Nodes) -> Result<()> {
     const PACKETS: u64 = 400;
     let before = sum(nodes, "packets")?;
@@ -213,7 +212,7 @@ fn goes_on(nodes: &Nodes) -> Result<()> {
     })
 }
 
-/// Long connections to the Service's own address, through node 1.
+/// Opens long connections to the Service's own address, through node 1.
 fn hold(nodes: &Nodes) -> Result<()> {
     for family in Family::BOTH {
         for node in [2, 3] {
@@ -228,7 +227,7 @@ fn hold(nodes: &Nodes) -> Result<()> {
     lives(nodes, "at first")
 }
 
-/// Whether all connections answer, each by the server that it began with.
+/// Checks that all connections answer, each from the server that it began with.
 fn lives(nodes: &Nodes, when: &str) -> Result<()> {
     let held = nodes.outside.pulse(30)?;
     ensure!(held.lost == 0 && held.alive == 2 * HELD as u64, "{when}: {held:?}");
@@ -248,7 +247,7 @@ fn forgets(nodes: &mut Nodes) -> Result<()> {
 
 fn moves(nodes: &mut Nodes) -> Result<()> {
     hold(nodes)?;
-    // Node 3 has endpoints itself, and node 2 too.
+    // Nodes 3 and 2 have endpoints themselves.
     for node in [3, 2, 1] {
         lead(nodes, node)?;
         lives(nodes, &format!("through node {node}"))?;
@@ -258,16 +257,16 @@ fn moves(nodes: &mut Nodes) -> Result<()> {
     Ok(())
 }
 
-/// Two more endpoints take about half of the table: of the node that the address moves to and of others, the connections are unknown,
-/// and their new choice is not whom they began with.
+/// Adds two endpoints, which take about half of the Maglev table. The node that the address moves to, and other nodes,
+/// have no flows of the connections, and would now select another endpoint for them.
 fn second_chance(nodes: &mut Nodes) -> Result<()> {
     hold(nodes)?;
     change(nodes, &[(1, 2), (2, 3)], 4)?;
-    // As if it had never been the first one.
+    // Remove the flows of node 1, as if it had never been the first node.
     nodes.all[0].forget_flows()?;
     lead(nodes, 2)?;
     lives(nodes, "through node 2, with more endpoints")?;
-    // Node 1 dies, and its endpoint goes.
+    // Node 1 fails, and its endpoint is removed.
     nodes.all[0].space.ip("link set eth0 down\n")?;
     change(nodes, &[(2, 3)], 3)?;
     nodes.all[1].forget_flows()?;
@@ -277,7 +276,7 @@ fn second_chance(nodes: &mut Nodes) -> Result<()> {
     lives(nodes, "through node 3")
 }
 
-/// Has all nodes serve with other endpoints, of which there are so many then.
+/// Makes all nodes serve with these additional endpoints, and waits until each node has `count` endpoints in each family.
 fn change(nodes: &Nodes, more: &'static [(u8, u8)], count: usize) -> Result<()> {
     nodes.folder.put_text("all", &text(&Wish { more, ..Wish::default() }))?;
     nodes.all.iter().try_for_each(|node| {

@@ -1,4 +1,4 @@
-//! What the agents read: a Service with endpoints on nodes 2 and 3, and the nodes.
+//! The objects that the agents read: a Service with endpoints on nodes 2 and 3, and the nodes.
 
 use std::net::IpAddr;
 
@@ -8,20 +8,20 @@ use crate::cases::three_nodes::objects;
 use crate::manifest::{Family, cluster_ip};
 use crate::nodes::{link_ip, node_ip, pod_ip};
 
-/// Ports of the Service's own address, and its node ports: TCP, and UDP.
+/// Ports of the Service's own address, and its node ports, each for TCP and UDP.
 pub const PORTS: [u16; 2] = [80, 53];
 pub const NODE_PORTS: [u16; 2] = [31_080, 31_053];
-/// A TCP port whose servers have many connections; the same at the endpoints.
+/// A TCP port whose servers have many connections; the endpoints use the same port.
 pub const MANY: u16 = 9_000;
 
-/// What is to be different.
+/// What differs from the default objects.
 #[derive(Clone, Copy)]
 pub struct Wish {
-    /// The annotation.
+    /// Value of the annotation `ballast.io/forwarding-mode`.
     pub mode: &'static str,
     /// Families of the nodes' addresses.
     pub nodes: &'static [Family],
-    /// Endpoints beside those on nodes 2 and 3: node and last part of the address.
+    /// Additional endpoints, besides those on nodes 2 and 3: node and last part of the address.
     pub more: &'static [(u8, u8)],
 }
 
@@ -31,12 +31,12 @@ impl Default for Wish {
     }
 }
 
-/// The Service's own address (`spec.externalIPs`).
+/// Returns the Service's own address (`spec.externalIPs`).
 pub fn vip(family: Family) -> IpAddr {
     link_ip(family, 30, 50)
 }
 
-/// All of it.
+/// Returns all objects as a file of manifests.
 pub fn text(wish: &Wish) -> String {
     let ips = Family::BOTH.map(|family| cluster_ip(family, 77));
     let mut all = vec![json!({

@@ -1,5 +1,5 @@
-//! Datagrams that stay in one packet until a device or a socket takes them apart (`UDP_SEGMENT`, as GRO makes them too), on their way
-//! to the endpoint's node, and on to a third node.
+//! Datagrams that stay in one packet until a device or a socket splits them (`UDP_SEGMENT`; GRO makes such packets
+//! too), on their path to the endpoint's node, and on to a third node.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd as _;
@@ -12,18 +12,18 @@ use crate::manifest::Family;
 use crate::nodes::Nodes;
 use crate::peer::Kind;
 
-/// Sockets of each family, with ports of their own.
+/// Number of sockets in each family, each with its own port.
 const SOCKETS: usize = 64;
-/// Bytes of a datagram, and how many are sent at once.
+/// Size of a datagram in bytes, and number of datagrams that are sent in one packet.
 const DATAGRAM: usize = 700;
 const AT_ONCE: usize = 5;
-/// Who serves the connections that are looked at.
+/// The server of the connections that are tested.
 const SERVER: &str = "3/2";
 
-/// Sends so many datagrams in one packet.
+/// Sends `count` datagrams in one packet.
 fn send(socket: &UdpSocket, count: usize) -> Result<()> {
     let size = libc::c_int::try_from(DATAGRAM)?;
-    // SAFETY: the kernel reads the number, which lives.
+    // SAFETY: the kernel reads the number, which outlives the call.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -38,7 +38,7 @@ fn send(socket: &UdpSocket, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Who answered so many datagrams; each answer has to say how long its datagram was.
+/// Returns the servers that answered `count` datagrams; each answer has to report the length of its datagram.
 fn answers(socket: &UdpSocket, count: usize) -> Result<Vec<String>> {
     let one = |number| {
         let mut text = [0; 256];
@@ -52,7 +52,7 @@ fn answers(socket: &UdpSocket, count: usize) -> Result<Vec<String>> {
     (1..=count).map(one).collect()
 }
 
-/// Each socket has all its datagrams answered, by the server that it began with.
+/// Checks that [`SERVER`] answers all datagrams of each socket.
 fn exchange(sockets: &[UdpSocket]) -> Result<()> {
     for socket in sockets {
         send(socket, AT_ONCE)?;
@@ -70,7 +70,8 @@ fn open(to: SocketAddr) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Flows of node 2 lead to node 3. With one endpoint more, node 1 leads a third of them to node 2, which sends them on.
+/// Tests flows of node 2 that lead to node 3. After one more endpoint is added, node 1 sends a third of these flows to
+/// node 2, which forwards them to node 3.
 pub fn on_to_a_third_node(nodes: &mut Nodes) -> Result<()> {
     lead(nodes, 2)?;
     let mut kept = Vec::new();

@@ -1,4 +1,4 @@
-//! Looks at each cell of the table, and writes it down.
+//! Observes each cell of the table, and writes the table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,13 +11,13 @@ use crate::manifest::Family;
 use crate::nodes::node_ip;
 use crate::peer::{Attempt, Kind, Peer};
 
-/// What the client sees by so many connections; an error is a text in the server's place.
+/// Returns what the client sees in so many connections; for an error, its text is in the server's place.
 pub fn observe(peer: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeSet<(String, Option<IpAddr>)>> {
     let mut all = BTreeSet::new();
     for _ in 0..attempts {
         let seen = match peer.once(attempt)? {
             Ok(seen) => seen,
-            // A `connect` that this program ends has no error number.
+            // A `connect` that the peer itself gives up has no error number.
             Err(failure) if matches!(failure.errno, None | Some(libc::EAGAIN | libc::ETIMEDOUT)) => break,
             Err(failure) => {
                 all.insert((failure.text, None));
@@ -32,7 +32,7 @@ pub fn observe(peer: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeSe
     Ok(all)
 }
 
-/// A cell that was looked at: who, policy, place, and whether by TCP, in which family, what it should be and what it is.
+/// An observed cell: client, policy, place; protocol, family, what was seen and expected; and whether this is right.
 pub struct Cell {
     pub at: (Who, usize, Location),
     pub what: String,
@@ -40,7 +40,7 @@ pub struct Cell {
     pub is_right: bool,
 }
 
-/// All cells of one client.
+/// Returns all cells of one client.
 pub fn cells(mode: Mode, who: Who, peer: &Peer) -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     for policy in 0..POLICIES.len() {
@@ -70,7 +70,7 @@ pub fn cells(mode: Mode, who: Who, peer: &Peer) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// In the table's words.
+/// Returns an observation in the table's words.
 pub fn words(seen: &BTreeSet<(String, Option<IpAddr>)>, who: Who) -> String {
     let of = |(server, ip): &(String, Option<IpAddr>)| {
         let is = |wanted: fn(Family, u8) -> IpAddr, number| {
@@ -95,7 +95,7 @@ pub fn words(seen: &BTreeSet<(String, Option<IpAddr>)>, who: Who) -> String {
     }
 }
 
-/// As markdown: a row for each client, a column for each policy and place.
+/// Returns the table as markdown: a row for each client, a column for each policy and place.
 pub fn table(mode: Mode, cells: &[Cell]) -> String {
     let places =
         [Location::Near, Location::Far, Location::Both, Location::Node, Location::Itself(Who::LocalPod)];

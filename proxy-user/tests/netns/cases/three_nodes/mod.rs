@@ -1,8 +1,8 @@
-//! Every kind of client x detect mode x external policy x place of the endpoint, on three nodes: who is served, by
-//! which endpoints, what the endpoint sees, and whether the answer comes from what was dialled.
+//! Every kind of client x detect mode x external policy x place of the endpoint, on three nodes: which clients are served, by
+//! which endpoints, what the endpoint sees, and whether the answer comes from the address that was dialled.
 //!
-//! `rule.rs` states the rule; `look.rs` looks, and prints what was seen as the table of `docs/datapath.md`. A new kind
-//! of client is a variant of [`Who`], a new place of the endpoint one of [`Location`], a new mode a case here.
+//! `rule.rs` states the rule; `look.rs` observes, and prints what was seen as the table of `docs/datapath.md`. A new kind of
+//! client is a variant of [`Who`], a new place of the endpoint a variant of [`Location`], a new mode a case here.
 
 mod look;
 pub mod objects;
@@ -31,10 +31,10 @@ pub const CASES: &[NodesCase] = &[
     NodesCase { name: "three_nodes::one_port_to_a_node_port_and_a_cluster_address", run: one_port },
 ];
 
-/// Flags of the mode, the same on every node.
+/// Returns the flags of the mode, which are the same on every node.
 fn flags(mode: Mode, nodes: &Nodes) -> Result<Vec<String>> {
     let mut flags = Vec::new();
-    // Without its kubeconfig: there is no cluster, and beside a folder the agent would ask for one.
+    // Remove kubeadm's kubeconfig: there is no cluster, and the agent would ask for one in addition to the folder.
     let kubeadm = include_str!("kubeadm.yaml").replace("/var/lib/kube-proxy/kubeconfig.conf", "\"\"");
     let config = || nodes.file("kubeadm.yaml", &kubeadm);
     let more: Vec<&str> = match mode {
@@ -46,7 +46,7 @@ fn flags(mode: Mode, nodes: &Nodes) -> Result<Vec<String>> {
             flags.extend(["--config".to_owned(), config()?.display().to_string()]);
             vec![]
         }
-        // Only node 1 has an API server, and only its mode is looked at.
+        // Only node 1 has an API server, and only the mode of node 1 matters.
         Mode::NodeCidr => vec!["--detect-local-mode", "NodeCIDR"],
         Mode::Bridge => vec!["--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", BRIDGE],
         Mode::Prefix => {
@@ -57,8 +57,8 @@ fn flags(mode: Mode, nodes: &Nodes) -> Result<Vec<String>> {
     Ok(flags)
 }
 
-/// A process of node 2 has one UDP port: to a node port of node 1, which translates its packets, and to the same
-/// Service's cluster address, which its own node translates. Each answer comes from what was dialled.
+/// A process of node 2 uses one UDP port for a node port of node 1, which translates its packets, and for the same Service's
+/// cluster address, which its own node translates. Checks that each answer comes from the address that was dialled.
 fn one_port() -> Result<()> {
     let mut nodes = Nodes::new()?;
     nodes.folder.put_text("all", &text(&objects()))?;
@@ -104,7 +104,7 @@ fn look(mode: Mode, nodes: &mut Nodes) -> Result<()> {
     let ((host, of_one), (_, of_two)) = (one.peers(), two.peers());
     let pods = of_one.into_iter().skip(1).chain(of_two);
     let peers = Who::ALL.into_iter().zip(pods.chain([host, outside, second]).chain(vlan.iter_mut()));
-    // Each client in a thread: who waits in vain does not keep the others waiting.
+    // Each client has a thread of its own, so that a client that gets no answer does not delay the others.
     let cells: Result<Vec<_>> = std::thread::scope(|scope| {
         let threads: Vec<_> = peers.map(|(who, peer)| scope.spawn(move || cells(mode, who, peer))).collect();
         let joined =

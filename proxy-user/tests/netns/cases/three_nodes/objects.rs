@@ -1,4 +1,4 @@
-//! What the three agents read: a Service for each policy and place of the endpoint.
+//! The objects that the three agents read: a Service for each policy and place of the endpoint.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -10,10 +10,10 @@ use crate::manifest::{Family, cluster_ip};
 use crate::nodes::node_ip;
 use crate::peer::Kind;
 
-/// The last part of the first Service's cluster address; the others' follow.
+/// Last part of the first Service's cluster address; those of the others follow.
 pub const CLUSTER: u8 = 100;
 
-/// The Services, one for each policy and place, and their slices.
+/// Returns the Services, one for each policy and place, and their EndpointSlices.
 pub fn objects() -> Vec<Value> {
     let mut objects = Vec::new();
     for (at, policy) in POLICIES.into_iter().enumerate() {
@@ -63,7 +63,7 @@ pub fn objects() -> Vec<Value> {
     objects
 }
 
-/// Node 1, as the API server knows it.
+/// Returns the object of node 1, as the API server has it.
 pub fn node_object() -> Value {
     let addresses = Family::BOTH.map(|family| json!({"type": "InternalIP", "address": node_ip(family, 1)}));
     json!({
@@ -75,7 +75,7 @@ pub fn node_object() -> Value {
     })
 }
 
-/// As a file of manifests.
+/// Returns the objects as a file of manifests.
 pub fn text(objects: &[Value]) -> String {
     let mut text = String::new();
     for object in objects {

@@ -1,4 +1,5 @@
-//! The rule that the table is held against, stated apart from the code: who is served, by whom, under which address.
+//! The rule that the table is compared with, stated independently of the code: which clients are served, by which
+//! endpoints, and under which address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -7,19 +8,19 @@ use crate::manifest::Family;
 use crate::nodes::{link_ip, node_ip, pod_ip};
 use crate::peer::Kind;
 
-/// How pods are known.
+/// How the nodes detect pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     Devices,
     ClusterCidr,
-    /// The same by the file that kubeadm writes.
+    /// Like [`Mode::ClusterCidr`], configured by the file that kubeadm writes.
     Kubeadm,
     NodeCidr,
     Bridge,
     Prefix,
 }
 
-/// Who dials a node port of node 1.
+/// The client that dials a node port of node 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who {
     LocalPod,
@@ -57,7 +58,7 @@ impl Who {
         }
     }
 
-    /// Its address as node 1 sees it.
+    /// Returns the client's address as node 1 sees it.
     pub fn ip(self, family: Family) -> IpAddr {
         match self {
             Self::LocalPod => pod_ip(family, 1, 3),
@@ -71,7 +72,7 @@ impl Who {
         }
     }
 
-    /// Which address of node 1 it dials.
+    /// Returns the address of node 1 that the client dials.
     pub fn dials(self, family: Family) -> IpAddr {
         match self {
             Self::SecondNic => link_ip(family, 31, 1),
@@ -88,11 +89,11 @@ pub enum Location {
     Near,
     /// A pod of node 3.
     Far,
-    /// Both of these.
+    /// Both of these pods.
     Both,
-    /// A process of node 1, of which the slice does not say where it is.
+    /// A process of node 1; the slice does not name its node.
     Node,
-    /// The client, where it is a pod.
+    /// The client itself, if it is a pod.
     Itself(Who),
 }
 
@@ -109,7 +110,7 @@ pub const PLACES: [Location; 8] = [
 ];
 
 impl Location {
-    /// Address, node if the slice tells it, and the server's name.
+    /// Returns address, node (if the slice names it) and server name of each endpoint.
     pub fn endpoints(self, family: Family) -> Vec<(IpAddr, Option<&'static str>, &'static str)> {
         let near = (pod_ip(family, 1, 2), Some("node1"), "1/2");
         let far = (pod_ip(family, 3, 2), Some("node3"), "3/2");
@@ -136,32 +137,32 @@ impl Location {
     }
 }
 
-/// The node port of a Service: UDP's is one more.
+/// Returns the node port of a Service; the port for UDP is one higher than the port for TCP.
 pub fn node_port(policy: usize, location: Location, kind: Kind) -> u16 {
     let location = PLACES.iter().position(|one| *one == location).unwrap_or_default();
     31_000 + (policy * PLACES.len() + location) as u16 * 2 + u16::from(!kind.is_tcp())
 }
 
-/// What a client is to see: the servers, and the addresses that these see of it. None: silence.
+/// What a client has to see: the servers, and the client's address that each server sees. Empty: no answer.
 pub type Outcome = BTreeSet<(String, IpAddr)>;
 
-/// The rule, from kube-proxy's contract but for two things: a client's address is kept wherever the reply surely
-/// comes back through this node, and pods that no detector knows are known by their devices.
+/// Returns the expected outcome. The rule is kube-proxy's contract, except for two things: a client's address is kept
+/// wherever the reply certainly returns through this node, and pods that no detector knows are known by their devices.
 pub fn expected(mode: Mode, who: Who, policy: usize, location: Location, family: Family) -> Outcome {
     let is_inside = match who {
         Who::HostProcess | Who::LocalPod => true,
-        // By their addresses pods of every node are the cluster's.
+        // By their addresses, pods of every node belong to the cluster.
         Who::OtherPod | Who::TunnelPod => matches!(mode, Mode::ClusterCidr | Mode::Kubeadm),
         Who::MasqueradedPod | Who::Outside | Who::SecondNic | Who::Vlan => false,
     };
     let by_uplink = !matches!(who, Who::LocalPod | Who::HostProcess);
     let endpoints = location.endpoints(family).into_iter().filter_map(|(ip, node, server)| {
-        // A policy goes by what the slice tells, the way back by where the endpoint is.
+        // A policy depends on what the slice says, and the return path on where the endpoint really is.
         let is_left_out = POLICIES[policy] == "Local" && !is_inside && node != Some("node1");
         let is_here = node == Some("node1") || ip == node_ip(family, 1);
         let is_itself = location == Location::Itself(who);
         let source = match who {
-            // A socket's source is the kernel's choice.
+            // The kernel selects the source address of a socket.
             Who::HostProcess if ip == pod_ip(family, 1, 2) || ip == pod_ip(family, 1, 3) => {
                 pod_ip(family, 1, 1)
             }
