@@ -268,7 +268,7 @@ fn a_full_table_is_an_error_that_names_the_setting_and_what_was_done() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn who_is_given_a_free_id_counts_from_nothing() {
+fn counters_of_a_reused_id_start_at_zero() {
     let pins = Pins::new(SMALL);
     let (mut services, mut backends) = pins.stats();
     let counted = ServiceStats { connections: 7, packets: 8, ..ServiceStats::default() };

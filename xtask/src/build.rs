@@ -47,7 +47,7 @@ pub fn bpf(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
 }
 
 /// Prepares a command that loads the programs: requires root, installs tools for network namespaces, builds the BPF object.
-pub fn to_load(workspace: &Workspace, command: &str) -> Result<()> {
+pub fn prepare_to_load(workspace: &Workspace, command: &str) -> Result<()> {
     if !exec::is_root() {
         bail!("needs root, to load programs: sudo -E env \"PATH=$PATH\" cargo xtask {command}");
     }
@@ -57,7 +57,7 @@ pub fn to_load(workspace: &Workspace, command: &str) -> Result<()> {
 
 fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Result<PathBuf> {
     let target_dir = workspace.target().join("bpf-build");
-    let paths = shown_paths(workspace);
+    let paths = path_remap_flags(workspace);
     let paths: Vec<_> = paths.iter().map(String::as_str).collect();
     let mut cargo = toolchain
         .cargo("build", &target_dir, &paths)
@@ -91,7 +91,7 @@ fn build_bpf(workspace: &Workspace, toolchain: &Toolchain, args: &Args) -> Resul
 
 /// Returns the flags that make rustc leave this machine's paths out of its output, so that the same sources give the same
 /// bytes everywhere. BTF and panics name source files.
-pub fn shown_paths(workspace: &Workspace) -> Vec<String> {
+pub fn path_remap_flags(workspace: &Workspace) -> Vec<String> {
     let home = |variable: &str, folder: &str| {
         let named = std::env::var_os(variable).map(PathBuf::from);
         named.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(folder)))

@@ -118,7 +118,7 @@ impl Cmd {
     }
 
     /// Like [`Cmd::read`], but the program's standard error (progress and errors) goes to the terminal.
-    pub fn read_aside(mut self) -> Result<String> {
+    pub fn read_with_stderr_shown(mut self) -> Result<String> {
         self.command.stderr(Stdio::inherit());
         self.read()
     }

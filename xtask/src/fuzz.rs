@@ -43,7 +43,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.host {
         build::bpf(&workspace, &build::Args::default())?;
     } else {
-        build::to_load(&workspace, "fuzz").context("--host needs neither root nor tools")?;
+        build::prepare_to_load(&workspace, "fuzz").context("--host needs neither root nor tools")?;
     }
     log::step("fuzz");
     let which: &[&str] = if args.host { &["on the host"] } else { &["--include-ignored", "the programs"] };

@@ -91,7 +91,7 @@ fn examine(part: Part, args: &Args, workspace: &Workspace, explained: &Explained
     }
     for (tests, number) in part.tests().iter().zip(1..) {
         let left: Vec<_> =
-            chosen.iter().filter(|change| ledger.is_left(change, part.tests(), number)).collect();
+            chosen.iter().filter(|change| ledger.must_still_run(change, part.tests(), number)).collect();
         if args.list || left.is_empty() {
             continue;
         }

@@ -104,7 +104,7 @@ pub fn without_lines(elf: &[u8]) -> Result<Vec<u8>> {
     let mut end = 0;
     for section in &mut builder.sections {
         if let (b".BTF.ext", SectionData::Data(data)) = (section.name.as_slice(), &mut section.data) {
-            let kept = functions_alone(data).context("the section .BTF.ext is not as expected")?;
+            let kept = without_line_info(data).context("the section .BTF.ext is not as expected")?;
             end = kept.len() as u64;
             *data = kept.into();
         }
@@ -122,7 +122,7 @@ pub fn without_lines(elf: &[u8]) -> Result<Vec<u8>> {
 
 /// Returns `.BTF.ext` (`struct btf_ext_header`, Documentation/bpf/btf.rst) without `line_info`; `None` unless `line_info` is
 /// the last part of the section.
-fn functions_alone(data: &[u8]) -> Option<Vec<u8>> {
+fn without_line_info(data: &[u8]) -> Option<Vec<u8>> {
     let word = |at| Some(u32::from_le_bytes(*data.get(at..)?.first_chunk()?));
     let (header, lines, others_length) = (word(4)?, word(16)?, word(28)?);
     let end = header.checked_add(lines)?;
@@ -159,10 +159,10 @@ mod tests {
             words.flat_map(u32::to_le_bytes).chain(bytes.iter().copied()).collect::<Vec<_>>()
         };
         let whole = section([8, 12, 20, 0], b"functionlines lines!");
-        assert_eq!(functions_alone(&whole), Some(section([8, 0, 8, 0], b"function")));
-        assert_eq!(functions_alone(&section([8, 12, 20, 4], b"functionlines lines!more")), None);
-        assert_eq!(functions_alone(&whole[..40]), None);
-        assert_eq!(functions_alone(&[]), None);
+        assert_eq!(without_line_info(&whole), Some(section([8, 0, 8, 0], b"function")));
+        assert_eq!(without_line_info(&section([8, 12, 20, 4], b"functionlines lines!more")), None);
+        assert_eq!(without_line_info(&whole[..40]), None);
+        assert_eq!(without_line_info(&[]), None);
     }
 
     #[test]

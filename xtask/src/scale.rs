@@ -38,7 +38,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
-    build::to_load(&workspace, "scale")?;
+    build::prepare_to_load(&workspace, "scale")?;
     let programs = apiserver::build(&workspace)?;
     log::step("scale");
     let mut cargo = Cmd::cargo()

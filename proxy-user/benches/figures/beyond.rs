@@ -29,14 +29,14 @@ impl Bench {
     /// Returns the time of XDP for a packet of a flow that alternates between the two, without the floor.
     fn early(&self, packet: &Packet) -> f64 {
         // XDP passes packets to tc if tc has recently sent none to the next hop, so that the kernel probes the neighbour.
-        self.sent_on(packet, HOPS);
-        let (time, sent) = self.early_on(packet, HOPS - 1);
+        self.tc_round(packet, HOPS);
+        let (time, sent) = self.xdp_round(packet, HOPS - 1);
         assert_ne!(ends(&sent), (packet.src, packet.dst), "an odd number of hops translates");
         time
     }
 
     /// Returns the time of XDP for a packet that arrives on the uplink, without the floor, and the packet after the last run.
-    pub fn early_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
+    pub fn xdp_round(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
         let bytes = packet.bytes();
         let mut context = [0; 24];
         context[4..8].copy_from_slice(&(bytes.len() as u32).to_ne_bytes());
@@ -46,7 +46,7 @@ impl Bench {
     }
 
     /// Returns the time of tc for a packet that is sent to another node, without the floor, and the packet after the last run.
-    pub fn sent_on(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
+    pub fn tc_round(&self, packet: &Packet, repeat: u32) -> (f64, Vec<u8>) {
         let bytes = packet.bytes();
         over_floor(|name| self.time_by(name, &bytes, repeat, Some(uplink())), "nop", "tc_ingress")
     }
@@ -64,7 +64,7 @@ impl Bench {
         for (number, other) in [(0, clients[1]), (1, clients[0])] {
             send_on_as(other.ip(), &self.harness);
             let to = frontend(self.family, number as u32 + 1);
-            let sent = self.sent_on(&Packet::tcp(SYN, clients[number], to), 1).1;
+            let sent = self.tc_round(&Packet::tcp(SYN, clients[number], to), 1).1;
             assert_eq!(ends(&sent), (other, frontend(self.family, 2 - number as u32)), "it goes to and fro");
         }
     }
@@ -79,7 +79,7 @@ impl Bench {
                 let client = self.family.client(host, 1024 + chain as u16);
                 Packet::tcp(SYN, client, frontend(self.family, first))
             };
-            let before = self.sent_on(&syn(hosts[0]), HOPS);
+            let before = self.tc_round(&syn(hosts[0]), HOPS);
             let (time, sent) = walk(&syn(hosts[1]));
             for sent in [before.1, sent] {
                 assert_eq!(ends(&sent).1, frontend(self.family, first + HOPS), "each hop translates");
@@ -139,7 +139,7 @@ const CASES: [Case; 3] = [
     ("to another node by XDP, known flow", 100.0, |bench| bench.early(&bench.to_and_fro())),
     ("to another node by XDP, reply", 100.0, |bench| bench.early(&bench.to_and_fro().back())),
     ("foreign packet at XDP", 15.0, |bench| {
-        bench.early_on(&bench.to_and_fro().to(bench.family.pod(9, 22)), RUNS).0
+        bench.xdp_round(&bench.to_and_fro().to(bench.family.pod(9, 22)), RUNS).0
     }),
 ];
 
@@ -150,9 +150,9 @@ pub fn measure(group: &'static str, [target, target_new]: [f64; 2], benches: &mu
     let many = &benches[1];
     let packet = many.to_and_fro();
     // After an odd number of hops, the packet has the other addresses.
-    assert_eq!(ends(&many.sent_on(&packet, HOPS - 1).1).1, frontend(many.family, 2));
-    let known = Sample::median((0..ROUNDS).map(|_| many.sent_on(&packet, HOPS).0).collect());
-    let replies = Sample::median((0..ROUNDS).map(|_| many.sent_on(&packet.back(), HOPS).0).collect());
+    assert_eq!(ends(&many.tc_round(&packet, HOPS - 1).1).1, frontend(many.family, 2));
+    let known = Sample::median((0..ROUNDS).map(|_| many.tc_round(&packet, HOPS).0).collect());
+    let replies = Sample::median((0..ROUNDS).map(|_| many.tc_round(&packet.back(), HOPS).0).collect());
     let mut rows = vec![
         Row::new(group, "to another node (SNAT), known flow", known, "ns", Some(target)),
         Row::new(group, "to another node (SNAT), reply", replies, "ns", Some(target)),
@@ -163,10 +163,10 @@ pub fn measure(group: &'static str, [target, target_new]: [f64; 2], benches: &mu
     }
     let many = &mut benches[1];
     send_on_as(node_addr(many.family), &many.harness);
-    let begun = many.begun([4, 6], |packet| many.sent_on(packet, HOPS));
-    let early = many.begun([7, 8], |packet| many.early_on(packet, HOPS));
+    let begun = many.begun([4, 6], |packet| many.tc_round(packet, HOPS));
+    let early = many.begun([7, 8], |packet| many.xdp_round(packet, HOPS));
     many.spread_by_maglev();
-    let by_maglev = many.begun([9, 10], |packet| many.early_on(packet, HOPS));
+    let by_maglev = many.begun([9, 10], |packet| many.xdp_round(packet, HOPS));
     drop(attached);
     assert_eq!(many.harness.reasons(), [], "nothing was refused");
     rows.extend([

@@ -117,23 +117,23 @@ fn measure_early(bpffs: &Path, family: Family, group: &'static str) -> [Row; 2] 
         .collect();
     let mut last_hops = BTreeMap::new();
     for [syn, answer, acknowledges] in &walks {
-        let far = ends(&bench.sent_on(syn, HOPS).1);
+        let far = ends(&bench.tc_round(syn, HOPS).1);
         last_hops.insert(syn.dst, far.1);
-        let back = bench.sent_on(&answer.from(far.1).to(far.0), HOPS).1;
+        let back = bench.tc_round(&answer.from(far.1).to(far.0), HOPS).1;
         assert_eq!(ends(&back), (syn.dst, syn.src), "each hop translates the answer");
-        bench.sent_on(acknowledges, HOPS);
+        bench.tc_round(acknowledges, HOPS);
     }
     let mut found = Vec::new();
     for at in 0..walks.len() {
         if at % TC_EVERY == 0 {
             // XDP passes a packet for a next hop to tc if tc has recently sent none, so that the kernel probes the neighbour.
             for [_, _, segment] in &walks[..WALKS as usize] {
-                bench.sent_on(segment, HOPS);
+                bench.tc_round(segment, HOPS);
             }
         }
         // Each walk once, far from the one before, so that its flows are not in a cache.
         let [_, _, segment] = &walks[at * 6_197 % walks.len()];
-        let (time, sent) = bench.early_on(segment, HOPS);
+        let (time, sent) = bench.xdp_round(segment, HOPS);
         let arrived = last_hops.get(&segment.dst) == Some(&ends(&sent).1);
         found.extend(arrived.then_some(time));
     }

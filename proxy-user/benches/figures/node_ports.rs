@@ -77,7 +77,7 @@ impl Topology {
         for space in [&pod, &other] {
             accept_all(space.inside(|| Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, TARGET))?))?);
         }
-        node.ip(&kube::way_from(number, &node.path())?)?;
+        node.ip(&kube::connect_namespace(number, &node.path())?)?;
         Ok(Self { client, caller, node, _pods: [pod, other] })
     }
 
@@ -171,8 +171,8 @@ pub fn measure() -> Vec<Row> {
         "status": { "addresses": [{ "type": "InternalIP", "address": NODE }] },
     });
     control.api.create_raw("/api/v1/nodes", &object).unwrap();
-    let worlds = [0, 1, 2, 3].map(|number| Topology::new(number).unwrap());
-    let [_, proxied @ ..] = &worlds;
+    let topologies = [0, 1, 2, 3].map(|number| Topology::new(number).unwrap());
+    let [_, proxied @ ..] = &topologies;
     let [ballasts, nftables, iptables] = proxied;
     let ballast = Ballast::start(ballasts, &control).unwrap();
     // Each kube-proxy has files of its own name.
@@ -193,8 +193,8 @@ pub fn measure() -> Vec<Row> {
             [LOCAL, REMOTE, size - 1].into_iter().try_for_each(|number| topology.serves(number)).unwrap();
         }
         thread::sleep(REST);
-        rows.extend(through_node_ports(&worlds, size));
-        rows.extend(through_cluster_ips(&worlds, &ballast, size));
+        rows.extend(through_node_ports(&topologies, size));
+        rows.extend(through_cluster_ips(&topologies, &ballast, size));
     }
     rows
 }
@@ -219,8 +219,8 @@ fn added(what: &str, base: Sample, through: [Sample; 3], services: u16, target: 
 
 const GROUP: &str = "Beside kube-proxy, IPv4";
 
-fn through_node_ports(worlds: &[Topology; 4], services: u16) -> Vec<Row> {
-    let [bare, proxied @ ..] = worlds;
+fn through_node_ports(topologies: &[Topology; 4], services: u16) -> Vec<Row> {
+    let [bare, proxied @ ..] = topologies;
     let [local, remote] = [LOCAL_POD, remote_pod(0)].map(|pod| SocketAddrV4::new(pod, TARGET));
     let mut sides = vec![(bare, local), (bare, remote)];
     for to in [local, node_port(LOCAL), node_port(REMOTE)] {
@@ -244,8 +244,8 @@ fn through_node_ports(worlds: &[Topology; 4], services: u16) -> Vec<Row> {
 }
 
 /// Measures a pod's connections to another pod of its node, with and without the socket hooks.
-fn through_cluster_ips(worlds: &[Topology; 4], ballast: &Ballast, services: u16) -> Vec<Row> {
-    let [bare, ballasts, nftables, iptables] = worlds;
+fn through_cluster_ips(topologies: &[Topology; 4], ballast: &Ballast, services: u16) -> Vec<Row> {
+    let [bare, ballasts, nftables, iptables] = topologies;
     let to = cluster_ip(LOCAL);
     let sides = [
         (bare, SocketAddrV4::new(LOCAL_POD, TARGET), false),

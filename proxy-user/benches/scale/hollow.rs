@@ -128,7 +128,7 @@ impl Served {
 /// Measures the start of all agents, a restart of all at once, and churn.
 pub fn measure(control: &ControlPlane, cluster: &Cluster, options: &Options) -> Vec<Row> {
     let space = Space::new("hollow").unwrap();
-    space.ip(&kube::way_from(WAY, &space.path()).unwrap()).unwrap();
+    space.ip(&kube::connect_namespace(WAY, &space.path()).unwrap()).unwrap();
     let (count, endpoints) = (options.agents, cluster.all_endpoints());
     let group = "Hollow agents";
     let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! How connections are spread: by turns, and by Maglev tables.
+//! Selection of endpoints in turn, by hash, and by Maglev tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -39,7 +39,7 @@ pub const SCENARIOS: [Scenario; 5] = [
 const ID: u32 = 9;
 const TABLE: u32 = 500;
 
-/// Three endpoints; `first`: the id of the first of them.
+/// Serves three endpoints, whose ids begin at `first`.
 fn serve(family: Family, harness: &mut Harness, algorithm: u8, first: u32) -> Service {
     let pods: Vec<_> = (1..=3).map(|n| family.pod(n, 8080)).collect();
     let mut service = Service::new(ID, TCP, family.frontend(1, 80), &pods);
@@ -51,7 +51,7 @@ fn serve(family: Family, harness: &mut Harness, algorithm: u8, first: u32) -> Se
     service
 }
 
-/// The endpoint that a new connection of this client goes to.
+/// Returns the endpoint that a new connection of this client goes to.
 fn ask(harness: &mut Harness, service: &Service, client: SocketAddr) -> SocketAddr {
     let packet = Packet::tcp(SYN, client, service.frontend);
     let seen = harness.run(Hook::Ingress, &packet.bytes());
@@ -121,7 +121,7 @@ fn left(family: Family, harness: &mut Harness) {
         let entry = ServiceEntry { algorithm: *algorithm as u8, ..service.entry() };
         let stay = [service.backends[0].1, service.backends[2].1];
         harness.shrink(&mut service, &stay);
-        // The slots are the old ones too, as a reader may have them that began before the change.
+        // The slots are still the old ones: a program that began before the change may read them.
         harness.write(&[
             Write::Slots(ID * 16, vec![100, 101, 102]),
             Write::Service(service.frontend_key(), entry),

@@ -1,4 +1,4 @@
-//! Clients outside, node ports, policies, and packets that go on from here under an address of the node (SNAT).
+//! Clients outside, node ports, policies, and packets that are forwarded with an address of the node (SNAT).
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
@@ -60,7 +60,7 @@ fn trie<K: aya::Pod>(harness: &Harness, name: &str) -> LpmTrie<MapData, K, u32> 
     aya::maps::Map::LpmTrie(harness.map(name)).try_into().unwrap()
 }
 
-/// Forgets it again, for the next test on this rig.
+/// Undoes [`know`], for the next test with this harness.
 pub fn forget(harness: &Harness) {
     harness.array::<NodeEntry<[u8; 4]>>(names::NODE).set(0, NodeEntry::UNKNOWN, 0).unwrap();
     harness.array::<NodeEntry<[u8; 16]>>(names::NODE6).set(0, NodeEntry::UNKNOWN, 0).unwrap();
@@ -71,7 +71,7 @@ fn ports(harness: &Harness, range: (u16, u16)) {
     harness.configure(|config| config.snat = [PortRange::new(range.0, range.1), PortRange::default()]);
 }
 
-/// A node port that leads to these endpoints, with flag bits.
+/// Serves a node port with these endpoints, which have these flags; returns its address and port.
 pub fn node_port(family: Family, harness: &mut Harness, proto: u8, pods: &[(SocketAddr, u32)]) -> SocketAddr {
     let orig_dst = SocketAddr::new(node_addr(family), PORT);
     let addrs: Vec<_> = pods.iter().map(|(pod, _)| *pod).collect();
@@ -91,13 +91,13 @@ pub fn node_port(family: Family, harness: &mut Harness, proto: u8, pods: &[(Sock
     orig_dst
 }
 
-/// The key of that node port.
+/// Returns the key of the node port.
 pub fn node_port_key(family: Family, proto: u8) -> FrontendKey {
     let addr = if family == Family::V4 { [0; 4].into() } else { [0; 16].into() };
     FrontendKey { addr, port: PORT, proto, scope: SCOPE_INTERNAL }
 }
 
-/// What a packet looks like that goes on by the gateway.
+/// Returns the packet as it is forwarded to the gateway.
 pub fn sent_on(packet: &Packet) -> Vec<u8> {
     by_gateway(packet.bytes())
 }
@@ -115,7 +115,7 @@ pub fn comes_in(harness: &mut Harness, packet: &Packet) -> Seen {
     harness.run_on(Hook::Ingress, &packet.bytes(), Some(uplink()))
 }
 
-/// Runs a packet that must go on, and gives the source under which it does.
+/// Runs a packet that must be forwarded; returns its new source.
 fn goes_on(harness: &mut Harness, packet: &Packet, to: SocketAddr) -> SocketAddr {
     let seen = comes_in(harness, packet);
     assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", harness.reasons());
@@ -125,7 +125,7 @@ fn goes_on(harness: &mut Harness, packet: &Packet, to: SocketAddr) -> SocketAddr
     source
 }
 
-/// Whether it is one of the ports of the default setting.
+/// Whether the port is an SNAT port of the default setting.
 fn is_snat_port(port: u16) -> bool {
     SNAT_PORTS.iter().any(|range| range.contains(port))
 }
@@ -141,7 +141,7 @@ fn there_and_back(family: Family, harness: &mut Harness) {
         assert_eq!(source.ip(), node_addr(family));
         assert!(is_snat_port(source.port()), "{source}");
         let reply = Packet { flags: SYN | ACK, ..Packet::new(proto, pod, source) };
-        // A frontend may share the bit of the port by chance.
+        // A frontend may have the same prefilter bit as the SNAT port by chance.
         harness.write(&[filter(Role::Frontend, source, proto)]);
         let seen = comes_in(harness, &reply);
         assert_eq!(seen.verdict, REDIRECT);
@@ -152,7 +152,7 @@ fn there_and_back(family: Family, harness: &mut Harness) {
         let seq = if proto == TCP { STATE_SYN | SEQ_CLIENT | SEQ_BACKEND } else { 0 };
         let assured = if proto == UDP { 0 } else { ASSURED };
         assert_eq!(flow.state, STATE_USED | STATE_SNAT | SEEN_REPLY | seq | assured);
-        // Another host that sends to that port is not the backend.
+        // A packet of another host to the SNAT port is no reply.
         let stranger = Packet::new(proto, family.pod(2, 8080), source);
         assert_eq!(comes_in(harness, &stranger).packet, stranger.bytes());
     }
@@ -162,7 +162,7 @@ fn there_and_back(family: Family, harness: &mut Harness) {
     forget(harness);
 }
 
-/// Other ranges of source ports are set while a flow is known.
+/// The ranges of SNAT ports change while a flow exists.
 fn moved_ports(family: Family, harness: &mut Harness) {
     know(family, harness);
     match node_addr(family) {
@@ -190,7 +190,7 @@ fn node_address<A: aya::Pod>(harness: &Harness, name: &str, address: A) {
     map.insert(address, NODE_ADDR_PORTS | NODE_ADDR_OWN, 0).unwrap();
 }
 
-/// Both ends, and routers on both sides, tell of trouble.
+/// Both ends, and routers on both sides, send ICMP errors.
 fn errors(family: Family, harness: &mut Harness) {
     know(family, harness);
     let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
@@ -224,10 +224,10 @@ fn kept(family: Family, harness: &mut Harness) {
     let (here, elsewhere) = (family.pod(1, 8080), family.pod(2, 8080));
     let orig_dst = node_port(family, harness, TCP, &[(here, BACKEND_LOCAL)]);
     let packet = Packet::tcp(SYN, family.client(1, 40_000), orig_dst);
-    // The endpoint is here: the reply comes by.
+    // The endpoint is on this node, so its reply passes here.
     let seen = comes_in(harness, &packet);
     assert_eq!((seen.verdict, seen.packet), (NEXT, packet.to(here).bytes()));
-    // The client is a pod of this node: the reply comes to it.
+    // The client is a pod of this node, so the reply comes back to this node.
     node_port(family, harness, TCP, &[(elsewhere, 0)]);
     let packet = packet.from(family.client(2, 40_000));
     let seen = harness.run(Hook::Ingress, &packet.bytes());
@@ -325,8 +325,8 @@ fn nothing_there(family: Family, harness: &mut Harness) {
     forget(harness);
 }
 
-/// Without the setting a packet in the middle of a connection begins a flow, as after a restart of the machine's
-/// tables; with it the packet is left to netfilter, unless a flow is known.
+/// Without the setting, a packet in mid-connection creates a flow, as after a restart of the machine. With it, the packet
+/// is left to netfilter, unless its flow is known.
 fn old(family: Family, harness: &mut Harness) {
     know(family, harness);
     let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
@@ -378,7 +378,7 @@ fn affinity(family: Family, harness: &mut Harness) {
     };
     let first = connect(harness);
     assert!((0..30).all(|_| connect(harness) == first), "seven of eight would go elsewhere");
-    // The endpoint leaves: another one is chosen, and kept.
+    // The endpoint is removed: the client gets another one, and keeps it.
     let at = pods.iter().position(|(pod, _)| *pod == first).unwrap();
     let id = ID * 16 + at as u32;
     let table = if orig_dst.is_ipv4() { Table::Backends } else { Table::Backends6 };
@@ -386,7 +386,7 @@ fn affinity(family: Family, harness: &mut Harness) {
     let second = connect(harness);
     assert_ne!(second, first);
     assert!((0..30).all(|_| connect(harness) == second));
-    // It comes back after its time: it may go anywhere.
+    // The client returns after the timeout of the affinity, and may get any endpoint.
     let late = harness.now().wrapping_sub(10 * HZ + HZ / 10);
     let stayed = (0..40).filter(|_| {
         match family.client(1, 0).ip() {
@@ -399,7 +399,7 @@ fn affinity(family: Family, harness: &mut Harness) {
     forget(harness);
 }
 
-/// As if the client had been away since then.
+/// Sets when the client last used its affinity.
 fn last_used<A: Address>(harness: &Harness, name: &str, client: A, when: u32)
 where
     AffinityKey<A>: aya::Pod,
@@ -411,7 +411,7 @@ where
     map.insert(key, AffinityEntry { last_used: when, ..entry }, 0).unwrap();
 }
 
-/// A connection that is established; gives its source.
+/// Establishes a connection; returns its source after SNAT.
 fn established(harness: &mut Harness, syn: &Packet, pod: SocketAddr) -> SocketAddr {
     let source = goes_on(harness, syn, pod);
     comes_in(harness, &Packet { seq: 100, ack: syn.seq + 1, ..Packet::tcp(SYN | ACK, pod, source) });
@@ -430,13 +430,13 @@ fn exhausted(family: Family, harness: &mut Harness) {
     assert_ne!(sources[0], sources[1]);
     assert_eq!(comes_in(harness, &packet(3)).verdict, DROP);
     assert_eq!(harness.refusals(), [(ID, Reason::SnatPortsExhausted, 1)]);
-    // Another backend has ports of its own.
+    // Another backend has its own SNAT ports.
     node_port(family, harness, TCP, &[(other, 0)]);
     assert!(sources.contains(&goes_on(harness, &packet(4), other)));
     forget(harness);
 }
 
-/// Forged SYNs do not keep the ports from other clients, and take none from a connection that is established.
+/// Forged SYNs do not keep the SNAT ports from other clients, and take none from an established connection.
 fn flooded(family: Family, harness: &mut Harness) {
     know(family, harness);
     let pod = family.pod(1, 8080);
@@ -455,7 +455,7 @@ fn flooded(family: Family, harness: &mut Harness) {
     forget(harness);
 }
 
-/// A connection that its backend closes first, and that the client closes then: its source port, which is to rest.
+/// Closes a connection, first by its backend, then by its client. Returns its source, whose port is in quarantine then.
 fn closed(harness: &mut Harness, first: Packet, pod: SocketAddr) -> SocketAddr {
     let source = goes_on(harness, &first, pod);
     for flags in [SYN | ACK, FIN | ACK] {
@@ -466,28 +466,28 @@ fn closed(harness: &mut Harness, first: Packet, pod: SocketAddr) -> SocketAddr {
     source
 }
 
-/// A backend that closed first is in `TIME_WAIT`: another client's SYN from the same port would not be taken for one.
+/// A backend that closed first is in `TIME_WAIT`: it would not accept another client's SYN from the same port as new.
 fn rested(family: Family, harness: &mut Harness) {
     know(family, harness);
     let pod = family.pod(1, 8080);
     let orig_dst = node_port(family, harness, TCP, &[(pod, 0)]);
     ports(harness, (61_000, 61_001));
-    // One port of theirs: one first choice of ours.
+    // All clients have the same port, so the first choice of the SNAT port is the same, too.
     let syn = |n| Packet::tcp(SYN, family.client(n, 40_000), orig_dst);
     let first = closed(harness, syn(1), pod);
     let second = goes_on(harness, &syn(2), pod);
     assert_ne!(second, first, "the port rests");
-    // With no other left, it is better than none.
+    // If no other port is left, a port in quarantine is used.
     assert_eq!(goes_on(harness, &syn(3), pod), first);
-    // A connection that was reset leaves no flow.
+    // The port of a reset connection is not in quarantine.
     comes_in(harness, &Packet::tcp(RST | ACK, pod, first));
     assert_eq!(goes_on(harness, &syn(4), pod), first);
     assert_eq!(harness.refusals(), []);
     forget(harness);
 }
 
-/// The client whose connection it was may use its own port again, before its flow is expired and after that. The source
-/// port towards the backend rests all the same: for that client, and for the next one.
+/// The client of the closed connection may use its own port again, before and after its flow has expired. The SNAT port
+/// towards the backend stays in quarantine, for this client and for the next one.
 fn rested_meanwhile(family: Family, harness: &mut Harness) {
     know(family, harness);
     ports(harness, (61_000, 61_001));
@@ -497,12 +497,12 @@ fn rested_meanwhile(family: Family, harness: &mut Harness) {
         let first = closed(harness, syn(1), pod);
         let lifetime =
             harness.configure(|config| config.tcp_time_wait *= u32::from(!is_expired)).tcp_time_wait;
-        // Some jiffies, for the timeout of none.
+        // Some jiffies pass, for the timeout of zero.
         std::thread::sleep(std::time::Duration::from_millis(30));
         for client in [1, 2] {
             let second = goes_on(harness, &syn(client), pod);
             assert_ne!(second, first, "the port rests, client {client}, expired: {is_expired}");
-            // This one leaves no flow, and its port is free for the next client.
+            // The port of this reset connection is not in quarantine, so it is free for the next client.
             comes_in(harness, &Packet::tcp(RST | ACK, pod, second));
         }
         harness.configure(|config| config.tcp_time_wait = lifetime);
@@ -545,9 +545,9 @@ fn limits(family: Family, harness: &mut Harness) {
     forget(harness);
 }
 
-/// A way is remembered for a tick of the clock, and no longer.
+/// A route is cached for one tick, and no longer.
 fn changed(family: Family, harness: &mut Harness) {
-    // All packets share the routes.
+    // All tests use the same routes of the kernel, which this one changes.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     know(family, harness);
@@ -558,7 +558,7 @@ fn changed(family: Family, harness: &mut Harness) {
         assert_eq!(goes_on(harness, &packet, pod).ip(), node_addr(family));
     }
     let elsewhere = OtherWay::of(pod.ip());
-    // Two ticks, of the slowest clock that kernels have.
+    // Two ticks at the lowest frequency of a kernel's clock (100 Hz).
     std::thread::sleep(std::time::Duration::from_millis(20));
     let seen = comes_in(harness, &packet);
     assert_eq!((seen.verdict, &seen.packet[..6]), (REDIRECT, &OtherWay::MAC[..]));

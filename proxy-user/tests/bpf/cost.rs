@@ -1,4 +1,4 @@
-//! What the verifier has to do to let a program in.
+//! The number of instructions that the verifier processes to accept each program.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use proxy_common::map_names::TAIL_CALL_TARGETS;
 
 use crate::harness::{Harness, Hook};
 
-/// Instructions that the verifier may walk through; the kernel's own limit is a million.
+/// Maximum number of instructions that the verifier may process; the kernel's own limit is a million.
 const LIMIT: u32 = 100_000;
 
-/// The same for XDP, which does less.
+/// The same limit for XDP, which does less.
 const EARLY_LIMIT: u32 = 80_000;
 
 pub fn trial(bpffs: &Path) -> Trial {

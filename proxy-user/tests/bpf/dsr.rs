@@ -1,4 +1,4 @@
-//! Packets from node to node (DSR): encapsulated where a client outside comes in, taken out where the endpoint is.
+//! Packets between nodes (DSR): encapsulated where a client outside arrives, decapsulated on the node of the endpoint.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -32,10 +32,10 @@ pub const SCENARIOS: [Scenario; 6] = [
 ];
 
 const ID: u32 = 7;
-/// The number of the other node's address.
+/// Number of the other node in `tunnels`.
 const NUMBER: u32 = 5;
 
-/// The address of another node.
+/// Returns the address of another node.
 fn other(family: Family) -> IpAddr {
     match family {
         Family::V4 => "10.9.0.2".parse().unwrap(),
@@ -47,7 +47,7 @@ fn family_of(addr: IpAddr) -> Family {
     if addr.is_ipv4() { Family::V4 } else { Family::V6 }
 }
 
-/// Says what an address is.
+/// Writes the `NODE_ADDR_*` bits of an address.
 fn tell(harness: &Harness, addr: IpAddr, bits: u32) {
     match addr {
         IpAddr::V4(addr) => {
@@ -63,7 +63,7 @@ fn tell(harness: &Harness, addr: IpAddr, bits: u32) {
     }
 }
 
-/// A node that knows another one, whose address is of the family `outer`.
+/// Sets up a node that knows another one, whose address is of the family `outer`.
 fn begin(family: Family, outer: Family, harness: &mut Harness) {
     for known in [family, outer] {
         know(known, harness);
@@ -75,7 +75,7 @@ fn begin(family: Family, outer: Family, harness: &mut Harness) {
     harness.write(&[Write::Tunnel(NUMBER, Some(row))]);
 }
 
-/// Forgets it again, for the next test on this rig.
+/// Undoes [`begin`], for the next test with this harness.
 fn end(harness: &mut Harness) {
     harness.write(&[Write::Tunnel(NUMBER, None)]);
     harness.configure(|config| config.flags &= !CONFIG_DSR);
@@ -85,7 +85,7 @@ fn end(harness: &mut Harness) {
     forget(harness);
 }
 
-/// A load balancer's address with one endpoint, which has these flags.
+/// Serves a load balancer's address with one endpoint, which has these flags; returns both.
 fn serve(family: Family, harness: &mut Harness, proto: u8, flags: u32) -> (SocketAddr, SocketAddr) {
     let (orig_dst, pod) = (family.frontend(3, 80), family.pod(1, 8080));
     let service = Service { flags: SERVICE_DSR, ..Service::new(ID, proto, orig_dst, &[pod]) };
@@ -109,12 +109,12 @@ fn tag(pod: SocketAddr) -> [u8; 2] {
     .to_be_bytes()
 }
 
-/// The packet behind an Ethernet header, in another one from node to node, byte by byte.
+/// Returns the frame with its packet encapsulated in another packet from node to node.
 fn wrapped(frame: &[u8], src: IpAddr, dst: IpAddr, tag: [u8; 2]) -> Vec<u8> {
     wrapped_with(frame, src, dst, tag, 64)
 }
 
-/// The same with another time to live or hop limit.
+/// Like `wrapped`, with another time to live or hop limit.
 fn wrapped_with(frame: &[u8], src: IpAddr, dst: IpAddr, [t0, t1]: [u8; 2], hops: u8) -> Vec<u8> {
     let (link, inner) = frame.split_at(ETHERNET);
     let mut bytes = link.to_vec();
@@ -171,7 +171,7 @@ fn encapsulated(family: Family, harness: &mut Harness) {
             harness.forget_flows();
         }
         assert_eq!(harness.reasons(), []);
-        // A node that is gone.
+        // The node of the endpoint is no longer known.
         let (orig_dst, _) = serve(family, harness, TCP, (NUMBER + 1) << BACKEND_TUNNEL_SHIFT);
         let syn = Packet::tcp(SYN, family.client(1, 40_000), orig_dst);
         assert_eq!(comes_in(harness, &syn.bytes()).verdict, DROP);
@@ -182,7 +182,7 @@ fn encapsulated(family: Family, harness: &mut Harness) {
     }
 }
 
-/// These go on under the node's address, as without DSR.
+/// Connections that use SNAT, as without DSR.
 fn others(family: Family, harness: &mut Harness) {
     begin(family, family, harness);
     let client = family.client(1, 40_000);
@@ -194,7 +194,7 @@ fn others(family: Family, harness: &mut Harness) {
         assert_eq!((source.ip(), to), (node_addr(family), pod));
         harness.forget_flows();
     };
-    // A node without a number, a protocol whose checksum covers the whole packet, and a client that is a node.
+    // The endpoint's node has no number, the checksum of the protocol covers the whole packet, or the client is a node.
     let (orig_dst, pod) = serve(family, harness, TCP, 0);
     is_snat(harness, client, orig_dst, pod, TCP);
     let (orig_dst, pod) = serve(family, harness, SCTP, NUMBER << BACKEND_TUNNEL_SHIFT);
@@ -210,7 +210,7 @@ fn too_big(family: Family, harness: &mut Harness) {
         let (orig_dst, _) = serve(family, harness, UDP, NUMBER << BACKEND_TUNNEL_SHIFT);
         let packet = Packet::udp(family.client(1, 40_000), orig_dst);
         let headers = if family == Family::V4 { 28 } else { 48 };
-        // The link takes 1,400 bytes.
+        // The MTU of the uplink is 1,400 bytes.
         let longest = 1_400 - header - headers;
         assert_eq!(
             comes_in(harness, &packet.clone().payload(longest).bytes()).packet.len(),
@@ -239,7 +239,7 @@ fn taken_out(family: Family, harness: &mut Harness) {
         for proto in [TCP, UDP] {
             let (orig_dst, pod) = serve(family, harness, proto, BACKEND_LOCAL);
             let client = family.client(1, 40_000);
-            // In the middle of a connection too: each packet says enough.
+            // Packets in mid-connection are translated, too: each packet carries all that is needed.
             for flags in if proto == TCP { vec![ACK, SYN, ACK] } else { vec![0, 0] } {
                 let packet = Packet { flags, ..Packet::new(proto, client, orig_dst) };
                 let bytes = wrapped(&packet.bytes(), other(outer), node_addr(outer), tag(pod));
@@ -259,7 +259,7 @@ fn taken_out(family: Family, harness: &mut Harness) {
     }
 }
 
-/// The table of new connections leads to endpoint 1, the one of before to endpoint 2.
+/// The current Maglev table leads to endpoint 1, the previous one to endpoint 2.
 fn second_chance(family: Family, harness: &mut Harness) {
     let outer = family;
     begin(family, outer, harness);
@@ -272,18 +272,20 @@ fn second_chance(family: Family, harness: &mut Harness) {
     let sent = |packet: &Packet, pod, hops| wrapped_with(&packet.bytes(), node, own, tag(pod), hops);
     let goes_on = |bytes: Vec<u8>, hops| wrapped_with(&by_gateway(bytes), own, node, tag(pods[1]), hops);
 
-    // The new one is here, the old one elsewhere. Who opens a connection goes to the new one, however the packet came.
+    // The new endpoint is here, the old one on the other node. A SYN goes to the new one, whether it arrives encapsulated
+    // or not.
     old_and_new(harness, orig_dst, pods, [here, elsewhere]);
     for bytes in [syn.bytes(), sent(&syn, pods[0], 60)] {
         let seen = comes_in(harness, &bytes);
         assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pods[0]));
         harness.forget_flows();
     }
-    // Of what is in mid-flow and has a flow here, that decides.
+    // A segment in mid-connection follows its flow, if this node has one.
     assert_eq!(comes_in(harness, &syn.bytes()).verdict, NEXT);
     assert_eq!(ends(&comes_in(harness, &ack.bytes()).packet).1, pods[0]);
     harness.forget_flows();
-    // Without one it goes to the node of the old one. A node that gets it from another one says so.
+    // Without a flow, the segment goes to the node of the old endpoint. If it arrived encapsulated, the outer header says
+    // so (255).
     for (connections, bytes, hops) in [(1, ack.bytes(), 64), (2, sent(&ack, pods[0], 60), 255)] {
         for _ in 0..2 {
             let seen = comes_in(harness, &bytes);
@@ -294,7 +296,7 @@ fn second_chance(family: Family, harness: &mut Harness) {
         assert_eq!(tunnel_of(harness.flow(family).state), NUMBER);
         harness.forget_flows();
     }
-    // What comes by its second chance has no third one, even where a flow leads on.
+    // A packet that had its second chance on another node gets no further one, even if a flow leads to another node.
     for has_flow in [false, true] {
         if has_flow {
             assert_eq!(comes_in(harness, &ack.bytes()).verdict, REDIRECT);
@@ -305,7 +307,7 @@ fn second_chance(family: Family, harness: &mut Harness) {
     }
     assert_eq!(harness.reasons(), [(Reason::SecondChance, 3)]);
     harness.zero_reasons();
-    // The old one is here, and has left the Service: it still has its connections, but gets no new ones.
+    // The old endpoint is here and was removed from the Service: it keeps its connections, but gets no new ones.
     old_and_new(harness, orig_dst, pods, [elsewhere, (BACKEND_LOCAL, BACKEND_GONE)]);
     for hops in [60, 250] {
         let seen = comes_in(harness, &sent(&ack, pods[1], hops));
@@ -324,8 +326,8 @@ fn second_chance(family: Family, harness: &mut Harness) {
     end(harness);
 }
 
-/// A Service by Maglev with these endpoints, which have these flags and states: the current table leads to the first one, the
-/// previous table to the second.
+/// Serves a Service with the algorithm Maglev. The two endpoints have these flags and states; the current table leads to
+/// the first one, the previous table to the second.
 fn old_and_new(harness: &mut Harness, orig_dst: SocketAddr, pods: [SocketAddr; 2], facts: [(u32, u8); 2]) {
     let service = Service { flags: SERVICE_DSR, ..Service::new(ID, TCP, orig_dst, &pods) };
     let mut facts = facts.into_iter();
@@ -360,12 +362,12 @@ fn refused(family: Family, harness: &mut Harness) {
     let stranger = family.client(9, 0).ip();
     let syn = Packet::tcp(SYN, family.client(1, 40_000), orig_dst);
     let sent = |src, packet: &Packet, tag| wrapped(&packet.bytes(), src, own, tag);
-    // From no node, and from this one.
+    // The sender is not a node, or it is this node.
     for src in [stranger, own] {
         assert_eq!(comes_in(harness, &sent(src, &syn, tag(pod))).verdict, DROP);
     }
     assert_eq!(harness.reasons(), [(Reason::ForeignTunnel, 2)]);
-    // To an endpoint that is not here, and to one that is elsewhere.
+    // The number matches no endpoint, or an endpoint on another node.
     let [first, second] = tag(pod);
     assert_eq!(comes_in(harness, &sent(node, &syn, [first, !second])).verdict, DROP);
     serve(family, harness, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
@@ -373,16 +375,16 @@ fn refused(family: Family, harness: &mut Harness) {
     assert_eq!(harness.reasons(), [(Reason::ForeignTunnel, 2), (Reason::TunnelNoEndpoint, 2)]);
     assert!(harness.flows(family).is_empty());
     serve(family, harness, TCP, BACKEND_LOCAL);
-    // What is for no Service passes, from every sender: a CNI plugin's tunnel.
+    // A packet to no Service passes, whoever sends it: it may be from a CNI plugin's tunnel.
     for src in [stranger, node] {
         let bytes = sent(src, &syn.to(family.pod(3, 80)), tag(pod));
         assert_eq!(comes_in(harness, &bytes), Seen { verdict: NEXT, packet: bytes });
     }
-    // So does all of it where no Service has or had DSR.
+    // All encapsulated packets pass if no Service has or had DSR.
     harness.configure(|config| config.flags &= !CONFIG_DSR);
     let bytes = sent(node, &syn, tag(pod));
     assert_eq!(comes_in(harness, &bytes), Seen { verdict: NEXT, packet: bytes });
-    // What goes on by a flow that leads elsewhere does so once.
+    // A packet whose flow leads to another node is sent there only once.
     harness.configure(|config| config.flags |= CONFIG_DSR);
     serve(family, harness, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
     assert_eq!(comes_in(harness, &syn.bytes()).verdict, REDIRECT);
@@ -391,7 +393,7 @@ fn refused(family: Family, harness: &mut Harness) {
     assert_eq!(comes_in(harness, &sent(node, &ack, tag(pod))).verdict, REDIRECT);
     let seen = comes_in(harness, &wrapped_with(&ack.bytes(), node, own, tag(pod), 255));
     assert_eq!((seen.verdict, ends(&seen.packet).1), (NEXT, pod));
-    // It leaves nothing for the next packet: fragments of others are not remembered.
+    // Such a packet leaves no state for the next one: fragments of foreign packets are not remembered.
     harness.zero_reasons();
     let others =
         Packet::udp(family.client(1, 40_000), SocketAddr::new(stranger, 53)).payload(64).fragments(48, 9);

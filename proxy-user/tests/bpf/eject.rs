@@ -1,5 +1,5 @@
-//! Endpoints that refuse connections, or do not answer them, are skipped for a while; never the last one, and not for all
-//! because of one client.
+//! New connections skip endpoints for a while that refuse connections or do not answer them; never the last endpoint, and
+//! not for all clients because of one client.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ const fn scenario(name: &'static str, test: fn(Family, &mut Harness)) -> Scenari
 }
 
 const ID: u32 = 7;
-/// The client's sequence number: the upper half changes with the SYN's successor.
+/// The client's sequence number. The next number has another upper half.
 const SEQ: u32 = 0x1234_ffff;
 
 fn serve(family: Family, harness: &mut Harness, pods: u16) -> Service {
@@ -55,7 +55,7 @@ fn health(harness: &Harness, id: u32) -> u64 {
     harness.array::<u64>(names::HEALTH).get(&id, 0).unwrap()
 }
 
-/// The endpoints that are ejected, with the seconds that are left.
+/// Returns the ids of the ejected endpoints, with the remaining seconds.
 fn ejections(harness: &Harness, service: &Service) -> Vec<(u32, u32)> {
     let left = |id: u32| ejected_for(health(harness, id), harness.now(), HZ).map(|left| left.div_ceil(HZ));
     service.backends.iter().filter_map(|(id, _)| Some((*id, left(*id)?))).collect()
@@ -65,7 +65,7 @@ fn id_of(service: &Service, pod: SocketAddr) -> u32 {
     service.backends.iter().find(|(_, at)| *at == pod).unwrap().0
 }
 
-/// As if the last failure of an endpoint had been so many jiffies ago.
+/// Makes the last failure of an endpoint look as if it had been `jiffies` ago.
 fn pass(harness: &Harness, id: u32, jiffies: u32) {
     let since = u64::from(harness.now().wrapping_sub(jiffies));
     set_health(harness, id, health(harness, id) & !HEALTH_TIME | since);
@@ -75,14 +75,14 @@ fn syn(family: Family, service: &Service, host: u16, port: u16) -> Packet {
     Packet { seq: SEQ, ..Packet::tcp(SYN, family.client(host, port), service.frontend) }
 }
 
-/// As if the one flow had been silent for so long.
+/// Makes the only flow look as if it had been silent for `jiffies`.
 fn wait(family: Family, harness: &Harness, jiffies: u32) {
     let mut flow = harness.flow(family);
     flow.last_seen = harness.now().wrapping_sub(jiffies);
     harness.change(&flow);
 }
 
-/// The endpoint that a SYN goes to.
+/// Returns the endpoint that a SYN goes to.
 fn goes_to(harness: &mut Harness, syn: &Packet) -> SocketAddr {
     let seen = harness.run(Hook::Ingress, &syn.bytes());
     assert_eq!(seen.verdict, NEXT, "{:?}", harness.reasons());
@@ -91,12 +91,12 @@ fn goes_to(harness: &mut Harness, syn: &Packet) -> SocketAddr {
     pod
 }
 
-/// The answer of an endpoint to a SYN.
+/// Returns the answer of an endpoint to a SYN.
 fn answer(syn: &Packet, pod: SocketAddr, flags: u8) -> Packet {
     Packet { flags, seq: 0, ack: syn.seq.wrapping_add(1), ..syn.to(pod).back() }
 }
 
-/// An endpoint refuses a connection; whether its client gets to know.
+/// Lets an endpoint refuse a connection; returns whether the client gets the refusal.
 fn refuses(harness: &mut Harness, syn: &Packet, pod: SocketAddr) -> bool {
     let reset = answer(syn, pod, RST | ACK);
     let seen = harness.run(Hook::Egress, &reset.bytes());
@@ -113,7 +113,7 @@ fn accepts(harness: &mut Harness, syn: &Packet, pod: SocketAddr) {
     assert_eq!((seen.verdict, seen.packet), (NEXT, accepted.from(syn.dst).bytes()));
 }
 
-/// Lets clients connect until so many were refused by an endpoint.
+/// Lets each client connect until the endpoint has refused one of its connections and the refusal was dropped.
 fn fail(
     family: Family,
     harness: &mut Harness,
@@ -131,7 +131,7 @@ fn fail(
     }
 }
 
-/// How many of so many connections of clients that have met no failure go to an endpoint.
+/// Returns how many of `count` connections go to an endpoint. Their clients have met no failure.
 fn share(
     family: Family,
     harness: &mut Harness,
@@ -155,18 +155,18 @@ fn refused(family: Family, harness: &mut Harness) {
     let second = goes_to(harness, &syn);
     assert_ne!(first, second);
     assert_eq!(harness.flow(family).backend, second);
-    // No endpoint is left for it.
+    // No endpoint is left for this client.
     assert!(refuses(harness, &syn, second));
     assert_eq!(harness.reasons(), [(Reason::RefusalDropped, 1)]);
-    // It asks once more, and learns at once.
+    // The client connects once more, and gets the refusal at once.
     let third = goes_to(harness, &syn);
     assert!(refuses(harness, &syn, third));
-    // Others find both.
+    // Other clients get both endpoints.
     let pods: BTreeSet<_> =
         (0..20).map(|n| goes_to(harness, &self::syn(family, &service, 2, 41_000 + n))).collect();
     assert_eq!(pods.len(), 2);
 
-    // Under an address of the node, where the reset comes in.
+    // With SNAT, the RST arrives on the uplink.
     harness.forget_flows();
     know(family, harness);
     let pods: Vec<_> = (11..=12).map(|n| (family.pod(n, 8080), BACKEND_IN_CLUSTER)).collect();
@@ -201,7 +201,7 @@ fn unreachable(family: Family, harness: &mut Harness) {
     let (gone, too_big) = if first.is_ipv4() { ([3, 1], [3, 4]) } else { ([1, 0], [2, 0]) };
     let error =
         |syn: &Packet, pod, kind| syn.to(pod).error(router, kind, [0; 4], syn.segment_at() - ETHERNET + 8);
-    // About something else, or another connection.
+    // The error is of another type, or about another connection.
     let forged = Packet { seq: SEQ ^ 0x0100_0000, ..syn.clone() };
     for packet in [error(&syn, first, too_big), error(&forged, first, gone)] {
         assert_eq!(harness.run(Hook::Egress, &packet).verdict, NEXT);
@@ -219,13 +219,13 @@ fn silent(family: Family, harness: &mut Harness) {
     let service = serve(family, harness, 2);
     let syn = syn(family, &service, 1, 40_000);
     let first = goes_to(harness, &syn);
-    // Too soon.
+    // The SYN is retransmitted too soon.
     assert_eq!(goes_to(harness, &syn), first);
     wait(family, harness, HZ);
     let second = goes_to(harness, &syn);
     assert_ne!(first, second);
     assert_eq!(harness.flow(family).backend, second);
-    // One that has answered is not asked again.
+    // The connection stays with an endpoint that has answered.
     accepts(harness, &syn, second);
     wait(family, harness, 3 * HZ);
     assert_eq!(goes_to(harness, &syn), second);
@@ -245,7 +245,7 @@ fn ejected(family: Family, harness: &mut Harness) {
         pass(harness, id, (HZ << round) - HZ / 5);
         assert_eq!(share(family, harness, &service, pod, 300, port + 1_000), 0);
         pass(harness, id, HZ << round);
-        // Mostly it is the other two's.
+        // Most connections go to the other two endpoints.
         let some = share(family, harness, &service, pod, 1_000, port + 2_000);
         assert!((10..150).contains(&some), "{some} in round {round}");
     }
@@ -264,7 +264,7 @@ fn alone(family: Family, harness: &mut Harness) {
     let service = serve(family, harness, 2);
     let pod = service.backends[0].1;
     let id = id_of(&service, pod);
-    // Resets that acknowledge another SYN, or none.
+    // RSTs that acknowledge another SYN, or nothing.
     for n in 0..40 {
         let syn = syn(family, &service, n % 4, 2_000 + n);
         let to = goes_to(harness, &syn);
@@ -284,10 +284,10 @@ fn alone(family: Family, harness: &mut Harness) {
     }
     assert!(harness.refusals().iter().all(|(_, reason, _)| *reason != Reason::EndpointEjected));
     assert_eq!(ejections(harness, &service).len(), 0);
-    // For the others nothing has changed.
+    // Other clients still get the endpoint.
     let some = share(family, harness, &service, pod, 400, 20_000);
     assert!((130..270).contains(&some), "{some}");
-    // The client itself skips it for longer each time.
+    // The client itself skips the endpoint for longer each time.
     let mut port = 25_000;
     for seconds in [1, 4, 16, 64] {
         if seconds == 1 {
@@ -326,7 +326,7 @@ fn last(family: Family, harness: &mut Harness) {
     assert!(refuses(harness, &syn, pod), "no endpoint could take it");
 }
 
-/// Fails connections of two clients to an endpoint, also if no other one could have them.
+/// Lets connections of two clients to an endpoint fail, even if no other endpoint is left for them.
 fn fail_whatever(family: Family, harness: &mut Harness, service: &Service, pod: SocketAddr, port: u16) {
     for host in [10 * port, 10 * port + 1] {
         let syn =
@@ -357,10 +357,10 @@ fn affinity(family: Family, harness: &mut Harness) {
     let second = goes_to(harness, &refused);
     assert_ne!(first, second);
     assert!((3_000..3_020).all(|port| connect(harness, port) == second));
-    // The first one is well again; the client stays.
+    // The first endpoint answers again, but the client stays with the second one.
     set_health(harness, id_of(&service, first), HEALTH_ANSWERED);
     assert!((4_000..4_020).all(|port| connect(harness, port) == second));
-    // No endpoint answers.
+    // The second endpoint does not answer.
     harness.forget_flows();
     assert_eq!(connect(harness, 5_000), second);
     wait(family, harness, HZ);
@@ -394,7 +394,7 @@ fn newcomer(family: Family, harness: &mut Harness) {
     let service = serve(family, harness, 2);
     let (old, new) = (service.backends[0].0, service.backends[1]);
     let table = if new.1.is_ipv4() { Table::Backends } else { Table::Backends6 };
-    // None that has answered was there.
+    // No other endpoint has answered so far, so the endpoint is no newcomer.
     harness.write(&[Write::ResetHealth(new.0, table, [old].into())]);
     assert_eq!(health(harness, new.0), 0);
     set_health(harness, old, HEALTH_ANSWERED);

@@ -1,4 +1,4 @@
-//! What listeners are told, and what it costs without listeners.
+//! Events that listeners get, and that nothing is recorded without listeners.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -37,7 +37,7 @@ fn event(family: Family, client: SocketAddr, service: &Service) -> Event {
         frontend: words(service.frontend.ip()),
         frontend_port: service.frontend.port(),
         service: service.id,
-        // The loopback device: that is where test runs come from.
+        // Test runs use the loopback device.
         device: 1,
         hook: HOOK_PACKET,
         family: if family == Family::V4 { 4 } else { 6 },
@@ -63,7 +63,7 @@ fn services(family: Family) -> [Service; 3] {
 fn tells(family: Family, harness: &mut Harness) {
     let [web, empty, local] = services(family);
     harness.serve(&[web.clone(), empty.clone(), local.clone()]);
-    // No listener: what happens now is not recorded.
+    // Without a listener, nothing is recorded.
     harness.run(Hook::Ingress, &syn(family, 999, &empty));
     let mut listener = harness.view().listen(1).unwrap();
     assert_eq!(listener.next_event(), None);
@@ -71,7 +71,7 @@ fn tells(family: Family, harness: &mut Harness) {
     for service in [&web, &empty, &local] {
         harness.run(Hook::Ingress, &syn(family, 1000, service));
     }
-    // A packet of a known flow is no event.
+    // A packet of a known flow causes no event.
     harness.run(Hook::Ingress, &syn(family, 1000, &web));
     let whole = syn(family, 1000, &web);
     assert_eq!(harness.run(Hook::Ingress, &whole[..whole.len() - 4]).verdict, NEXT);
@@ -136,7 +136,7 @@ fn several(family: Family, harness: &mut Harness) {
 }
 
 fn full(family: Family, harness: &mut Harness) {
-    // Dropped packets: answers have a limit, which would be events of their own.
+    // The packets are dropped, not answered: the limit of ICMP answers would cause events of its own.
     let [_, _, local] = services(family);
     harness.serve(std::slice::from_ref(&local));
     let mut fast = harness.view().listen(1).unwrap();
@@ -160,7 +160,7 @@ fn full(family: Family, harness: &mut Harness) {
         harness.run(Hook::Ingress, &packet);
     }
     assert_eq!(drain(&mut fast), more);
-    // The kernel has written over what the slow one had not seen.
+    // The kernel has overwritten events that the slow listener had not read.
     let seen = drain(&mut slow);
     assert!(seen < ring, "{seen} seen");
     assert_eq!(seen + slow.lost(), ring + more + more, "each event is seen or counted");
@@ -173,7 +173,7 @@ fn killed(family: Family, harness: &mut Harness) {
     let mut monitor = harness.monitor();
     assert!(monitor.until != 0 && monitor.leases[0].until == monitor.until);
     std::mem::forget(listener);
-    // As after a while.
+    // As if the lease had ended.
     monitor.until -= LEASE_NANOSECONDS;
     monitor.leases[0].until -= LEASE_NANOSECONDS;
     harness.set_monitor(&monitor);

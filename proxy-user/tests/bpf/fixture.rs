@@ -1,4 +1,4 @@
-//! One packet at one hook: what is in the maps, what comes in, what must come out and be counted.
+//! Tests of one packet at one hook: the content of the maps, the packet, and the expected packet, verdict and counters.
 
 use std::path::Path;
 
@@ -8,13 +8,13 @@ use proxy_common::reason::Reason;
 use crate::harness::{DROP, Harness, Hook, NEXT, REDIRECT, Service};
 use crate::packet::{ETHERNET, Packet};
 
-/// What must be counted; whatever is not named must not be.
+/// The expected counters; all others must be zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub reasons: Vec<(Reason, u64)>,
     /// Service, reason, count.
     pub refusals: Vec<(u32, Reason, u64)>,
-    /// Of the first Service: connections, packets, bytes, reply packets, reply bytes.
+    /// Traffic of the first Service: connections, packets, bytes, reply packets, reply bytes.
     pub traffic: [u64; 5],
 }
 
@@ -28,7 +28,7 @@ impl Counts {
     }
 }
 
-/// A row of a table.
+/// One test: a packet at a hook, and the expected result.
 #[derive(Clone)]
 pub struct Fixture {
     what: String,
@@ -38,13 +38,13 @@ pub struct Fixture {
     packet: Vec<u8>,
     verdict: i32,
     out: Vec<u8>,
-    /// Packets before this one in the same maps, what each becomes, and what it is about.
+    /// Packets that run before this one in the same maps: a description, the packet, and the expected packet.
     row: Vec<(String, Vec<u8>, Vec<u8>)>,
     counts: Counts,
 }
 
 impl Fixture {
-    /// The packet passes as it is, and nothing is counted.
+    /// Creates a test which expects that the packet passes unchanged and that nothing is counted.
     pub fn new(what: impl Into<String>, services: &[&Service], hook: Hook, packet: Vec<u8>) -> Self {
         Self {
             what: what.into(),
@@ -59,17 +59,17 @@ impl Fixture {
         }
     }
 
-    /// Packets that went before.
+    /// Runs these packets first.
     pub fn after(self, before: &[(Hook, &Packet)]) -> Self {
         Self { before: before.iter().map(|(hook, packet)| (*hook, packet.bytes())).collect(), ..self }
     }
 
-    /// The packet becomes another one.
+    /// Expects that the program rewrites the packet to `out`.
     pub fn becomes(self, out: &Packet) -> Self {
         Self { out: out.bytes(), ..self }
     }
 
-    /// The packet is answered.
+    /// Expects that the program sends `out` as an answer.
     pub fn answered(self, out: Vec<u8>) -> Self {
         Self { out, verdict: REDIRECT, ..self }
     }
@@ -82,24 +82,24 @@ impl Fixture {
         Self { counts, ..self }
     }
 
-    /// The packet becomes what these bytes say.
+    /// Expects that the program rewrites the packet to these bytes.
     pub fn becomes_bytes(self, out: Vec<u8>) -> Self {
         Self { out, ..self }
     }
 
-    /// Other packets, before this one, that pass and become what stands beside them, and change nothing else.
+    /// Runs other packets before this one: each must pass and become the packet in its row, and none may change a counter.
     pub fn with_row(self, row: Vec<(String, Vec<u8>, Vec<u8>)>) -> Self {
         Self { row, ..self }
     }
 
-    /// A known flow of the first Service: the packets before this one, and this one, are counted as traffic.
+    /// Expects that the earlier packets and this one are counted as traffic of a known flow of the first Service.
     pub fn with_traffic(mut self, connections: u64) -> Self {
         self = self.with_traffic_before(connections);
         self.count(self.hook, self.packet.len());
         self
     }
 
-    /// The same, but this packet is not counted.
+    /// Like `with_traffic`, but this packet is not counted.
     pub fn with_traffic_before(mut self, connections: u64) -> Self {
         self.counts.traffic[0] = connections;
         let packets: Vec<_> = self.before.iter().map(|(hook, bytes)| (*hook, bytes.len())).collect();
@@ -115,7 +115,7 @@ impl Fixture {
         self.counts.traffic[at + 1] += (length - ETHERNET) as u64;
     }
 
-    /// As a test.
+    /// Returns the test as a trial; `early`: XDP runs before tc.
     pub fn trial(self, bpffs: &Path, early: bool) -> Trial {
         let bpffs = bpffs.to_owned();
         let what = if early { format!("XDP: {}", self.what) } else { self.what.clone() };
@@ -148,7 +148,7 @@ impl Fixture {
     }
 }
 
-/// Bytes, shown as people compare them.
+/// Bytes that a failed assertion shows in hexadecimal, 16 on each line.
 #[derive(PartialEq, Eq)]
 struct Hex<'a>(&'a [u8]);
 

@@ -1,4 +1,4 @@
-//! Conversations: several packets, and what happens in the maps between them.
+//! Sequences of packets, with changes of the maps between them.
 
 use proxy_common::config::seconds;
 use proxy_common::conntrack::{
@@ -49,14 +49,14 @@ const fn scenario(name: &'static str, test: fn(Family, &mut Harness)) -> Scenari
     Scenario { name, flows: 64, test }
 }
 
-/// A packet at a hook must become another one.
+/// Asserts that the program at a hook rewrites `packet` to `out`.
 fn expect(harness: &mut Harness, hook: Hook, packet: &Packet, out: &Packet) {
     let seen = harness.run(hook, &packet.bytes());
     assert_eq!((seen.verdict, &seen.packet), (NEXT, &out.bytes()), "{hook:?} {packet:?}\nbecomes {out:?}");
     verify(&seen.packet).unwrap();
 }
 
-/// Sends a client's packet, and gives the one of `pods` that it went to.
+/// Sends a client's packet; returns the one of `pods` that it goes to.
 fn sent(harness: &mut Harness, packet: &Packet, pods: &[std::net::SocketAddr]) -> std::net::SocketAddr {
     let seen = harness.run(Hook::Ingress, &packet.bytes());
     assert_eq!(seen.verdict, NEXT);
@@ -69,7 +69,7 @@ struct Scene {
     first: Packet,
 }
 
-/// A Service with two endpoints, and a client's first packet.
+/// Serves a Service with two endpoints; returns them with a client's first packet.
 fn scene(family: Family, proto: u8, harness: &mut Harness) -> Scene {
     let pods = [family.pod(1, 8080), family.pod(2, 8081)];
     let frontend = family.frontend(1, 80);
@@ -80,7 +80,7 @@ fn scene(family: Family, proto: u8, harness: &mut Harness) -> Scene {
 }
 
 impl Scene {
-    /// The first packet, and the answer; gives the backend and the other one.
+    /// Sends the first packet and the answer; returns the selected backend and the other one.
     fn establish(&self, harness: &mut Harness) -> (std::net::SocketAddr, std::net::SocketAddr) {
         let pod = sent(harness, &self.first, &self.pods);
         let answer = Packet { flags: SYN | ACK, ..self.first.to(pod).back() };
@@ -119,7 +119,7 @@ fn unanswered_tcp_moves(family: Family, harness: &mut Harness) {
     assert_eq!((harness.flow(family).backend, harness.key_count(family)), (other, 2));
 }
 
-/// After `last` a SYN of the client goes to a backend that serves, in a flow of its own.
+/// Asserts that a SYN of the client after `last` goes to a backend that serves, in a flow of its own.
 fn begins_anew(family: Family, harness: &mut Harness, last: &[(Hook, u8)]) {
     let mut scene = scene(family, TCP, harness);
     let (pod, other) = scene.establish(harness);
@@ -135,7 +135,7 @@ fn begins_anew(family: Family, harness: &mut Harness, last: &[(Hook, u8)]) {
     }
     harness.shrink(&mut scene.service, &[other]);
     if last.last() != Some(&(Hook::Ingress, RST)) {
-        // It would take the client's reset back.
+        // The ACK would take the client's RST back.
         let last_ack = scene.with(ACK);
         expect(harness, Hook::Ingress, &last_ack, &last_ack.to(pod));
     }
@@ -162,7 +162,7 @@ fn syn_on_established(family: Family, harness: &mut Harness) {
     let scene = scene(family, TCP, harness);
     let (pod, _) = scene.establish(harness);
     expect(harness, Hook::Ingress, &scene.first, &scene.first.to(pod));
-    // One end is done, the other is not: still the same flow.
+    // Only one side has sent FIN: the flow stays.
     let fin = scene.with(FIN | ACK);
     expect(harness, Hook::Ingress, &fin, &fin.to(pod));
     expect(harness, Hook::Ingress, &scene.first, &scene.first.to(pod));
@@ -175,7 +175,7 @@ fn syn_after_backend_left(family: Family, harness: &mut Harness) {
     let ack = scene.with(ACK);
     expect(harness, Hook::Ingress, &ack, &ack.to(pod));
     harness.shrink(&mut scene.service, &[other]);
-    // The connection goes on; a new one on the same ports does not go to who is gone, once a SYN was not answered.
+    // The connection drains. A new one with the same ports leaves the removed backend once a SYN was not answered.
     expect(harness, Hook::Ingress, &ack, &ack.to(pod));
     for pod in [pod, other] {
         age(family, harness, HZ);
@@ -193,7 +193,7 @@ fn syn_for_another_service(family: Family, harness: &mut Harness) {
     assert_eq!((harness.flows(family).len(), harness.key_count(family)), (1, 2));
 }
 
-/// The connection bits of the one flow, without those of sequence numbers.
+/// Returns the connection bits of the only flow, without the bits of sequence numbers.
 fn connection(family: Family, harness: &Harness) -> u32 {
     harness.flow(family).state & !(STATE_USED | STATE_SYN | SEQ_CLIENT | SEQ_BACKEND)
 }
@@ -213,7 +213,7 @@ fn fins(family: Family, harness: &mut Harness) {
     assert_ne!(connection(family, harness) & RST_CLIENT, 0);
 }
 
-/// The packet with this sequence number, and with its checksum made up for that.
+/// Returns the packet with this sequence number.
 fn with_seq(packet: &Packet, seq: u32) -> Packet {
     Packet { seq, ..packet.clone() }
 }
@@ -233,7 +233,7 @@ fn reset_out_of_window(family: Family, harness: &mut Harness) {
     assert_eq!(connection(family, harness), before);
     assert_eq!(harness.reasons(), [(Reason::OutOfWindow, 4)]);
     assert_eq!(harness.stats(scene.service.id).connections, 1, "before");
-    // After more silence than a reset connection is remembered, it is still there.
+    // The flow is still there after a silence that is longer than the timeout of a reset connection.
     age(family, harness, (seconds::TCP_CLOSE + 1) * HZ);
     expect(harness, Hook::Ingress, &ack, &ack.to(pod));
     assert_eq!(harness.stats(scene.service.id).connections, 1);
@@ -273,7 +273,7 @@ fn direct_tcp(family: Family, harness: &mut Harness) {
     direct(family, harness, TCP);
 }
 
-/// A client speaks to a backend through a Service and, from the same port, straight: each answer comes from what was dialled.
+/// From one port, a client connects to a backend by a Service and directly. Each answer must come from the dialled address.
 fn direct(family: Family, harness: &mut Harness, proto: u8) {
     let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
     harness.serve(&[Service::new(7, proto, frontend, &[pod])]);
@@ -299,7 +299,7 @@ fn direct(family: Family, harness: &mut Harness, proto: u8) {
     }
     let stats = harness.stats(7);
     assert_eq!((stats.connections, stats.packets, stats.reply_packets), (1, 4, 3), "only the Service's");
-    // The client's router tells of a reply.
+    // An ICMP error is sent about a reply.
     let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
     let error = |packet: &Packet| packet.error(client.ip(), kind, [0, 0, 5, 0x14], 1000);
     let seen = harness.run(Hook::Ingress, &error(&straight.back()));
@@ -307,7 +307,7 @@ fn direct(family: Family, harness: &mut Harness, proto: u8) {
     assert_eq!(harness.reasons(), []);
 }
 
-/// Makes the flow look as if its last packet had passed that long ago.
+/// Makes the flow look as if its last packet had passed `jiffies` ago.
 fn age(family: Family, harness: &Harness, jiffies: u32) {
     let mut flow = harness.flow(family);
     flow.last_seen = harness.now().wrapping_sub(jiffies);
@@ -317,7 +317,7 @@ fn age(family: Family, harness: &Harness, jiffies: u32) {
 /// Hooks and TCP flags.
 type Packets = &'static [(Hook, u8)];
 
-/// For each state of a flow: its packets so far, and how many seconds it may be silent.
+/// For each state of a flow: the protocol, the packets so far, and the timeout in seconds.
 const TIMEOUTS: [(u8, Packets, u32); 8] = [
     (TCP, &[(Hook::Ingress, SYN)], seconds::TCP_SYN_SENT),
     (TCP, &[(Hook::Ingress, SYN), (Hook::Egress, SYN | ACK)], seconds::TCP_SYN_RECV),
@@ -335,7 +335,7 @@ const TIMEOUTS: [(u8, Packets, u32); 8] = [
 
 const HANDSHAKE: Packets = &[(Hook::Ingress, SYN), (Hook::Egress, SYN | ACK), (Hook::Ingress, ACK)];
 
-/// Runs `check` on a flow in each state, with the port of the backend that it goes to.
+/// Runs `check` on a flow in each state, with a packet of its client and its timeout in jiffies.
 fn in_each_state(family: Family, harness: &mut Harness, check: fn(Family, &mut Harness, &Packet, u32)) {
     for (port, (proto, packets, timeout)) in (40_000..).zip(TIMEOUTS) {
         let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
@@ -350,7 +350,7 @@ fn in_each_state(family: Family, harness: &mut Harness, check: fn(Family, &mut H
         }
         let packet = Packet { flags: ACK, ..Packet::new(proto, client, frontend) };
         check(family, harness, &packet, timeout * HZ);
-        // The next state begins with an empty table.
+        // The flow expires, so that the next state begins with an empty table.
         age(family, harness, 100_000 * HZ);
         harness.run(Hook::Egress, &packet.to(pod).back().bytes());
         assert_eq!(harness.flows(family).len(), 0);
@@ -385,7 +385,7 @@ fn not_expired(family: Family, harness: &mut Harness) {
         expect(harness, Hook::Ingress, packet, &packet.to(pod));
         age(family, harness, timeout - 5 * HZ);
         let has_reply = connection(family, harness) & SEEN_REPLY != 0;
-        // A SYN is answered by SYN and ACK.
+        // The answer to a SYN is a SYN-ACK.
         let flags = if has_reply { packet.flags } else { SYN | ACK };
         let reply = Packet { flags, ..packet.to(pod).back() };
         expect(harness, Hook::Egress, &reply, &reply.from(family.frontend(1, 80)));
@@ -437,7 +437,7 @@ fn protocols_apart(family: Family, harness: &mut Harness) {
     assert_eq!(harness.flows(family).len(), 2);
 }
 
-/// A flow with one possible backend, established.
+/// Establishes a flow that has one possible backend; returns a packet of its client, and a reply.
 fn one_flow(family: Family, harness: &mut Harness) -> (Packet, Packet) {
     let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
     harness.serve(&[Service::new(7, TCP, frontend, &[pod])]);
@@ -468,7 +468,7 @@ fn lost_reply_key(family: Family, harness: &mut Harness) {
     age(family, harness, HZ + HZ / 10);
     expect(harness, Hook::Ingress, &packet, &packet.to(reply.src));
     expect(harness, Hook::Egress, &reply, &reply.from(packet.dst));
-    // A segment that opens a connection comes again.
+    // The client retransmits its SYN.
     for side in [Side::Reply, Side::Forward] {
         harness.lose(&harness.flow(family), side);
         age(family, harness, HZ + HZ / 10);
@@ -489,7 +489,8 @@ fn both_full(family: Family, harness: &mut Harness) {
     crowded(family, harness, &[0, 1], 0);
 }
 
-/// A flow begins, and is found, with these of its keys' buckets full; its keys stand in the one that is expected.
+/// Asserts that a flow is created and found if the possible buckets `full` of its keys are full, and which bucket holds the
+/// keys.
 fn crowded(family: Family, harness: &mut Harness, full: &[usize], expected: usize) {
     let scene = scene(family, TCP, harness);
     let (pod, _) = scene.establish(harness);
@@ -516,7 +517,7 @@ fn crowded(family: Family, harness: &mut Harness, full: &[usize], expected: usiz
 fn reused_entry(family: Family, harness: &mut Harness) {
     let (packet, reply) = one_flow(family, harness);
     let mut flow = harness.flow(family);
-    // As if another client had the entry now, and the keys of the first had stayed.
+    // As if another client's flow had the entry now, and the keys of the first flow were still in the index.
     flow.generation += 1;
     flow.client.set_port(40_001);
     flow.source.set_port(40_001);
@@ -545,7 +546,7 @@ fn reused_id_of_another(family: Family, harness: &mut Harness) {
     harness.serve(std::slice::from_ref(&service));
     let packet = Packet::udp(family.client(1, 40_000), frontend);
     expect(harness, Hook::Ingress, &packet, &packet.to(old));
-    // The same address and port, and the same id; but of another Service.
+    // The same address, port and id, but of another Service.
     let id = service.backends[0].0;
     let theirs = Service { backends: vec![(id, old)], ..Service::new(8, UDP, family.frontend(2, 53), &[]) };
     service.backends = vec![(id + 1, new)];

@@ -1,4 +1,4 @@
-//! Packets that come in pieces.
+//! Fragmented packets.
 
 use proxy_common::config::SNAT_PORTS;
 use proxy_common::reason::Reason;
@@ -65,7 +65,7 @@ fn apart(family: Family, harness: &mut Harness) {
     let two = one.to(family.frontend(1, 53)).from(family.client(2, 40_001));
     let three = one.to(frontend);
     let pods = [service.backends[0].1, service.backends[0].1, other.backends[0].1, service.backends[0].1];
-    // The last one differs from the first by its identification alone.
+    // The later fragments of the last packet differ from those of the first in the identification only.
     let packets = [(&one, 9), (&two, 9), (&three, 9), (&one.from(family.client(1, 40_002)), 10)];
     let sent = packets.map(|(packet, id)| packet.fragments(SIZE, id));
     let mut becomes = Vec::new();
@@ -90,7 +90,7 @@ fn out_of_order(family: Family, harness: &mut Harness) {
     let (service, packet) = packet(family, UDP);
     harness.serve(std::slice::from_ref(&service));
     let (sent, becomes) = (packet.fragments(SIZE, 9), packet.to(service.backends[0].1).fragments(SIZE, 9));
-    // The maps do not say yet that the address is a Service's.
+    // The maps do not hold the range of Service addresses yet.
     passes(harness, Hook::Ingress, &sent[2], &sent[2], "a later fragment to an address");
     assert_eq!(harness.reasons(), [(Reason::Fragment, 1)]);
     know(family, harness);
@@ -103,8 +103,8 @@ fn out_of_order(family: Family, harness: &mut Harness) {
     forget(harness);
 }
 
-/// What RFC 1858 and RFC 3128 warn of: later fragments that would write over the ports or the flags. They go where
-/// the first one went, whatever they hold; its receiver judges them.
+/// The attacks of RFC 1858 and RFC 3128: later fragments that would overwrite the ports or the flags. They follow the first
+/// fragment, whatever they contain; the receiver judges them.
 fn overlapping(family: Family, harness: &mut Harness) {
     let (service, packet) = packet(family, TCP);
     harness.serve(std::slice::from_ref(&service));
@@ -117,7 +117,7 @@ fn overlapping(family: Family, harness: &mut Harness) {
         passes(harness, Hook::Ingress, &at(&sent, offset), &at(&becomes, offset), &what);
     }
     assert_eq!((harness.reasons(), harness.flow(family).backend), (vec![], pod));
-    // A first fragment that holds no whole TCP header is not looked into, and nothing follows it.
+    // A first fragment without the whole TCP header passes unchanged, and so do the later ones.
     let tiny = packet.fragments(8, 10);
     passes(harness, Hook::Ingress, &tiny[0], &tiny[0], "a tiny one");
     passes(harness, Hook::Ingress, &tiny[1], &tiny[1], "what follows it");
@@ -141,7 +141,7 @@ fn refused(family: Family, harness: &mut Harness) {
     for later in &sent[1..] {
         assert_eq!(harness.run(Hook::Ingress, later).verdict, DROP, "one answer is enough");
     }
-    // What is short enough to be quoted whole is no packet to tell a checksum from.
+    // A short fragment is not quoted whole, either: its checksum covers the whole packet.
     let short = packet.fragments(64, 10);
     let seen = harness.run(Hook::Ingress, &short[0]);
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, packet.unreachable_for(&short[0], 128)));
@@ -149,7 +149,7 @@ fn refused(family: Family, harness: &mut Harness) {
     assert_eq!(harness.flows(family).len(), 0);
 }
 
-/// An endpoint sends to a port that SNAT may have chosen, as the DNS server that a process of the node asks directly.
+/// An endpoint sends to a port that may be an SNAT port, like a DNS server that a process of the node asks directly.
 fn no_reply(family: Family, harness: &mut Harness) {
     let (service, _) = packet(family, UDP);
     harness.serve(std::slice::from_ref(&service));

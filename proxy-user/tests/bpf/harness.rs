@@ -1,4 +1,4 @@
-//! The programs in this kernel, attached to nothing, with maps of their own.
+//! The packet programs, loaded into this kernel with maps of their own and attached to no hook.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -30,21 +30,21 @@ use proxy_user::plan::BackendAddress;
 use proxy_user::plan::maglev::{self, Member};
 use proxy_user::programs::{Capacities, EMBEDDED, load_packet_path};
 
-/// Most scenarios give their Services ids below that.
+/// Most scenarios use Service ids below this number.
 const LOW: u32 = 64;
 
-/// The verdicts of a packet program: on to the next one, dropped, sent elsewhere.
+/// Verdicts of a tc program: `TC_ACT_UNSPEC` (the next program runs), `TC_ACT_SHOT`, `TC_ACT_REDIRECT`.
 pub const NEXT: i32 = -1;
 pub const DROP: i32 = 2;
 pub const REDIRECT: i32 = 7;
 
-/// Jiffies in a second, as far as the programs know here.
+/// Jiffies in a second, as configured for the programs; the kernel's own number may differ.
 pub const HZ: u32 = 1000;
 
 const EMPTY: Bucket = Bucket::EMPTY;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
-/// Rigs that are free: to load the programs and make their maps takes longer than most tests.
+/// Harnesses that are not in use: loading the programs and creating their maps takes longer than most tests.
 static IDLE: Mutex<Vec<Harness>> = Mutex::new(Vec::new());
 
 /// IPv4 or IPv6.
@@ -65,17 +65,17 @@ impl Family {
         }
     }
 
-    /// A client's socket.
+    /// Returns the address and port of a client.
     pub fn client(self, host: u16, port: u16) -> SocketAddr {
         SocketAddr::new(self.addr(1, host), port)
     }
 
-    /// An endpoint.
+    /// Returns the address and port of an endpoint.
     pub fn pod(self, host: u16, port: u16) -> SocketAddr {
         SocketAddr::new(self.addr(2, host), port)
     }
 
-    /// A Service's address.
+    /// Returns the address and port of a frontend.
     pub fn frontend(self, host: u16, port: u16) -> SocketAddr {
         SocketAddr::new(self.addr(96, host), port)
     }
@@ -85,7 +85,7 @@ impl Family {
     }
 }
 
-/// Which program.
+/// The hook, which selects the tc program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     Ingress,
@@ -113,13 +113,14 @@ pub struct Service {
 }
 
 impl Service {
-    /// Ids of the backends are derived from that of the Service, which also tells where its slots are.
+    /// Creates a Service. The ids of its backends and the position of its slots are derived from its id.
     pub fn new(id: u32, proto: u8, frontend: SocketAddr, backends: &[SocketAddr]) -> Self {
         let backends = backends.iter().zip(id * 16..).map(|(addr, id)| (id, *addr)).collect();
         Self { id, frontend, proto, backends, flags: 0 }
     }
 
-    /// All that makes the Service's algorithm this one, with a Maglev table of its endpoints from this word on.
+    /// Returns the writes that give the Service this algorithm, with a Maglev table of its endpoints that begins at the
+    /// word `base`.
     pub fn writes_with_table(&self, algorithm: u8, base: u32) -> [Write; 3] {
         let member = |(id, at): &(u32, SocketAddr)| Member {
             at: BackendAddress { address: at.ip(), port: at.port() },
@@ -161,7 +162,7 @@ impl Service {
         Backend { addr: addr.ip(), port: addr.port(), proto: self.proto, state, service: self.id, flags: 0 }
     }
 
-    /// All that has to be written, in the agent's order.
+    /// Returns all writes that create the Service, in the agent's order.
     pub fn writes(&self) -> Vec<Write> {
         let mut writes = Vec::new();
         for (id, addr) in &self.backends {
@@ -175,7 +176,7 @@ impl Service {
     }
 }
 
-/// The write that lets packets of a tuple in.
+/// Returns the write that sets the prefilter bit of an address, port and protocol.
 pub fn filter(role: Role, addr: SocketAddr, proto: u8) -> Write {
     let (word, mask) = match addr.ip() {
         IpAddr::V4(ip) => position(role, &ip.octets(), addr.port(), proto),
@@ -184,7 +185,8 @@ pub fn filter(role: Role, addr: SocketAddr, proto: u8) -> Write {
     Write::PrefilterSet(word, mask)
 }
 
-/// A `struct __sk_buff` with the device of the hook (0: loopback), and the one by which the packet came in.
+/// Returns a `struct __sk_buff` with the device of the hook (0: loopback), and at ingress the device on which the packet
+/// arrived.
 pub fn context_of(hook: Hook, device: u32) -> [u8; 192] {
     let mut context = [0; 192];
     if hook == Hook::Ingress {
@@ -194,7 +196,7 @@ pub fn context_of(hook: Hook, device: u32) -> [u8; 192] {
     context
 }
 
-/// What a program did with a packet.
+/// The result of a program for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub verdict: i32,
@@ -219,14 +221,14 @@ pub struct Tracked {
     reply: Key,
 }
 
-/// One of its keys.
+/// A key of a tracked flow.
 #[derive(Clone, Copy, Debug)]
 enum Key {
     V4(FlowKey<[u8; 4]>),
     V6(FlowKey<[u8; 16]>),
 }
 
-/// Which key of a flow.
+/// Selects one of the two keys of a flow.
 #[derive(Clone, Copy, Debug)]
 pub enum Side {
     Forward,
@@ -241,9 +243,9 @@ pub struct Harness {
     maps: PathBuf,
     flows: u32,
     buffer: Vec<u8>,
-    /// Whether packets that come in meet XDP before tc.
+    /// Whether XDP runs before tc for packets at ingress.
     early: bool,
-    /// Of these, how many XDP did not leave to tc.
+    /// Number of these packets that XDP processed without passing them to tc.
     pub taken: usize,
 }
 
@@ -251,8 +253,8 @@ pub struct Harness {
 const XDP: [u32; 2] = [1, 2];
 
 impl Harness {
-    /// Runs `test` with empty maps for so many flows. A rig whose test fails is not used again.
-    /// `early`: packets that come in meet XDP before tc, as on an uplink.
+    /// Runs `test` with empty maps for `flows` flows. A harness whose test has failed is not used again. `early`: XDP runs
+    /// before tc for packets at ingress, as on an uplink.
     pub fn with(bpffs: &Path, flows: u32, early: bool, test: impl FnOnce(&mut Self)) {
         let idle = || IDLE.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rigs = idle();
@@ -265,7 +267,7 @@ impl Harness {
         idle().push(harness);
     }
 
-    /// Loads the programs, with maps for so many flows, and pins the maps below `bpffs`.
+    /// Loads the programs with maps for `flows` flows, and pins the maps below `bpffs`.
     pub fn new(bpffs: &Path, flows: u32) -> Self {
         let capacities = Capacities {
             services: 1024,
@@ -315,12 +317,12 @@ impl Harness {
         Self { ebpf, store, view, maps, flows, buffer, early: false, taken: 0 }
     }
 
-    /// Where the maps are pinned.
+    /// Returns the directory in which the maps are pinned.
     pub fn pins(&self) -> &Path {
         &self.maps
     }
 
-    /// Puts Services into the maps.
+    /// Writes Services to the maps.
     pub fn serve(&mut self, services: &[Service]) {
         let writes: Vec<_> = services.iter().flat_map(Service::writes).collect();
         self.write(&writes);
@@ -342,13 +344,13 @@ impl Harness {
         self.forget_flows();
         let mut hands = self.array::<u64>(names::CLOCK_HAND);
         (0..2).for_each(|family| hands.set(family, 0, 0).unwrap());
-        // Services of low numbers may have been taken away.
+        // A test may have removed Services with low ids, so `services` does not name them all.
         let ids = contents.services.values().map(|entry| entry.id).filter(|id| *id >= LOW);
         for id in (0..LOW).chain(ids) {
             self.zero(names::SERVICE_STATS, id, ServiceStats::default());
         }
         self.zero_reasons();
-        // The test before may have used up what a CPU may answer.
+        // The previous test may have used up the ICMP answers of a CPU.
         let map = self.ebpf.map_mut(names::ICMP_RATELIMIT).unwrap();
         let mut answers: PerCpuArray<_, u64> = map.try_into().unwrap();
         let cpus = aya::util::nr_cpus().unwrap();
@@ -374,12 +376,12 @@ impl Harness {
         self.forget_fragments::<[u32; 4]>(names::FRAGMENTS6);
     }
 
-    /// Forgets how often reasons were met.
+    /// Sets the counters of all reasons to zero.
     pub fn zero_reasons(&self) {
         (0..Reason::COUNT).for_each(|reason| self.zero(names::REASONS, reason, 0u64));
     }
 
-    /// Forgets every flow.
+    /// Removes every flow.
     pub fn forget_flows(&self) {
         self.forget::<[u8; 4]>(names::FLOW_INDEX, names::FLOWS);
         self.forget::<[u8; 16]>(names::FLOW_INDEX6, names::FLOWS6);
@@ -421,7 +423,7 @@ impl Harness {
         counters.set(index, PerCpuValues::try_from(vec![zero; cpus]).unwrap(), 0).unwrap();
     }
 
-    /// Takes endpoints away, all but `left`, as the agent does: new slots first, then the states.
+    /// Removes all endpoints except `left`, in the agent's order: first the slots, then the states of the backends.
     pub fn shrink(&mut self, service: &mut Service, left: &[SocketAddr]) {
         let is_left = |backend: &(u32, SocketAddr)| left.contains(&backend.1);
         let (stay, gone): (Vec<_>, Vec<_>) = service.backends.drain(..).partition(is_left);
@@ -438,7 +440,7 @@ impl Harness {
         self.ebpf.program(name).unwrap().try_into().unwrap()
     }
 
-    /// A program of XDP.
+    /// Returns an XDP program.
     pub fn early_program(&self, name: &str) -> &Xdp {
         self.ebpf.program(name).unwrap().try_into().unwrap()
     }
@@ -448,7 +450,7 @@ impl Harness {
         self.run_on(hook, packet, None)
     }
 
-    /// The same, as if the packet came by the device of that index.
+    /// Like `run`, as if the packet were on the device with this index.
     pub fn run_on(&mut self, hook: Hook, packet: &[u8], device: Option<u32>) -> Seen {
         if self.early
             && hook == Hook::Ingress
@@ -459,7 +461,7 @@ impl Harness {
         self.run_with(hook, packet, &context_of(hook, device.unwrap_or_default()))
     }
 
-    /// What XDP makes of a packet, told as tc would; `None`: it leaves it to tc, as it is.
+    /// Runs XDP on a packet. Returns the result as a tc verdict, or `None` if XDP passes the packet unchanged to tc.
     fn run_early(&mut self, packet: &[u8], device: Option<u32>) -> Option<Seen> {
         if packet.len() < 14 {
             return None;
@@ -484,7 +486,7 @@ impl Harness {
         Some(Seen { verdict: if result.return_value == drop { DROP } else { REDIRECT }, packet: out })
     }
 
-    /// The same with a context.
+    /// Runs the tc program on a packet with this `struct __sk_buff`.
     pub fn run_with(&mut self, hook: Hook, packet: &[u8], context: &[u8; 192]) -> Seen {
         let mut buffer = std::mem::take(&mut self.buffer);
         let options = TestRunOptions {
@@ -502,7 +504,7 @@ impl Harness {
         seen
     }
 
-    /// The kernel's jiffies, as flows hold them.
+    /// Returns the kernel's jiffies in the form in which flows store them.
     pub fn now(&self) -> u32 {
         let mut out = [0; 64];
         let options =
@@ -511,12 +513,12 @@ impl Harness {
         u32::from_ne_bytes(*out.first_chunk().unwrap())
     }
 
-    /// How often each reason was met, without those never met.
+    /// Returns the counters of all reasons that are not zero.
     pub fn reasons(&self) -> Vec<(Reason, u64)> {
         self.view.reasons().unwrap().into_iter().filter(|(_, count)| *count > 0).collect()
     }
 
-    /// The same by Service.
+    /// Returns the refusals: Service, reason, count.
     pub fn refusals(&self) -> Vec<(u32, Reason, u64)> {
         let rows = self.view.refusals().unwrap();
         rows.into_iter().map(|((service, reason), count)| (service, reason, count)).collect()
@@ -534,7 +536,7 @@ impl Harness {
         aya::maps::Map::Array(self.map(name)).try_into().unwrap()
     }
 
-    /// Changes the settings of the node, and gives those before.
+    /// Changes the settings of the node; returns the previous ones.
     pub fn configure(&self, change: impl FnOnce(&mut NodeConfig)) -> NodeConfig {
         let mut map: Array<_, NodeConfig> = self.array(names::CONFIG);
         let old = map.get(&0, 0).unwrap();
@@ -544,12 +546,12 @@ impl Harness {
         old
     }
 
-    /// The maps, as the command line sees them.
+    /// Returns the maps as the command line reads them.
     pub fn view(&self) -> &View {
         &self.view
     }
 
-    /// Who listens.
+    /// Returns the listeners of events.
     pub fn monitor(&self) -> proxy_common::event::Monitor {
         self.array(names::MONITOR).get(&0, 0).unwrap()
     }
@@ -558,7 +560,7 @@ impl Harness {
         self.array(names::MONITOR).set(0, *monitor, 0).unwrap();
     }
 
-    /// Every flow in use.
+    /// Returns every flow in use.
     pub fn flows(&self, family: Family) -> Vec<Tracked> {
         let mut flows: Vec<Tracked> = match family {
             Family::V4 => {
@@ -574,14 +576,15 @@ impl Harness {
         flows
     }
 
-    /// The one flow in use.
+    /// Returns the only flow in use.
     pub fn flow(&self, family: Family) -> Tracked {
         let flows = self.flows(family);
         assert_eq!(flows.len(), 1, "{flows:?}");
         flows[0]
     }
 
-    /// Writes when a flow began and was last seen, its generation, and the ports of its client.
+    /// Writes these fields of a flow: when it began and was last seen, its state word, and the ports of its client and
+    /// source.
     pub fn change(&self, flow: &Tracked) {
         match Family::of(flow.client) {
             Family::V4 => {
@@ -593,7 +596,7 @@ impl Harness {
         }
     }
 
-    /// Takes one key of a flow away.
+    /// Removes one key of a flow from the index.
     pub fn lose(&self, flow: &Tracked, side: Side) {
         let (mut index, number, slot) = self.slot(flow, side).unwrap();
         let mut bucket = index.get(&number, 0).unwrap();
@@ -601,28 +604,29 @@ impl Harness {
         index.set(number, bucket, 0).unwrap();
     }
 
-    /// The number of the flow that a key of a flow leads to.
+    /// Returns the number of the flow to which a key of a flow leads; `None` if the index does not hold the key.
     pub fn leads_to(&self, flow: &Tracked, side: Side) -> Option<u32> {
         let (index, number, slot) = self.slot(flow, side)?;
         Some(flow_of(index.get(&number, 0).unwrap().slots[slot]))
     }
 
-    /// Fills one of the two buckets where a key of a flow may stand with stale slots.
+    /// Fills one of the two possible buckets of a key with stale slots.
     pub fn crowd(&self, flow: &Tracked, side: Side, which: usize) {
         let (mut index, hash, numbers) = self.buckets(flow, side);
-        // Of another tag, so that the key's own slot is told from these; they lead to the last entry, which is not in use.
+        // The slots have another tag, so that the key's own slot can be told apart. They refer to the last entry, which is
+        // not in use.
         assert_ne!(tag(!hash), tag(hash));
         let stale = slot_of(tag(!hash), (index.len() * 2) - 1);
         index.set(numbers[which], Bucket { slots: [stale; BUCKET_SLOTS as usize], ..EMPTY }, 0).unwrap();
     }
 
-    /// In which of its two buckets a key of a flow stands.
+    /// Returns which of its two possible buckets holds a key of a flow.
     pub fn stands_in(&self, flow: &Tracked, side: Side) -> Option<usize> {
         let (_, number, _) = self.slot(flow, side)?;
         self.buckets(flow, side).2.iter().position(|one| *one == number)
     }
 
-    /// The index, the hash of a key of a flow, and its two buckets.
+    /// Returns the index, the hash of a key of a flow, and the key's two possible buckets.
     fn buckets(&self, flow: &Tracked, side: Side) -> (Array<MapData, Bucket>, u64, [u32; 2]) {
         let config: Array<_, NodeConfig> = self.array(names::CONFIG);
         let NodeConfig { flow_seed, flow_buckets, .. } = config.get(&0, 0).unwrap();
@@ -633,7 +637,7 @@ impl Harness {
         (self.array(name), hash, buckets_of(hash, flow_buckets))
     }
 
-    /// Where a key of a flow stands: the index, the bucket and the slot.
+    /// Returns the position of a key of a flow: the index, the bucket and the slot.
     fn slot(&self, flow: &Tracked, side: Side) -> Option<(Array<MapData, Bucket>, u32, usize)> {
         let (index, hash, numbers) = self.buckets(flow, side);
         let found = numbers.into_iter().find_map(|number| {
@@ -645,7 +649,7 @@ impl Harness {
         found.map(|(number, slot)| (index, number, slot))
     }
 
-    /// How many keys of flows there are.
+    /// Returns the number of keys in the index.
     pub fn key_count(&self, family: Family) -> usize {
         let name = match family {
             Family::V4 => names::FLOW_INDEX,

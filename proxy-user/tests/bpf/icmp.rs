@@ -11,7 +11,7 @@ use crate::tables::{FRAGMENT, MORE, proto_name, shapes};
 pub const SCENARIOS: [Scenario; 1] =
     [Scenario { name: "refusals are not answered without end", flows: 64, test: limited }];
 
-/// Type, code, and the second half of the header.
+/// Name, type and code, and the second half of the header.
 type Kind = (&'static str, [u8; 2], [u8; 4]);
 
 fn kinds(family: Family) -> Vec<Kind> {
@@ -48,13 +48,13 @@ pub fn fixtures() -> Vec<Fixture> {
     all
 }
 
-/// A flow, and what is quoted of it.
+/// A flow, and packets of it that errors quote.
 struct Flow {
     service: Service,
     first: Packet,
-    /// A packet of the client as its backend sees it, and as it was sent.
+    /// A packet of the client as the backend receives it, and as the client sent it.
     forward: [Packet; 2],
-    /// A packet of the backend as its client sees it, and as it was sent.
+    /// A packet of the backend as the client receives it, and as the backend sent it.
     reply: [Packet; 2],
 }
 
@@ -88,7 +88,7 @@ fn translated(family: Family, proto: u8, ports: &str, port: u16, all: &mut Vec<F
         let mut row = Vec::new();
         for ((shape, seen), (_, sent)) in shapes(seen).into_iter().zip(shapes(sent)) {
             let headers = seen.segment_at() - ETHERNET;
-            // Eight bytes, up to the checksum, just behind it, and more.
+            // Eight bytes, up to the checksum, just past it, and more.
             let quotes: &[usize] = match proto {
                 TCP => &[8, 16, 18, 20, 1000],
                 UDP => &[8, 9, 1000],
@@ -203,7 +203,7 @@ fn limited(family: Family, harness: &mut Harness) {
             verdict => assert_eq!(verdict, DROP),
         }
     }
-    // Each CPU that the test ran on may answer fifty at once, and a thousand in a second.
+    // Each CPU that runs the test may send 50 answers at once, and 1,000 in a second.
     let cpus = std::thread::available_parallelism().unwrap().get() as u128;
     let most = cpus * (50 + started.elapsed().as_millis() + 1);
     assert!(answered >= 50, "{answered}");

@@ -1,4 +1,4 @@
-//! Which flows go on when Services change, or when packets are forged, and which do not.
+//! Flows that continue, or end, when Services change or packets are forged.
 
 use std::net::SocketAddr;
 
@@ -30,14 +30,15 @@ fn becomes(harness: &mut Harness, packet: &Packet, pod: SocketAddr) {
     assert_eq!((seen.verdict, seen.packet), (NEXT, packet.to(pod).bytes()), "{packet:?}");
 }
 
-/// Makes the one flow look as if its last packet had passed that long ago.
+/// Makes the only flow look as if its last packet had passed `jiffies` ago.
 fn silent(family: Family, harness: &Harness, jiffies: u32) {
     let mut flow = harness.flow(family);
     flow.last_seen = harness.now().wrapping_sub(jiffies);
     harness.change(&flow);
 }
 
-/// An assured connection to the only backend of a Service; gives a segment of it, its backend, and the Service.
+/// Establishes an assured connection to the only backend of a Service; returns a segment of it, the backend, and the
+/// Service.
 fn assured(family: Family, harness: &mut Harness) -> (Packet, SocketAddr, Service) {
     let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
     let service = Service::new(ID, TCP, frontend, &[pod]);
@@ -52,7 +53,7 @@ fn assured(family: Family, harness: &mut Harness) -> (Packet, SocketAddr, Servic
     (ack, pod, service)
 }
 
-/// The backend leaves, another one comes.
+/// Removes the backend, and gives the frontend to another Service, whose backend is returned.
 fn replace(family: Family, harness: &mut Harness, service: &Service) -> SocketAddr {
     let other = family.pod(2, 8081);
     harness.serve(&[Service::new(ID + 1, TCP, service.frontend, &[other])]);
@@ -69,7 +70,7 @@ fn draining(family: Family, harness: &mut Harness) {
     for pause in [0, HZ, 10, HZ] {
         silent(family, harness, pause);
         becomes(harness, &forged, pod);
-        // The backend lives, and says so (RFC 5961, 4).
+        // The backend still has the connection, and answers with a challenge ACK (RFC 5961, 4).
         let challenge = ack.to(pod).back();
         assert_eq!(
             harness.run(Hook::Egress, &challenge.bytes()).packet,
@@ -95,7 +96,7 @@ fn dead(family: Family, harness: &mut Harness) {
     let syn = Packet { flags: SYN, ..ack };
     silent(family, harness, HZ);
     becomes(harness, &syn, pod);
-    // The client sends it again after a second.
+    // The client retransmits the SYN after a second.
     silent(family, harness, HZ);
     becomes(harness, &syn, other);
     assert_eq!((harness.flow(family).backend, harness.key_count(family)), (other, 2));
@@ -111,7 +112,7 @@ fn invalid(family: Family, harness: &mut Harness) {
     }
     assert_eq!(harness.flows(family).len(), 0);
     assert_eq!(harness.refusals(), [(ID, Reason::InvalidState, all.len() as u64)]);
-    // Out of the middle of a connection, as after a restart of the machine.
+    // A segment in mid-connection creates a flow, as after a restart of the machine.
     becomes(harness, &Packet::tcp(ACK, family.client(1, 40_000), frontend), pod);
 }
 
@@ -122,7 +123,7 @@ fn reassigned(family: Family, harness: &mut Harness) {
     becomes(harness, &packet, pod);
     silent(family, harness, HZ);
     becomes(harness, &packet, pod);
-    // The first one keeps its backend, under another frontend.
+    // The first Service keeps its backend, but the frontend belongs to another Service now.
     harness.serve(&[Service::new(ID + 1, UDP, frontend, &[theirs])]);
     silent(family, harness, HZ);
     becomes(harness, &packet, theirs);

@@ -32,7 +32,7 @@ fn passes(harness: &mut Harness, hook: Hook, packet: &Packet) {
     assert_eq!(seen.verdict, NEXT, "{:?}", harness.reasons());
 }
 
-/// What was measured: of the Service, and of its one endpoint, which has all of it.
+/// Returns the latencies of the Service, which must be those of its only endpoint.
 fn measured(harness: &Harness, service: &Service) -> LatencyEntry {
     let mut all = harness.view().latency().unwrap();
     let of_service = all.remove(&(ID, 0)).unwrap_or_default();
@@ -56,7 +56,7 @@ fn answered(family: Family, harness: &mut Harness) {
     assert!(entry.sum_us >= shortest, "{entry:?}");
     assert_eq!(entry.answered(), 1);
     assert!(entry.buckets[bucket(entry.sum_us)] == 1 && (entry.refused, entry.retransmits) == (0, 0));
-    // The answer again, and what follows, belong to the same connection.
+    // A retransmitted answer and the following segments belong to the same connection.
     passes(harness, Hook::Egress, &answer);
     passes(harness, Hook::Ingress, &Packet { flags: ACK, seq: syn.seq.wrapping_add(1), ack: 8, ..syn });
     assert_eq!(measured(harness, &service), entry);

@@ -1,4 +1,4 @@
-//! Open connections: what is counted, what is not counted any more, and where new ones go.
+//! Counts of open connections: what is counted and for how long, and where new connections go.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ const fn scenario(name: &'static str, flows: u32, test: fn(Family, &mut Harness)
 const ID: u32 = 9;
 const PODS: u16 = 2;
 
-/// A Service with endpoints of these weights.
+/// Serves a Service with endpoints of these weights.
 fn serve(family: Family, harness: &mut Harness, proto: u8, algorithm: Algorithm, weights: &[u32]) -> Service {
     let pods: Vec<_> = (1..=weights.len() as u16).map(|n| family.pod(n, 8080)).collect();
     let service = Service::new(ID, proto, family.frontend(1, 80), &pods);
@@ -54,13 +54,13 @@ fn serve(family: Family, harness: &mut Harness, proto: u8, algorithm: Algorithm,
     service
 }
 
-/// Open connections of the endpoints, as they are counted.
+/// Returns the counted open connections of each endpoint.
 fn open(harness: &Harness, service: &Service) -> Vec<i64> {
     let counts = harness.array::<u64>(CONNECTIONS);
     service.backends.iter().map(|(id, _)| counts.get(id, 0).unwrap().cast_signed()).collect()
 }
 
-/// Open connections of all endpoints together.
+/// Returns the counted open connections of all endpoints together.
 fn total(harness: &Harness, service: &Service) -> i64 {
     open(harness, service).iter().sum()
 }
@@ -69,13 +69,13 @@ fn number(count: usize) -> i64 {
     i64::try_from(count).unwrap()
 }
 
-/// The n-th client's packet.
+/// Returns a packet of the n-th client.
 fn packet(service: &Service, family: Family, n: u32, flags: u8) -> Packet {
     let client = family.client((n / 1000) as u16 + 1, (n % 1000) as u16 + 20_000);
     Packet { flags, ..Packet::new(service.proto, client, service.frontend) }
 }
 
-/// Sends it; gives the endpoint that it goes to.
+/// Sends a packet of the n-th client; returns its endpoint, or `None` if the packet is dropped.
 fn send(harness: &mut Harness, service: &Service, family: Family, n: u32, flags: u8) -> Option<SocketAddr> {
     let packet = packet(service, family, n, flags);
     let seen = harness.run(Hook::Ingress, &packet.bytes());
@@ -85,7 +85,7 @@ fn send(harness: &mut Harness, service: &Service, family: Family, n: u32, flags:
     found
 }
 
-/// The endpoint answers.
+/// Sends an answer of the endpoint.
 fn answer(harness: &mut Harness, service: &Service, family: Family, n: u32, pod: SocketAddr, flags: u8) {
     let reply = Packet { flags, ..packet(service, family, n, 0).to(pod).back() };
     let seen = harness.run(Hook::Egress, &reply.bytes());
@@ -111,7 +111,7 @@ fn counted(family: Family, harness: &mut Harness) {
         send(harness, &service, family, base + 1, RST);
         send(harness, &service, family, base + 1, RST);
         assert_eq!(open(harness, &service), [0, 0]);
-        // The ports of a closed connection again.
+        // A new connection uses the ports of a closed one.
         send(harness, &service, family, base, SYN).unwrap();
         assert_eq!(total(harness, &service), 1);
         send(harness, &service, family, base, RST);
@@ -135,7 +135,7 @@ fn taken_back(family: Family, harness: &mut Harness) {
     }
 }
 
-/// Makes a flow look as if it had been silent for that long.
+/// Makes a flow look as if it had been silent for more than `secs` seconds.
 fn silence(harness: &Harness, flow: &Tracked, secs: u32) {
     let mut flow = *flow;
     flow.last_seen = harness.now().wrapping_sub((secs + 1) * HZ);
@@ -148,7 +148,7 @@ fn evicted(family: Family, harness: &mut Harness) {
         send(harness, &service, family, n, SYN);
         let flows = harness.flows(family);
         assert_eq!(total(harness, &service), number(flows.len()), "after {n}");
-        // Otherwise one that was seen in the last second would be refused or taken by chance.
+        // Half of the flows were silent for more than a second now: a new flow evicts one of these.
         for flow in flows.iter().filter(|flow| flow.index % 2 == 0) {
             silence(harness, flow, 1);
         }
@@ -165,7 +165,7 @@ fn evicted(family: Family, harness: &mut Harness) {
     assert_eq!((open(harness, &service), harness.flows(family).len()), (vec![0, 0], 0));
 }
 
-/// Jiffies in a second of this kernel: the agent goes by its own clock.
+/// Returns the real number of jiffies in a second of this kernel: the agent computes jiffies from its own clock.
 fn kernels_hz(harness: &Harness) -> u32 {
     let up = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
     let distance =
@@ -183,13 +183,13 @@ fn recounted(family: Family, harness: &mut Harness) {
     let seen = harness.view().recount().unwrap();
     assert_eq!((seen.noted, seen.expired), (seen.flows, 0), "they were seen a moment ago");
     for flow in harness.flows(family).iter().take(2) {
-        // Beyond the tolerance of the agent's clock.
+        // Longer than the tolerance for the agent's clock.
         silence(harness, flow, 10 * seconds::TCP_SYN_SENT);
     }
     let seen = harness.view().recount().unwrap();
     assert_eq!((seen.noted, seen.expired), (seen.flows, 2));
     assert_eq!(total(harness, &service), 4);
-    // Their entries are taken by others: they are not counted down once more.
+    // New flows take the entries of the expired ones, which must not be subtracted again.
     for n in 100..300 {
         send(harness, &service, family, n, SYN);
         let counts = harness.flows(family).iter().filter(|flow| flow.state & STATE_COUNTS != 0).count();
@@ -214,7 +214,7 @@ fn datagrams(family: Family, harness: &mut Harness) {
     assert_eq!(open(harness, &service), [2, 2]);
     let client = packet(&service, family, 0, 0).src;
     let own = harness.flows(family).into_iter().find(|flow| flow.client == client).unwrap();
-    // The same port straight to the endpoint.
+    // The same client port, directly to the endpoint.
     harness.run(Hook::Ingress, &Packet::new(UDP, client, own.backend).bytes());
     let direct = harness.flows(family).into_iter().find(|flow| flow.state & STATE_DIRECT != 0).unwrap();
     assert_eq!((direct.state & STATE_COUNTS, open(harness, &service)), (0, vec![2, 2]));
@@ -245,10 +245,10 @@ fn fewer(family: Family, harness: &mut Harness) {
         send(harness, &service, family, n, SYN);
     }
     let open_now = open(harness, &service);
-    // With two choices the fullest is hardly ahead; at random it would be by 17 or more.
+    // With two random choices, no endpoint is much ahead; with one choice, the first would be ahead by 17 or more.
     assert!(open_now.iter().all(|count| count.abs_diff(100) <= 8), "{open_now:?}");
     let crowded = service.backends[PODS as usize].1;
-    // All but those of one endpoint end: the next ones go to the others until they are level.
+    // All connections end, except those of one endpoint: new ones go to the others until all have the same number.
     for flow in harness.flows(family).iter().filter(|flow| flow.backend != crowded) {
         let last = Packet { flags: RST, ..Packet::new(TCP, flow.client, flow.frontend) };
         harness.run(Hook::Ingress, &last.bytes());
@@ -279,11 +279,11 @@ fn weighted(family: Family, harness: &mut Harness) {
     }
 }
 
-/// With the other families and hooks it is a million.
+/// Together with the other family and hook, the test has a million connections.
 fn many(family: Family, harness: &mut Harness) {
     let service = serve(family, harness, TCP, Algorithm::LeastConnections, &[1, 1, 1]);
     for n in 0..250_000 {
-        // Some end at once; of the others some are evicted, while the table is full of closed ones.
+        // Some connections end at once. Some of the others are evicted, while the table is full of closed ones.
         send(harness, &service, family, n % 60_000, SYN);
         if n % 3 != 0 {
             send(harness, &service, family, n % 60_000, RST);

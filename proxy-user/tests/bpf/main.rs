@@ -1,5 +1,6 @@
-//! The packet programs in this kernel, packet by packet (`BPF_PROG_TEST_RUN`): attached to nothing, with maps of
-//! their own. Ignored unless asked for, since loading needs root: `cargo xtask test bpf`.
+//! Tests that run the packet programs in this kernel, packet by packet (`BPF_PROG_TEST_RUN`). The programs are attached to
+//! no hook and have maps of their own. The tests are ignored by default, because loading needs root: `cargo xtask test
+//! bpf`.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, reason = "some tests also tell figures")]
 
@@ -34,7 +35,7 @@ use std::process::ExitCode;
 use harness::{Family, Harness};
 use libtest_mimic::{Arguments, Trial};
 
-/// A test of both families, in maps for so many flows.
+/// A test that runs for both families, with maps for `flows` flows.
 struct Scenario {
     name: &'static str,
     flows: u32,
@@ -42,7 +43,7 @@ struct Scenario {
 }
 
 impl Scenario {
-    /// Each family, without and with XDP before tc.
+    /// Returns a trial for each family, without and with XDP before tc.
     fn trials(self, bpffs: &Path) -> impl Iterator<Item = Trial> {
         let Self { name, flows, test } = self;
         let both = |family| [(family, false), (family, true)];

@@ -1,4 +1,4 @@
-//! A node with a way outside: devices and routes of the kernel, and what the programs know of it.
+//! A node with an uplink: devices and routes of the kernel, and what the programs know about the node.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -11,7 +11,7 @@ use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_PORTS, NodeEntry};
 
 use crate::harness::{Family, Harness};
 
-/// The device that leads outside: a default route over it, and a neighbour that is known.
+/// Returns the index of the uplink, which has a default route and a known neighbour.
 pub fn uplink() -> u32 {
     static INDEX: OnceLock<u32> = OnceLock::new();
     *INDEX.get_or_init(|| {
@@ -48,7 +48,7 @@ fn hash<K: aya::Pod, V: aya::Pod>(harness: &Harness, name: &str) -> HashMap<MapD
     aya::maps::Map::HashMap(harness.map(name)).try_into().unwrap()
 }
 
-/// The address under which packets go on from here is this one from now on.
+/// From now on, forwarded packets have this source address (SNAT).
 pub fn send_on_as(addr: IpAddr, harness: &Harness) {
     fn set<A: Address>(source: A, mut node: Array<MapData, NodeEntry<A>>)
     where
@@ -63,7 +63,7 @@ pub fn send_on_as(addr: IpAddr, harness: &Harness) {
     }
 }
 
-/// What the programs know of the node: its address, ranges of Service addresses, its devices.
+/// Writes the node's address, its range of Service addresses and its devices to the maps.
 pub fn know(family: Family, harness: &Harness) {
     fn entry<A: Address>(source: A, addr: A, mask: A) -> NodeEntry<A> {
         let mut entry = NodeEntry { source, service_cidr_count: 1, ..NodeEntry::UNKNOWN };
@@ -95,11 +95,11 @@ pub fn know(family: Family, harness: &Harness) {
     harness.configure(|config| config.uplinks = [uplink(), 0, 0]);
 }
 
-/// Another way to an address than by the gateway, until it is dropped.
+/// A route to an address that does not use the default gateway. The route is deleted when the value is dropped.
 pub struct OtherWay(IpAddr);
 
 impl OtherWay {
-    /// Its link-layer address.
+    /// Link-layer address of the other gateway.
     pub const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x98];
 
     pub fn of(to: IpAddr) -> Self {

@@ -1,5 +1,5 @@
-//! Packets, built from what they should say, with every checksum added up over the whole packet; and the check
-//! of one that came out, which shares no code with the programs.
+//! Builds packets from their fields, with each checksum computed over the whole packet, and verifies the checksums of
+//! packets that the programs return. No code is shared with the programs.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,28 +16,28 @@ pub const SCTP: u8 = 132;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// The device's own address, and its peer's; the kernel wants the first to be zero for a packet to itself.
+/// The device's own address and that of its peer. The kernel expects that the first is zero for a packet to itself.
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xaa], [2, 0, 0, 0, 0, 0xbb]];
 
-/// A TCP or UDP packet between two sockets of one family.
+/// A TCP, UDP or SCTP packet between two sockets of one family.
 #[derive(Clone, Debug)]
 pub struct Packet {
     pub src: SocketAddr,
     pub dst: SocketAddr,
     pub proto: u8,
     pub flags: u8,
-    /// TCP's sequence number.
+    /// TCP sequence number.
     pub seq: u32,
-    /// TCP's acknowledgement number.
+    /// TCP acknowledgement number.
     pub ack: u32,
     pub payload: Vec<u8>,
     /// IPv4 options, a multiple of four bytes.
     pub options: Vec<u8>,
-    /// IPv6 extension headers: number and bytes, of which the first is filled in.
+    /// IPv6 extension headers: number and bytes; the first byte is replaced by the number of the next header.
     pub extensions: Vec<(u8, Vec<u8>)>,
-    /// IPv4's flags and offset, in units of eight bytes.
+    /// IPv4 flags and fragment offset, in units of eight bytes.
     pub fragment: u16,
-    /// UDP without a checksum.
+    /// Whether a UDP or SCTP packet has no checksum.
     pub is_unchecked: bool,
 }
 
@@ -80,22 +80,22 @@ impl Packet {
         self
     }
 
-    /// The same packet to another place.
+    /// Returns the same packet with another destination.
     pub fn to(&self, dst: SocketAddr) -> Self {
         Self { dst, ..self.clone() }
     }
 
-    /// The same packet from another place.
+    /// Returns the same packet with another source.
     pub fn from(&self, src: SocketAddr) -> Self {
         Self { src, ..self.clone() }
     }
 
-    /// A packet the other way.
+    /// Returns the packet with source and destination swapped.
     pub fn back(&self) -> Self {
         Self { src: self.dst, dst: self.src, ..self.clone() }
     }
 
-    /// On the wire.
+    /// Returns the bytes of the packet on the wire.
     pub fn bytes(&self) -> Vec<u8> {
         let segment = self.segment();
         let mut bytes = MACS.concat();
@@ -135,7 +135,7 @@ impl Packet {
         bytes
     }
 
-    /// The chunk that means for SCTP what the flags mean for TCP.
+    /// Returns the type of the SCTP chunk that corresponds to the TCP flags.
     fn chunk(&self) -> u8 {
         match self.flags {
             SYN => 1,
@@ -147,7 +147,7 @@ impl Packet {
         }
     }
 
-    /// Where the segment begins.
+    /// Returns the offset of the segment in the frame.
     pub fn segment_at(&self) -> usize {
         self.bytes().len() - self.segment().len()
     }
@@ -185,7 +185,7 @@ impl Packet {
         segment
     }
 
-    /// The packet in pieces of `size` bytes, a multiple of eight; without options or extensions.
+    /// Returns the packet in fragments of `size` bytes, a multiple of eight. The packet must have no options or extensions.
     pub fn fragments(&self, size: usize, id: u32) -> Vec<Vec<u8>> {
         let whole = self.bytes();
         let header = ETHERNET + if self.src.is_ipv4() { 20 } else { 40 };
@@ -214,7 +214,7 @@ impl Packet {
         pieces.iter().enumerate().map(fragment).collect()
     }
 
-    /// A fragment at another offset, in units of eight bytes.
+    /// Returns a fragment with another offset, in units of eight bytes.
     pub fn moved(fragment: &[u8], offset: u16) -> Vec<u8> {
         let mut bytes = fragment.to_vec();
         if bytes[ETHERNET] >> 4 == 4 {
@@ -227,13 +227,13 @@ impl Packet {
         bytes
     }
 
-    /// "Port unreachable" for this packet, as its destination answers it on the device it came in by, quoting its
-    /// first `quoted` bytes behind the Ethernet header.
+    /// Returns the error "port unreachable" for this packet, as its destination sends it on the device where the packet
+    /// arrived. The error quotes the first `quoted` bytes behind the Ethernet header.
     pub fn unreachable(&self, quoted: usize) -> Vec<u8> {
         self.unreachable_for(&self.bytes(), quoted)
     }
 
-    /// The same for a fragment of this packet.
+    /// Like `unreachable`, for a fragment of this packet.
     pub fn unreachable_for(&self, fragment: &[u8], quoted: usize) -> Vec<u8> {
         let kind = if self.src.is_ipv4() { [3, 3] } else { [1, 4] };
         let mut bytes = self.error_about(fragment, self.dst.ip(), kind, [0; 4], quoted);
@@ -241,7 +241,8 @@ impl Packet {
         bytes
     }
 
-    /// An ICMP error of this type and code about this packet, by `from`. `rest` is the second half of its header.
+    /// Returns an ICMP error of this type and code about this packet, sent by `from`. `rest` is the second half of the ICMP
+    /// header.
     pub fn error(&self, from: IpAddr, kind: [u8; 2], rest: [u8; 4], quoted: usize) -> Vec<u8> {
         self.error_about(&self.bytes(), from, kind, rest, quoted)
     }
@@ -287,7 +288,7 @@ impl Packet {
     }
 }
 
-/// As RFC 9260 has it, bit by bit.
+/// Returns the CRC-32C of RFC 9260, computed bit by bit.
 fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = !0u32;
     for byte in bytes {
@@ -313,7 +314,7 @@ fn pseudo_header(src: IpAddr, dst: IpAddr, proto: u8, length: usize) -> Vec<u8> 
     header
 }
 
-/// The ones' complement sum; parts must have an even length, but for the last.
+/// Returns the ones' complement sum; each part except the last must have an even length.
 fn sum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0u32;
     for part in parts {
@@ -329,7 +330,7 @@ fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     (!sum(parts)).to_be_bytes()
 }
 
-/// The sockets between which a packet without options goes.
+/// Returns the source and the destination of a packet without options.
 pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
     let packet = &bytes[ETHERNET..];
     let port = |at: usize| u16::from_be_bytes([packet[at], packet[at + 1]]);
@@ -342,7 +343,7 @@ pub fn ends(bytes: &[u8]) -> (SocketAddr, SocketAddr) {
     }
 }
 
-/// Makes an IPv4 header's checksum right; an IPv6 one has none.
+/// Corrects the checksum of an IPv4 header; an IPv6 header has none.
 pub fn correct(bytes: &mut [u8]) {
     let packet = &mut bytes[ETHERNET..];
     if packet[0] >> 4 == 4 {

@@ -1,4 +1,4 @@
-//! Two CPUs that meet the same new flow.
+//! Two CPUs that process packets of a new flow at the same time.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -21,7 +21,7 @@ pub const SCENARIOS: [Scenario; 2] = [
     },
 ];
 
-/// Runs one packet each on every CPU, at the same moment, and gives what became of them.
+/// In each round, runs one packet on each CPU at the same moment; returns the resulting packets of each CPU.
 fn together(harness: &Harness, packets: impl Fn(u32, u32) -> Vec<u8> + Sync) -> Vec<Vec<Vec<u8>>> {
     let turn = AtomicU32::new(0);
     let program = harness.program(Hook::Ingress.program());
@@ -57,7 +57,7 @@ fn together(harness: &Harness, packets: impl Fn(u32, u32) -> Vec<u8> + Sync) -> 
     })
 }
 
-/// Both packets go to one backend, and one flow is left.
+/// Both packets must go to the same backend, and one flow must be left.
 fn one_flow(family: Family, harness: &mut Harness) {
     let frontend = family.frontend(1, 53);
     let pods: Vec<_> = (1..=8).map(|pod| family.pod(pod, 53)).collect();

@@ -1,4 +1,4 @@
-//! Chance: how backends are chosen, and packets that no client would send.
+//! Random tests: the selection of backends, and packets that no client would send.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ pub const SCENARIOS: [Scenario; 3] = [
     Scenario { name: "broken packets of ours end in a verdict", flows: 64, test: broken },
 ];
 
-/// Packets of each kind; four kinds in all.
+/// Number of packets of each kind; there are four kinds.
 const PACKETS: u32 = 5_000;
 
-/// Xorshift: the same packets in each run, so that a failure comes again.
+/// A xorshift generator: each run has the same packets, so that a failure can be repeated.
 struct Random(u64);
 
 impl Random {
@@ -26,7 +26,7 @@ impl Random {
         self.0
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     fn below(&mut self, end: usize) -> usize {
         (self.next() >> 20) as usize % end
     }
@@ -62,11 +62,11 @@ fn uniform(family: Family, harness: &mut Harness) {
     let chi_square: f64 = counts.values().map(|n| (f64::from(*n) - expected).powi(2) / expected).sum();
     println!("{family:?}: chi-square {chi_square:.1} with 6 degrees of freedom");
     assert_eq!(counts.len(), 7);
-    // A fair choice exceeds this once in more than a million runs.
+    // A uniform selection exceeds this value once in more than a million runs.
     assert!(chi_square < 38.3, "{chi_square}: {counts:?}");
 }
 
-/// A packet of any shape between two sockets.
+/// Returns a packet of any shape between two sockets.
 fn any_packet(random: &mut Random, family: Family, to: &[u16]) -> Packet {
     let client = family.client(random.below(8) as u16, random.pick(&[80, 8080, 40_000, 53]));
     let dst = family.frontend(random.pick(to), random.pick(&[80, 53]));
@@ -85,14 +85,14 @@ fn any_packet(random: &mut Random, family: Family, to: &[u16]) -> Packet {
     packet
 }
 
-/// Changes a few bytes, cuts, extends.
+/// Changes a few bytes; may truncate or extend the packet.
 fn break_it(random: &mut Random, bytes: &mut Vec<u8>) {
     for _ in 0..random.below(4) {
         let at = ETHERNET + random.below(bytes.len() - ETHERNET);
         let any = random.next() as u8;
         bytes[at] = random.pick(&[0, 1, 0x0f, 0x44, 0x45, 0x4f, 0x60, 0x7f, 0x80, 0xff, any]);
     }
-    // The kernel wants an IP header behind the Ethernet header, and nothing else.
+    // The kernel requires an IP header behind the Ethernet header, and nothing more.
     let least = ETHERNET + 40;
     match random.below(4) {
         0 => bytes.truncate(least.max(random.below(bytes.len()))),
@@ -120,7 +120,7 @@ fn foreign(family: Family, harness: &mut Harness) {
     for n in 0..PACKETS {
         let mut bytes = any_packet(&mut random, family, &[0x7001, 0x7002]).bytes();
         break_it(&mut random, &mut bytes);
-        // Where the destination's last bytes stand, and the source's; neither may become one of ours.
+        // Sets a bit of the source and of the destination, so that neither becomes an address of a Service or endpoint.
         for at in if family == Family::V4 { [12, 16] } else { [22, 38] } {
             bytes[ETHERNET + at + 1] |= 0x80;
         }
@@ -146,7 +146,7 @@ fn broken(family: Family, harness: &mut Harness) {
             *seen_verdicts.entry(seen.verdict).or_default() += 1;
             match seen.verdict {
                 NEXT | DROP => assert_eq!(seen.packet.len(), bytes.len(), "{n} {hook:?}"),
-                // A refusal; what goes out of this rig is made by the node itself.
+                // The packet was refused: this harness sends only packets that the node itself has built.
                 REDIRECT => assert!(seen.packet.len() >= ETHERNET + 28, "{n}"),
                 other => panic!("{n}: verdict {other}"),
             }
@@ -161,7 +161,7 @@ fn broken(family: Family, harness: &mut Harness) {
     for verdict in [NEXT, DROP, REDIRECT] {
         assert!(seen_verdicts.contains_key(&verdict), "{seen_verdicts:?} do not cover {verdict}");
     }
-    // What was begun is a flow like others: it can be used.
+    // A new flow can still be created and used.
     let packet = Packet::tcp(SYN, family.client(9, 9), family.frontend(1, 80));
     assert_ne!(harness.run(Hook::Ingress, &packet.bytes()).packet, packet.bytes());
     assert_eq!(harness.run(Hook::Ingress, &Packet { flags: ACK, ..packet }.bytes()).verdict, NEXT);

@@ -1,4 +1,4 @@
-//! Connections to an endpoint that left: they go on, or are reset where the removal policy says so.
+//! Connections to a removed endpoint: they drain, or are reset if the removal policy is `reset`.
 
 use std::net::SocketAddr;
 
@@ -23,10 +23,10 @@ const fn scenario(name: &'static str, test: fn(Family, &mut Harness)) -> Scenari
 }
 
 const ID: u32 = 9;
-/// What the client has acknowledged.
+/// The acknowledgement number of the client's segments.
 const EXPECTED: u32 = 0x8765_4321;
 
-/// A connection that is established.
+/// Establishes a connection; returns a segment of its client, and its endpoint.
 fn connected(family: Family, harness: &mut Harness, service: &Service, host: u16) -> (Packet, SocketAddr) {
     let client = family.client(host, 4000);
     let syn = Packet::tcp(SYN, client, service.frontend);
@@ -73,7 +73,7 @@ fn reset(family: Family, harness: &mut Harness) {
     assert_ne!(harness.flow(family).state & STATE_RESET, 0);
     assert_eq!(harness.reasons(), []);
 
-    // Whatever it carries: a bare acknowledgement, and the largest segment.
+    // The payload does not matter: a bare ACK, up to the largest segment.
     for (count, size) in (1..).zip([0, 1, 21, 1400]) {
         let data = data.clone().payload(size);
         let seen = harness.run(Hook::Ingress, &data.bytes());
@@ -91,7 +91,7 @@ fn reset(family: Family, harness: &mut Harness) {
         assert_ne!(harness.flow(family).state & RST_BACKEND, 0, "it is closed");
     }
 
-    // The endpoint's segments are translated still, and the client's kernel answers with a reset of its own.
+    // The endpoint's segments are still translated, and the client's kernel answers with a RST.
     let back = data.to(pod).back();
     let seen = harness.run(Hook::Egress, &back.bytes());
     assert_eq!((seen.verdict, seen.packet), (NEXT, back.from(service.frontend).bytes()));
@@ -99,7 +99,7 @@ fn reset(family: Family, harness: &mut Harness) {
     let seen = harness.run(Hook::Ingress, &last.bytes());
     assert_eq!((seen.verdict, seen.packet), (NEXT, last.to(pod).bytes()));
 
-    // The client connects anew, from the same port: there is no endpoint.
+    // The client connects again from the same port, but the Service has no endpoint.
     let syn = Packet { flags: SYN, seq: 77, ..data.clone() };
     let seen = harness.run(Hook::Ingress, &syn.bytes());
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, syn.unreachable(usize::MAX)));
@@ -120,7 +120,7 @@ fn unanswered(family: Family, harness: &mut Harness) {
     let silent = Packet { flags: 0, ..data.clone() };
     assert_eq!(harness.run(Hook::Ingress, &silent.bytes()).verdict, DROP);
     assert_eq!(harness.reasons(), [(Reason::RejectFailed, 1), (Reason::EndpointLeft, 2)]);
-    // The endpoint serves again before the client sends: nothing is reset.
+    // The endpoint serves again before the client sends a segment, so nothing is reset.
     set(harness, &service, pod, BACKEND_ACTIVE);
     let seen = harness.run(Hook::Ingress, &data.bytes());
     assert_eq!((seen.verdict, seen.packet), (NEXT, data.to(pod).bytes()));

@@ -1,4 +1,4 @@
-//! SCTP, by packets made by hand: few kernels have its sockets.
+//! SCTP, with packets that the test builds: few kernels have SCTP sockets.
 
 use std::net::SocketAddr;
 
@@ -52,7 +52,7 @@ fn lengths(family: Family, harness: &mut Harness) {
             "{length} bytes"
         );
     }
-    // A wrong one stays as wrong as it was, for the endpoint to see.
+    // A wrong checksum stays wrong, so that the endpoint notices it.
     let spoiled = |packet: &Packet| {
         let mut bytes = packet.bytes();
         let at = packet.segment_at() + 8;
@@ -61,7 +61,7 @@ fn lengths(family: Family, harness: &mut Harness) {
     };
     let packet = first.clone().payload(100);
     assert_eq!(harness.run(Hook::Ingress, &spoiled(&packet)).packet, spoiled(&packet.to(pod)));
-    // The device will compute it.
+    // The device will compute the checksum.
     let without = Packet { is_unchecked: true, ..first };
     assert_eq!(harness.run(Hook::Ingress, &without.bytes()).packet, without.to(pod).bytes());
     assert_eq!((harness.reasons(), harness.flows(family).len()), (vec![], 1));
@@ -82,7 +82,7 @@ fn association(family: Family, harness: &mut Harness) {
     };
     step(harness, Hook::Ingress, SYN, 0);
     step(harness, Hook::Egress, SYN | ACK, SEEN_REPLY);
-    // It stays with an endpoint that leaves.
+    // The association stays with a removed endpoint.
     let other = family.pod(2, 8080);
     service.backends.push((7 * 16 + 1, other));
     harness.serve(std::slice::from_ref(&service));
@@ -90,7 +90,7 @@ fn association(family: Family, harness: &mut Harness) {
     step(harness, Hook::Ingress, ACK, SEEN_REPLY | ASSURED);
     step(harness, Hook::Ingress, FIN, SEEN_REPLY | ASSURED | FIN_CLIENT);
     step(harness, Hook::Egress, FIN | ACK, SEEN_REPLY | ASSURED | FIN_CLIENT | FIN_BACKEND);
-    // And a new INIT begins another one.
+    // A new INIT begins another association.
     let seen = harness.run(Hook::Ingress, &init.bytes());
     assert_eq!(seen.packet, init.to(other).bytes());
     let abort = Packet { flags: RST, ..init };
@@ -122,7 +122,7 @@ fn pieces(family: Family, harness: &mut Harness) {
     assert_eq!((harness.reasons(), harness.flows(family).len()), (vec![(Reason::Fragment, 4)], 0));
 }
 
-/// A Service, and the first packet of a process of the node to it.
+/// Serves a Service; returns it and the first packet of a process of the node to it.
 fn own_service(family: Family, harness: &mut Harness) -> (Service, Packet) {
     know(family, harness);
     let (service, first) = service(family);
@@ -134,7 +134,7 @@ fn leaves(harness: &mut Harness, packet: &Packet) -> crate::harness::Seen {
     harness.run_on(Hook::Egress, &packet.bytes(), Some(uplink()))
 }
 
-/// Runs a packet that must go on to a backend, and gives the packet that does.
+/// Runs a packet that must be forwarded to a backend; returns the forwarded packet.
 fn goes_on(harness: &mut Harness, packet: &Packet, to: SocketAddr) -> Packet {
     let seen = leaves(harness, packet);
     assert_eq!(seen.verdict, REDIRECT, "{packet:?}: {:?}", harness.reasons());
@@ -146,7 +146,7 @@ fn goes_on(harness: &mut Harness, packet: &Packet, to: SocketAddr) -> Packet {
     sent
 }
 
-/// The packet as its device has it that it is said to have come in by.
+/// Returns the packet as it is redirected to the ingress of the uplink: both link-layer addresses are the uplink's.
 fn to_own_device(packet: &Packet) -> Vec<u8> {
     let mut bytes = packet.bytes();
     bytes[..6].copy_from_slice(&OWN);
@@ -161,7 +161,7 @@ fn own(family: Family, harness: &mut Harness) {
     assert_eq!(sent.src.ip(), node_addr(family));
     assert!((61_000..=65_535).contains(&sent.src.port()), "{}", sent.src);
     assert_eq!(harness.flow(family).state, STATE_USED | STATE_SNAT | STATE_LOCAL);
-    // The answer goes up where the way to the Service's address leads, as its address asks for.
+    // The reply goes up the stack on the device that leads to the Service's address, its new source (`rp_filter`).
     let answer = Packet { flags: SYN | ACK, ..sent.back() };
     let becomes = Packet { flags: SYN | ACK, ..init.back() };
     let seen = harness.run_on(Hook::Ingress, &answer.bytes(), Some(uplink()));
@@ -169,11 +169,11 @@ fn own(family: Family, harness: &mut Harness) {
     assert_eq!(harness.flow(family).state, STATE_USED | STATE_SNAT | STATE_LOCAL | SEEN_REPLY);
     let seen = harness.run(Hook::Ingress, &answer.bytes());
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, to_own_device(&becomes)));
-    // The way is the next packet's again, and outwards.
+    // The route serves the next packets again, which leave by the uplink.
     for length in [0, 21, 1000] {
         let data = Packet { flags: ACK, ..init.clone() }.payload(length);
         let sent = goes_on(harness, &data, pod);
-        // A frontend may share the bit of the port by chance.
+        // A frontend may have the same prefilter bit as the SNAT port by chance.
         harness.write(&[filter(Role::Frontend, sent.src, SCTP)]);
         let seen = harness.run_on(Hook::Ingress, &sent.back().bytes(), Some(uplink()));
         assert_eq!((seen.verdict, seen.packet), (NEXT, data.back().bytes()));
@@ -191,7 +191,7 @@ fn own_left_alone(family: Family, harness: &mut Harness) {
     let pod = service.backends[0].1;
     harness.serve(&[Service::new(8, TCP, service.frontend, &[pod])]);
     let own = node_addr(family);
-    // It came in by a device, and was met there.
+    // The packet arrived on a device, where the ingress program has processed it.
     let mut context = context_of(Hook::Egress, uplink());
     context[36..40].copy_from_slice(&uplink().to_ne_bytes());
     let seen = harness.run_with(Hook::Egress, &init.bytes(), &context);
@@ -199,19 +199,19 @@ fn own_left_alone(family: Family, harness: &mut Harness) {
     for packet in [
         init.to(pod),
         init.to(family.client(1, 80)),
-        // The bit is there, and nothing behind it.
+        // The prefilter bit is set, but there is no entry.
         init.to(family.client(2, 80)),
     ] {
         harness.write(&[filter(Role::Frontend, family.client(2, 80), SCTP)]);
         let seen = leaves(harness, &packet);
         assert_eq!((seen.verdict, seen.packet), (NEXT, packet.bytes()), "{packet:?}");
     }
-    // What was forwarded from here passes the hook of another device, and its endpoint may be another Service's frontend.
+    // A forwarded packet also passes the hook of another device; its endpoint may be another Service's frontend.
     harness.write(&[filter(Role::Frontend, pod, SCTP)]);
     let forwarded = init.to(pod).from(SocketAddr::new(own, 61_007));
     let seen = leaves(harness, &forwarded);
     assert_eq!((seen.verdict, seen.packet), (NEXT, forwarded.bytes()));
-    // A server of the node answers; its own address is a backend's.
+    // A server of the node answers; a backend has the node's address.
     let server = SocketAddr::new(own, 8080);
     harness.serve(&[Service::new(9, SCTP, family.frontend(2, 80), &[server])]);
     let asked = Packet { flags: SYN, ..Packet::new(SCTP, family.client(1, 9), family.frontend(2, 80)) };
@@ -219,7 +219,7 @@ fn own_left_alone(family: Family, harness: &mut Harness) {
     let answer = Packet { flags: SYN | ACK, ..asked.to(server).back() };
     let seen = leaves(harness, &answer);
     assert_eq!((seen.verdict, seen.packet), (NEXT, answer.from(asked.dst).bytes()));
-    // And is a client by that port.
+    // The server is also a client, with the same port.
     goes_on(harness, &init.from(server), pod);
     assert_eq!(harness.reasons(), []);
     forget(harness);
@@ -235,11 +235,11 @@ fn own_inside(family: Family, harness: &mut Harness) {
         Write::Service(outside, ServiceEntry { tag: outside.tag(), ..empty }),
         Write::Service(key, ServiceEntry { flags: SERVICE_SCOPED, affinity_secs: 10, ..service.entry() }),
     ]);
-    // The device leads outside, and the node is not what lies there.
+    // The device is an uplink; clients behind it are outside, but the node itself is not.
     let client = init.from(family.client(1, 40_001));
     assert_eq!(harness.run_on(Hook::Ingress, &client.bytes(), Some(uplink())).verdict, DROP);
     goes_on(harness, &init, pod);
-    // It stays with its endpoint.
+    // The node keeps its endpoint (session affinity).
     let pods: Vec<_> = (1..=8).map(|host| family.pod(host, 8080)).collect();
     let more = Service::new(7, SCTP, service.frontend, &pods);
     let mut writes = more.writes();
@@ -254,7 +254,7 @@ fn own_inside(family: Family, harness: &mut Harness) {
     for port in 2001..2020 {
         goes_on(harness, &init.from(SocketAddr::new(node_addr(family), port)), first);
     }
-    // Its own address is asked for in source ranges.
+    // The source ranges are compared with the node's own address.
     let entry = ServiceEntry { flags: SERVICE_SOURCE_RANGES, ..more.entry() };
     harness.write(&[Write::Service(key, entry)]);
     assert_eq!(leaves(harness, &init.from(SocketAddr::new(node_addr(family), 3000))).verdict, DROP);
@@ -266,12 +266,12 @@ fn own_refused(family: Family, harness: &mut Harness) {
     let (mut service, init) = own_service(family, harness);
     let elsewhere = init.to(family.frontend(3, 80));
     let nowhere = init.from(SocketAddr::new(node_addr(family), 2000));
-    // No address to go on under.
+    // The node has no address for SNAT.
     let nothing = if init.src.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     send_on_as(nothing, harness);
     assert_eq!(leaves(harness, &nowhere).verdict, DROP);
     know(family, harness);
-    // The kernel takes no packet between its own addresses that comes in.
+    // The kernel accepts no arriving packet whose addresses are both its own.
     harness.serve(&[Service::new(7, SCTP, service.frontend, &[SocketAddr::new(node_addr(family), 8080)])]);
     assert_eq!(leaves(harness, &nowhere).verdict, DROP, "a process of this node");
     service.backends.clear();
@@ -302,7 +302,7 @@ fn own_errors(family: Family, harness: &mut Harness) {
         let seen = harness.run_on(Hook::Ingress, &error(&sent, from), Some(uplink()));
         assert_eq!((seen.verdict, seen.packet), (NEXT, error(&init, becomes)));
     }
-    // Larger than the next device takes.
+    // The packet is larger than the MTU of the next device.
     let big = Packet { flags: ACK, ..init }.payload(1500);
     let seen = leaves(harness, &big);
     let mtu = [0, 0, 5, 0x78];
@@ -313,7 +313,7 @@ fn own_errors(family: Family, harness: &mut Harness) {
     forget(harness);
 }
 
-/// The kernel hands many packets over behind one header, which it takes apart only where they leave.
+/// The kernel hands over a list of packets behind one header (GSO), and splits it only when the packets leave.
 fn own_lists(family: Family, harness: &mut Harness) {
     let (service, init) = own_service(family, harness);
     let pod = service.backends[0].1;

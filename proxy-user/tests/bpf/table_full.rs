@@ -1,4 +1,4 @@
-//! A table of flows that is full: who stays, who goes, who is turned away.
+//! A full table of flows: which flows stay, which are evicted, and which are refused.
 
 use std::net::SocketAddr;
 
@@ -61,7 +61,7 @@ struct Scene {
     proto: u8,
 }
 
-/// Keeps this thread on its CPU: what is left of the entries that a CPU looks at next is no other CPU's.
+/// Keeps this thread on its CPU: each CPU has its own window of entries, which it examines next.
 fn stay() {
     stay_on(sched_getcpu());
 }
@@ -79,13 +79,13 @@ impl Scene {
         Self { family, proto }
     }
 
-    /// A packet of the n-th client.
+    /// Returns a packet of the n-th client.
     fn packet(&self, n: u32, flags: u8) -> Packet {
         let client = self.family.client((n / 1000) as u16 + 1, (n % 1000) as u16 + 20_000);
         Packet { flags, ..Packet::new(self.proto, client, self.family.frontend(1, 80)) }
     }
 
-    /// Whether the n-th client's packet is translated; otherwise it must be dropped as it is.
+    /// Sends the n-th client's packet; returns whether it is translated. Otherwise it must be dropped unchanged.
     fn sends(&self, harness: &mut Harness, n: u32, flags: u8) -> bool {
         let packet = self.packet(n, flags);
         let seen = harness.run(Hook::Ingress, &packet.bytes());
@@ -100,7 +100,7 @@ impl Scene {
         seen.verdict == NEXT
     }
 
-    /// Whether an answer to the n-th client is translated.
+    /// Sends an answer to the n-th client; returns whether it is translated.
     fn answers(&self, harness: &mut Harness, n: u32, flags: u8) -> bool {
         let reply = Packet { flags, ..self.packet(n, 0).to(self.family.pod(1, 8080)).back() };
         let seen = harness.run(Hook::Egress, &reply.bytes());
@@ -116,7 +116,7 @@ impl Scene {
     }
 }
 
-/// More established flows in a row than are looked at near the clock hand.
+/// More established flows in a row than a new flow examines near the clock hand.
 fn side_by_side(family: Family, harness: &mut Harness) {
     let scene = Scene::new(family, TCP, harness);
     (0..768).for_each(|n| scene.establish(harness, n));
@@ -144,7 +144,7 @@ fn all_established(family: Family, harness: &mut Harness) {
 
 fn mostly_established(family: Family, harness: &mut Harness) {
     let scene = Scene::new(family, TCP, harness);
-    // Every fourth place stays with an unreplied flow.
+    // Every fourth entry has an unreplied flow.
     for n in 0..256 {
         if n % 4 == 0 { assert!(scene.sends(harness, n, SYN)) } else { scene.establish(harness, n) }
     }
@@ -196,7 +196,7 @@ fn expired(family: Family, harness: &mut Harness) {
 fn answered_udp(family: Family, harness: &mut Harness) {
     let scene = Scene::new(family, UDP, harness);
     (0..64).for_each(|n| scene.establish(harness, n));
-    // Half of them were answered a moment ago, the others wait for an answer for longer than a second.
+    // Half of the flows were answered a moment ago; the others have waited for an answer for more than a second.
     let now = harness.now();
     for (number, mut flow) in harness.flows(family).into_iter().enumerate() {
         if number % 2 == 1 {
@@ -213,10 +213,11 @@ fn answered_udp(family: Family, harness: &mut Harness) {
     assert_eq!(harness.reasons(), []);
 }
 
-/// A flood whose SYNs an endpoint answers, and whose sources never answer that, takes no place from anybody for long.
+/// A flood of SYNs that an endpoint answers, and whose sources never acknowledge the answer, does not keep entries for
+/// long.
 fn answered_half_open(family: Family, harness: &mut Harness) {
     let scene = Scene::new(family, TCP, harness);
-    // Fewer than a new flow looks at before it calls the table full.
+    // Fewer flows than a new flow examines before the table counts as full.
     (0..48).for_each(|n| scene.establish(harness, n));
     for n in 1000..1000 + 2560 {
         assert!(scene.sends(harness, n, SYN) && scene.answers(harness, n, SYN | ACK), "{n} found no place");
@@ -228,7 +229,7 @@ fn answered_half_open(family: Family, harness: &mut Harness) {
     assert_eq!(harness.reasons(), []);
 }
 
-/// Lets flows have begun and been seen that many tenths of a second ago.
+/// Changes when flows began and were last seen; `ages` returns both in tenths of a second before now.
 fn age(harness: &mut Harness, family: Family, ages: impl Fn(usize) -> Option<[u32; 2]>) {
     let now = harness.now();
     for (number, mut flow) in harness.flows(family).into_iter().enumerate() {
@@ -236,7 +237,7 @@ fn age(harness: &mut Harness, family: Family, ages: impl Fn(usize) -> Option<[u3
             flow.created = now.wrapping_sub(created * HZ / 10);
             flow.last_seen = now.wrapping_sub(last_seen * HZ / 10);
             if created - last_seen > 20 {
-                // More than one exchange.
+                // There was more than one exchange.
                 flow.state |= ASSURED;
             }
             harness.change(&flow);
@@ -244,7 +245,7 @@ fn age(harness: &mut Harness, family: Family, ages: impl Fn(usize) -> Option<[u3
     }
 }
 
-/// Who has which entry.
+/// Returns the client of each entry.
 fn clients(harness: &Harness, family: Family) -> Vec<SocketAddr> {
     harness.flows(family).iter().map(|flow| flow.client).collect()
 }
@@ -252,7 +253,7 @@ fn clients(harness: &Harness, family: Family) -> Vec<SocketAddr> {
 fn exchanges(family: Family, harness: &mut Harness) {
     let scene = Scene::new(family, UDP, harness);
     (0..64).for_each(|n| scene.establish(harness, n));
-    // Half of them had one exchange twenty seconds ago, the others were in use for ten seconds before.
+    // Half of the flows had one exchange 20 seconds ago; the others were in use for 10 seconds until then.
     age(harness, family, |number| Some([if number % 2 == 0 { 201 } else { 300 }, 200]));
     let before = clients(harness, family);
     (100..132).for_each(|n| scene.establish(harness, n));
@@ -265,7 +266,7 @@ fn exchanges(family: Family, harness: &mut Harness) {
 fn waiting(family: Family, harness: &mut Harness) {
     let scene = Scene::new(family, UDP, harness);
     (0..64).for_each(|n| assert!(scene.sends(harness, n, 0)));
-    // Every other one has waited for two seconds.
+    // Every second flow has waited for two seconds.
     age(harness, family, |number| (number % 2 == 1).then_some([20, 20]));
     let before = clients(harness, family);
     (100..132).for_each(|n| assert!(scene.sends(harness, n, 0)));
@@ -277,14 +278,14 @@ fn waiting(family: Family, harness: &mut Harness) {
 fn among_streams(family: Family, harness: &mut Harness) {
     let scene = Scene::new(family, UDP, harness);
     (0..64).for_each(|n| scene.establish(harness, n));
-    // Three of four go on.
+    // Three of four flows had more than one exchange.
     age(harness, family, |number| Some([if number % 4 == 0 { 201 } else { 300 }, 200]));
     (100..116).for_each(|n| assert!(scene.sends(harness, n, 0)));
     (100..116).for_each(|n| assert!(scene.answers(harness, n, 0), "{n} gave way"));
 }
 
-/// CPUs take entries from the clock hand in blocks of 16, and one that comes to the end of its block meets those that
-/// another has taken since.
+/// Each CPU takes windows of 16 entries from the clock hand. At the end of its window, it finds the entries that another
+/// CPU has taken since.
 fn two_cpus(family: Family, harness: &mut Harness) {
     let mut all = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
@@ -295,7 +296,7 @@ fn two_cpus(family: Family, harness: &mut Harness) {
     let scene = Scene::new(family, UDP, harness);
     stay_on(first);
     (0..64).for_each(|n| scene.establish(harness, n));
-    // All had one exchange; but the last one of the first block goes on.
+    // All flows had one exchange, except the last one of the first window, which had more.
     age(harness, family, |number| Some([if number == 15 { 300 } else { 201 }, 200]));
     (100..115).for_each(|n| scene.establish(harness, n));
     stay_on(second);

@@ -1,4 +1,4 @@
-//! Tables of single packets: translated, refused, passed by.
+//! Single packets that are translated, refused, or passed.
 
 use proxy_common::reason::Reason;
 use proxy_common::service::SERVICE_DROP_WHEN_EMPTY;
@@ -12,7 +12,7 @@ const OPTIONS: [u8; 4] = [1, 1, 1, 0];
 const HOP_BY_HOP: (u8, [u8; 8]) = (0, [0, 0, 1, 4, 0, 0, 0, 0]);
 const DESTINATION: (u8, [u8; 16]) = (60, [0, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
 pub const FRAGMENT: u8 = 44;
-/// "More fragments" of IPv4.
+/// The IPv4 flag "more fragments".
 pub const MORE: u16 = 0x2000;
 
 pub fn fixtures() -> Vec<Fixture> {
@@ -35,7 +35,7 @@ pub fn proto_name(proto: u8) -> &'static str {
     }
 }
 
-/// The packet with what lies between its IP header and its segment, in turn nothing, options or extensions.
+/// Returns the packet without and with IPv4 options or IPv6 extension headers.
 pub fn shapes(packet: &Packet) -> Vec<(&'static str, Packet)> {
     let plain = packet.clone();
     let more = if packet.src.is_ipv4() {
@@ -107,7 +107,7 @@ fn udp_checksums(family: Family, all: &mut Vec<Fixture>) {
         .becomes(&answer.from(frontend))
         .with_traffic(1),
     ]);
-    // The payload's last word makes the sum of the translated packet come out as zero, which is sent as ffff.
+    // The last word of the payload makes the checksum of the translated packet zero, which is sent as ffff.
     let mut packet = Packet::udp(client, frontend).payload(12);
     packet.payload[10..].fill(0);
     let sum = udp_check(&packet.to(pod));
@@ -133,7 +133,7 @@ fn udp_check(packet: &Packet) -> [u8; 2] {
 
 fn refused(family: Family, all: &mut Vec<Fixture>) {
     let (client, frontend) = (family.client(1, 40_001), family.frontend(1, 80));
-    // The longest packet that is quoted whole, and what is quoted of a longer one.
+    // Length of the longest packet that is quoted whole, and how much is quoted of a longer one.
     let (whole, part) = if family == Family::V4 { (548, 128) } else { (1232, 128) };
     for proto in [TCP, UDP] {
         let empty = Service::new(7, proto, frontend, &[]);
@@ -227,7 +227,7 @@ fn passed(family: Family, all: &mut Vec<Fixture>) {
             all.push(Fixture::new(what, &[&service], hook, bytes.clone()));
         }
     }
-    // The bit of the filter is there, and nothing behind it: a collision of hashes, or a Service just removed.
+    // The prefilter bit is set, but there is no entry: the hash collides, or the Service was just removed.
     let unknown = Packet::tcp(SYN, pod, client);
     let answer = Packet::tcp(SYN | ACK, pod, client);
     all.extend([

@@ -28,7 +28,7 @@ pub fn is_there() -> bool {
 
 /// Connects a network namespace to the API server with a veth pair, whose end inside is `mgmt`. Returns the `ip` commands to run
 /// inside, one per line. `number` must be unique for each namespace; `path` is the namespace's file.
-pub fn way_from(number: u8, path: &str) -> Result<String> {
+pub fn connect_namespace(number: u8, path: &str) -> Result<String> {
     ip(&format!("link add m{number} type veth peer name mgmt netns {path}"))?;
     ip(&format!("addr add 10.255.{number}.1/24 dev m{number}"))?;
     ip(&format!("link set m{number} up"))?;

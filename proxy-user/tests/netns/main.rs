@@ -72,7 +72,7 @@ fn main() -> ExitCode {
             .with_ignored_flag(!can_run)
     };
     let of_nodes = match (is_smoke, is_official) {
-        (true, _) => cases::smoke_without_agent(),
+        (true, _) => cases::smoke_with_own_setup(),
         (_, true) => cases::official_on_three_nodes(),
         _ => cases::on_three_nodes(),
     };

@@ -74,7 +74,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let (Some(json), Some(folder)) = (&args.from, &args.page) {
         return write_page(json, &page::Machine::this(workspace.root()), folder);
     }
-    build::to_load(&workspace, "bench")?;
+    build::prepare_to_load(&workspace, "bench")?;
     let programs = apiserver_for(&workspace, &args.parts)?;
     log::step("bench");
     let mut cargo = Cmd::cargo()

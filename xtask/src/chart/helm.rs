@@ -35,16 +35,16 @@ impl Helm {
     /// Returns a call of Helm on a cluster: `place` is a command that runs its arguments where the cluster is reachable.
     #[must_use]
     pub fn on_cluster(&self, place: Cmd, words: &[&str]) -> Cmd {
-        alone(place.arg(&self.program).args(words))
+        without_user_settings(place.arg(&self.program).args(words))
     }
 
     fn command(&self, words: &[&str]) -> Cmd {
-        alone(Cmd::new(&self.program).args(words).arg(&self.chart)).without_env("KUBECONFIG")
+        without_user_settings(Cmd::new(&self.program).args(words).arg(&self.chart)).without_env("KUBECONFIG")
     }
 
     /// Writes the chart as an archive into a folder.
     pub fn package(&self, folder: &Path) -> Result<()> {
-        alone(Cmd::new(&self.program))
+        without_user_settings(Cmd::new(&self.program))
             .arg("package")
             .arg(&self.chart)
             .arg("--destination")
@@ -85,7 +85,7 @@ impl Helm {
 }
 
 /// Makes Helm ignore the user's settings and plugins.
-fn alone(helm: Cmd) -> Cmd {
+fn without_user_settings(helm: Cmd) -> Cmd {
     let home = ["HELM_CONFIG_HOME", "HELM_DATA_HOME", "HELM_CACHE_HOME"];
     home.into_iter().fold(helm, |helm, name| helm.env(name, "/nonexistent"))
 }

@@ -20,8 +20,8 @@ const GOING_POD: &str = "redis-2";
 const PORT: &str = "\"port\": 6379";
 /// Number of new connections in the step that shows the spread.
 const CONNECTIONS: u32 = 300;
-/// A pod must get at least 1/5 of the connections: its fair share is a third, and a fifth is six standard deviations below.
-const LEAST_SHARE: u64 = 5;
+/// A pod must get at least 1/5 of the connections: its fair share is a third, and a fifth is almost five standard deviations below.
+const MIN_SHARE_INVERSE: u64 = 5;
 /// Time limit of anything that the agent does.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// How long traffic is measured in each state.
@@ -96,7 +96,7 @@ impl<'a> Demo<'a> {
             self.screen.command(&format!("{}   # {CONNECTIONS} times", topology::line(&shown)));
             let tally = Traffic::start(self.client(machine, CONNECTIONS)?)?.finish()?;
             self.screen.bars(&tally, &PODS);
-            tally.unfailed()?;
+            tally.check_none_failed()?;
             ensure!(tally.connections() == u64::from(CONNECTIONS), "only {} answers", tally.connections());
             even(&tally)?;
         }
@@ -129,7 +129,7 @@ impl<'a> Demo<'a> {
         even(&after)?;
 
         let all = stop(traffic);
-        all.unfailed()?;
+        all.check_none_failed()?;
         self.screen.seen(&format!(
             "{} new connections and {} requests on open connections, 0 failed",
             all.connections(),
@@ -189,7 +189,7 @@ impl<'a> Demo<'a> {
         even(&anew)?;
 
         let all = stop(traffic);
-        all.unfailed()?;
+        all.check_none_failed()?;
         ensure!(all.held > 0, "no request was sent on the open connections");
         self.screen.seen(&format!(
             "{} new connections and {} requests on open connections, 0 failed",
@@ -308,7 +308,7 @@ impl<'a> Demo<'a> {
         let seen = tally().since(&start);
         self.screen.text(&format!("{title}:"));
         self.screen.bars(&seen, &PODS);
-        seen.unfailed()?;
+        seen.check_none_failed()?;
         Ok(seen)
     }
 
@@ -350,7 +350,7 @@ fn even(tally: &Tally) -> Result<()> {
     let all = tally.connections();
     for pod in PODS {
         let share = tally.of(pod);
-        ensure!(share * LEAST_SHARE >= all && share > 0, "{pod} got only {share} of {all} connections");
+        ensure!(share * MIN_SHARE_INVERSE >= all && share > 0, "{pod} got only {share} of {all} connections");
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ impl Tally {
     }
 
     /// Returns an error if a request failed.
-    pub(super) fn unfailed(&self) -> Result<()> {
+    pub(super) fn check_none_failed(&self) -> Result<()> {
         ensure!(self.failed == 0, "{} requests failed, the last one: {}", self.failed, self.reason);
         Ok(())
     }

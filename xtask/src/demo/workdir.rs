@@ -56,7 +56,7 @@ impl Workdir {
             // Any user can create a directory of this name, but only root can have run a demo.
             if entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == 0) {
                 let workdir = Self::of(number)?;
-                if !workdir.is_run() && (kept || !workdir.dir.join(KEPT).exists()) {
+                if !workdir.is_running() && (kept || !workdir.dir.join(KEPT).exists()) {
                     places.push(workdir);
                 }
             }
@@ -70,7 +70,7 @@ impl Workdir {
     }
 
     /// Whether the process that created it still runs.
-    fn is_run(&self) -> bool {
+    fn is_running(&self) -> bool {
         let started = fs::read_to_string(self.dir.join(STARTED)).unwrap_or_default();
         start_of(self.number).is_some_and(|start| start == started)
     }

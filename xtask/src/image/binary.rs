@@ -22,7 +22,7 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
     let mut flags = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"]
         .map(str::to_owned)
         .to_vec();
-    flags.extend(build::shown_paths(workspace));
+    flags.extend(build::path_remap_flags(workspace));
     // `--target` is given even for the host: without it, the flags would also apply to build scripts and proc macros, which
     // cannot be static.
     let args = ["build", "--locked", "-p", "proxy-user", "--bin", "ballast"];

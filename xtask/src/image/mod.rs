@@ -67,7 +67,7 @@ impl Args {
 }
 
 /// Maximum size of all files of a released image together, in bytes.
-const MOST: u64 = 25_000_000;
+const MAX_UNPACKED_BYTES: u64 = 25_000_000;
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
@@ -159,8 +159,8 @@ fn size(folder: &Path) -> Result<u64> {
 /// Returns an error if the image is too large: every node stores the image, and pulls it before its Services work.
 fn require_small(size: u64) -> Result<()> {
     ensure!(
-        size <= MOST,
-        "the image has {size} bytes unpacked, and may have {MOST}: `nm --size-sort` of ballast.debug shows what is large"
+        size <= MAX_UNPACKED_BYTES,
+        "the image has {size} bytes unpacked, and may have {MAX_UNPACKED_BYTES}: `nm --size-sort` of ballast.debug shows what is large"
     );
     Ok(())
 }
@@ -182,8 +182,8 @@ mod tests {
         fs::write(folder.path().join("ballast"), [0; 70]).unwrap();
         fs::write(folder.path().join("share/ballast.1"), [0; 7]).unwrap();
         assert_eq!(size(folder.path()).unwrap(), 77);
-        require_small(MOST).unwrap();
-        let error = require_small(MOST + 1).unwrap_err().to_string();
+        require_small(MAX_UNPACKED_BYTES).unwrap();
+        let error = require_small(MAX_UNPACKED_BYTES + 1).unwrap_err().to_string();
         assert!(error.contains("25000001 bytes"), "{error}");
     }
 

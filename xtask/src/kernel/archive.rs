@@ -16,7 +16,7 @@ const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Ubuntu's keyring, as a path inside the package `ubuntu-keyring`, which Debian also has.
 const UBUNTU_KEYS: &str = "usr/share/keyrings/ubuntu-archive-keyring.gpg";
 /// Debian suite to download `ubuntu-keyring` from.
-const WITH_UBUNTU_KEYS: &str = "trixie";
+const UBUNTU_KEYRING_SUITE: &str = "trixie";
 
 /// Some suites of a distribution for one architecture.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ fn ubuntu_keys() -> Result<PathBuf> {
     let keys = dir.join(UBUNTU_KEYS);
     if !keys.exists() {
         fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let debian = Archive::open(Distribution::Debian, &[WITH_UBUNTU_KEYS], Arch::HOST)?;
+        let debian = Archive::open(Distribution::Debian, &[UBUNTU_KEYRING_SUITE], Arch::HOST)?;
         let package = debian.download("ubuntu-keyring", &dir)?;
         Cmd::new("dpkg-deb").arg("-x").arg(&package).arg(&dir).run()?;
     }

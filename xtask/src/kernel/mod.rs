@@ -103,8 +103,8 @@ impl Programs {
             agent = workspace.target().join(arch.target()).join("debug/ballast");
             cargo = cross::cargo(cargo, workspace, arch);
         }
-        let tests =
-            executable(&cargo.read_aside()?).context("cargo built no program for the namespace tests")?;
+        let tests = executable(&cargo.read_with_stderr_shown()?)
+            .context("cargo built no program for the namespace tests")?;
         Ok(Self { agent, tests })
     }
 

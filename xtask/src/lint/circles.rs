@@ -38,7 +38,7 @@ pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
         let units = units(name, files);
         let own_crate = name.replace('-', "_");
         for unit in &units {
-            findings.extend(unit.handed_on(&own_crate, &names));
+            findings.extend(unit.foreign_reexports(&own_crate, &names));
         }
         findings.extend(circles(&units, &own_crate));
     }
@@ -66,7 +66,7 @@ fn units<'a>(name: &str, files: &[&'a SourceFile]) -> Vec<Unit<'a>> {
 }
 
 impl Unit<'_> {
-    fn handed_on(&self, own_crate: &str, our_crates: &[String]) -> Vec<Finding> {
+    fn foreign_reexports(&self, own_crate: &str, our_crates: &[String]) -> Vec<Finding> {
         let is_foreign = |used: &Used| match used.absolute(&self.module, own_crate) {
             Some(path) => self.module.first().is_some_and(|top| path.first() != Some(top)),
             None => our_crates.contains(&used.names[0]),
@@ -92,8 +92,8 @@ impl Map<'_> {
         let depth = (0..=path.len()).rev().find(|depth| self.by_module.contains_key(&path[..*depth]))?;
         let at = self.by_module[&path[..depth]];
         let Some(name) = path.get(depth).filter(|_| hops > 0) else { return Some(at) };
-        let handed_on = |used: &&Used| used.is_import && used.name() == name;
-        let Some(used) = self.units[at].used.iter().find(handed_on) else { return Some(at) };
+        let foreign_reexports = |used: &&Used| used.is_import && used.name() == name;
+        let Some(used) = self.units[at].used.iter().find(foreign_reexports) else { return Some(at) };
         let Some(mut next) = self.absolute(at, used) else { return Some(at) };
         next.extend_from_slice(&path[depth + 1..]);
         self.find(&next, hops - 1)

@@ -115,7 +115,7 @@ impl Ledger {
     }
 
     /// Whether tests `number` (from 1) still have to run: the cheaper ones missed the change, and no tests detected it.
-    pub fn is_left(&self, change: &Change, tests: &[Tests], number: usize) -> bool {
+    pub fn must_still_run(&self, change: &Change, tests: &[Tests], number: usize) -> bool {
         let cheaper = &tests[..number - 1];
         let missed = cheaper.is_empty() || self.outcome(change, cheaper) == Some(Outcome::Missed);
         missed && self.outcome(change, &tests[..number]).is_none() && self.outcome(change, tests).is_none()
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(ledger.outcome(&caught, tests), Some(Outcome::Caught));
         assert_eq!(ledger.outcome(&missed, tests), None, "the other tests were not tried");
         assert_eq!(ledger.outcome(&missed, &tests[..1]), Some(Outcome::Missed));
-        assert!(ledger.is_left(&missed, tests, 2) && !ledger.is_left(&caught, tests, 2));
+        assert!(ledger.must_still_run(&missed, tests, 2) && !ledger.must_still_run(&caught, tests, 2));
 
         // A new test may detect a missed change; a caught change stays caught until its own file changes.
         let later = Tree::at(&source, 2);
@@ -185,7 +185,7 @@ mod tests {
         write(&tests[1], "caught.txt", "b.rs:1:1: y");
         ledger.absorb(&tests[1], &later).unwrap();
         assert_eq!(ledger.outcome(&missed, tests), Some(Outcome::Caught), "by dearer tests");
-        assert!(!ledger.is_left(&missed, tests, 1));
+        assert!(!ledger.must_still_run(&missed, tests, 1));
         fs::write(source.join("proxy-x/a.rs"), "other").unwrap();
         let ledger = Ledger::read(&kept, &Tree::at(&source, 3)).unwrap();
         assert_eq!(ledger.outcome(&caught, tests), None);

@@ -27,13 +27,13 @@ const PSEUDO_CALL: u8 = 1;
 const FRAME: u8 = 10;
 
 /// Start of a function: the index of its section, and the offset in the section.
-type StackSlot = (usize, u64);
+type FunctionStart = (usize, u64);
 
 struct Function {
     name: String,
     /// Size of the function's stack frame in bytes, not rounded.
     frame: u32,
-    calls: Vec<StackSlot>,
+    calls: Vec<FunctionStart>,
 }
 
 /// A chain of calls, and the bytes of stack that it needs.
@@ -56,9 +56,9 @@ pub fn deepest(file: &object::File<'_>) -> Result<Depth> {
 /// Returns the deepest chain of calls that starts at this function. The result need not be right for a recursive program,
 /// which the verifier refuses before anything else.
 fn depth(
-    place: StackSlot,
-    functions: &BTreeMap<StackSlot, Function>,
-    known: &mut BTreeMap<StackSlot, Depth>,
+    place: FunctionStart,
+    functions: &BTreeMap<FunctionStart, Function>,
+    known: &mut BTreeMap<FunctionStart, Depth>,
 ) -> Depth {
     if let Some(depth) = known.get(&place) {
         return depth.clone();
@@ -75,7 +75,7 @@ fn depth(
     depth
 }
 
-fn read(file: &object::File<'_>) -> Result<BTreeMap<StackSlot, Function>> {
+fn read(file: &object::File<'_>) -> Result<BTreeMap<FunctionStart, Function>> {
     let mut functions = BTreeMap::new();
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0) {
         let Some(index) = symbol.section_index() else { continue };
@@ -182,7 +182,7 @@ fn frame(code: &[u8]) -> u32 {
 }
 
 /// Returns the functions of the same section that are called without a relocation.
-fn calls(code: &[u8], section: usize, start: u64) -> Vec<StackSlot> {
+fn calls(code: &[u8], section: usize, start: u64) -> Vec<FunctionStart> {
     let relative = instructions(code).filter(|(_, instruction)| instruction.is_call());
     // -1 is the placeholder of a relocation.
     let relative = relative.filter(|(_, instruction)| instruction.immediate != -1);

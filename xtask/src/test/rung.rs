@@ -114,14 +114,14 @@ impl Rung {
             }
             cargo.args(filter).run()?;
         }
-        if self == Self::UNITS_OF_ROOT {
+        if self == Self::RUNG_OF_ROOT_UNIT_TESTS {
             cargo_test(workspace).args(["--lib", "--", "--ignored"]).args(filter).run()?;
         }
         Ok(())
     }
 
     /// The rung that also runs the unit tests that need root.
-    const UNITS_OF_ROOT: Self = Self::Netns;
+    const RUNG_OF_ROOT_UNIT_TESTS: Self = Self::Netns;
 
     /// Returns the rung's integration tests, each with its first argument: the test with the rung's name; for `bpf` also all
     /// tests without a rung of their name; for `apiserver` also the cases of `netns` that need an API server (`--official`).
@@ -177,7 +177,9 @@ mod tests {
 
     /// Returns the rung that runs the ignored tests of this file; `None` if no rung does.
     fn rung_of(file: &Path, tests: &[String]) -> Option<Rung> {
-        let Ok(test) = file.strip_prefix("proxy-user/tests") else { return Some(Rung::UNITS_OF_ROOT) };
+        let Ok(test) = file.strip_prefix("proxy-user/tests") else {
+            return Some(Rung::RUNG_OF_ROOT_UNIT_TESTS);
+        };
         let program = test.iter().next()?;
         let program = Path::new(program).file_stem()?.to_str()?;
         Rung::ALL.into_iter().find(|rung| rung.programs(tests).iter().any(|(name, _)| name == program))

@@ -11,7 +11,7 @@ use crate::agent::Node;
 use crate::kube::control::ControlPlane;
 use crate::oracle::agree;
 
-/// Name of the case that changes the maps behind the agent's back, so that an audit finds a difference.
+/// Name of the case that changes the maps itself, without the agent, so that an audit finds a difference.
 pub const REPAIRS: &str = "an_audit_repairs_what_differs";
 
 /// The agent's log message about a difference.

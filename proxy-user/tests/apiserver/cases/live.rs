@@ -210,7 +210,7 @@ pub fn objects_that_make_no_sense(control: &mut ControlPlane, node: &Node) -> Re
     ];
     let refused: Vec<_> =
         candidates.iter().filter(|(_, slice)| api.create(slice).is_err()).map(|(what, _)| *what).collect();
-    // The pinned version refuses these; slices that another version refuses, this case no longer tests.
+    // The list is that of the pinned version. If another version refuses more slices, this case no longer tests those.
     ensure!(refused == ["zeros", "disguised", "loopback"], "the API server refused {refused:?}");
     // When the agent has seen this slice, the last one, it has seen all the slices before.
     api.create(&slice("good-2", "good", &["10.1.3.9"])?)?;

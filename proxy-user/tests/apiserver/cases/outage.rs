@@ -19,7 +19,7 @@ use crate::oracle::{Table, agree, found, same};
 const AWAY: Duration = Duration::from_secs(5);
 
 /// Checks for a while that the maps do not change and the agent is alive.
-fn stays(agent: &mut Agent, node: &Node, table: &Table, time: Duration) -> Result<()> {
+fn check_unchanged(agent: &mut Agent, node: &Node, table: &Table, time: Duration) -> Result<()> {
     let begun = Instant::now();
     while begun.elapsed() < time {
         same(table, &found(node)?)?;
@@ -30,7 +30,7 @@ fn stays(agent: &mut Agent, node: &Node, table: &Table, time: Duration) -> Resul
 }
 
 /// Creates three Services with one endpoint each, and the node object, so that the agent has no reason for a warning.
-fn three(control: &ControlPlane) -> Result<()> {
+fn create_three_services(control: &ControlPlane) -> Result<()> {
     control.api.label_node(NODE, &json!({}))?;
     for number in 1..=3 {
         let name = format!("s{number}");
@@ -41,14 +41,14 @@ fn three(control: &ControlPlane) -> Result<()> {
 }
 
 pub fn the_api_server_goes_and_comes_back(control: &mut ControlPlane, node: &Node) -> Result<()> {
-    three(control)?;
+    create_three_services(control)?;
     let mut agent = node.start()?;
     agent.says(&["first sync done"])?;
     let table = agree(&control.api, node)?;
     ensure!(table.len() == 4, "{table:?}");
     control.kill()?;
     agent.says(&["the API server does not answer"])?;
-    stays(&mut agent, node, &table, AWAY)?;
+    check_unchanged(&mut agent, node, &table, AWAY)?;
     control.restart()?;
     control.api.create(&service("after", &json!({ "clusterIP": "10.96.5.9" }))?)?;
     control.api.create(&slice("after-1", "after", &["10.1.5.9"])?)?;
@@ -68,7 +68,7 @@ pub fn the_api_server_goes_and_comes_back(control: &mut ControlPlane, node: &Nod
 }
 
 pub fn a_missing_permission(control: &mut ControlPlane, node: &Node) -> Result<()> {
-    three(control)?;
+    create_three_services(control)?;
     control.forbid()?;
     let mut agent = node.start()?;
     let resources = ["services", "endpointslices", "nodes", "servicecidrs"];
@@ -92,7 +92,7 @@ pub fn a_missing_permission(control: &mut ControlPlane, node: &Node) -> Result<(
 /// Changes that no watch sees: they are made through an API server at a port that the agent does not know. The API server that
 /// the agent knows then starts with a later state, and refuses to continue a watch from the earlier one.
 pub fn a_watch_expires(control: &mut ControlPlane, node: &Node) -> Result<()> {
-    three(control)?;
+    create_three_services(control)?;
     let mut agent = node.start()?;
     agent.says(&["first sync done"])?;
     let table = agree(&control.api, node)?;
@@ -106,7 +106,7 @@ pub fn a_watch_expires(control: &mut ControlPlane, node: &Node) -> Result<()> {
     api.create(&service("fresh", &json!({ "clusterIP": "10.96.5.8" }))?)?;
     api.create(&slice("fresh-1", "fresh", &["10.1.5.8"])?)?;
     // The API server's own Service has another port meanwhile; the agent does not see that either.
-    stays(&mut agent, node, &table, Duration::from_secs(1))?;
+    check_unchanged(&mut agent, node, &table, Duration::from_secs(1))?;
     control.kill()?;
     control.restart()?;
     let table = agree(&control.api, node)?;
@@ -136,7 +136,7 @@ fn ids(node: &Node) -> Result<BTreeMap<String, u32>> {
 }
 
 pub fn the_agent_is_killed(control: &mut ControlPlane, node: &Node) -> Result<()> {
-    three(control)?;
+    create_three_services(control)?;
     let mut agent = node.start()?;
     agent.says(&["socket programs attached"])?;
     let before = agree(&control.api, node)?;
@@ -154,7 +154,7 @@ pub fn the_agent_is_killed(control: &mut ControlPlane, node: &Node) -> Result<()
     agent.says(&["the API server does not answer"])?;
     // The agent begins to list objects while it loads the programs, before its health server listens.
     eventually(PATIENCE, || agent.is_well())?;
-    stays(&mut agent, node, &before, AWAY)?;
+    check_unchanged(&mut agent, node, &before, AWAY)?;
     ensure!(ids(node)? == ids_before, "ids changed without an API server");
     ensure!(agent.count(&["first sync done"])? == 0);
 

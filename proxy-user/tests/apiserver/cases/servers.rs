@@ -91,7 +91,7 @@ pub fn another_takes_over(control: &mut ControlPlane, node: &Node) -> Result<()>
     agent.is_well()
 }
 
-/// The control plane's address: the cluster address of a static Service, which no API server has.
+/// The control plane's address: the cluster address of a static Service, which is unknown to all API servers.
 const VIP: &str = "192.0.2.100";
 
 fn vip() -> Result<SocketAddr> {

@@ -61,10 +61,10 @@ fn granted(manifest: &str) -> Result<Vec<String>> {
 /// The agent's manifest.
 const AGENT: &str = "ballast.yaml";
 /// The manifest of the process that ends UDP sockets (chart: `endUdpSockets`).
-const BESIDE: &str = "end-udp-sockets/end-udp-sockets.yaml";
+const END_UDP_SOCKETS: &str = "end-udp-sockets/end-udp-sockets.yaml";
 
 /// The capabilities that the chart gives the agent.
-pub const LEAN: [&str; 3] = ["BPF", "NET_ADMIN", "PERFMON"];
+pub const AGENT_CAPABILITIES: [&str; 3] = ["BPF", "NET_ADMIN", "PERFMON"];
 
 /// Limits the next agent to these capabilities. The mount of the bpffs takes more: an earlier agent has made it, as the
 /// init container does.
@@ -88,7 +88,7 @@ fn clean(fixture: &Fixture) -> Result<()> {
 
 fn enough(fixture: &Fixture) -> Result<()> {
     fixture.kill()?;
-    let (agent, beside) = (granted(AGENT)?, granted(BESIDE)?);
+    let (agent, beside) = (granted(AGENT)?, granted(END_UDP_SOCKETS)?);
     // The first round is a takeover, the second round begins from nothing.
     for from_nothing in [false, true] {
         if from_nothing {
@@ -109,7 +109,7 @@ fn enough(fixture: &Fixture) -> Result<()> {
 }
 
 fn needed(fixture: &Fixture) -> Result<()> {
-    let beside = granted(BESIDE)?;
+    let beside = granted(END_UDP_SOCKETS)?;
     ensure!(beside == ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"], "{beside:?}");
     let beside: Vec<_> = beside.iter().map(String::as_str).collect();
     // Without one of these two, the process does not reach the sockets of pods.
@@ -125,9 +125,9 @@ fn needed(fixture: &Fixture) -> Result<()> {
     fixture.kill()?;
     let mut granted = granted(AGENT)?;
     granted.sort();
-    ensure!(granted == LEAN, "{granted:?}");
-    for missing in LEAN {
-        restrict(fixture, without(&LEAN, missing))?;
+    ensure!(granted == AGENT_CAPABILITIES, "{granted:?}");
+    for missing in AGENT_CAPABILITIES {
+        restrict(fixture, without(&AGENT_CAPABILITIES, missing))?;
         fixture.start()?;
         let said = fixture.take_agent()?.fails()?;
         ensure!(said.contains(&format!("CAP_{missing}")), "without {missing}:\n{said}");
@@ -156,7 +156,7 @@ fn confined(fixture: &Fixture) -> Result<()> {
     fixture.kill()?;
     clean(fixture)?;
     let filter = agent::shipped_profile()?;
-    restrict(fixture, LEAN.into_iter())?;
+    restrict(fixture, AGENT_CAPABILITIES.into_iter())?;
     fixture.setup().seccomp = Some(filter.clone());
     for _ in 0..2 {
         fixture.begin()?;

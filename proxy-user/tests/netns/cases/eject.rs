@@ -45,7 +45,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-fn orig_dst(family: Family, number: u8) -> Attempt {
+fn attempt_to(family: Family, number: u8) -> Attempt {
     Attempt::new(Kind::Tcp, (cluster_ip(family, number), 80).into())
 }
 
@@ -66,7 +66,7 @@ const MANY: usize = 30;
 fn refuses(fixture: &Fixture) -> Result<()> {
     serve(fixture, 1, LATE)?;
     for family in Family::BOTH {
-        let to = orig_dst(family, HALF.number);
+        let to = attempt_to(family, HALF.number);
         eventually(SOON, || fixture.client.reach(to))?;
         // On the packet path, no client notices the refusals.
         let seen = fixture.client.many(to, MANY)?;
@@ -118,7 +118,7 @@ fn alone(fixture: &Fixture) -> Result<()> {
     const MOST: u64 = 3;
     serve(fixture, 0, LATE)?;
     serve(fixture, 1, LATE)?;
-    let loads = Family::BOTH.map(|family| Load::new(orig_dst(family, HALF.number), false)).to_vec();
+    let loads = Family::BOTH.map(|family| Load::new(attempt_to(family, HALF.number), false)).to_vec();
     for load in &loads {
         eventually(SOON, || fixture.client.reach(load.attempt))?;
     }
@@ -154,7 +154,7 @@ fn is_silent(fixture: &Fixture) -> Result<()> {
     serve(fixture, 0, LATE)?;
     serve(fixture, 1, LATE)?;
     for family in Family::BOTH {
-        let to = orig_dst(family, HALF.number);
+        let to = attempt_to(family, HALF.number);
         eventually(SOON, || fixture.client.reach(to))?;
     }
     fixture.in_pod_space(0, |space| {
@@ -164,7 +164,7 @@ fn is_silent(fixture: &Fixture) -> Result<()> {
         )
     })?;
     for family in Family::BOTH {
-        let to = orig_dst(family, HALF.number);
+        let to = attempt_to(family, HALF.number);
         eventually(SOON, || fixture.client.reach(to))?;
         for (path, client) in fixture.clients() {
             // On the packet path, a connection to the silent endpoint takes a second longer; on the socket path, it may fail.
@@ -221,11 +221,11 @@ fn roll(fixture: &Fixture, first: u16) -> Result<[Tally; 2]> {
     put(fixture, &ports)?;
     for family in Family::BOTH {
         for (_, client) in fixture.clients() {
-            eventually(SOON, || client.reach(orig_dst(family, ROLLED)))?;
+            eventually(SOON, || client.reach(attempt_to(family, ROLLED)))?;
         }
     }
     let loads: Vec<_> =
-        Family::BOTH.map(|family| Load::new(orig_dst(family, ROLLED), false).paced(5)).to_vec();
+        Family::BOTH.map(|family| Load::new(attempt_to(family, ROLLED), false).paced(5)).to_vec();
     let begin = |client: &Peer| client.load(&loads);
     begin(&fixture.local)?;
     begin(&fixture.client)?;
@@ -261,7 +261,7 @@ fn rolls(fixture: &Fixture) -> Result<()> {
     // Every new endpoint gets its share.
     for port in 7100..7100 + u16::from(PODS) {
         eventually(SOON, || {
-            let seen = spread(&fixture.client, orig_dst(Family::V4, ROLLED), 4 * usize::from(PODS))?;
+            let seen = spread(&fixture.client, attempt_to(Family::V4, ROLLED), 4 * usize::from(PODS))?;
             ensure!(seen.iter().any(|server| server.ends_with(&port.to_string())), "{port}: {seen:?}");
             Ok(())
         })?;

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use proxy_user::maps::view::View;
 use serde_json::{Value, json};
 
-use super::shows;
+use super::ensure_sees_orig_dst;
 use crate::fixture::{Fixture, SOON, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Seen};
@@ -139,6 +139,6 @@ pub fn is_sent_on(fixture: &Fixture, to: SocketAddr, kind: Kind) -> Result<()> {
 /// Makes an exchange of the packet client, and checks which addresses the client sees.
 pub fn reach(fixture: &Fixture, attempt: Attempt) -> Result<Seen> {
     let seen = fixture.client.reach(attempt)?;
-    shows(&seen, attempt, attempt.to)?;
+    ensure_sees_orig_dst(&seen, attempt, attempt.to)?;
     Ok(seen)
 }

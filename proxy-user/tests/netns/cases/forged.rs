@@ -1,6 +1,6 @@
 //! Forged packets aimed at live TCP connections: resets, FINs and ICMP errors of an attacker who knows their addresses.
 //!
-//! To add a forgery, add a row to [`FORGERIES`] and to [`Connection::forge`], or a case if the connection may end.
+//! To add a forgery, add a row to [`OUT_OF_WINDOW`] or [`IN_WINDOW`] and to [`Connection::forge`], or a case if the connection may end.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -18,14 +18,23 @@ use crate::raw::{self, ACK, FIN, RST, Segment, Wire};
 const WISH: Wish = few_flows!();
 
 pub const CASES: &[Case] = &[
-    Case { name: "forged::resets_and_fins_change_nothing", wish: WISH, run: ignored },
+    Case {
+        name: "forged::resets_and_fins_out_of_the_window_change_nothing",
+        wish: few_flows!("--flow-timeout-tcp-close", "5s", "--flow-timeout-tcp-time-wait", "5s"),
+        run: |fixture| continue_after(fixture, &OUT_OF_WINDOW),
+    },
+    Case {
+        name: "forged::a_reset_in_the_window_ends_no_connection",
+        wish: WISH,
+        run: |fixture| continue_after(fixture, &IN_WINDOW),
+    },
     Case { name: "forged::a_reset_that_fits_ends_the_connection", wish: WISH, run: believed },
     Case { name: "forged::icmp_errors_end_no_connection", wish: WISH, run: icmp_errors },
 ];
 
 /// Number of connections of each kind: a single one could be with the right one of two endpoints by chance.
 const EACH: usize = 6;
-/// How long the connections are silent after a forged segment: longer than `nf_conntrack` keeps a connection after a RST (10 s).
+/// How long the connections are silent after a forged segment: longer than the timeouts of a closed flow in the first case.
 const SILENCE: Duration = Duration::from_secs(11);
 
 /// A connection of the client, whose socket is in this process.
@@ -91,14 +100,17 @@ impl Connection {
     }
 }
 
-const FORGERIES: [&str; 6] = [
+/// Segments that change nothing in Ballast.
+const OUT_OF_WINDOW: [&str; 5] = [
     "nothing",
     "client's reset out of window",
-    "client's reset in the window",
     "client's FIN out of window",
     "endpoint's reset out of window",
     "both ends' FINs out of window",
 ];
+/// Segments that Ballast believes, and the endpoint does not: the flow stays for `tcp-close`, and the next segment of the sender
+/// removes the mark of the reset.
+const IN_WINDOW: [&str; 1] = ["client's reset in the window"];
 
 /// Returns senders from each endpoint's pod to the node.
 fn endpoints(fixture: &Fixture) -> Result<Vec<Wire>> {
@@ -111,12 +123,12 @@ fn endpoints(fixture: &Fixture) -> Result<Vec<Wire>> {
 }
 
 /// Checks that both ends discard or challenge such segments, and that the connection continues after a silence.
-fn ignored(fixture: &Fixture) -> Result<()> {
+fn continue_after(fixture: &Fixture, forgeries: &[&'static str]) -> Result<()> {
     let scene = Scene::new(fixture, &[(0, true), (1, true)], 50)?;
     let endpoints = endpoints(fixture)?;
     let mut connections = Vec::new();
     for family in Family::BOTH {
-        for what in FORGERIES {
+        for what in forgeries {
             for _ in 0..EACH {
                 connections.push(Connection::open(fixture, family, what)?);
             }

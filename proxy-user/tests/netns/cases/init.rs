@@ -60,7 +60,7 @@ fn init(fixture: &Fixture) -> Result<()> {
         ensure!(!fixture.bpffs().join("ballast").exists(), "something is pinned: {said}");
     }
     // After the init run, the agent needs only the capabilities that the chart gives it.
-    capabilities::restrict(fixture, capabilities::LEAN.into_iter())?;
+    capabilities::restrict(fixture, capabilities::AGENT_CAPABILITIES.into_iter())?;
     fixture.begin()?;
     fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
     fixture.kill()?;

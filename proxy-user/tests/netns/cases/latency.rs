@@ -29,7 +29,7 @@ pub const CASES: &[Case] = &[Case {
     run: measures,
 }];
 
-fn orig_dst(family: Family, service: &Service) -> Attempt {
+fn attempt_to(family: Family, service: &Service) -> Attempt {
     Attempt::new(Kind::Tcp, (cluster_ip(family, service.number), 80).into())
 }
 
@@ -59,7 +59,7 @@ fn measures(fixture: &Fixture) -> Result<()> {
             let [before, _] = measured(&view, "web", family)?;
             measures_one(client, &view, family, before.answered())?;
         }
-        let refused = |client: &Peer| client.fails(orig_dst(family, &CLOSED), libc::ECONNREFUSED);
+        let refused = |client: &Peer| client.fails(attempt_to(family, &CLOSED), libc::ECONNREFUSED);
         eventually(SOON, || refused(&fixture.local))?;
         eventually(SOON, || refused(&fixture.client))?;
         let [all, endpoints] = measured(&view, "closed", family)?;
@@ -71,8 +71,8 @@ fn measures(fixture: &Fixture) -> Result<()> {
 
 /// Checks that each connection of the client is measured once.
 fn measures_one(client: &Peer, view: &View, family: Family, before: u64) -> Result<()> {
-    eventually(SOON, || client.reach(orig_dst(family, &WEB)))?;
-    let seen = client.many(orig_dst(family, &WEB), MANY)?;
+    eventually(SOON, || client.reach(attempt_to(family, &WEB)))?;
+    let seen = client.many(attempt_to(family, &WEB), MANY)?;
     ensure!(seen.failed == 0, "{seen:?}");
     let [all, endpoints] = measured(view, "web", family)?;
     ensure!(all == endpoints, "{family:?}: {all:?} of the Service, {endpoints:?} of its endpoints");
@@ -114,7 +114,7 @@ fn shows_examples(fixture: &Fixture, plain: &str) -> Result<()> {
 
 /// Checks that the newest connection is the exemplar of its bucket.
 fn is_an_example(fixture: &Fixture, client: &Peer, family: Family) -> Result<()> {
-    let seen = client.reach(orig_dst(family, &WEB))?;
+    let seen = client.reach(attempt_to(family, &WEB))?;
     let (_, text) =
         agent::get_as(&fixture.node, 10_249, "/metrics", "application/openmetrics-text; version=1.0.0")?;
     let start = format!("client=\"{}\",endpoint=\"", seen.client);

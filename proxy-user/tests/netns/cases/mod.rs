@@ -159,7 +159,7 @@ pub fn smoke() -> Vec<Case> {
 }
 
 /// Returns the smoke cases that need no running agent.
-pub fn smoke_without_agent() -> Vec<NodesCase> {
+pub fn smoke_with_own_setup() -> Vec<NodesCase> {
     if smoke::is_too_old() { smoke::TOO_OLD.to_vec() } else { smoke::PROGRAMS.to_vec() }
 }
 
@@ -215,7 +215,7 @@ pub fn spread(client: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeS
 }
 
 /// Checks that the client believes that it talks to `orig_dst`.
-pub fn shows(seen: &Seen, attempt: Attempt, orig_dst: SocketAddr) -> Result<()> {
+pub fn ensure_sees_orig_dst(seen: &Seen, attempt: Attempt, orig_dst: SocketAddr) -> Result<()> {
     let peer = (attempt.kind != Kind::Datagram).then_some(orig_dst);
     ensure!(seen.peer == peer, "{attempt:?}: getpeername is {:?}", seen.peer);
     let from = (!attempt.kind.is_tcp()).then_some(orig_dst);
@@ -224,7 +224,7 @@ pub fn shows(seen: &Seen, attempt: Attempt, orig_dst: SocketAddr) -> Result<()> 
 }
 
 /// Checks that no connection retransmitted its SYN: after a lost SYN, a client waits for a second, but nothing fails.
-pub fn lost_no_syn(tally: &Tally, what: &str) -> Result<()> {
+pub fn ensure_no_syn_lost(tally: &Tally, what: &str) -> Result<()> {
     let Tally { syn_retransmits, late, .. } = tally;
     ensure!(*syn_retransmits == 0, "{what}: {syn_retransmits} SYNs were sent again: {late:?}");
     Ok(())
@@ -233,7 +233,7 @@ pub fn lost_no_syn(tally: &Tally, what: &str) -> Result<()> {
 /// Checks that a load never failed, lost no SYN, had more than ten answers, and reached only `servers`.
 pub fn is_clean(tally: &Tally, what: &str, servers: &[&str]) -> Result<()> {
     let answers: u64 = tally.servers.values().sum();
-    lost_no_syn(tally, what)?;
+    ensure_no_syn_lost(tally, what)?;
     ensure!(tally.failed == 0, "{what}: {} of {answers} failed: {:?}", tally.failed, tally.failures);
     ensure!(answers > 10, "{what}: only {answers} answers");
     let known = tally.servers.keys().all(|server| servers.contains(&server.as_str()));

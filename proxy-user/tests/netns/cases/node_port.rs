@@ -7,7 +7,7 @@ use proxy_common::reason::Reason;
 use proxy_user::maps::view::View;
 use serde_json::json;
 
-use super::{Case, shows, tcp, udp};
+use super::{Case, ensure_sees_orig_dst, tcp, udp};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
 use crate::peer::{Attempt, Kind, Peer};
@@ -73,7 +73,7 @@ fn reach_all(client: &Peer, ips: &[IpAddr]) -> Result<()> {
             let seen = client.reach(attempt)?;
             let server = if kind.is_tcp() { "0/8080" } else { "0/5353" };
             ensure!(seen.server == server, "{attempt:?}: served by {}", seen.server);
-            shows(&seen, attempt, attempt.to)?;
+            ensure_sees_orig_dst(&seen, attempt, attempt.to)?;
         }
     }
     Ok(())

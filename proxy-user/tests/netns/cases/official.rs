@@ -105,7 +105,7 @@ fn run(fixture: &Fixture, mode: Mode) -> Result<()> {
         return Err(io::Error::last_os_error()).context("cannot unshare the network");
     }
     let control = kube::start()?;
-    fixture.node.ip(&kube::way_from(1, &fixture.node.path())?)?;
+    fixture.node.ip(&kube::connect_namespace(1, &fixture.node.path())?)?;
     let (services, slices) = objects()?;
     control.api.create_raw("/api/v1/nodes", &node())?;
     control.api.create_all(&services)?;

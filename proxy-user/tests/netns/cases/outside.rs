@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put, reach};
-use super::{Case, client_ip, is_snat_port, shows, spread};
+use super::{Case, client_ip, ensure_sees_orig_dst, is_snat_port, spread};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip};
 use crate::peer::{Attempt, Kind};
@@ -82,8 +82,8 @@ fn local(fixture: &Fixture) -> Result<()> {
         for kind in Kind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));
             let seen = fixture.pod(0)?.reach(attempt)?;
-            shows(&seen, attempt, attempt.to)?;
-            shows(&fixture.local.reach(attempt)?, attempt, attempt.to)?;
+            ensure_sees_orig_dst(&seen, attempt, attempt.to)?;
+            ensure_sees_orig_dst(&fixture.local.reach(attempt)?, attempt, attempt.to)?;
         }
     }
     Ok(())

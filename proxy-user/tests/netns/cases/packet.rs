@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use anyhow::{Result, ensure};
 
-use super::{Case, EMPTY, WEB, client_ip, pod, shows, spread, tcp, udp, vip};
+use super::{Case, EMPTY, WEB, client_ip, ensure_sees_orig_dst, pod, spread, tcp, udp, vip};
 use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::{Family, Service};
 use crate::peer::{Attempt, Close, Kind};
@@ -45,7 +45,7 @@ fn reaches(fixture: &Fixture) -> Result<()> {
                 let port = PORT.fetch_add(1, Ordering::Relaxed);
                 let attempt = Attempt::new(kind, to).size(size).at_port(port);
                 let seen = fixture.client.reach(attempt)?;
-                shows(&seen, attempt, to)?;
+                ensure_sees_orig_dst(&seen, attempt, to)?;
                 ensure!(seen.client.ip() == client_ip(family), "the pod saw {}", seen.client);
                 ensure!(seen.client == (client_ip(family), seen.local.port()).into(), "{seen:?}");
             }
@@ -53,7 +53,7 @@ fn reaches(fixture: &Fixture) -> Result<()> {
             let port = if kind.is_tcp() { 8080 } else { 5353 };
             ensure!(wide == BTreeSet::from([format!("0/{port}"), format!("1/{port}")]), "{kind:?}: {wide:?}");
             let direct = Attempt::new(kind, pod(family, 1, kind));
-            shows(&fixture.client.reach(direct)?, direct, direct.to)?;
+            ensure_sees_orig_dst(&fixture.client.reach(direct)?, direct, direct.to)?;
         }
         // More data than one segment can hold.
         fixture.client.reach(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)).size(1_000_000))?;
@@ -121,7 +121,7 @@ fn again(fixture: &Fixture) -> Result<()> {
         for (port, close) in [(42_000, Close::Reset), (42_010, Close::Server)] {
             let to = vip(family, WIDE, Kind::Tcp);
             let attempt = Attempt::new(Kind::Tcp, to).at_port(port + index).close(close);
-            (0..200).try_for_each(|_| shows(&fixture.client.reach(attempt)?, attempt, to))?;
+            (0..200).try_for_each(|_| ensure_sees_orig_dst(&fixture.client.reach(attempt)?, attempt, to))?;
         }
     }
     Ok(())

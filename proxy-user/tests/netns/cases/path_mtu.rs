@@ -116,7 +116,7 @@ fn cluster(family: Family, kind: Kind) -> SocketAddr {
 }
 
 /// Tests both ways to reach the endpoint: without and with SNAT.
-fn both_ways(fixture: &Fixture, number: u8) -> Result<()> {
+fn without_and_with_snat(fixture: &Fixture, number: u8) -> Result<()> {
     // The client's address is kept: the stack sends the error, and the programs translate it.
     put(fixture, &[(number, true)], &json!({}), &[])?;
     for family in Family::BOTH {
@@ -140,7 +140,7 @@ fn both_ways(fixture: &Fixture, number: u8) -> Result<()> {
 
 fn next_link(fixture: &Fixture) -> Result<()> {
     fixture.node.ip(&format!("link set p0 mtu {MTU}\n"))?;
-    both_ways(fixture, 0)?;
+    without_and_with_snat(fixture, 0)?;
     // Make sure that the link was the cause: the endpoint is reachable directly.
     fixture.client.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
     Ok(())
@@ -159,5 +159,5 @@ fn beyond_a_router(fixture: &Fixture) -> Result<()> {
         }
     }
     fixture.agent_mut()?.is_attached(&["r0".to_owned()])?;
-    both_ways(fixture, 8)
+    without_and_with_snat(fixture, 8)
 }

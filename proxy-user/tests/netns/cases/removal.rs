@@ -7,7 +7,7 @@ use proxy_common::reason::Reason;
 use proxy_user::maps::view::View;
 use serde_json::json;
 
-use super::capabilities::{LEAN, restrict};
+use super::capabilities::{AGENT_CAPABILITIES, restrict};
 use super::{Case, packet::WIDE, tcp, udp, vip};
 use crate::agent::Agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
@@ -164,7 +164,7 @@ fn away(fixture: &Fixture) -> Result<()> {
 
 fn helper(fixture: &Fixture) -> Result<()> {
     fixture.kill()?;
-    restrict(fixture, LEAN.into_iter())?;
+    restrict(fixture, AGENT_CAPABILITIES.into_iter())?;
     fixture.begin()?;
     put(fixture, FIRST, "reset", "0s")?;
     let (in_pods, others): (Vec<_>, Vec<_>) = open(fixture)?.into_iter().partition(|one| one.path == "pod");

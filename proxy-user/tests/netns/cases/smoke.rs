@@ -6,7 +6,7 @@ use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{Lack, attachments};
 
 use super::tunnel::Tunnel;
-use super::{Case, EMPTY, NodesCase, WEB, client_ip, repair, shows, vip};
+use super::{Case, EMPTY, NodesCase, WEB, client_ip, ensure_sees_orig_dst, repair, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, Kind};
@@ -84,7 +84,7 @@ fn works(fixture: &Fixture) -> Result<()> {
             for (path, client, address) in paths {
                 let attempt = Attempt::new(kind, vip(family, WEB, kind));
                 let seen = client.reach(attempt).with_context(|| format!("{path}, {attempt:?}"))?;
-                shows(&seen, attempt, attempt.to)?;
+                ensure_sees_orig_dst(&seen, attempt, attempt.to)?;
                 let is_client = address.is_none_or(|address| seen.client.ip() == address);
                 ensure!(is_client, "{path}: the pod saw {}", seen.client);
                 // A refused packet causes an error only on a connected socket.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
 
-use super::{Case, EMPTY, WEB, pod, shows, udp, vip};
+use super::{Case, EMPTY, WEB, ensure_sees_orig_dst, pod, udp, vip};
 use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::{Family, Service, cluster_ip};
 use crate::peer::{Attempt, Kind};
@@ -42,7 +42,7 @@ fn reaches(fixture: &Fixture) -> Result<()> {
             let seen = fixture.local.reach(attempt)?;
             let server = if kind.is_tcp() { "0/8080" } else { "0/5353" };
             ensure!(seen.server == server, "{attempt:?}: served by {}", seen.server);
-            shows(&seen, attempt, to)?;
+            ensure_sees_orig_dst(&seen, attempt, to)?;
         }
         for to in orig_dst(EMPTY, kind) {
             let failure = fixture.local.fails(Attempt::new(kind, to), libc::ECONNREFUSED)?;
@@ -67,7 +67,7 @@ fn untouched(fixture: &Fixture) -> Result<()> {
             let to = pod(family, 1, kind);
             for to in [to, mapped(to)] {
                 let attempt = Attempt::new(kind, to);
-                shows(&fixture.local.reach(attempt)?, attempt, to)?;
+                ensure_sees_orig_dst(&fixture.local.reach(attempt)?, attempt, to)?;
             }
             // A socket that is not translated has no route there.
             fixture.outside.fails(Attempt::new(kind, vip(family, WEB, kind)), libc::ENETUNREACH)?;

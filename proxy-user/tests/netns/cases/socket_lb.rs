@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::json;
 
 use super::exposed::{self, NUMBER, State, open_up, put};
-use super::{Case, WEB, shows, udp, vip};
+use super::{Case, WEB, ensure_sees_orig_dst, udp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, Service, cluster_ip};
@@ -139,7 +139,8 @@ fn late_endpoint(fixture: &Fixture) -> Result<()> {
                 let start = Instant::now();
                 let attempt = Attempt::new(Kind::Tcp, to);
                 let outcome = client.once(attempt)?;
-                let is_shown = outcome.as_ref().is_ok_and(|seen| shows(seen, attempt, to).is_ok());
+                let is_shown =
+                    outcome.as_ref().is_ok_and(|seen| ensure_sees_orig_dst(seen, attempt, to).is_ok());
                 if !is_shown || start.elapsed() < Duration::from_millis(500) {
                     wrong.push(format!("{who} to {to}: after {:?} {outcome:?}", start.elapsed()));
                 }
@@ -214,7 +215,7 @@ fn owned(fixture: &Fixture) -> Result<()> {
                             "{who}, {kind:?}: served by {}",
                             seen.server
                         );
-                        shows(&seen, attempt, attempt.to)
+                        ensure_sees_orig_dst(&seen, attempt, attempt.to)
                     })?;
                 }
             }
@@ -310,7 +311,7 @@ fn redirected(fixture: &Fixture, host_is_translated: bool) -> Result<()> {
         for (who, client, kind) in others {
             let attempt = Attempt { patience: 5, ..Attempt::new(kind, vip(family, WEB, kind)) };
             let seen = client.reach(attempt).context(who)?;
-            shows(&seen, attempt, attempt.to).context(who)?;
+            ensure_sees_orig_dst(&seen, attempt, attempt.to).context(who)?;
             ensure!(seen.server.starts_with("0/"), "{who}: served by {}", seen.server);
         }
     }

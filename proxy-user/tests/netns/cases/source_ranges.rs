@@ -44,7 +44,7 @@ fn expect(client: &Peer, errno: Option<i32>) -> Result<()> {
             let attempt = Attempt::new(kind, vip(family, kind));
             match errno {
                 Some(errno) => drop(client.fails(attempt, errno)?),
-                None => super::shows(&client.reach(attempt)?, attempt, attempt.to)?,
+                None => super::ensure_sees_orig_dst(&client.reach(attempt)?, attempt, attempt.to)?,
             }
         }
     }

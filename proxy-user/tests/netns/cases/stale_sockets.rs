@@ -61,7 +61,7 @@ impl<'a> Sockets<'a> {
     /// Waits until the sockets of the Service are ended; checks that the others are not.
     fn are_ended(&self) -> Result<()> {
         for (id, to) in &self.led {
-            eventually(SOON, || is_ended(self.client, *id, *to))?;
+            eventually(SOON, || ensure_ended(self.client, *id, *to))?;
         }
         for id in &self.others {
             let server = self.client.hears(*id, None)?.server;
@@ -81,7 +81,7 @@ impl<'a> Sockets<'a> {
 }
 
 /// Checks that the socket was ended: a call that waits for an answer gets ECONNABORTED, and a call that sends EDESTADDRREQ.
-fn is_ended(client: &Peer, id: u32, to: SocketAddr) -> Result<()> {
+fn ensure_ended(client: &Peer, id: u32, to: SocketAddr) -> Result<()> {
     match client.talk(id, None)? {
         Err(Failure { errno: Some(libc::ECONNABORTED | libc::EDESTADDRREQ), .. }) => Ok(()),
         other => anyhow::bail!("{to}: {other:?}"),
@@ -112,7 +112,7 @@ pub fn moves(fixture: &Fixture) -> Result<()> {
     fixture.folder.put(NAMES)?;
     for client in [&fixture.local, &*pod] {
         for (at, to) in (0..).zip(forms(NAMES)) {
-            eventually(SOON, || is_ended(client, at, to))?;
+            eventually(SOON, || ensure_ended(client, at, to))?;
         }
     }
     Ok(())
@@ -129,7 +129,7 @@ pub fn stay(fixture: &Fixture) -> Result<()> {
     // Much longer than an agent needs that can reach them.
     std::thread::sleep(std::time::Duration::from_secs(2));
     for (id, to) in sockets.led {
-        ensure!(is_ended(&pod, id, to).is_err(), "{to}: its socket was ended");
+        ensure!(ensure_ended(&pod, id, to).is_err(), "{to}: its socket was ended");
     }
     Ok(())
 }

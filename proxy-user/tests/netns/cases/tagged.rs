@@ -18,12 +18,12 @@ pub const CASES: &[Case] =
     &[Case { name: "tagged::a_vlan_is_left_to_its_device_and_a_priority_is_not_one", wish: WISH, run: tags }];
 
 /// Returns the Ethernet address of the neighbour on a device, from the ARP table of this thread's namespace.
-fn mac(device: &str) -> Result<[u8; 6]> {
+fn neighbour_mac(device: &str) -> Result<[u8; 6]> {
     let text = std::fs::read_to_string("/proc/thread-self/net/arp")?;
     let line = text.lines().find(|line| line.ends_with(device)).context("no packet was seen yet")?;
-    let mac = line.split_whitespace().nth(3).context("no address")?;
+    let neighbour_mac = line.split_whitespace().nth(3).context("no address")?;
     let octets: Vec<u8> =
-        mac.split(':').map(|octet| u8::from_str_radix(octet, 16)).collect::<Result<_, _>>()?;
+        neighbour_mac.split(':').map(|octet| u8::from_str_radix(octet, 16)).collect::<Result<_, _>>()?;
     octets.try_into().map_err(|octets| anyhow::anyhow!("{octets:?}"))
 }
 
@@ -61,7 +61,7 @@ fn send(device: &str, frame: &[u8]) -> Result<()> {
 }
 
 /// Returns the number of flows.
-fn begun(fixture: &Fixture) -> Result<usize> {
+fn flow_count(fixture: &Fixture) -> Result<usize> {
     Ok(View::open(&fixture.bpffs())?.flows()?.len())
 }
 
@@ -72,7 +72,7 @@ fn tags(fixture: &Fixture) -> Result<()> {
     };
     // This exchange makes the neighbour known.
     fixture.client.reach(Attempt::new(Kind::Udp, vip))?;
-    let before = begun(fixture)?;
+    let before = flow_count(fixture)?;
     // Tags, and whether the Service answers. The upper bits of a tag are a priority.
     let table = [
         (&[][..], true),
@@ -89,13 +89,13 @@ fn tags(fixture: &Fixture) -> Result<()> {
             let socket = UdpSocket::bind((own, 0))?;
             socket.set_read_timeout(Some(Duration::from_secs(if answers { 30 } else { 1 })))?;
             let from = SocketAddrV4::new(own, socket.local_addr()?.port());
-            send("eth0", &datagram(mac("eth0")?, tags, from, orig_dst, text.as_bytes()))?;
+            send("eth0", &datagram(neighbour_mac("eth0")?, tags, from, orig_dst, text.as_bytes()))?;
             let mut answer = [0; 256];
             Ok(socket.recv_from(&mut answer).ok().map(|(_, from)| from))
         })?;
         ensure!(heard == answers.then_some(vip), "{tags:x?}: an answer from {heard:?}");
         answered += usize::from(answers);
-        let flows = begun(fixture)? - before;
+        let flows = flow_count(fixture)? - before;
         ensure!(flows == answered, "{tags:x?}: {flows} flows, not {answered}");
     }
     Ok(())

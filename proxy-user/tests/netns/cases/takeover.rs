@@ -11,7 +11,7 @@ use proxy_user::maps::view::View;
 use serde_json::json;
 
 use super::exposed::{node_port, open_up, put};
-use super::{Case, WEB, lost_no_syn, vip};
+use super::{Case, WEB, ensure_no_syn_lost, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, feed, nft};
 use crate::manifest::Family;
@@ -242,7 +242,7 @@ pub fn back(fixture: &Fixture, install: impl Fn(&Fixture) -> Result<()>) -> Resu
     let tallies = fixture.client.stop()?;
     let (near, far) = tallies.split_at(of_client.len());
     no_client_noticed(near, &of_client, "0/8080", "client")?;
-    near.iter().try_for_each(|tally| lost_no_syn(tally, "one proxy or the other serves each SYN"))?;
+    near.iter().try_for_each(|tally| ensure_no_syn_lost(tally, "one proxy or the other serves each SYN"))?;
     for tally in pod.stop()?.iter().chain(far) {
         ensure!(tally.failed == 0 && tally.servers.keys().eq(["0/8080"]), "a connection moved: {tally:?}");
     }

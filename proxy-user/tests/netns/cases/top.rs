@@ -95,7 +95,7 @@ impl Screen {
     }
 
     /// Waits until the screen contains all of `words`.
-    fn shows(&self, words: &[&str]) -> Result<()> {
+    fn ensure_sees_orig_dst(&self, words: &[&str]) -> Result<()> {
         eventually(SOON, || {
             let text = self.tmux(&["capture-pane", "-p"])?;
             ensure!(words.iter().all(|word| text.contains(word)), "not all of {words:?}:\n{text}");
@@ -113,37 +113,44 @@ impl Drop for Screen {
 
 fn session(fixture: &Fixture) -> Result<()> {
     let screen = Screen::start(fixture)?;
-    screen.shows(&["agent: ok", "default/web", "default/empty", "CONN/S", "q quit", "by conn/s"])?;
+    screen.ensure_sees_orig_dst(&[
+        "agent: ok",
+        "default/web",
+        "default/empty",
+        "CONN/S",
+        "q quit",
+        "by conn/s",
+    ])?;
     for by in ["by pkt/s", "by bytes/s", "by fail/s", "by name", "by conn/s"] {
         screen.press("s")?;
-        screen.shows(&[by])?;
+        screen.ensure_sees_orig_dst(&[by])?;
     }
     // Events during the pause are shown when the pause is over.
     screen.press("Space")?;
-    screen.shows(&["PAUSED"])?;
+    screen.ensure_sees_orig_dst(&["PAUSED"])?;
     screen.press("2")?;
     traffic(fixture)?;
     std::thread::sleep(Duration::from_secs(3));
     let text = screen.tmux(&["capture-pane", "-p"])?;
     ensure!(text.contains("PAUSED") && !text.contains("no_endpoint"), "{text}");
     screen.press("Space")?;
-    screen.shows(&["no_endpoint"])?;
+    screen.ensure_sees_orig_dst(&["no_endpoint"])?;
     screen.press("1")?;
     screen.press("/")?;
     screen.press("web:tcp")?;
     screen.press("Enter")?;
     screen.press("Enter")?;
     let pod = super::pod(Family::V4, 0, Kind::Tcp).to_string();
-    screen.shows(&["ENDPOINT", &pod, "esc back to Services"])?;
+    screen.ensure_sees_orig_dst(&["ENDPOINT", &pod, "esc back to Services"])?;
     screen.press("2")?;
     screen.press("Escape")?;
     traffic(fixture)?;
-    screen.shows(&["no_endpoint", "reject"])?;
+    screen.ensure_sees_orig_dst(&["no_endpoint", "reject"])?;
     screen.press("?")?;
-    screen.shows(&["Press any key to close this help."])?;
+    screen.ensure_sees_orig_dst(&["Press any key to close this help."])?;
     screen.press("q")?;
     fixture.kill()?;
-    screen.shows(&["agent: no answer"])?;
+    screen.ensure_sees_orig_dst(&["agent: no answer"])?;
     screen.press("q")?;
     eventually(SOON, || {
         ensure!(screen.tmux(&["list-sessions"]).is_err(), "it still runs");

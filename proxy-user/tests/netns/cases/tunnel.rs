@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
-use super::{Case, EMPTY, is_snat_port, shows};
+use super::{Case, EMPTY, ensure_sees_orig_dst, is_snat_port};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Peer, Seen};
@@ -120,7 +120,7 @@ fn all_sizes(client: &Peer, to: impl Fn(Kind) -> SocketAddr, is_right: impl Fn(&
         for size in SIZES {
             let attempt = Attempt::new(kind, to).size(size);
             let seen = client.reach(attempt)?;
-            shows(&seen, attempt, to)?;
+            ensure_sees_orig_dst(&seen, attempt, to)?;
             ensure!(is_right(&seen), "{attempt:?}: {seen:?}");
         }
     }

@@ -16,7 +16,7 @@ const AT_ONCE: usize = 128;
 /// Milliseconds between two checks of the clock.
 const TICK: libc::c_int = 50;
 /// Number of failures that are reported in full.
-const TOLD: usize = 5;
+const MAX_REPORTED: usize = 5;
 
 /// A client's end of a connection.
 struct Connection {
@@ -151,7 +151,7 @@ fn late_by(call: &str) -> Failure {
 
 fn note(report: &mut Held, failure: &Failure) {
     report.lost += 1;
-    if report.failures.len() < TOLD {
+    if report.failures.len() < MAX_REPORTED {
         report.failures.push(failure.clone());
     }
 }

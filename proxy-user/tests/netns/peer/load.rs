@@ -11,7 +11,7 @@ use super::wire::{Attempt, Failure, Load, Seen, Tally};
 use super::work::{self, Conversation};
 
 /// Number of failures that are reported in full.
-const TOLD: usize = 5;
+const MAX_REPORTED: usize = 5;
 
 /// Minimum number of exchanges of a load. On a busy or an emulated machine, the action under test may end before a load
 /// has made enough of them to be meaningful.
@@ -91,13 +91,13 @@ fn note(tally: &mut Tally, start: Instant, began: String, result: Result<Seen, F
         Ok(seen) => {
             tally.syn_retransmits += u64::from(seen.syn_retransmits);
             *tally.servers.entry(seen.server.clone()).or_default() += 1;
-            if seen.syn_retransmits > 0 && tally.late.len() < TOLD {
+            if seen.syn_retransmits > 0 && tally.late.len() < MAX_REPORTED {
                 tally.late.push((start.elapsed().as_millis(), seen));
             }
         }
         Err(failure) => {
             tally.failed += 1;
-            if tally.failures.len() < TOLD {
+            if tally.failures.len() < MAX_REPORTED {
                 tally.failures.push((began, failure));
             }
         }

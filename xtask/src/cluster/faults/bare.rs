@@ -87,7 +87,7 @@ fn rolled(testbed: &Testbed<'_>, rounds: u32) -> Result<Vec<Count>> {
     let mut counts = Vec::new();
     for _ in 0..rounds {
         signal::check()?;
-        let (tally, done) = Testbed::knocking(clients(testbed)?, || {
+        let (tally, done) = Testbed::run_clients_during(clients(testbed)?, || {
             kubectl(workdir, &["rollout", "restart", &name]).read()?;
             kubectl(workdir, &status).read()?;
             signal::pause(super::case::AROUND * 5)

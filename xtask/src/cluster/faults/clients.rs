@@ -10,7 +10,7 @@ use crate::cluster::plan::Node;
 
 /// Runs clients on every path during `work`.
 pub(super) fn under_traffic<T>(testbed: &Testbed<'_>, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
-    Testbed::knocking(all(testbed)?, work)
+    Testbed::run_clients_during(all(testbed)?, work)
 }
 
 /// Returns all clients.

@@ -82,7 +82,7 @@ pub(super) const DAMAGES: [Damage; 6] = [
 
 impl Damage {
     /// Causes the damage, and checks that the agent repairs, counts and logs it.
-    pub(super) fn bring(&self, testbed: &Testbed<'_>) -> Result<()> {
+    pub(super) fn inject_and_check(&self, testbed: &Testbed<'_>) -> Result<()> {
         let count = || Ok::<_, anyhow::Error>(testbed::total(&metrics(testbed)?, self.metric));
         let told = || {
             Ok::<_, anyhow::Error>(testbed.agents.log(testbed.workdir, Node(1))?.matches(self.says).count())

@@ -18,9 +18,9 @@ use crate::exec::Cmd;
 /// Pause after a request on a new connection.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Pause after a request of any other kind.
-const CALM: Duration = Duration::from_millis(100);
+const PAUSE_OTHER: Duration = Duration::from_millis(100);
 /// Number of problems that a client describes.
-const TOLD: usize = 20;
+const MAX_FAILURES_SHOWN: usize = 20;
 
 /// A client: where it runs, and its targets.
 #[derive(Debug)]
@@ -125,7 +125,7 @@ impl Tally {
                 Some(format!("{error:#}"))
             }
         };
-        if let Some(what) = trouble.filter(|_| self.failures.len() < TOLD) {
+        if let Some(what) = trouble.filter(|_| self.failures.len() < MAX_FAILURES_SHOWN) {
             let (now, took) = (jiff::Timestamp::now(), start.elapsed().as_secs_f64());
             self.failures.push(format!("{now:.3} {target} after {took:.3} s: {what}"));
         }
@@ -147,7 +147,7 @@ pub fn load(targets: &[Target]) -> Result<()> {
     });
     let (new, others): (Vec<_>, Vec<_>) = targets.iter().partition(|target| target.kind == Kind::New);
     let mut groups: Vec<(Vec<&Target>, Duration)> =
-        others.into_iter().map(|target| (vec![target], CALM)).collect();
+        others.into_iter().map(|target| (vec![target], PAUSE_OTHER)).collect();
     if !new.is_empty() {
         groups.push((new, PAUSE));
     }

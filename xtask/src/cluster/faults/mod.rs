@@ -141,7 +141,7 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     for external_changes in
         external_changes::DAMAGES.iter().filter(|external_changes| is_wanted(external_changes.what))
     {
-        lines.push(at_rest(external_changes.what, || external_changes.bring(&testbed)));
+        lines.push(at_rest(external_changes.what, || external_changes.inject_and_check(&testbed)));
         signal::check()?;
     }
     for (what, fact) in FACTS.into_iter().filter(|(what, _)| is_wanted(what)) {

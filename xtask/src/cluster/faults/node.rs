@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::json;
 
-use super::table::NotHere;
+use super::table::Unsupported;
 use super::testbed::{self, Testbed};
 use super::{agents, rolling};
 use crate::cluster::plan::Node;
@@ -23,7 +23,7 @@ const LITTLE: &str = "8M";
 pub(super) fn bpffs_unmounted(testbed: &Testbed<'_>) -> Result<()> {
     if testbed.agents == agents::Agents::Pods {
         let why = "a container may not mount, and keeps the bpffs that it began with";
-        return Err(NotHere(why.into()).into());
+        return Err(Unsupported(why.into()).into());
     }
     let node = Node(1);
     let links = "ls /sys/fs/bpf/ballast/links /sys/fs/bpf/ballast/v*";
@@ -52,7 +52,7 @@ pub(super) fn starve(workdir: &Workdir, node: Node) -> Result<()> {
     const GROUP: &str = "/sys/fs/cgroup/memory/starved";
     let machine = workdir.node(node);
     if !machine.command(&["test", "-d", "/sys/fs/cgroup/memory"]).succeeds() {
-        return Err(NotHere("no memory controller of cgroup v1 at /sys/fs/cgroup/memory".into()).into());
+        return Err(Unsupported("no memory controller of cgroup v1 at /sys/fs/cgroup/memory".into()).into());
     }
     machine.stop("ballast", libc::SIGKILL)?;
     on(workdir, node, &format!("mkdir -p {GROUP} && echo {LITTLE} > {GROUP}/memory.limit_in_bytes"))?;
@@ -86,7 +86,7 @@ pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
         shown.get("max_entries").and_then(serde_json::Value::as_u64).context("a map without a size")?;
     if room > MOST {
         let how = "`cargo xtask cluster up --setting BALLAST_MAX_FRONTENDS=256`";
-        return Err(NotHere(format!(
+        return Err(Unsupported(format!(
             "there is room for {room} addresses of Services; a cluster for this: {how}"
         ))
         .into());
@@ -166,11 +166,12 @@ pub(super) fn foreign_programs(testbed: &Testbed<'_>) -> Result<()> {
 
 /// Reports that this fault is not possible: the clock of the whole machine cannot be changed, and the kernel has no
 /// namespace for it.
-pub(super) fn clocks_jump(_world: &Testbed<'_>) -> Result<()> {
+pub(super) fn clocks_jump(_testbed: &Testbed<'_>) -> Result<()> {
     let namespaces = ["--user", "--map-root-user", "--time"];
     let tried = Cmd::new("unshare").args(namespaces).args(["date", "--set", "+1 hour"]).read();
     let Err(error) = tried else { bail!("the clock of the whole machine could be changed") };
-    Err(NotHere(format!("a clock belongs to the whole machine, also in a time namespace: {error:#}")).into())
+    Err(Unsupported(format!("a clock belongs to the whole machine, also in a time namespace: {error:#}"))
+        .into())
 }
 
 fn on(workdir: &Workdir, node: Node, script: &str) -> Result<String> {

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
 use super::agents::Agents;
-use super::table::NotHere;
+use super::table::Unsupported;
 use super::testbed::{self, SOON, Testbed};
 use crate::cluster::plan::{CONTROL_V4, Node};
 use crate::cluster::{Workdir, apply, deployed, kubectl};
@@ -27,7 +27,9 @@ const PLUGIN: &str = "kubectl-ballast";
 /// Runs each command of the plugin, and checks its output.
 pub(super) fn asks_every_agent(testbed: &Testbed<'_>) -> Result<()> {
     if testbed.agents != Agents::Pods {
-        return Err(NotHere("agents that are processes of their nodes have no pods to ask in".into()).into());
+        return Err(
+            Unsupported("agents that are processes of their nodes have no pods to ask in".into()).into()
+        );
     }
     let workdir = testbed.workdir;
     let link = workdir.programs().join(PLUGIN);
@@ -135,7 +137,7 @@ fn all(testbed: &Testbed<'_>, user: &std::path::Path) -> Result<()> {
     let words = ["monitor", "-o", "json", "--kind=new", &service, "--timeout=5m"];
     let mut monitor = plugin(&words).into_std();
     monitor.stdin(Stdio::null()).stdout(Stdio::piped());
-    let monitor = Reader(monitor.spawn().context("cannot start the monitor")?);
+    let monitor = KillOnDrop(monitor.spawn().context("cannot start the monitor")?);
     monitored(testbed, monitor)?;
 
     let workspace = Workspace::find()?;
@@ -149,7 +151,7 @@ fn all(testbed: &Testbed<'_>, user: &std::path::Path) -> Result<()> {
 fn page(testbed: &Testbed<'_>, ui: Cmd) -> Result<()> {
     let mut ui = ui.into_std();
     ui.stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut ui = Reader(ui.spawn().context("cannot start `kubectl ballast ui`")?);
+    let mut ui = KillOnDrop(ui.spawn().context("cannot start `kubectl ballast ui`")?);
     let mut told = String::new();
     let output = ui.0.stdout.take().context("no output")?;
     std::io::BufReader::new(output).read_line(&mut told).context("`kubectl ballast ui` says nothing")?;
@@ -185,7 +187,7 @@ fn page(testbed: &Testbed<'_>, ui: Cmd) -> Result<()> {
 }
 
 /// Checks that events of every node arrive, and that no monitor remains in the pods after the plugin was killed.
-fn monitored(testbed: &Testbed<'_>, mut monitor: Reader) -> Result<()> {
+fn monitored(testbed: &Testbed<'_>, mut monitor: KillOnDrop) -> Result<()> {
     let workdir = testbed.workdir;
     let running = |node: Node| -> Result<usize> {
         let script = "for file in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $file; echo; done 2>/dev/null | \
@@ -223,9 +225,9 @@ fn monitored(testbed: &Testbed<'_>, mut monitor: Reader) -> Result<()> {
 }
 
 /// A process that is killed, with its children, when this is dropped.
-struct Reader(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Reader {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // The started process is nsenter; its child is kubectl, which executes the plugin in the same process.
         for child in host::children_of(self.0.id()) {

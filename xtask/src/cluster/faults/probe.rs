@@ -114,7 +114,7 @@ impl<'a> Prober<'a> {
             Kind::Udp => socket(self.target.address).and_then(|socket| datagram(&socket)),
             Kind::Flow => self.on_socket(),
         };
-        let Told { by, syns, from } = asked.inspect_err(|_| (self.stream, self.socket) = (None, None))?;
+        let Reply { by, syns, from } = asked.inspect_err(|_| (self.stream, self.socket) = (None, None))?;
         ensure!(by.starts_with(&self.target.name), "`{by}` answered");
         let stays = matches!(self.target.kind, Kind::Long | Kind::Flow | Kind::Sticky);
         let moved = stays && self.before.as_ref().is_some_and(|before| *before != by);
@@ -122,7 +122,7 @@ impl<'a> Prober<'a> {
         Ok(Answer { by, from, syns, moved })
     }
 
-    fn on_stream(&mut self) -> Result<Told> {
+    fn on_stream(&mut self) -> Result<Reply> {
         let mut syns = 0;
         if self.stream.is_none() {
             let (stream, again) = connect(self.target.address)?;
@@ -132,10 +132,10 @@ impl<'a> Prober<'a> {
         let stream = self.stream.as_mut().context("no connection")?;
         let from = stream.get_ref().local_addr().context("who are we")?;
         let by = keep_asking(stream).with_context(|| format!("from {from}"))?;
-        Ok(Told { by, syns, from })
+        Ok(Reply { by, syns, from })
     }
 
-    fn on_socket(&mut self) -> Result<Told> {
+    fn on_socket(&mut self) -> Result<Reply> {
         if self.socket.is_none() {
             (self.socket, self.before) = (Some(socket(self.target.address)?), None);
         }
@@ -144,7 +144,7 @@ impl<'a> Prober<'a> {
 }
 
 /// A server's answer, and the connection it came on.
-struct Told {
+struct Reply {
     by: String,
     syns: u32,
     from: SocketAddr,
@@ -158,7 +158,7 @@ fn connect(address: SocketAddr) -> Result<(TcpStream, u32)> {
 }
 
 /// Sends one request on a new connection.
-fn once(address: SocketAddr) -> Result<Told> {
+fn once(address: SocketAddr) -> Result<Reply> {
     let (mut stream, syns) = connect(address)?;
     let from = stream.local_addr().context("who are we")?;
     let told = (|| {
@@ -168,7 +168,7 @@ fn once(address: SocketAddr) -> Result<Told> {
         ensure!(answer.starts_with("HTTP/1") && answer.contains(" 200 "), "an answer of `{answer}`");
         Ok(answer.rsplit("\r\n").next().unwrap_or_default().to_owned())
     })();
-    Ok(Told { by: told.with_context(|| format!("from {from}"))?, syns, from })
+    Ok(Reply { by: told.with_context(|| format!("from {from}"))?, syns, from })
 }
 
 /// Sends one request on a connection that stays open.
@@ -200,13 +200,13 @@ fn socket(address: SocketAddr) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-fn datagram(socket: &UdpSocket) -> Result<Told> {
+fn datagram(socket: &UdpSocket) -> Result<Reply> {
     let from = socket.local_addr().context("who are we")?;
     let mut buffer = [0; 256];
     let told = socket.send(b"hostname").and_then(|_| socket.recv(&mut buffer));
     let size = told.with_context(|| format!("from {from}"))?;
     let by = String::from_utf8_lossy(buffer.get(..size).unwrap_or_default()).into_owned();
-    Ok(Told { by, syns: 0, from })
+    Ok(Reply { by, syns: 0, from })
 }
 
 /// Returns how many segments the socket has retransmitted; right after `connect`, these are SYNs.

@@ -51,7 +51,7 @@ fn rolled(testbed: &Testbed<'_>) -> Result<()> {
     let targets = targets(workdir)?;
     ensure!(targets.len() == DEPLOYMENTS, "{} of {DEPLOYMENTS} Services have an address", targets.len());
     let clients = clients::of_all(testbed, &targets)?;
-    let (tally, done) = Testbed::knocking(clients, || {
+    let (tally, done) = Testbed::run_clients_during(clients, || {
         kubectl(workdir, &["rollout", "restart", "deployments", "-l", LABEL]).read()?;
         available(workdir)
     })?;

@@ -11,15 +11,15 @@ use crate::log;
 
 /// Error of a case that is not possible on this machine or in this cluster, with the reason.
 #[derive(Debug)]
-pub(super) struct NotHere(pub String);
+pub(super) struct Unsupported(pub String);
 
-impl fmt::Display for NotHere {
+impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "not here: {}", self.0)
     }
 }
 
-impl std::error::Error for NotHere {}
+impl std::error::Error for Unsupported {}
 
 /// Effects on connections that are accepted in a case, and why.
 #[derive(Clone, Copy, Debug)]
@@ -75,7 +75,7 @@ impl Line {
     }
 
     fn is_not_here(&self) -> bool {
-        self.outcome.as_ref().is_err_and(anyhow::Error::is::<NotHere>)
+        self.outcome.as_ref().is_err_and(anyhow::Error::is::<Unsupported>)
     }
 
     /// Whether the case has passed, or is not possible here.
@@ -237,7 +237,7 @@ mod tests {
             excuse: None,
             took: Duration::ZERO,
             remarks: Vec::new(),
-            outcome: Err(NotHere("Operation not permitted".into()).into()),
+            outcome: Err(Unsupported("Operation not permitted".into()).into()),
         };
         let lines = [line(Count { answered: 9, failed: 1, ..Count::default() }, None), cannot];
         for text in [text(&lines), markdown(&lines)] {

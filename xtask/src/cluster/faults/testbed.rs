@@ -76,7 +76,10 @@ impl<'a> Testbed<'a> {
     }
 
     /// Runs these clients during `work`; returns their results and that of `work`.
-    pub(super) fn knocking<T>(clients: Vec<Client>, work: impl FnOnce() -> T) -> Result<(Tally, T)> {
+    pub(super) fn run_clients_during<T>(
+        clients: Vec<Client>,
+        work: impl FnOnce() -> T,
+    ) -> Result<(Tally, T)> {
         let clients = clients
             .into_iter()
             .map(|client| LoadGenerator::start(client.name, client.workdir, &client.targets))

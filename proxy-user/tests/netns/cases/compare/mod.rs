@@ -36,7 +36,7 @@ const SEED: u64 = 1;
 /// Number of attempts before a difference counts: a busy machine answers late.
 const AGAIN: usize = 3;
 /// Time for the rest of kube-proxy's sync, after the last Service is served.
-const REST: Duration = Duration::from_secs(2);
+const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 /// What was found, by the place of the client and the target.
 type Table = BTreeMap<(VantagePoint, String), Found>;
@@ -62,7 +62,7 @@ fn compare() -> Result<()> {
         for nodes in [&ballast, &official] {
             serves(nodes, &targets)?;
         }
-        thread::sleep(REST);
+        thread::sleep(SETTLE_TIME);
         differences(&mut ballast, &mut official, &targets)
     });
     let found = result.with_context(|| ballast.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))?;
@@ -98,7 +98,7 @@ fn config(node: u8, control: &ControlPlane, seed: u64) -> Value {
 fn world(first: u8) -> Result<Nodes> {
     let nodes = Nodes::new()?;
     for (node, number) in nodes.all.iter().zip(first..) {
-        node.space.ip(&kube::way_from(number, &node.space.path())?)?;
+        node.space.ip(&kube::connect_namespace(number, &node.space.path())?)?;
         // A refusal is an ICMP error: the rate limit must not drop any.
         for switch in ["net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"] {
             node.space.sysctl(switch, "0")?;

@@ -67,7 +67,7 @@ fn transfer(nodes: &Nodes, family: Family) -> Result<()> {
 
 /// Tests transfers in both families: at first the devices pass segments uncut, and then segments are cut before the
 /// first node, as by a NIC without offloads.
-pub fn both_ways(nodes: &mut Nodes) -> Result<()> {
+pub fn with_and_without_offloads(nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
         let to = super::orig_dst(family, Kind::Tcp)[0];
         is_direct(nodes, Kind::Tcp, to)?;

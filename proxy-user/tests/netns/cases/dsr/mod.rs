@@ -37,7 +37,10 @@ pub const CASES: &[NodesCase] = &[
         name: "dsr::without_nodes_it_is_snat",
         run: || with(Wish { nodes: &[], ..Wish::default() }, fallback),
     },
-    NodesCase { name: "dsr::large_transfers", run: || with(Wish::default(), bulk::both_ways) },
+    NodesCase {
+        name: "dsr::large_transfers",
+        run: || with(Wish::default(), bulk::with_and_without_offloads),
+    },
     NodesCase {
         name: "dsr::datagrams_in_segments_go_on_to_a_third_node",
         run: || with(Wish::default(), segments::on_to_a_third_node),
