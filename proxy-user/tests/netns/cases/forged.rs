@@ -1,6 +1,7 @@
 //! Forged packets aimed at live TCP connections: resets, FINs and ICMP errors of an attacker who knows their addresses.
 //!
-//! To add a forgery, add a row to [`OUT_OF_WINDOW`] or [`IN_WINDOW`] and to [`Connection::forge`], or a case if the connection may end.
+//! To add a forgery, add a row to [`OUT_OF_WINDOW`] or [`IN_WINDOW`] and to [`Connection::forge`], or a case if the
+//! connection may end.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
