@@ -60,7 +60,7 @@ fn trie<K: aya::Pod>(harness: &Harness, name: &str) -> LpmTrie<MapData, K, u32> 
     aya::maps::Map::LpmTrie(harness.map(name)).try_into().unwrap()
 }
 
-/// Undoes [`know`], for the next test with this harness.
+/// Resets the node entries and the SNAT ports, for the next test with this harness.
 pub fn forget(harness: &Harness) {
     harness.array::<NodeEntry<[u8; 4]>>(names::NODE).set(0, NodeEntry::UNKNOWN, 0).unwrap();
     harness.array::<NodeEntry<[u8; 16]>>(names::NODE6).set(0, NodeEntry::UNKNOWN, 0).unwrap();

@@ -272,8 +272,7 @@ fn second_chance(family: Family, harness: &mut Harness) {
     let sent = |packet: &Packet, pod, hops| wrapped_with(&packet.bytes(), node, own, tag(pod), hops);
     let goes_on = |bytes: Vec<u8>, hops| wrapped_with(&by_gateway(bytes), own, node, tag(pods[1]), hops);
 
-    // The new endpoint is here, the old one on the other node. A SYN goes to the new one, whether it arrives encapsulated
-    // or not.
+    // The new endpoint is here, the old one on the other node. A SYN goes to the new one, whether it arrives encapsulated or not.
     old_and_new(harness, orig_dst, pods, [here, elsewhere]);
     for bytes in [syn.bytes(), sent(&syn, pods[0], 60)] {
         let seen = comes_in(harness, &bytes);
@@ -284,8 +283,7 @@ fn second_chance(family: Family, harness: &mut Harness) {
     assert_eq!(comes_in(harness, &syn.bytes()).verdict, NEXT);
     assert_eq!(ends(&comes_in(harness, &ack.bytes()).packet).1, pods[0]);
     harness.forget_flows();
-    // Without a flow, the segment goes to the node of the old endpoint. If it arrived encapsulated, the outer header says
-    // so (255).
+    // Without a flow, the segment goes to the node of the old endpoint; the TTL 255 says that it had arrived encapsulated.
     for (connections, bytes, hops) in [(1, ack.bytes(), 64), (2, sent(&ack, pods[0], 60), 255)] {
         for _ in 0..2 {
             let seen = comes_in(harness, &bytes);
@@ -367,7 +365,7 @@ fn refused(family: Family, harness: &mut Harness) {
         assert_eq!(comes_in(harness, &sent(src, &syn, tag(pod))).verdict, DROP);
     }
     assert_eq!(harness.reasons(), [(Reason::ForeignTunnel, 2)]);
-    // The number matches no endpoint, or an endpoint on another node.
+    // The tag matches no endpoint, or an endpoint on another node.
     let [first, second] = tag(pod);
     assert_eq!(comes_in(harness, &sent(node, &syn, [first, !second])).verdict, DROP);
     serve(family, harness, TCP, NUMBER << BACKEND_TUNNEL_SHIFT);
@@ -375,7 +373,7 @@ fn refused(family: Family, harness: &mut Harness) {
     assert_eq!(harness.reasons(), [(Reason::ForeignTunnel, 2), (Reason::TunnelNoEndpoint, 2)]);
     assert!(harness.flows(family).is_empty());
     serve(family, harness, TCP, BACKEND_LOCAL);
-    // A packet to no Service passes, whoever sends it: it may be from a CNI plugin's tunnel.
+    // A packet to no Service passes from every sender: it may be from a CNI plugin's tunnel.
     for src in [stranger, node] {
         let bytes = sent(src, &syn.to(family.pod(3, 80)), tag(pod));
         assert_eq!(comes_in(harness, &bytes), Seen { verdict: NEXT, packet: bytes });

@@ -1,4 +1,4 @@
-//! New connections skip endpoints for a while that refuse connections or do not answer them; never the last endpoint, and
+//! For a while, new connections skip endpoints that refuse connections or do not answer them; never the last endpoint, and
 //! not for all clients because of one client.
 
 use std::collections::BTreeSet;

@@ -175,7 +175,7 @@ fn syn_after_backend_left(family: Family, harness: &mut Harness) {
     let ack = scene.with(ACK);
     expect(harness, Hook::Ingress, &ack, &ack.to(pod));
     harness.shrink(&mut scene.service, &[other]);
-    // The connection drains. A new one with the same ports leaves the removed backend once a SYN was not answered.
+    // The connection drains. A new one with the same ports gets another backend once the removed one has not answered a SYN.
     expect(harness, Hook::Ingress, &ack, &ack.to(pod));
     for pod in [pod, other] {
         age(family, harness, HZ);
@@ -489,8 +489,7 @@ fn both_full(family: Family, harness: &mut Harness) {
     crowded(family, harness, &[0, 1], 0);
 }
 
-/// Asserts that a flow is created and found if the possible buckets `full` of its keys are full, and which bucket holds the
-/// keys.
+/// Asserts that a flow is created and found if the possible buckets `full` of its keys are full, and which bucket holds the keys.
 fn crowded(family: Family, harness: &mut Harness, full: &[usize], expected: usize) {
     let scene = scene(family, TCP, harness);
     let (pod, _) = scene.establish(harness);

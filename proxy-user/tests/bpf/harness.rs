@@ -185,8 +185,7 @@ pub fn filter(role: Role, addr: SocketAddr, proto: u8) -> Write {
     Write::PrefilterSet(word, mask)
 }
 
-/// Returns a `struct __sk_buff` with the device of the hook (0: loopback), and at ingress the device on which the packet
-/// arrived.
+/// Returns a `struct __sk_buff` with the device of the hook (0: loopback), and at ingress the device on which the packet arrived.
 pub fn context_of(hook: Hook, device: u32) -> [u8; 192] {
     let mut context = [0; 192];
     if hook == Hook::Ingress {
@@ -583,8 +582,7 @@ impl Harness {
         flows[0]
     }
 
-    /// Writes these fields of a flow: when it began and was last seen, its state word, and the ports of its client and
-    /// source.
+    /// Writes these fields of a flow: when it began and was last seen, its state word, and the ports of its client and source.
     pub fn change(&self, flow: &Tracked) {
         match Family::of(flow.client) {
             Family::V4 => {

@@ -37,8 +37,7 @@ fn silent(family: Family, harness: &Harness, jiffies: u32) {
     harness.change(&flow);
 }
 
-/// Establishes an assured connection to the only backend of a Service; returns a segment of it, the backend, and the
-/// Service.
+/// Establishes an assured connection to the only backend of a Service; returns a segment of it, the backend, and the Service.
 fn assured(family: Family, harness: &mut Harness) -> (Packet, SocketAddr, Service) {
     let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
     let service = Service::new(ID, TCP, frontend, &[pod]);

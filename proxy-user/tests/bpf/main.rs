@@ -1,6 +1,5 @@
 //! Tests that run the packet programs in this kernel, packet by packet (`BPF_PROG_TEST_RUN`). The programs are attached to
-//! no hook and have maps of their own. The tests are ignored by default, because loading needs root: `cargo xtask test
-//! bpf`.
+//! no hook and have maps of their own. The tests are ignored by default, because loading needs root: `cargo xtask test bpf`.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, reason = "some tests also tell figures")]
 

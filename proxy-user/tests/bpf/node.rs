@@ -48,7 +48,7 @@ fn hash<K: aya::Pod, V: aya::Pod>(harness: &Harness, name: &str) -> HashMap<MapD
     aya::maps::Map::HashMap(harness.map(name)).try_into().unwrap()
 }
 
-/// From now on, forwarded packets have this source address (SNAT).
+/// Sets the source address of forwarded packets (SNAT).
 pub fn send_on_as(addr: IpAddr, harness: &Harness) {
     fn set<A: Address>(source: A, mut node: Array<MapData, NodeEntry<A>>)
     where

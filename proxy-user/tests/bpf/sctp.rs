@@ -169,7 +169,7 @@ fn own(family: Family, harness: &mut Harness) {
     assert_eq!(harness.flow(family).state, STATE_USED | STATE_SNAT | STATE_LOCAL | SEEN_REPLY);
     let seen = harness.run(Hook::Ingress, &answer.bytes());
     assert_eq!((seen.verdict, seen.packet), (REDIRECT, to_own_device(&becomes)));
-    // The route serves the next packets again, which leave by the uplink.
+    // The cached route still leads the next packets out of the uplink.
     for length in [0, 21, 1000] {
         let data = Packet { flags: ACK, ..init.clone() }.payload(length);
         let sent = goes_on(harness, &data, pod);

@@ -213,8 +213,7 @@ fn answered_udp(family: Family, harness: &mut Harness) {
     assert_eq!(harness.reasons(), []);
 }
 
-/// A flood of SYNs that an endpoint answers, and whose sources never acknowledge the answer, does not keep entries for
-/// long.
+/// A flood of SYNs that an endpoint answers, and whose sources never acknowledge the answer, does not keep entries for long.
 fn answered_half_open(family: Family, harness: &mut Harness) {
     let scene = Scene::new(family, TCP, harness);
     // Fewer flows than a new flow examines before the table counts as full.

@@ -1,5 +1,5 @@
-//! Where a case comes from: a string of bytes, read from the front. A string that is over reads as zeros, so that any string
-//! is a case, and a shorter one is a simpler case.
+//! The source of a case: a string of bytes, read from the front. Behind its end, a string reads as zeros: so each string is
+//! a case, and a shorter string is a simpler case.
 
 /// A reader of bytes.
 pub struct Bytes<'a>(&'a [u8]);
@@ -19,12 +19,12 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    /// One of these.
+    /// Returns one of these values, selected by the next byte.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[usize::from(self.byte()) % of.len()]
     }
 
-    /// The next `length` bytes, as a reader of their own.
+    /// Returns a reader of the next `length` bytes.
     pub fn record(&mut self, length: usize) -> Bytes<'a> {
         let (record, rest) = self.0.split_at(length.min(self.0.len()));
         self.0 = rest;
@@ -36,7 +36,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// Xorshift: the same cases from the same seed.
+/// A xorshift generator: the same seed gives the same cases.
 pub struct Random(u64);
 
 impl Random {
@@ -51,7 +51,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         (self.number() >> 32) as usize % end
     }

@@ -1,4 +1,4 @@
-//! Many cases: those that are kept, then random ones.
+//! Runs many cases: those of the corpus, then random ones.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,46 +11,47 @@ use crate::bytes::Random;
 use crate::target::Target;
 use crate::{case, drive};
 
-/// How often a case is run that may differ by chance.
+/// How often a case that differs is run again; the difference may depend on chance.
 const AGAIN: u32 = 20;
 /// How often progress is printed.
 const TELL: Duration = Duration::from_secs(30);
 
-/// What to do.
+/// Settings of a campaign.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Packets in all (`BALLAST_FUZZ_CASES`).
+    /// Number of packets in all (`BALLAST_FUZZ_CASES`).
     pub packets: u64,
-    /// Which cases (`BALLAST_FUZZ_SEED`).
+    /// Seed of the random cases (`BALLAST_FUZZ_SEED`).
     pub seed: u64,
-    /// Cases at once (`BALLAST_FUZZ_THREADS`).
+    /// Number of cases that run at the same time (`BALLAST_FUZZ_THREADS`).
     pub threads: u64,
-    /// Differences to look for before it ends (`BALLAST_FUZZ_DIFFERENCES`).
+    /// Number of differences after which the campaign ends (`BALLAST_FUZZ_DIFFERENCES`).
     pub differences: u64,
-    /// Cases that differ, or that come through a branch of the model for the first time, are written to the corpus
+    /// Whether cases that differ, or that reach a branch of the model for the first time, are written to the corpus
     /// (`BALLAST_FUZZ_KEEP=1`).
     pub keeps: bool,
 }
 
-/// A number in the environment.
+/// Returns a number from the environment, or `otherwise`.
 fn number(name: &str, otherwise: u64) -> u64 {
     let text = env::var(name).ok();
     text.and_then(|text| text.replace('_', "").parse().ok()).unwrap_or(otherwise)
 }
 
 impl Settings {
-    /// Those for a target that needs no kernel (`BALLAST_FUZZ_HOST_CASES`). Beside the unit tests it is to take seconds.
+    /// Settings for a target that needs no kernel (`BALLAST_FUZZ_HOST_CASES`). It runs with the unit tests and should take
+    /// seconds.
     pub fn on_host() -> Self {
         Self { packets: number("BALLAST_FUZZ_HOST_CASES", 100_000), ..Self::from_environment() }
     }
 
-    /// The same with XDP before tc: a fifth of the packets, as in [`Settings::early`].
+    /// The same settings with XDP before tc: a fifth of the packets, as in [`Settings::early`].
     pub fn early_on_host() -> Self {
         let all = Self::on_host();
         Self { packets: all.packets / 5, ..all }
     }
 
-    /// Those for the programs with XDP before tc: a fifth of the packets, since few of them are forwarded by XDP.
+    /// Settings for the programs with XDP before tc: a fifth of the packets, since XDP forwards few of them.
     pub fn early() -> Self {
         let all = Self::from_environment();
         Self { packets: all.packets / 5, ..all }
@@ -68,15 +69,15 @@ impl Settings {
     }
 }
 
-/// What the cases have shown.
+/// Results of the cases.
 #[derive(Default)]
 struct Shown {
-    /// Cases by the branch of the model that they came through.
+    /// Number of cases that reached each branch of the model.
     branches: BTreeMap<&'static str, u64>,
     differences: Vec<String>,
 }
 
-/// Runs cases on as many targets as there are threads. Gives those that differ, in words.
+/// Runs cases on as many targets as there are threads. Returns descriptions of the cases that differ.
 pub fn run<T: Target>(settings: Settings, target: impl Fn(u64) -> T + Sync) -> Vec<String> {
     let (shown, done, cases) = (Mutex::new(Shown::default()), AtomicU64::new(0), AtomicU64::new(0));
     let started = Instant::now();
@@ -116,7 +117,7 @@ pub fn run<T: Target>(settings: Settings, target: impl Fn(u64) -> T + Sync) -> V
     shown.differences
 }
 
-/// Runs one case; gives how many packets it had.
+/// Runs one case; returns how many packets it had.
 fn one(target: &mut impl Target, bytes: &[u8], settings: Settings, shown: &Mutex<Shown>) -> u64 {
     let run = drive::run(target, bytes, |_, _| ());
     let differs = run.difference.is_some() && drive::differs(target, bytes, AGAIN).is_some();
@@ -143,7 +144,7 @@ fn one(target: &mut impl Target, bytes: &[u8], settings: Settings, shown: &Mutex
     } else if settings.keeps {
         for branch in new {
             let small = drive::minimize(bytes, |smaller| {
-                // Chance may lead another way; of three, one is enough.
+                // A run may take another branch by chance; one of three runs is enough.
                 (0..3).any(|_| drive::run(target, smaller, |_, _| ()).reached.contains(branch))
             });
             keep(branch, &small);
@@ -161,7 +162,7 @@ fn keep(name: &str, bytes: &[u8]) {
     fs::write(corpus().join(name), bytes).unwrap();
 }
 
-/// The cases that are kept, by name.
+/// Returns the cases of the corpus by name.
 pub fn kept() -> BTreeMap<String, Vec<u8>> {
     let Ok(entries) = fs::read_dir(corpus()) else { return BTreeMap::new() };
     let read = |entry: fs::DirEntry| {

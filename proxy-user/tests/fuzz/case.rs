@@ -1,4 +1,4 @@
-//! A case: a node with Services, and what happens to it, step by step.
+//! A case: a node with Services, and the steps that follow.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,12 +11,12 @@ use crate::scenario::{
 use crate::target::{Context, Device, Hook, Outcome, Seen};
 use crate::tunnel::{Outer, number_of, taken_out};
 
-/// Bytes that a step takes.
+/// Number of bytes of a step.
 pub const STEP_BYTES: usize = 16;
-/// Steps of a case.
+/// Maximum number of steps of a random case.
 pub const STEPS: usize = 14;
 
-/// A packet that went through a hook.
+/// A packet that was sent through a hook, with its result.
 #[derive(Clone, Debug)]
 pub struct Sent {
     pub hook: Hook,
@@ -25,22 +25,22 @@ pub struct Sent {
     pub seen: Seen,
 }
 
-/// What happens next.
+/// A step of a case.
 #[derive(Clone, Debug)]
 pub enum Step {
     Packet(Hook, Context, Vec<u8>),
-    /// Milliseconds pass.
+    /// Time passes, in milliseconds.
     Pause(u32),
-    /// An endpoint leaves its Service, or comes back: numbers of the two.
+    /// An endpoint leaves its Service, or comes back: the index of the Service, and of the endpoint.
     Endpoint(usize, usize),
-    /// A Service of that number goes, and another one has its address.
+    /// The Service with this index is removed, and another one gets its address.
     Service(usize),
-    /// That Service and the next one change addresses.
+    /// The Service with this index and the next one swap their addresses.
     Swap(usize),
     Nothing,
 }
 
-/// Bytes for a case of any size.
+/// Returns the bytes of a random case of any size.
 pub fn random_bytes(random: &mut Random) -> Vec<u8> {
     let mut bytes = vec![0; WORLD_BYTES];
     random.fill(&mut bytes);
@@ -51,7 +51,7 @@ pub fn random_bytes(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// Where the records of a case begin and end: the Services, then the steps.
+/// Returns the ranges of the records of a case: the Services, then the steps.
 pub fn records(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
     let services = (0..Scenario::count(bytes)).map(|n| WORLD_BYTES + n * SERVICE_BYTES);
     let first = WORLD_BYTES + Scenario::count(bytes) * SERVICE_BYTES;
@@ -60,7 +60,7 @@ pub fn records(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
     services.chain(steps).filter(|range| !range.is_empty()).collect()
 }
 
-/// The next step, from the bytes of a case. It may go by what became of the packets before.
+/// Reads the next step from the bytes of a case. The step may depend on the results of earlier packets.
 pub fn next(bytes: &mut Bytes<'_>, scenario: &Scenario, before: &[Sent]) -> Option<Step> {
     if bytes.is_over() {
         return None;
@@ -76,13 +76,13 @@ pub fn next(bytes: &mut Bytes<'_>, scenario: &Scenario, before: &[Sent]) -> Opti
     let mut hook = if location & 0x40 == 0 { Hook::Ingress } else { Hook::Egress };
     let mut packet = match (kind, earlier) {
         (27 | 28, _) => return Some(Step::Pause(pause(about))),
-        // As long as most of a client's affinity.
+        // Most of the time that a client keeps its affinity.
         (31, _) => return Some(Step::Pause(7_300)),
         (29, _) => return Some(endpoint(scenario, about)),
         (6..=14, Some(sent)) => {
             let Some(forge) = reply(&mut record, sent, about) else { return Some(Step::Nothing) };
             if location & 0x80 == 0 {
-                // Where it would come by.
+                // At the hook that the reply would pass.
                 (hook, context) = way_back(sent, context);
             }
             shaped(&mut record, forge, scenario.is_calm).bytes()
@@ -91,7 +91,7 @@ pub fn next(bytes: &mut Bytes<'_>, scenario: &Scenario, before: &[Sent]) -> Opti
             let Some(forge) = again(&mut record, sent, about) else { return Some(Step::Nothing) };
             (hook, context) = (sent.hook, Context { is_complete: context.is_complete, ..sent.context });
             match piece(&innermost(&sent.packet)) {
-                // What follows a first fragment.
+                // A later fragment of the same packet.
                 Some(id) if about & 0x80 == 0 => {
                     let fragment = Some((u16::from(record.byte() % 4) + 1, about & 0x40 != 0, id));
                     let proto = match forge.proto {
@@ -134,7 +134,7 @@ pub fn next(bytes: &mut Bytes<'_>, scenario: &Scenario, before: &[Sent]) -> Opti
     let is_again = matches!(kind, 15..=22);
     let outer = match earlier {
         _ if scenario.dsr.is_none() => None,
-        // The way of the earlier one, or by another node that has it from a third one.
+        // The outer header of the earlier packet, or the same as from another node that got the packet from a third one.
         Some(sent) if is_again => taken_out(&sent.packet)
             .map(|(outer, _)| if location & 0xc0 == 0xc0 { Outer { hops: 255, ..outer } } else { outer }),
         Some(_) if kind >= 6 => None,
@@ -149,7 +149,8 @@ pub fn next(bytes: &mut Bytes<'_>, scenario: &Scenario, before: &[Sent]) -> Opti
     Some(Step::Packet(hook, context, packet))
 }
 
-/// The header in which another node sends a packet; or a host that is no node, or to another address.
+/// Returns the outer header with which another node sends a packet. Rarely, the sender is no node, or the destination is
+/// another address.
 fn outer(scenario: &Scenario, packet: &[u8], location: u8, about: u8) -> Outer {
     let of = |location| address(scenario.dsr.unwrap_or_default(), location);
     let src = match about & 7 {
@@ -176,7 +177,8 @@ fn outer(scenario: &Scenario, packet: &[u8], location: u8, about: u8) -> Outer {
     }
 }
 
-/// No sum of nine of these is a whole number of seconds, so that it never depends on the machine what is over.
+/// Returns a pause in milliseconds. No sum of up to nine pauses is a whole number of seconds, so that the speed of the
+/// machine never decides whether a timeout is over.
 fn pause(byte: u8) -> u32 {
     [300, 7_300, 2_300, 11_300, 31_300, 61_300, 67_300, 121_300, 130_300, 432_000_300][usize::from(byte) % 10]
 }
@@ -192,7 +194,7 @@ fn endpoint(scenario: &Scenario, byte: u8) -> Step {
     Step::Endpoint(service, usize::from(byte >> 2) % count)
 }
 
-/// A hook by which the answer to a packet passes.
+/// Returns a hook that the answer to a packet passes.
 fn way_back(sent: &Sent, context: Context) -> (Hook, Context) {
     match sent.seen.outcome {
         Outcome::Redirect => (Hook::Ingress, Context { device: Device::Uplink, ..context }),
@@ -214,12 +216,12 @@ fn flags(byte: u8) -> u8 {
     }
 }
 
-/// Sequence numbers in the window, at its edges, and far from it.
+/// Returns a sequence number in the window, at its edges, or far from it.
 fn seq(byte: u8) -> u32 {
     [1000, 1001, 1021, 3000, 1000, 60_000, 70_000, 0x8000_0000, 0xffff_f000, 999][usize::from(byte) % 10]
 }
 
-/// A packet that nothing went before.
+/// Returns a packet that does not depend on earlier ones.
 fn fresh(record: &mut Bytes<'_>, scenario: &Scenario) -> Vec<u8> {
     let (mut who, mut what, port) = (record.byte(), record.byte(), record.byte());
     if scenario.is_calm {
@@ -275,11 +277,11 @@ fn fresh(record: &mut Bytes<'_>, scenario: &Scenario) -> Vec<u8> {
     shaped(record, forge, scenario.is_calm).bytes()
 }
 
-/// The address that a client of the Service dials.
+/// Returns the address and port that a client of the Service dials.
 fn dialled(scenario: &Scenario, service: &Service, byte: u8) -> SocketAddr {
     match service.kind {
         Kind::NodePort => {
-            // By another node's address, it comes encapsulated.
+            // A packet to the address of another node arrives encapsulated from there.
             let is_others = scenario.dsr.is_some() && byte % 3 == 2;
             let others = address(scenario.is_v6, Location::OtherNode);
             let own = scenario.node_addresses()[usize::from(byte & 1)];
@@ -289,7 +291,7 @@ fn dialled(scenario: &Scenario, service: &Service, byte: u8) -> SocketAddr {
     }
 }
 
-/// Neither TCP nor UDP nor SCTP.
+/// Returns a packet that is neither TCP nor UDP nor SCTP.
 fn other(record: &mut Bytes<'_>, src: IpAddr, dst: IpAddr, byte: u8) -> Vec<u8> {
     let proto = [47, 50, 4, 41, 1, 58, 59, 135][usize::from(byte) % 8];
     let ends = (SocketAddr::new(src, 0), SocketAddr::new(dst, 0));
@@ -305,7 +307,7 @@ fn other(record: &mut Bytes<'_>, src: IpAddr, dst: IpAddr, byte: u8) -> Vec<u8> 
     }
 }
 
-/// The ends of a packet as they stand in it, and its protocol.
+/// Returns source and destination as the packet contains them, its protocol, and the sequence number of a segment.
 fn ends(packet: &[u8]) -> Option<(SocketAddr, SocketAddr, u8, Option<u32>)> {
     match parse(packet) {
         Parsed::Segment(segment) => Some((segment.src, segment.dst, segment.proto, Some(segment.seq))),
@@ -322,7 +324,7 @@ fn reply(record: &mut Bytes<'_>, sent: &Sent, about: u8) -> Option<Forge> {
     if byte >= 0xe0
         && let Parsed::Segment(asked) = parse(&sent.packet)
     {
-        // The answer of a host without a listener.
+        // The RST of a host without a listener.
         let ack = asked.seq.wrapping_add(1);
         return Some(Forge { flags: RST | ACK, seq: 0, ack, ..Forge::new(proto, dst, src) });
     }
@@ -330,7 +332,7 @@ fn reply(record: &mut Bytes<'_>, sent: &Sent, about: u8) -> Option<Forge> {
     Some(Forge { flags, seq: seq(record.byte()), ack: seq(about), ..Forge::new(proto, dst, src) })
 }
 
-/// A packet of the same client straight to where an earlier one was led; or one that leaves under the same source.
+/// Returns a packet of the same client directly to the endpoint of an earlier packet. `leaves`: with the source after SNAT.
 fn straight(record: &mut Bytes<'_>, sent: &Sent, leaves: bool, about: u8) -> Option<Forge> {
     let (client, _, proto, _) = ends(&sent.packet)?;
     let (source, dst, ..) = ends(&sent.seen.packet)?;
@@ -343,7 +345,7 @@ fn straight(record: &mut Bytes<'_>, sent: &Sent, leaves: bool, about: u8) -> Opt
     })
 }
 
-/// The identification of a first fragment.
+/// Returns the identification of a first fragment.
 fn piece(packet: &[u8]) -> Option<u16> {
     match parse(packet) {
         Parsed::Segment(segment) if segment.is_first => Some(header_at(packet, ETHERNET)?.id as u16),
@@ -351,19 +353,19 @@ fn piece(packet: &[u8]) -> Option<u16> {
     }
 }
 
-/// The packet that is in another one; any other packet itself.
+/// Returns the inner packet of an encapsulated packet; any other packet unchanged.
 fn innermost(packet: &[u8]) -> Vec<u8> {
     taken_out(packet).map_or_else(|| packet.to_vec(), |(_, inner)| inner)
 }
 
-/// Another packet the way of an earlier one.
+/// Returns another packet with source and destination of an earlier one.
 fn again(record: &mut Bytes<'_>, sent: &Sent, about: u8) -> Option<Forge> {
     let (src, dst, proto, _) = ends(&innermost(&sent.packet))?;
     let flags = flags(record.byte().wrapping_add(5));
     Some(Forge { flags, seq: seq(record.byte()), ack: seq(about), ..Forge::new(proto, src, dst) })
 }
 
-/// An error about an earlier packet, as it came out or as it came in.
+/// Returns an ICMP error about an earlier packet, which it quotes as the packet came out or as it came in.
 fn error(record: &mut Bytes<'_>, scenario: &Scenario, sent: &Sent) -> Option<Vec<u8>> {
     let byte = record.byte();
     let about = if byte & 1 == 0 { &sent.seen.packet } else { &sent.packet };
@@ -395,18 +397,19 @@ fn error(record: &mut Bytes<'_>, scenario: &Scenario, sent: &Sent) -> Option<Vec
     Some(icmp(from, header.src, head, 1400, &quote[..length.min(quote.len())], ttl))
 }
 
-/// Payloads: some that make packets as long as one that is quoted whole, or as the uplink takes, or longer by one.
+/// Payload sizes. Some make a packet as long as the longest one that is quoted whole, or as the MTU of the uplink, or one
+/// byte longer.
 const SIZES: [usize; 28] = [
     0, 21, 1, 8, 64, 21, 500, 21, 600, 1240, 3, 1380, 508, 509, 520, 521, 1172, 1173, 1184, 1185, 1360, 1361,
     1372, 1373, 1340, 1341, 1352, 1353,
 ];
 
-/// Gives a packet options, extensions, a fragment's place, and lengths.
+/// Sets the payload size of a packet, and rarely its tag, options, extension headers, TTL, lengths, fragment offset and checksum.
 fn shaped(record: &mut Bytes<'_>, mut forge: Forge, is_calm: bool) -> Forge {
     let (size, shape, fragment, check) = (record.byte(), record.byte(), record.byte(), record.byte());
     forge.payload = SIZES[usize::from(size) % SIZES.len()];
     if size >= if is_calm { 0x08 } else { 0x70 } {
-        // Most packets are like any other.
+        // Most packets are ordinary.
         return forge;
     }
     match shape % 16 {
@@ -438,11 +441,11 @@ fn shaped(record: &mut Bytes<'_>, mut forge: Forge, is_calm: bool) -> Forge {
     forge
 }
 
-/// Changes a few bytes, or cuts the packet.
+/// Changes a byte or a bit of the packet, or truncates it.
 fn spoil(record: &mut Bytes<'_>, packet: &mut Vec<u8>) {
     let how = record.byte();
     let (at, value) = (usize::from(record.byte()), record.byte());
-    // The kernel takes no packet that is shorter than an IP header.
+    // The kernel accepts no packet that is shorter than an IP header.
     let least = ETHERNET + 40;
     match how {
         0xe0..=0xf3 => {
@@ -450,7 +453,7 @@ fn spoil(record: &mut Bytes<'_>, packet: &mut Vec<u8>) {
             packet[at] = value;
         }
         0xf4..=0xf9 => {
-            // Into the headers.
+            // A bit of the headers.
             let at = ETHERNET + at % 48.min(packet.len() - ETHERNET);
             packet[at] ^= 1 << (value % 8);
         }

@@ -1,4 +1,4 @@
-//! Running cases, one after the other, and making those that differ small.
+//! Runs cases one after the other, and minimizes those that differ.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -10,22 +10,22 @@ use crate::report;
 use crate::scenario::{SERVICE_BYTES, Scenario, WORLD_BYTES};
 use crate::target::{Counters, Target};
 
-/// What a case that differs is run again to see whether it comes again: endpoints and ports are chosen by chance.
+/// How often a case that differs is run again, to see whether it differs again: endpoints and ports are selected at random.
 const TRIES: u32 = 12;
-/// A case that took longer says nothing about timeouts: the machine was busy.
+/// A case that takes longer says nothing about timeouts: the machine was busy.
 const SLOW: Duration = Duration::from_millis(80);
 
-/// A case that was run.
+/// The result of a case.
 #[derive(Default)]
 pub struct Run {
     pub packets: u64,
     pub reached: BTreeSet<&'static str>,
-    /// What is not as the model has it.
+    /// The first difference between target and model.
     pub difference: Option<String>,
     pub is_slow: bool,
 }
 
-/// Runs a case on a target and on the model. `tell` is given each step that was done.
+/// Runs a case on a target and on the model. Calls `tell` after each step.
 pub fn run(target: &mut dyn Target, bytes: &[u8], mut tell: impl FnMut(&Step, Option<&Sent>)) -> Run {
     let started = Instant::now();
     let mut rest = Bytes::new(bytes);
@@ -48,7 +48,7 @@ pub fn run(target: &mut dyn Target, bytes: &[u8], mut tell: impl FnMut(&Step, Op
     run
 }
 
-/// Does one step.
+/// Runs one step.
 fn one(
     target: &mut dyn Target,
     model: &mut Model,
@@ -93,7 +93,7 @@ fn same(model: &Counters, target: &Counters) -> Result<(), String> {
     Err(format!("other counters:\n  should be {model:?}\n  are       {target:?}"))
 }
 
-/// Runs a case until it differs, for as long as that depends on chance.
+/// Runs a case until it differs, at most `tries` times: random selections may decide whether it differs.
 pub fn differs(target: &mut dyn Target, bytes: &[u8], tries: u32) -> Option<String> {
     (0..tries).find_map(|_| {
         let run = run(target, bytes, |_, _| ());
@@ -101,12 +101,12 @@ pub fn differs(target: &mut dyn Target, bytes: &[u8], tries: u32) -> Option<Stri
     })
 }
 
-/// The smallest case that still differs: without steps, Services and bytes that it does not need.
+/// Returns the smallest case that still differs, without the steps, Services and bytes that are not needed for that.
 pub fn shrink(target: &mut dyn Target, bytes: &[u8]) -> Vec<u8> {
     minimize(bytes, |smaller| differs(target, smaller, TRIES).is_some())
 }
 
-/// Takes away what a case does not need to be `wanted`.
+/// Removes everything from a case that is not needed for `wanted` to stay true.
 pub fn minimize(bytes: &[u8], mut wanted: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
     let mut best = without_records(bytes.to_vec(), &mut wanted);
     simpler_bytes(&mut best, &mut wanted);
@@ -149,7 +149,7 @@ fn without_records(mut best: Vec<u8>, wanted: &mut impl FnMut(&[u8]) -> bool) ->
 fn simpler_bytes(best: &mut Vec<u8>, wanted: &mut impl FnMut(&[u8]) -> bool) {
     for at in 0..best.len() {
         let byte = best[at];
-        // Most numbers stand for their rest modulo a few.
+        // Most bytes are used modulo a small number.
         for value in [0, byte % 4, byte % 8, byte % 16, byte % 32, byte & 0xf0, byte / 2] {
             if value < best[at] && at != 1 {
                 let mut smaller = best.clone();
@@ -162,7 +162,7 @@ fn simpler_bytes(best: &mut Vec<u8>, wanted: &mut impl FnMut(&[u8]) -> bool) {
     }
 }
 
-/// A case in words, with what it does now.
+/// Describes a case in words, with its present results.
 pub fn describe(target: &mut dyn Target, bytes: &[u8]) -> String {
     let mut text = String::new();
     for _ in 0..TRIES {

@@ -1,4 +1,4 @@
-//! Packets as bytes, right ones and others.
+//! Builds packets as bytes, valid ones and others.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ use etherparse::checksum::Sum16BitWords;
 use crate::scenario::{SCTP, TCP, UDP};
 
 pub const ETHERNET: usize = 14;
-/// What stands in the Ethernet header of packets that are made here: destination, then source.
+/// Ethernet addresses of the packets that are built here: destination, then source.
 pub const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xaa], [2, 0, 0, 0, 0, 0xbb]];
 
 pub const FIN: u8 = 1;
@@ -15,17 +15,17 @@ pub const SYN: u8 = 2;
 pub const RST: u8 = 4;
 pub const ACK: u8 = 16;
 
-/// What the transport checksum is.
+/// The transport checksum of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
     Right,
     Wrong,
-    /// The sum of the pseudo header, as in a packet whose device will finish it.
+    /// The sum of the pseudo header, as in a packet whose device will complete the checksum.
     Partial,
     Zero,
 }
 
-/// A packet that is to be.
+/// A packet to build.
 #[derive(Clone, Debug)]
 pub struct Forge {
     pub src: SocketAddr,
@@ -35,21 +35,21 @@ pub struct Forge {
     pub seq: u32,
     pub ack: u32,
     pub payload: usize,
-    /// Words of 32 bits.
+    /// IPv4 options, in words of 32 bits.
     pub options: u8,
-    /// IPv6 extension headers.
+    /// Numbers of the IPv6 extension headers.
     pub extensions: Vec<u8>,
-    /// Offset in units of eight bytes, whether more follow, and the identification.
+    /// Offset in units of eight bytes, whether more fragments follow, and the identification.
     pub fragment: Option<(u16, bool, u16)>,
     pub check: Check,
     pub ttl: u8,
-    /// What the length in the IP header is too large by.
+    /// What is added to the length in the IP header.
     pub lie: i16,
     /// Bytes behind the packet.
     pub trailing: usize,
     /// An 802.1Q tag.
     pub tag: Option<u16>,
-    /// Between these ends its checksum would come out as zero.
+    /// Source and destination with which the checksum of the packet would be zero.
     pub aim: Option<(SocketAddr, SocketAddr)>,
 }
 
@@ -164,7 +164,7 @@ impl Forge {
         segment
     }
 
-    /// Changes the end of the payload so that the checksum is zero between other ends.
+    /// Changes the end of the payload so that the checksum becomes zero with the source and destination of `aim`.
     fn take_aim(&self, segment: &mut [u8]) {
         let Some((src, dst)) = self.aim.filter(|(src, _)| src.is_ipv4() == self.src.is_ipv4()) else {
             return;
@@ -181,7 +181,7 @@ impl Forge {
         segment[at..].copy_from_slice(&rest.to_be_bytes());
     }
 
-    /// The chunk that means for SCTP what the flags mean for TCP.
+    /// Completes an SCTP segment, with the chunk that corresponds to the TCP flags.
     fn sctp(&self, mut segment: Vec<u8>) -> Vec<u8> {
         let chunk = match self.flags & (SYN | ACK | RST | FIN) {
             SYN => 1,
@@ -205,7 +205,8 @@ impl Forge {
     }
 }
 
-/// An extension header of 8 bytes, of which the first is filled in by who chains it. One of authentication has 12.
+/// Returns an extension header of 8 bytes; an authentication header has 12. The caller replaces the first byte by the
+/// number of the next header.
 fn extension(number: u8) -> Vec<u8> {
     match number {
         51 => vec![0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1],
@@ -216,7 +217,7 @@ fn extension(number: u8) -> Vec<u8> {
     }
 }
 
-/// An ICMP error of this type and code from `src` to `dst`, which quotes these bytes.
+/// Returns an ICMP message of this type and code from `src` to `dst`, which quotes these bytes.
 pub fn icmp(src: IpAddr, dst: IpAddr, head: [u8; 2], rest: u32, quote: &[u8], ttl: u8) -> Vec<u8> {
     let mut bytes = MACS.concat();
     let mut message = vec![head[0], head[1], 0, 0];
@@ -266,18 +267,18 @@ pub fn pseudo(src: IpAddr, dst: IpAddr, proto: u8, length: usize) -> Vec<u8> {
     header
 }
 
-/// The ones' complement sum of parts, each of an even length but for the last.
+/// Returns the ones' complement sum of the parts; each part except the last must have an even length.
 pub fn sum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().fold(Sum16BitWords::new(), |words, part| words.add_slice(part));
     !words.ones_complement().to_be()
 }
 
-/// CRC-32C of an SCTP packet whose checksum is zero, bit by bit (RFC 9260, appendix A).
+/// Returns the CRC-32C of an SCTP packet whose checksum field is zero, computed bit by bit (RFC 9260, appendix A).
 pub fn crc32c(bytes: &[u8]) -> u32 {
     !divide(!0, bytes)
 }
 
-/// The division behind it.
+/// Returns the remainder of the CRC division that starts with `crc`.
 pub fn divide(mut crc: u32, bytes: &[u8]) -> u32 {
     for byte in bytes {
         crc ^= u32::from(*byte);

@@ -1,4 +1,5 @@
-//! The stages of the programs, built for this machine (`proxy_ebpf::host`): maps and packets are memory, and the clock is ours.
+//! The stages of the programs, built for this machine (`proxy_ebpf::host`). Maps and packets are in memory, and the test
+//! sets the clock.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,12 +32,12 @@ use crate::target::{Context, Counters, Device, Hidden, Hook, Outcome, Seen, Targ
 /// Jiffies in a second.
 const HZ: u32 = 1000;
 const FLOWS: u32 = 256;
-/// Ids of Services: no case has more.
+/// Number of Service ids; no case has more.
 const IDS: u32 = 64;
-/// Room for the tables of all Services.
+/// Number of words for the Maglev tables of all Services.
 pub const MAGLEV_WORDS: usize = 8_192;
 
-/// Indexes of devices.
+/// Returns the index of a device.
 fn index(device: Device) -> u32 {
     match device {
         Device::Loopback => 1,
@@ -45,7 +46,7 @@ fn index(device: Device) -> u32 {
     }
 }
 
-/// An address of words as others write it.
+/// Returns an address of the maps as an `IpAddr`.
 fn ip<A: Address>(addr: &A) -> IpAddr {
     ip_of(addr.words(), size_of::<A>())
 }
@@ -72,7 +73,7 @@ fn range<A: Address>(range: IpNet) -> Cidr<A> {
     Cidr { addr: words(range.network()), mask: words(range.netmask()) }
 }
 
-/// The kernel's route to an address. Where the kernel has its own ideas, there is none here.
+/// Returns the kernel's route to an address; `None` if only a kernel knows the route.
 fn route_to(to: [u32; 4], length: usize) -> Option<Route> {
     let seen = Seen { outcome: Outcome::Drop, packet: Vec::new(), is_sum_wrong: false };
     let way = route::route(ip_of(to, length), &seen)?;
@@ -91,7 +92,7 @@ fn is_ipv4<F: Family>() -> bool {
     size_of::<F::Words>() == size_of::<u32>()
 }
 
-/// The maps of a family, and what they were filled from.
+/// The maps of a family, and the scenario that they were filled from.
 struct Tables<F: Family> {
     maps: HostMaps<F>,
     scenario: Option<Scenario>,
@@ -102,7 +103,7 @@ impl<F: Ip> Tables<F> {
         Self { maps: HostMaps::leak(), scenario: None }
     }
 
-    /// Writes what is known of the node in any case: outer headers may be of the other family.
+    /// Writes what both families need to know about the node: outer headers may be of the other family.
     fn begin_node(&self, scenario: &Scenario) {
         let maps = self.maps;
         maps.clear();
@@ -222,7 +223,7 @@ impl<F: Ip> Tables<F> {
                 && client == socket(&flow.client, flow.client_port)
                 && frontend == socket(&flow.frontend, flow.frontend_port)
         });
-        // The newest, where the ports of older ones are in quarantine.
+        // The newest flow: older ones may stay while their ports are in quarantine.
         let found = flows.min_by_key(|flow| (now.wrapping_sub(flow.created), is_closed(flow.bits())))?;
         Some(Hidden {
             backend: socket(&found.backend, found.backend_port),
@@ -232,20 +233,20 @@ impl<F: Ip> Tables<F> {
     }
 }
 
-/// The stages, and both families' maps.
+/// The stages, and the maps of both families.
 pub struct Host {
     v4: Tables<V4>,
     v6: Tables<V6>,
     is_v6: bool,
     turn: u32,
-    /// XDP comes before tc, on the uplink.
+    /// Whether XDP runs before tc on the uplink.
     early: bool,
 }
 
-/// Packets that the stages of XDP have not left to tc.
+/// Number of packets that the XDP stages have processed without passing them to tc.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// How many packets they have not left to tc.
+/// Returns how many packets the XDP stages have processed without passing them to tc.
 pub fn taken_early() -> u64 {
     TAKEN.load(Ordering::Relaxed)
 }
@@ -255,7 +256,7 @@ impl Host {
         Self { v4: Tables::new(), v6: Tables::new(), is_v6: false, turn: 0, early: false }
     }
 
-    /// The same, with the stages of XDP on the uplink.
+    /// Like `new`, with the XDP stages on the uplink.
     pub fn early() -> Self {
         Self { early: true, ..Self::new() }
     }
@@ -265,7 +266,7 @@ impl Host {
         self.v6.maps.advance(jiffies);
     }
 
-    /// What the stages of XDP make of a packet, told as tc would; `None`: they leave it to tc, as it is.
+    /// Runs the XDP stages on a packet. Returns the result as a tc verdict, or `None` if they pass the packet unchanged to tc.
     fn run_early(&self, bytes: &[u8], edit: impl FnOnce(&mut Skb)) -> Result<Option<Seen>, String> {
         let packet = HostPacket::new(bytes).edit(edit);
         let verdict = match ethertype(bytes) {
@@ -282,12 +283,12 @@ impl Host {
     }
 }
 
-/// The Ethernet type, as a socket buffer has it.
+/// Returns the Ethernet type in network byte order, as in a socket buffer.
 fn ethertype(bytes: &[u8]) -> u32 {
     u32::from(u16::from_ne_bytes([bytes[12], bytes[13]]))
 }
 
-/// What became of a packet.
+/// Returns the result of a packet.
 fn seen(verdict: i32, packet: HostPacket) -> Result<Seen, String> {
     let outcome = match verdict {
         NEXT => Outcome::Next,
@@ -307,7 +308,7 @@ fn seen(verdict: i32, packet: HostPacket) -> Result<Seen, String> {
     Ok(Seen { outcome, packet, is_sum_wrong })
 }
 
-/// The sum over all behind the Ethernet header, as a driver would supply it.
+/// Returns the sum over all bytes behind the Ethernet header, as a driver would supply it.
 fn complete(packet: &[u8]) -> u16 {
     sum(&[&packet[ETHERNET..]]).to_be()
 }
@@ -329,7 +330,7 @@ impl Target for Host {
     }
 
     fn run(&mut self, hook: Hook, bytes: &[u8], context: Context) -> Result<Seen, String> {
-        // Packets that follow each other at once are in one tick of the clock, or in two.
+        // Packets that immediately follow each other arrive in one tick of the clock, or in two.
         self.turn += 1;
         self.advance(u32::from(self.turn.is_multiple_of(3)));
         let (hook, is_local_origin) = match hook {

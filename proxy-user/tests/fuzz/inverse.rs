@@ -1,5 +1,5 @@
-//! Properties of the model itself, which need no kernel: what is translated there and back is what it was, and what had a
-//! right checksum has one.
+//! Properties of the model itself, tested without a kernel: translation there and back restores the packet, and a right
+//! checksum stays right.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use crate::scenario::{SCTP, Scenario};
 
 const CASES: u32 = 3_000;
 
-/// Whether `etherparse` finds every checksum of a packet in one piece right; `None`: it cannot tell.
+/// Whether `etherparse` finds all checksums of an unfragmented packet right; `None` if it cannot tell.
 fn is_right(bytes: &[u8]) -> Option<bool> {
     let sliced = SlicedPacket::from_ethernet(bytes).ok()?;
     let header = match sliced.net? {
@@ -47,7 +47,7 @@ fn is_right(bytes: &[u8]) -> Option<bool> {
     }
 }
 
-/// Translates each packet of random cases to random ends, and back.
+/// Translates each packet of random cases to random addresses and ports, and back.
 pub fn there_and_back() -> Result<(), Failed> {
     let (mut random, mut right) = (Random::new(7), 0);
     for _ in 0..CASES {
@@ -85,7 +85,7 @@ fn one(random: &mut Random, packet: &[u8]) -> Result<bool, Failed> {
         return Err(format!("it has other ends:\n{}", hex(&there)).into());
     }
     let back = translated(&there, &changed, segment.src, segment.dst);
-    // Of a checksum that was wrong, all zeros and all ones are the same.
+    // In a checksum that was wrong, all zeros and all ones count as the same.
     let loose = translated(packet, &segment, segment.src, segment.dst).loose;
     if !(Expected { loose, ..back }).is(packet) {
         return Err(format!("there and back is not the same:\n{}\n{}", hex(packet), hex(&there)).into());

@@ -1,4 +1,4 @@
-//! The programs in this kernel, attached to nothing, with maps of their own.
+//! The packet programs, loaded into this kernel with maps of their own and attached to no hook.
 
 pub mod early;
 
@@ -33,18 +33,18 @@ use crate::scenario::Scenario;
 use crate::tables;
 use crate::target::{Context, Counters, Device, Hidden, Hook, Outcome, Seen, Target, Traffic};
 
-/// Jiffies in a second, as far as the programs know here: of a clock that has fewer, seconds are longer.
+/// Jiffies in a second, as configured for the programs. If the kernel's clock has fewer, the programs' seconds are longer.
 const HZ: u32 = 1000;
 const FLOWS: u32 = 256;
 const BACKENDS: u32 = 64;
 const SERVICES: usize = 8;
-/// Entries of tables that forget.
+/// Number of entries of the tables that evict entries.
 const FEW: u32 = 1024;
 
-/// Devices by name. All kernels have the same ones.
+/// Indexes of the devices by name. All instances of [`Kernel`] have the same devices.
 static NETWORK: OnceLock<BTreeMap<&'static str, u32>> = OnceLock::new();
 
-/// Devices and routes, as `model/route.rs` has them.
+/// Creates devices and routes as in `model/route.rs`; returns the indexes of the devices.
 fn network() -> BTreeMap<&'static str, u32> {
     let script = "set -e
         ip link set lo up
@@ -75,24 +75,24 @@ fn network() -> BTreeMap<&'static str, u32> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let index = |name| {
         let path = Path::new("/sys/class/net").join(name).join("ifindex");
-        // What stands below /sys is of the network that it was mounted in.
+        // /sys shows the devices of the netns in which it was mounted.
         let shown = fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
         let name = std::ffi::CString::new(name).unwrap();
-        // SAFETY: a string that ends with a zero.
+        // SAFETY: the string ends with a zero.
         let found = unsafe { libc::if_nametoindex(name.as_ptr()) };
         if found != 0 { found } else { shown.unwrap() }
     };
     ["up0", "pods0", "lo"].into_iter().map(|name| (name, index(name))).collect()
 }
 
-/// An array of a map, in the memory of this process.
+/// The values of an array map, mapped into this process.
 struct Mapped<T: 'static>(&'static mut [T]);
 
 impl<T: Plain> Mapped<T> {
     fn new(map: &MapData, count: u32) -> Self {
         let length = (count as usize * size_of::<T>()).next_multiple_of(4096);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping of an array of so many `T`, whose size is a multiple of eight; it stays until the end.
+        // SAFETY: a new mapping of an array of `count` values of `T`, whose size is a multiple of eight; it is never unmapped.
         let elements = unsafe {
             let at = mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, map.fd().as_fd(), 0)
                 .unwrap();
@@ -102,7 +102,7 @@ impl<T: Plain> Mapped<T> {
     }
 
     fn clear(&mut self) {
-        // SAFETY: `Plain`: every pattern of bits is a value.
+        // SAFETY: `T` is `Plain`: every bit pattern is a value.
         unsafe { std::ptr::write_bytes(self.0.as_mut_ptr(), 0, self.0.len()) };
     }
 }
@@ -119,10 +119,10 @@ pub struct Kernel {
     devices: BTreeMap<&'static str, u32>,
     scenario: Option<Scenario>,
     cpus: usize,
-    /// What was counted before the case began.
+    /// The counters before the case began.
     before: Counters,
     buffer: Vec<u8>,
-    /// XDP comes before tc, on the uplink.
+    /// Whether XDP runs before tc on the uplink.
     early: bool,
 }
 
@@ -189,7 +189,7 @@ impl Kernel {
         }]
     }
 
-    /// Everything that a table holds.
+    /// Returns all elements of a table.
     fn all(&self, name: &str, key: usize, value: usize) -> Elements {
         raw::read(self.maps[name].fd().as_fd(), FEW as usize, key, value).unwrap()
     }
@@ -198,7 +198,7 @@ impl Kernel {
         raw::remove(self.maps[name].fd().as_fd(), &self.all(name, key, value)).unwrap();
     }
 
-    /// Makes every time in a table's values earlier, which stands at `offset` of each.
+    /// Subtracts `jiffies` from the time in each value of a table, which is at `offset`.
     fn age(&self, name: &str, key: usize, value: usize, offset: usize, jiffies: u32) {
         let mut elements = self.all(name, key, value);
         for value in elements.values.chunks_mut(value) {
@@ -208,7 +208,7 @@ impl Kernel {
         raw::write(self.maps[name].fd().as_fd(), &elements).unwrap();
     }
 
-    /// What an array counts, one number for each CPU, added up.
+    /// Returns the counters of a per-CPU array, summed over all CPUs.
     fn counts(&self, name: &str, count: usize, fields: usize) -> Vec<u64> {
         let width = fields * 8;
         let elements = raw::read(self.maps[name].fd().as_fd(), count, 4, width * self.cpus).unwrap();
@@ -253,7 +253,7 @@ const fn program(hook: Hook) -> &'static str {
     }
 }
 
-/// A `struct __sk_buff` with the device of the hook, and the one by which the packet came in.
+/// Returns a `struct __sk_buff` with the device of the hook, and the device on which the packet arrived.
 fn context_of(hook: Hook, context: Context, device: u32, other: u32) -> [u8; 192] {
     let came_by = match hook {
         Hook::Ingress => device,
@@ -281,7 +281,7 @@ impl Target for Kernel {
         self.empty(names::AFFINITY6, size_of::<AffinityKey<[u8; 16]>>(), size_of::<AffinityEntry>());
         self.empty(names::FRAGMENTS, size_of::<FragmentKey<[u32; 1]>>(), size_of::<FragmentEntry>());
         self.empty(names::FRAGMENTS6, size_of::<FragmentKey<[u32; 4]>>(), size_of::<FragmentEntry>());
-        // A CPU may answer so many packets in a second; cases are faster.
+        // The number of ICMP answers of a CPU in a second is limited, and cases need more: the limit starts again.
         let answers = Elements { count: 1, keys: vec![0; 4], values: vec![0; 8 * self.cpus] };
         raw::write(self.maps[names::ICMP_RATELIMIT].fd().as_fd(), &answers).unwrap();
         self.write(&tables::node(scenario, self.devices["up0"]));
@@ -335,7 +335,7 @@ impl Target for Kernel {
         let mut result = raw::test_run(fd, packet, &raw, context.is_complete, &mut self.buffer);
         let is_wrong = result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBADMSG));
         if is_wrong {
-            // The kernel says no more. Another run does, which is not to be counted.
+            // The kernel returns nothing but the error. Another run returns the result; it must not be counted.
             let first = self.counted();
             result = raw::test_run(fd, packet, &raw, false, &mut self.buffer);
             self.before.add(&self.counted(), &first);
@@ -368,7 +368,7 @@ impl Target for Kernel {
                     && key.1 == socket(flow.client, flow.client_port)
                     && key.2 == socket(flow.frontend, flow.frontend_port)
             };
-            // The newest, where the ports of older ones are in quarantine.
+            // The newest flow: older ones may stay while their ports are in quarantine.
             let found = flows.iter().filter(is).max_by_key(|flow| (flow.created, !is_closed(flow.bits())))?;
             Some(Hidden {
                 backend: socket(found.backend, found.backend_port),

@@ -1,8 +1,9 @@
-//! Random packets through random Services: what the programs make of them, beside what a slow model makes of them.
+//! Fuzzing: sends random packets through random Services and compares the results of the programs with those of a slow
+//! model.
 //!
-//! A case is a string of bytes (`case.rs`). `corpus/` holds one for each branch of the model; they are run first, then
-//! random ones: `cargo xtask fuzz --cases 100000000` runs more of them. A case that differs is made small and printed, with
-//! the line that runs it again: as a test in `replays.rs`, or at once as `BALLAST_FUZZ_REPLAY='replay(...)'`.
+//! A case is a string of bytes (`case.rs`). `corpus/` holds a case for each branch of the model; these run first, then
+//! random ones: `cargo xtask fuzz --cases 100000000` runs more of them. A case that differs is minimized and printed with a
+//! line that runs it again: as a test in `replays.rs`, or at once as `BALLAST_FUZZ_REPLAY='replay(...)'`.
 //!
 //! ```text
 //! bytes -> case, world, forge -> drive -> target: kernel   (tables, raw)

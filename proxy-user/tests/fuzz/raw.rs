@@ -1,4 +1,4 @@
-//! System calls that aya has no call for.
+//! System calls that aya does not offer.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -34,7 +34,7 @@ struct TestRun {
     reserved: u32,
 }
 
-/// The `batch` member.
+/// The `batch` member of `union bpf_attr`.
 #[repr(C)]
 #[expect(clippy::struct_field_names, reason = "the kernel's names")]
 struct Batch {
@@ -49,12 +49,12 @@ struct Batch {
 }
 
 fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<()> {
-    // SAFETY: a valid part of `union bpf_attr`, of the size given; the callers answer for what it points to.
+    // SAFETY: `attr` is a valid part of `union bpf_attr`, with the size given; the callers ensure that its pointers are valid.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Runs a packet program once. Gives its verdict and the length of what is in `out` then.
+/// Runs a packet program once. Returns its verdict and the length of the packet in `out`.
 pub fn test_run(
     program: BorrowedFd<'_>,
     packet: &[u8],
@@ -91,7 +91,7 @@ fn batch(map: BorrowedFd<'_>, keys: u64, values: u64, count: usize) -> Batch {
     }
 }
 
-/// Elements as bytes, one after the other.
+/// Keys and values of elements as bytes, one after the other.
 #[derive(Default)]
 pub struct Elements {
     pub count: usize,
@@ -99,11 +99,11 @@ pub struct Elements {
     pub values: Vec<u8>,
 }
 
-/// Reads up to so many elements, with keys and values of these sizes.
+/// Reads up to `count` elements, with keys and values of these sizes.
 pub fn read(map: BorrowedFd<'_>, count: usize, key: usize, value: usize) -> io::Result<Elements> {
     let (mut keys, mut values) = (vec![0; count * key], vec![0; count * value]);
     let mut attr = batch(map, keys.as_mut_ptr() as u64, values.as_mut_ptr() as u64, count);
-    // Where the next batch would begin: as large as a key.
+    // The kernel writes here where the next batch would begin; this needs the size of a key.
     let mut next = [0u64; 8];
     attr.out_batch = next.as_mut_ptr() as u64;
     match bpf(LOOKUP_BATCH, &mut attr) {
@@ -116,7 +116,7 @@ pub fn read(map: BorrowedFd<'_>, count: usize, key: usize, value: usize) -> io::
     Ok(Elements { count, keys, values })
 }
 
-/// Writes elements.
+/// Writes elements to a map.
 pub fn write(map: BorrowedFd<'_>, elements: &Elements) -> io::Result<()> {
     if elements.count == 0 {
         return Ok(());
@@ -125,7 +125,7 @@ pub fn write(map: BorrowedFd<'_>, elements: &Elements) -> io::Result<()> {
     bpf(UPDATE_BATCH, &mut batch(map, keys, values, elements.count))
 }
 
-/// Removes elements of a hash that are there.
+/// Removes elements that exist from a hash map.
 pub fn remove(map: BorrowedFd<'_>, elements: &Elements) -> io::Result<()> {
     if elements.count == 0 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Telling people about a case.
+//! Describes a case in words.
 
 use std::fmt::Write as _;
 
@@ -6,10 +6,10 @@ use crate::case::{Sent, Step};
 use crate::model::parse::parse;
 use crate::scenario::Scenario;
 
-/// Bytes of a packet that are shown: all headers.
+/// Number of bytes of a packet that are shown: all headers.
 const SHOWN: usize = 192;
 
-/// Bytes, as people compare them.
+/// Returns the bytes in hexadecimal, 16 on each line.
 pub fn hex(bytes: &[u8]) -> String {
     let mut out = String::new();
     for (position, byte) in bytes.iter().take(SHOWN).enumerate() {
@@ -27,7 +27,7 @@ pub fn hex(bytes: &[u8]) -> String {
     out
 }
 
-/// The case as a line of Rust that runs it again.
+/// Returns the case as a line of Rust that runs it again.
 pub fn replay(bytes: &[u8]) -> String {
     let list: Vec<_> = bytes.iter().map(|byte| format!("{byte:#04x}")).collect();
     format!("replay(&[{}]);", list.join(", "))

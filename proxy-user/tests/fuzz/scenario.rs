@@ -1,4 +1,4 @@
-//! What a case begins with: a node and its Services, in terms that say nothing of maps.
+//! The start of a case: a node and its Services, described independently of the maps.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -10,15 +10,15 @@ pub const SCTP: u8 = 132;
 pub const ICMP: u8 = 1;
 pub const ICMPV6: u8 = 58;
 
-/// Bytes that the node takes in a case.
+/// Number of bytes of the node in a case.
 pub const WORLD_BYTES: usize = 8;
-/// Bytes that a Service takes.
+/// Number of bytes of a Service in a case.
 pub const SERVICE_BYTES: usize = 10;
 
-/// Endpoints that an earlier Service's id leaves room for.
+/// Maximum number of endpoints of a Service; the ids of the next Service's endpoints begin after as many.
 pub const ENDPOINTS: u32 = 4;
 
-/// Addresses of a family, by what they are.
+/// The role of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
     /// A client beyond the uplink.
@@ -29,21 +29,21 @@ pub enum Location {
     RemotePod(u8),
     /// A Service's cluster address.
     Service(u8),
-    /// An address of a Service outside of the range of cluster addresses.
+    /// A Service address outside of the range of cluster addresses.
     External,
-    /// The node's own address, under which it sends packets on.
+    /// The node's own address, which SNAT uses.
     Node,
     /// Another address of the node.
     NodeToo,
     /// The address of another node of the cluster.
     OtherNode,
-    /// The kernel has no route to it.
+    /// An address to which the kernel has no route.
     Nowhere,
-    /// No address that a client has.
+    /// An address that no client can have.
     Martian(u8),
 }
 
-/// The address of a place.
+/// Returns the address with this role.
 pub fn address(is_v6: bool, location: Location) -> IpAddr {
     use Location as P;
     if is_v6 {
@@ -80,7 +80,7 @@ pub fn address(is_v6: bool, location: Location) -> IpAddr {
     }
 }
 
-/// Where a frontend comes from.
+/// The kind of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     ClusterIp,
@@ -94,11 +94,11 @@ pub enum Kind {
 pub struct Endpoint {
     pub id: u32,
     pub addr: SocketAddr,
-    /// It runs on this node.
+    /// Whether the endpoint runs on this node.
     pub is_local: bool,
-    /// It is in the Service.
+    /// Whether the endpoint is in the Service.
     pub serves: bool,
-    /// Its node is [`Location::OtherNode`].
+    /// Whether the endpoint's node is [`Location::OtherNode`].
     pub has_tunnel: bool,
 }
 
@@ -111,19 +111,19 @@ pub struct Service {
     pub kind: Kind,
     /// The address is unspecified for a node port.
     pub frontend: SocketAddr,
-    /// Seconds; 0: none.
+    /// Session affinity in seconds; 0: none.
     pub affinity: u32,
-    /// Only these clients may use it.
+    /// The only clients that may use the Service; `None`: all.
     pub allowed: Option<Vec<IpAddr>>,
-    /// Policies: only endpoints of this node, for clients inside and outside.
+    /// Whether the policy is Local (only endpoints of this node), for clients inside and for clients outside.
     pub is_local_inside: bool,
     pub is_local_outside: bool,
     pub endpoints: Vec<Endpoint>,
-    /// Endpoints that left still stand in the slots, as for a moment while the agent writes.
+    /// Whether removed endpoints are still in the slots, as for a moment while the agent writes.
     pub is_stale: bool,
-    /// Endpoints on other nodes answer clients directly, where nodes send each other packets.
+    /// Whether endpoints on other nodes answer clients directly, if the nodes send each other encapsulated packets.
     pub wants_dsr: bool,
-    /// The endpoint that all clients had before the endpoints changed.
+    /// Index of the endpoint that all clients had before the endpoints changed.
     pub previous: Option<usize>,
 }
 
@@ -134,28 +134,28 @@ pub struct Scenario {
     pub is_v6: bool,
     pub masquerade_all: bool,
     pub other_proxy: bool,
-    /// Clients with addresses of pods are inside.
+    /// Whether clients with an address of the pods' range are inside.
     pub knows_pods: bool,
-    /// Cluster addresses are known by their range.
+    /// Whether the node knows the range of cluster addresses.
     pub knows_range: bool,
-    /// A cluster address that is left alone.
+    /// An unmanaged cluster address.
     pub unmanaged: Option<IpAddr>,
-    /// Source ports of packets that are forwarded: two ranges; one that ends with 0 is empty.
+    /// Ranges of SNAT ports: the first and the last port. A range that ends with 0 is empty.
     pub snat: [(u16, u16); 2],
-    /// The node has an address under which packets are sent on.
+    /// Whether the node has an address for SNAT.
     pub has_source: bool,
     pub services: Vec<Service>,
-    /// Nodes send each other encapsulated packets (DSR), with outer headers of IPv6 or not.
+    /// Whether nodes send each other encapsulated packets (DSR): `Some(true)` with IPv6 outer headers, `Some(false)` with IPv4.
     pub dsr: Option<bool>,
-    /// Few clients, and packets as they should be: flows get far.
+    /// Whether there are few clients and mostly valid packets, so that flows reach late states.
     pub is_calm: bool,
 }
 
-/// Ports of Services; one is like a source port of packets that are sent on.
+/// Ports of Services; one may also be an SNAT port.
 pub const SERVICE_PORTS: [u16; 4] = [80, 53, 61_001, 30_080];
 
 impl Scenario {
-    /// The node and its Services, from the first bytes of a case.
+    /// Reads the node and its Services from the first bytes of a case.
     pub fn decode(bytes: &mut Bytes<'_>) -> Self {
         let mut node = bytes.record(WORLD_BYTES);
         let flags = node.byte();
@@ -192,7 +192,7 @@ impl Scenario {
         scenario
     }
 
-    /// Services that [`Scenario::decode`] reads, by the second byte of a case.
+    /// Returns the number of Services that [`Scenario::decode`] reads, by the second byte of a case.
     pub fn count(bytes: &[u8]) -> usize {
         bytes.get(1).map_or(0, |count| usize::from(services(*count)))
     }
@@ -258,22 +258,22 @@ impl Scenario {
         }
     }
 
-    /// Whether a Service's clients outside are answered directly by endpoints on other nodes.
+    /// Whether endpoints on other nodes answer the Service's clients outside directly.
     pub fn is_dsr(&self, service: &Service) -> bool {
         self.dsr.is_some() && service.wants_dsr
     }
 
-    /// The address under which packets are sent on.
+    /// Returns the node's address for SNAT.
     pub fn source(&self) -> Option<IpAddr> {
         self.has_source.then(|| address(self.is_v6, Location::Node))
     }
 
-    /// Addresses of this node on which node ports answer.
+    /// Returns the addresses of this node on which node ports answer.
     pub fn node_addresses(&self) -> [IpAddr; 2] {
         [Location::Node, Location::NodeToo].map(|location| address(self.is_v6, location))
     }
 
-    /// Whether packets that are forwarded have such a source port.
+    /// Whether the port is an SNAT port.
     pub fn is_snat_port(&self, port: u16) -> bool {
         self.snat.iter().any(|(first, last)| (*first..=*last).contains(&port) && *last != 0)
     }
@@ -296,12 +296,12 @@ impl Scenario {
     }
 }
 
-/// How many Services a byte stands for.
+/// Returns the number of Services for a byte.
 fn services(byte: u8) -> u8 {
     [0, 1, 2, 3, 1, 2, 1, 2][usize::from(byte % 8)]
 }
 
-/// An endpoint is in a Service once.
+/// Removes the duplicates of an endpoint.
 fn distinct(mut endpoints: Vec<Endpoint>) -> Vec<Endpoint> {
     let mut seen = Vec::new();
     endpoints.retain(|endpoint| {
@@ -312,11 +312,11 @@ fn distinct(mut endpoints: Vec<Endpoint>) -> Vec<Endpoint> {
     endpoints
 }
 
-/// Ids of Services that come later are higher by this.
+/// Difference between the ids of a Service and of the Service that replaces it.
 const LATER: u32 = 4;
 
 impl Service {
-    /// Makes another Service of it, as far as ids tell; once.
+    /// Turns it into another Service by a change of its ids; only once.
     pub fn renumber(&mut self) {
         if self.id < LATER {
             self.id += LATER;
@@ -324,12 +324,12 @@ impl Service {
         }
     }
 
-    /// Whether the endpoint of a client is that of a table. Of the algorithms, numbers 3 to 5 go by one.
+    /// Whether a table selects a client's endpoint. The algorithms 3 to 5 use one.
     pub fn is_by_table(&self, outside: bool) -> bool {
         outside && self.id.is_multiple_of(2) || (3..=5).contains(&(self.id % 11))
     }
 
-    /// The only endpoint in the previous table of a policy. Every fourth Service has none.
+    /// Returns the only endpoint in the previous table of a policy. Every fourth Service has none.
     pub fn previous_endpoint(&self, is_local: bool) -> Option<&Endpoint> {
         let previous = self.previous.and_then(|at| self.endpoints.get(at)).filter(|_| self.id % 4 != 3);
         previous.filter(|endpoint| endpoint.is_local || !is_local)
@@ -340,12 +340,12 @@ impl Service {
         self.is_local_inside != self.is_local_outside
     }
 
-    /// The policy that holds for a client.
+    /// Whether the policy for a client is Local.
     pub fn is_local(&self, outside: bool) -> bool {
         if outside { self.is_local_outside } else { self.is_local_inside }
     }
 
-    /// Endpoints that stand in the slots of a policy.
+    /// Returns the endpoints in the slots of a policy.
     pub fn extent(&self, is_local: bool) -> impl Iterator<Item = &Endpoint> {
         let stands = move |endpoint: &&Endpoint| {
             (endpoint.serves || self.is_stale) && (endpoint.is_local || !is_local)
@@ -353,12 +353,12 @@ impl Service {
         self.endpoints.iter().filter(stands)
     }
 
-    /// Whether clients skip endpoints that fail, among those of a policy.
+    /// Whether new connections skip failing endpoints, among the endpoints of a policy.
     pub fn ejects(&self, is_local: bool) -> bool {
         self.proto == TCP && self.id % 2 == 1 && self.extent(is_local).count() > 1
     }
 
-    /// The policy is Local, and only other nodes have endpoints.
+    /// Whether the policy is Local, and only other nodes have endpoints.
     pub fn drops_when_empty(&self, is_local: bool) -> bool {
         is_local && self.extent(false).next().is_some()
     }

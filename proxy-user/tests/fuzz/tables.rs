@@ -1,4 +1,4 @@
-//! A world as the agent would write it into the maps.
+//! Translates a scenario to the writes with which the agent fills the maps.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -23,10 +23,10 @@ use proxy_user::plan::maglev::{Member, packed};
 
 use crate::scenario::{ENDPOINTS, Kind, Location, Scenario, Service, address};
 
-/// The number of the other node's address.
+/// Number of the other node in `tunnels`.
 const NUMBER: u32 = 1;
 
-/// Index of the device that leads outside.
+/// Returns the writes for the node. `uplink`: index of the device that leads outside.
 pub fn node(scenario: &Scenario, uplink: u32) -> Vec<Write> {
     let mut writes = vec![
         Write::Device(uplink, DEVICE_UPLINK),
@@ -61,7 +61,7 @@ pub fn node(scenario: &Scenario, uplink: u32) -> Vec<Write> {
     writes
 }
 
-/// The addresses of the nodes, and the other node that packets are encapsulated to.
+/// Returns the writes for the addresses of the nodes, and for the other node, to which packets are encapsulated.
 pub fn addresses(scenario: &Scenario) -> Vec<Write> {
     let internal = if scenario.dsr.is_some() { NODE_ADDR_INTERNAL } else { 0 };
     let mut writes = Vec::new();
@@ -90,7 +90,7 @@ pub fn range(is_v6: bool) -> IpNet {
     if is_v6 { "fd00:96::/32".parse().unwrap() } else { "10.96.0.0/16".parse().unwrap() }
 }
 
-/// The address that is left alone.
+/// Returns the write for the unmanaged address.
 pub fn unmanaged(scenario: &Scenario) -> Option<Write> {
     scenario.unmanaged.map(|addr| {
         let key = address_key(addr);
@@ -99,17 +99,17 @@ pub fn unmanaged(scenario: &Scenario) -> Option<Write> {
     })
 }
 
-/// What takes away again what [`node`] wrote.
+/// Returns the writes that remove what [`node`] wrote and the next case does not overwrite.
 pub fn no_node(scenario: &Scenario) -> Vec<Write> {
     scenario.unmanaged.map(|addr| Write::NoService(address_key(addr))).into_iter().collect()
 }
 
-/// The key of an entry that is about an address as a whole.
+/// Returns the key of an entry for an address as a whole.
 fn address_key(addr: IpAddr) -> FrontendKey {
     FrontendKey { addr, port: 0, proto: 0, scope: SCOPE_INTERNAL }
 }
 
-/// What a node is in one family.
+/// Returns the row of the node in one family.
 fn row<A, N>(scenario: &Scenario, source: Option<A>, pods: N, range: N) -> NodeFamily<A, N> {
     NodeFamily {
         source,
@@ -118,7 +118,7 @@ fn row<A, N>(scenario: &Scenario, source: Option<A>, pods: N, range: N) -> NodeF
     }
 }
 
-/// The bit of the filter that lets packets of a tuple in.
+/// Returns the prefilter bit of an address, port and protocol, as a word and a mask.
 fn filter(role: Role, addr: SocketAddr, proto: u8) -> (u32, u64) {
     match addr.ip() {
         IpAddr::V4(ip) => position(role, &ip.octets(), addr.port(), proto),
@@ -126,13 +126,13 @@ fn filter(role: Role, addr: SocketAddr, proto: u8) -> (u32, u64) {
     }
 }
 
-/// Words that a Maglev table of [`ENDPOINTS`] fits into.
+/// Number of words for a Maglev table of [`ENDPOINTS`] endpoints.
 const TABLE: u32 = 140;
 
-/// Where the previous tables begin.
+/// Word at which the previous tables begin.
 const PREVIOUS: u32 = 4_096;
 
-/// Slots of a Service: an extent for each policy.
+/// Returns the extent of a Service for a policy: its first slot, and the ids in the slots.
 fn extent(service: &Service, is_local: bool) -> (u32, Vec<u32>) {
     let base = (service.id * 2 + u32::from(is_local)) * ENDPOINTS;
     (base, service.extent(is_local).map(|endpoint| endpoint.id).collect())
@@ -142,7 +142,7 @@ fn key(service: &Service, scope: u8) -> FrontendKey {
     FrontendKey { addr: service.frontend.ip(), port: service.frontend.port(), proto: service.proto, scope }
 }
 
-/// The addresses on which a frontend answers.
+/// Returns the addresses and ports on which a frontend answers.
 fn frontends(scenario: &Scenario, service: &Service) -> Vec<SocketAddr> {
     let port = service.frontend.port();
     match service.kind {
@@ -151,7 +151,7 @@ fn frontends(scenario: &Scenario, service: &Service) -> Vec<SocketAddr> {
     }
 }
 
-/// A Service, in the agent's order.
+/// Returns the writes for a Service, in the agent's order.
 pub fn service(scenario: &Scenario, service: &Service) -> Vec<Write> {
     let mut writes = Vec::new();
     for endpoint in &service.endpoints {
@@ -198,7 +198,7 @@ pub fn service(scenario: &Scenario, service: &Service) -> Vec<Write> {
                 MaglevTable { base, words: 0, signature: 0 }
             },
         );
-        // Every fourth Service has no table where it could have one.
+        // Every fourth Service has no table, although it could have one.
         if members.is_empty() || service.id % 4 == 3 {
             writes.push(Write::MaglevIndex(index, MaglevRow { previous, ..MaglevRow::default() }));
         } else {
@@ -243,7 +243,7 @@ fn entry(scenario: &Scenario, service: &Service, tag: u32, is_local: bool) -> Se
         slot_count: slots.len() as u32,
         affinity_secs: service.affinity,
         flags: flags.iter().filter(|(_, is)| *is).fold(0, |all, (bit, _)| all | bit),
-        // One more than there are: that is random's.
+        // One number is not an algorithm: selection is random then.
         algorithm: (service.id % 11) as u8,
         kind: match service.kind {
             Kind::ClusterIp => KIND_CLUSTER_IP,
@@ -254,7 +254,7 @@ fn entry(scenario: &Scenario, service: &Service, tag: u32, is_local: bool) -> Se
     }
 }
 
-/// What takes away the endpoints and source ranges of Services that are gone.
+/// Returns the writes that remove the endpoints and source ranges of Services that no longer exist.
 pub fn gone(old: &Scenario, new: &Scenario) -> Vec<Write> {
     let table = if old.is_v6 { Table::Backends6 } else { Table::Backends };
     let mut writes = Vec::new();
@@ -268,7 +268,7 @@ pub fn gone(old: &Scenario, new: &Scenario) -> Vec<Write> {
     writes
 }
 
-/// What takes away again what [`service`] wrote.
+/// Returns the writes that remove what [`service`] wrote.
 pub fn no_service(scenario: &Scenario, service: &Service) -> Vec<Write> {
     let mut writes = Vec::new();
     for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {

@@ -1,4 +1,4 @@
-//! What can be put to the test: anything that treats packets as the data path does.
+//! The interface of what is tested: anything that processes packets like the data path.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use proxy_common::reason::Reason;
 
 use crate::scenario::Scenario;
 
-/// Which program.
+/// The hook, which selects the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     Ingress,
@@ -18,30 +18,30 @@ pub enum Hook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     Loopback,
-    /// Leads outside.
+    /// The device that leads outside.
     Uplink,
-    /// Leads to the pods of this node.
+    /// The device that leads to the pods of this node.
     Pods,
 }
 
-/// Where a packet is met, beside its bytes.
+/// Where and how a packet arrives at a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context {
     /// The device that the hook is on.
     pub device: Device,
-    /// At egress: the packet never came in by a device.
+    /// At egress: the packet did not arrive on a device.
     pub is_local_origin: bool,
-    /// A driver has added up the whole packet (`CHECKSUM_COMPLETE`): the sum is to stay right.
+    /// A driver has summed up the whole packet (`CHECKSUM_COMPLETE`): the sum must stay right.
     pub is_complete: bool,
 }
 
-/// What becomes of a packet.
+/// The outcome of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// On to the next program.
+    /// The packet continues to the next program.
     Next,
     Drop,
-    /// Sent from here, by a device or up the stack.
+    /// The program sends the packet, out of a device or up the stack.
     Redirect,
 }
 
@@ -49,7 +49,7 @@ pub enum Outcome {
 pub struct Seen {
     pub outcome: Outcome,
     pub packet: Vec<u8>,
-    /// What a driver added up is not what the packet adds up to any more ([`Context::is_complete`]).
+    /// Whether the driver's sum is no longer that of the packet ([`Context::is_complete`]).
     pub is_sum_wrong: bool,
 }
 
@@ -69,19 +69,19 @@ impl Traffic {
     }
 }
 
-/// What is counted since the case began; zeros do not stand here.
+/// The counters since the case began, without zeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub reasons: BTreeMap<Reason, u64>,
     /// By Service and reason.
     pub refusals: BTreeMap<(u32, Reason), u64>,
     pub traffic: BTreeMap<u32, Traffic>,
-    /// By how much the open connections of a backend differ from its flows that count; looked at on the host.
+    /// By backend: the difference between its open connections and its flows that count. Checked on the host only.
     pub miscounted: BTreeMap<u32, i64>,
 }
 
 impl Counters {
-    /// Adds what has been counted from one time to another.
+    /// Adds the difference between two readings of the counters.
     pub fn add(&mut self, now: &Self, before: &Self) {
         for (reason, count) in &now.reasons {
             let more = count - before.reasons.get(reason).unwrap_or(&0);
@@ -105,26 +105,26 @@ impl Counters {
     }
 }
 
-/// What a flow was decided to be, where no packet shows it.
+/// Properties of a flow that no packet shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hidden {
     pub backend: SocketAddr,
     pub source: SocketAddr,
-    /// The client has answered the answer.
+    /// The client has acknowledged the answer.
     pub is_assured: bool,
 }
 
-/// Anything that treats packets. The programs in the kernel are one; their stages on the host are another.
+/// Anything that processes packets: the programs in the kernel, or their stages on the host.
 pub trait Target {
-    /// A case begins: nothing is known but this.
+    /// Begins a case; nothing is left of the previous one.
     fn begin(&mut self, scenario: &Scenario);
-    /// The Services are like this now; the endpoints' `serves` is all that may have changed.
+    /// Applies changes of the Services and their endpoints.
     fn update(&mut self, scenario: &Scenario);
-    /// So many milliseconds pass.
+    /// Lets so many milliseconds pass.
     fn pause(&mut self, milliseconds: u32);
-    /// Runs a hook on a packet. An error is none of the packet's.
+    /// Runs a hook on a packet. An error does not come from the packet, but from the target itself.
     fn run(&mut self, hook: Hook, packet: &[u8], context: Context) -> Result<Seen, String>;
     fn counters(&mut self) -> Counters;
-    /// Where the flow of a client's packet leads.
+    /// Returns where the flow of a client's packet leads.
     fn hidden(&mut self, proto: u8, client: SocketAddr, frontend: SocketAddr) -> Option<Hidden>;
 }

@@ -1,4 +1,4 @@
-//! Packets in packets, as nodes send them to each other (DSR): `docs/datapath.md`, "Direct server return".
+//! Encapsulated packets, as nodes send them to each other (DSR): `docs/datapath.md`, "Direct server return".
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,11 +7,11 @@ use proxy_common::select::tunnel_tag;
 use crate::forge::{ETHERNET, octets, sum};
 use crate::model::parse::header_at;
 
-/// Time to live or hop limit of the outer header; the second one where the packet came encapsulated.
+/// Time to live, or hop limit, of the outer header. `HOPS_AGAIN`: the packet arrived encapsulated.
 pub const HOPS: u8 = 64;
 pub const HOPS_AGAIN: u8 = 255;
 
-/// The number by which another node knows an endpoint.
+/// Returns the number by which another node knows an endpoint.
 pub fn number_of(endpoint: SocketAddr) -> u16 {
     match endpoint.ip() {
         IpAddr::V4(ip) => tunnel_tag(&ip.octets(), endpoint.port()),
@@ -19,7 +19,7 @@ pub fn number_of(endpoint: SocketAddr) -> u16 {
     }
 }
 
-/// Whether a frame has an IP packet in an IP packet.
+/// Whether a frame contains an IP packet inside an IP packet.
 pub fn is_encapsulated(frame: &[u8]) -> bool {
     let at = match frame.get(12..14) {
         Some([0x08, 0x00]) => ETHERNET + 9,
@@ -29,7 +29,7 @@ pub fn is_encapsulated(frame: &[u8]) -> bool {
     matches!(frame.get(at), Some(4 | 41))
 }
 
-/// An outer header without options, and the frame of the packet behind it.
+/// Returns the outer header, and the frame of the inner packet. The outer header has no options.
 pub fn taken_out(frame: &[u8]) -> Option<(Outer, Vec<u8>)> {
     if !is_encapsulated(frame) {
         return None;
@@ -52,7 +52,7 @@ pub struct Outer {
 }
 
 impl Outer {
-    /// The number and the hops of the one in a frame.
+    /// Returns the number and the hop limit of the outer header of a frame.
     pub fn read(frame: &[u8]) -> (u16, u8) {
         let header = &frame[ETHERNET..];
         match header[0] >> 4 {
@@ -61,12 +61,12 @@ impl Outer {
         }
     }
 
-    /// Bytes of it.
+    /// Length of the outer header in bytes.
     pub fn length(&self) -> usize {
         if self.src.is_ipv4() { 20 } else { 40 }
     }
 
-    /// The packet of a frame in another one. `length`: that of the packet, which has so many bytes, and others behind it.
+    /// Encapsulates the packet of a frame. `length`: length of the packet in bytes; there may be other bytes behind it.
     pub fn around(&self, frame: &[u8], length: usize) -> Vec<u8> {
         let (link, inner) = frame.split_at(ETHERNET);
         let proto = if link[12] == 0x86 { 41 } else { 4 };

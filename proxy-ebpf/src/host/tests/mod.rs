@@ -2,6 +2,7 @@
 
 mod build;
 mod devices;
+mod direct;
 mod foreign;
 mod full;
 mod refused;

@@ -10,27 +10,28 @@ use super::Kernel;
 use crate::raw;
 use crate::target::{Outcome, Seen};
 
-/// Frames of that many bytes are run: an Ethernet header at least, and no more than a test run has in one buffer.
+/// Lengths of the frames that XDP runs on, in bytes: at least an Ethernet header, and no more than a test run puts into one
+/// buffer.
 const LENGTHS: std::ops::RangeInclusive<usize> = 14..=3000;
 
 const PROGRAM: &str = "xdp_ingress";
 
-/// Verdicts.
+/// Verdicts of XDP.
 const XDP_DROP: i32 = 1;
 const XDP_PASS: i32 = 2;
 const XDP_TX: i32 = 3;
 const XDP_REDIRECT: i32 = 4;
 
-/// Packets that XDP has not left to tc.
+/// Number of packets that XDP has processed without passing them to tc.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// How many packets XDP has not left to tc.
+/// Returns how many packets XDP has processed without passing them to tc.
 pub fn taken() -> u64 {
     TAKEN.load(Ordering::Relaxed)
 }
 
 impl Kernel {
-    /// The same, with XDP on the uplink.
+    /// Like [`Kernel::new`], with XDP on the uplink.
     pub fn early(bpffs: &Path, number: u64) -> Self {
         let mut kernel = Self { early: true, ..Self::new(bpffs, number) };
         let program: &mut Xdp = kernel.ebpf.program_mut(PROGRAM).unwrap().try_into().unwrap();
@@ -38,7 +39,7 @@ impl Kernel {
         kernel
     }
 
-    /// What XDP makes of a packet, told as tc would; `None`: it leaves it to tc, as it is.
+    /// Runs XDP on a packet. Returns the result as a tc verdict, or `None` if XDP passes the packet unchanged to tc.
     pub(super) fn run_early(&mut self, packet: &[u8], device: u32) -> Result<Option<Seen>, String> {
         if !LENGTHS.contains(&packet.len()) {
             return Ok(None);

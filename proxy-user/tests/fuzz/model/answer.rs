@@ -1,4 +1,4 @@
-//! Answers to packets that do not go on: ICMP errors, built anew.
+//! Answers to packets that are not forwarded: ICMP errors, built from scratch.
 
 use std::net::IpAddr;
 
@@ -8,14 +8,14 @@ use super::rules;
 use crate::forge::{ETHERNET, icmp, pseudo, sum};
 use crate::scenario::{SCTP, UDP};
 
-/// What the sender is told.
+/// The message to the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     PortUnreachable,
     TooBig(usize),
 }
 
-/// The answer to a packet, by the address that it was sent to.
+/// Returns the answer to a packet, sent from the address that the packet was sent to.
 pub fn answer(input: &[u8], segment: &Segment, message: Message) -> Expected {
     let (src, dst) = (segment.dst.ip(), segment.src.ip());
     let (head, rest) = match (message, src) {
@@ -32,7 +32,7 @@ pub fn answer(input: &[u8], segment: &Segment, message: Message) -> Expected {
     bytes[..6].copy_from_slice(&input[6..12]);
     bytes[6..12].copy_from_slice(&input[..6]);
     if is_whole {
-        // What stands behind the packet stays there.
+        // Bytes behind the packet stay.
         bytes.extend(&input[segment.end..]);
     }
     let mut expected = Expected::new(bytes);
@@ -42,7 +42,7 @@ pub fn answer(input: &[u8], segment: &Segment, message: Message) -> Expected {
     expected
 }
 
-/// Whether all of a packet is quoted: where its checksums tell what it adds up to, so that its bytes need not be read.
+/// Whether a packet is quoted whole: only if its checksums give the sum over its bytes, which then need not be read.
 fn is_quoted_whole(input: &[u8], segment: &Segment) -> bool {
     let l4 = segment.l4.unwrap_or_default();
     let is_unchecked = segment.proto == UDP && input[l4 + 6..l4 + 8] == [0, 0];
@@ -52,20 +52,20 @@ fn is_quoted_whole(input: &[u8], segment: &Segment) -> bool {
     segment.length() <= most && segment.proto != SCTP && !is_unchecked && is_plain
 }
 
-/// The checksum of an answer that quotes all of a packet is that of one whose own checksums are right: those that a
-/// device is to finish will be. Where they are not, the answer's is as wrong.
+/// Sets the checksum of an answer that quotes a whole packet. It assumes that the packet's own checksums are right, since a
+/// device will complete unfinished ones. If they are wrong, the checksum of the answer is as wrong.
 fn by_what_it_should_be(input: &[u8], segment: &Segment, at: usize, expected: &mut Expected) {
     let l4 = segment.l4.unwrap_or_default();
     let header = sum(&[&input[ETHERNET..l4]]);
     let there = &input[l4..segment.end];
     let transport = sum(&[&pseudo(segment.src.ip(), segment.dst.ip(), segment.proto, there.len()), there]);
-    // Of IPv6's header all is known.
+    // All fields of the IPv6 header are known.
     let header = if segment.src.is_ipv4() { header } else { 0xffff };
     if (header, transport) == (0xffff, 0xffff) {
         return;
     }
     let check = u16::from_be_bytes([expected.bytes[at], expected.bytes[at + 1]]);
-    // Ones' complement: to add what is too much is to take it out of the sum that stands inverted.
+    // Ones' complement: the checksum is inverted, so adding the excess takes it out of the sum.
     let wrong = sum(&[&check.to_be_bytes(), &header.to_be_bytes(), &transport.to_be_bytes()]);
     expected.bytes[at..at + 2].copy_from_slice(&wrong.to_be_bytes());
     expected.loose.push(at);

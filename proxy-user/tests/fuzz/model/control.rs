@@ -10,14 +10,14 @@ use crate::forge::ETHERNET;
 use crate::scenario::{ICMP, ICMPV6, SCTP, TCP, UDP};
 use crate::target::Hook;
 
-/// An error, and what it quotes.
+/// An ICMP error, and what it quotes.
 struct Quote {
     outer: Header,
     inner: Header,
-    /// The ends of the quoted packet.
+    /// Source and destination of the quoted packet.
     src: SocketAddr,
     dst: SocketAddr,
-    /// Its sequence number, if it is TCP and did not reach its destination.
+    /// Sequence number of the quoted packet, if it is TCP and did not reach its destination.
     refused: Option<u32>,
 }
 
@@ -34,7 +34,7 @@ impl Model {
             return Must::Drop;
         }
         let flow = &self.flows[at];
-        // The quoted packet went against the error: what the error's way makes of addresses holds the other way round.
+        // The quoted packet went in the opposite direction to the error, so its addresses are translated the other way round.
         let (from, to) = if is_reply { (flow.client, flow.frontend) } else { (flow.backend, flow.source) };
         let is_ends_own = quote.outer.src == quote.inner.dst;
         let src = if is_ends_own { to.ip() } else { quote.outer.src };
@@ -48,7 +48,7 @@ impl Model {
         self.forward_error(met, out, from)
     }
 
-    /// The flow that an error is about, and whether the error goes the way of its replies.
+    /// Returns the flow that an error is about, and whether the error has the direction of the flow's replies.
     fn of_error(&mut self, hook: Hook, quote: &Quote) -> Option<(usize, bool)> {
         let proto = quote.inner.proto;
         if hook == Hook::Ingress && (self.is_frontend(quote.src, proto) || self.is_backend(quote.src, proto))
@@ -67,7 +67,7 @@ impl Model {
         };
         let at = self.flows.iter().position(is)?;
         let at = self.in_time(at)?;
-        // What comes in as a reply does so only where the node is the client of its endpoint.
+        // At ingress, an error has that direction only if the node is the client of the endpoint (SNAT).
         (hook == Hook::Egress || self.flows[at].kind.is_snat()).then_some((at, true))
     }
 }
@@ -88,7 +88,7 @@ fn quote(input: &[u8]) -> Option<Quote> {
     }
     let inner = header_at(input, outer.l4 + 8)?;
     let is_ours = matches!(inner.proto, TCP | UDP | SCTP);
-    // An error goes to whom the packet came from.
+    // The destination of an error is the source of the quoted packet.
     if inner.is_later || !is_ours || inner.l4 + 8 > outer.end || inner.src != outer.dst {
         return None;
     }

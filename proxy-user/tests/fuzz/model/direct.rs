@@ -1,6 +1,6 @@
-//! Packets that go straight to an endpoint, where a flow has the client's port: their answers would be taken for the flow's.
-//! As in netfilter, where the second of two connections with one reply tuple gets another source port. The same for packets that leave
-//! under the node's address, which netfilter may have masqueraded.
+//! Packets that are sent directly to an endpoint while a flow has the client's port: their answers would be taken for the
+//! flow's. As in netfilter, the second of two connections with one reply tuple gets another source port. The same holds for
+//! packets that leave with the node's address, which netfilter may have masqueraded.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use crate::forge::{ACK, FIN, RST, SYN};
 use crate::scenario::{TCP, UDP};
 
 impl Model {
-    /// A packet to what is no frontend.
+    /// Processes a packet to an address and port that are no frontend.
     pub(super) fn direct(&mut self, met: &mut Met<'_>, segment: &Segment) -> Result<Must, String> {
         if segment.l4.is_none() || !self.is_backend(segment.dst, segment.proto) {
             return Ok(Must::Pass);
@@ -73,7 +73,8 @@ impl Model {
         Ok(Must::Become(translated(met.input, segment, source, segment.dst)))
     }
 
-    /// The endpoint's segment belongs to a connection that its client made straight to it, before the flow at `at` began.
+    /// Replaces the flow at `at`: the endpoint's segment belongs to a direct connection of the client that is older than
+    /// the flow.
     pub(super) fn plan_older_connection(&mut self, segment: &Segment, at: usize) {
         if self.flows[at].kind != Kind::Plain {
             return;
@@ -93,8 +94,8 @@ impl Model {
         self.reach("a direct connection that was there first");
     }
 
-    /// A packet that leaves from here, straight to an endpoint, under what packets are forwarded under: netfilter has chosen its
-    /// source, or a process of the node.
+    /// Processes a packet that leaves directly to an endpoint with the address and a port that are for SNAT: netfilter has
+    /// chosen the source, or a process of the node.
     pub(super) fn direct_out(&mut self, met: &mut Met<'_>, segment: &Segment) -> Result<Must, String> {
         if segment.l4.is_none() {
             return Ok(Must::Pass);
@@ -151,8 +152,8 @@ impl Model {
         Ok(shown(met, segment, source))
     }
 
-    /// A packet leaves under the address and port of a frontend, and is no endpoint's reply: it is of a connection of the node's own.
-    /// What comes back is not a client's to the Service.
+    /// Notes a packet that leaves with the address and port of a frontend and is no endpoint's reply: it belongs to a
+    /// connection of the node itself, so the answers are no client's packets to the Service.
     pub(super) fn note_own_frontend(&mut self, segment: &Segment) {
         if segment.l4.is_none() {
             return;
@@ -172,7 +173,7 @@ impl Model {
             matches!(segment.flags & (SYN | ACK | FIN | RST), SYN | ACK)
         };
         let is_own = self.scenario.node_addresses().contains(&segment.src.ip());
-        // The other end may be a client of the Service already, by the same ports.
+        // The remote end may already be a client of the Service with the same ports.
         let is_client = self.flows.iter().any(|flow| {
             flow.has_client
                 && (flow.proto, flow.client, flow.frontend) == (segment.proto, segment.dst, segment.src)
@@ -202,7 +203,7 @@ impl Model {
     }
 }
 
-/// What becomes of a packet that leaves under that source.
+/// Returns the expected packet if it leaves with this source.
 fn shown(met: &Met<'_>, segment: &Segment, source: SocketAddr) -> Must {
     if source == segment.src {
         return Must::Pass;

@@ -1,4 +1,4 @@
-//! Packets of flows that are known.
+//! Packets of known flows.
 
 use std::net::SocketAddr;
 
@@ -15,12 +15,12 @@ use crate::forge::{ETHERNET, SYN};
 use crate::target::{Device, Outcome};
 
 impl Model {
-    /// A client's packet goes to the endpoint of its flow.
+    /// Processes a client's packet of a known flow, which goes to the flow's endpoint.
     pub(super) fn go_on(&mut self, met: &mut Met<'_>, segment: &Segment, at: usize) -> Must {
         self.goes_on(met, segment, at, None)
     }
 
-    /// The same, of a packet that may have come encapsulated.
+    /// Like `go_on`, for a packet that may have arrived encapsulated.
     pub(super) fn goes_on(
         &mut self,
         met: &mut Met<'_>,
@@ -29,10 +29,10 @@ impl Model {
         came: Option<Came>,
     ) -> Must {
         if self.flows[at].kind == Kind::Own {
-            // Its Service is none, 0.
+            // Such a flow has no Service: its id is 0.
             self.touch(at, From::Client, segment);
             self.reach("an answer to the node's own");
-            // Also one that was encapsulated.
+            // The same holds for a packet that was encapsulated.
             return Must::Become(Expected::new(met.input.to_vec()));
         }
         self.touch(at, From::Client, segment);
@@ -49,7 +49,7 @@ impl Model {
         Must::Become(translated(met.input, segment, source, backend))
     }
 
-    /// A packet leaves from here, between other ends.
+    /// Forwards a packet with another source and destination.
     fn forward(&mut self, met: &Met<'_>, segment: &Segment, src: SocketAddr, dst: SocketAddr) -> Must {
         let Some(route) = route(dst.ip(), met.seen) else {
             self.count(Reason::NoRoute, 0);
@@ -69,7 +69,7 @@ impl Model {
         Must::Leave(sent(translated(met.input, segment, src, dst), route.macs))
     }
 
-    /// A packet on its way out, perhaps an endpoint's to a client.
+    /// Processes a packet at egress. Returns `None` if it is no endpoint's reply to a client.
     pub(super) fn reply(&mut self, met: &mut Met<'_>, segment: &Segment) -> Option<Must> {
         let at = self.of_backend(segment).filter(|at| self.flows[*at].kind != Kind::Own)?;
         if segment.flags & SYN != 0 && self.flows[at].state.is_closed() {
@@ -97,7 +97,7 @@ impl Model {
         Some(Must::Become(translated(met.input, segment, flow.frontend, flow.client)))
     }
 
-    /// The answer to a packet that was forwarded.
+    /// Processes the reply to a packet that was forwarded.
     pub(super) fn snat_reply(&mut self, met: &mut Met<'_>, segment: &Segment, at: usize) -> Must {
         if self.flows[at].kind.is_direct() {
             self.note_counted(at, From::Backend, segment);
@@ -116,9 +116,9 @@ impl Model {
         }
         self.reach("a reply to the node itself");
         let mut out = translated(met.input, segment, frontend, client);
-        // It goes up the stack by the device that leads to what it now comes from.
+        // The reply goes up the stack on the device that leads to its new source.
         let way = route(frontend.ip(), met.seen);
-        // What leads from a strange address is the kernel's own business.
+        // If the source of the lookup is a strange address, only the kernel decides whether there is a route.
         let is_known = !is_strange(client.ip()) || met.seen.outcome == Outcome::Redirect;
         match way {
             Some(way) if way.device != met.context.device && is_known => {
@@ -130,14 +130,14 @@ impl Model {
         }
     }
 
-    /// Whether an error leaves from here; it is translated already.
+    /// Forwards an error that is already translated, or drops it.
     pub(super) fn forward_error(&mut self, met: &Met<'_>, out: Expected, to: SocketAddr) -> Must {
         let Some(route) = route(to.ip(), met.seen) else {
             self.count(Reason::NoRoute, 0);
             return Must::Drop;
         };
         if met.input.len() - ETHERNET > route.mtu {
-            // It is an error, which is not answered.
+            // An ICMP error is never answered.
             self.count(Reason::NoRoute, 0);
             return Must::Drop;
         }

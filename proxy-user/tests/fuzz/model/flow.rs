@@ -1,4 +1,4 @@
-//! Connections: what is remembered of them, and when they end. `nf_conntrack` is the yardstick.
+//! Connections: their state, and when they end. The reference is `nf_conntrack`.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use super::rules::{WINDOW, timeout};
 use crate::forge::{ACK, FIN, RST, SYN};
 use crate::scenario::{Scenario, TCP, UDP};
 
-/// A connection that a Service has.
+/// A tracked connection.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "facts of a flow")]
 pub struct Flow {
@@ -15,7 +15,7 @@ pub struct Flow {
     pub client: SocketAddr,
     pub frontend: SocketAddr,
     pub backend: SocketAddr,
-    /// What the endpoint sees as the client.
+    /// Address and port that the endpoint sees as the client's.
     pub source: SocketAddr,
     pub service: u32,
     pub backend_id: u32,
@@ -23,30 +23,30 @@ pub struct Flow {
     pub state: State,
     pub created: u64,
     pub last_seen: u64,
-    /// The first answer tells of its endpoint's health.
+    /// Whether the first answer updates the health of the endpoint.
     pub is_watched: bool,
-    /// It began by the policy for clients outside.
+    /// Whether the connection began with the policy for clients outside.
     pub outside: bool,
-    /// The client's packets go to the endpoint's node as they are, and answers pass this one by (DSR).
+    /// Whether the client's packets are encapsulated to the endpoint's node, whose answers do not pass this node (DSR).
     pub is_tunnel: bool,
-    /// The client's packets find it. If not, its source port is in quarantine.
+    /// Whether the client's packets find the flow. If not, its source port is in quarantine.
     pub has_client: bool,
 }
 
 /// How the endpoint sees the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Under its own address.
+    /// The endpoint sees the client's own address.
     Plain,
-    /// Under an address of the node.
+    /// The endpoint sees an address of the node.
     Snat,
-    /// The same, and it is a process of the node.
+    /// Like `Snat`, and the client is a process of the node.
     Local,
-    /// It went straight to the endpoint, where another flow has its port.
+    /// The client has connected directly to the endpoint, while another flow has its port.
     Direct,
-    /// It went straight to the endpoint, under an address and a source port that are for SNAT.
+    /// A packet has left directly to the endpoint, with an address and a source port that are for SNAT.
     DirectEgress,
-    /// It is the node's own, under the address and port of a frontend; its "client" is the other end.
+    /// A connection of the node itself, from the address and port of a frontend; its "client" is the remote end.
     Own,
 }
 
@@ -60,27 +60,27 @@ impl Kind {
     }
 }
 
-/// Who sent a packet of a connection: also the index of a side.
+/// The sender of a packet of a connection; also the index of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
     Client = 0,
     Backend = 1,
 }
 
-/// What packets have told of a connection; by side.
+/// State of a connection, as its packets show it; arrays are indexed by side.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "facts that go with each other in every combination")]
 pub struct State {
-    /// A SYN began it.
+    /// Whether the connection began with a SYN.
     pub has_syn: bool,
     pub replied: bool,
-    /// The client has answered the answer.
+    /// Whether the client has acknowledged the answer.
     pub assured: bool,
     pub fin: [bool; 2],
     pub rst: [bool; 2],
-    /// The last packet was a SYN, and the flow had been silent before.
+    /// Whether the last packet was a SYN, and the flow had been silent before.
     pub has_unanswered_syn: bool,
-    /// Upper halves of the sequence numbers that were noted.
+    /// Upper halves of the noted sequence numbers.
     pub seq: [Option<u16>; 2],
 }
 
@@ -93,24 +93,24 @@ fn is_near(number: u16, noted: u16) -> bool {
 }
 
 impl State {
-    /// After the first packet.
+    /// Returns the state after the first packet.
     pub fn begin(segment: &Segment) -> Self {
         let is_tcp = segment.proto == TCP;
         let has_syn = is_tcp && segment.flags & (SYN | ACK) == SYN;
         Self { has_syn, seq: [is_tcp.then(|| half(segment.seq)), None], ..Self::default() }
     }
 
-    /// What the endpoint sends cannot be the answer to the SYN: the client has another connection to it.
+    /// Whether the endpoint's segment cannot be the answer to the SYN: the client has another connection to the endpoint.
     pub fn is_of_another(&self, segment: &Segment) -> bool {
         self.has_syn && !self.replied && segment.flags & (SYN | RST) == 0
     }
 
-    /// Both ends are done with it, or one has reset it.
+    /// Whether both ends have sent FIN, or one has sent RST.
     pub fn is_closed(&self) -> bool {
         self.rst != [false; 2] || self.fin == [true; 2]
     }
 
-    /// Whether a packet counts: no reset or FIN out of the window.
+    /// Whether a packet counts: it is no RST or FIN out of the window.
     pub fn counts(&self, from: From, proto: u8, segment: &Segment) -> bool {
         if proto != TCP || segment.flags & (RST | FIN) == 0 {
             return true;
@@ -122,7 +122,7 @@ impl State {
         }
     }
 
-    /// Whether the client has seen the answer, by what it acknowledges.
+    /// Whether the client has seen the answer, by its acknowledgement number.
     pub fn acknowledges(&self, proto: u8, segment: &Segment) -> bool {
         let is_ack = self.replied && segment.flags & (ACK | SYN | RST) == ACK;
         match self.seq[From::Backend as usize] {
@@ -131,7 +131,7 @@ impl State {
         }
     }
 
-    /// Notes sequence numbers. Who does not see the connection must not be able to move them.
+    /// Notes sequence numbers. A sender that does not see the connection must not be able to move them.
     fn note(&mut self, from: From, segment: &Segment) {
         let (side, other) = (from as usize, 1 - from as usize);
         let (seq, ack) = (half(segment.seq), half(segment.ack));
@@ -151,15 +151,15 @@ impl State {
         }
     }
 
-    /// After a client's segment, where answers pass this node by: an ACK stands for an answer, a FIN for both. A forged ACK looks
-    /// the same, so it never is assured.
+    /// Updates the state for a client's segment if the answers do not pass this node: an ACK stands for an answer, a FIN
+    /// for both. A forged ACK looks the same, so the connection is never assured.
     pub fn sees_one_side(&mut self, segment: &Segment) {
         self.assured = false;
         self.replied |= segment.flags & (ACK | SYN | RST) == ACK;
         self.fin[From::Backend as usize] |= segment.flags & FIN != 0 && self.fin[From::Client as usize];
     }
 
-    /// A packet passes that counts, or one that does not. `acknowledges`: it makes the connection assured.
+    /// Updates the state for a packet, which counts or does not. `acknowledges`: the packet makes the connection assured.
     pub fn pass(&mut self, from: From, proto: u8, segment: &Segment, counts: bool, acknowledges: bool) {
         let side = from as usize;
         self.replied |= from == From::Backend;
@@ -185,7 +185,7 @@ pub fn half(number: u32) -> u16 {
 }
 
 impl Flow {
-    /// Whether its endpoint has not answered yet, and how it does so matters.
+    /// Whether the endpoint has not answered yet, and its first answer updates its health.
     pub fn waits(&self) -> bool {
         let State { has_syn, replied, rst, .. } = &self.state;
         self.is_watched && *has_syn && !replied && !rst[From::Backend as usize]
@@ -193,7 +193,7 @@ impl Flow {
 
     fn timeout(&self) -> u64 {
         let State { replied, assured, fin, rst, .. } = &self.state;
-        // Where no answers are seen, the client's have to tell.
+        // If the answers do not pass this node, the client's packets decide.
         let assured = &(*assured || self.is_tunnel && *replied);
         if self.proto == UDP {
             return if *assured { timeout::UDP_STREAM } else { timeout::UDP };
@@ -217,21 +217,21 @@ impl Flow {
         now - self.last_seen > self.timeout()
     }
 
-    /// Its source port is in quarantine: the endpoint may be in `TIME_WAIT`.
+    /// Whether the source port is in quarantine: the endpoint may be in `TIME_WAIT`.
     pub fn is_quarantined(&self, now: u64) -> bool {
         let State { fin, rst, .. } = &self.state;
         let is_time_wait = self.proto == TCP && *fin == [true; 2] && *rst == [false; 2];
         is_time_wait && self.kind.is_snat() && now - self.last_seen <= timeout::QUARANTINE
     }
 
-    /// Whether a client's packet with these flags goes where the ones before went. `service`: the one that a SYN is for.
+    /// Whether a client's packet with these flags goes to the same endpoint as the packets before. `service`: the Service
+    /// that a SYN is for.
     pub fn continues(&self, flags: u8, service: u32, scenario: &Scenario, now: u64) -> bool {
         let is_syn = self.proto != UDP && flags & (SYN | ACK) == SYN;
         if is_syn && self.state.is_closed() {
             return false;
         }
-        let is_answered =
-            !self.state.has_unanswered_syn || now - self.last_seen <= timeout::SYN_ANSWERS_PER_SEC;
+        let is_answered = !self.state.has_unanswered_syn || now - self.last_seen <= timeout::SYN_ANSWER;
         if is_syn && self.state.assured && is_answered {
             return true;
         }
@@ -242,7 +242,7 @@ impl Flow {
         self.kind.is_direct() || stays || self.is_served(scenario)
     }
 
-    /// Its endpoint is one of its Service.
+    /// Whether the endpoint is still one of the Service.
     pub fn is_served(&self, scenario: &Scenario) -> bool {
         let service = scenario.services.iter().find(|service| service.id == self.service);
         service.is_some_and(|service| {

@@ -1,4 +1,4 @@
-//! Packets in pieces: what the first one says holds for those that follow.
+//! Fragments: the ports of the first one hold for the later ones.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,10 +10,10 @@ use super::rules::timeout;
 use crate::forge::ETHERNET;
 use crate::scenario::SCTP;
 
-/// What identifies a packet: IPv6 does without the protocol (RFC 8200, 4.5).
+/// The identity of a fragmented packet; IPv6 does not use the protocol for it (RFC 8200, 4.5).
 pub type Key = (IpAddr, IpAddr, u32, u8);
 
-/// What its first fragment said.
+/// What the first fragment contained.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     src_port: u16,
@@ -27,7 +27,7 @@ fn key_of(header: &Header) -> Key {
 }
 
 impl Model {
-    /// A first fragment: it has ports, and is treated like a packet in one piece.
+    /// Processes a first fragment: it has ports, and is treated like an unfragmented packet.
     pub(super) fn first_fragment(&mut self, input: &[u8], segment: Segment) -> Result<Segment, Reason> {
         let is_backend = self.is_backend(segment.src, segment.proto);
         if !self.is_frontend(segment.dst, segment.proto) && !is_backend {
@@ -36,7 +36,7 @@ impl Model {
         self.note_first_fragment(input, segment)
     }
 
-    /// The same of one that is for a Service, or from an endpoint.
+    /// The same for a first fragment that is for a Service, or from an endpoint.
     pub(super) fn note_first_fragment(&mut self, input: &[u8], segment: Segment) -> Result<Segment, Reason> {
         if segment.proto == SCTP {
             return Err(Reason::Fragment);
@@ -53,7 +53,7 @@ impl Model {
         Ok(segment)
     }
 
-    /// Whether the first fragment of this one's packet has come by.
+    /// Whether the first fragment of the same packet was seen.
     pub(super) fn has_first_fragment(&self, header: &Header) -> bool {
         self.fragments.contains_key(&key_of(header))
     }
@@ -63,7 +63,7 @@ impl Model {
         services.any(|service| service.endpoints.iter().any(|endpoint| endpoint.addr == src))
     }
 
-    /// A fragment that is not the first.
+    /// Processes a later fragment; returns it as a segment with the ports of the first one.
     pub(super) fn later_fragment(&mut self, input: &[u8], header: Option<Header>) -> Result<Segment, Reason> {
         let header = header.ok_or(Reason::Malformed)?;
         let alone = if self.scenario.is_in_range(header.dst) {

@@ -1,4 +1,4 @@
-//! Endpoints that fail are skipped: what clients have met, and whether a refusal reaches them.
+//! Passive ejection: the failures of endpoints, and whether a refusal reaches the client.
 
 use std::net::IpAddr;
 
@@ -11,16 +11,16 @@ use super::rules::timeout;
 use crate::forge::{ACK, RST, SYN};
 use crate::scenario::Service;
 
-/// What has failed of an endpoint since it answered last.
+/// The failures of an endpoint since it last answered.
 #[derive(Clone, Debug)]
 pub struct Health {
-    /// The clients of the failures in a row: two eject it for all.
+    /// The clients of the consecutive failures: two clients eject the endpoint for all clients.
     clients: Vec<IpAddr>,
-    /// When the last one that counts was.
+    /// Time of the last failure that counts.
     at: u64,
-    /// How often it was ejected before.
+    /// Number of earlier ejections.
     ejections: u32,
-    /// How often the only client has failed again.
+    /// Number of times that the only client has failed again.
     again: u32,
 }
 
@@ -41,7 +41,7 @@ impl Model {
         })
     }
 
-    /// A connection of the flow's client has failed.
+    /// Notes that a connection of the flow's client has failed.
     pub(super) fn has_failed(&mut self, at: usize) {
         let (now, flow) = (self.now, &self.flows[at]);
         let (client, service) = (flow.client.ip(), flow.service);
@@ -70,7 +70,7 @@ impl Model {
         }
     }
 
-    /// The first answer to a flow. Gives whether it is a refusal that is dropped.
+    /// Processes the first answer to a flow. Returns whether it is a refusal that is dropped.
     pub(super) fn is_dropped_refusal(&mut self, at: usize, segment: &Segment) -> bool {
         let flow = &self.flows[at];
         if !flow.waits() {
@@ -86,7 +86,8 @@ impl Model {
             && self.drops_refusal(at)
     }
 
-    /// An endpoint refuses the flow's connection: that is dropped while another one can have it.
+    /// Notes that the endpoint refuses the flow's connection. Returns whether the refusal is dropped: only if another
+    /// endpoint can get the connection.
     pub(super) fn drops_refusal(&mut self, at: usize) -> bool {
         self.has_failed(at);
         let flow = &self.flows[at];

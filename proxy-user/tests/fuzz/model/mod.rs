@@ -1,6 +1,6 @@
-//! A second opinion: what the data path does, as `docs/datapath.md` tells it, over parsed packets. It is slow, shares no
-//! code with the programs, and leaves nothing open but what is chance: the endpoint that a connection gets, and the
-//! source port. These are taken from what came out, if they are such as might have been chosen.
+//! A model of the data path, as `docs/datapath.md` describes it, over parsed packets. It is slow and shares no code with
+//! the programs. Only random selections are open: the endpoint of a connection, and the source port. The model takes them
+//! from the result, if they could have been selected.
 
 pub mod answer;
 mod control;
@@ -30,34 +30,34 @@ use parse::{Parsed, Segment};
 use rewrite::Expected;
 use rules::timeout;
 
-/// What must become of a packet.
+/// The expected result of a packet.
 #[derive(Clone, Debug)]
 pub enum Must {
-    /// It goes on as it came.
+    /// The packet passes unchanged.
     Pass,
     Drop,
-    /// It goes on as this.
+    /// The packet passes with these bytes.
     Become(Expected),
-    /// It leaves from here as this.
+    /// The program sends the packet with these bytes.
     Leave(Expected),
 }
 
-/// The data path.
+/// The model of the data path.
 pub struct Model {
     pub scenario: Scenario,
     now: u64,
     flows: Vec<Flow>,
     fragments: BTreeMap<fragment::Key, fragment::Entry>,
-    /// By client and Service: the endpoint, if it is known, and when.
+    /// By client and Service: the endpoint, if it is known, and the time of its last use.
     affinity: BTreeMap<(IpAddr, u32), (Option<u32>, u64)>,
     /// Endpoints that have failed, by id.
     health: BTreeMap<u32, health::Health>,
     pub counters: Counters,
-    /// The branches that packets came through.
+    /// Branches of the model that packets have reached.
     pub reached: BTreeSet<&'static str>,
 }
 
-/// A packet at a hook.
+/// A packet at a hook, and what the target made of it.
 pub struct Met<'a> {
     pub hook: Hook,
     pub context: Context,
@@ -84,7 +84,7 @@ impl Model {
         self.now += u64::from(milliseconds);
     }
 
-    /// An endpoint leaves its Service, or comes back.
+    /// Lets an endpoint leave its Service, or come back.
     pub fn turn(&mut self, service: usize, endpoint: usize) {
         let endpoints = self.scenario.services.get_mut(service).map(|service| &mut service.endpoints);
         if let Some(endpoint) = endpoints.and_then(|endpoints| endpoints.get_mut(endpoint)) {
@@ -92,14 +92,14 @@ impl Model {
         }
     }
 
-    /// A Service goes, and another one has its address and endpoints.
+    /// Replaces a Service by another one with the same address and endpoints.
     pub fn replace(&mut self, service: usize) {
         if let Some(service) = self.scenario.services.get_mut(service) {
             service.renumber();
         }
     }
 
-    /// A Service and the next one change addresses, if they are of one protocol.
+    /// Swaps the addresses of a Service and the next one, if they have the same protocol.
     pub fn swap(&mut self, service: usize) {
         if let Some([one, other]) = self.scenario.services.get_mut(service..service + 2)
             && one.proto == other.proto
@@ -109,7 +109,7 @@ impl Model {
         }
     }
 
-    /// What has become of a packet must be what becomes of it here.
+    /// Compares the target's result for a packet with the model's.
     pub fn check(&mut self, mut met: Met<'_>) -> Result<(), String> {
         let must = self.packet(&mut met)?;
         let (outcome, expected) = match must {
@@ -119,7 +119,7 @@ impl Model {
             Must::Leave(expected) => (Outcome::Redirect, Some(expected)),
         };
         let is_answer = met.seen.packet.len() != met.input.len();
-        // The sum is not compared for what is dropped, or answered out of the device that it came by.
+        // The sum is not compared if the packet is dropped, or answered out of the device on which it arrived.
         if met.seen.is_sum_wrong && outcome != Outcome::Drop && !is_answer {
             return Err("the sum over the whole packet is wrong".to_owned());
         }
@@ -138,7 +138,7 @@ impl Model {
         self.reached.insert(branch);
     }
 
-    /// Counts a reason, and that of a Service if it is known.
+    /// Counts a reason, and also for the Service if the Service is known.
     fn count(&mut self, reason: Reason, service: u32) {
         self.reach(reason.label());
         *self.counters.reasons.entry(reason).or_default() += 1;
@@ -193,7 +193,7 @@ impl Model {
         Ok(Must::Pass)
     }
 
-    /// A packet that is not understood. Where packets go out, nothing is said of it.
+    /// Processes a packet that cannot be parsed. At egress it passes, and nothing is counted.
     fn passed_by(&mut self, is_ingress: bool, reason: Reason) -> Must {
         if !is_ingress {
             return Must::Pass;
@@ -202,7 +202,7 @@ impl Model {
         if reason.verdict() == Verdict::Drop { Must::Drop } else { Must::Pass }
     }
 
-    /// A packet that may be a client's.
+    /// Processes a packet that may be a client's.
     fn clients(&mut self, met: &mut Met<'_>, segment: &Segment, is_local: bool) -> Result<Must, String> {
         let (dst, proto) = (segment.dst, segment.proto);
         let is_frontend = self.is_frontend(dst, proto);
@@ -234,14 +234,14 @@ impl Model {
         self.new_flow(met, segment, is_local)
     }
 
-    /// Whether a UDP flow ends because its frontend is another Service's: that is looked at as the clock's 256 ms pass, and only
-    /// a flow that was silent for longer must have met one.
+    /// Whether a UDP flow ends because its frontend belongs to another Service. The programs check this once in each 256 ms
+    /// of the clock, so only a flow that was silent for longer has certainly been checked.
     fn is_frontend_lost(&self, met: &mut Met<'_>, segment: &Segment, at: usize) -> bool {
         let service = self.service(segment.dst, segment.proto).map_or(0, |service| service.id);
         self.is_led_elsewhere(met, at, service)
     }
 
-    /// The same, once it is known whose the frontend is.
+    /// Like `is_frontend_lost`, if the Service of the frontend is known.
     fn is_led_elsewhere(&self, met: &mut Met<'_>, at: usize, service: u32) -> bool {
         let flow = &self.flows[at];
         if flow.proto != UDP || service == flow.service || flow.kind.is_direct() {
@@ -252,7 +252,7 @@ impl Model {
         self.now - flow.last_seen >= timeout::FRONTEND || !went_on
     }
 
-    /// Whether a destination is a frontend's, or was when the case began.
+    /// Whether the destination is a frontend, or was one when the case began.
     fn is_frontend(&self, dst: SocketAddr, proto: u8) -> bool {
         self.scenario.services.iter().any(|service| {
             service.proto == proto
@@ -266,7 +266,7 @@ impl Model {
         })
     }
 
-    /// The Service of what was dialled. An address with a port comes before a node port.
+    /// Returns the Service of a frontend. An address with a port comes before a node port.
     fn service(&self, dst: SocketAddr, proto: u8) -> Option<&Service> {
         let of = |service: &&Service| service.proto == proto;
         let mut services = self.scenario.services.iter().filter(of);
@@ -277,12 +277,13 @@ impl Model {
         })
     }
 
-    /// Whether a client that is no process of the node is outside: by its address, if the pods' are known, or by its device.
+    /// Whether a client that is no process of the node is outside: by its address, if the range of pods is known, or by its
+    /// device.
     fn is_outside(&self, client: IpAddr, by_uplink: bool) -> bool {
         if self.scenario.knows_pods { !Scenario::is_pods(client) } else { by_uplink }
     }
 
-    /// Refuses a packet for a reason.
+    /// Refuses a packet for this reason.
     fn refuse(&mut self, met: &Met<'_>, segment: &Segment, service: u32, reason: Reason) -> Must {
         self.count(reason, service);
         if reason.verdict() != Verdict::Reject || segment.flags & RST != 0 {
@@ -292,7 +293,7 @@ impl Model {
         Must::Leave(answer::answer(met.input, segment, Message::PortUnreachable))
     }
 
-    /// The flow whose client sends such a packet.
+    /// Returns the flow whose client sends such a packet.
     fn of_client(&mut self, segment: &Segment) -> Option<usize> {
         let of = |flow: &Flow| {
             flow.has_client
@@ -302,7 +303,7 @@ impl Model {
         self.in_time(at)
     }
 
-    /// The flow whose endpoint sends such a packet.
+    /// Returns the flow whose endpoint sends such a packet.
     fn of_backend(&mut self, segment: &Segment) -> Option<usize> {
         let of = |flow: &Flow| {
             (flow.proto, flow.backend, flow.source) == (segment.proto, segment.src, segment.dst)
@@ -311,7 +312,7 @@ impl Model {
         self.in_time(at)
     }
 
-    /// A flow, unless its time is over; then it ends.
+    /// Returns a flow unless it has expired; an expired flow ends.
     fn in_time(&mut self, at: usize) -> Option<usize> {
         if !self.flows[at].is_expired(self.now) {
             return Some(at);
@@ -331,7 +332,7 @@ impl Model {
         }
     }
 
-    /// Notes a packet of a flow in its state. Gives `false` for one that does not count.
+    /// Updates the state of a flow for a packet. Returns `false` for a packet that does not count.
     fn note_packet(&mut self, at: usize, from: From, segment: &Segment) -> bool {
         let (proto, state) = (segment.proto, &self.flows[at].state);
         let (counts, acknowledges) = (state.counts(from, proto, segment), state.acknowledges(proto, segment));
@@ -347,7 +348,7 @@ impl Model {
         let is_clients_syn = from == From::Client && segment.opens();
         flow.state.has_unanswered_syn = is_clients_syn
             && (flow.state.has_unanswered_syn
-                || flow.state.assured && now - flow.last_seen > timeout::SYN_ANSWERS_PER_SEC);
+                || flow.state.assured && now - flow.last_seen > timeout::SYN_ANSWER);
         flow.last_seen = now;
         let (is_closed, is_assured) = (flow.state.is_closed(), flow.state.assured);
         if is_assured {
@@ -359,7 +360,7 @@ impl Model {
         counts
     }
 
-    /// Notes a packet of a flow, and counts one out of its window.
+    /// Updates the state of a flow for a packet, and counts a packet out of the window.
     fn note_counted(&mut self, at: usize, from: From, segment: &Segment) {
         let service = self.flows[at].service;
         if !self.note_packet(at, from, segment) {

@@ -1,4 +1,4 @@
-//! The first packet of a flow: what the client dialled, whether it may, where it goes, and under which address.
+//! The first packet of a flow: what the client dialled, whether it may, the endpoint, and the source address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,19 +15,19 @@ use crate::forge::SYN;
 use crate::scenario::{Endpoint, Kind, Scenario, Service, TCP, UDP};
 use crate::target::{Device, Outcome};
 
-/// Source ports that a collision is moved to.
+/// Lowest source port that a flow gets after a collision.
 const FIRST_PORT: u16 = 1024;
 
 /// Where a packet comes from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
-    /// It is a process of the node.
+    /// Whether a process of the node is the sender.
     pub(super) from_node: bool,
     pub(super) by_uplink: bool,
 }
 
 impl Origin {
-    /// That of a packet which came in by a device.
+    /// Returns the origin of a packet that arrived on a device.
     pub(super) fn of(device: Device) -> Self {
         Self { from_node: false, by_uplink: device == Device::Uplink }
     }
@@ -36,9 +36,9 @@ impl Origin {
 /// Which flows keep their source ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keeps {
-    /// Those that go on, and those in quarantine: others have free ports.
+    /// Flows that continue, and flows in quarantine; other ports are free.
     All,
-    /// Those that a new flow may not take a port from.
+    /// Flows from which a new flow must not take a port.
     Assured,
 }
 
@@ -85,7 +85,8 @@ impl Model {
             .filter(|previous| !stays && !extent.is_empty() && (previous.is_local || previous.has_tunnel));
         let mut is_second = false;
         if let Some(previous) = &previous {
-            // Whom the current table leads to on this node has the connection only if the previous one does.
+            // An endpoint of this node that the current table selects gets the connection only if the previous table
+            // selects it, too.
             let leads_here = candidates.iter().any(|endpoint| endpoint.is_local);
             is_second = candidates.iter().all(|endpoint| endpoint.id != previous.id);
             let may_lead_here = leads_here || candidates.is_empty() || is_stale;
@@ -115,7 +116,7 @@ impl Model {
             return Err(format!("it went to {backend}, none of {candidates:?}"));
         };
         if let Some(previous) = previous.filter(|previous| previous.id == endpoint.id) {
-            // The current table may lead to the same one.
+            // The current table may lead to the same endpoint.
             let counted = met.target.counters().reasons;
             let is_counted =
                 counted.get(&Reason::SecondChance) != self.counters.reasons.get(&Reason::SecondChance);
@@ -135,8 +136,8 @@ impl Model {
         self.begin_at(met, segment, &service, &endpoint, origin, outside, None, is_second)
     }
 
-    /// A flow begins, to an endpoint that is known. `came`: the packet was encapsulated; `is_second`: another one has the connection
-    /// by the current table.
+    /// Begins a flow to a known endpoint. `came`: the packet was encapsulated. `is_second`: the current table selects
+    /// another endpoint.
     #[expect(clippy::too_many_arguments, reason = "all that is known of it")]
     pub(super) fn begin_at(
         &mut self,
@@ -173,7 +174,7 @@ impl Model {
             self.count(Reason::SecondChance, service.id);
         }
         if met.seen.is_sum_wrong {
-            // The target has asked the kernel twice.
+            // The target has run the program twice.
             self.make_room(met, segment);
         }
         let at = self.flows.len() - 1;
@@ -191,7 +192,7 @@ impl Model {
         Ok(Must::Become(translated(met.input, segment, source, backend)))
     }
 
-    /// A SYN whose flow goes on, to the same Service. If it does not go on, it ends.
+    /// Processes a SYN of a flow. Returns `None` if there is no flow, or if the flow does not continue and was ended.
     pub(super) fn syn_of_flow(
         &mut self,
         met: &mut Met<'_>,
@@ -204,7 +205,7 @@ impl Model {
         }
         let at = self.of_client(segment)?;
         let flow = &self.flows[at];
-        if flow.waits() && self.now - flow.last_seen > timeout::SYN_ANSWERS_PER_SEC {
+        if flow.waits() && self.now - flow.last_seen > timeout::SYN_ANSWER {
             self.reach("an unanswered SYN goes elsewhere");
             self.has_failed(at);
             self.expire(at);
@@ -226,8 +227,8 @@ impl Model {
         Some(must)
     }
 
-    /// Whether no client can have sent this: by its address, by one that is the node's, or by the route to it, which does not
-    /// lead back where it came in. Asked where the kernel does not ask.
+    /// Whether no client can have sent this packet: by its address, because the address is the node's, or because the route
+    /// to it does not lead back to the device on which the packet arrived. Checked only where the kernel does not check.
     fn is_martian(
         &mut self,
         met: &mut Met<'_>,
@@ -241,14 +242,14 @@ impl Model {
         if !is_martian || origin.from_node || origin.by_uplink {
             return is_martian && !origin.from_node;
         }
-        // From a device of this node the kernel checks what goes up the stack: chance decides whether this does.
+        // The kernel checks packets of local devices that go up the stack; chance decides whether this packet does.
         let mut snat =
             service.extent(is_local).filter(|e| e.serves).map(|e| self.is_snat(service, e, client, origin));
         let reason = Reason::MartianSource;
         snat.any(|is| is) && met.target.counters().reasons.get(&reason) != self.counters.reasons.get(&reason)
     }
 
-    /// Whether an address is that of no client which could send by such a device.
+    /// Whether no client that sends by such a device can have this address.
     pub(super) fn is_no_client(&self, met: &Met<'_>, client: IpAddr, origin: Origin) -> bool {
         let is_kernels = match client {
             IpAddr::V4(ip) => matches!(ip.octets()[0], 0 | 127 | 224..),
@@ -263,8 +264,8 @@ impl Model {
             || origin.by_uplink && is_pods && !leads_back()
     }
 
-    /// A SYN looks for a place before it is known that its flow goes on. A closed flow that would look the same to the
-    /// endpoint may be gone after that.
+    /// Ends the closed flows that the target has ended: a SYN claims an entry before the program knows that its flow
+    /// continues, and may then remove a closed flow that would look the same to the endpoint.
     fn make_room(&mut self, met: &mut Met<'_>, segment: &Segment) {
         let before = self.flows.len();
         self.flows.retain(|flow| {
@@ -278,7 +279,7 @@ impl Model {
         }
     }
 
-    /// No Service has what was dialled.
+    /// Processes a packet to an address and port without a Service.
     fn nothing_there(
         &mut self,
         met: &mut Met<'_>,
@@ -299,7 +300,8 @@ impl Model {
         Ok(self.refuse(met, segment, 0, reason))
     }
 
-    /// The endpoints that a new connection may go to: the one that the client stays with, or any; and whether it stays.
+    /// Returns the endpoints that a new connection may get: the one of the client's affinity, or any; and whether it is by
+    /// affinity.
     fn candidates(
         &mut self,
         service: &Service,
@@ -326,15 +328,15 @@ impl Model {
         (extent.iter().filter(|endpoint| endpoint.serves).cloned().collect(), false)
     }
 
-    /// Remembers where a client goes.
+    /// Stores the endpoint of a client.
     fn note(&mut self, service: &Service, client: IpAddr, endpoint: Option<u32>) {
         if service.affinity != 0 {
             self.affinity.insert((client, service.id), (endpoint, self.now));
         }
     }
 
-    /// Whether the endpoint sees an address of the node: unless the reply surely returns through this node, since the endpoint
-    /// is here, or the client behind a device that leads to no other machine.
+    /// Whether the endpoint sees an address of the node (SNAT): always, unless the reply certainly passes this node,
+    /// because the endpoint is local or the client is behind a local device.
     pub(super) fn is_snat(
         &self,
         service: &Service,
@@ -349,7 +351,7 @@ impl Model {
             || service.kind == Kind::ClusterIp && self.scenario.masquerade_all && !is_own
     }
 
-    /// The flow could not begin.
+    /// Returns the refusal if the flow could not begin; an error if there was no reason for that.
     fn failed(
         &mut self,
         met: &mut Met<'_>,
@@ -408,7 +410,7 @@ impl Model {
         ports.all(|port| self.is_taken(proto, backend, port, keeps))
     }
 
-    /// Whether the endpoint may see this as the client.
+    /// Checks that the endpoint may see this source as the client.
     pub(super) fn may_be_source(
         &mut self,
         segment: &Segment,
@@ -480,7 +482,7 @@ impl Model {
     }
 }
 
-/// Where the packet went: as it shows, or as the flow says.
+/// Returns the endpoint and the source of the packet, as the resulting packet shows them, or the target's flow.
 pub fn choice(met: &mut Met<'_>, segment: &Segment) -> Option<(SocketAddr, SocketAddr)> {
     if met.seen.outcome != Outcome::Drop
         && met.seen.packet != met.input

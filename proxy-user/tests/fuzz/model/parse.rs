@@ -1,4 +1,4 @@
-//! What a packet says, read by `etherparse` where it reads such a thing.
+//! Parses packets, with `etherparse` where it can.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -7,7 +7,7 @@ use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice, TcpHeaderSlice, UdpHeaderSlic
 use crate::forge::{ACK, ETHERNET, FIN, RST, SYN};
 use crate::scenario::{ICMP, ICMPV6, SCTP, TCP, UDP};
 
-/// Extension headers that are stepped over (`docs/datapath.md`).
+/// Maximum number of extension headers that are skipped (`docs/datapath.md`).
 const EXTENSIONS: usize = 6;
 
 /// A packet with ports.
@@ -16,20 +16,20 @@ pub struct Segment {
     pub src: SocketAddr,
     pub dst: SocketAddr,
     pub proto: u8,
-    /// TCP's flags, and what means the same for SCTP.
+    /// TCP flags; for SCTP, the flags that mean the same.
     pub flags: u8,
     pub seq: u32,
     pub ack: u32,
-    /// Where the transport header begins; none in a later fragment.
+    /// Offset of the transport header; `None` in a later fragment.
     pub l4: Option<usize>,
-    /// One past the last byte of the packet, as its header says.
+    /// Offset of the first byte behind the packet, as its header says.
     pub end: usize,
-    /// It is the first of several fragments.
+    /// Whether the packet is the first of several fragments.
     pub is_first: bool,
 }
 
 impl Segment {
-    /// Length of the IP packet.
+    /// Length of the IP packet in bytes.
     pub fn length(&self) -> usize {
         self.end - ETHERNET
     }
@@ -38,41 +38,41 @@ impl Segment {
         self.flags & (SYN | ACK) == SYN
     }
 
-    /// Whether a connection may begin with it: with a SYN, or in its middle.
+    /// Whether a connection may begin with this segment: a SYN, or an ACK in mid-connection.
     pub fn may_begin(&self) -> bool {
         matches!(self.flags & (SYN | ACK | FIN | RST), SYN | ACK)
     }
 }
 
-/// What a packet is.
+/// The result of parsing a packet.
 #[derive(Clone, Debug)]
 pub enum Parsed {
-    /// Nothing that anybody here reads.
+    /// A packet that the data path does not process.
     Foreign,
     /// ICMP or ICMPv6.
     Control,
-    /// TCP, UDP or SCTP that is shorter than it says, or than it must be.
+    /// TCP, UDP or SCTP that is shorter than its header says, or than it must be.
     Malformed,
-    /// A fragment that is not the first; `None`: one whose header is not all there.
+    /// A later fragment; `None` if its header is not complete.
     Later(Option<Header>),
     Segment(Segment),
 }
 
-/// An IP header, wherever it stands.
+/// An IP header, at any offset.
 #[derive(Clone, Debug)]
 pub struct Header {
     pub src: IpAddr,
     pub dst: IpAddr,
     pub proto: u8,
-    /// Behind all headers.
+    /// Offset behind all headers.
     pub l4: usize,
-    /// One past the last byte, as the header says; it may lie beyond what is there.
+    /// Offset of the first byte behind the packet, as the header says; it may be beyond the end of the bytes.
     pub end: usize,
     pub id: u32,
     pub is_later: bool,
 }
 
-/// Whether a packet is IPv6, if it is IP.
+/// Whether a packet is IPv6; `None` if it is not IP.
 pub fn is_v6(bytes: &[u8]) -> Option<bool> {
     match bytes.get(12..14)? {
         [0x08, 0x00] => Some(false),
@@ -98,7 +98,7 @@ fn parse_v4(bytes: &[u8]) -> Parsed {
         _ => return Parsed::Malformed,
     }
     let Ok(header) = Ipv4HeaderSlice::from_slice(packet) else { return Parsed::Malformed };
-    // No length: as much as there is (BIG TCP).
+    // The length is 0: the packet ends with the bytes (BIG TCP).
     let length = match usize::from(header.total_len()) {
         0 => packet.len(),
         length => length,
@@ -174,7 +174,7 @@ fn segment(
     let there = &bytes[l4..end];
     let (ports, flags, (seq, ack)) = match proto {
         TCP => {
-            // The length of its options does not matter here.
+            // The length of the TCP options does not matter here.
             let Some(fixed) = there.get(..20) else { return Parsed::Malformed };
             let mut fixed = fixed.to_vec();
             let flags = fixed[13];
@@ -200,7 +200,7 @@ fn segment(
     Parsed::Segment(Segment { src, dst, proto, flags, seq, ack, l4: Some(l4), end, is_first })
 }
 
-/// What a chunk of SCTP means (RFC 9260, 3.2).
+/// Returns the TCP flags that correspond to a chunk of SCTP (RFC 9260, 3.2).
 fn sctp_flags(chunk: u8) -> u8 {
     match chunk {
         1 => SYN,
@@ -211,18 +211,18 @@ fn sctp_flags(chunk: u8) -> u8 {
     }
 }
 
-/// An IP header at `at`, with the extension headers behind it.
+/// Reads the IP header at `at`, with the extension headers behind it.
 pub fn header_at(bytes: &[u8], at: usize) -> Option<Header> {
     header_in(bytes, at, is_v6(bytes)?)
 }
 
-/// The same, of a family that something else tells.
+/// Like `header_at`, for a family that is already known.
 pub fn header_in(bytes: &[u8], at: usize, is_v6: bool) -> Option<Header> {
     if is_v6 { header_v6(bytes, at) } else { header_v4(bytes, at) }
 }
 
 fn header_v4(bytes: &[u8], at: usize) -> Option<Header> {
-    // Options need not all be there: a quote may be cut.
+    // The options may be incomplete: a quote may be truncated.
     let mut fixed = bytes.get(at..at + 20)?.to_vec();
     let words = usize::from(fixed[0] & 15);
     if fixed[0] >> 4 != 4 || words < 5 {

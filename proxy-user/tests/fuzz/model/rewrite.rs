@@ -1,5 +1,5 @@
-//! What a packet becomes, byte by byte. Every checksum is added up anew over all that it covers: a right one must come out
-//! right, and a wrong or unfinished one as wrong as it came in, by the same amount.
+//! The expected packet, byte by byte. Every checksum is computed over all bytes that it covers: a right one must stay
+//! right, and a wrong or unfinished one must stay wrong by the same amount.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,15 +7,15 @@ use super::parse::{Header, Segment, is_v6};
 use crate::forge::{ETHERNET, crc32c, divide, octets, pseudo, sum};
 use crate::scenario::{SCTP, UDP};
 
-/// Bytes that must come out.
+/// The expected bytes of a packet.
 #[derive(Clone, Debug)]
 pub struct Expected {
     pub bytes: Vec<u8>,
-    /// Where 16 bits stand of which all zeros and all ones mean the same.
+    /// Offsets of 16-bit fields in which all zeros and all ones mean the same.
     pub loose: Vec<usize>,
-    /// The Ethernet header may stay, for the kernel to write when it knows the neighbour.
+    /// The old Ethernet addresses, if they may stay: the kernel writes new ones once it knows the neighbour.
     pub old_macs: Option<[u8; 12]>,
-    /// The packet contradicts itself: only its length is known.
+    /// Whether the packet contradicts itself, so that only its length is known.
     pub is_nonsense: bool,
 }
 
@@ -24,13 +24,13 @@ impl Expected {
         Self { bytes, loose: Vec::new(), old_macs: None, is_nonsense: false }
     }
 
-    /// The same bytes so much further behind, but for the Ethernet header.
+    /// Moves the offsets by the length of a header that is inserted behind the Ethernet header.
     pub fn moved(mut self, by: usize) -> Self {
         self.loose.iter_mut().for_each(|at| *at += by);
         self
     }
 
-    /// Whether these are the bytes.
+    /// Whether `seen` is as expected.
     pub fn is(&self, seen: &[u8]) -> bool {
         let mut seen = seen.to_vec();
         if seen.len() != self.bytes.len() {
@@ -52,7 +52,8 @@ impl Expected {
         seen == self.bytes
     }
 
-    /// Writes the checksum at `at`, which covers `before` and now covers `after`, with its own place zero.
+    /// Writes the checksum at `at`. It covered the bytes `before`. `after`: the sum of the bytes that it covers now, with
+    /// its own field zero.
     fn settle(&mut self, at: usize, before: &[&[u8]], after: u16, is_udp: bool) {
         let was = sum(before);
         let mut check = if was == 0xffff {
@@ -77,7 +78,7 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
-/// Writes addresses into the IP header at `at`.
+/// Writes the addresses of the IP header at `at`.
 fn put_addresses(bytes: &mut [u8], at: usize, src: IpAddr, dst: IpAddr) {
     let first = at + if src.is_ipv4() { 12 } else { 8 };
     put(bytes, first, &octets(src));
@@ -89,7 +90,7 @@ fn put_ports(bytes: &mut [u8], at: usize, src: u16, dst: u16) {
     put(bytes, at + 2, &dst.to_be_bytes());
 }
 
-/// The IPv4 header at `at` of `input` has its checksum; as far as it is there.
+/// Writes the checksum of the IPv4 header at `at` of `input`, as far as the header is there.
 fn settle_header(out: &mut Expected, input: &[u8], at: usize, end: usize) {
     let end = end.min(input.len());
     put(&mut out.bytes, at + 10, &[0, 0]);
@@ -97,7 +98,7 @@ fn settle_header(out: &mut Expected, input: &[u8], at: usize, end: usize) {
     out.settle(at + 10, &[&input[at..end]], after, false);
 }
 
-/// The packet between other ends.
+/// Returns the packet with another source and destination.
 pub fn translated(input: &[u8], segment: &Segment, src: SocketAddr, dst: SocketAddr) -> Expected {
     let mut out = Expected::new(input.to_vec());
     put_addresses(&mut out.bytes, ETHERNET, src.ip(), dst.ip());
@@ -125,7 +126,8 @@ pub fn translated(input: &[u8], segment: &Segment, src: SocketAddr, dst: SocketA
     out
 }
 
-/// The checksum of an SCTP packet of this length whose ports have changed, of which so much is there.
+/// Returns the checksum of an SCTP packet of `length` bytes whose ports have changed. `before` and `after` are the bytes
+/// that are there.
 fn sctp(before: &[u8], after: &[u8], length: usize) -> [u8; 4] {
     let old: [u8; 4] = before[8..12].try_into().unwrap();
     if old == [0; 4] {
@@ -139,13 +141,13 @@ fn sctp(before: &[u8], after: &[u8], length: usize) -> [u8; 4] {
     if before.len() == length && crc32c(&plain(before)).to_le_bytes() == old {
         return crc32c(&plain(after)).to_le_bytes();
     }
-    // Of two packets that differ in a few bits, the checksums differ by what these bits are divided to.
+    // The CRCs of two packets differ by the remainder of the bits in which the packets differ.
     let mut difference: Vec<u8> = before.iter().zip(after).take(4).map(|(a, b)| a ^ b).collect();
     difference.resize(length, 0);
     (u32::from_le_bytes(old) ^ divide(0, &difference)).to_le_bytes()
 }
 
-/// The packet leaves by a device: one hop less, and the device's Ethernet header.
+/// Returns the packet as it leaves by a device: with the TTL decremented, and with the Ethernet header of the device.
 pub fn sent(mut out: Expected, macs: [[u8; 6]; 2]) -> Expected {
     let input = out.bytes.clone();
     out.old_macs = input[..12].try_into().ok();
@@ -160,8 +162,8 @@ pub fn sent(mut out: Expected, macs: [[u8; 6]; 2]) -> Expected {
     out
 }
 
-/// An error about a packet that was translated. It goes from `src`; the packet that it quotes went from `quoted[0]` to
-/// `quoted[1]`.
+/// Returns the translated error about a packet. The error comes from `src`; the packet that it quotes went from `quoted[0]`
+/// to `quoted[1]`.
 pub fn error(input: &[u8], outer: &Header, inner: &Header, src: IpAddr, quoted: [SocketAddr; 2]) -> Expected {
     let mut out = Expected::new(input.to_vec());
     let [from, to] = quoted;
@@ -176,7 +178,7 @@ pub fn error(input: &[u8], outer: &Header, inner: &Header, src: IpAddr, quoted: 
     }
     let (before, length) = (&input[inner.l4..there], inner.end.saturating_sub(inner.l4));
     if inner.proto == SCTP {
-        // A length that ends before the checksum: what it covers is not defined.
+        // The length ends before the checksum field, so it is not defined what the checksum covers.
         out.is_nonsense = length < 12;
         if before.len() >= 12 && length >= 12 {
             let check = sctp(before, &out.bytes[inner.l4..there], length);

@@ -1,4 +1,4 @@
-//! The kernel's routes, as `kernel.rs` makes them.
+//! The kernel's routes, as `kernel.rs` creates them.
 
 use std::net::IpAddr;
 
@@ -6,22 +6,22 @@ use super::rules;
 use crate::scenario::{Location, address};
 use crate::target::{Device, Outcome, Seen};
 
-/// Link-layer addresses of the node's devices, and of what is behind them.
+/// Link-layer addresses of the node's devices, and of their neighbours.
 pub const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x11];
 pub const GATEWAY_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x99];
 pub const PODS_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x22];
 pub const POD_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
 
-/// Where a packet leaves.
+/// The route of a packet that leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     pub device: Device,
-    /// Destination and source.
+    /// Link-layer addresses of the destination and the source.
     pub macs: [[u8; 6]; 2],
     pub mtu: usize,
 }
 
-/// The route to an address, if the kernel has one. Where that is the kernel's own business, it is as was seen.
+/// Returns the route to an address, if the kernel has one. If only the kernel knows the route, it is taken from the result.
 pub fn route(to: IpAddr, seen: &Seen) -> Option<Route> {
     let is = |location| address(to.is_ipv6(), location) == to;
     let uplink = Route { device: Device::Uplink, macs: [GATEWAY_MAC, UPLINK_MAC], mtu: rules::UPLINK_MTU };
@@ -47,7 +47,7 @@ fn is_nowhere(to: IpAddr) -> bool {
     }
 }
 
-/// In the range of the local pods.
+/// Whether the address is in the range of the local pods.
 fn is_pods(to: IpAddr) -> bool {
     match to {
         IpAddr::V4(to) => to.octets().starts_with(&[10, 244, 0]),
@@ -55,7 +55,7 @@ fn is_pods(to: IpAddr) -> bool {
     }
 }
 
-/// An address without a neighbour that is known, or of a kind that the kernel treats by itself.
+/// Whether the address has no known neighbour, or is of a kind that the kernel treats specially.
 pub fn is_strange(to: IpAddr) -> bool {
     let is_kernels = match to {
         IpAddr::V4(to) => {

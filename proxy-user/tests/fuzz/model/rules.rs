@@ -1,4 +1,4 @@
-//! What the model takes for granted of the data path, and of the node: numbers, and what is known not to be as it should.
+//! Assumptions of the model about the data path and the node: numbers, and known defects.
 
 /// Milliseconds for which a flow may be silent (`docs/datapath.md`; the names are those of `nf_conntrack`'s sysctls).
 pub mod timeout {
@@ -10,27 +10,27 @@ pub mod timeout {
     pub const TCP_CLOSE: u64 = 120_000;
     pub const UDP: u64 = 30_000;
     pub const UDP_STREAM: u64 = 120_000;
-    /// UDP that is answered is more than one exchange after that.
+    /// After this time, UDP that is answered counts as more than one exchange.
     pub const UDP_EXCHANGE: u64 = 2_000;
-    /// The port of a closed connection is in quarantine.
+    /// How long the port of a closed connection is in quarantine.
     pub const QUARANTINE: u64 = 66_000;
     pub const FRAGMENT: u64 = 30_000;
-    /// The frontend of a UDP flow is looked up again.
+    /// After this time, the frontend of a UDP flow is looked up again.
     pub const FRONTEND: u64 = 256;
-    /// An endpoint that two clients met failing is ejected for that time at first.
+    /// Duration of the first ejection of an endpoint whose connections with two clients have failed.
     pub const EJECTION: u64 = 1_000;
-    /// After that it is tried now and then.
+    /// How long an endpoint is tried now and then after an ejection.
     pub const TRIAL: u64 = 30_000;
-    /// An endpoint may take as long to answer a SYN.
-    pub const SYN_ANSWERS_PER_SEC: u64 = 500;
+    /// How long an endpoint may take to answer a SYN.
+    pub const SYN_ANSWER: u64 = 500;
 }
 
-/// How far a sequence number may be from the last one, in units of 64 KiB.
+/// Maximum distance of a sequence number from the last one, in units of 64 KiB.
 pub const WINDOW: i16 = 256;
 
-/// What the kernel's routes say of the devices: see `kernel.rs`.
+/// MTU of the devices in the kernel's routes: see `kernel.rs`.
 pub const UPLINK_MTU: usize = 1400;
 pub const PODS_MTU: usize = 1500;
 
-/// Bytes of a packet that a refusal quotes if it cannot quote all.
+/// Bytes of a packet that a refusal quotes if it cannot quote the whole packet.
 pub const QUOTE: usize = 128;

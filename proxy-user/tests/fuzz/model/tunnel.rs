@@ -1,5 +1,5 @@
-//! Packets from node to node (DSR): what another node has encapsulated is taken out, and what goes to another node's endpoint is
-//! encapsulated. One that this node knows nothing of may have begun before the endpoints changed (second chance).
+//! Packets between nodes (DSR): packets from another node are decapsulated, and packets to another node's endpoint are
+//! encapsulated. A packet without a flow may belong to a connection that began before the endpoints changed (second chance).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,17 +16,18 @@ use crate::scenario::{Endpoint, Kind, Location, SCTP, Service, TCP, UDP, address
 use crate::target::Hook;
 use crate::tunnel::{HOPS, HOPS_AGAIN, Outer, is_encapsulated, number_of};
 
-/// How a packet came.
+/// How an encapsulated packet arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Came {
     /// The number of its endpoint.
     pub number: u16,
-    /// It was encapsulated for the second time.
+    /// Whether the packet was encapsulated for the second time.
     pub again: bool,
 }
 
 impl Model {
-    /// A packet that is encapsulated to this node and is for a Service. `None`: it is none, and is like any other.
+    /// Processes a packet that is encapsulated to this node and is for a Service. Returns `None` for any other packet,
+    /// which is processed as usual.
     pub(super) fn tunnelled(&mut self, met: &mut Met<'_>) -> Option<Result<Must, String>> {
         self.scenario.dsr?;
         if met.hook != Hook::Ingress || !is_encapsulated(met.input) {
@@ -50,8 +51,8 @@ impl Model {
         Some(self.taken_out(met, &frame, came))
     }
 
-    /// Whether an encapsulated packet is a client's to a Service: to its own address outside of the cluster's, or a node port of a
-    /// node.
+    /// Whether an encapsulated packet is a client's to a Service: to an address that is not a cluster IP, or to a node port
+    /// of a node.
     fn is_for_service(&self, input: &[u8], inner: &Header) -> bool {
         if inner.is_later {
             return self.has_first_fragment(inner);
@@ -62,7 +63,7 @@ impl Model {
             && self.service_beyond(dst, inner.proto).is_some_and(|service| service.kind != Kind::ClusterIp)
     }
 
-    /// The Service of what was dialled at any node.
+    /// Returns the Service of a frontend; a node port may be that of any node.
     fn service_beyond(&self, dst: SocketAddr, proto: u8) -> Option<&Service> {
         let of = |service: &&Service| service.proto == proto;
         let mut services = self.scenario.services.iter().filter(of);
@@ -73,7 +74,7 @@ impl Model {
         exact.or_else(|| services.find(is_node_port).filter(|_| is_nodes.contains(&dst.ip())))
     }
 
-    /// The packet that was in another one; `frame` begins with the same Ethernet addresses.
+    /// Processes the inner packet; `frame` begins with the same Ethernet addresses.
     fn taken_out(&mut self, met: &mut Met<'_>, frame: &[u8], came: Came) -> Result<Must, String> {
         self.reach("a packet from another node");
         let parsed = match parse(frame) {
@@ -86,7 +87,7 @@ impl Model {
         let segment = match parsed {
             Ok(segment) => segment,
             Err(reason) => {
-                // It is for no address of this node, so it does not pass.
+                // The packet is not for an address of this node, so it does not pass.
                 self.count(reason, 0);
                 return Ok(Must::Drop);
             }
@@ -114,7 +115,7 @@ impl Model {
         self.new_flow_of(&mut met, &segment, &service, came)
     }
 
-    /// The first packet of a flow that came from another node, which has asked about policy and affinity.
+    /// Processes the first packet of a flow from another node, which has already checked policy and affinity.
     fn new_flow_of(
         &mut self,
         met: &mut Met<'_>,
@@ -154,13 +155,13 @@ impl Model {
         self.begin_at(met, segment, service, &endpoint, origin, outside, Some(came), is_second)
     }
 
-    /// What was refused of another node's packets has verdicts without an answer.
+    /// Refuses a packet from another node, without an answer.
     fn refuse_quietly(&mut self, service: u32, reason: Reason) -> Must {
         self.count(reason, service);
         Must::Drop
     }
 
-    /// The endpoint that another node's number means, and whether it is that by the second chance.
+    /// Returns the endpoint with another node's number, and whether it was selected by the second chance.
     fn of_number(
         &mut self,
         service: &Service,
@@ -187,8 +188,8 @@ impl Model {
         }
     }
 
-    /// The endpoint that had a connection before the endpoints changed, if this may be one of a connection in its middle.
-    /// `by_table`: whether it is spread as clients outside are.
+    /// Returns the endpoint that had a connection before the endpoints changed, if the packet may be in mid-connection.
+    /// `outside`: whether the endpoint is selected as for clients outside.
     pub(super) fn previous(
         &self,
         service: &Service,
@@ -203,7 +204,7 @@ impl Model {
         may_have.then(|| service.previous_endpoint(is_local)).flatten().cloned()
     }
 
-    /// Whether a packet to that endpoint goes to its node as it is.
+    /// Whether a packet to that endpoint is encapsulated to the endpoint's node.
     pub(super) fn is_encapsulated_to(
         &self,
         service: &Service,
@@ -228,7 +229,7 @@ impl Model {
             && (service.kind != Kind::NodePort || at_node)
     }
 
-    /// A client's packet goes to the node of its endpoint.
+    /// Encapsulates a client's packet to the node of its endpoint.
     pub(super) fn encapsulate(
         &mut self,
         met: &Met<'_>,
@@ -266,13 +267,13 @@ impl Model {
     }
 }
 
-/// Addresses of this node in both families.
+/// Returns the addresses of this node in both families.
 fn own_everywhere() -> Vec<IpAddr> {
     let of = |is_v6| [Location::Node, Location::NodeToo].map(|location| address(is_v6, location));
     [of(false), of(true)].concat()
 }
 
-/// `InternalIP`s of other nodes that this one knows.
+/// Returns the `InternalIP`s of other nodes that this node knows.
 fn others_everywhere() -> Vec<IpAddr> {
     [false, true].map(|is_v6| address(is_v6, Location::OtherNode)).to_vec()
 }

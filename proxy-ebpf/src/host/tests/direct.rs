@@ -1,0 +1,251 @@
+//! Connections directly to an endpoint, which have a flow only if their replies could be taken for those of another flow.
+
+use proxy_common::config::CONFIG_SNAT_MOVED;
+use proxy_common::conntrack::is_closed;
+use proxy_common::flow::{FlowEntry, STATE_DIRECT, bits_of};
+use proxy_common::node::NODE_ADDR_INTERNAL;
+
+use super::*;
+use crate::context::Packet;
+use crate::env::{FlowTable as _, Transition};
+use crate::shared::Shared as _;
+use crate::stage::classify::{incoming, may_be_reply};
+use crate::step::Step;
+
+const ACK: Shape = Shape { flags: 0x10, ..SYN };
+const FIN: Shape = Shape { flags: 0x11, ..SYN };
+
+fn live<F: Net>(maps: HostMaps<F>) -> Vec<FlowEntry<F::Words>> {
+    maps.flows().into_iter().filter(|flow| flow.bits() != 0).collect()
+}
+
+/// The flows with their states and times, to tell whether a packet has changed any.
+fn all_of<F: Net>(maps: HostMaps<F>) -> Vec<(u64, u32, u32, u16)> {
+    live(maps).iter().map(|flow| (flow.state, flow.created, flow.last_seen, flow.client_port)).collect()
+}
+
+/// Runs a hook, and checks that the packet passes unchanged. Returns whether it is marked as translated.
+fn passes<F: Net>(
+    maps: HostMaps<F>,
+    hook: Hook,
+    device: u32,
+    src: End<F>,
+    dst: End<F>,
+    shape: Shape,
+) -> bool {
+    let bytes = packet::<F>(src, dst, shape);
+    let (verdict, skb) = run_over(hook, maps, device, &bytes);
+    assert_eq!((verdict, skb.wire()), (NEXT, bytes));
+    skb.is_translated
+}
+
+fn the_stage_of_what_arrives<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let others = F::addr(11);
+    maps.add_node_addr(others, NODE_ADDR_INTERNAL);
+    let at = |src, dst| Packet { key: tcp_key::<F>(src, dst, DIRECTION_FORWARD), ..Packet::EMPTY };
+    let (far, backend, client) = ((F::addr(77), 443), backend::<F>(), client::<F>().0);
+    for moved in [false, true] {
+        maps.edit_config(|config| config.flags = if moved { CONFIG_SNAT_MOVED } else { 0 });
+        let to = |addr, port| incoming(maps, &at(backend, (addr, port)));
+        assert_eq!((to(node::<F>(), 2500), to(client, 2500)), (Step::SnatReply, Step::SnatReply));
+        // A port that was one for SNAT, by earlier settings.
+        assert_eq!(to(node::<F>(), 4000), if moved { Step::SnatReply } else { Step::Pass });
+        assert_eq!((to(client, 4000), to(others, 4000)), (Step::Pass, Step::Pass));
+        assert_eq!(incoming(maps, &at(far, (node::<F>(), 2500))), Step::Pass);
+    }
+    let stage = |tcp_flags| incoming(maps, &Packet { tcp_flags, ..at(far, backend) });
+    assert_eq!([stage(0x02), stage(0x12), stage(0x10)], [Step::Direct, Step::Pass, Step::Pass]);
+    let mut datagram = at(far, backend);
+    datagram.key.proto = PROTO_UDP;
+    assert_eq!(incoming(maps, &datagram), Step::Direct);
+    assert!(may_be_reply(maps, &at(backend, far)) && !may_be_reply(maps, &at(far, backend)));
+}
+
+#[test]
+fn what_arrives_has_the_stage_that_it_needs() {
+    the_stage_of_what_arrives::<V4>();
+    the_stage_of_what_arrives::<V6>();
+}
+
+/// netfilter masquerades a connection of this node to an endpoint, with a SNAT port.
+fn a_masqueraded_connection<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (source, backend) = ((node::<F>(), 2500), backend::<F>());
+    assert!(
+        passes(maps, Hook::Egress, UPLINK, source, backend, SYN),
+        "a lower device does not track it again"
+    );
+    assert_eq!(live(maps).len(), 1);
+    maps.advance(3);
+    assert!(!passes(maps, Hook::Egress, UPLINK, source, backend, ACK), "it keeps its port");
+    let flow = live(maps)[0];
+    assert_eq!((flow.last_seen, flow.client_port), (maps.now(), 2500));
+    assert_eq!(maps.direct_seen().unwrap().load(), 0, "segments that arrive are not looked up for it");
+
+    // A connection that is older than the agent is tracked from any segment but its last one.
+    let older = (node::<F>(), 2600);
+    passes(maps, Hook::Egress, UPLINK, older, backend, FIN);
+    assert_eq!(live(maps).len(), 1);
+    passes(maps, Hook::Egress, UPLINK, older, backend, ACK);
+    assert_eq!(live(maps).len(), 2);
+}
+
+#[test]
+fn masqueraded_connections_have_a_flow() {
+    a_masqueraded_connection::<V4>();
+    a_masqueraded_connection::<V6>();
+}
+
+/// A client connects to a frontend, and from the same port to the endpoint.
+fn the_same_port_twice<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, backend, SYN));
+    let start = build::ETHERNET + F::HEADER;
+    let port = u16::from_be_bytes([skb.wire()[start], skb.wire()[start + 1]]);
+    assert_ne!(port, client.1);
+    let of_flow = |port: u16| live(maps).into_iter().find(|flow| flow.source_port == port);
+    assert_ne!(of_flow(port).unwrap().bits() & STATE_DIRECT, 0);
+    // The time of the last direct segment is renewed.
+    maps.advance(10);
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, backend, ACK));
+    assert_eq!(maps.direct_seen().unwrap().load(), maps.now() | 1);
+
+    // The port of a direct flow, and a segment that does not answer its SYN: neither begins another flow.
+    let before = all_of(maps);
+    passes(maps, Hook::Ingress, UPLINK, (client.0, port), backend, SYN);
+    passes(maps, Hook::Egress, POD, backend, (client.0, port), ACK);
+    assert_eq!(all_of(maps), before);
+}
+
+#[test]
+fn a_second_connection_of_one_port_gets_another_one() {
+    the_same_port_twice::<V4>();
+    the_same_port_twice::<V6>();
+}
+
+/// A packet that claims to be from a source address and port of SNAT begins no flow.
+fn a_forged_source<F: Net>() {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    let flow = live(maps)[0];
+    let before = all_of(maps);
+    passes(maps, Hook::Ingress, UPLINK, (flow.source, flow.source_port), backend, SYN);
+    assert_eq!(all_of(maps), before);
+}
+
+#[test]
+fn a_packet_with_the_source_of_a_snat_flow_begins_none() {
+    a_forged_source::<V4>();
+    a_forged_source::<V6>();
+}
+
+/// The endpoint answers the SYN of a flow with a segment of an older, direct connection from the same port.
+fn an_older_connection<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    passes(maps, Hook::Egress, POD, backend, client, ACK);
+    let flows = live(maps);
+    assert_eq!(flows.len(), 1, "the flow of the Service has ended");
+    assert_ne!(flows[0].bits() & STATE_DIRECT, 0);
+    assert_eq!((flows[0].client_port, flows[0].frontend, flows[0].service), (client.1, backend.0, 1));
+    // The connection to the Service gets another port, and the older one keeps its own.
+    let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    assert_ne!(skb.wire(), packet::<F>(client, backend, SYN));
+    passes(maps, Hook::Ingress, UPLINK, client, backend, DATA);
+    passes(maps, Hook::Egress, POD, backend, client, DATA);
+    assert_eq!(live(maps).len(), 2);
+}
+
+#[test]
+fn an_older_connection_keeps_its_port() {
+    an_older_connection::<V4>();
+    an_older_connection::<V6>();
+}
+
+/// A connection of this node itself with the address and port of a frontend, which is closed and begins again.
+fn from_a_frontend<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (own, far) = ((node::<F>(), 3000), (F::addr(77), 443));
+    let entry =
+        ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(own.0, own.1, PROTO_TCP), entry);
+    let sends = |shape| passes(maps, Hook::Egress, UPLINK, own, far, shape);
+    let created = || live(maps)[0].created;
+    sends(SYN);
+    let first = created();
+    maps.advance(HZ);
+    sends(SYN);
+    assert_eq!((created(), live(maps)[0].last_seen), (first, maps.now()), "a SYN that is sent again");
+    sends(FIN);
+    passes(maps, Hook::Ingress, UPLINK, far, own, FIN);
+    assert!(is_closed(live(maps)[0].bits()));
+    maps.advance(HZ);
+    sends(ACK);
+    assert_eq!(created(), first, "the last segment of a closed connection");
+    sends(SYN);
+    assert_eq!((created(), live(maps).len()), (maps.now(), 1), "a new connection");
+}
+
+#[test]
+fn a_connection_from_a_frontends_port_begins_again_when_it_is_closed() {
+    from_a_frontend::<V4>();
+    from_a_frontend::<V6>();
+}
+
+/// The endpoint of a Service is a frontend of another, and another version has the Service's closed flow.
+fn a_closed_flow_of_a_frontend<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    maps.add_node_addr(backend.0, NODE_ADDR_OWN);
+    maps.add_frontend_bit(&backend.0, backend.1, PROTO_TCP);
+    for (hook, src, dst, shape) in [
+        (Hook::Ingress, client, frontend, SYN),
+        (Hook::Egress, backend, client, SYN_ACK),
+        (Hook::Ingress, client, frontend, FIN),
+        (Hook::Egress, backend, client, FIN),
+    ] {
+        run_over(hook, maps, POD, &packet::<F>(src, dst, shape));
+    }
+    assert!(is_closed(bits_of(live(maps)[0].state)));
+    maps.set_transition(Transition::Yields);
+    maps.advance(2 * HZ);
+    let before = all_of(maps);
+    passes(maps, Hook::Egress, POD, backend, client, ACK);
+    assert_eq!(all_of(maps), before, "the reply is left to the other version");
+}
+
+#[test]
+fn a_reply_that_is_left_to_another_version_changes_no_flow() {
+    a_closed_flow_of_a_frontend::<V4>();
+    a_closed_flow_of_a_frontend::<V6>();
+}
+
+/// The mark "there are direct connections" ends after the timeout of an established connection, and not before.
+fn the_mark_of_direct_connections<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, backend, SYN));
+    let seen = maps.direct_seen().unwrap().load();
+    let of_another = || passes(maps, Hook::Ingress, UPLINK, (client.0, 5000), backend, DATA);
+    of_another();
+    assert_eq!(maps.direct_seen().unwrap().load(), seen);
+    let timeout = maps.config().unwrap().tcp_established;
+    maps.advance(seen.wrapping_add(timeout).wrapping_sub(maps.now()));
+    of_another();
+    assert_eq!(maps.direct_seen().unwrap().load(), seen);
+    maps.advance(1);
+    of_another();
+    assert_eq!(maps.direct_seen().unwrap().load(), 0);
+}
+
+#[test]
+fn direct_connections_are_looked_up_until_their_timeout() {
+    the_mark_of_direct_connections::<V4>();
+    the_mark_of_direct_connections::<V6>();
+}
