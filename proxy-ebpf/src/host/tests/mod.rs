@@ -3,6 +3,7 @@
 mod build;
 mod devices;
 mod direct;
+mod eject;
 mod foreign;
 mod full;
 mod refused;
