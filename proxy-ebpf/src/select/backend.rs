@@ -21,8 +21,7 @@ use crate::shared::opaque_to_verifier;
 const RANDOM_PICKS: u32 = 4;
 /// Number of picks after which an extent is assumed to have no serving backend.
 const PICKS: u32 = 6;
-/// Number of picks if failing backends are skipped: with up to eight endpoints, an endpoint that does not fail is certainly
-/// found.
+/// Number of picks if failing backends are skipped: with up to eight slots, an endpoint that does not fail is certainly found.
 const PICKS_AMONG_FAILING: u32 = 12;
 
 /// The backend that was selected for a connection.
