@@ -7,6 +7,7 @@ mod eject;
 mod foreign;
 mod full;
 mod refused;
+mod rewrite;
 mod segments;
 mod select;
 mod tunnel;

@@ -1,0 +1,191 @@
+//! Translated packets of every form, byte by byte, and the checksum of the whole packet that a device has computed.
+
+use proxy_common::csum::fold;
+
+use super::*;
+
+/// A UDP packet without a checksum.
+const UNCHECKED: Shape = Shape { payload: b"without a checksum", ..UDP };
+
+/// How the packet lies in the buffer, and what its header looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Plain,
+    /// IPv4 options, or an IPv6 extension header.
+    Options,
+    /// Many segments.
+    Gso,
+    /// The program can read no byte behind the Ethernet header until it pulls them in.
+    Paged,
+}
+
+/// What is known of the transport checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    /// The sum over the whole packet.
+    Complete,
+    /// The device is to compute the checksum.
+    Partial,
+}
+
+/// Where the endpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    /// On this node.
+    Local,
+    /// On another node: the packet gets this node's address, and is forwarded.
+    Forward,
+}
+
+/// An IP packet of this form.
+fn formed<F: Net>(src: End<F>, dst: End<F>, shape: Shape, form: Form) -> Vec<u8> {
+    let mut ip = ip_packet::<F>(src, dst, shape);
+    if shape.payload == UNCHECKED.payload {
+        ip[F::HEADER + 6..F::HEADER + 8].fill(0);
+    }
+    if form == Form::Options {
+        insert_options::<F>(&mut ip);
+    }
+    ip
+}
+
+fn options_length<F: Net>(form: Form) -> usize {
+    if form != Form::Options {
+        0
+    } else if F::HEADER == 20 {
+        4
+    } else {
+        8
+    }
+}
+
+fn insert_options<F: Net>(ip: &mut Vec<u8>) {
+    let at = if F::HEADER == 20 { 2 } else { 4 };
+    let added = options_length::<F>(Form::Options);
+    let length = u16::from_be_bytes([ip[at], ip[at + 1]]) + added as u16;
+    ip[at..at + 2].copy_from_slice(&length.to_be_bytes());
+    if F::HEADER == 20 {
+        ip[0] = 0x46;
+        ip[10..12].fill(0);
+        ip.splice(20..20, [1, 1, 1, 0]);
+        let check = build::checksum(&[&ip[..24]]);
+        ip[10..12].copy_from_slice(&check.to_be_bytes());
+    } else {
+        // Destination options, which have only padding.
+        let next = std::mem::replace(&mut ip[6], 60);
+        ip.splice(40..40, [next, 0, 1, 4, 0, 0, 0, 0]);
+    }
+}
+
+/// Sends a packet of this form, and compares what leaves.
+fn check<F: Net>(maps: HostMaps<F>, path: Path, shape: Shape, form: Form, known: Known) {
+    let case = std::format!("{path:?} {shape:?} {form:?} {known:?}", shape = shape.proto);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let mut bytes = build::ethernet::<F>(&formed::<F>(client, frontend, shape, form));
+    let start = build::ETHERNET + F::HEADER + options_length::<F>(form);
+    let offset = if shape.proto == PROTO_UDP { 6 } else { 16 };
+    let sum = skb::sum_at(&bytes[build::ETHERNET..], 0);
+    if known == Known::Partial {
+        let pseudo = F::pseudo(&client.0, &frontend.0, shape.proto, bytes.len() - start);
+        let pseudo = !build::checksum(&[&pseudo]);
+        bytes[start + offset..start + offset + 2].copy_from_slice(&pseudo.to_be_bytes());
+    }
+    let (verdict, skb) = run_edited(Hook::Ingress, maps, UPLINK, &bytes, |skb| {
+        skb.checksum = match known {
+            Known::Nothing => ChecksumState::None,
+            Known::Complete => ChecksumState::Complete(sum),
+            Known::Partial => ChecksumState::Partial { start, offset },
+        };
+        skb.gso_size = u32::from(form == Form::Gso);
+        if form == Form::Paged {
+            skb.linear = build::ETHERNET;
+        }
+    });
+    let (src, ttl) = match path {
+        Path::Local => (client, shape.ttl),
+        Path::Forward => {
+            let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0 && flow.proto == shape.proto);
+            ((node::<F>(), flow.unwrap().source_port), shape.ttl - 1)
+        }
+    };
+    assert_eq!(verdict, if path == Path::Local { NEXT } else { REDIRECT }, "{case}");
+    assert_eq!(ip(&skb), formed::<F>(src, backend, Shape { ttl, ..shape }, form), "{case}");
+    if known == Known::Complete {
+        let ChecksumState::Complete(sum) = skb.checksum else { panic!("{case}: the sum is gone") };
+        assert_eq!(fold(u64::from(sum)), fold(u64::from(skb::sum_at(&ip(&skb), 0))), "{case}");
+    }
+}
+
+fn every_form<F: Net>() {
+    for path in [Path::Local, Path::Forward] {
+        let maps = maps::<F>(if path == Path::Local { BACKEND_LOCAL } else { 0 });
+        for form in [Form::Plain, Form::Options, Form::Gso, Form::Paged] {
+            for known in [Known::Nothing, Known::Complete, Known::Partial] {
+                for shape in [SYN, DATA, UDP] {
+                    check(maps, path, shape, form, known);
+                }
+            }
+            check(maps, path, UNCHECKED, form, Known::Nothing);
+            check(maps, path, UNCHECKED, form, Known::Complete);
+        }
+    }
+}
+
+#[test]
+fn every_form_of_a_packet_is_translated() {
+    every_form::<V4>();
+    every_form::<V6>();
+}
+
+/// A packet that has no hop left is not forwarded; one for this node is not forwarded, and does not need any.
+fn the_last_hop<F: Net>() {
+    let last = Shape { ttl: 1, ..SYN };
+    for form in [Form::Plain, Form::Options] {
+        check(maps::<F>(BACKEND_LOCAL), Path::Local, last, form, Known::Nothing);
+        check(maps::<F>(0), Path::Forward, Shape { ttl: 2, ..SYN }, form, Known::Nothing);
+        let maps = maps::<F>(0);
+        for ttl in [0, 1] {
+            let shape = Shape { ttl, ..SYN };
+            let bytes = build::ethernet::<F>(&formed::<F>(client::<F>(), frontend::<F>(), shape, form));
+            assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &bytes).0, DROP, "{form:?}");
+        }
+        assert_eq!(maps.count_of(Reason::TtlExceeded), 2, "{form:?}");
+    }
+}
+
+#[test]
+fn a_packet_without_a_hop_left_is_not_forwarded() {
+    the_last_hop::<V4>();
+    the_last_hop::<V6>();
+}
+
+/// A checksum that becomes zero is sent as its complement, since zero means "none" (RFC 768).
+fn a_checksum_of_zero<F: Net>(form: Form) {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let payloads: Vec<[u8; 2]> = (0..=u16::MAX).map(u16::to_be_bytes).collect();
+    let at = F::HEADER + options_length::<F>(form) + 6;
+    let mut zeros = 0;
+    for payload in payloads {
+        let payload: &'static [u8] = Vec::leak(payload.to_vec());
+        let shape = Shape { payload, ..UDP };
+        let expected = formed::<F>(client, backend, shape, form);
+        if expected[at..at + 2] != [0xff, 0xff] {
+            continue;
+        }
+        zeros += 1;
+        let bytes = build::ethernet::<F>(&formed::<F>(client, frontend, shape, form));
+        let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &bytes);
+        assert_eq!((verdict, ip(&skb)), (NEXT, expected));
+    }
+    assert_ne!(zeros, 0);
+}
+
+#[test]
+fn a_checksum_that_becomes_zero_is_sent_as_its_complement() {
+    for form in [Form::Plain, Form::Options] {
+        a_checksum_of_zero::<V4>(form);
+        a_checksum_of_zero::<V6>(form);
+    }
+}
