@@ -3,7 +3,9 @@
 mod build;
 mod devices;
 mod direct;
+mod early;
 mod eject;
+mod established;
 mod foreign;
 mod full;
 mod refused;

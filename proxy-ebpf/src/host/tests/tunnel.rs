@@ -129,6 +129,43 @@ fn a_packet_that_cannot_be_encapsulated_is_dropped_and_counted() {
     assert_eq!((run(SYN, |_| {}), counts()), (DROP, [2, 1]));
 }
 
+/// Runs the ingress hook over a packet that the other node has encapsulated; `hops`: the outer time to live.
+fn arrives(maps: HostMaps<V4>, hops: u8, tag: u16, inner: &[u8]) -> (i32, Skb) {
+    let mut outer = around(other_node(), node::<V4>(), tag, inner);
+    outer[8] = hops;
+    outer[10..12].fill(0);
+    let check = build::checksum(&[&outer[..20]]);
+    outer[10..12].copy_from_slice(&check.to_be_bytes());
+    let packet = HostPacket::new(&build::ethernet::<V4>(&outer)).edit(|skb| {
+        (skb.ifindex, skb.ingress_ifindex) = (UPLINK, UPLINK);
+        skb.routes.set_default(Some(route()));
+    });
+    let verdict = run_any(Hook::Ingress, maps, HostMaps::<V6>::leak(), packet.frame());
+    (verdict, packet.into_skb())
+}
+
+#[test]
+fn a_packet_is_encapsulated_twice_at_most() {
+    let (client, frontend, backend) = (client::<V4>(), frontend::<V4>(), backend::<V4>());
+    let maps = node_of(NUMBER << BACKEND_TUNNEL_SHIFT);
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<V4>(client, frontend, SYN));
+    let inner = ip_packet::<V4>(client, frontend, DATA);
+    // The flow's endpoint is on another node: the outer time to live tells the next node that it is the second time.
+    let (verdict, skb) = arrives(maps, 60, tag_of(backend), &inner);
+    assert_eq!((verdict, ip(&skb)[8], ip(&skb)[9]), (REDIRECT, 255, PROTO_IPIP));
+    let (verdict, _) = arrives(maps, 250, tag_of(backend), &inner);
+    assert_eq!((verdict, maps.count_of(Reason::TunnelNoEndpoint)), (DROP, 1));
+    assert!(maps.flows().iter().all(|flow| flow.bits() == 0), "the flow has ended");
+
+    // A flow of an endpoint of this node goes on, however often its packets were encapsulated.
+    let maps = node_of(BACKEND_LOCAL);
+    for hops in [60, 250, 250] {
+        let (verdict, skb) = arrives(maps, hops, tag_of(backend), &inner);
+        assert_eq!((verdict, ip(&skb)), (NEXT, ip_packet::<V4>(client, backend, DATA)));
+    }
+    assert_eq!(maps.stats_of(1).connections, 1);
+}
+
 #[test]
 fn what_came_encapsulated_by_a_vlan_is_left_to_its_device() {
     let (v4, v6) = (node_of(BACKEND_LOCAL), maps::<V6>(0));

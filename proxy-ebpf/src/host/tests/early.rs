@@ -1,0 +1,205 @@
+//! Packets at the early hook (XDP): it forwards what this node forwards, and leaves all other packets to tc.
+
+use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS};
+
+use super::*;
+
+const ACK: Shape = Shape { flags: 0x10, ..SYN };
+
+/// Runs the early hook over a frame that came in by a device.
+fn run_at<F: Net>(maps: HostMaps<F>, device: u32, bytes: &[u8], edit: impl FnOnce(&mut Skb)) -> (i32, Skb) {
+    let packet = HostPacket::new(bytes).edit(|skb| {
+        (skb.ifindex, skb.ingress_ifindex) = (device, device);
+        skb.routes.set_default(Some(route()));
+        edit(skb);
+    });
+    let verdict = run_early(maps, packet.early_frame());
+    (verdict, packet.into_skb())
+}
+
+/// Whether the early hook leaves a packet to tc, unchanged.
+fn is_left<F: Net>(maps: HostMaps<F>, bytes: &[u8], edit: impl FnOnce(&mut Skb)) -> bool {
+    let (verdict, skb) = run_at(maps, UPLINK, bytes, edit);
+    assert_eq!(verdict == NEXT, skb.wire() == bytes);
+    verdict == NEXT
+}
+
+/// Sends a packet that this node forwards. `src`, `dst`: what it becomes.
+fn forwards<F: Net>(maps: HostMaps<F>, bytes: &[u8], src: End<F>, dst: End<F>, shape: Shape) {
+    let (verdict, skb) = run_at(maps, UPLINK, bytes, |_| {});
+    assert_eq!(verdict, REDIRECT);
+    assert_eq!(ip(&skb), ip_packet::<F>(src, dst, Shape { ttl: shape.ttl - 1, ..shape }));
+    let macs: Vec<u8> = route().macs.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    assert_eq!(skb.as_slice()[..12], macs);
+}
+
+fn only_flow<F: Net>(maps: HostMaps<F>) -> proxy_common::flow::FlowEntry<F::Words> {
+    let flows: Vec<_> = maps.flows().into_iter().filter(|flow| flow.bits() != 0).collect();
+    assert_eq!(flows.len(), 1);
+    flows[0]
+}
+
+fn a_connection<F: Net>(opens: Shape, answers: Shape, goes_on: Shape) {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    // The port that SNAT will assign is known only when the flow exists.
+    let (verdict, skb) = run_at(maps, UPLINK, &packet::<F>(client, frontend, opens), |_| {});
+    let source = (node::<F>(), only_flow(maps).source_port);
+    assert_eq!(verdict, REDIRECT);
+    assert_eq!(ip(&skb), ip_packet::<F>(source, backend, Shape { ttl: opens.ttl - 1, ..opens }));
+    for _ in 0..2 {
+        forwards(maps, &packet::<F>(backend, source, answers), frontend, client, answers);
+        forwards(maps, &packet::<F>(client, frontend, goes_on), source, backend, goes_on);
+    }
+    let stats = maps.stats_of(1);
+    assert_eq!((stats.connections, stats.packets, stats.reply_packets), (1, 3, 2));
+    // tc finds the same flow.
+    let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, goes_on));
+    assert_eq!(ip(&skb), ip_packet::<F>(source, backend, Shape { ttl: goes_on.ttl - 1, ..goes_on }));
+    assert_eq!(maps.stats_of(1).connections, 1);
+    // A SYN that is sent again.
+    assert!(opens.proto == PROTO_UDP || is_left(maps, &packet::<F>(client, frontend, opens), |_| {}));
+}
+
+#[test]
+fn what_this_node_forwards_is_forwarded() {
+    a_connection::<V4>(SYN, SYN_ACK, DATA);
+    a_connection::<V6>(SYN, SYN_ACK, DATA);
+    a_connection::<V4>(UDP, UDP, UDP);
+    a_connection::<V6>(UDP, UDP, UDP);
+}
+
+/// Packets of a flow, and new ones, which tc has to process. The flow is not changed.
+fn what_tc_has_to_do<F: Net>() {
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let known = maps::<F>(0);
+    run_at(known, UPLINK, &packet::<F>(client, frontend, SYN), |_| {});
+    let source = (node::<F>(), only_flow(known).source_port);
+    run_at(known, UPLINK, &packet::<F>(backend, source, SYN_ACK), |_| {});
+    run_at(known, UPLINK, &packet::<F>(client, frontend, ACK), |_| {});
+    known.advance(10);
+    let before = only_flow(known);
+    type Edit = fn(&mut Skb);
+    let edits: [(&str, Edit); 4] = [
+        ("no route", |skb| skb.routes.set_default(None)),
+        ("an unknown neighbour", |skb| skb.routes.set_default(Some(Route { resolved: 0, ..route() }))),
+        ("too long", |skb| skb.routes.set_default(Some(Route { mtu: 30, ..route() }))),
+        ("many segments", |skb| skb.gso_size = 1),
+    ];
+    for (what, edit) in edits {
+        for bytes in [packet::<F>(client, frontend, DATA), packet::<F>(backend, source, DATA)] {
+            assert!(is_left(known, &bytes, edit), "{what}");
+        }
+    }
+    let after = only_flow(known);
+    assert_eq!((after.state, after.last_seen), (before.state, before.last_seen));
+
+    // To an endpoint of this node.
+    let local = maps::<F>(BACKEND_LOCAL);
+    for shape in [SYN, UDP] {
+        assert!(is_left(local, &packet::<F>(client, frontend, shape), |_| {}));
+    }
+    assert!(local.flows().iter().all(|flow| flow.bits() == 0));
+    run_over(Hook::Ingress, local, UPLINK, &packet::<F>(client, frontend, UDP));
+    assert!(is_left(local, &packet::<F>(client, frontend, UDP), |_| {}));
+
+    // By DSR, and with session affinity.
+    for (what, entry) in [
+        ("DSR", ServiceEntry { flags: SERVICE_DSR, ..known_service() }),
+        ("affinity", ServiceEntry { affinity_secs: 60, ..known_service() }),
+    ] {
+        let maps = maps::<F>(0);
+        maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), entry);
+        assert!(is_left(maps, &packet::<F>(client, frontend, SYN), |_| {}), "{what}");
+    }
+    // To a port without a Service.
+    assert!(is_left(local, &packet::<F>(client, (frontend.0, 81), SYN), |_| {}));
+}
+
+fn known_service() -> ServiceEntry {
+    ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE }
+}
+
+#[test]
+fn what_the_early_hook_cannot_forward_is_left_to_tc() {
+    what_tc_has_to_do::<V4>();
+    what_tc_has_to_do::<V6>();
+}
+
+/// The first reply tells whether the endpoint accepts connections: tc notes that.
+fn the_first_reply<F: Net>() {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let entry = ServiceEntry { flags: SERVICE_EJECTS, ..known_service() };
+    maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), entry);
+    run_at(maps, UPLINK, &packet::<F>(client, frontend, SYN), |_| {});
+    let source = (node::<F>(), only_flow(maps).source_port);
+    let reply = packet::<F>(backend, source, SYN_ACK);
+    assert!(is_left(maps, &reply, |_| {}));
+    assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &reply).0, REDIRECT);
+    forwards(maps, &reply, frontend, client, SYN_ACK);
+}
+
+#[test]
+fn the_first_reply_of_a_watched_flow_is_left_to_tc() {
+    the_first_reply::<V4>();
+    the_first_reply::<V6>();
+}
+
+/// Refusals without an answer are done at once; those with an answer are left to tc.
+fn refusals<F: Net>() {
+    let (client, frontend) = (client::<F>(), frontend::<F>());
+    let syn = packet::<F>(client, frontend, SYN);
+    let refused = |entry: ServiceEntry| {
+        let maps = maps::<F>(0);
+        maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), entry);
+        let (verdict, skb) = run_at(maps, UPLINK, &syn, |_| {});
+        assert_eq!(skb.wire(), syn);
+        (verdict, maps)
+    };
+    let (verdict, maps) = refused(ServiceEntry { slot_count: 0, ..known_service() });
+    assert_eq!((verdict, maps.count_of(Reason::NoEndpoint)), (NEXT, 0));
+    let ranges = ServiceEntry { flags: proxy_common::service::SERVICE_SOURCE_RANGES, ..known_service() };
+    let (verdict, maps) = refused(ranges);
+    assert_eq!((verdict, maps.count_of(Reason::SourceNotAllowed)), (DROP, 1));
+    // A packet of a flow that exists is not dropped here.
+    let maps = super::maps::<F>(0);
+    run_at(maps, UPLINK, &syn, |_| {});
+    maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), ranges);
+    assert!(is_left(maps, &syn, |_| {}));
+}
+
+#[test]
+fn a_refusal_without_an_answer_is_done_by_the_early_hook() {
+    refusals::<V4>();
+    refusals::<V6>();
+}
+
+/// A next hop is probed by the kernel only if the kernel sends to it now and then.
+fn a_probe<F: Net>() {
+    let maps = maps::<F>(0);
+    let (client, frontend) = (client::<F>(), frontend::<F>());
+    let bytes = packet::<F>(client, frontend, DATA);
+    run_at(maps, UPLINK, &packet::<F>(client, frontend, SYN), |_| {});
+    for _ in 0..2 {
+        let mut left = 0;
+        for _ in 0..251 {
+            maps.advance(1);
+            left += u32::from(is_left(maps, &bytes, |_| {}));
+        }
+        assert!(left <= 1, "{left}");
+        if left == 0 {
+            maps.advance(1);
+            assert!(is_left(maps, &bytes, |_| {}), "after more than 250 jiffies");
+        }
+        // tc sends it, and the early hook goes on.
+        assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &bytes).0, REDIRECT);
+        assert!(!is_left(maps, &bytes, |_| {}));
+    }
+}
+
+#[test]
+fn a_packet_now_and_then_is_left_to_the_kernels_neighbour_code() {
+    a_probe::<V4>();
+    a_probe::<V6>();
+}
