@@ -57,6 +57,18 @@ fn a_connection<F: Net>(opens: Shape, answers: Shape, goes_on: Shape) {
     let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, goes_on));
     assert_eq!(ip(&skb), ip_packet::<F>(source, backend, Shape { ttl: goes_on.ttl - 1, ..goes_on }));
     assert_eq!(maps.stats_of(1).connections, 1);
+    // A datagram without a checksum.
+    if opens.proto == PROTO_UDP {
+        let without_checksum = |src, dst, ttl| {
+            let mut bytes = packet::<F>(src, dst, Shape { ttl, ..UDP });
+            let at = build::ETHERNET + F::HEADER + 6;
+            bytes[at..at + 2].fill(0);
+            bytes
+        };
+        let (verdict, skb) = run_at(maps, UPLINK, &without_checksum(client, frontend, 64), |_| {});
+        assert_eq!(verdict, REDIRECT);
+        assert_eq!(ip(&skb), without_checksum(source, backend, 63)[build::ETHERNET..]);
+    }
     // A SYN that is sent again.
     assert!(opens.proto == PROTO_UDP || is_left(maps, &packet::<F>(client, frontend, opens), |_| {}));
 }
@@ -102,6 +114,12 @@ fn what_tc_has_to_do<F: Net>() {
     assert!(local.flows().iter().all(|flow| flow.bits() == 0));
     run_over(Hook::Ingress, local, UPLINK, &packet::<F>(client, frontend, UDP));
     assert!(is_left(local, &packet::<F>(client, frontend, UDP), |_| {}));
+
+    // To a connection of this node itself, which netfilter masquerades.
+    let own = maps::<F>(0);
+    run_over(Hook::Egress, own, UPLINK, &packet::<F>((node::<F>(), 2500), backend, SYN));
+    assert_eq!(only_flow(own).source_port, 2500);
+    assert!(is_left(own, &packet::<F>(backend, (node::<F>(), 2500), SYN_ACK), |_| {}));
 
     // By DSR, and with session affinity.
     for (what, entry) in [

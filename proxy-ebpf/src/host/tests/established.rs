@@ -1,6 +1,6 @@
-//! Flows of a frontend that the agent has given to another Service.
+//! Packets of existing flows, and flows of a frontend that the agent has given to another Service.
 
-use proxy_common::conntrack::RST_BACKEND;
+use proxy_common::conntrack::{RST_BACKEND, RST_CLIENT};
 
 use super::*;
 
@@ -49,6 +49,52 @@ fn the_frontend_of_datagrams<F: Net>() {
 fn datagrams_follow_their_frontend_to_another_service() {
     the_frontend_of_datagrams::<V4>();
     the_frontend_of_datagrams::<V6>();
+}
+
+/// A RST with a sequence number out of the window is counted, and does not close the flow.
+fn a_reset_out_of_the_window<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let counted = || maps.refusals_of(1, Reason::OutOfWindow);
+    for (hook, src, dst, shape) in
+        [(Hook::Ingress, client, frontend, SYN), (Hook::Egress, backend, client, SYN_ACK)]
+    {
+        run_over(hook, maps, POD, &packet::<F>(src, dst, shape));
+    }
+    run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, DATA));
+    assert_eq!(counted(), 0);
+    let mut reset = packet::<F>(client, frontend, Shape { flags: 4, ..SYN });
+    reset[build::ETHERNET + F::HEADER + 4] = 0x40;
+    run_over(Hook::Ingress, maps, POD, &reset);
+    assert_eq!(counted(), 1);
+    assert!(maps.flows().iter().all(|flow| flow.bits() & RST_CLIENT == 0));
+    run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, Shape { flags: 4, ..SYN }));
+    assert_eq!(counted(), 1);
+    assert!(maps.flows().iter().any(|flow| flow.bits() & RST_CLIENT != 0));
+}
+
+#[test]
+fn a_reset_out_of_the_window_is_counted() {
+    a_reset_out_of_the_window::<V4>();
+    a_reset_out_of_the_window::<V6>();
+}
+
+/// A reply of an endpoint on this node is translated where it leaves, also if the client has a port that SNAT may use.
+fn a_client_with_a_snat_port<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = ((client::<F>().0, 2500), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    let reply = packet::<F>(backend, client, SYN_ACK);
+    let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &reply);
+    assert_eq!((verdict, skb.wire(), maps.stats_of(1).reply_packets), (NEXT, reply.clone(), 0));
+    let (_, skb) = run_over(Hook::Egress, maps, UPLINK, &reply);
+    assert_eq!((skb.wire(), maps.stats_of(1).reply_packets), (packet::<F>(frontend, client, SYN_ACK), 1));
+}
+
+#[test]
+fn a_client_may_have_a_port_of_snat() {
+    a_client_with_a_snat_port::<V4>();
+    a_client_with_a_snat_port::<V6>();
 }
 
 /// A connection keeps its endpoint while it lasts.

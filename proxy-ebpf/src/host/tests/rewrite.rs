@@ -1,5 +1,6 @@
 //! Translated packets of every form, byte by byte, and the checksum of the whole packet that a device has computed.
 
+use proxy_common::Address as _;
 use proxy_common::csum::fold;
 
 use super::*;
@@ -136,6 +137,42 @@ fn every_form<F: Net>() {
 fn every_form_of_a_packet_is_translated() {
     every_form::<V4>();
     every_form::<V6>();
+}
+
+/// The sum of the pseudo header may be "minus zero", which a device may also write as zero.
+fn a_pseudo_header_of_minus_zero<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    let start = build::ETHERNET + F::HEADER;
+    let length = packet::<F>(frontend, frontend, DATA).len() - start;
+    // The last 16 bits of the client's address make up for the rest.
+    let [a, b, c, d] = client::<F>().0.words();
+    let with = |last: u16| {
+        let [l0, l1] = last.to_be_bytes();
+        let ending = |word: u32| {
+            let [w0, w1, ..] = word.to_ne_bytes();
+            u32::from_ne_bytes([w0, w1, l0, l1])
+        };
+        let words = if F::HEADER == 20 { [ending(a), b, c, d] } else { [a, b, c, ending(d)] };
+        (F::Words::from_words(words), 4000)
+    };
+    let pseudo = |client: &End<F>| build::checksum(&[&F::pseudo(&client.0, &frontend.0, PROTO_TCP, length)]);
+    let client = (1..=u16::MAX).map(with).find(|client| pseudo(client) == 0).unwrap();
+    run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));
+    for field in [0, 0xffff_u16] {
+        let mut bytes = packet::<F>(client, frontend, DATA);
+        bytes[start + 16..start + 18].copy_from_slice(&field.to_be_bytes());
+        let (_, skb) = run_edited(Hook::Ingress, maps, POD, &bytes, |skb| {
+            skb.checksum = ChecksumState::Partial { start, offset: 16 };
+        });
+        assert_eq!(skb.wire(), packet::<F>(client, backend, DATA), "{field:#x}");
+    }
+}
+
+#[test]
+fn a_pseudo_header_may_have_the_sum_zero() {
+    a_pseudo_header_of_minus_zero::<V4>();
+    a_pseudo_header_of_minus_zero::<V6>();
 }
 
 /// A packet that has no hop left is not forwarded; one for this node is not forwarded, and does not need any.
