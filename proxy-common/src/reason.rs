@@ -90,7 +90,7 @@ reasons! {
     /// The packet is shorter than its headers say, or than the protocol requires.
     Malformed = 4, "malformed", Pass,
         "No action needed. If the count grows, find out who sends these packets.";
-    /// A later fragment without ports; the first fragment of its packet was not for a Service.
+    /// A later fragment without ports whose first fragment was not for a Service, or a fragment of an SCTP packet.
     Fragment = 5, "fragment", Pass,
         "No action needed. If the count grows, look for a link with a smaller MTU than the others.";
     /// A slot or backend that the service entry refers to is missing, or a tail call of a packet program failed.

@@ -2,7 +2,9 @@
 
 use std::vec::Vec;
 
-use proxy_common::{Address as _, Family, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, V4, V6};
+use proxy_common::{
+    Address as _, Family, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4, V6,
+};
 
 use crate::pipeline::Ip;
 
@@ -20,6 +22,18 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     !(sum as u16)
+}
+
+/// Returns the checksum of SCTP (RFC 9260, appendix A), computed bit by bit.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = u32::MAX;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+        }
+    }
+    !crc
 }
 
 /// What the tests need of an address family.
@@ -107,11 +121,21 @@ pub struct Shape {
 pub const SYN: Shape = Shape { proto: PROTO_TCP, flags: 2, ttl: 64, payload: b"" };
 pub const SYN_ACK: Shape = Shape { flags: 0x12, ..SYN };
 pub const DATA: Shape = Shape { flags: 0x18, payload: b"odd", ..SYN };
+/// An INIT chunk.
+pub const INIT: Shape = Shape { proto: PROTO_SCTP, flags: 1, ttl: 64, payload: b"16 bytes of INIT" };
 pub const UDP: Shape = Shape { proto: PROTO_UDP, flags: 0, ttl: 64, payload: b"query" };
 
 /// Returns a transport segment, with its checksum.
 pub fn segment<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> Vec<u8> {
     let mut l4 = [src.1.to_be_bytes(), dst.1.to_be_bytes()].concat();
+    if shape.proto == PROTO_SCTP {
+        // A verification tag, the checksum, and one chunk.
+        l4.extend([0, 0, 0, 7, 0, 0, 0, 0, shape.flags, 0, 0, 4 + shape.payload.len() as u8]);
+        l4.extend(shape.payload);
+        let check = crc32c(&l4).to_le_bytes();
+        l4[8..12].copy_from_slice(&check);
+        return l4;
+    }
     let at = if shape.proto == PROTO_UDP {
         l4.extend(((8 + shape.payload.len()) as u16).to_be_bytes());
         l4.extend([0, 0]);

@@ -16,7 +16,7 @@ mod tunnel;
 
 use std::vec::Vec;
 
-use build::{DATA, End, Net, SYN, SYN_ACK, Shape, UDP, ip_packet, packet, unreachable};
+use build::{DATA, End, INIT, Net, SYN, SYN_ACK, Shape, UDP, ip_packet, packet, unreachable};
 use proxy_common::backend::{
     BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BACKEND_LOCAL, BACKEND_RESET, BackendEntry,
 };
@@ -25,7 +25,7 @@ use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, buckets_fo
 use proxy_common::node::{NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, ServiceEntry, ServiceKey};
-use proxy_common::{PROTO_TCP, PROTO_UDP, V4, V6};
+use proxy_common::{PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4, V6};
 
 use super::*;
 use crate::env::Node as _;
@@ -55,7 +55,7 @@ fn node<F: Net>() -> F::Words {
     F::addr(9)
 }
 
-/// Returns the maps of a node with Service 1 (TCP and UDP), which has one endpoint.
+/// Returns the maps of a node with Service 1 (TCP, UDP and SCTP), which has one endpoint.
 fn maps<F: Net>(backend_flags: u32) -> HostMaps<F> {
     let maps = HostMaps::<F>::leak();
     let mut config = NodeConfig::new(HZ, 64, buckets_for(64), 1);
@@ -66,7 +66,7 @@ fn maps<F: Net>(backend_flags: u32) -> HostMaps<F> {
     maps.add_node_addr(node::<F>(), NODE_ADDR_OWN | NODE_ADDR_PORTS);
     let entry =
         ServiceEntry { id: 1, slot_base: 4, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
-    for (proto, id) in [(PROTO_TCP, 7), (PROTO_UDP, 8)] {
+    for (proto, id) in [(PROTO_TCP, 7), (PROTO_UDP, 8), (PROTO_SCTP, 9)] {
         let (addr, port) = frontend::<F>();
         let slot_base = id;
         maps.add_service(ServiceKey::internal(addr, port, proto), ServiceEntry { slot_base, ..entry });

@@ -127,8 +127,10 @@ fn every_form<F: Net>() {
                     check(maps, path, shape, form, known);
                 }
             }
-            check(maps, path, UNCHECKED, form, Known::Nothing);
-            check(maps, path, UNCHECKED, form, Known::Complete);
+            for shape in [UNCHECKED, INIT] {
+                check(maps, path, shape, form, Known::Nothing);
+                check(maps, path, shape, form, Known::Complete);
+            }
         }
     }
 }
@@ -137,6 +139,58 @@ fn every_form<F: Net>() {
 fn every_form_of_a_packet_is_translated() {
     every_form::<V4>();
     every_form::<V6>();
+}
+
+/// Both fragments of a packet that is cut behind 16 bytes of its transport header.
+fn fragments<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> [Vec<u8>; 2] {
+    let l4 = build::segment::<F>(src, dst, shape);
+    [(0, &l4[..16]), (16, &l4[16..])].map(|(at, part)| {
+        let more = u16::from(at == 0);
+        if F::HEADER == 20 {
+            let mut ip = F::ip(&src.0, &dst.0, shape.proto, shape.ttl, part.len(), 0);
+            ip[4..6].copy_from_slice(&[0x12, 0x34]);
+            ip[6..8].copy_from_slice(&(more << 13 | at >> 3).to_be_bytes());
+            ip[10..12].fill(0);
+            let check = build::checksum(&[&ip]);
+            ip[10..12].copy_from_slice(&check.to_be_bytes());
+            [ip, part.to_vec()].concat()
+        } else {
+            let [a, b] = (at | more).to_be_bytes();
+            let ip = F::ip(&src.0, &dst.0, 44, shape.ttl, 8 + part.len(), 0);
+            [ip, std::vec![shape.proto, 0, a, b, 0, 0, 0x12, 0x34], part.to_vec()].concat()
+        }
+    })
+}
+
+fn fragments_of_packets<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let shape = Shape { payload: b"more than eight bytes", ..UDP };
+    for known in [Known::Nothing, Known::Complete] {
+        let came = fragments::<F>(client, frontend, shape);
+        for (came, expected) in came.iter().zip(fragments::<F>(client, backend, shape)) {
+            let (verdict, skb) = run_edited(Hook::Ingress, maps, POD, &build::ethernet::<F>(came), |skb| {
+                if known == Known::Complete {
+                    skb.checksum = ChecksumState::Complete(skb::sum_at(came, 0));
+                }
+            });
+            assert_eq!((verdict, ip(&skb)), (NEXT, expected));
+            if let ChecksumState::Complete(sum) = skb.checksum {
+                assert_eq!(fold(u64::from(sum)), fold(u64::from(skb::sum_at(&ip(&skb), 0))));
+            }
+        }
+    }
+    // SCTP's checksum covers the whole packet.
+    let [first, _] = fragments::<F>(client, frontend, INIT);
+    let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&first));
+    assert_eq!((verdict, ip(&skb)), (NEXT, first));
+    assert_eq!(maps.count_of(Reason::Fragment), 1);
+}
+
+#[test]
+fn fragments_are_translated() {
+    fragments_of_packets::<V4>();
+    fragments_of_packets::<V6>();
 }
 
 /// The sum of the pseudo header may be "minus zero", which a device may also write as zero.
