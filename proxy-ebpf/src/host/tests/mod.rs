@@ -13,6 +13,7 @@ mod rewrite;
 mod segments;
 mod select;
 mod tunnel;
+mod tunnel_families;
 
 use std::vec::Vec;
 

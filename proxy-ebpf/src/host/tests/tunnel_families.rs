@@ -1,0 +1,180 @@
+//! Packets of either family, encapsulated in either family.
+
+use proxy_common::backend::BACKEND_TUNNEL_SHIFT;
+use proxy_common::config::CONFIG_DSR;
+use proxy_common::csum::fold;
+use proxy_common::node::{NODE_ADDR_INTERNAL, TUNNEL_V4, TUNNEL_V6, Tunnel};
+use proxy_common::select::tunnel_tag;
+use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_DSR};
+use proxy_common::{Address as _, PROTO_IPIP, PROTO_IPV6};
+
+use super::*;
+
+/// Number of the other node in `tunnels`.
+const NUMBER: u32 = 0x5a5;
+
+#[derive(Clone, Copy)]
+struct Both {
+    v4: HostMaps<V4>,
+    v6: HostMaps<V6>,
+}
+
+/// A family as the outer or inner one.
+trait Side: Net {
+    const TUNNEL: u32;
+    /// Its number as a payload.
+    const PAYLOAD: u8;
+    fn of(both: Both) -> HostMaps<Self>;
+    /// Writes the tag into an outer header.
+    fn mark(outer: &mut [u8], tag: u16);
+}
+
+impl Side for V4 {
+    const TUNNEL: u32 = TUNNEL_V4;
+    const PAYLOAD: u8 = PROTO_IPIP;
+
+    fn of(both: Both) -> HostMaps<V4> {
+        both.v4
+    }
+
+    fn mark(outer: &mut [u8], tag: u16) {
+        outer[4..6].copy_from_slice(&tag.to_be_bytes());
+        outer[10..12].fill(0);
+        let check = build::checksum(&[outer]);
+        outer[10..12].copy_from_slice(&check.to_be_bytes());
+    }
+}
+
+impl Side for V6 {
+    const TUNNEL: u32 = TUNNEL_V6;
+    const PAYLOAD: u8 = PROTO_IPV6;
+
+    fn of(both: Both) -> HostMaps<V6> {
+        both.v6
+    }
+
+    fn mark(outer: &mut [u8], tag: u16) {
+        outer[2..4].copy_from_slice(&tag.to_be_bytes());
+    }
+}
+
+fn other_node<F: Net>() -> F::Words {
+    F::addr(8)
+}
+
+fn set_up<F: Side>(backend_flags: u32) -> HostMaps<F> {
+    let maps = maps::<F>(backend_flags);
+    maps.edit_config(|config| config.flags |= CONFIG_DSR);
+    maps.add_node_addr(node::<F>(), NODE_ADDR_OWN | NODE_ADDR_PORTS | NODE_ADDR_INTERNAL);
+    maps.add_node_addr(other_node::<F>(), NODE_ADDR_INTERNAL);
+    let (addr, port) = frontend::<F>();
+    let entry = ServiceEntry {
+        id: 1,
+        slot_base: 7,
+        slot_count: 1,
+        kind: KIND_LOAD_BALANCER,
+        flags: SERVICE_DSR,
+        ..ServiceEntry::NONE
+    };
+    maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+    maps
+}
+
+/// A node of both families, whose packets to the other node are encapsulated in the family `O`.
+fn both<O: Side>(backend_flags: u32) -> Both {
+    let both = Both { v4: set_up(backend_flags), v6: set_up(backend_flags) };
+    let tunnel = Tunnel { addr: other_node::<O>().words(), source: node::<O>().words(), family: O::TUNNEL };
+    both.v4.set_tunnel(NUMBER, tunnel);
+    both.v6.set_tunnel(NUMBER, tunnel);
+    both
+}
+
+/// Returns the packet with an outer header.
+fn around<O: Side, I: Side>(src: O::Words, dst: O::Words, inner: &[u8]) -> Vec<u8> {
+    let (addr, port) = backend::<I>();
+    let mut header = O::ip(&src, &dst, I::PAYLOAD, 64, inner.len(), 0);
+    O::mark(&mut header, tunnel_tag(&addr, port));
+    [header, inner.to_vec()].concat()
+}
+
+fn sent<O: Side, I: Side>() {
+    let (client, frontend) = (client::<I>(), frontend::<I>());
+    let both = both::<O>(NUMBER << BACKEND_TUNNEL_SHIFT);
+    let maps = I::of(both);
+    for shape in [SYN, DATA] {
+        let bytes = packet::<I>(client, frontend, shape);
+        let inner = ip_packet::<I>(client, frontend, Shape { ttl: shape.ttl - 1, ..shape });
+        let expected = around::<O, I>(node::<O>(), other_node::<O>(), &inner);
+        let sum = skb::sum_at(&bytes[build::ETHERNET..], 0);
+        for checksum in [ChecksumState::None, ChecksumState::Complete(sum)] {
+            let run = |mtu, gso_size| {
+                run_edited(Hook::Ingress, maps, UPLINK, &bytes, |skb| {
+                    skb.routes.set_default(Some(Route { mtu, ..route() }));
+                    (skb.checksum, skb.gso_size) = (checksum, gso_size);
+                })
+            };
+            let (verdict, skb) = run(expected.len() as u32, 0);
+            assert_eq!((verdict, ip(&skb)), (REDIRECT, expected.clone()));
+            assert_eq!(skb.as_slice()[12..14], (O::ETHERTYPE).to_ne_bytes());
+            if let ChecksumState::Complete(sum) = skb.checksum {
+                assert_eq!(fold(u64::from(sum)), fold(u64::from(skb::sum_at(&expected, 0))));
+            }
+            // One byte less: the client is told how much is left for its packet.
+            maps.advance(1);
+            let (verdict, skb) = run(expected.len() as u32 - 1, 0);
+            assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(UPLINK))));
+            let told = ip(&skb);
+            let at = I::HEADER + 4;
+            let mtu = u32::from_be_bytes([told[at], told[at + 1], told[at + 2], told[at + 3]]);
+            assert_eq!(mtu as usize, inner.len() - 1);
+            maps.advance(1);
+        }
+    }
+}
+
+#[test]
+fn a_packet_is_encapsulated_in_either_family() {
+    sent::<V4, V4>();
+    sent::<V4, V6>();
+    sent::<V6, V4>();
+    sent::<V6, V6>();
+}
+
+fn arrives<O: Side, I: Side>() {
+    let (client, frontend, backend) = (client::<I>(), frontend::<I>(), backend::<I>());
+    let inner = ip_packet::<I>(client, frontend, SYN);
+    let from = |src, dst| build::ethernet::<O>(&around::<O, I>(src, dst, &inner));
+    let run = |both: Both, bytes: &[u8]| {
+        let packet = HostPacket::new(bytes).edit(|skb| (skb.ifindex, skb.ingress_ifindex) = (UPLINK, UPLINK));
+        let verdict = run_any(Hook::Ingress, both.v4, both.v6, packet.frame());
+        (verdict, packet.into_skb())
+    };
+    let here = both::<O>(BACKEND_LOCAL);
+    let (verdict, skb) = run(here, &from(other_node::<O>(), node::<O>()));
+    assert_eq!((verdict, ip(&skb)), (NEXT, ip_packet::<I>(client, backend, SYN)));
+    assert_eq!(skb.as_slice()[12..14], (I::ETHERTYPE).to_ne_bytes());
+    // To another node, from a machine that is no node, and from this node itself.
+    for (src, dst, verdict) in [
+        (other_node::<O>(), O::addr(77), NEXT),
+        (O::addr(66), node::<O>(), DROP),
+        (node::<O>(), node::<O>(), DROP),
+    ] {
+        let bytes = from(src, dst);
+        let (found, skb) = run(both::<O>(BACKEND_LOCAL), &bytes);
+        assert_eq!(found, verdict);
+        assert_eq!(skb.as_slice(), bytes, "the outer header stays");
+    }
+    // For no Service: a CNI plugin may encapsulate, too.
+    let inner = ip_packet::<I>(client, (frontend.0, 81), SYN);
+    let bytes = build::ethernet::<O>(&around::<O, I>(other_node::<O>(), node::<O>(), &inner));
+    let (verdict, skb) = run(here, &bytes);
+    assert_eq!((verdict, skb.as_slice()), (NEXT, &bytes[..]));
+}
+
+#[test]
+fn a_packet_arrives_encapsulated_in_either_family() {
+    arrives::<V4, V4>();
+    arrives::<V4, V6>();
+    arrives::<V6, V4>();
+    arrives::<V6, V6>();
+}
