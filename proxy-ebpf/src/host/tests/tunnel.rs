@@ -151,7 +151,7 @@ fn a_packet_is_encapsulated_twice_at_most() {
     run_over(Hook::Ingress, maps, UPLINK, &packet::<V4>(client, frontend, SYN));
     let inner = ip_packet::<V4>(client, frontend, DATA);
     // The flow's endpoint is on another node: the outer time to live tells the next node that it is the second time.
-    let (verdict, skb) = arrives(maps, 60, tag_of(backend), &inner);
+    let (verdict, skb) = arrives(maps, 64, tag_of(backend), &inner);
     assert_eq!((verdict, ip(&skb)[8], ip(&skb)[9]), (REDIRECT, 255, PROTO_IPIP));
     let (verdict, _) = arrives(maps, 250, tag_of(backend), &inner);
     assert_eq!((verdict, maps.count_of(Reason::TunnelNoEndpoint)), (DROP, 1));

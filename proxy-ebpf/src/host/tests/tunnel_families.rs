@@ -140,6 +140,21 @@ fn a_packet_is_encapsulated_in_either_family() {
     sent::<V6, V6>();
 }
 
+/// A later fragment from the other node, which contains what looks like a client's packet.
+fn later_fragment<O: Side, I: Side>(inner: &[u8]) -> Vec<u8> {
+    let (src, dst) = (other_node::<O>(), node::<O>());
+    let outer = if O::HEADER == 20 {
+        let mut header = O::ip(&src, &dst, I::PAYLOAD, 64, inner.len(), 0);
+        header[6..8].copy_from_slice(&[0, 8]);
+        O::mark(&mut header, 0);
+        header
+    } else {
+        let header = O::ip(&src, &dst, 44, 64, 8 + inner.len(), 0);
+        [header, std::vec![I::PAYLOAD, 0, 0, 64, 0, 0, 0, 1]].concat()
+    };
+    build::ethernet::<O>(&[outer, inner.to_vec()].concat())
+}
+
 fn arrives<O: Side, I: Side>() {
     let (client, frontend, backend) = (client::<I>(), frontend::<I>(), backend::<I>());
     let inner = ip_packet::<I>(client, frontend, SYN);
@@ -164,6 +179,16 @@ fn arrives<O: Side, I: Side>() {
         assert_eq!(found, verdict);
         assert_eq!(skb.as_slice(), bytes, "the outer header stays");
     }
+    // A later fragment of an outer packet, and packets of other nodes where DSR is not used.
+    let bytes = later_fragment::<O, I>(&inner);
+    let (verdict, skb) = run(here, &bytes);
+    assert_eq!((verdict, skb.as_slice()), (NEXT, &bytes[..]));
+    let off = both::<O>(BACKEND_LOCAL);
+    off.v4.edit_config(|config| config.flags = 0);
+    off.v6.edit_config(|config| config.flags = 0);
+    let bytes = from(other_node::<O>(), node::<O>());
+    let (verdict, skb) = run(off, &bytes);
+    assert_eq!((verdict, skb.as_slice()), (NEXT, &bytes[..]));
     // For no Service: a CNI plugin may encapsulate, too.
     let inner = ip_packet::<I>(client, (frontend.0, 81), SYN);
     let bytes = build::ethernet::<O>(&around::<O, I>(other_node::<O>(), node::<O>(), &inner));
