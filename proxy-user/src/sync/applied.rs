@@ -11,9 +11,9 @@ use proxy_common::select::is_by_load;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceEntry};
 
 use super::extents::ExtentAllocator;
-use super::filter::{Filter, backend_bit, frontend_bit};
 use super::ids::IdAllocator;
 use super::index::{BackendKey, ByPort};
+use super::prefilter::{Prefilter, backend_bit, frontend_bit};
 use super::rows::{Rows, ShortName};
 use crate::maps::FilterBit as Bit;
 use crate::maps::{
@@ -31,7 +31,7 @@ pub struct QuarantinePeriods {
     /// Of the id of an endpoint or of a Service port.
     pub id: Duration,
     /// Of a bit of the filter; extended while a connection needs it.
-    pub filter: Duration,
+    pub prefilter: Duration,
     /// Of a replaced Maglev table: the drain period.
     pub table: Duration,
 }
@@ -41,7 +41,7 @@ impl Default for QuarantinePeriods {
         Self {
             extent: Duration::from_secs(1),
             id: Duration::from_mins(1),
-            filter: Duration::from_hours(24),
+            prefilter: Duration::from_hours(24),
             table: Duration::from_mins(10),
         }
     }
@@ -63,7 +63,7 @@ pub struct Applied {
     pub frontends: Rows<SortedSet<FrontendKey>>,
     pub backends: Rows<Backend>,
     pub names: Rows<ShortName>,
-    pub filter: Filter,
+    pub prefilter: Prefilter,
     pub extents: ExtentAllocator,
     /// The Maglev tables, by index ([`proxy_common::maglev::index`]).
     pub maglev: BTreeMap<u32, MaglevRow>,
@@ -100,7 +100,7 @@ impl Applied {
             frontends: Rows::default(),
             backends: Rows::default(),
             names: Rows::default(),
-            filter: Filter::new(holds.filter),
+            prefilter: Prefilter::new(holds.prefilter),
             extents: ExtentAllocator::new(capacity.slots, holds.extent),
             maglev: BTreeMap::new(),
             drains: Drains::new(holds.table),
@@ -175,7 +175,7 @@ impl Applied {
                 {
                     self.backends.remove(*id);
                     self.active -= usize::from(row.state == BACKEND_ACTIVE);
-                    self.filter.remove(backend_bit(&row), now);
+                    self.prefilter.remove(backend_bit(&row), now);
                 }
             }
             // The allocators know the content of extents and tables; what the programs write themselves is not mirrored.
@@ -205,11 +205,11 @@ impl Applied {
                     self.node_ports.remove(key);
                     self.unlink(key, &old, now, sync);
                     for bit in self.frontend_bits(key) {
-                        self.filter.remove(bit, now);
+                        self.prefilter.remove(bit, now);
                     }
                 }
             }
-            Write::PrefilterSet(..) | Write::PrefilterClear(..) => self.filter.written(write),
+            Write::PrefilterSet(..) | Write::PrefilterClear(..) => self.prefilter.written(write),
             Write::SourceRange(id, range) => {
                 self.ranges.entry(*id).or_default().insert(*range);
             }
@@ -263,18 +263,18 @@ impl Applied {
         }
         for bit in self.address_bits(address).collect::<Vec<_>>() {
             if answers(bits) {
-                self.filter.add(bit);
+                self.prefilter.add(bit);
             } else {
-                self.filter.remove(bit, now);
+                self.prefilter.remove(bit, now);
             }
         }
     }
 
     fn put_backend(&mut self, id: u32, row: Backend, now: Instant) {
-        self.filter.add(backend_bit(&row));
+        self.prefilter.add(backend_bit(&row));
         self.active += usize::from(row.state == BACKEND_ACTIVE);
         if let Some(old) = self.backends.insert(id, row) {
-            self.filter.remove(backend_bit(&old), now);
+            self.prefilter.remove(backend_bit(&old), now);
             self.active -= usize::from(old.state == BACKEND_ACTIVE);
         }
     }
@@ -286,7 +286,7 @@ impl Applied {
             self.unlink(&key, &old, now, sync);
         } else {
             for bit in self.frontend_bits(&key) {
-                self.filter.add(bit);
+                self.prefilter.add(bit);
             }
             if key.addr.is_unspecified() && key.port != 0 {
                 self.node_ports.insert(key);

@@ -109,7 +109,7 @@ impl Audit {
                 (ours.eq(found.iter().map(|(id, row)| (*id, row))), next)
             }
             Table::Prefilter => {
-                let words = applied.filter.words();
+                let words = applied.prefilter.words();
                 let (range, next) = part(start, piece, words.len() as u32);
                 let found = store.read_range(table, range.clone())?.prefilter;
                 (words.get(range.start as usize..range.end as usize) == Some(&found), next)

@@ -25,7 +25,7 @@ fn assert_kept(before: &Contents, after: &Contents) {
     assert!(!has_moved, "a slot");
     assert_eq!((&before.source_ranges, &before.maglev), (&after.source_ranges, &after.maglev));
     let lost = before.prefilter.iter().zip(&after.prefilter).any(|(before, after)| before & !after != 0);
-    assert!(!lost, "a bit of the filter");
+    assert!(!lost, "a bit of the prefilter");
 }
 
 #[tokio::test(start_paused = true)]

@@ -182,7 +182,7 @@ fn addresses(applied: &Applied, desired: &NodeContents) -> Steps {
     for (address, facts) in differing(&desired.addresses, known) {
         if *facts & NODE_ADDR_PORTS != 0 {
             let needed: BTreeSet<_> = applied.address_bits(*address).collect();
-            for (word, mask) in needed.into_iter().filter(|bit| !applied.filter.is_set(*bit)) {
+            for (word, mask) in needed.into_iter().filter(|bit| !applied.prefilter.is_set(*bit)) {
                 steps.push(0, Write::PrefilterSet(word, mask));
             }
         }

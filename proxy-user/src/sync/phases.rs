@@ -7,8 +7,8 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED, ServiceEntry};
 
 use super::applied::Applied;
-use super::filter::backend_bit;
 use super::job::{Job, Owner, Steps, SyncError, Wanted};
+use super::prefilter::backend_bit;
 use super::removal::has_left;
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
@@ -187,7 +187,7 @@ impl<S: Store> Writer<S> {
     pub(super) fn note_unused_bits(&mut self, wanted: Option<&Wanted>, now: Instant) {
         if let Some(wanted) = wanted {
             for bit in self.applied.bits_of(wanted).collect::<Vec<_>>() {
-                self.applied.filter.unused(bit, now);
+                self.applied.prefilter.unused(bit, now);
             }
         }
     }

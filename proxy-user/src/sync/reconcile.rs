@@ -178,7 +178,7 @@ impl<S: Store> Reconciler<S> {
             due(applied.endpoints.next_quarantine_end(), true),
             due(applied.ports.next_quarantine_end(), true),
         ];
-        let bits = applied.filter.next_quarantine_end();
+        let bits = applied.prefilter.next_quarantine_end();
         let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
         let mut rests = [space[0], space[1], applied.drains.next_over(), ids[0], ids[1], bits];
         if let Some((_, retry)) = self.releases.failed {

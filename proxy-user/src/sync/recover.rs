@@ -55,7 +55,7 @@ impl<S: Store> Reconciler<S> {
                     .quarantined()
                     .map(|(s, base, ids)| (s, base, ids.len() as u32))
                     .collect(),
-                idle_bits: applied.filter.idle().clone(),
+                idle_bits: applied.prefilter.idle().clone(),
             };
             self.adopt(&contents, known, now);
         }
@@ -115,8 +115,8 @@ impl<S: Store> Reconciler<S> {
             applied.advance(&Write::SourceRange(*id, *range), now, self.writer.number);
         }
         applied.extents.retire_unreferenced(now, self.writer.number);
-        applied.filter.restore(&contents.prefilter);
-        applied.filter.found(now, &known.idle_bits);
+        applied.prefilter.restore(&contents.prefilter);
+        applied.prefilter.start_quarantines(now, &known.idle_bits);
         applied.ports.restored();
         applied.endpoints.restored();
         for (key, id) in applied.endpoints.iter().collect::<Vec<_>>() {
@@ -227,7 +227,7 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
         .iter()
         .filter(|(base, ids)| slots_of(contents, *base, ids.len() as u32).is_none_or(|found| found != *ids));
     let missing_bits = applied
-        .filter
+        .prefilter
         .words()
         .iter()
         .zip(&contents.prefilter)

@@ -139,7 +139,7 @@ impl Releases {
         if self.next_release.is_some_and(|next| now < next) {
             return BTreeSet::new();
         }
-        let quarantine_over = applied.filter.quarantine_over(now);
+        let quarantine_over = applied.prefilter.quarantine_over(now);
         if quarantine_over.is_empty() {
             return quarantine_over;
         }
@@ -147,7 +147,7 @@ impl Releases {
         match self.flows.used_among(&quarantine_over) {
             Ok(used) => {
                 for bit in &used {
-                    applied.filter.is_in_use(*bit, now);
+                    applied.prefilter.is_in_use(*bit, now);
                 }
                 &quarantine_over - &used
             }

@@ -179,7 +179,7 @@ impl Services {
                     rows.push(number, Write::Backend(*id, *row));
                 }
             }
-            let is_missing = |bit: &Bit| !writer.applied.filter.is_set(*bit);
+            let is_missing = |bit: &Bit| !writer.applied.prefilter.is_set(*bit);
             let missing: BTreeSet<_> = writer.applied.bits_of(wanted).filter(is_missing).collect();
             for (word, mask) in missing {
                 bits.push(number, Write::PrefilterSet(word, mask));

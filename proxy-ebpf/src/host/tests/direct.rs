@@ -83,6 +83,8 @@ fn a_masqueraded_connection<F: Net>() {
     assert_eq!((flow.last_seen, flow.client_port), (maps.now(), 2500));
     assert_eq!(maps.direct_seen().unwrap().load(), 0, "segments that arrive are not looked up for it");
 
+    passes(maps, Hook::Ingress, UPLINK, backend, source, SYN_ACK);
+
     // A connection that is older than the agent is tracked from any segment but its last one.
     let older = (node::<F>(), 2600);
     passes(maps, Hook::Egress, UPLINK, older, backend, FIN);
@@ -95,6 +97,39 @@ fn a_masqueraded_connection<F: Net>() {
 fn masqueraded_connections_have_a_flow() {
     a_masqueraded_connection::<V4>();
     a_masqueraded_connection::<V6>();
+}
+
+/// The SNAT port is one that a client's flow has. The connection gets another one, and its replies are given to the device to
+/// which the connection belongs.
+fn a_masqueraded_connection_with_a_used_port<F: Net>() {
+    let maps = maps::<F>(0);
+    maps.edit_config(|config| config.snat = [PortRange::new(2500, 2501), PortRange::default()]);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    let used = live(maps)[0].source_port;
+    let (own, other) = ((node::<F>(), used), (node::<F>(), 2500 + 2501 - used));
+    let (verdict, skb) = run_over(Hook::Egress, maps, UPLINK, &packet::<F>(own, backend, SYN));
+    assert_eq!((verdict, skb.wire(), skb.is_translated), (NEXT, packet::<F>(other, backend, SYN), true));
+    let reply = packet::<F>(backend, other, SYN_ACK);
+    let delivered = Some(Redirect::In(route().ifindex));
+    for (way_back, expected) in [
+        (Some(route()), delivered),
+        (Some(Route { ifindex: UPLINK, ..route() }), None),
+        (Some(Route { resolved: 0, ..route() }), None),
+        (None, None),
+    ] {
+        maps.advance(1);
+        let (verdict, skb) =
+            run_edited(Hook::Ingress, maps, UPLINK, &reply, |skb| skb.routes.set_default(way_back));
+        assert_eq!((verdict == REDIRECT, skb.redirect), (expected.is_some(), expected));
+        assert_eq!(ip(&skb), ip_packet::<F>(backend, own, SYN_ACK));
+    }
+}
+
+#[test]
+fn a_masqueraded_connection_gets_another_port_and_its_replies() {
+    a_masqueraded_connection_with_a_used_port::<V4>();
+    a_masqueraded_connection_with_a_used_port::<V6>();
 }
 
 /// A client connects to a frontend, and from the same port to the endpoint.

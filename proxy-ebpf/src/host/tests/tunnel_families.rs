@@ -76,7 +76,9 @@ fn set_up<F: Side>(backend_flags: u32) -> HostMaps<F> {
         flags: SERVICE_DSR,
         ..ServiceEntry::NONE
     };
-    maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+    for (proto, slot_base) in [(PROTO_TCP, 7), (PROTO_SCTP, 9)] {
+        maps.add_service(ServiceKey::internal(addr, port, proto), ServiceEntry { slot_base, ..entry });
+    }
     maps
 }
 
@@ -190,10 +192,12 @@ fn arrives<O: Side, I: Side>() {
     let (verdict, skb) = run(off, &bytes);
     assert_eq!((verdict, skb.as_slice()), (NEXT, &bytes[..]));
     // For no Service: a CNI plugin may encapsulate, too.
-    let inner = ip_packet::<I>(client, (frontend.0, 81), SYN);
-    let bytes = build::ethernet::<O>(&around::<O, I>(other_node::<O>(), node::<O>(), &inner));
-    let (verdict, skb) = run(here, &bytes);
-    assert_eq!((verdict, skb.as_slice()), (NEXT, &bytes[..]));
+    // SCTP is not sent so.
+    for inner in [ip_packet::<I>(client, (frontend.0, 81), SYN), ip_packet::<I>(client, frontend, INIT)] {
+        let bytes = build::ethernet::<O>(&around::<O, I>(other_node::<O>(), node::<O>(), &inner));
+        let (verdict, skb) = run(here, &bytes);
+        assert_eq!((verdict, skb.as_slice()), (NEXT, &bytes[..]));
+    }
 }
 
 #[test]

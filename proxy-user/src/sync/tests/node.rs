@@ -19,7 +19,7 @@ use crate::plan::{
     Access, AddressFacts, BackendFacts, Frontend, FrontendKind, FrontendPlan, NodePlan, PortPlan, Scope,
     ServicePlan, Unmanaged,
 };
-use crate::sync::filter::frontend_bit;
+use crate::sync::prefilter::frontend_bit;
 
 /// Asserts that the tables hold the plan of the node; checks nothing without a plan.
 #[track_caller]

@@ -13,7 +13,7 @@ use crate::model::{ServiceName, TrafficPolicy};
 use crate::plan::{
     Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan, ServicePortName,
 };
-use crate::sync::filter::{backend_bit, frontend_bit};
+use crate::sync::prefilter::{backend_bit, frontend_bit};
 
 /// What a frontend leads to: a Service port, endpoints with their flags, and the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -34,7 +34,7 @@ fn bit(role: Role, addr: IpAddr, port: u16, proto: u8) -> Bit {
 
 /// The mirror of the filter in the map, and how many entries need each bit.
 #[derive(Clone, Debug)]
-pub struct Filter {
+pub struct Prefilter {
     words: Vec<u64>,
     owners: Owners,
     idle: Idle,
@@ -106,13 +106,13 @@ impl Idle {
     }
 }
 
-impl Filter {
-    /// Creates a filter without bits. A bit that no entry needs any more stays in quarantine for `hold`.
+impl Prefilter {
+    /// Creates a prefilter without bits. A bit that no entry needs any more stays in quarantine for `hold`.
     pub fn new(hold: Duration) -> Self {
         Self { words: vec![0; PREFILTER_WORDS as usize], owners: Owners::new(), idle: Idle::default(), hold }
     }
 
-    /// Takes over the bits found in the map. Call [`Filter::found`] once the entries that need them are known.
+    /// Takes over the bits found in the map. Call [`Prefilter::start_quarantines`] once the entries that need them are known.
     pub fn restore(&mut self, words: &[u64]) {
         for (known, found) in self.words.iter_mut().zip(words) {
             *known = *found;
@@ -120,7 +120,7 @@ impl Filter {
     }
 
     /// Starts the quarantine of the bits that no entry needs; for bits in `idle_before`, it ends at the time given there.
-    pub fn found(&mut self, now: Instant, idle_before: &BTreeMap<Bit, Instant>) {
+    pub fn start_quarantines(&mut self, now: Instant, idle_before: &BTreeMap<Bit, Instant>) {
         for (number, word) in self.words.iter().enumerate() {
             let mut rest = *word;
             while rest != 0 {
@@ -214,49 +214,49 @@ mod tests {
     #[test]
     fn a_bit_rests_after_its_last_owner() {
         let now = Instant::now();
-        let mut filter = Filter::new(HOLD);
+        let mut prefilter = Prefilter::new(HOLD);
         let bit = (3, 8);
-        filter.written(&Write::PrefilterSet(3, 8));
-        filter.add(bit);
-        filter.add(bit);
-        filter.remove(bit, now);
-        assert_eq!(filter.next_quarantine_end(), None);
-        filter.remove(bit, now);
-        assert_eq!(filter.quarantine_over(now + HOLD / 2), BTreeSet::new());
-        assert_eq!(filter.quarantine_over(now + HOLD), [bit].into());
-        filter.add(bit);
-        assert_eq!(filter.quarantine_over(now + HOLD), BTreeSet::new());
+        prefilter.written(&Write::PrefilterSet(3, 8));
+        prefilter.add(bit);
+        prefilter.add(bit);
+        prefilter.remove(bit, now);
+        assert_eq!(prefilter.next_quarantine_end(), None);
+        prefilter.remove(bit, now);
+        assert_eq!(prefilter.quarantine_over(now + HOLD / 2), BTreeSet::new());
+        assert_eq!(prefilter.quarantine_over(now + HOLD), [bit].into());
+        prefilter.add(bit);
+        assert_eq!(prefilter.quarantine_over(now + HOLD), BTreeSet::new());
     }
 
     #[test]
     fn a_bit_that_is_in_use_rests_an_hour_longer() {
         let now = Instant::now();
-        let mut filter = Filter::new(HOLD);
+        let mut prefilter = Prefilter::new(HOLD);
         for bit in [(3, 8), (3, 16)] {
-            filter.written(&Write::PrefilterSet(bit.0, bit.1));
-            filter.add(bit);
-            filter.remove(bit, now);
+            prefilter.written(&Write::PrefilterSet(bit.0, bit.1));
+            prefilter.add(bit);
+            prefilter.remove(bit, now);
         }
-        filter.is_in_use((3, 8), now + HOLD);
-        filter.is_in_use((9, 1), now + HOLD);
-        assert_eq!(filter.quarantine_over(now + HOLD), [(3, 16)].into());
-        assert_eq!(filter.quarantine_over(now + HOLD + IN_USE), [(3, 8), (3, 16)].into());
-        filter.written(&Write::PrefilterClear(3, 16));
-        assert_eq!(filter.next_quarantine_end(), Some(now + HOLD + IN_USE));
+        prefilter.is_in_use((3, 8), now + HOLD);
+        prefilter.is_in_use((9, 1), now + HOLD);
+        assert_eq!(prefilter.quarantine_over(now + HOLD), [(3, 16)].into());
+        assert_eq!(prefilter.quarantine_over(now + HOLD + IN_USE), [(3, 8), (3, 16)].into());
+        prefilter.written(&Write::PrefilterClear(3, 16));
+        assert_eq!(prefilter.next_quarantine_end(), Some(now + HOLD + IN_USE));
     }
 
     #[test]
     fn bits_found_without_owner_rest_from_the_start() {
         let now = Instant::now();
-        let mut filter = Filter::new(HOLD);
+        let mut prefilter = Prefilter::new(HOLD);
         let mut words = vec![0; PREFILTER_WORDS as usize];
         words[5] = 0b101;
-        filter.restore(&words);
-        filter.add((5, 1));
-        filter.found(now, &BTreeMap::new());
-        assert_eq!(filter.quarantine_over(now + HOLD), [(5, 4)].into());
-        filter.written(&Write::PrefilterClear(5, 4));
-        assert!(filter.is_set((5, 1)) && !filter.is_set((5, 4)));
-        assert_eq!(filter.next_quarantine_end(), None);
+        prefilter.restore(&words);
+        prefilter.add((5, 1));
+        prefilter.start_quarantines(now, &BTreeMap::new());
+        assert_eq!(prefilter.quarantine_over(now + HOLD), [(5, 4)].into());
+        prefilter.written(&Write::PrefilterClear(5, 4));
+        assert!(prefilter.is_set((5, 1)) && !prefilter.is_set((5, 4)));
+        assert_eq!(prefilter.next_quarantine_end(), None);
     }
 }
