@@ -165,3 +165,28 @@ pub fn receive<F: Frame, Fam: EtherType>(frame: F, ctx: &PacketCtx<Fam::Words>) 
     overwrite_link_header(frame, macs, Fam::ETHERTYPE)?;
     Ok(frame.redirect_ingress(ctx.route.ifindex))
 }
+
+#[cfg(test)]
+mod tests {
+    use proxy_common::Address as _;
+
+    use super::*;
+
+    #[test]
+    fn each_word_of_both_addresses_changes_the_index() {
+        for base in [0, u32::MAX] {
+            let index = |words: [u32; 8]| {
+                let [a, b, c, d, e, f, g, h] = words;
+                let (src, dst) = (<[u32; 4]>::from_words([a, b, c, d]), <[u32; 4]>::from_words([e, f, g, h]));
+                let index = cache_index(&Tuple { src, dst, src_port: 0, dst_port: 0 });
+                assert!((index as usize) < FIB_CACHE_ENTRIES);
+                index
+            };
+            for word in 0..8 {
+                let mut words = [base; 8];
+                words[word] ^= 1 << 5;
+                assert_ne!(index(words), index([base; 8]), "{base:#x}, word {word}");
+            }
+        }
+    }
+}

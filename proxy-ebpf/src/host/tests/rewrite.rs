@@ -2,6 +2,7 @@
 
 use proxy_common::Address as _;
 use proxy_common::csum::fold;
+use proxy_common::fragment::FRAGMENT_SECS;
 
 use super::*;
 
@@ -180,11 +181,28 @@ fn fragments_of_packets<F: Net>() {
             }
         }
     }
+    let all = fragments::<F>(client, frontend, shape).map(|part| part.len() as u64);
+    assert_eq!(maps.stats_of(1).bytes, 2 * all.iter().sum::<u64>());
+    // The first fragment is known for some time.
+    let [first, later] = fragments::<F>(client, frontend, shape);
+    let translated = || ip(&run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&later)).1) != later;
+    run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&first));
+    maps.advance(FRAGMENT_SECS * HZ);
+    assert!(translated());
+    maps.advance(1);
+    assert!(!translated());
+    assert_eq!(maps.count_of(Reason::Fragment), 1);
+    // Fragments of other packets are not remembered.
+    for part in fragments::<F>(client, (F::addr(77), 443), shape) {
+        let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&part));
+        assert_eq!((verdict, ip(&skb)), (NEXT, part));
+    }
+    assert_eq!(maps.count_of(Reason::Fragment), 2);
     // SCTP's checksum covers the whole packet.
     let [first, _] = fragments::<F>(client, frontend, INIT);
     let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&first));
     assert_eq!((verdict, ip(&skb)), (NEXT, first));
-    assert_eq!(maps.count_of(Reason::Fragment), 1);
+    assert_eq!(maps.count_of(Reason::Fragment), 3);
 }
 
 #[test]
@@ -227,6 +245,25 @@ fn a_pseudo_header_of_minus_zero<F: Net>() {
 fn a_pseudo_header_may_have_the_sum_zero() {
     a_pseudo_header_of_minus_zero::<V4>();
     a_pseudo_header_of_minus_zero::<V6>();
+}
+
+/// The packet that looked up the route is sent by the kernel's neighbour code; the next ones of the same tick are not.
+fn the_next_hop<F: Net>() {
+    let maps = maps::<F>(0);
+    let bytes = packet::<F>(client::<F>(), frontend::<F>(), SYN);
+    for _ in 0..2 {
+        maps.advance(1);
+        let redirects = [0; 3].map(|_| run_over(Hook::Ingress, maps, UPLINK, &bytes).1.redirect);
+        let out = Some(Redirect::Out(route().ifindex));
+        assert!(matches!(redirects[0], Some(Redirect::Neighbour(_))));
+        assert_eq!(redirects[1..], [out, out]);
+    }
+}
+
+#[test]
+fn the_kernel_probes_the_next_hop_once_a_tick() {
+    the_next_hop::<V4>();
+    the_next_hop::<V6>();
 }
 
 /// A packet that has no hop left is not forwarded; one for this node is not forwarded, and does not need any.
