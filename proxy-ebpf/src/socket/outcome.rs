@@ -39,7 +39,7 @@ pub fn happened(context: &SockOpsContext) -> u32 {
             let _ = context.set_cb_flags((context.cb_flags() | WATCH).cast_signed());
         }
         BPF_SOCK_OPS_RTO_CB if state(context) == BPF_TCP_SYN_SENT => {
-            note_failure(context, Outcome::Retransmitted)
+            note_failure(context, Outcome::Retransmitted);
         }
         BPF_SOCK_OPS_STATE_CB if context.arg(0) == BPF_TCP_SYN_SENT => changed(context, context.arg(1)),
         _ => {}
@@ -73,6 +73,7 @@ fn changed(context: &SockOpsContext, new: u32) {
 fn example(context: &SockOpsContext, storage: &SocketStorage, begun: u64, took: u64) -> SocketExample {
     // The words are read one by one, whatever the family is: the verifier rejects a load whose offset is computed at run
     // time.
+    // SAFETY: the kernel passes a valid context to every program.
     let [v4, a, b, c, d] = unsafe {
         let ip6 = &raw const (*context.ops).local_ip6;
         [

@@ -8,6 +8,7 @@ mod eject;
 mod established;
 mod foreign;
 mod full;
+mod icmp;
 mod refused;
 mod rewrite;
 mod segments;

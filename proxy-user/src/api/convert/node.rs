@@ -8,7 +8,7 @@ use super::{LABEL_ZONE, address, label};
 /// The taint that the cluster autoscaler adds to a node before it removes the machine.
 const TAINT_LEAVES: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// Converts the parts of a node that are used. Whether it is_leaving follows kube-proxy's rule
+/// Converts the parts of a node that are used. Whether the node is leaving follows kube-proxy's rule
 /// (`pkg/proxy/healthcheck/proxy_health.go`). Addresses and ranges that cannot be parsed are left out: each of their
 /// uses has its own fallback.
 pub fn node(object: Node) -> NodeView {

@@ -1,0 +1,186 @@
+//! ICMP errors about translated packets, with quotes of every kind and length.
+
+use proxy_common::service::SERVICE_EJECTS;
+
+use super::*;
+
+/// Bytes of a transport header that every quote has (RFC 792).
+const LEAST: usize = 8;
+
+/// What the tests need of a family's errors.
+trait Errors: Net {
+    const TIME_EXCEEDED: [u8; 2];
+    const HOST_UNREACHABLE: [u8; 2];
+    /// An echo request, which is no error.
+    const ECHO: [u8; 2];
+}
+
+impl Errors for V4 {
+    const TIME_EXCEEDED: [u8; 2] = [11, 0];
+    const HOST_UNREACHABLE: [u8; 2] = [3, 1];
+    const ECHO: [u8; 2] = [8, 0];
+}
+
+impl Errors for V6 {
+    const TIME_EXCEEDED: [u8; 2] = [3, 0];
+    const HOST_UNREACHABLE: [u8; 2] = [1, 3];
+    const ECHO: [u8; 2] = [128, 0];
+}
+
+/// An IP packet with an error that quotes `quote`.
+fn error<F: Net>(kind: [u8; 2], src: F::Words, dst: F::Words, quote: &[u8]) -> Vec<u8> {
+    let mut icmp = [&kind[..], &[0; 6], quote].concat();
+    let pseudo = if F::HEADER == 20 { Vec::new() } else { F::pseudo(&src, &dst, F::ICMP, icmp.len()) };
+    let check = build::checksum(&[&pseudo, &icmp]);
+    icmp[2..4].copy_from_slice(&check.to_be_bytes());
+    [F::ip(&src, &dst, F::ICMP, 64, icmp.len(), 0), icmp].concat()
+}
+
+fn translated<F: Net>(maps: HostMaps<F>, hook: Hook, device: u32, packet: &[u8]) -> Vec<u8> {
+    ip(&run_over(hook, maps, device, &build::ethernet::<F>(packet)).1)
+}
+
+/// A flow of a client to an endpoint of this node.
+fn with_flow<F: Net>(shape: Shape) -> HostMaps<F> {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client::<F>(), frontend::<F>(), shape));
+    maps
+}
+
+/// Errors about the client's packets, from the endpoint and from a router, and errors about replies.
+fn both_directions<F: Errors>(shape: Shape) {
+    let maps = with_flow::<F>(shape);
+    let (client, frontend, backend, router) = (client::<F>(), frontend::<F>(), backend::<F>(), F::addr(5));
+    for kind in [F::UNREACHABLE, F::TIME_EXCEEDED, F::HOST_UNREACHABLE] {
+        // None of these cuts a checksum in two: half a checksum stays as it is.
+        for left in [LEAST, 12, 16, 18, usize::MAX] {
+            let quote = |src, dst| {
+                let mut quote = ip_packet::<F>(src, dst, shape);
+                quote.truncate(left.saturating_add(F::HEADER).min(quote.len()));
+                quote
+            };
+            for (from, becomes) in [(backend.0, frontend.0), (router, router)] {
+                let came = error::<F>(kind, from, client.0, &quote(client, backend));
+                let expected = error::<F>(kind, becomes, client.0, &quote(client, frontend));
+                assert_eq!(translated(maps, Hook::Egress, UPLINK, &came), expected, "{kind:?} {left}");
+                // At the pod's own device, it is not translated yet.
+                assert_eq!(translated(maps, Hook::Ingress, POD, &came), came);
+            }
+            let came = error::<F>(kind, client.0, frontend.0, &quote(frontend, client));
+            let expected = error::<F>(kind, client.0, backend.0, &quote(backend, client));
+            assert_eq!(translated(maps, Hook::Ingress, UPLINK, &came), expected, "{kind:?} {left}");
+        }
+    }
+}
+
+#[test]
+fn errors_are_translated_in_both_directions() {
+    for shape in [SYN, UDP, INIT] {
+        both_directions::<V4>(shape);
+        both_directions::<V6>(shape);
+    }
+}
+
+/// Packets that look like errors about a packet of a flow, and are none.
+fn no_errors<F: Errors>() {
+    let maps = with_flow::<F>(UDP);
+    let (client, backend) = (client::<F>(), backend::<F>());
+    let quote = ip_packet::<F>(client, backend, UDP);
+    let about = |quote: &[u8]| error::<F>(F::UNREACHABLE, backend.0, client.0, quote);
+    assert_ne!(translated(maps, Hook::Egress, UPLINK, &about(&quote)), about(&quote));
+    let mut later = quote.clone();
+    let mut ping = quote.clone();
+    if F::HEADER == 20 {
+        later[6..8].copy_from_slice(&[0, 8]);
+        ping[9] = F::ICMP;
+    } else {
+        let next = std::mem::replace(&mut later[6], 44);
+        later.splice(40..40, [next, 0, 0, 64, 0, 0, 0, 1]);
+        ping[6] = F::ICMP;
+    }
+    let short = &quote[..F::HEADER + LEAST - 1];
+    let came = [
+        ("a later fragment is quoted", about(&later)),
+        ("another protocol is quoted", about(&ping)),
+        ("seven bytes are quoted", about(short)),
+        ("no error", error::<F>(F::ECHO, backend.0, client.0, &quote)),
+        ("not to the source of what is quoted", error::<F>(F::UNREACHABLE, backend.0, F::addr(6), &quote)),
+        ("a later fragment", as_later_fragment::<F>(about(&quote))),
+    ];
+    for (what, bytes) in came {
+        assert_eq!(translated(maps, Hook::Egress, UPLINK, &bytes), bytes, "{what}");
+    }
+}
+
+/// The same bytes, as a later fragment.
+fn as_later_fragment<F: Net>(mut ip: Vec<u8>) -> Vec<u8> {
+    if F::HEADER == 20 {
+        ip[6..8].copy_from_slice(&[0, 8]);
+        ip[10..12].fill(0);
+        let check = build::checksum(&[&ip[..20]]);
+        ip[10..12].copy_from_slice(&check.to_be_bytes());
+    } else {
+        let length = u16::from_be_bytes([ip[4], ip[5]]) + 8;
+        ip[4..6].copy_from_slice(&length.to_be_bytes());
+        let next = std::mem::replace(&mut ip[6], 44);
+        ip.splice(40..40, [next, 0, 0, 64, 0, 0, 0, 1]);
+    }
+    ip
+}
+
+#[test]
+fn other_icmp_packets_pass_unchanged() {
+    no_errors::<V4>();
+    no_errors::<V6>();
+}
+
+/// Only "unreachable" about a SYN is a refusal.
+fn refusals_by_icmp<F: Errors>() {
+    for (kind, shape, is_refusal) in [
+        (F::UNREACHABLE, SYN, true),
+        (F::HOST_UNREACHABLE, SYN, true),
+        (F::TIME_EXCEEDED, SYN, false),
+        (F::UNREACHABLE, UDP, false),
+    ] {
+        let maps = maps::<F>(BACKEND_LOCAL);
+        let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+        let other = BackendEntry {
+            addr: F::addr(3),
+            port: 8080,
+            proto: shape.proto,
+            state: BACKEND_ACTIVE,
+            service: 1,
+            flags: BACKEND_LOCAL,
+        };
+        maps.set_backend(20, other);
+        // The first endpoint is selected for certain while it is the only one.
+        let entry = |slot_count| ServiceEntry {
+            id: 1,
+            slot_base: 30,
+            slot_count,
+            kind: KIND_CLUSTER_IP,
+            flags: SERVICE_EJECTS,
+            ..ServiceEntry::NONE
+        };
+        let first = if shape.proto == PROTO_UDP { 8 } else { 7 };
+        maps.set_slots(30, &[first, 20]);
+        let key = ServiceKey::internal(frontend.0, frontend.1, shape.proto);
+        maps.add_service(key, entry(1));
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, shape));
+        maps.add_service(ServiceKey::internal(frontend.0, frontend.1, shape.proto), entry(2));
+        let came = error::<F>(kind, backend.0, client.0, &ip_packet::<F>(client, backend, shape));
+        let (verdict, skb) = run_over(Hook::Egress, maps, UPLINK, &build::ethernet::<F>(&came));
+        assert_eq!(verdict == DROP, is_refusal, "{kind:?}");
+        assert_eq!(maps.refusals_of(1, Reason::RefusalDropped), u64::from(is_refusal));
+        if !is_refusal {
+            let quote = ip_packet::<F>(client, frontend, shape);
+            assert_eq!(ip(&skb), error::<F>(kind, frontend.0, client.0, &quote));
+        }
+    }
+}
+
+#[test]
+fn only_unreachable_about_a_syn_is_a_refusal() {
+    refusals_by_icmp::<V4>();
+    refusals_by_icmp::<V6>();
+}
