@@ -37,7 +37,9 @@ fn error<F: Net>(kind: [u8; 2], src: F::Words, dst: F::Words, quote: &[u8]) -> V
 }
 
 fn translated<F: Net>(maps: HostMaps<F>, hook: Hook, device: u32, packet: &[u8]) -> Vec<u8> {
-    ip(&run_over(hook, maps, device, &build::ethernet::<F>(packet)).1)
+    let (verdict, skb) = run_over(hook, maps, device, &build::ethernet::<F>(packet));
+    assert_eq!((verdict, skb.redirect), (NEXT, None));
+    ip(&skb)
 }
 
 /// A flow of a client to an endpoint of this node.
@@ -79,6 +81,40 @@ fn errors_are_translated_in_both_directions() {
         both_directions::<V4>(shape);
         both_directions::<V6>(shape);
     }
+}
+
+/// An error about a packet that this node has forwarded is forwarded to the client, if its route can carry it.
+fn a_forwarded_error<F: Errors>() {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, UDP));
+    let source = (node::<F>(), maps.flows().iter().find(|flow| flow.bits() != 0).unwrap().source_port);
+    let came = error::<F>(F::UNREACHABLE, backend.0, source.0, &ip_packet::<F>(source, backend, UDP));
+    let mut expected =
+        error::<F>(F::UNREACHABLE, frontend.0, client.0, &ip_packet::<F>(client, frontend, UDP));
+    expected[if F::HEADER == 20 { 8 } else { 7 }] = 63;
+    if F::HEADER == 20 {
+        expected[10..12].fill(0);
+        let check = build::checksum(&[&expected[..20]]);
+        expected[10..12].copy_from_slice(&check.to_be_bytes());
+    }
+    for (mtu, is_forwarded) in [(came.len() as u32, true), (came.len() as u32 - 1, false)] {
+        maps.advance(1);
+        let (verdict, skb) = run_edited(Hook::Ingress, maps, UPLINK, &build::ethernet::<F>(&came), |skb| {
+            skb.routes.set_default(Some(Route { mtu, ..route() }));
+        });
+        assert_eq!(verdict, if is_forwarded { REDIRECT } else { DROP });
+        if is_forwarded {
+            assert_eq!(ip(&skb), expected);
+        }
+    }
+    assert_eq!(maps.count_of(Reason::NoRoute), 1);
+}
+
+#[test]
+fn an_error_about_a_forwarded_packet_is_forwarded() {
+    a_forwarded_error::<V4>();
+    a_forwarded_error::<V6>();
 }
 
 /// Packets that look like errors about a packet of a flow, and are none.

@@ -9,6 +9,7 @@ mod established;
 mod foreign;
 mod full;
 mod icmp;
+mod quotes;
 mod refused;
 mod rewrite;
 mod segments;
