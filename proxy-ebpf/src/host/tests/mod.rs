@@ -6,6 +6,7 @@ mod direct;
 mod early;
 mod eject;
 mod established;
+mod first;
 mod foreign;
 mod full;
 mod icmp;
