@@ -198,6 +198,7 @@ fn a_probe<F: Net>() {
     let maps = maps::<F>(0);
     let (client, frontend) = (client::<F>(), frontend::<F>());
     let bytes = packet::<F>(client, frontend, DATA);
+    maps.advance(10_000);
     run_at(maps, UPLINK, &packet::<F>(client, frontend, SYN), |_| {});
     for _ in 0..2 {
         let mut left = 0;
