@@ -61,9 +61,14 @@ fn both_directions<F: Errors>(shape: Shape) {
                 quote.truncate(left.saturating_add(F::HEADER).min(quote.len()));
                 quote
             };
-            for (from, becomes) in [(backend.0, frontend.0), (router, router)] {
-                let came = error::<F>(kind, from, client.0, &quote(client, backend));
+            // Some with padding behind the IP packet.
+            let padded = |ip: Vec<u8>, bytes: usize| [ip, std::vec![0xaa; bytes]].concat();
+            for (from, becomes, padding) in
+                [(backend.0, frontend.0, 0), (router, router, 0), (router, router, 12)]
+            {
+                let came = padded(error::<F>(kind, from, client.0, &quote(client, backend)), padding);
                 let expected = error::<F>(kind, becomes, client.0, &quote(client, frontend));
+                let expected = padded(expected, padding);
                 assert_eq!(translated(maps, Hook::Egress, UPLINK, &came), expected, "{kind:?} {left}");
                 // At the pod's own device, it is not translated yet.
                 assert_eq!(translated(maps, Hook::Ingress, POD, &came), came);
