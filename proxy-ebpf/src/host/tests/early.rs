@@ -207,6 +207,8 @@ fn a_probe<F: Net>() {
             left += u32::from(is_left(maps, &bytes, |_| {}));
         }
         assert!(left <= 1, "{left}");
+        maps.advance(1_000);
+        assert!(is_left(maps, &bytes, |_| {}), "after a long silence");
         if left == 0 {
             maps.advance(1);
             assert!(is_left(maps, &bytes, |_| {}), "after more than 250 jiffies");

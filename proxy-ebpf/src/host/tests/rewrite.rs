@@ -5,6 +5,7 @@ use proxy_common::csum::fold;
 use proxy_common::fragment::FRAGMENT_SECS;
 
 use super::*;
+use crate::host::maps::at;
 
 /// A UDP packet without a checksum.
 const UNCHECKED: Shape = Shape { payload: b"without a checksum", ..UDP };
@@ -192,6 +193,11 @@ fn fragments_of_packets<F: Net>() {
     maps.advance(1);
     assert!(!translated());
     assert_eq!(maps.count_of(Reason::Fragment), 1);
+    // The flow is gone before the later fragment arrives.
+    run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&first));
+    at!(maps, flows).iter_mut().for_each(|flow| flow.state = 0);
+    assert_eq!(run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&later)).0, DROP);
+    assert_eq!(maps.count_of(Reason::FragmentWithoutFirst), 1);
     // Fragments of other packets are not remembered.
     for part in fragments::<F>(client, (F::addr(77), 443), shape) {
         let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&part));

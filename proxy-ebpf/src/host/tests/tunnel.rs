@@ -3,8 +3,9 @@
 use proxy_common::backend::BACKEND_TUNNEL_SHIFT;
 use proxy_common::config::CONFIG_DSR;
 use proxy_common::flow::{STATE_DSR, STATE_SNAT, tunnel_of};
+use proxy_common::maglev;
 use proxy_common::node::{NODE_ADDR_INTERNAL, TUNNEL_V4, Tunnel};
-use proxy_common::select::tunnel_tag;
+use proxy_common::select::{Algorithm, tunnel_tag};
 use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_DSR};
 use proxy_common::{PROTO_IPIP, PROTO_UDP};
 
@@ -164,6 +165,42 @@ fn a_packet_is_encapsulated_twice_at_most() {
         assert_eq!((verdict, ip(&skb)), (NEXT, ip_packet::<V4>(client, backend, DATA)));
     }
     assert_eq!(maps.stats_of(1).connections, 1);
+}
+
+/// Writes a Maglev table whose entries all are one endpoint.
+fn write_table(maps: HostMaps<V4>, base: u32, id: u32) {
+    maps.set_maglev(base, &[maglev::shape(8, 1), 0, 0, u64::from(id), 0]);
+}
+
+#[test]
+fn a_connection_of_another_node_has_a_second_chance() {
+    let maps = node_of(BACKEND_LOCAL);
+    let ((addr, port), other) = (frontend::<V4>(), V4::addr(3));
+    let flags = BACKEND_LOCAL | BACKEND_IN_CLUSTER;
+    let row =
+        BackendEntry { addr: other, port: 8080, proto: PROTO_TCP, state: BACKEND_ACTIVE, service: 1, flags };
+    maps.set_backend(20, row);
+    write_table(maps, 8, 7);
+    write_table(maps, 16, 20);
+    maps.set_maglev_index(maglev::index(1, false), 8, 16);
+    let entry = ServiceEntry {
+        id: 1,
+        slot_base: 7,
+        slot_count: 1,
+        kind: KIND_LOAD_BALANCER,
+        flags: SERVICE_DSR,
+        algorithm: Algorithm::Maglev as u8,
+        ..ServiceEntry::NONE
+    };
+    maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+    for (client_port, shape, endpoint, counted) in
+        [(4000, SYN, backend::<V4>(), 0), (4001, DATA, (other, 8080), 1), (4001, DATA, (other, 8080), 1)]
+    {
+        let client = (client::<V4>().0, client_port);
+        let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<V4>(client, (addr, port), shape));
+        assert_eq!(skb.wire(), packet::<V4>(client, endpoint, shape));
+        assert_eq!(maps.refusals_of(1, Reason::SecondChance), counted);
+    }
 }
 
 #[test]
