@@ -219,6 +219,39 @@ fn only_clients_of_the_source_ranges_begin_a_flow() {
     source_ranges::<V6>();
 }
 
+/// Clients of one moment, and connections of one client, are spread over the endpoints.
+fn many_endpoints<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    maps.set_config(NodeConfig {
+        uplinks: [UPLINK, 0, 0],
+        ..NodeConfig::new(HZ, 1024, buckets_for(1024), 1)
+    });
+    let endpoint = |number: u8| (F::addr(110 + number), 8080);
+    for number in 0..8 {
+        let (addr, port) = endpoint(number);
+        let flags = BACKEND_LOCAL | BACKEND_IN_CLUSTER;
+        let row = BackendEntry { addr, port, proto: PROTO_TCP, state: BACKEND_ACTIVE, service: 1, flags };
+        maps.set_backend(20 + u32::from(number), row);
+    }
+    maps.set_slots(30, &core::array::from_fn::<u32, 8, _>(|number| 20 + number as u32));
+    set(maps, ServiceEntry { slot_base: 30, slot_count: 8, ..service() });
+    let mut connections = [0; 8];
+    for port in 1000..1400 {
+        let client = (client::<F>().0, port);
+        let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend::<F>(), SYN));
+        let is_at = |number: &u8| skb.wire() == packet::<F>(client, endpoint(*number), SYN);
+        connections[usize::from((0..8).find(is_at).unwrap())] += 1;
+    }
+    // 50 are expected, with a standard deviation of 6.6.
+    assert!(connections.iter().all(|number| (20..=80).contains(number)), "{connections:?}");
+}
+
+#[test]
+fn connections_are_spread_over_the_endpoints() {
+    many_endpoints::<V4>();
+    many_endpoints::<V6>();
+}
+
 /// A client stays with its endpoint for a time; the SYN of a connection that exists changes nothing.
 fn session_affinity<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);

@@ -204,6 +204,11 @@ fn fragments_of_packets<F: Net>() {
         assert_eq!((verdict, ip(&skb)), (NEXT, part));
     }
     assert_eq!(maps.count_of(Reason::Fragment), 2);
+    // Fragments of an endpoint, to a port that SNAT may use, and without a flow.
+    for part in fragments::<F>(backend, (client.0, 2500), shape) {
+        let (verdict, skb) = run_over(Hook::Ingress, maps, UPLINK, &build::ethernet::<F>(&part));
+        assert_eq!((verdict, ip(&skb)), (NEXT, part));
+    }
     // SCTP's checksum covers the whole packet.
     let [first, _] = fragments::<F>(client, frontend, INIT);
     let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&first));

@@ -9,6 +9,7 @@ use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_DSR};
 use proxy_common::{Address as _, PROTO_IPIP, PROTO_IPV6};
 
 use super::*;
+use crate::host::skb::{RouteTo, Routes};
 
 /// Number of the other node in `tunnels`.
 const NUMBER: u32 = 0x5a5;
@@ -134,6 +135,39 @@ fn sent<O: Side, I: Side>() {
     }
 }
 
+fn only_v4(_: [u32; 4], length: usize) -> Option<Route> {
+    (length == 4).then(route)
+}
+
+fn only_v6(_: [u32; 4], length: usize) -> Option<Route> {
+    (length == 16).then(route)
+}
+
+/// The route is one of the outer family, and is cached if that is the packet's own.
+fn by_its_route<O: Side, I: Side>() {
+    let maps = I::of(both::<O>(NUMBER << BACKEND_TUNNEL_SHIFT));
+    let bytes = packet::<I>(client::<I>(), frontend::<I>(), SYN);
+    let run = |family| {
+        let (verdict, skb) =
+            run_edited(Hook::Ingress, maps, UPLINK, &bytes, |skb| skb.routes = Routes::by(family));
+        if verdict == REDIRECT { skb.redirect } else { None }
+    };
+    let (outer, other): (RouteTo, RouteTo) =
+        if O::HEADER == 20 { (only_v4, only_v6) } else { (only_v6, only_v4) };
+    assert_eq!(run(other), None);
+    assert!(matches!(run(outer), Some(Redirect::Neighbour(_))));
+    let is_cached = matches!(run(outer), Some(Redirect::Out(_)));
+    assert_eq!(is_cached, O::HEADER == I::HEADER);
+}
+
+#[test]
+fn an_encapsulated_packet_is_sent_by_the_outer_familys_route() {
+    by_its_route::<V4, V4>();
+    by_its_route::<V4, V6>();
+    by_its_route::<V6, V4>();
+    by_its_route::<V6, V6>();
+}
+
 #[test]
 fn a_packet_is_encapsulated_in_either_family() {
     sent::<V4, V4>();
@@ -170,6 +204,13 @@ fn arrives<O: Side, I: Side>() {
     let (verdict, skb) = run(here, &from(other_node::<O>(), node::<O>()));
     assert_eq!((verdict, ip(&skb)), (NEXT, ip_packet::<I>(client, backend, SYN)));
     assert_eq!(skb.as_slice()[12..14], (I::ETHERTYPE).to_ne_bytes());
+    // By a device without link-layer header.
+    let outer = around::<O, I>(other_node::<O>(), node::<O>(), &inner);
+    let came = HostPacket::without_link_header(&outer, u32::from(O::ETHERTYPE)).edit(|skb| {
+        (skb.ifindex, skb.ingress_ifindex) = (UPLINK, UPLINK);
+    });
+    assert_eq!(run_any(Hook::Ingress, here.v4, here.v6, came.frame()), NEXT);
+    assert_eq!(came.into_skb().as_slice(), ip_packet::<I>(client, backend, SYN));
     // To another node, from a machine that is no node, and from this node itself.
     for (src, dst, verdict) in [
         (other_node::<O>(), O::addr(77), NEXT),
