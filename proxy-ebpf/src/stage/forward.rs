@@ -175,8 +175,8 @@ mod tests {
     #[test]
     fn each_word_of_both_addresses_changes_the_index() {
         let index = |words: [u32; 8]| {
-            let [a, b, c, d, e, f, g, h] = words;
-            let (src, dst) = (<[u32; 4]>::from_words([a, b, c, d]), <[u32; 4]>::from_words([e, f, g, h]));
+            let (src, dst) = words.split_at(4);
+            let [src, dst] = [src, dst].map(|words| <[u32; 4]>::from_words(words.try_into().unwrap()));
             let index = cache_index(&Tuple { src, dst, src_port: 0, dst_port: 0 });
             assert!((index as usize) < FIB_CACHE_ENTRIES);
             index

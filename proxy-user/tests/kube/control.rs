@@ -184,7 +184,7 @@ impl ControlPlane {
         eventually(2 * PATIENCE, wait).with_context(|| format!("no API server\n{}", tail(&log)))
     }
 
-    /// Creates the agent's ClusterRole of the manifests.
+    /// Creates the agent's `ClusterRole` of the manifests.
     fn create_role(&self) -> Result<()> {
         self.api.create_raw("/apis/rbac.authorization.k8s.io/v1/clusterroles", &manifests::role()?)
     }

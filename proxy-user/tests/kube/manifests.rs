@@ -13,7 +13,7 @@ pub fn objects(file: &str) -> Result<Vec<Value>> {
     documents.map(|document| serde_saphyr::from_str(document).with_context(|| document.to_owned())).collect()
 }
 
-/// Returns the agent's ClusterRole of the manifests.
+/// Returns the agent's `ClusterRole` of the manifests.
 pub fn role() -> Result<Value> {
     let all = objects("ballast.yaml")?;
     all.into_iter().find(|object| object["kind"] == "ClusterRole").context("no role in the manifests")

@@ -60,7 +60,7 @@ fn expected_change(bits: u32, segment: Segment) -> (u32, bool) {
     let is_acknowledgement = is_clients && has(tcp_flags, tcp::ACK) && !has(tcp_flags, tcp::SYN);
     let fits = other.is_none_or(|backend| (0..=256).contains(&distance(ack, backend)));
     let assured = if is_acknowledgement && bits & SEEN_REPLY == SEEN_REPLY && fits { ASSURED } else { 0 };
-    (bits - (bits & rst) | seen_reply | fin | assured, false)
+    ((bits - (bits & rst)) | seen_reply | fin | assured, false)
 }
 
 /// The numbers and the bits after a segment that is in the window.

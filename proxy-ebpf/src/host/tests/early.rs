@@ -6,6 +6,9 @@ use super::*;
 
 const ACK: Shape = Shape { flags: 0x10, ..SYN };
 
+/// What a test changes of a packet.
+type Edit = fn(&mut Skb);
+
 /// Runs the early hook over a frame that came in by a device.
 fn run_at<F: Net>(maps: HostMaps<F>, device: u32, bytes: &[u8], edit: impl FnOnce(&mut Skb)) -> (i32, Skb) {
     let packet = HostPacket::new(bytes).edit(|skb| {
@@ -91,7 +94,6 @@ fn what_tc_has_to_do<F: Net>() {
     run_at(known, UPLINK, &packet::<F>(client, frontend, ACK), |_| {});
     known.advance(10);
     let before = only_flow(known);
-    type Edit = fn(&mut Skb);
     let edits: [(&str, Edit); 4] = [
         ("no route", |skb| skb.routes.set_default(None)),
         ("an unknown neighbour", |skb| skb.routes.set_default(Some(Route { resolved: 0, ..route() }))),
