@@ -217,10 +217,13 @@ fn a_probe<F: Net>() {
         }
         // tc sends it, and the early hook goes on.
         for _ in 0..2 {
-            maps.advance(1);
             assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &bytes).0, REDIRECT);
             assert!(!is_left(maps, &bytes, |_| {}));
+            maps.advance(3);
+            assert!(!is_left(maps, &bytes, |_| {}), "tc has just sent to the next hop");
+            maps.advance(2);
         }
+        assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &bytes).0, REDIRECT);
     }
 }
 

@@ -144,6 +144,7 @@ fn no_errors<F: Errors>() {
         ("a later fragment is quoted", about(&later)),
         ("another protocol is quoted", about(&ping)),
         ("seven bytes are quoted", about(short)),
+        ("seven bytes are quoted, with padding behind them", [about(short), std::vec![0xaa; 12]].concat()),
         ("no error", error::<F>(F::ECHO, backend.0, client.0, &quote)),
         ("not to the source of what is quoted", error::<F>(F::UNREACHABLE, backend.0, F::addr(6), &quote)),
         ("a later fragment", as_later_fragment::<F>(about(&quote))),
