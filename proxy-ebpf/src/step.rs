@@ -9,7 +9,7 @@ pub const DROP: i32 = 2;
 
 /// `XDP_DROP`.
 pub const XDP_DROP: u32 = 1;
-/// `XDP_PASS`: the packet goes on to tc, unchanged.
+/// `XDP_PASS`: the packet continues to tc, unchanged.
 pub const XDP_PASS: u32 = 2;
 /// `XDP_TX`: the packet leaves by the device on which it arrived.
 pub const XDP_TX: u32 = 3;

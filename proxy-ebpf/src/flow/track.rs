@@ -300,13 +300,13 @@ impl<M: FlowTable> Tracked<M> {
         }
     }
 
-    /// Whether a client's packet goes on to the backend of the flow. `service` is the Service port that was looked up for a
+    /// Whether a client's packet continues the flow, to its backend. `service` is the Service port that was looked up for a
     /// SYN; 0 if there is none.
     ///
     /// TCP and SCTP stay with a backend that left the Service, as with kube-proxy: the backend may still answer. If the
-    /// connection is to be reset ([`STATE_RESET`]), only the client's own RST goes on, unless the backend serves again. A
+    /// connection is to be reset ([`STATE_RESET`]), only the client's own RST continues, unless the backend serves again. A
     /// SYN on a closed flow begins a new flow. A SYN on an assured flow goes to the backend, which answers it (RFC 5961,
-    /// 4); only the second unanswered SYN may end such a flow. Any other SYN, UDP and unreplied connections go on only if
+    /// 4); only the second unanswered SYN may end such a flow. Any other SYN, UDP and unreplied connections continue only if
     /// the backend still serves, and a SYN only if the flow belongs to `service`; otherwise a backend is selected again.
     #[inline(always)]
     pub fn continues(&self, tcp_flags: u16, service: u32, time: Time) -> bool {
@@ -341,7 +341,7 @@ impl<M: FlowTable> Tracked<M> {
         serves || bits & STATE_RESET != 0 && is_connection && tcp_flags & tcp::RST != 0
     }
 
-    /// Whether a client's packet that does not go on is answered with a RST, because the backend left and the removal
+    /// Whether a client's packet that does not continue its flow is answered with a RST, because the backend left and the removal
     /// policy is `reset`. If so, the flow is closed.
     #[inline(always)]
     pub fn is_to_be_reset(&self, tcp_flags: u16) -> bool {

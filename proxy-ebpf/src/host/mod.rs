@@ -92,7 +92,7 @@ fn inner<F: Ip, I: Ip>(
 }
 
 /// Runs the program of the early hook with a packet of the maps' family. Returns the program's verdict; [`NEXT`]: the packet
-/// goes on to tc.
+/// continues to tc.
 pub fn run_early<F: Ip>(maps: HostMaps<F>, frame: HostFrame<'_, true>) -> i32 {
     match maps.with_scratch(|ctx| early::ingress(maps, frame, ctx)) {
         step @ (Step::Sent(_) | Step::Drop | Step::DropFor(_)) => {

@@ -140,14 +140,14 @@ impl Paths {
         fs::read_link(self.root.join(name)).is_ok_and(|to| to == Path::new(&version()).join(name))
     }
 
-    /// Checks that only root can write to the folders of the maps; the error tells what is wrong.
+    /// Checks that only root can write to the folders of the maps.
     pub(super) fn require_owner(&self) -> Result<(), Error> {
         require_owner(&self.root)?;
         require_owner(&self.maps())
     }
 }
 
-/// Checks that only root can write to the folders of the maps below this bpffs; the error tells what is wrong.
+/// Checks that only root can write to the folders of the maps below this bpffs.
 pub fn require_owner_of(bpffs: &Path) -> Result<(), Error> {
     Paths::new(bpffs).require_owner()
 }

@@ -85,9 +85,10 @@ fn expected_numbers(bits: u32, segment: Segment) -> ([u16; 2], u32) {
     }
 }
 
-fn subsets<T: Copy>(of: &[T], zero: T, or: impl Fn(T, T) -> T + Copy) -> impl Iterator<Item = T> {
+/// Every union of some of these bits.
+fn subsets(of: &[u32]) -> impl Iterator<Item = u32> {
     (0..1u32 << of.len()).map(move |set| {
-        of.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1).fold(zero, |all, (_, one)| or(all, *one))
+        of.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1).fold(0, |all, (_, one)| all | one)
     })
 }
 
@@ -98,9 +99,9 @@ fn at(noted: u16, distance: i32) -> u16 {
 #[test]
 fn each_combination_of_flags_and_numbers_follows_the_rules() {
     let states = [SEQ_CLIENT, SEQ_BACKEND, SEEN_REPLY, ASSURED, RST_CLIENT | RST_BACKEND, OTHER];
-    let flags = [tcp::FIN, tcp::SYN, tcp::RST, tcp::ACK, PUSH];
-    for bits in subsets(&states, 0, |a, b| a | b) {
-        for tcp_flags in subsets(&flags, 0, |a, b| a | b) {
+    let flags = [tcp::FIN, tcp::SYN, tcp::RST, tcp::ACK, PUSH].map(u32::from);
+    for bits in subsets(&states) {
+        for tcp_flags in subsets(&flags).map(|flags| flags as u16) {
             for direction in [DIRECTION_FORWARD, DIRECTION_REPLY] {
                 let forward = direction == DIRECTION_FORWARD;
                 let [own, other] = if forward { NOTED } else { [NOTED[1], NOTED[0]] };

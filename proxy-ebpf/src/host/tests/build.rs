@@ -173,12 +173,24 @@ pub fn packet<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> Vec<u8> {
     ethernet::<F>(&ip_packet::<F>(src, dst, shape))
 }
 
-/// Returns an ICMP error "port unreachable" that quotes a packet.
-pub fn unreachable<F: Net>(src: F::Words, dst: F::Words, (ttl, tos): (u8, u8), quote: &[u8]) -> Vec<u8> {
-    let mut icmp = [&F::UNREACHABLE[..], &[0; 6], quote].concat();
+/// Returns an ICMP packet that quotes another one, without its Ethernet header. `kind`: type and code; `rest`: the second word
+/// of the ICMP header.
+pub fn icmp<F: Net>(
+    (kind, rest): ([u8; 2], u32),
+    src: F::Words,
+    dst: F::Words,
+    (ttl, tos): (u8, u8),
+    quote: &[u8],
+) -> Vec<u8> {
+    let mut icmp = [&kind[..], &[0; 2], &rest.to_be_bytes(), quote].concat();
     let pseudo =
         if F::ICMP == PROTO_ICMPV6 { F::pseudo(&src, &dst, F::ICMP, icmp.len()) } else { Vec::new() };
     let check = checksum(&[&pseudo, &icmp]);
     icmp[2..4].copy_from_slice(&check.to_be_bytes());
-    ethernet::<F>(&[F::ip(&src, &dst, F::ICMP, ttl, icmp.len(), tos), icmp].concat())
+    [F::ip(&src, &dst, F::ICMP, ttl, icmp.len(), tos), icmp].concat()
+}
+
+/// Returns an ICMP error "port unreachable" that quotes a packet.
+pub fn unreachable<F: Net>(src: F::Words, dst: F::Words, hops_and_tos: (u8, u8), quote: &[u8]) -> Vec<u8> {
+    ethernet::<F>(&icmp::<F>((F::UNREACHABLE, 0), src, dst, hops_and_tos, quote))
 }

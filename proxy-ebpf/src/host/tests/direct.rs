@@ -2,7 +2,7 @@
 
 use proxy_common::config::CONFIG_SNAT_MOVED;
 use proxy_common::conntrack::is_closed;
-use proxy_common::flow::{FlowEntry, STATE_DIRECT, bits_of};
+use proxy_common::flow::{STATE_DIRECT, bits_of};
 use proxy_common::node::NODE_ADDR_INTERNAL;
 
 use super::*;
@@ -14,10 +14,6 @@ use crate::step::Step;
 
 const ACK: Shape = Shape { flags: 0x10, ..SYN };
 const FIN: Shape = Shape { flags: 0x11, ..SYN };
-
-fn live<F: Net>(maps: HostMaps<F>) -> Vec<FlowEntry<F::Words>> {
-    maps.flows().into_iter().filter(|flow| flow.bits() != 0).collect()
-}
 
 /// The flows with their states and times, to tell whether a packet has changed any.
 fn all_of<F: Net>(maps: HostMaps<F>) -> Vec<(u64, u32, u32, u16)> {

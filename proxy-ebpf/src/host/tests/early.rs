@@ -36,8 +36,8 @@ fn forwards<F: Net>(maps: HostMaps<F>, bytes: &[u8], src: End<F>, dst: End<F>, s
     assert_eq!(skb.as_slice()[..12], macs);
 }
 
-fn only_flow<F: Net>(maps: HostMaps<F>) -> proxy_common::flow::FlowEntry<F::Words> {
-    let flows: Vec<_> = maps.flows().into_iter().filter(|flow| flow.bits() != 0).collect();
+fn only_flow<F: Net>(maps: HostMaps<F>) -> FlowEntry<F::Words> {
+    let flows = live(maps);
     assert_eq!(flows.len(), 1);
     flows[0]
 }
@@ -215,7 +215,7 @@ fn a_probe<F: Net>() {
             maps.advance(1);
             assert!(is_left(maps, &bytes, |_| {}), "after more than 250 jiffies");
         }
-        // tc sends it, and the early hook goes on.
+        // tc sends the packet; then the early hook forwards packets again.
         for _ in 0..2 {
             assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &bytes).0, REDIRECT);
             assert!(!is_left(maps, &bytes, |_| {}));

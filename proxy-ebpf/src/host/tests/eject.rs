@@ -31,10 +31,7 @@ fn service(slot_count: u32) -> ServiceEntry {
 /// A Service with two endpoints, whose failures are noted.
 fn two_endpoints<F: Net>() -> HostMaps<F> {
     let maps = maps::<F>(BACKEND_LOCAL);
-    let (addr, port) = second::<F>();
-    let flags = BACKEND_LOCAL | BACKEND_IN_CLUSTER;
-    let row = BackendEntry { addr, port, proto: PROTO_TCP, state: BACKEND_ACTIVE, service: 1, flags };
-    maps.set_backend(SECOND, row);
+    add_endpoint(maps, SECOND, second::<F>(), PROTO_TCP);
     maps.set_slots(30, &[7, SECOND]);
     set(maps, service(2));
     maps

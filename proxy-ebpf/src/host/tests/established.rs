@@ -36,7 +36,7 @@ fn the_frontend_of_datagrams<F: Net>() {
         assert_eq!(sent(), packet::<F>(client, backend, UDP));
         maps.advance(300);
     }
-    assert_eq!(maps.stats_of(1).connections, 1, "the flow goes on");
+    assert_eq!(maps.stats_of(1).connections, 1, "the flow continues");
     sent();
     let other = give_away(maps);
     maps.advance(300);

@@ -3,7 +3,7 @@
 use proxy_common::Address as _;
 use proxy_common::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY};
 use proxy_common::conntrack::is_watched;
-use proxy_common::flow::{FlowEntry, STATE_LOCAL, STATE_OUTSIDE, STATE_SNAT};
+use proxy_common::flow::{STATE_LOCAL, STATE_OUTSIDE, STATE_SNAT};
 use proxy_common::node::Cidr;
 use proxy_common::service::{SCOPE_EXTERNAL, SERVICE_EJECTS, SERVICE_SCOPED, SERVICE_SOURCE_RANGES};
 
@@ -22,7 +22,7 @@ fn set<F: Net>(maps: HostMaps<F>, entry: ServiceEntry) {
 }
 
 fn flow<F: Net>(maps: HostMaps<F>) -> Option<FlowEntry<F::Words>> {
-    let flows: Vec<_> = maps.flows().into_iter().filter(|flow| flow.bits() != 0).collect();
+    let flows = live(maps);
     assert!(flows.len() <= 1);
     flows.first().copied()
 }
@@ -96,15 +96,7 @@ fn scopes<F: Net>() {
         maps.add_service(key, ServiceEntry { flags: SERVICE_EJECTS, ..service() });
         let flags = SERVICE_EJECTS | SERVICE_SCOPED;
         set(maps, ServiceEntry { slot_base: 30, flags, ..service() });
-        let row = BackendEntry {
-            addr: F::addr(3),
-            port: 8080,
-            proto: PROTO_TCP,
-            state: BACKEND_ACTIVE,
-            service: 1,
-            flags: BACKEND_LOCAL,
-        };
-        maps.set_backend(20, row);
+        add_endpoint(maps, 20, (F::addr(3), 8080), PROTO_TCP);
         maps.set_slots(30, &[20]);
         // A pod's source at an uplink has to have its route there.
         run_edited(Hook::Ingress, maps, device, &packet::<F>(client::<F>(), frontend::<F>(), SYN), |skb| {
@@ -207,7 +199,7 @@ fn source_ranges<F: Net>() {
     assert_eq!((maps.count_of(Reason::SourceNotAllowed), flow(maps).is_some()), (1, false));
     maps.add_source_range(1, Cidr { addr: client::<F>().0, mask: F::Words::ONES });
     assert_eq!(send(maps, POD, client::<F>(), SYN).0, NEXT);
-    // A connection that was let in goes on.
+    // An existing flow continues after its range was removed.
     maps.remove_source_range(1, Cidr { addr: client::<F>().0, mask: F::Words::ONES });
     assert_eq!(send(maps, POD, client::<F>(), SYN), (NEXT, false));
     assert_eq!(maps.count_of(Reason::SourceNotAllowed), 1);
@@ -230,10 +222,7 @@ fn many_endpoints<F: Net>() {
     maps.advance(0_u32.wrapping_sub(maps.now()));
     let endpoint = |number: u8| (F::addr(110 + number), 8080);
     for number in 0..8 {
-        let (addr, port) = endpoint(number);
-        let flags = BACKEND_LOCAL | BACKEND_IN_CLUSTER;
-        let row = BackendEntry { addr, port, proto: PROTO_TCP, state: BACKEND_ACTIVE, service: 1, flags };
-        maps.set_backend(20 + u32::from(number), row);
+        add_endpoint(maps, 20 + u32::from(number), endpoint(number), PROTO_TCP);
     }
     maps.set_slots(30, &core::array::from_fn::<u32, 8, _>(|number| 20 + number as u32));
     set(maps, ServiceEntry { slot_base: 30, slot_count: 8, ..service() });
@@ -258,15 +247,7 @@ fn connections_are_spread_over_the_endpoints() {
 fn session_affinity<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let other = F::addr(3);
-    let row = BackendEntry {
-        addr: other,
-        port: 8080,
-        proto: PROTO_TCP,
-        state: BACKEND_ACTIVE,
-        service: 1,
-        flags: BACKEND_LOCAL | BACKEND_IN_CLUSTER,
-    };
-    maps.set_backend(20, row);
+    add_endpoint(maps, 20, (other, 8080), PROTO_TCP);
     maps.set_slots(30, &[7, 20]);
     set(maps, ServiceEntry { slot_base: 30, slot_count: 2, affinity_secs: 10, ..service() });
     let endpoint = |port| {

@@ -29,11 +29,7 @@ impl Errors for V6 {
 
 /// An IP packet with an error that quotes `quote`.
 fn error<F: Net>(kind: [u8; 2], src: F::Words, dst: F::Words, quote: &[u8]) -> Vec<u8> {
-    let mut icmp = [&kind[..], &[0; 6], quote].concat();
-    let pseudo = if F::HEADER == 20 { Vec::new() } else { F::pseudo(&src, &dst, F::ICMP, icmp.len()) };
-    let check = build::checksum(&[&pseudo, &icmp]);
-    icmp[2..4].copy_from_slice(&check.to_be_bytes());
-    [F::ip(&src, &dst, F::ICMP, 64, icmp.len(), 0), icmp].concat()
+    build::icmp::<F>((kind, 0), src, dst, (64, 0), quote)
 }
 
 fn translated<F: Net>(maps: HostMaps<F>, hook: Hook, device: u32, packet: &[u8]) -> Vec<u8> {
@@ -95,14 +91,8 @@ fn a_forwarded_error<F: Errors>() {
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, UDP));
     let source = (node::<F>(), maps.flows().iter().find(|flow| flow.bits() != 0).unwrap().source_port);
     let came = error::<F>(F::UNREACHABLE, backend.0, source.0, &ip_packet::<F>(source, backend, UDP));
-    let mut expected =
-        error::<F>(F::UNREACHABLE, frontend.0, client.0, &ip_packet::<F>(client, frontend, UDP));
-    expected[if F::HEADER == 20 { 8 } else { 7 }] = 63;
-    if F::HEADER == 20 {
-        expected[10..12].fill(0);
-        let check = build::checksum(&[&expected[..20]]);
-        expected[10..12].copy_from_slice(&check.to_be_bytes());
-    }
+    let quote = ip_packet::<F>(client, frontend, UDP);
+    let expected = build::icmp::<F>((F::UNREACHABLE, 0), frontend.0, client.0, (63, 0), &quote);
     for (mtu, is_forwarded) in [(came.len() as u32, true), (came.len() as u32 - 1, false)] {
         maps.advance(1);
         let (verdict, skb) = run_edited(Hook::Ingress, maps, UPLINK, &build::ethernet::<F>(&came), |skb| {
@@ -186,15 +176,7 @@ fn refusals_by_icmp<F: Errors>() {
     ] {
         let maps = maps::<F>(BACKEND_LOCAL);
         let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
-        let other = BackendEntry {
-            addr: F::addr(3),
-            port: 8080,
-            proto: shape.proto,
-            state: BACKEND_ACTIVE,
-            service: 1,
-            flags: BACKEND_LOCAL,
-        };
-        maps.set_backend(20, other);
+        add_endpoint(maps, 20, (F::addr(3), 8080), shape.proto);
         // The first endpoint is selected for certain while it is the only one.
         let entry = |slot_count| ServiceEntry {
             id: 1,

@@ -25,7 +25,9 @@ use proxy_common::backend::{
     BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BACKEND_LOCAL, BACKEND_RESET, BackendEntry,
 };
 use proxy_common::config::{NodeConfig, PortRange};
-use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, buckets_for, buckets_of, tag};
+use proxy_common::flow::{
+    DIRECTION_FORWARD, DIRECTION_REPLY, FlowEntry, FlowKey, buckets_for, buckets_of, tag,
+};
 use proxy_common::node::{NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, ServiceEntry, ServiceKey};
@@ -80,6 +82,17 @@ fn maps<F: Net>(backend_flags: u32) -> HostMaps<F> {
         maps.set_backend(id, BackendEntry { addr, port, proto, state: BACKEND_ACTIVE, service: 1, flags });
     }
     maps
+}
+
+/// Adds an endpoint of Service 1 on this node.
+fn add_endpoint<F: Net>(maps: HostMaps<F>, id: u32, (addr, port): End<F>, proto: u8) {
+    let flags = BACKEND_LOCAL | BACKEND_IN_CLUSTER;
+    maps.set_backend(id, BackendEntry { addr, port, proto, state: BACKEND_ACTIVE, service: 1, flags });
+}
+
+/// Returns the flows that are in use.
+fn live<F: Net>(maps: HostMaps<F>) -> Vec<FlowEntry<F::Words>> {
+    maps.flows().into_iter().filter(|flow| flow.bits() != 0).collect()
 }
 
 fn route() -> Route {

@@ -10,11 +10,7 @@ fn whole<F: Net>() -> usize {
 
 /// An IP packet with an answer; `rest`: the second word of its ICMP header.
 fn answer<F: Net>(kind: [u8; 2], rest: u32, src: F::Words, dst: F::Words, quote: &[u8]) -> Vec<u8> {
-    let mut icmp = [&kind[..], &[0; 2], &rest.to_be_bytes(), quote].concat();
-    let pseudo = if F::HEADER == 20 { Vec::new() } else { F::pseudo(&src, &dst, F::ICMP, icmp.len()) };
-    let check = build::checksum(&[&pseudo, &icmp]);
-    icmp[2..4].copy_from_slice(&check.to_be_bytes());
-    [F::ip(&src, &dst, F::ICMP, 64, icmp.len(), 0xc0), icmp].concat()
+    build::icmp::<F>((kind, rest), src, dst, (64, 0xc0), quote)
 }
 
 fn datagram<F: Net>(length: usize) -> Vec<u8> {

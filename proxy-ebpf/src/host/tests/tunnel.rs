@@ -12,7 +12,19 @@ use proxy_common::{PROTO_IPIP, PROTO_UDP};
 use super::*;
 
 /// Number of the other node in `tunnels`.
-const NUMBER: u32 = 0x5a5;
+pub(super) const NUMBER: u32 = 0x5a5;
+
+/// Returns the entry of a Service with DSR, which has one endpoint.
+pub(super) fn dsr_service() -> ServiceEntry {
+    ServiceEntry {
+        id: 1,
+        slot_base: 7,
+        slot_count: 1,
+        kind: KIND_LOAD_BALANCER,
+        flags: SERVICE_DSR,
+        ..ServiceEntry::NONE
+    }
+}
 
 fn other_node() -> [u32; 1] {
     V4::addr(8)
@@ -29,14 +41,7 @@ fn node_of(backend_flags: u32) -> HostMaps<V4> {
         NUMBER,
         Tunnel { addr: words(other_node()), source: words(node::<V4>()), family: TUNNEL_V4 },
     );
-    let entry = ServiceEntry {
-        id: 1,
-        slot_base: 7,
-        slot_count: 1,
-        kind: KIND_LOAD_BALANCER,
-        flags: SERVICE_DSR,
-        ..ServiceEntry::NONE
-    };
+    let entry = dsr_service();
     for (proto, slot_base) in [(PROTO_TCP, 7), (PROTO_UDP, 8)] {
         let (addr, port) = frontend::<V4>();
         maps.add_service(ServiceKey::internal(addr, port, proto), ServiceEntry { slot_base, ..entry });
@@ -158,7 +163,7 @@ fn a_packet_is_encapsulated_twice_at_most() {
     assert_eq!((verdict, maps.count_of(Reason::TunnelNoEndpoint)), (DROP, 1));
     assert!(maps.flows().iter().all(|flow| flow.bits() == 0), "the flow has ended");
 
-    // A flow of an endpoint of this node goes on, however often its packets were encapsulated.
+    // A flow to a local endpoint stays, however often its packets were encapsulated.
     let maps = node_of(BACKEND_LOCAL);
     for hops in [60, 250, 250] {
         let (verdict, skb) = arrives(maps, hops, tag_of(backend), &inner);
@@ -176,22 +181,11 @@ fn write_table(maps: HostMaps<V4>, base: u32, id: u32) {
 fn a_connection_of_another_node_has_a_second_chance() {
     let maps = node_of(BACKEND_LOCAL);
     let ((addr, port), other) = (frontend::<V4>(), V4::addr(3));
-    let flags = BACKEND_LOCAL | BACKEND_IN_CLUSTER;
-    let row =
-        BackendEntry { addr: other, port: 8080, proto: PROTO_TCP, state: BACKEND_ACTIVE, service: 1, flags };
-    maps.set_backend(20, row);
+    add_endpoint(maps, 20, (other, 8080), PROTO_TCP);
     write_table(maps, 8, 7);
     write_table(maps, 16, 20);
     maps.set_maglev_index(maglev::index(1, false), 8, 16);
-    let entry = ServiceEntry {
-        id: 1,
-        slot_base: 7,
-        slot_count: 1,
-        kind: KIND_LOAD_BALANCER,
-        flags: SERVICE_DSR,
-        algorithm: Algorithm::Maglev as u8,
-        ..ServiceEntry::NONE
-    };
+    let entry = ServiceEntry { algorithm: Algorithm::Maglev as u8, ..dsr_service() };
     maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
     for (client_port, shape, endpoint, counted) in
         [(4000, SYN, backend::<V4>(), 0), (4001, DATA, (other, 8080), 1), (4001, DATA, (other, 8080), 1)]

@@ -5,14 +5,11 @@ use proxy_common::config::CONFIG_DSR;
 use proxy_common::csum::fold;
 use proxy_common::node::{NODE_ADDR_INTERNAL, TUNNEL_V4, TUNNEL_V6, Tunnel};
 use proxy_common::select::tunnel_tag;
-use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_DSR};
 use proxy_common::{Address as _, PROTO_IPIP, PROTO_IPV6};
 
+use super::tunnel::{NUMBER, dsr_service};
 use super::*;
 use crate::host::skb::{RouteTo, Routes};
-
-/// Number of the other node in `tunnels`.
-const NUMBER: u32 = 0x5a5;
 
 #[derive(Clone, Copy)]
 struct Both {
@@ -69,14 +66,7 @@ fn set_up<F: Side>(backend_flags: u32) -> HostMaps<F> {
     maps.add_node_addr(node::<F>(), NODE_ADDR_OWN | NODE_ADDR_PORTS | NODE_ADDR_INTERNAL);
     maps.add_node_addr(other_node::<F>(), NODE_ADDR_INTERNAL);
     let (addr, port) = frontend::<F>();
-    let entry = ServiceEntry {
-        id: 1,
-        slot_base: 7,
-        slot_count: 1,
-        kind: KIND_LOAD_BALANCER,
-        flags: SERVICE_DSR,
-        ..ServiceEntry::NONE
-    };
+    let entry = dsr_service();
     for (proto, slot_base) in [(PROTO_TCP, 7), (PROTO_SCTP, 9)] {
         maps.add_service(ServiceKey::internal(addr, port, proto), ServiceEntry { slot_base, ..entry });
     }
@@ -122,7 +112,7 @@ fn sent<O: Side, I: Side>() {
             if let ChecksumState::Complete(sum) = skb.checksum {
                 assert_eq!(fold(u64::from(sum)), fold(u64::from(skb::sum_at(&expected, 0))));
             }
-            // One byte less: the client is told how much is left for its packet.
+            // With an MTU one byte smaller, the ICMP error contains the MTU without the outer header.
             maps.advance(1);
             let (verdict, skb) = run(expected.len() as u32 - 1, 0);
             assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(UPLINK))));
