@@ -1,4 +1,7 @@
 //! Reads a `KubeProxyConfiguration`. The error names every invalid part with its place, not only the first one.
+//!
+//! As kube-proxy (`loadConfig` in cmd/kube-proxy/app/options.go, "lenient decoding"), it only warns of fields that it does not
+//! know and of repeated fields, of which the last one counts: files of old clusters have fields of earlier versions.
 
 use std::fmt;
 use std::path::Path;
@@ -34,7 +37,10 @@ pub fn read(path: &Path) -> Result<(String, Values), FileError> {
 
 /// Parses the text of a file; `name` is its name in errors.
 pub fn parse(name: &str, text: &str) -> Result<Values, FileError> {
-    let options = serde_saphyr::options! { with_snippet: false };
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::PassThrough,
+    };
     let document: Spanned<Node> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let place = error.location().map_or_else(|| name.to_owned(), |location| place(name, location));
         let message = error.to_string();
@@ -62,6 +68,10 @@ impl Reader<'_> {
         self.errors.push(format!("{}: {message}", place(self.name, at)));
     }
 
+    fn ignore(&mut self, at: Location, why: &dyn fmt::Display) {
+        self.values.ignored.push(format!("{} is ignored: {why}", place(self.name, at)));
+    }
+
     fn document(&mut self, document: &Spanned<Node>) {
         let Node::Map(entries) = &document.value else {
             self.error(
@@ -71,7 +81,7 @@ impl Reader<'_> {
             return;
         };
         for (field, expected) in [("apiVersion", API_VERSION), ("kind", KIND)] {
-            match entries.iter().find(|(key, _)| key.value == field) {
+            match entries.iter().rfind(|(key, _)| key.value == field) {
                 Some((_, value)) if value.value == Node::Text(expected.to_owned()) => {}
                 Some((_, value)) => {
                     self.error(
@@ -86,18 +96,22 @@ impl Reader<'_> {
     }
 
     fn mapping(&mut self, above: &str, entries: &[(Spanned<String>, Spanned<Node>)]) {
-        for (key, value) in entries {
+        for (number, (key, value)) in entries.iter().enumerate() {
+            if entries[number + 1..].iter().any(|(later, _)| later.value == key.value) {
+                self.ignore(key.referenced, &format!("{} is given again below", path_of(above, &key.value)));
+                continue;
+            }
             if above.is_empty() && matches!(&*key.value, "apiVersion" | "kind") {
                 continue;
             }
-            let path = if above.is_empty() { key.value.clone() } else { format!("{above}.{}", key.value) };
+            let path = path_of(above, &key.value);
             if let Some(setting) = Setting::of_field(&path) {
                 self.setting(setting, value);
                 continue;
             }
             if !Setting::has_below(&path) {
                 let hint = meant(&path).map(|field| format!("; did you mean {field}?")).unwrap_or_default();
-                self.error(key.referenced, &format!("unknown field {path}{hint}"));
+                self.ignore(key.referenced, &format!("unknown field {path}{hint}"));
                 continue;
             }
             match &value.value {
@@ -133,6 +147,11 @@ impl Reader<'_> {
             }
         }
     }
+}
+
+/// Returns the path of a field below another one.
+fn path_of(above: &str, field: &str) -> String {
+    if above.is_empty() { field.to_owned() } else { format!("{above}.{field}") }
 }
 
 /// Returns the field that was probably meant by this name: with the same letters, or with the same name in another section.

@@ -238,9 +238,6 @@ fn a_scheduler_means_what_it_says(
 }
 
 #[rstest]
-#[case("mood: ipvs\n", "F:3:1: unknown field mood")]
-#[case("Mode: ipvs\n", "F:3:1: unknown field Mode; did you mean mode?")]
-#[case("iptables:\n  mode: x\n", "F:4:3: unknown field iptables.mode; did you mean mode?")]
 #[case(
     "iptables:\n  masqueradeBit: 40\n",
     "F:4:18: iptables.masqueradeBit: 40 is not valid; give a whole number from 0 to 31"
@@ -278,17 +275,39 @@ fn a_scheduler_means_what_it_says(
     "F:3:27: iptables.minSyncPeriod: 31s is longer than iptables.syncPeriod 30s"
 )]
 #[case("logging: {format: xml}\n", "F:3:19: logging.format: \"xml\" is not valid; give text or json")]
-#[case("mode: ipvs\nmode: ipvs\n", "F:4:1: ")]
 #[case("mode: [\n", "F:")]
 fn what_is_wrong_is_named_with_its_place_and_the_way_out(#[case] text: &str, #[case] expected: &str) {
     let error = with_file(&body(text), &[]).unwrap_err();
     assert!(error.contains(expected), "{error}");
 }
 
+#[rstest]
+#[case("mood: ipvs\n", &[":3:1 is ignored: unknown field mood"])]
+#[case("Mode: ipvs\n", &[":3:1 is ignored: unknown field Mode; did you mean mode?"])]
+#[case("iptables:\n  mode: x\n", &[":4:3 is ignored: unknown field iptables.mode; did you mean mode?"])]
+#[case("mode: iptables\nmode: ipvs\n", &[":3:1 is ignored: mode is given again below"])]
+#[case(
+    "metadata: {name: kube-proxy}\nconntrack: {max: null, min: 1}\nresourceContainer: /kube-proxy\nudpIdleTimeout: 250ms\n",
+    &[
+        ":3:1 is ignored: unknown field metadata",
+        ":4:13 is ignored: unknown field conntrack.max",
+        ":5:1 is ignored: unknown field resourceContainer",
+        ":6:1 is ignored: unknown field udpIdleTimeout",
+    ]
+)]
+fn fields_that_kube_proxy_decodes_leniently_are_warnings(#[case] text: &str, #[case] expected: &[&str]) {
+    let config = with_file(&body(text), &[]).unwrap();
+    let notes = &config.kube_proxy.notes;
+    assert_eq!(notes.len(), expected.len(), "{notes:?}");
+    for (note, expected) in notes.iter().zip(expected) {
+        assert!(note.contains(expected), "{note}");
+    }
+}
+
 #[test]
 fn all_that_is_wrong_is_told_at_once() {
     let FileError(errors) = parse("F", "kind: Pod\nmood: 1\noomScoreAdj: x\n").unwrap_err();
-    assert_eq!(errors.len(), 4, "{errors:?}");
+    assert_eq!(errors.len(), 3, "{errors:?}");
     assert!(errors[0].starts_with("F:1:1: apiVersion is missing"), "{errors:?}");
     assert!(
         errors[1].starts_with("F:1:7: kind: cannot read \"Pod\"; give KubeProxyConfiguration"),

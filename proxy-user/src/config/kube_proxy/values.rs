@@ -15,29 +15,34 @@ pub struct Given {
     pub place: String,
 }
 
-/// Settings by [`Setting::key`].
+/// The settings that were given.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Values(BTreeMap<&'static str, Given>);
+pub struct Values {
+    /// By [`Setting::key`].
+    given: BTreeMap<&'static str, Given>,
+    /// One line for each part of a file that is ignored, since it is no setting, or is given again below.
+    pub ignored: Vec<String>,
+}
 
 impl Values {
     /// Stores the value that was given for a setting.
     pub fn insert(&mut self, setting: &Setting, given: Given) {
-        self.0.insert(setting.key(), given);
+        self.given.insert(setting.key(), given);
     }
 
     /// Returns the value and its place.
     pub fn given(&self, key: &str) -> Option<&Given> {
-        self.0.get(key)
+        self.given.get(key)
     }
 
     /// Returns where the setting was given.
     pub fn place(&self, key: &str) -> String {
-        self.0.get(key).map_or_else(|| key.to_owned(), |given| given.place.clone())
+        self.given.get(key).map_or_else(|| key.to_owned(), |given| given.place.clone())
     }
 
     /// Returns the value of a switch.
     pub fn switch(&self, key: &str) -> Option<bool> {
-        match self.0.get(key)?.value {
+        match self.given.get(key)?.value {
             Value::Bool(on) => Some(on),
             _ => None,
         }
@@ -45,7 +50,7 @@ impl Values {
 
     /// Returns a whole number.
     pub fn number(&self, key: &str) -> Option<i64> {
-        match self.0.get(key)?.value {
+        match self.given.get(key)?.value {
             Value::Int(number) => Some(number),
             _ => None,
         }
@@ -53,7 +58,7 @@ impl Values {
 
     /// Returns a duration; `None` for zero, as in kube-proxy.
     pub fn duration(&self, key: &str) -> Option<Duration> {
-        match self.0.get(key)?.value {
+        match self.given.get(key)?.value {
             Value::Duration(duration) => Some(duration).filter(|duration| !duration.is_zero()),
             _ => None,
         }
@@ -61,7 +66,7 @@ impl Values {
 
     /// Returns a text that is not empty.
     pub fn text(&self, key: &str) -> Option<&str> {
-        match &self.0.get(key)?.value {
+        match &self.given.get(key)?.value {
             Value::Text(text) => Some(&**text).filter(|text| !text.is_empty()),
             _ => None,
         }
@@ -69,7 +74,7 @@ impl Values {
 
     /// Returns a list that is not empty.
     pub fn list(&self, key: &str) -> Option<&[String]> {
-        match &self.0.get(key)?.value {
+        match &self.given.get(key)?.value {
             Value::List(list) => Some(&**list).filter(|list| !list.is_empty()),
             _ => None,
         }
@@ -77,7 +82,7 @@ impl Values {
 
     /// Returns the features that were switched on or off.
     pub fn gates(&self) -> impl Iterator<Item = (&str, bool)> {
-        let gates = match self.0.get("featureGates").map(|given| &given.value) {
+        let gates = match self.given.get("featureGates").map(|given| &given.value) {
             Some(Value::Gates(gates)) => Some(gates),
             _ => None,
         };
@@ -88,13 +93,13 @@ impl Values {
     pub fn idle(&self) -> impl Iterator<Item = String> {
         SETTINGS.iter().filter_map(|setting| {
             let Effect::Idle(why) = setting.effect else { return None };
-            let given = self.0.get(setting.key()).filter(|given| given.value.asks_for_something())?;
+            let given = self.given.get(setting.key()).filter(|given| given.value.asks_for_something())?;
             Some(format!("{} is ignored: {why}", given.place))
         })
     }
 
     /// Returns every setting that was given.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Given)> {
-        self.0.iter().map(|(key, given)| (*key, given))
+        self.given.iter().map(|(key, given)| (*key, given))
     }
 }
