@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn only_kubernetes_is_told_its_version() {
-        let flags = KUBE_PROXY.link_flags("v1.36.3");
-        for part in ["component-base/version.gitVersion=v1.36.3 ", "pkg/version.gitMajor=1 ", ".gitMinor=36"]
+        let flags = KUBE_PROXY.link_flags("v1.37.2");
+        for part in ["component-base/version.gitVersion=v1.37.2 ", "pkg/version.gitMajor=1 ", ".gitMinor=37"]
         {
             assert!(flags.contains(part), "{flags}");
         }

@@ -16,10 +16,10 @@ pub const PAUSE: &str = "registry.k8s.io/pause:3.10.2";
 /// Image of the cluster's DNS.
 pub const COREDNS: &str = "registry.k8s.io/coredns/coredns:v1.12.4";
 /// The server and client of the end-to-end tests: `test/utils/image/manifest.go` of the pinned Kubernetes.
-pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
+pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.66.1";
 /// A server that sends segments which conntrack finds invalid.
-const ISSUE_74839: &str = "registry.k8s.io/e2e-test-images/regression-issue-74839:1.4";
-const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1";
+const ISSUE_74839: &str = "registry.k8s.io/e2e-test-images/regression-issue-74839:1.5";
+const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2";
 
 /// Programs of this machine that are copied into the layer with their libraries, and their names there. The wget is GNU's,
 /// because the static one of busybox cannot resolve names.

@@ -266,12 +266,12 @@ mod tests {
 
     #[test]
     fn the_configuration_is_of_three_parts_and_has_no_kube_proxy() {
-        let text = configuration("v1.36.3");
+        let text = configuration("v1.37.2");
         let parts: Vec<Value> =
             text.split("\n---\n").map(|part| serde_json::from_str(part).unwrap()).collect();
         let kinds: Vec<_> = parts.iter().map(|part| part["kind"].as_str().unwrap()).collect();
         assert_eq!(kinds, ["InitConfiguration", "ClusterConfiguration", "KubeletConfiguration"]);
-        assert_eq!(parts[1]["kubernetesVersion"], "v1.36.3");
+        assert_eq!(parts[1]["kubernetesVersion"], "v1.37.2");
         assert!(!text.contains("KubeProxyConfiguration"));
     }
 }
