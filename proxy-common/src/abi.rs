@@ -11,7 +11,7 @@ use crate::{
     fragment::{FragmentEntry, FragmentKey},
     latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample},
     name::PortName,
-    node::{Cidr, NodeEntry, Tunnel},
+    node::{Cidr, IpsecPolicy, NodeEntry, Tunnel},
     service::{ServiceEntry, ServiceKey},
     socket::{SocketEntry, SocketKey, SocketStorage, TranslatedSocket},
     source_range::SourceRangeKey,
@@ -67,8 +67,10 @@ plain! {
     NodeConfig: 88 = 4 4 4 4 4 4 4 4 4 4 4 4 4 4 8 12 4 8;
     Cidr<[u8; 4]>: 8 = 4 4;
     Cidr<[u8; 16]>: 32 = 16 16;
-    NodeEntry<[u8; 4]>: 80 = 4 8 64 4;
-    NodeEntry<[u8; 16]>: 308 = 16 32 256 4;
+    IpsecPolicy<[u8; 4]>: 16 = 8 8;
+    IpsecPolicy<[u8; 16]>: 64 = 32 32;
+    NodeEntry<[u8; 4]>: 340 = 4 8 64 4 256 4;
+    NodeEntry<[u8; 16]>: 1336 = 16 32 256 4 1024 4;
     Tunnel: 36 = 16 16 4;
     AffinityKey<[u8; 4]>: 8 = 4 4;
     AffinityKey<[u8; 16]>: 20 = 16 4;

@@ -108,6 +108,9 @@ pub const CONFIG_SNAT_MOVED: u32 = 1 << 6;
 /// agent never clears this bit: established flows with DSR need it.
 pub const CONFIG_DSR: u32 = 1 << 8;
 
+/// The kernel has IPsec policies: [`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec).
+pub const CONFIG_IPSEC: u32 = 1 << 9;
+
 /// Default source ports for SNAT, unless a flag or the node's sysctl requires other ports. They exclude the local ports
 /// that kernels give to sockets (`net.ipv4.ip_local_port_range`, 32768 to 60999), and the node ports (30000 to 32767).
 pub const SNAT_PORTS: [PortRange; SNAT_RANGES] =

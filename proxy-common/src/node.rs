@@ -27,6 +27,19 @@ impl<A: Address> Cidr<A> {
 /// Maximum number of ranges of Service addresses in each family.
 pub const SERVICE_CIDRS: usize = 8;
 
+/// Maximum number of IPsec policies in each family. The agent combines policies if there are more.
+pub const IPSEC_POLICIES: usize = 16;
+
+/// A pair of ranges: the addresses of packets to which an IPsec policy of the kernel applies (xfrm, direction `out`).
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpsecPolicy<A> {
+    /// Source addresses.
+    pub src: Cidr<A>,
+    /// Destination addresses.
+    pub dst: Cidr<A>,
+}
+
 /// The only value of `node` and of `node6`.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +53,10 @@ pub struct NodeEntry<A> {
     pub service_cidrs: [Cidr<A>; SERVICE_CIDRS],
     /// Number of used elements of [`NodeEntry::service_cidrs`].
     pub service_cidr_count: u32,
+    /// The policies of the kernel: programs leave the routing of packets to which one applies to the kernel.
+    pub ipsec: [IpsecPolicy<A>; IPSEC_POLICIES],
+    /// Number of used elements of [`NodeEntry::ipsec`].
+    pub ipsec_count: u32,
 }
 
 impl<A: Address> NodeEntry<A> {
@@ -49,6 +66,8 @@ impl<A: Address> NodeEntry<A> {
         pods: Cidr::NONE,
         service_cidrs: [Cidr::NONE; SERVICE_CIDRS],
         service_cidr_count: 0,
+        ipsec: [IpsecPolicy { src: Cidr::NONE, dst: Cidr::NONE }; IPSEC_POLICIES],
+        ipsec_count: 0,
     };
 
     /// Whether the address is in a range of Service addresses.
@@ -60,6 +79,23 @@ impl<A: Address> NodeEntry<A> {
                 return false;
             }
             if self.service_cidrs[number].contains(addr) {
+                return true;
+            }
+            number += 1;
+        }
+        false
+    }
+
+    /// Whether an IPsec policy applies to packets with these addresses.
+    #[inline(always)]
+    pub fn has_ipsec_policy(&self, src: &A, dst: &A) -> bool {
+        let mut number = 0;
+        while number < IPSEC_POLICIES {
+            if number as u32 >= self.ipsec_count {
+                return false;
+            }
+            let policy = &self.ipsec[number];
+            if policy.dst.contains(dst) && policy.src.contains(src) {
                 return true;
             }
             number += 1;
@@ -145,6 +181,24 @@ mod tests {
                     number <= count,
                     "{number} of {count}"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn a_policy_applies_to_its_addresses_in_one_direction() {
+        let mut node = NodeEntry::<[u8; 4]>::UNKNOWN;
+        let range = |number| Cidr { addr: [10, number, 0, 0], mask: [255, 255, 0, 0] };
+        for (policy, number) in node.ipsec.iter_mut().zip(1..) {
+            *policy = IpsecPolicy { src: range(number), dst: range(100 + number) };
+        }
+        let last = IPSEC_POLICIES as u8;
+        for count in 0..=last {
+            node.ipsec_count = u32::from(count);
+            for number in 1..=last {
+                let (src, dst) = ([10, number, 0, 1], [10, 100 + number, 0, 1]);
+                assert_eq!(node.has_ipsec_policy(&src, &dst), number <= count);
+                assert!(!node.has_ipsec_policy(&dst, &src) && !node.has_ipsec_policy(&src, &[10, 99, 0, 1]));
             }
         }
     }

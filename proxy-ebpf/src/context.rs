@@ -48,6 +48,13 @@ impl<A: Address> Packet<A> {
         tcp_flags: 0,
     };
 
+    /// Returns the tuple of an answer to the packet.
+    #[inline(always)]
+    pub fn back(&self) -> Tuple<A> {
+        let FlowKey { src, dst, src_port, dst_port, .. } = self.key;
+        Tuple { src: dst, dst: src, src_port: dst_port, dst_port: src_port }
+    }
+
     /// Whether the packet is a fragment other than the first.
     #[inline(always)]
     pub fn is_later_fragment(&self) -> bool {

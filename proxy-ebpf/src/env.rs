@@ -7,7 +7,7 @@ use proxy_common::Address;
 use proxy_common::Family;
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::backend::BackendEntry;
-use proxy_common::config::NodeConfig;
+use proxy_common::config::{CONFIG_IPSEC, NodeConfig};
 use proxy_common::flow::{BUCKET_SLOTS, FlowKey};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
@@ -16,7 +16,7 @@ use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
-use crate::context::PacketCtx;
+use crate::context::{PacketCtx, Tuple};
 use crate::flow::bucket::BucketRef;
 use crate::flow::memory::EntryRef;
 use crate::frame::{Frame, Route};
@@ -88,6 +88,20 @@ pub trait Node: Copy + 'static {
     #[inline(always)]
     fn time(self) -> Option<Time> {
         Some(Time { now: self.jiffies(), config: self.config()? })
+    }
+
+    /// Whether an IPsec policy of the kernel applies to packets with these addresses. Redirecting such a packet would send it
+    /// in clear text.
+    #[inline(always)]
+    fn has_ipsec_policy(self, tuple: &Tuple<Words<Self>>) -> bool {
+        self.config().is_some_and(|config| config.flags & CONFIG_IPSEC != 0)
+            && self.matches_ipsec_policy(tuple)
+    }
+
+    /// [`NodeEntry::has_ipsec_policy`].
+    #[inline(always)]
+    fn matches_ipsec_policy(self, tuple: &Tuple<Words<Self>>) -> bool {
+        self.node().is_some_and(|node| node.has_ipsec_policy(&tuple.src, &tuple.dst))
     }
 
     /// Whether the address is in a range of Service addresses.

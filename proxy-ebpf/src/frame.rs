@@ -91,6 +91,29 @@ pub struct Route {
     pub fresh: u32,
 }
 
+impl Route {
+    /// The kernel's stack routes the packet, as it does with a packet that arrives on the loopback device: there, a source
+    /// address of this node is no martian (`accept_local`).
+    pub const BY_STACK: Self = Self {
+        ifindex: LOOPBACK,
+        family: 0,
+        next_hop: [0; 4],
+        macs: [0; 3],
+        mtu: u32::MAX,
+        resolved: 0,
+        fresh: 0,
+    };
+
+    /// Whether this is [`Route::BY_STACK`]: no packet is forwarded to the loopback device.
+    #[inline(always)]
+    pub const fn is_by_stack(&self) -> bool {
+        self.ifindex == LOOPBACK
+    }
+}
+
+/// Index of the loopback device, in every network namespace (`LOOPBACK_IFINDEX`).
+const LOOPBACK: u32 = 1;
+
 /// Kind of a transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {

@@ -253,6 +253,7 @@ async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyho
     let facts = Facts {
         uplinks: config.network.uplinks.clone(),
         local_devices: config.network.local_devices.clone(),
+        opens_loopback: true,
     };
     let looked = spawn_blocking(|| Follower::start(facts));
     let looked = looked.await.context("reading devices, addresses and routes was interrupted")?;

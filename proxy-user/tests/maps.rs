@@ -454,6 +454,7 @@ fn node(source: [u8; 4]) -> Write {
         source: Some(source.into()),
         pods: Some("10.244.0.0/16".parse().unwrap()),
         service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
+        ipsec: vec![("192.0.2.1/32".parse().unwrap(), "10.244.0.0/16".parse().unwrap())],
     })))
 }
 
@@ -475,6 +476,7 @@ fn what_is_said_of_the_node_is_read_back() {
         host_netns: 3,
         uplinks: [7, 8, 0],
         dsr: true,
+        ipsec: true,
     };
     let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
     let writes = [

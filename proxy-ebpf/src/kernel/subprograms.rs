@@ -9,7 +9,7 @@ use super::codes::{decode_fib, decode_parsed, decode_stop, encode_stop};
 use super::handle::Kernel;
 use super::skb::Skb;
 use crate::context::{PacketCtx, Tuple};
-use crate::env::{FlowTable, Words};
+use crate::env::{FlowTable, Node as _, Words};
 use crate::flow::{evict, index, open, track};
 use crate::frame::{Fib, HelperFailed, Route};
 use crate::header;
@@ -79,7 +79,7 @@ macro_rules! family {
         $family:ty, $words:ty, $parse:ident, $fragment:ident, $established:ident, $repair:ident,
         $snat_reply:ident, $reply:ident, $refused:ident, $direct:ident, $new_flow:ident, $open_flow:ident, $translate:ident, $existing:ident, $frontend:ident, $refuse:ident, $reset:ident, $send:ident, $icmp:ident,
         $icmp_forward:ident, $encap:ident, $route:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident,
-        $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident
+        $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident, $ipsec:ident
     ) => {
         stage!($family, $parse(), |maps, frame, ctx| pipeline::parse_pulled(maps, frame, ctx) as u32);
         stage!($family, $fragment(is_first: u32), |maps, frame, ctx| encode_stop(if is_first != 0 {
@@ -157,6 +157,15 @@ macro_rules! family {
                 return Fib::NoRoute as u32;
             };
             forward::find_route(Kernel::<$family>::new(), Skb::from_raw(skb), tuple, length, route) as u32
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(super) extern "C" fn $ipsec(tuple: *const Tuple<$words>) -> u32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            let Some(tuple) = (unsafe { tuple.as_ref() }) else { return 1 };
+            let node = Kernel::<$family>::new().node();
+            u32::from(node.is_some_and(|node| node.has_ipsec_policy(&tuple.src, &tuple.dst)))
         }
 
         #[unsafe(no_mangle)]
@@ -327,7 +336,8 @@ family!(
     scan4,
     claim4,
     try_ports4,
-    try_port4
+    try_port4,
+    ipsec4
 );
 family!(
     V6,
@@ -360,5 +370,6 @@ family!(
     scan6,
     claim6,
     try_ports6,
-    try_port6
+    try_port6,
+    ipsec6
 );

@@ -2,6 +2,7 @@
 
 use core::mem::swap;
 
+use proxy_common::config::CONFIG_IPSEC;
 use proxy_common::conntrack::{SEEN_REPLY, is_closed, is_watched, tcp};
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, STATE_SYN, tunnel_of,
@@ -16,7 +17,7 @@ use super::translate::{self, Hop, Rewrite};
 use crate::context::{NO_HASH, Packet, PacketCtx, TUNNELLED_AGAIN, Tuple};
 use crate::env::{Counters, FlowTable, Time, Transition, Words};
 use crate::flow::track::{self, Tracked, is_syn};
-use crate::frame::{Fib, Frame};
+use crate::frame::{Fib, Frame, Route};
 use crate::header::same;
 use crate::net::{tcp as tcp_header, udp};
 use crate::report;
@@ -155,6 +156,14 @@ where
         Some(to) => {
             // The source is a frontend's address and port from now on, which the hook of a device below this one sees, too.
             frame.set_translated();
+            if time.config.flags & CONFIG_IPSEC != 0 && maps.matches_ipsec_policy(&to) {
+                // The stack has looked for policies before this hook, for the endpoint's address.
+                ctx.route = Route::BY_STACK;
+                return match deliver::<F, M::Family>(frame, ctx, &to) {
+                    Step::Pass => Step::Forward,
+                    step => step,
+                };
+            }
             deliver::<F, M::Family>(frame, ctx, &to)
         }
         None => Step::NewFlow,

@@ -68,6 +68,10 @@ pub fn find_route<M: FibCache, F: Frame>(
         *route = *known;
         return Fib::Found;
     }
+    if maps.has_ipsec_policy(tuple) {
+        *route = Route::BY_STACK;
+        return Fib::Found;
+    }
     let Some(entry) = maps.fib_entry(cache_index(tuple)) else { return Fib::NoRoute };
     // SAFETY: this CPU's own value, which nothing else refers to.
     let entry = unsafe { &mut *entry };
@@ -142,7 +146,13 @@ pub fn send_as<F: Frame>(frame: F, route: &Route, ethertype: u16) -> Result<i32,
         frame.push_link_header(ETHERNET as u32)?;
     }
     if route.resolved == 0 {
-        return Ok(frame.redirect_neigh(route));
+        return if route.is_by_stack() {
+            overwrite_link_header(frame, route.macs, ethertype)?;
+            frame.set_translated();
+            Ok(frame.redirect_ingress(route.ifindex))
+        } else {
+            Ok(frame.redirect_neigh(route))
+        };
     }
     overwrite_link_header(frame, route.macs, ethertype)?;
     Ok(if route.fresh != 0 { frame.redirect_neigh(route) } else { frame.redirect(route.ifindex) })

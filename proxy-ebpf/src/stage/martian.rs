@@ -28,5 +28,6 @@ where
     let back = Tuple { src: ctx.packet.key.dst, dst: *source, src_port: 0, dst_port: 0 };
     // `TooBig` is a route, too: only the device of the way back matters.
     let found = maps.find_route(frame, &back, 0, &mut ctx.route);
-    found == Fib::NoRoute || ctx.route.ifindex != frame.ifindex()
+    // The kernel does not check the source of a packet that arrived encrypted, either.
+    found == Fib::NoRoute || ctx.route.ifindex != frame.ifindex() && !ctx.route.is_by_stack()
 }

@@ -14,9 +14,10 @@ use proxy_common::csum::{fold, pseudo_sum, sum_words};
 use proxy_common::reason::Reason;
 use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_UDP, V4, V6};
 
+use super::forward;
 use crate::context::{Packet, PacketCtx, QUOTE};
 use crate::env::{Counters, RateLimit, Words};
-use crate::frame::{Frame, HelperFailed};
+use crate::frame::{Frame, HelperFailed, Route};
 use crate::net::{IPV4_MORE, udp};
 use crate::parse::Parse;
 use crate::report;
@@ -94,7 +95,8 @@ where
     } else if !may_answer(maps) {
         return Step::DropFor(Reason::RejectLimited);
     }
-    match answer::<F, M::Family>(frame, ctx, message) {
+    let by_stack = maps.has_ipsec_policy(&ctx.packet.back());
+    match answer::<F, M::Family>(frame, ctx, message, by_stack) {
         Ok(verdict) => Step::Sent(verdict),
         Err(HelperFailed) => Step::DropFor(Reason::RejectFailed),
     }
@@ -246,6 +248,7 @@ fn answer<F: Frame, Fam: Refuse>(
     frame: F,
     ctx: &mut PacketCtx<Fam::Words>,
     message: Message,
+    by_stack: bool,
 ) -> Result<i32, HelperFailed> {
     let link = frame.link_header();
     match whole_sum::<F, Fam>(frame, &ctx.packet) {
@@ -256,12 +259,15 @@ fn answer<F: Frame, Fam: Refuse>(
         }
         None => quote_in_part::<F, Fam>(frame, ctx, message)?,
     }
-    send_back(frame)
+    send_back(frame, by_stack)
 }
 
 /// Sends a packet that was turned into its own answer out of the device on which it arrived. Returns the program's verdict.
 #[inline(always)]
-pub(super) fn send_back<F: Frame>(frame: F) -> Result<i32, HelperFailed> {
+pub(super) fn send_back<F: Frame>(frame: F, by_stack: bool) -> Result<i32, HelperFailed> {
+    if by_stack && !frame.is_local_origin() {
+        return forward::send_as(frame, &Route::BY_STACK, frame.ethertype() as u16);
+    }
     if frame.link_header() != 0 {
         let mut addresses = [0u16; 6];
         frame.load(0, &mut addresses, size_of::<[u16; 6]>() as u32)?;

@@ -96,7 +96,8 @@ where
     if packet.tcp_flags & tcp::ACK == 0 || packet.is_later_fragment() {
         return Step::Drop;
     }
-    match answer::<F, M::Family>(frame, packet) {
+    let by_stack = maps.has_ipsec_policy(&packet.back());
+    match answer::<F, M::Family>(frame, packet, by_stack) {
         Ok(verdict) => Step::Sent(verdict),
         Err(HelperFailed) => Step::DropFor(Reason::RejectFailed),
     }
@@ -104,7 +105,11 @@ where
 
 /// Turns the segment into its own answer and sends it back. Returns the program's verdict.
 #[inline(always)]
-fn answer<F: Frame, Fam: Reset>(frame: F, packet: &Packet<Fam::Words>) -> Result<i32, HelperFailed> {
+fn answer<F: Frame, Fam: Reset>(
+    frame: F,
+    packet: &Packet<Fam::Words>,
+    by_stack: bool,
+) -> Result<i32, HelperFailed> {
     let link = frame.link_header();
     let l4 = link + Fam::HEADER;
     if packet.l4 as usize != l4 {
@@ -114,7 +119,7 @@ fn answer<F: Frame, Fam: Reset>(frame: F, packet: &Packet<Fam::Words>) -> Result
     frame.set_length((l4 + TCP) as u32)?;
     frame.store_all(link as u32, &Fam::ip_header(packet))?;
     frame.store_all(l4 as u32, &tcp_header::<Fam>(packet))?;
-    send_back(frame)
+    send_back(frame, by_stack)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 
 use core::ptr::read_volatile;
 
-use proxy_common::config::CONFIG_DSR;
+use proxy_common::config::{CONFIG_DSR, CONFIG_IPSEC};
 use proxy_common::csum::fold;
 use proxy_common::flow::{DIRECTION_FORWARD, tunnel_of};
 use proxy_common::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, TUNNEL_V4, TUNNEL_V6, Tunnel};
@@ -24,7 +24,7 @@ use super::fragment::{Fragmented, key_of};
 use super::translate::{Rewrite, fold32};
 use crate::context::{NO_HASH, PacketCtx, TUNNELLED, TUNNELLED_AGAIN, Tuple};
 use crate::env::{Fragments, Node, Services, Words};
-use crate::frame::{Fib, Frame, HelperFailed};
+use crate::frame::{Fib, Frame, HelperFailed, Route};
 use crate::header::{Header, Read};
 use crate::parse::Parsed;
 use crate::select::lookup;
@@ -162,6 +162,10 @@ where
             dst_port: 0,
         };
         maps.find_route(frame, &tuple, length, &mut ctx.route)
+    } else if maps.config().is_some_and(|config| config.flags & CONFIG_IPSEC != 0) {
+        // The policies of the other family are not at hand.
+        ctx.route = Route::BY_STACK;
+        Fib::Found
     } else {
         let found =
             frame.fib_lookup(&O::Words::from_words(src), &O::Words::from_words(dst), length, &mut ctx.route);

@@ -14,6 +14,7 @@ use super::netfilter::kube_proxy_rules::KubeProxyRules;
 use super::netlink::Netlink;
 use super::ports;
 use super::selection::Pattern;
+use super::xfrm;
 use crate::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
 
 /// The device that kube-proxy's ipvs mode leaves behind: it holds the addresses of Services, not the node's.
@@ -28,6 +29,9 @@ pub struct Facts {
     pub uplinks: Vec<Pattern>,
     /// Patterns of local devices (behind them are only pods and virtual machines of this node), whatever else is known.
     pub local_devices: Vec<Pattern>,
+    /// The loopback device shall accept packets of this node's own addresses (`accept_local`), by which the programs give
+    /// packets to the stack.
+    pub opens_loopback: bool,
 }
 
 impl Facts {
@@ -46,7 +50,23 @@ impl Facts {
             known.has_kube_proxy_rules
         };
         let local_ports = ports::local();
-        Ok(HostView { devices, defaults, netns_cookie: netns_cookie(), has_kube_proxy_rules, local_ports })
+        let (netns_cookie, loopback_is_closed) =
+            (netns_cookie(), !xfrm::is_loopback_open(self.opens_loopback));
+        let mut ipsec: BTreeMap<_, _> = xfrm::policies()?.into_iter().map(|policy| (policy, true)).collect();
+        let missed = known.ipsec.iter().filter(|(_, is_found)| **is_found);
+        let missed: Vec<_> = missed.map(|(policy, _)| *policy).collect();
+        for policy in missed {
+            ipsec.entry(policy).or_insert(false);
+        }
+        Ok(HostView {
+            devices,
+            defaults,
+            netns_cookie,
+            has_kube_proxy_rules,
+            local_ports,
+            ipsec,
+            loopback_is_closed,
+        })
     }
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::devices::{self, Device};
 use super::facts::{Facts, Look, is_default_route};
+use super::xfrm;
 use crate::model::{Event, HostView};
 
 /// The pause after a notification, so that a burst of changes causes one read.
@@ -81,6 +82,7 @@ impl Follower {
         ];
         let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
         let _connection = Background(tokio::spawn(connection).abort_handle());
+        let mut policies = xfrm::Changes::new()?;
         // The first read covers what changed before the subscription.
         self.list().await?;
         let (mut due, mut look) = (Some(Look::ALL), None);
@@ -109,6 +111,12 @@ impl Follower {
                         due = Some(Look { routes: true, kube_proxy_rules });
                     }
                 },
+                change = next_policy(&mut policies) => {
+                    change?;
+                    sleep(SETTLE).await;
+                    while next_policy(&mut policies).now_or_never().transpose()?.is_some() {}
+                    due.get_or_insert(Look { routes: false, kube_proxy_rules: false });
+                }
                 seen = done(&mut look) => {
                     look = None;
                     pause = Instant::now() + PERIOD;
@@ -146,6 +154,14 @@ impl Follower {
         let (facts, known) = (self.facts.clone(), self.known.clone());
         let devices = Arc::clone(&self.devices.borrow());
         spawn_blocking(move || facts.look(&devices, &known, what))
+    }
+}
+
+/// Waits for the next change of an IPsec policy; for ever if the kernel has no IPsec.
+async fn next_policy(policies: &mut Option<xfrm::Changes>) -> io::Result<()> {
+    match policies {
+        Some(policies) => policies.next().await,
+        None => pending().await,
     }
 }
 

@@ -6,11 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
 use proxy_common::config::{
-    CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY, CONFIG_SNAT_MOVED,
-    CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF, NodeConfig, PortRange,
-    SNAT_PORTS, SNAT_RANGES, UPLINKS,
+    CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_IPSEC, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY,
+    CONFIG_SNAT_MOVED, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF, NodeConfig,
+    PortRange, SNAT_PORTS, SNAT_RANGES, UPLINKS,
 };
-use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, SERVICE_CIDRS, TUNNEL_V4, TUNNEL_V6, Tunnel};
+use proxy_common::node::{
+    Cidr, Device, IPSEC_POLICIES, IpsecPolicy, NodeAddr, NodeEntry, SERVICE_CIDRS, TUNNEL_V4, TUNNEL_V6,
+    Tunnel,
+};
 
 use super::Table;
 use crate::model::settings::{FlowTimeouts, SocketDrop, SocketLb};
@@ -33,11 +36,13 @@ pub struct NodeFamily<A, N> {
     pub pods: Option<N>,
     /// Ranges of Service addresses, at most [`SERVICE_CIDRS`].
     pub service_cidrs: Vec<N>,
+    /// Source and destination addresses of IPsec policies, at most [`IPSEC_POLICIES`].
+    pub ipsec: Vec<(N, N)>,
 }
 
 impl<A, N> Default for NodeFamily<A, N> {
     fn default() -> Self {
-        Self { source: None, pods: None, service_cidrs: Vec::new() }
+        Self { source: None, pods: None, service_cidrs: Vec::new(), ipsec: Vec::new() }
     }
 }
 
@@ -106,6 +111,10 @@ impl<A, N> NodeFamily<A, N> {
             *slot = cidr.to_map();
         }
         entry.service_cidr_count = self.service_cidrs.len().min(SERVICE_CIDRS) as u32;
+        for (slot, (src, dst)) in entry.ipsec.iter_mut().zip(&self.ipsec) {
+            *slot = IpsecPolicy { src: src.to_map(), dst: dst.to_map() };
+        }
+        entry.ipsec_count = self.ipsec.len().min(IPSEC_POLICIES) as u32;
         entry
     }
 
@@ -120,6 +129,12 @@ impl<A, N> NodeFamily<A, N> {
             source: A::from_map(&entry.source),
             pods: N::from_map(&entry.pods),
             service_cidrs: entry.service_cidrs.iter().take(count).filter_map(N::from_map).collect(),
+            ipsec: entry
+                .ipsec
+                .iter()
+                .take((entry.ipsec_count as usize).min(IPSEC_POLICIES))
+                .filter_map(|policy| Some((N::from_map(&policy.src)?, N::from_map(&policy.dst)?)))
+                .collect(),
         }
     }
 }
@@ -183,6 +198,8 @@ pub struct ConfigRow {
     pub uplinks: [u32; UPLINKS],
     /// [`CONFIG_DSR`].
     pub dsr: bool,
+    /// [`CONFIG_IPSEC`].
+    pub ipsec: bool,
 }
 
 impl Default for ConfigRow {
@@ -199,6 +216,7 @@ impl Default for ConfigRow {
             host_netns: 0,
             uplinks: [0; UPLINKS],
             dsr: false,
+            ipsec: false,
         }
     }
 }
@@ -211,6 +229,7 @@ impl ConfigRow {
         | CONFIG_SOCKET_LB_OFF
         | CONFIG_SOCKET_DROP_FAIL
         | CONFIG_DSR
+        | CONFIG_IPSEC
         | CONFIG_SNAT_MOVED;
 
     /// Reads these settings from an entry.
@@ -237,6 +256,7 @@ impl ConfigRow {
             host_netns: entry.host_netns,
             uplinks: entry.uplinks,
             dsr: entry.flags & CONFIG_DSR != 0,
+            ipsec: entry.flags & CONFIG_IPSEC != 0,
         }
     }
 
@@ -251,6 +271,9 @@ impl ConfigRow {
         }
         if self.dsr {
             entry.flags |= CONFIG_DSR;
+        }
+        if self.ipsec {
+            entry.flags |= CONFIG_IPSEC;
         }
         if self.other_proxy {
             entry.flags |= CONFIG_OTHER_PROXY;
@@ -345,12 +368,14 @@ mod tests {
             source: Option<u32>,
             pods in prop::option::of((any::<u32>(), 0u8..=32)),
             cidrs in prop::collection::vec((any::<u32>(), 1u8..=32), 0..SERVICE_CIDRS),
+            ipsec in prop::collection::vec(((any::<u32>(), 0u8..=31), (any::<u32>(), 0u8..=31)), 0..IPSEC_POLICIES),
         ) {
             let net = |(address, len): (u32, u8)| Ipv4Net::new(address.into(), len).unwrap().trunc();
             let row = NodeFamily {
                 source: source.filter(|bits| *bits != 0).map(Ipv4Addr::from),
                 pods: pods.map(net).filter(|net| net.network().to_bits() != 0 || net.prefix_len() != 32),
                 service_cidrs: cidrs.into_iter().map(net).filter(|n| !n.network().is_unspecified()).collect(),
+                ipsec: ipsec.into_iter().map(|(src, dst)| (net(src), net(dst))).collect(),
             };
             let entry: NodeEntry<[u8; 4]> = row.entry();
             prop_assert_eq!(NodeFamily::from_entry(&entry), row);
@@ -376,6 +401,7 @@ mod tests {
                 host_netns,
                 uplinks,
                 dsr: other_proxy,
+                ipsec: masquerade_all,
             };
             let mut after = before;
             row.apply(&mut after);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use proxy_common::config::PortRange;
 
 /// Devices, addresses and default routes of the agent's network namespace.
@@ -18,6 +19,21 @@ pub struct HostView {
     pub has_kube_proxy_rules: bool,
     /// Local ports that the kernel gives to sockets (`net.ipv4.ip_local_port_range`); `None`: not known.
     pub local_ports: Option<PortRange>,
+    /// The IPsec policies of the kernel for outgoing packets; false: the last read did not find the policy, and a second one
+    /// removes it.
+    pub ipsec: BTreeMap<IpsecPolicy, bool>,
+    /// The kernel drops packets of this node's own addresses that arrive on the loopback device (`accept_local` is off, and
+    /// could not be set).
+    pub loopback_is_closed: bool,
+}
+
+/// An IPsec policy (xfrm) for outgoing packets, by which the kernel encrypts, blocks or allows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct IpsecPolicy {
+    /// Source addresses of the packets.
+    pub src: IpNet,
+    /// Destination addresses of the packets, of the same family.
+    pub dst: IpNet,
 }
 
 impl HostView {

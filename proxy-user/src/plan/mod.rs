@@ -13,6 +13,7 @@ pub mod candidates;
 pub mod devices;
 pub mod eligible;
 pub mod frontend;
+mod ipsec;
 pub mod maglev;
 pub mod node;
 mod ports;

@@ -12,10 +12,10 @@ use crate::model::net::IpFamily;
 use crate::model::settings::{
     DetectLocal, FlowTimeouts, NodePortAddresses, NodeSettings, SocketDrop, SocketLb,
 };
-use crate::model::{HostView, NodeView, Problem};
+use crate::model::{HostView, IpsecPolicy, NodeView, Problem};
 
 use super::devices::devices;
-use super::{DeviceFacts, ports};
+use super::{DeviceFacts, ipsec, ports};
 
 const FAMILIES: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
 
@@ -39,6 +39,10 @@ pub struct NodePlan {
     pub masquerade_all: bool,
     /// Connections that another proxy began are left to netfilter.
     pub other_proxy: bool,
+    /// The IPsec policies of the kernel by family, at most
+    /// [`IPSEC_POLICIES`](proxy_common::node::IPSEC_POLICIES) of each: the kernel's stack routes packets to
+    /// which one applies.
+    pub ipsec: BTreeMap<IpFamily, Vec<IpsecPolicy>>,
     /// Source ports for SNAT.
     pub snat_ports: [PortRange; SNAT_RANGES],
     /// Which sockets are translated.
@@ -95,7 +99,9 @@ pub fn plan_node(
     let ranges: BTreeSet<IpNet> = service_cidrs.iter().chain(&settings.service_cidrs).copied().collect();
     overlaps(node, host, &pods, &ranges, left_alone, &mut problems);
     problems.extend(ports::problems(&node.name, host.local_ports, settings));
+    problems.extend(loopback(node, host));
     NodePlan {
+        ipsec: ipsec::combine(host.ipsec.keys()),
         sources,
         pods,
         service_cidrs: by_family(&ranges, &mut problems),
@@ -114,6 +120,17 @@ pub fn plan_node(
         listen,
         problems,
     }
+}
+
+/// Reports that packets to which an IPsec policy applies do not reach the stack.
+fn loopback(node: &NodeView, host: &HostView) -> Option<Problem> {
+    (host.loopback_is_closed && !host.ipsec.is_empty()).then(|| Problem {
+        object: format!("Node {}", node.name),
+        field: "net.ipv4.conf.lo.accept_local".to_owned(),
+        message: "the kernel has IPsec policies, and the agent could not set this sysctl to 1: IPv4 packets to which a policy \
+                  applies are dropped instead of encrypted"
+            .to_owned(),
+    })
 }
 
 impl NodePlan {

@@ -264,11 +264,18 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
     let source = |family| plan.sources.get(&family);
     let pods = |family| plan.pods.get(&family);
     let ranges = |family| plan.service_cidrs.get(&family).into_iter().flatten();
+    let policies =
+        |family| plan.ipsec.get(&family).into_iter().flatten().map(|policy| (policy.src, policy.dst));
     let v4 = NodeRow::V4(NodeFamily {
         source: source(IpFamily::V4).and_then(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None }),
         pods: pods(IpFamily::V4).and_then(|net| if let IpNet::V4(net) = net { Some(*net) } else { None }),
         service_cidrs: ranges(IpFamily::V4)
             .filter_map(|net| if let IpNet::V4(net) = net { Some(*net) } else { None })
+            .collect(),
+        ipsec: policies(IpFamily::V4)
+            .filter_map(
+                |pair| if let (IpNet::V4(src), IpNet::V4(dst)) = pair { Some((src, dst)) } else { None },
+            )
             .collect(),
     });
     let v6 = NodeRow::V6(NodeFamily {
@@ -276,6 +283,11 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
         pods: pods(IpFamily::V6).and_then(|net| if let IpNet::V6(net) = net { Some(*net) } else { None }),
         service_cidrs: ranges(IpFamily::V6)
             .filter_map(|net| if let IpNet::V6(net) = net { Some(*net) } else { None })
+            .collect(),
+        ipsec: policies(IpFamily::V6)
+            .filter_map(
+                |pair| if let (IpNet::V6(src), IpNet::V6(dst)) = pair { Some((src, dst)) } else { None },
+            )
             .collect(),
     });
     let address = |facts: &crate::plan::AddressFacts| -> NodeAddr {
@@ -311,6 +323,7 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
             host_netns: plan.host_netns,
             uplinks: uplinks(&devices),
             dsr: plan.dsr,
+            ipsec: !plan.ipsec.is_empty(),
         },
         devices,
     }

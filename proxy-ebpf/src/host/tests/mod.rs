@@ -10,6 +10,7 @@ mod first;
 mod foreign;
 mod full;
 mod icmp;
+mod ipsec;
 mod quotes;
 mod refused;
 mod rewrite;

@@ -27,7 +27,7 @@ const BATCH_END: u16 = 17;
 /// The mask of an attribute's type; the bits `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER` are not needed.
 const TYPE_MASK: u16 = 0x3fff;
 /// `NLA_F_NESTED`, the bit of attributes that contain other attributes.
-pub(super) const NESTED: u16 = 0x8000;
+pub(in crate::host) const NESTED: u16 = 0x8000;
 /// The length of nfnetlink's header in bytes: family, version, resource.
 const HEADER: usize = 4;
 
@@ -68,7 +68,7 @@ impl Message {
 }
 
 /// Appends an attribute.
-pub(super) fn put(body: &mut Vec<u8>, kind: u16, payload: &[u8]) {
+pub(in crate::host) fn put(body: &mut Vec<u8>, kind: u16, payload: &[u8]) {
     body.extend((payload.len() as u16 + 4).to_ne_bytes());
     body.extend(kind.to_ne_bytes());
     body.extend(payload);
@@ -76,7 +76,7 @@ pub(super) fn put(body: &mut Vec<u8>, kind: u16, payload: &[u8]) {
 }
 
 /// Returns the attributes in `bytes`, up to the first one that is malformed.
-pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(in crate::host) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = u16::from_ne_bytes(*bytes.first_chunk()?) as usize;
         let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?) & TYPE_MASK;

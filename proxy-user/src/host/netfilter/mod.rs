@@ -7,6 +7,6 @@ pub mod export_conntrack;
 mod expressions;
 pub mod kube_proxy_rules;
 mod legacy;
-mod message;
+pub(super) mod message;
 pub mod rules;
 pub mod sysctl;

@@ -56,6 +56,7 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         host_netns,
         uplinks,
         dsr: false,
+        ipsec: !plan.ipsec.is_empty(),
     };
     assert_eq!(found.config, expected);
     let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{:?}", found.rows) };

@@ -23,6 +23,7 @@ mod health;
 mod held;
 mod init;
 mod inspect;
+mod ipsec;
 mod latency;
 mod live;
 mod masquerade;
@@ -123,6 +124,7 @@ pub fn all() -> Vec<Case> {
         bad::CASES,
         socket::CASES,
         inspect::CASES,
+        ipsec::CASES,
         telemetry::CASES,
         flood::CASES,
         health::CASES,

@@ -25,7 +25,14 @@ impl View {
                 let cidrs = node.service_cidrs.iter().take(node.service_cidr_count as usize);
                 let cidrs: Vec<Value> = cidrs.map(cidr).collect();
                 let source: IpAddr = node.source.into();
-                (json!(key), json!({ "source": source, "pods": cidr(&node.pods), "serviceCidrs": cidrs }))
+                let policies = node.ipsec.iter().take(node.ipsec_count as usize);
+                let policies: Vec<_> = policies
+                    .map(|policy| json!({ "src": cidr(&policy.src), "dst": cidr(&policy.dst) }))
+                    .collect();
+                let node = json!({
+                    "source": source, "pods": cidr(&node.pods), "serviceCidrs": cidrs, "ipsec": policies,
+                });
+                (json!(key), node)
             })
             .collect())
     }
