@@ -1,6 +1,7 @@
 //! Packets to which an IPsec policy of the kernel applies: the stack routes them, and a redirect would send them in clear
 //! text.
 
+use proxy_common::Address as _;
 use proxy_common::config::CONFIG_IPSEC;
 use proxy_common::node::{Cidr, IpsecPolicy};
 
