@@ -30,7 +30,7 @@ fn forwarded<F: Net>() {
     for (to_backend, to_client) in [(true, false), (false, true), (false, false)] {
         let maps = maps::<F>(0);
         let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
-        let request = packet::<F>(client, frontend, SYN);
+        let request = packet::<F>(client, frontend, UDP);
         // The flow may be older than the policy.
         run_over(Hook::Ingress, maps, UPLINK, &request);
         let source = (node::<F>(), live(maps)[0].source_port);
@@ -49,16 +49,16 @@ fn forwarded<F: Net>() {
             });
             assert_eq!(run_early(maps, early.early_frame()) == NEXT, to_backend);
             let (verdict, skb) = run_over(Hook::Ingress, maps, UPLINK, &request);
-            assert_eq!(ip(&skb), ip_packet::<F>(source, backend, Shape { ttl: SYN.ttl - 1, ..SYN }));
+            assert_eq!(ip(&skb), ip_packet::<F>(source, backend, Shape { ttl: UDP.ttl - 1, ..UDP }));
             if to_backend {
                 to_stack(verdict, &skb);
                 assert!(skb.is_translated, "the hook of the next device would not know");
             } else {
                 assert_ne!(skb.redirect, STACK);
             }
-            let reply = packet::<F>(backend, source, SYN_ACK);
+            let reply = packet::<F>(backend, source, UDP);
             let (verdict, skb) = run_over(Hook::Ingress, maps, UPLINK, &reply);
-            assert_eq!(ip(&skb), ip_packet::<F>(frontend, client, Shape { ttl: SYN_ACK.ttl - 1, ..SYN_ACK }));
+            assert_eq!(ip(&skb), ip_packet::<F>(frontend, client, Shape { ttl: UDP.ttl - 1, ..UDP }));
             if to_client {
                 to_stack(verdict, &skb);
             } else {
@@ -94,8 +94,8 @@ fn answers<F: Net>() {
         });
     assert_eq!((verdict, after.redirect), (NEXT, None));
     // A refusal quotes what may have arrived encrypted.
-    maps.set_slots(7, &[0]);
-    maps.set_backend(7, BackendEntry::FREE);
+    let empty = ServiceEntry { id: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), empty);
     let other = (client.0, client.1 + 1);
     let (verdict, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(other, frontend, SYN));
     to_stack(verdict, &skb);
