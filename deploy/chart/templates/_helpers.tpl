@@ -1,3 +1,7 @@
+{{- define "ballast.name" -}}
+{{ .Values.fullnameOverride | default "ballast" }}
+{{- end }}
+
 {{- define "ballast.selector" -}}
 app.kubernetes.io/name: ballast
 {{- end }}
@@ -5,6 +9,17 @@ app.kubernetes.io/name: ballast
 {{- define "ballast.labels" -}}
 {{ include "ballast.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "ballast.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ .Values.serviceAccount.name | default (include "ballast.name" .) }}
+{{- else -}}
+{{ required "serviceAccount.name is needed without serviceAccount.create" .Values.serviceAccount.name }}
+{{- end -}}
 {{- end }}
 
 {{- define "ballast.image" -}}
@@ -17,10 +32,13 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end -}}
 {{- end }}
 
-{{- /* The agent's configuration file. */ -}}
+{{- /* The agent's configuration file. It has no kubeconfig: the pod has the credentials of its ServiceAccount, and no such file. */ -}}
 {{- define "ballast.config" -}}
 {{- $own := dict "apiVersion" "kubeproxy.config.k8s.io/v1alpha1" "kind" "KubeProxyConfiguration" -}}
-{{- merge $own (omit .Values.config "apiVersion" "kind" "hostnameOverride") | toYaml -}}
+{{- with .Values.config.clientConnection -}}
+{{- $own = set $own "clientConnection" (omit . "kubeconfig") -}}
+{{- end -}}
+{{- merge $own (omit .Values.config "apiVersion" "kind" "hostnameOverride" "clientConnection") | toYaml -}}
 {{- end }}
 
 {{- /* The port of an address; the arguments are (list address default-port), because the address may be empty. */ -}}
@@ -29,7 +47,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 
 {{- define "ballast.apiServerConfigMap" -}}
-{{- .Values.apiServer.configMap | default "ballast-api-server" -}}
+{{- .Values.apiServer.configMap | default (printf "%s-api-server" (include "ballast.name" .)) -}}
 {{- end }}
 
 {{- /* Names or addresses of the API servers, as JSON. */ -}}
@@ -75,6 +93,30 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   {{- end }}
 {{- end }}
 
+{{- /* Variables of the agent from values with names of their own. */ -}}
+{{- define "ballast.values" -}}
+{{- $own := dict
+  "SOCKET_LB" .Values.socketLb
+  "SOCKET_DROP" .Values.socketDrop
+  "FORWARDING_MODE" .Values.forwardingMode
+  "EJECTION" .Values.ejection
+  "SLOW_START" .Values.slowStart
+  "PAGE" .Values.page
+  "LOG_LEVEL" .Values.logLevel
+  "ALGORITHM" .Values.algorithm
+  "MAX_FLOWS" (eq (int64 .Values.maxFlows) 0 | ternary "" (int64 .Values.maxFlows | toString))
+  "UPLINKS" .Values.uplinks
+  "XDP" .Values.xdp
+-}}
+{{- $list := list -}}
+{{- range $name, $value := $own -}}
+{{- if $value -}}
+{{- $list = append $list (dict "name" (printf "BALLAST_%s" $name) "value" (toString $value)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $list -}}
+{{- end }}
+
 {{- define "ballast.env" -}}
 - name: BALLAST_HOSTNAME_OVERRIDE
   valueFrom:
@@ -93,6 +135,17 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- range $name, $value := .Values.settings }}
 - name: {{ $name }}
   value: {{ $value | quote }}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* The resources of a container; the argument is the value. */ -}}
+{{- define "ballast.resources" -}}
+{{- with . -}}
+resources:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 

@@ -13,7 +13,7 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 19] = [
+const CASES: [Case; 23] = [
     Case {
         values: &[HOST],
         holds: &[
@@ -127,15 +127,63 @@ const CASES: [Case; 19] = [
             "slowStart=30s",
             "page=services",
         ],
-        holds: &[
-            "value: \"host-only\"",
-            "value: \"fail\"",
-            "value: \"hybrid\"",
-            "value: \"off\"",
-            "value: \"30s\"",
-            "value: \"services\"",
+        holds: &[],
+        lacks: &["value: all", "value: silent", "value: snat"],
+    },
+    Case {
+        values: &[
+            HOST,
+            "logLevel=debug",
+            "algorithm=wlc",
+            "maxFlows=2000000",
+            "uplinks=eth*",
+            "xdp=off",
+            "extraArgs={--v=4,--oom-score-adj=-998}",
+            "extraEnv[0].name=GODEBUG",
+            "extraEnv[0].value=x",
         ],
-        lacks: &["value: \"all\"", "value: \"silent\"", "value: \"snat\""],
+        holds: &[
+            "- --config=/etc/ballast/config.yaml\n            - --v=4\n            - --oom-score-adj=-998",
+            "- name: GODEBUG\n              value: x",
+        ],
+        lacks: &[],
+    },
+    // As kubeadm writes it.
+    Case {
+        values: &[
+            HOST,
+            "config.healthzBindAddress=",
+            "config.metricsBindAddress=",
+            "config.clientConnection.kubeconfig=/var/lib/kube-proxy/kubeconfig.conf",
+            "config.clientConnection.qps=0",
+        ],
+        holds: &["containerPort: 10256", "containerPort: 10249", "healthzBindAddress: \"\"", "qps: 0"],
+        lacks: &["kubeconfig.conf"],
+    },
+    Case {
+        values: &[
+            HOST,
+            "fullnameOverride=proxy",
+            "commonLabels.team=net",
+            "serviceAccount.name=agent",
+            "rbac.create=false",
+            "endUdpSockets=true",
+            "updateStrategy.type=OnDelete",
+        ],
+        holds: &[
+            "name: proxy\n",
+            "name: proxy-api-server\n",
+            "name: proxy-end-udp-sockets\n",
+            "    team: net\n",
+            "serviceAccountName: agent\n",
+            "type: OnDelete\n",
+        ],
+        lacks: &["kind: ClusterRole", "  name: ballast\n"],
+    },
+    Case {
+        values: &[HOST, "serviceAccount.create=false", "serviceAccount.name=given"],
+        holds: &["serviceAccountName: given\n"],
+        lacks: &["kind: ServiceAccount\nmetadata"],
     },
     Case {
         values: &["apiServer.configMap=elsewhere"],
@@ -169,7 +217,7 @@ const CASES: [Case; 19] = [
             "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchFields[0].key=metadata.name",
             "tolerations[0].key=only",
             "priorityClassName=system-cluster-critical",
-            "maxUnavailable=1",
+            "updateStrategy.rollingUpdate.maxUnavailable=1",
         ],
         holds: &[
             "nodeSelector:\n        disk: ssd\n        kubernetes.io/os: linux",
@@ -197,10 +245,23 @@ const CASES: [Case; 19] = [
         lacks: &["spc_t"],
     },
     Case {
-        values: &[HOST, "resources.requests.cpu=50m", "resources.limits.cpu=2"],
+        values: &[
+            HOST,
+            "resources.requests.cpu=50m",
+            "resources.limits.cpu=2",
+            "initResources.limits.cpu=3",
+            "initResources.requests.cpu=7m",
+            "endUdpSockets=true",
+            "endUdpSocketsResources.limits.cpu=4",
+            "endUdpSocketsResources.requests.cpu=8m",
+        ],
         holds: &[
-            "requests:\n              cpu: 50m\n              memory: 64Mi",
+            "requests:\n              cpu: 50m\n              memory: 200Mi",
             "limits:\n              cpu: 2\n",
+            "limits:\n              cpu: 3\n",
+            "limits:\n              cpu: 4\n",
+            "cpu: 7m\n",
+            "cpu: 8m\n",
         ],
         lacks: &[],
     },
@@ -224,6 +285,7 @@ const CASES: [Case; 19] = [
         values: &[
             HOST,
             "monitoring.podMonitor=true",
+            "monitoring.serviceMonitor=true",
             "monitoring.alerts=true",
             "monitoring.dashboard=true",
             "monitoring.labels.release=prometheus",
@@ -231,6 +293,8 @@ const CASES: [Case; 19] = [
         ],
         holds: &[
             "kind: PodMonitor",
+            "kind: ServiceMonitor",
+            "name: ballast-metrics",
             "kind: PrometheusRule",
             "alert: BallastAbsent",
             "ballast.json:",
@@ -239,8 +303,18 @@ const CASES: [Case; 19] = [
         lacks: &[],
     },
     Case {
-        values: &["cleanup=true", "endUdpSockets=true"],
-        holds: &["name: ballast-cleanup", "args: [cleanup, --stay]"],
+        values: &[
+            "cleanup=true",
+            "endUdpSockets=true",
+            "cleanupResources.limits.cpu=5",
+            "cleanupResources.requests.cpu=9m",
+        ],
+        holds: &[
+            "name: ballast-cleanup",
+            "args: [cleanup, --stay]",
+            "limits:\n              cpu: 5\n",
+            "cpu: 9m\n",
+        ],
         lacks: &["--init-only", "kind: ClusterRole", "kind: ConfigMap", "end-udp-sockets"],
     },
 ];
@@ -248,7 +322,7 @@ const CASES: [Case; 19] = [
 const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// Values that must be refused, and a part of the error.
-const REFUSED: [(&[&str], &str); 14] = [
+const REFUSED: [(&[&str], &str); 16] = [
     (&[], "apiServer.host or apiServer.hosts is needed"),
     (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both set"),
     (&["apiServer.hosts={https://192.0.2.1}"], "hosts"),
@@ -258,12 +332,46 @@ const REFUSED: [(&[&str], &str); 14] = [
     (&[HOST, "nonsense=1"], "nonsense"),
     (&[HOST, "image.digest=sha256:short"], "digest"),
     (&[HOST, "settings.MAX_FLOWS=1"], "MAX_FLOWS"),
-    (&[HOST, "maxUnavailable=0"], "maxUnavailable"),
+    (&[HOST, "settings.BALLAST_MAX_FLOW=1"], "BALLAST_MAX_FLOW"),
+    (&[HOST, "serviceAccount.create=false"], "serviceAccount.name is needed"),
+    (&[HOST, "updateStrategy.type=Sometimes"], "updateStrategy"),
     (&[HOST, "check=perhaps"], "check"),
     (&[HOST, "page=everything"], "page"),
     (&[HOST, "seccompProfile.type=Nonsense"], "seccompProfile"),
     (&[HOST, "monitoring.podMonitor=true"], "config.metricsBindAddress"),
 ];
+
+/// Values that become variables of the agent's container, and the lines of the variables. In another container, they would
+/// have no effect.
+const VARIABLES: [(&str, &str, &str); 11] = [
+    ("socketLb=host-only", "BALLAST_SOCKET_LB", "host-only"),
+    ("socketDrop=fail", "BALLAST_SOCKET_DROP", "fail"),
+    ("forwardingMode=hybrid", "BALLAST_FORWARDING_MODE", "hybrid"),
+    ("ejection=off", "BALLAST_EJECTION", "\"off\""),
+    ("slowStart=30s", "BALLAST_SLOW_START", "30s"),
+    ("page=services", "BALLAST_PAGE", "services"),
+    ("logLevel=debug", "BALLAST_LOG_LEVEL", "debug"),
+    ("algorithm=wlc", "BALLAST_ALGORITHM", "wlc"),
+    ("maxFlows=2000000", "BALLAST_MAX_FLOWS", "\"2000000\""),
+    ("uplinks=eth*", "BALLAST_UPLINKS", "eth*"),
+    ("xdp=off", "BALLAST_XDP", "\"off\""),
+];
+
+/// Checks that each of [`VARIABLES`] reaches the agent's container, and only this one.
+fn variables_reach_the_agent(helm: &Helm) -> Result<()> {
+    let values: Vec<&str> = [HOST].into_iter().chain(VARIABLES.map(|(value, ..)| value)).collect();
+    let text = helm.render_only(Some("templates/daemonset.yaml"), &values)?;
+    let Some((before, agent)) = text.split_once("\n        - name: ballast\n") else {
+        bail!("the DaemonSet has no container `ballast`");
+    };
+    for (set, name, value) in VARIABLES {
+        let lines = format!("- name: {name}\n              value: {value}\n");
+        if !agent.contains(&lines) || before.contains(name) {
+            bail!("{set} does not reach the container of the agent alone as `{lines}`");
+        }
+    }
+    Ok(())
+}
 
 /// Returns the values of each case, in the syntax of `--set`.
 pub(super) fn values() -> Vec<&'static [&'static str]> {
@@ -281,6 +389,7 @@ pub(super) fn check(helm: &Helm) -> Result<()> {
             bail!("the chart with {:?} holds `{part}`", case.values);
         }
     }
+    variables_reach_the_agent(helm)?;
     for (values, reason) in REFUSED {
         match helm.render(values) {
             Ok(_) => bail!("the chart accepts the invalid values {values:?}"),

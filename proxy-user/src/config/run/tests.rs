@@ -51,6 +51,22 @@ fn every_flag_has_its_variable() {
 }
 
 #[test]
+fn the_charts_settings_are_the_agents_variables() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/chart/values.schema.json");
+    let schema: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let listed = schema["properties"]["settings"]["propertyNames"]["enum"].as_array().unwrap();
+    let listed: Vec<_> = listed.iter().map(|name| name.as_str().unwrap().to_owned()).collect();
+    // The chart sets these itself, or they have no use in a pod.
+    let own = ["BALLAST_CONFIG", "BALLAST_HOSTNAME_OVERRIDE", "BALLAST_INIT_ONLY", "BALLAST_WRITE_CONFIG_TO"];
+    let command = Args::command();
+    let run = command.find_subcommand("run").unwrap().get_arguments();
+    let names = run.filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
+    let mut names: Vec<_> = names.filter(|name| !own.contains(&&**name)).collect();
+    names.sort();
+    assert_eq!(listed, names, "properties.settings.propertyNames of deploy/chart/values.schema.json");
+}
+
+#[test]
 fn defaults_are_kube_proxys() {
     let config = parse(&[]).unwrap();
     assert_eq!(config.source, Source { manifests: None, cluster: Some(Cluster::default()) });

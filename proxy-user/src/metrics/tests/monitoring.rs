@@ -42,7 +42,8 @@ pub(super) fn exported() -> BTreeMap<String, BTreeSet<String>> {
     metrics.answered_healthz(200);
     metrics.answered_livez(200);
     metrics.ended_sockets(IpFamily::V4, 1);
-    let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    // Prometheus itself makes `up` for each target; a PodMonitor's targets have the container's name.
+    let mut all = BTreeMap::from([("up".to_owned(), BTreeSet::from(["container".to_owned()]))]);
     for text in [of_maps, metrics.encode(Format::OpenMetrics).unwrap()] {
         for (sample, _) in parse(&text).samples {
             let (name, labels) = sample.split_once('{').unwrap_or((&sample, ""));
