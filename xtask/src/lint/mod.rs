@@ -7,7 +7,6 @@ mod layers;
 pub(crate) mod links;
 mod paths;
 mod scripts;
-mod size;
 mod source;
 mod words;
 
@@ -30,7 +29,7 @@ use crate::{apt, chart, docs, go, gotools, log};
 /// The clippy driver of the distribution's rustc, and its package.
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
 
-/// Check format, clippy (host and BPF target, warnings denied), layers, circular dependencies, file sizes, words, links between
+/// Check format, clippy (host and BPF target, warnings denied), layers, circular dependencies, words, links between
 /// documents, commands in documents, generated documents, the chart with its manifests, workflows, shell scripts and systemd units.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
@@ -49,7 +48,7 @@ pub fn run(args: &Args, xtask: Command) -> Result<()> {
             failed.push(name);
         }
     };
-    check("rules", log::timed("layers, circles, size, words, links, commands", || rules(&workspace, xtask)));
+    check("rules", log::timed("layers, circles, words, links, commands", || rules(&workspace, xtask)));
     check("docs", docs::check(&workspace));
     if !args.rules_only {
         check("fmt", log::timed("cargo fmt --check", || fmt(&workspace)));
@@ -182,7 +181,6 @@ fn rules(workspace: &Workspace, xtask: Command) -> Result<()> {
     let mut findings = layers::crates(workspace)?;
     for file in &files {
         findings.extend(layers::modules(file));
-        findings.extend(size::check(file));
         findings.extend(words::check(file));
     }
     findings.extend(circles::check(&files));
