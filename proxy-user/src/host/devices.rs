@@ -9,6 +9,7 @@ use rtnetlink::packet_route::link::{
 };
 
 use super::netlink::Netlink;
+use super::seen::Entry;
 use crate::model::DeviceKind;
 
 /// A network device.
@@ -41,6 +42,14 @@ impl Device {
     /// Whether it is implemented by software, and not made of NICs as a bond is.
     pub const fn is_virtual(&self) -> bool {
         !matches!(self.kind, DeviceKind::Physical | DeviceKind::Bond)
+    }
+}
+
+impl Entry for Device {
+    type Key = u32;
+
+    fn key(&self) -> u32 {
+        self.ifindex
     }
 }
 

@@ -13,6 +13,7 @@ use super::devices::Device;
 use super::netfilter::kube_proxy_rules::KubeProxyRules;
 use super::netlink::Netlink;
 use super::ports;
+use super::seen::{Entry, Present};
 use super::selection::Pattern;
 use super::xfrm;
 use crate::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
@@ -35,13 +36,24 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Reads `what`, and the addresses; the rest is copied from `known`. Blocks for a few milliseconds, and longer if
-    /// there are many routes and `what` includes them.
-    pub(super) fn look(&self, devices: &[Device], known: &HostView, what: Look) -> io::Result<HostView> {
-        let mut netlink = Netlink::open()?;
-        let addresses = addresses(&mut netlink)?;
-        let defaults =
-            if what.routes { default_routes(&mut netlink, &addresses)? } else { known.defaults.clone() };
+    /// Reads `what`; the rest is copied from `known`. Blocks for a few milliseconds, and longer if there are many routes
+    /// and `what` includes them.
+    pub(super) fn look(&self, host: &Host, known: &HostView, what: Look) -> io::Result<HostView> {
+        let Host { devices, addresses } = host;
+        let mut on_devices = Addresses::new();
+        for (device, own) in addresses.iter() {
+            on_devices.entry(*device).or_default().push(*own);
+        }
+        let addresses = on_devices;
+        let defaults = if what.routes {
+            match default_routes(&mut Netlink::open()?, &addresses) {
+                // Changes have interrupted each attempt; there are notifications of changes, or the next period.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => known.defaults.clone(),
+                found => found?,
+            }
+        } else {
+            known.defaults.clone()
+        };
         let devices = devices.iter().map(|device| self.device(device, &addresses)).collect();
         // An agent without the privilege to read the rules cannot attach programs either, which is reported elsewhere.
         let has_kube_proxy_rules = if what.kube_proxy_rules {
@@ -94,6 +106,13 @@ impl Facts {
     }
 }
 
+/// The devices and addresses that are there.
+#[derive(Clone, Debug)]
+pub(super) struct Host {
+    pub devices: Present<Device>,
+    pub addresses: Present<Placed>,
+}
+
 /// What is read in addition to devices and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
@@ -115,8 +134,8 @@ pub(super) fn is_default_route(header: &RouteHeader) -> bool {
 
 /// An address of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Own {
-    address: IpAddr,
+pub(super) struct Own {
+    pub address: IpAddr,
     secondary: bool,
     /// Whether its prefix is shorter than the address.
     in_subnet: bool,
@@ -125,16 +144,30 @@ struct Own {
 /// The addresses by index of the device, in the kernel's order.
 type Addresses = BTreeMap<u32, Vec<Own>>;
 
-fn addresses(netlink: &mut Netlink) -> io::Result<Addresses> {
-    let mut found = Addresses::new();
-    for answer in netlink.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))? {
-        if let RouteNetlinkMessage::NewAddress(message) = answer
-            && let Some(own) = read_address(&message)
-        {
-            found.entry(message.header.index).or_default().push(own);
-        }
+/// An address, and the index of its device.
+pub(super) type Placed = (u32, Own);
+
+impl Entry for Placed {
+    type Key = (u32, IpAddr);
+
+    fn key(&self) -> (u32, IpAddr) {
+        (self.0, self.1.address)
     }
-    Ok(found)
+}
+
+/// Returns all addresses that count, in the kernel's order.
+pub(super) fn addresses() -> io::Result<Vec<Placed>> {
+    let answers = Netlink::open()?.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+    let placed = |answer: &_| match answer {
+        RouteNetlinkMessage::NewAddress(message) => place(message),
+        _ => None,
+    };
+    Ok(answers.iter().filter_map(placed).collect())
+}
+
+/// Returns the address of a message of the kernel, if it counts.
+pub(super) fn place(message: &AddressMessage) -> Option<Placed> {
+    read_address(message).map(|own| (message.header.index, own))
 }
 
 /// Returns the address; `None` for a link-local address, and for an IPv6 address that is not usable (yet).

@@ -3,12 +3,11 @@
 
 use std::future::pending;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
 use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
-use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{MulticastGroup, new_multicast_connection};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::watch;
@@ -16,7 +15,8 @@ use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::devices::{self, Device};
-use super::facts::{Facts, Look, is_default_route};
+use super::facts::{self, Facts, Host, Look, Placed, is_default_route};
+use super::seen::{Entry as _, Present, Seen};
 use super::xfrm;
 use crate::model::{Event, HostView};
 
@@ -29,8 +29,8 @@ const ROUTES_PERIOD: Duration = Duration::from_mins(5);
 /// The pause between a failure and the next attempt.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Every device of this network namespace, by index.
-pub type Devices = Arc<[Device]>;
+/// Every device of this network namespace.
+pub type Devices = Present<Device>;
 
 /// Reads the state of this machine after each notification of route netlink, and every 10 s.
 #[derive(Debug)]
@@ -39,15 +39,20 @@ pub struct Follower {
     known: HostView,
     /// Whether `known` has not been sent yet.
     is_new: bool,
+    seen_devices: Seen<Device>,
+    seen_addresses: Seen<Placed>,
     devices: watch::Sender<Devices>,
 }
 
 impl Follower {
     /// Reads everything for the first time. Blocks for a few milliseconds, and longer if there are many routes.
     pub fn start(facts: Facts) -> io::Result<Self> {
-        let devices: Devices = devices::list()?.into();
-        let known = facts.look(&devices, &HostView::default(), Look::ALL)?;
-        Ok(Self { facts, known, is_new: false, devices: watch::Sender::new(devices) })
+        let (seen_devices, seen_addresses) = (Seen::start(devices::list)?, Seen::start(facts::addresses)?);
+        let devices = seen_devices.present();
+        let host = Host { devices: devices.clone(), addresses: seen_addresses.present() };
+        let known = facts.look(&host, &HostView::default(), Look::ALL)?;
+        let devices = watch::Sender::new(devices);
+        Ok(Self { facts, known, is_new: false, seen_devices, seen_addresses, devices })
     }
 
     /// Returns the state that Services depend on, as last read.
@@ -100,11 +105,14 @@ impl Follower {
                 change = changes.next() => match change {
                     None => return Err(io::ErrorKind::ConnectionAborted.into()),
                     Some((message, _)) if !matters(&message) => {}
-                    Some(_) => {
+                    Some((message, _)) => {
+                        self.note(&message);
                         sleep(SETTLE).await;
-                        // The read covers all changes so far, so the notifications that have arrived in the meantime
-                        // are dropped.
-                        while changes.next().now_or_never().flatten().is_some() {}
+                        // The read covers all changes so far, so only removals of the notifications that have arrived
+                        // in the meantime matter.
+                        while let Some((message, _)) = changes.next().now_or_never().flatten() {
+                            self.note(&message);
+                        }
                         self.list().await?;
                         // The kernel sends no notification for routes that are removed together with their device or address.
                         let kube_proxy_rules = due.is_some_and(|due| due.kube_proxy_rules);
@@ -119,7 +127,7 @@ impl Follower {
                 }
                 seen = done(&mut look) => {
                     look = None;
-                    pause = Instant::now() + PERIOD;
+                    pause = Instant::now() + if self.is_doubtful() { RETRY } else { PERIOD };
                     let seen = seen?;
                     if seen != self.known {
                         self.known = seen;
@@ -142,18 +150,51 @@ impl Follower {
         }
     }
 
-    /// Lists the devices, and publishes the list.
-    async fn list(&self) -> io::Result<()> {
-        let devices = spawn_blocking(devices::list).await.map_err(io::Error::other)??;
-        self.devices.send_replace(devices.into());
+    /// Lists devices and addresses, and publishes the devices. If changes interrupt each attempt, nothing is new: they
+    /// are notified of.
+    async fn list(&mut self) -> io::Result<()> {
+        let lists = || -> io::Result<_> { Ok((devices::list()?, facts::addresses()?)) };
+        let listed = spawn_blocking(lists).await.map_err(io::Error::other)?;
+        match listed {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
+            listed => {
+                let (devices, addresses) = listed?;
+                self.seen_devices.look(devices);
+                self.seen_addresses.look(addresses);
+            }
+        }
+        self.devices.send_replace(self.seen_devices.present());
         Ok(())
+    }
+
+    /// Takes the kernel's word that a device or an address is gone.
+    fn note(&mut self, message: &NetlinkMessage<RouteNetlinkMessage>) {
+        match &message.payload {
+            // A port that leaves its bridge is still there.
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link))
+                if link.header.interface_family != AddressFamily::Bridge =>
+            {
+                let gone = link.header.index;
+                self.seen_devices.gone(|device| device.ifindex == gone);
+                self.seen_addresses.gone(|(device, _)| *device == gone);
+            }
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelAddress(address)) => {
+                let gone = facts::place(address).map(|gone| gone.key());
+                self.seen_addresses.gone(|placed| Some(placed.key()) == gone);
+            }
+            _ => {}
+        }
+    }
+
+    const fn is_doubtful(&self) -> bool {
+        self.seen_devices.is_doubtful() || self.seen_addresses.is_doubtful()
     }
 
     /// Starts to read `what`; the rest is copied from the known state.
     fn look(&self, what: Look) -> JoinHandle<io::Result<HostView>> {
         let (facts, known) = (self.facts.clone(), self.known.clone());
-        let devices = Arc::clone(&self.devices.borrow());
-        spawn_blocking(move || facts.look(&devices, &known, what))
+        let host = Host { devices: self.seen_devices.present(), addresses: self.seen_addresses.present() };
+        spawn_blocking(move || facts.look(&host, &known, what))
     }
 }
 

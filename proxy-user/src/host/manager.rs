@@ -33,7 +33,7 @@ pub trait DeviceHooks: Send + Sync + 'static {
     fn attached_again(&self) {}
 
     /// Called after a pass over these devices: each selected one has its programs, or cannot have them.
-    fn settled(&self, _devices: &[Device]) {}
+    fn settled(&self, _devices: &Devices) {}
 
     /// Returns the devices with programs of this agent or an earlier one, and whether the programs are complete.
     fn attached(&self) -> BTreeMap<u32, bool>;
@@ -75,7 +75,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
     /// Runs until the sender of `devices` is dropped: one pass at the start, one for each list of devices, and periodic ones.
     pub async fn run(self, mut devices: watch::Receiver<Devices>) {
         loop {
-            let list = Arc::clone(&devices.borrow_and_update());
+            let list = devices.borrow_and_update().clone();
             let period = match self.pass(list).await {
                 Ok(false) => self.period,
                 Ok(true) => RETRY,
@@ -115,7 +115,7 @@ fn reconcile<H: DeviceHooks>(
     selection: &Selection,
     hooks: &H,
     before: Option<&BTreeMap<u32, DeviceState>>,
-    devices: &[Device],
+    devices: &Devices,
 ) -> BTreeMap<u32, DeviceState> {
     let attached = hooks.attached();
     let mut states = BTreeMap::new();
@@ -158,6 +158,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::host::seen::Seen;
 
     /// Records its calls, and fails on one device until the test resets that.
     #[derive(Default)]
@@ -199,8 +200,8 @@ mod tests {
         before: Option<&BTreeMap<u32, DeviceState>>,
         devices: &[u32],
     ) -> BTreeMap<u32, DeviceState> {
-        let devices: Vec<_> = devices.iter().copied().map(device).collect();
-        reconcile(&Selection::default(), hooks, before, &devices)
+        let list = || Ok(devices.iter().copied().map(device).collect());
+        reconcile(&Selection::default(), hooks, before, &Seen::start(list).unwrap().present())
     }
 
     #[test]

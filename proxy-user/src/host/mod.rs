@@ -11,5 +11,6 @@ pub mod netfilter;
 pub mod netlink;
 pub mod netns;
 pub mod ports;
+pub mod seen;
 pub mod selection;
 mod xfrm;

@@ -1,14 +1,21 @@
 //! Blocking netlink requests; the kernel answers each of them at once.
 
 use std::io;
+use std::thread::sleep;
+use std::time::Duration;
 
 use rtnetlink::packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload, NetlinkSerializable,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{Socket, SocketAddr};
+
+/// How often a list is requested that changes interrupt.
+const ATTEMPTS: u32 = 5;
+/// The pause after the first attempt; later ones are longer.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A netlink socket, in the network namespace of the thread that opened it.
 pub struct Netlink {
@@ -40,12 +47,21 @@ impl Netlink {
         self.exchange::<_, RouteNetlinkMessage>(message, NLM_F_ACK | flags).map(drop)
     }
 
-    /// Sends a request with these `NLM_F_*` bits, and returns the answers.
-    pub fn exchange<Q: NetlinkSerializable, A: NetlinkDeserializable>(
+    /// Sends a request with these `NLM_F_*` bits, and returns the answers. A list that was interrupted by a change is
+    /// requested again; the error is [`io::ErrorKind::Interrupted`] if changes interrupt it each time.
+    pub fn exchange<Q: NetlinkSerializable + Clone, A: NetlinkDeserializable>(
         &mut self,
         message: Q,
         flags: u16,
     ) -> io::Result<Vec<A>> {
+        undisturbed(|| self.attempt(message.clone(), flags))
+    }
+
+    fn attempt<Q: NetlinkSerializable, A: NetlinkDeserializable>(
+        &mut self,
+        message: Q,
+        flags: u16,
+    ) -> io::Result<Answers<A>> {
         self.sequence += 1;
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
@@ -55,29 +71,64 @@ impl Netlink {
         let mut bytes = vec![0; request.buffer_len()];
         request.serialize(&mut bytes);
         self.socket.send(&bytes, 0)?;
-        let mut answers = Vec::new();
+        let mut answers = Answers::new(self.sequence);
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
-            let mut rest = datagram.as_slice();
-            while let Some(length) = message_length(rest) {
-                let (one, following) = rest.split_at(length);
-                // Messages are aligned to four bytes.
-                rest = following.get(length.next_multiple_of(4) - length..).unwrap_or_default();
-                // The decoder may not know a message of a newer kernel; the other messages are still used.
-                let Ok(message) = NetlinkMessage::<A>::deserialize(one) else { continue };
-                if message.header.sequence_number != self.sequence {
-                    continue;
-                }
-                match message.payload {
-                    NetlinkPayload::InnerMessage(answer) => answers.push(answer),
-                    NetlinkPayload::Done(_) => return Ok(answers),
-                    NetlinkPayload::Error(error) => {
-                        return if error.code.is_none() { Ok(answers) } else { Err(error.to_io()) };
-                    }
-                    _ => {}
-                }
+            if answers.take(&datagram)? {
+                return Ok(answers);
             }
         }
+    }
+}
+
+/// Repeats a list until no change interrupts it.
+fn undisturbed<A>(mut list: impl FnMut() -> io::Result<Answers<A>>) -> io::Result<Vec<A>> {
+    for attempt in 1..=ATTEMPTS {
+        let answers = list()?;
+        if !answers.is_interrupted {
+            return Ok(answers.messages);
+        }
+        sleep(PAUSE * attempt);
+    }
+    Err(io::Error::new(io::ErrorKind::Interrupted, "changes have interrupted each attempt to list"))
+}
+
+/// The answers to a request so far.
+struct Answers<A> {
+    sequence: u32,
+    messages: Vec<A>,
+    /// Whether a change has interrupted the list: an entry may be missing.
+    is_interrupted: bool,
+}
+
+impl<A: NetlinkDeserializable> Answers<A> {
+    const fn new(sequence: u32) -> Self {
+        Self { sequence, messages: Vec::new(), is_interrupted: false }
+    }
+
+    /// Takes a datagram of the kernel; returns whether it was the last one.
+    fn take(&mut self, datagram: &[u8]) -> io::Result<bool> {
+        let mut rest = datagram;
+        while let Some(length) = message_length(rest) {
+            let (one, following) = rest.split_at(length);
+            // Messages are aligned to four bytes.
+            rest = following.get(length.next_multiple_of(4) - length..).unwrap_or_default();
+            // The decoder may not know a message of a newer kernel; the other messages are still used.
+            let Ok(message) = NetlinkMessage::<A>::deserialize(one) else { continue };
+            if message.header.sequence_number != self.sequence {
+                continue;
+            }
+            self.is_interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
+            match message.payload {
+                NetlinkPayload::InnerMessage(answer) => self.messages.push(answer),
+                NetlinkPayload::Done(_) => return Ok(true),
+                NetlinkPayload::Error(error) => {
+                    return if error.code.is_none() { Ok(true) } else { Err(error.to_io()) };
+                }
+                _ => {}
+            }
+        }
+        Ok(false)
     }
 }
 
@@ -85,4 +136,48 @@ impl Netlink {
 fn message_length(bytes: &[u8]) -> Option<usize> {
     let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
     (16..=bytes.len()).contains(&length).then_some(length)
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_core::DoneMessage;
+    use rtnetlink::packet_route::link::LinkMessage;
+
+    use super::*;
+
+    /// Returns a datagram with one device, with these flags, and the end of the list.
+    fn datagram(sequence: u32, flags: u16) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let link = NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(LinkMessage::default()));
+        for payload in [link, NetlinkPayload::Done(DoneMessage::default())] {
+            let mut header = NetlinkHeader::default();
+            (header.sequence_number, header.flags) = (sequence, flags);
+            let mut message = NetlinkMessage::new(header, payload);
+            message.finalize();
+            let mut one = vec![0; message.buffer_len()];
+            message.serialize(&mut one);
+            bytes.extend(one);
+        }
+        bytes
+    }
+
+    fn answers(flags: u16) -> Answers<RouteNetlinkMessage> {
+        let mut answers = Answers::new(7);
+        assert!(!answers.take(&datagram(6, NLM_F_DUMP_INTR)).unwrap(), "the answer to an earlier request");
+        assert!(answers.take(&datagram(7, flags)).unwrap());
+        answers
+    }
+
+    #[test]
+    fn an_interrupted_list_is_requested_again() {
+        let mut lists = vec![answers(0), answers(NLM_F_DUMP_INTR), answers(NLM_F_DUMP_INTR)];
+        let found = undisturbed(|| Ok(lists.pop().unwrap())).unwrap();
+        assert_eq!((found.len(), lists.len()), (1, 0));
+        let mut attempts = 0;
+        let error = undisturbed(|| {
+            attempts += 1;
+            Ok(answers(NLM_F_DUMP_INTR))
+        });
+        assert_eq!((error.unwrap_err().kind(), attempts), (io::ErrorKind::Interrupted, ATTEMPTS));
+    }
 }

@@ -7,6 +7,7 @@ use super::hooks::Direction;
 use super::loaded::Programs;
 use super::{Error, calls, status};
 use crate::host::devices::Device;
+use crate::host::follow::Devices;
 use crate::host::manager::DeviceHooks;
 
 impl DeviceHooks for Programs {
@@ -24,7 +25,7 @@ impl DeviceHooks for Programs {
         self.repairs.add_device();
     }
 
-    fn settled(&self, devices: &[Device]) {
+    fn settled(&self, devices: &Devices) {
         let own = iter::once(&self.ebpf).chain(self.headerless.get()).flat_map(calls::users).collect();
         calls::release_unused(self.pins.paths(), &own);
         let tc = self.attached();

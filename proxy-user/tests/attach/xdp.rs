@@ -8,6 +8,7 @@ use proxy_common::map_names;
 use proxy_common::node::DEVICE_UPLINK;
 use proxy_user::host::devices::{self, XdpMode, XdpProgram};
 use proxy_user::host::manager::DeviceHooks as _;
+use proxy_user::host::seen::Seen;
 use proxy_user::programs::bpf::{Hook, Link};
 use proxy_user::programs::{EMBEDDED, Programs, Settings, Taken, Xdp, XdpDevice, cleanup, downgrade};
 
@@ -26,7 +27,7 @@ fn uplink(programs: &Programs) -> u32 {
 /// Does one pass of the device manager over `up0`, and returns the XDP state of the device.
 fn pass(programs: &Programs, ifindex: u32) -> Option<XdpDevice> {
     programs.attach_device(ifindex, false).unwrap();
-    programs.settled(&devices::list().unwrap());
+    programs.settled(&Seen::start(devices::list).unwrap().present());
     programs.xdp_devices().list().pop()
 }
 

@@ -2,6 +2,12 @@ use rtnetlink::packet_route::AddressFamily;
 
 use super::*;
 use crate::host::devices;
+use crate::host::seen::Seen;
+
+fn host() -> Host {
+    let devices = Seen::start(devices::list).unwrap().present();
+    Host { devices, addresses: Seen::start(addresses).unwrap().present() }
+}
 
 fn address(attributes: Vec<AddressAttribute>, flags: AddressHeaderFlags) -> Option<Own> {
     let mut message = AddressMessage::default();
@@ -101,16 +107,16 @@ fn what_is_not_looked_at_is_as_it_was_known() {
     let route = DefaultRoute { device: 77, source: None };
     let known = HostView { defaults: vec![route], has_kube_proxy_rules: true, ..HostView::default() };
     let facts = Facts::default();
-    let devices = devices::list().unwrap();
-    let view = facts.look(&devices, &known, Look { routes: false, kube_proxy_rules: false }).unwrap();
+    let host = host();
+    let view = facts.look(&host, &known, Look { routes: false, kube_proxy_rules: false }).unwrap();
     assert_eq!((&view.defaults, view.has_kube_proxy_rules), (&known.defaults, true));
     assert!(!view.devices.is_empty());
-    assert_ne!(facts.look(&devices, &known, Look::ALL).unwrap().defaults, known.defaults);
+    assert_ne!(facts.look(&host, &known, Look::ALL).unwrap().defaults, known.defaults);
 }
 
 #[test]
 fn this_machine_can_be_looked_at() {
-    let look = || Facts::default().look(&devices::list().unwrap(), &HostView::default(), Look::ALL).unwrap();
+    let look = || Facts::default().look(&host(), &HostView::default(), Look::ALL).unwrap();
     let view = look();
     let lo = view.devices.values().find(|device| device.name == "lo").expect("every namespace has it");
     assert!(!lo.no_header && lo.kind == DeviceKind::Loopback);
