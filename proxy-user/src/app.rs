@@ -11,12 +11,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use crate::api::credentials;
 use crate::api::fresh::Relister;
 use crate::audit::{Ask, Audits};
 use crate::cli::origins::{self, Origin};
-use crate::config::RunConfig;
 use crate::config::kube_proxy::document;
 use crate::config::paths::Ejection;
+use crate::config::{Options, RunConfig};
 use crate::host::cgroup;
 use crate::host::facts::Facts;
 use crate::host::follow::Follower;
@@ -67,8 +68,13 @@ fn file_origins(config: &RunConfig) -> Vec<Origin> {
 
 /// Runs the agent until it gets SIGTERM or SIGINT. Programs and maps stay in place.
 ///
-/// `exporter` holds what was logged so far, if telemetry is exported.
-pub fn run(config: RunConfig, mut origins: Vec<Origin>, exporter: Option<Exporter>) -> anyhow::Result<()> {
+/// `options` are what `config` was made from; `exporter` holds what was logged so far, if telemetry is exported.
+pub fn run(
+    options: Options,
+    config: RunConfig,
+    mut origins: Vec<Origin>,
+    exporter: Option<Exporter>,
+) -> anyhow::Result<()> {
     origins.extend(file_origins(&config));
     memory::set_up();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -80,7 +86,7 @@ pub fn run(config: RunConfig, mut origins: Vec<Origin>, exporter: Option<Exporte
         let telemetry =
             exporter.as_ref().map(|exporter| (exporter.logs.clone(), Arc::clone(&exporter.counts)));
         let running = otlp::start(exporter, &config).await;
-        let result = serve(config, origins, telemetry).await;
+        let result = serve(options, config, origins, telemetry).await;
         if let Some(running) = running {
             running.finish(FLUSH_TIMEOUT).await;
         }
@@ -92,6 +98,7 @@ pub fn run(config: RunConfig, mut origins: Vec<Origin>, exporter: Option<Exporte
 }
 
 async fn serve(
+    options: Options,
     config: RunConfig,
     origins: Vec<Origin>,
     telemetry: Option<(Queue<LogRecord>, Arc<Counts>)>,
@@ -111,7 +118,7 @@ async fn serve(
     // The source lists objects while programs are loaded; its events wait in the queue for the driver.
     let (ask_for_nodes, needs_nodes) = oneshot::channel();
     let (told, servers) = watch::channel(ApiServers::default());
-    let (source, client) = objects::open(&config, sender, to_tell, needs_nodes, told).await?;
+    let (source, connection) = objects::open(&config, sender, to_tell, needs_nodes, told).await?;
     tasks.spawn_required("source", source);
     let programs = Arc::new(start_programs(&config).await?);
     let store = KernelStore::open(&programs.pin_dir())?;
@@ -136,9 +143,9 @@ async fn serve(
     let driver = driver.with_flows(flows).with_questions(questions);
     let (status, programmed) = (driver.status(), driver.programmed());
     let audits = Arc::new(Audits::default());
-    if let Some(client) = client.filter(|_| !config.api_audit_period.is_zero()) {
+    if let Some(connection) = connection.as_ref().filter(|_| !config.api_audit_period.is_zero()) {
         tasks.spawn_optional(audit(
-            client,
+            connection.client.clone(),
             Ask::new(ask),
             Arc::clone(&config),
             status.clone(),
@@ -170,7 +177,14 @@ async fn serve(
     let answers =
         answer(&config, &origins, status.clone(), programmed, Arc::clone(&metrics), notices.clone())?;
     tasks.spawn_fallible(async move { Ok(answers.await?) });
-    tasks.spawn_fallible(config_file::until_changed(config.kube_proxy.clone()));
+    let reported = Arc::clone(&metrics);
+    let report = move |problem| reported.recent.set_standing("configuration file", problem);
+    tasks.spawn_fallible(config_file::until_changed(options, config.kube_proxy.text.clone(), report));
+    if let Some(connection) = connection {
+        let reported = Arc::clone(&metrics);
+        let report = move |problem| reported.recent.set_standing("credentials", problem);
+        tasks.spawn_optional(credentials::follow(connection, report));
+    }
     let uplinks = programs.xdp_devices().follow();
     tasks.spawn_optional(notices::tell_xdp(uplinks, config.paths.xdp, notices.clone()));
     tasks.spawn_optional(notices::tell_problems(status.clone(), notices));

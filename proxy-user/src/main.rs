@@ -20,8 +20,8 @@ use proxy_user::cli::show::{Answer, ShowError};
 use proxy_user::cli::{
     Args, Command, check, colour, complete, confirm, explain, programmed, show, sysdump, takeover,
 };
-use proxy_user::config::RunConfig;
 use proxy_user::config::otlp::Telemetry;
+use proxy_user::config::{Options, RunConfig};
 use proxy_user::kubectl::{self, KubectlError};
 use proxy_user::otlp::{Exporter, Layer};
 use proxy_user::{app, host, programs, telemetry, top};
@@ -139,7 +139,8 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
         yes: true,
         stay: false,
     };
-    let config = RunConfig::new(args.into())?;
+    let options = Options::from(args);
+    let config = RunConfig::new(options.clone())?;
     let filter = std::env::var("BALLAST_LOG").ok();
     let runs = write_to.is_none() && !cleans_up && !inits;
     let exporter = config.otlp.as_ref().filter(|_| runs).map(|_| Exporter::default());
@@ -155,7 +156,7 @@ fn start(args: RunArgs, origins: Vec<Origin>) -> anyhow::Result<ExitCode> {
     } else if inits {
         app::init(&config)?;
     } else {
-        app::run(config, origins, exporter)?;
+        app::run(options, config, origins, exporter)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -11,11 +11,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use http::Uri;
-use kube::Config;
-use tracing::{debug, warn};
+use tracing::warn;
 
-use super::client::{Connection, server};
-use super::servers::{Server, Servers};
+use super::client::Connection;
+use super::dial::Address;
+use super::servers::Servers;
 use crate::model::net::Protocol;
 use crate::model::{EndpointSlice, Event, Key, Listing, Object, Service, ServiceName, SliceName};
 
@@ -25,14 +25,11 @@ const PORT: &str = "https";
 /// Follows what the API server reports about the Service `kubernetes`.
 pub struct EndpointFailover {
     servers: Arc<Servers>,
-    config: Config,
-    configured: Vec<Server>,
+    configured: Vec<Address>,
     service: ServiceName,
     /// The cluster addresses of the Service.
     addresses: BTreeSet<IpAddr>,
     slices: BTreeMap<SliceName, BTreeSet<SocketAddr>>,
-    /// A client for each endpoint that is in use.
-    endpoints: BTreeMap<SocketAddr, Server>,
     has_warned: bool,
 }
 
@@ -41,12 +38,10 @@ impl EndpointFailover {
     pub fn new(connection: &Connection) -> Self {
         Self {
             servers: Arc::clone(&connection.servers),
-            config: connection.config.clone(),
             configured: connection.servers.list(),
             service: ServiceName::new("default", "kubernetes"),
             addresses: BTreeSet::new(),
             slices: BTreeMap::new(),
-            endpoints: BTreeMap::new(),
             has_warned: false,
         }
     }
@@ -107,23 +102,14 @@ impl EndpointFailover {
             );
         }
         let wanted: BTreeSet<SocketAddr> = self.slices.values().flatten().copied().collect();
-        self.endpoints.retain(|at, _| wanted.contains(at));
-        for at in wanted {
-            if self.endpoints.contains_key(&at) {
-                continue;
-            }
-            let Ok(url) = format!("https://{at}").parse() else { continue };
-            match server(&self.config, url, Some(&host)) {
-                Ok(server) => drop(self.endpoints.insert(at, server)),
-                Err(error) => debug!(%at, %error, "cannot use an endpoint of the API server"),
-            }
-        }
-        self.servers.replace(self.configured.iter().chain(self.endpoints.values()).cloned().collect());
+        let endpoints = wanted.into_iter().filter_map(|at| {
+            Some(Address { url: format!("https://{at}").parse().ok()?, name: Some(host.clone()) })
+        });
+        self.servers.replace(self.configured.iter().cloned().chain(endpoints).collect());
     }
 
     /// Returns the host of a URL, if it is an address or a name of the Service and the scheme is `https`.
-    fn host_of_service(&self, url: &str) -> Option<String> {
-        let uri: Uri = url.parse().ok()?;
+    fn host_of_service(&self, uri: &Uri) -> Option<String> {
         let host = uri.host()?.trim_start_matches('[').trim_end_matches(']');
         let is_service = match host.parse() {
             Ok(address) => self.addresses.contains(&address),

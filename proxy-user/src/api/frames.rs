@@ -152,9 +152,13 @@ pub fn malformed(error: Malformed) -> Error {
     Error::ReadEvents(io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Whether [`malformed`] made this error.
+/// Whether an answer could not be decoded.
 pub fn is_malformed(error: &Error) -> bool {
-    matches!(error, Error::ReadEvents(error) if error.kind() == io::ErrorKind::InvalidData)
+    match error {
+        Error::SerdeError(_) => true,
+        Error::ReadEvents(error) => error.kind() == io::ErrorKind::InvalidData,
+        _ => false,
+    }
 }
 
 /// Whether the connection ended within the body: so ends a watch that a server or a proxy closes.

@@ -10,7 +10,8 @@ use kube::{Api, Client};
 
 use super::kinds::Watched;
 use super::objects::{EndpointSlice, Node, Service};
-use super::watch::watches;
+use super::reflector::reflect;
+use super::transport::Source;
 use crate::model::{Key, Object};
 
 /// Lists objects with new requests to the API server.
@@ -73,7 +74,7 @@ impl Relister {
 }
 
 fn list<K: Watched>(api: Api<K>) -> impl Stream<Item = Result<Object, watcher::Error>> + Send {
-    let items = watches(api, K::selectors());
+    let items = reflect(Source::new(api), K::selectors());
     let items = items.take_while(|item| ready(!matches!(item, Ok(Event::InitDone))));
     items.filter_map(|item| {
         ready(match item {

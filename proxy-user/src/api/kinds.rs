@@ -25,6 +25,8 @@ pub trait Watched:
     }
     /// Returns the object's name.
     fn key(&self) -> Key;
+    /// Returns the name of a converted object.
+    fn name_of(model: &Self::Model) -> Key;
     /// Converts the object; `None` if the agent does not serve it.
     fn convert(self) -> Option<Self::Model>;
     /// Returns a converted object as one of several kinds.
@@ -45,6 +47,10 @@ impl Watched for Service {
 
     fn key(&self) -> Key {
         Key::Service(convert::service_name(&self.metadata))
+    }
+
+    fn name_of(model: &model::Service) -> Key {
+        Key::Service(model.name.clone())
     }
 
     fn convert(self) -> Option<model::Service> {
@@ -72,6 +78,10 @@ impl Watched for EndpointSlice {
         Key::Slice(convert::slice_name(&self.metadata))
     }
 
+    fn name_of(model: &model::EndpointSlice) -> Key {
+        Key::Slice(model.name.clone())
+    }
+
     fn convert(self) -> Option<model::EndpointSlice> {
         convert::slice(self)
     }
@@ -91,6 +101,10 @@ impl Watched for Node {
 
     fn key(&self) -> Key {
         Key::Node(self.metadata.name.clone().unwrap_or_default())
+    }
+
+    fn name_of(model: &model::NodeView) -> Key {
+        Key::Node(model.name.clone())
     }
 
     fn convert(self) -> Option<model::NodeView> {
@@ -114,6 +128,10 @@ impl Watched for OtherNode {
         Key::Node(self.metadata.name.clone().unwrap_or_default())
     }
 
+    fn name_of(model: &model::NodeView) -> Key {
+        Key::Node(model.name.clone())
+    }
+
     fn convert(self) -> Option<model::NodeView> {
         let Self { metadata, status } = self;
         Some(convert::node(Node { metadata, spec: None, status }))
@@ -134,6 +152,10 @@ impl Watched for ServiceCidr {
 
     fn key(&self) -> Key {
         Key::ServiceCidr(self.metadata.name.clone().unwrap_or_default())
+    }
+
+    fn name_of(model: &model::ServiceCidr) -> Key {
+        Key::ServiceCidr(model.name.clone())
     }
 
     fn convert(self) -> Option<model::ServiceCidr> {

@@ -2,11 +2,14 @@
 
 pub mod client;
 pub mod convert;
+pub mod credentials;
+pub mod dial;
 pub mod direct;
+pub mod files;
 mod frames;
 pub mod fresh;
+mod history;
 mod kinds;
-mod lists;
 pub mod notices;
 pub mod objects;
 mod protobuf;

@@ -1,185 +1,358 @@
 //! Lists one kind, then watches it, and resumes the watch for as long as the API server has its resourceVersion, like
 //! client-go's Reflector. kube-rs has the same (`runtime::watcher`), but for JSON only; the items have the same type.
+//!
+//! **State only moves forward.** resourceVersions are numbers that grow (KEP-5504), and all objects of a kind share them.
+//! A watch is at a version; an event or a list that is older is refused. What then decides is one *consistent* list: the
+//! API server compares its cache with etcd before it answers, so that a server with an old cache answers late or not at
+//! all. Only such a list may be older than what is known, because only a restore of etcd makes it so.
+//!
+//! A *streamed* list is a watch that begins with the existing objects (`sendInitialEvents`, Kubernetes' `WatchList`): the
+//! API server sends one object after the other from its cache, and neither side holds the whole list. The agent requests
+//! it without a resourceVersion, so it is always consistent. A server without this feature rejects the request (status
+//! 400 or 422). The agent then requests a *whole* list from the server's cache, which is at least as new as what is known
+//! (`resourceVersionMatch=NotOlderThan`), or, in doubt, a consistent one.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::time::Duration;
 use std::vec;
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, stream};
-use kube::ResourceExt as _;
 use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::core::WatchEvent;
-use kube::runtime::watcher::{Config, Error, Event, InitialListStrategy, ListSemantic, Result};
+use kube::runtime::watcher::{Config, Error, Event, Result};
 use tokio::time::{Instant, timeout};
-use tracing::debug;
+use tracing::{debug, info, warn};
 
 use super::frames::is_malformed;
+use super::history::{History, number};
 use super::kinds::Watched;
 use super::transport::Source;
 
-/// Timeout of a watch: the agent requests it, and the API server ends the watch then.
-const WATCH: Duration = Duration::from_secs(290);
-/// A watch that is silent for this much longer than its timeout is dead.
+/// The shortest timeout of a watch, after which the API server ends it; the longest is twice as long. Each watch has
+/// a random one between, as in client-go, so that the agents do not resume their watches at the same time.
+const WATCH: Duration = Duration::from_mins(5);
+/// How much longer the agent waits for that end.
 const MARGIN: Duration = Duration::from_secs(5);
 /// A watch that ends earlier, and without an event, has failed: client-go's "very short watch".
 const SHORT: Duration = Duration::from_secs(1);
+/// The API server sends a bookmark each minute. A watch that had one, and a list in progress, is dead after this silence.
+const SILENCE: Duration = Duration::from_secs(90);
 /// The annotation of the bookmark that ends a streamed list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
 
 /// The status code for a resourceVersion that the API server no longer has.
 const GONE: u16 = 410;
+/// The status code for a resourceVersion that the API server does not have yet.
+const TOO_LARGE: u16 = 504;
 
 /// An open watch.
 struct Events<K> {
     stream: BoxStream<'static, kube::Result<WatchEvent<K>>>,
     opened: Instant,
+    /// Its timeout.
+    lasts: Duration,
     /// Whether no event has arrived yet.
     is_empty: bool,
+    /// Whether the server sends bookmarks, or objects of a list.
+    is_lively: bool,
 }
 
 enum State<K> {
-    /// Nothing is known; the next step requests a list.
-    Start,
-    /// A normal list is requested: its first page, or the page that this token names.
-    ListRequest(Option<String>),
-    /// A page of a normal list has arrived; `token` names the next page, or `version` is where the watch begins.
-    ListPage { objects: vec::IntoIter<K>, version: Option<String>, token: Option<String> },
+    /// The next step requests a list.
+    List,
+    /// A whole list has arrived.
+    Whole(vec::IntoIter<K>),
     /// A streamed list is in progress.
-    StreamedList(Events<K>),
-    /// The watch is to be started at this version.
-    Resume(String),
-    /// The watch is open, and has reached this version.
-    Watching(String, Events<K>),
+    Streamed(Events<K>),
+    /// The next step opens a watch at the version that was reached.
+    Resume,
+    /// The watch is open.
+    Watching(Events<K>),
+}
+
+struct Reflector<K> {
+    source: Source<K>,
+    config: Config,
+    state: State<K>,
+    /// The newest version of what is known; 0: nothing is known.
+    reached: u64,
+    /// Whether the next list has to be consistent, and decides whatever its version is.
+    is_doubtful: bool,
+    /// Whether a watch has broken since the server's history was last compared with the known one.
+    is_broken: bool,
+    /// Whether the server has refused to stream the list.
+    is_whole: bool,
+    history: History,
 }
 
 /// Returns the existing objects, and then their changes. The stream continues after an error: the next item is the next
-/// attempt, so the caller should wait.
+/// attempt, so the caller should wait. Changes may come before [`Event::InitDone`]; they belong to the list.
 pub fn reflect<K: Watched>(source: Source<K>, config: Config) -> impl Stream<Item = Result<Event<K>>> + Send {
-    stream::unfold((source, config, State::Start), |(source, config, mut state)| async {
+    let reflector = Reflector {
+        source,
+        config,
+        state: State::List,
+        reached: 0,
+        is_doubtful: false,
+        is_broken: false,
+        is_whole: false,
+        history: History::default(),
+    };
+    stream::unfold(reflector, |mut reflector| async {
         loop {
-            let (item, next) = step(&source, &config, state).await;
-            state = next;
-            if let Some(item) = item {
-                return Some((item, (source, config, state)));
+            if let Some(item) = reflector.step().await {
+                return Some((item, reflector));
             }
         }
     })
 }
 
-type Step<K> = (Option<Result<Event<K>>>, State<K>);
+impl<K: Watched> Reflector<K> {
+    /// Makes one step, and returns its item, if it has one.
+    async fn step(&mut self) -> Option<Result<Event<K>>> {
+        match std::mem::replace(&mut self.state, State::List) {
+            State::List if self.is_whole => self.list().await,
+            State::List => self.stream().await,
+            State::Whole(mut objects) => Some(Ok(match objects.next() {
+                Some(object) => {
+                    self.history.applied(&object);
+                    self.state = State::Whole(objects);
+                    Event::InitApply(object)
+                }
+                None => {
+                    (self.state, self.is_whole) = (State::Resume, false);
+                    Event::InitDone
+                }
+            })),
+            State::Streamed(mut events) => match events.next().await {
+                Some(item) => self.streamed(item, events),
+                None => Some(Err(ended("a streamed list ended before it was complete"))),
+            },
+            State::Resume => self.resume().await,
+            State::Watching(mut events) => match events.next().await {
+                Some(item) => self.watched(item, events),
+                None => {
+                    self.state = State::Resume;
+                    self.is_broken |= events.ended_early();
+                    events.is_short().then(|| Err(ended("the API server ended a watch immediately")))
+                }
+            },
+        }
+    }
 
-async fn step<K: Watched>(source: &Source<K>, config: &Config, state: State<K>) -> Step<K> {
-    match state {
-        State::Start => match config.initial_list_strategy {
-            InitialListStrategy::ListWatch => (Some(Ok(Event::Init)), State::ListRequest(None)),
-            InitialListStrategy::StreamingList => {
-                match source.watch(&watch_params(config, true), "0").await {
-                    Ok(events) => (Some(Ok(Event::Init)), State::StreamedList(Events::new(events))),
-                    Err(error) => (Some(Err(Error::WatchStartFailed(error))), State::Start),
-                }
+    /// Requests a streamed list.
+    async fn stream(&mut self) -> Option<Result<Event<K>>> {
+        match self.watch(true, "").await {
+            Ok(events) => {
+                self.state = State::Streamed(events);
+                Some(Ok(self.begin()))
             }
-        },
-        State::ListRequest(token) => match source.list(&list_params(config, token)).await {
-            Ok(list) => {
-                let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
-                let (version, token) =
-                    (filled(list.metadata.resource_version), filled(list.metadata.continue_));
-                if version.is_none() && token.is_none() {
-                    return (Some(Err(Error::NoResourceVersion)), State::Start);
-                }
-                (None, State::ListPage { objects: list.items.into_iter(), version, token })
+            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 422) => {
+                let resource = K::RESOURCE;
+                info!(resource, "the API server does not support streamed lists; requesting a whole list");
+                self.is_whole = true;
+                None
             }
-            Err(error) => (Some(Err(Error::InitialListFailed(error))), State::Start),
-        },
-        State::ListPage { mut objects, version, token } => match (objects.next(), token, version) {
-            (Some(object), token, version) => {
-                (Some(Ok(Event::InitApply(object))), State::ListPage { objects, version, token })
-            }
-            (None, Some(token), _) => (None, State::ListRequest(Some(token))),
-            (None, None, version) => (Some(Ok(Event::InitDone)), State::Resume(version.unwrap_or_default())),
-        },
-        State::StreamedList(mut events) => match events.next().await {
-            Some(item) => streamed(item, events),
-            None => (Some(Err(ended("a streamed list ended before it was complete"))), State::Start),
-        },
-        State::Resume(version) => match source.watch(&watch_params(config, false), &version).await {
-            Ok(events) => (None, State::Watching(version, Events::new(events))),
+            Err(error) => Some(Err(Error::WatchStartFailed(error))),
+        }
+    }
+
+    /// Requests a whole list.
+    async fn list(&mut self) -> Option<Result<Event<K>>> {
+        let params = ListParams {
+            label_selector: self.config.label_selector.clone(),
+            field_selector: self.config.field_selector.clone(),
+            version_match: (!self.is_doubtful).then_some(VersionMatch::NotOlderThan),
+            resource_version: (!self.is_doubtful).then(|| self.reached.to_string()),
+            ..ListParams::default()
+        };
+        let list = match self.source.list(&params).await {
+            Ok(list) => list,
             Err(error) => {
+                self.is_doubtful |= matches!(code(&error), Some(GONE | TOO_LARGE));
+                return Some(Err(Error::InitialListFailed(error)));
+            }
+        };
+        if let Err(error) = self.advance(list.metadata.resource_version.as_deref()) {
+            return Some(Err(error));
+        }
+        self.settle();
+        self.state = State::Whole(list.items.into_iter());
+        Some(Ok(self.begin()))
+    }
+
+    fn begin(&mut self) -> Event<K> {
+        self.history = History::default();
+        Event::Init
+    }
+
+    /// Ends all doubts: a list has been accepted.
+    const fn settle(&mut self) {
+        (self.is_doubtful, self.is_broken) = (false, false);
+    }
+
+    /// Opens the watch again, after a comparison of histories if it has broken.
+    async fn resume(&mut self) -> Option<Result<Event<K>>> {
+        if self.is_broken {
+            match self.history.is_that_of(&self.source).await {
+                Ok(true) => self.is_broken = false,
+                Ok(false) => {
+                    let (resource, reached) = (K::RESOURCE, self.reached);
+                    warn!(
+                        resource,
+                        reached,
+                        "the API server's history is another one, as after a restore of etcd; listing again"
+                    );
+                    self.is_doubtful = true;
+                    return None;
+                }
+                Err(error) => {
+                    self.state = State::Resume;
+                    return Some(Err(Error::WatchStartFailed(error)));
+                }
+            }
+        }
+        match self.watch(false, &self.reached.to_string()).await {
+            Ok(events) => {
+                self.state = State::Watching(events);
+                None
+            }
+            Err(error) => {
+                let code = code(&error);
+                self.is_broken |= code.is_none();
                 // A server may also refuse a version that is too old when the watch is requested.
-                let is_too_old = matches!(&error, kube::Error::Api(status) if status.code == GONE);
-                let next = if is_too_old { State::Start } else { State::Resume(version) };
-                (Some(Err(Error::WatchStartFailed(error))), next)
+                if code != Some(GONE) {
+                    self.state = State::Resume;
+                }
+                Some(Err(Error::WatchStartFailed(error)))
             }
-        },
-        State::Watching(version, mut events) => {
-            if let Some(item) = events.next().await {
-                return watched(item, version, events);
-            }
-            let error = || Err(ended("the API server ended a watch immediately"));
-            (events.is_short().then(error), State::Resume(version))
         }
+    }
+
+    async fn watch(&mut self, send_initial_events: bool, version: &str) -> kube::Result<Events<K>> {
+        let random = RandomState::new().hash_one(0) % WATCH.as_secs();
+        let lasts = WATCH + Duration::from_secs(random);
+        let params = WatchParams {
+            label_selector: self.config.label_selector.clone(),
+            field_selector: self.config.field_selector.clone(),
+            timeout: Some(lasts.as_secs() as u32),
+            bookmarks: true,
+            send_initial_events,
+        };
+        let stream = self.source.watch(&params, version).await?.boxed();
+        Ok(Events { stream, opened: Instant::now(), lasts, is_empty: true, is_lively: send_initial_events })
+    }
+
+    /// Handles an item of a streamed list. The next state is a new list, unless it is set.
+    fn streamed(
+        &mut self,
+        item: kube::Result<WatchEvent<K>>,
+        mut events: Events<K>,
+    ) -> Option<Result<Event<K>>> {
+        let event = match item {
+            Ok(WatchEvent::Bookmark(bookmark)) if bookmark.metadata.annotations.contains_key(LIST_ENDS) => {
+                if let Err(error) = self.advance(Some(&bookmark.metadata.resource_version)) {
+                    return Some(Err(error));
+                }
+                self.settle();
+                events.is_lively = false;
+                self.state = State::Watching(events);
+                return Some(Ok(Event::InitDone));
+            }
+            Ok(WatchEvent::Bookmark(_)) => None,
+            Ok(WatchEvent::Added(object)) => {
+                self.history.applied(&object);
+                Some(Ok(Event::InitApply(object)))
+            }
+            // Changes until the server's cache is as new as etcd.
+            Ok(WatchEvent::Modified(object)) => {
+                self.history.applied(&object);
+                Some(Ok(Event::Apply(object)))
+            }
+            Ok(WatchEvent::Deleted(object)) => {
+                self.history.deleted(&object);
+                Some(Ok(Event::Delete(object)))
+            }
+            Ok(WatchEvent::Error(status)) => return Some(Err(Error::WatchError(status))),
+            Err(error) => return Some(Err(Error::WatchFailed(error))),
+        };
+        self.state = State::Streamed(events);
+        event
+    }
+
+    /// Handles an item of a watch. The next state is a new list, unless it is set.
+    fn watched(
+        &mut self,
+        item: kube::Result<WatchEvent<K>>,
+        mut events: Events<K>,
+    ) -> Option<Result<Event<K>>> {
+        let event = match item {
+            Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+                self.history.applied(&object);
+                Event::Apply(object)
+            }
+            Ok(WatchEvent::Deleted(object)) => {
+                self.history.deleted(&object);
+                Event::Delete(object)
+            }
+            Ok(WatchEvent::Bookmark(bookmark)) => {
+                events.is_lively = true;
+                let advanced = self.advance(Some(&bookmark.metadata.resource_version));
+                if advanced.is_ok() {
+                    self.state = State::Watching(events);
+                }
+                return advanced.err().map(Err);
+            }
+            Ok(WatchEvent::Error(status)) => {
+                return self.broke(status.code == GONE, Error::WatchError(status));
+            }
+            // The event of a malformed message is lost, so the objects are listed again.
+            Err(error) => {
+                let is_lost = code(&error) == Some(GONE) || is_malformed(&error);
+                return self.broke(is_lost, Error::WatchFailed(error));
+            }
+        };
+        let (Event::Apply(object) | Event::Delete(object)) = &event else { return None };
+        let version = object.meta().resource_version.clone();
+        if let Err(error) = self.advance(version.as_deref()) {
+            return Some(Err(error));
+        }
+        self.state = State::Watching(events);
+        Some(Ok(event))
+    }
+
+    fn broke(&mut self, is_lost: bool, error: Error) -> Option<Result<Event<K>>> {
+        self.is_broken = true;
+        if !is_lost {
+            self.state = State::Resume;
+        }
+        Some(Err(error))
+    }
+
+    /// Moves to the version of an event or a list. An older one than the known one is refused: then a list decides.
+    fn advance(&mut self, version: Option<&str>) -> Result<()> {
+        let Some(version) = number(version) else {
+            return Err(Error::NoResourceVersion);
+        };
+        let reached = self.reached;
+        if version < reached && !self.is_doubtful {
+            self.is_doubtful = true;
+            let what = format!("the API server sent version {version} after version {reached}");
+            return Err(Error::WatchFailed(kube::Error::ReadEvents(io::Error::other(what))));
+        }
+        self.reached = version;
+        Ok(())
     }
 }
 
-/// Handles an item of a streamed list.
-fn streamed<K: Watched>(item: kube::Result<WatchEvent<K>>, events: Events<K>) -> Step<K> {
-    match item {
-        Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
-            (Some(Ok(Event::InitApply(object))), State::StreamedList(events))
-        }
-        Ok(WatchEvent::Bookmark(bookmark)) if bookmark.metadata.annotations.contains_key(LIST_ENDS) => {
-            let version = bookmark.metadata.resource_version;
-            if version.is_empty() {
-                return (Some(Err(Error::NoResourceVersion)), State::Start);
-            }
-            (Some(Ok(Event::InitDone)), State::Watching(version, events))
-        }
-        // Kubernetes documents that there are no removals before the list is complete.
-        Ok(WatchEvent::Deleted(_) | WatchEvent::Bookmark(_)) => (None, State::StreamedList(events)),
-        item => failed(item, |events| State::StreamedList(events), events),
+/// Returns the status code of the server's answer; `None` if it did not answer.
+fn code(error: &kube::Error) -> Option<u16> {
+    match error {
+        kube::Error::Api(status) => Some(status.code),
+        _ => None,
     }
-}
-
-/// Handles an item of a watch that has reached `version`.
-fn watched<K: Watched>(item: kube::Result<WatchEvent<K>>, version: String, events: Events<K>) -> Step<K> {
-    let (event, version) = match item {
-        Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
-            let version = object.resource_version();
-            (Some(Event::Apply(object)), version)
-        }
-        Ok(WatchEvent::Deleted(object)) => {
-            let version = object.resource_version();
-            (Some(Event::Delete(object)), version)
-        }
-        Ok(WatchEvent::Bookmark(bookmark)) => (None, Some(bookmark.metadata.resource_version)),
-        item => return failed(item, |events| State::Watching(version, events), events),
-    };
-    match version.filter(|version| !version.is_empty()) {
-        Some(version) => (event.map(Ok), State::Watching(version, events)),
-        None => (Some(Err(Error::NoResourceVersion)), State::Start),
-    }
-}
-
-/// Handles an ERROR event of the API server, and a failed connection.
-fn failed<K: Watched>(
-    item: kube::Result<WatchEvent<K>>,
-    goes_on: impl FnOnce(Events<K>) -> State<K>,
-    events: Events<K>,
-) -> Step<K> {
-    let (error, begins) = match item {
-        Ok(WatchEvent::Error(status)) => {
-            let is_too_old = status.code == GONE;
-            (Error::WatchError(status), is_too_old)
-        }
-        // The event of a malformed message is lost, so the objects are listed again.
-        Err(error) => {
-            let is_lost = is_malformed(&error);
-            (Error::WatchFailed(error), is_lost)
-        }
-        Ok(_) => return (None, goes_on(events)),
-    };
-    (Some(Err(error)), if begins { State::Start } else { goes_on(events) })
 }
 
 /// Returns the error for an answer that the server ended too early.
@@ -188,12 +361,9 @@ fn ended(why: &str) -> Error {
 }
 
 impl<K> Events<K> {
-    fn new(stream: impl Stream<Item = kube::Result<WatchEvent<K>>> + Send + 'static) -> Self {
-        Self { stream: stream.boxed(), opened: Instant::now(), is_empty: true }
-    }
-
     async fn next(&mut self) -> Option<kube::Result<WatchEvent<K>>> {
-        let item = timeout(WATCH + MARGIN, self.stream.next()).await.unwrap_or_else(|_| {
+        let patience = if self.is_lively { SILENCE } else { self.lasts + MARGIN };
+        let item = timeout(patience, self.stream.next()).await.unwrap_or_else(|_| {
             debug!("a watch was silent for too long");
             None
         });
@@ -204,28 +374,9 @@ impl<K> Events<K> {
     fn is_short(&self) -> bool {
         self.is_empty && self.opened.elapsed() < SHORT
     }
-}
 
-fn watch_params(config: &Config, send_initial_events: bool) -> WatchParams {
-    WatchParams {
-        label_selector: config.label_selector.clone(),
-        field_selector: config.field_selector.clone(),
-        timeout: Some(WATCH.as_secs() as u32),
-        bookmarks: true,
-        send_initial_events,
-    }
-}
-
-fn list_params(config: &Config, continue_token: Option<String>) -> ListParams {
-    // A continue token contains the version; no other version may be given with it.
-    let is_cached = config.list_semantic == ListSemantic::Any && continue_token.is_none();
-    ListParams {
-        label_selector: config.label_selector.clone(),
-        field_selector: config.field_selector.clone(),
-        version_match: is_cached.then_some(VersionMatch::NotOlderThan),
-        resource_version: is_cached.then(|| "0".to_owned()),
-        limit: config.page_size,
-        continue_token,
-        ..ListParams::default()
+    /// Whether it ended before its timeout: then the server, or another one, may have been started.
+    fn ended_early(&self) -> bool {
+        self.opened.elapsed() + MARGIN < self.lasts
     }
 }

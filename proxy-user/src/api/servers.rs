@@ -2,79 +2,131 @@
 //!
 //! The server that answers in place of the active one becomes active, until it fails in turn. An earlier server that
 //! recovers does not become active again, so that no connection is broken. A server fails if it accepts no connection,
-//! has no valid certificate, breaks the connection, does not answer in time, or answers only "try again" (429) or with
-//! a server error (5xx). If all servers fail, the last answer is the result, and the caller's backoff applies.
+//! has no valid certificate, breaks the connection, does not answer in time, or answers with a server error (5xx). A
+//! server that answers "try again later" (429) works: the caller waits as long as it says. If all servers fail, the last
+//! answer is the result, and the caller's backoff applies.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::{Request, Response, StatusCode};
+use futures::stream::BoxStream;
+use futures::{StreamExt as _, TryStreamExt as _};
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Bytes, Frame};
 use kube::client::Body;
-use kube::{Client, Error};
+use kube::{Client, Config, Error};
 use thiserror::Error as ThisError;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
+use super::dial::Address;
 use crate::model::ApiServers;
 use crate::model::problem::chain;
 
 /// Timeout for the start of an answer, if there is another server. A server needs seconds for a list of 50,000 objects.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout for the start of an answer of the only server.
+const ONLY_PATIENCE: Duration = Duration::from_secs(90);
 
 /// One API server.
 #[derive(Clone)]
-pub struct Server {
-    /// Its URL.
-    pub url: String,
+struct Server {
+    address: Address,
+    url: String,
     /// The client that connects to this server only.
-    pub client: Client,
+    client: Client,
 }
 
 /// All API servers, and which one is active.
 pub struct Servers {
     state: Mutex<State>,
     told: watch::Sender<ApiServers>,
+    /// Changes when the credentials do: then answers that are in progress end.
+    renewed: watch::Sender<()>,
 }
 
+/// The body of an answer.
+pub type Answer = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Error>>>;
+
 struct State {
+    /// The credentials; the servers differ only by their addresses.
+    config: Config,
     servers: Vec<Server>,
     active: Option<String>,
     failovers: u64,
 }
 
+/// Certificates, keys or tokens cannot be used.
+#[derive(Debug, ThisError)]
+#[error("cannot set up the connection to {server}; check the certificates and credentials in the kubeconfig")]
+pub struct SetupError {
+    /// The API server's URL.
+    server: String,
+    /// The cause.
+    source: Box<Error>,
+}
+
 /// A server accepted the connection, but did not answer in time.
 #[derive(Debug, ThisError)]
-#[error("no answer within {} s", PATIENCE.as_secs())]
-struct Silent;
+#[error("no answer within {} s", .0.as_secs())]
+struct Silent(Duration);
 
 impl Servers {
-    /// Creates the list from at least one server, in the order in which they are to be tried. Sends each change of the
+    /// Creates the list from at least one address, in the order in which they are to be tried. Sends each change of the
     /// state to `told`.
-    pub fn new(servers: Vec<Server>, told: watch::Sender<ApiServers>) -> Self {
-        let servers = Self { state: Mutex::new(State { servers, active: None, failovers: 0 }), told };
+    pub fn new(
+        config: Config,
+        addresses: Vec<Address>,
+        told: watch::Sender<ApiServers>,
+    ) -> Result<Self, SetupError> {
+        let servers = addresses.into_iter().map(|address| Server::new(&config, address));
+        let servers = servers.collect::<Result<_, _>>()?;
+        let state = Mutex::new(State { config, servers, active: None, failovers: 0 });
+        let servers = Self { state, told, renewed: watch::Sender::new(()) };
         servers.tell(&servers.lock());
-        servers
+        Ok(servers)
     }
 
-    /// Returns the servers, in their order.
-    pub fn list(&self) -> Vec<Server> {
-        self.lock().servers.clone()
+    /// Returns the addresses of the servers, in their order.
+    pub fn list(&self) -> Vec<Address> {
+        self.lock().servers.iter().map(|server| server.address.clone()).collect()
     }
 
-    /// Replaces the servers. The active one stays active if it is among them.
-    pub fn replace(&self, servers: Vec<Server>) {
+    /// Replaces the servers; those that are known keep their connections. The active one stays active if it is among them.
+    pub fn replace(&self, addresses: Vec<Address>) {
         let mut state = self.lock();
+        let known = std::mem::take(&mut state.servers);
+        for address in addresses {
+            let server = match known.iter().find(|server| server.address == address) {
+                Some(server) => Ok(server.clone()),
+                None => Server::new(&state.config, address),
+            };
+            match server {
+                Ok(server) => state.servers.push(server),
+                Err(error) => debug!(error = chain(&error), "cannot use an endpoint of the API server"),
+            }
+        }
         let active = state.active.take();
-        state.active = active.filter(|url| servers.iter().any(|server| server.url == *url));
-        state.servers = servers;
+        state.active = active.filter(|url| state.servers.iter().any(|server| server.url == *url));
         self.tell(&state);
     }
 
+    /// Connects to all servers again, with new credentials, and ends the answers that are in progress.
+    pub fn renew(&self, config: Config) -> Result<(), SetupError> {
+        let mut state = self.lock();
+        let servers = state.servers.iter().map(|server| Server::new(&config, server.address.clone()));
+        state.servers = servers.collect::<Result<_, _>>()?;
+        state.config = config;
+        self.renewed.send_replace(());
+        Ok(())
+    }
+
     /// Sends a request to the active server, or to the first one after it that answers.
-    pub async fn send(&self, request: Request<Body>) -> Result<Response<Body>, Error> {
-        let (began_with, servers) = self.in_order();
-        let patience = (servers.len() > 1).then_some(PATIENCE);
+    pub async fn send(&self, request: Request<Body>) -> Result<Response<Answer>, Error> {
+        let (began_with, servers, renewed) = self.in_order();
+        let patience = if servers.len() > 1 { PATIENCE } else { ONLY_PATIENCE };
         let (mut next, mut last, mut error) = (Some(request), None, None);
         for server in servers {
             let Some(request) = next.take() else { break };
@@ -82,21 +134,22 @@ impl Servers {
             let answer = ask(&server.client, request, patience).await;
             let Some(failure) = failure(&answer) else {
                 self.answered(&server, began_with.as_deref(), error.as_deref());
-                return answer;
+                return answer.map(|answer| answer.map(|body| until(renewed, body)));
             };
             debug!(server = server.url, error = failure, "an API server failed");
             (last, error) = (Some(answer), error.or(Some(failure)));
         }
-        last.unwrap_or_else(|| Err(Error::Service("there is no API server".into())))
+        let last = last.unwrap_or_else(|| Err(Error::Service("there is no API server".into())));
+        last.map(|answer| answer.map(|body| until(renewed, body)))
     }
 
     /// Returns the URL of the active server, and all servers in the order of attempts, which begins with the active one.
-    fn in_order(&self) -> (Option<String>, Vec<Server>) {
+    fn in_order(&self) -> (Option<String>, Vec<Server>, watch::Receiver<()>) {
         let state = self.lock();
         let mut servers = state.servers.clone();
         let at = servers.iter().position(|server| Some(&server.url) == state.active.as_ref());
         servers.rotate_left(at.unwrap_or_default());
-        (state.active.clone(), servers)
+        (state.active.clone(), servers, self.renewed.subscribe())
     }
 
     /// Makes `server` active, because it has answered a request. `began_with`: the active server when the request
@@ -124,7 +177,7 @@ impl Servers {
     }
 
     fn tell(&self, state: &State) {
-        let State { servers, active, failovers } = state;
+        let State { servers, active, failovers, .. } = state;
         self.told.send_replace(ApiServers {
             servers: servers.iter().map(|server| server.url.clone()).collect(),
             active: active.clone(),
@@ -138,18 +191,25 @@ impl Servers {
     }
 }
 
-async fn ask(
-    client: &Client,
-    request: Request<Body>,
-    patience: Option<Duration>,
-) -> Result<Response<Body>, Error> {
-    let answer = client.send(request);
-    match patience {
-        Some(patience) => {
-            timeout(patience, answer).await.unwrap_or_else(|_| Err(Error::Service(Silent.into())))
+/// Returns a body that ends when the credentials change.
+fn until(mut renewed: watch::Receiver<()>, body: Body) -> Answer {
+    let ends = Box::pin(async move { renewed.changed().await });
+    StreamBody::new(body.into_data_stream().map_ok(Frame::data).take_until(ends).boxed())
+}
+
+impl Server {
+    fn new(config: &Config, address: Address) -> Result<Self, SetupError> {
+        let url = address.url.to_string();
+        match address.dial(config) {
+            Ok(client) => Ok(Self { address, url, client }),
+            Err(source) => Err(SetupError { server: url, source: Box::new(source) }),
         }
-        None => answer.await,
     }
+}
+
+async fn ask(client: &Client, request: Request<Body>, patience: Duration) -> Result<Response<Body>, Error> {
+    let answer = timeout(patience, client.send(request)).await;
+    answer.unwrap_or_else(|_| Err(Error::Service(Silent(patience).into())))
 }
 
 /// Returns a copy of the request for another server; `None` if the body is a stream, which the agent never sends.
@@ -168,8 +228,7 @@ fn failure(answer: &Result<Response<Body>, Error>) -> Option<String> {
         Err(error) => Some(chain(error)),
         Ok(answer) => {
             let status = answer.status();
-            let is_failure = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
-            is_failure.then(|| format!("answered with {status}"))
+            status.is_server_error().then(|| format!("answered with {status}"))
         }
     }
 }

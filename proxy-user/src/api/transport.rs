@@ -3,18 +3,22 @@
 //! The agent reads JSON if the server has no protobuf (406, 415, another content type) or if the protobuf cannot be
 //! decoded. A server that refuses protobuf, or that sent protobuf which cannot be decoded, is not asked for it again.
 
+use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures::{Stream, stream};
-use http::header::{ACCEPT, ACCEPT_ENCODING};
+use http::header::{ACCEPT, ACCEPT_ENCODING, RETRY_AFTER};
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use kube::api::{ListParams, ObjectList, WatchParams};
 use kube::client::Body;
+use kube::core::response::StatusDetails;
 use kube::core::{Status, WatchEvent};
 use kube::{Api, Client, Error, Result};
+use tokio::time::timeout;
 use tracing::info;
 
 use super::frames::{Form, Frames, is_malformed, malformed};
@@ -26,6 +30,8 @@ const LISTS: &str = "application/vnd.kubernetes.protobuf, application/json";
 /// The `Accept` header of watches.
 const WATCHES: &str = "application/vnd.kubernetes.protobuf;stream=watch, application/json";
 const JSON: &str = "application/json";
+/// A list is dead if the server sends nothing for this time.
+const STALLED: Duration = Duration::from_secs(90);
 
 /// Requests objects of a kind. All clones share whether they request JSON only.
 pub struct Source<K> {
@@ -49,16 +55,28 @@ impl<K: Watched> Source<K> {
         Self { client: api.into_client(), path, is_json: Arc::default(), kind: PhantomData }
     }
 
-    /// Returns the client that sends the requests.
-    pub const fn client(&self) -> &Client {
-        &self.client
-    }
-
     /// Lists the existing objects.
     pub async fn list(&self, params: &ListParams) -> Result<List<K>> {
-        let request = kube::core::Request::new(&self.path).list(params).map_err(Error::BuildRequest)?;
+        self.list_at(&self.path, params).await
+    }
+
+    /// Returns the object with this name, and the newest resourceVersion. A request without a resourceVersion is not
+    /// answered from an old cache, and one with a namespace and a name reads one key of etcd.
+    pub async fn find(&self, namespace: Option<&str>, name: &str) -> Result<List<K>> {
+        let params = ListParams::default().fields(&format!("metadata.name={name}")).limit(1);
+        self.list_at(&K::url_path(&(), namespace), &params).await
+    }
+
+    async fn list_at(&self, path: &str, params: &ListParams) -> Result<List<K>> {
+        let request = kube::core::Request::new(path).list(params).map_err(Error::BuildRequest)?;
         let (form, answer) = self.send(&request, LISTS).await?;
-        let bytes = answer.into_body().collect().await?.to_bytes();
+        let mut body = answer.into_body();
+        let mut bytes = Vec::new();
+        while let Some(frame) = timeout(STALLED, body.frame()).await.unwrap_or(Some(Err(stalled()))) {
+            if let Ok(data) = frame?.into_data() {
+                bytes.extend_from_slice(&data);
+            }
+        }
         match form {
             Form::Protobuf => envelope::list(&bytes).map_err(|error| self.cannot_read(malformed(error))),
             Form::Json => {
@@ -93,7 +111,8 @@ impl<K: Watched> Source<K> {
             (Ok(bytes), Form::Protobuf) => envelope::event(bytes).map_err(malformed),
             (Ok(bytes), Form::Json) => serde_json::from_slice(bytes).map_err(|error| {
                 // A failure may arrive as a `Status` without an event around it.
-                let status = serde_json::from_slice::<Status>(bytes);
+                // All of its fields are optional.
+                let status = serde_json::from_slice::<Status>(bytes).ok().filter(|status| status.code != 0);
                 status.map_or(Error::SerdeError(error), |status| Error::Api(Box::new(status)))
             }),
             (Err(error), _) => Err(error),
@@ -134,18 +153,37 @@ impl<K: Watched> Source<K> {
             if !status.is_client_error() && !status.is_server_error() {
                 return Ok((form, answer));
             }
+            let wait = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
             let bytes = answer.into_body().collect().await?.to_bytes();
             let told = match form {
                 Form::Protobuf => envelope::status(&bytes).ok(),
                 Form::Json => serde_json::from_slice(&bytes).ok(),
             };
-            let told = told.unwrap_or_else(|| {
+            let mut told = told.unwrap_or_else(|| {
                 let text = String::from_utf8_lossy(&bytes);
                 Status::failure(text.trim(), "Failed to parse error data").with_code(status.as_u16())
             });
+            if let Some(seconds) = wait {
+                told.details.get_or_insert_with(no_details).retry_after_seconds = seconds;
+            }
             return Err(Error::Api(Box::new(told)));
         }
     }
+}
+
+const fn no_details() -> StatusDetails {
+    StatusDetails {
+        name: String::new(),
+        group: String::new(),
+        kind: String::new(),
+        uid: String::new(),
+        causes: Vec::new(),
+        retry_after_seconds: 0,
+    }
+}
+
+fn stalled() -> Error {
+    Error::ReadEvents(io::Error::new(io::ErrorKind::TimedOut, "the API server stopped within a list"))
 }
 
 #[cfg(test)]

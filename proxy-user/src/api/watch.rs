@@ -3,19 +3,16 @@
 //! Objects are converted as they arrive, so that the large Kubernetes types exist only for a moment. Each list, the first one
 //! and every later one, becomes one [`Event::Reset`]; it also covers deletions that happened while there was no watch.
 
-mod history;
-
 use std::time::Duration;
 
 use backon::ExponentialBuilder;
 use futures::stream::{BoxStream, SelectAll};
 use futures::{Stream, StreamExt, future, stream};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::utils::{Backoff, ResetTimerBackoff};
+use kube::runtime::utils::ResetTimerBackoff;
 use kube::runtime::watcher::{self, ExponentialBackoff};
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::field::Empty;
 use tracing::{Span, info_span, warn};
 
@@ -23,12 +20,10 @@ use crate::model::{Event, Listing};
 use crate::spans;
 
 use super::kinds::Watched;
-use super::lists;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
 use super::reflector::reflect;
 use super::transport::Source;
 use super::watch_health::WatchHealth;
-use history::History;
 
 /// The first pause after a failure.
 const MIN_DELAY: Duration = Duration::from_millis(200);
@@ -36,6 +31,8 @@ const MIN_DELAY: Duration = Duration::from_millis(200);
 const MAX_DELAY: Duration = Duration::from_secs(10);
 /// After this time without a failure, pauses are short again, and an outage is over.
 const QUIET: Duration = Duration::from_secs(30);
+/// The longest pause that a server may demand.
+const MAX_DEMANDED: Duration = Duration::from_mins(2);
 /// How long the first lists wait for the node object, because its zone affects the selection of endpoints.
 const NODE_WAIT: Duration = Duration::from_secs(2);
 
@@ -123,52 +120,8 @@ async fn forward(
 /// Returns the reports of one kind; the stream never ends.
 fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Report> + Send {
     let mut list = List::default();
-    watches(api, config).backoff(backoff()).filter_map(move |item| future::ready(report(item, &mut list)))
-}
-
-type Watch<K> = Option<BoxStream<'static, watcher::Result<watcher::Event<K>>>>;
-
-/// Returns the items of one watch after the other; each watch begins with a list.
-pub(super) fn watches<K: Watched>(
-    api: Api<K>,
-    config: watcher::Config,
-) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send {
-    let state = (lists::Lists::default(), History::default(), None);
-    let source = Source::new(api);
-    stream::unfold(state, move |(mut lists, mut history, mut watch): (_, _, Watch<K>)| {
-        let (source, config) = (source.clone(), config.clone());
-        async move {
-            loop {
-                if history.went_back::<K>(source.client()).await {
-                    lists.restart();
-                    watch = None;
-                }
-                let current = watch
-                    .get_or_insert_with(|| reflect(source.clone(), lists.configure(config.clone())).boxed());
-                let next = match lists.patience() {
-                    Some(patience) => timeout(patience, current.next()).await.unwrap_or_else(|_| {
-                        lists.fall_back(K::RESOURCE);
-                        None
-                    }),
-                    None => current.next().await,
-                };
-                let Some(item) = next else {
-                    watch = None;
-                    continue;
-                };
-                history.observe(&item);
-                match lists.observe(K::RESOURCE, &item) {
-                    lists::Next::Continue => {}
-                    lists::Next::Relist => watch = None,
-                    lists::Next::FallBack => {
-                        watch = None;
-                        continue;
-                    }
-                }
-                return Some((item, (lists, history, watch)));
-            }
-        }
-    })
+    let items = paced(reflect(Source::new(api), config));
+    items.filter_map(move |item| future::ready(report::<K>(item, &mut list)))
 }
 
 /// A list that is in progress.
@@ -197,6 +150,10 @@ impl<M> List<M> {
         });
     }
 
+    const fn is_open(&self) -> bool {
+        self.span.is_some()
+    }
+
     fn end(&mut self) -> Vec<M> {
         if let Some(span) = self.span.take() {
             span.record("ballast.objects", self.objects.len() as u64);
@@ -218,6 +175,17 @@ fn report<K: Watched>(item: watcher::Result<watcher::Event<K>>, list: &mut List<
             return None;
         }
         Ok(watcher::Event::InitDone) => Event::Reset(K::listing(list.end())),
+        Ok(watcher::Event::Apply(object)) if list.is_open() => {
+            let key = object.key();
+            list.objects.retain(|known| K::name_of(known) != key);
+            list.objects.extend(object.convert());
+            return None;
+        }
+        Ok(watcher::Event::Delete(object)) if list.is_open() => {
+            let key = object.key();
+            list.objects.retain(|known| K::name_of(known) != key);
+            return None;
+        }
         Ok(watcher::Event::Apply(object)) => {
             let key = object.key();
             object.convert().map_or(Event::Delete(key), |model| Event::Apply(K::object(model)))
@@ -227,30 +195,41 @@ fn report<K: Watched>(item: watcher::Result<watcher::Event<K>>, list: &mut List<
     Some(Report::Event(K::RESOURCE, Box::new(event)))
 }
 
-/// Pauses that become short again only after a time without failures: a watch reports the start of a list before the
-/// list has arrived, and that must not count as a success.
-struct Pauses(ResetTimerBackoff<ExponentialBackoff>);
-
-impl Iterator for Pauses {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        self.0.next()
-    }
-}
-
-impl Backoff for Pauses {
-    fn reset(&mut self) {}
-}
-
-fn backoff() -> Pauses {
+/// Waits after each error, before the next attempt: longer each time, and at least as long as the server demands. The
+/// pauses become short again only after a time without errors, because an attempt that begins well may fail later.
+fn paced<T: Send>(
+    items: impl Stream<Item = watcher::Result<T>> + Send,
+) -> impl Stream<Item = watcher::Result<T>> + Send {
     let delays = ExponentialBuilder::default()
         .with_min_delay(MIN_DELAY)
         .with_max_delay(MAX_DELAY)
         .with_factor(2.0)
         .with_jitter()
         .without_max_times();
-    Pauses(ResetTimerBackoff::new(delays.into(), QUIET))
+    let pauses = ResetTimerBackoff::new(ExponentialBackoff::from(delays), QUIET);
+    let state = (Box::pin(items), pauses, Duration::ZERO);
+    stream::unfold(state, |(mut items, mut pauses, pause)| async move {
+        sleep(pause).await;
+        let item = items.next().await?;
+        let pause = match &item {
+            Ok(_) => Duration::ZERO,
+            Err(error) => pauses.next().unwrap_or(MAX_DELAY) + demanded(error),
+        };
+        Some((item, (items, pauses, pause)))
+    })
+}
+
+/// Returns how long the server demands to wait (`Retry-After`).
+fn demanded(error: &watcher::Error) -> Duration {
+    let status = match error {
+        watcher::Error::WatchError(status)
+        | watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status)) => status,
+        _ => return Duration::ZERO,
+    };
+    let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+    Duration::from_secs(seconds.into()).min(MAX_DEMANDED)
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ const LASTING: Duration = Duration::from_secs(5);
 pub enum WatchErrorKind {
     /// The server no longer has the watch's resourceVersion: everything is listed again.
     Expired,
+    /// The server does not accept the credentials.
+    Unauthorized,
     /// The server denies access.
     Forbidden,
     /// The server does not have this resource.
@@ -39,7 +41,8 @@ impl WatchErrorKind {
         };
         match (code, error) {
             (410, _) => Self::Expired,
-            (401 | 403, _) => Self::Forbidden,
+            (401, _) => Self::Unauthorized,
+            (403, _) => Self::Forbidden,
             (404, _) => Self::Missing,
             (_, Error::WatchError(_) | Error::WatchFailed(_)) => Self::Interrupted,
             _ => Self::Away,
@@ -75,7 +78,7 @@ impl WatchHealth {
         let kind_of_error = WatchErrorKind::of(error);
         let is_new = match kind_of_error {
             WatchErrorKind::Expired | WatchErrorKind::Interrupted => false,
-            WatchErrorKind::Forbidden | WatchErrorKind::Missing => {
+            WatchErrorKind::Unauthorized | WatchErrorKind::Forbidden | WatchErrorKind::Missing => {
                 let first = Refusal { since: now, is_told: false };
                 self.refusals.entry(resource).or_insert(first).again(now)
             }
@@ -84,6 +87,12 @@ impl WatchHealth {
         let error = chain(error);
         match kind_of_error {
             _ if !is_new => debug!(resource, error, "a watch failed; restarting it"),
+            WatchErrorKind::Unauthorized => warn!(
+                resource,
+                error,
+                "the API server does not accept Ballast's credentials (401); check whether the client certificate or \
+                 the token of the kubeconfig has expired"
+            ),
             WatchErrorKind::Forbidden => warn!(
                 resource,
                 error,

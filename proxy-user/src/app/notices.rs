@@ -1,6 +1,7 @@
 //! Kubernetes Events about Services and about this node.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
@@ -14,9 +15,9 @@ use crate::sync::{Status, problems_begun};
 /// Sends an event for each new problem of a Service on this node. Problems of the object itself are not sent: every
 /// node would send the same event. If the queue is full, events are lost; the log has all of them.
 pub async fn tell_problems(mut status: watch::Receiver<Status>, sender: mpsc::Sender<Notice>) {
-    let mut before: Vec<Problem> = Vec::new();
+    let mut before: Arc<Vec<Problem>> = Arc::default();
     loop {
-        let after = status.borrow_and_update().failed.clone();
+        let after = Arc::clone(&status.borrow_and_update().failed);
         if after != before {
             for problem in problems_begun(&before, &after) {
                 if let Some(notice) = notice(problem) {
@@ -109,7 +110,7 @@ mod tests {
         let problems = vec![problem("EndpointSlice shop/a-1"), problem("Service shop/a")];
         let of_the_object = problem("Service shop/c");
         status.send_modify(|status| {
-            status.failed.clone_from(&problems);
+            status.failed = Arc::new(problems.clone());
             status.problems = [problems.clone(), vec![of_the_object]].concat();
         });
         let expected =
@@ -118,7 +119,7 @@ mod tests {
         // The unchanged problems cause no event; the next event is for the new problem.
         status.send_modify(|status| status.services += 1);
         tokio::task::yield_now().await;
-        status.send_modify(|status| status.failed.push(problem("Service shop/b")));
+        status.send_modify(|status| Arc::make_mut(&mut status.failed).push(problem("Service shop/b")));
         let next = told.recv().await.unwrap();
         assert_eq!(next.about, crate::model::notice::Subject::Service(ServiceName::new("shop", "b")));
         drop(status);

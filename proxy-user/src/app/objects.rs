@@ -1,10 +1,10 @@
 //! The sources of objects: a folder, a cluster, or both.
 
 use futures::future::{BoxFuture, OptionFuture};
-use kube::Client;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::api;
+use crate::api::client::Connection;
 use crate::config::RunConfig;
 use crate::config::run::Cluster;
 use crate::model::notice::Notice;
@@ -12,14 +12,14 @@ use crate::model::{ApiServers, Event};
 use crate::source::folder::{self, Role};
 
 /// Opens the sources that `config` names. The future never ends; it sends their events to `sender`, and `notices` to
-/// the cluster, if there is one. The client is for other requests to the cluster.
+/// the cluster, if there is one. The connection is for other requests to the cluster.
 pub async fn open(
     config: &RunConfig,
     sender: mpsc::Sender<Event>,
     notices: mpsc::Receiver<Notice>,
     needs_nodes: oneshot::Receiver<()>,
     told: watch::Sender<ApiServers>,
-) -> anyhow::Result<(BoxFuture<'static, ()>, Option<Client>)> {
+) -> anyhow::Result<(BoxFuture<'static, ()>, Option<Connection>)> {
     let Some(cluster) = &config.source.cluster else {
         let folder = config.source.manifests.clone().map(|dir| folder::run(dir, Role::Alone, sender));
         let source = async move {
@@ -30,7 +30,8 @@ pub async fn open(
     let (begun, has_begun) = oneshot::channel();
     let beside = |dir| folder::run(dir, Role::BesideApiServer { begun }, sender.clone());
     let folder = OptionFuture::from(config.source.manifests.clone().map(beside));
-    let (cluster, client) = of_cluster(cluster, config, sender.clone(), notices, needs_nodes, told).await?;
+    let (cluster, connection) =
+        of_cluster(cluster, config, sender.clone(), notices, needs_nodes, told).await?;
     let cluster = async move {
         // Without a folder, the sender of this channel has been dropped.
         let _ = has_begun.await;
@@ -39,7 +40,7 @@ pub async fn open(
     let source = async move {
         tokio::join!(folder, cluster);
     };
-    Ok((Box::pin(source), Some(client)))
+    Ok((Box::pin(source), Some(connection)))
 }
 
 async fn of_cluster(
@@ -49,7 +50,7 @@ async fn of_cluster(
     notices: mpsc::Receiver<Notice>,
     needs_nodes: oneshot::Receiver<()>,
     told: watch::Sender<ApiServers>,
-) -> anyhow::Result<(BoxFuture<'static, ()>, Client)> {
+) -> anyhow::Result<(BoxFuture<'static, ()>, Connection)> {
     let Cluster { kubeconfig, master } = cluster.clone();
     let options = api::client::Options { kubeconfig, servers: master };
     let connection = api::client::connect(&options, told).await?;
@@ -66,7 +67,7 @@ async fn of_cluster(
     let source = async move {
         tokio::join!(watches, events);
     };
-    Ok((Box::pin(source), connection.client))
+    Ok((Box::pin(source), connection))
 }
 
 /// Discards the notices, because there is no cluster.

@@ -11,8 +11,7 @@ use crate::maps::FrontendKey;
 use crate::model::{Key, Object};
 use crate::sync::Question;
 
-/// The time for which a difference must last. A watch is behind by milliseconds; a failed watch restarts within 20 s, and
-/// its list may be silent for 10 s before another one is requested.
+/// The time for which a difference must last. A watch is behind by milliseconds; a failed watch restarts within 20 s.
 pub const GRACE: Duration = Duration::from_mins(1);
 /// The reason why an audit failed.
 #[derive(Debug, thiserror::Error)]

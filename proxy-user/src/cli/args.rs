@@ -286,13 +286,13 @@ pub struct RunArgs {
     )]
     pub sync_period: Option<Duration>,
 
-    /// How often the agent lists all Services and EndpointSlices again and compares them with what is programmed. It counts
-    /// and repairs differences that persist. 0: never.
+    /// How often the agent lists all Services and EndpointSlices again and compares them with what is programmed, which
+    /// the API server pays for. It counts and repairs differences that persist. 0: never.
     #[arg(
         long,
         env = "BALLAST_API_AUDIT_PERIOD",
         value_name = "DURATION",
-        default_value = "1h",
+        default_value = "0",
         value_parser = value::duration,
         help_heading = "Timing"
     )]

@@ -1,4 +1,4 @@
-//! Recent faults of the programs.
+//! Recent faults of the programs, and standing ones of the agent.
 //!
 //! The counters only grow until the machine restarts: a table that was full last month would be reported for ever. So
 //! the agent records the counters every minute, and reports what was added in the last ten.
@@ -19,9 +19,13 @@ const NOTES: usize = 11;
 
 type Counts = BTreeMap<Reason, u64>;
 
-/// The last records of the counters.
+/// The last records of the counters, and the standing faults.
 #[derive(Debug, Default)]
-pub struct Recent(Mutex<VecDeque<Counts>>);
+pub struct Recent {
+    notes: Mutex<VecDeque<Counts>>,
+    /// Faults that last until their cause says otherwise: a sentence for each cause.
+    standing: Mutex<BTreeMap<&'static str, String>>,
+}
 
 impl Recent {
     /// Records the current counters. Reads a map, which blocks.
@@ -31,7 +35,7 @@ impl Recent {
     }
 
     fn add(&self, counts: Counts) {
-        let mut notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         // Maps that were created again start at zero, so records with higher counts are dropped.
         let is_older =
             |before: &Counts| before.iter().all(|(reason, count)| counts.get(reason) >= Some(count));
@@ -42,9 +46,25 @@ impl Recent {
         }
     }
 
-    /// Returns what was added to the counters of faults, as sentences.
+    /// Sets the fault of a cause; `None`: it is over.
+    pub fn set_standing(&self, cause: &'static str, fault: Option<String>) {
+        let mut standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
+        match fault {
+            Some(fault) => drop(standing.insert(cause, fault)),
+            None => drop(standing.remove(cause)),
+        }
+    }
+
+    /// Returns the standing faults, and what was added to the counters of faults, as sentences.
     pub fn faults(&self) -> Vec<String> {
-        let notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults: Vec<_> = standing.values().cloned().collect();
+        faults.extend(self.counted());
+        faults
+    }
+
+    fn counted(&self) -> Vec<String> {
+        let notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let (Some(first), Some(last)) = (notes.front(), notes.back()) else { return Vec::new() };
         let added = |reason: &Reason| {
             last.get(reason).copied().unwrap_or_default() - first.get(reason).copied().unwrap_or_default()

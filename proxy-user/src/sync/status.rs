@@ -135,7 +135,7 @@ pub struct Status {
     /// All problems of objects and of the node.
     pub problems: Vec<Problem>,
     /// Those of `problems` that arose on this node: it could not program a valid object.
-    pub failed: Vec<Problem>,
+    pub failed: Arc<Vec<Problem>>,
     /// Service ports that are not programmed as desired; they are retried.
     pub failing: usize,
     /// Comparisons of the maps with the mirror.
@@ -155,7 +155,7 @@ struct News {
     resets: u64,
     health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
     listen: BTreeSet<IpAddr>,
-    failed: Vec<Problem>,
+    failed: Arc<Vec<Problem>>,
 }
 
 impl Status {
@@ -176,7 +176,7 @@ impl Status {
             resets: self.resets,
             health_checks: Arc::clone(&self.health_checks),
             listen: self.listen.clone(),
-            failed: self.failed.clone(),
+            failed: Arc::clone(&self.failed),
         }
     }
 
@@ -202,7 +202,7 @@ impl Status {
         self.slots = applied.extents.slots_used() as usize;
         self.failing = reconciler.failing();
         self.problems = reconciler.problems();
-        self.failed = reconciler.failed();
+        self.failed = Arc::new(reconciler.failed());
         self.no_local.clone_from(reconciler.no_local());
         self.health_checks = Arc::clone(reconciler.health_checks());
         let each = |(table, operation, count)| Operations { table, operation, count };
@@ -300,7 +300,7 @@ mod tests {
             |status| status.udp_left += 1,
             |status| status.resets += 1,
             |status| status.by_load = 1,
-            |status| status.failed = vec![problem("Service default/a", "spec.ports", "no room")],
+            |status| status.failed = Arc::new(vec![problem("Service default/a", "spec.ports", "no room")]),
             |status| {
                 Arc::make_mut(&mut status.health_checks)
                     .extend([(ServiceName::new("a", "b"), HealthCheck { port: 1, local: BTreeMap::new() })]);

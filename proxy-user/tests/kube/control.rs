@@ -147,6 +147,12 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// Connects `api` to the first API server.
+    pub fn use_first(&mut self) -> Result<()> {
+        self.api = Api::connect(&self.admin_kubeconfig(), None)?;
+        Ok(())
+    }
+
     /// Restores the initial state, whatever the previous case has done.
     pub fn reset(&mut self) -> Result<()> {
         let serves = match &mut self.server {

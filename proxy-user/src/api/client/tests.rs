@@ -22,7 +22,7 @@ async fn connect_to(path: &std::path::Path, servers: &[&str]) -> Result<Connecti
 async fn a_server_that_is_away_is_no_error() {
     let file = kubeconfig("https://127.0.0.1:1");
     let urls = |connection: Connection| -> Vec<String> {
-        connection.servers.list().into_iter().map(|server| server.url).collect()
+        connection.servers.list().into_iter().map(|server| server.url.to_string()).collect()
     };
     assert_eq!(urls(connect_to(file.path(), &[]).await.unwrap()), ["https://127.0.0.1:1/"]);
     let two = connect_to(file.path(), &["https://127.0.0.1:2", "https://127.0.0.1:3"]).await.unwrap();

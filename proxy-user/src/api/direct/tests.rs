@@ -35,7 +35,7 @@ async fn direct(kubeconfig: &Path, server: &str) -> EndpointFailover {
 }
 
 fn urls(direct: &EndpointFailover) -> Vec<String> {
-    direct.servers.list().into_iter().map(|server| server.url).collect()
+    direct.servers.list().into_iter().map(|server| server.url.to_string()).collect()
 }
 
 #[tokio::test]

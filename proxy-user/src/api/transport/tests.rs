@@ -8,7 +8,7 @@ use tower::service_fn;
 
 use super::*;
 use crate::api::objects::Service;
-use crate::api::watch::watches;
+use crate::api::reflector::reflect;
 
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const LIST: &[u8] = include_bytes!("../protobuf/recorded/services.list.pb");
@@ -38,7 +38,7 @@ fn server(answer: impl Fn(&str, &str) -> Answer + Clone + Send + 'static) -> (Ap
 /// Returns the first items of the watch in a short notation.
 async fn first(api: Api<Service>, count: usize) -> Vec<String> {
     let name = |object: Service| object.metadata.name.unwrap_or_default();
-    let items = watches(api, watcher::Config::default()).take(count);
+    let items = reflect(Source::new(api), watcher::Config::default()).take(count);
     let items = items.map(|item| match item {
         Ok(Event::Init) => "[".to_owned(),
         Ok(Event::InitApply(object)) => name(object),
@@ -48,6 +48,21 @@ async fn first(api: Api<Service>, count: usize) -> Vec<String> {
         Err(error) => error.to_string(),
     });
     items.collect().await
+}
+
+/// Returns the answer to a request for the object with a name, after the last event of the recorded watch.
+fn found(uri: &str) -> Vec<u8> {
+    let lines = LINES.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let mut items = Vec::new();
+    for line in lines {
+        let event: serde_json::Value = serde_json::from_slice(line).unwrap();
+        let name = event["object"]["metadata"]["name"].as_str().unwrap_or_default();
+        if event["type"] != "BOOKMARK" && uri.contains(&format!("metadata.name%3D{name}&")) {
+            items = if event["type"] == "DELETED" { Vec::new() } else { vec![event["object"].clone()] };
+        }
+    }
+    let list = serde_json::json!({"metadata": {"resourceVersion": "999"}, "items": items});
+    list.to_string().into_bytes()
 }
 
 const ALL: [&str; 9] = ["[", "kubernetes", "away", "headless", "plain", "web", "]", "+web", "-plain"];
@@ -121,8 +136,10 @@ async fn bytes_that_make_no_sense_end_in_a_new_list_in_json() {
             JSON => (200, JSON, LINES.to_vec()),
             _ => (200, PROTOBUF, bytes.clone()),
         });
-        let mut items = first(api, good + 1 + 9).await;
-        let again = items.split_off(good + 1);
+        // The list is older than the last event, so it is refused at first.
+        let refused = if good == 9 { 7 } else { 0 };
+        let mut items = first(api, good + 1 + refused + 9).await;
+        let again = items.split_off(good + 1 + refused);
         let error = items.pop().unwrap();
         assert!(error.starts_with("watch stream failed"), "{error}");
         assert_eq!(sorted(again), expected());
@@ -136,11 +153,14 @@ async fn bytes_that_make_no_sense_end_in_a_new_list_in_json() {
 #[tokio::test]
 async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
     let (api, asked) = server(|uri, _| {
+        if uri.contains("metadata.name") {
+            return (200, JSON, found(uri));
+        }
         // The second answer also ends within an event, so the version stays the same.
         let length = if uri.contains("sendInitialEvents=true") { WATCH.len() - 1 } else { 9 };
         (200, PROTOBUF, WATCH[..length].to_vec())
     });
-    let mut watch = std::pin::pin!(watches(api, watcher::Config::default()));
+    let mut watch = std::pin::pin!(reflect(Source::new(api), watcher::Config::default()));
     for _ in 0..9 {
         watch.next().await.unwrap().unwrap();
     }
@@ -150,7 +170,7 @@ async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
         assert!(error.starts_with("watch stream failed"), "{error}");
     }
     let asked = asked.lock().unwrap();
-    // After a failure, the server is asked for the newest object as well.
+    // After a failure, the server is asked for the newest objects as well.
     let watches: Vec<_> = asked.iter().filter(|(uri, _)| uri.contains("watch=true")).skip(1).collect();
     let version = watches[0].0.split("resourceVersion=").nth(1).unwrap();
     assert!(version != "0" && watches.len() == 2, "{asked:?}");
@@ -172,6 +192,8 @@ async fn a_version_that_is_refused_ends_in_a_new_list() {
     let (api, asked) = server(|uri, _| {
         if uri.contains("sendInitialEvents=true") {
             (200, PROTOBUF, WATCH.to_vec())
+        } else if uri.contains("metadata.name") {
+            (200, JSON, found(uri))
         } else {
             (410, "text/plain", b"too old".to_vec())
         }

@@ -18,6 +18,7 @@ use crate::model::{Key, Kind, Object};
 use super::*;
 
 const SERVICES: &str = "/api/v1/services";
+const SERVICE_A: &str = "/api/v1/namespaces/default/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const NODES: &str = "/api/v1/nodes";
 
@@ -29,8 +30,6 @@ enum Streams {
     Served,
     /// Rejects the request, like a server on which the feature is disabled.
     Refused,
-    /// Sends the objects and no bookmark, like a server that does not know the feature.
-    Unknown,
 }
 
 #[derive(Default)]
@@ -39,9 +38,11 @@ struct Inner {
     version: u64,
     streams: Streams,
     items: BTreeMap<&'static str, Vec<Value>>,
+    /// What the server answers instead to a list of Services that need not be the newest: a version and the objects.
+    cached: Option<(u64, Vec<Value>)>,
     /// Failures that are sent before the regular answers: (path, whether for a watch, status).
     failures: Vec<(&'static str, bool, u16)>,
-    requests: BTreeSet<String>,
+    requests: Vec<String>,
     /// Whether the request is a watch, and its `Accept-Encoding`.
     encodings: BTreeSet<(bool, String)>,
     agents: BTreeSet<String>,
@@ -60,7 +61,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     let query = request.uri().query().unwrap_or_default();
     let (is_watch, is_list) = (query.contains("watch=true"), query.contains("sendInitialEvents=true"));
     let mut inner = server.inner.lock().unwrap();
-    inner.requests.insert(request.uri().to_string());
+    inner.requests.push(request.uri().to_string());
     let encodings = request.headers().get("accept-encoding").map(|value| value.to_str().unwrap().to_owned());
     inner.encodings.insert((is_watch, encodings.unwrap_or_default()));
     inner.agents.insert(request.headers()["user-agent"].to_str().unwrap().to_owned());
@@ -68,7 +69,8 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     if let Some((_, _, code)) = failure.map(|at| inner.failures.remove(at)) {
         let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
             "reason": "Test", "message": "as the test asked"});
-        return (StatusCode::from_u16(code).unwrap(), status.to_string()).into_response();
+        let wait = [("retry-after", if code == 429 { "2" } else { "0" })];
+        return (StatusCode::from_u16(code).unwrap(), wait, status.to_string()).into_response();
     }
     let mut first = Vec::new();
     if is_list {
@@ -79,11 +81,9 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         }
         let items = inner.items.get(path.as_str()).into_iter().flatten();
         first.extend(items.map(|item| json!({"type": "ADDED", "object": item})));
-        if inner.streams == Streams::Served {
-            let metadata = json!({"resourceVersion": inner.version.to_string(), "annotations": {"k8s.io/initial-events-end": "true"}});
-            let object = json!({"kind": "Service", "apiVersion": "v1", "metadata": metadata});
-            first.push(json!({"type": "BOOKMARK", "object": object}));
-        }
+        let metadata = json!({"resourceVersion": inner.version.to_string(), "annotations": {"k8s.io/initial-events-end": "true"}});
+        let object = json!({"kind": "Service", "apiVersion": "v1", "metadata": metadata});
+        first.push(json!({"type": "BOOKMARK", "object": object}));
     }
     if is_watch {
         let first: Vec<_> =
@@ -103,8 +103,13 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
     let items = inner.items.iter().find(|(of, _)| **of == whole).map(|(_, items)| items.clone());
     let named = query.split('&').find_map(|part| part.strip_prefix("fieldSelector=metadata.name%3D"));
     let is_asked_for = |item: &Value| named.is_none_or(|name| item["metadata"]["name"] == name);
-    let items: Vec<_> = items.into_iter().flatten().filter(is_asked_for).collect();
-    let metadata = json!({"resourceVersion": inner.version.to_string()});
+    let mut items: Vec<_> = items.into_iter().flatten().filter(is_asked_for).collect();
+    let mut version = inner.version;
+    if let Some(cached) = inner.cached.clone().filter(|_| path == SERVICES && query.contains("NotOlderThan"))
+    {
+        (version, items) = cached;
+    }
+    let metadata = json!({"resourceVersion": version.to_string()});
     json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items})
         .to_string()
         .into_response()
@@ -174,13 +179,35 @@ impl Test {
     /// Waits until all four kinds are watched.
     async fn watches(&self) {
         while self.server.lines.receiver_count() < 4 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            sleep(Duration::from_millis(5)).await;
         }
     }
 
+    /// Sends an event; a change of an object gets the next version.
     fn send(&self, path: &str, kind: &str, object: &Value) {
+        let mut object = object.clone();
+        if kind != "ERROR" {
+            let mut inner = self.server.inner.lock().unwrap();
+            inner.version += 1;
+            object["metadata"]["resourceVersion"] = inner.version.to_string().into();
+        }
+        self.send_as_it_is(path, kind, &object);
+    }
+
+    fn send_as_it_is(&self, path: &str, kind: &str, object: &Value) {
         let line = json!({"type": kind, "object": object}).to_string();
         self.server.lines.send((path.to_owned(), line)).unwrap();
+    }
+
+    fn asked_so_far(&self) -> usize {
+        self.server.inner.lock().unwrap().requests.iter().filter(|one| one.contains("/services?")).count()
+    }
+
+    /// Returns the requests for Services since the last call.
+    fn asked(&self) -> Vec<String> {
+        let mut requests = std::mem::take(&mut self.server.inner.lock().unwrap().requests);
+        requests.retain(|request| request.contains("/services?"));
+        requests
     }
 
     fn set(&self, services: Vec<Value>) {
@@ -256,6 +283,24 @@ fn fail(test: &Test) {
     test.send(SERVICES, "ERROR", &status);
 }
 
+/// Makes the watch of Services fail, and waits until it is resumed.
+async fn fail_and_resume(test: &Test) {
+    let resumed = || {
+        let inner = test.server.inner.lock().unwrap();
+        let of_services =
+            |request: &&String| request.contains("/services?") && request.contains("watch=true");
+        inner.requests.iter().filter(of_services).count()
+    };
+    let before = resumed();
+    fail(test);
+    while resumed() == before {
+        sleep(Duration::from_millis(5)).await;
+    }
+    // The request is recorded before the server begins to send events.
+    sleep(Duration::from_millis(50)).await;
+    test.watches().await;
+}
+
 /// After etcd is restored from a snapshot, a watch would continue from a version that does not exist yet, and miss deletions.
 #[tokio::test]
 async fn a_history_that_went_back_ends_in_a_new_list() {
@@ -263,8 +308,7 @@ async fn a_history_that_went_back_ends_in_a_new_list() {
     assert_eq!(test.services().await, ["a"]);
     test.watches().await;
     // A failure alone does not cause a list.
-    fail(&test);
-    test.watches().await;
+    fail_and_resume(&test).await;
     test.send(SERVICES, "ADDED", &service("b", "10.96.0.2"));
     while !matches!(test.next().await, Event::Apply(Object::Service(s)) if s.name.name == "b") {}
     test.set(vec![service("c", "10.96.0.3")]);
@@ -307,7 +351,13 @@ async fn a_streamed_list_is_all_there_is() {
     let inner = test.server.inner.lock().unwrap();
     let lists: Vec<_> = inner.requests.iter().filter(|request| !request.contains("watch=true")).collect();
     assert!(lists.is_empty(), "{lists:?}");
-    assert!(inner.requests.iter().all(|request| request.contains("resourceVersion=0")), "out of the cache");
+    let consistent = |request: &&String| request.ends_with("resourceVersion=");
+    let lists = inner.requests.iter().filter(|request| request.contains("sendInitialEvents=true"));
+    assert!(
+        lists.clone().count() == 4 && lists.clone().all(|list| consistent(&list)),
+        "{:?}",
+        inner.requests
+    );
 }
 
 #[tokio::test]
@@ -321,13 +371,6 @@ async fn a_server_without_streamed_lists_is_asked_for_whole_ones_out_of_its_cach
     let encodings = [(false, "gzip".to_owned()), (true, "identity".to_owned())];
     assert!(inner.encodings.iter().eq(&encodings), "whole lists may be compressed: {:?}", inner.encodings);
     assert!(lists.iter().all(|request| request.contains("resourceVersion=0")), "{lists:?}");
-}
-
-#[tokio::test]
-async fn a_server_that_never_ends_a_streamed_list_is_asked_for_a_whole_one() {
-    let mut test = Test::start_with(Streams::Unknown, &[]).await;
-    assert_eq!(test.services().await, ["a"]);
-    test.watches().await;
 }
 
 #[tokio::test]
@@ -354,7 +397,7 @@ async fn pauses_grow_although_each_attempt_begins_well() {
         stream::iter([Ok(watcher::Event::<Node>::Init), Err(refused)])
     };
     let begun = Instant::now();
-    let attempts = stream::repeat_with(attempt).flatten().backoff(backoff());
+    let attempts = paced(stream::repeat_with(attempt).flatten());
     let times: Vec<_> = attempts
         .filter(|item| future::ready(item.is_err()))
         .take(12)
@@ -363,4 +406,100 @@ async fn pauses_grow_although_each_attempt_begins_well() {
         .await;
     assert!(times[3] < Duration::from_secs(3), "short at first: {times:?}");
     assert!(times.windows(2).skip(6).all(|pair| pair[1] >= pair[0] + MAX_DELAY), "{times:?}");
+}
+
+/// The history of an overloaded server is compared once, however many events follow.
+#[tokio::test]
+async fn a_broken_watch_asks_once_and_obeys_retry_after() {
+    let mut test = Test::start(&[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    test.asked();
+    test.server.inner.lock().unwrap().failures = vec![(SERVICE_A, false, 429), (SERVICES, true, 429)];
+    let begun = Instant::now();
+    fail(&test);
+    while test.asked_so_far() < 3 {
+        sleep(Duration::from_millis(5)).await;
+    }
+    assert!(begun.elapsed() > Duration::from_secs(2), "{:?}", begun.elapsed());
+    test.watches().await;
+    for number in 0..300 {
+        test.send(SERVICES, "MODIFIED", &service("a", &format!("10.96.{}.{}", number / 256, number % 256)));
+        assert!(matches!(test.next().await, Event::Apply(Object::Service(_))));
+    }
+    let asked = test.asked();
+    let looks = asked.iter().filter(|request| request.contains("metadata.name")).count();
+    assert_eq!((looks, asked.len()), (2, 4), "{asked:?}");
+    assert!(begun.elapsed() > Duration::from_secs(4), "both answers demanded two seconds");
+}
+
+#[tokio::test]
+async fn an_event_from_the_past_is_refused_and_a_list_decides() {
+    let mut test = Test::start(&[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    test.send(SERVICES, "MODIFIED", &service("a", "10.96.0.9"));
+    while !matches!(test.next().await, Event::Apply(Object::Service(_))) {}
+    test.set(vec![service("now", "10.96.0.9")]);
+    test.asked();
+    test.send_as_it_is(SERVICES, "MODIFIED", &service("past", "10.96.0.1"));
+    let Event::Reset(Listing::Services(list)) = test.next().await else { panic!("an event from the past") };
+    assert_eq!(list[0].name.name, "now");
+    assert!(test.asked()[0].ends_with("resourceVersion="), "a consistent list");
+}
+
+/// The server's cache is frozen, and the server does not stream lists.
+#[tokio::test]
+async fn a_list_from_the_past_is_refused_and_a_consistent_one_decides() {
+    let mut test = Test::start_with(Streams::Refused, &[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    test.send(SERVICES, "ADDED", &service("b", "10.96.0.2"));
+    while !matches!(test.next().await, Event::Apply(Object::Service(_))) {}
+    {
+        let mut inner = test.server.inner.lock().unwrap();
+        inner.cached = Some((9, vec![service("past", "10.96.0.1")]));
+        inner.items.insert(SERVICES, vec![service("now", "10.96.0.2")]);
+    }
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410});
+    test.asked();
+    test.send(SERVICES, "ERROR", &status);
+    assert_eq!(test.services().await, ["now"]);
+    let lists: Vec<_> = test.asked().into_iter().filter(|request| !request.contains("watch=true")).collect();
+    assert!(lists[0].contains("resourceVersion=11&resourceVersionMatch=NotOlderThan"), "{lists:?}");
+    assert!(lists.len() == 2 && !lists[1].contains("resourceVersion"), "{lists:?}");
+}
+
+#[tokio::test]
+async fn an_event_that_cannot_be_decoded_ends_in_a_new_list() {
+    let mut test = Test::start(&[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    let mut odd = service("a", "10.96.0.1");
+    odd["spec"]["ports"] = "none".into();
+    test.send(SERVICES, "MODIFIED", &odd);
+    loop {
+        match test.next().await {
+            Event::Reset(Listing::Services(list)) => break assert_eq!(list[0].name.name, "a"),
+            Event::Reset(_) => {}
+            other => panic!("the known object stays: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn watches_end_at_random_between_five_and_ten_minutes() {
+    let mut test = Test::start(&[]).await;
+    assert_eq!(test.services().await, ["a"]);
+    test.watches().await;
+    for _ in 0..4 {
+        fail_and_resume(&test).await;
+    }
+    let inner = test.server.inner.lock().unwrap();
+    let seconds = |request: &String| {
+        let (_, rest) = request.split_once("timeoutSeconds=")?;
+        rest.split('&').next()?.parse::<u32>().ok()
+    };
+    let times: BTreeSet<_> = inner.requests.iter().filter_map(seconds).collect();
+    assert!(times.iter().all(|time| (300..600).contains(time)) && times.len() > 3, "{times:?}");
 }

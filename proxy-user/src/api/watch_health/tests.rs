@@ -15,7 +15,7 @@ fn away() -> Error {
 #[case(Error::WatchError(status(410)), WatchErrorKind::Expired)]
 #[case(Error::WatchStartFailed(kube::Error::Api(status(410))), WatchErrorKind::Expired)]
 #[case(Error::InitialListFailed(kube::Error::Api(status(403))), WatchErrorKind::Forbidden)]
-#[case(Error::InitialListFailed(kube::Error::Api(status(401))), WatchErrorKind::Forbidden)]
+#[case(Error::InitialListFailed(kube::Error::Api(status(401))), WatchErrorKind::Unauthorized)]
 #[case(Error::InitialListFailed(kube::Error::Api(status(503))), WatchErrorKind::Away)]
 #[case(Error::WatchError(status(500)), WatchErrorKind::Interrupted)]
 #[case(Error::WatchFailed(kube::Error::Service("reset".into())), WatchErrorKind::Interrupted)]

@@ -47,6 +47,8 @@ pub const CASES: &[Case] = &[
         run: servers::control_plane_address,
     },
     Case { name: "servers::endpoints_of_the_service_kubernetes_are_asked", run: servers::behind_the_service },
+    Case { name: "servers::a_relay_that_stops_is_noticed", run: servers::a_relay_stops_forwarding },
+    Case { name: "servers::a_frozen_server_undoes_nothing", run: servers::a_server_freezes },
     Case { name: "programmed_follows_the_api_server", run: programmed::follows_the_api_server },
     Case { name: "a_thousand_services", run: many::a_thousand_services },
     Case { name: audit::REPAIRS, run: audit::repairs },

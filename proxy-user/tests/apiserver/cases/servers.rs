@@ -1,14 +1,17 @@
 //! Several API servers, and Services that do not come from any of them.
 
 use std::fs;
-use std::io;
+use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use super::{service, slice};
@@ -240,23 +243,113 @@ fn through_a_relay(control: &ControlPlane, node: &Node) -> Result<()> {
     agent.is_well()
 }
 
+/// Longer than the agent needs to notice that a connection is dead, and to change to another server.
+const NOTICED: Duration = Duration::from_secs(45 + 15);
+
+/// A relay stays open, accepts connections, and forwards nothing any more: TCP keepalive does not notice that.
+pub fn a_relay_stops_forwarding(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    one(control)?;
+    let (_second, kubeconfig) = control.start_second()?;
+    ip(&format!("addr add {CLUSTER_IP}/32 dev lo"))?;
+    let result = frozen_relay(control, node, &kubeconfig);
+    ip(&format!("addr del {CLUSTER_IP}/32 dev lo"))?;
+    result
+}
+
+fn frozen_relay(control: &ControlPlane, node: &Node, kubeconfig: &Path) -> Result<()> {
+    let relay = Relay::start(&format!("{CLUSTER_IP}:443"), &format!("{ADDRESS}:{PORT}"))?;
+    let master = format!("https://{CLUSTER_IP},https://{SECOND}:{PORT}");
+    let mut agent = node.start_with(kubeconfig, &["--master", &master])?;
+    agent.says(&["first sync done"])?;
+    change(control, "10.1.7.2")?;
+    agree(&control.api, node)?;
+    // Each connection is two streams. The agent may open several at once, of which HTTP/2 keeps one.
+    let streams = relay.streams.lock().map_err(|_| anyhow::anyhow!("a thread of the relay panicked"))?.len();
+    ensure!(streams <= 8, "{streams} streams");
+    relay.is_frozen.store(true, Ordering::Relaxed);
+    change(control, "10.1.7.3")?;
+    follows(control, node, "10.1.7.3")?;
+    ensure!(agent.count(&[" WARN ", "changed to another API server", SECOND])? == 1);
+    change(control, "10.1.7.4")?;
+    agree(&control.api, node)?;
+    agent.is_well()
+}
+
+/// Waits until the endpoint has the address `to`, no longer than the agent may need.
+fn follows(control: &ControlPlane, node: &Node, to: &str) -> Result<()> {
+    let changed = Instant::now();
+    let endpoint = format!("{to}:8080").parse()?;
+    eventually(NOTICED, || {
+        let table = found(node)?;
+        let endpoints = &table.get("10.96.7.1:80/TCP").context("no Service")?.endpoints;
+        ensure!(endpoints.contains(&endpoint), "{endpoints:?}");
+        Ok(())
+    })?;
+    let took = changed.elapsed();
+    ensure!(took < NOTICED, "the change took {took:?}");
+    agree(&control.api, node)?;
+    Ok(())
+}
+
+/// The API server stops, and its kernel keeps the connections. When it continues, its cache is old for a moment.
+pub fn a_server_freezes(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    one(control)?;
+    let (second, kubeconfig) = control.start_second()?;
+    let mut agent = node.start_with(&kubeconfig, &["--master", &both()])?;
+    agent.says(&["first sync done"])?;
+    agree(&control.api, node)?;
+    let server = Pid::from_raw(control.server_id()?.cast_signed()).context("no process")?;
+    kill_process(server, Signal::STOP)?;
+    control.use_second()?;
+    let result = (2..80).try_for_each(|last| change(control, &format!("10.1.7.{last}")));
+    let result = result.and_then(|()| follows(control, node, "10.1.7.79"));
+    kill_process(server, Signal::CONT)?;
+    result?;
+    // The agent returns to the server that was frozen: nothing goes back.
+    second.kill()?;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(10) {
+        let table = found(node)?;
+        let endpoints = &table.get("10.96.7.1:80/TCP").context("no Service")?.endpoints;
+        ensure!(endpoints.iter().all(|one| one.ip().to_string() == "10.1.7.79"), "{endpoints:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    control.use_first()?;
+    change(control, "10.1.7.99")?;
+    follows(control, node, "10.1.7.99")?;
+    agent.is_well()
+}
+
 /// A TCP relay, which closes its connections when it is dropped.
 struct Relay {
     listener: TcpListener,
     streams: Arc<Mutex<Vec<TcpStream>>>,
+    /// Whether it keeps everything that it receives.
+    is_frozen: Arc<AtomicBool>,
 }
 
 impl Relay {
     fn start(at: &str, to: &str) -> Result<Self> {
         let listener = TcpListener::bind(at).with_context(|| format!("cannot listen on {at}"))?;
-        let relay = Self { listener: listener.try_clone()?, streams: Arc::default() };
-        let (to, streams) = (to.to_owned(), Arc::clone(&relay.streams));
+        let relay =
+            Self { listener: listener.try_clone()?, streams: Arc::default(), is_frozen: Arc::default() };
+        let (to, streams, is_frozen) =
+            (to.to_owned(), Arc::clone(&relay.streams), Arc::clone(&relay.is_frozen));
         thread::spawn(move || {
             for inside in listener.incoming() {
                 let (Ok(inside), Ok(outside)) = (inside, TcpStream::connect(&to)) else { return };
                 for (from, into) in [(&inside, &outside), (&outside, &inside)] {
                     let (Ok(mut from), Ok(mut into)) = (from.try_clone(), into.try_clone()) else { return };
-                    thread::spawn(move || io::copy(&mut from, &mut into));
+                    let is_frozen = Arc::clone(&is_frozen);
+                    thread::spawn(move || {
+                        let mut bytes = [0; 16 << 10];
+                        while let Ok(count @ 1..) = from.read(&mut bytes) {
+                            if !is_frozen.load(Ordering::Relaxed) {
+                                into.write_all(&bytes[..count])?;
+                            }
+                        }
+                        into.shutdown(Shutdown::Write)
+                    });
                 }
                 if let Ok(mut streams) = streams.lock() {
                     streams.extend([inside, outside]);

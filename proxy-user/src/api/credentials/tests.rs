@@ -1,0 +1,153 @@
+//! Tests against a TLS server that asks for client certificates.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use futures::TryStreamExt as _;
+use http_body_util::BodyExt as _;
+use kube::client::Body;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+
+use super::*;
+use crate::api::client::{Options, connect};
+
+struct Authority(String, Issuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self(pem, Issuer::new(params, key))
+    }
+
+    fn certificate(&self, name: &str) -> (rcgen::Certificate, KeyPair) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        (params.signed_by(&key, &self.1).unwrap(), key)
+    }
+
+    /// Writes a new client certificate and its key, and returns the certificate.
+    fn write(&self, folder: &Path) -> Vec<u8> {
+        let (certificate, key) = self.certificate("client");
+        std::fs::write(folder.join("client.crt"), certificate.pem()).unwrap();
+        std::fs::write(folder.join("client.key"), key.serialize_pem()).unwrap();
+        certificate.der().to_vec()
+    }
+}
+
+/// The certificates of the clients that have connected.
+type Clients = Arc<Mutex<Vec<Vec<u8>>>>;
+
+/// Starts a server that answers each request with a body that does not end.
+async fn serve(authority: &Authority) -> (u16, Clients) {
+    let (certificate, key) = authority.certificate("127.0.0.1");
+    let mut roots = RootCertStore::empty();
+    let own = rcgen_der(&authority.0);
+    roots.add(own).unwrap();
+    let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build().unwrap();
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let config = ServerConfig::builder().with_client_cert_verifier(verifier);
+    let config = config.with_single_cert(vec![certificate.der().clone()], key).unwrap();
+    let (acceptor, clients) = (TlsAcceptor::from(Arc::new(config)), Clients::default());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (port, seen) = (listener.local_addr().unwrap().port(), Arc::clone(&clients));
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, seen) = (acceptor.clone(), Arc::clone(&seen));
+            tokio::spawn(async move {
+                let mut stream = acceptor.accept(stream).await.unwrap();
+                let client = stream.get_ref().1.peer_certificates().unwrap()[0].to_vec();
+                seen.lock().unwrap().push(client);
+                let mut head = [0; 4096];
+                let _ = stream.read(&mut head).await;
+                let answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n";
+                stream.write_all(answer).await.unwrap();
+                // Until the client closes the connection.
+                while stream.read(&mut head).await.is_ok_and(|count| count > 0) {}
+            });
+        }
+    });
+    (port, clients)
+}
+
+fn rcgen_der(pem: &str) -> CertificateDer<'static> {
+    use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+    CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
+}
+
+async fn connection(folder: &TempDir, authority: &Authority, port: u16) -> Connection {
+    let path = folder.path().join("kubeconfig");
+    std::fs::write(folder.path().join("ca.crt"), &authority.0).unwrap();
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+         clusters: [{{name: k, cluster: {{server: 'https://127.0.0.1:{port}', certificate-authority: ca.crt}}}}]\n\
+         users: [{{name: u, user: {{client-certificate: client.crt, client-key: client.key}}}}]\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    let options = Options { kubeconfig: Some(path), servers: Vec::new() };
+    connect(&options, watch::Sender::default()).await.unwrap()
+}
+
+/// Sends a request, and returns the body after its first bytes.
+async fn open(connection: &Connection) -> Body {
+    let request = http::Request::get("/").body(Body::empty()).unwrap();
+    let mut body = connection.client.send(request).await.unwrap().into_body();
+    let first = body.frame().await.unwrap().unwrap();
+    assert_eq!(first.into_data().unwrap(), "abc");
+    body
+}
+
+#[tokio::test]
+async fn new_certificates_are_used_and_old_connections_end() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    let first = authority.write(folder.path());
+    let (port, clients) = serve(&authority).await;
+    let mut connection = connection(&folder, &authority, port).await;
+    let watch = open(&connection).await;
+    assert!(look(&mut connection).await.is_none(), "nothing has changed");
+
+    // The certificate is there, its key is not yet.
+    let key = std::fs::read(folder.path().join("client.key")).unwrap();
+    let second = authority.write(folder.path());
+    let new_key = std::fs::read(folder.path().join("client.key")).unwrap();
+    std::fs::write(folder.path().join("client.key"), &key).unwrap();
+    let error = look(&mut connection).await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("cannot set up the connection"), "{}", chain(&error));
+    drop(open(&connection).await);
+    assert!(clients.lock().unwrap().iter().all(|client| *client == first), "the previous one is in use");
+
+    std::fs::write(folder.path().join("client.key"), new_key).unwrap();
+    assert!(matches!(look(&mut connection).await, Some(Ok(()))));
+    let rest = timeout(Duration::from_secs(10), watch.into_data_stream().try_collect::<Vec<_>>());
+    assert!(rest.await.expect("the watch ends").unwrap().is_empty());
+    let before = clients.lock().unwrap().len();
+    drop(open(&connection).await);
+    assert_eq!(clients.lock().unwrap()[before..], [second]);
+    assert!(look(&mut connection).await.is_none());
+}
+
+#[tokio::test]
+async fn a_new_authority_is_trusted() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    authority.write(folder.path());
+    let (port, _) = serve(&authority).await;
+    let mut connection = connection(&folder, &authority, port).await;
+    std::fs::write(folder.path().join("ca.crt"), Authority::new().0).unwrap();
+    assert!(matches!(look(&mut connection).await, Some(Ok(()))));
+    let request = || http::Request::get("/").body(Body::empty()).unwrap();
+    assert!(connection.client.send(request()).await.is_err(), "another authority");
+    std::fs::write(folder.path().join("ca.crt"), &authority.0).unwrap();
+    assert!(matches!(look(&mut connection).await, Some(Ok(()))));
+    assert!(connection.client.send(request()).await.is_ok());
+}

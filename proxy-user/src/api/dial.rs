@@ -1,0 +1,79 @@
+//! Builds the client of one API server.
+
+use std::time::Duration;
+
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::client::{Body, ConfigExt};
+use kube::{Client, Config};
+use tower::{BoxError, ServiceBuilder};
+use tower_http::decompression::DecompressionLayer;
+
+/// A connection by HTTP/2 on which nothing arrives for this time gets a ping, as in client-go. TCP keepalive is answered
+/// by the next relay, which may have lost the API server behind it.
+const PING: Duration = Duration::from_secs(30);
+/// A connection on which a ping is not answered within this time is dead.
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
+/// A connection that is silent for this time gets TCP keepalive probes, because a host that lost its power sends nothing.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// The interval of the keepalive probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// A connection on which the server acknowledges nothing for this time is dead (`TCP_USER_TIMEOUT`).
+const DEAD: Duration = Duration::from_secs(20);
+
+/// The address of an API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// Its URL.
+    pub url: http::Uri,
+    /// The name that its certificate must be valid for, if the configuration does not set one and this is not the URL's.
+    pub name: Option<String>,
+}
+
+impl Address {
+    /// Creates a client that connects to this server only, with the credentials of `config`.
+    pub fn dial(&self, config: &Config) -> kube::Result<Client> {
+        let mut config = config.clone();
+        config.cluster_url = self.url.clone();
+        config.tls_server_name = config.tls_server_name.or_else(|| self.name.clone());
+        client(config)
+    }
+}
+
+/// Builds the same client as kube-rs, with three differences: it speaks HTTP/2 if the server does, so that pings notice a
+/// dead connection, TCP keepalive is on, and a failed request is not retried here, since another server may answer it.
+fn client(config: Config) -> kube::Result<Client> {
+    if config.proxy_url.is_some() {
+        return Client::try_from(config);
+    }
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_keepalive(Some(KEEPALIVE));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    tcp.set_tcp_user_timeout(Some(DEAD));
+    let mut tls =
+        HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
+    if let Some(name) = config.tls_server_name.clone() {
+        let name = name.try_into().map_err(|error| kube::Error::Service(Box::new(error)))?;
+        tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    let mut connector = TimeoutConnector::new(tls.enable_all_versions().wrap_connector(tcp));
+    connector.set_connect_timeout(config.connect_timeout);
+    let http: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_keep_alive_interval(PING)
+        .http2_keep_alive_timeout(PING_TIMEOUT)
+        .build(connector);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .layer(DecompressionLayer::new().gzip(!config.disable_compression))
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(Client::new(service, config.default_namespace))
+}
