@@ -49,25 +49,24 @@ impl Netlink {
 
     /// Sends a request with these `NLM_F_*` bits, and returns the answers. A list that was interrupted by a change is
     /// requested again; the error is [`io::ErrorKind::Interrupted`] if changes interrupt it each time.
-    pub fn exchange<Q: NetlinkSerializable + Clone, A: NetlinkDeserializable>(
+    pub fn exchange<Q: NetlinkSerializable, A: NetlinkDeserializable>(
         &mut self,
         message: Q,
         flags: u16,
     ) -> io::Result<Vec<A>> {
-        undisturbed(|| self.attempt(message.clone(), flags))
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+        request.finalize();
+        undisturbed(|| self.attempt(&mut request))
     }
 
     fn attempt<Q: NetlinkSerializable, A: NetlinkDeserializable>(
         &mut self,
-        message: Q,
-        flags: u16,
+        request: &mut NetlinkMessage<Q>,
     ) -> io::Result<Answers<A>> {
         self.sequence += 1;
-        let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST | flags;
-        header.sequence_number = self.sequence;
-        let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
-        request.finalize();
+        request.header.sequence_number = self.sequence;
         let mut bytes = vec![0; request.buffer_len()];
         request.serialize(&mut bytes);
         self.socket.send(&bytes, 0)?;
