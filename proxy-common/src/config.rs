@@ -1,6 +1,6 @@
 //! `config`: the node's settings, which the agent writes for the programs.
 
-use crate::node::{DEVICE_UPLINK, Device};
+use crate::node::{DEVICE_MAC, DEVICE_UPLINK, Device};
 
 /// The only value of `config`. Durations are in jiffies: a program reads jiffies at no cost, while reading nanoseconds
 /// costs more than the rest of the packet's processing. The agent measures [`NodeConfig::hz`] at start.
@@ -45,6 +45,8 @@ pub struct NodeConfig {
     pub reserved: u32,
     /// Cookie of the network namespace that the agent serves: sockets in this namespace are the node's own.
     pub host_netns: u64,
+    /// The MAC address at which this node receives the frames of each of `uplinks`: [`DEVICE_MAC`] of its entry.
+    pub macs: [u64; UPLINKS],
 }
 
 /// Number of ranges of source ports for SNAT: one below and one above the local ports that the kernel gives to sockets.
@@ -104,6 +106,8 @@ pub const CONFIG_SOCKET_DROP_FAIL: u32 = 1 << 5;
 /// ports of the node's own addresses, until the agent finds no such flow.
 pub const CONFIG_SNAT_MOVED: u32 = 1 << 6;
 
+/// Some local devices are ports of a bridge that is an uplink ([`DEVICE_LAN_PORT`](crate::node::DEVICE_LAN_PORT)).
+pub const CONFIG_LAN_PORTS: u32 = 1 << 10;
 /// Other nodes of the cluster send encapsulated packets to this node (DSR), so the programs examine IP-in-IP packets. The
 /// agent never clears this bit: established flows with DSR need it.
 pub const CONFIG_DSR: u32 = 1 << 8;
@@ -149,6 +153,25 @@ impl NodeConfig {
             || index == second
             || index == third
             || third != 0 && device(index) & DEVICE_UPLINK != 0
+    }
+
+    /// Returns the MAC address at which this node receives the frames of a device; 0: it is not known, or no other machine
+    /// sends frames to the device. `device` reads the device's entry of `devices`; it is called only if these fields do not
+    /// answer.
+    #[inline(always)]
+    pub fn mac(&self, index: u32, device: impl FnOnce(u32) -> Device) -> u64 {
+        let [first, second, third] = self.uplinks;
+        if index == first {
+            self.macs[0]
+        } else if index == second {
+            self.macs[1]
+        } else if index == third {
+            self.macs[2]
+        } else if third != 0 || self.flags & CONFIG_LAN_PORTS != 0 {
+            device(index) & DEVICE_MAC
+        } else {
+            0
+        }
     }
 
     /// Whether the port is a SNAT port: replies to packets that were forwarded with SNAT arrive at such ports.
@@ -198,6 +221,7 @@ impl NodeConfig {
             uplinks: [0; UPLINKS],
             reserved: 0,
             host_netns: 0,
+            macs: [0; UPLINKS],
         }
     }
 }
@@ -214,5 +238,16 @@ mod tests {
         config.uplinks = [2, 5, 6];
         assert!(config.is_uplink(6, none));
         assert!(config.is_uplink(7, |_| DEVICE_UPLINK) && !config.is_uplink(7, |_| 0));
+    }
+
+    #[test]
+    fn a_devices_mac_is_looked_up_only_where_needed() {
+        let none = |_| panic!("asked without need");
+        let mut config = NodeConfig { uplinks: [2, 5, 0], macs: [20, 50, 0], ..NodeConfig::default() };
+        assert_eq!([2, 5, 7].map(|index| config.mac(index, none)), [20, 50, 0]);
+        config.flags = CONFIG_LAN_PORTS;
+        assert_eq!(config.mac(7, |_| crate::node::DEVICE_LAN_PORT | 70), 70);
+        (config.uplinks, config.macs, config.flags) = ([2, 5, 6], [20, 50, 60], 0);
+        assert_eq!((config.mac(6, none), config.mac(7, |_| DEVICE_UPLINK | 70)), (60, 70));
     }
 }

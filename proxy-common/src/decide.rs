@@ -43,7 +43,7 @@ pub fn frontend<A: Address>(
     let mut key = orig_dst;
     let mut entry = service(&key);
     if entry.kind == ServiceEntry::NONE.kind {
-        let bits = node_addr(&key.addr);
+        let bits = node_addr(&host_address(&key.addr));
         if bits & NODE_ADDR_PORTS != 0 && bits & !(on | NODE_ADDR_OWN | NODE_ADDR_INTERNAL) == 0 {
             key.addr = A::ZERO;
             entry = service(&key);
@@ -54,6 +54,15 @@ pub fn frontend<A: Address>(
         entry = service(&key);
     }
     (entry.kind != ServiceEntry::NONE.kind).then_some(entry)
+}
+
+/// Returns the address in `node_addrs` that stands for an address of the node: 127.0.0.1 for all of 127.0.0.0/8, which the
+/// kernel has as one local route.
+#[inline(always)]
+pub fn host_address<A: Address>(addr: &A) -> A {
+    let [first, ..] = addr.words();
+    let is_loopback = size_of::<A>() == size_of::<u32>() && u32::from_be(first) >> 24 == 127;
+    if is_loopback { A::from_words([u32::from_ne_bytes([127, 0, 0, 1]), 0, 0, 0]) } else { *addr }
 }
 
 /// Returns why a packet or call to an address in the range of Service addresses has no frontend there. `kind`: of the entry
@@ -154,7 +163,7 @@ pub enum Source {
     /// This node's address: neither the backend nor the client is behind a device of this node, so the backend would answer
     /// the client directly.
     Remote,
-    /// This node's address, for every packet to a cluster address (`masqueradeAll`).
+    /// This node's address, for every packet to a cluster address whose backend is on another node (`masqueradeAll`).
     All,
     /// This node's address: the client is a process of the node, and only the SNAT port identifies the replies.
     Local,
@@ -179,13 +188,12 @@ pub struct Path {
     pub backend_is_local: bool,
 }
 
-/// Returns the [`Source`] of a new connection. `config`: the `CONFIG_*` bits; `is_own`: whether an address is one of this
-/// node's own.
+/// Returns the [`Source`] of a new connection. `config`: the `CONFIG_*` bits.
 ///
 /// A reply certainly returns through this node if its backend is on this node, or if its client is behind a local device;
-/// in all other cases the backend sees an address of this node, as with kube-proxy's masquerading. A backend that has the
-/// node's own address never sees that address as a client's: a packet to itself would not leave the node (`masqueradeAll`
-/// with a backend in the node's network).
+/// in all other cases the backend sees an address of this node, as with kube-proxy's masquerading. A backend on this node
+/// sees the client's address also with `masqueradeAll`: its packets go up the stack, whose FORWARD chain holds the policies
+/// of client and backend.
 #[inline(always)]
 pub fn source<A: Address>(
     service: &ServiceEntry,
@@ -193,7 +201,6 @@ pub fn source<A: Address>(
     backend: &A,
     path: Path,
     config: u32,
-    is_own: impl FnOnce(&A) -> bool,
 ) -> Source {
     let (b, c) = (backend.words(), client.words());
     // Word by word: a BPF program has no `memcmp`.
@@ -201,9 +208,11 @@ pub fn source<A: Address>(
         Source::Local
     } else if b[0] == c[0] && b[1] == c[1] && b[2] == c[2] && b[3] == c[3] {
         Source::Hairpin
-    } else if path.by_uplink && !path.backend_is_local {
+    } else if path.backend_is_local {
+        Source::Kept
+    } else if path.by_uplink {
         Source::Remote
-    } else if service.kind == KIND_CLUSTER_IP && config & CONFIG_MASQUERADE_ALL != 0 && !is_own(backend) {
+    } else if service.kind == KIND_CLUSTER_IP && config & CONFIG_MASQUERADE_ALL != 0 {
         Source::All
     } else {
         Source::Kept

@@ -135,15 +135,26 @@ pub const NODE_ADDR_OWN: NodeAddr = 1 << 2;
 /// other encapsulated packets (DSR) from and to such addresses only.
 pub const NODE_ADDR_INTERNAL: NodeAddr = 1 << 3;
 
-/// Value of `devices` (hash by interface index): `DEVICE_*` bits.
-pub type Device = u32;
+/// Value of `devices` (hash by interface index): `DEVICE_*` bits, and in [`DEVICE_MAC`] the MAC address ([`mac`]) at which
+/// this node receives the device's frames: the device's own, or that of the bridge whose port it is. 0: not known.
+pub type Device = u64;
+
+/// The bits of a MAC address in a [`Device`].
+pub const DEVICE_MAC: Device = (1 << 48) - 1;
+
+/// Returns a MAC address as a number: its octets in memory order on a little-endian machine.
+pub const fn mac([a, b, c, d, e, f]: [u8; 6]) -> u64 {
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+}
 
 /// The device is an uplink: packets of other machines arrive on it. Examples are a NIC, a bond, a tunnel, a VLAN. Behind
 /// every other device, and behind devices that are not in the map yet, are only pods, containers and virtual machines of
 /// this node: a reply to them certainly returns through this node.
-pub const DEVICE_UPLINK: Device = 1 << 0;
+pub const DEVICE_UPLINK: Device = 1 << 48;
 /// Packets of the device have no link-layer header (tun, `WireGuard`, IP-in-IP).
-pub const DEVICE_NO_HEADER: Device = 1 << 1;
+pub const DEVICE_NO_HEADER: Device = 1 << 49;
+/// The device is no uplink, but a port of a bridge that is one: guests behind it exchange frames with other machines.
+pub const DEVICE_LAN_PORT: Device = 1 << 50;
 
 #[cfg(test)]
 mod tests {

@@ -169,6 +169,9 @@ reasons! {
     /// A segment of a DSR connection without a flow on this node was sent to the endpoint of the previous table. The connection moved from another node, or its flow was evicted. Counted once per connection.
     SecondChance = 30, "second_chance", Pass,
         "No action needed: the connection stays with its endpoint. If the count grows although no address moves between nodes, check whether flows are evicted (--max-flows).";
+    /// A pod or guest of this node sent an encapsulated packet (protocol 4 or 41) to a node, while nodes send each other such packets (DSR).
+    LocalTunnel = 31, "local_tunnel", Drop,
+        "Find out which pod forges IP-in-IP packets. If the device leads to other nodes, name it in --uplinks.";
 }
 
 impl Reason {

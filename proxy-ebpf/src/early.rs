@@ -22,6 +22,7 @@ use crate::stage::established::{self, Look};
 use crate::stage::existing::NewFlows;
 use crate::stage::forward::{self, EtherType};
 use crate::stage::open_flow;
+use crate::stage::receive::is_for_node;
 use crate::stage::translate::Rewrite;
 use crate::stage::translate::plain::is_plain;
 use crate::stage::{classify, new_flow};
@@ -109,7 +110,7 @@ where
         return Step::Pass;
     }
     let mut step = classify::early(maps, &ctx.packet);
-    if step == Step::Pass || !is_plain::<F, M::Family>(frame, &ctx.packet) {
+    if step == Step::Pass || !is_for_node(maps, frame) || !is_plain::<F, M::Family>(frame, &ctx.packet) {
         return Step::Pass;
     }
     ctx.hash = NO_HASH;

@@ -123,6 +123,11 @@ pub enum Checksum {
     Optional,
 }
 
+/// The packet is addressed to the device's MAC address, or has none (`linux/if_packet.h`).
+pub const PACKET_HOST: u32 = 0;
+/// The packet is addressed to another MAC address.
+pub const PACKET_OTHERHOST: u32 = 3;
+
 /// A packet. All offsets count from its first byte: of the Ethernet header, or of the IP header (see [`Frame::link_header`]).
 pub trait Frame: Copy {
     /// Whether another hook of Ballast gets the packet next if this hook passes it (XDP, before tc). Such a hook does only
@@ -137,6 +142,11 @@ pub trait Frame: Copy {
     /// Whether the packet's metadata has a VLAN tag. Such a packet also arrives on the VLAN device, whose program processes
     /// it. A priority tag (VLAN 0) does not count.
     fn has_vlan_tag(self) -> bool;
+    /// Returns the kernel's packet type (`PACKET_*`). An early hook sees the frame before the kernel computes it.
+    #[inline(always)]
+    fn packet_type(self) -> u32 {
+        PACKET_HOST
+    }
     /// Returns the length of the whole packet in bytes, with the part that cannot be read directly.
     fn length(self) -> u32;
     /// Returns the payload of each segment into which the kernel will split the packet, in bytes; 0: no GSO packet.

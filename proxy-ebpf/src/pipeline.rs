@@ -28,6 +28,7 @@ use crate::shared::opaque;
 use crate::stage::classify;
 use crate::stage::direct::DirectCase;
 use crate::stage::established::{self, Look};
+use crate::stage::receive::{is_for_node, spoofs_node};
 use crate::stage::refuse::Refusal;
 use crate::stage::tunnel;
 use crate::step::{DROP, NEXT, Step, StepCode};
@@ -88,13 +89,21 @@ where
     M::Family: Ip,
     F: Frame,
 {
-    match enter::parse(maps, frame, ctx, DIRECTION_FORWARD) {
+    let step = match enter::parse(maps, frame, ctx, DIRECTION_FORWARD) {
         Parsed::Packet => classify::incoming(maps, &ctx.packet),
         Parsed::Icmp => Step::Icmp,
         Parsed::Tunnel if tunnel::is_expected(maps) => Step::Tunnel,
-        Parsed::Foreign | Parsed::Tunnel => Step::Pass,
-        Parsed::Dropped => Step::Drop,
+        Parsed::Foreign | Parsed::Tunnel => return Step::Pass,
+        Parsed::Dropped => return Step::Drop,
+    };
+    if step == Step::Pass {
+        if spoofs_node(maps, ctx) {
+            frame.set_translated();
+        }
+        return step;
     }
+    // Foreign packets do not pay for this.
+    if is_for_node(maps, frame) { step } else { Step::Pass }
 }
 
 /// Runs the first stage of an egress packet: parses and classifies the packet, and changes nothing.

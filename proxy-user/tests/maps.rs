@@ -116,7 +116,7 @@ impl Pins {
             .unwrap()
             .pin(at(Table::NodeAddrs6))
             .unwrap();
-        HashMap::<MapData, u32, u32>::create(8, NO_PREALLOC).unwrap().pin(at(Table::Devices)).unwrap();
+        HashMap::<MapData, u32, u64>::create(8, NO_PREALLOC).unwrap().pin(at(Table::Devices)).unwrap();
         let ranges = LpmTrie::<MapData, SourceRangeKey<[u8; 4]>, u32>::create(2, NO_PREALLOC).unwrap();
         ranges.pin(at(Table::SrcRanges)).unwrap();
         let ranges = LpmTrie::<MapData, SourceRangeKey<[u8; 16]>, u32>::create(2, NO_PREALLOC).unwrap();
@@ -475,6 +475,8 @@ fn what_is_said_of_the_node_is_read_back() {
         snat_ports: [PortRange::new(5_000, 6_000), PortRange::new(61_000, 62_000)],
         host_netns: 3,
         uplinks: [7, 8, 0],
+        macs: [70, 80, 0],
+        lan_ports: true,
         dsr: true,
         ipsec: true,
     };

@@ -87,7 +87,7 @@ fn the_clients_address_is_kept_where_the_reply_surely_returns() {
     let all = CONFIG_MASQUERADE_ALL;
     let of = |service: &ServiceEntry, client, by_uplink, backend_is_local, config| {
         let path = Path { from_node: false, by_uplink, backend_is_local };
-        source(service, &client, &POD, path, config, |_| false)
+        source(service, &client, &POD, path, config)
     };
     assert_eq!(of(&port, CLIENT, true, true, all), Source::Kept);
     assert_eq!(of(&port, CLIENT, true, false, 0), Source::Remote);
@@ -95,13 +95,14 @@ fn the_clients_address_is_kept_where_the_reply_surely_returns() {
     assert_eq!(of(&port, POD, false, true, 0), Source::Hairpin);
     assert_eq!(of(&cluster, CLIENT, false, false, 0), Source::Kept);
     assert_eq!(of(&cluster, CLIENT, true, false, 0), Source::Remote);
-    assert_eq!(of(&cluster, CLIENT, false, true, all), Source::All);
+    assert_eq!(of(&cluster, CLIENT, false, false, all), Source::All);
+    // The FORWARD chain, with the policies of both pods, is in the stack.
+    assert_eq!(of(&cluster, CLIENT, false, true, all), Source::Kept);
+    assert_eq!(of(&cluster, CLIENT, true, true, all), Source::Kept);
     assert_eq!(of(&cluster, CLIENT, true, true, 0), Source::Kept);
     assert!(Source::Remote.is_nodes() && !Source::Kept.is_nodes());
-    let path = Path { from_node: false, by_uplink: true, backend_is_local: true };
-    assert_eq!(source(&cluster, &CLIENT, &NODE, path, all, |addr| *addr == NODE), Source::Kept);
     let path = Path { from_node: true, by_uplink: false, backend_is_local: true };
-    assert_eq!(source(&cluster, &NODE, &POD, path, 0, |_| false), Source::Local);
+    assert_eq!(source(&cluster, &NODE, &POD, path, 0), Source::Local);
 }
 
 #[test]

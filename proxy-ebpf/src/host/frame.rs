@@ -115,6 +115,10 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
         self.skb().vlan_tag.is_some_and(|tag| tag & VLAN_ID != 0)
     }
 
+    fn packet_type(self) -> u32 {
+        self.skb().packet_type
+    }
+
     fn length(self) -> u32 {
         self.skb().as_slice().len() as u32
     }

@@ -71,7 +71,10 @@ fn run_either<F: Ip>(hook: Hook, maps: HostMaps<F>, both: Both, frame: HostFrame
 
 /// Runs the program for encapsulated packets.
 fn take_out<F: Ip>(outer_maps: HostMaps<F>, (v4, v6): Both, frame: HostFrame<'_>) -> i32 {
-    let Some(outer) = tunnel::outer(outer_maps, frame) else { return NEXT };
+    let outer = match tunnel::outer(outer_maps, frame) {
+        Ok(outer) => outer,
+        Err(step) => return pipeline::finish::<_, HostFrame<'_>>(outer_maps, step),
+    };
     match outer.header.proto {
         PROTO_IPIP => inner(outer_maps, v4, frame, &outer),
         PROTO_IPV6 => inner(outer_maps, v6, frame, &outer),

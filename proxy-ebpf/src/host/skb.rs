@@ -7,7 +7,7 @@ use std::vec::Vec;
 use proxy_common::Address;
 use proxy_common::csum::fold;
 
-use crate::frame::{Fib, HelperFailed, Route};
+use crate::frame::{Fib, HelperFailed, PACKET_HOST, Route};
 use crate::net::ETHERNET;
 
 /// The state of the transport checksum (`skb->ip_summed`).
@@ -118,6 +118,8 @@ pub struct Skb {
     pub ethertype: u32,
     /// Bytes before the IP header, as configured when the program was loaded.
     pub link_header: usize,
+    /// The packet type (`PACKET_*`).
+    pub packet_type: u32,
     /// `vlan_tci`, if there is a tag.
     pub vlan_tag: Option<u16>,
     /// Payload of each segment in bytes; 0: no GSO packet.
@@ -316,6 +318,7 @@ impl HostPacket {
             linear: bytes.len(),
             ethertype,
             link_header,
+            packet_type: PACKET_HOST,
             vlan_tag: None,
             gso_size: 0,
             ifindex: 1,

@@ -60,6 +60,12 @@ impl Frame for Skb {
     }
 
     #[inline(always)]
+    fn packet_type(self) -> u32 {
+        // SAFETY: as in `ethertype`.
+        unsafe { (*self.raw()).pkt_type }
+    }
+
+    #[inline(always)]
     fn length(self) -> u32 {
         // SAFETY: as in `ethertype`.
         unsafe { (*self.raw()).len }

@@ -149,7 +149,11 @@ where
     Kernel<F>: Stages<Skb, Family = F>,
 {
     let frame = Skb::new(context);
-    let Some(outer) = tunnel::outer(Kernel::<F>::new(), frame) else { return NEXT };
+    let maps = Kernel::<F>::new();
+    let outer = match tunnel::outer(maps, frame) {
+        Ok(outer) => outer,
+        Err(step) => return pipeline::finish::<_, Skb>(maps, step),
+    };
     match outer.header.proto {
         PROTO_IPIP => inner::<F, V4>(context, frame, &outer),
         PROTO_IPV6 => inner::<F, V6>(context, frame, &outer),

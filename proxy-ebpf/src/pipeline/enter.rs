@@ -12,6 +12,7 @@ use crate::header::BROKEN;
 use crate::net::sctp;
 use crate::parse::{Parse as _, Parsed, Stop};
 use crate::report;
+use crate::stage::receive::is_for_node;
 
 /// Bytes of headers that must be readable: Ethernet, the longest IPv4 header or IPv6 with a few extensions, TCP.
 const PULL: u32 = 128;
@@ -32,6 +33,7 @@ where
         Err(Stop::NotOurs) => Parsed::Foreign,
         Err(Stop::Control) => Parsed::Icmp,
         Err(Stop::Tunnel) => Parsed::Tunnel,
+        Err(_) if direction == DIRECTION_FORWARD && !is_for_node(maps, frame) => Parsed::Foreign,
         Err(_) => {
             // The previous packet has left a value, and it decides whether a first fragment is noted.
             ctx.tunnelled = 0;

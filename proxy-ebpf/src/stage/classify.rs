@@ -43,19 +43,22 @@ pub fn early<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
     }
 }
 
-/// Classifies a packet that a process of this node sends: no hook has processed it before.
+/// Classifies a packet that did not arrive on a device: a process of this node sends it, or a container or guest on the LAN
+/// behind a device on top of this one (macvlan, ipvlan, macvtap), whose address is not one of the node.
 #[inline(always)]
 pub fn local_origin<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<M>>) -> Step {
     let key = &packet.key;
-    if maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
-        // A packet that this node has forwarded passes the hook of its egress device. It must not be translated again if
-        // its endpoint is also the frontend of another Service.
-        if is_forwarded(maps, packet) { leaving(maps, frame, packet) } else { Step::Established }
-    } else if maps.is_service_address(&key.dst) {
-        Step::NewFlow
-    } else {
-        leaving(maps, frame, packet)
+    let may_be_frontend = maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto);
+    if !may_be_frontend && !maps.is_service_address(&key.dst) || maps.node_addr(&key.src) & NODE_ADDR_OWN == 0
+    {
+        return leaving(maps, frame, packet);
     }
+    if !may_be_frontend {
+        return Step::NewFlow;
+    }
+    // A packet that this node has forwarded passes the hook of its egress device. It must not be translated again if its
+    // endpoint is also the frontend of another Service.
+    if is_forwarded(maps, packet) { leaving(maps, frame, packet) } else { Step::Established }
 }
 
 /// Classifies a packet at egress that is neither a reply nor to a frontend. It passes, unless its replies could be

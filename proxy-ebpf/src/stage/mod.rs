@@ -12,6 +12,7 @@ pub mod icmp;
 pub mod martian;
 pub mod new_flow;
 pub mod open_flow;
+pub mod receive;
 pub mod refuse;
 pub mod reset;
 pub mod sctp;

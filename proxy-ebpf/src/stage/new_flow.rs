@@ -9,7 +9,6 @@ use proxy_common::flow::{
     FlowKey, STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_OUTSIDE, STATE_SNAT, STATE_TUNNEL_SHIFT,
     STATE_WATCHED,
 };
-use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::prefilter::Role;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::select::is_by_load;
@@ -183,9 +182,8 @@ fn plan<M: FlowTable, F: Frame>(
         by_uplink: origin.by_uplink,
         backend_is_local: selected.flags & BACKEND_LOCAL != 0,
     };
-    let is_own = |addr: &Words<M>| maps.node_addr(addr) & NODE_ADDR_OWN != 0;
     let client = &ctx.packet.key.src;
-    let source = decide::source(&ctx.frontend, client, &selected.addr, path, time.config.flags, is_own);
+    let source = decide::source(&ctx.frontend, client, &selected.addr, path, time.config.flags);
     // A packet that arrived encapsulated is sent on only by its second chance: otherwise an endpoint of this node was
     // selected for it.
     let tunnel = if F::EARLY {

@@ -229,10 +229,12 @@ pub struct Arrived<A> {
     tunnelled: u32,
 }
 
-/// Reads the outer header. Returns `None` if the packet is not for this node or is a later fragment; the packet then
-/// passes.
+/// Reads the outer header. Returns the packet's verdict if it is not for this node or is a later fragment.
+///
+/// Nodes send encapsulated packets through uplinks only. A pod could forge them, since the node that masquerades the pod's
+/// packets makes itself the outer source.
 #[inline(always)]
-pub fn outer<M, F>(maps: M, frame: F) -> Option<Arrived<Words<M>>>
+pub fn outer<M, F>(maps: M, frame: F) -> Result<Arrived<Words<M>>, Step>
 where
     M: Node,
     M::Family: Outer,
@@ -240,18 +242,26 @@ where
 {
     // The packet arrives again on the VLAN device.
     if frame.has_vlan_tag() {
-        return None;
+        return Err(Step::Pass);
     }
     let link = frame.link_header() as u32;
-    let header = <M::Family as Read>::read(frame, link)?;
-    if header.is_later || maps.node_addr(&header.dst) & NODE_ADDR_OWN == 0 {
-        return None;
+    let Some(header) = <M::Family as Read>::read(frame, link) else { return Err(Step::Pass) };
+    let to = maps.node_addr(&header.dst);
+    let by_uplink =
+        maps.config().is_some_and(|config| config.is_uplink(frame.ifindex(), |ifindex| maps.device(ifindex)));
+    if !by_uplink && to & (NODE_ADDR_OWN | NODE_ADDR_INTERNAL) != 0 {
+        return Err(Step::DropFor(Reason::LocalTunnel));
     }
-    let tag = <M::Family as Outer>::tag(frame, link).ok()?;
+    if header.is_later || to & NODE_ADDR_OWN == 0 {
+        return Err(Step::Pass);
+    }
     let mut hops = 0u8;
-    frame.load(link + <M::Family as Outer>::HOPS_AT, &mut hops, 1).ok()?;
+    let Ok(tag) = <M::Family as Outer>::tag(frame, link) else { return Err(Step::Pass) };
+    if frame.load(link + <M::Family as Outer>::HOPS_AT, &mut hops, 1).is_err() {
+        return Err(Step::Pass);
+    }
     let again = if hops > HOPS { TUNNELLED_AGAIN } else { 0 };
-    Some(Arrived { header, tunnelled: TUNNELLED | again | u32::from(tag) })
+    Ok(Arrived { header, tunnelled: TUNNELLED | again | u32::from(tag) })
 }
 
 /// Removes the outer header if the inner packet is for a Service. [`Step::Tunnelled`]: the frame holds the inner packet

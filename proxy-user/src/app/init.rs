@@ -31,6 +31,9 @@ pub fn describe(config: &RunConfig) {
     if let Some(file) = &config.kube_proxy.config_file {
         tracing::info!(file = %file.display(), "configuration read");
     }
+    if let Some(why) = config.kube_proxy.node_ports {
+        tracing::info!("{why}");
+    }
     for note in &config.kube_proxy.notes {
         tracing::info!("{note}");
     }

@@ -26,6 +26,9 @@ pub enum ConfigError {
         /// `--sync-period`.
         max: Duration,
     },
+    /// A word is twice in `--nodeport-addresses`.
+    #[error("--nodeport-addresses has {0} twice: remove one")]
+    Twice(String),
     /// The two servers have the same address.
     #[error(
         "healthzBindAddress and metricsBindAddress (--healthz-bind-address, --metrics-bind-address) are both {0}: give them different ports, or switch \

@@ -53,6 +53,12 @@ pub fn node_settings(network: &Network, address: IpAddr) -> Result<NodeSettings,
     if let Some(both) = network.uplinks.iter().find(|pattern| network.local_devices.contains(pattern)) {
         return Err(ConfigError::BothSides(both.to_string()));
     }
+    let addresses = &network.nodeport_addresses;
+    let is_word = |one: &NodePortAddress| !matches!(one, NodePortAddress::Range(_));
+    let mut words = addresses.iter().enumerate().filter(|(_, one)| is_word(one));
+    if let Some((_, twice)) = words.find(|(at, one)| addresses[..*at].contains(one)) {
+        return Err(ConfigError::Twice(twice.to_string()));
+    }
     Ok(NodeSettings {
         address: Some(address).filter(|address| !address.is_unspecified()),
         node_port_addresses: node_port_addresses(&network.nodeport_addresses),
@@ -141,6 +147,8 @@ mod tests {
 
     #[test]
     fn nothing_said_is_every_address_and_devices() {
+        let error = settings("--nodeport-addresses primary,10.0.0.0/8,primary").unwrap_err();
+        assert!(error.contains("--nodeport-addresses") && error.contains("primary"), "{error}");
         let all = NodePortAddresses { all: true, ..NodePortAddresses::default() };
         assert_eq!(
             settings("").unwrap(),

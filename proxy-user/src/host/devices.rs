@@ -22,6 +22,8 @@ pub struct Device {
     pub name: String,
     /// Whether its packets begin with an Ethernet header; false for loopback.
     pub ethernet: bool,
+    /// Its MAC address; 0 if it has none ([`proxy_common::node::mac`]).
+    pub mac: u64,
     /// Its kind.
     pub kind: DeviceKind,
     /// Whether it is a port of a bond or a team.
@@ -131,6 +133,9 @@ fn read(link: &LinkMessage) -> Option<Device> {
                     }
                 }
             }
+            LinkAttribute::Address(address) => {
+                device.mac = <[u8; 6]>::try_from(&address[..]).map_or(0, proxy_common::node::mac);
+            }
             LinkAttribute::Controller(index) => device.master = Some(*index),
             LinkAttribute::Xdp(told) => device.xdp = read_xdp(told),
             LinkAttribute::Link(index) => device.below = Some(*index),
@@ -208,6 +213,7 @@ mod tests {
         assert_eq!(read(&link), None, "a device has a name");
         link.attributes = vec![
             LinkAttribute::IfName("bond0p1".to_owned()),
+            LinkAttribute::Address(vec![2, 0, 0, 0, 0, 9]),
             LinkAttribute::LinkInfo(vec![
                 LinkInfo::Kind(InfoKind::Veth),
                 LinkInfo::PortKind(InfoPortKind::Bond),
@@ -216,6 +222,7 @@ mod tests {
         let device = read(&link).unwrap();
         assert!(device.ethernet && device.bonded && device.kind == DeviceKind::Veth);
         assert_eq!((device.ifindex, device.name.as_str()), (7, "bond0p1"));
+        assert_eq!(device.mac, 0x0900_0000_0002);
         assert_eq!((device.no_header, device.master, device.below), (false, None, None));
     }
 

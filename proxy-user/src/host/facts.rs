@@ -1,10 +1,11 @@
 //! Reads the state of this machine that Services depend on: devices, addresses, default routes, and the rules of another proxy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 
+use ipnet::IpNet;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
@@ -20,6 +21,8 @@ use crate::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
 
 /// The device that kube-proxy's ipvs mode leaves behind: it holds the addresses of Services, not the node's.
 const IPVS_DEVICE: &str = "kube-ipvs0";
+/// `RT_TABLE_LOCAL` (include/uapi/linux/rtnetlink.h).
+const RT_TABLE_LOCAL: u8 = 255;
 /// `SO_NETNS_COOKIE` (include/uapi/asm-generic/socket.h, Linux 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
@@ -45,14 +48,16 @@ impl Facts {
             on_devices.entry(*device).or_default().push(*own);
         }
         let addresses = on_devices;
-        let defaults = if what.routes {
-            match default_routes(&mut Netlink::open()?, &addresses) {
+        let (defaults, local_routes) = if what.routes {
+            match routes(&mut Netlink::open()?, &addresses) {
                 // Changes have interrupted each attempt; there are notifications of changes, or the next period.
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => known.defaults.clone(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    (known.defaults.clone(), known.local_routes.clone())
+                }
                 found => found?,
             }
         } else {
-            known.defaults.clone()
+            (known.defaults.clone(), known.local_routes.clone())
         };
         let devices = devices.iter().map(|device| self.device(device, &addresses)).collect();
         // An agent without the privilege to read the rules cannot attach programs either, which is reported elsewhere.
@@ -73,6 +78,7 @@ impl Facts {
         Ok(HostView {
             devices,
             defaults,
+            local_routes,
             netns_cookie,
             has_kube_proxy_rules,
             local_ports,
@@ -82,7 +88,7 @@ impl Facts {
     }
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {
-        let Device { ifindex, ref name, kind, no_header, master, below, .. } = *device;
+        let Device { ifindex, ref name, kind, no_header, mac, master, below, .. } = *device;
         let own = || addresses.get(&ifindex).into_iter().flatten().filter(|_| name != IPVS_DEVICE);
         let is_among = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
         let role = if is_among(&self.local_devices) {
@@ -95,6 +101,7 @@ impl Facts {
         let host = HostDevice {
             role,
             no_header,
+            mac,
             kind,
             parent: below.filter(|_| kind == DeviceKind::Stacked),
             master,
@@ -116,7 +123,7 @@ pub(super) struct Host {
 /// What is read in addition to devices and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
-    /// The default routes, for which all routes are read.
+    /// The default routes and the routes of local addresses, for which all routes are read.
     pub routes: bool,
     /// The rules of another proxy.
     pub kube_proxy_rules: bool,
@@ -130,6 +137,11 @@ impl Look {
 /// Whether a route is a default route of the main table.
 pub(super) fn is_default_route(header: &RouteHeader) -> bool {
     header.destination_prefix_length == 0 && header.table == RouteHeader::RT_TABLE_MAIN
+}
+
+/// Whether a route makes addresses local (`ip route add local`, and the kernel's own for each address).
+pub(super) fn is_local_route(header: &RouteHeader) -> bool {
+    header.kind == RouteType::Local && header.table == RT_TABLE_LOCAL
 }
 
 /// An address of a device.
@@ -196,19 +208,38 @@ fn read_address(message: &AddressMessage) -> Option<Own> {
     usable.then_some(Own { address, secondary, in_subnet })
 }
 
-/// Returns the default routes in the order of their metrics.
-fn default_routes(netlink: &mut Netlink, addresses: &Addresses) -> io::Result<Vec<DefaultRoute>> {
+/// Returns the default routes in the order of their metrics, and the ranges that are local by a route alone.
+fn routes(netlink: &mut Netlink, addresses: &Addresses) -> io::Result<(Vec<DefaultRoute>, BTreeSet<IpNet>)> {
     let answers = netlink.dump(RouteNetlinkMessage::GetRoute(RouteMessage::default()))?;
-    let mut routes: Vec<_> = answers
-        .into_iter()
-        .filter_map(|answer| match answer {
-            RouteNetlinkMessage::NewRoute(route) => Some(read_route(&route, addresses)),
-            _ => None,
-        })
-        .flatten()
-        .collect();
-    routes.sort_by_key(|(metric, _)| *metric);
-    Ok(routes.into_iter().map(|(_, route)| route).collect())
+    let (mut defaults, mut local) = (Vec::new(), BTreeSet::new());
+    for answer in answers {
+        if let RouteNetlinkMessage::NewRoute(route) = answer {
+            defaults.extend(read_route(&route, addresses));
+            local.extend(read_local(&route, addresses));
+        }
+    }
+    defaults.sort_by_key(|(metric, _)| *metric);
+    Ok((defaults.into_iter().map(|(_, route)| route).collect(), local))
+}
+
+/// Returns the range of a route of local addresses, unless it is an address of a device, a loopback or a link-local one.
+fn read_local(message: &RouteMessage, addresses: &Addresses) -> Option<IpNet> {
+    if !is_local_route(&message.header) {
+        return None;
+    }
+    let address = message.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Destination(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    })?;
+    let is_link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    let range = IpNet::new(address, message.header.destination_prefix_length).ok()?;
+    let is_devices = range.prefix_len() == range.max_prefix_len()
+        && addresses.values().flatten().any(|own| own.address == address);
+    (!is_link_local && !is_devices && !address.is_loopback()).then_some(range)
 }
 
 /// Returns metric and route for each device of the route; nothing if it is not a default route.

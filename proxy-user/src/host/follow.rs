@@ -15,7 +15,7 @@ use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::devices::{self, Device};
-use super::facts::{self, Facts, Host, Look, Placed, is_default_route};
+use super::facts::{self, Facts, Host, Look, Placed, is_default_route, is_local_route};
 use super::seen::{Entry as _, Present, Seen};
 use super::xfrm;
 use crate::model::{Event, HostView};
@@ -214,12 +214,12 @@ async fn done(look: &mut Option<JoinHandle<io::Result<HostView>>>) -> io::Result
     }
 }
 
-/// Whether a change makes another read necessary; of routes, only a default route does.
+/// Whether a change makes another read necessary; of routes, only default routes and those of local addresses do.
 fn matters(change: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
     match &change.payload {
         NetlinkPayload::InnerMessage(
             RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route),
-        ) => is_default_route(&route.header),
+        ) => is_default_route(&route.header) || is_local_route(&route.header),
         _ => true,
     }
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
 use proxy_common::config::{
-    CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_IPSEC, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY,
+    CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_IPSEC, CONFIG_LAN_PORTS, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY,
     CONFIG_SNAT_MOVED, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF, NodeConfig,
     PortRange, SNAT_PORTS, SNAT_RANGES, UPLINKS,
 };
@@ -196,6 +196,10 @@ pub struct ConfigRow {
     pub host_netns: u64,
     /// See [`NodeConfig::uplinks`].
     pub uplinks: [u32; UPLINKS],
+    /// See [`NodeConfig::macs`].
+    pub macs: [u64; UPLINKS],
+    /// [`CONFIG_LAN_PORTS`].
+    pub lan_ports: bool,
     /// [`CONFIG_DSR`].
     pub dsr: bool,
     /// [`CONFIG_IPSEC`].
@@ -215,6 +219,8 @@ impl Default for ConfigRow {
             snat_ports: SNAT_PORTS,
             host_netns: 0,
             uplinks: [0; UPLINKS],
+            macs: [0; UPLINKS],
+            lan_ports: false,
             dsr: false,
             ipsec: false,
         }
@@ -230,6 +236,7 @@ impl ConfigRow {
         | CONFIG_SOCKET_DROP_FAIL
         | CONFIG_DSR
         | CONFIG_IPSEC
+        | CONFIG_LAN_PORTS
         | CONFIG_SNAT_MOVED;
 
     /// Reads these settings from an entry.
@@ -255,45 +262,34 @@ impl ConfigRow {
             snat_ports: entry.snat,
             host_netns: entry.host_netns,
             uplinks: entry.uplinks,
+            macs: entry.macs,
+            lan_ports: entry.flags & CONFIG_LAN_PORTS != 0,
             dsr: entry.flags & CONFIG_DSR != 0,
             ipsec: entry.flags & CONFIG_IPSEC != 0,
         }
     }
 
     /// Writes these settings to an entry; its other settings stay.
-    pub(super) const fn apply(self, entry: &mut NodeConfig) {
-        entry.flags &= !Self::FLAGS;
-        if self.masquerade_all {
-            entry.flags |= CONFIG_MASQUERADE_ALL;
-        }
-        if self.detect_local {
-            entry.flags |= CONFIG_DETECT_LOCAL;
-        }
-        if self.dsr {
-            entry.flags |= CONFIG_DSR;
-        }
-        if self.ipsec {
-            entry.flags |= CONFIG_IPSEC;
-        }
-        if self.other_proxy {
-            entry.flags |= CONFIG_OTHER_PROXY;
-        }
-        entry.flags |= match self.socket_lb {
-            SocketLb::All => 0,
-            SocketLb::HostOnly => CONFIG_SOCKET_LB_HOST_ONLY,
-            SocketLb::Off => CONFIG_SOCKET_LB_OFF,
-        };
-        entry.flags |= match self.socket_drop {
-            SocketDrop::Silent => 0,
-            SocketDrop::Fail => CONFIG_SOCKET_DROP_FAIL,
-        };
+    pub(super) fn apply(self, entry: &mut NodeConfig) {
+        let bits = [
+            (self.masquerade_all, CONFIG_MASQUERADE_ALL),
+            (self.detect_local, CONFIG_DETECT_LOCAL),
+            (self.dsr, CONFIG_DSR),
+            (self.ipsec, CONFIG_IPSEC),
+            (self.other_proxy, CONFIG_OTHER_PROXY),
+            (self.lan_ports, CONFIG_LAN_PORTS),
+            (self.snat_moved, CONFIG_SNAT_MOVED),
+            (self.socket_lb == SocketLb::HostOnly, CONFIG_SOCKET_LB_HOST_ONLY),
+            (self.socket_lb == SocketLb::Off, CONFIG_SOCKET_LB_OFF),
+            (self.socket_drop == SocketDrop::Fail, CONFIG_SOCKET_DROP_FAIL),
+        ];
+        let bits = bits.iter().filter(|(is, _)| *is).fold(0, |bits, (_, bit)| bits | bit);
+        entry.flags = entry.flags & !Self::FLAGS | bits;
         self.timeouts.apply(entry);
-        if self.snat_moved {
-            entry.flags |= CONFIG_SNAT_MOVED;
-        }
         entry.snat = self.snat_ports;
         entry.host_netns = self.host_netns;
         entry.uplinks = self.uplinks;
+        entry.macs = self.macs;
     }
 }
 
@@ -400,6 +396,8 @@ mod tests {
                 snat_ports: [PortRange::new(1, 2); SNAT_RANGES],
                 host_netns,
                 uplinks,
+                macs: uplinks.map(u64::from),
+                lan_ports: detect_local,
                 dsr: other_proxy,
                 ipsec: masquerade_all,
             };

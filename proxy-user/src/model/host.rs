@@ -13,6 +13,8 @@ pub struct HostView {
     pub devices: BTreeMap<u32, HostDevice>,
     /// Its default routes, the preferred one of each family first.
     pub defaults: Vec<DefaultRoute>,
+    /// Ranges of addresses that are local by a route and not by a device, without loopback and link-local addresses.
+    pub local_routes: BTreeSet<IpNet>,
     /// The cookie of the namespace; 0 if the kernel has none (before Linux 5.14).
     pub netns_cookie: u64,
     /// Another proxy's rules are in netfilter, or were recently: netfilter may translate existing connections.
@@ -97,6 +99,8 @@ pub struct HostDevice {
     pub role: DeviceRole,
     /// Its packets have no link-layer header.
     pub no_header: bool,
+    /// Its MAC address; 0 if it has none ([`proxy_common::node::mac`]).
+    pub mac: u64,
     /// What kind of device it is.
     pub kind: DeviceKind,
     /// The parent device of a VLAN, macvlan or ipvlan.

@@ -21,9 +21,13 @@ pub struct DeviceFacts {
     pub uplink: bool,
     /// Its packets have no link-layer header.
     pub no_header: bool,
+    /// No uplink, but a port of a bridge that is one: guests behind it exchange frames with other machines.
+    pub lan_port: bool,
+    /// The MAC address at which this node receives its frames: that of the bridge whose port it is, or its own. 0: none.
+    pub mac: u64,
 }
 
-/// Returns the devices that are uplinks or have no link-layer header, by index.
+/// Returns the devices that are uplinks, ports of uplinks, or have no link-layer header, by index.
 pub fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeMap<u32, DeviceFacts> {
     let guessed = guess(node, host, detect);
     let is_port_of = |device: &HostDevice, name: &str| {
@@ -45,9 +49,17 @@ pub fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeM
             guessed.contains(&index)
         }
     };
+    let bridge_of = |device: &HostDevice| {
+        let master = device.master.and_then(|index| Some((index, host.devices.get(&index)?)));
+        master.filter(|(_, master)| master.kind == DeviceKind::Bridge)
+    };
     let facts = |(index, device): (&u32, &HostDevice)| {
-        let facts = DeviceFacts { uplink: is_uplink(*index, device), no_header: device.no_header };
-        (facts != DeviceFacts::default()).then_some((*index, facts))
+        let (uplink, bridge) = (is_uplink(*index, device), bridge_of(device));
+        let lan_port = !uplink && bridge.is_some_and(|(index, bridge)| is_uplink(index, bridge));
+        let mac = bridge.map_or(device.mac, |(_, bridge)| bridge.mac);
+        let no_header = device.no_header;
+        (uplink || lan_port || no_header)
+            .then_some((*index, DeviceFacts { uplink, no_header, lan_port, mac }))
     };
     host.devices.iter().filter_map(facts).collect()
 }

@@ -91,7 +91,11 @@ pub fn plan_node(
     let addresses = addresses(node, host, settings, &sources, &mut problems);
     let wanted = &settings.node_port_addresses;
     let is_single = |address: &IpAddr| !matches_all(wanted, IpFamily::of(*address));
-    let single = addresses.iter().filter(|(address, facts)| facts.node_ports && is_single(address));
+    // As kube-proxy's health checks, which listen on addresses of devices.
+    let has: BTreeSet<&IpAddr> = host.devices.values().flat_map(|device| &device.addresses).collect();
+    let single = addresses
+        .iter()
+        .filter(|(address, facts)| facts.node_ports && is_single(address) && has.contains(address));
     let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let listen =
         single.map(|(address, _)| *address).chain(any.into_iter().filter(|any| !is_single(any))).collect();
@@ -164,7 +168,8 @@ pub(super) fn source(
 /// contains all, or the ranges are of the other family alone (`pkg/proxy/util/nodeport_addresses.go`).
 fn matches_all(wanted: &NodePortAddresses, family: IpFamily) -> bool {
     let mut own = wanted.ranges.iter().filter(|range| IpFamily::of(range.addr()) == family).peekable();
-    let is_left_out = own.peek().is_none() && !wanted.ranges.is_empty() && !wanted.primary;
+    let is_left_out =
+        own.peek().is_none() && !wanted.ranges.is_empty() && !wanted.primary && !wanted.localhost;
     wanted.all || is_left_out || own.any(|range| range.prefix_len() == 0)
 }
 
@@ -195,8 +200,10 @@ fn addresses(
             };
         AddressFacts { node_ports, loopback }
     };
-    let all = host.devices.values().flat_map(|device| &device.addresses);
-    let mut addresses: BTreeMap<_, _> = all.map(|address| (*address, facts(address))).collect();
+    let all = host.devices.values().flat_map(|device| &device.addresses).copied();
+    let by_route = by_route(&node.name, &host.local_routes, problems);
+    let mut addresses: BTreeMap<_, _> =
+        all.chain(by_route).map(|address| (address, facts(&address))).collect();
     for family in FAMILIES {
         let of_family = |(address, _): &(&IpAddr, &AddressFacts)| IpFamily::of(**address) == family;
         let mut order: Vec<_> = addresses
@@ -220,6 +227,43 @@ fn addresses(
         order.sort_unstable();
         for (.., address) in order.split_off(room) {
             addresses.remove(&address);
+        }
+    }
+    addresses
+}
+
+/// The most addresses of a range that are looked up one by one: each node port has a bit of the prefilter for each of them.
+const ROUTE_ADDRESSES: usize = 64;
+
+/// Returns the addresses that are local by a route, as far as they are few.
+fn by_route(node: &str, routes: &BTreeSet<IpNet>, problems: &mut Vec<Problem>) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for range in routes {
+        let all: Vec<IpAddr> = match range {
+            IpNet::V4(range) => {
+                let first = u64::from(range.network().to_bits());
+                let end = u64::from(range.broadcast().to_bits()) + 1;
+                (first..end)
+                    .take(ROUTE_ADDRESSES + 1)
+                    .map(|bits| Ipv4Addr::from(bits as u32).into())
+                    .collect()
+            }
+            IpNet::V6(range) => {
+                let (first, last) = (range.network().to_bits(), range.broadcast().to_bits());
+                (first..=last).take(ROUTE_ADDRESSES + 1).map(|bits| Ipv6Addr::from(bits).into()).collect()
+            }
+        };
+        if addresses.len() + all.len() <= ROUTE_ADDRESSES {
+            addresses.extend(all);
+        } else {
+            problems.push(Problem {
+                object: format!("Node {node}"),
+                field: "status.addresses".to_owned(),
+                message: format!(
+                    "the local route to {range} makes more than {ROUTE_ADDRESSES} addresses local: they accept no \
+                     NodePort traffic; give the addresses that need it to a device"
+                ),
+            });
         }
     }
     addresses

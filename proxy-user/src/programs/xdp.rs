@@ -77,7 +77,7 @@ impl Programs {
     /// Returns the uplinks, as the programs know them.
     fn uplinks(&self) -> Option<BTreeSet<u32>> {
         let map = MapData::from_pin(self.pins.paths().maps().join(names::DEVICES)).ok()?;
-        let map = HashMap::<_, u32, u32>::try_from(Map::HashMap(map)).ok()?;
+        let map = HashMap::<_, u32, u64>::try_from(Map::HashMap(map)).ok()?;
         let mut uplinks = BTreeSet::new();
         for row in &map {
             let (ifindex, bits) = row.ok()?;

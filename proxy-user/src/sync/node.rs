@@ -11,8 +11,8 @@ use ipnet::IpNet;
 use proxy_common::config::{PortRange, SNAT_RANGES, UPLINKS};
 use proxy_common::map_names::TUNNEL_COUNT;
 use proxy_common::node::{
-    DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NODE_ADDR_INTERNAL, NODE_ADDR_LOOPBACK, NODE_ADDR_OWN,
-    NODE_ADDR_PORTS, NodeAddr,
+    DEVICE_LAN_PORT, DEVICE_MAC, DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NODE_ADDR_INTERNAL,
+    NODE_ADDR_LOOPBACK, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr,
 };
 
 use super::applied::Applied;
@@ -208,6 +208,11 @@ fn uplinks(devices: &BTreeMap<u32, Device>) -> [u32; UPLINKS] {
     places
 }
 
+/// Returns the MAC addresses of these uplinks for `config`.
+fn macs(devices: &BTreeMap<u32, Device>, uplinks: [u32; UPLINKS]) -> [u64; UPLINKS] {
+    uplinks.map(|index| devices.get(&index).map_or(0, |device| device & DEVICE_MAC))
+}
+
 /// Returns the internal addresses of nodes. While the nodes are not listed, the addresses that an earlier agent wrote stay,
 /// because its flows continue.
 fn internal<'a>(plan: &'a NodePlan, known: &'a NodeContents) -> Box<dyn Iterator<Item = IpAddr> + 'a> {
@@ -298,7 +303,12 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
         ])
     };
     let device = |facts: &crate::plan::DeviceFacts| -> Device {
-        bits([(facts.uplink, DEVICE_UPLINK), (facts.no_header, DEVICE_NO_HEADER)])
+        let bits = [
+            (facts.uplink, DEVICE_UPLINK),
+            (facts.no_header, DEVICE_NO_HEADER),
+            (facts.lan_port, DEVICE_LAN_PORT),
+        ];
+        bits.into_iter().filter(|(is, _)| *is).fold(facts.mac, |device, (_, bit)| device | bit)
     };
     let devices: BTreeMap<_, _> = plan.devices.iter().map(|(index, facts)| (*index, device(facts))).collect();
     let mut addresses: BTreeMap<_, _> =
@@ -306,6 +316,7 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
     for at in internal(plan, known) {
         *addresses.entry(at).or_default() |= NODE_ADDR_INTERNAL;
     }
+    let uplinks = uplinks(&devices);
     NodeContents {
         tunnels: tunnels(plan, known),
         rows: [v4, v6].into_iter().map(|row| (row.table(), row)).collect(),
@@ -321,7 +332,9 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
             socket_drop: plan.socket_drop,
             timeouts: plan.timeouts,
             host_netns: plan.host_netns,
-            uplinks: uplinks(&devices),
+            uplinks,
+            macs: macs(&devices, uplinks),
+            lan_ports: devices.values().any(|device| device & DEVICE_LAN_PORT != 0),
             dsr: plan.dsr,
             ipsec: !plan.ipsec.is_empty(),
         },

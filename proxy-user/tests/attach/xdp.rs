@@ -19,7 +19,7 @@ fn uplink(programs: &Programs) -> u32 {
     let ifindex = veth("up0");
     run("ip link set up0 up");
     let map = aya::maps::MapData::from_pin(programs.pin_dir().join(map_names::DEVICES)).unwrap();
-    let mut map: aya::maps::HashMap<_, u32, u32> = aya::maps::Map::HashMap(map).try_into().unwrap();
+    let mut map: aya::maps::HashMap<_, u32, u64> = aya::maps::Map::HashMap(map).try_into().unwrap();
     map.insert(ifindex, DEVICE_UPLINK, 0).unwrap();
     ifindex
 }

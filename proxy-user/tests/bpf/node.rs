@@ -7,9 +7,10 @@ use std::sync::OnceLock;
 use aya::maps::{Array, HashMap, MapData};
 use proxy_common::Address;
 use proxy_common::map_names as names;
-use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::node::{Cidr, DEVICE_UPLINK, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry, mac};
 
 use crate::harness::{Family, Harness};
+use crate::packet::MACS;
 
 /// Returns the index of the uplink, which has a default route and a known neighbour.
 pub fn uplink() -> u32 {
@@ -75,7 +76,7 @@ pub fn know(family: Family, harness: &Harness) {
             let mut node: Array<_, NodeEntry<[u8; 4]>> = harness.array(names::NODE);
             node.set(0, entry(own.octets(), [10, 96, 0, 0], [255, 255, 0, 0]), 0).unwrap();
             hash::<[u8; 4], u32>(harness, names::NODE_ADDRS)
-                .insert(own.octets(), NODE_ADDR_PORTS, 0)
+                .insert(own.octets(), NODE_ADDR_PORTS | NODE_ADDR_OWN, 0)
                 .unwrap();
         }
         (IpAddr::V6(own), IpAddr::V6(first)) => {
@@ -86,13 +87,14 @@ pub fn know(family: Family, harness: &Harness) {
             let mut node: Array<_, NodeEntry<[u8; 16]>> = harness.array(names::NODE6);
             node.set(0, entry(own.octets(), addr, mask), 0).unwrap();
             hash::<[u8; 16], u32>(harness, names::NODE_ADDRS6)
-                .insert(own.octets(), NODE_ADDR_PORTS, 0)
+                .insert(own.octets(), NODE_ADDR_PORTS | NODE_ADDR_OWN, 0)
                 .unwrap();
         }
         _ => unreachable!("one family"),
     }
-    hash::<u32, u32>(harness, names::DEVICES).insert(uplink(), DEVICE_UPLINK, 0).unwrap();
-    harness.configure(|config| config.uplinks = [uplink(), 0, 0]);
+    let mac = mac(MACS[0]);
+    hash::<u32, u64>(harness, names::DEVICES).insert(uplink(), DEVICE_UPLINK | mac, 0).unwrap();
+    harness.configure(|config| (config.uplinks, config.macs) = ([uplink(), 0, 0], [mac, 0, 0]));
 }
 
 /// A route to an address that does not use the default gateway. The route is deleted when the value is dropped.

@@ -17,7 +17,8 @@ const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
 /// The device's own address and that of its peer. The kernel expects that the first is zero for a packet to itself.
-const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xaa], [2, 0, 0, 0, 0, 0xbb]];
+/// Destination and source MAC address of all frames.
+pub const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xaa], [2, 0, 0, 0, 0, 0xbb]];
 
 /// A TCP, UDP or SCTP packet between two sockets of one family.
 #[derive(Clone, Debug)]

@@ -146,6 +146,10 @@ pub fn next(bytes: &mut Bytes<'_>, scenario: &Scenario, before: &[Sent]) -> Opti
         hook = Hook::Ingress;
         packet = outer.around(&packet, packet.len() - ETHERNET);
     }
+    if location & 0xb0 == 0xb0 && about & 0x0f == 0x0f {
+        // A frame for another machine.
+        packet[5] ^= 0x11;
+    }
     Some(Step::Packet(hook, context, packet))
 }
 

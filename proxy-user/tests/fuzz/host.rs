@@ -12,18 +12,18 @@ use proxy_common::config::{
 use proxy_common::conntrack::{ASSURED, is_closed, is_counted};
 use proxy_common::csum::fold;
 use proxy_common::flow::buckets_for;
-use proxy_common::node::{Cidr, DEVICE_UPLINK, NodeEntry, TUNNEL_V4, TUNNEL_V6, Tunnel};
+use proxy_common::node::{Cidr, DEVICE_UPLINK, NodeEntry, TUNNEL_V4, TUNNEL_V6, Tunnel, mac};
 use proxy_common::reason::Reason;
 use proxy_common::service::ServiceKey;
 use proxy_common::{Address, Family, V4, V6};
-use proxy_ebpf::frame::Route;
+use proxy_ebpf::frame::{PACKET_HOST, PACKET_OTHERHOST, Route};
 use proxy_ebpf::host::{self, ChecksumState, HostMaps, HostPacket, Routes, Skb};
 use proxy_ebpf::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use proxy_ebpf::pipeline::Ip;
 use proxy_ebpf::step::{DROP, NEXT};
 use proxy_user::maps::Write;
 
-use crate::forge::{ETHERNET, sum};
+use crate::forge::{ETHERNET, MACS, sum};
 use crate::model::route;
 use crate::scenario::Scenario;
 use crate::tables;
@@ -115,6 +115,7 @@ impl<F: Ip> Tables<F> {
             flags,
             snat: scenario.snat.map(|(first, last)| PortRange::new(first, last)),
             uplinks: [index(Device::Uplink), 0, 0],
+            macs: [mac(MACS[0]), 0, 0],
             ..NodeConfig::new(HZ, FLOWS, buckets_for(FLOWS), 0x5eed)
         });
         maps.add_device(index(Device::Uplink), DEVICE_UPLINK);
@@ -308,6 +309,16 @@ fn seen(verdict: i32, packet: HostPacket) -> Result<Seen, String> {
     Ok(Seen { outcome, packet, is_sum_wrong })
 }
 
+/// Returns the packet type of a frame, on a device whose MAC address is that of most frames (`eth_type_trans`).
+fn packet_type(packet: &[u8]) -> u32 {
+    const MULTICAST: u32 = 2;
+    match packet {
+        [first, ..] if first & 1 == 1 => MULTICAST,
+        _ if packet.starts_with(&MACS[0]) => PACKET_HOST,
+        _ => PACKET_OTHERHOST,
+    }
+}
+
 /// Returns the sum over all bytes behind the Ethernet header, as a driver would supply it.
 fn complete(packet: &[u8]) -> u16 {
     sum(&[&packet[ETHERNET..]]).to_be()
@@ -339,6 +350,7 @@ impl Target for Host {
         };
         let edit = |skb: &mut Skb| {
             skb.ifindex = index(context.device);
+            skb.packet_type = packet_type(bytes);
             skb.ingress_ifindex = if is_local_origin { 0 } else { index(Device::Pods) };
             skb.routes = Routes::by(route_to);
             if context.is_complete {

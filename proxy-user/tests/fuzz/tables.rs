@@ -8,7 +8,7 @@ use proxy_common::backend::{
 };
 use proxy_common::config::PortRange;
 use proxy_common::maglev;
-use proxy_common::node::{DEVICE_UPLINK, NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS};
+use proxy_common::node::{DEVICE_UPLINK, NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS, mac};
 use proxy_common::prefilter::{Role, position};
 use proxy_common::service::{
     KIND_ADDRESS, KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, KIND_UNMANAGED,
@@ -21,6 +21,7 @@ use proxy_user::maps::{
 use proxy_user::plan::BackendAddress;
 use proxy_user::plan::maglev::{Member, packed};
 
+use crate::forge::MACS;
 use crate::scenario::{ENDPOINTS, Kind, Location, Scenario, Service, address};
 
 /// Number of the other node in `tunnels`.
@@ -29,13 +30,14 @@ const NUMBER: u32 = 1;
 /// Returns the writes for the node. `uplink`: index of the device that leads outside.
 pub fn node(scenario: &Scenario, uplink: u32) -> Vec<Write> {
     let mut writes = vec![
-        Write::Device(uplink, DEVICE_UPLINK),
+        Write::Device(uplink, DEVICE_UPLINK | mac(MACS[0])),
         Write::Config(ConfigRow {
             masquerade_all: scenario.masquerade_all,
             detect_local: scenario.knows_pods,
             other_proxy: scenario.other_proxy,
             snat_ports: scenario.snat.map(|(first, last)| PortRange::new(first, last)),
             uplinks: [uplink, 0, 0],
+            macs: [mac(MACS[0]), 0, 0],
             dsr: scenario.dsr.is_some(),
             ..ConfigRow::default()
         }),

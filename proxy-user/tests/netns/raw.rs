@@ -17,6 +17,7 @@ pub const RST: u8 = 4;
 pub const ACK: u8 = 16;
 
 const ICMP: u8 = 1;
+const IPIP: u8 = 4;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const FRAGMENT: u8 = 44;
@@ -205,6 +206,11 @@ pub fn udp_fragments(from: SocketAddr, to: SocketAddr, data: &[u8], id: u16, at:
         ip(from.ip(), to.ip(), FRAGMENT, &[head, part.to_vec()].concat())
     };
     [piece(&whole[..first], 0, true), piece(&whole[at..], at, false)]
+}
+
+/// Returns an IPv4 or IPv6 packet that contains an IPv4 packet.
+pub fn encapsulated(from: IpAddr, to: IpAddr, inner: &[u8]) -> Vec<u8> {
+    ip(from, to, IPIP, inner)
 }
 
 /// Returns an ICMP error from `router` to `to`, which quotes the first bytes of the packet `about`.

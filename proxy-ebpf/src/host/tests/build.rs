@@ -11,6 +11,9 @@ use crate::pipeline::Ip;
 /// Length of the Ethernet header, and so the offset of the IP header.
 pub const ETHERNET: usize = 14;
 
+/// Destination and source MAC address of all frames.
+pub const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+
 /// Computes the checksum of RFC 1071 over bytes.
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let bytes: Vec<u8> = parts.concat();
@@ -156,7 +159,7 @@ pub fn segment<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> Vec<u8> {
 
 /// Returns a frame: the IP packet after the Ethernet header that all packets of the tests have.
 pub fn ethernet<F: Net>(ip: &[u8]) -> Vec<u8> {
-    let mut frame = std::vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+    let mut frame = MACS.concat();
     frame.extend((F::ETHERTYPE).to_ne_bytes());
     frame.extend(ip);
     frame

@@ -10,7 +10,12 @@ const ACK: Shape = Shape { flags: 0x10, ..SYN };
 type Edit = fn(&mut Skb);
 
 /// Runs the early hook over a frame that came in by a device.
-fn run_at<F: Net>(maps: HostMaps<F>, device: u32, bytes: &[u8], edit: impl FnOnce(&mut Skb)) -> (i32, Skb) {
+pub(super) fn run_at<F: Net>(
+    maps: HostMaps<F>,
+    device: u32,
+    bytes: &[u8],
+    edit: impl FnOnce(&mut Skb),
+) -> (i32, Skb) {
     let packet = HostPacket::new(bytes).edit(|skb| {
         (skb.ifindex, skb.ingress_ifindex) = (device, device);
         skb.routes.set_default(Some(route()));

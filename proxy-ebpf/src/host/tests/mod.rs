@@ -10,6 +10,7 @@ mod first;
 mod foreign;
 mod full;
 mod icmp;
+mod identity;
 mod ipsec;
 mod quotes;
 mod refused;
@@ -29,7 +30,7 @@ use proxy_common::config::{NodeConfig, PortRange};
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowEntry, FlowKey, buckets_for, buckets_of, tag,
 };
-use proxy_common::node::{NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::node::{NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry, mac};
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, ServiceEntry, ServiceKey};
 use proxy_common::{PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4, V6};
@@ -67,7 +68,7 @@ fn maps<F: Net>(backend_flags: u32) -> HostMaps<F> {
     let maps = HostMaps::<F>::leak();
     let mut config = NodeConfig::new(HZ, 64, buckets_for(64), 1);
     config.snat = [PortRange::new(2000, 2999), PortRange::default()];
-    config.uplinks = [UPLINK, 0, 0];
+    (config.uplinks, config.macs) = ([UPLINK, 0, 0], [mac(build::MACS[0]), 0, 0]);
     maps.set_config(config);
     maps.set_node(NodeEntry { source: node::<F>(), ..NodeEntry::UNKNOWN });
     maps.add_node_addr(node::<F>(), NODE_ADDR_OWN | NODE_ADDR_PORTS);

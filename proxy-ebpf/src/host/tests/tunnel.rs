@@ -50,7 +50,7 @@ fn node_of(backend_flags: u32) -> HostMaps<V4> {
 }
 
 /// Returns the IP packet with an outer header.
-fn around(src: [u32; 1], dst: [u32; 1], tag: u16, inner: &[u8]) -> Vec<u8> {
+pub(super) fn around(src: [u32; 1], dst: [u32; 1], tag: u16, inner: &[u8]) -> Vec<u8> {
     let mut header = V4::ip(&src, &dst, PROTO_IPIP, 64, inner.len(), 0);
     header[4..6].copy_from_slice(&tag.to_be_bytes());
     header[10..12].fill(0);
@@ -114,7 +114,7 @@ fn what_came_encapsulated_is_translated_and_answered_from_here() {
     let maps = node_of(BACKEND_LOCAL);
     let inner = ip_packet::<V4>(client, frontend, SYN);
     let came = build::ethernet::<V4>(&around(V4::addr(66), node::<V4>(), tag_of(backend), &inner));
-    let frame = HostPacket::new(&came);
+    let frame = HostPacket::new(&came).edit(|skb| skb.ifindex = UPLINK);
     assert_eq!(run_any(Hook::Ingress, maps, other, frame.frame()), DROP);
     assert_eq!(maps.count_of(Reason::ForeignTunnel), 1);
 }

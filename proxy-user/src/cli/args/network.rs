@@ -12,7 +12,8 @@ use crate::host::selection::Pattern;
 #[command(next_help_heading = "Network")]
 pub struct NetworkArgs {
     /// Addresses of this node that accept NodePort traffic: ranges like 192.0.2.0/24, `primary` (the `InternalIP`s of the
-    /// Node), `all` (without loopback), `localhost` (for sockets of the node itself). Default: all.
+    /// Node), `all` (without loopback), `localhost` (for sockets of the node itself); each word at most once. Default: as
+    /// kube-proxy in its mode (nftables: primary; iptables: all,localhost; otherwise all).
     #[arg(long, env = "BALLAST_NODEPORT_ADDRESSES", value_name = "LIST", value_delimiter = ',')]
     pub nodeport_addresses: Vec<NodePortAddress>,
     /// How Ballast recognizes traffic of pods of this node. Default: by its device (every device that is not an uplink), or by --cluster-cidr if that is given.

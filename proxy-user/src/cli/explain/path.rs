@@ -187,8 +187,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let source = |addr: &A, flags: u32| {
             let path =
                 decide::Path { from_node: own, by_uplink, backend_is_local: flags & BACKEND_LOCAL != 0 };
-            let is_own = |addr: &A| node_addrs.get(addr).is_some_and(|bits| bits & NODE_ADDR_OWN != 0);
-            let source = decide::source(&service, &client, addr, path, config, is_own);
+            let source = decide::source(&service, &client, addr, path, config);
             let number = decide::tunnel(&service, source, flags, &key, outside, node_addr);
             Some(if number == 0 { word(source) } else { DSR })
         };

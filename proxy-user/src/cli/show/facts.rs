@@ -1,8 +1,10 @@
 //! The facts that `ballast status` reads from the pinned programs and maps.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use proxy_common::node::NODE_ADDR_PORTS;
 use proxy_common::reason::Reason;
 
 use crate::config::value::SnatPorts;
@@ -18,6 +20,8 @@ pub struct Facts {
     pub abi: u32,
     /// Source ports for SNAT: `1024-29999,61000-65535`.
     pub snat_ports: String,
+    /// Addresses on which node ports answer; loopback addresses: for sockets of the node.
+    pub node_ports: Vec<IpAddr>,
     /// Attachments of the programs.
     pub attachments: Vec<Attachment>,
     /// Missing kernel features.
@@ -46,10 +50,15 @@ impl Facts {
         let view = View::open(bpffs)?;
         let Overview { snapshot, flows, maps, reasons } = view.overview()?;
         let config = view.node_config()?;
+        let addresses = view.node_addresses()?.into_iter();
         Ok(Self {
             folder: view.folder().to_owned(),
             abi: config.abi,
             snat_ports: SnatPorts(config.snat).to_string(),
+            node_ports: addresses
+                .filter(|(_, bits)| bits & NODE_ADDR_PORTS != 0)
+                .map(|(address, _)| address)
+                .collect(),
             attachments: attachments(bpffs),
             lacks: lacks(),
             maps,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use proxy_common::map_names as map;
@@ -53,6 +54,8 @@ struct StatusJson<'a> {
     maps: Vec<MapJson>,
     /// Source ports for SNAT.
     snat_ports: Option<&'a str>,
+    /// Addresses on which node ports answer.
+    node_ports: &'a [IpAddr],
     counts: Option<CountsJson>,
     /// By label; reasons with the count 0 are omitted.
     reasons: BTreeMap<&'static str, ReasonJson>,
@@ -238,6 +241,7 @@ impl Status {
             xdp: &self.xdp,
             maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
             snat_ports: facts.map(|facts| &*facts.snat_ports),
+            node_ports: facts.map(|facts| &*facts.node_ports).unwrap_or_default(),
             counts: facts.map(|facts| CountsJson {
                 ports: facts.ports,
                 frontends: facts.frontends,
@@ -300,6 +304,22 @@ impl Status {
     }
 }
 
+/// Returns where node ports answer, in words.
+fn node_ports(addresses: &[IpAddr]) -> String {
+    const SHOWN: usize = 6;
+    let names: Vec<_> = addresses
+        .iter()
+        .map(|address| {
+            format!("{address}{}", if address.is_loopback() { " (sockets of the node)" } else { "" })
+        })
+        .collect();
+    match names.len() {
+        0 => "at no address; set nodePortAddresses".to_owned(),
+        count if count > SHOWN => format!("at {}, and {} more", names[..SHOWN].join(", "), count - SHOWN),
+        _ => format!("at {}", names.join(", ")),
+    }
+}
+
 fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     let memory: u64 = facts.maps.iter().filter_map(|row| row.memory).sum();
     let attached = || facts.attachments.iter().filter(|one| one.is_attached());
@@ -327,6 +347,7 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     let _ =
         writeln!(text, "Services:   {} ports, {} frontends{empty}{unmanaged}", facts.ports, facts.frontends);
     let _ = writeln!(text, "Endpoints:  {} usable, {endpoints} of {room} ids in use", facts.backends);
+    let _ = writeln!(text, "Node ports: {}", node_ports(&facts.node_ports));
     let _ = writeln!(text, "Flows:      {}; source ports for SNAT {}", facts.flows, facts.snat_ports);
     for verdict in [Verdict::Reject, Verdict::Drop, Verdict::Pass] {
         let label = match verdict {

@@ -231,6 +231,7 @@ fn facts() -> Facts {
         folder: "/sys/fs/bpf/ballast/v3".into(),
         abi: proxy_common::version::ABI_VERSION,
         snat_ports: "1024-29999,61000-65535".into(),
+        node_ports: ["127.0.0.1", "192.0.2.1"].map(|address| address.parse().unwrap()).into(),
         attachments: vec![
             Attachment {
                 hook: "sock_connect4".into(),
@@ -618,6 +619,7 @@ fn a_status_with_a_map_that_fills_up() {
     Maps:       5 in /sys/fs/bpf/ballast/v3 (ABI 3), 22.5 MiB
     Services:   4 ports, 6 frontends, 2 of them without endpoints
     Endpoints:  6 usable, 6 of 262144 ids in use
+    Node ports: at 127.0.0.1 (sockets of the node), 192.0.2.1
     Flows:      2; source ports for SNAT 1024-29999,61000-65535
     Rejected:   no_endpoint 3
     Dropped:    none

@@ -196,7 +196,9 @@ pub const SETTINGS: &[Setting] = &[
         "nodeport-addresses",
         NodePortAddresses,
         "",
-        Used("also `localhost` and `all`, as in later versions of kube-proxy; empty: all except loopback"),
+        Used(
+            "empty: as kube-proxy in the mode that is given; without a file and a mode: all except loopback",
+        ),
     ),
     both(
         "oomScoreAdj",

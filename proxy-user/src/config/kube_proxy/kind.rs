@@ -37,7 +37,7 @@ pub enum Kind {
     ClusterCidr,
     /// A list of ranges.
     Cidrs,
-    /// A list of ranges, or `primary` alone. (`localhost` and `all` are from later versions of kube-proxy.)
+    /// A list of ranges, and of `primary`, `localhost` and `all`, each at most once.
     NodePortAddresses,
     /// Names of features, switched on or off.
     Gates,
@@ -108,7 +108,9 @@ impl Kind {
                     .to_owned()
             }
             Self::Cidrs => "give ranges like 192.0.2.0/24".to_owned(),
-            Self::NodePortAddresses => "give ranges like 192.0.2.0/24, or primary alone".to_owned(),
+            Self::NodePortAddresses => {
+                "give ranges like 192.0.2.0/24, and primary, localhost or all, each at most once".to_owned()
+            }
             Self::Gates => "give names of features with true or false".to_owned(),
             Self::Any => String::new(),
         }
@@ -207,8 +209,9 @@ impl Kind {
             }
             (Self::Cidrs, Value::List(list)) => list.iter().all(|text| is_range(text)),
             (Self::NodePortAddresses, Value::List(list)) => {
-                let is_word = |text: &String| text == "localhost" || text == "all";
-                list[..] == ["primary"] || list.iter().all(|text| is_word(text) || is_range(text))
+                let is_word = |text: &str| matches!(text, "primary" | "localhost" | "all");
+                let is_new = |(at, text): (usize, &String)| !is_word(text) || !list[..at].contains(text);
+                list.iter().enumerate().all(is_new) && list.iter().all(|text| is_word(text) || is_range(text))
             }
             _ => true,
         };

@@ -40,6 +40,9 @@ pub struct Overlay {
     pub conntrack: Conntrack,
     /// Whether external addresses of Services are ignored.
     pub no_external_ips: bool,
+    /// Why node ports answer where they do, if no list of addresses was given.
+    #[serde(skip)]
+    pub node_ports: Option<&'static str>,
     /// Lines for the log: given settings that are ignored.
     #[serde(skip)]
     pub notes: Vec<String>,
@@ -84,7 +87,7 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
     merge.conntrack = conntrack(&values);
     let scheduler = scheduler(options, &values, &mut merge.notes);
     options.paths.algorithm = options.paths.algorithm.or(scheduler.map(AlgorithmName));
-    localhost(options, &values);
+    merge.node_ports = node_port_addresses(options, &values);
     periods(options, &values, &mut merge.notes)?;
     detect_local(options, &values, &mut merge.notes)?;
     Ok(merge)
@@ -212,20 +215,43 @@ fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Opt
     found.or(Some(Algorithm::RoundRobin))
 }
 
-/// Adds localhost: kube-proxy's iptables mode answers there too, if it is configured to and loopback is among the addresses.
-fn localhost(options: &mut Options, values: &Values) {
-    let is_iptables = matches!(options.proxy_mode, None | Some(ProxyMode::Legacy("iptables")));
-    if !is_iptables || values.switch("iptables.localhostNodePorts") != Some(true) {
-        return;
-    }
+/// Completes the addresses of node ports as kube-proxy does in the given mode, so that a migration opens no port and closes
+/// none; returns why, if no list was given. kube-proxy uses iptables if its file names no mode. Its nftables mode answers at
+/// the primary address of each family, its iptables mode at all addresses and, unless that is switched off, at loopback,
+/// its ipvs mode at all addresses but loopback.
+fn node_port_addresses(options: &mut Options, values: &Values) -> Option<&'static str> {
+    let localhost = values.switch("iptables.localhostNodePorts");
+    let mode = match options.proxy_mode {
+        Some(ProxyMode::Legacy(mode)) => mode,
+        None if options.config.is_some() || localhost == Some(true) => "iptables",
+        _ => "ebpf",
+    };
     let addresses = &mut options.network.nodeport_addresses;
+    let is_empty = addresses.is_empty();
     let loopback = IpAddr::from([127, 0, 0, 1]);
-    let has_loopback =
-        |one: &NodePortAddress| matches!(one, NodePortAddress::Range(range) if range.contains(&loopback));
-    if addresses.is_empty() {
-        addresses.extend([NodePortAddress::All, NodePortAddress::Localhost]);
-    } else if addresses.iter().any(has_loopback) {
-        addresses.push(NodePortAddress::Localhost);
+    let has_loopback = |one: &NodePortAddress| match one {
+        NodePortAddress::Range(range) => range.contains(&loopback),
+        one => *one == NodePortAddress::All,
+    };
+    match mode {
+        "nftables" if is_empty => {
+            addresses.push(NodePortAddress::Primary);
+            Some(
+                "node ports answer at the node's InternalIP of each family only: mode nftables, no nodePortAddresses",
+            )
+        }
+        "iptables" if localhost != Some(false) => {
+            if is_empty {
+                addresses.push(NodePortAddress::All);
+            }
+            if addresses.iter().any(has_loopback) && !addresses.contains(&NodePortAddress::Localhost) {
+                addresses.push(NodePortAddress::Localhost);
+            }
+            is_empty.then_some(
+                "node ports answer at all addresses, and at loopback for the node itself: mode iptables, no nodePortAddresses",
+            )
+        }
+        _ => is_empty.then_some("node ports answer at all addresses but loopback: no nodePortAddresses"),
     }
 }
 

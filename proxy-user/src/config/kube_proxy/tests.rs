@@ -417,15 +417,53 @@ fn a_flag_of_the_wrong_kind_is_refused_with_the_way_out() {
     assert!(with_flags(&["--profiling=maybe"]).unwrap_err().contains("true or false"));
 }
 
+#[rstest]
+#[case::no_mode("", "all,localhost")]
+#[case::empty_mode("mode: ''\n", "all,localhost")]
+#[case::iptables("mode: iptables\n", "all,localhost")]
+#[case::switched_off("iptables: {localhostNodePorts: false}\n", "")]
+#[case::switched_on("iptables: {localhostNodePorts: true}\n", "all,localhost")]
+#[case::all("nodePortAddresses: [all]\n", "all,localhost")]
+#[case::range("nodePortAddresses: [10.0.0.0/8]\n", "10.0.0.0/8")]
+#[case::zero("nodePortAddresses: [0.0.0.0/0]\n", "0.0.0.0/0,localhost")]
+#[case::loopback("nodePortAddresses: [127.0.0.0/8]\n", "127.0.0.0/8,localhost")]
+#[case::nftables("mode: nftables\n", "primary")]
+#[case::nftables_null(
+    "mode: nftables\nnodePortAddresses: []\niptables: {localhostNodePorts: true}\n",
+    "primary"
+)]
+#[case::nftables_all("mode: nftables\nnodePortAddresses: [all]\n", "all")]
+#[case::ipvs("mode: ipvs\n", "")]
+#[case::ebpf("mode: ebpf\n", "")]
+#[case::mixed("nodePortAddresses: [primary, localhost, 10.0.0.0/8]\n", "primary,localhost,10.0.0.0/8")]
+fn node_ports_answer_where_kube_proxys_mode_does(#[case] text: &str, #[case] expected: &str) {
+    let config = with_file(&body(text), &[]).unwrap();
+    let found: Vec<_> = config.network.nodeport_addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(found.join(","), expected);
+    assert_eq!(
+        config.kube_proxy.node_ports.is_some(),
+        !text.contains("nodePortAddresses: [") || text.contains("[]")
+    );
+}
+
 #[test]
-fn localhost_is_added_where_the_iptables_mode_is_told_to() {
-    let all = [NodePortAddress::All, NodePortAddress::Localhost];
-    let of = |text: &str| with_file(&body(text), &[]).unwrap().network.nodeport_addresses;
-    assert_eq!(of("iptables: {localhostNodePorts: true}\n"), all);
-    assert_eq!(of("iptables: {localhostNodePorts: false}\n"), []);
-    assert_eq!(of("mode: nftables\niptables: {localhostNodePorts: true}\n"), []);
-    assert_eq!(of("iptables: {localhostNodePorts: true}\nnodePortAddresses: [10.0.0.0/8]\n").len(), 1);
-    assert_eq!(of("iptables: {localhostNodePorts: true}\nnodePortAddresses: [127.0.0.0/8]\n").len(), 2);
+fn node_port_flags_without_a_mode_open_no_loopback() {
+    let of = |flags: &[&str]| with_flags(flags).unwrap().network.nodeport_addresses;
+    assert_eq!(of(&[]), []);
+    assert_eq!(of(&["--proxy-mode=nftables"]), [NodePortAddress::Primary]);
+    assert_eq!(of(&["--proxy-mode=iptables"]), [NodePortAddress::All, NodePortAddress::Localhost]);
+    let localhost = "--iptables-localhost-nodeports=true";
+    assert_eq!(of(&[localhost]), [NodePortAddress::All, NodePortAddress::Localhost]);
+}
+
+#[rstest]
+#[case("[primary, primary]")]
+#[case("[localhost, 10.0.0.0/8, localhost]")]
+#[case("[all, all]")]
+#[case("[secondary]")]
+fn a_list_of_node_port_addresses_is_refused(#[case] list: &str) {
+    let error = with_file(&body(&format!("nodePortAddresses: {list}\n")), &[]).unwrap_err();
+    assert!(error.contains("nodePortAddresses") && error.contains("at most once"), "{error}");
 }
 
 #[test]

@@ -103,6 +103,26 @@ fn a_default_route_says_where_packets_come_from_or_its_device_does() {
 }
 
 #[test]
+fn local_routes_are_those_that_no_device_explains() {
+    let own = Own { address: ip("192.0.2.1"), secondary: false, in_subnet: true };
+    let addresses = Addresses::from([(2, vec![own])]);
+    let local = |kind, table, address: [u8; 4], length| {
+        let mut message = RouteMessage::default();
+        (message.header.table, message.header.kind) = (table, kind);
+        message.header.destination_prefix_length = length;
+        message.attributes = vec![RouteAttribute::Destination(RouteAddress::Inet(address.into()))];
+        read_local(&message, &addresses).map(|range| range.to_string())
+    };
+    let route = |address, length| local(RouteType::Local, 255, address, length);
+    assert_eq!(route([10, 7, 0, 0], 24).as_deref(), Some("10.7.0.0/24"));
+    assert_eq!(route([10, 7, 0, 1], 32).as_deref(), Some("10.7.0.1/32"));
+    let others = [route([192, 0, 2, 1], 32), route([127, 0, 0, 0], 8), route([169, 254, 0, 1], 32)];
+    assert_eq!(others, [None, None, None]);
+    assert_eq!(local(RouteType::Broadcast, 255, [10, 7, 0, 255], 32), None);
+    assert_eq!(local(RouteType::Local, 100, [10, 7, 0, 0], 24), None);
+}
+
+#[test]
 fn what_is_not_looked_at_is_as_it_was_known() {
     let route = DefaultRoute { device: 77, source: None };
     let known = HostView { defaults: vec![route], has_kube_proxy_rules: true, ..HostView::default() };

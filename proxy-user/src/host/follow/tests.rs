@@ -19,6 +19,9 @@ fn a_route_that_flaps_is_no_reason_to_look_again() {
     assert_eq!(change(RouteHeader::RT_TABLE_MAIN, 24), [false; 2]);
     assert_eq!(change(255, 0), [false; 2]);
     assert_eq!(change(RouteHeader::RT_TABLE_MAIN, 0), [true; 2]);
+    let mut local = RouteMessage::default();
+    (local.header.table, local.header.kind) = (255, rtnetlink::packet_route::route::RouteType::Local);
+    assert!(matters(&NetlinkMessage::from(RouteNetlinkMessage::NewRoute(local))));
     let address = RouteNetlinkMessage::NewAddress(AddressMessage::default());
     assert!(matters(&NetlinkMessage::from(address)));
 }

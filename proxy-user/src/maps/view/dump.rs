@@ -17,7 +17,7 @@ use proxy_common::event::Monitor;
 use proxy_common::flow::{BUCKET_SLOTS, Bucket, FlowEntry};
 use proxy_common::latency::LatencyEntry;
 use proxy_common::map_names as map;
-use proxy_common::node::{Device, NodeEntry};
+use proxy_common::node::NodeEntry;
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND};
@@ -79,13 +79,7 @@ impl View {
             map::NODE_ADDRS => self.dump_node_addrs::<[u8; 4]>(map::NODE_ADDRS),
             map::NODE_ADDRS6 => self.dump_node_addrs::<[u8; 16]>(map::NODE_ADDRS6),
             map::TUNNELS => self.dump_tunnels(),
-            map::DEVICES => {
-                let rows = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
-                Ok(rows
-                    .into_iter()
-                    .map(|(index, bits)| (json!({ "device": index }), json!({ "bits": bits })))
-                    .collect())
-            }
+            map::DEVICES => self.dump_devices(),
             map::AFFINITY => self.dump_affinity::<[u8; 4]>(map::AFFINITY, &names),
             map::AFFINITY6 => self.dump_affinity::<[u8; 16]>(map::AFFINITY6, &names),
             map::AFFINITY_NETNS => self.dump_affinity_netns(&names),

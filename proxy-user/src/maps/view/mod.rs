@@ -173,12 +173,17 @@ impl View {
         if addresses.is_empty() {
             return Ok(Vec::new());
         }
-        let own4 = self.pin(map::NODE_ADDRS, MapType::Hash)?.all::<[u8; 4], NodeAddr>()?;
-        let own6 = self.pin(map::NODE_ADDRS6, MapType::Hash)?.all::<[u8; 16], NodeAddr>()?;
-        let own4 = own4.into_iter().map(|(address, _)| IpAddr::from(address));
-        let own: BTreeSet<IpAddr> = own4.chain(own6.into_iter().map(|(address, _)| address.into())).collect();
-        let row = |address| UnmanagedRow { address, is_own: own.contains(&address) };
+        let own = self.node_addresses()?;
+        let row = |address| UnmanagedRow { address, is_own: own.contains_key(&address) };
         Ok(addresses.into_iter().map(row).collect())
+    }
+
+    /// Returns the addresses in `node_addrs` and `node_addrs6`, with their `NODE_ADDR_*` bits.
+    pub fn node_addresses(&self) -> Result<BTreeMap<IpAddr, NodeAddr>, ViewError> {
+        let v4 = self.pin(map::NODE_ADDRS, MapType::Hash)?.all::<[u8; 4], NodeAddr>()?;
+        let v6 = self.pin(map::NODE_ADDRS6, MapType::Hash)?.all::<[u8; 16], NodeAddr>()?;
+        let v4 = v4.into_iter().map(|(address, bits)| (IpAddr::from(address), bits));
+        Ok(v4.chain(v6.into_iter().map(|(address, bits)| (address.into(), bits))).collect())
     }
 
     fn frontends<A>(&self, name: &'static str) -> Result<Vec<(FrontendRow, ServiceEntry)>, ViewError>

@@ -89,6 +89,27 @@ fn a_port_of_a_bridge_is_what_its_kind_is() {
 }
 
 #[test]
+fn frames_of_a_bridges_ports_are_received_at_its_address() {
+    let with = |mac, device| HostDevice { mac, ..device };
+    let port = |mac, name, kind| with(mac, HostDevice { master: Some(10), ..device(name, kind, &[]) });
+    let all = host([
+        with(1, device("br1", DeviceKind::Bridge, &["198.51.100.1/24"])),
+        port(2, "eth1", DeviceKind::Physical),
+        port(3, "vnet1", DeviceKind::Tun),
+        with(4, device("eth2", DeviceKind::Physical, &[])),
+        with(5, device("cni0", DeviceKind::Bridge, &["10.244.1.1/24"])),
+        HostDevice { master: Some(14), ..device("veth1", DeviceKind::Veth, &[]) },
+    ]);
+    let internal = NodeView { internal_ips: vec!["198.51.100.1".parse().unwrap()], ..node() };
+    let found = devices(&internal, &all, &DetectLocal::Devices);
+    let found: Vec<_> =
+        found.iter().map(|(index, one)| (*index, one.uplink, one.lan_port, one.mac)).collect();
+    let expected = [(2, true, false, 0), (10, true, false, 1), (11, true, false, 1), (12, false, true, 1)];
+    assert_eq!(found[..4], expected);
+    assert_eq!(found[4..], [(13, true, false, 4)], "a pod's bridge receives frames for any address");
+}
+
+#[test]
 fn a_veth_of_the_bridge_that_the_operator_names_is_a_pods_whatever_its_address() {
     let port = |name, kind| HostDevice { master: Some(10), ..device(name, kind, &["198.51.100.1/24"]) };
     let all = host([

@@ -36,6 +36,7 @@ fn host() -> HostView {
             DefaultRoute { device: 2, source: Some(ip("192.0.2.7")) },
             DefaultRoute { device: 2, source: Some(ip("2001:db8::1")) },
         ],
+        local_routes: BTreeSet::new(),
         netns_cookie: 77,
         has_kube_proxy_rules: true,
         local_ports: None,
@@ -108,6 +109,43 @@ fn node_ports_answer_where_the_setting_says() {
     let zero = ranges(&["0.0.0.0/0", "192.0.2.4/30", "::/0"]);
     assert_eq!(answering(&n, zero), answering(&n, all()), "loopback is not meant");
     assert_eq!(answering(&n, ranges(&["127.0.0.0/8", "fd00::/8"])), ["[127.0.0.1]"]);
+    let loopback = NodePortAddresses { localhost: true, ..ranges(&["192.0.2.4/30"]) };
+    assert_eq!(
+        answering(&n, loopback),
+        ["[127.0.0.1]", "192.0.2.7", "[::1]"],
+        "localhost is of both families"
+    );
+}
+
+#[test]
+fn node_ports_answer_at_the_few_addresses_of_local_routes() {
+    let with = |routes: &[&str], addresses| {
+        let host = HostView { local_routes: nets(routes).into_iter().collect(), ..host() };
+        let plan = plan(&node(&["192.0.2.1"]), &host, &settings(addresses));
+        let answering: Vec<_> = plan
+            .addresses
+            .iter()
+            .filter(|(_, facts)| facts.node_ports)
+            .map(|(at, _)| at.to_string())
+            .collect();
+        let own = plan.addresses.len();
+        (
+            answering,
+            own,
+            plan.listen,
+            plan.problems.iter().filter(|one| one.message.contains("route")).count(),
+        )
+    };
+    let few = ["10.7.0.0/30", "2001:db8:7::1/128"];
+    let (answering, own, listen, problems) = with(&few, all());
+    assert_eq!(answering[..4], ["10.7.0.0", "10.7.0.1", "10.7.0.2", "10.7.0.3"]);
+    assert_eq!((answering.len(), own, listen.len(), problems), (8, 10, 2, 0));
+    let one =
+        NodePortAddresses { ranges: nets(&["10.7.0.2/32", "fd00::/8"]), ..NodePortAddresses::default() };
+    let (answering, _, listen, _) = with(&few, one);
+    assert_eq!((answering, listen.len()), (vec!["10.7.0.2".to_owned()], 0), "health checks need a device");
+    let (answering, own, _, problems) = with(&["10.8.0.0/16", "2001:db8:8::/64", "10.7.0.7/32"], all());
+    assert_eq!((answering.len(), own, problems), (4, 6, 2), "{answering:?}");
 }
 
 #[test]

@@ -239,7 +239,9 @@ pub fn node() -> impl Strategy<Value = NodePlan> {
                 .collect(),
             devices: devices
                 .into_iter()
-                .map(|(index, (uplink, no_header))| (index, DeviceFacts { uplink, no_header }))
+                .map(|(index, (uplink, no_header))| {
+                    (index, DeviceFacts { uplink, no_header, ..DeviceFacts::default() })
+                })
                 .collect(),
             detect_local,
             masquerade_all,

@@ -16,8 +16,8 @@ use crate::maps::{ConfigRow, Contents, Faults, FilterBit, FlowUse, FrontendKey, 
 use crate::model::Problem;
 use crate::model::{ServiceName, SortedMap};
 use crate::plan::{
-    Access, AddressFacts, BackendFacts, Frontend, FrontendKind, FrontendPlan, NodePlan, PortPlan, Scope,
-    ServicePlan, Unmanaged,
+    Access, AddressFacts, BackendFacts, DeviceFacts, Frontend, FrontendKind, FrontendPlan, NodePlan,
+    PortPlan, Scope, ServicePlan, Unmanaged,
 };
 use crate::sync::prefilter::frontend_bit;
 
@@ -35,7 +35,10 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
     let devices: BTreeMap<_, _> = plan
         .devices
         .iter()
-        .map(|(index, facts)| (*index, u32::from(facts.uplink) + 2 * u32::from(facts.no_header)))
+        .map(|(index, facts)| {
+            let DeviceFacts { uplink, no_header, lan_port, mac } = *facts;
+            (*index, mac + ((u64::from(uplink) + 2 * u64::from(no_header) + 4 * u64::from(lan_port)) << 48))
+        })
         .collect();
     assert_eq!(found.devices, devices);
     let NodePlan { masquerade_all, detect_local, other_proxy, snat_ports, host_netns, .. } = *plan;
@@ -43,7 +46,7 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
     let mut uplinks: Vec<_> =
         plan.devices.iter().filter(|(_, facts)| facts.uplink).map(|(at, _)| *at).collect();
     uplinks.resize(3, 0);
-    let uplinks = uplinks.try_into().unwrap();
+    let uplinks: [u32; 3] = uplinks.try_into().unwrap();
     let expected = ConfigRow {
         masquerade_all,
         detect_local,
@@ -55,6 +58,8 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         snat_ports,
         host_netns,
         uplinks,
+        macs: uplinks.map(|index| plan.devices.get(&index).map_or(0, |facts| facts.mac)),
+        lan_ports: plan.devices.values().any(|facts| facts.lan_port),
         dsr: false,
         ipsec: !plan.ipsec.is_empty(),
     };

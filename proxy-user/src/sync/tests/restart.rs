@@ -178,7 +178,7 @@ fn spoil(fixture: &mut Fixture, kind: u8, which: prop::sample::Index, noise: u32
         }
         (12, ..) => drop(contents.node.addresses.pop_first()),
         (13, ..) => drop(contents.node.addresses.insert([10, 9, 0, noise as u8 % 6].into(), noise % 4)),
-        (14, ..) => drop(contents.node.devices.insert(noise % 6, noise % 4)),
+        (14, ..) => drop(contents.node.devices.insert(noise % 6, u64::from(noise % 4) << 48)),
         (16, ..) => {
             let _ = contents.maglev.pop_first();
         }

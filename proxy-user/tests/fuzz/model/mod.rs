@@ -21,9 +21,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::reason::{Reason, Verdict};
 
-use crate::forge::RST;
+use crate::forge::{MACS, RST};
 use crate::scenario::{Kind, SCTP, Scenario, Service, UDP};
-use crate::target::{Context, Counters, Hook, Outcome, Seen, Target};
+use crate::target::{Context, Counters, Device, Hook, Outcome, Seen, Target};
 use answer::Message;
 use flow::{Flow, From};
 use parse::{Parsed, Segment};
@@ -149,6 +149,10 @@ impl Model {
 
     fn packet(&mut self, met: &mut Met<'_>) -> Result<Must, String> {
         let is_ingress = met.hook == Hook::Ingress;
+        if is_ingress && is_for_others(met) {
+            self.reach("a frame for another machine");
+            return Ok(Must::Pass);
+        }
         if let Some(result) = self.tunnelled(met) {
             return result;
         }
@@ -175,7 +179,12 @@ impl Model {
         if let Some(must) = self.reply(met, &segment) {
             return Ok(must);
         }
+        let is_nodes = self.scenario.node_addresses().contains(&segment.src.ip());
+        if met.context.is_local_origin && !is_nodes {
+            self.reach("a packet of a container on the LAN");
+        }
         let is_ours = met.context.is_local_origin
+            && is_nodes
             && (self.is_frontend(segment.dst, segment.proto) || self.scenario.is_in_range(segment.dst.ip()));
         if is_ours {
             self.reach("a packet of the node itself");
@@ -374,4 +383,11 @@ impl Model {
         let traffic = self.counters.traffic.entry(service).or_default();
         traffic.packet(from == From::Backend, segment.length());
     }
+}
+
+/// Whether the kernel takes a frame for one of another machine, or for a broadcast, which it does not forward. On other
+/// devices than uplinks, a bridge may receive frames for any address.
+fn is_for_others(met: &Met<'_>) -> bool {
+    let Some(mac) = met.input.get(..6) else { return false };
+    mac[0] & 1 == 1 || met.context.device == Device::Uplink && mac != MACS[0]
 }

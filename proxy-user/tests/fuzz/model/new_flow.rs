@@ -344,11 +344,8 @@ impl Model {
         client: IpAddr,
         origin: Origin,
     ) -> bool {
-        let is_own = self.scenario.node_addresses().contains(&endpoint.addr.ip());
-        origin.from_node
-            || endpoint.addr.ip() == client
-            || origin.by_uplink && !endpoint.is_local
-            || service.kind == Kind::ClusterIp && self.scenario.masquerade_all && !is_own
+        let is_all = service.kind == Kind::ClusterIp && self.scenario.masquerade_all;
+        origin.from_node || endpoint.addr.ip() == client || !endpoint.is_local && (origin.by_uplink || is_all)
     }
 
     /// Returns the refusal if the flow could not begin; an error if there was no reason for that.

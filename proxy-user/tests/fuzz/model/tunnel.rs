@@ -13,7 +13,7 @@ use super::route::route;
 use super::{Met, Model, Must};
 use crate::forge::{ETHERNET, SYN};
 use crate::scenario::{Endpoint, Kind, Location, SCTP, Service, TCP, UDP, address};
-use crate::target::Hook;
+use crate::target::{Device, Hook};
 use crate::tunnel::{HOPS, HOPS_AGAIN, Outer, is_encapsulated, number_of};
 
 /// How an encapsulated packet arrived.
@@ -34,8 +34,12 @@ impl Model {
             return None;
         }
         let outer = header_in(met.input, ETHERNET, met.input[12] == 0x86)?;
-        let inner = header_in(met.input, outer.l4, outer.proto == 41)?;
         let is_own = own_everywhere().contains(&outer.dst);
+        if met.context.device != Device::Uplink && (is_own || others_everywhere().contains(&outer.dst)) {
+            self.count(Reason::LocalTunnel, 0);
+            return Some(Ok(Must::Drop));
+        }
+        let inner = header_in(met.input, outer.l4, outer.proto == 41)?;
         if outer.is_later || !is_own || !self.is_for_service(met.input, &inner) {
             return None;
         }

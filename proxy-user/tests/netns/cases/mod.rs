@@ -21,6 +21,7 @@ mod forged;
 mod forwarding;
 mod health;
 mod held;
+mod identity;
 mod init;
 mod inspect;
 mod ipsec;
@@ -88,7 +89,7 @@ pub fn official_on_three_nodes() -> Vec<NodesCase> {
 
 /// Returns the cases on three nodes.
 pub fn on_three_nodes() -> Vec<NodesCase> {
-    [dsr::CASES, three_nodes::CASES, xdp::CASES].concat()
+    [dsr::CASES, identity::CASES, three_nodes::CASES, xdp::CASES].concat()
 }
 
 /// Returns the cases with a fixture, the slowest first, since they run in parallel.

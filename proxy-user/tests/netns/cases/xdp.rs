@@ -32,7 +32,7 @@ fn ethtool(space: &Space, device: &str, feature: &str, state: &str) -> Result<()
 }
 
 /// Builds three nodes whose links behave like wires: checksums are complete, and packets that XDP sends arrive.
-fn wired() -> Result<(Nodes, Ebpf)> {
+pub(super) fn wired() -> Result<(Nodes, Ebpf)> {
     let nodes = Nodes::without_vlan()?;
     // A veth sends packets of `XDP_TX` only if a program is at its other end (`veth_xdp_flush`).
     let mut ebpf = aya::EbpfLoader::new().btf(None).load(EMBEDDED)?;

@@ -6,7 +6,9 @@ use aya::maps::MapType;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::map_names as map;
-use proxy_common::node::{Cidr, NodeAddr, NodeEntry, TUNNEL_V6, Tunnel};
+use proxy_common::node::{
+    Cidr, DEVICE_LAN_PORT, DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NodeAddr, NodeEntry, TUNNEL_V6, Tunnel,
+};
 use serde_json::{Value, json};
 
 use super::Entry;
@@ -47,6 +49,20 @@ impl View {
             .into_iter()
             .map(|(key, bits)| (json!({ "address": address(key) }), json!({ "bits": bits })))
             .collect())
+    }
+
+    pub(super) fn dump_devices(&self) -> Result<Vec<Entry>, ViewError> {
+        let rows = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
+        let value = |device: Device| {
+            let [a, b, c, d, e, f, ..] = device.to_le_bytes();
+            let mac = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
+            let is = |bit| device & bit != 0;
+            json!({
+                "mac": mac, "uplink": is(DEVICE_UPLINK), "noHeader": is(DEVICE_NO_HEADER),
+                "lanPort": is(DEVICE_LAN_PORT),
+            })
+        };
+        Ok(rows.into_iter().map(|(index, device)| (json!({ "device": index }), value(device))).collect())
     }
 
     pub(super) fn dump_tunnels(&self) -> Result<Vec<Entry>, ViewError> {

@@ -16,8 +16,9 @@ use self::objects::{NODE_PORTS, PORTS, Wish, text, vip};
 use super::NodesCase;
 use crate::fixture::{SOON, eventually};
 use crate::manifest::Family;
-use crate::nodes::{Node, Nodes, link_ip, node_ip, pod_ip};
+use crate::nodes::{BRIDGE, Node, Nodes, link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Kind, Load, Seen};
+use crate::raw::{self, Wire};
 
 pub const CASES: &[NodesCase] = &[
     NodesCase { name: "dsr::endpoints_answer_clients_directly", run: || with(Wish::default(), direct) },
@@ -45,6 +46,7 @@ pub const CASES: &[NodesCase] = &[
         name: "dsr::datagrams_in_segments_go_on_to_a_third_node",
         run: || with(Wish::default(), segments::on_to_a_third_node),
     },
+    NodesCase { name: "dsr::pods_cannot_forge_encapsulated_packets", run: || with(Wish::default(), forged) },
     NodesCase { name: "dsr::the_mode_changes_under_traffic", run: || with(Wish::default(), live) },
     NodesCase { name: "dsr::the_first_node_forgets", run: || with(Wish::default(), forgets) },
     NodesCase { name: "dsr::the_address_moves_to_another_node", run: || with(Wish::default(), moves) },
@@ -154,6 +156,31 @@ fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
     }
     let after = replies(nodes)?;
     ensure!(after == before, "{} replies went through the first node", after - before);
+    Ok(())
+}
+
+/// Pod 3 of node 2, which node 2 masquerades, and pod 2 of node 3 send encapsulated packets of a client to node 3.
+fn forged(nodes: &mut Nodes) -> Result<()> {
+    let [to, _] = orig_dst(Family::V4, Kind::Udp);
+    is_direct(nodes, Kind::Udp, to)?;
+    let inner = raw::udp((link_ip(Family::V4, 30, 100), 33_333).into(), to, b"forged");
+    for (node, pod) in [(2, 3), (3, 2)] {
+        let sender = &nodes.all[usize::from(node) - 1];
+        let (own, third) = (pod_ip(Family::V4, node, pod), node_ip(Family::V4, 3));
+        let wire = Wire::new(sender.pod_space(usize::from(pod) - 2), "eth0", (&sender.space, BRIDGE))?;
+        for from in [own, node_ip(Family::V4, 1)] {
+            wire.send(&raw::encapsulated(from, third, &inner))?;
+        }
+        eventually(SOON, || {
+            let reasons = sender.ask(&["status"])?["reasons"].clone();
+            ensure!(reasons["local_tunnel"]["count"] == 2, "node {node}: {reasons}");
+            Ok(())
+        })?;
+    }
+    for node in &nodes.all {
+        let flows = node.ask(&["flow", "list"])?.to_string();
+        ensure!(!flows.contains(":33333"), "a forged packet began a flow: {flows}");
+    }
     Ok(())
 }
 
