@@ -9,6 +9,7 @@ use proxy_common::map_names::CALLS;
 use proxy_user::host::facts::Facts;
 use proxy_user::host::follow::Follower;
 use proxy_user::host::manager::{DeviceHooks as _, DeviceManager};
+use proxy_user::host::seen::Seen;
 use proxy_user::host::selection::Selection;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup, downgrade};
@@ -100,7 +101,8 @@ fn what_packet_programs_go_on_with_stays_as_long_as_they_do() {
         drop(first);
         let second = node.start();
         second.attach_sockets().unwrap();
-        second.settled(&[]);
+        let none = Seen::start(|| Ok(Vec::new())).unwrap().present();
+        second.settled(&none);
         assert!(pinned().is_superset(&of_first), "the first one's programs are still attached");
         second.attach_device(device, false).unwrap();
         second.attach_device(veth("v1"), true).unwrap();
@@ -108,7 +110,7 @@ fn what_packet_programs_go_on_with_stays_as_long_as_they_do() {
         let begun = Instant::now();
         while !pinned().is_disjoint(&of_first) && begun.elapsed() < SOON {
             std::thread::sleep(Duration::from_millis(20));
-            second.settled(&[]);
+            second.settled(&none);
         }
         assert!(pinned().is_disjoint(&of_first), "no device uses it");
         assert_eq!(pinned().len(), 2, "of devices with link-layer header and without");

@@ -54,7 +54,8 @@ fn an_address_with_a_prefix_is_in_a_subnet() {
 #[test]
 fn what_the_operator_says_of_a_device_is_kept() {
     let patterns = |list: &[&str]| list.iter().map(|&text| text.parse().unwrap()).collect();
-    let facts = Facts { uplinks: patterns(&["eth*", "p1"]), local_devices: patterns(&["p*"]) };
+    let facts =
+        Facts { uplinks: patterns(&["eth*", "p1"]), local_devices: patterns(&["p*"]), ..Facts::default() };
     let role = |name: &str| {
         let device = Device { name: name.to_owned(), ..Device::default() };
         facts.device(&device, &Addresses::new()).1.role

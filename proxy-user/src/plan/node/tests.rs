@@ -37,6 +37,8 @@ fn host() -> HostView {
             DefaultRoute { device: 2, source: Some(ip("2001:db8::1")) },
         ],
         local_routes: BTreeSet::new(),
+        ipsec: BTreeMap::new(),
+        loopback_is_closed: false,
         netns_cookie: 77,
         has_kube_proxy_rules: true,
         local_ports: None,
