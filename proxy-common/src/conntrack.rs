@@ -5,7 +5,7 @@
 
 use crate::config::NodeConfig;
 use crate::flow::{
-    DIRECTION_FORWARD, FlowEntry, STATE_CLAIMED, STATE_COUNTS, STATE_SYN, STATE_WATCHED, bits_of, tunnel_of,
+    DIRECTION_FORWARD, FlowEntry, STATE_CLAIMED, STATE_COUNTS, STATE_SYN, STATE_WATCH, bits_of, tunnel_of,
 };
 use crate::{PROTO_TCP, PROTO_UDP};
 
@@ -26,7 +26,8 @@ pub const RST_BACKEND: u32 = 1 << 13;
 pub const SEQ_CLIENT: u32 = 1 << 14;
 /// [`FlowEntry::seq`] holds a sequence number of the backend.
 pub const SEQ_BACKEND: u32 = 1 << 15;
-/// The last packet was a SYN on an assured flow that had been silent before: see [`SYN_ANSWERS_PER_SEC`].
+/// The last packet was a SYN on an assured flow that had been silent before: see [`SYN_ANSWERS_PER_SEC`]. On an unreplied
+/// flow: the answer to the SYN was hidden from the client ([`is_hidden`]).
 pub const SYN_UNANSWERED: u32 = 1 << 16;
 
 /// Divisor of a second: the backend of an assured flow has half a second to answer a SYN. Linux answers at most two such
@@ -180,7 +181,15 @@ pub const fn is_syn_unanswered(bits: u32, silent: u32, hz: u32) -> bool {
 /// Whether passive ejection still waits for the first reply of the backend to this flow.
 #[inline(always)]
 pub const fn is_watched(bits: u32) -> bool {
-    bits & (STATE_SYN | STATE_WATCHED | SEEN_REPLY | RST_BACKEND) == STATE_SYN | STATE_WATCHED
+    bits & (STATE_SYN | SEEN_REPLY | RST_BACKEND | SYN_UNANSWERED) == STATE_SYN && bits & STATE_WATCH != 0
+}
+
+/// Whether the backend has refused the flow's connection, and the refusal was hidden from the client. The flow is not closed:
+/// otherwise the retransmitted SYN might begin a flow on the same ports without meeting this one.
+#[inline(always)]
+pub const fn is_hidden(bits: u32) -> bool {
+    let is_refused = bits & (STATE_SYN | SEEN_REPLY | SYN_UNANSWERED) == STATE_SYN | SYN_UNANSWERED;
+    is_refused && bits & STATE_WATCH != 0
 }
 
 /// Whether the SYN of a watched flow has been unanswered for so long that the next SYN is a retransmission.

@@ -205,11 +205,15 @@ pub const STATE_LOCAL: u32 = 1 << 3;
 pub const STATE_DIRECT: u32 = 1 << 4;
 /// The flow began with a SYN, so the backend's first answer is a SYN-ACK or a RST.
 pub const STATE_SYN: u32 = 1 << 5;
-/// The backend's first reply, or the lack of one, updates its entry in `health`
-/// ([`SERVICE_EJECTS`](crate::service::SERVICE_EJECTS)).
-pub const STATE_WATCHED: u32 = 1 << 17;
-/// The client is outside: the frontend's entry for clients outside applies. Set on watched flows only.
-pub const STATE_OUTSIDE: u32 = 1 << 18;
+/// If not 0, the backend's first reply, or the lack of one, updates its entry in `health`
+/// ([`SERVICE_EJECTS`](crate::service::SERVICE_EJECTS)): [`WATCH_INSIDE`], [`WATCH_OUTSIDE`] or [`WATCH_LAST`].
+pub const STATE_WATCH: u32 = 3 << 17;
+/// A refusal may be hidden; the frontend's entry for clients inside applies.
+pub const WATCH_INSIDE: u32 = 1 << 17;
+/// A refusal may be hidden; the frontend's entry for clients outside applies.
+pub const WATCH_OUTSIDE: u32 = 2 << 17;
+/// A refusal of the same connection was hidden before: the next one reaches the client.
+pub const WATCH_LAST: u32 = 3 << 17;
 /// The algorithm of the Service uses open connections: the flow counts as one of its backend until it is closed
 /// ([`conntrack::is_counted`](crate::conntrack::is_counted)).
 pub const STATE_COUNTS: u32 = 1 << 6;

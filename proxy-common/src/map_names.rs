@@ -21,6 +21,8 @@ pub const BACKENDS: &str = "backends";
 pub const BACKENDS6: &str = "backends6";
 /// Backend id to the results of connections to it (`u64`); see [`health`](crate::health); array, memory-mapped by the agent.
 pub const HEALTH: &str = "health";
+/// Hash of a client and a backend to the client's last failed connection to it (`u64`); see [`health`](crate::health); array.
+pub const SKIPS: &str = "skips";
 /// Flow number to [`FlowEntry`](crate::flow::FlowEntry); array, memory-mapped by readers.
 pub const FLOWS: &str = "flows";
 /// The same for IPv6.
@@ -112,6 +114,7 @@ pub const ALL: &[&str] = &[
     BACKENDS,
     BACKENDS6,
     HEALTH,
+    SKIPS,
     FLOWS,
     FLOWS6,
     FLOW_INDEX,

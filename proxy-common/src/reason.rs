@@ -157,10 +157,10 @@ reasons! {
     /// Another node sent an encapsulated packet to an endpoint that this node does not have, or does not have any more.
     TunnelNoEndpoint = 26, "tunnel_no_endpoint", Drop,
         "No action needed if the count stays small: the client retransmits. If it grows, compare the Services of both nodes (`kubectl ballast service list`).";
-    /// An endpoint refused a connection, and the Service has another endpoint: the refusal is dropped, and the client's retransmitted SYN goes to the other endpoint.
+    /// An endpoint refused a connection, and another endpoint of the Service has answered lately: the refusal is dropped, and the client's retransmitted SYN goes to the other endpoint. At most once per connection.
     RefusalDropped = 27, "refusal_dropped", Drop,
         "Find out why the endpoint refuses connections. Add a readiness probe to the pods, so that they are ready only when they listen.";
-    /// An endpoint refused or did not answer connections of two clients in a row: new connections skip it for some time. Counted once per ejection.
+    /// An endpoint refused connections of two clients in a row: new connections skip it for some time. Counted once per ejection.
     EndpointEjected = 28, "endpoint_ejected", Pass,
         "Check the endpoint (see `ballast backend list`), its readiness probe, and the network to its node.";
     /// The endpoint of the connection was removed, and the Service has the removal policy `reset`: the segment is answered with a TCP reset.

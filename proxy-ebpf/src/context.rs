@@ -130,6 +130,9 @@ pub struct PacketCtx<A> {
     /// If the packet arrived encapsulated: [`TUNNELLED`], [`TUNNELLED_AGAIN`], and in the low 16 bits the endpoint's tag that
     /// the other node has sent ([`tunnel_tag`](proxy_common::select::tunnel_tag)); else 0.
     pub tunnelled: u32,
+    /// Not 0: the packet is a retransmitted SYN, and a refusal of its connection was hidden. A backend that has answered
+    /// lately is selected, and its refusal reaches the client.
+    pub retried: u32,
     /// Not 0: the backend is that of the previous Maglev table, not of the current one.
     pub second_chance: u32,
     /// The frontend that the packet is for, after the lookup; [`ServiceEntry::NONE`]: none.
@@ -149,6 +152,7 @@ impl<A: Address> PacketCtx<A> {
         service: 0,
         step: 0,
         tunnelled: 0,
+        retried: 0,
         second_chance: 0,
         frontend: ServiceEntry::NONE,
         route: Route { ifindex: 0, family: 0, next_hop: [0; 4], macs: [0; 3], mtu: 0, resolved: 0, fresh: 0 },

@@ -8,8 +8,8 @@ macro_rules! calls_health {
             $crate::select::health::rank_slow(self, id, client, random)
         }
 
-        fn note_failure(self, id: u32, client: u32) -> u32 {
-            $crate::select::health::note_failure(self, id, client)
+        fn note_failure(self, id: u32, client: u32, failure: u32) -> u32 {
+            $crate::select::health::note_failure(self, id, client, failure)
         }
     };
 }
@@ -27,6 +27,10 @@ macro_rules! calls_selection {
 
         fn first_id(self, service: &proxy_common::service::ServiceEntry, selector: u32) -> u32 {
             $crate::select::backend::first_id(self, service, selector)
+        }
+
+        fn previous_id(self, service: &proxy_common::service::ServiceEntry, selector: u32) -> u32 {
+            $crate::select::backend::previous_id(self, service, selector)
         }
 
         fn rank(

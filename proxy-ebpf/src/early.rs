@@ -114,7 +114,7 @@ where
         return Step::Pass;
     }
     ctx.hash = NO_HASH;
-    ctx.tunnelled = 0;
+    (ctx.tunnelled, ctx.retried) = (0, 0);
     if step == Step::Established {
         step = maps.established(frame, ctx, Look::First);
     }

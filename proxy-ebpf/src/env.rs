@@ -119,8 +119,11 @@ pub trait Health: Node {
     /// [`select::health::rank_slow`](crate::select::health::rank_slow).
     fn rank_slow(self, id: u32, client: u32, random: u32) -> u32;
 
+    /// Returns the word at an index of `skips`.
+    fn skip(self, index: u32) -> Option<Raw<u64>>;
+
     /// [`select::health::note_failure`](crate::select::health::note_failure).
-    fn note_failure(self, id: u32, client: u32) -> u32;
+    fn note_failure(self, id: u32, client: u32, failure: u32) -> u32;
 }
 
 /// Open connections of backends, for Services whose algorithm uses them.
@@ -157,6 +160,9 @@ pub trait Services: Health + OpenConnections {
 
     /// [`select::backend::first_id`](crate::select::backend::first_id).
     fn first_id(self, service: &ServiceEntry, selector: u32) -> u32;
+
+    /// [`select::backend::previous_id`](crate::select::backend::previous_id).
+    fn previous_id(self, service: &ServiceEntry, selector: u32) -> u32;
 
     /// [`select::backend::rank`](crate::select::backend::rank).
     fn rank(self, service: &ServiceEntry, id: u32, client: u32, random: u32) -> u32;

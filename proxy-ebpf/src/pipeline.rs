@@ -149,7 +149,7 @@ where
     F: Frame,
 {
     ctx.hash = NO_HASH;
-    ctx.tunnelled = 0;
+    (ctx.tunnelled, ctx.retried) = (0, 0);
     let mut step = first;
     if step == Step::Reply {
         step = established::reply(maps, frame, ctx);

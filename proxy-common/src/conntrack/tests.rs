@@ -1,5 +1,7 @@
 use super::*;
-use crate::flow::{DIRECTION_REPLY, STATE_SNAT, STATE_USED, with_bits};
+use crate::flow::{
+    DIRECTION_REPLY, STATE_SNAT, STATE_USED, WATCH_INSIDE, WATCH_LAST, WATCH_OUTSIDE, with_bits,
+};
 use crate::{PROTO_SCTP, PROTO_UDP};
 
 mod window;
@@ -304,11 +306,17 @@ fn the_second_unanswered_syn_ends_an_assured_flow() {
 
 #[test]
 fn ejection_waits_for_the_first_answer_to_a_watched_syn() {
-    let waits = STATE_SYN | STATE_WATCHED;
-    assert!(is_watched(waits) && is_watched(waits | STATE_USED));
-    for bits in [STATE_SYN, STATE_WATCHED, waits | SEEN_REPLY, waits | RST_BACKEND, 0] {
+    let waits = STATE_SYN | WATCH_INSIDE;
+    for watch in [WATCH_INSIDE, WATCH_OUTSIDE, WATCH_LAST] {
+        assert!(is_watched(STATE_SYN | watch) && is_watched(STATE_SYN | watch | STATE_USED));
+        let hidden = STATE_SYN | watch | SYN_UNANSWERED;
+        assert!(is_hidden(hidden) && !is_watched(hidden) && !is_closed(hidden));
+        assert!(!is_hidden(hidden | SEEN_REPLY) && !is_hidden(hidden & !SYN_UNANSWERED));
+    }
+    for bits in [STATE_SYN, WATCH_INSIDE, waits | SEEN_REPLY, waits | RST_BACKEND, 0] {
         assert!(!is_watched(bits), "{bits:#x}");
     }
+    assert!(!is_hidden(STATE_SYN | SYN_UNANSWERED), "the flow is not watched");
     let patience = HZ / SYN_ANSWERS_PER_SEC;
     assert!(is_unanswered(waits, patience + 1, HZ));
     assert!(!is_unanswered(waits, patience, HZ) && !is_unanswered(waits, patience - 1, HZ));

@@ -9,6 +9,7 @@ use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{Bucket, FlowEntry};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
+use proxy_common::health::SKIP_COUNT;
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::PREFILTER_WORDS;
 use proxy_common::reason::Reason;
@@ -56,6 +57,7 @@ pub(super) struct Tables<A: Address> {
     pub open_connections: Vec<u64>,
     pub backends: Vec<BackendEntry<A>>,
     pub health: Vec<u64>,
+    pub skips: Vec<u64>,
     pub prefilter: BTreeMap<u32, u64>,
     pub source_ranges: Vec<(u32, Cidr<A>)>,
     pub affinity: BTreeMap<AffinityKey<A>, AffinityEntry>,
@@ -100,6 +102,7 @@ impl<A: Address> Tables<A> {
             open_connections: std::vec![0; ids],
             backends: std::vec![BackendEntry::FREE; ids],
             health: std::vec![0; ids],
+            skips: std::vec![0; SKIP_COUNT as usize],
             prefilter: BTreeMap::new(),
             source_ranges: Vec::new(),
             affinity: BTreeMap::new(),
@@ -205,6 +208,12 @@ impl<F: Family> Health for HostMaps<F> {
     fn health(self, id: u32) -> Option<Raw<u64>> {
         let word = at!(self, health).get_mut(id as usize)?;
         // SAFETY: the word exists until the maps are cleared.
+        Some(unsafe { Raw::new(word) })
+    }
+
+    fn skip(self, index: u32) -> Option<Raw<u64>> {
+        let word = at!(self, skips).get_mut(index as usize)?;
+        // SAFETY: as in `health`.
         Some(unsafe { Raw::new(word) })
     }
 }

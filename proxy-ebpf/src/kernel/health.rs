@@ -1,9 +1,9 @@
-//! The map `health`, which both families share, and its subprograms.
+//! The maps `health` and `skips`, which both families share, and their subprograms.
 
 use proxy_common::V4;
 
 use super::handle::Kernel;
-use super::maps::HEALTH;
+use super::maps::{HEALTH, SKIPS};
 use crate::env::{Health, Node};
 use crate::select::health;
 use crate::shared::Raw;
@@ -18,8 +18,8 @@ extern "C" fn rank_slow(id: u32, client: u32, random: u32) -> u32 {
 /// [`health::note_failure`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn note_failure(id: u32, client: u32) -> u32 {
-    health::note_failure(Kernel::<V4>::new(), id, client)
+extern "C" fn note_failure(id: u32, client: u32, failure: u32) -> u32 {
+    health::note_failure(Kernel::<V4>::new(), id, client, failure)
 }
 
 impl<F: 'static> Health for Kernel<F>
@@ -38,7 +38,13 @@ where
     }
 
     #[inline(always)]
-    fn note_failure(self, id: u32, client: u32) -> u32 {
-        note_failure(id, client)
+    fn skip(self, index: u32) -> Option<Raw<u64>> {
+        // SAFETY: as in `health`.
+        SKIPS.get_ptr_mut(index).map(|word| unsafe { Raw::new(word) })
+    }
+
+    #[inline(always)]
+    fn note_failure(self, id: u32, client: u32, failure: u32) -> u32 {
+        note_failure(id, client, failure)
     }
 }

@@ -12,6 +12,7 @@ use proxy_common::config::NodeConfig;
 use proxy_common::event::Monitor;
 use proxy_common::flow::{Bucket, FlowEntry, buckets_for};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
+use proxy_common::health::SKIP_COUNT;
 use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample};
 use proxy_common::map_names as sizes;
 use proxy_common::name::PortName;
@@ -94,6 +95,13 @@ pub(super) static BACKENDS6: Array<BackendEntry<A6>, BACKEND_IDS, MMAPABLE> = Ar
 // changed by compare-and-exchange, so that failures on all CPUs count.
 #[btf_map(name = "health")]
 pub(super) static HEALTH: Array<u64, BACKEND_IDS, MMAPABLE> = Array::new();
+
+// Pair of client and backend to the client's last failed connection (`proxy_common::health`), by a hash of both; the word has
+// a tag. Written by the programs when a connection fails; read for new connections to a backend whose word in `health` says
+// so. A miss, or another tag: the client does not skip the backend. Pairs with the same index replace each other, since a
+// lost word only means that the client tries the backend again.
+#[btf_map(name = "skips")]
+pub(super) static SKIPS: Array<u64, { SKIP_COUNT as usize }, MMAPABLE> = Array::new();
 
 // Flow number to flow: connection tracking of the packet path. Written and read by the packet programs for each packet of a
 // flow; the agent reads it through a mapping. State 0: the entry is free. An array with our own index and CLOCK eviction:

@@ -11,7 +11,7 @@ use crate::select::backend::{self, Picks};
 type Ctx<F> = *mut PacketCtx<Words<Kernel<F>>>;
 
 macro_rules! family {
-    ($family:ty, $first:ident, $rank:ident, $pick:ident, $select_for:ident, $tagged:ident, $has_tag:ident, $second_chance:ident) => {
+    ($family:ty, $first:ident, $previous:ident, $rank:ident, $pick:ident, $select_for:ident, $tagged:ident, $has_tag:ident, $second_chance:ident) => {
         #[unsafe(no_mangle)]
         #[inline(never)]
         pub(super) extern "C" fn $first(service: *const ServiceEntry, selector: u32) -> u32 {
@@ -52,6 +52,15 @@ macro_rules! family {
             backend::second_chance(Kernel::<$family>::new(), ctx, id)
         }
 
+        /// Subprogram for [`backend::previous_id`].
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(super) extern "C" fn $previous(service: *const ServiceEntry, selector: u32) -> u32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            let Some(service) = (unsafe { service.as_ref() }) else { return 0 };
+            backend::previous_id(Kernel::<$family>::new(), service, selector)
+        }
+
         /// Subprogram for [`backend::rank`].
         #[unsafe(no_mangle)]
         #[inline(never)]
@@ -84,5 +93,5 @@ macro_rules! family {
     };
 }
 
-family!(V4, first4, rank4, pick4, select_for4, tagged4, has_tag4, second_chance4);
-family!(V6, first6, rank6, pick6, select_for6, tagged6, has_tag6, second_chance6);
+family!(V4, first4, previous4, rank4, pick4, select_for4, tagged4, has_tag4, second_chance4);
+family!(V6, first6, previous6, rank6, pick6, select_for6, tagged6, has_tag6, second_chance6);

@@ -206,7 +206,7 @@ macro_rules! family {
                     0 => Existing::None,
                     1 => Existing::GoesOn,
                     2 => Existing::LostReplyKey,
-                    _ => Existing::Unanswered,
+                    _ => Existing::Retried,
                 }
             }
         }

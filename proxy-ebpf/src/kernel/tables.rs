@@ -40,7 +40,7 @@ macro_rules! tables {
     (
         $family:ty, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $node:ident,
         $node_addrs:ident, $affinity:ident, $src_ranges:ident, $fragments:ident, $fib_cache:ident,
-        $frontend:ident, $first:ident, $rank:ident, $select_for:ident, $tagged:ident, $has_tag:ident,
+        $frontend:ident, $first:ident, $previous:ident, $rank:ident, $select_for:ident, $tagged:ident, $has_tag:ident,
         $second_chance:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident,
         $conflicting:ident, $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident, $ipsec:ident
     ) => {
@@ -142,6 +142,11 @@ macro_rules! tables {
             #[inline(always)]
             fn first_id(self, service: &ServiceEntry, selector: u32) -> u32 {
                 selection::$first(service, selector)
+            }
+
+            #[inline(always)]
+            fn previous_id(self, service: &ServiceEntry, selector: u32) -> u32 {
+                selection::$previous(service, selector)
             }
 
             #[inline(always)]
@@ -377,11 +382,11 @@ macro_rules! tables {
 
 tables! {
     V4, SERVICES, BACKENDS, FLOWS, FLOW_INDEX, SCRATCH, NODE, NODE_ADDRS, AFFINITY, SRC_RANGES, FRAGMENTS,
-    FIB_CACHE, frontend4, first4, rank4, select_for4, tagged4, has_tag4, second_chance4, find4, find_in4,
+    FIB_CACHE, frontend4, first4, previous4, rank4, select_for4, tagged4, has_tag4, second_chance4, find4, find_in4,
     add_key4, take_slot4, conflicting4, scan4, claim4, try_ports4, try_port4, ipsec4
 }
 tables! {
     V6, SERVICES6, BACKENDS6, FLOWS6, FLOW_INDEX6, SCRATCH6, NODE6, NODE_ADDRS6, AFFINITY6, SRC_RANGES6,
-    FRAGMENTS6, FIB_CACHE6, frontend6, first6, rank6, select_for6, tagged6, has_tag6, second_chance6, find6,
+    FRAGMENTS6, FIB_CACHE6, frontend6, first6, previous6, rank6, select_for6, tagged6, has_tag6, second_chance6, find6,
     find_in6, add_key6, take_slot6, conflicting6, scan6, claim6, try_ports6, try_port6, ipsec6
 }

@@ -1,5 +1,6 @@
 //! Session affinity: a client keeps its backend while the backend may be selected and the client comes back within the
-//! timeout.
+//! timeout. Silence of the backend changes nothing, as with kube-proxy. A refusal moves the client, if it moves to a backend
+//! that has answered lately: see [`leaves`].
 
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::decide;
@@ -12,20 +13,26 @@ use crate::env::{Affinity, Counters, Services, Time, Words};
 use crate::report;
 use crate::select::health;
 
-/// Returns the backend of an entry, if the entry is not expired, the backend may still be used, and the backend is not
-/// ejected for the client with this number ([`proxy_common::health`]).
+/// Whether the client with this number leaves its backend for another one: its backend is ejected, or has refused a
+/// connection of the client lately, and the other one has answered lately ([`proxy_common::health`]).
+#[inline(always)]
+pub fn leaves<M: Services>(maps: M, id: u32, other: u32, number: u32) -> bool {
+    number != NO_CLIENT
+        && health::refuses(maps, id, number)
+        && other != 0
+        && other != id
+        && health::works(maps, other, number)
+}
+
+/// Returns the backend of an entry, if the entry is not expired and the backend may still be used.
 #[inline(always)]
 pub fn backend_of<M: Services>(
     maps: M,
     entry: &AffinityEntry,
     service: &ServiceEntry,
-    number: u32,
     time: Time,
 ) -> Option<SelectedBackend<Words<M>>> {
     if !decide::is_in_time(entry, service, time.now, time.config.hz) {
-        return None;
-    }
-    if number != NO_CLIENT && health::is_ejected(maps, entry.backend_id, number) {
         return None;
     }
     let backend = maps.backend(entry.backend_id)?;
@@ -37,19 +44,24 @@ pub fn backend_of<M: Services>(
     })
 }
 
-/// Returns the backend of a client of the packet path, and restarts the timeout. `number`: as for [`backend_of`].
+/// Returns the backend of a client of the packet path, and restarts the timeout; `None`: the client gets the backend
+/// `planned`. `number`: as for [`leaves`].
 #[inline(always)]
 pub fn lookup_and_refresh<M: Affinity + Counters>(
     maps: M,
     client: &Words<M>,
     service: &ServiceEntry,
     number: u32,
+    planned: u32,
     time: Time,
 ) -> Option<SelectedBackend<Words<M>>> {
     let key = AffinityKey { client: *client, service: service.id };
     // SAFETY: a map value of plain integers, which are checked after they are read.
     let entry = unsafe { maps.affinity(&key)?.read_volatile() };
-    let selected = backend_of(maps, &entry, service, number, time)?;
+    let selected = backend_of(maps, &entry, service, time)?;
+    if leaves(maps, selected.id, planned, number) {
+        return None;
+    }
     note(maps, client, service, selected.id, time);
     Some(selected)
 }

@@ -1,13 +1,15 @@
-//! The health of backends (`health`), as their connections have shown it, and its use in the selection; see
+//! The health of backends (`health`, `skips`), as their connections have shown it, and its use in the selection; see
 //! [`proxy_common::health`].
 
 use proxy_common::Address;
 use proxy_common::health::{
-    HEALTH_ANSWERED, NO_CLIENT, Standing, after_failure, client, current, is_plain, standing, taken,
+    ANSWERED_ONLY, Failure, HEALTH_SKIPPED, IGNORES_SILENCE, NO_CLIENT, Standing, after_answer,
+    after_failure, after_refusal, age, client, current, has_answered, is_plain, skip_slot, skipped_for,
+    standing, taken, with_skip,
 };
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 
-use crate::env::Health;
+use crate::env::{Health, Time};
 use crate::flow::track::is_syn;
 use crate::shared::{Exchange as _, Shared as _};
 
@@ -15,24 +17,29 @@ use crate::shared::{Exchange as _, Shared as _};
 pub const TAKES: u32 = Standing::Good as u32;
 
 /// Returns the number of the client, if its packet opens a connection; [`NO_CLIENT`]: no backend is skipped. In the middle of
-/// a connection none is skipped, since the backend was selected before.
+/// a connection none is skipped, since the backend was selected before. `seed`: that of the configuration.
 #[inline(always)]
-pub fn client_of<A: Address>(service: &ServiceEntry, address: &A, tcp_flags: u16) -> u32 {
-    if service.flags & SERVICE_EJECTS != 0 && is_syn(tcp_flags) { client(address) } else { NO_CLIENT }
+pub fn client_of<A: Address>(service: &ServiceEntry, address: &A, tcp_flags: u16, seed: u32) -> u32 {
+    if service.flags & SERVICE_EJECTS != 0 && is_syn(tcp_flags) { client(address, seed) } else { NO_CLIENT }
 }
 
+/// Lowest [`rank`] of a backend that has not answered lately, in a selection with [`ANSWERED_ONLY`].
+const UNKNOWN: u32 = 1 << 30;
+
 /// Returns [`TAKES`] if a backend takes a new connection of a client; else a number that is higher for a worse backend.
+/// `client`: its number, with [`ANSWERED_ONLY`] or [`IGNORES_SILENCE`]. With [`ANSWERED_ONLY`], the best backend is the one
+/// that has answered last.
 #[inline(always)]
 pub fn rank<M: Health>(maps: M, id: u32, client: u32, random: u32) -> u32 {
     match maps.health(id) {
         // The usual case.
-        Some(word) if is_plain(word.load()) => TAKES,
+        Some(word) if is_plain(word.load()) && client & ANSWERED_ONLY == 0 => TAKES,
         Some(_) => maps.rank_slow(id, client, random),
         None => TAKES,
     }
 }
 
-/// Returns the [`rank`] of a backend that has failed, or that has joined a Service recently.
+/// Returns the [`rank`] of a backend that has failed, or that has joined a Service recently, or that has to have answered.
 #[inline(always)]
 pub fn rank_slow<M: Health>(maps: M, id: u32, client: u32, random: u32) -> u32 {
     let (Some(time), Some(word)) = (maps.time(), maps.health(id)) else { return TAKES };
@@ -42,35 +49,64 @@ pub fn rank_slow<M: Health>(maps: M, id: u32, client: u32, random: u32) -> u32 {
         // If another CPU has written the word first, its value stays.
         word.compare_exchange(found, word_now);
     }
-    let standing = standing(word_now, client, time.now, hz);
-    if taken(standing, random) { TAKES } else { standing as u32 }
+    let unknown = if client & ANSWERED_ONLY != 0 { UNKNOWN } else { 0 };
+    let (index, tag) = skip_slot(client, id);
+    if word_now & HEALTH_SKIPPED != 0
+        && let Some(skip) = maps.skip(index)
+        && skipped_for(skip.load(), tag, word_now, client, time.now, hz) != 0
+    {
+        return unknown + Standing::Ejected as u32;
+    }
+    if unknown != 0 && has_answered(word_now, time.now, hz) {
+        return 1 + age(word_now, time.now, hz);
+    }
+    let standing = standing(word_now, time.now, hz);
+    if unknown == 0 && taken(standing, random) { TAKES } else { unknown + standing as u32 }
 }
 
-/// Whether a backend is ejected for a client. A backend on trial is not ejected.
+/// Whether a backend is ejected, or has refused a connection of the client lately. Silence is no refusal.
 #[inline(always)]
-pub fn is_ejected<M: Health>(maps: M, id: u32, client: u32) -> bool {
+pub fn refuses<M: Health>(maps: M, id: u32, client: u32) -> bool {
     // A random number with which a trial is never accepted.
     const NEVER: u32 = 0;
-    rank(maps, id, client, NEVER) == Standing::Ejected as u32
+    rank(maps, id, client | IGNORES_SILENCE, NEVER) == Standing::Ejected as u32
+}
+
+/// Whether a backend has answered a connection lately, has not refused one since, and is not skipped by the client.
+#[inline(always)]
+pub fn works<M: Health>(maps: M, id: u32, client: u32) -> bool {
+    rank(maps, id, client | ANSWERED_ONLY, 0) < UNKNOWN
 }
 
 /// Notes that the backend has answered.
 #[inline(always)]
-pub fn answered<M: Health>(maps: M, id: u32) {
-    if let Some(word) = maps.health(id)
-        && word.load() != HEALTH_ANSWERED
-    {
-        word.store(HEALTH_ANSWERED);
+pub fn answered<M: Health>(maps: M, id: u32, time: Time) {
+    if let Some(word) = maps.health(id) {
+        let found = word.load();
+        let next = after_answer(found, time.now, time.config.hz);
+        if next != found {
+            // If another CPU has written the word first, the next answer is noted.
+            word.compare_exchange(found, next);
+        }
     }
 }
 
-/// Notes a failed connection of the client. Returns not 0 if this ejects the backend.
+/// Notes a failed connection of the client; `failure`: the number of a [`Failure`]. Returns not 0 if this ejects the backend.
 #[inline(always)]
-pub fn note_failure<M: Health>(maps: M, id: u32, client: u32) -> u32 {
+pub fn note_failure<M: Health>(maps: M, id: u32, client: u32, failure: u32) -> u32 {
     let (Some(time), Some(word)) = (maps.time(), maps.health(id)) else { return 0 };
+    let (now, hz, failure) = (time.now, time.config.hz, Failure::from_number(failure));
+    let (index, tag) = skip_slot(client, id);
+    if let Some(skip) = maps.skip(index) {
+        // A race is lost by one of two failures, which are alike.
+        skip.store(after_failure(skip.load(), tag, failure, now, hz));
+    }
     let found = word.load();
+    let word_now = current(found, now, hz);
+    let is_refusal = matches!(failure, Failure::Refusal);
     let (next, ejects) =
-        after_failure(current(found, time.now, time.config.hz), client, time.now, time.config.hz);
+        if is_refusal { after_refusal(word_now, client, now, hz) } else { (word_now, false) };
+    let next = with_skip(next, now);
     // If another CPU has written the word first, its value stays: one failure more or less does not matter.
     u32::from(next != found && word.compare_exchange(found, next) == found && ejects)
 }

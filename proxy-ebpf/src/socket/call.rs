@@ -7,7 +7,7 @@ use aya_ebpf::helpers::generated::bpf_set_retval;
 use proxy_common::affinity::NetnsAffinityKey;
 use proxy_common::config::{CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF};
 use proxy_common::decide::{self, SocketSource};
-use proxy_common::health::{NO_CLIENT, socket_client};
+use proxy_common::health::{ANSWERED_ONLY, NO_CLIENT, socket_client};
 use proxy_common::node::{NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS};
 use proxy_common::prefilter::Role;
 use proxy_common::reason::{Reason, Verdict};
@@ -17,13 +17,13 @@ use proxy_common::{PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 
 use super::peer::{self, OrigDst, orig_dst};
 use super::sockaddr::Sockaddr;
-use crate::env::{Counters, EventKind, Services, Time, Words};
+use crate::env::{Counters, EventKind, Node, Services, Time, Words};
 use crate::header::same;
 use crate::kernel::events;
 use crate::kernel::sockets::{Peers, can_set_errno, is_host, netns_affinity, put_netns_affinity};
 use crate::report;
 use crate::select::backend::{self, Picks, SelectedBackend};
-use crate::select::{affinity, lookup};
+use crate::select::{affinity, health, lookup};
 use crate::shared::add;
 
 /// The call proceeds.
@@ -178,8 +178,9 @@ fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> bool 
 /// Returns the client number of the socket, if the Service skips failing backends; else [`NO_CLIENT`]. Only TCP connections
 /// report failures.
 #[inline(always)]
-fn client_of<S: Sockaddr>(call: &S, service: &ServiceEntry) -> u32 {
-    if service.flags & SERVICE_EJECTS != 0 { socket_client(call.raw().netns()) } else { NO_CLIENT }
+fn client_of<S: Sockaddr, M: Node>(maps: M, call: &S, service: &ServiceEntry) -> u32 {
+    let seed = maps.config().map_or(0, |config| config.flow_seed);
+    if service.flags & SERVICE_EJECTS != 0 { socket_client(call.raw().netns(), seed) } else { NO_CLIENT }
 }
 
 /// Selects the backend for a new connection: the one of the client's session affinity, or any.
@@ -189,16 +190,21 @@ fn select<S: Sockaddr, M: SocketMaps<S>>(
     call: &S,
     service: &ServiceEntry,
 ) -> Result<SelectedBackend<Words<M>>, Reason> {
+    let number = client_of(maps, call, service);
     if service.affinity_secs == 0 || service.slot_count == 0 {
-        return any(maps, call, service);
+        return any(maps, call, service, number);
     }
-    let Some(time) = maps.time() else { return any(maps, call, service) };
+    let Some(time) = maps.time() else { return any(maps, call, service, number) };
     let key = NetnsAffinityKey { netns: call.raw().netns(), service: service.id, reserved: 0 };
-    if let Some(selected) = stay(maps, &key, service, client_of(call, service), time) {
-        note(maps, &key, selected.id, time);
-        return Ok(selected);
-    }
-    let selected = any(maps, call, service)?;
+    let kept = stay(maps, &key, service, time);
+    let selected = match kept {
+        Some(kept) if number == NO_CLIENT || !health::refuses(maps, kept.id, number) => kept,
+        Some(kept) => match any(maps, call, service, number | ANSWERED_ONLY) {
+            Ok(other) if affinity::leaves(maps, kept.id, other.id, number) => other,
+            _ => kept,
+        },
+        None => any(maps, call, service, number)?,
+    };
     note(maps, &key, selected.id, time);
     Ok(selected)
 }
@@ -208,9 +214,10 @@ fn any<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
     call: &S,
     service: &ServiceEntry,
+    number: u32,
 ) -> Result<SelectedBackend<Words<M>>, Reason> {
     let selector = socket_selector(service.algorithm, call.raw().netns(), &call.addr(), maps.random());
-    match backend::select(maps, service, selector, client_of(call, service)) {
+    match backend::select(maps, service, selector, number) {
         Some(selected) => Ok(selected),
         None => Err(backend::why_none(service)),
     }
@@ -222,12 +229,11 @@ fn stay<M: Services>(
     maps: M,
     key: &NetnsAffinityKey,
     service: &ServiceEntry,
-    number: u32,
     time: Time,
 ) -> Option<SelectedBackend<Words<M>>> {
     // SAFETY: a map value of plain integers, which are checked after they are read.
     let entry = unsafe { netns_affinity(key)?.read_volatile() };
-    affinity::backend_of(maps, &entry, service, number, time)
+    affinity::backend_of(maps, &entry, service, time)
 }
 
 #[inline(always)]

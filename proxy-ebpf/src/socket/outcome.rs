@@ -9,12 +9,12 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::generated::bpf_get_netns_cookie;
 use aya_ebpf::programs::SockOpsContext;
 use proxy_common::V4;
-use proxy_common::health::socket_client;
+use proxy_common::health::{Failure, socket_client};
 use proxy_common::latency::SocketExample;
 use proxy_common::reason::Reason;
 use proxy_common::socket::SocketStorage;
 
-use crate::env::Health as _;
+use crate::env::{Health as _, Node as _};
 use crate::kernel::handle::Kernel;
 use crate::kernel::latency::{self, Outcome};
 use crate::kernel::sockets::storage;
@@ -52,8 +52,11 @@ pub fn happened(context: &SockOpsContext) -> u32 {
 fn changed(context: &SockOpsContext, new: u32) {
     if new == BPF_TCP_ESTABLISHED {
         if let Some(storage) = observed_storage(context) {
-            if storage.watched != 0 {
-                health::answered(Kernel::<V4>::new(), storage.backend_id);
+            let maps = Kernel::<V4>::new();
+            if storage.watched != 0
+                && let Some(time) = maps.time()
+            {
+                health::answered(maps, storage.backend_id, time);
             }
             if latency::is_measured()
                 && let Some((begun, took)) = latency::since_connect(socket(context))
@@ -108,7 +111,9 @@ fn note_failure(context: &SockOpsContext, outcome: Outcome) {
     let maps = Kernel::<V4>::new();
     // SAFETY: the kernel hands every program a valid context.
     let netns = unsafe { bpf_get_netns_cookie(context.ops.cast()) };
-    if maps.note_failure(storage.backend_id, socket_client(netns)) != 0 {
+    let failure = if matches!(outcome, Outcome::Refused) { Failure::Refusal } else { Failure::Silence };
+    let seed = maps.config().map_or(0, |config| config.flow_seed);
+    if maps.note_failure(storage.backend_id, socket_client(netns, seed), failure as u32) != 0 {
         report::refusal(maps, storage.service, Reason::EndpointEjected);
     }
 }

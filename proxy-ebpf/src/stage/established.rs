@@ -143,7 +143,7 @@ where
     if is_of_another_connection(&ctx.packet, flow.bits()) {
         return Step::DirectReply;
     }
-    if eject::check_refusal(maps, &flow, &ctx.packet) {
+    if eject::check_refusal(maps, &flow, &ctx.packet, time) {
         return Step::Refused;
     }
     touch(maps, &flow, ctx, DIRECTION_REPLY, time);
@@ -218,7 +218,7 @@ where
         if is_watched(flow.bits()) {
             return Step::Pass;
         }
-    } else if eject::check_refusal(maps, &flow, &ctx.packet) {
+    } else if eject::check_refusal(maps, &flow, &ctx.packet, time) {
         return Step::Refused;
     }
     touch(maps, &flow, ctx, DIRECTION_REPLY, time);

@@ -16,9 +16,9 @@ pub enum Existing {
     GoesOn = 1,
     /// Such a flow, whose reply key is missing from `flow_index`.
     LostReplyKey = 2,
-    /// A flow whose backend did not answer: the failure was noted in `health`, the flow was removed, and a backend is selected
+    /// A flow whose backend did not answer, or whose refusal was hidden: the flow was removed, and a backend is selected
     /// again.
-    Unanswered = 3,
+    Retried = 3,
 }
 
 /// The maps and lookups that the stages of new flows need.
@@ -40,6 +40,6 @@ pub fn next_of(existing: Existing) -> Option<Step> {
         Existing::None => None,
         Existing::GoesOn => Some(Step::Continue),
         Existing::LostReplyKey => Some(Step::RepairReplyKey),
-        Existing::Unanswered => Some(Step::NewFlow),
+        Existing::Retried => Some(Step::NewFlow),
     }
 }

@@ -182,7 +182,7 @@ where
         && let Some(seq) = quote.refused
         && eject::is_about_syn(&flow, seq)
     {
-        ctx.packet.key = quote.key(DIRECTION_REPLY);
+        (ctx.packet.key, ctx.packet.tcp_flags) = (quote.key(DIRECTION_REPLY), 0);
         return Step::RefusedByIcmp;
     }
     let to = if direction == DIRECTION_FORWARD { flow.to_backend() } else { flow.to_client() };

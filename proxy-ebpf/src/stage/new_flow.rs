@@ -6,8 +6,8 @@ use proxy_common::config::CONFIG_OTHER_PROXY;
 use proxy_common::conntrack::{may_begin, tcp};
 use proxy_common::decide::{self, Path};
 use proxy_common::flow::{
-    FlowKey, STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_OUTSIDE, STATE_SNAT, STATE_TUNNEL_SHIFT,
-    STATE_WATCHED,
+    FlowKey, STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, WATCH_INSIDE, WATCH_LAST,
+    WATCH_OUTSIDE,
 };
 use proxy_common::prefilter::Role;
 use proxy_common::reason::{Reason, Verdict};
@@ -30,9 +30,6 @@ use crate::select::backend::{self, SelectedBackend};
 use crate::select::{affinity, health, lookup};
 use crate::shared::opaque_to_verifier;
 use crate::step::Step;
-
-/// 2^64 divided by the golden ratio, odd: the upper half of a product with it depends on all lower bits.
-const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Where a packet comes from.
 struct Origin {
@@ -90,8 +87,7 @@ where
         return Step::Pass;
     }
     if is_frontend {
-        // As good as the helper's random number, at a fifth of its cost: the seed is secret, and the time advances.
-        let random = ((ctx.hash ^ u64::from(time.now)).wrapping_mul(SPREAD) >> 32) as u32;
+        let random = backend::random(ctx.hash, if ctx.retried != 0 { 0 } else { time.now });
         if let Some(selected) = backend::select_packets(maps, frame, ctx, random) {
             plan(maps, frame, ctx, &selected, &origin, time);
             index::prefetch(maps, ctx.hash, time.config.flow_buckets);
@@ -200,14 +196,25 @@ fn plan<M: FlowTable, F: Frame>(
         | if origin.from_node { STATE_LOCAL } else { 0 }
         | if is_by_load(ctx.frontend.algorithm) { STATE_COUNTS } else { 0 }
         | if is_dsr { STATE_DSR | tunnel << STATE_TUNNEL_SHIFT } else { 0 }
-        | if is_watched { STATE_WATCHED } else { 0 }
-        | if is_watched && origin.outside { STATE_OUTSIDE } else { 0 };
+        | if is_watched { watch(ctx.retried != 0, origin.outside) } else { 0 };
     let bits = opaque_to_verifier(u64::from(bits), u64::from(time.now)) as u32;
     let source = if snat { Some(&node.source) } else { None };
     ctx.plan.reply = open::reply_key(&ctx.packet.key, selected, time, source);
     ctx.plan.reply_hash = time.hash(&ctx.plan.reply);
     ctx.plan.backend_id = selected.id;
     ctx.plan.bits = bits;
+}
+
+/// Returns the bits of `STATE_WATCH` for a new flow.
+#[inline(always)]
+fn watch(retried: bool, outside: bool) -> u32 {
+    if retried {
+        WATCH_LAST
+    } else if outside {
+        WATCH_OUTSIDE
+    } else {
+        WATCH_INSIDE
+    }
 }
 
 /// Decides whether the packet may create a flow, and to which backend: the planned one, or that of the client's session
@@ -246,9 +253,11 @@ where
         if let Some(next) = of_existing(maps, ctx) {
             return Ok(next);
         }
-        let number = health::client_of(&ctx.frontend, &ctx.packet.key.src, ctx.packet.tcp_flags);
+        let seed = time.config.flow_seed;
+        let number = health::client_of(&ctx.frontend, &ctx.packet.key.src, ctx.packet.tcp_flags, seed);
+        let (planned, client) = (ctx.plan.backend_id, &ctx.packet.key.src);
         if let Some(selected) =
-            affinity::lookup_and_refresh(maps, &ctx.packet.key.src, &ctx.frontend, number, time)
+            affinity::lookup_and_refresh(maps, client, &ctx.frontend, number, planned, time)
         {
             ctx.second_chance = 0;
             plan(maps, frame, ctx, &selected, origin, time);

@@ -36,7 +36,8 @@ pub struct Paths {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ejection {
-    /// Endpoints are skipped for a second after two clients met a failure in a row, and longer each time; never the last one.
+    /// A client skips an endpoint after a failed connection of its own. All clients skip an endpoint for a second after it has
+    /// refused two of them in a row, and longer each time; never the last one.
     #[default]
     On,
     /// Endpoints are not skipped, as with kube-proxy, which sends connections to an endpoint as long as it is ready.

@@ -176,8 +176,7 @@ impl Reading {
         let help = "Ejected endpoints: new connections currently skip them";
         gauge(e, "ballast_ejected_endpoints", help, [(Vec::new(), ejected)])?;
         let ejections = self.overview.reasons.get(&Reason::EndpointEjected).copied().unwrap_or_default();
-        let help =
-            "Ejections of endpoints that refused, or did not answer, connections of two clients in a row";
+        let help = "Ejections of endpoints that refused connections of two clients in a row";
         counter(e, "ballast_ejections", help, [(Vec::new(), ejections)])
     }
 

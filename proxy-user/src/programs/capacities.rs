@@ -87,7 +87,8 @@ mod tests {
     fn every_map_that_grows_has_a_setting_and_flows_have_two_keys() {
         let capacities = Capacities::default();
         let fixed: Vec<_> = names::ALL.iter().filter(|name| capacities.of(name).is_none()).collect();
-        let small = ["clock_hand", "socket_storage", "direct_seen", "prefilter", "config", "reasons"];
+        let small =
+            ["skips", "clock_hand", "socket_storage", "direct_seen", "prefilter", "config", "reasons"];
         let node = ["node", "node6", "node_addrs", "node_addrs6", "tunnels", "devices"];
         // Their sizes need no flag.
         let others =

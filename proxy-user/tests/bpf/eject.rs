@@ -1,11 +1,14 @@
 //! For a while, new connections skip endpoints that refuse connections or do not answer them; never the last endpoint, and
-//! not for all clients because of one client.
+//! for all clients only because of refusals of two clients.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::backend::BACKEND_IN_CLUSTER;
-use proxy_common::health::{HEALTH_ANSWERED, HEALTH_LEVEL, HEALTH_NEWCOMER, HEALTH_TIME, ejected_for};
+use proxy_common::health::{
+    HEALTH_LEVEL, HEALTH_NEWCOMER, HEALTH_TIME, SKIP_TIME, after_answer, client, ejected_for, has_answered,
+    skip_slot,
+};
 use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
 use proxy_common::select::Algorithm;
@@ -18,14 +21,15 @@ use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, REDIRECT, Service};
 use crate::node::know;
 use crate::packet::{ACK, ETHERNET, Packet, RST, SYN, TCP, ends};
 
-pub const SCENARIOS: [Scenario; 9] = [
-    scenario("a refusal is dropped while another endpoint can have the connection", refused),
+pub const SCENARIOS: [Scenario; 10] = [
+    scenario("a refusal is dropped once, if another endpoint has answered lately", refused),
+    scenario("a Service whose endpoints all refuse is refused at once", all_refuse),
     scenario("so is an ICMP error about the SYN", unreachable),
     scenario("an unanswered SYN goes elsewhere when it is retransmitted", silent),
-    scenario("two clients eject an endpoint for all, each time for longer", ejected),
+    scenario("refusals of two clients eject an endpoint for all, each time for longer", ejected),
     scenario("one client ejects no endpoint for others, and a forged reset none at all", alone),
     scenario("the last endpoint is never skipped", last),
-    scenario("session affinity goes on with another endpoint, and stays there", affinity),
+    scenario("session affinity moves for a refusal, and not for silence", affinity),
     scenario("in the middle of a connection nothing is skipped", middle),
     scenario("a newcomer gets a small share until it answers", newcomer),
 ];
@@ -44,7 +48,19 @@ fn serve(family: Family, harness: &mut Harness, pods: u16) -> Service {
     let service = Service { flags, ..Service::new(ID, TCP, family.frontend(1, 80), &pods) };
     harness.serve(std::slice::from_ref(&service));
     (0..16).for_each(|n| set_health(harness, ID * 16 + n, 0));
+    let mut skips = harness.array::<u64>(names::SKIPS);
+    for at in 0..skips.len() {
+        if skips.get(&at, 0).unwrap() != 0 {
+            skips.set(at, 0, 0).unwrap();
+        }
+    }
     service
+}
+
+/// Makes endpoints look as if they had answered connections a moment ago.
+fn all_answer(harness: &Harness, service: &Service) {
+    let word = after_answer(0, harness.now(), HZ);
+    service.backends.iter().for_each(|(id, _)| set_health(harness, *id, word));
 }
 
 fn set_health(harness: &Harness, id: u32, word: u64) {
@@ -69,6 +85,21 @@ fn id_of(service: &Service, pod: SocketAddr) -> u32 {
 fn pass(harness: &Harness, id: u32, jiffies: u32) {
     let since = u64::from(harness.now().wrapping_sub(jiffies));
     set_health(harness, id, health(harness, id) & !HEALTH_TIME | since);
+}
+
+/// Makes the last failure of a client look as if it had been `jiffies` ago.
+fn pass_skip(family: Family, harness: &Harness, id: u32, host: u16, jiffies: u32) {
+    let seed = harness.configure(|_| ()).flow_seed;
+    let number = match family.client(host, 0).ip() {
+        IpAddr::V4(addr) => client(&addr.octets(), seed),
+        IpAddr::V6(addr) => client(&addr.octets(), seed),
+    };
+    let (index, _) = skip_slot(number, id);
+    let mut skips = harness.array::<u64>(names::SKIPS);
+    let since = u64::from(harness.now().wrapping_sub(jiffies));
+    let word = skips.get(&index, 0).unwrap();
+    assert_ne!(word, 0, "the client has not failed");
+    skips.set(index, word & !SKIP_TIME | since, 0).unwrap();
 }
 
 fn syn(family: Family, service: &Service, host: u16, port: u16) -> Packet {
@@ -147,6 +178,7 @@ fn share(
 
 fn refused(family: Family, harness: &mut Harness) {
     let service = serve(family, harness, 2);
+    all_answer(harness, &service);
     let syn = syn(family, &service, 1, 40_000);
     let first = goes_to(harness, &syn);
     assert!(!refuses(harness, &syn, first));
@@ -155,8 +187,12 @@ fn refused(family: Family, harness: &mut Harness) {
     let second = goes_to(harness, &syn);
     assert_ne!(first, second);
     assert_eq!(harness.flow(family).backend, second);
-    // No endpoint is left for this client.
+    // One refusal of a connection is hidden, even if the first endpoint has answered another client meanwhile.
+    let word = after_answer(0, harness.now(), HZ);
+    set_health(harness, id_of(&service, first), word);
     assert!(refuses(harness, &syn, second));
+    assert_eq!(harness.reasons(), [(Reason::RefusalDropped, 1)]);
+    set_health(harness, id_of(&service, first), 0);
     assert_eq!(harness.reasons(), [(Reason::RefusalDropped, 1)]);
     // The client connects once more, and gets the refusal at once.
     let third = goes_to(harness, &syn);
@@ -176,6 +212,7 @@ fn refused(family: Family, harness: &mut Harness) {
         ServiceEntry { tag: key.tag(), flags: SERVICE_EJECTS, kind: KIND_NODE_PORT, ..service.entry() };
     harness.write(&[Write::Service(key, entry)]);
     let syn = Packet { seq: SEQ, ..Packet::tcp(SYN, family.client(9, 40_000), orig_dst) };
+    all_answer(harness, &service);
     let mut met = Vec::new();
     for is_last in [false, true] {
         let seen = comes_in(harness, &syn);
@@ -193,8 +230,21 @@ fn refused(family: Family, harness: &mut Harness) {
     forget(harness);
 }
 
+fn all_refuse(family: Family, harness: &mut Harness) {
+    for count in [2, 3, 6] {
+        let service = serve(family, harness, count);
+        for n in 0..20 {
+            let syn = syn(family, &service, n % 5, 40_000 + n);
+            let pod = goes_to(harness, &syn);
+            assert!(refuses(harness, &syn, pod));
+        }
+    }
+    assert!(harness.reasons().iter().all(|(reason, _)| *reason == Reason::EndpointEjected));
+}
+
 fn unreachable(family: Family, harness: &mut Harness) {
     let service = serve(family, harness, 2);
+    all_answer(harness, &service);
     let syn = syn(family, &service, 1, 40_000);
     let router = family.client(200, 0).ip();
     let first = goes_to(harness, &syn);
@@ -229,7 +279,20 @@ fn silent(family: Family, harness: &mut Harness) {
     accepts(harness, &syn, second);
     wait(family, harness, 3 * HZ);
     assert_eq!(goes_to(harness, &syn), second);
-    assert_eq!(health(harness, id_of(&service, second)), HEALTH_ANSWERED);
+    assert!(has_answered(health(harness, id_of(&service, second)), harness.now(), HZ));
+    // Any number of clients that are not answered eject no endpoint.
+    harness.forget_flows();
+    for host in 10..40 {
+        let syn = self::syn(family, &service, host, 41_000);
+        let met = goes_to(harness, &syn);
+        wait(family, harness, HZ);
+        assert_ne!(goes_to(harness, &syn), met);
+        harness.forget_flows();
+    }
+    assert_eq!(ejections(harness, &service), []);
+    let pods: BTreeSet<_> =
+        (0..20).map(|n| goes_to(harness, &self::syn(family, &service, 2, 42_000 + n))).collect();
+    assert_eq!(pods.len(), 2);
     assert_eq!(harness.reasons(), []);
 }
 
@@ -237,8 +300,10 @@ fn ejected(family: Family, harness: &mut Harness) {
     let service = serve(family, harness, 3);
     let pod = service.backends[1].1;
     let id = id_of(&service, pod);
+    all_answer(harness, &service);
     for (round, port) in [(0u32, 2_000), (1, 12_000), (2, 22_000)] {
-        fail(family, harness, &service, pod, &[1, 2], port);
+        let host = 10 * round as u16;
+        fail(family, harness, &service, pod, &[host + 1, host + 2], port);
         assert!(harness.refusals().contains(&(ID, Reason::EndpointEjected, u64::from(round) + 1)));
         assert_eq!((health(harness, id) & HEALTH_LEVEL).count_ones(), round.count_ones());
         assert_eq!(ejections(harness, &service), [(id, 1 << round)]);
@@ -255,7 +320,7 @@ fn ejected(family: Family, harness: &mut Harness) {
         (goes_to(harness, &syn) == pod).then_some(syn)
     });
     accepts(harness, &found.unwrap(), pod);
-    assert_eq!(health(harness, id), HEALTH_ANSWERED);
+    assert!(has_answered(health(harness, id), harness.now(), HZ));
     let some = share(family, harness, &service, pod, 600, 55_000);
     assert!((120..280).contains(&some), "{some}");
 }
@@ -289,21 +354,23 @@ fn alone(family: Family, harness: &mut Harness) {
     assert!((130..270).contains(&some), "{some}");
     // The client itself skips the endpoint for longer each time.
     let mut port = 25_000;
-    for seconds in [1, 4, 16, 64] {
-        if seconds == 1 {
-            set_health(harness, id, 0);
-        }
+    pass_skip(family, harness, id, 1, 100 * HZ);
+    for seconds in [2, 8, 32, 64] {
         let failed = (0..400).any(|_| {
             port += 1;
             let syn = syn(family, &service, 1, port);
-            goes_to(harness, &syn) == pod && !refuses(harness, &syn, pod)
+            let met = goes_to(harness, &syn) == pod;
+            if met {
+                refuses(harness, &syn, pod);
+            }
+            met
         });
         assert!(failed, "the client never met it in round {seconds}");
-        pass(harness, id, seconds * HZ - HZ / 5);
+        pass_skip(family, harness, id, 1, seconds * HZ - HZ / 5);
         let met = (0..40).any(|n| goes_to(harness, &syn(family, &service, 1, port + 1 + n)) == pod);
         assert!(!met, "round {seconds}");
         port += 40;
-        pass(harness, id, seconds * HZ);
+        pass_skip(family, harness, id, 1, seconds * HZ);
     }
 }
 
@@ -351,22 +418,29 @@ fn affinity(family: Family, harness: &mut Harness) {
     let connect = |harness: &mut Harness, port| goes_to(harness, &syn(family, &service, host, port));
     let first = connect(harness, 2_000);
     assert!((2_001..2_020).all(|port| connect(harness, port) == first));
+    // The endpoint does not answer: the client stays, as with kube-proxy.
+    harness.forget_flows();
+    for _ in 0..3 {
+        assert_eq!(connect(harness, 2_030), first);
+        wait(family, harness, HZ);
+    }
+    assert_eq!(connect(harness, 2_030), first);
+    harness.forget_flows();
+    // It refuses a connection, but no other endpoint is known to work.
     let refused = syn(family, &service, host, 2_020);
+    assert_eq!(goes_to(harness, &refused), first);
+    assert!(refuses(harness, &refused, first));
+    assert!((2_021..2_025).all(|port| connect(harness, port) == first));
+    harness.forget_flows();
+    all_answer(harness, &service);
     assert_eq!(goes_to(harness, &refused), first);
     assert!(!refuses(harness, &refused, first));
     let second = goes_to(harness, &refused);
     assert_ne!(first, second);
     assert!((3_000..3_020).all(|port| connect(harness, port) == second));
     // The first endpoint answers again, but the client stays with the second one.
-    set_health(harness, id_of(&service, first), HEALTH_ANSWERED);
+    all_answer(harness, &service);
     assert!((4_000..4_020).all(|port| connect(harness, port) == second));
-    // The second endpoint does not answer.
-    harness.forget_flows();
-    assert_eq!(connect(harness, 5_000), second);
-    wait(family, harness, HZ);
-    let third = connect(harness, 5_000);
-    assert_ne!(third, second);
-    assert!((5_001..5_020).all(|port| connect(harness, port) == third));
 }
 
 fn middle(family: Family, harness: &mut Harness) {
@@ -397,7 +471,7 @@ fn newcomer(family: Family, harness: &mut Harness) {
     // No other endpoint has answered so far, so the endpoint is no newcomer.
     harness.write(&[Write::ResetHealth(new.0, table, [old].into())]);
     assert_eq!(health(harness, new.0), 0);
-    set_health(harness, old, HEALTH_ANSWERED);
+    set_health(harness, old, after_answer(0, harness.now(), HZ));
     harness.write(&[Write::ResetHealth(new.0, table, [old].into())]);
     assert_eq!(health(harness, new.0), HEALTH_NEWCOMER);
     let some = share(family, harness, &service, new.1, 1_000, 2_000);

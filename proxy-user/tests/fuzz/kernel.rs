@@ -20,7 +20,7 @@ use proxy_common::config::NodeConfig;
 use proxy_common::conntrack::{ASSURED, is_closed};
 use proxy_common::flow::{Bucket, FlowEntry, buckets_for};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
-use proxy_common::health::{HEALTH_SINCE, HEALTH_TIME};
+use proxy_common::health::{HEALTH_SINCE, HEALTH_TIME, SKIP_COUNT, SKIP_TIME, SKIP_USED};
 use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
 use proxy_common::version::ABI_VERSION;
@@ -116,6 +116,7 @@ pub struct Kernel {
     flows6: Mapped<FlowEntry<[u8; 16]>>,
     index: [Mapped<Bucket>; 2],
     health: Mapped<u64>,
+    skips: Mapped<u64>,
     devices: BTreeMap<&'static str, u32>,
     scenario: Option<Scenario>,
     cpus: usize,
@@ -170,6 +171,7 @@ impl Kernel {
             index: [names::FLOW_INDEX, names::FLOW_INDEX6]
                 .map(|name| Mapped::new(&maps[name], buckets_for(FLOWS))),
             health: Mapped::new(&maps[names::HEALTH], BACKENDS),
+            skips: Mapped::new(&maps[names::SKIPS], SKIP_COUNT),
             ebpf,
             maps,
             devices: NETWORK.get_or_init(network).clone(),
@@ -277,6 +279,7 @@ impl Target for Kernel {
         self.flows6.clear();
         self.index.iter_mut().for_each(Mapped::clear);
         self.health.clear();
+        self.skips.clear();
         self.empty(names::AFFINITY, size_of::<AffinityKey<[u8; 4]>>(), size_of::<AffinityEntry>());
         self.empty(names::AFFINITY6, size_of::<AffinityKey<[u8; 16]>>(), size_of::<AffinityEntry>());
         self.empty(names::FRAGMENTS, size_of::<FragmentKey<[u32; 1]>>(), size_of::<FragmentEntry>());
@@ -311,6 +314,10 @@ impl Target for Kernel {
         for word in self.health.0.iter_mut().filter(|word| **word & HEALTH_SINCE != 0) {
             let since = (*word as u32).wrapping_sub(milliseconds);
             *word = *word & !HEALTH_TIME | u64::from(since);
+        }
+        for word in self.skips.0.iter_mut().filter(|word| **word & SKIP_USED != 0) {
+            let since = (*word as u32).wrapping_sub(milliseconds);
+            *word = *word & !SKIP_TIME | u64::from(since);
         }
         let (used, value) = (offset_of!(AffinityEntry, last_used), size_of::<AffinityEntry>());
         self.age(names::AFFINITY, size_of::<AffinityKey<[u8; 4]>>(), value, used, milliseconds);

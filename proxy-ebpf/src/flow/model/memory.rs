@@ -316,6 +316,10 @@ impl<const SLOTS: u32> Health for Model<SLOTS> {
     fn health(self, _id: u32) -> Option<Raw<u64>> {
         None
     }
+
+    fn skip(self, _index: u32) -> Option<Raw<u64>> {
+        None
+    }
 }
 
 impl<const SLOTS: u32> OpenConnections for Model<SLOTS> {

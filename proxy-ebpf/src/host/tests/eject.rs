@@ -1,11 +1,12 @@
 //! Endpoints that refuse connections or do not answer them: the connection moves to another endpoint.
 
-use proxy_common::conntrack::RST_BACKEND;
-use proxy_common::health::HEALTH_ANSWERED;
+use proxy_common::conntrack::is_hidden;
+use proxy_common::health::{Failure, HEALTH_ANSWERED, has_answered};
 use proxy_common::service::{SCOPE_EXTERNAL, SERVICE_EJECTS, SERVICE_SCOPED};
 
 use super::*;
 use crate::env::Health as _;
+use crate::select::health;
 use crate::shared::Shared as _;
 
 /// The answer of a closed port: it acknowledges the SYN.
@@ -42,6 +43,17 @@ fn set<F: Net>(maps: HostMaps<F>, entry: ServiceEntry) {
     maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
 }
 
+/// Lets an endpoint answer a connection of a client that no test uses otherwise.
+fn works<F: Net>(maps: HostMaps<F>, endpoint: u32) {
+    let before = maps.health(endpoint).unwrap().load();
+    maps.health(endpoint).unwrap().store(before | HEALTH_ANSWERED);
+    health::answered(maps, endpoint, maps.time().unwrap());
+}
+
+fn refuse<F: Net>(maps: HostMaps<F>, endpoint: u32, client: u32) -> u32 {
+    maps.note_failure(endpoint, client, Failure::Refusal as u32)
+}
+
 /// A client's SYN. Returns the endpoint that gets it.
 fn connect<F: Net>(maps: HostMaps<F>, device: u32, client: End<F>) -> u32 {
     let (_, skb) = run_over(Hook::Ingress, maps, device, &packet::<F>(client, frontend::<F>(), SYN));
@@ -76,12 +88,15 @@ fn a_refused_connection<F: Net>() {
     let maps = two_endpoints::<F>();
     let client = client::<F>();
     let first = connect(maps, POD, client);
-    assert!(!answer(maps, first, client, REFUSAL), "another endpoint may accept the connection");
+    works(maps, other(first));
+    assert!(!answer(maps, first, client, REFUSAL), "the other endpoint has answered lately");
     assert_eq!(maps.refusals_of(1, Reason::RefusalDropped), 1);
-    assert!(maps.flows().iter().any(|flow| flow.bits() & RST_BACKEND != 0), "its flow is closed");
+    assert!(maps.flows().iter().any(|flow| is_hidden(flow.bits())));
     // The client sends its SYN again.
+    maps.advance(HZ);
     assert_eq!(connect(maps, POD, client), other(first));
-    assert!(answer(maps, other(first), client, REFUSAL), "both have refused this client");
+    works(maps, first);
+    assert!(answer(maps, other(first), client, REFUSAL), "one refusal of a connection is hidden");
     assert_eq!(maps.refusals_of(1, Reason::EndpointEjected), 0, "failures of one client eject no endpoint");
 }
 
@@ -91,41 +106,58 @@ fn a_refused_connection_moves_to_another_endpoint() {
     a_refused_connection::<V6>();
 }
 
-/// `edit` changes the Service after a client was refused: who gets the refusal?
-fn refused_after<F: Net>(edit: impl Fn(HostMaps<F>)) -> bool {
+/// `edit` changes the Service before its endpoint, whose id is passed, refuses a client; the other endpoint has answered
+/// lately. Returns whether the client gets the refusal.
+fn refused_after<F: Net>(edit: impl Fn(HostMaps<F>, u32)) -> bool {
     let maps = two_endpoints::<F>();
     let client = client::<F>();
     let first = connect(maps, POD, client);
-    edit(maps);
+    works(maps, other(first));
+    edit(maps, first);
     answer(maps, first, client, REFUSAL)
 }
 
 fn no_other_endpoint<F: Net>() {
-    assert!(!refused_after::<F>(|_| {}));
+    assert!(!refused_after::<F>(|_, _| {}));
     assert!(
-        refused_after::<F>(|maps| set(maps, ServiceEntry { id: 2, ..service(2) })),
+        refused_after::<F>(|maps, _| set(maps, ServiceEntry { id: 2, ..service(2) })),
         "another Service has the frontend"
     );
     assert!(
-        refused_after::<F>(|maps| set(maps, ServiceEntry { flags: 0, ..service(2) })),
+        refused_after::<F>(|maps, _| set(maps, ServiceEntry { flags: 0, ..service(2) })),
         "failures do not count"
     );
-    assert!(refused_after::<F>(|maps| set(maps, service(0))), "no endpoint is left");
+    assert!(refused_after::<F>(|maps, _| set(maps, service(0))), "no endpoint is left");
     for only in [7, SECOND] {
         let maps = two_endpoints::<F>();
         let client = client::<F>();
         let first = connect(maps, POD, client);
+        works(maps, only);
         maps.set_slots(30, &[only]);
         set(maps, service(1));
         assert_eq!(answer(maps, first, client, REFUSAL), first == only, "{first} refuses, {only} is left");
     }
-    // The other endpoint is ejected.
-    assert!(refused_after::<F>(|maps| {
-        for id in [7, SECOND] {
-            maps.note_failure(id, 1000);
-            assert_eq!(maps.note_failure(id, 1001), 1);
-        }
+    // The other endpoint has refused a client, or this client skips it, or it has answered long ago.
+    assert!(refused_after::<F>(|maps, first| {
+        refuse(maps, other(first), 1000);
     }));
+    let number =
+        |maps: HostMaps<F>| proxy_common::health::client(&client::<F>().0, maps.config().unwrap().flow_seed);
+    for failure in [Failure::Silence, Failure::Unreachable] {
+        let fail = |maps: HostMaps<F>, first, client| maps.note_failure(other(first), client, failure as u32);
+        assert!(refused_after::<F>(|maps, first| assert_eq!(fail(maps, first, number(maps)), 0)));
+        assert!(
+            !refused_after::<F>(|maps, first| assert_eq!(fail(maps, first, 1000), 0)),
+            "another client's"
+        );
+    }
+    for (age, is_told) in [(60 * HZ - 1, false), (60 * HZ, true)] {
+        let found = refused_after::<F>(|maps, first| {
+            let word = maps.health(other(first)).unwrap();
+            word.store(word.load() - u64::from(age));
+        });
+        assert_eq!(found, is_told, "{age}");
+    }
 }
 
 #[test]
@@ -146,6 +178,7 @@ fn two_scopes<F: Net>() {
         let inside = ServiceEntry { slot_base: 40, flags: SERVICE_EJECTS | SERVICE_SCOPED, ..service(1) };
         set(maps, inside);
         let first = connect(maps, device, client);
+        works(maps, other(first));
         assert_eq!(answer(maps, first, client, REFUSAL), is_told, "{device}");
     }
 }
@@ -162,9 +195,11 @@ fn a_success<F: Net>() {
         let maps = two_endpoints::<F>();
         let client = client::<F>();
         let endpoint = connect(maps, POD, client);
-        maps.note_failure(endpoint, 1000);
+        refuse(maps, endpoint, 1000);
+        assert!(health::refuses(maps, endpoint, 1000));
         assert!(answer(maps, endpoint, client, shape));
-        assert_eq!(maps.health(endpoint).unwrap().load(), HEALTH_ANSWERED);
+        assert!(has_answered(maps.health(endpoint).unwrap().load(), maps.now(), HZ));
+        assert!(!health::refuses(maps, endpoint, 1000));
     }
 }
 
@@ -183,12 +218,13 @@ fn no_answer<F: Net>() {
     assert_eq!(connect(maps, POD, client), first, "the endpoint may still answer");
     maps.advance(HZ / 2 + 1);
     assert_eq!(connect(maps, POD, client), other(first));
-    assert_eq!(maps.refusals_of(1, Reason::EndpointEjected), 0);
-    // A second client is not answered by the same endpoint.
-    let second = silent.find(|client| connect(maps, POD, *client) == first).unwrap();
-    maps.advance(HZ);
-    assert_eq!(connect(maps, POD, second), other(first));
-    assert_eq!(maps.refusals_of(1, Reason::EndpointEjected), 1);
+    // Clients that are not answered by the endpoint skip it, and no other client does.
+    for client in silent.by_ref().filter(|client| connect(maps, POD, *client) == first).take(5) {
+        maps.advance(HZ);
+        assert_eq!(connect(maps, POD, client), other(first));
+    }
+    assert_eq!(maps.count_of(Reason::EndpointEjected), 0);
+    assert!(silent.any(|client| connect(maps, POD, client) == first));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use proxy_common::Address as _;
 use proxy_common::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY};
 use proxy_common::conntrack::is_watched;
-use proxy_common::flow::{STATE_LOCAL, STATE_OUTSIDE, STATE_SNAT};
+use proxy_common::flow::{STATE_LOCAL, STATE_SNAT, STATE_WATCH, WATCH_OUTSIDE};
 use proxy_common::node::Cidr;
 use proxy_common::service::{SCOPE_EXTERNAL, SERVICE_EJECTS, SERVICE_SCOPED, SERVICE_SOURCE_RANGES};
 
@@ -104,7 +104,7 @@ fn scopes<F: Net>() {
         });
         let flow = flow(maps).unwrap();
         assert_eq!(flow.backend_id, if is_outside { 7 } else { 20 }, "{device} {config:#x}");
-        assert_eq!(flow.bits() & STATE_OUTSIDE != 0, is_outside);
+        assert_eq!(flow.bits() & STATE_WATCH == WATCH_OUTSIDE, is_outside);
         assert!(is_watched(flow.bits()));
     }
 }

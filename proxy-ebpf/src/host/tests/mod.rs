@@ -17,6 +17,7 @@ mod refused;
 mod rewrite;
 mod segments;
 mod select;
+mod simulation;
 mod tunnel;
 mod tunnel_families;
 

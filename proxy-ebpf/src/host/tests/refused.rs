@@ -110,15 +110,15 @@ fn the_only_endpoint_refuses<F: Net>(backend_flags: u32, hook: Hook, device: u32
     };
     maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), entry);
     let is_forwarded = backend_flags & BACKEND_LOCAL == 0;
-    // The endpoint refuses with a RST, and then with an ICMP error.
-    for number in 1..=2 {
+    // The endpoint refuses two clients with a RST, and then one with an ICMP error.
+    for number in 1..=3 {
         let client = (F::addr(10 + number), 4000);
         run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
         let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0 && flow.client == client.0).unwrap();
         let seen = (flow.source, flow.source_port);
-        assert_eq!(maps.count_of(Reason::EndpointEjected), 0);
+        assert_eq!(maps.count_of(Reason::EndpointEjected), u64::from(number == 3), "two clients in a row");
         let ttl = if is_forwarded { 63 } else { 64 };
-        let (refusal, expected) = if number == 1 {
+        let (refusal, expected) = if number <= 2 {
             let reset = Shape { flags: 0x14, ..SYN };
             (packet::<F>(backend, seen, reset), packet::<F>(frontend, client, Shape { ttl, ..reset }))
         } else {
@@ -133,7 +133,11 @@ fn the_only_endpoint_refuses<F: Net>(backend_flags: u32, hook: Hook, device: u32
         assert_eq!(ip(&skb), expected[build::ETHERNET..], "{number}");
     }
     assert_eq!(maps.count_of(Reason::RefusalDropped), 0);
-    assert_eq!(maps.refusals_of(1, Reason::EndpointEjected), 1, "two clients in a row");
+    assert_eq!(
+        maps.refusals_of(1, Reason::EndpointEjected),
+        1,
+        "an ICMP error is no refusal of the endpoint"
+    );
 }
 
 #[test]

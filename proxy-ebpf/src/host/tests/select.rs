@@ -1,7 +1,7 @@
 //! Tests of the selection that packets cannot show.
 
 use proxy_common::backend::BACKEND_GONE;
-use proxy_common::health::NO_CLIENT;
+use proxy_common::health::{Failure, NO_CLIENT};
 use proxy_common::select::{Algorithm, tunnel_tag};
 
 use super::*;
@@ -65,12 +65,14 @@ fn the_load_of_an_endpoint_that_left_does_not_count() {
 fn the_health_of_an_id_beyond_the_array_is_good() {
     let maps = maps::<V4>(BACKEND_LOCAL);
     assert_eq!(health::rank(maps, u32::MAX, 5, 0), health::TAKES);
-    assert_eq!(health::note_failure(maps, u32::MAX, 5), 0);
+    let refusal = Failure::Refusal as u32;
+    assert_eq!(health::note_failure(maps, u32::MAX, 5, refusal), 0);
     // Two clients eject an endpoint; the ejection ends with time.
-    assert_eq!((health::note_failure(maps, 7, 5), health::note_failure(maps, 7, 6)), (0, 1));
-    assert!(health::is_ejected(maps, 7, 9));
+    let refused = |client| health::note_failure(maps, 7, client, refusal);
+    assert_eq!((refused(5), refused(6)), (0, 1));
+    assert!(health::refuses(maps, 7, 9));
     maps.advance(100 * HZ);
-    assert!(!health::is_ejected(maps, 7, 9));
+    assert!(!health::refuses(maps, 7, 9));
     assert_eq!(health::rank(maps, 7, 5, 0), health::TAKES);
 }
 

@@ -3,13 +3,16 @@
 use proxy_common::backend::BACKEND_TUNNEL_SHIFT;
 use proxy_common::config::CONFIG_DSR;
 use proxy_common::flow::{STATE_DSR, STATE_SNAT, tunnel_of};
+use proxy_common::health::{Failure, HEALTH_NEWCOMER};
 use proxy_common::maglev;
 use proxy_common::node::{NODE_ADDR_INTERNAL, TUNNEL_V4, Tunnel};
 use proxy_common::select::{Algorithm, tunnel_tag};
-use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_DSR};
+use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_DSR, SERVICE_EJECTS};
 use proxy_common::{PROTO_IPIP, PROTO_UDP};
 
 use super::*;
+use crate::env::Health as _;
+use crate::shared::Shared as _;
 
 /// Number of the other node in `tunnels`.
 pub(super) const NUMBER: u32 = 0x5a5;
@@ -194,6 +197,62 @@ fn a_connection_of_another_node_has_a_second_chance() {
         let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<V4>(client, (addr, port), shape));
         assert_eq!(skb.wire(), packet::<V4>(client, endpoint, shape));
         assert_eq!(maps.refusals_of(1, Reason::SecondChance), counted);
+    }
+}
+
+/// The current table leads to a newcomer, the previous one to another endpoint; the address then moves to a node without
+/// flows.
+#[test]
+fn a_connection_past_a_newcomer_survives_a_move() {
+    const OTHER: u32 = 20;
+    const THIRD: u32 = 21;
+    let other = (V4::addr(3), 8080);
+    let node = || {
+        let maps = node_of(BACKEND_LOCAL);
+        add_endpoint(maps, OTHER, other, PROTO_TCP);
+        add_endpoint(maps, THIRD, (V4::addr(4), 8080), PROTO_TCP);
+        maps.set_slots(30, &[7, OTHER, THIRD]);
+        write_table(maps, 8, 7);
+        write_table(maps, 16, OTHER);
+        maps.set_maglev_index(maglev::index(1, false), 8, 16);
+        let (addr, port) = frontend::<V4>();
+        let entry = ServiceEntry {
+            algorithm: Algorithm::Maglev as u8,
+            slot_base: 30,
+            slot_count: 3,
+            flags: SERVICE_DSR | SERVICE_EJECTS,
+            ..dsr_service()
+        };
+        maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+        maps
+    };
+    let (first, second) = (node(), node());
+    let goes_to = |maps, client_port, shape| {
+        let client = (client::<V4>().0, client_port);
+        let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<V4>(client, frontend::<V4>(), shape));
+        let mut ends = [backend::<V4>(), other, (V4::addr(4), 8080)].into_iter();
+        ends.find(|end| skb.wire() == packet::<V4>(client, *end, shape)).unwrap()
+    };
+    // A newcomer of which nothing is known, and an endpoint that is ejected.
+    for is_ejected in [false, true] {
+        let mut past = 0;
+        for client_port in 4000..4200 {
+            first.health(7).unwrap().store(HEALTH_NEWCOMER);
+            if is_ejected {
+                let refused = |client| first.note_failure(7, client, Failure::Refusal as u32);
+                assert_eq!((refused(5), refused(6)), (0, 1));
+            }
+            let endpoint = goes_to(first, client_port, SYN);
+            if endpoint != backend::<V4>() {
+                past += 1;
+                assert_eq!(goes_to(second, client_port, DATA), endpoint, "{client_port}");
+            }
+            // The flow tables begin empty again.
+            for maps in [first, second] {
+                maps.set_config(*maps.config().unwrap());
+            }
+        }
+        assert!(if is_ejected { past == 200 } else { (140..200).contains(&past) }, "{past}");
     }
 }
 

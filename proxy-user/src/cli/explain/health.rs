@@ -1,6 +1,8 @@
 //! Describes endpoints that new connections skip.
 
-use proxy_common::health::{Standing, TRIAL_SHARE, current, ejected_for, skipped_for, standing};
+use proxy_common::health::{
+    NO_CLIENT, Standing, TRIAL_SHARE, current, ejected_for, skip_slot, skipped_for, standing,
+};
 
 use crate::maps::view::Common;
 
@@ -9,18 +11,22 @@ use crate::maps::view::Common;
 pub(super) fn note(common: &Common, id: u32, address: &str, client: u32) -> Option<String> {
     let (now, hz) = (common.now, common.config.hz);
     let word = current(common.health.get(&id).copied()?, now, hz);
-    let seconds = ejected_for(word, now, hz).map(|left| left.div_ceil(hz));
-    match (standing(word, client, now, hz), seconds) {
-        (Standing::Ejected, Some(seconds)) => Some(format!(
-            "new connections skip {address} for {seconds} s: connections of two clients in a row failed"
-        )),
-        (Standing::Ejected, None) => {
-            let seconds = skipped_for(word, now, hz).div_ceil(hz);
-            Some(format!("this client skips {address} for {seconds} s: its last connection to it failed"))
-        }
-        (Standing::Trial, _) => Some(format!(
-            "{address} is on trial: it gets one of {TRIAL_SHARE} connections that select it, until it answers one"
-        )),
-        (Standing::Good, _) => None,
+    if let Some(left) = ejected_for(word, now, hz) {
+        let seconds = left.div_ceil(hz);
+        return Some(format!(
+            "new connections skip {address} for {seconds} s: it refused connections of two clients in a row"
+        ));
     }
+    let (index, tag) = skip_slot(client, id);
+    let skip = common.skips.get(&index).copied().unwrap_or_default();
+    let left = if client == NO_CLIENT { 0 } else { skipped_for(skip, tag, word, client, now, hz) };
+    if left != 0 {
+        let seconds = left.div_ceil(hz);
+        return Some(format!(
+            "this client skips {address} for {seconds} s: its last connection to it failed"
+        ));
+    }
+    (standing(word, now, hz) == Standing::Trial).then(|| {
+        format!("{address} is on trial: it gets one of {TRIAL_SHARE} connections that select it, until it answers one")
+    })
 }

@@ -99,7 +99,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             }
         }
         let netns = self.rules.common.config.host_netns;
-        let number = if of_node { health::socket_client(netns) } else { NO_CLIENT };
+        let number = if of_node {
+            health::socket_client(netns, self.rules.common.config.flow_seed)
+        } else {
+            NO_CLIENT
+        };
         if let Err(reason) = self.endpoints(&service, number, |_, _| None) {
             return self.end(Outcome::Refused(reason));
         }
@@ -191,7 +195,8 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             let number = decide::tunnel(&service, source, flags, &key, outside, node_addr);
             Some(if number == 0 { word(source) } else { DSR })
         };
-        let number = from.map_or(NO_CLIENT, |from| health::client(&from));
+        let seed = self.rules.common.config.flow_seed;
+        let number = from.map_or(NO_CLIENT, |from| health::client(&from, seed));
         if let Err(reason) = self.endpoints(&service, number, source) {
             return self.end(Outcome::Refused(reason));
         }

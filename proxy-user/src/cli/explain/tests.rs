@@ -82,6 +82,7 @@ fn rules() -> Rules<A4> {
             has_uplink: true,
             now: NOW,
             health: BTreeMap::new(),
+            skips: BTreeMap::new(),
             slots: vec![5, 6, 7],
             prefilter,
             names: [(1, name("web")), (2, name("port")), (3, name("lb")), (4, name("empty"))].into(),

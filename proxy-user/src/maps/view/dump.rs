@@ -49,6 +49,7 @@ impl View {
             map::TURNS => self.dump_array::<u64>(map::TURNS, |turns| json!({ "turns": turns })),
             map::BACKENDS | map::BACKENDS6 => self.dump_backends(name == map::BACKENDS6, &names),
             map::HEALTH => self.dump_words(map::HEALTH, |word| json!({ "word": format!("{word:#018x}") })),
+            map::SKIPS => self.dump_words(map::SKIPS, |word| json!({ "word": format!("{word:#018x}") })),
             map::FLOWS => self.dump_flows::<[u8; 4]>(map::FLOWS, &names),
             map::FLOWS6 => self.dump_flows::<[u8; 16]>(map::FLOWS6, &names),
             map::FLOW_INDEX => self.dump_buckets(map::FLOW_INDEX),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use aya::maps::MapType;
-use proxy_common::health::{NO_CLIENT, Standing, current, ejected_for, is_plain, standing};
+use proxy_common::health::{SKIP_USED, Standing, current, ejected_for, is_plain, standing};
 use proxy_common::map_names as map;
 
 use super::flows::now;
@@ -15,6 +15,13 @@ impl View {
         let words = self.pin(map::HEALTH, MapType::Array)?.mapped::<u64>()?;
         let all = (0..words.len()).filter_map(|id| Some((id as u32, words.read(id)?)));
         Ok(all.filter(|(_, word)| !is_plain(*word)).collect())
+    }
+
+    /// Returns the words of `skips` in use, by index.
+    pub fn skips(&self) -> Result<BTreeMap<u32, u64>, ViewError> {
+        let words = self.pin(map::SKIPS, MapType::Array)?.mapped::<u64>()?;
+        let all = (0..words.len()).filter_map(|index| Some((index as u32, words.read(index)?)));
+        Ok(all.filter(|(_, word)| word & SKIP_USED != 0).collect())
     }
 
     /// Returns the endpoints that all new connections skip, by backend id, with the remaining seconds.
@@ -34,7 +41,7 @@ impl View {
             return Ok(BTreeSet::new());
         }
         let now = now(hz);
-        let is_trial = |word: u64| standing(current(word, now, hz), NO_CLIENT, now, hz) == Standing::Trial;
+        let is_trial = |word: u64| standing(current(word, now, hz), now, hz) == Standing::Trial;
         Ok(self.health()?.into_iter().filter(|(_, word)| is_trial(*word)).map(|(id, _)| id).collect())
     }
 }

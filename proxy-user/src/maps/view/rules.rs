@@ -32,6 +32,8 @@ pub struct Common {
     pub slots: Vec<u32>,
     /// Observed health of backends, by id, if it is more than that the backend answers ([`proxy_common::health`]).
     pub health: BTreeMap<u32, u64>,
+    /// Failures of clients, by index ([`proxy_common::health::skip_slot`]).
+    pub skips: BTreeMap<u32, u64>,
     /// Words of the prefilter.
     pub prefilter: Vec<u64>,
     /// Names of Service ports.
@@ -103,6 +105,7 @@ impl View {
             config,
             slots,
             health: self.health()?,
+            skips: self.skips()?,
             prefilter,
             names: self.names()?,
             netns_affinity: netns_affinity.into_iter().collect(),

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use proxy_common::health::Failure;
+
 use super::flow::{Flow, From, Kind, half};
 use super::parse::{Header, header_at};
 use super::rewrite::error;
@@ -29,7 +31,7 @@ impl Model {
         if is_reply
             && self.flows[at].waits()
             && quote.refused.is_some_and(|refused| Some(half(refused)) == seq)
-            && self.drops_refusal(at)
+            && self.drops_refusal(at, Failure::Unreachable)
         {
             return Must::Drop;
         }

@@ -25,6 +25,8 @@ pub struct Flow {
     pub last_seen: u64,
     /// Whether the first answer updates the health of the endpoint.
     pub is_watched: bool,
+    /// Whether a refusal of the same connection was hidden before: the next one reaches the client.
+    pub is_last: bool,
     /// Whether the connection began with the policy for clients outside.
     pub outside: bool,
     /// Whether the client's packets are encapsulated to the endpoint's node, whose answers do not pass this node (DSR).
@@ -78,7 +80,7 @@ pub struct State {
     pub assured: bool,
     pub fin: [bool; 2],
     pub rst: [bool; 2],
-    /// Whether the last packet was a SYN, and the flow had been silent before.
+    /// Whether the last packet was a SYN, and the flow had been silent before; or a SYN whose refusal was hidden.
     pub has_unanswered_syn: bool,
     /// Upper halves of the noted sequence numbers.
     pub seq: [Option<u16>; 2],
@@ -187,8 +189,14 @@ pub fn half(number: u32) -> u16 {
 impl Flow {
     /// Whether the endpoint has not answered yet, and its first answer updates its health.
     pub fn waits(&self) -> bool {
-        let State { has_syn, replied, rst, .. } = &self.state;
-        self.is_watched && *has_syn && !replied && !rst[From::Backend as usize]
+        let State { has_syn, replied, rst, has_unanswered_syn, .. } = &self.state;
+        self.is_watched && *has_syn && !replied && !rst[From::Backend as usize] && !has_unanswered_syn
+    }
+
+    /// Whether the endpoint has refused the connection, and the client does not know.
+    pub fn is_hidden(&self) -> bool {
+        let State { has_syn, replied, has_unanswered_syn, .. } = &self.state;
+        self.is_watched && *has_syn && !replied && *has_unanswered_syn
     }
 
     fn timeout(&self) -> u64 {

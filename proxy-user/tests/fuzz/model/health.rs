@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use proxy_common::health::Failure;
 use proxy_common::reason::Reason;
 
 use super::Model;
@@ -11,63 +12,128 @@ use super::rules::timeout;
 use crate::forge::{ACK, RST, SYN};
 use crate::scenario::Service;
 
-/// The failures of an endpoint since it last answered.
-#[derive(Clone, Debug)]
+/// What connections have shown about an endpoint for all clients.
+#[derive(Clone, Debug, Default)]
 pub struct Health {
-    /// The clients of the consecutive failures: two clients eject the endpoint for all clients.
-    clients: Vec<IpAddr>,
-    /// Time of the last failure that counts.
-    at: u64,
+    /// The client of the first refusal in a row.
+    first: Option<IpAddr>,
+    /// Whether two clients in a row were refused.
+    is_ejected: bool,
     /// Number of earlier ejections.
     ejections: u32,
-    /// Number of times that the only client has failed again.
+    /// Time of the last refusal that counts.
+    at: u64,
+    /// Time of an answer after which there was no refusal.
+    answered: Option<u64>,
+}
+
+/// A failure of one client's connections to an endpoint.
+#[derive(Clone, Debug)]
+pub struct Skip {
+    at: u64,
+    failure: Failure,
+    /// Number of times that the client has failed again.
     again: u32,
 }
 
 impl Health {
     fn span(&self) -> u64 {
-        let doublings =
-            if self.clients.len() == 1 { self.ejections.max(2 * self.again) } else { self.ejections };
-        timeout::EJECTION << doublings
+        timeout::EJECTION << self.ejections
+    }
+}
+
+impl Skip {
+    fn span(&self) -> u64 {
+        timeout::EJECTION << (1 + 2 * self.again).min(6)
     }
 }
 
 impl Model {
-    /// Whether a client skips an endpoint, as long as there is another one.
-    pub(super) fn is_ejected(&self, endpoint: u32, client: IpAddr) -> bool {
-        self.health.get(&endpoint).is_some_and(|health| {
-            let concerns = health.clients.len() > 1 || health.clients.contains(&client);
-            concerns && self.now - health.at < health.span()
+    /// Whether an endpoint is out of use for all clients.
+    fn is_out(&self, endpoint: u32) -> bool {
+        self.health
+            .get(&endpoint)
+            .is_some_and(|health| health.is_ejected && self.now - health.at < health.span())
+    }
+
+    /// Whether a client skips an endpoint because of a failure that counts.
+    fn is_skipped(&self, endpoint: u32, client: IpAddr, counts: impl Fn(Failure) -> bool) -> bool {
+        let has_answered = self.health.get(&endpoint).is_some_and(|health| health.answered.is_some());
+        self.skips.get(&(endpoint, client)).is_some_and(|skip| {
+            let is_void = skip.failure == Failure::Refusal && has_answered;
+            !is_void && counts(skip.failure) && self.now - skip.at < skip.span()
         })
     }
 
+    /// Whether a client skips an endpoint, as long as there is another one.
+    pub(super) fn is_ejected(&self, endpoint: u32, client: IpAddr) -> bool {
+        self.is_out(endpoint) || self.is_skipped(endpoint, client, |_| true)
+    }
+
+    /// Whether session affinity may leave an endpoint: silence is no reason.
+    pub(super) fn refuses(&self, endpoint: u32, client: IpAddr) -> bool {
+        self.is_out(endpoint) || self.is_skipped(endpoint, client, |failure| failure != Failure::Silence)
+    }
+
+    /// Whether an endpoint has answered lately, and the client does not skip it.
+    pub(super) fn works(&self, endpoint: u32, client: IpAddr) -> bool {
+        let answered = self.health.get(&endpoint).and_then(|health| health.answered);
+        answered.is_some_and(|at| self.now - at < timeout::ANSWER)
+            && !self.is_skipped(endpoint, client, |_| true)
+    }
+
     /// Notes that a connection of the flow's client has failed.
-    pub(super) fn has_failed(&mut self, at: usize) {
+    pub(super) fn has_failed(&mut self, at: usize, failure: Failure) {
         let (now, flow) = (self.now, &self.flows[at]);
-        let (client, service) = (flow.client.ip(), flow.service);
-        let new = Health { clients: Vec::new(), at: now, ejections: 0, again: 0 };
-        let health = self.health.entry(flow.backend_id).or_insert_with(|| new.clone());
-        if now - health.at >= health.span() + timeout::TRIAL {
-            *health = new;
-        }
-        let is_over = now - health.at >= health.span();
-        match health.clients.as_slice() {
-            [one] if *one != client => {
-                health.clients.push(client);
-                (health.at, health.again) = (now, 0);
-                self.reach("an endpoint that two clients eject");
-                self.count(Reason::EndpointEjected, service);
+        let (client, service, endpoint) = (flow.client.ip(), flow.service, flow.backend_id);
+        let new = Skip { at: now, failure, again: 0 };
+        match self.skips.get_mut(&(endpoint, client)) {
+            Some(skip) if now - skip.at >= skip.span() + timeout::TRIAL => *skip = new,
+            Some(skip) if now - skip.at < skip.span() => {
+                if failure as u32 > skip.failure as u32 {
+                    (skip.at, skip.failure) = (now, failure);
+                }
             }
-            [_] | [_, _] if !is_over => {}
-            [_] => {
-                (health.at, health.again) = (now, (health.again + 1).min(3));
+            Some(skip) => {
+                *skip = Skip { again: (skip.again + 1).min(3), ..new };
                 self.reach("a client that fails again");
             }
-            clients => {
-                health.ejections = (health.ejections + u32::from(clients.len() == 2)).min(5);
-                (health.clients, health.at) = (vec![client], now);
+            None => {
+                self.skips.insert((endpoint, client), new);
             }
         }
+        if failure == Failure::Refusal {
+            self.has_refused(endpoint, client, service);
+        }
+    }
+
+    fn has_refused(&mut self, endpoint: u32, client: IpAddr, service: u32) {
+        let now = self.now;
+        let health = self.health.entry(endpoint).or_default();
+        health.answered = None;
+        if now - health.at >= health.span() + timeout::TRIAL {
+            *health = Health::default();
+        }
+        if health.is_ejected {
+            if now - health.at >= health.span() {
+                let ejections = (health.ejections + 1).min(5);
+                *health = Health { first: Some(client), ejections, at: now, ..Health::default() };
+            }
+            return;
+        }
+        health.at = now;
+        if *health.first.get_or_insert(client) != client {
+            health.is_ejected = true;
+            self.reach("an endpoint that two clients eject");
+            self.count(Reason::EndpointEjected, service);
+        }
+    }
+
+    /// Notes that an endpoint has answered. The time is noted once a second.
+    fn has_answered(&mut self, endpoint: u32) {
+        let health = self.health.entry(endpoint).or_default();
+        let known = health.answered.filter(|at| self.now - at < timeout::ANSWER_NOTED);
+        *health = Health { answered: Some(known.unwrap_or(self.now)), ..Health::default() };
     }
 
     /// Processes the first answer to a flow. Returns whether it is a refusal that is dropped.
@@ -77,35 +143,39 @@ impl Model {
             return false;
         }
         if segment.flags & (SYN | ACK) == SYN | ACK {
-            self.health.remove(&flow.backend_id);
+            self.has_answered(flow.backend_id);
             return false;
         }
         let noted = flow.state.seq[From::Client as usize].unwrap_or_default();
         segment.flags & (RST | ACK | SYN) == RST | ACK
             && half(segment.ack).wrapping_sub(noted) <= 1
-            && self.drops_refusal(at)
+            && self.drops_refusal(at, Failure::Refusal)
     }
 
-    /// Notes that the endpoint refuses the flow's connection. Returns whether the refusal is dropped: only if another
-    /// endpoint can get the connection.
-    pub(super) fn drops_refusal(&mut self, at: usize) -> bool {
-        self.has_failed(at);
+    /// Notes that the endpoint refuses the flow's connection. Returns whether the refusal is dropped: once for a connection,
+    /// and only if another endpoint has answered lately.
+    pub(super) fn drops_refusal(&mut self, at: usize, failure: Failure) -> bool {
+        self.has_failed(at, failure);
         let flow = &self.flows[at];
         let (client, refuser, service) = (flow.client.ip(), flow.backend_id, flow.service);
         let is_local = |service: &Service| service.is_local(flow.outside);
         let found = self.service(flow.frontend, flow.proto).filter(|found| found.id == service);
         let others = found.filter(|service| service.ejects(is_local(service))).is_some_and(|service| {
             let mut others = service.extent(is_local(service));
-            others.any(|e| e.serves && e.id != refuser && !self.is_ejected(e.id, client))
+            others.any(|e| e.serves && e.id != refuser && self.works(e.id, client))
         });
+        let drops = others && !self.flows[at].is_last;
         let flow = &mut self.flows[at];
-        if others {
-            flow.state.rst[From::Backend as usize] = true;
+        if drops {
+            flow.state.has_unanswered_syn = true;
             self.count(Reason::RefusalDropped, service);
         } else {
             flow.is_watched = false;
             self.reach("a refusal that reaches the client");
+            if others {
+                self.reach("the second refusal of a connection");
+            }
         }
-        others
+        drops
     }
 }

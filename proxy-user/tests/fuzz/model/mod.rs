@@ -52,6 +52,10 @@ pub struct Model {
     affinity: BTreeMap<(IpAddr, u32), (Option<u32>, u64)>,
     /// Endpoints that have failed, by id.
     health: BTreeMap<u32, health::Health>,
+    /// Failures of clients, by endpoint and client.
+    skips: BTreeMap<(u32, IpAddr), health::Skip>,
+    /// Whether a refusal of the connection that the packet opens was hidden.
+    is_retried: bool,
     pub counters: Counters,
     /// Branches of the model that packets have reached.
     pub reached: BTreeSet<&'static str>,
@@ -75,6 +79,8 @@ impl Model {
             fragments: BTreeMap::new(),
             affinity: BTreeMap::new(),
             health: BTreeMap::new(),
+            skips: BTreeMap::new(),
+            is_retried: false,
             counters: Counters::default(),
             reached: BTreeSet::new(),
         }

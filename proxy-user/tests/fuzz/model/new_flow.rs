@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use proxy_common::health::Failure;
 use proxy_common::reason::Reason;
 
 use super::flow::{self, Flow, State};
@@ -124,16 +125,34 @@ impl Model {
         } else {
             is_second = false;
         }
-        let goes_by_health = segment.opens() && service.ejects(is_local);
-        if goes_by_health && self.is_ejected(endpoint.id, client) {
-            self.reach("an endpoint that is skipped, where no other is left");
-            let other = extent.iter().find(|e| e.serves && !self.is_ejected(e.id, client));
-            if let Some(other) = other {
-                return Err(format!("it went to {backend}, which is ejected, and not to {}", other.addr));
-            }
+        if segment.opens() && service.ejects(is_local) && !stays {
+            self.check_health(&endpoint, client, &extent)?;
         }
         self.note(&service, client, Some(endpoint.id));
         self.begin_at(met, segment, &service, &endpoint, origin, outside, None, is_second)
+    }
+
+    /// Checks that a new connection may go to an endpoint, by the failures of all endpoints in the extent.
+    fn check_health(
+        &mut self,
+        endpoint: &Endpoint,
+        client: IpAddr,
+        extent: &[Endpoint],
+    ) -> Result<(), String> {
+        let mut serving = extent.iter().filter(|e| e.serves);
+        if self.is_retried && !self.works(endpoint.id, client) {
+            self.reach("a connection after a hidden refusal, where no endpoint has answered lately");
+            if let Some(other) = serving.clone().find(|e| self.works(e.id, client)) {
+                return Err(format!("it went to {endpoint:?}, and not to {other:?}, which has answered"));
+            }
+        }
+        if self.is_ejected(endpoint.id, client) {
+            self.reach("an endpoint that is skipped, where no other is left");
+            if let Some(other) = serving.find(|e| !self.is_ejected(e.id, client)) {
+                return Err(format!("it went to {endpoint:?}, which is ejected, and not to {other:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// Begins a flow to a known endpoint. `came`: the packet was encapsulated. `is_second`: the current table selects
@@ -200,14 +219,23 @@ impl Model {
         service: u32,
         came: Option<Came>,
     ) -> Option<Must> {
+        self.is_retried = false;
         if !segment.opens() {
             return None;
         }
         let at = self.of_client(segment)?;
         let flow = &self.flows[at];
-        if flow.waits() && self.now - flow.last_seen > timeout::SYN_ANSWER {
+        self.is_retried = flow.is_hidden() || flow.is_watched && flow.is_last;
+        let has_affinity =
+            self.service(segment.dst, segment.proto).is_some_and(|service| service.affinity != 0);
+        if !has_affinity && flow.waits() && self.now - flow.last_seen > timeout::SYN_ANSWER {
             self.reach("an unanswered SYN goes elsewhere");
-            self.has_failed(at);
+            self.has_failed(at, Failure::Silence);
+            self.expire(at);
+            return None;
+        }
+        if self.flows[at].is_hidden() {
+            self.reach("a SYN whose refusal was hidden");
             self.expire(at);
             return None;
         }
@@ -316,13 +344,22 @@ impl Model {
             && !extent.is_empty()
             && let Some((Some(id), used)) = known
             && self.now - used <= u64::from(service.affinity) * 1000
-            && !(goes_by_health && self.is_ejected(*id, client))
         {
             let may_stay = |e: &&Endpoint| e.id == *id && e.serves && (e.is_local || !is_local);
             if let Some(endpoint) = service.endpoints.iter().find(may_stay) {
-                let endpoint = endpoint.clone();
+                let mut found = vec![endpoint.clone()];
+                if goes_by_health && self.refuses(endpoint.id, client) {
+                    // Chance decides whether the selection finds an endpoint that has answered lately.
+                    let is_other =
+                        |e: &&Endpoint| e.serves && e.id != endpoint.id && self.works(e.id, client);
+                    found.extend(extent.iter().filter(is_other).cloned());
+                    if self.is_retried && found.len() > 1 {
+                        found.remove(0);
+                    }
+                    self.reach("a client whose endpoint refuses it");
+                }
                 self.reach("a client that stays");
-                return (vec![endpoint], true);
+                return (found, true);
             }
         }
         (extent.iter().filter(|endpoint| endpoint.serves).cloned().collect(), false)
@@ -472,6 +509,7 @@ impl Model {
             created: self.now,
             last_seen: self.now,
             is_watched: segment.opens() && service.ejects(service.is_local(outside)),
+            is_last: self.is_retried,
             outside,
             is_tunnel: false,
             has_client: true,

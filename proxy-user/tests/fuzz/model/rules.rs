@@ -17,10 +17,14 @@ pub mod timeout {
     pub const FRAGMENT: u64 = 30_000;
     /// After this time, the frontend of a UDP flow is looked up again.
     pub const FRONTEND: u64 = 256;
-    /// Duration of the first ejection of an endpoint whose connections with two clients have failed.
+    /// Duration of the first ejection of an endpoint that has refused two clients, and of the first skip of a client.
     pub const EJECTION: u64 = 1_000;
     /// How long an endpoint is tried now and then after an ejection.
     pub const TRIAL: u64 = 30_000;
+    /// How long an answer shows that an endpoint works.
+    pub const ANSWER: u64 = 60_000;
+    /// In this time after an answer, the time of the next one is not noted.
+    pub const ANSWER_NOTED: u64 = 1_000;
     /// How long an endpoint may take to answer a SYN.
     pub const SYN_ANSWER: u64 = 500;
 }

@@ -15,6 +15,7 @@ mod detect;
 mod documents;
 mod dsr;
 mod eject;
+mod eject_policy;
 mod exposed;
 mod flood;
 mod forged;
@@ -116,6 +117,7 @@ pub fn all() -> Vec<Case> {
         detect::CASES,
         documents::CASES,
         eject::CASES,
+        eject_policy::CASES,
         latency::CASES,
         outside::CASES,
         own::CASES,
