@@ -57,7 +57,7 @@ same_bytes! {
 plain! {
     ServiceKey<[u8; 4]>: 8 = 4 2 1 1;
     ServiceKey<[u8; 16]>: 20 = 16 2 1 1;
-    ServiceEntry: 24 = 4 4 4 4 4 2 1 1;
+    ServiceEntry: 28 = 4 4 4 4 4 4 2 1 1;
     BackendEntry<[u8; 4]>: 16 = 4 2 1 1 4 4;
     BackendEntry<[u8; 16]>: 28 = 16 2 1 1 4 4;
     Bucket: 64 = 60 2 2;

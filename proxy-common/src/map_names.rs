@@ -220,7 +220,7 @@ pub const DEFAULT_AFFINITY: u32 = 65_536;
 /// Fragmented packets at a time, in each of `fragments` and `fragments6`.
 pub const FRAGMENT_COUNT: u32 = 16_384;
 /// Ranges in each of `src_ranges` and `src_ranges6`.
-pub const DEFAULT_SRC_RANGES: u32 = 16_384;
+pub const DEFAULT_SRC_RANGES: u32 = 65_536;
 /// Bytes of `events`, a power of two: room for some 5,000 events.
 pub const EVENTS_BYTES: u32 = 1 << 19;
 /// Addresses in each of `node_addrs` and `node_addrs6`.

@@ -52,6 +52,8 @@ pub struct ServiceEntry {
     pub slot_count: u32,
     /// Seconds of session affinity by client address; 0: none.
     pub affinity_secs: u32,
+    /// With [`SERVICE_SOURCE_RANGES`]: the id of its set in `src_ranges`; 0: the empty set.
+    pub ranges: u32,
     /// `SERVICE_*` bits.
     pub flags: u16,
     /// A [`select::Algorithm`](crate::select::Algorithm) number.
@@ -68,6 +70,7 @@ impl ServiceEntry {
         slot_base: 0,
         slot_count: 0,
         affinity_secs: 0,
+        ranges: 0,
         flags: 0,
         algorithm: 0,
         kind: 0,
@@ -82,7 +85,7 @@ pub const SERVICE_DROP_WHEN_EMPTY: u16 = 1 << 0;
 pub const SERVICE_SCOPED: u16 = 1 << 1;
 /// The extent holds the endpoints of policy Local, not those of policy Cluster.
 pub const SERVICE_LOCAL: u16 = 1 << 2;
-/// Only clients whose address is in `src_ranges` under the Service's id are accepted (`spec.loadBalancerSourceRanges`). The
+/// Only clients whose address is in the set [`ServiceEntry::ranges`] are accepted (`spec.loadBalancerSourceRanges`). The
 /// address of a socket is not known when it connects, so the socket hooks leave pods to the packet hooks, where it is
 /// known.
 pub const SERVICE_SOURCE_RANGES: u16 = 1 << 3;

@@ -152,8 +152,8 @@ pub trait Services: Health + OpenConnections {
     fn backend(self, id: u32) -> Option<&'static BackendEntry<Words<Self>>>;
     /// Returns a word of `prefilter`.
     fn prefilter(self, word: u32) -> Option<u64>;
-    /// Whether a Service admits a client (`src_ranges` or `src_ranges6`).
-    fn admits(self, service: u32, client: &Words<Self>) -> bool;
+    /// Whether a set of source ranges contains a client (`src_ranges` or `src_ranges6`).
+    fn admits(self, set: u32, client: &Words<Self>) -> bool;
 
     /// [`select::lookup::packet_frontend`](crate::select::lookup::packet_frontend).
     fn packet_frontend(self, ctx: &mut PacketCtx<Words<Self>>, outside: bool);

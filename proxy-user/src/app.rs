@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
@@ -116,7 +116,7 @@ async fn serve(
     let (notices, to_tell) = mpsc::channel(NOTICES);
     let mut tasks = Supervisor::default();
     // The source lists objects while programs are loaded; its events wait in the queue for the driver.
-    let (ask_for_nodes, needs_nodes) = oneshot::channel();
+    let (ask_for_nodes, needs_nodes) = watch::channel(false);
     let (told, servers) = watch::channel(ApiServers::default());
     let (source, connection) = objects::open(&config, sender, to_tell, needs_nodes, told).await?;
     tasks.spawn_required("source", source);
@@ -131,6 +131,7 @@ async fn serve(
             no_ejection: config.paths.ejection == Ejection::Off,
             algorithm: config.paths.algorithm.map(|name| name.0),
             forwarding: config.paths.forwarding_mode,
+            annotations: config.paths.tenant_annotations,
             address: config.node.address,
         },
         node: config.node.clone(),
@@ -154,9 +155,12 @@ async fn serve(
     }
     let mut needs = status.clone();
     tasks.spawn_optional(async move {
-        if needs.wait_for(|status| status.needs_nodes).await.is_ok() {
-            // If the source has ended, the request is not needed.
-            let _ = ask_for_nodes.send(());
+        loop {
+            let needed = needs.borrow_and_update().needs_nodes;
+            ask_for_nodes.send_if_modified(|asked| std::mem::replace(asked, needed) != needed);
+            if needs.changed().await.is_err() {
+                return;
+            }
         }
     });
     notices.try_send(Notice::starting()).context("the event recorder has ended")?;

@@ -50,7 +50,7 @@ impl Pins {
         let dir = tempfile::tempdir().unwrap();
         rustix::mount::mount("bpf", dir.path(), "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
         let pins = Self { dir };
-        let Capacity { frontends, slots, maglev, backends, services } = capacity;
+        let Capacity { frontends, slots, maglev, backends, services, ranges } = capacity;
         let at = |table: Table| pins.path().join(table.name());
         let hash4: HashMap<MapData, ServiceKey<[u8; 4]>, ServiceEntry> =
             HashMap::create(frontends, 0).unwrap();
@@ -94,11 +94,11 @@ impl Pins {
         let lru = aya_obj::Map::new_from_params(kind, key, value, 64, 0);
         let examples = MapData::create(lru, SOCKET_EXAMPLES, None).unwrap();
         examples.pin(pins.path().join(SOCKET_EXAMPLES)).unwrap();
-        pins.make_node();
+        pins.make_node(ranges);
         pins
     }
 
-    fn make_node(&self) {
+    fn make_node(&self, ranges: u32) {
         let at = |table: Table| self.path().join(table.name());
         let mut node = Array::<MapData, NodeEntry<[u8; 4]>>::create(1, 0).unwrap();
         node.set(0, NodeEntry::UNKNOWN, 0).unwrap();
@@ -117,10 +117,10 @@ impl Pins {
             .pin(at(Table::NodeAddrs6))
             .unwrap();
         HashMap::<MapData, u32, u64>::create(8, NO_PREALLOC).unwrap().pin(at(Table::Devices)).unwrap();
-        let ranges = LpmTrie::<MapData, SourceRangeKey<[u8; 4]>, u32>::create(2, NO_PREALLOC).unwrap();
-        ranges.pin(at(Table::SrcRanges)).unwrap();
-        let ranges = LpmTrie::<MapData, SourceRangeKey<[u8; 16]>, u32>::create(2, NO_PREALLOC).unwrap();
-        ranges.pin(at(Table::SrcRanges6)).unwrap();
+        let trie = LpmTrie::<MapData, SourceRangeKey<[u8; 4]>, u32>::create(ranges, NO_PREALLOC).unwrap();
+        trie.pin(at(Table::SrcRanges)).unwrap();
+        let trie = LpmTrie::<MapData, SourceRangeKey<[u8; 16]>, u32>::create(ranges, NO_PREALLOC).unwrap();
+        trie.pin(at(Table::SrcRanges6)).unwrap();
     }
 
     /// Returns the counters of the programs for Services and for backends.
@@ -148,7 +148,8 @@ impl Drop for Pins {
     }
 }
 
-const SMALL: Capacity = Capacity { frontends: 4, slots: 64, maglev: 4096, backends: 16, services: 4 };
+const SMALL: Capacity =
+    Capacity { frontends: 4, slots: 64, maglev: 4096, backends: 16, services: 4, ranges: 2 };
 
 fn key(addr: impl Into<IpAddr>) -> FrontendKey {
     FrontendKey { addr: addr.into(), port: 80, proto: 6, scope: 0 }
@@ -524,7 +525,7 @@ fn what_is_said_of_the_node_is_read_back() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn source_ranges_are_kept_apart_by_service_and_a_full_table_says_so() {
+fn source_ranges_are_kept_apart_by_set_and_a_full_table_says_so() {
     let pins = Pins::new(SMALL);
     let mut store = KernelStore::open(pins.path()).unwrap();
     let range = |text: &str| text.parse::<IpNet>().unwrap();
@@ -534,12 +535,12 @@ fn source_ranges_are_kept_apart_by_service_and_a_full_table_says_so() {
     let error = store.write(&[Write::SourceRange(3, range("192.0.2.0/24"))]).unwrap_err().error;
     assert!(matches!(error, MapError::Full { table: Table::SrcRanges, .. }), "{error}");
 
-    let lookup = |service: u32, addr: [u8; 4]| {
+    let lookup = |set: u32, addr: [u8; 4]| {
         let map: LpmTrie<MapData, SourceRangeKey<[u8; 4]>, u32> =
             Map::LpmTrie(MapData::from_pin(pins.path().join(Table::SrcRanges.name())).unwrap())
                 .try_into()
                 .unwrap();
-        map.get(&Key::new(64, SourceRangeKey { service, addr }), 0).ok()
+        map.get(&Key::new(64, SourceRangeKey { set, addr }), 0).ok()
     };
     assert_eq!(
         (lookup(1, [10, 9, 9, 9]), lookup(3, [10, 9, 9, 9]), lookup(1, [11, 0, 0, 1])),
@@ -581,7 +582,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
         maglev_outside: false,
         ejects: false,
         reset_after: None,
-        source_ranges: BTreeSet::new(),
+        source_ranges: [].into(),
     };
     (name, Some(ServicePlan { ports: [(port, plan)].into(), created: 1, ..ServicePlan::default() }))
 }

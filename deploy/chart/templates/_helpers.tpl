@@ -100,6 +100,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   "SOCKET_DROP" .Values.socketDrop
   "FORWARDING_MODE" .Values.forwardingMode
   "EJECTION" .Values.ejection
+  "TENANT_ANNOTATIONS" (join "," .Values.tenantAnnotations | default "none")
   "SLOW_START" .Values.slowStart
   "PAGE" .Values.page
   "LOG_LEVEL" .Values.logLevel

@@ -259,8 +259,8 @@ impl<F: Family> Services for HostMaps<F> {
         (word < PREFILTER_WORDS).then(|| at!(self, prefilter).get(&word).copied().unwrap_or(0))
     }
 
-    fn admits(self, service: u32, client: &F::Words) -> bool {
-        at!(self, source_ranges).iter().any(|(id, range)| *id == service && range.contains(client))
+    fn admits(self, set: u32, client: &F::Words) -> bool {
+        at!(self, source_ranges).iter().any(|(id, range)| *id == set && range.contains(client))
     }
 }
 

@@ -108,14 +108,14 @@ impl<F: Family> HostMaps<F> {
         }
     }
 
-    /// Adds a range of clients that a Service admits.
-    pub fn add_source_range(self, service: u32, range: Cidr<F::Words>) {
-        at!(self, source_ranges).push((service, range));
+    /// Adds a range of clients to a set.
+    pub fn add_source_range(self, set: u32, range: Cidr<F::Words>) {
+        at!(self, source_ranges).push((set, range));
     }
 
-    /// Removes a range of clients that a Service admits.
-    pub fn remove_source_range(self, service: u32, range: Cidr<F::Words>) {
-        at!(self, source_ranges).retain(|known| *known != (service, range));
+    /// Removes a range of clients from a set.
+    pub fn remove_source_range(self, set: u32, range: Cidr<F::Words>) {
+        at!(self, source_ranges).retain(|known| *known != (set, range));
     }
 
     /// Returns the low 32 bits of jiffies.

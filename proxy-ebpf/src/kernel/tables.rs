@@ -10,7 +10,7 @@ use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
-use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
+use proxy_common::source_range::{SET_BITS, SourceRangeKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::{Family, V4, V6, maglev};
 
@@ -185,9 +185,9 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn admits(self, service: u32, client: &Words<Self>) -> bool {
-                let data = SourceRangeKey { service, addr: *client };
-                let bits = SERVICE_BITS + 8 * size_of::<<$family as Family>::Addr>() as u32;
+            fn admits(self, set: u32, client: &Words<Self>) -> bool {
+                let data = SourceRangeKey { set, addr: *client };
+                let bits = SET_BITS + 8 * size_of::<<$family as Family>::Addr>() as u32;
                 $src_ranges.get(&Key::new(bits, *octets(&data))).is_some()
             }
 

@@ -236,7 +236,7 @@ where
     if !is_checked && martian::is_martian(maps, frame, ctx, origin.by_uplink) {
         return Err(Reason::MartianSource);
     }
-    if decide::has_source_ranges(&ctx.frontend) && !maps.admits(ctx.frontend.id, &ctx.packet.key.src) {
+    if decide::has_source_ranges(&ctx.frontend) && !maps.admits(ctx.frontend.ranges, &ctx.packet.key.src) {
         return Err(Reason::SourceNotAllowed);
     }
     // As in nf_conntrack (`tcp_conntracks` of `sNO`), whose invalid packets kube-proxy drops.

@@ -23,8 +23,14 @@ use crate::space::Space;
 /// Option that starts this program as a process of hollow agents.
 pub const CHILD: &str = "--hollow-agents";
 /// Capacities for 50,000 Services.
-const CAPACITY: Capacity =
-    Capacity { frontends: 131_072, slots: 1 << 20, backends: 1 << 19, services: 131_072, maglev: 1 << 22 };
+const CAPACITY: Capacity = Capacity {
+    frontends: 131_072,
+    slots: 1 << 20,
+    backends: 1 << 19,
+    services: 131_072,
+    maglev: 1 << 22,
+    ranges: 1 << 16,
+};
 /// Number of the device pair that leads to the API server.
 const WAY: u8 = 7;
 /// Pause after a start.
@@ -46,7 +52,7 @@ pub fn run(count: u32, kubeconfig: &Path) {
             let (sender, events) = mpsc::channel(1024);
             all.push(driver.status());
             tokio::spawn(driver.run(events));
-            tokio::spawn(watch::run(client, name, sender, std::future::pending(), |_| ()));
+            tokio::spawn(watch::run(client, name, sender, tokio::sync::watch::channel(false).1, |_| ()));
         }
         for status in &mut all {
             status.wait_for(|status| status.synced).await.unwrap();

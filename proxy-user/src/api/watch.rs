@@ -12,6 +12,7 @@ use kube::runtime::utils::ResetTimerBackoff;
 use kube::runtime::watcher::{self, ExponentialBackoff};
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::field::Empty;
 use tracing::{Span, info_span, warn};
@@ -44,14 +45,14 @@ enum Report {
 
 /// Watches Services, `EndpointSlices`, `ServiceCIDR`s and the node called `node_name`, and sends each event to `sender`.
 ///
-/// Once `needs_nodes` is done, it watches the other nodes too: a cluster may have 5,000 nodes, and most clusters do not
+/// While `needs_nodes` is true, it watches the other nodes too: a cluster may have 5,000 nodes, and most clusters do not
 /// need this. `note` sees each event before it is sent. Runs for ever, whatever the API server does; returns when the
 /// receiver is dropped.
 pub async fn run(
     client: Client,
     node_name: String,
     sender: Sender<Event>,
-    needs_nodes: impl Future<Output = ()> + Send + 'static,
+    needs_nodes: watch::Receiver<bool>,
     note: impl FnMut(&Event),
 ) {
     let own_node = Node::selectors().fields(&format!("metadata.name={node_name}"));
@@ -64,8 +65,9 @@ pub async fn run(
     let slices = reports(Api::<EndpointSlice>::all(client.clone()), EndpointSlice::selectors());
     let cidrs = reports(Api::<ServiceCidr>::all(client.clone()), ServiceCidr::selectors());
     let all_but_own = OtherNode::selectors().fields(&format!("metadata.name!={node_name}"));
-    let others = stream::once(needs_nodes)
-        .flat_map(move |()| reports(Api::<OtherNode>::all(client.clone()), all_but_own.clone()));
+    let others = while_needed(needs_nodes, move || {
+        reports(Api::<OtherNode>::all(client.clone()), all_but_own.clone()).boxed()
+    });
     let known = stream::iter(first);
     let all: SelectAll<BoxStream<'static, Report>> = stream::select_all([
         known.chain(node).boxed(),
@@ -115,6 +117,36 @@ async fn forward(
             None => return,
         }
     }
+}
+
+/// Returns the reports of a watch that `begin` starts, while it is needed.
+fn while_needed(
+    needed: watch::Receiver<bool>,
+    begin: impl Fn() -> BoxStream<'static, Report> + Send + 'static,
+) -> impl Stream<Item = Report> + Send {
+    let state: (_, Option<BoxStream<'static, Report>>, _) = (needed, None, begin);
+    stream::unfold(state, |(mut needed, mut watch, begin)| async move {
+        loop {
+            let is_running = watch.is_some();
+            let report = async {
+                match &mut watch {
+                    Some(reports) => reports.next().await,
+                    None => future::pending().await,
+                }
+            };
+            let changed = async {
+                if needed.wait_for(|needed| *needed != is_running).await.is_err() {
+                    // The driver has ended.
+                    future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                biased;
+                () = changed => watch = (!is_running).then(&begin),
+                report = report => return report.map(|report| (report, (needed, watch, begin))),
+            }
+        }
+    })
 }
 
 /// Returns the reports of one kind; the stream never ends.

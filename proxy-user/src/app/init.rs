@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::RunConfig;
 use crate::config::kube_proxy::document;
@@ -58,9 +59,19 @@ pub async fn describe_kube_proxy_rules() {
 
 /// Sets `oom_score_adj` of this process, if the operator gave a value.
 pub fn set_up_process(config: &RunConfig) {
+    raise_file_limit();
     let Some(score) = config.kube_proxy.oom_score_adj else { return };
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
         tracing::info!(score, %error, "cannot set oomScoreAdj");
+    }
+}
+
+/// Raises the limit of open files to the hard limit: every health check port of a Service and every connection is a file,
+/// and the usual limit is 1,024.
+fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::info!(limit = limit.current, %error, "cannot raise the limit of open files");
     }
 }
 

@@ -17,7 +17,7 @@ pub async fn open(
     config: &RunConfig,
     sender: mpsc::Sender<Event>,
     notices: mpsc::Receiver<Notice>,
-    needs_nodes: oneshot::Receiver<()>,
+    needs_nodes: watch::Receiver<bool>,
     told: watch::Sender<ApiServers>,
 ) -> anyhow::Result<(BoxFuture<'static, ()>, Option<Connection>)> {
     let Some(cluster) = &config.source.cluster else {
@@ -48,7 +48,7 @@ async fn of_cluster(
     config: &RunConfig,
     sender: mpsc::Sender<Event>,
     notices: mpsc::Receiver<Notice>,
-    needs_nodes: oneshot::Receiver<()>,
+    needs_nodes: watch::Receiver<bool>,
     told: watch::Sender<ApiServers>,
 ) -> anyhow::Result<(BoxFuture<'static, ()>, Connection)> {
     let Cluster { kubeconfig, master } = cluster.clone();
@@ -56,11 +56,6 @@ async fn of_cluster(
     let connection = api::client::connect(&options, told).await?;
     let mut direct = api::direct::EndpointFailover::new(&connection);
     let events = api::notices::send(connection.client.clone(), config.node_name.clone(), notices);
-    let needs_nodes = async move {
-        if needs_nodes.await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    };
     let node_name = config.node_name.clone();
     let note = move |event: &Event| direct.note(event);
     let watches = api::watch::run(connection.client.clone(), node_name, sender, needs_nodes, note);

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::value::{AlgorithmName, seconds};
 use crate::model::ForwardingMode;
+use crate::model::annotations::Annotations;
 use crate::model::settings::{SocketDrop, SocketLb};
 use crate::programs::{TcxOrder, Xdp};
 
@@ -23,6 +24,8 @@ pub struct Paths {
     pub forwarding_mode: ForwardingMode,
     /// Whether new connections skip endpoints that fail.
     pub ejection: Ejection,
+    /// The annotations of Services that count.
+    pub tenant_annotations: Annotations,
     /// The time in which the share of a new endpoint grows to its weight.
     #[serde(serialize_with = "seconds")]
     pub slow_start: Duration,

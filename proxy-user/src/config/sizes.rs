@@ -44,6 +44,7 @@ sizes! {
     backends is DEFAULT_BACKENDS, true;
     flows is DEFAULT_FLOWS, false;
     sockets is DEFAULT_SOCKETS, false;
+    source_ranges is DEFAULT_SRC_RANGES, false;
 }
 
 /// Returns the factor by which the maps of Services are larger than by default. Their memory is allocated at once: 200

@@ -4,8 +4,10 @@
 //! the maps has made no progress for that long. A family without a waiting change is healthy, however long ago the last
 //! sync was, and so is every family before the first list.
 //!
-//! `/healthz` also fails if something could not be programmed for longer than two sync periods, and if the node is about to be
-//! removed, so that load balancers stop sending traffic to it. `/livez` does not: a restart would help in neither case.
+//! `/healthz` also fails if most of a family could not be programmed for longer than two sync periods
+//! ([`failing_families`](crate::sync::Reconciler::failing_families)), and if the node is about to be removed, so that load
+//! balancers stop sending traffic to it. `/livez` does not: a restart would help in neither case. An object that cannot be
+//! programmed has a problem, and changes the health of no node: all nodes would leave the load balancers at once.
 
 use std::time::{Duration, SystemTime};
 
@@ -19,7 +21,7 @@ use crate::sync::{NodeFate, Status};
 pub struct FamilySync {
     /// Since when the oldest change has waited; `None` if no change waits.
     pub pending_since: Option<SystemTime>,
-    /// Since when something could not be programmed; `None` if everything is programmed.
+    /// Since when most of it could not be programmed; `None` if it is.
     pub failing_since: Option<SystemTime>,
     /// When the maps were last up to date.
     pub last_updated: Option<SystemTime>,

@@ -4,7 +4,7 @@
 //! | server | path | answer |
 //! |---|---|---|
 //! | health | `/healthz`, `/livez` | JSON, 200 or 503; see [`health`] |
-//! | | `/readyz` | `ok`, or 503 until all listed objects are in the maps; kube-proxy has none |
+//! | | `/readyz` | `ok`, or 503 until the listed objects are in the maps; kube-proxy has none |
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
@@ -16,11 +16,14 @@
 //! | | `/`, `/page/...` | see [`crate::page`]; only with `--page`, kube-proxy has none |
 //! | `healthCheckNodePort` | any | see [`service_check`] |
 //!
+//! `0.0.0.0` and `::` stand for the addresses of both families, as for kube-proxy. [`listen`] limits the connections.
+//!
 //! If an address is in use, the agent continues and tries again every five seconds, as kube-proxy does. With
 //! `bindAddressHardFail`, the agent exits.
 
 mod answer;
 pub mod health;
+mod listen;
 mod programmed;
 pub mod service_check;
 
@@ -28,14 +31,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use axum::Router;
 use axum::extract;
 use axum::http::header::ACCEPT;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::get;
-use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use axum::{Extension, Router};
+use tokio::sync::{Mutex, mpsc};
 
 pub use answer::State;
 use answer::{RETRY, json, text, with_type};
@@ -44,6 +46,11 @@ use crate::metrics::Format;
 use crate::model::notice::Notice;
 use crate::page;
 use health::{Check, Report, Snapshot};
+use listen::Connections;
+
+/// The most connections of the health server, and of the metrics server, whose answers are larger.
+const MOST_HEALTH: usize = 256;
+const MOST_METRICS: usize = 64;
 
 /// The answer of `/proxyMode`.
 pub const PROXY_MODE: &str = "ebpf";
@@ -83,8 +90,10 @@ pub async fn serve(addresses: Addresses, state: State) -> Result<(), ListenError
     let Addresses { health, metrics, hard_fail } = addresses;
     let checks = service_check::serve(state.clone());
     let notices = &state.notices;
-    let health = listen(HEALTH, health, hard_fail, notices, health_router(state.clone()));
-    let metrics = listen(METRICS, metrics, hard_fail, notices, metrics_router(state.clone()));
+    let limit = Connections::new;
+    let health = listen(HEALTH, health, hard_fail, notices, health_router(state.clone()), limit(MOST_HEALTH));
+    let metrics =
+        listen(METRICS, metrics, hard_fail, notices, metrics_router(state.clone()), limit(MOST_METRICS));
     let checks = async {
         checks.await;
         Ok(())
@@ -124,6 +133,7 @@ pub fn metrics_router(state: State) -> Router {
         .route("/programmed", get(programmed::all))
         .route("/programmed/{namespace}/{name}", get(programmed::named))
         .route("/xdp", get(xdp))
+        .layer(Extension(Turn::default()))
         .with_state(state);
     match page {
         Some(page) => router.merge(page),
@@ -137,19 +147,17 @@ async fn listen(
     hard_fail: bool,
     notices: &mpsc::Sender<Notice>,
     router: Router,
+    connections: Connections,
 ) -> Result<(), ListenError> {
     let Some(address) = address else { return Ok(()) };
     let mut told = false;
     loop {
-        match TcpListener::bind(address).await {
+        match listen::open(address) {
             Ok(listener) => {
                 // With port 0 the kernel selects the port, which only the listener knows.
                 let address = listener.local_addr().unwrap_or(address);
                 tracing::info!(server, %address, "listening");
-                told = false;
-                if let Err(error) = axum::serve(listener, router.clone()).await {
-                    tracing::warn!(server, %address, %error, "the server stopped; restarting it");
-                }
+                connections.serve(&listener, &router).await;
             }
             Err(source) if hard_fail => {
                 let error = ListenError { server, address, source };
@@ -186,7 +194,8 @@ async fn livez(extract::State(state): extract::State<State>) -> Response {
     json(report.code(), &report)
 }
 
-/// Answers whether a rollout may continue with the next node: all listed objects have been in the maps once.
+/// Answers whether a rollout may continue with the next node: the listed objects have been in the maps once. Objects that
+/// cannot be programmed do not count, unless most cannot.
 async fn readyz(extract::State(state): extract::State<State>) -> Response {
     let (synced, complete, failing) = {
         let status = state.status.borrow();
@@ -230,12 +239,25 @@ async fn api_servers(extract::State(state): extract::State<State>) -> Response {
     json(200, &state.metrics.api_servers())
 }
 
-async fn scrape(extract::State(state): extract::State<State>, headers: HeaderMap) -> Response {
+/// Scrapes run one after the other: each reads all maps.
+type Turn = Arc<Mutex<()>>;
+
+async fn scrape(
+    extract::State(state): extract::State<State>,
+    Extension(turn): Extension<Turn>,
+    headers: HeaderMap,
+) -> Response {
     let accept: Vec<_> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
     let format = Format::negotiate(&accept.join(","));
     // Reading the maps blocks for some milliseconds, so this does not run on a thread that serves requests.
     let metrics = Arc::clone(&state.metrics);
-    match tokio::task::spawn_blocking(move || metrics.encode(format)).await {
+    let turn = turn.lock_owned().await;
+    let encode = move || {
+        // If the client gives up, the next scrape still waits for the end of this one.
+        let _turn = turn;
+        metrics.encode(format)
+    };
+    match tokio::task::spawn_blocking(encode).await {
         Ok(Ok(body)) => with_type(StatusCode::OK, format.content_type(), body),
         Ok(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),

@@ -5,7 +5,6 @@
 //! ready endpoint and the agent is healthy, otherwise 503, for any path.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
@@ -13,14 +12,13 @@ use axum::Router;
 use axum::extract;
 use axum::http::HeaderValue;
 use axum::response::Response;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
 use serde::Serialize;
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::answer::{RETRY, State, json};
 use super::health::{Check, Report, Snapshot};
+use super::listen::{Connections, open_one};
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
 use crate::model::notice::Notice;
@@ -28,8 +26,8 @@ use crate::sync::Status;
 
 /// The pause between the first and the second attempt to listen: a port that moves from one Service to another is free by then.
 const SOON: Duration = Duration::from_millis(200);
-/// The number of connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
+/// The most connections of all these servers together.
+const MOST: usize = 1024;
 
 /// The Service and the address of a server.
 type Key = (ServiceName, SocketAddr);
@@ -49,6 +47,7 @@ struct Asked {
 pub async fn serve(state: State) {
     let State { mut status, patience, notices, node_name, .. } = state;
     let mut servers: BTreeMap<Key, Server> = BTreeMap::new();
+    let connections = Connections::new(MOST);
     loop {
         let wanted = wanted(&status.borrow_and_update());
         servers.retain(|key, _| wanted.contains(key));
@@ -57,7 +56,8 @@ pub async fn serve(state: State) {
             let family = IpFamily::of(address.ip());
             let (notices, node_name) = (notices.clone(), node_name.clone());
             let asked = Asked { service, family, status: status.clone(), patience, notices, node_name };
-            servers.entry(key).or_insert_with(|| Server(tokio::spawn(run(address, asked))));
+            let connections = connections.clone();
+            servers.entry(key).or_insert_with(|| Server(tokio::spawn(run(address, asked, connections))));
         }
         if status.changed().await.is_err() {
             return;
@@ -84,17 +84,16 @@ impl Drop for Server {
     }
 }
 
-async fn run(address: SocketAddr, asked: Asked) {
+async fn run(address: SocketAddr, asked: Asked, connections: Connections) {
     let router = Router::new().fallback(answer).with_state(asked.clone());
     let mut failures = 0u32;
     loop {
-        match open(address) {
+        // In one family only: a Service may have only one.
+        match open_one(address, true) {
             Ok(listener) => {
                 tracing::debug!(service = %asked.service, %address, "health check server started");
                 failures = 0;
-                if let Err(error) = axum::serve(listener, router.clone()).await {
-                    tracing::warn!(service = %asked.service, %address, %error, "health check server stopped; restarting it");
-                }
+                connections.serve(&listener, &router).await;
             }
             Err(error) => {
                 failures = failures.saturating_add(1);
@@ -116,20 +115,6 @@ async fn run(address: SocketAddr, asked: Asked) {
         }
         tokio::time::sleep(if failures == 1 { SOON } else { RETRY }).await;
     }
-}
-
-/// Listens in one family only, so that the wildcard addresses of both can have the same port.
-fn open(address: SocketAddr) -> io::Result<TcpListener> {
-    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-    sockopt::set_socket_reuseaddr(&socket, true)?;
-    if address.is_ipv6() {
-        sockopt::set_ipv6_v6only(&socket, true)?;
-    }
-    bind(&socket, &address)?;
-    listen(&socket, BACKLOG)?;
-    TcpListener::from_std(socket.into())
 }
 
 /// The body of the answer, with kube-proxy's fields.

@@ -6,7 +6,7 @@ use crate::metrics::Metrics;
 use crate::model::Problem;
 use crate::sync::{Programmed, Status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 pub(super) fn state(status: Status) -> State {

@@ -33,13 +33,13 @@ pub enum MapError {
         expected: String,
     },
     /// The table has no room for another entry.
-    #[error("map {table} is full: no room for {key}; raise {setting}")]
+    #[error("map {table} is full: no room for {key}; {}", advice(setting))]
     Full {
         /// The full table.
         table: Table,
         /// The entry that was not added.
         key: String,
-        /// The flag that sets the size of the table.
+        /// The flag that sets the size of the table; empty if its size is fixed.
         setting: &'static str,
     },
     /// An entry was not written.
@@ -94,6 +94,10 @@ impl MapError {
             | Self::Read { table, .. } => *table,
         }
     }
+}
+
+fn advice(setting: &str) -> String {
+    if setting.is_empty() { "its size is fixed".to_owned() } else { format!("raise {setting}") }
 }
 
 /// A list of writes that failed in the middle.

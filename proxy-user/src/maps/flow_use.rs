@@ -21,6 +21,9 @@ pub trait FlowUse {
 
     /// Whether a flow with SNAT that has not expired has a source port in none of these ranges. Reads each flow once.
     fn has_snat_outside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool>;
+
+    /// Whether a flow that has not expired is encapsulated (DSR). Reads each flow once.
+    fn has_dsr(&mut self) -> io::Result<bool>;
 }
 
 /// A [`FlowUse`] without any connection.
@@ -39,6 +42,10 @@ impl FlowUse for NoFlows {
     fn has_snat_outside(&mut self, _: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
         Ok(false)
     }
+
+    fn has_dsr(&mut self) -> io::Result<bool> {
+        Ok(false)
+    }
 }
 
 impl FlowUse for View {
@@ -53,5 +60,9 @@ impl FlowUse for View {
 
     fn has_snat_outside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
         View::has_snat_outside(self, ranges).map_err(io::Error::other)
+    }
+
+    fn has_dsr(&mut self) -> io::Result<bool> {
+        View::has_dsr(self).map_err(io::Error::other)
     }
 }

@@ -65,6 +65,7 @@ impl KernelStore {
         let (health, words_of_health) = numbers(Table::Backends, map_names::HEALTH)?;
         let backend_counts = [map_names::BACKEND_STATS, map_names::CONNECTIONS];
         let [stats, connections] = backend_counts.map(|name| numbers(Table::Backends, name));
+        let node = NodeMaps::open(dir)?;
         if words != PREFILTER_WORDS {
             return Err(shape(Table::Prefilter, "a length of", &words, &PREFILTER_WORDS));
         }
@@ -82,6 +83,7 @@ impl KernelStore {
                 maglev: maglev_words,
                 backends: ids.min(ids6).min(words_of_health),
                 services: ports,
+                ranges: node.range_count(),
             },
             services,
             services6,
@@ -91,7 +93,7 @@ impl KernelStore {
             service_stats: open_stats(dir)?,
             counted: Counted::open(dir)?,
             backend_counts: [stats?.0, connections?.0],
-            node: NodeMaps::open(dir)?,
+            node,
         })
     }
 

@@ -160,7 +160,15 @@ impl MemoryStore {
             }
             Write::PrefilterSet(word, mask) => *self.word(*word)? |= mask,
             Write::PrefilterClear(word, mask) => *self.word(*word)? &= !mask,
-            Write::SourceRange(id, range) => drop(self.contents.source_ranges.insert((*id, *range))),
+            Write::SourceRange(id, range) => {
+                let ranges = &mut self.contents.source_ranges;
+                let of_table = |(_, other): &&(u32, _)| Table::source_ranges(*other) == write.table();
+                let is_full = || ranges.iter().filter(of_table).count() >= self.capacity.ranges as usize;
+                if !ranges.contains(&(*id, *range)) && is_full() {
+                    return Err(libc::E2BIG);
+                }
+                ranges.insert((*id, *range));
+            }
             Write::NoSourceRange(id, range) => drop(self.contents.source_ranges.remove(&(*id, *range))),
             Write::Node(row) => drop(self.contents.node.rows.insert(row.table(), (**row).clone())),
             Write::NodeAddr(address, bits) => drop(self.contents.node.addresses.insert(*address, *bits)),

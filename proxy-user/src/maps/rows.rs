@@ -28,6 +28,8 @@ pub struct Capacity {
     pub backends: u32,
     /// Entries in `names` and elements of `service_stats`: ids run from 1 to one less.
     pub services: u32,
+    /// Entries in each of `src_ranges` and `src_ranges6`.
+    pub ranges: u32,
 }
 
 impl Default for Capacity {
@@ -38,6 +40,7 @@ impl Default for Capacity {
             maglev: map::DEFAULT_MAGLEV_WORDS,
             backends: map::DEFAULT_BACKENDS,
             services: map::DEFAULT_SERVICES,
+            ranges: map::DEFAULT_SRC_RANGES,
         }
     }
 }
@@ -160,9 +163,9 @@ pub enum Write {
     PrefilterSet(u32, u64),
     /// Clears the bits of a mask in a word of the prefilter.
     PrefilterClear(u32, u64),
-    /// Allows a source range for the Service port with this id.
+    /// Adds a range to the set of source ranges with this id.
     SourceRange(u32, IpNet),
-    /// Removes a source range.
+    /// Removes a range from a set of source ranges.
     NoSourceRange(u32, IpNet),
     /// Sets the row of this node, in the family of the row.
     Node(Box<NodeRow>),
@@ -228,7 +231,7 @@ impl Write {
             Self::PrefilterSet(word, mask) | Self::PrefilterClear(word, mask) => {
                 format!("bit {mask:#x} of word {word}")
             }
-            Self::SourceRange(id, range) | Self::NoSourceRange(id, range) => format!("{range} of id {id}"),
+            Self::SourceRange(id, range) | Self::NoSourceRange(id, range) => format!("{range} of set {id}"),
             Self::Node(_) | Self::Config(_) => "its only entry".to_owned(),
             Self::NodeAddr(address, _) | Self::NoNodeAddr(address) => address.to_string(),
             Self::Tunnel(number, row) => row

@@ -113,6 +113,51 @@ pub(super) fn count<K: Plain, V: Plain>(fd: BorrowedFd<'_>) -> io::Result<usize>
     Ok(count)
 }
 
+/// Bytes of values that one system call reads from a per-CPU array.
+const PER_CPU_BYTES: usize = 1 << 20;
+
+/// Passes the elements of a per-CPU array below `end` to `take`: the index, and the values of all `cpus`. Reads many
+/// elements with one system call.
+pub(super) fn lookup_per_cpu<V: Plain>(
+    fd: BorrowedFd<'_>,
+    end: u32,
+    cpus: usize,
+    mut take: impl FnMut(u32, &[V]),
+) -> io::Result<()> {
+    // The kernel rounds the value of each CPU up to eight bytes.
+    const { assert!(size_of::<V>().is_multiple_of(8)) };
+    let chunk = (PER_CPU_BYTES / (cpus * size_of::<V>())).clamp(1, (end as usize).max(1));
+    let (mut keys, mut values) = (Vec::<u32>::with_capacity(chunk), Vec::<V>::with_capacity(chunk * cpus));
+    let mut place: Option<u32> = None;
+    loop {
+        keys.clear();
+        values.clear();
+        let mut next = 0u32;
+        let mut attr = attr(fd, keys.as_mut_ptr() as u64, values.as_mut_ptr() as u64, chunk);
+        attr.in_batch = place.as_ref().map_or(0, |place| std::ptr::from_ref(place) as u64);
+        attr.out_batch = (&raw mut next) as u64;
+        let is_end = match bpf(LOOKUP_BATCH, &mut attr) {
+            Ok(()) => false,
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => true,
+            Err(error) => return Err(error),
+        };
+        let count = (attr.count as usize).min(chunk);
+        // SAFETY: the kernel filled `count` keys, and the values of all CPUs for each, within the capacity; both types are
+        // `Plain`.
+        unsafe {
+            keys.set_len(count);
+            values.set_len(count * cpus);
+        }
+        for (key, values) in keys.iter().zip(values.chunks_exact(cpus)).filter(|(key, _)| **key < end) {
+            take(*key, values);
+        }
+        if is_end || count == 0 || keys.last().is_none_or(|last| last + 1 >= end) {
+            return Ok(());
+        }
+        place = Some(next);
+    }
+}
+
 /// Passes the elements of a map to `take` in batches, until there are `enough` of them or none is left; `from` and the
 /// result are as in [`Part`].
 fn batches<K: Plain, V: Plain>(

@@ -135,9 +135,8 @@ impl Table {
             Self::Backends | Self::Backends6 => "--max-backends",
             Self::Maglev => "--max-maglev-words",
             Self::Names => "--max-services",
+            Self::SrcRanges | Self::SrcRanges6 => "--max-source-ranges",
             Self::Prefilter
-            | Self::SrcRanges
-            | Self::SrcRanges6
             | Self::Node
             | Self::Node6
             | Self::NodeAddrs

@@ -245,6 +245,11 @@ impl Cluster {
         }
     }
 
+    /// Forgets the other nodes, which are not watched any more.
+    pub fn forget_others(&mut self) {
+        self.others = None;
+    }
+
     /// Stores another node, or removes it if `node` is `None`.
     fn set_other(&mut self, name: &str, node: Option<NodeView>, changed: &mut BTreeSet<ServiceName>) {
         // Before the list has arrived, the map would hold this node only.

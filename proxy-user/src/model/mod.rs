@@ -4,6 +4,7 @@
 //! an address is an address, and a port is not zero. A part that could not be used is a [`Problem`] of the object in which
 //! it was found.
 
+pub mod annotations;
 pub mod api_servers;
 pub mod cluster;
 pub mod endpoint;

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -19,8 +20,8 @@ use super::Access;
 pub struct Allowed {
     /// The access of the frontends of these addresses.
     pub access: Access,
-    /// The ranges to which [`Allowed::access`] refers.
-    pub ranges: BTreeSet<IpNet>,
+    /// The ranges to which [`Allowed::access`] refers, sorted.
+    pub ranges: Arc<[IpNet]>,
     /// A problem if the operator may have intended something else.
     pub problem: Option<Problem>,
 }
@@ -52,7 +53,7 @@ pub fn allowed(service: &Service, family: IpFamily, strict: bool, node: Option<I
     if node {
         ranges.extend(addresses.map(|address| IpNet::from(*address)));
     }
-    Allowed { access: Access::Ranges { node }, ranges, problem: None }
+    Allowed { access: Access::Ranges { node }, ranges: ranges.into_iter().collect(), problem: None }
 }
 
 fn open(service: &Service, family: IpFamily) -> Problem {

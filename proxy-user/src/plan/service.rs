@@ -3,12 +3,16 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use proxy_common::select::Algorithm;
 
+use crate::model::annotations::{Annotation, Annotations};
 use crate::model::net::{IpFamily, Protocol};
+use crate::model::spread::Weights;
 use crate::model::{
-    Cluster, Endpoint, ForwardingMode, Problem, Service, ServiceKind, ServiceName, ServicePort, TrafficPolicy,
+    Cluster, Endpoint, ForwardingMode, Problem, RemovalPolicy, Service, ServiceKind, ServiceName,
+    ServicePort, TrafficPolicy,
 };
 
 use super::access::{Allowed, allowed};
@@ -31,6 +35,8 @@ pub struct PlanSettings {
     pub algorithm: Option<Algorithm>,
     /// How packets of clients outside reach endpoints on other nodes, if a Service does not set it.
     pub forwarding: ForwardingMode,
+    /// The annotations that count; the others are problems.
+    pub annotations: Annotations,
     /// Endpoints that fail are not skipped, unless a Service sets it (`--ejection off`).
     pub no_ejection: bool,
     /// The node's address in its family, if the operator sets it ([`NodeSettings::address`]).
@@ -51,11 +57,12 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
     let families: BTreeSet<IpFamily> = all.cluster_ips.iter().copied().map(IpFamily::of).collect();
     let (own, ours) = all.cluster_ips.iter().partition(|address| cluster.is_own(address));
     let own: Vec<IpAddr> = own;
-    let service = known(all, ours, settings);
+    let mut problems = all.problems.clone();
+    let service = known(all, ours, settings, &mut problems);
     let service = &*service;
     let mut plan = ServicePlan {
         created: service.created,
-        problems: service.problems.clone(),
+        problems,
         addresses: service.cluster_ips.iter().copied().collect(),
         unmanaged: own.into_iter().map(|address| (address, Unmanaged::Own)).collect(),
         ..ServicePlan::default()
@@ -102,24 +109,61 @@ fn node_ip(cluster: &Cluster, settings: PlanSettings, family: IpFamily) -> Optio
 }
 
 /// Returns the Service with these cluster addresses, and with the settings applied.
-fn known(service: &Service, cluster_ips: Vec<IpAddr>, settings: PlanSettings) -> Cow<'_, Service> {
+fn known<'a>(
+    service: &'a Service,
+    cluster_ips: Vec<IpAddr>,
+    settings: PlanSettings,
+    problems: &mut Vec<Problem>,
+) -> Cow<'a, Service> {
     let mut known = Cow::Borrowed(service);
+    for annotation in Annotation::ALL.into_iter().filter(|annotation| !settings.annotations.has(*annotation))
+    {
+        if ignore(&mut known, annotation) {
+            problems.push(Problem {
+                object: format!("Service {}", service.name),
+                field: format!("metadata.annotations[ballast.io/{}]", annotation.label()),
+                message: "it is ignored: the operator's --tenant-annotations does not list it".to_owned(),
+            });
+        }
+    }
     if cluster_ips.len() < service.cluster_ips.len() {
         known.to_mut().cluster_ips = cluster_ips;
     }
     if settings.no_external_ips && !service.external_ips.is_empty() {
         known.to_mut().external_ips.clear();
     }
-    if service.forwarding.is_none() && settings.forwarding != ForwardingMode::Snat {
+    if known.forwarding.is_none() && settings.forwarding != ForwardingMode::Snat {
         known.to_mut().forwarding = Some(settings.forwarding);
     }
-    if service.ejection.is_none() && settings.no_ejection {
+    if known.ejection.is_none() && settings.no_ejection {
         known.to_mut().ejection = Some(false);
     }
-    if service.algorithm.is_none() && settings.algorithm.is_some() {
+    if known.algorithm.is_none() && settings.algorithm.is_some() {
         known.to_mut().algorithm = settings.algorithm;
     }
     known
+}
+
+/// Removes the effect of an annotation; returns whether the Service has it.
+fn ignore(service: &mut Cow<'_, Service>, annotation: Annotation) -> bool {
+    let has = match annotation {
+        Annotation::Algorithm => service.algorithm.is_some(),
+        Annotation::Ejection => service.ejection.is_some(),
+        Annotation::ForwardingMode => service.forwarding.is_some(),
+        Annotation::RemovalPolicy => service.removal != RemovalPolicy::Drain,
+        Annotation::Weights => !service.weights.0.is_empty(),
+    };
+    if has {
+        let service = service.to_mut();
+        match annotation {
+            Annotation::Algorithm => service.algorithm = None,
+            Annotation::Ejection => service.ejection = None,
+            Annotation::ForwardingMode => service.forwarding = None,
+            Annotation::RemovalPolicy => service.removal = RemovalPolicy::Drain,
+            Annotation::Weights => service.weights = Weights::default(),
+        }
+    }
+    has
 }
 
 /// Returns a problem for each cluster address that may also be a pod's: clients of that pod reach the Service instead.
@@ -189,7 +233,7 @@ fn plan_port(
         ejects: port.protocol == Protocol::Tcp && service.ejection != Some(false),
         // No other protocol has a reset after which the client considers the connection as closed.
         reset_after: service.removal.reset_after().filter(|_| port.protocol == Protocol::Tcp),
-        source_ranges: allowed.ranges.clone(),
+        source_ranges: Arc::clone(&allowed.ranges),
     }
 }
 

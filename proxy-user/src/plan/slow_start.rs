@@ -48,7 +48,7 @@ mod tests {
             maglev_outside: false,
             ejects: false,
             reset_after: None,
-            source_ranges: std::collections::BTreeSet::new(),
+            source_ranges: [].into(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The plan: the desired state of a Service in the maps, in domain terms, without ids, slots or positions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -182,8 +182,8 @@ pub struct PortPlan {
     pub ejects: bool,
     /// Connections to a removed endpoint are reset this long after its removal; `None`: they drain. TCP only.
     pub reset_after: Option<Duration>,
-    /// Clients that may use the frontends with [`Access::Ranges`].
-    pub source_ranges: BTreeSet<IpNet>,
+    /// Clients that may use the frontends with [`Access::Ranges`], sorted. The ports of a Service share them.
+    pub source_ranges: Arc<[IpNet]>,
 }
 
 impl PortPlan {

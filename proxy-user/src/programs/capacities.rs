@@ -20,6 +20,8 @@ pub struct Capacities {
     pub backends: u32,
     /// Flows of each address family.
     pub flows: u32,
+    /// Source ranges of each address family.
+    pub source_ranges: u32,
     /// Remembered socket addresses of each address family.
     pub sockets: u32,
     /// Pairs of Service port and reason of refusal.
@@ -40,6 +42,7 @@ impl Default for Capacities {
             maglev_words: names::DEFAULT_MAGLEV_WORDS,
             backends: names::DEFAULT_BACKENDS,
             flows: names::DEFAULT_FLOWS,
+            source_ranges: names::DEFAULT_SRC_RANGES,
             sockets: names::DEFAULT_SOCKETS,
             refusals: names::DEFAULT_REFUSALS,
             connect_latency: false,
@@ -64,6 +67,7 @@ impl Capacities {
             map if names::OF_BACKENDS.contains(&map) => (self.backends, "--max-backends"),
             names::FLOWS | names::FLOWS6 => (self.flows, "--max-flows"),
             names::FLOW_INDEX | names::FLOW_INDEX6 => (buckets_for(self.flows), "--max-flows"),
+            names::SRC_RANGES | names::SRC_RANGES6 => (self.source_ranges, "--max-source-ranges"),
             names::SOCKETS | names::SOCKETS6 => (self.sockets, "--max-sockets"),
             names::MAGLEV_INDEX => (self.services.saturating_mul(2), "--max-services"),
             names::SERVICE_STATS | names::NAMES | names::TURNS => (self.services, "--max-services"),
@@ -91,8 +95,7 @@ mod tests {
             ["skips", "clock_hand", "socket_storage", "direct_seen", "prefilter", "config", "reasons"];
         let node = ["node", "node6", "node_addrs", "node_addrs6", "tunnels", "devices"];
         // Their sizes need no flag.
-        let others =
-            ["affinity", "affinity6", "affinity_netns", "src_ranges", "src_ranges6", "events", "monitor"];
+        let others = ["affinity", "affinity6", "affinity_netns", "events", "monitor"];
         assert!(fixed.into_iter().eq(small.iter().chain(&node).chain(&others)));
         assert_eq!(capacities.of(names::FLOWS), Some((capacities.flows, "--max-flows")));
         assert_eq!(capacities.of(names::FLOW_INDEX6), Some((buckets_for(capacities.flows), "--max-flows")));

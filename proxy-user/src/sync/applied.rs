@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use ipnet::IpNet;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::node::{NODE_ADDR_PORTS, NodeAddr};
 use proxy_common::select::is_by_load;
@@ -14,6 +13,7 @@ use super::extents::ExtentAllocator;
 use super::ids::IdAllocator;
 use super::index::{BackendKey, ByPort};
 use super::prefilter::{Prefilter, backend_bit, frontend_bit};
+use super::ranges::RangeSets;
 use super::rows::{Rows, ShortName};
 use crate::maps::FilterBit as Bit;
 use crate::maps::{
@@ -83,8 +83,8 @@ pub struct Applied {
     pub services6: usize,
     /// Number of entries that stand for a cluster address, and not for a frontend.
     pub addresses: usize,
-    /// Source ranges, by id of the Service port.
-    pub ranges: BTreeMap<u32, BTreeSet<IpNet>>,
+    /// The sets of source ranges.
+    pub ranges: RangeSets,
     /// The content of the maps that describe the node.
     pub node: NodeContents,
     /// The number of each address in [`NodeContents::tunnels`].
@@ -111,7 +111,7 @@ impl Applied {
             by_load: 0,
             services6: 0,
             addresses: 0,
-            ranges: BTreeMap::new(),
+            ranges: RangeSets::new(capacity.ranges, holds.extent),
             node: NodeContents::default(),
             tunnels: BTreeMap::new(),
             node_ports: BTreeSet::new(),
@@ -210,10 +210,8 @@ impl Applied {
                 }
             }
             Write::PrefilterSet(..) | Write::PrefilterClear(..) => self.prefilter.written(write),
-            Write::SourceRange(id, range) => {
-                self.ranges.entry(*id).or_default().insert(*range);
-            }
-            Write::NoSourceRange(id, range) => self.close(*id, range),
+            Write::SourceRange(id, range) => self.ranges.put(*id, *range),
+            Write::NoSourceRange(id, range) => self.ranges.take(*id, range),
             Write::Node(row) => {
                 self.node.rows.insert(row.table(), (**row).clone());
             }
@@ -227,15 +225,6 @@ impl Applied {
             }
             Write::Tunnel(number, row) => self.put_tunnel(*number, *row),
             Write::Config(row) => self.node.config = *row,
-        }
-    }
-
-    fn close(&mut self, id: u32, range: &IpNet) {
-        if let Some(ranges) = self.ranges.get_mut(&id) {
-            ranges.remove(range);
-            if ranges.is_empty() {
-                self.ranges.remove(&id);
-            }
         }
     }
 
@@ -281,6 +270,7 @@ impl Applied {
 
     fn put_service(&mut self, key: FrontendKey, entry: ServiceEntry, now: Instant, sync: u64) {
         self.extents.reference(entry.slot_base, entry.slot_count);
+        self.ranges.reference(entry.ranges);
         self.by_load += usize::from(is_by_load(entry.algorithm));
         if let Some(old) = self.services.insert(key, entry) {
             self.unlink(&key, &old, now, sync);
@@ -302,6 +292,7 @@ impl Applied {
 
     fn unlink(&mut self, key: &FrontendKey, old: &ServiceEntry, now: Instant, sync: u64) {
         self.extents.release(old.slot_base, old.slot_count, now, sync);
+        self.ranges.release(old.ranges, now, sync);
         self.by_load -= usize::from(is_by_load(old.algorithm));
         if let Some(keys) = self.frontends.get_mut(old.id) {
             keys.remove(key);

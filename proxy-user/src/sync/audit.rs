@@ -67,9 +67,14 @@ impl Audit {
             Table::Services | Table::Services6 | Table::Names => self.walk(table, store, applied, piece)?,
             Table::SrcRanges | Table::SrcRanges6 => {
                 let found = store.walk(table, None, u32::MAX)?.0.source_ranges;
-                let ours =
-                    applied.ranges.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range)));
-                (ours.filter(|(_, range)| Table::source_ranges(*range) == table).eq(found), None)
+                (
+                    applied
+                        .ranges
+                        .iter()
+                        .filter(|(_, range)| Table::source_ranges(*range) == table)
+                        .eq(found),
+                    None,
+                )
             }
             Table::Node
             | Table::Node6

@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::applied::QuarantinePeriods;
+use super::dsr_use::DsrUse;
 use super::programmed::{Ledger, Programmed};
 use super::question::Question;
 use super::reconcile::Reconciler;
@@ -77,8 +78,8 @@ pub struct Driver<S> {
     changed: BTreeSet<ServiceName>,
     /// The plan of the node may have to change.
     is_node_new: bool,
-    /// A Service has or had DSR. Never cleared, because flows that began with DSR continue.
-    has_dsr: bool,
+    /// Whether the node takes part in DSR.
+    dsr: DsrUse,
     /// Arrival time of the oldest change that waits for a sync.
     waiting_since: Option<Instant>,
     last_sync: Option<Instant>,
@@ -101,16 +102,16 @@ impl<S: Store> Driver<S> {
     pub fn new(store: S, node: NodeView, settings: DriverSettings) -> Result<Self, MapError> {
         let now = Instant::now();
         let reconciler = Reconciler::recover(store, settings.holds, now.into_std())?;
-        let has_dsr = reconciler.applied().node.config.dsr;
+        let dsr = DsrUse::new(reconciler.applied().node.config.dsr, now);
         let early = Early { is_first: reconciler.applied().services.is_empty(), is_due: false };
-        let mut status = Status { needs_nodes: has_dsr, ..Status::default() };
+        let mut status = Status { needs_nodes: dsr.is_needed(), ..Status::default() };
         status.describe(&reconciler);
         Ok(Self {
             reconciler,
             cluster: Cluster::new(node),
             changed: BTreeSet::new(),
             is_node_new: true,
-            has_dsr,
+            dsr,
             waiting_since: None,
             last_sync: None,
             next_audit: now + settings.sync_period,
@@ -197,7 +198,8 @@ impl<S: Store> Driver<S> {
             None => audit,
         };
         let grows = self.slow_start.wake().map(|at| Instant::from_std(at).max(self.earliest(Instant::now())));
-        grows.into_iter().fold(next.min(audit), Instant::min)
+        let ends = self.dsr.next_check();
+        grows.into_iter().chain(ends).fold(next.min(audit), Instant::min)
     }
 
     /// Returns the earliest time of the next sync: the minimum period after the last one; `now` if there was none.
@@ -250,7 +252,8 @@ impl<S: Store> Driver<S> {
         let now = Instant::now();
         let due = self.reconciler.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
         let grows = self.slow_start.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
-        let is_needed = self.last_sync.is_none() || self.waiting_since.is_some() || due || grows;
+        let ends = self.dsr.next_check().is_some_and(|at| at <= now);
+        let is_needed = self.last_sync.is_none() || self.waiting_since.is_some() || due || grows || ends;
         if now >= self.earliest(now) && (is_needed || self.reconciler.is_full_due()) {
             self.sync(now, false);
         }
@@ -266,7 +269,7 @@ impl<S: Store> Driver<S> {
         let ranges = self.cluster.service_cidrs();
         let left_alone = self.cluster.own_cluster_ips();
         let mut plan = plan_node(self.cluster.node(), host, &ranges, &left_alone, &self.settings.node);
-        if self.has_dsr {
+        if self.dsr.is_needed() {
             let own: Vec<_> = self.cluster.own_internal_ips().collect();
             plan.set_tunnels(&own, self.cluster.others().map(|nodes| nodes.values().flatten()));
         }
@@ -303,11 +306,12 @@ impl<S: Store> Driver<S> {
         // address.
         self.is_node_new |=
             plans.iter().any(|(name, plan)| plan.iter().chain(self.reconciler.plan(name)).any(has_own));
-        if !self.has_dsr && plans.values().flatten().any(ServicePlan::has_dsr) {
-            self.has_dsr = true;
-            self.is_node_new = true;
+        let has_flows = || self.reconciler.has_dsr_flows();
+        self.is_node_new |= self.dsr.update(&plans, has_flows, begun);
+        let needs_nodes = self.dsr.is_needed();
+        if !needs_nodes {
+            self.cluster.forget_others();
         }
-        let has_dsr = self.has_dsr;
         let node = self.plan_node();
         drop(planning);
         let applying = span::apply();
@@ -326,7 +330,7 @@ impl<S: Store> Driver<S> {
             let (now, duration) = (SystemTime::now(), ended - begun);
             status.synced = true;
             status.note_failing(&failing, now);
-            status.needs_nodes = has_dsr;
+            status.needs_nodes = needs_nodes;
             status.last_sync = Some(now);
             status.sync_duration.observe(duration);
             if full {

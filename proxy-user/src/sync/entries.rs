@@ -58,7 +58,7 @@ pub(super) fn backend_row(
     Backend { addr: at.address, port: at.port, proto, state: BACKEND_ACTIVE, service, flags }
 }
 
-/// Returns the entry of a frontend, without the extent of its slots.
+/// Returns the entry of a frontend, without the extent of its slots and the id of its source ranges.
 pub(super) fn service_entry(
     service: u32,
     key: &FrontendKey,
@@ -71,6 +71,7 @@ pub(super) fn service_entry(
         slot_base: 0,
         slot_count: 0,
         affinity_secs: port.affinity_secs,
+        ranges: 0,
         flags: bits([
             (frontend.drop_when_empty, SERVICE_DROP_WHEN_EMPTY),
             (frontend.scoped, SERVICE_SCOPED),

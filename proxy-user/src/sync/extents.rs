@@ -91,6 +91,11 @@ impl ExtentAllocator {
         self.used.get(&base).filter(|extent| extent.len == len).map(|extent| &*extent.ids)
     }
 
+    /// Returns every extent: (Service port, length), those in quarantine included.
+    pub fn sizes(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.used.values().map(|extent| (extent.service, extent.len))
+    }
+
     /// Returns every written extent: (first slot, ids).
     pub fn iter(&self) -> impl Iterator<Item = (u32, &[u32])> {
         self.from(0)
@@ -124,16 +129,18 @@ impl ExtentAllocator {
     /// Allocates an extent of `len` slots that is identified by `ids`: for a Maglev table, the halves of its signature.
     pub fn allocate_for(&mut self, service: u32, ids: Vec<u32>, len: u32) -> Result<u32, NoRoom> {
         let Some(&(free_len, base)) = self.free_by_len.range((len, 0)..).next() else {
-            return Err(NoRoom {
-                wanted: len,
-                longest: self.free_by_len.last().map_or(0, |(len, _)| *len),
-                free: self.capacity - self.slots_used,
-            });
+            return Err(self.no_room(len));
         };
         self.take_free(base, free_len);
         self.add_free(base + len, free_len - len);
         self.insert(base, Extent { service, ids: ids.into(), len, refs: 0, quarantine: None });
         Ok(base)
+    }
+
+    /// Returns the error for an extent of `len` slots.
+    pub fn no_room(&self, len: u32) -> NoRoom {
+        let longest = self.free_by_len.last().map_or(0, |(len, _)| *len);
+        NoRoom { wanted: len, longest, free: self.capacity - self.slots_used }
     }
 
     /// Takes over an extent found in the maps; `false` if it is outside of the table or overlaps another extent.

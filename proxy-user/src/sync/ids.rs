@@ -118,10 +118,15 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
                 self.fresh += 1;
                 self.fresh - 1
             }
-            None => return Err(Exhausted { limit: self.capacity.saturating_sub(1) }),
+            None => return Err(self.exhausted()),
         };
         self.by_key.put(key.clone(), id);
         Ok(id)
+    }
+
+    /// Returns the error for a key without an id.
+    pub fn exhausted(&self) -> Exhausted {
+        Exhausted { limit: self.capacity.saturating_sub(1) }
     }
 
     /// Whether a forgotten id is reused though never used ids are left. So tables indexed by id grow with the number of

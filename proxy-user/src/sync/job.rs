@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use ipnet::IpNet;
 use proxy_common::service::ServiceEntry;
 
 use super::extents::NoRoom;
 use super::ids::Exhausted;
+use super::ranges::RangeSet;
 use crate::maps::{Backend, FrontendKey, MapError, Write};
 use crate::model::problem::chain;
 use crate::model::{Problem, SortedMap};
@@ -34,11 +34,15 @@ pub(super) struct Job {
     pub(super) extents: Vec<u32>,
     /// Maglev tables allocated in this sync.
     pub(super) tables: Vec<u32>,
+    /// The set of source ranges that it uses; 0: none.
+    pub(super) range_set: u32,
     pub(super) cause: Option<SyncError>,
     /// The later phases skip this job.
     pub(super) stopped: bool,
     /// The job has reached the commit, in which a failed entry does not stop the others.
     pub(super) committing: bool,
+    /// The job has stopped and its port has no frontend in the maps: nothing of it stays there.
+    pub(super) abandoned: bool,
 }
 
 /// The desired state of a Service port, with its ids.
@@ -51,8 +55,18 @@ pub(super) struct Wanted {
     pub(super) tables: BTreeMap<bool, Vec<Member>>,
     /// Time after the removal of an endpoint until its connections are reset; `None`: they drain.
     pub(super) reset_after: Option<Duration>,
-    /// Source ranges of its load balancer addresses.
-    pub(super) ranges: BTreeSet<IpNet>,
+    /// Source ranges of its load balancer addresses; `None`: no frontend has any.
+    pub(super) ranges: Option<RangeSet>,
+}
+
+impl Owner {
+    /// Returns the Service port, if it is one.
+    pub(super) fn port(&self) -> Option<&ServicePortName> {
+        match self {
+            Self::Port(port) => Some(port),
+            Self::Upkeep => None,
+        }
+    }
 }
 
 impl Job {
@@ -63,18 +77,17 @@ impl Job {
             wanted: None,
             extents: Vec::new(),
             tables: Vec::new(),
+            range_set: 0,
             cause: None,
             stopped: false,
             committing: false,
+            abandoned: false,
         }
     }
 
     /// Returns the Service port of the job, if it has one.
     pub(super) fn port(&self) -> Option<&ServicePortName> {
-        match &self.owner {
-            Owner::Port(port) => Some(port),
-            Owner::Upkeep => None,
-        }
+        self.owner.port()
     }
 
     /// Stops the job; records `cause` if it is the first one.
@@ -103,6 +116,12 @@ pub enum SyncError {
     /// move when endpoints change.
     #[error("no room for a Maglev table of {} words: {} are free, the longest free range has {}; raise --max-maglev-words", .0.wanted, .0.free, .0.longest)]
     Tables(NoRoom),
+    /// The table of source ranges has too few free entries.
+    #[error("no room for {} source ranges: {} are free; raise --max-source-ranges", .0.wanted, .0.free)]
+    Ranges(NoRoom),
+    /// Another Service port with the same source ranges could not write them.
+    #[error("the source ranges are not written completely")]
+    IncompleteRanges,
     /// Frontends took the space of entries of cluster addresses.
     #[error("no room left, because frontends need it; raise --max-frontends")]
     Addresses,
@@ -112,6 +131,15 @@ pub enum SyncError {
 }
 
 impl SyncError {
+    /// Returns what the error means for a port that it has stopped.
+    pub(super) const fn effect(&self) -> Effect {
+        match self {
+            Self::Map(MapError::Full { .. }) => Effect::Object,
+            Self::Map(_) => Effect::Node,
+            _ => Effect::Object,
+        }
+    }
+
     /// Converts the error to a problem of the owner's Service, or of the node.
     pub(super) fn problem(&self, owner: &Owner) -> Problem {
         let message = chain(self);
@@ -142,13 +170,25 @@ pub(super) struct Failure {
     attempts: u32,
     pub(super) retry: Instant,
     pub(super) problem: Problem,
+    pub(super) effect: Effect,
+}
+
+/// What a failure means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// The port serves, without all that it asks for.
+    Degraded,
+    /// The port's objects ask for what this node cannot do: they do not fit.
+    Object,
+    /// The kernel refuses what it should accept.
+    Node,
 }
 
 impl Failure {
     /// Creates a failure; the pause grows with the attempts of the failure `before`.
     pub(super) fn after(before: Option<&Self>, problem: Problem, now: Instant) -> Self {
         let attempts = before.map_or(0, |failure| failure.attempts);
-        Self { attempts: attempts + 1, retry: now + pause(attempts), problem }
+        Self { attempts: attempts + 1, retry: now + pause(attempts), problem, effect: Effect::Object }
     }
 }
 

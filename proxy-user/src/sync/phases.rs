@@ -3,16 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use ipnet::IpNet;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
-use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED, ServiceEntry};
+use proxy_common::service::{
+    SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
+};
 
 use super::applied::Applied;
+use super::extents::NoRoom;
 use super::job::{Job, Owner, Steps, SyncError, Wanted};
 use super::prefilter::backend_bit;
 use super::removal::has_left;
+use super::shares::{RESERVE, Resource};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
-use crate::maps::{Backend, FrontendKey, Store, Write};
+use crate::maps::{Backend, FrontendKey, Store, Table, Write};
+
+/// A set of source ranges may use the reserve of its table if it takes no more than this part of the table.
+const FEW_RANGES: usize = 64;
 
 impl Applied {
     /// Whether the backend of this id may get new connections.
@@ -51,6 +59,7 @@ impl<S: Store> Writer<S> {
     /// Gives every frontend an extent with exactly its endpoints: its current extent, one of another frontend of the port,
     /// or a new one.
     pub(super) fn write_slots(&mut self, jobs: &mut [Job], now: Instant) {
+        let capacity = self.store.capacity();
         let mut steps = Steps::default();
         for (number, job) in jobs.iter_mut().enumerate().filter(|(_, job)| !job.stopped) {
             let Some(wanted) = &mut job.wanted else { continue };
@@ -65,7 +74,16 @@ impl<S: Store> Writer<S> {
                     entry.slot_base = base;
                     continue;
                 }
-                match self.applied.extents.allocate(entry.id, ids.clone()) {
+                let len = ids.len() as u32;
+                let is_allowed = job.owner.port().is_some_and(|port| {
+                    self.reserve.allows(&self.applied, &capacity, Resource::Slots, port, len.into())
+                });
+                let allocated = if is_allowed {
+                    self.applied.extents.allocate(entry.id, ids.clone())
+                } else {
+                    Err(self.applied.extents.no_room(len))
+                };
+                match allocated {
                     Ok(base) => {
                         entry.slot_base = base;
                         job.extents.push(base);
@@ -125,18 +143,69 @@ impl<S: Store> Writer<S> {
         entry.is_some_and(|entry| entry.flags & SERVICE_SCOPED != 0)
     }
 
-    /// Removes source ranges that are no longer allowed. A failed job keeps its ranges.
-    pub(super) fn retire_ranges(&mut self, jobs: &mut [Job], now: Instant) {
+    /// Writes the sets of source ranges that are not in the maps yet. A set that does not fit is not begun.
+    pub(super) fn write_ranges(&mut self, jobs: &mut [Job], now: Instant) {
+        let capacity = self.store.capacity().ranges as usize;
         let mut steps = Steps::default();
-        for (number, job) in jobs.iter().enumerate().filter(|(_, job)| !job.stopped) {
-            let Some(id) = job.id else { continue };
-            let wanted =
-                |range: &&_| job.wanted.as_ref().is_some_and(|wanted| wanted.ranges.contains(*range));
-            for range in self.applied.ranges.get(&id).into_iter().flatten().filter(|range| !wanted(range)) {
-                steps.push(number, Write::NoSourceRange(id, *range));
+        let mut begun: BTreeMap<u32, usize> = BTreeMap::new();
+        // The ports of a Service share the list, which may be long: compare it once.
+        let mut known: BTreeMap<*const IpNet, u32> = BTreeMap::new();
+        let mut planned = [0usize; 2];
+        for (number, job) in jobs.iter_mut().enumerate().filter(|(_, job)| !job.stopped) {
+            let Some(set) = job.wanted.as_ref().and_then(|wanted| wanted.ranges.clone()) else { continue };
+            let Some(first) = set.first() else { continue };
+            let id = match known.get(&set.as_ptr()) {
+                Some(id) => Ok(*id),
+                None => self.applied.ranges.acquire(&set),
+            };
+            let Ok(id) = id else {
+                job.stop(SyncError::Ranges(NoRoom { wanted: set.len() as u32, longest: 0, free: 0 }));
+                continue;
+            };
+            known.insert(set.as_ptr(), id);
+            job.range_set = id;
+            for (_, entry, _) in job.wanted.iter_mut().flat_map(|wanted| &mut wanted.frontends) {
+                if entry.flags & SERVICE_SOURCE_RANGES != 0 {
+                    entry.ranges = id;
+                }
+            }
+            if begun.contains_key(&id) {
+                continue;
+            }
+            let missing: Vec<_> = self.applied.ranges.missing(id).collect();
+            let planned = &mut planned[usize::from(first.addr().is_ipv6())];
+            let used = self.applied.ranges.used(Table::source_ranges(*first)) + *planned;
+            let free = capacity.saturating_sub(used);
+            // The last part is for small sets, as with the other tables.
+            let is_small = missing.len() <= capacity / FEW_RANGES;
+            if missing.len() > if is_small { free } else { free.saturating_sub(capacity / RESERVE) } {
+                let [wanted, free] = [missing.len() as u32, free as u32];
+                job.stop(SyncError::Ranges(NoRoom { wanted, longest: free, free }));
+                continue;
+            }
+            *planned += missing.len();
+            begun.insert(id, number);
+            for range in missing {
+                steps.push(number, Write::SourceRange(id, range));
             }
         }
-        self.execute(&steps, jobs, true, now);
+        self.execute(&steps, jobs, false, now);
+        for job in jobs.iter_mut().filter(|job| !job.stopped && begun.contains_key(&job.range_set)) {
+            if self.applied.ranges.missing(job.range_set).next().is_some() {
+                job.stop(SyncError::IncompleteRanges);
+            }
+        }
+    }
+
+    /// Gives up what failed jobs have written for ports without a frontend in the maps, so that a Service that does not fit
+    /// takes no room.
+    pub(super) fn abandon(&mut self, jobs: &mut [Job], now: Instant) {
+        for job in jobs.iter_mut().filter(|job| job.stopped && !job.committing) {
+            if job.id.is_some_and(|id| self.applied.frontends_of(id).next().is_none()) {
+                self.note_unused_bits(job.wanted.take().as_ref(), now);
+                job.abandoned = true;
+            }
+        }
     }
 
     /// Marks removed endpoints as gone at once, so that flows select another endpoint, even if old slots still refer to
@@ -175,7 +244,6 @@ impl<S: Store> Writer<S> {
             let rests = |(key, _)| self.applied.endpoints.is_quarantined(&key);
             if self.applied.frontends_of(id).next().is_none()
                 && self.applied.endpoints_of(id).all(rests)
-                && !self.applied.ranges.contains_key(&id)
                 && let Some(port) = job.port()
             {
                 self.applied.ports.retire(port, now, self.number);

@@ -8,7 +8,7 @@
 //! 3. write names, endpoints, filter bits, source ranges, and slots in *new* extents: no entry refers to them yet;
 //! 4. write the entries of `services`, the commit: each moves readers from one complete set to the next. An entry for
 //!    clients outside is written before the internal entry that refers to it, and removed after it;
-//! 5. remove old source ranges; mark removed endpoints as gone at once; their ids, and the old extents, enter quarantine;
+//! 5. mark removed endpoints as gone at once; their ids, the old extents and the old sets of source ranges enter quarantine;
 //! 6. mark endpoints whose connections are reset, after the delay of the removal policy.
 //!
 //! The entries of the node ([`super::node`]) and of cluster addresses ([`super::addresses`]) are written before phase 2.
@@ -30,6 +30,7 @@ use super::node::NodeState;
 use super::question::Expected;
 use super::release::Releases;
 use super::services::Services;
+use super::shares::Reserve;
 use super::writer::{Counters, Writer};
 use crate::maps::{Capacity, FlowUse, MapError, Store, Table};
 use crate::model::net::IpFamily;
@@ -147,12 +148,15 @@ impl<S: Store> Reconciler<S> {
     /// Takes new plans; returns the ports that may have to change.
     fn accept(&mut self, changed: BTreeMap<ServiceName, Option<ServicePlan>>) -> BTreeSet<Owner> {
         self.writer.number += 1;
+        self.writer.reserve = Reserve::default();
         let mut dirty = BTreeSet::new();
         for (name, plan) in changed {
             let known = self.services.desired.get(&name).map(|plan| &**plan);
             self.addresses.replace(&name, known, plan.as_ref());
             self.services.accept(name, plan, &mut dirty);
         }
+        let capacity = self.writer.store.capacity();
+        self.services.settle(&capacity, &mut dirty);
         dirty.into_iter().map(Owner::Port).collect()
     }
 
@@ -172,7 +176,11 @@ impl<S: Store> Reconciler<S> {
         let is_urgent = !self.services.failures.is_empty();
         let (applied, quarantine) = (&mut self.writer.applied, &self.releases);
         let due = |at: Option<Instant>, is_id| at.map(|at| quarantine.due(at, is_id));
-        let space = [applied.extents.next_quarantine_end(), applied.tables.next_quarantine_end()];
+        let space = [
+            applied.extents.next_quarantine_end(),
+            applied.tables.next_quarantine_end(),
+            applied.ranges.next_quarantine_end(),
+        ];
         let space = if is_urgent { space } else { space.map(|at| due(at, false)) };
         let ids = [
             due(applied.endpoints.next_quarantine_end(), true),
@@ -180,7 +188,7 @@ impl<S: Store> Reconciler<S> {
         ];
         let bits = applied.prefilter.next_quarantine_end();
         let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
-        let mut rests = [space[0], space[1], applied.drains.next_over(), ids[0], ids[1], bits];
+        let mut rests = [space[0], space[1], space[2], applied.drains.next_over(), ids[0], ids[1], bits];
         if let Some((_, retry)) = self.releases.failed {
             for rest in &mut rests {
                 *rest = rest.map(|rest| rest.max(retry));
@@ -208,6 +216,7 @@ impl<S: Store> Reconciler<S> {
     pub fn problems(&self) -> Vec<Problem> {
         let mut all: Vec<Problem> = self.services.plan_problems.values().flatten().cloned().collect();
         all.extend(self.services.failures.values().map(|failure| failure.problem.clone()));
+        all.extend(self.services.shares.problems());
         all.extend(self.services.claims.problems());
         all.extend(self.addresses.problem());
         all.extend(self.node.problems());
@@ -219,7 +228,8 @@ impl<S: Store> Reconciler<S> {
     /// Returns the failures of this node, sorted by Service port: a part of [`Reconciler::problems`]. Most of the others
     /// are problems of the objects, which every node finds.
     pub fn failed(&self) -> Vec<Problem> {
-        self.services.failures.values().map(|failure| failure.problem.clone()).collect()
+        let failures = self.services.failures.values().map(|failure| failure.problem.clone());
+        failures.chain(self.services.shares.problems()).collect()
     }
 
     /// Returns the number of Service ports that drop clients of a scope, though other nodes have endpoints, by scope and
@@ -233,18 +243,14 @@ impl<S: Store> Reconciler<S> {
         &self.services.health_checks
     }
 
-    /// Returns the families that are not completely programmed. A failure of the node's entries counts for both. Entries of
-    /// addresses as such, which only refuse clients, do not count: they are removed if frontends need their space.
+    /// Returns the families that are not programmed: entries of the node fail, or most ports of most namespaces do. So no
+    /// namespace decides alone, however many Services it has, and neither does a port that is programmed without all that
+    /// it asks for.
     pub fn failing_families(&self) -> BTreeSet<IpFamily> {
         if self.node.retry().is_some() {
             return BTreeSet::from([IpFamily::V4, IpFamily::V6]);
         }
-        let both = [IpFamily::V4, IpFamily::V6];
-        let of = |owner: &Owner| match owner {
-            Owner::Port(port) => vec![port.family],
-            Owner::Upkeep => both.to_vec(),
-        };
-        self.services.failures.keys().flat_map(of).collect()
+        self.services.failing_families()
     }
 
     /// Returns the Services with a failing port; `None` if entries of the node itself fail, on which any Service may
@@ -257,12 +263,22 @@ impl<S: Store> Reconciler<S> {
             // Only the removal of entries that are no longer needed has failed.
             Owner::Upkeep => None,
         };
-        self.node.retry().is_none().then(|| self.services.failures.keys().filter_map(name).collect())
+        let refused = self.services.shares.refused().cloned();
+        let failing = self.services.failures.keys().filter_map(name).chain(refused);
+        self.node.retry().is_none().then(|| failing.collect())
     }
 
     /// Returns the number of Service ports that are not programmed as desired.
     pub fn failing(&self) -> usize {
-        self.services.failures.len()
+        self.services.failures.len() + self.services.refused_ports().count()
+    }
+
+    /// Whether a flow is encapsulated, as far as is known: if flows cannot be read, there may be one.
+    pub(super) fn has_dsr_flows(&mut self) -> bool {
+        self.releases.flows.has_dsr().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read connections, so direct server return stays on");
+            true
+        })
     }
 
     /// Returns the number of Services that have a plan; those of other proxies are not counted.
@@ -325,7 +341,8 @@ impl<S: Store> Reconciler<S> {
 
     /// Adds the desired content of the maps for a port with this plan.
     pub(super) fn expect(&self, port: &ServicePortName, plan: &PortPlan, expected: &mut Expected) {
-        let fails = self.services.failures.contains_key(&Owner::Port(port.clone()));
+        let fails =
+            self.services.failures.contains_key(&Owner::Port(port.clone())) || self.services.is_limited(port);
         for (frontend, what) in &plan.frontends {
             if self.services.claims.owner(frontend) != Some(port) {
                 continue;

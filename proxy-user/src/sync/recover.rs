@@ -107,13 +107,9 @@ impl<S: Store> Reconciler<S> {
             }
             applied.advance(&Write::MaglevIndex(*index, *row), now, self.writer.number);
         }
-        for (id, range) in &contents.source_ranges {
-            if !ports.contains_key(id) {
-                applied.ports.reserve(*id);
-                orphans.extend([Write::NoSourceRange(*id, *range), Write::NoName(*id)]);
-            }
-            applied.advance(&Write::SourceRange(*id, *range), now, self.writer.number);
-        }
+        let invalid = applied.ranges.restore(&contents.source_ranges);
+        orphans.extend(invalid.into_iter().map(|(id, range)| Write::NoSourceRange(id, range)));
+        applied.ranges.restored(now, self.writer.number);
         applied.extents.retire_unreferenced(now, self.writer.number);
         applied.prefilter.restore(&contents.prefilter);
         applied.prefilter.start_quarantines(now, &known.idle_bits);
@@ -232,8 +228,7 @@ fn differences(applied: &Applied, contents: &Contents) -> usize {
         .iter()
         .zip(&contents.prefilter)
         .map(|(ours, found)| (ours ^ found).count_ones());
-    let ranges: BTreeSet<_> =
-        applied.ranges.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range))).collect();
+    let ranges: BTreeSet<_> = applied.ranges.iter().collect();
     let is_ours =
         |(id, name): &(&u32, &PortName)| applied.names.get(**id).is_some_and(|known| *known == **name);
     let same_names = contents.names.iter().filter(is_ours).count();

@@ -79,8 +79,17 @@ impl Releases {
         for (word, mask) in self.releasable_bits(&mut writer.applied, now) {
             steps.push(0, Write::PrefilterClear(word, mask));
         }
+        let sets = writer.applied.ranges.quarantine_over(now, writer.number);
+        for (id, ranges) in &sets {
+            for range in ranges {
+                steps.push(0, Write::NoSourceRange(*id, *range));
+            }
+        }
         let job = writer.upkeep(&steps, now);
         let applied = &mut writer.applied;
+        for (id, _) in sets {
+            freed |= applied.ranges.forget(id);
+        }
         applied.drains.forget_done(&applied.maglev);
         if job.cause.is_some() {
             self.next_release = None;

@@ -9,15 +9,16 @@ use proxy_common::name::PortName;
 use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL};
 
 use super::addresses::Addresses;
-use super::applied::{Applied, is_address};
+use super::applied::is_address;
 use super::claims::Claims;
 use super::entries::{backend_row, frontend_key, frontend_of, needs_table, service_entry, slots};
-use super::job::{Failure, Job, Owner, Steps, SyncError, Touched, Wanted};
+use super::job::{Effect, Failure, Job, Owner, Steps, SyncError, Touched, Wanted};
+use super::shares::{Limit, Resource, Shares};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
-use crate::maps::{Backend, FrontendKey, Store, Table, Write};
+use crate::maps::{Backend, Capacity, FrontendKey, Store, Table, Write};
 use crate::model::net::IpFamily;
-use crate::model::{Problem, ServiceName, SortedMap, TrafficPolicy, pack};
+use crate::model::{Name, Problem, ServiceName, SortedMap, TrafficPolicy, pack};
 use crate::plan::maglev::Member;
 use crate::plan::{
     Access, Frontend, FrontendPlan, HealthCheck, PortPlan, Scope, ServicePlan, ServicePortName,
@@ -27,6 +28,7 @@ use crate::plan::{
 #[derive(Debug, Default)]
 pub(super) struct Services {
     pub(super) claims: Claims,
+    pub(super) shares: Shares,
     pub(super) desired: BTreeMap<ServiceName, Box<ServicePlan>>,
     pub(super) plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
     pub(super) failures: BTreeMap<Owner, Failure>,
@@ -53,6 +55,7 @@ impl Services {
     ) {
         let old = self.desired.remove(&name);
         self.claims.replace(old.as_deref(), plan.as_ref(), dirty);
+        self.shares.replace(old.as_deref(), plan.as_ref());
         for port in [old.as_deref(), plan.as_ref()].into_iter().flatten().flat_map(|plan| plan.ports.keys()) {
             if port_of(old.as_deref(), port) != port_of(plan.as_ref(), port) {
                 dirty.insert(port.clone());
@@ -87,10 +90,56 @@ impl Services {
         due.map(|(owner, _)| owner.clone())
     }
 
-    /// Returns the plan of a port.
+    /// Returns the families that are not programmed. Objects that do not fit count if they are most ports of most
+    /// namespaces; and what the kernel refuses, in each family.
+    pub(super) fn failing_families(&self) -> BTreeSet<IpFamily> {
+        let effect = |(owner, failure): (&Owner, &Failure)| Some((owner.port()?.clone(), failure.effect));
+        let mut failed: BTreeMap<ServicePortName, Effect> = self.failures.iter().filter_map(effect).collect();
+        failed.retain(|_, effect| *effect != Effect::Degraded);
+        failed.extend(self.refused_ports().map(|port| (port.clone(), Effect::Object)));
+        if failed.is_empty() {
+            return BTreeSet::new();
+        }
+        let mut all: BTreeMap<&Name, Share> = BTreeMap::new();
+        let mut by_kernel: BTreeMap<IpFamily, BTreeMap<&Name, Share>> = BTreeMap::new();
+        for (port, _) in self.desired.values().flat_map(|plan| plan.ports.iter()) {
+            let effect = failed.get(port).copied();
+            all.entry(&port.namespace).or_default().add(effect.is_some());
+            let of_family = by_kernel.entry(port.family).or_default();
+            of_family.entry(&port.namespace).or_default().add(effect == Some(Effect::Node));
+        }
+        let does_not_fit = is_most_of_most(&all);
+        by_kernel.retain(|_, namespaces| does_not_fit || is_most_of_most(namespaces));
+        by_kernel.into_keys().collect()
+    }
+
+    /// Decides which Services fit into the tables; adds the ports that may have to change to `dirty`.
+    pub(super) fn settle(&mut self, capacity: &Capacity, dirty: &mut BTreeSet<ServicePortName>) {
+        let changed = self.shares.settle(&self.desired, capacity);
+        let plans = changed.iter().filter_map(|name| self.desired.get(name));
+        dirty.extend(plans.flat_map(|plan| plan.ports.keys().cloned()));
+    }
+
+    /// Returns the limits of the port's Service, if it does not fit into the tables.
+    fn limit(&self, port: &ServicePortName) -> Option<&Limit> {
+        self.shares.limit(&service_of(port))
+    }
+
+    /// Whether the maps hold less than the port's plan.
+    pub(super) fn is_limited(&self, port: &ServicePortName) -> bool {
+        self.limit(port).is_some()
+    }
+
+    /// Returns the ports of the Services that are not programmed, because they do not fit.
+    pub(super) fn refused_ports(&self) -> impl Iterator<Item = &ServicePortName> {
+        let plans = self.shares.refused().filter_map(|name| self.desired.get(name));
+        plans.flat_map(|plan| plan.ports.keys())
+    }
+
+    /// Returns the plan of a port, if its Service fits.
     pub(super) fn port_plan(&self, port: &ServicePortName) -> Option<&PortPlan> {
-        let name = ServiceName { namespace: port.namespace.clone(), name: port.name.clone() };
-        port_of(self.desired.get(&name).map(|plan| &**plan), port)
+        let plan = self.desired.get(&service_of(port)).map(|plan| &**plan);
+        port_of(plan, port).filter(|_| !self.limit(port).is_some_and(Limit::is_refused))
     }
 
     /// Runs the phases of a sync for the ports of `jobs` and for the frontends in `touched`.
@@ -135,22 +184,24 @@ impl Services {
             let lost = owners.iter().filter_map(wrong).collect();
             writer.remove_services(lost, &mut jobs, now);
         }
+        writer.abandon(&mut jobs, now);
         writer.retire_tables(&mut jobs, now);
-        writer.retire_ranges(&mut jobs, now);
         writer.retire_endpoints(&mut jobs, now);
         writer.note_removals(&mut jobs, now);
         self.finish(writer, jobs, now);
     }
 
-    /// Allocates ids, and writes names, endpoints, filter bits and source ranges.
+    /// Allocates ids, and writes source ranges, names, endpoints and filter bits.
     pub(super) fn prepare<S: Store>(&self, writer: &mut Writer<S>, jobs: &mut [Job], now: Instant) {
         let (mut names, mut rows, mut bits) = (Steps::default(), Steps::default(), Steps::default());
-        let (mut ranges, mut joins) = (Steps::default(), Steps::default());
-        for (number, job) in jobs.iter_mut().enumerate() {
-            if let Err(cause) = self.plan_job(&mut writer.applied, job) {
+        let mut joins = Steps::default();
+        for job in jobs.iter_mut() {
+            if let Err(cause) = self.plan_job(writer, job) {
                 job.stop(cause);
-                continue;
             }
+        }
+        writer.write_ranges(jobs, now);
+        for (number, job) in jobs.iter_mut().enumerate().filter(|(_, job)| !job.stopped) {
             let (Some(wanted), Some(id), Owner::Port(port)) = (&job.wanted, job.id, &job.owner) else {
                 continue;
             };
@@ -184,33 +235,42 @@ impl Services {
             for (word, mask) in missing {
                 bits.push(number, Write::PrefilterSet(word, mask));
             }
-            let known = writer.applied.ranges.get(&id);
-            for range in wanted.ranges.iter().filter(|range| known.is_none_or(|known| !known.contains(range)))
-            {
-                ranges.push(number, Write::SourceRange(id, *range));
-            }
         }
         writer.execute(&names, jobs, false, now);
         writer.execute(&joins, jobs, false, now);
         writer.execute(&rows, jobs, false, now);
         writer.execute(&bits, jobs, false, now);
-        writer.execute(&ranges, jobs, false, now);
     }
 
     /// Fills in the desired state of the job's port, and allocates ids for the port and its endpoints.
-    fn plan_job(&self, applied: &mut Applied, job: &mut Job) -> Result<(), SyncError> {
+    fn plan_job<S: Store>(&self, writer: &mut Writer<S>, job: &mut Job) -> Result<(), SyncError> {
         let Owner::Port(port) = &job.owner else { return Ok(()) };
         let Some(plan) = self.port_plan(port) else { return Ok(()) };
         let has = |frontend: &_| self.claims.owner(frontend) == Some(port);
         if !plan.frontends.keys().any(has) {
             return Ok(());
         }
+        let capacity = writer.store.capacity();
+        let Writer { applied, reserve, .. } = writer;
+        let is_new = applied.ports.get(port).is_none();
+        if is_new && !reserve.allows(applied, &capacity, Resource::Ports, port, 1) {
+            return Err(SyncError::Services(applied.ports.exhausted()));
+        }
         let id = applied.ports.acquire(port).map_err(SyncError::Services)?;
         job.id = Some(id);
         let wanted = job.wanted.insert(Wanted { reset_after: plan.reset_after, ..Wanted::default() });
         let (mut ids_of, mut rows) = (Vec::new(), Vec::new());
-        for (at, facts) in &plan.backends {
-            match applied.endpoints.acquire(&(id, *at)) {
+        let limit = self.limit(port);
+        let most = limit.map_or(usize::MAX, |limit| limit.endpoints(plan.backends.len()));
+        for (at, facts) in plan.backends.iter().take(most) {
+            let is_new = applied.endpoints.get(&(id, *at)).is_none();
+            let is_allowed = !is_new || reserve.allows(applied, &capacity, Resource::Backends, port, 1);
+            let acquired = if is_allowed {
+                applied.endpoints.acquire(&(id, *at))
+            } else {
+                Err(applied.endpoints.exhausted())
+            };
+            match acquired {
                 Ok(backend) => {
                     ids_of.push((*at, backend));
                     let tunnel = plan.tunnels.get(at).and_then(|node| applied.tunnels.get(node).copied());
@@ -232,7 +292,7 @@ impl Services {
             let weight = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.weight.max(1)));
             let endpoints =
                 || plan.slots(what).filter_map(|at| Some((ids_of.get(at).copied()?, weight(at), *at)));
-            if needs_table(plan, what) {
+            if needs_table(plan, what) && !limit.is_some_and(Limit::has_no_table) {
                 let mut members: Vec<_> =
                     endpoints().map(|(id, weight, at)| Member { at, weight, id }).collect();
                 members.sort_unstable_by_key(|member| member.at);
@@ -242,7 +302,7 @@ impl Services {
             let ids = slots(endpoints().map(|(id, _, at)| (id, share(&at))).collect(), plan.algorithm);
             wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
             if what.access != Access::Unrestricted {
-                wanted.ranges.clone_from(&plan.source_ranges);
+                wanted.ranges = Some(Arc::clone(&plan.source_ranges));
             }
         }
         wanted.tables = tables;
@@ -258,18 +318,23 @@ impl Services {
             for base in &job.extents {
                 writer.applied.extents.retire(*base, now, writer.number);
             }
+            writer.applied.ranges.retire(job.range_set, now, writer.number);
             let before = self.failures.remove(&job.owner);
             if let Some(cause) = &job.cause {
                 writer.note_unused_bits(job.wanted.as_ref(), now);
                 let problem = cause.problem(&job.owner);
-                self.failures.insert(job.owner, Failure::after(before.as_ref(), problem, now));
+                let mut failure = Failure::after(before.as_ref(), problem, now);
+                failure.effect = if job.stopped { cause.effect() } else { Effect::Degraded };
+                self.failures.insert(job.owner, failure);
             }
         }
     }
 
-    /// Returns the Service port that owns the address and port of a key, whatever the scope.
+    /// Returns the Service port that owns the address and port of a key, whatever the scope; `None` if its Service does not
+    /// fit.
     fn holder(&self, key: &FrontendKey) -> Option<&ServicePortName> {
-        frontend_of(key).and_then(|frontend| self.claims.owner(&frontend))
+        let port = frontend_of(key).and_then(|frontend| self.claims.owner(&frontend))?;
+        (!self.limit(port).is_some_and(Limit::is_refused)).then_some(port)
     }
 
     /// Returns the Service port to which a key in the maps should belong.
@@ -278,6 +343,31 @@ impl Services {
         let plan = self.port_plan(port)?;
         plan.frontends.contains_key(&frontend).then(|| port.clone())
     }
+}
+
+/// How many of all have failed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    failed: usize,
+    all: usize,
+}
+
+impl Share {
+    fn add(&mut self, failed: bool) {
+        self.failed += usize::from(failed);
+        self.all += 1;
+    }
+
+    fn is_most(self) -> bool {
+        2 * self.failed > self.all
+    }
+}
+
+/// Whether most of most namespaces has failed.
+fn is_most_of_most(namespaces: &BTreeMap<&Name, Share>) -> bool {
+    let mut failed = Share::default();
+    namespaces.values().for_each(|share| failed.add(share.is_most()));
+    failed.is_most()
 }
 
 /// Returns the ports of a plan that drop clients because policy Local has no endpoint here: the scope of these clients, and
@@ -289,6 +379,11 @@ fn no_local(plan: &ServicePlan) -> impl Iterator<Item = (Scope, IpFamily)> {
         let scopes: BTreeSet<Scope> = plan.frontends.iter().filter_map(silent).collect();
         scopes.into_iter().map(|scope| (scope, port.family))
     })
+}
+
+/// Returns the name of a port's Service.
+fn service_of(port: &ServicePortName) -> ServiceName {
+    ServiceName { namespace: port.namespace.clone(), name: port.name.clone() }
 }
 
 fn port_of<'a>(plan: Option<&'a ServicePlan>, port: &ServicePortName) -> Option<&'a PortPlan> {

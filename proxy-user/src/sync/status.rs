@@ -75,9 +75,9 @@ pub struct Status {
     pub slices_listed: bool,
     /// The first sync is done, even if writes have failed.
     pub synced: bool,
-    /// After at least one sync, all listed objects were in the maps. Objects that cannot be used do not count.
+    /// After at least one sync, both families were programmed ([`Reconciler::failing_families`](super::Reconciler)).
     pub complete: bool,
-    /// Time since which a family is not completely programmed; a family that is complete has no element.
+    /// Time since which a family is not programmed; a family that is has no element.
     pub failing_since: BTreeMap<IpFamily, SystemTime>,
     /// Last time at which the driver took events or found nothing to do. It does so at least once in each sync period.
     pub progress: Option<Instant>,
@@ -180,7 +180,7 @@ impl Status {
         }
     }
 
-    /// Records the families that are not completely programmed.
+    /// Records the families that are not programmed.
     pub(super) fn note_failing(&mut self, families: &BTreeSet<IpFamily>, now: SystemTime) {
         self.failing_since.retain(|family, _| families.contains(family));
         for family in families {

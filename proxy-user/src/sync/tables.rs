@@ -9,6 +9,7 @@ use std::time::Instant;
 use proxy_common::maglev;
 
 use super::job::{Job, Steps, SyncError};
+use super::shares::Resource;
 use super::writer::Writer;
 use crate::maps::{MaglevRow, MaglevTable, Store, Write};
 use crate::plan::maglev::{Member, length, packed, signature};
@@ -21,6 +22,7 @@ impl<S: Store> Writer<S> {
     /// table, and the hash selects one of the slots. Tables hold backend ids: the rows of the backends are written before
     /// them, and a packet that selects a removed backend sees this in its row.
     pub(super) fn write_tables(&mut self, jobs: &mut [Job], now: Instant) {
+        let capacity = self.store.capacity();
         let mut steps = Steps::default();
         for number in 0..jobs.len() {
             let job = &mut jobs[number];
@@ -32,7 +34,15 @@ impl<S: Store> Writer<S> {
                     continue;
                 }
                 let words = length(members.len());
-                match self.applied.tables.allocate_for(id, halves(signature), words) {
+                let is_allowed = job.owner.port().is_some_and(|port| {
+                    self.reserve.allows(&self.applied, &capacity, Resource::Maglev, port, words.into())
+                });
+                let allocated = if is_allowed {
+                    self.applied.tables.allocate_for(id, halves(signature), words)
+                } else {
+                    Err(self.applied.tables.no_room(words))
+                };
+                match allocated {
                     Ok(base) => {
                         job.tables.push(base);
                         steps.push(number, Write::MaglevTable(base, packed(members)));
@@ -51,7 +61,9 @@ impl<S: Store> Writer<S> {
                             steps.push(number, Write::MaglevIndex(index, MaglevRow::default()));
                         }
                         // The next try can use the space of the previous tables.
-                        self.applied.drains.end_all();
+                        if is_allowed {
+                            self.applied.drains.end_all();
+                        }
                     }
                 }
             }
@@ -96,7 +108,7 @@ impl<S: Store> Writer<S> {
     pub(super) fn retire_tables(&mut self, jobs: &mut [Job], now: Instant) {
         let mut steps = Steps::default();
         for (number, job) in jobs.iter().enumerate() {
-            let Some(id) = job.id.filter(|_| !job.stopped) else { continue };
+            let Some(id) = job.id.filter(|_| !job.stopped || job.abandoned) else { continue };
             for local in [false, true] {
                 let is_wanted = job.wanted.as_ref().is_some_and(|wanted| wanted.tables.contains_key(&local));
                 let index = maglev::index(id, local);

@@ -10,6 +10,7 @@ use super::applied::{Applied, QuarantinePeriods};
 use super::audit::Audit;
 use super::job::{Job, Owner, Steps};
 use super::removal::Removals;
+use super::shares::Reserve;
 use crate::maps::{BatchError, Store, Table, Write};
 
 /// The maps and their mirror.
@@ -22,6 +23,8 @@ pub(super) struct Writer<S> {
     pub(super) removals: Removals,
     /// The comparison in progress.
     pub(super) audit: Option<Audit>,
+    /// What is left of the tables for namespaces that use little, in the current sync.
+    pub(super) reserve: Reserve,
     /// The number of the current sync.
     pub(super) number: u64,
 }
@@ -36,6 +39,7 @@ impl<S: Store> Writer<S> {
             removals: Removals::default(),
             counters: Counters::default(),
             audit: None,
+            reserve: Reserve::default(),
             number: 0,
         }
     }

@@ -20,7 +20,7 @@ use proxy_common::service::{
     KIND_ADDRESS, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_SCOPED,
     SERVICE_SOURCE_RANGES, ServiceEntry,
 };
-use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
+use proxy_common::source_range::{SET_BITS, SourceRangeKey};
 use proxy_user::maps::{FrontendKey, Table, Write};
 
 use crate::Scenario;
@@ -283,18 +283,16 @@ fn source_ranges(family: Family, harness: &mut Harness) {
     let other = ID + 1;
     match allowed.ip() {
         IpAddr::V4(ip) => {
-            let key = |service, addr| Key::new(SERVICE_BITS + 32, SourceRangeKey { service, addr });
+            let key = |set, addr| Key::new(SET_BITS + 32, SourceRangeKey { set, addr });
             let mut map = trie(harness, names::SRC_RANGES);
             map.insert(&key(ID, ip.octets()), 1, 0).unwrap();
-            map.insert(&Key::new(SERVICE_BITS, SourceRangeKey { service: other, addr: [0; 4] }), 1, 0)
-                .unwrap();
+            map.insert(&Key::new(SET_BITS, SourceRangeKey { set: other, addr: [0; 4] }), 1, 0).unwrap();
         }
         IpAddr::V6(ip) => {
-            let key = |service, addr| Key::new(SERVICE_BITS + 128, SourceRangeKey { service, addr });
+            let key = |set, addr| Key::new(SET_BITS + 128, SourceRangeKey { set, addr });
             let mut map = trie(harness, names::SRC_RANGES6);
             map.insert(&key(ID, ip.octets()), 1, 0).unwrap();
-            map.insert(&Key::new(SERVICE_BITS, SourceRangeKey { service: other, addr: [0; 16] }), 1, 0)
-                .unwrap();
+            map.insert(&Key::new(SET_BITS, SourceRangeKey { set: other, addr: [0; 16] }), 1, 0).unwrap();
         }
     }
     let packet = Packet::tcp(SYN, allowed, frontend);
@@ -303,7 +301,7 @@ fn source_ranges(family: Family, harness: &mut Harness) {
     assert_eq!(
         harness.run(Hook::Ingress, &refused.bytes()).verdict,
         DROP,
-        "the range of another Service is not ours"
+        "the range of another set does not count"
     );
     assert_eq!(harness.refusals(), [(ID, Reason::SourceNotAllowed, 1)]);
     forget(harness);

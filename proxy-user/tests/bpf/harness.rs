@@ -21,7 +21,7 @@ use proxy_common::maglev::index;
 use proxy_common::map_names as names;
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
-use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, ServiceEntry};
+use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, SERVICE_SOURCE_RANGES, ServiceEntry};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::version::ABI_VERSION;
 use proxy_user::maps::view::View;
@@ -152,6 +152,8 @@ impl Service {
             id: self.id,
             slot_base: self.id * 16,
             slot_count: self.backends.len() as u32,
+            // A Service's set of source ranges, if it has one, has its id.
+            ranges: if self.flags & SERVICE_SOURCE_RANGES == 0 { 0 } else { self.id },
             flags: self.flags,
             kind: KIND_CLUSTER_IP,
             ..ServiceEntry::default()
@@ -276,6 +278,7 @@ impl Harness {
             backends: 1024 * 16,
             flows,
             sockets: 16,
+            source_ranges: 64,
             refusals: 64,
             connect_latency: true,
             by_memory: 1,

@@ -138,6 +138,7 @@ impl Kernel {
             backends: BACKENDS,
             flows: FLOWS,
             sockets: 16,
+            source_ranges: 64,
             refusals: FEW,
             connect_latency: false,
             by_memory: 1,

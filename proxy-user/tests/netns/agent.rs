@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -218,8 +218,13 @@ pub fn get(space: &Space, port: u16, path: &str) -> Result<(u16, String)> {
 
 /// Like [`get`], with this value of the `Accept` header.
 pub fn get_as(space: &Space, port: u16, path: &str, accept: &str) -> Result<(u16, String)> {
+    ask(space, (Ipv4Addr::LOCALHOST, port).into(), path, accept)
+}
+
+/// Like [`get_as`], from the server at this address.
+pub fn ask(space: &Space, server: SocketAddr, path: &str, accept: &str) -> Result<(u16, String)> {
     let answer = space.inside(|| {
-        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        let mut stream = TcpStream::connect(server)?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nAccept: {accept}\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

@@ -365,7 +365,7 @@ impl<const SLOTS: u32> Services for Model<SLOTS> {
         Some(!0)
     }
 
-    fn admits(self, _service: u32, _client: &A) -> bool {
+    fn admits(self, _set: u32, _client: &A) -> bool {
         true
     }
 }

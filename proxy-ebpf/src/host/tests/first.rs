@@ -194,13 +194,13 @@ fn martian_sources_begin_no_flow() {
 
 fn source_ranges<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
-    set(maps, ServiceEntry { flags: SERVICE_SOURCE_RANGES, ..service() });
+    set(maps, ServiceEntry { flags: SERVICE_SOURCE_RANGES, ranges: 9, ..service() });
     assert_eq!(send(maps, POD, client::<F>(), SYN).0, DROP);
     assert_eq!((maps.count_of(Reason::SourceNotAllowed), flow(maps).is_some()), (1, false));
-    maps.add_source_range(1, Cidr { addr: client::<F>().0, mask: F::Words::ONES });
+    maps.add_source_range(9, Cidr { addr: client::<F>().0, mask: F::Words::ONES });
     assert_eq!(send(maps, POD, client::<F>(), SYN).0, NEXT);
     // An existing flow continues after its range was removed.
-    maps.remove_source_range(1, Cidr { addr: client::<F>().0, mask: F::Words::ONES });
+    maps.remove_source_range(9, Cidr { addr: client::<F>().0, mask: F::Words::ONES });
     assert_eq!(send(maps, POD, client::<F>(), SYN), (NEXT, false));
     assert_eq!(maps.count_of(Reason::SourceNotAllowed), 1);
 }

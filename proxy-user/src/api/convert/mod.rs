@@ -71,6 +71,11 @@ fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
+/// The most problems of an object that are listed.
+const MOST_PROBLEMS: usize = 16;
+/// The most characters of a problem's message, which may quote the object.
+const MOST_MESSAGE: usize = 400;
+
 /// The problems of one object.
 struct Problems {
     object: String,
@@ -83,7 +88,19 @@ impl Problems {
     }
 
     fn add(&mut self, field: impl Into<String>, message: &dyn Display) {
-        let (object, field, message) = (self.object.clone(), field.into(), message.to_string());
+        // An object may have as many faults as it has bytes: its author needs the first ones.
+        if self.found.len() > MOST_PROBLEMS {
+            return;
+        }
+        let (object, field) = (self.object.clone(), field.into());
+        let message = if self.found.len() == MOST_PROBLEMS {
+            "there are more problems, which are not listed".to_owned()
+        } else {
+            message.to_string()
+        };
+        let end = message.char_indices().map(|(at, _)| at).nth(MOST_MESSAGE);
+        let message =
+            end.and_then(|end| message.get(..end)).map_or(message.clone(), |cut| format!("{cut}..."));
         self.found.push(Problem { object, field, message });
     }
 }

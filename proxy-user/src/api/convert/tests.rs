@@ -399,3 +399,12 @@ fn when_a_slice_was_triggered(#[case] text: &str, #[case] milliseconds: Option<u
     assert_eq!(slice.triggered.map(since), milliseconds);
     assert_eq!(slice.problems, [], "it costs a measurement, nothing else");
 }
+
+#[test]
+fn an_object_full_of_faults_has_few_problems() {
+    let bad = "x".repeat(100_000);
+    let ranges = vec![bad.as_str(); 1000];
+    let service = from_spec(&json!({"clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ranges}));
+    assert_eq!(service.problems.len(), MOST_PROBLEMS + 1);
+    assert!(service.problems.iter().all(|problem| problem.message.len() < 500));
+}

@@ -154,9 +154,9 @@ impl Test {
         )
         .unwrap();
         let options = Options { kubeconfig: Some(kubeconfig.path().to_owned()), servers: Vec::new() };
-        let client = connect(&options, tokio::sync::watch::Sender::default()).await.unwrap().client;
+        let client = connect(&options, watch::Sender::default()).await.unwrap().client;
         let (sender, events) = mpsc::channel(16);
-        let agent = tokio::spawn(run(client, "n1".to_owned(), sender, future::pending(), |_| ()));
+        let agent = tokio::spawn(run(client, "n1".to_owned(), sender, watch::channel(false).1, |_| ()));
         Self { server, events, agent }
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::config::paths::{Ejection, Paths};
 use crate::config::value::{self, AlgorithmName};
 use crate::model::ForwardingMode;
+use crate::model::annotations::Annotations;
 use crate::model::settings::{SocketDrop, SocketLb};
 use crate::programs::{TcxOrder, Xdp};
 
@@ -31,6 +32,16 @@ pub struct PathArgs {
     /// endpoints and without the annotation `ballast.io/ejection`.
     #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on")]
     pub ejection: Ejection,
+    /// Annotations `ballast.io/...` of Services that count, as a list of algorithm, ejection, forwarding-mode, removal-policy
+    /// and weights; or all, or none. With forwarding-mode, a Service that asks for DSR makes every agent watch all nodes and
+    /// accept packets that they encapsulate.
+    #[arg(
+        long,
+        env = "BALLAST_TENANT_ANNOTATIONS",
+        value_name = "LIST",
+        default_value = "algorithm,ejection,removal-policy,weights"
+    )]
+    pub tenant_annotations: Annotations,
     /// Time in which the share of a new endpoint grows from a tenth of its weight to its weight; not with sh, dh and mh.
     /// 0: no slow start.
     #[arg(long, env = "BALLAST_SLOW_START", value_name = "DURATION", default_value = "0s", value_parser = value::duration)]
@@ -51,10 +62,21 @@ impl From<PathArgs> for Paths {
             algorithm,
             forwarding_mode,
             ejection,
+            tenant_annotations,
             slow_start,
             socket_lb,
             socket_drop,
         } = args;
-        Self { tcx_order, xdp, algorithm, forwarding_mode, ejection, slow_start, socket_lb, socket_drop }
+        Self {
+            tcx_order,
+            xdp,
+            algorithm,
+            forwarding_mode,
+            ejection,
+            tenant_annotations,
+            slow_start,
+            socket_lb,
+            socket_drop,
+        }
     }
 }

@@ -54,4 +54,7 @@ sizes! {
     max_flows is flows, "BALLAST_MAX_FLOWS";
     /// Maximum number of translated sockets that Ballast keeps, for each address family. Default: 131072.
     max_sockets is sockets, "BALLAST_MAX_SOCKETS";
+    /// Maximum number of source ranges of load balancers, for each address family. Frontends with the same ranges share them;
+    /// a change needs room for the old and the new ranges. Unused ones take no memory. Default: 65536.
+    max_source_ranges is source_ranges, "BALLAST_MAX_SOURCE_RANGES";
 }

@@ -52,7 +52,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
 
     /// Returns the longest source range that contains the client.
     pub(super) fn range(&self, service: &ServiceEntry, client: &A) -> Option<(u32, SourceRangeKey<A>)> {
-        let ranges = self.rules.ranges.iter().filter(|(_, range)| range.service == service.id);
+        let ranges = self.rules.ranges.iter().filter(|(_, range)| range.set == service.ranges);
         ranges
             .filter(|(bits, range)| begins_alike(client, &range.addr, *bits))
             .max_by_key(|(bits, _)| *bits)

@@ -52,7 +52,8 @@ fn rules() -> Rules<A4> {
     serve([0; 4], 30080, 0, entry(2, KIND_NODE_PORT, SERVICE_SCOPED, 2, 1));
     let local = SERVICE_LOCAL | SERVICE_DROP_WHEN_EMPTY;
     serve([0; 4], 30080, SCOPE_EXTERNAL, entry(2, KIND_NODE_PORT, local, 0, 0));
-    serve([203, 0, 113, 1], 443, 0, entry(3, KIND_LOAD_BALANCER, SERVICE_SOURCE_RANGES, 2, 1));
+    let restricted = entry(3, KIND_LOAD_BALANCER, SERVICE_SOURCE_RANGES, 2, 1);
+    serve([203, 0, 113, 1], 443, 0, ServiceEntry { ranges: 7, ..restricted });
     serve([10, 96, 0, 11], 80, 0, entry(4, KIND_CLUSTER_IP, 0, 0, 0));
     let sctp = ServiceKey { addr: [10, 96, 0, 10], port: 9, proto: PROTO_SCTP, scope: 0 };
     let (word, mask) = position(Role::Frontend, &sctp.addr, sctp.port, sctp.proto);
@@ -109,9 +110,9 @@ fn rules() -> Rules<A4> {
         )]
         .into(),
         ranges: vec![
-            (8, SourceRangeKey { service: 4, addr: [198, 0, 0, 0] }),
-            (16, SourceRangeKey { service: 3, addr: [198, 51, 0, 0] }),
-            (24, SourceRangeKey { service: 3, addr: [198, 51, 100, 0] }),
+            (8, SourceRangeKey { set: 3, addr: [198, 0, 0, 0] }),
+            (16, SourceRangeKey { set: 7, addr: [198, 51, 0, 0] }),
+            (24, SourceRangeKey { set: 7, addr: [198, 51, 100, 0] }),
         ],
     }
 }

@@ -125,8 +125,8 @@ async fn a_taken_port_is_tried_again() {
 #[tokio::test]
 async fn both_families_share_a_port() {
     let port = free_port();
-    let v4 = open(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)).unwrap();
-    let v6 = open(SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port)).unwrap();
+    let v4 = open_one(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port), true).unwrap();
+    let v6 = open_one(SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port), true).unwrap();
     drop((v4, v6));
 }
 

@@ -14,7 +14,7 @@ use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::config::NodeConfig;
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
-use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
+use proxy_common::source_range::{SET_BITS, SourceRangeKey};
 
 use super::super::node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts};
 use super::super::sys::{self, Stopped};
@@ -35,10 +35,13 @@ pub(super) struct NodeMaps {
     config: MapData,
     ranges: Ranges<[u8; 4]>,
     ranges6: Ranges<[u8; 16]>,
+    range_count: u32,
 }
 
 impl NodeMaps {
     pub(super) fn open(dir: &Path) -> Result<Self, MapError> {
+        let ((ranges, count), (ranges6, count6)) =
+            (trie(dir, Table::SrcRanges)?, trie(dir, Table::SrcRanges6)?);
         Ok(Self {
             node: open::<u32, NodeEntry<[u8; 4]>>(dir, Table::Node, MapType::Array)?.0,
             node6: open::<u32, NodeEntry<[u8; 16]>>(dir, Table::Node6, MapType::Array)?.0,
@@ -47,9 +50,15 @@ impl NodeMaps {
             tunnels: open::<u32, Tunnel>(dir, Table::Tunnels, MapType::Array)?.0,
             devices: open::<u32, Device>(dir, Table::Devices, MapType::Hash)?.0,
             config: open::<u32, NodeConfig>(dir, Table::Config, MapType::Array)?.0,
-            ranges: trie(dir, Table::SrcRanges)?,
-            ranges6: trie(dir, Table::SrcRanges6)?,
+            ranges,
+            ranges6,
+            range_count: count.min(count6),
         })
+    }
+
+    /// Returns the number of source ranges that each of the two tables can hold.
+    pub(super) fn range_count(&self) -> u32 {
+        self.range_count
     }
 
     /// Does the writes; an error tells how many of them were done.
@@ -145,30 +154,32 @@ impl NodeMaps {
     }
 }
 
-fn trie<A: Address>(dir: &Path, table: Table) -> Result<Ranges<A>, MapError>
+/// Opens a trie; returns it with its capacity.
+fn trie<A: Address>(dir: &Path, table: Table) -> Result<(Ranges<A>, u32), MapError>
 where
     SourceRangeKey<A>: Pod,
 {
     let path = dir.join(table.name());
-    MapData::from_pin(&path).and_then(|map| Map::LpmTrie(map).try_into()).map_err(|error| MapError::Open {
-        table,
-        path,
-        source: io_error(error),
-    })
+    let open = || {
+        let map = MapData::from_pin(&path)?;
+        let count = map.info()?.max_entries();
+        Ok((Map::LpmTrie(map).try_into()?, count))
+    };
+    open().map_err(|error| MapError::Open { table, path: path.clone(), source: io_error(error) })
 }
 
-fn key<A>(service: u32, addr: A, len: u32) -> Key<SourceRangeKey<A>>
+fn key<A>(set: u32, addr: A, len: u32) -> Key<SourceRangeKey<A>>
 where
     SourceRangeKey<A>: Pod,
 {
-    Key::new(SERVICE_BITS + len, SourceRangeKey { service, addr })
+    Key::new(SET_BITS + len, SourceRangeKey { set, addr })
 }
 
-fn put<A: Address>(map: &mut Ranges<A>, service: u32, addr: A, len: u32) -> io::Result<()>
+fn put<A: Address>(map: &mut Ranges<A>, set: u32, addr: A, len: u32) -> io::Result<()>
 where
     SourceRangeKey<A>: Pod,
 {
-    match map.insert(&key(service, addr, len), 1, 0).map_err(io_error) {
+    match map.insert(&key(set, addr, len), 1, 0).map_err(io_error) {
         // An LPM trie returns `ENOSPC` when it is full.
         Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
             Err(io::Error::from_raw_os_error(libc::E2BIG))
@@ -177,11 +188,11 @@ where
     }
 }
 
-fn take<A: Address>(map: &mut Ranges<A>, service: u32, addr: A, len: u32) -> io::Result<()>
+fn take<A: Address>(map: &mut Ranges<A>, set: u32, addr: A, len: u32) -> io::Result<()>
 where
     SourceRangeKey<A>: Pod,
 {
-    match map.remove(&key(service, addr, len)).map_err(io_error) {
+    match map.remove(&key(set, addr, len)).map_err(io_error) {
         Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
         _ => Ok(()),
     }
@@ -198,10 +209,10 @@ where
     let mut found = BTreeSet::new();
     for key in map.keys() {
         let key = key.map_err(|error| MapError::Read { table, source: io_error(error) })?;
-        let SourceRangeKey { service, addr } = key.data();
-        let len = key.prefix_len().checked_sub(SERVICE_BITS).and_then(|len| u8::try_from(len).ok());
+        let SourceRangeKey { set, addr } = key.data();
+        let len = key.prefix_len().checked_sub(SET_BITS).and_then(|len| u8::try_from(len).ok());
         if let Some(range) = len.and_then(|len| IpNet::new(addr.into(), len).ok()) {
-            found.insert((service, range));
+            found.insert((set, range));
         }
     }
     Ok(found)

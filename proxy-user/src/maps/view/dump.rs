@@ -3,31 +3,27 @@
 //! Zero means "none" in arrays of words: elements that are zero are left out.
 
 mod node;
+mod ranges;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-use aya::Pod;
 use aya::maps::MapType;
 use proxy_common::abi::Plain;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
-use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::event::Monitor;
 use proxy_common::flow::{BUCKET_SLOTS, Bucket, FlowEntry};
 use proxy_common::latency::LatencyEntry;
 use proxy_common::map_names as map;
-use proxy_common::node::NodeEntry;
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, TO_BACKEND};
-use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::{Address, V4, V6};
 use serde_json::{Value, json};
 
 use super::flow_row::FlowRow;
-use super::rules::Names as MapsOf;
 use super::{Example, FrontendRow, Kind, NameRow, Transport, View, ViewError, flows};
 
 /// A key and its value.
@@ -142,13 +138,15 @@ impl View {
             .map(|(key, entry)| {
                 let row = FrontendRow::of(key, &entry);
                 let (frontend, protocol) = (row.socket(), row.protocol.to_string());
-                let ServiceEntry { tag, id, slot_base, slot_count, affinity_secs, flags, kind, .. } = entry;
+                let ServiceEntry {
+                    tag, id, slot_base, slot_count, affinity_secs, ranges, flags, kind, ..
+                } = entry;
                 (
                     json!({ "frontend": frontend, "protocol": protocol, "scope": row.scope.label() }),
                     json!({
                         "id": id, "service": title(id, names), "kind": kind_label(kind, row.kind),
                         "slotBase": slot_base, "slotCount": slot_count, "affinitySeconds": affinity_secs,
-                        "algorithm": row.algorithm, "flags": flags, "tag": tag,
+                        "algorithm": row.algorithm, "ranges": ranges, "flags": flags, "tag": tag,
                     }),
                 )
             })
@@ -306,25 +304,6 @@ impl View {
             .into_iter()
             .map(|(NetnsAffinityKey { netns, service, .. }, entry)| {
                 (json!({ "netns": netns, "service": title(service, names) }), affinity(entry, now))
-            })
-            .collect())
-    }
-
-    fn dump_ranges<F: MapsOf>(&self, names: &Names) -> Result<Vec<Entry>, ViewError>
-    where
-        F::Addr: Into<IpAddr> + Pod,
-        ServiceKey<F::Addr>: Plain,
-        BackendEntry<F::Addr>: Plain,
-        NodeEntry<F::Addr>: Plain,
-        AffinityKey<F::Addr>: Plain,
-        SourceRangeKey<F::Addr>: Pod,
-    {
-        let rows = self.rules::<F>()?.ranges.into_iter();
-        Ok(rows
-            .map(|(length, SourceRangeKey { service, addr })| {
-                let address: IpAddr = addr.into();
-                let range = format!("{address}/{length}");
-                (json!({ "service": title(service, names), "range": range }), json!({}))
             })
             .collect())
     }

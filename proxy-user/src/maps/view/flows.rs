@@ -8,7 +8,7 @@ use aya::maps::MapType;
 use proxy_common::abi::Plain;
 use proxy_common::config::{NodeConfig, PortRange, SNAT_RANGES};
 use proxy_common::conntrack::{ASSURED, SEEN_REPLY, is_closed, is_half_closed, timeout};
-use proxy_common::flow::{FlowEntry, STATE_SNAT, STATE_USED};
+use proxy_common::flow::{FlowEntry, STATE_DSR, STATE_SNAT, STATE_USED};
 use proxy_common::map_names as map;
 use proxy_common::prefilter::{Role, position};
 use proxy_common::{Address, PROTO_UDP};
@@ -85,6 +85,18 @@ impl View {
         }
         let flows = self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?;
         Ok(in_use::<[u8; 16]>(&flows).any(|flow| is_snat_beside(&flow, ranges, &config, now)))
+    }
+
+    /// Whether a flow that has not expired is encapsulated (DSR).
+    pub fn has_dsr(&self) -> Result<bool, ViewError> {
+        let config = self.node_config()?;
+        let now = jiffies(monotonic(), config.hz);
+        let flows = self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?;
+        if in_use::<[u8; 4]>(&flows).any(|flow| is_dsr(&flow, &config, now)) {
+            return Ok(true);
+        }
+        let flows = self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?;
+        Ok(in_use::<[u8; 16]>(&flows).any(|flow| is_dsr(&flow, &config, now)))
     }
 
     fn family<A>(&self, name: &'static str, config: &NodeConfig, now: u32) -> Result<Vec<FlowRow>, ViewError>
@@ -194,6 +206,10 @@ fn is_snat_beside<A: Address>(
     flow.bits() & STATE_SNAT != 0
         && !ranges.iter().any(|range| range.contains(flow.source_port))
         && state(flow, config, not_before(flow, now)) != FlowState::Expired
+}
+
+fn is_dsr<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> bool {
+    flow.bits() & STATE_DSR != 0 && state(flow, config, not_before(flow, now)) != FlowState::Expired
 }
 
 /// Returns the row of an entry; `None` for a free entry.

@@ -226,11 +226,23 @@ impl View {
         ids: impl IntoIterator<Item = u32>,
     ) -> Result<BTreeMap<u32, ServiceStats>, ViewError> {
         let (path, array) = self.per_cpu::<ServiceStats>(map::SERVICE_STATS)?;
+        let ids: BTreeSet<u32> = ids.into_iter().filter(|id| *id < array.len()).collect();
+        let end = ids.last().map_or(0, |id| id.saturating_add(1));
         let mut rows = BTreeMap::new();
-        for id in ids.into_iter().filter(|id| *id < array.len()) {
-            let values = array.get(&id, 0).map_err(|source| ViewError::map(&path, source))?;
-            rows.insert(id, values.iter().fold(ServiceStats::default(), add));
+        // As for `backend_stats`.
+        if ids.len() < end as usize / 8 {
+            for id in ids {
+                let values = array.get(&id, 0).map_err(|source| ViewError::map(&path, source))?;
+                rows.insert(id, values.iter().fold(ServiceStats::default(), add));
+            }
+            return Ok(rows);
         }
+        let pin = self.pin(map::SERVICE_STATS, MapType::PerCpuArray)?;
+        pin.first_per_cpu(end, |id, values: &[ServiceStats]| {
+            if ids.contains(&id) {
+                rows.insert(id, values.iter().fold(ServiceStats::default(), add));
+            }
+        })?;
         Ok(rows)
     }
 

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use aya::maps::{MapData, MapType};
+use aya::util::nr_cpus;
 use aya_obj::generated::BPF_F_MMAPABLE;
 use proxy_common::abi::Plain;
 
@@ -91,6 +92,18 @@ impl Pin {
         sys::lookup(self.data.fd().as_fd(), None, count.min(self.capacity) as usize)
             .map(|(found, _)| found)
             .map_err(|source| ViewError::Read { path: self.path.clone(), source })
+    }
+
+    /// Passes the first `count` entries of a per-CPU array to `take`: the index, and the values of all CPUs.
+    pub(super) fn first_per_cpu<V: Plain>(
+        &self,
+        count: u32,
+        take: impl FnMut(u32, &[V]),
+    ) -> Result<(), ViewError> {
+        self.check::<u32, V>()?;
+        let read = |source| ViewError::Read { path: self.path.clone(), source };
+        let cpus = nr_cpus().map_err(|(_, source)| read(source))?;
+        sys::lookup_per_cpu(self.data.fd().as_fd(), count.min(self.capacity), cpus, take).map_err(read)
     }
 
     /// Maps the ring buffer into memory.

@@ -13,7 +13,7 @@ use proxy_common::config::NodeConfig;
 use proxy_common::map_names as map;
 use proxy_common::node::{DEVICE_UPLINK, Device, NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NodeAddr, NodeEntry};
 use proxy_common::service::{ServiceEntry, ServiceKey};
-use proxy_common::source_range::{SERVICE_BITS, SourceRangeKey};
+use proxy_common::source_range::{SET_BITS, SourceRangeKey};
 use proxy_common::{Address, Family, V4, V6};
 
 use super::flows::now;
@@ -59,7 +59,7 @@ pub struct Rules<A: Address> {
     pub others: BTreeMap<A, NodeAddr>,
     /// Session affinity of clients.
     pub affinity: BTreeMap<AffinityKey<A>, AffinityEntry>,
-    /// Allowed source ranges: the length of the prefix without the Service's part, and the key.
+    /// Allowed source ranges: the length of the prefix without the set's part, and the key.
     pub ranges: Vec<(u32, SourceRangeKey<A>)>,
 }
 
@@ -152,7 +152,7 @@ impl View {
             Map::LpmTrie(data).try_into().map_err(failed)?;
         let keys = trie.keys().map(|key| {
             let key = key.map_err(failed)?;
-            Ok((key.prefix_len().saturating_sub(SERVICE_BITS), key.data()))
+            Ok((key.prefix_len().saturating_sub(SET_BITS), key.data()))
         });
         keys.collect()
     }

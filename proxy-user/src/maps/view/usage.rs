@@ -139,6 +139,7 @@ fn setting(name: &str) -> &'static str {
         map::BACKENDS | map::BACKENDS6 | map::BACKEND_STATS | map::CONNECTIONS => "--max-backends",
         map::FLOWS | map::FLOWS6 | map::FLOW_INDEX | map::FLOW_INDEX6 => "--max-flows",
         map::SOCKETS | map::SOCKETS6 => "--max-sockets",
+        map::SRC_RANGES | map::SRC_RANGES6 => "--max-source-ranges",
         map::SERVICE_STATS | map::NAMES => "--max-services",
         _ => "",
     }

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use crate::model::annotations::Annotations;
 use crate::model::net::IpFamily;
 use crate::model::{Cluster, Event, HostDevice, HostView, Listing, NodeView, Object, ServiceName};
 use crate::plan::{FrontendKind, PlanSettings, ServicePlan, plan_service};
@@ -44,7 +45,12 @@ fn plan(mode: &str, policy: &str, own: &[&str], others: Option<Vec<NodeView>>) -
     if let Some(others) = others {
         cluster.apply(Event::Reset(Listing::Others(others)));
     }
-    plan_service(&cluster, &ServiceName::new("default", "web"), PlanSettings::default()).unwrap()
+    plan_service(
+        &cluster,
+        &ServiceName::new("default", "web"),
+        PlanSettings { annotations: Annotations::ALL, ..PlanSettings::default() },
+    )
+    .unwrap()
 }
 
 /// Returns the addresses of the nodes of the endpoints of a port, and the kinds of its frontends with DSR.
@@ -84,4 +90,24 @@ fn a_node_that_cannot_be_reached_so_is_a_problem_once_nodes_are_listed() {
     assert_eq!(of(&one, "a").0, ips(["-", "192.0.2.2", "-"]));
     let message = &one.problems[0].message;
     assert!(message.contains("1 nodes (n3)"), "{message}");
+}
+
+#[test]
+fn an_annotation_that_is_not_listed_is_a_problem() {
+    let objects =
+        parse(&MANIFESTS.replace("MODE", "dsr").replace("POLICY", "Cluster"), Syntax::Yaml).unwrap();
+    let mut cluster = Cluster::new(node("n1", &["192.0.2.1"]));
+    cluster.apply(Event::Apply(Object::Service(objects.services[0].clone())));
+    let name = ServiceName::new("default", "web");
+    let plan = |cluster: &Cluster, settings| plan_service(cluster, &name, settings).unwrap();
+    let by_default = plan(&cluster, PlanSettings::default());
+    assert!(!by_default.has_dsr());
+    let fields: Vec<_> = by_default.problems.iter().map(|problem| &*problem.field).collect();
+    assert_eq!(fields, ["metadata.annotations[ballast.io/forwarding-mode]"]);
+    let all = PlanSettings { annotations: Annotations::ALL, ..PlanSettings::default() };
+    assert!(plan(&cluster, all).has_dsr() && plan(&cluster, all).problems.is_empty());
+    // The operator's own setting does not depend on the list.
+    let forwarding = crate::model::ForwardingMode::Dsr;
+    let by_operator = plan(&cluster, PlanSettings { forwarding, ..PlanSettings::default() });
+    assert!(by_operator.has_dsr());
 }

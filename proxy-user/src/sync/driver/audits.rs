@@ -63,7 +63,7 @@ impl<S: Store> Driver<S> {
         }
     }
 
-    /// Returns the families that are not completely programmed; both while the maps cannot be read.
+    /// Returns the families that are not programmed ([`Reconciler::failing_families`](crate::sync::Reconciler)); both while the maps cannot be read.
     pub(super) fn failing_families(&self) -> BTreeSet<IpFamily> {
         if self.is_unreadable {
             return BTreeSet::from([IpFamily::V4, IpFamily::V6]);

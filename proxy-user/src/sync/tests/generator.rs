@@ -68,7 +68,7 @@ pub fn service(
         maglev_outside: false,
         ejects: false,
         reset_after: None,
-        source_ranges: BTreeSet::new(),
+        source_ranges: [].into(),
     };
     let ports = SortedMap::from([(port_id(service, "http"), port)]);
     (name(service), Some(ServicePlan { ports, created: 1, ..ServicePlan::default() }))
@@ -180,7 +180,7 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
                 maglev_outside,
                 ejects,
                 reset_after,
-                source_ranges,
+                source_ranges: source_ranges.into_iter().collect(),
             }
         },
     )

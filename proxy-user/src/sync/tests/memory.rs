@@ -62,7 +62,14 @@ struct Nowhere;
 
 impl Store for Nowhere {
     fn capacity(&self) -> Capacity {
-        Capacity { frontends: 1 << 17, slots: 1 << 20, maglev: 1 << 22, backends: 1 << 19, services: 1 << 17 }
+        Capacity {
+            frontends: 1 << 17,
+            slots: 1 << 20,
+            maglev: 1 << 22,
+            backends: 1 << 19,
+            services: 1 << 17,
+            ranges: 65_536,
+        }
     }
 
     fn read(&mut self, _: u32) -> Result<Contents, MapError> {

@@ -11,6 +11,7 @@ mod oracle;
 mod properties;
 mod removal;
 mod restart;
+mod tenants;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ use proptest::prelude::ProptestConfig;
 
 /// Small enough to be copied often, large enough for every plan of `generator`.
 pub const ROOMY: Capacity =
-    Capacity { frontends: 64, slots: 512, maglev: 200_000, backends: 256, services: 64 };
+    Capacity { frontends: 64, slots: 512, maglev: 200_000, backends: 256, services: 64, ranges: 64 };
 
 /// Runs a quarter of the configured cases, because a history has many states and each is checked.
 pub fn config() -> ProptestConfig {

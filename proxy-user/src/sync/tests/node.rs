@@ -10,14 +10,16 @@ use proxy_common::config::{PortRange, SNAT_RANGES};
 use proxy_common::map_names::TUNNEL_COUNT;
 use proxy_common::service::{KIND_ADDRESS, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_INTERNAL};
 
+use ipnet::IpNet;
+
 use super::generator::{self, backend, name, port_id};
 use super::{Fixture, ROOMY};
-use crate::maps::{ConfigRow, Contents, Faults, FilterBit, FlowUse, FrontendKey, NodeRow, Table};
+use crate::maps::{Capacity, ConfigRow, Contents, Faults, FilterBit, FlowUse, FrontendKey, NodeRow, Table};
 use crate::model::Problem;
 use crate::model::{ServiceName, SortedMap};
 use crate::plan::{
     Access, AddressFacts, BackendFacts, DeviceFacts, Frontend, FrontendKind, FrontendPlan, NodePlan,
-    PortPlan, Scope, ServicePlan, Unmanaged,
+    PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
 };
 use crate::sync::prefilter::frontend_bit;
 
@@ -98,7 +100,12 @@ fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Optio
         maglev_outside: false,
         ejects: false,
         reset_after: None,
-        source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+        source_ranges: ranges
+            .iter()
+            .map(|range| range.parse::<IpNet>().unwrap())
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect(),
     };
     (name(of), Some(ServicePlan { ports: [(id, plan)].into(), ..ServicePlan::default() }))
 }
@@ -155,6 +162,10 @@ impl FlowUse for Connections {
 
     fn has_snat_outside(&mut self, _: [PortRange; SNAT_RANGES]) -> std::io::Result<bool> {
         Ok(self.2.load(Ordering::Relaxed))
+    }
+
+    fn has_dsr(&mut self) -> std::io::Result<bool> {
+        Ok(false)
     }
 }
 
@@ -284,19 +295,44 @@ fn ranges_come_before_the_entry_and_go_with_it() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change([service("a", FrontendKind::LoadBalancer, &["198.51.100.0/24", "203.0.113.0/24"])]);
     fixture.assert_right();
-    // One range is added and one removed: no entry of `services` changes.
-    let before = fixture.contents().services.clone();
-    assert_eq!(
-        fixture.change([service("a", FrontendKind::LoadBalancer, &["198.51.100.0/24", "10.0.0.0/8"])]),
-        2
-    );
-    assert_eq!(fixture.contents().services, before);
+    // Two ranges of the new set, and the entry, whose replacement is the commit.
+    let ranges = ["198.51.100.0/24", "10.0.0.0/8"];
+    assert_eq!(fixture.change([service("a", FrontendKind::LoadBalancer, &ranges)]), 3);
     fixture.assert_right();
+    assert_eq!(fixture.contents().source_ranges.len(), 4, "programs may still read the old set");
+    fixture.wait(Duration::from_secs(2));
+    assert_eq!(fixture.again(), 2, "the quarantine of the old set is over");
+    fixture.assert_right();
+    // The first list is in the maps again before its quarantine is over: nothing but the entry is written.
     fixture.change([service("a", FrontendKind::LoadBalancer, &[])]);
-    assert!(fixture.contents().source_ranges.is_empty());
-    fixture.change([service("a", FrontendKind::LoadBalancer, &["198.51.100.0/24"])]);
+    assert_eq!(fixture.change([service("a", FrontendKind::LoadBalancer, &ranges)]), 1);
+    fixture.assert_right();
     fixture.change([(name("a"), None)]);
-    assert!(fixture.contents().source_ranges.is_empty(), "another port may get the id");
+    fixture.wait(Duration::from_secs(2));
+    fixture.again();
+    assert!(fixture.contents().source_ranges.is_empty());
+}
+
+#[test]
+fn ports_with_the_same_ranges_share_a_set() {
+    let mut fixture = Fixture::new(Capacity { ranges: 3, ..ROOMY });
+    let three: [&str; 3] = ["198.51.100.0/24", "203.0.113.0/24", "10.0.0.0/8"];
+    let (_, plan) = service("a", FrontendKind::LoadBalancer, &three);
+    let mut plan = plan.unwrap();
+    let (id, port) = plan.ports.iter().next().map(|(id, port)| (id.clone(), port.clone())).unwrap();
+    for number in 1..20u16 {
+        let other = ServicePortName { port: format!("p{number}").into(), ..id.clone() };
+        let at = |(frontend, what): (&Frontend, &FrontendPlan)| {
+            (Frontend { port: 1000 + number, ..*frontend }, what.clone())
+        };
+        let frontends = port.frontends.iter().map(at).collect();
+        plan.ports.insert(other, PortPlan { frontends, ..port.clone() });
+    }
+    fixture.change([(name("a"), Some(plan))]);
+    fixture.assert_right();
+    assert_eq!((fixture.contents().source_ranges.len(), fixture.reconciler.problems()), (3, vec![]));
+    let sets: BTreeSet<u32> = fixture.contents().services.values().map(|entry| entry.ranges).collect();
+    assert_eq!(sets.len(), 1);
 }
 
 #[test]

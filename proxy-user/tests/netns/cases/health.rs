@@ -1,4 +1,4 @@
-//! The health endpoints report the truth: a Service that cannot be programmed makes load balancers leave the node, and
+//! The health endpoints report the truth: a node on which most Services cannot be programmed leaves the load balancers, and
 //! stops a rollout.
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -66,7 +66,7 @@ fn too_many(fixture: &Fixture) -> Result<()> {
     let folder = fixture.setup().manifests.clone().context("no folder")?;
     let service = |number: u8| {
         format!(
-            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: more-{number}, namespace: default}}\n\
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: x-more-{number}, namespace: default}}\n\
              spec: {{clusterIP: 10.96.1.{number}, clusterIPs: [10.96.1.{number}], ports: [{{port: 80}}]}}\n"
         )
     };

@@ -53,6 +53,7 @@ mod swap;
 mod tagged;
 mod takeover;
 mod telemetry;
+mod tenants;
 mod three_nodes;
 mod top;
 mod tunnel;
@@ -142,6 +143,7 @@ pub fn all() -> Vec<Case> {
         affinity::CASES,
         node_port::CASES,
         source_ranges::CASES,
+        tenants::CASES,
         stale_sockets::CASES,
         unknown::CASES,
         smoke::CASES,

@@ -1,0 +1,135 @@
+//! The annotations of Services, and which of them tenants may use.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+
+/// An annotation `ballast.io/...` of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Annotation {
+    /// `algorithm`
+    Algorithm,
+    /// `ejection`
+    Ejection,
+    /// `forwarding-mode`. With DSR, every node watches all nodes and accepts packets that they encapsulate.
+    ForwardingMode,
+    /// `removal-policy`, with `removal-delay`
+    RemovalPolicy,
+    /// `weights`
+    Weights,
+}
+
+impl Annotation {
+    /// All annotations.
+    pub const ALL: [Self; 5] =
+        [Self::Algorithm, Self::Ejection, Self::ForwardingMode, Self::RemovalPolicy, Self::Weights];
+
+    /// Returns the name without `ballast.io/`.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Algorithm => "algorithm",
+            Self::Ejection => "ejection",
+            Self::ForwardingMode => "forwarding-mode",
+            Self::RemovalPolicy => "removal-policy",
+            Self::Weights => "weights",
+        }
+    }
+
+    /// Whether the annotation changes what nodes do for others than the Service.
+    const fn affects_nodes(self) -> bool {
+        matches!(self, Self::ForwardingMode)
+    }
+}
+
+/// A set of annotations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Annotations(u8);
+
+impl Annotations {
+    /// Every annotation.
+    pub const ALL: Self = Self((1 << Annotation::ALL.len()) - 1);
+    /// No annotation.
+    pub const NONE: Self = Self(0);
+
+    /// Whether an annotation is in the set.
+    pub const fn has(self, annotation: Annotation) -> bool {
+        self.0 & 1 << annotation as u8 != 0
+    }
+
+    const fn with(self, annotation: Annotation) -> Self {
+        Self(self.0 | 1 << annotation as u8)
+    }
+}
+
+impl FromIterator<Annotation> for Annotations {
+    fn from_iter<I: IntoIterator<Item = Annotation>>(all: I) -> Self {
+        all.into_iter().fold(Self::NONE, Self::with)
+    }
+}
+
+impl Default for Annotations {
+    /// Those without an effect on nodes.
+    fn default() -> Self {
+        Annotation::ALL.into_iter().filter(|annotation| !annotation.affects_nodes()).collect()
+    }
+}
+
+/// The text is no list of annotations.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is not an annotation: give a list of {names}, or all, or none", names = names())]
+pub struct UnknownAnnotation(String);
+
+fn names() -> String {
+    Annotation::ALL.map(Annotation::label).join(", ")
+}
+
+impl FromStr for Annotations {
+    type Err = UnknownAnnotation;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let one = |name: &str| {
+            let found = Annotation::ALL.into_iter().find(|annotation| annotation.label() == name);
+            found.ok_or_else(|| UnknownAnnotation(name.to_owned()))
+        };
+        match text.trim() {
+            "all" => Ok(Self::ALL),
+            "none" | "" => Ok(Self::NONE),
+            list => list.split(',').map(|name| one(name.trim())).collect(),
+        }
+    }
+}
+
+impl fmt::Display for Annotations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let has = Annotation::ALL.into_iter().filter(|annotation| self.has(*annotation));
+        let names: Vec<_> = has.map(Annotation::label).collect();
+        f.write_str(if names.is_empty() { "none".to_owned() } else { names.join(",") }.as_str())
+    }
+}
+
+impl Serialize for Annotations {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read_as_they_are_written() {
+        let default = Annotations::default();
+        assert_eq!(default.to_string(), "algorithm,ejection,removal-policy,weights");
+        for set in [default, Annotations::ALL, Annotations::NONE] {
+            assert_eq!(set.to_string().parse::<Annotations>().unwrap(), set);
+        }
+        assert_eq!("all".parse::<Annotations>().unwrap(), Annotations::ALL);
+        let error = "weights, forwarding".parse::<Annotations>().unwrap_err().to_string();
+        assert!(
+            error.contains("`forwarding` is not an annotation") && error.contains("forwarding-mode"),
+            "{error}"
+        );
+    }
+}
