@@ -1,4 +1,4 @@
-//! Settings of the page of the metrics server.
+//! Settings of the metrics server and its page.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub const HISTORY_POINTS: u32 = 240;
 /// The default length of a history.
 pub const HISTORY: Duration = Duration::from_hours(1);
 
-/// The settings of the page at `/` of the metrics server. The fields are the flags with these names.
+/// The settings of the metrics server and its page at `/`. The fields are the flags with these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PageSettings {
@@ -20,11 +20,13 @@ pub struct PageSettings {
     /// How far back its history goes; zero: no history.
     #[serde(serialize_with = "seconds")]
     pub page_history: Duration,
+    /// Whether `/metrics` has series for each Service port.
+    pub service_metrics: bool,
 }
 
 impl Default for PageSettings {
     fn default() -> Self {
-        Self { page: Shows::Off, page_history: HISTORY }
+        Self { page: Shows::Off, page_history: HISTORY, service_metrics: true }
     }
 }
 

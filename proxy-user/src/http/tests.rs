@@ -12,7 +12,7 @@ use tokio::sync::watch;
 pub(super) fn state(status: Status) -> State {
     let status = watch::Sender::new(status).subscribe();
     State {
-        metrics: Arc::new(Metrics::new(std::path::Path::new("/nonexistent"), status.clone())),
+        metrics: Arc::new(Metrics::new(std::path::Path::new("/nonexistent"), status.clone(), true)),
         status,
         programmed: Programmed::default(),
         patience: Duration::from_mins(1),

@@ -1,6 +1,6 @@
 //! The counters of the programs, read from the maps at each scrape.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,8 @@ use crate::programs::{Attachment, attachments};
 #[derive(Debug)]
 pub struct DataPath {
     bpffs: PathBuf,
+    /// Whether there are series for each Service port.
+    of_services: bool,
 }
 
 /// All values of one scrape.
@@ -25,17 +27,24 @@ pub struct Reading {
     pub overview: Overview,
     /// The attached programs.
     pub attachments: Vec<Attachment>,
+    /// Indexes of the devices on which packets of other machines arrive.
+    pub uplinks: BTreeSet<u32>,
 }
 
 impl DataPath {
     /// Reads the maps that are pinned below `bpffs`.
-    pub fn new(bpffs: &Path) -> Self {
-        Self { bpffs: bpffs.to_owned() }
+    pub fn new(bpffs: &Path, of_services: bool) -> Self {
+        Self { bpffs: bpffs.to_owned(), of_services }
     }
 
     fn read(&self) -> Result<Reading, ViewError> {
         let view = View::open(&self.bpffs)?;
-        Ok(Reading { overview: view.overview()?, attachments: attachments(&self.bpffs) })
+        let mut overview = view.overview()?;
+        if !self.of_services {
+            // The series of a Service port are those of its name.
+            overview.snapshot.names.clear();
+        }
+        Ok(Reading { overview, attachments: attachments(&self.bpffs), uplinks: view.uplinks()? })
     }
 }
 
@@ -109,13 +118,30 @@ impl Reading {
     }
 
     fn encode_programs(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let attached = self.attachments.iter().map(|one| {
+        // Each pod has a device: these are counted, and have no series of their own.
+        let is_single =
+            |one: &&Attachment| one.ifindex.is_none_or(|ifindex| self.uplinks.contains(&ifindex));
+        let mut local: BTreeMap<(&str, bool), u64> = BTreeMap::new();
+        for one in self.attachments.iter().filter(|one| !is_single(one)) {
+            *local.entry((one.program, one.is_attached())).or_default() += 1;
+        }
+        let programs: BTreeSet<&str> = local.keys().map(|(program, _)| *program).collect();
+        let states = programs.into_iter().flat_map(|program| [true, false].map(|attached| (program, attached)));
+        let counts = states.map(|(program, attached)| {
+            let state = if attached { "attached" } else { "detached" };
+            let labels = vec![("program", program.to_owned()), ("state", state.to_owned())];
+            (labels, local.get(&(program, attached)).copied().unwrap_or_default())
+        });
+        let help = "Devices of pods on which the program is attached, and those from which it is gone";
+        gauge(e, "ballast_local_programs", help, counts)?;
+        let attached = self.attachments.iter().filter(is_single).map(|one| {
             let device = one.ifindex.and(one.place.clone()).unwrap_or_default();
             let labels =
                 vec![("hook", one.hook.clone()), ("program", one.program.to_owned()), ("device", device)];
             (labels, u32::from(one.is_attached()))
         });
-        let help = "1 if the program is attached to the hook; 0 if the program, device or cgroup is gone";
+        let help =
+            "1 if the program is attached to the hook of an uplink or cgroup; 0 if the program, device or cgroup is gone";
         gauge(e, "ballast_program_attached", help, attached)?;
         // The kernel counts by program, not by hook: a program that is attached to two hooks must not count twice.
         let programs: BTreeMap<u32, &Attachment> =

@@ -120,7 +120,7 @@ pub struct Metrics {
 
 impl Metrics {
     /// Creates the metrics of an agent whose maps are pinned below `bpffs`, and whose driver publishes to `status`.
-    pub fn new(bpffs: &Path, status: watch::Receiver<Status>) -> Self {
+    pub fn new(bpffs: &Path, status: watch::Receiver<Status>, of_services: bool) -> Self {
         let mut registry = Registry::default();
         let (healthz, livez) = (Family::default(), Family::default());
         // The encoder adds `_total` to the name of a counter.
@@ -149,7 +149,7 @@ impl Metrics {
         let help = "Failed sweeps for sockets of removed endpoints; failed sweeps are retried";
         registry.register("ballast_udp_socket_sweep_failures", help, failed_sweeps.clone());
         registry.register_collector(Box::new(sync::Sync(status)));
-        registry.register_collector(Box::new(datapath::DataPath::new(bpffs)));
+        registry.register_collector(Box::new(datapath::DataPath::new(bpffs, of_services)));
         registry.register_collector(Box::new(process::Process));
         let (xdp, recent) = (Arc::default(), Recent::default());
         Self {

@@ -127,11 +127,13 @@ fn reading() -> Reading {
         flows: FlowCounts { v4: 11, v6: 0, states: [(FlowState::Established, 11)].into() },
         reasons: Reason::ALL.iter().map(|reason| (*reason, *reason as u64)).collect(),
     };
-    Reading { overview, attachments: vec![link(2, None), link(3, Some("eth0"))] }
+    let attachments =
+        vec![link(2, None), link(3, Some("eth0")), link(4, Some("veth1")), link(5, Some("veth2")), link(6, None)];
+    Reading { overview, attachments, uplinks: [2, 3].into() }
 }
 
 fn metrics(status: Status) -> Metrics {
-    Metrics::new(Path::new("/nonexistent"), watch::Sender::new(status).subscribe())
+    Metrics::new(Path::new("/nonexistent"), watch::Sender::new(status).subscribe(), true)
 }
 
 /// Returns a status in which everything has happened.
@@ -266,11 +268,14 @@ fn what_the_programs_counted() {
             "ballast_program_attached{hook=\"tcx_ingress_3\",program=\"tc_ingress\",device=\"eth0\"}".into(),
             1.0,
         ),
+        ("ballast_local_programs{program=\"tc_ingress\",state=\"attached\"}".into(), 2.0),
+        ("ballast_local_programs{program=\"tc_ingress\",state=\"detached\"}".into(), 1.0),
         ("ballast_program_runs_total{program=\"tc_ingress\"}".into(), 10.0),
     ] {
         assert_eq!(parsed.value(&sample), Some(value), "{sample} in {parsed:#?}");
     }
     assert_eq!(parsed.value("ballast_map_entries{map=\"config\"}"), None, "nothing is known of it");
+    assert!(!text.contains("veth1"), "a pod has no series of its own");
 }
 
 #[rstest]

@@ -125,7 +125,7 @@ fn an_event_is_bounded_and_has_what_is_asked_for() {
 }
 
 fn agent(history: Duration) -> Agent {
-    let settings = PageSettings { page: Shows::All, page_history: history };
+    let settings = PageSettings { page: Shows::All, page_history: history, ..PageSettings::default() };
     Agent::new(settings, "/nonexistent".into(), "node-a".to_owned(), Vec::new).unwrap()
 }
 

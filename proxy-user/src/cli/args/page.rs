@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use clap::builder::FalseyValueParser;
+
 use crate::config::page::{PageSettings, Shows};
 use crate::config::value;
 
@@ -15,11 +17,18 @@ pub struct PageArgs {
     /// Length of the history on that page: 4m to 24h; 0: no history. The history has 240 points.
     #[arg(long, env = "BALLAST_PAGE_HISTORY", value_name = "DURATION", default_value = "1h", value_parser = value::page_history)]
     pub page_history: Duration,
+    /// Whether /metrics has series for each Service port. In a cluster of 10,000 Services, these are 150,000 series of each
+    /// node.
+    #[arg(
+        long, env = "BALLAST_SERVICE_METRICS", action = clap::ArgAction::Set, default_value = "true", num_args = 0..=1, default_missing_value = "true",
+        require_equals = true, value_parser = FalseyValueParser::new(), help_heading = "Metrics"
+    )]
+    pub service_metrics: bool,
 }
 
 impl From<PageArgs> for PageSettings {
     fn from(args: PageArgs) -> Self {
-        let PageArgs { page, page_history } = args;
-        Self { page, page_history }
+        let PageArgs { page, page_history, service_metrics } = args;
+        Self { page, page_history, service_metrics }
     }
 }

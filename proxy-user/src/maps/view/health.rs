@@ -5,11 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use aya::maps::MapType;
 use proxy_common::health::{SKIP_USED, Standing, current, ejected_for, is_plain, standing};
 use proxy_common::map_names as map;
+use proxy_common::node::{DEVICE_UPLINK, Device};
 
 use super::flows::now;
 use super::{View, ViewError};
 
 impl View {
+    /// Returns the indexes of the devices on which packets of other machines arrive.
+    pub fn uplinks(&self) -> Result<BTreeSet<u32>, ViewError> {
+        let devices = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
+        Ok(devices.into_iter().filter(|(_, bits)| bits & DEVICE_UPLINK != 0).map(|(index, _)| index).collect())
+    }
+
     /// Returns the words of `health` with more information than that an endpoint answers, by backend id.
     pub fn health(&self) -> Result<BTreeMap<u32, u64>, ViewError> {
         let words = self.pin(map::HEALTH, MapType::Array)?.mapped::<u64>()?;

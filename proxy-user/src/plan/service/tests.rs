@@ -397,7 +397,7 @@ fn what_a_service_says_of_forwarding_comes_before_the_setting_and_external_addre
         external_ips: vec!["192.0.2.9".parse().unwrap()],
         ..Service::new(ServiceName::new("default", "web"))
     };
-    let with = |service: &Service, settings| known(service, Vec::new(), settings).into_owned();
+    let with = |service: &Service, settings| known(service, Vec::new(), settings, &mut Vec::new()).into_owned();
     let dsr = PlanSettings { forwarding: ForwardingMode::Dsr, ..PlanSettings::default() };
     assert_eq!(with(&service, dsr).forwarding, Some(ForwardingMode::Dsr));
     assert_eq!(with(&service, PlanSettings::default()).forwarding, None);
