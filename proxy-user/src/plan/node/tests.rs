@@ -42,6 +42,7 @@ fn host() -> HostView {
         netns_cookie: 77,
         has_kube_proxy_rules: true,
         local_ports: None,
+        ..HostView::default()
     }
 }
 
