@@ -73,9 +73,9 @@ fn ranges(fixture: &Fixture) -> Result<()> {
     put(fixture, "198.51.100.0/24")?;
     eventually(SOON, || is_well(fixture))?;
     put_greedy(fixture, 17_000)?;
-    let problems = || Ok(agent::get(&fixture.node, 10_249, "/problems")?.1);
+    let problems = || agent::get(&fixture.node, 10_249, "/problems").map(|(_, body)| body);
     eventually(SOON, || {
-        let problems: String = problems()?;
+        let problems = problems()?;
         ensure!(problems.contains("tenant/greedy") && problems.contains("--max-source-ranges"), "{problems}");
         Ok(())
     })?;
