@@ -382,7 +382,10 @@ impl Use {
         }
         // A namespace that is alone takes nothing from others.
         let is_alone = of_namespaces.len() < 2;
-        let share = if is_alone { u64::MAX } else { fair_share(of_namespaces.values().copied(), budget).0 };
+        // The largest takes nothing more, even if it has less than its share: what is left is for the others.
+        let most = of_namespaces.values().copied().max().unwrap_or_default();
+        let share = fair_share(of_namespaces.values().copied(), budget).0.min(most);
+        let share = if is_alone { u64::MAX } else { share };
         Self { of_namespaces, share }
     }
 }

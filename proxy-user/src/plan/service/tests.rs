@@ -398,7 +398,8 @@ fn what_a_service_says_of_forwarding_comes_before_the_setting_and_external_addre
         ..Service::new(ServiceName::new("default", "web"))
     };
     let with = |service: &Service, settings| known(service, Vec::new(), settings, &mut Vec::new()).into_owned();
-    let dsr = PlanSettings { forwarding: ForwardingMode::Dsr, ..PlanSettings::default() };
+    let annotations = crate::model::annotations::Annotations::ALL;
+    let dsr = PlanSettings { forwarding: ForwardingMode::Dsr, annotations, ..PlanSettings::default() };
     assert_eq!(with(&service, dsr).forwarding, Some(ForwardingMode::Dsr));
     assert_eq!(with(&service, PlanSettings::default()).forwarding, None);
     let own = Service { forwarding: Some(ForwardingMode::Hybrid), ..service.clone() };

@@ -394,7 +394,7 @@ fn the_result_does_not_depend_on_the_order_of_events() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { max_shrink_iters: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// More than 10,000 random changes.
     #[test]
