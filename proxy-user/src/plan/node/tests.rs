@@ -42,7 +42,6 @@ fn host() -> HostView {
         netns_cookie: 77,
         has_kube_proxy_rules: true,
         local_ports: None,
-        ..HostView::default()
     }
 }
 
