@@ -248,6 +248,12 @@ pub const fn with_bits(state: u64, bits: u32) -> u64 {
     state >> 32 << 32 | bits as u64
 }
 
+/// Whether an entry with this state word holds a flow: it is in use, and no CPU has claimed it.
+#[inline(always)]
+pub const fn holds_flow(state: u64) -> bool {
+    bits_of(state) & (STATE_USED | STATE_CLAIMED) == STATE_USED
+}
+
 /// Returns the state word with which a CPU claims an entry for a new flow: the next generation, with [`STATE_USED`] and
 /// [`STATE_CLAIMED`].
 #[inline(always)]
