@@ -21,6 +21,7 @@ use crate::flow::bucket::BucketRef;
 use crate::flow::memory::EntryRef;
 use crate::frame::{Frame, Route};
 use crate::shared::{Raw, Shared};
+use crate::step::Lookup;
 
 /// An address of the handle's family, as 32-bit words.
 pub type Words<M> = <<M as Node>::Family as Family>::Words;
@@ -173,11 +174,43 @@ pub trait Services: Health + OpenConnections {
     /// [`select::backend::second_chance`](crate::select::backend::second_chance).
     fn second_chance(self, ctx: &mut PacketCtx<Words<Self>>, id: u32) -> u32;
 
-    /// Whether the prefilter has the bit of an address, port and protocol. If not, no table needs to be looked up.
+    /// Asks the prefilter for an address, port and protocol.
     #[inline(always)]
-    fn may_be(self, role: Role, addr: &Words<Self>, port: u16, proto: u8) -> bool {
+    fn may_be(self, role: Role, addr: &Words<Self>, port: u16, proto: u8) -> Prefilter {
         let (word, mask) = position(role, addr, port, proto);
-        self.prefilter(word).is_some_and(|bits| bits & mask != 0)
+        Prefilter(self.prefilter(word).is_some_and(|bits| bits & mask != 0))
+    }
+}
+
+/// An answer of the prefilter. "No" is certain. "Maybe" is not, since two tuples may share a bit: it can only lead to a lookup
+/// in the tables, and no verdict can be made of it. So the answer is no `bool`.
+#[must_use]
+#[derive(Clone, Copy)]
+pub struct Prefilter(bool);
+
+impl Prefilter {
+    /// Whether certainly no table has the tuple.
+    #[inline(always)]
+    pub fn is_no(self) -> bool {
+        !self.0
+    }
+
+    /// "Maybe" if one of both answers is.
+    #[inline(always)]
+    pub fn or(self, other: impl FnOnce() -> Self) -> Self {
+        if self.0 { self } else { other() }
+    }
+
+    /// Returns the stage that looks the packet up, unless the answer is certain.
+    #[inline(always)]
+    pub fn leads_to(self, lookup: Lookup) -> Option<Lookup> {
+        if self.0 { Some(lookup) } else { None }
+    }
+
+    /// Returns the result of a lookup in the tables, which is not made if the answer is certain.
+    #[inline(always)]
+    pub fn find<T>(self, lookup: impl FnOnce() -> Option<T>) -> Option<T> {
+        if self.0 { lookup() } else { None }
     }
 }
 

@@ -6,10 +6,8 @@ use proxy_common::config::CONFIG_OTHER_PROXY;
 use proxy_common::conntrack::{may_begin, tcp};
 use proxy_common::decide::{self, Path};
 use proxy_common::flow::{
-    FlowKey, STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_OUTSIDE, STATE_SNAT, STATE_TUNNEL_SHIFT,
-    STATE_WATCHED,
+    STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_OUTSIDE, STATE_SNAT, STATE_TUNNEL_SHIFT, STATE_WATCHED,
 };
-use proxy_common::prefilter::Role;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS, ServiceEntry};
@@ -56,12 +54,12 @@ where
         return Step::Pass;
     }
     if ctx.packet.is_later_fragment() {
-        // A later fragment gets the verdict of its first one: a first fragment to no Service has passed.
-        let FlowKey { dst, dst_port, proto, .. } = ctx.packet.key;
-        // An encapsulated fragment may be for the address of another node, and this node would forward it there.
+        // A later fragment gets the verdict of its first one: a first fragment to no Service has passed. An encapsulated
+        // fragment may be for the address of another node, and this node would forward it there.
+        maps.packet_frontend(ctx, false);
         let is_services = ctx.tunnelled != 0
-            || maps.may_be(Role::Frontend, &dst, dst_port, proto)
-            || maps.is_service_address(&dst);
+            || ctx.frontend.kind != ServiceEntry::NONE.kind
+            || maps.is_service_address(&ctx.packet.key.dst);
         return if is_services {
             Step::DropFor(Reason::FragmentWithoutFirst)
         } else {

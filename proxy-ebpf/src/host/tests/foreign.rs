@@ -180,11 +180,20 @@ fn the_stage_of_what_leaves<F: Net>() {
     let entry =
         ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
     maps.add_service(ServiceKey::internal(backend.0, backend.1, PROTO_TCP), entry);
-    let made = |packet| local_origin(maps, HostPacket::new(&[]).frame(), &packet);
-    assert_eq!(made(at(outside, frontend)), Step::Established);
-    assert_eq!(made(at(forwarded, frontend)), Step::Established, "not to an endpoint");
-    assert_eq!(made(at(outside, backend)), Step::Established, "no port that is for what is forwarded");
-    assert_eq!(made(at(forwarded, backend)), Step::DirectEgress);
+    let made = |packet, is_translated| {
+        let frame = HostPacket::new(&[]).edit(|skb| skb.is_translated = is_translated);
+        local_origin(maps, frame.frame(), &packet)
+    };
+    assert_eq!(made(at(outside, frontend), false), Step::Established);
+    assert_eq!(made(at(forwarded, frontend), false), Step::Established);
+    assert_eq!(made(at(outside, backend), false), Step::Established);
+    assert_eq!(made(at(forwarded, backend), false), Step::Established, "a process may have any port");
+    assert_eq!(made(at(forwarded, backend), true), Step::Pass, "this node has forwarded it");
+    // An endpoint that is no frontend, and an address and port that share its bit.
+    maps.add_backend_bit(&far.0, far.1, PROTO_TCP);
+    assert_eq!(made(at(forwarded, far), false), Step::DirectEgress);
+    maps.add_frontend_bit(&far.0, far.1, PROTO_TCP);
+    assert_eq!(made(at(forwarded, far), false), Step::Established);
 }
 
 #[test]
