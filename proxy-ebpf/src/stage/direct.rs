@@ -13,7 +13,7 @@
 //! a segment of the older connection ([`DirectCase::EndpointReply`]).
 
 use proxy_common::config::CONFIG_OTHER_PROXY;
-use proxy_common::conntrack::{SEEN_REPLY, is_closed, may_begin, tcp};
+use proxy_common::conntrack::{SEEN_REPLY, is_closed, is_half_closed, may_begin, tcp};
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT,
 };
@@ -127,9 +127,10 @@ where
         return Step::OpenFlow;
     }
     let Some(other) = other else { return Step::Pass };
-    if other.bits() & (STATE_SNAT | STATE_DIRECT) != 0 {
+    if other.bits() & STATE_SNAT != 0 {
         return Step::Pass;
     }
+    // The flow may be direct itself: the client dials from the port that another of its connections has at the endpoint.
     if is_closed(other.bits()) {
         // The ports of the closed flow are free for a direct connection of the client.
         other.remove();
@@ -148,7 +149,7 @@ fn plan_older_connection<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, t
     let reply = ctx.packet.key;
     let Some(other) = track::find_called(maps, &reply, time) else { return Step::Pass };
     let is_younger = is_of_another_connection(&ctx.packet, other.bits());
-    if !is_younger || other.bits() & (STATE_SNAT | STATE_DIRECT) != 0 {
+    if !is_younger || other.bits() & STATE_SNAT != 0 {
         return Step::Pass;
     }
     (ctx.plan.backend_id, ..) = other.entry.backend();
@@ -197,7 +198,7 @@ fn from_frontend<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Tim
         if flow.bits() & STATE_DIRECT == 0 {
             return Step::Pass;
         }
-        if !(is_syn(tcp_flags) && is_closed(flow.bits())) {
+        if !(is_syn(tcp_flags) && (is_closed(flow.bits()) || is_half_closed(flow.bits()))) {
             flow.touch(&ctx.packet, DIRECTION_REPLY, time);
             return Step::Pass;
         }
