@@ -8,7 +8,7 @@ use proxy_common::Family;
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::{CONFIG_IPSEC, NodeConfig};
-use proxy_common::flow::{BUCKET_SLOTS, FlowKey};
+use proxy_common::flow::{BUCKET_SLOTS, DIRECT_ANY, FlowKey, direct_slot};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::{Role, position};
@@ -182,8 +182,8 @@ pub trait Services: Health + OpenConnections {
     }
 }
 
-/// An answer of the prefilter. "No" is certain. "Maybe" is not, since two tuples may share a bit: it can only lead to a lookup
-/// in the tables, and no verdict can be made of it. So the answer is no `bool`.
+/// An answer of `prefilter` or `direct_seen`. "No" is certain. "Maybe" is not, since two tuples may share a bit: it can only lead
+/// to a lookup in the tables, and no verdict can be made of it. So the answer is no `bool`.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Prefilter(bool);
@@ -248,8 +248,15 @@ pub trait FlowTable: Services {
     fn clock_window(self) -> Option<*mut ClockWindow>;
     /// Advances `clock_hand` by this number of entries; returns its previous position.
     fn advance_clock_hand(self, by: u32) -> Option<u64>;
-    /// Returns this family's value of `direct_seen`.
-    fn direct_seen(self) -> Option<impl Shared<Value = u32>>;
+    /// Returns a slot of this family's part of `direct_seen`.
+    fn direct_seen(self, slot: u32) -> Option<impl Shared<Value = u32>>;
+
+    /// Whether a client may have a direct flow, by its slot of `direct_seen`, which other clients share.
+    #[inline(always)]
+    fn may_have_direct_flow(self, client: &Words<Self>, port: u16, proto: u8) -> Prefilter {
+        let is_set = |slot| self.direct_seen(slot).is_some_and(|seen| seen.load() != 0);
+        Prefilter(is_set(DIRECT_ANY) && is_set(direct_slot(client, port, proto)))
+    }
 
     /// Whether the time that backends take to answer a SYN is measured. The verifier knows the value, and removes code that
     /// only runs with it; so callers test it before comparisons that have no other use.

@@ -115,7 +115,7 @@ where
     F: Frame,
 {
     match enter::parse(maps, frame, ctx, DIRECTION_REPLY) {
-        Parsed::Packet => match classify::may_be_reply(maps, &ctx.packet) {
+        Parsed::Packet => match classify::find_reply(maps, ctx) {
             Some(lookup) => lookup.into(),
             None => classify_egress(maps, frame, ctx),
         },

@@ -74,8 +74,9 @@ fn as_found<M: FlowTable>(maps: M, found: u64) -> Option<Tracked<M>> {
     (generation_of(flow.state) == generation).then_some(flow)
 }
 
+/// Returns the flow for a number from the index; an expired flow is removed, and `None` is returned.
 #[inline(always)]
-fn tracked<M: FlowTable>(maps: M, found: u64, time: Time) -> Option<Tracked<M>> {
+pub fn tracked<M: FlowTable>(maps: M, found: u64, time: Time) -> Option<Tracked<M>> {
     let tracked = as_found(maps, found)?;
     if tracked.is_expired(time) {
         tracked.expire(time);

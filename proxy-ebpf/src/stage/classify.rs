@@ -7,11 +7,13 @@ use proxy_common::conntrack::tcp;
 use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::prefilter::Role;
 
-use crate::context::Packet;
+use super::seen::clear_direct_seen;
+use crate::context::{Packet, PacketCtx};
 use crate::env::{FlowTable, Words};
+use crate::flow::index::{self, NO_FLOW_GENERATION};
+use crate::flow::track;
 use crate::frame::Frame;
 use crate::header::same;
-use crate::shared::Shared as _;
 use crate::step::{Lookup, Step};
 
 /// Classifies a packet at ingress.
@@ -20,7 +22,7 @@ pub fn incoming<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
     match client_or_snat_reply(maps, packet) {
         Some(lookup) => lookup.into(),
         None if maps.is_service_address(&packet.key.dst) => Step::NewFlow,
-        None => may_be_direct(maps, packet),
+        None => find_direct(maps, packet).map_or(Step::Pass, Step::from),
     }
 }
 
@@ -94,22 +96,46 @@ pub fn may_be_snat_reply<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Op
     from_backend.leads_to(Lookup::SnatReply).filter(is_snat)
 }
 
-/// Returns [`Step::Direct`] if the packet goes directly to an endpoint and could be mistaken for a packet of a flow. Of
-/// TCP, only the first segment is checked, unless direct connections exist already.
+/// Returns [`Lookup::Direct`] if the packet goes directly to an endpoint and could be mistaken for a packet of a flow. Of
+/// TCP, only the first segment is checked, unless the client may have a direct flow.
 #[inline(always)]
-pub fn may_be_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
+pub fn may_be_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Lookup> {
     let key = &packet.key;
-    let begins = key.proto != PROTO_TCP || packet.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN;
-    if !begins && maps.direct_seen().is_none_or(|seen| seen.load() == 0) {
-        return Step::Pass;
+    if !begins(packet) && maps.may_have_direct_flow(&key.src, key.src_port, key.proto).is_no() {
+        return None;
     }
-    let to_backend = maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto);
-    to_backend.leads_to(Lookup::Direct).map_or(Step::Pass, Step::from)
+    maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).leads_to(Lookup::Direct)
 }
 
-/// Returns [`Lookup::Reply`] if the source of a packet at egress may be a backend.
+/// Whether the packet may be the first one of a connection.
 #[inline(always)]
-pub fn may_be_reply<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Lookup> {
-    let key = &packet.key;
-    maps.may_be(Role::Backend, &key.src, key.src_port, key.proto).leads_to(Lookup::Reply)
+fn begins<A>(packet: &Packet<A>) -> bool {
+    packet.key.proto != PROTO_TCP || packet.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN
+}
+
+/// Returns the same as [`may_be_direct`] if a flow exists to which the packet may belong, or which has the packet's replies.
+/// Most packets to endpoints have none, and pass without a program that writes to packets.
+#[inline(always)]
+fn find_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Lookup> {
+    let (key, lookup) = (&packet.key, may_be_direct(maps, packet)?);
+    let time = maps.time()?;
+    let mark = maps.may_have_direct_flow(&key.src, key.src_port, key.proto);
+    if !mark.is_no() {
+        if track::find_called(maps, key, time).is_some() {
+            return Some(lookup);
+        }
+        clear_direct_seen(maps, key, time);
+    }
+    (begins(packet) && track::find_called(maps, &key.reversed(), time).is_some()).then_some(lookup)
+}
+
+/// Returns [`Lookup::Reply`] if the packet at egress belongs to a flow whose backend has sent it, and notes the flow in the
+/// context.
+#[inline(always)]
+pub fn find_reply<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>) -> Option<Lookup> {
+    let key = &ctx.packet.key;
+    maps.may_be(Role::Backend, &key.src, key.src_port, key.proto).find(|| {
+        ctx.found = index::find(maps, key, key.hash(maps.config()?.flow_seed));
+        (ctx.found != NO_FLOW_GENERATION).then_some(Lookup::Reply)
+    })
 }

@@ -131,8 +131,7 @@ where
     F: Frame,
 {
     let Some(time) = maps.time() else { return Step::Pass };
-    let hash = time.hash(&ctx.packet.key);
-    let Some(flow) = track::find(maps, &ctx.packet.key, hash, time) else { return Step::NewFlow };
+    let Some(flow) = track::tracked(maps, ctx.found, time) else { return Step::NewFlow };
     if may_have_successor(maps, &flow, time) {
         return Step::NewFlow;
     }

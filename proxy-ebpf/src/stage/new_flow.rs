@@ -63,7 +63,7 @@ where
         return if is_services {
             Step::DropFor(Reason::FragmentWithoutFirst)
         } else {
-            classify::may_be_direct(maps, &ctx.packet)
+            classify::may_be_direct(maps, &ctx.packet).map_or(Step::Pass, Step::from)
         };
     }
     let (Some(time), Some(node)) = (maps.time(), maps.node()) else { return Step::Pass };
@@ -145,7 +145,7 @@ where
         return next;
     }
     if !maps.is_service_address(&dst) {
-        return classify::may_be_direct(maps, &ctx.packet);
+        return classify::may_be_direct(maps, &ctx.packet).map_or(Step::Pass, Step::from);
     }
     let why = lookup::why_nothing(maps, dst);
     report::refused(maps, frame, ctx, 0, why);

@@ -1,6 +1,7 @@
 //! Traffic other than connections to Services: connections of the node itself, and programs of another version.
 
 use proxy_common::conntrack::is_closed;
+use proxy_common::flow::DIRECT_ANY;
 
 use super::*;
 use crate::context::Packet;
@@ -30,7 +31,11 @@ fn a_port_that_a_frontend_has<F: Net>(shape: Shape, reply: Shape) {
     assert_eq!(flows.len(), 1);
     assert_eq!((flows[0].client, flows[0].frontend, flows[0].service), (far.0, own.0, 0));
     assert_eq!(maps.stats_of(1).packets, 0, "no Service has this traffic");
-    assert_eq!(maps.direct_seen().unwrap().load(), 0, "packets to endpoints are not looked up for it");
+    assert_eq!(
+        maps.direct_seen(DIRECT_ANY).unwrap().load(),
+        0,
+        "packets to endpoints are not looked up for it"
+    );
     // A translated reply also has the frontend's address, but begins no flow at the next lower device.
     let client = client::<F>();
     let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, own, shape));
@@ -134,7 +139,7 @@ fn direct_connections_time_out<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
     let sent = |dst, shape| run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, dst, shape)).1.wire();
-    let is_looked_up = || maps.direct_seen().unwrap().load() != 0;
+    let is_looked_up = || maps.direct_seen(DIRECT_ANY).unwrap().load() != 0;
     sent(frontend, SYN);
     let unchanged = packet::<F>(client, backend, DATA);
     assert_eq!(sent(backend, DATA), unchanged);
