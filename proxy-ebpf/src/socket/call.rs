@@ -108,8 +108,8 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
 #[inline(always)]
 pub fn restore<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let from = orig_dst(call);
-    let may_be = maps.may_be(Role::Backend, &from.addr, from.port, from.proto);
-    if let Some((addr, port)) = may_be.find(|| peer::frontend(maps, call, &from)) {
+    let is_foreign = maps.may_be(Role::Backend, &from.addr, from.port, from.proto).is_no();
+    if !is_foreign && let Some((addr, port)) = peer::frontend(maps, call, &from) {
         call.set(addr, port);
     }
     ALLOW
@@ -144,17 +144,18 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     if is_left_to_packets(maps, call) {
         return Ok(None);
     }
-    let from_node = || is_host(call.raw().netns());
-    let found = maps.may_be(Role::Frontend, &addr, port, proto).find(|| {
-        let on = if from_node() { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
-        lookup::frontend(maps, addr, port, proto, false, on)
-    });
-    if let Some(service) = found {
-        return match decide::socket_source(&service, from_node()) {
-            SocketSource::Allowed => Ok(Some(service)),
-            SocketSource::LeftToPackets => Ok(None),
-            SocketSource::Refused => Err(Refusal { service: service.id, reason: Reason::SourceNotAllowed }),
-        };
+    if !maps.may_be(Role::Frontend, &addr, port, proto).is_no() {
+        let from_node = is_host(call.raw().netns());
+        let on = if from_node { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
+        if let Some(service) = lookup::frontend(maps, addr, port, proto, false, on) {
+            return match decide::socket_source(&service, from_node) {
+                SocketSource::Allowed => Ok(Some(service)),
+                SocketSource::LeftToPackets => Ok(None),
+                SocketSource::Refused => {
+                    Err(Refusal { service: service.id, reason: Reason::SourceNotAllowed })
+                }
+            };
+        }
     }
     if maps.is_service_address(&addr) && matches!(proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP) {
         let reason = lookup::why_nothing(maps, addr);
