@@ -178,7 +178,8 @@ pub trait Services: Health + OpenConnections {
     #[inline(always)]
     fn may_be(self, role: Role, addr: &Words<Self>, port: u16, proto: u8) -> Prefilter {
         let (word, mask) = position(role, addr, port, proto);
-        Prefilter(self.prefilter(word).is_some_and(|bits| bits & mask != 0))
+        // Without a word, the bits are 0 and not undefined: the verifier refuses a shift of an undefined number.
+        Prefilter(self.prefilter(word).unwrap_or(0) & mask != 0)
     }
 }
 
@@ -195,22 +196,10 @@ impl Prefilter {
         !self.0
     }
 
-    /// "Maybe" if one of both answers is.
-    #[inline(always)]
-    pub fn or(self, other: impl FnOnce() -> Self) -> Self {
-        if self.0 { self } else { other() }
-    }
-
     /// Returns the stage that looks the packet up, unless the answer is certain.
     #[inline(always)]
     pub fn leads_to(self, lookup: Lookup) -> Option<Lookup> {
         if self.0 { Some(lookup) } else { None }
-    }
-
-    /// Returns the result of a lookup in the tables, which is not made if the answer is certain.
-    #[inline(always)]
-    pub fn find<T>(self, lookup: impl FnOnce() -> Option<T>) -> Option<T> {
-        if self.0 { lookup() } else { None }
     }
 }
 

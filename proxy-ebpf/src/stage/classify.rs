@@ -134,8 +134,7 @@ fn find_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Looku
 #[inline(always)]
 pub fn find_reply<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>) -> Option<Lookup> {
     let key = &ctx.packet.key;
-    maps.may_be(Role::Backend, &key.src, key.src_port, key.proto).find(|| {
-        ctx.found = index::find(maps, key, key.hash(maps.config()?.flow_seed));
-        (ctx.found != NO_FLOW_GENERATION).then_some(Lookup::Reply)
-    })
+    let lookup = maps.may_be(Role::Backend, &key.src, key.src_port, key.proto).leads_to(Lookup::Reply)?;
+    ctx.found = index::find(maps, key, key.hash(maps.config()?.flow_seed));
+    if ctx.found == NO_FLOW_GENERATION { None } else { Some(lookup) }
 }

@@ -143,15 +143,19 @@ fn find<M: FlowTable>(
 ) -> Option<(Tracked<M>, u8)> {
     let mut key = quote.key(DIRECTION_FORWARD);
     // The frontend of a direct flow is its backend.
-    let may_be_reply = maps
-        .may_be(Role::Frontend, &key.dst, key.dst_port, key.proto)
-        .or(|| maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto));
-    if incoming && let Some(flow) = may_be_reply.find(|| track::find_called(maps, &key, time)) {
+    let is_foreign = maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto).is_no()
+        && maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).is_no();
+    if incoming
+        && !is_foreign
+        && let Some(flow) = track::find_called(maps, &key, time)
+    {
         return Some((flow, DIRECTION_FORWARD));
     }
     key.direction = DIRECTION_REPLY;
-    let from_backend = maps.may_be(Role::Backend, &key.src, key.src_port, key.proto);
-    let flow = from_backend.find(|| track::find_called(maps, &key, time))?;
+    if maps.may_be(Role::Backend, &key.src, key.src_port, key.proto).is_no() {
+        return None;
+    }
+    let flow = track::find_called(maps, &key, time)?;
     // An incoming error in reply direction is accepted only if the node is the client of the backend (SNAT).
     (!incoming || flow.bits() & STATE_SNAT != 0).then_some((flow, DIRECTION_REPLY))
 }
