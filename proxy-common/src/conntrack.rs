@@ -26,8 +26,8 @@ pub const RST_BACKEND: u32 = 1 << 13;
 pub const SEQ_CLIENT: u32 = 1 << 14;
 /// [`FlowEntry::seq`] holds a sequence number of the backend.
 pub const SEQ_BACKEND: u32 = 1 << 15;
-/// The last packet was a SYN on an assured flow that had been silent before: see [`SYN_ANSWERS_PER_SEC`]. On an unreplied
-/// flow: the answer to the SYN was hidden from the client ([`is_hidden`]).
+/// The last packet was a client's SYN, on a half-closed flow, or on an assured flow that had been silent before: see
+/// [`SYN_ANSWERS_PER_SEC`]. On an unreplied flow: the answer to the SYN was hidden from the client ([`is_hidden`]).
 pub const SYN_UNANSWERED: u32 = 1 << 16;
 
 /// Divisor of a second: the backend of an assured flow has half a second to answer a SYN. Linux answers at most two such
@@ -111,8 +111,19 @@ pub fn next(proto: u8, bits: u32, segment: Segment, seq: [u16; 2], age: u32, con
     }
     if !forward {
         next |= SEEN_REPLY;
+        if begins_again(bits, tcp_flags) {
+            next &= !(FINS | RSTS);
+        }
     }
     Change { bits: next, out_of_window: false }
+}
+
+/// Whether a backend's segment accepts a new connection on the ports of a flow that was not closed: a SYN-ACK, directly
+/// after the client's SYN (`nf_conntrack_proto_tcp.c`, the SYN that was ignored). FIN and RST of the old connection do not
+/// count for the new one.
+#[inline(always)]
+const fn begins_again(bits: u32, tcp_flags: u16) -> bool {
+    bits & SYN_UNANSWERED != 0 && tcp_flags & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN | tcp::ACK
 }
 
 #[inline(always)]
@@ -163,7 +174,7 @@ pub const fn may_begin(tcp_flags: u16) -> bool {
 pub const fn with_syn(bits: u32, is_syn: bool, silent: u32, hz: u32) -> u32 {
     if !is_syn {
         bits & !SYN_UNANSWERED
-    } else if bits & ASSURED != 0 && silent > hz / SYN_ANSWERS_PER_SEC {
+    } else if is_half_closed(bits) || bits & ASSURED != 0 && silent > hz / SYN_ANSWERS_PER_SEC {
         bits | SYN_UNANSWERED
     } else {
         bits
@@ -233,6 +244,18 @@ fn in_window(bits: u32, segment: Segment, [client, backend]: [u16; 2]) -> bool {
     } else {
         true
     }
+}
+
+/// Whether both numbers of a TCP segment are near those of the flow. If not, the segment belongs to another connection, which
+/// has the ports of this flow since this one was closed.
+#[inline(always)]
+pub fn has_numbers_of(bits: u32, segment: Segment, [client, backend]: [u16; 2]) -> bool {
+    let forward = segment.direction == DIRECTION_FORWARD;
+    let (own, own_bit) = if forward { (client, SEQ_CLIENT) } else { (backend, SEQ_BACKEND) };
+    let (other, other_bit) = if forward { (backend, SEQ_BACKEND) } else { (client, SEQ_CLIENT) };
+    let has_ack = segment.tcp_flags & tcp::ACK != 0;
+    (bits & own_bit == 0 || is_near(segment.seq, own))
+        && (!has_ack || bits & other_bit == 0 || is_near(segment.ack, other))
 }
 
 /// Whether the acknowledgement number shows that the client has seen the backend's answer: a client with a forged source
@@ -334,8 +357,18 @@ pub fn in_time_wait(proto: u8, bits: u32, last_seen: u32, now: u32, hz: u32) -> 
         && (silent <= hz * TIME_WAIT_SECS || silent.wrapping_neg() <= hz)
 }
 
+/// Seconds of silence after which a half-closed flow may be evicted.
+const HALF_CLOSED_SECS: u32 = 60;
+
+/// Whether a flow was half-closed, and silent for a minute, at `silent` jiffies after its last packet: the end that has not
+/// closed may be gone. Such a flow may be evicted although it is assured (`tcp_can_early_drop` of `nf_conntrack`).
+#[inline(always)]
+pub const fn is_abandoned(bits: u32, silent: u32, hz: u32) -> bool {
+    is_half_closed(bits) && silent > hz * HALF_CLOSED_SECS && silent.wrapping_neg() > hz
+}
+
 /// Eviction priority of an entry that must not be evicted.
-pub const KEEP: u32 = 6;
+pub const KEEP: u32 = 7;
 
 /// Returns the eviction priority of an entry: a new flow takes the entry with the lowest one; [`KEEP`]: never. The last
 /// lines have no branches, since each would double the paths that the verifier walks through. `opaque` hides a number from
@@ -343,7 +376,7 @@ pub const KEEP: u32 = 6;
 ///
 /// 0 free; 1 expired; 2 closed. Of the flows that are not assured: 3 replied and silent for a second; 4 unreplied and
 /// silent for a second; 5 seen in the last second, or encapsulated (DSR) and acknowledged by the client. So a flood of new
-/// flows evicts flows of the flood, the oldest first.
+/// flows evicts flows of the flood, the oldest first. 6 assured, half-closed, and silent for a minute ([`is_abandoned`]).
 #[inline(always)]
 pub fn eviction_priority(
     proto: u8,
@@ -373,7 +406,10 @@ pub fn eviction_priority(
     let assured = bits >> ASSURED.trailing_zeros() & 1;
     // A flow with encapsulated packets cannot be assured: it counts as seen in the last second.
     let is_silent = is_silent & !(opaque(u64::from(is_dsr_replied(bits))) as u32);
-    assured * KEEP + (1 - assured) * (5 - is_silent * (1 + replied))
+    let half_closed = (opaque(u64::from(bits & FINS)).wrapping_neg() >> 63) as u32;
+    let limit = u64::from(config.hz * HALF_CLOSED_SECS);
+    let is_abandoned = half_closed & (opaque(limit.wrapping_sub(silent)) >> 63) as u32;
+    assured * (KEEP - is_abandoned) + (1 - assured) * (5 - is_silent * (1 + replied))
 }
 
 impl<A> FlowEntry<A> {

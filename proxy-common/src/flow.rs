@@ -6,6 +6,7 @@
 //! everything else that a new flow needs. [`conntrack`](crate::conntrack) defines how the state of a flow changes.
 
 use crate::Address;
+use crate::prefilter;
 
 /// Key of a flow in the index: the tuple of a packet as it arrives, with its direction.
 #[repr(C, align(4))]
@@ -101,6 +102,20 @@ pub const fn buckets_for(flows: u32) -> u32 {
     if flows <= 4 { 2 } else { flows.div_ceil(2).next_power_of_two() }
 }
 
+/// Number of slots of `direct_seen` for the clients of a family; one more, [`DIRECT_ANY`], is for all clients.
+pub const DIRECT_SLOTS: u32 = 1 << DIRECT_BITS;
+const DIRECT_BITS: u32 = 10;
+/// Number of slots of `direct_seen` for a family.
+pub const DIRECT_WORDS: u32 = DIRECT_SLOTS + 1;
+/// Number of the slot for all clients.
+pub const DIRECT_ANY: u32 = DIRECT_SLOTS;
+
+/// Returns the number of the slot of a client's address, port and protocol.
+#[inline(always)]
+pub fn direct_slot<A: Address>(client: &A, port: u16, proto: u8) -> u32 {
+    prefilter::hash(client, port, proto) >> (u32::BITS - DIRECT_BITS)
+}
+
 /// Position of a key that is not in the index.
 pub const NO_POSITION: u32 = u32::MAX;
 
@@ -115,6 +130,21 @@ pub fn buckets_of(hash: u64, buckets: u32) -> [u32; 2] {
 }
 
 impl<A: Address> FlowKey<A> {
+    /// Returns the key of a packet in the opposite direction, to which nothing was translated.
+    #[inline(always)]
+    #[must_use]
+    pub fn reversed(&self) -> Self {
+        Self {
+            src: self.dst,
+            dst: self.src,
+            src_port: self.dst_port,
+            dst_port: self.src_port,
+            proto: self.proto,
+            direction: self.direction ^ DIRECTION_REPLY,
+            reserved: 0,
+        }
+    }
+
     /// Returns a hash that cannot be predicted without `seed`. The lower half selects the bucket, the upper half gives the
     /// [`tag`].
     #[inline(always)]
@@ -250,6 +280,12 @@ pub const fn generation_of(state: u64) -> u32 {
 #[inline(always)]
 pub const fn with_bits(state: u64, bits: u32) -> u64 {
     state >> 32 << 32 | bits as u64
+}
+
+/// Whether an entry with this state word holds a flow: it is in use, and no CPU has claimed it.
+#[inline(always)]
+pub const fn holds_flow(state: u64) -> bool {
+    bits_of(state) & (STATE_USED | STATE_CLAIMED) == STATE_USED
 }
 
 /// Returns the state word with which a CPU claims an entry for a new flow: the next generation, with [`STATE_USED`] and

@@ -121,6 +121,8 @@ pub struct PacketCtx<A> {
     pub packet: Packet<A>,
     /// Hash of the packet's key (see [`FlowKey::hash`]), or [`NO_HASH`].
     pub hash: u64,
+    /// The flow of a backend's packet, as the first program has found it: its number, and the generation in the upper half.
+    pub found: u64,
     /// The plan of the packet's new flow.
     pub plan: NatPlan<A>,
     /// Id of the Service port that the packet is for; 0 while it is unknown.
@@ -148,6 +150,7 @@ impl<A: Address> PacketCtx<A> {
     pub const EMPTY: Self = Self {
         packet: Packet::EMPTY,
         hash: NO_HASH,
+        found: u64::MAX,
         plan: NatPlan { reply: Packet::EMPTY.key, backend_id: 0, bits: 0, reply_hash: 0 },
         service: 0,
         step: 0,

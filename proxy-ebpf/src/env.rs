@@ -8,7 +8,7 @@ use proxy_common::Family;
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::{CONFIG_IPSEC, NodeConfig};
-use proxy_common::flow::{BUCKET_SLOTS, FlowKey};
+use proxy_common::flow::{BUCKET_SLOTS, DIRECT_ANY, FlowKey, direct_slot};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::{Role, position};
@@ -21,6 +21,7 @@ use crate::flow::bucket::BucketRef;
 use crate::flow::memory::EntryRef;
 use crate::frame::{Frame, Route};
 use crate::shared::{Raw, Shared};
+use crate::step::Lookup;
 
 /// An address of the handle's family, as 32-bit words.
 pub type Words<M> = <<M as Node>::Family as Family>::Words;
@@ -179,11 +180,32 @@ pub trait Services: Health + OpenConnections {
     /// [`select::backend::second_chance`](crate::select::backend::second_chance).
     fn second_chance(self, ctx: &mut PacketCtx<Words<Self>>, id: u32) -> u32;
 
-    /// Whether the prefilter has the bit of an address, port and protocol. If not, no table needs to be looked up.
+    /// Asks the prefilter for an address, port and protocol.
     #[inline(always)]
-    fn may_be(self, role: Role, addr: &Words<Self>, port: u16, proto: u8) -> bool {
+    fn may_be(self, role: Role, addr: &Words<Self>, port: u16, proto: u8) -> Prefilter {
         let (word, mask) = position(role, addr, port, proto);
-        self.prefilter(word).is_some_and(|bits| bits & mask != 0)
+        // Without a word, the bits are 0 and not undefined: the verifier refuses a shift of an undefined number.
+        Prefilter(self.prefilter(word).unwrap_or(0) & mask != 0)
+    }
+}
+
+/// An answer of `prefilter` or `direct_seen`. "No" is certain. "Maybe" is not, since two tuples may share a bit: it can only lead
+/// to a lookup in the tables, and no verdict can be made of it. So the answer is no `bool`.
+#[must_use]
+#[derive(Clone, Copy)]
+pub struct Prefilter(bool);
+
+impl Prefilter {
+    /// Whether certainly no table has the tuple.
+    #[inline(always)]
+    pub fn is_no(self) -> bool {
+        !self.0
+    }
+
+    /// Returns the stage that looks the packet up, unless the answer is certain.
+    #[inline(always)]
+    pub fn leads_to(self, lookup: Lookup) -> Option<Lookup> {
+        if self.0 { Some(lookup) } else { None }
     }
 }
 
@@ -221,8 +243,15 @@ pub trait FlowTable: Services {
     fn clock_window(self) -> Option<*mut ClockWindow>;
     /// Advances `clock_hand` by this number of entries; returns its previous position.
     fn advance_clock_hand(self, by: u32) -> Option<u64>;
-    /// Returns this family's value of `direct_seen`.
-    fn direct_seen(self) -> Option<impl Shared<Value = u32>>;
+    /// Returns a slot of this family's part of `direct_seen`.
+    fn direct_seen(self, slot: u32) -> Option<impl Shared<Value = u32>>;
+
+    /// Whether a client may have a direct flow, by its slot of `direct_seen`, which other clients share.
+    #[inline(always)]
+    fn may_have_direct_flow(self, client: &Words<Self>, port: u16, proto: u8) -> Prefilter {
+        let is_set = |slot| self.direct_seen(slot).is_some_and(|seen| seen.load() != 0);
+        Prefilter(is_set(DIRECT_ANY) && is_set(direct_slot(client, port, proto)))
+    }
 
     /// Whether the time that backends take to answer a SYN is measured. The verifier knows the value, and removes code that
     /// only runs with it; so callers test it before comparisons that have no other use.

@@ -115,8 +115,10 @@ where
     F: Frame,
 {
     match enter::parse(maps, frame, ctx, DIRECTION_REPLY) {
-        Parsed::Packet if classify::may_be_reply(maps, &ctx.packet) => Step::Reply,
-        Parsed::Packet => classify_egress(maps, frame, ctx),
+        Parsed::Packet => match classify::find_reply(maps, ctx) {
+            Some(lookup) => lookup.into(),
+            None => classify_egress(maps, frame, ctx),
+        },
         Parsed::Icmp => Step::Icmp,
         // The ingress hook has counted packets that cannot be parsed; packets of local origin are not counted.
         Parsed::Foreign | Parsed::Tunnel | Parsed::Dropped => Step::Pass,

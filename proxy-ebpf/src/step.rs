@@ -73,6 +73,37 @@ pub enum Step {
     Sent(i32),
 }
 
+/// A stage that looks a packet up in the tables: all that an answer of the prefilter can lead to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    /// See [`Step::Established`].
+    Established,
+    /// See [`Step::SnatReply`].
+    SnatReply,
+    /// See [`Step::Reply`].
+    Reply,
+    /// See [`Step::Direct`].
+    Direct,
+    /// See [`Step::DirectEgress`].
+    DirectEgress,
+    /// See [`Step::DirectFrontendSource`].
+    DirectFrontendSource,
+}
+
+impl From<Lookup> for Step {
+    #[inline(always)]
+    fn from(lookup: Lookup) -> Self {
+        match lookup {
+            Lookup::Established => Self::Established,
+            Lookup::SnatReply => Self::SnatReply,
+            Lookup::Reply => Self::Reply,
+            Lookup::Direct => Self::Direct,
+            Lookup::DirectEgress => Self::DirectEgress,
+            Lookup::DirectFrontendSource => Self::DirectFrontendSource,
+        }
+    }
+}
+
 /// A [`Step`] as a number, the result of a BPF-to-BPF call. The dispatcher keeps the number: if it were decoded and encoded
 /// again at each call, every step would be a separate state for the verifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

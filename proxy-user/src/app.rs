@@ -170,7 +170,8 @@ async fn serve(
         driver.run(events).await;
     });
     tasks.spawn_fallible(attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone()));
-    let metrics = Metrics::new(&config.bpffs, status.clone(), config.page.service_metrics).with_repairs(programs.repairs());
+    let metrics = Metrics::new(&config.bpffs, status.clone(), config.page.service_metrics)
+        .with_repairs(programs.repairs());
     let metrics = metrics.with_audits(audits).with_api_servers(servers);
     let mut metrics = metrics.with_xdp(programs.xdp_devices());
     if let Some((logs, counts)) = telemetry {

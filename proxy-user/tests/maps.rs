@@ -181,6 +181,7 @@ fn entry(id: u32) -> ServiceEntry {
         flags: 1,
         algorithm: 0,
         kind: 1,
+        ranges: 0,
     }
 }
 

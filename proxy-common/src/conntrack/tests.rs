@@ -28,9 +28,15 @@ impl Tracked {
     /// Applies a segment of one side with sequence number `seq` and acknowledgement number `ack`; returns whether it was
     /// out of the window.
     fn sees(&mut self, direction: u8, tcp_flags: u16, seq: u16, ack: u16) -> bool {
+        self.sees_after(0, direction, tcp_flags, seq, ack)
+    }
+
+    /// As `sees`, after a silence of this many jiffies.
+    fn sees_after(&mut self, silent: u32, direction: u8, tcp_flags: u16, seq: u16, ack: u16) -> bool {
         let segment = Segment { direction, tcp_flags, seq, ack };
         let change = next(self.proto, self.bits, segment, self.seq, 0, &config());
-        self.bits = change.bits;
+        let is_syn = direction == DIRECTION_FORWARD && tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN;
+        self.bits = with_syn(change.bits, is_syn, silent, HZ);
         if self.proto == PROTO_TCP && !change.out_of_window {
             (self.seq, self.bits) = next_seq(self.bits, segment, self.seq);
         }
@@ -140,6 +146,59 @@ fn a_connection_that_takes_the_place_of_an_older_one_has_its_own_window() {
     assert!(is_closed(flow.bits));
 }
 
+/// The backend has closed its side and the client is gone; its port is used again. Or the client has closed.
+#[test]
+fn a_connection_on_used_ports_has_its_own_fins() {
+    for (direction, seq, ack) in [(DIRECTION_REPLY, 9000, 100), (DIRECTION_FORWARD, 100, 9000)] {
+        for silent in [0, HZ, 3000 * HZ] {
+            let mut flow = Tracked::established();
+            flow.sees(direction, tcp::FIN | tcp::ACK, seq, ack);
+            assert_eq!(flow.timeout_secs(), 3600);
+            flow.sees_after(silent, DIRECTION_FORWARD, tcp::SYN, 40_000, 0);
+            flow.sees(DIRECTION_REPLY, tcp::SYN | tcp::ACK, 55_000, 40_000);
+            assert_eq!((flow.bits & (FINS | RSTS), flow.timeout_secs()), (0, 86_400), "{direction} {silent}");
+            flow.sees(DIRECTION_FORWARD, tcp::ACK, 40_000, 55_000);
+            flow.sees(DIRECTION_FORWARD, tcp::FIN | tcp::ACK, 40_000, 55_000);
+            assert!(!is_closed(flow.bits), "the backend has not closed the second connection");
+            flow.sees(DIRECTION_REPLY, tcp::FIN | tcp::ACK, 55_000, 40_000);
+            assert!(is_closed(flow.bits));
+        }
+    }
+}
+
+#[test]
+fn a_repeated_syn_ack_does_not_take_a_fin_back() {
+    let mut flow = Tracked::established();
+    flow.sees(DIRECTION_FORWARD, tcp::FIN | tcp::ACK, 100, 9000);
+    flow.sees(DIRECTION_REPLY, tcp::SYN | tcp::ACK, 9000, 100);
+    assert_eq!(flow.bits & FINS, FIN_CLIENT);
+    // A backend that still has the old connection answers a SYN with an ACK (RFC 5961, 4).
+    flow.sees(DIRECTION_FORWARD, tcp::SYN, 40_000, 0);
+    flow.sees(DIRECTION_REPLY, tcp::ACK, 9000, 100);
+    flow.sees(DIRECTION_REPLY, tcp::SYN | tcp::ACK, 9000, 100);
+    assert_eq!(flow.bits & FINS, FIN_CLIENT);
+}
+
+#[test]
+fn a_segment_of_another_connection_has_other_numbers() {
+    let flow = Tracked::established();
+    let is_own = |bits, direction, tcp_flags, seq, ack| {
+        has_numbers_of(bits, Segment { direction, tcp_flags, seq, ack }, flow.seq)
+    };
+    for (direction, own, other) in [(DIRECTION_FORWARD, 100, 9000), (DIRECTION_REPLY, 9000, 100)] {
+        for (seq, ack) in [(own, other), (own + 256, other + 256), (own - 99, other - 99)] {
+            assert!(is_own(flow.bits, direction, tcp::ACK, seq, ack), "{direction} {seq} {ack}");
+        }
+        for (seq, ack) in [(own + 257, other), (own, other + 257), (own + 40_000, other + 40_000)] {
+            assert!(!is_own(flow.bits, direction, tcp::ACK, seq, ack), "{direction} {seq} {ack}");
+        }
+        assert!(is_own(flow.bits, direction, tcp::RST, own, 0), "a RST without ACK acknowledges nothing");
+        assert!(!is_own(flow.bits, direction, tcp::RST, own + 257, other));
+        let unknown = flow.bits & !(SEQ_CLIENT | SEQ_BACKEND);
+        assert!(is_own(unknown, direction, tcp::ACK, 40_000, 40_000));
+    }
+}
+
 #[test]
 fn the_next_segment_of_the_side_that_reset_takes_the_reset_back() {
     for (direction, other, seq) in
@@ -224,6 +283,23 @@ fn eviction_takes_what_is_not_assured_and_never_what_is() {
     assert_eq!(tcp(STATE_CLAIMED, 80_000_000), KEEP);
     assert_eq!(priority(PROTO_UDP, STATE_USED | SEEN_REPLY | ASSURED, 1_001), KEEP);
     assert_eq!(priority(PROTO_UDP, STATE_USED | SEEN_REPLY, 1_001), 3);
+}
+
+#[test]
+fn a_half_closed_flow_may_be_evicted_after_a_minute() {
+    let minute = 60 * HZ;
+    for bits in [FIN_CLIENT, FIN_BACKEND].map(|fin| STATE_USED | SEEN_REPLY | ASSURED | fin) {
+        for (silent, abandoned) in
+            [(minute + 1, true), (minute, false), (0, false), (0u32.wrapping_sub(1), false)]
+        {
+            assert_eq!(is_abandoned(bits, silent, HZ), abandoned, "{silent}");
+            let expected = if abandoned { KEEP - 1 } else { KEEP };
+            assert_eq!(priority(PROTO_TCP, bits, silent), expected, "{silent}");
+        }
+        let unassured = bits & !ASSURED;
+        assert_eq!(priority(PROTO_TCP, unassured, 2 * HZ), 3, "the flow of a flood is evicted before");
+    }
+    assert!(!is_abandoned(ASSURED, 80_000_000, HZ), "an established flow is never evicted");
 }
 
 #[test]

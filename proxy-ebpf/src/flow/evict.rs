@@ -4,7 +4,7 @@
 
 use proxy_common::config::NodeConfig;
 use proxy_common::conntrack::{KEEP, eviction_priority};
-use proxy_common::flow::claimed;
+use proxy_common::flow::{STATE_CLAIMED, bits_of, claimed};
 
 use super::index::{NO_FLOW, remove_key};
 use super::memory::EntryRef as _;
@@ -173,8 +173,8 @@ fn claim_if_unchanged<M: FlowTable>(maps: M, index: u32, was: u32, now: u32) -> 
     let Some(entry) = maps.entry(index) else { return false };
     let state = entry.state().load();
     // The priority is computed again after the state word was read. If the state word changes from now on, the exchange
-    // fails.
-    if maps.scan(index, 1, now) != u64::from(was) << 32 {
+    // fails. A claim may end and begin again in between, with the same word.
+    if bits_of(state) & STATE_CLAIMED != 0 || maps.scan(index, 1, now) != u64::from(was) << 32 {
         return false;
     }
     if entry.state().compare_exchange(state, claimed(state)) != state {

@@ -1,6 +1,6 @@
 //! Creation of a flow: claims an entry, and adds the flow's two keys to the index.
 
-use proxy_common::conntrack::{ASSURED, SEQ_CLIENT, in_time_wait, is_closed, is_expired};
+use proxy_common::conntrack::{ASSURED, SEQ_CLIENT, in_time_wait, is_abandoned, is_closed, is_expired};
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_SNAT, STATE_SYN, STATE_USED, bits_of,
     with_bits,
@@ -25,11 +25,12 @@ const TRIES: u32 = 512;
 const TRIES_AT_ONCE: u32 = 32;
 /// Number of the [`TRIES`] that use a random port; each later try uses the port after the previous one.
 const RANDOM_TRIES: u32 = 16;
-/// Number of tries after which a flow that is not assured, and has been silent for a second, gives its port to a new flow.
+/// Number of tries after which a flow that is not assured, and has been silent for a second, gives its port to a new flow; so
+/// does a half-closed flow that has been silent for a minute.
 /// Otherwise a flood of SYNs with forged sources would keep all ports for a minute, and each new flow would cost [`TRIES`]
 /// tries.
 const TRIES_BEFORE_SILENT: u32 = 32;
-/// Number of tries after which every flow that is not assured gives its port to a new flow. Ports in quarantine are taken
+/// Number of tries after which every flow that is not assured, or is abandoned, gives its port to a new flow. Ports in quarantine are taken
 /// earlier.
 const TRIES_BEFORE_UNASSURED: u32 = 160;
 /// Number of tries that skip a port in quarantine, whose last connection may still be in `TIME_WAIT` at the backend: the
@@ -194,7 +195,8 @@ fn next_port<M: FlowTable>(maps: M, port: u16, snat: bool, tries: u32, time: Tim
 fn gives_up_port(bits: u32, last_seen: u32, tries: u32, time: Time) -> bool {
     let (silent, hz) = (time.now.wrapping_sub(last_seen), time.config.hz);
     let is_silent = silent > hz && silent.wrapping_neg() > hz;
-    bits & ASSURED == 0 && (tries >= TRIES_BEFORE_UNASSURED || (tries >= TRIES_BEFORE_SILENT && is_silent))
+    let may_end = bits & ASSURED == 0 || is_abandoned(bits, silent, hz);
+    may_end && (tries >= TRIES_BEFORE_UNASSURED || (tries >= TRIES_BEFORE_SILENT && is_silent))
 }
 
 /// Makes one try of [`add_reply_key`]. Returns [`NO_FLOW`] if the caller has to try again: the source port was not free, and
@@ -208,8 +210,17 @@ pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32
     if leads_to == index {
         return index;
     }
-    let Some(other) = Tracked::at(maps, leads_to) else { return NO_FLOW };
-    let (bits, last_seen, proto) = (other.bits(), other.entry.last_seen().load(), other.entry.proto());
+    let Some(holder) = maps.entry(leads_to) else { return NO_FLOW };
+    let is_same = holder.differs_from(&entry.key(DIRECTION_FORWARD)) == 0;
+    let Some(other) = Tracked::at(maps, leads_to) else {
+        // Another CPU creates or removes the flow.
+        if is_same {
+            return leads_to;
+        }
+        entry.set_source_port(next_port(maps, entry.source_port(), is_snat, tries, time));
+        return NO_FLOW;
+    };
+    let (bits, last_seen, proto) = (other.bits(), holder.last_seen().load(), holder.proto());
     if is_closed(bits) || is_expired(proto, bits, last_seen, time.now, time.config) {
         let waits = is_snat
             && opaque(u64::from(tries)) < QUARANTINE_TRIES
@@ -217,7 +228,7 @@ pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32
         if !waits && other.remove() {
             return NO_FLOW;
         }
-    } else if other.entry.differs_from(&entry.key(DIRECTION_FORWARD)) == 0 {
+    } else if is_same {
         other.repair_forward_key(time);
         return leads_to;
     } else if gives_up_port(bits, last_seen, opaque(u64::from(tries)) as u32, time) && other.remove() {

@@ -4,12 +4,12 @@ use proxy_common::PROTO_TCP;
 use proxy_common::PROTO_UDP;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::conntrack::{
-    ASSURED, RST_BACKEND, SEEN_REPLY, Segment, in_time_wait, is_closed, is_expired, is_syn_unanswered, next,
-    next_dsr, next_seq, tcp, with_syn,
+    ASSURED, RST_BACKEND, SEEN_REPLY, Segment, has_numbers_of, in_time_wait, is_closed, is_expired,
+    is_syn_unanswered, next, next_dsr, next_seq, tcp, with_syn,
 };
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_RESET, STATE_SNAT,
-    STATE_SYN, bits_of, generation_of, tunnel_of, with_bits,
+    STATE_SYN, bits_of, generation_of, holds_flow, tunnel_of, with_bits,
 };
 
 use super::index;
@@ -25,8 +25,9 @@ pub struct Tracked<M: FlowTable> {
     maps: M,
     /// Number of its entry.
     pub index: u32,
-    /// The state word at the time of the lookup.
-    pub state: u64,
+    /// The state word at the time of the lookup: the entry held a flow ([`holds_flow`]). A change of the flow expects this
+    /// word, so it never changes an entry that another CPU has claimed.
+    state: u64,
     /// The entry. A new flow may take it while it is read: the fields that were read are valid only if the generation is
     /// unchanged afterwards.
     pub entry: M::Entry,
@@ -69,13 +70,13 @@ pub fn find_key<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, hash: u64) -> u6
 #[inline(always)]
 fn as_found<M: FlowTable>(maps: M, found: u64) -> Option<Tracked<M>> {
     let (index, generation) = (found as u32, (found >> 32) as u32);
-    let entry = maps.entry(index)?;
-    let state = entry.state().load();
-    (generation_of(state) == generation).then_some(Tracked { maps, index, state, entry })
+    let flow = Tracked::at(maps, index)?;
+    (generation_of(flow.state) == generation).then_some(flow)
 }
 
+/// Returns the flow for a number from the index; an expired flow is removed, and `None` is returned.
 #[inline(always)]
-fn tracked<M: FlowTable>(maps: M, found: u64, time: Time) -> Option<Tracked<M>> {
+pub fn tracked<M: FlowTable>(maps: M, found: u64, time: Time) -> Option<Tracked<M>> {
     let tracked = as_found(maps, found)?;
     if tracked.is_expired(time) {
         tracked.expire(time);
@@ -96,11 +97,13 @@ pub fn segment<A>(packet: &Packet<A>, direction: u8) -> Segment {
 }
 
 impl<M: FlowTable> Tracked<M> {
-    /// Returns the flow that the entry `index` holds now.
+    /// Returns the flow that the entry `index` holds now; `None` if it holds none, also while another CPU creates or removes
+    /// one. The only constructor.
     #[inline(always)]
     pub fn at(maps: M, index: u32) -> Option<Self> {
         let entry = maps.entry(index)?;
-        Some(Self { maps, index, state: entry.state().load(), entry })
+        let state = entry.state().load();
+        holds_flow(state).then_some(Self { maps, index, state, entry })
     }
 
     /// Returns the `STATE_*` and connection bits.
@@ -133,6 +136,17 @@ impl<M: FlowTable> Tracked<M> {
     pub fn to_client(&self) -> Option<Tuple<Words<M>>> {
         let (tuple, witness) = self.entry.to_client();
         self.is_current(witness).then_some(tuple)
+    }
+
+    /// Whether a packet of a closed flow's ports belongs to the flow, by its sequence numbers; for SCTP, which has none, by its
+    /// chunk.
+    #[inline(always)]
+    pub fn has_numbers_of(&self, packet: &Packet<Words<M>>, direction: u8) -> bool {
+        if packet.key.proto != PROTO_TCP {
+            return packet.tcp_flags & tcp::SYN == 0;
+        }
+        let seq = [self.entry.seq(DIRECTION_FORWARD).load(), self.entry.seq(DIRECTION_REPLY).load()];
+        has_numbers_of(self.bits(), segment(packet, direction), seq)
     }
 
     /// Updates the flow for one of its packets. Returns `false` for a RST or FIN out of the window, which does not close
@@ -259,9 +273,6 @@ impl<M: FlowTable> Tracked<M> {
     /// the flow was found.
     #[inline(always)]
     fn claim(&self) -> Option<u64> {
-        if self.bits() & STATE_CLAIMED != 0 {
-            return None;
-        }
         let owned = with_bits(self.state, self.bits() | STATE_CLAIMED);
         (self.entry.state().compare_exchange(self.state, owned) == self.state).then_some(owned)
     }

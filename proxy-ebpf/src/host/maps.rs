@@ -7,7 +7,7 @@ use std::vec::Vec;
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
-use proxy_common::flow::{Bucket, FlowEntry};
+use proxy_common::flow::{Bucket, DIRECT_WORDS, FlowEntry};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::health::SKIP_COUNT;
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, Tunnel};
@@ -65,7 +65,7 @@ pub(super) struct Tables<A: Address> {
     pub buckets: Vec<Bucket>,
     pub clock_window: ClockWindow,
     pub clock_hand: u64,
-    pub direct_seen: u32,
+    pub direct_seen: Vec<u32>,
     pub transition: Transition,
     pub fragments: BTreeMap<FragmentKey<A>, FragmentEntry>,
     pub fib_cache: Vec<FibEntry<A>>,
@@ -110,7 +110,7 @@ impl<A: Address> Tables<A> {
             buckets: Vec::new(),
             clock_window: ClockWindow::default(),
             clock_hand: 0,
-            direct_seen: 0,
+            direct_seen: std::vec![0; DIRECT_WORDS as usize],
             transition: Transition::None,
             fragments: BTreeMap::new(),
             fib_cache: std::vec![no_route; FIB_CACHE_ENTRIES],
@@ -312,8 +312,8 @@ impl<F: Family> FlowTable for HostMaps<F> {
         Some(stood)
     }
 
-    fn direct_seen(self) -> Option<impl Shared<Value = u32>> {
-        let seen: *mut u32 = at!(self, direct_seen);
+    fn direct_seen(self, slot: u32) -> Option<impl Shared<Value = u32>> {
+        let seen: *mut u32 = at!(self, direct_seen).get_mut(slot as usize)?;
         // SAFETY: the word exists as long as the maps.
         Some(unsafe { Raw::new(seen) })
     }

@@ -57,6 +57,11 @@ impl<F: Family> HostMaps<F> {
         self.set_prefilter(word, mask);
     }
 
+    /// Sets the bit of an endpoint of `prefilter`.
+    pub fn add_backend_bit(self, addr: &F::Words, port: u16, proto: u8) {
+        self.set_bit(position(Role::Backend, addr, port, proto));
+    }
+
     /// Sets bits of a word of `prefilter`.
     pub fn set_prefilter(self, word: u32, mask: u64) {
         *at!(self, prefilter).entry(word).or_insert(0) |= mask;

@@ -10,7 +10,7 @@ use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::event::Monitor;
-use proxy_common::flow::{Bucket, FlowEntry, buckets_for};
+use proxy_common::flow::{Bucket, DIRECT_WORDS, FlowEntry, buckets_for};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::health::SKIP_COUNT;
 use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample};
@@ -130,10 +130,11 @@ pub(super) static CLOCK_HAND: Array<u64, 2> = Array::new();
 #[btf_map(name = "clock_window")]
 pub(super) static CLOCK_WINDOW: PerCpuArray<ClockWindow, 2> = PerCpuArray::new();
 
-// Family to jiffies when a direct TCP connection was last seen (`STATE_DIRECT`); 0: none was seen, and TCP segments
-// directly to endpoints are not looked up. Written and read by the packet programs. Never a miss.
+// Slot of a client (hash of address, port and protocol) to jiffies when a packet of a direct flow (`STATE_DIRECT`) was last
+// seen; 0: none was seen, and packets of these clients directly to endpoints have no flow. Written and read by the packet
+// programs. Never a miss. An array of words, of which one for each family covers all clients.
 #[btf_map(name = "direct_seen")]
-pub(super) static DIRECT_SEEN: Array<u32, 2> = Array::new();
+pub(super) static DIRECT_SEEN: Array<u32, { 2 * DIRECT_WORDS as usize }> = Array::new();
 
 // The address that a connected socket dialled, and the backend that it was connected to. Written by `connect`; read by
 // `getpeername`, `recvmsg` and the socket iterator. A miss: the socket is connected to no Service. Socket-local storage:

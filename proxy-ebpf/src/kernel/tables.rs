@@ -5,7 +5,7 @@ use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_jiffies64};
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
-use proxy_common::flow::FlowKey;
+use proxy_common::flow::{DIRECT_WORDS, FlowKey};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::reason::Reason;
@@ -238,9 +238,10 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn direct_seen(self) -> Option<impl Shared<Value = u32>> {
+            fn direct_seen(self, slot: u32) -> Option<impl Shared<Value = u32>> {
+                let number = <$family>::INDEX * DIRECT_WORDS + slot;
                 // SAFETY: a map value, aligned.
-                DIRECT_SEEN.get_ptr_mut(<$family>::INDEX).map(|seen| unsafe { Raw::new(seen) })
+                DIRECT_SEEN.get_ptr_mut(number).map(|seen| unsafe { Raw::new(seen) })
             }
 
             #[inline(always)]

@@ -108,9 +108,8 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
 #[inline(always)]
 pub fn restore<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let from = orig_dst(call);
-    if maps.may_be(Role::Backend, &from.addr, from.port, from.proto)
-        && let Some((addr, port)) = peer::frontend(maps, call, &from)
-    {
+    let is_foreign = maps.may_be(Role::Backend, &from.addr, from.port, from.proto).is_no();
+    if !is_foreign && let Some((addr, port)) = peer::frontend(maps, call, &from) {
         call.set(addr, port);
     }
     ALLOW
@@ -124,11 +123,12 @@ fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
     direct: &OrigDst<Words<M>>,
     what: Call,
 ) -> i32 {
-    if maps.may_be(Role::Backend, &direct.addr, direct.port, direct.proto) {
-        match what {
-            Call::Connect => peer::connected_directly(maps, call, direct),
-            Call::Send => peer::forget_translation(maps, call, direct),
-        }
+    if maps.may_be(Role::Backend, &direct.addr, direct.port, direct.proto).is_no() {
+        return ALLOW;
+    }
+    match what {
+        Call::Connect => peer::connected_directly(maps, call, direct),
+        Call::Send => peer::forget_translation(maps, call, direct),
     }
     ALLOW
 }
@@ -144,7 +144,7 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     if is_left_to_packets(maps, call) {
         return Ok(None);
     }
-    if maps.may_be(Role::Frontend, &addr, port, proto) {
+    if !maps.may_be(Role::Frontend, &addr, port, proto).is_no() {
         let from_node = is_host(call.raw().netns());
         let on = if from_node { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
         if let Some(service) = lookup::frontend(maps, addr, port, proto, false, on) {

@@ -7,58 +7,58 @@ use proxy_common::conntrack::tcp;
 use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::prefilter::Role;
 
-use crate::context::Packet;
+use super::seen::clear_direct_seen;
+use crate::context::{Packet, PacketCtx};
 use crate::env::{FlowTable, Words};
+use crate::flow::index::{self, NO_FLOW_GENERATION};
+use crate::flow::track;
 use crate::frame::Frame;
 use crate::header::same;
-use crate::shared::Shared as _;
-use crate::step::Step;
+use crate::step::{Lookup, Step};
 
 /// Classifies a packet at ingress.
 #[inline(always)]
 pub fn incoming<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
-    let key = &packet.key;
-    if maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
-        return Step::Established;
+    match client_or_snat_reply(maps, packet) {
+        Some(lookup) => lookup.into(),
+        None if maps.is_service_address(&packet.key.dst) => Step::NewFlow,
+        None => find_direct(maps, packet).map_or(Step::Pass, Step::from),
     }
-    if may_be_snat_reply(maps, packet) {
-        return Step::SnatReply;
-    }
-    if maps.is_service_address(&key.dst) {
-        return Step::NewFlow;
-    }
-    may_be_direct(maps, packet)
 }
 
 /// Classifies a packet at an early hook: only packets that this hook may forward or drop.
 #[inline(always)]
 pub fn early<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
+    client_or_snat_reply(maps, packet).map_or(Step::Pass, Step::from)
+}
+
+#[inline(always)]
+fn client_or_snat_reply<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Lookup> {
+    let lookup = to_frontend(maps, packet);
+    if lookup.is_some() { lookup } else { may_be_snat_reply(maps, packet) }
+}
+
+#[inline(always)]
+fn to_frontend<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Lookup> {
     let key = &packet.key;
-    if maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto) {
-        Step::Established
-    } else if may_be_snat_reply(maps, packet) {
-        Step::SnatReply
-    } else {
-        Step::Pass
-    }
+    maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto).leads_to(Lookup::Established)
 }
 
 /// Classifies a packet that did not arrive on a device: a process of this node sends it, or a container or guest on the LAN
 /// behind a device on top of this one (macvlan, ipvlan, macvtap), whose address is not one of the node.
 #[inline(always)]
 pub fn local_origin<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<M>>) -> Step {
-    let key = &packet.key;
-    let may_be_frontend = maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto);
-    if !may_be_frontend && !maps.is_service_address(&key.dst) || maps.node_addr(&key.src) & NODE_ADDR_OWN == 0
+    if frame.is_translated() {
+        // A translated packet passes the hook of a lower device. It must not be translated again if its endpoint is also the
+        // frontend of another Service.
+        return Step::Pass;
+    }
+    let (key, lookup) = (&packet.key, to_frontend(maps, packet));
+    if lookup.is_none() && !maps.is_service_address(&key.dst) || maps.node_addr(&key.src) & NODE_ADDR_OWN == 0
     {
         return leaving(maps, frame, packet);
     }
-    if !may_be_frontend {
-        return Step::NewFlow;
-    }
-    // A packet that this node has forwarded passes the hook of its egress device. It must not be translated again if its
-    // endpoint is also the frontend of another Service.
-    if is_forwarded(maps, packet) { leaving(maps, frame, packet) } else { Step::Established }
+    lookup.map_or(Step::NewFlow, Step::from)
 }
 
 /// Classifies a packet at egress that is neither a reply nor to a frontend. It passes, unless its replies could be
@@ -67,64 +67,74 @@ pub fn local_origin<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<W
 #[inline(always)]
 pub fn leaving<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<M>>) -> Step {
     let key = &packet.key;
-    let may_share_port = maps.config().is_some_and(|config| config.is_snat_port(key.src_port))
-        && !frame.is_translated()
-        && maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto)
-        && maps.node().is_some_and(|node| same(&node.source, &key.src));
-    if may_share_port {
-        Step::DirectEgress
-    } else if maps.may_be(Role::Frontend, &key.src, key.src_port, key.proto) && !frame.is_translated() {
-        Step::DirectFrontendSource
-    } else {
-        Step::Pass
-    }
-}
-
-/// Whether this node may have forwarded the packet: it goes to an endpoint, from a SNAT port.
-#[inline(always)]
-fn is_forwarded<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> bool {
-    let key = &packet.key;
-    may_be_snat(maps, key.src_port)
-        && maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto)
-        && is_snat(maps, key.src_port, &key.src)
-}
-
-/// Whether the port is a SNAT port by the current settings, or may have been one by earlier settings.
-#[inline(always)]
-fn may_be_snat<M: FlowTable>(maps: M, port: u16) -> bool {
-    maps.config().is_some_and(|config| config.flags & CONFIG_SNAT_MOVED != 0 || config.is_snat_port(port))
-}
-
-/// Whether the port is a SNAT port, or may have been one by earlier settings because the address is one of this node.
-#[inline(always)]
-fn is_snat<M: FlowTable>(maps: M, port: u16, addr: &Words<M>) -> bool {
-    maps.config().is_some_and(|config| config.is_snat_port(port)) || maps.node_addr(addr) & NODE_ADDR_OWN != 0
-}
-
-/// Whether the packet may be the reply to a packet that was forwarded under an address of this node (SNAT).
-#[inline(always)]
-pub fn may_be_snat_reply<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> bool {
-    let key = &packet.key;
-    may_be_snat(maps, key.dst_port)
-        && maps.may_be(Role::Backend, &key.src, key.src_port, key.proto)
-        && is_snat(maps, key.dst_port, &key.dst)
-}
-
-/// Returns [`Step::Direct`] if the packet goes directly to an endpoint and could be mistaken for a packet of a flow. Of
-/// TCP, only the first segment is checked, unless direct connections exist already.
-#[inline(always)]
-pub fn may_be_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Step {
-    let key = &packet.key;
-    let begins = key.proto != PROTO_TCP || packet.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN;
-    if !begins && maps.direct_seen().is_none_or(|seen| seen.load() == 0) {
+    if frame.is_translated() {
         return Step::Pass;
     }
-    if maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto) { Step::Direct } else { Step::Pass }
+    let is_snat_port = maps.config().is_some_and(|config| config.is_snat_port(key.src_port));
+    if is_snat_port
+        && maps.node().is_some_and(|node| same(&node.source, &key.src))
+        && let Some(lookup) =
+            maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).leads_to(Lookup::DirectEgress)
+    {
+        return lookup.into();
+    }
+    let from_frontend = maps.may_be(Role::Frontend, &key.src, key.src_port, key.proto);
+    from_frontend.leads_to(Lookup::DirectFrontendSource).map_or(Step::Pass, Step::from)
 }
 
-/// Whether the source of a packet at egress may be a backend.
+/// Returns [`Lookup::SnatReply`] if the packet may be the reply to a packet that was forwarded under an address of this node
+/// (SNAT). The port is a SNAT port by the current settings, or may have been one by earlier settings.
 #[inline(always)]
-pub fn may_be_reply<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> bool {
+pub fn may_be_snat_reply<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Lookup> {
+    let (key, config) = (&packet.key, maps.config()?);
+    let is_snat_port = config.is_snat_port(key.dst_port);
+    if !is_snat_port && config.flags & CONFIG_SNAT_MOVED == 0 {
+        return None;
+    }
+    let from_backend = maps.may_be(Role::Backend, &key.src, key.src_port, key.proto);
+    let is_snat = |_: &Lookup| is_snat_port || maps.node_addr(&key.dst) & NODE_ADDR_OWN != 0;
+    from_backend.leads_to(Lookup::SnatReply).filter(is_snat)
+}
+
+/// Returns [`Lookup::Direct`] if the packet goes directly to an endpoint and could be mistaken for a packet of a flow. Of
+/// TCP, only the first segment is checked, unless the client may have a direct flow.
+#[inline(always)]
+pub fn may_be_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Lookup> {
     let key = &packet.key;
-    maps.may_be(Role::Backend, &key.src, key.src_port, key.proto)
+    if !begins(packet) && maps.may_have_direct_flow(&key.src, key.src_port, key.proto).is_no() {
+        return None;
+    }
+    maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).leads_to(Lookup::Direct)
+}
+
+/// Whether the packet may be the first one of a connection.
+#[inline(always)]
+fn begins<A>(packet: &Packet<A>) -> bool {
+    packet.key.proto != PROTO_TCP || packet.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN
+}
+
+/// Returns the same as [`may_be_direct`] if a flow exists to which the packet may belong, or which has the packet's replies.
+/// Most packets to endpoints have none, and pass without a program that writes to packets.
+#[inline(always)]
+fn find_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Lookup> {
+    let (key, lookup) = (&packet.key, may_be_direct(maps, packet)?);
+    let time = maps.time()?;
+    let mark = maps.may_have_direct_flow(&key.src, key.src_port, key.proto);
+    if !mark.is_no() {
+        if track::find_called(maps, key, time).is_some() {
+            return Some(lookup);
+        }
+        clear_direct_seen(maps, key, time);
+    }
+    (begins(packet) && track::find_called(maps, &key.reversed(), time).is_some()).then_some(lookup)
+}
+
+/// Returns [`Lookup::Reply`] if the packet at egress belongs to a flow whose backend has sent it, and notes the flow in the
+/// context.
+#[inline(always)]
+pub fn find_reply<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>) -> Option<Lookup> {
+    let key = &ctx.packet.key;
+    let lookup = maps.may_be(Role::Backend, &key.src, key.src_port, key.proto).leads_to(Lookup::Reply)?;
+    ctx.found = index::find(maps, key, key.hash(maps.config()?.flow_seed));
+    if ctx.found == NO_FLOW_GENERATION { None } else { Some(lookup) }
 }

@@ -13,20 +13,18 @@
 //! a segment of the older connection ([`DirectCase::EndpointReply`]).
 
 use proxy_common::config::CONFIG_OTHER_PROXY;
-use proxy_common::conntrack::{SEEN_REPLY, is_closed, may_begin, tcp};
-use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT,
-};
+use proxy_common::conntrack::{SEEN_REPLY, is_closed, is_half_closed, may_begin, tcp};
+use proxy_common::flow::{DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT};
 use proxy_common::node::NODE_ADDR_OWN;
-use proxy_common::{Address, PROTO_TCP, PROTO_UDP};
+use proxy_common::{Address, PROTO_UDP};
 
 use super::established::is_of_another_connection;
+use super::seen::mark_direct_seen;
 use crate::context::{NatPlan, PacketCtx};
 use crate::env::{Counters, FlowTable, Time, Words};
 use crate::flow::memory::EntryRef as _;
 use crate::flow::track::{self, is_syn};
 use crate::frame::Frame;
-use crate::shared::Shared as _;
 use crate::step::Step;
 
 /// Where a packet of a direct connection was seen.
@@ -80,7 +78,7 @@ where
         }
         if flow.continues(ctx.packet.tcp_flags, flow.service(), time) {
             if case == DirectCase::Ingress {
-                mark_direct_seen(maps, key.proto, time);
+                mark_direct_seen(maps, &key, time);
             }
             flow.touch(&ctx.packet, key.direction, time);
             return match flow.to_backend() {
@@ -102,18 +100,9 @@ where
     let opens = key.proto == PROTO_UDP || is_syn(ctx.packet.tcp_flags);
     // At egress, connections that are older than the agent are tracked, too.
     if !opens && (case == DirectCase::Ingress || !may_begin(ctx.packet.tcp_flags)) {
-        clear_direct_seen(maps, key.proto, time);
         return Step::Pass;
     }
-    let reply = FlowKey {
-        src: key.dst,
-        dst: key.src,
-        src_port: key.dst_port,
-        dst_port: key.src_port,
-        proto: key.proto,
-        direction: DIRECTION_REPLY,
-        reserved: 0,
-    };
+    let reply = key.reversed();
     let other = track::find_called(maps, &reply, time);
     ctx.hash = time.hash(&key);
     ctx.plan = NatPlan { reply, backend_id: 0, bits: STATE_DIRECT, reply_hash: time.hash(&reply) };
@@ -127,9 +116,10 @@ where
         return Step::OpenFlow;
     }
     let Some(other) = other else { return Step::Pass };
-    if other.bits() & (STATE_SNAT | STATE_DIRECT) != 0 {
+    if other.bits() & STATE_SNAT != 0 {
         return Step::Pass;
     }
+    // The flow may be direct itself: the client dials from the port that another of its connections has at the endpoint.
     if is_closed(other.bits()) {
         // The ports of the closed flow are free for a direct connection of the client.
         other.remove();
@@ -148,7 +138,7 @@ fn plan_older_connection<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, t
     let reply = ctx.packet.key;
     let Some(other) = track::find_called(maps, &reply, time) else { return Step::Pass };
     let is_younger = is_of_another_connection(&ctx.packet, other.bits());
-    if !is_younger || other.bits() & (STATE_SNAT | STATE_DIRECT) != 0 {
+    if !is_younger || other.bits() & STATE_SNAT != 0 {
         return Step::Pass;
     }
     (ctx.plan.backend_id, ..) = other.entry.backend();
@@ -168,15 +158,7 @@ fn plan_by_reply<A: Address>(ctx: &mut PacketCtx<A>, reply: &FlowKey<A>, bits: u
     // The entry is filled from a packet of the client, so addresses and ports are swapped. The direction stays
     // `DIRECTION_REPLY`: it tells the next stage that the packet passes.
     let packet = &mut ctx.packet;
-    packet.key = FlowKey {
-        src: reply.dst,
-        dst: reply.src,
-        src_port: reply.dst_port,
-        dst_port: reply.src_port,
-        proto: reply.proto,
-        direction: DIRECTION_FORWARD,
-        reserved: 0,
-    };
+    packet.key = reply.reversed();
     ctx.hash = time.hash(&packet.key);
     packet.key.direction = DIRECTION_REPLY;
     packet.seq = packet.ack;
@@ -197,7 +179,7 @@ fn from_frontend<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Tim
         if flow.bits() & STATE_DIRECT == 0 {
             return Step::Pass;
         }
-        if !(is_syn(tcp_flags) && is_closed(flow.bits())) {
+        if !(is_syn(tcp_flags) && (is_closed(flow.bits()) || is_half_closed(flow.bits()))) {
             flow.touch(&ctx.packet, DIRECTION_REPLY, time);
             return Step::Pass;
         }
@@ -218,30 +200,6 @@ fn from_frontend<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Tim
     // The packet is not a SYN of the flow's client.
     ctx.packet.tcp_flags = tcp::ACK;
     plan_by_reply(ctx, &reply, STATE_DIRECT | STATE_LOCAL | SEEN_REPLY, time)
-}
-
-/// Marks that direct TCP connections exist: from now on all segments of the family to endpoints are looked up.
-#[inline(always)]
-pub fn mark_direct_seen<M: FlowTable>(maps: M, proto: u8, time: Time) {
-    if proto == PROTO_TCP
-        && let Some(seen) = maps.direct_seen()
-        && seen.load() != time.now | 1
-    {
-        seen.store(time.now | 1);
-    }
-}
-
-/// Clears the mark once no direct connection was seen for the timeout of an established connection.
-#[inline(always)]
-fn clear_direct_seen<M: FlowTable>(maps: M, proto: u8, time: Time) {
-    if proto == PROTO_TCP
-        && let Some(seen) = maps.direct_seen()
-    {
-        let at = seen.load();
-        if at != 0 && time.now.wrapping_sub(at).cast_signed() > time.config.tcp_established.cast_signed() {
-            seen.store(0);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -109,7 +109,7 @@ fn is_frontend_of<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, service:
 /// by another tuple, so the packet may still be a reply.
 #[inline(always)]
 fn without_flow<M: FlowTable>(maps: M, ctx: &PacketCtx<Words<M>>) -> Step {
-    if classify::may_be_snat_reply(maps, &ctx.packet) { Step::SnatReply } else { Step::NewFlow }
+    classify::may_be_snat_reply(maps, &ctx.packet).map_or(Step::NewFlow, Step::from)
 }
 
 /// Adds the lost reply key of the packet's flow to the index again.
@@ -131,13 +131,12 @@ where
     F: Frame,
 {
     let Some(time) = maps.time() else { return Step::Pass };
-    let hash = time.hash(&ctx.packet.key);
-    let Some(flow) = track::find(maps, &ctx.packet.key, hash, time) else { return Step::NewFlow };
+    let Some(flow) = track::tracked(maps, ctx.found, time) else { return Step::NewFlow };
     if may_have_successor(maps, &flow, time) {
         return Step::NewFlow;
     }
-    if ctx.packet.tcp_flags & tcp::SYN != 0 && is_closed(flow.bits()) {
-        // The flow is closed: the packet answers a connection that the client made directly to the backend.
+    if is_closed(flow.bits()) && !flow.has_numbers_of(&ctx.packet, DIRECTION_REPLY) {
+        // The packet belongs to a connection that the client made directly to the backend.
         return Step::Pass;
     }
     if is_of_another_connection(&ctx.packet, flow.bits()) {

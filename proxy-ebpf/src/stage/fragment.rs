@@ -42,16 +42,16 @@ where
     F: Frame,
 {
     let key = &ctx.packet.key;
-    // Entries of foreign packets would evict those of Services' packets. A packet that arrived encapsulated is a Service's.
-    if ctx.tunnelled == 0
-        && !maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto)
-        && !maps.may_be(Role::Backend, &key.src, key.src_port, key.proto)
-    {
-        return Ok(());
-    }
     if key.proto == PROTO_SCTP {
         // The SCTP checksum can be corrected only with the length of the whole packet, which a fragment does not tell.
         return Err(Stop::Refused(Reason::Fragment));
+    }
+    // Entries of foreign packets would evict those of Services' packets. A packet that arrived encapsulated is a Service's.
+    if ctx.tunnelled == 0
+        && maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto).is_no()
+        && maps.may_be(Role::Backend, &key.src, key.src_port, key.proto).is_no()
+    {
+        return Ok(());
     }
     let Some(header) = <M::Family as Read>::read(frame, frame.link_header() as u32) else {
         return Err(Stop::Refused(Reason::Malformed));

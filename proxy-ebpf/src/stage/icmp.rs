@@ -143,16 +143,16 @@ fn find<M: FlowTable>(
 ) -> Option<(Tracked<M>, u8)> {
     let mut key = quote.key(DIRECTION_FORWARD);
     // The frontend of a direct flow is its backend.
-    let may_be_reply = maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto)
-        || maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto);
+    let is_foreign = maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto).is_no()
+        && maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).is_no();
     if incoming
-        && may_be_reply
+        && !is_foreign
         && let Some(flow) = track::find_called(maps, &key, time)
     {
         return Some((flow, DIRECTION_FORWARD));
     }
     key.direction = DIRECTION_REPLY;
-    if !maps.may_be(Role::Backend, &key.src, key.src_port, key.proto) {
+    if maps.may_be(Role::Backend, &key.src, key.src_port, key.proto).is_no() {
         return None;
     }
     let flow = track::find_called(maps, &key, time)?;

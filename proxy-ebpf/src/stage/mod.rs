@@ -16,5 +16,6 @@ pub mod receive;
 pub mod refuse;
 pub mod reset;
 pub mod sctp;
+pub mod seen;
 pub mod translate;
 pub mod tunnel;

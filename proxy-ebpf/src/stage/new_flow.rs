@@ -6,10 +6,9 @@ use proxy_common::config::CONFIG_OTHER_PROXY;
 use proxy_common::conntrack::{may_begin, tcp};
 use proxy_common::decide::{self, Path};
 use proxy_common::flow::{
-    FlowKey, STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, WATCH_INSIDE, WATCH_LAST,
+    STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, WATCH_INSIDE, WATCH_LAST,
     WATCH_OUTSIDE,
 };
-use proxy_common::prefilter::Role;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS, ServiceEntry};
@@ -53,16 +52,16 @@ where
         return Step::Pass;
     }
     if ctx.packet.is_later_fragment() {
-        // A later fragment gets the verdict of its first one: a first fragment to no Service has passed.
-        let FlowKey { dst, dst_port, proto, .. } = ctx.packet.key;
-        // An encapsulated fragment may be for the address of another node, and this node would forward it there.
+        // A later fragment gets the verdict of its first one: a first fragment to no Service has passed. An encapsulated
+        // fragment may be for the address of another node, and this node would forward it there.
+        maps.packet_frontend(ctx, false);
         let is_services = ctx.tunnelled != 0
-            || maps.may_be(Role::Frontend, &dst, dst_port, proto)
-            || maps.is_service_address(&dst);
+            || ctx.frontend.kind != ServiceEntry::NONE.kind
+            || maps.is_service_address(&ctx.packet.key.dst);
         return if is_services {
             Step::DropFor(Reason::FragmentWithoutFirst)
         } else {
-            classify::may_be_direct(maps, &ctx.packet)
+            classify::may_be_direct(maps, &ctx.packet).map_or(Step::Pass, Step::from)
         };
     }
     let (Some(time), Some(node)) = (maps.time(), maps.node()) else { return Step::Pass };
@@ -143,7 +142,7 @@ where
         return next;
     }
     if !maps.is_service_address(&dst) {
-        return classify::may_be_direct(maps, &ctx.packet);
+        return classify::may_be_direct(maps, &ctx.packet).map_or(Step::Pass, Step::from);
     }
     let why = lookup::why_nothing(maps, dst);
     report::refused(maps, frame, ctx, 0, why);

@@ -3,11 +3,11 @@
 use proxy_common::flow::{DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, tunnel_of};
 use proxy_common::reason::Reason;
 
-use super::direct;
 use super::eject;
 use super::established::deliver;
 use super::existing::{Existing, NewFlows, next_of, of_existing};
 use super::new_flow::refuse;
+use super::seen::mark_direct_seen;
 use super::translate::Rewrite;
 use crate::context::{PacketCtx, Tuple};
 use crate::env::{Counters, FlowTable, Words};
@@ -50,7 +50,7 @@ where
         Ok(Opened::Exists) | Err(_) if F::EARLY => Step::Pass,
         Ok(Opened::Begun) if is_direct => {
             if ctx.plan.bits & (STATE_SNAT | STATE_LOCAL) == 0 {
-                direct::mark_direct_seen(maps, ctx.packet.key.proto, time);
+                mark_direct_seen(maps, &ctx.packet.key, time);
             }
             if ctx.packet.key.direction == DIRECTION_REPLY {
                 // A packet of an endpoint, or of this node itself: it passes unchanged.

@@ -8,10 +8,13 @@
 //! A third node runs an empty program on the same hooks, which shows the cost of any tc program. The benchmark measures the
 //! nodes in turn; each round gives the ratios of consecutive measurements. If a packet socket is open on the node (as with
 //! `tcpdump`), every packet that a program sees is a clone.
+//!
+//! The same traffic is measured to an endpoint: a socket program has translated such a connection, or the client dials the
+//! endpoint itself. No packet of it is translated.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -25,13 +28,17 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::harness::{Family, Harness, Service};
 use crate::one_cpu::OneCpu;
-use crate::packet::TCP;
+use crate::packet::{TCP, UDP};
 use crate::report::{Row, Sample, median};
 use crate::space::Space;
 
 const POD: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
 const SINK: u16 = 8080;
 const ECHO: u16 = 8081;
+/// Ports of the same servers as endpoints of a Service, and of a server of UDP.
+const ENDPOINT_SINK: u16 = 8082;
+const ENDPOINT_ECHO: u16 = 8083;
+const ENDPOINT_UDP: u16 = 8084;
 /// Services in the maps, so that the prefilter is not empty.
 const SERVICES: u32 = 1000;
 /// Rounds of bulk traffic, and the duration of each measurement in them.
@@ -65,9 +72,19 @@ impl Node {
         space.join(&client, to_client, "10.98.0", "fd98:").unwrap();
         space.join(&server, to_server, "10.99.0", "fd99:").unwrap();
         let listen = |port| server.inside(|| Ok(TcpListener::bind((POD, port))?)).unwrap();
-        let (sink, echo) = (listen(SINK), listen(ECHO));
-        thread::spawn(move || sink.incoming().for_each(|stream| read_all(stream.unwrap())));
-        thread::spawn(move || echo.incoming().for_each(|stream| answer(stream.unwrap())));
+        for sink in [SINK, ENDPOINT_SINK].map(listen) {
+            thread::spawn(move || sink.incoming().for_each(|stream| read_all(stream.unwrap())));
+        }
+        for echo in [ECHO, ENDPOINT_ECHO].map(listen) {
+            thread::spawn(move || echo.incoming().for_each(|stream| answer(stream.unwrap())));
+        }
+        let datagrams = server.inside(|| Ok(UdpSocket::bind((POD, ENDPOINT_UDP))?)).unwrap();
+        thread::spawn(move || {
+            let mut buffer = [0; 64];
+            while let Ok((length, from)) = datagrams.recv_from(&mut buffer) {
+                let _ = datagrams.send_to(&buffer[..length], from);
+            }
+        });
         Self { space, client, _server: server }
     }
 
@@ -75,6 +92,14 @@ impl Node {
         let stream = self.client.inside(|| Ok(TcpStream::connect((POD, port))?)).unwrap();
         stream.set_nodelay(true).unwrap();
         stream
+    }
+}
+
+impl Node {
+    fn udp(&self) -> UdpSocket {
+        let socket = self.client.inside(|| Ok(UdpSocket::bind(("0.0.0.0", 0))?)).unwrap();
+        socket.connect((POD, ENDPOINT_UDP)).unwrap();
+        socket
     }
 }
 
@@ -125,7 +150,13 @@ impl Attached {
             let [frontend, pod] = [Family::V4.frontend(id as u16, 80), Family::V4.pod(id as u16, 8080)];
             Service::new(id, TCP, frontend, &[pod]).writes()
         };
-        let writes: Vec<_> = (1..=SERVICES).flat_map(service).collect();
+        let endpoint = |(id, proto, port): (u32, u8, u16)| {
+            let frontend = Family::V4.frontend(id as u16, 80);
+            Service::new(id, proto, frontend, &[(POD, port).into()]).writes()
+        };
+        let endpoints = [(TCP, ENDPOINT_SINK), (TCP, ENDPOINT_ECHO), (UDP, ENDPOINT_UDP)];
+        let endpoints = (SERVICES + 1..).zip(endpoints).map(|(id, (proto, port))| (id, proto, port));
+        let writes: Vec<_> = (1..=SERVICES).flat_map(service).chain(endpoints.flat_map(endpoint)).collect();
         KernelStore::open(&programs.pin_dir()).unwrap().write(&writes).unwrap();
         node.space
             .inside(|| {
@@ -180,25 +211,35 @@ fn bulk(stream: &mut TcpStream) -> f64 {
 }
 
 /// Returns the microseconds of the median request.
-fn ask(stream: &mut TcpStream) -> f64 {
+fn ask(mut request: impl FnMut()) -> f64 {
     let one = |_| {
         let begun = Instant::now();
-        stream.write_all(b"?").unwrap();
-        stream.read_exact(&mut [0]).unwrap();
+        request();
         begun.elapsed().as_nanos() as f64 / 1e3
     };
     median((0..ASKS).map(one).collect())
 }
 
-/// Results of the node without programs, and the ratios of the other nodes to it.
+fn ask_tcp(stream: &mut TcpStream) {
+    stream.write_all(b"?").unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+}
+
+fn ask_udp(socket: &UdpSocket) {
+    socket.send(b"?").unwrap();
+    socket.recv(&mut [0]).unwrap();
+}
+
+/// Results of the node without programs, the ratios of the other nodes to it, and of ours to the one with an empty program.
 struct Compared {
     bare: Sample,
     empty: Sample,
     ours: Sample,
+    ours_to_empty: Sample,
 }
 
 fn compare(rounds: usize, mut measure: impl FnMut(usize) -> f64) -> Compared {
-    let (mut bare, mut ratios) = (Vec::new(), [Vec::new(), Vec::new()]);
+    let (mut bare, mut ratios) = (Vec::new(), [const { Vec::new() }; 3]);
     for round in 0..rounds {
         let mut times = [0.0; SIDES];
         for at in 0..SIDES {
@@ -206,12 +247,13 @@ fn compare(rounds: usize, mut measure: impl FnMut(usize) -> f64) -> Compared {
             times[side] = measure(side);
         }
         bare.push(times[0]);
-        for (ratios, time) in ratios.iter_mut().zip(&times[1..]) {
-            ratios.push(time / times[0]);
+        let [none, empty, ours] = times;
+        for (ratios, ratio) in ratios.iter_mut().zip([empty / none, ours / none, ours / empty]) {
+            ratios.push(ratio);
         }
     }
-    let [empty, ours] = ratios;
-    Compared { bare: Sample::median(bare), empty: Sample::median(empty), ours: Sample::median(ours) }
+    let [empty, ours, ours_to_empty] = ratios.map(Sample::median);
+    Compared { bare: Sample::median(bare), empty, ours, ours_to_empty }
 }
 
 /// As long as this exists, a packet socket receives the first bytes of each packet on all devices of a node.
@@ -263,12 +305,32 @@ fn rows(nodes: &[Node; SIDES], how: &str) -> Vec<Row> {
     let mut streams = [0, 1, 2].map(|side: usize| nodes[side].connect(SINK));
     let byte = compare(BULK_ROUNDS, |side| bulk(&mut streams[side]));
     let mut echoes = [0, 1, 2].map(|side: usize| nodes[side].connect(ECHO));
-    let request = compare(ASK_ROUNDS, |side| ask(&mut echoes[side]));
+    let request = compare(ASK_ROUNDS, |side| ask(|| ask_tcp(&mut echoes[side])));
     let mut all = vec![row(format!("bulk TCP, no programs{how}"), bulk_rate(byte.bare), "Gbit/s", None)];
     all.extend(ratios("time for a byte", &byte));
     all.push(row(format!("request and response, no programs{how}"), request.bare, "us", None));
     all.extend(ratios("request and response", &request));
     all
+}
+
+/// Returns the rows of traffic to an endpoint that no program translates, beside an empty program.
+fn endpoint_rows(nodes: &[Node; SIDES], how: &str) -> Vec<Row> {
+    let row = |what: &str, compared: &Compared| {
+        let what = format!("{what}, to an empty program{how}");
+        Row::new("To an endpoint, not translated, IPv4", what, compared.ours_to_empty, "x", Some(1.02))
+    };
+    let sides = [0, 1, 2];
+    let mut streams = sides.map(|side: usize| nodes[side].connect(ENDPOINT_SINK));
+    let mut echoes = sides.map(|side: usize| nodes[side].connect(ENDPOINT_ECHO));
+    let sockets = sides.map(|side: usize| nodes[side].udp());
+    vec![
+        row("time for a byte of TCP", &compare(BULK_ROUNDS, |side| bulk(&mut streams[side]))),
+        row(
+            "request and reply of a socket-translated connection",
+            &compare(ASK_ROUNDS, |side| ask(|| ask_tcp(&mut echoes[side]))),
+        ),
+        row("request and reply, UDP", &compare(ASK_ROUNDS, |side| ask(|| ask_udp(&sockets[side])))),
+    ]
 }
 
 /// Measures all figures of this file.
@@ -278,8 +340,10 @@ pub fn measure(bpffs: &Path) -> Vec<Row> {
     let _empty = attach_empty(bpffs, &nodes[1]);
     let _attached = Attached::new(bpffs, &nodes[2]);
     let mut all = rows(&nodes, "");
+    all.extend(endpoint_rows(&nodes, ""));
     let capture = Capture::start(&nodes);
     all.extend(rows(&nodes, ", packets captured"));
+    all.extend(endpoint_rows(&nodes, ", packets captured"));
     drop(capture);
     all
 }

@@ -119,14 +119,14 @@ impl Reading {
 
     fn encode_programs(&self, e: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Each pod has a device: these are counted, and have no series of their own.
-        let is_single =
-            |one: &&Attachment| one.ifindex.is_none_or(|ifindex| self.uplinks.contains(&ifindex));
+        let is_single = |one: &&Attachment| one.ifindex.is_none_or(|ifindex| self.uplinks.contains(&ifindex));
         let mut local: BTreeMap<(&str, bool), u64> = BTreeMap::new();
         for one in self.attachments.iter().filter(|one| !is_single(one)) {
             *local.entry((one.program, one.is_attached())).or_default() += 1;
         }
         let programs: BTreeSet<&str> = local.keys().map(|(program, _)| *program).collect();
-        let states = programs.into_iter().flat_map(|program| [true, false].map(|attached| (program, attached)));
+        let states =
+            programs.into_iter().flat_map(|program| [true, false].map(|attached| (program, attached)));
         let counts = states.map(|(program, attached)| {
             let state = if attached { "attached" } else { "detached" };
             let labels = vec![("program", program.to_owned()), ("state", state.to_owned())];
@@ -140,8 +140,7 @@ impl Reading {
                 vec![("hook", one.hook.clone()), ("program", one.program.to_owned()), ("device", device)];
             (labels, u32::from(one.is_attached()))
         });
-        let help =
-            "1 if the program is attached to the hook of an uplink or cgroup; 0 if the program, device or cgroup is gone";
+        let help = "1 if the program is attached to the hook of an uplink or cgroup; 0 if the program, device or cgroup is gone";
         gauge(e, "ballast_program_attached", help, attached)?;
         // The kernel counts by program, not by hook: a program that is attached to two hooks must not count twice.
         let programs: BTreeMap<u32, &Attachment> =

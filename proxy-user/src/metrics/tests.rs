@@ -127,8 +127,13 @@ fn reading() -> Reading {
         flows: FlowCounts { v4: 11, v6: 0, states: [(FlowState::Established, 11)].into() },
         reasons: Reason::ALL.iter().map(|reason| (*reason, *reason as u64)).collect(),
     };
-    let attachments =
-        vec![link(2, None), link(3, Some("eth0")), link(4, Some("veth1")), link(5, Some("veth2")), link(6, None)];
+    let attachments = vec![
+        link(2, None),
+        link(3, Some("eth0")),
+        link(4, Some("veth1")),
+        link(5, Some("veth2")),
+        link(6, None),
+    ];
     Reading { overview, attachments, uplinks: [2, 3].into() }
 }
 

@@ -87,6 +87,14 @@ pub fn next(bytes: &mut Bytes<'_>, scenario: &Scenario, before: &[Sent]) -> Opti
             }
             shaped(&mut record, forge, scenario.is_calm).bytes()
         }
+        (20..=22 | 30, Some(sent)) if kind == 30 || scenario.is_calm => {
+            let leaves = location & 0x80 != 0 && sent.seen.outcome == Outcome::Redirect;
+            // Also with the source that the endpoint has seen.
+            let as_seen = leaves || location & 0x40 != 0;
+            let Some(forge) = straight(&mut record, sent, as_seen, about) else { return Some(Step::Nothing) };
+            hook = if leaves { Hook::Egress } else { Hook::Ingress };
+            shaped(&mut record, forge, scenario.is_calm).bytes()
+        }
         (15..=22, Some(sent)) => {
             let Some(forge) = again(&mut record, sent, about) else { return Some(Step::Nothing) };
             (hook, context) = (sent.hook, Context { is_complete: context.is_complete, ..sent.context });
@@ -114,12 +122,6 @@ pub fn next(bytes: &mut Bytes<'_>, scenario: &Scenario, before: &[Sent]) -> Opti
             }
             let Some(packet) = error(&mut record, scenario, sent) else { return Some(Step::Nothing) };
             packet
-        }
-        (30, Some(sent)) => {
-            let leaves = location & 0x80 != 0 && sent.seen.outcome == Outcome::Redirect;
-            let Some(forge) = straight(&mut record, sent, leaves, about) else { return Some(Step::Nothing) };
-            hook = if leaves { Hook::Egress } else { Hook::Ingress };
-            shaped(&mut record, forge, scenario.is_calm).bytes()
         }
         _ => {
             if location & 0x80 == 0 {
@@ -336,11 +338,12 @@ fn reply(record: &mut Bytes<'_>, sent: &Sent, about: u8) -> Option<Forge> {
     Some(Forge { flags, seq: seq(record.byte()), ack: seq(about), ..Forge::new(proto, dst, src) })
 }
 
-/// Returns a packet of the same client directly to the endpoint of an earlier packet. `leaves`: with the source after SNAT.
-fn straight(record: &mut Bytes<'_>, sent: &Sent, leaves: bool, about: u8) -> Option<Forge> {
+/// Returns a packet of the same client directly to the endpoint of an earlier packet. `as_seen`: with the source that the
+/// endpoint has seen, which is not the client's after SNAT or a collision.
+fn straight(record: &mut Bytes<'_>, sent: &Sent, as_seen: bool, about: u8) -> Option<Forge> {
     let (client, _, proto, _) = ends(&sent.packet)?;
     let (source, dst, ..) = ends(&sent.seen.packet)?;
-    let src = if leaves { source } else { client };
+    let src = if as_seen { source } else { client };
     Some(Forge {
         flags: flags(record.byte()),
         seq: seq(record.byte()),

@@ -5,7 +5,7 @@ use std::vec::Vec;
 
 use loom::thread;
 use proxy_common::PROTO_TCP;
-use proxy_common::conntrack::{is_counted, tcp};
+use proxy_common::conntrack::{is_closed, is_counted, tcp};
 use proxy_common::flow::{
     BUCKET_WORDS, DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, SLOT_PENDING, STATE_CLAIMED, STATE_COUNTS,
     STATE_SNAT, STATE_USED, bits_of, flow_of, slot_of,
@@ -18,7 +18,7 @@ use crate::flow::bucket::BucketRef as _;
 use crate::flow::memory::EntryRef as _;
 use crate::flow::open::{self, Opened};
 use crate::flow::track::{self, Tracked};
-use crate::shared::Shared as _;
+use crate::shared::{Exchange as _, Shared as _};
 
 pub type A = [u32; 1];
 
@@ -127,6 +127,14 @@ pub fn remove<const S: u32>(maps: Model<S>, wanted: Wanted) -> bool {
     found(maps, &wanted.key()).is_some_and(|flow| flow.remove())
 }
 
+/// Removes the reply key of a flow from the index, as a CPU that stopped between both keys leaves it.
+pub fn lose_reply_key<const S: u32>(maps: Model<S>, wanted: Wanted) {
+    let flow = found(maps, &wanted.key()).unwrap();
+    let (position, tag) = flow.entry.position(DIRECTION_REPLY);
+    let slot = maps.bucket(position / BUCKET_WORDS).unwrap().slot(position);
+    slot.compare_exchange(slot_of(tag, flow.index), 0);
+}
+
 /// A flow that is in use after all CPUs are done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
@@ -155,6 +163,15 @@ pub fn left<const S: u32>(maps: Model<S>, table: &Table) -> Vec<Left> {
             keys.push((key, position, slot_of(tag, index)));
             assert_eq!(tag, proxy_common::flow::tag(time(maps).hash(&key)), "the tag of {key:?}");
             let found = crate::flow::index::find(maps, &key, time(maps).hash(&key));
+            // A port in quarantine has no forward key.
+            if direction == DIRECTION_FORWARD
+                && bits & STATE_SNAT != 0
+                && is_closed(bits)
+                && found as u32 != index
+            {
+                keys.pop();
+                continue;
+            }
             assert_eq!(found as u32, index, "{key:?} of entry {index} leads to {}", found as u32);
         }
         let seq = [0, 1].map(|direction| entry.seq(direction).load());

@@ -392,7 +392,7 @@ impl<const SLOTS: u32> FlowTable for Model<SLOTS> {
         Some(self.table().clock_hand.fetch_add(u64::from(by), Relaxed))
     }
 
-    fn direct_seen(self) -> Option<impl Shared<Value = u32>> {
+    fn direct_seen(self, _slot: u32) -> Option<impl Shared<Value = u32>> {
         Some(Word32(&raw const self.table().direct_seen))
     }
 }

@@ -5,12 +5,13 @@ mod cpu;
 mod memory;
 mod words;
 
-use cpu::{Left, Size, Wanted, data, explore, found, remove, syn, touch};
+use cpu::{Left, Size, Wanted, data, explore, found, lose_reply_key, remove, syn, touch};
 use memory::Model;
 use proxy_common::conntrack::{RST_CLIENT, SEEN_REPLY, SEQ_CLIENT, tcp};
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, STATE_COUNTS, STATE_SYN, STATE_USED};
 
 use crate::context::Tuple;
+use crate::env::Node as _;
 
 const X: Wanted = Wanted::new(100, 96, 2);
 /// The same client port as X, to another frontend with the same backend: the same reply key.
@@ -173,4 +174,72 @@ fn a_lost_key_is_repaired_for_its_own_flow_only() {
     explore::<(), 4, 2>(ONE, 2, SOON, before, [begin_z, repair], |_, left| {
         assert!(left.len() <= 1);
     });
+}
+
+/// Like X, with SNAT.
+const W: Wanted = Wanted { snat: true, ..X };
+
+fn begin_x(maps: Model<4>) {
+    assert!(syn(maps, X).is_some());
+}
+
+fn end_x(maps: Model<4>) {
+    remove(maps, X);
+}
+
+fn answer_x(maps: Model<4>) {
+    touch(maps, X, tcp::SYN | tcp::ACK, DIRECTION_REPLY);
+}
+
+fn reset_x(maps: Model<4>) {
+    touch(maps, X, tcp::RST, DIRECTION_FORWARD);
+}
+
+/// Adds the reply key again; the second time if another CPU has just updated the flow.
+fn repair_x(maps: Model<4>) {
+    for _ in 0..2 {
+        if let Some(flow) = found(maps, &X.key()) {
+            flow.repair_reply_key(maps.time().unwrap());
+        }
+    }
+}
+
+fn expire(maps: Model<4>, wanted: Wanted) {
+    if let Some(flow) = found(maps, &wanted.key()) {
+        flow.expire(maps.time().unwrap());
+    }
+}
+
+/// The entry does not stay claimed if another CPU updates the flow at the same time: see [`explore`].
+#[test]
+fn a_flow_is_removed_beside_an_update() {
+    explore::<(), 4, 2>(SMALL, 3, 2, begin_x, [end_x, answer_x], |_, left| assert!(left.len() <= 1));
+    explore::<(), 4, 3>(SMALL, 2, 2, begin_x, [end_x, answer_x, begin_x], |_, left| {
+        assert!(left.len() <= 1, "{left:?}");
+    });
+}
+
+#[test]
+fn a_key_is_repaired_beside_an_update() {
+    let before = |maps| {
+        begin_x(maps);
+        lose_reply_key(maps, X);
+    };
+    explore::<(), 4, 2>(SMALL, 3, SOON, before, [repair_x, repair_x], |_, left| assert_eq!(left.len(), 1));
+    explore::<(), 4, 2>(SMALL, 3, SOON, before, [repair_x, reset_x], |_, left| assert_eq!(left.len(), 1));
+}
+
+#[test]
+fn a_flow_expires_beside_an_update() {
+    explore::<(), 4, 2>(SMALL, 3, 2, begin_x, [|m| expire(m, X), answer_x], |_, left| {
+        assert!(left.len() <= 1);
+    });
+    let close = |maps: Model<4>| {
+        assert!(syn(maps, W).is_some());
+        touch(maps, W, tcp::SYN | tcp::ACK, DIRECTION_REPLY);
+        touch(maps, W, tcp::FIN | tcp::ACK, DIRECTION_FORWARD);
+        touch(maps, W, tcp::FIN | tcp::ACK, DIRECTION_REPLY);
+    };
+    let late = |maps| touch(maps, W, tcp::RST, DIRECTION_REPLY);
+    explore::<(), 4, 2>(SMALL, 3, 2, close, [|m| expire(m, W), late], |_, left| assert!(left.len() <= 1));
 }

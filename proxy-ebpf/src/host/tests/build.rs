@@ -176,6 +176,12 @@ pub fn packet<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> Vec<u8> {
     ethernet::<F>(&ip_packet::<F>(src, dst, shape))
 }
 
+/// Returns the source port of a packet.
+pub fn src_port<F: Net>(bytes: &[u8]) -> u16 {
+    let start = ETHERNET + F::HEADER;
+    u16::from_be_bytes([bytes[start], bytes[start + 1]])
+}
+
 /// Returns an ICMP packet that quotes another one, without its Ethernet header. `kind`: type and code; `rest`: the second word
 /// of the ICMP header.
 pub fn icmp<F: Net>(

@@ -2,15 +2,15 @@
 
 use proxy_common::config::CONFIG_SNAT_MOVED;
 use proxy_common::conntrack::is_closed;
-use proxy_common::flow::{STATE_DIRECT, bits_of};
+use proxy_common::flow::{DIRECT_ANY, STATE_DIRECT, bits_of, direct_slot};
 use proxy_common::node::NODE_ADDR_INTERNAL;
 
 use super::*;
-use crate::context::Packet;
+use crate::context::{Packet, PacketCtx};
 use crate::env::{FlowTable as _, Transition};
 use crate::shared::Shared as _;
-use crate::stage::classify::{incoming, may_be_reply};
-use crate::step::Step;
+use crate::stage::classify::{find_reply, incoming, may_be_direct};
+use crate::step::{Lookup, Step};
 
 const ACK: Shape = Shape { flags: 0x10, ..SYN };
 const FIN: Shape = Shape { flags: 0x11, ..SYN };
@@ -50,12 +50,24 @@ fn the_stage_of_what_arrives<F: Net>() {
         assert_eq!((to(client, 4000), to(others, 4000)), (Step::Pass, Step::Pass));
         assert_eq!(incoming(maps, &at(far, (node::<F>(), 2500))), Step::Pass);
     }
-    let stage = |tcp_flags| incoming(maps, &Packet { tcp_flags, ..at(far, backend) });
-    assert_eq!([stage(0x02), stage(0x12), stage(0x10)], [Step::Direct, Step::Pass, Step::Pass]);
+    let stage = |tcp_flags| may_be_direct(maps, &Packet { tcp_flags, ..at(far, backend) });
+    assert_eq!([stage(0x02), stage(0x12), stage(0x10)], [Some(Lookup::Direct), None, None]);
     let mut datagram = at(far, backend);
     datagram.key.proto = PROTO_UDP;
-    assert_eq!(incoming(maps, &datagram), Step::Direct);
-    assert!(may_be_reply(maps, &at(backend, far)) && !may_be_reply(maps, &at(far, backend)));
+    assert_eq!(may_be_direct(maps, &datagram), Some(Lookup::Direct));
+    // Without a flow, no other program sees a packet to an endpoint, or of an endpoint.
+    assert_eq!(incoming(maps, &datagram), Step::Pass);
+    assert_eq!(incoming(maps, &Packet { tcp_flags: 0x02, ..at(far, backend) }), Step::Pass);
+    let leaves = |src, dst| {
+        let mut ctx = PacketCtx { packet: at(src, dst), ..PacketCtx::EMPTY };
+        ctx.packet.key.direction = DIRECTION_REPLY;
+        find_reply(maps, &mut ctx)
+    };
+    assert_eq!([leaves(backend, far), leaves(far, backend)], [None, None]);
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(far, frontend::<F>(), SYN));
+    assert_eq!(leaves(backend, far), Some(Lookup::Reply));
+    assert_eq!(incoming(maps, &Packet { tcp_flags: 0x02, ..at(far, backend) }), Step::Direct);
+    assert_eq!(incoming(maps, &Packet { tcp_flags: 0x10, ..at(far, backend) }), Step::Pass);
 }
 
 #[test]
@@ -77,7 +89,11 @@ fn a_masqueraded_connection<F: Net>() {
     assert!(!passes(maps, Hook::Egress, UPLINK, source, backend, ACK), "it keeps its port");
     let flow = live(maps)[0];
     assert_eq!((flow.last_seen, flow.client_port), (maps.now(), 2500));
-    assert_eq!(maps.direct_seen().unwrap().load(), 0, "segments that arrive are not looked up for it");
+    assert_eq!(
+        maps.direct_seen(DIRECT_ANY).unwrap().load(),
+        0,
+        "segments that arrive are not looked up for it"
+    );
 
     passes(maps, Hook::Ingress, UPLINK, backend, source, SYN_ACK);
 
@@ -134,21 +150,15 @@ fn the_same_port_twice<F: Net>() {
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
     let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, backend, SYN));
-    let start = build::ETHERNET + F::HEADER;
-    let port = u16::from_be_bytes([skb.wire()[start], skb.wire()[start + 1]]);
+    let port = build::src_port::<F>(&skb.wire());
     assert_ne!(port, client.1);
     let of_flow = |port: u16| live(maps).into_iter().find(|flow| flow.source_port == port);
     assert_ne!(of_flow(port).unwrap().bits() & STATE_DIRECT, 0);
     // The time of the last direct segment is renewed.
     maps.advance(10);
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, backend, ACK));
-    assert_eq!(maps.direct_seen().unwrap().load(), maps.now() | 1);
+    assert_eq!(maps.direct_seen(DIRECT_ANY).unwrap().load(), maps.now() | 1);
 
-    // The port of a direct flow, and a segment that does not answer its SYN: neither begins another flow.
-    let before = all_of(maps);
-    passes(maps, Hook::Ingress, UPLINK, (client.0, port), backend, SYN);
-    passes(maps, Hook::Egress, POD, backend, (client.0, port), ACK);
-    assert_eq!(all_of(maps), before);
     let (_, skb) = run_over(Hook::Egress, maps, POD, &packet::<F>(backend, (client.0, port), SYN_ACK));
     assert_eq!(skb.wire(), packet::<F>(backend, client, SYN_ACK));
 }
@@ -258,27 +268,66 @@ fn a_reply_that_is_left_to_another_version_changes_no_flow() {
     a_closed_flow_of_a_frontend::<V6>();
 }
 
-/// The mark "there are direct connections" ends after the timeout of an established connection, and not before.
+/// Returns a source port of the client that has the mark of another one, or has another mark.
+fn port_with_mark<F: Net>(of: u16, is_same: bool) -> u16 {
+    let slot = |port| direct_slot(&client::<F>().0, port, PROTO_TCP);
+    (5000..u16::MAX).find(|port| (slot(*port) == slot(of)) == is_same).unwrap()
+}
+
+/// The mark "the client may have a direct flow" ends after the timeout of an established connection, and not before.
 fn the_mark_of_direct_connections<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, backend, SYN));
-    let seen = maps.direct_seen().unwrap().load();
-    let of_another = || passes(maps, Hook::Ingress, UPLINK, (client.0, 5000), backend, DATA);
-    of_another();
-    assert_eq!(maps.direct_seen().unwrap().load(), seen);
+    let mark = |slot| maps.direct_seen(slot).unwrap().load();
+    let marks = || [mark(DIRECT_ANY), mark(direct_slot(&client.0, client.1, PROTO_TCP))];
+    let seen = mark(DIRECT_ANY);
+    assert_eq!(marks(), [seen; 2]);
+    assert_eq!((0..=DIRECT_ANY).filter(|slot| mark(*slot) != 0).count(), 2, "one client, and all");
+    let of_another = |is_same| {
+        let port = port_with_mark::<F>(client.1, is_same);
+        passes(maps, Hook::Ingress, UPLINK, (client.0, port), backend, DATA);
+    };
+    of_another(true);
+    assert_eq!(marks(), [seen; 2]);
     let timeout = maps.config().unwrap().tcp_established;
     maps.advance(seen.wrapping_add(timeout).wrapping_sub(maps.now()));
-    of_another();
-    assert_eq!(maps.direct_seen().unwrap().load(), seen);
+    of_another(true);
+    assert_eq!(marks(), [seen; 2]);
     maps.advance(1);
-    of_another();
-    assert_eq!(maps.direct_seen().unwrap().load(), 0);
+    of_another(false);
+    assert_eq!(marks(), [seen; 2], "segments of other clients are not looked up");
+    of_another(true);
+    assert_eq!(marks(), [0; 2]);
 }
 
 #[test]
 fn direct_connections_are_looked_up_until_their_timeout() {
     the_mark_of_direct_connections::<V4>();
     the_mark_of_direct_connections::<V6>();
+}
+
+/// Of two clients, only the one with a direct flow pays for it.
+fn the_clients_that_are_looked_up<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, backend, SYN));
+    let stage = |port| {
+        let key = tcp_key::<F>((client.0, port), backend, DIRECTION_FORWARD);
+        let packet = Packet { key, tcp_flags: 0x10, ..Packet::EMPTY };
+        (may_be_direct(maps, &packet), incoming(maps, &packet))
+    };
+    assert_eq!(stage(client.1), (Some(Lookup::Direct), Step::Direct));
+    assert_eq!(stage(port_with_mark::<F>(client.1, false)), (None, Step::Pass));
+    assert_eq!(stage(port_with_mark::<F>(client.1, true)), (Some(Lookup::Direct), Step::Pass));
+    let marked = (1024..=u16::MAX).filter(|port| stage(*port).0.is_some()).count();
+    assert!((1..200).contains(&marked), "{marked} of 64,512 ports share the mark");
+}
+
+#[test]
+fn only_clients_with_a_direct_flow_are_looked_up() {
+    the_clients_that_are_looked_up::<V4>();
+    the_clients_that_are_looked_up::<V6>();
 }

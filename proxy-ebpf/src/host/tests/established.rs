@@ -1,6 +1,6 @@
 //! Packets of existing flows, and flows of a frontend that the agent has given to another Service.
 
-use proxy_common::conntrack::{RST_BACKEND, RST_CLIENT};
+use proxy_common::conntrack::{FIN_BACKEND, FIN_CLIENT, RST_BACKEND, RST_CLIENT, is_closed};
 
 use super::*;
 
@@ -117,4 +117,32 @@ fn the_frontend_of_a_connection<F: Net>() {
 fn a_connection_keeps_its_endpoint() {
     the_frontend_of_a_connection::<V4>();
     the_frontend_of_a_connection::<V6>();
+}
+
+/// The backend closes, the client vanishes, and its port is used again before the flow expires.
+fn a_port_that_is_used_again<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let fin = Shape { flags: 0x11, ..DATA };
+    let handshake = [(Hook::Ingress, client, frontend, SYN), (Hook::Egress, backend, client, SYN_ACK)];
+    let send = |packets: &[(Hook, End<F>, End<F>, Shape)]| {
+        for (hook, src, dst, shape) in packets {
+            run_over(*hook, maps, POD, &packet::<F>(*src, *dst, *shape));
+        }
+    };
+    send(&handshake);
+    send(&[(Hook::Ingress, client, frontend, DATA), (Hook::Egress, backend, client, fin)]);
+    assert_eq!(live(maps)[0].bits() & (FIN_CLIENT | FIN_BACKEND), FIN_BACKEND);
+    maps.advance(3000 * HZ);
+    send(&handshake);
+    assert_eq!(live(maps)[0].bits() & (FIN_CLIENT | FIN_BACKEND), 0);
+    send(&[(Hook::Ingress, client, frontend, DATA), (Hook::Ingress, client, frontend, fin)]);
+    assert!(!is_closed(live(maps)[0].bits()), "the backend may still send");
+    assert_eq!(live(maps).len(), 1);
+}
+
+#[test]
+fn a_connection_on_a_used_port_has_its_own_fins() {
+    a_port_that_is_used_again::<V4>();
+    a_port_that_is_used_again::<V6>();
 }

@@ -1,6 +1,7 @@
 //! Traffic other than connections to Services: connections of the node itself, and programs of another version.
 
 use proxy_common::conntrack::is_closed;
+use proxy_common::flow::DIRECT_ANY;
 
 use super::*;
 use crate::context::Packet;
@@ -30,7 +31,11 @@ fn a_port_that_a_frontend_has<F: Net>(shape: Shape, reply: Shape) {
     assert_eq!(flows.len(), 1);
     assert_eq!((flows[0].client, flows[0].frontend, flows[0].service), (far.0, own.0, 0));
     assert_eq!(maps.stats_of(1).packets, 0, "no Service has this traffic");
-    assert_eq!(maps.direct_seen().unwrap().load(), 0, "packets to endpoints are not looked up for it");
+    assert_eq!(
+        maps.direct_seen(DIRECT_ANY).unwrap().load(),
+        0,
+        "packets to endpoints are not looked up for it"
+    );
     // A translated reply also has the frontend's address, but begins no flow at the next lower device.
     let client = client::<F>();
     let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, own, shape));
@@ -134,7 +139,7 @@ fn direct_connections_time_out<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
     let sent = |dst, shape| run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, dst, shape)).1.wire();
-    let is_looked_up = || maps.direct_seen().unwrap().load() != 0;
+    let is_looked_up = || maps.direct_seen(DIRECT_ANY).unwrap().load() != 0;
     sent(frontend, SYN);
     let unchanged = packet::<F>(client, backend, DATA);
     assert_eq!(sent(backend, DATA), unchanged);
@@ -180,11 +185,20 @@ fn the_stage_of_what_leaves<F: Net>() {
     let entry =
         ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
     maps.add_service(ServiceKey::internal(backend.0, backend.1, PROTO_TCP), entry);
-    let made = |packet| local_origin(maps, HostPacket::new(&[]).frame(), &packet);
-    assert_eq!(made(at(outside, frontend)), Step::Established);
-    assert_eq!(made(at(forwarded, frontend)), Step::Established, "not to an endpoint");
-    assert_eq!(made(at(outside, backend)), Step::Established, "no port that is for what is forwarded");
-    assert_eq!(made(at(forwarded, backend)), Step::DirectEgress);
+    let made = |packet, is_translated| {
+        let frame = HostPacket::new(&[]).edit(|skb| skb.is_translated = is_translated);
+        local_origin(maps, frame.frame(), &packet)
+    };
+    assert_eq!(made(at(outside, frontend), false), Step::Established);
+    assert_eq!(made(at(forwarded, frontend), false), Step::Established);
+    assert_eq!(made(at(outside, backend), false), Step::Established);
+    assert_eq!(made(at(forwarded, backend), false), Step::Established, "a process may have any port");
+    assert_eq!(made(at(forwarded, backend), true), Step::Pass, "this node has forwarded it");
+    // An endpoint that is no frontend, and an address and port that share its bit.
+    maps.add_backend_bit(&far.0, far.1, PROTO_TCP);
+    assert_eq!(made(at(forwarded, far), false), Step::DirectEgress);
+    maps.add_frontend_bit(&far.0, far.1, PROTO_TCP);
+    assert_eq!(made(at(forwarded, far), false), Step::Established);
 }
 
 #[test]

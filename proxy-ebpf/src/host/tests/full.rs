@@ -84,6 +84,69 @@ fn assured_flows_keep_their_entries() {
     a_table_of_assured_flows::<V6>();
 }
 
+/// A client completes handshakes, and ignores the FIN of the backend.
+fn a_table_of_half_closed_flows<F: Net>() {
+    const ENTRIES: u32 = 4096;
+    let maps = maps::<F>(BACKEND_LOCAL);
+    maps.edit_config(|config| {
+        (config.flow_entries, config.flow_buckets) = (ENTRIES, buckets_for(ENTRIES));
+    });
+    maps.set_config(*maps.config().unwrap());
+    let client = |port| (client::<F>().0, port);
+    let tried = 1024..1024 + 2 * ENTRIES as u16;
+    let known: Vec<u16> = tried.filter(|port| connects(maps, client(*port))).collect();
+    assert!(known.len() as u32 > ENTRIES - 64, "{}", known.len());
+    let (established, half_closed) = known.split_at(8);
+    let fin = Shape { flags: 0x11, ..SYN };
+    for port in half_closed {
+        run_over(Hook::Egress, maps, POD, &packet::<F>(backend::<F>(), client(*port), fin));
+    }
+    maps.advance(59 * HZ);
+    let finds_room =
+        |ports: core::ops::Range<u16>| ports.filter(|port| connects(maps, client(*port))).count();
+    assert!(finds_room(30_000..30_200) < 64, "they were seen in the last minute");
+    maps.advance(2 * HZ);
+    assert_eq!(finds_room(40_000..41_000), 1000);
+    for port in established {
+        goes_on(maps, client(*port));
+    }
+}
+
+#[test]
+fn half_closed_flows_yield_after_a_minute() {
+    a_table_of_half_closed_flows::<V4>();
+    a_table_of_half_closed_flows::<V6>();
+}
+
+/// Half-closed flows have all source ports of SNAT.
+fn source_ports_of_half_closed_flows<F: Net>() {
+    let maps = maps::<F>(0);
+    maps.edit_config(|config| config.snat = [PortRange::new(2000, 2001), PortRange::default()]);
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    let opens = |number: u16| {
+        let client = (client::<F>().0, 4000 + number);
+        let (verdict, _) = run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+        let flow = live(maps).into_iter().find(|flow| flow.client_port == client.1);
+        assert_eq!(verdict, if flow.is_some() { REDIRECT } else { DROP });
+        let Some(flow) = flow else { return false };
+        let source = (node::<F>(), flow.source_port);
+        let fin = Shape { flags: 0x11, ..DATA };
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend, source, SYN_ACK));
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, DATA));
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend, source, fin));
+        true
+    };
+    assert_eq!([0, 1, 2].map(opens), [true, true, false]);
+    maps.advance(61 * HZ);
+    assert_eq!([3, 4, 5].map(opens), [true, true, false]);
+}
+
+#[test]
+fn half_closed_flows_give_up_their_source_ports() {
+    source_ports_of_half_closed_flows::<V4>();
+    source_ports_of_half_closed_flows::<V6>();
+}
+
 fn few_source_ports<F: Net>() {
     let maps = maps::<F>(0);
     maps.edit_config(|config| config.snat = [PortRange::new(2000, 2001), PortRange::new(3000, 3000)]);

@@ -144,7 +144,7 @@ fn every_form_of_a_packet_is_translated() {
 }
 
 /// Both fragments of a packet that is cut behind 16 bytes of its transport header.
-fn fragments<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> [Vec<u8>; 2] {
+pub(super) fn fragments<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> [Vec<u8>; 2] {
     let l4 = build::segment::<F>(src, dst, shape);
     [(0, &l4[..16]), (16, &l4[16..])].map(|(at, part)| {
         let more = u16::from(at == 0);

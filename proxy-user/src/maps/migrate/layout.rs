@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::flow::{
-    FlowEntry, STATE_CLAIMED, STATE_USED, TAG_SHIFT, bits_of, claimed, generation_of, with_bits,
+    FlowEntry, STATE_CLAIMED, STATE_USED, TAG_SHIFT, bits_of, claimed, generation_of, holds_flow, with_bits,
 };
 
 use super::v2::{self, FlowV2};
@@ -149,8 +149,7 @@ where
         loop {
             let now = word.load(Ordering::SeqCst);
             let bits = bits_of(now);
-            if generation_of(now) != generation_of(state) || bits & (STATE_CLAIMED | STATE_USED) != STATE_USED
-            {
+            if generation_of(now) != generation_of(state) || !holds_flow(now) {
                 return false;
             }
             if exchange64(word, now, with_bits(now, bits | flow.bits() & v2::CONNECTION)) {

@@ -12,7 +12,7 @@ use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::conntrack::is_counted;
 use proxy_common::flow::{
-    BUCKET_WORDS, Bucket, FlowEntry, STATE_CLAIMED, STATE_USED, TAG_SHIFT, bits_of, claimed, generation_of,
+    BUCKET_WORDS, Bucket, FlowEntry, STATE_USED, TAG_SHIFT, bits_of, claimed, generation_of, holds_flow,
     slot_of, with_bits,
 };
 use proxy_common::map_names as map;
@@ -79,7 +79,7 @@ impl View {
 fn claim(word: &AtomicU64, generation: u32) -> Option<u64> {
     for _ in 0..TRIES {
         let state = word.load(Ordering::SeqCst);
-        if generation_of(state) != generation || bits_of(state) & (STATE_USED | STATE_CLAIMED) != STATE_USED {
+        if generation_of(state) != generation || !holds_flow(state) {
             return None;
         }
         if word.compare_exchange(state, claimed(state), Ordering::SeqCst, Ordering::SeqCst).is_ok() {

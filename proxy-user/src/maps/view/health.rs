@@ -14,7 +14,11 @@ impl View {
     /// Returns the indexes of the devices on which packets of other machines arrive.
     pub fn uplinks(&self) -> Result<BTreeSet<u32>, ViewError> {
         let devices = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
-        Ok(devices.into_iter().filter(|(_, bits)| bits & DEVICE_UPLINK != 0).map(|(index, _)| index).collect())
+        Ok(devices
+            .into_iter()
+            .filter(|(_, bits)| bits & DEVICE_UPLINK != 0)
+            .map(|(index, _)| index)
+            .collect())
     }
 
     /// Returns the words of `health` with more information than that an endpoint answers, by backend id.

@@ -10,7 +10,7 @@ use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::config::NodeConfig;
 use proxy_common::conntrack::{is_counted, is_expired};
-use proxy_common::flow::{FlowEntry, STATE_COUNTS, STATE_USED, bits_of, with_bits};
+use proxy_common::flow::{FlowEntry, STATE_COUNTS, STATE_USED, bits_of, holds_flow, with_bits};
 use proxy_common::map_names as map;
 
 use super::{View, ViewError, flows};
@@ -86,8 +86,10 @@ impl View {
             let has_expired =
                 is_expired(flow.proto, bits, flow.last_seen, flows::not_before(&flow, now), config);
             let without = with_bits(state, bits & !STATE_COUNTS);
-            // Fails if the entry holds another flow by now, or the flow has changed: the next recount decides.
+            // Fails if the entry holds another flow by now, or the flow has changed: the next recount decides. A CPU that has
+            // claimed the entry updates the count.
             if has_expired
+                && holds_flow(state)
                 && word.compare_exchange(state, without, Ordering::SeqCst, Ordering::SeqCst).is_ok()
             {
                 if let Some(count) = open.word64(flow.backend_id as usize) {

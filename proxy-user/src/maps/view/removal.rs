@@ -11,7 +11,7 @@ use proxy_common::abi::Plain;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_FREE, BACKEND_RESET, BackendEntry};
 use proxy_common::conntrack::is_closed;
 use proxy_common::flow::{
-    FlowEntry, STATE_CLAIMED, STATE_DIRECT, STATE_DSR, STATE_RESET, STATE_USED, bits_of, generation_of,
+    FlowEntry, STATE_DIRECT, STATE_DSR, STATE_RESET, STATE_USED, bits_of, generation_of, holds_flow,
     tunnel_of, with_bits,
 };
 use proxy_common::map_names as map;
@@ -132,9 +132,7 @@ fn mark(word: &AtomicU64, seen: u64) -> bool {
     for _ in 0..TRIES {
         let state = word.load(Ordering::SeqCst);
         let bits = bits_of(state);
-        if generation_of(state) != generation_of(seen)
-            || bits & (STATE_USED | STATE_CLAIMED | STATE_RESET) != STATE_USED
-        {
+        if generation_of(state) != generation_of(seen) || !holds_flow(state) || bits & STATE_RESET != 0 {
             return false;
         }
         let marked = with_bits(state, bits | STATE_RESET);
@@ -147,6 +145,8 @@ fn mark(word: &AtomicU64, seen: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proxy_common::flow::STATE_CLAIMED;
+
     use super::*;
 
     #[test]

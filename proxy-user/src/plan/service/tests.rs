@@ -397,8 +397,9 @@ fn what_a_service_says_of_forwarding_comes_before_the_setting_and_external_addre
         external_ips: vec!["192.0.2.9".parse().unwrap()],
         ..Service::new(ServiceName::new("default", "web"))
     };
-    let with = |service: &Service, settings| known(service, Vec::new(), settings, &mut Vec::new()).into_owned();
-    let annotations = crate::model::annotations::Annotations::ALL;
+    let with =
+        |service: &Service, settings| known(service, Vec::new(), settings, &mut Vec::new()).into_owned();
+    let annotations = Annotations::ALL;
     let dsr = PlanSettings { forwarding: ForwardingMode::Dsr, annotations, ..PlanSettings::default() };
     assert_eq!(with(&service, dsr).forwarding, Some(ForwardingMode::Dsr));
     assert_eq!(with(&service, PlanSettings::default()).forwarding, None);

@@ -35,10 +35,13 @@ impl Model {
         }
         let reply = Segment { src: segment.dst, dst: segment.src, ..segment.clone() };
         let Some(at) = self.of_backend(&reply) else { return Ok(Must::Pass) };
-        let other = &self.flows[at];
-        if other.kind != Kind::Plain {
+        if self.flows[at].kind.is_snat() {
             return Ok(Must::Pass);
         }
+        if self.flows[at].kind == Kind::Direct {
+            self.reach("a port that another direct connection has");
+        }
+        let other = &self.flows[at];
         if other.state.is_closed() {
             self.reach("a direct packet that ends a closed flow");
             self.flows.remove(at);
@@ -77,7 +80,7 @@ impl Model {
     /// Replaces the flow at `at`: the endpoint's segment belongs to a direct connection of the client that is older than
     /// the flow.
     pub(super) fn plan_older_connection(&mut self, segment: &Segment, at: usize) {
-        if self.flows[at].kind != Kind::Plain {
+        if self.flows[at].kind.is_snat() {
             return;
         }
         let younger = self.flows.remove(at);
@@ -161,7 +164,9 @@ impl Model {
             return;
         }
         if let Some(at) = self.of_backend(segment) {
-            let opens_again = segment.proto != UDP && segment.opens() && self.flows[at].state.is_closed();
+            let state = &self.flows[at].state;
+            let is_over = state.is_closed() || state.fin != [false; 2];
+            let opens_again = segment.proto != UDP && segment.opens() && is_over;
             if !opens_again {
                 self.note_packet(at, From::Backend, segment);
                 self.reach("a packet of the node's own");

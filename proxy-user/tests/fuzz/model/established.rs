@@ -11,7 +11,7 @@ use super::rewrite::{Expected, sent, translated};
 use super::route::{is_strange, route};
 use super::tunnel::Came;
 use super::{Met, Model, Must};
-use crate::forge::{ETHERNET, SYN};
+use crate::forge::ETHERNET;
 use crate::target::{Device, Outcome};
 
 impl Model {
@@ -72,7 +72,8 @@ impl Model {
     /// Processes a packet at egress. Returns `None` if it is no endpoint's reply to a client.
     pub(super) fn reply(&mut self, met: &mut Met<'_>, segment: &Segment) -> Option<Must> {
         let at = self.of_backend(segment).filter(|at| self.flows[*at].kind != Kind::Own)?;
-        if segment.flags & SYN != 0 && self.flows[at].state.is_closed() {
+        let state = &self.flows[at].state;
+        if state.is_closed() && !state.has_numbers_of(From::Backend, segment) {
             self.reach("an answer to another connection");
             return Some(Must::Pass);
         }

@@ -80,7 +80,7 @@ pub struct State {
     pub assured: bool,
     pub fin: [bool; 2],
     pub rst: [bool; 2],
-    /// Whether the last packet was a SYN, and the flow had been silent before; or a SYN whose refusal was hidden.
+    /// Whether the last packet was a SYN, and the flow was half-closed, or had been silent before; or a SYN whose refusal was hidden.
     pub has_unanswered_syn: bool,
     /// Upper halves of the noted sequence numbers.
     pub seq: [Option<u16>; 2],
@@ -122,6 +122,16 @@ impl State {
             (None, Some(noted)) if segment.flags & ACK != 0 => is_near(half(segment.ack), noted),
             _ => true,
         }
+    }
+
+    /// Whether both numbers of a segment are near the noted ones; SCTP, which has none, begins with a SYN.
+    pub fn has_numbers_of(&self, from: From, segment: &Segment) -> bool {
+        if segment.proto != TCP {
+            return segment.flags & SYN == 0;
+        }
+        let [own, other] = [self.seq[from as usize], self.seq[1 - from as usize]];
+        own.is_none_or(|noted| is_near(half(segment.seq), noted))
+            && (segment.flags & ACK == 0 || other.is_none_or(|noted| is_near(half(segment.ack), noted)))
     }
 
     /// Whether the client has seen the answer, by its acknowledgement number.
@@ -175,6 +185,11 @@ impl State {
             self.rst[side] = false;
             self.fin[side] |= segment.flags & FIN != 0;
             self.assured |= from == From::Client && acknowledges;
+        }
+        if from == From::Backend && self.has_unanswered_syn && segment.flags & (SYN | ACK | RST) == SYN | ACK
+        {
+            // The endpoint accepts a new connection on the ports of a half-closed one.
+            (self.fin, self.rst) = ([false; 2], [false; 2]);
         }
         if proto == TCP {
             self.note(from, segment);
@@ -230,6 +245,16 @@ impl Flow {
         let State { fin, rst, .. } = &self.state;
         let is_time_wait = self.proto == TCP && *fin == [true; 2] && *rst == [false; 2];
         is_time_wait && self.kind.is_snat() && now - self.last_seen <= timeout::QUARANTINE
+    }
+
+    /// Whether one side has closed, and the flow was silent for a minute.
+    pub fn is_abandoned(&self, now: u64) -> bool {
+        self.state.fin != [false; 2] && now - self.last_seen > timeout::HALF_CLOSED
+    }
+
+    /// Whether a new flow may get the source port of this one, if there are no others.
+    pub fn gives_up_port(&self, now: u64) -> bool {
+        !self.state.assured || self.is_abandoned(now)
     }
 
     /// Whether a client's packet with these flags goes to the same endpoint as the packets before. `service`: the Service

@@ -29,6 +29,9 @@ fn key_of(header: &Header) -> Key {
 impl Model {
     /// Processes a first fragment: it has ports, and is treated like an unfragmented packet.
     pub(super) fn first_fragment(&mut self, input: &[u8], segment: Segment) -> Result<Segment, Reason> {
+        if segment.proto == SCTP {
+            return Err(Reason::Fragment);
+        }
         let is_backend = self.is_backend(segment.src, segment.proto);
         if !self.is_frontend(segment.dst, segment.proto) && !is_backend {
             return Ok(segment);

@@ -363,6 +363,7 @@ impl Model {
         let is_clients_syn = from == From::Client && segment.opens();
         flow.state.has_unanswered_syn = is_clients_syn
             && (flow.state.has_unanswered_syn
+                || flow.state.fin != [false; 2]
                 || flow.state.assured && now - flow.last_seen > timeout::SYN_ANSWER);
         flow.last_seen = now;
         let (is_closed, is_assured) = (flow.state.is_closed(), flow.state.assured);

@@ -430,7 +430,7 @@ impl Model {
         self.flows.iter().any(|flow| {
             let is_over = flow.state.is_closed() || flow.is_expired(self.now);
             let is_free = match keeps {
-                Keeps::Assured => is_over || !flow.state.assured,
+                Keeps::Assured => is_over || flow.gives_up_port(self.now),
                 Keeps::All => is_over && !flow.is_quarantined(self.now),
             };
             (flow.proto, flow.backend, flow.source.port()) == (proto, backend, port) && !is_free
@@ -460,7 +460,7 @@ impl Model {
             let flow = &self.flows[at];
             let is_last = || self.is_exhausted(segment.proto, backend, Keeps::All);
             if !flow.state.is_closed() && !flow.is_expired(now) {
-                if flow.state.assured || !is_last() {
+                if !flow.gives_up_port(now) || !is_last() {
                     return Err(format!("the source {source} is that of another flow: {flow:?}"));
                 }
                 self.reach("a source of a flow that is not assured");

@@ -14,6 +14,8 @@ pub mod timeout {
     pub const UDP_EXCHANGE: u64 = 2_000;
     /// How long the port of a closed connection is in quarantine.
     pub const QUARANTINE: u64 = 66_000;
+    /// After this silence, a half-closed connection may be evicted.
+    pub const HALF_CLOSED: u64 = 60_000;
     pub const FRAGMENT: u64 = 30_000;
     /// After this time, the frontend of a UDP flow is looked up again.
     pub const FRONTEND: u64 = 256;

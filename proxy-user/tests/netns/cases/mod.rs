@@ -5,6 +5,7 @@ mod algorithm;
 mod attach;
 mod attack;
 mod bad;
+mod busy;
 mod capabilities;
 mod change;
 mod check;
@@ -104,6 +105,7 @@ pub fn all() -> Vec<Case> {
         forged::CASES,
         forwarding::CASES,
         masquerade::CASES,
+        busy::CASES,
         socket_lb::CASES,
         shared_port::CASES,
         removal::CASES,
