@@ -61,6 +61,7 @@ impl Node {
             flows: 256,
             sockets: 128,
             refusals: 32,
+            source_ranges: 64,
             connect_latency: false,
             by_memory: 1,
         };

@@ -218,11 +218,11 @@ pub fn get(space: &Space, port: u16, path: &str) -> Result<(u16, String)> {
 
 /// Like [`get`], with this value of the `Accept` header.
 pub fn get_as(space: &Space, port: u16, path: &str, accept: &str) -> Result<(u16, String)> {
-    ask(space, (Ipv4Addr::LOCALHOST, port).into(), path, accept)
+    get_from(space, (Ipv4Addr::LOCALHOST, port).into(), path, accept)
 }
 
 /// Like [`get_as`], from the server at this address.
-pub fn ask(space: &Space, server: SocketAddr, path: &str, accept: &str) -> Result<(u16, String)> {
+pub fn get_from(space: &Space, server: SocketAddr, path: &str, accept: &str) -> Result<(u16, String)> {
     let answer = space.inside(|| {
         let mut stream = TcpStream::connect(server)?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nAccept: {accept}\r\nConnection: close\r\n\r\n")?;

@@ -61,7 +61,7 @@ fn is_well(fixture: &Fixture) -> Result<()> {
     }
     for path in ["/healthz", "/livez", "/readyz"] {
         for host in [IpAddr::from([127, 0, 0, 1]), Ipv6Addr::LOCALHOST.into()] {
-            let (code, body) = agent::ask(&fixture.node, SocketAddr::new(host, 10_256), path, "*/*")?;
+            let (code, body) = agent::get_from(&fixture.node, SocketAddr::new(host, 10_256), path, "*/*")?;
             ensure!(code == 200, "{path} at {host}: {code} {body}");
         }
     }
