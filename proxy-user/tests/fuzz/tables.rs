@@ -254,6 +254,7 @@ fn entry(scenario: &Scenario, service: &Service, tag: u32, is_local: bool) -> Se
             Kind::LoadBalancer => KIND_LOAD_BALANCER,
             Kind::ExternalIp => KIND_EXTERNAL_IP,
         },
+        ranges: service.id,
     }
 }
 

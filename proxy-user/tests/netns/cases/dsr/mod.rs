@@ -64,7 +64,8 @@ fn with(wish: Wish, test: fn(&mut Nodes) -> Result<()>) -> Result<()> {
     let mut nodes = Nodes::without_vlan()?;
     nodes.folder.put_text("all", &text(&wish))?;
     lead(&nodes, 1)?;
-    let begun = nodes.begin(&["--tenant-annotations", "all"]).and_then(|()| test(&mut nodes));
+    let begun =
+        nodes.begin(&["--tenant-annotations".to_owned(), "all".to_owned()]).and_then(|()| test(&mut nodes));
     begun.with_context(|| nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))
 }
 
