@@ -81,7 +81,7 @@ const RESTRICTED: [(&str, &[&str]); 14] = [
     ("aya_obj", &["maps", "programs"]),
     ("axum", &["http", "kubectl", "page"]),
     ("clap", &["cli", "kubectl", "main"]),
-    ("hyper", &["api", "kubectl", "otlp"]),
+    ("hyper", &["api", "http", "kubectl", "otlp"]),
     ("k8s_openapi", &["api", "kubectl", "source"]),
     ("kube", &["api", "app", "kubectl", "otlp", "source"]),
     ("notify", &["source"]),
