@@ -256,8 +256,8 @@ fn a_scheduler_means_what_it_says(
     "F:3:14: clusterCIDR: \"10.0.0.0/8,10.1.0.0/16\" is not valid; give one range"
 )]
 #[case(
-    "nodePortAddresses: [primary, 10.0.0.0/8]\n",
-    "F:3:20: nodePortAddresses: [\"primary\", \"10.0.0.0/8\"] is not valid"
+    "nodePortAddresses: [primary, primary]\n",
+    "F:3:20: nodePortAddresses: [\"primary\", \"primary\"] is not valid"
 )]
 #[case(
     "oomScoreAdj: -1001\n",
