@@ -119,7 +119,7 @@ const fn number(hash: u64) -> u32 {
     if upper & 0xffff == 0 { upper | 1 } else { upper }
 }
 
-/// Returns the number of a client of the packet path. `seed` is secret, so that nobody finds two addresses with the same
+/// Returns the number of a client of the packet path. `seed` is secret, so that no attacker finds two addresses with the same
 /// number.
 #[inline(always)]
 pub fn client<A: Address>(address: &A, seed: u32) -> u32 {
