@@ -84,6 +84,14 @@ impl Model {
             return;
         }
         let younger = self.flows.remove(at);
+        let is_client = |flow: &Flow| {
+            flow.has_client
+                && (flow.proto, flow.client, flow.frontend) == (segment.proto, segment.dst, segment.src)
+        };
+        if self.flows.iter().any(is_client) {
+            // The client has connected to the endpoint again from the same port: it has given up the older connection.
+            return;
+        }
         self.flows.push(Flow {
             client: segment.dst,
             frontend: segment.src,
