@@ -81,8 +81,13 @@ pub trait Node: Copy + 'static {
     /// in clear text.
     #[inline(always)]
     fn has_ipsec_policy(self, tuple: &Tuple<Words<Self>>) -> bool {
+        self.has_ipsec() && self.matches_ipsec_policy(tuple)
+    }
+
+    /// Whether the kernel has IPsec policies.
+    #[inline(always)]
+    fn has_ipsec(self) -> bool {
         self.config().is_some_and(|config| config.flags & CONFIG_IPSEC != 0)
-            && self.matches_ipsec_policy(tuple)
     }
 
     /// [`NodeEntry::has_ipsec_policy`].

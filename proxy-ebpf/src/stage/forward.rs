@@ -68,7 +68,8 @@ pub fn find_route<M: FibCache, F: Frame>(
         *route = *known;
         return Fib::Found;
     }
-    if maps.has_ipsec_policy(tuple) {
+    // An early hook leaves the comparison with the policies to the next one.
+    if if F::EARLY { maps.has_ipsec() } else { maps.has_ipsec_policy(tuple) } {
         *route = Route::BY_STACK;
         return Fib::Found;
     }

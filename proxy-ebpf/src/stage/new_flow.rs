@@ -9,13 +9,13 @@ use proxy_common::flow::{
     STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, WATCH_INSIDE, WATCH_LAST,
     WATCH_OUTSIDE,
 };
+use proxy_common::prefilter::Role;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS, ServiceEntry};
 use proxy_common::{Address as _, Family};
 use proxy_common::{PROTO_TCP, PROTO_UDP};
 
-use super::classify;
 use super::existing::{NewFlows, of_existing};
 use super::martian;
 use crate::context::{NO_HASH, PacketCtx};
@@ -28,7 +28,7 @@ use crate::report;
 use crate::select::backend::{self, SelectedBackend};
 use crate::select::{affinity, health, lookup};
 use crate::shared::opaque_to_verifier;
-use crate::step::Step;
+use crate::step::{Lookup, Step};
 
 /// Where a packet comes from.
 struct Origin {
@@ -61,7 +61,7 @@ where
         return if is_services {
             Step::DropFor(Reason::FragmentWithoutFirst)
         } else {
-            classify::may_be_direct(maps, &ctx.packet).map_or(Step::Pass, Step::from)
+            may_be_direct(maps, ctx)
         };
     }
     let (Some(time), Some(node)) = (maps.time(), maps.node()) else { return Step::Pass };
@@ -73,6 +73,8 @@ where
     let by_uplink = !from_node && time.config.is_uplink(frame.ifindex(), |ifindex| maps.device(ifindex));
     // A process of the node is inside, whatever its source address.
     let outside = !from_node && decide::is_outside(by_uplink, time.config.flags, node, &ctx.packet.key.src);
+    let unknown = |is: bool| opaque_to_verifier(u64::from(is), u64::from(time.now)) != 0;
+    let (by_uplink, outside) = (unknown(by_uplink), unknown(outside));
     let origin = Origin { from_node, by_uplink, outside };
     maps.packet_frontend(ctx, outside);
     let is_frontend = ctx.frontend.kind != ServiceEntry::NONE.kind;
@@ -142,11 +144,19 @@ where
         return next;
     }
     if !maps.is_service_address(&dst) {
-        return classify::may_be_direct(maps, &ctx.packet).map_or(Step::Pass, Step::from);
+        return may_be_direct(maps, ctx);
     }
     let why = lookup::why_nothing(maps, dst);
     report::refused(maps, frame, ctx, 0, why);
     if why.verdict() == Verdict::Pass { Step::Pass } else { refuse(why, tcp_flags) }
+}
+
+/// Returns the next stage of a packet that may be addressed to an endpoint; the stage looks the packet up.
+#[inline(always)]
+fn may_be_direct<M: FlowTable>(maps: M, ctx: &PacketCtx<Words<M>>) -> Step {
+    let key = &ctx.packet.key;
+    let lookup = maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).leads_to(Lookup::Direct);
+    lookup.map_or(Step::Pass, Step::from)
 }
 
 /// Whether the packet may belong to a connection that another proxy translates by an entry of `nf_conntrack`.
@@ -187,7 +197,7 @@ fn plan<M: FlowTable, F: Frame>(
         let (key, flags) = (&ctx.packet.key, selected.flags);
         decide::tunnel(&ctx.frontend, source, flags, key, origin.outside, |addr| maps.node_addr(addr))
     };
-    let snat = source.is_nodes() && tunnel == 0;
+    let snat = opaque_to_verifier(u64::from(source.is_nodes() && tunnel == 0), u64::from(time.now)) != 0;
     let is_dsr = !F::EARLY && (tunnel != 0 || ctx.tunnelled != 0);
     // Replies to packets that this node encapsulates do not pass this node.
     let is_watched = !is_dsr && ctx.frontend.flags & SERVICE_EJECTS != 0 && is_syn(ctx.packet.tcp_flags);

@@ -8,8 +8,6 @@ use std::os::fd::BorrowedFd;
 
 use aya::Ebpf;
 
-use crate::host::devices;
-use crate::host::netlink::Netlink;
 use super::bpf::Link;
 use super::clsact::{self, Handle};
 use super::embedded::EMBEDDED;
@@ -19,6 +17,8 @@ use super::object;
 use super::pins::Paths;
 use super::program::program;
 use super::status;
+use crate::host::devices;
+use crate::host::netlink::Netlink;
 
 /// Time that half-open connections have for their handshakes when a successor takes over.
 const HANDSHAKES: Duration = Duration::from_millis(200);
