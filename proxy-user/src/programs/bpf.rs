@@ -11,7 +11,7 @@ use std::path::Path;
 use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_link_type};
 
 mod objects;
-pub(super) use objects::{make_array, pass_on, program_by_id, program_id};
+pub(super) use objects::pass_on;
 
 use crate::host::devices::XdpMode;
 

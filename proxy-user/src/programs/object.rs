@@ -3,7 +3,7 @@
 use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 
 use aya::maps::{Array, MapInfo};

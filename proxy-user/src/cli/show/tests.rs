@@ -616,7 +616,7 @@ fn a_status_with_a_map_that_fills_up() {
     Agent:      ok, at 127.0.0.1:10249
     Programs:   2 at 3 hooks
     Missing:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints is not refused; its packets are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
-    Maps:       5 in /sys/fs/bpf/ballast/v3 (ABI 3), 22.5 MiB
+    Maps:       5 in /sys/fs/bpf/ballast/v3 (ABI 1), 22.5 MiB
     Services:   4 ports, 6 frontends, 2 of them without endpoints
     Endpoints:  6 usable, 6 of 262144 ids in use
     Node ports: at 127.0.0.1 (sockets of the node), 192.0.2.1
@@ -682,7 +682,7 @@ fn a_status_without_agent_and_maps() {
         "state": "down",
         "address": "127.0.0.1:10249"
       },
-      "abi": 3,
+      "abi": 1,
       "folder": null,
       "attachments": [],
       "kernelLacks": [],
@@ -694,6 +694,7 @@ fn a_status_without_agent_and_maps() {
       "xdp": [],
       "maps": [],
       "snatPorts": null,
+      "nodePorts": [],
       "counts": null,
       "reasons": {},
       "problems": [

@@ -122,10 +122,15 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
         "--kubeconfig=/var/lib/kube-proxy/kubeconfig.conf",
         "--cluster-cidr=10.244.0.0/16,fd44::/48",
     ]);
-    let Overlay { config_file, values, text, .. } = config.kube_proxy.clone();
+    let Overlay { config_file, values, text, node_ports, .. } = config.kube_proxy.clone();
     let mut expected = plain.unwrap();
-    expected.kube_proxy = Overlay { config_file, values, text, ..Overlay::default() };
+    expected.kube_proxy = Overlay { config_file, values, text, node_ports, ..Overlay::default() };
     expected.network.masquerade_all = Some(false);
+    // A file without a mode means kube-proxy's default, iptables: node ports answer on loopback too.
+    assert_eq!(config.network.nodeport_addresses.len(), 2);
+    assert!(config.node.node_port_addresses.all && config.node.node_port_addresses.localhost);
+    expected.network.nodeport_addresses.clone_from(&config.network.nodeport_addresses);
+    expected.node.node_port_addresses = config.node.node_port_addresses.clone();
     assert_eq!(config, expected);
 }
 
