@@ -112,7 +112,7 @@ pub const CONFIG_LAN_PORTS: u32 = 1 << 10;
 /// agent never clears this bit: established flows with DSR need it.
 pub const CONFIG_DSR: u32 = 1 << 8;
 
-/// The kernel has IPsec policies: [`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec).
+/// The kernel has `IPsec` policies: [`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec).
 pub const CONFIG_IPSEC: u32 = 1 << 9;
 
 /// Default source ports for SNAT, unless a flag or the node's sysctl requires other ports. They exclude the local ports
@@ -246,8 +246,8 @@ mod tests {
         let mut config = NodeConfig { uplinks: [2, 5, 0], macs: [20, 50, 0], ..NodeConfig::default() };
         assert_eq!([2, 5, 7].map(|index| config.mac(index, none)), [20, 50, 0]);
         config.flags = CONFIG_LAN_PORTS;
-        assert_eq!(config.mac(7, |_| crate::node::DEVICE_LAN_PORT | 70), 70);
+        assert_eq!(config.mac(7, |_| crate::node::DEVICE_LAN_PORT | 0x46), 0x46);
         (config.uplinks, config.macs, config.flags) = ([2, 5, 6], [20, 50, 60], 0);
-        assert_eq!((config.mac(6, none), config.mac(7, |_| DEVICE_UPLINK | 70)), (60, 70));
+        assert_eq!((config.mac(6, none), config.mac(7, |_| DEVICE_UPLINK | 0x46)), (60, 0x46));
     }
 }

@@ -5,7 +5,7 @@
 //! 1. *Is the backend out of use for all clients?* Only if it has refused connections of two clients in a row with a RST
 //!    ([`after_refusal`]).
 //! 2. *Does one client skip the backend?* After any failure of its own connection ([`Failure`], [`after_failure`]). No other
-//!    client is affected: a NetworkPolicy, a spoofed source or a lost packet concern one client only.
+//!    client is affected: a `NetworkPolicy`, a spoofed source or a lost packet concern one client only.
 //! 3. *May a refusal be hidden from the client?* Once for a connection, if another backend has answered lately
 //!    ([`has_answered`]).
 //!
@@ -116,7 +116,7 @@ pub enum Standing {
 #[inline(always)]
 const fn number(hash: u64) -> u32 {
     let upper = (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 34) as u32;
-    if upper & 0xffff == 0 { upper | 1 } else { upper }
+    if upper as u16 == 0 { upper | 1 } else { upper }
 }
 
 /// Returns the number of a client of the packet path. `seed` is secret, so that no attacker finds two addresses with the same

@@ -27,10 +27,10 @@ impl<A: Address> Cidr<A> {
 /// Maximum number of ranges of Service addresses in each family.
 pub const SERVICE_CIDRS: usize = 8;
 
-/// Maximum number of IPsec policies in each family. The agent combines policies if there are more.
+/// Maximum number of `IPsec` policies in each family. The agent combines policies if there are more.
 pub const IPSEC_POLICIES: usize = 16;
 
-/// A pair of ranges: the addresses of packets to which an IPsec policy of the kernel applies (xfrm, direction `out`).
+/// A pair of ranges: the addresses of packets to which an `IPsec` policy of the kernel applies (xfrm, direction `out`).
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpsecPolicy<A> {
@@ -86,7 +86,7 @@ impl<A: Address> NodeEntry<A> {
         false
     }
 
-    /// Whether an IPsec policy applies to packets with these addresses.
+    /// Whether an `IPsec` policy applies to packets with these addresses.
     #[inline(always)]
     pub fn has_ipsec_policy(&self, src: &A, dst: &A) -> bool {
         let mut number = 0;

@@ -77,14 +77,14 @@ pub trait Node: Copy + 'static {
         Some(Time { now: self.jiffies(), config: self.config()? })
     }
 
-    /// Whether an IPsec policy of the kernel applies to packets with these addresses. Redirecting such a packet would send it
+    /// Whether an `IPsec` policy of the kernel applies to packets with these addresses. Redirecting such a packet would send it
     /// in clear text.
     #[inline(always)]
     fn has_ipsec_policy(self, tuple: &Tuple<Words<Self>>) -> bool {
         self.has_ipsec() && self.matches_ipsec_policy(tuple)
     }
 
-    /// Whether the kernel has IPsec policies.
+    /// Whether the kernel has `IPsec` policies.
     #[inline(always)]
     fn has_ipsec(self) -> bool {
         self.config().is_some_and(|config| config.flags & CONFIG_IPSEC != 0)

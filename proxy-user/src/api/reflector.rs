@@ -323,6 +323,7 @@ impl<K: Watched> Reflector<K> {
         Some(Ok(event))
     }
 
+    #[expect(clippy::unnecessary_wraps, reason = "it is the item of a stream, like what its callers return")]
     fn broke(&mut self, is_lost: bool, error: Error) -> Option<Result<Event<K>>> {
         self.is_broken = true;
         if !is_lost {

@@ -253,12 +253,12 @@ fn paced<T: Send>(
 
 /// Returns how long the server demands to wait (`Retry-After`).
 fn demanded(error: &watcher::Error) -> Duration {
-    let status = match error {
-        watcher::Error::WatchError(status)
-        | watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchFailed(kube::Error::Api(status)) => status,
-        _ => return Duration::ZERO,
+    let (watcher::Error::WatchError(status)
+    | watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+    | watcher::Error::WatchFailed(kube::Error::Api(status))) = error
+    else {
+        return Duration::ZERO;
     };
     let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
     Duration::from_secs(seconds.into()).min(MAX_DEMANDED)

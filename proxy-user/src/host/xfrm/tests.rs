@@ -4,7 +4,7 @@ fn policy(family: i32, addresses: [[u8; 16]; 2], lengths: [u8; 2], direction: u8
     let mut body = vec![0; POLICY];
     body[SOURCE..SOURCE + 16].copy_from_slice(&addresses[0]);
     body[..16].copy_from_slice(&addresses[1]);
-    body[FAMILY..FAMILY + 2].copy_from_slice(&(family as u16).to_ne_bytes());
+    body[FAMILY..FAMILY + 2].copy_from_slice(&(family.cast_unsigned() as u16).to_ne_bytes());
     [body[SOURCE_LENGTH], body[DESTINATION_LENGTH]] = lengths;
     body[DIRECTION] = direction;
     Raw { kind: NEW_POLICY, body }

@@ -13,6 +13,7 @@ use crate::sync::Status;
 const FLOOD: u8 = 9;
 const PROBE: u8 = 1;
 
+#[expect(clippy::unused_async, reason = "its listener needs the runtime")]
 async fn start(limit: usize) -> (SocketAddr, Connections) {
     let listener = open((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let address = listener.local_addr().unwrap();

@@ -244,7 +244,7 @@ fn through_a_relay(control: &ControlPlane, node: &Node) -> Result<()> {
 }
 
 /// Longer than the agent needs to notice that a connection is dead, and to change to another server.
-const NOTICED: Duration = Duration::from_secs(45 + 15);
+const NOTICED: Duration = Duration::from_mins(1);
 
 /// A relay stays open, accepts connections, and forwards nothing any more: TCP keepalive does not notice that.
 pub fn a_relay_stops_forwarding(control: &mut ControlPlane, node: &Node) -> Result<()> {

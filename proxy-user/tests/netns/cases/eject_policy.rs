@@ -37,6 +37,7 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Adds a node port to a Service.
+#[expect(clippy::needless_pass_by_value, reason = "callers build the value in place")]
 fn put(fixture: &Fixture, service: Service, node_port: u16, more: Value) -> Result<()> {
     let mut spec = json!({"type": "NodePort", "ports": [{ "nodePort": node_port }]});
     crate::manifest::merge(&mut spec, &more);
