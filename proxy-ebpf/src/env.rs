@@ -43,20 +43,6 @@ impl Time {
     }
 }
 
-/// Which packets the programs leave to programs of another version that run behind them, while one version replaces the
-/// other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transition {
-    /// None: no programs of another version run.
-    None,
-    /// Every packet without a flow.
-    LooksUp,
-    /// Packets in the middle of a connection without a flow: the other programs may have the flow.
-    Opens,
-    /// Replies to closed flows: the other programs may have assigned the source port to a new flow.
-    Yields,
-}
-
 /// The node on which the programs run.
 pub trait Node: Copy + 'static {
     /// The address family.
@@ -79,10 +65,10 @@ pub trait Node: Copy + 'static {
     /// Returns a random number.
     fn random(self) -> u32;
 
-    /// Returns which packets the programs leave to those of another version.
+    /// Whether the programs begin flows. If not, they leave every packet without a flow to the rules behind them.
     #[inline(always)]
-    fn transition(self) -> Transition {
-        Transition::None
+    fn opens_flows(self) -> bool {
+        true
     }
 
     /// Returns the time; `None` before the agent has written `config`.

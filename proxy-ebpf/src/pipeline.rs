@@ -19,7 +19,7 @@ use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY};
 use proxy_common::reason::Reason;
 
 use crate::context::{NO_HASH, PacketCtx};
-use crate::env::{Node, Transition, Words};
+use crate::env::Words;
 use crate::flow::track::is_syn;
 use crate::frame::Frame;
 use crate::parse::Parsed;
@@ -194,7 +194,7 @@ where
                 Step::Continue.into()
             }
             Step::SnatReply => maps.snat_reply(frame, ctx),
-            Step::NewFlow if leaves_to_others(maps, ctx) => Step::Pass.into(),
+            Step::NewFlow if !maps.opens_flows() => Step::Pass.into(),
             Step::NewFlow => maps.new_flow(frame, ctx),
             Step::OpenFlow => maps.open_flow(frame, ctx),
             Step::Translate => maps.translate(frame, ctx),
@@ -206,9 +206,8 @@ where
                 Step::NewFlow => Step::Pass.into(),
                 step => step.into(),
             },
-            // A packet that the programs in front of these have translated looks like a direct packet.
             Step::Direct | Step::DirectEgress | Step::DirectFrontendSource | Step::DirectReply
-                if matches!(maps.transition(), Transition::LooksUp | Transition::Opens) =>
+                if !maps.opens_flows() =>
             {
                 Step::Pass.into()
             }
@@ -241,18 +240,6 @@ where
     }
     // Other CPUs changed the tables at each stage.
     finish::<M, F>(maps, Step::DropFor(Reason::FlowCollision))
-}
-
-/// Whether a packet without a flow is left to the programs of another version, which run behind these and may have its flow.
-#[inline(always)]
-fn leaves_to_others<M: Node>(maps: M, ctx: &PacketCtx<Words<M>>) -> bool {
-    match maps.transition() {
-        Transition::None | Transition::Yields => false,
-        Transition::LooksUp => true,
-        // A UDP datagram begins a flow here. If the flow of the other programs is not copied yet, the datagram may reach
-        // another backend.
-        Transition::Opens => ctx.packet.key.proto != PROTO_UDP && !is_syn(ctx.packet.tcp_flags),
-    }
 }
 
 /// Returns the program's verdict for the last step of a packet, and counts the reason of a drop.

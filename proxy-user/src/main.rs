@@ -8,7 +8,6 @@ use anyhow::Context;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
 use proxy_user::cli::args::bpffs::BpffsArgs;
 use proxy_user::cli::args::change::SysdumpArgs;
-use proxy_user::cli::args::downgrade::DowngradeArgs;
 use proxy_user::cli::args::end_udp_sockets::EndUdpSocketsArgs;
 use proxy_user::cli::args::kubectl::KubectlArgs;
 use proxy_user::cli::args::observe::MonitorArgs;
@@ -85,7 +84,6 @@ fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
     let text = match command {
         Command::Run(args) => return start(*args, origins),
         Command::Cleanup(args) => return cleanup(&args),
-        Command::Downgrade(args) => return downgrade(&args),
         Command::EndUdpSockets(args) => return end_udp_sockets(&args),
         Command::Monitor(args) => return monitor(&args),
         Command::Status(args) => {
@@ -237,23 +235,6 @@ fn checked(args: &SysdumpArgs) -> Result<String, String> {
     check.agent = args.agent;
     let answer = check::run(&check, app::api_access(&check), false);
     answer.map(|answer| answer.text).map_err(|error| error.to_string())
-}
-
-/// Creates the maps of the previous version, and copies flows until its programs have replaced those of this version.
-fn downgrade(args: &DowngradeArgs) -> anyhow::Result<ExitCode> {
-    let downgrade = programs::downgrade(&args.maps.bpffs)?;
-    let (flows, lost) = (downgrade.flows, downgrade.lost);
-    print(&format!(
-        "copied {flows} connections of the packet path, could not copy {lost}. Stop the agent and start the previous version \
-         now; new connections are copied until its programs are attached\n"
-    ))?;
-    if downgrade.follow(args.wait)? {
-        print("the programs of the previous version are attached\n")?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    anyhow::bail!(
-        "the programs of the previous version are not attached yet; run `ballast downgrade` again before you start it"
-    )
 }
 
 /// Returns success also if the reader of a list closes the pipe early (`| head`).

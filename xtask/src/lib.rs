@@ -30,7 +30,6 @@ pub mod log;
 pub mod mutants;
 pub mod object;
 pub mod package;
-pub mod previous;
 pub mod release;
 pub mod reproducible;
 pub mod scale;

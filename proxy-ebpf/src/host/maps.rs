@@ -23,7 +23,7 @@ use crate::direct_calls::{calls_flows, calls_health, calls_selection};
 use crate::early::EarlyStages;
 use crate::env::{
     Affinity, ClockWindow, Counters, EventKind, FIB_CACHE_ENTRIES, FibCache, FibEntry, FlowTable, Fragments,
-    Health, Node, OpenConnections, RateLimit, Services, TokenBucket, Transition, Words,
+    Health, Node, OpenConnections, RateLimit, Services, TokenBucket, Words,
 };
 use crate::flow::bucket::BucketAt;
 use crate::flow::memory::Entry;
@@ -66,7 +66,7 @@ pub(super) struct Tables<A: Address> {
     pub clock_window: ClockWindow,
     pub clock_hand: u64,
     pub direct_seen: Vec<u32>,
-    pub transition: Transition,
+    pub opens_flows: bool,
     pub fragments: BTreeMap<FragmentKey<A>, FragmentEntry>,
     pub fib_cache: Vec<FibEntry<A>>,
     pub icmp_ratelimit: TokenBucket,
@@ -111,7 +111,7 @@ impl<A: Address> Tables<A> {
             clock_window: ClockWindow::default(),
             clock_hand: 0,
             direct_seen: std::vec![0; DIRECT_WORDS as usize],
-            transition: Transition::None,
+            opens_flows: true,
             fragments: BTreeMap::new(),
             fib_cache: std::vec![no_route; FIB_CACHE_ENTRIES],
             icmp_ratelimit: TokenBucket::default(),
@@ -188,8 +188,8 @@ impl<F: Family> Node for HostMaps<F> {
         *at!(self, jiffies)
     }
 
-    fn transition(self) -> Transition {
-        *at!(self, transition)
+    fn opens_flows(self) -> bool {
+        *at!(self, opens_flows)
     }
 
     fn random(self) -> u32 {

@@ -13,7 +13,7 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 use super::maps::{HostMaps, at};
-use crate::env::{EventKind, Transition};
+use crate::env::EventKind;
 
 impl<F: Family> HostMaps<F> {
     /// Sets the configuration, and creates empty flow tables of the configured sizes.
@@ -28,9 +28,9 @@ impl<F: Family> HostMaps<F> {
         edit(at!(self, config));
     }
 
-    /// Sets which packets the programs leave to another version, as while one version replaces the other.
-    pub fn set_transition(self, transition: Transition) {
-        *at!(self, transition) = transition;
+    /// Sets whether the programs begin flows.
+    pub fn set_opens_flows(self, opens: bool) {
+        *at!(self, opens_flows) = opens;
     }
 
     /// Sets the data of the node.

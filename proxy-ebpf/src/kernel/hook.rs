@@ -10,7 +10,7 @@ use super::skb::Skb;
 use super::xdp::Xdp;
 use crate::context::PacketCtx;
 use crate::early;
-use crate::env::{Transition, Words};
+use crate::env::Words;
 use crate::frame::Frame as _;
 use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use crate::pipeline::{self, Ip, Stages};
@@ -18,27 +18,22 @@ use crate::report;
 use crate::stage::tunnel::{self, Arrived};
 use crate::step::{NEXT, Step, StepCode, XDP_DROP, XDP_PASS};
 
-/// Number of the [`Transition`]. For an upgrade or a downgrade the agent loads the packet programs a second time, with
-/// another number. 64 bits wide for the reason given at `LINK_HEADER`.
+/// Whether the programs begin flows. To hand a node over to other rules, the agent loads the packet programs a second time,
+/// with 0. 64 bits wide for the reason given at `LINK_HEADER`.
 #[cfg(target_arch = "bpf")]
 #[unsafe(no_mangle)]
-static TRANSITION: aya_ebpf::Global<u64> = aya_ebpf::Global::new(0);
+static OPENS_FLOWS: aya_ebpf::Global<u64> = aya_ebpf::Global::new(1);
 
-/// Returns which packets these programs leave to programs of another version.
+/// Whether these programs begin flows.
 #[inline(always)]
-pub fn transition() -> Transition {
+pub fn opens_flows() -> bool {
     #[cfg(target_arch = "bpf")]
     {
-        match TRANSITION.load() {
-            0 => Transition::None,
-            1 => Transition::LooksUp,
-            2 => Transition::Opens,
-            _ => Transition::Yields,
-        }
+        OPENS_FLOWS.load() != 0
     }
     #[cfg(not(target_arch = "bpf"))]
     {
-        Transition::None
+        true
     }
 }
 

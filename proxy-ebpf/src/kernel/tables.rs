@@ -29,7 +29,7 @@ use super::subprograms;
 use crate::context::{PacketCtx, Tuple};
 use crate::env::{
     Affinity, ClockWindow, Counters, EventKind, FibCache, FibEntry, FlowTable, Fragments, Node, RateLimit,
-    Services, TokenBucket, Transition, Words,
+    Services, TokenBucket, Words,
 };
 use crate::flow::bucket::BucketAt;
 use crate::flow::memory::Entry;
@@ -53,8 +53,8 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn transition(self) -> Transition {
-                super::hook::transition()
+            fn opens_flows(self) -> bool {
+                super::hook::opens_flows()
             }
 
             #[inline(always)]

@@ -15,7 +15,7 @@ use super::eject;
 use super::forward::{self, Routing};
 use super::translate::{self, Hop, Rewrite};
 use crate::context::{NO_HASH, Packet, PacketCtx, TUNNELLED_AGAIN, Tuple};
-use crate::env::{Counters, FlowTable, Time, Transition, Words};
+use crate::env::{Counters, FlowTable, Time, Words};
 use crate::flow::track::{self, Tracked, is_syn};
 use crate::frame::{Fib, Frame, Route};
 use crate::header::same;
@@ -47,7 +47,7 @@ where
     if frame.has_vlan_tag() {
         return Step::Pass;
     }
-    if look == Look::First && is_syn(ctx.packet.tcp_flags) && maps.transition() != Transition::LooksUp {
+    if look == Look::First && is_syn(ctx.packet.tcp_flags) && maps.opens_flows() {
         ctx.hash = NO_HASH;
         return without_flow(maps, ctx);
     }
@@ -169,13 +169,12 @@ where
     }
 }
 
-/// Whether a reply to a closed flow may belong to another flow by now: programs of another version create flows, and do not
+/// Whether a reply to a closed flow may belong to another connection by now: if other rules begin connections, they do not
 /// know that the ports of this flow are in quarantine. The last segments of a connection arrive within a second. They stay
-/// with this flow: if they were left to programs that do not know the flow yet, the node would answer with a RST.
+/// with this flow: the node would answer them with a RST.
 #[inline(always)]
 fn may_have_successor<M: FlowTable>(maps: M, flow: &Tracked<M>, time: Time) -> bool {
-    matches!(maps.transition(), Transition::LooksUp | Transition::Yields)
-        && is_closed(flow.bits())
+    !maps.opens_flows() && is_closed(flow.bits())
         && flow.is_silent(time)
 }
 

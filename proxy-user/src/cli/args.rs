@@ -5,7 +5,6 @@ pub mod change;
 pub mod check;
 mod choices;
 pub mod common;
-pub mod downgrade;
 pub mod end_udp_sockets;
 pub mod inspect;
 pub mod kube_proxy;
@@ -112,8 +111,6 @@ pub enum Command {
     },
     /// Migrate a live node from kube-proxy: remove the rules of kube-proxy, and keep its connections until they end.
     Takeover(takeover::TakeoverArgs),
-    /// Prepare a downgrade: create the maps of the previous version, and copy flows into them until the agent of that version runs.
-    Downgrade(downgrade::DowngradeArgs),
     /// Close connected UDP sockets in pods after their endpoint was removed. Runs next to an agent without the capabilities for that.
     EndUdpSockets(end_udp_sockets::EndUdpSocketsArgs),
     /// Remove Ballast's programs, maps and pins from the kernel, and nothing else. Stop the agent first.

@@ -14,7 +14,6 @@ mod kernel;
 mod maglev;
 mod mapping;
 mod memory;
-pub mod migrate;
 mod node;
 mod rows;
 mod store;

@@ -11,7 +11,7 @@ use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, XDP};
 use super::links::{self, Cgroup};
-use super::migrate::leave::leave_what_begins;
+use super::leave::leave_what_begins;
 use super::pins::{self, Paths};
 use crate::host::devices;
 use crate::host::netlink::Netlink;

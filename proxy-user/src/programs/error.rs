@@ -146,12 +146,6 @@ pub enum Error {
         /// The cause.
         source: MapError,
     },
-    /// There are no maps of this version.
-    #[error("{} has no maps of this version, so there is nothing to downgrade; give the agent's bpffs with --bpffs", path.display())]
-    NothingHere {
-        /// The folder where they would be.
-        path: PathBuf,
-    },
     /// The clock program failed.
     #[error("cannot measure the kernel's clock: {0}")]
     Clock(String),

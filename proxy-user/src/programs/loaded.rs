@@ -63,8 +63,6 @@ pub struct Programs {
     /// Ids of the maps, to recognise them later.
     pub(super) map_ids: BTreeMap<&'static str, u32>,
     pub(super) repairs: Arc<Repairs>,
-    /// The maps of the previous version, until its programs are replaced.
-    pub(super) predecessor: Mutex<Option<PathBuf>>,
     pub(super) xdp: Keeper,
 }
 
@@ -112,7 +110,6 @@ impl Programs {
             notices,
             map_ids: BTreeMap::new(),
             repairs: Arc::default(),
-            predecessor: Mutex::new(loaded.predecessor),
             xdp,
         };
         programs.map_ids = repairs::map_ids(programs.pins.paths())?;
@@ -178,14 +175,23 @@ impl Programs {
         }
         if self.headerless.get().is_none() {
             // If another thread has loaded the programs meanwhile, they are the same.
-            let (paths, none) = (self.pins.paths(), object::Transition::None);
-            let _ = self.headerless.set(object::load_packet_programs(self.object, paths, true, none)?);
+            let paths = self.pins.paths();
+            let _ = self.headerless.set(object::load_packet_programs(self.object, paths, true, true)?);
         }
         let missing = Error::Incomplete { kind: "program", name: direction.program() };
         program(self.headerless.get().ok_or(missing)?, direction.program())
     }
 
-    pub(super) fn hold_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
+    /// Attaches the socket programs, or takes over the links of an earlier agent; then makes the maps of this version the
+    /// current ones, and removes those of other versions.
+    pub fn attach_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
+        let outcomes = self.hold_sockets()?;
+        self.pins.make_current()?;
+        self.pins.retire_other_versions()?;
+        Ok(outcomes)
+    }
+
+    fn hold_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
         let ours = links::our_programs();
         let strays = links::on_cgroup(&self.cgroup, &ours);
         let mut strays_of = BTreeMap::<String, Vec<bpf::Link>>::new();

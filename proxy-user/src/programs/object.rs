@@ -16,7 +16,6 @@ use proxy_common::map_names as names;
 use super::capacities::Capacities;
 use super::error::Error;
 use super::hooks::{CLOCK, Direction, SOCKET_HOOKS};
-use super::migrate::share::share_with;
 use super::notice::StartNotice;
 use super::pins::{Paths, Pins};
 use super::program::{program_mut, refused};
@@ -101,8 +100,6 @@ pub(super) struct Loaded {
     pub is_current: bool,
     /// Jiffies per second.
     pub hz: u32,
-    /// The maps of the previous version, if its programs are attached.
-    pub predecessor: Option<PathBuf>,
     /// Why the kernel rejected the XDP program. The agent continues without it: tc does all that XDP does.
     pub unusable_xdp: Option<Error>,
 }
@@ -123,19 +120,12 @@ pub(super) fn load(
     // No program reads kernel types, so a kernel without BTF is sufficient, and aya does not parse its BTF.
     loader.btf(None);
     let mut notices: Vec<_> = kernel::adapt(&mut loader).into_iter().map(StartNotice::KernelLacks).collect();
-    let predecessor = pins.predecessor();
-    if let Some(previous) = &predecessor {
-        pins.empty_maps()?;
-        share_with(previous, &paths.maps());
-    }
     for name in names::ALL {
         let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
         let (max_entries, setting) = capacities.of(name).unwrap_or((map.max_entries(), ""));
         let path = paths.maps().join(name);
         let wanted = Shape::of(map, max_entries);
         match Shape::pinned(&path).map(|found| found.map(|found| (found, wanted.judge(found)))) {
-            // Until this agent's programs are attached, the maps of the previous version are the current ones.
-            None if predecessor.is_some() => {}
             None => pins.remove_short_path(name)?,
             Some(Ok((_, Verdict::Fits))) => {}
             Some(Ok((found, Verdict::OtherSize))) => {
@@ -172,7 +162,7 @@ pub(super) fn load(
     calls::connect(&mut ebpf)?;
     calls::keep(&ebpf, paths)?;
     configure(&mut ebpf, paths, stored, hz)?;
-    Ok(Loaded { ebpf, notices, is_current, hz, predecessor, unusable_xdp })
+    Ok(Loaded { ebpf, notices, is_current, hz, unusable_xdp })
 }
 
 /// Opens the object again, on the same maps, with these variables; loads none of its programs.
@@ -192,27 +182,15 @@ pub(super) fn open_on(bytes: &[u8], paths: &Paths, variables: &[(&str, u64)]) ->
     Ok(loader.load(bytes).map_err(Box::new)?)
 }
 
-/// What packet programs leave to programs of another version behind them (`proxy_ebpf::env::Transition`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transition {
-    /// Nothing.
-    None = 0,
-    /// Every packet without a flow.
-    LooksUp = 1,
-    /// Packets in the middle of a connection that has no flow.
-    Opens = 2,
-    /// Replies to closed flows.
-    Yields = 3,
-}
-
 /// Loads the packet programs again, on the same maps. `no_header`: for devices whose packets start with their IP header.
+/// `opens`: whether they begin flows; otherwise they leave every packet without a flow to the rules behind them.
 pub(super) fn load_packet_programs(
     bytes: &[u8],
     paths: &Paths,
     no_header: bool,
-    transition: Transition,
+    opens: bool,
 ) -> Result<Ebpf, Error> {
-    let mut variables = vec![("TRANSITION", transition as u64)];
+    let mut variables = vec![("OPENS_FLOWS", opens.into())];
     if no_header {
         variables.push(("LINK_HEADER", 0));
     }

@@ -22,7 +22,6 @@ use proxy_common::version::ABI_VERSION;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::Error;
-use crate::maps::migrate;
 
 /// Ballast's directory below the bpffs.
 pub const DIRECTORY: &str = "ballast";
@@ -98,11 +97,6 @@ impl Paths {
     /// Returns the folder where the maps of this version are pinned.
     pub fn maps(&self) -> PathBuf {
         self.root.join(version())
-    }
-
-    /// Returns the folder where the maps of another version are pinned.
-    pub fn maps_of(&self, abi: u32) -> PathBuf {
-        self.root.join(format!("v{abi}"))
     }
 
     /// Returns the folder where arrays of programs are pinned, by the ids of the programs that use them.
@@ -207,22 +201,6 @@ impl Pins {
     /// Whether the short path of a map leads to the map of this version.
     pub(super) fn points_here(&self, name: &str) -> bool {
         self.paths.points_here(name)
-    }
-
-    /// Returns the folder of the previous version's maps, if programs that use them are attached now.
-    pub fn predecessor(&self) -> Option<PathBuf> {
-        let maps = self.paths.maps_of(migrate::PREVIOUS);
-        let short = fs::read_link(self.paths.root.join(map_names::SERVICES)).ok()?;
-        let leads_there = self.paths.root.join(short) == maps.join(map_names::SERVICES);
-        (leads_there && self.has_links() && maps.join(map_names::FLOWS).exists()).then_some(maps)
-    }
-
-    /// Empties the folder of this version's maps, which an unfinished upgrade has left: programs of the previous version are
-    /// attached.
-    pub fn empty_maps(&self) -> Result<(), Error> {
-        let maps = self.paths.maps();
-        fs::remove_dir_all(&maps).map_err(Error::file("remove", &maps))?;
-        make(&maps)
     }
 
     /// Removes the short path of a map, before a new map takes its place.

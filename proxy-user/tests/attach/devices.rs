@@ -12,7 +12,7 @@ use proxy_user::host::manager::{DeviceHooks as _, DeviceManager};
 use proxy_user::host::seen::Seen;
 use proxy_user::host::selection::Selection;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
-use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup, downgrade};
+use proxy_user::programs::{Error, PacketHook, Programs, Settings, cleanup};
 use tokio::sync::mpsc;
 
 use crate::node::{index, links_on, links_on_device, on_node, run, veth};
@@ -50,36 +50,6 @@ fn clsact_is_replaced_in_place_and_gives_way_to_tcx_and_back() {
         drop(agent);
         assert_eq!(cleanup(&node.bpffs, None).unwrap().left, [""; 0]);
         assert!(!run("tc qdisc show dev v0").contains("clsact"));
-    });
-}
-
-#[test]
-#[ignore = "needs root: cargo xtask test bpf"]
-fn the_next_agent_removes_filters_of_a_downgrade_that_was_killed() {
-    on_node(|node| {
-        let device = veth("v0");
-        let filters = |handle: &str| {
-            ["ingress", "egress"].map(|d| {
-                run(&format!("tc filter show dev v0 {d}")).matches(&format!("handle {handle} ")).count()
-            })
-        };
-        let (own, front) = ("0xba11a57", "0xba11a58");
-        let begun = || {
-            let agent = node.start_with(PacketHook::Clsact);
-            agent.attach_sockets().unwrap();
-            agent.attach_device(device, false).unwrap();
-            agent
-        };
-        drop(begun());
-        // As if the process were killed: the downgrade is not undone by `Drop`.
-        std::mem::forget(downgrade(&node.bpffs).unwrap());
-        assert_eq!((filters(own), filters(front)), ([1, 1], [1, 1]));
-        drop(begun());
-        assert_eq!((filters(own), filters(front)), ([1, 1], [0, 0]));
-
-        std::mem::forget(downgrade(&node.bpffs).unwrap());
-        assert_eq!(cleanup(&node.bpffs, None).unwrap().left, [""; 0]);
-        assert!(!run("tc qdisc show dev v0").contains("clsact"), "no filter of ours is left");
     });
 }
 

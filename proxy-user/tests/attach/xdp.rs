@@ -10,7 +10,7 @@ use proxy_user::host::devices::{self, XdpMode, XdpProgram};
 use proxy_user::host::manager::DeviceHooks as _;
 use proxy_user::host::seen::Seen;
 use proxy_user::programs::bpf::{Hook, Link};
-use proxy_user::programs::{EMBEDDED, Programs, Settings, Taken, Xdp, XdpDevice, cleanup, downgrade};
+use proxy_user::programs::{EMBEDDED, Programs, Settings, Taken, Xdp, XdpDevice, cleanup};
 
 use crate::node::{on_node, run, veth};
 
@@ -71,21 +71,6 @@ fn xdp_stays_in_its_link_over_restarts_and_goes_when_it_is_not_wanted() {
         let told = pass(&last, ifindex).unwrap();
         assert!(told.mode == Taken::None && told.reason.contains("virtual"), "{told:?}");
         assert!(xdp_on(ifindex).is_none() && !pin.exists());
-    });
-}
-
-#[test]
-#[ignore = "needs root: cargo xtask test bpf"]
-fn a_downgrade_takes_the_xdp_program_off() {
-    on_node(|node| {
-        let programs = Programs::start(&Settings { xdp: Xdp::Native, ..node.settings() }).unwrap();
-        let ifindex = uplink(&programs);
-        assert_eq!(pass(&programs, ifindex).unwrap().mode, Taken::Native);
-        programs.attach_sockets().unwrap();
-        drop(programs);
-        let downgrade = downgrade(&node.bpffs).unwrap();
-        assert_eq!(xdp_on(ifindex).map(|xdp| xdp.program), None);
-        assert!(!downgrade.follow(Duration::ZERO).unwrap(), "no agent of the version before comes");
     });
 }
 

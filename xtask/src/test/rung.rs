@@ -11,7 +11,6 @@ use super::cargo::cargo_test;
 use crate::apiserver;
 use crate::exec;
 use crate::log;
-use crate::previous;
 use crate::workspace::Workspace;
 
 /// The rungs, in the order they are run in.
@@ -60,24 +59,6 @@ impl Rung {
             });
         }
         let mut environment = vec![("BALLAST_BIN", workspace.binary(false).into_os_string())];
-        if self == Self::Netns {
-            match previous::program(workspace) {
-                Ok(binary) => environment.push((previous::VARIABLE, binary.into_os_string())),
-                Err(error) if exec::in_ci() && !previous::is_shallow(workspace) => {
-                    return Err(Skip {
-                        why: format!("no agent of the layout before to upgrade from ({error:#})"),
-                        what_to_do: format!(
-                            "fetch the history, or name a binary with {}",
-                            previous::VARIABLE
-                        ),
-                    });
-                }
-                Err(error) => log::line(format_args!(
-                    "note: no upgrade from the layout before is tested: {error:#}; or name a binary with {}",
-                    previous::VARIABLE
-                )),
-            }
-        }
         if let Some(pending) = api_server {
             let binaries = pending.wait().map_err(|error| Skip {
                 why: format!("no API server to test against ({error:#})"),

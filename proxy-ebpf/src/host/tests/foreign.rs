@@ -5,7 +5,7 @@ use proxy_common::flow::DIRECT_ANY;
 
 use super::*;
 use crate::context::Packet;
-use crate::env::{FlowTable as _, Transition};
+use crate::env::FlowTable as _;
 use crate::host::maps::at;
 use crate::shared::Shared as _;
 use crate::stage::classify::{leaving, local_origin};
@@ -91,7 +91,7 @@ fn ports_of_the_nodes_own_connections_are_used_again() {
     ports_that_are_used_again::<V6>();
 }
 
-/// While another version replaces this one, it may have assigned the source port of a closed flow to a new flow.
+/// Other rules begin connections by now: one of them may have the source port of a closed flow.
 fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
     let maps = maps::<F>(backend_flags);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
@@ -104,30 +104,29 @@ fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
         (verdict, skb.wire() == bytes)
     };
     let is_translated = |(_, is_as_it_came): (i32, bool)| !is_as_it_came;
-    // This version keeps its open flows, whatever the other version does.
-    maps.set_transition(Transition::Yields);
+    // Open flows stay, whatever the other rules do.
+    maps.set_opens_flows(false);
     assert!(is_translated(come_back(SYN_ACK)));
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, DATA));
     assert!(is_translated(come_back(DATA)));
     let fin = Shape { flags: 0x11, ..DATA };
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, fin));
     assert!(is_translated(come_back(fin)));
-    // This version also gets the last segment: the programs behind may not know the flow, and the node would answer with a
-    // RST.
+    // The last segment, too: the node would answer it with a RST.
     assert!(is_translated(come_back(DATA)));
-    // The flow has been closed for a while: the reply is left to the programs behind these.
+    // The flow has been closed for a while: the reply is left to the rules behind.
     maps.advance(2 * HZ);
     let last = maps.stats_of(1).reply_packets;
     assert_eq!(come_back(DATA), (NEXT, true));
     assert_eq!(maps.stats_of(1).reply_packets, last);
-    // Without another version, the reply is for the flow, as the last segments of a connection are.
-    maps.set_transition(Transition::None);
+    // Without other rules, the reply is for the flow, as the last segments of a connection are.
+    maps.set_opens_flows(true);
     assert!(is_translated(come_back(DATA)));
     assert_eq!(maps.stats_of(1).reply_packets, last + 1);
 }
 
 #[test]
-fn closed_flows_yield_to_those_of_another_version() {
+fn closed_flows_yield_to_those_of_other_rules() {
     a_closed_flow_yields::<V4>(BACKEND_LOCAL, Hook::Egress, POD);
     a_closed_flow_yields::<V6>(BACKEND_LOCAL, Hook::Egress, POD);
     a_closed_flow_yields::<V4>(0, Hook::Ingress, UPLINK);

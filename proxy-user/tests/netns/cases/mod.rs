@@ -31,7 +31,6 @@ mod latency;
 mod live;
 mod masquerade;
 mod matrix;
-mod migrate;
 mod node_port;
 mod official;
 mod outside;
@@ -98,7 +97,6 @@ pub fn on_three_nodes() -> Vec<NodesCase> {
 /// Returns the cases with a fixture, the slowest first, since they run in parallel.
 pub fn all() -> Vec<Case> {
     [
-        migrate::CASES,
         page::CASES,
         page_cluster::CASES,
         attack::CASES,

@@ -8,7 +8,6 @@ use anyhow::Result;
 use super::table::Excuse;
 use super::testbed::{self, Testbed};
 use crate::cluster::plan::Node;
-use crate::previous::Previous;
 
 /// Duration of the traffic before and after each fault.
 pub(super) const AROUND: Duration = Duration::from_secs(1);
@@ -17,7 +16,6 @@ pub(super) const GONE: Duration = Duration::from_secs(1);
 
 /// Parameters of the faults in a run.
 pub(super) struct Kit {
-    pub previous: Option<Previous>,
     pub away: Duration,
     /// The node for faults of one node.
     pub node: Node,
@@ -36,7 +34,6 @@ impl Kit {
 impl Default for Kit {
     fn default() -> Self {
         Self {
-            previous: None,
             away: Duration::ZERO,
             node: Node(1),
             pods: testbed::PODS,

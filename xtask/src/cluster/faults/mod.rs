@@ -20,7 +20,6 @@ mod probe;
 mod rolling;
 mod table;
 mod testbed;
-mod upgrade;
 mod vip;
 
 use std::fmt::Write as _;
@@ -89,15 +88,11 @@ fn up(proxy: Proxy, settings: &[String]) -> String {
 /// Checks something that must hold.
 type Fact = fn(&Testbed<'_>) -> Result<()>;
 
-const UPGRADE: &str = "the version before replaces this one, and back, twice";
 /// Faults under traffic. No connection may be lost, except as an `Excuse` permits.
-const FAULTS: [Case; 17] = [
+const FAULTS: [Case; 16] = [
     case("nothing happens", |_, _| signal::pause(QUIET)),
     case("50 agents are killed", killed),
     case("every agent is replaced, node by node", |testbed, _| testbed.agents.replace(testbed.workdir)),
-    case(UPGRADE, |testbed, kit| {
-        upgrade::there_and_back(testbed, kit.previous.as_ref().context("the version before was not built")?)
-    }),
     case("agents run out of memory, again and again", |testbed, _| control_plane::out_of_memory(testbed)),
     case("bpffs is unmounted, then the agent is killed", |testbed, _| node::bpffs_unmounted(testbed)),
     case("a map is full", |testbed, _| node::map_full(testbed)),
@@ -130,8 +125,7 @@ const FACTS: [(&str, Fact); 3] = [
 pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let is_wanted = |what: &str| args.only.is_empty() || args.only.iter().any(|part| what.contains(part));
     let testbed = Testbed::make(workdir)?;
-    let previous = if is_wanted(UPGRADE) { Some(upgrade::prepare(&testbed)?) } else { None };
-    let kit = Kit { previous, away: Duration::from_secs(args.away), ..Kit::default() };
+    let kit = Kit { away: Duration::from_secs(args.away), ..Kit::default() };
     let mut lines = Vec::new();
     for case in FAULTS.iter().filter(|case| is_wanted(case.what)) {
         lines.push(under_traffic(&testbed, case, &kit)?);

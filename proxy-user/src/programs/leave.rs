@@ -4,30 +4,55 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-use super::front::Packets;
+use std::os::fd::BorrowedFd;
+
+use aya::Ebpf;
+
 use crate::host::devices;
 use crate::host::netlink::Netlink;
-use crate::programs::bpf::Link;
-use crate::programs::clsact::{self, Handle};
-use crate::programs::embedded::EMBEDDED;
-use crate::programs::error::Error;
-use crate::programs::hooks::Direction;
-use crate::programs::object::Transition;
-use crate::programs::pins::Paths;
-use crate::programs::status;
+use super::bpf::Link;
+use super::clsact::{self, Handle};
+use super::embedded::EMBEDDED;
+use super::error::Error;
+use super::hooks::Direction;
+use super::object;
+use super::pins::Paths;
+use super::program::program;
+use super::status;
 
 /// Time that half-open connections have for their handshakes when a successor takes over.
 const HANDSHAKES: Duration = Duration::from_millis(200);
 
+/// Packet programs that begin no flows.
+struct Packets {
+    with_header: Ebpf,
+    /// For devices without link-layer header, if there are any.
+    headerless: Option<Ebpf>,
+}
+
+impl Packets {
+    fn load(paths: &Paths, headerless: bool) -> Result<Self, Error> {
+        let load = |no_header| object::load_packet_programs(EMBEDDED, paths, no_header, false);
+        Ok(Self { headerless: headerless.then(|| load(true)).transpose()?, with_header: load(false)? })
+    }
+
+    fn program(&self, direction: Direction, no_header: bool) -> Result<BorrowedFd<'_>, Error> {
+        let name = direction.program();
+        let missing = Error::Incomplete { kind: "program", name };
+        let ebpf = if no_header { self.headerless.as_ref().ok_or(missing)? } else { &self.with_header };
+        program(ebpf, name)
+    }
+}
+
 /// Makes the packet programs on devices leave new flows to the rules behind them (kube-proxy's), and serve only the flows
 /// that they know. Returns after the time for the handshakes of half-open connections.
-pub(in crate::programs) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
+pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
     let devices = devices::list().map_err(Error::file("list the devices of", Path::new("/sys/class/net")))?;
-    let packets = Packets::load(EMBEDDED, paths, Transition::LooksUp, &devices)?;
+    let packets = Packets::load(paths, devices.iter().any(|device| device.no_header))?;
     let filtered = status::filtered_devices(paths);
     for device in &devices {
         for direction in Direction::ALL {
-            let program = packets.program_for(direction, device.no_header)?;
+            let program = packets.program(direction, device.no_header)?;
             let pin = paths.links().join(direction.pin(device.ifindex));
             let place = || format!("device {}", device.name);
             let failed = |source| Error::Attach { program: direction.program(), place: place(), source };
