@@ -7,7 +7,7 @@ use proxy_common::map_names;
 use super::error::ShowError;
 use super::filter::ServiceFilter;
 use super::names::names;
-use super::probe::{api_servers, probe, problems, xdp};
+use super::probe::{api_servers, probe, problems, resident, xdp};
 use super::stats::Meter;
 use super::status::{Facts, Status};
 use super::which::AskLabels;
@@ -107,6 +107,6 @@ pub fn status(args: &StatusArgs) -> Result<Answer, ShowError> {
     let status = Status::new(agent.clone(), facts).with_problems(told).with_xdp(xdp);
     // If this process may not query netfilter, everything else is still shown.
     let status = status.with_kube_proxy_rules(KubeProxyRules::look().unwrap_or_default());
-    let status = status.with_api_servers(api_servers(&agent));
+    let status = status.with_resident(resident(&agent)).with_api_servers(api_servers(&agent));
     Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })
 }

@@ -31,6 +31,8 @@ pub struct Status {
     told: Vec<String>,
     xdp: Vec<XdpDevice>,
     kube_proxy_rules: KubeProxyRules,
+    /// Resident memory of the agent in bytes.
+    resident: Option<u64>,
     api_servers: ApiServers,
 }
 
@@ -51,6 +53,8 @@ struct StatusJson<'a> {
     api_servers: &'a ApiServers,
     /// XDP on the uplinks; empty if the agent was not queried.
     xdp: &'a [XdpDevice],
+    /// Resident memory of the agent in bytes, without the maps; `null` if it was not queried.
+    resident: Option<u64>,
     maps: Vec<MapJson>,
     /// Source ports for SNAT.
     snat_ports: Option<&'a str>,
@@ -109,7 +113,8 @@ impl Status {
     /// Creates the status from the state of the agent and the facts.
     pub fn new(agent: AgentState, facts: Result<Facts, ViewError>) -> Self {
         let (told, xdp, kube_proxy_rules) = (Vec::new(), Vec::new(), KubeProxyRules::default());
-        Self { agent, facts, told, xdp, kube_proxy_rules, api_servers: ApiServers::default() }
+        let (resident, api_servers) = (None, ApiServers::default());
+        Self { agent, facts, told, xdp, kube_proxy_rules, resident, api_servers }
     }
 
     /// Adds the problems with objects that the agent reports.
@@ -128,6 +133,12 @@ impl Status {
     #[must_use]
     pub fn with_kube_proxy_rules(self, kube_proxy_rules: KubeProxyRules) -> Self {
         Self { kube_proxy_rules, ..self }
+    }
+
+    /// Adds the resident memory of the agent, in bytes.
+    #[must_use]
+    pub fn with_resident(self, resident: Option<u64>) -> Self {
+        Self { resident, ..self }
     }
 
     /// Adds what the agent reports about the API servers.
@@ -239,6 +250,7 @@ impl Status {
             kernel_lacks: facts.map(|facts| &*facts.lacks).unwrap_or_default(),
             api_servers: &self.api_servers,
             xdp: &self.xdp,
+            resident: self.resident,
             maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
             snat_ports: facts.map(|facts| &*facts.snat_ports),
             node_ports: facts.map(|facts| &*facts.node_ports).unwrap_or_default(),
@@ -283,7 +295,7 @@ impl Status {
             let _ = writeln!(text, "API server: {asked}, of {}; {failovers} failovers", servers.len());
         }
         if let Ok(facts) = &self.facts {
-            facts_text(&mut text, facts, output);
+            facts_text(&mut text, facts, self.resident, output);
         }
         for (position, XdpDevice { device, mode, reason }) in self.xdp.iter().enumerate() {
             let label = if position == 0 { "XDP:" } else { "" };
@@ -320,7 +332,7 @@ fn node_ports(addresses: &[IpAddr]) -> String {
     }
 }
 
-fn facts_text(text: &mut String, facts: &Facts, output: Output) {
+fn facts_text(text: &mut String, facts: &Facts, resident: Option<u64>, output: Output) {
     let memory: u64 = facts.maps.iter().filter_map(|row| row.memory).sum();
     let attached = || facts.attachments.iter().filter(|one| one.is_attached());
     let programs: BTreeSet<_> = attached().map(|one| one.program_id).collect();
@@ -344,6 +356,10 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
         facts.folder.display(),
         bytes(memory)
     );
+    if let Some(resident) = resident {
+        let (own, all) = (bytes(resident), bytes(resident + memory));
+        let _ = writeln!(text, "Memory:     {own} of the agent, {all} with the maps");
+    }
     let _ =
         writeln!(text, "Services:   {} ports, {} frontends{empty}{unmanaged}", facts.ports, facts.frontends);
     let _ = writeln!(text, "Endpoints:  {} usable, {endpoints} of {room} ids in use", facts.backends);
