@@ -41,7 +41,7 @@ pub struct TranslatedSocket {
     pub storage: SocketStorage,
 }
 
-/// Key of `sockets` (LRU): for unconnected UDP sockets, which may have many peers, and for sockets whose storage the
+/// Key of `sockets`: for unconnected UDP sockets, which may have many peers, and for sockets whose storage the
 /// kernel could not allocate.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,4 +88,9 @@ pub struct SocketEntry<A> {
     pub service: u32,
     /// Id of the backend.
     pub backend_id: u32,
+    /// Low 32 bits of jiffies when the entry was last used, to within [`USED_WITHIN`].
+    pub last_used: u32,
 }
+
+/// The number of jiffies for which the use of an entry of `sockets` is not noted again.
+pub const USED_WITHIN: u32 = 1_000;

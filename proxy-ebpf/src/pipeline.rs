@@ -14,13 +14,11 @@
 //!
 //! Foreign packets pass after `classify`.
 
-use proxy_common::PROTO_UDP;
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY};
 use proxy_common::reason::Reason;
 
 use crate::context::{NO_HASH, PacketCtx};
 use crate::env::Words;
-use crate::flow::track::is_syn;
 use crate::frame::Frame;
 use crate::parse::Parsed;
 use crate::report;

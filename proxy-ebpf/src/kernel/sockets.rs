@@ -4,12 +4,12 @@ use aya_ebpf::bindings::BPF_SK_STORAGE_GET_F_CREATE;
 use aya_ebpf::bindings::bpf_sock;
 use aya_ebpf::helpers::generated::bpf_sk_storage_get;
 use proxy_common::affinity::{AffinityEntry, NetnsAffinityKey};
-use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage};
+use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, USED_WITHIN};
 use proxy_common::{V4, V6};
 
 use super::cast::{octets, words};
 use super::handle::Kernel;
-use super::maps::{AFFINITY_NETNS, CONFIG, CONNECTIONS, SOCKET_STORAGE, SOCKETS, SOCKETS6};
+use super::maps::{AFFINITY_NETNS, CONFIG, CONNECTIONS, Elements as _, SOCKET_STORAGE, SOCKETS, SOCKETS6};
 use crate::env::{Node, OpenConnections, Words};
 
 /// Whether `bpf_set_retval` is available; see [`can_set_errno`]. The agent loads the socket programs with 0 if the kernel
@@ -69,7 +69,7 @@ where
 {
     #[inline(always)]
     fn open_connections(self, backend: u32) -> Option<*mut u64> {
-        CONNECTIONS.get_ptr_mut(backend)
+        CONNECTIONS.at(backend)
     }
 }
 
@@ -100,8 +100,14 @@ macro_rules! peers {
         impl Peers for Kernel<$family> {
             #[inline(always)]
             fn peer(self, key: &SocketKey<Words<Self>>) -> Option<SocketEntry<Words<Self>>> {
+                let (entry, now) = ($sockets.get_ptr_mut(octets(key))?, self.jiffies());
                 // SAFETY: only the socket that owns the cookie writes its entries.
-                unsafe { $sockets.get(octets(key)).map(|entry| *words(entry)) }
+                let found: SocketEntry<Words<Self>> = unsafe { *words(&*entry) };
+                if now.wrapping_sub(found.last_used) > USED_WITHIN {
+                    // SAFETY: as above.
+                    unsafe { (&raw mut (*entry).last_used).write_volatile(now) };
+                }
+                Some(found)
             }
 
             #[inline(always)]

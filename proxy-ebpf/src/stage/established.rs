@@ -174,8 +174,7 @@ where
 /// with this flow: the node would answer them with a RST.
 #[inline(always)]
 fn may_have_successor<M: FlowTable>(maps: M, flow: &Tracked<M>, time: Time) -> bool {
-    !maps.opens_flows() && is_closed(flow.bits())
-        && flow.is_silent(time)
+    !maps.opens_flows() && is_closed(flow.bits()) && flow.is_silent(time)
 }
 
 /// Whether a reply cannot be the answer to the SYN that created its flow. Such a packet belongs to a direct connection of

@@ -6,12 +6,12 @@ use std::io;
 use std::path::Path;
 
 use super::bpf::Link;
-use super::clsact::{self, Handle};
+use super::clsact;
 use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, XDP};
-use super::links::{self, Cgroup};
 use super::leave::leave_what_begins;
+use super::links::{self, Cgroup};
 use super::pins::{self, Paths};
 use crate::host::devices;
 use crate::host::netlink::Netlink;
@@ -220,10 +220,8 @@ fn filters_off(paths: &Paths, ifindex: u32, mode: Mode) -> Result<Vec<String>, E
             Err(error) => return Err(failed(error)),
         };
         for filter in filters {
-            let handle =
-                [Handle::Own, Handle::Front].into_iter().find(|handle| filter.is_ours(direction, *handle));
-            if let Some(handle) = handle {
-                mode.run(|| clsact::remove(&mut netlink, ifindex, direction, handle)).map_err(failed)?;
+            if filter.is_ours(direction) {
+                mode.run(|| clsact::remove(&mut netlink, ifindex, direction)).map_err(failed)?;
                 removed.push(format!("filter {}", direction.program()));
             } else {
                 others = true;

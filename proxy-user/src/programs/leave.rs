@@ -8,10 +8,8 @@ use std::os::fd::BorrowedFd;
 
 use aya::Ebpf;
 
-use crate::host::devices;
-use crate::host::netlink::Netlink;
 use super::bpf::Link;
-use super::clsact::{self, Handle};
+use super::clsact;
 use super::embedded::EMBEDDED;
 use super::error::Error;
 use super::hooks::Direction;
@@ -19,6 +17,8 @@ use super::object;
 use super::pins::Paths;
 use super::program::program;
 use super::status;
+use crate::host::devices;
+use crate::host::netlink::Netlink;
 
 /// Time that half-open connections have for their handshakes when a successor takes over.
 const HANDSHAKES: Duration = Duration::from_millis(200);
@@ -61,7 +61,7 @@ pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
             }
             if filtered.contains_key(&device.ifindex) {
                 let mut netlink = Netlink::open().map_err(failed)?;
-                clsact::set(&mut netlink, device.ifindex, direction, Handle::Own, program).map_err(failed)?;
+                clsact::set(&mut netlink, device.ifindex, direction, program).map_err(failed)?;
             }
         }
     }

@@ -49,12 +49,6 @@ pub fn upgrade_to(workspace: &Workspace, workdir: &Workdir, chart: &Path, words:
     run(workdir, &Helm::find(workspace)?, &[&install, &settings[..], words].concat())
 }
 
-/// Rolls back to the previous chart and values, and waits until all pods are updated.
-pub fn roll_back(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
-    run(workdir, &Helm::find(workspace)?, &["rollback", NAME])?;
-    rolled_out(workdir, NAME)
-}
-
 /// Uninstalls Ballast, and removes everything that it left on the nodes.
 pub fn uninstall(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     let helm = Helm::find(workspace)?;

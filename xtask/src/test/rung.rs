@@ -10,7 +10,6 @@ use super::Skip;
 use super::cargo::cargo_test;
 use crate::apiserver;
 use crate::exec;
-use crate::log;
 use crate::workspace::Workspace;
 
 /// The rungs, in the order they are run in.

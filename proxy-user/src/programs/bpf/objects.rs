@@ -5,51 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_prog_type};
 
-use super::{Link, bpf_fd, fd_by_id};
-
-/// Creates an array map; with `BPF_F_MMAPABLE`, if it is to be mapped.
-pub fn make_array(name: &str, value_size: u32, max_entries: u32, mapped: bool) -> io::Result<OwnedFd> {
-    /// The kernel keeps 15 bytes of a name, and a zero.
-    const NAME: usize = 16;
-    #[repr(C)]
-    struct MapCreate {
-        map_type: u32,
-        key_size: u32,
-        value_size: u32,
-        max_entries: u32,
-        map_flags: u32,
-        inner_map: u32,
-        numa_node: u32,
-        name: [u8; NAME],
-    }
-    let mut attr = MapCreate {
-        map_type: aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_ARRAY as u32,
-        key_size: size_of::<u32>() as u32,
-        value_size,
-        max_entries,
-        map_flags: if mapped { aya_obj::generated::BPF_F_MMAPABLE } else { 0 },
-        inner_map: 0,
-        numa_node: 0,
-        name: [0; NAME],
-    };
-    for (to, from) in attr.name.iter_mut().take(NAME - 1).zip(name.bytes()) {
-        *to = from;
-    }
-    // SAFETY: `map_create` up to its name.
-    unsafe { bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr) }
-}
-
-/// Returns the program with that id; needs `CAP_SYS_ADMIN`.
-pub fn program_by_id(id: u32) -> io::Result<OwnedFd> {
-    fd_by_id(bpf_cmd::BPF_PROG_GET_FD_BY_ID, id)
-}
-
-/// Returns the id of a program.
-pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd()))?;
-    let id = text.lines().find_map(|line| line.strip_prefix("prog_id:")?.trim().parse().ok());
-    id.ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
+use super::{Link, bpf_fd};
 
 /// Loads a packet program that passes each packet to the next program.
 pub fn pass_on() -> io::Result<OwnedFd> {

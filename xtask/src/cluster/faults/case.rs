@@ -33,12 +33,7 @@ impl Kit {
 
 impl Default for Kit {
     fn default() -> Self {
-        Self {
-            away: Duration::ZERO,
-            node: Node(1),
-            pods: testbed::PODS,
-            remarks: RefCell::default(),
-        }
+        Self { away: Duration::ZERO, node: Node(1), pods: testbed::PODS, remarks: RefCell::default() }
     }
 }
 
