@@ -125,7 +125,7 @@ fn a_table_of_half_closed_flows<F: Net>() {
     const ENTRIES: u32 = 4096;
     let maps = maps::<F>(BACKEND_LOCAL);
     maps.edit_config(|config| {
-        (config.flow_entries, config.flow_buckets) = (ENTRIES, buckets_for(ENTRIES));
+        config.flows = [FlowSize::new(ENTRIES, buckets_for(ENTRIES)); 2];
     });
     maps.set_config(*maps.config().unwrap());
     let client = |port| (client::<F>().0, port);
