@@ -115,6 +115,20 @@ pub const CONFIG_DSR: u32 = 1 << 8;
 /// The kernel has IPsec policies: [`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec).
 pub const CONFIG_IPSEC: u32 = 1 << 9;
 
+/// Some devices have a source address for SNAT of their own: [`NodeEntry::sources`](crate::node::NodeEntry::sources).
+pub const CONFIG_SOURCES: u32 = 1 << 13;
+
+/// The kernel has rules for routes besides its own three (`ip rule`): packets of two sources may take different routes to one
+/// destination.
+pub const CONFIG_POLICY_ROUTES: u32 = 1 << 11;
+/// Netfilter masquerades the packets of clients outside to endpoints of this node, unless the policy is Local
+/// (`--masquerade-external`). The programs mark these packets with [`MASQUERADE_MARK`].
+pub const CONFIG_MASQUERADE_EXTERNAL: u32 = 1 << 12;
+
+/// The bit of `skb->mark` by which netfilter knows which packets to masquerade: the bit that kube-proxy uses by default
+/// (`masqueradeBit`).
+pub const MASQUERADE_MARK: u32 = 1 << 14;
+
 /// Default source ports for SNAT, unless a flag or the node's sysctl requires other ports. They exclude the local ports
 /// that kernels give to sockets (`net.ipv4.ip_local_port_range`, 32768 to 60999), and the node ports (30000 to 32767).
 pub const SNAT_PORTS: [PortRange; SNAT_RANGES] =

@@ -254,6 +254,12 @@ pub const STATE_RESET: u32 = 1 << 7;
 /// The flow's packets arrive encapsulated from another node, or are encapsulated to another node (DSR); in the second case
 /// [`tunnel_of`] returns that node's number.
 pub const STATE_DSR: u32 = 1 << 19;
+/// Without [`STATE_DSR`] and [`STATE_SNAT`]: the stack forwards the flow's packets, and netfilter masquerades them
+/// ([`CONFIG_MASQUERADE_EXTERNAL`](crate::config::CONFIG_MASQUERADE_EXTERNAL)).
+pub const STATE_MASQUERADE: u32 = 1 << 20;
+/// Without [`STATE_DSR`] and [`STATE_SNAT`]: by its own address, the backend's reply would leave by another device than the
+/// client's packets arrive on. The reply takes the route of its new source, the frontend's address.
+pub const STATE_REROUTE: u32 = 1 << 21;
 /// Lowest bit of the number in `tunnels` of the node to which a flow's packets are encapsulated, in the flow's bits.
 pub const STATE_TUNNEL_SHIFT: u32 = 20;
 
@@ -261,7 +267,20 @@ pub const STATE_TUNNEL_SHIFT: u32 = 20;
 /// not encapsulated.
 #[inline(always)]
 pub const fn tunnel_of(bits: u32) -> u32 {
-    bits >> STATE_TUNNEL_SHIFT
+    // There is no branch here: a flow without `STATE_DSR` has other bits in this place.
+    (bits >> STATE_TUNNEL_SHIFT) * (bits >> STATE_DSR.trailing_zeros() & 1)
+}
+
+/// Whether netfilter masquerades the packets of a flow with these bits.
+#[inline(always)]
+pub const fn is_masqueraded(bits: u32) -> bool {
+    bits & (STATE_DSR | STATE_MASQUERADE) == STATE_MASQUERADE
+}
+
+/// Whether replies of a flow with these bits take the route of their new source.
+#[inline(always)]
+pub const fn is_rerouted(bits: u32) -> bool {
+    bits & (STATE_DSR | STATE_REROUTE) == STATE_REROUTE
 }
 
 /// Returns the `STATE_*` and connection bits of a state word.

@@ -2,16 +2,18 @@
 //! sees.
 
 use proxy_common::backend::BACKEND_LOCAL;
-use proxy_common::config::CONFIG_OTHER_PROXY;
+use proxy_common::config::{
+    CONFIG_MASQUERADE_EXTERNAL, CONFIG_OTHER_PROXY, CONFIG_POLICY_ROUTES, CONFIG_SOURCES,
+};
 use proxy_common::conntrack::{may_begin, tcp};
 use proxy_common::decide::{self, Path};
 use proxy_common::flow::{
-    STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, WATCH_INSIDE, WATCH_LAST,
-    WATCH_OUTSIDE,
+    STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_MASQUERADE, STATE_SNAT, STATE_TUNNEL_SHIFT, WATCH_INSIDE,
+    WATCH_LAST, WATCH_OUTSIDE,
 };
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::select::is_by_load;
-use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS, ServiceEntry};
+use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL, ServiceEntry};
 use proxy_common::{Address as _, Family};
 use proxy_common::{PROTO_TCP, PROTO_UDP};
 
@@ -19,7 +21,7 @@ use super::classify;
 use super::existing::{NewFlows, of_existing};
 use super::martian;
 use crate::context::{NO_HASH, PacketCtx};
-use crate::env::{FlowTable, Time, Words};
+use crate::env::{Time, Words};
 use crate::flow::track::is_syn;
 use crate::flow::{evict, index, open};
 use crate::frame::Frame;
@@ -109,6 +111,8 @@ where
     match admit(maps, frame, ctx, &origin, time) {
         // The packet goes to an endpoint of this node, or keeps its source.
         Ok(_) if F::EARLY && ctx.plan.bits & STATE_SNAT == 0 => Step::Pass,
+        // The route of the client's packet decides about the source; the next hook looks it up.
+        Ok(_) if F::EARLY && time.config.flags & CONFIG_SOURCES != 0 => Step::Pass,
         Ok(step) => step,
         Err(reason)
             if F::EARLY
@@ -163,14 +167,17 @@ pub fn refuse(reason: Reason, tcp_flags: u16) -> Step {
 
 /// Plans the flow to the selected backend.
 #[inline(always)]
-fn plan<M: FlowTable, F: Frame>(
+fn plan<M, F>(
     maps: M,
-    _frame: F,
+    frame: F,
     ctx: &mut PacketCtx<Words<M>>,
     selected: &SelectedBackend<Words<M>>,
     origin: &Origin,
     time: Time,
-) {
+) where
+    M: NewFlows<F>,
+    F: Frame,
+{
     let Some(node) = maps.node() else { return };
     let path = Path {
         from_node: origin.from_node,
@@ -191,17 +198,29 @@ fn plan<M: FlowTable, F: Frame>(
     let is_dsr = !F::EARLY && (tunnel != 0 || ctx.tunnelled != 0);
     // Replies to packets that this node encapsulates do not pass this node.
     let is_watched = !is_dsr && ctx.frontend.flags & SERVICE_EJECTS != 0 && is_syn(ctx.packet.tcp_flags);
+    let is_masqueraded = time.config.flags & CONFIG_MASQUERADE_EXTERNAL != 0
+        && ctx.frontend.flags & SERVICE_LOCAL == 0
+        && origin.outside
+        && origin.by_uplink
+        && !snat
+        && !is_dsr;
     let bits = if snat { STATE_SNAT } else { 0 }
         | if origin.from_node { STATE_LOCAL } else { 0 }
         | if is_by_load(ctx.frontend.algorithm) { STATE_COUNTS } else { 0 }
         | if is_dsr { STATE_DSR | tunnel << STATE_TUNNEL_SHIFT } else { 0 }
-        | if is_watched { watch(ctx.retried != 0, origin.outside) } else { 0 };
+        | if is_watched { watch(ctx.retried != 0, origin.outside) } else { 0 }
+        | if is_masqueraded { STATE_MASQUERADE } else { 0 };
     let bits = opaque_to_verifier(u64::from(bits), u64::from(time.now)) as u32;
     let source = if snat { Some(&node.source) } else { None };
     ctx.plan.reply = open::reply_key(&ctx.packet.key, selected, time, source);
-    ctx.plan.reply_hash = time.hash(&ctx.plan.reply);
     ctx.plan.backend_id = selected.id;
     ctx.plan.bits = bits;
+    let kept = origin.by_uplink && path.backend_is_local && !snat && !is_dsr;
+    let needed = if snat { CONFIG_SOURCES } else { CONFIG_POLICY_ROUTES };
+    if !F::EARLY && (snat || kept) && time.config.flags & needed != 0 {
+        maps.choose_source(frame, ctx);
+    }
+    ctx.plan.reply_hash = time.hash(&ctx.plan.reply);
 }
 
 /// Returns the bits of `STATE_WATCH` for a new flow.
@@ -271,7 +290,7 @@ where
             backend::why_none(&ctx.frontend)
         });
     }
-    let has_source = maps.node().is_some_and(|node| !same(&node.source, &<M::Family as Family>::Words::ZERO));
+    let has_source = !same(&ctx.plan.reply.dst, &<M::Family as Family>::Words::ZERO);
     if ctx.plan.bits & STATE_SNAT != 0 && !has_source {
         return Err(Reason::NoRoute);
     }

@@ -1,6 +1,7 @@
 //! Creates the planned flow, and translates its first packet.
 
-use proxy_common::flow::{DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, tunnel_of};
+use proxy_common::config::MASQUERADE_MARK;
+use proxy_common::flow::{DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, is_masqueraded, tunnel_of};
 use proxy_common::reason::Reason;
 
 use super::eject;
@@ -92,6 +93,9 @@ where
     let to = Tuple::to_backend(&ctx.plan.reply);
     if ctx.plan.bits & STATE_DIRECT == 0 {
         report::forwarded(maps, ctx.service, ctx.packet.length);
+    }
+    if is_masqueraded(ctx.plan.bits) {
+        frame.mark(MASQUERADE_MARK);
     }
     deliver::<F, M::Family>(frame, ctx, &to)
 }

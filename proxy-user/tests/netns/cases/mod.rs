@@ -43,6 +43,7 @@ mod path_mtu;
 mod removal;
 mod repair;
 mod restart;
+mod routes;
 mod sctp;
 mod shared_port;
 mod smoke;
@@ -138,6 +139,7 @@ pub fn all() -> Vec<Case> {
         live::CASES,
         matrix::CASES,
         path_mtu::CASES,
+        routes::CASES,
         sctp::CASES,
         tagged::CASES,
         top::CASES,
