@@ -182,7 +182,7 @@ fn own_route(fixture: &Fixture) -> Result<()> {
     put(fixture, &[(0, true)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
     all_see(fixture, client_ip)?;
     fixture.in_pod_space(0, |pod| {
-        pod.ip("link add tun9 type dummy\nlink set tun9 up\n\
+        pod.ip("link add tun9 type veth peer name tun9p\nlink set tun9 up\nlink set tun9p up\n\
              route replace default dev tun9\nroute del ::/0\nroute add ::/0 dev tun9\n")
     })?;
     put(fixture, &[(0, true)], &json!({}), &[])?;
