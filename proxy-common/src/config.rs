@@ -1,6 +1,6 @@
 //! `config`: the node's settings, which the agent writes for the programs.
 
-use crate::node::{DEVICE_MAC, DEVICE_UPLINK, Device};
+use crate::node::{Cidr, DEVICE_MAC, DEVICE_UPLINK, Device};
 
 /// The only value of `config`. Durations are in jiffies: a program reads jiffies at no cost, while reading nanoseconds
 /// costs more than the rest of the packet's processing. The agent measures [`NodeConfig::hz`] at start.
@@ -47,7 +47,20 @@ pub struct NodeConfig {
     pub host_netns: u64,
     /// The MAC address at which this node receives the frames of each of `uplinks`: [`DEVICE_MAC`] of its entry.
     pub macs: [u64; UPLINKS],
+    /// Ids of the cgroups below which the kubelet puts the cgroups of pods; unused places are 0. If all are 0, the sockets of
+    /// every network namespace are translated; otherwise those of the node's own namespace, and of processes below these
+    /// cgroups.
+    pub pod_cgroups: [u64; POD_CGROUPS],
+    /// The ranges of this node's pods (`spec.podCIDRs`), which show what a pod is where `pod_cgroups` is not known:
+    /// [`Cidr::NONE`] if there is none. Then the sockets of a namespace are translated once a connection of it had a source in
+    /// the range.
+    pub pods4: Cidr<[u32; 1]>,
+    /// The same for IPv6.
+    pub pods6: Cidr<[u32; 4]>,
 }
+
+/// Number of cgroups in [`NodeConfig::pod_cgroups`].
+pub const POD_CGROUPS: usize = 2;
 
 /// Number of ranges of source ports for SNAT: one below and one above the local ports that the kernel gives to sockets.
 pub const SNAT_RANGES: usize = 2;
@@ -114,6 +127,8 @@ pub const CONFIG_DSR: u32 = 1 << 8;
 
 /// The kernel has IPsec policies: [`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec).
 pub const CONFIG_IPSEC: u32 = 1 << 9;
+/// A process of the node cannot bind a port that is a node port of a Service (`--node-port-bind refuse`).
+pub const CONFIG_NODE_PORT_BIND_REFUSE: u32 = 1 << 10;
 
 /// Default source ports for SNAT, unless a flag or the node's sysctl requires other ports. They exclude the local ports
 /// that kernels give to sockets (`net.ipv4.ip_local_port_range`, 32768 to 60999), and the node ports (30000 to 32767).
@@ -222,6 +237,9 @@ impl NodeConfig {
             reserved: 0,
             host_netns: 0,
             macs: [0; UPLINKS],
+            pod_cgroups: [0; POD_CGROUPS],
+            pods4: Cidr::NONE,
+            pods6: Cidr::NONE,
         }
     }
 }

@@ -17,10 +17,11 @@ use proxy_common::{PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 
 use super::peer::{self, OrigDst, orig_dst};
 use super::sockaddr::Sockaddr;
+use super::unconnected;
 use crate::env::{Counters, EventKind, Node, Services, Time, Words};
 use crate::header::same;
 use crate::kernel::events;
-use crate::kernel::sockets::{Peers, can_set_errno, is_host, netns_affinity, put_netns_affinity};
+use crate::kernel::sockets::{Peers, can_set_errno, is_host, is_pod, netns_affinity, put_netns_affinity};
 use crate::report;
 use crate::select::backend::{self, Picks, SelectedBackend};
 use crate::select::{affinity, health, lookup};
@@ -83,14 +84,10 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
         Err(refusal) => return refuse(maps, call, &orig_dst, &refusal, Call::Send),
     };
     let selected = match same_backend(maps, call, &orig_dst, &service) {
-        Some(selected) => {
-            peer::refresh_back_translation(maps, call, service.id, &selected, &orig_dst);
-            selected
-        }
+        Some(selected) => selected,
         None => match select(maps, call, &service) {
             Ok(selected) => {
-                peer::put_translation(maps, call, service.id, &selected, &orig_dst);
-                peer::put_back_translation(maps, call, service.id, &selected, &orig_dst, 0);
+                unconnected::put(maps, call, service.id, &selected, &orig_dst);
                 count_connection(maps, call, &service, selected.id);
                 selected
             }
@@ -109,7 +106,10 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
 pub fn restore<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let from = orig_dst(call);
     let is_foreign = maps.may_be(Role::Backend, &from.addr, from.port, from.proto).is_no();
-    if !is_foreign && let Some((addr, port)) = peer::frontend(maps, call, &from) {
+    if !is_foreign
+        && let Some((addr, port)) =
+            peer::frontend(call, &from).or_else(|| unconnected::frontend(maps, call, &from))
+    {
         call.set(addr, port);
     }
     ALLOW
@@ -128,7 +128,7 @@ fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
     }
     match what {
         Call::Connect => peer::connected_directly(maps, call, direct),
-        Call::Send => peer::forget_translation(maps, call, direct),
+        Call::Send => unconnected::sends_directly(maps, call, direct),
     }
     ALLOW
 }
@@ -141,10 +141,10 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     orig_dst: &OrigDst<Words<M>>,
 ) -> Result<Option<ServiceEntry>, Refusal> {
     let OrigDst { addr, port, proto } = *orig_dst;
-    if is_left_to_packets(maps, call) {
-        return Ok(None);
-    }
     if !maps.may_be(Role::Frontend, &addr, port, proto).is_no() {
+        if is_left_to_packets(maps, call) {
+            return Ok(None);
+        }
         let from_node = is_host(call.raw().netns());
         let on = if from_node { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
         if let Some(service) = lookup::frontend(maps, addr, port, proto, false, on) {
@@ -157,7 +157,10 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
             };
         }
     }
-    if maps.is_service_address(&addr) && matches!(proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP) {
+    if maps.is_service_address(&addr)
+        && matches!(proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP)
+        && !is_left_to_packets(maps, call)
+    {
         let reason = lookup::why_nothing(maps, addr);
         if reason.verdict() == Verdict::Pass {
             return Ok(None);
@@ -167,12 +170,14 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     Ok(None)
 }
 
-/// Whether the socket's packets are translated instead of its calls (`--socket-lb`).
+/// Whether the socket's packets are translated instead of its calls: by `--socket-lb`, or because it is neither the node's nor a
+/// pod's. Another container or guest may have no route to pods, and is served as a client on the network is.
 #[inline(always)]
 fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> bool {
-    let flags = maps.config().map_or(0, |config| config.flags);
-    flags & CONFIG_SOCKET_LB_OFF != 0
-        || flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 && !is_host(call.raw().netns())
+    let Some(config) = maps.config() else { return false };
+    config.flags & CONFIG_SOCKET_LB_OFF != 0
+        || !is_host(call.raw().netns())
+            && (config.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 || !is_pod(config, call.raw().netns()))
 }
 
 /// Returns the client number of the socket, if the Service skips failing backends; else [`NO_CLIENT`]. Only TCP connections
@@ -251,7 +256,7 @@ fn same_backend<S: Sockaddr, M: SocketMaps<S>>(
     orig_dst: &OrigDst<Words<M>>,
     service: &ServiceEntry,
 ) -> Option<SelectedBackend<Words<M>>> {
-    let entry = maps.peer(&peer::key_to_backend(call, orig_dst))?;
+    let entry = unconnected::backend(maps, call, orig_dst)?;
     let backend = maps.backend(entry.backend_id)?;
     let stays = decide::serves(backend, service)
         && backend.port == entry.port

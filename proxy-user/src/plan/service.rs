@@ -230,6 +230,7 @@ fn plan_port(
         algorithm: service.algorithm.unwrap_or_default(),
         maglev_outside: service.algorithm.is_none(),
         // With other protocols, no packet indicates that an endpoint refuses a connection.
+        no_sockets: service.no_sockets,
         ejects: port.protocol == Protocol::Tcp && service.ejection != Some(false),
         // No other protocol has a reset after which the client considers the connection as closed.
         reset_after: service.removal.reset_after().filter(|_| port.protocol == Protocol::Tcp),

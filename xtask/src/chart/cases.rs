@@ -122,6 +122,7 @@ const CASES: [Case; 23] = [
             HOST,
             "socketLb=host-only",
             "socketDrop=fail",
+            "nodePortBind=refuse",
             "forwardingMode=hybrid",
             "ejection=off",
             "slowStart=30s",

@@ -32,6 +32,7 @@ mod live;
 mod masquerade;
 mod matrix;
 mod migrate;
+mod namespaces;
 mod node_port;
 mod official;
 mod outside;
@@ -46,6 +47,7 @@ mod restart;
 mod sctp;
 mod shared_port;
 mod smoke;
+mod sock_ops;
 mod socket;
 mod socket_lb;
 mod source_ranges;
@@ -58,6 +60,7 @@ mod tenants;
 mod three_nodes;
 mod top;
 mod tunnel;
+mod unconnected;
 mod unknown;
 mod xdp;
 
@@ -129,6 +132,9 @@ pub fn all() -> Vec<Case> {
         capabilities::CASES,
         bad::CASES,
         socket::CASES,
+        namespaces::CASES,
+        sock_ops::CASES,
+        unconnected::CASES,
         inspect::CASES,
         ipsec::CASES,
         telemetry::CASES,
