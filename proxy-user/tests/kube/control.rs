@@ -36,7 +36,7 @@ pub fn binaries() -> Result<[PathBuf; 2]> {
 /// An API server with its etcd; both end when the value is dropped.
 pub struct ControlPlane {
     server: Option<(u16, Process)>,
-    _etcd: Process,
+    etcd: Option<Process>,
     /// The administrator's client, which the case uses.
     pub api: Api,
     folder: TempDir,
@@ -55,11 +55,7 @@ impl ControlPlane {
             "{ADMIN_TOKEN},admin,1,\"system:masters\"\n{AGENT_TOKEN},ballast,2,\"system:authenticated\"\n"
         );
         fs::write(path.join("tokens"), tokens)?;
-        let mut etcd = Command::new(&binaries()?[1]);
-        etcd.arg("--data-dir").arg(path.join("etcd")).arg("--unsafe-no-fsync");
-        etcd.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
-        etcd.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--log-level", "warn"]);
-        let etcd = Process::start(&mut etcd, &path.join("etcd.log"))?;
+        let etcd = Some(start_etcd(path)?);
         let server = start_server(path, ADDRESS, PORT)?;
         // The kubeconfigs need the certificate, which the API server generates itself.
         let certificate = path.join("certs/apiserver.crt");
@@ -70,7 +66,7 @@ impl ControlPlane {
         let admin = write_kubeconfig(path, "admin", ADMIN_TOKEN, &certificate)?;
         let api = eventually(PATIENCE, || Api::connect(&admin, None))?;
         let server = Some((PORT, server));
-        let mut control = Self { server, _etcd: etcd, api, folder, is_permitted: false };
+        let mut control = Self { server, etcd, api, folder, is_permitted: false };
         control.is_ready()?;
         control.api.create_raw("/api/v1/namespaces", &json!({ "metadata": { "name": "other" } }))?;
         control.create_role()?;
@@ -102,6 +98,24 @@ impl ControlPlane {
     pub fn kill(&mut self) -> Result<()> {
         let (_, server) = self.server.take().context("the API server does not run")?;
         server.kill()
+    }
+
+    /// Stops the control plane, copies etcd's data to or from a folder, and starts the control plane again.
+    pub fn exchange_data(&mut self, from: &Path, to: &Path) -> Result<()> {
+        self.kill()?;
+        self.etcd.take().context("etcd does not run")?.kill()?;
+        if to.exists() {
+            fs::remove_dir_all(to)?;
+        }
+        let mut copy = Command::new("cp");
+        ensure!(copy.arg("-aT").arg(from).arg(to).status()?.success(), "cannot copy {}", from.display());
+        self.etcd = Some(start_etcd(self.folder.path())?);
+        self.restart()
+    }
+
+    /// The folder of etcd's data.
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("etcd")
     }
 
     /// Starts the API server again at its port.
@@ -223,6 +237,14 @@ impl ControlPlane {
 /// Returns the folder of the certificate of the API server with this address.
 fn certificates(folder: &Path, address: &str) -> PathBuf {
     folder.join(if address == ADDRESS { "certs".to_owned() } else { format!("certs-{address}") })
+}
+
+fn start_etcd(folder: &Path) -> Result<Process> {
+    let mut etcd = Command::new(&binaries()?[1]);
+    etcd.arg("--data-dir").arg(folder.join("etcd")).arg("--unsafe-no-fsync");
+    etcd.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
+    etcd.args(["--listen-peer-urls", "http://127.0.0.1:2380", "--log-level", "warn"]);
+    Process::start(&mut etcd, &folder.join("etcd.log"))
 }
 
 fn start_server(folder: &Path, address: &str, port: u16) -> Result<Process> {

@@ -3,6 +3,8 @@ use std::sync::Mutex;
 
 use futures::StreamExt as _;
 use http::header::CONTENT_TYPE;
+use http_body_util::StreamBody;
+use hyper::body::{Bytes, Frame};
 use kube::runtime::watcher::{self, Event};
 use tower::service_fn;
 
@@ -201,4 +203,40 @@ async fn a_version_that_is_refused_ends_in_a_new_list() {
     let items = first(api, 11).await;
     assert!(items[9].contains("too old"), "{items:?}");
     assert_eq!(items[10], "[", "{:?}", asked.lock().unwrap());
+}
+
+/// Returns how long a watch lasts that is silent after these events.
+async fn lasts(events: Vec<u8>) -> Duration {
+    let asked = Asked::default();
+    let log = Arc::clone(&asked);
+    let service = service_fn(move |request: Request<Body>| {
+        let uri = request.uri().to_string();
+        let is_watch = uri.contains("watch=true");
+        let bytes = if is_watch { events.clone() } else { found(&uri) };
+        log.lock().unwrap().push((uri, String::new()));
+        let frames = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from(bytes)))]);
+        let body = if is_watch { frames.chain(stream::pending()).boxed() } else { frames.boxed() };
+        let answer = Response::builder().header(CONTENT_TYPE, JSON).body(StreamBody::new(body));
+        std::future::ready(Ok::<_, Infallible>(answer.unwrap()))
+    });
+    let api = Api::<Service>::all(Client::new(service, "default"));
+    let mut items = std::pin::pin!(reflect(Source::new(api), watcher::Config::default()));
+    let begun = tokio::time::Instant::now();
+    while asked.lock().unwrap().iter().filter(|(uri, _)| uri.contains("watch=true")).count() < 2 {
+        let _ = timeout(Duration::from_secs(1), items.next()).await;
+    }
+    begun.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_after_a_bookmark_ends_a_watch_and_a_list() {
+    // An idle watch may be silent for its whole time.
+    let idle = lasts(LINES.to_vec()).await;
+    assert!(idle >= Duration::from_mins(5) && idle < Duration::from_mins(10) + Duration::from_secs(9), "{idle:?}");
+    let bookmark = br#"{"type":"BOOKMARK","object":{"kind":"Service","apiVersion":"v1","metadata":{"resourceVersion":"500"}}}"#;
+    let lively = lasts([LINES, bookmark, b"\n"].concat()).await;
+    assert!((90..95).contains(&lively.as_secs()), "{lively:?}");
+    let first = LINES.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    let list = lasts(LINES[..first].to_vec()).await;
+    assert!((90..95).contains(&list.as_secs()), "a list that stops: {list:?}");
 }

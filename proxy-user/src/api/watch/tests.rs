@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -450,7 +451,7 @@ async fn an_event_from_the_past_is_refused_and_a_list_decides() {
 
 /// The server's cache is frozen, and the server does not stream lists.
 #[tokio::test]
-async fn a_list_from_the_past_is_refused_and_a_consistent_one_decides() {
+async fn a_list_from_the_past_is_refused_a_consistent_one_not() {
     let mut test = Test::start_with(Streams::Refused, &[]).await;
     assert_eq!(test.services().await, ["a"]);
     test.watches().await;
@@ -502,4 +503,25 @@ async fn watches_end_at_random_between_five_and_ten_minutes() {
     };
     let times: BTreeSet<_> = inner.requests.iter().filter_map(seconds).collect();
     assert!(times.iter().all(|time| (300..600).contains(time)) && times.len() > 3, "{times:?}");
+}
+
+/// client-go repeats a request that is answered by 429 as soon as `Retry-After` is over, ten times in a row.
+#[tokio::test(start_paused = true)]
+async fn a_storm_of_429_is_met_with_fewer_requests_each_second() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let service = tower::service_fn(move |_: Request| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        let answer = Response::builder().status(429).header("retry-after", "1").body(Body::empty()).unwrap();
+        future::ready(Ok::<_, std::convert::Infallible>(answer))
+    });
+    let (sender, _events) = mpsc::channel(16);
+    let service = tower::ServiceBuilder::new().map_request(|request: http::Request<_>| request.map(Body::new)).service(service);
+    let client = Client::new(service, "default");
+    let agent = tokio::spawn(run(client, "n1".to_owned(), sender, future::pending(), |_| ()));
+    sleep(Duration::from_secs(60)).await;
+    let of_client_go = 4 * 60;
+    let count = asked.load(Ordering::Relaxed);
+    assert!((4 * 4..of_client_go / 4).contains(&count), "{count} requests of four watches in a minute");
+    agent.abort();
 }

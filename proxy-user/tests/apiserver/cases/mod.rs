@@ -40,6 +40,7 @@ pub const CASES: &[Case] = &[
     Case { name: "the_api_server_goes_and_comes_back", run: outage::the_api_server_goes_and_comes_back },
     Case { name: "a_missing_permission_is_told", run: outage::a_missing_permission },
     Case { name: "a_watch_expires", run: outage::a_watch_expires },
+    Case { name: "a_restored_etcd_decides", run: outage::etcd_is_restored },
     Case { name: "the_agent_is_killed_and_starts_without_api_server", run: outage::the_agent_is_killed },
     Case { name: "servers::another_takes_over", run: servers::another_takes_over },
     Case {

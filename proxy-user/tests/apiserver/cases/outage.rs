@@ -122,6 +122,34 @@ pub fn a_watch_expires(control: &mut ControlPlane, node: &Node) -> Result<()> {
     agent.is_well()
 }
 
+/// After a restore of etcd, versions go back, and the lost ones are given to other changes.
+pub fn etcd_is_restored(control: &mut ControlPlane, node: &Node) -> Result<()> {
+    create_three_services(control)?;
+    let mut agent = node.start()?;
+    agent.says(&["first sync done"])?;
+    let before = agree(&control.api, node)?;
+    let (data, snapshot) = (control.data(), node.path("snapshot"));
+    control.exchange_data(&data, &snapshot)?;
+    let api = &control.api;
+    api.create(&service("later", &json!({ "clusterIP": "10.96.5.7" }))?)?;
+    api.delete::<Service>("s1")?;
+    api.delete::<EndpointSlice>("s1-1")?;
+    for last in 40..50 {
+        let endpoints = json!({ "endpoints": [{ "addresses": [format!("10.1.5.{last}")] }] });
+        api.patch::<EndpointSlice>("s2-1", &endpoints)?;
+    }
+    let table = agree(&control.api, node)?;
+    ensure!(table.contains_key("10.96.5.7:80/TCP") && !table.contains_key("10.96.5.1:80/TCP"), "{table:?}");
+    control.exchange_data(&snapshot, &data)?;
+    let table = agree(&control.api, node)?;
+    same(&before, &table)?;
+    // The new watches work, too.
+    control.api.delete::<Service>("s3")?;
+    let table = agree(&control.api, node)?;
+    ensure!(!table.contains_key("10.96.5.3:80/TCP"));
+    agent.is_well()
+}
+
 /// Returns the ids of Service ports and of their active backends, by name.
 fn ids(node: &Node) -> Result<BTreeMap<String, u32>> {
     let maps = node.maps()?;
