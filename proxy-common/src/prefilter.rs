@@ -6,7 +6,9 @@
 //! last such entry was removed, so that draining flows are still translated.
 
 use crate::Address;
-use crate::select::SPREAD;
+
+/// An odd number near 2^32 divided by the golden ratio: the upper bits of a product with it depend on all lower bits.
+pub const SPREAD: u32 = 0x9e37_79b1;
 
 /// Number of bits of each half: 10,000 frontends set 1 % of them.
 pub const PREFILTER_BITS: u32 = 1 << 20;

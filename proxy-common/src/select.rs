@@ -2,6 +2,7 @@
 
 use crate::Address;
 use crate::flow::{FlowKey, mix};
+use crate::prefilter::SPREAD;
 
 macro_rules! algorithms {
     ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $label:literal;)+) => {
@@ -220,9 +221,6 @@ const fn upper(hash: u64) -> u32 {
 pub fn random_slot(random: u32, count: u32) -> u32 {
     ((u64::from(random) * u64::from(count)) >> 32) as u32
 }
-
-/// An odd number near 2^32 divided by the golden ratio: the upper bits of a product with it depend on all lower bits.
-pub const SPREAD: u32 = 0x9e37_79b1;
 
 /// Returns the number of the SNAT port of a client's flow, unless another flow has that port: one of `count`, which must
 /// not be 0.

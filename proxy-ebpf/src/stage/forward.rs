@@ -3,7 +3,7 @@
 //! The kernel drops a packet whose source is an address of this node as a martian, so such a packet must not go up the
 //! stack. The hook on which it arrived forwards it as a router does: next hop, time to live, and MTU of the next link.
 
-use proxy_common::select::SPREAD;
+use proxy_common::prefilter::SPREAD;
 use proxy_common::{Address, Family, V4, V6};
 
 use crate::context::{PacketCtx, Tuple};
