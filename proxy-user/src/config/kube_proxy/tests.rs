@@ -124,7 +124,7 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
     ]);
     let Overlay { config_file, values, text, node_ports, .. } = config.kube_proxy.clone();
     let mut expected = plain.unwrap();
-    expected.kube_proxy = Overlay { config_file, values, node_ports, text, ..Overlay::default() };
+    expected.kube_proxy = Overlay { config_file, node_ports, values, text, ..Overlay::default() };
     expected.network.masquerade_all = Some(false);
     // A file without a mode means kube-proxy's default, iptables: node ports answer on loopback too.
     assert_eq!(config.network.nodeport_addresses.len(), 2);
