@@ -30,7 +30,7 @@ use crate::otlp::record::LogRecord;
 use crate::otlp::{Counts, Exporter, Queue};
 use crate::page::Agent;
 use crate::plan::PlanSettings;
-use crate::programs::{EMBEDDED, Programs, Settings};
+use crate::programs::{EMBEDDED, Programs, Settings, require_capabilities};
 use crate::sync::{Driver, DriverSettings, Programmed, Status};
 use crate::{connections, http, sockets};
 
@@ -110,6 +110,7 @@ async fn serve(
     init::set_up_netfilter(&config);
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
+    require_capabilities()?;
     let host = look_at_host(&config, &sender).await?;
     let devices = host.devices();
     let host = host.run(sender.clone());
