@@ -274,6 +274,7 @@ async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyho
         uplinks: config.network.uplinks.clone(),
         local_devices: config.network.local_devices.clone(),
         opens_loopback: true,
+        masquerade_external: Some(config.node.masquerade_external),
     };
     let looked = spawn_blocking(|| Follower::start(facts));
     let looked = looked.await.context("reading devices, addresses and routes was interrupted")?;
