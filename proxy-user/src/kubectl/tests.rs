@@ -197,7 +197,7 @@ fn names_are_resolved_and_the_clients_node_is_asked() {
 }
 
 fn programmed(node: &str, arguments: &[String]) -> (String, String, bool) {
-    assert_eq!(arguments, ["programmed", "shop/web"]);
+    assert_eq!(arguments, ["programmed", "shop/web", "-o", "json"]);
     let slice = |name: &str, edition: &str| json!({ "name": name, "resourceVersion": edition });
     let first = if node == "b" { "98" } else { "101" };
     let told = json!({
@@ -206,7 +206,7 @@ fn programmed(node: &str, arguments: &[String]) -> (String, String, bool) {
     });
     match node {
         "c" => (String::new(), "ballast: no Service shop/web is programmed on c\n".to_owned(), false),
-        _ => (told.to_string(), String::new(), true),
+        _ => (json!({ "services": [told] }).to_string(), String::new(), true),
     }
 }
 
@@ -250,6 +250,7 @@ fn editions_are_compared_as_numbers(
         "resourceVersion": service, "current": current, "problems": ["no room"],
         "endpointSlices": [{ "name": "web-1", "resourceVersion": slice }, { "name": "left", "resourceVersion": null }],
     });
+    let told = json!({ "services": [told] });
     let answer = Answer { stdout: told.to_string(), stderr: String::new(), is_well: true };
     assert_eq!(wait::behind(&wanted, &Ok(answer)).as_deref(), expected);
 }

@@ -1,13 +1,12 @@
 //! `kubectl ballast`: the program under the name `kubectl-ballast`.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
 use super::observe::EventKind;
-use crate::cli::question;
+use crate::cli::question::{self, Peer};
 use crate::config::value;
 
 /// Queries the agents on all nodes of a cluster, and merges their answers.
@@ -135,14 +134,15 @@ pub struct MergedMonitorArgs {
     /// Output format.
     #[arg(short, long, default_value = "text")]
     pub output: MergedEventOutput,
-    /// Only events of this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
-    #[arg(long, value_name = "SERVICE")]
-    pub service: Option<String>,
-    /// Only packets of this client.
-    #[arg(long, value_name = "IP")]
-    pub client: Option<IpAddr>,
+    /// Only events of these Services: NAME, NAMESPACE/NAME or svc/NAME, each with or without :PORT. Default: those of
+    /// --namespace, or of all namespaces.
+    #[arg(value_name = "SERVICE")]
+    pub services: Vec<String>,
+    /// Only packets of this client: an address or a range, with or without :PORT.
+    #[arg(long, value_name = "ADDRESS[:PORT]")]
+    pub client: Option<Peer>,
     /// Only events with this reason; may be given several times.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = question::reason)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = question::reasons(), hide_possible_values = true)]
     pub reason: Vec<proxy_common::reason::Reason>,
     /// Only events of this kind; can be given several times.
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
