@@ -11,6 +11,7 @@ pub mod inspect;
 pub mod kube_proxy;
 pub mod kubectl;
 pub mod list;
+mod mirror;
 pub mod network;
 pub mod observe;
 mod options;

@@ -40,7 +40,7 @@ impl Output {
     }
 
     /// Whether the output is a document for programs.
-    pub(in crate::cli) const fn is_document(self) -> bool {
+    pub const fn is_document(self) -> bool {
         matches!(self, Self::Json | Self::Yaml | Self::Otlp)
     }
 

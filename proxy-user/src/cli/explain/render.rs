@@ -62,10 +62,18 @@ impl Explanation {
             all.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
         };
         let path = self.deciding();
-        if path.outcome == Outcome::Refused(Reason::UndefinedPort) && !services.is_empty() {
+        let has_no_port = match path.outcome {
+            Outcome::Refused(reason) => reason == Reason::UndefinedPort,
+            Outcome::Untouched => path.service.is_none(),
+            Outcome::Forward => false,
+        };
+        if has_no_port && !services.is_empty() {
             let (ip, port) = (destination.to.ip(), destination.to.port());
+            // Where the ranges of Service addresses are not known, such a packet is not refused.
+            let passes =
+                if path.outcome == Outcome::Untouched { "; the packet passes unchanged" } else { "" };
             return format!(
-                "{ip} is {}, which has no port {port}/{}; it has {}",
+                "{ip} is {}, which has no port {port}/{}; it has {}{passes}",
                 join(services),
                 destination.protocol,
                 join(ports)

@@ -414,3 +414,14 @@ fn an_endpoint_with_several_slots_is_one_row_and_a_long_list_is_cut() {
     assert!(!said.render(Output::Wide).unwrap().contains("more (-o wide"));
     assert_eq!(said.render(Output::Name).unwrap().lines().count(), 15);
 }
+
+#[test]
+fn a_port_that_the_service_does_not_have_is_named_also_without_service_ranges() {
+    let mut rules = rules();
+    rules.node.service_cidr_count = 0;
+    let summary = ask(&rules, "pod", "10.96.0.11:81").summary();
+    assert_eq!(
+        summary,
+        "10.96.0.11 is default/empty, which has no port 81/TCP; it has 80/TCP; the packet passes unchanged"
+    );
+}

@@ -189,3 +189,24 @@ async fn a_folder_that_is_missing_holds_up_no_api_server() {
     timeout(Duration::from_secs(30), has_begun).await.expect("nothing is waited for").unwrap();
     assert!(events.try_recv().is_err());
 }
+
+#[tokio::test]
+async fn a_folder_or_file_that_cannot_be_read_is_a_problem_until_it_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("manifests");
+    let (sender, _events) = mpsc::channel(16);
+    let (report, mut problems) = watch::channel(Vec::new());
+    tokio::spawn(run(path.clone(), Role::Alone, sender, report));
+    let mut next = async || {
+        timeout(Duration::from_secs(20), problems.changed()).await.unwrap().unwrap();
+        problems.borrow_and_update().join("")
+    };
+    assert!(next().await.contains("manifests cannot be read"));
+    fs::create_dir(&path).unwrap();
+    assert_eq!(next().await, "");
+    fs::write(path.join("a.yaml"), "kind: [\n").unwrap();
+    let told = next().await;
+    assert!(told.contains("a.yaml is not used: document 1, line 1"), "{told}");
+    fs::write(path.join("a.yaml"), "").unwrap();
+    assert_eq!(next().await, "");
+}
