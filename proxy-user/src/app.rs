@@ -15,6 +15,7 @@ use crate::api::credentials;
 use crate::api::fresh::Relister;
 use crate::audit::{Ask, Audits};
 use crate::cli::origins::{self, Origin};
+use crate::cli::variables;
 use crate::config::kube_proxy::document;
 use crate::config::paths::Ejection;
 use crate::config::{Options, RunConfig};
@@ -25,6 +26,7 @@ use crate::maps::KernelStore;
 use crate::maps::view::View;
 use crate::metrics::{Metrics, recent};
 use crate::model::notice::Notice;
+use crate::model::problem::chain;
 use crate::model::{ApiServers, Event, NodeView};
 use crate::otlp::record::LogRecord;
 use crate::otlp::{Counts, Exporter, Queue};
@@ -32,7 +34,7 @@ use crate::page::Agent;
 use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, Programs, Settings, require_capabilities};
 use crate::sync::{Driver, DriverSettings, Programmed, Status};
-use crate::{connections, http, sockets};
+use crate::{connections, http, sockets, telemetry};
 
 mod api_access;
 mod attach;
@@ -45,7 +47,7 @@ mod objects;
 mod otlp;
 pub mod supervisor;
 
-pub use api_access::{api_access, labelled};
+pub use api_access::{ASK, api_access};
 pub use end_udp_sockets::end_udp_sockets;
 pub use init::{init, write_config};
 use supervisor::Supervisor;
@@ -57,6 +59,11 @@ const QUEUE: usize = 1024;
 const NOTICES: usize = 256;
 /// How long the agent waits for the last events and telemetry to be sent before it exits.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Returns the text of an error with its causes, each of them once.
+pub fn error_text(error: &anyhow::Error) -> String {
+    chain(&**error)
+}
 
 /// Returns the origins of the settings in kube-proxy's configuration file.
 fn file_origins(config: &RunConfig) -> Vec<Origin> {
@@ -119,7 +126,9 @@ async fn serve(
     // The source lists objects while programs are loaded; its events wait in the queue for the driver.
     let (ask_for_nodes, needs_nodes) = watch::channel(false);
     let (told, servers) = watch::channel(ApiServers::default());
-    let (source, connection) = objects::open(&config, sender, to_tell, needs_nodes, told).await?;
+    let (report_manifests, mut manifests) = watch::channel(Vec::new());
+    let (source, connection) =
+        objects::open(&config, sender, to_tell, needs_nodes, told, report_manifests).await?;
     tasks.spawn_required("source", source);
     let programs = Arc::new(start_programs(&config).await?);
     let store = KernelStore::open(&programs.pin_dir())?;
@@ -183,6 +192,17 @@ async fn serve(
     let answers =
         answer(&config, &origins, status.clone(), programmed, Arc::clone(&metrics), notices.clone())?;
     tasks.spawn_fallible(async move { Ok(answers.await?) });
+    metrics.recent.set_standing("environment", unknown_variables());
+    let reported = Arc::clone(&metrics);
+    tasks.spawn_optional(async move {
+        loop {
+            let problems = manifests.borrow_and_update().clone();
+            reported.recent.set_standing("manifests", problems);
+            if manifests.changed().await.is_err() {
+                return;
+            }
+        }
+    });
     let reported = Arc::clone(&metrics);
     let report = move |problem| reported.recent.set_standing("configuration file", problem);
     tasks.spawn_fallible(config_file::until_changed(options, config.kube_proxy.text.clone(), report));
@@ -208,6 +228,17 @@ async fn serve(
     tasks.spawn_optional(memory::give_back(status.clone()));
     tasks.spawn_optional(announce(status));
     wait_for_the_end(tasks).await
+}
+
+/// Returns the environment variables that look like settings but are none, and logs them.
+fn unknown_variables() -> Vec<String> {
+    let all = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
+    let unknown = variables::unknown(all, &[telemetry::VARIABLE]);
+    for problem in &unknown {
+        tracing::warn!(problem, "a setting is ignored");
+    }
+    unknown
 }
 
 async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {

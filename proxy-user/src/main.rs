@@ -15,9 +15,9 @@ use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::export_conntrack::ConntrackExport;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::origins::{self, Origin};
-use proxy_user::cli::show::{Answer, ShowError};
+use proxy_user::cli::show::{Answer, AskApi, ShowError};
 use proxy_user::cli::{
-    Args, Command, check, colour, complete, confirm, explain, programmed, show, sysdump, takeover,
+    Args, Command, check, colour, complete, confirm, explain, programmed, show, sysdump, takeover, version,
 };
 use proxy_user::config::otlp::Telemetry;
 use proxy_user::config::{Options, RunConfig};
@@ -32,8 +32,8 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            // The whole chain on one line, for people and for log collectors.
-            let _ = writeln!(std::io::stderr(), "ballast: {error:#}");
+            // The whole chain on one line, for people and for log collectors; many errors contain the text of their cause.
+            let _ = writeln!(std::io::stderr(), "ballast: {}", app::error_text(&error));
             ExitCode::FAILURE
         }
     }
@@ -79,13 +79,13 @@ fn parse() -> (Command, Vec<Origin>) {
 }
 
 fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
-    let labelled = app::labelled;
+    let ask = app::ASK;
     let out = &mut stdout();
     let text = match command {
         Command::Run(args) => return start(*args, origins),
         Command::Cleanup(args) => return cleanup(&args),
         Command::EndUdpSockets(args) => return end_udp_sockets(&args),
-        Command::Monitor(args) => return monitor(&args),
+        Command::Monitor(args) => return monitor(&args, ask),
         Command::Status(args) => {
             let Answer { text, well } = show::status(&args)?;
             print(&text)?;
@@ -97,15 +97,16 @@ fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
             print(&text)?;
             return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
-        Command::Programmed(args) => programmed::run(&args)?,
-        Command::Top(args) => top::run(&args)?,
+        Command::Programmed(args) => return written(programmed::run(&args, ask.labels, out)),
+        Command::Top(args) => top::run(&args, ask.labels)?,
         Command::Takeover(args) => takeover::run(&args)?,
-        Command::Explain(args) => explain::answer(&args)?,
-        Command::Service { command } => return written(show::services(&command, labelled, out)),
-        Command::Backend { command } => return written(show::backends(&command, labelled, out)),
-        Command::Flow { command } => return written(show::flows(&command, labelled, out)),
+        Command::Explain(args) => explain::answer(&args, ask.pod)?,
+        Command::Version(args) => version::run(&args)?,
+        Command::Service { command } => return written(show::services(&command, ask, out)),
+        Command::Backend { command } => return written(show::backends(&command, ask, out)),
+        Command::Flow { command } => return written(show::flows(&command, ask, out)),
         Command::Map { command } => return written(show::maps(&command, out)),
-        Command::Stats(args) => return written(show::stats(&args, labelled, out)),
+        Command::Stats(args) => return written(show::stats(&args, ask, out)),
         Command::Config(args) => return written(show::config(&args, out)),
         Command::Sysdump(args) => {
             let said = sysdump::run(&args, || checked(&args))?;
@@ -166,8 +167,8 @@ fn end_udp_sockets(args: &EndUdpSocketsArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn monitor(args: &MonitorArgs) -> anyhow::Result<ExitCode> {
-    match monitor::run(args, &mut stdout().lock()) {
+fn monitor(args: &MonitorArgs, ask: AskApi) -> anyhow::Result<ExitCode> {
+    match monitor::run(args, ask.labels, &mut stdout().lock()) {
         // It is not a failure if the reader closes the pipe early (`| head`).
         Err(MonitorError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         result => Ok(result.map(|()| ExitCode::SUCCESS)?),

@@ -13,13 +13,15 @@
 //!
 //! `BALLAST_LOG` overrides the level for single modules, as [`EnvFilter`] reads it: `info,ballast::sync=trace`.
 
+use std::fmt;
 use std::io;
 
 use tracing::Metadata;
 use tracing_subscriber::filter::{EnvFilter, FilterExt as _, LevelFilter, ParseError, filter_fn};
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
-use tracing_subscriber::registry::Registry;
+use tracing_subscriber::registry::{LookupSpan, Registry};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::value::{LogFormat, LogLevel};
@@ -97,8 +99,10 @@ where
 {
     let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines = match format {
-        LogFormat::Text => lines.with_ansi(false).boxed(),
-        LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
+        LogFormat::Text => lines.with_ansi(false).map_event_format(PublicNames).boxed(),
+        LogFormat::Json => {
+            lines.json().flatten_event(true).with_current_span(false).map_event_format(PublicNames).boxed()
+        }
     };
     // Spans of this crate are only exported: in the log they would precede every line. With the hint, the level of the
     // log still decides whether a line is evaluated.
@@ -110,6 +114,39 @@ where
     };
     let is_wanted = filter.or(filter_fn(is_exported_span).with_max_level_hint(LevelFilter::INFO));
     Box::new(Registry::default().with(lines).with(layer.with_filter(is_wanted)))
+}
+
+/// Writes lines with the name of the product and of its part instead of the compiler's path of a module: `ballast::sync`.
+struct PublicNames<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for PublicNames<F>
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &tracing::Event<'_>,
+    ) -> fmt::Result {
+        let mut line = String::new();
+        self.0.format_event(context, Writer::new(&mut line), event)?;
+        let target = event.metadata().target();
+        match public_name(target) {
+            Some(name) => writer.write_str(&line.replacen(target, &name, 1)),
+            None => writer.write_str(&line),
+        }
+    }
+}
+
+/// Returns the public name of a module of ours; `None` for other targets.
+fn public_name(target: &str) -> Option<String> {
+    let mut parts = target.split("::");
+    let is_ours = parts.next().is_some_and(|name| [TARGET, BPF_TARGET].contains(&name));
+    let part = parts.next().map(|part| format!("::{part}")).unwrap_or_default();
+    is_ours.then(|| format!("{PUBLIC_TARGET}{part}"))
 }
 
 fn is_exported_span(metadata: &Metadata<'_>) -> bool {
@@ -159,6 +196,18 @@ mod tests {
         let text = written(LogFormat::Text, LogLevel::Info, None);
         assert!(text.contains("programmed service=\"default/redis\""), "{text}");
         assert_eq!(text.lines().count(), 1, "{text}");
+    }
+
+    #[test]
+    fn a_line_names_the_product_and_not_the_paths_of_its_modules() {
+        let filter = Some("trace,hyper=off");
+        for format in [LogFormat::Text, LogFormat::Json] {
+            let text = written(format, LogLevel::Info, filter);
+            assert!(text.contains("ballast::telemetry") && text.contains("ballast::sync"), "{text}");
+            assert!(!text.contains(TARGET), "{text}");
+        }
+        assert_eq!(public_name("proxy_user::sync::driver").as_deref(), Some("ballast::sync"));
+        assert_eq!(public_name("kube_client::client"), None);
     }
 
     #[test]

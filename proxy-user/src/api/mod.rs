@@ -10,6 +10,7 @@ mod frames;
 pub mod fresh;
 mod history;
 mod kinds;
+pub mod lookup;
 pub mod notices;
 pub mod objects;
 mod protobuf;

@@ -9,10 +9,14 @@ use tokio::time::timeout;
 
 use crate::api::client::{ConnectError, Options, connect};
 use crate::api::fresh::Relister;
+use crate::api::lookup;
 use crate::cli::args::check::CheckArgs;
 use crate::cli::args::list::ApiArgs;
 use crate::cli::check::facts::ApiAccess;
+use crate::cli::show::AskApi;
 use crate::model::ApiServers;
+use crate::model::lookup::{Places, PodFacts};
+use crate::model::nearest::{did_you_mean, nearest};
 use crate::model::problem::chain;
 
 /// An API server that does not answer within this time is away.
@@ -58,17 +62,42 @@ async fn client(args: &ApiArgs) -> Result<Client, ConnectError> {
     Ok(connect(&options, told).await?.client)
 }
 
-/// Returns the Services with these labels, as namespace and name; the error is a message.
-pub fn labelled(args: &ApiArgs, selector: &str) -> Result<BTreeSet<(String, String)>, String> {
+/// What the reading commands ask the API server for.
+pub const ASK: AskApi = AskApi { labels: labelled, places, pod };
+
+/// Sends requests to the API server; the error is a message.
+fn asked<T, F: Future<Output = Result<T, kube::Error>>>(
+    args: &ApiArgs,
+    request: impl FnOnce(Client) -> F,
+) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start the async runtime: {error}"))?;
     runtime.block_on(async {
         let asked = async {
             let client = client(args).await.map_err(|error| chain(&error))?;
-            Relister::new(client).labelled(selector).await.map_err(|error| chain(&error))
+            request(client).await.map_err(|error| chain(&error))
         };
         timeout(PATIENCE, asked)
             .await
             .unwrap_or_else(|_| Err(format!("the API server does not answer within {PATIENCE:?}")))
+    })
+}
+
+/// Returns the Services with these labels, as namespace and name; the error is a message.
+fn labelled(args: &ApiArgs, selector: &str) -> Result<BTreeSet<(String, String)>, String> {
+    asked(args, |client| async move { Relister::new(client).labelled(selector).await })
+}
+
+/// Returns the places of the endpoints of a namespace, or of all.
+fn places(args: &ApiArgs, namespace: Option<&str>) -> Result<Places, String> {
+    asked(args, |client| lookup::places(client, namespace))
+}
+
+/// Returns what the API server knows of a pod.
+fn pod(args: &ApiArgs, namespace: &str, name: &str) -> Result<PodFacts, String> {
+    let found = asked(args, |client| lookup::pod(client, namespace, name))?;
+    found.map_err(|others| {
+        let near = did_you_mean(&nearest(name, others.iter().map(String::as_str)));
+        format!("there is no pod {namespace}/{name}{near}")
     })
 }

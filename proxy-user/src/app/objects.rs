@@ -12,23 +12,26 @@ use crate::model::{ApiServers, Event};
 use crate::source::folder::{self, Role};
 
 /// Opens the sources that `config` names. The future never ends; it sends their events to `sender`, and `notices` to
-/// the cluster, if there is one. The connection is for other requests to the cluster.
+/// the cluster, if there is one. `problems` gets the problems of the folder. The connection is for other requests to the
+/// cluster.
 pub async fn open(
     config: &RunConfig,
     sender: mpsc::Sender<Event>,
     notices: mpsc::Receiver<Notice>,
     needs_nodes: watch::Receiver<bool>,
     told: watch::Sender<ApiServers>,
+    problems: watch::Sender<Vec<String>>,
 ) -> anyhow::Result<(BoxFuture<'static, ()>, Option<Connection>)> {
     let Some(cluster) = &config.source.cluster else {
-        let folder = config.source.manifests.clone().map(|dir| folder::run(dir, Role::Alone, sender));
+        let folder =
+            config.source.manifests.clone().map(|dir| folder::run(dir, Role::Alone, sender, problems));
         let source = async move {
             tokio::join!(OptionFuture::from(folder), silence(notices));
         };
         return Ok((Box::pin(source), None));
     };
     let (begun, has_begun) = oneshot::channel();
-    let beside = |dir| folder::run(dir, Role::BesideApiServer { begun }, sender.clone());
+    let beside = |dir| folder::run(dir, Role::BesideApiServer { begun }, sender.clone(), problems);
     let folder = OptionFuture::from(config.source.manifests.clone().map(beside));
     let (cluster, connection) =
         of_cluster(cluster, config, sender.clone(), notices, needs_nodes, told).await?;

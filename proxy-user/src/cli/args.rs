@@ -6,10 +6,12 @@ pub mod check;
 mod choices;
 pub mod common;
 pub mod end_udp_sockets;
+pub(in crate::cli) mod examples;
 pub mod inspect;
 pub mod kube_proxy;
 pub mod kubectl;
 pub mod list;
+mod mirror;
 pub mod network;
 pub mod observe;
 mod options;
@@ -30,8 +32,9 @@ use clap::builder::FalseyValueParser;
 use clap::{Parser, Subcommand};
 
 pub use self::change::CleanupArgs;
-pub use self::common::{AgentArgs, Output, ReaderArgs};
+pub use self::common::{AgentArgs, ReaderArgs};
 pub use self::inspect::{BackendCommand, FlowCommand, MapCommand, ServiceCommand, StatusArgs};
+use crate::cli::candidates;
 use crate::config::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
 use crate::host::selection::DevicePattern;
 use crate::programs::PacketHook;
@@ -41,7 +44,13 @@ use crate::programs::PacketHook;
 /// `ballast run` starts the agent, which runs on each node. The other commands read the BPF maps that the agent writes;
 /// they also work while the agent is stopped.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "ballast", version, propagate_version = true, arg_required_else_help = true)]
+#[command(
+    name = "ballast",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    mut_subcommands(examples::prepare)
+)]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -91,12 +100,14 @@ pub enum Command {
     Monitor(observe::MonitorArgs),
     /// Show live rates of Services and endpoints, drops and connections on a terminal.
     Top(top::TopArgs),
-    /// Show which version of each Service and its EndpointSlices is programmed into the maps, as JSON.
+    /// Show which version of each Service and its EndpointSlices is programmed into the maps.
     Programmed(programmed::ProgrammedArgs),
     /// Show the agent's settings and the source of each: flag, environment variable, file or default.
     Config(inspect::ConfigArgs),
     /// Collect the information for a bug report in an archive, without secrets.
     Sysdump(change::SysdumpArgs),
+    /// Show the version of this program and of the agent.
+    Version(inspect::VersionArgs),
     /// Print a shell script that completes commands, flags, and the names of Services and maps.
     Completion {
         /// The shell.
@@ -120,44 +131,6 @@ pub enum Command {
 /// The settings of the agent.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
-    /// File with a `KubeProxyConfiguration`, the format of kube-proxy. With it, the agent ignores the flags that kube-proxy
-    /// also has, except the log flags, --hostname-override and --master. When the file changes, the agent exits with an
-    /// error, so that it is restarted.
-    #[arg(long, env = "BALLAST_CONFIG", value_name = "FILE", help_heading = "kube-proxy compatibility")]
-    pub config: Option<PathBuf>,
-    /// Write the effective settings as a `KubeProxyConfiguration` to this file, and exit.
-    #[arg(
-        long,
-        env = "BALLAST_WRITE_CONFIG_TO",
-        value_name = "FILE",
-        help_heading = "kube-proxy compatibility"
-    )]
-    pub write_config_to: Option<PathBuf>,
-    /// Do only the work that needs full privileges (mount bpffs and cgroup2, set netfilter sysctls), and exit.
-    #[arg(
-        long,
-        env = "BALLAST_INIT_ONLY",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_parser = FalseyValueParser::new(),
-        help_heading = "kube-proxy compatibility"
-    )]
-    pub init_only: Option<bool>,
-    /// Do what `ballast cleanup` does, and exit.
-    #[arg(
-        long,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_parser = FalseyValueParser::new(),
-        help_heading = "kube-proxy compatibility"
-    )]
-    pub cleanup: Option<bool>,
-    /// Flags of kube-proxy that Ballast does not have.
-    #[command(flatten)]
-    pub kube_proxy: kube_proxy::KubeProxyFlags,
-
     /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service account, then ~/.kube/config.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Source of Services")]
     pub kubeconfig: Option<PathBuf>,
@@ -203,6 +176,7 @@ pub struct RunArgs {
         value_name = "GLOB",
         value_delimiter = ',',
         value_parser = value::device_pattern,
+        add = candidates::devices(),
         help_heading = "Node"
     )]
     pub devices: Vec<DevicePattern>,
@@ -295,7 +269,44 @@ pub struct RunArgs {
     )]
     pub api_audit_period: Duration,
 
+    /// File with a `KubeProxyConfiguration`, the format of kube-proxy. With it, the agent ignores the flags that kube-proxy
+    /// also has, except the log flags, --hostname-override and --master. When the file changes, the agent exits with an
+    /// error, so that it is restarted.
+    #[arg(long, env = "BALLAST_CONFIG", value_name = "FILE", help_heading = "kube-proxy compatibility")]
+    pub config: Option<PathBuf>,
+    /// Write the effective settings as a `KubeProxyConfiguration` to this file, and exit.
+    #[arg(
+        long,
+        env = "BALLAST_WRITE_CONFIG_TO",
+        value_name = "FILE",
+        help_heading = "kube-proxy compatibility"
+    )]
+    pub write_config_to: Option<PathBuf>,
+    /// Do only the work that needs full privileges (mount bpffs and cgroup2, set netfilter sysctls), and exit.
+    #[arg(
+        long,
+        env = "BALLAST_INIT_ONLY",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = FalseyValueParser::new(),
+        help_heading = "kube-proxy compatibility"
+    )]
+    pub init_only: Option<bool>,
+    /// Do what `ballast cleanup` does, and exit.
+    #[arg(
+        long,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = FalseyValueParser::new(),
+        help_heading = "kube-proxy compatibility"
+    )]
+    pub cleanup: Option<bool>,
     /// Only for compatibility: ebpf. The modes of kube-proxy are accepted with a line in the log, and mean ebpf.
     #[arg(long, env = "BALLAST_PROXY_MODE", value_name = "MODE", help_heading = "kube-proxy compatibility")]
     pub proxy_mode: Option<ProxyMode>,
+    /// Flags of kube-proxy that Ballast does not have.
+    #[command(flatten)]
+    pub kube_proxy: kube_proxy::KubeProxyFlags,
 }

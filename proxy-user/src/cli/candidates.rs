@@ -29,6 +29,24 @@ pub(in crate::cli) fn maps() -> ArgValueCandidates {
     })
 }
 
+/// Completes a client of `ballast explain`; pods have no names in the maps.
+pub(in crate::cli) fn clients() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| ["host", "pod", "pod/"].map(CompletionCandidate::new).into())
+}
+
+/// Completes a network device.
+pub(in crate::cli) fn devices() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let devices = crate::host::devices::list().unwrap_or_default();
+        devices.into_iter().map(|device| CompletionCandidate::new(device.name)).collect()
+    })
+}
+
+/// Completes one of these words.
+pub(in crate::cli) fn words(names: Vec<String>) -> ArgValueCandidates {
+    ArgValueCandidates::new(move || names.iter().map(CompletionCandidate::new).collect())
+}
+
 fn candidates<const N: usize>(texts: impl Fn(&NameRow) -> [String; N]) -> Vec<CompletionCandidate> {
     let bpffs = std::env::var_os("BALLAST_BPFFS").unwrap_or_else(|| OsString::from("/sys/fs/bpf"));
     let names = View::open(&PathBuf::from(bpffs)).and_then(|view| view.names()).unwrap_or_default();

@@ -5,12 +5,14 @@
 use std::io;
 use std::path::Path;
 
-use clap::CommandFactory as _;
+use clap::{Arg, Command, CommandFactory as _};
 use clap_complete::CompleteEnv;
 use clap_complete::env::Shells;
 
 use super::args::Args;
 use super::args::inspect::Shell;
+use super::check::judge::CHECKS;
+use super::{candidates, show};
 
 /// Set by a completion script that asks for candidates.
 const VARIABLE: &str = "_BALLAST_COMPLETE";
@@ -18,7 +20,30 @@ const PROGRAM: &str = "ballast";
 
 /// If a completion script asks, answers it and ends the process.
 pub fn answer() {
-    CompleteEnv::with_factory(Args::command).var(VARIABLE).complete();
+    CompleteEnv::with_factory(command).var(VARIABLE).complete();
+}
+
+/// Returns the command line with the names that only other modules know: settings, checks, and columns of lists.
+fn command() -> Command {
+    let all = Args::command();
+    let run = all.find_subcommand("run").into_iter().flat_map(Command::get_arguments);
+    let settings: Vec<String> = run.filter_map(Arg::get_long).map(str::to_owned).collect();
+    let checks = CHECKS.iter().map(|check| (*check).to_owned()).collect();
+    let all = all
+        .mut_subcommand("config", |one| one.mut_arg("names", |arg| arg.add(candidates::words(settings))))
+        .mut_subcommand("check", |one| one.mut_arg("checks", |arg| arg.add(candidates::words(checks))));
+    all.mut_subcommands(|one| with_columns("", one))
+}
+
+fn with_columns(parent: &str, command: Command) -> Command {
+    let path = format!("{parent} {}", command.get_name());
+    let columns = show::columns(path.trim());
+    let command = if columns.is_empty() {
+        command
+    } else {
+        command.mut_arg("sort_by", |arg| arg.add(candidates::words(columns)))
+    };
+    command.mut_subcommands(|below| with_columns(&path, below))
 }
 
 /// Returns the completion script for a shell.
@@ -50,6 +75,38 @@ mod tests {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = script(shell).unwrap();
             assert!(script.contains(VARIABLE) && script.contains(PROGRAM), "{shell:?}: {script}");
+        }
+    }
+
+    #[test]
+    fn the_shell_completes_every_value_that_can_be_known() {
+        let complete = |words: &str| -> Vec<String> {
+            let words: Vec<_> = words.split(' ').map(std::ffi::OsString::from).collect();
+            let last = words.len() - 1;
+            let found = clap_complete::engine::complete(&mut command(), words, last, None).unwrap();
+            found.iter().map(|one| one.get_value().to_string_lossy().into_owned()).collect()
+        };
+        for (words, expected) in [
+            ("ballast flow list --state ", "half-open"),
+            ("ballast flow list --protocol ", "sctp"),
+            ("ballast flow list --sort-by ", "idle"),
+            ("ballast monitor --reason ", "no_endpoint"),
+            ("ballast monitor --kind ", "reject"),
+            ("ballast monitor -o ", "otlp"),
+            ("ballast check -o ", "short"),
+            ("ballast check kernel", "kernel-btf"),
+            ("ballast config max", "max-flows"),
+            ("ballast map dump serv", "services6"),
+            ("ballast stats --sort-by re", "reply-bytes"),
+            ("ballast programmed --sort-by ", "current"),
+            ("ballast explain h", "host"),
+            ("ballast top --screen ", "drops"),
+            ("ballast run --xdp ", "native"),
+            ("ballast run --devices ", "lo"),
+            ("ballast completion ", "fish"),
+        ] {
+            let found = complete(words);
+            assert!(found.iter().any(|one| one == expected), "{words}: {found:?}");
         }
     }
 

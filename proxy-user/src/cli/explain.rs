@@ -7,19 +7,24 @@ mod health;
 mod outcome;
 mod path;
 mod render;
+mod resolve;
 mod walk;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-pub use outcome::{Candidate, Outcome, Path, Step};
+pub use outcome::{Candidate, Decides, Outcome, Path, Step};
 use proxy_common::Address;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceKey};
 use proxy_common::{V4, V6};
+pub use resolve::AskPod;
 
 use super::args::observe::ExplainArgs;
-use super::question::{Client, Destination};
+use super::question::{Client, ClientArg, Destination};
 use super::show::ShowError;
-use crate::maps::view::{Rules, View};
+use crate::config::run::node_name_or_host;
+use crate::maps::view::{Rules, Transport, View};
+use crate::model::net::IpFamily;
 
 /// The result.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,27 +37,41 @@ pub struct Explanation {
     pub socket: Path,
     /// Result of the packet hooks.
     pub packet: Path,
+    /// Which of the two decides.
+    pub decides: Decides,
+    /// The Services of the dialled address, without ports.
+    pub services: BTreeSet<String>,
+    /// The ports that they have at the dialled address, like `80/TCP (http)`.
+    pub ports: BTreeSet<String>,
 }
 
 /// Reads the maps, and returns the rendered explanation.
-pub fn answer(args: &ExplainArgs) -> Result<String, ShowError> {
+pub fn answer(args: &ExplainArgs, ask: AskPod) -> Result<String, ShowError> {
     let view = View::open(&args.reader.maps.bpffs)?;
-    let explanation = match (args.destination.to.ip(), args.client) {
-        (IpAddr::V4(to), client @ (Client::Host | Client::Pod)) => {
-            explain(&view.rules::<V4>()?, client, None, to.octets(), args.destination)
+    let family = match &args.client {
+        ClientArg::Known(client) => client.address().map(IpFamily::of),
+        ClientArg::Pod { .. } => None,
+    };
+    let destination =
+        resolve::destination(&args.destination, &args.namespace, family, &view.service_names()?)?;
+    let node = node_name_or_host(std::env::var("BALLAST_HOSTNAME_OVERRIDE").ok()).ok();
+    let family = IpFamily::of(destination.to.ip());
+    let client =
+        resolve::client(&args.client, &args.namespace, family, node.as_deref(), |namespace, name| {
+            ask(&args.api, namespace, name)
+        })?;
+    let explanation = match (destination.to.ip(), client.address()) {
+        (IpAddr::V4(to), None) => explain(&view.rules::<V4>()?, client, None, to.octets(), destination),
+        (IpAddr::V6(to), None) => explain(&view.rules::<V6>()?, client, None, to.octets(), destination),
+        (IpAddr::V4(to), Some(IpAddr::V4(from))) => {
+            explain(&view.rules::<V4>()?, client, Some(from.octets()), to.octets(), destination)
         }
-        (IpAddr::V6(to), client @ (Client::Host | Client::Pod)) => {
-            explain(&view.rules::<V6>()?, client, None, to.octets(), args.destination)
-        }
-        (IpAddr::V4(to), client @ Client::Address(IpAddr::V4(from))) => {
-            explain(&view.rules::<V4>()?, client, Some(from.octets()), to.octets(), args.destination)
-        }
-        (IpAddr::V6(to), client @ Client::Address(IpAddr::V6(from))) => {
-            explain(&view.rules::<V6>()?, client, Some(from.octets()), to.octets(), args.destination)
+        (IpAddr::V6(to), Some(IpAddr::V6(from))) => {
+            explain(&view.rules::<V6>()?, client, Some(from.octets()), to.octets(), destination)
         }
         _ => return Err(ShowError::Families),
     };
-    explanation.render(args.reader.output)
+    explanation.render(args.reader.format.output)
 }
 
 /// Applies the rules to a connection. `from` is the client's address, if it is known.
@@ -69,10 +88,26 @@ pub fn explain<A: Address + Into<IpAddr>>(
         proto: destination.protocol.number(),
         scope: SCOPE_INTERNAL,
     };
-    let socket = walk::Walk::new(rules, key).socket(client, from);
+    let walk = || walk::Walk::new(rules, key, client);
+    let is_here = client == Client::Host || walk().is_on_node(client, from);
+    let socket = walk().socket(client, from);
     let is_left = socket.outcome == Outcome::Untouched;
-    let packet = walk::Walk::new(rules, key).packet(client, from, is_left);
-    Explanation { client, destination, socket, packet }
+    let packet = walk().packet(client, from, is_left);
+    let decides = match (is_here, is_left) {
+        (true, false) => Decides::Socket,
+        (true, true) => Decides::PacketAfterSocket,
+        (false, _) => Decides::Packet,
+    };
+    let of_address = rules.services.iter().filter(|(key, _)| key.addr == to && key.port != 0);
+    let named = of_address.filter_map(|(key, entry)| Some((key, rules.common.names.get(&entry.id)?)));
+    let (services, ports) = named
+        .map(|(key, name)| {
+            let port = if name.port.is_empty() { String::new() } else { format!(" ({})", name.port) };
+            let service = format!("{}/{}", name.namespace, name.name);
+            (service, format!("{}/{}{port}", key.port, Transport(key.proto)))
+        })
+        .unzip();
+    Explanation { client, destination, socket, packet, decides, services, ports }
 }
 
 #[cfg(test)]

@@ -14,8 +14,11 @@ pub mod monitor;
 pub mod origins;
 pub mod programmed;
 pub mod question;
+pub mod selector;
 pub mod show;
 pub mod sysdump;
 pub mod takeover;
+pub mod variables;
+pub mod version;
 
 pub use args::{Args, Command};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -15,12 +15,16 @@ use proxy_common::reason::Reason;
 use rustix::net::{self, AddressFamily, SocketType};
 use serde::Serialize;
 
-use super::args::observe::{EventKind, EventOutput, MonitorArgs};
-use super::show::{ServiceFilter, ShowError, yaml};
+use super::args::list::Output;
+use super::args::observe::{EventKind, MonitorArgs};
+use super::question::Peer;
+use super::selector::{AskLabels, SelectorError, ServiceSelector};
+use super::show::{ServiceIdentity, ShowError, yaml};
 use crate::config::ConfigError;
 use crate::config::otlp::resource;
 use crate::config::run::node_name_or_host;
-use crate::maps::view::{Listener, NameRow, Snapshot, Transport, View, ViewError, ip_of, monotonic};
+use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError, ip_of, monotonic};
+use crate::model::net::IpFamily;
 use crate::otlp::Resource;
 
 mod otlp;
@@ -44,6 +48,12 @@ pub enum MonitorError {
     Variable(#[from] ConfigError),
 }
 
+impl From<SelectorError> for MonitorError {
+    fn from(error: SelectorError) -> Self {
+        Self::Show(error.into())
+    }
+}
+
 impl From<ViewError> for MonitorError {
     fn from(error: ViewError) -> Self {
         Self::Show(error.into())
@@ -52,11 +62,11 @@ impl From<ViewError> for MonitorError {
 
 /// Which events are shown.
 #[derive(Clone, Debug, Default)]
-pub struct Selection {
-    /// Only events of this Service.
-    pub service: Option<ServiceFilter>,
+pub struct EventSelection {
+    /// Only events of these Services.
+    pub services: ServiceSelector,
     /// Only packets of this client.
-    pub client: Option<IpAddr>,
+    pub client: Option<Peer>,
     /// Only calls of this process.
     pub pid: Option<u32>,
     /// Only these reasons; empty: all.
@@ -65,17 +75,13 @@ pub struct Selection {
     pub kinds: Vec<EventKind>,
 }
 
-impl Selection {
+impl EventSelection {
     /// Whether the event is selected.
     pub fn takes(&self, event: &Event, names: &Snapshot) -> bool {
         let kind = kind(event);
-        let of_service = |filter: &ServiceFilter| {
-            let name = names.names.get(&event.service);
-            name.is_some_and(|name| filter.matches(event.service, name, names))
-        };
-        self.service.as_ref().is_none_or(of_service)
+        self.services.takes(event.service, names)
             && self.client.is_none_or(|client| {
-                event.hook == HOOK_PACKET && self::client(event).is_some_and(|found| found.ip() == client)
+                event.hook == HOOK_PACKET && self::client(event).is_some_and(|found| client.is(&found))
             })
             && self.pid.is_none_or(|pid| event.hook == HOOK_SOCKET && event.pid == pid)
             && (self.reasons.is_empty() || reason(event).is_some_and(|reason| self.reasons.contains(&reason)))
@@ -84,22 +90,22 @@ impl Selection {
 }
 
 /// Shows events until the requested number is reached or the time is up.
-pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError> {
-    let selection = Selection {
-        service: args.service.as_deref().map(str::parse).transpose().map_err(ShowError::from)?,
+pub fn run(args: &MonitorArgs, labels: AskLabels, out: &mut impl Write) -> Result<(), MonitorError> {
+    let view = View::open(&args.maps.bpffs)?;
+    let selection = EventSelection {
+        services: ServiceSelector::new(&args.selector, &view, labels)?,
         client: args.client,
         pid: args.pid,
         reasons: args.reason.clone(),
         kinds: args.kind.clone(),
     };
-    let view = View::open(&args.maps.bpffs)?;
     let mut names = Names::read(&view)?;
     let mut listener = view.listen(args.sample)?;
     let begun = Instant::now();
     let (mut renewed, mut shown, mut lost) = (begun, 0, 0);
     let context = MonitorContext::now();
     let output = match args.output {
-        EventOutput::Otlp => Written::Otlp(own_resource()?),
+        Output::Otlp => Written::Otlp(own_resource()?),
         other => Written::Plain(other),
     };
     let has_ended = args.end_with_stdin.then(input_end);
@@ -135,7 +141,7 @@ pub fn run(args: &MonitorArgs, out: &mut impl Write) -> Result<(), MonitorError>
 
 /// Format of the lines.
 enum Written {
-    Plain(EventOutput),
+    Plain(Output),
     Otlp(Resource),
 }
 
@@ -143,9 +149,11 @@ impl Written {
     fn render(&self, line: &Line) -> Result<String, ShowError> {
         match self {
             Self::Otlp(resource) => line.otlp(resource),
-            Self::Plain(EventOutput::Json) => Ok(serde_json::to_string(line)?),
-            Self::Plain(EventOutput::Yaml) => Ok(format!("---\n{}", yaml(line)?.trim_end())),
-            Self::Plain(EventOutput::Text | EventOutput::Otlp) => Ok(line.text()),
+            Self::Plain(Output::Json) => Ok(serde_json::to_string(line)?),
+            Self::Plain(Output::Name) => Ok(line.identity.service.clone().unwrap_or_else(|| "-".to_owned())),
+            Self::Plain(Output::Wide) => Ok(line.wide()),
+            Self::Plain(Output::Yaml) => Ok(format!("---\n{}", yaml(line)?.trim_end())),
+            Self::Plain(Output::Text | Output::Short | Output::Otlp) => Ok(line.text()),
         }
     }
 }
@@ -180,8 +188,7 @@ pub struct Names {
 impl Names {
     /// Reads the current names.
     pub fn read(view: &View) -> Result<Self, ViewError> {
-        let snapshot = Snapshot { names: view.names()?, frontends: view.services()?, ..Snapshot::default() };
-        Ok(Self { snapshot, read: Instant::now() })
+        Ok(Self { snapshot: view.service_names()?, read: Instant::now() })
     }
 
     /// Reads the names again if an event has a Service without a name, but not too often.
@@ -274,16 +281,14 @@ pub struct Line {
     process: Option<String>,
     /// Socket calls: cookie of the network namespace.
     netns: Option<u64>,
-    /// `TCP`, `UDP`, `SCTP`.
-    protocol: Option<String>,
     /// Address and port that the client dialled.
     frontend: Option<SocketAddr>,
     /// Address and port of the selected endpoint.
     backend: Option<SocketAddr>,
     backend_id: Option<u32>,
-    /// `namespace/name:port`.
-    service: Option<String>,
-    service_id: Option<u32>,
+    /// The Service port, with the protocol and the family of the event; `service` is `null` for an id without a name.
+    #[serde(flatten)]
+    identity: ServiceIdentity,
     /// A label of `docs/reasons.md`.
     reason: Option<&'static str>,
     #[serde(skip)]
@@ -291,8 +296,6 @@ pub struct Line {
     /// Time of the event, the same as `time`.
     #[serde(skip)]
     at: Option<SystemTime>,
-    #[serde(skip)]
-    name: Option<NameRow>,
 }
 
 impl Line {
@@ -320,16 +323,21 @@ impl Line {
             pid: some(event.pid),
             process: some(event.pid).and_then(|pid| context.process(pid)),
             netns: is_call.then_some(event.netns),
-            protocol: (event.proto != 0).then(|| Transport(event.proto).to_string()),
             frontend: socket(event, event.frontend, event.frontend_port),
             backend: some(event.backend_id).and(socket(event, event.backend, event.backend_port)),
             backend_id: some(event.backend_id),
-            service: name.map(ToString::to_string),
-            service_id: some(event.service),
+            identity: ServiceIdentity {
+                service: name.map(ToString::to_string),
+                namespace: name.map(|name| name.namespace.clone()),
+                name: name.map(|name| name.name.clone()),
+                port: name.map(|name| name.port.clone()),
+                protocol: (event.proto != 0).then(|| Transport(event.proto).to_string()),
+                family: ip_of(event.family.into(), event.frontend).map(|ip| IpFamily::of(ip).to_string()),
+                service_id: some(event.service),
+            },
             reason: why.map(Reason::label),
             why,
             at,
-            name: name.cloned(),
         }
     }
 
@@ -345,6 +353,17 @@ impl Line {
         format!("{time} {:<6} {}", self.kind, self.what())
     }
 
+    /// Returns the line with the date, the hook, the network namespace and the id of the endpoint.
+    fn wide(&self) -> String {
+        let time = self.time.as_deref().unwrap_or("-");
+        let mut text = format!("{time} {:<6} {:<6} {}", self.kind, self.hook.unwrap_or("-"), self.what());
+        let netns = self.netns.map(|netns| format!(" netns={netns}"));
+        let backend = self.backend_id.map(|id| format!(" backend-id={id}"));
+        let service = self.identity.service_id.map(|id| format!(" service-id={id}"));
+        text.extend([netns, service, backend].into_iter().flatten());
+        text
+    }
+
     /// Returns client, frontend, Service, endpoint and reason as text.
     fn what(&self) -> String {
         let who = match (self.client, &self.process, self.pid, self.hook) {
@@ -358,12 +377,12 @@ impl Line {
         };
         let mut words = vec![who];
         if let Some(frontend) = self.frontend {
-            let protocol = self.protocol.as_deref().unwrap_or("?");
+            let protocol = self.identity.protocol.as_deref().unwrap_or("?");
             words.push(format!("-> {frontend}/{protocol}"));
         }
-        if let Some(service) = &self.service {
+        if let Some(service) = &self.identity.service {
             words.push(service.clone());
-        } else if let Some(id) = self.service_id {
+        } else if let Some(id) = self.identity.service_id {
             words.push(format!("id {id}"));
         }
         if let Some(backend) = self.backend {

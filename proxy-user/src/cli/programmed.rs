@@ -1,76 +1,177 @@
-//! `ballast programmed`: what the agent has programmed, as the agent reports it.
+//! `ballast programmed`: the versions of Services that the agent has programmed, as the agent reports them.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
 
 use super::args::programmed::ProgrammedArgs;
-use super::show::{ask, reachable};
-use crate::config::run::METRICS_PORT;
+use super::selector::{AskLabels, ServiceSelector, nearest_services};
+use super::show::{Column, List, Row, ServiceProblems, ShowError, agent_address, ask, write_list};
+use crate::config::value::Listen;
 
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum ProgrammedError {
-    /// The agent's metrics server, which would answer, is switched off.
-    #[error("the agent's metrics server is switched off: set --metrics-bind-address")]
-    NotAsked,
-    /// The agent does not answer.
-    #[error(
-        "the agent does not answer at {address}: {source}; only the agent knows the programmed versions (`ballast service list` reads the maps without the agent)"
-    )]
-    Silent {
-        /// The queried address.
-        address: std::net::SocketAddr,
-        /// Why there is no answer.
-        source: std::io::Error,
-    },
-    /// The agent has no such Service, or does not know it yet.
-    #[error("{0}")]
-    Refused(String),
-    /// The text is not the name of a Service.
-    #[error("{0:?} is not the name of a Service: give NAMESPACE/NAME, like default/redis")]
-    Name(String),
+/// The answer of the agent for all Services.
+#[derive(Debug, Deserialize)]
+struct All {
+    node: String,
+    synced: bool,
+    services: Vec<ProgrammedJson>,
 }
 
-/// Returns the JSON answer of `/programmed`.
-pub fn run(args: &ProgrammedArgs) -> Result<String, ProgrammedError> {
+/// The programmed version of a Service.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ProgrammedJson {
+    /// Name of its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// `null` for objects from a folder.
+    pub uid: Option<String>,
+    /// `null` for objects from a folder.
+    pub resource_version: Option<String>,
+    /// `null` for objects from a folder.
+    pub generation: Option<i64>,
+    /// Its EndpointSlices.
+    pub endpoint_slices: Vec<SliceJson>,
+    /// In RFC 3339 format.
+    pub programmed_since: String,
+    /// There is no newer version that could not be programmed.
+    pub current: bool,
+    /// Problems of the Service and of its EndpointSlices.
+    pub problems: Vec<String>,
+}
+
+/// The programmed version of an EndpointSlice.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct SliceJson {
+    /// Its name.
+    pub name: String,
+    /// `null` for objects from a folder.
+    pub uid: Option<String>,
+    /// `null` for objects from a folder.
+    pub resource_version: Option<String>,
+    /// `null` for objects from a folder.
+    pub generation: Option<i64>,
+}
+
+/// `ballast programmed`.
+pub fn run(args: &ProgrammedArgs, labels: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
+    let selector = ServiceSelector::parse(&args.selector, labels)?;
     let listen = args.agent.metrics_bind_address;
-    let address = listen.resolve(METRICS_PORT).map(reachable).ok_or(ProgrammedError::NotAsked)?;
-    let path = match &args.service {
-        None => "/programmed".to_owned(),
-        Some(service) => path(service)?,
-    };
-    let silent = |source| ProgrammedError::Silent { address, source };
-    let (status, body) = ask(address, &path).map_err(silent)?;
-    let mut body = String::from_utf8_lossy(&body).into_owned();
-    if status != 200 {
-        let told: Option<String> = serde_json::from_str::<serde_json::Value>(&body)
-            .ok()
-            .and_then(|body| body.get("error")?.as_str().map(str::to_owned));
-        let unknown = || format!("the agent answers {status} to {path}: it may be older than this program");
-        return Err(ProgrammedError::Refused(told.unwrap_or_else(unknown)));
-    }
-    body.push('\n');
-    Ok(body)
+    check(&read(agent_address(listen)?)?, &selector)?;
+    write_list(&args.list, out, || Ok(list(&read(agent_address(listen)?)?, &selector)))
 }
 
-fn path(service: &str) -> Result<String, ProgrammedError> {
-    let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
-    let is_part =
-        |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c));
-    if is_part(namespace) && is_part(name) {
-        Ok(format!("/programmed/{namespace}/{name}"))
-    } else {
-        Err(ProgrammedError::Name(service.to_owned()))
+fn read(address: SocketAddr) -> Result<All, ShowError> {
+    let (status, body) = ask(address, "/programmed")?;
+    if status != 200 {
+        let why = format!("{address} answers {status} to /programmed: it may be older than this program");
+        return Err(ShowError::NoAgent(why));
     }
+    Ok(serde_json::from_slice(&body)?)
+}
+
+/// Returns the problems of all programmed Services; none if the agent does not answer.
+pub(in crate::cli) fn problems(listen: Listen) -> ServiceProblems {
+    let all = agent_address(listen).and_then(read);
+    let services = all.map(|all| all.services).unwrap_or_default().into_iter();
+    services.map(|one| ((one.namespace, one.name), one.problems)).collect()
+}
+
+/// Fails if a named Service or namespace is not programmed.
+fn check(all: &All, selector: &ServiceSelector) -> Result<(), ShowError> {
+    let known: BTreeSet<(&str, &str)> =
+        all.services.iter().map(|one| (&*one.namespace, &*one.name)).collect();
+    let is_there = |filter: &super::selector::ServiceFilter| {
+        known.iter().any(|(namespace, name)| filter.is_of(namespace, name))
+    };
+    let Some(filter) = selector.services.iter().find(|filter| !is_there(filter)) else {
+        return Ok(selector.check_namespace(known.iter().map(|(namespace, _)| *namespace))?);
+    };
+    let node = &all.node;
+    if !all.synced {
+        return Err(ShowError::NotProgrammed(format!("the first sync of {node} is not complete")));
+    }
+    let near = nearest_services(filter, &known);
+    Err(ShowError::NotProgrammed(format!(
+        "Service {filter} is not programmed on {node}; Ballast does not program headless Services and Services of another proxy{near}"
+    )))
+}
+
+/// Returns the columns of the list, in lower case.
+pub(in crate::cli) fn columns() -> Vec<String> {
+    let nothing = All { node: String::new(), synced: true, services: Vec::new() };
+    list(&nothing, &ServiceSelector::default()).columns()
+}
+
+fn list(all: &All, selector: &ServiceSelector) -> List<ProgrammedJson> {
+    let columns = [
+        Column::new("SERVICE").sorted_by("name"),
+        Column::new("VERSION").sorted_by("resourceVersion"),
+        Column::new("CURRENT").sorted_by("current"),
+        Column::new("SLICES").number(),
+        Column::new("SINCE").sorted_by("programmedSince"),
+        Column::new("PROBLEMS").narrow().number(),
+        Column::new("PROBLEMS").wide(),
+    ];
+    let mut list = List::new("services", columns, "No Services are programmed.");
+    for one in all.services.iter().filter(|one| selector.is_of(&one.namespace, &one.name)) {
+        let name = format!("{}/{}", one.namespace, one.name);
+        let cells = vec![
+            name.clone(),
+            one.resource_version.clone().unwrap_or_else(|| "-".to_owned()),
+            if one.current { "yes" } else { "no" }.to_owned(),
+            one.endpoint_slices.len().to_string(),
+            one.programmed_since.clone(),
+            one.problems.len().to_string(),
+            if one.problems.is_empty() { "none".to_owned() } else { one.problems.join("; ") },
+        ];
+        list.push(Row { group: "services", key: name.clone(), name, cells, value: one.clone() });
+    }
+    list
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::args::list::Output;
+
+    fn all() -> All {
+        let one = |name: &str, problems: &[&str]| {
+            serde_json::json!({
+                "namespace": "default", "name": name, "uid": null, "resourceVersion": "7", "generation": null,
+                "endpointSlices": [{"name": "a", "uid": null, "resourceVersion": null, "generation": null}],
+                "programmedSince": "2026-01-01T00:00:00Z", "current": true, "problems": problems,
+            })
+        };
+        let services = [one("web", &[]), one("db", &["no room"])];
+        serde_json::from_value(serde_json::json!({"node": "a", "synced": true, "services": services}))
+            .unwrap()
+    }
 
     #[test]
-    fn a_name_becomes_a_path_and_nothing_else_does() {
-        assert_eq!(path("kube-system/kube-dns").unwrap(), "/programmed/kube-system/kube-dns");
-        assert_eq!(path("web").unwrap(), "/programmed/default/web");
-        for text in ["", "/", "a/b/c", "a/b c", "a/b:80", "a/../b"] {
-            assert!(path(text).is_err(), "{text}");
-        }
+    fn a_programmed_service_is_a_row_with_its_version() {
+        let text = list(&all(), &ServiceSelector::default()).render(Output::Text, false).unwrap();
+        assert_eq!(
+            text,
+            "default/web  7  yes  1  2026-01-01T00:00:00Z  0\ndefault/db   7  yes  1  2026-01-01T00:00:00Z  1\n"
+        );
+    }
+
+    #[test]
+    fn an_unknown_service_or_namespace_is_an_error_with_the_nearest_names() {
+        let named =
+            |text: &str| ServiceSelector { services: vec![text.parse().unwrap()], ..Default::default() };
+        check(&all(), &named("svc/web")).unwrap();
+        let error = check(&all(), &named("wbe")).unwrap_err().to_string();
+        assert!(error.contains("did you mean default/web?"), "{error}");
+        let namespace = ServiceSelector { namespace: Some("defualt".to_owned()), ..Default::default() };
+        let error = check(&all(), &namespace).unwrap_err().to_string();
+        assert!(error.contains("did you mean default?"), "{error}");
+        let error = check(&All { synced: false, ..all() }, &named("wbe")).unwrap_err().to_string();
+        assert!(error.contains("first sync"), "{error}");
     }
 }

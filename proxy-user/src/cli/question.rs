@@ -1,45 +1,35 @@
-//! Arguments of `ballast monitor` and `ballast explain`: clients, destinations, reasons.
+//! Arguments of `ballast monitor`, `ballast explain` and `ballast flow`: clients, destinations, reasons, states.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use ipnet::IpNet;
 use proxy_common::reason::Reason;
 
 use crate::config::value::{self, ValueError};
 use crate::maps::view::FlowState;
-use crate::model::nearest::{did_you_mean, nearest};
 use crate::model::net::Protocol;
 
 /// Why an argument is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuestionError {
     /// Not a client.
-    #[error("expected an IP address, host or pod")]
+    #[error("expected an IP address, host, pod, pod/NAME or pod/NAMESPACE/NAME")]
     Client,
-    /// Not an address and port.
-    #[error("expected ADDRESS:PORT or ADDRESS:PORT/PROTOCOL, like 10.96.0.10:80 or [fd00::1]:53/udp")]
+    /// Neither an address and port nor a Service.
+    #[error(
+        "expected ADDRESS:PORT or a Service, each with /PROTOCOL if it is not TCP, like 10.96.0.10:80, [fd00::1]:53/udp or \
+         svc/web:http"
+    )]
     Destination,
-    /// Not a reason.
-    #[error("expected the name of a reason: {}{}", reasons(), did_you_mean(.0))]
-    Reason(Vec<String>),
     /// Not one end of a connection.
     #[error(
         "expected an address or a range, with or without a port, like 10.0.0.7, 10.0.0.0/24 or [fd00::7]:80"
     )]
     Peer,
-    /// Not a protocol.
-    #[error("expected tcp, udp or sctp")]
-    Protocol,
-    /// Not a state of a flow.
-    #[error("expected {}", FlowState::ALL.map(FlowState::label).join(", "))]
-    State,
-}
-
-fn reasons() -> String {
-    Reason::ALL.iter().map(|reason| reason.label()).collect::<Vec<_>>().join(", ")
 }
 
 /// The client of a connection.
@@ -49,18 +39,17 @@ pub enum Client {
     Address(IpAddr),
     /// A process in the node's network namespace.
     Host,
-    /// A process in a pod of this node.
-    Pod,
+    /// A process in a pod of this node; its address, if it is known.
+    Pod(Option<IpAddr>),
 }
 
-impl FromStr for Client {
-    type Err = QuestionError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "host" => Ok(Self::Host),
-            "pod" => Ok(Self::Pod),
-            _ => text.parse().map(Self::Address).map_err(|_| QuestionError::Client),
+impl Client {
+    /// Returns the client's address, if it is known.
+    pub const fn address(self) -> Option<IpAddr> {
+        match self {
+            Self::Address(address) => Some(address),
+            Self::Pod(address) => address,
+            Self::Host => None,
         }
     }
 }
@@ -70,8 +59,43 @@ impl fmt::Display for Client {
         match self {
             Self::Address(address) => address.fmt(f),
             Self::Host => f.write_str("host"),
-            Self::Pod => f.write_str("pod"),
+            Self::Pod(None) => f.write_str("pod"),
+            Self::Pod(Some(address)) => write!(f, "pod {address}"),
         }
+    }
+}
+
+/// A client as an argument names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientArg {
+    /// The client itself.
+    Known(Client),
+    /// A pod, by namespace and name; the API server knows its node and addresses.
+    Pod {
+        /// `None`: the namespace of `--namespace`, or `default`.
+        namespace: Option<String>,
+        /// The pod's name.
+        name: String,
+    },
+}
+
+impl FromStr for ClientArg {
+    type Err = QuestionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "host" => return Ok(Self::Known(Client::Host)),
+            "pod" => return Ok(Self::Known(Client::Pod(None))),
+            _ => {}
+        }
+        let Some(rest) = ["pod/", "pods/", "po/"].iter().find_map(|kind| text.strip_prefix(kind)) else {
+            let address = text.parse().map_err(|_| QuestionError::Client)?;
+            return Ok(Self::Known(Client::Address(address)));
+        };
+        let (namespace, name) =
+            rest.split_once('/').map_or((None, rest), |(space, name)| (Some(space.to_owned()), name));
+        let is_empty = name.is_empty() || name.contains('/') || namespace.as_deref() == Some("");
+        if is_empty { Err(QuestionError::Client) } else { Ok(Self::Pod { namespace, name: name.to_owned() }) }
     }
 }
 
@@ -84,27 +108,80 @@ pub struct Destination {
     pub protocol: Protocol,
 }
 
-impl FromStr for Destination {
-    type Err = QuestionError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (to, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
-        let to = to.parse().map_err(|_| QuestionError::Destination)?;
-        self::protocol(protocol).map(|protocol| Self { to, protocol }).map_err(|_| QuestionError::Destination)
-    }
-}
-
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.to, self.protocol)
     }
 }
 
-/// Parses a reason by its name.
-pub fn reason(text: &str) -> Result<Reason, QuestionError> {
-    let near = || nearest(text, Reason::ALL.iter().map(|reason| reason.label()));
-    let wrong = || QuestionError::Reason(near().into_iter().map(str::to_owned).collect());
-    Reason::ALL.iter().copied().find(|reason| reason.label() == text).ok_or_else(wrong)
+/// A destination as an argument names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DestinationArg {
+    /// An address.
+    Address(Destination),
+    /// A Service, and the protocol if it is given.
+    Service(String, Option<Protocol>),
+}
+
+impl FromStr for DestinationArg {
+    type Err = QuestionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = text.rsplit_once('/').and_then(|(rest, last)| Some((rest, protocol(last)?)));
+        let (rest, protocol) = known.map_or((text, None), |(rest, protocol)| (rest, Some(protocol)));
+        if let Ok(to) = rest.parse() {
+            return Ok(Self::Address(Destination { to, protocol: protocol.unwrap_or(Protocol::Tcp) }));
+        }
+        // An address without a port is no name, and neither is one with a wrong protocol.
+        let is_address = |text: &str| text.parse::<IpAddr>().is_ok() || text.parse::<SocketAddr>().is_ok();
+        let is_name = !rest.is_empty() && !rest.split('/').any(|part| is_address(part) || part.contains('['));
+        if is_name { Ok(Self::Service(rest.to_owned(), protocol)) } else { Err(QuestionError::Destination) }
+    }
+}
+
+fn protocol(text: &str) -> Option<Protocol> {
+    PROTOCOLS.into_iter().find(|known| known.to_string().eq_ignore_ascii_case(text))
+}
+
+const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
+/// Returns the parser of one of these values by its word, in any case; the shell completes the words.
+fn words<T: Copy + Send + Sync + 'static>(
+    all: Vec<(&'static str, &'static str, T)>,
+) -> impl TypedValueParser<Value = T> {
+    let values = all.iter().map(|(word, help, _)| {
+        let value = PossibleValue::new(*word);
+        if help.is_empty() { value } else { value.help(*help) }
+    });
+    PossibleValuesParser::new(values.collect::<Vec<_>>()).try_map(move |given| {
+        let found = all.iter().find(|(word, ..)| word.eq_ignore_ascii_case(&given));
+        found.map(|(.., value)| *value).ok_or_else(|| format!("unknown value {given}"))
+    })
+}
+
+/// Returns the parser of a protocol.
+pub(in crate::cli) fn protocols() -> impl TypedValueParser<Value = Protocol> {
+    words(vec![("tcp", "", Protocol::Tcp), ("udp", "", Protocol::Udp), ("sctp", "", Protocol::Sctp)])
+}
+
+/// Returns the parser of a state of a flow.
+pub(in crate::cli) fn flow_states() -> impl TypedValueParser<Value = FlowState> {
+    words(FlowState::ALL.map(|one| (one.label(), "", one)).to_vec())
+}
+
+/// Returns the parser of a reason.
+pub(in crate::cli) fn reasons() -> impl TypedValueParser<Value = Reason> {
+    words(Reason::ALL.iter().map(|one| (one.label(), one.explanation().trim(), *one)).collect())
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.port, self.range) {
+            (None, range) => range.fmt(f),
+            (Some(port), IpNet::V4(range)) => write!(f, "{range}:{port}"),
+            (Some(port), IpNet::V6(range)) => write!(f, "[{range}]:{port}"),
+        }
+    }
 }
 
 /// One end of connections: an address or a range, optionally with a port.
@@ -144,24 +221,9 @@ impl FromStr for Peer {
     }
 }
 
-/// Parses a protocol.
-pub fn protocol(text: &str) -> Result<Protocol, QuestionError> {
-    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-    let known = all.into_iter().find(|known| known.to_string().eq_ignore_ascii_case(text));
-    known.ok_or(QuestionError::Protocol)
-}
-
-/// Parses a state of a flow.
-pub fn flow_state(text: &str) -> Result<FlowState, QuestionError> {
-    FlowState::ALL.into_iter().find(|state| state.label() == text).ok_or(QuestionError::State)
-}
-
-/// Parses a duration, or a number of seconds.
-pub fn seconds(text: &str) -> Result<Duration, ValueError> {
-    let time = match text.parse::<u32>() {
-        Ok(number) => Duration::from_secs(number.into()),
-        Err(_) => value::duration(text)?,
-    };
+/// Parses a duration that is not zero.
+pub fn period(text: &str) -> Result<Duration, ValueError> {
+    let time = value::duration(text)?;
     if time.is_zero() { Err(ValueError::Duration) } else { Ok(time) }
 }
 
@@ -176,10 +238,18 @@ mod tests {
     #[case("10.96.0.10:9/SCTP", "10.96.0.10:9/SCTP")]
     #[case("10.96.0.10", "")]
     #[case("10.96.0.10:80/icmp", "")]
-    #[case("redis:80", "")]
-    fn what_is_dialled(#[case] text: &str, #[case] expected: &str) {
-        let parsed =
-            text.parse::<Destination>().map(|destination| destination.to_string()).unwrap_or_default();
+    #[case("[fd00::1]:x", "")]
+    #[case("", "")]
+    #[case("redis:80", "redis:80")]
+    #[case("svc/kube-dns:dns/UDP", "svc/kube-dns:dns UDP")]
+    #[case("kube-system/kube-dns", "kube-system/kube-dns")]
+    fn a_destination_is_an_address_or_a_service(#[case] text: &str, #[case] expected: &str) {
+        let parsed = match text.parse() {
+            Ok(DestinationArg::Address(destination)) => destination.to_string(),
+            Ok(DestinationArg::Service(name, None)) => name,
+            Ok(DestinationArg::Service(name, Some(protocol))) => format!("{name} {protocol}"),
+            Err(_) => String::new(),
+        };
         assert_eq!(parsed, expected);
     }
 
@@ -207,19 +277,22 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_of_seconds() {
-        assert_eq!(seconds("5"), Ok(Duration::from_secs(5)));
-        assert_eq!(seconds("500ms"), Ok(Duration::from_millis(500)));
-        assert!(seconds("0").is_err() && seconds("x").is_err());
+    fn a_period_of_zero_is_refused() {
+        assert_eq!(period("5"), Ok(Duration::from_secs(5)));
+        assert_eq!(period("500ms"), Ok(Duration::from_millis(500)));
+        assert!(period("0").is_err() && period("x").is_err());
     }
 
-    #[test]
-    fn who_and_why() {
-        for text in ["host", "pod", "192.0.2.1", "fd00::1"] {
-            assert_eq!(text.parse::<Client>().unwrap().to_string(), text);
-        }
-        assert_eq!("eth0".parse::<Client>(), Err(QuestionError::Client));
-        assert_eq!(reason("no_endpoint"), Ok(Reason::NoEndpoint));
-        assert!(reason("no").unwrap_err().to_string().contains("malformed, fragment"));
+    #[rstest]
+    #[case("host", Some(ClientArg::Known(Client::Host)))]
+    #[case("pod", Some(ClientArg::Known(Client::Pod(None))))]
+    #[case("fd00::1", Some(ClientArg::Known(Client::Address("fd00::1".parse().unwrap()))))]
+    #[case("pod/web-0", Some(ClientArg::Pod { namespace: None, name: "web-0".to_owned() }))]
+    #[case("po/shop/web-0", Some(ClientArg::Pod { namespace: Some("shop".to_owned()), name: "web-0".to_owned() }))]
+    #[case("eth0", None)]
+    #[case("pod/", None)]
+    #[case("pod/a/b/c", None)]
+    fn a_client_is_an_address_a_word_or_a_pod(#[case] text: &str, #[case] expected: Option<ClientArg>) {
+        assert_eq!(text.parse().ok(), expected);
     }
 }

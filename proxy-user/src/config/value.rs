@@ -25,8 +25,14 @@ pub use error::ValueError;
 pub use log::{LogFormat, LogLevel};
 pub use ports::{NodePortRange, SnatPorts};
 
-/// Parses a duration as Go's flags write it: `1s`, `500ms`, `1m30s`, `0`.
+/// Parses a duration: a number of seconds, or as [`go_duration`].
 pub fn duration(text: &str) -> Result<Duration, ValueError> {
+    let seconds = text.parse::<u32>().map(|seconds| Duration::from_secs(seconds.into()));
+    seconds.or_else(|_| go_duration(text))
+}
+
+/// Parses a duration as kube-proxy does, with Go's rules: `1s`, `500ms`, `1m30s`, `0`.
+pub fn go_duration(text: &str) -> Result<Duration, ValueError> {
     if text == "0" {
         return Ok(Duration::ZERO);
     }
@@ -223,7 +229,9 @@ mod tests {
     #[case("1..5s", None)]
     #[case("99999999999999999999999h", None)]
     fn durations(#[case] text: &str, #[case] expected: Option<Duration>) {
-        assert_eq!(duration(text).ok(), expected);
+        assert_eq!(go_duration(text).ok(), expected);
+        let number = text.parse().ok().map(Duration::from_secs);
+        assert_eq!(duration(text).ok(), expected.or(number), "a number without unit means seconds");
     }
 
     #[rstest]
@@ -270,7 +278,7 @@ mod tests {
     #[case("596h31m24s", None)]
     #[case("0", None)]
     #[case("1500ms", None)]
-    #[case("60", None)]
+    #[case("60", Some(60))]
     fn flow_timeouts(#[case] text: &str, #[case] expected: Option<u32>) {
         assert_eq!(flow_timeout(text).ok(), expected);
     }

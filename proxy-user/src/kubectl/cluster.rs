@@ -76,6 +76,11 @@ impl Cluster {
         Ok(Self { client, namespace, args: args.clone() })
     }
 
+    /// Returns the namespace that the command line gives.
+    pub fn flag_namespace(&self) -> Option<&str> {
+        self.args.namespace.as_deref()
+    }
+
     /// Returns how long a node may take to answer.
     pub fn patience(&self) -> Duration {
         self.args.patience

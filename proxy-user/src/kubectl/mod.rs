@@ -7,6 +7,7 @@ mod answers;
 mod cluster;
 mod error;
 mod forward;
+mod lists;
 mod monitor;
 mod names;
 mod services;
@@ -19,7 +20,10 @@ use std::io::Write;
 
 use serde::de::DeserializeOwned;
 
-use crate::cli::args::kubectl::{KubectlArgs, KubectlCommand, MergedOutput, MergedServiceCommand};
+use crate::cli::args::kubectl::{
+    KubectlArgs, KubectlCommand, MergedOutput, MergedServiceCommand, NodeBackendCommand, NodeFlowCommand,
+};
+use crate::cli::args::list::Output;
 use crate::cli::show::Answer as Shown;
 use answers::{Answer, PerNode};
 use cluster::{Agent, Cluster};
@@ -54,6 +58,35 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
             };
             Ok(Shown { text, well })
         }
+        KubectlCommand::Check { output } => {
+            let answers = cluster.ask_all(&cluster.agents().await?, &["check", "-o", "json"]).await;
+            let answers: PerNode<lists::Checked> = decoded(answers);
+            let (text, well) = lists::checked(&answers);
+            match output {
+                MergedOutput::Text => Ok(Shown { text, well }),
+                MergedOutput::Json => {
+                    let values = answers.into_iter().map(|(node, one)| {
+                        (
+                            node,
+                            one.and_then(|one| serde_json::to_value(one).map_err(|error| error.to_string())),
+                        )
+                    });
+                    Ok(Shown { text: json(&lists::document(&values.collect()).0)?, well })
+                }
+            }
+        }
+        KubectlCommand::Backend { command: NodeBackendCommand::List(args) } => {
+            let words = lists::arguments(&["backend", "list"], args, cluster.flag_namespace());
+            list(&cluster, &words, args.output).await
+        }
+        KubectlCommand::Flow { command: NodeFlowCommand::List(args) } => {
+            let words = lists::flow_arguments(args, cluster.flag_namespace());
+            list(&cluster, &words, args.list.output).await
+        }
+        KubectlCommand::Stats(args) => {
+            let words = lists::arguments(&["stats"], args, cluster.flag_namespace());
+            list(&cluster, &words, args.output).await
+        }
         KubectlCommand::Explain { client, destination } => explain(&cluster, client, destination).await,
         KubectlCommand::Monitor(args) => {
             monitor::run(&cluster, &cluster.agents().await?, args, out).await?;
@@ -65,6 +98,23 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
         }
         KubectlCommand::Wait { object, timeout, .. } => wait::run(&cluster, object, *timeout).await,
     }
+}
+
+/// Asks all nodes for a list.
+async fn list(cluster: &Cluster, words: &[String], output: Output) -> Result<Shown, KubectlError> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let answers = cluster.ask_all(&cluster.agents().await?, &words).await;
+    if !output.is_document() {
+        let (text, well) = lists::text(&answers, output);
+        return Ok(Shown { text, well });
+    }
+    let (document, well) = lists::document(&decoded(answers));
+    let text = if output == Output::Yaml {
+        serde_saphyr::to_string(&document).map_err(|error| KubectlError::Name(error.to_string()))?
+    } else {
+        json(&document)?
+    };
+    Ok(Shown { text, well })
 }
 
 /// Asks the node where the connection starts, or all nodes if it is unknown.

@@ -21,7 +21,7 @@ pub(super) async fn run(
     args: &MergedMonitorArgs,
     out: &mut impl Write,
 ) -> Result<(), KubectlError> {
-    let arguments = arguments(args);
+    let arguments = arguments(args, cluster.flag_namespace());
     let (sender, mut lines) = mpsc::channel(QUEUE);
     for agent in agents {
         tokio::spawn(follow(cluster.clone(), agent.clone(), arguments.clone(), sender.clone()));
@@ -76,12 +76,13 @@ async fn follow(
 }
 
 /// Returns the arguments for `ballast monitor` on a node.
-pub(super) fn arguments(args: &MergedMonitorArgs) -> Vec<String> {
-    let MergedMonitorArgs { output, service, client, reason, kind, sample, timeout } = args;
+pub(super) fn arguments(args: &MergedMonitorArgs, namespace: Option<&str>) -> Vec<String> {
+    let MergedMonitorArgs { output, services, client, reason, kind, sample, timeout } = args;
     // The container runtime does not end a process whose reader has gone, but it closes the process's standard input.
     let mut words = vec!["monitor".to_owned(), "--end-with-stdin".to_owned(), format!("--sample={sample}")];
     words.push(format!("--timeout={}s", timeout.as_secs().max(1)));
-    words.extend(service.iter().map(|service| format!("--service={service}")));
+    words.extend(namespace.map(|namespace| format!("--namespace={namespace}")));
+    words.extend(services.iter().cloned());
     words.extend(client.iter().map(|client| format!("--client={client}")));
     words.extend(reason.iter().map(|reason| format!("--reason={}", reason.label())));
     let kinds =

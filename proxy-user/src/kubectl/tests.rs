@@ -197,7 +197,7 @@ fn names_are_resolved_and_the_clients_node_is_asked() {
 }
 
 fn programmed(node: &str, arguments: &[String]) -> (String, String, bool) {
-    assert_eq!(arguments, ["programmed", "shop/web"]);
+    assert_eq!(arguments, ["programmed", "shop/web", "-o", "json"]);
     let slice = |name: &str, edition: &str| json!({ "name": name, "resourceVersion": edition });
     let first = if node == "b" { "98" } else { "101" };
     let told = json!({
@@ -206,7 +206,7 @@ fn programmed(node: &str, arguments: &[String]) -> (String, String, bool) {
     });
     match node {
         "c" => (String::new(), "ballast: no Service shop/web is programmed on c\n".to_owned(), false),
-        _ => (told.to_string(), String::new(), true),
+        _ => (json!({ "services": [told] }).to_string(), String::new(), true),
     }
 }
 
@@ -250,6 +250,7 @@ fn editions_are_compared_as_numbers(
         "resourceVersion": service, "current": current, "problems": ["no room"],
         "endpointSlices": [{ "name": "web-1", "resourceVersion": slice }, { "name": "left", "resourceVersion": null }],
     });
+    let told = json!({ "services": [told] });
     let answer = Answer { stdout: told.to_string(), stderr: String::new(), is_well: true };
     assert_eq!(wait::behind(&wanted, &Ok(answer)).as_deref(), expected);
 }
@@ -344,4 +345,57 @@ fn records_of_opentelemetry_get_their_node() {
     };
     assert_eq!(monitor::with_node_attribute("node-1", &document("other")), document("node-1"));
     assert_eq!(monitor::with_node_attribute("node-1", "no document"), "no document");
+}
+
+#[test]
+fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
+    let says: Says = |node, arguments| {
+        let expected = [
+            "flow",
+            "list",
+            "--output=text",
+            "--namespace=shop",
+            "--sort-by=age",
+            "web",
+            "--client=10.0.0.0/24",
+        ];
+        assert_eq!(arguments, expected);
+        match node {
+            "a" => ("PROTO  CLIENT\nTCP    10.0.0.7:1\n".to_owned(), String::new(), true),
+            "b" => (String::new(), "No connections.\n".to_owned(), true),
+            _ => (String::new(), "ballast: no Service port shop/web is programmed\n".to_owned(), false),
+        }
+    };
+    let words = ["flow", "list", "web", "-n", "shop", "--client", "10.0.0.0/24", "--sort-by", "age"];
+    let (text, well) = asked(says, &[], &words);
+    assert!(!well);
+    assert_eq!(
+        text,
+        "a:\nPROTO  CLIENT\nTCP    10.0.0.7:1\n\nb:\nNo connections.\n\nc:\nballast: no Service port shop/web is programmed\n"
+    );
+    let says: Says = |node, arguments| {
+        assert_eq!(arguments, ["stats", "--output=json"]);
+        (json!({ "services": [{ "service": node }] }).to_string(), String::new(), true)
+    };
+    let (text, well) = asked(says, &[], &["stats", "-o", "json"]);
+    let told: Value = serde_json::from_str(&text).unwrap();
+    assert!(well && told["nodes"]["b"]["services"][0]["service"] == "b", "{told}");
+    let says: Says = |node, _| (format!("both\n{node}\n"), String::new(), true);
+    let (text, _) = asked(says, &[], &["backend", "list", "-o", "name"]);
+    assert_eq!(text, "a\nb\nboth\nc\n");
+}
+
+#[test]
+fn checks_of_all_nodes_are_merged() {
+    let says: Says = |node, arguments| {
+        assert_eq!(arguments, ["check", "-o", "json"]);
+        let line = |check: &str, outcome: &str| json!({ "check": check, "outcome": outcome, "seen": "s", "advice": "do" });
+        let checks = [line("bpf-jit", "warn"), line("maps", if node == "b" { "fail" } else { "pass" })];
+        (json!({ "ok": node != "b", "checks": checks }).to_string(), String::new(), node != "b")
+    };
+    let (text, well) = asked(says, &[], &["check"]);
+    assert_eq!((&*text, well), ("b: fail maps: s; do\nall nodes: warn bpf-jit: s; do\n", false));
+    let (text, well) = asked(says, &[], &["check", "--node", "a", "-o", "json"]);
+    let told: Value = serde_json::from_str(&text).unwrap();
+    assert!(well && told["nodes"]["a"]["ok"] == true, "{told}");
 }

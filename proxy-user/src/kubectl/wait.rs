@@ -13,6 +13,7 @@ use super::answers::Answer;
 use super::cluster::Cluster;
 use super::error::KubectlError;
 use super::names::{self, Named};
+use crate::cli::programmed::ProgrammedJson;
 use crate::cli::show::Answer as Shown;
 
 /// Pause between two rounds.
@@ -26,21 +27,10 @@ pub(super) struct Wanted {
     pub slices: BTreeMap<String, String>,
 }
 
-/// The used part of `/programmed/NAMESPACE/NAME`.
+/// The answer of `ballast programmed NAMESPACE/NAME -o json`.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ProgrammedService {
-    resource_version: Option<String>,
-    endpoint_slices: Vec<Slice>,
-    current: bool,
-    problems: Vec<String>,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Slice {
-    name: String,
-    resource_version: Option<String>,
+struct ProgrammedServices {
+    services: Vec<ProgrammedJson>,
 }
 
 /// Asks all nodes repeatedly. Each round asks the nodes that run an agent at that time.
@@ -55,7 +45,7 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
     let begun = Instant::now();
     loop {
         let agents = cluster.agents().await?;
-        let answers = cluster.ask_all(&agents, &["programmed", &path]).await;
+        let answers = cluster.ask_all(&agents, &["programmed", &path, "-o", "json"]).await;
         let lagging: Vec<_> =
             answers.iter().filter_map(|(node, answer)| Some((node, behind(&wanted, answer)?))).collect();
         if lagging.is_empty() {
@@ -110,10 +100,11 @@ pub(super) fn behind(wanted: &Wanted, answer: &Result<Answer, String>) -> Option
         Ok(answer) => return Some(answer.stderr.trim().trim_start_matches("ballast: ").to_owned()),
         Err(error) => return Some(error.clone()),
     };
-    let told: ProgrammedService = match serde_json::from_str(&answer.stdout) {
-        Ok(told) => told,
+    let told = match serde_json::from_str::<ProgrammedServices>(&answer.stdout) {
+        Ok(told) => told.services.into_iter().next(),
         Err(error) => return Some(format!("cannot parse the answer: {error}")),
     };
+    let Some(told) = told else { return Some("does not have the Service".to_owned()) };
     let has = |edition: &Option<String>| edition.clone().unwrap_or_else(|| "none".to_owned());
     if !reaches(told.resource_version.as_deref(), &wanted.service) {
         let has = has(&told.resource_version);

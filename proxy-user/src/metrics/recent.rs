@@ -23,8 +23,8 @@ type Counts = BTreeMap<Reason, u64>;
 #[derive(Debug, Default)]
 pub struct Recent {
     notes: Mutex<VecDeque<Counts>>,
-    /// Faults that last until their cause says otherwise: a sentence for each cause.
-    standing: Mutex<BTreeMap<&'static str, String>>,
+    /// Faults that last until their cause says otherwise: sentences by cause.
+    standing: Mutex<BTreeMap<&'static str, Vec<String>>>,
 }
 
 impl Recent {
@@ -46,19 +46,16 @@ impl Recent {
         }
     }
 
-    /// Sets the fault of a cause; `None`: it is over.
-    pub fn set_standing(&self, cause: &'static str, fault: Option<String>) {
+    /// Sets the faults of a cause; none: they are over.
+    pub fn set_standing(&self, cause: &'static str, faults: impl IntoIterator<Item = String>) {
         let mut standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
-        match fault {
-            Some(fault) => drop(standing.insert(cause, fault)),
-            None => drop(standing.remove(cause)),
-        }
+        standing.insert(cause, faults.into_iter().collect());
     }
 
     /// Returns the standing faults, and what was added to the counters of faults, as sentences.
     pub fn faults(&self) -> Vec<String> {
         let standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut faults: Vec<_> = standing.values().cloned().collect();
+        let mut faults: Vec<_> = standing.values().flatten().cloned().collect();
         faults.extend(self.counted());
         faults
     }
@@ -101,6 +98,16 @@ mod tests {
         }
         recent.add(counts(9, 50));
         assert_eq!(recent.faults(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_standing_fault_is_told_until_its_cause_takes_it_back() {
+        let recent = Recent::default();
+        recent.set_standing("manifests", ["a".to_owned(), "b".to_owned()]);
+        recent.set_standing("credentials", Some("c".to_owned()));
+        assert_eq!(recent.faults(), ["c", "a", "b"]);
+        recent.set_standing("manifests", None);
+        assert_eq!(recent.faults(), ["c"]);
     }
 
     #[test]

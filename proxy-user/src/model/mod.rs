@@ -43,3 +43,4 @@ pub use version::{Opaque, Version};
 
 #[cfg(test)]
 pub(crate) mod arbitrary;
+pub mod lookup;

@@ -95,7 +95,10 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serd
     // Rows of the same rate stay in the order of names: the sort is stable.
     chosen.sort_by(|one, other| busier(&one.rates, &other.rates));
     chosen.truncate(SERVICES);
-    let wanted = |row: &&ServiceRates| !asked.service.is_empty() && row.key() == asked.service;
+    // A Service is asked for by its key, or by the name that the page shows.
+    let wanted = |row: &&ServiceRates| {
+        !asked.service.is_empty() && (row.key() == asked.service || row.service == asked.service)
+    };
     if let Some(row) = rates.services.iter().find(wanted)
         && !chosen.iter().any(|known| known.id == row.id)
     {

@@ -113,13 +113,18 @@ fn an_event_is_bounded_and_has_what_is_asked_for() {
         endpoint(&mut counters, 1_000 + id, 1, 0);
         endpoint(&mut counters, 2_000 + id, 250, 0);
     }
-    let asked = Asked { service: "default/s250:http/TCP/IPv4".to_owned(), ..Asked::default() };
-    let event = told(Ok(Rates::between(None, &counters)), Shows::All, &asked);
-    let services = event["services"].as_array().unwrap();
-    assert_eq!((services.len(), &event["matching"]), (201, &json!(255)));
-    let endpoints = |row: &Value| row["endpoints"].as_array().unwrap().len();
-    assert_eq!((endpoints(&services[0]), &services[0]["count"]), (16, &json!(40)));
-    assert_eq!((&services[200]["key"], endpoints(&services[200])), (&json!(asked.service), 40));
+    for name in ["default/s250:http/TCP/IPv4", "default/s250:http"] {
+        let asked = Asked { service: name.to_owned(), ..Asked::default() };
+        let event = told(Ok(Rates::between(None, &counters)), Shows::All, &asked);
+        let services = event["services"].as_array().unwrap();
+        assert_eq!((services.len(), &event["matching"]), (201, &json!(255)));
+        let endpoints = |row: &Value| row["endpoints"].as_array().unwrap().len();
+        assert_eq!((endpoints(&services[0]), &services[0]["count"]), (16, &json!(40)));
+        assert_eq!(
+            (&services[200]["key"], endpoints(&services[200])),
+            (&json!("default/s250:http/TCP/IPv4"), 40)
+        );
+    }
     let filtered = Asked { filter: "S01".to_owned(), ..Asked::default() };
     assert_eq!(told(Ok(Rates::between(None, &counters)), Shows::All, &filtered)["matching"], 10);
 }

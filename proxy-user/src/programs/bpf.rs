@@ -376,7 +376,12 @@ pub fn tcx_places(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     }
 }
 
-/// Whether the kernel has TCX; queries the loopback device, which every network namespace has.
-pub fn has_tcx() -> bool {
-    tcx_links(1, bpf_attach_type::BPF_TCX_INGRESS as u32).is_ok()
+/// Whether the kernel has TCX; queries the loopback device, which every network namespace has. `None`: the kernel does not
+/// permit this process to ask.
+pub fn has_tcx() -> Option<bool> {
+    match tcx_links(1, bpf_attach_type::BPF_TCX_INGRESS as u32) {
+        Ok(_) => Some(true),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+        Err(_) => Some(false),
+    }
 }

@@ -121,12 +121,12 @@ pub enum Error {
     #[error("cannot create or open the maps: {0}; if the kernel says ENOMEM, lower the --max-* settings")]
     Load(#[from] Box<EbpfError>),
     /// The kernel rejected a program.
-    #[error("the kernel rejected the program {name}. {}{source}", super::kernel::too_old())]
+    #[error("the kernel rejected the program {name}. {}{cause}", super::kernel::too_old())]
     Program {
         /// Its name.
         name: &'static str,
-        /// The cause; contains the verifier's log.
-        source: Box<ProgramError>,
+        /// The cause, with the verdict of the verifier, but without its log.
+        cause: String,
     },
     /// The kernel's types (BTF) cannot be read.
     #[error(
@@ -152,6 +152,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns the error that the kernel rejected a program. The verifier's log goes to the log of the agent.
+    pub(super) fn rejected(name: &'static str, error: &ProgramError) -> Self {
+        if let ProgramError::LoadError { verifier_log, .. } = error {
+            tracing::debug!(program = name, "log of the verifier:\n{verifier_log}");
+        }
+        Self::Program { name, cause: rejection(error) }
+    }
+
     /// Returns a function for `map_err`, for a failed `action` on `path`.
     pub(super) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| match source.raw_os_error() {
@@ -159,6 +167,24 @@ impl Error {
             _ => Self::File { action, path: path.to_owned(), source },
         }
     }
+}
+
+/// Returns the kernel's error, and the last line of the verifier's log, which says what is wrong; the log itself may have
+/// thousands of lines.
+fn rejection(error: &ProgramError) -> String {
+    let ProgramError::LoadError { io_error, verifier_log } = error else { return error.to_string() };
+    match verdict(&verifier_log.to_string()) {
+        Some(verdict) => format!("{io_error}: {verdict} (the log level debug shows the verifier's log)"),
+        None => io_error.to_string(),
+    }
+}
+
+/// Returns the last line of a verifier's log that is not a statistic.
+fn verdict(log: &str) -> Option<&str> {
+    let is_statistic = |line: &&str| {
+        ["processed ", "verification time", "stack depth"].iter().any(|start| line.starts_with(start))
+    };
+    log.lines().map(str::trim).filter(|line| !line.is_empty()).rev().find(|line| !is_statistic(line))
 }
 
 fn hint(source: &io::Error) -> &'static str {
@@ -169,5 +195,19 @@ fn hint(source: &io::Error) -> &'static str {
             "; another program is attached exclusively, or CAP_NET_ADMIN is missing (see `bpftool cgroup tree`)"
         }
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rejected_program_tells_the_verdict_and_not_the_log() {
+        let log = "0: R1=ctx() R10=fp0\n1: (61) r0 = *(u32 *)(r1 +0)\nR0 invalid mem access 'scalar'\n\
+                   processed 2 insns (limit 1000000) max_states_per_insn 0\n";
+        assert_eq!(verdict(log), Some("R0 invalid mem access 'scalar'"));
+        assert_eq!(verdict("processed 2 insns\n"), None);
+        assert_eq!(verdict(""), None);
     }
 }

@@ -35,7 +35,7 @@ impl Lack {
         match self {
             Self::SocketErrors => missing(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval),
             Self::Xdp => missing(ProgramType::Xdp, BpfHelper::BPF_FUNC_xdp_load_bytes),
-            Self::Tcx => !bpf::has_tcx(),
+            Self::Tcx => bpf::has_tcx() == Some(false),
         }
     }
 }
@@ -55,9 +55,14 @@ impl fmt::Display for Lack {
     }
 }
 
-/// Returns the features that this kernel lacks.
+/// Returns the features that this kernel lacks, as far as it permits the check.
 pub fn lacks() -> Vec<Lack> {
     Lack::ALL.into_iter().filter(|lack| lack.is_here()).collect()
+}
+
+/// Returns the features that this kernel lacks; `None` if it does not permit this process to check.
+pub fn known_lacks() -> Option<Vec<Lack>> {
+    bpf::has_tcx().map(|_| lacks())
 }
 
 /// Tells the programs which features the kernel lacks, and returns these features, for the operator.

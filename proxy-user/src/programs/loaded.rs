@@ -91,7 +91,7 @@ impl Programs {
             pins.make_current()?;
         }
         let tcx = match settings.packet_hook {
-            PacketHook::Auto => bpf::has_tcx(),
+            PacketHook::Auto => bpf::has_tcx() == Some(true),
             PacketHook::Tcx => true,
             PacketHook::Clsact => false,
         };

@@ -19,11 +19,11 @@ pub(super) fn program<'a>(ebpf: &'a Ebpf, name: &'static str) -> Result<Borrowed
         Program::Xdp(program) => program.fd(),
         _ => return Err(missing()),
     };
-    Ok(fd.map_err(|source| Error::Program { name, source: Box::new(source) })?.as_fd())
+    Ok(fd.map_err(|source| Error::rejected(name, &source))?.as_fd())
 }
 
 pub(super) fn refused(name: &'static str) -> impl FnOnce(ProgramError) -> Error {
-    move |source| Error::Program { name, source: Box::new(source) }
+    move |source| Error::rejected(name, &source)
 }
 
 pub(super) fn program_mut<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, Error>

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc::{self, Receiver, Sender};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
@@ -46,8 +46,8 @@ pub enum Role {
 /// Reads `dir` and sends all its objects, again after each change.
 ///
 /// Runs until the receiver is dropped, whatever happens to the folder. Sends nothing until the folder could be read for the
-/// first time, so that nothing counts as deleted.
-pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>) {
+/// first time, so that nothing counts as deleted. `problems` gets what cannot be read now, in sentences.
+pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>, problems: watch::Sender<Vec<String>>) {
     let mut folder = Folder::new(dir);
     let mut watch = Watch::new();
     let mut was_sent = false;
@@ -63,6 +63,13 @@ pub async fn run(dir: PathBuf, role: Role, sender: Sender<Event>) {
         // Reading and parsing thousands of objects would block every other task of this thread.
         let Ok((read, is_changed)) = tokio::task::spawn_blocking(move || folder.read()).await else { return };
         folder = read;
+        let now = folder.problems();
+        problems.send_if_modified(|known| {
+            *known != now && {
+                *known = now;
+                true
+            }
+        });
         if folder.is_readable && (is_changed || !was_sent) {
             let (services, slices, nodes) = folder.objects();
             info!(dir = %folder.dir.display(), services = services.len(), slices = slices.len(), "manifests read");
@@ -194,6 +201,22 @@ impl Folder {
             }
         }
         (self, is_changed)
+    }
+
+    /// Returns what cannot be read now, in sentences.
+    fn problems(&self) -> Vec<String> {
+        let of_folder = self.failure.iter().map(|error| {
+            format!(
+                "the folder {} cannot be read ({error}): its previous content stays programmed; check --manifests",
+                self.dir.display()
+            )
+        });
+        let of_files = self.files.iter().filter_map(|(name, file)| {
+            let error = file.failure.as_ref()?;
+            let path = self.dir.join(name);
+            Some(format!("{} is not used: {error}; its previous content stays programmed", path.display()))
+        });
+        of_folder.chain(of_files).collect()
     }
 
     /// Returns all objects. Of two with the same name, the one in the file that sorts first is used.

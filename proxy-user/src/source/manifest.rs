@@ -10,6 +10,7 @@ use tracing::debug;
 use crate::api::convert;
 use crate::api::objects::{EndpointSlice, Node, Service};
 use crate::model;
+use crate::model::nearest::{did_you_mean, nearest};
 
 use super::documents::{Document, split};
 
@@ -17,6 +18,32 @@ use super::documents::{Document, split};
 const MAX_LABEL: usize = 63;
 /// The longest name of any object.
 const MAX_NAME: usize = 253;
+
+/// The kinds whose objects are used.
+const OURS: [&str; 3] = ["Service", "EndpointSlice", "Node"];
+/// The other kinds of the group `v1`, which may be in the same files.
+const OTHERS: [&str; 14] = [
+    "Binding",
+    "ConfigMap",
+    "Endpoints",
+    "Event",
+    "LimitRange",
+    "Namespace",
+    "PersistentVolume",
+    "PersistentVolumeClaim",
+    "Pod",
+    "PodTemplate",
+    "ReplicationController",
+    "ResourceQuota",
+    "Secret",
+    "ServiceAccount",
+];
+
+/// Whether the API server has such a kind, as an object or as a list, in a group of the objects that are used.
+fn is_known(version: &str, kind: &str) -> bool {
+    let kind = kind.strip_suffix("List").unwrap_or(kind);
+    version == "v1" && OTHERS.contains(&kind)
+}
 
 /// The syntax of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,6 +213,10 @@ impl Reader<'_> {
                     "unknown apiVersion `{version}` of an EndpointSlice; write `discovery.k8s.io/v1`"
                 ),
             )),
+            (version @ ("v1" | "discovery.k8s.io/v1"), kind) if !is_known(version, kind) => {
+                let near = did_you_mean(&nearest(kind, OURS));
+                Err(self.error(line, &format_args!("unknown kind `{kind}` of {version}{near}")))
+            }
             _ => {
                 debug!(api_version, kind, line, "ignored: only Services, EndpointSlices and Nodes are used");
                 Ok(())

@@ -18,9 +18,13 @@ use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
-use crate::cli::args::top::TopArgs;
+use crate::cli::args::list::Output;
+use crate::cli::args::top::{Screen, SortBy, TopArgs};
 use crate::cli::colour;
+use crate::cli::selector::{AskLabels, SelectorError, ServiceSelector};
+use crate::cli::show::{self, Column, FlowSelection, List, Row, ShowError};
 use crate::maps::view::{View, ViewError};
+use crate::rates::{Counters, Rates, ReasonRate};
 use look::Look;
 use sampler::Sampler;
 use state::Top;
@@ -38,6 +42,12 @@ pub enum TopError {
     /// The maps cannot be read.
     #[error(transparent)]
     View(#[from] ViewError),
+    /// The arguments select no Service.
+    #[error(transparent)]
+    Selector(#[from] SelectorError),
+    /// The output cannot be written.
+    #[error(transparent)]
+    Show(#[from] ShowError),
     /// The maps could be read once, and not again.
     #[error("cannot read the maps any more: {0}")]
     Gone(String),
@@ -52,11 +62,17 @@ pub enum TopError {
     Ended,
 }
 
-/// Runs until a key ends it; with `--once`, returns the text of one frame.
-pub fn run(args: &TopArgs) -> Result<String, TopError> {
+/// Runs until a key ends it; with `--once` or another format than text, returns the text of one frame.
+pub fn run(args: &TopArgs, labels: AskLabels) -> Result<String, TopError> {
     let view = View::open(&args.maps.bpffs)?;
+    let selector = ServiceSelector::new(&args.selector, &view, labels)?;
+    let output = args.format.output;
     let colour = colour::of_stdout();
     let mut top = Top::new(args.screen, args.sort, &args.filter, args.interval);
+    if output != Output::Text {
+        return listed(args, &view, selector, output);
+    }
+    top.services = selector;
     if args.once {
         return once(&mut top, Sampler::new(view, args));
     }
@@ -70,6 +86,75 @@ pub fn run(args: &TopArgs) -> Result<String, TopError> {
     let result = interact(&mut terminal, &mut top, &looks, |top| wanted.show(top.screen), colour);
     ratatui::try_restore()?;
     result.map(|()| String::new())
+}
+
+/// Returns the rows of the screen as a list.
+fn listed(
+    args: &TopArgs,
+    view: &View,
+    selector: ServiceSelector,
+    output: Output,
+) -> Result<String, TopError> {
+    let takes = |text: &str| text.to_lowercase().contains(&args.filter.to_lowercase());
+    Ok(match args.screen {
+        Screen::Services => {
+            let read = || Ok(view.snapshot()?);
+            let mut list = show::Meter::default().rates(&selector, args.interval, read)?;
+            let field = match args.sort {
+                SortBy::Connections => "connections",
+                SortBy::Packets => "packets",
+                SortBy::Bytes => "bytes",
+                SortBy::Failures => "refused",
+                SortBy::Name => "service",
+            };
+            list.retain(|row| row.cells.iter().any(|cell| takes(cell)));
+            list.sort_by(field)?;
+            if args.sort != SortBy::Name {
+                list.reverse();
+            }
+            list.render(output, true)?
+        }
+        Screen::Flows => {
+            let selection = FlowSelection { services: selector, ..FlowSelection::default() };
+            let mut list = show::flow_list(&view.flows()?, &view.service_names()?, &selection);
+            list.retain(|row| row.cells.iter().any(|cell| takes(cell)));
+            list.render(output, true)?
+        }
+        Screen::Drops => {
+            let before = Counters::read_totals(view)?;
+            std::thread::sleep(args.interval);
+            let rates = Rates::of_totals(Some(&before), &Counters::read_totals(view)?);
+            let mut list = reasons(rates.reasons);
+            list.retain(|row| row.cells.iter().any(|cell| takes(cell)));
+            list.sort_by("rate")?;
+            list.reverse();
+            list.render(output, true)?
+        }
+    })
+}
+
+/// Returns one row for each reason.
+fn reasons(rates: Vec<ReasonRate>) -> List<ReasonRate> {
+    let columns = [
+        Column::new("REASON"),
+        Column::new("VERDICT"),
+        Column::new("PER SECOND").number().sorted_by("rate"),
+        Column::new("TOTAL").number().sorted_by("total"),
+        Column::new("EXPLANATION").wide(),
+    ];
+    let mut list = List::new("reasons", columns, "Nothing was refused or dropped.");
+    for one in rates {
+        let cells = vec![
+            one.reason.to_owned(),
+            one.verdict.to_owned(),
+            format!("{:.1}", one.rate),
+            one.total.to_string(),
+            one.explanation.trim().to_owned(),
+        ];
+        let name = one.reason.to_owned();
+        list.push(Row { group: "reasons", key: name.clone(), name, cells, value: one });
+    }
+    list
 }
 
 fn once(top: &mut Top, mut sampler: Sampler) -> Result<String, TopError> {

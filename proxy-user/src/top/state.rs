@@ -8,6 +8,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::look::{EXAMPLES, Look};
 use crate::cli::args::top::{Screen, SortBy};
+use crate::cli::selector::ServiceSelector;
 use crate::cli::show::AgentState;
 use crate::maps::view::{FlowRow, FlowState};
 use crate::rates::{Counters, History, Rates, ReasonRate, ServiceRates};
@@ -25,6 +26,8 @@ pub(super) struct Top {
     pub screen: Screen,
     pub sort: SortBy,
     pub filter: String,
+    /// Services that are shown.
+    pub services: ServiceSelector,
     pub interval: Duration,
     /// Keys are added to the filter.
     pub is_typing: bool,
@@ -58,6 +61,7 @@ impl Top {
             screen,
             sort,
             filter: filter.to_owned(),
+            services: ServiceSelector::default(),
             interval,
             is_typing: false,
             is_paused: false,
@@ -94,7 +98,12 @@ impl Top {
                 return true;
             }
         };
-        let rates = Rates::between(self.before.as_ref(), &counters);
+        let mut rates = Rates::between(self.before.as_ref(), &counters);
+        let mut flows = look.flows;
+        if !self.services.is_all() {
+            rates.services.retain(|row| self.services.takes(row.id, &counters.snapshot));
+            flows.retain(|row| self.services.takes(row.service, &counters.snapshot));
+        }
         let is_first = self.before.is_none();
         let names = counters.snapshot.names.iter().map(|(id, name)| (*id, name.to_string())).collect();
         self.before = Some(counters);
@@ -105,7 +114,7 @@ impl Top {
             self.history.add(&rates);
         }
         (self.names, self.agent, self.failure) = (names, Some(look.agent), None);
-        (self.rates, self.flows) = (rates, look.flows);
+        (self.rates, self.flows) = (rates, flows);
         self.flows.retain(|flow| flow.state != FlowState::Expired);
         self.flows.sort_by_key(|flow| flow.idle);
         if self.opened.is_some_and(|id| self.service(id).is_none()) {

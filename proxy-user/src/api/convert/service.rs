@@ -5,12 +5,26 @@ use std::fmt::Display;
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as k8s;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::objects;
+use crate::model::nearest::{did_you_mean, nearest};
 use crate::model::net::IpFamily;
 use crate::model::{Name, Service, ServiceKind, ServicePort, TrafficPolicy};
 
 use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, removal, service_name, spread, version};
+
+/// The prefix of Ballast's annotations.
+const ANNOTATION_PREFIX: &str = "ballast.io/";
+/// The annotations of Services that have a meaning.
+const ANNOTATIONS: [&str; 6] = [
+    spread::ANNOTATION_ALGORITHM,
+    spread::ANNOTATION_EJECTION,
+    spread::ANNOTATION_FORWARDING,
+    spread::ANNOTATION_WEIGHTS,
+    removal::ANNOTATION_POLICY,
+    removal::ANNOTATION_DELAY,
+];
 
 /// Timeout of session affinity in seconds if the object has none: three hours, the API's default.
 const DEFAULT_AFFINITY_SECS: u32 = 10_800;
@@ -40,6 +54,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
     let forwarding = spread::forwarding(metadata, problems);
     let ejection = spread::ejection(metadata, problems);
     let removal = removal::policy(metadata, problems);
+    unknown_annotations(metadata, problems);
     let kind = kind(spec.type_.as_deref(), problems);
     let ingress = match kind {
         ServiceKind::LoadBalancer => object.status.and_then(|s| s.load_balancer).and_then(|l| l.ingress),
@@ -79,6 +94,20 @@ pub fn service(object: objects::Service) -> Option<Service> {
         created: object.metadata.creation_timestamp.map_or(0, |time| time.0.as_second()),
         problems: std::mem::take(&mut problems.found),
     })
+}
+
+/// Reports annotations with the prefix of ours that have no meaning.
+fn unknown_annotations(metadata: &ObjectMeta, problems: &mut Problems) {
+    let unknown = metadata
+        .annotations
+        .iter()
+        .flatten()
+        .filter(|(key, _)| key.starts_with(ANNOTATION_PREFIX) && !ANNOTATIONS.contains(&key.as_str()));
+    for (key, _) in unknown {
+        let near = did_you_mean(&nearest(key, ANNOTATIONS));
+        problems
+            .add(format!("metadata.annotations[{key}]"), &format_args!("unknown annotation, ignored{near}"));
+    }
 }
 
 fn kind(text: Option<&str>, problems: &mut Problems) -> ServiceKind {

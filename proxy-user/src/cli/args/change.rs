@@ -7,8 +7,7 @@ use clap::builder::FalseyValueParser;
 
 use super::bpffs::BpffsArgs;
 use super::common::{AgentArgs, FlowFilterArgs, ZeroArgs};
-use super::list::{FormatArgs, NamespaceArgs};
-use crate::cli::candidates;
+use super::list::{FormatArgs, SelectorArgs};
 
 /// For commands that remove something: removes the variables of flags, so that only the command line selects what is removed.
 pub(super) fn without_variables(arg: Arg) -> Arg {
@@ -45,15 +44,12 @@ pub struct ServiceZeroArgs {
     /// The counters' zero.
     #[command(flatten)]
     pub zero: ZeroArgs,
-    /// The namespace.
+    /// Which.
     #[command(flatten)]
-    pub namespace: NamespaceArgs,
-    /// Reset the counters of all Services.
+    pub selector: SelectorArgs,
+    /// Reset the counters of all Services; needed if no Service is selected.
     #[arg(long)]
     pub all: bool,
-    /// Services whose counters are reset: NAME, NAMESPACE/NAME, or either with :PORT.
-    #[arg(value_name = "SERVICE", add = candidates::services())]
-    pub services: Vec<String>,
 }
 
 /// `ballast cleanup`.

@@ -2,12 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
 use clap::builder::FalseyValueParser;
 
 use super::bpffs::BpffsArgs;
 use super::common::AgentArgs;
-use super::list::ApiArgs;
+use super::list::{ApiArgs, Output};
 use crate::config::value::NodePortRange;
 
 /// `ballast check`.
@@ -20,8 +19,11 @@ pub struct CheckArgs {
     #[arg(long, env = "BALLAST_REPORT_ONLY", value_parser = FalseyValueParser::new())]
     pub report_only: bool,
     /// Output format.
-    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
-    pub output: CheckOutput,
+    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text", value_parser = Output::parser(&[Output::Short]))]
+    pub output: Output,
+    /// Only these checks, like `kernel-version`. Default: all.
+    #[arg(value_name = "CHECK")]
+    pub checks: Vec<String>,
     /// Its maps.
     #[command(flatten)]
     pub maps: BpffsArgs,
@@ -43,18 +45,4 @@ pub struct CheckArgs {
     /// Folder with the configuration of the CNI plugins.
     #[arg(long, env = "BALLAST_CNI_CONF_DIR", value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
-}
-
-/// How the result of `ballast check` is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum CheckOutput {
-    /// Grouped lines, with advice.
-    #[default]
-    Text,
-    /// A table with all columns.
-    Wide,
-    /// Only warnings and failures, one per line.
-    Short,
-    /// JSON, with stable field names.
-    Json,
 }

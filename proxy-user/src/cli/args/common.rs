@@ -2,41 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
-
 use super::bpffs::BpffsArgs;
-use super::list::ScopeArgs;
-use crate::cli::candidates;
+use super::list::{OutputArgs, SelectorArgs};
 use crate::cli::question::{self, Peer};
 use crate::config::value::Listen;
 use crate::maps::view::FlowState;
 use crate::model::net::Protocol;
-
-/// How an answer is written that is no list.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// Text.
-    #[default]
-    Text,
-    /// Text with more details.
-    Wide,
-    /// JSON, with stable field names.
-    Json,
-    /// YAML, with the fields of JSON.
-    Yaml,
-}
-
-impl Output {
-    /// Whether more details are requested.
-    pub(in crate::cli) const fn is_wide(self) -> bool {
-        matches!(self, Self::Wide)
-    }
-
-    /// Whether the output is a document for programs.
-    pub(in crate::cli) const fn is_document(self) -> bool {
-        matches!(self, Self::Json | Self::Yaml)
-    }
-}
 
 /// What every reading command takes that is no list.
 #[derive(Clone, Debug, clap::Args)]
@@ -44,9 +15,9 @@ pub struct ReaderArgs {
     /// Its maps.
     #[command(flatten)]
     pub maps: BpffsArgs,
-    /// Output format.
-    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
-    pub output: Output,
+    /// How the answer is written.
+    #[command(flatten)]
+    pub format: OutputArgs,
 }
 
 /// What every command takes that asks the agent whether it is well.
@@ -75,10 +46,7 @@ pub struct ZeroArgs {
 pub struct FlowFilterArgs {
     /// Of which Services.
     #[command(flatten)]
-    pub scope: ScopeArgs,
-    /// Only connections to this Service; the same as the argument SERVICE.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE", add = candidates::services())]
-    pub service: Option<String>,
+    pub selector: SelectorArgs,
     /// Only connections of this client: an address or a range, with or without :PORT.
     #[arg(short = 's', long, visible_alias = "src", env = "BALLAST_CLIENT", value_name = "ADDRESS[:PORT]")]
     pub client: Option<Peer>,
@@ -88,10 +56,10 @@ pub struct FlowFilterArgs {
     /// Only connections to this endpoint.
     #[arg(long, env = "BALLAST_BACKEND", value_name = "ADDRESS[:PORT]")]
     pub backend: Option<Peer>,
-    /// Only connections of this protocol: tcp, udp or sctp.
-    #[arg(short, long, visible_alias = "proto", env = "BALLAST_PROTOCOL", value_name = "PROTOCOL", value_parser = question::protocol)]
+    /// Only connections of this protocol.
+    #[arg(short, long, visible_alias = "proto", env = "BALLAST_PROTOCOL", value_name = "PROTOCOL", value_parser = question::protocols())]
     pub protocol: Option<Protocol>,
-    /// Only connections in this state: unreplied, half-open, established, closing, closed or expired.
-    #[arg(long, env = "BALLAST_STATE", value_name = "STATE", value_parser = question::flow_state)]
+    /// Only connections in this state.
+    #[arg(long, env = "BALLAST_STATE", value_name = "STATE", value_parser = question::flow_states())]
     pub state: Option<FlowState>,
 }

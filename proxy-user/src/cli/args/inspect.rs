@@ -7,7 +7,7 @@ use clap::{Subcommand, ValueEnum};
 
 use super::change::{FlowDeleteArgs, ServiceZeroArgs, without_variables};
 use super::common::{AgentArgs, FlowFilterArgs, ReaderArgs, ZeroArgs};
-use super::list::{ListOptions, NamespaceArgs, ScopeArgs, ViewArgs};
+use super::list::{ListOptions, OutputArgs, SelectorArgs, ViewArgs};
 use crate::cli::candidates;
 use crate::cli::question;
 
@@ -17,7 +17,7 @@ pub enum ServiceCommand {
     /// List the frontends of Services (addresses that clients dial), one per line.
     #[command(visible_alias = "ls")]
     List(ServiceListArgs),
-    /// Show one Service in full: addresses, endpoints, connections, refusals.
+    /// Show Services in full: addresses, endpoints, connections, refusals, problems.
     Show(ServiceShowArgs),
     /// Reset the counters that these commands show: connections, packets, bytes and refusals. The counters in the BPF maps,
     /// which Prometheus reads, keep their values.
@@ -73,7 +73,7 @@ pub struct ServiceListArgs {
     pub list: ListOptions,
     /// Which.
     #[command(flatten)]
-    pub scope: ScopeArgs,
+    pub selector: SelectorArgs,
 }
 
 /// `ballast service show`.
@@ -82,12 +82,12 @@ pub struct ServiceShowArgs {
     /// Common flags.
     #[command(flatten)]
     pub reader: ReaderArgs,
-    /// The namespace.
+    /// Which.
     #[command(flatten)]
-    pub namespace: NamespaceArgs,
-    /// NAMESPACE/NAME, or NAMESPACE/NAME:PORT for one of its ports; without namespace, `default`.
-    #[arg(value_name = "NAMESPACE/NAME[:PORT]", add = candidates::services())]
-    pub service: String,
+    pub selector: SelectorArgs,
+    /// The agent, which knows the problems of the Service.
+    #[command(flatten)]
+    pub agent: AgentArgs,
     /// The counters' zero.
     #[command(flatten)]
     pub zero: ZeroArgs,
@@ -101,7 +101,7 @@ pub struct StatsArgs {
     pub list: ListOptions,
     /// Which.
     #[command(flatten)]
-    pub scope: ScopeArgs,
+    pub selector: SelectorArgs,
     /// Show rates per second instead of counts, measured over this time. A number without unit means seconds.
     #[arg(
         long,
@@ -110,7 +110,7 @@ pub struct StatsArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "1s",
-        value_parser = question::seconds
+        value_parser = question::period
     )]
     pub rate: Option<Duration>,
     /// The counters' zero.
@@ -126,10 +126,7 @@ pub struct BackendListArgs {
     pub list: ListOptions,
     /// Which.
     #[command(flatten)]
-    pub scope: ScopeArgs,
-    /// Only endpoints of this Service; the same as the argument SERVICE.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE", add = candidates::services())]
-    pub service: Option<String>,
+    pub selector: SelectorArgs,
     /// The counters' zero.
     #[command(flatten)]
     pub zero: ZeroArgs,
@@ -145,8 +142,8 @@ pub struct FlowListArgs {
     #[command(flatten)]
     pub which: FlowFilterArgs,
     /// Include expired connections whose entries are not reused yet.
-    #[arg(long, env = "BALLAST_ALL", value_parser = FalseyValueParser::new())]
-    pub all: bool,
+    #[arg(long, env = "BALLAST_EXPIRED", value_parser = FalseyValueParser::new())]
+    pub expired: bool,
 }
 
 /// `ballast map list`.
@@ -183,9 +180,20 @@ pub struct ConfigArgs {
     /// Only these settings, by the name of their flag or field. Default: all settings that were given.
     #[arg(value_name = "SETTING")]
     pub names: Vec<String>,
-    /// All settings.
-    #[arg(long, env = "BALLAST_ALL", value_parser = FalseyValueParser::new())]
-    pub all: bool,
+    /// Include the settings that have their default value.
+    #[arg(long, env = "BALLAST_DEFAULTS", value_parser = FalseyValueParser::new())]
+    pub defaults: bool,
+}
+
+/// `ballast version`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct VersionArgs {
+    /// How the answer is written.
+    #[command(flatten)]
+    pub format: OutputArgs,
+    /// The agent.
+    #[command(flatten)]
+    pub agent: AgentArgs,
 }
 
 /// A shell that can complete.

@@ -1,14 +1,15 @@
 //! `kubectl ballast`: the program under the name `kubectl-ballast`.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use super::list::Output;
 use super::observe::EventKind;
-use crate::cli::question;
+use crate::cli::question::{self, Peer};
 use crate::config::value;
+use crate::maps::view::FlowState;
 
 /// Queries the agents on all nodes of a cluster, and merges their answers.
 ///
@@ -63,6 +64,28 @@ pub enum KubectlCommand {
         #[command(subcommand)]
         command: MergedServiceCommand,
     },
+    /// Check the installation on each node, and show what does not pass. Exits with code 1 if a check fails or a node does not
+    /// answer.
+    Check {
+        /// Output format.
+        #[arg(short, long, default_value = "text")]
+        output: MergedOutput,
+    },
+    /// Show the endpoints of Services on each node.
+    #[command(visible_aliases = ["endpoint", "ep"])]
+    Backend {
+        /// The subcommand.
+        #[command(subcommand)]
+        command: NodeBackendCommand,
+    },
+    /// Show the connections in the flow table of each node.
+    Flow {
+        /// The subcommand.
+        #[command(subcommand)]
+        command: NodeFlowCommand,
+    },
+    /// Show the counters of Services on each node.
+    Stats(NodeListArgs),
     /// Explain what the programs would do with a connection, on the node where it starts. Sends no packet.
     Explain {
         /// The client: pod/NAMESPACE/NAME, pod/NAME, node/NAME, or a client as for `ballast explain`.
@@ -107,6 +130,59 @@ pub enum MergedServiceCommand {
     },
 }
 
+/// `kubectl ballast backend ...`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum NodeBackendCommand {
+    /// List endpoints, one per line.
+    #[command(visible_alias = "ls")]
+    List(NodeListArgs),
+}
+
+/// `kubectl ballast flow ...`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum NodeFlowCommand {
+    /// List connections, one per line.
+    #[command(visible_alias = "ls")]
+    List(NodeFlowArgs),
+}
+
+/// What a list takes that is read on each node: the arguments of the command with this name on a node.
+#[derive(Clone, Debug, clap::Args)]
+pub struct NodeListArgs {
+    /// Output format.
+    #[arg(short, long, default_value = "text", value_parser = Output::parser(&[]))]
+    pub output: Output,
+    /// Only Services with these labels.
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    pub selector: Option<String>,
+    /// Sort by this field of the JSON output, or by the column of this name.
+    #[arg(long, value_name = "FIELD")]
+    pub sort_by: Option<String>,
+    /// Only these Services: NAME, NAMESPACE/NAME or svc/NAME, each with or without :PORT.
+    #[arg(value_name = "SERVICE")]
+    pub services: Vec<String>,
+}
+
+/// `kubectl ballast flow list`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct NodeFlowArgs {
+    /// The list.
+    #[command(flatten)]
+    pub list: NodeListArgs,
+    /// Only connections of this client: an address or a range, with or without :PORT.
+    #[arg(long, visible_alias = "src", value_name = "ADDRESS[:PORT]")]
+    pub client: Option<Peer>,
+    /// Only connections to this frontend: the address that the client dialled.
+    #[arg(long, visible_alias = "dst", value_name = "ADDRESS[:PORT]")]
+    pub frontend: Option<Peer>,
+    /// Only connections to this endpoint.
+    #[arg(long, value_name = "ADDRESS[:PORT]")]
+    pub backend: Option<Peer>,
+    /// Only connections in this state.
+    #[arg(long, value_name = "STATE", value_parser = question::flow_states())]
+    pub state: Option<FlowState>,
+}
+
 /// How an answer of many nodes is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MergedOutput {
@@ -135,14 +211,15 @@ pub struct MergedMonitorArgs {
     /// Output format.
     #[arg(short, long, default_value = "text")]
     pub output: MergedEventOutput,
-    /// Only events of this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
-    #[arg(long, value_name = "SERVICE")]
-    pub service: Option<String>,
-    /// Only packets of this client.
-    #[arg(long, value_name = "IP")]
-    pub client: Option<IpAddr>,
+    /// Only events of these Services: NAME, NAMESPACE/NAME or svc/NAME, each with or without :PORT. Default: those of
+    /// --namespace, or of all namespaces.
+    #[arg(value_name = "SERVICE")]
+    pub services: Vec<String>,
+    /// Only packets of this client: an address or a range, with or without :PORT.
+    #[arg(long, value_name = "ADDRESS[:PORT]")]
+    pub client: Option<Peer>,
     /// Only events with this reason; may be given several times.
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = question::reason)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = question::reasons(), hide_possible_values = true)]
     pub reason: Vec<proxy_common::reason::Reason>,
     /// Only events of this kind; can be given several times.
     #[arg(long, value_name = "KIND", value_delimiter = ',')]

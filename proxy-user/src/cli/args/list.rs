@@ -1,29 +1,59 @@
-//! Arguments that all lists share, as in kubectl.
+//! Arguments that all commands share, as in kubectl: which Services, and how the answer is written.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use clap::builder::FalseyValueParser;
+use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 
 use super::bpffs::BpffsArgs;
 use crate::cli::candidates;
 use crate::config::value;
 
-/// How a list is written.
+/// How an answer is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum ListOutput {
-    /// A table.
+pub enum Output {
+    /// Text: a table, or lines.
     #[default]
     Text,
-    /// A table with more columns.
+    /// Text with more columns or details.
     Wide,
+    /// Only names, one per line.
+    Name,
     /// JSON, with stable field names.
     Json,
     /// YAML, with the fields of JSON.
     Yaml,
-    /// Only names, one per line.
-    Name,
+    /// Only warnings and failures, one per line.
+    Short,
+    /// OpenTelemetry log records: OTLP/JSON, one document per line, as the OTLP file exporter writes them.
+    Otlp,
+}
+
+impl Output {
+    /// The formats of every command.
+    const COMMON: &'static [Self] = &[Self::Text, Self::Wide, Self::Name, Self::Json, Self::Yaml];
+
+    /// Whether more details are requested.
+    pub(in crate::cli) const fn is_wide(self) -> bool {
+        matches!(self, Self::Wide)
+    }
+
+    /// Whether the output is a document for programs.
+    pub const fn is_document(self) -> bool {
+        matches!(self, Self::Json | Self::Yaml | Self::Otlp)
+    }
+
+    /// Whether the output is for people.
+    pub(in crate::cli) const fn is_text(self) -> bool {
+        matches!(self, Self::Text | Self::Wide)
+    }
+
+    /// Returns the parser of `--output` of a command that accepts these formats besides the common ones.
+    pub(super) fn parser(others: &'static [Self]) -> impl TypedValueParser<Value = Self> {
+        let all = Self::COMMON.iter().chain(others).filter_map(Self::to_possible_value);
+        PossibleValuesParser::new(all).try_map(|word| Self::from_str(&word, true))
+    }
 }
 
 /// What every list takes that is read from the maps.
@@ -37,12 +67,20 @@ pub struct ListOptions {
     pub view: ViewArgs,
 }
 
+/// How an answer is written.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct OutputArgs {
+    /// Output format.
+    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text", value_parser = Output::parser(&[]))]
+    pub output: Output,
+}
+
 /// How a list is written.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct FormatArgs {
-    /// Output format.
-    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
-    pub output: ListOutput,
+    /// The format.
+    #[command(flatten)]
+    pub output: OutputArgs,
     /// Print the table without headers.
     #[arg(long, env = "BALLAST_NO_HEADERS", value_parser = FalseyValueParser::new())]
     pub no_headers: bool,
@@ -63,7 +101,7 @@ pub struct ViewArgs {
     /// With --watch: print ADDED, MODIFIED or DELETED in front of each row. Without this flag, deleted rows are not printed.
     #[arg(long, env = "BALLAST_OUTPUT_WATCH_EVENTS", value_parser = FalseyValueParser::new())]
     pub output_watch_events: bool,
-    /// With --watch: how often the maps are read.
+    /// With --watch: how often the rows are read. A number without unit means seconds.
     #[arg(
         long,
         env = "BALLAST_INTERVAL",
@@ -85,9 +123,9 @@ pub struct NamespaceArgs {
     pub all_namespaces: bool,
 }
 
-/// Which Services a list is about.
+/// Which Services a command is about.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct ScopeArgs {
+pub struct SelectorArgs {
     /// The namespace.
     #[command(flatten)]
     pub namespace: NamespaceArgs,
@@ -98,7 +136,7 @@ pub struct ScopeArgs {
     /// The API server.
     #[command(flatten)]
     pub api: ApiArgs,
-    /// Only these Services: NAME, NAMESPACE/NAME, or either with :PORT (a name or number).
+    /// Only these Services: NAME, NAMESPACE/NAME, svc/NAME or service/NAME, each with or without :PORT (a name or number).
     #[arg(value_name = "SERVICE", add = candidates::services())]
     pub services: Vec<String>,
 }
@@ -108,7 +146,7 @@ pub struct ScopeArgs {
 pub struct ApiArgs {
     /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service
     /// account, then ~/.kube/config.
-    #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE")]
+    #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub kubeconfig: Option<PathBuf>,
     /// Comma-separated URLs of the API servers, instead of the one in the kubeconfig.
     #[arg(long, env = "BALLAST_MASTER", value_name = "URL", value_delimiter = ',')]

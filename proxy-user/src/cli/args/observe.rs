@@ -1,13 +1,14 @@
 //! `ballast monitor` and `ballast explain`.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use clap::ValueEnum;
 
 use super::bpffs::BpffsArgs;
 use super::common::ReaderArgs;
-use crate::cli::question::{self, Client, Destination};
+use super::list::{ApiArgs, NamespaceArgs, Output, SelectorArgs};
+use crate::cli::candidates;
+use crate::cli::question::{self, ClientArg, DestinationArg, Peer};
 use crate::config::value;
 
 /// `ballast monitor`.
@@ -17,19 +18,20 @@ pub struct MonitorArgs {
     #[command(flatten)]
     pub maps: BpffsArgs,
     /// Output format.
-    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text")]
-    pub output: EventOutput,
-    /// Only events of this Service: NAMESPACE/NAME or NAMESPACE/NAME:PORT.
-    #[arg(long, env = "BALLAST_SERVICE", value_name = "SERVICE")]
-    pub service: Option<String>,
-    /// Only packets of this client. A socket has no address yet when it connects; select it with --pid.
-    #[arg(long, env = "BALLAST_CLIENT", value_name = "IP")]
-    pub client: Option<IpAddr>,
+    #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text", value_parser = Output::parser(&[Output::Otlp]))]
+    pub output: Output,
+    /// Which.
+    #[command(flatten)]
+    pub selector: SelectorArgs,
+    /// Only packets of this client: an address or a range, with or without :PORT. A socket has no address yet when it
+    /// connects; select it with --pid.
+    #[arg(short = 's', long, visible_alias = "src", env = "BALLAST_CLIENT", value_name = "ADDRESS[:PORT]")]
+    pub client: Option<Peer>,
     /// Only socket calls of this process.
     #[arg(long, env = "BALLAST_PID", value_name = "PID")]
     pub pid: Option<u32>,
     /// Only events with this reason, like `no_endpoint`; can be given several times.
-    #[arg(long, env = "BALLAST_REASON", value_name = "NAME", value_delimiter = ',', value_parser = question::reason)]
+    #[arg(long, env = "BALLAST_REASON", value_name = "NAME", value_delimiter = ',', value_parser = question::reasons(), hide_possible_values = true)]
     pub reason: Vec<proxy_common::reason::Reason>,
     /// Only events of this kind; can be given several times.
     #[arg(long, env = "BALLAST_KIND", value_name = "KIND", value_delimiter = ',')]
@@ -46,21 +48,6 @@ pub struct MonitorArgs {
     /// Exit when standard input is closed. `kubectl exec -i` closes it when it is interrupted, but does not stop the process.
     #[arg(long, env = "BALLAST_END_WITH_STDIN")]
     pub end_with_stdin: bool,
-}
-
-/// How events are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum EventOutput {
-    /// Text.
-    #[default]
-    #[value(alias = "wide")]
-    Text,
-    /// JSON, one object per line, with stable field names.
-    Json,
-    /// YAML documents, with the fields of JSON.
-    Yaml,
-    /// OpenTelemetry log records: OTLP/JSON, one document per line, as the OTLP file exporter writes them.
-    Otlp,
 }
 
 /// What happened.
@@ -82,10 +69,18 @@ pub struct ExplainArgs {
     /// Common flags.
     #[command(flatten)]
     pub reader: ReaderArgs,
-    /// The client: an IP address, `host` (a process on the node), or `pod` (a process in a pod of this node).
-    #[arg(value_name = "CLIENT")]
-    pub client: Client,
-    /// The address that the client dials, like `10.96.0.10:80` or `[fd00::1]:53/udp`.
-    #[arg(value_name = "ADDRESS:PORT[/PROTOCOL]")]
-    pub destination: Destination,
+    /// The namespace of names.
+    #[command(flatten)]
+    pub namespace: NamespaceArgs,
+    /// The API server, which knows pods.
+    #[command(flatten)]
+    pub api: ApiArgs,
+    /// The client: an IP address, `host` (a process on the node), `pod` (a process in a pod of this node), or pod/NAME or
+    /// pod/NAMESPACE/NAME, which is read from the API server.
+    #[arg(value_name = "CLIENT", add = candidates::clients())]
+    pub client: ClientArg,
+    /// The address that the client dials, like `10.96.0.10:80` or `[fd00::1]:53/udp`, or a Service: NAME, NAMESPACE/NAME,
+    /// svc/NAME or service/NAME, with :PORT (a name or number) if it has several ports.
+    #[arg(value_name = "DESTINATION", add = candidates::services())]
+    pub destination: DestinationArg,
 }

@@ -1,5 +1,6 @@
 //! The flags of the page.
 
+use super::mirror::flags_of;
 use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
@@ -7,28 +8,23 @@ use clap::builder::FalseyValueParser;
 use crate::config::page::{PageSettings, Shows};
 use crate::config::value;
 
-/// The page at `/` of the metrics server.
-#[derive(Clone, Copy, Debug, clap::Args)]
-#[command(next_help_heading = "Web page")]
-pub struct PageArgs {
-    /// What the web page at / of the metrics server shows.
-    #[arg(long, env = "BALLAST_PAGE", value_name = "WHAT", default_value = "off")]
-    pub page: Shows,
-    /// Length of the history on that page: 4m to 24h; 0: no history. The history has 240 points.
-    #[arg(long, env = "BALLAST_PAGE_HISTORY", value_name = "DURATION", default_value = "1h", value_parser = value::page_history)]
-    pub page_history: Duration,
-    /// Whether /metrics has series for each Service port. In a cluster of 10,000 Services, these are 150,000 series of each
-    /// node.
-    #[arg(
-        long, env = "BALLAST_SERVICE_METRICS", action = clap::ArgAction::Set, default_value = "true", num_args = 0..=1, default_missing_value = "true",
-        require_equals = true, value_parser = FalseyValueParser::new(), help_heading = "Metrics"
-    )]
-    pub service_metrics: bool,
-}
-
-impl From<PageArgs> for PageSettings {
-    fn from(args: PageArgs) -> Self {
-        let PageArgs { page, page_history, service_metrics } = args;
-        Self { page, page_history, service_metrics }
+flags_of! {
+    /// The page at `/` of the metrics server.
+    #[derive(Clone, Copy, Debug, clap::Args)]
+    #[command(next_help_heading = "Web page")]
+    PageArgs => PageSettings {
+        /// What the web page at / of the metrics server shows.
+        #[arg(long, env = "BALLAST_PAGE", value_name = "WHAT", default_value = "off")]
+        page: Shows,
+        /// Length of the history on that page: 4m to 24h; 0: no history. The history has 240 points.
+        #[arg(long, env = "BALLAST_PAGE_HISTORY", value_name = "DURATION", default_value = "1h", value_parser = value::page_history)]
+        page_history: Duration,
+        /// Whether /metrics has series for each Service port. In a cluster of 10,000 Services, these are 150,000 series of each
+        /// node.
+        #[arg(
+            long, env = "BALLAST_SERVICE_METRICS", action = clap::ArgAction::Set, default_value = "true", num_args = 0..=1, default_missing_value = "true",
+            require_equals = true, value_parser = FalseyValueParser::new(), help_heading = "Metrics"
+        )]
+        service_metrics: bool,
     }
 }

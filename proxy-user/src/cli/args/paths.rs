@@ -1,5 +1,6 @@
 //! Flags that control how sockets and packets are translated.
 
+use super::mirror::flags_of;
 use std::time::Duration;
 
 use crate::config::paths::{Ejection, Paths};
@@ -9,74 +10,49 @@ use crate::model::annotations::Annotations;
 use crate::model::settings::{SocketDrop, SocketLb};
 use crate::programs::{TcxOrder, Xdp};
 
-/// How sockets and packets are met.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "Data path")]
-pub struct PathArgs {
-    /// Position of Ballast's packet programs among other programs on a device (TCX).
-    #[arg(long, env = "BALLAST_TCX_ORDER", value_name = "ORDER", default_value = "nest")]
-    pub tcx_order: TcxOrder,
-    /// Devices on which an XDP program forwards packets to other nodes before they reach tc.
-    #[arg(long, env = "BALLAST_XDP", value_name = "MODE", default_value = "auto")]
-    pub xdp: Xdp,
-    /// Load-balancing algorithm of Services without the annotation `ballast.io/algorithm`, by the names of IPVS: random, rr,
-    /// wrr, sh, dh, mh, lc, wlc, sed, nq. Default: random for clients inside the cluster, mh (Maglev) for clients
-    /// outside.
-    #[arg(long, env = "BALLAST_ALGORITHM", value_name = "NAME")]
-    pub algorithm: Option<AlgorithmName>,
-    /// How packets of clients outside the cluster reach endpoints on other nodes, for Services without the annotation
-    /// `ballast.io/forwarding-mode`.
-    #[arg(long, env = "BALLAST_FORWARDING_MODE", value_name = "MODE", default_value = "snat")]
-    pub forwarding_mode: ForwardingMode,
-    /// Whether new connections skip endpoints that refuse connections or do not answer them, for Services with several
-    /// endpoints and without the annotation `ballast.io/ejection`.
-    #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on")]
-    pub ejection: Ejection,
-    /// Annotations `ballast.io/...` of Services that count, as a list of algorithm, ejection, forwarding-mode, removal-policy
-    /// and weights; or all, or none. With forwarding-mode, a Service that asks for DSR makes every agent watch all nodes and
-    /// accept packets that they encapsulate.
-    #[arg(
-        long,
-        env = "BALLAST_TENANT_ANNOTATIONS",
-        value_name = "LIST",
-        default_value = "algorithm,ejection,removal-policy,weights"
-    )]
-    pub tenant_annotations: Annotations,
-    /// Time in which the share of a new endpoint grows from a tenth of its weight to its weight; not with sh, dh and mh.
-    /// 0: no slow start.
-    #[arg(long, env = "BALLAST_SLOW_START", value_name = "DURATION", default_value = "0s", value_parser = value::duration)]
-    pub slow_start: Duration,
-    /// Which sockets are translated at connect. For all other sockets, the packet programs translate their packets.
-    #[arg(long, env = "BALLAST_SOCKET_LB", value_name = "WHICH", default_value = "all")]
-    pub socket_lb: SocketLb,
-    /// What connect and sendmsg of a translated socket do where kube-proxy would drop the packet.
-    #[arg(long, env = "BALLAST_SOCKET_DROP", value_name = "HOW", default_value = "silent")]
-    pub socket_drop: SocketDrop,
-}
-
-impl From<PathArgs> for Paths {
-    fn from(args: PathArgs) -> Self {
-        let PathArgs {
-            tcx_order,
-            xdp,
-            algorithm,
-            forwarding_mode,
-            ejection,
-            tenant_annotations,
-            slow_start,
-            socket_lb,
-            socket_drop,
-        } = args;
-        Self {
-            tcx_order,
-            xdp,
-            algorithm,
-            forwarding_mode,
-            ejection,
-            tenant_annotations,
-            slow_start,
-            socket_lb,
-            socket_drop,
-        }
+flags_of! {
+    /// How sockets and packets are met.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+    #[command(next_help_heading = "Data path")]
+    PathArgs => Paths {
+        /// Position of Ballast's packet programs among other programs on a device (TCX).
+        #[arg(long, env = "BALLAST_TCX_ORDER", value_name = "ORDER", default_value = "nest")]
+        tcx_order: TcxOrder,
+        /// Devices on which an XDP program forwards packets to other nodes before they reach tc.
+        #[arg(long, env = "BALLAST_XDP", value_name = "MODE", default_value = "auto")]
+        xdp: Xdp,
+        /// Load-balancing algorithm of Services without the annotation `ballast.io/algorithm`, by the names of IPVS: random, rr,
+        /// wrr, sh, dh, mh, lc, wlc, sed, nq. Default: random for clients inside the cluster, mh (Maglev) for clients
+        /// outside.
+        #[arg(long, env = "BALLAST_ALGORITHM", value_name = "NAME")]
+        algorithm: Option<AlgorithmName>,
+        /// How packets of clients outside the cluster reach endpoints on other nodes, for Services without the annotation
+        /// `ballast.io/forwarding-mode`.
+        #[arg(long, env = "BALLAST_FORWARDING_MODE", value_name = "MODE", default_value = "snat")]
+        forwarding_mode: ForwardingMode,
+        /// Whether new connections skip endpoints that refuse connections or do not answer them, for Services with several
+        /// endpoints and without the annotation `ballast.io/ejection`.
+        #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on")]
+        ejection: Ejection,
+        /// Annotations `ballast.io/...` of Services that count, as a list of algorithm, ejection, forwarding-mode, removal-policy
+        /// and weights; or all, or none. With forwarding-mode, a Service that asks for DSR makes every agent watch all nodes and
+        /// accept packets that they encapsulate.
+        #[arg(
+            long,
+            env = "BALLAST_TENANT_ANNOTATIONS",
+            value_name = "LIST",
+            default_value = "algorithm,ejection,removal-policy,weights"
+        )]
+        tenant_annotations: Annotations,
+        /// Time in which the share of a new endpoint grows from a tenth of its weight to its weight; not with sh, dh and mh.
+        /// 0: no slow start.
+        #[arg(long, env = "BALLAST_SLOW_START", value_name = "DURATION", default_value = "0s", value_parser = value::duration)]
+        slow_start: Duration,
+        /// Which sockets are translated at connect. For all other sockets, the packet programs translate their packets.
+        #[arg(long, env = "BALLAST_SOCKET_LB", value_name = "WHICH", default_value = "all")]
+        socket_lb: SocketLb,
+        /// What connect and sendmsg of a translated socket do where kube-proxy would drop the packet.
+        #[arg(long, env = "BALLAST_SOCKET_DROP", value_name = "HOW", default_value = "silent")]
+        socket_drop: SocketDrop,
     }
 }

@@ -1,6 +1,7 @@
 //! `ballast programmed`.
 
 use super::common::AgentArgs;
+use super::list::{SelectorArgs, ViewArgs};
 
 /// `ballast programmed`.
 #[derive(Clone, Debug, clap::Args)]
@@ -8,7 +9,10 @@ pub struct ProgrammedArgs {
     /// The agent.
     #[command(flatten)]
     pub agent: AgentArgs,
-    /// Only this Service: NAMESPACE/NAME; without namespace, `default`.
-    #[arg(value_name = "NAMESPACE/NAME")]
-    pub service: Option<String>,
+    /// How.
+    #[command(flatten)]
+    pub list: ViewArgs,
+    /// Which.
+    #[command(flatten)]
+    pub selector: SelectorArgs,
 }

@@ -7,6 +7,7 @@ use clap::builder::FalseyValueParser;
 
 use super::bpffs::BpffsArgs;
 use super::common::AgentArgs;
+use super::list::{OutputArgs, SelectorArgs};
 use crate::config::value;
 
 /// `ballast top`.
@@ -30,6 +31,12 @@ pub struct TopArgs {
     /// The column to sort Services by.
     #[arg(long, env = "BALLAST_SORT", value_name = "COLUMN", default_value = "connections")]
     pub sort: SortBy,
+    /// Output format; each one except `text` prints once.
+    #[command(flatten)]
+    pub format: OutputArgs,
+    /// Which Services.
+    #[command(flatten)]
+    pub selector: SelectorArgs,
     /// Only show lines that contain this text: a part of a name, an address or a reason.
     #[arg(long, env = "BALLAST_FILTER", value_name = "TEXT", default_value = "")]
     pub filter: String,

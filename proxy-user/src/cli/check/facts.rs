@@ -39,8 +39,8 @@ pub struct Kernel {
     pub missing_programs: Option<Vec<&'static str>>,
     /// Map types that the kernel does not support; `None`: this process may not query the kernel.
     pub missing_maps: Option<Vec<&'static str>>,
-    /// Missing kernel features that Ballast can do without.
-    pub lacks: Vec<Lack>,
+    /// Missing kernel features that Ballast can do without; `None`: this process may not query the kernel.
+    pub lacks: Option<Vec<Lack>>,
     /// Whether the kernel provides BTF (`/sys/kernel/btf/vmlinux`).
     pub has_btf: bool,
     /// Options that the kernel was built without; `None`: the list of its options cannot be read.
@@ -186,7 +186,7 @@ pub enum ApiAccess {
 pub struct Installed {
     /// Whether the agent answers.
     pub agent: AgentState,
-    /// Problems that the agent reports.
+    /// Problems that the agent reports; if it does not answer, the faults that the maps have counted.
     pub problems: Vec<String>,
     /// The agent's metrics; `None`: the agent was not queried, or does not answer.
     pub metrics: Option<AgentMetrics>,
@@ -194,6 +194,8 @@ pub struct Installed {
     pub maps: Result<(Vec<UsageRow>, u32), String>,
     /// Whether the folders of the maps belong to root alone, or what is wrong with them.
     pub owner: Result<(), String>,
+    /// This process may not read the pins, so it is not known what is attached.
+    pub is_denied: bool,
     /// Attachments of the agent's programs.
     pub attachments: Vec<Attachment>,
     /// Names of the existing devices, by index.

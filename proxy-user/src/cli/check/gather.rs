@@ -6,12 +6,14 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use proxy_common::config::PortRange;
+use proxy_common::reason::Reason;
 
 use super::facts::{AgentMetrics, ApiAccess, Device, Environment, Facts, Installed, Kernel, Network, Others};
 use super::{metrics, options};
 use crate::cli::args::check::CheckArgs;
 use crate::cli::show::{AgentState, ask, probe, problems};
 use crate::cli::takeover;
+use crate::config::value::Listen;
 use crate::host::follow::Follower;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::{cgroup, devices, facts as host, ports};
@@ -30,7 +32,7 @@ pub fn facts(args: &CheckArgs, api: ApiAccess) -> Facts {
         network: network(args),
         others: others(&args.cni_conf_dir),
         api,
-        installed: (!args.pre).then(|| installed(args)),
+        installed: (!args.pre).then(|| installed(&args.maps.bpffs, args.agent.metrics_bind_address)),
     }
 }
 
@@ -44,7 +46,7 @@ fn kernel() -> Kernel {
     Kernel {
         missing_programs: programs::missing_programs(),
         missing_maps: programs::missing_maps(),
-        lacks: programs::lacks(),
+        lacks: programs::known_lacks(),
         has_btf: Path::new(BTF).exists(),
         missing_options: options::missing(&release),
         jit: sysctl("net/core/bpf_jit_enable"),
@@ -112,14 +114,22 @@ fn up(view: &HostView) -> Vec<Device> {
     view.devices.iter().filter_map(device).collect()
 }
 
+/// Gathers what kube-proxy does on this node.
+pub(super) fn kube_proxy() -> Others {
+    Others {
+        kube_proxy: KubeProxyRules::look().map_err(|error| error.to_string()),
+        kube_proxy_process: takeover::kube_proxy_pid(),
+        ..Others::default()
+    }
+}
+
 fn others(cni_folder: &Path) -> Others {
     Others {
         cni_folder: cni_folder.to_owned(),
         cni: cni(cni_folder),
-        kube_proxy: KubeProxyRules::look().map_err(|error| error.to_string()),
-        kube_proxy_process: takeover::kube_proxy_pid(),
         ipvs_servers: fs::read_to_string("/proc/net/ip_vs").map_or(0, |text| ipvs_servers(&text)),
         programs: programs::loaded_names(),
+        ..kube_proxy()
     }
 }
 
@@ -153,25 +163,38 @@ fn cni_network(text: &str) -> Option<String> {
     Some(format!("{name} ({})", plugin.unwrap_or("without a plugin")))
 }
 
-fn installed(args: &CheckArgs) -> Installed {
-    let agent = probe(args.agent.metrics_bind_address);
+/// Gathers what the agent reports, and what it has installed in the kernel.
+pub(super) fn installed(bpffs: &Path, listen: Listen) -> Installed {
+    let agent = probe(listen);
     let read = || -> Result<_, ViewError> {
-        let view = View::open(&args.maps.bpffs)?;
+        let view = View::open(bpffs)?;
         Ok((view.usage()?, view.node_config()?.abi))
     };
+    let maps = read();
     let names = devices::list().unwrap_or_default().into_iter().map(|device| (device.ifindex, device.name));
     Installed {
-        problems: problems(&agent),
+        problems: if matches!(agent, AgentState::Answered { .. }) { problems(&agent) } else { faults(bpffs) },
         metrics: metrics(&agent),
-        maps: read().map_err(|error| error.to_string()),
-        owner: programs::require_owner_of(&args.maps.bpffs).map_err(|error| error.to_string()),
-        attachments: programs::attachments(&args.maps.bpffs),
+        is_denied: matches!(maps, Err(ViewError::Denied { .. })),
+        maps: maps.map_err(|error| error.to_string()),
+        owner: programs::require_owner_of(bpffs).map_err(|error| error.to_string()),
+        attachments: programs::attachments(bpffs),
         devices: names.collect::<BTreeMap<_, _>>(),
         agent,
     }
 }
 
-fn metrics(agent: &AgentState) -> Option<AgentMetrics> {
+/// Returns the faults that the maps have counted. A running agent reports only recent ones; without it, their time is unknown.
+fn faults(bpffs: &Path) -> Vec<String> {
+    let reasons = View::open(bpffs).and_then(|view| view.reasons()).unwrap_or_default().into_iter();
+    let faults = reasons.filter(|(reason, count)| reason.is_fault() && *count > 0);
+    let tell = |(reason, count): (Reason, u64)| {
+        format!("{count} x {}:{} {}", reason.label(), reason.explanation(), reason.advice())
+    };
+    faults.map(tell).collect()
+}
+
+pub(super) fn metrics(agent: &AgentState) -> Option<AgentMetrics> {
     let AgentState::Answered { address, .. } = agent else { return None };
     let (_, body) = ask(*address, "/metrics").ok().filter(|(status, _)| *status == 200)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

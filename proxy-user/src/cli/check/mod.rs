@@ -11,13 +11,31 @@ mod options;
 mod render;
 
 use super::args::check::CheckArgs;
-use super::show::{Answer, ShowError};
-use facts::ApiAccess;
+use super::show::{AgentState, Answer, ShowError};
+use crate::config::value::Listen;
+use crate::model::nearest::{did_you_mean, nearest};
+use facts::{ApiAccess, Installed, Others};
+use std::path::Path;
+
+/// Gathers the facts of which `ballast status` reports the problems.
+pub(in crate::cli) fn running(bpffs: &Path, listen: Listen) -> (Installed, Others) {
+    (gather::installed(bpffs, listen), gather::kube_proxy())
+}
+
+/// Returns the version of the agent; `None` if it does not answer.
+pub(in crate::cli) fn agent_version(agent: &AgentState) -> Option<String> {
+    gather::metrics(agent)?.version
+}
 
 /// Runs `ballast check`. The caller has queried the API server, unless that check is skipped ([`ApiAccess::NotAsked`]).
 pub fn run(args: &CheckArgs, api: ApiAccess, with_colour: bool) -> Result<Answer, ShowError> {
-    let facts = gather::facts(args, api);
-    let lines = judge::judge(&facts);
+    let asked = &args.checks;
+    if let Some(asked) = asked.iter().find(|asked| !judge::CHECKS.contains(&&***asked)) {
+        let near = did_you_mean(&nearest(asked, judge::CHECKS.iter().copied()));
+        return Err(ShowError::NoCheck { asked: asked.clone(), near });
+    }
+    let mut lines = judge::judge(&gather::facts(args, api));
+    lines.retain(|line| asked.is_empty() || asked.iter().any(|asked| asked == line.check));
     let well = args.report_only || !lines.iter().any(judge::Line::fails);
     Ok(Answer { text: render::render(&lines, args.output, with_colour)?, well })
 }

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::judge::{Line, Outcome};
-use crate::cli::args::check::CheckOutput;
+use crate::cli::args::list::Output;
 use crate::cli::colour::{Colour, paint};
-use crate::cli::show::{ShowError, Table, json};
+use crate::cli::show::{ShowError, Table, document};
 
 /// `{"ok": true, "checks": [...]}`.
 #[derive(Serialize)]
@@ -38,20 +38,22 @@ fn count(lines: &[Line], outcome: Outcome) -> usize {
 }
 
 /// Renders all lines in the requested format; only text has colours.
-pub fn render(lines: &[Line], output: CheckOutput, with_colour: bool) -> Result<String, ShowError> {
+pub fn render(lines: &[Line], output: Output, with_colour: bool) -> Result<String, ShowError> {
     Ok(match output {
-        CheckOutput::Text => text(lines, with_colour),
-        CheckOutput::Wide => table(lines),
-        CheckOutput::Short => short(lines),
-        CheckOutput::Json => {
+        Output::Text => text(lines, with_colour),
+        Output::Wide => table(lines),
+        Output::Short => short(lines),
+        Output::Name => lines.iter().flat_map(|line| [line.check, "\n"]).collect(),
+        Output::Json | Output::Yaml | Output::Otlp => {
             let element = |line| CheckJson::from(line);
-            json(&Document {
+            let document_of = Document {
                 ok: !lines.iter().any(Line::fails),
                 passed: count(lines, Outcome::Pass),
                 warned: count(lines, Outcome::Warn),
                 failed: count(lines, Outcome::Fail),
                 checks: lines.iter().map(element).collect(),
-            })?
+            };
+            document(&document_of, output)?
         }
     })
 }
@@ -148,7 +150,7 @@ mod tests {
     #[test]
     fn text_has_groups_and_what_to_do() {
         assert_eq!(
-            render(&lines(), CheckOutput::Text, false).unwrap(),
+            render(&lines(), Output::Text, false).unwrap(),
             "kernel\n------\n\
              √ kernel-version  Linux 6.12\n\
              ‼ bpf-jit         off\n    do:  switch it on\n    see: docs/troubleshooting.md#check-bpf-jit\n\
@@ -156,20 +158,20 @@ mod tests {
              × bpffs           not there\n    do:  mount it\n    see: docs/troubleshooting.md#check-bpffs\n\
              \n1 passed, 1 warned, 1 failed\n"
         );
-        let coloured = render(&lines(), CheckOutput::Text, true).unwrap();
+        let coloured = render(&lines(), Output::Text, true).unwrap();
         assert!(coloured.contains("\u{1b}[31m×\u{1b}[0m bpffs"), "{coloured:?}");
     }
 
     #[test]
     fn short_leaves_out_what_passes() {
         let expected = "warn bpf-jit: off; switch it on\nfail bpffs: not there; mount it\n";
-        assert_eq!(render(&lines(), CheckOutput::Short, true).unwrap(), expected);
-        assert_eq!(render(&lines()[..1], CheckOutput::Short, false).unwrap(), "ok\n");
+        assert_eq!(render(&lines(), Output::Short, true).unwrap(), expected);
+        assert_eq!(render(&lines()[..1], Output::Short, false).unwrap(), "ok\n");
     }
 
     #[test]
     fn the_table_has_a_line_for_each() {
-        let table = render(&lines(), CheckOutput::Wide, true).unwrap();
+        let table = render(&lines(), Output::Wide, true).unwrap();
         let row = table.lines().nth(3).unwrap();
         let cells: Vec<_> = row.split("  ").filter(|cell| !cell.is_empty()).map(str::trim).collect();
         assert_eq!(
@@ -180,7 +182,7 @@ mod tests {
 
     #[test]
     fn json_names_stay() {
-        let text = render(&lines(), CheckOutput::Json, true).unwrap();
+        let text = render(&lines(), Output::Json, true).unwrap();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&value["ok"], &value["warned"]), (&false.into(), &1.into()));
         assert_eq!(

@@ -1,10 +1,11 @@
 //! The endpoints that a connection may go to, and the source address that each of them sees.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::Address;
 use proxy_common::affinity::AffinityEntry;
-use proxy_common::backend::{BACKEND_LOCAL, BACKEND_TERMINATING};
+use proxy_common::backend::{BACKEND_LOCAL, BACKEND_TERMINATING, weight_of};
 use proxy_common::decide::{self, Source};
 use proxy_common::reason::Reason;
 use proxy_common::select::Algorithm;
@@ -55,21 +56,21 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 id: *id,
                 address: SocketAddr::new(backend.addr.into(), backend.port).to_string(),
                 local,
+                weight: weight_of(backend.flags),
                 terminating,
                 serves: decide::serves(backend, service),
                 source: source(&backend.addr, backend.flags),
             })
         });
-        self.path.candidates = found.collect();
+        // An endpoint has as many slots as its share.
+        let mut met = BTreeSet::new();
+        self.path.candidates = found.filter(|one: &Candidate| met.insert(one.id)).collect();
         let count = self.path.candidates.iter().filter(|one| one.serves).count();
         let how = Algorithm::from_number(service.algorithm).unwrap_or_default();
         self.step("endpoints", format!("selects one of {count}, {}", manner(how)));
         let is_skipped = |one: &Candidate| note(&self.rules.common, one.id, &one.address, client);
         let ejects = service.flags & SERVICE_EJECTS != 0;
-        let mut skipped: Vec<_> =
-            self.path.candidates.iter().filter_map(is_skipped).filter(|_| ejects).collect();
-        // An endpoint has as many slots as its weight, so its note may repeat.
-        skipped.dedup();
+        let skipped: Vec<_> = self.path.candidates.iter().filter_map(is_skipped).filter(|_| ejects).collect();
         for note in skipped {
             self.step("ejection", note);
         }

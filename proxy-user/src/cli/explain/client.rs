@@ -14,7 +14,13 @@ use crate::cli::question::Client;
 
 impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     pub(super) fn is_local_pod(&self, client: A) -> bool {
-        self.rules.backends.values().any(|backend| backend.addr == client && flags(backend.flags).0)
+        self.is_pod
+            || self.rules.backends.values().any(|backend| backend.addr == client && flags(backend.flags).0)
+    }
+
+    /// Whether the client is a process or a pod of this node, as far as it is known.
+    pub(super) fn is_on_node(&self, client: Client, from: Option<A>) -> bool {
+        self.is_pod || self.is_of_node(client, from) || from.is_some_and(|from| self.is_local_pod(from))
     }
 
     pub(super) fn is_of_node(&self, client: Client, from: Option<A>) -> bool {
@@ -28,7 +34,14 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             return false;
         };
         if self.is_local_pod(from) {
-            self.step("client", "inside: an endpoint on this node has this address");
+            self.step(
+                "client",
+                if self.is_pod {
+                    "inside: a pod of this node"
+                } else {
+                    "inside: an endpoint on this node has this address"
+                },
+            );
             return false;
         }
         let by_address = self.rules.common.config.flags & CONFIG_DETECT_LOCAL != 0;

@@ -22,6 +22,8 @@ pub struct Candidate {
     pub address: String,
     /// The endpoint runs on this node.
     pub local: bool,
+    /// The endpoint's share of new connections.
+    pub weight: u32,
     /// The endpoint is terminating, and still serves.
     pub terminating: bool,
     /// The endpoint serves; an endpoint that does not serve is skipped.
@@ -50,6 +52,17 @@ impl Outcome {
             Self::Refused(reason) => reason.verdict().label(),
         }
     }
+}
+
+/// Which path decides about a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decides {
+    /// The socket hooks: the client is a process on this node, and its socket is translated or refused.
+    Socket,
+    /// The packet hooks, because the socket hooks leave the call of a process on this node unchanged.
+    PacketAfterSocket,
+    /// The packet hooks: no process on this node is known to be the client.
+    Packet,
 }
 
 /// The result of one path.

@@ -266,9 +266,9 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         self.step(
             "prefilter",
             match (is_set, in_range) {
-                (true, _) => "the bit is set: the maps are looked up",
-                (false, true) => "the bit is clear, but the address is in a range of ClusterIPs",
-                (false, false) => "the bit is clear: a foreign packet",
+                (true, _) => "address and port may belong to a Service: the maps are looked up",
+                (false, true) => "no Service has this port, but the address is in a range of ClusterIPs",
+                (false, false) => "address and port belong to no Service: passes unchanged",
             },
         );
         is_set || in_range
@@ -320,7 +320,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     /// Returns the result if no frontend was found.
     fn no_frontend(mut self) -> Path {
         if !self.rules.node.is_service_address(&self.key.addr) {
-            self.step("service ranges", "the address is in no range of ClusterIPs: a foreign packet");
+            self.step("service ranges", "the address is in no range of ClusterIPs: it belongs to no Service");
             return self.end(Outcome::Untouched);
         }
         let address = ServiceKey { port: 0, proto: 0, scope: SCOPE_INTERNAL, ..self.key };

@@ -21,7 +21,8 @@ use proxy_common::source_range::SourceRangeKey;
 use rstest::rstest;
 
 use super::*;
-use crate::cli::args::Output;
+use crate::cli::args::list::Output;
+use crate::cli::question::DestinationArg;
 use crate::maps::view::{Common, NameRow, Transport};
 use crate::model::net::IpFamily;
 
@@ -118,8 +119,8 @@ fn rules() -> Rules<A4> {
 }
 
 fn ask(rules: &Rules<A4>, client: &str, destination: &str) -> Explanation {
-    let (client, destination): (Client, Destination) =
-        (client.parse().unwrap(), destination.parse().unwrap());
+    let Ok(ClientArg::Known(client)) = client.parse() else { panic!("{client}") };
+    let Ok(DestinationArg::Address(destination)) = destination.parse() else { panic!("{destination}") };
     let octets = |ip| if let IpAddr::V4(ip) = ip { ip.octets() } else { panic!("IPv4 only") };
     let from = if let Client::Address(ip) = client { Some(octets(ip)) } else { None };
     explain(rules, client, from, octets(destination.to.ip()), destination)
@@ -192,23 +193,23 @@ fn where_pods_are_known_by_their_addresses_devices_say_nothing() {
 
 #[test]
 fn a_pod_that_is_its_own_endpoint() {
-    assert_snapshot!(ask(&rules(), "10.244.0.5", "10.96.0.10:80").render(Output::Text).unwrap(), @r"
-    10.244.0.5 -> 10.96.0.10:80/TCP
+    assert_snapshot!(ask(&rules(), "10.244.0.5", "10.96.0.10:80").render(Output::Wide).unwrap(), @r"
+    10.244.0.5 -> default/web (10.96.0.10:80/TCP): forwarded to its only endpoint, 10.244.0.5:8080
 
-    Socket hooks (connect, sendmsg of a process on this node)
-      prefilter       the bit is set: the maps are looked up
+    The socket hooks decide (connect, sendmsg of a process on this node)
+      prefilter       address and port may belong to a Service: the maps are looked up
       frontend        10.96.0.10:80/TCP, internal: default/web (id 1), ClusterIP
       source ranges   the Service has no source ranges
       affinity        by the network namespace of the pod, which `explain` does not know
       endpoints       selects one of 1, randomly
       reply           not translated: packets are sent directly to the endpoint; getpeername(2) and the source of UDP replies show 10.96.0.10:80/TCP
       =>              forwarded to an endpoint
-        ENDPOINT         ID  ON            STATE   SOURCE
-        10.244.0.5:8080   5  this node     serves  -
-        10.244.1.6:8080   6  another node  gone    -
+        ENDPOINT         ID  WEIGHT  ON            STATE   SOURCE
+        10.244.0.5:8080   5       1  this node     serves  -
+        10.244.1.6:8080   6       1  another node  gone    -
 
-    Packet hooks (where packets arrive)
-      prefilter       the bit is set: the maps are looked up
+    The packet hooks do not translate its packets; they would do this
+      prefilter       address and port may belong to a Service: the maps are looked up
       client          inside: an endpoint on this node has this address
       frontend        10.96.0.10:80/TCP, internal: default/web (id 1), ClusterIP
       source ranges   the Service has no source ranges
@@ -217,9 +218,9 @@ fn a_pod_that_is_its_own_endpoint() {
       source address  SNAT to 192.0.2.1 for 1 of 1 endpoints (see SOURCE), with one of 33512 ports
       reply           arrives at 192.0.2.1; at ingress its source is changed to 10.96.0.10:80/TCP, and it is forwarded to the client
       =>              forwarded to an endpoint
-        ENDPOINT         ID  ON            STATE   SOURCE
-        10.244.0.5:8080   5  this node     serves  hairpin
-        10.244.1.6:8080   6  another node  gone    kept
+        ENDPOINT         ID  WEIGHT  ON            STATE   SOURCE
+        10.244.0.5:8080   5       1  this node     serves  hairpin
+        10.244.1.6:8080   6       1  another node  gone    kept
     ");
 }
 
@@ -231,23 +232,11 @@ fn a_node_port_from_outside_and_from_the_host() {
     for entry in rules.services.values_mut().filter(|entry| entry.id == 2) {
         entry.flags = 0;
     }
-    assert_snapshot!(ask(&rules, "198.51.100.9", "192.0.2.1:30080").render(Output::Text).unwrap(), @r"
-    198.51.100.9 -> 192.0.2.1:30080/TCP
+    assert_snapshot!(ask(&rules, "198.51.100.9", "192.0.2.1:30080").render(Output::Wide).unwrap(), @r"
+    198.51.100.9 -> default/port (192.0.2.1:30080/TCP): forwarded to its only endpoint, 10.244.1.7:8080
 
-    Socket hooks (connect, sendmsg of a process on this node)
-      hook            neither this node nor an endpoint on it has the address: unless a pod of this node has it, no socket hook sees the call
-      prefilter       the bit is set: the maps are looked up
-      frontend        192.0.2.1:30080/TCP, internal: nothing
-      frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
-      source ranges   the Service has no source ranges
-      endpoints       selects one of 1, randomly
-      reply           not translated: packets are sent directly to the endpoint; getpeername(2) and the source of UDP replies show 192.0.2.1:30080/TCP
-      =>              forwarded to an endpoint
-        ENDPOINT         ID  ON            STATE        SOURCE
-        10.244.1.7:8080   7  another node  terminating  -
-
-    Packet hooks (where packets arrive)
-      prefilter       the bit is set: the maps are looked up
+    The packet hooks decide (where packets arrive)
+      prefilter       address and port may belong to a Service: the maps are looked up
       client          outside if its packets arrive on an uplink (NIC, tunnel); inside on any other device
       frontend        192.0.2.1:30080/TCP, internal: nothing
       frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
@@ -256,8 +245,20 @@ fn a_node_port_from_outside_and_from_the_host() {
       source address  SNAT to 192.0.2.1 for 1 of 1 endpoints (see SOURCE), with one of 33512 ports
       reply           arrives at 192.0.2.1; at ingress its source is changed to 192.0.2.1:30080/TCP, and it is forwarded to the client
       =>              forwarded to an endpoint
-        ENDPOINT         ID  ON            STATE        SOURCE
-        10.244.1.7:8080   7  another node  terminating  remote
+        ENDPOINT         ID  WEIGHT  ON            STATE        SOURCE
+        10.244.1.7:8080   7       1  another node  terminating  remote
+
+    The socket hooks see it only if the client is a pod of this node; they would do this
+      hook            neither this node nor an endpoint on it has the address: unless a pod of this node has it, no socket hook sees the call
+      prefilter       address and port may belong to a Service: the maps are looked up
+      frontend        192.0.2.1:30080/TCP, internal: nothing
+      frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
+      source ranges   the Service has no source ranges
+      endpoints       selects one of 1, randomly
+      reply           not translated: packets are sent directly to the endpoint; getpeername(2) and the source of UDP replies show 192.0.2.1:30080/TCP
+      =>              forwarded to an endpoint
+        ENDPOINT         ID  WEIGHT  ON            STATE        SOURCE
+        10.244.1.7:8080   7       1  another node  terminating  -
     ");
     rules.node.source = [0; 4];
     let said = ask(&rules, "198.51.100.9", "192.0.2.1:30080");
@@ -266,16 +267,16 @@ fn a_node_port_from_outside_and_from_the_host() {
 
 #[test]
 fn sctp_of_the_node_itself() {
-    assert_snapshot!(ask(&rules(), "host", "10.96.0.10:9/SCTP").render(Output::Text).unwrap(), @r"
-    host -> 10.96.0.10:9/SCTP
+    assert_snapshot!(ask(&rules(), "host", "10.96.0.10:9/SCTP").render(Output::Wide).unwrap(), @r"
+    host -> default/port (10.96.0.10:9/SCTP): forwarded to its only endpoint, 10.244.1.7:8080
 
-    Socket hooks (connect, sendmsg of a process on this node)
+    The socket hooks leave it to the packet hooks
       hook            the kernel calls no socket hook for SCTP
       =>              not changed by this path
 
-    Packet hooks (where packets arrive)
+    The packet hooks decide (where packets arrive)
       hook            no socket hook sees SCTP of this node: the egress hooks see its packets
-      prefilter       the bit is set: the maps are looked up
+      prefilter       address and port may belong to a Service: the maps are looked up
       client          inside: a process of this node
       frontend        10.96.0.10:9/SCTP, internal: default/port (id 2), ClusterIP
       source ranges   the Service has no source ranges
@@ -283,8 +284,8 @@ fn sctp_of_the_node_itself() {
       source address  SNAT to 192.0.2.1 for 1 of 1 endpoints (see SOURCE), with one of 33512 ports
       reply           arrives at 192.0.2.1; at ingress its source is changed to 10.96.0.10:9/SCTP, and it is delivered to the process
       =>              forwarded to an endpoint
-        ENDPOINT         ID  ON            STATE        SOURCE
-        10.244.1.7:8080   7  another node  terminating  node
+        ENDPOINT         ID  WEIGHT  ON            STATE        SOURCE
+        10.244.1.7:8080   7       1  another node  terminating  node
     ");
 }
 
@@ -329,4 +330,98 @@ fn what_the_socket_hooks_do_in_each_mode(
         // The packet hooks must handle what the socket hooks leave.
         assert_ne!(said.packet.outcome, Outcome::Untouched, "{said:?}");
     }
+}
+
+#[rstest]
+#[case::forwarded(
+    "pod",
+    "192.0.2.1:30080",
+    "pod -> default/port (192.0.2.1:30080/TCP): forwarded to its only endpoint, 10.244.1.7:8080"
+)]
+#[case::no_endpoint(
+    "host",
+    "10.96.0.11:80",
+    "host -> default/empty (10.96.0.11:80/TCP): rejected, no_endpoint: The Service has no usable endpoint"
+)]
+#[case::no_such_port(
+    "pod",
+    "10.96.0.10:81",
+    "10.96.0.10 is default/port, default/web, which has no port 81/TCP; it has 80/TCP, 9/SCTP"
+)]
+#[case::no_service("pod", "192.0.2.77:80", "pod -> 192.0.2.77:80/TCP: passes unchanged")]
+#[case::dropped(
+    "198.51.100.9",
+    "10.96.0.12:80",
+    "198.51.100.9 -> 10.96.0.12:80/TCP: dropped, unallocated_address:"
+)]
+fn the_first_line_is_the_verdict(#[case] client: &str, #[case] destination: &str, #[case] expected: &str) {
+    let text = ask(&rules(), client, destination).render(Output::Text).unwrap();
+    let first = text.lines().next().unwrap();
+    assert!(first.starts_with(expected), "{first}");
+}
+
+#[rstest]
+#[case("host", "10.96.0.10:80", Decides::Socket)]
+#[case("pod", "10.96.0.10:80", Decides::Socket)]
+#[case("10.244.0.5", "10.96.0.10:80", Decides::Socket)]
+#[case("198.51.100.9", "10.96.0.10:80", Decides::Packet)]
+#[case("host", "10.96.0.10:9/SCTP", Decides::PacketAfterSocket)]
+fn a_client_on_this_node_is_decided_by_its_socket(
+    #[case] client: &str,
+    #[case] destination: &str,
+    #[case] expected: Decides,
+) {
+    let said = ask(&rules(), client, destination);
+    assert_eq!(said.decides, expected);
+    let text = said.render(Output::Text).unwrap();
+    assert_eq!(
+        text.matches("-o wide shows what they would do").count(),
+        usize::from(expected != Decides::PacketAfterSocket)
+    );
+    let json: serde_json::Value = serde_json::from_str(&said.render(Output::Json).unwrap()).unwrap();
+    assert_eq!(json["decidedBy"], if expected == Decides::Socket { "socket" } else { "packet" });
+    assert_eq!(json["summary"], said.summary());
+}
+
+#[test]
+fn a_pod_with_a_known_address_is_on_this_node() {
+    let address: IpAddr = [10, 244, 0, 99].into();
+    let destination =
+        Destination { to: "10.96.0.10:80".parse().unwrap(), protocol: crate::model::net::Protocol::Tcp };
+    let said =
+        explain(&rules(), Client::Pod(Some(address)), Some([10, 244, 0, 99]), [10, 96, 0, 10], destination);
+    assert_eq!(said.decides, Decides::Socket);
+    let client = said.packet.steps.iter().find(|step| step.rule == "client").unwrap();
+    assert_eq!(client.found, "inside: a pod of this node");
+}
+
+#[test]
+fn an_endpoint_with_several_slots_is_one_row_and_a_long_list_is_cut() {
+    let mut rules = rules();
+    let count = 15;
+    for id in 20..20 + count {
+        rules.backends.insert(id, BackendEntry { addr: [10, 244, 2, id as u8], ..rules.backends[&5] });
+    }
+    rules.common.slots = (20..20 + count).flat_map(|id| [id, id]).collect();
+    let key = ServiceKey { addr: [10, 96, 0, 10], port: 80, proto: 6, scope: 0 };
+    let entry = rules.services.get_mut(&key).unwrap();
+    (entry.slot_base, entry.slot_count) = (0, count * 2);
+    let said = ask(&rules, "host", "10.96.0.10:80");
+    assert!(said.summary().ends_with("forwarded to one of 15 endpoints"), "{}", said.summary());
+    let text = said.render(Output::Text).unwrap();
+    assert!(text.contains("selects one of 15,") && text.contains("and 5 more (-o wide shows all)"), "{text}");
+    assert_eq!(text.matches(":8080").count(), 10);
+    assert!(!said.render(Output::Wide).unwrap().contains("more (-o wide"));
+    assert_eq!(said.render(Output::Name).unwrap().lines().count(), 15);
+}
+
+#[test]
+fn a_port_that_the_service_does_not_have_is_named_also_without_service_ranges() {
+    let mut rules = rules();
+    rules.node.service_cidr_count = 0;
+    let summary = ask(&rules, "pod", "10.96.0.11:81").summary();
+    assert_eq!(
+        summary,
+        "10.96.0.11 is default/empty, which has no port 81/TCP; it has 80/TCP; the packet passes unchanged"
+    );
 }

@@ -6,6 +6,7 @@ use proxy_common::Address;
 use proxy_common::service::ServiceKey;
 
 use super::outcome::{Outcome, Path, Step};
+use crate::cli::question::Client;
 use crate::maps::view::{Rules, Transport};
 
 /// The rules, the key of the connection, and the steps so far.
@@ -13,13 +14,15 @@ pub(super) struct Walk<'a, A: Address> {
     pub(super) rules: &'a Rules<A>,
     pub(super) key: ServiceKey<A>,
     pub(super) path: Path,
+    /// The client is known to be a pod of this node.
+    pub(super) is_pod: bool,
 }
 
 impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
-    pub(super) fn new(rules: &'a Rules<A>, key: ServiceKey<A>) -> Self {
+    pub(super) fn new(rules: &'a Rules<A>, key: ServiceKey<A>, client: Client) -> Self {
         let path =
             Path { steps: Vec::new(), service: None, candidates: Vec::new(), outcome: Outcome::Untouched };
-        Self { rules, key, path }
+        Self { rules, key, path, is_pod: matches!(client, Client::Pod(_)) }
     }
 
     pub(super) fn step(&mut self, rule: &'static str, found: impl Into<String>) {

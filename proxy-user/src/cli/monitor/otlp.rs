@@ -64,17 +64,15 @@ impl Line {
         all.set_some("network.type", known.map(|socket| if socket.is_ipv4() { "ipv4" } else { "ipv6" }));
         all.set_some(
             "network.transport",
-            self.protocol.as_ref().map(|protocol| protocol.to_ascii_lowercase()),
+            self.identity.protocol.as_ref().map(|protocol| protocol.to_ascii_lowercase()),
         );
         all.set_some("network.interface.name", self.device.as_deref());
         all.set_some("process.pid", self.pid);
         all.set_some("process.executable.name", self.process.as_deref());
         all.set_some("ballast.netns.cookie", self.netns);
-        if let Some(name) = &self.name {
-            all.set("k8s.namespace.name", name.namespace.as_str());
-            all.set("k8s.service.name", name.name.as_str());
-            all.set_some("ballast.service.port", Some(name.port.as_str()).filter(|port| !port.is_empty()));
-        }
+        all.set_some("k8s.namespace.name", self.identity.namespace.as_deref());
+        all.set_some("k8s.service.name", self.identity.name.as_deref());
+        all.set_some("ballast.service.port", self.identity.port.as_deref().filter(|port| !port.is_empty()));
         all.set_some("ballast.hook", self.hook);
         all.set("ballast.kind", self.kind);
         all.set_some("ballast.reason", self.reason);

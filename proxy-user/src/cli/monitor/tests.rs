@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use insta::assert_snapshot;
 use rstest::rstest;
 use serde_json::json;
@@ -95,24 +97,23 @@ fn lines_for_people() {
 
 #[test]
 fn a_line_for_machines() {
-    let json =
-        Written::Plain(EventOutput::Json).render(&Line::new(&refused(), &names(), &context())).unwrap();
-    assert_snapshot!(json, @r#"{"time":"1970-01-01T00:00:01.500Z","kind":"reject","hook":"packet","client":"192.0.2.9:40000","device":"eth0","deviceIndex":3,"pid":null,"process":null,"netns":null,"protocol":"TCP","frontend":"10.96.0.11:80","backend":null,"backendId":null,"service":"default/empty:http","serviceId":7,"reason":"no_endpoint"}"#);
+    let json = Written::Plain(Output::Json).render(&Line::new(&refused(), &names(), &context())).unwrap();
+    assert_snapshot!(json, @r#"{"time":"1970-01-01T00:00:01.500Z","kind":"reject","hook":"packet","client":"192.0.2.9:40000","device":"eth0","deviceIndex":3,"pid":null,"process":null,"netns":null,"frontend":"10.96.0.11:80","backend":null,"backendId":null,"service":"default/empty:http","namespace":"default","name":"empty","port":"http","protocol":"TCP","family":"IPv4","serviceId":7,"reason":"no_endpoint"}"#);
 }
 
 #[rstest]
-#[case::all(Selection::default(), [true, true, true])]
-#[case::service(Selection { service: Some("default/empty".parse().unwrap()), ..Selection::default() }, [true, false, false])]
-#[case::client(Selection { client: Some("192.0.2.9".parse().unwrap()), ..Selection::default() }, [true, false, false])]
-#[case::other_client(Selection { client: Some("192.0.2.8".parse().unwrap()), ..Selection::default() }, [false, false, false])]
-#[case::no_address(Selection { client: Some("::".parse().unwrap()), ..Selection::default() }, [false, false, false])]
-#[case::pid(Selection { pid: Some(1234), ..Selection::default() }, [false, true, false])]
-#[case::no_pid(Selection { pid: Some(0), ..Selection::default() }, [false, false, false])]
-#[case::reason(Selection { reasons: vec![Reason::Fragment], ..Selection::default() }, [false, false, true])]
+#[case::all(EventSelection::default(), [true, true, true])]
+#[case::service(EventSelection { services: ServiceSelector { services: vec!["default/empty".parse().unwrap()], ..Default::default() }, ..EventSelection::default() }, [true, false, false])]
+#[case::client(EventSelection { client: Some("192.0.2.9".parse().unwrap()), ..EventSelection::default() }, [true, false, false])]
+#[case::other_client(EventSelection { client: Some("192.0.2.8".parse().unwrap()), ..EventSelection::default() }, [false, false, false])]
+#[case::no_address(EventSelection { client: Some("::".parse().unwrap()), ..EventSelection::default() }, [false, false, false])]
+#[case::pid(EventSelection { pid: Some(1234), ..EventSelection::default() }, [false, true, false])]
+#[case::no_pid(EventSelection { pid: Some(0), ..EventSelection::default() }, [false, false, false])]
+#[case::reason(EventSelection { reasons: vec![Reason::Fragment], ..EventSelection::default() }, [false, false, true])]
 // A new flow has no reason, although its field has the value of `NoEndpoint`.
-#[case::first_reason(Selection { reasons: vec![Reason::NoEndpoint], ..Selection::default() }, [true, false, false])]
-#[case::kinds(Selection { kinds: vec![EventKind::New, EventKind::Pass], ..Selection::default() }, [false, true, true])]
-fn filters(#[case] selection: Selection, #[case] taken: [bool; 3]) {
+#[case::first_reason(EventSelection { reasons: vec![Reason::NoEndpoint], ..EventSelection::default() }, [true, false, false])]
+#[case::kinds(EventSelection { kinds: vec![EventKind::New, EventKind::Pass], ..EventSelection::default() }, [false, true, true])]
+fn filters(#[case] selection: EventSelection, #[case] taken: [bool; 3]) {
     assert_eq!([refused(), began(), bare()].map(|event| selection.takes(&event, &names())), taken);
 }
 

@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use super::error::ShowError;
-use super::filter::Scope;
 use super::list::{Column, List, Row};
-use super::names::title;
-use crate::cli::args::list::ListOutput;
+use super::names::{ServiceIdentity, title};
+use crate::cli::args::list::ApiArgs;
+use crate::cli::selector::ServiceSelector;
 use crate::maps::view::{BackendRow, BackendState, Snapshot};
+use crate::model::lookup::{Place, Places};
+use crate::model::net::IpFamily;
 
 /// An endpoint.
 #[derive(Debug, Serialize)]
@@ -18,10 +19,12 @@ use crate::maps::view::{BackendRow, BackendState, Snapshot};
 pub struct BackendJson {
     id: u32,
     address: SocketAddr,
-    protocol: String,
-    /// `namespace/name:port`.
-    service: String,
-    service_id: u32,
+    /// The Service port.
+    #[serde(flatten)]
+    identity: ServiceIdentity,
+    /// Where the endpoint runs, as the API server tells; omitted if it was not asked.
+    #[serde(flatten)]
+    place: Option<Place>,
     /// `active`; `gone`: the endpoint was removed, and connections drain; `reset`: it was removed, and connections are reset.
     state: &'static str,
     /// The endpoint runs on this node.
@@ -42,11 +45,13 @@ pub struct BackendJson {
     open: Option<u64>,
 }
 
-/// Returns one row for each endpoint of the Service ports in `scope`.
-pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<BackendJson>, ShowError> {
-    scope.check(snapshot)?;
-    let rows = snapshot.backends.iter().filter(|(_, row)| scope.takes(row.service, snapshot));
-    Ok(of_rows(rows.map(|(id, row)| (*id, row)), snapshot, true))
+/// Asks the API server for the places of the endpoints of a namespace, or of all; the error is a text.
+pub type AskPlaces = fn(&ApiArgs, Option<&str>) -> Result<Places, String>;
+
+/// Returns one row for each endpoint of the selected Service ports.
+pub fn list(snapshot: &Snapshot, selector: &ServiceSelector, places: &Places) -> List<BackendJson> {
+    let rows = snapshot.backends.iter().filter(|(_, row)| selector.takes(row.service, snapshot));
+    of_rows(rows.map(|(id, row)| (*id, row)), snapshot, places, true)
 }
 
 /// Returns the endpoints of one Service port.
@@ -54,14 +59,15 @@ pub(super) fn of(service: u32, snapshot: &Snapshot) -> impl Iterator<Item = (u32
     snapshot.backends.iter().filter(move |(_, row)| row.service == service).map(|(id, row)| (*id, row))
 }
 
-/// Returns the endpoints of one Service port as a table.
-pub(super) fn table(service: u32, snapshot: &Snapshot) -> Result<String, ShowError> {
-    of_rows(of(service, snapshot), snapshot, false).render(ListOutput::Text, true)
+/// Returns one row for each endpoint of one Service port.
+pub(super) fn of_service(service: u32, snapshot: &Snapshot, places: &Places) -> List<BackendJson> {
+    of_rows(of(service, snapshot), snapshot, places, false)
 }
 
 fn of_rows<'a>(
     rows: impl Iterator<Item = (u32, &'a BackendRow)>,
     snapshot: &Snapshot,
+    places: &Places,
     with_service: bool,
 ) -> List<BackendJson> {
     let service = Column::new("SERVICE");
@@ -73,7 +79,10 @@ fn of_rows<'a>(
         Column::new("WEIGHT").number(),
         Column::new("CONNECTIONS").number(),
         Column::new("OPEN").number().sorted_by("open"),
-        if with_service { service } else { service.wide() },
+        if with_service { service } else { service.hidden() },
+        Column::new("POD").wide(),
+        Column::new("NODE").wide(),
+        Column::new("ZONE").wide(),
     ];
     let mut list = List::new("backends", columns, "No endpoints are programmed.");
     for (id, row) in rows {
@@ -88,6 +97,10 @@ fn of_rows<'a>(
             let _ = write!(state, ", ejected for {seconds}s");
         }
         let endpoint = format!("{}/{}", row.socket, row.protocol);
+        let place = place(row, snapshot, places);
+        let told = |text: fn(&Place) -> &Option<String>| {
+            place.as_ref().and_then(|place| text(place).clone()).unwrap_or_else(|| "-".to_owned())
+        };
         let cells = vec![
             id.to_string(),
             endpoint.clone(),
@@ -97,20 +110,33 @@ fn of_rows<'a>(
             snapshot.backend_stats.get(&id).copied().unwrap_or_default().to_string(),
             open(id, row, snapshot).map_or_else(|| "-".to_owned(), |count| count.to_string()),
             title(row.service, snapshot),
+            told(|place| &place.pod),
+            told(|place| &place.node),
+            told(|place| &place.zone),
         ];
+        let value = BackendJson { place, ..element(id, row, snapshot) };
         let key = format!("{id} {endpoint} {}", row.service);
-        list.push(Row { group: "backends", name: endpoint, key, cells, value: element(id, row, snapshot) });
+        list.push(Row { group: "backends", name: endpoint, key, cells, value });
     }
     list
+}
+
+fn place(row: &BackendRow, snapshot: &Snapshot, places: &Places) -> Option<Place> {
+    let name = snapshot.names.get(&row.service)?;
+    places.get(&(name.namespace.clone(), name.name.clone(), row.socket.ip())).cloned()
 }
 
 pub(super) fn element(id: u32, row: &BackendRow, snapshot: &Snapshot) -> BackendJson {
     BackendJson {
         id,
         address: row.socket,
-        protocol: row.protocol.to_string(),
-        service: title(row.service, snapshot),
-        service_id: row.service,
+        identity: ServiceIdentity::new(
+            row.service,
+            snapshot.names.get(&row.service),
+            row.protocol,
+            IpFamily::of(row.socket.ip()),
+        ),
+        place: None,
         state: row.state.label(),
         local: row.local,
         terminating: row.terminating,

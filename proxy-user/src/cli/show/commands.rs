@@ -4,68 +4,118 @@ use std::io::Write;
 
 use proxy_common::map_names;
 
+use super::answer::Answer;
+use super::backend::AskPlaces;
 use super::error::ShowError;
-use super::filter::ServiceFilter;
-use super::names::names;
-use super::probe::{api_servers, probe, problems, xdp};
+use super::flow::FlowSelection;
+use super::probe::{api_servers, xdp};
+use super::service::Known;
 use super::stats::Meter;
 use super::status::{Facts, Status};
-use super::which::AskLabels;
 use super::zero::Zero;
-use super::{backend, change, dump, flow, map, service, stats as counters, watch, which};
+use super::{backend, change, dump, flow, map, service, stats as counters, watch};
 use crate::cli::args::inspect::{
     BackendCommand, BackendListArgs, FlowCommand, FlowListArgs, MapCommand, MapDumpArgs, ServiceCommand,
     ServiceListArgs, StatsArgs, StatusArgs,
 };
-use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
-use crate::maps::view::View;
+use crate::cli::args::list::{ApiArgs, Output};
+use crate::cli::check;
+use crate::cli::explain::AskPod;
+use crate::cli::programmed;
+use crate::cli::selector::{AskLabels, ServiceSelector};
+use crate::maps::view::{Snapshot, View};
+use crate::model::lookup::Places;
 
-/// An answer, ready to be printed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// Text to print.
-    pub text: String,
-    /// Whether all is well; the exit code depends on it.
-    pub well: bool,
+/// What commands ask the API server for.
+#[derive(Clone, Copy, Debug)]
+pub struct AskApi {
+    /// Labels of Services.
+    pub labels: AskLabels,
+    /// Pods, nodes and zones of endpoints.
+    pub places: AskPlaces,
+    /// A pod.
+    pub pod: AskPod,
 }
 
-/// `ballast service`.
-pub fn services(command: &ServiceCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
-    match command {
-        ServiceCommand::List(ServiceListArgs { list, scope }) => {
-            let view = View::open(&list.maps.bpffs)?;
-            let scope = which::scope(scope, None, ask)?;
-            watch::write(&list.view, out, || service::list(&view.snapshot()?, &scope))
-        }
-        ServiceCommand::Show(args) => {
-            let snapshot = View::open(&args.reader.maps.bpffs)?.snapshot()?;
-            let snapshot = Zero::read(&args.zero.run_dir)?.apply(snapshot);
-            let filter = ServiceFilter::parse(&args.service, &args.namespace)?;
-            Ok(out.write_all(service::show(&snapshot, &filter, args.reader.output)?.as_bytes())?)
-        }
-        ServiceCommand::Zero(args) => change::zero(args, out),
+/// Returns the columns of the list of this command, in lower case; empty if it is no list.
+pub(in crate::cli) fn columns(path: &str) -> Vec<String> {
+    let (nothing, all) = (Snapshot::default(), ServiceSelector::default());
+    match path {
+        "service list" => service::list(&nothing, &all).columns(),
+        "backend list" => backend::list(&nothing, &all, &Places::default()).columns(),
+        "flow list" => flow::list(&[], &nothing, &FlowSelection::default()).columns(),
+        "stats" => counters::list(&nothing, &all).columns(),
+        "map list" => map::list(&[], &[]).map(|list| list.columns()).unwrap_or_default(),
+        "programmed" => programmed::columns(),
+        "config" => ["setting", "value", "from"].map(str::to_owned).to_vec(),
+        _ => Vec::new(),
     }
 }
 
+/// `ballast service`.
+pub fn services(command: &ServiceCommand, ask: AskApi, out: &mut impl Write) -> Result<(), ShowError> {
+    match command {
+        ServiceCommand::List(ServiceListArgs { list, selector }) => {
+            let view = View::open(&list.maps.bpffs)?;
+            let selector = ServiceSelector::new(selector, &view, ask.labels)?;
+            watch::write(&list.view, out, || Ok(service::list(&view.snapshot()?, &selector)))
+        }
+        ServiceCommand::Show(args) => {
+            let selector = ServiceSelector::parse(&args.selector, ask.labels)?;
+            if selector.is_all() && !args.selector.namespace.all_namespaces {
+                return Err(ShowError::NothingSelected(
+                    "a Service, --namespace, --selector or --all-namespaces",
+                ));
+            }
+            let snapshot = View::open(&args.reader.maps.bpffs)?.snapshot()?;
+            selector.check(&snapshot)?;
+            let output = args.reader.format.output;
+            let known = Known {
+                problems: programmed::problems(args.agent.metrics_bind_address),
+                places: places(output, &args.selector.api, &selector, ask.places),
+            };
+            let snapshot = Zero::read(&args.zero.run_dir)?.apply(snapshot);
+            Ok(out.write_all(service::show(&snapshot, &selector, &known, output)?.as_bytes())?)
+        }
+        ServiceCommand::Zero(args) => change::zero(args, ask.labels, out),
+    }
+}
+
+/// Returns the places of endpoints for the wide output; if the API server does not tell them, standard error says why.
+fn places(output: Output, api: &ApiArgs, selector: &ServiceSelector, ask: AskPlaces) -> Places {
+    if !output.is_wide() {
+        return Places::default();
+    }
+    ask(api, selector.namespace.as_deref()).unwrap_or_else(|why| {
+        // If standard error is closed, the columns are still empty.
+        let _ = writeln!(
+            std::io::stderr(),
+            "ballast: pods, nodes and zones are not known: cannot read EndpointSlices from the API server: {why}"
+        );
+        Places::default()
+    })
+}
+
 /// `ballast stats`.
-pub fn stats(args: &StatsArgs, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
-    let StatsArgs { list, scope, rate, zero } = args;
+pub fn stats(args: &StatsArgs, ask: AskApi, out: &mut impl Write) -> Result<(), ShowError> {
+    let StatsArgs { list, selector, rate, zero } = args;
     let view = View::open(&list.maps.bpffs)?;
-    let scope = which::scope(scope, None, ask)?;
+    let selector = ServiceSelector::new(selector, &view, ask.labels)?;
     let mut meter = Meter::default();
     watch::write(&list.view, out, || match rate {
-        Some(period) => meter.rates(&scope, *period, || Ok(view.snapshot()?)),
-        None => counters::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope),
+        Some(period) => meter.rates(&selector, *period, || Ok(view.snapshot()?)),
+        None => Ok(counters::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &selector)),
     })
 }
 
 /// `ballast backend`.
-pub fn backends(command: &BackendCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
-    let BackendCommand::List(BackendListArgs { list, scope, service, zero }) = command;
+pub fn backends(command: &BackendCommand, ask: AskApi, out: &mut impl Write) -> Result<(), ShowError> {
+    let BackendCommand::List(BackendListArgs { list, selector: args, zero }) = command;
     let view = View::open(&list.maps.bpffs)?;
-    let scope = which::scope(scope, service.as_deref(), ask)?;
+    let selector = ServiceSelector::new(args, &view, ask.labels)?;
+    let places = places(list.view.format.output.output, &args.api, &selector, ask.places);
     watch::write(&list.view, out, || {
-        backend::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &scope)
+        Ok(backend::list(&Zero::read(&zero.run_dir)?.apply(view.snapshot()?), &selector, &places))
     })
 }
 
@@ -88,25 +138,25 @@ pub fn maps(command: &MapCommand, out: &mut impl Write) -> Result<(), ShowError>
 }
 
 /// `ballast flow`.
-pub fn flows(command: &FlowCommand, ask: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
+pub fn flows(command: &FlowCommand, ask: AskApi, out: &mut impl Write) -> Result<(), ShowError> {
     match command {
-        FlowCommand::List(FlowListArgs { list, which: meant, all }) => {
+        FlowCommand::List(FlowListArgs { list, which, expired }) => {
             let view = View::open(&list.maps.bpffs)?;
-            let selection = which::selection(meant, *all, ask)?;
-            watch::write(&list.view, out, || flow::list(&view.flows()?, &names(&view)?, &selection))
+            let selection = FlowSelection::new(which, *expired, &view, ask.labels)?;
+            watch::write(&list.view, out, || {
+                Ok(flow::list(&view.flows()?, &view.service_names()?, &selection))
+            })
         }
-        FlowCommand::Delete(args) => change::delete_flows(args, ask, out),
+        FlowCommand::Delete(args) => change::delete_flows(args, ask.labels, out),
     }
 }
 
 /// `ballast status`: queries the agent, and reads the maps whether or not the agent answers.
 pub fn status(args: &StatusArgs) -> Result<Answer, ShowError> {
-    let agent = probe(args.agent.metrics_bind_address);
-    let (told, xdp) = (problems(&agent), xdp(&agent));
-    let facts = Facts::read(&args.reader.maps.bpffs);
-    let status = Status::new(agent.clone(), facts).with_problems(told).with_xdp(xdp);
-    // If this process may not query netfilter, everything else is still shown.
-    let status = status.with_kube_proxy_rules(KubeProxyRules::look().unwrap_or_default());
-    let status = status.with_api_servers(api_servers(&agent));
-    Ok(Answer { text: status.render(args.reader.output)?, well: status.problems().is_empty() })
+    let bpffs = &args.reader.maps.bpffs;
+    let (installed, others) = check::running(bpffs, args.agent.metrics_bind_address);
+    let (xdp, api_servers) = (xdp(&installed.agent), api_servers(&installed.agent));
+    let status = Status::new(installed, others, Facts::read(bpffs));
+    let status = status.with_xdp(xdp).with_api_servers(api_servers);
+    Ok(Answer { text: status.render(args.reader.format.output)?, well: status.problems().is_empty() })
 }

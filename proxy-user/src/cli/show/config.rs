@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::error::ShowError;
 use super::list::{Column, List, Row};
-use super::probe::{AgentState, ask, probe};
+use super::probe::{agent_address, ask};
 use super::watch;
 use crate::cli::args::inspect::ConfigArgs;
 use crate::cli::origins::Origin;
@@ -66,7 +66,7 @@ fn field(value: &Value, name: &str) -> Option<String> {
 pub(in crate::cli) fn list(
     origins: &[Origin],
     names: &[String],
-    all: bool,
+    defaults: bool,
 ) -> Result<List<Origin>, ShowError> {
     let is = |origin: &Origin, name: &String| origin.name == name.trim_start_matches('-');
     if let Some(asked) = names.iter().find(|name| !origins.iter().any(|origin| is(origin, name))) {
@@ -74,9 +74,13 @@ pub(in crate::cli) fn list(
         return Err(ShowError::NoSetting { asked: asked.clone(), near });
     }
     let columns = [Column::new("SETTING"), Column::new("VALUE"), Column::new("FROM")];
-    let mut list = List::new("settings", columns, "All settings have their defaults; --all shows them.");
+    let mut list = List::new("settings", columns, "All settings have their defaults; --defaults shows them.");
     let is_meant = |origin: &&Origin| {
-        if names.is_empty() { all || !origin.is_default() } else { names.iter().any(|name| is(origin, name)) }
+        if names.is_empty() {
+            defaults || !origin.is_default()
+        } else {
+            names.iter().any(|name| is(origin, name))
+        }
     };
     for origin in origins.iter().filter(is_meant) {
         let value = if origin.value.is_empty() { "-".to_owned() } else { origin.value.clone() };
@@ -89,20 +93,12 @@ pub(in crate::cli) fn list(
 
 /// `ballast config`.
 pub fn config(args: &ConfigArgs, out: &mut impl Write) -> Result<(), ShowError> {
-    watch::write(&args.list, out, || list(&settings(args)?, &args.names, args.all))
+    watch::write(&args.list, out, || list(&settings(args)?, &args.names, args.defaults))
 }
 
 /// Queries the agent for its settings.
 fn settings(args: &ConfigArgs) -> Result<Vec<Origin>, ShowError> {
-    let address = match probe(args.agent.metrics_bind_address) {
-        AgentState::Answered { address, .. } => address,
-        AgentState::NotAsked => {
-            return Err(ShowError::NoAgent("its metrics server is switched off".to_owned()));
-        }
-        AgentState::Silent { address, reason } => {
-            return Err(ShowError::NoAgent(format!("{address}: {reason}")));
-        }
-    };
+    let address = agent_address(args.agent.metrics_bind_address)?;
     let (status, body) = ask(address, "/configz")?;
     if status != 200 {
         return Err(ShowError::NoAgent(format!("{address} answers /configz with HTTP {status}")));
@@ -119,7 +115,7 @@ fn settings(args: &ConfigArgs) -> Result<Vec<Origin>, ShowError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::list::ListOutput;
+    use crate::cli::args::list::Output;
 
     fn origins() -> Vec<Origin> {
         let one = |name: &str, value: &str, from: &str| Origin {
@@ -148,7 +144,7 @@ mod tests {
     fn given_and_named_settings_are_shown() {
         let text = |names: &[&str], all| {
             let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            list(&origins(), &names, all)?.render(ListOutput::Name, true)
+            list(&origins(), &names, all)?.render(Output::Name, true)
         };
         assert_eq!(text(&[], false).unwrap(), "max-flows\n");
         assert_eq!(text(&[], true).unwrap(), "max-flows\nbpffs\n");

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::error::ShowError;
-use crate::cli::args::common::Output;
+use crate::cli::args::list::Output;
 
 /// Returns JSON with line breaks, also at the end.
 pub(in crate::cli) fn json(value: &impl Serialize) -> Result<String, ShowError> {

@@ -43,16 +43,15 @@ fn text(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::list::ListOutput;
+    use crate::cli::args::list::Output;
     use serde_json::json;
 
     #[test]
     fn an_entry_as_a_line_and_as_json() {
         let entries = || vec![(json!({"address": "10.0.0.1"}), json!({"bits": [1, 2], "none": null}))];
-        let text = list(entries()).render(ListOutput::Text, false).unwrap();
+        let text = list(entries()).render(Output::Text, false).unwrap();
         assert_eq!(text, "address=10.0.0.1  bits=[1,2] none=-\n");
-        let json: Value =
-            serde_json::from_str(&list(entries()).render(ListOutput::Json, true).unwrap()).unwrap();
+        let json: Value = serde_json::from_str(&list(entries()).render(Output::Json, true).unwrap()).unwrap();
         assert_eq!(json["entries"][0]["key"]["address"], "10.0.0.1");
     }
 }

@@ -3,28 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::cli::selector::SelectorError;
 use crate::maps::view::ViewError;
 use crate::model::nearest::{did_you_mean, nearest};
-
-/// Why a text is not the name of a Service.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FilterError {
-    /// The text has another form.
-    #[error(
-        "{0:?} is not the name of a Service: give NAMESPACE/NAME or NAMESPACE/NAME:PORT, like default/redis:6379"
-    )]
-    Form(String),
-    /// The name and the flag `--namespace` give different namespaces.
-    #[error(
-        "{text:?} is not in the namespace {namespace}: remove --namespace, or give the name without namespace"
-    )]
-    Namespace {
-        /// The text.
-        text: String,
-        /// Value of `--namespace`.
-        namespace: String,
-    },
-}
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -32,21 +13,9 @@ pub enum ShowError {
     /// The maps cannot be read.
     #[error(transparent)]
     View(#[from] ViewError),
-    /// The name of a Service is invalid.
+    /// The arguments select no Service.
     #[error(transparent)]
-    Filter(#[from] FilterError),
-    /// No such Service is programmed.
-    #[error(
-        "no Service port {filter} is programmed{near} (`ballast service list` shows all; headless Services, and Services without a TCP, UDP or SCTP port, are not programmed{left_alone})"
-    )]
-    NoService {
-        /// The requested Service.
-        filter: String,
-        /// Similar names, with a leading `; `; or empty.
-        near: String,
-        /// Unmanaged cluster addresses, with a leading `; `; or empty.
-        left_alone: String,
-    },
+    Selector(#[from] SelectorError),
     /// There is no such map.
     #[error("there is no map {asked}{near} (`ballast map list` shows all)")]
     NoMap {
@@ -65,11 +34,25 @@ pub enum ShowError {
         /// All fields, and the columns besides them.
         known: String,
     },
-    /// The API server did not return the Services with the labels.
-    #[error("cannot read labels from the API server: {0}")]
-    Labels(String),
+    /// The API server did not return a pod, or the pod has no usable address.
+    #[error("{0}")]
+    Pod(String),
+    /// The Service has several ports, or no address.
+    #[error("{0}")]
+    Destination(String),
+    /// The agent has not programmed the Service.
+    #[error("{0}")]
+    NotProgrammed(String),
+    /// There is no such check.
+    #[error("there is no check {asked}{near}")]
+    NoCheck {
+        /// The requested check.
+        asked: String,
+        /// Similar names, with a leading `; `; or empty.
+        near: String,
+    },
     /// There is no such setting.
-    #[error("there is no setting {asked}{near} (`ballast config --all` shows all)")]
+    #[error("there is no setting {asked}{near} (`ballast config --defaults` shows all)")]
     NoSetting {
         /// The requested setting.
         asked: String,

@@ -4,20 +4,20 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
-use super::error::ShowError;
-use super::filter::Scope;
 use super::list::{Column, List, Row};
-use super::names::title;
+use super::names::{ServiceIdentity, title};
 use super::table::age;
+use crate::cli::args::common::FlowFilterArgs;
 use crate::cli::question::Peer;
-use crate::maps::view::{FlowRow, FlowState, Snapshot};
-use crate::model::net::Protocol;
+use crate::cli::selector::{AskLabels, SelectorError, ServiceSelector};
+use crate::maps::view::{FlowRow, FlowState, Snapshot, View};
+use crate::model::net::{IpFamily, Protocol};
 
 /// Which flows are selected.
 #[derive(Clone, Debug, Default)]
-pub struct Selection {
+pub struct FlowSelection {
     /// Only flows to these Service ports.
-    pub scope: Scope,
+    pub services: ServiceSelector,
     /// Only flows of this client.
     pub client: Option<Peer>,
     /// Only flows to this frontend.
@@ -29,22 +29,21 @@ pub struct Selection {
     /// Only flows in this state.
     pub state: Option<FlowState>,
     /// Include expired flows.
-    pub all: bool,
+    pub with_expired: bool,
 }
 
 /// A flow.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FlowJson {
-    protocol: String,
+    /// The Service port, with the protocol and the family of the flow.
+    #[serde(flatten)]
+    identity: ServiceIdentity,
     client: SocketAddr,
     frontend: SocketAddr,
     backend: SocketAddr,
     /// Source that the backend sees; the client's own if there is no SNAT.
     source: SocketAddr,
-    /// `namespace/name:port`.
-    service: String,
-    service_id: u32,
     backend_id: u32,
     /// `unreplied`, `half-open`, `established`, `closing`, `closed`, `expired`.
     state: &'static str,
@@ -57,12 +56,7 @@ pub struct FlowJson {
 }
 
 /// Returns one row for each selected flow.
-pub fn list(
-    rows: &[FlowRow],
-    snapshot: &Snapshot,
-    selection: &Selection,
-) -> Result<List<FlowJson>, ShowError> {
-    selection.scope.check(snapshot)?;
+pub fn list(rows: &[FlowRow], snapshot: &Snapshot, selection: &FlowSelection) -> List<FlowJson> {
     let columns = [
         Column::new("PROTO"),
         Column::new("CLIENT"),
@@ -102,40 +96,63 @@ pub fn list(
         let key = format!("{name} {} {}", row.backend, row.source);
         list.push(Row { group: "flows", name, key, cells, value: element(row, snapshot) });
     }
-    Ok(list)
+    list
 }
 
-impl Selection {
+impl FlowSelection {
+    /// Evaluates the arguments. Fails if a named Service or namespace is not programmed.
+    pub(super) fn new(
+        args: &FlowFilterArgs,
+        with_expired: bool,
+        view: &View,
+        ask: AskLabels,
+    ) -> Result<Self, SelectorError> {
+        Ok(Self::of(args, with_expired, ServiceSelector::new(&args.selector, view, ask)?))
+    }
+
+    /// Returns the selection of these arguments and Services.
+    pub(super) fn of(args: &FlowFilterArgs, with_expired: bool, services: ServiceSelector) -> Self {
+        let FlowFilterArgs { selector: _, client, frontend, backend, protocol, state } = args;
+        Self {
+            services,
+            client: *client,
+            frontend: *frontend,
+            backend: *backend,
+            protocol: *protocol,
+            state: *state,
+            with_expired,
+        }
+    }
+
     /// Whether all flows are selected, possibly without expired ones.
     pub fn is_all(&self) -> bool {
-        let Self { scope, client, frontend, backend, protocol, state, all: _ } = self;
+        let Self { services, client, frontend, backend, protocol, state, with_expired: _ } = self;
         let has_end = client.or(*frontend).or(*backend).is_some();
-        scope.is_all() && !has_end && protocol.is_none() && state.is_none()
+        services.is_all() && !has_end && protocol.is_none() && state.is_none()
     }
 
     /// Whether the flow is selected.
     pub fn takes(&self, row: &FlowRow, snapshot: &Snapshot) -> bool {
-        let Self { scope, client, frontend, backend, protocol, state, all } = self;
+        let Self { services, client, frontend, backend, protocol, state, with_expired } = self;
         let is_at = |meant: &Option<Peer>, end: &SocketAddr| meant.is_none_or(|meant| meant.is(end));
-        (*all || row.state != FlowState::Expired || *state == Some(FlowState::Expired))
+        (*with_expired || row.state != FlowState::Expired || *state == Some(FlowState::Expired))
             && is_at(client, &row.client)
             && is_at(frontend, &row.frontend)
             && is_at(backend, &row.backend)
             && protocol.is_none_or(|meant| meant.number() == row.protocol.0)
             && state.is_none_or(|meant| meant == row.state)
-            && scope.takes(row.service, snapshot)
+            && services.takes(row.service, snapshot)
     }
 }
 
 fn element(row: &FlowRow, snapshot: &Snapshot) -> FlowJson {
+    let (name, family) = (snapshot.names.get(&row.service), IpFamily::of(row.frontend.ip()));
     FlowJson {
-        protocol: row.protocol.to_string(),
+        identity: ServiceIdentity::new(row.service, name, row.protocol, family),
         client: row.client,
         frontend: row.frontend,
         backend: row.backend,
         source: row.source,
-        service: title(row.service, snapshot),
-        service_id: row.service,
         backend_id: row.backend_id,
         state: row.state.label(),
         forwarding: row.forwarding.label(),

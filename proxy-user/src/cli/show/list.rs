@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::document::{json, yaml};
 use super::error::ShowError;
 use super::table::Table;
-use crate::cli::args::list::ListOutput;
+use crate::cli::args::list::Output;
 use crate::model::nearest::{did_you_mean, nearest};
 
 /// Formats of the table in which a column is shown.
@@ -19,11 +19,12 @@ enum Form {
     Both,
     Wide,
     Narrow,
+    Neither,
 }
 
 /// A column of the table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Column {
+pub(crate) struct Column {
     heading: &'static str,
     /// Field of the JSON output to sort by, if the cells are only for people.
     field: Option<&'static str>,
@@ -33,49 +34,54 @@ pub(super) struct Column {
 }
 
 impl Column {
-    pub(super) const fn new(heading: &'static str) -> Self {
+    pub(crate) const fn new(heading: &'static str) -> Self {
         Self { heading, field: None, form: Form::Both, is_number: false, is_clock: false }
     }
 
     /// Shows the column only with `-o wide`.
-    pub(super) const fn wide(self) -> Self {
+    pub(crate) const fn wide(self) -> Self {
         Self { form: Form::Wide, ..self }
     }
 
     /// Hides the column with `-o wide`.
-    pub(super) const fn narrow(self) -> Self {
+    pub(crate) const fn narrow(self) -> Self {
         Self { form: Form::Narrow, ..self }
     }
 
+    /// Never shows the column.
+    pub(crate) const fn hidden(self) -> Self {
+        Self { form: Form::Neither, ..self }
+    }
+
     /// Sorts the column by this field of the JSON output, because its cells have units or words.
-    pub(super) const fn sorted_by(self, field: &'static str) -> Self {
+    pub(crate) const fn sorted_by(self, field: &'static str) -> Self {
         Self { field: Some(field), ..self }
     }
 
     /// Aligns the column to the right.
-    pub(super) const fn number(self) -> Self {
+    pub(crate) const fn number(self) -> Self {
         Self { is_number: true, ..self }
     }
 
     /// The column changes with time alone; a watch does not print such a change.
-    pub(super) const fn clock(self) -> Self {
+    pub(crate) const fn clock(self) -> Self {
         Self { is_clock: true, ..self }
     }
 }
 
 /// A row.
 #[derive(Clone, Debug)]
-pub(super) struct Row<T> {
+pub(crate) struct Row<T> {
     /// Name of the JSON list that contains the row.
-    pub(super) group: &'static str,
+    pub(crate) group: &'static str,
     /// Output of the row with `-o name`.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Identifies the row for as long as it exists.
-    pub(super) key: String,
+    pub(crate) key: String,
     /// One cell for each column, whether it is shown or not.
-    pub(super) cells: Vec<String>,
+    pub(crate) cells: Vec<String>,
     /// The row in JSON.
-    pub(super) value: T,
+    pub(crate) value: T,
 }
 
 /// Rows with columns.
@@ -88,8 +94,8 @@ pub struct List<T> {
 }
 
 impl<T: Serialize> List<T> {
-    /// Creates the list `{"<group>": [...]}`; `otherwise` is the text of the table if there are no rows.
-    pub(super) fn new(
+    /// Creates the list `{"<group>": [...]}`; `otherwise` tells people that there are no rows.
+    pub(crate) fn new(
         group: &'static str,
         columns: impl IntoIterator<Item = Column>,
         otherwise: &'static str,
@@ -97,11 +103,21 @@ impl<T: Serialize> List<T> {
         Self { group, columns: columns.into_iter().collect(), rows: Vec::new(), otherwise }
     }
 
-    pub(super) fn push(&mut self, row: Row<T>) {
+    pub(crate) fn push(&mut self, row: Row<T>) {
         self.rows.push(row);
     }
 
-    pub(super) fn rows(&self) -> &[Row<T>] {
+    /// Keeps the rows for which `is_kept` is true.
+    pub(crate) fn retain(&mut self, is_kept: impl FnMut(&Row<T>) -> bool) {
+        self.rows.retain(is_kept);
+    }
+
+    /// Reverses the order of the rows.
+    pub(crate) fn reverse(&mut self) {
+        self.rows.reverse();
+    }
+
+    pub(crate) fn rows(&self) -> &[Row<T>] {
         &self.rows
     }
 
@@ -151,20 +167,32 @@ impl<T: Serialize> List<T> {
         ShowError::NoField { asked: asked.to_owned(), near, known: known.join(", ") }
     }
 
-    /// Renders the list.
-    pub fn render(&self, output: ListOutput, with_headings: bool) -> Result<String, ShowError> {
+    /// Renders the list; nothing if there are no rows, except in a document.
+    pub fn render(&self, output: Output, with_headings: bool) -> Result<String, ShowError> {
         match output {
-            ListOutput::Json => json(self),
-            ListOutput::Yaml => yaml(self),
-            ListOutput::Name => Ok(self.names()),
-            ListOutput::Text | ListOutput::Wide => {
+            Output::Json | Output::Otlp => json(self),
+            Output::Yaml => yaml(self),
+            Output::Name => Ok(self.names()),
+            Output::Text | Output::Wide | Output::Short => {
                 let mut table = self.table(output, with_headings, false);
                 for row in &self.rows {
                     table.row(self.cells(row, output));
                 }
-                Ok(table.render(self.otherwise))
+                Ok(table.render_rows())
             }
         }
+    }
+
+    /// Returns what people are told if there are no rows; it does not belong to the output.
+    pub fn note(&self, output: Output) -> Option<&'static str> {
+        (self.rows.is_empty() && !output.is_document()).then_some(self.otherwise)
+    }
+
+    /// Returns the columns by which the list can be sorted, in lower case.
+    pub(crate) fn columns(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.columns.iter().map(|column| column.heading.to_lowercase()).collect();
+        names.dedup();
+        names
     }
 
     fn names(&self) -> String {
@@ -176,7 +204,7 @@ impl<T: Serialize> List<T> {
     }
 
     /// Returns an empty table with the columns of this format; for a watch, the first column is the kind of event.
-    pub(super) fn table(&self, output: ListOutput, with_headings: bool, with_event: bool) -> Table {
+    pub(crate) fn table(&self, output: Output, with_headings: bool, with_event: bool) -> Table {
         let event = with_event.then_some(Column::new("EVENT"));
         let columns: Vec<Column> =
             event.into_iter().chain(self.shown(output).map(|(_, column)| column)).collect();
@@ -189,19 +217,19 @@ impl<T: Serialize> List<T> {
         table.right(&numbers.map(|(position, _)| position).collect::<Vec<_>>())
     }
 
-    fn shown(&self, output: ListOutput) -> impl Iterator<Item = (usize, Column)> {
+    fn shown(&self, output: Output) -> impl Iterator<Item = (usize, Column)> {
         let columns = self.columns.iter().copied().enumerate();
-        let other = if output == ListOutput::Wide { Form::Narrow } else { Form::Wide };
-        columns.filter(move |(_, column)| column.form != other)
+        let other = if output == Output::Wide { Form::Narrow } else { Form::Wide };
+        columns.filter(move |(_, column)| column.form != other && column.form != Form::Neither)
     }
 
-    pub(super) fn cells(&self, row: &Row<T>, output: ListOutput) -> Vec<String> {
+    pub(crate) fn cells(&self, row: &Row<T>, output: Output) -> Vec<String> {
         let cells = self.shown(output).map(|(position, _)| row.cells.get(position).cloned());
         cells.map(Option::unwrap_or_default).collect()
     }
 
     /// Returns the cells in which a change counts.
-    pub(super) fn state(&self, row: &Row<T>) -> String {
+    pub(crate) fn state(&self, row: &Row<T>) -> String {
         let cells = self.columns.iter().zip(&row.cells).filter(|(column, _)| !column.is_clock);
         cells.flat_map(|(_, cell)| [cell, "\n"]).collect()
     }

@@ -3,6 +3,7 @@
 //! Each answer is a pure function of rows; only `commands` and `change` do I/O. In JSON, field names are stable, ages are in
 //! seconds, addresses are strings, and unknown values are `null`.
 
+mod answer;
 mod backend;
 mod change;
 mod commands;
@@ -11,7 +12,6 @@ mod document;
 mod dump;
 mod error;
 mod facts;
-mod filter;
 mod flow;
 mod latency;
 mod list;
@@ -23,25 +23,28 @@ mod stats;
 mod status;
 mod table;
 mod watch;
-mod which;
 mod zero;
 
-pub use backend::list as backend_list;
-pub use commands::{Answer, backends, flows, maps, services, stats, status};
+pub use answer::Answer;
+pub use backend::{AskPlaces, list as backend_list};
+pub(super) use commands::columns;
+pub use commands::{AskApi, backends, flows, maps, services, stats, status};
 pub use config::config;
-pub(super) use document::{document, json, yaml};
-pub use error::{FilterError, ShowError};
-pub use filter::{Scope, ServiceFilter};
-pub use flow::{Selection as FlowSelection, list as flow_list};
+pub(super) use document::{document, yaml};
+pub use error::ShowError;
+pub use flow::{FlowSelection, list as flow_list};
 pub use list::List;
+pub(crate) use list::{Column, Row};
 pub(super) use map::is_nearly_full;
 pub use map::list as map_list;
+pub(super) use names::{ServiceIdentity, unmanaged_note};
 pub use probe::{AgentState, probe};
-pub(super) use probe::{ask, problems, reachable};
-pub use service::{list as service_list, show as service_show};
+pub(super) use probe::{agent_address, ask, problems};
+pub use service::{Known, ServiceProblems, list as service_list, show as service_show};
+pub use stats::{Meter, StatsJson};
 pub use status::{Facts, Status};
 pub use table::{Table, age};
-pub use which::AskLabels;
+pub(crate) use watch::write as write_list;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use super::error::ShowError;
 use crate::config::run::METRICS_PORT;
 use crate::config::value::Listen;
 use crate::model::ApiServers;
@@ -99,4 +100,13 @@ pub(in crate::cli) fn ask(address: SocketAddr, path: &str) -> io::Result<(u16, V
         status.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the answer is not HTTP"))?;
     let body = answer.windows(4).position(|end| end == b"\r\n\r\n").map_or(answer.len(), |end| end + 4);
     Ok((status, answer.split_off(body)))
+}
+
+/// Returns the address of the agent if it answers, or the error that it does not.
+pub(in crate::cli) fn agent_address(listen: Listen) -> Result<SocketAddr, ShowError> {
+    match probe(listen) {
+        AgentState::Answered { address, .. } => Ok(address),
+        AgentState::NotAsked => Err(ShowError::NoAgent("its metrics server is switched off".to_owned())),
+        AgentState::Silent { address, reason } => Err(ShowError::NoAgent(format!("{address}: {reason}"))),
+    }
 }

@@ -1,6 +1,6 @@
 //! `ballast service list` and `ballast service show`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,12 +10,14 @@ use serde::Serialize;
 use super::backend::{Draining, draining};
 use super::document::document;
 use super::error::ShowError;
-use super::filter::{Scope, ServiceFilter};
 use super::list::{Column, List, Row};
-use super::names::{left_alone, title};
-use super::table::{Table, bytes};
-use crate::cli::args::Output;
-use crate::maps::view::{BackendRow, FrontendRow, Snapshot, UnmanagedRow};
+use super::names::{ServiceIdentity, title, unmanaged_note};
+use super::table::bytes;
+use crate::cli::args::list::Output;
+use crate::cli::selector::ServiceSelector;
+use crate::maps::view::{BackendRow, FrontendRow, NameRow, Snapshot, UnmanagedRow};
+use crate::model::lookup::Places;
+use crate::model::net::IpFamily;
 
 /// Maximum number of endpoints in a cell before `+N more`, as in kubectl.
 const SHOWN: usize = 3;
@@ -43,18 +45,15 @@ pub struct UnmanagedJson {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FrontendJson {
-    /// `namespace/name:port`, or `id N` if the id has no name (yet).
-    service: String,
-    /// Id of the Service port.
-    id: u32,
+    /// The Service port.
+    #[serde(flatten)]
+    identity: ServiceIdentity,
     /// `ClusterIP`, `NodePort`, `LoadBalancer`, `ExternalIP`.
     r#type: &'static str,
     /// The clients that the frontend is for: `internal` or `external`.
     scope: &'static str,
     /// `10.96.0.10:80`.
     address: String,
-    /// `TCP`, `UDP`, `SCTP`.
-    protocol: String,
     /// What happens to a client's connection: `forward`, `reject`, `drop`.
     verdict: &'static str,
     /// Traffic policy that selected the backends: `Cluster` or `Local`.
@@ -79,16 +78,33 @@ pub struct FrontendJson {
     endpoints: Vec<SocketAddr>,
 }
 
-/// Returns one row for each frontend of the Services in `scope`.
-pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError> {
-    scope.check(snapshot)?;
-    let taken = snapshot.frontends.iter().filter(|row| scope.takes(row.service, snapshot));
+/// Returns one row for each frontend of the selected Services.
+pub fn list(snapshot: &Snapshot, selector: &ServiceSelector) -> List<Line> {
+    let taken = snapshot.frontends.iter().filter(|row| selector.takes(row.service, snapshot));
     let mut rows: Vec<&FrontendRow> = taken.collect();
     rows.sort_by_key(|row| {
         (snapshot.names.get(&row.service), row.service, row.kind, row.address, row.port, row.scope)
     });
+    let mut list = frontend_rows(rows, snapshot, true);
+    // The maps do not contain the names of their Services, so only an unfiltered list shows these addresses.
+    let unnamed = unmanaged(snapshot).into_iter().zip(&snapshot.unmanaged).filter(|_| selector.is_all());
+    for (value, row) in unnamed {
+        let address = row.address.to_string();
+        let note = format!("<none> (unmanaged: {})", row.why());
+        let known = ["-".to_owned(), "Unmanaged".to_owned(), address.clone(), address];
+        let unknown = std::iter::repeat_n("-".to_owned(), 6);
+        let cells = known.into_iter().chain(unknown).chain([note.clone(), note]).collect();
+        let (key, value) = (row.address.to_string(), Line::Unmanaged(value));
+        list.push(Row { group: "unmanaged", name: String::new(), key, cells, value });
+    }
+    list
+}
+
+/// Returns one row for each frontend; the rows of one Service need no names.
+fn frontend_rows(rows: Vec<&FrontendRow>, snapshot: &Snapshot, with_names: bool) -> List<Line> {
+    let with_service = |column: Column| if with_names { column } else { column.hidden() };
     let columns = [
-        Column::new("SERVICE"),
+        with_service(Column::new("SERVICE")),
         Column::new("TYPE"),
         Column::new("ADDRESS").narrow().sorted_by("address"),
         Column::new("ADDRESS").wide().sorted_by("address"),
@@ -96,8 +112,8 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
         Column::new("POLICY").wide(),
         Column::new("AFFINITY").wide().sorted_by("affinitySeconds"),
         Column::new("ALGORITHM").wide(),
-        Column::new("ID").number().wide(),
-        Column::new("DRAINING").wide().sorted_by("draining.flows"),
+        with_service(Column::new("SERVICE-ID").number().wide()),
+        with_service(Column::new("DRAINING").wide().sorted_by("draining.flows")),
         Column::new("ENDPOINTS").narrow(),
         Column::new("ENDPOINTS").wide(),
     ];
@@ -122,18 +138,7 @@ pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<Line>, ShowError>
         let value = Line::Frontend(Box::new(frontend(row, snapshot)));
         list.push(Row { group: "frontends", name, key, cells, value });
     }
-    // The maps do not contain the names of their Services, so only an unfiltered list shows these addresses.
-    let unnamed = unmanaged(snapshot).into_iter().zip(&snapshot.unmanaged).filter(|_| scope.is_all());
-    for (value, row) in unnamed {
-        let address = row.address.to_string();
-        let note = format!("<none> (unmanaged: {})", row.why());
-        let known = ["-".to_owned(), "Unmanaged".to_owned(), address.clone(), address];
-        let unknown = std::iter::repeat_n("-".to_owned(), 6);
-        let cells = known.into_iter().chain(unknown).chain([note.clone(), note]).collect();
-        let (key, value) = (row.address.to_string(), Line::Unmanaged(value));
-        list.push(Row { group: "unmanaged", name: String::new(), key, cells, value });
-    }
-    Ok(list)
+    list
 }
 
 fn unmanaged(snapshot: &Snapshot) -> Vec<UnmanagedJson> {
@@ -154,14 +159,8 @@ struct ShowJson {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct PortJson {
-    namespace: String,
-    name: String,
-    /// Name of the port; empty when it has none.
-    port: String,
-    protocol: String,
-    /// `IPv4` or `IPv6`.
-    family: String,
-    id: u32,
+    #[serde(flatten)]
+    identity: ServiceIdentity,
     connections: u64,
     packets: u64,
     bytes: u64,
@@ -170,6 +169,8 @@ struct PortJson {
     frontends: Vec<FrontendJson>,
     backends: Vec<super::backend::BackendJson>,
     refusals: Vec<RefusalJson>,
+    /// Problems of the Service that the agent reports; empty if the agent does not answer.
+    problems: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     latency: Vec<super::latency::LatencyJson>,
 }
@@ -183,37 +184,54 @@ struct RefusalJson {
     count: u64,
 }
 
-/// Returns all data of the Service ports that `filter` selects.
-pub fn show(snapshot: &Snapshot, filter: &ServiceFilter, output: Output) -> Result<String, ShowError> {
-    let mut ports: Vec<_> =
-        snapshot.names.iter().filter(|(id, name)| filter.matches(**id, name, snapshot)).collect();
-    if ports.is_empty() {
-        return Err(filter.not_found(snapshot));
-    }
+/// Problems of Services that the agent reports, by namespace and name.
+pub type ServiceProblems = BTreeMap<(String, String), Vec<String>>;
+
+/// What others know of the Services.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// Problems that the agent reports.
+    pub problems: ServiceProblems,
+    /// Places of endpoints that the API server reports.
+    pub places: Places,
+}
+
+/// Returns all data of the selected Service ports.
+pub fn show(
+    snapshot: &Snapshot,
+    selector: &ServiceSelector,
+    known: &Known,
+    output: Output,
+) -> Result<String, ShowError> {
+    let mut ports: Vec<_> = snapshot.names.iter().filter(|(id, _)| selector.takes(**id, snapshot)).collect();
     ports.sort_by_key(|(_, name)| *name);
-    let ids = ports.into_iter().map(|(id, _)| *id);
-    if output.is_document() {
-        let ports = ids.filter_map(|id| port_json(id, snapshot)).collect();
-        return document(&ShowJson { ports, unmanaged: unmanaged(snapshot) }, output);
+    let of_name = |name: &NameRow| {
+        let key = (name.namespace.clone(), name.name.clone());
+        known.problems.get(&key).map(Vec::as_slice).unwrap_or_default()
+    };
+    if output == Output::Name {
+        let names: BTreeSet<String> = ports.iter().map(|(_, name)| format!("{name}\n")).collect();
+        return Ok(names.into_iter().collect());
     }
-    let parts = ids.map(|id| port_text(id, snapshot, output));
-    let note = left_alone(snapshot).map(|all| Ok(format!("Unmanaged addresses, of all Services: {all}\n")));
+    if output.is_document() {
+        let ports = ports.into_iter().map(|(id, name)| port_json(*id, name, snapshot, of_name(name)));
+        return document(&ShowJson { ports: ports.collect(), unmanaged: unmanaged(snapshot) }, output);
+    }
+    let parts = ports
+        .into_iter()
+        .map(|(id, name)| port_text(*id, name, snapshot, (of_name(name), &known.places), output));
+    let note =
+        unmanaged_note(snapshot).map(|all| Ok(format!("Unmanaged addresses, of all Services: {all}\n")));
     let parts: Vec<_> = parts.chain(note).collect::<Result<_, _>>()?;
     Ok(parts.join("\n"))
 }
 
-fn port_json(id: u32, snapshot: &Snapshot) -> Option<PortJson> {
-    let name = snapshot.names.get(&id)?;
+fn port_json(id: u32, name: &NameRow, snapshot: &Snapshot, problems: &[String]) -> PortJson {
     let ServiceStats { connections, packets, bytes, reply_packets, reply_bytes } =
         snapshot.service_stats.get(&id).copied().unwrap_or_default();
     let refusals = snapshot.refusals.iter().filter(|((service, _), _)| *service == id);
-    Some(PortJson {
-        namespace: name.namespace.clone(),
-        name: name.name.clone(),
-        port: name.port.clone(),
-        protocol: name.protocol.to_string(),
-        family: name.family.to_string(),
-        id,
+    PortJson {
+        identity: ServiceIdentity::new(id, Some(name), name.protocol, name.family),
         connections,
         packets,
         bytes,
@@ -230,19 +248,23 @@ fn port_json(id: u32, snapshot: &Snapshot) -> Option<PortJson> {
                 count: *count,
             })
             .collect(),
+        problems: problems.to_vec(),
         latency: super::latency::elements(id, snapshot),
-    })
+    }
 }
 
-fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> Result<String, ShowError> {
-    let shown = if output == Output::Wide { usize::MAX } else { SHOWN };
+fn port_text(
+    id: u32,
+    name: &NameRow,
+    snapshot: &Snapshot,
+    (problems, places): (&[String], &Places),
+    output: Output,
+) -> Result<String, ShowError> {
     let stats = snapshot.service_stats.get(&id).copied().unwrap_or_default();
-    let protocol =
-        snapshot.names.get(&id).map_or_else(String::new, |n| format!(" ({}, {})", n.protocol, n.family));
     let one = frontends(id, snapshot).next();
     let mut text = String::new();
     // Writing to a `String` cannot fail.
-    let _ = writeln!(text, "Service:      {}{protocol}", title(id, snapshot));
+    let _ = writeln!(text, "Service:      {name} ({}, {})", name.protocol, name.family);
     let _ = writeln!(text, "Id:           {id}");
     let _ = writeln!(
         text,
@@ -273,14 +295,21 @@ fn port_text(id: u32, snapshot: &Snapshot, output: Output) -> Result<String, Sho
         let (explanation, advice) = (reason.explanation(), reason.advice());
         let _ = writeln!(text, "{label:<12}  {count} {name} ({verdict}):{explanation} {advice}");
     }
-    text.push('\n');
-    let mut table = Table::new(["TYPE", "ADDRESS", "ENDPOINTS"]);
-    for row in frontends(id, snapshot) {
-        table.row([row.kind.label().to_owned(), destination(row), endpoints(row, snapshot, shown)]);
+    for (position, problem) in problems.iter().enumerate() {
+        let _ = writeln!(text, "{:<12}  {problem}", if position == 0 { "Problems:" } else { "" });
     }
-    text.push_str(&table.render("No frontends."));
-    text.push('\n');
-    text.push_str(&super::backend::table(id, snapshot)?);
+    let rows = frontends(id, snapshot).collect();
+    let parts = [
+        (frontend_rows(rows, snapshot, false).render(output, true)?, "No frontends."),
+        (
+            super::backend::of_service(id, snapshot, places).render(output, true)?,
+            "No endpoints are programmed.",
+        ),
+    ];
+    for (part, otherwise) in parts {
+        let part = if part.is_empty() { format!("{otherwise}\n") } else { part };
+        let _ = write!(text, "\n{part}");
+    }
     text.push_str(&super::latency::table(id, snapshot));
     Ok(text)
 }
@@ -355,13 +384,12 @@ fn endpoints(row: &FrontendRow, snapshot: &Snapshot, shown: usize) -> String {
 
 fn frontend(row: &FrontendRow, snapshot: &Snapshot) -> FrontendJson {
     let (ids, endpoints) = backends(row, snapshot).map(|(id, backend)| (id, backend.socket)).unzip();
+    let (name, family) = (snapshot.names.get(&row.service), IpFamily::of(row.address));
     FrontendJson {
-        service: title(row.service, snapshot),
-        id: row.service,
+        identity: ServiceIdentity::new(row.service, name, row.protocol, family),
         r#type: row.kind.label(),
         scope: row.scope.label(),
         address: row.socket().to_string(),
-        protocol: row.protocol.to_string(),
         verdict: verdict(row),
         policy: policy(row),
         source_ranges: row.restricted,

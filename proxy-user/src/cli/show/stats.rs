@@ -8,19 +8,19 @@ use serde::Serialize;
 use serde_json::Number;
 
 use super::error::ShowError;
-use super::filter::Scope;
 use super::list::{Column, List, Row};
-use super::names::title;
+use super::names::ServiceIdentity;
 use super::table::bytes;
+use crate::cli::selector::ServiceSelector;
 use crate::maps::view::Snapshot;
 
 /// The counters of a Service port.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StatsJson {
-    /// `namespace/name:port`.
-    service: String,
-    id: u32,
+    /// The Service port.
+    #[serde(flatten)]
+    identity: ServiceIdentity,
     /// Counts, or rates per second.
     connections: Number,
     packets: Number,
@@ -46,7 +46,7 @@ impl Meter {
     /// Returns the rates over `period`, or since the previous call. Calls `read` once; twice if there was no previous call.
     pub fn rates(
         &mut self,
-        scope: &Scope,
+        selector: &ServiceSelector,
         period: Duration,
         mut read: impl FnMut() -> Result<Snapshot, ShowError>,
     ) -> Result<List<StatsJson>, ShowError> {
@@ -58,8 +58,8 @@ impl Meter {
         let now = Sample::of(&snapshot);
         let before = self.before.replace(Sample { at: now.at, counts: now.counts.clone() });
         let list = match before {
-            Some(before) => rates(&snapshot, scope, &before, &now),
-            None => rates(&snapshot, scope, &now, &now),
+            Some(before) => rates(&snapshot, selector, &before, &now),
+            None => rates(&snapshot, selector, &now, &now),
         };
         Ok(list)
     }
@@ -84,16 +84,15 @@ fn counts(snapshot: &Snapshot) -> BTreeMap<u32, [u64; 6]> {
 }
 
 /// Returns one row for each Service port.
-pub fn list(snapshot: &Snapshot, scope: &Scope) -> Result<List<StatsJson>, ShowError> {
-    scope.check(snapshot)?;
+pub fn list(snapshot: &Snapshot, selector: &ServiceSelector) -> List<StatsJson> {
     let counts = counts(snapshot);
     let of = |id: u32| counts.get(&id).copied().unwrap_or_default();
-    Ok(lines(snapshot, scope, false, |id| of(id).map(Number::from)))
+    lines(snapshot, selector, false, |id| of(id).map(Number::from))
 }
 
-fn rates(snapshot: &Snapshot, scope: &Scope, before: &Sample, now: &Sample) -> List<StatsJson> {
+fn rates(snapshot: &Snapshot, selector: &ServiceSelector, before: &Sample, now: &Sample) -> List<StatsJson> {
     let seconds = now.at.saturating_duration_since(before.at).as_secs_f64().max(f64::EPSILON);
-    lines(snapshot, scope, true, |id| {
+    lines(snapshot, selector, true, |id| {
         let of = |sample: &Sample| sample.counts.get(&id).copied();
         let now = of(now).unwrap_or_default();
         // A new Service port has no previous sample, so its rate is not known yet.
@@ -110,7 +109,7 @@ fn rates(snapshot: &Snapshot, scope: &Scope, before: &Sample, now: &Sample) -> L
 
 fn lines(
     snapshot: &Snapshot,
-    scope: &Scope,
+    selector: &ServiceSelector,
     is_rate: bool,
     values: impl Fn(u32) -> [Number; 6],
 ) -> List<StatsJson> {
@@ -124,7 +123,8 @@ fn lines(
     let columns = [Column::new("SERVICE"), Column::new("PROTO"), Column::new("FAMILY")];
     let columns = columns.into_iter().chain(headings.into_iter().zip(fields).map(number));
     let mut list = List::new("services", columns, "No Services are programmed.");
-    let mut ids: Vec<u32> = snapshot.names.keys().copied().filter(|id| scope.takes(*id, snapshot)).collect();
+    let mut ids: Vec<u32> =
+        snapshot.names.keys().copied().filter(|id| selector.takes(*id, snapshot)).collect();
     ids.sort_by_key(|id| snapshot.names.get(id));
     for id in ids {
         let Some(name) = snapshot.names.get(&id) else { continue };
@@ -133,7 +133,7 @@ fn lines(
         let count = |value: &Number| if is_rate { format!("{:.1}", float(value)) } else { value.to_string() };
         #[expect(clippy::cast_sign_loss, reason = "counts are not negative")]
         let size = |value: &Number| bytes(value.as_u64().unwrap_or_else(|| float(value) as u64));
-        let service = title(id, snapshot);
+        let service = name.to_string();
         let cells = vec![
             service.clone(),
             name.protocol.to_string(),
@@ -146,8 +146,7 @@ fn lines(
             count(&refused),
         ];
         let value = StatsJson {
-            service: service.clone(),
-            id,
+            identity: ServiceIdentity::new(id, Some(name), name.protocol, name.family),
             connections,
             packets,
             bytes: bytes_in,
@@ -163,7 +162,7 @@ fn lines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::list::ListOutput;
+    use crate::cli::args::list::Output;
     use crate::maps::view::{NameRow, Transport};
     use crate::model::net::IpFamily;
 
@@ -185,15 +184,15 @@ mod tests {
 
     #[test]
     fn counts_and_rates() {
-        let scope = Scope::default();
-        let text = list(&snapshot(12), &scope).unwrap().render(ListOutput::Text, false).unwrap();
+        let selector = ServiceSelector::default();
+        let text = list(&snapshot(12), &selector).render(Output::Text, false).unwrap();
         assert_eq!(text, "default/web:http  TCP  IPv4  12  0  2.0 KiB  0  0 B  0\n");
         let mut before = Sample::of(&snapshot(2));
         let now = Sample::of(&snapshot(12));
         before.at = now.at.checked_sub(Duration::from_secs(4)).unwrap();
-        let rates = rates(&snapshot(12), &scope, &before, &now);
+        let rates = rates(&snapshot(12), &selector, &before, &now);
         assert_eq!(
-            rates.render(ListOutput::Text, false).unwrap(),
+            rates.render(Output::Text, false).unwrap(),
             "default/web:http  TCP  IPv4  2.5  0.0  0 B  0.0  0 B  0.0\n"
         );
     }

@@ -13,11 +13,12 @@ use serde::Serialize;
 use super::document::document;
 use super::error::ShowError;
 pub use super::facts::Facts;
-use super::map::{MapJson, is_nearly_full};
+use super::map::MapJson;
 use super::probe::AgentState;
 use super::table::{Table, bytes};
-use crate::cli::args::Output;
-use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
+use crate::cli::args::list::Output;
+use crate::cli::check::facts::{Installed, Others};
+use crate::cli::check::judge;
 use crate::maps::view::{UsageRow, ViewError};
 use crate::model::ApiServers;
 use crate::programs::{Attachment, Lack, Taken, XdpDevice};
@@ -25,12 +26,10 @@ use crate::programs::{Attachment, Lack, Taken, XdpDevice};
 /// All data of `ballast status`.
 #[derive(Debug)]
 pub struct Status {
-    agent: AgentState,
+    installed: Installed,
+    others: Others,
     facts: Result<Facts, ViewError>,
-    /// Problems with objects that the agent reports.
-    told: Vec<String>,
     xdp: Vec<XdpDevice>,
-    kube_proxy_rules: KubeProxyRules,
     api_servers: ApiServers,
 }
 
@@ -106,16 +105,9 @@ struct ReasonJson {
 }
 
 impl Status {
-    /// Creates the status from the state of the agent and the facts.
-    pub fn new(agent: AgentState, facts: Result<Facts, ViewError>) -> Self {
-        let (told, xdp, kube_proxy_rules) = (Vec::new(), Vec::new(), KubeProxyRules::default());
-        Self { agent, facts, told, xdp, kube_proxy_rules, api_servers: ApiServers::default() }
-    }
-
-    /// Adds the problems with objects that the agent reports.
-    #[must_use]
-    pub fn with_problems(self, told: Vec<String>) -> Self {
-        Self { told, ..self }
+    /// Creates the status from what is checked and from the facts that are only shown.
+    pub fn new(installed: Installed, others: Others, facts: Result<Facts, ViewError>) -> Self {
+        Self { installed, others, facts, xdp: Vec::new(), api_servers: ApiServers::default() }
     }
 
     /// Adds what the agent reports about XDP on the uplinks.
@@ -124,92 +116,24 @@ impl Status {
         Self { xdp, ..self }
     }
 
-    /// Adds what another proxy has left on the node.
-    #[must_use]
-    pub fn with_kube_proxy_rules(self, kube_proxy_rules: KubeProxyRules) -> Self {
-        Self { kube_proxy_rules, ..self }
-    }
-
     /// Adds what the agent reports about the API servers.
     #[must_use]
     pub fn with_api_servers(self, api_servers: ApiServers) -> Self {
         Self { api_servers, ..self }
     }
 
-    /// Returns the problems, in sentences that say what to do.
+    /// Returns the problems, in sentences that say what to do: those of `ballast check`.
     pub fn problems(&self) -> Vec<String> {
-        let mut problems = Vec::new();
-        match &self.agent {
-            AgentState::Silent { address, reason } => problems.push(format!(
-                "the agent does not answer at {address} ({reason}): programmed Services still work, but changes are not \
-                 applied; start `ballast run`, or give its address with --metrics-bind-address"
-            )),
-            AgentState::Answered { address, status } if *status != 200 => problems.push(format!(
-                "the agent at {address} is unhealthy (HTTP {status}): see its log and http://{address}/healthz"
-            )),
-            AgentState::Answered { .. } | AgentState::NotAsked => {}
-        }
-        problems.extend(self.told.iter().cloned());
-        if self.kube_proxy_rules.has_rules() {
-            problems.push(format!(
-                "the node still has kube-proxy rules ({}): stop kube-proxy, and run `ballast takeover`",
-                self.kube_proxy_rules
-            ));
-        }
-        let facts = match &self.facts {
-            Ok(facts) => facts,
-            Err(error) => {
-                problems.push(error.to_string());
-                return problems;
-            }
-        };
-        if !facts.attachments.iter().any(Attachment::is_attached) {
-            problems.push("no program is attached, so nothing is translated: start `ballast run`".to_owned());
-        }
-        for one in &facts.attachments {
-            match (&one.place, one.ifindex) {
-                (None, None) => problems.push(format!(
-                    "the cgroup of {} was removed, so its sockets are not translated: restart `ballast run`",
-                    one.hook
-                )),
-                (Some(device), Some(_)) if !one.is_attached() => problems.push(format!(
-                    "the filter {} of {device} was removed externally: restart `ballast run`",
-                    one.hook
-                )),
-                // A removed device takes its programs along, which is not a problem.
-                _ => {}
-            }
-        }
-        if facts.abi == 0 {
-            problems.push(
-                "the maps are empty: the agent has not completed its first sync; see its log".to_owned(),
-            );
-        }
-        for row in facts.maps.iter().filter(|row| is_nearly_full(row)) {
-            let used = row.used.unwrap_or_default();
-            problems.push(format!(
-                "map {} is nearly full ({used} of {}): raise {}",
-                row.name, row.capacity, row.setting
-            ));
-        }
-        // An agent that answers reports recent faults itself; if it does not answer, the time of a fault is unknown.
-        let is_told = matches!(self.agent, AgentState::Answered { .. });
-        for (reason, count) in facts.reasons.iter().filter(|(reason, _)| !is_told && reason.is_fault()) {
-            if *count > 0 {
-                problems.push(format!(
-                    "{count} x {}:{} {}",
-                    reason.label(),
-                    reason.explanation(),
-                    reason.advice()
-                ));
-            }
-        }
-        problems
+        judge::problems(&self.installed, &self.others)
     }
 
     /// Renders the status in the requested format.
     pub fn render(&self, output: Output) -> Result<String, ShowError> {
-        if output.is_document() { document(&self.document(), output) } else { Ok(self.text(output)) }
+        match output {
+            Output::Json | Output::Yaml | Output::Otlp => document(&self.document(), output),
+            Output::Name => Ok(if self.problems().is_empty() { "ok\n" } else { "problems\n" }.to_owned()),
+            Output::Text | Output::Wide | Output::Short => Ok(self.text(output)),
+        }
     }
 
     fn document(&self) -> StatusJson<'_> {
@@ -218,13 +142,13 @@ impl Status {
         StatusJson {
             ok: problems.is_empty(),
             agent: AgentJson {
-                state: match &self.agent {
+                state: match &self.installed.agent {
                     AgentState::NotAsked => "not-asked",
                     AgentState::Answered { status: 200, .. } => "ok",
                     AgentState::Answered { .. } => "unhealthy",
                     AgentState::Silent { .. } => "down",
                 },
-                address: match &self.agent {
+                address: match &self.installed.agent {
                     AgentState::NotAsked => None,
                     AgentState::Answered { address, .. } | AgentState::Silent { address, .. } => {
                         Some(address.to_string())
@@ -258,10 +182,12 @@ impl Status {
                         .collect()
                 })
                 .unwrap_or_default(),
-            kube_proxy_rules: match (self.kube_proxy_rules.has_rules(), self.kube_proxy_rules.draining) {
-                (true, _) => Some(self.kube_proxy_rules.to_string()),
-                (false, draining) => draining.then(|| "connections".to_owned()),
-            },
+            kube_proxy_rules: self.others.kube_proxy.as_ref().ok().and_then(|rules| {
+                match (rules.has_rules(), rules.draining) {
+                    (true, _) => Some(rules.to_string()),
+                    (false, draining) => draining.then(|| "connections".to_owned()),
+                }
+            }),
             problems,
         }
     }
@@ -269,7 +195,7 @@ impl Status {
     fn text(&self, output: Output) -> String {
         let mut text = String::new();
         // Writing to a `String` cannot fail.
-        let _ = match &self.agent {
+        let _ = match &self.installed.agent {
             AgentState::NotAsked => writeln!(text, "Agent:      not checked"),
             AgentState::Answered { address, status: 200 } => writeln!(text, "Agent:      ok, at {address}"),
             AgentState::Answered { address, status } => {

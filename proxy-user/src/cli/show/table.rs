@@ -42,10 +42,12 @@ impl Table {
 
     /// Returns the table as text, or `otherwise` if there are no rows.
     pub fn render(self, otherwise: &str) -> String {
-        if self.rows == 0 {
-            return format!("{otherwise}\n");
-        }
-        self.render_below(&mut Vec::new())
+        if self.rows == 0 { format!("{otherwise}\n") } else { self.render_rows() }
+    }
+
+    /// Returns the table as text; nothing if there are no rows.
+    pub fn render_rows(self) -> String {
+        if self.rows == 0 { String::new() } else { self.render_below(&mut Vec::new()) }
     }
 
     /// Returns the table with columns at least as wide as `widths`, and sets `widths` to the widths of its columns.

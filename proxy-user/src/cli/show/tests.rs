@@ -17,15 +17,20 @@ use serde::Serialize;
 
 use super::*;
 use crate::cli::args::bpffs::BpffsArgs;
-use crate::cli::args::list::{ListOutput, NamespaceArgs};
-use crate::cli::args::{AgentArgs, Args, Command, Output, ReaderArgs, StatusArgs};
+use crate::cli::args::list::{NamespaceArgs, Output, OutputArgs};
+use crate::cli::args::{AgentArgs, Args, Command, ReaderArgs, StatusArgs};
+use crate::cli::check;
+use crate::cli::check::facts::{Installed, Others};
+use crate::cli::selector::{ServiceFilter, ServiceSelector};
 use crate::config::value::Listen;
 use crate::maps::view::{
     BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope as Clients,
     Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
 };
 use crate::model::ApiServers;
+use crate::model::lookup::{Place, Places};
 use crate::model::net::{IpFamily, Protocol};
+use crate::programs::hooks::SOCKET_HOOKS;
 use crate::programs::{Attachment, Lack};
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
@@ -72,13 +77,25 @@ fn backend(socket: &str, service: u32) -> BackendRow {
     }
 }
 
-fn render<T: Serialize>(list: Result<List<T>, ShowError>, output: ListOutput) -> String {
-    list.unwrap().render(output, true).unwrap()
+fn render<T: Serialize>(list: &List<T>, output: Output) -> String {
+    list.render(output, true).unwrap()
+}
+
+fn all() -> ServiceSelector {
+    ServiceSelector::default()
+}
+
+fn named(text: &str) -> ServiceSelector {
+    ServiceSelector { services: vec![text.parse().unwrap()], ..all() }
+}
+
+fn shown(snapshot: &Snapshot, text: &str, output: Output) -> String {
+    service_show(snapshot, &named(text), &Known::default(), output).unwrap()
 }
 
 /// Returns a cluster: redis with five endpoints and a node port, DNS without endpoints, a load balancer with policy Local and
 /// no local endpoint, and a frontend whose slots are being reused.
-pub(super) fn cluster() -> Snapshot {
+pub(in crate::cli) fn cluster() -> Snapshot {
     let mut backends: BTreeMap<u32, BackendRow> =
         (1..=5u32).map(|id| (id, backend(&format!("10.244.{id}.7:6379"), 1))).collect();
     backends.insert(1, BackendRow { local: true, ..backends[&1].clone() });
@@ -138,8 +155,7 @@ fn what_was_measured_of_connections_stands_under_the_service() {
     let mut entry = LatencyEntry { sum_us: 9_000, refused: 1, retransmits: 2, ..LatencyEntry::default() };
     (entry.buckets[1], entry.buckets[7]) = (98, 2);
     snapshot.latency = BTreeMap::from([((1, 0), entry), ((1, 1), entry)]);
-    let filter: ServiceFilter = "default/redis:resp".parse().unwrap();
-    let text = service::show(&snapshot, &filter, Output::Text).unwrap();
+    let text = shown(&snapshot, "default/redis:resp", Output::Text);
     let lines: Vec<_> = text.lines().collect();
     let title = lines.iter().position(|line| line.starts_with("CONNECTS TO")).unwrap();
     assert_eq!(
@@ -151,7 +167,7 @@ fn what_was_measured_of_connections_stands_under_the_service() {
         ]
     );
     let json: serde_json::Value =
-        serde_json::from_str(&service::show(&snapshot, &filter, Output::Json).unwrap()).unwrap();
+        serde_json::from_str(&shown(&snapshot, "default/redis:resp", Output::Json)).unwrap();
     assert_eq!(json["ports"][0]["latency"][1]["endpoint"], "10.244.1.7:6379");
     assert_eq!(json["ports"][0]["latency"][0]["p99Us"], 4096);
 }
@@ -214,16 +230,47 @@ fn maps() -> Vec<UsageRow> {
     ]
 }
 
-fn packet_program(hook: &str, ifindex: u32, place: Option<&str>) -> Attachment {
+fn attachment(hook: &str, program: &'static str, ifindex: Option<u32>, place: Option<&str>) -> Attachment {
     Attachment {
         hook: hook.into(),
         program_id: 42,
-        program: "tc_ingress",
-        ifindex: Some(ifindex),
+        program,
+        ifindex,
         place: place.map(str::to_owned),
-        runs: 0,
-        run_time: Duration::ZERO,
+        runs: 9,
+        run_time: Duration::from_micros(4),
     }
+}
+
+/// Returns the programs of the socket hooks and of two devices, and one of a device that is gone.
+fn attachments() -> Vec<Attachment> {
+    let sockets = SOCKET_HOOKS.iter().map(|(name, _)| attachment(name, name, None, Some("cgroup 1")));
+    let devices = [
+        attachment("clsact_ingress_9", "tc_ingress", Some(9), Some("eth1")),
+        attachment("clsact_egress_9", "tc_egress", Some(9), Some("eth1")),
+        attachment("tcx_ingress_7", "tc_ingress", Some(7), Some("eth0")),
+        attachment("tcx_egress_7", "tc_egress", Some(7), Some("eth0")),
+        attachment("tcx_ingress_8", "tc_ingress", Some(8), None),
+    ];
+    sockets.chain(devices).collect()
+}
+
+fn installed(agent: AgentState, facts: &Result<Facts, ViewError>) -> Installed {
+    let of = |facts: &Facts| (facts.maps.clone(), facts.abi);
+    Installed {
+        agent,
+        problems: Vec::new(),
+        metrics: None,
+        maps: facts.as_ref().map(of).map_err(ToString::to_string),
+        owner: Ok(()),
+        is_denied: false,
+        attachments: facts.as_ref().map(|facts| facts.attachments.clone()).unwrap_or_default(),
+        devices: [(7, "eth0".to_owned()), (9, "eth1".to_owned())].into(),
+    }
+}
+
+fn status_of(agent: AgentState, facts: Result<Facts, ViewError>) -> Status {
+    Status::new(installed(agent, &facts), Others::default(), facts)
 }
 
 fn facts() -> Facts {
@@ -232,20 +279,7 @@ fn facts() -> Facts {
         abi: proxy_common::version::ABI_VERSION,
         snat_ports: "1024-29999,61000-65535".into(),
         node_ports: ["127.0.0.1", "192.0.2.1"].map(|address| address.parse().unwrap()).into(),
-        attachments: vec![
-            Attachment {
-                hook: "sock_connect4".into(),
-                program_id: 41,
-                program: "sock_connect4",
-                ifindex: None,
-                place: Some("cgroup 1".into()),
-                runs: 9,
-                run_time: Duration::from_micros(4),
-            },
-            packet_program("clsact_egress_9", 9, Some("eth1")),
-            packet_program("tcx_ingress_7", 7, Some("eth0")),
-            packet_program("tcx_ingress_8", 8, None),
-        ],
+        attachments: attachments(),
         lacks: vec![Lack::SocketErrors],
         maps: maps(),
         ports: 4,
@@ -264,7 +298,7 @@ fn well() -> AgentState {
 
 #[test]
 fn services_as_a_table() {
-    assert_snapshot!(render(service_list(&cluster(), &Scope::default()), ListOutput::Text), @r#"
+    assert_snapshot!(render(&service_list(&cluster(), &all()), Output::Text), @r#"
     SERVICE                   TYPE          ADDRESS                         ENDPOINTS
     id 9                      ExternalIP    10.96.0.99:80/TCP
     default/redis:resp        ClusterIP     10.96.0.10:6379/TCP             10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379 +2 more
@@ -277,24 +311,22 @@ fn services_as_a_table() {
 
 #[test]
 fn services_as_a_wide_table() {
-    assert_snapshot!(render(service_list(&cluster(), &Scope::default()), ListOutput::Wide), @r#"
-    SERVICE                   TYPE          ADDRESS                FOR       POLICY   AFFINITY                ALGORITHM           ID  DRAINING     ENDPOINTS
-    id 9                      ExternalIP    10.96.0.99:80/TCP      internal  Cluster  none                    random               9  -
-    default/redis:resp        ClusterIP     10.96.0.10:6379/TCP    internal  Cluster  client address, 10800s  random               1  1 (2 flows)  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379,10.244.4.7:6379,10.244.5.7:6379
-    default/redis:resp        NodePort      0.0.0.0:30079/TCP      internal  Cluster  none                    random, mh outside   1  1 (2 flows)  10.244.1.7:6379,10.244.2.7:6379
-    default/redis:resp        ClusterIP     [fd00:96::a]:6379/TCP  internal  Cluster  none                    random               4  -            [fd00:1::7]:6379
-    kube-system/kube-dns:dns  ClusterIP     10.96.0.10:53/UDP      internal  Cluster  none                    random               2  -            <none> (rejects)
-    web/shop                  LoadBalancer  203.0.113.5:443/TCP    external  Local    none                    random               3  -            <none> (drops)
-    "#);
+    assert_snapshot!(render(&service_list(&cluster(), &all()), Output::Wide), @r"
+    SERVICE                   TYPE          ADDRESS                FOR       POLICY   AFFINITY                ALGORITHM           SERVICE-ID  DRAINING     ENDPOINTS
+    id 9                      ExternalIP    10.96.0.99:80/TCP      internal  Cluster  none                    random                       9  -
+    default/redis:resp        ClusterIP     10.96.0.10:6379/TCP    internal  Cluster  client address, 10800s  random                       1  1 (2 flows)  10.244.1.7:6379,10.244.2.7:6379,10.244.3.7:6379,10.244.4.7:6379,10.244.5.7:6379
+    default/redis:resp        NodePort      0.0.0.0:30079/TCP      internal  Cluster  none                    random, mh outside           1  1 (2 flows)  10.244.1.7:6379,10.244.2.7:6379
+    default/redis:resp        ClusterIP     [fd00:96::a]:6379/TCP  internal  Cluster  none                    random                       4  -            [fd00:1::7]:6379
+    kube-system/kube-dns:dns  ClusterIP     10.96.0.10:53/UDP      internal  Cluster  none                    random                       2  -            <none> (rejects)
+    web/shop                  LoadBalancer  203.0.113.5:443/TCP    external  Local    none                    random                       3  -            <none> (drops)
+    ");
 }
 
 #[test]
 fn services_as_json() {
     let json: serde_json::Value =
-        serde_json::from_str(&render(service_list(&cluster(), &Scope::default()), ListOutput::Json)).unwrap();
-    assert_snapshot!(json["frontends"][1], @r#"
-    {"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"draining":{"endpoints":1,"flows":2},"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"forwarding":"snat","id":1,"policy":"Cluster","protocol":"TCP","scope":"internal","service":"default/redis:resp","sourceRanges":false,"type":"ClusterIP","verdict":"forward"}
-    "#);
+        serde_json::from_str(&render(&service_list(&cluster(), &all()), Output::Json)).unwrap();
+    assert_snapshot!(json["frontends"][1], @r#"{"address":"10.96.0.10:6379","affinitySeconds":10800,"algorithm":"random","backends":[1,2,3,4,5],"draining":{"endpoints":1,"flows":2},"endpoints":["10.244.1.7:6379","10.244.2.7:6379","10.244.3.7:6379","10.244.4.7:6379","10.244.5.7:6379"],"family":"IPv4","forwarding":"snat","name":"redis","namespace":"default","policy":"Cluster","port":"resp","protocol":"TCP","scope":"internal","service":"default/redis:resp","serviceId":1,"sourceRanges":false,"type":"ClusterIP","verdict":"forward"}"#);
     // A backend id that belongs to another Service now is not shown as an endpoint of this one.
     assert_eq!(json["frontends"][0]["service"], "id 9");
     assert_eq!(json["frontends"][0]["endpoints"], serde_json::json!([]));
@@ -302,8 +334,7 @@ fn services_as_json() {
 
 #[test]
 fn one_service() {
-    let filter = "default/redis:resp".parse().unwrap();
-    assert_snapshot!(service_show(&cluster(), &filter, Output::Text).unwrap(), @r#"
+    assert_snapshot!(shown(&cluster(), "default/redis:resp", Output::Text), @r#"
     Service:      default/redis:resp (TCP, IPv4)
     Id:           1
     Affinity:     client address, 10800s
@@ -342,17 +373,17 @@ fn one_service() {
 
 #[test]
 fn one_service_as_json() {
-    let filter = "kube-system/kube-dns".parse().unwrap();
-    assert_snapshot!(service_show(&cluster(), &filter, Output::Json).unwrap(), @r#"
+    assert_snapshot!(shown(&cluster(), "kube-system/kube-dns", Output::Json), @r#"
     {
       "ports": [
         {
+          "service": "kube-system/kube-dns:dns",
           "namespace": "kube-system",
           "name": "kube-dns",
           "port": "dns",
           "protocol": "UDP",
           "family": "IPv4",
-          "id": 2,
+          "serviceId": 2,
           "connections": 0,
           "packets": 0,
           "bytes": 0,
@@ -361,11 +392,15 @@ fn one_service_as_json() {
           "frontends": [
             {
               "service": "kube-system/kube-dns:dns",
-              "id": 2,
+              "namespace": "kube-system",
+              "name": "kube-dns",
+              "port": "dns",
+              "protocol": "UDP",
+              "family": "IPv4",
+              "serviceId": 2,
               "type": "ClusterIP",
               "scope": "internal",
               "address": "10.96.0.10:53",
-              "protocol": "UDP",
               "verdict": "reject",
               "policy": "Cluster",
               "sourceRanges": false,
@@ -383,7 +418,8 @@ fn one_service_as_json() {
               "verdict": "reject",
               "count": 3
             }
-          ]
+          ],
+          "problems": []
         }
       ]
     }
@@ -395,47 +431,46 @@ fn addresses_that_are_left_alone_are_a_fact_and_no_problem() {
     let row = |address: &str, is_own| UnmanagedRow { address: address.parse().unwrap(), is_own };
     let unmanaged = vec![row("10.96.0.10", true), row("10.96.0.77", false)];
     let alone = Snapshot { unmanaged: unmanaged.clone(), ..Snapshot::default() };
-    assert_snapshot!(render(service_list(&alone, &Scope::default()), ListOutput::Text), @r"
+    assert_snapshot!(render(&service_list(&alone, &all()), Output::Text), @r"
     SERVICE  TYPE       ADDRESS     ENDPOINTS
     -        Unmanaged  10.96.0.10  <none> (unmanaged: an address of this node)
     -        Unmanaged  10.96.0.77  <none> (unmanaged: another proxy serves it)
     ");
-    assert_snapshot!(render(service_list(&alone, &Scope::default()), ListOutput::Wide), @r"
-    SERVICE  TYPE       ADDRESS     FOR  POLICY  AFFINITY  ALGORITHM  ID  DRAINING  ENDPOINTS
-    -        Unmanaged  10.96.0.10  -    -       -         -           -  -         <none> (unmanaged: an address of this node)
-    -        Unmanaged  10.96.0.77  -    -       -         -           -  -         <none> (unmanaged: another proxy serves it)
+    assert_snapshot!(render(&service_list(&alone, &all()), Output::Wide), @r"
+    SERVICE  TYPE       ADDRESS     FOR  POLICY  AFFINITY  ALGORITHM  SERVICE-ID  DRAINING  ENDPOINTS
+    -        Unmanaged  10.96.0.10  -    -       -         -                   -  -         <none> (unmanaged: an address of this node)
+    -        Unmanaged  10.96.0.77  -    -       -         -                   -  -         <none> (unmanaged: another proxy serves it)
     ");
-    let json = render(service_list(&alone, &Scope::default()), ListOutput::Json);
+    let json = render(&service_list(&alone, &all()), Output::Json);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["unmanaged"][0], serde_json::json!({"address": "10.96.0.10", "reason": "own-address"}));
     assert_eq!(json["unmanaged"][1]["reason"], "other-proxy");
-    let filter: ServiceFilter = "kube-system/kube-dns".parse().unwrap();
-    let error = service_show(&alone, &filter, Output::Text).unwrap_err().to_string();
+    let error = named("kube-system/kube-dns").check(&alone).unwrap_err().to_string();
     assert!(error.contains("10.96.0.10 (an address of this node)"), "{error}");
     let some = Snapshot { unmanaged, ..cluster() };
-    let shown = service_show(&some, &filter, Output::Text).unwrap();
-    let last = shown.lines().last().unwrap();
+    let text = shown(&some, "kube-system/kube-dns", Output::Text);
+    let last = text.lines().last().unwrap();
     assert!(
         last.starts_with("Unmanaged addresses") && last.contains("10.96.0.77 (another proxy serves it)"),
         "{last}"
     );
     let mut facts = facts();
-    let before = Status::new(well(), Ok(facts.clone())).problems();
+    let before = status_of(well(), Ok(facts.clone())).problems();
     facts.unmanaged = 2;
-    let status = Status::new(well(), Ok(facts));
+    let status = status_of(well(), Ok(facts));
     assert_eq!(status.problems(), before);
     assert!(status.render(Output::Text).unwrap().contains("; 2 unmanaged"));
 }
 
 #[test]
 fn an_unknown_service_is_an_error_with_a_way_out() {
-    let error = service_show(&cluster(), &"nowhere".parse().unwrap(), Output::Text).unwrap_err().to_string();
+    let error = named("nowhere").check(&cluster()).unwrap_err().to_string();
     assert!(error.contains("default/nowhere") && error.contains("ballast service list"), "{error}");
 }
 
 #[test]
 fn backends_as_a_table() {
-    assert_snapshot!(render(backend_list(&cluster(), &Scope::default()), ListOutput::Text), @r#"
+    assert_snapshot!(render(&backend_list(&cluster(), &all(), &Places::default()), Output::Text), @r#"
     ID  ENDPOINT              STATE                LOCAL  WEIGHT  CONNECTIONS  OPEN  SERVICE
      1  10.244.1.7:6379/TCP   active               yes         1            7     3  default/redis:resp
      2  10.244.2.7:6379/TCP   active, terminating  no          1            5     0  default/redis:resp
@@ -452,15 +487,18 @@ fn backends_of_one_service_as_json() {
     let mut cluster = cluster();
     cluster.backends.retain(|id, _| matches!(id, 2 | 7));
     cluster.names.remove(&4);
-    let scope = Scope { services: vec!["redis".parse().unwrap()], ..Scope::default() };
-    assert_snapshot!(render(backend_list(&cluster, &scope), ListOutput::Json), @r#"
+    assert_snapshot!(render(&backend_list(&cluster, &named("redis"), &Places::default()), Output::Json), @r#"
     {
       "backends": [
         {
           "id": 2,
           "address": "10.244.2.7:6379",
-          "protocol": "TCP",
           "service": "default/redis:resp",
+          "namespace": "default",
+          "name": "redis",
+          "port": "resp",
+          "protocol": "TCP",
+          "family": "IPv4",
           "serviceId": 1,
           "state": "active",
           "local": false,
@@ -477,7 +515,7 @@ fn backends_of_one_service_as_json() {
 #[test]
 fn flows_as_a_table() {
     let selection = FlowSelection::default();
-    assert_snapshot!(render(flow_list(&flows(), &cluster(), &selection), ListOutput::Text), @r#"
+    assert_snapshot!(render(&flow_list(&flows(), &cluster(), &selection), Output::Text), @r#"
     PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE
     TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s
     UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    unreplied      4s    4s
@@ -486,8 +524,8 @@ fn flows_as_a_table() {
 
 #[test]
 fn flows_as_a_wide_table_with_expired_ones() {
-    let selection = FlowSelection { all: true, ..FlowSelection::default() };
-    assert_snapshot!(render(flow_list(&flows(), &cluster(), &selection), ListOutput::Wide), @r#"
+    let selection = FlowSelection { with_expired: true, ..FlowSelection::default() };
+    assert_snapshot!(render(&flow_list(&flows(), &cluster(), &selection), Output::Wide), @r#"
     PROTO  CLIENT           FRONTEND         BACKEND          STATE         AGE  IDLE  TIMEOUT  SERVICE                   FORWARDING  SOURCE           BACKEND-ID
     TCP    192.0.2.9:40000  10.96.0.10:6379  10.244.1.7:6379  established  1h2m    1s   23h59m  default/redis:resp        snat        192.0.2.9:40001  1
     UDP    192.0.2.10:5353  10.96.0.10:53    10.244.2.8:53    unreplied      4s    4s      26s  kube-system/kube-dns:dns  dnat        192.0.2.10:5353  8
@@ -505,19 +543,16 @@ fn flows_as_a_wide_table_with_expired_ones() {
 fn flows_are_selected(
     #[case] service: Option<&str>,
     #[case] client: Option<&str>,
-    #[case] all: bool,
+    #[case] with_expired: bool,
     #[case] expected: usize,
 ) {
     let selection = FlowSelection {
-        scope: Scope {
-            services: service.map(|text| text.parse().unwrap()).into_iter().collect(),
-            ..Scope::default()
-        },
+        services: service.map(named).unwrap_or_default(),
         client: client.map(|text| text.parse().unwrap()),
-        all,
+        with_expired,
         ..FlowSelection::default()
     };
-    let json = render(flow_list(&flows(), &cluster(), &selection), ListOutput::Json);
+    let json = render(&flow_list(&flows(), &cluster(), &selection), Output::Json);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["flows"].as_array().unwrap().len(), expected);
 }
@@ -525,7 +560,7 @@ fn flows_are_selected(
 #[test]
 fn flows_are_selected_by_their_ends_protocol_and_state() {
     let of = |change: fn(&mut FlowSelection)| {
-        let mut selection = FlowSelection { all: true, ..FlowSelection::default() };
+        let mut selection = FlowSelection { with_expired: true, ..FlowSelection::default() };
         change(&mut selection);
         assert!(!selection.is_all());
         flows().iter().filter(|row| selection.takes(row, &cluster())).count()
@@ -540,17 +575,21 @@ fn flows_are_selected_by_their_ends_protocol_and_state() {
 #[test]
 fn a_flow_as_json() {
     let rows = flows().into_iter().take(1).collect::<Vec<_>>();
-    assert_snapshot!(render(flow_list(&rows, &cluster(), &FlowSelection::default()), ListOutput::Json), @r#"
+    assert_snapshot!(render(&flow_list(&rows, &cluster(), &FlowSelection::default()), Output::Json), @r#"
     {
       "flows": [
         {
+          "service": "default/redis:resp",
+          "namespace": "default",
+          "name": "redis",
+          "port": "resp",
           "protocol": "TCP",
+          "family": "IPv4",
+          "serviceId": 1,
           "client": "192.0.2.9:40000",
           "frontend": "10.96.0.10:6379",
           "backend": "10.244.1.7:6379",
           "source": "192.0.2.9:40001",
-          "service": "default/redis:resp",
-          "serviceId": 1,
           "backendId": 1,
           "state": "established",
           "forwarding": "snat",
@@ -565,7 +604,7 @@ fn a_flow_as_json() {
 
 #[test]
 fn maps_as_a_table() {
-    assert_snapshot!(render(map_list(&maps(), &[]), ListOutput::Text), @r#"
+    assert_snapshot!(render(&map_list(&maps(), &[]).unwrap(), Output::Text), @r#"
     NAME      TYPE     USED  CAPACITY    MEMORY  PIN
     services  hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v1/services
     backends  array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v1/backends
@@ -577,7 +616,7 @@ fn maps_as_a_table() {
 
 #[test]
 fn maps_as_json() {
-    assert_snapshot!(render(map_list(&maps()[4..], &[]), ListOutput::Json), @r#"
+    assert_snapshot!(render(&map_list(&maps()[4..], &[]).unwrap(), Output::Json), @r#"
     {
       "maps": [
         {
@@ -596,25 +635,89 @@ fn maps_as_json() {
 }
 
 #[test]
-fn empty_answers_are_sentences() {
+fn an_empty_list_prints_nothing_and_tells_people_so() {
     let nothing = Snapshot::default();
-    assert_eq!(
-        render(service_list(&nothing, &Scope::default()), ListOutput::Text),
-        "No Services are programmed.\n"
+    let list = service_list(&nothing, &all());
+    for output in [Output::Text, Output::Wide, Output::Name] {
+        assert_eq!(list.render(output, true).unwrap(), "");
+        assert_eq!(list.note(output), Some("No Services are programmed."));
+    }
+    assert_eq!(list.note(Output::Json), None);
+    let list = backend_list(&nothing, &all(), &Places::default());
+    assert_eq!(list.note(Output::Text), Some("No endpoints are programmed."));
+    let flows = flow_list(&[], &nothing, &FlowSelection::default());
+    assert!(flows.note(Output::Text).unwrap().starts_with("No connections."));
+    assert_eq!(service_list(&cluster(), &all()).note(Output::Text), None);
+}
+
+#[test]
+fn a_service_shows_its_problems_and_the_places_of_its_endpoints() {
+    let place = Place {
+        pod: Some("redis-0".to_owned()),
+        node: Some("node-a".to_owned()),
+        zone: Some("eu-1a".to_owned()),
+    };
+    let endpoint = ("default".to_owned(), "redis".to_owned(), [10, 244, 1, 7].into());
+    let service = ("default".to_owned(), "redis".to_owned());
+    let known = Known {
+        problems: [(service, vec!["Service default/redis: spec.ports: no room".to_owned()])].into(),
+        places: [(endpoint, place)].into(),
+    };
+    let of = |output| service_show(&cluster(), &named("redis"), &known, output).unwrap();
+    let text = of(Output::Text);
+    assert!(text.contains("Problems:     Service default/redis: spec.ports: no room\n"), "{text}");
+    assert!(!text.contains("redis-0"), "{text}");
+    let wide = of(Output::Wide);
+    let row = wide.lines().find(|line| line.contains("10.244.1.7:6379/TCP")).unwrap();
+    assert!(row.ends_with("redis-0  node-a  eu-1a"), "{row}");
+    assert!(
+        wide.contains("POLICY") && wide.contains("10.244.5.7:6379"),
+        "more than in the plain form: {wide}"
     );
-    assert_eq!(
-        render(backend_list(&nothing, &Scope::default()), ListOutput::Text),
-        "No endpoints are programmed.\n"
-    );
-    let flows = render(flow_list(&[], &nothing, &FlowSelection::default()), ListOutput::Text);
-    assert!(flows.starts_with("No connections."), "{flows}");
+    let json: serde_json::Value = serde_json::from_str(&of(Output::Json)).unwrap();
+    assert_eq!(json["ports"][0]["problems"][0], "Service default/redis: spec.ports: no room");
+    let backends = render(&backend_list(&cluster(), &named("redis"), &known.places), Output::Json);
+    let backends: serde_json::Value = serde_json::from_str(&backends).unwrap();
+    assert_eq!(backends["backends"][0]["zone"], "eu-1a");
+    assert_eq!(of(Output::Name), "default/redis:resp\n");
+}
+
+#[test]
+fn a_service_port_has_the_same_identity_in_the_json_of_all_commands() {
+    let rows = |text: String, group: &str| {
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()[group].as_array().unwrap().clone()
+    };
+    let selector = named("default/redis");
+    let selection = FlowSelection { services: named("default/redis"), ..FlowSelection::default() };
+    let lists = [
+        rows(render(&service_list(&cluster(), &selector), Output::Json), "frontends"),
+        rows(render(&backend_list(&cluster(), &selector, &Places::default()), Output::Json), "backends"),
+        rows(render(&stats::list(&cluster(), &selector), Output::Json), "services"),
+        rows(render(&flow_list(&flows(), &cluster(), &selection), Output::Json), "flows"),
+        rows(shown(&cluster(), "default/redis", Output::Json), "ports"),
+    ];
+    let fields = ["service", "namespace", "name", "port", "protocol", "family", "serviceId"];
+    let identity = |row: &serde_json::Value| fields.map(|field| row[field].clone());
+    for rows in lists {
+        let one = rows.iter().find(|row| row["serviceId"] == 1).unwrap();
+        let expected: [serde_json::Value; 7] = [
+            "default/redis:resp".into(),
+            "default".into(),
+            "redis".into(),
+            "resp".into(),
+            "TCP".into(),
+            "IPv4".into(),
+            1.into(),
+        ];
+        assert_eq!(identity(one), expected, "{one}");
+    }
 }
 
 #[test]
 fn a_status_with_a_map_that_fills_up() {
-    assert_snapshot!(Status::new(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
+    assert_snapshot!(status_of(well(), Ok(facts())).render(Output::Wide).unwrap(), @r"
     Agent:      ok, at 127.0.0.1:10249
-    Programs:   2 at 3 hooks
+    Programs:   1 at 16 hooks
     Missing:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints is not refused; its packets are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
     Maps:       5 in /sys/fs/bpf/ballast/v1 (ABI 1), 22.5 MiB
     Services:   4 ports, 6 frontends, 2 of them without endpoints
@@ -625,21 +728,34 @@ fn a_status_with_a_map_that_fills_up() {
     Dropped:    none
     Passed:     none
 
-    HOOK             PLACE     PROGRAM        ID  RUNS
-    sock_connect4    cgroup 1  sock_connect4  41     9
-    clsact_egress_9  eth1 (9)  tc_ingress     42     0
-    tcx_ingress_7    eth0 (7)  tc_ingress     42     0
-    tcx_ingress_8    gone      tc_ingress     42     0
+    HOOK              PLACE     PROGRAM        ID  RUNS
+    sock_recvmsg4     cgroup 1  sock_recvmsg4  42     9
+    sock_recvmsg6     cgroup 1  sock_recvmsg6  42     9
+    sock_peer4        cgroup 1  sock_peer4     42     9
+    sock_peer6        cgroup 1  sock_peer6     42     9
+    sock_release      cgroup 1  sock_release   42     9
+    sock_sendmsg4     cgroup 1  sock_sendmsg4  42     9
+    sock_sendmsg6     cgroup 1  sock_sendmsg6  42     9
+    sock_outcome      cgroup 1  sock_outcome   42     9
+    sock_connect4     cgroup 1  sock_connect4  42     9
+    sock_connect6     cgroup 1  sock_connect6  42     9
+    sock_bind4        cgroup 1  sock_bind4     42     9
+    sock_bind6        cgroup 1  sock_bind6     42     9
+    clsact_ingress_9  eth1 (9)  tc_ingress     42     9
+    clsact_egress_9   eth1 (9)  tc_egress      42     9
+    tcx_ingress_7     eth0 (7)  tc_ingress     42     9
+    tcx_egress_7      eth0 (7)  tc_egress      42     9
+    tcx_ingress_8     gone      tc_ingress     42     9
 
-    Problems:   map slots is nearly full (500000 of 524288): raise --max-slots
-    "#);
+    Problems:   nearly full: slots (500000 of 524288); raise --max-slots
+    ");
 }
 
 #[test]
 fn a_status_when_all_is_well() {
     let mut facts = facts();
     facts.maps.remove(2);
-    let status = Status::new(well(), Ok(facts));
+    let status = status_of(well(), Ok(facts));
     assert_eq!(status.problems(), Vec::<String>::new());
     assert!(status.render(Output::Text).unwrap().ends_with("Problems:   none\n"));
 }
@@ -653,13 +769,13 @@ fn the_api_server_that_is_asked_is_told() {
     };
     let text = |servers: &ApiServers| {
         let nothing = Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
-        let status = Status::new(AgentState::NotAsked, nothing).with_api_servers(servers.clone());
+        let status = status_of(AgentState::NotAsked, nothing).with_api_servers(servers.clone());
         status.render(Output::Text).unwrap()
     };
     assert!(text(&servers).contains("\nAPI server: none answers, of 2; 0 failovers\n"));
     (servers.active, servers.failovers) = (Some("https://b:6443/".to_owned()), 1);
     assert!(text(&servers).contains("\nAPI server: https://b:6443/, of 2; 1 failovers\n"));
-    let status = Status::new(AgentState::NotAsked, nothing).with_api_servers(servers);
+    let status = status_of(AgentState::NotAsked, nothing).with_api_servers(servers);
     assert!(status.render(Output::Json).unwrap().contains("\"active\": \"https://b:6443/\""));
 }
 
@@ -670,12 +786,12 @@ fn a_status_without_agent_and_maps() {
         reason: "Connection refused".into(),
     };
     let nothing = || Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
-    assert_snapshot!(Status::new(agent.clone(), nothing()).render(Output::Text).unwrap(), @r#"
+    assert_snapshot!(status_of(agent.clone(), nothing()).render(Output::Text).unwrap(), @r"
     Agent:      no answer at 127.0.0.1:10249
-    Problems:   the agent does not answer at 127.0.0.1:10249 (Connection refused): programmed Services still work, but changes are not applied; start `ballast run`, or give its address with --metrics-bind-address
+    Problems:   the agent does not answer at 127.0.0.1:10249 (Connection refused): the programs still work with the current maps, but nothing updates the maps; start `ballast run`, or give the agent's address with --metrics-bind-address
                 no Ballast maps on the bpffs /sys/fs/bpf: start `ballast run`, or give the agent's bpffs with --bpffs
-    "#);
-    assert_snapshot!(Status::new(agent, nothing()).render(Output::Json).unwrap(), @r#"
+    ");
+    assert_snapshot!(status_of(agent, nothing()).render(Output::Json).unwrap(), @r#"
     {
       "ok": false,
       "agent": {
@@ -698,7 +814,7 @@ fn a_status_without_agent_and_maps() {
       "counts": null,
       "reasons": {},
       "problems": [
-        "the agent does not answer at 127.0.0.1:10249 (Connection refused): programmed Services still work, but changes are not applied; start `ballast run`, or give its address with --metrics-bind-address",
+        "the agent does not answer at 127.0.0.1:10249 (Connection refused): the programs still work with the current maps, but nothing updates the maps; start `ballast run`, or give the agent's address with --metrics-bind-address",
         "no Ballast maps on the bpffs /sys/fs/bpf: start `ballast run`, or give the agent's bpffs with --bpffs"
       ]
     }
@@ -709,7 +825,7 @@ fn a_status_without_agent_and_maps() {
 fn a_status_tells_where_programs_are_and_where_they_should_be() {
     let mut facts = facts();
     facts.maps.remove(2);
-    let json = Status::new(well(), Ok(facts.clone())).render(Output::Json).unwrap();
+    let json = status_of(well(), Ok(facts.clone())).render(Output::Json).unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let [cgroup, .., device, gone] = json["attachments"].as_array().unwrap().as_slice() else {
         panic!("{json}")
@@ -719,24 +835,37 @@ fn a_status_tells_where_programs_are_and_where_they_should_be() {
     assert_eq!((&gone["place"], &gone["attached"]), (&serde_json::Value::Null, &false.into()));
     assert_eq!(json["ok"], true, "a device that is gone is no problem");
     facts.attachments[0].place = None;
-    facts.attachments[1].program_id = 0;
-    let problems = Status::new(well(), Ok(facts)).problems();
+    let egress = facts.attachments.iter_mut().find(|one| one.hook == "clsact_egress_9").unwrap();
+    egress.program_id = 0;
+    let problems = status_of(well(), Ok(facts)).problems();
     assert_eq!(problems.len(), 2, "{problems:?}");
-    assert!(problems[0].contains("cgroup of sock_connect4") && problems[1].contains("eth1"), "{problems:?}");
+    assert!(
+        problems[0].contains("1 of 12 socket programs") && problems[0].contains("cgroup"),
+        "{problems:?}"
+    );
+    assert!(problems[1].contains("detached externally: eth1 (egress)"), "{problems:?}");
 }
 
 #[test]
 fn the_exit_code_of_a_status_and_of_a_list_without_maps() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let reader = || ReaderArgs { maps: BpffsArgs { bpffs: folder.path().to_owned() }, output: Output::Text };
+    let reader = || ReaderArgs {
+        maps: BpffsArgs { bpffs: folder.path().to_owned() },
+        format: OutputArgs { output: Output::Text },
+    };
     let args =
         StatusArgs { reader: reader(), agent: AgentArgs { metrics_bind_address: Listen::Socket(silent) } };
     let status = status(&args).unwrap();
     assert!(!status.well && status.text.contains("no answer at"), "{status:?}");
     let listed = ["ballast", "service", "list", "--bpffs", &folder.path().to_string_lossy()];
     let Command::Service { command } = Args::parse_from(listed).command else { panic!("another command") };
-    let error = services(&command, |_, _| Ok(BTreeSet::new()), &mut Vec::new()).unwrap_err().to_string();
+    let ask = AskApi {
+        labels: |_, _| Ok(BTreeSet::new()),
+        places: |_, _| Ok(Places::new()),
+        pod: |_, _, _| Err(String::new()),
+    };
+    let error = services(&command, ask, &mut Vec::new()).unwrap_err().to_string();
     assert!(error.contains("no Ballast maps on the bpffs") && error.contains("ballast run"), "{error}");
 }
 
@@ -745,10 +874,10 @@ fn empty_answers_are_empty_lists_in_json() {
     let nothing = Snapshot::default();
     let selection = FlowSelection::default();
     for (name, text) in [
-        ("frontends", render(service_list(&nothing, &Scope::default()), ListOutput::Json)),
-        ("backends", render(backend_list(&nothing, &Scope::default()), ListOutput::Json)),
-        ("flows", render(flow_list(&[], &nothing, &selection), ListOutput::Json)),
-        ("maps", render(map_list(&[], &[]), ListOutput::Json)),
+        ("frontends", render(&service_list(&nothing, &all()), Output::Json)),
+        ("backends", render(&backend_list(&nothing, &all(), &Places::default()), Output::Json)),
+        ("flows", render(&flow_list(&[], &nothing, &selection), Output::Json)),
+        ("maps", render(&map_list(&[], &[]).unwrap(), Output::Json)),
     ] {
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(json, serde_json::json!({ name: [] }));
@@ -756,24 +885,55 @@ fn empty_answers_are_empty_lists_in_json() {
 }
 
 #[test]
-fn a_status_names_problems() {
+fn a_status_without_programs_names_what_is_not_translated() {
     let mut facts = facts();
     facts.attachments.clear();
-    facts.abi = 0;
-    facts.reasons.insert(Reason::MapInconsistent, 1);
-    let answers = Status::new(well(), Ok(facts.clone())).problems().join("\n");
-    assert!(!answers.contains("map_inconsistent"), "the agent tells whether that was lately: {answers}");
-    let problems = Status::new(AgentState::NotAsked, Ok(facts)).problems().join("\n");
+    let problems = status_of(well(), Ok(facts.clone())).problems().join("\n");
     for words in [
-        "no program is attached",
-        "the maps are empty",
-        "1 x map_inconsistent",
-        "slots is nearly full",
+        "socket programs are not attached",
+        "no device has Ballast's programs: packets are not translated",
+        "slots (500000 of 524288)",
         "--max-slots",
     ] {
         assert!(problems.contains(words), "{words} is missing in: {problems}");
     }
     assert!(!problems.contains("flows"), "a full flow table is as it should be: {problems}");
+    facts.abi = 0;
+    let problems = status_of(well(), Ok(facts)).problems().join("\n");
+    assert!(problems.contains("the maps are empty"), "{problems}");
+}
+
+#[test]
+fn a_status_and_a_check_of_the_same_facts_agree() {
+    let mut broken = facts();
+    broken.attachments.retain(|one| one.ifindex.is_none());
+    let kube_proxy = Others { kube_proxy_process: Some(7), ..Others::default() };
+    for (facts, others) in [(broken, Others::default()), (facts(), kube_proxy), (facts(), Others::default())]
+    {
+        let facts = Ok(facts);
+        let checked = check::facts::Facts {
+            installed: Some(installed(well(), &facts)),
+            others: others.clone(),
+            ..check::facts::Facts::default()
+        };
+        let lines = check::judge::judge(&checked).into_iter();
+        let of_agent = lines.filter(|line| line.group == "agent" || line.check == "kube-proxy");
+        let failed = of_agent.filter(|line| line.outcome != check::judge::Outcome::Pass).count();
+        let status = Status::new(installed(well(), &facts), others, facts);
+        assert_eq!(status.problems().len(), failed, "{:?}", status.problems());
+    }
+}
+
+#[test]
+fn without_permission_a_status_cannot_tell_what_is_attached() {
+    let denied = || Err(ViewError::Denied { path: "/sys/fs/bpf/ballast".into() });
+    let installed = Installed { is_denied: true, ..installed(well(), &denied()) };
+    let problems = Status::new(installed, Others::default(), denied()).problems();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(
+        problems[0].contains("no permission to read") && problems[0].contains("run as root"),
+        "{problems:?}"
+    );
 }
 
 #[rstest]
@@ -781,8 +941,7 @@ fn a_status_names_problems() {
 #[case("shop", "web/shop")]
 #[case("default/redsi", "default/redis")]
 fn a_mistyped_service_gets_the_nearest_names(#[case] asked: &str, #[case] expected: &str) {
-    let scope = Scope { services: vec![asked.parse().unwrap()], ..Scope::default() };
-    let error = service_list(&cluster(), &scope).unwrap_err().to_string();
+    let error = named(asked).check(&cluster()).unwrap_err().to_string();
     assert!(error.contains(&format!("did you mean {expected}?")), "{error}");
 }
 
@@ -814,15 +973,27 @@ fn a_namespace_that_contradicts_is_an_error() {
 
 #[test]
 fn a_list_of_one_namespace_or_of_labels() {
-    let of = |scope: Scope| render(service_list(&cluster(), &scope), ListOutput::Name);
-    let namespace = Scope { namespace: Some("kube-system".to_owned()), ..Scope::default() };
+    let of = |selector: ServiceSelector| render(&service_list(&cluster(), &selector), Output::Name);
+    let namespace = ServiceSelector { namespace: Some("kube-system".to_owned()), ..all() };
     assert_eq!(of(namespace), "kube-system/kube-dns:dns\n");
     let labelled = BTreeSet::from([("web".to_owned(), "shop".to_owned())]);
-    assert_eq!(of(Scope { labelled: Some(labelled), ..Scope::default() }), "web/shop\n");
+    assert_eq!(of(ServiceSelector { labelled: Some(labelled), ..all() }), "web/shop\n");
+}
+
+#[test]
+fn an_unknown_namespace_is_an_error_with_the_nearest() {
+    let of = |namespace: &str| ServiceSelector { namespace: Some(namespace.to_owned()), ..all() };
+    of("web").check(&cluster()).unwrap();
+    let error = of("kube-sytem").check(&cluster()).unwrap_err().to_string();
+    assert!(error.contains("kube-sytem") && error.contains("did you mean kube-system?"), "{error}");
 }
 
 #[rstest]
 #[case("default/redis", true)]
+#[case("service/redis", true)]
+#[case("services/default/redis", true)]
+#[case("svc/redis:6379", true)]
+#[case("svc/web/redis", false)]
 #[case("redis", true)]
 #[case("default/redis:resp", true)]
 #[case("default/redis:6379", true)]
@@ -844,7 +1015,7 @@ fn a_service_is_named(#[case] text: &str, #[case] expected: bool) {
 #[case("a/b/c")]
 fn what_names_no_service(#[case] text: &str) {
     let error = text.parse::<ServiceFilter>().unwrap_err().to_string();
-    assert!(error.contains("NAMESPACE/NAME"), "{error}");
+    assert!(error.contains("svc/NAME"), "{error}");
 }
 
 #[rstest]
@@ -887,9 +1058,11 @@ fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expe
     let told = problems(&AgentState::Answered { address, status: 200 });
     assert!(thread.join().unwrap().starts_with("GET /problems HTTP/1.1\r\n"));
     assert_eq!(told, expected);
-    let status = Status::new(well(), Ok(facts()));
-    let before = status.problems().len();
-    assert_eq!(status.with_problems(told).problems().len(), before + expected.len());
+    let before = status_of(well(), Ok(facts())).problems().len();
+    let facts = Ok(facts());
+    let installed = Installed { problems: told, ..installed(well(), &facts) };
+    let status = Status::new(installed, Others::default(), facts);
+    assert_eq!(status.problems().len(), before + expected.len());
 }
 
 #[test]

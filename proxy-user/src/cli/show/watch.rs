@@ -8,10 +8,10 @@ use serde::Serialize;
 use super::document::yaml;
 use super::error::ShowError;
 use super::list::{List, Row};
-use crate::cli::args::list::{ListOutput, ViewArgs};
+use crate::cli::args::list::{Output, ViewArgs};
 
 /// Writes the list that `read` returns; with `--watch`, reads it repeatedly until the reader of standard output has gone.
-pub(super) fn write<T: Serialize>(
+pub(crate) fn write<T: Serialize>(
     options: &ViewArgs,
     out: &mut impl Write,
     mut read: impl FnMut() -> Result<List<T>, ShowError>,
@@ -23,9 +23,14 @@ pub(super) fn write<T: Serialize>(
         }
         Ok(list)
     };
+    let output = options.format.output.output;
     if !options.watch {
-        let text = sorted()?.render(options.format.output, !options.format.no_headers)?;
-        return Ok(out.write_all(text.as_bytes())?);
+        let list = sorted()?;
+        out.write_all(list.render(output, !options.format.no_headers)?.as_bytes())?;
+        if let Some(note) = list.note(output) {
+            writeln!(std::io::stderr(), "{note}")?;
+        }
+        return Ok(());
     }
     let mut watch = Watch::default();
     loop {
@@ -58,10 +63,11 @@ impl Watch {
         options: &ViewArgs,
     ) -> Result<String, ShowError> {
         let is_first = self.widths.is_empty();
+        let output = options.format.output.output;
         let mut now = BTreeMap::new();
         let mut lines = Vec::new();
         for row in list.rows() {
-            let known = Known::of(list, row, options.format.output)?;
+            let known = Known::of(list, row, output)?;
             match self.known.get(&row.key) {
                 None => lines.push(("ADDED", row.key.clone())),
                 Some(before) if before.state != known.state => lines.push(("MODIFIED", row.key.clone())),
@@ -76,12 +82,11 @@ impl Watch {
         if options.output_watch_events {
             lines.extend(gone.map(|(_, known)| ("DELETED", known)));
         }
-        let is_table = matches!(options.format.output, ListOutput::Text | ListOutput::Wide);
-        if !is_table {
+        if !output.is_text() {
             return lines.into_iter().map(|(event, known)| document(event, known, options)).collect();
         }
         let with_headings = is_first && !options.format.no_headers;
-        let mut table = list.table(options.format.output, with_headings, options.output_watch_events);
+        let mut table = list.table(output, with_headings, options.output_watch_events);
         let is_empty = lines.is_empty();
         for (event, known) in lines {
             let event = options.output_watch_events.then(|| event.to_owned());
@@ -96,7 +101,7 @@ impl Watch {
 }
 
 impl Known {
-    fn of<T: Serialize>(list: &List<T>, row: &Row<T>, output: ListOutput) -> Result<Self, ShowError> {
+    fn of<T: Serialize>(list: &List<T>, row: &Row<T>, output: Output) -> Result<Self, ShowError> {
         Ok(Self {
             state: list.state(row),
             cells: list.cells(row, output),
@@ -113,9 +118,9 @@ fn document(event: &str, known: &Known, options: &ViewArgs) -> Result<String, Sh
     } else {
         known.json.clone()
     };
-    Ok(match options.format.output {
-        ListOutput::Yaml => format!("---\n{}", yaml(&object)?),
-        ListOutput::Name => format!("{}\n", known.name),
+    Ok(match options.format.output.output {
+        Output::Yaml => format!("---\n{}", yaml(&object)?),
+        Output::Name => format!("{}\n", known.name),
         _ => format!("{}\n", serde_json::to_string(&object)?),
     })
 }

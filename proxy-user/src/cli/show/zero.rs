@@ -12,7 +12,7 @@ use proxy_common::stats::ServiceStats;
 use serde::{Deserialize, Serialize};
 
 use super::error::ShowError;
-use super::filter::Scope;
+use crate::cli::selector::ServiceSelector;
 use crate::maps::view::Snapshot;
 
 const FILE: &str = "zero.json";
@@ -70,14 +70,14 @@ impl Zero {
     }
 
     /// Stores the values of these Services. Returns the number of Service ports.
-    pub fn take(&mut self, snapshot: &Snapshot, scope: &Scope) -> usize {
+    pub fn take(&mut self, snapshot: &Snapshot, selector: &ServiceSelector) -> usize {
         let mut taken = 0;
         // Forget removed Services and endpoints.
         self.services
             .retain(|key, _| snapshot.names.keys().any(|id| service(*id, snapshot).as_ref() == Some(key)));
         self.backends
             .retain(|key, _| snapshot.backends.keys().any(|id| backend(*id, snapshot).as_ref() == Some(key)));
-        for id in snapshot.names.keys().filter(|id| scope.takes(**id, snapshot)) {
+        for id in snapshot.names.keys().filter(|id| selector.takes(**id, snapshot)) {
             let Some(key) = service(*id, snapshot) else { continue };
             taken += 1;
             let ServiceStats { connections, packets, bytes, reply_packets, reply_bytes } =
@@ -135,9 +135,12 @@ mod tests {
 
     #[test]
     fn what_was_counted_before_is_taken_off_of_the_services_that_were_meant() {
-        let scope = Scope { services: vec!["default/redis".parse().unwrap()], ..Scope::default() };
+        let selector = ServiceSelector {
+            services: vec!["default/redis".parse().unwrap()],
+            ..ServiceSelector::default()
+        };
         let mut zero = Zero::default();
-        assert_eq!(zero.take(&cluster(), &scope), 2, "IPv4 and IPv6");
+        assert_eq!(zero.take(&cluster(), &selector), 2, "IPv4 and IPv6");
         let mut later = cluster();
         later.service_stats.get_mut(&1).unwrap().connections += 3;
         *later.backend_stats.get_mut(&2).unwrap() += 1;
@@ -160,7 +163,7 @@ mod tests {
         let run = folder.path().join("run");
         assert_eq!(Zero::read(&run).unwrap(), Zero::default());
         let mut zero = Zero::default();
-        zero.take(&cluster(), &Scope::default());
+        zero.take(&cluster(), &ServiceSelector::default());
         let path = zero.write(&run).unwrap();
         assert_eq!(Zero::read(&run).unwrap(), zero);
         fs::write(&path, "x").unwrap();

@@ -9,12 +9,14 @@ use proxy_common::map_names;
 use serde_json::{Value, json};
 
 use crate::cli::args::change::SysdumpArgs;
-use crate::cli::args::list::ListOutput;
-use crate::cli::args::{Output, ReaderArgs, StatusArgs};
+use crate::cli::args::list::{Output, OutputArgs};
+use crate::cli::args::{ReaderArgs, StatusArgs};
+use crate::cli::selector::ServiceSelector;
 use crate::cli::show::{
-    AgentState, FlowSelection, Scope, ask, backend_list, flow_list, map_list, probe, service_list, status,
+    AgentState, FlowSelection, ask, backend_list, flow_list, map_list, probe, service_list, status,
 };
 use crate::maps::view::View;
+use crate::model::lookup::Places;
 
 /// Name of a file of the archive, and its content or why there is none.
 pub(super) type Part = (String, Result<Vec<u8>, String>);
@@ -56,7 +58,7 @@ pub(super) fn all(
     add: &mut impl FnMut(Part) -> io::Result<()>,
 ) -> io::Result<()> {
     add(("version.txt".to_owned(), Ok(concat!(env!("CARGO_PKG_VERSION"), "\n").into())))?;
-    let reader = ReaderArgs { maps: args.maps.clone(), output: Output::Json };
+    let reader = ReaderArgs { maps: args.maps.clone(), format: OutputArgs { output: Output::Json } };
     let answer = status(&StatusArgs { reader, agent: args.agent });
     add((
         "status.json".to_owned(),
@@ -87,22 +89,18 @@ fn maps(bpffs: &Path, add: &mut impl FnMut(Part) -> io::Result<()>) -> io::Resul
     };
     macro_rules! list {
         ($list:expr) => {
-            text($list, |list| list.render(ListOutput::Json, true).map_err(|error| error.to_string()))
+            text($list, |list| list.render(Output::Json, true).map_err(|error| error.to_string()))
         };
     }
     let snapshot = view.snapshot().map_err(|error| error.to_string());
     let of = |snapshot: &Result<_, String>| snapshot.as_ref().map_err(Clone::clone).cloned();
-    let scope = Scope::default();
-    let services =
-        of(&snapshot).and_then(|all| service_list(&all, &scope).map_err(|error| error.to_string()));
-    let backends =
-        of(&snapshot).and_then(|all| backend_list(&all, &scope).map_err(|error| error.to_string()));
+    let selector = ServiceSelector::default();
+    let services = of(&snapshot).map(|all| service_list(&all, &selector));
+    let backends = of(&snapshot).map(|all| backend_list(&all, &selector, &Places::default()));
     add(("services.json".to_owned(), list!(services)))?;
     add(("backends.json".to_owned(), list!(backends)))?;
     let flows = view.flows().map_err(|error| error.to_string());
-    let flows = flows.and_then(|rows| {
-        flow_list(&rows, &of(&snapshot)?, &FlowSelection::default()).map_err(|error| error.to_string())
-    });
+    let flows = flows.and_then(|rows| Ok(flow_list(&rows, &of(&snapshot)?, &FlowSelection::default())));
     add(("flows.json".to_owned(), list!(flows)))?;
     let usage = view.usage().map_err(|error| error.to_string());
     add((

@@ -173,7 +173,7 @@ impl Kind {
             Self::Bool => text.parse().ok().map(Value::Bool),
             Self::Int(..) => text.parse().ok().map(Value::Int),
             Self::Number => text.parse().ok().map(Value::Number),
-            Self::Duration => value::duration(text).ok().map(Value::Duration),
+            Self::Duration => value::go_duration(text).ok().map(Value::Duration),
             Self::Cidrs | Self::NodePortAddresses => Some(Value::List(list().map(str::to_owned).collect())),
             Self::Gates => list()
                 .map(|part| {

@@ -108,7 +108,7 @@ fn devices_are_a_list() {
 }
 
 #[rstest]
-#[case(&["--sync-period", "30"], &["--sync-period", "'30'", "30s"])]
+#[case(&["--sync-period", "30x"], &["--sync-period", "'30x'", "30s"])]
 #[case(&["--sync-period", "10ms"], &["--sync-period 10ms", "at least 1s"])]
 #[case(&["--min-sync-period", "1m"], &["--min-sync-period 60s", "--sync-period 30s", "shorten"])]
 #[case(&["--bind-address", "node-a"], &["--bind-address", "'node-a'"])]

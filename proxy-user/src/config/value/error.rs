@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
     /// Not a duration.
-    #[error("a duration needs a unit, like 500ms, 30s, 2m or 1m30s")]
+    #[error("expected a duration like 500ms, 30s, 2m or 1m30s")]
     Duration,
     /// Not a listen address.
     #[error(

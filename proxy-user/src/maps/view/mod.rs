@@ -201,6 +201,11 @@ impl View {
         Ok(rows.into_iter().map(|(id, name)| (id, NameRow::of(&name))).collect())
     }
 
+    /// Reads the part of the maps that the names of Services need: names, and the ports of frontends.
+    pub fn service_names(&self) -> Result<Snapshot, ViewError> {
+        Ok(Snapshot { names: self.names()?, frontends: self.services()?, ..Snapshot::default() })
+    }
+
     /// Returns the endpoints in use or quarantined, by id.
     pub fn backends(&self) -> Result<BTreeMap<u32, BackendRow>, ViewError> {
         let mut rows = self.endpoints::<[u8; 4]>(map::BACKENDS)?;

@@ -142,7 +142,8 @@ impl View {
         map.iter().collect::<Result<_, _>>().map_err(failed)
     }
 
-    fn ranges<F: Names>(&self, name: &'static str) -> Result<Vec<Range<F>>, ViewError>
+    /// Returns the source ranges of a family's map.
+    pub(super) fn ranges<F: Names>(&self, name: &'static str) -> Result<Vec<Range<F>>, ViewError>
     where
         SourceRangeKey<F::Addr>: Pod,
     {

@@ -1,7 +1,7 @@
 // The details of one Service: history, endpoints and failures.
 
 import { METRICS, historyChart } from "./chart.js";
-import { arrange, el, percent, plural, rate, say, set, whole } from "./dom.js";
+import { WAITING, arrange, el, percent, plural, rate, say, set, whole } from "./dom.js";
 
 export function detail(place, close) {
   let metric = METRICS[0];
@@ -58,7 +58,7 @@ export function detail(place, close) {
 
   function draw(one, picture) {
     if (!one) {
-      say(about, "This Service is not programmed.");
+      say(about, picture.isWaiting ? WAITING : "This Service is not programmed.");
       return;
     }
     const dialled = one.frontends.length > 0 ? `${one.frontends.join(", ")} · ` : "";

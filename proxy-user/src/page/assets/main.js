@@ -214,15 +214,28 @@ function drawProblems(picture) {
   place.replaceChildren(el("h2", null, plural(all.length, "problem")), el("ul", null, ...all.map((one) => el("li", null, isCluster ? el("span", { class: "badge" }, one.node) : null, one.text))));
 }
 
+// A URL may have the displayed name of a Service: the first one with this name is opened.
+function resolve(picture) {
+  if (!opened || picture.services.has(opened)) return;
+  const found = [...picture.services.values()].find((one) => one.service === opened);
+  if (!found) return;
+  opened = found.key;
+  history.replaceState(null, "", `#service=${encodeURIComponent(opened)}`);
+  panel.open(opened);
+  readHistory();
+  listen();
+}
+
 function draw() {
   const picture = merge(frames, by("node").value);
+  resolve(picture);
   drawNodes();
   drawProblems(picture);
   const place = frames.size > 1 ? plural(frames.size, "node") : [...frames.keys()].join("");
   say(by("place"), place);
   document.title = place ? `Ballast · ${place}` : "Ballast";
   for (const figure of FIGURES) {
-    say(figure.value, figure.text(picture));
+    say(figure.value, picture.isWaiting ? "–" : figure.text(picture));
     const metric = METRICS.find((one) => one.name === figure.name);
     const isLong = metric && totals && !by("node").value && totals.points.length > POINTS;
     figure.spark.draw(isLong ? totals.points.map((point) => point[metric.at]) : curves.of(`total ${figure.name}`));
@@ -234,7 +247,7 @@ function draw() {
   const more = picture.matching - Math.min(picture.matching, picture.services.size);
   say(by("services-hint"), more > 0 ? `The busiest ${picture.services.size} of ${whole(picture.matching)}; use the search to find others.` : filter ? `${whole(picture.matching)} of ${plural(picture.all, "Service port")} match.` : "");
   const failing = drops.draw(picture, curves, filter);
-  say(by("drops-hint"), `${failing} in the last seconds. Open a reason to see its meaning, advice and the last examples.`);
+  say(by("drops-hint"), picture.isWaiting ? "" : `${failing} in the last seconds. Open a reason to see its meaning, advice and the last examples.`);
   if (opened) panel.draw(picture.services.get(opened), picture);
 }
 

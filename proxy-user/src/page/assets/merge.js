@@ -86,6 +86,8 @@ export function merge(frames, only) {
     all: 0,
     seconds: 0,
     shows: "services",
+    // No node has sent its counters yet.
+    isWaiting: true,
     services: new Map(),
     reasons: new Map(),
     examples: new Map(),
@@ -98,6 +100,7 @@ export function merge(frames, only) {
       picture.nodeErrors.push({ node, text: frame.failure });
       continue;
     }
+    picture.isWaiting = false;
     if (frame.shows === "all") picture.shows = "all";
     for (const text of frame.problems) picture.problems.push({ node, text });
     if (frame.moreProblems > 0) picture.problems.push({ node, text: `${frame.moreProblems} more: see /problems` });

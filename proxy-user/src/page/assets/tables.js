@@ -1,7 +1,7 @@
 // The tables of Services and of reasons.
 
 import { sparkline } from "./chart.js";
-import { arrange, bytes, el, plural, rate, say, set, whole } from "./dom.js";
+import { WAITING, arrange, bytes, el, plural, rate, say, set, whole } from "./dom.js";
 
 const COLUMNS = [
   { name: "service", label: "Service", by: null },
@@ -65,7 +65,7 @@ export function serviceTable(place, open) {
     arrange(body, services.map((one) => rows.get(one.key).row));
     table.hidden = services.length === 0;
     empty.hidden = services.length > 0;
-    say(empty, picture.all === 0 ? "There are no Services yet." : "No Service matches the search.");
+    say(empty, picture.isWaiting ? WAITING : picture.all === 0 ? "There are no Services." : "No Service matches the search.");
   }
 
   const focus = (key) => rows.get(key)?.button.focus();
@@ -95,7 +95,7 @@ export function dropTable(place) {
     el("thead", null, el("tr", null, head("Reason"), head("Verdict", "verdict"), head("Per second", "number"), head("Total", "number total"), head("Last minutes", "curve"))),
     body,
   );
-  const empty = el("p", { class: "empty" }, "Nothing was refused or dropped since the maps were created.");
+  const empty = el("p", { class: "empty" });
   place.replaceChildren(el("div", { class: "scroll" }, table), empty);
   const rows = new Map();
 
@@ -143,6 +143,7 @@ export function dropTable(place) {
     arrange(body, shown.flatMap((reason) => [rows.get(reason.reason).row, rows.get(reason.reason).more]));
     table.hidden = shown.length === 0;
     empty.hidden = shown.length > 0;
+    say(empty, picture.isWaiting ? WAITING : "Nothing was refused or dropped since the maps were created.");
     return plural(reasons.filter((reason) => reason.rate > 0 && reason.verdict !== "pass").length, "reason");
   }
   return { draw };

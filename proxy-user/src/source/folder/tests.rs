@@ -26,7 +26,7 @@ impl Watched {
 
     fn watch(dir: TempDir) -> Self {
         let (sender, events) = mpsc::channel(16);
-        tokio::spawn(run(dir.path().to_owned(), Role::Alone, sender));
+        tokio::spawn(run(dir.path().to_owned(), Role::Alone, sender, watch::channel(Vec::new()).0));
         Self { dir, events }
     }
 
@@ -117,7 +117,7 @@ async fn a_folder_may_come_later_and_go_again() {
     let parent = TempDir::new().unwrap();
     let path = parent.path().join("manifests");
     let (sender, events) = mpsc::channel(16);
-    let task = tokio::spawn(run(path.clone(), Role::Alone, sender));
+    let task = tokio::spawn(run(path.clone(), Role::Alone, sender, watch::channel(Vec::new()).0));
     let mut folder = Watched { dir: parent, events };
     let nothing = timeout(Duration::from_millis(300), folder.events.recv()).await;
     assert!(nothing.is_err(), "a folder that is not there is not an empty one");
@@ -158,7 +158,12 @@ async fn beside_an_api_server_it_holds_static_services() {
     fs::write(dir.path().join("a.yaml"), service("a", "10.96.0.1")).unwrap();
     let (sender, mut events) = mpsc::channel(1);
     let (begun, has_begun) = oneshot::channel();
-    tokio::spawn(run(dir.path().to_owned(), Role::BesideApiServer { begun }, sender));
+    tokio::spawn(run(
+        dir.path().to_owned(),
+        Role::BesideApiServer { begun },
+        sender,
+        watch::channel(Vec::new()).0,
+    ));
     timeout(Duration::from_secs(30), has_begun).await.expect("the folder can be read").unwrap();
     assert_eq!(events.len(), 1, "its objects come before");
     for expected in [&["a"][..], &[]] {
@@ -175,7 +180,33 @@ async fn a_folder_that_is_missing_holds_up_no_api_server() {
     let dir = TempDir::new().unwrap();
     let (sender, mut events) = mpsc::channel(1);
     let (begun, has_begun) = oneshot::channel();
-    tokio::spawn(run(dir.path().join("missing"), Role::BesideApiServer { begun }, sender));
+    tokio::spawn(run(
+        dir.path().join("missing"),
+        Role::BesideApiServer { begun },
+        sender,
+        watch::channel(Vec::new()).0,
+    ));
     timeout(Duration::from_secs(30), has_begun).await.expect("nothing is waited for").unwrap();
     assert!(events.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn a_folder_or_file_that_cannot_be_read_is_a_problem_until_it_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("manifests");
+    let (sender, _events) = mpsc::channel(16);
+    let (report, mut problems) = watch::channel(Vec::new());
+    tokio::spawn(run(path.clone(), Role::Alone, sender, report));
+    let mut next = async || {
+        timeout(Duration::from_secs(20), problems.changed()).await.unwrap().unwrap();
+        problems.borrow_and_update().join("")
+    };
+    assert!(next().await.contains("manifests cannot be read"));
+    fs::create_dir(&path).unwrap();
+    assert_eq!(next().await, "");
+    fs::write(path.join("a.yaml"), "kind: [\n").unwrap();
+    let told = next().await;
+    assert!(told.contains("a.yaml is not used: document 1, line 1"), "{told}");
+    fs::write(path.join("a.yaml"), "").unwrap();
+    assert_eq!(next().await, "");
 }

@@ -113,3 +113,21 @@ fn many_remarks_in_a_row_are_no_problem() {
         .replace("  - port", &format!("{remarks}  - port"));
     assert_eq!(names(&yaml(&format!("{remarks}{service}{remarks}")).unwrap()), ["default/redis"]);
 }
+
+#[test]
+fn a_mistyped_kind_is_an_error_with_the_nearest_and_a_kind_of_others_is_skipped() {
+    let of = |version: &str, kind: &str| {
+        parse(&format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: a}}\n"), Syntax::Yaml)
+    };
+    for (version, kind, near) in
+        [("v1", "Servce", "Service"), ("discovery.k8s.io/v1", "EndpointSlces", "EndpointSlice")]
+    {
+        let error = of(version, kind).unwrap_err().to_string();
+        assert!(error.contains(kind) && error.contains(&format!("did you mean {near}")), "{error}");
+    }
+    for (version, kind) in
+        [("v1", "ServiceAccount"), ("v1", "ConfigMapList"), ("apps/v1", "Deployment"), ("apps/v1", "Servce")]
+    {
+        assert_eq!(of(version, kind), Ok(Objects::default()), "{version} {kind}");
+    }
+}

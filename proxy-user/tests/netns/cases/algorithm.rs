@@ -128,7 +128,7 @@ fn is_any(servers: &[String]) -> bool {
 
 /// Returns the number of open TCP connections by endpoint address; endpoints without any are left out.
 fn open(fixture: &Fixture, service: &str) -> Result<BTreeMap<String, u64>> {
-    let rows = agent::ask(&fixture.node, &["backend", "list", "--service", service], &fixture.bpffs())?;
+    let rows = agent::ask(&fixture.node, &["backend", "list", service], &fixture.bpffs())?;
     let rows = rows["backends"].as_array().context("no list")?;
     let count = |row: &serde_json::Value| {
         let address = row["address"].as_str()?;
@@ -251,7 +251,7 @@ fn survives(fixture: &Fixture) -> Result<()> {
 
 /// Returns the weight of a pod's endpoint.
 fn weight_of(fixture: &Fixture, pod: u8) -> Result<u64> {
-    let rows = agent::ask(&fixture.node, &["backend", "list", "--service", WIDE.name], &fixture.bpffs())?;
+    let rows = agent::ask(&fixture.node, &["backend", "list", WIDE.name], &fixture.bpffs())?;
     let address = std::net::SocketAddr::new(crate::manifest::pod_ip(Family::V4, pod), 8080).to_string();
     let rows = rows["backends"].as_array().context("no list")?;
     let row = rows.iter().find(|row| row["address"] == address.as_str() && row["state"] == "active");

@@ -10,11 +10,49 @@ use super::{Case, WEB};
 use crate::agent::{binary, command, confined, shipped_profile};
 use crate::fixture::{Fixture, Wish};
 
-pub const CASES: &[Case] = &[Case {
-    name: "check::before_and_after_the_installation_and_with_faults",
-    wish: Wish { pods: 1, services: &[WEB], flags: crate::fixture::SMALL },
-    run: check,
-}];
+const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: crate::fixture::SMALL };
+
+pub const CASES: &[Case] = &[
+    Case { name: "check::before_and_after_the_installation_and_with_faults", wish: WISH, run: check },
+    Case {
+        name: "check::a_manifest_that_is_not_used_is_a_problem_until_it_is_right",
+        wish: WISH,
+        run: manifests,
+    },
+];
+
+/// Checks that `ballast status` and `ballast check` name bad manifests, and an annotation without a meaning.
+fn manifests(fixture: &Fixture) -> Result<()> {
+    let file = fixture.folder.dir().join("bad.yaml");
+    let service = |annotation: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{ name: more, annotations: {{ {annotation}: random }} }}\n\
+             spec: {{ clusterIP: 10.96.0.77, ports: [{{ port: 80 }}] }}\n"
+        )
+    };
+    let bad = [
+        ("kind: [\n".to_owned(), "bad.yaml is not used"),
+        ("apiVersion: v1\nkind: Servce\nmetadata: { name: a }\n".to_owned(), "did you mean Service"),
+        (service("ballast.io/algoritm"), "did you mean ballast.io/algorithm"),
+    ];
+    for (text, words) in bad {
+        std::fs::write(&file, text)?;
+        crate::fixture::eventually(crate::fixture::SOON, || {
+            let status = command(&fixture.node, &["status"], &fixture.bpffs())?;
+            let told = String::from_utf8_lossy(&status.stdout).into_owned();
+            ensure!(!status.status.success() && told.contains(words), "no {words:?} in {told}");
+            Ok(())
+        })?;
+        let (_, document) = ask(fixture, &["problems"], &fixture.bpffs())?;
+        expect(&document, "problems", "warn", words)?;
+    }
+    std::fs::write(&file, service("ballast.io/algorithm"))?;
+    crate::fixture::eventually(crate::fixture::SOON, || {
+        let status = command(&fixture.node, &["status"], &fixture.bpffs())?;
+        ensure!(status.status.success(), "{}", String::from_utf8_lossy(&status.stdout));
+        Ok(())
+    })
+}
 
 /// Runs `ballast check` on this bpffs; returns the exit status and the document.
 fn ask(fixture: &Fixture, flags: &[&str], bpffs: &Path) -> Result<(Option<i32>, Value)> {

@@ -52,8 +52,22 @@ fn fails(fixture: &Fixture, words: &[&str]) -> Result<String> {
 fn lists(fixture: &Fixture) -> Result<()> {
     let names = prints(fixture, &["service", "list", "web", "-o", "name"])?;
     ensure!(names.lines().count() == 4 && names.starts_with("default/web:"), "{names}");
-    let other = prints(fixture, &["service", "list", "-n", "kube-system", "--no-headers"])?;
-    ensure!(other == "No Services are programmed.\n", "{other}");
+    let other = fails(fixture, &["service", "list", "-n", "defualt", "--no-headers"])?;
+    ensure!(
+        other.contains("no Service of the namespace defualt") && other.contains("did you mean default?"),
+        "{other}"
+    );
+    for words in [&["stats", "--rate", "wbe"][..], &["monitor", "wbe"], &["top", "--once", "svc/wbe"]] {
+        let mistyped = fails(fixture, words)?;
+        ensure!(mistyped.contains("did you mean default/web?"), "{words:?}: {mistyped}");
+    }
+    let top = prints(fixture, &["top", "service/web", "-o", "name", "--interval", "1"])?;
+    ensure!(top.lines().count() == 4 && top.starts_with("default/web:"), "{top}");
+    let shown = prints(fixture, &["service", "show", "svc/web", "-n", "default"])?;
+    ensure!(shown.contains("Service:      default/web:tcp (TCP, IPv4)"), "{shown}");
+    let version = fixture.node.command(agent::binary()).arg("version").output()?;
+    let version = String::from_utf8(version.stdout)?;
+    ensure!(version.starts_with("ballast ") && version.contains("at 127.0.0.1:10249"), "{version}");
     let yaml = prints(fixture, &["endpoint", "list", "svc/web:80", "-o", "yaml"])?;
     ensure!(yaml.starts_with("backends:\n- id: ") && yaml.contains("service: default/web:tcp"), "{yaml}");
     let sorted = ask(&fixture.node, &["service", "list", "--sort-by", "address"], &fixture.bpffs())?;
@@ -103,8 +117,9 @@ fn deletes(fixture: &Fixture) -> Result<()> {
         let flows = removed["flows"].as_array().context("no list")?;
         ensure!(flows.len() == 1 && flows[0]["state"] == "established", "{removed}");
         ensure!((open(fixture)?, slots(fixture, index)?) == (0, 0), "its keys or its count are left");
-        let flows = prints(fixture, &["flow", "list", "--all", "--no-headers"])?;
-        ensure!(flows.starts_with("No connections."), "{flows}");
+        let flows = run(fixture, &["flow", "list", "--expired", "--no-headers"])?;
+        let told = String::from_utf8_lossy(&flows.stderr).into_owned();
+        ensure!(flows.stdout.is_empty() && told.starts_with("No connections."), "{flows:?}");
         // New connections work, and so does the deleted one, whose next segment creates a new flow.
         fixture.client.reach(attempt)?;
         fixture.client.hears(id, None)?;
@@ -151,7 +166,7 @@ fn dumps(fixture: &Fixture) -> Result<()> {
 fn counted(fixture: &Fixture, run_dir: &str) -> Result<(u64, u64)> {
     let shown = ask(&fixture.node, &["stats", "web:80", "--run-dir", run_dir], &fixture.bpffs())?;
     let dumped = ask(&fixture.node, &["map", "dump", map_names::SERVICE_STATS], &fixture.bpffs())?;
-    let id = |one: &Value| one["id"].as_u64();
+    let id = |one: &Value| one["serviceId"].as_u64();
     let services = shown["services"].as_array().context("no list")?;
     // The Service of IPv4 comes first.
     let first = services.first().context("no Service")?;

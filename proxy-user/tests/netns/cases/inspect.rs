@@ -58,10 +58,10 @@ fn monitors(fixture: &Fixture) -> Result<()> {
             || refused(&fixture.local, family),
         )?;
         ensure!(seen["hook"] == "socket" && seen["frontend"] == empty.to_string(), "{seen}");
-        let seen = sees(
-            monitor(fixture, &["--kind", "new", "--service", "default/web:80", "--client", &client])?,
-            || fixture.client.reach(Attempt::new(Kind::Tcp, web)).map(drop),
-        )?;
+        let seen =
+            sees(monitor(fixture, &["--kind", "new", "default/web:80", "--client", &client])?, || {
+                fixture.client.reach(Attempt::new(Kind::Tcp, web)).map(drop)
+            })?;
         let pod = super::pod(family, 0, Kind::Tcp).to_string();
         ensure!(seen["backend"] == pod && seen["frontend"] == web.to_string(), "{seen}");
     }
@@ -117,10 +117,11 @@ fn ends_with_its_input(fixture: &Fixture) -> Result<()> {
 fn programmed(fixture: &Fixture) -> Result<()> {
     let ask = |service: &str| -> Result<std::process::Output> {
         let mut command = fixture.node.command(binary());
-        command.args(["programmed", service]).output().context("cannot run ballast")
+        command.args(["programmed", service, "-o", "json"]).output().context("cannot run ballast")
     };
     let answer = ask("default/web")?;
     let told: Value = serde_json::from_slice(&answer.stdout)?;
+    let told = &told["services"][0];
     ensure!(answer.status.success() && told["current"] == true && told["namespace"] == "default", "{told}");
     ensure!(told["endpointSlices"].as_array().is_some_and(|slices| !slices.is_empty()), "{told}");
     ensure!(told["resourceVersion"].is_null(), "a folder has no editions: {told}");
@@ -129,7 +130,7 @@ fn programmed(fixture: &Fixture) -> Result<()> {
     ensure!(!answer.status.success() && error.contains("did you mean default/web"), "{error}");
     fixture.kill()?;
     let error = String::from_utf8_lossy(&ask("web")?.stderr).into_owned();
-    ensure!(error.contains("the agent does not answer at 127.0.0.1:10249"), "{error}");
+    ensure!(error.contains("the agent does not answer (127.0.0.1:10249"), "{error}");
     fixture.begin()
 }
 
@@ -151,5 +152,8 @@ fn explains(fixture: &Fixture) -> Result<()> {
         let other = explain("pod", (client_ip(family), 80).into())?;
         ensure!(other["socket"]["verdict"] == "untouched", "{other}");
     }
+    let named = ask(&fixture.node, &["explain", "pod", "svc/web:80"], &fixture.bpffs())?;
+    let summary = named["summary"].as_str().context("no summary")?;
+    ensure!(named["decidedBy"] == "socket" && summary.starts_with("pod -> default/web:tcp ("), "{named}");
     Ok(())
 }

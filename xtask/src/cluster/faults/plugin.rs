@@ -133,7 +133,7 @@ fn all(testbed: &Testbed<'_>, user: &std::path::Path) -> Result<()> {
     super::rolling::await_equal(testbed)?;
     testbed.scale(testbed::PODS)?;
 
-    let service = format!("--service=default/{}", testbed::NAME);
+    let service = format!("default/{}", testbed::NAME);
     let words = ["monitor", "-o", "json", "--kind=new", &service, "--timeout=5m"];
     let mut monitor = plugin(&words).into_std();
     monitor.stdin(Stdio::null()).stdout(Stdio::piped());

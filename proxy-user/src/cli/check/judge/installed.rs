@@ -11,9 +11,21 @@ use crate::programs::hooks::{Direction, SOCKET_HOOKS, XDP};
 /// The agent syncs at least once in `--sync-period`, 30 s by default. A last sync older than this is reported.
 const OLD: Duration = Duration::from_mins(5);
 
+pub(super) const PROBLEMS: &str = "problems";
+pub(super) const MAPS: &str = "maps";
+const SOCKETS: &str = "socket-programs";
+const DEVICES: &str = "device-programs";
+const PINS: &str = "pins";
+
 pub(super) fn judge(installed: &Installed) -> Vec<Line> {
-    let mut lines =
-        vec![agent(installed), problems(installed), sockets(installed), devices(installed), pins(installed)];
+    let mut lines = vec![agent(installed), problems(installed)];
+    if installed.is_denied {
+        lines.extend([SOCKETS, DEVICES, PINS].map(|check| {
+            Line::warn(check, "cannot tell: this process may not read the pins", "run as root")
+        }));
+    } else {
+        lines.extend([sockets(installed), devices(installed), pins(installed)]);
+    }
     lines.extend(maps(installed));
     if let Some(metrics) = &installed.metrics {
         lines.extend([version(metrics), sync(metrics), audit(metrics)]);
@@ -24,11 +36,7 @@ pub(super) fn judge(installed: &Installed) -> Vec<Line> {
 fn agent(installed: &Installed) -> Line {
     const CHECK: &str = "agent";
     match &installed.agent {
-        AgentState::NotAsked => Line::warn(
-            CHECK,
-            "not checked: the agent's metrics server is switched off",
-            "set --metrics-bind-address (metricsBindAddress)",
-        ),
+        AgentState::NotAsked => Line::pass(CHECK, "not checked: its metrics server is switched off"),
         AgentState::Answered { address, status: 200 } => {
             Line::pass(CHECK, format!("the agent answers at {address}"))
         }
@@ -48,17 +56,17 @@ fn agent(installed: &Installed) -> Line {
 }
 
 fn problems(installed: &Installed) -> Line {
-    const CHECK: &str = "problems";
     match installed.problems.as_slice() {
-        [] => Line::pass(CHECK, "the agent reports no problem"),
+        [] => Line::pass(PROBLEMS, "the agent reports no problem"),
         problems => {
-            Line::warn(CHECK, problems.join("; "), "run `ballast status`, and fix the problems that it lists")
+            let advice = "run `ballast status`, and fix the problems that it lists";
+            Line::warn(PROBLEMS, problems.join("; "), advice)
         }
     }
 }
 
 fn sockets(installed: &Installed) -> Line {
-    const CHECK: &str = "socket-programs";
+    const CHECK: &str = SOCKETS;
     let is_there = |name: &str| installed.attachments.iter().any(|one| one.hook == name && one.is_attached());
     let missing: Vec<_> = SOCKET_HOOKS.iter().map(|(name, _)| *name).filter(|name| !is_there(name)).collect();
     if missing.is_empty() {
@@ -75,12 +83,16 @@ fn sockets(installed: &Installed) -> Line {
             SOCKET_HOOKS.len(),
             some(&missing)
         ),
-        "start `ballast run`. A running agent attaches them again; if it cannot, see its log",
+        if installed.attachments.iter().any(|one| one.ifindex.is_none() && one.place.is_none()) {
+            "restart `ballast run`: the cgroup to which they were attached was removed"
+        } else {
+            "start `ballast run`. A running agent attaches them again; if it cannot, see its log"
+        },
     )
 }
 
 fn devices(installed: &Installed) -> Line {
-    const CHECK: &str = "device-programs";
+    const CHECK: &str = DEVICES;
     // Working directions of each device. XDP is optional and does not count.
     let mut seen: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
     for one in installed.attachments.iter().filter(|one| one.program != XDP) {
@@ -117,7 +129,7 @@ fn devices(installed: &Installed) -> Line {
 }
 
 fn pins(installed: &Installed) -> Line {
-    const CHECK: &str = "pins";
+    const CHECK: &str = PINS;
     match &installed.owner {
         Ok(()) => Line::pass(CHECK, "only root can write to the folders of the maps"),
         Err(why) => Line::fail(
@@ -129,7 +141,6 @@ fn pins(installed: &Installed) -> Line {
 }
 
 fn maps(installed: &Installed) -> Vec<Line> {
-    const MAPS: &str = "maps";
     const USAGE: &str = "map-usage";
     let (rows, abi) = match &installed.maps {
         Ok(maps) => maps,

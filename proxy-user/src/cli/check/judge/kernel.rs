@@ -71,10 +71,17 @@ fn options(kernel: &Kernel) -> Line {
 
 fn features(kernel: &Kernel) -> Line {
     const CHECK: &str = "kernel-features";
-    if kernel.lacks.is_empty() {
+    let Some(lacks) = &kernel.lacks else {
+        return Line::warn(
+            CHECK,
+            "cannot tell: this process may not query the kernel for its features",
+            "run as root, with CAP_BPF and CAP_NET_ADMIN",
+        );
+    };
+    if lacks.is_empty() {
         return Line::pass(CHECK, "TCX, XDP with bpf_xdp_load_bytes, bpf_set_retval for sockets");
     }
-    let lacks: Vec<_> = kernel.lacks.iter().map(Lack::to_string).collect();
+    let lacks: Vec<_> = lacks.iter().map(Lack::to_string).collect();
     Line::warn(CHECK, format!("not available: {}", lacks.join("; ")), "nothing to do; a newer kernel adds it")
 }
 

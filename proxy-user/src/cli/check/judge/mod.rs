@@ -10,7 +10,41 @@ mod others;
 use line::some;
 pub use line::{Line, Outcome};
 
-use super::facts::Facts;
+use super::facts::{Facts, Installed, Others};
+use installed::{MAPS, PROBLEMS};
+
+/// The names of all checks, in the order of the lines.
+pub const CHECKS: &[&str] = &[
+    "kernel-version",
+    "kernel-bpf",
+    "kernel-options",
+    "kernel-features",
+    "kernel-btf",
+    "bpf-jit",
+    "cgroup2",
+    "bpffs",
+    "capabilities",
+    "ip-forward",
+    "port-ranges",
+    "mtu",
+    "uplink",
+    "cni",
+    "kube-proxy",
+    "ipvs",
+    "cilium",
+    "calico",
+    "api-server",
+    "agent",
+    "problems",
+    "socket-programs",
+    "device-programs",
+    "pins",
+    "maps",
+    "map-usage",
+    "agent-version",
+    "sync",
+    "audit",
+];
 
 /// Returns all lines, in groups.
 pub fn judge(facts: &Facts) -> Vec<Line> {
@@ -28,6 +62,24 @@ pub fn judge(facts: &Facts) -> Vec<Line> {
         add("agent", installed::judge(installed));
     }
     lines
+}
+
+/// Returns what `ballast status` reports of the same facts, in sentences: everything that does not pass.
+pub fn problems(installed: &Installed, others: &Others) -> Vec<String> {
+    let mut lines = installed::judge(installed);
+    if installed.maps.is_err() {
+        // Without maps, nothing can be attached: one sentence is enough.
+        lines.retain(|line| ["agent", PROBLEMS, MAPS].contains(&line.check));
+    }
+    lines.push(others::kube_proxy(others, false));
+    lines.retain(|line| line.outcome != Outcome::Pass);
+    let sentences = lines.into_iter().flat_map(|line| match line.check {
+        PROBLEMS => installed.problems.clone(),
+        // The error says what to do.
+        MAPS if installed.maps.is_err() => vec![line.seen],
+        _ => vec![format!("{}; {}", line.seen, line.advice)],
+    });
+    sentences.collect()
 }
 
 #[cfg(test)]

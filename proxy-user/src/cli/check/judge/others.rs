@@ -32,7 +32,7 @@ fn cni(others: &Others) -> Line {
     }
 }
 
-fn kube_proxy(others: &Others, pre: bool) -> Line {
+pub(super) fn kube_proxy(others: &Others, pre: bool) -> Line {
     const CHECK: &str = "kube-proxy";
     let rules = match &others.kube_proxy {
         Err(why) => {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use proxy_common::config::PortRange;
 use rstest::rstest;
 
-use super::{Line, Outcome, judge, some};
+use super::{CHECKS, Line, Outcome, judge, some};
 use crate::cli::check::facts::{AgentMetrics, ApiAccess, Device, Facts, Installed};
 use crate::cli::show::AgentState;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
@@ -58,6 +58,7 @@ fn well() -> Facts {
     facts.kernel.release = "6.12.43-amd64".to_owned();
     facts.kernel.missing_programs = Some(Vec::new());
     facts.kernel.missing_maps = Some(Vec::new());
+    facts.kernel.lacks = Some(Vec::new());
     facts.kernel.has_btf = true;
     facts.kernel.missing_options = Some(Vec::new());
     facts.kernel.jit = Some(1);
@@ -83,6 +84,7 @@ fn well() -> Facts {
         }),
         maps: Ok((vec![row("services", 1)], 3)),
         owner: Ok(()),
+        is_denied: false,
         attachments,
         devices: BTreeMap::from([(7, "eth0".to_owned())]),
     });
@@ -103,6 +105,12 @@ fn where_all_is_well_every_line_passes() {
     assert!(lines.iter().all(|line| line.advice.is_empty() && !line.seen.is_empty()));
     let pre = judge(&Facts { installed: None, ..facts });
     assert!(pre.len() < lines.len() && pre.iter().all(|line| line.group != "agent"));
+}
+
+#[test]
+fn every_check_is_in_the_list_of_names() {
+    let names: Vec<_> = judge(&well()).into_iter().map(|line| line.check).collect();
+    assert_eq!(names, CHECKS);
 }
 
 #[test]
@@ -145,7 +153,8 @@ fn rules() -> KubeProxyRules {
 #[case::may_not_ask("kernel-bpf", Warn, "may not query", |f: &mut Facts| f.kernel.missing_maps = None)]
 #[case::option("kernel-options", Fail, "CONFIG_CGROUP_BPF", |f: &mut Facts| f.kernel.missing_options = Some(vec!["CGROUP_BPF"]))]
 #[case::no_list("kernel-options", Pass, "probed instead", |f: &mut Facts| f.kernel.missing_options = None)]
-#[case::feature("kernel-features", Warn, "TCX", |f: &mut Facts| f.kernel.lacks = vec![Lack::Tcx])]
+#[case::feature("kernel-features", Warn, "TCX", |f: &mut Facts| f.kernel.lacks = Some(vec![Lack::Tcx]))]
+#[case::features_unknown("kernel-features", Warn, "cannot tell", |f: &mut Facts| f.kernel.lacks = None)]
 #[case::types("kernel-btf", Warn, "btf", |f: &mut Facts| f.kernel.has_btf = false)]
 #[case::interpreter("bpf-jit", Warn, "enable is 0", |f: &mut Facts| f.kernel.jit = Some(0))]
 #[case::blinded("bpf-jit", Warn, "harden is 2", |f: &mut Facts| f.kernel.jit_harden = Some(2))]
@@ -207,7 +216,9 @@ fn rules() -> KubeProxyRules {
 #[case::refused("api-server", Fail, "denies listing Nodes", |f: &mut Facts| {
     f.api = ApiAccess::Refused { version: "v1.36.1".to_owned(), kinds: vec!["Nodes (403)".to_owned()] };
 })]
-#[case::off("agent", Warn, "switched off", |f: &mut Facts| installed(f).agent = AgentState::NotAsked)]
+#[case::off("agent", Pass, "switched off", |f: &mut Facts| installed(f).agent = AgentState::NotAsked)]
+#[case::sockets_unknown("socket-programs", Warn, "cannot tell", |f: &mut Facts| installed(f).is_denied = true)]
+#[case::devices_unknown("device-programs", Warn, "cannot tell", |f: &mut Facts| installed(f).is_denied = true)]
 #[case::unwell("agent", Fail, "HTTP 503", |f: &mut Facts| {
     installed(f).agent = AgentState::Answered { address: address(), status: 503 };
 })]

@@ -47,7 +47,7 @@ fn items() -> Vec<Item> {
 fn rows_are_sorted(#[case] field: &str, #[case] expected: &str) {
     let mut list = list(&items());
     list.sort_by(field).unwrap();
-    assert_eq!(list.render(ListOutput::Name, true).unwrap(), expected);
+    assert_eq!(list.render(Output::Name, true).unwrap(), expected);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn a_field_that_is_null_in_all_rows_is_a_field() {
         list.push(Row { group: "items", name: name.to_owned(), key: name.to_owned(), cells, value });
     }
     list.sort_by("missing").unwrap();
-    assert_eq!(list.render(ListOutput::Name, true).unwrap(), "b\na\n");
+    assert_eq!(list.render(Output::Name, true).unwrap(), "b\na\n");
 }
 
 #[test]
@@ -74,10 +74,10 @@ fn a_mistyped_field_is_an_error_with_the_nearest() {
 fn the_forms_of_a_list() {
     let list = list(&items()[..1]);
     let render = |output, with_headings| list.render(output, with_headings).unwrap();
-    assert_eq!(render(ListOutput::Text, true), "NAME  COUNT  AGE\nb         9  1s\n");
-    assert_eq!(render(ListOutput::Wide, false), "b  10.0.0.10:80  9  1s\n");
-    assert_eq!(render(ListOutput::Yaml, true), "items:\n- name: b\n  address: 10.0.0.10:80\n  count: 9\n");
-    assert_eq!(render(ListOutput::Name, true), "b\n");
+    assert_eq!(render(Output::Text, true), "NAME  COUNT  AGE\nb         9  1s\n");
+    assert_eq!(render(Output::Wide, false), "b  10.0.0.10:80  9  1s\n");
+    assert_eq!(render(Output::Yaml, true), "items:\n- name: b\n  address: 10.0.0.10:80\n  count: 9\n");
+    assert_eq!(render(Output::Name, true), "b\n");
 }
 
 #[derive(clap::Parser)]

@@ -4,11 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use aya::Pod;
+use aya::maps::MapType;
 use proxy_common::abi::Plain;
-use proxy_common::affinity::AffinityKey;
-use proxy_common::backend::BackendEntry;
-use proxy_common::node::NodeEntry;
-use proxy_common::service::ServiceKey;
+use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
 use serde_json::json;
 
@@ -19,19 +17,17 @@ use crate::maps::view::{View, ViewError};
 impl View {
     pub(super) fn dump_ranges<F: MapsOf>(&self, names: &Names) -> Result<Vec<Entry>, ViewError>
     where
-        F::Addr: Into<IpAddr> + Pod,
+        F::Addr: Into<IpAddr>,
         ServiceKey<F::Addr>: Plain,
-        BackendEntry<F::Addr>: Plain,
-        NodeEntry<F::Addr>: Plain,
-        AffinityKey<F::Addr>: Plain,
         SourceRangeKey<F::Addr>: Pod,
     {
-        let rules = self.rules::<F>()?;
+        let [services, .., ranges] = F::MAPS;
+        let services = self.pin(services, MapType::Hash)?.all::<ServiceKey<F::Addr>, ServiceEntry>()?;
         let mut users: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
-        for entry in rules.services.values() {
+        for (_, entry) in services {
             users.entry(entry.ranges).or_default().insert(entry.id);
         }
-        let rows = rules.ranges.into_iter();
+        let rows = self.ranges::<F>(ranges)?.into_iter();
         Ok(rows
             .map(|(length, SourceRangeKey { set, addr })| {
                 let address: IpAddr = addr.into();

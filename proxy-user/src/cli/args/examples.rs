@@ -1,0 +1,229 @@
+//! Examples for the help of each command, and what all commands have in common.
+
+use clap::Command;
+
+/// The examples of a command: what each does, and its words.
+type Examples = &'static [(&'static str, &'static str)];
+
+/// The commands with their examples.
+pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
+    (
+        "run",
+        &[
+            (
+                "Serve the Services of a folder, without a cluster",
+                "ballast run --manifests /etc/ballast/manifests",
+            ),
+            ("Serve the Services of a cluster", "ballast run --kubeconfig /etc/ballast/kubeconfig"),
+        ],
+    ),
+    (
+        "status",
+        &[
+            ("Show all attached programs", "ballast status -o wide"),
+            ("For scripts", "ballast status -o json"),
+        ],
+    ),
+    (
+        "check",
+        &[
+            ("Before the installation", "ballast check --pre"),
+            ("Only what does not pass", "ballast check -o short"),
+            ("Two checks of a node without a cluster", "ballast check --no-api maps sync"),
+        ],
+    ),
+    ("service", &[("All Services", "ballast service list"), ("One Service", "ballast svc show web")]),
+    (
+        "service list",
+        &[
+            ("All Services, with algorithms and all endpoints", "ballast service list -o wide"),
+            ("One port of a Service", "ballast service list shop/web:http"),
+            ("Services of a namespace, by address", "ballast service list -n shop --sort-by address"),
+        ],
+    ),
+    (
+        "service show",
+        &[
+            ("A Service of the namespace default", "ballast service show web"),
+            ("With pods, nodes and zones of the endpoints", "ballast service show svc/web -n shop -o wide"),
+        ],
+    ),
+    (
+        "service zero",
+        &[("One Service", "ballast service zero shop/web"), ("All Services", "ballast service zero --all")],
+    ),
+    ("backend", &[("All endpoints", "ballast backend list")]),
+    (
+        "backend list",
+        &[
+            ("Endpoints of a Service", "ballast backend list svc/web"),
+            ("With pods, nodes and zones", "ballast endpoint list -n shop -o wide"),
+            ("The endpoints with the most connections last", "ballast backend list --sort-by connections"),
+        ],
+    ),
+    ("flow", &[("All connections", "ballast flow list")]),
+    (
+        "flow list",
+        &[
+            ("Connections of a client to a Service", "ballast flow list web --client 10.0.0.7"),
+            ("Half-open connections", "ballast flow list --state half-open"),
+        ],
+    ),
+    (
+        "flow delete",
+        &[
+            ("Show what would be deleted", "ballast flow delete --backend 10.244.1.7:8080 --dry-run"),
+            ("The UDP connections of a Service", "ballast flow delete kube-system/kube-dns --protocol udp"),
+        ],
+    ),
+    (
+        "stats",
+        &[
+            ("Counters of all Services", "ballast stats"),
+            ("Rates of a Service over 5 seconds, again and again", "ballast stats web --rate=5 --watch"),
+        ],
+    ),
+    ("map", &[("All maps", "ballast map list")]),
+    (
+        "map list",
+        &[
+            ("All maps", "ballast map list"),
+            ("With ids and flags for their sizes", "ballast map list -o wide"),
+        ],
+    ),
+    (
+        "map dump",
+        &[
+            ("The entries of a map", "ballast map dump services"),
+            ("As JSON", "ballast map dump flows -o json"),
+        ],
+    ),
+    (
+        "explain",
+        &[
+            ("A pod of this node dials a Service", "ballast explain pod svc/web:http"),
+            ("A process on this node dials an address", "ballast explain host 10.96.0.10:53/udp"),
+            ("A client outside dials a node port", "ballast explain 198.51.100.9 192.0.2.1:30080 -o wide"),
+        ],
+    ),
+    (
+        "monitor",
+        &[
+            ("Refusals and drops of a Service", "ballast monitor svc/web --kind reject,drop"),
+            ("New connections of a range of clients", "ballast monitor --kind new --client 10.0.0.0/24"),
+        ],
+    ),
+    (
+        "top",
+        &[
+            ("Live, the Services of a namespace", "ballast top -n shop"),
+            ("Once, for a script", "ballast top --screen drops -o json --interval 5"),
+        ],
+    ),
+    (
+        "programmed",
+        &[("All Services", "ballast programmed"), ("One Service", "ballast programmed shop/web -o json")],
+    ),
+    (
+        "config",
+        &[
+            ("The settings that were given", "ballast config"),
+            ("One setting, and its source", "ballast config max-flows"),
+        ],
+    ),
+    ("sysdump", &[("Into a file", "ballast sysdump"), ("To standard output", "ballast sysdump -")]),
+    ("completion", &[("For this shell", "ballast completion bash")]),
+    ("version", &[("Of this program and of the agent", "ballast version")]),
+    (
+        "takeover",
+        &[
+            ("Show what would be removed", "ballast takeover --dry-run"),
+            ("Wait for old connections at most 10 minutes", "ballast takeover --wait 10m"),
+        ],
+    ),
+    ("end-udp-sockets", &[("Beside the agent", "ballast end-udp-sockets")]),
+    (
+        "cleanup",
+        &[
+            ("Show what would be removed", "ballast cleanup --dry-run"),
+            ("Do not ask", "ballast cleanup --yes"),
+        ],
+    ),
+];
+
+/// Adds examples to the help of a command and of its subcommands. Words of fixed sets count in any case.
+pub(super) fn prepare(command: Command) -> Command {
+    prepare_below("", command)
+}
+
+fn prepare_below(parent: &str, command: Command) -> Command {
+    let path = format!("{parent} {}", command.get_name());
+    let path = path.trim();
+    let examples = EXAMPLES.iter().find(|(of, _)| *of == path).map(|(_, examples)| *examples);
+    let text = examples.map(|examples| {
+        let one = |(what, words): &(&str, &str)| format!("  # {what}\n  {words}\n");
+        format!("Examples:\n{}", examples.iter().map(one).collect::<String>())
+    });
+    let command = match text {
+        Some(text) => command.after_help(text),
+        None => command,
+    };
+    let command = command.mut_args(|arg| {
+        let has_words = arg.get_action().takes_values() && !arg.get_possible_values().is_empty();
+        if has_words { arg.ignore_case(true) } else { arg }
+    });
+    command.mut_subcommands(|below| prepare_below(path, below))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::*;
+    use crate::cli::Args;
+
+    #[test]
+    fn every_command_has_examples_and_each_of_them_is_accepted() {
+        fn collect(command: &Command, path: &str, found: &mut Vec<String>) {
+            for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
+                let path = format!("{path} {}", one.get_name());
+                let help = one.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains("Examples:"), "{path}");
+                found.push(path.trim().to_owned());
+                collect(one, &path, found);
+            }
+        }
+        let mut found = Vec::new();
+        collect(&Args::command(), "", &mut found);
+        for (path, examples) in EXAMPLES {
+            assert!(found.iter().any(|one| one == path), "there is no command {path}");
+            for (what, words) in *examples {
+                let parsed = Args::try_parse_from(words.split(' '));
+                assert!(parsed.is_ok(), "{what}: {words}: {}", parsed.unwrap_err());
+            }
+        }
+    }
+
+    #[test]
+    fn words_count_in_any_case() {
+        for words in [
+            "flow list --state ESTABLISHED --protocol TCP -o JSON",
+            "monitor --kind Reject --reason NO_ENDPOINT",
+            "top --screen Drops --sort BYTES",
+            "run --xdp AUTO --log-format Json",
+        ] {
+            let all = ["ballast"].into_iter().chain(words.split(' '));
+            assert!(Args::try_parse_from(all).is_ok(), "{words}");
+        }
+    }
+
+    #[test]
+    fn the_agents_own_flags_come_before_those_of_kube_proxy() {
+        let mut command = Args::command();
+        let help = command.find_subcommand_mut("run").unwrap().render_long_help().to_string();
+        let at = |text: &str| help.find(text).unwrap_or_else(|| panic!("no {text}"));
+        assert!(at("--manifests") < at("--config <FILE>"));
+        assert!(at("--sync-period") < at("--proxy-mode"));
+        assert!(at("--proxy-mode") < at("Other flags of kube-proxy"));
+    }
+}

@@ -1,0 +1,10 @@
+//! Answers with an exit code.
+
+/// An answer, ready to be printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Text to print.
+    pub text: String,
+    /// Whether all is well; the exit code depends on it.
+    pub well: bool,
+}

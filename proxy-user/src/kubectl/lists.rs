@@ -1,0 +1,120 @@
+//! `kubectl ballast backend list`, `flow list` and `stats`: the list of each node; and `check`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use clap::ValueEnum as _;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::answers::{Answer, PerNode};
+use crate::cli::args::kubectl::{NodeFlowArgs, NodeListArgs};
+use crate::cli::args::list::Output;
+
+/// Returns the arguments of a list command on a node.
+pub(super) fn arguments(words: &[&str], args: &NodeListArgs, namespace: Option<&str>) -> Vec<String> {
+    let NodeListArgs { output, selector, sort_by, services } = args;
+    let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    // YAML is written here, of the JSON of the nodes.
+    let output = if output.is_document() { Output::Json } else { *output };
+    let format = output.to_possible_value().map(|value| format!("--output={}", value.get_name()));
+    all.extend(format);
+    all.extend(namespace.map(|namespace| format!("--namespace={namespace}")));
+    all.extend(selector.iter().map(|labels| format!("--selector={labels}")));
+    all.extend(sort_by.iter().map(|field| format!("--sort-by={field}")));
+    all.extend(services.iter().cloned());
+    all
+}
+
+/// Returns the arguments of `flow list` on a node.
+pub(super) fn flow_arguments(args: &NodeFlowArgs, namespace: Option<&str>) -> Vec<String> {
+    let NodeFlowArgs { list, client, frontend, backend, state } = args;
+    let mut all = arguments(&["flow", "list"], list, namespace);
+    for (flag, peer) in [("client", client), ("frontend", frontend), ("backend", backend)] {
+        all.extend(peer.iter().map(|peer| format!("--{flag}={peer}")));
+    }
+    all.extend(state.iter().map(|state| format!("--state={}", state.label())));
+    all
+}
+
+/// Returns the lists of all nodes as text, and whether all nodes have answered.
+pub(super) fn text(answers: &[(String, Result<Answer, String>)], output: Output) -> (String, bool) {
+    let (mut text, mut names, mut well) = (String::new(), BTreeSet::new(), true);
+    for (node, answer) in answers {
+        let told = match answer {
+            Ok(Answer { stdout, is_well: true, .. }) if output == Output::Name => {
+                names.extend(stdout.lines());
+                continue;
+            }
+            Ok(Answer { stdout, stderr, is_well: true }) if stdout.is_empty() => stderr,
+            Ok(Answer { stdout, is_well: true, .. }) => stdout,
+            Ok(Answer { stderr, .. }) => {
+                well = false;
+                stderr
+            }
+            Err(error) => {
+                well = false;
+                error
+            }
+        };
+        // Writing to a `String` cannot fail.
+        let _ = writeln!(text, "{}{node}:\n{}", if text.is_empty() { "" } else { "\n" }, told.trim_end());
+    }
+    let names: String = names.into_iter().flat_map(|name| [name, "\n"]).collect();
+    (names + &text, well)
+}
+
+/// Returns `{"nodes": {...}}`: for each node its document, or `{"error": ...}`; and whether all nodes have answered.
+pub(super) fn document(answers: &PerNode<Value>) -> (Value, bool) {
+    let one = |answer: &Result<Value, String>| match answer {
+        Ok(document) => document.clone(),
+        Err(error) => serde_json::json!({ "error": error }),
+    };
+    let nodes: BTreeMap<_, _> = answers.iter().map(|(node, answer)| (node.as_str(), one(answer))).collect();
+    (serde_json::json!({ "nodes": nodes }), answers.values().all(Result::is_ok))
+}
+
+/// The used part of `ballast check -o json`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Checked {
+    ok: bool,
+    checks: Vec<Check>,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+struct Check {
+    #[serde(rename = "check")]
+    name: String,
+    /// `pass`, `warn`, `fail`.
+    outcome: String,
+    seen: String,
+    advice: Option<String>,
+}
+
+/// Returns what does not pass, with the nodes, and whether nothing fails.
+pub(super) fn checked(nodes: &PerNode<Checked>) -> (String, bool) {
+    let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut well = true;
+    for (node, answer) in nodes {
+        match answer {
+            Ok(Checked { ok, checks }) => {
+                well &= ok;
+                for Check { name, outcome, seen, advice } in checks.iter().filter(|one| one.outcome != "pass")
+                {
+                    let advice = advice.as_deref().map(|advice| format!("; {advice}")).unwrap_or_default();
+                    found.entry(format!("{outcome} {name}: {seen}{advice}")).or_default().push(node);
+                }
+            }
+            Err(error) => {
+                well = false;
+                found.entry(format!("no answer: {error}")).or_default().push(node);
+            }
+        }
+    }
+    let lines = found.into_iter().map(|(what, on)| {
+        let is_all = on.len() == nodes.len() && on.len() > 1;
+        format!("{}: {what}\n", if is_all { "all nodes".to_owned() } else { on.join(", ") })
+    });
+    let text: String = lines.collect();
+    (if text.is_empty() { format!("ok: {} nodes\n", nodes.len()) } else { text }, well)
+}
