@@ -11,7 +11,7 @@ use crate::{
     fragment::{FragmentEntry, FragmentKey},
     latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample},
     name::PortName,
-    node::{Cidr, IpsecPolicy, NodeEntry, Tunnel},
+    node::{Cidr, DeviceSource, IpsecPolicy, NodeEntry, Tunnel},
     service::{ServiceEntry, ServiceKey},
     socket::{SocketEntry, SocketKey, SocketStorage, TranslatedSocket},
     source_range::SourceRangeKey,
@@ -69,8 +69,10 @@ plain! {
     Cidr<[u8; 16]>: 32 = 16 16;
     IpsecPolicy<[u8; 4]>: 16 = 8 8;
     IpsecPolicy<[u8; 16]>: 64 = 32 32;
-    NodeEntry<[u8; 4]>: 340 = 4 8 64 4 256 4;
-    NodeEntry<[u8; 16]>: 1336 = 16 32 256 4 1024 4;
+    DeviceSource<[u8; 4]>: 8 = 4 4;
+    DeviceSource<[u8; 16]>: 20 = 4 16;
+    NodeEntry<[u8; 4]>: 408 = 4 8 64 4 256 4 64 4;
+    NodeEntry<[u8; 16]>: 1500 = 16 32 256 4 1024 4 160 4;
     Tunnel: 36 = 16 16 4;
     AffinityKey<[u8; 4]>: 8 = 4 4;
     AffinityKey<[u8; 16]>: 20 = 16 4;

@@ -87,33 +87,48 @@ impl PortRange {
 /// Number of uplinks that `config` holds; few nodes have more.
 pub const UPLINKS: usize = 3;
 
-/// Every packet to a cluster address gets SNAT (`masqueradeAll`).
-pub const CONFIG_MASQUERADE_ALL: u32 = 1 << 0;
-/// The programs recognize pods only by their addresses (`detectLocalMode` `ClusterCIDR` and `NodeCIDR`). Without this
-/// bit they also recognize them by their devices.
-pub const CONFIG_DETECT_LOCAL: u32 = 1 << 1;
-/// Another proxy's rules are or were on this node: the programs leave a TCP packet that begins no connection and belongs to
-/// no flow to netfilter, which may have translated its connection from the start.
-pub const CONFIG_OTHER_PROXY: u32 = 1 << 2;
-/// Only sockets in the node's own network namespace are translated; those of pods are left to the packet programs
-/// (`--socket-lb host-only`).
-pub const CONFIG_SOCKET_LB_HOST_ONLY: u32 = 1 << 3;
-/// No socket is translated (`--socket-lb off`).
-pub const CONFIG_SOCKET_LB_OFF: u32 = 1 << 4;
-/// A socket call fails at once if kube-proxy would drop the packet silently (`--socket-drop fail`).
-pub const CONFIG_SOCKET_DROP_FAIL: u32 = 1 << 5;
-/// The SNAT port ranges have changed, and some flows still use ports of the old ranges. The programs look up replies to all
-/// ports of the node's own addresses, until the agent finds no such flow.
-pub const CONFIG_SNAT_MOVED: u32 = 1 << 6;
+flags! {
+    /// All flags of [`NodeConfig::flags`].
+    CONFIG_BITS {
+        /// Every packet to a cluster address gets SNAT (`masqueradeAll`).
+        pub const CONFIG_MASQUERADE_ALL: u32 = 1 << 0;
+        /// The programs recognize pods only by their addresses (`detectLocalMode` `ClusterCIDR` and `NodeCIDR`). Without this
+        /// bit they also recognize them by their devices.
+        pub const CONFIG_DETECT_LOCAL: u32 = 1 << 1;
+        /// Another proxy's rules are or were on this node: the programs leave a TCP packet that begins no connection and
+        /// belongs to no flow to netfilter, which may have translated its connection from the start.
+        pub const CONFIG_OTHER_PROXY: u32 = 1 << 2;
+        /// Only sockets in the node's own network namespace are translated; those of pods are left to the packet programs
+        /// (`--socket-lb host-only`).
+        pub const CONFIG_SOCKET_LB_HOST_ONLY: u32 = 1 << 3;
+        /// No socket is translated (`--socket-lb off`).
+        pub const CONFIG_SOCKET_LB_OFF: u32 = 1 << 4;
+        /// A socket call fails at once if kube-proxy would drop the packet silently (`--socket-drop fail`).
+        pub const CONFIG_SOCKET_DROP_FAIL: u32 = 1 << 5;
+        /// The SNAT port ranges have changed, and some flows still use ports of the old ranges. The programs look up replies to
+        /// all ports of the node's own addresses, until the agent finds no such flow.
+        pub const CONFIG_SNAT_MOVED: u32 = 1 << 6;
+        /// Other nodes of the cluster send encapsulated packets to this node (DSR), so the programs examine IP-in-IP packets.
+        /// The agent never clears this bit: established flows with DSR need it.
+        pub const CONFIG_DSR: u32 = 1 << 8;
+        /// The kernel has `IPsec` policies: [`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec).
+        pub const CONFIG_IPSEC: u32 = 1 << 9;
+        /// Some local devices are ports of a bridge that is an uplink ([`DEVICE_LAN_PORT`](crate::node::DEVICE_LAN_PORT)).
+        pub const CONFIG_LAN_PORTS: u32 = 1 << 10;
+        /// The kernel has rules for routes besides its own three (`ip rule`): packets of two sources may take different routes
+        /// to one destination.
+        pub const CONFIG_POLICY_ROUTES: u32 = 1 << 11;
+        /// Netfilter masquerades the packets of clients outside to endpoints of this node, unless the policy is Local
+        /// (`--masquerade-external`). The programs mark these packets with [`MASQUERADE_MARK`].
+        pub const CONFIG_MASQUERADE_EXTERNAL: u32 = 1 << 12;
+        /// Some devices have a source address for SNAT of their own: [`NodeEntry::sources`](crate::node::NodeEntry::sources).
+        pub const CONFIG_SOURCES: u32 = 1 << 13;
+    }
+}
 
-/// Some local devices are ports of a bridge that is an uplink ([`DEVICE_LAN_PORT`](crate::node::DEVICE_LAN_PORT)).
-pub const CONFIG_LAN_PORTS: u32 = 1 << 10;
-/// Other nodes of the cluster send encapsulated packets to this node (DSR), so the programs examine IP-in-IP packets. The
-/// agent never clears this bit: established flows with DSR need it.
-pub const CONFIG_DSR: u32 = 1 << 8;
-
-/// The kernel has `IPsec` policies: [`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec).
-pub const CONFIG_IPSEC: u32 = 1 << 9;
+/// The bit of `skb->mark` by which netfilter knows which packets to masquerade: the bit that kube-proxy uses by default
+/// (`masqueradeBit`).
+pub const MASQUERADE_MARK: u32 = 1 << 14;
 
 /// Default source ports for SNAT, unless a flag or the node's sysctl requires other ports. They exclude the local ports
 /// that kernels give to sockets (`net.ipv4.ip_local_port_range`, 32768 to 60999), and the node ports (30000 to 32767).

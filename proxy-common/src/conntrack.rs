@@ -5,30 +5,41 @@
 
 use crate::config::NodeConfig;
 use crate::flow::{
-    DIRECTION_FORWARD, FlowEntry, STATE_CLAIMED, STATE_COUNTS, STATE_SYN, STATE_WATCH, bits_of, tunnel_of,
+    DIRECTION_FORWARD, FlowEntry, STATE_BITS, STATE_CLAIMED, STATE_COUNTS, STATE_SYN, STATE_TUNNEL_SHIFT,
+    STATE_WATCH, bits_of, is_encapsulated,
 };
 use crate::{PROTO_TCP, PROTO_UDP};
 
-/// The backend has answered (`IPS_SEEN_REPLY`).
-pub const SEEN_REPLY: u32 = 1 << 8;
-/// The client has acknowledged the backend's answer; UDP: the backend has answered, and a packet passed more than
-/// [`UDP_STREAM_SECS`] after the flow began (`IPS_ASSURED`). Such a flow is never evicted.
-pub const ASSURED: u32 = 1 << 9;
-/// The client has sent FIN.
-pub const FIN_CLIENT: u32 = 1 << 10;
-/// The backend has sent FIN.
-pub const FIN_BACKEND: u32 = 1 << 11;
-/// The client has sent RST, and no other segment since.
-pub const RST_CLIENT: u32 = 1 << 12;
-/// The backend has sent RST, and no other segment since.
-pub const RST_BACKEND: u32 = 1 << 13;
-/// [`FlowEntry::seq`] holds a sequence number of the client.
-pub const SEQ_CLIENT: u32 = 1 << 14;
-/// [`FlowEntry::seq`] holds a sequence number of the backend.
-pub const SEQ_BACKEND: u32 = 1 << 15;
-/// The last packet was a client's SYN, on a half-closed flow, or on an assured flow that had been silent before: see
-/// [`SYN_ANSWERS_PER_SEC`]. On an unreplied flow: the answer to the SYN was hidden from the client ([`is_hidden`]).
-pub const SYN_UNANSWERED: u32 = 1 << 16;
+flags! {
+    /// All connection bits of [`FlowEntry::state`].
+    CONNECTION_BITS {
+        /// The backend has answered (`IPS_SEEN_REPLY`).
+        pub const SEEN_REPLY: u32 = 1 << 8;
+        /// The client has acknowledged the backend's answer; UDP: the backend has answered, and a packet passed more than
+        /// [`UDP_STREAM_SECS`] after the flow began (`IPS_ASSURED`). Such a flow is never evicted.
+        pub const ASSURED: u32 = 1 << 9;
+        /// The client has sent FIN.
+        pub const FIN_CLIENT: u32 = 1 << 10;
+        /// The backend has sent FIN.
+        pub const FIN_BACKEND: u32 = 1 << 11;
+        /// The client has sent RST, and no other segment since.
+        pub const RST_CLIENT: u32 = 1 << 12;
+        /// The backend has sent RST, and no other segment since.
+        pub const RST_BACKEND: u32 = 1 << 13;
+        /// [`FlowEntry::seq`] holds a sequence number of the client.
+        pub const SEQ_CLIENT: u32 = 1 << 14;
+        /// [`FlowEntry::seq`] holds a sequence number of the backend.
+        pub const SEQ_BACKEND: u32 = 1 << 15;
+        /// The last packet was a client's SYN, on a half-closed flow, or on an assured flow that had been silent before: see
+        /// [`SYN_ANSWERS_PER_SEC`]. On an unreplied flow: the answer to the SYN was hidden from the client ([`is_hidden`]).
+        pub const SYN_UNANSWERED: u32 = 1 << 16;
+    }
+}
+
+const _: () = {
+    assert!(CONNECTION_BITS & STATE_BITS == 0, "a flag of the flow and one of its connection share a bit");
+    assert!(CONNECTION_BITS < 1 << STATE_TUNNEL_SHIFT, "a flag is in the place of the tunnel's number");
+};
 
 /// Divisor of a second: the backend of an assured flow has half a second to answer a SYN. Linux answers at most two such
 /// SYNs a second (`net.ipv4.tcp_invalid_ratelimit`), and clients retransmit a SYN after one second.
@@ -157,7 +168,7 @@ pub const fn next_dsr(bits: u32, tcp_flags: u16) -> u32 {
 /// Whether the flow's packets are encapsulated, and the client has acknowledged a reply: see [`next_dsr`].
 #[inline(always)]
 const fn is_dsr_replied(bits: u32) -> bool {
-    tunnel_of(bits) != 0 && bits & SEEN_REPLY != 0
+    is_encapsulated(bits) && bits & SEEN_REPLY != 0
 }
 
 /// Whether a segment may create a flow. As in `nf_conntrack`, that is a SYN, or an ACK in the middle of a connection

@@ -6,6 +6,7 @@
 //! everything else that a new flow needs. [`conntrack`](crate::conntrack) defines how the state of a flow changes.
 
 use crate::Address;
+use crate::map_names::TUNNEL_COUNT;
 use crate::prefilter;
 
 /// Key of a flow in the index: the tuple of a packet as it arrives, with its direction.
@@ -220,48 +221,97 @@ pub struct FlowEntry<A> {
     pub seq: [u16; 2],
 }
 
-/// The entry is in use.
-pub const STATE_USED: u32 = 1 << 0;
-/// One CPU has exclusive write access to the entry: it fills the entry, or removes the keys.
-pub const STATE_CLAIMED: u32 = 1 << 1;
-/// SNAT: the backend sees an address of this node. Packets of both directions are forwarded at the hook where they arrive.
-pub const STATE_SNAT: u32 = 1 << 2;
-/// With [`STATE_SNAT`]: the client is a process of this node, and replies go up the stack. With [`STATE_DIRECT`] and
-/// without [`STATE_SNAT`]: the flow is a connection of this node's own, whose source is the address and port of a frontend;
-/// the flow's "client" is the other end.
-pub const STATE_LOCAL: u32 = 1 << 3;
-/// A direct flow: a connection directly to an endpoint, whose replies could be confused with another flow's. Only its
-/// source port is translated.
-pub const STATE_DIRECT: u32 = 1 << 4;
-/// The flow began with a SYN, so the backend's first answer is a SYN-ACK or a RST.
-pub const STATE_SYN: u32 = 1 << 5;
-/// If not 0, the backend's first reply, or the lack of one, updates its entry in `health`
-/// ([`SERVICE_EJECTS`](crate::service::SERVICE_EJECTS)): [`WATCH_INSIDE`], [`WATCH_OUTSIDE`] or [`WATCH_LAST`].
-pub const STATE_WATCH: u32 = 3 << 17;
+flags! {
+    /// All `STATE_*` bits of [`FlowEntry::state`].
+    STATE_BITS {
+        /// The entry is in use.
+        pub const STATE_USED: u32 = 1 << 0;
+        /// One CPU has exclusive write access to the entry: it fills the entry, or removes the keys.
+        pub const STATE_CLAIMED: u32 = 1 << 1;
+        /// SNAT: the backend sees an address of this node. Packets of both directions are forwarded at the hook where they
+        /// arrive.
+        pub const STATE_SNAT: u32 = 1 << 2;
+        /// With [`STATE_SNAT`]: the client is a process of this node, and replies go up the stack. With [`STATE_DIRECT`] and
+        /// without [`STATE_SNAT`]: the flow is a connection of this node's own, whose source is the address and port of a
+        /// frontend; the flow's "client" is the other end.
+        pub const STATE_LOCAL: u32 = 1 << 3;
+        /// A direct flow: a connection directly to an endpoint, whose replies could be confused with another flow's. Only its
+        /// source port is translated.
+        pub const STATE_DIRECT: u32 = 1 << 4;
+        /// The flow began with a SYN, so the backend's first answer is a SYN-ACK or a RST.
+        pub const STATE_SYN: u32 = 1 << 5;
+        /// The algorithm of the Service uses open connections: the flow counts as one of its backend until it is closed
+        /// ([`conntrack::is_counted`](crate::conntrack::is_counted)).
+        pub const STATE_COUNTS: u32 = 1 << 6;
+        /// The endpoint was removed from the Service with removal policy `reset`: the program answers the client's next segment
+        /// with a TCP reset, unless the endpoint serves the Service again. The agent sets this bit. TCP only.
+        pub const STATE_RESET: u32 = 1 << 7;
+        /// If not 0, the backend's first reply, or the lack of one, updates its entry in `health`
+        /// ([`SERVICE_EJECTS`](crate::service::SERVICE_EJECTS)): [`WATCH_INSIDE`], [`WATCH_OUTSIDE`] or [`WATCH_LAST`].
+        pub const STATE_WATCH: u32 = 3 << 17;
+        /// Without [`STATE_DSR`] and [`STATE_SNAT`]: the stack forwards the flow's packets, and netfilter masquerades them
+        /// ([`CONFIG_MASQUERADE_EXTERNAL`](crate::config::CONFIG_MASQUERADE_EXTERNAL)).
+        pub const STATE_MASQUERADE: u32 = 1 << 19;
+        /// Without [`STATE_DSR`] and [`STATE_SNAT`]: by its own address, the backend's reply would leave by another device than
+        /// the client's packets arrive on. The reply takes the route of its new source, the frontend's address.
+        pub const STATE_REROUTE: u32 = 1 << 20;
+        /// The flow's packets arrive encapsulated from another node, or are encapsulated to another node (DSR); in the second
+        /// case [`tunnel_of`] returns that node's number.
+        pub const STATE_DSR: u32 = 1 << 31;
+    }
+}
+
 /// A refusal may be hidden; the frontend's entry for clients inside applies.
 pub const WATCH_INSIDE: u32 = 1 << 17;
 /// A refusal may be hidden; the frontend's entry for clients outside applies.
 pub const WATCH_OUTSIDE: u32 = 2 << 17;
 /// A refusal of the same connection was hidden before: the next one reaches the client.
 pub const WATCH_LAST: u32 = 3 << 17;
-/// The algorithm of the Service uses open connections: the flow counts as one of its backend until it is closed
-/// ([`conntrack::is_counted`](crate::conntrack::is_counted)).
-pub const STATE_COUNTS: u32 = 1 << 6;
-/// The endpoint was removed from the Service with removal policy `reset`: the program answers the client's next segment
-/// with a TCP reset, unless the endpoint serves the Service again. The agent sets this bit. TCP only.
-pub const STATE_RESET: u32 = 1 << 7;
+/// Lowest bit of the number in `tunnels` of the node to which a flow's packets are encapsulated, in the bits of a flow with
+/// [`STATE_DSR`]. A flow without it has [`STATE_MASQUERADE`] and [`STATE_REROUTE`] there: `new_flow` decides on one or the
+/// other, and nothing changes these bits later.
+pub const STATE_TUNNEL_SHIFT: u32 = 19;
+const STATE_TUNNEL: u32 = STATE_DSR - (1 << STATE_TUNNEL_SHIFT);
 
-/// The flow's packets arrive encapsulated from another node, or are encapsulated to another node (DSR); in the second case
-/// [`tunnel_of`] returns that node's number.
-pub const STATE_DSR: u32 = 1 << 19;
-/// Lowest bit of the number in `tunnels` of the node to which a flow's packets are encapsulated, in the flow's bits.
-pub const STATE_TUNNEL_SHIFT: u32 = 20;
+const _: () = {
+    let with_dsr = STATE_BITS & !(STATE_MASQUERADE | STATE_REROUTE);
+    assert!(with_dsr & STATE_TUNNEL == 0, "a flag is in the place of the tunnel's number");
+    assert!(TUNNEL_COUNT - 1 <= STATE_TUNNEL >> STATE_TUNNEL_SHIFT, "a tunnel's number has no room");
+    assert!(
+        (WATCH_INSIDE | WATCH_OUTSIDE | WATCH_LAST) & !STATE_WATCH == 0,
+        "a value of STATE_WATCH has no room"
+    );
+};
+
+/// Returns [`STATE_DSR`] and the bits whose meaning depends on it; the other bits are 0.
+#[inline(always)]
+pub const fn path_of(bits: u32) -> u32 {
+    bits & (STATE_DSR | STATE_TUNNEL)
+}
+
+/// Whether packets of a flow with these bits are encapsulated to another node. One comparison: for each packet.
+#[inline(always)]
+pub const fn is_encapsulated(bits: u32) -> bool {
+    bits >= STATE_DSR | 1 << STATE_TUNNEL_SHIFT
+}
 
 /// Returns the number in `tunnels` of the node to which packets of a flow with these bits are encapsulated; 0 if they are
 /// not encapsulated.
 #[inline(always)]
 pub const fn tunnel_of(bits: u32) -> u32 {
-    bits >> STATE_TUNNEL_SHIFT
+    if is_encapsulated(bits) { (bits & STATE_TUNNEL) >> STATE_TUNNEL_SHIFT } else { 0 }
+}
+
+/// Whether netfilter masquerades the packets of a flow with these bits.
+#[inline(always)]
+pub const fn is_masqueraded(bits: u32) -> bool {
+    bits & (STATE_DSR | STATE_MASQUERADE) == STATE_MASQUERADE
+}
+
+/// Whether replies of a flow with these bits take the route of their new source.
+#[inline(always)]
+pub const fn is_rerouted(bits: u32) -> bool {
+    bits & (STATE_DSR | STATE_REROUTE) == STATE_REROUTE
 }
 
 /// Returns the `STATE_*` and connection bits of a state word.

@@ -13,6 +13,22 @@
 //! A change of any layout or meaning raises [`version::ABI_VERSION`], which is part of the pin path.
 #![no_std]
 
+/// Defines the flags of a word, and the constant of all of them. Two flags that share a bit do not compile.
+macro_rules! flags {
+    ($(#[$all_doc:meta])* $all:ident { $($(#[$doc:meta])* pub const $name:ident: u32 = $value:expr;)* }) => {
+        $($(#[$doc])* pub const $name: u32 = $value;)*
+        $(#[$all_doc])*
+        pub const $all: u32 = {
+            let mut all = 0;
+            $(
+                assert!($name != 0 && all & $name == 0, "two flags share a bit");
+                all |= $name;
+            )*
+            all
+        };
+    };
+}
+
 pub mod abi;
 pub mod affinity;
 pub mod backend;

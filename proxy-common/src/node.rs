@@ -40,11 +40,25 @@ pub struct IpsecPolicy<A> {
     pub dst: Cidr<A>,
 }
 
+/// Maximum number of devices with a source address of their own, in each family.
+pub const DEVICE_SOURCES: usize = 8;
+
+/// The source address of packets that are forwarded with SNAT and leave by a device.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSource<A> {
+    /// Index of the device.
+    pub ifindex: u32,
+    /// The source address.
+    pub addr: A,
+}
+
 /// The only value of `node` and of `node6`.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeEntry<A> {
-    /// The source address of packets that are forwarded with SNAT; zero: there is none, and such packets are dropped.
+    /// The source address of packets that are forwarded with SNAT, unless [`NodeEntry::sources`] has another one; zero: there
+    /// is none, and such packets are dropped.
     pub source: A,
     /// The range of pods. With the modes `ClusterCIDR` and `NodeCIDR`, a client with an address in this range is inside.
     pub pods: Cidr<A>,
@@ -57,6 +71,11 @@ pub struct NodeEntry<A> {
     pub ipsec: [IpsecPolicy<A>; IPSEC_POLICIES],
     /// Number of used elements of [`NodeEntry::ipsec`].
     pub ipsec_count: u32,
+    /// The devices whose packets have another source than [`NodeEntry::source`]: netfilter's MASQUERADE chooses an address of
+    /// the device, too.
+    pub sources: [DeviceSource<A>; DEVICE_SOURCES],
+    /// Number of used elements of [`NodeEntry::sources`].
+    pub source_count: u32,
 }
 
 impl<A: Address> NodeEntry<A> {
@@ -68,6 +87,8 @@ impl<A: Address> NodeEntry<A> {
         service_cidr_count: 0,
         ipsec: [IpsecPolicy { src: Cidr::NONE, dst: Cidr::NONE }; IPSEC_POLICIES],
         ipsec_count: 0,
+        sources: [DeviceSource { ifindex: 0, addr: A::ZERO }; DEVICE_SOURCES],
+        source_count: 0,
     };
 
     /// Whether the address is in a range of Service addresses.
@@ -84,6 +105,22 @@ impl<A: Address> NodeEntry<A> {
             number += 1;
         }
         false
+    }
+
+    /// Returns the source address of packets with SNAT that leave by a device.
+    #[inline(always)]
+    pub fn source_of(&self, ifindex: u32) -> A {
+        let mut number = 0;
+        while number < DEVICE_SOURCES {
+            if number as u32 >= self.source_count {
+                break;
+            }
+            if self.sources[number].ifindex == ifindex {
+                return self.sources[number].addr;
+            }
+            number += 1;
+        }
+        self.source
     }
 
     /// Whether an `IPsec` policy applies to packets with these addresses.
@@ -210,6 +247,22 @@ mod tests {
                 let (src, dst) = ([10, number, 0, 1], [10, 100 + number, 0, 1]);
                 assert_eq!(node.has_ipsec_policy(&src, &dst), number <= count);
                 assert!(!node.has_ipsec_policy(&dst, &src) && !node.has_ipsec_policy(&src, &[10, 99, 0, 1]));
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_has_its_own_source_or_that_of_the_node() {
+        let mut node = NodeEntry::<[u8; 4]> { source: [192, 0, 2, 1], ..NodeEntry::UNKNOWN };
+        for (source, number) in node.sources.iter_mut().zip(1..) {
+            *source = DeviceSource { ifindex: u32::from(number), addr: [10, number, 0, 1] };
+        }
+        let last = DEVICE_SOURCES as u8;
+        for count in 0..=last {
+            node.source_count = u32::from(count);
+            for number in 0..=last {
+                let expected = if (1..=count).contains(&number) { [10, number, 0, 1] } else { node.source };
+                assert_eq!(node.source_of(u32::from(number)), expected, "{number} of {count}");
             }
         }
     }

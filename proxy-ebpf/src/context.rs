@@ -141,6 +141,9 @@ pub struct PacketCtx<A> {
     pub frontend: ServiceEntry,
     /// The route, if the packet is forwarded.
     pub route: Route,
+    /// The addresses of another route that a stage looks up before it decides about the packet. They are here since the BPF
+    /// stack of a new flow has no room for them.
+    pub other: Tuple<A>,
     /// The part of the packet that an ICMP error quotes.
     pub quote: [u32; QUOTE / size_of::<u32>()],
 }
@@ -159,6 +162,7 @@ impl<A: Address> PacketCtx<A> {
         second_chance: 0,
         frontend: ServiceEntry::NONE,
         route: Route { ifindex: 0, family: 0, next_hop: [0; 4], macs: [0; 3], mtu: 0, resolved: 0, fresh: 0 },
+        other: Tuple::EMPTY,
         quote: [0; QUOTE / size_of::<u32>()],
     };
 }

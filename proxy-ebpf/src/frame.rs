@@ -165,6 +165,9 @@ pub trait Frame: Copy {
     /// out of a device marks it, too.
     #[inline(always)]
     fn set_translated(self) {}
+    /// Sets bits of the packet's mark, which the stack and netfilter see.
+    #[inline(always)]
+    fn mark(self, _bits: u32) {}
     /// Returns the bounds of the directly readable part. They are invalid after a call that changes the packet, and so are
     /// pointers into the packet.
     fn bounds(self) -> Bounds;

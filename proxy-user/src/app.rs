@@ -32,7 +32,7 @@ use crate::otlp::record::LogRecord;
 use crate::otlp::{Counts, Exporter, Queue};
 use crate::page::Agent;
 use crate::plan::PlanSettings;
-use crate::programs::{EMBEDDED, Programs, Settings};
+use crate::programs::{EMBEDDED, Programs, Settings, require_capabilities};
 use crate::sync::{Driver, DriverSettings, Programmed, Status};
 use crate::{connections, http, sockets, telemetry};
 
@@ -117,6 +117,7 @@ async fn serve(
     init::set_up_netfilter(&config);
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
+    require_capabilities()?;
     let host = look_at_host(&config, &sender).await?;
     let devices = host.devices();
     let host = host.run(sender.clone());
@@ -304,6 +305,7 @@ async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyho
         uplinks: config.network.uplinks.clone(),
         local_devices: config.network.local_devices.clone(),
         opens_loopback: true,
+        masquerade_external: Some(config.node.masquerade_external),
     };
     let looked = spawn_blocking(|| Follower::start(facts));
     let looked = looked.await.context("reading devices, addresses and routes was interrupted")?;

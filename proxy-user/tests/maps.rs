@@ -456,6 +456,7 @@ fn node(source: [u8; 4]) -> Write {
         source: Some(source.into()),
         pods: Some("10.244.0.0/16".parse().unwrap()),
         service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
+        sources: vec![(7, [192, 0, 2, 9].into())],
         ipsec: vec![("192.0.2.1/32".parse().unwrap(), "10.244.0.0/16".parse().unwrap())],
     })))
 }
@@ -481,6 +482,9 @@ fn what_is_said_of_the_node_is_read_back() {
         lan_ports: true,
         dsr: true,
         ipsec: true,
+        sources: true,
+        policy_routes: true,
+        masquerade_external: true,
     };
     let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
     let writes = [

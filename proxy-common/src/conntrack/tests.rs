@@ -328,13 +328,13 @@ fn a_flow_that_another_cpu_has_just_seen_is_not_expired() {
 
 #[test]
 fn an_encapsulated_connection_lives_by_what_its_client_says() {
-    use crate::flow::{STATE_TUNNEL_SHIFT, STATE_USED};
+    use crate::flow::{STATE_DSR, STATE_TUNNEL_SHIFT, STATE_USED};
     let config = NodeConfig::new(100, 16, 16, 1);
     let one = |bits: u32, flags: u16| {
         let segment = Segment { direction: DIRECTION_FORWARD, tcp_flags: flags, seq: 1, ack: 1 };
         next_dsr(next(PROTO_TCP, bits, segment, [1, 1], 0, &config).bits, flags)
     };
-    let begun = one(STATE_USED | 5 << STATE_TUNNEL_SHIFT, tcp::SYN);
+    let begun = one(STATE_USED | STATE_DSR | 5 << STATE_TUNNEL_SHIFT, tcp::SYN);
     assert_eq!(timeout(PROTO_TCP, begun, &config), config.tcp_syn_sent);
     let known = (0..3).fold(begun, |bits, _| one(bits, tcp::ACK));
     assert_eq!(known & (SEEN_REPLY | ASSURED), SEEN_REPLY, "a forged ACK looks the same");

@@ -9,7 +9,7 @@ use proxy_common::conntrack::{
 };
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_RESET, STATE_SNAT,
-    STATE_SYN, bits_of, generation_of, holds_flow, tunnel_of, with_bits,
+    STATE_SYN, bits_of, generation_of, holds_flow, is_encapsulated, with_bits,
 };
 
 use super::index;
@@ -165,7 +165,7 @@ impl<M: FlowTable> Tracked<M> {
         let mut bits = change.bits;
         if direction == DIRECTION_FORWARD
             && proto != PROTO_UDP
-            && tunnel_of(bits) != 0
+            && is_encapsulated(bits)
             && !change.out_of_window
         {
             bits = next_dsr(bits, packet.tcp_flags);

@@ -143,6 +143,10 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
         self.skb().is_translated = true;
     }
 
+    fn mark(self, bits: u32) {
+        self.skb().mark |= bits;
+    }
+
     fn bounds(self) -> Bounds {
         let mut skb = self.skb();
         let linear = skb.linear;

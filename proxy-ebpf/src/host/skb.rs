@@ -134,6 +134,8 @@ pub struct Skb {
     pub routes: Routes,
     /// Whether a program has marked the packet as translated (`tc_index`).
     pub is_translated: bool,
+    /// The mark, which netfilter and the routing rules see.
+    pub mark: u32,
     /// Where a program has redirected the packet.
     pub redirect: Option<Redirect>,
 }
@@ -326,6 +328,7 @@ impl HostPacket {
             checksum: ChecksumState::None,
             routes: Routes::default(),
             is_translated: false,
+            mark: 0,
             redirect: None,
         }))
     }

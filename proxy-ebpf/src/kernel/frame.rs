@@ -102,6 +102,12 @@ impl Frame for Skb {
     }
 
     #[inline(always)]
+    fn mark(self, bits: u32) {
+        // SAFETY: as in `ethertype`; classifiers may write this field.
+        unsafe { (*self.raw()).mark |= bits }
+    }
+
+    #[inline(always)]
     fn bounds(self) -> Bounds {
         // SAFETY: as in `ethertype`; the kernel converts both fields to addresses.
         unsafe {

@@ -24,7 +24,7 @@ use crate::stage::forward::{self, Routing};
 use crate::stage::new_flow;
 use crate::stage::open_flow;
 use crate::stage::refuse::{self, Refusal};
-use crate::stage::{eject, fragment, icmp, reset, sctp, tunnel};
+use crate::stage::{eject, fragment, icmp, reset, sctp, source, tunnel};
 use crate::step::{Step, StepCode};
 
 type Ctx<F> = *mut PacketCtx<Words<Kernel<F>>>;
@@ -79,7 +79,7 @@ macro_rules! family {
         $family:ty, $words:ty, $parse:ident, $fragment:ident, $established:ident, $repair:ident,
         $snat_reply:ident, $reply:ident, $refused:ident, $direct:ident, $new_flow:ident, $open_flow:ident, $translate:ident, $existing:ident, $frontend:ident, $refuse:ident, $reset:ident, $send:ident, $icmp:ident,
         $icmp_forward:ident, $encap:ident, $route:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident,
-        $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident, $ipsec:ident
+        $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident, $ipsec:ident, $source:ident
     ) => {
         stage!($family, $parse(), |maps, frame, ctx| pipeline::parse_pulled(maps, frame, ctx) as u32);
         stage!($family, $fragment(is_first: u32), |maps, frame, ctx| encode_stop(if is_first != 0 {
@@ -112,6 +112,11 @@ macro_rules! family {
             icmp::translate_error(maps, frame, ctx, incoming != 0).encode()
         });
         stage!($family, $icmp_forward(), |maps, frame, ctx| icmp::forward_error(maps, frame, ctx).encode());
+
+        stage!($family, $source(ends: u32), |maps, frame, ctx| {
+            source::choose(maps, frame, ctx, ends);
+            0
+        });
 
         stage!($family, $encap(), |maps, frame, ctx| tunnel::encapsulate(maps, frame, ctx).encode());
 
@@ -208,6 +213,11 @@ macro_rules! family {
                     2 => Existing::LostReplyKey,
                     _ => Existing::Retried,
                 }
+            }
+
+            #[inline(always)]
+            fn choose_source(self, frame: Skb, ctx: &mut PacketCtx<$words>, ends: u32) {
+                $source(frame.raw(), ctx, ends);
             }
         }
 
@@ -337,7 +347,8 @@ family!(
     claim4,
     try_ports4,
     try_port4,
-    ipsec4
+    ipsec4,
+    source4
 );
 family!(
     V6,
@@ -371,5 +382,6 @@ family!(
     claim6,
     try_ports6,
     try_port6,
-    ipsec6
+    ipsec6,
+    source6
 );

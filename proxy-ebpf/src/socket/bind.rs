@@ -1,5 +1,6 @@
 //! bind(2): a process of the node cannot bind a port that is a node port of a Service.
 
+use proxy_common::decide;
 use proxy_common::node::NODE_ADDR_PORTS;
 use proxy_common::reason::Reason;
 use proxy_common::{Address, V4, V6};
@@ -45,7 +46,8 @@ pub fn bound6(socket: &Bound) -> i32 {
 #[inline(always)]
 fn owner<M: Services>(maps: M, socket: &Bound, addr: Words<M>) -> Option<u32> {
     let service = lookup::node_port(maps, socket.port(), socket.proto())?;
-    (same(&addr, &Address::ZERO) || maps.node_addr(&addr) & NODE_ADDR_PORTS != 0).then_some(service.id)
+    (same(&addr, &Address::ZERO) || maps.node_addr(&decide::host_address(&addr)) & NODE_ADDR_PORTS != 0)
+        .then_some(service.id)
 }
 
 #[inline(always)]

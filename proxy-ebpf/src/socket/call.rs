@@ -144,7 +144,7 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     if is_left_to_packets(maps, call) {
         return Ok(None);
     }
-    if !maps.may_be(Role::Frontend, &addr, port, proto).is_no() {
+    if !maps.may_be(Role::Frontend, &decide::host_address(&addr), port, proto).is_no() {
         let from_node = is_host(call.raw().netns());
         let on = if from_node { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
         if let Some(service) = lookup::frontend(maps, addr, port, proto, false, on) {

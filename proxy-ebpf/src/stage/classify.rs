@@ -2,7 +2,7 @@
 //! possible.
 
 use proxy_common::PROTO_TCP;
-use proxy_common::config::CONFIG_SNAT_MOVED;
+use proxy_common::config::{CONFIG_SNAT_MOVED, CONFIG_SOURCES};
 use proxy_common::conntrack::tcp;
 use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::prefilter::Role;
@@ -72,7 +72,7 @@ pub fn leaving<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<
     }
     let is_snat_port = maps.config().is_some_and(|config| config.is_snat_port(key.src_port));
     if is_snat_port
-        && maps.node().is_some_and(|node| same(&node.source, &key.src))
+        && may_be_source(maps, &key.src)
         && let Some(lookup) =
             maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).leads_to(Lookup::DirectEgress)
     {
@@ -80,6 +80,14 @@ pub fn leaving<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<
     }
     let from_frontend = maps.may_be(Role::Frontend, &key.src, key.src_port, key.proto);
     from_frontend.leads_to(Lookup::DirectFrontendSource).map_or(Step::Pass, Step::from)
+}
+
+/// Whether SNAT may use an address as source.
+#[inline(always)]
+fn may_be_source<M: FlowTable>(maps: M, addr: &Words<M>) -> bool {
+    maps.node().is_some_and(|node| same(&node.source, addr))
+        || maps.config().is_some_and(|config| config.flags & CONFIG_SOURCES != 0)
+            && maps.node_addr(addr) & NODE_ADDR_OWN != 0
 }
 
 /// Returns [`Lookup::SnatReply`] if the packet may be the reply to a packet that was forwarded under an address of this node

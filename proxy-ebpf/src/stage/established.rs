@@ -2,10 +2,11 @@
 
 use core::mem::swap;
 
-use proxy_common::config::CONFIG_IPSEC;
+use proxy_common::config::{CONFIG_IPSEC, CONFIG_POLICY_ROUTES, MASQUERADE_MARK};
 use proxy_common::conntrack::{SEEN_REPLY, is_closed, is_watched, tcp};
 use proxy_common::flow::{
-    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, STATE_SYN, tunnel_of,
+    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, STATE_SYN,
+    is_encapsulated, is_masqueraded, is_rerouted, path_of,
 };
 use proxy_common::reason::Reason;
 use proxy_common::{PROTO_SCTP, PROTO_TCP};
@@ -21,6 +22,7 @@ use crate::frame::{Fib, Frame, Route};
 use crate::header::same;
 use crate::net::{tcp as tcp_header, udp};
 use crate::report;
+use crate::shared::opaque;
 use crate::step::Step;
 
 /// Whether the packet's flow is looked up for the first time.
@@ -59,8 +61,9 @@ where
     };
     let Some(flow) = found else { return without_flow(maps, ctx) };
     // Never encapsulate a packet for the third time: nodes with different tables would send it back and forth.
-    let would_encapsulate_again =
-        !F::EARLY && tunnel_of(flow.bits()) != 0 && ctx.tunnelled & TUNNELLED_AGAIN != 0;
+    // The number is hidden from the compiler: a comparison of the flow's bits themselves would give the verifier two states.
+    let path = opaque(u64::from(path_of(flow.bits()))) as u32;
+    let would_encapsulate_again = !F::EARLY && is_encapsulated(path) && ctx.tunnelled & TUNNELLED_AGAIN != 0;
     // `existing` has already compared the Service of a SYN with the flow's, so the flow's own Service is passed here.
     let continues = !would_encapsulate_again && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
     if !continues || flow.needs_frontend_check(time) && !is_frontend_of(maps, ctx, flow.service()) {
@@ -86,13 +89,20 @@ where
     report::forwarded(maps, flow.service(), ctx.packet.length);
     match flow.to_backend() {
         Some(to) if F::EARLY || flow.bits() & STATE_SNAT != 0 => forward_to(maps, frame, ctx, &to),
-        Some(to) if tunnel_of(flow.bits()) != 0 => {
+        Some(to) if is_encapsulated(flow.bits()) => {
             ctx.plan.reply.src = to.dst;
             ctx.plan.reply.src_port = to.dst_port;
             ctx.plan.bits = flow.bits();
             Step::Encapsulate
         }
-        Some(to) => deliver::<F, M::Family>(frame, ctx, &to),
+        Some(to) => {
+            let step = deliver::<F, M::Family>(frame, ctx, &to);
+            // After the translation, which the verifier would otherwise walk through twice.
+            if is_masqueraded(flow.bits()) {
+                frame.mark(MASQUERADE_MARK);
+            }
+            step
+        }
         // Another CPU evicted the flow after the lookup.
         None => without_flow(maps, ctx),
     }
@@ -126,7 +136,7 @@ pub fn repair_reply_key<M: FlowTable>(maps: M, ctx: &PacketCtx<Words<M>>) {
 #[inline(always)]
 pub fn reply<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where
-    M: FlowTable + Counters,
+    M: FlowTable + Counters + Routing<F>,
     M::Family: Rewrite,
     F: Frame,
 {
@@ -155,13 +165,18 @@ where
         Some(to) => {
             // The source is a frontend's address and port from now on, which the hook of a device below this one sees, too.
             frame.set_translated();
-            if time.config.flags & CONFIG_IPSEC != 0 && maps.matches_ipsec_policy(&to) {
-                // The stack has looked for policies before this hook, for the endpoint's address.
-                ctx.route = Route::BY_STACK;
-                return match deliver::<F, M::Family>(frame, ctx, &to) {
-                    Step::Pass => Step::Forward,
-                    step => step,
-                };
+            // The stack has routed the packet, and looked for policies, by the endpoint's address.
+            if time.config.flags & (CONFIG_IPSEC | CONFIG_POLICY_ROUTES) != 0
+                && (is_rerouted(flow.bits())
+                    || time.config.flags & CONFIG_IPSEC != 0 && maps.matches_ipsec_policy(&to))
+            {
+                let found = maps.find_route(frame, &to, ctx.packet.l4, &mut ctx.route);
+                if found == Fib::Found && ctx.route.ifindex != frame.ifindex() {
+                    return match deliver::<F, M::Family>(frame, ctx, &to) {
+                        Step::Pass => Step::Forward,
+                        step => step,
+                    };
+                }
             }
             deliver::<F, M::Family>(frame, ctx, &to)
         }
@@ -286,7 +301,11 @@ where
     F: Frame,
 {
     // An early hook has looked up the route already.
-    let found = if F::EARLY { Fib::Found } else { find_route(maps, frame, ctx, to) };
+    let mut found = if F::EARLY { Fib::Found } else { find_route(maps, frame, ctx, to) };
+    if found == Fib::TooBig && may_be_cut::<F, Words<M>>(frame) {
+        ctx.route = Route::BY_STACK;
+        found = Fib::Found;
+    }
     match found {
         Fib::Found => match translate::rewrite::<F, M::Family>(frame, &ctx.packet, to, Hop::Decrement) {
             Ok(()) => Step::Forward,
@@ -296,6 +315,21 @@ where
         Fib::NoRoute => Step::DropFor(Reason::NoRoute),
     }
 }
+
+/// Whether a router cuts a packet that is too long for the next link: IPv4 without "don't fragment".
+#[inline(always)]
+fn may_be_cut<F: Frame, A>(frame: F) -> bool {
+    let mut fragment = 0u16;
+    let at = frame.link_header() as u32 + FRAGMENT_AT;
+    size_of::<A>() == size_of::<u32>()
+        && frame.load(at, &mut fragment, size_of::<u16>() as u32).is_ok()
+        && u16::from_be(fragment) & IPV4_DONT == 0
+}
+
+/// Offset of the fragment field in an IPv4 header.
+const FRAGMENT_AT: u32 = 6;
+/// "Don't fragment", in the fragment field of an IPv4 header.
+const IPV4_DONT: u16 = 0x4000;
 
 /// Finds the route of a packet that becomes `to`; if the route is cached, without a BPF-to-BPF call.
 #[inline(always)]

@@ -25,9 +25,9 @@ where
     if F::EARLY || !by_uplink || !maps.node().is_some_and(|node| node.pods.contains(source)) {
         return false;
     }
-    let back = Tuple { src: ctx.packet.key.dst, dst: *source, src_port: 0, dst_port: 0 };
+    ctx.other = Tuple { src: ctx.packet.key.dst, dst: *source, src_port: 0, dst_port: 0 };
     // `TooBig` is a route, too: only the device of the way back matters.
-    let found = maps.find_route(frame, &back, 0, &mut ctx.route);
+    let found = maps.find_route(frame, &ctx.other, 0, &mut ctx.route);
     // The kernel does not check the source of a packet that arrived encrypted, either.
     found == Fib::NoRoute || ctx.route.ifindex != frame.ifindex() && !ctx.route.is_by_stack()
 }

@@ -17,5 +17,6 @@ pub mod refuse;
 pub mod reset;
 pub mod sctp;
 pub mod seen;
+pub mod source;
 pub mod translate;
 pub mod tunnel;

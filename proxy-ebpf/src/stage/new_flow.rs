@@ -2,7 +2,7 @@
 //! sees.
 
 use proxy_common::backend::BACKEND_LOCAL;
-use proxy_common::config::CONFIG_OTHER_PROXY;
+use proxy_common::config::{CONFIG_OTHER_PROXY, CONFIG_SOURCES};
 use proxy_common::conntrack::{may_begin, tcp};
 use proxy_common::decide::{self, Path};
 use proxy_common::flow::{
@@ -17,7 +17,7 @@ use proxy_common::{Address as _, Family};
 use proxy_common::{PROTO_TCP, PROTO_UDP};
 
 use super::existing::{NewFlows, of_existing};
-use super::martian;
+use super::{martian, source};
 use crate::context::{NO_HASH, PacketCtx};
 use crate::env::{FlowTable, Time, Words};
 use crate::flow::track::is_syn;
@@ -111,6 +111,8 @@ where
     match admit(maps, frame, ctx, &origin, time) {
         // The packet goes to an endpoint of this node, or keeps its source.
         Ok(_) if F::EARLY && ctx.plan.bits & STATE_SNAT == 0 => Step::Pass,
+        // The route of the client's packet decides about the source; the next hook looks it up.
+        Ok(_) if F::EARLY && time.config.flags & CONFIG_SOURCES != 0 => Step::Pass,
         Ok(step) => step,
         Err(reason)
             if F::EARLY
@@ -173,14 +175,17 @@ pub fn refuse(reason: Reason, tcp_flags: u16) -> Step {
 
 /// Plans the flow to the selected backend.
 #[inline(always)]
-fn plan<M: FlowTable, F: Frame>(
+fn plan<M, F>(
     maps: M,
-    _frame: F,
+    frame: F,
     ctx: &mut PacketCtx<Words<M>>,
     selected: &SelectedBackend<Words<M>>,
     origin: &Origin,
     time: Time,
-) {
+) where
+    M: NewFlows<F>,
+    F: Frame,
+{
     let Some(node) = maps.node() else { return };
     let path = Path {
         from_node: origin.from_node,
@@ -209,9 +214,14 @@ fn plan<M: FlowTable, F: Frame>(
     let bits = opaque_to_verifier(u64::from(bits), u64::from(time.now)) as u32;
     let source = if snat { Some(&node.source) } else { None };
     ctx.plan.reply = open::reply_key(&ctx.packet.key, selected, time, source);
-    ctx.plan.reply_hash = time.hash(&ctx.plan.reply);
     ctx.plan.backend_id = selected.id;
     ctx.plan.bits = bits;
+    if !F::EARLY && time.config.flags & source::NEEDED != 0 {
+        let by_uplink = u32::from(origin.by_uplink) * source::BY_UPLINK;
+        let outside = u32::from(origin.outside) * source::OUTSIDE;
+        maps.choose_source(frame, ctx, by_uplink | outside | selected.flags & BACKEND_LOCAL);
+    }
+    ctx.plan.reply_hash = time.hash(&ctx.plan.reply);
 }
 
 /// Returns the bits of `STATE_WATCH` for a new flow.
@@ -281,7 +291,7 @@ where
             backend::why_none(&ctx.frontend)
         });
     }
-    let has_source = maps.node().is_some_and(|node| !same(&node.source, &<M::Family as Family>::Words::ZERO));
+    let has_source = !same(&ctx.plan.reply.dst, &<M::Family as Family>::Words::ZERO);
     if ctx.plan.bits & STATE_SNAT != 0 && !has_source {
         return Err(Reason::NoRoute);
     }

@@ -1,6 +1,9 @@
 //! Creates the planned flow, and translates its first packet.
 
-use proxy_common::flow::{DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, tunnel_of};
+use proxy_common::config::MASQUERADE_MARK;
+use proxy_common::flow::{
+    DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, is_encapsulated, is_masqueraded,
+};
 use proxy_common::reason::Reason;
 
 use super::eject;
@@ -67,7 +70,7 @@ where
                 report::refused(maps, frame, ctx, service, Reason::SecondChance);
             }
             // A packet that this node forwards needs a route, like every packet of an existing flow.
-            let is_forwarded = ctx.plan.bits & STATE_SNAT != 0 || tunnel_of(ctx.plan.bits) != 0;
+            let is_forwarded = ctx.plan.bits & STATE_SNAT != 0 || is_encapsulated(ctx.plan.bits);
             if is_forwarded { Step::Continue } else { Step::Translate }
         }
         Ok(Opened::Exists) => next_of(maps.existing(ctx)).unwrap_or(Step::NewFlow),
@@ -92,6 +95,9 @@ where
     let to = Tuple::to_backend(&ctx.plan.reply);
     if ctx.plan.bits & STATE_DIRECT == 0 {
         report::forwarded(maps, ctx.service, ctx.packet.length);
+    }
+    if is_masqueraded(ctx.plan.bits) {
+        frame.mark(MASQUERADE_MARK);
     }
     deliver::<F, M::Family>(frame, ctx, &to)
 }

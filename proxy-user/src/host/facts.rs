@@ -9,9 +9,11 @@ use ipnet::IpNet;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
+use rtnetlink::packet_route::rule::{RuleAttribute, RuleHeader, RuleMessage};
 
 use super::devices::Device;
 use super::netfilter::kube_proxy_rules::KubeProxyRules;
+use super::netfilter::masquerade;
 use super::netlink::Netlink;
 use super::ports;
 use super::seen::{Entry, Present};
@@ -36,6 +38,8 @@ pub struct Facts {
     /// The loopback device shall accept packets of this node's own addresses (`accept_local`), by which the programs give
     /// packets to the stack.
     pub opens_loopback: bool,
+    /// Whether netfilter has to masquerade the packets that the programs mark; `None`: netfilter is not touched.
+    pub masquerade_external: Option<bool>,
 }
 
 impl Facts {
@@ -69,7 +73,16 @@ impl Facts {
         let local_ports = ports::local();
         let (netns_cookie, loopback_is_closed) =
             (netns_cookie(), !xfrm::is_loopback_open(self.opens_loopback));
-        let mut ipsec: BTreeMap<_, _> = xfrm::policies()?.into_iter().map(|policy| (policy, true)).collect();
+        let is_interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;
+        let policies = match xfrm::policies() {
+            Err(error) if is_interrupted(&error) => known.ipsec.keys().copied().collect(),
+            found => found?,
+        };
+        let has_policy_routes = match has_policy_routes(&mut Netlink::open()?) {
+            Err(error) if is_interrupted(&error) => known.has_policy_routes,
+            found => found?,
+        };
+        let mut ipsec: BTreeMap<_, _> = policies.into_iter().map(|policy| (policy, true)).collect();
         let missed = known.ipsec.iter().filter(|(_, is_found)| **is_found);
         let missed: Vec<_> = missed.map(|(policy, _)| *policy).collect();
         for policy in missed {
@@ -83,8 +96,20 @@ impl Facts {
             has_kube_proxy_rules,
             local_ports,
             ipsec,
+            has_policy_routes,
+            masquerades: self.masquerades(),
             loopback_is_closed,
         })
+    }
+
+    /// Creates the rule of netfilter that masquerades, if it is wanted and missing; returns whether there is one.
+    fn masquerades(&self) -> bool {
+        let Some(wanted) = self.masquerade_external else { return false };
+        let ensured = masquerade::ensure(wanted);
+        if let Err(error) = &ensured {
+            tracing::debug!(%error, "cannot change the rules of netfilter");
+        }
+        wanted && ensured.is_ok()
     }
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {
@@ -106,11 +131,33 @@ impl Facts {
             parent: below.filter(|_| kind == DeviceKind::Stacked),
             master,
             addresses: own().map(|own| own.address).collect(),
+            masquerade: [false, true]
+                .into_iter()
+                .filter_map(|is_v6| own().find(|own| !own.secondary && own.address.is_ipv6() == is_v6))
+                .map(|own| own.address)
+                .collect(),
             in_subnets: own().filter(|own| own.in_subnet).map(|own| own.address).collect(),
             name: name.clone(),
         };
         (ifindex, host)
     }
+}
+
+/// Whether there are rules for routes that make a difference: besides the kernel's own three (tables local, main, default),
+/// those that only name one of these tables make none.
+fn has_policy_routes(netlink: &mut Netlink) -> io::Result<bool> {
+    let rules = netlink.dump(RouteNetlinkMessage::GetRule(RuleMessage::default()))?;
+    let is_kernels = |rule: &RuleMessage| {
+        let RuleHeader { src_len, dst_len, table, .. } = rule.header;
+        let selects = rule.attributes.iter().any(|attribute| {
+            matches!(
+                attribute,
+                RuleAttribute::FwMark(_) | RuleAttribute::Iifname(_) | RuleAttribute::Oifname(_)
+            )
+        });
+        src_len == 0 && dst_len == 0 && !selects && matches!(table, 253..=255)
+    };
+    Ok(rules.iter().any(|answer| matches!(answer, RouteNetlinkMessage::NewRule(rule) if !is_kernels(rule))))
 }
 
 /// The devices and addresses that are there.

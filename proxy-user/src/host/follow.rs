@@ -84,6 +84,8 @@ impl Follower {
             MulticastGroup::Ipv6Ifaddr,
             MulticastGroup::Ipv4Route,
             MulticastGroup::Ipv6Route,
+            MulticastGroup::Ipv4Rule,
+            MulticastGroup::Ipv6Rule,
         ];
         let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
         let _connection = Background(tokio::spawn(connection).abort_handle());

@@ -7,12 +7,13 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
 use proxy_common::config::{
     CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_IPSEC, CONFIG_LAN_PORTS, CONFIG_MASQUERADE_ALL,
-    CONFIG_OTHER_PROXY, CONFIG_SNAT_MOVED, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY,
-    CONFIG_SOCKET_LB_OFF, NodeConfig, PortRange, SNAT_PORTS, SNAT_RANGES, UPLINKS,
+    CONFIG_MASQUERADE_EXTERNAL, CONFIG_OTHER_PROXY, CONFIG_POLICY_ROUTES, CONFIG_SNAT_MOVED,
+    CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF, CONFIG_SOURCES, NodeConfig,
+    PortRange, SNAT_PORTS, SNAT_RANGES, UPLINKS,
 };
 use proxy_common::node::{
-    Cidr, Device, IPSEC_POLICIES, IpsecPolicy, NodeAddr, NodeEntry, SERVICE_CIDRS, TUNNEL_V4, TUNNEL_V6,
-    Tunnel,
+    Cidr, DEVICE_SOURCES, Device, DeviceSource, IPSEC_POLICIES, IpsecPolicy, NodeAddr, NodeEntry,
+    SERVICE_CIDRS, TUNNEL_V4, TUNNEL_V6, Tunnel,
 };
 
 use super::Table;
@@ -36,13 +37,15 @@ pub struct NodeFamily<A, N> {
     pub pods: Option<N>,
     /// Ranges of Service addresses, at most [`SERVICE_CIDRS`].
     pub service_cidrs: Vec<N>,
+    /// The devices whose packets have another source address, at most [`DEVICE_SOURCES`].
+    pub sources: Vec<(u32, A)>,
     /// Source and destination addresses of IPsec policies, at most [`IPSEC_POLICIES`].
     pub ipsec: Vec<(N, N)>,
 }
 
 impl<A, N> Default for NodeFamily<A, N> {
     fn default() -> Self {
-        Self { source: None, pods: None, service_cidrs: Vec::new(), ipsec: Vec::new() }
+        Self { source: None, pods: None, service_cidrs: Vec::new(), sources: Vec::new(), ipsec: Vec::new() }
     }
 }
 
@@ -115,6 +118,10 @@ impl<A, N> NodeFamily<A, N> {
             *slot = IpsecPolicy { src: src.to_map(), dst: dst.to_map() };
         }
         entry.ipsec_count = self.ipsec.len().min(IPSEC_POLICIES) as u32;
+        for (slot, (ifindex, addr)) in entry.sources.iter_mut().zip(&self.sources) {
+            *slot = DeviceSource { ifindex: *ifindex, addr: addr.to_map() };
+        }
+        entry.source_count = self.sources.len().min(DEVICE_SOURCES) as u32;
         entry
     }
 
@@ -129,6 +136,12 @@ impl<A, N> NodeFamily<A, N> {
             source: A::from_map(&entry.source),
             pods: N::from_map(&entry.pods),
             service_cidrs: entry.service_cidrs.iter().take(count).filter_map(N::from_map).collect(),
+            sources: entry
+                .sources
+                .iter()
+                .take((entry.source_count as usize).min(DEVICE_SOURCES))
+                .filter_map(|source| Some((source.ifindex, A::from_map(&source.addr)?)))
+                .collect(),
             ipsec: entry
                 .ipsec
                 .iter()
@@ -204,6 +217,12 @@ pub struct ConfigRow {
     pub dsr: bool,
     /// [`CONFIG_IPSEC`].
     pub ipsec: bool,
+    /// [`CONFIG_SOURCES`].
+    pub sources: bool,
+    /// [`CONFIG_POLICY_ROUTES`].
+    pub policy_routes: bool,
+    /// [`CONFIG_MASQUERADE_EXTERNAL`].
+    pub masquerade_external: bool,
 }
 
 impl Default for ConfigRow {
@@ -223,6 +242,9 @@ impl Default for ConfigRow {
             lan_ports: false,
             dsr: false,
             ipsec: false,
+            sources: false,
+            policy_routes: false,
+            masquerade_external: false,
         }
     }
 }
@@ -237,6 +259,9 @@ impl ConfigRow {
         | CONFIG_DSR
         | CONFIG_IPSEC
         | CONFIG_LAN_PORTS
+        | CONFIG_SOURCES
+        | CONFIG_POLICY_ROUTES
+        | CONFIG_MASQUERADE_EXTERNAL
         | CONFIG_SNAT_MOVED;
 
     /// Reads these settings from an entry.
@@ -266,6 +291,9 @@ impl ConfigRow {
             lan_ports: entry.flags & CONFIG_LAN_PORTS != 0,
             dsr: entry.flags & CONFIG_DSR != 0,
             ipsec: entry.flags & CONFIG_IPSEC != 0,
+            sources: entry.flags & CONFIG_SOURCES != 0,
+            policy_routes: entry.flags & CONFIG_POLICY_ROUTES != 0,
+            masquerade_external: entry.flags & CONFIG_MASQUERADE_EXTERNAL != 0,
         }
     }
 
@@ -278,6 +306,9 @@ impl ConfigRow {
             (self.ipsec, CONFIG_IPSEC),
             (self.other_proxy, CONFIG_OTHER_PROXY),
             (self.lan_ports, CONFIG_LAN_PORTS),
+            (self.sources, CONFIG_SOURCES),
+            (self.policy_routes, CONFIG_POLICY_ROUTES),
+            (self.masquerade_external, CONFIG_MASQUERADE_EXTERNAL),
             (self.snat_moved, CONFIG_SNAT_MOVED),
             (self.socket_lb == SocketLb::HostOnly, CONFIG_SOCKET_LB_HOST_ONLY),
             (self.socket_lb == SocketLb::Off, CONFIG_SOCKET_LB_OFF),
@@ -364,6 +395,7 @@ mod tests {
             source: Option<u32>,
             pods in prop::option::of((any::<u32>(), 0u8..=32)),
             cidrs in prop::collection::vec((any::<u32>(), 1u8..=32), 0..SERVICE_CIDRS),
+            sources in prop::collection::vec((any::<u32>(), 1u32..), 0..DEVICE_SOURCES),
             ipsec in prop::collection::vec(((any::<u32>(), 0u8..=31), (any::<u32>(), 0u8..=31)), 0..IPSEC_POLICIES),
         ) {
             let net = |(address, len): (u32, u8)| Ipv4Net::new(address.into(), len).unwrap().trunc();
@@ -371,6 +403,7 @@ mod tests {
                 source: source.filter(|bits| *bits != 0).map(Ipv4Addr::from),
                 pods: pods.map(net).filter(|net| net.network().to_bits() != 0 || net.prefix_len() != 32),
                 service_cidrs: cidrs.into_iter().map(net).filter(|n| !n.network().is_unspecified()).collect(),
+                sources: sources.into_iter().map(|(ifindex, bits)| (ifindex, bits.into())).collect(),
                 ipsec: ipsec.into_iter().map(|(src, dst)| (net(src), net(dst))).collect(),
             };
             let entry: NodeEntry<[u8; 4]> = row.entry();
@@ -400,6 +433,9 @@ mod tests {
                 lan_ports: detect_local,
                 dsr: other_proxy,
                 ipsec: masquerade_all,
+                sources: detect_local,
+                policy_routes: snat_moved,
+                masquerade_external: other_proxy,
             };
             let mut after = before;
             row.apply(&mut after);

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use proxy_common::config::PortRange;
 
 /// Devices, addresses and default routes of the agent's network namespace.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, in every combination")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostView {
     /// Its devices, by index.
@@ -24,6 +25,10 @@ pub struct HostView {
     /// The IPsec policies of the kernel for outgoing packets; false: the last read did not find the policy, and a second one
     /// removes it.
     pub ipsec: BTreeMap<IpsecPolicy, bool>,
+    /// The kernel has rules for routes besides its own three (`ip rule`).
+    pub has_policy_routes: bool,
+    /// Netfilter masquerades the packets that the programs mark.
+    pub masquerades: bool,
     /// The kernel drops packets of this node's own addresses that arrive on the loopback device (`accept_local` is off, and
     /// could not be set).
     pub loopback_is_closed: bool,
@@ -109,6 +114,9 @@ pub struct HostDevice {
     pub master: Option<u32>,
     /// Its addresses, without link-local ones.
     pub addresses: BTreeSet<IpAddr>,
+    /// The address in each family that netfilter's MASQUERADE chooses for packets that leave by the device: the first one
+    /// that is no secondary address.
+    pub masquerade: Vec<IpAddr>,
     /// The addresses with a connected subnet: their prefix is shorter than /32 or /128.
     pub in_subnets: BTreeSet<IpAddr>,
 }

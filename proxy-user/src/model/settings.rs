@@ -20,6 +20,8 @@ pub struct NodeSettings {
     pub detect_local: DetectLocal,
     /// Packets to cluster addresses get SNAT to the node's own address.
     pub masquerade_all: bool,
+    /// Clients outside are masqueraded also if the endpoint is on this node, unless the policy is Local.
+    pub masquerade_external: bool,
     /// Source ports for SNAT.
     pub snat_ports: [PortRange; SNAT_RANGES],
     /// Ports that the API server gives to Services as node ports.
@@ -155,6 +157,7 @@ impl Default for NodeSettings {
             node_port_addresses: NodePortAddresses::default(),
             detect_local: DetectLocal::default(),
             masquerade_all: false,
+            masquerade_external: false,
             snat_ports: SNAT_PORTS,
             node_ports: NODE_PORTS,
             service_cidrs: Vec::new(),

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use proxy_common::config::{PortRange, SNAT_RANGES};
 use proxy_common::map_names::OWN_ADDR_COUNT;
-use proxy_common::node::SERVICE_CIDRS;
+use proxy_common::node::{DEVICE_SOURCES, SERVICE_CIDRS};
 
 use crate::model::net::IpFamily;
 use crate::model::settings::{
@@ -25,6 +25,9 @@ const FAMILIES: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
 pub struct NodePlan {
     /// The source address for SNAT, by family.
     pub sources: BTreeMap<IpFamily, IpAddr>,
+    /// The devices whose packets have another source address for SNAT than [`NodePlan::sources`], by family, at most
+    /// [`DEVICE_SOURCES`] of each.
+    pub device_sources: BTreeMap<IpFamily, Vec<(u32, IpAddr)>>,
     /// Range of pods by family, if local pods are recognized by their addresses.
     pub pods: BTreeMap<IpFamily, IpNet>,
     /// Ranges of Service addresses, at most [`SERVICE_CIDRS`] of each family.
@@ -37,6 +40,10 @@ pub struct NodePlan {
     pub detect_local: bool,
     /// Packets to cluster addresses get SNAT to the node's own address.
     pub masquerade_all: bool,
+    /// Netfilter masquerades clients outside of endpoints on this node.
+    pub masquerade_external: bool,
+    /// There are rules for routes (`ip rule`).
+    pub policy_routes: bool,
     /// Connections that another proxy began are left to netfilter.
     pub other_proxy: bool,
     /// The IPsec policies of the kernel by family, at most
@@ -104,15 +111,28 @@ pub fn plan_node(
     overlaps(node, host, &pods, &ranges, left_alone, &mut problems);
     problems.extend(ports::problems(&node.name, host.local_ports, settings));
     problems.extend(loopback(node, host));
+    if settings.masquerade_external && !host.masquerades {
+        problems.push(Problem {
+            object: format!("Node {}", node.name),
+            field: "--masquerade-external".to_owned(),
+            message: "the rule of netfilter could not be created (does the kernel have nf_tables and nft_masq?): endpoints \
+                      of this node see the addresses of clients outside"
+                .to_owned(),
+        });
+    }
+    let devices = devices(node, host, &settings.detect_local);
     NodePlan {
+        device_sources: device_sources(node, host, &devices, &sources, &mut problems),
         ipsec: ipsec::combine(host.ipsec.keys()),
         sources,
         pods,
         service_cidrs: by_family(&ranges, &mut problems),
         addresses,
-        devices: devices(node, host, &settings.detect_local),
+        devices,
         detect_local: matches!(settings.detect_local, DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr),
         masquerade_all: settings.masquerade_all,
+        masquerade_external: settings.masquerade_external && host.masquerades,
+        policy_routes: host.has_policy_routes,
         other_proxy: host.has_kube_proxy_rules,
         snat_ports: settings.snat_ports,
         socket_lb: settings.socket_lb,
@@ -126,13 +146,48 @@ pub fn plan_node(
     }
 }
 
+/// Returns the uplinks without the node's source address, and the addresses that MASQUERADE chooses for them.
+fn device_sources(
+    node: &NodeView,
+    host: &HostView,
+    devices: &BTreeMap<u32, DeviceFacts>,
+    sources: &BTreeMap<IpFamily, IpAddr>,
+    problems: &mut Vec<Problem>,
+) -> BTreeMap<IpFamily, Vec<(u32, IpAddr)>> {
+    let mut families: BTreeMap<IpFamily, Vec<_>> = BTreeMap::new();
+    for index in devices.iter().filter(|(_, facts)| facts.uplink).map(|(index, _)| index) {
+        let Some(device) = host.devices.get(index) else { continue };
+        for address in &device.masquerade {
+            let family = IpFamily::of(*address);
+            if !sources.get(&family).is_some_and(|source| device.addresses.contains(source)) {
+                families.entry(family).or_default().push((*index, *address));
+            }
+        }
+    }
+    for (family, found) in &mut families {
+        if found.len() > DEVICE_SOURCES {
+            problems.push(Problem {
+                object: format!("Node {}", node.name),
+                field: "status.addresses".to_owned(),
+                message: format!(
+                    "{} uplinks have {family} addresses besides the node's own, and Ballast knows the first \
+                     {DEVICE_SOURCES}: endpoints behind the others see the node's own address",
+                    found.len()
+                ),
+            });
+            found.truncate(DEVICE_SOURCES);
+        }
+    }
+    families
+}
+
 /// Reports that packets to which an IPsec policy applies do not reach the stack.
 fn loopback(node: &NodeView, host: &HostView) -> Option<Problem> {
-    (host.loopback_is_closed && !host.ipsec.is_empty()).then(|| Problem {
+    host.loopback_is_closed.then(|| Problem {
         object: format!("Node {}", node.name),
         field: "net.ipv4.conf.lo.accept_local".to_owned(),
-        message: "the kernel has IPsec policies, and the agent could not set this sysctl to 1: IPv4 packets to which a policy \
-                  applies are dropped instead of encrypted"
+        message: "the agent could not set this sysctl to 1: IPv4 packets with SNAT to which an IPsec policy applies, or which \
+                  have to be fragmented, are dropped"
             .to_owned(),
     })
 }

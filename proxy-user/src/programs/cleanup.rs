@@ -14,6 +14,7 @@ use super::leave::leave_what_begins;
 use super::links::{self, Cgroup};
 use super::pins::{self, Paths};
 use crate::host::devices;
+use crate::host::netfilter::masquerade;
 use crate::host::netlink::Netlink;
 
 /// What was removed, and what could not be removed.
@@ -172,6 +173,10 @@ fn remove_strays(
         report.left.push("devices: another instance of Ballast uses them".to_owned());
         return Ok(());
     };
+    let has_table = masquerade::exists();
+    let without =
+        has_table.and_then(|has| if has { mode.run(|| masquerade::ensure(false)) } else { Ok(false) });
+    report.note("nftables table ballast", without);
     for device in devices::list().map_err(Error::file("list the devices in", namespace))? {
         for direction in Direction::ALL {
             let strays = links::on_device(device.ifindex, direction.attach_type(), None);

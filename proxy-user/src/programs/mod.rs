@@ -46,7 +46,7 @@ pub use loaded::{ProgramStatus, Programs};
 pub use notice::StartNotice;
 pub use object::load_packet_path;
 pub use pins::{ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};
-pub use privileges::missing as missing_capabilities;
+pub use privileges::{missing as missing_capabilities, require as require_capabilities};
 pub use probe::{MAPS, PROGRAMS, loaded_names, missing_maps, missing_programs};
 pub use repair::Repair;
 pub use repairs::Repairs;

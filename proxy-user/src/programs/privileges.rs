@@ -8,7 +8,7 @@ use rustix::thread::CapabilitySet;
 use super::error::Error;
 
 /// Fails if the process lacks a capability for loading and attaching.
-pub(super) fn require() -> Result<(), Error> {
+pub fn require() -> Result<(), Error> {
     match missing().map_err(Error::file("read capabilities in", Path::new("/proc")))?.as_slice() {
         [] => Ok(()),
         missing => Err(Error::Capabilities(missing.join(", "))),

@@ -269,6 +269,7 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
     let source = |family| plan.sources.get(&family);
     let pods = |family| plan.pods.get(&family);
     let ranges = |family| plan.service_cidrs.get(&family).into_iter().flatten();
+    let sources = |family| plan.device_sources.get(&family).into_iter().flatten();
     let policies =
         |family| plan.ipsec.get(&family).into_iter().flatten().map(|policy| (policy.src, policy.dst));
     let v4 = NodeRow::V4(NodeFamily {
@@ -276,6 +277,9 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
         pods: pods(IpFamily::V4).and_then(|net| if let IpNet::V4(net) = net { Some(*net) } else { None }),
         service_cidrs: ranges(IpFamily::V4)
             .filter_map(|net| if let IpNet::V4(net) = net { Some(*net) } else { None })
+            .collect(),
+        sources: sources(IpFamily::V4)
+            .filter_map(|(index, ip)| if let IpAddr::V4(ip) = ip { Some((*index, *ip)) } else { None })
             .collect(),
         ipsec: policies(IpFamily::V4)
             .filter_map(
@@ -288,6 +292,9 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
         pods: pods(IpFamily::V6).and_then(|net| if let IpNet::V6(net) = net { Some(*net) } else { None }),
         service_cidrs: ranges(IpFamily::V6)
             .filter_map(|net| if let IpNet::V6(net) = net { Some(*net) } else { None })
+            .collect(),
+        sources: sources(IpFamily::V6)
+            .filter_map(|(index, ip)| if let IpAddr::V6(ip) = ip { Some((*index, *ip)) } else { None })
             .collect(),
         ipsec: policies(IpFamily::V6)
             .filter_map(
@@ -337,6 +344,9 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
             lan_ports: devices.values().any(|device| device & DEVICE_LAN_PORT != 0),
             dsr: plan.dsr,
             ipsec: !plan.ipsec.is_empty(),
+            sources: !plan.device_sources.is_empty(),
+            policy_routes: plan.policy_routes,
+            masquerade_external: plan.masquerade_external,
         },
         devices,
     }

@@ -212,8 +212,8 @@ impl Limit {
                 object: object.clone(),
                 field: "spec".to_owned(),
                 message: format!(
-                    "{effect}: it needs {need} {}, and namespace {namespace} may have {share} of {capacity} while \
-                     all namespaces need more than there are; raise {}",
+                    "{effect}: it needs {need} {}; all Services of namespace {namespace} together may have {share} of \
+                     {capacity}, and smaller and older ones come first; raise {}",
                     resource.unit(),
                     resource.table().setting()
                 ),

@@ -33,7 +33,7 @@ fn connected(family: Family, harness: &mut Harness, service: &Service, host: u16
     let seen = harness.run(Hook::Ingress, &syn.bytes());
     assert_eq!(seen.verdict, NEXT);
     let (_, pod) = crate::packet::ends(&seen.packet);
-    let answer = Packet { flags: SYN | ACK, ..syn.to(pod).back() };
+    let answer = Packet { flags: SYN | ACK, seq: EXPECTED - 1, ack: syn.seq + 1, ..syn.to(pod).back() };
     assert_eq!(harness.run(Hook::Egress, &answer.bytes()).verdict, NEXT);
     let data = Packet { flags: ACK, ack: EXPECTED, ..syn };
     assert_eq!(harness.run(Hook::Ingress, &data.bytes()).verdict, NEXT);
@@ -92,7 +92,7 @@ fn reset(family: Family, harness: &mut Harness) {
     }
 
     // The endpoint's segments are still translated, and the client's kernel answers with a RST.
-    let back = data.to(pod).back();
+    let back = Packet { seq: EXPECTED, ack: data.seq, ..data.to(pod).back() };
     let seen = harness.run(Hook::Egress, &back.bytes());
     assert_eq!((seen.verdict, seen.packet), (NEXT, back.from(service.frontend).bytes()));
     let last = Packet { flags: RST, ..data.clone() };

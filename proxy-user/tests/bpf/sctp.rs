@@ -302,8 +302,8 @@ fn own_errors(family: Family, harness: &mut Harness) {
         let seen = harness.run_on(Hook::Ingress, &error(&sent, from), Some(uplink()));
         assert_eq!((seen.verdict, seen.packet), (NEXT, error(&init, becomes)));
     }
-    // The packet is larger than the MTU of the next device.
-    let big = Packet { flags: ACK, ..init }.payload(1500);
+    // The packet is larger than the MTU of the next device, and must not be fragmented.
+    let big = Packet { flags: ACK, fragment: 0x4000, ..init }.payload(1500);
     let seen = leaves(harness, &big);
     let mtu = [0, 0, 5, 0x78];
     let mut told = big.error(big.dst.ip(), kind, mtu, 128);

@@ -247,7 +247,8 @@ fn passed(family: Family, all: &mut Vec<Fixture>) {
             format!("{family:?}: after both FINs the answer to a connection to the backend itself passes"),
             &[&service],
             Hook::Egress,
-            answer.bytes(),
+            // The sequence numbers tell the connections apart.
+            Packet { seq: 0x5000_0000, ack: 0x6000_0000, ..answer.clone() }.bytes(),
         )
         .after(&[
             (Hook::Ingress, &syn),

@@ -117,6 +117,7 @@ fn row<A, N>(scenario: &Scenario, source: Option<A>, pods: N, range: N) -> NodeF
         source,
         pods: scenario.knows_pods.then_some(pods),
         service_cidrs: scenario.knows_range.then_some(range).into_iter().collect(),
+        sources: Vec::new(),
         ipsec: Vec::new(),
     }
 }

@@ -74,12 +74,12 @@ fn line(text: &str) {
 /// Returns the modes of `programs::object::load_packet_programs`, and the plain mode, whose name is empty.
 fn modes() -> Vec<(String, Variables)> {
     let headers = [("", vec![]), ("no header", vec![("LINK_HEADER", 0)])];
-    let transitions = [("", 0), ("looks up", 1), ("opens", 2), ("yields", 3)];
-    let one = |(header, variables): &(&str, Variables), (transition, number): (&str, u64)| {
-        let words: Vec<_> = [*header, transition].into_iter().filter(|word| !word.is_empty()).collect();
-        (words.join(", "), [variables.clone(), vec![("TRANSITION", number)]].concat())
+    let opens = [("", 1), ("no new flows", 0)];
+    let one = |(header, variables): &(&str, Variables), (word, number): (&str, u64)| {
+        let words: Vec<_> = [*header, word].into_iter().filter(|word| !word.is_empty()).collect();
+        (words.join(", "), [variables.clone(), vec![("OPENS_FLOWS", number)]].concat())
     };
-    let plain = headers.iter().flat_map(|header| transitions.map(|transition| one(header, transition)));
+    let plain = headers.iter().flat_map(|header| opens.map(|one_of| one(header, one_of)));
     let latency = |(header, variables): &(&str, Variables)| {
         let words: Vec<_> = [*header, "latency"].into_iter().filter(|word| !word.is_empty()).collect();
         (words.join(", "), [variables.clone(), vec![("CONNECT_LATENCY", 1)]].concat())

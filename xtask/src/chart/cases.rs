@@ -124,6 +124,7 @@ const CASES: [Case; 23] = [
             "socketDrop=fail",
             "forwardingMode=hybrid",
             "ejection=off",
+            "tenantAnnotations={weights}",
             "slowStart=30s",
             "page=services",
         ],

@@ -211,7 +211,7 @@ mod tests {
     fn found(kernel: &str, instructions: u64) -> Found {
         let lines = [
             format!("{MARK}tc_ingress\t\t{instructions}\t88\t1234"),
-            format!("{MARK}tc_ingress\tlooks up, no header\t{instructions}\t88\t1234"),
+            format!("{MARK}tc_ingress\tno header, no new flows\t{instructions}\t88\t1234"),
             format!("{MARK}xdp_ingress\t\t-"),
         ];
         Found::read(kernel, "6.1.0-56-amd64", &lines).unwrap()
@@ -226,7 +226,7 @@ mod tests {
         }
         let error = record.check(&found("6.1", 2000)).unwrap_err().to_string();
         assert!(
-            error.contains("tc_ingress (looks up, no header) needs 2000 instructions instead of 1000"),
+            error.contains("tc_ingress (no header, no new flows) needs 2000 instructions instead of 1000"),
             "{error}"
         );
     }

@@ -17,6 +17,7 @@ mod quotes;
 mod refused;
 mod reuse;
 mod rewrite;
+mod routes;
 mod segments;
 mod select;
 mod simulation;

@@ -85,7 +85,8 @@ fn only_of_its_first_fragment_a_client_hears_that_a_packet_is_too_big() {
     let maps = maps::<V4>(0);
     let (client, frontend) = (client::<V4>(), frontend::<V4>());
     let whole = packet::<V4>(client, frontend, UDP);
-    for (field, expected) in [(0x2000, REDIRECT), (0x2001, DROP)] {
+    // With "don't fragment".
+    for (field, expected) in [(0x6000, REDIRECT), (0x6001, DROP)] {
         let bytes = fragment(whole.clone(), field);
         let (verdict, _) = run_edited(Hook::Ingress, maps, UPLINK, &bytes, |skb| {
             skb.routes.set_default(Some(Route { mtu: 30, ..route() }));

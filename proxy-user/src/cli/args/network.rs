@@ -65,6 +65,11 @@ flags_of! {
             value_parser = FalseyValueParser::new()
         )]
         masquerade_all: Option<bool>,
+        /// SNAT clients outside also if the endpoint is on this node and the policy is Cluster, as kube-proxy does. For endpoints
+        /// whose answers do not return through this node by themselves: pods with a default route of their own (a VPN, Multus,
+        /// an egress gateway). A rule of netfilter translates the source, so rules in FORWARD and policies see the client.
+        #[arg(long, env = "BALLAST_MASQUERADE_EXTERNAL", value_parser = FalseyValueParser::new())]
+        masquerade_external: bool,
         /// Source ports for SNAT: one or two ranges. Nothing else on the node may use these ports. Default: the two largest
         /// ranges of ports from 1024 to 65535 outside `net.ipv4.ip_local_port_range` and --service-node-port-range.
         #[arg(long, env = "BALLAST_SNAT_PORTS", value_name = "FIRST-LAST[,FIRST-LAST]")]

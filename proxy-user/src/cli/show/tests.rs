@@ -214,7 +214,7 @@ fn maps() -> Vec<UsageRow> {
     let row = |name, kind: &str, used, capacity, setting| UsageRow {
         name,
         id: 11,
-        pin: PathBuf::from("/sys/fs/bpf/ballast/v3").join(name),
+        pin: PathBuf::from("/sys/fs/bpf/ballast/v1").join(name),
         kind: kind.into(),
         capacity,
         used,
@@ -275,7 +275,7 @@ fn status_of(agent: AgentState, facts: Result<Facts, ViewError>) -> Status {
 
 fn facts() -> Facts {
     Facts {
-        folder: "/sys/fs/bpf/ballast/v3".into(),
+        folder: "/sys/fs/bpf/ballast/v1".into(),
         abi: proxy_common::version::ABI_VERSION,
         snat_ports: "1024-29999,61000-65535".into(),
         node_ports: ["127.0.0.1", "192.0.2.1"].map(|address| address.parse().unwrap()).into(),
@@ -606,11 +606,11 @@ fn a_flow_as_json() {
 fn maps_as_a_table() {
     assert_snapshot!(render(&map_list(&maps(), &[]).unwrap(), Output::Text), @r#"
     NAME      TYPE     USED  CAPACITY    MEMORY  PIN
-    services  hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v3/services
-    backends  array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v3/backends
-    slots     array  500000    524288  12.0 MiB  /sys/fs/bpf/ballast/v3/slots
-    flows     array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v3/flows
-    config    array       -         1         -  /sys/fs/bpf/ballast/v3/config
+    services  hash        6     65536   1.5 MiB  /sys/fs/bpf/ballast/v1/services
+    backends  array       6    262144   6.0 MiB  /sys/fs/bpf/ballast/v1/backends
+    slots     array  500000    524288  12.0 MiB  /sys/fs/bpf/ballast/v1/slots
+    flows     array  131072    131072   3.0 MiB  /sys/fs/bpf/ballast/v1/flows
+    config    array       -         1         -  /sys/fs/bpf/ballast/v1/config
     "#);
 }
 
@@ -622,7 +622,7 @@ fn maps_as_json() {
         {
           "name": "config",
           "id": 11,
-          "pin": "/sys/fs/bpf/ballast/v3/config",
+          "pin": "/sys/fs/bpf/ballast/v1/config",
           "type": "array",
           "used": null,
           "capacity": 1,
@@ -719,7 +719,7 @@ fn a_status_with_a_map_that_fills_up() {
     Agent:      ok, at 127.0.0.1:10249
     Programs:   1 at 16 hooks
     Missing:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints is not refused; its packets are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
-    Maps:       5 in /sys/fs/bpf/ballast/v3 (ABI 1), 22.5 MiB
+    Maps:       5 in /sys/fs/bpf/ballast/v1 (ABI 1), 22.5 MiB
     Services:   4 ports, 6 frontends, 2 of them without endpoints
     Endpoints:  6 usable, 6 of 262144 ids in use
     Node ports: at 127.0.0.1 (sockets of the node), 192.0.2.1

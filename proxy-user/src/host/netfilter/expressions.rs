@@ -1,5 +1,7 @@
 //! Expressions of nftables rules (`include/uapi/linux/netfilter/nf_tables.h`).
 
+use proxy_common::config::MASQUERADE_MARK;
+
 use super::message::{NESTED, put};
 
 /// `NFTA_LIST_ELEM`.
@@ -13,6 +15,8 @@ const VERDICT: u32 = 0;
 /// `NFT_CT_STATE`, and the bit `NF_CT_STATE_BIT(IP_CT_NEW)` of its result.
 const CT_STATE: u32 = 0;
 const STATE_NEW: u32 = 1 << 3;
+/// `NFT_META_MARK`.
+const META_MARK: u32 = 3;
 /// `NFT_META_L4PROTO`.
 const META_PROTOCOL: u32 = 16;
 /// `NFT_PAYLOAD_TRANSPORT_HEADER`, and the offset of the flags in TCP's header.
@@ -81,6 +85,19 @@ fn mask(bytes: &[u8]) -> Vec<u8> {
             (5 | NESTED, &zero),
         ],
     )
+}
+
+/// Masquerades the packets that the programs mark.
+pub(super) fn masquerade_marked() -> Vec<u8> {
+    [
+        // NFTA_META_DREG, NFTA_META_KEY.
+        expression("meta", &[(1, &REGISTER.to_be_bytes()), (2, &META_MARK.to_be_bytes())]),
+        // The mark is a number in the host's byte order, and the kernel compares bytes.
+        mask(&MASQUERADE_MARK.to_ne_bytes()),
+        compare(NOT_EQUAL, &[0; 4]),
+        expression("masq", &[]),
+    ]
+    .concat()
 }
 
 /// Drops TCP packets that conntrack considers the first of their connection, and that are not a SYN.

@@ -7,6 +7,7 @@ pub mod export_conntrack;
 mod expressions;
 pub mod kube_proxy_rules;
 mod legacy;
+pub mod masquerade;
 pub(super) mod message;
 pub mod rules;
 pub mod sysctl;

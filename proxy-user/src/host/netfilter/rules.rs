@@ -163,7 +163,7 @@ fn name_of(family: u8) -> &'static str {
     if family == IPV6 { "ip6" } else { "ip" }
 }
 
-fn delete_table(family: u8, table: &str) -> Message {
+pub(super) fn delete_table(family: u8, table: &str) -> Message {
     Message::new(NFTABLES, DEL_TABLE, family).with_text(TABLE_NAME, table)
 }
 

@@ -38,6 +38,8 @@ fn host() -> HostView {
         ],
         local_routes: BTreeSet::new(),
         ipsec: BTreeMap::new(),
+        has_policy_routes: false,
+        masquerades: false,
         loopback_is_closed: false,
         netns_cookie: 77,
         has_kube_proxy_rules: true,
@@ -71,6 +73,52 @@ fn packets_leave_under_the_internal_address(#[case] internal: &[&str], #[case] e
     assert_eq!(plan.sources.get(&IpFamily::V6), Some(&ip("2001:db8::1")));
     assert_eq!((plan.host_netns, plan.snat_ports), (77, proxy_common::config::SNAT_PORTS));
     assert!(plan.other_proxy, "another proxy's connections");
+}
+
+/// Returns a device whose packets have the first of these addresses as source with MASQUERADE.
+fn link(kind: DeviceKind, addresses: &[&str]) -> HostDevice {
+    let masquerade = addresses.iter().take(1).map(|address| ip(address)).collect();
+    HostDevice { kind, masquerade, ..device("link", addresses) }
+}
+
+#[test]
+fn an_uplink_without_the_internal_address_has_a_source_of_its_own() {
+    let mut host = host();
+    host.devices.insert(5, link(DeviceKind::Physical, &["10.1.0.1", "10.1.0.2"]));
+    host.devices.insert(6, link(DeviceKind::Tunnel, &["2001:db8:1::1"]));
+    host.devices.insert(7, link(DeviceKind::Bridge, &["10.244.0.1"]));
+    host.devices.insert(8, link(DeviceKind::Physical, &["10.1.1.1", "192.0.2.1"]));
+    let plan = plan(&node(&["192.0.2.1"]), &host, &NodeSettings::default());
+    let expected =
+        [(IpFamily::V4, vec![(5, ip("10.1.0.1"))]), (IpFamily::V6, vec![(6, ip("2001:db8:1::1"))])];
+    assert_eq!(plan.device_sources, BTreeMap::from(expected));
+    assert_eq!(plan.problems, []);
+}
+
+#[test]
+fn more_uplinks_than_have_room_are_a_problem() {
+    let mut host = host();
+    for number in 0..=DEVICE_SOURCES as u8 {
+        host.devices
+            .insert(10 + u32::from(number), link(DeviceKind::Physical, &[&format!("10.1.{number}.1")]));
+    }
+    let plan = plan(&node(&["192.0.2.1"]), &host, &NodeSettings::default());
+    assert_eq!(plan.device_sources[&IpFamily::V4].len(), DEVICE_SOURCES);
+    let [problem] = &plan.problems[..] else { panic!("{:?}", plan.problems) };
+    assert!(problem.message.starts_with("9 uplinks have IPv4 addresses"), "{}", problem.message);
+}
+
+#[test]
+fn masquerading_needs_the_setting_and_the_rule() {
+    for (wanted, works) in [(false, false), (false, true), (true, false), (true, true)] {
+        let settings = NodeSettings { masquerade_external: wanted, ..NodeSettings::default() };
+        let host = HostView { masquerades: works, has_policy_routes: works, ..host() };
+        let plan = plan(&node(&["192.0.2.1"]), &host, &settings);
+        assert_eq!(plan.masquerade_external, wanted && works);
+        assert_eq!(plan.policy_routes, works);
+        let fields: Vec<_> = plan.problems.iter().map(|problem| &problem.field[..]).collect();
+        assert_eq!(fields, if wanted && !works { vec!["--masquerade-external"] } else { vec![] });
+    }
 }
 
 #[test]

@@ -64,6 +64,9 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         lan_ports: plan.devices.values().any(|facts| facts.lan_port),
         dsr: false,
         ipsec: !plan.ipsec.is_empty(),
+        sources: !plan.device_sources.is_empty(),
+        policy_routes: plan.policy_routes,
+        masquerade_external: plan.masquerade_external,
     };
     assert_eq!(found.config, expected);
     let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{:?}", found.rows) };

@@ -262,21 +262,27 @@ fn frozen_relay(control: &ControlPlane, node: &Node, kubeconfig: &Path) -> Resul
     let mut agent = node.start_with(kubeconfig, &["--master", &master])?;
     agent.says(&["first sync done"])?;
     change(control, "10.1.7.2")?;
-    agree(&control.api, node)?;
+    endpoint_becomes(node, "10.1.7.2")?;
     // Each connection is two streams. The agent may open several at once, of which HTTP/2 keeps one.
     let streams = relay.streams.lock().map_err(|_| anyhow::anyhow!("a thread of the relay panicked"))?.len();
     ensure!(streams <= 8, "{streams} streams");
     relay.is_frozen.store(true, Ordering::Relaxed);
     change(control, "10.1.7.3")?;
-    follows(control, node, "10.1.7.3")?;
+    endpoint_becomes(node, "10.1.7.3")?;
     ensure!(agent.count(&[" WARN ", "changed to another API server", SECOND])? == 1);
     change(control, "10.1.7.4")?;
-    agree(&control.api, node)?;
+    endpoint_becomes(node, "10.1.7.4")?;
     agent.is_well()
 }
 
-/// Waits until the endpoint has the address `to`, no longer than the agent may need.
+/// Waits until the endpoint has the address `to`, no longer than the agent may need, and nothing differs from the API server.
 fn follows(control: &ControlPlane, node: &Node, to: &str) -> Result<()> {
+    endpoint_becomes(node, to)?;
+    agree(&control.api, node).map(drop)
+}
+
+/// As [`follows`], also on a node that has an address of a Service itself.
+fn endpoint_becomes(node: &Node, to: &str) -> Result<()> {
     let changed = Instant::now();
     let endpoint = format!("{to}:8080").parse()?;
     eventually(NOTICED, || {
@@ -287,7 +293,6 @@ fn follows(control: &ControlPlane, node: &Node, to: &str) -> Result<()> {
     })?;
     let took = changed.elapsed();
     ensure!(took < NOTICED, "the change took {took:?}");
-    agree(&control.api, node)?;
     Ok(())
 }
 

@@ -28,7 +28,8 @@ const FULL: &[&str] = &[
     "--max-services", "64", "--max-frontends", "3", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
-const LATE: Service = Service { name: "late", number: 50, ..WIDE };
+/// Of two Services of one age and size, the first by name is programmed.
+const LATE: Service = Service { name: "younger", number: 50, ..WIDE };
 const NARROW: Service = Service { ports: &[tcp(80, 8080, &[1])], ..WIDE };
 
 fn works(fixture: &Fixture, service: Service) -> Result<()> {
@@ -64,7 +65,7 @@ fn broken(fixture: &Fixture) -> Result<()> {
 
 fn full(fixture: &Fixture) -> Result<()> {
     fixture.folder.put(LATE)?;
-    fixture.agent_mut()?.says(&["default/late", "--max-frontends"])?;
+    fixture.agent_mut()?.says(&["default/younger", "--max-frontends"])?;
     works(fixture, WIDE)?;
     // The other Services continue to work, also after changes, and the waiting Service is programmed once there is room.
     fixture.change(NARROW, &["1/8080"])?;

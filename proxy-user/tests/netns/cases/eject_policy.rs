@@ -139,7 +139,7 @@ fn denied(fixture: &Fixture) -> Result<()> {
         format!("{{ {pods}, {host} }}")
     };
     let rules = format!(
-        "table inet policy {{\n chain in {{\n type filter hook input priority 0;\n \
+        "table inet policies {{\n chain in {{\n type filter hook input priority 0;\n \
          ip saddr {} tcp dport {LATE} drop\n ip6 saddr {} tcp dport {LATE} drop\n }}\n}}\n",
         sources(Family::V4),
         sources(Family::V6)

@@ -42,6 +42,7 @@ mod path_mtu;
 mod removal;
 mod repair;
 mod restart;
+mod routes;
 mod sctp;
 mod shared_port;
 mod smoke;
@@ -136,6 +137,7 @@ pub fn all() -> Vec<Case> {
         live::CASES,
         matrix::CASES,
         path_mtu::CASES,
+        routes::CASES,
         sctp::CASES,
         tagged::CASES,
         top::CASES,

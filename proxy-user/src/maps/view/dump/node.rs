@@ -31,8 +31,16 @@ impl View {
                 let policies: Vec<_> = policies
                     .map(|policy| json!({ "src": cidr(&policy.src), "dst": cidr(&policy.dst) }))
                     .collect();
+                let address = |address: A| -> IpAddr { address.into() };
+                let sources: Vec<_> = node
+                    .sources
+                    .iter()
+                    .take(node.source_count as usize)
+                    .map(|source| json!({ "device": source.ifindex, "source": address(source.addr) }))
+                    .collect();
                 let node = json!({
                     "source": source, "pods": cidr(&node.pods), "serviceCidrs": cidrs, "ipsec": policies,
+                    "sources": sources,
                 });
                 (json!(key), node)
             })

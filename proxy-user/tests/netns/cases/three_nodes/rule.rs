@@ -167,6 +167,10 @@ pub fn expected(mode: Mode, who: Who, policy: usize, location: Location, family:
                 pod_ip(family, 1, 1)
             }
             Who::HostProcess => node_ip(family, 1),
+            // An address of the device that leads to the endpoint, as with MASQUERADE.
+            Who::TunnelPod if is_itself => link_ip(family, 33, 1),
+            // The bridge of the pods does not have the prefix.
+            Who::LocalPod if is_itself && mode == Mode::Prefix => pod_ip(family, 1, 1),
             _ if is_itself || (!is_here && by_uplink) => node_ip(family, 1),
             _ => who.ip(family),
         };

@@ -1,0 +1,163 @@
+//! What the routes of a new flow decide: the source of SNAT, the device of replies, and the masquerading by netfilter.
+
+use proxy_common::config::{
+    CONFIG_MASQUERADE_EXTERNAL, CONFIG_POLICY_ROUTES, CONFIG_SOURCES, MASQUERADE_MARK,
+};
+use proxy_common::flow::{is_masqueraded, is_rerouted};
+use proxy_common::node::DeviceSource;
+use proxy_common::service::SERVICE_LOCAL;
+
+use super::*;
+
+const ACK: Shape = Shape { flags: 0x10, ..SYN };
+/// A device with a source address of its own.
+const OVERLAY: u32 = 17;
+
+fn of_the_device<F: Net>(shape: Shape, reply: Shape) {
+    let maps = maps::<F>(0);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let own = F::addr(30);
+    maps.add_node_addr(own, NODE_ADDR_OWN);
+    let mut entry = NodeEntry { source: node::<F>(), source_count: 1, ..NodeEntry::UNKNOWN };
+    entry.sources[0] = DeviceSource { ifindex: OVERLAY, addr: own };
+    maps.set_node(entry);
+    maps.edit_config(|config| config.flags |= CONFIG_SOURCES);
+    for (device, expected, port) in [(OVERLAY, own, 4000), (5, node::<F>(), 4001)] {
+        let client = (client.0, port);
+        let by = Route { ifindex: device, ..route() };
+        let request = packet::<F>(client, frontend, shape);
+        let early = HostPacket::new(&request).edit(|skb| {
+            (skb.ifindex, skb.ingress_ifindex) = (UPLINK, UPLINK);
+            skb.routes.set_default(Some(by));
+        });
+        assert_eq!(run_early(maps, early.early_frame()), NEXT, "the first packet is left to tc");
+        maps.advance(1);
+        let (verdict, skb) =
+            run_edited(Hook::Ingress, maps, UPLINK, &request, |skb| skb.routes.set_default(Some(by)));
+        assert_eq!(verdict, REDIRECT);
+        let flow = *live(maps).iter().find(|flow| flow.client_port == port).unwrap();
+        assert_eq!(flow.source, expected);
+        let source = (expected, flow.source_port);
+        assert_eq!(ip(&skb), ip_packet::<F>(source, backend, Shape { ttl: shape.ttl - 1, ..shape }));
+        let (verdict, skb) = run_over(Hook::Ingress, maps, device, &packet::<F>(backend, source, reply));
+        assert_eq!(verdict, REDIRECT);
+        assert_eq!(ip(&skb), ip_packet::<F>(frontend, client, Shape { ttl: reply.ttl - 1, ..reply }));
+        // A connection that netfilter masquerades does not get the flow's port.
+        let theirs = packet::<F>(source, backend, shape);
+        let (_, skb) = run_over(Hook::Egress, maps, POD, &theirs);
+        assert_ne!(skb.wire(), theirs, "both would have one tuple");
+    }
+}
+
+#[test]
+fn snat_uses_the_address_of_the_device_where_packets_leave() {
+    of_the_device::<V4>(SYN, SYN_ACK);
+    of_the_device::<V6>(SYN, SYN_ACK);
+    of_the_device::<V4>(UDP, UDP);
+    of_the_device::<V6>(UDP, UDP);
+}
+
+fn replies<F: Net>(has_rules: bool) {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    if has_rules {
+        maps.edit_config(|config| config.flags |= CONFIG_POLICY_ROUTES);
+    }
+    // (the device by which the endpoint's replies leave, whether they take another route)
+    for (device, is_other, port) in [(UPLINK, false, 4000), (OVERLAY, true, 4001)] {
+        let client = (client.0, port);
+        maps.advance(1);
+        let request = packet::<F>(client, frontend, SYN);
+        run_edited(Hook::Ingress, maps, UPLINK, &request, |skb| {
+            skb.routes.set_default(Some(Route { ifindex: device, ..route() }));
+        });
+        let flow = *live(maps).iter().find(|flow| flow.client_port == port).unwrap();
+        assert_eq!(is_rerouted(flow.bits()), has_rules && is_other);
+        // The frontend's address has its route by the uplink.
+        let back = Route { ifindex: UPLINK, ..route() };
+        let reply = packet::<F>(backend, client, SYN_ACK);
+        for _ in 0..2 {
+            maps.advance(1);
+            let (verdict, skb) =
+                run_edited(Hook::Egress, maps, device, &reply, |skb| skb.routes.set_default(Some(back)));
+            assert_eq!(ip(&skb), ip_packet::<F>(frontend, client, SYN_ACK));
+            let by = match skb.redirect {
+                Some(Redirect::Neighbour(by)) => Some(by.ifindex),
+                Some(Redirect::Out(ifindex)) => Some(ifindex),
+                _ => None,
+            };
+            assert_eq!(by, (has_rules && is_other).then_some(UPLINK));
+            assert_eq!(verdict == NEXT, by.is_none());
+            assert!(skb.is_translated);
+        }
+    }
+}
+
+#[test]
+fn a_reply_takes_the_route_of_its_new_source() {
+    for has_rules in [false, true] {
+        replies::<V4>(has_rules);
+        replies::<V6>(has_rules);
+    }
+}
+
+fn marks<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    maps.edit_config(|config| config.flags |= CONFIG_MASQUERADE_EXTERNAL);
+    // (the device of the client, the policy, whether netfilter has to masquerade)
+    for (device, flags, is_marked, port) in
+        [(UPLINK, 0, true, 4000), (POD, 0, false, 4001), (UPLINK, SERVICE_LOCAL, false, 4002)]
+    {
+        let client = (client.0, port);
+        let key = ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP);
+        let entry = ServiceEntry {
+            id: 1,
+            slot_base: 7,
+            slot_count: 1,
+            kind: KIND_CLUSTER_IP,
+            flags,
+            ..ServiceEntry::NONE
+        };
+        maps.add_service(key, entry);
+        for shape in [SYN, ACK] {
+            let (verdict, skb) = run_over(Hook::Ingress, maps, device, &packet::<F>(client, frontend, shape));
+            assert_eq!(
+                (verdict, skb.wire()),
+                (NEXT, packet::<F>(client, backend, shape)),
+                "the client's address"
+            );
+            assert_eq!(skb.mark, if is_marked { MASQUERADE_MARK } else { 0 });
+        }
+        let flow = *live(maps).iter().find(|flow| flow.client_port == port).unwrap();
+        assert_eq!(is_masqueraded(flow.bits()), is_marked);
+    }
+}
+
+#[test]
+fn packets_of_clients_outside_are_marked_for_netfilter() {
+    marks::<V4>();
+    marks::<V6>();
+}
+
+/// A packet without "don't fragment" that is too long for the next link.
+#[test]
+fn the_stack_cuts_what_may_be_cut() {
+    let maps = maps::<V4>(0);
+    let (client, frontend) = (client::<V4>(), frontend::<V4>());
+    for (fragment, is_cut) in [(0u16, true), (0x4000, false)] {
+        let mut bytes = packet::<V4>(client, frontend, UDP);
+        let at = build::ETHERNET + 6;
+        bytes[at..at + 2].copy_from_slice(&fragment.to_be_bytes());
+        let check = build::ETHERNET + 10;
+        bytes[check..check + 2].fill(0);
+        let sum = build::checksum(&[&bytes[build::ETHERNET..build::ETHERNET + 20]]);
+        bytes[check..check + 2].copy_from_slice(&sum.to_be_bytes());
+        maps.advance(1);
+        let (_, skb) = run_edited(Hook::Ingress, maps, UPLINK, &bytes, |skb| {
+            skb.routes.set_default(Some(Route { mtu: 20, ..route() }));
+        });
+        assert_eq!(skb.redirect == Some(Redirect::In(1)), is_cut);
+        assert_eq!(maps.count_of(Reason::PacketTooBig), u64::from(!is_cut));
+    }
+}

@@ -1,0 +1,253 @@
+//! Routes: the source of SNAT behind overlays and isolated networks, replies that policy routes send to another uplink,
+//! endpoints with a default route of their own, and packets that are longer than the next link allows.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
+use super::{Case, client_ip};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
+use crate::manifest::{Family, pod_ip};
+use crate::peer::{Attempt, Kind, Peer};
+use crate::space::Space;
+
+const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
+#[rustfmt::skip]
+const XDP: &[&str] = &[
+    "--xdp", "generic",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+#[rustfmt::skip]
+const MASQUERADE: &[&str] = &[
+    "--masquerade-external",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+
+pub const CASES: &[Case] = &[
+    Case { name: "routes::an_endpoint_behind_an_isolated_nic_answers", wish: WISH, run: isolated },
+    Case {
+        name: "routes::an_endpoint_behind_an_isolated_nic_answers_by_xdp",
+        wish: Wish { flags: XDP, ..WISH },
+        run: isolated,
+    },
+    Case { name: "routes::an_endpoint_on_an_overlay_answers_by_it", wish: WISH, run: overlay },
+    Case { name: "routes::a_reply_leaves_by_the_uplink_of_its_frontend", wish: WISH, run: second_uplink },
+    Case {
+        name: "routes::an_endpoint_with_a_route_of_its_own_is_masqueraded",
+        wish: Wish { flags: MASQUERADE, ..WISH },
+        run: own_route,
+    },
+    Case { name: "routes::a_long_datagram_is_fragmented", wish: WISH, run: fragmented },
+];
+
+/// The number of the endpoint that is not one of the fixture's pods.
+const FAR: u8 = 9;
+const SIZES: [usize; 2] = [10, 1200];
+
+/// Serves as the pod [`FAR`] in a namespace.
+fn serve(space: &Space) -> Result<Peer> {
+    let peer = Peer::start(space, None)?;
+    for family in Family::BOTH {
+        for (is_tcp, port) in [(true, 8080), (false, 5353)] {
+            peer.serve(is_tcp, (pod_ip(family, FAR), port).into(), "far")?;
+        }
+    }
+    Ok(peer)
+}
+
+/// Dials the node port with all kinds of sockets; the endpoint has to see `source`.
+fn all_see(fixture: &Fixture, source: impl Fn(Family) -> IpAddr) -> Result<()> {
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let attempt = Attempt { patience: 5, ..Attempt::new(kind, node_port(family, kind)) };
+            eventually(SOON, || {
+                let seen = reach(fixture, attempt)?;
+                ensure!(seen.client.ip() == source(family), "the endpoint saw {}", seen.client);
+                Ok(())
+            })?;
+            for size in SIZES {
+                reach(fixture, attempt.size(size))?;
+            }
+        }
+        reach(fixture, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(300_000))?;
+    }
+    Ok(())
+}
+
+/// Returns the node's address in the network of the endpoint [`FAR`].
+fn near(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => [10, 99, FAR, 1].into(),
+        Family::V6 => [0xfd99, u16::from(FAR), 0, 0, 0, 0, 0, 1].into(),
+    }
+}
+
+/// The endpoint knows its own network only, without a default route.
+fn isolated(fixture: &Fixture) -> Result<()> {
+    let output = fixture.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output()?;
+    ensure!(output.status.success(), "ethtool: {}", String::from_utf8_lossy(&output.stderr));
+    open_up(fixture)?;
+    let far = Space::new("far")?;
+    fixture.node.ip(&format!(
+        "link add e1 type veth peer name eth0 netns {}\nlink set e1 up\n\
+         addr add {}/24 dev e1\naddr add {}/64 dev e1 nodad\n",
+        far.path(),
+        near(Family::V4),
+        near(Family::V6)
+    ))?;
+    let [v4, v6] = Family::BOTH.map(|family| pod_ip(family, FAR));
+    far.ip(&format!("addr add {v4}/24 dev eth0\naddr add {v6}/64 dev eth0 nodad\nlink set eth0 up\n"))?;
+    let _peer = serve(&far)?;
+    fixture.agent_mut()?.is_attached(&["e1".to_owned()])?;
+    put(fixture, &[(FAR, false)], &json!({}), &[])?;
+    all_see(fixture, near)?;
+    // The others keep the node's own address.
+    put(fixture, &[(0, false)], &json!({}), &[])?;
+    all_see(fixture, node_ip)
+}
+
+/// The endpoint is reached by a VXLAN; the network below drops packets with its address.
+fn overlay(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    let far = Space::new("far")?;
+    fixture.node.join(&far, "u1", "10.97.6", "fd97:6:")?;
+    for (space, device, local, remote, own) in [
+        (&fixture.node, "u1", "10.97.6.1", "10.97.6.2", Family::BOTH.map(near)),
+        (&far, "eth0", "10.97.6.2", "10.97.6.1", Family::BOTH.map(|family| pod_ip(family, FAR))),
+    ] {
+        space.ip(&format!(
+            "link add vx0 type vxlan id 42 dstport 4789 local {local} remote {remote} dev {device}\nlink set vx0 up\n\
+             addr add {}/24 dev vx0\naddr add {}/64 dev vx0 nodad\n",
+            own[0], own[1]
+        ))?;
+    }
+    nft(
+        &far,
+        &format!(
+            "table inet check {{\nchain out {{\ntype filter hook output priority 0;\n\
+             oifname \"eth0\" ip saddr {} drop;\noifname \"eth0\" ip6 saddr {} drop;\n}}\n}}\n",
+            pod_ip(Family::V4, FAR),
+            pod_ip(Family::V6, FAR)
+        ),
+    )?;
+    let _peer = serve(&far)?;
+    fixture.agent_mut()?.is_attached(&["vx0".to_owned()])?;
+    put(fixture, &[(FAR, false)], &json!({}), &[])?;
+    all_see(fixture, near)
+}
+
+/// The address that the pod's second uplink has.
+const SECOND: [&str; 2] = ["10.96.9.1", "fd96:9::1"];
+
+/// A rule sends all packets of the endpoint to a second uplink, whose network drops what is not from there.
+fn second_uplink(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    let other = Space::new("other")?;
+    fixture.node.ip(&format!(
+        "link add e2 type veth peer name eth0 netns {}\nlink set e2 up\n\
+         addr add {}/24 dev e2\naddr add {}/64 dev e2 nodad\n",
+        other.path(),
+        SECOND[0],
+        SECOND[1]
+    ))?;
+    other.ip("link set eth0 up\naddr add 10.96.9.2/24 dev eth0\naddr add fd96:9::2/64 dev eth0 nodad\n")?;
+    nft(
+        &other,
+        "table inet check {\nchain pre {\ntype filter hook prerouting priority 0;\n\
+         ip saddr 10.98.0.0/24 drop;\nip6 saddr fd98::/64 drop;\n}\n}\n",
+    )?;
+    fixture.agent_mut()?.is_attached(&["e2".to_owned()])?;
+    for (flag, family, via) in [("-4", Family::V4, "10.96.9.2"), ("-6", Family::V6, "fd96:9::2")] {
+        fixture.node.ip(&format!("route add default via {via} dev e2 table 200\n"))?;
+        let rule = format!("{flag} rule add from {} lookup 200", pod_ip(family, 0));
+        let output = fixture.node.command("ip").args(rule.split(' ')).output()?;
+        ensure!(output.status.success(), "ip: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    for policy in [json!({}), json!({"externalTrafficPolicy": "Local"})] {
+        put(fixture, &[(0, true)], &policy, &[])?;
+        all_see(fixture, client_ip)?;
+    }
+    Ok(())
+}
+
+/// The endpoint sends everything but its own network into a tunnel.
+fn own_route(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(0, true)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
+    all_see(fixture, client_ip)?;
+    fixture.in_pod_space(0, |pod| {
+        pod.ip("link add tun9 type veth peer name tun9p\nlink set tun9 up\nlink set tun9p up\n\
+             route replace default dev tun9\nroute del ::/0\nroute add ::/0 dev tun9\n")
+    })?;
+    put(fixture, &[(0, true)], &json!({}), &[])?;
+    let gateway = |family| match family {
+        Family::V4 => IpAddr::from([10, 99, 0, 1]),
+        Family::V6 => [0xfd99, 0, 0, 0, 0, 0, 0, 1].into(),
+    };
+    all_see(fixture, gateway)?;
+    // The chain FORWARD sees the client.
+    nft(
+        &fixture.node,
+        &format!(
+            "table inet check {{\nchain forward {{\ntype filter hook forward priority 0;\n\
+             ip saddr {} drop;\nip6 saddr {} drop;\n}}\n}}\n",
+            client_ip(Family::V4),
+            client_ip(Family::V6)
+        ),
+    )?;
+    for family in Family::BOTH {
+        for kind in Kind::ALL {
+            let attempt = Attempt::new(kind, node_port(family, kind)).in_vain();
+            ensure!(fixture.client.once(attempt)?.is_err(), "{attempt:?}: past the chain FORWARD");
+        }
+    }
+    Ok(())
+}
+
+/// A datagram that the sender lets routers cut, to an endpoint behind a narrow link.
+fn fragmented(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(0, false)], &json!({}), &[])?;
+    let to = node_port(Family::V4, Kind::Udp);
+    is_sent_on(fixture, to, Kind::Udp)?;
+    fixture.node.ip("link set p0 mtu 1300\n")?;
+    let socket = fixture.client_space.inside(|| Ok(UdpSocket::bind("0.0.0.0:0")?))?;
+    may_be_cut(&socket)?;
+    exchange(&socket, to)?;
+    Ok(())
+}
+
+/// Sends a message of 1,400 bytes until the endpoint answers; the answer ends in the length that arrived.
+fn exchange(socket: &UdpSocket, to: SocketAddr) -> Result<()> {
+    socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+    eventually(SOON, || {
+        socket.send_to(&[b'x'; 1400], to)?;
+        let mut answer = [0; 2048];
+        let (length, from) = socket.recv_from(&mut answer).context("no answer")?;
+        let answer = String::from_utf8_lossy(&answer[..length]);
+        ensure!(from == to && answer.ends_with("|1400"), "{answer} from {from}");
+        Ok(())
+    })
+}
+
+fn may_be_cut(socket: &UdpSocket) -> Result<()> {
+    let (never, size) = (libc::IP_PMTUDISC_DONT, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the kernel reads one integer.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_MTU_DISCOVER,
+            (&raw const never).cast(),
+            size,
+        )
+    };
+    ensure!(result == 0, "IP_MTU_DISCOVER: {}", std::io::Error::last_os_error());
+    Ok(())
+}
