@@ -39,6 +39,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
     let (algorithm, weights) = (spread::algorithm(metadata, problems), spread::weights(metadata, problems));
     let forwarding = spread::forwarding(metadata, problems);
     let ejection = spread::ejection(metadata, problems);
+    let no_sockets = spread::no_sockets(metadata, problems);
     let removal = removal::policy(metadata, problems);
     let kind = kind(spec.type_.as_deref(), problems);
     let ingress = match kind {
@@ -69,6 +70,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
         algorithm,
         forwarding,
         ejection,
+        no_sockets,
         removal,
         weights,
         health_check_node_port: optional_port(
