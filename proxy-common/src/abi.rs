@@ -13,7 +13,7 @@ use crate::{
     name::PortName,
     node::{Cidr, DeviceSource, IpsecPolicy, NodeEntry, Tunnel},
     service::{ServiceEntry, ServiceKey},
-    socket::{SocketEntry, SocketKey, SocketStorage, TranslatedSocket},
+    socket::{SocketEntry, SocketKey, SocketPeer, SocketPeers, SocketStorage, TranslatedSocket},
     source_range::SourceRangeKey,
     stats::{RefusalKey, ServiceStats},
 };
@@ -64,7 +64,7 @@ plain! {
     FlowEntry<[u8; 4]>: 64 = 8 4 4 4 4 2 2 2 2 1 1 2 4 4 4 4 8 4;
     FlowEntry<[u8; 16]>: 112 = 8 16 16 16 16 2 2 2 2 1 1 2 4 4 4 4 8 4;
     PortRange: 4 = 2 2;
-    NodeConfig: 112 = 4 4 4 4 4 4 4 4 4 4 4 4 4 4 8 12 4 8 24;
+    NodeConfig: 168 = 4 4 4 4 4 4 4 4 4 4 4 4 4 4 8 12 4 8 24 16 8 32;
     Cidr<[u8; 4]>: 8 = 4 4;
     Cidr<[u8; 16]>: 32 = 16 16;
     IpsecPolicy<[u8; 4]>: 16 = 8 8;
@@ -88,6 +88,8 @@ plain! {
     SocketEntry<[u8; 4]>: 16 = 4 2 2 4 4;
     SocketEntry<[u8; 16]>: 28 = 16 2 2 4 4;
     SocketStorage: 48 = 16 16 2 2 4 4 1 1 1 1;
+    SocketPeer: 48 = 16 16 2 2 4 4 1 1 2;
+    SocketPeers: 384 = 384;
     TranslatedSocket: 56 = 8 48;
     ServiceStats: 40 = 8 8 8 8 8;
     RefusalKey: 8 = 4 4;

@@ -1,6 +1,6 @@
 //! `config`: the node's settings, which the agent writes for the programs.
 
-use crate::node::{DEVICE_MAC, DEVICE_UPLINK, Device};
+use crate::node::{Cidr, DEVICE_MAC, DEVICE_UPLINK, Device};
 
 /// The only value of `config`. Durations are in jiffies: a program reads jiffies at no cost, while reading nanoseconds
 /// costs more than the rest of the packet's processing. The agent measures [`NodeConfig::hz`] at start.
@@ -47,7 +47,20 @@ pub struct NodeConfig {
     pub host_netns: u64,
     /// The MAC address at which this node receives the frames of each of `uplinks`: [`DEVICE_MAC`] of its entry.
     pub macs: [u64; UPLINKS],
+    /// Ids of the cgroups below which the kubelet puts the cgroups of pods; unused places are 0. If all are 0, the sockets of
+    /// every network namespace are translated; otherwise those of the node's own namespace, and of processes below these
+    /// cgroups.
+    pub pod_cgroups: [u64; POD_CGROUPS],
+    /// The ranges of this node's pods (`spec.podCIDRs`), which show what a pod is where `pod_cgroups` is not known:
+    /// [`Cidr::NONE`] if there is none. Then the sockets of a namespace are translated once a connection of it had a source in
+    /// the range.
+    pub pods4: Cidr<[u32; 1]>,
+    /// The same for IPv6.
+    pub pods6: Cidr<[u32; 4]>,
 }
+
+/// Number of cgroups in [`NodeConfig::pod_cgroups`].
+pub const POD_CGROUPS: usize = 2;
 
 /// Number of ranges of source ports for SNAT: one below and one above the local ports that the kernel gives to sockets.
 pub const SNAT_RANGES: usize = 2;
@@ -123,6 +136,8 @@ flags! {
         pub const CONFIG_MASQUERADE_EXTERNAL: u32 = 1 << 12;
         /// Some devices have a source address for SNAT of their own: [`NodeEntry::sources`](crate::node::NodeEntry::sources).
         pub const CONFIG_SOURCES: u32 = 1 << 13;
+        /// A process of the node cannot bind a port that is a node port of a Service (`--node-port-bind refuse`).
+        pub const CONFIG_NODE_PORT_BIND_REFUSE: u32 = 1 << 14;
     }
 }
 
@@ -237,6 +252,9 @@ impl NodeConfig {
             reserved: 0,
             host_netns: 0,
             macs: [0; UPLINKS],
+            pod_cgroups: [0; POD_CGROUPS],
+            pods4: Cidr::NONE,
+            pods6: Cidr::NONE,
         }
     }
 }

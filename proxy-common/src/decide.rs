@@ -14,8 +14,8 @@ use crate::reason::Reason;
 use crate::select::Algorithm;
 use crate::service::{
     KIND_CLUSTER_IP, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_EXTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR,
-    SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NODE_ALLOWED, SERVICE_SCOPED, SERVICE_SOURCE_RANGES,
-    ServiceEntry, ServiceKey,
+    SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_SCOPED,
+    SERVICE_SOURCE_RANGES, ServiceEntry, ServiceKey,
 };
 
 /// Whether a client is outside of the cluster, for the policies of a Service: its address is not a pod's, and its packet
@@ -111,14 +111,13 @@ pub enum SocketSource {
     Refused,
 }
 
-/// Returns the effect of the source ranges on a socket. `of_node`: the socket is in the network namespace of the node.
+/// Returns what the Service's source ranges and its setting for sockets mean for a socket. `of_node`: the socket is in the
+/// network namespace of the node.
 #[inline(always)]
 pub fn socket_source(service: &ServiceEntry, of_node: bool) -> SocketSource {
-    if service.flags & SERVICE_SOURCE_RANGES == 0 {
-        SocketSource::Allowed
-    } else if !of_node {
+    if !of_node && service.flags & (SERVICE_SOURCE_RANGES | SERVICE_NO_SOCKETS) != 0 {
         SocketSource::LeftToPackets
-    } else if service.flags & SERVICE_NODE_ALLOWED != 0 {
+    } else if service.flags & SERVICE_SOURCE_RANGES == 0 || service.flags & SERVICE_NODE_ALLOWED != 0 {
         SocketSource::Allowed
     } else {
         SocketSource::Refused

@@ -39,6 +39,9 @@ pub const SOCKETS: &str = "sockets";
 pub const SOCKETS6: &str = "sockets6";
 /// Socket to [`SocketStorage`](crate::socket::SocketStorage): frontend and backend of a connected socket; socket-local storage.
 pub const SOCKET_STORAGE: &str = "socket_storage";
+/// Socket to [`SocketPeers`](crate::socket::SocketPeers): the Services to which an unconnected UDP socket sends; socket-local
+/// storage.
+pub const SOCKET_PEERS: &str = "socket_peers";
 /// Family index to jiffies when a [`STATE_DIRECT`](crate::flow::STATE_DIRECT) flow of TCP was last seen; array of two.
 pub const DIRECT_SEEN: &str = "direct_seen";
 /// [`prefilter`](crate::prefilter) words (`u64`); array, memory-mapped by the agent.
@@ -76,6 +79,8 @@ pub const AFFINITY: &str = "affinity";
 pub const AFFINITY6: &str = "affinity6";
 /// [`NetnsAffinityKey`](crate::affinity::NetnsAffinityKey) to [`AffinityEntry`](crate::affinity::AffinityEntry); LRU hash.
 pub const AFFINITY_NETNS: &str = "affinity_netns";
+/// Cookie of a network namespace to `u32`, 1: the namespace of a pod, by the source of a connection; LRU hash.
+pub const NAMESPACES: &str = "namespaces";
 /// [`SourceRangeKey`](crate::source_range::SourceRangeKey) to `u32`, 1; longest prefix match.
 pub const SRC_RANGES: &str = "src_ranges";
 /// The same for IPv6.
@@ -103,6 +108,9 @@ pub const OPTIONAL: &[&str] = &[CONNECT_LATENCY, SYN_TIMES, SOCKET_EXAMPLES];
 /// Maps with an element for each backend id.
 pub const OF_BACKENDS: &[&str] = &[BACKENDS, BACKENDS6, BACKEND_STATS, CONNECTIONS, HEALTH];
 
+/// Pinned maps whose contents no program outside of the kernel can list: storage of sockets, and the ring buffer of events.
+pub const UNLISTED: &[&str] = &[SOCKET_STORAGE, SOCKET_PEERS, EVENTS];
+
 /// Every pinned map, except those in [`OPTIONAL`].
 pub const ALL: &[&str] = &[
     SERVICES,
@@ -123,6 +131,7 @@ pub const ALL: &[&str] = &[
     SOCKETS,
     SOCKETS6,
     SOCKET_STORAGE,
+    SOCKET_PEERS,
     DIRECT_SEEN,
     PREFILTER,
     CONFIG,
@@ -141,6 +150,7 @@ pub const ALL: &[&str] = &[
     AFFINITY,
     AFFINITY6,
     AFFINITY_NETNS,
+    NAMESPACES,
     SRC_RANGES,
     SRC_RANGES6,
     EVENTS,
@@ -217,6 +227,8 @@ pub const DEFAULT_REFUSALS: u32 = 16_384;
 pub const LATENCY_COUNT: u32 = 16_384;
 /// Clients in each of `affinity`, `affinity6` and `affinity_netns`.
 pub const DEFAULT_AFFINITY: u32 = 65_536;
+/// Network namespaces in `namespaces`.
+pub const NAMESPACE_COUNT: u32 = 4_096;
 /// Fragmented packets at a time, in each of `fragments` and `fragments6`.
 pub const FRAGMENT_COUNT: u32 = 16_384;
 /// Ranges in each of `src_ranges` and `src_ranges6`.

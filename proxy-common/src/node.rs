@@ -16,11 +16,24 @@ impl<A: Address> Cidr<A> {
     /// Stands for no range: it contains only the all-zero address, for which no lookup asks.
     pub const NONE: Self = Self { addr: A::ZERO, mask: A::ONES };
 
+    /// Whether this is a range.
+    #[inline(always)]
+    pub fn is_some(&self) -> bool {
+        let [a, b, c, d] = self.addr.words();
+        a | b | c | d != 0
+    }
+
     /// Whether `addr` is in the range.
     #[inline(always)]
     pub fn contains(&self, addr: &A) -> bool {
         let ([a, b, c, d], mask, from) = (addr.words(), self.mask.words(), self.addr.words());
         a & mask[0] == from[0] && b & mask[1] == from[1] && c & mask[2] == from[2] && d & mask[3] == from[3]
+    }
+}
+
+impl<A: Address> Default for Cidr<A> {
+    fn default() -> Self {
+        Self::NONE
     }
 }
 

@@ -99,6 +99,9 @@ pub const SERVICE_EJECTS: u16 = 1 << 6;
 /// Packets of clients outside to endpoints on other nodes are encapsulated, and the endpoints' nodes answer directly (DSR).
 pub const SERVICE_DSR: u16 = 1 << 7;
 
+/// The sockets of pods are not translated: the packet programs translate their packets (annotation `ballast.io/socket-lb`).
+pub const SERVICE_NO_SOCKETS: u16 = 1 << 8;
+
 /// The frontend is a cluster address.
 pub const KIND_CLUSTER_IP: u8 = 1;
 /// The frontend is a node port.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -32,7 +32,7 @@ use crate::otlp::record::LogRecord;
 use crate::otlp::{Counts, Exporter, Queue};
 use crate::page::Agent;
 use crate::plan::PlanSettings;
-use crate::programs::{EMBEDDED, Programs, Settings, require_capabilities};
+use crate::programs::{EMBEDDED, Programs, Settings, interleaves_packets, require_capabilities};
 use crate::sync::{Driver, DriverSettings, Programmed, Status};
 use crate::{connections, http, sockets, telemetry};
 
@@ -242,6 +242,13 @@ fn unknown_variables() -> Vec<String> {
 }
 
 async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
+    if interleaves_packets() && !config.paths.allow_preempt_rt {
+        bail!(
+            "this kernel is PREEMPT_RT, of Linux 6.18 or newer: tasks of one CPU interrupt each other while they process packets, \
+             and the packet programs share memory per CPU. Boot a kernel without PREEMPT_RT, or one that is built with \
+             CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y, and give --allow-preempt-rt"
+        );
+    }
     let root = cgroup::find(config.cgroup_root.as_deref())?;
     if !root.whole && config.cgroup_root.is_none() {
         tracing::warn!(
@@ -306,6 +313,8 @@ async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyho
         local_devices: config.network.local_devices.clone(),
         opens_loopback: true,
         masquerade_external: Some(config.node.masquerade_external),
+        // A missing cgroup is reported when the programs are loaded.
+        cgroup: cgroup::find(config.cgroup_root.as_deref()).ok().map(|root| root.path),
     };
     let looked = spawn_blocking(|| Follower::start(facts));
     let looked = looked.await.context("reading devices, addresses and routes was interrupted")?;

@@ -28,7 +28,7 @@ use proxy_user::maps::{
     NodeFamily, NodeRow, Store, Table, TunnelRow, Write,
 };
 use proxy_user::model::net::{IpFamily, Protocol};
-use proxy_user::model::settings::{FlowTimeouts, SocketDrop, SocketLb};
+use proxy_user::model::settings::{FlowTimeouts, NodePortBind, SocketDrop, SocketLb};
 use proxy_user::model::{ServiceName, SortedMap};
 use proxy_user::plan::{
     BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan,
@@ -473,10 +473,14 @@ fn what_is_said_of_the_node_is_read_back() {
         other_proxy: true,
         socket_lb: SocketLb::HostOnly,
         socket_drop: SocketDrop::Fail,
+        node_port_bind: NodePortBind::Refuse,
         timeouts: FlowTimeouts { udp: 7, ..FlowTimeouts::default() },
         snat_moved: true,
         snat_ports: [PortRange::new(5_000, 6_000), PortRange::new(61_000, 62_000)],
         host_netns: 3,
+        pod_cgroups: [4, 5],
+        pods4: Some("10.244.1.0/24".parse().unwrap()),
+        pods6: Some("fd00:10:244:1::/64".parse().unwrap()),
         uplinks: [7, 8, 0],
         macs: [70, 80, 0],
         lan_ports: true,
@@ -586,6 +590,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
         algorithm: Algorithm::Random,
         maglev_outside: false,
         ejects: false,
+        no_sockets: false,
         reset_after: None,
         source_ranges: [].into(),
     };

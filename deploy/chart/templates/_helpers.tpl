@@ -98,6 +98,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $own := dict
   "SOCKET_LB" .Values.socketLb
   "SOCKET_DROP" .Values.socketDrop
+  "NODE_PORT_BIND" .Values.nodePortBind
   "FORWARDING_MODE" .Values.forwardingMode
   "EJECTION" .Values.ejection
   "TENANT_ANNOTATIONS" (join "," .Values.tenantAnnotations | default "none")

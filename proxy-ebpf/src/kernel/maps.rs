@@ -20,7 +20,7 @@ use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::PREFILTER_WORDS;
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
-use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage};
+use proxy_common::socket::{SocketEntry, SocketKey, SocketPeers, SocketStorage};
 use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
@@ -142,10 +142,15 @@ pub(super) static DIRECT_SEEN: Array<u32, { 2 * DIRECT_WORDS as usize }> = Array
 #[btf_map(name = "socket_storage")]
 pub(super) static SOCKET_STORAGE: SkStorage<SocketStorage> = SkStorage::new();
 
-// The same for the peers of unconnected UDP sockets, with an entry for each direction, and for sockets whose storage could
-// not be allocated. Written by `sendmsg`, and by `connect` for the latter; read by both, and by `recvmsg` and
-// `getpeername`. A miss in `sendmsg`: another backend is selected; in `recvmsg`: the peer's address stays as it is. LRU: no
-// event shows that such a socket no longer needs a peer.
+// The Services to which an unconnected UDP socket sends, each with its backend. Written by `sendmsg`; read by `sendmsg` and
+// `recvmsg`. A miss in `sendmsg`: another backend is selected; in `recvmsg`: the peer's address stays as it is. Socket-local
+// storage, as above; a socket with more peers than it holds uses `sockets` for the others.
+#[btf_map(name = "socket_peers")]
+pub(super) static SOCKET_PEERS: SkStorage<SocketPeers> = SkStorage::new();
+
+// Peers that no storage holds, with an entry for each direction: those of unconnected UDP sockets beyond `socket_peers`, and
+// those of sockets whose storage could not be allocated. Written by `sendmsg`, and by `connect` for the latter; read by
+// both, and by `recvmsg` and `getpeername`. A miss: as above. LRU: no event shows that such a socket no longer needs a peer.
 #[btf_map(name = "sockets")]
 pub(super) static SOCKETS: LruHashMap<SocketKey<A4>, SocketEntry<A4>, SOCKET_COUNT> = LruHashMap::new();
 #[btf_map(name = "sockets6")]
@@ -292,6 +297,12 @@ pub(super) static AFFINITY6: LruHashMap<AffinityKey<A6>, AffinityEntry, AFFINITY
 #[btf_map(name = "affinity_netns")]
 pub(super) static AFFINITY_NETNS: LruHashMap<NetnsAffinityKey, AffinityEntry, AFFINITY_COUNT> =
     LruHashMap::new();
+
+// Cookie of a network namespace of a pod to 1, where pods are not known by their cgroup. Written when a connection has a source
+// in the range of the node's pods; read for each call of a socket that is not the node's. A miss: the packets are translated.
+// LRU: no event shows that a namespace is gone, and its next connection shows it again.
+#[btf_map(name = "namespaces")]
+pub(super) static NAMESPACES: LruHashMap<u64, u32, { sizes::NAMESPACE_COUNT as usize }> = LruHashMap::new();
 
 // Ranges of clients that a Service accepts (`loadBalancerSourceRanges`). Written by the agent; read for new connections to
 // such a Service. A miss: the client is refused. Longest prefix match, by Service port and address.

@@ -2,14 +2,17 @@
 
 use aya_ebpf::bindings::BPF_SK_STORAGE_GET_F_CREATE;
 use aya_ebpf::bindings::bpf_sock;
-use aya_ebpf::helpers::generated::bpf_sk_storage_get;
+use aya_ebpf::helpers::generated::{bpf_get_current_ancestor_cgroup_id, bpf_sk_storage_get};
 use proxy_common::affinity::{AffinityEntry, NetnsAffinityKey};
-use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage};
+use proxy_common::config::NodeConfig;
+use proxy_common::socket::{SocketEntry, SocketKey, SocketPeers, SocketStorage};
 use proxy_common::{V4, V6};
 
 use super::cast::{octets, words};
 use super::handle::Kernel;
-use super::maps::{AFFINITY_NETNS, CONFIG, CONNECTIONS, SOCKET_STORAGE, SOCKETS, SOCKETS6};
+use super::maps::{
+    AFFINITY_NETNS, CONFIG, CONNECTIONS, NAMESPACES, SOCKET_PEERS, SOCKET_STORAGE, SOCKETS, SOCKETS6,
+};
 use crate::env::{Node, OpenConnections, Words};
 
 /// Whether `bpf_set_retval` is available; see [`can_set_errno`]. The agent loads the socket programs with 0 if the kernel
@@ -37,6 +40,58 @@ pub fn is_host(netns: u64) -> bool {
     CONFIG.get(0).is_some_and(|config| config.host_netns == netns)
 }
 
+/// Whether `namespaces` shows which namespaces are those of pods.
+#[inline(always)]
+fn learns(config: &NodeConfig) -> bool {
+    config.pod_cgroups[0] == 0 && (config.pods4.is_some() || config.pods6.is_some())
+}
+
+/// Notes that a network namespace is a pod's, if the source of its connection shows it. The source is the one of these that
+/// has the socket's family.
+#[inline(always)]
+pub fn learn(netns: u64, v4: [u32; 1], v6: [u32; 4]) {
+    let Some(config) = CONFIG.get(0) else { return };
+    if !learns(config) || config.host_netns == netns {
+        return;
+    }
+    // SAFETY: the entry is not used.
+    let is_known = || unsafe { NAMESPACES.get(netns) }.is_some();
+    // No range contains the all-zero address, which a socket of the other family has.
+    let is_in4 = config.pods4.is_some() && config.pods4.contains(&v4);
+    let is_in6 = config.pods6.is_some() && config.pods6.contains(&v6);
+    if (is_in4 || is_in6) && !is_known() {
+        // If this fails, the next connection shows it again.
+        let _ = NAMESPACES.insert(netns, 1, 0);
+    }
+}
+
+/// The deepest level of the cgroup tree at which the cgroups of pods are looked for.
+const CGROUP_LEVELS: i32 = 8;
+
+/// Whether a socket of the current process is a pod's: by the cgroup of the process; where the cgroups of pods are not known, by
+/// the network namespace; also true if the node's range of pods is not known either.
+#[inline(always)]
+pub fn is_pod(config: &NodeConfig, netns: u64) -> bool {
+    let [first, second] = config.pod_cgroups;
+    if first == 0 {
+        // SAFETY: the entry is not used.
+        return !learns(config) || unsafe { NAMESPACES.get(netns) }.is_some();
+    }
+    let mut level = 1;
+    while level <= CGROUP_LEVELS {
+        // SAFETY: the helper has no preconditions.
+        let id = unsafe { bpf_get_current_ancestor_cgroup_id(level) };
+        if id == 0 {
+            return false;
+        }
+        if id == first || id == second {
+            return true;
+        }
+        level += 1;
+    }
+    false
+}
+
 /// Returns the storage of a socket; with `create` it is allocated if there is none.
 #[inline(always)]
 pub fn storage(socket: *mut bpf_sock, create: bool) -> Option<*mut SocketStorage> {
@@ -48,6 +103,19 @@ pub fn storage(socket: *mut bpf_sock, create: bool) -> Option<*mut SocketStorage
     // SAFETY: a map, and a socket that the kernel has passed to the program.
     let storage = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), flags) };
     (!storage.is_null()).then_some(storage.cast())
+}
+
+/// Returns the peers of an unconnected UDP socket; with `create` they are allocated if there are none.
+#[inline(always)]
+pub fn peers(socket: *mut bpf_sock, create: bool) -> Option<*mut SocketPeers> {
+    let map = core::ptr::from_ref(&SOCKET_PEERS).cast_mut().cast();
+    let flags = if create { u64::from(BPF_SK_STORAGE_GET_F_CREATE) } else { 0 };
+    if socket.is_null() {
+        return None;
+    }
+    // SAFETY: a map, and a socket that the kernel has passed to the program.
+    let peers = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), flags) };
+    (!peers.is_null()).then_some(peers.cast())
 }
 
 /// Returns the storage of a socket that is being closed, if the socket has any.
@@ -85,7 +153,7 @@ pub fn put_netns_affinity(key: &NetnsAffinityKey, entry: &AffinityEntry) -> Resu
     AFFINITY_NETNS.insert(key, entry, 0)
 }
 
-/// The peers of sockets that `socket_storage` cannot hold: `sockets` and `sockets6`.
+/// The peers of sockets that no storage holds: `sockets` and `sockets6`.
 pub trait Peers: Node {
     /// Returns the translated address of a peer: the backend for a frontend, or the frontend for a backend.
     fn peer(self, key: &SocketKey<Words<Self>>) -> Option<SocketEntry<Words<Self>>>;

@@ -1,5 +1,7 @@
-//! bind(2): a process of the node cannot bind a port that is a node port of a Service.
+//! bind(2): a process of the node cannot bind a port that is a node port of a Service, if the operator wants it
+//! (`--node-port-bind refuse`).
 
+use proxy_common::config::CONFIG_NODE_PORT_BIND_REFUSE;
 use proxy_common::decide;
 use proxy_common::node::NODE_ADDR_PORTS;
 use proxy_common::reason::Reason;
@@ -7,7 +9,7 @@ use proxy_common::{Address, V4, V6};
 
 use super::call::{ALLOW, deny};
 use super::sockaddr::{self, Bound};
-use crate::env::{Services, Words};
+use crate::env::{Node as _, Services, Words};
 use crate::header::same;
 use crate::kernel::handle::Kernel;
 use crate::kernel::sockets::is_host;
@@ -19,7 +21,7 @@ const EADDRINUSE: i32 = 98;
 /// Checks bind(2) of an IPv4 socket, after the kernel has bound it and before the call returns.
 #[inline(always)]
 pub fn bound4(socket: &Bound) -> i32 {
-    if !is_host(socket.netns()) {
+    if !is_refused(socket) {
         return ALLOW;
     }
     verdict(owner(Kernel::<V4>::new(), socket, socket.addr4()))
@@ -28,7 +30,7 @@ pub fn bound4(socket: &Bound) -> i32 {
 /// Checks bind(2) of an IPv6 socket, which may accept IPv4 connections, too.
 #[inline(always)]
 pub fn bound6(socket: &Bound) -> i32 {
-    if !is_host(socket.netns()) {
+    if !is_refused(socket) {
         return ALLOW;
     }
     let addr = socket.addr6();
@@ -39,6 +41,14 @@ pub fn bound6(socket: &Bound) -> i32 {
     let is_wildcard = same(&addr, &Address::ZERO);
     let both = || if is_wildcard { owner(Kernel::<V4>::new(), socket, Address::ZERO) } else { None };
     verdict(owner(Kernel::<V6>::new(), socket, addr).or_else(both))
+}
+
+/// Whether this process may be refused a node port. kube-proxy binds no node port since Kubernetes 1.27, so processes may bind
+/// them.
+#[inline(always)]
+fn is_refused(socket: &Bound) -> bool {
+    let config = Kernel::<V4>::new().config();
+    config.is_some_and(|config| config.flags & CONFIG_NODE_PORT_BIND_REFUSE != 0) && is_host(socket.netns())
 }
 
 /// Returns the id of the Service whose node port the socket has just bound on the wildcard address, or on an address with

@@ -17,10 +17,11 @@ use proxy_common::{PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 
 use super::peer::{self, OrigDst, orig_dst};
 use super::sockaddr::Sockaddr;
+use super::unconnected;
 use crate::env::{Counters, EventKind, Node, Services, Time, Words};
 use crate::header::same;
 use crate::kernel::events;
-use crate::kernel::sockets::{Peers, can_set_errno, is_host, netns_affinity, put_netns_affinity};
+use crate::kernel::sockets::{Peers, can_set_errno, is_host, is_pod, netns_affinity, put_netns_affinity};
 use crate::report;
 use crate::select::backend::{self, Picks, SelectedBackend};
 use crate::select::{affinity, health, lookup};
@@ -56,51 +57,50 @@ impl<S: Sockaddr, M: Peers + Counters + Picks + Services<Family = S::Family>> So
 #[inline(always)]
 pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let orig_dst = orig_dst(call);
-    let service = match find(maps, call, &orig_dst) {
-        Ok(Some(service)) => service,
-        Ok(None) => return untranslated(maps, call, &orig_dst, Call::Connect),
-        Err(refusal) => return refuse(maps, call, &orig_dst, &refusal, Call::Connect),
-    };
-    let selected = match select(maps, call, &service) {
-        Ok(selected) => selected,
-        Err(reason) => {
-            return refuse(maps, call, &orig_dst, &Refusal { service: service.id, reason }, Call::Connect);
+    let is_denied = 'denied: {
+        let service = match find(maps, call, &orig_dst) {
+            Ok(Some(service)) => service,
+            Ok(None) => break 'denied false,
+            Err(refusal) => break 'denied refuse(maps, call, &refusal),
+        };
+        match select(maps, call, &service) {
+            Ok(selected) => {
+                peer::connected(maps, call, &service, &selected, &orig_dst);
+                count_connection(maps, call, &service, selected.id);
+                call.set(selected.addr, selected.port);
+                return ALLOW;
+            }
+            Err(reason) => refuse(maps, call, &Refusal { service: service.id, reason }),
         }
     };
-    peer::connected(maps, call, &service, &selected, &orig_dst);
-    count_connection(maps, call, &service, selected.id);
-    call.set(selected.addr, selected.port);
-    ALLOW
+    if is_denied { DENY } else { untranslated(maps, call, &orig_dst, Call::Connect) }
 }
 
-/// Handles sendmsg(2) and sendto(2) of unconnected UDP sockets.
+/// Handles sendmsg(2) and sendto(2) of unconnected UDP sockets. Each step reads the address from the call again, which costs less
+/// than keeping it on the stack.
 #[inline(always)]
 pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
-    let orig_dst = orig_dst(call);
-    let service = match find(maps, call, &orig_dst) {
-        Ok(Some(service)) => service,
-        Ok(None) => return untranslated(maps, call, &orig_dst, Call::Send),
-        Err(refusal) => return refuse(maps, call, &orig_dst, &refusal, Call::Send),
-    };
-    let selected = match same_backend(maps, call, &orig_dst, &service) {
-        Some(selected) => {
-            peer::refresh_back_translation(maps, call, service.id, &selected, &orig_dst);
-            selected
+    let is_denied = 'denied: {
+        let service = match find(maps, call, &orig_dst(call)) {
+            Ok(Some(service)) => service,
+            Ok(None) => break 'denied false,
+            Err(refusal) => break 'denied refuse(maps, call, &refusal),
+        };
+        if let Some(same) = same_backend(maps, call, &service) {
+            call.set(same.addr, same.port);
+            return ALLOW;
         }
-        None => match select(maps, call, &service) {
+        match select(maps, call, &service) {
             Ok(selected) => {
-                peer::put_translation(maps, call, service.id, &selected, &orig_dst);
-                peer::put_back_translation(maps, call, service.id, &selected, &orig_dst, 0);
+                unconnected::put(maps, call, service.id, &selected);
                 count_connection(maps, call, &service, selected.id);
-                selected
+                call.set(selected.addr, selected.port);
+                return ALLOW;
             }
-            Err(reason) => {
-                return refuse(maps, call, &orig_dst, &Refusal { service: service.id, reason }, Call::Send);
-            }
-        },
+            Err(reason) => refuse(maps, call, &Refusal { service: service.id, reason }),
+        }
     };
-    call.set(selected.addr, selected.port);
-    ALLOW
+    if is_denied { DENY } else { untranslated(maps, call, &orig_dst(call), Call::Send) }
 }
 
 /// Handles recvmsg(2), recvfrom(2) and getpeername(2): translates the address for the application back to the dialled
@@ -109,7 +109,10 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
 pub fn restore<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let from = orig_dst(call);
     let is_foreign = maps.may_be(Role::Backend, &from.addr, from.port, from.proto).is_no();
-    if !is_foreign && let Some((addr, port)) = peer::frontend(maps, call, &from) {
+    if !is_foreign
+        && let Some((addr, port)) =
+            peer::frontend(call, &from).or_else(|| unconnected::frontend(maps, call, &from))
+    {
         call.set(addr, port);
     }
     ALLOW
@@ -128,7 +131,7 @@ fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
     }
     match what {
         Call::Connect => peer::connected_directly(maps, call, direct),
-        Call::Send => peer::forget_translation(maps, call, direct),
+        Call::Send => unconnected::sends_directly(maps, call, direct),
     }
     ALLOW
 }
@@ -141,10 +144,10 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     orig_dst: &OrigDst<Words<M>>,
 ) -> Result<Option<ServiceEntry>, Refusal> {
     let OrigDst { addr, port, proto } = *orig_dst;
-    if is_left_to_packets(maps, call) {
-        return Ok(None);
-    }
     if !maps.may_be(Role::Frontend, &decide::host_address(&addr), port, proto).is_no() {
+        if is_left_to_packets(maps, call) {
+            return Ok(None);
+        }
         let from_node = is_host(call.raw().netns());
         let on = if from_node { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
         if let Some(service) = lookup::frontend(maps, addr, port, proto, false, on) {
@@ -157,7 +160,10 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
             };
         }
     }
-    if maps.is_service_address(&addr) && matches!(proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP) {
+    if maps.is_service_address(&addr)
+        && matches!(proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP)
+        && !is_left_to_packets(maps, call)
+    {
         let reason = lookup::why_nothing(maps, addr);
         if reason.verdict() == Verdict::Pass {
             return Ok(None);
@@ -167,12 +173,14 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     Ok(None)
 }
 
-/// Whether the socket's packets are translated instead of its calls (`--socket-lb`).
+/// Whether the socket's packets are translated instead of its calls: by `--socket-lb`, or because it is neither the node's nor a
+/// pod's. Another container or guest may have no route to pods, and is served as a client on the network is.
 #[inline(always)]
 fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> bool {
-    let flags = maps.config().map_or(0, |config| config.flags);
-    flags & CONFIG_SOCKET_LB_OFF != 0
-        || flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 && !is_host(call.raw().netns())
+    let Some(config) = maps.config() else { return false };
+    config.flags & CONFIG_SOCKET_LB_OFF != 0
+        || !is_host(call.raw().netns())
+            && (config.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 || !is_pod(config, call.raw().netns()))
 }
 
 /// Returns the client number of the socket, if the Service skips failing backends; else [`NO_CLIENT`]. Only TCP connections
@@ -248,10 +256,9 @@ fn note<M: Counters>(maps: M, key: &NetnsAffinityKey, backend_id: u32, time: Tim
 fn same_backend<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
     call: &S,
-    orig_dst: &OrigDst<Words<M>>,
     service: &ServiceEntry,
 ) -> Option<SelectedBackend<Words<M>>> {
-    let entry = maps.peer(&peer::key_to_backend(call, orig_dst))?;
+    let entry = unconnected::backend(maps, call)?;
     let backend = maps.backend(entry.backend_id)?;
     let stays = decide::serves(backend, service)
         && backend.port == entry.port
@@ -282,28 +289,22 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
     }
 }
 
-/// Makes the call fail where kube-proxy rejects the packet. Where kube-proxy drops it, or where the kernel returns no error but
-/// `EPERM`, the call succeeds, and the packet programs reject each packet, or drop and count it, until an endpoint exists
-/// (`--socket-drop fail`: the call fails at once).
+/// Makes the call fail where kube-proxy rejects the packet; returns whether it fails. Where kube-proxy drops it, or where the
+/// kernel returns no error but `EPERM`, the call succeeds untranslated, and the packet programs reject each packet, or drop and
+/// count it, until an endpoint exists (`--socket-drop fail`: the call fails at once).
 #[inline(always)]
-fn refuse<S: Sockaddr, M: SocketMaps<S>>(
-    maps: M,
-    call: &S,
-    orig_dst: &OrigDst<Words<M>>,
-    refusal: &Refusal,
-    what: Call,
-) -> i32 {
+fn refuse<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, refusal: &Refusal) -> bool {
     let Refusal { service, reason } = *refusal;
     let rejects = reason.verdict() == Verdict::Reject;
     let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
     if !can_set_errno() || (!rejects && !fails) {
-        return untranslated(maps, call, orig_dst, what);
+        return false;
     }
     report::count_for(maps, service, reason);
     if events::has_listeners() {
         events::socket(maps, call, service, EventKind::Reason(reason));
     }
-    deny(if rejects { ECONNREFUSED } else { ETIMEDOUT })
+    deny(if rejects { ECONNREFUSED } else { ETIMEDOUT }) == DENY
 }
 
 /// Makes the call fail with this error; with `EPERM` if the kernel does not let programs set an error.

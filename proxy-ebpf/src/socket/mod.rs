@@ -7,3 +7,4 @@ pub mod outcome;
 pub mod peer;
 pub mod release;
 pub mod sockaddr;
+pub mod unconnected;

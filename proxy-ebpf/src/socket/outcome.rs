@@ -17,7 +17,7 @@ use proxy_common::socket::SocketStorage;
 use crate::env::{Health as _, Node as _};
 use crate::kernel::handle::Kernel;
 use crate::kernel::latency::{self, Outcome};
-use crate::kernel::sockets::storage;
+use crate::kernel::sockets::{learn, storage};
 use crate::report;
 use crate::select::health;
 
@@ -31,11 +31,17 @@ const WATCH: u32 = BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTO_CB_FLAG;
 pub fn happened(context: &SockOpsContext) -> u32 {
     // For sockets that accept connections, the program executes nothing more than this.
     match context.op() {
-        BPF_SOCK_OPS_TCP_CONNECT_CB if observed_storage(context).is_some() => {
+        BPF_SOCK_OPS_TCP_CONNECT_CB => {
+            let (v4, v6) = local(context);
+            learn(netns(context), v4, v6);
+            if observed_storage(context).is_none() {
+                return GO_ON;
+            }
             if latency::is_measured() {
                 latency::socket_connects(socket(context));
             }
             // If this fails, the result of the connection is not noted.
+            // The flags are never cleared: other programs of the socket's cgroups may have set the same ones.
             let _ = context.set_cb_flags((context.cb_flags() | WATCH).cast_signed());
         }
         BPF_SOCK_OPS_RTO_CB if state(context) == BPF_TCP_SYN_SENT => {
@@ -69,28 +75,41 @@ fn changed(context: &SockOpsContext, new: u32) {
         // A RST closed the socket. Without a received segment, the application has closed it.
         note_failure(context, Outcome::Refused);
     }
-    let _ = context.set_cb_flags((context.cb_flags() & !WATCH).cast_signed());
+}
+
+/// Returns the socket's own address in both families; the one of the other family has no meaning.
+#[inline(always)]
+fn local(context: &SockOpsContext) -> ([u32; 1], [u32; 4]) {
+    // The words are read one by one, whatever the family is: the verifier rejects a load whose offset is computed at run
+    // time.
+    // SAFETY: the kernel passes a valid context to every program.
+    unsafe {
+        let ip6 = &raw const (*context.ops).local_ip6;
+        (
+            [(&raw const (*context.ops).local_ip4).read_volatile()],
+            [
+                (&raw const (*ip6)[0]).read_volatile(),
+                (&raw const (*ip6)[1]).read_volatile(),
+                (&raw const (*ip6)[2]).read_volatile(),
+                (&raw const (*ip6)[3]).read_volatile(),
+            ],
+        )
+    }
+}
+
+#[inline(always)]
+fn netns(context: &SockOpsContext) -> u64 {
+    // SAFETY: the kernel hands every program a valid context.
+    unsafe { bpf_get_netns_cookie(context.ops.cast()) }
 }
 
 #[inline(always)]
 fn example(context: &SockOpsContext, storage: &SocketStorage, begun: u64, took: u64) -> SocketExample {
-    // The words are read one by one, whatever the family is: the verifier rejects a load whose offset is computed at run
-    // time.
-    // SAFETY: the kernel passes a valid context to every program.
-    let [v4, a, b, c, d] = unsafe {
-        let ip6 = &raw const (*context.ops).local_ip6;
-        [
-            (&raw const (*context.ops).local_ip4).read_volatile(),
-            (&raw const (*ip6)[0]).read_volatile(),
-            (&raw const (*ip6)[1]).read_volatile(),
-            (&raw const (*ip6)[2]).read_volatile(),
-            (&raw const (*ip6)[3]).read_volatile(),
-        ]
-    };
+    let ([v4], v6) = local(context);
     SocketExample {
         begun,
         took,
-        client: if storage.family == 4 { [v4, 0, 0, 0] } else { [a, b, c, d] },
+        client: if storage.family == 4 { [v4, 0, 0, 0] } else { v6 },
         backend: storage.backend,
         client_port: context.local_port() as u16,
         backend_port: storage.backend_port,
@@ -109,11 +128,9 @@ fn note_failure(context: &SockOpsContext, outcome: Outcome) {
         return;
     }
     let maps = Kernel::<V4>::new();
-    // SAFETY: the kernel hands every program a valid context.
-    let netns = unsafe { bpf_get_netns_cookie(context.ops.cast()) };
     let failure = if matches!(outcome, Outcome::Refused) { Failure::Refusal } else { Failure::Silence };
     let seed = maps.config().map_or(0, |config| config.flow_seed);
-    if maps.note_failure(storage.backend_id, socket_client(netns, seed), failure as u32) != 0 {
+    if maps.note_failure(storage.backend_id, socket_client(netns(context), seed), failure as u32) != 0 {
         report::refusal(maps, storage.service, Reason::EndpointEjected);
     }
 }

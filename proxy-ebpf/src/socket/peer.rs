@@ -1,11 +1,11 @@
 //! The address that a socket dialled and the backend that replaced it: in the socket's own storage if it is connected, else
-//! in `sockets`.
+//! in `sockets`. The module `unconnected` is for unconnected UDP sockets.
 
 use aya_ebpf::bindings::bpf_sock;
 use proxy_common::reason::Reason;
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
-use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_BACKEND, TO_FRONTEND};
+use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_FRONTEND};
 use proxy_common::{Address, Family, PROTO_UDP};
 
 use super::sockaddr::Sockaddr;
@@ -36,7 +36,7 @@ pub fn orig_dst<S: Sockaddr>(call: &S) -> OrigDst<<S::Family as Family>::Words> 
 
 /// Returns the number of the family in a [`SocketStorage`].
 #[inline(always)]
-fn family_number<F: Family>() -> u8 {
+pub fn family_number<F: Family>() -> u8 {
     if F::INDEX == 0 { 4 } else { 6 }
 }
 
@@ -97,7 +97,7 @@ pub fn uncount<M: OpenConnections>(maps: M, storage: &mut SocketStorage) {
     }
 }
 
-/// Stores the address that an unconnected socket dialled to reach this backend.
+/// Stores the address that a socket dialled to reach this backend in `sockets`.
 #[inline(always)]
 pub fn put_back_translation<S: Sockaddr, M>(
     maps: M,
@@ -115,51 +115,9 @@ pub fn put_back_translation<S: Sockaddr, M>(
     put(maps, &key, &entry);
 }
 
-/// Does the same, unless the entry is already there. If two Services have the backend, the entry is that of the Service which
-/// the socket dialled last.
+/// Adds an entry to `sockets`, or replaces it.
 #[inline(always)]
-pub fn refresh_back_translation<S: Sockaddr, M>(
-    maps: M,
-    call: &S,
-    service: u32,
-    backend: &SelectedBackend<Words<M>>,
-    orig_dst: &OrigDst<Words<M>>,
-) where
-    M: Peers + Counters + Services<Family = S::Family>,
-{
-    let key = SocketKey::new(call.raw().cookie(), backend.addr, backend.port, orig_dst.proto, TO_FRONTEND);
-    let is_known = maps.peer(&key).is_some_and(|entry| {
-        entry.port == orig_dst.port && same(&entry.addr, &orig_dst.addr) && entry.service == service
-    });
-    if !is_known {
-        put_back_translation(maps, call, service, backend, orig_dst, 0);
-    }
-}
-
-/// Stores the backend of an address that an unconnected socket dialled.
-#[inline(always)]
-pub fn put_translation<S: Sockaddr, M>(
-    maps: M,
-    call: &S,
-    service: u32,
-    backend: &SelectedBackend<Words<M>>,
-    orig_dst: &OrigDst<Words<M>>,
-) where
-    M: Peers + Counters + Services<Family = S::Family>,
-{
-    let entry =
-        SocketEntry { addr: backend.addr, port: backend.port, grace: 0, service, backend_id: backend.id };
-    put(maps, &key_to_backend(call, orig_dst), &entry);
-}
-
-/// Returns the key for an address that an unconnected socket dialled.
-#[inline(always)]
-pub fn key_to_backend<S: Sockaddr, A: Address>(call: &S, orig_dst: &OrigDst<A>) -> SocketKey<A> {
-    SocketKey::new(call.raw().cookie(), orig_dst.addr, orig_dst.port, orig_dst.proto, TO_BACKEND)
-}
-
-#[inline(always)]
-fn put<M: Peers + Counters>(maps: M, key: &SocketKey<Words<M>>, entry: &SocketEntry<Words<M>>) {
+pub fn put<M: Peers + Counters>(maps: M, key: &SocketKey<Words<M>>, entry: &SocketEntry<Words<M>>) {
     if maps.put_peer(key, entry).is_err() {
         report::reason(maps, Reason::SocketTableFull);
     }
@@ -205,19 +163,16 @@ where
     }
 }
 
-/// Returns the address and port that the application dialled to reach this peer; `None`: those of the peer itself.
+/// Returns the address and port that the application of a connected socket dialled; `None`: the socket is not connected to this
+/// peer by a Service, as far as its storage shows.
 #[inline(always)]
-pub fn frontend<S: Sockaddr, M>(maps: M, call: &S, peer: &OrigDst<Words<M>>) -> Option<(Words<M>, u16)>
+pub fn frontend<S: Sockaddr, A: Address>(call: &S, peer: &OrigDst<A>) -> Option<(A, u16)>
 where
-    M: Peers + Services<Family = S::Family>,
+    S::Family: Family<Words = A>,
 {
-    if let Some(storage) = storage(call.raw().socket(), false) {
-        // SAFETY: the socket's own storage.
-        let storage = unsafe { &*storage };
-        if is_connected_to::<S::Family>(storage, &peer.addr, peer.port) {
-            return Some((Address::from_words(storage.frontend), storage.frontend_port));
-        }
-    }
-    let key = SocketKey::new(call.raw().cookie(), peer.addr, peer.port, peer.proto, TO_FRONTEND);
-    maps.peer(&key).map(|entry| (entry.addr, entry.port))
+    let storage = storage(call.raw().socket(), false)?;
+    // SAFETY: the socket's own storage.
+    let storage = unsafe { &*storage };
+    is_connected_to::<S::Family>(storage, &peer.addr, peer.port)
+        .then(|| (Address::from_words(storage.frontend), storage.frontend_port))
 }

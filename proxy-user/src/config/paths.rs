@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::value::{AlgorithmName, seconds};
 use crate::model::ForwardingMode;
 use crate::model::annotations::Annotations;
-use crate::model::settings::{SocketDrop, SocketLb};
+use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
 use crate::programs::{TcxOrder, Xdp};
 
 /// How sockets and packets are handled. The fields are the flags with these names.
@@ -33,6 +33,10 @@ pub struct Paths {
     pub socket_lb: SocketLb,
     /// The result of a socket call for which kube-proxy would drop the packet.
     pub socket_drop: SocketDrop,
+    /// Whether a process of the node may bind a node port.
+    pub node_port_bind: NodePortBind,
+    /// The agent starts on a `PREEMPT_RT` kernel of Linux 6.18 or newer.
+    pub allow_preempt_rt: bool,
 }
 
 /// The value of `--ejection`.

@@ -190,6 +190,7 @@ impl RunConfig {
         let node = NodeSettings {
             socket_lb: paths.socket_lb,
             socket_drop: paths.socket_drop,
+            node_port_bind: paths.node_port_bind,
             timeouts: flow_timeouts,
             ..node_settings(&network, bind_address)?
         };

@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use proxy_common::config::POD_CGROUPS;
+
 /// The inode number of the root of a cgroup hierarchy. The root of a mount inside a container has another one.
 const HIERARCHY_ROOT: u64 = 1;
 
@@ -91,6 +93,49 @@ pub fn find_or_mount(named: Option<&Path>) -> Result<(CgroupRoot, bool), CgroupE
     look(place).map(|root| (root, true))
 }
 
+/// Number of levels below the root at which the kubelet's cgroup is looked for (`--cgroup-root` of the kubelet).
+const LEVELS: usize = 5;
+/// Maximum number of cgroups that are looked at.
+const MOST: usize = 4096;
+
+/// Returns the ids of the cgroups below which the kubelet puts the cgroups of pods, at the highest level that has any; unused
+/// places are 0. The id of a cgroup is the inode number of its directory.
+pub fn of_pods(root: &Path) -> [u64; POD_CGROUPS] {
+    let mut level = vec![root.to_owned()];
+    let mut left = MOST;
+    for _ in 0..LEVELS {
+        let folders: Vec<PathBuf> = level
+            .iter()
+            .filter_map(|folder| fs::read_dir(folder).ok())
+            .flat_map(|entries| entries.filter_map(Result::ok))
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .map(|entry| entry.path())
+            .take(left)
+            .collect();
+        left -= folders.len();
+        let mut ids: Vec<u64> =
+            folders.iter().filter(|folder| is_of_pods(folder)).filter_map(|folder| id(folder)).collect();
+        if !ids.is_empty() {
+            ids.sort_unstable();
+            let mut first = [0; POD_CGROUPS];
+            first.iter_mut().zip(ids).for_each(|(place, id)| *place = id);
+            return first;
+        }
+        level = folders;
+    }
+    [0; POD_CGROUPS]
+}
+
+/// Whether the kubelet's cgroup driver (`cgroupfs` or `systemd`) gives this name to the cgroup of all pods.
+fn is_of_pods(folder: &Path) -> bool {
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    name == "kubepods" || name == "kubepods.slice" || name.ends_with("-kubepods.slice")
+}
+
+fn id(folder: &Path) -> Option<u64> {
+    folder.metadata().ok().map(|metadata| metadata.ino())
+}
+
 fn is_cgroup2(path: &Path) -> bool {
     /// `CGROUP2_SUPER_MAGIC` of `include/uapi/linux/magic.h`.
     const MAGIC: rustix::fs::FsWord = 0x6367_7270;
@@ -145,6 +190,25 @@ mod tests {
                      4 5 0:6 /sub /d rw shared:1 master:2 unbindable - cgroup2 none rw\n\
                      broken line\n";
         assert_eq!(cgroup2_mounts(lines), [Path::new("/a b\\c"), Path::new("/d")]);
+    }
+
+    #[test]
+    fn the_cgroup_of_pods_is_found_at_its_highest_level() {
+        let root = std::env::temp_dir().join(format!("ballast-cgroup-{}", std::process::id()));
+        let make = |path: &str| fs::create_dir_all(root.join(path)).unwrap();
+        make("system.slice/docker.service");
+        assert_eq!(of_pods(&root), [0; POD_CGROUPS]);
+        make("kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice");
+        make("system.slice/docker.service/inner/kubepods");
+        let id = |path: &str| id(&root.join(path)).unwrap();
+        assert_eq!(of_pods(&root), [id("kubelet.slice/kubelet-kubepods.slice"), 0]);
+        make("kubepods.slice");
+        assert_eq!(of_pods(&root), [id("kubepods.slice"), 0]);
+        make("kubepods/burstable");
+        let mut both = [id("kubepods.slice"), id("kubepods")];
+        both.sort_unstable();
+        assert_eq!(of_pods(&root), both);
+        fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Lists the connected UDP and TCP sockets of the calling thread's network namespace, and destroys them
-//! (`sock_diag(7)`; `ss -K` does the same).
+//! (`sock_diag(7)`; `ss -K` does the same). Lists the sockets that wait for clients.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
+use netlink_packet_sock_diag::inet::nlas::Nla;
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
 use netlink_packet_sock_diag::{AF_INET, AF_INET6, SockDiagDestroy, SockDiagMessage};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
@@ -50,6 +51,17 @@ pub struct Connected {
     id: SocketId,
 }
 
+/// A socket that waits for clients: a TCP listener, or a UDP socket that is bound and not connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Server {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// The address to which it is bound.
+    pub addr: SocketAddr,
+    /// An IPv6 socket that does not accept IPv4 clients (`IPV6_V6ONLY`).
+    pub v6_only: bool,
+}
+
 impl Diag {
     /// Opens the netlink socket in the network namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
@@ -62,9 +74,32 @@ impl Diag {
     pub fn connected(&mut self, which: Sockets) -> io::Result<Vec<Connected>> {
         let mut all = Vec::new();
         for none in [SocketId::new_v4(), SocketId::new_v6()] {
-            for answer in self.0.exchange(request(which, none), NLM_F_DUMP)? {
+            let request = request(which.protocol(), which.states(), none);
+            for answer in self.0.exchange(request, NLM_F_DUMP)? {
                 if let SockDiagMessage::InetResponse(response) = answer {
                     all.push(Connected::of(which, response.header.socket_id));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Returns the sockets that wait for TCP and UDP clients.
+    ///
+    /// Error `NotFound`: as for [`Diag::connected`].
+    pub fn servers(&mut self) -> io::Result<Vec<Server>> {
+        let kinds =
+            [(Sockets::Tcp.protocol(), StateFlags::LISTEN), (Sockets::Udp.protocol(), StateFlags::CLOSE)];
+        let mut all = Vec::new();
+        for (protocol, states) in kinds {
+            for none in [SocketId::new_v4(), SocketId::new_v6()] {
+                for answer in self.0.exchange(request(protocol, states.clone(), none), NLM_F_DUMP)? {
+                    if let SockDiagMessage::InetResponse(response) = answer {
+                        let SocketId { source_address, source_port, .. } = response.header.socket_id;
+                        let v6_only = response.nlas.iter().any(|nla| matches!(nla, Nla::SkV6Only(true)));
+                        let addr = SocketAddr::new(source_address, source_port);
+                        all.push(Server { protocol, addr, v6_only });
+                    }
                 }
             }
         }
@@ -76,18 +111,19 @@ impl Diag {
     ///
     /// Error `NotFound`: the socket no longer exists. `Unsupported`: the kernel has no `CONFIG_INET_DIAG_DESTROY`.
     pub fn destroy(&mut self, socket: &Connected) -> io::Result<()> {
-        let message = SockDiagDestroy::new(request(socket.which, socket.id.clone()));
+        let message =
+            SockDiagDestroy::new(request(socket.which.protocol(), socket.which.states(), socket.id.clone()));
         self.0.exchange::<_, SockDiagMessage>(message, NLM_F_ACK).map(drop)
     }
 }
 
 /// Returns a request. In a request about one socket, the kernel compares everything in `id`.
-fn request(which: Sockets, id: SocketId) -> SockDiagMessage {
+fn request(protocol: u8, states: StateFlags, id: SocketId) -> SockDiagMessage {
     SockDiagMessage::InetRequest(InetRequest {
         family: if id.source_address.is_ipv4() { AF_INET } else { AF_INET6 },
-        protocol: which.protocol(),
+        protocol,
         extensions: ExtensionFlags::empty(),
-        states: which.states(),
+        states,
         socket_id: id,
     })
 }
@@ -127,6 +163,23 @@ mod tests {
         assert_eq!(ours.iter().map(|socket| socket.peer).collect::<Vec<_>>(), [to]);
         let server = rustix::net::sockopt::socket_cookie(&server).unwrap();
         assert!(all.iter().all(|socket| socket.cookie != server));
+    }
+
+    #[test]
+    fn sockets_that_wait_for_clients_are_listed() {
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.connect("127.0.0.1:9").unwrap();
+        let v6_only = socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::DGRAM, None).unwrap();
+        v6_only.set_only_v6(true).unwrap();
+        v6_only.bind(&"[::1]:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+        let all = Diag::open().unwrap().servers().unwrap();
+        let has = |protocol, addr, v6_only| all.contains(&Server { protocol, addr, v6_only });
+        assert!(has(proxy_common::PROTO_TCP, tcp.local_addr().unwrap(), false));
+        assert!(has(proxy_common::PROTO_UDP, udp.local_addr().unwrap(), false));
+        assert!(has(proxy_common::PROTO_UDP, v6_only.local_addr().unwrap().as_socket().unwrap(), true));
+        assert!(!has(proxy_common::PROTO_UDP, client.local_addr().unwrap(), false), "it is connected");
     }
 
     #[test]

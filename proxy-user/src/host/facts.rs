@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use rtnetlink::packet_route::RouteNetlinkMessage;
@@ -11,6 +12,7 @@ use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, Add
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
 use rtnetlink::packet_route::rule::{RuleAttribute, RuleHeader, RuleMessage};
 
+use super::cgroup;
 use super::devices::Device;
 use super::netfilter::kube_proxy_rules::KubeProxyRules;
 use super::netfilter::masquerade;
@@ -21,8 +23,6 @@ use super::selection::Pattern;
 use super::xfrm;
 use crate::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
 
-/// The device that kube-proxy's ipvs mode leaves behind: it holds the addresses of Services, not the node's.
-const IPVS_DEVICE: &str = "kube-ipvs0";
 /// `RT_TABLE_LOCAL` (include/uapi/linux/rtnetlink.h).
 const RT_TABLE_LOCAL: u8 = 255;
 /// `SO_NETNS_COOKIE` (include/uapi/asm-generic/socket.h, Linux 5.14).
@@ -40,6 +40,8 @@ pub struct Facts {
     pub opens_loopback: bool,
     /// Whether netfilter has to masquerade the packets that the programs mark; `None`: netfilter is not touched.
     pub masquerade_external: Option<bool>,
+    /// The cgroup to which the socket programs are attached; `None`: the cgroups of pods are not looked for.
+    pub cgroup: Option<PathBuf>,
 }
 
 impl Facts {
@@ -90,6 +92,8 @@ impl Facts {
         }
         Ok(HostView {
             devices,
+            leftovers: BTreeSet::new(),
+            pod_cgroups: self.cgroup.as_deref().map(cgroup::of_pods).unwrap_or_default(),
             defaults,
             local_routes,
             netns_cookie,
@@ -114,7 +118,7 @@ impl Facts {
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {
         let Device { ifindex, ref name, kind, no_header, mac, master, below, .. } = *device;
-        let own = || addresses.get(&ifindex).into_iter().flatten().filter(|_| name != IPVS_DEVICE);
+        let own = || addresses.get(&ifindex).into_iter().flatten();
         let is_among = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
         let role = if is_among(&self.local_devices) {
             DeviceRole::Local

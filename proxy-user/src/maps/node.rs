@@ -7,9 +7,9 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
 use proxy_common::config::{
     CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_IPSEC, CONFIG_LAN_PORTS, CONFIG_MASQUERADE_ALL,
-    CONFIG_MASQUERADE_EXTERNAL, CONFIG_OTHER_PROXY, CONFIG_POLICY_ROUTES, CONFIG_SNAT_MOVED,
-    CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF, CONFIG_SOURCES, NodeConfig,
-    PortRange, SNAT_PORTS, SNAT_RANGES, UPLINKS,
+    CONFIG_MASQUERADE_EXTERNAL, CONFIG_NODE_PORT_BIND_REFUSE, CONFIG_OTHER_PROXY, CONFIG_POLICY_ROUTES,
+    CONFIG_SNAT_MOVED, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF,
+    CONFIG_SOURCES, NodeConfig, POD_CGROUPS, PortRange, SNAT_PORTS, SNAT_RANGES, UPLINKS,
 };
 use proxy_common::node::{
     Cidr, DEVICE_SOURCES, Device, DeviceSource, IPSEC_POLICIES, IpsecPolicy, NodeAddr, NodeEntry,
@@ -17,7 +17,7 @@ use proxy_common::node::{
 };
 
 use super::Table;
-use crate::model::settings::{FlowTimeouts, SocketDrop, SocketLb};
+use crate::model::settings::{FlowTimeouts, NodePortBind, SocketDrop, SocketLb};
 
 /// Value of `node` or `node6`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,6 +199,8 @@ pub struct ConfigRow {
     pub socket_lb: SocketLb,
     /// [`CONFIG_SOCKET_DROP_FAIL`].
     pub socket_drop: SocketDrop,
+    /// [`CONFIG_NODE_PORT_BIND_REFUSE`].
+    pub node_port_bind: NodePortBind,
     /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
     /// [`CONFIG_SNAT_MOVED`].
@@ -207,6 +209,12 @@ pub struct ConfigRow {
     pub snat_ports: [PortRange; SNAT_RANGES],
     /// Cookie of the network namespace that the agent serves.
     pub host_netns: u64,
+    /// See [`NodeConfig::pod_cgroups`].
+    pub pod_cgroups: [u64; POD_CGROUPS],
+    /// See [`NodeConfig::pods4`].
+    pub pods4: Option<Ipv4Net>,
+    /// See [`NodeConfig::pods6`].
+    pub pods6: Option<Ipv6Net>,
     /// See [`NodeConfig::uplinks`].
     pub uplinks: [u32; UPLINKS],
     /// See [`NodeConfig::macs`].
@@ -233,10 +241,14 @@ impl Default for ConfigRow {
             other_proxy: false,
             socket_lb: SocketLb::default(),
             socket_drop: SocketDrop::default(),
+            node_port_bind: NodePortBind::default(),
             timeouts: FlowTimeouts::default(),
             snat_moved: false,
             snat_ports: SNAT_PORTS,
             host_netns: 0,
+            pod_cgroups: [0; POD_CGROUPS],
+            pods4: None,
+            pods6: None,
             uplinks: [0; UPLINKS],
             macs: [0; UPLINKS],
             lan_ports: false,
@@ -256,6 +268,7 @@ impl ConfigRow {
         | CONFIG_SOCKET_LB_HOST_ONLY
         | CONFIG_SOCKET_LB_OFF
         | CONFIG_SOCKET_DROP_FAIL
+        | CONFIG_NODE_PORT_BIND_REFUSE
         | CONFIG_DSR
         | CONFIG_IPSEC
         | CONFIG_LAN_PORTS
@@ -265,7 +278,7 @@ impl ConfigRow {
         | CONFIG_SNAT_MOVED;
 
     /// Reads these settings from an entry.
-    pub(super) const fn of(entry: &NodeConfig) -> Self {
+    pub(super) fn of(entry: &NodeConfig) -> Self {
         Self {
             masquerade_all: entry.flags & CONFIG_MASQUERADE_ALL != 0,
             detect_local: entry.flags & CONFIG_DETECT_LOCAL != 0,
@@ -282,10 +295,18 @@ impl ConfigRow {
             } else {
                 SocketDrop::Silent
             },
+            node_port_bind: if entry.flags & CONFIG_NODE_PORT_BIND_REFUSE != 0 {
+                NodePortBind::Refuse
+            } else {
+                NodePortBind::Allow
+            },
             timeouts: FlowTimeouts::of(entry),
             snat_moved: entry.flags & CONFIG_SNAT_MOVED != 0,
             snat_ports: entry.snat,
             host_netns: entry.host_netns,
+            pod_cgroups: entry.pod_cgroups,
+            pods4: range4(entry.pods4),
+            pods6: range6(&entry.pods6),
             uplinks: entry.uplinks,
             macs: entry.macs,
             lan_ports: entry.flags & CONFIG_LAN_PORTS != 0,
@@ -313,15 +334,43 @@ impl ConfigRow {
             (self.socket_lb == SocketLb::HostOnly, CONFIG_SOCKET_LB_HOST_ONLY),
             (self.socket_lb == SocketLb::Off, CONFIG_SOCKET_LB_OFF),
             (self.socket_drop == SocketDrop::Fail, CONFIG_SOCKET_DROP_FAIL),
+            (self.node_port_bind == NodePortBind::Refuse, CONFIG_NODE_PORT_BIND_REFUSE),
         ];
         let bits = bits.iter().filter(|(is, _)| *is).fold(0, |bits, (_, bit)| bits | bit);
         entry.flags = entry.flags & !Self::FLAGS | bits;
         self.timeouts.apply(entry);
         entry.snat = self.snat_ports;
         entry.host_netns = self.host_netns;
+        entry.pod_cgroups = self.pod_cgroups;
+        entry.pods4 = self.pods4.map_or(Cidr::NONE, |range| Cidr {
+            addr: words(range.network().octets()),
+            mask: words(range.netmask().octets()),
+        });
+        entry.pods6 = self.pods6.map_or(Cidr::NONE, |range| Cidr {
+            addr: words(range.network().octets()),
+            mask: words(range.netmask().octets()),
+        });
         entry.uplinks = self.uplinks;
         entry.macs = self.macs;
     }
+}
+
+/// Returns an address in words, as programs keep it.
+fn words<const OCTETS: usize, W: Address>(octets: [u8; OCTETS]) -> W
+where
+    [u8; OCTETS]: Address,
+{
+    W::from_words(octets.words())
+}
+
+fn range4(range: Cidr<[u32; 1]>) -> Option<Ipv4Net> {
+    let [addr, mask] = [range.addr, range.mask].map(|words| <[u8; 4]>::from_words(words.words()));
+    range.is_some().then(|| Ipv4Net::with_netmask(addr.into(), mask.into()).ok())?
+}
+
+fn range6(range: &Cidr<[u32; 4]>) -> Option<Ipv6Net> {
+    let [addr, mask] = [range.addr, range.mask].map(|words| <[u8; 16]>::from_words(words.words()));
+    range.is_some().then(|| Ipv6Net::with_netmask(addr.into(), mask.into()).ok())?
 }
 
 /// The contents of the tables about the node; if they are those of one table, the other parts are empty.
@@ -424,10 +473,14 @@ mod tests {
                 other_proxy,
                 socket_lb,
                 socket_drop,
+                node_port_bind: NodePortBind::Refuse,
                 timeouts,
                 snat_moved,
                 snat_ports: [PortRange::new(1, 2); SNAT_RANGES],
                 host_netns,
+                pod_cgroups: [host_netns, 7],
+                pods4: other_proxy.then(|| "10.244.1.0/24".parse().unwrap()),
+                pods6: snat_moved.then(|| "fd00:1::/64".parse().unwrap()),
                 uplinks,
                 macs: uplinks.map(u64::from),
                 lan_ports: detect_local,

@@ -16,14 +16,22 @@ pub enum Annotation {
     ForwardingMode,
     /// `removal-policy`, with `removal-delay`
     RemovalPolicy,
+    /// `socket-lb`
+    SocketLb,
     /// `weights`
     Weights,
 }
 
 impl Annotation {
     /// All annotations.
-    pub const ALL: [Self; 5] =
-        [Self::Algorithm, Self::Ejection, Self::ForwardingMode, Self::RemovalPolicy, Self::Weights];
+    pub const ALL: [Self; 6] = [
+        Self::Algorithm,
+        Self::Ejection,
+        Self::ForwardingMode,
+        Self::RemovalPolicy,
+        Self::SocketLb,
+        Self::Weights,
+    ];
 
     /// Returns the name without `ballast.io/`.
     pub const fn label(self) -> &'static str {
@@ -32,6 +40,7 @@ impl Annotation {
             Self::Ejection => "ejection",
             Self::ForwardingMode => "forwarding-mode",
             Self::RemovalPolicy => "removal-policy",
+            Self::SocketLb => "socket-lb",
             Self::Weights => "weights",
         }
     }
@@ -121,7 +130,7 @@ mod tests {
     #[test]
     fn lists_are_read_as_they_are_written() {
         let default = Annotations::default();
-        assert_eq!(default.to_string(), "algorithm,ejection,removal-policy,weights");
+        assert_eq!(default.to_string(), "algorithm,ejection,removal-policy,socket-lb,weights");
         for set in [default, Annotations::ALL, Annotations::NONE] {
             assert_eq!(set.to_string().parse::<Annotations>().unwrap(), set);
         }

@@ -131,6 +131,7 @@ pub fn service() -> impl Strategy<Value = Service> {
             algorithm: spread.0,
             forwarding: spread.1,
             ejection: None,
+            no_sockets: false,
             removal: RemovalPolicy::Drain,
             weights: Weights::default(),
             health_check_node_port: 32_000,

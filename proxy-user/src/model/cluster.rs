@@ -11,6 +11,7 @@ use super::{
     SortedMap, pack,
 };
 
+mod leftovers;
 mod statics;
 mod told;
 
@@ -32,7 +33,9 @@ pub struct Cluster {
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     /// The internal addresses of the other nodes, by name; `None` until they have been listed.
     others: Option<BTreeMap<String, Vec<IpAddr>>>,
-    /// `None` until the first [`Event::Host`].
+    /// The host as the kernel describes it, if a device may hold addresses that another proxy has left.
+    seen: Option<HostView>,
+    /// `None` until the first [`Event::Host`]. Without the addresses that another proxy has left.
     host: Option<HostView>,
     /// The host's addresses, without loopback addresses.
     own: BTreeSet<IpAddr>,
@@ -87,7 +90,10 @@ impl Cluster {
             }
             Event::Reset(listing) => self.reset(listing, &mut changed),
             Event::Static { services, slices } => self.set_statics(services, slices, &mut changed),
-            Event::Host(host) => self.set_host(host, &mut changed),
+            Event::Host(host) => self.set_seen(host, &mut changed),
+        }
+        if !changed.is_empty() {
+            self.find_leftovers(&mut changed);
         }
         changed
     }

@@ -4,7 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use proxy_common::config::PortRange;
+use proxy_common::config::{POD_CGROUPS, PortRange};
+
+/// The device of kube-proxy's ipvs mode, which holds addresses of Services.
+pub const IPVS_DEVICE: &str = "kube-ipvs0";
+/// Devices that other proxies create for addresses of Services: kube-proxy's ipvs mode, kube-router.
+pub const PROXY_DEVICES: [&str; 2] = [IPVS_DEVICE, "kube-dummy-if"];
 
 /// Devices, addresses and default routes of the agent's network namespace.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, in every combination")]
@@ -12,12 +17,19 @@ use proxy_common::config::PortRange;
 pub struct HostView {
     /// Its devices, by index.
     pub devices: BTreeMap<u32, HostDevice>,
+    /// Names of devices on which another proxy has left addresses of Services; [`Cluster`] finds them, and removes their
+    /// addresses.
+    ///
+    /// [`Cluster`]: super::Cluster
+    pub leftovers: BTreeSet<String>,
     /// Its default routes, the preferred one of each family first.
     pub defaults: Vec<DefaultRoute>,
     /// Ranges of addresses that are local by a route and not by a device, without loopback and link-local addresses.
     pub local_routes: BTreeSet<IpNet>,
     /// The cookie of the namespace; 0 if the kernel has none (before Linux 5.14).
     pub netns_cookie: u64,
+    /// Ids of the cgroups below which the kubelet puts the cgroups of pods; unused places are 0.
+    pub pod_cgroups: [u64; POD_CGROUPS],
     /// Another proxy's rules are in netfilter, or were recently: netfilter may translate existing connections.
     pub has_kube_proxy_rules: bool,
     /// Local ports that the kernel gives to sockets (`net.ipv4.ip_local_port_range`); `None`: not known.

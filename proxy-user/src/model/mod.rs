@@ -31,7 +31,9 @@ pub use cluster::Cluster;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
 pub use event::{Event, Key, Kind, Listing, Object};
 pub use forwarding::ForwardingMode;
-pub use host::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView, IpsecPolicy};
+pub use host::{
+    DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView, IPVS_DEVICE, IpsecPolicy, PROXY_DEVICES,
+};
 pub use name::{Name, Names, ServiceName, SliceName};
 pub use node::NodeView;
 pub use problem::Problem;

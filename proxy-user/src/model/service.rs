@@ -44,6 +44,8 @@ pub struct Service {
     pub forwarding: Option<ForwardingMode>,
     /// Whether new connections skip endpoints that fail, if the Service sets it (annotation `ballast.io/ejection`).
     pub ejection: Option<bool>,
+    /// The sockets of pods are not translated; their packets are (annotation `ballast.io/socket-lb: host-only`).
+    pub no_sockets: bool,
     /// What happens to TCP connections to a removed endpoint (annotations `ballast.io/removal-policy` and
     /// `ballast.io/removal-delay`).
     pub removal: RemovalPolicy,
@@ -76,6 +78,7 @@ impl Service {
             algorithm: None,
             forwarding: None,
             ejection: None,
+            no_sockets: false,
             removal: RemovalPolicy::Drain,
             weights: Weights::default(),
             health_check_node_port: 0,

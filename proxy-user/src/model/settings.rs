@@ -32,6 +32,8 @@ pub struct NodeSettings {
     pub socket_lb: SocketLb,
     /// What happens to a socket call if kube-proxy would drop the packet.
     pub socket_drop: SocketDrop,
+    /// Whether a process of the node may bind a node port.
+    pub node_port_bind: NodePortBind,
     /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
 }
@@ -58,6 +60,17 @@ pub enum SocketDrop {
     Silent,
     /// The call fails at once.
     Fail,
+}
+
+/// Whether a process of the node may bind a port that is a node port of a Service (`--node-port-bind`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodePortBind {
+    /// It may; clients of the node port still reach the Service.
+    #[default]
+    Allow,
+    /// The call fails with `EADDRINUSE`.
+    Refuse,
 }
 
 macro_rules! flow_timeouts {
@@ -163,6 +176,7 @@ impl Default for NodeSettings {
             service_cidrs: Vec::new(),
             socket_lb: SocketLb::default(),
             socket_drop: SocketDrop::default(),
+            node_port_bind: NodePortBind::default(),
             timeouts: FlowTimeouts::default(),
         }
     }

@@ -24,7 +24,7 @@ pub mod types;
 pub mod weights;
 
 pub use devices::DeviceFacts;
-pub use node::{AddressFacts, NodePlan, plan_node};
+pub use node::{AddressFacts, NodePlan, PodRanges, plan_node};
 pub use service::{PlanSettings, plan_service};
 pub use types::{
     Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, HealthCheck, PortPlan, Scope,

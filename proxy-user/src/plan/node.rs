@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
-use proxy_common::config::{PortRange, SNAT_RANGES};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use proxy_common::config::{POD_CGROUPS, PortRange, SNAT_RANGES};
 use proxy_common::map_names::OWN_ADDR_COUNT;
 use proxy_common::node::{DEVICE_SOURCES, SERVICE_CIDRS};
 
 use crate::model::net::IpFamily;
 use crate::model::settings::{
-    DetectLocal, FlowTimeouts, NodePortAddresses, NodeSettings, SocketDrop, SocketLb,
+    DetectLocal, FlowTimeouts, NodePortAddresses, NodePortBind, NodeSettings, SocketDrop, SocketLb,
 };
-use crate::model::{HostView, IpsecPolicy, NodeView, Problem};
+use crate::model::{HostView, IPVS_DEVICE, IpsecPolicy, NodeView, Problem};
 
 use super::devices::devices;
 use super::{DeviceFacts, ipsec, ports};
@@ -56,8 +56,14 @@ pub struct NodePlan {
     pub socket_lb: SocketLb,
     /// What happens to a socket call if kube-proxy would drop the packet.
     pub socket_drop: SocketDrop,
+    /// Whether a process of the node may bind a node port.
+    pub node_port_bind: NodePortBind,
     /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
+    /// Ids of the cgroups of pods; all 0: not known.
+    pub pod_cgroups: [u64; POD_CGROUPS],
+    /// The ranges of this node's pods, the first of each family.
+    pub pod_ranges: PodRanges,
     /// Cookie of the node's network namespace; 0: not known.
     pub host_netns: u64,
     /// The addresses on which the agent answers health checks of Services; an unspecified address stands for all addresses
@@ -70,6 +76,27 @@ pub struct NodePlan {
     pub tunnels: Option<BTreeMap<IpAddr, IpAddr>>,
     /// Problems of the node, or of its objects and settings.
     pub problems: Vec<Problem>,
+}
+
+/// The first range of pods of each family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PodRanges {
+    /// IPv4.
+    pub v4: Option<Ipv4Net>,
+    /// IPv6.
+    pub v6: Option<Ipv6Net>,
+}
+
+impl PodRanges {
+    fn of(ranges: &[IpNet]) -> Self {
+        let v4 = ranges
+            .iter()
+            .find_map(|range| if let IpNet::V4(range) = range { Some(range.trunc()) } else { None });
+        let v6 = ranges
+            .iter()
+            .find_map(|range| if let IpNet::V6(range) = range { Some(range.trunc()) } else { None });
+        Self { v4, v6 }
+    }
 }
 
 /// The facts about an address of the node.
@@ -109,6 +136,7 @@ pub fn plan_node(
     let pods = pods(node, &settings.detect_local, &mut problems);
     let ranges: BTreeSet<IpNet> = service_cidrs.iter().chain(&settings.service_cidrs).copied().collect();
     overlaps(node, host, &pods, &ranges, left_alone, &mut problems);
+    problems.extend(leftovers(node, host));
     problems.extend(ports::problems(&node.name, host.local_ports, settings));
     problems.extend(loopback(node, host));
     if settings.masquerade_external && !host.masquerades {
@@ -137,7 +165,10 @@ pub fn plan_node(
         snat_ports: settings.snat_ports,
         socket_lb: settings.socket_lb,
         socket_drop: settings.socket_drop,
+        node_port_bind: settings.node_port_bind,
         timeouts: settings.timeouts,
+        pod_cgroups: host.pod_cgroups,
+        pod_ranges: PodRanges::of(&node.pod_cidrs),
         host_netns: host.netns_cookie,
         dsr: false,
         tunnels: None,
@@ -370,6 +401,20 @@ fn by_family(ranges: &BTreeSet<IpNet>, problems: &mut Vec<Problem>) -> BTreeMap<
         }
     }
     by_family
+}
+
+/// Reports devices on which another proxy has left addresses of Services. kube-proxy's own device is one of its rules, which
+/// `ballast status` reports.
+fn leftovers(node: &NodeView, host: &HostView) -> impl Iterator<Item = Problem> {
+    host.leftovers.iter().filter(|device| **device != IPVS_DEVICE).map(|device| Problem {
+        object: format!("Node {}", node.name),
+        field: format!("device {device}"),
+        message: format!(
+            "another service proxy has left addresses of Services on this device; Ballast serves them, but the node answers \
+             ping and ARP for them: if no other proxy runs, remove the device with `ip link delete {device}` (kube-router: \
+             `kube-router --cleanup-config`)"
+        ),
+    })
 }
 
 /// Reports Service ranges that contain addresses of pods or of this node: packets to these addresses may be refused or dropped.

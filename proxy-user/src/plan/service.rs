@@ -151,6 +151,7 @@ fn ignore(service: &mut Cow<'_, Service>, annotation: Annotation) -> bool {
         Annotation::Ejection => service.ejection.is_some(),
         Annotation::ForwardingMode => service.forwarding.is_some(),
         Annotation::RemovalPolicy => service.removal != RemovalPolicy::Drain,
+        Annotation::SocketLb => service.no_sockets,
         Annotation::Weights => !service.weights.0.is_empty(),
     };
     if has {
@@ -160,6 +161,7 @@ fn ignore(service: &mut Cow<'_, Service>, annotation: Annotation) -> bool {
             Annotation::Ejection => service.ejection = None,
             Annotation::ForwardingMode => service.forwarding = None,
             Annotation::RemovalPolicy => service.removal = RemovalPolicy::Drain,
+            Annotation::SocketLb => service.no_sockets = false,
             Annotation::Weights => service.weights = Weights::default(),
         }
     }
@@ -230,6 +232,7 @@ fn plan_port(
         algorithm: service.algorithm.unwrap_or_default(),
         maglev_outside: service.algorithm.is_none(),
         // With other protocols, no packet indicates that an endpoint refuses a connection.
+        no_sockets: service.no_sockets,
         ejects: port.protocol == Protocol::Tcp && service.ejection != Some(false),
         // No other protocol has a reset after which the client considers the connection as closed.
         reset_after: service.removal.reset_after().filter(|_| port.protocol == Protocol::Tcp),

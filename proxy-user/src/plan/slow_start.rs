@@ -47,6 +47,7 @@ mod tests {
             algorithm,
             maglev_outside: false,
             ejects: false,
+            no_sockets: false,
             reset_after: None,
             source_ranges: [].into(),
         }

@@ -180,6 +180,8 @@ pub struct PortPlan {
     pub maglev_outside: bool,
     /// New connections skip endpoints that fail.
     pub ejects: bool,
+    /// The sockets of pods are not translated.
+    pub no_sockets: bool,
     /// Connections to a removed endpoint are reset this long after its removal; `None`: they drain. TCP only.
     pub reset_after: Option<Duration>,
     /// Clients that may use the frontends with [`Access::Ranges`], sorted. The ports of a Service share them.

@@ -91,11 +91,19 @@ mod tests {
     fn every_map_that_grows_has_a_setting_and_flows_have_two_keys() {
         let capacities = Capacities::default();
         let fixed: Vec<_> = names::ALL.iter().filter(|name| capacities.of(name).is_none()).collect();
-        let small =
-            ["skips", "clock_hand", "socket_storage", "direct_seen", "prefilter", "config", "reasons"];
+        let small = [
+            "skips",
+            "clock_hand",
+            "socket_storage",
+            "socket_peers",
+            "direct_seen",
+            "prefilter",
+            "config",
+            "reasons",
+        ];
         let node = ["node", "node6", "node_addrs", "node_addrs6", "tunnels", "devices"];
         // Their sizes need no flag.
-        let others = ["affinity", "affinity6", "affinity_netns", "events", "monitor"];
+        let others = ["affinity", "affinity6", "affinity_netns", "namespaces", "events", "monitor"];
         assert!(fixed.into_iter().eq(small.iter().chain(&node).chain(&others)));
         assert_eq!(capacities.of(names::FLOWS), Some((capacities.flows, "--max-flows")));
         assert_eq!(capacities.of(names::FLOW_INDEX6), Some((buckets_for(capacities.flows), "--max-flows")));

@@ -45,7 +45,7 @@ impl fmt::Display for Lack {
         f.write_str(match self {
             Self::SocketErrors => {
                 "bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints is not refused; its packets are rejected or \
-                 dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE"
+                 dropped; --socket-drop fail has no effect; with --node-port-bind refuse, bind fails with EPERM instead of EADDRINUSE"
             }
             Self::Xdp => "bpf_xdp_load_bytes (Linux 5.18): XDP is not used, only tc",
             Self::Tcx => {
@@ -80,10 +80,27 @@ pub(super) fn too_old() -> String {
     hint(release.trim()).unwrap_or_default()
 }
 
+/// Whether tasks of one CPU may interrupt each other while they process packets: since Linux 6.18, `local_bh_disable` of a
+/// `PREEMPT_RT` kernel takes no lock (unless it has `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`, which a running kernel does not show).
+/// The packet programs share memory per CPU.
+pub fn interleaves_packets() -> bool {
+    let read = |name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
+    interleaves(read("osrelease").trim(), &read("version"))
+}
+
+fn interleaves(release: &str, version: &str) -> bool {
+    version.contains("PREEMPT_RT") && numbers(release).is_some_and(|release| release >= (6, 18))
+}
+
+/// Returns the first two numbers of a release.
+fn numbers(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
 /// Whether a release is older than any on which the programs are known to load; `None` if the text is no release.
 pub fn is_too_old(release: &str) -> Option<bool> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|digits| digits.parse().ok());
-    Some((numbers.next()??, numbers.next()??) < OLDEST)
+    numbers(release).map(|release| release < OLDEST)
 }
 
 fn hint(release: &str) -> Option<String> {
@@ -98,6 +115,20 @@ fn hint(release: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_newer_kernels_with_preempt_rt_interleave_packets() {
+        let rt = "#1 SMP PREEMPT_RT Debian 6.18.3-1 (2026-01-05)";
+        for (release, version, expected) in [
+            ("6.18.3-rt-amd64", rt, true),
+            ("7.0.0-rc1", rt, true),
+            ("6.17.13-rt-amd64", rt, false),
+            ("6.12.57-rt-amd64", rt, false),
+            ("6.18.3-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.18.3-1 (2026-01-05)", false),
+        ] {
+            assert_eq!(interleaves(release, version), expected, "{release} {version}");
+        }
+    }
 
     #[test]
     fn only_older_kernels_are_called_too_old() {

@@ -40,7 +40,7 @@ pub use current_maps::CurrentMaps;
 pub use embedded::{EMBEDDED, release_object};
 pub use error::Error;
 pub use iterator::{CountedIterator, RemovedBackendIterator, SocketIterator};
-pub use kernel::{Lack, OLDEST, is_too_old, known_lacks, lacks};
+pub use kernel::{Lack, OLDEST, interleaves_packets, is_too_old, known_lacks, lacks};
 pub use links::Outcome;
 pub use loaded::{ProgramStatus, Programs};
 pub use notice::StartNotice;

@@ -9,7 +9,7 @@ use proxy_common::select::Algorithm;
 use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
     SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE,
-    SERVICE_NODE_ALLOWED, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
+    SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
 
 use crate::maps::{Backend, FrontendKey};
@@ -82,6 +82,7 @@ pub(super) fn service_entry(
             // Ejection never skips the last endpoint, so a frontend with one endpoint needs no check.
             (port.ejects && port.slot_count(frontend) > 1, SERVICE_EJECTS),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
+            (port.no_sockets, SERVICE_NO_SOCKETS),
         ]),
         algorithm: port.algorithm as u8,
         kind: match frontend.kind {

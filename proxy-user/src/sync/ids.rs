@@ -104,6 +104,11 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         self.by_key.count() + self.reserved.len()
     }
 
+    /// Ends the quarantine of `key`.
+    pub fn keep(&mut self, key: &K) {
+        self.quarantined.remove(key);
+    }
+
     /// Returns the id of `key`: its current id, or a new one.
     pub fn acquire(&mut self, key: &K) -> Result<u32, Exhausted> {
         if let Some(id) = self.get(key) {

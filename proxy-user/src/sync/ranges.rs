@@ -77,10 +77,13 @@ impl RangeSets {
         }
     }
 
-    /// Records an entry that refers to a set; 0 is the empty set, which has no rows.
+    /// Records an entry that refers to a set, which ends the quarantine of the set; 0 is the empty set, which has no rows.
     pub(super) fn reference(&mut self, id: u32) {
         if id != 0 {
             *self.refs.entry(id).or_default() += 1;
+            if let Some(set) = self.sets.get(&id) {
+                self.ids.keep(set);
+            }
         }
     }
 
@@ -157,5 +160,26 @@ impl RangeSets {
         if !is_used && !self.sets.contains_key(&id) {
             self.ids.unreserve(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_to_which_an_entry_refers_again_leaves_its_quarantine() {
+        let (now, hold) = (Instant::now(), Duration::from_secs(1));
+        let mut sets = RangeSets::new(8, hold);
+        let set: RangeSet = ["10.0.0.0/8".parse().unwrap()].into();
+        let id = sets.acquire(&set).unwrap();
+        sets.put(id, set[0]);
+        sets.reference(id);
+        // In one sync, an entry with the set is removed before another entry with the set is written.
+        sets.release(id, now, 1);
+        sets.reference(id);
+        assert_eq!(sets.quarantine_over(now + 9 * hold, 9), []);
+        sets.release(id, now, 9);
+        assert_eq!(sets.quarantine_over(now + 9 * hold, 99), [(id, vec![set[0]])]);
     }
 }

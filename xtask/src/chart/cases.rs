@@ -122,6 +122,7 @@ const CASES: [Case; 23] = [
             HOST,
             "socketLb=host-only",
             "socketDrop=fail",
+            "nodePortBind=refuse",
             "forwardingMode=hybrid",
             "ejection=off",
             "tenantAnnotations={weights}",
@@ -129,7 +130,7 @@ const CASES: [Case; 23] = [
             "page=services",
         ],
         holds: &[],
-        lacks: &["value: all", "value: silent", "value: snat"],
+        lacks: &["value: all\n", "value: silent", "value: allow", "value: snat"],
     },
     Case {
         values: &[

@@ -53,6 +53,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
     let (algorithm, weights) = (spread::algorithm(metadata, problems), spread::weights(metadata, problems));
     let forwarding = spread::forwarding(metadata, problems);
     let ejection = spread::ejection(metadata, problems);
+    let no_sockets = spread::no_sockets(metadata, problems);
     let removal = removal::policy(metadata, problems);
     unknown_annotations(metadata, problems);
     let kind = kind(spec.type_.as_deref(), problems);
@@ -84,6 +85,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
         algorithm,
         forwarding,
         ejection,
+        no_sockets,
         removal,
         weights,
         health_check_node_port: optional_port(

@@ -14,6 +14,9 @@ pub const ANNOTATION_EJECTION: &str = "ballast.io/ejection";
 /// The weights of endpoints, in a Service or an `EndpointSlice`.
 pub const ANNOTATION_WEIGHTS: &str = "ballast.io/weights";
 
+/// Whether the sockets of pods are translated when they connect.
+pub const ANNOTATION_SOCKET_LB: &str = "ballast.io/socket-lb";
+
 /// How packets of clients outside are sent to endpoints of a Service on other nodes.
 pub const ANNOTATION_FORWARDING: &str = "ballast.io/forwarding-mode";
 
@@ -60,6 +63,23 @@ pub fn ejection(metadata: &ObjectMeta, problems: &mut Problems) -> Option<bool> 
                 &format_args!("`{text}` is neither `on` nor `off`; until then the default applies"),
             );
             None
+        }
+    }
+}
+
+/// Whether a Service leaves the sockets of pods untranslated, so that their packets are translated.
+pub fn no_sockets(metadata: &ObjectMeta, problems: &mut Problems) -> bool {
+    match annotation(metadata, ANNOTATION_SOCKET_LB).map(str::trim) {
+        None | Some("all") => false,
+        Some("host-only") => true,
+        Some(text) => {
+            problems.add(
+                field(ANNOTATION_SOCKET_LB),
+                &format_args!(
+                    "`{text}` is neither `all` nor `host-only`; until then, sockets are translated"
+                ),
+            );
+            false
         }
     }
 }

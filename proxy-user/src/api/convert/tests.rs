@@ -70,6 +70,9 @@ fn annotations_say_how_connections_are_spread() {
     let ejections = ["on", " off", "true"].map(|text| of(json!({"ballast.io/ejection": text})));
     let seen = ejections.map(|service| (service.ejection, service.problems.len()));
     assert_eq!(seen, [(Some(true), 0), (Some(false), 0), (None, 1)]);
+    let sockets = ["host-only", "all", "off"].map(|text| of(json!({"ballast.io/socket-lb": text})));
+    let seen = sockets.map(|service| (service.no_sockets, service.problems.len()));
+    assert_eq!(seen, [(true, 0), (false, 0), (false, 1)]);
     let bad = of(json!({"ballast.io/algorithm": "fastest"}));
     assert_eq!(
         (bad.algorithm, fields(&bad.problems)),

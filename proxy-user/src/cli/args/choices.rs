@@ -8,7 +8,7 @@ use crate::config::page::Shows;
 use crate::config::paths::Ejection;
 use crate::config::value::{DetectLocalMode, LogFormat};
 use crate::model::ForwardingMode;
-use crate::model::settings::{SocketDrop, SocketLb};
+use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
 use crate::programs::{PacketHook, TcxOrder, Xdp};
 
 /// Implements `ValueEnum` for each type: its variants, and the word and the help text of each.
@@ -84,6 +84,11 @@ choices! {
         Silent = "silent":
             "The call continues, as with kube-proxy; the packets are dropped until there is a usable endpoint",
         Fail = "fail": "The call fails immediately (ETIMEDOUT)",
+    }
+    NodePortBind {
+        Allow = "allow":
+            "Yes, as with kube-proxy: the Service receives what is sent to the node port, and `ballast status` names the process's port",
+        Refuse = "refuse": "No: bind fails with EADDRINUSE",
     }
     DetectLocalMode {
         ClusterCidr = "ClusterCIDR": "By the addresses of pods: --cluster-cidr",

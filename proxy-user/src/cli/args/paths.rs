@@ -1,13 +1,15 @@
 //! Flags that control how sockets and packets are translated.
 
-use super::mirror::flags_of;
 use std::time::Duration;
 
+use clap::builder::FalseyValueParser;
+
+use super::mirror::flags_of;
 use crate::config::paths::{Ejection, Paths};
 use crate::config::value::{self, AlgorithmName};
 use crate::model::ForwardingMode;
 use crate::model::annotations::Annotations;
-use crate::model::settings::{SocketDrop, SocketLb};
+use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
 use crate::programs::{TcxOrder, Xdp};
 
 flags_of! {
@@ -34,14 +36,14 @@ flags_of! {
         /// endpoints and without the annotation `ballast.io/ejection`.
         #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on")]
         ejection: Ejection,
-        /// Annotations `ballast.io/...` of Services that count, as a list of algorithm, ejection, forwarding-mode, removal-policy
-        /// and weights; or all, or none. With forwarding-mode, a Service that asks for DSR makes every agent watch all nodes and
+        /// Annotations `ballast.io/...` of Services that count, as a list of algorithm, ejection, forwarding-mode, removal-policy,
+        /// socket-lb and weights; or all, or none. With forwarding-mode, a Service that asks for DSR makes every agent watch all nodes and
         /// accept packets that they encapsulate.
         #[arg(
             long,
             env = "BALLAST_TENANT_ANNOTATIONS",
             value_name = "LIST",
-            default_value = "algorithm,ejection,removal-policy,weights"
+            default_value = "algorithm,ejection,removal-policy,socket-lb,weights"
         )]
         tenant_annotations: Annotations,
         /// Time in which the share of a new endpoint grows from a tenth of its weight to its weight; not with sh, dh and mh.
@@ -54,5 +56,12 @@ flags_of! {
         /// What connect and sendmsg of a translated socket do where kube-proxy would drop the packet.
         #[arg(long, env = "BALLAST_SOCKET_DROP", value_name = "HOW", default_value = "silent")]
         socket_drop: SocketDrop,
+        /// Whether a process of the node may bind a port that is a node port of a Service.
+        #[arg(long, env = "BALLAST_NODE_PORT_BIND", value_name = "WHETHER", default_value = "allow")]
+        node_port_bind: NodePortBind,
+        /// Start although the kernel is `PREEMPT_RT`, of Linux 6.18 or newer: only if it was built with
+        /// `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y`.
+        #[arg(long, env = "BALLAST_ALLOW_PREEMPT_RT", value_parser = FalseyValueParser::new())]
+        allow_preempt_rt: bool,
     }
 }

@@ -41,6 +41,8 @@ pub struct Kernel {
     pub missing_maps: Option<Vec<&'static str>>,
     /// Missing kernel features that Ballast can do without; `None`: this process may not query the kernel.
     pub lacks: Option<Vec<Lack>>,
+    /// Whether tasks of one CPU may interrupt each other while they process packets (`PREEMPT_RT`).
+    pub interleaves_packets: bool,
     /// Whether the kernel provides BTF (`/sys/kernel/btf/vmlinux`).
     pub has_btf: bool,
     /// Options that the kernel was built without; `None`: the list of its options cannot be read.
@@ -138,6 +140,8 @@ pub struct Others {
     pub kube_proxy: Result<KubeProxyRules, String>,
     /// Process id of a kube-proxy in this network namespace.
     pub kube_proxy_process: Option<u32>,
+    /// Devices with addresses that another service proxy has probably left, and the number of addresses.
+    pub leftovers: Vec<(String, usize)>,
     /// Number of virtual servers of IPVS.
     pub ipvs_servers: usize,
     /// Names of all loaded BPF programs.
@@ -151,6 +155,7 @@ impl Default for Others {
             cni: None,
             kube_proxy: Ok(KubeProxyRules::default()),
             kube_proxy_process: None,
+            leftovers: Vec::new(),
             ipvs_servers: 0,
             programs: BTreeSet::new(),
         }

@@ -19,18 +19,21 @@ use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::{cgroup, devices, facts as host, ports};
 use crate::maps::view::{View, ViewError};
 use crate::model::ports::LOCAL_PORTS;
-use crate::model::{DeviceKind, HostView};
+use crate::model::{DeviceKind, HostDevice, HostView, IPVS_DEVICE, PROXY_DEVICES};
 use crate::programs;
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// Gathers all facts.
 pub fn facts(args: &CheckArgs, api: ApiAccess) -> Facts {
+    // If this process may not query the network, nothing is reported here; the check of the capabilities reports the cause.
+    let view =
+        Follower::start(host::Facts::default()).map(|machine| machine.view().clone()).unwrap_or_default();
     Facts {
         kernel: kernel(),
         environment: environment(args),
-        network: network(args),
-        others: others(&args.cni_conf_dir),
+        network: network(args, &view),
+        others: others(&args.cni_conf_dir, &view),
         api,
         installed: (!args.pre).then(|| installed(&args.maps.bpffs, args.agent.metrics_bind_address)),
     }
@@ -47,6 +50,7 @@ fn kernel() -> Kernel {
         missing_programs: programs::missing_programs(),
         missing_maps: programs::missing_maps(),
         lacks: programs::known_lacks(),
+        interleaves_packets: programs::interleaves_packets(),
         has_btf: Path::new(BTF).exists(),
         missing_options: options::missing(&release),
         jit: sysctl("net/core/bpf_jit_enable"),
@@ -66,10 +70,7 @@ fn environment(args: &CheckArgs) -> Environment {
     }
 }
 
-fn network(args: &CheckArgs) -> Network {
-    // If this process may not query the network, nothing is reported here; the check of the capabilities reports the cause.
-    let view =
-        Follower::start(host::Facts::default()).map(|machine| machine.view().clone()).unwrap_or_default();
+fn network(args: &CheckArgs, view: &HostView) -> Network {
     let is_on = |name| sysctl(name).map(|value| value != 0);
     Network {
         forwards4: is_on("net/ipv4/ip_forward"),
@@ -81,7 +82,7 @@ fn network(args: &CheckArgs) -> Network {
             .map(|text| ranges(&text))
             .unwrap_or_default(),
         node_ports: args.service_node_port_range.0,
-        devices: up(&view),
+        devices: up(view),
     }
 }
 
@@ -102,7 +103,7 @@ fn up(view: &HostView) -> Vec<Device> {
         let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).ok()?;
         Some(flags & libc::IFF_UP.cast_unsigned() != 0)
     };
-    let device = |(ifindex, device): (&u32, &crate::model::HostDevice)| {
+    let device = |(ifindex, device): (&u32, &HostDevice)| {
         let known = device.kind != DeviceKind::Loopback && is_up(&device.name)?;
         known.then_some(Device {
             mtu: file(&device.name, "mtu")?.trim().parse().ok()?,
@@ -123,10 +124,26 @@ pub(super) fn kube_proxy() -> Others {
     }
 }
 
-fn others(cni_folder: &Path) -> Others {
+/// Returns the devices of other proxies that hold addresses, and dummy devices with so many that they are hardly the node's.
+fn leftovers(view: &HostView) -> Vec<(String, usize)> {
+    /// A DNS cache holds a handful.
+    const MANY: usize = 8;
+    let is_left = |device: &&HostDevice| {
+        let is_known = PROXY_DEVICES.contains(&&*device.name) && device.name != IPVS_DEVICE;
+        is_known && !device.addresses.is_empty()
+            || device.kind == DeviceKind::Dummy
+                && device.name != IPVS_DEVICE
+                && device.addresses.difference(&device.in_subnets).count() >= MANY
+    };
+    let found = view.devices.values().filter(is_left);
+    found.map(|device| (device.name.clone(), device.addresses.len())).collect()
+}
+
+fn others(cni_folder: &Path, view: &HostView) -> Others {
     Others {
         cni_folder: cni_folder.to_owned(),
         cni: cni(cni_folder),
+        leftovers: leftovers(view),
         ipvs_servers: fs::read_to_string("/proc/net/ip_vs").map_or(0, |text| ipvs_servers(&text)),
         programs: programs::loaded_names(),
         ..kube_proxy()

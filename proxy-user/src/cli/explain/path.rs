@@ -12,7 +12,9 @@ use proxy_common::health::{self, NO_CLIENT};
 use proxy_common::node::{NODE_ADDR_LOOPBACK, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr};
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::{Reason, Verdict};
-use proxy_common::service::{KIND_UNMANAGED, SCOPE_INTERNAL, SERVICE_LOCAL, ServiceEntry, ServiceKey};
+use proxy_common::service::{
+    KIND_UNMANAGED, SCOPE_INTERNAL, SERVICE_LOCAL, SERVICE_NO_SOCKETS, ServiceEntry, ServiceKey,
+};
 use proxy_common::{Address, PROTO_SCTP};
 
 use super::choice::{DSR, word};
@@ -76,6 +78,13 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 self.step("source ranges", "this node's own address is in the list");
             }
             SocketSource::Allowed => self.step("source ranges", "the Service has no source ranges"),
+            SocketSource::LeftToPackets if service.flags & SERVICE_NO_SOCKETS != 0 => {
+                self.step(
+                    "socket lb",
+                    "the Service's annotation leaves the sockets of pods to the packet hooks",
+                );
+                return self.end(Outcome::Untouched);
+            }
             SocketSource::LeftToPackets => {
                 self.step(
                     "source ranges",

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use proxy_common::node::NODE_ADDR_PORTS;
 use proxy_common::reason::Reason;
 
+use super::shared_ports::shared_ports;
 use crate::config::value::SnatPorts;
+use crate::host::diag::Diag;
 use crate::maps::view::{BackendState, Overview, UsageRow, View, ViewError};
 use crate::programs::{Attachment, Lack, attachments, lacks};
 
@@ -40,6 +42,8 @@ pub struct Facts {
     pub backends: usize,
     /// Number of flows that have not expired.
     pub flows: u64,
+    /// Node ports that processes of this node have bound, too, in sentences.
+    pub shared_ports: Vec<String>,
     /// Counter of each reason.
     pub reasons: BTreeMap<Reason, u64>,
 }
@@ -51,6 +55,8 @@ impl Facts {
         let Overview { snapshot, flows, maps, reasons } = view.overview()?;
         let config = view.node_config()?;
         let addresses = view.node_addresses()?.into_iter();
+        // A kernel without `sock_diag` shows no sockets; everything else is still shown.
+        let servers = Diag::open().and_then(|mut diag| diag.servers()).unwrap_or_default();
         Ok(Self {
             folder: view.folder().to_owned(),
             abi: config.abi,
@@ -62,6 +68,7 @@ impl Facts {
             attachments: attachments(bpffs),
             lacks: lacks(),
             maps,
+            shared_ports: shared_ports(&servers, &snapshot, &view.node_addresses()?),
             ports: snapshot.names.len(),
             empty: snapshot.frontends.iter().filter(|row| row.backends.is_empty()).count(),
             frontends: snapshot.frontends.len(),

@@ -19,6 +19,7 @@ mod map;
 mod names;
 mod probe;
 mod service;
+mod shared_ports;
 mod stats;
 mod status;
 mod table;

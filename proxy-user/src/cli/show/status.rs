@@ -56,6 +56,8 @@ struct StatusJson<'a> {
     /// Addresses on which node ports answer.
     node_ports: &'a [IpAddr],
     counts: Option<CountsJson>,
+    /// Node ports that processes of this node have bound, too, in sentences.
+    shared_node_ports: &'a [String],
     /// By label; reasons with the count 0 are omitted.
     reasons: BTreeMap<&'static str, ReasonJson>,
     /// What kube-proxy has left on the node; omitted if there is nothing.
@@ -173,6 +175,7 @@ impl Status {
                 backends: facts.backends,
                 flows: facts.flows,
             }),
+            shared_node_ports: facts.map(|facts| &*facts.shared_ports).unwrap_or_default(),
             reasons: facts
                 .map(|facts| {
                     met(facts)
@@ -275,6 +278,9 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
     let _ = writeln!(text, "Endpoints:  {} usable, {endpoints} of {room} ids in use", facts.backends);
     let _ = writeln!(text, "Node ports: {}", node_ports(&facts.node_ports));
     let _ = writeln!(text, "Flows:      {}; source ports for SNAT {}", facts.flows, facts.snat_ports);
+    for (position, shared) in facts.shared_ports.iter().enumerate() {
+        let _ = writeln!(text, "{:<10}  {shared}", if position == 0 { "Shared:" } else { "" });
+    }
     for verdict in [Verdict::Reject, Verdict::Drop, Verdict::Pass] {
         let label = match verdict {
             Verdict::Reject => "Rejected:",

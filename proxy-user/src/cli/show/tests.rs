@@ -288,6 +288,7 @@ fn facts() -> Facts {
         unmanaged: 0,
         backends: 6,
         flows: 2,
+        shared_ports: Vec::new(),
         reasons: Reason::ALL.iter().map(|r| (*r, u64::from(*r == Reason::NoEndpoint) * 3)).collect(),
     }
 }
@@ -718,7 +719,7 @@ fn a_status_with_a_map_that_fills_up() {
     assert_snapshot!(status_of(well(), Ok(facts())).render(Output::Wide).unwrap(), @r"
     Agent:      ok, at 127.0.0.1:10249
     Programs:   1 at 16 hooks
-    Missing:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints is not refused; its packets are rejected or dropped; --socket-drop fail has no effect; bind on a node port fails with EPERM instead of EADDRINUSE
+    Missing:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints is not refused; its packets are rejected or dropped; --socket-drop fail has no effect; with --node-port-bind refuse, bind fails with EPERM instead of EADDRINUSE
     Maps:       5 in /sys/fs/bpf/ballast/v1 (ABI 1), 22.5 MiB
     Services:   4 ports, 6 frontends, 2 of them without endpoints
     Endpoints:  6 usable, 6 of 262144 ids in use
@@ -812,6 +813,7 @@ fn a_status_without_agent_and_maps() {
       "snatPorts": null,
       "nodePorts": [],
       "counts": null,
+      "sharedNodePorts": [],
       "reasons": {},
       "problems": [
         "the agent does not answer at 127.0.0.1:10249 (Connection refused): the programs still work with the current maps, but nothing updates the maps; start `ballast run`, or give the agent's address with --metrics-bind-address",

@@ -107,10 +107,8 @@ fn maps(bpffs: &Path, add: &mut impl FnMut(Part) -> io::Result<()>) -> io::Resul
         "maps.json".to_owned(),
         list!(usage.and_then(|rows| map_list(&rows, &[]).map_err(|error| error.to_string()))),
     ))?;
-    // These two maps cannot be listed: events are transient, and a socket's storage is freed with the socket.
-    for name in
-        map_names::ALL.iter().filter(|name| ![map_names::EVENTS, map_names::SOCKET_STORAGE].contains(name))
-    {
+    // Some maps cannot be listed: events are transient, and a socket's storage is freed with the socket.
+    for name in map_names::ALL.iter().filter(|name| !map_names::UNLISTED.contains(name)) {
         let entries = view.dump(name).map_err(|error| error.to_string());
         let lines = entries.map(|entries| {
             let each = |(key, value): (Value, Value)| format!("{}\n", json!({ "key": key, "value": value }));

@@ -195,6 +195,7 @@ fn timeouts_of_flows_are_ours_then_kube_proxys_then_the_defaults() {
 #[case(&["--flow-timeout-udp", "1500ms"], &["--flow-timeout-udp", "whole seconds"])]
 #[case(&["--flow-timeout-tcp-close", "600h"], &["--flow-timeout-tcp-close", "596h31m23s"])]
 #[case(&["--socket-lb", "some"], &["--socket-lb", "host-only"])]
+#[case(&["--node-port-bind", "no"], &["--node-port-bind", "allow", "refuse"])]
 #[case(&["--socket-drop", "loud"], &["--socket-drop", "silent", "fail"])]
 #[case(&["--ejection", "never"], &["--ejection", "on", "off"])]
 #[case(&["--tcx-order", "middle"], &["--tcx-order", "nest", "first", "last"])]

@@ -67,16 +67,6 @@ fn what_the_operator_says_of_a_device_is_kept() {
     );
 }
 
-#[test]
-fn addresses_of_kube_proxys_ipvs_device_are_not_the_nodes() {
-    let own = Own { address: ip("10.96.0.1"), secondary: false, in_subnet: false };
-    let device = |name: &str| {
-        let device = Device { ifindex: 7, name: name.to_owned(), ..Device::default() };
-        Facts::default().device(&device, &Addresses::from([(7, vec![own])])).1.addresses.len()
-    };
-    assert_eq!((device(IPVS_DEVICE), device("nodelocaldns")), (0, 1));
-}
-
 fn route(kind: RouteType, attributes: Vec<RouteAttribute>) -> Vec<(u32, DefaultRoute)> {
     let mut message = RouteMessage::default();
     message.header.table = RouteHeader::RT_TABLE_MAIN;

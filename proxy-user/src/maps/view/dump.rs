@@ -80,6 +80,13 @@ impl View {
             map::AFFINITY => self.dump_affinity::<[u8; 4]>(map::AFFINITY, &names),
             map::AFFINITY6 => self.dump_affinity::<[u8; 16]>(map::AFFINITY6, &names),
             map::AFFINITY_NETNS => self.dump_affinity_netns(&names),
+            map::NAMESPACES => {
+                let rows = self.pin(map::NAMESPACES, MapType::LruHash)?.all::<u64, u32>()?;
+                Ok(rows
+                    .into_iter()
+                    .map(|(netns, _)| (json!({ "netns": netns }), json!({ "pod": true })))
+                    .collect())
+            }
             map::SRC_RANGES => self.dump_ranges::<V4>(&names),
             map::SRC_RANGES6 => self.dump_ranges::<V6>(&names),
             map::CONNECT_LATENCY => self.dump_latency(&names),
@@ -357,7 +364,7 @@ fn config(config: &NodeConfig) -> Value {
     let uplinks: Vec<u32> = config.uplinks.iter().copied().filter(|index| *index != 0).collect();
     json!({
         "abi": config.abi, "hz": config.hz, "flowEntries": config.flow_entries, "flowBuckets": config.flow_buckets,
-        "flags": config.flags, "snat": snat, "uplinks": uplinks, "hostNetns": config.host_netns,
+        "flags": config.flags, "snat": snat, "uplinks": uplinks, "hostNetns": config.host_netns, "podCgroups": config.pod_cgroups,
         "timeoutSeconds": {
             "tcpSynSent": seconds(config.tcp_syn_sent), "tcpSynRecv": seconds(config.tcp_syn_recv),
             "tcpEstablished": seconds(config.tcp_established), "tcpCloseWait": seconds(config.tcp_close_wait),

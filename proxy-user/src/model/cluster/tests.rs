@@ -1,5 +1,5 @@
 use crate::model::net::{IpFamily, Protocol};
-use crate::model::{Endpoint, EndpointPort, Name, ServicePort};
+use crate::model::{DeviceKind, Endpoint, EndpointPort, HostDevice, Name, ServicePort};
 
 use super::*;
 
@@ -172,4 +172,55 @@ fn other_nodes_concern_the_services_that_have_endpoints_there() {
     assert_eq!(names(cluster.apply(Event::Delete(Key::Node("n2".to_owned())))), ["web"]);
     let known: Vec<_> = cluster.others().unwrap().keys().map(String::as_str).collect();
     assert_eq!(known, ["n3", "n4"]);
+}
+
+/// Applies a host whose only device has this name, kind and addresses.
+fn apply_host(cluster: &mut Cluster, name: &str, kind: DeviceKind, addresses: &[&str]) -> Vec<String> {
+    let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+    let device = HostDevice { name: name.into(), kind, addresses, ..HostDevice::default() };
+    names(cluster.apply(Event::Host(HostView { devices: [(7, device)].into(), ..HostView::default() })))
+}
+
+#[test]
+fn addresses_that_another_proxy_has_left_are_served() {
+    let address = "10.96.0.1".parse().unwrap();
+    for (device, kind, is_left) in [
+        ("kube-ipvs0", DeviceKind::Dummy, true),
+        ("kube-dummy-if", DeviceKind::Dummy, true),
+        ("kube-dummy-if", DeviceKind::Veth, true),
+        ("nodelocaldns", DeviceKind::Dummy, false),
+        ("eth0", DeviceKind::Physical, false),
+    ] {
+        let mut cluster = Cluster::default();
+        apply_service(&mut cluster, "web");
+        apply_host(&mut cluster, device, kind, &["10.96.0.1"]);
+        let left = cluster.host().unwrap().leftovers.contains(device);
+        assert_eq!((left, cluster.is_own(&address)), (is_left, !is_left), "{device}");
+        assert_eq!(cluster.own_cluster_ips().is_empty(), is_left, "{device}");
+    }
+}
+
+#[test]
+fn a_dummy_device_with_addresses_of_many_services_is_no_dns_cache() {
+    let of = |number: u8| Service {
+        cluster_ips: vec![format!("10.96.0.{number}").parse().unwrap()],
+        ..service(&format!("s{number}"))
+    };
+    let mut cluster = Cluster::default();
+    let put = |cluster: &mut Cluster, number| names(cluster.apply(Event::Apply(Object::Service(of(number)))));
+    let addresses = ["10.96.0.1", "10.96.0.2", "10.96.0.3", "169.254.20.10"];
+    apply_host(&mut cluster, "cache", DeviceKind::Dummy, &addresses);
+    assert_eq!(put(&mut cluster, 1), ["s1"]);
+    assert_eq!(put(&mut cluster, 2), ["s2"]);
+    assert!(cluster.is_own(&"10.96.0.1".parse().unwrap()) && cluster.host().unwrap().leftovers.is_empty());
+    assert_eq!(put(&mut cluster, 3), ["s1", "s2", "s3"], "all of them are planned again");
+    assert!(!cluster.is_own(&"10.96.0.1".parse().unwrap()));
+    assert!(cluster.host().unwrap().leftovers.contains("cache"));
+    let gone = cluster.apply(Event::Delete(Key::Service(ServiceName::new("default", "s3"))));
+    assert_eq!(names(gone), ["s1", "s2", "s3"]);
+    assert!(cluster.is_own(&"10.96.0.1".parse().unwrap()) && cluster.host().unwrap().leftovers.is_empty());
+    // Another kind of device with as many addresses is the node's own.
+    put(&mut cluster, 3);
+    apply_host(&mut cluster, "eth0", DeviceKind::Physical, &addresses);
+    assert!(cluster.is_own(&"10.96.0.1".parse().unwrap()));
 }

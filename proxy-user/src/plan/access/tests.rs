@@ -24,6 +24,7 @@ fn service(ranges: Option<&[&str]>) -> Service {
         algorithm: None,
         forwarding: None,
         ejection: None,
+        no_sockets: false,
         removal: crate::model::RemovalPolicy::Drain,
         weights: Weights::default(),
         health_check_node_port: 0,

@@ -41,7 +41,9 @@ fn host() -> HostView {
         has_policy_routes: false,
         masquerades: false,
         loopback_is_closed: false,
+        leftovers: BTreeSet::new(),
         netns_cookie: 77,
+        pod_cgroups: [5, 0],
         has_kube_proxy_rules: true,
         local_ports: None,
     }
@@ -72,6 +74,7 @@ fn packets_leave_under_the_internal_address(#[case] internal: &[&str], #[case] e
     assert_eq!(plan.sources.get(&IpFamily::V4), Some(&ip(expected)));
     assert_eq!(plan.sources.get(&IpFamily::V6), Some(&ip("2001:db8::1")));
     assert_eq!((plan.host_netns, plan.snat_ports), (77, proxy_common::config::SNAT_PORTS));
+    assert_eq!(plan.pod_cgroups, [5, 0]);
     assert!(plan.other_proxy, "another proxy's connections");
 }
 
@@ -364,4 +367,14 @@ fn an_own_address_that_is_a_services_is_no_problem_of_the_range() {
     };
     assert_eq!(problems(&["10.96.0.10", "10.96.0.11"]), []);
     assert_eq!(problems(&["10.96.0.10"]).len(), 1, "the other one is no Service's");
+}
+
+#[test]
+fn a_device_that_another_proxy_has_left_is_reported() {
+    let leftovers = ["kube-dummy-if", "kube-ipvs0"].map(str::to_owned).into();
+    let host = HostView { leftovers, ..host() };
+    let plan = plan_node(&node(&[]), &host, &BTreeSet::new(), &BTreeSet::new(), &NodeSettings::default());
+    let [problem] = plan.problems.as_slice() else { panic!("{:?}", plan.problems) };
+    assert_eq!(problem.field, "device kube-dummy-if", "kube-proxy's own device is reported with its rules");
+    assert!(problem.message.contains("`ip link delete kube-dummy-if`"), "{problem}");
 }

@@ -67,6 +67,7 @@ pub fn service(
         algorithm: Algorithm::Random,
         maglev_outside: false,
         ejects: false,
+        no_sockets: false,
         reset_after: None,
         source_ranges: [].into(),
     };
@@ -179,6 +180,7 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
                 algorithm,
                 maglev_outside,
                 ejects,
+                no_sockets: ejects,
                 reset_after,
                 source_ranges: source_ranges.into_iter().collect(),
             }

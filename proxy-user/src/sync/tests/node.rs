@@ -44,7 +44,7 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         .collect();
     assert_eq!(found.devices, devices);
     let NodePlan { masquerade_all, detect_local, other_proxy, snat_ports, host_netns, .. } = *plan;
-    let NodePlan { socket_lb, socket_drop, timeouts, .. } = *plan;
+    let NodePlan { socket_lb, socket_drop, node_port_bind, pod_cgroups, pod_ranges, timeouts, .. } = *plan;
     let mut uplinks: Vec<_> =
         plan.devices.iter().filter(|(_, facts)| facts.uplink).map(|(at, _)| *at).collect();
     uplinks.resize(3, 0);
@@ -55,10 +55,14 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         other_proxy,
         socket_lb,
         socket_drop,
+        node_port_bind,
         timeouts,
         snat_moved: false,
         snat_ports,
         host_netns,
+        pod_cgroups,
+        pods4: pod_ranges.v4,
+        pods6: pod_ranges.v6,
         uplinks,
         macs: uplinks.map(|index| plan.devices.get(&index).map_or(0, |facts| facts.mac)),
         lan_ports: plan.devices.values().any(|facts| facts.lan_port),
@@ -102,6 +106,7 @@ fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Optio
         algorithm: proxy_common::select::Algorithm::Random,
         maglev_outside: false,
         ejects: false,
+        no_sockets: false,
         reset_after: None,
         source_ranges: ranges
             .iter()

@@ -100,6 +100,7 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
             + 2 * u16::from(what.scoped)
             + 4 * u16::from(what.policy == TrafficPolicy::Local)
             + 64 * u16::from(port.ejects && port.slot_count(what) > 1)
+            + 256 * u16::from(port.no_sockets)
             + 32 * u16::from(port.maglev_outside && what.kind != FrontendKind::ClusterIp)
             + access,
         algorithm: port.algorithm as u8,

@@ -31,6 +31,7 @@ mod latency;
 mod live;
 mod masquerade;
 mod matrix;
+mod namespaces;
 mod node_port;
 mod official;
 mod outside;
@@ -46,6 +47,7 @@ mod routes;
 mod sctp;
 mod shared_port;
 mod smoke;
+mod sock_ops;
 mod socket;
 mod socket_lb;
 mod source_ranges;
@@ -58,6 +60,7 @@ mod tenants;
 mod three_nodes;
 mod top;
 mod tunnel;
+mod unconnected;
 mod unknown;
 mod xdp;
 
@@ -128,6 +131,9 @@ pub fn all() -> Vec<Case> {
         capabilities::CASES,
         bad::CASES,
         socket::CASES,
+        namespaces::CASES,
+        sock_ops::CASES,
+        unconnected::CASES,
         inspect::CASES,
         ipsec::CASES,
         telemetry::CASES,

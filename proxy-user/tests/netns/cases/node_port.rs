@@ -1,4 +1,4 @@
-//! Node ports: sockets of the node and of pods that dial them, and processes that want to listen on one.
+//! Node ports: sockets of the node and of pods that dial them, and processes that listen on one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -8,8 +8,9 @@ use proxy_user::maps::view::View;
 use serde_json::json;
 
 use super::{Case, ensure_sees_orig_dst, tcp, udp};
+use crate::agent::command;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
-use crate::manifest::{Family, Service, text_with};
+use crate::manifest::{Family, Service, cluster_ip, text_with};
 use crate::peer::{Attempt, Kind, Peer};
 
 const PORTS: Service =
@@ -25,6 +26,16 @@ const LOCALHOST: &[&str] = &[
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
 
+/// [`SMALL`], and processes of the node cannot bind node ports.
+#[rustfmt::skip]
+const REFUSE: &[&str] = &[
+    "--node-port-bind", "refuse",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
+/// The port of the case with an endpoint on the node: node port and port of the endpoint.
+const HOST_PORT: u16 = 30_539;
+
 pub const CASES: &[Case] = &[
     Case { name: "node_port::sockets_of_node_and_pods_reach_it", wish: WISH, run: reaches },
     Case {
@@ -32,7 +43,13 @@ pub const CASES: &[Case] = &[
         wish: Wish { flags: LOCALHOST, ..WISH },
         run: localhost,
     },
-    Case { name: "node_port::no_process_of_the_node_listens_on_one", wish: WISH, run: binds },
+    Case {
+        name: "node_port::refuse_keeps_processes_off_node_ports",
+        wish: Wish { flags: REFUSE, ..WISH },
+        run: binds,
+    },
+    Case { name: "node_port::a_process_of_the_node_may_bind_one", wish: WISH, run: shares },
+    Case { name: "node_port::an_endpoint_listens_on_its_own_node_port", wish: WISH, run: own_port },
 ];
 
 fn port(kind: Kind) -> u16 {
@@ -166,4 +183,110 @@ fn binds(fixture: &Fixture) -> Result<()> {
         ensure!(gets(&fixture.local, false, (any[0], UDP_PORT).into())?, "still taken");
         Ok(())
     })
+}
+
+/// Returns what `ballast status` prints.
+fn status(fixture: &Fixture) -> Result<String> {
+    let output = command(&fixture.node, &["status"], &fixture.bpffs())?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Returns the addresses of the node towards the client outside.
+fn outer_ips() -> impl Iterator<Item = IpAddr> {
+    node_ips().into_iter().filter(|ip| [node_ips()[0], node_ips()[2]].contains(ip))
+}
+
+/// A process of the node binds a node port, and the Service still receives what clients send to it.
+fn shares(fixture: &Fixture) -> Result<()> {
+    begin(fixture)?;
+    ensure!(!status(fixture)?.contains("Shared:"), "before: {}", status(fixture)?);
+    for (is_tcp, number) in [(true, TCP_PORT), (false, UDP_PORT)] {
+        ensure!(gets(&fixture.local, is_tcp, (Ipv4Addr::UNSPECIFIED, number).into())?, "{number} is refused");
+        ensure!(
+            gets(&fixture.local, is_tcp, (node_ips()[2], number).into())?,
+            "{number} is refused for IPv6"
+        );
+    }
+    ensure!(taken(fixture)? == 0, "counted what was allowed");
+    reach_all(&fixture.local, &node_ips())?;
+    reach_all(&*fixture.pod(1)?, &node_ips())?;
+    for ip in outer_ips() {
+        for kind in Kind::ALL {
+            let seen = fixture.client.reach(Attempt::new(kind, (ip, port(kind)).into()))?;
+            ensure!(seen.server.starts_with("0/"), "{ip} {kind:?}: served by {}", seen.server);
+        }
+    }
+    let own = fixture.local.reach(Attempt::new(Kind::Tcp, (Ipv4Addr::LOCALHOST, TCP_PORT).into()))?;
+    ensure!(own.server == "mine", "127.0.0.1 is served by {}", own.server);
+    let shown = status(fixture)?;
+    for line in [
+        "Shared:     30053/UDP is a node port of default/ports:udp, and a process of this node has bound 0.0.0.0:30053",
+        "30080/TCP is a node port of default/ports:tcp, and a process of this node has bound 0.0.0.0:30080",
+        "has bound [fd98::1]:30080: clients reach the Service; the process receives nothing",
+    ] {
+        ensure!(shown.contains(line), "no {line:?} in\n{shown}");
+    }
+    ensure!(shown.contains("Problems:   none"), "{shown}");
+    Ok(())
+}
+
+/// An endpoint in the node's network namespace has one number for everything, and begins to listen after its Service exists,
+/// as each time when its pod is started again.
+fn own_port(fixture: &Fixture) -> Result<()> {
+    let ips = [Family::V4, Family::V6].map(|family| cluster_ip(family, 51));
+    let ports = |extra: &str| {
+        let port = |name: &str, protocol: &str| json!({"name": name, "port": HOST_PORT, "protocol": protocol, extra: HOST_PORT});
+        json!([port("tcp", "TCP"), port("udp", "UDP")])
+    };
+    let mut text = format!(
+        "---\n{}\n",
+        json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"name": "same", "namespace": "default"},
+            "spec": {
+                "type": "NodePort", "clusterIP": ips[0], "clusterIPs": ips, "ipFamilies": ["IPv4", "IPv6"],
+                "ports": ports("nodePort"),
+            },
+        })
+    );
+    for (family, address) in [("IPv4", node_ips()[0]), ("IPv6", node_ips()[2])] {
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("same-{}", family.to_lowercase()), "namespace": "default",
+                "labels": {"kubernetes.io/service-name": "same"},
+            },
+            "addressType": family,
+            "endpoints": [{"addresses": [address], "conditions": {"ready": true}, "nodeName": "node"}],
+            "ports": ports("port"),
+        });
+        text.push_str(&format!("---\n{slice}\n"));
+    }
+    fixture.folder.put_text("same", &text)?;
+    let is_there = || -> Result<()> {
+        let names = View::open(&fixture.bpffs())?.names()?;
+        ensure!(names.values().filter(|row| row.name == "same").count() == 4, "{names:?}");
+        Ok(())
+    };
+    eventually(SOON, is_there)?;
+    let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+    // A UDP server on the wildcard address answers from the address of the route to its client.
+    let [udp4, udp6] = [node_ips()[0], node_ips()[2]];
+    for (is_tcp, ip) in [(true, any[0]), (true, any[1]), (false, udp4), (false, udp6)] {
+        fixture.local.serve(is_tcp, (ip, HOST_PORT).into(), "host")?;
+    }
+    for ip in outer_ips() {
+        let to = (ip, HOST_PORT).into();
+        for client in [&fixture.client, &fixture.local, &*fixture.pod(0)?] {
+            for kind in Kind::ALL {
+                let seen = client.reach(Attempt::new(kind, to))?;
+                ensure!(seen.server == "host", "{to} {kind:?}: served by {}", seen.server);
+                ensure_sees_orig_dst(&seen, Attempt::new(kind, to), to)?;
+            }
+        }
+    }
+    let shown = status(fixture)?;
+    let line = "30539/TCP is a node port of default/same:tcp, and a process of this node has bound [::]:30539: clients reach the \
+                Service; the process receives what the Service sends to it as its endpoint";
+    ensure!(shown.contains(line), "no {line:?} in\n{shown}");
+    Ok(())
 }

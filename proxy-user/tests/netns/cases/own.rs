@@ -10,8 +10,10 @@ use crate::peer::{Attempt, Kind, Peer};
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 
-pub const CASES: &[Case] =
-    &[Case { name: "own::an_address_of_the_node_is_left_alone_while_it_has_it", wish: WISH, run: cache }];
+pub const CASES: &[Case] = &[
+    Case { name: "own::an_address_of_the_node_is_left_alone_while_it_has_it", wish: WISH, run: cache },
+    Case { name: "own::a_device_of_another_proxy_stops_no_service", wish: WISH, run: leftover },
+];
 
 fn cache(fixture: &Fixture) -> Result<()> {
     let pod = fixture.pod(1)?;
@@ -51,4 +53,30 @@ fn cache(fixture: &Fixture) -> Result<()> {
     ensure!(!fixture.log().contains("WARN"), "that is no problem");
     change("del", "")?;
     answers("0/")
+}
+
+/// kube-router has left its device, which holds the addresses of a Service.
+fn leftover(fixture: &Fixture) -> Result<()> {
+    let [v4, v6] = Family::BOTH.map(|family| vip(family, WEB, Kind::Tcp).ip());
+    fixture.node.ip(&format!(
+        "link add kube-dummy-if type veth peer name other\nlink set kube-dummy-if up\nlink set other up\n\
+         addr add {v4}/32 dev kube-dummy-if\naddr add {v6}/128 dev kube-dummy-if nodad\n"
+    ))?;
+    eventually(SOON, || {
+        let shown = agent::command(&fixture.node, &["status"], &fixture.bpffs())?;
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        ensure!(shown.contains("device kube-dummy-if: another service proxy has left"), "{shown}");
+        ensure!(!shown.contains("unmanaged"), "{shown}");
+        Ok(())
+    })?;
+    let pod = fixture.pod(1)?;
+    for client in [&fixture.local, &fixture.client, &*pod] {
+        for family in Family::BOTH {
+            for kind in Kind::ALL {
+                let seen = client.reach(Attempt::new(kind, vip(family, WEB, kind)))?;
+                ensure!(seen.server.starts_with("0/"), "{kind:?}: {} answers", seen.server);
+            }
+        }
+    }
+    Ok(())
 }

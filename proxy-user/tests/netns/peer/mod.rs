@@ -125,6 +125,11 @@ impl Peer {
         self.ask(&Request::Close { id })?.map(drop).map_err(|failure| anyhow::anyhow!("{failure:?}"))
     }
 
+    /// Ends the connection of an open UDP socket (`connect(AF_UNSPEC)`), which sends datagrams from then on.
+    pub fn disconnect(&self, id: u32) -> Result<()> {
+        self.ask(&Request::Disconnect { id })?.map(drop).map_err(|failure| anyhow::anyhow!("{failure:?}"))
+    }
+
     /// Exchanges a message on an open socket; `to` is for sockets that are not connected.
     pub fn talk(&self, id: u32, to: Option<SocketAddr>) -> Result<Outcome> {
         self.seen(&Request::Talk { id, to })

@@ -189,6 +189,10 @@ pub enum Request {
     Close {
         id: u32,
     },
+    /// Ends the connection of a UDP socket: `connect(AF_UNSPEC)`.
+    Disconnect {
+        id: u32,
+    },
     Talk {
         id: u32,
         to: Option<SocketAddr>,

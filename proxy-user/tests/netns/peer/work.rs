@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -59,6 +60,10 @@ fn answer(request: Request, state: &mut State) -> Result<Reply, Failure> {
         }
         Request::Close { id } => {
             sockets.remove(&id);
+        }
+        Request::Disconnect { id } => {
+            let gone = || Failure::of("find")(io::ErrorKind::NotFound.into());
+            sockets.get_mut(&id).ok_or_else(gone)?.disconnect().map_err(Failure::of("connect"))?;
         }
         Request::Talk { id, to } => {
             let gone = || Failure::of("find")(io::ErrorKind::NotFound.into());
@@ -119,6 +124,21 @@ impl Conversation {
     pub fn local(&self) -> String {
         let local = self.socket.local_addr().ok().and_then(|local| local.as_socket());
         local.map_or_else(|| "no address".to_owned(), |local| local.to_string())
+    }
+
+    /// Ends the connection of a UDP socket.
+    fn disconnect(&mut self) -> io::Result<()> {
+        // SAFETY: the kernel reads the family of a whole, zeroed address.
+        let result = unsafe {
+            let unspecified: libc::sockaddr_storage = std::mem::zeroed();
+            let length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+            libc::connect(self.socket.as_raw_fd(), (&raw const unspecified).cast(), length)
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.attempt.kind = Kind::Datagram;
+        Ok(())
     }
 
     /// Sends a message and waits for its answer. With `is_last`, the server closes the connection after the answer.

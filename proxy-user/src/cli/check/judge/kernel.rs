@@ -8,7 +8,15 @@ use crate::programs::{Lack, OLDEST, is_too_old};
 const BACKPORT_MARK: &str = ".el";
 
 pub(super) fn judge(kernel: &Kernel) -> Vec<Line> {
-    vec![version(kernel), types(kernel), options(kernel), features(kernel), btf(kernel), jit(kernel)]
+    vec![
+        version(kernel),
+        types(kernel),
+        options(kernel),
+        preemption(kernel),
+        features(kernel),
+        btf(kernel),
+        jit(kernel),
+    ]
 }
 
 fn version(kernel: &Kernel) -> Line {
@@ -67,6 +75,18 @@ fn options(kernel: &Kernel) -> Line {
             )
         }
     }
+}
+
+fn preemption(kernel: &Kernel) -> Line {
+    const CHECK: &str = "kernel-preemption";
+    if !kernel.interleaves_packets {
+        return Line::pass(CHECK, "a CPU processes one packet at a time");
+    }
+    Line::fail(
+        CHECK,
+        "PREEMPT_RT since Linux 6.18: tasks of one CPU interrupt each other while they process packets",
+        "boot a kernel without PREEMPT_RT, or one built with CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y, and give --allow-preempt-rt",
+    )
 }
 
 fn features(kernel: &Kernel) -> Line {

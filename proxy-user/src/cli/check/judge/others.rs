@@ -11,7 +11,14 @@ const CILIUM: &str = "cil_";
 const CALICO: [&str; 2] = ["cali_", "calico_"];
 
 pub(super) fn judge(others: &Others, pre: bool) -> Vec<Line> {
-    vec![cni(others), kube_proxy(others, pre), ipvs(others), cilium(others), calico(others)]
+    vec![
+        cni(others),
+        kube_proxy(others, pre),
+        ipvs(others),
+        leftovers(others),
+        cilium(others),
+        calico(others),
+    ]
 }
 
 fn cni(others: &Others) -> Line {
@@ -69,6 +76,21 @@ fn ipvs(others: &Others) -> Line {
              no address of a Service",
         ),
     }
+}
+
+fn leftovers(others: &Others) -> Line {
+    const CHECK: &str = "leftovers";
+    let found: Vec<_> =
+        others.leftovers.iter().map(|(device, count)| format!("{device} has {count} addresses")).collect();
+    if found.is_empty() {
+        return Line::pass(CHECK, "no device holds addresses of another service proxy");
+    }
+    Line::warn(
+        CHECK,
+        found.join("; "),
+        "if these are addresses of Services and no other proxy runs, remove the device with `ip link delete DEVICE` \
+         (kube-router: `kube-router --cleanup-config`)",
+    )
 }
 
 fn begins<'a>(others: &'a Others, starts: &[&str]) -> Vec<&'a str> {

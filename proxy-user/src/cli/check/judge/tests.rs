@@ -206,6 +206,8 @@ fn rules() -> KubeProxyRules {
     f.installed = None;
 })]
 #[case::not_readable("kube-proxy", Warn, "cannot read", |f: &mut Facts| f.others.kube_proxy = Err("denied".to_owned()))]
+#[case::preempt_rt("kernel-preemption", Fail, "PREEMPT_RT", |f: &mut Facts| f.kernel.interleaves_packets = true)]
+#[case::leftovers("leftovers", Warn, "kube-dummy-if has 9", |f: &mut Facts| f.others.leftovers = vec![("kube-dummy-if".into(), 9)])]
 #[case::servers("ipvs", Warn, "2 virtual servers", |f: &mut Facts| f.others.ipvs_servers = 2)]
 #[case::replacement("cilium", Fail, "cil_sock4_conne", |f: &mut Facts| f.others.programs = ["cil_sock4_conne".to_owned()].into())]
 #[case::only_network("cilium", Pass, "without", |f: &mut Facts| f.others.programs = ["cil_from_contai".to_owned()].into())]

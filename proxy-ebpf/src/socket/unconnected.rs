@@ -1,0 +1,187 @@
+//! The Services to which an unconnected UDP socket sends: in the socket's own storage, else in `sockets`.
+
+use proxy_common::Address;
+use proxy_common::backend::BACKEND_ACTIVE;
+use proxy_common::socket::{SocketEntry, SocketKey, SocketPeer, SocketPeers, TO_BACKEND, TO_FRONTEND};
+
+use super::peer::{self, OrigDst, family_number, orig_dst};
+use super::sockaddr::Sockaddr;
+use crate::env::{Counters, OpenConnections, Services, Words};
+use crate::header::same;
+use crate::kernel::sockets::{self, Peers};
+use crate::select::backend::SelectedBackend;
+use crate::shared::opaque;
+
+/// The state of a connected UDP socket in the kernel.
+const ESTABLISHED: u32 = aya_ebpf::bindings::BPF_TCP_ESTABLISHED;
+
+/// Returns the peers of the socket; with `create` they are allocated if there are none.
+#[inline(always)]
+fn peers<'a, S: Sockaddr>(call: &S, create: bool) -> Option<&'a mut SocketPeers> {
+    // SAFETY: the socket's own storage, and the kernel locks the socket while the programs for its messages run.
+    sockets::peers(call.raw().socket(), create).map(|peers| unsafe { &mut *peers })
+}
+
+/// Returns a place about which the compiler knows nothing, so that it keeps the mask that the verifier needs.
+#[inline(always)]
+fn opaque_place(place: u32) -> u32 {
+    opaque(u64::from(place)) as u32
+}
+
+/// Returns the backend that the socket has for this address, and shows the address as the source of its messages. Whether the
+/// backend still serves is for the caller to decide.
+#[inline(always)]
+pub fn backend<S: Sockaddr, M>(maps: M, call: &S) -> Option<SocketEntry<Words<M>>>
+where
+    M: Peers + Counters + Services<Family = S::Family>,
+{
+    disconnected(maps, call);
+    let OrigDst { addr, port, .. } = orig_dst(call);
+    if let Some(peers) = peers(call, false)
+        && let Some(place) = peers.of_frontend(family_number::<S::Family>(), &addr.words(), port)
+    {
+        let place = opaque_place(place);
+        if peers.at(place).shown == 0 {
+            peers.show(place);
+        }
+        let peer = peers.at(place);
+        return Some(SocketEntry {
+            addr: Address::from_words(peer.backend),
+            port: peer.backend_port,
+            grace: 0,
+            service: peer.service,
+            backend_id: peer.backend_id,
+        });
+    }
+    let orig_dst = orig_dst(call);
+    let found = maps.peer(&key_to_backend(call, &orig_dst))?;
+    hide(call, &found.addr, found.port);
+    let backend = SelectedBackend { id: found.backend_id, addr: found.addr, port: found.port, flags: 0 };
+    refresh_back_translation(maps, call, found.service, &backend, &orig_dst);
+    Some(found)
+}
+
+/// Stores the backend that was selected for an address.
+#[inline(always)]
+pub fn put<S: Sockaddr, M>(maps: M, call: &S, service: u32, backend: &SelectedBackend<Words<M>>)
+where
+    M: Peers + Counters + Services<Family = S::Family>,
+{
+    let OrigDst { addr, port, .. } = orig_dst(call);
+    let family = family_number::<S::Family>();
+    if let Some(peers) = peers(call, true) {
+        let serves = |peer: &SocketPeer| is_serving(maps, peer);
+        let place = peers.of_frontend(family, &addr.words(), port).or_else(|| peers.vacant(serves));
+        if let Some(place) = place {
+            let place = opaque_place(place);
+            // In place: a whole value would need too much stack.
+            let peer = peers.at(place);
+            peer.frontend = call.addr().words();
+            peer.backend = backend.addr.words();
+            peer.frontend_port = port;
+            peer.backend_port = backend.port;
+            peer.service = service;
+            peer.backend_id = backend.id;
+            peer.family = family;
+            peers.show(place);
+            return;
+        }
+    }
+    let entry =
+        SocketEntry { addr: backend.addr, port: backend.port, grace: 0, service, backend_id: backend.id };
+    hide(call, &backend.addr, backend.port);
+    let orig_dst = orig_dst(call);
+    peer::put(maps, &key_to_backend(call, &orig_dst), &entry);
+    peer::put_back_translation(maps, call, service, backend, &orig_dst, 0);
+}
+
+/// Whether the row of a peer's backend still belongs to its Service. A peer of the other family is not examined, and stays.
+#[inline(always)]
+fn is_serving<M: Services>(maps: M, peer: &SocketPeer) -> bool {
+    peer.family != family_number::<M::Family>()
+        || maps.backend(peer.backend_id).is_some_and(|backend| {
+            backend.state == BACKEND_ACTIVE
+                && backend.service == peer.service
+                && backend.port == peer.backend_port
+                && same(&backend.addr.words(), &peer.backend)
+        })
+}
+
+/// Shows a backend's own address as the source of its messages, because the socket sends directly to it. With a stack frame of
+/// its own: the caller's is large.
+#[inline(never)]
+pub fn sends_directly<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
+where
+    M: Peers + Counters + Services<Family = S::Family>,
+{
+    disconnected(maps, call);
+    hide(call, &direct.addr, direct.port);
+    peer::forget_translation(maps, call, direct);
+}
+
+/// Shows no frontend of the storage as the source of a backend's messages.
+#[inline(always)]
+fn hide<S: Sockaddr, A: Address>(call: &S, addr: &A, port: u16) {
+    if let Some(peers) = peers(call, false) {
+        peers.hide(family_number::<S::Family>(), &addr.words(), port);
+    }
+}
+
+/// Removes the Service to which a UDP socket was connected, if it is not connected any more: no hook sees
+/// `connect(AF_UNSPEC)`, nor a `connect` that fails after its hook.
+#[inline(always)]
+fn disconnected<S: Sockaddr, M: OpenConnections>(maps: M, call: &S) {
+    let socket = call.raw().socket();
+    let Some(storage) = sockets::storage(socket, false) else { return };
+    // SAFETY: a socket that the kernel has passed to the program, and `storage` checks it for null.
+    let state = unsafe { (*socket).state };
+    if state != ESTABLISHED {
+        // SAFETY: the socket's own storage, and the kernel locks the socket while the program runs.
+        let storage = unsafe { &mut *storage };
+        storage.family = 0;
+        peer::uncount(maps, storage);
+    }
+}
+
+/// Returns the address and port that the application dialled to reach this backend; `None`: those of the backend itself.
+#[inline(always)]
+pub fn frontend<S: Sockaddr, M>(maps: M, call: &S, peer: &OrigDst<Words<M>>) -> Option<(Words<M>, u16)>
+where
+    M: Peers + Services<Family = S::Family>,
+{
+    if let Some(peers) = peers(call, false)
+        && let Some(place) = peers.shown(family_number::<S::Family>(), &peer.addr.words(), peer.port)
+    {
+        let shown = peers.at(opaque_place(place));
+        return Some((Address::from_words(shown.frontend), shown.frontend_port));
+    }
+    let key = SocketKey::new(call.raw().cookie(), peer.addr, peer.port, peer.proto, TO_FRONTEND);
+    maps.peer(&key).map(|entry| (entry.addr, entry.port))
+}
+
+/// Stores the address that the socket dialled to reach this backend, unless the entry is already there. If two Services have
+/// the backend, the entry is that of the Service which the socket dialled last.
+#[inline(always)]
+fn refresh_back_translation<S: Sockaddr, M>(
+    maps: M,
+    call: &S,
+    service: u32,
+    backend: &SelectedBackend<Words<M>>,
+    orig_dst: &OrigDst<Words<M>>,
+) where
+    M: Peers + Counters + Services<Family = S::Family>,
+{
+    let key = SocketKey::new(call.raw().cookie(), backend.addr, backend.port, orig_dst.proto, TO_FRONTEND);
+    let is_known = maps.peer(&key).is_some_and(|entry| {
+        entry.port == orig_dst.port && same(&entry.addr, &orig_dst.addr) && entry.service == service
+    });
+    if !is_known {
+        peer::put_back_translation(maps, call, service, backend, orig_dst, 0);
+    }
+}
+
+/// Returns the key in `sockets` for an address that the socket dialled.
+#[inline(always)]
+fn key_to_backend<S: Sockaddr, A: Address>(call: &S, orig_dst: &OrigDst<A>) -> SocketKey<A> {
+    SocketKey::new(call.raw().cookie(), orig_dst.addr, orig_dst.port, orig_dst.proto, TO_BACKEND)
+}
