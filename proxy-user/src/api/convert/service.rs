@@ -17,10 +17,11 @@ use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, removal, servi
 /// The prefix of Ballast's annotations.
 const ANNOTATION_PREFIX: &str = "ballast.io/";
 /// The annotations of Services that have a meaning.
-const ANNOTATIONS: [&str; 6] = [
+const ANNOTATIONS: [&str; 7] = [
     spread::ANNOTATION_ALGORITHM,
     spread::ANNOTATION_EJECTION,
     spread::ANNOTATION_FORWARDING,
+    spread::ANNOTATION_SOCKET_LB,
     spread::ANNOTATION_WEIGHTS,
     removal::ANNOTATION_POLICY,
     removal::ANNOTATION_DELAY,
