@@ -1,5 +1,6 @@
 //! Node ports: sockets of the node and of pods that dial them, and processes that listen on one.
 
+use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -259,7 +260,7 @@ fn own_port(fixture: &Fixture) -> Result<()> {
             "endpoints": [{"addresses": [address], "conditions": {"ready": true}, "nodeName": "node"}],
             "ports": ports("port"),
         });
-        text.push_str(&format!("---\n{slice}\n"));
+        writeln!(text, "---\n{slice}")?;
     }
     fixture.folder.put_text("same", &text)?;
     let is_there = || -> Result<()> {
