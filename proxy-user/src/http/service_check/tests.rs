@@ -3,10 +3,18 @@ use crate::http::tests::{fetch, state};
 use crate::plan::HealthCheck;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
-/// Returns a port that was free a moment ago.
+/// Returns a port that is free in both families. Below the ephemeral ports: other tests take those at the same time.
 fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let number = std::process::id() * 64 + u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (number % 20_000) as u16;
+        if std::net::TcpListener::bind((std::net::Ipv6Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 struct Node {
