@@ -67,10 +67,12 @@ impl Facts {
         };
         let devices = devices.iter().map(|device| self.device(device, &addresses)).collect();
         // An agent without the privilege to read the rules cannot attach programs either, which is reported elsewhere.
-        let has_kube_proxy_rules = if what.kube_proxy_rules {
-            KubeProxyRules::look().is_ok_and(|found| found.may_have_connections())
+        let (has_kube_proxy_rules, masquerades, pod_cgroups) = if what.unnotified {
+            let has_rules = KubeProxyRules::look().is_ok_and(|found| found.may_have_connections());
+            let pod_cgroups = self.cgroup.as_deref().map(cgroup::of_pods).unwrap_or_default();
+            (has_rules, self.masquerades(), pod_cgroups)
         } else {
-            known.has_kube_proxy_rules
+            (known.has_kube_proxy_rules, known.masquerades, known.pod_cgroups)
         };
         let local_ports = ports::local();
         let (netns_cookie, loopback_is_closed) =
@@ -93,7 +95,7 @@ impl Facts {
         Ok(HostView {
             devices,
             leftovers: BTreeSet::new(),
-            pod_cgroups: self.cgroup.as_deref().map(cgroup::of_pods).unwrap_or_default(),
+            pod_cgroups,
             defaults,
             local_routes,
             netns_cookie,
@@ -101,7 +103,7 @@ impl Facts {
             local_ports,
             ipsec,
             has_policy_routes,
-            masquerades: self.masquerades(),
+            masquerades,
             loopback_is_closed,
         })
     }
@@ -176,13 +178,13 @@ pub(super) struct Host {
 pub(super) struct Look {
     /// The default routes and the routes of local addresses, for which all routes are read.
     pub routes: bool,
-    /// The rules of another proxy.
-    pub kube_proxy_rules: bool,
+    /// What the follower gets no notification of: the rules of netfilter, and the cgroups of pods.
+    pub unnotified: bool,
 }
 
 impl Look {
     /// Reads everything.
-    pub const ALL: Self = Self { routes: true, kube_proxy_rules: true };
+    pub const ALL: Self = Self { routes: true, unnotified: true };
 }
 
 /// Whether a route is a default route of the main table.

@@ -117,15 +117,15 @@ impl Follower {
                         }
                         self.list().await?;
                         // The kernel sends no notification for routes that are removed together with their device or address.
-                        let kube_proxy_rules = due.is_some_and(|due| due.kube_proxy_rules);
-                        due = Some(Look { routes: true, kube_proxy_rules });
+                        let unnotified = due.is_some_and(|due| due.unnotified);
+                        due = Some(Look { routes: true, unnotified });
                     }
                 },
                 change = next_policy(&mut policies) => {
                     change?;
                     sleep(SETTLE).await;
                     while next_policy(&mut policies).now_or_never().transpose()?.is_some() {}
-                    due.get_or_insert(Look { routes: false, kube_proxy_rules: false });
+                    due.get_or_insert(Look { routes: false, unnotified: false });
                 }
                 seen = done(&mut look) => {
                     look = None;
@@ -146,7 +146,7 @@ impl Follower {
                         return Ok(());
                     }
                     self.list().await?;
-                    due = Some(Look { routes: routes_read.elapsed() >= ROUTES_PERIOD, kube_proxy_rules: true });
+                    due = Some(Look { routes: routes_read.elapsed() >= ROUTES_PERIOD, unnotified: true });
                 }
             }
         }

@@ -119,7 +119,7 @@ fn what_is_not_looked_at_is_as_it_was_known() {
     let known = HostView { defaults: vec![route], has_kube_proxy_rules: true, ..HostView::default() };
     let facts = Facts::default();
     let host = host();
-    let view = facts.look(&host, &known, Look { routes: false, kube_proxy_rules: false }).unwrap();
+    let view = facts.look(&host, &known, Look { routes: false, unnotified: false }).unwrap();
     assert_eq!((&view.defaults, view.has_kube_proxy_rules), (&known.defaults, true));
     assert!(!view.devices.is_empty());
     assert_ne!(facts.look(&host, &known, Look::ALL).unwrap().defaults, known.defaults);
