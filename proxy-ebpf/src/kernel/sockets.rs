@@ -2,6 +2,7 @@
 
 use aya_ebpf::bindings::BPF_SK_STORAGE_GET_F_CREATE;
 use aya_ebpf::bindings::bpf_sock;
+use aya_ebpf::btf_maps::SkStorage;
 use aya_ebpf::helpers::generated::{bpf_get_current_ancestor_cgroup_id, bpf_sk_storage_get};
 use proxy_common::affinity::{AffinityEntry, NetnsAffinityKey};
 use proxy_common::config::NodeConfig;
@@ -92,30 +93,39 @@ pub fn is_pod(config: &NodeConfig, netns: u64) -> bool {
     false
 }
 
-/// Returns the storage of a socket; with `create` it is allocated if there is none.
+/// Returns a socket's value in a map of socket-local storage; with `create` it is allocated if there is none.
+///
+/// # Safety
+/// `socket` must be a socket that the kernel has passed to the program, and not null.
 #[inline(always)]
-pub fn storage(socket: *mut bpf_sock, create: bool) -> Option<*mut SocketStorage> {
-    let map = core::ptr::from_ref(&SOCKET_STORAGE).cast_mut().cast();
+unsafe fn local<T>(map: &'static SkStorage<T>, socket: *mut bpf_sock, create: bool) -> Option<*mut T> {
+    let map = core::ptr::from_ref(map).cast_mut().cast();
     let flags = if create { u64::from(BPF_SK_STORAGE_GET_F_CREATE) } else { 0 };
+    // SAFETY: a map, and the caller guarantees the socket.
+    let value = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), flags) };
+    (!value.is_null()).then_some(value.cast())
+}
+
+/// The same for a socket that may be null.
+#[inline(always)]
+fn checked<T>(map: &'static SkStorage<T>, socket: *mut bpf_sock, create: bool) -> Option<*mut T> {
     if socket.is_null() {
         return None;
     }
-    // SAFETY: a map, and a socket that the kernel has passed to the program.
-    let storage = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), flags) };
-    (!storage.is_null()).then_some(storage.cast())
+    // SAFETY: a socket that the kernel has passed to the program, and it is not null.
+    unsafe { local(map, socket, create) }
+}
+
+/// Returns the storage of a socket; with `create` it is allocated if there is none.
+#[inline(always)]
+pub fn storage(socket: *mut bpf_sock, create: bool) -> Option<*mut SocketStorage> {
+    checked(&SOCKET_STORAGE, socket, create)
 }
 
 /// Returns the peers of an unconnected UDP socket; with `create` they are allocated if there are none.
 #[inline(always)]
 pub fn peers(socket: *mut bpf_sock, create: bool) -> Option<*mut SocketPeers> {
-    let map = core::ptr::from_ref(&SOCKET_PEERS).cast_mut().cast();
-    let flags = if create { u64::from(BPF_SK_STORAGE_GET_F_CREATE) } else { 0 };
-    if socket.is_null() {
-        return None;
-    }
-    // SAFETY: a map, and a socket that the kernel has passed to the program.
-    let peers = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), flags) };
-    (!peers.is_null()).then_some(peers.cast())
+    checked(&SOCKET_PEERS, socket, create)
 }
 
 /// Returns the storage of a socket that is being closed, if the socket has any.
@@ -125,10 +135,8 @@ pub fn peers(socket: *mut bpf_sock, create: bool) -> Option<*mut SocketPeers> {
 /// pointer to the context.
 #[inline(always)]
 pub unsafe fn storage_of_closed(socket: *mut bpf_sock) -> Option<*mut SocketStorage> {
-    let map = core::ptr::from_ref(&SOCKET_STORAGE).cast_mut().cast();
-    // SAFETY: a map, and the caller guarantees the socket.
-    let storage = unsafe { bpf_sk_storage_get(map, socket.cast(), core::ptr::null_mut(), 0) };
-    (!storage.is_null()).then_some(storage.cast())
+    // SAFETY: the caller guarantees the socket.
+    unsafe { local(&SOCKET_STORAGE, socket, false) }
 }
 
 impl<F> OpenConnections for Kernel<F>

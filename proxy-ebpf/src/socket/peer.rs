@@ -97,7 +97,7 @@ pub fn uncount<M: OpenConnections>(maps: M, storage: &mut SocketStorage) {
     }
 }
 
-/// Stores the address that a socket dialled to reach this backend in `sockets`.
+/// Stores in `sockets` the frontend to which the socket sends messages for this backend.
 #[inline(always)]
 pub fn put_back_translation<S: Sockaddr, M>(
     maps: M,
@@ -163,8 +163,8 @@ where
     }
 }
 
-/// Returns the address and port that the application of a connected socket dialled; `None`: the socket is not connected to this
-/// peer by a Service, as far as its storage shows.
+/// Returns the frontend to which the application connected the socket; `None`: by its storage, the socket is not connected to
+/// this peer through a Service.
 #[inline(always)]
 pub fn frontend<S: Sockaddr, A: Address>(call: &S, peer: &OrigDst<A>) -> Option<(A, u16)>
 where

@@ -143,7 +143,7 @@ fn disconnected<S: Sockaddr, M: OpenConnections>(maps: M, call: &S) {
     }
 }
 
-/// Returns the address and port that the application dialled to reach this backend; `None`: those of the backend itself.
+/// Returns the frontend to which the application sends messages for this backend; `None`: it sends to the backend itself.
 #[inline(always)]
 pub fn frontend<S: Sockaddr, M>(maps: M, call: &S, peer: &OrigDst<Words<M>>) -> Option<(Words<M>, u16)>
 where
@@ -159,8 +159,8 @@ where
     maps.peer(&key).map(|entry| (entry.addr, entry.port))
 }
 
-/// Stores the address that the socket dialled to reach this backend, unless the entry is already there. If two Services have
-/// the backend, the entry is that of the Service which the socket dialled last.
+/// Stores the frontend to which the socket sends messages for this backend, unless the entry is already there. If two Services
+/// have the backend, the entry is that of the Service to which the socket sent last.
 #[inline(always)]
 fn refresh_back_translation<S: Sockaddr, M>(
     maps: M,
@@ -180,7 +180,7 @@ fn refresh_back_translation<S: Sockaddr, M>(
     }
 }
 
-/// Returns the key in `sockets` for an address that the socket dialled.
+/// Returns the key in `sockets` for a frontend to which the socket sends.
 #[inline(always)]
 fn key_to_backend<S: Sockaddr, A: Address>(call: &S, orig_dst: &OrigDst<A>) -> SocketKey<A> {
     SocketKey::new(call.raw().cookie(), orig_dst.addr, orig_dst.port, orig_dst.proto, TO_BACKEND)

@@ -112,6 +112,13 @@ pub fn may_be_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option
     if !begins(packet) && maps.may_have_direct_flow(&key.src, key.src_port, key.proto).is_no() {
         return None;
     }
+    to_endpoint(maps, packet)
+}
+
+/// Returns [`Lookup::Direct`] if the packet's destination may be an endpoint.
+#[inline(always)]
+pub fn to_endpoint<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Lookup> {
+    let key = &packet.key;
     maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).leads_to(Lookup::Direct)
 }
 

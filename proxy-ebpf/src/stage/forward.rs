@@ -69,7 +69,8 @@ pub fn find_route<M: FibCache, F: Frame>(
         return Fib::Found;
     }
     // An early hook leaves the comparison with the policies to the next one.
-    if if F::EARLY { maps.has_ipsec() } else { maps.has_ipsec_policy(tuple) } {
+    let is_stacks = if F::EARLY { maps.has_ipsec() } else { maps.has_ipsec_policy(tuple) };
+    if is_stacks {
         *route = Route::BY_STACK;
         return Fib::Found;
     }

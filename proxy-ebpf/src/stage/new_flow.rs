@@ -9,7 +9,6 @@ use proxy_common::flow::{
     STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, WATCH_INSIDE, WATCH_LAST,
     WATCH_OUTSIDE,
 };
-use proxy_common::prefilter::Role;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS, ServiceEntry};
@@ -17,9 +16,9 @@ use proxy_common::{Address as _, Family};
 use proxy_common::{PROTO_TCP, PROTO_UDP};
 
 use super::existing::{NewFlows, of_existing};
-use super::{martian, source};
+use super::{classify, martian, source};
 use crate::context::{NO_HASH, PacketCtx};
-use crate::env::{FlowTable, Time, Words};
+use crate::env::{Time, Words};
 use crate::flow::track::is_syn;
 use crate::flow::{evict, index, open};
 use crate::frame::Frame;
@@ -28,7 +27,7 @@ use crate::report;
 use crate::select::backend::{self, SelectedBackend};
 use crate::select::{affinity, health, lookup};
 use crate::shared::opaque_to_verifier;
-use crate::step::{Lookup, Step};
+use crate::step::Step;
 
 /// Where a packet comes from.
 struct Origin {
@@ -61,7 +60,7 @@ where
         return if is_services {
             Step::DropFor(Reason::FragmentWithoutFirst)
         } else {
-            may_be_direct(maps, ctx)
+            classify::to_endpoint(maps, &ctx.packet).map_or(Step::Pass, Step::from)
         };
     }
     let (Some(time), Some(node)) = (maps.time(), maps.node()) else { return Step::Pass };
@@ -146,19 +145,11 @@ where
         return next;
     }
     if !maps.is_service_address(&dst) {
-        return may_be_direct(maps, ctx);
+        return classify::to_endpoint(maps, &ctx.packet).map_or(Step::Pass, Step::from);
     }
     let why = lookup::why_nothing(maps, dst);
     report::refused(maps, frame, ctx, 0, why);
     if why.verdict() == Verdict::Pass { Step::Pass } else { refuse(why, tcp_flags) }
-}
-
-/// Returns the next stage of a packet that may be addressed to an endpoint; the stage looks the packet up.
-#[inline(always)]
-fn may_be_direct<M: FlowTable>(maps: M, ctx: &PacketCtx<Words<M>>) -> Step {
-    let key = &ctx.packet.key;
-    let lookup = maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).leads_to(Lookup::Direct);
-    lookup.map_or(Step::Pass, Step::from)
 }
 
 /// Whether the packet may belong to a connection that another proxy translates by an entry of `nf_conntrack`.

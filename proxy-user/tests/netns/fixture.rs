@@ -37,6 +37,13 @@ pub const SMALL: &[&str] = &[
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
+/// [`SMALL`], with XDP on all devices.
+#[rustfmt::skip]
+pub const SMALL_XDP: &[&str] = &[
+    "--xdp", "generic",
+    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
+    "--max-flows", "16384", "--max-sockets", "4096",
+];
 /// [`SMALL`], and a socket call that may get no answer fails at once instead of after its timeout.
 #[rustfmt::skip]
 pub const FAILS: &[&str] = &[

@@ -6,23 +6,17 @@ use serde_json::json;
 
 use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip};
-use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
+use crate::fixture::{Fixture, SMALL, SMALL_XDP, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, Kind};
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
-#[rustfmt::skip]
-const XDP: &[&str] = &[
-    "--xdp", "generic",
-    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
-    "--max-flows", "16384", "--max-sockets", "4096",
-];
 
 pub const CASES: &[Case] = &[
     Case { name: "ipsec::a_node_port_obeys_a_policy", wish: WISH, run: forwarded },
     Case {
         name: "ipsec::a_node_port_obeys_a_policy_by_xdp",
-        wish: Wish { flags: XDP, ..WISH },
+        wish: Wish { flags: SMALL_XDP, ..WISH },
         run: forwarded,
     },
     Case { name: "ipsec::the_answer_of_a_local_endpoint_obeys", wish: WISH, run: answers },

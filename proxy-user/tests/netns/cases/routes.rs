@@ -10,18 +10,12 @@ use serde_json::json;
 
 use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip};
-use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
+use crate::fixture::{Fixture, SMALL, SMALL_XDP, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, Kind, Peer};
 use crate::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
-#[rustfmt::skip]
-const XDP: &[&str] = &[
-    "--xdp", "generic",
-    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
-    "--max-flows", "16384", "--max-sockets", "4096",
-];
 #[rustfmt::skip]
 const MASQUERADE: &[&str] = &[
     "--masquerade-external",
@@ -33,7 +27,7 @@ pub const CASES: &[Case] = &[
     Case { name: "routes::an_endpoint_behind_an_isolated_nic_answers", wish: WISH, run: isolated },
     Case {
         name: "routes::an_endpoint_behind_an_isolated_nic_answers_by_xdp",
-        wish: Wish { flags: XDP, ..WISH },
+        wish: Wish { flags: SMALL_XDP, ..WISH },
         run: isolated,
     },
     Case { name: "routes::an_endpoint_on_an_overlay_answers_by_it", wish: WISH, run: overlay },
