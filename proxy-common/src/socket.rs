@@ -1,4 +1,5 @@
-//! `socket_storage`, `socket_peers`, `sockets` and `sockets6`: the frontend that a socket dialled and its backend, for the socket hooks.
+//! `socket_storage`, `socket_peers`, `sockets` and `sockets6`: the frontend to which a socket connects or sends, and its backend,
+//! for the socket hooks.
 
 use crate::Address;
 
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_of_two_services_shows_the_one_that_was_used_last() {
+    fn backend_of_two_services_shows_the_last_used_frontend() {
         let mut peers = SocketPeers::default();
         put(&mut peers, 0, peer(53, 5353));
         put(&mut peers, 1, peer(54, 5353));
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_set_gives_away_only_places_of_backends_that_left() {
+    fn full_peers_reuse_only_places_of_removed_backends() {
         let mut peers = SocketPeers::default();
         for place in 0..SOCKET_PEERS as u32 {
             assert_eq!(peers.vacant(|_| false), Some(place), "free places come first");

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slice_tells_the_pod_the_node_and_the_zone_of_each_endpoint() {
+    fn slice_gives_pod_node_and_zone_of_its_endpoints() {
         let slice = json!({
             "metadata": {"namespace": "shop", "name": "web-1", "labels": {LABEL_SERVICE_NAME: "web"}},
             "addressType": "IPv4",

@@ -39,9 +39,9 @@ pub struct Explanation {
     pub packet: Path,
     /// Which of the two decides.
     pub decides: Decides,
-    /// The Services of the dialled address, without ports.
+    /// The Services of the destination address, without ports.
     pub services: BTreeSet<String>,
-    /// The ports that they have at the dialled address, like `80/TCP (http)`.
+    /// The ports that they have at the destination address, like `80/TCP (http)`.
     pub ports: BTreeSet<String>,
 }
 

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_to_which_an_entry_refers_again_leaves_its_quarantine() {
+    fn range_set_in_use_again_leaves_quarantine() {
         let (now, hold) = (Instant::now(), Duration::from_secs(1));
         let mut sets = RangeSets::new(8, hold);
         let set: RangeSet = ["10.0.0.0/8".parse().unwrap()].into();

@@ -16,7 +16,7 @@ use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, removal, servi
 
 /// The prefix of Ballast's annotations.
 const ANNOTATION_PREFIX: &str = "ballast.io/";
-/// The annotations of Services that have a meaning.
+/// The known annotations of Services.
 const ANNOTATIONS: [&str; 7] = [
     spread::ANNOTATION_ALGORITHM,
     spread::ANNOTATION_EJECTION,
@@ -99,7 +99,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
     })
 }
 
-/// Reports annotations with the prefix of ours that have no meaning.
+/// Reports unknown annotations `ballast.io/...`.
 fn unknown_annotations(metadata: &ObjectMeta, problems: &mut Problems) {
     let unknown = metadata
         .annotations

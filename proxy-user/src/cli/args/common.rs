@@ -50,7 +50,7 @@ pub struct FlowFilterArgs {
     /// Only connections of this client: an address or a range, with or without :PORT.
     #[arg(short = 's', long, visible_alias = "src", env = "BALLAST_CLIENT", value_name = "ADDRESS[:PORT]")]
     pub client: Option<Peer>,
-    /// Only connections to this frontend: the address that the client dialled.
+    /// Only connections to this frontend: the destination to which the client connected.
     #[arg(short = 'd', long, visible_alias = "dst", env = "BALLAST_FRONTEND", value_name = "ADDRESS[:PORT]")]
     pub frontend: Option<Peer>,
     /// Only connections to this endpoint.

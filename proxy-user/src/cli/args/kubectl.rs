@@ -172,7 +172,7 @@ pub struct NodeFlowArgs {
     /// Only connections of this client: an address or a range, with or without :PORT.
     #[arg(long, visible_alias = "src", value_name = "ADDRESS[:PORT]")]
     pub client: Option<Peer>,
-    /// Only connections to this frontend: the address that the client dialled.
+    /// Only connections to this frontend: the destination to which the client connected.
     #[arg(long, visible_alias = "dst", value_name = "ADDRESS[:PORT]")]
     pub frontend: Option<Peer>,
     /// Only connections to this endpoint.

@@ -111,7 +111,7 @@ mod tests {
     #[case("kube-system/kube-dns/tcp", None, "give one of its ports: 53/UDP (dns)")]
     #[case("rdis", None, "did you mean default/redis?")]
     #[case("web/shop", Some(IpFamily::V6), "an IPv6 address")]
-    fn a_service_is_dialled_at_its_cluster_address(
+    fn service_as_destination_becomes_its_cluster_address(
         #[case] text: &str,
         #[case] family: Option<IpFamily>,
         #[case] expected: &str,

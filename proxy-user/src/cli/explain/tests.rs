@@ -396,7 +396,7 @@ fn a_pod_with_a_known_address_is_on_this_node() {
 }
 
 #[test]
-fn an_endpoint_with_several_slots_is_one_row_and_a_long_list_is_cut() {
+fn endpoint_with_several_slots_is_one_row_in_a_cut_list() {
     let mut rules = rules();
     let count = 15;
     for id in 20..20 + count {
@@ -416,7 +416,7 @@ fn an_endpoint_with_several_slots_is_one_row_and_a_long_list_is_cut() {
 }
 
 #[test]
-fn a_port_that_the_service_does_not_have_is_named_also_without_service_ranges() {
+fn undefined_port_without_service_ranges_is_named() {
     let mut rules = rules();
     rules.node.service_cidr_count = 0;
     let summary = ask(&rules, "pod", "10.96.0.11:81").summary();

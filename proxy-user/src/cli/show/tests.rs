@@ -652,7 +652,7 @@ fn an_empty_list_prints_nothing_and_tells_people_so() {
 }
 
 #[test]
-fn a_service_shows_its_problems_and_the_places_of_its_endpoints() {
+fn service_with_problems_shows_them_and_the_places_of_endpoints() {
     let place = Place {
         pod: Some("redis-0".to_owned()),
         node: Some("node-a".to_owned()),
@@ -684,7 +684,7 @@ fn a_service_shows_its_problems_and_the_places_of_its_endpoints() {
 }
 
 #[test]
-fn a_service_port_has_the_same_identity_in_the_json_of_all_commands() {
+fn service_port_in_json_has_one_identity_in_all_commands() {
     let rows = |text: String, group: &str| {
         serde_json::from_str::<serde_json::Value>(&text).unwrap()[group].as_array().unwrap().clone()
     };
@@ -927,7 +927,7 @@ fn a_status_and_a_check_of_the_same_facts_agree() {
 }
 
 #[test]
-fn without_permission_a_status_cannot_tell_what_is_attached() {
+fn status_without_permission_says_cannot_tell() {
     let denied = || Err(ViewError::Denied { path: "/sys/fs/bpf/ballast".into() });
     let installed = Installed { is_denied: true, ..installed(well(), &denied()) };
     let problems = Status::new(installed, Others::default(), denied()).problems();

@@ -95,7 +95,12 @@ fn keeps(fixture: &Fixture) -> Result<()> {
     let cgroup = std::fs::File::open(fixture.cgroup())?;
     let mut attr = Attr::default();
     // BPF_CGROUP_SOCK_OPS, BPF_F_ALLOW_MULTI; the cgroup disappears with the fixture.
-    attr[..4].copy_from_slice(&[cgroup.as_raw_fd().cast_unsigned(), program.as_raw_fd().cast_unsigned(), 3, 2]);
+    attr[..4].copy_from_slice(&[
+        cgroup.as_raw_fd().cast_unsigned(),
+        program.as_raw_fd().cast_unsigned(),
+        3,
+        2,
+    ]);
     bpf(PROG_ATTACH, &mut attr).context("attach")?;
     let count = || -> Result<u64> {
         let (key, mut value) = (0u32, 0u64);
