@@ -125,13 +125,17 @@ impl RangeSets {
         is_gone
     }
 
-    /// Takes over the ranges found in the maps; returns those of ids that no set can have.
+    /// Takes over the ranges found in the maps, after all entries of `services` are known; returns those of ids that no set
+    /// can have. Of two ids with the same ranges, the one in use by entries wins: a set that was written in part can have
+    /// the ranges of a complete one.
     pub(super) fn restore(&mut self, found: &BTreeSet<(u32, IpNet)>) -> Vec<(u32, IpNet)> {
         for (id, range) in found {
             self.put(*id, *range);
         }
         let mut invalid = Vec::new();
-        for (id, ranges) in &self.written {
+        let (first, then): (Vec<_>, Vec<_>) =
+            self.written.iter().partition(|(id, _)| self.refs.contains_key(id));
+        for (id, ranges) in first.into_iter().chain(then) {
             let set: RangeSet = ranges.iter().copied().collect();
             if self.ids.restore(Arc::clone(&set), *id) {
                 self.sets.insert(*id, set);
@@ -143,7 +147,7 @@ impl RangeSets {
         invalid
     }
 
-    /// Ends a restore, after all entries of `services` are known.
+    /// Ends a restore.
     pub(super) fn restored(&mut self, now: Instant, sync: u64) {
         for id in self.refs.keys().filter(|id| !self.sets.contains_key(*id)) {
             self.ids.reserve(*id);
@@ -181,5 +185,16 @@ mod tests {
         assert_eq!(sets.quarantine_over(now + 9 * hold, 9), []);
         sets.release(id, now, 9);
         assert_eq!(sets.quarantine_over(now + 9 * hold, 99), [(id, vec![set[0]])]);
+    }
+
+    #[test]
+    fn restore_of_two_equal_sets_keeps_the_one_in_use() {
+        let mut sets = RangeSets::new(8, Duration::from_secs(1));
+        let range: IpNet = "10.0.0.0/8".parse().unwrap();
+        sets.reference(2);
+        // The set 1 had another range, whose write failed.
+        assert_eq!(sets.restore(&[(1, range), (2, range)].into()), [(1, range)]);
+        sets.restored(Instant::now(), 1);
+        assert_eq!(sets.acquire(&[range].into()), Ok(2));
     }
 }

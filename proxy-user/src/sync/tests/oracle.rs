@@ -225,8 +225,10 @@ pub fn check(contents: &Contents, plans: &BTreeMap<ServiceName, ServicePlan>) {
         .collect();
     assert_eq!(serving.len(), should.len(), "an endpoint serves twice: {serving:?}");
     assert_eq!(serving.into_iter().collect::<BTreeSet<_>>(), should);
+    // A set that no entry uses may be written or removed in part, and so be equal to another.
+    let in_use: BTreeSet<u32> = contents.services.values().map(|entry| entry.ranges).collect();
     let mut sets: BTreeMap<u32, BTreeSet<IpNet>> = BTreeMap::new();
-    for (id, range) in &contents.source_ranges {
+    for (id, range) in contents.source_ranges.iter().filter(|(id, _)| in_use.contains(id)) {
         sets.entry(*id).or_default().insert(*range);
     }
     let count = sets.len();
@@ -262,7 +264,8 @@ pub struct Transition {
     after: BTreeMap<FrontendKey, Seen>,
     /// If the tables were changed externally or are too small, only the final state is checked.
     pub off: bool,
-    /// Writes may fail: an entry that could not be replaced leads to its previous endpoints without the removed ones.
+    /// Writes may fail: an entry that could not be replaced leads to its previous endpoints, without the removed ones and with
+    /// those that were removed and are there again.
     pub may_fail: bool,
 }
 
@@ -291,11 +294,12 @@ impl Transition {
             let (before, after) = (self.before.get(key), self.after.get(key));
             let left = |known: &Seen| {
                 // An endpoint of a new owner of the frontend is another endpoint, even with the same address.
-                let stays = |at: &_| {
-                    after.is_some_and(|after| after.port == known.port && after.endpoints.contains_key(at))
-                };
+                let after = after.filter(|after| after.port == known.port);
+                let stays = |at: &_| after.is_some_and(|after| after.endpoints.contains_key(at));
                 let kept = |at: &_| stays(at) || seen.endpoints.contains_key(at);
-                let endpoints = known.endpoints.iter().filter(|(at, _)| kept(at));
+                let returned = after.into_iter().flat_map(|after| &after.endpoints);
+                let returned = returned.filter(|(at, _)| seen.endpoints.contains_key(at));
+                let endpoints = known.endpoints.iter().filter(|(at, _)| kept(at)).chain(returned);
                 Seen { endpoints: endpoints.map(|(at, flags)| (*at, *flags)).collect(), ..known.clone() }
             };
             let is_left = self.may_fail && same(before.map(left).as_ref());
