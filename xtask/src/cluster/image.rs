@@ -101,12 +101,16 @@ fn pack(dir: &Path, name: &str, names: &[Image<'_>]) -> Result<PathBuf> {
 /// Name, entry point and default arguments of an image.
 type Image<'a> = (&'a str, &'a [&'a str], &'a [&'a str]);
 
-/// The images of every cluster.
-const NAMES: [Image<'static>; 5] = [
+/// The images of every cluster, also under the names that Kubernetes 1.36 uses: manifests that were written for its tests
+/// run unchanged.
+const NAMES: [Image<'static>; 8] = [
     (AGNHOST, &["/agnhost"], &["pause"]),
+    ("registry.k8s.io/e2e-test-images/agnhost:2.63.0", &["/agnhost"], &["pause"]),
     (PAUSE, &["/agnhost", "pause"], &[]),
+    ("registry.k8s.io/pause:3.10.1", &["/agnhost", "pause"], &[]),
     (COREDNS, &["/coredns"], &[]),
     (BUSYBOX, &[], &["sh"]),
+    ("registry.k8s.io/e2e-test-images/busybox:1.37.0-1", &[], &["sh"]),
     (ISSUE_74839, &["/regression-issue-74839"], &[]),
 ];
 
