@@ -22,6 +22,8 @@ use crate::model::{Event, HostView};
 
 /// The pause after a notification, so that a burst of changes causes one read.
 const SETTLE: Duration = Duration::from_millis(50);
+/// The pause after a notification of an IPsec policy, until whose read new connections leave in clear text.
+const POLICY_SETTLE: Duration = Duration::from_millis(2);
 /// The interval of reads without a notification.
 const PERIOD: Duration = Duration::from_secs(10);
 /// How often all routes are read although no default route has changed: a router may have a million routes.
@@ -123,7 +125,7 @@ impl Follower {
                 },
                 change = next_policy(&mut policies) => {
                     change?;
-                    sleep(SETTLE).await;
+                    sleep(POLICY_SETTLE).await;
                     while next_policy(&mut policies).now_or_never().transpose()?.is_some() {}
                     due.get_or_insert(Look { routes: false, unnotified: false });
                 }
