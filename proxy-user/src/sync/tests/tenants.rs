@@ -393,10 +393,17 @@ fn the_result_does_not_depend_on_the_order_of_events() {
     assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 64, failure_persistence: None, ..ProptestConfig::default() })]
+/// A case has some 45 changes of large objects.
+fn config() -> ProptestConfig {
+    let default = ProptestConfig::default();
+    let cases = default.cases.div_ceil(6);
+    ProptestConfig { cases, max_shrink_iters: 64, failure_persistence: None, ..default }
+}
 
-    /// Some 2,000 random changes, in a minute; `PROPTEST_CASES` does not raise the number.
+proptest! {
+    #![proptest_config(config())]
+
+    /// Some 2,000 random changes, in a minute; with `PROPTEST_CASES=1400` more than 10,000.
     #[test]
     fn a_hostile_tenant_changes_nothing_for_others(
         changes in vec((vec(hostile(), 1..9), 0u64..4_000, 0..2 * VICTIMS.len()), 10),
