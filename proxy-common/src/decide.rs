@@ -105,7 +105,9 @@ pub fn has_source_ranges(service: &ServiceEntry) -> bool {
 pub enum SocketSource {
     /// The socket is allowed.
     Allowed,
-    /// The socket is a pod's: its call is not translated, and the packet hooks decide.
+    /// The call is not translated: a pod's packets are left to the packet hooks, and the node's own, for a node port without
+    /// endpoints, to the process that listens there. Such a process may be the endpoint that is not ready yet, and its
+    /// readiness probe comes from the node.
     LeftToPackets,
     /// The socket is the node's own, and the node is not in the list.
     Refused,
@@ -116,6 +118,8 @@ pub enum SocketSource {
 #[inline(always)]
 pub fn socket_source(service: &ServiceEntry, of_node: bool) -> SocketSource {
     if !of_node && service.flags & (SERVICE_SOURCE_RANGES | SERVICE_NO_SOCKETS) != 0 {
+        SocketSource::LeftToPackets
+    } else if of_node && service.kind == KIND_NODE_PORT && service.slot_count == 0 {
         SocketSource::LeftToPackets
     } else if service.flags & SERVICE_SOURCE_RANGES == 0 || service.flags & SERVICE_NODE_ALLOWED != 0 {
         SocketSource::Allowed

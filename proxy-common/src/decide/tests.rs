@@ -68,6 +68,15 @@ fn source_ranges_mean_something_else_to_each_kind_of_socket() {
 }
 
 #[test]
+fn node_port_without_endpoints_is_left_to_a_process_of_the_node() {
+    let empty = ServiceEntry { slot_count: 0, ..entry(1, KIND_NODE_PORT, 0) };
+    assert_eq!(socket_source(&empty, true), SocketSource::LeftToPackets);
+    assert_eq!(socket_source(&empty, false), SocketSource::Allowed);
+    let cluster_ip = ServiceEntry { slot_count: 0, ..entry(1, KIND_CLUSTER_IP, 0) };
+    assert_eq!(socket_source(&cluster_ip, true), SocketSource::Allowed);
+}
+
+#[test]
 fn a_client_stays_for_so_many_seconds_with_a_backend_of_the_policy() {
     let service = ServiceEntry { affinity_secs: 10, ..entry(1, KIND_CLUSTER_IP, 0) };
     let used = AffinityEntry { backend_id: 5, last_used: u32::MAX - 100 };

@@ -78,6 +78,13 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 self.step("source ranges", "this node's own address is in the list");
             }
             SocketSource::Allowed => self.step("source ranges", "the Service has no source ranges"),
+            SocketSource::LeftToPackets if of_node => {
+                self.step(
+                    "endpoints",
+                    "none: the call of the node itself is for the process that listens on this port, if there is one",
+                );
+                return self.end(Outcome::Untouched);
+            }
             SocketSource::LeftToPackets if service.flags & SERVICE_NO_SOCKETS != 0 => {
                 self.step(
                     "socket lb",

@@ -51,6 +51,11 @@ pub const CASES: &[Case] = &[
     },
     Case { name: "node_port::a_process_of_the_node_may_bind_one", wish: WISH, run: shares },
     Case { name: "node_port::an_endpoint_listens_on_its_own_node_port", wish: WISH, run: own_port },
+    Case {
+        name: "node_port::a_process_of_the_node_is_probed_before_its_service_has_endpoints",
+        wish: WISH,
+        run: probed,
+    },
 ];
 
 fn port(kind: Kind) -> u16 {
@@ -231,9 +236,8 @@ fn shares(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// An endpoint in the node's network namespace has one number for everything, and begins to listen after its Service exists,
-/// as each time when its pod is started again.
-fn own_port(fixture: &Fixture) -> Result<()> {
+/// Returns the Service `same`, whose node port and endpoint in the node's network namespace have one number.
+fn same(ready: bool) -> Result<String> {
     let ips = [Family::V4, Family::V6].map(|family| cluster_ip(family, 51));
     let ports = |extra: &str| {
         let port = |name: &str, protocol: &str| json!({"name": name, "port": HOST_PORT, "protocol": protocol, extra: HOST_PORT});
@@ -257,24 +261,69 @@ fn own_port(fixture: &Fixture) -> Result<()> {
                 "labels": {"kubernetes.io/service-name": "same"},
             },
             "addressType": family,
-            "endpoints": [{"addresses": [address], "conditions": {"ready": true}, "nodeName": "node"}],
+            "endpoints": [{"addresses": [address], "conditions": {"ready": ready}, "nodeName": "node"}],
             "ports": ports("port"),
         });
         writeln!(text, "---\n{slice}")?;
     }
-    fixture.folder.put_text("same", &text)?;
-    let is_there = || -> Result<()> {
-        let names = View::open(&fixture.bpffs())?.names()?;
-        ensure!(names.values().filter(|row| row.name == "same").count() == 4, "{names:?}");
-        Ok(())
-    };
-    eventually(SOON, is_there)?;
+    Ok(text)
+}
+
+/// Begins to listen as an endpoint of the Service `same` does.
+fn listen(fixture: &Fixture) -> Result<()> {
     let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     // A UDP server on the wildcard address answers from the address of the route to its client.
     let [udp4, udp6] = [node_ips()[0], node_ips()[2]];
     for (is_tcp, ip) in [(true, any[0]), (true, any[1]), (false, udp4), (false, udp6)] {
         fixture.local.serve(is_tcp, (ip, HOST_PORT).into(), "host")?;
     }
+    Ok(())
+}
+
+fn is_there(fixture: &Fixture) -> Result<()> {
+    let names = View::open(&fixture.bpffs())?.names()?;
+    ensure!(names.values().filter(|row| row.name == "same").count() == 4, "{names:?}");
+    Ok(())
+}
+
+/// A readiness probe comes from the node, and must reach an endpoint that its Service does not send clients to yet.
+fn probed(fixture: &Fixture) -> Result<()> {
+    fixture.folder.put_text("same", &same(false)?)?;
+    eventually(SOON, || is_there(fixture))?;
+    for ip in outer_ips() {
+        for kind in [Kind::Tcp, Kind::Udp] {
+            for client in [&fixture.client, &fixture.local, &*fixture.pod(0)?] {
+                client.fails(Attempt::new(kind, (ip, HOST_PORT).into()), libc::ECONNREFUSED)?;
+            }
+        }
+    }
+    listen(fixture)?;
+    for ip in outer_ips() {
+        for kind in [Kind::Tcp, Kind::Udp] {
+            let to = Attempt::new(kind, (ip, HOST_PORT).into());
+            let seen = fixture.local.reach(to)?;
+            ensure!(seen.server == "host", "{to:?}: served by {}", seen.server);
+            for client in [&fixture.client, &*fixture.pod(0)?] {
+                client.fails(to, libc::ECONNREFUSED)?;
+            }
+        }
+    }
+    let at = format!("{}:{HOST_PORT}", node_ips()[0]);
+    let told = command(&fixture.node, &["explain", "host", &at], &fixture.bpffs())?;
+    let told = String::from_utf8_lossy(&told.stdout);
+    ensure!(told.contains("for the process that listens on this port"), "{told}");
+    fixture.folder.put_text("same", &same(true)?)?;
+    let to = Attempt::new(Kind::Tcp, (node_ips()[0], HOST_PORT).into());
+    eventually(SOON, || fixture.client.reach(to))?;
+    Ok(())
+}
+
+/// An endpoint in the node's network namespace has one number for everything, and begins to listen after its Service exists,
+/// as each time when its pod is started again.
+fn own_port(fixture: &Fixture) -> Result<()> {
+    fixture.folder.put_text("same", &same(true)?)?;
+    eventually(SOON, || is_there(fixture))?;
+    listen(fixture)?;
     for ip in outer_ips() {
         let to = (ip, HOST_PORT).into();
         for client in [&fixture.client, &fixture.local, &*fixture.pod(0)?] {
