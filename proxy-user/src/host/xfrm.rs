@@ -22,7 +22,7 @@ const NEW_POLICY: u16 = 0x13;
 const GET_POLICY: u16 = 0x15;
 const GET_DEFAULT: u16 = 0x28;
 /// `XFRMNLGRP_POLICY`.
-const POLICY_GROUP: u32 = 5;
+const POLICY_GROUP: u32 = 4;
 /// `XFRM_POLICY_OUT`.
 const OUT: u8 = 1;
 /// `XFRM_USERPOLICY_BLOCK`.

@@ -1,7 +1,10 @@
 //! IPsec policies of the kernel (xfrm): what the programs forward obeys them, too. `action block` stands for "encrypt", as
 //! it needs no ESP: a packet that reaches its destination has passed the policy by.
 
-use anyhow::{Result, ensure};
+use std::collections::BTreeMap;
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
@@ -20,7 +23,37 @@ pub const CASES: &[Case] = &[
         run: forwarded,
     },
     Case { name: "ipsec::the_answer_of_a_local_endpoint_obeys", wish: WISH, run: answers },
+    Case { name: "ipsec::the_agent_subscribes_to_changes_of_policies", wish: WISH, run: subscribed },
 ];
+
+/// Returns process id and groups of the subscriptions to IPsec in the node's network namespace (`NETLINK_XFRM` is 6).
+fn subscriptions(fixture: &Fixture) -> Result<BTreeMap<u32, u32>> {
+    let output = fixture.node.command("cat").arg("/proc/net/netlink").output()?;
+    let row = |line: &str| {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        let [_, "6", process, groups, ..] = columns[..] else { return None };
+        Some((process.parse().ok()?, u32::from_str_radix(groups, 16).ok()?))
+    };
+    let rows = String::from_utf8_lossy(&output.stdout).lines().filter_map(row).collect::<Vec<_>>();
+    Ok(rows.into_iter().filter(|(_, groups)| *groups != 0).collect())
+}
+
+/// Without notifications, a policy would take effect with the next periodic read.
+fn subscribed(fixture: &Fixture) -> Result<()> {
+    let of_agent: Vec<_> = subscriptions(fixture)?.into_values().collect();
+    let mut monitor =
+        fixture.node.command("ip").args(["xfrm", "monitor", "policy"]).stdout(Stdio::null()).spawn()?;
+    let found = eventually(SOON, || {
+        let all = subscriptions(fixture)?;
+        ensure!(all.len() > of_agent.len(), "{all:?}");
+        Ok(all)
+    });
+    monitor.kill()?;
+    monitor.wait()?;
+    let wanted = found?.get(&monitor.id()).copied().context("`ip xfrm monitor` has no subscription")?;
+    ensure!(of_agent.iter().any(|groups| groups & wanted == wanted), "agent {of_agent:x?}, ip {wanted:x}");
+    Ok(())
+}
 
 /// Adds, updates or deletes the policies from the node to `to`.
 fn policies(fixture: &Fixture, verb: &str, to: fn(Family) -> String, action: &str) -> Result<()> {
