@@ -35,6 +35,9 @@ pub fn describe(config: &RunConfig) {
     if let Some(why) = config.kube_proxy.node_ports {
         tracing::info!("{why}");
     }
+    for problem in &config.kube_proxy.values.ignored {
+        tracing::warn!("{problem}");
+    }
     for note in &config.kube_proxy.notes {
         tracing::info!("{note}");
     }
@@ -86,6 +89,7 @@ pub fn set_up_netfilter(config: &RunConfig) {
 
 /// Writes the settings in effect in kube-proxy's format.
 pub fn write_config(config: &RunConfig, path: &Path) -> anyhow::Result<()> {
+    describe(config);
     let text = document::yaml(&document::of(config));
     std::fs::write(path, text).with_context(|| format!("cannot write --write-config-to {}", path.display()))
 }

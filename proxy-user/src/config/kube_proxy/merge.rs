@@ -74,7 +74,7 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
         old_ports(options, &merge.values);
     }
     let values = merge.values.clone();
-    merge.notes.extend(values.ignored.iter().cloned().chain(values.idle()));
+    merge.notes.extend(values.idle());
     for (gate, on) in values.gates() {
         if gate == EXTERNAL_IPS {
             merge.no_external_ips = !on;

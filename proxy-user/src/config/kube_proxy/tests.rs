@@ -302,7 +302,7 @@ fn what_is_wrong_is_named_with_its_place_and_the_way_out(#[case] text: &str, #[c
 )]
 fn fields_that_kube_proxy_decodes_leniently_are_warnings(#[case] text: &str, #[case] expected: &[&str]) {
     let config = with_file(&body(text), &[]).unwrap();
-    let notes = &config.kube_proxy.notes;
+    let notes = &config.kube_proxy.values.ignored;
     assert_eq!(notes.len(), expected.len(), "{notes:?}");
     for (note, expected) in notes.iter().zip(expected) {
         assert!(note.contains(expected), "{note}");
