@@ -123,7 +123,7 @@ pub fn run(
 }
 
 /// Creates or empties a file that only its owner may read, because the archive contains every address of the cluster.
-fn private(path: &std::path::Path) -> io::Result<std::fs::File> {
+pub(crate) fn private(path: &std::path::Path) -> io::Result<std::fs::File> {
     use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
     let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     // `mode` applies to a new file only. A pipe or device keeps its mode.

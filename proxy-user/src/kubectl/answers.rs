@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 /// Output of a command on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Answer<T = String> {
     /// Standard output.
-    pub stdout: String,
+    pub stdout: T,
     /// Standard error.
     pub stderr: String,
     /// Whether the exit code was 0.

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use futures::StreamExt as _;
-use futures::stream;
+use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{AttachParams, AttachedProcess, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -25,6 +24,8 @@ const METRICS: &str = "metrics";
 const METRICS_PORT: u16 = 10_249;
 /// Maximum number of nodes that are asked at the same time.
 const AT_ONCE: usize = 32;
+/// Maximum number of nodes that are asked for an archive at the same time.
+const FEW_AT_ONCE: usize = 4;
 /// Maximum number of bytes that are read of an answer.
 const MOST: u64 = 64 << 20;
 
@@ -99,6 +100,12 @@ impl Cluster {
 
     /// Runs `ballast` with these arguments on a node. Returns its output, or why there is none.
     pub async fn ask(&self, agent: &Agent, arguments: &[String]) -> Result<Answer, String> {
+        let Answer { stdout, stderr, is_well } = self.ask_bytes(agent, arguments).await?;
+        Ok(Answer { stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr, is_well })
+    }
+
+    /// Runs `ballast` on a node like [`Cluster::ask`]. Its standard output need not be text.
+    async fn ask_bytes(&self, agent: &Agent, arguments: &[String]) -> Result<Answer<Vec<u8>>, String> {
         let asked = async {
             let mut process = self.exec(agent, arguments, Stdin::None).await?;
             let status = process.take_status();
@@ -109,7 +116,8 @@ impl Cluster {
                 None => None,
             };
             let is_well = status.is_some_and(|status| status.status.as_deref() == Some("Success"));
-            Ok(Answer { stdout: stdout?, stderr: stderr?, is_well })
+            let stderr = String::from_utf8_lossy(&stderr?).into_owned();
+            Ok(Answer { stdout: stdout?, stderr, is_well })
         };
         match timeout(self.args.patience, asked).await {
             Ok(answer) => answer,
@@ -131,6 +139,21 @@ impl Cluster {
         stream::iter(agents.to_vec()).map(ask).buffered(AT_ONCE).collect().await
     }
 
+    /// Runs `ballast` on many nodes, a few at a time, since an answer may be large. Returns the answers in the order in which
+    /// they arrive.
+    pub fn ask_each(
+        &self,
+        agents: Vec<Agent>,
+        arguments: &[&str],
+    ) -> impl Stream<Item = (String, Result<Answer<Vec<u8>>, String>)> {
+        let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
+        let ask = move |agent: Agent| {
+            let arguments = arguments.clone();
+            async move { (agent.node.clone(), self.ask_bytes(&agent, &arguments).await) }
+        };
+        stream::iter(agents).map(ask).buffer_unordered(FEW_AT_ONCE)
+    }
+
     /// Starts `ballast` with these arguments in the agent's container.
     pub async fn exec(
         &self,
@@ -150,12 +173,12 @@ impl Cluster {
 }
 
 /// Reads the output of a process, up to [`MOST`] bytes.
-async fn read(from: Option<impl AsyncRead + Unpin>) -> Result<String, String> {
+async fn read(from: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     if let Some(from) = from {
         from.take(MOST).read_to_end(&mut bytes).await.map_err(|error| error.to_string())?;
     }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(bytes)
 }
 
 /// Returns the agent in a pod; `None` if the pod does not run or terminates.

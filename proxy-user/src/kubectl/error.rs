@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use crate::cli::sysdump::SysdumpError;
+
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum KubectlError {
@@ -46,6 +48,9 @@ pub enum KubectlError {
     /// The output cannot be written as JSON.
     #[error("cannot write the output as JSON: {0}")]
     Json(#[from] serde_json::Error),
+    /// The archive cannot be written.
+    #[error(transparent)]
+    Sysdump(#[from] SysdumpError),
     /// The page cannot be served at the address.
     #[error("cannot listen on {address}: {source}; give another port with --port, or 0 for any free port")]
     Listen {

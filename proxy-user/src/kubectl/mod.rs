@@ -12,6 +12,7 @@ mod monitor;
 mod names;
 mod services;
 mod status;
+mod sysdump;
 mod ui;
 mod wait;
 
@@ -96,6 +97,7 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
             ui::run(cluster, *port, out).await?;
             Ok(Shown { text: String::new(), well: true })
         }
+        KubectlCommand::Sysdump { file } => sysdump::run(&cluster, file.as_deref()).await,
         KubectlCommand::Wait { object, timeout, .. } => wait::run(&cluster, object, *timeout).await,
     }
 }

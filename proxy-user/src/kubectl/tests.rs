@@ -399,3 +399,27 @@ fn checks_of_all_nodes_are_merged() {
     let told: Value = serde_json::from_str(&text).unwrap();
     assert!(well && told["nodes"]["a"]["ok"] == true, "{told}");
 }
+
+#[test]
+fn sysdump_has_the_archive_of_each_node_and_names_those_without() {
+    let says: Says = |node, arguments| {
+        assert_eq!(arguments, ["sysdump", "-"]);
+        let why = if node == "b" { "no room" } else { "" };
+        (format!("archive of {node}"), why.to_owned(), node != "b")
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("all.tar");
+    let (text, well) = asked(says, &[], &["sysdump", file.to_str().unwrap()]);
+    assert_eq!((text, well), (format!("{}: archives of 2 nodes\nb: no room\n", file.display()), false));
+    let mut archive = tar::Archive::new(std::fs::File::open(&file).unwrap());
+    let mut parts = std::collections::BTreeMap::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let path = entry.path().unwrap().into_owned();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        parts.insert(name, std::io::read_to_string(&mut entry).unwrap());
+    }
+    let expected =
+        [("a.tar.gz", "archive of a"), ("c.tar.gz", "archive of c"), ("failures.txt", "b: no room\n")];
+    assert!(parts.iter().map(|(name, text)| (&**name, &**text)).eq(expected), "{parts:?}");
+}

@@ -104,6 +104,12 @@ pub enum KubectlCommand {
         #[arg(long, value_name = "PORT", default_value_t = 8249)]
         port: u16,
     },
+    /// Write an archive with the archive of `ballast sysdump` of each node. Exits with code 1 if a node does not answer.
+    Sysdump {
+        /// The file to write. Default: ballast-sysdump-<time>.tar in the current folder.
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
     /// Wait until every node has programmed the current version of a Service.
     Wait {
         /// The Service: service/NAME or svc/NAMESPACE/NAME.

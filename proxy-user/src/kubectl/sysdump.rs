@@ -1,0 +1,53 @@
+//! `kubectl ballast sysdump`: one archive with the archives of all nodes.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use futures::StreamExt as _;
+
+use super::answers::Answer;
+use super::cluster::Cluster;
+use super::error::KubectlError;
+use crate::cli::show::Answer as Shown;
+use crate::cli::sysdump::{SysdumpError, private};
+
+/// Asks each node for its archive, and writes them as `NODE.tar.gz` of one folder. A node without archive is a line in
+/// `failures.txt`.
+pub(super) async fn run(cluster: &Cluster, file: Option<&Path>) -> Result<Shown, KubectlError> {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let folder = format!("ballast-sysdump-{time}");
+    let path = file.map_or_else(|| PathBuf::from(format!("{folder}.tar")), Path::to_owned);
+    let failed = |source| SysdumpError::File { path: path.clone(), source };
+    let agents = cluster.agents().await?;
+    let mut tar = tar::Builder::new(private(&path).map_err(failed)?);
+    let mut add = |name: &str, content: &[u8]| -> io::Result<()> {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(time);
+        tar.append_data(&mut header, format!("{folder}/{name}"), content)
+    };
+    let (mut nodes, mut failures) = (0, String::new());
+    let mut answers = std::pin::pin!(cluster.ask_each(agents, &["sysdump", "-"]));
+    while let Some((node, answer)) = answers.next().await {
+        let why = match answer {
+            Ok(Answer { stdout, is_well: true, .. }) => {
+                nodes += 1;
+                add(&format!("{node}.tar.gz"), &stdout).map_err(failed)?;
+                continue;
+            }
+            Ok(Answer { stderr, .. }) => stderr,
+            Err(why) => why,
+        };
+        // Writing to a `String` cannot fail.
+        let _ = writeln!(failures, "{node}: {}", why.trim());
+    }
+    if !failures.is_empty() {
+        add("failures.txt", failures.as_bytes()).map_err(failed)?;
+    }
+    tar.into_inner().and_then(|file| file.sync_all()).map_err(failed)?;
+    let text = format!("{}: archives of {nodes} nodes\n{failures}", path.display());
+    Ok(Shown { text, well: failures.is_empty() })
+}
