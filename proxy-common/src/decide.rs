@@ -117,9 +117,12 @@ pub enum SocketSource {
 /// network namespace of the node.
 #[inline(always)]
 pub fn socket_source(service: &ServiceEntry, of_node: bool) -> SocketSource {
-    if !of_node && service.flags & (SERVICE_SOURCE_RANGES | SERVICE_NO_SOCKETS) != 0 {
-        SocketSource::LeftToPackets
-    } else if of_node && service.kind == KIND_NODE_PORT && service.slot_count == 0 {
+    let is_left = if of_node {
+        service.kind == KIND_NODE_PORT && service.slot_count == 0
+    } else {
+        service.flags & (SERVICE_SOURCE_RANGES | SERVICE_NO_SOCKETS) != 0
+    };
+    if is_left {
         SocketSource::LeftToPackets
     } else if service.flags & SERVICE_SOURCE_RANGES == 0 || service.flags & SERVICE_NODE_ALLOWED != 0 {
         SocketSource::Allowed
