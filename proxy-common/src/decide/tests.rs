@@ -8,7 +8,7 @@ const POD: A4 = [10, 244, 0, 7];
 const NODE: A4 = [192, 0, 2, 1];
 
 fn entry(id: u32, kind: u8, flags: u16) -> ServiceEntry {
-    ServiceEntry { id, flags, kind, ..ServiceEntry::default() }
+    ServiceEntry { id, flags, kind, slot_count: 1, ..ServiceEntry::default() }
 }
 
 fn backend(state: u8, service: u32, flags: u32) -> BackendEntry<A4> {

@@ -417,7 +417,7 @@ fn sysdump_has_the_archive_of_each_node_and_names_those_without() {
         let mut entry = entry.unwrap();
         let path = entry.path().unwrap().into_owned();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        parts.insert(name, std::io::read_to_string(&mut entry).unwrap());
+        parts.insert(name, io::read_to_string(&mut entry).unwrap());
     }
     let expected =
         [("a.tar.gz", "archive of a"), ("c.tar.gz", "archive of c"), ("failures.txt", "b: no room\n")];
