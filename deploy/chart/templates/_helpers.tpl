@@ -110,6 +110,15 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   "UPLINKS" .Values.uplinks
   "XDP" .Values.xdp
 -}}
+{{- $small := dict
+  "MAX_SERVICES" "2048" "MAX_FRONTENDS" "4096" "MAX_SLOTS" "32768" "MAX_MAGLEV_WORDS" "65536" "MAX_BACKENDS" "16384"
+  "MAX_FLOWS" "16384" "MAX_SOCKETS" "8192" "MAX_SOURCE_RANGES" "4096"
+-}}
+{{- range $name, $value := eq .Values.preset "small" | ternary $small dict -}}
+{{- if not (or (get $own $name) (hasKey $.Values.settings (printf "BALLAST_%s" $name))) -}}
+{{- $_ := set $own $name $value -}}
+{{- end -}}
+{{- end -}}
 {{- $list := list -}}
 {{- range $name, $value := $own -}}
 {{- if $value -}}

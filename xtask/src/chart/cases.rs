@@ -13,7 +13,16 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 23] = [
+const CASES: [Case; 24] = [
+    Case {
+        values: &[HOST, "preset=small", "maxFlows=50000", "settings.BALLAST_MAX_SLOTS=1000"],
+        holds: &[
+            "name: BALLAST_MAX_BACKENDS\n              value: \"16384\"",
+            "name: BALLAST_MAX_FLOWS\n              value: \"50000\"",
+            "name: BALLAST_MAX_SLOTS\n              value: \"1000\"",
+        ],
+        lacks: &["\"32768\""],
+    },
     Case {
         values: &[HOST],
         holds: &[
@@ -324,7 +333,7 @@ const CASES: [Case; 23] = [
 const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// Values that must be refused, and a part of the error.
-const REFUSED: [(&[&str], &str); 16] = [
+const REFUSED: [(&[&str], &str); 17] = [
     (&[], "apiServer.host or apiServer.hosts is needed"),
     (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both set"),
     (&["apiServer.hosts={https://192.0.2.1}"], "hosts"),
@@ -339,6 +348,7 @@ const REFUSED: [(&[&str], &str); 16] = [
     (&[HOST, "updateStrategy.type=Sometimes"], "updateStrategy"),
     (&[HOST, "check=perhaps"], "check"),
     (&[HOST, "page=everything"], "page"),
+    (&[HOST, "preset=large"], "preset"),
     (&[HOST, "seccompProfile.type=Nonsense"], "seccompProfile"),
     (&[HOST, "monitoring.podMonitor=true"], "config.metricsBindAddress"),
 ];
