@@ -21,6 +21,7 @@ mod exposed;
 mod flood;
 mod forged;
 mod forwarding;
+mod growth;
 mod health;
 mod held;
 mod identity;
@@ -106,6 +107,7 @@ pub fn all() -> Vec<Case> {
         attack::CASES,
         forged::CASES,
         forwarding::CASES,
+        growth::CASES,
         masquerade::CASES,
         busy::CASES,
         socket_lb::CASES,
