@@ -72,12 +72,8 @@ impl<W: Write> Archive<W> {
     }
 
     fn write(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(content.len() as u64);
-        header.set_mode(0o600);
-        header.set_mtime(self.time);
         self.files += 1;
-        self.tar.append_data(&mut header, format!("{}/{name}", self.folder), content)
+        append(&mut self.tar, &format!("{}/{name}", self.folder), self.time, content)
     }
 
     /// Ends the archive. Returns the number of its files, and the failures.
@@ -90,6 +86,20 @@ impl<W: Write> Archive<W> {
         self.tar.into_inner()?.finish()?.flush()?;
         Ok((files, failures))
     }
+}
+
+/// Appends a file that only its owner may read; `time`: its modification, in seconds since 1970.
+pub(crate) fn append<W: Write>(
+    tar: &mut tar::Builder<W>,
+    path: &str,
+    time: u64,
+    content: &[u8],
+) -> io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(content.len() as u64);
+    header.set_mode(0o600);
+    header.set_mtime(time);
+    tar.append_data(&mut header, path, content)
 }
 
 /// Writes the archive. Returns what was done, in words. `check` returns the result of `ballast check -o json`.

@@ -1,7 +1,6 @@
 //! `kubectl ballast sysdump`: one archive with the archives of all nodes.
 
 use std::fmt::Write as _;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,7 +10,7 @@ use super::answers::Answer;
 use super::cluster::Cluster;
 use super::error::KubectlError;
 use crate::cli::show::Answer as Shown;
-use crate::cli::sysdump::{SysdumpError, private};
+use crate::cli::sysdump::{SysdumpError, append, private};
 
 /// Asks each node for its archive, and writes them as `NODE.tar.gz` of one folder. A node without archive is a line in
 /// `failures.txt`.
@@ -22,13 +21,7 @@ pub(super) async fn run(cluster: &Cluster, file: Option<&Path>) -> Result<Shown,
     let failed = |source| SysdumpError::File { path: path.clone(), source };
     let agents = cluster.agents().await?;
     let mut tar = tar::Builder::new(private(&path).map_err(failed)?);
-    let mut add = |name: &str, content: &[u8]| -> io::Result<()> {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(content.len() as u64);
-        header.set_mode(0o600);
-        header.set_mtime(time);
-        tar.append_data(&mut header, format!("{folder}/{name}"), content)
-    };
+    let mut add = |name: &str, content: &[u8]| append(&mut tar, &format!("{folder}/{name}"), time, content);
     let (mut nodes, mut failures) = (0, String::new());
     let mut answers = std::pin::pin!(cluster.ask_each(agents, &["sysdump", "-"]));
     while let Some((node, answer)) = answers.next().await {
