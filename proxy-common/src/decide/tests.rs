@@ -68,7 +68,7 @@ fn source_ranges_mean_something_else_to_each_kind_of_socket() {
 }
 
 #[test]
-fn node_port_without_endpoints_is_left_to_a_process_of_the_node() {
+fn node_port_without_endpoints_for_node_socket_is_not_translated() {
     let empty = ServiceEntry { slot_count: 0, ..entry(1, KIND_NODE_PORT, 0) };
     assert_eq!(socket_source(&empty, true), SocketSource::LeftToPackets);
     assert_eq!(socket_source(&empty, false), SocketSource::Allowed);

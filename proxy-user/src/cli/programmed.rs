@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_service_or_namespace_fails_with_the_nearest_names() {
+    fn unknown_service_or_namespace_is_refused_with_nearest_names() {
         let named =
             |text: &str| ServiceSelector { services: vec![text.parse().unwrap()], ..Default::default() };
         check(&all(), &named("svc/web")).unwrap();

@@ -401,7 +401,7 @@ fn checks_of_all_nodes_are_merged() {
 }
 
 #[test]
-fn sysdump_has_the_archive_of_each_node_and_names_those_without() {
+fn sysdump_with_one_failed_node_has_other_archives_and_its_error() {
     let says: Says = |node, arguments| {
         assert_eq!(arguments, ["sysdump", "-"]);
         let why = if node == "b" { "no room" } else { "" };

@@ -652,7 +652,7 @@ fn an_empty_list_prints_nothing_and_tells_people_so() {
 }
 
 #[test]
-fn service_with_problems_shows_them_and_the_places_of_endpoints() {
+fn service_show_with_problems_prints_them_and_nodes_of_endpoints() {
     let place = Place {
         pod: Some("redis-0".to_owned()),
         node: Some("node-a".to_owned()),

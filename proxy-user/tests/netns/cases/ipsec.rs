@@ -34,8 +34,8 @@ fn subscriptions(fixture: &Fixture) -> Result<BTreeMap<u32, u32>> {
         let [_, "6", process, groups, ..] = columns[..] else { return None };
         Some((process.parse().ok()?, u32::from_str_radix(groups, 16).ok()?))
     };
-    let rows = String::from_utf8_lossy(&output.stdout).lines().filter_map(row).collect::<Vec<_>>();
-    Ok(rows.into_iter().filter(|(_, groups)| *groups != 0).collect())
+    let rows = String::from_utf8_lossy(&output.stdout);
+    Ok(rows.lines().filter_map(row).filter(|(_, groups)| *groups != 0).collect())
 }
 
 /// Without notifications, a policy would take effect with the next periodic read.

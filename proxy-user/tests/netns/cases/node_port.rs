@@ -51,11 +51,7 @@ pub const CASES: &[Case] = &[
     },
     Case { name: "node_port::a_process_of_the_node_may_bind_one", wish: WISH, run: shares },
     Case { name: "node_port::an_endpoint_listens_on_its_own_node_port", wish: WISH, run: own_port },
-    Case {
-        name: "node_port::a_process_of_the_node_is_probed_before_its_service_has_endpoints",
-        wish: WISH,
-        run: probed,
-    },
+    Case { name: "node_port::probe_of_unready_endpoint_on_its_node_port_succeeds", wish: WISH, run: probed },
 ];
 
 fn port(kind: Kind) -> u16 {
@@ -309,9 +305,9 @@ fn probed(fixture: &Fixture) -> Result<()> {
         }
     }
     let at = format!("{}:{HOST_PORT}", node_ips()[0]);
-    let told = command(&fixture.node, &["explain", "host", &at], &fixture.bpffs())?;
-    let told = String::from_utf8_lossy(&told.stdout);
-    ensure!(told.contains("for the process that listens on this port"), "{told}");
+    let explain = command(&fixture.node, &["explain", "host", &at], &fixture.bpffs())?;
+    let explanation = String::from_utf8_lossy(&explain.stdout);
+    ensure!(explanation.contains("for the process that listens on this port"), "{explanation}");
     fixture.folder.put_text("same", &same(true)?)?;
     let to = Attempt::new(Kind::Tcp, (node_ips()[0], HOST_PORT).into());
     eventually(SOON, || fixture.client.reach(to))?;
