@@ -20,7 +20,7 @@ use proxy_common::{Address, PROTO_UDP};
 
 use super::established::is_of_another_connection;
 use super::seen::mark_direct_seen;
-use crate::context::{NatPlan, PacketCtx};
+use crate::context::{NatPlan, PacketCtx, Tuple};
 use crate::env::{Counters, FlowTable, Time, Words};
 use crate::flow::memory::EntryRef as _;
 use crate::flow::track::{self, is_syn};
@@ -65,7 +65,7 @@ where
         return Step::Pass;
     }
     if case == DirectCase::EndpointReply {
-        return plan_older_connection(maps, ctx, time);
+        return plan_older_connection(maps, frame, ctx, time);
     }
     if case == DirectCase::FrontendSource {
         return from_frontend(maps, ctx, time);
@@ -84,14 +84,7 @@ where
             return match flow.to_backend() {
                 // At egress, most flows keep their source port.
                 Some(to) if to.src_port == key.src_port => Step::Pass,
-                Some(to) => {
-                    frame.set_translated();
-                    let reply = &mut ctx.plan.reply;
-                    (reply.src, reply.dst) = (to.dst, to.src);
-                    (reply.src_port, reply.dst_port) = (to.dst_port, to.src_port);
-                    ctx.plan.bits = STATE_DIRECT;
-                    Step::Translate
-                }
+                Some(to) => plan_translation(frame, ctx, &to),
                 None => Step::Pass,
             };
         }
@@ -130,16 +123,39 @@ where
     Step::OpenFlow
 }
 
+/// Plans the translation of a packet to `to`, by a flow that exists.
+#[inline(always)]
+fn plan_translation<F: Frame, A: Address>(frame: F, ctx: &mut PacketCtx<A>, to: &Tuple<A>) -> Step {
+    frame.set_translated();
+    let reply = &mut ctx.plan.reply;
+    (reply.src, reply.dst) = (to.dst, to.src);
+    (reply.src_port, reply.dst_port) = (to.dst_port, to.src_port);
+    ctx.plan.bits = STATE_DIRECT;
+    Step::Translate
+}
+
 /// Plans a flow for a direct connection that is older than the flow with the same reply key. The packet is the endpoint's
 /// answer to the SYN of the younger flow, and belongs to the older connection. The younger flow is removed: the SYN that
 /// its client retransmits gets another source port.
+///
+/// If the client's direct connection from this port has a flow, it has another port at the endpoint. The older connection is
+/// then one of the Service, whose socket at the endpoint is in `TIME_WAIT`: as with nf_conntrack, the client gets the answer
+/// from the frontend, and its RST ends that socket.
 #[inline(always)]
-fn plan_older_connection<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Time) -> Step {
+fn plan_older_connection<M: FlowTable, F: Frame>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+    time: Time,
+) -> Step {
     let reply = ctx.packet.key;
     let Some(other) = track::find_called(maps, &reply, time) else { return Step::Pass };
     let is_younger = is_of_another_connection(&ctx.packet, other.bits());
     if !is_younger || other.bits() & STATE_SNAT != 0 {
         return Step::Pass;
+    }
+    if track::find_called(maps, &reply.reversed(), time).is_some() {
+        return other.to_client().map_or(Step::Pass, |to| plan_translation(frame, ctx, &to));
     }
     (ctx.plan.backend_id, ..) = other.entry.backend();
     ctx.service = other.service();

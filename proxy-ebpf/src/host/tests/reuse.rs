@@ -197,3 +197,25 @@ fn a_chosen_port_of_an_older_connection_is_left_to_it() {
     a_port_of_an_older_connection::<V4>();
     a_port_of_an_older_connection::<V6>();
 }
+
+/// Two connections from one port have ended, one through the Service and a direct one, whose flow still exists. The socket of the
+/// first one at the endpoint is in `TIME_WAIT`, and answers the SYN of a third connection with an ACK of the first.
+fn a_socket_in_time_wait<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    let service = Connection::open(maps, A, frontend, [10 << 24, 20 << 24]);
+    let direct = Connection::open(maps, A, backend, [30 << 24, 40 << 24]);
+    direct.close(FIN);
+    service.close(FIN);
+    let younger = Connection::dial(maps, A, frontend, [5 << 24, 20 << 24]);
+    assert_eq!(younger.seen, A);
+    younger.gets(ACK);
+    assert_eq!(younger.sends(RST), A, "the RST ends the socket");
+    assert_eq!(Connection::open(maps, A, younger.dst, [5 << 24, 60 << 24]).seen, A);
+}
+
+#[test]
+fn an_endpoint_in_time_wait_beside_a_direct_flow_gets_the_clients_reset() {
+    a_socket_in_time_wait::<V4>();
+    a_socket_in_time_wait::<V6>();
+}
