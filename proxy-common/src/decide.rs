@@ -14,7 +14,7 @@ use crate::reason::Reason;
 use crate::select::Algorithm;
 use crate::service::{
     KIND_CLUSTER_IP, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_EXTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR,
-    SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_SCOPED,
+    SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY, SERVICE_SCOPED,
     SERVICE_SOURCE_RANGES, ServiceEntry, ServiceKey,
 };
 
@@ -80,7 +80,13 @@ pub fn why_nothing(kind: Option<u8>) -> Reason {
 /// Returns the reason for a Service without a slot (kube-proxy contract: no-endpoint verdicts).
 #[inline(always)]
 pub fn no_endpoint_reason(service: &ServiceEntry) -> Reason {
-    if service.flags & SERVICE_DROP_WHEN_EMPTY != 0 { Reason::NoLocalEndpoint } else { Reason::NoEndpoint }
+    if service.flags & SERVICE_PASS_WHEN_EMPTY != 0 {
+        Reason::PassedOn
+    } else if service.flags & SERVICE_DROP_WHEN_EMPTY != 0 {
+        Reason::NoLocalEndpoint
+    } else {
+        Reason::NoEndpoint
+    }
 }
 
 /// Returns the number of the algorithm for a client's connections: those from outside of the cluster may use Maglev instead

@@ -172,6 +172,9 @@ reasons! {
     /// A pod or guest of this node sent an encapsulated packet (protocol 4 or 41) to a node, while nodes send each other such packets (DSR).
     LocalTunnel = 31, "local_tunnel", Drop,
         "Find out which pod forges IP-in-IP packets. If the device leads to other nodes, name it in --uplinks.";
+    /// The Service has no endpoint on this node for clients outside, and its annotation ballast.io/external-failover lets their packets pass: the node routes them, without translation.
+    PassedOn = 32, "passed_on", Pass,
+        "No action needed if another node or site answers at this address. If clients get \"time exceeded\", the route of the address leads back to this node.";
 }
 
 impl Reason {

@@ -102,6 +102,10 @@ pub const SERVICE_DSR: u16 = 1 << 7;
 /// The sockets of pods are not translated: the packet programs translate their packets (annotation `ballast.io/socket-lb`).
 pub const SERVICE_NO_SOCKETS: u16 = 1 << 8;
 
+/// If there is no slot, packets pass, and the node routes them (annotation `ballast.io/external-failover`, after KEP-6272). Only
+/// on entries in [`SCOPE_EXTERNAL`].
+pub const SERVICE_PASS_WHEN_EMPTY: u16 = 1 << 9;
+
 /// The frontend is a cluster address.
 pub const KIND_CLUSTER_IP: u8 = 1;
 /// The frontend is a node port.

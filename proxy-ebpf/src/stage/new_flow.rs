@@ -149,7 +149,7 @@ where
     }
     let why = lookup::why_nothing(maps, dst);
     report::refused(maps, frame, ctx, 0, why);
-    if why.verdict() == Verdict::Pass { Step::Pass } else { refuse(why, tcp_flags) }
+    refuse(why, tcp_flags)
 }
 
 /// Whether the packet may belong to a connection that another proxy translates by an entry of `nf_conntrack`.
@@ -158,10 +158,14 @@ fn is_other_proxys(proto: u8, tcp_flags: u16, flags: u32) -> bool {
     flags & CONFIG_OTHER_PROXY != 0 && proto == PROTO_TCP && tcp_flags & tcp::SYN == 0
 }
 
-/// Returns the verdict on a packet that is refused for this reason. Never answers a RST (RFC 9293, 3.10.7.1).
+/// Returns the verdict on a packet that gets no flow for this reason. Never answers a RST (RFC 9293, 3.10.7.1).
 #[inline(always)]
 pub fn refuse(reason: Reason, tcp_flags: u16) -> Step {
-    if reason.verdict() == Verdict::Reject && tcp_flags & tcp::RST == 0 { Step::Refuse } else { Step::Drop }
+    match reason.verdict() {
+        Verdict::Pass => Step::Pass,
+        Verdict::Reject if tcp_flags & tcp::RST == 0 => Step::Refuse,
+        Verdict::Reject | Verdict::Drop => Step::Drop,
+    }
 }
 
 /// Plans the flow to the selected backend.

@@ -12,6 +12,8 @@ pub enum Annotation {
     Algorithm,
     /// `ejection`
     Ejection,
+    /// `external-failover`. Nodes send packets of clients outside on, without translation.
+    ExternalFailover,
     /// `forwarding-mode`. With DSR, every node watches all nodes and accepts packets that they encapsulate.
     ForwardingMode,
     /// `removal-policy`, with `removal-delay`
@@ -24,9 +26,10 @@ pub enum Annotation {
 
 impl Annotation {
     /// All annotations.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Algorithm,
         Self::Ejection,
+        Self::ExternalFailover,
         Self::ForwardingMode,
         Self::RemovalPolicy,
         Self::SocketLb,
@@ -38,6 +41,7 @@ impl Annotation {
         match self {
             Self::Algorithm => "algorithm",
             Self::Ejection => "ejection",
+            Self::ExternalFailover => "external-failover",
             Self::ForwardingMode => "forwarding-mode",
             Self::RemovalPolicy => "removal-policy",
             Self::SocketLb => "socket-lb",
@@ -47,7 +51,7 @@ impl Annotation {
 
     /// Whether the annotation changes what nodes do for others than the Service.
     const fn affects_nodes(self) -> bool {
-        matches!(self, Self::ForwardingMode)
+        matches!(self, Self::ExternalFailover | Self::ForwardingMode)
     }
 }
 

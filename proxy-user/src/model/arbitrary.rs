@@ -132,6 +132,7 @@ pub fn service() -> impl Strategy<Value = Service> {
             forwarding: spread.1,
             ejection: None,
             no_sockets: false,
+            passes_when_empty: false,
             removal: RemovalPolicy::Drain,
             weights: Weights::default(),
             health_check_node_port: 32_000,

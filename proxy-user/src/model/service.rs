@@ -46,6 +46,9 @@ pub struct Service {
     pub ejection: Option<bool>,
     /// The sockets of pods are not translated; their packets are (annotation `ballast.io/socket-lb: host-only`).
     pub no_sockets: bool,
+    /// Packets of clients outside pass untranslated if policy Local has no endpoint on this node (annotation
+    /// `ballast.io/external-failover: passthrough`).
+    pub passes_when_empty: bool,
     /// What happens to TCP connections to a removed endpoint (annotations `ballast.io/removal-policy` and
     /// `ballast.io/removal-delay`).
     pub removal: RemovalPolicy,
@@ -79,6 +82,7 @@ impl Service {
             forwarding: None,
             ejection: None,
             no_sockets: false,
+            passes_when_empty: false,
             removal: RemovalPolicy::Drain,
             weights: Weights::default(),
             health_check_node_port: 0,

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use proxy_common::reason::Verdict;
+
 use crate::model::net::IpFamily;
 use crate::model::{Service, ServicePort, SortedMap, TrafficPolicy};
 
@@ -38,7 +40,11 @@ pub fn frontends(
         let dsr = dsr && kind != FrontendKind::ClusterIp && !scoped;
         all.insert(frontend, FrontendPlan { scoped, access, dsr, ..under_policy(kind, policy, eligible) });
         if scoped {
-            let outside = under_policy(kind, TrafficPolicy::Local, eligible);
+            let mut outside = under_policy(kind, TrafficPolicy::Local, eligible);
+            // The routes of a node port's addresses lead to this node.
+            if service.passes_when_empty && eligible.local.is_empty() && kind != FrontendKind::NodePort {
+                outside.when_empty = Verdict::Pass;
+            }
             all.insert(Frontend { scope: Scope::External, ..frontend }, FrontendPlan { access, ..outside });
         }
     }
@@ -79,7 +85,11 @@ fn under_policy(kind: FrontendKind, policy: TrafficPolicy, eligible: &Eligible) 
         TrafficPolicy::Local => FrontendPlan {
             policy,
             slots: eligible.slots(&eligible.local),
-            drop_when_empty: eligible.local.is_empty() && eligible.has_any,
+            when_empty: if eligible.local.is_empty() && eligible.has_any {
+                Verdict::Drop
+            } else {
+                Verdict::Reject
+            },
             ..FrontendPlan::new(kind)
         },
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
+use proxy_common::reason::Verdict;
 
 use crate::model::net::IpFamily;
 use crate::model::{Cluster, Event, Key, Listing, NodeView, Object, ServiceName, TrafficPolicy, arbitrary};
@@ -186,7 +187,7 @@ proptest! {
                         let allowed = if policy == TrafficPolicy::Local { local } else { cluster };
                         prop_assert!(allowed);
                     }
-                    prop_assert!(!target.drop_when_empty || port.slot_count(target) == 0);
+                    prop_assert!(target.when_empty == Verdict::Reject || port.slot_count(target) == 0);
                 }
                 for (backend, facts) in &port.backends {
                     prop_assert!(facts.local || !cluster.is_own(&backend.address));

@@ -149,6 +149,7 @@ fn ignore(service: &mut Cow<'_, Service>, annotation: Annotation) -> bool {
     let has = match annotation {
         Annotation::Algorithm => service.algorithm.is_some(),
         Annotation::Ejection => service.ejection.is_some(),
+        Annotation::ExternalFailover => service.passes_when_empty,
         Annotation::ForwardingMode => service.forwarding.is_some(),
         Annotation::RemovalPolicy => service.removal != RemovalPolicy::Drain,
         Annotation::SocketLb => service.no_sockets,
@@ -159,6 +160,7 @@ fn ignore(service: &mut Cow<'_, Service>, annotation: Annotation) -> bool {
         match annotation {
             Annotation::Algorithm => service.algorithm = None,
             Annotation::Ejection => service.ejection = None,
+            Annotation::ExternalFailover => service.passes_when_empty = false,
             Annotation::ForwardingMode => service.forwarding = None,
             Annotation::RemovalPolicy => service.removal = RemovalPolicy::Drain,
             Annotation::SocketLb => service.no_sockets = false,

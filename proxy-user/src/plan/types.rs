@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use proxy_common::reason::Verdict;
 use proxy_common::select::Algorithm;
 
 use crate::model::Problem;
@@ -123,8 +124,8 @@ pub struct FrontendPlan {
     pub slots: Option<Arc<[BackendAddress]>>,
     /// The policy that selected these endpoints.
     pub policy: TrafficPolicy,
-    /// If there is no slot: drop instead of refuse (the policy is Local and only other nodes have endpoints).
-    pub drop_when_empty: bool,
+    /// What happens to packets if there is no slot.
+    pub when_empty: Verdict,
     /// Clients outside have a separate frontend, of [`Scope::External`].
     pub scoped: bool,
     /// Which clients may use it.
@@ -141,7 +142,7 @@ impl FrontendPlan {
             kind,
             slots: None,
             policy,
-            drop_when_empty: false,
+            when_empty: Verdict::Reject,
             scoped: false,
             access: Access::Unrestricted,
             dsr: false,

@@ -34,7 +34,7 @@ pub(crate) fn service(counters: &mut Counters, id: u32, name: &str) {
         by_load: false,
         outside: None,
         dsr: false,
-        drop_when_empty: false,
+        when_empty: "reject",
         local: false,
         restricted: false,
     });

@@ -5,11 +5,12 @@ use proxy_common::backend::{
     BACKEND_TUNNEL_SHIFT, BACKEND_WEIGHT_SHIFT,
 };
 use proxy_common::maglev;
+use proxy_common::reason::Verdict;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
     SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE,
-    SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
+    SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
 
 use crate::maps::{Backend, FrontendKey};
@@ -73,7 +74,8 @@ pub(super) fn service_entry(
         affinity_secs: port.affinity_secs,
         ranges: 0,
         flags: bits([
-            (frontend.drop_when_empty, SERVICE_DROP_WHEN_EMPTY),
+            (frontend.when_empty == Verdict::Drop, SERVICE_DROP_WHEN_EMPTY),
+            (frontend.when_empty == Verdict::Pass, SERVICE_PASS_WHEN_EMPTY),
             (frontend.scoped, SERVICE_SCOPED),
             (frontend.dsr, SERVICE_DSR),
             (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),

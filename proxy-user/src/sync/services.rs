@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use proxy_common::PROTO_TCP;
 use proxy_common::name::PortName;
+use proxy_common::reason::Verdict;
 use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL};
 
 use super::addresses::Addresses;
@@ -370,11 +371,11 @@ fn is_most_of_most(namespaces: &BTreeMap<&Name, Share>) -> bool {
     failed.is_most()
 }
 
-/// Returns the ports of a plan that drop clients because policy Local has no endpoint here: the scope of these clients, and
+/// Returns the ports of a plan that do not serve clients because policy Local has no endpoint here: the scope of these clients, and
 /// the family.
 fn no_local(plan: &ServicePlan) -> impl Iterator<Item = (Scope, IpFamily)> {
     let silent =
-        |(frontend, plan): (&Frontend, &FrontendPlan)| plan.drop_when_empty.then_some(frontend.scope);
+        |(frontend, plan): (&Frontend, &FrontendPlan)| (plan.when_empty != Verdict::Reject).then_some(frontend.scope);
     plan.ports.iter().flat_map(move |(port, plan)| {
         let scopes: BTreeSet<Scope> = plan.frontends.iter().filter_map(silent).collect();
         scopes.into_iter().map(|scope| (scope, port.family))

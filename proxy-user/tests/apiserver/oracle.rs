@@ -97,7 +97,7 @@ pub fn found(node: &Node) -> Result<Table> {
             name: name.to_string(),
             endpoints,
             affinity: row.affinity_secs,
-            drops: row.drop_when_empty,
+            drops: row.when_empty == "drop",
             backends: of_port.get(&row.service).cloned().unwrap_or_default(),
         };
         table.insert(format!("{}/{}", row.socket(), row.protocol), answer);

@@ -17,11 +17,12 @@ use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, removal, servi
 /// The prefix of Ballast's annotations.
 const ANNOTATION_PREFIX: &str = "ballast.io/";
 /// The known annotations of Services.
-const ANNOTATIONS: [&str; 7] = [
+const ANNOTATIONS: [&str; 8] = [
     spread::ANNOTATION_ALGORITHM,
     spread::ANNOTATION_EJECTION,
     spread::ANNOTATION_FORWARDING,
     spread::ANNOTATION_SOCKET_LB,
+    spread::ANNOTATION_FAILOVER,
     spread::ANNOTATION_WEIGHTS,
     removal::ANNOTATION_POLICY,
     removal::ANNOTATION_DELAY,
@@ -55,6 +56,8 @@ pub fn service(object: objects::Service) -> Option<Service> {
     let forwarding = spread::forwarding(metadata, problems);
     let ejection = spread::ejection(metadata, problems);
     let no_sockets = spread::no_sockets(metadata, problems);
+    let is_local = spec.external_traffic_policy.as_deref() == Some("Local");
+    let passes_when_empty = spread::passes_when_empty(metadata, is_local, problems);
     let removal = removal::policy(metadata, problems);
     unknown_annotations(metadata, problems);
     let kind = kind(spec.type_.as_deref(), problems);
@@ -87,6 +90,7 @@ pub fn service(object: objects::Service) -> Option<Service> {
         forwarding,
         ejection,
         no_sockets,
+        passes_when_empty,
         removal,
         weights,
         health_check_node_port: optional_port(

@@ -20,6 +20,27 @@ pub const ANNOTATION_SOCKET_LB: &str = "ballast.io/socket-lb";
 /// How packets of clients outside are sent to endpoints of a Service on other nodes.
 pub const ANNOTATION_FORWARDING: &str = "ballast.io/forwarding-mode";
 
+/// What happens to packets of clients outside if policy Local has no endpoint on this node.
+pub const ANNOTATION_FAILOVER: &str = "ballast.io/external-failover";
+
+/// Whether packets of clients outside pass if policy Local has no endpoint on this node. `is_local`: the Service's external
+/// policy.
+pub fn passes_when_empty(metadata: &ObjectMeta, is_local: bool, problems: &mut Problems) -> bool {
+    let Some(text) = annotation(metadata, ANNOTATION_FAILOVER).map(str::trim) else { return false };
+    if text != "passthrough" {
+        problems.add(
+            field(ANNOTATION_FAILOVER),
+            &format_args!("`{text}` is not `passthrough`; until then, packets without an endpoint are dropped"),
+        );
+    } else if !is_local {
+        problems.add(
+            field(ANNOTATION_FAILOVER),
+            &"it has no effect: spec.externalTrafficPolicy is not Local",
+        );
+    }
+    text == "passthrough" && is_local
+}
+
 /// Returns the forwarding mode that a Service requests.
 pub fn forwarding(metadata: &ObjectMeta, problems: &mut Problems) -> Option<ForwardingMode> {
     let text = annotation(metadata, ANNOTATION_FORWARDING)?.trim();

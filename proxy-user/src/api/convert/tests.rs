@@ -73,6 +73,12 @@ fn annotations_say_how_connections_are_spread() {
     let sockets = ["host-only", "all", "off"].map(|text| of(json!({"ballast.io/socket-lb": text})));
     let seen = sockets.map(|service| (service.no_sockets, service.problems.len()));
     assert_eq!(seen, [(true, 0), (false, 0), (false, 1)]);
+    // The policy of this Service is Cluster.
+    let failovers = ["passthrough", "forward"].map(|text| of(json!({"ballast.io/external-failover": text})));
+    assert!(failovers.iter().all(|service| !service.passes_when_empty));
+    let message = |at: usize| &failovers[at].problems[0].message;
+    assert!(message(0).contains("externalTrafficPolicy is not Local"), "{}", message(0));
+    assert!(message(1).contains("`forward` is not `passthrough`"), "{}", message(1));
     let bad = of(json!({"ballast.io/algorithm": "fastest"}));
     assert_eq!(
         (bad.algorithm, fields(&bad.problems)),

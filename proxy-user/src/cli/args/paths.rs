@@ -36,9 +36,10 @@ flags_of! {
         /// endpoints and without the annotation `ballast.io/ejection`.
         #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on")]
         ejection: Ejection,
-        /// Annotations `ballast.io/...` of Services that count, as a list of algorithm, ejection, forwarding-mode, removal-policy,
-        /// socket-lb and weights; or all, or none. With forwarding-mode, a Service that asks for DSR makes every agent watch all nodes and
-        /// accept packets that they encapsulate.
+        /// Annotations `ballast.io/...` of Services that count, as a list of algorithm, ejection, external-failover, forwarding-mode,
+        /// removal-policy, socket-lb and weights; or all, or none. With external-failover, nodes send packets of clients outside on,
+        /// untranslated. With forwarding-mode, a Service that asks for DSR makes every agent watch all nodes and accept packets that
+        /// they encapsulate.
         #[arg(
             long,
             env = "BALLAST_TENANT_ANNOTATIONS",

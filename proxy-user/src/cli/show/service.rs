@@ -352,11 +352,7 @@ fn policy(row: &FrontendRow) -> &'static str {
 }
 
 fn verdict(row: &FrontendRow) -> &'static str {
-    match (row.backends.is_empty(), row.drop_when_empty) {
-        (false, _) => "forward",
-        (true, false) => "reject",
-        (true, true) => "drop",
-    }
+    if row.backends.is_empty() { row.when_empty } else { "forward" }
 }
 
 fn destination(row: &FrontendRow) -> String {
@@ -371,6 +367,7 @@ fn endpoints(row: &FrontendRow, snapshot: &Snapshot, shown: usize) -> String {
     match verdict(row) {
         "reject" => return "<none> (rejects)".to_owned(),
         "drop" => return "<none> (drops)".to_owned(),
+        "pass" => return "<none> (passes)".to_owned(),
         _ => {}
     }
     let all: Vec<_> = backends(row, snapshot).map(|(_, backend)| backend.socket.to_string()).collect();

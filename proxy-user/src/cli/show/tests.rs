@@ -59,7 +59,7 @@ fn frontend(service: u32, address: &str, protocol: u8, kind: Kind, backends: &[u
         by_load: false,
         outside: (kind == Kind::NodePort).then_some("mh"),
         dsr: false,
-        drop_when_empty: false,
+        when_empty: "reject",
         local: false,
         restricted: false,
     }
@@ -119,7 +119,7 @@ pub(in crate::cli) fn cluster() -> Snapshot {
             frontend(4, "[fd00:96::a]:6379", 6, Kind::ClusterIp, &[7]),
             FrontendRow {
                 scope: Clients::External,
-                drop_when_empty: true,
+                when_empty: "drop",
                 local: true,
                 restricted: true,
                 ..frontend(3, "203.0.113.5:443", 6, Kind::LoadBalancer, &[])

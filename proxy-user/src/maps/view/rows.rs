@@ -7,11 +7,12 @@ use proxy_common::Address;
 use proxy_common::backend::{
     BACKEND_ACTIVE, BACKEND_FREE, BACKEND_LOCAL, BACKEND_RESET, BACKEND_TERMINATING, BackendEntry, weight_of,
 };
+use proxy_common::decide;
 use proxy_common::name::PortName;
 use proxy_common::select::{Algorithm, is_by_load};
 use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL,
-    SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_SOURCE_RANGES,
+    SERVICE_DSR, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_SOURCE_RANGES,
     ServiceEntry, ServiceKey,
 };
 
@@ -120,8 +121,8 @@ pub struct FrontendRow {
     pub outside: Option<&'static str>,
     /// Whether packets of clients outside are encapsulated to endpoints on other nodes (DSR).
     pub dsr: bool,
-    /// Whether packets are dropped instead of rejected if there is no backend.
-    pub drop_when_empty: bool,
+    /// What happens to packets if there is no backend: `reject`, `drop` or `pass`.
+    pub when_empty: &'static str,
     /// Whether a traffic policy limits the backends to those of this node.
     pub local: bool,
     /// Whether only clients in the Service's source ranges are allowed.
@@ -144,7 +145,7 @@ impl FrontendRow {
             by_load: is_by_load(entry.algorithm),
             outside: (entry.flags & SERVICE_MAGLEV_OUTSIDE != 0).then_some(Algorithm::Maglev.label()),
             dsr: entry.flags & SERVICE_DSR != 0,
-            drop_when_empty: entry.flags & SERVICE_DROP_WHEN_EMPTY != 0,
+            when_empty: decide::no_endpoint_reason(entry).verdict().label(),
             local: entry.flags & SERVICE_LOCAL != 0,
             restricted: entry.flags & SERVICE_SOURCE_RANGES != 0,
         }

@@ -25,6 +25,7 @@ fn service(ranges: Option<&[&str]>) -> Service {
         forwarding: None,
         ejection: None,
         no_sockets: false,
+        passes_when_empty: false,
         removal: crate::model::RemovalPolicy::Drain,
         weights: Weights::default(),
         health_check_node_port: 0,

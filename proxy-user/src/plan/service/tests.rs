@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use proxy_common::reason::Verdict;
+
 use crate::model::net::Protocol;
 use crate::model::{DefaultRoute, Event, HostDevice, HostView, NodeView, Object};
 use crate::plan::{Access, BackendAddress, FrontendKind, Scope};
@@ -35,7 +37,7 @@ fn lines(plan: &ServicePlan) -> Vec<String> {
             assert_eq!((target.kind, frontend.scope), (FrontendKind::ClusterIp, Scope::Internal));
             let address = std::net::SocketAddr::new(frontend.address, frontend.port);
             let slots = list(port.slots(target).map(text).collect());
-            let drop = if target.drop_when_empty { " drop" } else { "" };
+            let drop = if target.when_empty == Verdict::Drop { " drop" } else { "" };
             let backends = list(port.backends.keys().map(text).collect());
             lines.push(format!("{} {}: {address} -> {slots}{drop} | {backends}", id.port, id.protocol));
         }
@@ -244,6 +246,30 @@ fn source_ranges_let_the_node_in_by_its_own_address_only() {
     assert!(plan.ports.values().any(|port| port.frontends.values().any(is_node)), "--bind-address");
 }
 
+#[test]
+fn passthrough_without_local_endpoint_passes_at_addresses_outside() {
+    let annotated = EVERYTHING.replace("POLICY", "Local").replace("nodeName: n1", "nodeName: n3").replace(
+        "metadata: {name: web}",
+        "metadata: {name: web, annotations: {ballast.io/external-failover: passthrough}}",
+    );
+    let passing = |text: &str, annotations: Annotations| {
+        let settings = PlanSettings { annotations, ..PlanSettings::default() };
+        let web = ServiceName::new("default", "web");
+        let all = entries(&plan_service(&cluster(text), &web, settings).unwrap());
+        let passing = all.iter().filter(|line| line.contains("passes")).count();
+        let kinds = ["LoadBalancer", "ExternalIp"];
+        let of_kinds = all.iter().filter(|line| {
+            line.contains(" external") && kinds.iter().any(|kind| line.starts_with(kind))
+        });
+        (passing, of_kinds.count())
+    };
+    let (passes, all) = passing(&annotated, Annotations::ALL);
+    assert!(passes == all && all > 0, "{passes} of {all}");
+    assert_eq!(passing(&annotated, Annotations::default()).0, 0, "the operator does not allow it");
+    let (passes, _) = passing(&annotated.replace("HERE", "n1"), Annotations::ALL);
+    assert_eq!(passes, 0, "an endpoint is on this node");
+}
+
 /// Returns lines of the form `kind address scope: slots [flags]`, in the order of kinds.
 fn entries(plan: &ServicePlan) -> Vec<String> {
     let mut lines = Vec::new();
@@ -255,7 +281,8 @@ fn entries(plan: &ServicePlan) -> Vec<String> {
             (frontend.scope == Scope::External, " external"),
             (target.scoped, " scoped"),
             (target.policy == TrafficPolicy::Local, " local"),
-            (target.drop_when_empty, " drops"),
+            (target.when_empty == Verdict::Drop, " drops"),
+            (target.when_empty == Verdict::Pass, " passes"),
             (target.access != Access::Unrestricted, " ranges"),
         ] {
             line.push_str(if is_so { word } else { "" });

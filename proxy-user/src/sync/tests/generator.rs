@@ -7,6 +7,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use proptest::option;
 use proptest::prelude::*;
+use proxy_common::reason::Verdict;
 use proxy_common::select::Algorithm;
 
 use crate::model::net::{IpFamily, Protocol};
@@ -94,10 +95,12 @@ fn look() -> impl Strategy<Value = (FrontendPlan, bool)> {
         2 => Just(Access::Unrestricted),
         1 => any::<bool>().prop_map(|node| Access::Ranges { node }),
     ];
-    (prop::sample::select(&KINDS[..]), any::<[bool; 3]>(), access).prop_map(|(kind, flags, access)| {
-        let [drop_when_empty, is_local, all] = flags;
+    let verdict = prop::sample::select(&[Verdict::Reject, Verdict::Drop, Verdict::Pass][..]);
+    let flags = any::<[bool; 2]>();
+    (prop::sample::select(&KINDS[..]), flags, verdict, access).prop_map(|(kind, flags, when_empty, access)| {
+        let [is_local, all] = flags;
         let policy = if is_local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
-        let plan = FrontendPlan { policy, drop_when_empty, access, ..FrontendPlan::new(kind) };
+        let plan = FrontendPlan { policy, when_empty, access, ..FrontendPlan::new(kind) };
         (plan, all)
     })
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use ipnet::IpNet;
 use proxy_common::backend::BACKEND_ACTIVE;
+use proxy_common::reason::Verdict;
 use proxy_common::service::ServiceEntry;
 
 use crate::maps::{Contents, FrontendKey, MemoryStore, Write};
@@ -96,7 +97,7 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
             .map(|at| ((at.address, at.port), flags(port.backends.get(at).unwrap())))
             .collect(),
         affinity: port.affinity_secs,
-        flags: u16::from(what.drop_when_empty)
+        flags: u16::from(what.when_empty == Verdict::Drop) + 512 * u16::from(what.when_empty == Verdict::Pass)
             + 2 * u16::from(what.scoped)
             + 4 * u16::from(what.policy == TrafficPolicy::Local)
             + 64 * u16::from(port.ejects && port.slot_count(what) > 1)

@@ -18,6 +18,7 @@ mod dsr;
 mod eject;
 mod eject_policy;
 mod exposed;
+mod failover;
 mod flood;
 mod forged;
 mod forwarding;
@@ -142,6 +143,7 @@ pub fn all() -> Vec<Case> {
         init::CASES,
         live::CASES,
         matrix::CASES,
+        failover::CASES,
         path_mtu::CASES,
         routes::CASES,
         sctp::CASES,
