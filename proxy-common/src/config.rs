@@ -138,6 +138,8 @@ flags! {
         pub const CONFIG_SOURCES: u32 = 1 << 13;
         /// A process of the node cannot bind a port that is a node port of a Service (`--node-port-bind refuse`).
         pub const CONFIG_NODE_PORT_BIND_REFUSE: u32 = 1 << 14;
+        /// The programs answer ICMP echo requests to addresses of Services (`--vip-echo`).
+        pub const CONFIG_VIP_ECHO: u32 = 1 << 15;
     }
 }
 

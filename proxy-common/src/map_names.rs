@@ -172,7 +172,7 @@ pub const FRAGMENTS: &str = "fragments";
 /// The same for IPv6.
 pub const FRAGMENTS6: &str = "fragments6";
 
-/// 0 to the token bucket of a CPU's ICMP answers; array per CPU.
+/// 0 to the token bucket of a CPU's ICMP errors, 1 to that of its echo replies; array per CPU.
 pub const ICMP_RATELIMIT: &str = "icmp_ratelimit";
 
 /// Family index to the entries of its flow table that the CPU examines next for a new flow; array per CPU, of two.

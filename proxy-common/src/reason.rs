@@ -175,6 +175,9 @@ reasons! {
     /// The Service has no endpoint on this node for clients outside, and its annotation ballast.io/external-failover lets their packets pass: the node routes them, without translation.
     PassedOn = 32, "passed_on", Pass,
         "No action needed if another node or site answers at this address. If clients get \"time exceeded\", the route of the address leads back to this node.";
+    /// An ICMP echo request to an address of a Service was answered (--vip-echo).
+    EchoAnswered = 33, "echo_answered", Pass,
+        "No action needed. If the count grows, find out who pings Services.";
 }
 
 impl Reason {

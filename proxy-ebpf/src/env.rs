@@ -340,10 +340,17 @@ pub struct TokenBucket {
     pub since: u32,
 }
 
+/// Number of the token bucket for ICMP errors.
+pub const ERRORS: u32 = 0;
+/// Number of the token bucket for echo replies. They have their own, so that pings do not suppress errors.
+pub const ECHO_REPLIES: u32 = 1;
+/// Number of token buckets of a CPU.
+pub const TOKEN_BUCKETS: u32 = 2;
+
 /// The rate limit of ICMP answers.
 pub trait RateLimit: Node {
-    /// Returns this CPU's token bucket.
-    fn icmp_ratelimit(self) -> Option<*mut TokenBucket>;
+    /// Returns this CPU's token bucket for [`ERRORS`] or [`ECHO_REPLIES`].
+    fn icmp_ratelimit(self, number: u32) -> Option<*mut TokenBucket>;
 }
 
 /// An event for the listeners (`ballast monitor`): a reason, or a new flow.

@@ -8,7 +8,7 @@
 //!                                |       \-> refuse (ICMP), drop
 //!                                |       ^ another backend: established -> eject (a refusal) -> drop
 //!                                |       its endpoint left: established -> reset (TCP, back to the client)
-//!                                +-> icmp
+//!                                +-> icmp -> answer_echo (back to the client)
 //!                                +-> tunnel -> tunnelled -> established (from another node, DSR)
 //! ```
 //!
@@ -221,6 +221,7 @@ where
                     _ => code,
                 }
             }
+            Step::EchoRequest => maps.answer_echo(frame, ctx, is_incoming),
             Step::Refuse => maps.refuse(frame, ctx, Refusal::PortUnreachable),
             Step::TooBig => maps.refuse(frame, ctx, Refusal::TooBig),
             Step::Reset => maps.reset(frame, ctx),

@@ -53,6 +53,8 @@ pub enum Step {
     DeliverLocal,
     /// An ICMP packet.
     Icmp,
+    /// An ICMP packet that is no error, while echo requests are answered.
+    EchoRequest,
     /// The client is to get an ICMP error: the destination has no endpoint.
     Refuse,
     /// The client is to get an ICMP error: the packet is too big.
@@ -178,6 +180,7 @@ codes! {
     RefusedByIcmp = 22,
     Reset = 23,
     DirectFrontendSource = 24,
+    EchoRequest = 25,
 }
 
 /// Returns the reason of a number, without a table: the verifier of kernels before 6.4 forgets the bounds of an index that
@@ -217,6 +220,7 @@ mod tests {
             Step::Forward,
             Step::DeliverLocal,
             Step::Icmp,
+            Step::EchoRequest,
             Step::Refuse,
             Step::TooBig,
             Step::Encapsulate,

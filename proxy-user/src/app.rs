@@ -137,6 +137,7 @@ async fn serve(
         sync_period: config.sync_period,
         plan: PlanSettings {
             strict_source_ranges: config.network.source_ranges_strict,
+            vip_echo: config.node.vip_echo,
             no_external_ips: config.kube_proxy.no_external_ips,
             no_ejection: config.paths.ejection == Ejection::Off,
             algorithm: config.paths.algorithm.map(|name| name.0),

@@ -489,6 +489,7 @@ fn what_is_said_of_the_node_is_read_back() {
         sources: true,
         policy_routes: true,
         masquerade_external: true,
+        vip_echo: true,
     };
     let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
     let writes = [

@@ -23,7 +23,7 @@ use crate::direct_calls::{calls_flows, calls_health, calls_selection};
 use crate::early::EarlyStages;
 use crate::env::{
     Affinity, ClockWindow, Counters, EventKind, FIB_CACHE_ENTRIES, FibCache, FibEntry, FlowTable, Fragments,
-    Health, Node, OpenConnections, RateLimit, Services, TokenBucket, Words,
+    Health, Node, OpenConnections, RateLimit, Services, TOKEN_BUCKETS, TokenBucket, Words,
 };
 use crate::flow::bucket::BucketAt;
 use crate::flow::memory::Entry;
@@ -69,7 +69,7 @@ pub(super) struct Tables<A: Address> {
     pub opens_flows: bool,
     pub fragments: BTreeMap<FragmentKey<A>, FragmentEntry>,
     pub fib_cache: Vec<FibEntry<A>>,
-    pub icmp_ratelimit: TokenBucket,
+    pub icmp_ratelimit: [TokenBucket; TOKEN_BUCKETS as usize],
     pub service_stats: Vec<ServiceStats>,
     pub backend_connections: Vec<u64>,
     pub reasons: Vec<u64>,
@@ -114,7 +114,7 @@ impl<A: Address> Tables<A> {
             opens_flows: true,
             fragments: BTreeMap::new(),
             fib_cache: std::vec![no_route; FIB_CACHE_ENTRIES],
-            icmp_ratelimit: TokenBucket::default(),
+            icmp_ratelimit: [TokenBucket::default(); TOKEN_BUCKETS as usize],
             service_stats: std::vec![ServiceStats::default(); ids],
             backend_connections: std::vec![0; ids],
             reasons: std::vec![0; Reason::COUNT as usize],
@@ -337,8 +337,8 @@ impl<F: Family> FibCache for HostMaps<F> {
 }
 
 impl<F: Family> RateLimit for HostMaps<F> {
-    fn icmp_ratelimit(self) -> Option<*mut TokenBucket> {
-        Some(at!(self, icmp_ratelimit))
+    fn icmp_ratelimit(self, number: u32) -> Option<*mut TokenBucket> {
+        at!(self, icmp_ratelimit).get_mut(number as usize).map(core::ptr::from_mut)
     }
 }
 

@@ -25,7 +25,7 @@ use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 use crate::context::PacketCtx;
-use crate::env::{ClockWindow, FIB_CACHE_ENTRIES, FibEntry, TokenBucket};
+use crate::env::{ClockWindow, FIB_CACHE_ENTRIES, FibEntry, TOKEN_BUCKETS, TokenBucket};
 
 const FRONTENDS: usize = sizes::DEFAULT_FRONTENDS as usize;
 const SERVICE_IDS: usize = sizes::DEFAULT_SERVICES as usize;
@@ -242,9 +242,10 @@ pub(super) static FIB_CACHE: PerCpuArray<FibEntry<[u32; 1]>, FIB_CACHE_ENTRIES> 
 #[btf_map(name = "fib_cache6")]
 pub(super) static FIB_CACHE6: PerCpuArray<FibEntry<[u32; 4]>, FIB_CACHE_ENTRIES> = PerCpuArray::new();
 
-// The token bucket for ICMP answers. Written and read when a packet is refused. Per CPU, as the limit is.
+// The token buckets for ICMP errors and echo replies. Written and read when a packet is refused or an echo request is answered.
+// Per CPU, as the limit is.
 #[btf_map(name = "icmp_ratelimit")]
-pub(super) static ICMP_RATELIMIT: PerCpuArray<TokenBucket, 1> = PerCpuArray::new();
+pub(super) static ICMP_RATELIMIT: PerCpuArray<TokenBucket, { TOKEN_BUCKETS as usize }> = PerCpuArray::new();
 
 // The ports of fragmented packets. Written for first fragments, read for later fragments. A miss: the ports of the fragment
 // are unknown. LRU: no event shows that the last fragment has passed.

@@ -24,7 +24,7 @@ use crate::stage::forward::{self, Routing};
 use crate::stage::new_flow;
 use crate::stage::open_flow;
 use crate::stage::refuse::{self, Refusal};
-use crate::stage::{eject, fragment, icmp, reset, sctp, source, tunnel};
+use crate::stage::{echo, eject, fragment, icmp, reset, sctp, source, tunnel};
 use crate::step::{Step, StepCode};
 
 type Ctx<F> = *mut PacketCtx<Words<Kernel<F>>>;
@@ -78,7 +78,7 @@ macro_rules! family {
     (
         $family:ty, $words:ty, $parse:ident, $fragment:ident, $established:ident, $repair:ident,
         $snat_reply:ident, $reply:ident, $refused:ident, $direct:ident, $new_flow:ident, $open_flow:ident, $translate:ident, $existing:ident, $frontend:ident, $refuse:ident, $reset:ident, $send:ident, $icmp:ident,
-        $icmp_forward:ident, $encap:ident, $route:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident,
+        $icmp_forward:ident, $echo:ident, $encap:ident, $route:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident,
         $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident, $ipsec:ident, $source:ident
     ) => {
         stage!($family, $parse(), |maps, frame, ctx| pipeline::parse_pulled(maps, frame, ctx) as u32);
@@ -111,6 +111,7 @@ macro_rules! family {
         stage!($family, $icmp(incoming: u32), |maps, frame, ctx| {
             icmp::translate_error(maps, frame, ctx, incoming != 0).encode()
         });
+        stage!($family, $echo(incoming: u32), |maps, frame, _ctx| echo::answer(maps, frame, incoming != 0).encode());
         stage!($family, $icmp_forward(), |maps, frame, ctx| icmp::forward_error(maps, frame, ctx).encode());
 
         stage!($family, $source(ends: u32), |maps, frame, ctx| {
@@ -308,6 +309,11 @@ macro_rules! family {
             }
 
             #[inline(always)]
+            fn answer_echo(self, frame: Skb, ctx: &mut PacketCtx<$words>, incoming: bool) -> StepCode {
+                StepCode($echo(frame.raw(), ctx, u32::from(incoming)))
+            }
+
+            #[inline(always)]
             fn forward_error(self, frame: Skb, ctx: &mut PacketCtx<$words>) -> StepCode {
                 StepCode($icmp_forward(frame.raw(), ctx))
             }
@@ -336,6 +342,7 @@ family!(
     send4,
     icmp4,
     icmp_forward4,
+    echo4,
     encap4,
     route4,
     find4,
@@ -371,6 +378,7 @@ family!(
     send6,
     icmp6,
     icmp_forward6,
+    echo6,
     encap6,
     route6,
     find6,

@@ -333,8 +333,8 @@ macro_rules! tables {
 
         impl RateLimit for Kernel<$family> {
             #[inline(always)]
-            fn icmp_ratelimit(self) -> Option<*mut TokenBucket> {
-                ICMP_RATELIMIT.get_ptr_mut(0)
+            fn icmp_ratelimit(self, number: u32) -> Option<*mut TokenBucket> {
+                ICMP_RATELIMIT.get_ptr_mut(number)
             }
         }
 

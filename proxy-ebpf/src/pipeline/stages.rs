@@ -7,6 +7,7 @@ use crate::env::{Fragments, RateLimit, Words};
 use crate::frame::{Frame, HelperFailed};
 use crate::parse::{Parsed, Stop};
 use crate::stage::direct::{self, DirectCase};
+use crate::stage::echo::{self, EchoReply};
 use crate::stage::eject;
 use crate::stage::established::{self, Look};
 use crate::stage::existing::NewFlows;
@@ -21,9 +22,9 @@ use crate::stage::tunnel::{self, Outer};
 use crate::step::{Step, StepCode};
 
 /// What the stages need of an address family.
-pub trait Ip: IcmpErrors + Refuse + Reset + Fragmented + Outer {}
+pub trait Ip: IcmpErrors + EchoReply + Refuse + Reset + Fragmented + Outer {}
 
-impl<T: IcmpErrors + Refuse + Reset + Fragmented + Outer> Ip for T {}
+impl<T: IcmpErrors + EchoReply + Refuse + Reset + Fragmented + Outer> Ip for T {}
 
 /// The stages for one kind of frame. In the kernel, each stage is a function that the verifier checks once, separately: if
 /// the verifier walked through the stages from every state that calls them, they would cost half a million instructions.
@@ -128,6 +129,12 @@ where
     #[inline(always)]
     fn translate_error(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, incoming: bool) -> StepCode {
         icmp::translate_error(self, frame, ctx, incoming).into()
+    }
+
+    /// [`echo::answer`].
+    #[inline(always)]
+    fn answer_echo(self, frame: F, _ctx: &mut PacketCtx<Words<Self>>, incoming: bool) -> StepCode {
+        echo::answer(self, frame, incoming).into()
     }
 
     /// [`icmp::forward_error`].

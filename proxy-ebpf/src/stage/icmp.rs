@@ -5,6 +5,7 @@
 //! A quote may be short: a sender must include only eight bytes behind the IP header (RFC 792). Checksums are corrected by
 //! the difference of the written bytes, so a checksum that was wrong stays wrong.
 
+use proxy_common::config::CONFIG_VIP_ECHO;
 use proxy_common::csum::{replace16, replace32, update};
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_LOCAL, STATE_SNAT};
 use proxy_common::prefilter::Role;
@@ -162,7 +163,7 @@ fn find<M: FlowTable>(
 
 /// Translates an ICMP packet if it is an error about a packet of a flow. [`Step::Icmp`]: the error is to be forwarded, and
 /// its addresses are in `ctx`. [`Step::RefusedByIcmp`]: the error is about the SYN of a watched flow whose reply key is in
-/// `ctx`, and the packet is unchanged.
+/// `ctx`, and the packet is unchanged. [`Step::EchoRequest`]: it is no error, and may be answered.
 #[inline(always)]
 pub fn translate_error<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, incoming: bool) -> Step
 where
@@ -175,8 +176,10 @@ where
     }
     // One `let` for each: with a tuple of both, the compiler spills an undefined value, and the verifier rejects the
     // program.
-    let Some(quote) = read::<F, M::Family>(frame) else { return Step::Pass };
     let Some(time) = maps.time() else { return Step::Pass };
+    let Some(quote) = read::<F, M::Family>(frame) else {
+        return if time.config.flags & CONFIG_VIP_ECHO != 0 { Step::EchoRequest } else { Step::Pass };
+    };
     let Some((flow, direction)) = find(maps, &quote, incoming, time) else { return Step::Pass };
     if direction == DIRECTION_REPLY
         && let Some(seq) = quote.refused

@@ -3,6 +3,7 @@
 
 pub mod classify;
 pub mod direct;
+pub mod echo;
 pub mod eject;
 pub mod established;
 pub mod existing;

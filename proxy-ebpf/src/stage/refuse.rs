@@ -16,7 +16,7 @@ use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_UDP, V4, V6};
 
 use super::forward;
 use crate::context::{Packet, PacketCtx, QUOTE};
-use crate::env::{Counters, RateLimit, Words};
+use crate::env::{Counters, ERRORS, RateLimit, Words};
 use crate::frame::{Frame, HelperFailed, Route};
 use crate::net::{IPV4_MORE, udp};
 use crate::parse::Parse;
@@ -26,7 +26,7 @@ use crate::step::Step;
 /// Bytes of an ICMP header.
 const ICMP: usize = 8;
 /// Time to live, or hop limit, of the answer.
-const HOPS: u8 = 64;
+pub(super) const HOPS: u8 = 64;
 /// Type of service of an ICMP error: "internetwork control" (RFC 1812, 4.3.2.5).
 const TOS: u8 = 0xc0;
 
@@ -45,11 +45,11 @@ const RATE: u32 = 1000;
 /// See [`RATE`].
 const BURST: u32 = 50;
 
-/// Takes a token from this CPU's bucket; returns `false` if it is empty. As in the kernel, "too big" takes no token:
+/// Takes a token from one of this CPU's buckets; returns `false` if it is empty. As in the kernel, "too big" takes no token:
 /// without this message, no large packet reaches its destination.
 #[inline(always)]
-fn may_answer<M: RateLimit>(maps: M) -> bool {
-    let (Some(bucket), Some(time)) = (maps.icmp_ratelimit(), maps.time()) else { return false };
+pub(super) fn may_answer<M: RateLimit>(maps: M, bucket: u32) -> bool {
+    let (Some(bucket), Some(time)) = (maps.icmp_ratelimit(bucket), maps.time()) else { return false };
     // SAFETY: this CPU's own value, which nothing else refers to.
     let bucket = unsafe { &mut *bucket };
     let passed = time.now.wrapping_sub(bucket.since);
@@ -92,7 +92,7 @@ where
             return Step::Drop;
         }
         message = <M::Family as Refuse>::too_big(ctx.route.mtu);
-    } else if !may_answer(maps) {
+    } else if !may_answer(maps, ERRORS) {
         return Step::DropFor(Reason::RejectLimited);
     }
     let by_stack = maps.has_ipsec_policy(&ctx.packet.back());

@@ -48,6 +48,8 @@ pub trait Rewrite: Parse {
     /// Decrements the time to live of the header at `at`. Returns `false` if the time to live is exceeded; nothing is
     /// written then.
     fn decrement_ttl<F: Frame>(frame: F, at: u32) -> Result<bool, HelperFailed>;
+    /// Writes the time to live of the header at `at`.
+    fn set_ttl<F: Frame>(frame: F, at: u32, ttl: u8) -> Result<(), HelperFailed>;
 }
 
 /// An IPv4 header from byte 8 on.
@@ -122,14 +124,19 @@ impl Rewrite for V4 {
     fn decrement_ttl<F: Frame>(frame: F, at: u32) -> Result<bool, HelperFailed> {
         let mut word = [0u8; 4];
         frame.load(at + 8, &mut word, size_of::<[u8; 4]>() as u32)?;
-        let [ttl, protocol, c0, c1] = word;
+        let [ttl, ..] = word;
         if ttl <= 1 {
             return Ok(false);
         }
-        let check = update(u16::from_ne_bytes([c0, c1]), ttl_difference(protocol, ttl, ttl - 1));
-        let [c0, c1] = check.to_ne_bytes();
-        frame.store_all(at + 8, &[ttl - 1, protocol, c0, c1])?;
+        store_ttl(frame, at, word, ttl - 1)?;
         Ok(true)
+    }
+
+    #[inline(always)]
+    fn set_ttl<F: Frame>(frame: F, at: u32, ttl: u8) -> Result<(), HelperFailed> {
+        let mut word = [0u8; 4];
+        frame.load(at + 8, &mut word, size_of::<[u8; 4]>() as u32)?;
+        store_ttl(frame, at, word, ttl)
     }
 }
 
@@ -174,10 +181,33 @@ impl Rewrite for V6 {
         if ttl <= 1 {
             return Ok(false);
         }
-        frame.store_all(at + 7, &(ttl - 1))?;
-        frame.add_to_complete(fold32(hop_limit_difference(ttl, ttl - 1)));
+        store_hop_limit(frame, at, ttl, ttl - 1)?;
         Ok(true)
     }
+
+    #[inline(always)]
+    fn set_ttl<F: Frame>(frame: F, at: u32, ttl: u8) -> Result<(), HelperFailed> {
+        let mut old = 0u8;
+        frame.load(at + 7, &mut old, 1)?;
+        store_hop_limit(frame, at, old, ttl)
+    }
+}
+
+/// Replaces the time to live of the IPv4 header at `at`, whose bytes from 8 on are `word`: time to live, protocol, checksum.
+#[inline(always)]
+fn store_ttl<F: Frame>(frame: F, at: u32, word: [u8; 4], ttl: u8) -> Result<(), HelperFailed> {
+    let [old, protocol, c0, c1] = word;
+    let check = update(u16::from_ne_bytes([c0, c1]), ttl_difference(protocol, old, ttl));
+    let [c0, c1] = check.to_ne_bytes();
+    frame.store_all(at + 8, &[ttl, protocol, c0, c1])
+}
+
+/// Replaces the hop limit of the IPv6 header at `at`.
+#[inline(always)]
+fn store_hop_limit<F: Frame>(frame: F, at: u32, old: u8, new: u8) -> Result<(), HelperFailed> {
+    frame.store_all(at + 7, &new)?;
+    frame.add_to_complete(fold32(hop_limit_difference(old, new)));
+    Ok(())
 }
 
 /// Returns what the change of an address adds to a sum over it.

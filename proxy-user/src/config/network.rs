@@ -39,6 +39,8 @@ pub struct Network {
     pub masquerade_all: Option<bool>,
     /// Whether clients outside are masqueraded also if the endpoint is on this node and the policy is Cluster.
     pub masquerade_external: bool,
+    /// Whether ICMP echo requests to addresses of Services are answered.
+    pub vip_echo: bool,
     /// The SNAT ports: source ports of packets that are forwarded with the node's own address.
     #[serde(serialize_with = "text_if_any")]
     pub snat_ports: Option<SnatPorts>,
@@ -67,6 +69,7 @@ pub fn node_settings(network: &Network, address: IpAddr) -> Result<NodeSettings,
         detect_local: detect_local(network)?,
         masquerade_all: network.masquerade_all.unwrap_or_default(),
         masquerade_external: network.masquerade_external,
+        vip_echo: network.vip_echo,
         snat_ports: network.snat_ports.map_or(SNAT_PORTS, |ports| ports.0),
         node_ports: network.service_node_port_range.0,
         service_cidrs: network.service_cidrs.clone(),

@@ -8,7 +8,7 @@ use proxy_common::Address;
 use proxy_common::config::{
     CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_IPSEC, CONFIG_LAN_PORTS, CONFIG_MASQUERADE_ALL,
     CONFIG_MASQUERADE_EXTERNAL, CONFIG_NODE_PORT_BIND_REFUSE, CONFIG_OTHER_PROXY, CONFIG_POLICY_ROUTES,
-    CONFIG_SNAT_MOVED, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF,
+    CONFIG_SNAT_MOVED, CONFIG_VIP_ECHO, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF,
     CONFIG_SOURCES, NodeConfig, POD_CGROUPS, PortRange, SNAT_PORTS, SNAT_RANGES, UPLINKS,
 };
 use proxy_common::node::{
@@ -231,6 +231,8 @@ pub struct ConfigRow {
     pub policy_routes: bool,
     /// [`CONFIG_MASQUERADE_EXTERNAL`].
     pub masquerade_external: bool,
+    /// [`CONFIG_VIP_ECHO`].
+    pub vip_echo: bool,
 }
 
 impl Default for ConfigRow {
@@ -257,6 +259,7 @@ impl Default for ConfigRow {
             sources: false,
             policy_routes: false,
             masquerade_external: false,
+            vip_echo: false,
         }
     }
 }
@@ -275,6 +278,7 @@ impl ConfigRow {
         | CONFIG_SOURCES
         | CONFIG_POLICY_ROUTES
         | CONFIG_MASQUERADE_EXTERNAL
+        | CONFIG_VIP_ECHO
         | CONFIG_SNAT_MOVED;
 
     /// Reads these settings from an entry.
@@ -315,6 +319,7 @@ impl ConfigRow {
             sources: entry.flags & CONFIG_SOURCES != 0,
             policy_routes: entry.flags & CONFIG_POLICY_ROUTES != 0,
             masquerade_external: entry.flags & CONFIG_MASQUERADE_EXTERNAL != 0,
+            vip_echo: entry.flags & CONFIG_VIP_ECHO != 0,
         }
     }
 
@@ -330,6 +335,7 @@ impl ConfigRow {
             (self.sources, CONFIG_SOURCES),
             (self.policy_routes, CONFIG_POLICY_ROUTES),
             (self.masquerade_external, CONFIG_MASQUERADE_EXTERNAL),
+            (self.vip_echo, CONFIG_VIP_ECHO),
             (self.snat_moved, CONFIG_SNAT_MOVED),
             (self.socket_lb == SocketLb::HostOnly, CONFIG_SOCKET_LB_HOST_ONLY),
             (self.socket_lb == SocketLb::Off, CONFIG_SOCKET_LB_OFF),
@@ -489,6 +495,7 @@ mod tests {
                 sources: detect_local,
                 policy_routes: snat_moved,
                 masquerade_external: other_proxy,
+                vip_echo: other_proxy,
             };
             let mut after = before;
             row.apply(&mut after);

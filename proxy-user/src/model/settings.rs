@@ -22,6 +22,8 @@ pub struct NodeSettings {
     pub masquerade_all: bool,
     /// Clients outside are masqueraded also if the endpoint is on this node, unless the policy is Local.
     pub masquerade_external: bool,
+    /// Echo requests to addresses of Services are answered.
+    pub vip_echo: bool,
     /// Source ports for SNAT.
     pub snat_ports: [PortRange; SNAT_RANGES],
     /// Ports that the API server gives to Services as node ports.
@@ -171,6 +173,7 @@ impl Default for NodeSettings {
             detect_local: DetectLocal::default(),
             masquerade_all: false,
             masquerade_external: false,
+            vip_echo: false,
             snat_ports: SNAT_PORTS,
             node_ports: NODE_PORTS,
             service_cidrs: Vec::new(),

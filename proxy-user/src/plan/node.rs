@@ -42,6 +42,8 @@ pub struct NodePlan {
     pub masquerade_all: bool,
     /// Netfilter masquerades clients outside of endpoints on this node.
     pub masquerade_external: bool,
+    /// Echo requests to addresses of Services are answered.
+    pub vip_echo: bool,
     /// There are rules for routes (`ip rule`).
     pub policy_routes: bool,
     /// Connections that another proxy began are left to netfilter.
@@ -160,6 +162,7 @@ pub fn plan_node(
         detect_local: matches!(settings.detect_local, DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr),
         masquerade_all: settings.masquerade_all,
         masquerade_external: settings.masquerade_external && host.masquerades,
+        vip_echo: settings.vip_echo,
         policy_routes: host.has_policy_routes,
         other_proxy: host.has_kube_proxy_rules,
         snat_ports: settings.snat_ports,

@@ -28,6 +28,8 @@ use super::{BackendAddress, BackendFacts, HealthCheck, PortPlan, ServicePlan, Se
 pub struct PlanSettings {
     /// A family without a range in `loadBalancerSourceRanges` is closed (`--source-ranges-strict`).
     pub strict_source_ranges: bool,
+    /// The addresses of load balancers and external addresses are known as such, too (`--vip-echo`).
+    pub vip_echo: bool,
     /// External addresses of Services are ignored (kube-proxy's feature `AllowServiceExternalIPs`, off).
     pub no_external_ips: bool,
     /// The algorithm of Services that do not set one; `None`: random for clients inside the cluster, Maglev for clients
@@ -63,7 +65,7 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
     let mut plan = ServicePlan {
         created: service.created,
         problems,
-        addresses: service.cluster_ips.iter().copied().collect(),
+        addresses: answering(service, settings).copied().collect(),
         unmanaged: own.into_iter().map(|address| (address, Unmanaged::Own)).collect(),
         ..ServicePlan::default()
     };
@@ -168,6 +170,12 @@ fn ignore(service: &mut Cow<'_, Service>, annotation: Annotation) -> bool {
         }
     }
     has
+}
+
+/// Returns the addresses that the programs know as addresses of a Service, whatever the port.
+fn answering(service: &Service, settings: PlanSettings) -> impl Iterator<Item = &IpAddr> {
+    let outside = service.load_balancer_ips.iter().chain(&service.external_ips);
+    service.cluster_ips.iter().chain(outside.filter(move |_| settings.vip_echo))
 }
 
 /// Returns a problem for each cluster address that may also be a pod's: clients of that pod reach the Service instead.

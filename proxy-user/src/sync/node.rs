@@ -351,6 +351,7 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
             sources: !plan.device_sources.is_empty(),
             policy_routes: plan.policy_routes,
             masquerade_external: plan.masquerade_external,
+            vip_echo: plan.vip_echo,
         },
         devices,
     }

@@ -1,6 +1,7 @@
 //! ICMP errors about translated packets, with quotes of every kind and length.
 
-use proxy_common::service::SERVICE_EJECTS;
+use proxy_common::config::CONFIG_VIP_ECHO;
+use proxy_common::service::{KIND_ADDRESS, SERVICE_EJECTS};
 
 use super::*;
 
@@ -13,18 +14,21 @@ trait Errors: Net {
     const HOST_UNREACHABLE: [u8; 2];
     /// An echo request, which is no error.
     const ECHO: [u8; 2];
+    const ECHO_REPLY: [u8; 2];
 }
 
 impl Errors for V4 {
     const TIME_EXCEEDED: [u8; 2] = [11, 0];
     const HOST_UNREACHABLE: [u8; 2] = [3, 1];
     const ECHO: [u8; 2] = [8, 0];
+    const ECHO_REPLY: [u8; 2] = [0, 0];
 }
 
 impl Errors for V6 {
     const TIME_EXCEEDED: [u8; 2] = [3, 0];
     const HOST_UNREACHABLE: [u8; 2] = [1, 3];
     const ECHO: [u8; 2] = [128, 0];
+    const ECHO_REPLY: [u8; 2] = [129, 0];
 }
 
 /// An IP packet with an error that quotes `quote`.
@@ -208,4 +212,50 @@ fn refusals_by_icmp<F: Errors>() {
 fn only_unreachable_about_a_syn_is_a_refusal() {
     refusals_by_icmp::<V4>();
     refusals_by_icmp::<V6>();
+}
+
+/// Pings an address. Returns the reply, and the device on which it leaves, or `None` if the request passes.
+fn ping<F: Errors>(
+    maps: HostMaps<F>,
+    hook: Hook,
+    src: F::Words,
+    dst: F::Words,
+) -> Option<(Vec<u8>, Redirect)> {
+    let request = build::icmp::<F>((F::ECHO, 0x0001_0002), src, dst, (3, 0), &[7; 56]);
+    let device = if hook == Hook::Ingress { POD } else { UPLINK };
+    let (verdict, skb) = run_over(hook, maps, device, &build::ethernet::<F>(&request));
+    if verdict == NEXT {
+        assert_eq!(ip(&skb), request);
+        return None;
+    }
+    Some((ip(&skb), skb.redirect.expect("the verdict is a redirect")))
+}
+
+fn echo<F: Errors>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (pod, node, vip) = (backend::<F>().0, node::<F>(), frontend::<F>().0);
+    maps.add_service(
+        ServiceKey::internal(vip, 0, 0),
+        ServiceEntry { kind: KIND_ADDRESS, ..ServiceEntry::NONE },
+    );
+    assert_eq!(ping(maps, Hook::Ingress, pod, vip), None, "the flag is off");
+    maps.edit_config(|config| config.flags |= CONFIG_VIP_ECHO);
+    let reply = |to| build::icmp::<F>((F::ECHO_REPLY, 0x0001_0002), vip, to, (64, 0), &[7; 56]);
+    assert_eq!(ping(maps, Hook::Ingress, pod, vip), Some((reply(pod), Redirect::Out(POD))));
+    assert_eq!(maps.count_of(Reason::EchoAnswered), 1);
+    assert_eq!(ping(maps, Hook::Ingress, pod, F::addr(77)), None, "an address of no Service");
+    assert_eq!(ping(maps, Hook::Ingress, pod, node), None, "the stack answers");
+    assert_eq!(ping(maps, Hook::Egress, pod, vip), None, "the node only forwards it");
+    // More than a burst: the limit counts, and errors are not affected.
+    let request = build::icmp::<F>((F::ECHO, 0), pod, vip, (64, 0), &[]);
+    for _ in 0..60 {
+        run_over(Hook::Ingress, maps, POD, &build::ethernet::<F>(&request));
+    }
+    assert!(maps.count_of(Reason::RejectLimited) > 0);
+}
+
+#[test]
+fn an_echo_request_to_an_address_of_a_service_is_answered_if_the_flag_is_set() {
+    echo::<V4>();
+    echo::<V6>();
 }

@@ -71,6 +71,10 @@ flags_of! {
         /// the client.
         #[arg(long, env = "BALLAST_MASQUERADE_EXTERNAL", value_parser = FalseyValueParser::new())]
         masquerade_external: bool,
+        /// Answer ICMP echo requests (ping) to addresses of Services: cluster addresses, load balancer addresses and external
+        /// addresses. The reply tells that this node serves the address, and nothing about endpoints.
+        #[arg(long, env = "BALLAST_VIP_ECHO", value_parser = FalseyValueParser::new())]
+        vip_echo: bool,
         /// Source ports for SNAT: one or two ranges. Nothing else on the node may use these ports. Default: the two largest
         /// ranges of ports from 1024 to 65535 outside `net.ipv4.ip_local_port_range` and --service-node-port-range.
         #[arg(long, env = "BALLAST_SNAT_PORTS", value_name = "FIRST-LAST[,FIRST-LAST]")]

@@ -71,6 +71,7 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         sources: !plan.device_sources.is_empty(),
         policy_routes: plan.policy_routes,
         masquerade_external: plan.masquerade_external,
+        vip_echo: plan.vip_echo,
     };
     assert_eq!(found.config, expected);
     let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{:?}", found.rows) };

@@ -41,6 +41,7 @@ mod packet;
 mod page;
 mod page_cluster;
 mod path_mtu;
+mod ping;
 mod removal;
 mod repair;
 mod restart;
@@ -145,6 +146,7 @@ pub fn all() -> Vec<Case> {
         matrix::CASES,
         failover::CASES,
         path_mtu::CASES,
+        ping::CASES,
         routes::CASES,
         sctp::CASES,
         tagged::CASES,
