@@ -14,8 +14,8 @@ use crate::reason::Reason;
 use crate::select::Algorithm;
 use crate::service::{
     KIND_CLUSTER_IP, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_EXTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR,
-    SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY, SERVICE_SCOPED,
-    SERVICE_SOURCE_RANGES, ServiceEntry, ServiceKey,
+    SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY,
+    SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry, ServiceKey,
 };
 
 /// Whether a client is outside of the cluster, for the policies of a Service: its address is not a pod's, and its packet

@@ -172,10 +172,7 @@ fn martians_are_what_no_client_has() {
 #[test]
 fn no_endpoint_and_no_service_have_reasons() {
     assert_eq!(no_endpoint_reason(&entry(1, KIND_CLUSTER_IP, 0)), Reason::NoEndpoint);
-    assert_eq!(
-        no_endpoint_reason(&entry(1, KIND_NODE_PORT, SERVICE_PASS_WHEN_EMPTY)),
-        Reason::PassedOn
-    );
+    assert_eq!(no_endpoint_reason(&entry(1, KIND_NODE_PORT, SERVICE_PASS_WHEN_EMPTY)), Reason::PassedOn);
     assert_eq!(
         no_endpoint_reason(&entry(1, KIND_CLUSTER_IP, SERVICE_DROP_WHEN_EMPTY)),
         Reason::NoLocalEndpoint

@@ -69,7 +69,7 @@ where
         // SAFETY: a map value; the agent may replace it, and any of its values has a kind.
         unsafe { (*entry).kind == KIND_ADDRESS }
     });
-    // The stack answers at addresses of the node, and drops a source that nobody can have.
+    // The stack answers at addresses of the node, and drops martian sources.
     if !is_of_service || maps.node_addr(&ip.dst) & NODE_ADDR_OWN != 0 || decide::is_martian(&ip.src) {
         return Step::Pass;
     }

@@ -41,8 +41,8 @@ use crate::programs::PacketHook;
 
 /// Replaces kube-proxy: sends the traffic of Kubernetes Services to their endpoints with eBPF.
 ///
-/// `ballast run` starts the agent, which runs on each node. The other commands read the BPF maps that the agent writes;
-/// they also work while the agent is stopped.
+/// `ballast run` starts the agent, which runs on each node. The other commands read the BPF maps that the agent writes, and also
+/// work while the agent is stopped, except `config` and `programmed`, which ask the agent.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "ballast",

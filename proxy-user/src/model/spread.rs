@@ -50,7 +50,11 @@ pub fn algorithm(name: &str) -> Option<Algorithm> {
 
 /// Returns the names of all algorithms: `random, rr, ...`.
 pub fn algorithm_names() -> String {
-    Algorithm::ALL.iter().map(|algorithm| algorithm.label()).collect::<Vec<_>>().join(", ")
+    let name = |algorithm: &Algorithm| match algorithm {
+        Algorithm::Maglev => format!("{} (or maglev)", algorithm.label()),
+        _ => algorithm.label().to_owned(),
+    };
+    Algorithm::ALL.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -179,7 +179,7 @@ impl Folder {
             Err(error) => {
                 let text = error.to_string();
                 if self.failure.as_ref() != Some(&text) {
-                    error!(dir = %self.dir.display(), error = text, "cannot read the folder; its previous content stays programmed");
+                    error!(dir = %self.dir.display(), error = text, "cannot read the folder; {}", stays(self.is_readable));
                     self.failure = Some(text);
                 }
                 return (self, false);
@@ -207,14 +207,15 @@ impl Folder {
     fn problems(&self) -> Vec<String> {
         let of_folder = self.failure.iter().map(|error| {
             format!(
-                "the folder {} cannot be read ({error}): its previous content stays programmed; check --manifests",
-                self.dir.display()
+                "the folder {} cannot be read ({error}): {}; check --manifests",
+                self.dir.display(),
+                stays(self.is_readable)
             )
         });
         let of_files = self.files.iter().filter_map(|(name, file)| {
             let error = file.failure.as_ref()?;
             let path = self.dir.join(name);
-            Some(format!("{} is not used: {error}; its previous content stays programmed", path.display()))
+            Some(format!("{} is not used: {error}; {}", path.display(), stays(file.is_used())))
         });
         of_folder.chain(of_files).collect()
     }
@@ -282,12 +283,23 @@ impl File {
         }
     }
 
+    /// Whether objects of the file are programmed.
+    const fn is_used(&self) -> bool {
+        let Objects { services, slices, nodes, .. } = &self.objects;
+        !services.is_empty() || !slices.is_empty() || !nodes.is_empty()
+    }
+
     fn report(&mut self, path: &Path, error: String) {
         if self.failure.as_ref() != Some(&error) {
-            error!(file = %path.display(), error, "cannot use the file; its previous content stays programmed");
+            error!(file = %path.display(), error, "cannot use the file; {}", stays(self.is_used()));
             self.failure = Some(error);
         }
     }
+}
+
+/// Returns what is programmed of a folder or file that cannot be used now; `was_read`: it could be used before.
+const fn stays(was_read: bool) -> &'static str {
+    if was_read { "its previous content stays programmed" } else { "nothing of it is programmed" }
 }
 
 /// Returns the names of the manifests in the folder.

@@ -374,8 +374,9 @@ fn is_most_of_most(namespaces: &BTreeMap<&Name, Share>) -> bool {
 /// Returns the ports of a plan that do not serve clients because policy Local has no endpoint here: the scope of these clients, and
 /// the family.
 fn no_local(plan: &ServicePlan) -> impl Iterator<Item = (Scope, IpFamily)> {
-    let silent =
-        |(frontend, plan): (&Frontend, &FrontendPlan)| (plan.when_empty != Verdict::Reject).then_some(frontend.scope);
+    let silent = |(frontend, plan): (&Frontend, &FrontendPlan)| {
+        (plan.when_empty != Verdict::Reject).then_some(frontend.scope)
+    };
     plan.ports.iter().flat_map(move |(port, plan)| {
         let scopes: BTreeSet<Scope> = plan.frontends.iter().filter_map(silent).collect();
         scopes.into_iter().map(|scope| (scope, port.family))

@@ -220,6 +220,8 @@ impl Topology {
         let mut agent = self.command(name, &["ballast", "run", "--hostname-override", name]);
         agent.arg("--manifests").arg(manifests).arg("--cgroup-root").arg(cgroup);
         agent.args(["--bind-address", ["172.30.0.1", "172.30.0.2"][node]]);
+        // Without an API server, nothing else tells which addresses belong to Services.
+        agent.args(["--service-cidrs", "10.96.0.0/16,fd96::/112"]);
         agent
     }
 

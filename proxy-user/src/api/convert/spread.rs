@@ -30,13 +30,13 @@ pub fn passes_when_empty(metadata: &ObjectMeta, is_local: bool, problems: &mut P
     if text != "passthrough" {
         problems.add(
             field(ANNOTATION_FAILOVER),
-            &format_args!("`{text}` is not `passthrough`; until then, packets without an endpoint are dropped"),
+            &format_args!(
+                "`{text}` is not `passthrough`; until then, packets without an endpoint are dropped"
+            ),
         );
     } else if !is_local {
-        problems.add(
-            field(ANNOTATION_FAILOVER),
-            &"it has no effect: spec.externalTrafficPolicy is not Local",
-        );
+        problems
+            .add(field(ANNOTATION_FAILOVER), &"it has no effect: spec.externalTrafficPolicy is not Local");
     }
     text == "passthrough" && is_local
 }

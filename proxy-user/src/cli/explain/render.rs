@@ -69,11 +69,13 @@ impl Explanation {
         };
         if has_no_port && !services.is_empty() {
             let (ip, port) = (destination.to.ip(), destination.to.port());
-            // Where the ranges of Service addresses are not known, such a packet is not refused.
-            let passes =
-                if path.outcome == Outcome::Untouched { "; the packet passes unchanged" } else { "" };
+            let result = match path.outcome {
+                Outcome::Refused(reason) => format!("{}, {}", verb(reason), reason.label()),
+                _ => "passes unchanged, since no known range of Service addresses has it (--service-cidrs)"
+                    .to_owned(),
+            };
             return format!(
-                "{ip} is {}, which has no port {port}/{}; it has {}{passes}",
+                "{client} -> {ip}: {result}: {ip} is {}, which has no port {port}/{}; it has {}",
                 join(services),
                 destination.protocol,
                 join(ports)
@@ -93,12 +95,7 @@ impl Explanation {
             }
             Outcome::Untouched => "passes unchanged".to_owned(),
             Outcome::Refused(reason) => {
-                let verb = match reason.verdict() {
-                    Verdict::Reject => "rejected",
-                    Verdict::Drop => "dropped",
-                    Verdict::Pass => "passes untranslated",
-                };
-                format!("{verb}, {}:{}", reason.label(), reason.explanation())
+                format!("{}, {}:{}", verb(reason), reason.label(), reason.explanation())
             }
         };
         format!("{client} -> {to}: {result}")
@@ -142,6 +139,15 @@ impl Explanation {
             }
         }
         Ok(text)
+    }
+}
+
+/// Returns what happens to a packet or call for this reason.
+const fn verb(reason: Reason) -> &'static str {
+    match reason.verdict() {
+        Verdict::Reject => "rejected",
+        Verdict::Drop => "dropped",
+        Verdict::Pass => "passes untranslated",
     }
 }
 

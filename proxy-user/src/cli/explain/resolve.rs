@@ -80,13 +80,15 @@ pub(super) fn destination(
     let all: Vec<_> = ports.values().copied().collect();
     let (([one], _) | (_, [one])) = (all.as_slice(), tcp.as_slice()) else {
         let wanted = family.map(|family| format!(" and an {family} address")).unwrap_or_default();
+        let wanted = protocol.map_or_else(|| wanted.clone(), |protocol| format!(" by {protocol}{wanted}"));
         let ports = rows.iter().filter_map(|row| {
             let name = snapshot.names.get(&row.service)?;
-            Some(format!("{}/{} ({})", row.port, row.protocol, name.port))
+            let named = if name.port.is_empty() { String::new() } else { format!(" ({})", name.port) };
+            Some(format!("{}/{}{named}", row.port, row.protocol))
         });
         let ports: std::collections::BTreeSet<String> = ports.collect();
         return Err(ShowError::Destination(format!(
-            "{text} is not one frontend: give one of its ports{wanted}: {}",
+            "{text} is not one frontend{wanted}: give one of its ports: {}",
             ports.into_iter().collect::<Vec<_>>().join(", ")
         )));
     };

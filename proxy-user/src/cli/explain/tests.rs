@@ -346,7 +346,7 @@ fn what_the_socket_hooks_do_in_each_mode(
 #[case::no_such_port(
     "pod",
     "10.96.0.10:81",
-    "10.96.0.10 is default/port, default/web, which has no port 81/TCP; it has 80/TCP, 9/SCTP"
+    "pod -> 10.96.0.10: rejected, undefined_port: 10.96.0.10 is default/port, default/web, which has no port 81/TCP; it has 80/TCP, 9/SCTP"
 )]
 #[case::no_service("pod", "192.0.2.77:80", "pod -> 192.0.2.77:80/TCP: passes unchanged")]
 #[case::dropped(
@@ -422,6 +422,7 @@ fn undefined_port_without_service_ranges_is_named() {
     let summary = ask(&rules, "pod", "10.96.0.11:81").summary();
     assert_eq!(
         summary,
-        "10.96.0.11 is default/empty, which has no port 81/TCP; it has 80/TCP; the packet passes unchanged"
+        "pod -> 10.96.0.11: passes unchanged, since no known range of Service addresses has it (--service-cidrs): \
+         10.96.0.11 is default/empty, which has no port 81/TCP; it has 80/TCP"
     );
 }

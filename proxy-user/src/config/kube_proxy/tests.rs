@@ -212,7 +212,7 @@ fn the_mode_chooses_its_period(#[case] mode: &str, #[case] expected: Duration) {
     "ipvs",
     "fo",
     "rr",
-    "unknown scheduler fo: give one of random, rr, wrr, sh, dh, mh, lc, wlc, sed, nq; until then rr is used"
+    "unknown scheduler fo: give one of random, rr, wrr, sh, dh, mh (or maglev), lc, wlc, sed, nq; until then rr is used"
 )]
 #[case("iptables", "sh", "", " is ignored: only mode ipvs uses it")]
 #[case("iptables", "", "", "")]

@@ -11,9 +11,8 @@ use proxy_common::decide;
 use proxy_common::name::PortName;
 use proxy_common::select::{Algorithm, is_by_load};
 use proxy_common::service::{
-    KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL,
-    SERVICE_DSR, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_SOURCE_RANGES,
-    ServiceEntry, ServiceKey,
+    KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SERVICE_DSR,
+    SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_SOURCE_RANGES, ServiceEntry, ServiceKey,
 };
 
 use crate::model::net::{IpFamily, Protocol};

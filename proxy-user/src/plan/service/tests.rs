@@ -258,9 +258,9 @@ fn passthrough_without_local_endpoint_passes_at_addresses_outside() {
         let all = entries(&plan_service(&cluster(text), &web, settings).unwrap());
         let passing = all.iter().filter(|line| line.contains("passes")).count();
         let kinds = ["LoadBalancer", "ExternalIp"];
-        let of_kinds = all.iter().filter(|line| {
-            line.contains(" external") && kinds.iter().any(|kind| line.starts_with(kind))
-        });
+        let of_kinds = all
+            .iter()
+            .filter(|line| line.contains(" external") && kinds.iter().any(|kind| line.starts_with(kind)));
         (passing, of_kinds.count())
     };
     let (passes, all) = passing(&annotated, Annotations::ALL);

@@ -97,12 +97,14 @@ fn look() -> impl Strategy<Value = (FrontendPlan, bool)> {
     ];
     let verdict = prop::sample::select(&[Verdict::Reject, Verdict::Drop, Verdict::Pass][..]);
     let flags = any::<[bool; 2]>();
-    (prop::sample::select(&KINDS[..]), flags, verdict, access).prop_map(|(kind, flags, when_empty, access)| {
-        let [is_local, all] = flags;
-        let policy = if is_local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
-        let plan = FrontendPlan { policy, when_empty, access, ..FrontendPlan::new(kind) };
-        (plan, all)
-    })
+    (prop::sample::select(&KINDS[..]), flags, verdict, access).prop_map(
+        |(kind, flags, when_empty, access)| {
+            let [is_local, all] = flags;
+            let policy = if is_local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
+            let plan = FrontendPlan { policy, when_empty, access, ..FrontendPlan::new(kind) };
+            (plan, all)
+        },
+    )
 }
 
 fn frontend_plan(

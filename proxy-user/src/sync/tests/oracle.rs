@@ -97,7 +97,8 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
             .map(|at| ((at.address, at.port), flags(port.backends.get(at).unwrap())))
             .collect(),
         affinity: port.affinity_secs,
-        flags: u16::from(what.when_empty == Verdict::Drop) + 512 * u16::from(what.when_empty == Verdict::Pass)
+        flags: u16::from(what.when_empty == Verdict::Drop)
+            + 512 * u16::from(what.when_empty == Verdict::Pass)
             + 2 * u16::from(what.scoped)
             + 4 * u16::from(what.policy == TrafficPolicy::Local)
             + 64 * u16::from(port.ejects && port.slot_count(what) > 1)
