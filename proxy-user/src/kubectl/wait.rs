@@ -1,6 +1,6 @@
 //! `kubectl ballast wait service/NAME --programmed`: waits until each node serves the API server's current version.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -51,10 +51,16 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
         if lagging.is_empty() {
             let (nodes, secs) = (agents.len(), begun.elapsed().as_secs_f64());
             let edition = &wanted.service;
-            let text = format!(
+            let mut text = format!(
                 "service/{name} programmed: resourceVersion {edition} and {} EndpointSlices programmed on {nodes} nodes after {secs:.1}s\n",
                 wanted.slices.len()
             );
+            let programmed =
+                answers.iter().filter_map(|(_, answer)| programmed(answer.as_ref().ok()?).ok()?);
+            for problem in programmed.flat_map(|told| told.problems).collect::<BTreeSet<_>>() {
+                // Writing to a `String` cannot fail.
+                let _ = writeln!(text, "not programmed of it: {problem}");
+            }
             return Ok(Shown { text, well: true });
         }
         if begun.elapsed() >= timeout {
@@ -93,6 +99,11 @@ async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<Wanted
     })
 }
 
+/// Returns what a node has programmed of the Service.
+fn programmed(answer: &Answer) -> Result<Option<ProgrammedJson>, serde_json::Error> {
+    Ok(serde_json::from_str::<ProgrammedServices>(&answer.stdout)?.services.into_iter().next())
+}
+
 /// Returns why a node does not serve the wanted versions yet; `None` if it does.
 pub(super) fn behind(wanted: &Wanted, answer: &Result<Answer, String>) -> Option<String> {
     let answer = match answer {
@@ -100,11 +111,11 @@ pub(super) fn behind(wanted: &Wanted, answer: &Result<Answer, String>) -> Option
         Ok(answer) => return Some(answer.stderr.trim().trim_start_matches("ballast: ").to_owned()),
         Err(error) => return Some(error.clone()),
     };
-    let told = match serde_json::from_str::<ProgrammedServices>(&answer.stdout) {
-        Ok(told) => told.services.into_iter().next(),
+    let told = match programmed(answer) {
+        Ok(Some(told)) => told,
+        Ok(None) => return Some("does not have the Service".to_owned()),
         Err(error) => return Some(format!("cannot parse the answer: {error}")),
     };
-    let Some(told) = told else { return Some("does not have the Service".to_owned()) };
     let has = |edition: &Option<String>| edition.clone().unwrap_or_else(|| "none".to_owned());
     if !reaches(told.resource_version.as_deref(), &wanted.service) {
         let has = has(&told.resource_version);
