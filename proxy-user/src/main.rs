@@ -195,7 +195,10 @@ fn cleanup(args: &CleanupArgs) -> anyhow::Result<ExitCode> {
     let mut text: String = cleanup.removed.iter().map(|line| [verb, " ", line, "\n"].concat()).collect();
     text.push_str(&export.report());
     if cleanup.removed.is_empty() && cleanup.left.is_empty() {
-        text.push_str("nothing to remove\n");
+        let bpffs = &args.maps.bpffs;
+        let why =
+            if bpffs.exists() { String::new() } else { format!(": {} does not exist", bpffs.display()) };
+        text.push_str(&["nothing to remove", &why, "\n"].concat());
     }
     print(&text)?;
     for line in &cleanup.left {

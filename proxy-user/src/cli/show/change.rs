@@ -7,7 +7,7 @@ use super::flow::{self, FlowSelection};
 use super::zero::Zero;
 use crate::cli::args::change::{FlowDeleteArgs, ServiceZeroArgs};
 use crate::cli::selector::{AskLabels, ServiceSelector};
-use crate::maps::view::View;
+use crate::maps::view::{FlowRow, FlowState, View};
 
 /// Deletes flows, and prints them.
 pub(super) fn delete_flows(
@@ -33,7 +33,13 @@ pub(super) fn delete_flows(
     out.write_all(list.render(args.format.output.output, !args.format.no_headers)?.as_bytes())?;
     let verb = if args.dry_run { "would be deleted" } else { "deleted" };
     let noun = if count == 1 { "connection" } else { "connections" };
-    Ok(writeln!(std::io::stderr(), "{count} {noun} {verb}")?)
+    let is_expired = |row: &&FlowRow| row.state == FlowState::Expired && selection.takes(row, &snapshot);
+    // `flow list` does not show expired ones by default, so that the numbers differ.
+    let expired = match rows.iter().filter(is_expired).count() {
+        0 => String::new(),
+        expired => format!(", {expired} of them expired"),
+    };
+    Ok(writeln!(std::io::stderr(), "{count} {noun} {verb}{expired}")?)
 }
 
 /// Resets the counters that these commands show.
