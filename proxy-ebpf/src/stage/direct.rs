@@ -139,7 +139,7 @@ fn plan_translation<F: Frame, A: Address>(frame: F, ctx: &mut PacketCtx<A>, to: 
 /// its client retransmits gets another source port.
 ///
 /// If the client's direct connection from this port has a flow, it has another port at the endpoint. The older connection is
-/// then one of the Service, whose socket at the endpoint is in `TIME_WAIT`: as with nf_conntrack, the client gets the answer
+/// then one of the Service, whose socket at the endpoint is in `TIME_WAIT`: as with `nf_conntrack`, the client gets the answer
 /// from the frontend, and its RST ends that socket.
 #[inline(always)]
 fn plan_older_connection<M: FlowTable, F: Frame>(

@@ -24,6 +24,7 @@ use super::tunnels::Tunnels;
 use super::{BackendAddress, BackendFacts, HealthCheck, PortPlan, ServicePlan, ServicePortName, Unmanaged};
 
 /// The operator's settings for the plans of Services.
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own, in every combination")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanSettings {
     /// A family without a range in `loadBalancerSourceRanges` is closed (`--source-ranges-strict`).
