@@ -137,7 +137,7 @@ reasons! {
         "Look for a path that loses or reorders packets. All fragments of a packet must arrive at the same node, in order.";
     /// The packet was dropped without an ICMP answer, because this CPU reached its rate limit for ICMP answers.
     RejectLimited = 20, "reject_limited", Drop,
-        "Find out which client keeps sending to a Service without endpoints.";
+        "Find out which client keeps sending to a Service without endpoints, or keeps pinging Services.";
     /// The address is in a range of ClusterIPs, but Ballast does not manage it: another proxy serves the Service, or a device of the node has the address.
     UnmanagedAddress = 21, "unmanaged_address", Pass,
         "No action needed if this is intended (label service.kubernetes.io/service-proxy-name, or the device of NodeLocal DNSCache).";

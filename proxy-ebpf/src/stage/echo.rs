@@ -11,6 +11,7 @@ use proxy_common::{PROTO_ICMP, PROTO_ICMPV6, V4, V6};
 
 use super::refuse::{HOPS, may_answer, send_back};
 use super::translate::Rewrite;
+use crate::context::Tuple;
 use crate::env::{Counters, ECHO_REPLIES, FlowTable, RateLimit};
 use crate::frame::{Frame, HelperFailed};
 use crate::header::{Header, Read};
@@ -77,7 +78,8 @@ where
         return Step::DropFor(Reason::RejectLimited);
     }
     report::reason(maps, Reason::EchoAnswered);
-    match turn::<F, M::Family>(frame, &ip, icmp).and_then(|()| send_back(frame, false)) {
+    let by_stack = maps.has_ipsec_policy(&Tuple { src: ip.dst, dst: ip.src, src_port: 0, dst_port: 0 });
+    match turn::<F, M::Family>(frame, &ip, icmp).and_then(|()| send_back(frame, by_stack)) {
         Ok(verdict) => Step::Sent(verdict),
         Err(HelperFailed) => Step::DropFor(Reason::RejectFailed),
     }
