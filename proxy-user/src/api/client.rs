@@ -54,7 +54,7 @@ pub enum ConnectError {
     /// No API server was found.
     #[error(
         "no API server found: this is not a pod with a service account, and there is no kubeconfig in \
-         $KUBECONFIG or ~/.kube/config; give --kubeconfig FILE, or --manifests DIR to run without a cluster"
+         $KUBECONFIG or ~/.kube/config; give --kubeconfig FILE (`ballast run` without a cluster: --manifests DIR)"
     )]
     NotFound {
         /// Why none of the sources that were tried gives one.

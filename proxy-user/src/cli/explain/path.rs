@@ -236,6 +236,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let count = serving.len();
         let nodes = serving.into_iter().filter(|one| one.source != Some(word(Source::Kept))).count();
         let destination = self.destination();
+        // Only if endpoints differ, a step says how many it is about.
+        let of = |some: usize| match some {
+            some if some == count => String::new(),
+            some => format!(" for {some} of {count} endpoints (see SOURCE)"),
+        };
         if nodes > 0 && self.rules.node.source == A::ZERO {
             self.step("source address", "SNAT is needed, but this node has no address of this family");
             if nodes == count {
@@ -246,10 +251,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             let ports = self.rules.common.config;
             self.step(
                 "source address",
-                format!(
-                    "SNAT to {addr} for {nodes} of {count} endpoints (see SOURCE), with one of {} ports",
-                    ports.snat_count()
-                ),
+                format!("SNAT to {addr}, with one of {} ports{}", ports.snat_count(), of(nodes)),
             );
             let then = if own { "delivered to the process" } else { "forwarded to the client" };
             self.step(
@@ -260,7 +262,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             );
         }
         if nodes < count {
-            self.step("source address", "the client's address is kept");
+            self.step("source address", format!("the client's address is kept{}", of(count - nodes)));
             self.step(
                 "reply",
                 format!("at egress of the device of the client, its source is changed to {destination}"),

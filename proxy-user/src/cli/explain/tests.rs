@@ -215,7 +215,7 @@ fn a_pod_that_is_its_own_endpoint() {
       source ranges   the Service has no source ranges
       affinity        the client keeps endpoint 5
       endpoints       selects one of 1, randomly
-      source address  SNAT to 192.0.2.1 for 1 of 1 endpoints (see SOURCE), with one of 33512 ports
+      source address  SNAT to 192.0.2.1, with one of 33512 ports
       reply           arrives at 192.0.2.1; at ingress its source is changed to 10.96.0.10:80/TCP, and it is forwarded to the client
       =>              forwarded to an endpoint
         ENDPOINT         ID  WEIGHT  ON            STATE   SOURCE
@@ -242,7 +242,7 @@ fn a_node_port_from_outside_and_from_the_host() {
       frontend        node port 30080/TCP, internal: default/port (id 2), NodePort
       source ranges   the Service has no source ranges
       endpoints       selects one of 1, randomly
-      source address  SNAT to 192.0.2.1 for 1 of 1 endpoints (see SOURCE), with one of 33512 ports
+      source address  SNAT to 192.0.2.1, with one of 33512 ports
       reply           arrives at 192.0.2.1; at ingress its source is changed to 192.0.2.1:30080/TCP, and it is forwarded to the client
       =>              forwarded to an endpoint
         ENDPOINT         ID  WEIGHT  ON            STATE        SOURCE
@@ -281,7 +281,7 @@ fn sctp_of_the_node_itself() {
       frontend        10.96.0.10:9/SCTP, internal: default/port (id 2), ClusterIP
       source ranges   the Service has no source ranges
       endpoints       selects one of 1, randomly
-      source address  SNAT to 192.0.2.1 for 1 of 1 endpoints (see SOURCE), with one of 33512 ports
+      source address  SNAT to 192.0.2.1, with one of 33512 ports
       reply           arrives at 192.0.2.1; at ingress its source is changed to 10.96.0.10:9/SCTP, and it is delivered to the process
       =>              forwarded to an endpoint
         ENDPOINT         ID  WEIGHT  ON            STATE        SOURCE

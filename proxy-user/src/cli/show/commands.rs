@@ -75,6 +75,10 @@ pub fn services(command: &ServiceCommand, ask: AskApi, out: &mut impl Write) -> 
                 places: places(output, &args.selector.api, &selector, ask.places),
             };
             let snapshot = Zero::read(&args.zero.run_dir)?.apply(snapshot);
+            if snapshot.names.is_empty() {
+                // If standard error is closed, the exit code still tells.
+                let _ = writeln!(std::io::stderr(), "No Services are programmed.");
+            }
             Ok(out.write_all(service::show(&snapshot, &selector, &known, output)?.as_bytes())?)
         }
         ServiceCommand::Zero(args) => change::zero(args, ask.labels, out),

@@ -789,7 +789,7 @@ fn a_status_without_agent_and_maps() {
     let nothing = || Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
     assert_snapshot!(status_of(agent.clone(), nothing()).render(Output::Text).unwrap(), @r"
     Agent:      no answer at 127.0.0.1:10249
-    Problems:   the agent does not answer at 127.0.0.1:10249 (Connection refused): the programs still work with the current maps, but nothing updates the maps; start `ballast run`, or give the agent's address with --metrics-bind-address
+    Problems:   no agent answers at 127.0.0.1:10249 (Connection refused), and no program is attached: Ballast does not serve this node; start `ballast run`, or give the agent's address with --metrics-bind-address
                 no Ballast maps on the bpffs /sys/fs/bpf: start `ballast run`, or give the agent's bpffs with --bpffs
     ");
     assert_snapshot!(status_of(agent, nothing()).render(Output::Json).unwrap(), @r#"
@@ -816,7 +816,7 @@ fn a_status_without_agent_and_maps() {
       "sharedNodePorts": [],
       "reasons": {},
       "problems": [
-        "the agent does not answer at 127.0.0.1:10249 (Connection refused): the programs still work with the current maps, but nothing updates the maps; start `ballast run`, or give the agent's address with --metrics-bind-address",
+        "no agent answers at 127.0.0.1:10249 (Connection refused), and no program is attached: Ballast does not serve this node; start `ballast run`, or give the agent's address with --metrics-bind-address",
         "no Ballast maps on the bpffs /sys/fs/bpf: start `ballast run`, or give the agent's bpffs with --bpffs"
       ]
     }

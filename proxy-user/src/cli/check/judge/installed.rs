@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::{Line, some};
 use crate::cli::check::facts::{AgentMetrics, Installed};
 use crate::cli::show::{AgentState, is_nearly_full};
+use crate::programs::Attachment;
 use crate::programs::hooks::{Direction, SOCKET_HOOKS, XDP};
 
 /// The agent syncs at least once in `--sync-period`, 30 s by default. A last sync older than this is reported.
@@ -47,9 +48,15 @@ fn agent(installed: &Installed) -> Line {
         ),
         AgentState::Silent { address, reason } => Line::fail(
             CHECK,
-            format!(
-                "the agent does not answer at {address} ({reason}): the programs still work with the current maps, but nothing updates the maps"
-            ),
+            if installed.attachments.iter().any(Attachment::is_attached) {
+                format!(
+                    "the agent does not answer at {address} ({reason}): the programs still work with the current maps, but nothing updates the maps"
+                )
+            } else {
+                format!(
+                    "no agent answers at {address} ({reason}), and no program is attached: Ballast does not serve this node"
+                )
+            },
             "start `ballast run`, or give the agent's address with --metrics-bind-address",
         ),
     }
