@@ -31,9 +31,10 @@ use crate::stage::refuse::Refusal;
 use crate::stage::tunnel;
 use crate::step::{DROP, NEXT, Step, StepCode};
 
-/// Maximum number of stages of a packet, including the last lookup of its flow; more than any packet needs. Only a packet for
-/// which other CPUs change the tables at each stage exceeds the number.
-const MAX_STAGES: u32 = 8;
+/// Maximum number of stages of a packet, including the last lookup of its flow: a packet that arrives encapsulated, begins a flow,
+/// is encapsulated to another node and is then too big has seven. Only a packet for which other CPUs change the tables at each
+/// stage exceeds the number.
+const MAX_STAGES: u32 = 7;
 
 mod enter;
 mod stages;
@@ -195,7 +196,9 @@ where
             Step::NewFlow if !maps.opens_flows() => Step::Pass.into(),
             Step::NewFlow => maps.new_flow(frame, ctx),
             Step::OpenFlow => maps.open_flow(frame, ctx),
-            Step::Translate => maps.translate(frame, ctx),
+            // This stage, and others that no stage follows, do not continue the loop: each further turn costs the verifier as
+            // much as the first.
+            Step::Translate => return finish_code::<M, F>(maps, maps.translate(frame, ctx)),
             Step::Refused | Step::RefusedByIcmp if maps.refused(frame, ctx) => Step::Drop.into(),
             Step::RefusedByIcmp => Step::Icmp.into(),
             Step::Refused if is_incoming => Step::SnatReply.into(),
@@ -221,12 +224,12 @@ where
                     _ => code,
                 }
             }
-            Step::EchoRequest => maps.answer_echo(frame, ctx, is_incoming),
-            Step::Refuse => maps.refuse(frame, ctx, Refusal::PortUnreachable),
-            Step::TooBig => maps.refuse(frame, ctx, Refusal::TooBig),
-            Step::Reset => maps.reset(frame, ctx),
-            Step::Forward => maps.send(frame, ctx, false),
-            Step::DeliverLocal => maps.send(frame, ctx, true),
+            Step::EchoRequest => return finish_code::<M, F>(maps, maps.answer_echo(frame, ctx, is_incoming)),
+            Step::Refuse => return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::PortUnreachable)),
+            Step::TooBig => return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::TooBig)),
+            Step::Reset => return finish_code::<M, F>(maps, maps.reset(frame, ctx)),
+            Step::Forward => return finish_code::<M, F>(maps, maps.send(frame, ctx, false)),
+            Step::DeliverLocal => return finish_code::<M, F>(maps, maps.send(frame, ctx, true)),
             Step::Encapsulate => maps.encapsulate(frame, ctx),
             Step::Tunnelled => tunnel::tunnelled(maps.parse_pulled(frame, ctx)).into(),
             // `known` has already processed replies, and a separate program removes outer headers.
@@ -239,6 +242,17 @@ where
     }
     // Other CPUs changed the tables at each stage.
     finish::<M, F>(maps, Step::DropFor(Reason::FlowCollision))
+}
+
+/// Returns the program's verdict for the result of the last stage of a packet.
+#[inline(always)]
+fn finish_code<M, F>(maps: M, code: StepCode) -> i32
+where
+    M: Stages<F>,
+    M::Family: Ip,
+    F: Frame,
+{
+    finish::<M, F>(maps, code.into())
 }
 
 /// Returns the program's verdict for the last step of a packet, and counts the reason of a drop.

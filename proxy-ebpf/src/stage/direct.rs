@@ -22,6 +22,7 @@ use super::established::is_of_another_connection;
 use super::seen::mark_direct_seen;
 use crate::context::{NatPlan, PacketCtx, Tuple};
 use crate::env::{Counters, FlowTable, Time, Words};
+use crate::flow::index::NO_FLOW_GENERATION;
 use crate::flow::memory::EntryRef as _;
 use crate::flow::track::{self, is_syn};
 use crate::frame::Frame;
@@ -154,7 +155,8 @@ fn plan_older_connection<M: FlowTable, F: Frame>(
     if !is_younger || other.bits() & STATE_SNAT != 0 {
         return Step::Pass;
     }
-    if track::find_called(maps, &reply.reversed(), time).is_some() {
+    let direct = reply.reversed();
+    if maps.find_key(&direct, time.hash(&direct)) != NO_FLOW_GENERATION {
         return other.to_client().map_or(Step::Pass, |to| plan_translation(frame, ctx, &to));
     }
     (ctx.plan.backend_id, ..) = other.entry.backend();

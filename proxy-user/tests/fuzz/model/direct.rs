@@ -77,21 +77,23 @@ impl Model {
         Ok(Must::Become(translated(met.input, segment, source, segment.dst)))
     }
 
-    /// Replaces the flow at `at`: the endpoint's segment belongs to a direct connection of the client that is older than
-    /// the flow.
-    pub(super) fn plan_older_connection(&mut self, segment: &Segment, at: usize) {
+    /// Processes an endpoint's segment that cannot be the answer to the SYN of the flow at `at`. It belongs to a direct connection
+    /// of the client that is older than the flow, which is replaced. If the client has another direct connection from this port,
+    /// the older one was to the Service, and its socket is in `TIME_WAIT`: the client answers it with a RST.
+    pub(super) fn plan_older_connection(&mut self, met: &Met<'_>, segment: &Segment, at: usize) -> Must {
         if self.flows[at].kind.is_snat() {
-            return;
+            return Must::Pass;
+        }
+        let direct = Segment { src: segment.dst, dst: segment.src, ..segment.clone() };
+        let has_direct = self.of_client(&direct).is_some();
+        // An expired flow has ended, so the position may be another one.
+        let Some(at) = self.of_backend(segment) else { return Must::Pass };
+        if has_direct {
+            self.reach("an answer of a socket in TIME_WAIT");
+            let flow = &self.flows[at];
+            return Must::Become(translated(met.input, segment, flow.frontend, flow.client));
         }
         let younger = self.flows.remove(at);
-        let is_client = |flow: &Flow| {
-            flow.has_client
-                && (flow.proto, flow.client, flow.frontend) == (segment.proto, segment.dst, segment.src)
-        };
-        if self.flows.iter().any(is_client) {
-            // The client has connected to the endpoint again from the same port: it has given up the older connection.
-            return;
-        }
         self.flows.push(Flow {
             client: segment.dst,
             frontend: segment.src,
@@ -104,6 +106,7 @@ impl Model {
             ..younger
         });
         self.reach("a direct connection that was there first");
+        Must::Pass
     }
 
     /// Processes a packet that leaves directly to an endpoint with the address and a port that are for SNAT: netfilter has

@@ -85,8 +85,7 @@ impl Model {
         }
         if self.flows[at].state.is_of_another(segment) {
             self.reach("what cannot be the answer to a SYN");
-            self.plan_older_connection(segment, at);
-            return Some(Must::Pass);
+            return Some(self.plan_older_connection(met, segment, at));
         }
         if self.is_dropped_refusal(at, segment) {
             return Some(Must::Drop);
