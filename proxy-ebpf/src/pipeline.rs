@@ -225,7 +225,9 @@ where
                 }
             }
             Step::EchoRequest => return finish_code::<M, F>(maps, maps.answer_echo(frame, ctx, is_incoming)),
-            Step::Refuse => return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::PortUnreachable)),
+            Step::Refuse => {
+                return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::PortUnreachable));
+            }
             Step::TooBig => return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::TooBig)),
             Step::Reset => return finish_code::<M, F>(maps, maps.reset(frame, ctx)),
             Step::Forward => return finish_code::<M, F>(maps, maps.send(frame, ctx, false)),
