@@ -1,7 +1,7 @@
 //! Random Services under Ballast and under the official kube-proxy, with one API server and one configuration: clients
 //! at six places dial every address of every Service under both proxies, and must find the same.
 //!
-//! `BALLAST_COMPARE_SEED` selects other Services and settings. Intended differences are in [`probe::meant`], and in
+//! `BALLAST_COMPARE_SEED` selects other Services, settings and networks. Intended differences are in [`probe::meant`], and in
 //! `docs/compatibility.md`.
 
 mod probe;
@@ -25,8 +25,9 @@ use crate::kube::kube_proxy::{self, Mode};
 use crate::kube::process::Process;
 use crate::kube::{self, PATIENCE, eventually};
 use crate::manifest::Family;
-use crate::nodes::{Node, Nodes, node_ip};
+use crate::nodes::{Node, Nodes, node_ip, pod_ip};
 use crate::peer::{Attempt, Kind};
+use crate::space::Space;
 
 pub const CASES: &[NodesCase] =
     &[NodesCase { name: "compare::random_services_beside_kube_proxy", run: compare }];
@@ -48,8 +49,8 @@ fn compare() -> Result<()> {
     }
     let seed = std::env::var("BALLAST_COMPARE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
     let control = kube::start()?;
-    let mut ballast = world(1)?;
-    let mut official = world(4)?;
+    let mut ballast = world(1, seed)?;
+    let mut official = world(4, seed)?;
     create(&control, seed)?;
     let targets = targets(&control, seed)?;
     ballast.follow_api_server(|node| {
@@ -95,7 +96,7 @@ fn config(node: u8, control: &ControlPlane, seed: u64) -> Value {
 }
 
 /// Builds three nodes with a route to the API server, and a client outside that reaches every address through node 1.
-fn world(first: u8) -> Result<Nodes> {
+fn world(first: u8, seed: u64) -> Result<Nodes> {
     let nodes = Nodes::new()?;
     for (node, number) in nodes.all.iter().zip(first..) {
         node.space.ip(&kube::connect_namespace(number, &node.space.path())?)?;
@@ -112,7 +113,33 @@ fn world(first: u8) -> Result<Nodes> {
     for range in ["fdee::/16", "fd96::/108"] {
         nodes.clients[0].ip(&format!("route add {range} via {v6}\n"))?;
     }
+    if seed.is_multiple_of(2) {
+        flood(&nodes.fabric)?;
+    }
+    if seed % 3 == 2 {
+        by_policy_routes(&nodes.all[0].space)?;
+    }
     Ok(nodes)
+}
+
+/// Makes the switch learn no address: it sends each frame to every machine.
+fn flood(fabric: &Space) -> Result<()> {
+    for port in ["n1", "n2", "n3", "c0"] {
+        fabric.ip(&format!("link set {port} type bridge_slave learning off flood on\n"))?;
+    }
+    fabric.ip("link set br0 type bridge fdb_flush\n")
+}
+
+/// Sends what pods of node 1 send to pods of node 3 through node 2, by a rule.
+fn by_policy_routes(node: &Space) -> Result<()> {
+    for (family, (length, option)) in Family::BOTH.into_iter().zip([(24, "-4"), (64, "-6")]) {
+        let [own, far] = [1, 3].map(|number| pod_ip(family, number, 0));
+        node.ip(&format!("route add {far}/{length} via {} table 100\n", node_ip(family, 2)))?;
+        let rule = ["rule", "add", "from", &format!("{own}/{length}"), "lookup", "100"].map(str::to_owned);
+        let status = node.command("ip").arg(option).args(rule).status()?;
+        ensure!(status.success(), "ip rule: {status}");
+    }
+    Ok(())
 }
 
 fn create(control: &ControlPlane, seed: u64) -> Result<()> {
