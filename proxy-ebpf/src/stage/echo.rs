@@ -1,6 +1,6 @@
-//! Answers to ICMP echo requests whose destination is an address of a Service (`--vip-echo`). kube-proxy's nftables mode refuses
-//! such packets at cluster addresses, and its other modes pass them on; in its mode IPVS, the kernel answers, since the node has
-//! the address. The reply tells that the node serves the address, and nothing about endpoints.
+//! Answers to ICMP echo requests whose destination is an address of a Service (`--vip-echo`). kube-proxy's mode nftables refuses
+//! such packets at cluster addresses, and its mode iptables passes them on; in its mode ipvs, the kernel answers, since the node
+//! has the address. The reply tells that the node serves the address, and nothing about endpoints.
 
 use proxy_common::csum::{replace16, update};
 use proxy_common::decide;

@@ -57,7 +57,7 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
             );
             let programmed =
                 answers.iter().filter_map(|(_, answer)| programmed(answer.as_ref().ok()?).ok()?);
-            for problem in programmed.flat_map(|told| told.problems).collect::<BTreeSet<_>>() {
+            for problem in programmed.flat_map(|service| service.problems).collect::<BTreeSet<_>>() {
                 // Writing to a `String` cannot fail.
                 let _ = writeln!(text, "not programmed of it: {problem}");
             }
@@ -111,26 +111,27 @@ pub(super) fn behind(wanted: &Wanted, answer: &Result<Answer, String>) -> Option
         Ok(answer) => return Some(answer.stderr.trim().trim_start_matches("ballast: ").to_owned()),
         Err(error) => return Some(error.clone()),
     };
-    let told = match programmed(answer) {
-        Ok(Some(told)) => told,
+    let service = match programmed(answer) {
+        Ok(Some(service)) => service,
         Ok(None) => return Some("does not have the Service".to_owned()),
         Err(error) => return Some(format!("cannot parse the answer: {error}")),
     };
     let has = |edition: &Option<String>| edition.clone().unwrap_or_else(|| "none".to_owned());
-    if !reaches(told.resource_version.as_deref(), &wanted.service) {
-        let has = has(&told.resource_version);
+    if !reaches(service.resource_version.as_deref(), &wanted.service) {
+        let has = has(&service.resource_version);
         return Some(format!("has resourceVersion {has} of the Service, not {}", wanted.service));
     }
     for (name, edition) in &wanted.slices {
-        let slice = told.endpoint_slices.iter().find(|slice| slice.name == *name);
+        let slice = service.endpoint_slices.iter().find(|slice| slice.name == *name);
         let Some(slice) = slice else { return Some(format!("does not have EndpointSlice {name}")) };
         if !reaches(slice.resource_version.as_deref(), edition) {
             let has = has(&slice.resource_version);
             return Some(format!("has resourceVersion {has} of EndpointSlice {name}, not {edition}"));
         }
     }
-    if !told.current {
-        let why = told.problems.first().map_or_else(|| "see /problems of the agent".to_owned(), Clone::clone);
+    if !service.current {
+        let why =
+            service.problems.first().map_or_else(|| "see /problems of the agent".to_owned(), Clone::clone);
         return Some(format!("cannot program the current version: {why}"));
     }
     None
