@@ -139,7 +139,7 @@ impl Programs {
         let kernel = package::get(line, arch)?;
         let image = workspace.target().join(format!("kernel-{}-{arch}.cpio", line.name));
         let contents = initramfs::Contents {
-            strip: (arch != Arch::HOST).then_some(arch),
+            strip: arch,
             base: (arch != Arch::HOST).then(|| userland(arch)).transpose()?,
             programs: vec![("ballast", self.agent.clone()), ("netns", self.tests.clone())],
             tools: ["ip", "tc"].into_iter().filter_map(exec::which).collect(),
@@ -147,8 +147,10 @@ impl Programs {
         };
         initramfs::write(&image, &contents)?;
         let what = format!("Linux {} under qemu", kernel.release());
-        let console = log::timed(&what, || boot::run(arch, kernel.image(), &image))?;
-        Ok((kernel.release().to_owned(), console))
+        let console = log::timed(&what, || boot::run(arch, kernel.image(), &image));
+        // It is large, and the next run writes its own.
+        fs::remove_file(&image).with_context(|| format!("cannot remove {}", image.display()))?;
+        Ok((kernel.release().to_owned(), console?))
     }
 }
 
