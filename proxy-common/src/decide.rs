@@ -7,7 +7,7 @@ use crate::affinity::AffinityEntry;
 use crate::backend::{
     BACKEND_ACTIVE, BACKEND_FREE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BackendEntry, tunnel_of,
 };
-use crate::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL};
+use crate::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, CONFIG_MASQUERADE_EXTERNAL};
 use crate::flow::FlowKey;
 use crate::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr, NodeEntry};
 use crate::reason::Reason;
@@ -229,6 +229,13 @@ pub fn source<A: Address>(
     } else {
         Source::Kept
     }
+}
+
+/// Whether netfilter masquerades a connection whose [`Source`] is [`Source::Kept`], as kube-proxy does for clients outside.
+/// `config`: the `CONFIG_*` bits; `outside`: the result of [`is_outside`]. Policy Local keeps the client's address.
+#[inline(always)]
+pub const fn is_masqueraded(service: &ServiceEntry, by_uplink: bool, outside: bool, config: u32) -> bool {
+    config & CONFIG_MASQUERADE_EXTERNAL != 0 && by_uplink && outside && service.flags & SERVICE_LOCAL == 0
 }
 
 /// Returns the index in `tunnels` of the node to which a client's packet is encapsulated, so that the other node answers

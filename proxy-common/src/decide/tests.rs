@@ -115,6 +115,17 @@ fn the_clients_address_is_kept_where_the_reply_surely_returns() {
 }
 
 #[test]
+fn netfilter_masquerades_clients_outside_unless_the_policy_is_local() {
+    let (cluster, local) = (entry(1, KIND_NODE_PORT, 0), entry(1, KIND_NODE_PORT, SERVICE_LOCAL));
+    let on = CONFIG_MASQUERADE_EXTERNAL;
+    assert!(is_masqueraded(&cluster, true, true, on));
+    assert!(!is_masqueraded(&local, true, true, on));
+    assert!(!is_masqueraded(&cluster, false, true, on), "the client is behind a local device");
+    assert!(!is_masqueraded(&cluster, true, false, on), "a pod");
+    assert!(!is_masqueraded(&cluster, true, true, 0));
+}
+
+#[test]
 fn only_packets_that_would_take_snat_are_encapsulated() {
     let key = FlowKey {
         src: CLIENT,

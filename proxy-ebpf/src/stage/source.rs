@@ -11,8 +11,8 @@
 
 use proxy_common::backend::BACKEND_LOCAL;
 use proxy_common::config::{CONFIG_MASQUERADE_EXTERNAL, CONFIG_POLICY_ROUTES, CONFIG_SOURCES};
+use proxy_common::decide;
 use proxy_common::flow::{STATE_DSR, STATE_MASQUERADE, STATE_REROUTE, STATE_SNAT};
-use proxy_common::service::SERVICE_LOCAL;
 
 use super::forward::Routing;
 use crate::context::{PacketCtx, Tuple};
@@ -50,10 +50,7 @@ where
     } else if ctx.plan.bits & STATE_DSR != 0 || ends & BY_UPLINK == 0 {
         return;
     } else {
-        let is_masqueraded = config.flags & CONFIG_MASQUERADE_EXTERNAL != 0
-            && ctx.frontend.flags & SERVICE_LOCAL == 0
-            && ends & OUTSIDE != 0;
-        if is_masqueraded {
+        if decide::is_masqueraded(&ctx.frontend, true, ends & OUTSIDE != 0, config.flags) {
             ctx.plan.bits |= STATE_MASQUERADE;
         }
         if config.flags & CONFIG_POLICY_ROUTES == 0 || ends & BACKEND_LOCAL == 0 {

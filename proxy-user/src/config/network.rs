@@ -158,7 +158,7 @@ mod tests {
         let all = NodePortAddresses { all: true, ..NodePortAddresses::default() };
         assert_eq!(
             settings("").unwrap(),
-            NodeSettings { node_port_addresses: all, ..NodeSettings::default() }
+            NodeSettings { node_port_addresses: all, masquerade_external: true, ..NodeSettings::default() }
         );
     }
 

@@ -62,6 +62,8 @@ impl Agent {
     pub fn start(space: &Space, setup: &Setup) -> Result<Self> {
         let mut command = space.command(&setup.binary);
         command.arg("run").arg("--bpffs").arg(&setup.bpffs);
+        // The cases check which address the programs keep; those of netfilter's rule have the flag.
+        command.env("BALLAST_MASQUERADE_EXTERNAL", "false");
         if let Some(manifests) = &setup.manifests {
             command.arg("--manifests").arg(manifests);
         }

@@ -65,11 +65,20 @@ flags_of! {
             value_parser = FalseyValueParser::new()
         )]
         masquerade_all: Option<bool>,
-        /// SNAT clients outside also if the endpoint is on this node and the policy is Cluster, as kube-proxy does. For
-        /// endpoints whose answers do not return through this node by themselves: pods with a default route of their own (a
-        /// VPN, Multus, an egress gateway). A rule of netfilter translates the source, so rules in FORWARD and policies see
-        /// the client.
-        #[arg(long, env = "BALLAST_MASQUERADE_EXTERNAL", value_parser = FalseyValueParser::new())]
+        /// SNAT clients outside also if the endpoint is on this node and the policy is Cluster, as kube-proxy does. A rule of
+        /// netfilter translates the source, so rules in FORWARD and policies see the client. `false`: such an endpoint sees the
+        /// client's address, and does not answer if its replies do not return through this node by themselves (a pod with a
+        /// default route of its own: a VPN, Multus, an egress gateway).
+        #[arg(
+            long,
+            env = "BALLAST_MASQUERADE_EXTERNAL",
+            num_args = 0..=1,
+            require_equals = true,
+            default_value = "true",
+            default_missing_value = "true",
+            action = clap::ArgAction::Set,
+            value_parser = FalseyValueParser::new()
+        )]
         masquerade_external: bool,
         /// Answer ICMP echo requests (ping) to addresses of Services: cluster addresses, load balancer addresses and external
         /// addresses. The reply tells that this node serves the address, and nothing about endpoints.

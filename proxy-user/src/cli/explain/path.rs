@@ -17,7 +17,7 @@ use proxy_common::service::{
 };
 use proxy_common::{Address, PROTO_SCTP};
 
-use super::choice::{DSR, word};
+use super::choice::{DSR, NETFILTER, word};
 use super::outcome::{Outcome, Path, Step};
 use super::walk::Walk;
 use crate::cli::question::Client;
@@ -209,7 +209,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 decide::Path { from_node: own, by_uplink, backend_is_local: flags & BACKEND_LOCAL != 0 };
             let source = decide::source(&service, &client, addr, path, config);
             let number = decide::tunnel(&service, source, flags, &key, outside, node_addr);
-            Some(if number == 0 { word(source) } else { DSR })
+            Some(match source {
+                _ if number != 0 => DSR,
+                Source::Kept if decide::is_masqueraded(&service, by_uplink, outside, config) => NETFILTER,
+                source => word(source),
+            })
         };
         let seed = self.rules.common.config.flow_seed;
         let number = from.map_or(NO_CLIENT, |from| health::client(&from, seed));
@@ -234,7 +238,9 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let serving: Vec<_> =
             self.path.candidates.iter().filter(|one| one.serves && one.source != Some(DSR)).collect();
         let count = serving.len();
-        let nodes = serving.into_iter().filter(|one| one.source != Some(word(Source::Kept))).count();
+        let with = |word: &str| serving.iter().filter(|one| one.source == Some(word)).count();
+        let (kept, netfilter) = (with(word(Source::Kept)), with(NETFILTER));
+        let nodes = count - kept - netfilter;
         let destination = self.destination();
         // Only if endpoints differ, a step says how many it is about.
         let of = |some: usize| match some {
@@ -261,8 +267,16 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 ),
             );
         }
-        if nodes < count {
-            self.step("source address", format!("the client's address is kept{}", of(count - nodes)));
+        if netfilter > 0 {
+            self.step(
+                "source address",
+                format!("netfilter masquerades the client (--masquerade-external){}", of(netfilter)),
+            );
+        }
+        if kept > 0 {
+            self.step("source address", format!("the client's address is kept{}", of(kept)));
+        }
+        if kept + netfilter > 0 {
             self.step(
                 "reply",
                 format!("at egress of the device of the client, its source is changed to {destination}"),

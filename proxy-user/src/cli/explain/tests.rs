@@ -7,8 +7,8 @@ use proxy_common::backend::{
     BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER, BACKEND_LOCAL, BACKEND_TERMINATING, BackendEntry,
 };
 use proxy_common::config::{
-    CONFIG_DETECT_LOCAL, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF,
-    NodeConfig,
+    CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_EXTERNAL, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY,
+    CONFIG_SOCKET_LB_OFF, NodeConfig,
 };
 use proxy_common::node::{Cidr, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
 use proxy_common::prefilter::{PREFILTER_WORDS, Role, position};
@@ -222,6 +222,15 @@ fn a_pod_that_is_its_own_endpoint() {
         10.244.0.5:8080   5       1  this node     serves  hairpin
         10.244.1.6:8080   6       1  another node  gone    kept
     ");
+}
+
+#[test]
+fn a_client_outside_is_masqueraded_by_netfilter_at_an_endpoint_of_this_node() {
+    let mut rules = rules();
+    rules.common.config.flags |= CONFIG_MASQUERADE_EXTERNAL;
+    let answer = ask(&rules, "203.0.113.9", "10.96.0.10:80").render(Output::Wide).unwrap();
+    let step = "source address  netfilter masquerades the client (--masquerade-external)\n";
+    assert!(answer.contains(step) && answer.contains("serves  netfilter"), "{answer}");
 }
 
 #[test]

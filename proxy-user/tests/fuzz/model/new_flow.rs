@@ -107,7 +107,11 @@ impl Model {
             return Ok(self.refuse(met, segment, service.id, reason));
         }
         if segment.proto != UDP && !segment.may_begin() {
-            return Ok(self.refuse(met, segment, service.id, Reason::InvalidState));
+            // The picks may have met only endpoints that do not serve any more.
+            let counted = met.target.counters().reasons.get(&Reason::MapInconsistent).copied();
+            let is_missed = counted != self.counters.reasons.get(&Reason::MapInconsistent).copied();
+            let reason = if is_stale && is_missed { Reason::MapInconsistent } else { Reason::InvalidState };
+            return Ok(self.refuse(met, segment, service.id, reason));
         }
         let Some((backend, _)) = choice(met, segment) else {
             candidates.retain(|one| !self.is_encapsulated_to(&service, one, segment, origin, outside));
