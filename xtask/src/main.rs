@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use xtask::{
-    bench, build, chart, cluster, coverage, demo, deny, docs, e2e, fuzz, image, lint, log, mutants, package,
+    bench, build, chart, cluster, demo, deny, docs, e2e, fuzz, image, lint, log, package,
     release, reproducible, scale, setup, test,
 };
 
@@ -26,8 +26,6 @@ enum Command {
     Bench(bench::Args),
     Scale(scale::Args),
     Fuzz(fuzz::Args),
-    Coverage(coverage::Args),
-    Mutants(mutants::Args),
     Docs(docs::Args),
     Cluster(cluster::Args),
     E2e(e2e::Args),
@@ -49,8 +47,6 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Scale(args) => scale::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
-        Command::Coverage(args) => coverage::run(&args),
-        Command::Mutants(args) => mutants::run(&args),
         Command::Docs(args) => docs::run(&args),
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),
