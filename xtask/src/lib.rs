@@ -28,7 +28,6 @@ pub mod log;
 pub mod object;
 pub mod package;
 pub mod release;
-pub mod reproducible;
 pub mod scale;
 pub mod setup;
 pub mod signal;

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use xtask::{
-    bench, build, chart, cluster, demo, deny, docs, e2e, fuzz, image, lint, log, package,
-    release, reproducible, scale, setup, test,
+    bench, build, chart, cluster, demo, deny, docs, e2e, fuzz, image, lint, log, package, release, scale,
+    setup, test,
 };
 
 /// Build, test and release tasks of Ballast. Each command first installs the tools that it needs.
@@ -32,7 +32,6 @@ enum Command {
     Image(image::Args),
     Chart(chart::Args),
     Deny(deny::Args),
-    Reproducible(reproducible::Args),
     Package(package::Args),
     Release(release::Args),
 }
@@ -53,7 +52,6 @@ fn main() -> ExitCode {
         Command::Image(args) => image::run(&args),
         Command::Chart(args) => chart::run(&args),
         Command::Deny(args) => deny::run(args),
-        Command::Reproducible(args) => reproducible::run(args),
         Command::Package(args) => package::run(&args),
         Command::Release(args) => release::run(&args),
     };
