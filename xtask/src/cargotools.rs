@@ -34,10 +34,6 @@ pub const DENY: Tool = Tool::new("cargo-deny", "0.20.2");
 pub const DEB: Tool = Tool::new("cargo-deb", "3.8.0");
 /// Makes an RPM package, without rpmbuild.
 pub const RPM: Tool = Tool::new("cargo-generate-rpm", "0.21.1");
-/// Counts which lines run.
-pub const LLVM_COV: Tool = Tool::new("cargo-llvm-cov", "0.9.1");
-/// Changes the source to check whether a test detects the change.
-pub const MUTANTS: Tool = Tool::new("cargo-mutants", "27.1.0");
 /// Makes a book of pages; built without mdBook's web server.
 pub const MDBOOK: Tool = Tool { features: Some("search"), ..Tool::new("mdbook", "0.5.4") };
 

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use xtask::{
-    bench, build, chart, cluster, coverage, demo, deny, docs, e2e, fuzz, image, lint, log, mutants, package,
-    release, reproducible, scale, setup, test,
+    bench, build, chart, cluster, demo, deny, docs, e2e, fuzz, image, lint, log, package, release, scale,
+    setup, test,
 };
 
 /// Build, test and release tasks of Ballast. Each command first installs the tools that it needs.
@@ -26,15 +26,12 @@ enum Command {
     Bench(bench::Args),
     Scale(scale::Args),
     Fuzz(fuzz::Args),
-    Coverage(coverage::Args),
-    Mutants(mutants::Args),
     Docs(docs::Args),
     Cluster(cluster::Args),
     E2e(e2e::Args),
     Image(image::Args),
     Chart(chart::Args),
     Deny(deny::Args),
-    Reproducible(reproducible::Args),
     Package(package::Args),
     Release(release::Args),
 }
@@ -49,15 +46,12 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Scale(args) => scale::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
-        Command::Coverage(args) => coverage::run(&args),
-        Command::Mutants(args) => mutants::run(&args),
         Command::Docs(args) => docs::run(&args),
         Command::Cluster(args) => cluster::run(&args),
         Command::E2e(args) => e2e::run(&args),
         Command::Image(args) => image::run(&args),
         Command::Chart(args) => chart::run(&args),
         Command::Deny(args) => deny::run(args),
-        Command::Reproducible(args) => reproducible::run(args),
         Command::Package(args) => package::run(&args),
         Command::Release(args) => release::run(&args),
     };

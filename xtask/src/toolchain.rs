@@ -83,7 +83,8 @@ impl Compiler {
             // Allows the unstable parts of `core`, which are used on purpose: the target has no stable release.
             Self::Distribution(rustc) => Cmd::cargo().env("RUSTC", rustc).env("RUSTC_BOOTSTRAP", "1"),
         };
-        // `LD_LIBRARY_PATH` names the libraries of the toolchain that runs this program, not of this compiler.
+        // `LD_LIBRARY_PATH` names the libraries of the toolchain that runs this program, not of this compiler. Wrappers that
+        // measure the coverage of host tests must not change the kernel's programs.
         cargo
             .without_env("LD_LIBRARY_PATH")
             .without_env("RUSTC_WRAPPER")
@@ -187,9 +188,6 @@ impl Toolchain {
             .args(self.compiler.build_std())
             .args(["--target", TARGET, "--target-dir"])
             .arg(target_dir)
-            // The wrappers that measure the coverage of host tests must not change the kernel's programs.
-            .without_env("RUSTC_WORKSPACE_WRAPPER")
-            .without_env("RUSTC_WRAPPER")
             // Encoded, because the linker's path may contain spaces.
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
     }

@@ -15,6 +15,7 @@ pub fn mark_direct_seen<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, time: Ti
 
 #[inline(always)]
 fn mark<M: FlowTable>(maps: M, slot: u32, time: Time) {
+    // Saves the store of a number that is there already, from an earlier packet of the same tick.
     if let Some(seen) = maps.direct_seen(slot)
         && seen.load() != time.now | 1
     {

@@ -275,7 +275,7 @@ pub fn rewrite<F: Frame, Fam: Rewrite>(
         }
     }
     if F::EARLY {
-        // The caller has checked `is_plain`.
+        // Unreachable: the caller has checked `is_plain`, and other packets pass to tc before this stage.
         return Err(Reason::RewriteFailed);
     }
     if hop == Hop::Decrement {

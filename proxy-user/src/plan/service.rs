@@ -129,6 +129,7 @@ fn known<'a>(
             });
         }
     }
+    // `cluster_ips` is a part of the list of the Service, in the same order.
     if cluster_ips.len() < service.cluster_ips.len() {
         known.to_mut().cluster_ips = cluster_ips;
     }

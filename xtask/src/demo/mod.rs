@@ -3,7 +3,6 @@
 
 mod client;
 mod manifest;
-mod record;
 mod screen;
 mod steps;
 mod topology;
@@ -37,9 +36,6 @@ pub struct Args {
     /// Use this `ballast` instead of building one
     #[arg(long, value_name = "FILE", conflicts_with = "down")]
     pub ballast: Option<PathBuf>,
-    /// Draw some of the steps to this file as SVG, as shown in README
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["keep", "down"])]
-    pub record: Option<PathBuf>,
     /// What the demo calls itself with: ask the redis at this address
     #[arg(long, hide = true)]
     pub ask: Option<SocketAddr>,
@@ -73,9 +69,6 @@ pub fn run(args: &Args) -> Result<()> {
         Some(file) => file.canonicalize().with_context(|| format!("no file {}", file.display()))?,
         None => made(&workspace)?,
     };
-    if let Some(file) = &args.record {
-        return record::record(&["--ballast".as_ref(), &ballast], file);
-    }
     clear(false)?;
     signal::catch();
     let start = Instant::now();

@@ -12,7 +12,7 @@ const CYAN: &str = "36";
 /// Length of the longest bar, in characters.
 const BAR: u64 = 40;
 /// Environment variable that asks for colours if standard output is not a terminal.
-pub(super) const COLOURED: &str = "CLICOLOR_FORCE";
+const COLOURED: &str = "CLICOLOR_FORCE";
 /// Longer lines of other programs are wrapped at this column.
 const WIDTH: usize = 100;
 

@@ -20,8 +20,8 @@ const PROGRAMS: &str = "/ballast";
 pub struct Contents {
     /// File tree with tools and libraries to start from, for an architecture that is not this machine's.
     pub base: Option<PathBuf>,
-    /// Strips the debug information of our programs with the tools for this architecture.
-    pub strip: Option<Arch>,
+    /// Architecture of our programs, whose debug information is removed.
+    pub strip: Arch,
     /// Names of our programs in the initramfs, and their files.
     pub programs: Vec<(&'static str, PathBuf)>,
     /// Tools of this machine to copy.
@@ -51,10 +51,8 @@ pub fn write(archive: &Path, contents: &Contents) -> Result<()> {
     for (from, to) in files {
         copy(&from, &root.join(to.strip_prefix("/").unwrap_or(&to)))?;
     }
-    if let Some(arch) = contents.strip {
-        let folder = root.join(PROGRAMS.trim_start_matches('/'));
-        contents.programs.iter().try_for_each(|(name, _)| cross::strip(&folder.join(name), arch))?;
-    }
+    let folder = root.join(PROGRAMS.trim_start_matches('/'));
+    contents.programs.iter().try_for_each(|(name, _)| cross::strip(&folder.join(name), contents.strip))?;
     let mut modules = Vec::new();
     for (position, module) in contents.modules.iter().enumerate() {
         modules.push(copy_module(module, &root.join("modules"), position)?);

@@ -10,32 +10,22 @@
 //! module that needs the item uses its first path.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::slice::from_ref;
 
 use super::finding::Finding;
-use super::paths::{Used, module, paths};
-use super::source::SourceFile;
-
-/// One file of a crate.
-struct Unit<'a> {
-    path: &'a Path,
-    module: Vec<String>,
-    used: Vec<Used>,
-}
+use super::paths::{Unit, Used};
 
 /// Returns a finding for each circle of files within a crate, and for each re-export of another layer's item.
-pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
-    let mut crates: BTreeMap<&str, Vec<&SourceFile>> = BTreeMap::new();
-    for file in files.iter().filter(|file| file.is_rust() && !file.is_test()) {
-        let name = file.path.iter().next().and_then(|name| name.to_str());
-        if let Some(name) = name.filter(|name| file.path.starts_with(Path::new(name).join("src"))) {
-            crates.entry(name).or_default().push(file);
-        }
+pub(super) fn check(units: &[Unit<'_>]) -> Vec<Finding> {
+    let mut crates: BTreeMap<&str, Vec<&Unit<'_>>> = BTreeMap::new();
+    for unit in units {
+        crates.entry(unit.package).or_default().push(unit);
     }
     let names: Vec<_> = crates.keys().map(|name| name.replace('-', "_")).collect();
     let mut findings = Vec::new();
-    for (name, files) in &crates {
-        let units = units(name, files);
+    for (name, mut units) in crates {
+        let tests: Vec<_> = units.iter().flat_map(|unit| unit.test_modules()).collect();
+        units.retain(|unit| !tests.iter().any(|test| unit.module.starts_with(test)));
         let own_crate = name.replace('-', "_");
         for unit in &units {
             findings.extend(unit.foreign_reexports(&own_crate, &names));
@@ -45,33 +35,17 @@ pub(super) fn check(files: &[SourceFile]) -> Vec<Finding> {
     findings
 }
 
-/// Returns the files of a crate, without the modules that only tests have.
-fn units<'a>(name: &str, files: &[&'a SourceFile]) -> Vec<Unit<'a>> {
-    let src = Path::new(name).join("src");
-    let of = |file: &'a SourceFile| Unit {
-        path: &file.path,
-        module: module(file.path.strip_prefix(&src).unwrap_or(&file.path)),
-        used: paths(&file.code().join("\n")),
-    };
-    let mut units: Vec<_> = files.iter().map(|file| of(file)).collect();
-    let tests: Vec<_> = units
-        .iter()
-        .zip(files)
-        .flat_map(|(unit, file)| {
-            file.test_modules().into_iter().map(|name| [&unit.module[..], &[name]].concat())
-        })
-        .collect();
-    units.retain(|unit| !tests.iter().any(|test| unit.module.starts_with(test)));
-    units
-}
-
 impl Unit<'_> {
+    fn test_modules(&self) -> impl Iterator<Item = Vec<String>> {
+        self.code.test_modules.iter().map(|name| [&self.module[..], from_ref(name)].concat())
+    }
+
     fn foreign_reexports(&self, own_crate: &str, our_crates: &[String]) -> Vec<Finding> {
         let is_foreign = |used: &Used| match used.absolute(&self.module, own_crate) {
             Some(path) => self.module.first().is_some_and(|top| path.first() != Some(top)),
             None => our_crates.contains(&used.names[0]),
         };
-        let used = self.used.iter().filter(|used| used.is_reexport && is_foreign(used));
+        let used = self.code.used.iter().filter(|used| used.is_reexport && is_foreign(used));
         let what = |used: &Used| {
             format!("`pub use` of another layer: name {} where it is used", used.names.join("::"))
         };
@@ -81,7 +55,7 @@ impl Unit<'_> {
 
 /// A crate's files, by module.
 struct Map<'a> {
-    units: &'a [Unit<'a>],
+    units: &'a [&'a Unit<'a>],
     by_module: BTreeMap<&'a [String], usize>,
     own_crate: &'a str,
 }
@@ -93,7 +67,7 @@ impl Map<'_> {
         let at = self.by_module[&path[..depth]];
         let Some(name) = path.get(depth).filter(|_| hops > 0) else { return Some(at) };
         let foreign_reexports = |used: &&Used| used.is_import && used.name() == name;
-        let Some(used) = self.units[at].used.iter().find(foreign_reexports) else { return Some(at) };
+        let Some(used) = self.units[at].code.used.iter().find(foreign_reexports) else { return Some(at) };
         let Some(mut next) = self.absolute(at, used) else { return Some(at) };
         next.extend_from_slice(&path[depth + 1..]);
         self.find(&next, hops - 1)
@@ -110,9 +84,9 @@ impl Map<'_> {
 
     /// Returns the files on which file `at` depends, each with the line and the name of one use.
     fn dependencies(&self, at: usize) -> BTreeMap<usize, (usize, String)> {
-        let unit = &self.units[at];
+        let unit = self.units[at];
         let mut found = BTreeMap::new();
-        for used in &unit.used {
+        for used in &unit.code.used {
             let Some(path) = self.absolute(at, used) else { continue };
             let is_child = path.len() > unit.module.len() && path.starts_with(&unit.module);
             if used.is_reexport && is_child {
@@ -128,7 +102,7 @@ impl Map<'_> {
 }
 
 /// Returns one finding for each circle, at its first file, with the uses between its files.
-fn circles(units: &[Unit<'_>], own_crate: &str) -> Vec<Finding> {
+fn circles(units: &[&Unit<'_>], own_crate: &str) -> Vec<Finding> {
     let by_module = units.iter().enumerate().map(|(at, unit)| (&unit.module[..], at)).collect();
     let map = Map { units, by_module, own_crate };
     let edges: Vec<_> = (0..units.len()).map(|at| map.dependencies(at)).collect();
@@ -149,7 +123,7 @@ fn circles(units: &[Unit<'_>], own_crate: &str) -> Vec<Finding> {
             }
         }
         let what = format!("{} files use each other in a circle:\n{}", all.len(), ways.join("\n"));
-        findings.push(Finding { file: PathBuf::from(units[from].path), line: 0, what });
+        findings.push(Finding { file: units[from].path.to_owned(), line: 0, what });
     }
     findings
 }
@@ -165,7 +139,10 @@ fn reachable(edges: &[BTreeMap<usize, (usize, String)>], from: usize) -> BTreeSe
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::lint::source::SourceFile;
 
     fn found_in(files: &[(&str, &str)]) -> Vec<String> {
         let file = |(path, text): &(&str, &str)| SourceFile {
@@ -173,7 +150,8 @@ mod tests {
             text: (*text).to_owned(),
         };
         let files: Vec<_> = files.iter().map(file).collect();
-        check(&files).into_iter().map(|finding| finding.what).collect()
+        let units: Vec<_> = files.iter().filter_map(|file| Unit::read(file).unwrap()).collect();
+        check(&units).into_iter().map(|finding| finding.what).collect()
     }
 
     #[test]

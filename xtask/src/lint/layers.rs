@@ -9,8 +9,7 @@ use anyhow::{Context as _, Result};
 use serde::Deserialize;
 
 use super::finding::Finding;
-use super::paths::{module, paths};
-use super::source::SourceFile;
+use super::paths::Unit;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
 
@@ -158,16 +157,15 @@ fn crate_findings(metadata: &str) -> Result<Vec<Finding>> {
 }
 
 /// Checks the modules and crates that a file of `proxy-user` uses.
-pub(super) fn modules(file: &SourceFile) -> Vec<Finding> {
-    let Some(place) = place(file) else { return Vec::new() };
-    let Some(top) = place.first() else { return Vec::new() };
-    let find = |line, what| Finding { file: file.path.clone(), line, what };
+pub(super) fn modules(unit: &Unit<'_>) -> Vec<Finding> {
+    let Some(top) = unit.module.first().filter(|_| unit.package == "proxy-user") else { return Vec::new() };
+    let find = |line, what| Finding { file: unit.path.to_owned(), line, what };
     let Some((_, allowed)) = MODULES.iter().find(|(name, _)| name == top) else {
         return vec![find(0, format!("module `{top}` has no line in the table of layers"))];
     };
     let mut findings = Vec::new();
-    for used in paths(&file.code().join("\n")) {
-        if let Some(path) = used.absolute(&place, "proxy_user") {
+    for used in &unit.code.used {
+        if let Some(path) = used.absolute(&unit.module, "proxy_user") {
             let Some(name) = path.first().filter(|name| *name != top) else { continue };
             let known = MODULES.iter().any(|(module, _)| module == name);
             if known && !allowed.contains(&name.as_str()) {
@@ -184,12 +182,6 @@ pub(super) fn modules(file: &SourceFile) -> Vec<Finding> {
     // A `use` group may name a module twice.
     findings.dedup();
     findings
-}
-
-/// Returns the file's module; `None` for files that the table does not cover: other crates, and tests.
-fn place(file: &SourceFile) -> Option<Vec<String>> {
-    let inside = file.path.strip_prefix("proxy-user/src").ok()?;
-    (file.is_rust() && !file.is_test()).then(|| module(inside))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Command;
 
 use finding::Finding;
+use paths::Unit;
 
 use crate::exec::{self, Cmd};
 use crate::host::names_in;
@@ -179,11 +180,10 @@ pub(crate) fn rust_files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
 fn rules(workspace: &Workspace, xtask: Command) -> Result<()> {
     let files = source::files(workspace.root())?;
     let mut findings = layers::crates(workspace)?;
-    for file in &files {
-        findings.extend(layers::modules(file));
-        findings.extend(words::check(file));
-    }
-    findings.extend(circles::check(&files));
+    let units = files.iter().filter_map(|file| Unit::read(file).transpose()).collect::<Result<Vec<_>>>()?;
+    findings.extend(units.iter().flat_map(layers::modules));
+    findings.extend(circles::check(&units));
+    findings.extend(files.iter().flat_map(words::check));
     findings.extend(links::check(&files, |path| workspace.root().join(path).is_file()));
     findings.extend(commands::check(&files, &[("cargo xtask", xtask)]));
     findings.sort();

@@ -2,6 +2,13 @@
 
 use std::path::{Component, Path};
 
+use anyhow::{Context as _, Result};
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+use syn::{ItemMod, ItemUse, Macro, Meta, MetaList, UseTree, Visibility};
+
+use super::source::SourceFile;
+
 /// A path as written, from its first name on; `use a::{b, c}` has two paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Used {
@@ -40,8 +47,31 @@ impl Used {
     }
 }
 
+/// A file of Rust code in a crate's `src`, without files of tests.
+#[derive(Debug)]
+pub(super) struct Unit<'a> {
+    pub path: &'a Path,
+    /// Folder of the crate.
+    pub package: &'a str,
+    pub module: Vec<String>,
+    pub code: Code,
+}
+
+impl<'a> Unit<'a> {
+    /// Reads a file; `None` if it is not Rust code of a crate, or only of tests.
+    pub fn read(file: &'a SourceFile) -> Result<Option<Self>> {
+        let package = file.path.iter().next().and_then(|name| name.to_str()).unwrap_or_default();
+        let Ok(inside) = file.path.strip_prefix(Path::new(package).join("src")) else { return Ok(None) };
+        if !file.is_rust() || file.is_test() {
+            return Ok(None);
+        }
+        let code = Code::read(&file.text).with_context(|| format!("cannot parse {}", file.path.display()))?;
+        Ok(Some(Self { path: &file.path, package, module: module(inside), code }))
+    }
+}
+
 /// Returns the module path of a file in a crate's `src`; `lib.rs` is the root, and `main.rs` a module `main`.
-pub(super) fn module(inside_src: &Path) -> Vec<String> {
+fn module(inside_src: &Path) -> Vec<String> {
     let without = inside_src.with_extension("");
     let names = without.components().filter_map(|part| match part {
         Component::Normal(name) => name.to_str().map(str::to_owned),
@@ -53,124 +83,110 @@ pub(super) fn module(inside_src: &Path) -> Vec<String> {
     names
 }
 
-/// Returns every path in the code.
-pub(super) fn paths(code: &str) -> Vec<Used> {
-    let tokens = tokens(code);
-    let mut reader = Reader { tokens: &tokens, at: 0, found: Vec::new() };
-    while reader.at < tokens.len() {
-        reader.step();
-    }
-    reader.found
+/// What a file of Rust code uses outside its `#[cfg(test)]` modules.
+#[derive(Debug, Default)]
+pub(super) struct Code {
+    /// Every path with more than one name, and every import.
+    pub used: Vec<Used>,
+    /// Names of the `#[cfg(test)]` modules that are separate files.
+    pub test_modules: Vec<String>,
 }
 
-struct Reader<'a> {
-    tokens: &'a [(usize, &'a str)],
-    at: usize,
-    found: Vec<Used>,
-}
-
-impl Reader<'_> {
-    fn word(&self, at: usize) -> &str {
-        self.tokens.get(at).map_or("", |token| token.1)
+impl Code {
+    /// Reads the text of a file.
+    pub fn read(text: &str) -> syn::Result<Self> {
+        let mut code = Self::default();
+        code.visit_file(&syn::parse_file(text)?);
+        Ok(code)
     }
 
-    fn step(&mut self) {
-        if self.word(self.at) == "use" {
-            let before = self.at.checked_sub(1).map_or("", |before| self.word(before));
-            // In `pub(super) use`, the token before `use` is a parenthesis; no other import follows a parenthesis.
-            let is_reexport = matches!(before, "pub" | ")");
-            // `impl Trait + use<'a>` is not an import.
-            if self.word(self.at + 1) != "<" {
-                let line = self.tokens[self.at].0;
-                self.at += 1;
-                self.tree(&mut Vec::new(), line, is_reexport);
-                return;
-            }
+    fn add(&mut self, line: usize, names: Vec<String>) {
+        if names.len() > 1 {
+            self.used.push(Used { line, names, is_import: false, is_reexport: false, alias: None });
         }
-        let starts_path = is_name(self.word(self.at)) && (self.at == 0 || self.word(self.at - 1) != "::");
-        if !starts_path || self.word(self.at + 1) != "::" {
-            self.at += 1;
-            return;
-        }
-        let line = self.tokens[self.at].0;
-        let mut names = vec![self.word(self.at).to_owned()];
-        self.at += 1;
-        while self.word(self.at) == "::" && is_name(self.word(self.at + 1)) {
-            names.push(self.word(self.at + 1).to_owned());
-            self.at += 2;
-        }
-        self.found.push(Used { line, names, is_import: false, is_reexport: false, alias: None });
     }
 
     /// Reads a tree of imports (`a::b`, `a::{b, c as d}`, `a::*`) below the names `above`.
-    fn tree(&mut self, above: &mut Vec<String>, line: usize, is_reexport: bool) {
-        let depth = above.len();
-        if self.word(self.at) == "::" {
-            self.at += 1;
-        }
-        while is_name(self.word(self.at)) || self.word(self.at) == "*" {
-            above.push(self.word(self.at).to_owned());
-            self.at += 1;
-            if self.word(self.at) != "::" {
-                break;
+    fn import(&mut self, tree: &UseTree, above: &[String], line: usize, is_reexport: bool) {
+        let below = |name: &dyn ToString| [above, &[name.to_string()]].concat();
+        let (names, alias) = match tree {
+            UseTree::Path(path) => return self.import(&path.tree, &below(&path.ident), line, is_reexport),
+            UseTree::Group(group) => {
+                return group.items.iter().for_each(|tree| self.import(tree, above, line, is_reexport));
             }
-            self.at += 1;
-        }
-        if self.word(self.at) == "{" {
-            self.at += 1;
-            while !matches!(self.word(self.at), "}" | "") {
-                self.tree(above, line, is_reexport);
-                if self.word(self.at) == "," {
-                    self.at += 1;
+            UseTree::Name(name) if name.ident == "self" && !above.is_empty() => (above.to_vec(), None),
+            UseTree::Name(name) => (below(&name.ident), None),
+            UseTree::Rename(as_name) => (below(&as_name.ident), Some(as_name.rename.to_string())),
+            UseTree::Glob(_) => (below(&"*"), None),
+        };
+        self.used.push(Used { line, names, is_import: true, is_reexport, alias });
+    }
+
+    /// Reads the paths in the arguments of a macro or of an attribute.
+    fn tokens(&mut self, stream: TokenStream) {
+        let trees: Vec<_> = stream.into_iter().collect();
+        let mut rest = &trees[..];
+        while let [first, after @ ..] = rest {
+            rest = after;
+            match first {
+                TokenTree::Group(group) => self.tokens(group.stream()),
+                TokenTree::Ident(name) => {
+                    let mut names = vec![name.to_string()];
+                    while let [TokenTree::Punct(a), TokenTree::Punct(b), TokenTree::Ident(next), after @ ..] =
+                        rest
+                        && (a.as_char(), b.as_char()) == (':', ':')
+                    {
+                        names.push(next.to_string());
+                        rest = after;
+                    }
+                    self.add(name.span().start().line, names);
                 }
-            }
-            self.at += 1;
-        } else {
-            let mut names = above.clone();
-            names.pop_if(|name| name == "self" && depth > 0);
-            let alias = (self.word(self.at) == "as").then(|| {
-                self.at += 2;
-                self.word(self.at - 1).to_owned()
-            });
-            if names.is_empty() {
-                // Skips a token that no import can have here.
-                self.at += 1;
-            } else {
-                self.found.push(Used { line, names, is_import: true, is_reexport, alias });
+                _ => {}
             }
         }
-        above.truncate(depth);
     }
 }
 
-fn is_name(word: &str) -> bool {
-    word != "as" && word.starts_with(|c: char| c.is_alphabetic() || c == '_')
-}
+impl<'ast> Visit<'ast> for Code {
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        let is_reexport = !matches!(item.vis, Visibility::Inherited);
+        self.import(&item.tree, &[], item.use_token.span.start().line, is_reexport);
+    }
 
-/// Returns words, `::` and single characters, each with its line number from 1.
-fn tokens(code: &str) -> Vec<(usize, &str)> {
-    let mut tokens = Vec::new();
-    for (number, line) in code.lines().enumerate() {
-        let mut rest = line;
-        while let Some(first) = rest.chars().next() {
-            let word = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
-            let length = match word {
-                0 if rest.starts_with("::") => 2,
-                0 => first.len_utf8(),
-                word => word,
-            };
-            if !first.is_whitespace() {
-                tokens.push((number + 1, &rest[..length]));
-            }
-            rest = &rest[length..];
+    fn visit_item_mod(&mut self, item: &'ast ItemMod) {
+        let is_test = |meta: &Meta| matches!(meta, Meta::List(list) if list.path.is_ident("cfg") && list.tokens.to_string() == "test");
+        if !item.attrs.iter().any(|attribute| is_test(&attribute.meta)) {
+            visit::visit_item_mod(self, item);
+        } else if item.content.is_none() {
+            self.test_modules.push(item.ident.to_string());
         }
     }
-    tokens
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        if let (None, Some(first)) = (&path.leading_colon, path.segments.first()) {
+            let names = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+            self.add(first.ident.span().start().line, names);
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, call: &'ast Macro) {
+        visit::visit_macro(self, call);
+        self.tokens(call.tokens.clone());
+    }
+
+    fn visit_meta_list(&mut self, list: &'ast MetaList) {
+        self.tokens(list.tokens.clone());
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn paths(code: &str) -> Vec<Used> {
+        Code::read(code).unwrap().used
+    }
 
     fn found(code: &str) -> Vec<String> {
         paths(code).into_iter().map(|used| used.names.join("::")).collect()
@@ -183,6 +199,19 @@ mod tests {
         assert_eq!(found(code), ["a::b", "a::b::C", "a::d", "crate::g::h", "i::J"]);
         assert_eq!(paths(code)[2].name(), "e");
         assert_eq!(paths(code)[3].line, 2);
+    }
+
+    #[test]
+    fn arguments_of_macros_and_attributes_count_and_comments_and_literals_do_not() {
+        let code = "#[a(b = c::d)]\nfn f() { g!(h, crate::i::J { k: l::m() }) }\n/* n::o */ const P: &str = \"q::r\"; // s::t\n";
+        assert_eq!(found(code), ["c::d", "crate::i::J", "l::m"]);
+    }
+
+    #[test]
+    fn test_modules_do_not_count() {
+        let code = "use a::b;\n#[cfg(test)]\nmod c;\n#[cfg(test)]\nmod tests {\n use crate::all;\n}\nmod d { use super::e; }";
+        assert_eq!(found(code), ["a::b", "super::e"]);
+        assert_eq!(Code::read(code).unwrap().test_modules, ["c"]);
     }
 
     #[test]

@@ -1,8 +1,10 @@
 use super::*;
+use crate::lint::source::SourceFile;
 
 fn whats(path: &str, text: &str) -> Vec<String> {
     let file = SourceFile { path: path.into(), text: text.into() };
-    modules(&file).into_iter().map(|finding| format!("{} {}", finding.line, finding.what)).collect()
+    let unit = Unit::read(&file).unwrap();
+    unit.iter().flat_map(modules).map(|finding| format!("{} {}", finding.line, finding.what)).collect()
 }
 
 #[test]
