@@ -112,7 +112,7 @@ where
     if other.bits() & STATE_SNAT != 0 {
         return Step::Pass;
     }
-    // The flow may be direct itself: the client dials from the port that another of its connections has at the endpoint.
+    // The flow may be direct itself: the client connects from the port that another of its connections has at the endpoint.
     if is_closed(other.bits()) {
         // The ports of the closed flow are free for a direct connection of the client.
         other.remove();
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_is_the_same_behind_a_call() {
+    fn direct_case_is_decoded_as_it_was_encoded() {
         for case in
             [DirectCase::Ingress, DirectCase::Egress, DirectCase::EndpointReply, DirectCase::FrontendSource]
         {

@@ -5,7 +5,7 @@ use insta::assert_snapshot;
 use serde_json::Value as Json;
 use tracing_subscriber::layer::SubscriberExt as _;
 
-use super::collector::{Answer, Collector};
+use super::collector::{Collector, CollectorReply};
 use super::counts::{Loss, Signal};
 use super::export::Pace;
 use super::queue::WAITING;
@@ -175,30 +175,30 @@ async fn a_slow_collector_holds_up_nothing() {
 }
 
 #[tokio::test]
-async fn what_it_refuses_is_lost_and_what_it_cannot_take_now_comes_again() {
+async fn refused_records_are_lost_and_deferred_ones_are_sent_again() {
     let collector = Collector::start().await;
     let exporter = exporter();
     let (logs, counts) = (exporter.logs.clone(), Arc::clone(&exporter.counts));
     let running = exporter.start(target(collector.address), Resource::default()).await.unwrap();
     let refused = || counts.lost(Signal::Logs, Loss::Refused);
-    let answer = |answer: Answer| *collector.answer.lock().unwrap() = answer;
-    answer(Answer { status: 400, body: "no", ..Answer::default() });
+    let answer = |answer: CollectorReply| *collector.answer.lock().unwrap() = answer;
+    answer(CollectorReply { status: 400, body: "no", ..CollectorReply::default() });
     logs.push(record(1));
     until("a refusal counts", || refused() == 1).await;
-    answer(Answer { status: 503, retry_after: Some("0"), ..Answer::default() });
+    answer(CollectorReply { status: 503, retry_after: Some("0"), ..CollectorReply::default() });
     logs.push(record(2));
     tokio::time::sleep(Duration::from_millis(40)).await;
     let partial = r#"{"partialSuccess":{"rejectedLogRecords":"1","errorMessage":"too old"}}"#;
-    answer(Answer { body: partial, ..Answer::default() });
+    answer(CollectorReply { body: partial, ..CollectorReply::default() });
     until("a part was refused", || refused() == 2).await;
-    answer(Answer::default());
+    answer(CollectorReply::default());
     logs.push(record(3));
     until("all is well again", || counts.exported(Signal::Logs) == 1).await;
     running.finish(LONG).await;
 }
 
 #[tokio::test]
-async fn what_waits_at_the_end_is_sent() {
+async fn queued_records_are_sent_at_shutdown() {
     let collector = Collector::start().await;
     let exporter = Exporter::default();
     let (logs, spans) = (exporter.logs.clone(), exporter.spans.clone());
@@ -210,7 +210,7 @@ async fn what_waits_at_the_end_is_sent() {
 }
 
 #[tokio::test]
-async fn settings_that_cannot_work_are_told_at_once() {
+async fn invalid_otlp_settings_fail_at_start() {
     let address = "127.0.0.1:1".parse().unwrap();
     let wrong = Target { certificate: Some("/nonexistent/ca.pem".into()), ..target(address) };
     let error = exporter().start(wrong, Resource::default()).await.unwrap_err().to_string();

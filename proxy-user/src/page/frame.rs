@@ -7,8 +7,8 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::clients::{Client, begun};
-use super::look::{Examples, Look};
-use super::source::Asked;
+use super::sample::{Examples, Sample};
+use super::source::PageQuery;
 use crate::config::page::Shows;
 use crate::rates::{EndpointRates, Rates, ReasonRate, ServiceRates, Traffic};
 
@@ -82,14 +82,19 @@ struct FrontendRows<'a> {
 }
 
 /// Returns the event of a look for one browser, as JSON.
-pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serde_json::Result<String> {
+pub(super) fn text(
+    node: &str,
+    shows: Shows,
+    sample: &Sample,
+    query: &PageQuery,
+) -> serde_json::Result<String> {
     let none = Rates::default();
-    let (rates, failure) = match &look.rates {
+    let (rates, failure) = match &sample.rates {
         Ok(rates) => (rates, None),
         Err(failure) => (&none, Some(failure.as_str())),
     };
     let is_open = shows == Shows::All;
-    let filter = asked.filter.to_lowercase();
+    let filter = query.filter.to_lowercase();
     let mut chosen: Vec<_> = rates.services.iter().filter(|row| matches(row, &filter, is_open)).collect();
     let matching = chosen.len();
     // Rows of the same rate stay in the order of names: the sort is stable.
@@ -97,14 +102,14 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serd
     chosen.truncate(SERVICES);
     // A Service is asked for by its key, or by the name that the page shows.
     let wanted = |row: &&ServiceRates| {
-        !asked.service.is_empty() && (row.key() == asked.service || row.service == asked.service)
+        !query.service.is_empty() && (row.key() == query.service || row.service == query.service)
     };
     if let Some(row) = rates.services.iter().find(wanted)
         && !chosen.iter().any(|known| known.id == row.id)
     {
         chosen.push(row);
     }
-    let packets = begun(&look.clients);
+    let packets = begun(&sample.clients);
     let rows: Vec<_> = chosen
         .iter()
         .map(|row| {
@@ -115,25 +120,25 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serd
         .collect();
     let keys: BTreeMap<u32, &str> =
         chosen.iter().zip(&rows).map(|(service, row)| (service.id, row.key.as_str())).collect();
-    let dialled = |client| Some(FrontendRows { client, service: keys.get(&client.service).copied()? });
-    let clients = look.clients.iter().filter_map(dialled).take(CLIENTS).collect();
-    let time = look.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-    let shown = look.problems.len().min(PROBLEMS);
+    let with_key = |client| Some(FrontendRows { client, service: keys.get(&client.service).copied()? });
+    let clients = sample.clients.iter().filter_map(with_key).take(CLIENTS).collect();
+    let time = sample.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    let shown = sample.problems.len().min(PROBLEMS);
     serde_json::to_string(&Frame {
         node,
         shows,
         time,
         seconds: rates.seconds,
         failure,
-        problems: &look.problems[..shown],
-        more_problems: look.problems.len() - shown,
+        problems: &sample.problems[..shown],
+        more_problems: sample.problems.len() - shown,
         total: rates.total,
         flows: rates.flows,
         matching,
         all: rates.services.len(),
         services: &rows,
         reasons: &rates.reasons,
-        examples: &look.examples,
+        examples: &sample.examples,
         clients,
     })
 }

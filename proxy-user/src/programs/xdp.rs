@@ -15,10 +15,10 @@ use aya::maps::{HashMap, Map, MapData};
 use proxy_common::map_names as names;
 use proxy_common::node::DEVICE_UPLINK;
 
-use self::keeper::{Taken, XdpDevice, XdpDevices};
+use self::keeper::{AttachedXdp, XdpDevice, XdpDevices};
 use super::bpf::{Hook, Link};
 use super::hooks::{pinned_xdp, xdp_pin};
-use super::links::{self, AttachPoint, Outcome};
+use super::links::{self, AttachOutcome, AttachPoint};
 use super::loaded::Programs;
 use super::program::program;
 use super::{Error, pins};
@@ -46,11 +46,11 @@ impl Programs {
                 Err("the device has no tc programs".to_owned())
             };
             let (mode, reason) = match wanted.and_then(|mode| self.hold_xdp(device, mode)) {
-                Ok(XdpMode::Native) => (Taken::Native, String::new()),
-                Ok(XdpMode::Generic) => (Taken::Generic, String::new()),
+                Ok(XdpMode::Native) => (AttachedXdp::Native, String::new()),
+                Ok(XdpMode::Generic) => (AttachedXdp::Generic, String::new()),
                 Err(reason) => {
                     self.release_xdp(device.ifindex);
-                    (Taken::None, reason)
+                    (AttachedXdp::None, reason)
                 }
             };
             found.insert(device.ifindex, XdpDevice { device: device.name.clone(), mode, reason });
@@ -66,7 +66,7 @@ impl Programs {
                 continue;
             }
             let XdpDevice { device, mode, reason } = now;
-            if mode == Taken::None {
+            if mode == AttachedXdp::None {
                 tracing::info!(device, reason, "no XDP on this uplink; tc handles all packets");
             } else {
                 tracing::info!(device, mode = mode.label(), "XDP program attached");
@@ -129,7 +129,7 @@ impl Programs {
         self.xdp.set_open(ifindex, held.is_ok());
         match held {
             Ok(outcome) => {
-                if outcome == Outcome::Attached && self.xdp.devices.knows(ifindex) {
+                if outcome == AttachOutcome::Attached && self.xdp.devices.knows(ifindex) {
                     self.repairs.add_device();
                 }
                 Ok(mode)
@@ -199,7 +199,7 @@ mod tests {
     use crate::programs::hooks::XDP;
 
     #[test]
-    fn a_refusal_says_what_to_look_at() {
+    fn xdp_attach_error_names_what_to_check() {
         let error = |number| Error::Attach {
             program: XDP,
             place: "device eth0".to_owned(),

@@ -16,7 +16,7 @@ use super::status::{NodeFate, Status, log_problems, publish};
 use super::triggers::Triggers;
 use crate::maps::{FlowUse, MapError, Store};
 use crate::model::settings::NodeSettings;
-use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
+use crate::model::{Cluster, Event, Key, NodeView, Object, ObjectKind, ServiceName};
 use crate::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
 
 mod answers;
@@ -39,7 +39,7 @@ pub struct DriverSettings {
     /// Period of the comparison of the maps with the mirror.
     pub sync_period: Duration,
     /// Quarantine periods.
-    pub holds: QuarantinePeriods,
+    pub quarantine: QuarantinePeriods,
     /// Settings of the planning of Services.
     pub plan: PlanSettings,
     /// Settings of the planning of the node.
@@ -53,7 +53,7 @@ impl Default for DriverSettings {
         Self {
             min_sync_period: Duration::from_millis(5),
             sync_period: Duration::from_secs(30),
-            holds: QuarantinePeriods::default(),
+            quarantine: QuarantinePeriods::default(),
             plan: PlanSettings::default(),
             node: NodeSettings::default(),
             slow_start: Duration::ZERO,
@@ -101,7 +101,7 @@ impl<S: Store> Driver<S> {
     /// Recovers the state from the maps; writes nothing. `node` is this node as far as it is known without the API server.
     pub fn new(store: S, node: NodeView, settings: DriverSettings) -> Result<Self, MapError> {
         let now = Instant::now();
-        let reconciler = Reconciler::recover(store, settings.holds, now.into_std())?;
+        let reconciler = Reconciler::recover(store, settings.quarantine, now.into_std())?;
         let dsr = DsrUse::new(reconciler.applied().node.config.dsr, now);
         let early = Early { is_first: reconciler.applied().services.is_empty(), is_due: false };
         let mut status = Status { needs_nodes: dsr.is_needed(), ..Status::default() };
@@ -217,10 +217,10 @@ impl<S: Store> Driver<S> {
 
     pub(super) fn take(&mut self, event: Event) {
         let kind = match kind_of(&event) {
-            Some(kind @ (Kind::Service | Kind::Slice)) => kind,
+            Some(kind @ (ObjectKind::Service | ObjectKind::Slice)) => kind,
             other => {
                 self.is_node_new = true;
-                other.unwrap_or(Kind::Node)
+                other.unwrap_or(ObjectKind::Node)
             }
         };
         let listed = matches!(event, Event::Reset(_));
@@ -234,13 +234,13 @@ impl<S: Store> Driver<S> {
         self.waiting_since.get_or_insert_with(Instant::now);
         publish(&self.status, |status| {
             match kind {
-                Kind::Service => status.service_changes.add(),
-                Kind::Slice => status.slice_changes.add(),
-                Kind::Node | Kind::ServiceCidr => {}
+                ObjectKind::Service => status.service_changes.add(),
+                ObjectKind::Slice => status.slice_changes.add(),
+                ObjectKind::Node | ObjectKind::ServiceCidr => {}
             }
             status.node = node;
-            status.services_listed |= listed && kind == Kind::Service;
-            status.slices_listed |= listed && kind == Kind::Slice;
+            status.services_listed |= listed && kind == ObjectKind::Service;
+            status.slices_listed |= listed && kind == ObjectKind::Slice;
             if first {
                 status.last_queued = Some(SystemTime::now());
             }
@@ -316,7 +316,7 @@ impl<S: Store> Driver<S> {
         drop(planning);
         let applying = span::apply();
         self.reconciler.sync(begun.into_std(), plans);
-        self.ledger.settle(&self.cluster, self.reconciler.failing_services(), SystemTime::now());
+        self.ledger.record_sync(&self.cluster, self.reconciler.failing_services(), SystemTime::now());
         drop(applying);
         let ended = Instant::now();
         self.last_sync = Some(ended);
@@ -372,14 +372,14 @@ async fn next(questions: &mut Option<mpsc::Receiver<Question>>) -> Question {
 }
 
 /// Returns the kind of object that an event concerns; `None` for the host.
-fn kind_of(event: &Event) -> Option<Kind> {
+fn kind_of(event: &Event) -> Option<ObjectKind> {
     Some(match event {
         Event::Apply(Object::Service(_)) | Event::Delete(Key::Service(_)) | Event::Static { .. } => {
-            Kind::Service
+            ObjectKind::Service
         }
-        Event::Apply(Object::Slice(_)) | Event::Delete(Key::Slice(_)) => Kind::Slice,
-        Event::Apply(Object::Node(_)) | Event::Delete(Key::Node(_)) => Kind::Node,
-        Event::Apply(Object::ServiceCidr(_)) | Event::Delete(Key::ServiceCidr(_)) => Kind::ServiceCidr,
+        Event::Apply(Object::Slice(_)) | Event::Delete(Key::Slice(_)) => ObjectKind::Slice,
+        Event::Apply(Object::Node(_)) | Event::Delete(Key::Node(_)) => ObjectKind::Node,
+        Event::Apply(Object::ServiceCidr(_)) | Event::Delete(Key::ServiceCidr(_)) => ObjectKind::ServiceCidr,
         Event::Reset(listing) => listing.kind(),
         Event::Host(_) => return None,
     })

@@ -20,7 +20,7 @@ pub(super) enum Owner {
     /// A Service port.
     Port(ServicePortName),
     /// No Service port: entries of the node, and entries that are no longer needed.
-    Upkeep,
+    NoPort,
 }
 
 /// The work for an owner in one sync, and its progress.
@@ -29,7 +29,7 @@ pub(super) struct Job {
     pub(super) owner: Owner,
     pub(super) id: Option<u32>,
     /// `None`: the port has no frontend, so it should not be in the maps.
-    pub(super) wanted: Option<Wanted>,
+    pub(super) wanted: Option<DesiredPort>,
     /// Extents allocated in this sync.
     pub(super) extents: Vec<u32>,
     /// Maglev tables allocated in this sync.
@@ -47,7 +47,7 @@ pub(super) struct Job {
 
 /// The desired state of a Service port, with its ids.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct DesiredPort {
     pub(super) rows: SortedMap<u32, Backend>,
     /// Each with the ids of its slots: sorted, or evenly spread by weight.
     pub(super) frontends: Vec<(FrontendKey, ServiceEntry, Vec<u32>)>,
@@ -64,7 +64,7 @@ impl Owner {
     pub(super) fn port(&self) -> Option<&ServicePortName> {
         match self {
             Self::Port(port) => Some(port),
-            Self::Upkeep => None,
+            Self::NoPort => None,
         }
     }
 }

@@ -11,7 +11,7 @@ use proxy_common::service::{
 
 use super::applied::Applied;
 use super::extents::NoRoom;
-use super::job::{Job, Owner, Steps, SyncError, Wanted};
+use super::job::{DesiredPort, Job, Owner, Steps, SyncError};
 use super::prefilter::backend_bit;
 use super::removal::has_left;
 use super::shares::{RESERVE, Resource};
@@ -29,7 +29,7 @@ impl Applied {
     }
 
     /// Returns the filter bits that a Service port needs.
-    pub(super) fn bits_of(&self, wanted: &Wanted) -> impl Iterator<Item = Bit> {
+    pub(super) fn bits_of(&self, wanted: &DesiredPort) -> impl Iterator<Item = Bit> {
         let frontends = wanted.frontends.iter().flat_map(|(key, ..)| self.frontend_bits(key));
         wanted.rows.values().map(backend_bit).chain(frontends)
     }
@@ -48,7 +48,7 @@ impl<S: Store> Writer<S> {
             let Some(id) = self.applied.services.get(&key).map(|entry| entry.id) else { continue };
             // An unknown id belongs to no port.
             let job = *numbers.entry(id).or_insert_with(|| {
-                jobs.push(Job::new(Owner::Upkeep));
+                jobs.push(Job::new(Owner::NoPort));
                 jobs.len() - 1
             });
             steps.push(job, Write::NoService(key));
@@ -217,9 +217,9 @@ impl<S: Store> Writer<S> {
         for (number, job) in jobs.iter().enumerate() {
             let Some(service) = job.id else { continue };
             let is_wanted = |id: &u32| job.wanted.as_ref().is_some_and(|wanted| wanted.rows.contains_key(id));
-            let rests = |key: &_| self.applied.endpoints.is_quarantined(key);
+            let is_quarantined = |key: &_| self.applied.endpoints.is_quarantined(key);
             let unwanted =
-                self.applied.endpoints_of(service).filter(|(key, id)| !is_wanted(id) && !rests(key));
+                self.applied.endpoints_of(service).filter(|(key, id)| !is_wanted(id) && !is_quarantined(key));
             let unwanted: Vec<_> = unwanted.collect();
             // In most cases, no endpoint was removed.
             let live =
@@ -241,9 +241,9 @@ impl<S: Store> Writer<S> {
         }
         for job in jobs.iter().filter(|job| job.wanted.is_none()) {
             let Some(id) = job.id else { continue };
-            let rests = |(key, _)| self.applied.endpoints.is_quarantined(&key);
+            let is_quarantined = |(key, _)| self.applied.endpoints.is_quarantined(&key);
             if self.applied.frontends_of(id).next().is_none()
-                && self.applied.endpoints_of(id).all(rests)
+                && self.applied.endpoints_of(id).all(is_quarantined)
                 && let Some(port) = job.port()
             {
                 self.applied.ports.retire(port, now, self.number);
@@ -252,7 +252,7 @@ impl<S: Store> Writer<S> {
     }
 
     /// Starts the quarantine of bits that were set for entries that were not written afterwards.
-    pub(super) fn note_unused_bits(&mut self, wanted: Option<&Wanted>, now: Instant) {
+    pub(super) fn note_unused_bits(&mut self, wanted: Option<&DesiredPort>, now: Instant) {
         if let Some(wanted) = wanted {
             for bit in self.applied.bits_of(wanted).collect::<Vec<_>>() {
                 self.applied.prefilter.unused(bit, now);

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use proxy_user::maps::view::{BackendState, Kind};
+use proxy_user::maps::view::{BackendState, FrontendRowKind};
 
 use crate::agent::{NODE, Node};
 use crate::kube::api::Api;
@@ -23,7 +23,7 @@ pub type OrigDst = String;
 
 /// How connections to a frontend are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct FrontendAnswer {
     /// `namespace/name:port`.
     pub name: String,
     /// Endpoints that can be selected.
@@ -44,7 +44,7 @@ pub struct Facts {
 }
 
 /// All frontends.
-pub type Table = BTreeMap<OrigDst, Answer>;
+pub type Table = BTreeMap<OrigDst, FrontendAnswer>;
 
 /// Waits until the maps agree with the API server's objects.
 pub fn agree(api: &Api, node: &Node) -> Result<Table> {
@@ -84,7 +84,7 @@ pub fn found(node: &Node) -> Result<Table> {
         let before = of_port.entry(row.service).or_default().insert(row.socket, facts);
         ensure!(before.is_none(), "{} is there twice", row.socket);
     }
-    for row in maps.services()?.iter().filter(|row| row.kind == Kind::ClusterIp) {
+    for row in maps.services()?.iter().filter(|row| row.kind == FrontendRowKind::ClusterIp) {
         let name = names.get(&row.service).with_context(|| format!("{row:?} has no name"))?;
         let mut endpoints = BTreeSet::new();
         for id in &row.backends {
@@ -93,7 +93,7 @@ pub fn found(node: &Node) -> Result<Table> {
             ensure!(backend.state == BackendState::Active, "{row:?}: backend {id} has gone");
             ensure!(endpoints.insert(backend.socket), "{row:?}: {} is there twice", backend.socket);
         }
-        let answer = Answer {
+        let answer = FrontendAnswer {
             name: name.to_string(),
             endpoints,
             affinity: row.affinity_secs,
@@ -105,7 +105,7 @@ pub fn found(node: &Node) -> Result<Table> {
     // A name may stay in the maps for a while after its Service was removed; an active backend may not.
     let orig_dst: BTreeSet<_> = maps.services()?.iter().map(|row| row.service).collect();
     for (id, backends) in &of_port {
-        ensure!(orig_dst.contains(id), "{:?} cannot be dialled, but has {backends:?}", names.get(id));
+        ensure!(orig_dst.contains(id), "{:?} has no frontend, but has {backends:?}", names.get(id));
     }
     Ok(table)
 }
@@ -160,7 +160,7 @@ fn add(service: &Service, slices: &[&EndpointSlice], zone: Option<&str>, table: 
                 .session_affinity_config
                 .as_ref()
                 .and_then(|config| config.client_ip.as_ref()?.timeout_seconds);
-            let answer = Answer {
+            let answer = FrontendAnswer {
                 name: format!("{namespace}/{service}{suffix}"),
                 endpoints: chosen,
                 affinity: affinity.unwrap_or_default().cast_unsigned(),

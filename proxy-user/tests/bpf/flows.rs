@@ -33,16 +33,16 @@ pub const SCENARIOS: [Scenario; 29] = [
     scenario("a flow that was silent for less than its timeout stays", not_expired),
     scenario("one client port to two frontends with one backend", collision),
     scenario("one client port to one frontend, by TCP and by UDP", protocols_apart),
-    scenario("a lost forward key heals", lost_forward_key),
-    scenario("a lost reply key heals after a pause", lost_reply_key),
-    scenario("a key whose first bucket is full stands in its second", first_full),
-    scenario("a key whose buckets are full takes the place of a stale one", both_full),
-    scenario("an entry that was reused is not believed", reused_entry),
+    scenario("a lost forward key is repaired", lost_forward_key),
+    scenario("a lost reply key is repaired after a pause", lost_reply_key),
+    scenario("a key whose first bucket is full is stored in its second", first_full),
+    scenario("a key whose buckets are full replaces a stale one", both_full),
+    scenario("an entry that was reused is not used", reused_entry),
     scenario("a backend id that was reused for another address is not followed", reused_id),
     scenario("a backend id that was reused for another Service is not followed", reused_id_of_another),
-    scenario("a services entry with another key's tag is not believed", stale_tag),
-    scenario("an extent of backends that are all gone drops and says so", all_gone),
-    scenario("a slot beyond the array drops and says so", no_slot),
+    scenario("a services entry with another key's tag is not used", stale_tag),
+    scenario("an extent of removed backends is dropped with a reason", all_gone),
+    scenario("a slot index behind the array is dropped with a reason", no_slot),
 ];
 
 const fn scenario(name: &'static str, test: fn(Family, &mut Harness)) -> Scenario {
@@ -273,7 +273,8 @@ fn direct_tcp(family: Family, harness: &mut Harness) {
     direct(family, harness, TCP);
 }
 
-/// From one port, a client connects to a backend by a Service and directly. Each answer must come from the dialled address.
+/// From one port, a client connects to a backend by a Service and directly. Each answer must come from the original
+/// destination.
 fn direct(family: Family, harness: &mut Harness, proto: u8) {
     let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
     harness.serve(&[Service::new(7, proto, frontend, &[pod])]);

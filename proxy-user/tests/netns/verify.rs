@@ -12,7 +12,7 @@ use aya_obj::btf::BtfKind;
 use aya_obj::generated::{BPF_F_XDP_HAS_FRAGS, bpf_attach_type, bpf_cmd, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Function, Object, Program, ProgramSection};
 use proxy_user::programs::hooks::{COUNTED_ITERATOR, LEFT_ITERATOR, SOCKET_ITERATOR};
-use proxy_user::programs::{EMBEDDED, Lack};
+use proxy_user::programs::{EMBEDDED, MissingFeature};
 
 /// Prefix of the lines that `cargo xtask test --kernel` reads.
 const MARK: &str = "verified";
@@ -42,7 +42,7 @@ impl fmt::Display for Cost {
 
 /// Loads every program in every mode, prints a line for each, and fails if the kernel refuses one that it should accept.
 pub fn all() -> Result<()> {
-    let errors = u64::from(!Lack::SocketErrors.is_here());
+    let errors = u64::from(!MissingFeature::SocketErrors.is_missing());
     let mut refused = Vec::new();
     for (mode, variables) in modes() {
         let mut loader = Loader::new(&[variables, vec![("SOCKET_ERRORS", errors)]].concat())?;
@@ -54,7 +54,8 @@ pub fn all() -> Result<()> {
             if !mode.is_empty() && (!is_packets || is_tool) {
                 continue;
             }
-            let may_lack = matches!(program.section, ProgramSection::Xdp { .. }) && Lack::Xdp.is_here();
+            let may_lack =
+                matches!(program.section, ProgramSection::Xdp { .. }) && MissingFeature::Xdp.is_missing();
             match loader.load(&name) {
                 Ok(cost) => line(&format!("{MARK}\t{name}\t{mode}\t{cost}")),
                 Err(_) if may_lack => line(&format!("{MARK}\t{name}\t{mode}\t-")),
@@ -160,34 +161,34 @@ impl Loader {
 }
 
 /// Program type, attach type and flags of a program, as the kernel needs them.
-struct Kind {
+struct ProgramKind {
     program: bpf_prog_type,
     attach: u32,
     flags: u32,
 }
 
-fn kind(program: &Program) -> Result<Kind> {
-    let plain = |program| Kind { program, attach: 0, flags: 0 };
+fn kind(program: &Program) -> Result<ProgramKind> {
+    let plain = |program| ProgramKind { program, attach: 0, flags: 0 };
     Ok(match &program.section {
         ProgramSection::SchedClassifier => plain(bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS),
-        ProgramSection::SockOps => Kind {
+        ProgramSection::SockOps => ProgramKind {
             attach: bpf_attach_type::BPF_CGROUP_SOCK_OPS as u32,
             ..plain(bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS)
         },
-        ProgramSection::CgroupSockAddr { attach_type } => Kind {
+        ProgramSection::CgroupSockAddr { attach_type } => ProgramKind {
             attach: bpf_attach_type::from(*attach_type) as u32,
             ..plain(bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
         },
-        ProgramSection::CgroupSock { attach_type } => Kind {
+        ProgramSection::CgroupSock { attach_type } => ProgramKind {
             attach: bpf_attach_type::from(*attach_type) as u32,
             ..plain(bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK)
         },
-        ProgramSection::Xdp { frags, .. } => Kind {
+        ProgramSection::Xdp { frags, .. } => ProgramKind {
             attach: bpf_attach_type::BPF_XDP as u32,
             flags: if *frags { BPF_F_XDP_HAS_FRAGS } else { 0 },
             ..plain(bpf_prog_type::BPF_PROG_TYPE_XDP)
         },
-        ProgramSection::Iter { .. } => Kind {
+        ProgramSection::Iter { .. } => ProgramKind {
             attach: bpf_attach_type::BPF_TRACE_ITER as u32,
             ..plain(bpf_prog_type::BPF_PROG_TYPE_TRACING)
         },

@@ -8,7 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use proxy_common::config::PortRange;
 use proxy_common::reason::Reason;
 
-use super::facts::{AgentMetrics, ApiAccess, Device, Environment, Facts, Installed, Kernel, Network, Others};
+use super::facts::{
+    AgentMetrics, ApiAccess, CheckFacts, Device, Environment, Installed, Kernel, Network, Others,
+};
 use super::{metrics, options};
 use crate::cli::args::check::CheckArgs;
 use crate::cli::show::{AgentState, ask, probe, problems};
@@ -25,11 +27,11 @@ use crate::programs;
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// Gathers all facts.
-pub fn facts(args: &CheckArgs, api: ApiAccess) -> Facts {
+pub fn facts(args: &CheckArgs, api: ApiAccess) -> CheckFacts {
     // If this process may not query the network, nothing is reported here; the check of the capabilities reports the cause.
     let view =
-        Follower::start(host::Facts::default()).map(|machine| machine.view().clone()).unwrap_or_default();
-    Facts {
+        Follower::start(host::HostFacts::default()).map(|machine| machine.view().clone()).unwrap_or_default();
+    CheckFacts {
         kernel: kernel(),
         environment: environment(args),
         network: network(args, &view),
@@ -49,7 +51,7 @@ fn kernel() -> Kernel {
     Kernel {
         missing_programs: programs::missing_programs(),
         missing_maps: programs::missing_maps(),
-        lacks: programs::known_lacks(),
+        missing_features: programs::known_missing_features(),
         interleaves_packets: programs::interleaves_packets(),
         has_btf: Path::new(BTF).exists(),
         missing_options: options::missing(&release),
@@ -118,7 +120,7 @@ fn up(view: &HostView) -> Vec<Device> {
 /// Gathers what kube-proxy does on this node.
 pub(super) fn kube_proxy() -> Others {
     Others {
-        kube_proxy: KubeProxyRules::look().map_err(|error| error.to_string()),
+        kube_proxy: KubeProxyRules::read().map_err(|error| error.to_string()),
         kube_proxy_process: takeover::kube_proxy_pid(),
         ..Others::default()
     }

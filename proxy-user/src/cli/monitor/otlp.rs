@@ -1,20 +1,20 @@
 //! Events as OpenTelemetry log records.
 //!
-//! Attributes have names of OpenTelemetry's semantic conventions if there are any; other names begin with `ballast.`. `source`
-//! is the client, and `destination` the frontend that it dialled; the endpoint is `ballast.endpoint`.
+//! Attributes have names of OpenTelemetry's semantic conventions if there are any; other names begin with `ballast.`.
+//! `source` is the client, and `destination` the frontend that it connected to; the endpoint is `ballast.endpoint`.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proxy_common::reason::Reason;
 
-use super::Line;
+use super::MonitorLine;
 use crate::cli::show::ShowError;
 use crate::otlp::Resource;
 use crate::otlp::record::{LogRecord, Severity, document};
 use crate::otlp::value::Attributes;
 
-impl Line {
+impl MonitorLine {
     /// Returns a document with one record, without a line break.
     pub fn otlp(&self, resource: &Resource) -> Result<String, ShowError> {
         Ok(document(resource, &[self.record(SystemTime::now())])?)

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::document::document;
 use super::error::ShowError;
-pub use super::facts::Facts;
+pub use super::facts::StatusFacts;
 use super::map::MapJson;
 use super::probe::AgentState;
 use super::table::{Table, bytes};
@@ -21,14 +21,14 @@ use crate::cli::check::facts::{Installed, Others};
 use crate::cli::check::judge;
 use crate::maps::view::{UsageRow, ViewError};
 use crate::model::ApiServers;
-use crate::programs::{Attachment, Lack, Taken, XdpDevice};
+use crate::programs::{AttachedXdp, Attachment, MissingFeature, XdpDevice};
 
 /// All data of `ballast status`.
 #[derive(Debug)]
 pub struct Status {
     installed: Installed,
     others: Others,
-    facts: Result<Facts, ViewError>,
+    facts: Result<StatusFacts, ViewError>,
     xdp: Vec<XdpDevice>,
     /// Resident memory of the agent in bytes.
     resident: Option<u64>,
@@ -47,7 +47,7 @@ struct StatusJson<'a> {
     folder: Option<&'a PathBuf>,
     attachments: Vec<AttachmentJson<'a>>,
     /// Missing kernel features that Ballast can do without.
-    kernel_lacks: &'a [Lack],
+    kernel_lacks: &'a [MissingFeature],
     /// Contains no server if there is no cluster, or if the agent was not queried.
     api_servers: &'a ApiServers,
     /// XDP on the uplinks; empty if the agent was not queried.
@@ -112,7 +112,7 @@ struct ReasonJson {
 
 impl Status {
     /// Creates the status from what is checked and from the facts that are only shown.
-    pub fn new(installed: Installed, others: Others, facts: Result<Facts, ViewError>) -> Self {
+    pub fn new(installed: Installed, others: Others, facts: Result<StatusFacts, ViewError>) -> Self {
         let (xdp, resident, api_servers) = (Vec::new(), None, ApiServers::default());
         Self { installed, others, facts, xdp, resident, api_servers }
     }
@@ -173,7 +173,7 @@ impl Status {
             attachments: facts
                 .map(|facts| facts.attachments.iter().map(attachment).collect())
                 .unwrap_or_default(),
-            kernel_lacks: facts.map(|facts| &*facts.lacks).unwrap_or_default(),
+            kernel_lacks: facts.map(|facts| &*facts.missing_features).unwrap_or_default(),
             api_servers: &self.api_servers,
             xdp: &self.xdp,
             resident: self.resident,
@@ -229,7 +229,7 @@ impl Status {
         for (position, XdpDevice { device, mode, reason }) in self.xdp.iter().enumerate() {
             let label = if position == 0 { "XDP:" } else { "" };
             let _ = match mode {
-                Taken::None => writeln!(text, "{label:<10}  {device}: none, {reason}"),
+                AttachedXdp::None => writeln!(text, "{label:<10}  {device}: none, {reason}"),
                 mode => writeln!(text, "{label:<10}  {device}: {}", mode.label()),
             };
         }
@@ -261,7 +261,7 @@ fn node_ports(addresses: &[IpAddr]) -> String {
     }
 }
 
-fn facts_text(text: &mut String, facts: &Facts, resident: Option<u64>, output: Output) {
+fn facts_text(text: &mut String, facts: &StatusFacts, resident: Option<u64>, output: Output) {
     let memory: u64 = facts.maps.iter().filter_map(|row| row.memory).sum();
     let attached = || facts.attachments.iter().filter(|one| one.is_attached());
     let programs: BTreeSet<_> = attached().map(|one| one.program_id).collect();
@@ -275,8 +275,8 @@ fn facts_text(text: &mut String, facts: &Facts, resident: Option<u64>, output: O
     let unmanaged =
         if facts.unmanaged == 0 { String::new() } else { format!("; {} unmanaged", facts.unmanaged) };
     let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), attached().count());
-    for (position, lack) in facts.lacks.iter().enumerate() {
-        let _ = writeln!(text, "{:<10}  {lack}", if position == 0 { "Missing:" } else { "" });
+    for (position, feature) in facts.missing_features.iter().enumerate() {
+        let _ = writeln!(text, "{:<10}  {feature}", if position == 0 { "Missing:" } else { "" });
     }
     let _ = writeln!(
         text,
@@ -326,7 +326,7 @@ fn facts_text(text: &mut String, facts: &Facts, resident: Option<u64>, output: O
 }
 
 /// Returns the reasons with a count above 0.
-fn met(facts: &Facts) -> impl Iterator<Item = (Reason, u64)> {
+fn met(facts: &StatusFacts) -> impl Iterator<Item = (Reason, u64)> {
     facts.reasons.iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (*reason, *count))
 }
 

@@ -24,14 +24,14 @@ use crate::cli::check::facts::{Installed, Others};
 use crate::cli::selector::{ServiceFilter, ServiceSelector};
 use crate::config::value::Listen;
 use crate::maps::view::{
-    BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope as Clients,
-    Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
+    BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, FrontendRowKind,
+    FrontendRowScope as Clients, NameRow, Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
 };
 use crate::model::ApiServers;
 use crate::model::lookup::{Place, Places};
 use crate::model::net::{IpFamily, Protocol};
 use crate::programs::hooks::SOCKET_HOOKS;
-use crate::programs::{Attachment, Lack};
+use crate::programs::{Attachment, MissingFeature};
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
     NameRow {
@@ -43,7 +43,13 @@ fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily)
     }
 }
 
-fn frontend(service: u32, address: &str, protocol: u8, kind: Kind, backends: &[u32]) -> FrontendRow {
+fn frontend(
+    service: u32,
+    address: &str,
+    protocol: u8,
+    kind: FrontendRowKind,
+    backends: &[u32],
+) -> FrontendRow {
     let socket: SocketAddr = address.parse().unwrap();
     FrontendRow {
         service,
@@ -57,7 +63,7 @@ fn frontend(service: u32, address: &str, protocol: u8, kind: Kind, backends: &[u
         affinity_secs: 0,
         algorithm: "random",
         by_load: false,
-        outside: (kind == Kind::NodePort).then_some("mh"),
+        outside: (kind == FrontendRowKind::NodePort).then_some("mh"),
         dsr: false,
         when_empty: "reject",
         local: false,
@@ -90,7 +96,7 @@ fn named(text: &str) -> ServiceSelector {
 }
 
 fn shown(snapshot: &Snapshot, text: &str, output: Output) -> String {
-    service_show(snapshot, &named(text), &Known::default(), output).unwrap()
+    service_show(snapshot, &named(text), &ReportedState::default(), output).unwrap()
 }
 
 /// Returns a cluster: redis with five endpoints and a node port, DNS without endpoints, a load balancer with policy Local and
@@ -110,21 +116,21 @@ pub(in crate::cli) fn cluster() -> Snapshot {
             (4, name("default", "redis", "resp", 6, IpFamily::V6)),
         ]),
         frontends: vec![
-            frontend(2, "10.96.0.10:53", 17, Kind::ClusterIp, &[]),
+            frontend(2, "10.96.0.10:53", 17, FrontendRowKind::ClusterIp, &[]),
             FrontendRow {
                 affinity_secs: 10_800,
-                ..frontend(1, "10.96.0.10:6379", 6, Kind::ClusterIp, &[1, 2, 3, 4, 5])
+                ..frontend(1, "10.96.0.10:6379", 6, FrontendRowKind::ClusterIp, &[1, 2, 3, 4, 5])
             },
-            frontend(1, "0.0.0.0:30079", 6, Kind::NodePort, &[1, 2]),
-            frontend(4, "[fd00:96::a]:6379", 6, Kind::ClusterIp, &[7]),
+            frontend(1, "0.0.0.0:30079", 6, FrontendRowKind::NodePort, &[1, 2]),
+            frontend(4, "[fd00:96::a]:6379", 6, FrontendRowKind::ClusterIp, &[7]),
             FrontendRow {
                 scope: Clients::External,
                 when_empty: "drop",
                 local: true,
                 restricted: true,
-                ..frontend(3, "203.0.113.5:443", 6, Kind::LoadBalancer, &[])
+                ..frontend(3, "203.0.113.5:443", 6, FrontendRowKind::LoadBalancer, &[])
             },
-            frontend(9, "10.96.0.99:80", 6, Kind::ExternalIp, &[3]),
+            frontend(9, "10.96.0.99:80", 6, FrontendRowKind::ExternalIp, &[3]),
         ],
         addresses: [2, 1],
         left: BTreeMap::from([(6, 2)]),
@@ -150,7 +156,7 @@ pub(in crate::cli) fn cluster() -> Snapshot {
 }
 
 #[test]
-fn what_was_measured_of_connections_stands_under_the_service() {
+fn service_show_prints_the_measured_latency() {
     let mut snapshot = cluster();
     let mut entry = LatencyEntry { sum_us: 9_000, refused: 1, retransmits: 2, ..LatencyEntry::default() };
     (entry.buckets[1], entry.buckets[7]) = (98, 2);
@@ -255,8 +261,8 @@ fn attachments() -> Vec<Attachment> {
     sockets.chain(devices).collect()
 }
 
-fn installed(agent: AgentState, facts: &Result<Facts, ViewError>) -> Installed {
-    let of = |facts: &Facts| (facts.maps.clone(), facts.abi);
+fn installed(agent: AgentState, facts: &Result<StatusFacts, ViewError>) -> Installed {
+    let of = |facts: &StatusFacts| (facts.maps.clone(), facts.abi);
     Installed {
         agent,
         problems: Vec::new(),
@@ -269,18 +275,18 @@ fn installed(agent: AgentState, facts: &Result<Facts, ViewError>) -> Installed {
     }
 }
 
-fn status_of(agent: AgentState, facts: Result<Facts, ViewError>) -> Status {
+fn status_of(agent: AgentState, facts: Result<StatusFacts, ViewError>) -> Status {
     Status::new(installed(agent, &facts), Others::default(), facts)
 }
 
-fn facts() -> Facts {
-    Facts {
+fn facts() -> StatusFacts {
+    StatusFacts {
         folder: "/sys/fs/bpf/ballast/v1".into(),
         abi: proxy_common::version::ABI_VERSION,
         snat_ports: "1024-29999,61000-65535".into(),
         node_ports: ["127.0.0.1", "192.0.2.1"].map(|address| address.parse().unwrap()).into(),
         attachments: attachments(),
-        lacks: vec![Lack::SocketErrors],
+        missing_features: vec![MissingFeature::SocketErrors],
         maps: maps(),
         ports: 4,
         frontends: 6,
@@ -636,7 +642,7 @@ fn maps_as_json() {
 }
 
 #[test]
-fn an_empty_list_prints_nothing_and_tells_people_so() {
+fn empty_list_prints_nothing_and_has_a_note() {
     let nothing = Snapshot::default();
     let list = service_list(&nothing, &all());
     for output in [Output::Text, Output::Wide, Output::Name] {
@@ -660,7 +666,7 @@ fn service_show_with_problems_prints_them_and_nodes_of_endpoints() {
     };
     let endpoint = ("default".to_owned(), "redis".to_owned(), [10, 244, 1, 7].into());
     let service = ("default".to_owned(), "redis".to_owned());
-    let known = Known {
+    let known = ReportedState {
         problems: [(service, vec!["Service default/redis: spec.ports: no room".to_owned()])].into(),
         places: [(endpoint, place)].into(),
     };
@@ -762,7 +768,7 @@ fn a_status_when_all_is_well() {
 }
 
 #[test]
-fn the_api_server_that_is_asked_is_told() {
+fn status_shows_the_active_api_server() {
     let nothing = Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
     let mut servers = ApiServers {
         servers: vec!["https://a:6443/".to_owned(), "https://b:6443/".to_owned()],
@@ -825,7 +831,7 @@ fn a_status_without_agent_and_maps() {
 }
 
 #[test]
-fn a_status_tells_where_programs_are_and_where_they_should_be() {
+fn status_shows_attached_and_missing_hooks() {
     let mut facts = facts();
     facts.maps.remove(2);
     let json = status_of(well(), Ok(facts.clone())).render(Output::Json).unwrap();
@@ -914,14 +920,14 @@ fn a_status_and_a_check_of_the_same_facts_agree() {
     for (facts, others) in [(broken, Others::default()), (facts(), kube_proxy), (facts(), Others::default())]
     {
         let facts = Ok(facts);
-        let checked = check::facts::Facts {
+        let checked = check::facts::CheckFacts {
             installed: Some(installed(well(), &facts)),
             others: others.clone(),
-            ..check::facts::Facts::default()
+            ..check::facts::CheckFacts::default()
         };
         let lines = check::judge::judge(&checked).into_iter();
         let of_agent = lines.filter(|line| line.group == "agent" || line.check == "kube-proxy");
-        let failed = of_agent.filter(|line| line.outcome != check::judge::Outcome::Pass).count();
+        let failed = of_agent.filter(|line| line.outcome != check::judge::CheckResult::Pass).count();
         let status = Status::new(installed(well(), &facts), others, facts);
         assert_eq!(status.problems().len(), failed, "{:?}", status.problems());
     }
@@ -1016,7 +1022,7 @@ fn a_service_is_named(#[case] text: &str, #[case] expected: bool) {
 #[case("default/")]
 #[case("default/redis:")]
 #[case("a/b/c")]
-fn what_names_no_service(#[case] text: &str) {
+fn invalid_service_names_are_refused(#[case] text: &str) {
     let error = text.parse::<ServiceFilter>().unwrap_err().to_string();
     assert!(error.contains("svc/NAME"), "{error}");
 }
@@ -1069,7 +1075,7 @@ fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expe
 }
 
 #[test]
-fn no_server_is_no_answer() {
+fn agent_without_a_server_is_silent_or_not_asked() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert!(matches!(probe(Listen::Socket(address)), AgentState::Silent { .. }));
     assert_eq!(probe(Listen::Off), AgentState::NotAsked);

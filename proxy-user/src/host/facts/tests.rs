@@ -54,8 +54,11 @@ fn an_address_with_a_prefix_is_in_a_subnet() {
 #[test]
 fn what_the_operator_says_of_a_device_is_kept() {
     let patterns = |list: &[&str]| list.iter().map(|&text| text.parse().unwrap()).collect();
-    let facts =
-        Facts { uplinks: patterns(&["eth*", "p1"]), local_devices: patterns(&["p*"]), ..Facts::default() };
+    let facts = HostFacts {
+        uplinks: patterns(&["eth*", "p1"]),
+        local_devices: patterns(&["p*"]),
+        ..HostFacts::default()
+    };
     let role = |name: &str| {
         let device = Device { name: name.to_owned(), ..Device::default() };
         facts.device(&device, &Addresses::new()).1.role
@@ -114,24 +117,24 @@ fn local_routes_are_those_that_no_device_explains() {
 }
 
 #[test]
-fn what_is_not_looked_at_is_as_it_was_known() {
+fn facts_that_are_not_read_are_copied_from_the_previous_view() {
     let route = DefaultRoute { device: 77, source: None };
     let known = HostView { defaults: vec![route], has_kube_proxy_rules: true, ..HostView::default() };
-    let facts = Facts::default();
+    let facts = HostFacts::default();
     let host = host();
-    let view = facts.look(&host, &known, Look { routes: false, unnotified: false }).unwrap();
+    let view = facts.read(&host, &known, FactsToRead { routes: false, unnotified: false }).unwrap();
     assert_eq!((&view.defaults, view.has_kube_proxy_rules), (&known.defaults, true));
     assert!(!view.devices.is_empty());
-    assert_ne!(facts.look(&host, &known, Look::ALL).unwrap().defaults, known.defaults);
+    assert_ne!(facts.read(&host, &known, FactsToRead::ALL).unwrap().defaults, known.defaults);
 }
 
 #[test]
 fn this_machine_can_be_looked_at() {
-    let look = || Facts::default().look(&host(), &HostView::default(), Look::ALL).unwrap();
-    let view = look();
+    let read = || HostFacts::default().read(&host(), &HostView::default(), FactsToRead::ALL).unwrap();
+    let view = read();
     let lo = view.devices.values().find(|device| device.name == "lo").expect("every namespace has it");
     assert!(!lo.no_header && lo.kind == DeviceKind::Loopback);
     // Linux has it since 5.14, and Ballast needs a newer kernel.
     assert_ne!(view.netns_cookie, 0);
-    assert_eq!(view.netns_cookie, look().netns_cookie);
+    assert_eq!(view.netns_cookie, read().netns_cookie);
 }

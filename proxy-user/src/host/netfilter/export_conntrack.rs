@@ -81,7 +81,7 @@ impl Stage {
 pub struct Connection {
     /// The client.
     pub client: SocketAddr,
-    /// The address that the client dialled.
+    /// The original destination.
     pub frontend: SocketAddr,
     /// The backend that answers.
     pub backend: SocketAddr,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_address_is_kept_has_one_translation() {
+    fn connection_without_snat_has_one_translation() {
         assert_eq!(find(&entry(&connection("192.0.2.7:40000")).body, NAT_SOURCE), None);
     }
 }

@@ -83,7 +83,7 @@ pub struct KubeProxyRules {
 
 impl KubeProxyRules {
     /// Searches the network namespace of the calling thread. A kernel without nftables has no rules there.
-    pub fn look() -> io::Result<Self> {
+    pub fn read() -> io::Result<Self> {
         let mut found = Self {
             ipvs: devices::list()?.iter().any(|device| device.name == IPVS_DEVICE),
             ..Self::default()
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_in_words() {
+    fn kube_proxy_rules_are_described_in_words() {
         let found = KubeProxyRules {
             tables: BTreeSet::from(["ip kube-proxy".to_owned()]),
             chains: BTreeSet::from([("ip nat".to_owned(), 12)]),

@@ -16,7 +16,7 @@ use super::held::{self, Sink};
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, Wish, eventually, nft};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 use crate::raw::{self, ACK, SYN, Segment, Wire};
 use crate::space::Space;
 
@@ -41,19 +41,19 @@ pub(super) use few_flows;
 const WISH: Wish = few_flows!();
 
 pub const CASES: &[Case] = &[
-    Case { name: "attack::a_minute_after_a_syn_flood", wish: WISH, run: a_minute_after },
-    Case { name: "attack::syn_flood_that_the_endpoint_answers", wish: WISH, run: syn_answered },
-    Case { name: "attack::syn_flood_without_answers", wish: WISH, run: syn_unanswered },
-    Case { name: "attack::syn_flood_with_blind_acks", wish: WISH, run: syn_and_ack },
-    Case { name: "attack::udp_flood", wish: WISH, run: udp_flood },
-    Case { name: "attack::sources_that_cannot_be", wish: WISH, run: martians },
+    Case { name: "attack::clients_are_served_a_minute_after_a_syn_flood", wish: WISH, run: a_minute_after },
+    Case { name: "attack::answered_syn_flood_disturbs_no_client", wish: WISH, run: syn_answered },
+    Case { name: "attack::unanswered_syn_flood_disturbs_no_client", wish: WISH, run: syn_unanswered },
+    Case { name: "attack::syn_flood_with_blind_acks_disturbs_no_client", wish: WISH, run: syn_and_ack },
+    Case { name: "attack::udp_flood_disturbs_no_client", wish: WISH, run: udp_flood },
+    Case { name: "attack::martian_sources_are_dropped", wish: WISH, run: martians },
     Case {
-        name: "attack::a_pods_source_at_the_uplink",
+        name: "attack::pod_source_at_the_uplink_is_dropped",
         wish: few_flows!("--detect-local-mode", "ClusterCIDR", "--cluster-cidr", "10.99.0.0/16,fd99::/16"),
         run: pods_source,
     },
-    Case { name: "attack::fragments_that_overlap", wish: WISH, run: fragments },
-    Case { name: "attack::a_port_scan", wish: WISH, run: scan },
+    Case { name: "attack::overlapping_fragments_disturb_no_client", wish: WISH, run: fragments },
+    Case { name: "attack::port_scan_disturbs_no_client", wish: WISH, run: scan },
 ];
 
 /// Number of forged packets of a flood: more than the flow table holds.
@@ -148,7 +148,7 @@ impl<'a> Scene<'a> {
 
     /// Whether the first SYN of a new client is answered, however long the machine takes.
     fn gets_through(&self, family: Family) -> Result<bool> {
-        let attempt = Attempt { patience: 5, ..Attempt::new(Kind::Tcp, held::node_port(family, true)) };
+        let attempt = Attempt { patience: 5, ..Attempt::new(SocketKind::Tcp, held::node_port(family, true)) };
         Ok(self.fixture.client.once(attempt)?.is_ok_and(|seen| seen.syn_retransmits == 0))
     }
 
@@ -304,7 +304,7 @@ fn martians(fixture: &Fixture) -> Result<()> {
     let near = refused_as_martian(&scene, &sources, "endpoint on this node");
     held::put(fixture, &[(0, false)])?;
     for family in Family::BOTH {
-        is_sent_on(fixture, held::node_port(family, true), Kind::Tcp)?;
+        is_sent_on(fixture, held::node_port(family, true), SocketKind::Tcp)?;
     }
     let far = refused_as_martian(&scene, &sources, "endpoint on another node");
     let told = [near, far].into_iter().filter_map(Result::err).map(|error| error.to_string());

@@ -11,7 +11,7 @@ use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
 use super::{Case, is_snat_port, spread};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 use crate::space::Space;
 
 /// A wish with [`crate::fixture::SMALL`] and additional flags.
@@ -32,21 +32,25 @@ macro_rules! with {
 
 pub const CASES: &[Case] = &[
     Case {
-        name: "detect::by_the_addresses_of_the_clusters_pods",
+        name: "detect::pods_are_known_by_the_cluster_cidr",
         wish: with!("--detect-local-mode", "ClusterCIDR", "--cluster-cidr", "10.97.0.0/24,fd97::/64"),
         run: inside,
     },
     Case {
-        name: "detect::by_the_names_of_devices",
+        name: "detect::pods_are_known_by_the_interface_name_prefix",
         wish: with!("--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "c1"),
         run: inside,
     },
     Case {
-        name: "detect::a_second_nic_leads_to_other_machines_unless_told_otherwise",
+        name: "detect::second_nic_is_an_uplink_unless_a_flag_says_otherwise",
         wish: with!("--local-devices", "n1,never*"),
         run: networks,
     },
-    Case { name: "detect::masquerade_all", wish: with!("--masquerade-all"), run: masquerade },
+    Case {
+        name: "detect::masquerade_all_hides_every_client",
+        wish: with!("--masquerade-all"),
+        run: masquerade,
+    },
 ];
 
 /// Checks that the second client is inside, and the first one is not.
@@ -57,7 +61,7 @@ fn inside(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, true), (1, false)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
     let reaches = |client: &Peer, family, servers: usize| {
-        let attempt = Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp));
+        let attempt = Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp));
         let seen = spread(client, attempt, 24)?;
         let here = seen.contains("0/8080");
         ensure!(here && seen.len() == servers, "{family:?}: {seen:?}, not {servers}");
@@ -95,7 +99,7 @@ fn networks(fixture: &Fixture) -> Result<()> {
                 Family::V4 => format!("{v4}.2").parse()?,
                 Family::V6 => format!("{v6}:2").parse()?,
             };
-            for kind in Kind::ALL {
+            for kind in SocketKind::ALL {
                 eventually(SOON, || {
                     let seen = client.reach(Attempt::new(kind, node_port(family, kind)))?.client;
                     let is_right = if is_local {
@@ -122,7 +126,7 @@ fn masquerade(fixture: &Fixture) -> Result<()> {
     // `identity::masquerade_all_obeys_the_forward_chain`.
     put(fixture, &[(0, false)], &json!({}), &[])?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let to = (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into();
             let expected = node_ip(family);
             eventually(SOON, || {

@@ -14,7 +14,7 @@ use super::path_mtu::{never_cut, path_mtu};
 use super::{Case, held, udp};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 use crate::raw;
 use crate::space::Space;
 
@@ -23,24 +23,24 @@ const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 const HIGH: Service = Service { name: "high", number: 45, ports: &[udp(61_005, 7071, &[0])] };
 
 pub const CASES: &[Case] = &[
-    Case { name: "forwarding::five_thousand_connections_to_one_endpoint", wish: WISH, run: many },
+    Case { name: "forwarding::five_thousand_connections_to_one_endpoint_work", wish: WISH, run: many },
     Case {
-        name: "forwarding::the_next_hop_changes_its_address",
+        name: "forwarding::new_mac_of_the_next_hop_is_used",
         wish: WISH,
         run: |fixture| neighbour(fixture, Family::V4, false),
     },
     Case {
-        name: "forwarding::the_next_hop_changes_its_address_v6",
+        name: "forwarding::new_mac_of_the_next_hop_is_used_v6",
         wish: WISH,
         run: |fixture| neighbour(fixture, Family::V6, false),
     },
     Case {
-        name: "forwarding::the_stack_notices_such_a_change",
+        name: "forwarding::the_stack_notices_a_changed_next_hop",
         wish: WISH,
         run: |fixture| Family::BOTH.into_iter().try_for_each(|family| neighbour(fixture, family, true)),
     },
     Case {
-        name: "forwarding::errors_about_a_service_with_a_high_port",
+        name: "forwarding::errors_about_a_high_service_port_are_translated",
         wish: Wish { services: &[HIGH], ..WISH },
         run: high_port,
     },
@@ -51,7 +51,7 @@ fn many(fixture: &Fixture) -> Result<()> {
     held::serve(fixture, 0)?;
     held::put(fixture, &[(0, false)])?;
     for family in Family::BOTH {
-        is_sent_on(fixture, held::node_port(family, true), Kind::Tcp)?;
+        is_sent_on(fixture, held::node_port(family, true), SocketKind::Tcp)?;
     }
     held::hold(fixture, 5_000)?;
     let held = held::nothing_is_lost(fixture, "all at once")?;
@@ -88,11 +88,11 @@ fn neighbour(fixture: &Fixture, family: Family, here: bool) -> Result<()> {
     }
     knows_the_node(fixture)?;
     put(fixture, &[(0, here)], &json!({}), &[])?;
-    let to = node_port(family, Kind::Udp);
+    let to = node_port(family, SocketKind::Udp);
     if !here {
-        is_sent_on(fixture, to, Kind::Udp)?;
+        is_sent_on(fixture, to, SocketKind::Udp)?;
     }
-    fixture.client.open(0, Attempt { patience: 1, ..Attempt::new(Kind::Udp, to) })?;
+    fixture.client.open(0, Attempt { patience: 1, ..Attempt::new(SocketKind::Udp, to) })?;
     eventually(SOON, || fixture.client.hears(0, None))?;
     // Give the kernel time to find the neighbour stale.
     let end = Instant::now() + Duration::from_secs(4);
@@ -116,14 +116,14 @@ fn pair(fixture: &Fixture, client: &Space, family: Family) -> Result<(UdpSocket,
     // The previous socket may still be closing: see `is_refused`.
     let endpoint =
         eventually(SOON, || fixture.in_pod(0, || Ok(UdpSocket::bind((pod_ip(family, 0), 7071))?)))?;
-    let dials = client.inside(|| Ok(UdpSocket::bind(any)?))?;
-    for socket in [&endpoint, &dials] {
+    let client_socket = client.inside(|| Ok(UdpSocket::bind(any)?))?;
+    for socket in [&endpoint, &client_socket] {
         socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     }
-    dials.connect(to)?;
+    client_socket.connect(to)?;
     let (mut text, end) = ([0; 16], Instant::now() + SOON);
     loop {
-        dials.send(b"hello")?;
+        client_socket.send(b"hello")?;
         match endpoint.recv_from(&mut text) {
             Ok((_, from)) => {
                 endpoint.connect(from)?;
@@ -134,8 +134,8 @@ fn pair(fixture: &Fixture, client: &Space, family: Family) -> Result<(UdpSocket,
         }
     }
     endpoint.send(b"hello")?;
-    dials.recv(&mut text).context("no answer")?;
-    Ok((dials, endpoint))
+    client_socket.recv(&mut text).context("no answer")?;
+    Ok((client_socket, endpoint))
 }
 
 /// Sends to a closed socket, and checks that the error arrives. This may take a while: if another thread starts a
@@ -161,16 +161,16 @@ fn high_port(fixture: &Fixture) -> Result<()> {
             }
         };
         // The endpoint gets an error after the client has closed its socket.
-        let (dials, endpoint) = pair(fixture, &fixture.client_space, family)?;
-        drop(dials);
+        let (client_socket, endpoint) = pair(fixture, &fixture.client_space, family)?;
+        drop(client_socket);
         refused("the client is gone", &endpoint);
         drop(endpoint);
         // The client gets an error after the endpoint has closed its socket.
-        let (dials, endpoint) = pair(fixture, &fixture.client_space, family)?;
+        let (client_socket, endpoint) = pair(fixture, &fixture.client_space, family)?;
         drop(endpoint);
-        refused("the endpoint is gone", &dials);
+        refused("the endpoint is gone", &client_socket);
         // The endpoint learns the MTU of the client's link.
-        let (_dials, endpoint) = pair(fixture, &far, family)?;
+        let (_client, endpoint) = pair(fixture, &far, family)?;
         never_cut(&endpoint, family)?;
         endpoint.send(&[b'x'; 1400])?;
         let knows = eventually(Duration::from_secs(5), || {

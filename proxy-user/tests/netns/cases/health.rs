@@ -11,7 +11,7 @@ use super::{Case, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Folder, Port, Service};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 /// Room for the entries of `web` in each family, its address and its port, and for two more. A failure that lasts for
 /// two seconds makes the node unhealthy.
@@ -22,12 +22,12 @@ const BOTH: Service = web(&[Port { name: "http", is_tcp: true, number: 80, targe
 
 pub const CASES: &[Case] = &[
     Case {
-        name: "health::services_that_do_not_fit",
+        name: "health::healthz_fails_if_services_do_not_fit",
         wish: Wish { pods: 1, services: &[ONE], flags: FLAGS },
         run: too_many,
     },
     Case {
-        name: "health::a_map_that_takes_no_writes",
+        name: "health::healthz_fails_if_a_map_refuses_writes",
         wish: Wish { pods: 2, services: &[BOTH], flags: &["--sync-period", "1s"] },
         run: frozen,
     },
@@ -51,7 +51,7 @@ fn answers(fixture: &Fixture, healthz: u16, livez: u16, readyz: u16) -> Result<(
 }
 
 fn attempt() -> Attempt {
-    Attempt::new(Kind::Tcp, vip(Family::V4, ONE, Kind::Tcp))
+    Attempt::new(SocketKind::Tcp, vip(Family::V4, ONE, SocketKind::Tcp))
 }
 
 fn works(fixture: &Fixture) -> Result<()> {

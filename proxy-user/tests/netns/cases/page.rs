@@ -14,7 +14,7 @@ use crate::agent::get;
 use crate::browser::Browser;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Port, Service, cluster_ip};
-use crate::peer::{Attempt, Kind, Load};
+use crate::peer::{Attempt, Load, SocketKind};
 
 const fn http(pods: &'static [u8]) -> [Port; 1] {
     [Port { name: "http", is_tcp: true, number: 80, target: 8080, pods }]
@@ -42,7 +42,7 @@ const WISH: Wish = Wish { pods: 4, services: &[SHOP, CART, SEARCH, ORDERS, PAYME
 
 pub const CASES: &[Case] = &[
     Case { name: "page::works_in_a_browser", wish: WISH, run: browse },
-    Case { name: "page::shows_no_addresses_unless_that_is_asked_for", wish: CLOSED, run: closed },
+    Case { name: "page::shows_addresses_only_with_the_flag", wish: CLOSED, run: closed },
 ];
 
 const CLOSED: Wish = Wish {
@@ -54,12 +54,12 @@ const CLOSED: Wish = Wish {
 const URL: &str = "http://127.0.0.1:10249/";
 
 fn to(service: Service) -> Attempt {
-    Attempt::new(Kind::Tcp, (cluster_ip(Family::V4, service.number), 80).into())
+    Attempt::new(SocketKind::Tcp, (cluster_ip(Family::V4, service.number), 80).into())
 }
 
 /// Starts continuous traffic of a client outside, of a process of the node, and of a pod.
 fn traffic(fixture: &Fixture) -> Result<()> {
-    let cache = Attempt::new(Kind::Udp, (cluster_ip(Family::V6, CACHE.number), 53).into());
+    let cache = Attempt::new(SocketKind::Udp, (cluster_ip(Family::V6, CACHE.number), 53).into());
     let load = |attempt, pause| Load::new(attempt, false).paced(pause);
     fixture.client.load(&[
         load(to(SHOP), 25),
@@ -123,7 +123,7 @@ fn updates(browser: &Browser) -> Result<()> {
     )?;
     browser.becomes("[...document.querySelectorAll('.map .client')].some((one) => one.textContent.includes('sockets') && one.textContent.includes('to 2 Services'))")?;
     browser.becomes("document.querySelectorAll('.map .endpoint').length >= 5 && document.querySelectorAll('.map .edge').length >= 8")?;
-    // Refusals have an example, which names the address that a client dialled.
+    // Refusals have an example, which names the original destination.
     browser.value("[...document.querySelectorAll('.drops button')].find((one) => one.textContent === 'no_endpoint').click()")?;
     browser.becomes(
         "document.querySelector('#reason-no_endpoint .examples').innerText.includes('10.96.0.24:80/TCP')",

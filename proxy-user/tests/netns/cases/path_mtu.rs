@@ -12,14 +12,18 @@ use super::exposed::{NUMBER, node_port, open_up, put};
 use super::{Case, is_snat_port, pod};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 use crate::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 
 pub const CASES: &[Case] = &[
-    Case { name: "path_mtu::the_link_to_the_endpoint_is_small", wish: WISH, run: next_link },
-    Case { name: "path_mtu::a_link_behind_a_router_is_small", wish: WISH, run: beyond_a_router },
+    Case { name: "path_mtu::client_learns_the_mtu_of_the_link_to_the_endpoint", wish: WISH, run: next_link },
+    Case {
+        name: "path_mtu::client_learns_the_mtu_of_a_link_behind_a_router",
+        wish: WISH,
+        run: behind_a_router,
+    },
 ];
 
 const MTU: i32 = 1300;
@@ -111,7 +115,7 @@ fn learns(fixture: &Fixture, family: Family, udp: SocketAddr, tcp: SocketAddr) -
     forget(&fixture.client_space)
 }
 
-fn cluster(family: Family, kind: Kind) -> SocketAddr {
+fn cluster(family: Family, kind: SocketKind) -> SocketAddr {
     (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
@@ -120,16 +124,18 @@ fn without_and_with_snat(fixture: &Fixture, number: u8) -> Result<()> {
     // The client's address is kept: the stack sends the error, and the programs translate it.
     put(fixture, &[(number, true)], &json!({}), &[])?;
     for family in Family::BOTH {
-        eventually(SOON, || fixture.client.reach(Attempt::new(Kind::Udp, cluster(family, Kind::Udp))))?;
-        learns(fixture, family, cluster(family, Kind::Udp), cluster(family, Kind::Tcp))?;
+        eventually(SOON, || {
+            fixture.client.reach(Attempt::new(SocketKind::Udp, cluster(family, SocketKind::Udp)))
+        })?;
+        learns(fixture, family, cluster(family, SocketKind::Udp), cluster(family, SocketKind::Tcp))?;
     }
     // The endpoint is on another node: packets are forwarded under the node's address.
     open_up(fixture)?;
     put(fixture, &[(number, false)], &json!({}), &[])?;
     for family in Family::BOTH {
-        let (udp, tcp) = (node_port(family, Kind::Udp), node_port(family, Kind::Tcp));
+        let (udp, tcp) = (node_port(family, SocketKind::Udp), node_port(family, SocketKind::Tcp));
         eventually(SOON, || {
-            let seen = fixture.client.reach(Attempt::new(Kind::Udp, udp))?;
+            let seen = fixture.client.reach(Attempt::new(SocketKind::Udp, udp))?;
             ensure!(is_snat_port(seen.client.port()), "the pod saw {}", seen.client);
             Ok(())
         })?;
@@ -142,11 +148,11 @@ fn next_link(fixture: &Fixture) -> Result<()> {
     fixture.node.ip(&format!("link set p0 mtu {MTU}\n"))?;
     without_and_with_snat(fixture, 0)?;
     // Make sure that the link was the cause: the endpoint is reachable directly.
-    fixture.client.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
+    fixture.client.reach(Attempt::new(SocketKind::Tcp, pod(Family::V4, 0, SocketKind::Tcp)))?;
     Ok(())
 }
 
-fn beyond_a_router(fixture: &Fixture) -> Result<()> {
+fn behind_a_router(fixture: &Fixture) -> Result<()> {
     let (router, endpoint) = (Space::new("router")?, Space::new("endpoint")?);
     fixture.node.join(&router, "r0", "10.99.9", "fd99:9:")?;
     router.join(&endpoint, "e0", "10.99.8", "fd99:8:")?;

@@ -3,13 +3,13 @@
 use anyhow::{Context as _, Result, ensure};
 use proxy_user::programs::bpf::Link;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
-use proxy_user::programs::{Lack, attachments};
+use proxy_user::programs::{MissingFeature, attachments};
 
 use super::tunnel::Tunnel;
 use super::{Case, EMPTY, NodesCase, WEB, client_ip, ensure_sees_orig_dst, repair, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 use crate::verify;
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
@@ -24,7 +24,7 @@ pub const CASES: &[Case] = &[
     Case { name: "smoke::all_programs_attached", wish: WISH, run: attached },
     Case { name: "smoke::every_path_and_family_works", wish: WISH, run: works },
     Case {
-        name: "smoke::what_is_taken_away_comes_back",
+        name: "smoke::removed_programs_and_entries_are_restored",
         wish: Wish { pods: 2, services: &[WEB], flags: SOON_AGAIN },
         run: repaired,
     },
@@ -34,7 +34,7 @@ pub const PROGRAMS: &[NodesCase] =
     &[NodesCase { name: "smoke::every_program_loads_in_every_mode", run: verify::all }];
 
 pub const TOO_OLD: &[NodesCase] =
-    &[NodesCase { name: "smoke::the_agent_says_that_the_kernel_is_too_old", run: too_old }];
+    &[NodesCase { name: "smoke::agent_reports_a_kernel_that_is_too_old", run: too_old }];
 
 /// Whether this kernel is known to refuse the programs (docs/operations.md).
 pub fn is_too_old() -> bool {
@@ -66,16 +66,16 @@ fn attached(fixture: &Fixture) -> Result<()> {
 }
 
 fn works(fixture: &Fixture) -> Result<()> {
-    let by_packets = Lack::SocketErrors.is_here();
+    let by_packets = MissingFeature::SocketErrors.is_missing();
     if by_packets {
         // Refused calls continue as packets, which need a route out of the node.
-        let [v4, v6] = Family::BOTH.map(|family| vip(family, EMPTY, Kind::Tcp).ip());
+        let [v4, v6] = Family::BOTH.map(|family| vip(family, EMPTY, SocketKind::Tcp).ip());
         fixture.node.ip(&format!("route add {v4} via 10.98.0.2\nroute add {v6} via fd98::2\n"))?;
     }
     // A device without a link-layer header has its own programs, which are loaded for it.
     let tunnel = Tunnel::new(fixture, 9)?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let paths = [
                 ("socket", &fixture.local, None),
                 ("packet", &fixture.client, Some(client_ip(family))),
@@ -88,7 +88,7 @@ fn works(fixture: &Fixture) -> Result<()> {
                 let is_client = address.is_none_or(|address| seen.client.ip() == address);
                 ensure!(is_client, "{path}: the pod saw {}", seen.client);
                 // A refused packet causes an error only on a connected socket.
-                if (path == "socket" && !by_packets) || kind != Kind::Datagram {
+                if (path == "socket" && !by_packets) || kind != SocketKind::Datagram {
                     client.fails(Attempt::new(kind, vip(family, EMPTY, kind)), libc::ECONNREFUSED)?;
                 }
             }
@@ -103,7 +103,7 @@ fn repaired(fixture: &Fixture) -> Result<()> {
     for path in repair::links(fixture)? {
         Link::pinned(&path)?.with_context(|| path.display().to_string())?.detach()?;
     }
-    if Lack::Tcx.is_here() {
+    if MissingFeature::Tcx.is_missing() {
         for device in fixture.devices().iter() {
             let gone = fixture.node.command("tc").args(["qdisc", "del", "dev", device, "clsact"]).status()?;
             ensure!(gone.success(), "tc: {gone}");

@@ -18,7 +18,7 @@ use super::{Case, WEB, ensure_sees_orig_dst, udp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, Service, cluster_ip};
-use crate::peer::{Attempt, Failure, Kind, Load, Peer};
+use crate::peer::{Attempt, Failure, Load, Peer, SocketKind};
 
 const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
 const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
@@ -49,18 +49,18 @@ pub const CASES: &[Case] = &[
     },
     Case { name: "socket_lb::a_connect_waits_for_the_first_endpoint", wish: WISH, run: late_endpoint },
     Case {
-        name: "socket_lb::a_connect_fails_at_once_where_a_flag_says_so",
+        name: "socket_lb::connect_without_endpoints_fails_at_once_with_the_flag",
         wish: with!("--socket-drop", "fail"),
         run: fails_at_once,
     },
-    Case { name: "socket_lb::an_address_that_the_node_owns", wish: WISH, run: owned },
+    Case { name: "socket_lb::address_of_the_node_is_not_translated", wish: WISH, run: owned },
     Case {
-        name: "socket_lb::host_only_leaves_redirection_in_a_pod",
+        name: "socket_lb::host_only_keeps_redirection_in_a_pod",
         wish: with!("--socket-lb", "host-only"),
         run: |fixture| redirected(fixture, true),
     },
     Case {
-        name: "socket_lb::off_leaves_all_to_packets",
+        name: "socket_lb::off_serves_sockets_by_packets",
         wish: with!("--socket-lb", "off"),
         run: |fixture| redirected(fixture, false),
     },
@@ -68,18 +68,23 @@ pub const CASES: &[Case] = &[
 
 fn churn(fixture: &Fixture) -> Result<()> {
     const CONNECTS: usize = 10_000;
-    let sockets: Vec<_> = (1..).zip(Family::BOTH.map(|family| vip(family, NAMES, Kind::Udp))).collect();
+    let sockets: Vec<_> = (1..).zip(Family::BOTH.map(|family| vip(family, NAMES, SocketKind::Udp))).collect();
     for (id, to) in &sockets {
-        fixture.local.open(*id, Attempt::new(Kind::Udp, *to))?;
+        fixture.local.open(*id, Attempt::new(SocketKind::Udp, *to))?;
         fixture.local.hears(*id, None)?;
     }
     for family in Family::BOTH {
-        let tally = fixture.local.many(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)), CONNECTS)?;
+        let tally =
+            fixture.local.many(Attempt::new(SocketKind::Tcp, vip(family, WEB, SocketKind::Tcp)), CONNECTS)?;
         ensure!(tally.failed == 0, "{family:?}: {:?}", tally.failures);
     }
     for (id, to) in &sockets {
         let seen = fixture.local.hears(*id, None)?;
-        ensure!(seen.peer == Some(*to), "getpeername is {:?}, and {to} was dialled", seen.peer);
+        ensure!(
+            seen.peer == Some(*to),
+            "getpeername is {:?}, and the original destination is {to}",
+            seen.peer
+        );
     }
     fixture.folder.put(MOVED)?;
     for (id, to) in &sockets {
@@ -95,8 +100,8 @@ fn two_services(fixture: &Fixture) -> Result<()> {
     let pod = fixture.pod(1)?;
     for (who, client) in [("a process of the node", &fixture.local), ("a pod", &*pod)] {
         for (id, family) in (1..).zip(Family::BOTH) {
-            let [a, b] = [NAMES, OTHER].map(|service| vip(family, service, Kind::Udp));
-            client.open(id, Attempt { patience: 5, ..Attempt::new(Kind::Datagram, a) })?;
+            let [a, b] = [NAMES, OTHER].map(|service| vip(family, service, SocketKind::Udp));
+            client.open(id, Attempt { patience: 5, ..Attempt::new(SocketKind::Datagram, a) })?;
             for (round, to) in [a, b, a, a, b, b, a, b].into_iter().enumerate() {
                 let from = client.hears(id, Some(to))?.from;
                 ensure!(from == Some(to), "{who}, message {round}: {to} answers from {from:?}");
@@ -110,7 +115,7 @@ fn two_services(fixture: &Fixture) -> Result<()> {
 fn without_local_endpoint(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, false)], &json!({"internalTrafficPolicy": "Local"}), &[])?;
-    let attempt = Attempt::new(Kind::Tcp, (cluster_ip(Family::V6, NUMBER), 80).into()).in_vain();
+    let attempt = Attempt::new(SocketKind::Tcp, (cluster_ip(Family::V6, NUMBER), 80).into()).in_vain();
     eventually(SOON, || {
         let list = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?.to_string();
         ensure!(list.contains("default/open"), "not programmed yet");
@@ -137,7 +142,7 @@ fn late_endpoint(fixture: &Fixture) -> Result<()> {
                     folder.put_text(exposed::FILE, &there)
                 });
                 let start = Instant::now();
-                let attempt = Attempt::new(Kind::Tcp, to);
+                let attempt = Attempt::new(SocketKind::Tcp, to);
                 let outcome = client.once(attempt)?;
                 let is_shown =
                     outcome.as_ref().is_ok_and(|seen| ensure_sees_orig_dst(seen, attempt, to).is_ok());
@@ -150,7 +155,7 @@ fn late_endpoint(fixture: &Fixture) -> Result<()> {
             without_local_endpoint(fixture)?;
             let to = (cluster_ip(family, NUMBER), 53).into();
             let id = u32::from(family == Family::V6);
-            let udp = client.open(id, Attempt::new(Kind::Udp, to).in_vain()).and_then(|()| {
+            let udp = client.open(id, Attempt::new(SocketKind::Udp, to).in_vain()).and_then(|()| {
                 ensure!(client.talk(id, None)?.is_err(), "a server answers");
                 folder.put_text(exposed::FILE, &there)?;
                 eventually(SOON / 6, || client.hears(id, None))
@@ -169,8 +174,10 @@ fn fails_at_once(fixture: &Fixture) -> Result<()> {
     for client in [&fixture.local, &*fixture.pod(1)?] {
         for family in Family::BOTH {
             let start = Instant::now();
-            client
-                .fails(Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into()), libc::ETIMEDOUT)?;
+            client.fails(
+                Attempt::new(SocketKind::Tcp, (cluster_ip(family, NUMBER), 80).into()),
+                libc::ETIMEDOUT,
+            )?;
             // A connect that waits would retransmit its first SYN after a second.
             ensure!(start.elapsed() < Duration::from_secs(1), "{family:?}: after {:?}", start.elapsed());
         }
@@ -197,7 +204,7 @@ fn owned(fixture: &Fixture) -> Result<()> {
         ips[0], ips[1]
     ))?;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             fixture.outside.serve(kind.is_tcp(), vip(family, WEB, kind), "cache")?;
         }
     }
@@ -206,7 +213,7 @@ fn owned(fixture: &Fixture) -> Result<()> {
     let reach = |server: &str| {
         for (who, client) in clients {
             for family in Family::BOTH {
-                for kind in Kind::ALL {
+                for kind in SocketKind::ALL {
                     let attempt = Attempt { patience: 2, ..Attempt::new(kind, vip(family, WEB, kind)) };
                     eventually(SOON / 12, || {
                         let seen = client.reach(attempt)?;
@@ -225,12 +232,12 @@ fn owned(fixture: &Fixture) -> Result<()> {
     reach("cache")?;
     // This is not a problem, and other Services work as before.
     status(fixture).context("with the device")?;
-    fixture.local.reach(Attempt::new(Kind::Udp, vip(Family::V4, NAMES, Kind::Udp)))?;
+    fixture.local.reach(Attempt::new(SocketKind::Udp, vip(Family::V4, NAMES, SocketKind::Udp)))?;
     fixture.node.ip("link del nodelocaldns\n")?;
     reach("0/").context("without the device")
 }
 
-/// Returns the address that a redirected connection had dialled.
+/// Returns the original destination of a redirected connection.
 fn original(stream: &TcpStream, family: Family) -> Result<SocketAddr> {
     let level = if family == Family::V4 { libc::SOL_IP } else { libc::SOL_IPV6 };
     // SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST have the same number.
@@ -251,7 +258,7 @@ fn original(stream: &TcpStream, family: Family) -> Result<SocketAddr> {
     Ok((ip, u16::from_be(address.sin6_port)).into())
 }
 
-/// Starts a sidecar, which answers every connection, and reports the address that the connection had dialled.
+/// Starts a sidecar, which answers every connection, and reports the original destination of the connection.
 fn sidecar(fixture: &Fixture, pod: u8, family: Family) -> Result<mpsc::Receiver<Result<SocketAddr>>> {
     let any: SocketAddr = if family == Family::V4 { "0.0.0.0:15001" } else { "[::]:15001" }.parse()?;
     let socket = fixture.in_pod(pod, || {
@@ -296,17 +303,17 @@ fn redirected(fixture: &Fixture, host_is_translated: bool) -> Result<()> {
         Ok(())
     })?;
     for (family, sidecar) in Family::BOTH.into_iter().zip(&sidecars) {
-        let attempt = Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp));
+        let attempt = Attempt::new(SocketKind::Tcp, vip(family, WEB, SocketKind::Tcp));
         let seen = fixture.pod(1)?.reach(attempt)?;
         ensure!(seen.server == "sidecar", "{family:?}: {} and not the sidecar", seen.server);
         let told = sidecar.recv_timeout(Duration::from_secs(10))??;
         ensure!(told == attempt.to, "{family:?}: SO_ORIGINAL_DST is {told}");
         // The packet programs translate what the pod's rules do not match, and all packets of other pods.
-        let others: [(&str, &Peer, Kind); 4] = [
-            ("the same pod", &*fixture.pod(1)?, Kind::Udp),
-            ("another pod", &*fixture.pod(0)?, Kind::Tcp),
-            ("another pod", &*fixture.pod(0)?, Kind::Datagram),
-            ("a process of the node", &fixture.local, Kind::Tcp),
+        let others: [(&str, &Peer, SocketKind); 4] = [
+            ("the same pod", &*fixture.pod(1)?, SocketKind::Udp),
+            ("another pod", &*fixture.pod(0)?, SocketKind::Tcp),
+            ("another pod", &*fixture.pod(0)?, SocketKind::Datagram),
+            ("a process of the node", &fixture.local, SocketKind::Tcp),
         ];
         for (who, client, kind) in others {
             let attempt = Attempt { patience: 5, ..Attempt::new(kind, vip(family, WEB, kind)) };
@@ -316,7 +323,7 @@ fn redirected(fixture: &Fixture, host_is_translated: bool) -> Result<()> {
         }
     }
     // A socket of the node is translated when it connects, or its packets are translated where they leave.
-    let load = Load::new(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)), true);
+    let load = Load::new(Attempt::new(SocketKind::Tcp, vip(Family::V4, WEB, SocketKind::Tcp)), true);
     fixture.local.load(&[load])?;
     std::thread::sleep(Duration::from_millis(300));
     let is_followed = agent::ask(&fixture.node, &["flow", "list"], &fixture.bpffs())?

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::{Case, pod, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
-use crate::peer::{Attempt, Failure, Kind, Peer};
+use crate::peer::{Attempt, Failure, Peer, SocketKind};
 
 pub const WISH: Wish = Wish { pods: 3, services: &[NAMES, OTHER], flags: SMALL };
 pub const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
@@ -18,12 +18,8 @@ const OTHER: Service = Service { name: "other", number: 62, ports: &[udp(53, 535
 
 pub const CASES: &[Case] = &[
     Case { name: "stale_sockets::sockets_are_ended_and_connect_anew", wish: WISH, run: moves },
-    Case { name: "stale_sockets::a_service_that_goes_to_zero_ends_them_too", wish: WISH, run: zero },
-    Case {
-        name: "stale_sockets::an_agent_that_was_away_ends_them_when_it_is_back",
-        wish: WISH,
-        run: restart,
-    },
+    Case { name: "stale_sockets::sockets_are_ended_if_no_endpoint_is_left", wish: WISH, run: zero },
+    Case { name: "stale_sockets::sockets_are_ended_after_a_restart_of_the_agent", wish: WISH, run: restart },
 ];
 
 fn mapped(addr: SocketAddr) -> SocketAddr {
@@ -34,7 +30,7 @@ fn mapped(addr: SocketAddr) -> SocketAddr {
 }
 
 fn forms(service: Service) -> [SocketAddr; 3] {
-    let [v4, v6] = Family::BOTH.map(|family| vip(family, service, Kind::Udp));
+    let [v4, v6] = Family::BOTH.map(|family| vip(family, service, SocketKind::Udp));
     [v4, v6, mapped(v4)]
 }
 
@@ -48,11 +44,11 @@ struct Sockets<'a> {
 impl<'a> Sockets<'a> {
     fn open(client: &'a Peer) -> Result<Self> {
         let led = [0, 1, 2].map(|at: u32| (at, forms(NAMES)[at as usize]));
-        let [v4, v6] = Family::BOTH.map(|family| pod(family, 0, Kind::Udp));
+        let [v4, v6] = Family::BOTH.map(|family| pod(family, 0, SocketKind::Udp));
         let others = [v4, v6, mapped(v4)].into_iter().chain(forms(OTHER));
         let others: Vec<_> = (10..).zip(others).collect();
         for (id, to) in led.iter().chain(&others) {
-            client.open(*id, Attempt::new(Kind::Udp, *to))?;
+            client.open(*id, Attempt::new(SocketKind::Udp, *to))?;
             ensure!(client.hears(*id, None)?.server == "0/5353", "{to} is elsewhere");
         }
         Ok(Self { client, led, others: others.into_iter().map(|(id, _)| id).collect() })
@@ -72,7 +68,7 @@ impl<'a> Sockets<'a> {
 
     fn lead_to(&self, server: &str) -> Result<()> {
         for (id, to) in &self.led {
-            self.client.open(*id, Attempt::new(Kind::Udp, *to))?;
+            self.client.open(*id, Attempt::new(SocketKind::Udp, *to))?;
             let seen = self.client.hears(*id, None)?;
             ensure!(seen.server == server && seen.peer == Some(*to), "{to}: {seen:?}");
         }
@@ -98,7 +94,7 @@ fn after(fixture: &Fixture, action: impl FnOnce() -> Result<()>, then: Option<&s
         match then {
             Some(server) => sockets.lead_to(server)?,
             None => sockets.led.iter().try_for_each(|(_, to)| {
-                sockets.client.fails(Attempt::new(Kind::Udp, *to), libc::ECONNREFUSED).map(drop)
+                sockets.client.fails(Attempt::new(SocketKind::Udp, *to), libc::ECONNREFUSED).map(drop)
             })?,
         }
     }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{Case, WEB, tcp, udp, vip};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[
@@ -19,7 +19,7 @@ const LATE: Service =
     Service { name: "late", number: 60, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
 
 pub const CASES: &[Case] = &[Case {
-    name: "unknown::no_service_is_silence_and_no_such_port_is_refused",
+    name: "unknown::unused_service_address_is_dropped_and_undefined_port_is_refused",
     wish: Wish { pods: 1, services: &[WEB], flags: FLAGS },
     run: unknown,
 }];
@@ -37,7 +37,7 @@ fn forms(number: u8, port: u16) -> [SocketAddr; 3] {
 fn unknown(fixture: &Fixture) -> Result<()> {
     let pod = fixture.pod(0)?;
     for client in [&fixture.local, &*pod] {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             for to in forms(LATE.number, 80) {
                 client.fails(Attempt::new(kind, to), libc::ETIMEDOUT)?;
             }
@@ -52,15 +52,15 @@ fn unknown(fixture: &Fixture) -> Result<()> {
     fixture.folder.put(LATE)?;
     for to in forms(LATE.number, 80) {
         eventually(SOON, || client_reaches(fixture, to))?;
-        fixture.local.fails(Attempt::new(Kind::Udp, to), libc::ECONNREFUSED)?;
+        fixture.local.fails(Attempt::new(SocketKind::Udp, to), libc::ECONNREFUSED)?;
     }
     fixture.folder.remove(LATE.name)?;
     for to in forms(LATE.number, 80) {
-        eventually(SOON, || fixture.local.fails(Attempt::new(Kind::Tcp, to), libc::ETIMEDOUT))?;
+        eventually(SOON, || fixture.local.fails(Attempt::new(SocketKind::Tcp, to), libc::ETIMEDOUT))?;
     }
     Ok(())
 }
 
 fn client_reaches(fixture: &Fixture, to: SocketAddr) -> Result<()> {
-    fixture.local.reach(Attempt::new(Kind::Tcp, to)).map(drop)
+    fixture.local.reach(Attempt::new(SocketKind::Tcp, to)).map(drop)
 }

@@ -1,5 +1,5 @@
 //! Random Services under Ballast and under the official kube-proxy, with one API server and one configuration: clients
-//! at six places dial every address of every Service under both proxies, and must find the same.
+//! at six places connect to every address of every Service under both proxies, and must find the same.
 //!
 //! `BALLAST_COMPARE_SEED` selects other Services, settings and networks. Intended differences are in [`probe::meant`], and in
 //! `docs/compatibility.md`.
@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 
-use self::probe::{Behind, Found, Target, VantagePoint, dial, meant};
+use self::probe::{Behind, Found, Target, VantagePoint, meant, probe};
 use self::services::{Made, Random, external, service, zone};
 use super::NodesCase;
 use crate::kube::control::ControlPlane;
@@ -26,18 +26,18 @@ use crate::kube::process::Process;
 use crate::kube::{self, PATIENCE, eventually};
 use crate::manifest::Family;
 use crate::nodes::{Node, Nodes, node_ip, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 use crate::space::Space;
 
 pub const CASES: &[NodesCase] =
-    &[NodesCase { name: "compare::random_services_beside_kube_proxy", run: compare }];
+    &[NodesCase { name: "compare::random_services_behave_as_under_kube_proxy", run: compare }];
 
 const SERVICES: u8 = 12;
 const SEED: u64 = 1;
 /// Number of attempts before a difference counts: a busy machine answers late.
 const AGAIN: usize = 3;
 /// Time for the rest of kube-proxy's sync, after the last Service is served.
-const SETTLE_TIME: Duration = Duration::from_secs(2);
+const SYNC_TIME: Duration = Duration::from_secs(2);
 
 /// What was found, by the place of the client and the target.
 type Table = BTreeMap<(VantagePoint, String), Found>;
@@ -63,7 +63,7 @@ fn compare() -> Result<()> {
         for nodes in [&ballast, &official] {
             serves(nodes, &targets)?;
         }
-        thread::sleep(SETTLE_TIME);
+        thread::sleep(SYNC_TIME);
         differences(&mut ballast, &mut official, &targets)
     });
     let found = result.with_context(|| ballast.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))?;
@@ -210,7 +210,7 @@ fn targets(control: &ControlPlane, seed: u64) -> Result<Vec<Target>> {
     for family in Family::BOTH {
         let unused: IpAddr = if family == Family::V4 { "10.96.255.77" } else { "fd96::f:ff77" }.parse()?;
         for (what, ip) in [("unused cluster address", unused), ("unused node port", node_ip(family, 1))] {
-            for kind in [Kind::Tcp, Kind::Udp] {
+            for kind in [SocketKind::Tcp, SocketKind::Udp] {
                 targets.push(Target {
                     what: what.to_owned(),
                     to: (ip, 32_767).into(),
@@ -244,7 +244,7 @@ fn of_service(name: &str, service: &Service, has_nameless: bool, targets: &mut V
         addresses.extend(ips(&vips)?.into_iter().map(|ip| ("load balancer", ip)));
     }
     for port in spec.ports.iter().flatten() {
-        let kind = if port.protocol.as_deref() == Some("UDP") { Kind::Udp } else { Kind::Tcp };
+        let kind = if port.protocol.as_deref() == Some("UDP") { SocketKind::Udp } else { SocketKind::Tcp };
         let mut add = |what: &str, ip: IpAddr, port: i32| {
             let is_node_port = what == "node port";
             let what = format!("{name} {what} {ip} port {port} {kind:?}");
@@ -289,12 +289,14 @@ fn serves(nodes: &Nodes, targets: &[Target]) -> Result<()> {
     Ok(())
 }
 
-/// Dials from all places in parallel; each place dials one target after the other.
+/// Connects from all places in parallel; each place connects to one target after the other.
 fn look(nodes: &mut Nodes, wanted: &[(VantagePoint, &Target)]) -> Result<Table> {
     let run = |vantage_point: VantagePoint, peer: &mut crate::peer::Peer| {
         let mine = wanted.iter().filter(|(from, _)| *from == vantage_point);
-        mine.map(|(_, target)| Ok(((vantage_point, target.what.clone()), dial(peer, vantage_point, target)?)))
-            .collect::<Result<Vec<_>>>()
+        mine.map(|(_, target)| {
+            Ok(((vantage_point, target.what.clone()), probe(peer, vantage_point, target)?))
+        })
+        .collect::<Result<Vec<_>>>()
     };
     let tables = thread::scope(|scope| {
         let threads: Vec<_> = VantagePoint::peers(nodes)
