@@ -147,7 +147,5 @@ fn kube_proxy(workdir: &Workdir, node: Node, mode: &str, user: &str) -> Result<(
 
 /// Returns the proxy that serves a cluster.
 pub(super) fn current_proxy(workdir: &Workdir) -> Result<Proxy> {
-    let told = std::fs::read_to_string(workdir.dir().join(PROXY)).context("the cluster was not finished")?;
-    let all = <Proxy as clap::ValueEnum>::value_variants();
-    all.iter().copied().find(|proxy| proxy.to_string() == told).context("the cluster has an unknown proxy")
+    workdir.choice(PROXY)
 }
