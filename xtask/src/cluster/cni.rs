@@ -21,7 +21,7 @@ const NET_CONF: &str = "net-conf.json";
 /// Flannel's daemon.
 pub(super) const FLANNELD: &str = "flanneld";
 /// Time limit until Flannel's daemon is ready.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A CNI plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
