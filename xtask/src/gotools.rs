@@ -26,6 +26,7 @@ pub struct Tool {
     package: &'static str,
     folder: &'static str,
     is_test: bool,
+    is_cgo: bool,
 }
 
 impl Tool {
@@ -35,7 +36,7 @@ impl Tool {
         package: &'static str,
         folder: &'static str,
     ) -> Self {
-        Self { name, module, package, folder, is_test: false }
+        Self { name, module, package, folder, is_test: false, is_cgo: false }
     }
 
     const fn kubernetes(name: &'static str, package: &'static str) -> Self {
@@ -111,6 +112,20 @@ pub const CLUSTER: [Tool; 10] = [
     Tool::new("coredns", "github.com/coredns/coredns", ".", "coredns"),
 ];
 
+/// Flannel: the daemon of each node, and the CNI plugin. The daemon's backend `udp` has a part in C.
+pub const FLANNEL: [Tool; 2] = [
+    Tool {
+        is_cgo: true,
+        ..Tool::new("flanneld", "github.com/flannel-io/flannel", "github.com/flannel-io/flannel", "flannel")
+    },
+    Tool::new(
+        "flannel",
+        "github.com/containernetworking/plugins",
+        "github.com/containernetworking/plugins/plugins/meta/flannel",
+        "flannel-cni",
+    ),
+];
+
 /// Kubernetes' own end-to-end tests, and ginkgo, which runs several of them at once.
 pub const SUITE: [Tool; 2] = [
     Tool { is_test: true, ..Tool::kubernetes("e2e.test", "k8s.io/kubernetes/test/e2e") },
@@ -157,7 +172,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
         .args(["-ldflags", &tool.link_flags(&version), "-o"])
         .arg(&unfinished)
         .arg(tool.package)
-        .env("CGO_ENABLED", "0")
+        .env("CGO_ENABLED", if tool.is_cgo { "1" } else { "0" })
         .env("GOWORK", "off")
         // `GOROOT` would make a downloaded Go release use the standard library of another release.
         .without_env("GOROOT")
@@ -203,6 +218,7 @@ mod tests {
         for tool in [ETCD, API_SERVER, KUBE_PROXY, OTLP_RECEIVER, KUBEADM, HELM, ACTIONLINT]
             .into_iter()
             .chain(CLUSTER)
+            .chain(FLANNEL)
             .chain(SUITE)
         {
             let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(tool.folder).join("go.mod");

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Given, Proxy, faults, plan};
+use super::{Cni, Given, Proxy, faults, plan};
 
 /// Create, inspect and delete real Kubernetes clusters on this machine (needs root).
 #[derive(clap::Args, Clone, Debug)]
@@ -114,6 +114,9 @@ pub struct Up {
     /// The proxy for Services
     #[arg(long, value_enum, default_value_t = Proxy::BallastHost)]
     pub proxy: Proxy,
+    /// The CNI plugin
+    #[arg(long, value_enum, default_value_t = Cni::Bridge)]
+    pub cni: Cni,
     /// A setting of Ballast's agents, as `VARIABLE=VALUE`; can be given several times
     #[arg(long = "setting", value_name = "VARIABLE=VALUE")]
     pub settings: Vec<String>,

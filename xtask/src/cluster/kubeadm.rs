@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::ballast::{Ballast, Given};
+use super::cni::Cni;
 use super::machine::Machine;
 use super::parts::{batch, link_programs, prepare};
 use super::plan::{self, API_SERVICE, DNS_SERVICE, Node, POD_RANGES, SERVICE_RANGES, each};
@@ -41,6 +42,7 @@ pub fn run(workdir: &Workdir, given: &Given) -> Result<()> {
     workdir.make()?;
     workdir.write(workdir::SETTINGS, "")?;
     workdir.write(PROXY, &Proxy::None.to_string())?;
+    Cni::Bridge.prepare(&workspace, workdir)?;
     let images = programs(&workspace, workdir, kubeadm, &ballast)?;
     start_machines(workdir)?;
     each(&NODES, |on| {
@@ -94,7 +96,8 @@ fn start_machines(workdir: &Workdir) -> Result<()> {
         control.pid().context("the machine `control` exited immediately")?,
         &plan::control_lines(&started),
     )?;
-    started.iter().try_for_each(|&(on, pid)| batch(pid, &plan::node_lines(on, &started)))
+    started.iter().try_for_each(|&(on, pid)| batch(pid, &plan::node_lines(on)))?;
+    Cni::Bridge.start(workdir)
 }
 
 /// Gives the node its own `/etc`: an overlay that takes what kubeadm writes there.

@@ -4,6 +4,7 @@
 
 mod args;
 mod ballast;
+mod cni;
 mod control;
 mod deployed;
 mod dns;
@@ -29,6 +30,8 @@ use args::Action;
 pub use args::{Args, Up, Which};
 use ballast::Ballast;
 pub use ballast::Given;
+pub use cni::Cni;
+use cni::current_cni;
 pub use control::{apply, kubectl};
 pub use deployed::logs as agent_logs;
 use parts::{batch, link_programs, prepare};
@@ -128,6 +131,7 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Bal
     log::step(format_args!("make {} nodes, in {}", wanted.nodes, workdir.dir().display()));
     workdir.write(workdir::SETTINGS, &wanted.settings.join("\n"))?;
     link_programs(workspace, workdir, &ballast.program)?;
+    wanted.cni.prepare(workspace, workdir)?;
     keys::make(workdir, wanted.nodes)?;
     let archive = image::make(workdir)?;
     let control = workdir.control();
@@ -143,7 +147,7 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Bal
     let inside = control.pid().context("the machine `control` exited immediately")?;
     batch(inside, &plan::control_lines(&started))?;
     for &(node, pid) in &started {
-        batch(pid, &plan::node_lines(node, &started))?;
+        batch(pid, &plan::node_lines(node))?;
     }
     log::step("start the control plane");
     control::start(workdir)?;
@@ -157,6 +161,8 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Bal
     )?;
     log::step("start the nodes");
     each(&nodes, |node| node::start(workdir, node, &archive))?;
+    log::step(format_args!("CNI plugin: {}", wanted.cni));
+    wanted.cni.start(workdir)?;
     log::step(format_args!("proxy: {}", wanted.proxy));
     wanted.proxy.start(workspace, workdir, ballast.image.as_deref())?;
     workdir.write(PROXY, &wanted.proxy.to_string())?;
@@ -218,7 +224,7 @@ pub fn change_proxy(workdir: &Workdir, proxy: Proxy, given: &Given) -> Result<()
 }
 
 fn status(workdir: &Workdir) -> Result<()> {
-    let proxy = current_proxy(workdir)?;
+    let (proxy, cni) = (current_proxy(workdir)?, current_cni(workdir)?);
     let running = |machine: &machine::Machine, programs: &[&'static str]| {
         let shown = |program: &&str| {
             format!("{program}{}", if machine.is_running(program) { "" } else { " (ended)" })
@@ -229,9 +235,11 @@ fn status(workdir: &Workdir) -> Result<()> {
     let pods =
         if proxy == Proxy::Ballast { format!(" ({})", deployed::summary(workdir)?) } else { String::new() };
     log::line(format_args!("proxy:      {proxy}{pods}"));
+    log::line(format_args!("CNI plugin: {cni}"));
     log::line(format_args!("control:    {}", running(&workdir.control(), &control::PROGRAMS)));
     for node in workdir.nodes() {
-        let programs: Vec<_> = node::PROGRAMS.into_iter().chain(proxy.program()).collect();
+        let programs: Vec<_> =
+            node::PROGRAMS.into_iter().chain(cni.program()).chain(proxy.program()).collect();
         log::line(format_args!("{node}:      {}", running(&workdir.node(node), &programs)));
     }
     log::line(format_args!("kubeconfig: {}", workdir.kubeconfig("admin").display()));

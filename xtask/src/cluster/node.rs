@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
+use super::cni::current_cni;
 use super::image::PAUSE;
 use super::plan::{DNS_SERVICE, Node};
 use super::workdir::Workdir;
@@ -51,8 +52,11 @@ pub fn start_containerd(workdir: &Workdir, node: Node) -> Result<()> {
     let network = machine.dir().join("lib/cni/net.d");
     std::fs::create_dir_all(&network).with_context(|| format!("cannot make {}", network.display()))?;
     let write = |name: &str, text: &str| workdir.write(&format!("machines/{node}/{name}"), text);
-    write("lib/cni/net.d/10-bridge.conflist", &network_config(node))?;
-    let containerd = write("containerd.toml", &CONTAINERD.replace("PAUSE", PAUSE))?.display().to_string();
+    let (name, network) = current_cni(workdir)?.network_config(node);
+    write(&format!("lib/cni/net.d/{name}"), &network.to_string())?;
+    let programs = workdir.programs().display().to_string();
+    let config = CONTAINERD.replace("PAUSE", PAUSE).replace("PROGRAMS", &programs);
+    let containerd = write("containerd.toml", &config)?.display().to_string();
     machine.run("containerd", &["containerd", "--config", &containerd])?;
     wait_for(&format!("containerd; its log is {}", machine.log("containerd").display()), PATIENCE, || {
         Ok(machine.command(&["ctr", "-a", SOCKET, "version"]).try_read())
@@ -83,30 +87,7 @@ pub fn object(node: Node) -> serde_json::Value {
     })
 }
 
-fn network_config(node: Node) -> String {
-    json!({
-        "cniVersion": "1.0.0",
-        "name": "pods",
-        "plugins": [
-            {
-                "type": "bridge",
-                "bridge": "cni0",
-                "isGateway": true,
-                "hairpinMode": true,
-                "ipMasq": false,
-                "ipam": {
-                    "type": "host-local",
-                    "ranges": [[{ "subnet": node.pods_v4() }], [{ "subnet": node.pods_v6() }]],
-                    "routes": [{ "dst": "0.0.0.0/0" }, { "dst": "::/0" }],
-                },
-            },
-            { "type": "portmap", "capabilities": { "portMappings": true } },
-        ],
-    })
-    .to_string()
-}
-
-/// Uses Debian's directory of plugins; needs neither `AppArmor` nor the permission to lower an `oom_score_adj`.
+/// Uses Debian's directory of plugins, and our own builds; needs neither `AppArmor` nor the permission to lower an `oom_score_adj`.
 const CONTAINERD: &str = r#"version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -120,7 +101,7 @@ state = "/run/containerd"
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
       SystemdCgroup = false
   [plugins.'io.containerd.cri.v1.runtime'.cni]
-    bin_dirs = ['/usr/lib/cni']
+    bin_dirs = ['/usr/lib/cni', 'PROGRAMS']
     conf_dir = '/var/lib/cni/net.d'
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
   sandbox = 'PAUSE'

@@ -98,14 +98,20 @@ pub fn control_lines(nodes: &[(Node, u32)]) -> String {
 
 /// Returns ip(8) commands for a node; its `eth0` exists already.
 #[must_use]
-pub fn node_lines(node: Node, nodes: &[(Node, u32)]) -> String {
-    let mut lines = format!(
+pub fn node_lines(node: Node) -> String {
+    format!(
         "link set lo up\naddress add {}/24 dev eth0\naddress add {}/64 dev eth0 nodad\nlink set eth0 up\n\
          route add default via {CONTROL_V4}\nroute add default via {CONTROL_V6}\n",
         node.v4(),
         node.v6()
-    );
-    for (other, _) in nodes.iter().filter(|(other, _)| *other != node) {
+    )
+}
+
+/// Returns ip(8) commands that route the pods of other nodes to their node.
+#[must_use]
+pub fn route_lines(node: Node, nodes: &[Node]) -> String {
+    let mut lines = String::new();
+    for other in nodes.iter().filter(|other| **other != node) {
         let _ = write!(
             lines,
             "route add {} via {}\nroute add {} via {}\n",
@@ -156,7 +162,7 @@ mod tests {
     #[test]
     fn a_node_knows_the_way_to_the_others_pods_and_not_to_its_own() {
         let nodes: Vec<_> = Node::first(3).map(|node| (node, 100 + u32::from(node.0))).collect();
-        let lines = node_lines(Node(2), &nodes);
+        let lines = route_lines(Node(2), &Node::first(3).collect::<Vec<_>>());
         assert!(lines.contains("route add 10.244.1.0/24 via 172.30.0.11"), "{lines}");
         assert!(lines.contains("route add fd44:0:0:3::/64 via fd30::13"), "{lines}");
         assert!(!lines.contains("10.244.2.0"), "{lines}");

@@ -16,8 +16,8 @@ use crate::workspace::Workspace;
 /// File in a cluster's directory with the name of its proxy.
 pub(super) const PROXY: &str = "proxy";
 
-/// Time limit for a proxy to program all Services of an idle cluster.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for a proxy to program all Services of an idle cluster, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -147,7 +147,5 @@ fn kube_proxy(workdir: &Workdir, node: Node, mode: &str, user: &str) -> Result<(
 
 /// Returns the proxy that serves a cluster.
 pub(super) fn current_proxy(workdir: &Workdir) -> Result<Proxy> {
-    let told = std::fs::read_to_string(workdir.dir().join(PROXY)).context("the cluster was not finished")?;
-    let all = <Proxy as clap::ValueEnum>::value_variants();
-    all.iter().copied().find(|proxy| proxy.to_string() == told).context("the cluster has an unknown proxy")
+    workdir.choice(PROXY)
 }

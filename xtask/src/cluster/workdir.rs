@@ -1,5 +1,6 @@
 //! Place of one cluster on this machine: a directory and cgroups named after the cluster. Nothing else outlives its processes.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -91,6 +92,13 @@ impl Workdir {
     pub fn settings(&self) -> Vec<String> {
         let text = fs::read_to_string(self.dir.join(SETTINGS)).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
+    }
+
+    /// Returns a choice that a file of this name has, like the proxy.
+    pub fn choice<T: clap::ValueEnum + fmt::Display>(&self, file: &str) -> Result<T> {
+        let told = fs::read_to_string(self.dir.join(file)).context("the cluster was not finished")?;
+        let found = T::value_variants().iter().find(|one| one.to_string() == told).cloned();
+        found.with_context(|| format!("the cluster has an unknown {file}: `{told}`"))
     }
 
     /// Path of a key file.

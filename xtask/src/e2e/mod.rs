@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::cluster::{self, Given, Proxy, Up, Which, Workdir};
+use crate::cluster::{self, Cni, Given, Proxy, Up, Which, Workdir};
 use crate::workspace::Workspace;
 use crate::{exec, gotools, host, log, signal};
 use report::Results;
@@ -51,6 +51,9 @@ pub struct Args {
     /// The proxy for Services; can be given several times: each has a run, and the results are compared
     #[arg(long = "proxy", value_enum, default_values_t = [Proxy::BallastHost])]
     pub proxies: Vec<Proxy>,
+    /// The CNI plugin of the cluster
+    #[arg(long, value_enum, default_value_t = Cni::Bridge, conflicts_with = "on")]
+    pub cni: Cni,
     /// Run only a few specs, which take minutes, on three nodes
     #[arg(long)]
     pub smoke: bool,
@@ -167,6 +170,7 @@ fn run_with(args: &Args, programs: &[PathBuf], proxy: Proxy, is_last: bool, logs
     let results = cluster::up(&Up {
         nodes,
         proxy,
+        cni: args.cni,
         settings: Vec::new(),
         given: args.given.clone(),
         which: Which { name },

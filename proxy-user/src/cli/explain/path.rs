@@ -241,6 +241,8 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let with = |word: &str| serving.iter().filter(|one| one.source == Some(word)).count();
         let (kept, netfilter) = (with(word(Source::Kept)), with(NETFILTER));
         let nodes = count - kept - netfilter;
+        let without_snat = [Some(word(Source::Kept)), Some(NETFILTER)];
+        let elsewhere = serving.iter().any(|one| !one.local && !without_snat.contains(&one.source));
         let destination = self.destination();
         // Only if endpoints differ, a step says how many it is about.
         let of = |some: usize| match some {
@@ -253,17 +255,17 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 return self.end(PathOutcome::Refused(Reason::NoRoute));
             }
         } else if nodes > 0 {
-            let addr: IpAddr = self.rules.node.source.into();
+            let (addrs, decides) = self.snat_addresses(elsewhere);
             let ports = self.rules.common.config;
             self.step(
                 "source address",
-                format!("SNAT to {addr}, with one of {} ports{}", ports.snat_count(), of(nodes)),
+                format!("SNAT to {addrs}{decides}, with one of {} ports{}", ports.snat_count(), of(nodes)),
             );
             let then = if own { "delivered to the process" } else { "forwarded to the client" };
             self.step(
                 "reply",
                 format!(
-                    "arrives at {addr}; at ingress its source is changed to {destination}, and it is {then}"
+                    "arrives at {addrs}; at ingress its source is changed to {destination}, and it is {then}"
                 ),
             );
         }
@@ -283,6 +285,17 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             );
         }
         self.end(PathOutcome::Forward)
+    }
+
+    /// Names the addresses of this node of which endpoints see one, and says what decides between several: endpoints on
+    /// other nodes may be behind a device with its own address.
+    fn snat_addresses(&self, elsewhere: bool) -> (String, &'static str) {
+        let node = &self.rules.node;
+        let of_devices = if elsewhere { node.source_count as usize } else { 0 };
+        let addrs =
+            std::iter::once(node.source).chain(node.sources.iter().take(of_devices).map(|one| one.addr));
+        let names: Vec<_> = addrs.map(|addr| Into::<IpAddr>::into(addr).to_string()).collect();
+        (names.join(" or "), if of_devices > 0 { " (the route to the endpoint decides)" } else { "" })
     }
 
     /// Returns the source address of the node's own packets, unless a process selects another one.

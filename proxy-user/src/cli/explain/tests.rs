@@ -10,7 +10,7 @@ use proxy_common::config::{
     CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_EXTERNAL, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY,
     CONFIG_SOCKET_LB_OFF, NodeConfig,
 };
-use proxy_common::node::{Cidr, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::node::{Cidr, DeviceSource, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
 use proxy_common::prefilter::{PREFILTER_WORDS, Role, position};
 use proxy_common::reason::Reason;
 use proxy_common::service::{
@@ -231,6 +231,25 @@ fn a_client_outside_is_masqueraded_by_netfilter_at_an_endpoint_of_this_node() {
     let answer = ask(&rules, "203.0.113.9", "10.96.0.10:80").render(Output::Wide).unwrap();
     let step = "source address  netfilter masquerades the client (--masquerade-external)\n";
     assert!(answer.contains(step) && answer.contains("serves  netfilter"), "{answer}");
+}
+
+#[test]
+fn an_endpoint_behind_an_overlay_may_see_the_address_of_its_device() {
+    let mut rules = rules();
+    let external = ServiceKey { addr: [0; 4], port: 30080, proto: 6, scope: SCOPE_EXTERNAL };
+    rules.services.remove(&external);
+    for entry in rules.services.values_mut().filter(|entry| entry.id == 2) {
+        entry.flags = 0;
+    }
+    rules.node.sources[0] = DeviceSource { ifindex: 3, addr: [10, 244, 0, 0] };
+    rules.node.source_count = 1;
+    let text = ask(&rules, "198.51.100.9", "192.0.2.1:30080").render(Output::Text).unwrap();
+    let found =
+        "SNAT to 192.0.2.1 or 10.244.0.0 (the route to the endpoint decides), with one of 33512 ports";
+    assert!(text.contains(found) && text.contains("arrives at 192.0.2.1 or 10.244.0.0;"), "{text}");
+    // An endpoint on this node is behind no such device.
+    let text = ask(&rules, "10.244.0.5", "10.96.0.10:80").render(Output::Wide).unwrap();
+    assert!(text.contains("SNAT to 192.0.2.1, with one of"), "{text}");
 }
 
 #[test]
