@@ -72,11 +72,15 @@ struct World {
     done: Vec<Attempt>,
 }
 
+/// Entries of the flow table.
+const FLOWS: u32 = 8_192;
+
 impl World {
     /// Creates a Service with `count` endpoints, ids from 1 on, which accept connections.
     fn new(count: u32, algorithm: Algorithm, are_local: bool, affinity_secs: u32) -> Self {
         let maps = maps::<V4>(0);
-        let mut config = NodeConfig::new(HZ, 512, buckets_for(512), 77);
+        // Room for a flow of each retransmission: a full table evicts flows of clients that wait, and forgets what they tried.
+        let mut config = NodeConfig::new(HZ, FLOWS, buckets_for(FLOWS), 77);
         config.snat = [PortRange::new(2000, 9999), PortRange::default()];
         config.uplinks = [UPLINK, 0, 0];
         maps.set_config(config);
