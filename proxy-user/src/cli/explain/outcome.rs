@@ -28,7 +28,8 @@ pub struct Candidate {
     pub terminating: bool,
     /// The endpoint serves; an endpoint that does not serve is skipped.
     pub serves: bool,
-    /// Packet path: `kept`; `netfilter` if a rule of netfilter masquerades the client; `dsr` if its node gets the packet unchanged; or why the endpoint sees an address of this node.
+    /// Packet path: `kept`; `netfilter` if a rule of netfilter masquerades the client; `dsr` if its node gets the packet
+    /// unchanged; or why the endpoint sees an address of this node.
     pub source: Option<&'static str>,
 }
 
