@@ -115,7 +115,7 @@ fn the_clients_address_is_kept_where_the_reply_surely_returns() {
 }
 
 #[test]
-fn netfilter_masquerades_clients_outside_unless_the_policy_is_local() {
+fn client_outside_with_policy_cluster_is_masqueraded_by_netfilter() {
     let (cluster, local) = (entry(1, KIND_NODE_PORT, 0), entry(1, KIND_NODE_PORT, SERVICE_LOCAL));
     let on = CONFIG_MASQUERADE_EXTERNAL;
     assert!(is_masqueraded(&cluster, true, true, on));

@@ -16,8 +16,8 @@ use crate::workspace::Workspace;
 /// File in a cluster's directory with the name of its proxy.
 pub(super) const PROXY: &str = "proxy";
 
-/// Time limit for a proxy to program all Services of an idle cluster, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Time limit for a proxy to program all Services of an idle cluster.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]

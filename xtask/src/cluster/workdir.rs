@@ -94,11 +94,11 @@ impl Workdir {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// Returns a choice that a file of this name has, like the proxy.
+    /// Reads the value with which the cluster was created from the file of this name (`proxy`, `cni`).
     pub fn choice<T: clap::ValueEnum + fmt::Display>(&self, file: &str) -> Result<T> {
-        let told = fs::read_to_string(self.dir.join(file)).context("the cluster was not finished")?;
-        let found = T::value_variants().iter().find(|one| one.to_string() == told).cloned();
-        found.with_context(|| format!("the cluster has an unknown {file}: `{told}`"))
+        let name = fs::read_to_string(self.dir.join(file)).context("the cluster was not finished")?;
+        let value = T::value_variants().iter().find(|value| value.to_string() == name).cloned();
+        value.with_context(|| format!("the cluster's file `{file}` has an unknown value: `{name}`"))
     }
 
     /// Path of a key file.

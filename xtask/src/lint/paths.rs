@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_macros_and_attributes_count_and_comments_and_literals_do_not() {
+    fn paths_are_found_in_arguments_of_macros_and_attributes() {
         let code = "#[a(b = c::d)]\nfn f() { g!(h, crate::i::J { k: l::m() }) }\n/* n::o */ const P: &str = \"q::r\"; // s::t\n";
         assert_eq!(found(code), ["c::d", "crate::i::J", "l::m"]);
     }

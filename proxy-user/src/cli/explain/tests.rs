@@ -225,7 +225,7 @@ fn a_pod_that_is_its_own_endpoint() {
 }
 
 #[test]
-fn a_client_outside_is_masqueraded_by_netfilter_at_an_endpoint_of_this_node() {
+fn client_outside_of_a_local_endpoint_has_source_netfilter() {
     let mut rules = rules();
     rules.common.config.flags |= CONFIG_MASQUERADE_EXTERNAL;
     let answer = ask(&rules, "203.0.113.9", "10.96.0.10:80").render(Output::Wide).unwrap();
@@ -234,7 +234,7 @@ fn a_client_outside_is_masqueraded_by_netfilter_at_an_endpoint_of_this_node() {
 }
 
 #[test]
-fn an_endpoint_behind_an_overlay_may_see_the_address_of_its_device() {
+fn snat_with_an_overlay_names_both_source_addresses() {
     let mut rules = rules();
     let external = ServiceKey { addr: [0; 4], port: 30080, proto: 6, scope: SCOPE_EXTERNAL };
     rules.services.remove(&external);
