@@ -234,7 +234,12 @@ pub fn source<A: Address>(
 /// Whether netfilter masquerades a connection whose [`Source`] is [`Source::Kept`], as kube-proxy does for clients outside.
 /// `config`: the `CONFIG_*` bits; `outside`: the result of [`is_outside`]. Policy Local keeps the client's address.
 #[inline(always)]
-pub const fn is_masqueraded(service: &ServiceEntry, by_uplink: bool, outside: bool, config: u32) -> bool {
+pub const fn netfilter_masquerades(
+    service: &ServiceEntry,
+    by_uplink: bool,
+    outside: bool,
+    config: u32,
+) -> bool {
     config & CONFIG_MASQUERADE_EXTERNAL != 0 && by_uplink && outside && service.flags & SERVICE_LOCAL == 0
 }
 

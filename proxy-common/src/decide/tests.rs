@@ -118,11 +118,11 @@ fn the_clients_address_is_kept_where_the_reply_surely_returns() {
 fn client_outside_with_policy_cluster_is_masqueraded_by_netfilter() {
     let (cluster, local) = (entry(1, KIND_NODE_PORT, 0), entry(1, KIND_NODE_PORT, SERVICE_LOCAL));
     let on = CONFIG_MASQUERADE_EXTERNAL;
-    assert!(is_masqueraded(&cluster, true, true, on));
-    assert!(!is_masqueraded(&local, true, true, on));
-    assert!(!is_masqueraded(&cluster, false, true, on), "the client is behind a local device");
-    assert!(!is_masqueraded(&cluster, true, false, on), "a pod");
-    assert!(!is_masqueraded(&cluster, true, true, 0));
+    assert!(netfilter_masquerades(&cluster, true, true, on));
+    assert!(!netfilter_masquerades(&local, true, true, on));
+    assert!(!netfilter_masquerades(&cluster, false, true, on), "the client is behind a local device");
+    assert!(!netfilter_masquerades(&cluster, true, false, on), "a pod");
+    assert!(!netfilter_masquerades(&cluster, true, true, 0));
 }
 
 #[test]

@@ -50,7 +50,7 @@ where
     } else if ctx.plan.bits & STATE_DSR != 0 || ends & BY_UPLINK == 0 {
         return;
     } else {
-        if decide::is_masqueraded(&ctx.frontend, true, ends & OUTSIDE != 0, config.flags) {
+        if decide::netfilter_masquerades(&ctx.frontend, true, ends & OUTSIDE != 0, config.flags) {
             ctx.plan.bits |= STATE_MASQUERADE;
         }
         if config.flags & CONFIG_POLICY_ROUTES == 0 || ends & BACKEND_LOCAL == 0 {

@@ -146,7 +146,7 @@ pub fn plan_node(
             object: format!("Node {}", node.name),
             field: "--masquerade-external".to_owned(),
             message: "the rule of netfilter could not be created (does the kernel have nf_tables and nft_masq?): endpoints \
-                      of this node see the addresses of clients outside"
+                      of this node see the addresses of clients outside. --masquerade-external=false accepts that"
                 .to_owned(),
         });
     }

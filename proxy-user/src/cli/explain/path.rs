@@ -211,7 +211,9 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             let number = decide::tunnel(&service, source, flags, &key, outside, node_addr);
             Some(match source {
                 _ if number != 0 => DSR,
-                Source::Kept if decide::is_masqueraded(&service, by_uplink, outside, config) => NETFILTER,
+                Source::Kept if decide::netfilter_masquerades(&service, by_uplink, outside, config) => {
+                    NETFILTER
+                }
                 source => word(source),
             })
         };

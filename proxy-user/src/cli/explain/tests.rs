@@ -233,14 +233,20 @@ fn client_outside_of_a_local_endpoint_has_source_netfilter() {
     assert!(answer.contains(step) && answer.contains("serves  netfilter"), "{answer}");
 }
 
-#[test]
-fn snat_with_an_overlay_names_both_source_addresses() {
+/// Returns the rules with a node port (192.0.2.1:30080) that has one scope.
+fn node_port_with_policy_cluster() -> Rules<A4> {
     let mut rules = rules();
     let external = ServiceKey { addr: [0; 4], port: 30080, proto: 6, scope: SCOPE_EXTERNAL };
     rules.services.remove(&external);
     for entry in rules.services.values_mut().filter(|entry| entry.id == 2) {
         entry.flags = 0;
     }
+    rules
+}
+
+#[test]
+fn snat_with_an_overlay_names_both_source_addresses() {
+    let mut rules = node_port_with_policy_cluster();
     rules.node.sources[0] = DeviceSource { ifindex: 3, addr: [10, 244, 0, 0] };
     rules.node.source_count = 1;
     let text = ask(&rules, "198.51.100.9", "192.0.2.1:30080").render(Output::Text).unwrap();
@@ -254,12 +260,7 @@ fn snat_with_an_overlay_names_both_source_addresses() {
 
 #[test]
 fn a_node_port_from_outside_and_from_the_host() {
-    let mut rules = rules();
-    let external = ServiceKey { addr: [0; 4], port: 30080, proto: 6, scope: SCOPE_EXTERNAL };
-    rules.services.remove(&external);
-    for entry in rules.services.values_mut().filter(|entry| entry.id == 2) {
-        entry.flags = 0;
-    }
+    let mut rules = node_port_with_policy_cluster();
     assert_snapshot!(ask(&rules, "198.51.100.9", "192.0.2.1:30080").render(Output::Wide).unwrap(), @r"
     198.51.100.9 -> default/port (192.0.2.1:30080/TCP): forwarded to its only endpoint, 10.244.1.7:8080
 

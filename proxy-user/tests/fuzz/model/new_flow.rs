@@ -108,9 +108,8 @@ impl Model {
         }
         if segment.proto != UDP && !segment.may_begin() {
             // The picks may have met only endpoints that do not serve any more.
-            let counted = met.target.counters().reasons.get(&Reason::MapInconsistent).copied();
-            let is_missed = counted != self.counters.reasons.get(&Reason::MapInconsistent).copied();
-            let reason = if is_stale && is_missed { Reason::MapInconsistent } else { Reason::InvalidState };
+            let is_missed = is_stale && self.has_counted(met, Reason::MapInconsistent);
+            let reason = if is_missed { Reason::MapInconsistent } else { Reason::InvalidState };
             return Ok(self.refuse(met, segment, service.id, reason));
         }
         let Some((backend, _)) = choice(met, segment) else {
@@ -122,9 +121,7 @@ impl Model {
         };
         if let Some(previous) = previous.filter(|previous| previous.id == endpoint.id) {
             // The current table may lead to the same endpoint.
-            let counted = met.target.counters().reasons;
-            let is_counted =
-                counted.get(&Reason::SecondChance) != self.counters.reasons.get(&Reason::SecondChance);
+            let is_counted = self.has_counted(met, Reason::SecondChance);
             is_second = is_second || extent.iter().any(|e| e.id == previous.id) && is_counted;
         } else {
             is_second = false;
@@ -387,6 +384,11 @@ impl Model {
     ) -> bool {
         let is_all = service.kind == Kind::ClusterIp && self.scenario.masquerade_all;
         origin.from_node || endpoint.addr.ip() == client || !endpoint.is_local && (origin.by_uplink || is_all)
+    }
+
+    /// Whether the target has counted this reason for the packet.
+    fn has_counted(&self, met: &mut Met<'_>, reason: Reason) -> bool {
+        met.target.counters().reasons.get(&reason) != self.counters.reasons.get(&reason)
     }
 
     /// Returns the refusal if the flow could not begin; an error if there was no reason for that.
