@@ -133,6 +133,7 @@ pub fn metrics_router(state: State) -> Router {
         .route("/programmed", get(programmed::all))
         .route("/programmed/{namespace}/{name}", get(programmed::named))
         .route("/xdp", get(xdp))
+        .route("/memory", get(memory))
         .layer(Extension(Turn::default()))
         .with_state(state);
     match page {
@@ -232,6 +233,11 @@ async fn problems(extract::State(state): extract::State<State>) -> Response {
 /// For `ballast status`, because the pins do not show why an uplink has no XDP program.
 async fn xdp(extract::State(state): extract::State<State>) -> Response {
     json(200, &state.metrics.xdp())
+}
+
+/// For `ballast status`: bytes of resident memory, or null.
+async fn memory(extract::State(state): extract::State<State>) -> Response {
+    json(200, &state.metrics.resident())
 }
 
 /// For `ballast status`.

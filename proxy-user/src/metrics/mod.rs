@@ -215,6 +215,11 @@ impl Metrics {
         self.xdp.list()
     }
 
+    /// Returns the resident memory of the agent in bytes; the memory of the maps is not part of it.
+    pub fn resident(&self) -> Option<u64> {
+        process::resident()
+    }
+
     /// Returns all metrics as text. Reads the maps, which blocks for some milliseconds.
     pub fn encode(&self, format: Format) -> Result<String, fmt::Error> {
         let mut output = String::new();

@@ -63,6 +63,12 @@ impl Collector for Process {
     }
 }
 
+/// Returns the resident memory of this process in bytes.
+pub(super) fn resident() -> Option<u64> {
+    let stat = parse(&fs::read_to_string("/proc/self/stat").ok()?)?;
+    Some(stat.resident_pages * rustix::param::page_size() as u64)
+}
+
 /// The used fields of `/proc/self/stat`, in its units.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {

@@ -8,7 +8,7 @@ use super::answer::Answer;
 use super::backend::AskPlaces;
 use super::error::ShowError;
 use super::flow::FlowSelection;
-use super::probe::{api_servers, xdp};
+use super::probe::{api_servers, resident, xdp};
 use super::service::Known;
 use super::stats::Meter;
 use super::status::{Facts, Status};
@@ -160,7 +160,8 @@ pub fn status(args: &StatusArgs) -> Result<Answer, ShowError> {
     let bpffs = &args.reader.maps.bpffs;
     let (installed, others) = check::running(bpffs, args.agent.metrics_bind_address);
     let (xdp, api_servers) = (xdp(&installed.agent), api_servers(&installed.agent));
+    let resident = resident(&installed.agent);
     let status = Status::new(installed, others, Facts::read(bpffs));
-    let status = status.with_xdp(xdp).with_api_servers(api_servers);
+    let status = status.with_xdp(xdp).with_resident(resident).with_api_servers(api_servers);
     Ok(Answer { text: status.render(args.reader.format.output)?, well: status.problems().is_empty() })
 }

@@ -64,6 +64,15 @@ pub fn xdp(agent: &AgentState) -> Vec<XdpDevice> {
     }
 }
 
+/// Returns the resident memory of the agent in bytes; `None` if it does not answer.
+pub fn resident(agent: &AgentState) -> Option<u64> {
+    let AgentState::Answered { address, .. } = agent else { return None };
+    match ask(*address, "/memory") {
+        Ok((200, body)) => serde_json::from_slice(&body).unwrap_or_default(),
+        _ => None,
+    }
+}
+
 /// Returns what the agent reports about the API servers; empty if it does not answer.
 pub fn api_servers(agent: &AgentState) -> ApiServers {
     let AgentState::Answered { address, .. } = agent else { return ApiServers::default() };

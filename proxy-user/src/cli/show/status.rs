@@ -30,6 +30,8 @@ pub struct Status {
     others: Others,
     facts: Result<Facts, ViewError>,
     xdp: Vec<XdpDevice>,
+    /// Resident memory of the agent in bytes.
+    resident: Option<u64>,
     api_servers: ApiServers,
 }
 
@@ -50,6 +52,8 @@ struct StatusJson<'a> {
     api_servers: &'a ApiServers,
     /// XDP on the uplinks; empty if the agent was not queried.
     xdp: &'a [XdpDevice],
+    /// Resident memory of the agent in bytes, without the maps; `null` if it was not queried.
+    resident: Option<u64>,
     maps: Vec<MapJson>,
     /// Source ports for SNAT.
     snat_ports: Option<&'a str>,
@@ -109,13 +113,20 @@ struct ReasonJson {
 impl Status {
     /// Creates the status from what is checked and from the facts that are only shown.
     pub fn new(installed: Installed, others: Others, facts: Result<Facts, ViewError>) -> Self {
-        Self { installed, others, facts, xdp: Vec::new(), api_servers: ApiServers::default() }
+        let (xdp, resident, api_servers) = (Vec::new(), None, ApiServers::default());
+        Self { installed, others, facts, xdp, resident, api_servers }
     }
 
     /// Adds what the agent reports about XDP on the uplinks.
     #[must_use]
     pub fn with_xdp(self, xdp: Vec<XdpDevice>) -> Self {
         Self { xdp, ..self }
+    }
+
+    /// Adds the resident memory of the agent, in bytes.
+    #[must_use]
+    pub fn with_resident(self, resident: Option<u64>) -> Self {
+        Self { resident, ..self }
     }
 
     /// Adds what the agent reports about the API servers.
@@ -165,6 +176,7 @@ impl Status {
             kernel_lacks: facts.map(|facts| &*facts.lacks).unwrap_or_default(),
             api_servers: &self.api_servers,
             xdp: &self.xdp,
+            resident: self.resident,
             maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
             snat_ports: facts.map(|facts| &*facts.snat_ports),
             node_ports: facts.map(|facts| &*facts.node_ports).unwrap_or_default(),
@@ -212,7 +224,7 @@ impl Status {
             let _ = writeln!(text, "API server: {asked}, of {}; {failovers} failovers", servers.len());
         }
         if let Ok(facts) = &self.facts {
-            facts_text(&mut text, facts, output);
+            facts_text(&mut text, facts, self.resident, output);
         }
         for (position, XdpDevice { device, mode, reason }) in self.xdp.iter().enumerate() {
             let label = if position == 0 { "XDP:" } else { "" };
@@ -249,7 +261,7 @@ fn node_ports(addresses: &[IpAddr]) -> String {
     }
 }
 
-fn facts_text(text: &mut String, facts: &Facts, output: Output) {
+fn facts_text(text: &mut String, facts: &Facts, resident: Option<u64>, output: Output) {
     let memory: u64 = facts.maps.iter().filter_map(|row| row.memory).sum();
     let attached = || facts.attachments.iter().filter(|one| one.is_attached());
     let programs: BTreeSet<_> = attached().map(|one| one.program_id).collect();
@@ -273,6 +285,10 @@ fn facts_text(text: &mut String, facts: &Facts, output: Output) {
         facts.folder.display(),
         bytes(memory)
     );
+    if let Some(resident) = resident {
+        let (own, all) = (bytes(resident), bytes(resident + memory));
+        let _ = writeln!(text, "Memory:     {own} of the agent, {all} with the maps");
+    }
     let _ =
         writeln!(text, "Services:   {} ports, {} frontends{empty}{unmanaged}", facts.ports, facts.frontends);
     let _ = writeln!(text, "Endpoints:  {} usable, {endpoints} of {room} ids in use", facts.backends);

@@ -716,7 +716,7 @@ fn service_port_in_json_has_one_identity_in_all_commands() {
 
 #[test]
 fn a_status_with_a_map_that_fills_up() {
-    assert_snapshot!(status_of(well(), Ok(facts())).render(Output::Wide).unwrap(), @r"
+    assert_snapshot!(status_of(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
     Agent:      ok, at 127.0.0.1:10249
     Programs:   1 at 16 hooks
     Missing:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints is not refused; its packets are rejected or dropped; --socket-drop fail has no effect; with --node-port-bind refuse, bind fails with EPERM instead of EADDRINUSE
@@ -809,6 +809,7 @@ fn a_status_without_agent_and_maps() {
         "failovers": 0
       },
       "xdp": [],
+      "resident": null,
       "maps": [],
       "snatPorts": null,
       "nodePorts": [],
