@@ -210,7 +210,7 @@ impl RunConfig {
             metrics_bind_address: metrics,
             page,
             otlp: OtlpSettings::new(otlp, |name| std::env::var(name).ok())?,
-            capacities: sizes.resolve(memory::total()),
+            capacities: sizes.resolve(memory::total(), cores(), &kube_proxy.conntrack),
             flow_timeouts,
             min_sync_period,
             sync_period,
@@ -250,6 +250,11 @@ fn host_name() -> Result<String, ConfigError> {
     let text =
         std::fs::read_to_string(PATH).map_err(|source| ConfigError::HostName { path: PATH, source })?;
     node_name(&text).ok_or(ConfigError::NodeName(text))
+}
+
+/// Returns the number of CPUs.
+fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

@@ -50,7 +50,9 @@ sizes! {
     /// Maximum number of backends; an endpoint of two Service ports counts twice. Default: 262144, more on nodes with more
     /// memory.
     max_backends is backends, "BALLAST_MAX_BACKENDS";
-    /// Maximum number of flows (connections that the packet programs track), for each address family. Default: 131072.
+    /// Maximum number of flows (connections that the packet programs track), for each address family; the table grows up to
+    /// it. Default: 32768 for each CPU, at least 131072, and at most a sixty-fourth of the memory; or kube-proxy's
+    /// `conntrack.maxPerCore` and `conntrack.min`.
     max_flows is flows, "BALLAST_MAX_FLOWS";
     /// Maximum number of translated sockets that Ballast keeps, for each address family. Default: 131072.
     max_sockets is sockets, "BALLAST_MAX_SOCKETS";

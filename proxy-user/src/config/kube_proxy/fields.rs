@@ -212,7 +212,7 @@ pub const SETTINGS: &[Setting] = &[
         "conntrack-max-per-core",
         COUNT,
         "32768",
-        Used("if given, set together with `min` as a netfilter sysctl of the node"),
+        Used("if given, set together with `min` as a netfilter sysctl of the node; the ceiling of the flows"),
     ),
     both("conntrack.min", "conntrack-min", COUNT, "131072", Used("see `maxPerCore`")),
     both(
