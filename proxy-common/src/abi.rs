@@ -64,7 +64,7 @@ plain! {
     FlowEntry<[u8; 4]>: 64 = 8 4 4 4 4 2 2 2 2 1 1 2 4 4 4 4 8 4;
     FlowEntry<[u8; 16]>: 112 = 8 16 16 16 16 2 2 2 2 1 1 2 4 4 4 4 8 4;
     PortRange: 4 = 2 2;
-    NodeConfig: 168 = 4 4 4 4 4 4 4 4 4 4 4 4 4 4 8 12 4 8 24 16 8 32;
+    NodeConfig: 208 = 4 4 4 4 4 4 4 4 4 4 4 4 32 8 12 20 8 24 16 8 32;
     Cidr<[u8; 4]>: 8 = 4 4;
     Cidr<[u8; 16]>: 32 = 16 16;
     IpsecPolicy<[u8; 4]>: 16 = 8 8;
@@ -85,8 +85,8 @@ plain! {
     FragmentEntry: 12 = 2 2 4 4;
     SocketKey<[u8; 4]>: 16 = 8 4 2 1 1;
     SocketKey<[u8; 16]>: 32 = 8 16 2 1 1 4;
-    SocketEntry<[u8; 4]>: 16 = 4 2 2 4 4;
-    SocketEntry<[u8; 16]>: 28 = 16 2 2 4 4;
+    SocketEntry<[u8; 4]>: 20 = 4 2 2 4 4 4;
+    SocketEntry<[u8; 16]>: 32 = 16 2 2 4 4 4;
     SocketStorage: 48 = 16 16 2 2 4 4 1 1 1 1;
     SocketPeer: 48 = 16 16 2 2 4 4 1 1 2;
     SocketPeers: 384 = 384;

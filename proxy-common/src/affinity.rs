@@ -1,6 +1,6 @@
 //! `affinity`, `affinity6` and `affinity_netns`: the backend that each client keeps (`sessionAffinity: ClientIP`).
 
-/// Key of `affinity` and `affinity6` (LRU): a client of the packet path.
+/// Key of `affinity` and `affinity6`: a client of the packet path.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AffinityKey<A> {
@@ -10,7 +10,7 @@ pub struct AffinityKey<A> {
     pub service: u32,
 }
 
-/// Key of `affinity_netns` (LRU): a client of the socket path. The client is a network namespace, because a socket has no
+/// Key of `affinity_netns`: a client of the socket path. The client is a network namespace, because a socket has no
 /// source address yet when it connects, and all sockets of a pod share one namespace.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

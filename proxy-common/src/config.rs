@@ -11,8 +11,6 @@ pub struct NodeConfig {
     pub abi: u32,
     /// Jiffies per second.
     pub hz: u32,
-    /// Number of entries of `flows` and of `flows6`.
-    pub flow_entries: u32,
     /// Timeout of an unreplied TCP flow: the backend has not answered.
     pub tcp_syn_sent: u32,
     /// Timeout of a half-open TCP flow: the backend has answered, and the client has not acknowledged the answer.
@@ -29,20 +27,20 @@ pub struct NodeConfig {
     pub udp: u32,
     /// Timeout of a UDP flow with more than one exchange.
     pub udp_stream: u32,
-    /// Number of buckets of `flow_index` and of `flow_index6`; a power of two.
-    pub flow_buckets: u32,
     /// Seed of the hash of a flow's key, so that an attacker cannot fill one bucket. Never 0; it stays the same while flows
     /// exist.
     pub flow_seed: u32,
     /// `CONFIG_*` bits.
     pub flags: u32,
+    /// Sizes of the flow tables, by the index of the family.
+    pub flows: [FlowSize; 2],
     /// Source ports for SNAT, in two ranges.
     pub snat: [PortRange; SNAT_RANGES],
     /// The uplinks with the lowest indexes among `devices`; unused places are 0. Reading them needs no helper call. If all
     /// places are used, there may be more uplinks.
     pub uplinks: [u32; UPLINKS],
-    /// Zero.
-    pub reserved: u32,
+    /// The ceilings of the maps that grow. No program reads them.
+    pub limits: Limits,
     /// Cookie of the network namespace that the agent serves: sockets in this namespace are the node's own.
     pub host_netns: u64,
     /// The MAC address at which this node receives the frames of each of `uplinks`: [`DEVICE_MAC`] of its entry.
@@ -61,6 +59,45 @@ pub struct NodeConfig {
 
 /// Number of cgroups in [`NodeConfig::pod_cgroups`].
 pub const POD_CGROUPS: usize = 2;
+
+/// Size of the flow table of one address family: `flows` and `flow_index`, or `flows6` and `flow_index6`.
+///
+/// The index grows while packets pass: for a while keys are in buckets by the old number of buckets or by the new one, and
+/// every program looks in both. The agent changes one field at a time, and waits until no program runs that has read the old
+/// value: first `searched`, then `buckets`; it moves the keys; and then `searched` again.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowSize {
+    /// Number of entries.
+    pub entries: u32,
+    /// Number of buckets by which keys are added; a power of two.
+    pub buckets: u32,
+    /// Numbers of buckets by which keys are looked up, powers of two; the second is 0 unless the index grows.
+    pub searched: [u32; 2],
+}
+
+impl FlowSize {
+    /// Returns the size of a table whose index does not grow.
+    pub const fn new(entries: u32, buckets: u32) -> Self {
+        Self { entries, buckets, searched: [buckets, 0] }
+    }
+}
+
+/// The number of elements up to which maps grow; 0: not limited.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Service port ids: `service_stats`, `turns`, and half the elements of `maglev_index`.
+    pub services: u32,
+    /// Elements of `slots`.
+    pub slots: u32,
+    /// Words of `maglev`.
+    pub maglev_words: u32,
+    /// Backend ids.
+    pub backends: u32,
+    /// Flows of each address family.
+    pub flows: u32,
+}
 
 /// Number of ranges of source ports for SNAT: one below and one above the local ports that the kernel gives to sockets.
 pub const SNAT_RANGES: usize = 2;
@@ -234,10 +271,11 @@ impl NodeConfig {
     ///
     /// [`MAX_FLOWS`]: crate::flow::MAX_FLOWS
     pub fn new(hz: u32, flow_entries: u32, flow_buckets: u32, flow_seed: u32) -> Self {
+        let entries =
+            if flow_entries > crate::flow::MAX_FLOWS { crate::flow::MAX_FLOWS } else { flow_entries };
         Self {
             abi: crate::version::ABI_VERSION,
             hz,
-            flow_entries: flow_entries.min(crate::flow::MAX_FLOWS),
             tcp_syn_sent: hz * seconds::TCP_SYN_SENT,
             tcp_syn_recv: hz * seconds::TCP_SYN_RECV,
             tcp_established: hz * seconds::TCP_ESTABLISHED,
@@ -246,12 +284,12 @@ impl NodeConfig {
             tcp_close: hz * seconds::TCP_CLOSE,
             udp: hz * seconds::UDP,
             udp_stream: hz * seconds::UDP_STREAM,
-            flow_buckets,
             flow_seed,
             flags: 0,
+            flows: [FlowSize::new(entries, flow_buckets); 2],
             snat: SNAT_PORTS,
             uplinks: [0; UPLINKS],
-            reserved: 0,
+            limits: Limits::default(),
             host_netns: 0,
             macs: [0; UPLINKS],
             pod_cgroups: [0; POD_CGROUPS],

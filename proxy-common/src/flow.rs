@@ -41,7 +41,7 @@ pub const BUCKET_SLOTS: u32 = 15;
 pub const BUCKET_WORDS: u32 = 16;
 
 /// Value of `flow_index` and `flow_index6`: a bucket of a set-associative hash table, one cache line. (The map is an array
-/// that can be memory-mapped, so its values begin at a page boundary. [`NodeConfig::flow_buckets`] is the number of
+/// that can be memory-mapped, so its values begin at a page boundary. [`FlowSize::buckets`] is the number of
 /// buckets.)
 ///
 /// A slot is 0 (free) or holds [`SLOT_PENDING`], the [`tag`] of a key in [`SLOT_TAG`], and the number of a flow plus one in
@@ -49,7 +49,7 @@ pub const BUCKET_WORDS: u32 = 16;
 /// adds a key writes a pending slot, searches all possible slots for the same key, and then makes its slot valid; see
 /// `proxy-ebpf/src/flow/index.rs`.
 ///
-/// [`NodeConfig::flow_buckets`]: crate::config::NodeConfig::flow_buckets
+/// [`FlowSize::buckets`]: crate::config::FlowSize::buckets
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {

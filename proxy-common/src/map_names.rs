@@ -33,7 +33,7 @@ pub const FLOW_INDEX: &str = "flow_index";
 pub const FLOW_INDEX6: &str = "flow_index6";
 /// Family index to the clock hand (`u64`) over the family's flows; array of two.
 pub const CLOCK_HAND: &str = "clock_hand";
-/// [`SocketKey`](crate::socket::SocketKey) to [`SocketEntry`](crate::socket::SocketEntry); LRU hash.
+/// [`SocketKey`](crate::socket::SocketKey) to [`SocketEntry`](crate::socket::SocketEntry); hash, not preallocated.
 pub const SOCKETS: &str = "sockets";
 /// The same for IPv6.
 pub const SOCKETS6: &str = "sockets6";
@@ -73,11 +73,13 @@ pub const NODE_ADDRS6: &str = "node_addrs6";
 pub const TUNNELS: &str = "tunnels";
 /// Interface index to [`Device`](crate::node::Device); hash.
 pub const DEVICES: &str = "devices";
-/// [`AffinityKey`](crate::affinity::AffinityKey) to [`AffinityEntry`](crate::affinity::AffinityEntry); LRU hash.
+/// [`AffinityKey`](crate::affinity::AffinityKey) to [`AffinityEntry`](crate::affinity::AffinityEntry); hash, not
+/// preallocated.
 pub const AFFINITY: &str = "affinity";
 /// The same for IPv6.
 pub const AFFINITY6: &str = "affinity6";
-/// [`NetnsAffinityKey`](crate::affinity::NetnsAffinityKey) to [`AffinityEntry`](crate::affinity::AffinityEntry); LRU hash.
+/// [`NetnsAffinityKey`](crate::affinity::NetnsAffinityKey) to [`AffinityEntry`](crate::affinity::AffinityEntry); hash, not
+/// preallocated.
 pub const AFFINITY_NETNS: &str = "affinity_netns";
 /// Cookie of a network namespace to `u32`, 1: the namespace of a pod, by the source of a connection; LRU hash.
 pub const NAMESPACES: &str = "namespaces";
@@ -190,6 +192,48 @@ pub const CALLS: &str = "calls";
 
 /// The targets of the packet programs' tail calls, by their number in [`CALLS`].
 pub const TAIL_CALL_TARGETS: [&str; 6] = ["known4", "known6", "stages4", "stages6", "tunnel4", "tunnel6"];
+
+/// Maximum number of segments of a map that grows. The map is an array of arrays of equal size: element `i` is in segment
+/// `i / n`, where `n` is the number of elements of a segment.
+pub const SEGMENTS: u32 = 1024;
+/// Elements of a segment of `slots`.
+pub const SLOT_SEGMENT: u32 = 1 << 14;
+/// Words of a segment of `maglev`.
+pub const MAGLEV_SEGMENT: u32 = 1 << 16;
+/// Elements of a segment of `maglev_index`.
+pub const MAGLEV_INDEX_SEGMENT: u32 = 1 << 13;
+/// Backend ids of a segment of `backends`, `backends6`, `health`, `backend_stats` and `connections`.
+pub const BACKEND_SEGMENT: u32 = 1 << 14;
+/// Service port ids of a segment of `service_stats` and `turns`.
+pub const SERVICE_SEGMENT: u32 = 1 << 12;
+/// Flows of a segment of `flows` and `flows6`.
+pub const FLOW_SEGMENT: u32 = 1 << 14;
+/// Buckets of a segment of `flow_index` and `flow_index6`.
+pub const BUCKET_SEGMENT: u32 = 1 << 13;
+/// Elements of a segment of `syn_times`.
+pub const SYN_TIME_SEGMENT: u32 = 2 * FLOW_SEGMENT;
+
+/// Flows of each address family with which a node starts.
+pub const FIRST_FLOWS: u32 = FLOW_SEGMENT;
+
+/// Maps that grow by segments.
+pub const SEGMENTED: &[&str] = &[
+    SLOTS,
+    MAGLEV_INDEX,
+    MAGLEV,
+    TURNS,
+    BACKENDS,
+    BACKENDS6,
+    HEALTH,
+    FLOWS,
+    FLOWS6,
+    FLOW_INDEX,
+    FLOW_INDEX6,
+    SERVICE_STATS,
+    BACKEND_STATS,
+    CONNECTIONS,
+    SYN_TIMES,
+];
 
 /// Maps that are not pinned by name: their content is not needed after the packet, or can be created again.
 pub const PRIVATE: &[&str] = &[

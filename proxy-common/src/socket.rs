@@ -155,8 +155,8 @@ pub struct TranslatedSocket {
     pub storage: SocketStorage,
 }
 
-/// Key of `sockets` (LRU): for the peers of unconnected UDP sockets that have more than [`SOCKET_PEERS`], and for sockets
-/// whose storage the kernel could not allocate.
+/// Key of `sockets`: for the peers of unconnected UDP sockets that have more than [`SOCKET_PEERS`], and for sockets whose
+/// storage the kernel could not allocate.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SocketKey<A: Address> {
@@ -202,7 +202,12 @@ pub struct SocketEntry<A> {
     pub service: u32,
     /// Id of the backend.
     pub backend_id: u32,
+    /// Low 32 bits of jiffies when the entry was last used, to within [`USED_WITHIN`].
+    pub last_used: u32,
 }
+
+/// The number of jiffies for which the use of an entry of `sockets` is not noted again.
+pub const USED_WITHIN: u32 = 1_000;
 
 #[cfg(test)]
 mod tests {

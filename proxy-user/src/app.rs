@@ -22,8 +22,9 @@ use crate::config::{Options, RunConfig};
 use crate::host::cgroup;
 use crate::host::facts::Facts;
 use crate::host::follow::Follower;
-use crate::maps::KernelStore;
+use crate::maps::flow_growth::{FlowGrowth, Grown};
 use crate::maps::view::View;
+use crate::maps::{KernelStore, forget};
 use crate::metrics::{Metrics, recent};
 use crate::model::notice::Notice;
 use crate::model::problem::chain;
@@ -226,6 +227,8 @@ async fn serve(
     };
     tasks.spawn_optional(sockets::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell));
     tasks.spawn_optional(connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone()));
+    tasks.spawn_optional(grow_flows(programs.pin_dir()));
+    tasks.spawn_optional(forget(programs.pin_dir()));
     tasks.spawn_optional(memory::give_back(status.clone()));
     tasks.spawn_optional(announce(status));
     wait_for_the_end(tasks).await
@@ -387,6 +390,45 @@ async fn note_faults(metrics: Arc<Metrics>, bpffs: PathBuf) {
             tracing::debug!(%error, "cannot read the counters of reasons");
         }
         sleep(recent::PERIOD).await;
+    }
+}
+
+/// Lets the flow tables grow as they fill up.
+async fn grow_flows(folder: PathBuf) {
+    /// So often, a table of 16,384 entries with room for half as many is not full before a look, at 160,000 new flows a
+    /// second.
+    const PERIOD: Duration = Duration::from_millis(50);
+    let look = move || -> std::io::Result<()> {
+        let mut tables = FlowGrowth::open(&folder)?;
+        loop {
+            for Grown { family, entries, moved } in tables.look()? {
+                tracing::info!(family, entries, moved, "the flow table has grown");
+            }
+            std::thread::sleep(PERIOD);
+        }
+    };
+    loop {
+        // The thread ends with the process.
+        if let Ok(Err(error)) = spawn_blocking(look.clone()).await {
+            tracing::error!(%error, "cannot let the flow tables grow; retrying");
+        }
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Removes what clients and sockets need no longer.
+async fn forget(folder: PathBuf) {
+    const PERIOD: Duration = Duration::from_secs(10);
+    loop {
+        sleep(PERIOD).await;
+        let folder = folder.clone();
+        match spawn_blocking(move || forget::sweep(&folder)).await {
+            Ok(Ok(0)) | Err(_) => {}
+            Ok(Ok(entries)) => tracing::debug!(entries, "clients and sockets forgotten"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot remove old entries of session affinity and sockets; retrying")
+            }
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use node::{Node, Privileges, TCX, foreign, links_on, links_on_device, on_node, run, veth};
+use proxy_common::config::{FlowSize, Limits, NodeConfig};
 use proxy_user::programs::bpf::{Link, Rank, tcx_links};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{
@@ -322,6 +323,14 @@ fn a_pin_of_another_shape_is_never_used() {
     });
 }
 
+/// Returns the sizes of the flow tables and the ceilings of the maps.
+fn config(node: &Node) -> ([FlowSize; 2], Limits) {
+    let map = aya::maps::MapData::from_pin(node.ballast().join("config")).unwrap();
+    let map: aya::maps::Array<_, NodeConfig> = aya::maps::Map::Array(map).try_into().unwrap();
+    let config = map.get(&0, 0).unwrap();
+    (config.flows, config.limits)
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
 fn another_capacity_keeps_the_map_and_says_so() {
@@ -330,16 +339,19 @@ fn another_capacity_keeps_the_map_and_says_so() {
         agent.attach_sockets().unwrap();
         drop(agent);
         let settings = node.settings();
-        let capacities = Capacities { slots: 512, ..settings.capacities };
+        // A map that grows takes any ceiling.
+        let capacities = Capacities { frontends: 128, slots: 512, ..settings.capacities };
         let agent = Programs::start(&Settings { capacities, ..settings }).unwrap();
-        let kept = StartNotice::SizeKept {
-            map: "slots",
-            setting: "--max-slots",
-            kept: 256,
-            max_entries: 512,
+        let kept = ["services", "services6"].map(|map| StartNotice::SizeKept {
+            map,
+            setting: "--max-frontends",
+            kept: 64,
+            max_entries: 128,
             by_memory: false,
-        };
-        assert_eq!(agent.notices(), [kept]);
+        });
+        assert_eq!(agent.notices(), kept);
+        let (_, limits) = config(node);
+        assert_eq!((limits.slots, limits.flows), (512, capacities.flows));
         assert!(agent.is_current());
     });
 }

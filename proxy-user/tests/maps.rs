@@ -23,6 +23,7 @@ use proxy_common::select::Algorithm;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_user::maps::segments::{self, SegmentShape};
 use proxy_user::maps::{
     Backend, Capacity, ConfigRow, Contents, FrontendKey, KernelStore, MapError, MemoryStore, NodeContents,
     NodeFamily, NodeRow, Store, Table, TunnelRow, Write,
@@ -109,7 +110,7 @@ impl Pins {
         let nodes = Array::<MapData, Tunnel>::create(TUNNEL_COUNT, 0).unwrap();
         nodes.pin(at(Table::Tunnels)).unwrap();
         let mut config = Array::<MapData, NodeConfig>::create(1, 0).unwrap();
-        config.set(0, NodeConfig { flow_entries: 9, ..NodeConfig::new(250, 8, 16, 77) }, 0).unwrap();
+        config.set(0, NodeConfig::new(250, 9, 16, 77), 0).unwrap();
         config.pin(at(Table::Config)).unwrap();
         HashMap::<MapData, [u8; 4], u32>::create(8, NO_PREALLOC).unwrap().pin(at(Table::NodeAddrs)).unwrap();
         HashMap::<MapData, [u8; 16], u32>::create(8, NO_PREALLOC)
@@ -246,6 +247,52 @@ fn every_write_does_in_the_kernel_what_it_does_in_memory() {
         (left.services.len(), left.names.len(), left.backends.len(), left.backends6.len()),
         (1, 1, 1, 0)
     );
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn arrays_grow_as_they_are_written() {
+    const PER: u32 = 512;
+    let pins = Pins::new(SMALL);
+    let value = |name: &str| match name {
+        "slots" => 4,
+        "backends" => 16,
+        "backends6" => 28,
+        _ => 8,
+    };
+    let names = ["slots", "backends", "backends6", HEALTH, BACKEND_STATS, CONNECTIONS];
+    let segments =
+        |name: &str| (0..).take_while(|n| pins.path().join(format!("segments/{name}_{n}")).exists()).count();
+    for name in names {
+        std::fs::remove_file(pins.path().join(name)).unwrap();
+        let shape = SegmentShape { kind: 2, value_size: value(name), flags: MMAPABLE, entries: PER };
+        segments::create(pins.path(), name, shape).unwrap();
+        assert_eq!(segments(name), 1);
+    }
+    let mut kernel = KernelStore::open(pins.path()).unwrap();
+    assert_eq!((kernel.capacity().slots, kernel.capacity().backends), (1024 * PER, 1024 * PER));
+    let ids: Vec<u32> = (1..=2 * PER).collect();
+    kernel
+        .write(&[Write::Backend(2 * PER, row(v4(9), BACKEND_ACTIVE)), Write::Slots(PER - 3, ids.clone())])
+        .unwrap();
+    assert_eq!(names.map(segments), [4, 3, 3, 3, 3, 3], "the others need them when an endpoint has an id");
+    let found = kernel.read_range(Table::Slots, PER - 3..3 * PER - 3).unwrap();
+    assert_eq!(found.slots, ids);
+    assert_eq!(
+        kernel.read_range(Table::Backends, 0..4 * PER).unwrap().backends,
+        BTreeMap::from([(2 * PER, row(v4(9), BACKEND_ACTIVE))])
+    );
+    // Segments beyond the most that there may be are an error, and the map stays as it is.
+    let error = kernel.write(&[Write::Slots(1024 * PER - 1, vec![7, 8])]).unwrap_err();
+    assert!(error.error.to_string().contains("raise --max-slots"), "{}", error.error);
+    drop(kernel);
+    // The next agent finds all of them, also those whose pins were lost.
+    std::fs::remove_file(pins.path().join("segments/slots_1")).unwrap();
+    assert_eq!(segments::repair(pins.path()).unwrap(), 1);
+    let mut kernel = KernelStore::open(pins.path()).unwrap();
+    assert_eq!(kernel.read_range(Table::Slots, PER - 3..3 * PER - 3).unwrap().slots, ids);
+    let outer = aya::maps::MapInfo::from_pin(pins.path().join("slots")).unwrap();
+    assert_eq!((outer.map_type().unwrap(), outer.max_entries()), (aya::maps::MapType::ArrayOfMaps, 1024));
 }
 
 #[test]
@@ -517,7 +564,7 @@ fn what_is_said_of_the_node_is_read_back() {
     let others: Array<MapData, NodeConfig> =
         Map::Array(MapData::from_pin(pins.path().join(CONFIG)).unwrap()).try_into().unwrap();
     let entry = others.get(&0, 0).unwrap();
-    assert_eq!((entry.flow_entries, entry.flow_seed, entry.hz), (9, 77, 250), "these are not ours");
+    assert_eq!((entry.flows[0].entries, entry.flow_seed, entry.hz), (9, 77, 250), "these are not ours");
 
     let gone = [
         Write::NoNodeAddr(addresses[0]),

@@ -25,7 +25,9 @@ use proxy_user::programs::{
 use proxy_user::sync::Status;
 
 fn array<V: aya::Pod>(node: &Node, name: &str) -> Array<MapData, V> {
-    Map::Array(MapData::from_pin(node.ballast().join(name)).unwrap()).try_into().unwrap()
+    let maps = node.ballast().join(format!("v{}", proxy_common::version::ABI_VERSION));
+    let pin = proxy_user::maps::segments::first_segment(&maps, name);
+    Map::Array(MapData::from_pin(pin).unwrap()).try_into().unwrap()
 }
 
 fn start_at_full_size(node: &Node) -> Programs {
@@ -66,12 +68,19 @@ fn a_socket_is_stranded_when_its_endpoint_left_the_service_that_led_it_there() {
         for (id, row) in [(1, entry), (2, gone), (3, reused), (4, others)] {
             backends.set(id, row, 0).unwrap();
         }
-        let map = Map::LruHashMap(MapData::from_pin(node.ballast().join("sockets")).unwrap());
+        let map = Map::HashMap(MapData::from_pin(node.ballast().join("sockets")).unwrap());
         let mut sockets: aya::maps::HashMap<_, SocketKey<[u8; 4]>, SocketEntry<[u8; 4]>> =
             map.try_into().unwrap();
         let mut put = |cookie, proto, direction, backend_id| {
             let key = SocketKey::new(cookie, [10, 0, 0, 1], 53, proto, direction);
-            let value = SocketEntry { addr: [10, 96, 0, 1], port: 53, grace: 0, service: 3, backend_id };
+            let value = SocketEntry {
+                addr: [10, 96, 0, 1],
+                port: 53,
+                grace: 0,
+                service: 3,
+                backend_id,
+                last_used: 0,
+            };
             sockets.insert(key, value, 0).unwrap();
         };
         for id in 1..=4 {

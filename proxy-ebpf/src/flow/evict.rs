@@ -6,7 +6,7 @@ use proxy_common::config::NodeConfig;
 use proxy_common::conntrack::{KEEP, eviction_priority};
 use proxy_common::flow::{STATE_CLAIMED, bits_of, claimed};
 
-use super::index::{NO_FLOW, remove_key};
+use super::index::{NO_FLOW, remove_key, size};
 use super::memory::EntryRef as _;
 use crate::env::{ClockWindow, FlowTable, Time};
 use crate::select::load;
@@ -37,9 +37,9 @@ fn priority<M: FlowTable>(entry: M::Entry, state: u64, time: Time) -> u32 {
 pub fn scan<M: FlowTable>(maps: M, start: u32, room: u32, now: u32) -> u64 {
     let mut best = u64::from(KEEP) << 32;
     let Some(config) = maps.config() else { return best };
-    let time = Time { now, config };
+    let (time, entries) = (Time { now, config }, size::<M>(config).entries);
     let mut step = 0;
-    while step < SCAN && step < room && start + step < config.flow_entries {
+    while step < SCAN && step < room && start + step < entries {
         let Some(entry) = maps.entry(start + step) else { return best };
         let state = entry.state().load();
         let priority = opaque_to_verifier(u64::from(priority::<M>(entry, state, time)), state) as u32;
@@ -61,7 +61,7 @@ fn in_window<M: FlowTable>(maps: M, time: Time) -> Option<(*mut ClockWindow, u32
     let window = maps.clock_window()?;
     // SAFETY: this CPU's own value.
     let ClockWindow { next, left } = unsafe { window.read_volatile() };
-    (left != 0 && next < time.config.flow_entries).then_some((window, next))
+    (left != 0 && next < size::<M>(time.config).entries).then_some((window, next))
 }
 
 /// Prefetches the entry that the next new flow examines first; see [`index::prefetch`](super::index::prefetch).
@@ -79,17 +79,18 @@ pub fn prefetch<M: FlowTable>(maps: M, time: Time) {
 #[inline(always)]
 fn advance<M: FlowTable>(maps: M, skip: u32, config: &NodeConfig) -> (u32, u32) {
     let Some(window) = maps.clock_window() else { return (NO_FLOW, 0) };
-    if config.flow_entries == 0 {
+    let entries = size::<M>(config).entries;
+    if entries == 0 {
         return (NO_FLOW, 0);
     }
     // SAFETY: this CPU's own value.
     let ClockWindow { mut next, mut left } = unsafe { window.read_volatile() };
-    if left > skip && next + skip < config.flow_entries {
+    if left > skip && next + skip < entries {
         next += skip;
         left -= skip;
     } else {
         let Some(hand) = maps.advance_clock_hand(WINDOW) else { return (NO_FLOW, 0) };
-        next = hand as u32 % config.flow_entries;
+        next = hand as u32 % entries;
         left = WINDOW;
     }
     // SAFETY: as above.
@@ -101,13 +102,14 @@ fn advance<M: FlowTable>(maps: M, skip: u32, config: &NodeConfig) -> (u32, u32) 
 #[inline(always)]
 fn advance_far<M: FlowTable>(maps: M, config: &NodeConfig) -> (u32, u32) {
     let Some(window) = maps.clock_window() else { return (NO_FLOW, 0) };
-    if config.flow_entries == 0 {
+    let entries = size::<M>(config).entries;
+    if entries == 0 {
         return (NO_FLOW, 0);
     }
     // SAFETY: this CPU's own value.
     unsafe {
-        let far = window.read_volatile().next + config.flow_entries / (SCANS - NEAR);
-        let next = far % config.flow_entries;
+        let far = window.read_volatile().next + entries / (SCANS - NEAR);
+        let next = far % entries;
         window.write_volatile(ClockWindow { next: next + 1, left: WINDOW - 1 });
         (next, WINDOW - 1)
     }

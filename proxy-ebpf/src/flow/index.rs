@@ -8,6 +8,8 @@
 //! slot. The mark that the second bucket is in use follows the same rule: it is written before a key is written to the
 //! second bucket.
 
+use proxy_common::Family;
+use proxy_common::config::{FlowSize, NodeConfig};
 use proxy_common::flow::{
     BUCKET_WORDS, DIRECTION_FORWARD, FlowKey, NO_POSITION, SLOT_PENDING, SLOT_TAG, STATE_CLAIMED, STATE_USED,
     bits_of, buckets_of, flow_of, generation_of, slot_of, tag,
@@ -46,6 +48,12 @@ macro_rules! each_slot {
             $body
         })+
     };
+}
+
+/// Returns the size of the handle's flow table.
+#[inline(always)]
+pub fn size<M: FlowTable>(config: &NodeConfig) -> FlowSize {
+    config.flows[(<M::Family as Family>::INDEX & 1) as usize]
 }
 
 /// Returns the slot at a position, or `None` if the position is beyond the index.
@@ -112,7 +120,8 @@ fn first_tagged<M: FlowTable>(maps: M, bucket: u32, tag: u32) -> u32 {
 #[inline(always)]
 pub fn find<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, hash: u64) -> u64 {
     let Some(config) = maps.config() else { return NO_FLOW_GENERATION };
-    let [first, second] = buckets_of(hash, config.flow_buckets);
+    let [number, other] = size::<M>(config).searched;
+    let [first, second] = buckets_of(hash, number);
     let tag = tag(hash);
     // The first slot with the tag nearly always has the key: two keys have the same tag with a probability of 1 in 127.
     let slot = first_tagged(maps, first, tag);
@@ -125,13 +134,27 @@ pub fn find<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, hash: u64) -> u64 {
             return found;
         }
     }
-    if overflows(maps, first) { maps.find_in(second, tag, key) } else { NO_FLOW_GENERATION }
+    if overflows(maps, first) {
+        let found = maps.find_in(second, tag, key);
+        if found != NO_FLOW_GENERATION {
+            return found;
+        }
+    }
+    if other == 0 { NO_FLOW_GENERATION } else { find_by(maps, key, hash, other) }
+}
+
+/// Returns the same as [`find`], by another number of buckets, while the index grows.
+#[inline(always)]
+fn find_by<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, hash: u64, buckets: u32) -> u64 {
+    let [first, second] = buckets_of(hash, buckets);
+    let found = maps.find_in(first, tag(hash), key);
+    if found == NO_FLOW_GENERATION { maps.find_in(second, tag(hash), key) } else { found }
 }
 
 /// Prefetches the first bucket of a key with this hash, which is seldom in a cache.
 #[inline(always)]
-pub fn prefetch<M: FlowTable>(maps: M, hash: u64, buckets: u32) {
-    let [first, _] = buckets_of(hash, buckets);
+pub fn prefetch<M: FlowTable>(maps: M, hash: u64, config: &NodeConfig) {
+    let [first, _] = buckets_of(hash, size::<M>(config).searched[0]);
     if let Some(bucket) = maps.bucket(first) {
         bucket.prefetch();
     }
@@ -241,15 +264,30 @@ pub fn conflicting_entry<M: FlowTable>(maps: M, index: u32, direction: u32, own:
     NO_FLOW
 }
 
-/// Does the same as [`conflicting_entry`] in both buckets where the key may be.
+/// Does the same as [`conflicting_entry`] in all buckets where the key may be.
 #[inline(always)]
-fn conflict<M: FlowTable>(maps: M, index: u32, direction: u32, own: u32, [first, second]: [u32; 2]) -> u32 {
-    let found = maps.conflicting_entry(index, direction, own, first);
-    if found == NO_FLOW && overflows(maps, first) {
-        maps.conflicting_entry(index, direction, own, second)
-    } else {
-        found
+fn conflict<M: FlowTable>(
+    maps: M,
+    index: u32,
+    direction: u32,
+    own: u32,
+    hash: u64,
+    searched: [u32; 2],
+) -> u32 {
+    let mut found = NO_FLOW;
+    let mut turn = 0;
+    while turn < 2 {
+        // The second number is 0 unless the index grows.
+        if found == NO_FLOW && searched[turn] != 0 {
+            let [first, second] = buckets_of(hash, searched[turn]);
+            found = maps.conflicting_entry(index, direction, own, first);
+            if found == NO_FLOW && overflows(maps, first) {
+                found = maps.conflicting_entry(index, direction, own, second);
+            }
+        }
+        turn += 1;
     }
+    found
 }
 
 /// Adds a key of a flow to the index. `index` is the flow's number, `hash` the key's hash; the flow's entry must be claimed
@@ -258,8 +296,8 @@ fn conflict<M: FlowTable>(maps: M, index: u32, direction: u32, own: u32, [first,
 #[inline(always)]
 pub fn add<M: FlowTable>(maps: M, index: u32, direction: u32, hash: u64) -> u32 {
     let Some(config) = maps.config() else { return NO_FLOW };
-    let buckets = buckets_of(hash, config.flow_buckets);
-    let [first, second] = buckets;
+    let FlowSize { buckets, searched, .. } = size::<M>(config);
+    let [first, second] = buckets_of(hash, buckets);
     // `opaque` makes the compiler compute the tag and the valid slot from `pending` again, instead of keeping them on the
     // stack.
     let pending = opaque(u64::from(slot_of(tag(hash), index) | SLOT_PENDING)) as u32;
@@ -271,8 +309,8 @@ pub fn add<M: FlowTable>(maps: M, index: u32, direction: u32, hash: u64) -> u32 
     entry.set_position(direction as u8, own, pending & SLOT_TAG);
     let mut other = NO_FLOW;
     // The flow's own slot is one of those with the tag.
-    if count_tags(maps, first, pending & SLOT_TAG) != 1 || overflows(maps, first) {
-        other = conflict(maps, index, direction, own, buckets);
+    if searched[1] != 0 || count_tags(maps, first, pending & SLOT_TAG) != 1 || overflows(maps, first) {
+        other = conflict(maps, index, direction, own, hash, searched);
     }
     let wanted = if other == NO_FLOW { pending & !SLOT_PENDING } else { 0 };
     // Fails if another CPU has removed the pending slot, which then does not become valid.
@@ -283,7 +321,7 @@ pub fn add<M: FlowTable>(maps: M, index: u32, direction: u32, hash: u64) -> u32 
         index
     } else {
         // The CPU that removed our slot has added the key for its own flow.
-        conflict(maps, index, direction, NO_POSITION, buckets)
+        conflict(maps, index, direction, NO_POSITION, hash, searched)
     }
 }
 

@@ -19,8 +19,8 @@ impl<F: Family> HostMaps<F> {
     /// Sets the configuration, and creates empty flow tables of the configured sizes.
     pub fn set_config(self, config: NodeConfig) {
         *at!(self, config) = config;
-        *at!(self, flows) = std::vec![ZeroFlow::<F>::ZERO; config.flow_entries as usize];
-        *at!(self, buckets) = std::vec![Bucket::EMPTY; config.flow_buckets as usize];
+        *at!(self, flows) = std::vec![ZeroFlow::<F>::ZERO; config.flows[F::INDEX as usize].entries as usize];
+        *at!(self, buckets) = std::vec![Bucket::EMPTY; config.flows[F::INDEX as usize].buckets as usize];
     }
 
     /// Changes the configuration, except the sizes of tables.

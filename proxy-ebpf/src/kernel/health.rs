@@ -3,7 +3,7 @@
 use proxy_common::V4;
 
 use super::handle::Kernel;
-use super::maps::{HEALTH, SKIPS};
+use super::maps::{Elements as _, HEALTH, SKIPS};
 use crate::env::{Health, Node};
 use crate::select::health;
 use crate::shared::Raw;
@@ -29,7 +29,7 @@ where
     #[inline(always)]
     fn health(self, id: u32) -> Option<Raw<u64>> {
         // SAFETY: a map value, aligned to eight bytes.
-        HEALTH.get_ptr_mut(id).map(|word| unsafe { Raw::new(word) })
+        HEALTH.at(id).map(|word| unsafe { Raw::new(word) })
     }
 
     #[inline(always)]

@@ -9,7 +9,7 @@ use proxy_common::latency::{
     ANSWERED, ExampleKey, LATENCY_BUCKETS, LatencyEntry, LatencyKey, SocketExample, bucket,
 };
 
-use super::maps::{CONNECT_LATENCY as ENTRIES, CONNECT_TIMES, SOCKET_EXAMPLES, SYN_TIMES};
+use super::maps::{CONNECT_LATENCY as ENTRIES, CONNECT_TIMES, Elements as _, SOCKET_EXAMPLES, SYN_TIMES};
 use crate::shared::{add, opaque};
 
 /// Size of a counter in bytes.
@@ -57,7 +57,7 @@ fn now() -> u64 {
 /// Notes the time of the SYN that has begun a flow. `place` is the index of the flow in `syn_times`.
 #[inline(always)]
 pub fn flow_begun(place: u32) {
-    if let Some(time) = SYN_TIMES.get_ptr_mut(place) {
+    if let Some(time) = SYN_TIMES.at(place) {
         // SAFETY: a map value, aligned to eight bytes; the CPU that begins the flow is the only one to write it.
         unsafe { time.write_volatile(now()) };
     }
@@ -67,7 +67,7 @@ pub fn flow_begun(place: u32) {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn syn_answered(place: u32, service: u32, backend: u32, refused: u32) -> u32 {
-    let Some(time) = SYN_TIMES.get_ptr_mut(place) else { return 0 };
+    let Some(time) = SYN_TIMES.at(place) else { return 0 };
     // SAFETY: as in `flow_begun`.
     let begun = unsafe { time.read_volatile() };
     let took = now().wrapping_sub(begun) & !ANSWERED;

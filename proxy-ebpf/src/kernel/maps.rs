@@ -3,14 +3,14 @@
 
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::btf_maps::{
-    Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf, SkStorage,
+    Array, ArrayOfMaps, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf, SkStorage,
 };
 use aya_ebpf::macros::btf_map;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::event::Monitor;
-use proxy_common::flow::{Bucket, DIRECT_WORDS, FlowEntry, buckets_for};
+use proxy_common::flow::{Bucket, DIRECT_WORDS, FlowEntry};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::health::SKIP_COUNT;
 use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample};
@@ -28,12 +28,14 @@ use crate::context::PacketCtx;
 use crate::env::{ClockWindow, FIB_CACHE_ENTRIES, FibEntry, TOKEN_BUCKETS, TokenBucket};
 
 const FRONTENDS: usize = sizes::DEFAULT_FRONTENDS as usize;
-const SERVICE_IDS: usize = sizes::DEFAULT_SERVICES as usize;
-const MAGLEV_WORDS: usize = sizes::DEFAULT_MAGLEV_WORDS as usize;
-const SLOT_COUNT: usize = sizes::DEFAULT_SLOTS as usize;
-const BACKEND_IDS: usize = sizes::DEFAULT_BACKENDS as usize;
-const FLOW_COUNT: usize = sizes::DEFAULT_FLOWS as usize;
-const FLOW_BUCKETS: usize = buckets_for(sizes::DEFAULT_FLOWS) as usize;
+const SERVICE_IDS: usize = sizes::SERVICE_SEGMENT as usize;
+const MAGLEV_WORDS: usize = sizes::MAGLEV_SEGMENT as usize;
+const MAGLEV_INDEXES: usize = sizes::MAGLEV_INDEX_SEGMENT as usize;
+const SLOT_COUNT: usize = sizes::SLOT_SEGMENT as usize;
+const BACKEND_IDS: usize = sizes::BACKEND_SEGMENT as usize;
+const FLOW_COUNT: usize = sizes::FLOW_SEGMENT as usize;
+const FLOW_BUCKETS: usize = sizes::BUCKET_SEGMENT as usize;
+const SYN_TIME_COUNT: usize = sizes::SYN_TIME_SEGMENT as usize;
 const SOCKET_COUNT: usize = sizes::DEFAULT_SOCKETS as usize;
 const NODE_ADDR_IDS: usize = sizes::NODE_ADDR_COUNT as usize;
 const TUNNEL_IDS: usize = sizes::TUNNEL_COUNT as usize;
@@ -44,57 +46,87 @@ const SRC_RANGE_COUNT: usize = sizes::DEFAULT_SRC_RANGES as usize;
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
+/// A map that grows: an array of arrays of equal size, the segments, to which the agent adds further ones. The size of a
+/// segment is a constant, so a lookup is a few instructions without a call, as in a plain array.
+type Grows<Segment> = ArrayOfMaps<Segment, { sizes::SEGMENTS as usize }>;
+
+/// Access to the elements of a map that grows. An index beyond the segments is a miss.
+pub(super) trait Elements {
+    type Value;
+    /// Returns an element.
+    fn at(&self, index: u32) -> Option<*mut Self::Value>;
+}
+
+impl<T, const N: usize, const FLAGS: usize> Elements for Grows<Array<T, N, FLAGS>> {
+    type Value = T;
+
+    #[inline(always)]
+    fn at(&self, index: u32) -> Option<*mut T> {
+        self.get_value_ptr_mut(index / N as u32, &(index % N as u32))
+    }
+}
+
+impl<T, const N: usize> Elements for Grows<PerCpuArray<T, N>> {
+    type Value = T;
+
+    /// Returns this CPU's element.
+    #[inline(always)]
+    fn at(&self, index: u32) -> Option<*mut T> {
+        self.get_value_ptr_mut(index / N as u32, &(index % N as u32))
+    }
+}
+
 type A4 = [u8; 4];
 type A6 = [u8; 16];
 
 // Frontend to Service port. Written by the agent; read once for each new connection, by the packet and the socket path. A
-// miss: the address is no frontend. A hash, since frontends are sparse; preallocated, so that an update never fails for
-// lack of memory. 65,536: about 10,000 Services with three ports and two kinds of address.
+// miss: the address is no frontend. A hash, since frontends are sparse; without preallocation, as only the agent writes it,
+// which tries again. 65,536: about 10,000 Services with three ports and two kinds of address.
 #[btf_map(name = "services")]
-pub(super) static SERVICES: HashMap<ServiceKey<A4>, ServiceEntry, FRONTENDS> = HashMap::new();
+pub(super) static SERVICES: HashMap<ServiceKey<A4>, ServiceEntry, FRONTENDS, NO_PREALLOC> = HashMap::new();
 #[btf_map(name = "services6")]
-pub(super) static SERVICES6: HashMap<ServiceKey<A6>, ServiceEntry, FRONTENDS> = HashMap::new();
+pub(super) static SERVICES6: HashMap<ServiceKey<A6>, ServiceEntry, FRONTENDS, NO_PREALLOC> = HashMap::new();
 
 // Slot to backend id: each frontend refers to an extent of slots. Written by the agent through a mapping, before the entry
 // of `services` that refers to it; read once for each new connection. A miss (an index beyond the array) is an
 // inconsistency, and is counted. An array, because the lookup needs no function call. 524,288: during each change both the
 // old and the new extent exist.
 #[btf_map(name = "slots")]
-pub(super) static SLOTS: Array<u32, SLOT_COUNT, MMAPABLE> = Array::new();
+pub(super) static SLOTS: Grows<Array<u32, SLOT_COUNT, MMAPABLE>> = Grows::new();
 
 // Service port and policy to the first word of its table in `maglev`. Written by the agent through a mapping, after the
 // table and before the entry of `services` that needs it; read once for each new connection whose backend is selected by a
 // hash. 0: there is no table, and the hash selects a slot. An array of two elements for each Service port.
 #[btf_map(name = "maglev_index")]
-pub(super) static MAGLEV_INDEX: Array<u64, { 2 * SERVICE_IDS }, MMAPABLE> = Array::new();
+pub(super) static MAGLEV_INDEX: Grows<Array<u64, MAGLEV_INDEXES, MMAPABLE>> = Grows::new();
 
 // Maglev tables, each of them contiguous (`proxy_common::maglev`). Written by the agent through a mapping, before
 // `maglev_index` refers to the table; read three times for each new connection whose backend is selected by a hash. A miss
 // (an index beyond the array): as without a table. An array of words, since tables differ in length: 786,432 words hold
 // 5,800 tables of five endpoints.
 #[btf_map(name = "maglev")]
-pub(super) static MAGLEV: Array<u64, MAGLEV_WORDS, MMAPABLE> = Array::new();
+pub(super) static MAGLEV: Grows<Array<u64, MAGLEV_WORDS, MMAPABLE>> = Grows::new();
 
 // Service port id to the number of connections that were assigned in turn. Written and read by all programs for new
 // connections of a Service whose backends are selected in turn. A miss: the id is beyond the array, and a random slot is
 // selected. Shared by all CPUs, so that the turns have one order.
 #[btf_map(name = "turns")]
-pub(super) static TURNS: Array<u64, SERVICE_IDS> = Array::new();
+pub(super) static TURNS: Grows<Array<u64, SERVICE_IDS>> = Grows::new();
 
 // Backend id to endpoint. Written by the agent through a mapping, before any slot that refers to it; read for each new
 // connection, for each UDP packet, and for SYNs. State 0: the id is free. An array, because the lookup needs no function
 // call.
 #[btf_map(name = "backends")]
-pub(super) static BACKENDS: Array<BackendEntry<A4>, BACKEND_IDS, MMAPABLE> = Array::new();
+pub(super) static BACKENDS: Grows<Array<BackendEntry<A4>, BACKEND_IDS, MMAPABLE>> = Grows::new();
 #[btf_map(name = "backends6")]
-pub(super) static BACKENDS6: Array<BackendEntry<A6>, BACKEND_IDS, MMAPABLE> = Array::new();
+pub(super) static BACKENDS6: Grows<Array<BackendEntry<A6>, BACKEND_IDS, MMAPABLE>> = Grows::new();
 
 // Backend id to the results of connections to the backend (`proxy_common::health`). Written by the programs when a
 // connection fails, or is answered after a failure, and by the agent through a mapping when it allocates an id; read for
 // each new connection to a Service with ejection. 0: nothing is known. A miss: the backend gets connections. One word,
 // changed by compare-and-exchange, so that failures on all CPUs count.
 #[btf_map(name = "health")]
-pub(super) static HEALTH: Array<u64, BACKEND_IDS, MMAPABLE> = Array::new();
+pub(super) static HEALTH: Grows<Array<u64, BACKEND_IDS, MMAPABLE>> = Grows::new();
 
 // Pair of client and backend to the client's last failed connection (`proxy_common::health`), by a hash of both; the word has
 // a tag. Written by the programs when a connection fails; read for new connections to a backend whose word in `health` says
@@ -108,17 +140,17 @@ pub(super) static SKIPS: Array<u64, { SKIP_COUNT as usize }, MMAPABLE> = Array::
 // the kernel's LRU hash evicts established flows, and an insertion into it costs more than everything else that a new flow
 // needs.
 #[btf_map(name = "flows")]
-pub(super) static FLOWS: Array<FlowEntry<A4>, FLOW_COUNT, MMAPABLE> = Array::new();
+pub(super) static FLOWS: Grows<Array<FlowEntry<A4>, FLOW_COUNT, MMAPABLE>> = Grows::new();
 #[btf_map(name = "flows6")]
-pub(super) static FLOWS6: Array<FlowEntry<A6>, FLOW_COUNT, MMAPABLE> = Array::new();
+pub(super) static FLOWS6: Grows<Array<FlowEntry<A6>, FLOW_COUNT, MMAPABLE>> = Grows::new();
 
 // Index that maps the keys of the flows to their entries. Written and read by the packet programs. If no slot has the key's
 // tag, there is no flow. An array of cache lines with half as many buckets as flows: on average a bucket of 15 slots holds
 // four keys.
 #[btf_map(name = "flow_index")]
-pub(super) static FLOW_INDEX: Array<Bucket, FLOW_BUCKETS, MMAPABLE> = Array::new();
+pub(super) static FLOW_INDEX: Grows<Array<Bucket, FLOW_BUCKETS, MMAPABLE>> = Grows::new();
 #[btf_map(name = "flow_index6")]
-pub(super) static FLOW_INDEX6: Array<Bucket, FLOW_BUCKETS, MMAPABLE> = Array::new();
+pub(super) static FLOW_INDEX6: Grows<Array<Bucket, FLOW_BUCKETS, MMAPABLE>> = Grows::new();
 
 // Family to the clock hand over its flows, which only increases. Written by the packet programs, once for every 16 new
 // flows of a CPU. Never a miss. An array of two elements, shared by all CPUs.
@@ -150,11 +182,15 @@ pub(super) static SOCKET_PEERS: SkStorage<SocketPeers> = SkStorage::new();
 
 // Peers that no storage holds, with an entry for each direction: those of unconnected UDP sockets beyond `socket_peers`, and
 // those of sockets whose storage could not be allocated. Written by `sendmsg`, and by `connect` for the latter; read by
-// both, and by `recvmsg` and `getpeername`. A miss: as above. LRU: no event shows that such a socket no longer needs a peer.
+// both, and by `recvmsg` and `getpeername`. A miss: as above. No event shows that such a socket no longer needs a peer, so
+// the agent removes the entries that were not used for long; without preallocation, as an LRU map would have memory for all
+// entries from the start.
 #[btf_map(name = "sockets")]
-pub(super) static SOCKETS: LruHashMap<SocketKey<A4>, SocketEntry<A4>, SOCKET_COUNT> = LruHashMap::new();
+pub(super) static SOCKETS: HashMap<SocketKey<A4>, SocketEntry<A4>, SOCKET_COUNT, NO_PREALLOC> =
+    HashMap::new();
 #[btf_map(name = "sockets6")]
-pub(super) static SOCKETS6: LruHashMap<SocketKey<A6>, SocketEntry<A6>, SOCKET_COUNT> = LruHashMap::new();
+pub(super) static SOCKETS6: HashMap<SocketKey<A6>, SocketEntry<A6>, SOCKET_COUNT, NO_PREALLOC> =
+    HashMap::new();
 
 // Bitmap of hashed frontends and backends, which lets foreign packets pass without further lookups. Written by the agent
 // through a mapping, before the first entry that needs a bit; read for each packet and each call. A clear bit: certainly no
@@ -169,19 +205,19 @@ pub(super) static CONFIG: Array<NodeConfig, 1> = Array::new();
 // Service port id to traffic counters. Written by all programs; read by the agent. A miss: the id is beyond the array, and
 // nothing is counted. Per CPU: a shared counter would be the most contended cache line of all.
 #[btf_map(name = "service_stats")]
-pub(super) static SERVICE_STATS: PerCpuArray<ServiceStats, SERVICE_IDS> = PerCpuArray::new();
+pub(super) static SERVICE_STATS: Grows<PerCpuArray<ServiceStats, SERVICE_IDS>> = Grows::new();
 
 // Backend id to number of connections. Written for each new connection; read by the agent. Not per CPU, because of the
 // memory for 262,144 ids.
 #[btf_map(name = "backend_stats")]
-pub(super) static BACKEND_STATS: Array<u64, BACKEND_IDS> = Array::new();
+pub(super) static BACKEND_STATS: Grows<Array<u64, BACKEND_IDS>> = Grows::new();
 
 // Backend id to its number of open connections. Written by all programs when a connection of a Service that spreads by load
 // begins or ends; read for each new connection of such a Service, and by the agent, which corrects it through a mapping. A
 // miss: the id is beyond the array, and nothing is counted. Shared by all CPUs: with a count per CPU, each selection would
 // have to add up the counts of all CPUs.
 #[btf_map(name = "connections")]
-pub(super) static CONNECTIONS: Array<u64, BACKEND_IDS, MMAPABLE> = Array::new();
+pub(super) static CONNECTIONS: Grows<Array<u64, BACKEND_IDS, MMAPABLE>> = Grows::new();
 
 // Reason to count. Written by all programs; read by the agent. Never a miss.
 #[btf_map(name = "reasons")]
@@ -204,7 +240,7 @@ pub(super) static CONNECT_LATENCY: LruHashMap<LatencyKey, LatencyEntry, { sizes:
 // first answer, if the measurement is on (otherwise the map has one element); read by the agent for examples. 0: not noted.
 // Not part of `flows`, since nothing else needs nanoseconds and the entry's cache line is full.
 #[btf_map(name = "syn_times")]
-pub(super) static SYN_TIMES: Array<u64, { 2 * FLOW_COUNT }> = Array::new();
+pub(super) static SYN_TIMES: Grows<Array<u64, SYN_TIME_COUNT, MMAPABLE>> = Grows::new();
 
 // Socket to the time of its first SYN. Written when the socket connects, read when it is connected, if the measurement is
 // on. A miss: not noted. Socket-local storage: the kernel frees it with the socket.
@@ -220,7 +256,8 @@ pub(super) static SOCKET_EXAMPLES: LruHashMap<ExampleKey, SocketExample, { sizes
 
 // Service port id to its name. Written by the agent; read by users and by the commands of `ballast`. No program reads it.
 #[btf_map(name = "names")]
-pub(super) static NAMES: HashMap<u32, PortName, SERVICE_IDS, NO_PREALLOC> = HashMap::new();
+pub(super) static NAMES: HashMap<u32, PortName, { sizes::DEFAULT_SERVICES as usize }, NO_PREALLOC> =
+    HashMap::new();
 
 // The packet that a CPU processes. Written and read by the packet programs; the contents are valid for this packet only.
 // Per CPU: packets do not interrupt each other.
@@ -290,18 +327,21 @@ pub(super) static DEVICES: HashMap<u32, Device, DEVICE_IDS, NO_PREALLOC> = HashM
 pub(super) static XDP_DEVICES: HashMap<u32, u32, DEVICE_IDS, NO_PREALLOC> = HashMap::new();
 
 // Session affinity of clients, which are identified by their address or by their network namespace. Written and read for
-// new connections. A miss: any backend may be selected. LRU: most clients never return.
+// new connections. A miss: any backend may be selected. Most clients never return: the agent removes the entries whose
+// timeout is over, and the oldest ones if the map is nearly full. Without preallocation, as most nodes have few clients.
 #[btf_map(name = "affinity")]
-pub(super) static AFFINITY: LruHashMap<AffinityKey<A4>, AffinityEntry, AFFINITY_COUNT> = LruHashMap::new();
+pub(super) static AFFINITY: HashMap<AffinityKey<A4>, AffinityEntry, AFFINITY_COUNT, NO_PREALLOC> =
+    HashMap::new();
 #[btf_map(name = "affinity6")]
-pub(super) static AFFINITY6: LruHashMap<AffinityKey<A6>, AffinityEntry, AFFINITY_COUNT> = LruHashMap::new();
+pub(super) static AFFINITY6: HashMap<AffinityKey<A6>, AffinityEntry, AFFINITY_COUNT, NO_PREALLOC> =
+    HashMap::new();
 #[btf_map(name = "affinity_netns")]
-pub(super) static AFFINITY_NETNS: LruHashMap<NetnsAffinityKey, AffinityEntry, AFFINITY_COUNT> =
-    LruHashMap::new();
+pub(super) static AFFINITY_NETNS: HashMap<NetnsAffinityKey, AffinityEntry, AFFINITY_COUNT, NO_PREALLOC> =
+    HashMap::new();
 
 // Cookie of a network namespace of a pod to 1, where pods are not known by their cgroup. Written when a connection has a source
 // in the range of the node's pods; read for each call of a socket that is not the node's. A miss: the packets are translated.
-// LRU: no event shows that a namespace is gone, and its next connection shows it again.
+// LRU: no event shows that a namespace is gone, and its next connection shows it again. Of fixed size: 0.3 MiB.
 #[btf_map(name = "namespaces")]
 pub(super) static NAMESPACES: LruHashMap<u64, u32, { sizes::NAMESPACE_COUNT as usize }> = LruHashMap::new();
 

@@ -6,13 +6,14 @@ use aya_ebpf::btf_maps::SkStorage;
 use aya_ebpf::helpers::generated::{bpf_get_current_ancestor_cgroup_id, bpf_sk_storage_get};
 use proxy_common::affinity::{AffinityEntry, NetnsAffinityKey};
 use proxy_common::config::NodeConfig;
-use proxy_common::socket::{SocketEntry, SocketKey, SocketPeers, SocketStorage};
+use proxy_common::socket::{SocketEntry, SocketKey, SocketPeers, SocketStorage, USED_WITHIN};
 use proxy_common::{V4, V6};
 
 use super::cast::{octets, words};
 use super::handle::Kernel;
 use super::maps::{
-    AFFINITY_NETNS, CONFIG, CONNECTIONS, NAMESPACES, SOCKET_PEERS, SOCKET_STORAGE, SOCKETS, SOCKETS6,
+    AFFINITY_NETNS, CONFIG, CONNECTIONS, Elements as _, NAMESPACES, SOCKET_PEERS, SOCKET_STORAGE, SOCKETS,
+    SOCKETS6,
 };
 use crate::env::{Node, OpenConnections, Words};
 
@@ -145,7 +146,7 @@ where
 {
     #[inline(always)]
     fn open_connections(self, backend: u32) -> Option<*mut u64> {
-        CONNECTIONS.get_ptr_mut(backend)
+        CONNECTIONS.at(backend)
     }
 }
 
@@ -176,8 +177,14 @@ macro_rules! peers {
         impl Peers for Kernel<$family> {
             #[inline(always)]
             fn peer(self, key: &SocketKey<Words<Self>>) -> Option<SocketEntry<Words<Self>>> {
+                let (entry, now) = ($sockets.get_ptr_mut(octets(key))?, self.jiffies());
                 // SAFETY: only the socket that owns the cookie writes its entries.
-                unsafe { $sockets.get(octets(key)).map(|entry| *words(entry)) }
+                let found: SocketEntry<Words<Self>> = unsafe { *words(&*entry) };
+                if now.wrapping_sub(found.last_used) > USED_WITHIN {
+                    // SAFETY: as above.
+                    unsafe { (&raw mut (*entry).last_used).write_volatile(now) };
+                }
+                Some(found)
             }
 
             #[inline(always)]

@@ -20,9 +20,10 @@ use super::handle::{Kernel, Scratch};
 use super::latency;
 use super::maps::{
     AFFINITY, AFFINITY6, BACKEND_STATS, BACKENDS, BACKENDS6, CLOCK_HAND, CLOCK_WINDOW, CONFIG, DEVICES,
-    DIRECT_SEEN, FIB_CACHE, FIB_CACHE6, FLOW_INDEX, FLOW_INDEX6, FLOWS, FLOWS6, FRAGMENTS, FRAGMENTS6,
-    ICMP_RATELIMIT, MAGLEV, MAGLEV_INDEX, NODE, NODE_ADDRS, NODE_ADDRS6, NODE6, PREFILTER, REASONS, REFUSALS,
-    SCRATCH, SCRATCH6, SERVICE_STATS, SERVICES, SERVICES6, SLOTS, SRC_RANGES, SRC_RANGES6, TUNNELS, TURNS,
+    DIRECT_SEEN, Elements as _, FIB_CACHE, FIB_CACHE6, FLOW_INDEX, FLOW_INDEX6, FLOWS, FLOWS6, FRAGMENTS,
+    FRAGMENTS6, ICMP_RATELIMIT, MAGLEV, MAGLEV_INDEX, NODE, NODE_ADDRS, NODE_ADDRS6, NODE6, PREFILTER,
+    REASONS, REFUSALS, SCRATCH, SCRATCH6, SERVICE_STATS, SERVICES, SERVICES6, SLOTS, SRC_RANGES, SRC_RANGES6,
+    TUNNELS, TURNS,
 };
 use super::selection;
 use super::subprograms;
@@ -116,27 +117,31 @@ macro_rules! tables {
 
             #[inline(always)]
             fn slot(self, index: u32) -> Option<u32> {
-                SLOTS.get(index).copied()
+                // SAFETY: an integer in a map, which is read at once.
+                SLOTS.at(index).map(|id| unsafe { *id })
             }
 
             #[inline(always)]
             fn maglev_base(self, index: u32) -> u32 {
-                MAGLEV_INDEX.get(index).map_or(0, |tables| maglev::current(*tables))
+                // SAFETY: an integer in a map, which is read at once.
+                MAGLEV_INDEX.at(index).map_or(0, |tables| maglev::current(unsafe { *tables }))
             }
 
             #[inline(always)]
             fn maglev_previous(self, index: u32) -> u32 {
-                MAGLEV_INDEX.get(index).map_or(0, |tables| maglev::previous(*tables))
+                // SAFETY: an integer in a map, which is read at once.
+                MAGLEV_INDEX.at(index).map_or(0, |tables| maglev::previous(unsafe { *tables }))
             }
 
             #[inline(always)]
             fn maglev(self, index: u32) -> Option<u64> {
-                MAGLEV.get(index).copied()
+                // SAFETY: an integer in a map, which is read at once.
+                MAGLEV.at(index).map(|word| unsafe { *word })
             }
 
             #[inline(always)]
             fn turns(self, service: u32) -> Option<*mut u64> {
-                TURNS.get_ptr_mut(service)
+                TURNS.at(service)
             }
 
             #[inline(always)]
@@ -176,7 +181,8 @@ macro_rules! tables {
 
             #[inline(always)]
             fn backend(self, id: u32) -> Option<&'static BackendEntry<Words<Self>>> {
-                $backends.get(id).map(words)
+                // SAFETY: a map value stays valid as long as the program runs; the agent writes it as a whole.
+                $backends.at(id).map(|entry| words(unsafe { &*entry }))
             }
 
             #[inline(always)]
@@ -216,13 +222,13 @@ macro_rules! tables {
             #[inline(always)]
             fn entry(self, index: u32) -> Option<Self::Entry> {
                 // SAFETY: a map value, whose octets are the same bytes as words (`proxy_common::abi` proves it).
-                $flows.get_ptr_mut(index).map(|entry| unsafe { Entry::new(entry.cast()) })
+                $flows.at(index).map(|entry| unsafe { Entry::new(entry.cast()) })
             }
 
             #[inline(always)]
             fn bucket(self, number: u32) -> Option<BucketAt> {
                 // SAFETY: a map value.
-                $index.get_ptr_mut(number).map(|bucket| unsafe { BucketAt::new(bucket) })
+                $index.at(number).map(|bucket| unsafe { BucketAt::new(bucket) })
             }
 
             #[inline(always)]
@@ -341,12 +347,12 @@ macro_rules! tables {
         impl Counters for Kernel<$family> {
             #[inline(always)]
             fn service_stats(self, id: u32) -> Option<*mut ServiceStats> {
-                SERVICE_STATS.get_ptr_mut(id)
+                SERVICE_STATS.at(id)
             }
 
             #[inline(always)]
             fn backend_connections(self, id: u32) -> Option<*mut u64> {
-                BACKEND_STATS.get_ptr_mut(id)
+                BACKEND_STATS.at(id)
             }
 
             #[inline(always)]

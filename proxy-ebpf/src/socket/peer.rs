@@ -109,9 +109,10 @@ pub fn put_back_translation<S: Sockaddr, M>(
 ) where
     M: Peers + Counters + Services<Family = S::Family>,
 {
-    let OrigDst { addr, port, proto } = *orig_dst;
+    let (OrigDst { addr, port, proto }, last_used) = (*orig_dst, maps.jiffies());
     let key = SocketKey::new(call.raw().cookie(), backend.addr, backend.port, proto, TO_FRONTEND);
-    let entry = SocketEntry { addr, port, grace: u16::from(grace), service, backend_id: backend.id };
+    let entry =
+        SocketEntry { addr, port, grace: u16::from(grace), service, backend_id: backend.id, last_used };
     put(maps, &key, &entry);
 }
 

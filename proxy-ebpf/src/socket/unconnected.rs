@@ -51,6 +51,7 @@ where
             grace: 0,
             service: peer.service,
             backend_id: peer.backend_id,
+            last_used: 0,
         });
     }
     let orig_dst = orig_dst(call);
@@ -87,8 +88,14 @@ where
             return;
         }
     }
-    let entry =
-        SocketEntry { addr: backend.addr, port: backend.port, grace: 0, service, backend_id: backend.id };
+    let entry = SocketEntry {
+        addr: backend.addr,
+        port: backend.port,
+        grace: 0,
+        service,
+        backend_id: backend.id,
+        last_used: maps.jiffies(),
+    };
     hide(call, &backend.addr, backend.port);
     let orig_dst = orig_dst(call);
     peer::put(maps, &key_to_backend(call, &orig_dst), &entry);

@@ -90,8 +90,8 @@ where
         let random = backend::random(ctx.hash, if ctx.retried != 0 { 0 } else { time.now });
         if let Some(selected) = backend::select_packets(maps, frame, ctx, random) {
             plan(maps, frame, ctx, &selected, &origin, time);
-            index::prefetch(maps, ctx.hash, time.config.flow_buckets);
-            index::prefetch(maps, ctx.plan.reply_hash, time.config.flow_buckets);
+            index::prefetch(maps, ctx.hash, time.config);
+            index::prefetch(maps, ctx.plan.reply_hash, time.config);
             evict::prefetch(maps, time);
         }
     }

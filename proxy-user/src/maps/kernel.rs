@@ -7,12 +7,13 @@ mod node;
 mod open;
 mod read;
 
+use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 
-use aya::maps::{MapData, MapType, PerCpuArray, PerCpuValues};
+use aya::maps::{Map, MapData, MapType, PerCpuArray, PerCpuValues};
 use aya::util::nr_cpus;
 use proxy_common::backend::BackendEntry;
 use proxy_common::name::PortName;
@@ -24,24 +25,27 @@ use proxy_common::{Address, map_names};
 use self::arrays::Arrays;
 use self::counted::Counted;
 use self::node::NodeMaps;
-use self::open::{io_error, map_memory, open, open_as, open_stats, shape};
+use self::open::{io_error, map_memory, open, open_array, shape};
 use self::read::{endpoints, hash};
+use super::segments::Segments;
 use super::sys::{self, Stopped};
 use super::windows::Array;
 use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
 
-/// The maps that the programs use, opened by their pins.
+/// The maps that the programs use, opened by their pins. Arrays grow as they are written.
 pub struct KernelStore {
     services: MapData,
     services6: MapData,
     arrays: Arrays,
-    backends: MapData,
-    backends6: MapData,
+    backends: Segments,
+    backends6: Segments,
     names: MapData,
-    service_stats: PerCpuArray<MapData, ServiceStats>,
+    service_stats: Segments,
+    /// `None`: the pins are those of a test without programs.
+    turns: Option<Segments>,
     counted: Counted,
     health: Array,
-    backend_counts: [MapData; 2],
+    backend_counts: [Segments; 2],
     node: NodeMaps,
     capacity: Capacity,
 }
@@ -54,45 +58,57 @@ impl KernelStore {
             open::<ServiceKey<[u8; 4]>, ServiceEntry>(dir, Table::Services, MapType::Hash)?;
         let (services6, frontends6) =
             open::<ServiceKey<[u8; 16]>, ServiceEntry>(dir, Table::Services6, MapType::Hash)?;
-        let (slots, slot_count) = open::<u32, u32>(dir, Table::Slots, MapType::Array)?;
-        let (backends, ids) = open::<u32, BackendEntry<[u8; 4]>>(dir, Table::Backends, MapType::Array)?;
-        let (backends6, ids6) = open::<u32, BackendEntry<[u8; 16]>>(dir, Table::Backends6, MapType::Array)?;
-        let (prefilter, words) = open::<u32, u64>(dir, Table::Prefilter, MapType::Array)?;
         let (names, ports) = open::<u32, PortName>(dir, Table::Names, MapType::Hash)?;
-        let (maglev, maglev_words) = open::<u32, u64>(dir, Table::Maglev, MapType::Array)?;
-        let numbers = |table, name| open_as::<u32, u64>(dir, table, name, MapType::Array);
-        let (maglev_index, indexes) = numbers(Table::Maglev, map_names::MAGLEV_INDEX)?;
-        let (health, words_of_health) = numbers(Table::Backends, map_names::HEALTH)?;
-        let backend_counts = [map_names::BACKEND_STATS, map_names::CONNECTIONS];
-        let [stats, connections] = backend_counts.map(|name| numbers(Table::Backends, name));
         let node = NodeMaps::open(dir)?;
-        if words != PREFILTER_WORDS {
-            return Err(shape(Table::Prefilter, "a length of", &words, &PREFILTER_WORDS));
+        let limits = node.limits()?;
+        let arrays = Arrays {
+            slots: map_memory::<u32>(dir, Table::Slots, map_names::SLOTS)?,
+            maglev: map_memory::<u64>(dir, Table::Maglev, map_names::MAGLEV)?,
+            maglev_index: map_memory::<u64>(dir, Table::Maglev, map_names::MAGLEV_INDEX)?,
+            prefilter: map_memory::<u64>(dir, Table::Prefilter, map_names::PREFILTER)?,
+        };
+        if arrays.prefilter.len() != PREFILTER_WORDS as usize {
+            return Err(shape(Table::Prefilter, "a length of", &arrays.prefilter.len(), &PREFILTER_WORDS));
         }
+        let health = map_memory::<u64>(dir, Table::Backends, map_names::HEALTH)?;
+        let stats = |name, kind| open_array::<u64>(dir, Table::Backends, name, kind);
+        let backends =
+            open_array::<BackendEntry<[u8; 4]>>(dir, Table::Backends, map_names::BACKENDS, MapType::Array)?;
+        let backends6 = open_array::<BackendEntry<[u8; 16]>>(
+            dir,
+            Table::Backends6,
+            map_names::BACKENDS6,
+            MapType::Array,
+        )?;
+        let service_stats =
+            open_array::<ServiceStats>(dir, Table::Names, map_names::SERVICE_STATS, MapType::PerCpuArray)?;
+        let most = |most: usize, limit: u32| {
+            let most = u32::try_from(most).unwrap_or(u32::MAX);
+            if limit == 0 { most } else { most.min(limit) }
+        };
         Ok(Self {
-            arrays: Arrays {
-                slots: map_memory(dir, Table::Slots, &slots, size_of::<u32>(), slot_count)?,
-                maglev: map_memory(dir, Table::Maglev, &maglev, size_of::<u64>(), maglev_words)?,
-                maglev_index: map_memory(dir, Table::Maglev, &maglev_index, size_of::<u64>(), indexes)?,
-                prefilter: map_memory(dir, Table::Prefilter, &prefilter, size_of::<u64>(), words)?,
-            },
-            health: map_memory(dir, Table::Backends, &health, size_of::<u64>(), words_of_health)?,
             capacity: Capacity {
                 frontends: frontends.min(frontends6),
-                slots: slot_count,
-                maglev: maglev_words,
-                backends: ids.min(ids6).min(words_of_health),
+                slots: most(arrays.slots.most(), limits.slots),
+                maglev: most(arrays.maglev.most(), limits.maglev_words),
+                backends: most(backends.most().min(backends6.most()).min(health.most()), limits.backends),
                 services: ports,
                 ranges: node.range_count(),
             },
+            arrays,
+            health,
             services,
             services6,
             backends,
             backends6,
             names,
-            service_stats: open_stats(dir)?,
+            service_stats,
+            turns: turns(dir)?,
             counted: Counted::open(dir)?,
-            backend_counts: [stats?.0, connections?.0],
+            backend_counts: [
+                stats(map_names::BACKEND_STATS, MapType::Array)?,
+                stats(map_names::CONNECTIONS, MapType::Array)?,
+            ],
             node,
         })
     }
@@ -103,6 +119,15 @@ impl KernelStore {
             [] => Ok(()),
             [Write::Name(..), ..] => {
                 let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(name_of).unzip();
+                // A program counts for an id as soon as an entry has it.
+                let ids = keys.iter().max().map_or(0, |id| *id as usize + 1);
+                for counts in [Some(&self.service_stats), self.turns.as_ref()].into_iter().flatten() {
+                    match counts.ensure(ids) {
+                        // The write below says which of the ids is too high.
+                        Err(error) if error.raw_os_error() == Some(libc::E2BIG) => {}
+                        grown => drop(grown.map_err(|source| Stopped { done: 0, source })?),
+                    }
+                }
                 sys::update(self.names.fd().as_fd(), &keys, &values)
             }
             [Write::NoName(_), ..] => {
@@ -154,35 +179,66 @@ impl KernelStore {
     fn forget_services(&mut self, ids: &[u32]) -> Result<(), Stopped> {
         let stopped = |done| move |source| Stopped { done, source };
         let cpus = nr_cpus().map_err(|(_, source)| source).map_err(stopped(0))?;
-        // A map that was pinned earlier may have fewer entries.
-        let len = self.service_stats.len();
-        for (done, id) in ids.iter().enumerate().filter(|(_, id)| **id < len) {
-            let nothing = vec![ServiceStats::default(); cpus];
-            let nothing = PerCpuValues::try_from(nothing).map_err(stopped(done))?;
-            let set = self.service_stats.set(*id, nothing, 0);
-            set.map_err(|error| Stopped { done, source: io_error(error) })?;
+        let per = self.service_stats.shape().entries;
+        for (number, segment) in self.service_stats.all().iter().enumerate() {
+            let here = |id: &&u32| (**id / per) as usize == number;
+            let mut here = ids.iter().filter(here).peekable();
+            if here.peek().is_none() {
+                continue;
+            }
+            let mut stats = per_cpu(segment.as_fd()).map_err(stopped(0))?;
+            for id in here {
+                let nothing = vec![ServiceStats::default(); cpus];
+                let nothing = PerCpuValues::try_from(nothing).map_err(stopped(0))?;
+                stats.set(id % per, nothing, 0).map_err(|error| stopped(0)(io_error(error)))?;
+            }
         }
         self.counted.forget_services(ids).map_err(stopped(0))
     }
 
     fn backends(&self, run: &[Write]) -> Result<(), Stopped> {
+        let stopped = |source| Stopped { done: 0, source };
+        let new =
+            |write: &Write| if let Write::Backend(id, _) = write { Some(*id as usize + 1) } else { None };
+        if let Some(ids) = run.iter().filter_map(new).max() {
+            // The programs count for an id as soon as a slot has it.
+            let tables = [&self.backends, &self.backends6].into_iter().chain(&self.backend_counts);
+            for grown in tables.map(|map| map.ensure(ids).map(drop)).chain([self.health.ensure(ids)]) {
+                match grown {
+                    // The write below says which of the ids is too high.
+                    Err(error) if error.raw_os_error() == Some(libc::E2BIG) => {}
+                    grown => grown.map_err(stopped)?,
+                }
+            }
+        }
         if run.first().map(Write::table) == Some(Table::Backends6) {
             let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v6_entry)).unzip();
-            sys::update(self.backends6.fd().as_fd(), &keys, &values)?;
+            self.backends6.update(&keys, &values)?;
         } else {
             let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v4_entry)).unzip();
-            sys::update(self.backends.fd().as_fd(), &keys, &values)?;
+            self.backends.update(&keys, &values)?;
         }
         // As for Services: the next owner of a free id starts at 0.
         let free = |write: &Write| if let Write::NoBackend(id, _) = write { Some(*id) } else { None };
         let free: Vec<u32> = run.iter().filter_map(free).collect();
-        self.counted.forget_backends(&free).map_err(|source| Stopped { done: 0, source })?;
+        self.counted.forget_backends(&free).map_err(stopped)?;
         for counts in &self.backend_counts {
-            let forgotten = sys::update(counts.fd().as_fd(), &free, &vec![0_u64; free.len()]);
-            forgotten.map_err(|Stopped { source, .. }| Stopped { done: 0, source })?;
+            let forgotten = counts.update(&free, &vec![0_u64; free.len()]);
+            forgotten.map_err(|Stopped { source, .. }| stopped(source))?;
         }
         Ok(())
     }
+}
+
+/// Opens `turns`.
+fn turns(dir: &Path) -> Result<Option<Segments>, MapError> {
+    let is_there = dir.join(map_names::TURNS).symlink_metadata().is_ok();
+    is_there.then(|| open_array::<u64>(dir, Table::Names, map_names::TURNS, MapType::Array)).transpose()
+}
+
+fn per_cpu(segment: BorrowedFd<'_>) -> io::Result<PerCpuArray<MapData, ServiceStats>> {
+    let map = MapData::from_fd(segment.try_clone_to_owned()?).map_err(io_error)?;
+    Map::PerCpuArray(map).try_into().map_err(io_error)
 }
 
 /// Whether two writes belong to one run.

@@ -1,4 +1,4 @@
-//! An array map, or a part of it, mapped into this process's memory.
+//! An array map or its segments, or a part of them, mapped into this process's memory.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use proxy_common::abi::Plain;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use rustix::param::page_size;
 
 /// The elements of a `BPF_F_MMAPABLE` array. Each starts at a multiple of eight bytes (`array_map_alloc` in
@@ -32,46 +32,46 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps all `len` elements of `value_size` bytes.
+    /// Maps all `len` elements of `value_size` bytes of a file.
+    #[cfg(test)]
     pub(super) fn new(fd: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
-        Self::with(ProtFlags::READ | ProtFlags::WRITE, fd, value_size, len, 0..len)
+        Self::pieces(ProtFlags::READ | ProtFlags::WRITE, &[fd], len, value_size, 0..len)
     }
 
-    /// Maps the pages that hold `range`, cut at the end of an array of `len` elements. It does not map the whole array
-    /// because each mapped page of a `BPF_F_MMAPABLE` array counts as resident memory from then on, whether it is read or
-    /// not.
-    pub(super) fn window(
-        fd: BorrowedFd<'_>,
-        value_size: usize,
-        len: usize,
-        range: Range<usize>,
-    ) -> io::Result<Self> {
-        Self::with(ProtFlags::READ | ProtFlags::WRITE, fd, value_size, len, range)
-    }
-
-    /// Maps all elements like `new`, but read-only: a store into the mapping ends the process.
-    pub(super) fn read_only(fd: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
-        Self::with(ProtFlags::READ, fd, value_size, len, 0..len)
-    }
-
-    fn with(
+    /// Maps the pages that hold `range`, cut at the end of the array, which consists of arrays of `per` elements each: one
+    /// behind the other in memory. It does not map the whole array because each mapped page of a `BPF_F_MMAPABLE` array
+    /// counts as resident memory from then on, whether it is read or not. If `protection` has no `WRITE`, a store into the
+    /// mapping ends the process.
+    pub(super) fn pieces(
         protection: ProtFlags,
-        fd: BorrowedFd<'_>,
+        pieces: &[BorrowedFd<'_>],
+        per: usize,
         value_size: usize,
-        len: usize,
         range: Range<usize>,
     ) -> io::Result<Self> {
-        let (page, stride) = (page_size(), value_size.next_multiple_of(8));
+        let (page, stride, len) = (page_size(), value_size.next_multiple_of(8), per * pieces.len());
         let end = range.end.min(len);
         let before = stride * range.start.min(end) / page * page;
         let bytes = stride * end - before;
-        let (address, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
+        let (address, reserved) = (std::ptr::null_mut(), MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of ours.
-        let start = unsafe { mmap(address, bytes, protection, flags, fd, before as u64) }?;
+        let start = unsafe { mmap_anonymous(address, bytes, ProtFlags::empty(), reserved) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         // Whole elements only: the first page may start in the middle of an element.
         let there = before.div_ceil(stride)..end;
-        Ok(Self { start, bytes, before, stride, len, there })
+        let mapping = Self { start, bytes, before, stride, len, there };
+        for (fd, first) in pieces.iter().zip((0..).step_by((stride * per).max(1))) {
+            let (from, to) = (first.max(before), (first + stride * per).min(before + bytes));
+            if from < to {
+                let flags = MapFlags::SHARED | MapFlags::FIXED;
+                // SAFETY: these pages are inside the mapping that was reserved above, and not in use yet.
+                unsafe {
+                    let at = mapping.start.as_ptr().add(from - before).cast();
+                    mmap(at, to - from, protection, flags, fd, (from - first) as u64)
+                }?;
+            }
+        }
+        Ok(mapping)
     }
 
     /// Number of elements of the array.
@@ -163,7 +163,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this is the whole of the mapping that `with` made, and no reference into it outlives `self`.
+        // SAFETY: this is the whole of the mapping that `pieces` made, and no reference into it outlives `self`.
         // Nothing can be done about a failure.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }

@@ -9,13 +9,17 @@
 mod contents;
 mod error;
 mod faulty;
+pub mod flow_growth;
 mod flow_use;
+pub mod forget;
 mod kernel;
 mod maglev;
 mod mapping;
 mod memory;
 mod node;
 mod rows;
+pub mod segments;
+mod settings;
 mod store;
 mod sys;
 mod table;

@@ -1,7 +1,7 @@
 //! Batch operations on map elements, for which aya has no calls.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use proxy_common::abi::Plain;
 
@@ -51,6 +51,45 @@ fn attr(fd: BorrowedFd<'_>, keys: u64, values: u64, count: usize) -> Attr {
     }
 }
 
+/// Creates a map of maps with this number of elements, for maps like `inner`.
+pub(super) fn create_outer(name: &str, max_entries: u32, inner: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    /// `BPF_MAP_CREATE` of `enum bpf_cmd`.
+    const CREATE: libc::c_long = 0;
+    /// The kernel keeps 15 bytes of a name, and a zero.
+    const NAME: usize = 16;
+    #[repr(C)]
+    struct MapCreate {
+        map_type: u32,
+        key_size: u32,
+        value_size: u32,
+        max_entries: u32,
+        map_flags: u32,
+        inner_map: u32,
+        numa_node: u32,
+        name: [u8; NAME],
+    }
+    let word = size_of::<u32>() as u32;
+    let mut attr = MapCreate {
+        map_type: aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32,
+        key_size: word,
+        value_size: word,
+        max_entries,
+        map_flags: 0,
+        inner_map: inner.as_raw_fd().cast_unsigned(),
+        numa_node: 0,
+        name: [0; NAME],
+    };
+    for (to, from) in attr.name.iter_mut().take(NAME - 1).zip(name.bytes()) {
+        *to = from;
+    }
+    let size = size_of::<MapCreate>();
+    // SAFETY: `attr` is a valid `bpf_attr` of the size given, up to the name.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, CREATE, &raw mut attr, size) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: a new descriptor of ours; the kernel sets `O_CLOEXEC`.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Returns how many elements of a batch the kernel did. If the kernel refused the whole batch, it leaves `count` unchanged.
 fn done(attr: &Attr, asked: usize) -> usize {
     let count = attr.count as usize;
@@ -69,6 +108,30 @@ pub(super) fn update<K: Plain, V: Plain>(
     }
     let mut attr = attr(fd, keys.as_ptr() as u64, values.as_ptr() as u64, count);
     bpf(UPDATE_BATCH, &mut attr).map_err(|source| Stopped { done: done(&attr, count), source })
+}
+
+/// Writes one element. In a map of maps, the kernel then waits until no program runs that has begun before.
+pub(super) fn update_one<K: Plain, V: Plain>(fd: BorrowedFd<'_>, key: K, value: V) -> io::Result<()> {
+    /// `BPF_MAP_UPDATE_ELEM` of `enum bpf_cmd`.
+    const UPDATE: libc::c_long = 2;
+    #[repr(C)]
+    struct Element {
+        map_fd: u32,
+        padding: u32,
+        key: u64,
+        value: u64,
+        flags: u64,
+    }
+    let mut attr = Element {
+        map_fd: fd.as_raw_fd().cast_unsigned(),
+        padding: 0,
+        key: &raw const key as u64,
+        value: &raw const value as u64,
+        flags: 0,
+    };
+    // SAFETY: `attr` is a valid `bpf_attr` of the size given, and its key and value live until the call returns.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, UPDATE, &raw mut attr, size_of::<Element>()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Removes elements of a hash map in order; an element that does not exist counts as removed.

@@ -6,10 +6,12 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::mm::ProtFlags;
+
 use super::mapping::Mapping;
+use super::segments::Segments;
 
 /// Bytes that are mapped at once, which takes a few microseconds.
 const SPAN: usize = 64 * 1024;
@@ -19,36 +21,44 @@ const KEPT: usize = 2 * SPAN;
 /// Moves within one run after which the whole array is mapped.
 const MOVES: u32 = 8;
 
-/// An array map.
+/// An array map, which may grow.
 pub(super) struct Array {
-    map: OwnedFd,
-    value_size: usize,
-    len: usize,
+    map: Segments,
     /// The window of the last run. The next run often writes near it, and mmap(2) costs more than the writes.
     kept: Mutex<Option<Mapping>>,
 }
 
 impl Array {
-    /// Creates an array of `len` elements of `value_size` bytes; fails at once if the map cannot be mapped.
-    pub(super) fn new(map: BorrowedFd<'_>, value_size: usize, len: usize) -> io::Result<Self> {
-        let array = Self { map: map.try_clone_to_owned()?, value_size, len, kept: Mutex::default() };
+    /// Returns an array; fails at once if the map cannot be mapped.
+    pub(super) fn new(map: Segments) -> io::Result<Self> {
+        let array = Self { map, kept: Mutex::default() };
         array.map(0..1)?;
         Ok(array)
     }
 
-    /// Number of elements.
+    /// Number of elements that exist.
     pub(super) fn len(&self) -> usize {
-        self.len
+        self.map.len()
+    }
+
+    /// Number of elements to which the array can grow.
+    pub(super) fn most(&self) -> usize {
+        self.map.most()
+    }
+
+    /// Lets the array grow to this number of elements.
+    pub(super) fn ensure(&self, len: usize) -> io::Result<()> {
+        self.map.ensure(len).map(drop)
     }
 
     /// Maps those of these elements that exist.
     pub(super) fn map(&self, range: Range<usize>) -> io::Result<Mapping> {
-        Mapping::window(self.map.as_fd(), self.value_size, self.len, range)
+        self.map.map(ProtFlags::READ | ProtFlags::WRITE, range)
     }
 
     /// Maps all elements.
     pub(super) fn map_all(&self) -> io::Result<Mapping> {
-        self.map(0..self.len)
+        self.map(0..self.len())
     }
 
     /// Returns the windows for one run of reads and writes.
@@ -71,10 +81,10 @@ pub(super) struct Windows<'a> {
 }
 
 impl Windows<'_> {
-    /// Returns a mapping with at least these elements; `E2BIG` if the array is shorter.
+    /// Returns a mapping with at least these elements; the array grows if it is shorter, and `E2BIG` means that it cannot.
     pub(super) fn at(&mut self, range: Range<usize>) -> io::Result<&Mapping> {
-        if range.end > self.array.len {
-            return Err(io::Error::from_raw_os_error(libc::E2BIG));
+        if range.end > self.array.len() {
+            self.array.map.ensure(range.end)?;
         }
         let current = match self.current.take().filter(|known| known.holds(&range)) {
             Some(known) => known,
@@ -88,7 +98,7 @@ impl Windows<'_> {
         if self.moves > MOVES {
             return self.array.map_all();
         }
-        let more = SPAN / self.array.value_size.next_multiple_of(8);
+        let more = SPAN / (self.array.map.shape().value_size as usize).next_multiple_of(8);
         self.array.map(range.start..range.end.max(range.start + more))
     }
 }
@@ -102,6 +112,7 @@ impl Drop for Windows<'_> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::fd::OwnedFd;
     use std::sync::atomic::Ordering::Relaxed;
 
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -112,7 +123,7 @@ mod tests {
     fn array(name: &str, len: usize) -> (OwnedFd, Array) {
         let file = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 8 * len as u64).unwrap();
-        let array = Array::new(file.as_fd(), 4, len).unwrap();
+        let array = Array::new(Segments::plain(file.try_clone().unwrap(), 4, len as u32)).unwrap();
         (file, array)
     }
 
@@ -175,7 +186,7 @@ mod tests {
     fn elements_that_lie_across_pages_are_reached_as_a_whole() {
         let file = memfd_create("windows-odd", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 24 * 10_000).unwrap();
-        let array = Array::new(file.as_fd(), 20, 10_000).unwrap();
+        let array = Array::new(Segments::plain(file, 20, 10_000)).unwrap();
         for index in [0, 169, 170, 171, 5000, 9_999] {
             let window = array.map(index..index + 1).unwrap();
             window.word64_at(index, 16).unwrap().store(index as u64, Relaxed);

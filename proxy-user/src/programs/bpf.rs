@@ -249,15 +249,6 @@ impl Link {
 
     /// Replaces the program without a moment in which no program runs.
     pub fn update(&self, program: BorrowedFd<'_>) -> io::Result<()> {
-        self.replace(program, None)
-    }
-
-    /// Replaces the program if it is still `old`; `PermissionDenied` if it is not.
-    pub fn exchange(&self, old: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
-        self.replace(program, Some(old))
-    }
-
-    fn replace(&self, program: BorrowedFd<'_>, old: Option<BorrowedFd<'_>>) -> io::Result<()> {
         #[repr(C)]
         struct LinkUpdate {
             link: RawFd,
@@ -265,12 +256,8 @@ impl Link {
             flags: u32,
             old_program: RawFd,
         }
-        let mut attr = LinkUpdate {
-            link: self.0.as_raw_fd(),
-            program: program.as_raw_fd(),
-            flags: if old.is_some() { aya_obj::generated::BPF_F_REPLACE } else { 0 },
-            old_program: old.map_or(0, |old| old.as_raw_fd()),
-        };
+        let mut attr =
+            LinkUpdate { link: self.0.as_raw_fd(), program: program.as_raw_fd(), flags: 0, old_program: 0 };
         // SAFETY: four numbers, as the command expects.
         unsafe { bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr) }.map(drop)
     }

@@ -1,5 +1,6 @@
 //! Capacities of the maps.
 
+use proxy_common::config::Limits;
 use proxy_common::flow::buckets_for;
 use proxy_common::map_names as names;
 
@@ -56,6 +57,12 @@ impl Capacities {
     pub(super) fn is_by_memory(&self, map: &str) -> bool {
         let plain = Self::default().of(map).map(|(entries, _)| entries.saturating_mul(self.by_memory));
         self.by_memory > 1 && plain == self.of(map).map(|(entries, _)| entries)
+    }
+
+    /// Returns the ceilings of the maps that grow.
+    pub fn limits(&self) -> Limits {
+        let Self { services, slots, maglev_words, backends, flows, .. } = *self;
+        Limits { services, slots, maglev_words, backends, flows }
     }
 
     /// Returns the number of entries of a map, and the setting that changes it; `None` for maps of fixed size.

@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 
 use super::bpf::Link;
-use super::clsact::{self, Handle};
+use super::clsact;
 use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, XDP};
@@ -225,10 +225,8 @@ fn filters_off(paths: &Paths, ifindex: u32, mode: Mode) -> Result<Vec<String>, E
             Err(error) => return Err(failed(error)),
         };
         for filter in filters {
-            let handle =
-                [Handle::Own, Handle::Front].into_iter().find(|handle| filter.is_ours(direction, *handle));
-            if let Some(handle) = handle {
-                mode.run(|| clsact::remove(&mut netlink, ifindex, direction, handle)).map_err(failed)?;
+            if filter.is_ours(direction) {
+                mode.run(|| clsact::remove(&mut netlink, ifindex, direction)).map_err(failed)?;
                 removed.push(format!("filter {}", direction.program()));
             } else {
                 others = true;

@@ -19,30 +19,9 @@ use crate::host::netlink::Netlink;
 pub(super) const PRIORITY: u16 = 2;
 /// The handle of Ballast's filter among the filters of that priority.
 const HANDLE: u32 = 0x0ba1_1a57;
-/// The handle of Ballast's second filter, while one version replaces the other. The kernel puts a new filter before those of
-/// its priority (`cls_bpf_change` in `net/sched/cls_bpf.c`), so the second filter runs first.
-const FRONT_HANDLE: u32 = 0x0ba1_1a58;
 /// `ETH_P_ALL`: packets of every protocol.
 const ALL_PROTOCOLS: u16 = 3;
 const CLSACT: &str = "clsact";
-
-/// The handle of one of Ballast's filters, within [`PRIORITY`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Handle {
-    /// The handle of the filter that serves.
-    Own,
-    /// The handle of the filter that runs before it, while one version replaces the other.
-    Front,
-}
-
-impl Handle {
-    fn number(self) -> u32 {
-        match self {
-            Self::Own => HANDLE,
-            Self::Front => FRONT_HANDLE,
-        }
-    }
-}
 
 /// A filter on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,14 +35,14 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// Whether the filter has Ballast's priority and this handle; a filter of another tool may have both.
-    pub(super) fn has_handle(&self, handle: Handle) -> bool {
-        self.priority == PRIORITY && self.handle == handle.number()
+    /// Whether the filter has Ballast's priority and handle; a filter of another tool may have both.
+    pub(super) fn has_handle(&self) -> bool {
+        self.priority == PRIORITY && self.handle == HANDLE
     }
 
-    /// Whether the filter is Ballast's filter with this handle.
-    pub(super) fn is_ours(&self, direction: Direction, handle: Handle) -> bool {
-        self.has_handle(handle) && self.name.as_deref() == Some(direction.program())
+    /// Whether the filter is Ballast's.
+    pub(super) fn is_ours(&self, direction: Direction) -> bool {
+        self.has_handle() && self.name.as_deref() == Some(direction.program())
     }
 }
 
@@ -81,9 +60,9 @@ fn message(ifindex: u32, parent: TcHandle) -> TcMessage {
     message
 }
 
-fn our_filter(ifindex: u32, direction: Direction, handle: Handle) -> TcMessage {
+fn our_filter(ifindex: u32, direction: Direction) -> TcMessage {
     let mut message = message(ifindex, parent(direction));
-    message.header.handle = TcHandle::from(handle.number());
+    message.header.handle = TcHandle::from(HANDLE);
     message.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS.to_be());
     message.attributes.push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
     message
@@ -116,10 +95,9 @@ pub(super) fn set(
     netlink: &mut Netlink,
     ifindex: u32,
     direction: Direction,
-    handle: Handle,
     program: BorrowedFd<'_>,
 ) -> io::Result<()> {
-    let mut message = our_filter(ifindex, direction, handle);
+    let mut message = our_filter(ifindex, direction);
     message.attributes.push(TcAttribute::Options(vec![
         TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned())),
         TcOption::Bpf(TcFilterBpfOption::ProgName(direction.program().to_owned())),
@@ -129,13 +107,8 @@ pub(super) fn set(
 }
 
 /// Removes Ballast's filter.
-pub(super) fn remove(
-    netlink: &mut Netlink,
-    ifindex: u32,
-    direction: Direction,
-    handle: Handle,
-) -> io::Result<()> {
-    netlink.change(RouteNetlinkMessage::DelTrafficFilter(our_filter(ifindex, direction, handle)), 0)
+pub(super) fn remove(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<()> {
+    netlink.change(RouteNetlinkMessage::DelTrafficFilter(our_filter(ifindex, direction)), 0)
 }
 
 /// Returns the filters of one direction; none if the device has no clsact qdisc.

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use aya::Ebpf;
 
 use super::bpf::Link;
-use super::clsact::{self, Handle};
+use super::clsact;
 use super::embedded::EMBEDDED;
 use super::error::Error;
 use super::hooks::Direction;
@@ -61,7 +61,7 @@ pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
             }
             if filtered.contains_key(&device.ifindex) {
                 let mut netlink = Netlink::open().map_err(failed)?;
-                clsact::set(&mut netlink, device.ifindex, direction, Handle::Own, program).map_err(failed)?;
+                clsact::set(&mut netlink, device.ifindex, direction, program).map_err(failed)?;
             }
         }
     }

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use aya::Ebpf;
 use aya::programs::ProgramInfo;
 
-use super::clsact::{self, Handle};
+use super::clsact;
 use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, SOCKET_HOOKS};
@@ -271,9 +271,7 @@ impl Programs {
         for direction in Direction::ALL {
             let name = direction.program();
             let there = clsact::filters(&mut netlink, ifindex, direction).map_err(failed(name))?;
-            if let Some(other) =
-                there.iter().find(|f| f.has_handle(Handle::Own) && !f.is_ours(direction, Handle::Own))
-            {
+            if let Some(other) = there.iter().find(|f| f.has_handle() && !f.is_ours(direction)) {
                 return Err(Error::FilterTaken {
                     device,
                     owner: other.name.clone().unwrap_or_default(),
@@ -282,7 +280,7 @@ impl Programs {
                 });
             }
             let program = self.packet_program(direction, no_header)?;
-            clsact::set(&mut netlink, ifindex, direction, Handle::Own, program).map_err(failed(name))?;
+            clsact::set(&mut netlink, ifindex, direction, program).map_err(failed(name))?;
         }
         Ok(())
     }

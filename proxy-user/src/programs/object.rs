@@ -11,6 +11,7 @@ use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
 use aya_obj::Object;
 use proxy_common::config::NodeConfig;
+use proxy_common::flow::buckets_for;
 use proxy_common::map_names as names;
 
 use super::capacities::Capacities;
@@ -20,6 +21,7 @@ use super::notice::StartNotice;
 use super::pins::{Paths, Pins};
 use super::program::{program_mut, refused};
 use super::{calls, clock, kernel, verify};
+use crate::maps::segments::{self, SegmentShape};
 
 /// The variable that makes programs measure how long endpoints take to answer (`--connect-latency`).
 const MEASURES_LATENCY: &str = "CONNECT_LATENCY";
@@ -120,7 +122,12 @@ pub(super) fn load(
     // No program reads kernel types, so a kernel without BTF is sufficient, and aya does not parse its BTF.
     loader.btf(None);
     let mut notices: Vec<_> = kernel::adapt(&mut loader).into_iter().map(StartNotice::KernelLacks).collect();
-    for name in names::ALL {
+    for name in names::SEGMENTED {
+        let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
+        notices.extend(segment(pins, name, map)?);
+        loader.map_pin_path(name, paths.maps().join(name));
+    }
+    for name in names::ALL.iter().filter(|name| !names::SEGMENTED.contains(name)) {
         let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
         let (max_entries, setting) = capacities.of(name).unwrap_or((map.max_entries(), ""));
         let path = paths.maps().join(name);
@@ -140,7 +147,7 @@ pub(super) fn load(
         }
         loader.map_max_entries(name, max_entries).map_pin_path(name, path);
     }
-    for name in names::OPTIONAL {
+    for name in names::OPTIONAL.iter().filter(|name| !names::SEGMENTED.contains(name)) {
         let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
         let (max_entries, _) = capacities.of(name).unwrap_or((map.max_entries(), ""));
         let (path, wanted) = (paths.maps().join(name), Shape::of(map, max_entries));
@@ -161,8 +168,51 @@ pub(super) fn load(
     let (hz, unusable_xdp) = load_programs(&mut ebpf, xdp, known)?;
     calls::connect(&mut ebpf)?;
     calls::keep(&ebpf, paths)?;
-    configure(&mut ebpf, paths, stored, hz)?;
+    configure(&mut ebpf, paths, stored, hz, capacities)?;
     Ok(Loaded { ebpf, notices, is_current, hz, unusable_xdp })
+}
+
+/// Returns the shape of the segments of a map that grows.
+fn segment_shape(name: &'static str, map: &aya_obj::Map) -> Result<SegmentShape, Error> {
+    let inner = map.inner().ok_or(Error::Incomplete { kind: "map", name })?;
+    Ok(SegmentShape {
+        kind: inner.map_type(),
+        value_size: inner.value_size(),
+        flags: inner.map_flags(),
+        entries: inner.max_entries(),
+    })
+}
+
+/// Creates and pins the maps of the object that grow, with one segment each, for a test that loads the programs itself.
+pub fn create_segments(bytes: &[u8], folder: &Path) -> Result<(), Error> {
+    let object = Object::parse(bytes)?;
+    for name in names::SEGMENTED {
+        let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
+        let created = segments::create(folder, name, segment_shape(name, map)?);
+        created.map_err(Error::file("create the map", &folder.join(name)))?;
+    }
+    Ok(())
+}
+
+/// Opens or creates a map that grows. A pin that is not such a map is moved out of the way.
+fn segment(pins: &Pins, name: &'static str, map: &aya_obj::Map) -> Result<Option<StartNotice>, Error> {
+    let folder = pins.paths().maps();
+    let shape = segment_shape(name, map)?;
+    let path = folder.join(name);
+    let failed = |source| Error::File { action: "create the map", path: path.clone(), source };
+    let mut notice = None;
+    match segments::judge(&folder, name, shape) {
+        None => pins.remove_short_path(name)?,
+        Some(Ok(())) => {}
+        Some(Err(reason)) => {
+            pins.remove_short_path(name)?;
+            let moved_to = pins.refuse(&path)?;
+            segments::forget(&folder, name).map_err(failed)?;
+            notice = Some(StartNotice::PinRefused { map: name, reason, moved_to });
+        }
+    }
+    segments::create(&folder, name, shape).map_err(failed)?;
+    Ok(notice)
 }
 
 /// Opens the object again, on the same maps, with these variables; loads none of its programs.
@@ -236,12 +286,16 @@ fn load_programs(
 }
 
 /// Writes `config`. `stored`: its previous contents; `hz`: jiffies per second.
-fn configure(ebpf: &mut Ebpf, paths: &Paths, stored: Option<NodeConfig>, hz: u32) -> Result<(), Error> {
+fn configure(
+    ebpf: &mut Ebpf,
+    paths: &Paths,
+    stored: Option<NodeConfig>,
+    hz: u32,
+    capacities: &Capacities,
+) -> Result<(), Error> {
     let failed = |source| Error::Map { name: names::CONFIG, source };
-    let flows = smallest(paths, &[names::FLOWS, names::FLOWS6])?;
-    // A pinned map of another size may have any number of buckets; the programs mask with a power of two.
-    let index = smallest(paths, &[names::FLOW_INDEX, names::FLOW_INDEX6])?;
-    let buckets = 1 << index.max(1).ilog2();
+    let flows = capacities.flows.min(names::FIRST_FLOWS);
+    let buckets = buckets_for(flows);
     // With another seed, or another number of buckets, the programs would not find any flow again.
     let seed = match stored {
         Some(config) if config.flow_seed != 0 => config.flow_seed,
@@ -249,15 +303,25 @@ fn configure(ebpf: &mut Ebpf, paths: &Paths, stored: Option<NodeConfig>, hz: u32
     };
     let map = ebpf.map_mut(names::CONFIG).ok_or(Error::Incomplete { kind: "map", name: names::CONFIG })?;
     let mut map: Array<_, NodeConfig> = map.try_into().map_err(failed)?;
-    let fresh = NodeConfig::new(hz, flows, buckets, seed);
+    let fresh = NodeConfig { limits: capacities.limits(), ..NodeConfig::new(hz, flows, buckets, seed) };
     let config = match stored {
         // The settings of an earlier agent stay in force until this agent writes newer ones.
         Some(stored) if stored.flow_seed != 0 && stored.abi == fresh.abi && stored.hz == fresh.hz => {
-            let NodeConfig { flow_entries, flow_buckets, .. } = fresh;
-            NodeConfig { flow_entries, flow_buckets, ..stored }
+            NodeConfig { limits: fresh.limits, ..stored }
         }
         _ => fresh,
     };
+    // The programs of an earlier agent read the entries that `config` names, so these exist before.
+    let tables = [(names::FLOWS, names::FLOW_INDEX), (names::FLOWS6, names::FLOW_INDEX6)];
+    for (size, (flows, index)) in config.flows.iter().zip(tables) {
+        let [first, second] = size.searched;
+        let times = if capacities.connect_latency { 2 * size.entries } else { 0 };
+        let buckets = size.buckets.max(first).max(second);
+        for (name, len) in [(flows, size.entries), (index, buckets), (names::SYN_TIMES, times)] {
+            let grown = segments::grow(&paths.maps(), name, len as usize);
+            grown.map_err(Error::file("grow the map", &paths.maps().join(name)))?;
+        }
+    }
     if map.get(&0, 0).map_err(failed)? != config {
         map.set(0, config, 0).map_err(failed)?;
     }
@@ -275,15 +339,6 @@ fn random_seed() -> u32 {
     // The standard library draws the keys of each hasher from the system's random numbers.
     let random = RandomState::new().hash_one(names::FLOW_INDEX);
     (random as u32).max(1)
-}
-
-/// Returns the smallest size of these maps, in entries: pinned maps may have kept different sizes.
-fn smallest(paths: &Paths, names: &[&'static str]) -> Result<u32, Error> {
-    let entries = names.iter().map(|name| {
-        let info = MapInfo::from_pin(paths.maps().join(name));
-        info.map(|info| info.max_entries()).map_err(|source| Error::Map { name, source })
-    });
-    entries.collect::<Result<Vec<_>, _>>().map(|entries| entries.into_iter().min().unwrap_or_default())
 }
 
 #[cfg(test)]

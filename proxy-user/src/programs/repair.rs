@@ -15,6 +15,7 @@ use super::loaded::Programs;
 use super::program::program;
 use super::repairs::{Repairs, pinned_map};
 use super::{Error, pins};
+use crate::maps::segments;
 
 /// What was restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,6 +65,12 @@ impl Programs {
             links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)?;
             self.repairs.socket_programs.fetch_add(1, Ordering::Relaxed);
             done.push(Repair::SocketProgram(name));
+        }
+        let maps = self.pins.paths().maps();
+        pins::make(&maps)?;
+        if segments::repair(&maps).map_err(Error::file("pin segments in", &maps))? > 0 {
+            self.repairs.map_pins.fetch_add(1, Ordering::Relaxed);
+            done.push(Repair::MapPin(segments::FOLDER));
         }
         for (name, id) in &self.map_ids {
             let is_there = pinned_map(self.pins.paths(), name).is_ok_and(|found| found == Some(*id));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aya::programs::loaded_programs;
 
 use super::bpf::{Hook, Link};
-use super::clsact::{self, Filter, Handle};
+use super::clsact::{self, Filter};
 use super::device::{device_name, known_device_name};
 use super::hooks::{self, Direction};
 use super::pins::{self, Paths};
@@ -144,7 +144,7 @@ fn our_filters(paths: &Paths) -> Vec<(u32, Filter)> {
     for ifindex in marked(paths) {
         for direction in Direction::ALL {
             let filters = clsact::filters(&mut netlink, ifindex, direction).unwrap_or_default();
-            let ours = filters.into_iter().filter(|filter| filter.is_ours(direction, Handle::Own));
+            let ours = filters.into_iter().filter(|filter| filter.is_ours(direction));
             found.extend(ours.map(|filter| (ifindex, filter)));
         }
     }

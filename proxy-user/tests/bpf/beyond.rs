@@ -402,7 +402,7 @@ fn last_used<A: Address>(harness: &Harness, name: &str, client: A, when: u32)
 where
     AffinityKey<A>: aya::Pod,
 {
-    let map = aya::maps::Map::LruHashMap(harness.map(name));
+    let map = aya::maps::Map::HashMap(harness.map(name));
     let mut map: HashMap<_, AffinityKey<A>, AffinityEntry> = map.try_into().unwrap();
     let key = AffinityKey { client, service: ID };
     let entry = map.get(&key, 0).unwrap();

@@ -24,11 +24,12 @@ use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, SERVICE_SOURCE_RANGES, ServiceEntry};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::version::ABI_VERSION;
+use proxy_user::maps::segments::first_segment;
 use proxy_user::maps::view::View;
 use proxy_user::maps::{Backend, FrontendKey, KernelStore, MaglevTable, Store as _, Table, Write};
 use proxy_user::plan::BackendAddress;
 use proxy_user::plan::maglev::{self, Member};
-use proxy_user::programs::{Capacities, EMBEDDED, load_packet_path};
+use proxy_user::programs::{Capacities, EMBEDDED, create_segments, load_packet_path};
 
 /// Most scenarios use Service ids below this number.
 const LOW: u32 = 64;
@@ -290,11 +291,12 @@ impl Harness {
         let root = bpffs.join(format!("rig{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
         let maps = root.join("ballast").join(format!("v{ABI_VERSION}"));
         fs::create_dir_all(&maps).unwrap();
+        create_segments(EMBEDDED, &maps).unwrap();
         let mut loader = EbpfLoader::new();
         loader.btf(None);
         for name in names::ALL.iter().chain(names::OPTIONAL) {
             loader.map_pin_path(name, maps.join(name));
-            if let Some((entries, _)) = capacities.of(name) {
+            if let Some((entries, _)) = capacities.of(name).filter(|_| !names::SEGMENTED.contains(name)) {
                 loader.map_max_entries(name, entries);
             }
         }
@@ -531,7 +533,7 @@ impl Harness {
     }
 
     pub fn map(&self, name: &str) -> MapData {
-        MapData::from_pin(self.pins().join(name)).unwrap()
+        MapData::from_pin(first_segment(self.pins(), name)).unwrap()
     }
 
     pub fn array<V: aya::Pod>(&self, name: &str) -> Array<MapData, V> {
@@ -567,15 +569,23 @@ impl Harness {
         let mut flows: Vec<Tracked> = match family {
             Family::V4 => {
                 let rows = self.array::<FlowEntry<[u8; 4]>>(names::FLOWS);
-                rows.iter().zip(0..).map(|(flow, index)| tracked(index, &flow.unwrap(), Key::V4)).collect()
+                self.first(&rows).map(|(flow, index)| tracked(index, &flow, Key::V4)).collect()
             }
             Family::V6 => {
                 let rows = self.array::<FlowEntry<[u8; 16]>>(names::FLOWS6);
-                rows.iter().zip(0..).map(|(flow, index)| tracked(index, &flow.unwrap(), Key::V6)).collect()
+                self.first(&rows).map(|(flow, index)| tracked(index, &flow, Key::V6)).collect()
             }
         };
         flows.retain(|flow| flow.state != 0);
         flows
+    }
+
+    /// Returns the entries that the programs use, with their numbers.
+    fn first<A: Copy>(&self, rows: &Array<MapData, FlowEntry<A>>) -> impl Iterator<Item = (FlowEntry<A>, u32)>
+    where
+        FlowEntry<A>: aya::Pod,
+    {
+        (0..self.flows).map(|index| (rows.get(&index, 0).unwrap(), index))
     }
 
     /// Returns the only flow in use.
@@ -617,7 +627,7 @@ impl Harness {
         // The slots have another tag, so that the key's own slot can be told apart. They refer to the last entry, which is
         // not in use.
         assert_ne!(tag(!hash), tag(hash));
-        let stale = slot_of(tag(!hash), (index.len() * 2) - 1);
+        let stale = slot_of(tag(!hash), self.flows - 1);
         index.set(numbers[which], Bucket { slots: [stale; BUCKET_SLOTS as usize], ..EMPTY }, 0).unwrap();
     }
 
@@ -630,12 +640,12 @@ impl Harness {
     /// Returns the index, the hash of a key of a flow, and the key's two possible buckets.
     fn buckets(&self, flow: &Tracked, side: Side) -> (Array<MapData, Bucket>, u64, [u32; 2]) {
         let config: Array<_, NodeConfig> = self.array(names::CONFIG);
-        let NodeConfig { flow_seed, flow_buckets, .. } = config.get(&0, 0).unwrap();
+        let NodeConfig { flow_seed, flows, .. } = config.get(&0, 0).unwrap();
         let (name, hash) = match flow.key(side) {
             Key::V4(key) => (names::FLOW_INDEX, key.hash(flow_seed)),
             Key::V6(key) => (names::FLOW_INDEX6, key.hash(flow_seed)),
         };
-        (self.array(name), hash, buckets_of(hash, flow_buckets))
+        (self.array(name), hash, buckets_of(hash, flows[0].buckets))
     }
 
     /// Returns the position of a key of a flow: the index, the bucket and the slot.
@@ -657,7 +667,8 @@ impl Harness {
             Family::V6 => names::FLOW_INDEX6,
         };
         let buckets = self.array::<Bucket>(name);
-        buckets.iter().flat_map(|bucket| bucket.unwrap().slots).filter(|slot| *slot != 0).count()
+        let numbers = 0..buckets_for(self.flows);
+        numbers.flat_map(|number| buckets.get(&number, 0).unwrap().slots).filter(|slot| *slot != 0).count()
     }
 }
 

@@ -24,8 +24,9 @@ use proxy_common::health::{HEALTH_SINCE, HEALTH_TIME, SKIP_COUNT, SKIP_TIME, SKI
 use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
 use proxy_common::version::ABI_VERSION;
+use proxy_user::maps::segments::first_segment;
 use proxy_user::maps::{KernelStore, Store as _, Write};
-use proxy_user::programs::{Capacities, EMBEDDED, load_packet_path};
+use proxy_user::programs::{Capacities, EMBEDDED, create_segments, load_packet_path};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::raw::{self, Elements};
@@ -145,12 +146,13 @@ impl Kernel {
         };
         let pins = bpffs.join(format!("fuzz{number}")).join("ballast").join(format!("v{ABI_VERSION}"));
         fs::create_dir_all(&pins).unwrap();
+        create_segments(EMBEDDED, &pins).unwrap();
         let mut loader = EbpfLoader::new();
         loader.btf(None);
         let all = || names::ALL.iter().chain(names::PRIVATE).copied();
         for name in all() {
             loader.map_pin_path(name, pins.join(name));
-            if let Some((entries, _)) = capacities.of(name) {
+            if let Some((entries, _)) = capacities.of(name).filter(|_| !names::SEGMENTED.contains(&name)) {
                 loader.map_max_entries(name, entries);
             }
         }
@@ -164,7 +166,7 @@ impl Kernel {
             ebpf.map_mut(names::CONFIG).unwrap().try_into().unwrap();
         map.set(0, config, 0).unwrap();
         let maps: BTreeMap<_, _> =
-            all().map(|name| (name, MapData::from_pin(pins.join(name)).unwrap())).collect();
+            all().map(|name| (name, MapData::from_pin(first_segment(&pins, name)).unwrap())).collect();
         Self {
             store: KernelStore::open(&pins).unwrap(),
             flows: Mapped::new(&maps[names::FLOWS], FLOWS),

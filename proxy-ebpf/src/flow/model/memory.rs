@@ -14,7 +14,7 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed};
 use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
 use proxy_common::V4;
 use proxy_common::backend::{BACKEND_ACTIVE, BackendEntry};
-use proxy_common::config::{NodeConfig, PortRange};
+use proxy_common::config::{FlowSize, NodeConfig, PortRange};
 use proxy_common::flow::{BUCKET_WORDS, DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, NO_POSITION};
 use proxy_common::node::{Device, NodeAddr, NodeEntry};
 use proxy_common::service::{ServiceEntry, ServiceKey};
@@ -233,7 +233,7 @@ impl Table {
     pub fn new(entries: u32, buckets: u32, slots: u32) -> Box<Self> {
         static CONFIG: OnceLock<NodeConfig> = OnceLock::new();
         let mut config = *CONFIG.get_or_init(|| NodeConfig::new(HZ, 1, 2, 1));
-        (config.flow_entries, config.flow_buckets) = (entries, buckets);
+        config.flows = [FlowSize::new(entries, buckets); 2];
         config.snat = [SNAT_PORTS, PortRange::default()];
         let free = || (0..slots).map(|_| AtomicU32::new(0)).collect();
         Box::new(Self {

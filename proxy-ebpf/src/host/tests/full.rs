@@ -1,6 +1,6 @@
 //! Full tables, and keys that are missing in the index.
 
-use proxy_common::config::PortRange;
+use proxy_common::config::{FlowSize, PortRange};
 use proxy_common::conntrack::ASSURED;
 use proxy_common::flow::{BUCKET_SLOTS, SLOT_PENDING};
 
@@ -33,7 +33,8 @@ fn connects<F: Net>(maps: HostMaps<F>, client: End<F>) -> bool {
 
 fn an_index_without_room<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
-    maps.set_config(NodeConfig { flow_buckets: 2, ..*maps.config().unwrap() });
+    let config = *maps.config().unwrap();
+    maps.set_config(NodeConfig { flows: [FlowSize::new(config.flows[0].entries, 2); 2], ..config });
     let client = |port| (client::<F>().0, port);
     let known: Vec<u16> = (4000..4040).filter(|port| connects(maps, client(*port))).collect();
     assert_eq!(known.len() as u32, BUCKET_SLOTS, "two buckets, and two keys for each flow");
@@ -52,6 +53,41 @@ fn an_index_without_room<F: Net>() {
     // A slot that another CPU is adding is not stale.
     at!(maps, buckets)[0].slots[0] |= SLOT_PENDING;
     assert!(!connects(maps, client(5002)));
+}
+
+/// The agent gives the index more buckets, step by step; no key has moved yet.
+fn an_index_that_grows<F: Net>() {
+    let (maps, few, many) = (maps::<F>(BACKEND_LOCAL), 8, 256);
+    let client = |port| (client::<F>().0, port);
+    let size = |buckets, searched| FlowSize { entries: 64, buckets, searched };
+    let config = *maps.config().unwrap();
+    maps.set_config(NodeConfig { flows: [FlowSize::new(64, many); 2], ..config });
+    let steps =
+        [size(few, [few, 0]), size(few, [few, many]), size(many, [few, many]), size(many, [many, few])];
+    let mut known = Vec::new();
+    for (step, size) in (0..).zip(steps) {
+        maps.edit_config(|config| config.flows = [size; 2]);
+        let more = 4000 + 100 * step..4008 + 100 * step;
+        assert!(more.clone().all(|port| connects(maps, client(port))), "{size:?}");
+        known.extend(more);
+        for port in &known {
+            goes_on(maps, client(*port));
+        }
+        let used = maps.flows().iter().filter(|flow| flow.bits() != 0).count();
+        assert_eq!(used, known.len(), "no connection has two flows: {size:?}");
+    }
+    // If keys had not moved, those of the first steps would be lost now.
+    maps.edit_config(|config| config.flows = [size(many, [many, 0]); 2]);
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    let last = client(*known.last().unwrap());
+    let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(last, frontend, DATA));
+    assert_eq!(skb.wire(), packet::<F>(last, backend, DATA));
+}
+
+#[test]
+fn every_flow_is_found_while_the_index_grows() {
+    an_index_that_grows::<V4>();
+    an_index_that_grows::<V6>();
 }
 
 #[test]
@@ -89,7 +125,7 @@ fn a_table_of_half_closed_flows<F: Net>() {
     const ENTRIES: u32 = 4096;
     let maps = maps::<F>(BACKEND_LOCAL);
     maps.edit_config(|config| {
-        (config.flow_entries, config.flow_buckets) = (ENTRIES, buckets_for(ENTRIES));
+        config.flows = [FlowSize::new(ENTRIES, buckets_for(ENTRIES)); 2];
     });
     maps.set_config(*maps.config().unwrap());
     let client = |port| (client::<F>().0, port);

@@ -178,7 +178,7 @@ fn keys_side_by_side<F: Net>() {
     let time = maps.time().unwrap();
     let hash = |src: End<F>, dst: End<F>, direction: u8| {
         let hash = time.hash(&tcp_key::<F>(src, dst, direction));
-        (buckets_of(hash, time.config.flow_buckets)[0], tag(hash))
+        (buckets_of(hash, time.config.flows[0].buckets)[0], tag(hash))
     };
     let is_alike = |port: &u16| {
         let client = (client::<F>().0, *port);

@@ -13,10 +13,11 @@ use crate::maps::view::UsageRow;
 /// Percentage of used entries at which a map counts as nearly full.
 const NEARLY_FULL: u64 = 90;
 
-/// Whether a map is nearly full. The flow table and the LRU maps are excluded: they fill up, and reuse their oldest entries.
+/// Whether a map is nearly full. Flows, sockets and LRU maps are excluded: they fill up, and reuse their oldest entries.
 pub(in crate::cli) fn is_nearly_full(row: &UsageRow) -> bool {
     let full = row.used.is_some_and(|used| u64::from(used) * 100 >= u64::from(row.capacity) * NEARLY_FULL);
-    full && !row.kind.starts_with("lru") && ![names::FLOWS, names::FLOWS6].contains(&row.name)
+    let reused = [names::FLOWS, names::FLOWS6, names::SOCKETS, names::SOCKETS6];
+    full && !row.kind.starts_with("lru") && !reused.contains(&row.name)
 }
 
 /// A map.

@@ -27,7 +27,6 @@ use crate::maps::view::{
     BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope as Clients,
     Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
 };
-use crate::model::ApiServers;
 use crate::model::lookup::{Place, Places};
 use crate::model::net::{IpFamily, Protocol};
 use crate::programs::hooks::SOCKET_HOOKS;

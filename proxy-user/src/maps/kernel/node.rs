@@ -12,11 +12,12 @@ use aya::maps::{Map, MapData, MapType};
 use ipnet::IpNet;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
-use proxy_common::config::NodeConfig;
+use proxy_common::config::{Limits, NodeConfig};
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::source_range::{SET_BITS, SourceRangeKey};
 
 use super::super::node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts};
+use super::super::settings;
 use super::super::sys::{self, Stopped};
 use super::super::{MapError, Table, Write};
 use super::open::{io_error, open};
@@ -61,6 +62,11 @@ impl NodeMaps {
         self.range_count
     }
 
+    /// Returns the ceilings of the maps that grow.
+    pub(super) fn limits(&self) -> Result<Limits, MapError> {
+        Ok(first::<NodeConfig>(&self.config, Table::Config)?.limits)
+    }
+
     /// Does the writes; an error tells how many of them were done.
     pub(super) fn write(&mut self, writes: &[Write]) -> Result<(), Stopped> {
         for (done, write) in writes.iter().enumerate() {
@@ -93,12 +99,7 @@ impl NodeMaps {
             Write::Device(index, bits) => set(&self.devices, *index, *bits),
             Write::NoDevice(index) => remove(&self.devices, *index),
             // The entry also holds settings that other code writes.
-            Write::Config(row) => {
-                let (found, _) = sys::lookup::<u32, NodeConfig>(self.config.fd().as_fd(), None, 1)?;
-                let (_, mut entry) = found.first().copied().ok_or(io::ErrorKind::NotFound)?;
-                row.apply(&mut entry);
-                set(&self.config, 0u32, entry)
-            }
+            Write::Config(row) => settings::edit(self.config.fd().as_fd(), |entry| row.apply(entry)),
             _ => Ok(()),
         }
     }

@@ -1,14 +1,12 @@
 //! Opens pinned maps, and checks that their types and sizes are those that this agent writes.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::path::Path;
 
-use aya::maps::{Map, MapData, MapType, PerCpuArray};
+use aya::maps::{MapData, MapType};
 use proxy_common::abi::Plain;
-use proxy_common::map_names;
-use proxy_common::stats::ServiceStats;
 
+use super::super::segments::Segments;
 use super::super::windows::Array;
 use super::super::{MapError, Table};
 
@@ -61,23 +59,27 @@ pub(super) fn open_as<K: Plain, V: Plain>(
     Ok((map, info.max_entries()))
 }
 
-pub(super) fn open_stats(dir: &Path) -> Result<PerCpuArray<MapData, ServiceStats>, MapError> {
-    let (table, name) = (Table::Names, map_names::SERVICE_STATS);
-    let (map, _) = open_as::<u32, ServiceStats>(dir, table, name, MapType::PerCpuArray)?;
-    let failed = |error| MapError::Open { table, path: dir.join(name), source: io_error(error) };
-    Map::PerCpuArray(map).try_into().map_err(failed)
-}
-
-pub(super) fn map_memory(
+/// Opens the array `name`, which may grow and belongs to a table.
+pub(super) fn open_array<V: Plain>(
     dir: &Path,
     table: Table,
-    map: &MapData,
-    value_size: usize,
-    len: u32,
-) -> Result<Array, MapError> {
-    Array::new(map.fd().as_fd(), value_size, len as usize).map_err(|source| MapError::Open {
-        table,
-        path: dir.join(table.name()),
-        source,
-    })
+    name: &'static str,
+    kind: MapType,
+) -> Result<Segments, MapError> {
+    let opened = Segments::open(dir, name);
+    let map = opened.map_err(|source| MapError::Open { table, path: dir.join(name), source })?;
+    let found = map.shape();
+    if found.kind != kind as u32 {
+        return Err(shape(table, "the type", &found.kind, &(kind as u32)));
+    }
+    if found.value_size as usize != size_of::<V>() {
+        return Err(shape(table, "a value size of", &found.value_size, &size_of::<V>()));
+    }
+    Ok(map)
+}
+
+/// Opens the array `name`, which is written through memory.
+pub(super) fn map_memory<V: Plain>(dir: &Path, table: Table, name: &'static str) -> Result<Array, MapError> {
+    let array = Array::new(open_array::<V>(dir, table, name, MapType::Array)?);
+    array.map_err(|source| MapError::Open { table, path: dir.join(name), source })
 }

@@ -10,6 +10,7 @@ use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::backend::BackendEntry;
 
+use super::super::segments::Segments;
 use super::super::{Backend, MapError, Table, sys};
 
 /// Reads about `count` entries of a hash map; returns where the next read continues.
@@ -27,15 +28,14 @@ pub(super) fn hash<K: Plain, V: Plain, T: From<K> + Ord>(
 }
 
 pub(super) fn endpoints<A: Address + Into<IpAddr>>(
-    map: &MapData,
+    map: &Segments,
     table: Table,
     range: Range<u32>,
 ) -> Result<BTreeMap<u32, Backend>, MapError>
 where
     BackendEntry<A>: Plain,
 {
-    let read = sys::lookup::<u32, BackendEntry<A>>(map.fd().as_fd(), range.start.checked_sub(1), range.len());
-    let (rows, _) = read.map_err(|source| MapError::Read { table, source })?;
+    let rows = map.lookup::<BackendEntry<A>>(range).map_err(|source| MapError::Read { table, source })?;
     let used = |(id, entry)| Backend::from_entry(entry).map(|row| (id, row));
-    Ok(rows.into_iter().filter_map(used).filter(|(id, _)| range.contains(id)).collect())
+    Ok(rows.into_iter().filter_map(used).collect())
 }

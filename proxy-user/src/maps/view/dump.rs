@@ -129,7 +129,7 @@ impl View {
         name: &'static str,
         value: impl Fn(V) -> Value,
     ) -> Result<Vec<Entry>, ViewError> {
-        let rows = self.pin(name, MapType::Array)?.all::<u32, V>()?;
+        let rows = self.pin(name, MapType::Array)?.elements::<V>(0..u32::MAX)?;
         let used = rows.into_iter().filter(|(_, found)| *found != V::default());
         Ok(used.map(|(index, found)| (json!(index), value(found))).collect())
     }
@@ -212,7 +212,7 @@ impl View {
         SocketKey<A>: Plain,
         SocketEntry<A>: Plain,
     {
-        let rows = self.pin(name, MapType::LruHash)?.all::<SocketKey<A>, SocketEntry<A>>()?;
+        let rows = self.pin(name, MapType::Hash)?.all::<SocketKey<A>, SocketEntry<A>>()?;
         Ok(rows
             .into_iter()
             .map(|(key, entry)| {
@@ -292,7 +292,7 @@ impl View {
         A: Address + Into<IpAddr>,
         AffinityKey<A>: Plain,
     {
-        let rows = self.pin(name, MapType::LruHash)?.all::<AffinityKey<A>, AffinityEntry>()?;
+        let rows = self.pin(name, MapType::Hash)?.all::<AffinityKey<A>, AffinityEntry>()?;
         let now = flows::now(self.node_config()?.hz);
         Ok(rows
             .into_iter()
@@ -304,8 +304,7 @@ impl View {
     }
 
     fn dump_affinity_netns(&self, names: &Names) -> Result<Vec<Entry>, ViewError> {
-        let rows =
-            self.pin(map::AFFINITY_NETNS, MapType::LruHash)?.all::<NetnsAffinityKey, AffinityEntry>()?;
+        let rows = self.pin(map::AFFINITY_NETNS, MapType::Hash)?.all::<NetnsAffinityKey, AffinityEntry>()?;
         let now = flows::now(self.node_config()?.hz);
         Ok(rows
             .into_iter()
@@ -363,8 +362,11 @@ fn config(config: &NodeConfig) -> Value {
     let snat: Vec<String> = snat.map(|range| format!("{}-{}", range.first, range.last())).collect();
     let uplinks: Vec<u32> = config.uplinks.iter().copied().filter(|index| *index != 0).collect();
     json!({
-        "abi": config.abi, "hz": config.hz, "flowEntries": config.flow_entries, "flowBuckets": config.flow_buckets,
-        "flags": config.flags, "snat": snat, "uplinks": uplinks, "hostNetns": config.host_netns, "podCgroups": config.pod_cgroups,
+        "abi": config.abi, "hz": config.hz, "flows": config.flows.map(|size| json!({
+            "entries": size.entries, "buckets": size.buckets, "searched": size.searched,
+        })),
+        "flags": config.flags, "snat": snat, "uplinks": uplinks, "hostNetns": config.host_netns,
+        "podCgroups": config.pod_cgroups,
         "timeoutSeconds": {
             "tcpSynSent": seconds(config.tcp_syn_sent), "tcpSynRecv": seconds(config.tcp_syn_recv),
             "tcpEstablished": seconds(config.tcp_established), "tcpCloseWait": seconds(config.tcp_close_wait),

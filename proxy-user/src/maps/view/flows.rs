@@ -165,7 +165,7 @@ impl Clock {
 
 /// Returns `now`, but at least the time of the flow's last packet: the clock is an estimate, and a packet may have passed
 /// since it was read.
-pub(super) fn not_before<A>(flow: &FlowEntry<A>, now: u32) -> u32 {
+pub(in crate::maps) fn not_before<A>(flow: &FlowEntry<A>, now: u32) -> u32 {
     if now.wrapping_sub(flow.last_seen).cast_signed() < 0 { flow.last_seen } else { now }
 }
 
@@ -248,7 +248,7 @@ pub fn monotonic() -> Duration {
 }
 
 /// Returns the kernel's jiffies of now.
-pub(super) fn now(hz: u32) -> u32 {
+pub(in crate::maps) fn now(hz: u32) -> u32 {
     jiffies(monotonic(), hz)
 }
 

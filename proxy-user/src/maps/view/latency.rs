@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use aya::maps::{Array, Map, MapData, MapType};
+use aya::maps::MapType;
 use proxy_common::abi::Plain;
 use proxy_common::flow::{FlowEntry, STATE_SYN, STATE_USED};
 use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample, answered_in, bucket};
@@ -89,9 +90,7 @@ impl View {
             return Ok(BTreeMap::new());
         }
         let config = self.node_config()?;
-        let (path, data) = self.pin(map::SYN_TIMES, MapType::Array)?.checked::<u32, u64>()?.into_parts();
-        let failed = |source| ViewError::map(&path, source);
-        let times: Array<MapData, u64> = Map::Array(data).try_into().map_err(failed)?;
+        let times = self.pin(map::SYN_TIMES, MapType::Array)?.mapped::<u64>()?;
         let v4 = self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?;
         let v6 = self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?;
         let clock = flows::Clock::new(config.hz);
@@ -104,12 +103,11 @@ impl View {
         places.sort_unstable_by_key(|place| place.age);
         let mut examples = BTreeMap::new();
         for Place { index, is_v6, .. } in places {
-            let Ok(number) = u32::try_from(index << 1 | usize::from(is_v6)) else { continue };
-            if number >= times.len() {
+            let Some(time) = times.word64(index << 1 | usize::from(is_v6)) else {
                 // Latency is not measured: `syn_times` has no such element.
                 break;
-            }
-            let Some(nanoseconds) = answered_in(times.get(&number, 0).map_err(failed)?) else { continue };
+            };
+            let Some(nanoseconds) = answered_in(time.load(Ordering::Relaxed)) else { continue };
             let took = Duration::from_nanos(nanoseconds);
             // The flow is read after the time: if the entry holds another flow by now, that flow has no answer yet.
             let found = if is_v6 {

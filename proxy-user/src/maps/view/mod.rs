@@ -28,7 +28,7 @@ use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-use aya::maps::{Array, Map, MapType, PerCpuArray};
+use aya::maps::{MapType, PerCpuArray, PerCpuValues};
 use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::backend::{BACKEND_FREE, BackendEntry};
@@ -46,6 +46,7 @@ pub use dump::Entry;
 pub use error::ViewError;
 pub use flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
 pub use flows::monotonic;
+pub(super) use flows::{not_before, now};
 pub use latency::Example;
 pub use listen::Listener;
 pub use load::Counted;
@@ -230,19 +231,21 @@ impl View {
         &self,
         ids: impl IntoIterator<Item = u32>,
     ) -> Result<BTreeMap<u32, ServiceStats>, ViewError> {
-        let (path, array) = self.per_cpu::<ServiceStats>(map::SERVICE_STATS)?;
-        let ids: BTreeSet<u32> = ids.into_iter().filter(|id| *id < array.len()).collect();
+        let pin = self.pin(map::SERVICE_STATS, MapType::PerCpuArray)?.checked::<u32, ServiceStats>()?;
+        let ids: BTreeSet<u32> = ids.into_iter().collect();
         let end = ids.last().map_or(0, |id| id.saturating_add(1));
         let mut rows = BTreeMap::new();
         // As for `backend_stats`.
         if ids.len() < end as usize / 8 {
+            let (segments, per) = pin.segments();
+            let arrays: Vec<_> = segments.iter().map(|segment| pin.per_cpu(segment)).collect::<Result<_, _>>()?;
             for id in ids {
-                let values = array.get(&id, 0).map_err(|source| ViewError::map(&path, source))?;
+                let Some(array) = arrays.get((id / per) as usize) else { continue };
+                let values: PerCpuValues<ServiceStats> = pin.element(array.get(&(id % per), 0))?;
                 rows.insert(id, values.iter().fold(ServiceStats::default(), add));
             }
             return Ok(rows);
         }
-        let pin = self.pin(map::SERVICE_STATS, MapType::PerCpuArray)?;
         pin.first_per_cpu(end, |id, values: &[ServiceStats]| {
             if ids.contains(&id) {
                 rows.insert(id, values.iter().fold(ServiceStats::default(), add));
@@ -257,26 +260,24 @@ impl View {
         let pin = self.pin(map::BACKEND_STATS, MapType::Array)?.checked::<u32, u64>()?;
         // A batch reads every id up to the highest one; reading a single id costs about as much as eight ids of a batch.
         if ids.len() < end as usize / 8 {
-            let (path, data) = pin.into_parts();
-            let failed = |source| ViewError::map(&path, source);
-            let array: Array<_, u64> = Map::Array(data).try_into().map_err(failed)?;
-            let known = ids.iter().filter(|id| **id < array.len());
-            return known.map(|id| Ok((*id, array.get(id, 0).map_err(failed)?))).collect();
+            let one = |id: &u32| pin.elements::<u64>(*id..id.saturating_add(1));
+            let rows: Vec<_> = ids.iter().map(one).collect::<Result<_, _>>()?;
+            return Ok(rows.into_iter().flatten().collect());
         }
-        let rows = pin.first::<u32, u64>(end)?;
+        let rows = pin.elements::<u64>(0..end)?;
         Ok(rows.into_iter().filter(|(id, _)| ids.contains(id)).collect())
     }
 
     /// Returns the counters of all reasons, over all CPUs.
     pub fn reasons(&self) -> Result<BTreeMap<Reason, u64>, ViewError> {
-        let (path, array) = self.per_cpu::<u64>(map::REASONS)?;
+        let pin = self.pin(map::REASONS, MapType::PerCpuArray)?.checked::<u32, u64>()?;
+        let (segments, _) = pin.segments();
+        let array: PerCpuArray<_, u64> = pin.per_cpu(&segments[0])?;
         let mut rows = BTreeMap::new();
         for reason in Reason::ALL {
             // An agent that knew fewer reasons may have created the map.
             let count = if (*reason as u32) < array.len() {
-                let values =
-                    array.get(&(*reason as u32), 0).map_err(|source| ViewError::map(&path, source))?;
-                values.iter().sum()
+                pin.element(array.get(&(*reason as u32), 0))?.iter().sum()
             } else {
                 0
             };
@@ -334,16 +335,6 @@ impl View {
 
     fn pin(&self, name: &'static str, kind: MapType) -> Result<pin::Pin, ViewError> {
         pin::Pin::open(&self.maps, name, kind)
-    }
-
-    fn per_cpu<V: Plain + aya::Pod>(
-        &self,
-        name: &'static str,
-    ) -> Result<(PathBuf, PerCpuArray<aya::maps::MapData, V>), ViewError> {
-        let pin = self.pin(name, MapType::PerCpuArray)?.checked::<u32, V>()?;
-        let (path, data) = pin.into_parts();
-        let array = Map::PerCpuArray(data).try_into().map_err(|source| ViewError::map(&path, source))?;
-        Ok((path, array))
     }
 }
 

@@ -1,23 +1,29 @@
 //! One pin, used only after its type and sizes were compared with the expected ones.
 
 use std::fmt::Debug;
-use std::os::fd::AsFd;
+use std::ops::Range;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use aya::maps::{MapData, MapType};
+use aya::maps::{Map, MapData, MapType, PerCpuArray};
 use aya::util::nr_cpus;
 use aya_obj::generated::BPF_F_MMAPABLE;
 use proxy_common::abi::Plain;
+use rustix::mm::ProtFlags;
 
 use super::ViewError;
 use super::ring::Ring;
 use crate::maps::mapping::Mapping;
+use crate::maps::segments::{SegmentShape, Segments};
 use crate::maps::sys;
 
 /// An opened map of the expected type.
 pub(super) struct Pin {
     path: PathBuf,
     data: MapData,
+    /// The elements of an array.
+    array: Option<Segments>,
     key_size: u32,
     value_size: u32,
     capacity: u32,
@@ -31,6 +37,27 @@ impl Pin {
         let data = MapData::from_pin(&path).map_err(error)?;
         let info = data.info().map_err(error)?;
         let found = info.map_type().map_err(error)?;
+        if [MapType::Array, MapType::PerCpuArray].contains(&kind)
+            && [MapType::ArrayOfMaps, kind].contains(&found)
+        {
+            let read = |source| ViewError::Read { path: path.clone(), source };
+            let array = Segments::open(folder, name).map_err(read)?;
+            let (SegmentShape { kind: found, value_size, flags, .. }, capacity) =
+                (array.shape(), array.len());
+            if found != kind as u32 {
+                return Err(shape(path, "type", found, kind as u32));
+            }
+            let key_size = size_of::<u32>() as u32;
+            return Ok(Self {
+                path,
+                data,
+                array: Some(array),
+                key_size,
+                value_size,
+                capacity: capacity as u32,
+                flags,
+            });
+        }
         if found != kind {
             return Err(shape(path, "type", found, kind));
         }
@@ -39,6 +66,7 @@ impl Pin {
             value_size: info.value_size(),
             capacity: info.max_entries(),
             flags: info.map_flags(),
+            array: None,
             data,
             path,
         })
@@ -75,11 +103,21 @@ impl Pin {
 
     /// Maps the elements of an array into memory, read-only: the caller can read all of them without a copy.
     pub(super) fn mapped<V: Plain>(&self) -> Result<Mapping, ViewError> {
+        self.map::<V>(ProtFlags::READ)
+    }
+
+    /// Maps the elements of an array into memory, for reading and writing.
+    pub(super) fn shared<V: Plain>(&self) -> Result<Mapping, ViewError> {
+        self.map::<V>(ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn map<V: Plain>(&self, protection: ProtFlags) -> Result<Mapping, ViewError> {
         self.check::<u32, V>()?;
-        if self.flags & BPF_F_MMAPABLE == 0 {
-            return Err(shape(self.path.clone(), "flags", self.flags, self.flags | BPF_F_MMAPABLE));
-        }
-        Mapping::read_only(self.data.fd().as_fd(), size_of::<V>(), self.capacity as usize)
+        let array = self.array.as_ref().filter(|_| self.flags & BPF_F_MMAPABLE != 0);
+        let array = array
+            .ok_or_else(|| shape(self.path.clone(), "flags", self.flags, self.flags | BPF_F_MMAPABLE))?;
+        array
+            .map(protection, 0..array.len())
             .map_err(|source| ViewError::Read { path: self.path.clone(), source })
     }
 
@@ -98,29 +136,54 @@ impl Pin {
     pub(super) fn first_per_cpu<V: Plain>(
         &self,
         count: u32,
-        take: impl FnMut(u32, &[V]),
+        mut take: impl FnMut(u32, &[V]),
     ) -> Result<(), ViewError> {
         self.check::<u32, V>()?;
         let read = |source| ViewError::Read { path: self.path.clone(), source };
         let cpus = nr_cpus().map_err(|(_, source)| read(source))?;
-        sys::lookup_per_cpu(self.data.fd().as_fd(), count.min(self.capacity), cpus, take).map_err(read)
+        let (segments, per) = self.segments();
+        for (segment, base) in segments.iter().zip((0..count).step_by(per as usize)) {
+            let here = (count - base).min(per);
+            sys::lookup_per_cpu(segment.as_fd(), here, cpus, |id, values: &[V]| take(base + id, values))
+                .map_err(read)?;
+        }
+        Ok(())
+    }
+
+    /// Returns these elements of an array.
+    pub(super) fn elements<V: Plain>(&self, range: Range<u32>) -> Result<Vec<(u32, V)>, ViewError> {
+        self.check::<u32, V>()?;
+        let found = self.array.as_ref().map_or(Ok(Vec::new()), |array| array.lookup(range));
+        found.map_err(|source| ViewError::Read { path: self.path.clone(), source })
+    }
+
+    /// Returns the segments of an array, and the number of elements of each.
+    pub(super) fn segments(&self) -> (Vec<Arc<OwnedFd>>, u32) {
+        self.array.as_ref().map_or((Vec::new(), 1), |array| (array.all(), array.shape().entries))
+    }
+
+    pub(super) fn into_parts(self) -> (PathBuf, MapData) {
+        (self.path, self.data)
+    }
+
+    /// Opens a segment of an array per CPU.
+    pub(super) fn per_cpu<V: aya::Pod>(
+        &self,
+        segment: &OwnedFd,
+    ) -> Result<PerCpuArray<MapData, V>, ViewError> {
+        let fd = segment.try_clone().map_err(|source| ViewError::Read { path: self.path.clone(), source })?;
+        self.element(MapData::from_fd(fd).and_then(|map| Map::PerCpuArray(map).try_into()))
+    }
+
+    /// Adds the path to an error.
+    pub(super) fn element<T>(&self, read: Result<T, aya::maps::MapError>) -> Result<T, ViewError> {
+        read.map_err(|source| ViewError::map(&self.path, source))
     }
 
     /// Maps the ring buffer into memory.
     pub(super) fn ring(&self) -> Result<Ring, ViewError> {
         Ring::new(self.data.fd().as_fd(), self.capacity as usize)
             .map_err(|source| ViewError::Read { path: self.path.clone(), source })
-    }
-
-    /// Maps the elements of an array into memory, for reading and writing.
-    pub(super) fn shared<V: Plain>(&self) -> Result<Mapping, ViewError> {
-        self.check::<u32, V>()?;
-        Mapping::new(self.data.fd().as_fd(), size_of::<V>(), self.capacity as usize)
-            .map_err(|source| ViewError::Read { path: self.path.clone(), source })
-    }
-
-    pub(super) fn into_parts(self) -> (PathBuf, MapData) {
-        (self.path, self.data)
     }
 }
 

@@ -95,7 +95,7 @@ impl View {
     {
         let [services, backends, node, node_addrs, affinity, ranges] = F::MAPS;
         let config = self.node_config()?;
-        let netns_affinity = self.pin(map::AFFINITY_NETNS, MapType::LruHash)?.all()?;
+        let netns_affinity = self.pin(map::AFFINITY_NETNS, MapType::Hash)?.all()?;
         let devices = self.pin(map::DEVICES, MapType::Hash)?.all::<u32, Device>()?;
         let slots = self.pin(map::SLOTS, MapType::Array)?.mapped::<u32>()?.all32();
         let prefilter = self.pin(map::PREFILTER, MapType::Array)?.mapped::<u64>()?.all64();
@@ -127,7 +127,7 @@ impl View {
             node: nodes.first().map_or(NodeEntry::UNKNOWN, |(_, node)| *node),
             node_addrs,
             others,
-            affinity: self.pin(affinity, MapType::LruHash)?.all()?.into_iter().collect(),
+            affinity: self.pin(affinity, MapType::Hash)?.all()?.into_iter().collect(),
             ranges: self.ranges::<F>(ranges)?,
         })
     }

@@ -149,7 +149,7 @@ impl View {
         SocketEntry<A>: Plain,
         BackendEntry<A>: Plain,
     {
-        let entries = self.pin(sockets, MapType::LruHash)?.all::<SocketKey<A>, SocketEntry<A>>()?;
+        let entries = self.pin(sockets, MapType::Hash)?.all::<SocketKey<A>, SocketEntry<A>>()?;
         let rows = self.pin(backends, MapType::Array)?.mapped::<BackendEntry<A>>()?;
         let is_led = |key: &SocketKey<A>| key.direction == TO_FRONTEND && key.proto == PROTO_UDP;
         let serves = |key: &SocketKey<A>, entry: &SocketEntry<A>| {

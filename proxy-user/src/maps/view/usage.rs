@@ -4,13 +4,16 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 
-use aya::maps::{MapData, MapInfo, MapType};
+use aya::maps::{MapData, MapError, MapType};
 use proxy_common::abi::Plain;
+use proxy_common::config::Limits;
+use proxy_common::flow::buckets_for;
 use proxy_common::map_names as map;
 use proxy_common::socket::{SocketEntry, SocketKey};
 use proxy_common::stats::RefusalKey;
 
 use super::{FlowCounts, Snapshot, View, ViewError};
+use crate::maps::segments::Segments;
 
 /// One map.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,11 +26,11 @@ pub struct UsageRow {
     pub pin: PathBuf,
     /// Its type, as `bpftool` writes it.
     pub kind: String,
-    /// Maximum number of entries; 0: as many as there are sockets.
+    /// Maximum number of entries, to which the map may still have to grow; 0: as many as there are sockets.
     pub capacity: u32,
     /// Number of entries in use; `None` if it is not counted.
     pub used: Option<u32>,
-    /// Bytes of kernel memory, if the kernel reports them.
+    /// Bytes of kernel memory that the map has now, if the kernel reports them.
     pub memory: Option<u64>,
     /// The flag that sets the size of the map; empty if there is none.
     pub setting: &'static str,
@@ -45,7 +48,8 @@ impl View {
         snapshot: &Snapshot,
         flows: &FlowCounts,
     ) -> Result<Vec<UsageRow>, ViewError> {
-        map::ALL.iter().map(|name| self.one_usage(name, snapshot, flows)).collect()
+        let limits = self.node_config()?.limits;
+        map::ALL.iter().map(|name| self.one_usage(name, snapshot, flows, &limits)).collect()
     }
 
     fn one_usage(
@@ -53,18 +57,30 @@ impl View {
         name: &'static str,
         snapshot: &Snapshot,
         flows: &FlowCounts,
+        limits: &Limits,
     ) -> Result<UsageRow, ViewError> {
         let pin = self.maps.join(name);
         let error = |source| ViewError::map(&pin, source);
         let data = MapData::from_pin(&pin).map_err(error)?;
         let info = data.info().map_err(error)?;
+        let (mut shape, mut capacity, mut bytes) =
+            (kind(info.map_type()), info.max_entries(), memory(data.fd()));
+        if map::SEGMENTED.contains(&name) {
+            let array = Segments::open(&self.maps, name);
+            let array = array.map_err(|source| ViewError::Read { path: pin.clone(), source })?;
+            let is_per_cpu = array.shape().kind == MapType::PerCpuArray as u32;
+            shape = kind(Ok(if is_per_cpu { MapType::PerCpuArray } else { MapType::Array }));
+            capacity = limit(name, limits).filter(|limit| *limit != 0).unwrap_or(array.len() as u32);
+            let segments = array.all();
+            bytes = segments.iter().fold(bytes, |sum, segment| Some(sum? + memory(&**segment)?));
+        }
         Ok(UsageRow {
             name,
             id: info.id(),
-            kind: kind(&info),
-            capacity: info.max_entries(),
+            kind: shape,
+            capacity,
             used: self.used(name, snapshot, flows)?,
-            memory: memory(data.fd()),
+            memory: bytes,
             setting: setting(name),
             pin,
         })
@@ -86,11 +102,9 @@ impl View {
             map::SERVICES => frontends(false) as u32,
             map::SERVICES6 => frontends(true) as u32,
             map::NAMES => snapshot.names.len() as u32,
-            map::SOCKETS => {
-                self.entries::<SocketKey<[u8; 4]>, SocketEntry<[u8; 4]>>(name, MapType::LruHash)?
-            }
+            map::SOCKETS => self.entries::<SocketKey<[u8; 4]>, SocketEntry<[u8; 4]>>(name, MapType::Hash)?,
             map::SOCKETS6 => {
-                self.entries::<SocketKey<[u8; 16]>, SocketEntry<[u8; 16]>>(name, MapType::LruHash)?
+                self.entries::<SocketKey<[u8; 16]>, SocketEntry<[u8; 16]>>(name, MapType::Hash)?
             }
             map::REFUSALS => self.entries::<RefusalKey, u64>(name, MapType::LruHash)?,
             map::BACKENDS => backends(false) as u32,
@@ -115,9 +129,23 @@ fn memory(fd: &impl AsFd) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("memlock:"))?.trim().parse().ok()
 }
 
-/// Returns the type as `bpftool` writes it.
-fn kind(info: &MapInfo) -> String {
-    match info.map_type() {
+/// Returns the ceiling of a map that grows; `None` if its elements have no ceiling of their own.
+fn limit(name: &str, limits: &Limits) -> Option<u32> {
+    Some(match name {
+        map::SLOTS => limits.slots,
+        map::MAGLEV => limits.maglev_words,
+        map::MAGLEV_INDEX => limits.services.saturating_mul(2),
+        map::SERVICE_STATS | map::TURNS => limits.services,
+        name if map::OF_BACKENDS.contains(&name) => limits.backends,
+        map::FLOWS | map::FLOWS6 => limits.flows,
+        map::FLOW_INDEX | map::FLOW_INDEX6 => buckets_for(limits.flows),
+        _ => return None,
+    })
+}
+
+/// Returns the type as `bpftool` writes it; of a map that grows, the type of its segments.
+fn kind(kind: Result<MapType, MapError>) -> String {
+    match kind {
         Ok(MapType::Hash) => "hash".to_owned(),
         Ok(MapType::LruHash) => "lru_hash".to_owned(),
         Ok(MapType::Array) => "array".to_owned(),

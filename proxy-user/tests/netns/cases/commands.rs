@@ -156,7 +156,7 @@ fn dumps(fixture: &Fixture) -> Result<()> {
         "{flows}"
     );
     let config = entries(map_names::CONFIG)?.to_string();
-    ensure!(config.contains("flowEntries") && !config.contains("eed"), "the seed is a secret: {config}");
+    ensure!(config.contains("entries") && !config.contains("eed"), "the seed is a secret: {config}");
     let mistyped = fails(fixture, &["map", "dump", "servcies"])?;
     ensure!(mistyped.contains("did you mean services"), "{mistyped}");
     Ok(())

@@ -52,7 +52,7 @@ fn receive(socket: &UdpSocket, sink: &Sink, all: &AtomicU64, is_over: &AtomicBoo
     }
 }
 
-fn sink(fixture: &Fixture, pod: u8, addr: SocketAddr) -> Result<UdpSocket> {
+pub(super) fn sink(fixture: &Fixture, pod: u8, addr: SocketAddr) -> Result<UdpSocket> {
     let socket = fixture.in_pod(pod, || Ok(UdpSocket::bind(addr)?))?;
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;
     let size: libc::c_int = 8 << 20;

@@ -22,6 +22,7 @@ mod failover;
 mod flood;
 mod forged;
 mod forwarding;
+mod growth;
 mod health;
 mod held;
 mod identity;
@@ -108,6 +109,7 @@ pub fn all() -> Vec<Case> {
         attack::CASES,
         forged::CASES,
         forwarding::CASES,
+        growth::CASES,
         masquerade::CASES,
         busy::CASES,
         socket_lb::CASES,

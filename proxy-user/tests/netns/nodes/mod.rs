@@ -25,6 +25,7 @@ use anyhow::{Context as _, Result};
 use aya::maps::{Array, Map, MapData};
 use proxy_common::flow::{Bucket, FlowEntry};
 use proxy_common::map_names as names;
+use proxy_user::maps::segments::first_segment;
 
 use crate::agent::{self, Agent, Setup};
 use crate::fixture::{Cgroup, Dir, nft, places};
@@ -232,7 +233,8 @@ fn forget<A: proxy_common::Address>(maps: &Path, index: &str, flows: &str) -> Re
 where
     FlowEntry<A>: aya::Pod,
 {
-    let open = |name: &str| Ok::<_, anyhow::Error>(Map::Array(MapData::from_pin(maps.join(name))?));
+    // No case has more flows than one segment.
+    let open = |name: &str| Ok::<_, anyhow::Error>(Map::Array(MapData::from_pin(first_segment(maps, name))?));
     let mut buckets: Array<_, Bucket> = open(index)?.try_into()?;
     for number in 0..buckets.len() {
         buckets.set(number, Bucket::EMPTY, 0)?;

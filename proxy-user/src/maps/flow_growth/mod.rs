@@ -1,0 +1,213 @@
+//! Grows the flow tables while packets pass.
+//!
+//! A table begins with few entries. Further entries are segments behind the others (`maps::segments`): no flow moves, and the
+//! programs use them as soon as `config` has their number. The index then gets more buckets, in steps of which each is
+//! compatible with the programs of the step before (`FlowSize` in `proxy_common::config`): first every program looks in the
+//! buckets by both numbers, then keys are added by the new number, then this module moves the other keys ([`keys`]). Between
+//! two steps it waits until no program runs that has read the number of before. A growth that ends in the middle, as the agent
+//! was killed, is continued by the next agent.
+
+mod keys;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+
+use aya::maps::MapData;
+use proxy_common::Address;
+use proxy_common::abi::Plain;
+use proxy_common::config::{FlowSize, NodeConfig};
+use proxy_common::conntrack::is_expired;
+use proxy_common::flow::{FlowEntry, MAX_FLOWS, STATE_USED, bits_of, buckets_for};
+use proxy_common::map_names as names;
+use rustix::mm::ProtFlags;
+
+use self::keys::Keys;
+use super::mapping::Mapping;
+use super::segments::Segments;
+use super::{settings, sys, view};
+
+/// A table grows when more than one part in this many of its entries is in use.
+const PART: u32 = 2;
+/// Passes over the entries after which keys that packets keep changing are left in their old buckets until the next look.
+const PASSES: u32 = 64;
+
+/// What a look has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grown {
+    /// 4 or 6.
+    pub family: u8,
+    /// Number of entries now.
+    pub entries: u32,
+    /// Number of keys that moved to other buckets.
+    pub moved: usize,
+}
+
+/// The flow tables of both families.
+pub struct FlowGrowth {
+    config: OwnedFd,
+    clock_hand: OwnedFd,
+    syn_times: Option<Segments>,
+    v4: Table,
+    v6: Table,
+}
+
+/// The flow table of one family.
+struct Table {
+    index: usize,
+    flows: Segments,
+    buckets: Segments,
+    /// Position of the clock hand when the entries were last counted.
+    counted_at: Option<u64>,
+}
+
+impl FlowGrowth {
+    /// Opens the maps that are pinned in `folder`.
+    pub fn open(folder: &Path) -> io::Result<Self> {
+        let fd = |name: &str| {
+            let map = MapData::from_pin(folder.join(name)).map_err(io::Error::other)?;
+            map.fd().as_fd().try_clone_to_owned()
+        };
+        let table = |index, flows, buckets| {
+            Ok::<_, io::Error>(Table {
+                index,
+                flows: Segments::open(folder, flows)?,
+                buckets: Segments::open(folder, buckets)?,
+                counted_at: None,
+            })
+        };
+        let latency = MapData::from_pin(folder.join(names::CONNECT_LATENCY)).and_then(|map| map.info());
+        let is_measured = latency.is_ok_and(|info| info.max_entries() > 1);
+        Ok(Self {
+            config: fd(names::CONFIG)?,
+            clock_hand: fd(names::CLOCK_HAND)?,
+            syn_times: is_measured.then(|| Segments::open(folder, names::SYN_TIMES)).transpose()?,
+            v4: table(0, names::FLOWS, names::FLOW_INDEX)?,
+            v6: table(1, names::FLOWS6, names::FLOW_INDEX6)?,
+        })
+    }
+
+    /// Lets those tables grow of which too much is in use, and continues a growth that did not end.
+    pub fn look(&mut self) -> io::Result<Vec<Grown>> {
+        let (hands, _) = sys::lookup::<u32, u64>(self.clock_hand.as_fd(), None, 2)?;
+        let config = settings::read(self.config.as_fd())?;
+        let hand = |index: usize| hands.get(index).map_or(0, |(_, hand)| *hand);
+        let Self { config: fd, syn_times, v4, v6, .. } = self;
+        let mut grown = Vec::new();
+        grown.extend(v4.look::<[u8; 4]>(fd, syn_times.as_ref(), &config, hand(0))?);
+        grown.extend(v6.look::<[u8; 16]>(fd, syn_times.as_ref(), &config, hand(1))?);
+        Ok(grown)
+    }
+}
+
+impl Table {
+    fn look<A: Address>(
+        &mut self,
+        config_fd: &OwnedFd,
+        syn_times: Option<&Segments>,
+        config: &NodeConfig,
+        hand: u64,
+    ) -> io::Result<Option<Grown>>
+    where
+        FlowEntry<A>: Plain,
+    {
+        let size = config.flows.get(self.index).copied().unwrap_or_default();
+        let limit = if config.limits.flows == 0 { MAX_FLOWS } else { config.limits.flows.min(MAX_FLOWS) };
+        let mut entries = size.entries;
+        // New flows take entries where the hand is: as long as it has moved little, few entries can have come into use.
+        let has_moved =
+            self.counted_at.is_none_or(|before| hand.wrapping_sub(before) >= u64::from(entries / 8));
+        if entries < limit && has_moved && hand > 0 {
+            self.counted_at = Some(hand);
+            let held = self.held::<A>(config, entries)?;
+            if held > entries / PART {
+                // So much that the table is half empty again.
+                entries = held.saturating_mul(2 * PART).next_power_of_two().clamp(2 * entries, limit.max(1));
+            }
+        }
+        let buckets = buckets_for(entries).max(size.searched[0]);
+        if entries == size.entries && size.searched[1] == 0 && size.buckets >= buckets {
+            return Ok(None);
+        }
+        self.flows.ensure(entries as usize)?;
+        if let Some(times) = syn_times {
+            times.ensure(2 * entries as usize)?;
+        }
+        self.edit(config_fd, |size| size.entries = entries)?;
+        let moved = self.rehash::<A>(config_fd, config, buckets)?;
+        Ok(Some(Grown { family: if self.index == 0 { 4 } else { 6 }, entries, moved }))
+    }
+
+    /// Returns the number of entries with flows that have not expired. Closed flows count: their ports are in quarantine.
+    fn held<A: Address>(&self, config: &NodeConfig, entries: u32) -> io::Result<u32>
+    where
+        FlowEntry<A>: Plain,
+    {
+        let flows = self.flows.map(ProtFlags::READ, 0..entries as usize)?;
+        let now = view::now(config.hz);
+        let is_held = |index: &u32| {
+            let state = flows
+                .word64(*index as usize)
+                .map_or(0, |word| word.load(std::sync::atomic::Ordering::Relaxed));
+            bits_of(state) & STATE_USED != 0
+                && flows.read::<FlowEntry<A>>(*index as usize).is_some_and(|flow| {
+                    let now = view::not_before(&flow, now);
+                    !is_expired(flow.proto, flow.bits(), flow.last_seen, now, config)
+                })
+        };
+        Ok((0..entries).filter(is_held).count() as u32)
+    }
+
+    fn edit(&self, config: &OwnedFd, change: impl FnOnce(&mut FlowSize)) -> io::Result<()> {
+        settings::edit(config.as_fd(), |config| config.flows.get_mut(self.index).map_or((), change))
+    }
+
+    fn size(&self, config: &OwnedFd) -> io::Result<FlowSize> {
+        Ok(settings::read(config.as_fd())?.flows.get(self.index).copied().unwrap_or_default())
+    }
+
+    /// Gives the index this number of buckets, or the number that an earlier growth has begun with. Returns how many keys
+    /// moved.
+    fn rehash<A: Address>(&self, fd: &OwnedFd, config: &NodeConfig, wanted: u32) -> io::Result<usize>
+    where
+        FlowEntry<A>: Plain,
+    {
+        let FlowSize { searched: [old, other], .. } = self.size(fd)?;
+        if other == 0 && wanted == old {
+            return Ok(0);
+        }
+        let to = if other == 0 { wanted } else { other };
+        self.buckets.ensure(to.max(old) as usize)?;
+        self.edit(fd, |size| size.searched[1] = to)?;
+        self.buckets.wait()?;
+        self.edit(fd, |size| size.buckets = to)?;
+        self.buckets.wait()?;
+        let FlowSize { entries, .. } = self.size(fd)?;
+        let flows = self.flows.map(ProtFlags::READ | ProtFlags::WRITE, 0..entries as usize)?;
+        let buckets = self.buckets.map(ProtFlags::READ | ProtFlags::WRITE, 0..self.buckets.len())?;
+        let keys = Keys { flows: &flows, buckets: &buckets, number: to, seed: config.flow_seed };
+        let (mut left, mut moved) = (Vec::new(), 0);
+        for pass in 0.. {
+            let pass_of = keys.pass::<A>(entries, &mut left, pass < PASSES / 2);
+            moved += pass_of.moved;
+            if pass_of.is_done() {
+                break;
+            }
+            if pass == PASSES {
+                return Err(io::Error::new(
+                    io::ErrorKind::WouldBlock,
+                    "keys of flows stay in their old buckets",
+                ));
+            }
+            std::thread::yield_now();
+        }
+        self.edit(fd, |size| size.searched[0] = to)?;
+        // A program may have read the old place of a key: only now nothing reads it.
+        self.buckets.wait()?;
+        keys.clear(&left);
+        self.edit(fd, |size| size.searched[1] = 0)?;
+        Ok(moved)
+    }
+}

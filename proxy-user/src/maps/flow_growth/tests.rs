@@ -1,0 +1,205 @@
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+
+use proxy_common::flow::{
+    BUCKET_SLOTS, BUCKET_WORDS, Bucket, FlowEntry, NO_POSITION, STATE_CLAIMED, STATE_USED, TAG_SHIFT,
+    bits_of, buckets_of, claimed, flow_of, slot_of, tag, with_bits,
+};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use super::Mapping;
+use super::keys::Keys;
+
+type Flow = FlowEntry<[u8; 4]>;
+
+const ENTRIES: u32 = 3_000;
+const OLD: u32 = 512;
+const NEW: u32 = 2_048;
+const SEED: u32 = 0x5eed;
+
+/// Returns an array in a file in memory.
+fn array(value_size: usize, len: u32) -> Mapping {
+    let file = memfd_create("flow-growth", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, (value_size * len as usize) as u64).unwrap();
+    Mapping::new(file.as_fd(), value_size, len as usize).unwrap()
+}
+
+/// A flow table, which this test changes by the rules of the programs.
+struct Table {
+    flows: Mapping,
+    buckets: Mapping,
+    /// The number of buckets by which keys are added.
+    adds_by: AtomicU32,
+}
+
+impl Table {
+    fn new() -> Self {
+        Self {
+            flows: array(size_of::<Flow>(), ENTRIES),
+            buckets: array(size_of::<Bucket>(), NEW),
+            adds_by: AtomicU32::new(OLD),
+        }
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        Keys { flows: &self.flows, buckets: &self.buckets, number: NEW, seed: SEED }
+    }
+
+    fn state(&self, index: u32) -> &AtomicU64 {
+        self.flows.word64(index as usize).unwrap()
+    }
+
+    fn slot(&self, position: u32) -> &AtomicU32 {
+        self.buckets.word32((position / BUCKET_WORDS) as usize, (position % BUCKET_WORDS) as usize).unwrap()
+    }
+
+    fn flow(&self, index: u32) -> Flow {
+        self.flows.read(index as usize).unwrap()
+    }
+
+    /// Adds a key to a bucket with room, and returns its position.
+    fn add(&self, hash: u64, index: u32) -> u32 {
+        let [first, second] = buckets_of(hash, self.adds_by.load(Ordering::SeqCst));
+        let slot = slot_of(tag(hash), index);
+        for bucket in [first, second] {
+            for position in (0..BUCKET_SLOTS).map(|slot| bucket * BUCKET_WORDS + slot) {
+                if self.slot(position).compare_exchange(0, slot, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                    return position;
+                }
+            }
+        }
+        NO_POSITION
+    }
+
+    /// Ends the flow of an entry if there is one, and begins the flow with this number there.
+    fn begin(&self, index: u32, number: u32) {
+        let state = self.state(index);
+        let before = state.load(Ordering::SeqCst);
+        let owned = claimed(before);
+        state.compare_exchange(before, owned, Ordering::SeqCst, Ordering::SeqCst).unwrap();
+        let old = self.flow(index);
+        if bits_of(before) != 0 {
+            for (position, tag) in old.positions.into_iter().zip(old.tags) {
+                if position != NO_POSITION {
+                    let slot = slot_of(u32::from(tag) << TAG_SHIFT, index);
+                    let _ = self.slot(position).compare_exchange(slot, 0, Ordering::SeqCst, Ordering::SeqCst);
+                }
+            }
+        }
+        let flow = Flow { state: owned, ..flow(number) };
+        let hashes = [0, 1].map(|direction| flow.key(direction).hash(SEED));
+        let flow = Flow {
+            positions: hashes.map(|hash| self.add(hash, index)),
+            tags: hashes.map(|hash| (tag(hash) >> TAG_SHIFT) as u8),
+            ..flow
+        };
+        // SAFETY: an entry consists of words without padding.
+        let words: [u32; size_of::<Flow>() / 4] = unsafe { std::mem::transmute(flow) };
+        for (word, value) in words.into_iter().enumerate().skip(2) {
+            self.flows.word32(index as usize, word).unwrap().store(value, Ordering::SeqCst);
+        }
+        state.store(with_bits(owned, STATE_USED), Ordering::SeqCst);
+    }
+
+    /// Returns the entry to which the key of a flow leads by this number of buckets.
+    fn find(&self, hash: u64, number: u32, index: u32) -> bool {
+        buckets_of(hash, number).into_iter().any(|bucket| {
+            let mut slots = (0..BUCKET_SLOTS).map(|slot| self.slot(bucket * BUCKET_WORDS + slot));
+            slots.any(|slot| slot.load(Ordering::SeqCst) == slot_of(tag(hash), index))
+        })
+    }
+
+    /// Checks that every flow is found by this number of buckets.
+    fn all_are_found(&self, number: u32) {
+        for index in 0..ENTRIES {
+            let flow = self.flow(index);
+            for direction in [0, 1] {
+                let hash = flow.key(direction).hash(SEED);
+                assert!(self.find(hash, number, index), "flow {index}, direction {direction}, {flow:?}");
+            }
+        }
+    }
+
+    fn used_slots(&self) -> usize {
+        let all = (0..NEW).flat_map(|bucket| (0..BUCKET_SLOTS).map(move |slot| bucket * BUCKET_WORDS + slot));
+        all.filter(|position| flow_of(self.slot(*position).load(Ordering::SeqCst)) != u32::MAX).count()
+    }
+}
+
+fn flow(number: u32) -> Flow {
+    let [a, b, c, d] = number.to_be_bytes();
+    Flow {
+        client: [10, b, c, d],
+        frontend: [10, 96, 0, 1],
+        backend: [10, 244, a, 7],
+        source: [10, b, c, d],
+        client_port: 40_000,
+        frontend_port: 80,
+        backend_port: 8080,
+        source_port: 40_000,
+        proto: 6,
+        ..Flow::default()
+    }
+}
+
+#[test]
+fn keys_are_found_by_both_numbers_until_they_are_cleared() {
+    let table = Table::new();
+    (0..ENTRIES).for_each(|index| table.begin(index, index));
+    table.all_are_found(OLD);
+    let (keys, mut left) = (table.keys(), Vec::new());
+    let pass = keys.pass::<[u8; 4]>(ENTRIES, &mut left, true);
+    assert!(pass.moved > ENTRIES as usize && pass.missed == 0, "{pass:?}");
+    table.all_are_found(OLD);
+    table.all_are_found(NEW);
+    assert!(keys.pass::<[u8; 4]>(ENTRIES, &mut left, true).is_done());
+    keys.clear(&left);
+    table.all_are_found(NEW);
+    assert_eq!(table.used_slots(), 2 * ENTRIES as usize);
+    // Positions lead to the slots: a flow that ends leaves nothing behind.
+    (0..ENTRIES).for_each(|index| table.begin(index, ENTRIES + index));
+    assert_eq!(table.used_slots(), 2 * ENTRIES as usize);
+}
+
+#[test]
+fn a_claimed_entry_is_left_to_its_owner() {
+    let table = Table::new();
+    (0..ENTRIES).for_each(|index| table.begin(index, index));
+    let state = table.state(7).load(Ordering::SeqCst);
+    table.state(7).store(with_bits(state, STATE_USED | STATE_CLAIMED), Ordering::SeqCst);
+    let (before, mut left) = (table.flow(7), Vec::new());
+    let pass = table.keys().pass::<[u8; 4]>(ENTRIES, &mut left, true);
+    assert_eq!((pass.missed, table.flow(7)), (1, before));
+    table.state(7).store(state, Ordering::SeqCst);
+    assert!(table.keys().pass::<[u8; 4]>(ENTRIES, &mut left, true).missed == 0);
+    table.all_are_found(NEW);
+}
+
+#[test]
+fn flows_that_begin_meanwhile_are_found_too() {
+    let (table, ends) = (Table::new(), AtomicBool::new(false));
+    (0..ENTRIES).for_each(|index| table.begin(index, index));
+    table.adds_by.store(NEW, Ordering::SeqCst);
+    let (keys, mut left) = (table.keys(), Vec::new());
+    thread::scope(|scope| {
+        let (table, ends) = (&table, &ends);
+        let begun = scope.spawn(move || {
+            let mut number = ENTRIES;
+            while !ends.load(Ordering::SeqCst) {
+                table.begin(number.wrapping_mul(0x9e37_79b1) % ENTRIES, number);
+                number += 1;
+            }
+            number - ENTRIES
+        });
+        for _ in 0..200 {
+            keys.pass::<[u8; 4]>(ENTRIES, &mut left, true);
+        }
+        ends.store(true, Ordering::SeqCst);
+        assert!(begun.join().unwrap() > 1_000);
+    });
+    assert!(keys.pass::<[u8; 4]>(ENTRIES, &mut left, true).missed == 0);
+    keys.clear(&left);
+    table.all_are_found(NEW);
+    assert_eq!(table.used_slots(), 2 * ENTRIES as usize);
+}

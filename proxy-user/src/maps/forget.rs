@@ -1,0 +1,122 @@
+//! Removes what clients and sockets need no longer from `affinity`, `affinity6`, `affinity_netns`, `sockets` and `sockets6`.
+//!
+//! These maps allocate memory for an entry when it is added. An LRU map would evict entries by itself, but has memory for all of
+//! them from the start. If a map is nearly full nevertheless, its oldest entries go, as they would in an LRU map.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::Path;
+
+use aya::maps::MapData;
+use proxy_common::Address;
+use proxy_common::abi::Plain;
+use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
+use proxy_common::map_names as names;
+use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::socket::{SocketEntry, SocketKey};
+
+use super::{settings, sys, view};
+
+/// Seconds after which a peer of an unconnected socket is forgotten: the next datagram to its Service may go to another
+/// endpoint. (`nf_conntrack` forgets after two minutes.)
+const PEER_SECS: u32 = 3_600;
+/// Seconds for which an entry stays after it has expired: a client may come back in the moment when the entry is removed.
+const GRACE_SECS: u32 = 60;
+
+/// Removes the entries that are no longer needed from the maps pinned in `folder`; returns how many.
+pub fn sweep(folder: &Path) -> io::Result<usize> {
+    let config = pinned(folder, names::CONFIG)?;
+    let hz = settings::read(config.fd().as_fd())?.hz;
+    let mut timeouts = BTreeMap::new();
+    timeouts_of::<[u8; 4]>(folder, names::SERVICES, &mut timeouts)?;
+    timeouts_of::<[u8; 16]>(folder, names::SERVICES6, &mut timeouts)?;
+    let now = view::now(hz);
+    let age = |last_used: u32| u32::try_from(now.wrapping_sub(last_used).cast_signed()).unwrap_or_default();
+    let of_client = |service: u32, entry: &AffinityEntry| {
+        let age = age(entry.last_used);
+        let timeout = timeouts.get(&service)?.saturating_add(GRACE_SECS);
+        (age <= timeout.saturating_mul(hz)).then_some(age)
+    };
+    let of_socket = |last_used| Some(age(last_used)).filter(|age| *age <= PEER_SECS.saturating_mul(hz));
+    Ok(sweep_map(folder, names::AFFINITY, |key: &AffinityKey<[u8; 4]>, entry| of_client(key.service, entry))?
+        + sweep_map(folder, names::AFFINITY6, |key: &AffinityKey<[u8; 16]>, entry| {
+            of_client(key.service, entry)
+        })?
+        + sweep_map(folder, names::AFFINITY_NETNS, |key: &NetnsAffinityKey, entry| {
+            of_client(key.service, entry)
+        })?
+        + sweep_map(folder, names::SOCKETS, |_: &SocketKey<[u8; 4]>, entry: &SocketEntry<[u8; 4]>| {
+            of_socket(entry.last_used)
+        })?
+        + sweep_map(folder, names::SOCKETS6, |_: &SocketKey<[u8; 16]>, entry: &SocketEntry<[u8; 16]>| {
+            of_socket(entry.last_used)
+        })?)
+}
+
+fn pinned(folder: &Path, name: &str) -> io::Result<MapData> {
+    MapData::from_pin(folder.join(name)).map_err(io::Error::other)
+}
+
+/// Adds the timeouts of Service ports with session affinity, in seconds, by id.
+fn timeouts_of<A: Address>(folder: &Path, name: &str, timeouts: &mut BTreeMap<u32, u32>) -> io::Result<()>
+where
+    ServiceKey<A>: Plain,
+{
+    let map = pinned(folder, name)?;
+    let (rows, _) = sys::lookup::<ServiceKey<A>, ServiceEntry>(map.fd().as_fd(), None, usize::MAX)?;
+    let sticky = rows.iter().filter(|(_, entry)| entry.affinity_secs > 0);
+    timeouts.extend(sticky.map(|(_, entry)| (entry.id, entry.affinity_secs)));
+    Ok(())
+}
+
+/// Removes entries from one map. `age`: how long an entry was not used, in jiffies; `None`: it is no longer needed.
+fn sweep_map<K: Plain, V: Plain>(
+    folder: &Path,
+    name: &str,
+    age: impl Fn(&K, &V) -> Option<u32>,
+) -> io::Result<usize> {
+    let map = pinned(folder, name)?;
+    let capacity = map.info().map_err(io::Error::other)?.max_entries() as usize;
+    let (rows, _) = sys::lookup::<K, V>(map.fd().as_fd(), None, usize::MAX)?;
+    let gone = to_remove(rows, capacity, age);
+    sys::delete(map.fd().as_fd(), &gone).map_err(|stopped| stopped.source)?;
+    Ok(gone.len())
+}
+
+/// Returns the keys of those entries that are no longer needed, and if more than seven eighths of the entries remain, of the
+/// oldest ones, until a quarter of the map is free.
+fn to_remove<K: Copy, V>(rows: Vec<(K, V)>, capacity: usize, age: impl Fn(&K, &V) -> Option<u32>) -> Vec<K> {
+    let (mut kept, mut gone) = (Vec::new(), Vec::new());
+    for (key, value) in rows {
+        match age(&key, &value) {
+            Some(age) => kept.push((age, key)),
+            None => gone.push(key),
+        }
+    }
+    if kept.len() > capacity / 8 * 7 {
+        kept.sort_unstable_by_key(|(age, _)| std::cmp::Reverse(*age));
+        let many = kept.len().saturating_sub(capacity / 4 * 3);
+        gone.extend(kept.into_iter().take(many).map(|(_, key)| key));
+    }
+    gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_entries_without_need_go_while_there_is_room() {
+        let rows: Vec<(u32, u32)> = (0..70).map(|n| (n, n)).collect();
+        let gone = to_remove(rows, 80, |_, age| (*age < 65).then_some(*age));
+        assert_eq!(gone, [65, 66, 67, 68, 69]);
+    }
+
+    #[test]
+    fn the_oldest_entries_go_when_a_map_is_nearly_full() {
+        let rows: Vec<(u32, u32)> = (0..75).map(|n| (n, 1_000 - n)).collect();
+        let gone = to_remove(rows, 80, |_, age| Some(*age));
+        assert_eq!(gone, (0..15).collect::<Vec<_>>(), "a quarter is free");
+    }
+}
