@@ -267,7 +267,7 @@ const CASES: [Case; 24] = [
             "endUdpSocketsResources.requests.cpu=8m",
         ],
         holds: &[
-            "requests:\n              cpu: 50m\n              memory: 200Mi",
+            "requests:\n              cpu: 50m\n              memory: 72Mi",
             "limits:\n              cpu: 2\n",
             "limits:\n              cpu: 3\n",
             "limits:\n              cpu: 4\n",
