@@ -24,7 +24,7 @@ use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, SERVICE_SOURCE_RANGES, ServiceEntry};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::version::ABI_VERSION;
-use proxy_user::maps::segments::first_segment;
+use proxy_user::maps::segments::{self, first_segment};
 use proxy_user::maps::view::View;
 use proxy_user::maps::{Backend, FrontendKey, KernelStore, MaglevTable, Store as _, Table, Write};
 use proxy_user::plan::BackendAddress;
@@ -292,6 +292,16 @@ impl Harness {
         let maps = root.join("ballast").join(format!("v{ABI_VERSION}"));
         fs::create_dir_all(&maps).unwrap();
         create_segments(EMBEDDED, &maps).unwrap();
+        let buckets = buckets_for(capacities.flows);
+        for (name, len) in [
+            (names::FLOWS, capacities.flows),
+            (names::FLOWS6, capacities.flows),
+            (names::FLOW_INDEX, buckets),
+            (names::FLOW_INDEX6, buckets),
+            (names::SYN_TIMES, 2 * capacities.flows),
+        ] {
+            segments::grow(&maps, name, len as usize).unwrap();
+        }
         let mut loader = EbpfLoader::new();
         loader.btf(None);
         for name in names::ALL.iter().chain(names::OPTIONAL) {
