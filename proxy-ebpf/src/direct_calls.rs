@@ -11,6 +11,10 @@ macro_rules! calls_health {
         fn note_failure(self, id: u32, client: u32, failure: u32) -> u32 {
             $crate::select::health::note_failure(self, id, client, failure)
         }
+
+        fn answered(self, id: u32) {
+            $crate::select::health::answered(self, id);
+        }
     };
 }
 
@@ -76,6 +80,28 @@ macro_rules! calls_flows {
             $crate::flow::track::find_key(self, key, hash)
         }
 
+        fn end_flow(self, index: u32, state: u64, removes: bool) -> bool {
+            $crate::flow::track::end(self, index, state, removes)
+        }
+
+        fn touch_flow(
+            self,
+            packet: &$crate::context::Packet<$crate::env::Words<Self>>,
+            index: u32,
+            state: u64,
+            direction: u32,
+        ) {
+            $crate::flow::track::touch(self, packet, index, state, direction);
+        }
+
+        fn prefetch(self, hash: u64, reply_hash: u64) {
+            $crate::flow::prefetch(self, hash, reply_hash);
+        }
+
+        fn unlink(self, index: u32) {
+            $crate::flow::index::unlink(self, index);
+        }
+
         fn find_in(
             self,
             bucket: u32,
@@ -95,6 +121,10 @@ macro_rules! calls_flows {
 
         fn conflicting_entry(self, flow: u32, direction: u32, own: u32, bucket: u32) -> u32 {
             $crate::flow::index::conflicting_entry(self, flow, direction, own, bucket)
+        }
+
+        fn move_window(self, skip: u32, far: bool) -> u64 {
+            $crate::flow::evict::move_window(self, skip, far)
         }
 
         fn scan(self, start: u32, room: u32, now: u32) -> u64 {

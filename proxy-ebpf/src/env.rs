@@ -16,7 +16,7 @@ use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
-use crate::context::{PacketCtx, Tuple};
+use crate::context::{Packet, PacketCtx, Tuple};
 use crate::flow::bucket::BucketRef;
 use crate::flow::memory::EntryRef;
 use crate::frame::{Frame, Route};
@@ -116,12 +116,18 @@ pub trait Health: Node {
 
     /// [`select::health::note_failure`](crate::select::health::note_failure).
     fn note_failure(self, id: u32, client: u32, failure: u32) -> u32;
+
+    /// [`select::health::answered`](crate::select::health::answered).
+    fn answered(self, id: u32);
 }
 
 /// Open connections of backends, for Services whose algorithm uses them.
 pub trait OpenConnections: Node {
     /// Returns the count of a backend in `connections`.
     fn open_connections(self, backend: u32) -> Option<*mut u64>;
+
+    /// [`select::load::count`](crate::select::load::count).
+    fn count_open(self, backend: u32, change: u64);
 }
 
 /// Services and their backends.
@@ -264,8 +270,27 @@ pub trait FlowTable: Services {
     #[inline(always)]
     fn syn_again(self, _service: u32, _backend: u32) {}
 
+    /// The hash of a key; 0 before the agent has written `config`. A subprogram in the kernel, for code that does not run for
+    /// every packet: the verifier would walk through the computation again for each state in which a caller gets there.
+    #[inline(always)]
+    fn hash_key(self, key: &FlowKey<Words<Self>>) -> u64 {
+        self.config().map_or(0, |config| key.hash(config.flow_seed))
+    }
+
     /// [`flow::track::find_key`](crate::flow::track::find_key).
     fn find_key(self, key: &FlowKey<Words<Self>>, hash: u64) -> u64;
+
+    /// [`flow::track::end`](crate::flow::track::end).
+    fn end_flow(self, index: u32, state: u64, removes: bool) -> bool;
+
+    /// [`flow::track::touch`](crate::flow::track::touch).
+    fn touch_flow(self, packet: &Packet<Words<Self>>, index: u32, state: u64, direction: u32);
+
+    /// [`flow::index::unlink`](crate::flow::index::unlink).
+    fn unlink(self, index: u32);
+
+    /// [`flow::prefetch`](crate::flow::prefetch).
+    fn prefetch(self, hash: u64, reply_hash: u64);
 
     /// [`flow::index::find_in`](crate::flow::index::find_in).
     fn find_in(self, bucket: u32, tag: u32, key: &FlowKey<Words<Self>>) -> u64;
@@ -281,6 +306,9 @@ pub trait FlowTable: Services {
 
     /// [`flow::evict::scan`](crate::flow::evict::scan).
     fn scan(self, start: u32, room: u32, now: u32) -> u64;
+
+    /// [`flow::evict::move_window`](crate::flow::evict::move_window).
+    fn move_window(self, skip: u32, far: bool) -> u64;
 
     /// [`flow::evict::claim`](crate::flow::evict::claim).
     fn claim(self, now: u32) -> u32;

@@ -202,11 +202,13 @@ where
             Step::Refused | Step::RefusedByIcmp if maps.refused(frame, ctx) => Step::Drop.into(),
             Step::RefusedByIcmp => Step::Icmp.into(),
             Step::Refused if is_incoming => Step::SnatReply.into(),
-            Step::Refused => match Step::from(maps.reply(frame, ctx)) {
-                // Another CPU has evicted the flow since the refusal was found.
-                Step::NewFlow => Step::Pass.into(),
-                step => step.into(),
-            },
+            Step::Refused => {
+                // The number is compared: if it were decoded and encoded again, each step would be a separate state for the
+                // verifier.
+                let code = maps.reply(frame, ctx);
+                // `NewFlow`: another CPU has evicted the flow since the refusal was found.
+                if code == Step::NewFlow.into() { Step::Pass.into() } else { code }
+            }
             Step::Direct | Step::DirectEgress | Step::DirectFrontendSource | Step::DirectReply
                 if !maps.opens_flows() =>
             {
@@ -218,10 +220,12 @@ where
             Step::DirectReply => maps.direct(frame, ctx, DirectCase::EndpointReply),
             Step::Icmp => {
                 let code = maps.translate_error(frame, ctx, is_incoming);
-                match Step::from(code) {
-                    Step::Icmp if is_incoming => maps.forward_error(frame, ctx),
-                    Step::Icmp => Step::Pass.into(),
-                    _ => code,
+                if code != Step::Icmp.into() {
+                    code
+                } else if is_incoming {
+                    maps.forward_error(frame, ctx)
+                } else {
+                    Step::Pass.into()
                 }
             }
             Step::EchoRequest => return finish_code::<M, F>(maps, maps.answer_echo(frame, ctx, is_incoming)),

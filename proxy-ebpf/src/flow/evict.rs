@@ -6,7 +6,7 @@ use proxy_common::config::NodeConfig;
 use proxy_common::conntrack::{KEEP, eviction_priority};
 use proxy_common::flow::{STATE_CLAIMED, bits_of, claimed};
 
-use super::index::{NO_FLOW, remove_key, size};
+use super::index::{NO_FLOW, size};
 use super::memory::EntryRef as _;
 use crate::env::{ClockWindow, FlowTable, Time};
 use crate::select::load;
@@ -115,6 +115,16 @@ fn advance_far<M: FlowTable>(maps: M, config: &NodeConfig) -> (u32, u32) {
     }
 }
 
+/// Moves this CPU's window forward: past `skip` entries, or, with `far`, by a fixed part of the table. Returns the next entry,
+/// and in the upper half the number of entries up to the end of the window. A separate function, since the verifier would walk
+/// through it again for each step of [`claim`].
+#[inline(always)]
+pub fn move_window<M: FlowTable>(maps: M, skip: u32, far: bool) -> u64 {
+    let Some(config) = maps.config() else { return u64::from(NO_FLOW) };
+    let (start, room) = if far { advance_far(maps, config) } else { advance(maps, skip, config) };
+    u64::from(room) << 32 | u64::from(start)
+}
+
 /// Moves the window past the entries between the first one examined and the one taken: their priority is higher. If they
 /// were examined again, this CPU would soon find only established flows and the flows that it has just created.
 #[inline(always)]
@@ -131,13 +141,12 @@ fn skip_examined<M: FlowTable>(maps: M, count: u32) {
 /// Returns the index, or [`NO_FLOW`].
 #[inline(always)]
 pub fn claim<M: FlowTable>(maps: M, now: u32) -> u32 {
-    let Some(config) = maps.config() else { return NO_FLOW };
     // The first step skips nothing, so that new flows take consecutive entries while entries are free: adjacent cache lines
     // are fetched from memory together.
     let (mut scanned, mut skip) = (0, 0);
     while scanned < SCANS {
-        let (start, room) =
-            if scanned < NEAR { advance(maps, skip, config) } else { advance_far(maps, config) };
+        let window = maps.move_window(skip, scanned >= NEAR);
+        let (start, room) = (window as u32, (window >> 32) as u32);
         // The scan ends with this CPU's window: another CPU has just taken the entries behind it.
         let found = maps.scan(start, room, now);
         let (priority, passed) = ((found >> 32) as u32, found as u32);
@@ -184,8 +193,7 @@ fn claim_if_unchanged<M: FlowTable>(maps: M, index: u32, was: u32, now: u32) -> 
     }
     if was > 0 {
         load::changed(maps, entry.backend_id(), state as u32, 0);
-        remove_key(maps, index, entry, 0);
-        remove_key(maps, index, entry, 1);
+        maps.unlink(index);
     }
     true
 }

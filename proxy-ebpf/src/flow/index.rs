@@ -11,8 +11,8 @@
 use proxy_common::Family;
 use proxy_common::config::{FlowSize, NodeConfig};
 use proxy_common::flow::{
-    BUCKET_WORDS, DIRECTION_FORWARD, FlowKey, NO_POSITION, SLOT_PENDING, SLOT_TAG, STATE_CLAIMED, STATE_USED,
-    bits_of, buckets_of, flow_of, generation_of, slot_of, tag,
+    BUCKET_WORDS, DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, NO_POSITION, SLOT_PENDING, SLOT_TAG,
+    STATE_CLAIMED, STATE_USED, bits_of, buckets_of, flow_of, generation_of, slot_of, tag,
 };
 
 use super::bucket::BucketRef;
@@ -174,6 +174,15 @@ pub fn remove_key<M: FlowTable>(maps: M, index: u32, entry: M::Entry, direction:
     let (position, tag) = entry.position(direction);
     if let Some(slot) = at(maps, position) {
         slot.compare_exchange(slot_of(tag, index), 0);
+    }
+}
+
+/// Removes both keys of the claimed entry `index` from the index.
+#[inline(always)]
+pub fn unlink<M: FlowTable>(maps: M, index: u32) {
+    if let Some(entry) = maps.entry(index) {
+        remove_key(maps, index, entry, DIRECTION_FORWARD);
+        remove_key(maps, index, entry, DIRECTION_REPLY);
     }
 }
 

@@ -10,7 +10,7 @@ use proxy_common::select::{random_slot, source_port};
 use proxy_common::{Address, PROTO_TCP};
 
 use super::evict::claim_free;
-use super::index::{self, NO_FLOW};
+use super::index::NO_FLOW;
 use super::memory::{EntryRef as _, NewFlow};
 use super::track::{Tracked, is_syn};
 use crate::context::PacketCtx;
@@ -109,8 +109,7 @@ pub fn open<M: FlowTable>(
     } else {
         // Another CPU has created this flow first, or the index has no room. The keys of this entry are removed; the
         // existing flow stays.
-        index::remove_key(maps, index, entry, DIRECTION_REPLY);
-        index::remove_key(maps, index, entry, DIRECTION_FORWARD);
+        maps.unlink(index);
     }
     load::changed(maps, ctx.plan.backend_id, 0, bits);
     // The exchange cannot fail: no other CPU changes the state of a claimed entry.

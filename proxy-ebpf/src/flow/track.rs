@@ -51,19 +51,43 @@ pub fn find_untouched<M: FlowTable>(
     if tracked.is_expired(time) { None } else { Some(tracked) }
 }
 
-/// Returns the same as [`find`], by a call of a subprogram: for code that does not run for every packet.
+/// Returns the same as [`find`], by calls of subprograms: for code that does not run for every packet.
 #[inline(always)]
-pub fn find_called<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, time: Time) -> Option<Tracked<M>> {
-    as_found(maps, maps.find_key(key, time.hash(key)))
+pub fn find_called<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>) -> Option<Tracked<M>> {
+    find_hashed(maps, key, maps.hash_key(key))
 }
 
-/// Returns the same as [`find`], as a number: the index, and the generation in the upper half; [`index::NO_FLOW_GENERATION`] if there
-/// is no flow.
+/// Returns the same as [`find_called`], for a key whose hash is known.
+#[inline(always)]
+pub fn find_hashed<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, hash: u64) -> Option<Tracked<M>> {
+    let found = maps.find_key(key, hash);
+    let flow = as_found(maps, found & !EXPIRED)?;
+    if found & EXPIRED != 0 {
+        flow.expire();
+        return None;
+    }
+    Some(flow)
+}
+
+/// Whether a key has a flow that has not expired. An expired flow stays.
+#[inline(always)]
+pub fn exists<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>) -> bool {
+    // `NO_FLOW_GENERATION` has this bit, too.
+    maps.find_key(key, maps.hash_key(key)) & EXPIRED == 0
+}
+
+/// In the result of [`find_key`]: the flow has expired. No index has this bit.
+const EXPIRED: u64 = 1 << 31;
+
+/// Returns the flow of a key as a number: the index, and the generation in the upper half; with [`EXPIRED`] if the caller is to
+/// remove the flow. [`index::NO_FLOW_GENERATION`]: there is no flow. It does not remove the flow itself, since two nested calls
+/// would need too much stack.
 #[inline(always)]
 pub fn find_key<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>, hash: u64) -> u64 {
     let Some(time) = maps.time() else { return index::NO_FLOW_GENERATION };
     let found = index::find(maps, key, hash);
-    if tracked(maps, found, time).is_some() { found } else { index::NO_FLOW_GENERATION }
+    let Some(flow) = as_found(maps, found) else { return index::NO_FLOW_GENERATION };
+    if flow.is_expired(time) { found | EXPIRED } else { found }
 }
 
 /// Returns the flow for a number from the index, if its entry still holds the same flow.
@@ -79,10 +103,32 @@ fn as_found<M: FlowTable>(maps: M, found: u64) -> Option<Tracked<M>> {
 pub fn tracked<M: FlowTable>(maps: M, found: u64, time: Time) -> Option<Tracked<M>> {
     let tracked = as_found(maps, found)?;
     if tracked.is_expired(time) {
-        tracked.expire(time);
+        tracked.expire();
         return None;
     }
     Some(tracked)
+}
+
+/// Ends the flow of an entry if its state word is still `state`: does what [`Tracked::remove`] does, or what
+/// [`Tracked::expire`] does.
+#[inline(always)]
+pub fn end<M: FlowTable>(maps: M, index: u32, state: u64, removes: bool) -> bool {
+    let (Some(time), Some(entry)) = (maps.time(), maps.entry(index)) else { return false };
+    let flow = Tracked { maps, index, state, entry };
+    if removes {
+        flow.remove_here()
+    } else {
+        flow.expire_here(time);
+        true
+    }
+}
+
+/// Updates the flow of an entry, whose state word is `state`, for one of its packets; see [`Tracked::touch`].
+#[inline(always)]
+pub fn touch<M: FlowTable>(maps: M, packet: &Packet<Words<M>>, index: u32, state: u64, direction: u32) {
+    if let (Some(time), Some(entry)) = (maps.time(), maps.entry(index)) {
+        Tracked { maps, index, state, entry }.touch(packet, direction as u8, time);
+    }
 }
 
 /// Returns the fields of a packet that the state machine uses.
@@ -208,6 +254,12 @@ impl<M: FlowTable> Tracked<M> {
         !change.out_of_window
     }
 
+    /// Does the same as [`Self::touch`], by a call of a subprogram: for code that does not run for every packet.
+    #[inline(always)]
+    pub fn touch_called(&self, packet: &Packet<Words<M>>, direction: u8) {
+        self.maps.touch_flow(packet, self.index, self.state, u32::from(direction));
+    }
+
     /// Whether the frontend of a UDP flow has to be looked up again: every 256 jiffies, about once a second. Nothing else
     /// reports that the frontend now belongs to another Service.
     #[inline(always)]
@@ -288,10 +340,14 @@ impl<M: FlowTable> Tracked<M> {
     /// since the flow was found.
     #[inline(always)]
     pub fn remove(&self) -> bool {
+        self.maps.end_flow(self.index, self.state, true)
+    }
+
+    #[inline(always)]
+    fn remove_here(&self) -> bool {
         let Some(owned) = self.claim() else { return false };
         load::changed(self.maps, self.entry.backend_id(), self.bits(), 0);
-        index::remove_key(self.maps, self.index, self.entry, DIRECTION_FORWARD);
-        index::remove_key(self.maps, self.index, self.entry, DIRECTION_REPLY);
+        self.maps.unlink(self.index);
         self.release(owned, 0);
         true
     }
@@ -299,12 +355,17 @@ impl<M: FlowTable> Tracked<M> {
     /// Ends the flow for its client, which may then begin a new one. With SNAT, the reply key and the entry stay while the
     /// backend may be in `TIME_WAIT`, until the entry is evicted: no other client may get the source port.
     #[inline(always)]
-    pub fn expire(&self, time: Time) {
+    pub fn expire(&self) {
+        self.maps.end_flow(self.index, self.state, false);
+    }
+
+    #[inline(always)]
+    fn expire_here(&self, time: Time) {
         let (entry, last_seen) = (self.entry, self.entry.last_seen().load());
         let waits = self.bits() & STATE_SNAT != 0
             && in_time_wait(entry.proto(), self.bits(), last_seen, time.now, time.config.hz);
         if !waits {
-            self.remove();
+            self.remove_here();
         } else if let Some(owned) = self.claim() {
             index::remove_key(self.maps, self.index, entry, DIRECTION_FORWARD);
             self.release(owned, self.bits());

@@ -30,6 +30,7 @@ use crate::flow::memory::Entry;
 use crate::frame::{Frame, Route};
 use crate::parse::Parsed;
 use crate::pipeline::{Ip, Stages, parse_pulled};
+use crate::select::load;
 use crate::shared::{Raw, Shared};
 use crate::stage::existing::{Existing, NewFlows};
 use crate::stage::forward::Routing;
@@ -221,6 +222,10 @@ impl<F: Family> Health for HostMaps<F> {
 impl<F: Family> OpenConnections for HostMaps<F> {
     fn open_connections(self, backend: u32) -> Option<*mut u64> {
         at!(self, open_connections).get_mut(backend as usize).map(core::ptr::from_mut)
+    }
+
+    fn count_open(self, backend: u32, change: u64) {
+        load::count(self, backend, change);
     }
 }
 

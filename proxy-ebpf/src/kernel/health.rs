@@ -22,6 +22,14 @@ extern "C" fn note_failure(id: u32, client: u32, failure: u32) -> u32 {
     health::note_failure(Kernel::<V4>::new(), id, client, failure)
 }
 
+/// [`health::answered`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn answered(id: u32) -> u32 {
+    health::answered(Kernel::<V4>::new(), id);
+    0
+}
+
 impl<F: 'static> Health for Kernel<F>
 where
     Self: Node,
@@ -46,5 +54,10 @@ where
     #[inline(always)]
     fn note_failure(self, id: u32, client: u32, failure: u32) -> u32 {
         note_failure(id, client, failure)
+    }
+
+    #[inline(always)]
+    fn answered(self, id: u32) {
+        answered(id);
     }
 }

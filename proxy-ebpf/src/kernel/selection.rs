@@ -4,11 +4,20 @@ use proxy_common::service::ServiceEntry;
 use proxy_common::{V4, V6};
 
 use super::handle::Kernel;
+use super::maps::{Elements as _, SLOTS};
 use crate::context::PacketCtx;
 use crate::env::Words;
 use crate::select::backend::{self, Picks};
 
 type Ctx<F> = *mut PacketCtx<Words<Kernel<F>>>;
+
+/// Returns an element of `slots`; `u64::MAX` if there is none. A subprogram, since selections look up slots in loops.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(super) extern "C" fn slot(index: u32) -> u64 {
+    // SAFETY: an integer in a map, which is read at once.
+    SLOTS.at(index).map_or(u64::MAX, |id| u64::from(unsafe { *id }))
+}
 
 macro_rules! family {
     ($family:ty, $first:ident, $previous:ident, $rank:ident, $pick:ident, $select_for:ident, $tagged:ident, $has_tag:ident, $second_chance:ident) => {

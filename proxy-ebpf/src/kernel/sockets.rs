@@ -16,6 +16,7 @@ use super::maps::{
     SOCKETS6,
 };
 use crate::env::{Node, OpenConnections, Words};
+use crate::select::load;
 
 /// Whether `bpf_set_retval` is available; see [`can_set_errno`]. The agent loads the socket programs with 0 if the kernel
 /// lacks the helper for these programs (before Linux 6.1). 64 bits wide for the reason given at `LINK_HEADER`.
@@ -148,6 +149,19 @@ where
     fn open_connections(self, backend: u32) -> Option<*mut u64> {
         CONNECTIONS.at(backend)
     }
+
+    #[inline(always)]
+    fn count_open(self, backend: u32, change: u64) {
+        count_open(backend, change);
+    }
+}
+
+/// Subprogram for [`load::count`]: few packets open or close a connection.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn count_open(backend: u32, change: u64) -> u32 {
+    load::count(Kernel::<V4>::new(), backend, change);
+    0
 }
 
 /// Returns the affinity entry of a network namespace: the backend that it stays with.

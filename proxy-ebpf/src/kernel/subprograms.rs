@@ -8,9 +8,9 @@ use proxy_common::{V4, V6};
 use super::codes::{decode_fib, decode_parsed, decode_stop, encode_stop};
 use super::handle::Kernel;
 use super::skb::Skb;
-use crate::context::{PacketCtx, Tuple};
+use crate::context::{Packet, PacketCtx, Tuple};
 use crate::env::{FlowTable, Node as _, Words};
-use crate::flow::{evict, index, open, track};
+use crate::flow::{self, evict, index, open, track};
 use crate::frame::{Fib, HelperFailed, Route};
 use crate::header;
 use crate::parse::Parsed;
@@ -74,12 +74,38 @@ fn take_slot_in<M: FlowTable>(maps: M, bucket: u32, pending: u32, stale: u32) ->
     index::take_slot_in(maps, bucket, pending, stale != 0)
 }
 
+/// Calls [`track::end`]; both flags are numbers.
+#[inline(always)]
+fn end_flow<M: FlowTable>(maps: M, index: u32, state: u64, removes: u32) -> u32 {
+    u32::from(track::end(maps, index, state, removes != 0))
+}
+
+/// Calls [`index::unlink`]; a global function returns a number.
+#[inline(always)]
+fn unlink<M: FlowTable>(maps: M, index: u32) -> u32 {
+    index::unlink(maps, index);
+    0
+}
+
+/// Calls [`evict::move_window`]; the flag is a number.
+#[inline(always)]
+fn move_window<M: FlowTable>(maps: M, skip: u32, far: u32) -> u64 {
+    evict::move_window(maps, skip, far != 0)
+}
+
+/// Calls [`flow::prefetch`]; a global function returns a number.
+#[inline(always)]
+fn prefetch<M: FlowTable>(maps: M, hash: u64, reply_hash: u64) -> u32 {
+    flow::prefetch(maps, hash, reply_hash);
+    0
+}
+
 macro_rules! family {
     (
         $family:ty, $words:ty, $parse:ident, $fragment:ident, $established:ident, $repair:ident,
         $snat_reply:ident, $reply:ident, $refused:ident, $direct:ident, $new_flow:ident, $open_flow:ident, $translate:ident, $existing:ident, $frontend:ident, $refuse:ident, $reset:ident, $send:ident, $icmp:ident,
-        $icmp_forward:ident, $echo:ident, $encap:ident, $route:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident,
-        $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident, $ipsec:ident, $source:ident
+        $icmp_forward:ident, $echo:ident, $encap:ident, $route:ident, $hash:ident, $find:ident, $end:ident, $touch:ident, $unlink:ident, $prefetch:ident, $find_in:ident, $add_key:ident, $take_slot:ident, $conflicting:ident,
+        $move_window:ident, $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident, $ipsec:ident, $source:ident
     ) => {
         stage!($family, $parse(), |maps, frame, ctx| pipeline::parse_pulled(maps, frame, ctx) as u32);
         stage!($family, $fragment(is_first: u32), |maps, frame, ctx| encode_stop(if is_first != 0 {
@@ -176,6 +202,16 @@ macro_rules! family {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
+        pub(super) extern "C" fn $hash(key: *const FlowKey<$words>) -> u64 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            let (Some(key), Some(config)) = (unsafe { key.as_ref() }, Kernel::<$family>::new().config()) else {
+                return 0;
+            };
+            key.hash(config.flow_seed)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
         pub(super) extern "C" fn $find(key: *const FlowKey<$words>, hash: u64) -> u64 {
             // SAFETY: the verifier lets callers pass memory of that size, or null.
             let Some(key) = (unsafe { key.as_ref() }) else { return index::NO_FLOW_GENERATION };
@@ -190,9 +226,28 @@ macro_rules! family {
             index::find_in(Kernel::<$family>::new(), bucket, tag, key)
         }
 
+        step!($family, $end(index: u32, state: u64, removes: u32) -> u32, end_flow);
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(super) extern "C" fn $touch(
+            packet: *const Packet<$words>,
+            index: u32,
+            state: u64,
+            direction: u32,
+        ) -> u32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            if let Some(packet) = unsafe { packet.as_ref() } {
+                track::touch(Kernel::<$family>::new(), packet, index, state, direction);
+            }
+            0
+        }
+
+        step!($family, $unlink(index: u32) -> u32, unlink);
+        step!($family, $prefetch(hash: u64, reply_hash: u64) -> u32, prefetch);
         step!($family, $add_key(flow: u32, direction: u32, hash: u64) -> u32, index::add);
         step!($family, $take_slot(bucket: u32, pending: u32, stale: u32) -> u32, take_slot_in);
         step!($family, $conflicting(flow: u32, direction: u32, own: u32, bucket: u32) -> u32, index::conflicting_entry);
+        step!($family, $move_window(skip: u32, far: u32) -> u64, move_window);
         step!($family, $scan(start: u32, room: u32, now: u32) -> u64, evict::scan);
         step!($family, $claim(now: u32) -> u32, evict::claim);
         step!($family, $try_ports(index: u32, tries: u32, snat: u32) -> u32, open::try_ports);
@@ -345,11 +400,17 @@ family!(
     echo4,
     encap4,
     route4,
+    hash_key4,
     find4,
+    end4,
+    touch4,
+    unlink4,
+    prefetch4,
     find_in4,
     add_key4,
     take_slot4,
     conflicting4,
+    move_window4,
     scan4,
     claim4,
     try_ports4,
@@ -381,11 +442,17 @@ family!(
     echo6,
     encap6,
     route6,
+    hash_key6,
     find6,
+    end6,
+    touch6,
+    unlink6,
+    prefetch6,
     find_in6,
     add_key6,
     take_slot6,
     conflicting6,
+    move_window6,
     scan6,
     claim6,
     try_ports6,

@@ -22,12 +22,12 @@ use super::maps::{
     AFFINITY, AFFINITY6, BACKEND_STATS, BACKENDS, BACKENDS6, CLOCK_HAND, CLOCK_WINDOW, CONFIG, DEVICES,
     DIRECT_SEEN, Elements as _, FIB_CACHE, FIB_CACHE6, FLOW_INDEX, FLOW_INDEX6, FLOWS, FLOWS6, FRAGMENTS,
     FRAGMENTS6, ICMP_RATELIMIT, MAGLEV, MAGLEV_INDEX, NODE, NODE_ADDRS, NODE_ADDRS6, NODE6, PREFILTER,
-    REASONS, REFUSALS, SCRATCH, SCRATCH6, SERVICE_STATS, SERVICES, SERVICES6, SLOTS, SRC_RANGES, SRC_RANGES6,
+    REASONS, REFUSALS, SCRATCH, SCRATCH6, SERVICE_STATS, SERVICES, SERVICES6, SRC_RANGES, SRC_RANGES6,
     TUNNELS, TURNS,
 };
 use super::selection;
 use super::subprograms;
-use crate::context::{PacketCtx, Tuple};
+use crate::context::{Packet, PacketCtx, Tuple};
 use crate::env::{
     Affinity, ClockWindow, Counters, EventKind, FibCache, FibEntry, FlowTable, Fragments, Node, RateLimit,
     Services, TokenBucket, Words,
@@ -42,8 +42,8 @@ macro_rules! tables {
         $family:ty, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $node:ident,
         $node_addrs:ident, $affinity:ident, $src_ranges:ident, $fragments:ident, $fib_cache:ident,
         $frontend:ident, $first:ident, $previous:ident, $rank:ident, $select_for:ident, $tagged:ident, $has_tag:ident,
-        $second_chance:ident, $find:ident, $find_in:ident, $add_key:ident, $take_slot:ident,
-        $conflicting:ident, $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident, $ipsec:ident
+        $second_chance:ident, $hash:ident, $find:ident, $end:ident, $touch:ident, $unlink:ident, $prefetch:ident, $find_in:ident, $add_key:ident, $take_slot:ident,
+        $conflicting:ident, $move_window:ident, $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident, $ipsec:ident
     ) => {
         impl Node for Kernel<$family> {
             type Family = $family;
@@ -117,8 +117,7 @@ macro_rules! tables {
 
             #[inline(always)]
             fn slot(self, index: u32) -> Option<u32> {
-                // SAFETY: an integer in a map, which is read at once.
-                SLOTS.at(index).map(|id| unsafe { *id })
+                u32::try_from(selection::slot(index)).ok()
             }
 
             #[inline(always)]
@@ -271,8 +270,33 @@ macro_rules! tables {
             }
 
             #[inline(always)]
+            fn hash_key(self, key: &FlowKey<Words<Self>>) -> u64 {
+                subprograms::$hash(key)
+            }
+
+            #[inline(always)]
             fn find_key(self, key: &FlowKey<Words<Self>>, hash: u64) -> u64 {
                 subprograms::$find(key, hash)
+            }
+
+            #[inline(always)]
+            fn end_flow(self, index: u32, state: u64, removes: bool) -> bool {
+                subprograms::$end(index, state, u32::from(removes)) != 0
+            }
+
+            #[inline(always)]
+            fn touch_flow(self, packet: &Packet<Words<Self>>, index: u32, state: u64, direction: u32) {
+                subprograms::$touch(packet, index, state, direction);
+            }
+
+            #[inline(always)]
+            fn unlink(self, index: u32) {
+                subprograms::$unlink(index);
+            }
+
+            #[inline(always)]
+            fn prefetch(self, hash: u64, reply_hash: u64) {
+                subprograms::$prefetch(hash, reply_hash);
             }
 
             #[inline(always)]
@@ -293,6 +317,11 @@ macro_rules! tables {
             #[inline(always)]
             fn conflicting_entry(self, flow: u32, direction: u32, own: u32, bucket: u32) -> u32 {
                 subprograms::$conflicting(flow, direction, own, bucket)
+            }
+
+            #[inline(always)]
+            fn move_window(self, skip: u32, far: bool) -> u64 {
+                subprograms::$move_window(skip, u32::from(far))
             }
 
             #[inline(always)]
@@ -389,11 +418,11 @@ macro_rules! tables {
 
 tables! {
     V4, SERVICES, BACKENDS, FLOWS, FLOW_INDEX, SCRATCH, NODE, NODE_ADDRS, AFFINITY, SRC_RANGES, FRAGMENTS,
-    FIB_CACHE, frontend4, first4, previous4, rank4, select_for4, tagged4, has_tag4, second_chance4, find4, find_in4,
-    add_key4, take_slot4, conflicting4, scan4, claim4, try_ports4, try_port4, ipsec4
+    FIB_CACHE, frontend4, first4, previous4, rank4, select_for4, tagged4, has_tag4, second_chance4, hash_key4, find4, end4, touch4, unlink4, prefetch4, find_in4,
+    add_key4, take_slot4, conflicting4, move_window4, scan4, claim4, try_ports4, try_port4, ipsec4
 }
 tables! {
     V6, SERVICES6, BACKENDS6, FLOWS6, FLOW_INDEX6, SCRATCH6, NODE6, NODE_ADDRS6, AFFINITY6, SRC_RANGES6,
-    FRAGMENTS6, FIB_CACHE6, frontend6, first6, previous6, rank6, select_for6, tagged6, has_tag6, second_chance6, find6,
-    find_in6, add_key6, take_slot6, conflicting6, scan6, claim6, try_ports6, try_port6, ipsec6
+    FRAGMENTS6, FIB_CACHE6, frontend6, first6, previous6, rank6, select_for6, tagged6, has_tag6, second_chance6, hash_key6, find6, end6, touch6, unlink6, prefetch6,
+    find_in6, add_key6, take_slot6, conflicting6, move_window6, scan6, claim6, try_ports6, try_port6, ipsec6
 }

@@ -9,7 +9,7 @@ use proxy_common::health::{
 };
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 
-use crate::env::{Health, Time};
+use crate::env::Health;
 use crate::flow::track::is_syn;
 use crate::shared::{Exchange as _, Shared as _};
 
@@ -80,8 +80,8 @@ pub fn works<M: Health>(maps: M, id: u32, client: u32) -> bool {
 
 /// Notes that the backend has answered.
 #[inline(always)]
-pub fn answered<M: Health>(maps: M, id: u32, time: Time) {
-    if let Some(word) = maps.health(id) {
+pub fn answered<M: Health>(maps: M, id: u32) {
+    if let (Some(time), Some(word)) = (maps.time(), maps.health(id)) {
         let found = word.load();
         let next = after_answer(found, time.now, time.config.hz);
         if next != found {

@@ -18,25 +18,26 @@ const LOOKS: u32 = 8;
 /// Counts a new open connection of a backend.
 #[inline(always)]
 pub fn begun<M: OpenConnections>(maps: M, backend: u32) {
-    count(maps, backend, 1);
+    maps.count_open(backend, 1);
 }
 
 /// Counts the end of an open connection of a backend.
 #[inline(always)]
 pub fn ended<M: OpenConnections>(maps: M, backend: u32) {
-    count(maps, backend, u64::MAX);
+    maps.count_open(backend, u64::MAX);
 }
 
 /// Updates the count after a change of a flow's bits. The code that changed the bits calls it once.
 #[inline(always)]
 pub fn changed<M: OpenConnections>(maps: M, backend: u32, before: u32, after: u32) {
     if is_counted(before) != is_counted(after) {
-        count(maps, backend, if is_counted(after) { 1 } else { u64::MAX });
+        maps.count_open(backend, if is_counted(after) { 1 } else { u64::MAX });
     }
 }
 
+/// Adds to the count of a backend.
 #[inline(always)]
-fn count<M: OpenConnections>(maps: M, backend: u32, change: u64) {
+pub fn count<M: OpenConnections>(maps: M, backend: u32, change: u64) {
     if let Some(open) = maps.open_connections(backend) {
         // SAFETY: a map value.
         unsafe { add(open, change) };

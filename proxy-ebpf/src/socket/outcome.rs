@@ -59,10 +59,8 @@ fn changed(context: &SockOpsContext, new: u32) {
     if new == BPF_TCP_ESTABLISHED {
         if let Some(storage) = observed_storage(context) {
             let maps = Kernel::<V4>::new();
-            if storage.watched != 0
-                && let Some(time) = maps.time()
-            {
-                health::answered(maps, storage.backend_id, time);
+            if storage.watched != 0 {
+                health::answered(maps, storage.backend_id);
             }
             if latency::is_measured()
                 && let Some((begun, took)) = latency::since_connect(socket(context))

@@ -136,12 +136,12 @@ fn find_direct<M: FlowTable>(maps: M, packet: &Packet<Words<M>>) -> Option<Looku
     let time = maps.time()?;
     let mark = maps.may_have_direct_flow(&key.src, key.src_port, key.proto);
     if !mark.is_no() {
-        if track::find_called(maps, key, time).is_some() {
+        if track::find_called(maps, key).is_some() {
             return Some(lookup);
         }
         clear_direct_seen(maps, key, time);
     }
-    (begins(packet) && track::find_called(maps, &key.reversed(), time).is_some()).then_some(lookup)
+    (begins(packet) && track::find_called(maps, &key.reversed()).is_some()).then_some(lookup)
 }
 
 /// Returns [`Lookup::Reply`] if the packet at egress belongs to a flow whose backend has sent it, and notes the flow in the

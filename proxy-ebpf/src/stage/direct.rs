@@ -22,7 +22,6 @@ use super::established::is_of_another_connection;
 use super::seen::mark_direct_seen;
 use crate::context::{NatPlan, PacketCtx, Tuple};
 use crate::env::{Counters, FlowTable, Time, Words};
-use crate::flow::index::NO_FLOW_GENERATION;
 use crate::flow::memory::EntryRef as _;
 use crate::flow::track::{self, is_syn};
 use crate::frame::Frame;
@@ -66,13 +65,13 @@ where
         return Step::Pass;
     }
     if case == DirectCase::EndpointReply {
-        return plan_older_connection(maps, frame, ctx, time);
+        return plan_older_connection(maps, frame, ctx);
     }
     if case == DirectCase::FrontendSource {
         return from_frontend(maps, ctx, time);
     }
     let key = ctx.packet.key;
-    if let Some(flow) = track::find_called(maps, &key, time) {
+    if let Some(flow) = track::find_called(maps, &key) {
         if case == DirectCase::Ingress && flow.bits() & STATE_SNAT != 0 {
             // The source of a flow with SNAT is this node, whose packets do not arrive on a device.
             return Step::Pass;
@@ -81,7 +80,7 @@ where
             if case == DirectCase::Ingress {
                 mark_direct_seen(maps, &key, time);
             }
-            flow.touch(&ctx.packet, key.direction, time);
+            flow.touch_called(&ctx.packet, key.direction);
             return match flow.to_backend() {
                 // At egress, most flows keep their source port.
                 Some(to) if to.src_port == key.src_port => Step::Pass,
@@ -89,7 +88,7 @@ where
                 None => Step::Pass,
             };
         }
-        flow.expire(time);
+        flow.expire();
     }
     let opens = key.proto == PROTO_UDP || is_syn(ctx.packet.tcp_flags);
     // At egress, connections that are older than the agent are tracked, too.
@@ -97,9 +96,9 @@ where
         return Step::Pass;
     }
     let reply = key.reversed();
-    let other = track::find_called(maps, &reply, time);
-    ctx.hash = time.hash(&key);
-    ctx.plan = NatPlan { reply, backend_id: 0, bits: STATE_DIRECT, reply_hash: time.hash(&reply) };
+    let other = track::find_called(maps, &reply);
+    ctx.hash = maps.hash_key(&key);
+    ctx.plan = NatPlan { reply, backend_id: 0, bits: STATE_DIRECT, reply_hash: maps.hash_key(&reply) };
     ctx.service = 0;
     if case == DirectCase::Egress {
         // The source port of an existing connection cannot change.
@@ -143,20 +142,15 @@ fn plan_translation<F: Frame, A: Address>(frame: F, ctx: &mut PacketCtx<A>, to: 
 /// then one of the Service, whose socket at the endpoint is in `TIME_WAIT`: as with `nf_conntrack`, the client gets the answer
 /// from the frontend, and its RST ends that socket.
 #[inline(always)]
-fn plan_older_connection<M: FlowTable, F: Frame>(
-    maps: M,
-    frame: F,
-    ctx: &mut PacketCtx<Words<M>>,
-    time: Time,
-) -> Step {
+fn plan_older_connection<M: FlowTable, F: Frame>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step {
     let reply = ctx.packet.key;
-    let Some(other) = track::find_called(maps, &reply, time) else { return Step::Pass };
+    let Some(other) = track::find_called(maps, &reply) else { return Step::Pass };
     let is_younger = is_of_another_connection(&ctx.packet, other.bits());
     if !is_younger || other.bits() & STATE_SNAT != 0 {
         return Step::Pass;
     }
     let direct = reply.reversed();
-    if maps.find_key(&direct, time.hash(&direct)) != NO_FLOW_GENERATION {
+    if track::exists(maps, &direct) {
         return other.to_client().map_or(Step::Pass, |to| plan_translation(frame, ctx, &to));
     }
     (ctx.plan.backend_id, ..) = other.entry.backend();
@@ -164,20 +158,25 @@ fn plan_older_connection<M: FlowTable, F: Frame>(
     if !other.remove() {
         return Step::Pass;
     }
-    plan_by_reply(ctx, &reply, STATE_DIRECT, time)
+    plan_by_reply(maps, ctx, &reply, STATE_DIRECT)
 }
 
 /// Plans a flow without translation from a packet in reply direction, which then passes unchanged.
 #[inline(always)]
-fn plan_by_reply<A: Address>(ctx: &mut PacketCtx<A>, reply: &FlowKey<A>, bits: u32, time: Time) -> Step {
+fn plan_by_reply<M: FlowTable>(
+    maps: M,
+    ctx: &mut PacketCtx<Words<M>>,
+    reply: &FlowKey<Words<M>>,
+    bits: u32,
+) -> Step {
     ctx.plan.reply = *reply;
-    ctx.plan.reply_hash = time.hash(reply);
+    ctx.plan.reply_hash = maps.hash_key(reply);
     ctx.plan.bits = bits;
     // The entry is filled from a packet of the client, so addresses and ports are swapped. The direction stays
     // `DIRECTION_REPLY`: it tells the next stage that the packet passes.
     let packet = &mut ctx.packet;
     packet.key = reply.reversed();
-    ctx.hash = time.hash(&packet.key);
+    ctx.hash = maps.hash_key(&packet.key);
     packet.key.direction = DIRECTION_REPLY;
     packet.seq = packet.ack;
     Step::OpenFlow
@@ -193,12 +192,12 @@ fn plan_by_reply<A: Address>(ctx: &mut PacketCtx<A>, reply: &FlowKey<A>, bits: u
 fn from_frontend<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Time) -> Step {
     let reply = FlowKey { direction: DIRECTION_REPLY, ..ctx.packet.key };
     let tcp_flags = ctx.packet.tcp_flags;
-    if let Some(flow) = track::find_called(maps, &reply, time) {
+    if let Some(flow) = track::find_called(maps, &reply) {
         if flow.bits() & STATE_DIRECT == 0 {
             return Step::Pass;
         }
         if !(is_syn(tcp_flags) && (is_closed(flow.bits()) || is_half_closed(flow.bits()))) {
-            flow.touch(&ctx.packet, DIRECTION_REPLY, time);
+            flow.touch_called(&ctx.packet, DIRECTION_REPLY);
             return Step::Pass;
         }
         flow.remove();
@@ -217,7 +216,7 @@ fn from_frontend<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, time: Tim
     ctx.service = 0;
     // The packet is not a SYN of the flow's client.
     ctx.packet.tcp_flags = tcp::ACK;
-    plan_by_reply(ctx, &reply, STATE_DIRECT | STATE_LOCAL | SEEN_REPLY, time)
+    plan_by_reply(maps, ctx, &reply, STATE_DIRECT | STATE_LOCAL | SEEN_REPLY)
 }
 
 #[cfg(test)]

@@ -25,18 +25,13 @@ use crate::shared::Shared as _;
 /// Whether a backend's packet refuses the connection of an unreplied, watched flow. A SYN-ACK is noted in `health` as a
 /// success.
 #[inline(always)]
-pub fn check_refusal<M: FlowTable>(
-    maps: M,
-    flow: &Tracked<M>,
-    packet: &Packet<Words<M>>,
-    time: Time,
-) -> bool {
+pub fn check_refusal<M: FlowTable>(maps: M, flow: &Tracked<M>, packet: &Packet<Words<M>>) -> bool {
     if !is_watched(flow.bits()) {
         return false;
     }
     if packet.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK {
         let (id, ..) = flow.entry.backend();
-        health::answered(maps, id, time);
+        maps.answered(id);
         return false;
     }
     refuses_syn(packet.tcp_flags, (packet.ack >> 16) as u16, flow.entry.seq(DIRECTION_FORWARD).load())
@@ -93,7 +88,7 @@ where
 {
     let Some(time) = maps.time() else { return false };
     let (key, tcp_flags) = (ctx.packet.key, ctx.packet.tcp_flags);
-    let Some(flow) = track::find_called(maps, &FlowKey { direction: DIRECTION_REPLY, ..key }, time) else {
+    let Some(flow) = track::find_called(maps, &FlowKey { direction: DIRECTION_REPLY, ..key }) else {
         return false;
     };
     if !is_watched(flow.bits()) {
@@ -130,7 +125,7 @@ where
     }
     let (refuser, ..) = flow.entry.backend();
     ctx.retried = 1;
-    let id = maps.select_for(ctx, backend::random(time.hash(&ctx.packet.key), 0));
+    let id = maps.select_for(ctx, backend::random(maps.hash_key(&ctx.packet.key), 0));
     let number = client(&ctx.packet.key.src, time.config.flow_seed);
     id != 0 && id != refuser && health::works(maps, id, number)
 }

@@ -35,10 +35,24 @@ pub enum Look {
 }
 
 /// Translates a client's packet that may belong to a flow.
+#[inline(always)]
+pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, look: Look) -> Step
+where
+    M: FlowTable + Counters + Routing<F>,
+    M::Family: Rewrite,
+    F: Frame,
+{
+    match of_flow(maps, frame, ctx, look) {
+        Step::NewFlow => without_flow(maps, ctx),
+        step => step,
+    }
+}
+
+/// Translates a client's packet if it belongs to a flow; [`Step::NewFlow`] if it does not.
 ///
 /// A SYN mostly has no flow yet: its flow is looked up only if the new flow finds its key taken.
 #[inline(always)]
-pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, look: Look) -> Step
+fn of_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, look: Look) -> Step
 where
     M: FlowTable + Counters + Routing<F>,
     M::Family: Rewrite,
@@ -51,7 +65,7 @@ where
     }
     if look == Look::First && is_syn(ctx.packet.tcp_flags) && maps.opens_flows() {
         ctx.hash = NO_HASH;
-        return without_flow(maps, ctx);
+        return Step::NewFlow;
     }
     ctx.hash = time.hash(&ctx.packet.key);
     let found = if F::EARLY {
@@ -59,7 +73,7 @@ where
     } else {
         track::find(maps, &ctx.packet.key, ctx.hash, time)
     };
-    let Some(flow) = found else { return without_flow(maps, ctx) };
+    let Some(flow) = found else { return Step::NewFlow };
     // Never encapsulate a packet for the third time: nodes with different tables would send it back and forth.
     // The number is hidden from the compiler: a comparison of the flow's bits themselves would give the verifier two states.
     let path = opaque(u64::from(path_of(flow.bits()))) as u32;
@@ -74,8 +88,8 @@ where
             ctx.service = flow.service();
             return Step::Reset;
         }
-        flow.expire(time);
-        return without_flow(maps, ctx);
+        flow.expire();
+        return Step::NewFlow;
     }
     if look == Look::First && flow.has_lost_reply_key(time) {
         return Step::RepairReplyKey;
@@ -104,7 +118,7 @@ where
             step
         }
         // Another CPU evicted the flow after the lookup.
-        None => without_flow(maps, ctx),
+        None => Step::NewFlow,
     }
 }
 
@@ -126,7 +140,7 @@ fn without_flow<M: FlowTable>(maps: M, ctx: &PacketCtx<Words<M>>) -> Step {
 #[inline(always)]
 pub fn repair_reply_key<M: FlowTable>(maps: M, ctx: &PacketCtx<Words<M>>) {
     if let Some(time) = maps.time()
-        && let Some(flow) = track::find_called(maps, &ctx.packet.key, time)
+        && let Some(flow) = track::find_called(maps, &ctx.packet.key)
     {
         flow.repair_reply_key(time);
     }
@@ -152,7 +166,7 @@ where
     if is_of_another_connection(&ctx.packet, flow.bits()) {
         return Step::DirectReply;
     }
-    if eject::check_refusal(maps, &flow, &ctx.packet, time) {
+    if eject::check_refusal(maps, &flow, &ctx.packet) {
         return Step::Refused;
     }
     touch(maps, &flow, ctx, DIRECTION_REPLY, time);
@@ -216,7 +230,7 @@ where
     let found = if F::EARLY {
         track::find_untouched(maps, &key, time.hash(&key), time)
     } else {
-        track::find_called(maps, &key, time)
+        track::find_hashed(maps, &key, time.hash(&key))
     };
     let Some(flow) = found else { return Step::NewFlow };
     if flow.bits() & STATE_SNAT == 0 || may_have_successor(maps, &flow, time) {
@@ -230,7 +244,7 @@ where
         if is_watched(flow.bits()) {
             return Step::Pass;
         }
-    } else if eject::check_refusal(maps, &flow, &ctx.packet, time) {
+    } else if eject::check_refusal(maps, &flow, &ctx.packet) {
         return Step::Refused;
     }
     touch(maps, &flow, ctx, DIRECTION_REPLY, time);

@@ -17,11 +17,12 @@ use super::forward::Routing;
 use super::sctp;
 use super::translate::{Rewrite, address_difference, ports, udp_check};
 use crate::context::{PacketCtx, Tuple};
-use crate::env::{FlowTable, Time, Words};
+use crate::env::{FlowTable, Words};
 use crate::flow::track::{self, Tracked};
 use crate::frame::{Fib, Frame, HelperFailed};
 use crate::header::{Header, Read, same};
 use crate::net::{tcp, udp};
+use crate::shared::opaque_to_verifier;
 use crate::step::Step;
 
 /// Bytes of an ICMP header.
@@ -84,8 +85,10 @@ struct Quote<A> {
     check: u16,
     /// Both ports of the quoted packet, as stored in the packet.
     ports: u32,
-    /// Sequence number of the quoted packet, if it is a TCP segment that did not reach its destination.
-    refused: Option<u32>,
+    /// Whether the quoted packet is a TCP segment that did not reach its destination.
+    is_refused: bool,
+    /// Sequence number of the quoted packet, if it is a TCP segment.
+    seq: u32,
 }
 
 impl<A: Address> Quote<A> {
@@ -118,7 +121,7 @@ fn read<F: Frame, Fam: IcmpErrors>(frame: F) -> Option<Quote<Fam::Words>> {
     if !Fam::is_error(kind) {
         return None;
     }
-    let inner = Fam::read(frame, outer.l4 + ICMP)?;
+    let mut inner = Fam::read(frame, outer.l4 + ICMP)?;
     let is_ours = matches!(inner.proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP);
     // An error is sent to the source of the quoted packet.
     if inner.is_later || !is_ours || inner.l4 + QUOTED > outer.end || !same(&inner.src, &outer.dst) {
@@ -127,28 +130,24 @@ fn read<F: Frame, Fam: IcmpErrors>(frame: F) -> Option<Quote<Fam::Words>> {
     let mut start = [0u32; 2];
     frame.load(inner.l4, &mut start, QUOTED).ok()?;
     let [ports, seq] = start;
-    let is_refused = inner.proto == PROTO_TCP && Fam::is_unreachable(kind, code);
-    let refused = if is_refused { Some(u32::from_be(seq)) } else { None };
-    Some(Quote { outer, inner, check: icmp[1], ports, refused })
+    let unknown = |number: u64| opaque_to_verifier(number, u64::from(seq));
+    let is_refused = unknown(u64::from(inner.proto == PROTO_TCP && Fam::is_unreachable(kind, code))) != 0;
+    inner.proto = unknown(u64::from(inner.proto)) as u8;
+    Some(Quote { outer, inner, check: icmp[1], ports, is_refused, seq: u32::from_be(seq) })
 }
 
 /// Finds the flow of packets in the error's direction, and returns it with that direction. An incoming error may be about a
 /// reply, and goes to the backend. Or it is about a packet that was forwarded under an address of this node, and arrives
 /// like the reply to it.
 #[inline(always)]
-fn find<M: FlowTable>(
-    maps: M,
-    quote: &Quote<Words<M>>,
-    incoming: bool,
-    time: Time,
-) -> Option<(Tracked<M>, u8)> {
+fn find<M: FlowTable>(maps: M, quote: &Quote<Words<M>>, incoming: bool) -> Option<(Tracked<M>, u8)> {
     let mut key = quote.key(DIRECTION_FORWARD);
     // The frontend of a direct flow is its backend.
     let is_foreign = maps.may_be(Role::Frontend, &key.dst, key.dst_port, key.proto).is_no()
         && maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).is_no();
     if incoming
         && !is_foreign
-        && let Some(flow) = track::find_called(maps, &key, time)
+        && let Some(flow) = track::find_called(maps, &key)
     {
         return Some((flow, DIRECTION_FORWARD));
     }
@@ -156,7 +155,7 @@ fn find<M: FlowTable>(
     if maps.may_be(Role::Backend, &key.src, key.src_port, key.proto).is_no() {
         return None;
     }
-    let flow = track::find_called(maps, &key, time)?;
+    let flow = track::find_called(maps, &key)?;
     // An incoming error in reply direction is accepted only if the node is the client of the backend (SNAT).
     (!incoming || flow.bits() & STATE_SNAT != 0).then_some((flow, DIRECTION_REPLY))
 }
@@ -176,15 +175,13 @@ where
     }
     // One `let` for each: with a tuple of both, the compiler spills an undefined value, and the verifier rejects the
     // program.
-    let Some(time) = maps.time() else { return Step::Pass };
     let Some(quote) = read::<F, M::Family>(frame) else {
-        return if time.config.flags & CONFIG_VIP_ECHO != 0 { Step::EchoRequest } else { Step::Pass };
+        let answers = maps.config().is_some_and(|config| config.flags & CONFIG_VIP_ECHO != 0);
+        return if answers { Step::EchoRequest } else { Step::Pass };
     };
-    let Some((flow, direction)) = find(maps, &quote, incoming, time) else { return Step::Pass };
-    if direction == DIRECTION_REPLY
-        && let Some(seq) = quote.refused
-        && eject::is_about_syn(&flow, seq)
-    {
+    let Some((flow, direction)) = find(maps, &quote, incoming) else { return Step::Pass };
+    let direction = opaque_to_verifier(u64::from(direction), u64::from(quote.ports)) as u8;
+    if direction == DIRECTION_REPLY && quote.is_refused && eject::is_about_syn(&flow, quote.seq) {
         (ctx.packet.key, ctx.packet.tcp_flags) = (quote.key(DIRECTION_REPLY), 0);
         return Step::RefusedByIcmp;
     }

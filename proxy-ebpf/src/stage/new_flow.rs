@@ -20,7 +20,7 @@ use super::{classify, martian, source};
 use crate::context::{NO_HASH, PacketCtx};
 use crate::env::{Time, Words};
 use crate::flow::track::is_syn;
-use crate::flow::{evict, index, open};
+use crate::flow::{open, track};
 use crate::frame::Frame;
 use crate::header::same;
 use crate::report;
@@ -90,9 +90,7 @@ where
         let random = backend::random(ctx.hash, if ctx.retried != 0 { 0 } else { time.now });
         if let Some(selected) = backend::select_packets(maps, frame, ctx, random) {
             plan(maps, frame, ctx, &selected, &origin, time);
-            index::prefetch(maps, ctx.hash, time.config);
-            index::prefetch(maps, ctx.plan.reply_hash, time.config);
-            evict::prefetch(maps, time);
+            maps.prefetch(ctx.hash, ctx.plan.reply_hash);
         }
     }
     let tcp_flags = ctx.packet.tcp_flags;
@@ -116,7 +114,7 @@ where
         Err(reason)
             if F::EARLY
                 && (reason.verdict() != Verdict::Drop
-                    || maps.find_key(&ctx.packet.key, ctx.hash) != index::NO_FLOW_GENERATION) =>
+                    || track::find_hashed(maps, &ctx.packet.key, ctx.hash).is_some()) =>
         {
             Step::Pass
         }

@@ -25,14 +25,14 @@ use crate::step::Step;
 #[inline(always)]
 pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &mut PacketCtx<Words<M>>) -> Existing {
     let Some(time) = maps.time() else { return Existing::None };
-    let Some(flow) = track::find_called(maps, &ctx.packet.key, time) else { return Existing::None };
+    let Some(flow) = track::find_called(maps, &ctx.packet.key) else { return Existing::None };
     // This function is called for SYNs only.
     if maps.measures_latency() && track::is_unreplied_syn(flow.bits()) {
         maps.syn_again(flow.service(), flow.entry.backend_id());
     }
     let is_retried = eject::selects_again(maps, ctx, &flow, time);
     if is_retried || !flow.continues(ctx.packet.tcp_flags, ctx.service, time) {
-        flow.expire(time);
+        flow.expire();
         return if is_retried { Existing::Retried } else { Existing::None };
     }
     if flow.has_lost_reply_key(time) { Existing::LostReplyKey } else { Existing::GoesOn }

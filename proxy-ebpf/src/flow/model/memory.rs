@@ -25,6 +25,7 @@ use crate::direct_calls::{calls_flows, calls_health, calls_selection};
 use crate::env::{ClockWindow, FlowTable, Health, Node, OpenConnections, Services};
 use crate::flow::bucket::BucketRef;
 use crate::flow::memory::{EntryRef, NewFlow};
+use crate::select::load;
 use crate::shared::{Exchange, Raw, Shared};
 
 /// Maximum number of CPUs.
@@ -325,6 +326,10 @@ impl<const SLOTS: u32> Health for Model<SLOTS> {
 impl<const SLOTS: u32> OpenConnections for Model<SLOTS> {
     fn open_connections(self, _backend: u32) -> Option<*mut u64> {
         Some(self.table().open.as_ptr())
+    }
+
+    fn count_open(self, backend: u32, change: u64) {
+        load::count(self, backend, change);
     }
 }
 

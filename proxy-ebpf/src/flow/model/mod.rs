@@ -206,7 +206,7 @@ fn repair_x(maps: Model<4>) {
 
 fn expire(maps: Model<4>, wanted: Wanted) {
     if let Some(flow) = found(maps, &wanted.key()) {
-        flow.expire(maps.time().unwrap());
+        flow.expire();
     }
 }
 

@@ -47,7 +47,7 @@ fn set<F: Net>(maps: HostMaps<F>, entry: ServiceEntry) {
 fn works<F: Net>(maps: HostMaps<F>, endpoint: u32) {
     let before = maps.health(endpoint).unwrap().load();
     maps.health(endpoint).unwrap().store(before | HEALTH_ANSWERED);
-    health::answered(maps, endpoint, maps.time().unwrap());
+    health::answered(maps, endpoint);
 }
 
 fn refuse<F: Net>(maps: HostMaps<F>, endpoint: u32, client: u32) -> u32 {

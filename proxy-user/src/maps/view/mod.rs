@@ -238,7 +238,8 @@ impl View {
         // As for `backend_stats`.
         if ids.len() < end as usize / 8 {
             let (segments, per) = pin.segments();
-            let arrays: Vec<_> = segments.iter().map(|segment| pin.per_cpu(segment)).collect::<Result<_, _>>()?;
+            let arrays: Vec<_> =
+                segments.iter().map(|segment| pin.per_cpu(segment)).collect::<Result<_, _>>()?;
             for id in ids {
                 let Some(array) = arrays.get((id / per) as usize) else { continue };
                 let values: PerCpuValues<ServiceStats> = pin.element(array.get(&(id % per), 0))?;
