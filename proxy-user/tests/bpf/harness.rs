@@ -405,15 +405,17 @@ impl Harness {
     where
         FlowEntry<A>: aya::Pod,
     {
-        let mut buckets = self.array::<Bucket>(index);
-        for number in 0..buckets.len() {
-            buckets.set(number, EMPTY, 0).unwrap();
+        for mut buckets in self.all_segments::<Bucket>(index) {
+            for number in 0..buckets.len() {
+                buckets.set(number, EMPTY, 0).unwrap();
+            }
         }
-        let mut flows = self.array::<FlowEntry<A>>(states);
-        for index in 0..flows.len() {
-            let flow = flows.get(&index, 0).unwrap();
-            if flow.bits() != 0 {
-                flows.set(index, FlowEntry { state: 0, ..flow }, 0).unwrap();
+        for mut flows in self.all_segments::<FlowEntry<A>>(states) {
+            for index in 0..flows.len() {
+                let flow = flows.get(&index, 0).unwrap();
+                if flow.bits() != 0 {
+                    flows.set(index, FlowEntry { state: 0, ..flow }, 0).unwrap();
+                }
             }
         }
     }
@@ -550,6 +552,13 @@ impl Harness {
         aya::maps::Map::Array(self.map(name)).try_into().unwrap()
     }
 
+    /// Opens all segments of an array that grows.
+    fn all_segments<V: aya::Pod>(&self, name: &str) -> Vec<Array<MapData, V>> {
+        let pins = (0..).map(|number| self.pins().join(segments::FOLDER).join(format!("{name}_{number}")));
+        let maps = pins.take_while(|pin| pin.exists()).map(|pin| MapData::from_pin(pin).unwrap());
+        maps.map(|map| aya::maps::Map::Array(map).try_into().unwrap()).collect()
+    }
+
     /// Changes the settings of the node; returns the previous ones.
     pub fn configure(&self, change: impl FnOnce(&mut NodeConfig)) -> NodeConfig {
         let mut map: Array<_, NodeConfig> = self.array(names::CONFIG);
@@ -578,11 +587,11 @@ impl Harness {
     pub fn flows(&self, family: Family) -> Vec<Tracked> {
         let mut flows: Vec<Tracked> = match family {
             Family::V4 => {
-                let rows = self.array::<FlowEntry<[u8; 4]>>(names::FLOWS);
+                let rows = self.all_segments::<FlowEntry<[u8; 4]>>(names::FLOWS);
                 self.first(&rows).map(|(flow, index)| tracked(index, &flow, Key::V4)).collect()
             }
             Family::V6 => {
-                let rows = self.array::<FlowEntry<[u8; 16]>>(names::FLOWS6);
+                let rows = self.all_segments::<FlowEntry<[u8; 16]>>(names::FLOWS6);
                 self.first(&rows).map(|(flow, index)| tracked(index, &flow, Key::V6)).collect()
             }
         };
@@ -591,11 +600,15 @@ impl Harness {
     }
 
     /// Returns the entries that the programs use, with their numbers.
-    fn first<A: Copy>(&self, rows: &Array<MapData, FlowEntry<A>>) -> impl Iterator<Item = (FlowEntry<A>, u32)>
+    fn first<A: Copy>(
+        &self,
+        rows: &[Array<MapData, FlowEntry<A>>],
+    ) -> impl Iterator<Item = (FlowEntry<A>, u32)>
     where
         FlowEntry<A>: aya::Pod,
     {
-        (0..self.flows).map(|index| (rows.get(&index, 0).unwrap(), index))
+        let rows = rows.iter().flat_map(Array::iter).map(Result::unwrap);
+        rows.zip(0..self.flows)
     }
 
     /// Returns the only flow in use.
@@ -676,9 +689,10 @@ impl Harness {
             Family::V4 => names::FLOW_INDEX,
             Family::V6 => names::FLOW_INDEX6,
         };
-        let buckets = self.array::<Bucket>(name);
-        let numbers = 0..buckets_for(self.flows);
-        numbers.flat_map(|number| buckets.get(&number, 0).unwrap().slots).filter(|slot| *slot != 0).count()
+        let segments = self.all_segments::<Bucket>(name);
+        let buckets = segments.iter().flat_map(Array::iter).map(Result::unwrap);
+        let used = buckets.take(buckets_for(self.flows) as usize);
+        used.flat_map(|bucket| bucket.slots).filter(|slot| *slot != 0).count()
     }
 }
 
