@@ -426,7 +426,7 @@ async fn forget(folder: PathBuf) {
             Ok(Ok(0)) | Err(_) => {}
             Ok(Ok(entries)) => tracing::debug!(entries, "clients and sockets forgotten"),
             Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot remove old entries of session affinity and sockets; retrying")
+                tracing::warn!(%error, "cannot remove old entries of session affinity and sockets; retrying");
             }
         }
     }

@@ -78,7 +78,7 @@ pub(super) struct Segments {
     outer: Option<(OwnedFd, PathBuf)>,
     name: &'static str,
     shape: SegmentShape,
-    segments: RwLock<Present>,
+    present: RwLock<Present>,
 }
 
 /// The segments that exist.
@@ -190,7 +190,7 @@ impl Segments {
                 .enumerate()
                 .for_each(|(number, segment)| note(pin_of(folder, name, number), segment));
         }
-        Ok(Self { outer, name, shape, segments: RwLock::new(Present { all: segments, shown: 0 }) })
+        Ok(Self { outer, name, shape, present: RwLock::new(Present { all: segments, shown: 0 }) })
     }
 
     /// Returns a plain array of a file that can be mapped.
@@ -201,7 +201,7 @@ impl Segments {
             outer: None,
             name: "",
             shape,
-            segments: RwLock::new(Present { all: vec![Arc::new(file)], shown: 1 }),
+            present: RwLock::new(Present { all: vec![Arc::new(file)], shown: 1 }),
         }
     }
 
@@ -212,7 +212,7 @@ impl Segments {
 
     /// The segments, in order.
     pub(super) fn all(&self) -> Vec<Arc<OwnedFd>> {
-        self.segments.read().unwrap_or_else(PoisonError::into_inner).all.clone()
+        self.present.read().unwrap_or_else(PoisonError::into_inner).all.clone()
     }
 
     fn per(&self) -> usize {
@@ -221,7 +221,7 @@ impl Segments {
 
     /// Number of elements that exist.
     pub(super) fn len(&self) -> usize {
-        self.per() * self.segments.read().unwrap_or_else(PoisonError::into_inner).all.len()
+        self.per() * self.present.read().unwrap_or_else(PoisonError::into_inner).all.len()
     }
 
     /// Number of elements to which the map can grow.
@@ -233,7 +233,7 @@ impl Segments {
     /// fewer before. `E2BIG` if the map cannot grow that far.
     pub(super) fn ensure(&self, len: usize) -> io::Result<bool> {
         let wanted = len.div_ceil(self.per());
-        let mut present = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        let mut present = self.present.write().unwrap_or_else(PoisonError::into_inner);
         let before = present.all.len();
         let Some((outer, folder)) = self.outer.as_ref().filter(|_| wanted <= SEGMENTS as usize) else {
             let is_there = wanted <= before;

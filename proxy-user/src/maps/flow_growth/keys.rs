@@ -138,8 +138,8 @@ impl Keys<'_> {
     fn take(&self, hash: u64, pending: u32) -> Option<u32> {
         let [first, second] = buckets_of(hash, self.number);
         let free = |bucket: u32| {
-            let positions = (0..BUCKET_SLOTS).map(|slot| bucket * BUCKET_WORDS + slot);
-            positions.filter(|at| self.slot(*at).is_some_and(|slot| exchange(slot, 0, pending))).next()
+            let mut positions = (0..BUCKET_SLOTS).map(|slot| bucket * BUCKET_WORDS + slot);
+            positions.find(|at| self.slot(*at).is_some_and(|slot| exchange(slot, 0, pending)))
         };
         free(first).or_else(|| {
             exchange(self.slot(first * BUCKET_WORDS + BUCKET_SLOTS)?, 0, OVERFLOWS);

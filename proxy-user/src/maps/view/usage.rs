@@ -64,12 +64,12 @@ impl View {
         let data = MapData::from_pin(&pin).map_err(error)?;
         let info = data.info().map_err(error)?;
         let (mut shape, mut capacity, mut bytes) =
-            (kind(info.map_type()), info.max_entries(), memory(data.fd()));
+            (kind(&info.map_type()), info.max_entries(), memory(data.fd()));
         if map::SEGMENTED.contains(&name) {
             let array = Segments::open(&self.maps, name);
             let array = array.map_err(|source| ViewError::Read { path: pin.clone(), source })?;
             let is_per_cpu = array.shape().kind == MapType::PerCpuArray as u32;
-            shape = kind(Ok(if is_per_cpu { MapType::PerCpuArray } else { MapType::Array }));
+            shape = kind(&Ok(if is_per_cpu { MapType::PerCpuArray } else { MapType::Array }));
             capacity = limit(name, limits).filter(|limit| *limit != 0).unwrap_or(array.len() as u32);
             let segments = array.all();
             bytes = segments.iter().fold(bytes, |sum, segment| Some(sum? + memory(&**segment)?));
@@ -144,7 +144,7 @@ fn limit(name: &str, limits: &Limits) -> Option<u32> {
 }
 
 /// Returns the type as `bpftool` writes it; of a map that grows, the type of its segments.
-fn kind(kind: Result<MapType, MapError>) -> String {
+fn kind(kind: &Result<MapType, MapError>) -> String {
     match kind {
         Ok(MapType::Hash) => "hash".to_owned(),
         Ok(MapType::LruHash) => "lru_hash".to_owned(),
