@@ -23,7 +23,7 @@ use proxy_common::select::Algorithm;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
-use proxy_user::maps::segments::{self, SegmentShape};
+use proxy_user::maps::segments;
 use proxy_user::maps::{
     Backend, Capacity, ConfigRow, Contents, FrontendKey, KernelStore, MapError, MemoryStore, NodeContents,
     NodeFamily, NodeRow, Store, Table, TunnelRow, Write,
@@ -265,8 +265,8 @@ fn arrays_grow_as_they_are_written() {
         |name: &str| (0..).take_while(|n| pins.path().join(format!("segments/{name}_{n}")).exists()).count();
     for name in names {
         std::fs::remove_file(pins.path().join(name)).unwrap();
-        let shape = SegmentShape { kind: 2, value_size: value(name), flags: MMAPABLE, entries: PER };
-        segments::create(pins.path(), name, shape).unwrap();
+        let segment = aya_obj::Map::new_from_params(2, 4, value(name), PER, MMAPABLE);
+        segments::create(pins.path(), name, segment, None).unwrap();
         assert_eq!(segments(name), 1);
     }
     let mut kernel = KernelStore::open(pins.path()).unwrap();

@@ -26,6 +26,17 @@ pub enum ConfigError {
         /// `--sync-period`.
         max: Duration,
     },
+    /// The maps need more memory than `--max-memory` allows.
+    #[error(
+        "--max-memory {} is too little: with the sizes that are given, the maps need {}; raise it, or give smaller sizes",
+        mebibytes(*limit), mebibytes(*needed)
+    )]
+    MaxMemory {
+        /// `--max-memory` in bytes.
+        limit: u64,
+        /// The bytes that the smallest possible sizes need.
+        needed: u64,
+    },
     /// A word is twice in `--nodeport-addresses`.
     #[error("--nodeport-addresses has {0} twice: remove one")]
     Twice(String),
@@ -89,4 +100,8 @@ pub enum ConfigError {
         /// The cause.
         source: io::Error,
     },
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{}Mi", bytes.div_ceil(1 << 20))
 }

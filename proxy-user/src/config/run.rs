@@ -210,7 +210,7 @@ impl RunConfig {
             metrics_bind_address: metrics,
             page,
             otlp: OtlpSettings::new(otlp, |name| std::env::var(name).ok())?,
-            capacities: sizes.resolve(memory::total(), cores(), &kube_proxy.conntrack),
+            capacities: sizes.resolve(memory::total(), cores(), &kube_proxy.conntrack)?,
             flow_timeouts,
             min_sync_period,
             sync_period,

@@ -2,7 +2,9 @@
 
 use proxy_common::flow::MAX_FLOWS;
 use proxy_common::map_names;
+use proxy_common::stats::ServiceStats;
 
+use super::error::ConfigError;
 use crate::model::settings::Conntrack;
 use crate::programs::Capacities;
 
@@ -12,25 +14,32 @@ const MAX_PER_CORE: u32 = 32_768;
 /// The memory in bytes from which on the maps of Services are twice as large as by default, and four times as large.
 const LARGER: [u64; 2] = [12 << 30, 48 << 30];
 
-/// Defines the size of each map: its name among the capacities, its default, and whether the default grows with the
-/// node's memory.
+/// Defines the size of each map: its name among the capacities, its default, whether the default grows with the node's
+/// memory, and the bytes of one in all maps, from the number of CPUs.
 macro_rules! sizes {
-    ($($capacity:ident is $default:ident, $grows:literal;)+) => {
+    ($($capacity:ident is $default:ident, $grows:literal, $bytes:expr;)+) => {
         /// The requested sizes of the maps; `None`: the default.
         #[derive(Clone, Copy, Debug, Default)]
         #[expect(missing_docs, reason = "the capacities of these names tell")]
         pub struct Sizes {
             $(pub $capacity: Option<u32>,)+
             pub flows: Option<u32>,
+            /// Bytes of all maps when each has reached its ceiling.
+            pub memory: Option<u64>,
             pub connect_latency: bool,
         }
 
         impl Sizes {
             /// Returns the sizes for a node with this memory in bytes (`None`: it is not known) and this number of cores,
             /// with these settings of kube-proxy.
-            pub fn resolve(self, memory: Option<u64>, cores: u32, conntrack: &Conntrack) -> Capacities {
+            pub fn resolve(
+                self,
+                memory: Option<u64>,
+                cores: u32,
+                conntrack: &Conntrack,
+            ) -> Result<Capacities, ConfigError> {
                 let by_memory = growth(memory);
-                Capacities {
+                let mut capacities = Capacities {
                     $($capacity: self.$capacity.unwrap_or_else(|| {
                         map_names::$default * if $grows { by_memory } else { 1 }
                     }),)+
@@ -38,20 +47,75 @@ macro_rules! sizes {
                     by_memory,
                     connect_latency: self.connect_latency,
                     ..Capacities::default()
+                };
+                if let Some(limit) = self.memory {
+                    let cores = u64::from(cores);
+                    let of_flow = FLOW_BYTES + if self.connect_latency { 16 } else { 0 };
+                    lower(limit, &mut [
+                        $(Part::new(&mut capacities.$capacity, self.$capacity, ($bytes)(cores), map_names::$default),)+
+                        Part::new(&mut capacities.flows, self.flows, of_flow, map_names::FIRST_FLOWS * LEAST),
+                    ])?;
                 }
+                Ok(capacities)
             }
         }
     };
 }
 
 sizes! {
-    services is DEFAULT_SERVICES, true;
-    frontends is DEFAULT_FRONTENDS, true;
-    slots is DEFAULT_SLOTS, true;
-    maglev_words is DEFAULT_MAGLEV_WORDS, false;
-    backends is DEFAULT_BACKENDS, true;
-    sockets is DEFAULT_SOCKETS, false;
-    source_ranges is DEFAULT_SRC_RANGES, false;
+    services is DEFAULT_SERVICES, true, |cores: u64| 160 + cores * size_of::<ServiceStats>() as u64;
+    frontends is DEFAULT_FRONTENDS, true, |_| 80 + 96 + 2 * BUCKET;
+    slots is DEFAULT_SLOTS, true, |_| 4;
+    maglev_words is DEFAULT_MAGLEV_WORDS, false, |_| 8;
+    backends is DEFAULT_BACKENDS, true, |_| 72;
+    sockets is DEFAULT_SOCKETS, false, |_| 96 + 128 + 2 * BUCKET;
+    source_ranges is DEFAULT_SRC_RANGES, false, |_| 2 * (64 + 80);
+}
+
+/// Bytes that a hash has for each entry before it is added.
+const BUCKET: u64 = 16;
+/// Bytes of the maps that no setting changes, when they are full: affinity, events, filters, the node's own tables.
+const OTHERS: u64 = 24 << 20;
+/// `--max-memory` lowers a size to one part in this many of its default at most.
+const LEAST: u32 = 32;
+
+/// A size that `--max-memory` may lower.
+struct Part<'a> {
+    size: &'a mut u32,
+    is_given: bool,
+    /// Bytes of one in all maps.
+    bytes: u64,
+    least: u32,
+}
+
+impl<'a> Part<'a> {
+    fn new(size: &'a mut u32, given: Option<u32>, bytes: u64, default: u32) -> Self {
+        Self { size, is_given: given.is_some(), bytes, least: default / LEAST }
+    }
+
+    fn total(&self) -> u64 {
+        self.bytes * u64::from(*self.size)
+    }
+
+    fn can_be_lowered(&self) -> bool {
+        !self.is_given && *self.size / 2 >= self.least
+    }
+}
+
+/// Halves the size that takes the most memory, until all maps together take no more than `limit` bytes. Sizes that are given
+/// stay.
+fn lower(limit: u64, parts: &mut [Part<'_>]) -> Result<(), ConfigError> {
+    loop {
+        let needed = OTHERS + parts.iter().map(Part::total).sum::<u64>();
+        if needed <= limit {
+            return Ok(());
+        }
+        let largest = parts.iter_mut().filter(|part| part.can_be_lowered()).max_by_key(|part| part.total());
+        match largest {
+            Some(part) => *part.size /= 2,
+            None => return Err(ConfigError::MaxMemory { limit, needed }),
+        }
+    }
 }
 
 /// kube-proxy's upper limit of the number that it computes from the cores.
@@ -84,7 +148,6 @@ fn growth(memory: Option<u64>) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use proxy_common::stats::ServiceStats;
     use rstest::rstest;
 
     use super::*;
@@ -99,7 +162,7 @@ mod tests {
     #[case::four_times(Some(48 * GB), 4)]
     #[case::never_more(Some(2048 * GB), 4)]
     fn maps_of_services_grow_with_the_memory(#[case] memory: Option<u64>, #[case] times: u32) {
-        let sizes = Sizes::default().resolve(memory, 2, &Conntrack::default());
+        let sizes = Sizes::default().resolve(memory, 2, &Conntrack::default()).unwrap();
         let plain = Capacities::default();
         assert_eq!(
             [sizes.services, sizes.frontends, sizes.slots, sizes.backends],
@@ -123,15 +186,15 @@ mod tests {
         #[case] flows: u32,
     ) {
         let conntrack = Conntrack { max_per_core, min, ..Conntrack::default() };
-        assert_eq!(Sizes::default().resolve(memory, cores, &conntrack).flows, flows);
+        assert_eq!(Sizes::default().resolve(memory, cores, &conntrack).unwrap().flows, flows);
         let given = Sizes { flows: Some(1_000), ..Sizes::default() };
-        assert_eq!(given.resolve(memory, cores, &conntrack).flows, 1_000);
+        assert_eq!(given.resolve(memory, cores, &conntrack).unwrap().flows, 1_000);
     }
 
     #[test]
     fn what_the_operator_says_holds() {
         let args = Sizes { backends: Some(1000), flows: Some(2000), ..Sizes::default() };
-        let sizes = args.resolve(Some(64 * GB), 2, &Conntrack::default());
+        let sizes = args.resolve(Some(64 * GB), 2, &Conntrack::default()).unwrap();
         assert_eq!((sizes.backends, sizes.flows), (1000, 2000));
         assert_eq!(sizes.services, 4 * map_names::DEFAULT_SERVICES);
     }
@@ -140,7 +203,7 @@ mod tests {
     #[test]
     fn growth_takes_less_than_a_hundredth_of_the_memory() {
         for (memory, cpus) in [(12 * GB, 16), (48 * GB, 64)] {
-            let sizes = Sizes::default().resolve(Some(memory), 2, &Conntrack::default());
+            let sizes = Sizes::default().resolve(Some(memory), 2, &Conntrack::default()).unwrap();
             let [slots, backends] = [sizes.slots, sizes.backends].map(u64::from);
             let [services, frontends] = [sizes.services, sizes.frontends].map(u64::from);
             let bytes = frontends * 200
@@ -149,5 +212,33 @@ mod tests {
                 + services * cpus * size_of::<ServiceStats>() as u64;
             assert!(bytes < memory / 100, "{bytes} bytes of {memory}");
         }
+    }
+
+    #[test]
+    fn max_memory_lowers_the_largest_sizes_that_are_not_given() {
+        let of = |memory| {
+            let sizes = Sizes { memory, backends: Some(1_000_000), ..Sizes::default() };
+            sizes.resolve(Some(64 * GB), 8, &Conntrack::default())
+        };
+        let all =
+            |of: Capacities| [of.services, of.frontends, of.slots, of.maglev_words, of.flows, of.sockets];
+        let mut before = all(of(None).unwrap());
+        for limit in [300 << 20, 200 << 20, 120 << 20] {
+            let sizes = of(Some(limit)).unwrap();
+            assert_eq!(sizes.backends, 1_000_000, "it is given");
+            assert!(sizes.flows >= map_names::FIRST_FLOWS);
+            let now = all(sizes);
+            assert!(now != before && now.iter().zip(before).all(|(now, before)| *now <= before), "{now:?}");
+            before = now;
+        }
+        let refused = of(Some(64 << 20));
+        assert!(matches!(refused, Err(ConfigError::MaxMemory { needed, .. }) if needed > 1_000_000 * 72));
+    }
+
+    #[test]
+    fn max_memory_beyond_all_ceilings_changes_nothing() {
+        let sizes = Sizes { memory: Some(64 * GB), ..Sizes::default() };
+        let plain = Sizes::default().resolve(Some(64 * GB), 8, &Conntrack::default()).unwrap();
+        assert_eq!(sizes.resolve(Some(64 * GB), 8, &Conntrack::default()).unwrap(), plain);
     }
 }

@@ -180,6 +180,23 @@ pub fn capacity(text: &str) -> Result<u32, ValueError> {
     if (1..=MAX_CAPACITY).contains(&number) { Ok(number) } else { Err(ValueError::Capacity(MAX_CAPACITY)) }
 }
 
+/// Parses a number of bytes, with a suffix of a Kubernetes quantity (`Ki`, `Mi`, `Gi`, `k`, `M`, `G`) or without.
+pub fn bytes(text: &str) -> Result<u64, ValueError> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" => 1,
+        "k" => 1_000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        _ => return Err(ValueError::Bytes),
+    };
+    let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    number.filter(|bytes| *bytes > 0).ok_or(ValueError::Bytes)
+}
+
 /// The value of `--proxy-mode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProxyMode {
@@ -281,6 +298,18 @@ mod tests {
     #[case("60", Some(60))]
     fn flow_timeouts(#[case] text: &str, #[case] expected: Option<u32>) {
         assert_eq!(flow_timeout(text).ok(), expected);
+    }
+
+    #[rstest]
+    #[case("1", Some(1))]
+    #[case("200Mi", Some(200 << 20))]
+    #[case("3G", Some(3_000_000_000))]
+    #[case("0", None)]
+    #[case("Mi", None)]
+    #[case("1.5Gi", None)]
+    #[case("20000000000Gi", None)]
+    fn numbers_of_bytes(#[case] text: &str, #[case] expected: Option<u64>) {
+        assert_eq!(bytes(text).ok(), expected);
     }
 
     #[rstest]

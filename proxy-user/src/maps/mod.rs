@@ -21,7 +21,7 @@ mod rows;
 pub mod segments;
 mod settings;
 mod store;
-mod sys;
+pub(crate) mod sys;
 mod table;
 pub mod view;
 mod windows;

@@ -37,6 +37,16 @@ pub struct SegmentShape {
 }
 
 impl SegmentShape {
+    /// Returns the properties of the segments of a map of the object.
+    pub fn wanted(segment: &aya_obj::Map) -> Self {
+        Self {
+            kind: segment.map_type(),
+            value_size: segment.value_size(),
+            flags: segment.map_flags(),
+            entries: segment.max_entries(),
+        }
+    }
+
     fn of(map: &MapData) -> Result<Self, aya::maps::MapError> {
         let info = map.info()?;
         Ok(Self {
@@ -104,9 +114,15 @@ pub fn judge(folder: &Path, name: &'static str, wanted: SegmentShape) -> Option<
     Some(if found == wanted { Ok(()) } else { Err(format!("segments of {found:?} instead of {wanted:?}")) })
 }
 
-/// Creates and pins a map of segments with its first segment, unless it is there.
-pub fn create(folder: &Path, name: &'static str, shape: SegmentShape) -> io::Result<()> {
-    Segments::create(folder, name, shape).map(drop)
+/// Creates and pins a map of segments with its first segment, unless it is there; `btf`: the object's type information in the
+/// kernel.
+pub fn create(
+    folder: &Path,
+    name: &'static str,
+    segment: aya_obj::Map,
+    btf: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    Segments::create(folder, name, segment, btf).map(drop)
 }
 
 /// Returns the path of the pin of a map's first segment, or of a map without segments.
@@ -149,10 +165,17 @@ pub(super) fn pin_of(folder: &Path, name: &str, number: usize) -> PathBuf {
 
 impl Segments {
     /// Creates and pins a map of segments with its first segment, unless it is there.
-    pub(super) fn create(folder: &Path, name: &'static str, shape: SegmentShape) -> io::Result<Self> {
+    pub(super) fn create(
+        folder: &Path,
+        name: &'static str,
+        segment: aya_obj::Map,
+        btf: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Self> {
+        let shape = SegmentShape::wanted(&segment);
         make_folder(folder)?;
         if folder.join(name).symlink_metadata().is_err() {
-            let first = segment(folder, name, shape, 0)?;
+            let first =
+                open_or_create(folder, name, 0, || MapData::create(segment, name, btf).map_err(io_error))?;
             let outer = sys::create_outer(name, SEGMENTS, first.as_fd())?;
             let outer = MapData::from_fd(outer).map_err(io_error)?;
             outer.pin(folder.join(name)).map_err(io::Error::other)?;
@@ -240,7 +263,11 @@ impl Segments {
             return if is_there { Ok(false) } else { Err(io::Error::from_raw_os_error(libc::E2BIG)) };
         };
         for number in before..wanted {
-            let segment = Arc::new(segment(folder, self.name, self.shape, number)?);
+            let like = present.all.first().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+            let segment = Arc::new(open_or_create(folder, self.name, number, || {
+                let (map, btf) = sys::definition(like.as_fd())?;
+                MapData::create(map, self.name, btf.as_ref().map(|btf| btf.as_fd())).map_err(io_error)
+            })?);
             note(pin_of(folder, self.name, number), &segment);
             present.all.push(segment);
         }
@@ -307,14 +334,17 @@ fn note(path: PathBuf, segment: &Arc<OwnedFd>) {
 }
 
 /// Opens the pin of a segment, or creates the segment and pins it.
-fn segment(folder: &Path, name: &str, shape: SegmentShape, number: usize) -> io::Result<OwnedFd> {
+fn open_or_create(
+    folder: &Path,
+    name: &str,
+    number: usize,
+    create: impl FnOnce() -> io::Result<MapData>,
+) -> io::Result<OwnedFd> {
     let path = pin_of(folder, name, number);
     if path.symlink_metadata().is_ok() {
         return MapData::from_pin(path).map_err(io_error).and_then(|map| fd_of(&map));
     }
-    let SegmentShape { kind, value_size, flags, entries } = shape;
-    let map = aya_obj::Map::new_from_params(kind, size_of::<u32>() as u32, value_size, entries, flags);
-    let map = MapData::create(map, name, None).map_err(io_error)?;
+    let map = create()?;
     map.pin(path).map_err(io::Error::other)?;
     fd_of(&map)
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 
+use aya_obj::generated::bpf_map_info;
 use proxy_common::abi::Plain;
 
 /// `BPF_MAP_LOOKUP_BATCH`, `BPF_MAP_UPDATE_BATCH`, `BPF_MAP_DELETE_BATCH` of `enum bpf_cmd` (uapi/linux/bpf.h).
@@ -31,11 +32,22 @@ pub(super) struct Stopped {
     pub(super) source: io::Error,
 }
 
-fn bpf(command: libc::c_long, attr: &mut Attr) -> io::Result<()> {
+/// Runs a command, and returns its result; `T` is the part of `union bpf_attr` that it reads, with valid buffers.
+fn run<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
     // SAFETY: `attr` is a valid `bpf_attr` of the size given; the callers make sure that its buffers are valid.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<Attr>()) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Runs a command that creates a file descriptor.
+fn new_fd<T>(command: libc::c_long, attr: &mut T) -> io::Result<OwnedFd> {
+    let fd = run(command, attr)?;
+    // SAFETY: a new descriptor of ours; the kernel sets `O_CLOEXEC`.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+fn bpf(command: libc::c_long, attr: &mut Attr) -> io::Result<()> {
+    run(command, attr).map(drop)
 }
 
 fn attr(fd: BorrowedFd<'_>, keys: u64, values: u64, count: usize) -> Attr {
@@ -82,12 +94,58 @@ pub(super) fn create_outer(name: &str, max_entries: u32, inner: BorrowedFd<'_>) 
     for (to, from) in attr.name.iter_mut().take(NAME - 1).zip(name.bytes()) {
         *to = from;
     }
-    let size = size_of::<MapCreate>();
-    // SAFETY: `attr` is a valid `bpf_attr` of the size given, up to the name.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, CREATE, &raw mut attr, size) };
-    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: a new descriptor of ours; the kernel sets `O_CLOEXEC`.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    new_fd(CREATE, &mut attr)
+}
+
+/// Loads type information into the kernel.
+pub(crate) fn load_btf(bytes: &[u8]) -> io::Result<OwnedFd> {
+    /// `BPF_BTF_LOAD` of `enum bpf_cmd`.
+    const LOAD: libc::c_long = 18;
+    #[repr(C)]
+    struct BtfLoad {
+        bytes: u64,
+        log: u64,
+        size: u32,
+        log_size: u32,
+        log_level: u32,
+        padding: u32,
+    }
+    let size = bytes.len() as u32;
+    let mut attr =
+        BtfLoad { bytes: bytes.as_ptr() as u64, log: 0, size, log_size: 0, log_level: 0, padding: 0 };
+    new_fd(LOAD, &mut attr)
+}
+
+/// Returns what a further map like this one needs: its properties, and its type information if it has some.
+pub(crate) fn definition(map: BorrowedFd<'_>) -> io::Result<(aya_obj::Map, Option<OwnedFd>)> {
+    /// `BPF_OBJ_GET_INFO_BY_FD` and `BPF_BTF_GET_FD_BY_ID` of `enum bpf_cmd`.
+    const INFO: libc::c_long = 15;
+    const BTF_BY_ID: libc::c_long = 19;
+    #[repr(C)]
+    struct GetInfo {
+        fd: u32,
+        size: u32,
+        info: u64,
+    }
+    #[repr(C)]
+    struct ById {
+        id: u32,
+        next: u32,
+        flags: u32,
+    }
+    // SAFETY: a structure of numbers, for which zeros are valid.
+    let mut info: bpf_map_info = unsafe { std::mem::zeroed() };
+    let mut attr = GetInfo {
+        fd: map.as_raw_fd().cast_unsigned(),
+        size: size_of::<bpf_map_info>() as u32,
+        info: &raw mut info as u64,
+    };
+    run(INFO, &mut attr)?;
+    let btf = match info.btf_id {
+        0 => None,
+        id => Some(new_fd(BTF_BY_ID, &mut ById { id, next: 0, flags: 0 })?),
+    };
+    Ok((aya_obj::parse_map_info(info, aya_obj::maps::PinningType::None), btf))
 }
 
 /// Returns how many elements of a batch the kernel did. If the kernel refused the whole batch, it leaves `count` unchanged.
@@ -129,9 +187,7 @@ pub(super) fn update_one<K: Plain, V: Plain>(fd: BorrowedFd<'_>, key: K, value: 
         value: &raw const value as u64,
         flags: 0,
     };
-    // SAFETY: `attr` is a valid `bpf_attr` of the size given, and its key and value live until the call returns.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, UPDATE, &raw mut attr, size_of::<Element>()) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    run(UPDATE, &mut attr).map(drop)
 }
 
 /// Removes elements of a hash map in order; an element that does not exist counts as removed.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::thread;
 
@@ -22,6 +23,7 @@ use super::pins::{Paths, Pins};
 use super::program::{program_mut, refused};
 use super::{calls, clock, kernel, verify};
 use crate::maps::segments::{self, SegmentShape};
+use crate::maps::sys;
 
 /// The variable that makes programs measure how long endpoints take to answer (`--connect-latency`).
 const MEASURES_LATENCY: &str = "CONNECT_LATENCY";
@@ -116,15 +118,15 @@ pub(super) fn load(
     if bytes.is_empty() {
         return Err(Error::NoObject);
     }
-    let object = Object::parse(bytes)?;
+    let mut object = Object::parse(bytes)?;
+    let btf = load_btf(&mut object);
     let paths = pins.paths();
     let mut loader = EbpfLoader::new();
     // No program reads kernel types, so a kernel without BTF is sufficient, and aya does not parse its BTF.
     loader.btf(None);
     let mut notices: Vec<_> = kernel::adapt(&mut loader).into_iter().map(StartNotice::KernelLacks).collect();
     for name in names::SEGMENTED {
-        let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
-        notices.extend(segment(pins, name, map)?);
+        notices.extend(open_segments(pins, name, segment_of(&object, name)?, btf.as_ref())?);
         loader.map_pin_path(name, paths.maps().join(name));
     }
     for name in names::ALL.iter().filter(|name| !names::SEGMENTED.contains(name)) {
@@ -172,32 +174,37 @@ pub(super) fn load(
     Ok(Loaded { ebpf, notices, is_current, hz, unusable_xdp })
 }
 
-/// Returns the shape of the segments of a map that grows.
-fn segment_shape(name: &'static str, map: &aya_obj::Map) -> Result<SegmentShape, Error> {
-    let inner = map.inner().ok_or(Error::Incomplete { kind: "map", name })?;
-    Ok(SegmentShape {
-        kind: inner.map_type(),
-        value_size: inner.value_size(),
-        flags: inner.map_flags(),
-        entries: inner.max_entries(),
-    })
+/// Loads the object's type information into the kernel, for `bpftool`; `None`: the kernel does not accept it.
+fn load_btf(object: &mut Object) -> Option<OwnedFd> {
+    let btf = object.fixup_and_sanitize_btf(aya::features().btf()?).ok()??;
+    sys::load_btf(&btf.to_bytes()).ok()
+}
+
+/// Returns the segments of a map that grows.
+fn segment_of(object: &Object, name: &'static str) -> Result<aya_obj::Map, Error> {
+    let map = object.maps.get(name).and_then(aya_obj::Map::inner);
+    map.ok_or(Error::Incomplete { kind: "map", name })
 }
 
 /// Creates and pins the maps of the object that grow, with one segment each, for a test that loads the programs itself.
 pub fn create_segments(bytes: &[u8], folder: &Path) -> Result<(), Error> {
     let object = Object::parse(bytes)?;
     for name in names::SEGMENTED {
-        let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
-        let created = segments::create(folder, name, segment_shape(name, map)?);
+        let created = segments::create(folder, name, segment_of(&object, name)?, None);
         created.map_err(Error::file("create the map", &folder.join(name)))?;
     }
     Ok(())
 }
 
 /// Opens or creates a map that grows. A pin that is not such a map is moved out of the way.
-fn segment(pins: &Pins, name: &'static str, map: &aya_obj::Map) -> Result<Option<StartNotice>, Error> {
+fn open_segments(
+    pins: &Pins,
+    name: &'static str,
+    segment: aya_obj::Map,
+    btf: Option<&OwnedFd>,
+) -> Result<Option<StartNotice>, Error> {
     let folder = pins.paths().maps();
-    let shape = segment_shape(name, map)?;
+    let shape = SegmentShape::wanted(&segment);
     let path = folder.join(name);
     let failed = |source| Error::File { action: "create the map", path: path.clone(), source };
     let mut notice = None;
@@ -211,7 +218,7 @@ fn segment(pins: &Pins, name: &'static str, map: &aya_obj::Map) -> Result<Option
             notice = Some(StartNotice::PinRefused { map: name, reason, moved_to });
         }
     }
-    segments::create(&folder, name, shape).map_err(failed)?;
+    segments::create(&folder, name, segment, btf.map(|btf| btf.as_fd())).map_err(failed)?;
     Ok(notice)
 }
 
@@ -343,6 +350,8 @@ fn random_seed() -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use aya::maps::MapData;
+
     use super::*;
 
     const WANTED: Shape = Shape { kind: 1, key_size: 8, value_size: 24, flags: 1, max_entries: 100 };
@@ -370,5 +379,27 @@ mod tests {
     fn nothing_and_no_object_are_not_taken_for_a_pin() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(Shape::pinned(&directory.path().join("absent")), None);
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn every_segment_has_the_types_by_which_bpftool_prints_fields() {
+        let folder = tempfile::tempdir().unwrap();
+        rustix::mount::mount("bpf", folder.path(), "bpf", rustix::mount::MountFlags::empty(), None).unwrap();
+        let mut object = Object::parse(super::super::EMBEDDED).unwrap();
+        let btf = load_btf(&mut object).unwrap();
+        let kinds = names::SEGMENTED.iter().map(|name| {
+            let segment = segment_of(&object, name).unwrap();
+            let further = segment.max_entries() as usize + 1;
+            segments::create(folder.path(), name, segment, Some(btf.as_fd())).unwrap();
+            segments::grow(folder.path(), name, further).unwrap();
+            let segment = MapData::from_pin(folder.path().join(format!("segments/{name}_1"))).unwrap();
+            let (map, types) = sys::definition(segment.fd().as_fd()).unwrap();
+            matches!(map, aya_obj::Map::Btf(_)) && types.is_some()
+        });
+        let untyped: Vec<_> =
+            names::SEGMENTED.iter().zip(kinds.collect::<Vec<_>>()).filter(|(_, is)| !is).collect();
+        rustix::mount::unmount(folder.path(), rustix::mount::UnmountFlags::DETACH).unwrap();
+        assert_eq!(untyped, []);
     }
 }

@@ -16,6 +16,13 @@ macro_rules! sizes {
                 #[arg(long, env = $variable, value_name = "N", value_parser = value::capacity, help_heading = "Map sizes")]
                 pub $name: Option<u32>,
             )+
+            /// Maximum memory of all maps together, when each has grown to its ceiling, as a number of bytes or with a suffix
+            /// (`200Mi`, `1Gi`). The sizes that no flag gives are lowered until it suffices. Default: no limit but the sizes.
+            #[arg(
+                long, env = "BALLAST_MAX_MEMORY", value_name = "BYTES", value_parser = value::bytes,
+                help_heading = "Map sizes"
+            )]
+            pub max_memory: Option<u64>,
             /// Measure how long endpoints take to answer a SYN, and count refused and retransmitted SYNs, by Service and endpoint
             /// (`ballast service show`, `ballast_connect_latency_seconds`). Costs memory (16 bytes for each flow, plus 4 MiB)
             /// and about 100 ns for each new connection.
@@ -28,7 +35,11 @@ macro_rules! sizes {
 
         impl From<SizeArgs> for Sizes {
             fn from(args: SizeArgs) -> Self {
-                Self { $($size: args.$name,)+ connect_latency: args.connect_latency.unwrap_or_default() }
+                Self {
+                    $($size: args.$name,)+
+                    memory: args.max_memory,
+                    connect_latency: args.connect_latency.unwrap_or_default(),
+                }
             }
         }
     };

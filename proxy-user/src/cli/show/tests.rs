@@ -27,6 +27,7 @@ use crate::maps::view::{
     BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope as Clients,
     Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
 };
+use crate::model::ApiServers;
 use crate::model::lookup::{Place, Places};
 use crate::model::net::{IpFamily, Protocol};
 use crate::programs::hooks::SOCKET_HOOKS;
@@ -715,7 +716,7 @@ fn service_port_in_json_has_one_identity_in_all_commands() {
 
 #[test]
 fn a_status_with_a_map_that_fills_up() {
-    assert_snapshot!(status_of(well(), Ok(facts())).render(Output::Wide).unwrap(), @r#"
+    assert_snapshot!(status_of(well(), Ok(facts())).render(Output::Wide).unwrap(), @"
     Agent:      ok, at 127.0.0.1:10249
     Programs:   1 at 16 hooks
     Missing:    bpf_set_retval for sockets (Linux 6.1): a call to a Service without endpoints is not refused; its packets are rejected or dropped; --socket-drop fail has no effect; with --node-port-bind refuse, bind fails with EPERM instead of EADDRINUSE

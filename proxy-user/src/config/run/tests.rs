@@ -118,6 +118,8 @@ fn devices_are_a_list() {
 #[case(&["--devices", "!eth0"], &["--devices !eth0", "*,!eth0"])]
 #[case(&["--devices", "a/b"], &["--devices", "'a/b'", "eth*"])]
 #[case(&["--max-flows", "0"], &["--max-flows", "'0'", "1 to 16777216"])]
+#[case(&["--max-memory", "12 Mb"], &["--max-memory", "'12 Mb'", "200Mi"])]
+#[case(&["--max-memory", "20Mi"], &["--max-memory 20Mi is too little", "the maps need", "raise it"])]
 #[case(&["--proxy-mode", "userspace"], &["--proxy-mode", "'userspace'", "ebpf"])]
 #[case(&["--log-level", "loud"], &["--log-level", "'loud'", "debug"])]
 #[case(&["--log-format", "xml"], &["--log-format", "'xml'", "json"])]

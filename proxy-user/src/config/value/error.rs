@@ -26,6 +26,9 @@ pub enum ValueError {
     /// Not a capacity.
     #[error("expected a number from 1 to {0}")]
     Capacity(u32),
+    /// Not a number of bytes.
+    #[error("expected a number of bytes, with Ki, Mi, Gi, k, M or G behind it or without, like 200Mi")]
+    Bytes,
     /// Not a pattern for uplinks.
     #[error("expected an interface name of at most 15 characters, with * and ? as wildcards, like eth*")]
     Uplinks,

@@ -13,7 +13,8 @@ use super::keys::Keys;
 
 type Flow = FlowEntry<[u8; 4]>;
 
-const ENTRIES: u32 = 3_000;
+/// Half as many keys as the old buckets have slots: this test moves no key to make room.
+const ENTRIES: u32 = 1_900;
 const OLD: u32 = 512;
 const NEW: u32 = 2_048;
 const SEED: u32 = 0x5eed;
