@@ -29,8 +29,8 @@ use super::mapping::Mapping;
 use super::segments::Segments;
 use super::{settings, sys, view};
 
-/// A table grows when more than one part in this many of its entries is in use.
-const PART: u32 = 2;
+/// After a growth, at most one entry in this many is in use.
+const ROOM: u32 = 4;
 /// Passes over the entries after which keys that packets keep changing are left in their old buckets until the next look.
 const PASSES: u32 = 64;
 
@@ -102,6 +102,12 @@ impl FlowGrowth {
     }
 }
 
+/// Returns the number of entries in use above which a table of this size grows: half of them, and a quarter of the first
+/// table, which new flows fill before a busy machine runs this thread again.
+const fn most_in_use(entries: u32) -> u32 {
+    entries / if entries <= names::FIRST_FLOWS { 4 } else { 2 }
+}
+
 impl Table {
     fn look<A: Address>(
         &mut self,
@@ -122,9 +128,8 @@ impl Table {
         if entries < limit && has_moved && hand > 0 {
             self.counted_at = Some(hand);
             let held = self.held::<A>(config, entries)?;
-            if held > entries / PART {
-                // So much that the table is half empty again.
-                entries = held.saturating_mul(2 * PART).next_power_of_two().clamp(2 * entries, limit.max(1));
+            if held > most_in_use(entries) {
+                entries = held.saturating_mul(ROOM).next_power_of_two().clamp(2 * entries, limit.max(1));
             }
         }
         let buckets = buckets_for(entries).max(size.searched[0]);
