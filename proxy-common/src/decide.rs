@@ -26,7 +26,7 @@ pub fn is_outside<A: Address>(by_uplink: bool, flags: u32, node: &NodeEntry<A>, 
     (by_uplink || flags & CONFIG_DETECT_LOCAL != 0) && !node.pods.contains(client)
 }
 
-/// Returns the frontend that a client dialled: an address of a Service, or a node port on an address of this node. Node
+/// Returns the frontend of an original destination: an address of a Service, or a node port on an address of this node. Node
 /// ports answer on addresses with `NODE_ADDR_PORTS` and no bits besides `on`, `NODE_ADDR_OWN` and `NODE_ADDR_INTERNAL`.
 /// Clients outside have an entry of their own if a policy distinguishes them.
 #[inline(always)]

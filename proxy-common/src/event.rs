@@ -16,7 +16,7 @@ pub struct Event {
     /// At a packet hook: address of the client as words in memory order; an IPv4 address is in the first word, the rest is
     /// zero. Else zero.
     pub client: [u32; 4],
-    /// Address that the client dialled, in the same form.
+    /// Original destination address, in the same form.
     pub frontend: [u32; 4],
     /// Address of the backend, in the same form; zero if there is none.
     pub backend: [u32; 4],
@@ -32,7 +32,7 @@ pub struct Event {
     pub device: u32,
     /// Port of the client, host byte order; 0 at a socket hook.
     pub client_port: u16,
-    /// Port that the client dialled, host byte order.
+    /// Original destination port, host byte order.
     pub frontend_port: u16,
     /// Port of the backend, host byte order.
     pub backend_port: u16,

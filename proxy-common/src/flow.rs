@@ -186,7 +186,7 @@ pub struct FlowEntry<A> {
     pub state: u64,
     /// Address of the client.
     pub client: A,
-    /// Address that the client dialled.
+    /// Original destination address.
     pub frontend: A,
     /// Address of the backend.
     pub backend: A,
@@ -194,7 +194,7 @@ pub struct FlowEntry<A> {
     pub source: A,
     /// Port of the client. All ports of the entry are in host byte order.
     pub client_port: u16,
-    /// Port that the client dialled.
+    /// Original destination port.
     pub frontend_port: u16,
     /// Port of the backend.
     pub backend_port: u16,

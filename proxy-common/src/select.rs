@@ -40,7 +40,7 @@ algorithms! {
     WeightedRoundRobin = 2, "wrr";
     /// Source hash: a client's address has one endpoint, by a Maglev table.
     SourceHash = 3, "sh";
-    /// Destination hash: the address that is dialled has one endpoint, by a Maglev table.
+    /// Destination hash: a destination address has one endpoint, by a Maglev table.
     DestinationHash = 4, "dh";
     /// Maglev: client, address and ports have one endpoint, the same on all nodes.
     Maglev = 5, "mh";

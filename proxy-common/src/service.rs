@@ -2,7 +2,7 @@
 
 use crate::Address;
 
-/// Key of `services`: a frontend, which clients dial, and a scope.
+/// Key of `services`: a frontend and a scope.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ServiceKey<A> {

@@ -3,17 +3,17 @@
 
 use crate::Address;
 
-/// Value of `socket_storage` (socket-local storage): the frontend that a connected socket dialled, and its backend. The
+/// Value of `socket_storage` (socket-local storage): the original destination of a connected socket, and its backend. The
 /// kernel frees it with the socket. Addresses are words in memory order; an IPv4 address is in the first word, and the
 /// others are zero.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketStorage {
-    /// The address that the application dialled.
+    /// The original destination address.
     pub frontend: [u32; 4],
     /// The address that the socket is connected to.
     pub backend: [u32; 4],
-    /// The port that the application dialled, host byte order.
+    /// The original destination port, host byte order.
     pub frontend_port: u16,
     /// The port that the socket is connected to, host byte order.
     pub backend_port: u16,
@@ -176,7 +176,7 @@ pub struct SocketKey<A: Address> {
 
 /// Frontend to backend: an unconnected UDP socket keeps its backend as long as the backend serves.
 pub const TO_BACKEND: u8 = 0;
-/// Backend to frontend: the application sees the address that it dialled.
+/// Backend to frontend: the application sees the original destination.
 pub const TO_FRONTEND: u8 = 1;
 
 impl<A: Address> SocketKey<A> {

@@ -168,7 +168,7 @@ pub(super) static CLOCK_WINDOW: PerCpuArray<ClockWindow, 2> = PerCpuArray::new()
 #[btf_map(name = "direct_seen")]
 pub(super) static DIRECT_SEEN: Array<u32, { 2 * DIRECT_WORDS as usize }> = Array::new();
 
-// The address that a connected socket dialled, and the backend that it was connected to. Written by `connect`; read by
+// The original destination of a connected socket, and the backend that replaced it. Written by `connect`; read by
 // `getpeername`, `recvmsg` and the socket iterator. A miss: the socket is connected to no Service. Socket-local storage:
 // the kernel frees it with the socket, and no other socket can evict it.
 #[btf_map(name = "socket_storage")]

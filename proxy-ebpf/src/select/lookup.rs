@@ -1,4 +1,4 @@
-//! Looks up the Service of the address that a client dialled.
+//! Looks up the Service of an original destination.
 
 use core::ptr::{from_ref, read_volatile};
 
@@ -35,8 +35,8 @@ pub fn service<M: Services>(maps: M, key: &ServiceKey<Words<M>>) -> Option<Servi
     None
 }
 
-/// Returns the frontend that a client dialled: an address of a Service itself, or a node port on an address of this node; see
-/// [`decide::frontend`].
+/// Returns the frontend of an original destination: an address of a Service itself, or a node port on an address of this
+/// node; see [`decide::frontend`].
 #[inline(always)]
 pub fn frontend<M: Services>(
     maps: M,

@@ -1,4 +1,4 @@
-//! Selection: from the address that a client dialled to the backend. The packet path and the socket path share it.
+//! Selection: from the original destination to the backend. The packet path and the socket path share it.
 
 pub mod affinity;
 pub mod backend;

@@ -103,7 +103,7 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     if is_denied { DENY } else { untranslated(maps, call, &orig_dst(call), Call::Send) }
 }
 
-/// Handles recvmsg(2), recvfrom(2) and getpeername(2): translates the address for the application back to the dialled
+/// Handles recvmsg(2), recvfrom(2) and getpeername(2): translates the address for the application back to the original
 /// address.
 #[inline(always)]
 pub fn restore<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
@@ -272,7 +272,7 @@ fn same_backend<S: Sockaddr, M: SocketMaps<S>>(
     })
 }
 
-/// Counts a connection of a socket. The call must still have the dialled address.
+/// Counts a connection of a socket. The call must still have the original destination.
 #[inline(always)]
 fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &ServiceEntry, backend: u32) {
     let service = entry.id;

@@ -1,5 +1,5 @@
-//! The address that a socket dialled and the backend that replaced it: in the socket's own storage if it is connected, else
-//! in `sockets`. The module `unconnected` is for unconnected UDP sockets.
+//! The original destination of a socket and the backend that replaced it: in the socket's own storage if it is connected,
+//! else in `sockets`. The module `unconnected` is for unconnected UDP sockets.
 
 use aya_ebpf::bindings::bpf_sock;
 use proxy_common::reason::Reason;
@@ -48,7 +48,7 @@ fn is_connected_to<F: Family>(storage: &SocketStorage, addr: &F::Words, port: u1
         && same(&storage.backend, &addr.words())
 }
 
-/// Stores what a connected socket dialled, and its backend.
+/// Stores the original destination of a connected socket, and its backend.
 #[inline(always)]
 pub fn connected<S: Sockaddr, M>(
     maps: M,

@@ -112,7 +112,7 @@ where
     if other.bits() & STATE_SNAT != 0 {
         return Step::Pass;
     }
-    // The flow may be direct itself: the client dials from the port that another of its connections has at the endpoint.
+    // The flow may be direct itself: the client connects from the port that another of its connections has at the endpoint.
     if is_closed(other.bits()) {
         // The ports of the closed flow are free for a direct connection of the client.
         other.remove();

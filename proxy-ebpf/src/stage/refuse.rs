@@ -1,6 +1,6 @@
 //! Answers to packets that cannot be forwarded: ICMP or ICMPv6 "port unreachable" if the destination has no endpoint
-//! (kube-proxy contract: no-endpoint verdicts), or "too big". The source of an answer is the dialled address; it leaves by
-//! the device on which the packet arrived.
+//! (kube-proxy contract: no-endpoint verdicts), or "too big". The source of an answer is the original destination; it leaves
+//! by the device on which the packet arrived.
 //!
 //! Most packets are quoted whole, also for a technical reason: a packet from a local virtual device may still lack its
 //! transport checksum (`CHECKSUM_PARTIAL`), and the kernel may fill it in later, inside the quote. The sum over a segment

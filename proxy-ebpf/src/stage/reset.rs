@@ -1,5 +1,5 @@
 //! The answer to a segment of a connection whose endpoint left a Service with removal policy `reset`: a TCP RST from the
-//! dialled address, sent out of the device on which the segment arrived. The segment is turned into the RST.
+//! original destination, sent out of the device on which the segment arrived. The segment is turned into the RST.
 //!
 //! A packet from a local virtual device may still lack its transport checksum (`CHECKSUM_PARTIAL`), and a program cannot
 //! test for that. The kernel then computes the checksum after this hook, from the value in the checksum field. So the

@@ -9,8 +9,8 @@
 //! nodes in turn; each round gives the ratios of consecutive measurements. If a packet socket is open on the node (as with
 //! `tcpdump`), every packet that a program sees is a clone.
 //!
-//! The same traffic is measured to an endpoint: a socket program has translated such a connection, or the client dials the
-//! endpoint itself. No packet of it is translated.
+//! The same traffic is measured to an endpoint: a socket program has translated such a connection, or the client connects to
+//! the endpoint itself. No packet of it is translated.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

@@ -10,7 +10,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tower::service_fn;
 
-use super::dial::Address;
+use super::connect::Address;
 use super::files::Files;
 use super::servers::{Servers, SetupError};
 use crate::model::ApiServers;

@@ -14,7 +14,7 @@ use http::Uri;
 use tracing::warn;
 
 use super::client::Connection;
-use super::dial::Address;
+use super::connect::Address;
 use super::servers::Servers;
 use crate::model::net::Protocol;
 use crate::model::{EndpointSlice, Event, Key, Listing, Object, Service, ServiceName, SliceName};

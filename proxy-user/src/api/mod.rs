@@ -1,9 +1,9 @@
 //! Reads Kubernetes objects from an API server, and converts them to the agent's model.
 
 pub mod client;
+pub mod connect;
 pub mod convert;
 pub mod credentials;
-pub mod dial;
 pub mod direct;
 pub mod files;
 mod frames;

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
-use super::dial::Address;
+use super::connect::Address;
 use crate::model::ApiServers;
 use crate::model::problem::chain;
 
@@ -200,7 +200,7 @@ fn until(mut renewed: watch::Receiver<()>, body: Body) -> Answer {
 impl Server {
     fn new(config: &Config, address: Address) -> Result<Self, SetupError> {
         let url = address.url.to_string();
-        match address.dial(config) {
+        match address.client(config) {
             Ok(client) => Ok(Self { address, url, client }),
             Err(source) => Err(SetupError { server: url, source: Box::new(source) }),
         }

@@ -281,7 +281,7 @@ pub struct Line {
     process: Option<String>,
     /// Socket calls: cookie of the network namespace.
     netns: Option<u64>,
-    /// Address and port that the client dialled.
+    /// Address and port of the original destination.
     frontend: Option<SocketAddr>,
     /// Address and port of the selected endpoint.
     backend: Option<SocketAddr>,

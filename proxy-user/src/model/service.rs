@@ -125,7 +125,7 @@ pub struct ServicePort {
     pub name: Name,
     /// Its protocol.
     pub protocol: Protocol,
-    /// The port that clients dial; not 0.
+    /// The port that clients connect to; not 0.
     pub port: u16,
     /// `nodePort`; 0: none.
     pub node_port: u16,

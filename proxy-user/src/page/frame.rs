@@ -115,8 +115,8 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serd
         .collect();
     let keys: BTreeMap<u32, &str> =
         chosen.iter().zip(&rows).map(|(service, row)| (service.id, row.key.as_str())).collect();
-    let dialled = |client| Some(FrontendRows { client, service: keys.get(&client.service).copied()? });
-    let clients = look.clients.iter().filter_map(dialled).take(CLIENTS).collect();
+    let with_key = |client| Some(FrontendRows { client, service: keys.get(&client.service).copied()? });
+    let clients = look.clients.iter().filter_map(with_key).take(CLIENTS).collect();
     let time = look.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
     let shown = look.problems.len().min(PROBLEMS);
     serde_json::to_string(&Frame {

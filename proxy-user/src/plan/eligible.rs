@@ -25,7 +25,7 @@ pub struct Wanted {
 impl Wanted {
     /// Returns the sets that the policies need. The external policy of a port without an external address does not matter.
     /// A port with an external address needs the cluster set even if that policy is Local: the policy does not apply to
-    /// clients inside the cluster that dial an external address.
+    /// clients inside the cluster that connect to an external address.
     pub const fn new(internal_is_local: bool, external_is_local: bool, is_external: bool) -> Self {
         Self {
             cluster: !internal_is_local || is_external,

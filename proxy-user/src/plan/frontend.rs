@@ -25,7 +25,7 @@ pub fn frontends(
     dsr: bool,
 ) -> SortedMap<Frontend, FrontendPlan> {
     let mut all = SortedMap::new();
-    for (kind, address, number) in dialled(service, port, family) {
+    for (kind, address, number) in frontend_addresses(service, port, family) {
         let frontend = Frontend { address, port: number, protocol: port.protocol, scope: Scope::Internal };
         if all.contains_key(&frontend) {
             continue;
@@ -51,8 +51,8 @@ pub fn frontends(
     all
 }
 
-/// Returns the kind, address and port of everything that clients may dial.
-fn dialled(
+/// Returns the kind, address and port of each frontend.
+fn frontend_addresses(
     service: &Service,
     port: &ServicePort,
     family: IpFamily,

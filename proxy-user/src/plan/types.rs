@@ -65,7 +65,7 @@ pub enum FrontendKind {
     ExternalIp,
 }
 
-/// A frontend: the address, port and protocol that a client dials.
+/// A frontend: the address, port and protocol that a client connects to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Frontend {
     /// Its address; unspecified (`0.0.0.0`, `::`) stands for the addresses of the node.

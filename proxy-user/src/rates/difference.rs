@@ -84,13 +84,13 @@ impl Step<'_> {
         let mut services: Vec<_> = names
             .iter()
             .filter_map(|(id, name)| {
-                let (dialled, endpoints) = (frontends.remove(id), endpoints.remove(id));
+                let (addresses, endpoints) = (frontends.remove(id), endpoints.remove(id));
                 let mut endpoints = endpoints.unwrap_or_default();
-                if !self.only_totals && dialled.is_none() && endpoints.is_empty() {
+                if !self.only_totals && addresses.is_none() && endpoints.is_empty() {
                     // The Service port was removed; its name stays while its id is in quarantine.
                     return None;
                 }
-                let (dialled, algorithm) = dialled.unwrap_or_default();
+                let (addresses, algorithm) = addresses.unwrap_or_default();
                 endpoints.sort_by_key(|row| row.address);
                 share(&mut endpoints);
                 let failures = refused.remove(id).unwrap_or_default();
@@ -99,7 +99,7 @@ impl Step<'_> {
                     service: name.to_string(),
                     protocol: name.protocol.to_string(),
                     family: name.family.to_string(),
-                    frontends: dialled.into_iter().collect(),
+                    frontends: addresses.into_iter().collect(),
                     algorithm,
                     rates: Traffic { failures: failures.values().sum(), ..self.traffic(*id, name) },
                     connections: Self::stats(self.after, *id).connections,

@@ -82,7 +82,7 @@ impl Node {
     }
 
     /// Sends an HTTP request to `address` from a process in the node's cgroup, and returns the reply, which may be empty.
-    pub fn dial(&self, address: SocketAddr) -> Result<String> {
+    pub fn http_get(&self, address: SocketAddr) -> Result<String> {
         let (host, port) = (address.ip(), address.port());
         // An API server answers a request without TLS, and resets the connection: a failure of `cat` is ignored.
         let script = format!(

@@ -105,7 +105,7 @@ pub fn found(node: &Node) -> Result<Table> {
     // A name may stay in the maps for a while after its Service was removed; an active backend may not.
     let orig_dst: BTreeSet<_> = maps.services()?.iter().map(|row| row.service).collect();
     for (id, backends) in &of_port {
-        ensure!(orig_dst.contains(id), "{:?} cannot be dialled, but has {backends:?}", names.get(id));
+        ensure!(orig_dst.contains(id), "{:?} has no frontend, but has {backends:?}", names.get(id));
     }
     Ok(table)
 }

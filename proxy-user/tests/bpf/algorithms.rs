@@ -89,7 +89,7 @@ fn by_source(family: Family, harness: &mut Harness) {
     assert_eq!(used.len(), 3);
     let service = serve(family, harness, Algorithm::DestinationHash as u8, 100);
     let pods: BTreeSet<_> = (1..40).map(|host| ask(harness, &service, family.client(host, 9_000))).collect();
-    assert_eq!(pods.len(), 1, "one address was dialled");
+    assert_eq!(pods.len(), 1, "there is one original destination");
 }
 
 fn same_everywhere(family: Family, harness: &mut Harness) {

@@ -273,7 +273,8 @@ fn direct_tcp(family: Family, harness: &mut Harness) {
     direct(family, harness, TCP);
 }
 
-/// From one port, a client connects to a backend by a Service and directly. Each answer must come from the dialled address.
+/// From one port, a client connects to a backend by a Service and directly. Each answer must come from the original
+/// destination.
 fn direct(family: Family, harness: &mut Harness, proto: u8) {
     let (frontend, pod) = (family.frontend(1, 80), family.pod(1, 8080));
     harness.serve(&[Service::new(7, proto, frontend, &[pod])]);

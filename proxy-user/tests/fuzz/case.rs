@@ -169,8 +169,8 @@ fn outer(scenario: &Scenario, packet: &[u8], location: u8, about: u8) -> Outer {
         6 => Location::NodeToo,
         _ => Location::External,
     };
-    let dialled = ends(packet).map(|(_, dst, proto, _)| (dst.port(), proto));
-    let service = scenario.services.iter().find(|s| dialled == Some((s.frontend.port(), s.proto)));
+    let orig_dst = ends(packet).map(|(_, dst, proto, _)| (dst.port(), proto));
+    let service = scenario.services.iter().find(|s| orig_dst == Some((s.frontend.port(), s.proto)));
     let endpoints = service.map_or(&[][..], |service| &service.endpoints);
     let wanted = endpoints.get(usize::from(location >> 2) % endpoints.len().max(1));
     let number = wanted.map_or(7, |endpoint| number_of(endpoint.addr));
@@ -249,8 +249,8 @@ fn fresh(record: &mut Bytes<'_>, scenario: &Scenario) -> Vec<u8> {
     let src = SocketAddr::new(of(client), src_port);
     let service = scenario.services.get(usize::from(what) % scenario.services.len().max(1));
     let (proto, dst) = match (what >> 3, service) {
-        (0..=19, Some(service)) => (service.proto, dialled(scenario, service, port)),
-        (20, Some(service)) => (record.pick(&[TCP, UDP, SCTP]), dialled(scenario, service, port)),
+        (0..=19, Some(service)) => (service.proto, orig_dst(scenario, service, port)),
+        (20, Some(service)) => (record.pick(&[TCP, UDP, SCTP]), orig_dst(scenario, service, port)),
         (21..=23, Some(Service { proto, endpoints, .. })) if !endpoints.is_empty() => {
             (*proto, endpoints[usize::from(port) % endpoints.len()].addr)
         }
@@ -283,8 +283,8 @@ fn fresh(record: &mut Bytes<'_>, scenario: &Scenario) -> Vec<u8> {
     shaped(record, forge, scenario.is_calm).bytes()
 }
 
-/// Returns the address and port that a client of the Service dials.
-fn dialled(scenario: &Scenario, service: &Service, byte: u8) -> SocketAddr {
+/// Returns the address and port that a client of the Service sends to.
+fn orig_dst(scenario: &Scenario, service: &Service, byte: u8) -> SocketAddr {
     match service.kind {
         Kind::NodePort => {
             // A packet to the address of another node arrives encapsulated from there.

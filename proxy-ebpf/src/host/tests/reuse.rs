@@ -1,5 +1,5 @@
 //! A client that uses few source ports for connections to a Service and directly to its endpoint: each packet must get to the
-//! connection that it belongs to, also if the client dials from a port that the endpoint has seen before.
+//! connection that it belongs to, also if the client connects from a port that the endpoint has seen before.
 
 use proxy_common::conntrack::{is_closed, tcp};
 use proxy_common::flow::STATE_DIRECT;
@@ -42,7 +42,7 @@ struct Connection<F: Net> {
 
 impl<F: Net> Connection<F> {
     /// Sends a SYN.
-    fn dial(maps: HostMaps<F>, client_port: u16, dst: End<F>, numbers: [u32; 2]) -> Self {
+    fn send_syn(maps: HostMaps<F>, client_port: u16, dst: End<F>, numbers: [u32; 2]) -> Self {
         let mut connection = Self { maps, client: client_port, dst, seen: 0, numbers };
         connection.seen = connection.sends(SYN);
         connection
@@ -50,7 +50,7 @@ impl<F: Net> Connection<F> {
 
     /// Sends a SYN, and completes the handshake.
     fn open(maps: HostMaps<F>, client_port: u16, dst: End<F>, numbers: [u32; 2]) -> Self {
-        let connection = Self::dial(maps, client_port, dst, numbers);
+        let connection = Self::send_syn(maps, client_port, dst, numbers);
         connection.gets(SYN_ACK);
         connection.exchanges();
         connection
@@ -93,8 +93,8 @@ impl<F: Net> Connection<F> {
 const A: u16 = 4000;
 
 /// The client has a connection through the Service and a direct one from one port, so the endpoint sees the second one with
-/// another port. Both end, and the client dials the endpoint from that port.
-fn a_port_that_was_chosen<F: Net>(end: Shape) {
+/// another port. Both end, and the client connects to the endpoint from that port.
+fn reuse_after_both_ended<F: Net>(end: Shape) {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (frontend, backend) = (frontend::<F>(), backend::<F>());
     let service = Connection::open(maps, A, frontend, [10 << 24, 20 << 24]);
@@ -114,10 +114,10 @@ fn a_port_that_was_chosen<F: Net>(end: Shape) {
 }
 
 #[test]
-fn a_client_dials_from_a_port_that_was_chosen_for_it() {
+fn a_port_that_the_endpoint_saw_is_reused_after_both_connections_ended() {
     for end in [RST, FIN] {
-        a_port_that_was_chosen::<V4>(end);
-        a_port_that_was_chosen::<V6>(end);
+        reuse_after_both_ended::<V4>(end);
+        reuse_after_both_ended::<V6>(end);
     }
 }
 
@@ -145,7 +145,7 @@ fn a_port_in_use<F: Net>() {
 }
 
 #[test]
-fn a_client_dials_from_a_port_that_its_direct_flow_has() {
+fn a_port_of_an_open_direct_flow_is_translated_again() {
     a_port_in_use::<V4>();
     a_port_in_use::<V6>();
 }
@@ -180,7 +180,7 @@ fn a_port_of_an_older_connection<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
     let (frontend, backend) = (frontend::<F>(), backend::<F>());
     Connection::open(maps, A, frontend, [10 << 24, 20 << 24]);
-    let younger = Connection::dial(maps, A, backend, [30 << 24, 0]);
+    let younger = Connection::send_syn(maps, A, backend, [30 << 24, 0]);
     let older = Connection { client: younger.seen, numbers: [50 << 24, 60 << 24], ..younger };
     older.gets(ACK);
     assert!(live(maps).iter().any(|flow| {
@@ -207,7 +207,7 @@ fn a_socket_in_time_wait<F: Net>() {
     let direct = Connection::open(maps, A, backend, [30 << 24, 40 << 24]);
     direct.close(FIN);
     service.close(FIN);
-    let younger = Connection::dial(maps, A, frontend, [5 << 24, 20 << 24]);
+    let younger = Connection::send_syn(maps, A, frontend, [5 << 24, 20 << 24]);
     assert_eq!(younger.seen, A);
     younger.gets(ACK);
     assert_eq!(younger.sends(RST), A, "the RST ends the socket");

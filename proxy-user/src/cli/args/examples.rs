@@ -101,9 +101,12 @@ pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
     (
         "explain",
         &[
-            ("A pod of this node dials a Service", "ballast explain pod svc/web:http"),
-            ("A process on this node dials an address", "ballast explain host 10.96.0.10:53/udp"),
-            ("A client outside dials a node port", "ballast explain 198.51.100.9 192.0.2.1:30080 -o wide"),
+            ("A pod of this node connects to a Service", "ballast explain pod svc/web:http"),
+            ("A process on this node connects to an address", "ballast explain host 10.96.0.10:53/udp"),
+            (
+                "A client outside connects to a node port",
+                "ballast explain 198.51.100.9 192.0.2.1:30080 -o wide",
+            ),
         ],
     ),
     (

@@ -14,7 +14,7 @@ use crate::cli::question;
 /// `ballast service ...`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ServiceCommand {
-    /// List the frontends of Services (addresses that clients dial), one per line.
+    /// List the frontends of Services (addresses that clients connect to), one per line.
     #[command(visible_alias = "ls")]
     List(ServiceListArgs),
     /// Show Services in full: addresses, endpoints, connections, refusals, problems.

@@ -127,7 +127,7 @@ pub enum KubectlCommand {
 /// `kubectl ballast service ...`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum MergedServiceCommand {
-    /// List the frontends of Services (addresses that clients dial), one per line, and mark nodes that differ.
+    /// List the frontends of Services (addresses that clients connect to), one per line, and mark nodes that differ.
     #[command(visible_alias = "ls")]
     List {
         /// Output format.

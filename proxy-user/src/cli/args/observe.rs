@@ -79,8 +79,8 @@ pub struct ExplainArgs {
     /// pod/NAMESPACE/NAME, which is read from the API server.
     #[arg(value_name = "CLIENT", add = candidates::clients())]
     pub client: ClientArg,
-    /// The address that the client dials, like `10.96.0.10:80` or `[fd00::1]:53/udp`, or a Service: NAME, NAMESPACE/NAME,
-    /// svc/NAME or service/NAME, with :PORT (a name or number) if it has several ports.
+    /// The address that the client connects to, like `10.96.0.10:80` or `[fd00::1]:53/udp`, or a Service: NAME,
+    /// NAMESPACE/NAME, svc/NAME or service/NAME, with :PORT (a name or number) if it has several ports.
     #[arg(value_name = "DESTINATION", add = candidates::services())]
     pub destination: DestinationArg,
 }

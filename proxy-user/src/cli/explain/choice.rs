@@ -106,7 +106,7 @@ const fn manner(how: Algorithm) -> &'static str {
         Algorithm::Random => "randomly",
         Algorithm::RoundRobin | Algorithm::WeightedRoundRobin => "in turn (round robin)",
         Algorithm::SourceHash => "by a hash of the client's address",
-        Algorithm::DestinationHash => "by a hash of the dialled address",
+        Algorithm::DestinationHash => "by a hash of the destination address",
         Algorithm::Maglev => "by a hash of addresses and ports (Maglev)",
         Algorithm::LeastConnections => "the one of two random ones with fewer open connections",
         Algorithm::WeightedLeastConnections => {

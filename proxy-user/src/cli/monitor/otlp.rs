@@ -1,7 +1,7 @@
 //! Events as OpenTelemetry log records.
 //!
-//! Attributes have names of OpenTelemetry's semantic conventions if there are any; other names begin with `ballast.`. `source`
-//! is the client, and `destination` the frontend that it dialled; the endpoint is `ballast.endpoint`.
+//! Attributes have names of OpenTelemetry's semantic conventions if there are any; other names begin with `ballast.`.
+//! `source` is the client, and `destination` the frontend that it connected to; the endpoint is `ballast.endpoint`.
 
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -29,13 +29,13 @@ pub(super) const STATE: [u16; 3] = [4, 1, 1];
 const ALIVE: std::ops::RangeInclusive<u8> = 1..=5;
 pub(super) const TCP: u8 = 6;
 
-/// Returns the dialled address of each TCP connection that is alive and whose destination netfilter translates.
+/// Returns the original destination of each TCP connection that is alive and whose destination netfilter translates.
 pub fn translated() -> io::Result<Vec<SocketAddr>> {
     let answers = list(Message::new(CONNTRACK, GET, ANY_FAMILY))?;
-    Ok(answers.iter().filter_map(|message| dialled(&message.body)).collect())
+    Ok(answers.iter().filter_map(|message| original_destination(&message.body)).collect())
 }
 
-fn dialled(entry: &[u8]) -> Option<SocketAddr> {
+fn original_destination(entry: &[u8]) -> Option<SocketAddr> {
     let status = u32::from_be_bytes(*find(entry, STATUS)?.first_chunk()?);
     let state = *find_below(entry, &STATE)?.first()?;
     let tuple = find(entry, ORIGINAL)?;
@@ -74,11 +74,11 @@ mod tests {
     }
 
     #[test]
-    fn only_living_translated_tcp_counts() {
-        assert_eq!(dialled(&entry(IS_DNAT | 1, 3, TCP)), Some("10.96.0.1:443".parse().unwrap()));
-        assert_eq!(dialled(&entry(1, 3, TCP)), None, "not translated");
-        assert_eq!(dialled(&entry(IS_DNAT, 7, TCP)), None, "TIME_WAIT");
-        assert_eq!(dialled(&entry(IS_DNAT, 3, 17)), None, "UDP");
-        assert_eq!(dialled(&[]), None);
+    fn only_translated_tcp_that_has_not_ended_has_an_original_destination() {
+        assert_eq!(original_destination(&entry(IS_DNAT | 1, 3, TCP)), Some("10.96.0.1:443".parse().unwrap()));
+        assert_eq!(original_destination(&entry(1, 3, TCP)), None, "not translated");
+        assert_eq!(original_destination(&entry(IS_DNAT, 7, TCP)), None, "TIME_WAIT");
+        assert_eq!(original_destination(&entry(IS_DNAT, 3, 17)), None, "UDP");
+        assert_eq!(original_destination(&[]), None);
     }
 }

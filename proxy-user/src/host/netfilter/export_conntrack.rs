@@ -81,7 +81,7 @@ impl Stage {
 pub struct Connection {
     /// The client.
     pub client: SocketAddr,
-    /// The address that the client dialled.
+    /// The original destination.
     pub frontend: SocketAddr,
     /// The backend that answers.
     pub backend: SocketAddr,

@@ -89,7 +89,7 @@ pub struct FlowRow {
     pub protocol: Transport,
     /// Address and port of the client.
     pub client: SocketAddr,
-    /// Address and port that the client dialled.
+    /// Address and port of the original destination.
     pub frontend: SocketAddr,
     /// Address and port of the endpoint.
     pub backend: SocketAddr,

@@ -137,11 +137,11 @@ impl View {
     /// Returns the frontends, in order of id and address, with the ids of the backends of each. Entries that are only about
     /// an address are left out.
     pub fn services(&self) -> Result<Vec<FrontendRow>, ViewError> {
-        self.dialled().map(|dialled| dialled.rows)
+        self.frontend_rows().map(|frontends| frontends.rows)
     }
 
     /// Returns the frontends, and the entries that [`View::services`] leaves out.
-    fn dialled(&self) -> Result<FrontendRows, ViewError> {
+    fn frontend_rows(&self) -> Result<FrontendRows, ViewError> {
         let mut entries = self.frontends::<[u8; 4]>(map::SERVICES)?;
         let mut entries6 = self.frontends::<[u8; 16]>(map::SERVICES6)?;
         let mut unmanaged = Vec::new();
@@ -306,7 +306,7 @@ impl View {
     /// Reads everything about Services.
     pub fn snapshot(&self) -> Result<Snapshot, ViewError> {
         let names = self.names()?;
-        let FrontendRows { rows: frontends, addresses, unmanaged } = self.dialled()?;
+        let FrontendRows { rows: frontends, addresses, unmanaged } = self.frontend_rows()?;
         let backends = self.backends()?;
         let ids: BTreeSet<u32> =
             names.keys().copied().chain(frontends.iter().map(|row| row.service)).collect();

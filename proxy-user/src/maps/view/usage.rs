@@ -94,8 +94,8 @@ impl View {
         flows: &FlowCounts,
     ) -> Result<Option<u32>, ViewError> {
         let frontends = |v6: bool| {
-            let dialled = snapshot.frontends.iter().filter(|row| row.address.is_ipv6() == v6).count();
-            dialled + snapshot.addresses[usize::from(v6)]
+            let served = snapshot.frontends.iter().filter(|row| row.address.is_ipv6() == v6).count();
+            served + snapshot.addresses[usize::from(v6)]
         };
         let backends = |v6: bool| snapshot.backends.values().filter(|row| row.socket.is_ipv6() == v6).count();
         let used = match name {

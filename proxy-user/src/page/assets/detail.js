@@ -61,9 +61,9 @@ export function detail(place, close) {
       say(about, picture.isWaiting ? WAITING : "This Service is not programmed.");
       return;
     }
-    const dialled = one.frontends.length > 0 ? `${one.frontends.join(", ")} · ` : "";
+    const frontends = one.frontends.length > 0 ? `${one.frontends.join(", ")} · ` : "";
     const where = picture.nodes.length > 1 ? ` · on ${plural(one.nodes, "node")}` : "";
-    say(about, `${dialled}${one.protocol} ${one.family} · ${one.algorithm} · ${whole(one.connections)} connections in total${where}`);
+    say(about, `${frontends}${one.protocol} ${one.family} · ${one.algorithm} · ${whole(one.connections)} connections in total${where}`);
     const why = [...one.failures].sort((a, b) => b[1] - a[1]).map(([reason, value]) => `${reason} ${rate(value)}/s`);
     say(failures, why.length > 0 ? `Failures: ${why.join(", ")}` : "");
     failures.hidden = why.length === 0;

@@ -137,7 +137,7 @@ fn the_problems_of_service_and_slices_are_the_plans() {
              routable address",
         ]
     );
-    assert!(plan.ports.is_empty(), "without an address there is nothing to dial");
+    assert!(plan.ports.is_empty(), "without an address there is no frontend");
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn source_ranges_let_the_node_in_by_its_own_address_only() {
     };
     // The list accepts 192.0.2.0/24; cni0 has an address in this range, but the node's own address is another one.
     assert!(cluster.apply(machine(&["10.7.0.1", "192.0.2.1"])).contains(&web));
-    assert!(!lets_in(&cluster), "a process of the node dials from 10.7.0.1");
+    assert!(!lets_in(&cluster), "a process of the node connects from 10.7.0.1");
     let node =
         |address: &str| NodeView { internal_ips: vec![address.parse().unwrap()], ..NodeView::new("n1") };
     assert!(cluster.apply(Event::Apply(Object::Node(node("192.0.2.1")))).contains(&web), "planned again");

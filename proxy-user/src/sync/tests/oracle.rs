@@ -152,7 +152,7 @@ pub fn resolve(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) -> 
     let table = contents.maglev.get(&(2 * entry.id + u32::from(entry.flags & 4 != 0)));
     assert!(table.is_none_or(|table| table.current.words != 0), "{key} has a table that is not whole");
     let needs = HASHES.contains(&entry.algorithm) || entry.flags & 32 != 0;
-    for at in dialled(contents, key) {
+    for at in destinations(contents, key) {
         assert!(bit(contents, frontend_bit(&at)), "no filter bit for {key} at {at}");
     }
     assert!(entry.flags & 8 != 0 || entry.ranges == 0, "{key} has source ranges without a flag");
@@ -182,7 +182,7 @@ fn check_weights(contents: &Contents, key: &FrontendKey, entry: &ServiceEntry) {
 }
 
 /// Returns the destinations of packets to a frontend: for a node port, every address on which it answers.
-fn dialled(contents: &Contents, key: &FrontendKey) -> Vec<FrontendKey> {
+fn destinations(contents: &Contents, key: &FrontendKey) -> Vec<FrontendKey> {
     if !key.addr.is_unspecified() {
         return vec![*key];
     }

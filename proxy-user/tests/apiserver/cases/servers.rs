@@ -124,7 +124,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
     let folder = folder.to_str().context("no text")?.to_owned();
 
     // A node boots while its API server does not answer: no server listens on port 1.
-    ensure!(node.dial(vip()?).is_err(), "there is no such address yet");
+    ensure!(node.http_get(vip()?).is_err(), "there is no such address yet");
     let dead = format!("https://{ADDRESS}:1");
     let mut agent = node.start_with(&kubeconfig, &["--manifests", &folder, "--master", &dead])?;
     agent.says(&["static Services programmed"])?;
@@ -196,7 +196,7 @@ pub fn control_plane_address(control: &mut ControlPlane, node: &Node) -> Result<
 
 /// Whether a process of the node reaches an API server at the address; an error if another server answers.
 fn reaches(node: &Node) -> Result<bool> {
-    match node.dial(vip()?) {
+    match node.http_get(vip()?) {
         Ok(answer) => {
             ensure!(answer.contains(ANSWER), "{answer}");
             Ok(true)
@@ -229,7 +229,8 @@ fn through_a_relay(control: &ControlPlane, node: &Node) -> Result<()> {
     agent.says(&[" WARN ", "the Service `kubernetes`", "--master"])?;
     let direct = format!("ballast_api_server{{server=\"https://{ADDRESS}:{PORT}/\"}}");
     ensure!(agent.metric(&direct)? == "0");
-    // The API server's certificate is valid for the cluster address, which TLS verifies also if the agent dials the endpoint.
+    // The API server's certificate is valid for the cluster address, which TLS verifies also if the agent connects to the
+    // endpoint.
     drop(relay);
     change(control, "10.1.7.2")?;
     eventually(PATIENCE, || {

@@ -1,4 +1,4 @@
-//! The first packet of a flow: what the client dialled, whether it may, the endpoint, and the source address.
+//! The first packet of a flow: the original destination, whether the client may use it, the endpoint, and the source address.
 
 use std::net::{IpAddr, SocketAddr};
 

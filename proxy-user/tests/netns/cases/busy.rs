@@ -21,7 +21,7 @@ use crate::manifest::{Family, cluster_ip, pod_ip};
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 
 pub const CASES: &[Case] = &[
-    Case { name: "busy::a_port_that_was_chosen_is_dialled_from", wish: WISH, run: chosen },
+    Case { name: "busy::a_source_port_that_the_endpoint_saw_can_be_reused", wish: WISH, run: chosen },
     Case { name: "busy::few_ports_on_all_paths_in_any_order", wish: WISH, run: any_order },
 ];
 
@@ -93,18 +93,18 @@ impl Connection {
     /// Connects from a port, and asks the endpoint which port it sees. Returns `None` if the client's own kernel still has a
     /// connection with these ports.
     fn open(from: IpAddr, port: u16, to: SocketAddr) -> Result<Option<Self>> {
-        let dial = || -> io::Result<TcpStream> {
+        let connect = || -> io::Result<TcpStream> {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
             socket.set_reuse_address(true)?;
             socket.bind(&SocketAddr::new(from, port).into())?;
             socket.connect_timeout(&to.into(), PATIENCE)?;
             Ok(socket.into())
         };
-        let stream = match dial() {
+        let stream = match connect() {
             Err(error) if matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable) => {
                 return Ok(None);
             }
-            dialled => dialled.with_context(|| format!("{port} dials {to}"))?,
+            connected => connected.with_context(|| format!("{port} connects to {to}"))?,
         };
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_nodelay(true)?;
@@ -176,8 +176,8 @@ fn run(fixture: &Fixture, client: fn(Family, [SocketAddr; 3]) -> Result<()>) -> 
     Ok(())
 }
 
-/// While a connection through the Service exists, a direct one from the same port gets another port at the endpoint. Both end,
-/// and the client dials the endpoint from that port.
+/// While a connection through the Service exists, a direct one from the same port gets another port at the endpoint. Both
+/// end, and the client connects to the endpoint from that port.
 fn chosen(fixture: &Fixture) -> Result<()> {
     run(fixture, |family, [cluster, node, direct]| {
         for (service, port) in [(cluster, 42_000), (node, 42_100)] {
@@ -223,13 +223,13 @@ fn any_order(fixture: &Fixture) -> Result<()> {
 
 fn in_any_order(family: Family, paths: [SocketAddr; 3], random: &mut Random) -> Result<()> {
     let (mut open, mut seen) = (Vec::<Connection>::new(), VecDeque::new());
-    let (mut dialled, mut moved, mut from_seen, begun) = (0, 0, 0, Instant::now());
+    let (mut opened, mut moved, mut from_seen, begun) = (0, 0, 0, Instant::now());
     while begun.elapsed() < LASTS {
         if open.len() < OPEN && random.below(3) != 0 {
             let ports: Vec<u16> = PORTS.into_iter().chain(seen.iter().copied()).collect();
             let (port, to) = (random.pick(&ports), random.pick(&paths));
             let Some(connection) = Connection::open(client_ip(family), port, to)? else { continue };
-            (dialled, from_seen) = (dialled + 1, from_seen + usize::from(!PORTS.contains(&port)));
+            (opened, from_seen) = (opened + 1, from_seen + usize::from(!PORTS.contains(&port)));
             if connection.seen != port {
                 moved += 1;
                 seen.push_back(connection.seen);
@@ -249,8 +249,8 @@ fn in_any_order(family: Family, paths: [SocketAddr; 3], random: &mut Random) -> 
     }
     open.iter_mut().try_for_each(Connection::is_still_answered)?;
     ensure!(
-        dialled > 50 && moved > 5 && from_seen > 10,
-        "{dialled} connections, {moved} of them as another port, {from_seen} from such a port"
+        opened > 50 && moved > 5 && from_seen > 10,
+        "{opened} connections, {moved} of them as another port, {from_seen} from such a port"
     );
     Ok(())
 }

@@ -121,7 +121,7 @@ fn refuses(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Tests connections of only one client: the processes of one node, like those that dial the API servers at an address
+/// Tests connections of only one client: the processes of one node, like those that connect to the API servers at an address
 /// that Ballast serves.
 fn alone(fixture: &Fixture) -> Result<()> {
     /// In this time, failures start a skip of 1 s, of 4 s, and of 16 s.

@@ -116,14 +116,14 @@ fn pair(fixture: &Fixture, client: &Space, family: Family) -> Result<(UdpSocket,
     // The previous socket may still be closing: see `is_refused`.
     let endpoint =
         eventually(SOON, || fixture.in_pod(0, || Ok(UdpSocket::bind((pod_ip(family, 0), 7071))?)))?;
-    let dials = client.inside(|| Ok(UdpSocket::bind(any)?))?;
-    for socket in [&endpoint, &dials] {
+    let client_socket = client.inside(|| Ok(UdpSocket::bind(any)?))?;
+    for socket in [&endpoint, &client_socket] {
         socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     }
-    dials.connect(to)?;
+    client_socket.connect(to)?;
     let (mut text, end) = ([0; 16], Instant::now() + SOON);
     loop {
-        dials.send(b"hello")?;
+        client_socket.send(b"hello")?;
         match endpoint.recv_from(&mut text) {
             Ok((_, from)) => {
                 endpoint.connect(from)?;
@@ -134,8 +134,8 @@ fn pair(fixture: &Fixture, client: &Space, family: Family) -> Result<(UdpSocket,
         }
     }
     endpoint.send(b"hello")?;
-    dials.recv(&mut text).context("no answer")?;
-    Ok((dials, endpoint))
+    client_socket.recv(&mut text).context("no answer")?;
+    Ok((client_socket, endpoint))
 }
 
 /// Sends to a closed socket, and checks that the error arrives. This may take a while: if another thread starts a
@@ -161,16 +161,16 @@ fn high_port(fixture: &Fixture) -> Result<()> {
             }
         };
         // The endpoint gets an error after the client has closed its socket.
-        let (dials, endpoint) = pair(fixture, &fixture.client_space, family)?;
-        drop(dials);
+        let (client_socket, endpoint) = pair(fixture, &fixture.client_space, family)?;
+        drop(client_socket);
         refused("the client is gone", &endpoint);
         drop(endpoint);
         // The client gets an error after the endpoint has closed its socket.
-        let (dials, endpoint) = pair(fixture, &fixture.client_space, family)?;
+        let (client_socket, endpoint) = pair(fixture, &fixture.client_space, family)?;
         drop(endpoint);
-        refused("the endpoint is gone", &dials);
+        refused("the endpoint is gone", &client_socket);
         // The endpoint learns the MTU of the client's link.
-        let (_dials, endpoint) = pair(fixture, &far, family)?;
+        let (_client, endpoint) = pair(fixture, &far, family)?;
         never_cut(&endpoint, family)?;
         endpoint.send(&[b'x'; 1400])?;
         let knows = eventually(Duration::from_secs(5), || {

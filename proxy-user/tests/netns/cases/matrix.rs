@@ -1,4 +1,5 @@
-//! Who dials what, under which policy, with which endpoints: every combination, by TCP and UDP, in both families.
+//! Which client connects to what, under which policy, with which endpoints: every combination, by TCP and UDP, in both
+//! families.
 //!
 //! The reference is kube-proxy's own table (`pkg/proxy/nftables/proxier_test.go`: `TestNoEndpointsReject`,
 //! `TestExternalTrafficPolicyLocal`, `TestInternalTrafficPolicy`, `TestInternalExternalMasquerade`), except for the
@@ -20,7 +21,7 @@ use crate::manifest::{Family, cluster_ip, pod_ip};
 use crate::peer::{Attempt, Failure, Kind, Peer, Seen};
 
 pub const CASES: &[Case] = &[Case {
-    name: "matrix::who_dials_what_under_which_policy",
+    name: "matrix::clients_reach_exactly_the_endpoints_that_the_policy_allows",
     wish: Wish { pods: 3, services: &[], flags: FAILS },
     run,
 }];

@@ -1,4 +1,4 @@
-//! Node ports: sockets of the node and of pods that dial them, and processes that listen on one.
+//! Node ports: sockets of the node and of pods that connect to them, and processes that listen on one.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -48,7 +48,7 @@ fn remote(fixture: &Fixture) -> Result<()> {
         }
         // The kernel cuts these segments only when they leave.
         reach(fixture, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(1_000_000))?;
-        // A client outside dials a cluster address.
+        // A client outside connects to a cluster address.
         let attempt = Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into());
         let seen = reach(fixture, attempt)?;
         ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
@@ -77,7 +77,7 @@ fn local(fixture: &Fixture) -> Result<()> {
             })?;
         }
     }
-    // The pod dials the node port that leads to itself, and the node dials it too.
+    // The pod connects to the node port that leads to itself, and so does the node.
     for family in Family::BOTH {
         for kind in Kind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));

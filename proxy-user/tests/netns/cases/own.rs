@@ -1,4 +1,5 @@
-//! A cluster address that the node itself has, as with `NodeLocal` `DNSCache`: clients that dial it reach the node's process.
+//! A cluster address that the node itself has, as with `NodeLocal` `DNSCache`: clients that connect to it reach the node's
+//! process.
 
 use anyhow::{Result, ensure};
 

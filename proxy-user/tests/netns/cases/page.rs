@@ -123,7 +123,7 @@ fn updates(browser: &Browser) -> Result<()> {
     )?;
     browser.becomes("[...document.querySelectorAll('.map .client')].some((one) => one.textContent.includes('sockets') && one.textContent.includes('to 2 Services'))")?;
     browser.becomes("document.querySelectorAll('.map .endpoint').length >= 5 && document.querySelectorAll('.map .edge').length >= 8")?;
-    // Refusals have an example, which names the address that a client dialled.
+    // Refusals have an example, which names the original destination.
     browser.value("[...document.querySelectorAll('.drops button')].find((one) => one.textContent === 'no_endpoint').click()")?;
     browser.becomes(
         "document.querySelector('#reason-no_endpoint .examples').innerText.includes('10.96.0.24:80/TCP')",

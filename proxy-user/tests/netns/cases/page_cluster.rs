@@ -96,7 +96,7 @@ fn browse(one: &Fixture) -> Result<()> {
     let other = Fixture::new(WISH)?;
     "other".clone_into(&mut other.setup().name);
     other.begin()?;
-    // The client of one node dials one Service; the clients of the other node dial both.
+    // The client of one node connects to one Service; the clients of the other node connect to both.
     one.client.load(&[to(SHOP).paced(20)])?;
     other.client.load(&[to(SHOP).paced(40), to(CART).paced(30)])?;
     other.local.load(&[to(SHOP).paced(100)])?;

@@ -55,7 +55,7 @@ fn serve(space: &Space) -> Result<Peer> {
     Ok(peer)
 }
 
-/// Dials the node port with all kinds of sockets; the endpoint has to see `source`.
+/// Connects to the node port with all kinds of sockets; the endpoint has to see `source`.
 fn all_see(fixture: &Fixture, source: impl Fn(Family) -> IpAddr) -> Result<()> {
     for family in Family::BOTH {
         for kind in Kind::ALL {

@@ -95,7 +95,7 @@ fn receive(socket: &Socket, family: Family) -> Result<(IpAddr, [u16; 2], u8)> {
     Ok((from, [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])], packet[12]))
 }
 
-/// Sends a packet from the node to the Service; checks that the answer comes from the address that was dialled.
+/// Sends a packet from the node to the Service; checks that the answer comes from the original destination.
 fn exchange(fixture: &Fixture, server: &Socket, family: Family, service: Service) -> Result<()> {
     let orig_dst = cluster_ip(family, service.number);
     let client = raw(&fixture.node, family)?;

@@ -1,7 +1,7 @@
-//! One client port, two ways to one endpoint: through a Service and directly. Each answer has to come from the address
-//! that was dialled.
+//! One client port, two ways to one endpoint: through a Service and directly. Each answer has to come from the original
+//! destination.
 //!
-//! To add a way to dial, or an order, add a row to a table here; the same test across nodes is in `three_nodes/`.
+//! To add a way to connect, or an order, add a row to a table here; the same test across nodes is in `three_nodes/`.
 
 use std::net::SocketAddr;
 
@@ -91,7 +91,7 @@ fn tcp(fixture: &Fixture) -> Result<()> {
                 fixture
                     .client
                     .open(id, attempt(Kind::Tcp, to, port))
-                    .with_context(|| format!("dials {to}"))?;
+                    .with_context(|| format!("connects to {to}"))?;
                 fixture.client.hears(id, None).with_context(|| format!("asks {to}"))?;
             }
             for id in (u32::from(port)..).take(2).cycle().take(2 * ROUNDS) {

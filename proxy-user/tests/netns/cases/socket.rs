@@ -29,7 +29,7 @@ fn mapped(addr: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Returns the addresses at which a Service can be dialled.
+/// Returns the addresses of the frontends of a Service.
 fn orig_dst(service: Service, kind: Kind) -> [SocketAddr; 3] {
     let [v4, v6] = Family::BOTH.map(|family| vip(family, service, kind));
     [v4, v6, mapped(v4)]

@@ -79,7 +79,11 @@ fn churn(fixture: &Fixture) -> Result<()> {
     }
     for (id, to) in &sockets {
         let seen = fixture.local.hears(*id, None)?;
-        ensure!(seen.peer == Some(*to), "getpeername is {:?}, and {to} was dialled", seen.peer);
+        ensure!(
+            seen.peer == Some(*to),
+            "getpeername is {:?}, and the original destination is {to}",
+            seen.peer
+        );
     }
     fixture.folder.put(MOVED)?;
     for (id, to) in &sockets {
@@ -230,7 +234,7 @@ fn owned(fixture: &Fixture) -> Result<()> {
     reach("0/").context("without the device")
 }
 
-/// Returns the address that a redirected connection had dialled.
+/// Returns the original destination of a redirected connection.
 fn original(stream: &TcpStream, family: Family) -> Result<SocketAddr> {
     let level = if family == Family::V4 { libc::SOL_IP } else { libc::SOL_IPV6 };
     // SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST have the same number.
@@ -251,7 +255,7 @@ fn original(stream: &TcpStream, family: Family) -> Result<SocketAddr> {
     Ok((ip, u16::from_be(address.sin6_port)).into())
 }
 
-/// Starts a sidecar, which answers every connection, and reports the address that the connection had dialled.
+/// Starts a sidecar, which answers every connection, and reports the original destination of the connection.
 fn sidecar(fixture: &Fixture, pod: u8, family: Family) -> Result<mpsc::Receiver<Result<SocketAddr>>> {
     let any: SocketAddr = if family == Family::V4 { "0.0.0.0:15001" } else { "[::]:15001" }.parse()?;
     let socket = fixture.in_pod(pod, || {

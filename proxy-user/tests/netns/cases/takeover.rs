@@ -161,7 +161,7 @@ fn leaves_old(fixture: &Fixture) -> Result<bool> {
 }
 
 /// Changes from kube-proxy's rules to Ballast under load, until none of the rules is left. `stop` is called when
-/// Ballast serves, and `more` are what the client dials besides the Service's addresses.
+/// Ballast serves, and `more` are what the client connects to besides the Service's addresses.
 pub fn through(
     fixture: &Fixture,
     install: impl Fn(&Fixture) -> Result<()>,

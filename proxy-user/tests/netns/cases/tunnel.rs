@@ -107,7 +107,7 @@ impl Drop for Tunnel {
 
 const SIZES: [usize; 3] = [10, 500, 1400];
 
-/// Dials with every kind of socket until the endpoint sees the expected client, then with messages of each size, and
+/// Connects with every kind of socket until the endpoint sees the expected client, then with messages of each size, and
 /// then with one connection that is cut into many segments.
 fn all_sizes(client: &Peer, to: impl Fn(Kind) -> SocketAddr, is_right: impl Fn(&Seen) -> bool) -> Result<()> {
     for kind in Kind::ALL {

@@ -147,8 +147,8 @@ fn explain(testbed: &Testbed<'_>, client: &Client, target: &Target) -> Result<Va
         address if address == crate::cluster::plan::CONTROL_V4 => crate::cluster::plan::CONTROL_V6.to_owned(),
         _ => testbed.address_v6(testbed::PLAIN)?,
     };
-    let dialled = format!("{}{protocol}", target.address);
-    let words = ["ballast", "explain", &who, &dialled, "-o", "json"];
+    let frontend = format!("{}{protocol}", target.address);
+    let words = ["ballast", "explain", &who, &frontend, "-o", "json"];
     serde_json::from_str(&testbed.workdir.node(client.node).command(&words).read()?).context("no JSON")
 }
 

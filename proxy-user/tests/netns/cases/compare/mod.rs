@@ -1,5 +1,5 @@
 //! Random Services under Ballast and under the official kube-proxy, with one API server and one configuration: clients
-//! at six places dial every address of every Service under both proxies, and must find the same.
+//! at six places connect to every address of every Service under both proxies, and must find the same.
 //!
 //! `BALLAST_COMPARE_SEED` selects other Services, settings and networks. Intended differences are in [`probe::meant`], and in
 //! `docs/compatibility.md`.
@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 
-use self::probe::{Behind, Found, Target, VantagePoint, dial, meant};
+use self::probe::{Behind, Found, Target, VantagePoint, meant, probe};
 use self::services::{Made, Random, external, service, zone};
 use super::NodesCase;
 use crate::kube::control::ControlPlane;
@@ -289,12 +289,14 @@ fn serves(nodes: &Nodes, targets: &[Target]) -> Result<()> {
     Ok(())
 }
 
-/// Dials from all places in parallel; each place dials one target after the other.
+/// Connects from all places in parallel; each place connects to one target after the other.
 fn look(nodes: &mut Nodes, wanted: &[(VantagePoint, &Target)]) -> Result<Table> {
     let run = |vantage_point: VantagePoint, peer: &mut crate::peer::Peer| {
         let mine = wanted.iter().filter(|(from, _)| *from == vantage_point);
-        mine.map(|(_, target)| Ok(((vantage_point, target.what.clone()), dial(peer, vantage_point, target)?)))
-            .collect::<Result<Vec<_>>>()
+        mine.map(|(_, target)| {
+            Ok(((vantage_point, target.what.clone()), probe(peer, vantage_point, target)?))
+        })
+        .collect::<Result<Vec<_>>>()
     };
     let tables = thread::scope(|scope| {
         let threads: Vec<_> = VantagePoint::peers(nodes)

@@ -72,7 +72,7 @@ pub struct Behind {
     pub is_sticky: bool,
 }
 
-/// An address that is dialled.
+/// An address that clients connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Service and kind of address.
@@ -84,8 +84,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Returns the node whose address is dialled, in the words of [`whom`]; empty for other addresses.
-    fn dialled_node(&self) -> String {
+    /// Returns the node whose address this is, in the words of [`whom`]; empty for other addresses.
+    fn node(&self) -> String {
         let is_it = |node: &u8| Family::BOTH.iter().any(|family| node_ip(*family, *node) == self.to.ip());
         (1..=3).find(is_it).map_or_else(String::new, |node| format!("node {node}"))
     }
@@ -100,7 +100,7 @@ pub enum End {
     Other(String),
 }
 
-/// Result of dialling a target.
+/// Result of connecting to a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Names of the endpoints, and which clients they saw.
@@ -124,7 +124,7 @@ pub fn meant(
     let serves_more =
         ours.ends.is_empty() && theirs.servers.keys().all(|server| ours.servers.contains_key(server));
     if serves_more && vantage_point.is_pod() && target.is_node_port && !theirs.ends.is_empty() {
-        return Some("endpoints elsewhere answer through the node that was dialled");
+        return Some("endpoints elsewhere answer through the node of the original destination");
     }
     if serves_more
         && vantage_point.is_pod()
@@ -139,7 +139,7 @@ pub fn meant(
     if ours.ends != theirs.ends || !ours.servers.keys().eq(theirs.servers.keys()) {
         return None;
     }
-    let (own, orig_dst) = (vantage_point.name().to_owned(), target.dialled_node());
+    let (own, orig_dst) = (vantage_point.name().to_owned(), target.node());
     let all = |wanted: fn(&Both<'_>) -> bool| {
         let pairs = ours.servers.values().zip(theirs.servers.values());
         pairs
@@ -150,14 +150,14 @@ pub fn meant(
         return Some("endpoints see the client where the reply returns through this node");
     }
     let is_elsewhere = vantage_point.is_pod() && target.is_node_port && target.service.has_nameless;
-    let is_dialled = |both: &Both<'_>| {
+    let is_orig_dst = |both: &Both<'_>| {
         both.same() || both.one.iter().eq([both.own]) || both.one.iter().eq([both.orig_dst])
     };
-    (is_elsewhere && all(is_dialled))
+    (is_elsewhere && all(is_orig_dst))
         .then_some("an endpoint that does not name its node counts as one elsewhere")
 }
 
-/// Which clients one endpoint saw under both proxies, which client dialled, and the node whose address was dialled.
+/// Which clients one endpoint saw under both proxies, which client connected, and the node of the original destination.
 struct Both<'a> {
     one: &'a BTreeSet<String>,
     other: &'a BTreeSet<String>,
@@ -171,8 +171,8 @@ impl Both<'_> {
     }
 }
 
-/// Dials a target from one place.
-pub fn dial(peer: &Peer, vantage_point: VantagePoint, target: &Target) -> Result<Found> {
+/// Connects to a target from one place.
+pub fn probe(peer: &Peer, vantage_point: VantagePoint, target: &Target) -> Result<Found> {
     let attempt = Attempt::new(target.kind, target.to).in_vain();
     let mut found = Found::default();
     for _ in 0..TRIES {

@@ -76,7 +76,7 @@ fn lead(nodes: &Nodes, node: u8) -> Result<()> {
     })
 }
 
-/// Returns what clients dial, by family and kind: the Service's own address, and the node port.
+/// Returns what clients connect to, by family and kind: the Service's own address, and the node port.
 fn orig_dst(family: Family, kind: Kind) -> [SocketAddr; 2] {
     let at = usize::from(!kind.is_tcp());
     [(vip(family), PORTS[at]).into(), (node_ip(family, 1), NODE_PORTS[at]).into()]

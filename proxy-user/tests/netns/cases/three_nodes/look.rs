@@ -50,7 +50,7 @@ pub fn cells(mode: Mode, who: Who, peer: &Peer) -> Result<Vec<Cell>> {
             }
             for family in Family::BOTH {
                 for kind in [Kind::Tcp, Kind::Datagram] {
-                    let to: SocketAddr = (who.dials(family), node_port(policy, location, kind)).into();
+                    let to: SocketAddr = (who.orig_dst(family), node_port(policy, location, kind)).into();
                     let expected: BTreeSet<_> = expected(mode, who, policy, location, family)
                         .into_iter()
                         .map(|(server, ip)| (server, Some(ip)))

@@ -1,5 +1,5 @@
 //! Every kind of client x detect mode x external policy x place of the endpoint, on three nodes: which clients are served, by
-//! which endpoints, what the endpoint sees, and whether the answer comes from the address that was dialled.
+//! which endpoints, what the endpoint sees, and whether the answer comes from the original destination.
 //!
 //! `rule.rs` states the rule; `look.rs` observes, and prints what was seen as the table of `docs/datapath.md`. A new kind of
 //! client is a variant of [`Who`], a new place of the endpoint a variant of [`Location`], a new mode a case here.
@@ -58,7 +58,7 @@ fn flags(mode: Mode, nodes: &Nodes) -> Result<Vec<String>> {
 }
 
 /// A process of node 2 uses one UDP port for a node port of node 1, which translates its packets, and for the same Service's
-/// cluster address, which its own node translates. Checks that each answer comes from the address that was dialled.
+/// cluster address, which its own node translates. Checks that each answer comes from the original destination.
 fn one_port() -> Result<()> {
     let mut nodes = Nodes::new()?;
     nodes.folder.put_text("all", &text(&objects()))?;

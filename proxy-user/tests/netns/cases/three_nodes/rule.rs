@@ -20,7 +20,7 @@ pub enum Mode {
     Prefix,
 }
 
-/// The client that dials a node port of node 1.
+/// The client that connects to a node port of node 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who {
     LocalPod,
@@ -72,8 +72,8 @@ impl Who {
         }
     }
 
-    /// Returns the address of node 1 that the client dials.
-    pub fn dials(self, family: Family) -> IpAddr {
+    /// Returns the address of node 1 that the client connects to.
+    pub fn orig_dst(self, family: Family) -> IpAddr {
         match self {
             Self::SecondNic => link_ip(family, 31, 1),
             Self::Vlan => link_ip(family, 32, 1),

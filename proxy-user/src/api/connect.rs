@@ -35,7 +35,7 @@ pub struct Address {
 
 impl Address {
     /// Creates a client that connects to this server only, with the credentials of `config`.
-    pub fn dial(&self, config: &Config) -> kube::Result<Client> {
+    pub fn client(&self, config: &Config) -> kube::Result<Client> {
         let mut config = config.clone();
         config.cluster_url = self.url.clone();
         config.tls_server_name = config.tls_server_name.or_else(|| self.name.clone());
