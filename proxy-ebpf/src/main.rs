@@ -87,7 +87,7 @@ mod programs {
 
     #[sock_ops]
     pub fn sock_outcome(ctx: SockOpsContext) -> u32 {
-        outcome::happened(&ctx)
+        outcome::handle_event(&ctx)
     }
 
     #[cgroup_sock(sock_release)]

@@ -33,7 +33,7 @@ pub use helper::{StandaloneError, run_standalone};
 
 /// Delay before a sweep: a connect(2) that selected the endpoint just before its removal has returned by then, so the sweep
 /// finds the socket connected.
-const SETTLE: Duration = Duration::from_millis(50);
+const DELAY: Duration = Duration::from_millis(50);
 /// Pause between two sweeps, because each may visit hundreds of network namespaces.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Pause after a failed sweep; it doubles with each further failure.
@@ -302,7 +302,7 @@ async fn keep_sweeping<S>(
 ) {
     let (mut done, mut retry, mut failures) = (None, None::<Instant>, 0);
     loop {
-        sleep(SETTLE).await;
+        sleep(DELAY).await;
         let left = count_left(&status.borrow_and_update());
         if done != Some(left) || retry.is_some_and(|at| at <= Instant::now()) {
             let look = move || {

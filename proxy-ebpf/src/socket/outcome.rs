@@ -28,7 +28,7 @@ const WATCH: u32 = BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTO_CB_FLAG;
 
 /// Handles an event of a TCP socket.
 #[inline(always)]
-pub fn happened(context: &SockOpsContext) -> u32 {
+pub fn handle_event(context: &SockOpsContext) -> u32 {
     // For sockets that accept connections, the program executes nothing more than this.
     match context.op() {
         BPF_SOCK_OPS_TCP_CONNECT_CB => {

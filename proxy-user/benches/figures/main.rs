@@ -7,7 +7,6 @@
 #![expect(clippy::cast_precision_loss, reason = "no count here comes near 2^52")]
 
 mod agent;
-mod beyond;
 mod foreign;
 #[path = "../../tests/bpf/harness.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]
@@ -28,6 +27,7 @@ mod one_cpu;
 mod packet;
 mod packets;
 mod report;
+mod snat_forward;
 mod sockets;
 #[path = "../../tests/netns/space.rs"]
 #[expect(dead_code, reason = "the tests use the rest")]

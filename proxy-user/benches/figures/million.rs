@@ -12,12 +12,12 @@ use proxy_common::select::source_port;
 use proxy_user::maps::view::FlowState;
 use proxy_user::programs::Capacities;
 
-use crate::beyond::{HOPS, attach_early};
 use crate::harness::{Family, Hook};
 use crate::node::{know, send_on_as};
 use crate::packet::{ACK, Packet, SYN, TCP, ends};
 use crate::packets::{Bench, CHAIN, CHAIN_START, SEQ, frontend};
 use crate::report::{Row, Sample};
+use crate::snat_forward::{HOPS, attach_early};
 
 const FLOWS: u32 = 1_000_000;
 /// Number of clients, each of which has one flow to each Service of the chain.

@@ -46,7 +46,7 @@ const NODE_PORTS: u16 = 1000;
 /// Time limit for kube-proxy to program 10,000 Services, on a machine that also has other load.
 const SYNC: Duration = Duration::from_mins(6);
 /// Pause after the last Service works, so that no agent is busy with it any more.
-const REST: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_secs(3);
 
 /// A client, a node, and the pods behind the node.
 struct Topology {
@@ -192,7 +192,7 @@ pub fn measure() -> Vec<Row> {
         for topology in proxied {
             [LOCAL, REMOTE, size - 1].into_iter().try_for_each(|number| topology.serves(number)).unwrap();
         }
-        thread::sleep(REST);
+        thread::sleep(PAUSE);
         rows.extend(through_node_ports(&topologies, size));
         rows.extend(through_cluster_ips(&topologies, &ballast, size));
     }

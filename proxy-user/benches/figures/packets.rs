@@ -17,10 +17,10 @@ use aya::{TestRun, TestRunOptions, TestRunResult};
 use proxy_user::maps::view::FlowState;
 use proxy_user::programs::Capacities;
 
-use crate::beyond;
 use crate::harness::{Family, Harness, Hook, Service, context_of};
 use crate::packet::{ACK, Packet, SYN, TCP, ends};
 use crate::report::{Row, Sample};
+use crate::snat_forward;
 
 /// Numbers of Services.
 const SIZES: [u32; 4] = [FEW, 1000, 10_000, MANY];
@@ -200,7 +200,7 @@ fn measure_family(bpffs: &Path, family: Family) -> Vec<Row> {
     rows.extend(measure_latency(bpffs, family, group));
     let [few, _, _, mut bench] = benches;
     let mut ends = [few, bench];
-    rows.extend(beyond::measure(group, [[85.0, 900.0], [95.0, 900.0]][number], &mut ends));
+    rows.extend(snat_forward::measure(group, [[85.0, 900.0], [95.0, 900.0]][number], &mut ends));
     [_, bench] = ends;
     let flows = Capacities::default().flows;
     let mut rounds =

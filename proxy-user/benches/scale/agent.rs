@@ -21,7 +21,7 @@ use crate::report::Row;
 use crate::slope;
 
 /// Pause between the first sync and the measurement of memory: by then, the agent has returned free memory to the kernel.
-const REST: Duration = Duration::from_secs(8);
+const PAUSE: Duration = Duration::from_secs(8);
 /// How long an idle agent is observed.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -83,7 +83,7 @@ impl Drop for Node {
 pub fn empty(control: &ControlPlane) -> Vec<Row> {
     let mut node = Node::new();
     let (agent, started) = node.start(control);
-    sleep(REST);
+    sleep(PAUSE);
     let row = |what: &str, value, unit, target| Row::new("Agent, no Services", what, value, unit, target);
     let mut rows = vec![row("start to first sync", started.as_secs_f64(), "s", None)];
     rows.extend(memory(&agent, "Agent, no Services", Some(30.0)));
@@ -106,7 +106,7 @@ pub fn full(control: &ControlPlane, cluster: &Cluster, options: &Options) -> Vec
     let size = options.size();
     let mut node = Node::new();
     let (agent, cold) = node.start(control);
-    sleep(REST);
+    sleep(PAUSE);
     let (time, resident) = targets(cluster, options);
     let mut rows =
         vec![Row::new(group, format!("{size}: start to first sync"), cold.as_secs_f64(), "s", time)];
@@ -139,7 +139,7 @@ pub fn full(control: &ControlPlane, cluster: &Cluster, options: &Options) -> Vec
     agent.kill().unwrap();
     let (agent, again) = node.start(control);
     rows.push(Row::new(group, "restart to first sync, maps in place", again.as_secs_f64(), "s", None));
-    sleep(REST);
+    sleep(PAUSE);
     rows.extend(memory(&agent, "Agent, restarted", resident));
     agent.kill().unwrap();
     rows

@@ -34,7 +34,7 @@ const CAPACITY: Capacity = Capacity {
 /// Number of the device pair that leads to the API server.
 const WAY: u8 = 7;
 /// Pause after a start.
-const REST: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// Runs `count` agents until the process is killed; prints a line when all have synced.
 pub fn run(count: u32, kubeconfig: &Path) {
@@ -147,7 +147,7 @@ pub fn measure(control: &ControlPlane, cluster: &Cluster, options: &Options) -> 
         rows.extend(after.since(&before, count, &what));
         let each = proc::memory(agents.0.id(), "VmRSS") / f64::from(count);
         rows.push(Row::new(group, format!("{what}: memory of each, with its tables"), each, "MB", None));
-        sleep(REST);
+        sleep(PAUSE);
         if rows.len() > 6 {
             let (before, begun) = (Served::now(control), proc::cpu(agents.0.id()));
             let changes = cluster.churn(control, options.churn);

@@ -36,7 +36,7 @@ pub fn during<T>(process: u32, group: &'static str, work: impl FnOnce() -> T) ->
 
 fn rows(group: &'static str, looks: &[(Duration, f64)]) -> Vec<Row> {
     let Some((end, _)) = looks.last().filter(|(end, _)| *end >= LEAST) else { return Vec::new() };
-    let settled: Vec<(f64, f64)> = looks
+    let sizes_by_hour: Vec<(f64, f64)> = looks
         .iter()
         .filter(|(time, _)| *time >= BEGIN)
         .map(|(time, size)| (time.as_secs_f64() / 3600.0, *size))
@@ -44,13 +44,13 @@ fn rows(group: &'static str, looks: &[(Duration, f64)]) -> Vec<Row> {
     let what = format!("{} minutes of churn, without the first {}", end.as_secs() / 60, BEGIN.as_secs() / 60);
     let row = |name: &str, value, unit| Row::new(group, format!("{what}: {name}"), value, unit, None);
     // The agent returns free memory once a minute: the least of each two minutes shows what stays.
-    let least: Vec<(f64, f64)> = settled
+    let least: Vec<(f64, f64)> = sizes_by_hour
         .chunk_by(|a, b| (a.0 * 30.0).floor().total_cmp(&(b.0 * 30.0).floor()).is_eq())
         .filter_map(|part| part.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1)))
         .collect();
-    let sizes = || settled.iter().map(|(_, size)| *size);
+    let sizes = || sizes_by_hour.iter().map(|(_, size)| *size);
     vec![
-        row("slope of resident memory", slope(&settled), "MB/h"),
+        row("slope of resident memory", slope(&sizes_by_hour), "MB/h"),
         row("slope of the least of each two minutes", slope(&least), "MB/h"),
         row("resident memory, at least", sizes().fold(f64::INFINITY, f64::min), "MB"),
         row("resident memory, at most", sizes().fold(0.0, f64::max), "MB"),

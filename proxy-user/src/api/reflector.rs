@@ -178,7 +178,7 @@ impl<K: Watched> Reflector<K> {
         if let Err(error) = self.advance(list.metadata.resource_version.as_deref()) {
             return Some(Err(error));
         }
-        self.settle();
+        self.clear_doubts();
         self.state = State::Whole(list.items.into_iter());
         Some(Ok(self.begin()))
     }
@@ -189,7 +189,7 @@ impl<K: Watched> Reflector<K> {
     }
 
     /// Ends all doubts: a list has been accepted.
-    const fn settle(&mut self) {
+    const fn clear_doubts(&mut self) {
         (self.is_doubtful, self.is_broken) = (false, false);
     }
 
@@ -256,7 +256,7 @@ impl<K: Watched> Reflector<K> {
                 if let Err(error) = self.advance(Some(&bookmark.metadata.resource_version)) {
                     return Some(Err(error));
                 }
-                self.settle();
+                self.clear_doubts();
                 events.is_lively = false;
                 self.state = State::Watching(events);
                 return Some(Ok(Event::InitDone));

@@ -15,7 +15,7 @@ use crate::source::file_watch::FileWatch;
 /// How often the file is read without a notification.
 const POLL: Duration = Duration::from_secs(5);
 /// The pause after a notification, because a file is written in several steps.
-const REST: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Returns an error when the file of `options` has a new text with which the agent can run; never returns without a file.
 /// `text`: the text with which it runs. Passes to `report` why a new text cannot be used, and `None` when that is over.
@@ -30,7 +30,7 @@ pub async fn until_changed(
     loop {
         // The file is read after a notification and after the timeout.
         if timeout(POLL, watched.touched()).await.is_ok() {
-            sleep(REST).await;
+            sleep(PAUSE).await;
         }
         let Ok(now) = tokio::fs::read_to_string(&path).await else { continue };
         if now == known {

@@ -16,7 +16,7 @@ use crate::programs;
 use crate::sync::Status;
 
 /// The pause after the first sync, until the work after it (attaching programs, checking sockets) is done too.
-const SETTLE: Duration = Duration::from_secs(3);
+const AFTER_FIRST_SYNC: Duration = Duration::from_secs(3);
 /// How often memory is returned again: every later list leaves as much freed memory behind as the first one.
 const PERIOD: Duration = Duration::from_mins(1);
 
@@ -43,7 +43,7 @@ pub async fn give_back(mut status: watch::Receiver<Status>) {
         return;
     }
     drop(status);
-    sleep(SETTLE).await;
+    sleep(AFTER_FIRST_SYNC).await;
     if let Ok(Err(error)) = spawn_blocking(release_program).await {
         tracing::debug!(%error, "cannot release the memory pages that only startup needed");
     }

@@ -9,7 +9,7 @@ use crate::model::Problem;
 use crate::model::ServiceName;
 use crate::model::notice::Notice;
 
-use crate::programs::{Taken, Xdp, XdpDevice};
+use crate::programs::{AttachedXdp, Xdp, XdpDevice};
 use crate::sync::{Status, problems_begun};
 
 /// Sends an event for each new problem of a Service on this node. Problems of the object itself are not sent: every
@@ -55,10 +55,10 @@ fn uplinks(devices: &BTreeMap<u32, XdpDevice>, wanted: Xdp) -> Option<Notice> {
         return None;
     }
     let one = |XdpDevice { device, mode, reason }: &XdpDevice| match mode {
-        Taken::None => format!("{device}: none ({reason})"),
-        Taken::Native | Taken::Generic => format!("{device}: {}", mode.label()),
+        AttachedXdp::None => format!("{device}: none ({reason})"),
+        AttachedXdp::Native | AttachedXdp::Generic => format!("{device}: {}", mode.label()),
     };
-    let is_short = wanted != Xdp::Auto && devices.values().any(|device| device.mode == Taken::None);
+    let is_short = wanted != Xdp::Auto && devices.values().any(|device| device.mode == AttachedXdp::None);
     let note = devices.values().map(one).collect::<Vec<_>>().join("; ");
     Some(Notice::xdp(is_short, format!("XDP on uplinks: {note}")))
 }
@@ -88,11 +88,11 @@ mod tests {
         };
         let (devices, (sender, mut told)) = (watch::Sender::new(BTreeMap::new()), mpsc::channel(8));
         let task = tokio::spawn(tell_xdp(devices.subscribe(), Xdp::Native, sender));
-        let mut all = BTreeMap::from([(2, of("eth0", Taken::Native, ""))]);
+        let mut all = BTreeMap::from([(2, of("eth0", AttachedXdp::Native, ""))]);
         devices.send_replace(all.clone());
         let notice = told.recv().await.unwrap();
         assert_eq!((notice.warning, &*notice.note), (false, "XDP on uplinks: eth0: native"));
-        all.insert(3, of("eth1", Taken::None, "the driver does not support XDP"));
+        all.insert(3, of("eth1", AttachedXdp::None, "the driver does not support XDP"));
         devices.send_replace(all.clone());
         let notice = told.recv().await.unwrap();
         let note = "XDP on uplinks: eth0: native; eth1: none (the driver does not support XDP)";

@@ -9,7 +9,7 @@ use proxy_common::PROTO_TCP;
 use crate::host::netfilter::export_conntrack::{Connection, Conntrack, Stage, UnknownTcpDrop};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::{FlowRow, FlowState, Transport, View, ViewError};
-use crate::programs::Witness;
+use crate::programs::DetachHooks;
 
 /// Why connections cannot be moved.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +87,7 @@ impl ConntrackExport {
     }
 }
 
-impl Witness for ConntrackExport {
+impl DetachHooks for ConntrackExport {
     fn has_successor(&mut self) -> bool {
         match KubeProxyRules::look() {
             Ok(proxy) => self.has_successor = proxy.translates_by_conntrack(),
@@ -96,12 +96,12 @@ impl Witness for ConntrackExport {
         self.has_successor
     }
 
-    fn before(&mut self) {
+    fn before_detach(&mut self) {
         let result = self.begin();
         self.note(result);
     }
 
-    fn after(&mut self) {
+    fn after_detach(&mut self) {
         let result = self.end();
         self.note(result);
     }

@@ -21,9 +21,9 @@ use super::xfrm;
 use crate::model::{Event, HostView};
 
 /// The pause after a notification, so that a burst of changes causes one read.
-const SETTLE: Duration = Duration::from_millis(50);
+const DEBOUNCE: Duration = Duration::from_millis(50);
 /// The pause after a notification of an IPsec policy, until whose read new connections leave in clear text.
-const POLICY_SETTLE: Duration = Duration::from_millis(2);
+const POLICY_DEBOUNCE: Duration = Duration::from_millis(2);
 /// The interval of reads without a notification.
 const PERIOD: Duration = Duration::from_secs(10);
 /// How often all routes are read although no default route has changed: a router may have a million routes.
@@ -111,7 +111,7 @@ impl Follower {
                     Some((message, _)) if !matters(&message) => {}
                     Some((message, _)) => {
                         self.note(&message);
-                        sleep(SETTLE).await;
+                        sleep(DEBOUNCE).await;
                         // The read covers all changes so far, so only removals of the notifications that have arrived
                         // in the meantime matter.
                         while let Some((message, _)) = changes.next().now_or_never().flatten() {
@@ -125,7 +125,7 @@ impl Follower {
                 },
                 change = next_policy(&mut policies) => {
                     change?;
-                    sleep(POLICY_SETTLE).await;
+                    sleep(POLICY_DEBOUNCE).await;
                     while next_policy(&mut policies).now_or_never().transpose()?.is_some() {}
                     due.get_or_insert(Look { routes: false, unnotified: false });
                 }

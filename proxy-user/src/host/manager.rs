@@ -33,7 +33,7 @@ pub trait DeviceHooks: Send + Sync + 'static {
     fn attached_again(&self) {}
 
     /// Called after a pass over these devices: each selected one has its programs, or cannot have them.
-    fn settled(&self, _devices: &Devices) {}
+    fn after_pass(&self, _devices: &Devices) {}
 
     /// Returns the devices with programs of this agent or an earlier one, and whether the programs are complete.
     fn attached(&self) -> BTreeMap<u32, bool>;
@@ -96,7 +96,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
         let before = self.states.borrow().clone();
         let work = move || {
             let states = reconcile(&selection, &*hooks, before.as_ref(), &devices);
-            hooks.settled(&devices);
+            hooks.after_pass(&devices);
             states
         };
         let after = spawn_blocking(work).await?;

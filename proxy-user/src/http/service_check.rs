@@ -34,7 +34,7 @@ type Key = (ServiceName, SocketAddr);
 
 /// The state from which a server builds its answers.
 #[derive(Clone, Debug)]
-struct Asked {
+struct CheckContext {
     service: ServiceName,
     family: IpFamily,
     status: watch::Receiver<Status>,
@@ -55,9 +55,10 @@ pub async fn serve(state: State) {
             let (service, address) = key.clone();
             let family = IpFamily::of(address.ip());
             let (notices, node_name) = (notices.clone(), node_name.clone());
-            let asked = Asked { service, family, status: status.clone(), patience, notices, node_name };
+            let context =
+                CheckContext { service, family, status: status.clone(), patience, notices, node_name };
             let connections = connections.clone();
-            servers.entry(key).or_insert_with(|| Server(tokio::spawn(run(address, asked, connections))));
+            servers.entry(key).or_insert_with(|| Server(tokio::spawn(run(address, context, connections))));
         }
         if status.changed().await.is_err() {
             return;
@@ -84,14 +85,14 @@ impl Drop for Server {
     }
 }
 
-async fn run(address: SocketAddr, asked: Asked, connections: Connections) {
-    let router = Router::new().fallback(answer).with_state(asked.clone());
+async fn run(address: SocketAddr, context: CheckContext, connections: Connections) {
+    let router = Router::new().fallback(answer).with_state(context.clone());
     let mut failures = 0u32;
     loop {
         // In one family only: a Service may have only one.
         match open_one(address, true) {
             Ok(listener) => {
-                tracing::debug!(service = %asked.service, %address, "health check server started");
+                tracing::debug!(service = %context.service, %address, "health check server started");
                 failures = 0;
                 connections.serve(&listener, &router).await;
             }
@@ -99,17 +100,17 @@ async fn run(address: SocketAddr, asked: Asked, connections: Connections) {
                 failures = failures.saturating_add(1);
                 if failures == 2 {
                     tracing::warn!(
-                        service = %asked.service, %address, %error,
+                        service = %context.service, %address, %error,
                         "cannot listen on the healthCheckNodePort; retrying every 5 s"
                     );
                     // The text is kube-proxy's. If the queue is full, the event is lost; the log has it.
                     let note = format!(
                         "node {} failed to start healthcheck {:?} on port {}: {error}",
-                        asked.node_name,
-                        asked.service.to_string(),
+                        context.node_name,
+                        context.service.to_string(),
                         address.port()
                     );
-                    let _ = asked.notices.try_send(Notice::no_health_check(asked.service.clone(), note));
+                    let _ = context.notices.try_send(Notice::no_health_check(context.service.clone(), note));
                 }
             }
         }
@@ -132,8 +133,8 @@ struct Named<'a> {
     name: &'a str,
 }
 
-async fn answer(extract::State(asked): extract::State<Asked>) -> Response {
-    let Asked { service, family, status, patience, .. } = asked;
+async fn answer(extract::State(context): extract::State<CheckContext>) -> Response {
+    let CheckContext { service, family, status, patience, .. } = context;
     let status = status.borrow();
     let check = status.health_checks.get(&service);
     let local_endpoints = check.and_then(|check| check.local.get(&family)).copied().unwrap_or_default();

@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use super::cluster::{Agent, Cluster};
 use super::error::KubectlError;
 use super::forward;
-use crate::page::{self, Asked, Events, HistoryAnswer, Refusal, Source};
+use crate::page::{self, Events, HistoryAnswer, PageQuery, Refusal, Source};
 
 /// Maximum number of connected browsers: each one is a listener at every agent, and an agent accepts 16 listeners.
 const LISTENERS: usize = 4;
@@ -78,11 +78,11 @@ impl Nodes {
 }
 
 impl Source for Nodes {
-    async fn events(&self, asked: Asked) -> Result<Events, Refusal> {
+    async fn events(&self, query: PageQuery) -> Result<Events, Refusal> {
         let permit = Arc::clone(&self.listeners).try_acquire_owned();
         let permit = permit.map_err(|_| Refusal::TooMany { most: LISTENERS })?;
         let (sender, events) = mpsc::channel(QUEUE);
-        tokio::spawn(follow_all(self.cluster.clone(), path("events", &asked), sender));
+        tokio::spawn(follow_all(self.cluster.clone(), path("events", &query), sender));
         let next = |(mut events, permit): (mpsc::Receiver<String>, OwnedSemaphorePermit)| async {
             Some((events.recv().await?, (events, permit)))
         };
@@ -92,7 +92,7 @@ impl Source for Nodes {
     async fn history(&self, service: String) -> Result<HistoryAnswer, Refusal> {
         let unreachable = |error: KubectlError| Refusal::Unreachable(error.to_string());
         let agents = self.cluster.agents().await.map_err(unreachable)?;
-        let path = path("history", &Asked { service, ..Asked::default() });
+        let path = path("history", &PageQuery { service, ..PageQuery::default() });
         let ask = |agent: Agent| {
             let path = &path;
             async move { self.history_of(&agent, path).await }
@@ -114,7 +114,7 @@ impl Source for Nodes {
 }
 
 /// Returns a path of the agents' pages, with its query.
-fn path(name: &str, asked: &Asked) -> String {
+fn path(name: &str, query: &PageQuery) -> String {
     let encode = |text: &str| -> String {
         // Percent-encode every byte that is neither a letter nor a digit.
         text.bytes()
@@ -124,7 +124,7 @@ fn path(name: &str, asked: &Asked) -> String {
             })
             .collect()
     };
-    format!("/page/{name}?filter={}&service={}", encode(&asked.filter), encode(&asked.service))
+    format!("/page/{name}?filter={}&service={}", encode(&query.filter), encode(&query.service))
 }
 
 /// A task that is aborted when this is dropped.

@@ -11,9 +11,9 @@ use crate::model::ApiServers;
 
 /// Reads the state that the client publishes.
 #[derive(Debug)]
-pub(super) struct Asked(pub watch::Receiver<ApiServers>);
+pub(super) struct ApiServersCollector(pub watch::Receiver<ApiServers>);
 
-impl Collector for Asked {
+impl Collector for ApiServersCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let ApiServers { servers, active, failovers } = self.0.borrow().clone();
         let rows = servers.into_iter().map(|server| {

@@ -200,7 +200,7 @@ impl Metrics {
     /// Adds the metrics of the API servers.
     #[must_use]
     pub fn with_api_servers(mut self, servers: watch::Receiver<ApiServers>) -> Self {
-        self.registry.register_collector(Box::new(api_servers::Asked(servers.clone())));
+        self.registry.register_collector(Box::new(api_servers::ApiServersCollector(servers.clone())));
         self.servers = Some(servers);
         self
     }

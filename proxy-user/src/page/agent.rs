@@ -15,7 +15,7 @@ use super::frame;
 use super::log::{HistoryAnswer, Log};
 use super::look::Look;
 use super::sampler::Sampler;
-use super::source::{Asked, Events, Refusal, Source};
+use super::source::{Events, PageQuery, Refusal, Source};
 use crate::config::page::{PageSettings, Shows};
 use crate::maps::view::View;
 use crate::rates::Counters;
@@ -144,7 +144,7 @@ impl Inner {
 struct Listening {
     looks: watch::Receiver<Option<Arc<Look>>>,
     inner: Arc<Inner>,
-    asked: Asked,
+    query: PageQuery,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -154,7 +154,7 @@ impl Listening {
             self.looks.changed().await.ok()?;
             let look = self.looks.borrow_and_update().clone();
             let Some(look) = look else { continue };
-            match frame::text(&self.inner.node, self.inner.shows, &look, &self.asked) {
+            match frame::text(&self.inner.node, self.inner.shows, &look, &self.query) {
                 Ok(text) => return Some(text),
                 Err(error) => {
                     tracing::debug!(%error, "cannot write the data of the page as JSON");
@@ -166,11 +166,11 @@ impl Listening {
 }
 
 impl Source for Agent {
-    async fn events(&self, asked: Asked) -> Result<Events, Refusal> {
+    async fn events(&self, query: PageQuery) -> Result<Events, Refusal> {
         let permit = Arc::clone(&self.0.listeners).try_acquire_owned();
         let permit = permit.map_err(|_| Refusal::TooMany { most: LISTENERS })?;
         let (inner, looks) = (Arc::clone(&self.0), self.listen());
-        let listener = Listening { looks, inner, asked, _permit: permit };
+        let listener = Listening { looks, inner, query, _permit: permit };
         Ok(stream::unfold(listener, |mut listener| async { Some((listener.next().await?, listener)) })
             .boxed())
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::clients::{Client, begun};
 use super::look::{Examples, Look};
-use super::source::Asked;
+use super::source::PageQuery;
 use crate::config::page::Shows;
 use crate::rates::{EndpointRates, Rates, ReasonRate, ServiceRates, Traffic};
 
@@ -82,14 +82,14 @@ struct FrontendRows<'a> {
 }
 
 /// Returns the event of a look for one browser, as JSON.
-pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serde_json::Result<String> {
+pub(super) fn text(node: &str, shows: Shows, look: &Look, query: &PageQuery) -> serde_json::Result<String> {
     let none = Rates::default();
     let (rates, failure) = match &look.rates {
         Ok(rates) => (rates, None),
         Err(failure) => (&none, Some(failure.as_str())),
     };
     let is_open = shows == Shows::All;
-    let filter = asked.filter.to_lowercase();
+    let filter = query.filter.to_lowercase();
     let mut chosen: Vec<_> = rates.services.iter().filter(|row| matches(row, &filter, is_open)).collect();
     let matching = chosen.len();
     // Rows of the same rate stay in the order of names: the sort is stable.
@@ -97,7 +97,7 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, asked: &Asked) -> serd
     chosen.truncate(SERVICES);
     // A Service is asked for by its key, or by the name that the page shows.
     let wanted = |row: &&ServiceRates| {
-        !asked.service.is_empty() && (row.key() == asked.service || row.service == asked.service)
+        !query.service.is_empty() && (row.key() == query.service || row.service == query.service)
     };
     if let Some(row) = rates.services.iter().find(wanted)
         && !chosen.iter().any(|known| known.id == row.id)

@@ -24,7 +24,7 @@ mod source;
 pub use agent::Agent;
 pub use log::HistoryAnswer;
 pub use server::router;
-pub use source::{Asked, Events, Refusal, Source};
+pub use source::{Events, PageQuery, Refusal, Source};
 
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use futures::StreamExt as _;
 
 use super::assets::{FILES, INDEX};
 use super::guard::{self, Names};
-use super::source::{Asked, Refusal, Source};
+use super::source::{PageQuery, Refusal, Source};
 
 /// Returns the paths of the page. Besides addresses and `localhost`, browsers may use the host names `names` for this server.
 pub fn router<S: Source>(source: S, names: Vec<String>) -> Router {
@@ -40,8 +40,8 @@ async fn named(Path(name): Path<String>) -> Response {
     }
 }
 
-async fn events<S: Source>(State(source): State<S>, Query(asked): Query<Asked>) -> Response {
-    match source.events(asked).await {
+async fn events<S: Source>(State(source): State<S>, Query(query): Query<PageQuery>) -> Response {
+    match source.events(query).await {
         Ok(events) => {
             let events = events.map(|data| Ok::<_, Infallible>(Event::default().data(data)));
             Sse::new(events).keep_alive(KeepAlive::default()).into_response()
@@ -50,8 +50,8 @@ async fn events<S: Source>(State(source): State<S>, Query(asked): Query<Asked>) 
     }
 }
 
-async fn history<S: Source>(State(source): State<S>, Query(asked): Query<Asked>) -> Response {
-    match source.history(asked.service).await {
+async fn history<S: Source>(State(source): State<S>, Query(query): Query<PageQuery>) -> Response {
+    match source.history(query.service).await {
         Ok(answer) => axum::Json(answer).into_response(),
         Err(refusal) => refused(&refusal),
     }

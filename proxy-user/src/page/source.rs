@@ -11,7 +11,7 @@ pub type Events = BoxStream<'static, String>;
 /// Parameters of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Asked {
+pub struct PageQuery {
     /// Select only Service ports with this text in their name or in an address.
     pub filter: String,
     /// Key of a Service port ([`ServiceRates::key`](crate::rates::ServiceRates::key)) that is included whatever its traffic.
@@ -38,7 +38,7 @@ pub enum Refusal {
 /// A source of the page's data.
 pub trait Source: Clone + Send + Sync + 'static {
     /// Returns the events from now on, until the stream is dropped.
-    fn events(&self, asked: Asked) -> impl Future<Output = Result<Events, Refusal>> + Send;
+    fn events(&self, query: PageQuery) -> impl Future<Output = Result<Events, Refusal>> + Send;
 
     /// Returns the history of the last hour, of all Service ports or of the one with this key.
     fn history(&self, service: String) -> impl Future<Output = Result<HistoryAnswer, Refusal>> + Send;

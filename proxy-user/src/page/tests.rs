@@ -71,25 +71,25 @@ fn other_origins_are_refused(
     assert_eq!(status(&Method::GET, path, &[("host", "localhost:1"), (name, value)]), expected);
 }
 
-fn told(rates: Result<Rates, String>, shows: Shows, asked: &Asked) -> Value {
+fn told(rates: Result<Rates, String>, shows: Shows, query: &PageQuery) -> Value {
     let problems = (0..25).map(|number| format!("problem {number}")).collect();
     let (clients, examples) = (Vec::new(), Examples::new());
     let look = Look { at: std::time::SystemTime::UNIX_EPOCH, rates, clients, examples, problems };
-    serde_json::from_str(&frame::text("node-a", shows, &look, asked).unwrap()).unwrap()
+    serde_json::from_str(&frame::text("node-a", shows, &look, query).unwrap()).unwrap()
 }
 
 #[test]
 fn addresses_are_told_only_where_that_is_asked_for() {
     let (before, after) = two_looks();
     let rates = || Ok(Rates::between(Some(&before), &after));
-    let open = told(rates(), Shows::All, &Asked::default());
+    let open = told(rates(), Shows::All, &PageQuery::default());
     let row = &open["services"][0];
     assert_eq!(row["key"], "default/web:http/TCP/IPv4");
     assert_eq!((&row["frontends"], &row["count"]), (&json!(["10.96.0.3:80"]), &json!(2)));
     assert_eq!(row["endpoints"][0]["address"], "10.244.0.1:8080", "the busiest first");
     assert_eq!(row["bySockets"], 20.0, "no packet has begun a connection");
     assert_eq!((open["problems"].as_array().unwrap().len(), &open["moreProblems"]), (20, &json!(5)));
-    let closed = told(rates(), Shows::Services, &Asked::default());
+    let closed = told(rates(), Shows::Services, &PageQuery::default());
     let row = &closed["services"][0];
     assert_eq!(
         (&row["frontends"], &row["endpoints"], &row["bySockets"]),
@@ -98,7 +98,7 @@ fn addresses_are_told_only_where_that_is_asked_for() {
     assert_eq!((&row["count"], &row["ready"]), (&json!(2), &json!(2)));
     assert!(!closed.to_string().contains("10.244."), "{closed}");
     // A search must not reveal addresses either.
-    let by_address = Asked { filter: "10.96.0.3".to_owned(), ..Asked::default() };
+    let by_address = PageQuery { filter: "10.96.0.3".to_owned(), ..PageQuery::default() };
     assert_eq!(told(rates(), Shows::All, &by_address)["matching"], 1);
     assert_eq!(told(rates(), Shows::Services, &by_address)["matching"], 0);
 }
@@ -114,8 +114,8 @@ fn an_event_is_bounded_and_has_what_is_asked_for() {
         endpoint(&mut counters, 2_000 + id, 250, 0);
     }
     for name in ["default/s250:http/TCP/IPv4", "default/s250:http"] {
-        let asked = Asked { service: name.to_owned(), ..Asked::default() };
-        let event = told(Ok(Rates::between(None, &counters)), Shows::All, &asked);
+        let query = PageQuery { service: name.to_owned(), ..PageQuery::default() };
+        let event = told(Ok(Rates::between(None, &counters)), Shows::All, &query);
         let services = event["services"].as_array().unwrap();
         assert_eq!((services.len(), &event["matching"]), (201, &json!(255)));
         let endpoints = |row: &Value| row["endpoints"].as_array().unwrap().len();
@@ -125,7 +125,7 @@ fn an_event_is_bounded_and_has_what_is_asked_for() {
             (&json!("default/s250:http/TCP/IPv4"), 40)
         );
     }
-    let filtered = Asked { filter: "S01".to_owned(), ..Asked::default() };
+    let filtered = PageQuery { filter: "S01".to_owned(), ..PageQuery::default() };
     assert_eq!(told(Ok(Rates::between(None, &counters)), Shows::All, &filtered)["matching"], 10);
 }
 
@@ -139,21 +139,21 @@ async fn so_many_browsers_listen_and_one_that_leaves_makes_room() {
     let agent = agent(Duration::ZERO);
     let mut listeners = Vec::new();
     for _ in 0..16 {
-        listeners.push(agent.events(Asked::default()).await.unwrap());
+        listeners.push(agent.events(PageQuery::default()).await.unwrap());
     }
-    assert_eq!(agent.events(Asked::default()).await.err(), Some(Refusal::TooMany { most: 16 }));
+    assert_eq!(agent.events(PageQuery::default()).await.err(), Some(Refusal::TooMany { most: 16 }));
     let event: Value = serde_json::from_str(&listeners[15].next().await.unwrap()).unwrap();
     assert_eq!(event["node"], "node-a");
     let failure = event["failure"].as_str().unwrap();
     assert!(failure.contains("/nonexistent"), "without maps it says why: {failure}");
     drop(listeners.pop());
-    let mut again = agent.events(Asked::default()).await.unwrap();
+    let mut again = agent.events(PageQuery::default()).await.unwrap();
     assert!(again.next().await.is_some());
     // After all browsers have left, a new one starts the reading of the maps again.
     listeners.clear();
     drop(again);
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert!(agent.events(Asked::default()).await.unwrap().next().await.is_some());
+    assert!(agent.events(PageQuery::default()).await.unwrap().next().await.is_some());
     assert_eq!(agent.history(String::new()).await, Err(Refusal::NoHistory));
 }
 

@@ -7,7 +7,7 @@ use proxy_common::reason::Verdict;
 use crate::model::net::IpFamily;
 use crate::model::{Service, ServicePort, SortedMap, TrafficPolicy};
 
-use super::eligible::Eligible;
+use super::usable::UsableEndpoints;
 use super::{Access, Frontend, FrontendKind, FrontendPlan, Scope};
 
 /// Returns the frontends of one Service port in one family. A family without endpoints has frontends, too: they refuse
@@ -20,7 +20,7 @@ pub fn frontends(
     service: &Service,
     port: &ServicePort,
     family: IpFamily,
-    eligible: &Eligible,
+    usable: &UsableEndpoints,
     access: Access,
     dsr: bool,
 ) -> SortedMap<Frontend, FrontendPlan> {
@@ -38,11 +38,11 @@ pub fn frontends(
             if kind == FrontendKind::ClusterIp { service.internal_policy } else { TrafficPolicy::Cluster };
         // With policy Local, clients outside never use an endpoint on another node.
         let dsr = dsr && kind != FrontendKind::ClusterIp && !scoped;
-        all.insert(frontend, FrontendPlan { scoped, access, dsr, ..under_policy(kind, policy, eligible) });
+        all.insert(frontend, FrontendPlan { scoped, access, dsr, ..under_policy(kind, policy, usable) });
         if scoped {
-            let mut outside = under_policy(kind, TrafficPolicy::Local, eligible);
+            let mut outside = under_policy(kind, TrafficPolicy::Local, usable);
             // The routes of a node port's addresses lead to this node.
-            if service.passes_when_empty && eligible.local.is_empty() && kind != FrontendKind::NodePort {
+            if service.passes_when_empty && usable.local.is_empty() && kind != FrontendKind::NodePort {
                 outside.when_empty = Verdict::Pass;
             }
             all.insert(Frontend { scope: Scope::External, ..frontend }, FrontendPlan { access, ..outside });
@@ -77,15 +77,15 @@ fn frontend_addresses(
 /// Returns the plan of a frontend with the endpoints that the policy allows. If the policy is Local and only other nodes
 /// could serve, packets are dropped: a refusal would tell the client that there is no endpoint
 /// (`pkg/proxy/iptables/proxier.go`).
-fn under_policy(kind: FrontendKind, policy: TrafficPolicy, eligible: &Eligible) -> FrontendPlan {
+fn under_policy(kind: FrontendKind, policy: TrafficPolicy, usable: &UsableEndpoints) -> FrontendPlan {
     match policy {
         TrafficPolicy::Cluster => {
-            FrontendPlan { slots: eligible.slots(&eligible.cluster), ..FrontendPlan::new(kind) }
+            FrontendPlan { slots: usable.slots(&usable.cluster), ..FrontendPlan::new(kind) }
         }
         TrafficPolicy::Local => FrontendPlan {
             policy,
-            slots: eligible.slots(&eligible.local),
-            when_empty: if eligible.local.is_empty() && eligible.has_any {
+            slots: usable.slots(&usable.local),
+            when_empty: if usable.local.is_empty() && usable.has_any {
                 Verdict::Drop
             } else {
                 Verdict::Reject

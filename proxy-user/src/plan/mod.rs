@@ -2,25 +2,25 @@
 //!
 //! One Service is planned at a time, in steps:
 //!
-//! 1. [`candidates`] merges its slices: the endpoints of one port in one family, each address and port once.
-//! 2. [`eligible`] selects two sets: the endpoints for clients that may use any endpoint, and those for clients that a
+//! 1. [`merged`] merges its slices: the endpoints of one port in one family, each address and port once.
+//! 2. [`usable`] selects two sets: the endpoints for clients that may use any endpoint, and those for clients that a
 //!    policy keeps on this node.
 //! 3. [`frontend`] lists the frontends, and determines which of the two sets each of them uses.
 //! 4. [`access`] determines which clients may use the addresses of a load balancer.
 
 pub mod access;
-pub mod candidates;
 pub mod devices;
-pub mod eligible;
 pub mod frontend;
 mod ipsec;
 pub mod maglev;
+pub mod merged;
 pub mod node;
 mod ports;
 pub mod service;
 pub mod slow_start;
 pub mod tunnels;
 pub mod types;
+pub mod usable;
 pub mod weights;
 
 pub use devices::DeviceFacts;

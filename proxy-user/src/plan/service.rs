@@ -16,11 +16,11 @@ use crate::model::{
 };
 
 use super::access::{Allowed, allowed};
-use super::candidates::{Candidates, is_local, merge};
-use super::eligible::{Wanted, eligible};
 use super::frontend::frontends;
+use super::merged::{MergedEndpoints, is_local, merge};
 use super::node::source;
 use super::tunnels::Tunnels;
+use super::usable::{EndpointSets, usable_endpoints};
 use super::{BackendAddress, BackendFacts, HealthCheck, PortPlan, ServicePlan, ServicePortName, Unmanaged};
 
 /// The operator's settings for the plans of Services.
@@ -87,12 +87,12 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
                 family,
             };
             let node = &cluster.node().name;
-            let candidates = merge(cluster.slices(name), &port.name, port.protocol, family, node);
-            let here = candidates.iter().filter(|(_, endpoint)| endpoint.ready && is_local(endpoint, node));
+            let merged = merge(cluster.slices(name), &port.name, port.protocol, family, node);
+            let here = merged.iter().filter(|(_, endpoint)| endpoint.ready && is_local(endpoint, node));
             ready.extend(here.map(|(at, _)| at.address));
             let tunnels = Tunnels::new(cluster, family);
-            let port = plan_port(cluster, service, port, family, &candidates, &allowed, &tunnels);
-            plan.problems.extend(tunnels.problem(service, &port, &candidates));
+            let port = plan_port(cluster, service, port, family, &merged, &allowed, &tunnels);
+            plan.problems.extend(tunnels.problem(service, &port, &merged));
             plan.ports.insert(id, port);
         }
     }
@@ -198,19 +198,19 @@ fn plan_port(
     service: &Service,
     port: &ServicePort,
     family: IpFamily,
-    candidates: &Candidates<'_>,
+    merged: &MergedEndpoints<'_>,
     allowed: &Allowed,
     tunnels: &Tunnels<'_>,
 ) -> PortPlan {
     let node = cluster.node();
-    let wanted = Wanted::new(
+    let wanted = EndpointSets::new(
         service.internal_policy == TrafficPolicy::Local,
         service.external_policy == TrafficPolicy::Local,
         service.is_external(port),
     );
-    let mut eligible = eligible(candidates, wanted, node);
-    let weight = |at: &BackendAddress| candidates.get(at).map_or(1, |endpoint| weight(service, endpoint));
-    for set in [&mut eligible.cluster, &mut eligible.local] {
+    let mut usable = usable_endpoints(merged, wanted, node);
+    let weight = |at: &BackendAddress| merged.get(at).map_or(1, |endpoint| weight(service, endpoint));
+    for set in [&mut usable.cluster, &mut usable.local] {
         // If all weights are 0, they are ignored: some endpoint has to serve.
         let with_weight = || set.iter().copied().filter(|at| weight(at) != 0);
         if (1..set.len()).contains(&with_weight().count()) {
@@ -218,22 +218,22 @@ fn plan_port(
         }
     }
     let dsr = service.forwarding.unwrap_or_default().is_dsr(port.protocol);
-    let frontends = frontends(service, port, family, &eligible, allowed.access, dsr);
+    let frontends = frontends(service, port, family, &usable, allowed.access, dsr);
     let has_dsr = frontends.values().any(|frontend| frontend.dsr);
     let is_here = |endpoint: &Endpoint| is_local(endpoint, &node.name) || cluster.is_own(&endpoint.address);
-    let elsewhere = candidates.iter().filter(|(_, e)| has_dsr && e.is_serving() && !is_here(e));
+    let elsewhere = merged.iter().filter(|(_, e)| has_dsr && e.is_serving() && !is_here(e));
     PortPlan {
         tunnels: elsewhere.filter_map(|(at, endpoint)| Some((*at, tunnels.to(endpoint)?))).collect(),
         frontends,
-        backends: candidates
+        backends: merged
             .iter()
             .filter(|(_, endpoint)| endpoint.is_serving())
             .map(|(address, endpoint)| {
                 let facts = BackendFacts {
                     local: is_here(endpoint),
                     terminating: endpoint.terminating,
-                    in_cluster: eligible.cluster.binary_search(address).is_ok(),
-                    in_local: eligible.local.binary_search(address).is_ok(),
+                    in_cluster: usable.cluster.binary_search(address).is_ok(),
+                    in_local: usable.local.binary_search(address).is_ok(),
                     weight: weight(address).max(1),
                     step: 0,
                 };

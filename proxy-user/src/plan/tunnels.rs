@@ -7,7 +7,7 @@ use crate::model::net::IpFamily;
 use crate::model::{Cluster, Endpoint, Problem, Service};
 
 use super::PortPlan;
-use super::candidates::Candidates;
+use super::merged::MergedEndpoints;
 
 /// Maximum number of nodes that a problem names.
 const NAMED: usize = 3;
@@ -39,7 +39,7 @@ impl<'a> Tunnels<'a> {
         &self,
         service: &Service,
         port: &PortPlan,
-        candidates: &Candidates<'_>,
+        merged: &MergedEndpoints<'_>,
     ) -> Option<Problem> {
         let is_asked = port.frontends.values().any(|frontend| frontend.dsr);
         if !is_asked || self.cluster.others().is_none() {
@@ -48,7 +48,7 @@ impl<'a> Tunnels<'a> {
         let lacks = |(at, endpoint): &(&_, &&Endpoint)| {
             port.backends.get(at).is_some_and(|facts| !facts.local) && self.to(endpoint).is_none()
         };
-        let nodes: BTreeSet<&str> = candidates
+        let nodes: BTreeSet<&str> = merged
             .iter()
             .filter(lacks)
             .map(|(_, endpoint)| endpoint.node.as_deref().unwrap_or("(no nodeName)"))

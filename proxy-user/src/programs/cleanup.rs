@@ -37,20 +37,20 @@ impl Cleanup {
 }
 
 /// Work to do before and after the programs are detached.
-pub trait Witness {
+pub trait DetachHooks {
     /// Whether another proxy serves new connections from now on. If so, the packet programs leave new connections to it
     /// before anything else is done, and serve only the connections that they know.
     fn has_successor(&mut self) -> bool {
         false
     }
     /// Called before the programs are detached; everything still exists, and no agent runs.
-    fn before(&mut self) {}
+    fn before_detach(&mut self) {}
     /// Called after the programs were detached; their maps still exist.
-    fn after(&mut self) {}
+    fn after_detach(&mut self) {}
 }
 
-/// A witness that does nothing.
-impl Witness for () {}
+/// Does nothing before and after.
+impl DetachHooks for () {}
 
 /// Removes links, filters, pins and directories, even if half of them are missing; a second call finds nothing.
 ///
@@ -60,13 +60,13 @@ pub fn cleanup(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
     cleanup_before(&mut (), bpffs, cgroup)
 }
 
-/// Does the same as [`cleanup`], with a witness.
+/// Does the same as [`cleanup`], with work to do before and after.
 pub fn cleanup_before(
-    witness: &mut dyn Witness,
+    detach_hooks: &mut dyn DetachHooks,
     bpffs: &Path,
     cgroup: Option<&Path>,
 ) -> Result<Cleanup, Error> {
-    work(bpffs, cgroup, Mode::Remove, witness)
+    work(bpffs, cgroup, Mode::Remove, detach_hooks)
 }
 
 /// Returns what [`cleanup`] would remove, in the same words; removes nothing.
@@ -92,7 +92,7 @@ fn work(
     bpffs: &Path,
     cgroup: Option<&Path>,
     mode: Mode,
-    witness: &mut dyn Witness,
+    detach_hooks: &mut dyn DetachHooks,
 ) -> Result<Cleanup, Error> {
     super::privileges::require()?;
     let paths = Paths::new(bpffs);
@@ -110,16 +110,16 @@ fn work(
     let mut pinned = BTreeSet::new();
     remove_links(&paths, &xdp, mode, &mut pinned, &mut report)?;
     if mode == Mode::Remove
-        && witness.has_successor()
+        && detach_hooks.has_successor()
         && let Err(error) = leave_what_begins(&paths)
     {
         tracing::warn!(%error, "connections that start now may retransmit their first packet");
     }
     // First the programs that translate, then the maps that they read.
-    witness.before();
+    detach_hooks.before_detach();
     remove_links(&paths, &names, mode, &mut pinned, &mut report)?;
     remove_strays(&paths, cgroup, mode, &pinned, &mut report)?;
-    witness.after();
+    detach_hooks.after_detach();
     remove_tree(&paths, mode, &mut report);
     Ok(report)
 }

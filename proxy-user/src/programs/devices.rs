@@ -25,7 +25,7 @@ impl DeviceHooks for Programs {
         self.repairs.add_device();
     }
 
-    fn settled(&self, devices: &Devices) {
+    fn after_pass(&self, devices: &Devices) {
         let own = iter::once(&self.ebpf).chain(self.headerless.get()).flat_map(calls::users).collect();
         calls::release_unused(self.pins.paths(), &own);
         let tc = self.attached();

@@ -16,7 +16,7 @@ pub const OLDEST: (u32, u32) = (5, 15);
 /// A feature that the kernel lacks, and that Ballast can do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Lack {
+pub enum MissingFeature {
     /// Socket programs cannot set the error of a call that they deny (`bpf_set_retval`).
     SocketErrors,
     /// XDP programs cannot copy bytes out of a frame (`bpf_xdp_load_bytes`).
@@ -25,12 +25,12 @@ pub enum Lack {
     Tcx,
 }
 
-impl Lack {
+impl MissingFeature {
     /// All features, the oldest first.
     pub const ALL: [Self; 3] = [Self::Xdp, Self::SocketErrors, Self::Tcx];
 
     /// Whether this kernel lacks the feature. If the kernel does not permit the check, the feature counts as present.
-    pub fn is_here(self) -> bool {
+    pub fn is_missing(self) -> bool {
         let missing = |kind, helper| matches!(is_helper_supported(kind, helper), Ok(false));
         match self {
             Self::SocketErrors => missing(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval),
@@ -40,7 +40,7 @@ impl Lack {
     }
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for MissingFeature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SocketErrors => {
@@ -56,22 +56,22 @@ impl fmt::Display for Lack {
 }
 
 /// Returns the features that this kernel lacks, as far as it permits the check.
-pub fn lacks() -> Vec<Lack> {
-    Lack::ALL.into_iter().filter(|lack| lack.is_here()).collect()
+pub fn missing_features() -> Vec<MissingFeature> {
+    MissingFeature::ALL.into_iter().filter(|feature| feature.is_missing()).collect()
 }
 
 /// Returns the features that this kernel lacks; `None` if it does not permit this process to check.
-pub fn known_lacks() -> Option<Vec<Lack>> {
-    bpf::has_tcx().map(|_| lacks())
+pub fn known_missing_features() -> Option<Vec<MissingFeature>> {
+    bpf::has_tcx().map(|_| missing_features())
 }
 
-/// Tells the programs which features the kernel lacks, and returns these features, for the operator.
-pub(super) fn adapt(loader: &mut EbpfLoader<'_>) -> Vec<Lack> {
-    let lacks = lacks();
-    if lacks.contains(&Lack::SocketErrors) {
+/// Sets in the programs which features the kernel lacks, and returns these features, for the operator.
+pub(super) fn adapt(loader: &mut EbpfLoader<'_>) -> Vec<MissingFeature> {
+    let missing = missing_features();
+    if missing.contains(&MissingFeature::SocketErrors) {
         loader.override_global("SOCKET_ERRORS", &0u64, true);
     }
-    lacks
+    missing
 }
 
 /// Returns what to add to the kernel's error if the kernel is older than [`OLDEST`]; otherwise an empty string.

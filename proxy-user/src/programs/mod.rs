@@ -35,12 +35,14 @@ mod verify;
 mod xdp;
 
 pub use capacities::Capacities;
-pub use cleanup::{Cleanup, Witness, cleanup, cleanup_before, dry_run};
+pub use cleanup::{Cleanup, DetachHooks, cleanup, cleanup_before, dry_run};
 pub use current_maps::CurrentMaps;
 pub use embedded::{EMBEDDED, release_object};
 pub use error::Error;
 pub use iterator::{CountedIterator, RemovedBackendIterator, SocketIterator};
-pub use kernel::{Lack, OLDEST, interleaves_packets, is_too_old, known_lacks, lacks};
+pub use kernel::{
+    MissingFeature, OLDEST, interleaves_packets, is_too_old, known_missing_features, missing_features,
+};
 pub use links::Outcome;
 pub use loaded::{ProgramStatus, Programs};
 pub use notice::StartNotice;
@@ -52,4 +54,4 @@ pub use repair::Repair;
 pub use repairs::Repairs;
 pub use settings::{PacketHook, Settings, TcxOrder};
 pub use status::{Attachment, attachments};
-pub use xdp::keeper::{Taken, Xdp, XdpDevice, XdpDevices};
+pub use xdp::keeper::{AttachedXdp, Xdp, XdpDevice, XdpDevices};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::kernel::Lack;
+use super::kernel::MissingFeature;
 
 /// Information about a start for the operator, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub enum StartNotice {
         path: PathBuf,
     },
     /// The kernel lacks a feature that Ballast can do without.
-    KernelLacks(Lack),
+    KernelLacks(MissingFeature),
 }
 
 impl StartNotice {
@@ -79,7 +79,7 @@ impl fmt::Display for StartNotice {
                     moved_to.display()
                 )
             }
-            Self::KernelLacks(lack) => write!(f, "this kernel lacks {lack}"),
+            Self::KernelLacks(feature) => write!(f, "this kernel lacks {feature}"),
             Self::Mounted { path } => {
                 write!(
                     f,

@@ -15,7 +15,7 @@ use aya::maps::{HashMap, Map, MapData};
 use proxy_common::map_names as names;
 use proxy_common::node::DEVICE_UPLINK;
 
-use self::keeper::{Taken, XdpDevice, XdpDevices};
+use self::keeper::{AttachedXdp, XdpDevice, XdpDevices};
 use super::bpf::{Hook, Link};
 use super::hooks::{pinned_xdp, xdp_pin};
 use super::links::{self, AttachPoint, Outcome};
@@ -46,11 +46,11 @@ impl Programs {
                 Err("the device has no tc programs".to_owned())
             };
             let (mode, reason) = match wanted.and_then(|mode| self.hold_xdp(device, mode)) {
-                Ok(XdpMode::Native) => (Taken::Native, String::new()),
-                Ok(XdpMode::Generic) => (Taken::Generic, String::new()),
+                Ok(XdpMode::Native) => (AttachedXdp::Native, String::new()),
+                Ok(XdpMode::Generic) => (AttachedXdp::Generic, String::new()),
                 Err(reason) => {
                     self.release_xdp(device.ifindex);
-                    (Taken::None, reason)
+                    (AttachedXdp::None, reason)
                 }
             };
             found.insert(device.ifindex, XdpDevice { device: device.name.clone(), mode, reason });
@@ -66,7 +66,7 @@ impl Programs {
                 continue;
             }
             let XdpDevice { device, mode, reason } = now;
-            if mode == Taken::None {
+            if mode == AttachedXdp::None {
                 tracing::info!(device, reason, "no XDP on this uplink; tc handles all packets");
             } else {
                 tracing::info!(device, mode = mode.label(), "XDP program attached");

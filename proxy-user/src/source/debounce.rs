@@ -10,9 +10,9 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, timeout_at};
 
 /// Time to wait for more changes after a complete one: `kubectl` and editors replace several files in a row.
-const SETTLED: Duration = Duration::from_millis(10);
+const AFTER_COMPLETE: Duration = Duration::from_millis(10);
 /// Time to wait for the end of a write: half of a file may be a valid manifest.
-const WRITING: Duration = Duration::from_millis(250);
+const WHILE_WRITTEN: Duration = Duration::from_millis(250);
 /// The longest wait in total; after it, the folder is read in any case.
 const AT_MOST: Duration = Duration::from_secs(2);
 
@@ -56,7 +56,7 @@ pub async fn debounce(first: Touch, touches: &mut Receiver<Touch>) {
                 being_written.remove(&path);
             }
         }
-        let pause = if being_written.is_empty() { SETTLED } else { WRITING };
+        let pause = if being_written.is_empty() { AFTER_COMPLETE } else { WHILE_WRITTEN };
         next = timeout_at(end.min(Instant::now() + pause), touches.recv()).await.ok().flatten();
     }
 }

@@ -146,7 +146,7 @@ impl Addresses {
             let write =
                 wanted.map_or(Write::NoService(key(address)), |entry| Write::Service(key(address), entry));
             steps.push(jobs.len(), write);
-            jobs.push(Job::new(Owner::Upkeep));
+            jobs.push(Job::new(Owner::NoPort));
             asked.push(address);
         }
         writer.execute(&steps, &mut jobs, true, now);
@@ -184,7 +184,7 @@ impl Addresses {
             for key in &victims {
                 steps.push(0, Write::NoService(*key));
             }
-            writer.upkeep(&steps, now);
+            writer.write_without_port(&steps, now);
             let problem = self.problem_of(first.addr, &SyncError::Addresses);
             self.dirty.extend(victims.iter().map(|key| key.addr));
             self.failure = Some(Failure::after(self.failure.as_ref(), problem, now));

@@ -94,24 +94,24 @@ pub struct Applied {
 }
 
 impl Applied {
-    pub fn new(capacity: Capacity, holds: QuarantinePeriods) -> Self {
+    pub fn new(capacity: Capacity, quarantine: QuarantinePeriods) -> Self {
         Self {
             services: BTreeMap::new(),
             frontends: Rows::default(),
             backends: Rows::default(),
             names: Rows::default(),
-            prefilter: Prefilter::new(holds.prefilter),
-            extents: ExtentAllocator::new(capacity.slots, holds.extent),
+            prefilter: Prefilter::new(quarantine.prefilter),
+            extents: ExtentAllocator::new(capacity.slots, quarantine.extent),
             maglev: BTreeMap::new(),
-            drains: Drains::new(holds.table),
-            tables: tables(capacity.maglev, holds.extent),
-            ports: IdAllocator::new(capacity.services, holds.id),
-            endpoints: IdAllocator::new(capacity.backends, holds.id),
+            drains: Drains::new(quarantine.table),
+            tables: tables(capacity.maglev, quarantine.extent),
+            ports: IdAllocator::new(capacity.services, quarantine.id),
+            endpoints: IdAllocator::new(capacity.backends, quarantine.id),
             active: 0,
             by_load: 0,
             services6: 0,
             addresses: 0,
-            ranges: RangeSets::new(capacity.ranges, holds.extent),
+            ranges: RangeSets::new(capacity.ranges, quarantine.extent),
             node: NodeContents::default(),
             tunnels: BTreeMap::new(),
             node_ports: BTreeSet::new(),

@@ -39,7 +39,7 @@ pub struct DriverSettings {
     /// Period of the comparison of the maps with the mirror.
     pub sync_period: Duration,
     /// Quarantine periods.
-    pub holds: QuarantinePeriods,
+    pub quarantine: QuarantinePeriods,
     /// Settings of the planning of Services.
     pub plan: PlanSettings,
     /// Settings of the planning of the node.
@@ -53,7 +53,7 @@ impl Default for DriverSettings {
         Self {
             min_sync_period: Duration::from_millis(5),
             sync_period: Duration::from_secs(30),
-            holds: QuarantinePeriods::default(),
+            quarantine: QuarantinePeriods::default(),
             plan: PlanSettings::default(),
             node: NodeSettings::default(),
             slow_start: Duration::ZERO,
@@ -101,7 +101,7 @@ impl<S: Store> Driver<S> {
     /// Recovers the state from the maps; writes nothing. `node` is this node as far as it is known without the API server.
     pub fn new(store: S, node: NodeView, settings: DriverSettings) -> Result<Self, MapError> {
         let now = Instant::now();
-        let reconciler = Reconciler::recover(store, settings.holds, now.into_std())?;
+        let reconciler = Reconciler::recover(store, settings.quarantine, now.into_std())?;
         let dsr = DsrUse::new(reconciler.applied().node.config.dsr, now);
         let early = Early { is_first: reconciler.applied().services.is_empty(), is_due: false };
         let mut status = Status { needs_nodes: dsr.is_needed(), ..Status::default() };
@@ -316,7 +316,7 @@ impl<S: Store> Driver<S> {
         drop(planning);
         let applying = span::apply();
         self.reconciler.sync(begun.into_std(), plans);
-        self.ledger.settle(&self.cluster, self.reconciler.failing_services(), SystemTime::now());
+        self.ledger.record_sync(&self.cluster, self.reconciler.failing_services(), SystemTime::now());
         drop(applying);
         let ended = Instant::now();
         self.last_sync = Some(ended);

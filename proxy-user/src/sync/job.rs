@@ -20,7 +20,7 @@ pub(super) enum Owner {
     /// A Service port.
     Port(ServicePortName),
     /// No Service port: entries of the node, and entries that are no longer needed.
-    Upkeep,
+    NoPort,
 }
 
 /// The work for an owner in one sync, and its progress.
@@ -64,7 +64,7 @@ impl Owner {
     pub(super) fn port(&self) -> Option<&ServicePortName> {
         match self {
             Self::Port(port) => Some(port),
-            Self::Upkeep => None,
+            Self::NoPort => None,
         }
     }
 }

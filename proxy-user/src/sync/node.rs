@@ -88,7 +88,7 @@ impl NodeState {
             steps.push(0, Write::Config(ConfigRow { uplinks, ..known }));
         }
         // The next `reconcile` retries failed writes.
-        writer.upkeep(&steps, now);
+        writer.write_without_port(&steps, now);
     }
 
     /// Writes the entries that differ. `full`: also if no change is due. `freed`: space was freed, so a failure is retried
@@ -110,9 +110,9 @@ impl NodeState {
         let Some(mut desired) = self.desired.clone() else { return };
         let known = writer.applied.node.config;
         desired.config.snat_moved = self.has_old_snat_ports(&known, flows, desired.config.snat_ports, now);
-        let told = writer.upkeep(&facts(&writer.applied.node, &desired), now);
+        let told = writer.write_without_port(&facts(&writer.applied.node, &desired), now);
         // Stop at the first failure: an address must not be written without its filter bits.
-        let mut all_right = [Job::new(Owner::Upkeep)];
+        let mut all_right = [Job::new(Owner::NoPort)];
         writer.execute(&addresses(&writer.applied, &desired), &mut all_right, false, now);
         let before = self.failure.take();
         let cause = [told].into_iter().chain(all_right).find_map(|job| job.cause);

@@ -48,7 +48,7 @@ impl<S: Store> Writer<S> {
             let Some(id) = self.applied.services.get(&key).map(|entry| entry.id) else { continue };
             // An unknown id belongs to no port.
             let job = *numbers.entry(id).or_insert_with(|| {
-                jobs.push(Job::new(Owner::Upkeep));
+                jobs.push(Job::new(Owner::NoPort));
                 jobs.len() - 1
             });
             steps.push(job, Write::NoService(key));
@@ -217,9 +217,9 @@ impl<S: Store> Writer<S> {
         for (number, job) in jobs.iter().enumerate() {
             let Some(service) = job.id else { continue };
             let is_wanted = |id: &u32| job.wanted.as_ref().is_some_and(|wanted| wanted.rows.contains_key(id));
-            let rests = |key: &_| self.applied.endpoints.is_quarantined(key);
+            let is_quarantined = |key: &_| self.applied.endpoints.is_quarantined(key);
             let unwanted =
-                self.applied.endpoints_of(service).filter(|(key, id)| !is_wanted(id) && !rests(key));
+                self.applied.endpoints_of(service).filter(|(key, id)| !is_wanted(id) && !is_quarantined(key));
             let unwanted: Vec<_> = unwanted.collect();
             // In most cases, no endpoint was removed.
             let live =
@@ -241,9 +241,9 @@ impl<S: Store> Writer<S> {
         }
         for job in jobs.iter().filter(|job| job.wanted.is_none()) {
             let Some(id) = job.id else { continue };
-            let rests = |(key, _)| self.applied.endpoints.is_quarantined(&key);
+            let is_quarantined = |(key, _)| self.applied.endpoints.is_quarantined(&key);
             if self.applied.frontends_of(id).next().is_none()
-                && self.applied.endpoints_of(id).all(rests)
+                && self.applied.endpoints_of(id).all(is_quarantined)
                 && let Some(port) = job.port()
             {
                 self.applied.ports.retire(port, now, self.number);

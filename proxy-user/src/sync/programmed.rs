@@ -93,7 +93,7 @@ impl Ledger {
 
     /// Updates the versions after a sync. `failing`: Services with a failed write; `None`: entries of the node itself
     /// failed, on which any Service may depend.
-    pub(super) fn settle(
+    pub(super) fn record_sync(
         &mut self,
         cluster: &Cluster,
         failing: Option<BTreeSet<ServiceName>>,
@@ -161,7 +161,7 @@ mod tests {
         fn sync(&mut self, failing: &[&str]) {
             self.now += Duration::from_secs(1);
             let failing = failing.iter().map(|name| ServiceName::new("default", *name)).collect();
-            self.ledger.settle(&self.cluster, Some(failing), self.now);
+            self.ledger.record_sync(&self.cluster, Some(failing), self.now);
         }
 
         /// Returns the version of a Service, the versions of its slices, the seconds since the start, and whether it is
@@ -240,7 +240,7 @@ mod tests {
     fn while_the_node_itself_fails_nothing_new_is_programmed() {
         let mut fixture = Fixture::new();
         fixture.take(service("web", 5));
-        fixture.ledger.settle(&fixture.cluster, None, fixture.now);
+        fixture.ledger.record_sync(&fixture.cluster, None, fixture.now);
         assert_eq!(fixture.of("web"), None);
         fixture.sync(&[]);
         assert_eq!(fixture.of("web"), told(5, &[], 1, true));

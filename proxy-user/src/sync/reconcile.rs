@@ -43,7 +43,7 @@ const PART: usize = 2048;
 /// Brings the maps to the state that the plans ask for.
 pub struct Reconciler<S> {
     pub(super) writer: Writer<S>,
-    pub(super) holds: QuarantinePeriods,
+    pub(super) quarantine: QuarantinePeriods,
     /// The next sync is a full one: it processes all Service ports and frontends.
     pub(super) full: bool,
     services: Services,
@@ -54,10 +54,10 @@ pub struct Reconciler<S> {
 
 impl<S: Store> Reconciler<S> {
     /// Creates a reconciler with an empty mirror; [`Reconciler::recover`] then reads the maps.
-    pub(super) fn new(store: S, holds: QuarantinePeriods) -> Self {
+    pub(super) fn new(store: S, quarantine: QuarantinePeriods) -> Self {
         Self {
-            writer: Writer::new(store, holds),
-            holds,
+            writer: Writer::new(store, quarantine),
+            quarantine,
             full: true,
             services: Services::default(),
             addresses: Addresses::default(),
@@ -156,7 +156,7 @@ impl<S: Store> Reconciler<S> {
             self.services.accept(name, plan, &mut dirty);
         }
         let capacity = self.writer.store.capacity();
-        self.services.settle(&capacity, &mut dirty);
+        self.services.update_shares(&capacity, &mut dirty);
         dirty.into_iter().map(Owner::Port).collect()
     }
 
@@ -165,7 +165,7 @@ impl<S: Store> Reconciler<S> {
             let jobs = dirty.into_iter().map(Job::new).collect();
             self.services.reconcile(&mut self.writer, &mut self.addresses, jobs, touched, now);
             // The failed write belongs to no port; a full sync finds the entry again.
-            self.full |= self.services.failures.contains_key(&Owner::Upkeep);
+            self.full |= self.services.failures.contains_key(&Owner::NoPort);
         }
     }
 
@@ -188,17 +188,17 @@ impl<S: Store> Reconciler<S> {
         ];
         let bits = applied.prefilter.next_quarantine_end();
         let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
-        let mut rests = [space[0], space[1], space[2], applied.drains.next_over(), ids[0], ids[1], bits];
+        let mut ends = [space[0], space[1], space[2], applied.drains.next_over(), ids[0], ids[1], bits];
         if let Some((_, retry)) = self.releases.failed {
-            for rest in &mut rests {
-                *rest = rest.map(|rest| rest.max(retry));
+            for end in &mut ends {
+                *end = end.map(|at| at.max(retry));
             }
-            rests[0] = Some(rests[0].map_or(retry, |rest| rest.min(retry)));
+            ends[0] = Some(ends[0].map_or(retry, |end| end.min(retry)));
         }
         let resets = self.writer.removals.next_due();
         let others =
             [retries, resets, self.addresses.retry(), self.node.retry(), self.node.next_snat_check()];
-        rests.into_iter().chain(others).flatten().min()
+        ends.into_iter().chain(others).flatten().min()
     }
 
     /// Returns the time at which [`Reconciler::sync_early`] should be called even if nothing changes.
@@ -261,7 +261,7 @@ impl<S: Store> Reconciler<S> {
                 Some(ServiceName { namespace: namespace.clone(), name: name.clone() })
             }
             // Only the removal of entries that are no longer needed has failed.
-            Owner::Upkeep => None,
+            Owner::NoPort => None,
         };
         let refused = self.services.shares.refused().cloned();
         let failing = self.services.failures.keys().filter_map(name).chain(refused);

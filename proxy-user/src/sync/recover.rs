@@ -29,8 +29,8 @@ struct Known {
 impl<S: Store> Reconciler<S> {
     /// Reads the maps. Writes nothing: the first [`Reconciler::sync`] writes only what differs from the plans, and removes
     /// invalid entries.
-    pub fn recover(store: S, holds: QuarantinePeriods, now: Instant) -> Result<Self, MapError> {
-        let mut reconciler = Self::new(store, holds);
+    pub fn recover(store: S, quarantine: QuarantinePeriods, now: Instant) -> Result<Self, MapError> {
+        let mut reconciler = Self::new(store, quarantine);
         let contents = reconciler.writer.store.read(u32::MAX)?;
         reconciler.adopt(&contents, Known::default(), now);
         Ok(reconciler)
@@ -64,7 +64,7 @@ impl<S: Store> Reconciler<S> {
 
     /// Replaces the mirror by the content of the maps.
     fn adopt(&mut self, contents: &Contents, known: Known, now: Instant) {
-        let mut applied = Applied::new(self.writer.store.capacity(), self.holds);
+        let mut applied = Applied::new(self.writer.store.capacity(), self.quarantine);
         let mut orphans = Vec::new();
         for (port, id) in known.ports {
             applied.ports.restore(port, id);

@@ -85,7 +85,7 @@ impl Releases {
                 steps.push(0, Write::NoSourceRange(*id, *range));
             }
         }
-        let job = writer.upkeep(&steps, now);
+        let job = writer.write_without_port(&steps, now);
         let applied = &mut writer.applied;
         for (id, _) in sets {
             freed |= applied.ranges.forget(id);
@@ -106,7 +106,7 @@ impl Releases {
         for (_, id) in ports.iter().filter(|(_, id)| writer.applied.names.has(*id)) {
             steps.push(0, Write::NoName(*id));
         }
-        let names = writer.upkeep(&steps, now);
+        let names = writer.write_without_port(&steps, now);
         for (port, id) in ports {
             if !writer.applied.names.has(id) {
                 writer.applied.ports.forget(&port);
@@ -176,7 +176,7 @@ impl Releases {
         for write in std::mem::take(&mut self.orphans) {
             let mut steps = Steps::default();
             steps.push(0, write);
-            let job = writer.upkeep(&steps, now);
+            let job = writer.write_without_port(&steps, now);
             let is_done = job.cause.is_none();
             cause = cause.or(job.cause);
             match steps.writes.pop() {

@@ -55,7 +55,7 @@ impl<S: Store> Writer<S> {
                 steps.push(0, Write::Backend(*id, Backend { state: BACKEND_RESET, ..*row }));
             }
         }
-        let job = self.upkeep(&steps, now);
+        let job = self.write_without_port(&steps, now);
         self.removals.retry = job.cause.map(|error| {
             tracing::warn!(%error, "cannot reset connections to removed endpoints; retrying");
             now + RETRY

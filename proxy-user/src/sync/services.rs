@@ -115,8 +115,8 @@ impl Services {
     }
 
     /// Decides which Services fit into the tables; adds the ports that may have to change to `dirty`.
-    pub(super) fn settle(&mut self, capacity: &Capacity, dirty: &mut BTreeSet<ServicePortName>) {
-        let changed = self.shares.settle(&self.desired, capacity);
+    pub(super) fn update_shares(&mut self, capacity: &Capacity, dirty: &mut BTreeSet<ServicePortName>) {
+        let changed = self.shares.update(&self.desired, capacity);
         let plans = changed.iter().filter_map(|name| self.desired.get(name));
         dirty.extend(plans.flat_map(|plan| plan.ports.keys().cloned()));
     }

@@ -239,7 +239,7 @@ impl Shares {
     }
 
     /// Decides which Services fit; returns those whose limits have changed.
-    pub(super) fn settle(
+    pub(super) fn update(
         &mut self,
         desired: &BTreeMap<ServiceName, Box<ServicePlan>>,
         capacity: &Capacity,

@@ -31,8 +31,8 @@ pub(super) struct Writer<S> {
 
 impl<S: Store> Writer<S> {
     /// Creates a writer whose mirror is empty.
-    pub(super) fn new(store: S, holds: QuarantinePeriods) -> Self {
-        let applied = Applied::new(store.capacity(), holds);
+    pub(super) fn new(store: S, quarantine: QuarantinePeriods) -> Self {
+        let applied = Applied::new(store.capacity(), quarantine);
         Self {
             store,
             applied,
@@ -46,8 +46,8 @@ impl<S: Store> Writer<S> {
 
     /// Does writes that belong to no Service port. A failure does not stop the others; the returned job has the first
     /// error.
-    pub(super) fn upkeep(&mut self, steps: &Steps, now: Instant) -> Job {
-        let mut jobs = [Job::new(Owner::Upkeep)];
+    pub(super) fn write_without_port(&mut self, steps: &Steps, now: Instant) -> Job {
+        let mut jobs = [Job::new(Owner::NoPort)];
         self.execute(steps, &mut jobs, true, now);
         let [job] = jobs;
         job

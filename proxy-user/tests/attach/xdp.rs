@@ -10,7 +10,7 @@ use proxy_user::host::devices::{self, XdpMode, XdpProgram};
 use proxy_user::host::manager::DeviceHooks as _;
 use proxy_user::host::seen::Seen;
 use proxy_user::programs::bpf::{Hook, Link};
-use proxy_user::programs::{EMBEDDED, Programs, Settings, Taken, Xdp, XdpDevice, cleanup};
+use proxy_user::programs::{AttachedXdp, EMBEDDED, Programs, Settings, Xdp, XdpDevice, cleanup};
 
 use crate::node::{on_node, run, veth};
 
@@ -27,7 +27,7 @@ fn uplink(programs: &Programs) -> u32 {
 /// Does one pass of the device manager over `up0`, and returns the XDP state of the device.
 fn pass(programs: &Programs, ifindex: u32) -> Option<XdpDevice> {
     programs.attach_device(ifindex, false).unwrap();
-    programs.settled(&Seen::start(devices::list).unwrap().present());
+    programs.after_pass(&Seen::start(devices::list).unwrap().present());
     programs.xdp_devices().list().pop()
 }
 
@@ -42,14 +42,14 @@ fn xdp_stays_in_its_link_over_restarts_and_goes_when_it_is_not_wanted() {
         let start = |xdp| Programs::start(&Settings { xdp, ..node.settings() }).unwrap();
         let first = start(Xdp::Native);
         let ifindex = uplink(&first);
-        assert_eq!(pass(&first, ifindex).unwrap().mode, Taken::Native);
+        assert_eq!(pass(&first, ifindex).unwrap().mode, AttachedXdp::Native);
         let pin = node.bpffs.join("ballast/links").join(format!("xdp_{ifindex}"));
         let before = Link::pinned(&pin).unwrap().unwrap().info().unwrap();
         assert_eq!(before.hook, Hook::Xdp { ifindex });
         drop(first);
         assert_eq!(xdp_on(ifindex).map(|xdp| xdp.program), Some(before.program), "it outlives its agent");
         let second = start(Xdp::Native);
-        assert_eq!(pass(&second, ifindex).unwrap().mode, Taken::Native);
+        assert_eq!(pass(&second, ifindex).unwrap().mode, AttachedXdp::Native);
         let after = Link::pinned(&pin).unwrap().unwrap().info().unwrap();
         assert_eq!(after.id, before.id, "the link stays");
         assert_ne!(after.program, before.program, "the program is the new agent's");
@@ -60,16 +60,16 @@ fn xdp_stays_in_its_link_over_restarts_and_goes_when_it_is_not_wanted() {
             sleep(Duration::from_millis(5));
         }
         assert!(xdp_on(ifindex).is_none(), "the link has gone with its pin");
-        assert_eq!(pass(&second, ifindex).unwrap().mode, Taken::Native);
+        assert_eq!(pass(&second, ifindex).unwrap().mode, AttachedXdp::Native);
         assert!(pin.exists() && xdp_on(ifindex).is_some());
         drop(second);
         let third = start(Xdp::Generic);
-        assert_eq!(pass(&third, ifindex).unwrap().mode, Taken::Generic);
+        assert_eq!(pass(&third, ifindex).unwrap().mode, AttachedXdp::Generic);
         assert_eq!(xdp_on(ifindex).unwrap().mode, Some(XdpMode::Generic));
         drop(third);
         let last = start(Xdp::Auto);
         let told = pass(&last, ifindex).unwrap();
-        assert!(told.mode == Taken::None && told.reason.contains("virtual"), "{told:?}");
+        assert!(told.mode == AttachedXdp::None && told.reason.contains("virtual"), "{told:?}");
         assert!(xdp_on(ifindex).is_none() && !pin.exists());
     });
 }
@@ -87,11 +87,14 @@ fn a_foreign_xdp_program_is_left_alone() {
         let id = foreign.info().unwrap().id();
         for _ in 0..2 {
             let told = pass(&programs, ifindex).unwrap();
-            assert!(told.mode == Taken::None && told.reason.contains("does not replace it"), "{told:?}");
+            assert!(
+                told.mode == AttachedXdp::None && told.reason.contains("does not replace it"),
+                "{told:?}"
+            );
             assert_eq!(xdp_on(ifindex).map(|xdp| xdp.program), Some(id));
         }
         foreign.detach(link).unwrap();
-        assert_eq!(pass(&programs, ifindex).unwrap().mode, Taken::Native, "it has gone");
+        assert_eq!(pass(&programs, ifindex).unwrap().mode, AttachedXdp::Native, "it has gone");
     });
 }
 
@@ -104,9 +107,9 @@ fn a_device_that_refuses_xdp_is_told_and_cleanup_removes_what_is_there() {
         run("ip link add br0 type bridge");
         run("ip link set up0 master br0");
         let told = pass(&programs, ifindex).unwrap();
-        assert!(told.mode == Taken::None && told.reason.contains("port of another device"), "{told:?}");
+        assert!(told.mode == AttachedXdp::None && told.reason.contains("port of another device"), "{told:?}");
         run("ip link set up0 nomaster");
-        assert_eq!(pass(&programs, ifindex).unwrap().mode, Taken::Native);
+        assert_eq!(pass(&programs, ifindex).unwrap().mode, AttachedXdp::Native);
         drop(programs);
         let done = cleanup(&node.bpffs, Some(&node.cgroup)).unwrap();
         assert!(done.removed.iter().any(|what| what == &format!("link xdp_{ifindex}")), "{done:?}");

@@ -17,10 +17,10 @@ use proxy_user::plan::BackendAddress;
 use proxy_user::plan::maglev::{Member, length, packed, signature};
 
 use crate::Scenario;
-use crate::beyond::{by_gateway, forget};
 use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
 use crate::node::{know, node_addr, uplink};
 use crate::packet::{ACK, ETHERNET, FIN, Packet, SCTP, SYN, TCP, UDP, ends};
+use crate::snat::{by_gateway, forget};
 
 pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "packets of clients outside are encapsulated", flows: 256, test: encapsulated },

@@ -4,10 +4,10 @@ use proxy_common::config::SNAT_PORTS;
 use proxy_common::reason::Reason;
 
 use crate::Scenario;
-use crate::beyond::forget;
 use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
 use crate::node::know;
 use crate::packet::{ACK, Packet, SYN, TCP, UDP};
+use crate::snat::forget;
 use crate::tables::proto_name;
 
 pub const SCENARIOS: [Scenario; 7] = [

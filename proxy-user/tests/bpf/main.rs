@@ -4,7 +4,6 @@
 #![expect(clippy::print_stdout, reason = "some tests also tell figures")]
 
 mod algorithms;
-mod beyond;
 mod cost;
 mod dsr;
 mod eject;
@@ -25,6 +24,7 @@ mod race;
 mod random;
 mod removal;
 mod sctp;
+mod snat;
 mod table_full;
 mod tables;
 
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
         .chain(latency::SCENARIOS)
         .chain(load::SCENARIOS)
         .chain(race::SCENARIOS)
-        .chain(beyond::SCENARIOS)
+        .chain(snat::SCENARIOS)
         .chain(dsr::SCENARIOS)
         .chain(fragments::SCENARIOS)
         .chain(icmp::SCENARIOS)

@@ -13,10 +13,10 @@ use proxy_common::service::{
 use proxy_user::maps::{FrontendKey, Write};
 
 use crate::Scenario;
-use crate::beyond::{OWN, by_gateway, forget};
 use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service, context_of, filter};
 use crate::node::{know, node_addr, send_on_as, uplink};
 use crate::packet::{ACK, FIN, Packet, RST, SCTP, SYN, TCP, ends, verify};
+use crate::snat::{OWN, by_gateway, forget};
 
 pub const SCENARIOS: [Scenario; 10] = [
     Scenario { name: "SCTP checksums are right for every length", flows: 64, test: lengths },

@@ -12,7 +12,7 @@ use aya_obj::btf::BtfKind;
 use aya_obj::generated::{BPF_F_XDP_HAS_FRAGS, bpf_attach_type, bpf_cmd, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Function, Object, Program, ProgramSection};
 use proxy_user::programs::hooks::{COUNTED_ITERATOR, LEFT_ITERATOR, SOCKET_ITERATOR};
-use proxy_user::programs::{EMBEDDED, Lack};
+use proxy_user::programs::{EMBEDDED, MissingFeature};
 
 /// Prefix of the lines that `cargo xtask test --kernel` reads.
 const MARK: &str = "verified";
@@ -42,7 +42,7 @@ impl fmt::Display for Cost {
 
 /// Loads every program in every mode, prints a line for each, and fails if the kernel refuses one that it should accept.
 pub fn all() -> Result<()> {
-    let errors = u64::from(!Lack::SocketErrors.is_here());
+    let errors = u64::from(!MissingFeature::SocketErrors.is_missing());
     let mut refused = Vec::new();
     for (mode, variables) in modes() {
         let mut loader = Loader::new(&[variables, vec![("SOCKET_ERRORS", errors)]].concat())?;
@@ -54,7 +54,8 @@ pub fn all() -> Result<()> {
             if !mode.is_empty() && (!is_packets || is_tool) {
                 continue;
             }
-            let may_lack = matches!(program.section, ProgramSection::Xdp { .. }) && Lack::Xdp.is_here();
+            let may_lack =
+                matches!(program.section, ProgramSection::Xdp { .. }) && MissingFeature::Xdp.is_missing();
             match loader.load(&name) {
                 Ok(cost) => line(&format!("{MARK}\t{name}\t{mode}\t{cost}")),
                 Err(_) if may_lack => line(&format!("{MARK}\t{name}\t{mode}\t-")),

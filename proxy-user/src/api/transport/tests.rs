@@ -19,11 +19,11 @@ const REFUSED: &[u8] = include_bytes!("../protobuf/recorded/refused.pb");
 type Answer = (u16, &'static str, Vec<u8>);
 
 /// The requests: the path with its query, and the `Accept` header.
-type Asked = Arc<Mutex<Vec<(String, String)>>>;
+type Requests = Arc<Mutex<Vec<(String, String)>>>;
 
-fn server(answer: impl Fn(&str, &str) -> Answer + Clone + Send + 'static) -> (Api<Service>, Asked) {
-    let asked = Asked::default();
-    let log = Arc::clone(&asked);
+fn server(answer: impl Fn(&str, &str) -> Answer + Clone + Send + 'static) -> (Api<Service>, Requests) {
+    let requests = Requests::default();
+    let log = Arc::clone(&requests);
     let service = service_fn(move |request: Request<Body>| {
         let uri = request.uri().to_string();
         let accept = request.headers()[ACCEPT].to_str().unwrap().to_owned();
@@ -32,7 +32,7 @@ fn server(answer: impl Fn(&str, &str) -> Answer + Clone + Send + 'static) -> (Ap
         let answer = Response::builder().status(status).header(CONTENT_TYPE, form).body(Body::from(body));
         std::future::ready(Ok::<_, Infallible>(answer.unwrap()))
     });
-    (Api::all(Client::new(service, "default")), asked)
+    (Api::all(Client::new(service, "default")), requests)
 }
 
 /// Returns the first items of the watch in a short notation.
@@ -67,8 +67,8 @@ fn found(uri: &str) -> Vec<u8> {
 
 const ALL: [&str; 9] = ["[", "kubernetes", "away", "headless", "plain", "web", "]", "+web", "-plain"];
 
-fn forms(asked: &Asked) -> Vec<String> {
-    asked.lock().unwrap().iter().map(|(_, accept)| accept.clone()).collect()
+fn forms(requests: &Requests) -> Vec<String> {
+    requests.lock().unwrap().iter().map(|(_, accept)| accept.clone()).collect()
 }
 
 fn sorted(mut items: Vec<String>) -> Vec<String> {
@@ -83,22 +83,22 @@ fn expected() -> Vec<String> {
 
 #[tokio::test]
 async fn a_watch_in_protobuf_is_the_same() {
-    let (api, asked) =
+    let (api, requests) =
         server(|_, _| (200, "application/vnd.kubernetes.protobuf;stream=watch", WATCH.to_vec()));
     assert_eq!(sorted(first(api, 9).await), expected());
-    assert_eq!(forms(&asked), [WATCHES]);
+    assert_eq!(forms(&requests), [WATCHES]);
 }
 
 #[tokio::test]
 async fn a_whole_list_in_protobuf_is_the_same() {
-    let (api, asked) =
+    let (api, requests) =
         server(|uri, _| match (uri.contains("sendInitialEvents"), uri.contains("watch=true")) {
             (true, _) => (422, PROTOBUF, include_bytes!("../protobuf/recorded/invalid.pb").to_vec()),
             (false, true) => (200, PROTOBUF, Vec::new()),
             (false, false) => (200, PROTOBUF, LIST.to_vec()),
         });
     assert_eq!(sorted(first(api, 7).await), expected()[..7]);
-    assert_eq!(forms(&asked), [WATCHES, LISTS]);
+    assert_eq!(forms(&requests), [WATCHES, LISTS]);
 }
 
 #[tokio::test]
@@ -111,7 +111,7 @@ async fn a_refusal_in_protobuf_says_its_words() {
 #[tokio::test]
 async fn a_server_without_protobuf_is_asked_for_json() {
     for code in [406, 415] {
-        let (api, asked) = server(move |_, accept| match accept {
+        let (api, requests) = server(move |_, accept| match accept {
             JSON => (200, JSON, LINES.to_vec()),
             _ => (code, "text/plain", b"no".to_vec()),
         });
@@ -120,11 +120,11 @@ async fn a_server_without_protobuf_is_asked_for_json() {
             let events = source.watch(&WatchParams::default(), "0").await.unwrap();
             assert_eq!(events.filter(|event| std::future::ready(event.is_ok())).count().await, 9);
         }
-        assert_eq!(forms(&asked), [WATCHES, JSON, JSON], "it is asked once");
+        assert_eq!(forms(&requests), [WATCHES, JSON, JSON], "it is asked once");
     }
-    let (api, asked) = server(|_, _| (200, JSON, LINES.to_vec()));
+    let (api, requests) = server(|_, _| (200, JSON, LINES.to_vec()));
     assert_eq!(sorted(first(api, 9).await), expected());
-    assert_eq!(forms(&asked), [WATCHES], "what comes is read as what it says it is");
+    assert_eq!(forms(&requests), [WATCHES], "what comes is read as what it says it is");
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn bytes_that_make_no_sense_end_in_a_new_list_in_json() {
     let garbage = b"\0\0\0\x05hello".to_vec();
     let huge = [WATCH, b"\xff\xff\xff\xff"].concat();
     for (bytes, good) in [(garbage, 1), (huge, 9)] {
-        let (api, asked) = server(move |_, accept| match accept {
+        let (api, requests) = server(move |_, accept| match accept {
             JSON => (200, JSON, LINES.to_vec()),
             _ => (200, PROTOBUF, bytes.clone()),
         });
@@ -143,16 +143,16 @@ async fn bytes_that_make_no_sense_end_in_a_new_list_in_json() {
         let error = items.pop().unwrap();
         assert!(error.starts_with("watch stream failed"), "{error}");
         assert_eq!(sorted(again), expected());
-        let asked = asked.lock().unwrap();
-        assert!(asked.iter().all(|(uri, _)| !uri.contains("sendInitialEvents=false")), "{asked:?}");
-        assert_eq!(asked.last().unwrap().1, JSON, "{asked:?}");
-        assert!(asked.last().unwrap().0.contains("sendInitialEvents=true"), "a list: {asked:?}");
+        let requests = requests.lock().unwrap();
+        assert!(requests.iter().all(|(uri, _)| !uri.contains("sendInitialEvents=false")), "{requests:?}");
+        assert_eq!(requests.last().unwrap().1, JSON, "{requests:?}");
+        assert!(requests.last().unwrap().0.contains("sendInitialEvents=true"), "a list: {requests:?}");
     }
 }
 
 #[tokio::test]
 async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
-    let (api, asked) = server(|uri, _| {
+    let (api, requests) = server(|uri, _| {
         if uri.contains("metadata.name") {
             return (200, JSON, found(uri));
         }
@@ -169,27 +169,27 @@ async fn a_watch_that_ends_within_an_event_goes_on_where_it_was() {
         let error = watch.next().await.unwrap().unwrap_err().to_string();
         assert!(error.starts_with("watch stream failed"), "{error}");
     }
-    let asked = asked.lock().unwrap();
+    let requests = requests.lock().unwrap();
     // After a failure, the server is asked for the newest objects as well.
-    let watches: Vec<_> = asked.iter().filter(|(uri, _)| uri.contains("watch=true")).skip(1).collect();
+    let watches: Vec<_> = requests.iter().filter(|(uri, _)| uri.contains("watch=true")).skip(1).collect();
     let version = watches[0].0.split("resourceVersion=").nth(1).unwrap();
-    assert!(version != "0" && watches.len() == 2, "{asked:?}");
-    assert!(watches.iter().all(|(uri, accept)| uri.ends_with(version) && accept == WATCHES), "{asked:?}");
+    assert!(version != "0" && watches.len() == 2, "{requests:?}");
+    assert!(watches.iter().all(|(uri, accept)| uri.ends_with(version) && accept == WATCHES), "{requests:?}");
 }
 
 #[tokio::test]
 async fn a_list_that_ends_too_early_is_a_failure_each_time() {
-    let (api, asked) = server(|_, _| (200, PROTOBUF, Vec::new()));
+    let (api, requests) = server(|_, _| (200, PROTOBUF, Vec::new()));
     let failed = |item: &String| item.starts_with("watch stream failed");
     let items = first(api, 4).await;
     assert!(items[0] == "[" && failed(&items[1]) && items[2] == "[" && failed(&items[3]), "{items:?}");
-    assert_eq!(asked.lock().unwrap().len(), 2);
+    assert_eq!(requests.lock().unwrap().len(), 2);
 }
 
 /// The server refuses the version when the watch is resumed, not with an event of the watch.
 #[tokio::test]
 async fn a_version_that_is_refused_ends_in_a_new_list() {
-    let (api, asked) = server(|uri, _| {
+    let (api, requests) = server(|uri, _| {
         if uri.contains("sendInitialEvents=true") {
             (200, PROTOBUF, WATCH.to_vec())
         } else if uri.contains("metadata.name") {
@@ -200,5 +200,5 @@ async fn a_version_that_is_refused_ends_in_a_new_list() {
     });
     let items = first(api, 11).await;
     assert!(items[9].contains("too old"), "{items:?}");
-    assert_eq!(items[10], "[", "{:?}", asked.lock().unwrap());
+    assert_eq!(items[10], "[", "{:?}", requests.lock().unwrap());
 }

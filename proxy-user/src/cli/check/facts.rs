@@ -11,7 +11,7 @@ use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
 use crate::model::DeviceKind;
 use crate::model::ports::{LOCAL_PORTS, NODE_PORTS};
-use crate::programs::{Attachment, Lack};
+use crate::programs::{Attachment, MissingFeature};
 
 /// All facts.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +40,7 @@ pub struct Kernel {
     /// Map types that the kernel does not support; `None`: this process may not query the kernel.
     pub missing_maps: Option<Vec<&'static str>>,
     /// Missing kernel features that Ballast can do without; `None`: this process may not query the kernel.
-    pub lacks: Option<Vec<Lack>>,
+    pub missing_features: Option<Vec<MissingFeature>>,
     /// Whether tasks of one CPU may interrupt each other while they process packets (`PREEMPT_RT`).
     pub interleaves_packets: bool,
     /// Whether the kernel provides BTF (`/sys/kernel/btf/vmlinux`).

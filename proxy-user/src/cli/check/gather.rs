@@ -49,7 +49,7 @@ fn kernel() -> Kernel {
     Kernel {
         missing_programs: programs::missing_programs(),
         missing_maps: programs::missing_maps(),
-        lacks: programs::known_lacks(),
+        missing_features: programs::known_missing_features(),
         interleaves_packets: programs::interleaves_packets(),
         has_btf: Path::new(BTF).exists(),
         missing_options: options::missing(&release),

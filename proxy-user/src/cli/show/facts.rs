@@ -11,7 +11,7 @@ use super::shared_ports::shared_ports;
 use crate::config::value::SnatPorts;
 use crate::host::diag::Diag;
 use crate::maps::view::{BackendState, Overview, UsageRow, View, ViewError};
-use crate::programs::{Attachment, Lack, attachments, lacks};
+use crate::programs::{Attachment, MissingFeature, attachments, missing_features};
 
 /// The facts from the pinned programs and maps.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct Facts {
     /// Attachments of the programs.
     pub attachments: Vec<Attachment>,
     /// Missing kernel features.
-    pub lacks: Vec<Lack>,
+    pub missing_features: Vec<MissingFeature>,
     /// Usage of the maps.
     pub maps: Vec<UsageRow>,
     /// Number of Service ports.
@@ -66,7 +66,7 @@ impl Facts {
                 .map(|(address, _)| address)
                 .collect(),
             attachments: attachments(bpffs),
-            lacks: lacks(),
+            missing_features: missing_features(),
             maps,
             shared_ports: shared_ports(&servers, &snapshot, &view.node_addresses()?),
             ports: snapshot.names.len(),

@@ -21,7 +21,7 @@ use crate::cli::check::facts::{Installed, Others};
 use crate::cli::check::judge;
 use crate::maps::view::{UsageRow, ViewError};
 use crate::model::ApiServers;
-use crate::programs::{Attachment, Lack, Taken, XdpDevice};
+use crate::programs::{AttachedXdp, Attachment, MissingFeature, XdpDevice};
 
 /// All data of `ballast status`.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ struct StatusJson<'a> {
     folder: Option<&'a PathBuf>,
     attachments: Vec<AttachmentJson<'a>>,
     /// Missing kernel features that Ballast can do without.
-    kernel_lacks: &'a [Lack],
+    kernel_lacks: &'a [MissingFeature],
     /// Contains no server if there is no cluster, or if the agent was not queried.
     api_servers: &'a ApiServers,
     /// XDP on the uplinks; empty if the agent was not queried.
@@ -173,7 +173,7 @@ impl Status {
             attachments: facts
                 .map(|facts| facts.attachments.iter().map(attachment).collect())
                 .unwrap_or_default(),
-            kernel_lacks: facts.map(|facts| &*facts.lacks).unwrap_or_default(),
+            kernel_lacks: facts.map(|facts| &*facts.missing_features).unwrap_or_default(),
             api_servers: &self.api_servers,
             xdp: &self.xdp,
             resident: self.resident,
@@ -229,7 +229,7 @@ impl Status {
         for (position, XdpDevice { device, mode, reason }) in self.xdp.iter().enumerate() {
             let label = if position == 0 { "XDP:" } else { "" };
             let _ = match mode {
-                Taken::None => writeln!(text, "{label:<10}  {device}: none, {reason}"),
+                AttachedXdp::None => writeln!(text, "{label:<10}  {device}: none, {reason}"),
                 mode => writeln!(text, "{label:<10}  {device}: {}", mode.label()),
             };
         }
@@ -275,8 +275,8 @@ fn facts_text(text: &mut String, facts: &Facts, resident: Option<u64>, output: O
     let unmanaged =
         if facts.unmanaged == 0 { String::new() } else { format!("; {} unmanaged", facts.unmanaged) };
     let _ = writeln!(text, "Programs:   {} at {} hooks", programs.len(), attached().count());
-    for (position, lack) in facts.lacks.iter().enumerate() {
-        let _ = writeln!(text, "{:<10}  {lack}", if position == 0 { "Missing:" } else { "" });
+    for (position, feature) in facts.missing_features.iter().enumerate() {
+        let _ = writeln!(text, "{:<10}  {feature}", if position == 0 { "Missing:" } else { "" });
     }
     let _ = writeln!(
         text,

@@ -31,7 +31,7 @@ use crate::model::ApiServers;
 use crate::model::lookup::{Place, Places};
 use crate::model::net::{IpFamily, Protocol};
 use crate::programs::hooks::SOCKET_HOOKS;
-use crate::programs::{Attachment, Lack};
+use crate::programs::{Attachment, MissingFeature};
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
     NameRow {
@@ -280,7 +280,7 @@ fn facts() -> Facts {
         snat_ports: "1024-29999,61000-65535".into(),
         node_ports: ["127.0.0.1", "192.0.2.1"].map(|address| address.parse().unwrap()).into(),
         attachments: attachments(),
-        lacks: vec![Lack::SocketErrors],
+        missing_features: vec![MissingFeature::SocketErrors],
         maps: maps(),
         ports: 4,
         frontends: 6,

@@ -12,11 +12,11 @@ use crate::kubectl::mock::{self, Answers, agents_pod};
 
 /// A mock page of one node with the data of a test; it records the requests.
 #[derive(Clone)]
-struct Told(&'static str, Arc<Mutex<Vec<Asked>>>);
+struct Told(&'static str, Arc<Mutex<Vec<PageQuery>>>);
 
 impl Source for Told {
-    async fn events(&self, asked: Asked) -> Result<Events, Refusal> {
-        self.1.lock().unwrap().push(asked);
+    async fn events(&self, query: PageQuery) -> Result<Events, Refusal> {
+        self.1.lock().unwrap().push(query);
         let frame = json!({ "node": "a name of its own", "total": self.0 }).to_string();
         Ok(stream::iter([frame]).chain(stream::pending()).boxed())
     }
@@ -50,7 +50,7 @@ impl Answers for Api {
 }
 
 /// Returns a cluster of three nodes: two have a page, and the third one's port is closed.
-async fn cluster(folder: &std::path::Path) -> (Nodes, Arc<Mutex<Vec<Asked>>>) {
+async fn cluster(folder: &std::path::Path) -> (Nodes, Arc<Mutex<Vec<PageQuery>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let mut agents = BTreeMap::new();
     for node in ["a", "b"] {
@@ -71,7 +71,7 @@ async fn cluster(folder: &std::path::Path) -> (Nodes, Arc<Mutex<Vec<Asked>>>) {
 async fn what_all_agents_tell_is_one_stream() {
     let folder = tempfile::tempdir().unwrap();
     let (nodes, asked) = cluster(folder.path()).await;
-    let wanted = Asked { filter: "a b&c=1".to_owned(), service: "default/web:http/TCP/IPv4".to_owned() };
+    let wanted = PageQuery { filter: "a b&c=1".to_owned(), service: "default/web:http/TCP/IPv4".to_owned() };
     let mut events = nodes.events(wanted.clone()).await.unwrap();
     let mut told = BTreeMap::new();
     while told.len() < 3 {
@@ -106,6 +106,6 @@ fn events_come_under_the_name_of_their_node() {
     assert_eq!(frame(b"data: {\"node\":\"x\"}\n\n", "a").as_deref(), Some("{\"node\":\"a\"}"));
     assert_eq!(frame(b":\n\n", "a"), None, "what keeps the connection is no event");
     assert_eq!(frame(b"data: [1]\n\n", "a"), None);
-    let asked = Asked { filter: "a&b".to_owned(), service: "é".to_owned() };
-    assert_eq!(path("events", &asked), "/page/events?filter=a%26b&service=%C3%A9");
+    let query = PageQuery { filter: "a&b".to_owned(), service: "é".to_owned() };
+    assert_eq!(path("events", &query), "/page/events?filter=a%26b&service=%C3%A9");
 }

@@ -17,7 +17,7 @@ const OF_LABELS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "
 
 /// The names in an expression.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Asked {
+struct NamesUsed {
     /// Metrics, each with the labels that select from it.
     metrics: Vec<(String, Vec<String>)>,
     /// Labels by which results are grouped.
@@ -56,8 +56,8 @@ pub(super) fn exported() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 /// Parses the names in an expression.
-fn asked(expression: &str) -> Asked {
-    let mut asked = Asked::default();
+fn names_in(expression: &str) -> NamesUsed {
+    let mut names = NamesUsed::default();
     let mut rest = expression;
     while let Some(first) = rest.chars().next() {
         let word_end = |text: &str| {
@@ -73,23 +73,23 @@ fn asked(expression: &str) -> Asked {
             rest = behind.trim_start();
             if OF_LABELS.contains(&word) {
                 let (labels, behind) = rest[1..].split_once(')').expect("parentheses close");
-                asked.labels.extend(labels.split(',').map(|label| label.trim().to_owned()));
+                names.labels.extend(labels.split(',').map(|label| label.trim().to_owned()));
                 rest = behind;
             } else if let Some(matchers) = rest.strip_prefix('{') {
                 let (matchers, behind) = matchers.split_once('}').expect("braces close");
                 let keys = matchers.split("\",").map(|one| one[..word_end(one)].trim().to_owned());
-                asked.metrics.push((word.to_owned(), keys.collect()));
+                names.metrics.push((word.to_owned(), keys.collect()));
                 rest = behind;
             } else if !["(", "by ", "without "].iter().any(|next| rest.starts_with(next))
                 && !KEYWORDS.contains(&word)
             {
-                asked.metrics.push((word.to_owned(), Vec::new()));
+                names.metrics.push((word.to_owned(), Vec::new()));
             }
         } else {
             rest = &rest[first.len_utf8()..];
         }
     }
-    asked
+    names
 }
 
 fn file(name: &str) -> String {
@@ -109,11 +109,11 @@ fn shown(text: &str) -> Vec<String> {
 
 /// Checks one expression and the texts that show its results.
 fn check(what: &str, expression: &str, texts: &[&str]) {
-    let (exported, asked) = (exported(), asked(expression));
-    assert!(!asked.metrics.is_empty(), "{what} asks for no metric: {expression}");
+    let (exported, used) = (exported(), names_in(expression));
+    assert!(!used.metrics.is_empty(), "{what} asks for no metric: {expression}");
     let mut known: BTreeSet<&str> = OF_THE_SCRAPE.into();
     known.insert("le");
-    for (name, selected) in &asked.metrics {
+    for (name, selected) in &used.metrics {
         let labels = exported.get(name).unwrap_or_else(|| panic!("{what}: no metric is named `{name}`"));
         known.extend(labels.iter().map(String::as_str));
         for label in selected {
@@ -122,7 +122,7 @@ fn check(what: &str, expression: &str, texts: &[&str]) {
         }
     }
     let shown = texts.iter().flat_map(|text| shown(text));
-    for label in asked.labels.into_iter().chain(shown) {
+    for label in used.labels.into_iter().chain(shown) {
         assert!(known.contains(label.as_str()), "{what}: nothing there has a label `{label}`");
     }
 }
@@ -135,7 +135,7 @@ fn names_are_found_in_expressions() {
     let metrics =
         vec![("x_total".to_owned(), vec!["c".to_owned(), "d".to_owned()]), ("w".to_owned(), vec![])];
     let labels = ["a", "b", "f", ""].map(str::to_owned).to_vec();
-    assert_eq!(asked(&expression), Asked { metrics, labels });
+    assert_eq!(names_in(&expression), NamesUsed { metrics, labels });
     assert_eq!(shown("{{ $labels.map }}: {{ $value | humanize }} {{instance}}"), ["map", "instance"]);
 }
 

@@ -39,7 +39,7 @@ impl Xdp {
 /// The result for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Taken {
+pub enum AttachedXdp {
     /// The driver runs the program.
     Native,
     /// The kernel's network stack runs the program.
@@ -48,7 +48,7 @@ pub enum Taken {
     None,
 }
 
-impl Taken {
+impl AttachedXdp {
     /// Returns the word used in metrics and output.
     pub const fn label(self) -> &'static str {
         match self {
@@ -65,7 +65,7 @@ pub struct XdpDevice {
     /// Its name.
     pub device: String,
     /// How the program runs.
-    pub mode: Taken,
+    pub mode: AttachedXdp,
     /// Why the device has no program; empty otherwise.
     pub reason: String,
 }

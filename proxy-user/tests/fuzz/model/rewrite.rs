@@ -54,7 +54,7 @@ impl Expected {
 
     /// Writes the checksum at `at`. It covered the bytes `before`. `after`: the sum of the bytes that it covers now, with
     /// its own field zero.
-    fn settle(&mut self, at: usize, before: &[&[u8]], after: u16, is_udp: bool) {
+    fn write_checksum(&mut self, at: usize, before: &[&[u8]], after: u16, is_udp: bool) {
         let was = sum(before);
         let mut check = if was == 0xffff {
             !after
@@ -91,11 +91,11 @@ fn put_ports(bytes: &mut [u8], at: usize, src: u16, dst: u16) {
 }
 
 /// Writes the checksum of the IPv4 header at `at` of `input`, as far as the header is there.
-fn settle_header(out: &mut Expected, input: &[u8], at: usize, end: usize) {
+fn write_header_checksum(out: &mut Expected, input: &[u8], at: usize, end: usize) {
     let end = end.min(input.len());
     put(&mut out.bytes, at + 10, &[0, 0]);
     let after = sum(&[&out.bytes[at..end]]);
-    out.settle(at + 10, &[&input[at..end]], after, false);
+    out.write_checksum(at + 10, &[&input[at..end]], after, false);
 }
 
 /// Returns the packet with another source and destination.
@@ -104,7 +104,7 @@ pub fn translated(input: &[u8], segment: &Segment, src: SocketAddr, dst: SocketA
     put_addresses(&mut out.bytes, ETHERNET, src.ip(), dst.ip());
     if src.is_ipv4() {
         let end = ETHERNET + usize::from(input[ETHERNET] & 15) * 4;
-        settle_header(&mut out, input, ETHERNET, end);
+        write_header_checksum(&mut out, input, ETHERNET, end);
     }
     let Some(l4) = segment.l4 else { return out };
     put_ports(&mut out.bytes, l4, src.port(), dst.port());
@@ -122,7 +122,7 @@ pub fn translated(input: &[u8], segment: &Segment, src: SocketAddr, dst: SocketA
     put(&mut out.bytes, at, &[0, 0]);
     let after = sum(&[&pseudo(src.ip(), dst.ip(), segment.proto, length), &out.bytes[l4..segment.end]]);
     let old = pseudo(segment.src.ip(), segment.dst.ip(), segment.proto, length);
-    out.settle(at, &[&old, before], after, segment.proto == UDP);
+    out.write_checksum(at, &[&old, before], after, segment.proto == UDP);
     out
 }
 
@@ -157,7 +157,7 @@ pub fn sent(mut out: Expected, macs: [[u8; 6]; 2]) -> Expected {
     } else {
         out.bytes[ETHERNET + 8] -= 1;
         let end = ETHERNET + usize::from(input[ETHERNET] & 15) * 4;
-        settle_header(&mut out, &input, ETHERNET, end);
+        write_header_checksum(&mut out, &input, ETHERNET, end);
     }
     out
 }
@@ -173,8 +173,8 @@ pub fn error(input: &[u8], outer: &Header, inner: &Header, src: IpAddr, quoted: 
     put_addresses(&mut out.bytes, quote, from.ip(), to.ip());
     put_ports(&mut out.bytes, inner.l4, from.port(), to.port());
     if src.is_ipv4() {
-        settle_header(&mut out, input, ETHERNET, outer.l4);
-        settle_header(&mut out, input, quote, inner.l4);
+        write_header_checksum(&mut out, input, ETHERNET, outer.l4);
+        write_header_checksum(&mut out, input, quote, inner.l4);
     }
     let (before, length) = (&input[inner.l4..there], inner.end.saturating_sub(inner.l4));
     if inner.proto == SCTP {
@@ -191,7 +191,7 @@ pub fn error(input: &[u8], outer: &Header, inner: &Header, src: IpAddr, quoted: 
             put(&mut out.bytes, at, &[0, 0]);
             let after = [&pseudo(from.ip(), to.ip(), inner.proto, length)[..], &out.bytes[inner.l4..there]];
             let (after, old) = (sum(&after), pseudo(inner.src, inner.dst, inner.proto, length));
-            out.settle(at, &[&old, before], after, inner.proto == UDP);
+            out.write_checksum(at, &[&old, before], after, inner.proto == UDP);
             out.loose.push(at);
         }
     }
@@ -204,7 +204,7 @@ pub fn error(input: &[u8], outer: &Header, inner: &Header, src: IpAddr, quoted: 
         (pseudo(outer.src, outer.dst, 58, length), pseudo(src, from.ip(), 58, length))
     };
     let after = sum(&[&new, &out.bytes[outer.l4..there]]);
-    out.settle(at, &[&old, &input[outer.l4..there]], after, false);
+    out.write_checksum(at, &[&old, &input[outer.l4..there]], after, false);
     out.loose.push(at);
     out
 }

@@ -64,11 +64,13 @@ impl Model {
         let Some(ports) = input.get(inner.l4..inner.l4 + 4) else { return false };
         let dst = SocketAddr::new(inner.dst, u16::from_be_bytes([ports[2], ports[3]]));
         matches!(inner.proto, TCP | UDP)
-            && self.service_beyond(dst, inner.proto).is_some_and(|service| service.kind != Kind::ClusterIp)
+            && self
+                .service_of_any_node(dst, inner.proto)
+                .is_some_and(|service| service.kind != Kind::ClusterIp)
     }
 
     /// Returns the Service of a frontend; a node port may be that of any node.
-    fn service_beyond(&self, dst: SocketAddr, proto: u8) -> Option<&Service> {
+    fn service_of_any_node(&self, dst: SocketAddr, proto: u8) -> Option<&Service> {
         let of = |service: &&Service| service.proto == proto;
         let mut services = self.scenario.services.iter().filter(of);
         let exact = services.clone().find(|s| s.kind != Kind::NodePort && s.frontend == dst);
@@ -103,7 +105,8 @@ impl Model {
         {
             let flow = &self.flows[at];
             let goes_back = flow.is_tunnel && came.again;
-            let service = self.service_beyond(segment.dst, segment.proto).map_or(0, |service| service.id);
+            let service =
+                self.service_of_any_node(segment.dst, segment.proto).map_or(0, |service| service.id);
             if !goes_back
                 && flow.continues(segment.flags, flow.service, &self.scenario, self.now)
                 && !self.is_led_elsewhere(&mut met, at, service)
@@ -113,7 +116,7 @@ impl Model {
             self.reach("a flow of a packet from another node that does not go on");
             self.expire(at);
         }
-        let Some(service) = self.service_beyond(segment.dst, segment.proto).cloned() else {
+        let Some(service) = self.service_of_any_node(segment.dst, segment.proto).cloned() else {
             return Err("a Service is gone".into());
         };
         self.new_flow_of(&mut met, &segment, &service, came)

@@ -19,7 +19,7 @@ const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 
 pub const CASES: &[Case] = &[
     Case { name: "path_mtu::the_link_to_the_endpoint_is_small", wish: WISH, run: next_link },
-    Case { name: "path_mtu::a_link_behind_a_router_is_small", wish: WISH, run: beyond_a_router },
+    Case { name: "path_mtu::a_link_behind_a_router_is_small", wish: WISH, run: behind_a_router },
 ];
 
 const MTU: i32 = 1300;
@@ -146,7 +146,7 @@ fn next_link(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn beyond_a_router(fixture: &Fixture) -> Result<()> {
+fn behind_a_router(fixture: &Fixture) -> Result<()> {
     let (router, endpoint) = (Space::new("router")?, Space::new("endpoint")?);
     fixture.node.join(&router, "r0", "10.99.9", "fd99:9:")?;
     router.join(&endpoint, "e0", "10.99.8", "fd99:8:")?;

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use proxy_user::programs::bpf::Link;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
-use proxy_user::programs::{Lack, attachments};
+use proxy_user::programs::{MissingFeature, attachments};
 
 use super::tunnel::Tunnel;
 use super::{Case, EMPTY, NodesCase, WEB, client_ip, ensure_sees_orig_dst, repair, vip};
@@ -66,7 +66,7 @@ fn attached(fixture: &Fixture) -> Result<()> {
 }
 
 fn works(fixture: &Fixture) -> Result<()> {
-    let by_packets = Lack::SocketErrors.is_here();
+    let by_packets = MissingFeature::SocketErrors.is_missing();
     if by_packets {
         // Refused calls continue as packets, which need a route out of the node.
         let [v4, v6] = Family::BOTH.map(|family| vip(family, EMPTY, Kind::Tcp).ip());
@@ -103,7 +103,7 @@ fn repaired(fixture: &Fixture) -> Result<()> {
     for path in repair::links(fixture)? {
         Link::pinned(&path)?.with_context(|| path.display().to_string())?.detach()?;
     }
-    if Lack::Tcx.is_here() {
+    if MissingFeature::Tcx.is_missing() {
         for device in fixture.devices().iter() {
             let gone = fixture.node.command("tc").args(["qdisc", "del", "dev", device, "clsact"]).status()?;
             ensure!(gone.success(), "tc: {gone}");

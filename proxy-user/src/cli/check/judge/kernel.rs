@@ -2,7 +2,7 @@
 
 use super::Line;
 use crate::cli::check::facts::Kernel;
-use crate::programs::{Lack, OLDEST, is_too_old};
+use crate::programs::{MissingFeature, OLDEST, is_too_old};
 
 /// Marks the release of a kernel with backported BPF: Red Hat Enterprise Linux and the distributions built from it.
 const BACKPORT_MARK: &str = ".el";
@@ -91,18 +91,22 @@ fn preemption(kernel: &Kernel) -> Line {
 
 fn features(kernel: &Kernel) -> Line {
     const CHECK: &str = "kernel-features";
-    let Some(lacks) = &kernel.lacks else {
+    let Some(missing) = &kernel.missing_features else {
         return Line::warn(
             CHECK,
             "cannot tell: this process may not query the kernel for its features",
             "run as root, with CAP_BPF and CAP_NET_ADMIN",
         );
     };
-    if lacks.is_empty() {
+    if missing.is_empty() {
         return Line::pass(CHECK, "TCX, XDP with bpf_xdp_load_bytes, bpf_set_retval for sockets");
     }
-    let lacks: Vec<_> = lacks.iter().map(Lack::to_string).collect();
-    Line::warn(CHECK, format!("not available: {}", lacks.join("; ")), "nothing to do; a newer kernel adds it")
+    let missing: Vec<_> = missing.iter().map(MissingFeature::to_string).collect();
+    Line::warn(
+        CHECK,
+        format!("not available: {}", missing.join("; ")),
+        "nothing to do; a newer kernel adds it",
+    )
 }
 
 fn btf(kernel: &Kernel) -> Line {

@@ -15,7 +15,7 @@ use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
 use crate::model::DeviceKind;
 use crate::programs::hooks::SOCKET_HOOKS;
-use crate::programs::{Attachment, Lack};
+use crate::programs::{Attachment, MissingFeature};
 
 use Outcome::{Fail, Pass, Warn};
 
@@ -58,7 +58,7 @@ fn well() -> Facts {
     facts.kernel.release = "6.12.43-amd64".to_owned();
     facts.kernel.missing_programs = Some(Vec::new());
     facts.kernel.missing_maps = Some(Vec::new());
-    facts.kernel.lacks = Some(Vec::new());
+    facts.kernel.missing_features = Some(Vec::new());
     facts.kernel.has_btf = true;
     facts.kernel.missing_options = Some(Vec::new());
     facts.kernel.jit = Some(1);
@@ -153,8 +153,8 @@ fn rules() -> KubeProxyRules {
 #[case::may_not_ask("kernel-bpf", Warn, "may not query", |f: &mut Facts| f.kernel.missing_maps = None)]
 #[case::option("kernel-options", Fail, "CONFIG_CGROUP_BPF", |f: &mut Facts| f.kernel.missing_options = Some(vec!["CGROUP_BPF"]))]
 #[case::no_list("kernel-options", Pass, "probed instead", |f: &mut Facts| f.kernel.missing_options = None)]
-#[case::feature("kernel-features", Warn, "TCX", |f: &mut Facts| f.kernel.lacks = Some(vec![Lack::Tcx]))]
-#[case::features_unknown("kernel-features", Warn, "cannot tell", |f: &mut Facts| f.kernel.lacks = None)]
+#[case::feature("kernel-features", Warn, "TCX", |f: &mut Facts| f.kernel.missing_features = Some(vec![MissingFeature::Tcx]))]
+#[case::features_unknown("kernel-features", Warn, "cannot tell", |f: &mut Facts| f.kernel.missing_features = None)]
 #[case::types("kernel-btf", Warn, "btf", |f: &mut Facts| f.kernel.has_btf = false)]
 #[case::interpreter("bpf-jit", Warn, "enable is 0", |f: &mut Facts| f.kernel.jit = Some(0))]
 #[case::blinded("bpf-jit", Warn, "harden is 2", |f: &mut Facts| f.kernel.jit_harden = Some(2))]

@@ -37,7 +37,7 @@ const SEED: u64 = 1;
 /// Number of attempts before a difference counts: a busy machine answers late.
 const AGAIN: usize = 3;
 /// Time for the rest of kube-proxy's sync, after the last Service is served.
-const SETTLE_TIME: Duration = Duration::from_secs(2);
+const SYNC_TIME: Duration = Duration::from_secs(2);
 
 /// What was found, by the place of the client and the target.
 type Table = BTreeMap<(VantagePoint, String), Found>;
@@ -63,7 +63,7 @@ fn compare() -> Result<()> {
         for nodes in [&ballast, &official] {
             serves(nodes, &targets)?;
         }
-        thread::sleep(SETTLE_TIME);
+        thread::sleep(SYNC_TIME);
         differences(&mut ballast, &mut official, &targets)
     });
     let found = result.with_context(|| ballast.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))?;

@@ -22,12 +22,12 @@ fn slice(ports: &[(&str, Protocol, u16)], endpoints: &[Endpoint]) -> EndpointSli
     }
 }
 
-fn merged<'a>(slices: &'a [EndpointSlice], name: &str, protocol: Protocol) -> Candidates<'a> {
+fn merged<'a>(slices: &'a [EndpointSlice], name: &str, protocol: Protocol) -> MergedEndpoints<'a> {
     merge(slices.iter(), name, protocol, IpFamily::V4, "n1")
 }
 
-fn texts(candidates: &Candidates<'_>) -> Vec<String> {
-    candidates.keys().map(|b| format!("{}:{}", b.address, b.port)).collect()
+fn texts(merged: &MergedEndpoints<'_>) -> Vec<String> {
+    merged.keys().map(|b| format!("{}:{}", b.address, b.port)).collect()
 }
 
 #[test]

@@ -11,18 +11,18 @@ use std::sync::Arc;
 use crate::model::{Endpoint, NodeView};
 
 use super::BackendAddress;
-use super::candidates::{Candidates, is_local};
+use super::merged::{MergedEndpoints, is_local};
 
 /// The sets that a Service port needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct EndpointSets {
     /// Some clients may use any endpoint.
     pub cluster: bool,
     /// A policy keeps some clients on this node.
     pub local: bool,
 }
 
-impl Wanted {
+impl EndpointSets {
     /// Returns the sets that the policies need. The external policy of a port without an external address does not matter.
     /// A port with an external address needs the cluster set even if that policy is Local: the policy does not apply to
     /// clients inside the cluster that connect to an external address.
@@ -36,7 +36,7 @@ impl Wanted {
 
 /// The endpoints of one Service port in one family that may serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Eligible {
+pub struct UsableEndpoints {
     /// The endpoints for clients that may use any endpoint, sorted; empty if not wanted.
     pub cluster: Arc<[BackendAddress]>,
     /// The endpoints for clients that are kept on this node, sorted; empty if not wanted.
@@ -48,7 +48,7 @@ pub struct Eligible {
     pub serving: usize,
 }
 
-impl Eligible {
+impl UsableEndpoints {
     /// Returns one of the two sets in the form of [`FrontendPlan::slots`](super::FrontendPlan::slots).
     pub fn slots(&self, set: &Arc<[BackendAddress]>) -> Option<Arc<[BackendAddress]>> {
         (set.len() < self.serving).then(|| Arc::clone(set))
@@ -63,39 +63,43 @@ impl Eligible {
     }
 }
 
-/// Returns the wanted sets of the candidates.
-pub fn eligible(candidates: &Candidates<'_>, wanted: Wanted, node: &NodeView) -> Eligible {
+/// Returns the wanted sets of the merged endpoints.
+pub fn usable_endpoints(
+    merged: &MergedEndpoints<'_>,
+    wanted: EndpointSets,
+    node: &NodeView,
+) -> UsableEndpoints {
     let cluster = if wanted.cluster {
-        let topology = Topology::of(candidates, node);
-        ready_or_draining(candidates, |e| topology.admits(e, node), |_| true)
+        let topology = Topology::of(merged, node);
+        ready_or_serving_terminating(merged, |e| topology.admits(e, node), |_| true)
     } else {
         Vec::new()
     };
     let local = if wanted.local {
-        ready_or_draining(candidates, |e| is_local(e, &node.name), |e| is_local(e, &node.name))
+        ready_or_serving_terminating(merged, |e| is_local(e, &node.name), |e| is_local(e, &node.name))
     } else {
         Vec::new()
     };
-    let has_any = candidates.values().any(|e| e.ready || drains(e));
-    let serving = candidates.values().filter(|e| e.is_serving()).count();
-    Eligible { cluster: cluster.into(), local: local.into(), has_any, serving }
+    let has_any = merged.values().any(|e| e.ready || is_serving_terminating(e));
+    let serving = merged.values().filter(|e| e.is_serving()).count();
+    UsableEndpoints { cluster: cluster.into(), local: local.into(), has_any, serving }
 }
 
 /// Returns the ready endpoints that `prefer` accepts; if there is none, the serving-terminating ones that `accept` accepts.
-fn ready_or_draining(
-    candidates: &Candidates<'_>,
+fn ready_or_serving_terminating(
+    merged: &MergedEndpoints<'_>,
     prefer: impl Fn(&Endpoint) -> bool,
     accept: impl Fn(&Endpoint) -> bool,
 ) -> Vec<BackendAddress> {
     let pick = |test: &dyn Fn(&Endpoint) -> bool| -> Vec<BackendAddress> {
-        candidates.iter().filter(|(_, e)| test(e)).map(|(address, _)| *address).collect()
+        merged.iter().filter(|(_, e)| test(e)).map(|(address, _)| *address).collect()
     };
     let ready = pick(&|e| e.ready && prefer(e));
-    if ready.is_empty() { pick(&|e| drains(e) && accept(e)) } else { ready }
+    if ready.is_empty() { pick(&|e| is_serving_terminating(e) && accept(e)) } else { ready }
 }
 
 /// Whether the endpoint is serving-terminating.
-const fn drains(endpoint: &Endpoint) -> bool {
+const fn is_serving_terminating(endpoint: &Endpoint) -> bool {
     endpoint.serving && endpoint.terminating
 }
 
@@ -109,8 +113,8 @@ enum Topology {
 }
 
 impl Topology {
-    fn of(candidates: &Candidates<'_>, node: &NodeView) -> Self {
-        let ready = || candidates.values().filter(|e| e.ready);
+    fn of(merged: &MergedEndpoints<'_>, node: &NodeView) -> Self {
+        let ready = || merged.values().filter(|e| e.ready);
         let counts = |has: fn(&Endpoint) -> bool, names_us: &dyn Fn(&Endpoint) -> bool| {
             ready().all(|e| has(e)) && ready().any(|e| names_us(e))
         };

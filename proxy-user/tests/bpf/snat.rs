@@ -45,8 +45,16 @@ pub const SCENARIOS: [Scenario; 16] = [
     Scenario { name: "a client stays with its backend", flows: 256, test: affinity },
     Scenario { name: "source ports run out, and are shared between backends", flows: 256, test: exhausted },
     Scenario { name: "a flood of SYNs does not keep the source ports", flows: 256, test: flooded },
-    Scenario { name: "source ports rest after both ends have closed", flows: 256, test: rested },
-    Scenario { name: "source ports rest while their client begins anew", flows: 256, test: rested_meanwhile },
+    Scenario {
+        name: "a source port is in quarantine after both ends have closed",
+        flows: 256,
+        test: quarantined,
+    },
+    Scenario {
+        name: "a source port stays in quarantine if its client connects again",
+        flows: 256,
+        test: quarantined_on_reuse,
+    },
     Scenario { name: "time to live, size, and no route", flows: 256, test: limits },
     Scenario { name: "a way that changes is followed", flows: 256, test: changed },
 ];
@@ -465,7 +473,7 @@ fn closed(harness: &mut Harness, first: Packet, pod: SocketAddr) -> SocketAddr {
 }
 
 /// A backend that closed first is in `TIME_WAIT`: it would not accept another client's SYN from the same port as new.
-fn rested(family: Family, harness: &mut Harness) {
+fn quarantined(family: Family, harness: &mut Harness) {
     know(family, harness);
     let pod = family.pod(1, 8080);
     let orig_dst = node_port(family, harness, TCP, &[(pod, 0)]);
@@ -474,7 +482,7 @@ fn rested(family: Family, harness: &mut Harness) {
     let syn = |n| Packet::tcp(SYN, family.client(n, 40_000), orig_dst);
     let first = closed(harness, syn(1), pod);
     let second = goes_on(harness, &syn(2), pod);
-    assert_ne!(second, first, "the port rests");
+    assert_ne!(second, first, "the port is in quarantine");
     // If no other port is left, a port in quarantine is used.
     assert_eq!(goes_on(harness, &syn(3), pod), first);
     // The port of a reset connection is not in quarantine.
@@ -486,7 +494,7 @@ fn rested(family: Family, harness: &mut Harness) {
 
 /// The client of the closed connection may use its own port again, before and after its flow has expired. The SNAT port
 /// towards the backend stays in quarantine, for this client and for the next one.
-fn rested_meanwhile(family: Family, harness: &mut Harness) {
+fn quarantined_on_reuse(family: Family, harness: &mut Harness) {
     know(family, harness);
     ports(harness, (61_000, 61_001));
     for (is_expired, pod) in [(false, family.pod(1, 8080)), (true, family.pod(1, 8081))] {
@@ -499,7 +507,7 @@ fn rested_meanwhile(family: Family, harness: &mut Harness) {
         std::thread::sleep(std::time::Duration::from_millis(30));
         for client in [1, 2] {
             let second = goes_on(harness, &syn(client), pod);
-            assert_ne!(second, first, "the port rests, client {client}, expired: {is_expired}");
+            assert_ne!(second, first, "the port is in quarantine, client {client}, expired: {is_expired}");
             // The port of this reset connection is not in quarantine, so it is free for the next client.
             comes_in(harness, &Packet::tcp(RST | ACK, pod, second));
         }

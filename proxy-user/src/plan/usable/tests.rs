@@ -35,12 +35,12 @@ fn letters(addresses: &[BackendAddress]) -> String {
     addresses.iter().map(letter).collect()
 }
 
-const CLUSTER: Wanted = Wanted::new(false, false, false);
-const INTERNAL_LOCAL: Wanted = Wanted::new(true, false, false);
-const INTERNAL_LOCAL_NODE_PORT: Wanted = Wanted::new(true, false, true);
-const EXTERNAL_LOCAL: Wanted = Wanted::new(false, true, true);
-const EXTERNAL_LOCAL_UNUSED: Wanted = Wanted::new(false, true, false);
-const BOTH_LOCAL: Wanted = Wanted::new(true, true, true);
+const CLUSTER: EndpointSets = EndpointSets::new(false, false, false);
+const INTERNAL_LOCAL: EndpointSets = EndpointSets::new(true, false, false);
+const INTERNAL_LOCAL_NODE_PORT: EndpointSets = EndpointSets::new(true, false, true);
+const EXTERNAL_LOCAL: EndpointSets = EndpointSets::new(false, true, true);
+const EXTERNAL_LOCAL_UNUSED: EndpointSets = EndpointSets::new(false, true, false);
+const BOTH_LOCAL: EndpointSets = EndpointSets::new(true, true, true);
 
 const HINTED: &[&str] = &["A@n1 z=a", "B@n2 z=b", "C@n3 z=c", "D@n1 z=a"];
 
@@ -85,7 +85,7 @@ const HINTED: &[&str] = &["A@n1 z=a", "B@n2 z=b", "C@n3 z=c", "D@n1 z=a"];
 #[case::one_that_is_dead(CLUSTER, "-", &["A@n1 dead"], "", "", false)]
 #[case::draining_ignores_zones(CLUSTER, "a", &["A@n1 z=a draining", "B@n2 z=b draining"], "AB", "", true)]
 fn categories(
-    #[case] wanted: Wanted,
+    #[case] wanted: EndpointSets,
     #[case] zone: &str,
     #[case] endpoints: &[&str],
     #[case] cluster: &str,
@@ -93,10 +93,10 @@ fn categories(
     #[case] has_any: bool,
 ) {
     let endpoints: Vec<_> = endpoints.iter().map(|text| endpoint(text)).collect();
-    let candidates = endpoints.iter().map(|(address, endpoint)| (*address, endpoint)).collect();
+    let merged = endpoints.iter().map(|(address, endpoint)| (*address, endpoint)).collect();
     // The conversion treats an empty label in the same way.
     let zone = Some(zone.to_owned()).filter(|zone| !zone.is_empty() && zone != "-");
-    let found = eligible(&candidates, wanted, &NodeView { zone, ..NodeView::new("n1") });
+    let found = usable_endpoints(&merged, wanted, &NodeView { zone, ..NodeView::new("n1") });
     assert_eq!(
         (&*letters(&found.cluster), &*letters(&found.local), found.has_any),
         (cluster, local, has_any)
@@ -109,8 +109,8 @@ fn categories(
 }
 
 /// Applies the same rules in another way: to one endpoint at a time, by counts.
-fn naive(all: &[(BackendAddress, Endpoint)], wanted: Wanted, node: &NodeView) -> Eligible {
-    let mut result = Eligible::default();
+fn naive(all: &[(BackendAddress, Endpoint)], wanted: EndpointSets, node: &NodeView) -> UsableEndpoints {
+    let mut result = UsableEndpoints::default();
     let (mut cluster, mut local) = (Vec::new(), Vec::new());
     let count = |test: &dyn Fn(&Endpoint) -> bool| all.iter().filter(|(_, e)| test(e)).count();
     let ready = count(&|e| e.ready);
@@ -141,7 +141,7 @@ fn naive(all: &[(BackendAddress, Endpoint)], wanted: Wanted, node: &NodeView) ->
             local.push(*address);
         }
     }
-    Eligible { cluster: cluster.into(), local: local.into(), ..result }
+    UsableEndpoints { cluster: cluster.into(), local: local.into(), ..result }
 }
 
 proptest! {
@@ -156,8 +156,8 @@ proptest! {
             .zip(0..)
             .map(|(e, port)| (BackendAddress { address: Ipv4Addr::LOCALHOST.into(), port }, e))
             .collect();
-        let candidates = numbered.iter().map(|(address, endpoint)| (*address, endpoint)).collect();
-        let wanted = Wanted::new(internal_local, external_local, is_external);
-        prop_assert_eq!(eligible(&candidates, wanted, &node), naive(&numbered, wanted, &node));
+        let merged = numbered.iter().map(|(address, endpoint)| (*address, endpoint)).collect();
+        let wanted = EndpointSets::new(internal_local, external_local, is_external);
+        prop_assert_eq!(usable_endpoints(&merged, wanted, &node), naive(&numbered, wanted, &node));
     }
 }

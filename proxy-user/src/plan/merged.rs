@@ -6,7 +6,7 @@ use crate::model::{Endpoint, EndpointSlice, SortedMap};
 use super::BackendAddress;
 
 /// Endpoints by address and port, each once.
-pub type Candidates<'a> = SortedMap<BackendAddress, &'a Endpoint>;
+pub type MergedEndpoints<'a> = SortedMap<BackendAddress, &'a Endpoint>;
 
 /// Merges the endpoints that serve the port with the name `name`. A named target port may have different numbers in
 /// different slices.
@@ -20,7 +20,7 @@ pub fn merge<'a>(
     protocol: Protocol,
     family: IpFamily,
     node: &str,
-) -> Candidates<'a> {
+) -> MergedEndpoints<'a> {
     let rank = |e: &'a Endpoint| (!e.terminating, e.ready, e.serving, is_local(e, node), e);
     let mut all = Vec::new();
     for slice in slices.filter(|slice| slice.family == family) {
