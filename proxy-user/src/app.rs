@@ -20,7 +20,7 @@ use crate::config::kube_proxy::document;
 use crate::config::paths::Ejection;
 use crate::config::{Options, RunConfig};
 use crate::host::cgroup;
-use crate::host::facts::Facts;
+use crate::host::facts::HostFacts;
 use crate::host::follow::Follower;
 use crate::maps::flow_growth::{FlowGrowth, Grown};
 use crate::maps::view::View;
@@ -312,7 +312,7 @@ fn follow_log(programs: &mut Programs) {
 
 /// Sends the state of this machine to the driver before any object; the returned follower sends later changes.
 async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyhow::Result<Follower> {
-    let facts = Facts {
+    let facts = HostFacts {
         uplinks: config.network.uplinks.clone(),
         local_devices: config.network.local_devices.clone(),
         opens_loopback: true,

@@ -15,7 +15,7 @@ use proxy_user::cli::args::{CleanupArgs, RunArgs};
 use proxy_user::cli::export_conntrack::ConntrackExport;
 use proxy_user::cli::monitor::{self, MonitorError};
 use proxy_user::cli::origins::{self, Origin};
-use proxy_user::cli::show::{Answer, AskApi, ShowError};
+use proxy_user::cli::show::{AskApi, CommandOutput, ShowError};
 use proxy_user::cli::{
     Args, Command, check, colour, complete, confirm, explain, programmed, show, sysdump, takeover, version,
 };
@@ -57,7 +57,7 @@ fn plugin(args: &KubectlArgs) -> anyhow::Result<ExitCode> {
         // It is not a failure if the reader closes the pipe early (`| head`).
         Err(KubectlError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         Err(error) => Err(error.into()),
-        Ok(Answer { text, well }) => {
+        Ok(CommandOutput { text, well }) => {
             print(&text)?;
             Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
@@ -87,13 +87,13 @@ fn run((command, origins): (Command, Vec<Origin>)) -> anyhow::Result<ExitCode> {
         Command::EndUdpSockets(args) => return end_udp_sockets(&args),
         Command::Monitor(args) => return monitor(&args, ask),
         Command::Status(args) => {
-            let Answer { text, well } = show::status(&args)?;
+            let CommandOutput { text, well } = show::status(&args)?;
             print(&text)?;
             return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Command::Check(args) => {
             let api = app::api_access(&args);
-            let Answer { text, well } = check::run(&args, api, colour::of_stdout())?;
+            let CommandOutput { text, well } = check::run(&args, api, colour::of_stdout())?;
             print(&text)?;
             return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }

@@ -18,7 +18,7 @@ use proxy_common::config::{FlowSize, Limits, NodeConfig};
 use proxy_user::programs::bpf::{Link, Rank, tcx_links};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{
-    Capacities, CurrentMaps, Error, Outcome, Programs, Settings, StartNotice, TcxOrder, cleanup,
+    AttachOutcome, Capacities, CurrentMaps, Error, Programs, Settings, StartNotice, TcxOrder, cleanup,
 };
 use rustix::thread::CapabilitySet;
 
@@ -28,7 +28,7 @@ const CONNECT4: (u32, u32) = (18, 10);
 const INGRESS: (u32, u32) = (3, 46);
 
 /// Whether every socket hook has the expected outcome.
-fn all(outcomes: &[(&str, Outcome)], expected: Outcome) -> bool {
+fn all(outcomes: &[(&str, AttachOutcome)], expected: AttachOutcome) -> bool {
     outcomes.len() == SOCKET_HOOKS.len() && outcomes.iter().all(|(_, outcome)| *outcome == expected)
 }
 
@@ -53,7 +53,7 @@ fn a_restart_replaces_programs_in_the_links_that_are_there() {
         let first = node.start();
         assert!(!first.is_current(), "nothing was attached before");
         assert!([100, 250, 300, 1000].contains(&first.hz()), "{} jiffies a second", first.hz());
-        assert!(all(&first.attach_sockets().unwrap(), Outcome::Attached));
+        assert!(all(&first.attach_sockets().unwrap(), AttachOutcome::Attached));
         first.attach_device(device, false).unwrap();
         let before = socket_links(node);
         let packets = links_on_device(device);
@@ -64,7 +64,7 @@ fn a_restart_replaces_programs_in_the_links_that_are_there() {
         let second = node.start();
         assert!(second.is_current());
         assert_eq!(second.notices(), []);
-        assert!(all(&second.attach_sockets().unwrap(), Outcome::Replaced));
+        assert!(all(&second.attach_sockets().unwrap(), AttachOutcome::Replaced));
         second.attach_device(device, false).unwrap();
         let after = socket_links(node);
         for (name, (link, program)) in before {
@@ -95,7 +95,7 @@ fn after_a_lost_bpffs_each_hook_has_one_program() {
 
         let second = node.start();
         assert!(!second.is_current(), "the maps are new and empty");
-        assert!(all(&second.attach_sockets().unwrap(), Outcome::Adopted));
+        assert!(all(&second.attach_sockets().unwrap(), AttachOutcome::Adopted));
         second.attach_device(device, false).unwrap();
         assert_eq!(node.links_on_cgroup().len(), SOCKET_HOOKS.len());
         assert_eq!(links_on_device(device), packets);
@@ -119,7 +119,7 @@ fn a_second_link_of_ours_on_a_hook_goes() {
         // Without CAP_SYS_ADMIN, an agent cannot search links by id: it does not find the old links, and attaches new ones.
         let few = Privileges::reduce(CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON);
         let second = node.start();
-        assert!(all(&second.attach_sockets().unwrap(), Outcome::Attached));
+        assert!(all(&second.attach_sockets().unwrap(), AttachOutcome::Attached));
         second.attach_device(device, false).unwrap();
         drop((second, few));
         assert_eq!(
@@ -128,7 +128,7 @@ fn a_second_link_of_ours_on_a_hook_goes() {
         );
 
         let third = node.start();
-        assert!(all(&third.attach_sockets().unwrap(), Outcome::Replaced));
+        assert!(all(&third.attach_sockets().unwrap(), AttachOutcome::Replaced));
         third.attach_device(device, false).unwrap();
         assert_eq!((node.links_on_cgroup().len(), links_on_device(device).len()), (SOCKET_HOOKS.len(), 2));
     });
@@ -288,13 +288,13 @@ fn another_cgroup_takes_the_programs_with_it() {
         let inner = node.cgroup.join("inner");
         fs::create_dir(&inner).unwrap();
         let agent = Programs::start(&Settings { cgroup: inner.clone(), ..node.settings() }).unwrap();
-        assert!(all(&agent.attach_sockets().unwrap(), Outcome::Attached));
+        assert!(all(&agent.attach_sockets().unwrap(), AttachOutcome::Attached));
         assert_eq!((node.links_on_cgroup().len(), links_on(&inner).len()), (0, SOCKET_HOOKS.len()));
         drop(agent);
         // The links are removed with their cgroup: the next start attaches new ones.
         fs::remove_dir(&inner).unwrap();
         let agent = node.start();
-        assert!(all(&agent.attach_sockets().unwrap(), Outcome::Attached));
+        assert!(all(&agent.attach_sockets().unwrap(), AttachOutcome::Attached));
         assert_eq!(node.links_on_cgroup().len(), SOCKET_HOOKS.len());
     });
 }
@@ -380,7 +380,7 @@ fn three_capabilities_are_enough_once_a_bpffs_is_mounted() {
         let device = veth("v0");
         run(&format!("mount -t bpf bpf {}", node.bpffs.display()));
         let few = Privileges::reduce(CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON);
-        for expected in [Outcome::Attached, Outcome::Replaced] {
+        for expected in [AttachOutcome::Attached, AttachOutcome::Replaced] {
             let agent = node.start();
             assert!(all(&agent.attach_sockets().unwrap(), expected));
             agent.attach_device(device, false).unwrap();

@@ -26,7 +26,7 @@ static NOTHING: LatencyEntry =
 
 /// The outcome of a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ConnectOutcome {
     /// The SYN was answered after this number of nanoseconds.
     Answered(u64),
     /// The SYN was refused.
@@ -71,7 +71,7 @@ pub extern "C" fn syn_answered(place: u32, service: u32, backend: u32, refused: 
     // SAFETY: as in `flow_begun`.
     let begun = unsafe { time.read_volatile() };
     let took = now().wrapping_sub(begun) & !ANSWERED;
-    let outcome = if refused != 0 { Outcome::Refused } else { Outcome::Answered(took) };
+    let outcome = if refused != 0 { ConnectOutcome::Refused } else { ConnectOutcome::Answered(took) };
     // 0: the flow began before its time was noted, or was created by programs of another version.
     if begun != 0 {
         if refused == 0 {
@@ -87,7 +87,7 @@ pub extern "C" fn syn_answered(place: u32, service: u32, backend: u32, refused: 
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn syn_again(service: u32, backend: u32) -> u32 {
-    note(service, backend, Outcome::Retransmitted);
+    note(service, backend, ConnectOutcome::Retransmitted);
     0
 }
 
@@ -134,14 +134,14 @@ fn connect_time(socket: *mut bpf_sock, create: bool) -> Option<*mut u64> {
 
 /// Counts the outcome of a SYN for the backend and for its Service.
 #[inline(always)]
-pub fn note(service: u32, backend: u32, outcome: Outcome) {
+pub fn note(service: u32, backend: u32, outcome: ConnectOutcome) {
     if service == 0 {
         return;
     }
     let (word, us) = match outcome {
-        Outcome::Answered(ns) => (bucket(ns / 1_000), ns / 1_000),
-        Outcome::Refused => (offset_of!(LatencyEntry, refused) / WORD, 0),
-        Outcome::Retransmitted => (offset_of!(LatencyEntry, retransmits) / WORD, 0),
+        ConnectOutcome::Answered(ns) => (bucket(ns / 1_000), ns / 1_000),
+        ConnectOutcome::Refused => (offset_of!(LatencyEntry, refused) / WORD, 0),
+        ConnectOutcome::Retransmitted => (offset_of!(LatencyEntry, retransmits) / WORD, 0),
     };
     count(&LatencyKey { service, backend }, word, us);
     count(&LatencyKey { service, backend: 0 }, word, us);

@@ -16,7 +16,7 @@ use proxy_common::socket::SocketStorage;
 
 use crate::env::{Health as _, Node as _};
 use crate::kernel::handle::Kernel;
-use crate::kernel::latency::{self, Outcome};
+use crate::kernel::latency::{self, ConnectOutcome};
 use crate::kernel::sockets::{learn, storage};
 use crate::report;
 use crate::select::health;
@@ -45,7 +45,7 @@ pub fn handle_event(context: &SockOpsContext) -> u32 {
             let _ = context.set_cb_flags((context.cb_flags() | WATCH).cast_signed());
         }
         BPF_SOCK_OPS_RTO_CB if state(context) == BPF_TCP_SYN_SENT => {
-            note_failure(context, Outcome::Retransmitted);
+            note_failure(context, ConnectOutcome::Retransmitted);
         }
         BPF_SOCK_OPS_STATE_CB if context.arg(0) == BPF_TCP_SYN_SENT => changed(context, context.arg(1)),
         _ => {}
@@ -65,13 +65,13 @@ fn changed(context: &SockOpsContext, new: u32) {
             if latency::is_measured()
                 && let Some((begun, took)) = latency::since_connect(socket(context))
             {
-                latency::note(storage.service, storage.backend_id, Outcome::Answered(took));
+                latency::note(storage.service, storage.backend_id, ConnectOutcome::Answered(took));
                 latency::keep_example(storage.service, &example(context, &storage, begun, took));
             }
         }
     } else if new == BPF_TCP_CLOSE && segments_in(context) != 0 {
         // A RST closed the socket. Without a received segment, the application has closed it.
-        note_failure(context, Outcome::Refused);
+        note_failure(context, ConnectOutcome::Refused);
     }
 }
 
@@ -117,7 +117,7 @@ fn example(context: &SockOpsContext, storage: &SocketStorage, begun: u64, took: 
 
 /// Notes a failed connection of the socket's backend.
 #[inline(always)]
-fn note_failure(context: &SockOpsContext, outcome: Outcome) {
+fn note_failure(context: &SockOpsContext, outcome: ConnectOutcome) {
     let Some(storage) = observed_storage(context) else { return };
     if latency::is_measured() {
         latency::note(storage.service, storage.backend_id, outcome);
@@ -126,7 +126,8 @@ fn note_failure(context: &SockOpsContext, outcome: Outcome) {
         return;
     }
     let maps = Kernel::<V4>::new();
-    let failure = if matches!(outcome, Outcome::Refused) { Failure::Refusal } else { Failure::Silence };
+    let failure =
+        if matches!(outcome, ConnectOutcome::Refused) { Failure::Refusal } else { Failure::Silence };
     let seed = maps.config().map_or(0, |config| config.flow_seed);
     if maps.note_failure(storage.backend_id, socket_client(netns(context), seed), failure as u32) != 0 {
         report::refusal(maps, storage.service, Reason::EndpointEjected);

@@ -48,7 +48,7 @@ pub struct Servers {
 }
 
 /// The body of an answer.
-pub type Answer = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Error>>>;
+pub type ResponseBody = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Error>>>;
 
 struct State {
     /// The credentials; the servers differ only by their addresses.
@@ -124,7 +124,7 @@ impl Servers {
     }
 
     /// Sends a request to the active server, or to the first one after it that answers.
-    pub async fn send(&self, request: Request<Body>) -> Result<Response<Answer>, Error> {
+    pub async fn send(&self, request: Request<Body>) -> Result<Response<ResponseBody>, Error> {
         let (began_with, servers, renewed) = self.in_order();
         let patience = if servers.len() > 1 { PATIENCE } else { ONLY_PATIENCE };
         let (mut next, mut last, mut error) = (Some(request), None, None);
@@ -192,7 +192,7 @@ impl Servers {
 }
 
 /// Returns a body that ends when the credentials change.
-fn until(mut renewed: watch::Receiver<()>, body: Body) -> Answer {
+fn until(mut renewed: watch::Receiver<()>, body: Body) -> ResponseBody {
     let ends = Box::pin(async move { renewed.changed().await });
     StreamBody::new(body.into_data_stream().map_ok(Frame::data).take_until(ends).boxed())
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 
-use crate::cli::monitor::{Line, MonitorContext, Names};
+use crate::cli::monitor::{MonitorContext, MonitorLine, Names};
 use crate::config::RunConfig;
 use crate::config::otlp::Telemetry;
 use crate::maps::view::{Listener, View, ViewError};
@@ -95,7 +95,7 @@ fn follow(queue: &Queue<LogRecord>, bpffs: &Path, sample: u32, ending: &AtomicBo
             taken += 1;
             if taken <= TAKEN {
                 names.learn(&view, event.service)?;
-                queue.push(Line::new(&event, &names.snapshot, &context).record(now));
+                queue.push(MonitorLine::new(&event, &names.snapshot, &context).record(now));
             }
         }
         let left_out = taken.saturating_sub(TAKEN) as u64 + listener.lost().saturating_sub(lost);

@@ -8,7 +8,7 @@ use tokio::task::spawn_blocking;
 
 use super::sources::{AuditError, Frontends};
 use crate::maps::FrontendKey;
-use crate::maps::view::{BackendState, Scope, View, ViewError};
+use crate::maps::view::{BackendState, FrontendRowScope, View, ViewError};
 
 impl Frontends for View {
     async fn read(&self) -> Result<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>, AuditError> {
@@ -24,7 +24,7 @@ fn read(view: &View) -> Result<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>, View
         addr: row.address,
         port: row.port,
         proto: row.protocol.0,
-        scope: if row.scope == Scope::External { SCOPE_EXTERNAL } else { SCOPE_INTERNAL },
+        scope: if row.scope == FrontendRowScope::External { SCOPE_EXTERNAL } else { SCOPE_INTERNAL },
     };
     let endpoints = |row: &crate::maps::view::FrontendRow| {
         let of = row.backends.iter().filter_map(|id| backends.get(id));

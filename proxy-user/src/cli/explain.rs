@@ -13,7 +13,7 @@ mod walk;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-pub use outcome::{Candidate, Decides, Outcome, Path, Step};
+pub use outcome::{Candidate, Decides, Path, PathOutcome, Step};
 use proxy_common::Address;
 use proxy_common::service::{SCOPE_INTERNAL, ServiceKey};
 use proxy_common::{V4, V6};
@@ -91,7 +91,7 @@ pub fn explain<A: Address + Into<IpAddr>>(
     let walk = || walk::Walk::new(rules, key, client);
     let is_here = client == Client::Host || walk().is_on_node(client, from);
     let socket = walk().socket(client, from);
-    let is_left = socket.outcome == Outcome::Untouched;
+    let is_left = socket.outcome == PathOutcome::Untouched;
     let packet = walk().packet(client, from, is_left);
     let decides = match (is_here, is_left) {
         (true, false) => Decides::Socket,

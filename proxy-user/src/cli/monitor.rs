@@ -131,7 +131,7 @@ pub fn run(args: &MonitorArgs, labels: AskLabels, out: &mut impl Write) -> Resul
         };
         names.learn(&view, event.service)?;
         if selection.takes(&event, &names.snapshot) {
-            let line = Line::new(&event, &names.snapshot, &context);
+            let line = MonitorLine::new(&event, &names.snapshot, &context);
             writeln!(out, "{}", output.render(&line)?)?;
             shown += 1;
         }
@@ -146,7 +146,7 @@ enum Written {
 }
 
 impl Written {
-    fn render(&self, line: &Line) -> Result<String, ShowError> {
+    fn render(&self, line: &MonitorLine) -> Result<String, ShowError> {
         match self {
             Self::Otlp(resource) => line.otlp(resource),
             Self::Plain(Output::Json) => Ok(serde_json::to_string(line)?),
@@ -264,7 +264,7 @@ fn client(event: &Event) -> Option<SocketAddr> {
 /// An event as text. In JSON, field names are stable, and unknown values are `null`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Line {
+pub struct MonitorLine {
     /// RFC 3339.
     time: Option<String>,
     /// `new`, `reject`, `drop`, `pass`.
@@ -298,7 +298,7 @@ pub struct Line {
     at: Option<SystemTime>,
 }
 
-impl Line {
+impl MonitorLine {
     /// Creates the line of an event.
     pub fn new(event: &Event, names: &Snapshot, context: &MonitorContext) -> Self {
         let is_call = event.hook == HOOK_SOCKET;

@@ -30,7 +30,7 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// The settings with which the state of the machine is read.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct HostFacts {
     /// Patterns of uplinks, in addition to those that are found.
     pub uplinks: Vec<Pattern>,
     /// Patterns of local devices (behind them are only pods and virtual machines of this node), whatever else is known.
@@ -44,7 +44,7 @@ pub struct Facts {
     pub cgroup: Option<PathBuf>,
 }
 
-impl Facts {
+impl HostFacts {
     /// Reads `what`; the rest is copied from `known`. Blocks for a few milliseconds, and longer if there are many routes
     /// and `what` includes them.
     pub(super) fn look(&self, host: &Host, known: &HostView, what: Look) -> io::Result<HostView> {

@@ -15,7 +15,7 @@ use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::devices::{self, Device};
-use super::facts::{self, Facts, Host, Look, Placed, is_default_route, is_local_route};
+use super::facts::{self, Host, HostFacts, Look, Placed, is_default_route, is_local_route};
 use super::seen::{Entry as _, Present, Seen};
 use super::xfrm;
 use crate::model::{Event, HostView};
@@ -37,7 +37,7 @@ pub type Devices = Present<Device>;
 /// Reads the state of this machine after each notification of route netlink, and every 10 s.
 #[derive(Debug)]
 pub struct Follower {
-    facts: Facts,
+    facts: HostFacts,
     known: HostView,
     /// Whether `known` has not been sent yet.
     is_new: bool,
@@ -48,7 +48,7 @@ pub struct Follower {
 
 impl Follower {
     /// Reads everything for the first time. Blocks for a few milliseconds, and longer if there are many routes.
-    pub fn start(facts: Facts) -> io::Result<Self> {
+    pub fn start(facts: HostFacts) -> io::Result<Self> {
         let (seen_devices, seen_addresses) = (Seen::start(devices::list)?, Seen::start(facts::addresses)?);
         let devices = seen_devices.present();
         let host = Host { devices: devices.clone(), addresses: seen_addresses.present() };

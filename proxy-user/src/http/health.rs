@@ -98,7 +98,7 @@ pub enum Check {
 /// The body of the answer, with kube-proxy's fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct HealthReport {
     last_updated: String,
     current_time: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,7 +122,7 @@ struct FamilyReport {
     healthy: bool,
 }
 
-impl Report {
+impl HealthReport {
     /// Returns the report at `now`; a change may wait for `patience`.
     pub fn of(snapshot: &Snapshot, patience: Duration, check: Check, now: SystemTime) -> Self {
         // If the clock was set back, a change looks younger, never older.
@@ -178,8 +178,8 @@ mod tests {
             self.0 += Duration::from_secs(seconds);
         }
 
-        fn check(&self, snapshot: &Snapshot) -> Report {
-            Report::of(snapshot, PATIENCE, Check::Healthz, self.0)
+        fn check(&self, snapshot: &Snapshot) -> HealthReport {
+            HealthReport::of(snapshot, PATIENCE, Check::Healthz, self.0)
         }
 
         fn update(&self, snapshot: &mut Snapshot, family: IpFamily) {
@@ -187,7 +187,7 @@ mod tests {
         }
     }
 
-    fn well(report: &Report) -> (u16, bool, bool) {
+    fn well(report: &HealthReport) -> (u16, bool, bool) {
         (report.code(), report.status.v4.healthy, report.status.v6.healthy)
     }
 
@@ -239,7 +239,7 @@ mod tests {
         let snapshot = Snapshot { node_eligible: false, ..Snapshot::default() };
         let healthz = clock.check(&snapshot);
         assert_eq!((healthz.code(), healthz.healthy), (503, true));
-        let livez = Report::of(&snapshot, PATIENCE, Check::Livez, clock.0);
+        let livez = HealthReport::of(&snapshot, PATIENCE, Check::Livez, clock.0);
         assert_eq!((livez.code(), livez.node_eligible), (200, None));
     }
 
@@ -268,7 +268,7 @@ mod tests {
         clock.pass(1);
         let snapshot = Snapshot::from(&status);
         assert_eq!(well(&clock.check(&snapshot)), (503, true, false));
-        assert_eq!(Report::of(&snapshot, PATIENCE, Check::Livez, clock.0).code(), 200);
+        assert_eq!(HealthReport::of(&snapshot, PATIENCE, Check::Livez, clock.0).code(), 200);
         status.failing_since.clear();
         assert_eq!(clock.check(&Snapshot::from(&status)).code(), 200);
     }
@@ -282,7 +282,7 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         let snapshot = Snapshot::from(&status);
         for check in [Check::Healthz, Check::Livez] {
-            let report = Report::of(&snapshot, PATIENCE, check, clock.0);
+            let report = HealthReport::of(&snapshot, PATIENCE, check, clock.0);
             assert_eq!(well(&report), (503, false, false), "{check:?}");
         }
     }
@@ -308,7 +308,7 @@ mod tests {
         );
         clock.update(&mut snapshot, IpFamily::V6);
         clock.pass(500);
-        let report = Report::of(&snapshot, PATIENCE, Check::Livez, clock.0);
+        let report = HealthReport::of(&snapshot, PATIENCE, Check::Livez, clock.0);
         assert_eq!(
             report.last_updated, report.current_time,
             "well: the current time, for old load balancers"

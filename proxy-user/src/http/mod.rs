@@ -45,7 +45,7 @@ use answer::{RETRY, json, text, with_type};
 use crate::metrics::Format;
 use crate::model::notice::Notice;
 use crate::page;
-use health::{Check, Report, Snapshot};
+use health::{Check, HealthReport, Snapshot};
 use listen::Connections;
 
 /// The most connections of the health server, and of the metrics server, whose answers are larger.
@@ -178,9 +178,9 @@ async fn listen(
     }
 }
 
-fn report(state: &State, check: Check) -> Report {
+fn report(state: &State, check: Check) -> HealthReport {
     let snapshot = Snapshot::from(&*state.status.borrow());
-    Report::of(&snapshot, state.patience, check, SystemTime::now())
+    HealthReport::of(&snapshot, state.patience, check, SystemTime::now())
 }
 
 async fn healthz(extract::State(state): extract::State<State>) -> Response {

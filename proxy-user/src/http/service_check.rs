@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::answer::{RETRY, State, json};
-use super::health::{Check, Report, Snapshot};
+use super::health::{Check, HealthReport, Snapshot};
 use super::listen::{Connections, open_one};
 use crate::model::ServiceName;
 use crate::model::net::IpFamily;
@@ -121,7 +121,7 @@ async fn run(address: SocketAddr, context: CheckContext, connections: Connection
 /// The body of the answer, with kube-proxy's fields.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Answer<'a> {
+struct HealthCheckReply<'a> {
     service: Named<'a>,
     local_endpoints: usize,
     service_proxy_healthy: bool,
@@ -138,12 +138,12 @@ async fn answer(extract::State(context): extract::State<CheckContext>) -> Respon
     let status = status.borrow();
     let check = status.health_checks.get(&service);
     let local_endpoints = check.and_then(|check| check.local.get(&family)).copied().unwrap_or_default();
-    let report = Report::of(&Snapshot::from(&*status), patience, Check::Livez, SystemTime::now());
+    let report = HealthReport::of(&Snapshot::from(&*status), patience, Check::Livez, SystemTime::now());
     drop(status);
     let service_proxy_healthy = report.code() == 200;
     let code = if local_endpoints > 0 && service_proxy_healthy { 200 } else { 503 };
     let service = Named { namespace: &service.namespace, name: &service.name };
-    let mut response = json(code, &Answer { service, local_endpoints, service_proxy_healthy });
+    let mut response = json(code, &HealthCheckReply { service, local_endpoints, service_proxy_healthy });
     response
         .headers_mut()
         .insert("X-Load-Balancing-Endpoint-Weight", HeaderValue::from(local_endpoints as u64));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// Output of a command on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer<T = String> {
+pub struct AgentOutput<T = String> {
     /// Standard output.
     pub stdout: T,
     /// Standard error.

@@ -10,7 +10,7 @@ use kube::{Api, Client, Config};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::timeout;
 
-use super::answers::Answer;
+use super::answers::AgentOutput;
 use super::error::KubectlError;
 use crate::cli::args::kubectl::ClusterArgs;
 use crate::model::nearest::{did_you_mean, nearest};
@@ -99,13 +99,13 @@ impl Cluster {
     }
 
     /// Runs `ballast` with these arguments on a node. Returns its output, or why there is none.
-    pub async fn ask(&self, agent: &Agent, arguments: &[String]) -> Result<Answer, String> {
-        let Answer { stdout, stderr, is_well } = self.ask_bytes(agent, arguments).await?;
-        Ok(Answer { stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr, is_well })
+    pub async fn ask(&self, agent: &Agent, arguments: &[String]) -> Result<AgentOutput, String> {
+        let AgentOutput { stdout, stderr, is_well } = self.ask_bytes(agent, arguments).await?;
+        Ok(AgentOutput { stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr, is_well })
     }
 
     /// Runs `ballast` on a node like [`Cluster::ask`]. Its standard output need not be text.
-    async fn ask_bytes(&self, agent: &Agent, arguments: &[String]) -> Result<Answer<Vec<u8>>, String> {
+    async fn ask_bytes(&self, agent: &Agent, arguments: &[String]) -> Result<AgentOutput<Vec<u8>>, String> {
         let asked = async {
             let mut process = self.exec(agent, arguments, Stdin::None).await?;
             let status = process.take_status();
@@ -117,7 +117,7 @@ impl Cluster {
             };
             let is_well = status.is_some_and(|status| status.status.as_deref() == Some("Success"));
             let stderr = String::from_utf8_lossy(&stderr?).into_owned();
-            Ok(Answer { stdout: stdout?, stderr, is_well })
+            Ok(AgentOutput { stdout: stdout?, stderr, is_well })
         };
         match timeout(self.args.patience, asked).await {
             Ok(answer) => answer,
@@ -130,7 +130,7 @@ impl Cluster {
         &self,
         agents: &[Agent],
         arguments: &[&str],
-    ) -> Vec<(String, Result<Answer, String>)> {
+    ) -> Vec<(String, Result<AgentOutput, String>)> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
         let ask = |agent: Agent| {
             let arguments = &arguments;
@@ -145,7 +145,7 @@ impl Cluster {
         &self,
         agents: Vec<Agent>,
         arguments: &[&str],
-    ) -> impl Stream<Item = (String, Result<Answer<Vec<u8>>, String>)> {
+    ) -> impl Stream<Item = (String, Result<AgentOutput<Vec<u8>>, String>)> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
         let ask = move |agent: Agent| {
             let arguments = arguments.clone();

@@ -7,7 +7,7 @@ use clap::ValueEnum as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::answers::{Answer, PerNode};
+use super::answers::{AgentOutput, PerNode};
 use crate::cli::args::kubectl::{NodeFlowArgs, NodeListArgs};
 use crate::cli::args::list::Output;
 
@@ -38,17 +38,17 @@ pub(super) fn flow_arguments(args: &NodeFlowArgs, namespace: Option<&str>) -> Ve
 }
 
 /// Returns the lists of all nodes as text, and whether all nodes have answered.
-pub(super) fn text(answers: &[(String, Result<Answer, String>)], output: Output) -> (String, bool) {
+pub(super) fn text(answers: &[(String, Result<AgentOutput, String>)], output: Output) -> (String, bool) {
     let (mut text, mut names, mut well) = (String::new(), BTreeSet::new(), true);
     for (node, answer) in answers {
         let told = match answer {
-            Ok(Answer { stdout, is_well: true, .. }) if output == Output::Name => {
+            Ok(AgentOutput { stdout, is_well: true, .. }) if output == Output::Name => {
                 names.extend(stdout.lines());
                 continue;
             }
-            Ok(Answer { stdout, stderr, is_well: true }) if stdout.is_empty() => stderr,
-            Ok(Answer { stdout, is_well: true, .. }) => stdout,
-            Ok(Answer { stderr, .. }) => {
+            Ok(AgentOutput { stdout, stderr, is_well: true }) if stdout.is_empty() => stderr,
+            Ok(AgentOutput { stdout, is_well: true, .. }) => stdout,
+            Ok(AgentOutput { stderr, .. }) => {
                 well = false;
                 stderr
             }

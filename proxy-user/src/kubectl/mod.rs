@@ -25,17 +25,17 @@ use crate::cli::args::kubectl::{
     KubectlArgs, KubectlCommand, MergedOutput, MergedServiceCommand, NodeBackendCommand, NodeFlowCommand,
 };
 use crate::cli::args::list::Output;
-use crate::cli::show::Answer as Shown;
-use answers::{Answer, PerNode};
+use crate::cli::show::CommandOutput;
+use answers::{AgentOutput, PerNode};
 use cluster::{Agent, Cluster};
 pub use error::KubectlError;
 
 /// Runs a command. Commands that follow events write them to `out`.
-pub fn run(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, KubectlError> {
+pub fn run(args: &KubectlArgs, out: &mut impl Write) -> Result<CommandOutput, KubectlError> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run_async(args, out))
 }
 
-async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, KubectlError> {
+async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<CommandOutput, KubectlError> {
     let cluster = Cluster::connect(&args.cluster).await?;
     match &args.command {
         KubectlCommand::Status { output } => {
@@ -46,7 +46,7 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
                 MergedOutput::Text => status::text(&answers),
                 MergedOutput::Json => json(&status::json(&answers))?,
             };
-            Ok(Shown { text, well })
+            Ok(CommandOutput { text, well })
         }
         KubectlCommand::Service { command: MergedServiceCommand::List { output } } => {
             let answers: PerNode<services::List> =
@@ -57,14 +57,14 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
                 MergedOutput::Text => services::text(&merged),
                 MergedOutput::Json => json(&merged)?,
             };
-            Ok(Shown { text, well })
+            Ok(CommandOutput { text, well })
         }
         KubectlCommand::Check { output } => {
             let answers = cluster.ask_all(&cluster.agents().await?, &["check", "-o", "json"]).await;
             let answers: PerNode<lists::Checked> = decoded(answers);
             let (text, well) = lists::checked(&answers);
             match output {
-                MergedOutput::Text => Ok(Shown { text, well }),
+                MergedOutput::Text => Ok(CommandOutput { text, well }),
                 MergedOutput::Json => {
                     let values = answers.into_iter().map(|(node, one)| {
                         (
@@ -72,7 +72,7 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
                             one.and_then(|one| serde_json::to_value(one).map_err(|error| error.to_string())),
                         )
                     });
-                    Ok(Shown { text: json(&lists::document(&values.collect()).0)?, well })
+                    Ok(CommandOutput { text: json(&lists::document(&values.collect()).0)?, well })
                 }
             }
         }
@@ -91,11 +91,11 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
         KubectlCommand::Explain { client, destination } => explain(&cluster, client, destination).await,
         KubectlCommand::Monitor(args) => {
             monitor::run(&cluster, &cluster.agents().await?, args, out).await?;
-            Ok(Shown { text: String::new(), well: true })
+            Ok(CommandOutput { text: String::new(), well: true })
         }
         KubectlCommand::Ui { port } => {
             ui::run(cluster, *port, out).await?;
-            Ok(Shown { text: String::new(), well: true })
+            Ok(CommandOutput { text: String::new(), well: true })
         }
         KubectlCommand::Sysdump { file } => sysdump::run(&cluster, file.as_deref()).await,
         KubectlCommand::Wait { object, timeout, .. } => wait::run(&cluster, object, *timeout).await,
@@ -103,12 +103,12 @@ async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<Shown, Ku
 }
 
 /// Asks all nodes for a list.
-async fn list(cluster: &Cluster, words: &[String], output: Output) -> Result<Shown, KubectlError> {
+async fn list(cluster: &Cluster, words: &[String], output: Output) -> Result<CommandOutput, KubectlError> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let answers = cluster.ask_all(&cluster.agents().await?, &words).await;
     if !output.is_document() {
         let (text, well) = lists::text(&answers, output);
-        return Ok(Shown { text, well });
+        return Ok(CommandOutput { text, well });
     }
     let (document, well) = lists::document(&decoded(answers));
     let text = if output == Output::Yaml {
@@ -116,11 +116,11 @@ async fn list(cluster: &Cluster, words: &[String], output: Output) -> Result<Sho
     } else {
         json(&document)?
     };
-    Ok(Shown { text, well })
+    Ok(CommandOutput { text, well })
 }
 
 /// Asks the node where the connection starts, or all nodes if it is unknown.
-async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<Shown, KubectlError> {
+async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<CommandOutput, KubectlError> {
     let (client, destination) =
         (names::client(cluster, client).await?, names::destination(cluster, destination).await?);
     let agents = cluster.agents().await?;
@@ -134,19 +134,19 @@ async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<S
         // Writing to a `String` cannot fail.
         let _ = writeln!(text, "{} on node {node} connects to {destination}", client.told);
         let (told, is_well) = match answer {
-            Ok(Answer { stdout, is_well: true, .. }) => (stdout, true),
-            Ok(Answer { stderr, .. }) => (stderr, false),
+            Ok(AgentOutput { stdout, is_well: true, .. }) => (stdout, true),
+            Ok(AgentOutput { stderr, .. }) => (stderr, false),
             Err(error) => (format!("{error}\n"), false),
         };
         text.push_str(&told);
         well &= is_well;
     }
-    Ok(Shown { text, well })
+    Ok(CommandOutput { text, well })
 }
 
 /// Parses the JSON of each node. If it cannot be parsed, the error is the node's standard error.
-fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<Answer, String>)>) -> PerNode<T> {
-    let decode = |answer: Answer| {
+fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<AgentOutput, String>)>) -> PerNode<T> {
+    let decode = |answer: AgentOutput| {
         serde_json::from_str(&answer.stdout).map_err(|error| match answer.stderr.trim() {
             "" => format!("cannot parse the answer: {error}"),
             told => told.to_owned(),

@@ -6,15 +6,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt as _;
 
-use super::answers::Answer;
+use super::answers::AgentOutput;
 use super::cluster::Cluster;
 use super::error::KubectlError;
-use crate::cli::show::Answer as Shown;
+use crate::cli::show::CommandOutput;
 use crate::cli::sysdump::{SysdumpError, append, private};
 
 /// Asks each node for its archive, and writes them as `NODE.tar.gz` of one folder. A node without archive is a line in
 /// `failures.txt`.
-pub(super) async fn run(cluster: &Cluster, file: Option<&Path>) -> Result<Shown, KubectlError> {
+pub(super) async fn run(cluster: &Cluster, file: Option<&Path>) -> Result<CommandOutput, KubectlError> {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let folder = format!("ballast-sysdump-{time}");
     let path = file.map_or_else(|| PathBuf::from(format!("{folder}.tar")), Path::to_owned);
@@ -26,12 +26,12 @@ pub(super) async fn run(cluster: &Cluster, file: Option<&Path>) -> Result<Shown,
     let mut answers = std::pin::pin!(cluster.ask_each(agents, &["sysdump", "-"]));
     while let Some((node, answer)) = answers.next().await {
         let why = match answer {
-            Ok(Answer { stdout, is_well: true, .. }) => {
+            Ok(AgentOutput { stdout, is_well: true, .. }) => {
                 nodes += 1;
                 add(&format!("{node}.tar.gz"), &stdout).map_err(failed)?;
                 continue;
             }
-            Ok(Answer { stderr, .. }) => stderr,
+            Ok(AgentOutput { stderr, .. }) => stderr,
             Err(why) => why,
         };
         // Writing to a `String` cannot fail.
@@ -42,5 +42,5 @@ pub(super) async fn run(cluster: &Cluster, file: Option<&Path>) -> Result<Shown,
     }
     tar.into_inner().and_then(|file| file.sync_all()).map_err(failed)?;
     let text = format!("{}: archives of {nodes} nodes\n{failures}", path.display());
-    Ok(Shown { text, well: failures.is_empty() })
+    Ok(CommandOutput { text, well: failures.is_empty() })
 }

@@ -65,7 +65,7 @@ fn asked(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> (Stri
     let args = KubectlArgs::try_parse_from(words).unwrap();
     let mut out = Vec::new();
     match run(&args, &mut out) {
-        Ok(Shown { text, well }) => (String::from_utf8(out).unwrap() + &text, well),
+        Ok(CommandOutput { text, well }) => (String::from_utf8(out).unwrap() + &text, well),
         Err(error) => (format!("{error}\n"), false),
     }
 }
@@ -245,13 +245,13 @@ fn editions_are_compared_as_numbers(
     #[case] expected: Option<&str>,
 ) {
     let slices = [("web-1".to_owned(), "101".to_owned())].into();
-    let wanted = wait::Wanted { service: "90".to_owned(), slices };
+    let wanted = wait::ExpectedVersions { service: "90".to_owned(), slices };
     let told = json!({
         "resourceVersion": service, "current": current, "problems": ["no room"],
         "endpointSlices": [{ "name": "web-1", "resourceVersion": slice }, { "name": "left", "resourceVersion": null }],
     });
     let told = json!({ "services": [told] });
-    let answer = Answer { stdout: told.to_string(), stderr: String::new(), is_well: true };
+    let answer = AgentOutput { stdout: told.to_string(), stderr: String::new(), is_well: true };
     assert_eq!(wait::behind(&wanted, &Ok(answer)).as_deref(), expected);
 }
 

@@ -9,19 +9,19 @@ use kube::Api;
 use kube::api::ListParams;
 use serde::Deserialize;
 
-use super::answers::Answer;
+use super::answers::AgentOutput;
 use super::cluster::Cluster;
 use super::error::KubectlError;
 use super::names::{self, Named};
 use crate::cli::programmed::ProgrammedJson;
-use crate::cli::show::Answer as Shown;
+use crate::cli::show::CommandOutput;
 
 /// Pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The resource versions to wait for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct ExpectedVersions {
     pub service: String,
     /// By the name of the EndpointSlice.
     pub slices: BTreeMap<String, String>,
@@ -34,7 +34,11 @@ struct ProgrammedServices {
 }
 
 /// Asks all nodes repeatedly. Each round asks the nodes that run an agent at that time.
-pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> Result<Shown, KubectlError> {
+pub(super) async fn run(
+    cluster: &Cluster,
+    object: &str,
+    timeout: Duration,
+) -> Result<CommandOutput, KubectlError> {
     let Some(Named { namespace, name, port: None }) = names::named(object, names::SERVICES) else {
         let error = format!("{object:?} is not a Service: give service/NAME or service/NAMESPACE/NAME");
         return Err(KubectlError::Name(error));
@@ -61,7 +65,7 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
                 // Writing to a `String` cannot fail.
                 let _ = writeln!(text, "not programmed of it: {problem}");
             }
-            return Ok(Shown { text, well: true });
+            return Ok(CommandOutput { text, well: true });
         }
         if begun.elapsed() >= timeout {
             let mut text = format!(
@@ -73,14 +77,14 @@ pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> R
                 // Writing to a `String` cannot fail.
                 let _ = writeln!(text, "{node}: {why}");
             }
-            return Ok(Shown { text, well: false });
+            return Ok(CommandOutput { text, well: false });
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
 /// Returns the current resource versions of the API server.
-async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<Wanted, KubectlError> {
+async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<ExpectedVersions, KubectlError> {
     let service = names::service(cluster, Some(namespace), name).await?;
     let spec = service.spec.unwrap_or_default();
     if spec.cluster_ip.as_deref() == Some("None") || spec.type_.as_deref() == Some("ExternalName") {
@@ -93,19 +97,19 @@ async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<Wanted
     let slices = slices.map_err(KubectlError::api("list EndpointSlices"))?.items;
     let with_addresses = slices.into_iter().filter(|slice| slice.address_type != "FQDN");
     let edition = |slice: EndpointSlice| Some((slice.metadata.name?, slice.metadata.resource_version?));
-    Ok(Wanted {
+    Ok(ExpectedVersions {
         service: service.metadata.resource_version.unwrap_or_default(),
         slices: with_addresses.filter_map(edition).collect(),
     })
 }
 
 /// Returns what a node has programmed of the Service.
-fn programmed(answer: &Answer) -> Result<Option<ProgrammedJson>, serde_json::Error> {
+fn programmed(answer: &AgentOutput) -> Result<Option<ProgrammedJson>, serde_json::Error> {
     Ok(serde_json::from_str::<ProgrammedServices>(&answer.stdout)?.services.into_iter().next())
 }
 
 /// Returns why a node does not serve the wanted versions yet; `None` if it does.
-pub(super) fn behind(wanted: &Wanted, answer: &Result<Answer, String>) -> Option<String> {
+pub(super) fn behind(wanted: &ExpectedVersions, answer: &Result<AgentOutput, String>) -> Option<String> {
     let answer = match answer {
         Ok(answer) if answer.is_well => answer,
         Ok(answer) => return Some(answer.stderr.trim().trim_start_matches("ballast: ").to_owned()),

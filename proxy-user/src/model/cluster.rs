@@ -7,8 +7,8 @@ use std::ops::Bound;
 use ipnet::IpNet;
 
 use super::{
-    EndpointSlice, Event, HostView, Key, Kind, Listing, NodeView, Object, Service, ServiceName, SliceName,
-    SortedMap, pack,
+    EndpointSlice, Event, HostView, Key, Listing, NodeView, Object, ObjectKind, Service, ServiceName,
+    SliceName, SortedMap, pack,
 };
 
 mod leftovers;
@@ -29,7 +29,7 @@ pub struct Cluster {
     slices: BTreeMap<ServiceName, SortedMap<SliceName, EndpointSlice>>,
     /// The Service under which each slice is stored.
     owners: BTreeMap<SliceName, ServiceName>,
-    listed: BTreeSet<Kind>,
+    listed: BTreeSet<ObjectKind>,
     service_cidrs: BTreeMap<String, Vec<IpNet>>,
     /// The internal addresses of the other nodes, by name; `None` until they have been listed.
     others: Option<BTreeMap<String, Vec<IpAddr>>>,
@@ -101,7 +101,7 @@ impl Cluster {
     /// Whether Services and EndpointSlices have been listed once: before that, nothing may be deleted. The list of the node
     /// is not needed: the node's zone only determines which endpoints are preferred.
     pub fn has_listed_all(&self) -> bool {
-        self.listed.contains(&Kind::Service) && self.listed.contains(&Kind::Slice)
+        self.listed.contains(&ObjectKind::Service) && self.listed.contains(&ObjectKind::Slice)
     }
 
     /// Returns this node.

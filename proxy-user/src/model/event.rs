@@ -78,7 +78,7 @@ pub enum Listing {
 
 /// A kind of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum ObjectKind {
     /// Services.
     Service,
     /// EndpointSlices.
@@ -103,12 +103,12 @@ impl Object {
 
 impl Listing {
     /// Returns the kind of the listed objects.
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> ObjectKind {
         match self {
-            Self::Services(_) => Kind::Service,
-            Self::Slices(_) => Kind::Slice,
-            Self::Node(_) | Self::Others(_) => Kind::Node,
-            Self::ServiceCidrs(_) => Kind::ServiceCidr,
+            Self::Services(_) => ObjectKind::Service,
+            Self::Slices(_) => ObjectKind::Slice,
+            Self::Node(_) | Self::Others(_) => ObjectKind::Node,
+            Self::ServiceCidrs(_) => ObjectKind::ServiceCidr,
         }
     }
 }

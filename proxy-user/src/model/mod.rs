@@ -29,7 +29,7 @@ pub mod version;
 pub use api_servers::ApiServers;
 pub use cluster::Cluster;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
-pub use event::{Event, Key, Kind, Listing, Object};
+pub use event::{Event, Key, Listing, Object, ObjectKind};
 pub use forwarding::ForwardingMode;
 pub use host::{
     DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView, IPVS_DEVICE, IpsecPolicy, PROXY_DEVICES,

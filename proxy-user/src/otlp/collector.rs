@@ -19,14 +19,14 @@ pub type Posted = (String, Option<String>, Value);
 
 /// The collector's answer to each request.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct CollectorReply {
     pub status: u16,
     pub retry_after: Option<&'static str>,
     pub body: &'static str,
     pub after: Duration,
 }
 
-impl Default for Answer {
+impl Default for CollectorReply {
     fn default() -> Self {
         Self { status: 200, retry_after: None, body: "{}", after: Duration::ZERO }
     }
@@ -34,7 +34,7 @@ impl Default for Answer {
 
 pub struct Collector {
     pub address: SocketAddr,
-    pub answer: Arc<Mutex<Answer>>,
+    pub answer: Arc<Mutex<CollectorReply>>,
     posted: Arc<Mutex<Vec<Posted>>>,
     task: JoinHandle<()>,
 }
@@ -53,7 +53,8 @@ impl Collector {
     pub async fn at(address: SocketAddr) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (answer, posted) = (Arc::<Mutex<Answer>>::default(), Arc::<Mutex<Vec<Posted>>>::default());
+        let (answer, posted) =
+            (Arc::<Mutex<CollectorReply>>::default(), Arc::<Mutex<Vec<Posted>>>::default());
         let (told, noted) = (Arc::clone(&answer), Arc::clone(&posted));
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
@@ -86,7 +87,7 @@ impl Collector {
 
 async fn answered(
     request: Request<Incoming>,
-    told: Arc<Mutex<Answer>>,
+    told: Arc<Mutex<CollectorReply>>,
     noted: Arc<Mutex<Vec<Posted>>>,
 ) -> Result<Response<Full<Bytes>>, hyper::Error> {
     let (parts, body) = request.into_parts();

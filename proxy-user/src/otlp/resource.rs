@@ -17,13 +17,14 @@ pub struct Resource {
 
 /// OpenTelemetry's instrumentation scope, the same for all telemetry of Ballast.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Scope {
+pub(super) struct InstrumentationScope {
     name: &'static str,
     version: &'static str,
 }
 
 /// Ballast's scope.
-pub(super) const SCOPE: Scope = Scope { name: "ballast", version: env!("CARGO_PKG_VERSION") };
+pub(super) const SCOPE: InstrumentationScope =
+    InstrumentationScope { name: "ballast", version: env!("CARGO_PKG_VERSION") };
 
 impl Resource {
     /// Describes this program. `name` is the value of `OTEL_SERVICE_NAME`, `attributes` the value of

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::SystemTime;
 
 use super::clients::Client;
-use crate::cli::monitor::Line;
+use crate::cli::monitor::MonitorLine;
 use crate::rates::Rates;
 
 /// The last examples of each reason, newest first.
-pub(super) type Examples = BTreeMap<&'static str, VecDeque<Line>>;
+pub(super) type Examples = BTreeMap<&'static str, VecDeque<MonitorLine>>;
 
 /// The result of one look at the maps.
 #[derive(Debug)]

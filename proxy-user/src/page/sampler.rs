@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::clients::{Client, Known, clients};
 use super::look::{Examples, Look};
-use crate::cli::monitor::{Line, MonitorContext};
+use crate::cli::monitor::{MonitorContext, MonitorLine};
 use crate::maps::view::{Listener, Snapshot, View};
 use crate::rates::{Counters, Rates};
 
@@ -112,7 +112,7 @@ impl<'a> Sampler<'a> {
         }
         let world = MonitorContext::now();
         for event in last.into_values().flatten() {
-            let line = Line::new(&event, &self.names, &world);
+            let line = MonitorLine::new(&event, &self.names, &world);
             let Some(reason) = line.reason() else { continue };
             let examples = self.examples.entry(reason).or_default();
             examples.push_front(line);

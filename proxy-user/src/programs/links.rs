@@ -161,7 +161,7 @@ fn find(
 
 /// How a program was attached to its hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum AttachOutcome {
     /// With a new link.
     Attached,
     /// In the pinned link of an earlier agent.
@@ -180,11 +180,11 @@ pub(super) fn hold(
     place: AttachPoint<'_>,
     program: BorrowedFd<'_>,
     strays: &[Link],
-) -> Result<Outcome, Error> {
+) -> Result<AttachOutcome, Error> {
     let pinned = Link::pinned(pin).map_err(Error::file("open the link", pin))?;
     let is_here = |link: &&Link| link.info().is_ok_and(|info| place.holds(&info));
-    let replaced = pinned.iter().filter(is_here).map(|link| (link, Outcome::Replaced));
-    let adopted = strays.iter().filter(is_here).map(|link| (link, Outcome::Adopted));
+    let replaced = pinned.iter().filter(is_here).map(|link| (link, AttachOutcome::Replaced));
+    let adopted = strays.iter().filter(is_here).map(|link| (link, AttachOutcome::Adopted));
     let taken = replaced.chain(adopted).find_map(|(link, outcome)| {
         let moved = take(link, place, program).ok()?;
         Some((link, moved, outcome))
@@ -197,10 +197,10 @@ pub(super) fn hold(
                 let _ = link.update(program);
                 return Err(error);
             }
-            (fresh.info(), Outcome::Moved)
+            (fresh.info(), AttachOutcome::Moved)
         }
         Some((link, None, outcome)) => {
-            if outcome == Outcome::Adopted {
+            if outcome == AttachOutcome::Adopted {
                 replace_pin(link, pin)?;
             }
             (link.info(), outcome)
@@ -209,7 +209,7 @@ pub(super) fn hold(
             let failed = |source| Error::Attach { program: name, place: place.describe(), source };
             let link = place.attach(program).map_err(failed)?;
             replace_pin(&link, pin)?;
-            (link.info(), Outcome::Attached)
+            (link.info(), AttachOutcome::Attached)
         }
     };
     let kept = kept.map_err(Error::file("read the link", pin))?.id;

@@ -14,7 +14,7 @@ use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, SOCKET_HOOKS};
 use super::iterator::{CountedIterator, RemovedBackendIterator, SocketIterator};
-use super::links::{self, AttachPoint, Cgroup, Outcome};
+use super::links::{self, AttachOutcome, AttachPoint, Cgroup};
 use super::notice::StartNotice;
 use super::pins::{self, Pins};
 use super::program::{self, program};
@@ -184,14 +184,14 @@ impl Programs {
 
     /// Attaches the socket programs, or takes over the links of an earlier agent; then makes the maps of this version the
     /// current ones, and removes those of other versions.
-    pub fn attach_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
+    pub fn attach_sockets(&self) -> Result<Vec<(&'static str, AttachOutcome)>, Error> {
         let outcomes = self.hold_sockets()?;
         self.pins.make_current()?;
         self.pins.retire_other_versions()?;
         Ok(outcomes)
     }
 
-    fn hold_sockets(&self) -> Result<Vec<(&'static str, Outcome)>, Error> {
+    fn hold_sockets(&self) -> Result<Vec<(&'static str, AttachOutcome)>, Error> {
         let ours = links::our_programs();
         let strays = links::on_cgroup(&self.cgroup, &ours);
         let mut strays_of = BTreeMap::<String, Vec<bpf::Link>>::new();

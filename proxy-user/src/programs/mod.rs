@@ -43,7 +43,7 @@ pub use iterator::{CountedIterator, RemovedBackendIterator, SocketIterator};
 pub use kernel::{
     MissingFeature, OLDEST, interleaves_packets, is_too_old, known_missing_features, missing_features,
 };
-pub use links::Outcome;
+pub use links::AttachOutcome;
 pub use loaded::{ProgramStatus, Programs};
 pub use notice::StartNotice;
 pub use object::{create_segments, load_packet_path};

@@ -15,13 +15,13 @@ use super::program::refused;
 const CALLERS: usize = 2;
 
 /// Programs to load, by name.
-pub(super) type Wanted<'a> = Vec<(&'static str, &'a mut Program)>;
+pub(super) type NamedPrograms<'a> = Vec<(&'static str, &'a mut Program)>;
 
 /// Returns these programs of an object, in this order.
 pub(super) fn pick(
     ebpf: &mut Ebpf,
     names: impl IntoIterator<Item = &'static str>,
-) -> Result<Wanted<'_>, Error> {
+) -> Result<NamedPrograms<'_>, Error> {
     let mut all: Vec<_> = ebpf.programs_mut().collect();
     let mut take = |name| {
         let at = all.iter().position(|(known, _)| *known == name);
@@ -31,7 +31,7 @@ pub(super) fn pick(
 }
 
 /// Loads programs; the largest should come first. Returns an error for each program that the kernel rejects.
-pub(super) fn load(programs: Wanted<'_>) -> Vec<Error> {
+pub(super) fn load(programs: NamedPrograms<'_>) -> Vec<Error> {
     let queue = Mutex::new(programs.into_iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || {

@@ -18,7 +18,7 @@ use proxy_common::node::DEVICE_UPLINK;
 use self::keeper::{AttachedXdp, XdpDevice, XdpDevices};
 use super::bpf::{Hook, Link};
 use super::hooks::{pinned_xdp, xdp_pin};
-use super::links::{self, AttachPoint, Outcome};
+use super::links::{self, AttachOutcome, AttachPoint};
 use super::loaded::Programs;
 use super::program::program;
 use super::{Error, pins};
@@ -129,7 +129,7 @@ impl Programs {
         self.xdp.set_open(ifindex, held.is_ok());
         match held {
             Ok(outcome) => {
-                if outcome == Outcome::Attached && self.xdp.devices.knows(ifindex) {
+                if outcome == AttachOutcome::Attached && self.xdp.devices.knows(ifindex) {
                     self.repairs.add_device();
                 }
                 Ok(mode)

@@ -4,7 +4,9 @@ use proxy_common::stats::ServiceStats;
 use rstest::rstest;
 
 use super::*;
-use crate::maps::view::{BackendRow, BackendState, FrontendRow, Kind, NameRow, Scope, Transport};
+use crate::maps::view::{
+    BackendRow, BackendState, FrontendRow, FrontendRowKind, FrontendRowScope, NameRow, Transport,
+};
 use crate::model::net::IpFamily;
 
 const TCP: Transport = Transport(6);
@@ -25,8 +27,8 @@ pub(crate) fn service(counters: &mut Counters, id: u32, name: &str) {
         address: [10, 96, 0, id as u8].into(),
         port: 80,
         protocol: TCP,
-        scope: Scope::Internal,
-        kind: Kind::ClusterIp,
+        scope: FrontendRowScope::Internal,
+        kind: FrontendRowKind::ClusterIp,
         backends: Vec::new(),
         slots: 0,
         affinity_secs: 0,

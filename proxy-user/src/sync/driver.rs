@@ -16,7 +16,7 @@ use super::status::{NodeFate, Status, log_problems, publish};
 use super::triggers::Triggers;
 use crate::maps::{FlowUse, MapError, Store};
 use crate::model::settings::NodeSettings;
-use crate::model::{Cluster, Event, Key, Kind, NodeView, Object, ServiceName};
+use crate::model::{Cluster, Event, Key, NodeView, Object, ObjectKind, ServiceName};
 use crate::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
 
 mod answers;
@@ -217,10 +217,10 @@ impl<S: Store> Driver<S> {
 
     pub(super) fn take(&mut self, event: Event) {
         let kind = match kind_of(&event) {
-            Some(kind @ (Kind::Service | Kind::Slice)) => kind,
+            Some(kind @ (ObjectKind::Service | ObjectKind::Slice)) => kind,
             other => {
                 self.is_node_new = true;
-                other.unwrap_or(Kind::Node)
+                other.unwrap_or(ObjectKind::Node)
             }
         };
         let listed = matches!(event, Event::Reset(_));
@@ -234,13 +234,13 @@ impl<S: Store> Driver<S> {
         self.waiting_since.get_or_insert_with(Instant::now);
         publish(&self.status, |status| {
             match kind {
-                Kind::Service => status.service_changes.add(),
-                Kind::Slice => status.slice_changes.add(),
-                Kind::Node | Kind::ServiceCidr => {}
+                ObjectKind::Service => status.service_changes.add(),
+                ObjectKind::Slice => status.slice_changes.add(),
+                ObjectKind::Node | ObjectKind::ServiceCidr => {}
             }
             status.node = node;
-            status.services_listed |= listed && kind == Kind::Service;
-            status.slices_listed |= listed && kind == Kind::Slice;
+            status.services_listed |= listed && kind == ObjectKind::Service;
+            status.slices_listed |= listed && kind == ObjectKind::Slice;
             if first {
                 status.last_queued = Some(SystemTime::now());
             }
@@ -372,14 +372,14 @@ async fn next(questions: &mut Option<mpsc::Receiver<Question>>) -> Question {
 }
 
 /// Returns the kind of object that an event concerns; `None` for the host.
-fn kind_of(event: &Event) -> Option<Kind> {
+fn kind_of(event: &Event) -> Option<ObjectKind> {
     Some(match event {
         Event::Apply(Object::Service(_)) | Event::Delete(Key::Service(_)) | Event::Static { .. } => {
-            Kind::Service
+            ObjectKind::Service
         }
-        Event::Apply(Object::Slice(_)) | Event::Delete(Key::Slice(_)) => Kind::Slice,
-        Event::Apply(Object::Node(_)) | Event::Delete(Key::Node(_)) => Kind::Node,
-        Event::Apply(Object::ServiceCidr(_)) | Event::Delete(Key::ServiceCidr(_)) => Kind::ServiceCidr,
+        Event::Apply(Object::Slice(_)) | Event::Delete(Key::Slice(_)) => ObjectKind::Slice,
+        Event::Apply(Object::Node(_)) | Event::Delete(Key::Node(_)) => ObjectKind::Node,
+        Event::Apply(Object::ServiceCidr(_)) | Event::Delete(Key::ServiceCidr(_)) => ObjectKind::ServiceCidr,
         Event::Reset(listing) => listing.kind(),
         Event::Host(_) => return None,
     })

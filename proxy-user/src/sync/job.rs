@@ -29,7 +29,7 @@ pub(super) struct Job {
     pub(super) owner: Owner,
     pub(super) id: Option<u32>,
     /// `None`: the port has no frontend, so it should not be in the maps.
-    pub(super) wanted: Option<Wanted>,
+    pub(super) wanted: Option<DesiredPort>,
     /// Extents allocated in this sync.
     pub(super) extents: Vec<u32>,
     /// Maglev tables allocated in this sync.
@@ -47,7 +47,7 @@ pub(super) struct Job {
 
 /// The desired state of a Service port, with its ids.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct DesiredPort {
     pub(super) rows: SortedMap<u32, Backend>,
     /// Each with the ids of its slots: sorted, or evenly spread by weight.
     pub(super) frontends: Vec<(FrontendKey, ServiceEntry, Vec<u32>)>,

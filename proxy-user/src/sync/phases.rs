@@ -11,7 +11,7 @@ use proxy_common::service::{
 
 use super::applied::Applied;
 use super::extents::NoRoom;
-use super::job::{Job, Owner, Steps, SyncError, Wanted};
+use super::job::{DesiredPort, Job, Owner, Steps, SyncError};
 use super::prefilter::backend_bit;
 use super::removal::has_left;
 use super::shares::{RESERVE, Resource};
@@ -29,7 +29,7 @@ impl Applied {
     }
 
     /// Returns the filter bits that a Service port needs.
-    pub(super) fn bits_of(&self, wanted: &Wanted) -> impl Iterator<Item = Bit> {
+    pub(super) fn bits_of(&self, wanted: &DesiredPort) -> impl Iterator<Item = Bit> {
         let frontends = wanted.frontends.iter().flat_map(|(key, ..)| self.frontend_bits(key));
         wanted.rows.values().map(backend_bit).chain(frontends)
     }
@@ -252,7 +252,7 @@ impl<S: Store> Writer<S> {
     }
 
     /// Starts the quarantine of bits that were set for entries that were not written afterwards.
-    pub(super) fn note_unused_bits(&mut self, wanted: Option<&Wanted>, now: Instant) {
+    pub(super) fn note_unused_bits(&mut self, wanted: Option<&DesiredPort>, now: Instant) {
         if let Some(wanted) = wanted {
             for bit in self.applied.bits_of(wanted).collect::<Vec<_>>() {
                 self.applied.prefilter.unused(bit, now);

@@ -13,7 +13,7 @@ use super::addresses::Addresses;
 use super::applied::is_address;
 use super::claims::Claims;
 use super::entries::{backend_row, frontend_key, frontend_of, needs_table, service_entry, slots};
-use super::job::{Effect, Failure, Job, Owner, Steps, SyncError, Touched, Wanted};
+use super::job::{DesiredPort, Effect, Failure, Job, Owner, Steps, SyncError, Touched};
 use super::shares::{Limit, Resource, Shares};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
@@ -259,7 +259,8 @@ impl Services {
         }
         let id = applied.ports.acquire(port).map_err(SyncError::Services)?;
         job.id = Some(id);
-        let wanted = job.wanted.insert(Wanted { reset_after: plan.reset_after, ..Wanted::default() });
+        let wanted =
+            job.wanted.insert(DesiredPort { reset_after: plan.reset_after, ..DesiredPort::default() });
         let (mut ids_of, mut rows) = (Vec::new(), Vec::new());
         let limit = self.limit(port);
         let most = limit.map_or(usize::MAX, |limit| limit.endpoints(plan.backends.len()));

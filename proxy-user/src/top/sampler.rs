@@ -12,7 +12,7 @@ use proxy_common::event::Event;
 
 use super::look::{EXAMPLES, Look};
 use crate::cli::args::top::{Screen, TopArgs};
-use crate::cli::monitor::{Line, MonitorContext};
+use crate::cli::monitor::{MonitorContext, MonitorLine};
 use crate::cli::show::probe;
 use crate::config::value::Listen;
 use crate::maps::view::{Listener, View};
@@ -114,7 +114,7 @@ impl Sampler {
     fn examples(&mut self) -> Vec<(&'static str, String)> {
         let world = MonitorContext::now();
         let events = std::mem::take(&mut self.events).into_values().flatten();
-        let lines = events.map(|event| Line::new(&event, &self.names, &world));
+        let lines = events.map(|event| MonitorLine::new(&event, &self.names, &world));
         lines.filter_map(|line| Some((line.reason()?, line.text()))).collect()
     }
 

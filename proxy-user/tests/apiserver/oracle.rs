@@ -23,7 +23,7 @@ pub type OrigDst = String;
 
 /// How connections to a frontend are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct FrontendAnswer {
     /// `namespace/name:port`.
     pub name: String,
     /// Endpoints that can be selected.
@@ -44,7 +44,7 @@ pub struct Facts {
 }
 
 /// All frontends.
-pub type Table = BTreeMap<OrigDst, Answer>;
+pub type Table = BTreeMap<OrigDst, FrontendAnswer>;
 
 /// Waits until the maps agree with the API server's objects.
 pub fn agree(api: &Api, node: &Node) -> Result<Table> {
@@ -93,7 +93,7 @@ pub fn found(node: &Node) -> Result<Table> {
             ensure!(backend.state == BackendState::Active, "{row:?}: backend {id} has gone");
             ensure!(endpoints.insert(backend.socket), "{row:?}: {} is there twice", backend.socket);
         }
-        let answer = Answer {
+        let answer = FrontendAnswer {
             name: name.to_string(),
             endpoints,
             affinity: row.affinity_secs,
@@ -160,7 +160,7 @@ fn add(service: &Service, slices: &[&EndpointSlice], zone: Option<&str>, table: 
                 .session_affinity_config
                 .as_ref()
                 .and_then(|config| config.client_ip.as_ref()?.timeout_seconds);
-            let answer = Answer {
+            let answer = FrontendAnswer {
                 name: format!("{namespace}/{service}{suffix}"),
                 endpoints: chosen,
                 affinity: affinity.unwrap_or_default().cast_unsigned(),

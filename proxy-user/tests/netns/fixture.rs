@@ -23,7 +23,7 @@ use rustix::mount::{UnmountFlags, unmount};
 
 use crate::agent::{self, Agent, Setup};
 use crate::manifest::{Family, Folder, Service, pod_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 use crate::space::Space;
 
 /// Prefix of the names of everything that can outlive this process; the process id follows.
@@ -278,7 +278,7 @@ impl Fixture {
     /// connections, since one connection may reach the right server by chance.
     pub fn reaches(&self, service: Service, servers: &[&str]) -> Result<()> {
         let first = service.ports.first().context("a Service without ports")?;
-        let kind = if first.is_tcp { Kind::Tcp } else { Kind::Datagram };
+        let kind = if first.is_tcp { SocketKind::Tcp } else { SocketKind::Datagram };
         for family in Family::BOTH {
             let to = (crate::manifest::cluster_ip(family, service.number), first.number).into();
             for (path, client) in self.clients() {

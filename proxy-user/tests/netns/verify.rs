@@ -161,34 +161,34 @@ impl Loader {
 }
 
 /// Program type, attach type and flags of a program, as the kernel needs them.
-struct Kind {
+struct ProgramKind {
     program: bpf_prog_type,
     attach: u32,
     flags: u32,
 }
 
-fn kind(program: &Program) -> Result<Kind> {
-    let plain = |program| Kind { program, attach: 0, flags: 0 };
+fn kind(program: &Program) -> Result<ProgramKind> {
+    let plain = |program| ProgramKind { program, attach: 0, flags: 0 };
     Ok(match &program.section {
         ProgramSection::SchedClassifier => plain(bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS),
-        ProgramSection::SockOps => Kind {
+        ProgramSection::SockOps => ProgramKind {
             attach: bpf_attach_type::BPF_CGROUP_SOCK_OPS as u32,
             ..plain(bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS)
         },
-        ProgramSection::CgroupSockAddr { attach_type } => Kind {
+        ProgramSection::CgroupSockAddr { attach_type } => ProgramKind {
             attach: bpf_attach_type::from(*attach_type) as u32,
             ..plain(bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR)
         },
-        ProgramSection::CgroupSock { attach_type } => Kind {
+        ProgramSection::CgroupSock { attach_type } => ProgramKind {
             attach: bpf_attach_type::from(*attach_type) as u32,
             ..plain(bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK)
         },
-        ProgramSection::Xdp { frags, .. } => Kind {
+        ProgramSection::Xdp { frags, .. } => ProgramKind {
             attach: bpf_attach_type::BPF_XDP as u32,
             flags: if *frags { BPF_F_XDP_HAS_FRAGS } else { 0 },
             ..plain(bpf_prog_type::BPF_PROG_TYPE_XDP)
         },
-        ProgramSection::Iter { .. } => Kind {
+        ProgramSection::Iter { .. } => ProgramKind {
             attach: bpf_attach_type::BPF_TRACE_ITER as u32,
             ..plain(bpf_prog_type::BPF_PROG_TYPE_TRACING)
         },

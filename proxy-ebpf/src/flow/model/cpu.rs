@@ -24,14 +24,14 @@ pub type A = [u32; 1];
 
 /// The flow that a packet requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct Connection {
     pub client: u16,
     pub frontend: u32,
     pub backend: u32,
     pub snat: bool,
 }
 
-impl Wanted {
+impl Connection {
     pub const fn new(client: u16, frontend: u32, backend: u32) -> Self {
         Self { client, frontend, backend, snat: false }
     }
@@ -64,14 +64,14 @@ impl Wanted {
 }
 
 /// The tuple to which a packet was translated; `None` if it was dropped.
-pub type Outcome = Option<Tuple<A>>;
+pub type TranslatedTuple = Option<Tuple<A>>;
 
 fn time<const S: u32>(maps: Model<S>) -> Time {
     maps.time().unwrap()
 }
 
 /// Returns the context of a packet of this flow.
-pub fn context<const S: u32>(maps: Model<S>, wanted: Wanted, flags: u16) -> PacketCtx<A> {
+pub fn context<const S: u32>(maps: Model<S>, wanted: Connection, flags: u16) -> PacketCtx<A> {
     let time = time(maps);
     let mut ctx = PacketCtx::EMPTY;
     ctx.packet.key = wanted.key();
@@ -86,7 +86,7 @@ pub fn context<const S: u32>(maps: Model<S>, wanted: Wanted, flags: u16) -> Pack
 }
 
 /// Processes a SYN, as `stage::open_flow` does.
-pub fn syn<const S: u32>(maps: Model<S>, wanted: Wanted) -> Outcome {
+pub fn syn<const S: u32>(maps: Model<S>, wanted: Connection) -> TranslatedTuple {
     for _turn in 0..4 {
         let mut ctx = context(maps, wanted, tcp::SYN);
         match open::open(maps, &mut ctx, 1, time(maps)) {
@@ -104,7 +104,7 @@ pub fn syn<const S: u32>(maps: Model<S>, wanted: Wanted) -> Outcome {
 }
 
 /// Processes a segment of a flow, as `stage::established` does. Returns `None` also if there is no such flow.
-pub fn data<const S: u32>(maps: Model<S>, wanted: Wanted) -> Outcome {
+pub fn data<const S: u32>(maps: Model<S>, wanted: Connection) -> TranslatedTuple {
     found(maps, &wanted.key())?.to_backend()
 }
 
@@ -114,7 +114,7 @@ pub fn found<const S: u32>(maps: Model<S>, key: &FlowKey<A>) -> Option<Tracked<M
 }
 
 /// Processes a segment with these flags, which changes the state of its flow.
-pub fn touch<const S: u32>(maps: Model<S>, wanted: Wanted, flags: u16, direction: u8) {
+pub fn touch<const S: u32>(maps: Model<S>, wanted: Connection, flags: u16, direction: u8) {
     let key = if direction == DIRECTION_FORWARD { wanted.key() } else { wanted.reply() };
     if let Some(flow) = found(maps, &key) {
         let ctx = context(maps, wanted, flags);
@@ -123,12 +123,12 @@ pub fn touch<const S: u32>(maps: Model<S>, wanted: Wanted, flags: u16, direction
 }
 
 /// Removes a flow, as a SYN that finds it closed does.
-pub fn remove<const S: u32>(maps: Model<S>, wanted: Wanted) -> bool {
+pub fn remove<const S: u32>(maps: Model<S>, wanted: Connection) -> bool {
     found(maps, &wanted.key()).is_some_and(|flow| flow.remove())
 }
 
 /// Removes the reply key of a flow from the index, as a CPU that stopped between both keys leaves it.
-pub fn lose_reply_key<const S: u32>(maps: Model<S>, wanted: Wanted) {
+pub fn lose_reply_key<const S: u32>(maps: Model<S>, wanted: Connection) {
     let flow = found(maps, &wanted.key()).unwrap();
     let (position, tag) = flow.entry.position(DIRECTION_REPLY);
     let slot = maps.bucket(position / BUCKET_WORDS).unwrap().slot(position);

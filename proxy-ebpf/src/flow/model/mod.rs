@@ -5,7 +5,7 @@ mod cpu;
 mod memory;
 mod words;
 
-use cpu::{Left, Size, Wanted, data, explore, found, lose_reply_key, remove, syn, touch};
+use cpu::{Connection, Left, Size, data, explore, found, lose_reply_key, remove, syn, touch};
 use memory::Model;
 use proxy_common::conntrack::{RST_CLIENT, SEEN_REPLY, SEQ_CLIENT, tcp};
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, STATE_COUNTS, STATE_SYN, STATE_USED};
@@ -13,13 +13,13 @@ use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, STATE_COUNTS, STATE
 use crate::context::Tuple;
 use crate::env::Node as _;
 
-const X: Wanted = Wanted::new(100, 96, 2);
+const X: Connection = Connection::new(100, 96, 2);
 /// The same client port as X, to another frontend with the same backend: the same reply key.
-const Y: Wanted = Wanted::new(100, 97, 2);
+const Y: Connection = Connection::new(100, 97, 2);
 /// Like X, but another backend was selected.
-const X_ELSEWHERE: Wanted = Wanted::new(100, 96, 3);
+const X_ELSEWHERE: Connection = Connection::new(100, 96, 3);
 /// Shares no key with the other flows.
-const Z: Wanted = Wanted::new(200, 96, 3);
+const Z: Connection = Connection::new(200, 96, 3);
 const BUCKETS: u32 = 2;
 const SMALL: Size = Size { entries: 3, buckets: BUCKETS };
 /// Jiffies at which flows of jiffies 1 have expired.
@@ -177,7 +177,7 @@ fn a_lost_key_is_repaired_for_its_own_flow_only() {
 }
 
 /// Like X, with SNAT.
-const W: Wanted = Wanted { snat: true, ..X };
+const W: Connection = Connection { snat: true, ..X };
 
 fn begin_x(maps: Model<4>) {
     assert!(syn(maps, X).is_some());
@@ -204,7 +204,7 @@ fn repair_x(maps: Model<4>) {
     }
 }
 
-fn expire(maps: Model<4>, wanted: Wanted) {
+fn expire(maps: Model<4>, wanted: Connection) {
     if let Some(flow) = found(maps, &wanted.key()) {
         flow.expire();
     }

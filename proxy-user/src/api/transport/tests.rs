@@ -16,12 +16,12 @@ const WATCH: &[u8] = include_bytes!("../protobuf/recorded/services.watch.pb");
 const LINES: &[u8] = include_bytes!("../protobuf/recorded/services.watch.json");
 const REFUSED: &[u8] = include_bytes!("../protobuf/recorded/refused.pb");
 
-type Answer = (u16, &'static str, Vec<u8>);
+type Reply = (u16, &'static str, Vec<u8>);
 
 /// The requests: the path with its query, and the `Accept` header.
 type Requests = Arc<Mutex<Vec<(String, String)>>>;
 
-fn server(answer: impl Fn(&str, &str) -> Answer + Clone + Send + 'static) -> (Api<Service>, Requests) {
+fn server(answer: impl Fn(&str, &str) -> Reply + Clone + Send + 'static) -> (Api<Service>, Requests) {
     let requests = Requests::default();
     let log = Arc::clone(&requests);
     let service = service_fn(move |request: Request<Body>| {

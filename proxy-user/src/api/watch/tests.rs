@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::{broadcast, mpsc};
 
 use crate::api::client::{Options, connect};
-use crate::model::{Key, Kind, Object};
+use crate::model::{Key, Object, ObjectKind};
 
 use super::*;
 
@@ -234,7 +234,7 @@ async fn lists_come_first_then_what_happens() {
         other => panic!("{other:?}"),
     });
     kinds.sort_unstable();
-    assert_eq!(kinds, [Kind::Service, Kind::Slice, Kind::ServiceCidr]);
+    assert_eq!(kinds, [ObjectKind::Service, ObjectKind::Slice, ObjectKind::ServiceCidr]);
     test.watches().await;
 
     test.send(SERVICES, "ADDED", &service("b", "10.96.0.2"));

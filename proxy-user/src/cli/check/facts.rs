@@ -15,7 +15,7 @@ use crate::programs::{Attachment, MissingFeature};
 
 /// All facts.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct CheckFacts {
     /// The kernel.
     pub kernel: Kernel,
     /// Mounts and privileges.

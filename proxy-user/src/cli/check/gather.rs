@@ -8,7 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use proxy_common::config::PortRange;
 use proxy_common::reason::Reason;
 
-use super::facts::{AgentMetrics, ApiAccess, Device, Environment, Facts, Installed, Kernel, Network, Others};
+use super::facts::{
+    AgentMetrics, ApiAccess, CheckFacts, Device, Environment, Installed, Kernel, Network, Others,
+};
 use super::{metrics, options};
 use crate::cli::args::check::CheckArgs;
 use crate::cli::show::{AgentState, ask, probe, problems};
@@ -25,11 +27,12 @@ use crate::programs;
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// Gathers all facts.
-pub fn facts(args: &CheckArgs, api: ApiAccess) -> Facts {
+pub fn facts(args: &CheckArgs, api: ApiAccess) -> CheckFacts {
     // If this process may not query the network, nothing is reported here; the check of the capabilities reports the cause.
-    let view =
-        Follower::start(host::Facts::default()).map(|machine| machine.view().clone()).unwrap_or_default();
-    Facts {
+    let view = Follower::start(host::CheckFacts::default())
+        .map(|machine| machine.view().clone())
+        .unwrap_or_default();
+    CheckFacts {
         kernel: kernel(),
         environment: environment(args),
         network: network(args, &view),

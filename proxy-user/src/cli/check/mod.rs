@@ -11,7 +11,7 @@ mod options;
 mod render;
 
 use super::args::check::CheckArgs;
-use super::show::{AgentState, Answer, ShowError};
+use super::show::{AgentState, CommandOutput, ShowError};
 use crate::config::value::Listen;
 use crate::model::nearest::{did_you_mean, nearest};
 use facts::{ApiAccess, Installed, Others};
@@ -28,7 +28,7 @@ pub(in crate::cli) fn agent_version(agent: &AgentState) -> Option<String> {
 }
 
 /// Runs `ballast check`. The caller has queried the API server, unless that check is skipped ([`ApiAccess::NotAsked`]).
-pub fn run(args: &CheckArgs, api: ApiAccess, with_colour: bool) -> Result<Answer, ShowError> {
+pub fn run(args: &CheckArgs, api: ApiAccess, with_colour: bool) -> Result<CommandOutput, ShowError> {
     let asked = &args.checks;
     if let Some(asked) = asked.iter().find(|asked| !judge::CHECKS.contains(&&***asked)) {
         let near = did_you_mean(&nearest(asked, judge::CHECKS.iter().copied()));
@@ -36,6 +36,6 @@ pub fn run(args: &CheckArgs, api: ApiAccess, with_colour: bool) -> Result<Answer
     }
     let mut lines = judge::judge(&gather::facts(args, api));
     lines.retain(|line| asked.is_empty() || asked.iter().any(|asked| asked == line.check));
-    let well = args.report_only || !lines.iter().any(judge::Line::fails);
-    Ok(Answer { text: render::render(&lines, args.output, with_colour)?, well })
+    let well = args.report_only || !lines.iter().any(judge::CheckLine::fails);
+    Ok(CommandOutput { text: render::render(&lines, args.output, with_colour)?, well })
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::judge::{Line, Outcome};
+use super::judge::{CheckLine, CheckResult};
 use crate::cli::args::list::Output;
 use crate::cli::colour::{Colour, paint};
 use crate::cli::show::{ShowError, Table, document};
@@ -26,19 +26,19 @@ struct CheckJson<'a> {
     /// Stable name of the check.
     check: &'static str,
     /// `pass`, `warn`, `fail`.
-    outcome: Outcome,
+    outcome: CheckResult,
     seen: &'a str,
     /// What to do; `null` if the check passes.
     advice: Option<&'a str>,
     link: String,
 }
 
-fn count(lines: &[Line], outcome: Outcome) -> usize {
+fn count(lines: &[CheckLine], outcome: CheckResult) -> usize {
     lines.iter().filter(|line| line.outcome == outcome).count()
 }
 
 /// Renders all lines in the requested format; only text has colours.
-pub fn render(lines: &[Line], output: Output, with_colour: bool) -> Result<String, ShowError> {
+pub fn render(lines: &[CheckLine], output: Output, with_colour: bool) -> Result<String, ShowError> {
     Ok(match output {
         Output::Text => text(lines, with_colour),
         Output::Wide => table(lines),
@@ -47,10 +47,10 @@ pub fn render(lines: &[Line], output: Output, with_colour: bool) -> Result<Strin
         Output::Json | Output::Yaml | Output::Otlp => {
             let element = |line| CheckJson::from(line);
             let document_of = Document {
-                ok: !lines.iter().any(Line::fails),
-                passed: count(lines, Outcome::Pass),
-                warned: count(lines, Outcome::Warn),
-                failed: count(lines, Outcome::Fail),
+                ok: !lines.iter().any(CheckLine::fails),
+                passed: count(lines, CheckResult::Pass),
+                warned: count(lines, CheckResult::Warn),
+                failed: count(lines, CheckResult::Fail),
                 checks: lines.iter().map(element).collect(),
             };
             document(&document_of, output)?
@@ -58,32 +58,32 @@ pub fn render(lines: &[Line], output: Output, with_colour: bool) -> Result<Strin
     })
 }
 
-impl<'a> From<&'a Line> for CheckJson<'a> {
-    fn from(line: &'a Line) -> Self {
-        let Line { group, check, outcome, seen, advice } = line;
+impl<'a> From<&'a CheckLine> for CheckJson<'a> {
+    fn from(line: &'a CheckLine) -> Self {
+        let CheckLine { group, check, outcome, seen, advice } = line;
         let advice = Some(advice.as_str()).filter(|advice| !advice.is_empty());
         Self { group, check, outcome: *outcome, seen, advice, link: line.link() }
     }
 }
 
 /// Returns the sign of an outcome, and its colour.
-fn sign(outcome: Outcome) -> (&'static str, Colour) {
+fn sign(outcome: CheckResult) -> (&'static str, Colour) {
     match outcome {
-        Outcome::Pass => ("√", Colour::Green),
-        Outcome::Warn => ("‼", Colour::Yellow),
-        Outcome::Fail => ("×", Colour::Red),
+        CheckResult::Pass => ("√", Colour::Green),
+        CheckResult::Warn => ("‼", Colour::Yellow),
+        CheckResult::Fail => ("×", Colour::Red),
     }
 }
 
-fn word(outcome: Outcome) -> &'static str {
+fn word(outcome: CheckResult) -> &'static str {
     match outcome {
-        Outcome::Pass => "pass",
-        Outcome::Warn => "warn",
-        Outcome::Fail => "fail",
+        CheckResult::Pass => "pass",
+        CheckResult::Warn => "warn",
+        CheckResult::Fail => "fail",
     }
 }
 
-fn text(lines: &[Line], with_colour: bool) -> String {
+fn text(lines: &[CheckLine], with_colour: bool) -> String {
     let mut text = String::new();
     let width = lines.iter().map(|line| line.check.len()).max().unwrap_or_default();
     let mut group = "";
@@ -95,19 +95,20 @@ fn text(lines: &[Line], with_colour: bool) -> String {
         }
         let (sign, colour) = sign(line.outcome);
         let _ = writeln!(text, "{} {:<width$}  {}", paint(sign, colour, with_colour), line.check, line.seen);
-        if line.outcome != Outcome::Pass {
+        if line.outcome != CheckResult::Pass {
             let _ = writeln!(text, "    do:  {}\n    see: {}", line.advice, line.link());
         }
     }
-    let counts = [Outcome::Pass, Outcome::Warn, Outcome::Fail].map(|outcome| count(lines, outcome));
+    let counts =
+        [CheckResult::Pass, CheckResult::Warn, CheckResult::Fail].map(|outcome| count(lines, outcome));
     let _ = writeln!(text, "\n{} passed, {} warned, {} failed", counts[0], counts[1], counts[2]);
     text
 }
 
-fn table(lines: &[Line]) -> String {
+fn table(lines: &[CheckLine]) -> String {
     let mut table = Table::new(["GROUP", "CHECK", "OUTCOME", "SEEN", "DO", "SEE"]);
     for line in lines {
-        let see = if line.outcome == Outcome::Pass { String::new() } else { line.link() };
+        let see = if line.outcome == CheckResult::Pass { String::new() } else { line.link() };
         table.row([
             line.group.to_owned(),
             line.check.to_owned(),
@@ -120,9 +121,9 @@ fn table(lines: &[Line]) -> String {
     table.render("No checks.")
 }
 
-fn short(lines: &[Line]) -> String {
+fn short(lines: &[CheckLine]) -> String {
     let mut text = String::new();
-    for line in lines.iter().filter(|line| line.outcome != Outcome::Pass) {
+    for line in lines.iter().filter(|line| line.outcome != CheckResult::Pass) {
         let _ = writeln!(text, "{} {}: {}; {}", word(line.outcome), line.check, line.seen, line.advice);
     }
     if text.is_empty() { "ok\n".to_owned() } else { text }
@@ -132,8 +133,8 @@ fn short(lines: &[Line]) -> String {
 mod tests {
     use super::*;
 
-    fn lines() -> Vec<Line> {
-        let line = |group, check, outcome, seen: &str, advice: &str| Line {
+    fn lines() -> Vec<CheckLine> {
+        let line = |group, check, outcome, seen: &str, advice: &str| CheckLine {
             group,
             check,
             outcome,
@@ -141,9 +142,9 @@ mod tests {
             advice: advice.to_owned(),
         };
         vec![
-            line("kernel", "kernel-version", Outcome::Pass, "Linux 6.12", ""),
-            line("kernel", "bpf-jit", Outcome::Warn, "off", "switch it on"),
-            line("node", "bpffs", Outcome::Fail, "not there", "mount it"),
+            line("kernel", "kernel-version", CheckResult::Pass, "Linux 6.12", ""),
+            line("kernel", "bpf-jit", CheckResult::Warn, "off", "switch it on"),
+            line("node", "bpffs", CheckResult::Fail, "not there", "mount it"),
         ]
     }
 

@@ -35,7 +35,7 @@ pub struct Candidate {
 
 /// The outcome of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum PathOutcome {
     /// The connection goes to one of the endpoints.
     Forward,
     /// The path does not concern the connection.
@@ -44,7 +44,7 @@ pub enum Outcome {
     Refused(Reason),
 }
 
-impl Outcome {
+impl PathOutcome {
     /// Returns the word in JSON.
     pub const fn label(self) -> &'static str {
         match self {
@@ -76,5 +76,5 @@ pub struct Path {
     /// Endpoints that the connection may go to.
     pub candidates: Vec<Candidate>,
     /// The outcome.
-    pub outcome: Outcome,
+    pub outcome: PathOutcome,
 }

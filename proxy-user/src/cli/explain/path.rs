@@ -18,10 +18,10 @@ use proxy_common::service::{
 use proxy_common::{Address, PROTO_SCTP};
 
 use super::choice::{DSR, NETFILTER, word};
-use super::outcome::{Outcome, Path, Step};
+use super::outcome::{Path, PathOutcome, Step};
 use super::walk::Walk;
 use crate::cli::question::Client;
-use crate::maps::view::{Kind, Scope, Transport};
+use crate::maps::view::{FrontendRowKind, FrontendRowScope, Transport};
 
 /// Bits of a node's address that serves node ports to every client.
 const SERVES_NODE_PORTS: NodeAddr = NODE_ADDR_OWN | NODE_ADDR_PORTS;
@@ -32,13 +32,13 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let fails = self.rules.common.config.flags & CONFIG_SOCKET_DROP_FAIL != 0;
         let mut path = self.socket_rules(client, from);
         let found = match path.outcome {
-            Outcome::Refused(reason) if reason.verdict() != Verdict::Drop => return path,
-            Outcome::Refused(_) if fails => "fail: the call fails immediately with ETIMEDOUT",
-            Outcome::Refused(_) => {
-                path.outcome = Outcome::Untouched;
+            PathOutcome::Refused(reason) if reason.verdict() != Verdict::Drop => return path,
+            PathOutcome::Refused(_) if fails => "fail: the call fails immediately with ETIMEDOUT",
+            PathOutcome::Refused(_) => {
+                path.outcome = PathOutcome::Untouched;
                 "silent: the call continues untranslated; the packet hooks decide about each packet, and currently drop it"
             }
-            Outcome::Forward | Outcome::Untouched => return path,
+            PathOutcome::Forward | PathOutcome::Untouched => return path,
         };
         path.steps.push(Step { rule: "socket drop", found: found.to_owned() });
         path
@@ -47,7 +47,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     fn socket_rules(mut self, client: Client, from: Option<A>) -> Path {
         if self.key.proto == PROTO_SCTP {
             self.step("hook", "the kernel calls no socket hook for SCTP");
-            return self.end(Outcome::Untouched);
+            return self.end(PathOutcome::Untouched);
         }
         if let Some(from) = from
             && !self.rules.node_addrs.contains_key(&from)
@@ -63,13 +63,13 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let flags = self.rules.common.config.flags;
         if flags & CONFIG_SOCKET_LB_OFF != 0 {
             self.step("socket lb", "off: packets are translated, not sockets");
-            return self.end(Outcome::Untouched);
+            return self.end(PathOutcome::Untouched);
         } else if flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 && !of_node {
             self.step("socket lb", "host-only: for pods, packets are translated, not sockets");
-            return self.end(Outcome::Untouched);
+            return self.end(PathOutcome::Untouched);
         }
         if !self.passes_prefilter() {
-            return self.end(Outcome::Untouched);
+            return self.end(PathOutcome::Untouched);
         }
         let on = if of_node { SERVES_NODE_PORTS | NODE_ADDR_LOOPBACK } else { SERVES_NODE_PORTS };
         let Some(service) = self.frontend(false, on) else { return self.no_frontend() };
@@ -83,25 +83,25 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                     "endpoints",
                     "none: the call of the node itself is for the process that listens on this port, if there is one",
                 );
-                return self.end(Outcome::Untouched);
+                return self.end(PathOutcome::Untouched);
             }
             SocketSource::LeftToPackets if service.flags & SERVICE_NO_SOCKETS != 0 => {
                 self.step(
                     "socket lb",
                     "the Service's annotation leaves the sockets of pods to the packet hooks",
                 );
-                return self.end(Outcome::Untouched);
+                return self.end(PathOutcome::Untouched);
             }
             SocketSource::LeftToPackets => {
                 self.step(
                     "source ranges",
                     "the socket of a pod has no source address yet: the packet hooks decide",
                 );
-                return self.end(Outcome::Untouched);
+                return self.end(PathOutcome::Untouched);
             }
             SocketSource::Refused => {
                 self.step("source ranges", "this node's own address is not in the list");
-                return self.end(Outcome::Refused(Reason::SourceNotAllowed));
+                return self.end(PathOutcome::Refused(Reason::SourceNotAllowed));
             }
         }
         if service.affinity_secs != 0 {
@@ -121,11 +121,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             NO_CLIENT
         };
         if let Err(reason) = self.endpoints(&service, number, |_, _| None) {
-            return self.end(Outcome::Refused(reason));
+            return self.end(PathOutcome::Refused(reason));
         }
         let destination = self.destination();
         self.step("reply", format!("not translated: packets are sent directly to the endpoint; getpeername(2) and the source of UDP replies show {destination}"));
-        self.end(Outcome::Forward)
+        self.end(PathOutcome::Forward)
     }
 
     /// Applies the rules of the packet hooks; `is_left`: the socket hooks left the call unchanged.
@@ -138,7 +138,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 "hook",
                 "the address belongs to this node: its own packets to it leave through no device",
             );
-            return self.end(Outcome::Untouched);
+            return self.end(PathOutcome::Untouched);
         } else if own {
             let sctp = "no socket hook sees SCTP of this node";
             let why = if is_sctp { sctp } else { "the call is not translated" };
@@ -148,11 +148,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 "hook",
                 "packets of this node's sockets arrive on no device: the socket hooks translate them",
             );
-            return self.end(Outcome::Untouched);
+            return self.end(PathOutcome::Untouched);
         }
         let whose = if own { "the node's" } else { "the pod's" };
         if !self.passes_prefilter() {
-            return self.end(Outcome::Untouched);
+            return self.end(PathOutcome::Untouched);
         }
         let outside = if own {
             self.step("client", "inside: a process of this node");
@@ -166,7 +166,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         } else if let Some(from) = from {
             let Some((bits, range)) = self.range(&service, &from) else {
                 self.step("source ranges", format!("{} is in no source range", from.into()));
-                return self.end(Outcome::Refused(Reason::SourceNotAllowed));
+                return self.end(PathOutcome::Refused(Reason::SourceNotAllowed));
             };
             self.step("source ranges", format!("{} is in {}/{bits}", from.into(), range.addr.into()));
         } else {
@@ -220,7 +220,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let seed = self.rules.common.config.flow_seed;
         let number = from.map_or(NO_CLIENT, |from| health::client(&from, seed));
         if let Err(reason) = self.endpoints(&service, number, source) {
-            return self.end(Outcome::Refused(reason));
+            return self.end(PathOutcome::Refused(reason));
         }
         self.sources(own)
     }
@@ -254,7 +254,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         if nodes > 0 && self.rules.node.source == A::ZERO {
             self.step("source address", "SNAT is needed, but this node has no address of this family");
             if nodes == count {
-                return self.end(Outcome::Refused(Reason::NoRoute));
+                return self.end(PathOutcome::Refused(Reason::NoRoute));
             }
         } else if nodes > 0 {
             let (addrs, decides) = self.snat_addresses(elsewhere);
@@ -286,7 +286,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 format!("at egress of the device of the client, its source is changed to {destination}"),
             );
         }
-        self.end(Outcome::Forward)
+        self.end(PathOutcome::Forward)
     }
 
     /// Names the addresses of this node of which endpoints see one, and says what decides between several: endpoints on
@@ -340,7 +340,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             |addr| self.rules.node_addrs.get(addr).copied().unwrap_or_default(),
         );
         for (key, entry) in asked.into_inner() {
-            let scope = if key.scope == SCOPE_INTERNAL { Scope::Internal } else { Scope::External };
+            let scope = if key.scope == SCOPE_INTERNAL {
+                FrontendRowScope::Internal
+            } else {
+                FrontendRowScope::External
+            };
             let what = if key.addr == A::ZERO {
                 format!("node port {}/{}", key.port, Transport(key.proto))
             } else {
@@ -361,14 +365,19 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
 
     fn described(&self, entry: &ServiceEntry) -> String {
         let policy = if entry.flags & SERVICE_LOCAL != 0 { ", policy Local" } else { "" };
-        format!("{} (id {}), {}{policy}", self.name(entry.id), entry.id, Kind::from(entry.kind).label())
+        format!(
+            "{} (id {}), {}{policy}",
+            self.name(entry.id),
+            entry.id,
+            FrontendRowKind::from(entry.kind).label()
+        )
     }
 
     /// Returns the result if no frontend was found.
     fn no_frontend(mut self) -> Path {
         if !self.rules.node.is_service_address(&self.key.addr) {
             self.step("service ranges", "the address is in no range of ClusterIPs: it belongs to no Service");
-            return self.end(Outcome::Untouched);
+            return self.end(PathOutcome::Untouched);
         }
         let address = ServiceKey { port: 0, proto: 0, scope: SCOPE_INTERNAL, ..self.key };
         let entry = self.rules.services.get(&address);
@@ -385,6 +394,6 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             None => ("the address is in a range, and no Service has it", Reason::UnallocatedAddress),
         };
         self.step("service ranges", found);
-        self.end(Outcome::Refused(reason))
+        self.end(PathOutcome::Refused(reason))
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use proxy_common::reason::{Reason, Verdict};
 use serde::Serialize;
 
-use super::{Candidate, Decides, Explanation, Outcome, Path, Step};
+use super::{Candidate, Decides, Explanation, Path, PathOutcome, Step};
 use crate::cli::args::list::Output;
 use crate::cli::show::{ShowError, Table, document};
 
@@ -40,7 +40,8 @@ struct Json<'a> {
 
 impl<'a> PathJson<'a> {
     fn of(path: &'a Path) -> Self {
-        let reason = if let Outcome::Refused(reason) = path.outcome { Some(reason.label()) } else { None };
+        let reason =
+            if let PathOutcome::Refused(reason) = path.outcome { Some(reason.label()) } else { None };
         let Path { steps, service, candidates, outcome } = path;
         Self { steps, service, endpoints: candidates, verdict: outcome.label(), reason }
     }
@@ -63,14 +64,14 @@ impl Explanation {
         };
         let path = self.deciding();
         let has_no_port = match path.outcome {
-            Outcome::Refused(reason) => reason == Reason::UndefinedPort,
-            Outcome::Untouched => path.service.is_none(),
-            Outcome::Forward => false,
+            PathOutcome::Refused(reason) => reason == Reason::UndefinedPort,
+            PathOutcome::Untouched => path.service.is_none(),
+            PathOutcome::Forward => false,
         };
         if has_no_port && !services.is_empty() {
             let (ip, port) = (destination.to.ip(), destination.to.port());
             let result = match path.outcome {
-                Outcome::Refused(reason) => format!("{}, {}", verb(reason), reason.label()),
+                PathOutcome::Refused(reason) => format!("{}, {}", verb(reason), reason.label()),
                 _ => "passes unchanged, since no known range of Service addresses has it (--service-cidrs)"
                     .to_owned(),
             };
@@ -86,15 +87,15 @@ impl Explanation {
             .as_ref()
             .map_or_else(|| destination.to_string(), |service| format!("{service} ({destination})"));
         let result = match path.outcome {
-            Outcome::Forward => {
+            PathOutcome::Forward => {
                 let mut serving = path.candidates.iter().filter(|one| one.serves);
                 match (serving.next(), serving.count()) {
                     (Some(one), 0) => format!("forwarded to its only endpoint, {}", one.address),
                     (_, others) => format!("forwarded to one of {} endpoints", others + 1),
                 }
             }
-            Outcome::Untouched => "passes unchanged".to_owned(),
-            Outcome::Refused(reason) => {
+            PathOutcome::Untouched => "passes unchanged".to_owned(),
+            PathOutcome::Refused(reason) => {
                 format!("{}, {}:{}", verb(reason), reason.label(), reason.explanation())
             }
         };
@@ -168,9 +169,9 @@ impl Path {
             let _ = writeln!(text, "  {rule:<16}{found}");
         }
         let end = match self.outcome {
-            Outcome::Forward => "forwarded to an endpoint".to_owned(),
-            Outcome::Untouched => "not changed by this path".to_owned(),
-            Outcome::Refused(reason) => format!(
+            PathOutcome::Forward => "forwarded to an endpoint".to_owned(),
+            PathOutcome::Untouched => "not changed by this path".to_owned(),
+            PathOutcome::Refused(reason) => format!(
                 "{}, {}:{} {}",
                 reason.verdict().label(),
                 reason.label(),

@@ -7,7 +7,7 @@ use crate::cli::args::list::{ApiArgs, NamespaceArgs};
 use crate::cli::question::{Client, ClientArg, Destination, DestinationArg};
 use crate::cli::selector::{DEFAULT_NAMESPACE, ServiceFilter};
 use crate::cli::show::ShowError;
-use crate::maps::view::{FrontendRow, Kind, Snapshot};
+use crate::maps::view::{FrontendRow, FrontendRowKind, Snapshot};
 use crate::model::lookup::PodFacts;
 use crate::model::net::{IpFamily, Protocol};
 
@@ -71,7 +71,7 @@ pub(super) fn destination(
     let mut ports: BTreeMap<(u16, u8), &FrontendRow> = BTreeMap::new();
     let mut usable: Vec<_> =
         rows.iter().copied().filter(is_of_family).filter(is_of_protocol).filter(has_address).collect();
-    usable.sort_by_key(|row| (row.kind != Kind::ClusterIp, row.address));
+    usable.sort_by_key(|row| (row.kind != FrontendRowKind::ClusterIp, row.address));
     for row in usable {
         ports.entry((row.port, row.protocol.0)).or_insert(row);
     }

@@ -149,7 +149,7 @@ fn ask(rules: &Rules<A4>, client: &str, destination: &str) -> Explanation {
 fn verdicts(#[case] client: &str, #[case] destination: &str, #[case] socket: &str, #[case] packet: &str) {
     let said = ask(&rules(), client, destination);
     let text = |path: &Path| match path.outcome {
-        Outcome::Refused(reason) => format!("{} {}", path.outcome.label(), reason.label()),
+        PathOutcome::Refused(reason) => format!("{} {}", path.outcome.label(), reason.label()),
         other => other.label().to_owned(),
     };
     assert_eq!([text(&said.socket), text(&said.packet)], [socket, packet], "{said:?}");
@@ -169,7 +169,7 @@ fn an_address_that_is_left_alone() {
     {
         let said = ask(&rules, "pod", destination);
         for path in [&said.socket, &said.packet] {
-            assert_eq!(path.outcome, Outcome::Refused(Reason::UnmanagedAddress), "{said:?}");
+            assert_eq!(path.outcome, PathOutcome::Refused(Reason::UnmanagedAddress), "{said:?}");
             assert_eq!(path.outcome.label(), "pass");
             assert!(path.steps.iter().any(|step| step.found.contains(why)), "{said:?}");
         }
@@ -291,7 +291,7 @@ fn a_node_port_from_outside_and_from_the_host() {
     ");
     rules.node.source = [0; 4];
     let said = ask(&rules, "198.51.100.9", "192.0.2.1:30080");
-    assert_eq!(said.packet.outcome, Outcome::Refused(Reason::NoRoute));
+    assert_eq!(said.packet.outcome, PathOutcome::Refused(Reason::NoRoute));
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn what_the_socket_hooks_do_in_each_mode(
     assert_eq!((said.socket.outcome.label(), rule), (outcome, Some(last)));
     if outcome == "untouched" {
         // The packet hooks must handle what the socket hooks leave.
-        assert_ne!(said.packet.outcome, Outcome::Untouched, "{said:?}");
+        assert_ne!(said.packet.outcome, PathOutcome::Untouched, "{said:?}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::Address;
 use proxy_common::service::ServiceKey;
 
-use super::outcome::{Outcome, Path, Step};
+use super::outcome::{Path, PathOutcome, Step};
 use crate::cli::question::Client;
 use crate::maps::view::{Rules, Transport};
 
@@ -20,8 +20,12 @@ pub(super) struct Walk<'a, A: Address> {
 
 impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
     pub(super) fn new(rules: &'a Rules<A>, key: ServiceKey<A>, client: Client) -> Self {
-        let path =
-            Path { steps: Vec::new(), service: None, candidates: Vec::new(), outcome: Outcome::Untouched };
+        let path = Path {
+            steps: Vec::new(),
+            service: None,
+            candidates: Vec::new(),
+            outcome: PathOutcome::Untouched,
+        };
         Self { rules, key, path, is_pod: matches!(client, Client::Pod(_)) }
     }
 
@@ -29,7 +33,7 @@ impl<'a, A: Address + Into<IpAddr>> Walk<'a, A> {
         self.path.steps.push(Step { rule, found: found.into() });
     }
 
-    pub(super) fn end(mut self, outcome: Outcome) -> Path {
+    pub(super) fn end(mut self, outcome: PathOutcome) -> Path {
         self.path.outcome = outcome;
         self.path
     }

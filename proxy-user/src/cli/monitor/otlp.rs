@@ -8,13 +8,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proxy_common::reason::Reason;
 
-use super::Line;
+use super::MonitorLine;
 use crate::cli::show::ShowError;
 use crate::otlp::Resource;
 use crate::otlp::record::{LogRecord, Severity, document};
 use crate::otlp::value::Attributes;
 
-impl Line {
+impl MonitorLine {
     /// Returns a document with one record, without a line break.
     pub fn otlp(&self, resource: &Resource) -> Result<String, ShowError> {
         Ok(document(resource, &[self.record(SystemTime::now())])?)

@@ -82,7 +82,7 @@ fn context() -> MonitorContext {
 }
 
 fn text(event: &Event) -> String {
-    Line::new(event, &names(), &context()).text()
+    MonitorLine::new(event, &names(), &context()).text()
 }
 
 #[test]
@@ -97,7 +97,8 @@ fn lines_for_people() {
 
 #[test]
 fn a_line_for_machines() {
-    let json = Written::Plain(Output::Json).render(&Line::new(&refused(), &names(), &context())).unwrap();
+    let json =
+        Written::Plain(Output::Json).render(&MonitorLine::new(&refused(), &names(), &context())).unwrap();
     assert_snapshot!(json, @r#"{"time":"1970-01-01T00:00:01.500Z","kind":"reject","hook":"packet","client":"192.0.2.9:40000","device":"eth0","deviceIndex":3,"pid":null,"process":null,"netns":null,"frontend":"10.96.0.11:80","backend":null,"backendId":null,"service":"default/empty:http","namespace":"default","name":"empty","port":"http","protocol":"TCP","family":"IPv4","serviceId":7,"reason":"no_endpoint"}"#);
 }
 
@@ -119,7 +120,7 @@ fn filters(#[case] selection: EventSelection, #[case] taken: [bool; 3]) {
 
 fn record(event: &Event) -> String {
     let record =
-        Line::new(event, &names(), &context()).record(SystemTime::UNIX_EPOCH + Duration::from_secs(9));
+        MonitorLine::new(event, &names(), &context()).record(SystemTime::UNIX_EPOCH + Duration::from_secs(9));
     serde_json::to_string(&record).unwrap()
 }
 
@@ -138,7 +139,7 @@ fn records_for_opentelemetry() {
 #[test]
 fn a_line_for_opentelemetry_is_one_document() {
     let output = Written::Otlp(Resource::new(None, &[], Some("node-1")));
-    let line = output.render(&Line::new(&refused(), &names(), &context())).unwrap();
+    let line = output.render(&MonitorLine::new(&refused(), &names(), &context())).unwrap();
     assert!(!line.contains('\n'));
     let document: serde_json::Value = serde_json::from_str(&line).unwrap();
     let records = document.pointer("/resourceLogs/0/scopeLogs/0/logRecords").unwrap().as_array().unwrap();

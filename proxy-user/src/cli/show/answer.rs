@@ -2,7 +2,7 @@
 
 /// An answer, ready to be printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct CommandOutput {
     /// Text to print.
     pub text: String,
     /// Whether all is well; the exit code depends on it.

@@ -4,14 +4,14 @@ use std::io::Write;
 
 use proxy_common::map_names;
 
-use super::answer::Answer;
+use super::answer::CommandOutput;
 use super::backend::AskPlaces;
 use super::error::ShowError;
 use super::flow::FlowSelection;
 use super::probe::{api_servers, resident, xdp};
 use super::service::Known;
 use super::stats::Meter;
-use super::status::{Facts, Status};
+use super::status::{Status, StatusFacts};
 use super::zero::Zero;
 use super::{backend, change, dump, flow, map, service, stats as counters, watch};
 use crate::cli::args::inspect::{
@@ -156,12 +156,12 @@ pub fn flows(command: &FlowCommand, ask: AskApi, out: &mut impl Write) -> Result
 }
 
 /// `ballast status`: queries the agent, and reads the maps whether or not the agent answers.
-pub fn status(args: &StatusArgs) -> Result<Answer, ShowError> {
+pub fn status(args: &StatusArgs) -> Result<CommandOutput, ShowError> {
     let bpffs = &args.reader.maps.bpffs;
     let (installed, others) = check::running(bpffs, args.agent.metrics_bind_address);
     let (xdp, api_servers) = (xdp(&installed.agent), api_servers(&installed.agent));
     let resident = resident(&installed.agent);
-    let status = Status::new(installed, others, Facts::read(bpffs));
+    let status = Status::new(installed, others, StatusFacts::read(bpffs));
     let status = status.with_xdp(xdp).with_resident(resident).with_api_servers(api_servers);
-    Ok(Answer { text: status.render(args.reader.format.output)?, well: status.problems().is_empty() })
+    Ok(CommandOutput { text: status.render(args.reader.format.output)?, well: status.problems().is_empty() })
 }

@@ -15,7 +15,7 @@ use crate::programs::{Attachment, MissingFeature, attachments, missing_features}
 
 /// The facts from the pinned programs and maps.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct StatusFacts {
     /// Folder of the maps.
     pub folder: PathBuf,
     /// ABI version that the agent wrote; 0: not written yet.
@@ -48,7 +48,7 @@ pub struct Facts {
     pub reasons: BTreeMap<Reason, u64>,
 }
 
-impl Facts {
+impl StatusFacts {
     /// Reads the facts.
     pub fn read(bpffs: &Path) -> Result<Self, ViewError> {
         let view = View::open(bpffs)?;

@@ -26,7 +26,7 @@ mod table;
 mod watch;
 mod zero;
 
-pub use answer::Answer;
+pub use answer::CommandOutput;
 pub use backend::{AskPlaces, list as backend_list};
 pub(super) use commands::columns;
 pub use commands::{AskApi, backends, flows, maps, services, stats, status};
@@ -43,7 +43,7 @@ pub use probe::{AgentState, probe};
 pub(super) use probe::{agent_address, ask, problems};
 pub use service::{Known, ServiceProblems, list as service_list, show as service_show};
 pub use stats::{Meter, StatsJson};
-pub use status::{Facts, Status};
+pub use status::{Status, StatusFacts};
 pub use table::{Table, age};
 pub(crate) use watch::write as write_list;
 

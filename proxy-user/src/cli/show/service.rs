@@ -25,7 +25,7 @@ const SHOWN: usize = 3;
 /// A row of `{"frontends": [...], "unmanaged": [...]}`: a frontend, or an unmanaged cluster address.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-pub enum Line {
+pub enum ServiceRowJson {
     /// A frontend.
     Frontend(Box<FrontendJson>),
     /// An unmanaged cluster address.
@@ -79,7 +79,7 @@ pub struct FrontendJson {
 }
 
 /// Returns one row for each frontend of the selected Services.
-pub fn list(snapshot: &Snapshot, selector: &ServiceSelector) -> List<Line> {
+pub fn list(snapshot: &Snapshot, selector: &ServiceSelector) -> List<ServiceRowJson> {
     let taken = snapshot.frontends.iter().filter(|row| selector.takes(row.service, snapshot));
     let mut rows: Vec<&FrontendRow> = taken.collect();
     rows.sort_by_key(|row| {
@@ -94,14 +94,14 @@ pub fn list(snapshot: &Snapshot, selector: &ServiceSelector) -> List<Line> {
         let known = ["-".to_owned(), "Unmanaged".to_owned(), address.clone(), address];
         let unknown = std::iter::repeat_n("-".to_owned(), 6);
         let cells = known.into_iter().chain(unknown).chain([note.clone(), note]).collect();
-        let (key, value) = (row.address.to_string(), Line::Unmanaged(value));
+        let (key, value) = (row.address.to_string(), ServiceRowJson::Unmanaged(value));
         list.push(Row { group: "unmanaged", name: String::new(), key, cells, value });
     }
     list
 }
 
 /// Returns one row for each frontend; the rows of one Service need no names.
-fn frontend_rows(rows: Vec<&FrontendRow>, snapshot: &Snapshot, with_names: bool) -> List<Line> {
+fn frontend_rows(rows: Vec<&FrontendRow>, snapshot: &Snapshot, with_names: bool) -> List<ServiceRowJson> {
     let with_service = |column: Column| if with_names { column } else { column.hidden() };
     let columns = [
         with_service(Column::new("SERVICE")),
@@ -135,7 +135,7 @@ fn frontend_rows(rows: Vec<&FrontendRow>, snapshot: &Snapshot, with_names: bool)
         ];
         let key = format!("{}/{} {}", row.socket(), row.protocol, row.scope.label());
         let name = snapshot.names.get(&row.service).map(|_| title(row.service, snapshot)).unwrap_or_default();
-        let value = Line::Frontend(Box::new(frontend(row, snapshot)));
+        let value = ServiceRowJson::Frontend(Box::new(frontend(row, snapshot)));
         list.push(Row { group: "frontends", name, key, cells, value });
     }
     list
@@ -357,8 +357,8 @@ fn verdict(row: &FrontendRow) -> &'static str {
 
 fn destination(row: &FrontendRow) -> String {
     let note = match row.scope {
-        crate::maps::view::Scope::External => " (external)",
-        crate::maps::view::Scope::Internal => "",
+        crate::maps::view::FrontendRowScope::External => " (external)",
+        crate::maps::view::FrontendRowScope::Internal => "",
     };
     format!("{}/{}{note}", row.socket(), row.protocol)
 }

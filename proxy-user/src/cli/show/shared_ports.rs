@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::node::{NODE_ADDR_PORTS, NodeAddr};
 
 use crate::host::diag::Server;
-use crate::maps::view::{BackendState, FrontendRow, Kind, Snapshot};
+use crate::maps::view::{BackendState, FrontendRow, FrontendRowKind, Snapshot};
 
 /// Returns a sentence for each socket that waits for clients on a node port, with the Service, and who receives the traffic.
 /// `addresses`: the node's own addresses.
@@ -16,7 +16,7 @@ pub(super) fn shared_ports(
     addresses: &BTreeMap<IpAddr, NodeAddr>,
 ) -> Vec<String> {
     let sentences = servers.iter().flat_map(|server| {
-        let node_ports = snapshot.frontends.iter().filter(|row| row.kind == Kind::NodePort);
+        let node_ports = snapshot.frontends.iter().filter(|row| row.kind == FrontendRowKind::NodePort);
         let shared = node_ports.filter(|row| is_bound_by(row, server, addresses));
         shared.map(|row| sentence(row, server, snapshot, addresses))
     });

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::document::document;
 use super::error::ShowError;
-pub use super::facts::Facts;
+pub use super::facts::StatusFacts;
 use super::map::MapJson;
 use super::probe::AgentState;
 use super::table::{Table, bytes};
@@ -28,7 +28,7 @@ use crate::programs::{AttachedXdp, Attachment, MissingFeature, XdpDevice};
 pub struct Status {
     installed: Installed,
     others: Others,
-    facts: Result<Facts, ViewError>,
+    facts: Result<StatusFacts, ViewError>,
     xdp: Vec<XdpDevice>,
     /// Resident memory of the agent in bytes.
     resident: Option<u64>,
@@ -112,7 +112,7 @@ struct ReasonJson {
 
 impl Status {
     /// Creates the status from what is checked and from the facts that are only shown.
-    pub fn new(installed: Installed, others: Others, facts: Result<Facts, ViewError>) -> Self {
+    pub fn new(installed: Installed, others: Others, facts: Result<StatusFacts, ViewError>) -> Self {
         let (xdp, resident, api_servers) = (Vec::new(), None, ApiServers::default());
         Self { installed, others, facts, xdp, resident, api_servers }
     }
@@ -261,7 +261,7 @@ fn node_ports(addresses: &[IpAddr]) -> String {
     }
 }
 
-fn facts_text(text: &mut String, facts: &Facts, resident: Option<u64>, output: Output) {
+fn facts_text(text: &mut String, facts: &StatusFacts, resident: Option<u64>, output: Output) {
     let memory: u64 = facts.maps.iter().filter_map(|row| row.memory).sum();
     let attached = || facts.attachments.iter().filter(|one| one.is_attached());
     let programs: BTreeSet<_> = attached().map(|one| one.program_id).collect();
@@ -326,7 +326,7 @@ fn facts_text(text: &mut String, facts: &Facts, resident: Option<u64>, output: O
 }
 
 /// Returns the reasons with a count above 0.
-fn met(facts: &Facts) -> impl Iterator<Item = (Reason, u64)> {
+fn met(facts: &StatusFacts) -> impl Iterator<Item = (Reason, u64)> {
     facts.reasons.iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (*reason, *count))
 }
 

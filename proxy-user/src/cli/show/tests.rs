@@ -24,8 +24,8 @@ use crate::cli::check::facts::{Installed, Others};
 use crate::cli::selector::{ServiceFilter, ServiceSelector};
 use crate::config::value::Listen;
 use crate::maps::view::{
-    BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, Kind, NameRow, Scope as Clients,
-    Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
+    BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, FrontendRowKind,
+    FrontendRowScope as Clients, NameRow, Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
 };
 use crate::model::ApiServers;
 use crate::model::lookup::{Place, Places};
@@ -43,7 +43,13 @@ fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily)
     }
 }
 
-fn frontend(service: u32, address: &str, protocol: u8, kind: Kind, backends: &[u32]) -> FrontendRow {
+fn frontend(
+    service: u32,
+    address: &str,
+    protocol: u8,
+    kind: FrontendRowKind,
+    backends: &[u32],
+) -> FrontendRow {
     let socket: SocketAddr = address.parse().unwrap();
     FrontendRow {
         service,
@@ -57,7 +63,7 @@ fn frontend(service: u32, address: &str, protocol: u8, kind: Kind, backends: &[u
         affinity_secs: 0,
         algorithm: "random",
         by_load: false,
-        outside: (kind == Kind::NodePort).then_some("mh"),
+        outside: (kind == FrontendRowKind::NodePort).then_some("mh"),
         dsr: false,
         when_empty: "reject",
         local: false,
@@ -110,21 +116,21 @@ pub(in crate::cli) fn cluster() -> Snapshot {
             (4, name("default", "redis", "resp", 6, IpFamily::V6)),
         ]),
         frontends: vec![
-            frontend(2, "10.96.0.10:53", 17, Kind::ClusterIp, &[]),
+            frontend(2, "10.96.0.10:53", 17, FrontendRowKind::ClusterIp, &[]),
             FrontendRow {
                 affinity_secs: 10_800,
-                ..frontend(1, "10.96.0.10:6379", 6, Kind::ClusterIp, &[1, 2, 3, 4, 5])
+                ..frontend(1, "10.96.0.10:6379", 6, FrontendRowKind::ClusterIp, &[1, 2, 3, 4, 5])
             },
-            frontend(1, "0.0.0.0:30079", 6, Kind::NodePort, &[1, 2]),
-            frontend(4, "[fd00:96::a]:6379", 6, Kind::ClusterIp, &[7]),
+            frontend(1, "0.0.0.0:30079", 6, FrontendRowKind::NodePort, &[1, 2]),
+            frontend(4, "[fd00:96::a]:6379", 6, FrontendRowKind::ClusterIp, &[7]),
             FrontendRow {
                 scope: Clients::External,
                 when_empty: "drop",
                 local: true,
                 restricted: true,
-                ..frontend(3, "203.0.113.5:443", 6, Kind::LoadBalancer, &[])
+                ..frontend(3, "203.0.113.5:443", 6, FrontendRowKind::LoadBalancer, &[])
             },
-            frontend(9, "10.96.0.99:80", 6, Kind::ExternalIp, &[3]),
+            frontend(9, "10.96.0.99:80", 6, FrontendRowKind::ExternalIp, &[3]),
         ],
         addresses: [2, 1],
         left: BTreeMap::from([(6, 2)]),
@@ -255,8 +261,8 @@ fn attachments() -> Vec<Attachment> {
     sockets.chain(devices).collect()
 }
 
-fn installed(agent: AgentState, facts: &Result<Facts, ViewError>) -> Installed {
-    let of = |facts: &Facts| (facts.maps.clone(), facts.abi);
+fn installed(agent: AgentState, facts: &Result<StatusFacts, ViewError>) -> Installed {
+    let of = |facts: &StatusFacts| (facts.maps.clone(), facts.abi);
     Installed {
         agent,
         problems: Vec::new(),
@@ -269,12 +275,12 @@ fn installed(agent: AgentState, facts: &Result<Facts, ViewError>) -> Installed {
     }
 }
 
-fn status_of(agent: AgentState, facts: Result<Facts, ViewError>) -> Status {
+fn status_of(agent: AgentState, facts: Result<StatusFacts, ViewError>) -> Status {
     Status::new(installed(agent, &facts), Others::default(), facts)
 }
 
-fn facts() -> Facts {
-    Facts {
+fn facts() -> StatusFacts {
+    StatusFacts {
         folder: "/sys/fs/bpf/ballast/v1".into(),
         abi: proxy_common::version::ABI_VERSION,
         snat_ports: "1024-29999,61000-65535".into(),
@@ -914,14 +920,14 @@ fn a_status_and_a_check_of_the_same_facts_agree() {
     for (facts, others) in [(broken, Others::default()), (facts(), kube_proxy), (facts(), Others::default())]
     {
         let facts = Ok(facts);
-        let checked = check::facts::Facts {
+        let checked = check::facts::StatusFacts {
             installed: Some(installed(well(), &facts)),
             others: others.clone(),
-            ..check::facts::Facts::default()
+            ..check::facts::StatusFacts::default()
         };
         let lines = check::judge::judge(&checked).into_iter();
         let of_agent = lines.filter(|line| line.group == "agent" || line.check == "kube-proxy");
-        let failed = of_agent.filter(|line| line.outcome != check::judge::Outcome::Pass).count();
+        let failed = of_agent.filter(|line| line.outcome != check::judge::CheckResult::Pass).count();
         let status = Status::new(installed(well(), &facts), others, facts);
         assert_eq!(status.problems().len(), failed, "{:?}", status.problems());
     }

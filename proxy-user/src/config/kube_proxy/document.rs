@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::fields::{SETTINGS, Setting};
 use super::file::{API_VERSION, KIND};
-use super::kind::{Kind, Value};
+use super::kind::{SettingKind, Value};
 use crate::config::run::RunConfig;
 
 /// Returns a `KubeProxyConfiguration` with the settings of `config`; a setting that was not given has kube-proxy's default.
@@ -76,12 +76,12 @@ fn put(document: &mut Map<String, Json>, field: &str, value: Json) {
 fn default(setting: &Setting) -> Json {
     let asks = ["oomScoreAdj", "iptables.localhostNodePorts"].contains(&setting.field);
     if asks || setting.field.starts_with("conntrack.") {
-        return if setting.kind == Kind::Bool && !asks { json!(false) } else { Json::Null };
+        return if setting.kind == SettingKind::Bool && !asks { json!(false) } else { Json::Null };
     }
     match (setting.kind, setting.default) {
-        (Kind::Cidrs | Kind::NodePortAddresses, _) => json!([]),
-        (Kind::Gates, _) => json!({}),
-        (Kind::Any, "") => Json::Null,
+        (SettingKind::Cidrs | SettingKind::NodePortAddresses, _) => json!([]),
+        (SettingKind::Gates, _) => json!({}),
+        (SettingKind::Any, "") => Json::Null,
         (kind, text) => kind.of_text(text).map_or(json!(text), |value| written(&value)),
     }
 }

@@ -1,7 +1,7 @@
 //! Every field of `KubeProxyConfiguration` (kubeproxy.config.k8s.io/v1alpha1) and every flag of kube-proxy 1.36, and the effect
 //! of each in Ballast. The file reader, the command line and the table in `docs/compatibility.md` are made from this one list.
 
-use super::kind::Kind::{
+use super::kind::SettingKind::{
     self, Any, Bool, Cidrs, ClusterCidr, Duration, Gates, Int, Ip, Listen, LocalMode, LogFormat, Mode,
     NodePortAddresses, Number, Text,
 };
@@ -25,7 +25,7 @@ pub struct Setting {
     /// The flag without its dashes; empty if there is none.
     pub flag: &'static str,
     /// The kind of its values.
-    pub kind: Kind,
+    pub kind: SettingKind,
     /// kube-proxy's default.
     pub default: &'static str,
     /// Its effect in Ballast.
@@ -35,24 +35,24 @@ pub struct Setting {
 const fn both(
     field: &'static str,
     flag: &'static str,
-    kind: Kind,
+    kind: SettingKind,
     default: &'static str,
     effect: Effect,
 ) -> Setting {
     Setting { field, flag, kind, default, effect }
 }
 
-const fn field(field: &'static str, kind: Kind, default: &'static str, effect: Effect) -> Setting {
+const fn field(field: &'static str, kind: SettingKind, default: &'static str, effect: Effect) -> Setting {
     Setting { field, flag: "", kind, default, effect }
 }
 
-const fn flag(flag: &'static str, kind: Kind, default: &'static str, effect: Effect) -> Setting {
+const fn flag(flag: &'static str, kind: SettingKind, default: &'static str, effect: Effect) -> Setting {
     Setting { field: "", flag, kind, default, effect }
 }
 
 const I32: i64 = i32::MAX as i64;
-const COUNT: Kind = Int(0, I32);
-const BIT: Kind = Int(0, 31);
+const COUNT: SettingKind = Int(0, I32);
+const BIT: SettingKind = Int(0, 31);
 const NO_RULES: Effect = Idle("Ballast has no rules that need packet marks");
 const NO_IPVS: Effect = Idle("Ballast does not use IPVS");
 const WINDOWS: Effect = Idle("only for Windows");

@@ -12,7 +12,7 @@ use crate::config::value::{self, DetectLocalMode, Listen};
 
 /// The kind of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SettingKind {
     /// `true` or `false`.
     Bool,
     /// A whole number in this range, including its ends.
@@ -48,21 +48,21 @@ pub enum Kind {
 /// A value that is valid for its kind.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Of [`Kind::Bool`].
+    /// Of [`SettingKind::Bool`].
     Bool(bool),
-    /// Of [`Kind::Int`].
+    /// Of [`SettingKind::Int`].
     Int(i64),
-    /// Of [`Kind::Number`].
+    /// Of [`SettingKind::Number`].
     Number(f64),
-    /// Of [`Kind::Duration`].
+    /// Of [`SettingKind::Duration`].
     Duration(Duration),
     /// Of all kinds that are one text.
     Text(String),
     /// Of all kinds that are lists.
     List(Vec<String>),
-    /// Of [`Kind::Gates`].
+    /// Of [`SettingKind::Gates`].
     Gates(BTreeMap<String, bool>),
-    /// Of [`Kind::Any`], as it was written.
+    /// Of [`SettingKind::Any`], as it was written.
     Any(serde_json::Value),
 }
 
@@ -84,7 +84,7 @@ impl Value {
     }
 }
 
-impl Kind {
+impl SettingKind {
     /// Returns what would be valid.
     pub fn expected(self) -> String {
         match self {

@@ -54,8 +54,11 @@ fn an_address_with_a_prefix_is_in_a_subnet() {
 #[test]
 fn what_the_operator_says_of_a_device_is_kept() {
     let patterns = |list: &[&str]| list.iter().map(|&text| text.parse().unwrap()).collect();
-    let facts =
-        Facts { uplinks: patterns(&["eth*", "p1"]), local_devices: patterns(&["p*"]), ..Facts::default() };
+    let facts = HostFacts {
+        uplinks: patterns(&["eth*", "p1"]),
+        local_devices: patterns(&["p*"]),
+        ..HostFacts::default()
+    };
     let role = |name: &str| {
         let device = Device { name: name.to_owned(), ..Device::default() };
         facts.device(&device, &Addresses::new()).1.role
@@ -117,7 +120,7 @@ fn local_routes_are_those_that_no_device_explains() {
 fn what_is_not_looked_at_is_as_it_was_known() {
     let route = DefaultRoute { device: 77, source: None };
     let known = HostView { defaults: vec![route], has_kube_proxy_rules: true, ..HostView::default() };
-    let facts = Facts::default();
+    let facts = HostFacts::default();
     let host = host();
     let view = facts.look(&host, &known, Look { routes: false, unnotified: false }).unwrap();
     assert_eq!((&view.defaults, view.has_kube_proxy_rules), (&known.defaults, true));
@@ -127,7 +130,7 @@ fn what_is_not_looked_at_is_as_it_was_known() {
 
 #[test]
 fn this_machine_can_be_looked_at() {
-    let look = || Facts::default().look(&host(), &HostView::default(), Look::ALL).unwrap();
+    let look = || HostFacts::default().look(&host(), &HostView::default(), Look::ALL).unwrap();
     let view = look();
     let lo = view.devices.values().find(|device| device.name == "lo").expect("every namespace has it");
     assert!(!lo.no_header && lo.kind == DeviceKind::Loopback);

@@ -28,7 +28,7 @@ fn a_route_that_flaps_is_no_reason_to_look_again() {
 
 #[tokio::test]
 async fn what_was_seen_already_is_not_sent_again() {
-    let follower = Follower::start(Facts::default()).unwrap();
+    let follower = Follower::start(HostFacts::default()).unwrap();
     let mut devices = follower.devices();
     let (sender, mut events) = mpsc::channel(1);
     let task = tokio::spawn(follower.run(sender));
@@ -45,7 +45,7 @@ async fn what_was_seen_already_is_not_sent_again() {
 
 #[tokio::test]
 async fn what_differs_is_sent_although_the_receiver_is_slow() {
-    let mut follower = Follower::start(Facts::default()).unwrap();
+    let mut follower = Follower::start(HostFacts::default()).unwrap();
     let seen = follower.view().clone();
     follower.known = HostView::default();
     let mut devices = follower.devices();

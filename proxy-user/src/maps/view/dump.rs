@@ -24,7 +24,7 @@ use proxy_common::{Address, V4, V6};
 use serde_json::{Value, json};
 
 use super::flow_row::FlowRow;
-use super::{Example, FrontendRow, Kind, NameRow, Transport, View, ViewError, flows};
+use super::{Example, FrontendRow, FrontendRowKind, NameRow, Transport, View, ViewError, flows};
 
 /// A key and its value.
 pub type Entry = (Value, Value);
@@ -319,7 +319,7 @@ impl View {
 type Names = BTreeMap<u32, NameRow>;
 
 /// Returns the origin of an entry of `services`, or the kind of an entry about an address.
-fn kind_label(number: u8, kind: Kind) -> Value {
+fn kind_label(number: u8, kind: FrontendRowKind) -> Value {
     match number {
         KIND_ADDRESS => json!("Address"),
         KIND_UNMANAGED => json!("Unmanaged"),

@@ -50,7 +50,10 @@ pub(super) use flows::{not_before, now};
 pub use latency::Example;
 pub use listen::Listener;
 pub use load::Counted;
-pub use rows::{BackendRow, BackendState, FrontendRow, Kind, NameRow, Scope, Transport, UnmanagedRow};
+pub use rows::{
+    BackendRow, BackendState, FrontendRow, FrontendRowKind, FrontendRowScope, NameRow, Transport,
+    UnmanagedRow,
+};
 pub use rules::{Common, Rules};
 pub use sockets::{ServingEndpoints, StaleSocket};
 pub use usage::UsageRow;

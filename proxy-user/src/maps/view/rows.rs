@@ -32,7 +32,7 @@ impl fmt::Display for Transport {
 
 /// Where a frontend comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum FrontendRowKind {
     /// A cluster address.
     ClusterIp,
     /// A node port.
@@ -45,7 +45,7 @@ pub enum Kind {
     Unknown(u8),
 }
 
-impl Kind {
+impl FrontendRowKind {
     /// Returns the name that Kubernetes uses.
     pub const fn label(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl Kind {
     }
 }
 
-impl From<u8> for Kind {
+impl From<u8> for FrontendRowKind {
     fn from(number: u8) -> Self {
         match number {
             KIND_CLUSTER_IP => Self::ClusterIp,
@@ -72,14 +72,14 @@ impl From<u8> for Kind {
 
 /// The clients that a frontend is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Scope {
+pub enum FrontendRowScope {
     /// Clients inside the cluster, or all clients if the scope makes no difference.
     Internal,
     /// Clients outside.
     External,
 }
 
-impl Scope {
+impl FrontendRowScope {
     /// Returns the word used in tables and JSON.
     pub const fn label(self) -> &'static str {
         match self {
@@ -102,9 +102,9 @@ pub struct FrontendRow {
     /// Its protocol.
     pub protocol: Transport,
     /// The clients that it is for.
-    pub scope: Scope,
+    pub scope: FrontendRowScope,
     /// Where it comes from.
-    pub kind: Kind,
+    pub kind: FrontendRowKind,
     /// Ids of the backends, each once, in the order of the slots. An id may have been freed since; [`BackendRow::service`]
     /// tells.
     pub backends: Vec<u32>,
@@ -135,7 +135,11 @@ impl FrontendRow {
             address: key.addr.into(),
             port: key.port,
             protocol: Transport(key.proto),
-            scope: if key.scope == SCOPE_EXTERNAL { Scope::External } else { Scope::Internal },
+            scope: if key.scope == SCOPE_EXTERNAL {
+                FrontendRowScope::External
+            } else {
+                FrontendRowScope::Internal
+            },
             kind: entry.kind.into(),
             backends: Vec::new(),
             slots: 0,

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Case, tcp, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 
 const WISH: Wish = Wish { pods: 4, services: &[], flags: SMALL };
 const SET: Service =
@@ -37,7 +37,7 @@ fn put(fixture: &Fixture, service: Service, seconds: u32) -> Result<()> {
 }
 
 /// Returns the only server that [`MANY`] connections reach.
-fn only(client: &Peer, kind: Kind, family: Family) -> Result<String> {
+fn only(client: &Peer, kind: SocketKind, family: Family) -> Result<String> {
     let attempt = Attempt::new(kind, vip(family, SET, kind));
     let servers = super::spread(client, attempt, MANY)?;
     ensure!(servers.len() == 1, "{kind:?}: {servers:?}");
@@ -47,7 +47,7 @@ fn only(client: &Peer, kind: Kind, family: Family) -> Result<String> {
 fn begin(fixture: &Fixture, seconds: u32) -> Result<()> {
     put(fixture, SET, seconds)?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             eventually(SOON, || fixture.local.reach(Attempt::new(kind, vip(family, SET, kind))))?;
         }
     }
@@ -60,10 +60,10 @@ fn stays(fixture: &Fixture) -> Result<()> {
     for client in [&fixture.local, &*pod] {
         for family in Family::BOTH {
             put(fixture, SET, 10_800)?;
-            let tcp = only(client, Kind::Tcp, family)?;
+            let tcp = only(client, SocketKind::Tcp, family)?;
             // Connected and unconnected sockets count as one client.
-            let udp = only(client, Kind::Udp, family)?;
-            ensure!(udp == only(client, Kind::Datagram, family)?, "one port, two endpoints");
+            let udp = only(client, SocketKind::Udp, family)?;
+            ensure!(udp == only(client, SocketKind::Datagram, family)?, "one port, two endpoints");
             let before = fixture.log().matches("manifests read").count();
             put(fixture, LARGER, 10_800)?;
             eventually(SOON, || {
@@ -71,16 +71,16 @@ fn stays(fixture: &Fixture) -> Result<()> {
                 Ok(())
             })?;
             for _ in 0..3 {
-                ensure!(only(client, Kind::Tcp, family)? == tcp, "moved for no reason");
+                ensure!(only(client, SocketKind::Tcp, family)? == tcp, "moved for no reason");
             }
             let number: usize = tcp.split('/').next().unwrap_or_default().parse()?;
             put(fixture, SETS_OF_TWO[number], 10_800)?;
             let moved = eventually(SOON, || {
-                let now = only(client, Kind::Tcp, family)?;
+                let now = only(client, SocketKind::Tcp, family)?;
                 ensure!(now != tcp, "still at the endpoint that left");
                 Ok(now)
             })?;
-            ensure!(only(client, Kind::Tcp, family)? == moved, "moves all the time");
+            ensure!(only(client, SocketKind::Tcp, family)? == moved, "moves all the time");
         }
     }
     Ok(())
@@ -88,7 +88,7 @@ fn stays(fixture: &Fixture) -> Result<()> {
 
 fn ends(fixture: &Fixture) -> Result<()> {
     begin(fixture, 1)?;
-    let attempt = Attempt::new(Kind::Tcp, vip(Family::V4, SET, Kind::Tcp));
+    let attempt = Attempt::new(SocketKind::Tcp, vip(Family::V4, SET, SocketKind::Tcp));
     let first = fixture.local.reach(attempt)?.server;
     // Each time, another endpoint is selected with a probability of two in three.
     for _ in 0..MANY {

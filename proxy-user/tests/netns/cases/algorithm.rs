@@ -10,7 +10,7 @@ use super::{Case, packet::WIDE, tcp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 use proxy_user::maps::view::View;
 
 const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };
@@ -37,7 +37,7 @@ pub const CASES: &[Case] = &[
 
 /// Returns the servers of `count` connections in a row.
 fn row(client: &Peer, family: Family, count: usize) -> Result<Vec<String>> {
-    let to = Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp));
+    let to = Attempt::new(SocketKind::Tcp, vip(family, WIDE, SocketKind::Tcp));
     (0..count).map(|_| Ok(client.reach(to)?.server)).collect()
 }
 
@@ -52,7 +52,7 @@ fn changes(fixture: &Fixture) -> Result<()> {
     for (path, client) in fixture.clients() {
         for family in Family::BOTH {
             let id = open.len() as u32;
-            client.open(id, Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
+            client.open(id, Attempt::new(SocketKind::Tcp, vip(family, WIDE, SocketKind::Tcp)))?;
             let server = client.hears(id, None)?.server;
             open.push((id, path, client, family, server));
         }
@@ -151,7 +151,7 @@ fn is_open(fixture: &Fixture, expected: &[(Family, u8, u64)]) -> Result<()> {
 
 /// Opens a connection that stays open; returns the number of its pod.
 fn open_one(client: &Peer, id: u32, family: Family) -> Result<u8> {
-    client.open(id, Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
+    client.open(id, Attempt::new(SocketKind::Tcp, vip(family, WIDE, SocketKind::Tcp)))?;
     let server = client.hears(id, None)?.server;
     server.split_once('/').and_then(|(pod, _)| pod.parse().ok()).context("a name without a pod")
 }
@@ -178,7 +178,7 @@ fn counts(fixture: &Fixture) -> Result<()> {
     }
     // Sockets that connect again and again, and sockets whose connect fails, leave no count behind either.
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let to = vip(family, WIDE, kind);
             fixture.local.many(Attempt::new(kind, to), 2_000)?;
         }
@@ -193,7 +193,7 @@ fn counts_of(fixture: &Fixture, client: &Peer, family: Family) -> Result<()> {
     let other = 1 - held;
     is_open(fixture, &[(family, held, 1)])?;
     // Short connections all go to the other pod, since each has ended when the next one begins.
-    let to = Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp));
+    let to = Attempt::new(SocketKind::Tcp, vip(family, WIDE, SocketKind::Tcp));
     for _ in 0..10 {
         let server = client.reach(to)?.server;
         ensure!(server.starts_with(&format!("{other}/")), "{server}, where {held} has an open connection");

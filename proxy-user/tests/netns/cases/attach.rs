@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use super::{Case, EMPTY, WEB, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::Family;
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 pub const CASES: &[Case] = &[Case {
     name: "attach::a_new_device_is_served",
@@ -16,7 +16,7 @@ pub const CASES: &[Case] = &[Case {
 fn new_device(fixture: &Fixture) -> Result<()> {
     let (_space, late) = fixture.add_client()?;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let to = vip(family, WEB, kind);
             let seen = eventually(SOON, || late.reach(Attempt::new(kind, to)))?;
             ensure!(seen.server.starts_with("0/"), "{seen:?}");

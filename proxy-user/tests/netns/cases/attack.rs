@@ -16,7 +16,7 @@ use super::held::{self, Sink};
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, Wish, eventually, nft};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 use crate::raw::{self, ACK, SYN, Segment, Wire};
 use crate::space::Space;
 
@@ -148,7 +148,7 @@ impl<'a> Scene<'a> {
 
     /// Whether the first SYN of a new client is answered, however long the machine takes.
     fn gets_through(&self, family: Family) -> Result<bool> {
-        let attempt = Attempt { patience: 5, ..Attempt::new(Kind::Tcp, held::node_port(family, true)) };
+        let attempt = Attempt { patience: 5, ..Attempt::new(SocketKind::Tcp, held::node_port(family, true)) };
         Ok(self.fixture.client.once(attempt)?.is_ok_and(|seen| seen.syn_retransmits == 0))
     }
 
@@ -304,7 +304,7 @@ fn martians(fixture: &Fixture) -> Result<()> {
     let near = refused_as_martian(&scene, &sources, "endpoint on this node");
     held::put(fixture, &[(0, false)])?;
     for family in Family::BOTH {
-        is_sent_on(fixture, held::node_port(family, true), Kind::Tcp)?;
+        is_sent_on(fixture, held::node_port(family, true), SocketKind::Tcp)?;
     }
     let far = refused_as_martian(&scene, &sources, "endpoint on another node");
     let told = [near, far].into_iter().filter_map(Result::err).map(|error| error.to_string());

@@ -6,7 +6,7 @@ use super::{Case, WEB, packet::WIDE, tcp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 pub const CASES: &[Case] = &[
     Case {
@@ -35,7 +35,7 @@ const NARROW: Service = Service { ports: &[tcp(80, 8080, &[1])], ..WIDE };
 fn works(fixture: &Fixture, service: Service) -> Result<()> {
     for (_, client) in fixture.clients() {
         for family in Family::BOTH {
-            for kind in Kind::ALL {
+            for kind in SocketKind::ALL {
                 client.reach(Attempt::new(kind, vip(family, service, kind)))?;
             }
         }

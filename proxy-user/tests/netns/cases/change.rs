@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use super::{Case, packet::WIDE, tcp, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };
 const FIRST: Service = Service { ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])], ..WIDE };
@@ -31,11 +31,11 @@ pub const CASES: &[Case] = &[
 ];
 
 /// Opens a socket of each kind for each path and family; returns their ids.
-fn open(fixture: &Fixture, service: Service) -> Result<Vec<(u32, Kind, &'static str, Family)>> {
+fn open(fixture: &Fixture, service: Service) -> Result<Vec<(u32, SocketKind, &'static str, Family)>> {
     let mut sockets = Vec::new();
     for (path, client) in fixture.clients() {
         for family in Family::BOTH {
-            for kind in Kind::ALL {
+            for kind in SocketKind::ALL {
                 let id = sockets.len() as u32;
                 client.open(id, Attempt::new(kind, vip(family, service, kind)))?;
                 client.hears(id, None)?;
@@ -48,8 +48,8 @@ fn open(fixture: &Fixture, service: Service) -> Result<Vec<(u32, Kind, &'static 
 
 /// Whether the agent ends the socket when its endpoint is removed: a connected UDP socket of the socket path (see
 /// `stale_sockets.rs`).
-fn is_ended((_, kind, path, _): &(u32, Kind, &'static str, Family)) -> bool {
-    *kind == Kind::Udp && *path == "socket"
+fn is_ended((_, kind, path, _): &(u32, SocketKind, &'static str, Family)) -> bool {
+    *kind == SocketKind::Udp && *path == "socket"
 }
 
 fn talk(fixture: &Fixture, path: &str, id: u32) -> Result<String> {
@@ -85,7 +85,7 @@ fn drains(fixture: &Fixture, to: Service, by_tcp: &str, by_udp: &str) -> Result<
 fn is_refused(fixture: &Fixture) -> Result<()> {
     for (_, client) in fixture.clients() {
         for family in Family::BOTH {
-            for kind in [Kind::Tcp, Kind::Udp] {
+            for kind in [SocketKind::Tcp, SocketKind::Udp] {
                 client.fails(Attempt::new(kind, vip(family, WIDE, kind)), libc::ECONNREFUSED)?;
             }
         }
@@ -114,7 +114,8 @@ fn deleted(fixture: &Fixture) -> Result<()> {
     eventually(SOON, || {
         for (path, client) in fixture.clients() {
             for family in Family::BOTH {
-                let outcome = client.once(Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
+                let outcome =
+                    client.once(Attempt::new(SocketKind::Tcp, vip(family, WIDE, SocketKind::Tcp)))?;
                 // The node has no route to an address that no host has.
                 let is_gone = outcome.as_ref().is_err_and(|failure| {
                     [Some(libc::ENETUNREACH), Some(libc::EHOSTUNREACH)].contains(&failure.errno)

@@ -11,7 +11,7 @@ use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent::{self, ask};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 /// Flags with an algorithm that counts connections, so that a wrong count is visible.
 #[rustfmt::skip]
@@ -98,7 +98,7 @@ fn slots(fixture: &Fixture, name: &str) -> Result<usize> {
 fn deletes(fixture: &Fixture) -> Result<()> {
     let ends = [(Family::V4, map_names::FLOW_INDEX), (Family::V6, map_names::FLOW_INDEX6)];
     for (id, (family, index)) in (1..).zip(ends) {
-        let attempt = Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp));
+        let attempt = Attempt::new(SocketKind::Tcp, vip(family, WEB, SocketKind::Tcp));
         fixture.client.open(id, attempt)?;
         fixture.client.hears(id, None)?;
         eventually(SOON, || {
@@ -129,7 +129,7 @@ fn deletes(fixture: &Fixture) -> Result<()> {
 }
 
 fn dumps(fixture: &Fixture) -> Result<()> {
-    fixture.client.reach(Attempt::new(Kind::Udp, vip(Family::V4, WEB, Kind::Udp)))?;
+    fixture.client.reach(Attempt::new(SocketKind::Udp, vip(Family::V4, WEB, SocketKind::Udp)))?;
     for name in map_names::ALL.iter().chain([&map_names::CONNECT_LATENCY]) {
         let cannot = map_names::UNLISTED.contains(name);
         if cannot {
@@ -146,7 +146,7 @@ fn dumps(fixture: &Fixture) -> Result<()> {
         )
     };
     let services = entries(map_names::SERVICES)?;
-    let web = vip(Family::V4, WEB, Kind::Tcp).to_string();
+    let web = vip(Family::V4, WEB, SocketKind::Tcp).to_string();
     let all = services.as_array().context("no entries")?;
     let entry = all.iter().find(|one| one["key"]["frontend"] == web && one["key"]["protocol"] == "TCP");
     ensure!(entry.is_some_and(|one| one["value"]["service"] == "default/web:tcp"), "{services}");
@@ -179,7 +179,7 @@ fn counted(fixture: &Fixture, run_dir: &str) -> Result<(u64, u64)> {
 fn zeroes(fixture: &Fixture) -> Result<()> {
     let folder = fixture.bpffs().with_file_name("run");
     let run_dir = folder.to_string_lossy();
-    let attempt = Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp));
+    let attempt = Attempt::new(SocketKind::Tcp, vip(Family::V4, WEB, SocketKind::Tcp));
     fixture.client.reach(attempt)?;
     ensure!(counted(fixture, &run_dir)? == (1, 1), "{:?}", counted(fixture, &run_dir));
     let unsaid = fails(fixture, &["service", "zero", "--run-dir", &run_dir])?;

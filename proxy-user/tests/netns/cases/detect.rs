@@ -11,7 +11,7 @@ use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
 use super::{Case, is_snat_port, spread};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 use crate::space::Space;
 
 /// A wish with [`crate::fixture::SMALL`] and additional flags.
@@ -57,7 +57,7 @@ fn inside(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, true), (1, false)], &json!({"externalTrafficPolicy": "Local"}), &[])?;
     let reaches = |client: &Peer, family, servers: usize| {
-        let attempt = Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp));
+        let attempt = Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp));
         let seen = spread(client, attempt, 24)?;
         let here = seen.contains("0/8080");
         ensure!(here && seen.len() == servers, "{family:?}: {seen:?}, not {servers}");
@@ -95,7 +95,7 @@ fn networks(fixture: &Fixture) -> Result<()> {
                 Family::V4 => format!("{v4}.2").parse()?,
                 Family::V6 => format!("{v6}:2").parse()?,
             };
-            for kind in Kind::ALL {
+            for kind in SocketKind::ALL {
                 eventually(SOON, || {
                     let seen = client.reach(Attempt::new(kind, node_port(family, kind)))?.client;
                     let is_right = if is_local {
@@ -122,7 +122,7 @@ fn masquerade(fixture: &Fixture) -> Result<()> {
     // `identity::masquerade_all_obeys_the_forward_chain`.
     put(fixture, &[(0, false)], &json!({}), &[])?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let to = (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into();
             let expected = node_ip(family);
             eventually(SOON, || {

@@ -20,7 +20,7 @@ use super::{Case, tcp, udp};
 use crate::agent::{ask, binary};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Port, Service, cluster_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 const WEB: Service = Service {
     name: "web",
@@ -101,13 +101,13 @@ fn compare(fixture: &Fixture, place: &str, at_least: usize) -> Result<()> {
 /// Opens one connection of each path that stays open, and makes one that is refused.
 fn traffic(fixture: &Fixture) -> Result<()> {
     let web = (cluster_ip(Family::V4, WEB.number), 80).into();
-    fixture.client.open(1, Attempt::new(Kind::Tcp, web).at_port(40_312))?;
+    fixture.client.open(1, Attempt::new(SocketKind::Tcp, web).at_port(40_312))?;
     fixture.client.hears(1, None)?;
-    fixture.local.open(1, Attempt::new(Kind::Tcp, web))?;
+    fixture.local.open(1, Attempt::new(SocketKind::Tcp, web))?;
     fixture.local.hears(1, None)?;
     let dns = (cluster_ip(Family::V4, DNS.number), 53).into();
-    fixture.client.reach(Attempt::new(Kind::Udp, dns).at_port(40_313))?;
-    let empty = Attempt::new(Kind::Tcp, (cluster_ip(Family::V4, EMPTY.number), 80).into());
+    fixture.client.reach(Attempt::new(SocketKind::Udp, dns).at_port(40_313))?;
+    let empty = Attempt::new(SocketKind::Tcp, (cluster_ip(Family::V4, EMPTY.number), 80).into());
     fixture.client.fails(empty, libc::ECONNREFUSED)?;
     // The client's last segment may still be in transit.
     eventually(SOON, || {

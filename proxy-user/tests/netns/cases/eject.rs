@@ -13,7 +13,7 @@ use super::{Case, spread, tcp};
 use crate::agent::ask;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Load, Peer, Tally};
+use crate::peer::{Attempt, Load, Peer, SocketKind, Tally};
 
 /// A port that pods do not listen on unless a case starts a server.
 const LATE: u16 = 7070;
@@ -46,7 +46,7 @@ pub const CASES: &[Case] = &[
 ];
 
 fn attempt_to(family: Family, number: u8) -> Attempt {
-    Attempt::new(Kind::Tcp, (cluster_ip(family, number), 80).into())
+    Attempt::new(SocketKind::Tcp, (cluster_ip(family, number), 80).into())
 }
 
 fn serve(fixture: &Fixture, pod: u8, port: u16) -> Result<()> {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{Case, tcp};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, Service, pod_ip, text_with};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 
 /// A port that pods do not listen on unless a case starts a server.
 const LATE: u16 = 7071;
@@ -50,7 +50,7 @@ fn to_node(family: Family, node_port: u16) -> Attempt {
         Family::V4 => [10, 98, 0, 1].into(),
         Family::V6 => [0xfd98, 0, 0, 0, 0, 0, 0, 1].into(),
     };
-    Attempt::new(Kind::Tcp, SocketAddr::new(node, node_port))
+    Attempt::new(SocketKind::Tcp, SocketAddr::new(node, node_port))
 }
 
 fn serve(fixture: &Fixture, pod: u8) -> Result<()> {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::ensure_sees_orig_dst;
 use crate::fixture::{Fixture, SOON, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Seen};
+use crate::peer::{Attempt, Seen, SocketKind};
 
 pub const NODE_PORTS: [u16; 2] = [30_080, 30_053];
 pub const NUMBER: u8 = 40;
@@ -121,12 +121,12 @@ pub fn node_ip(family: Family) -> IpAddr {
     }
 }
 
-pub fn node_port(family: Family, kind: Kind) -> SocketAddr {
+pub fn node_port(family: Family, kind: SocketKind) -> SocketAddr {
     (node_ip(family), NODE_PORTS[usize::from(!kind.is_tcp())]).into()
 }
 
 /// Waits until the node port leads to another node, with this node's address as source.
-pub fn is_sent_on(fixture: &Fixture, to: SocketAddr, kind: Kind) -> Result<()> {
+pub fn is_sent_on(fixture: &Fixture, to: SocketAddr, kind: SocketKind) -> Result<()> {
     let family = if to.is_ipv4() { Family::V4 } else { Family::V6 };
     eventually(SOON, || {
         // A datagram from before the change may be lost.

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{Case, client_ip, tcp, udp};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, pod_ip, text_with};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[
@@ -37,7 +37,7 @@ fn address(family: Family) -> IpAddr {
     }
 }
 
-fn frontend(family: Family, kind: Kind) -> SocketAddr {
+fn frontend(family: Family, kind: SocketKind) -> SocketAddr {
     (address(family), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
@@ -57,7 +57,7 @@ fn count(fixture: &Fixture, reason: Reason) -> Result<u64> {
 
 fn attempts() -> impl Iterator<Item = (Family, Attempt)> {
     Family::BOTH.into_iter().flat_map(|family| {
-        [Kind::Tcp, Kind::Udp].map(|kind| (family, Attempt::new(kind, frontend(family, kind))))
+        [SocketKind::Tcp, SocketKind::Udp].map(|kind| (family, Attempt::new(kind, frontend(family, kind))))
     })
 }
 
@@ -67,7 +67,7 @@ fn passthrough(fixture: &Fixture) -> Result<()> {
         let (address, site) = (address(family), pod_ip(family, 1));
         fixture.in_pod_space(1, |space| space.ip(&format!("addr add {address} dev lo\n")))?;
         fixture.node.ip(&format!("route add {address} via {site}\n"))?;
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             fixture.pod(1)?.serve(kind.is_tcp(), frontend(family, kind), "site")?;
         }
     }

@@ -162,7 +162,7 @@ fn believed(fixture: &Fixture) -> Result<()> {
             let answer = connection.ask();
             ensure!(answer.is_err(), "{family:?}: the endpoint still answers, {answer:?}");
             drop(connection);
-            let again = crate::peer::Attempt::new(crate::peer::Kind::Tcp, to).at_port(from.port());
+            let again = crate::peer::Attempt::new(crate::peer::SocketKind::Tcp, to).at_port(from.port());
             let seen =
                 fixture.client.reach(again).with_context(|| format!("{family:?}, round {round}: again"))?;
             ensure!(seen.syn_retransmits == 0, "{family:?}: a SYN of the new connection was lost");

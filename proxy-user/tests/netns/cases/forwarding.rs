@@ -14,7 +14,7 @@ use super::path_mtu::{never_cut, path_mtu};
 use super::{Case, held, udp};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 use crate::raw;
 use crate::space::Space;
 
@@ -51,7 +51,7 @@ fn many(fixture: &Fixture) -> Result<()> {
     held::serve(fixture, 0)?;
     held::put(fixture, &[(0, false)])?;
     for family in Family::BOTH {
-        is_sent_on(fixture, held::node_port(family, true), Kind::Tcp)?;
+        is_sent_on(fixture, held::node_port(family, true), SocketKind::Tcp)?;
     }
     held::hold(fixture, 5_000)?;
     let held = held::nothing_is_lost(fixture, "all at once")?;
@@ -88,11 +88,11 @@ fn neighbour(fixture: &Fixture, family: Family, here: bool) -> Result<()> {
     }
     knows_the_node(fixture)?;
     put(fixture, &[(0, here)], &json!({}), &[])?;
-    let to = node_port(family, Kind::Udp);
+    let to = node_port(family, SocketKind::Udp);
     if !here {
-        is_sent_on(fixture, to, Kind::Udp)?;
+        is_sent_on(fixture, to, SocketKind::Udp)?;
     }
-    fixture.client.open(0, Attempt { patience: 1, ..Attempt::new(Kind::Udp, to) })?;
+    fixture.client.open(0, Attempt { patience: 1, ..Attempt::new(SocketKind::Udp, to) })?;
     eventually(SOON, || fixture.client.hears(0, None))?;
     // Give the kernel time to find the neighbour stale.
     let end = Instant::now() + Duration::from_secs(4);

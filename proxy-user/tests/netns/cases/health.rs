@@ -11,7 +11,7 @@ use super::{Case, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Folder, Port, Service};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 /// Room for the entries of `web` in each family, its address and its port, and for two more. A failure that lasts for
 /// two seconds makes the node unhealthy.
@@ -51,7 +51,7 @@ fn answers(fixture: &Fixture, healthz: u16, livez: u16, readyz: u16) -> Result<(
 }
 
 fn attempt() -> Attempt {
-    Attempt::new(Kind::Tcp, vip(Family::V4, ONE, Kind::Tcp))
+    Attempt::new(SocketKind::Tcp, vip(Family::V4, ONE, SocketKind::Tcp))
 }
 
 fn works(fixture: &Fixture) -> Result<()> {

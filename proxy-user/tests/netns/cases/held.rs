@@ -12,7 +12,7 @@ use serde_json::json;
 use super::exposed::node_ip;
 use crate::fixture::{Fixture, SOON, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Held, Kind};
+use crate::peer::{Attempt, Held, SocketKind};
 
 pub const NUMBER: u8 = 41;
 const NODE_PORTS: [u16; 2] = [30_090, 30_091];
@@ -82,8 +82,9 @@ pub fn serve(fixture: &Fixture, pod: u8) -> Result<()> {
 /// Opens `count` connections of the client outside in each family, as soon as the Service is served.
 pub fn hold(fixture: &Fixture, count: usize) -> Result<()> {
     for family in Family::BOTH {
-        let attempt = Attempt { patience: PATIENCE, ..Attempt::new(Kind::Tcp, node_port(family, true)) };
-        eventually(SOON, || fixture.client.reach(Attempt::new(Kind::Tcp, attempt.to)))?;
+        let attempt =
+            Attempt { patience: PATIENCE, ..Attempt::new(SocketKind::Tcp, node_port(family, true)) };
+        eventually(SOON, || fixture.client.reach(Attempt::new(SocketKind::Tcp, attempt.to)))?;
         let held = fixture.client.hold(attempt, count)?;
         ensure!(held.lost == 0, "{family:?}: {} of {count} connects failed: {held:?}", held.lost);
         ensure!(held.syn_retransmits == 0, "{family:?}: SYNs were sent again: {held:?}");

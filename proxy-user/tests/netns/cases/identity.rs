@@ -13,7 +13,7 @@ use super::{NodesCase, xdp};
 use crate::fixture::{SOON, eventually, nft};
 use crate::manifest::{Family, cluster_ip};
 use crate::nodes::{BRIDGE, Node, Nodes, link_ip, node_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 use crate::raw::{self, Wire, device};
 use crate::space::Space;
 
@@ -59,7 +59,7 @@ fn vip(family: Family) -> IpAddr {
     link_ip(family, 30, 60)
 }
 
-fn orig_dst(family: Family, kind: Kind) -> SocketAddr {
+fn orig_dst(family: Family, kind: SocketKind) -> SocketAddr {
     (vip(family), PORTS[usize::from(!kind.is_tcp())]).into()
 }
 
@@ -168,7 +168,7 @@ fn flooded(nodes: &mut Nodes) -> Result<()> {
     nodes.fabric.ip("link set br0 type bridge fdb_flush\n")?;
     leads_to(&nodes.clients[0], mac(nodes, 1)?)?;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let to = orig_dst(family, kind);
             eventually(SOON, || nodes.outside.reach(Attempt::new(kind, to)))?;
             for port in 20_000..20_000 + MANY {
@@ -184,7 +184,7 @@ fn flooded(nodes: &mut Nodes) -> Result<()> {
     ensure!(served[1..] == [0, 0], "nodes that were not asked count {served:?}");
     leads_to(&nodes.clients[0], NOT_A_MAC)?;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let attempt = Attempt::new(kind, orig_dst(family, kind)).in_vain();
             ensure!(nodes.outside.once(attempt)?.is_err(), "a machine answers at a MAC address of none");
         }
@@ -209,7 +209,7 @@ fn on_the_lan(nodes: &mut Nodes) -> Result<()> {
     leads_to(&container, mac(nodes, 1)?)?;
     let peer = Peer::start(&container, None)?;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let to = orig_dst(family, kind);
             eventually(SOON, || peer.reach(Attempt { patience: 3, ..Attempt::new(kind, to) }))?;
         }
@@ -224,15 +224,15 @@ fn forged(nodes: &mut Nodes) -> Result<()> {
     let node = &nodes.all[0];
     let wire = Wire::new(node.pod_space(0), "eth0", (&node.space, BRIDGE))?;
     for (family, from) in Family::BOTH.into_iter().zip([21_000, 21_100]) {
-        let port = node_port(0, Location::Far, Kind::Datagram);
+        let port = node_port(0, Location::Far, SocketKind::Datagram);
         let own: SocketAddr = (node_ip(family, 1), port).into();
-        eventually(SOON, || nodes.outside.reach(Attempt::new(Kind::Datagram, own)))?;
+        eventually(SOON, || nodes.outside.reach(Attempt::new(SocketKind::Datagram, own)))?;
         for at in from..from + MANY {
             wire.send(&raw::udp(own, (link_ip(family, 30, 100), at).into(), b"forged"))?;
         }
         std::thread::sleep(Duration::from_millis(300));
         for at in from..from + MANY {
-            let attempt = Attempt { patience: 3, ..Attempt::new(Kind::Datagram, own).at_port(at) };
+            let attempt = Attempt { patience: 3, ..Attempt::new(SocketKind::Datagram, own).at_port(at) };
             nodes.outside.reach(attempt)?;
         }
     }
@@ -249,7 +249,8 @@ fn forward_chain(nodes: &mut Nodes) -> Result<()> {
     let client = nodes.all[0].pod(1);
     for family in Family::BOTH {
         for location in places {
-            let seen = eventually(SOON, || client.reach(Attempt::new(Kind::Tcp, to(family, location))))?;
+            let seen =
+                eventually(SOON, || client.reach(Attempt::new(SocketKind::Tcp, to(family, location))))?;
             let own = if location == Location::Near { pod_ip(family, 1, 3) } else { node_ip(family, 1) };
             ensure!(seen.client.ip() == own, "{location:?}: the endpoint sees {}", seen.client);
         }
@@ -267,7 +268,7 @@ fn forward_chain(nodes: &mut Nodes) -> Result<()> {
         ),
     )?;
     for family in Family::BOTH {
-        let attempt = Attempt::new(Kind::Tcp, to(family, Location::Near)).in_vain();
+        let attempt = Attempt::new(SocketKind::Tcp, to(family, Location::Near)).in_vain();
         ensure!(client.once(attempt)?.is_err(), "{family:?}: the policy has no effect");
     }
     Ok(())
@@ -281,7 +282,7 @@ fn local_routes(nodes: &mut Nodes) -> Result<()> {
         .ip(&format!("route add local {} dev lo\nroute add local {} dev lo\n", own[0], own[1]))?;
     for (family, own) in Family::BOTH.into_iter().zip(own) {
         nodes.clients[0].ip(&format!("route add {own} via {}\n", node_ip(family, 1)))?;
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let to = (own, node_port(0, Location::Far, kind)).into();
             eventually(SOON, || nodes.outside.reach(Attempt { patience: 3, ..Attempt::new(kind, to) }))?;
         }
@@ -289,7 +290,7 @@ fn local_routes(nodes: &mut Nodes) -> Result<()> {
     let status = nodes.all[0].ask(&["status"])?;
     ensure!(status["nodePorts"].to_string().contains("172.34.0.7"), "{status}");
     for loopback in [[127, 0, 0, 1], [127, 9, 8, 7]] {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let to = (IpAddr::from(loopback), node_port(0, Location::Far, kind)).into();
             nodes.all[0].host.reach(Attempt { patience: 3, ..Attempt::new(kind, to) })?;
         }

@@ -10,7 +10,7 @@ use super::{Case, WEB, capabilities, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::Family;
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
 
@@ -62,7 +62,7 @@ fn init(fixture: &Fixture) -> Result<()> {
     // After the init run, the agent needs only the capabilities that the chart gives it.
     capabilities::restrict(fixture, capabilities::AGENT_CAPABILITIES.into_iter())?;
     fixture.begin()?;
-    fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
+    fixture.client.reach(Attempt::new(SocketKind::Tcp, vip(Family::V4, WEB, SocketKind::Tcp)))?;
     fixture.kill()?;
     unmount(fixture.bpffs(), UnmountFlags::DETACH).context("cannot unmount")
 }

@@ -10,7 +10,7 @@ use super::{Case, EMPTY, WEB, client_ip, vip};
 use crate::agent::{ask, binary};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::fixture::SMALL };
 
@@ -41,12 +41,14 @@ pub fn sees(mut monitor: Child, mut action: impl FnMut() -> Result<()>) -> Resul
 }
 
 pub fn refused(client: &Peer, family: Family) -> Result<()> {
-    client.fails(Attempt::new(Kind::Tcp, vip(family, EMPTY, Kind::Tcp)), libc::ECONNREFUSED).map(drop)
+    client
+        .fails(Attempt::new(SocketKind::Tcp, vip(family, EMPTY, SocketKind::Tcp)), libc::ECONNREFUSED)
+        .map(drop)
 }
 
 fn monitors(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
-        let (web, empty) = (vip(family, WEB, Kind::Tcp), vip(family, EMPTY, Kind::Tcp));
+        let (web, empty) = (vip(family, WEB, SocketKind::Tcp), vip(family, EMPTY, SocketKind::Tcp));
         let client = client_ip(family).to_string();
         let seen = sees(monitor(fixture, &["--kind", "reject", "--client", &client])?, || {
             refused(&fixture.client, family)
@@ -60,9 +62,9 @@ fn monitors(fixture: &Fixture) -> Result<()> {
         ensure!(seen["hook"] == "socket" && seen["frontend"] == empty.to_string(), "{seen}");
         let seen =
             sees(monitor(fixture, &["--kind", "new", "default/web:80", "--client", &client])?, || {
-                fixture.client.reach(Attempt::new(Kind::Tcp, web)).map(drop)
+                fixture.client.reach(Attempt::new(SocketKind::Tcp, web)).map(drop)
             })?;
-        let pod = super::pod(family, 0, Kind::Tcp).to_string();
+        let pod = super::pod(family, 0, SocketKind::Tcp).to_string();
         ensure!(seen["backend"] == pod && seen["frontend"] == web.to_string(), "{seen}");
     }
     Ok(())
@@ -83,7 +85,7 @@ fn writes_records(fixture: &Fixture) -> Result<()> {
     let record = document.pointer("/resourceLogs/0/scopeLogs/0/logRecords/0").context("no record")?;
     ensure!(record["eventName"] == "ballast.reject" && record["severityNumber"] == 13, "{record}");
     let all = record["attributes"].as_array().context("no attributes")?;
-    let empty = vip(Family::V4, EMPTY, Kind::Tcp);
+    let empty = vip(Family::V4, EMPTY, SocketKind::Tcp);
     for (key, value) in [
         ("source.address", json!({"stringValue": client_ip(Family::V4).to_string()})),
         ("destination.address", json!({"stringValue": empty.ip().to_string()})),
@@ -140,11 +142,11 @@ fn explains(fixture: &Fixture) -> Result<()> {
         let explain = |client: &str, to: std::net::SocketAddr| {
             ask(&fixture.node, &["explain", client, &to.to_string()], &fixture.bpffs())
         };
-        let web = explain(&client, vip(family, WEB, Kind::Tcp))?;
-        let pod = super::pod(family, 0, Kind::Tcp).to_string();
+        let web = explain(&client, vip(family, WEB, SocketKind::Tcp))?;
+        let pod = super::pod(family, 0, SocketKind::Tcp).to_string();
         ensure!(web["packet"]["verdict"] == "forward", "{web}");
         ensure!(web["packet"]["endpoints"][0]["address"] == pod, "{web}");
-        let empty = explain("host", vip(family, EMPTY, Kind::Tcp))?;
+        let empty = explain("host", vip(family, EMPTY, SocketKind::Tcp))?;
         ensure!(
             empty["socket"]["verdict"] == "reject" && empty["socket"]["reason"] == "no_endpoint",
             "{empty}"

@@ -11,7 +11,7 @@ use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, SMALL, SMALL_XDP, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 
@@ -75,7 +75,7 @@ fn bits(family: Family) -> u8 {
 /// Waits until exchanges by all kinds of sockets fail.
 fn is_blocked(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind)).in_vain();
             eventually(SOON, || {
                 let outcome = fixture.client.once(attempt)?;
@@ -94,10 +94,11 @@ fn forwarded(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, false)], &json!({}), &[])?;
     for (id, family) in (0..).zip(Family::BOTH) {
-        is_sent_on(fixture, node_port(family, Kind::Tcp), Kind::Tcp)?;
-        fixture
-            .client
-            .open(id, Attempt { patience: 1, ..Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)) })?;
+        is_sent_on(fixture, node_port(family, SocketKind::Tcp), SocketKind::Tcp)?;
+        fixture.client.open(
+            id,
+            Attempt { patience: 1, ..Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)) },
+        )?;
     }
     let pods = |family| format!("{}/{}", pod_ip(family, 0), bits(family));
     policies(fixture, "add", pods, "action block")?;
@@ -116,18 +117,18 @@ fn forwarded(fixture: &Fixture) -> Result<()> {
     policies(fixture, "update", pods, "action allow")?;
     for (id, family) in (0..).zip(Family::BOTH) {
         eventually(SOON, || fixture.client.hears(id, None))?;
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             is_sent_on(fixture, node_port(family, kind), kind)?;
             reach(fixture, Attempt::new(kind, node_port(family, kind)).size(1400))?;
         }
-        reach(fixture, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(300_000))?;
+        reach(fixture, Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)).size(300_000))?;
     }
     let seen = fixture.node.command("nft").args(["list", "table", "inet", "seen"]).output()?;
     let seen = String::from_utf8_lossy(&seen.stdout).into_owned();
     ensure!(seen.contains("counter packets") && !seen.contains("packets 0 "), "{seen}");
     policies(fixture, "delete", pods, "")?;
     for family in Family::BOTH {
-        is_sent_on(fixture, node_port(family, Kind::Tcp), Kind::Tcp)?;
+        is_sent_on(fixture, node_port(family, SocketKind::Tcp), SocketKind::Tcp)?;
     }
     Ok(())
 }
@@ -139,7 +140,7 @@ fn answers(fixture: &Fixture) -> Result<()> {
     put(fixture, &[(0, true)], &json!({}), &[])?;
     let all_work = || {
         for family in Family::BOTH {
-            for kind in Kind::ALL {
+            for kind in SocketKind::ALL {
                 let attempt = Attempt { patience: 5, ..Attempt::new(kind, node_port(family, kind)) };
                 let seen = eventually(SOON, || reach(fixture, attempt))?;
                 ensure!(seen.client.ip() == client_ip(family), "the pod saw {}", seen.client);
@@ -156,13 +157,13 @@ fn answers(fixture: &Fixture) -> Result<()> {
     // Refusals obey, too.
     put(fixture, &[], &json!({}), &[])?;
     for family in Family::BOTH {
-        let attempt = Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp));
+        let attempt = Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp));
         eventually(SOON, || fixture.client.fails(attempt, libc::ECONNREFUSED).map(drop))?;
     }
     policies(fixture, "update", client, "action block")?;
     is_blocked(fixture)?;
     for family in Family::BOTH {
-        let attempt = Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).in_vain();
+        let attempt = Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)).in_vain();
         eventually(SOON, || {
             let errno = fixture.client.once(attempt)?.err().and_then(|failure| failure.errno);
             ensure!(errno != Some(libc::ECONNREFUSED), "the refusal passed the policy by");

@@ -10,7 +10,7 @@ use super::{Case, tcp};
 use crate::agent::{self, ask};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 
 const WEB: Service = Service { name: "web", number: 1, ports: &[tcp(80, 8080, &[0, 1])] };
 /// Its one endpoint does not listen on the target port.
@@ -30,7 +30,7 @@ pub const CASES: &[Case] = &[Case {
 }];
 
 fn attempt_to(family: Family, service: &Service) -> Attempt {
-    Attempt::new(Kind::Tcp, (cluster_ip(family, service.number), 80).into())
+    Attempt::new(SocketKind::Tcp, (cluster_ip(family, service.number), 80).into())
 }
 
 /// Returns what was measured of a Service: as a whole, and the sum over its endpoints.

@@ -12,7 +12,7 @@ use super::exposed::{NODE_PORTS, NUMBER, State, node_ip, node_port, open_up, put
 use super::{Case, spread};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 
 const WISH: Wish = Wish { pods: 3, services: &[], flags: SMALL };
 
@@ -26,13 +26,13 @@ pub const CASES: &[Case] = &[
 /// Number of connections: by chance, all of them go to one of two endpoints once in 10^6 times.
 const MANY: usize = 20;
 
-fn cluster(family: Family, kind: Kind) -> SocketAddr {
+fn cluster(family: Family, kind: SocketKind) -> SocketAddr {
     (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
 /// Checks that a client gets no connection: it is refused, or gets no answer.
 fn is_closed(client: &Peer, to: SocketAddr) -> Result<()> {
-    let outcome = client.once(Attempt::new(Kind::Tcp, to).in_vain())?;
+    let outcome = client.once(Attempt::new(SocketKind::Tcp, to).in_vain())?;
     ensure!(outcome.is_err(), "{to} still answers: {outcome:?}");
     Ok(())
 }
@@ -42,8 +42,8 @@ fn types(fixture: &Fixture) -> Result<()> {
     let virtual_ips: [IpAddr; 2] = ["203.0.113.7".parse()?, "fd77::7".parse()?];
     // This connection stays open through all changes.
     put(fixture, &[(0, true)], &json!({}), &[])?;
-    eventually(SOON, || reach(fixture, Attempt::new(Kind::Tcp, cluster(Family::V4, Kind::Tcp))))?;
-    fixture.client.open(1, Attempt::new(Kind::Tcp, cluster(Family::V4, Kind::Tcp)))?;
+    eventually(SOON, || reach(fixture, Attempt::new(SocketKind::Tcp, cluster(Family::V4, SocketKind::Tcp))))?;
+    fixture.client.open(1, Attempt::new(SocketKind::Tcp, cluster(Family::V4, SocketKind::Tcp)))?;
     let types = ["ClusterIP", "NodePort", "LoadBalancer", "NodePort", "LoadBalancer", "ClusterIP"];
     for (round, kind) in types.into_iter().enumerate() {
         let port = |number: usize| if kind == "ClusterIP" { Value::Null } else { json!(NODE_PORTS[number]) };
@@ -56,16 +56,19 @@ fn types(fixture: &Fixture) -> Result<()> {
         for (family, virtual_ip) in Family::BOTH.into_iter().zip(virtual_ips) {
             let told = |error| format!("round {round}, {kind}, {family:?}: {error}");
             eventually(SOON, || match kind {
-                "ClusterIP" => is_closed(&fixture.client, node_port(family, Kind::Tcp)),
-                _ => reach(fixture, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp))).map(drop),
+                "ClusterIP" => is_closed(&fixture.client, node_port(family, SocketKind::Tcp)),
+                _ => reach(fixture, Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)))
+                    .map(drop),
             })
             .with_context(|| told("node port"))?;
             eventually(SOON, || match kind {
-                "LoadBalancer" => reach(fixture, Attempt::new(Kind::Udp, (virtual_ip, 53).into())).map(drop),
+                "LoadBalancer" => {
+                    reach(fixture, Attempt::new(SocketKind::Udp, (virtual_ip, 53).into())).map(drop)
+                }
                 _ => is_closed(&fixture.client, (virtual_ip, 80).into()),
             })
             .with_context(|| told("load balancer"))?;
-            for kind in Kind::ALL {
+            for kind in SocketKind::ALL {
                 reach(fixture, Attempt::new(kind, cluster(family, kind)))?;
                 fixture.local.reach(Attempt::new(kind, cluster(family, kind)))?;
             }
@@ -85,7 +88,7 @@ fn affinity(fixture: &Fixture) -> Result<()> {
         let servers = if round % 2 == 0 { 2 } else { 1 };
         for (path, client) in fixture.clients() {
             for family in Family::BOTH {
-                for kind in Kind::ALL {
+                for kind in SocketKind::ALL {
                     eventually(SOON, || {
                         let seen = spread(client, Attempt::new(kind, cluster(family, kind)), MANY)?;
                         ensure!(seen.len() == servers, "round {round}, {path} {kind:?}: {seen:?}");
@@ -117,7 +120,7 @@ fn terminating(fixture: &Fixture) -> Result<()> {
     for (row, (spec, pods, inside, outside)) in table.into_iter().enumerate() {
         put_in(fixture, pods, spec, &[])?;
         for family in Family::BOTH {
-            for kind in Kind::ALL {
+            for kind in SocketKind::ALL {
                 for (who, client, to, expected) in [
                     ("the node", &fixture.local, cluster(family, kind), inside),
                     ("a client outside", &fixture.client, node_port(family, kind), outside),
@@ -138,8 +141,12 @@ fn terminating(fixture: &Fixture) -> Result<()> {
     put_in(fixture, &[(0, true, Done)], &any, &[])?;
     for family in Family::BOTH {
         eventually(SOON, || {
-            fixture.local.fails(Attempt::new(Kind::Tcp, cluster(family, Kind::Tcp)), libc::ECONNREFUSED)?;
-            fixture.client.fails(Attempt::new(Kind::Udp, node_port(family, Kind::Udp)), libc::ECONNREFUSED)
+            fixture
+                .local
+                .fails(Attempt::new(SocketKind::Tcp, cluster(family, SocketKind::Tcp)), libc::ECONNREFUSED)?;
+            fixture
+                .client
+                .fails(Attempt::new(SocketKind::Udp, node_port(family, SocketKind::Udp)), libc::ECONNREFUSED)
         })?;
     }
     Ok(())

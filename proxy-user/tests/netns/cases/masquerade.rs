@@ -15,7 +15,7 @@ use super::held::{self, TARGETS, node_port};
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 use crate::space::Space;
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
@@ -161,13 +161,13 @@ fn tcp(fixture: &Fixture, ballast_first: bool) -> Result<()> {
     masquerade(fixture)?;
     held::serve(fixture, 0)?;
     for family in Family::BOTH {
-        is_sent_on(fixture, node_port(family, true), Kind::Tcp)?;
+        is_sent_on(fixture, node_port(family, true), SocketKind::Tcp)?;
     }
     let theirs = || -> Result<()> {
         for family in Family::BOTH {
             let attempt = Attempt {
                 patience: PATIENCE,
-                ..Attempt::new(Kind::Tcp, (pod_ip(family, 0), TARGETS[0]).into())
+                ..Attempt::new(SocketKind::Tcp, (pod_ip(family, 0), TARGETS[0]).into())
             };
             let held = fixture.pod(1)?.hold(attempt, CONNECTIONS)?;
             ensure!(held.lost == 0 && held.syn_retransmits == 0, "{family:?}, by netfilter: {held:?}");
@@ -196,7 +196,7 @@ fn under_node_port(fixture: &Fixture) -> Result<()> {
     held::put(fixture, &[(0, false)])?;
     held::serve(fixture, 0)?;
     for family in Family::BOTH {
-        is_sent_on(fixture, node_port(family, true), Kind::Tcp)?;
+        is_sent_on(fixture, node_port(family, true), SocketKind::Tcp)?;
         let outside = client_ip(family);
         fixture.client.serve(true, (outside, TARGETS[0]).into(), "outside")?;
         fixture.client.serve(false, (outside, TARGETS[1]).into(), "outside")?;
@@ -213,9 +213,9 @@ fn under_node_port(fixture: &Fixture) -> Result<()> {
         nft(&fixture.node, &format!("table {name} numbers {{\n{chain}}}\n"))?;
     }
     for family in Family::BOTH {
-        for (kind, target) in [(Kind::Tcp, TARGETS[0]), (Kind::Udp, TARGETS[1])] {
+        for (kind, target) in [(SocketKind::Tcp, TARGETS[0]), (SocketKind::Udp, TARGETS[1])] {
             for (at, server) in [(pod_ip(family, 0), "0"), (client_ip(family), "outside")] {
-                if kind == Kind::Udp && server == "0" {
+                if kind == SocketKind::Udp && server == "0" {
                     // The socket programs translate the answer of the pod's server to the node port like a client's
                     // call (docs/coexistence.md).
                     continue;

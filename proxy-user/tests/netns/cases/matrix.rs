@@ -18,7 +18,7 @@ use super::exposed::{NODE_PORTS, NUMBER, node_ip, open_up, put};
 use super::{Case, client_ip};
 use crate::fixture::{FAILS, Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Failure, Kind, Peer, Seen};
+use crate::peer::{Attempt, Failure, Peer, Seen, SocketKind};
 
 pub const CASES: &[Case] = &[Case {
     name: "matrix::clients_reach_exactly_the_endpoints_that_the_policy_allows",
@@ -131,7 +131,7 @@ fn addresses(family: Family) -> [IpAddr; 2] {
     }
 }
 
-fn address(family: Family, what: What, kind: Kind) -> SocketAddr {
+fn address(family: Family, what: What, kind: SocketKind) -> SocketAddr {
     let port = if kind.is_tcp() { 80 } else { 53 };
     let [ingress, external] = addresses(family);
     match what {
@@ -221,7 +221,7 @@ fn try_out(
 ) -> Result<()> {
     let end = (setup.expected)(who, what);
     let by_packets = matches!(who, Who::PodPackets | Outside);
-    for kind in [Kind::Tcp, Kind::Udp] {
+    for kind in [SocketKind::Tcp, SocketKind::Udp] {
         // A dropped SYN gets no answer for longer than a client waits.
         if end == Dropped && by_packets && kind.is_tcp() {
             continue;

@@ -74,7 +74,7 @@ use anyhow::{Result, ensure};
 
 use crate::fixture::{Fixture, Wish};
 use crate::manifest::{Family, Port, Service, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Peer, Seen, Tally};
+use crate::peer::{Attempt, Peer, Seen, SocketKind, Tally};
 
 /// A test with a fixture.
 #[derive(Clone, Copy)]
@@ -208,12 +208,12 @@ pub const fn udp(number: u16, target: u16, pods: &'static [u8]) -> Port {
 }
 
 /// Returns a Service's ClusterIP with port 80 or 53, by the kind of socket.
-pub fn vip(family: Family, service: Service, kind: Kind) -> SocketAddr {
+pub fn vip(family: Family, service: Service, kind: SocketKind) -> SocketAddr {
     (cluster_ip(family, service.number), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
 /// Returns a pod's address with port 8080 or 5353, by the kind of socket.
-pub fn pod(family: Family, number: u8, kind: Kind) -> SocketAddr {
+pub fn pod(family: Family, number: u8, kind: SocketKind) -> SocketAddr {
     (pod_ip(family, number), if kind.is_tcp() { 8080 } else { 5353 }).into()
 }
 
@@ -237,7 +237,7 @@ pub fn spread(client: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeS
 
 /// Checks that the client believes that it talks to `orig_dst`.
 pub fn ensure_sees_orig_dst(seen: &Seen, attempt: Attempt, orig_dst: SocketAddr) -> Result<()> {
-    let peer = (attempt.kind != Kind::Datagram).then_some(orig_dst);
+    let peer = (attempt.kind != SocketKind::Datagram).then_some(orig_dst);
     ensure!(seen.peer == peer, "{attempt:?}: getpeername is {:?}", seen.peer);
     let from = (!attempt.kind.is_tcp()).then_some(orig_dst);
     ensure!(seen.from == from, "{attempt:?}: the answer is from {:?}", seen.from);

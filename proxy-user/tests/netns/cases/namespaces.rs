@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{Case, WEB, vip};
 use crate::fixture::{Cgroup, Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, text_with};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 use crate::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
@@ -38,9 +38,9 @@ fn with_service_routes(fixture: &Fixture) -> Result<Space> {
 }
 
 fn attempts() -> impl Iterator<Item = Attempt> {
-    Family::BOTH
-        .into_iter()
-        .flat_map(|family| Kind::ALL.into_iter().map(move |kind| Attempt::new(kind, vip(family, WEB, kind))))
+    Family::BOTH.into_iter().flat_map(|family| {
+        SocketKind::ALL.into_iter().map(move |kind| Attempt::new(kind, vip(family, WEB, kind)))
+    })
 }
 
 /// Checks that the client's calls are not translated, but its packets are.

@@ -12,7 +12,7 @@ use super::{Case, ensure_sees_orig_dst, tcp, udp};
 use crate::agent::command;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip, text_with};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 
 const PORTS: Service =
     Service { name: "ports", number: 50, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
@@ -54,7 +54,7 @@ pub const CASES: &[Case] = &[
     Case { name: "node_port::probe_of_unready_endpoint_on_its_node_port_succeeds", wish: WISH, run: probed },
 ];
 
-fn port(kind: Kind) -> u16 {
+fn port(kind: SocketKind) -> u16 {
     if kind.is_tcp() { TCP_PORT } else { UDP_PORT }
 }
 
@@ -80,14 +80,14 @@ fn begin(fixture: &Fixture) -> Result<()> {
     let more = json!({"spec": {"type": "NodePort", "ports": ports}});
     fixture.folder.put_text("ports", &text_with(PORTS, &more)?)?;
     for ip in node_ips() {
-        eventually(SOON, || fixture.local.reach(Attempt::new(Kind::Udp, (ip, UDP_PORT).into())))?;
+        eventually(SOON, || fixture.local.reach(Attempt::new(SocketKind::Udp, (ip, UDP_PORT).into())))?;
     }
     Ok(())
 }
 
 fn reach_all(client: &Peer, ips: &[IpAddr]) -> Result<()> {
     for ip in ips {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let attempt = Attempt::new(kind, (*ip, port(kind)).into());
             let seen = client.reach(attempt)?;
             let server = if kind.is_tcp() { "0/8080" } else { "0/5353" };
@@ -101,7 +101,7 @@ fn reach_all(client: &Peer, ips: &[IpAddr]) -> Result<()> {
 /// Checks that clients are refused: no server listens there, and no program translates.
 fn refused(client: &Peer, ips: &[IpAddr]) -> Result<()> {
     for ip in ips {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             client.fails(Attempt::new(kind, (*ip, port(kind)).into()), libc::ECONNREFUSED)?;
         }
     }
@@ -118,9 +118,9 @@ fn reaches(fixture: &Fixture) -> Result<()> {
     }
     refused(&fixture.local, &localhosts())?;
     // A port that no Service has, and an address that is not one of the node's.
-    fixture.local.fails(Attempt::new(Kind::Tcp, (node_ips()[0], 30081).into()), libc::ECONNREFUSED)?;
+    fixture.local.fails(Attempt::new(SocketKind::Tcp, (node_ips()[0], 30081).into()), libc::ECONNREFUSED)?;
     let pod: SocketAddr = (crate::manifest::pod_ip(Family::V4, 1), TCP_PORT).into();
-    fixture.local.fails(Attempt::new(Kind::Tcp, pod), libc::ECONNREFUSED)?;
+    fixture.local.fails(Attempt::new(SocketKind::Tcp, pod), libc::ECONNREFUSED)?;
     Ok(())
 }
 
@@ -213,12 +213,12 @@ fn shares(fixture: &Fixture) -> Result<()> {
     reach_all(&fixture.local, &node_ips())?;
     reach_all(&*fixture.pod(1)?, &node_ips())?;
     for ip in outer_ips() {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let seen = fixture.client.reach(Attempt::new(kind, (ip, port(kind)).into()))?;
             ensure!(seen.server.starts_with("0/"), "{ip} {kind:?}: served by {}", seen.server);
         }
     }
-    let own = fixture.local.reach(Attempt::new(Kind::Tcp, (Ipv4Addr::LOCALHOST, TCP_PORT).into()))?;
+    let own = fixture.local.reach(Attempt::new(SocketKind::Tcp, (Ipv4Addr::LOCALHOST, TCP_PORT).into()))?;
     ensure!(own.server == "mine", "127.0.0.1 is served by {}", own.server);
     let shown = status(fixture)?;
     for line in [
@@ -287,7 +287,7 @@ fn probed(fixture: &Fixture) -> Result<()> {
     fixture.folder.put_text("same", &same(false)?)?;
     eventually(SOON, || is_there(fixture))?;
     for ip in outer_ips() {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             for client in [&fixture.client, &fixture.local, &*fixture.pod(0)?] {
                 client.fails(Attempt::new(kind, (ip, HOST_PORT).into()), libc::ECONNREFUSED)?;
             }
@@ -295,7 +295,7 @@ fn probed(fixture: &Fixture) -> Result<()> {
     }
     listen(fixture)?;
     for ip in outer_ips() {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let to = Attempt::new(kind, (ip, HOST_PORT).into());
             let seen = fixture.local.reach(to)?;
             ensure!(seen.server == "host", "{to:?}: served by {}", seen.server);
@@ -309,7 +309,7 @@ fn probed(fixture: &Fixture) -> Result<()> {
     let explanation = String::from_utf8_lossy(&explain.stdout);
     ensure!(explanation.contains("for the process that listens on this port"), "{explanation}");
     fixture.folder.put_text("same", &same(true)?)?;
-    let to = Attempt::new(Kind::Tcp, (node_ips()[0], HOST_PORT).into());
+    let to = Attempt::new(SocketKind::Tcp, (node_ips()[0], HOST_PORT).into());
     eventually(SOON, || fixture.client.reach(to))?;
     Ok(())
 }
@@ -323,7 +323,7 @@ fn own_port(fixture: &Fixture) -> Result<()> {
     for ip in outer_ips() {
         let to = (ip, HOST_PORT).into();
         for client in [&fixture.client, &fixture.local, &*fixture.pod(0)?] {
-            for kind in Kind::ALL {
+            for kind in SocketKind::ALL {
                 let seen = client.reach(Attempt::new(kind, to))?;
                 ensure!(seen.server == "host", "{to} {kind:?}: served by {}", seen.server);
                 ensure_sees_orig_dst(&seen, Attempt::new(kind, to), to)?;

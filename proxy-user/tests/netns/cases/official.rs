@@ -19,7 +19,7 @@ use crate::kube::kube_proxy::{self, Mode};
 use crate::kube::process::Process;
 use crate::kube::{self, tail};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 
@@ -96,7 +96,7 @@ fn start(fixture: &Fixture, mode: Mode, control: &ControlPlane) -> Result<Proces
 
 /// Returns attempts to the node port.
 fn far() -> [Attempt; 2] {
-    Family::BOTH.map(|family| Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)))
+    Family::BOTH.map(|family| Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)))
 }
 
 fn run(fixture: &Fixture, mode: Mode) -> Result<()> {

@@ -9,7 +9,7 @@ use super::exposed::{NUMBER, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip, ensure_sees_orig_dst, is_snat_port, spread};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 /// [`SMALL`], with the range of Service addresses.
@@ -33,7 +33,7 @@ fn remote(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, false)], &json!({}), &[])?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let to = node_port(family, kind);
             eventually(SOON, || {
                 let seen = reach(fixture, Attempt::new(kind, to))?;
@@ -47,9 +47,9 @@ fn remote(fixture: &Fixture) -> Result<()> {
             }
         }
         // The kernel cuts these segments only when they leave.
-        reach(fixture, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(1_000_000))?;
+        reach(fixture, Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)).size(1_000_000))?;
         // A client outside connects to a cluster address.
-        let attempt = Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into());
+        let attempt = Attempt::new(SocketKind::Tcp, (cluster_ip(family, NUMBER), 80).into());
         let seen = reach(fixture, attempt)?;
         ensure!(seen.client.ip() == node_ip(family), "the pod saw {}", seen.client);
     }
@@ -57,7 +57,7 @@ fn remote(fixture: &Fixture) -> Result<()> {
     let output = fixture.client_space.command("ethtool").args(["-K", "eth0", "tx", "off"]).output()?;
     ensure!(output.status.success(), "ethtool: {}", String::from_utf8_lossy(&output.stderr));
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             reach(fixture, Attempt::new(kind, node_port(family, kind)).size(1400))?;
         }
     }
@@ -68,7 +68,7 @@ fn local(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, true)], &json!({}), &[])?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));
             eventually(SOON, || {
                 let seen = reach(fixture, attempt)?;
@@ -79,7 +79,7 @@ fn local(fixture: &Fixture) -> Result<()> {
     }
     // The pod connects to the node port that leads to itself, and so does the node.
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));
             let seen = fixture.pod(0)?.reach(attempt)?;
             ensure_sees_orig_dst(&seen, attempt, attempt.to)?;
@@ -94,7 +94,7 @@ fn policy_local(fixture: &Fixture) -> Result<()> {
     let policy = json!({"externalTrafficPolicy": "Local"});
     put(fixture, &[(0, true), (1, false)], &policy, &[])?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));
             eventually(SOON, || {
                 let servers = spread(&fixture.client, attempt, 24)?;
@@ -114,7 +114,7 @@ fn policy_local(fixture: &Fixture) -> Result<()> {
     // Only other nodes have endpoints: clients outside get no answer, and nothing changes for the node.
     put(fixture, &[(1, false)], &policy, &[])?;
     for family in Family::BOTH {
-        let attempt = Attempt::new(Kind::Udp, node_port(family, Kind::Udp));
+        let attempt = Attempt::new(SocketKind::Udp, node_port(family, SocketKind::Udp));
         eventually(SOON, || {
             let errno = fixture.client.once(attempt.in_vain())?.err().and_then(|failure| failure.errno);
             ensure!(errno == Some(libc::EAGAIN), "not silence, but {errno:?}");
@@ -135,7 +135,7 @@ fn addresses(fixture: &Fixture) -> Result<()> {
     });
     put(fixture, &[(0, false), (1, true)], &spec, &ingress)?;
     for ip in ingress.into_iter().chain(external) {
-        for (kind, port) in [(Kind::Tcp, 80), (Kind::Udp, 53)] {
+        for (kind, port) in [(SocketKind::Tcp, 80), (SocketKind::Udp, 53)] {
             let attempt = Attempt::new(kind, (ip, port).into());
             eventually(SOON, || reach(fixture, attempt))?;
             let servers = spread(&fixture.client, attempt, 32)?;
@@ -149,15 +149,15 @@ fn addresses(fixture: &Fixture) -> Result<()> {
     });
     put(fixture, &[(0, false), (1, true)], &spec, &ingress)?;
     for (ip, other) in ingress.into_iter().zip(external) {
-        let attempt = Attempt::new(Kind::Udp, (ip, 53).into());
+        let attempt = Attempt::new(SocketKind::Udp, (ip, 53).into());
         eventually(SOON, || {
             let errno = fixture.client.once(attempt.in_vain())?.err().and_then(|failure| failure.errno);
             ensure!(errno == Some(libc::EAGAIN), "{ip}: not silence, but {errno:?}");
             Ok(())
         })?;
-        reach(fixture, Attempt::new(Kind::Udp, (other, 53).into()))?;
+        reach(fixture, Attempt::new(SocketKind::Udp, (other, 53).into()))?;
         let family = if ip.is_ipv4() { Family::V4 } else { Family::V6 };
-        reach(fixture, Attempt::new(Kind::Udp, node_port(family, Kind::Udp)))?;
+        reach(fixture, Attempt::new(SocketKind::Udp, node_port(family, SocketKind::Udp)))?;
     }
     Ok(())
 }
@@ -170,7 +170,7 @@ fn affinity(fixture: &Fixture) -> Result<()> {
     });
     put(fixture, &[(0, true), (1, false)], &spec, &[])?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind));
             eventually(SOON, || reach(fixture, attempt))?;
             let servers = spread(&fixture.client, attempt, 24)?;
@@ -190,13 +190,14 @@ fn affinity(fixture: &Fixture) -> Result<()> {
 fn nothing_there(fixture: &Fixture) -> Result<()> {
     put(fixture, &[(0, true)], &json!({}), &[])?;
     for family in Family::BOTH {
-        let there = Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into());
+        let there = Attempt::new(SocketKind::Tcp, (cluster_ip(family, NUMBER), 80).into());
         eventually(SOON, || reach(fixture, there))?;
         // An address of a Service refuses a port that it does not have; an address without a Service gives no answer.
-        fixture
-            .client
-            .fails(Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 81).into()), libc::ECONNREFUSED)?;
-        let unused = Attempt::new(Kind::Udp, (cluster_ip(family, NUMBER + 1), 53).into());
+        fixture.client.fails(
+            Attempt::new(SocketKind::Tcp, (cluster_ip(family, NUMBER), 81).into()),
+            libc::ECONNREFUSED,
+        )?;
+        let unused = Attempt::new(SocketKind::Udp, (cluster_ip(family, NUMBER + 1), 53).into());
         let errno = fixture.client.once(unused.in_vain())?.err().and_then(|failure| failure.errno);
         ensure!(errno == Some(libc::EAGAIN), "not silence, but {errno:?}");
     }

@@ -7,7 +7,7 @@ use super::{Case, WEB, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::Family;
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 
@@ -23,7 +23,7 @@ fn cache(fixture: &Fixture) -> Result<()> {
     let answers = |server: &str| {
         for family in Family::BOTH {
             for (who, client) in clients {
-                for kind in [Kind::Tcp, Kind::Udp] {
+                for kind in [SocketKind::Tcp, SocketKind::Udp] {
                     eventually(SOON, || {
                         let seen = client.reach(Attempt::new(kind, vip(family, WEB, kind)))?;
                         ensure!(seen.server.starts_with(server), "{who}, {kind:?}: {} answers", seen.server);
@@ -35,14 +35,14 @@ fn cache(fixture: &Fixture) -> Result<()> {
         Ok::<_, anyhow::Error>(())
     };
     answers("0/")?;
-    let own = Family::BOTH.map(|family| vip(family, WEB, Kind::Tcp).ip());
+    let own = Family::BOTH.map(|family| vip(family, WEB, SocketKind::Tcp).ip());
     let change = |what: &str, nodad: &str| {
         let [v4, v6] = own;
         fixture.node.ip(&format!("addr {what} {v4}/32 dev lo\naddr {what} {v6}/128 dev lo{nodad}\n"))
     };
     change("add", " nodad")?;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             fixture.outside.serve(kind.is_tcp(), vip(family, WEB, kind), "cache")?;
         }
     }
@@ -58,7 +58,7 @@ fn cache(fixture: &Fixture) -> Result<()> {
 
 /// kube-router has left its device, which holds the addresses of a Service.
 fn leftover(fixture: &Fixture) -> Result<()> {
-    let [v4, v6] = Family::BOTH.map(|family| vip(family, WEB, Kind::Tcp).ip());
+    let [v4, v6] = Family::BOTH.map(|family| vip(family, WEB, SocketKind::Tcp).ip());
     fixture.node.ip(&format!(
         "link add kube-dummy-if type veth peer name other\nlink set kube-dummy-if up\nlink set other up\n\
          addr add {v4}/32 dev kube-dummy-if\naddr add {v6}/128 dev kube-dummy-if nodad\n"
@@ -73,7 +73,7 @@ fn leftover(fixture: &Fixture) -> Result<()> {
     let pod = fixture.pod(1)?;
     for client in [&fixture.local, &fixture.client, &*pod] {
         for family in Family::BOTH {
-            for kind in Kind::ALL {
+            for kind in SocketKind::ALL {
                 let seen = client.reach(Attempt::new(kind, vip(family, WEB, kind)))?;
                 ensure!(seen.server.starts_with("0/"), "{kind:?}: {} answers", seen.server);
             }

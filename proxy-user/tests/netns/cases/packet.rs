@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use super::{Case, EMPTY, WEB, client_ip, ensure_sees_orig_dst, pod, spread, tcp, udp, vip};
 use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::{Family, Service};
-use crate::peer::{Attempt, Close, Kind};
+use crate::peer::{Attempt, Close, SocketKind};
 
 /// The next source port; only [`reaches`] uses these ports.
 static PORT: AtomicU16 = AtomicU16::new(21_000);
@@ -38,7 +38,7 @@ pub const CASES: &[Case] = &[
 
 fn reaches(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let to = vip(family, WEB, kind);
             for size in [10, 1400] {
                 // The client's port would not be kept if a flow to another Service had it.
@@ -56,7 +56,9 @@ fn reaches(fixture: &Fixture) -> Result<()> {
             ensure_sees_orig_dst(&fixture.client.reach(direct)?, direct, direct.to)?;
         }
         // More data than one segment can hold.
-        fixture.client.reach(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)).size(1_000_000))?;
+        fixture
+            .client
+            .reach(Attempt::new(SocketKind::Tcp, vip(family, WEB, SocketKind::Tcp)).size(1_000_000))?;
     }
     Ok(())
 }
@@ -73,9 +75,11 @@ fn refuses(fixture: &Fixture) -> Result<()> {
 
 fn refuses_all(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
-        for (kind, size, call) in
-            [(Kind::Tcp, 10, "connect"), (Kind::Udp, 10, "recvfrom"), (Kind::Udp, 1400, "recvfrom")]
-        {
+        for (kind, size, call) in [
+            (SocketKind::Tcp, 10, "connect"),
+            (SocketKind::Udp, 10, "recvfrom"),
+            (SocketKind::Udp, 1400, "recvfrom"),
+        ] {
             let attempt = Attempt::new(kind, vip(family, EMPTY, kind)).size(size);
             let failure = fixture.client.fails(attempt, libc::ECONNREFUSED)?;
             ensure!(failure.call == call, "{attempt:?}: refused at {}", failure.call);
@@ -89,24 +93,26 @@ fn collides(fixture: &Fixture) -> Result<()> {
     for (index, family) in (0..).zip(Family::BOTH) {
         let (port, first) = (41_000 + index, 10 * u32::from(index));
         for (id, service) in [(first, WEB), (first + 1, TWIN)] {
-            fixture
-                .client
-                .open(id, Attempt::new(Kind::Tcp, vip(family, service, Kind::Tcp)).at_port(port))?;
+            fixture.client.open(
+                id,
+                Attempt::new(SocketKind::Tcp, vip(family, service, SocketKind::Tcp)).at_port(port),
+            )?;
         }
         // One socket for two Services.
         let both = first + 2;
-        fixture
-            .client
-            .open(both, Attempt::new(Kind::Datagram, vip(family, WEB, Kind::Datagram)).at_port(port))?;
+        fixture.client.open(
+            both,
+            Attempt::new(SocketKind::Datagram, vip(family, WEB, SocketKind::Datagram)).at_port(port),
+        )?;
         for _ in 0..20 {
             let seen = [fixture.client.hears(first, None)?, fixture.client.hears(first + 1, None)?];
             ensure!(seen[0].client != seen[1].client, "the pod sees one client: {seen:?}");
             for (seen, service) in seen.iter().zip([WEB, TWIN]) {
                 ensure!(seen.client.ip() == client_ip(family), "{seen:?}");
-                ensure!(seen.peer == Some(vip(family, service, Kind::Tcp)), "{seen:?}");
+                ensure!(seen.peer == Some(vip(family, service, SocketKind::Tcp)), "{seen:?}");
             }
             for service in [WEB, TWIN] {
-                let to = vip(family, service, Kind::Datagram);
+                let to = vip(family, service, SocketKind::Datagram);
                 let from = fixture.client.hears(both, Some(to))?.from;
                 ensure!(from == Some(to), "{to} answers from {from:?}");
             }
@@ -119,8 +125,8 @@ fn collides(fixture: &Fixture) -> Result<()> {
 fn again(fixture: &Fixture) -> Result<()> {
     for (index, family) in (0..).zip(Family::BOTH) {
         for (port, close) in [(42_000, Close::Reset), (42_010, Close::Server)] {
-            let to = vip(family, WIDE, Kind::Tcp);
-            let attempt = Attempt::new(Kind::Tcp, to).at_port(port + index).close(close);
+            let to = vip(family, WIDE, SocketKind::Tcp);
+            let attempt = Attempt::new(SocketKind::Tcp, to).at_port(port + index).close(close);
             (0..200).try_for_each(|_| ensure_sees_orig_dst(&fixture.client.reach(attempt)?, attempt, to))?;
         }
     }

@@ -14,7 +14,7 @@ use crate::agent::get;
 use crate::browser::Browser;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Port, Service, cluster_ip};
-use crate::peer::{Attempt, Kind, Load};
+use crate::peer::{Attempt, Load, SocketKind};
 
 const fn http(pods: &'static [u8]) -> [Port; 1] {
     [Port { name: "http", is_tcp: true, number: 80, target: 8080, pods }]
@@ -54,12 +54,12 @@ const CLOSED: Wish = Wish {
 const URL: &str = "http://127.0.0.1:10249/";
 
 fn to(service: Service) -> Attempt {
-    Attempt::new(Kind::Tcp, (cluster_ip(Family::V4, service.number), 80).into())
+    Attempt::new(SocketKind::Tcp, (cluster_ip(Family::V4, service.number), 80).into())
 }
 
 /// Starts continuous traffic of a client outside, of a process of the node, and of a pod.
 fn traffic(fixture: &Fixture) -> Result<()> {
-    let cache = Attempt::new(Kind::Udp, (cluster_ip(Family::V6, CACHE.number), 53).into());
+    let cache = Attempt::new(SocketKind::Udp, (cluster_ip(Family::V6, CACHE.number), 53).into());
     let load = |attempt, pause| Load::new(attempt, false).paced(pause);
     fixture.client.load(&[
         load(to(SHOP), 25),

@@ -19,7 +19,7 @@ use crate::browser::Browser;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip};
 use crate::mock::{self, Answers, agents_pod};
-use crate::peer::{Attempt, Kind, Load};
+use crate::peer::{Attempt, Load, SocketKind};
 use crate::space::Space;
 
 const SHOP: Service = Service { name: "shop", number: 20, ports: &[tcp(80, 8080, &[0])] };
@@ -87,7 +87,7 @@ impl Plugin {
 }
 
 fn to(service: Service) -> Load {
-    Load::new(Attempt::new(Kind::Tcp, (cluster_ip(Family::V4, service.number), 80).into()), false)
+    Load::new(Attempt::new(SocketKind::Tcp, (cluster_ip(Family::V4, service.number), 80).into()), false)
 }
 
 fn browse(one: &Fixture) -> Result<()> {

@@ -12,7 +12,7 @@ use super::exposed::{NUMBER, node_port, open_up, put};
 use super::{Case, is_snat_port, pod};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 use crate::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
@@ -111,7 +111,7 @@ fn learns(fixture: &Fixture, family: Family, udp: SocketAddr, tcp: SocketAddr) -
     forget(&fixture.client_space)
 }
 
-fn cluster(family: Family, kind: Kind) -> SocketAddr {
+fn cluster(family: Family, kind: SocketKind) -> SocketAddr {
     (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
@@ -120,16 +120,18 @@ fn without_and_with_snat(fixture: &Fixture, number: u8) -> Result<()> {
     // The client's address is kept: the stack sends the error, and the programs translate it.
     put(fixture, &[(number, true)], &json!({}), &[])?;
     for family in Family::BOTH {
-        eventually(SOON, || fixture.client.reach(Attempt::new(Kind::Udp, cluster(family, Kind::Udp))))?;
-        learns(fixture, family, cluster(family, Kind::Udp), cluster(family, Kind::Tcp))?;
+        eventually(SOON, || {
+            fixture.client.reach(Attempt::new(SocketKind::Udp, cluster(family, SocketKind::Udp)))
+        })?;
+        learns(fixture, family, cluster(family, SocketKind::Udp), cluster(family, SocketKind::Tcp))?;
     }
     // The endpoint is on another node: packets are forwarded under the node's address.
     open_up(fixture)?;
     put(fixture, &[(number, false)], &json!({}), &[])?;
     for family in Family::BOTH {
-        let (udp, tcp) = (node_port(family, Kind::Udp), node_port(family, Kind::Tcp));
+        let (udp, tcp) = (node_port(family, SocketKind::Udp), node_port(family, SocketKind::Tcp));
         eventually(SOON, || {
-            let seen = fixture.client.reach(Attempt::new(Kind::Udp, udp))?;
+            let seen = fixture.client.reach(Attempt::new(SocketKind::Udp, udp))?;
             ensure!(is_snat_port(seen.client.port()), "the pod saw {}", seen.client);
             Ok(())
         })?;
@@ -142,7 +144,7 @@ fn next_link(fixture: &Fixture) -> Result<()> {
     fixture.node.ip(&format!("link set p0 mtu {MTU}\n"))?;
     without_and_with_snat(fixture, 0)?;
     // Make sure that the link was the cause: the endpoint is reachable directly.
-    fixture.client.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
+    fixture.client.reach(Attempt::new(SocketKind::Tcp, pod(Family::V4, 0, SocketKind::Tcp)))?;
     Ok(())
 }
 

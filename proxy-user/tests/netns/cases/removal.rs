@@ -12,7 +12,7 @@ use super::{Case, packet::WIDE, tcp, udp, vip};
 use crate::agent::Agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
-use crate::peer::{Attempt, Failure, Kind, Peer};
+use crate::peer::{Attempt, Failure, Peer, SocketKind};
 
 const WISH: Wish = Wish { pods: 3, services: &[WIDE], flags: SMALL };
 const FIRST: Service = Service { ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])], ..WIDE };
@@ -59,7 +59,7 @@ fn open(fixture: &Fixture) -> Result<Vec<Open>> {
     for path in ["packet", "socket", "pod"] {
         for (id, family) in (0..).zip(Family::BOTH) {
             with(fixture, path, |client| {
-                client.open(id, Attempt::new(Kind::Tcp, vip(family, WIDE, Kind::Tcp)))?;
+                client.open(id, Attempt::new(SocketKind::Tcp, vip(family, WIDE, SocketKind::Tcp)))?;
                 let server = client.hears(id, None)?.server;
                 ensure!(server == "0/8080", "{path} {family:?}: {server}");
                 Ok(())

@@ -14,7 +14,7 @@ use super::{Case, WEB, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 /// Flags for small maps, and for a sync period so short that the agent soon compares them.
 #[rustfmt::skip]
@@ -45,7 +45,7 @@ pub const CASES: &[Case] = &[
 pub fn works(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         for (path, client) in fixture.clients() {
-            client.reach(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp))).context(path)?;
+            client.reach(Attempt::new(SocketKind::Tcp, vip(family, WEB, SocketKind::Tcp))).context(path)?;
         }
     }
     Ok(())

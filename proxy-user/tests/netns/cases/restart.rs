@@ -14,7 +14,7 @@ use super::{Case, WEB, is_clean, packet::WIDE, tcp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
-use crate::peer::{Attempt, Kind, Load};
+use crate::peer::{Attempt, Load, SocketKind};
 
 /// Fewer flows than the traffic makes: flows whose client has had its answer are evicted for others.
 #[rustfmt::skip]
@@ -46,7 +46,7 @@ pub(super) const CALM: u64 = 200;
 pub(super) fn loads(pause: u64) -> Vec<Load> {
     let mut loads = Vec::new();
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             for is_one_socket in [false, true] {
                 let load = Load::new(Attempt::new(kind, vip(family, WIDE, kind)), is_one_socket);
                 loads.push(load.paced(pause));
@@ -217,7 +217,7 @@ fn cleanup(fixture: &Fixture) -> Result<()> {
 
     let busy = agent::command(&fixture.node, &["cleanup"], &fixture.bpffs())?;
     ensure!(!busy.status.success(), "cleanup under a running agent");
-    for kind in Kind::ALL {
+    for kind in SocketKind::ALL {
         fixture.local.reach(Attempt::new(kind, vip(Family::V4, WEB, kind)))?;
     }
     fixture.kill()?;
@@ -229,7 +229,7 @@ fn cleanup(fixture: &Fixture) -> Result<()> {
     ensure!(!fixture.bpffs().join("ballast").exists(), "pins are left: {said:?}");
     let cgroup = proxy_user::host::cgroup::find(Some(fixture.cgroup()))?;
     ensure!(links_on(&cgroup.path)? == 0, "links are left on the cgroup: {said:?}");
-    for kind in Kind::ALL {
+    for kind in SocketKind::ALL {
         for family in Family::BOTH {
             fixture.local.fails(Attempt::new(kind, vip(family, WEB, kind)), libc::ENETUNREACH)?;
         }

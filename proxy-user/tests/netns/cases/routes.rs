@@ -12,7 +12,7 @@ use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
 use super::{Case, client_ip};
 use crate::fixture::{Fixture, SMALL, SMALL_XDP, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, pod_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 use crate::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
@@ -58,7 +58,7 @@ fn serve(space: &Space) -> Result<Peer> {
 /// Connects to the node port with all kinds of sockets; the endpoint has to see `source`.
 fn all_see(fixture: &Fixture, source: impl Fn(Family) -> IpAddr) -> Result<()> {
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let attempt = Attempt { patience: 5, ..Attempt::new(kind, node_port(family, kind)) };
             eventually(SOON, || {
                 let seen = reach(fixture, attempt)?;
@@ -69,7 +69,7 @@ fn all_see(fixture: &Fixture, source: impl Fn(Family) -> IpAddr) -> Result<()> {
                 reach(fixture, attempt.size(size))?;
             }
         }
-        reach(fixture, Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)).size(300_000))?;
+        reach(fixture, Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)).size(300_000))?;
     }
     Ok(())
 }
@@ -196,7 +196,7 @@ fn own_route(fixture: &Fixture) -> Result<()> {
         ),
     )?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind)).in_vain();
             ensure!(fixture.client.once(attempt)?.is_err(), "{attempt:?}: past the chain FORWARD");
         }
@@ -208,8 +208,8 @@ fn own_route(fixture: &Fixture) -> Result<()> {
 fn fragmented(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, false)], &json!({}), &[])?;
-    let to = node_port(Family::V4, Kind::Udp);
-    is_sent_on(fixture, to, Kind::Udp)?;
+    let to = node_port(Family::V4, SocketKind::Udp);
+    is_sent_on(fixture, to, SocketKind::Udp)?;
     fixture.node.ip("link set p0 mtu 1300\n")?;
     let socket = fixture.client_space.inside(|| Ok(UdpSocket::bind("0.0.0.0:0")?))?;
     may_be_cut(&socket)?;

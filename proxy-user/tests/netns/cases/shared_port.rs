@@ -12,7 +12,7 @@ use super::exposed::{NUMBER, is_sent_on, node_port, open_up, put};
 use super::{Case, client_ip, pod};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 
@@ -33,7 +33,7 @@ fn begin(fixture: &Fixture, here: bool) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, here)], &json!({}), &[])?;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let to = node_port(family, kind);
             eventually(SOON, || fixture.client.reach(Attempt::new(kind, to)))?;
             if !here {
@@ -45,7 +45,7 @@ fn begin(fixture: &Fixture, here: bool) -> Result<()> {
 }
 
 /// Returns an attempt with a short timeout: nothing here takes long, and a wrong answer never comes.
-fn attempt(kind: Kind, to: SocketAddr, port: u16) -> Attempt {
+fn attempt(kind: SocketKind, to: SocketAddr, port: u16) -> Attempt {
     Attempt { patience: 5, ..Attempt::new(kind, to).at_port(port) }
 }
 
@@ -54,7 +54,7 @@ fn udp(fixture: &Fixture, here: bool) -> Result<()> {
     begin(fixture, here)?;
     let mut wrong = Vec::new();
     for (family, first_port) in Family::BOTH.into_iter().zip([40_000, 40_100]) {
-        let kind = Kind::Datagram;
+        let kind = SocketKind::Datagram;
         let cluster: SocketAddr = (cluster_ip(family, NUMBER), 53).into();
         let [service, direct] = [node_port(family, kind), pod(family, 0, kind)];
         let orders = [
@@ -85,12 +85,12 @@ fn tcp(fixture: &Fixture) -> Result<()> {
     begin(fixture, true)?;
     let mut wrong = Vec::new();
     for (family, port) in Family::BOTH.into_iter().zip([40_200, 40_210]) {
-        let order = [node_port(family, Kind::Tcp), pod(family, 0, Kind::Tcp)];
+        let order = [node_port(family, SocketKind::Tcp), pod(family, 0, SocketKind::Tcp)];
         let live = || {
             for (id, to) in (u32::from(port)..).zip(order) {
                 fixture
                     .client
-                    .open(id, attempt(Kind::Tcp, to, port))
+                    .open(id, attempt(SocketKind::Tcp, to, port))
                     .with_context(|| format!("connects to {to}"))?;
                 fixture.client.hears(id, None).with_context(|| format!("asks {to}"))?;
             }
@@ -114,12 +114,12 @@ fn tcp_straight_first(fixture: &Fixture) -> Result<()> {
     begin(fixture, true)?;
     for (family, port) in Family::BOTH.into_iter().zip([40_200, 40_210]) {
         let id = u32::from(port);
-        let [service, direct] = [node_port(family, Kind::Tcp), pod(family, 0, Kind::Tcp)];
-        fixture.client.open(id, attempt(Kind::Tcp, direct, port))?;
+        let [service, direct] = [node_port(family, SocketKind::Tcp), pod(family, 0, SocketKind::Tcp)];
+        fixture.client.open(id, attempt(SocketKind::Tcp, direct, port))?;
         fixture.client.hears(id, None)?;
         fixture
             .client
-            .open(id + 1, attempt(Kind::Tcp, service, port))
+            .open(id + 1, attempt(SocketKind::Tcp, service, port))
             .with_context(|| format!("{service} after {direct}"))?;
         for id in [id, id + 1].into_iter().cycle().take(2 * ROUNDS) {
             fixture.client.hears(id, None).with_context(|| format!("{direct} beside {service}"))?;

@@ -9,7 +9,7 @@ use super::tunnel::Tunnel;
 use super::{Case, EMPTY, NodesCase, WEB, client_ip, ensure_sees_orig_dst, repair, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 use crate::verify;
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: &[] };
@@ -69,13 +69,13 @@ fn works(fixture: &Fixture) -> Result<()> {
     let by_packets = MissingFeature::SocketErrors.is_missing();
     if by_packets {
         // Refused calls continue as packets, which need a route out of the node.
-        let [v4, v6] = Family::BOTH.map(|family| vip(family, EMPTY, Kind::Tcp).ip());
+        let [v4, v6] = Family::BOTH.map(|family| vip(family, EMPTY, SocketKind::Tcp).ip());
         fixture.node.ip(&format!("route add {v4} via 10.98.0.2\nroute add {v6} via fd98::2\n"))?;
     }
     // A device without a link-layer header has its own programs, which are loaded for it.
     let tunnel = Tunnel::new(fixture, 9)?;
     for family in Family::BOTH {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             let paths = [
                 ("socket", &fixture.local, None),
                 ("packet", &fixture.client, Some(client_ip(family))),
@@ -88,7 +88,7 @@ fn works(fixture: &Fixture) -> Result<()> {
                 let is_client = address.is_none_or(|address| seen.client.ip() == address);
                 ensure!(is_client, "{path}: the pod saw {}", seen.client);
                 // A refused packet causes an error only on a connected socket.
-                if (path == "socket" && !by_packets) || kind != Kind::Datagram {
+                if (path == "socket" && !by_packets) || kind != SocketKind::Datagram {
                     client.fails(Attempt::new(kind, vip(family, EMPTY, kind)), libc::ECONNREFUSED)?;
                 }
             }

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::{Case, tcp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 /// With two endpoints, Ballast watches connections.
 const TWO: Service = Service { name: "two", number: 62, ports: &[tcp(80, 8080, &[0, 1])] };
@@ -113,7 +113,7 @@ fn keeps(fixture: &Fixture) -> Result<()> {
     };
     for family in Family::BOTH {
         let before = count()?;
-        fixture.local.reach(Attempt::new(Kind::Tcp, vip(family, TWO, Kind::Tcp)))?;
+        fixture.local.reach(Attempt::new(SocketKind::Tcp, vip(family, TWO, SocketKind::Tcp)))?;
         // To SYN_SENT or ESTABLISHED, and then at least to FIN_WAIT1, FIN_WAIT2 or CLOSING, and CLOSE.
         eventually(SOON, || {
             let seen = count()? - before;

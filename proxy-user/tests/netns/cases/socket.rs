@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::{Case, EMPTY, WEB, ensure_sees_orig_dst, pod, udp, vip};
 use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::{Family, Service, cluster_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: SMALL };
 
@@ -30,13 +30,13 @@ fn mapped(addr: SocketAddr) -> SocketAddr {
 }
 
 /// Returns the addresses of the frontends of a Service.
-fn orig_dst(service: Service, kind: Kind) -> [SocketAddr; 3] {
+fn orig_dst(service: Service, kind: SocketKind) -> [SocketAddr; 3] {
     let [v4, v6] = Family::BOTH.map(|family| vip(family, service, kind));
     [v4, v6, mapped(v4)]
 }
 
 fn reaches(fixture: &Fixture) -> Result<()> {
-    for kind in Kind::ALL {
+    for kind in SocketKind::ALL {
         for to in orig_dst(WEB, kind) {
             let attempt = Attempt::new(kind, to);
             let seen = fixture.local.reach(attempt)?;
@@ -46,14 +46,14 @@ fn reaches(fixture: &Fixture) -> Result<()> {
         }
         for to in orig_dst(EMPTY, kind) {
             let failure = fixture.local.fails(Attempt::new(kind, to), libc::ECONNREFUSED)?;
-            let call = if kind == Kind::Datagram { "sendto" } else { "connect" };
+            let call = if kind == SocketKind::Datagram { "sendto" } else { "connect" };
             ensure!(failure.call == call, "{kind:?} to {to}: refused at {}", failure.call);
         }
     }
     for family in Family::BOTH {
         let to = (cluster_ip(family, WEB.number), 7).into();
         let servers =
-            Kind::ALL.map(|kind| fixture.local.reach(Attempt::new(kind, to)).map(|seen| seen.server));
+            SocketKind::ALL.map(|kind| fixture.local.reach(Attempt::new(kind, to)).map(|seen| seen.server));
         let [by_tcp, by_udp, by_datagram] = servers;
         let servers = [by_tcp?, by_udp?, by_datagram?];
         ensure!(servers == ["0/9090", "1/9090", "1/9090"], "one port of two protocols: {servers:?}");
@@ -62,7 +62,7 @@ fn reaches(fixture: &Fixture) -> Result<()> {
 }
 
 fn untouched(fixture: &Fixture) -> Result<()> {
-    for kind in Kind::ALL {
+    for kind in SocketKind::ALL {
         for family in Family::BOTH {
             let to = pod(family, 1, kind);
             for to in [to, mapped(to)] {
@@ -85,9 +85,9 @@ const OTHERS: Service = Service { ports: &[udp(53, 5353, &[1, 2])], ..ONE };
 
 /// Checks that a resolver's socket keeps its server as long as that endpoint exists, whatever else changes.
 fn stays(fixture: &Fixture) -> Result<()> {
-    let sockets: Vec<_> = (1..).zip(orig_dst(ONE, Kind::Datagram)).collect();
+    let sockets: Vec<_> = (1..).zip(orig_dst(ONE, SocketKind::Datagram)).collect();
     for (id, to) in &sockets {
-        fixture.local.open(*id, Attempt::new(Kind::Datagram, *to))?;
+        fixture.local.open(*id, Attempt::new(SocketKind::Datagram, *to))?;
     }
     let all_hear = |servers: &[&str]| {
         sockets.iter().try_for_each(|(id, to)| {

@@ -18,7 +18,7 @@ use super::{Case, WEB, ensure_sees_orig_dst, udp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, Service, cluster_ip};
-use crate::peer::{Attempt, Failure, Kind, Load, Peer};
+use crate::peer::{Attempt, Failure, Load, Peer, SocketKind};
 
 const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
 const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
@@ -68,13 +68,14 @@ pub const CASES: &[Case] = &[
 
 fn churn(fixture: &Fixture) -> Result<()> {
     const CONNECTS: usize = 10_000;
-    let sockets: Vec<_> = (1..).zip(Family::BOTH.map(|family| vip(family, NAMES, Kind::Udp))).collect();
+    let sockets: Vec<_> = (1..).zip(Family::BOTH.map(|family| vip(family, NAMES, SocketKind::Udp))).collect();
     for (id, to) in &sockets {
-        fixture.local.open(*id, Attempt::new(Kind::Udp, *to))?;
+        fixture.local.open(*id, Attempt::new(SocketKind::Udp, *to))?;
         fixture.local.hears(*id, None)?;
     }
     for family in Family::BOTH {
-        let tally = fixture.local.many(Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)), CONNECTS)?;
+        let tally =
+            fixture.local.many(Attempt::new(SocketKind::Tcp, vip(family, WEB, SocketKind::Tcp)), CONNECTS)?;
         ensure!(tally.failed == 0, "{family:?}: {:?}", tally.failures);
     }
     for (id, to) in &sockets {
@@ -99,8 +100,8 @@ fn two_services(fixture: &Fixture) -> Result<()> {
     let pod = fixture.pod(1)?;
     for (who, client) in [("a process of the node", &fixture.local), ("a pod", &*pod)] {
         for (id, family) in (1..).zip(Family::BOTH) {
-            let [a, b] = [NAMES, OTHER].map(|service| vip(family, service, Kind::Udp));
-            client.open(id, Attempt { patience: 5, ..Attempt::new(Kind::Datagram, a) })?;
+            let [a, b] = [NAMES, OTHER].map(|service| vip(family, service, SocketKind::Udp));
+            client.open(id, Attempt { patience: 5, ..Attempt::new(SocketKind::Datagram, a) })?;
             for (round, to) in [a, b, a, a, b, b, a, b].into_iter().enumerate() {
                 let from = client.hears(id, Some(to))?.from;
                 ensure!(from == Some(to), "{who}, message {round}: {to} answers from {from:?}");
@@ -114,7 +115,7 @@ fn two_services(fixture: &Fixture) -> Result<()> {
 fn without_local_endpoint(fixture: &Fixture) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, false)], &json!({"internalTrafficPolicy": "Local"}), &[])?;
-    let attempt = Attempt::new(Kind::Tcp, (cluster_ip(Family::V6, NUMBER), 80).into()).in_vain();
+    let attempt = Attempt::new(SocketKind::Tcp, (cluster_ip(Family::V6, NUMBER), 80).into()).in_vain();
     eventually(SOON, || {
         let list = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?.to_string();
         ensure!(list.contains("default/open"), "not programmed yet");
@@ -141,7 +142,7 @@ fn late_endpoint(fixture: &Fixture) -> Result<()> {
                     folder.put_text(exposed::FILE, &there)
                 });
                 let start = Instant::now();
-                let attempt = Attempt::new(Kind::Tcp, to);
+                let attempt = Attempt::new(SocketKind::Tcp, to);
                 let outcome = client.once(attempt)?;
                 let is_shown =
                     outcome.as_ref().is_ok_and(|seen| ensure_sees_orig_dst(seen, attempt, to).is_ok());
@@ -154,7 +155,7 @@ fn late_endpoint(fixture: &Fixture) -> Result<()> {
             without_local_endpoint(fixture)?;
             let to = (cluster_ip(family, NUMBER), 53).into();
             let id = u32::from(family == Family::V6);
-            let udp = client.open(id, Attempt::new(Kind::Udp, to).in_vain()).and_then(|()| {
+            let udp = client.open(id, Attempt::new(SocketKind::Udp, to).in_vain()).and_then(|()| {
                 ensure!(client.talk(id, None)?.is_err(), "a server answers");
                 folder.put_text(exposed::FILE, &there)?;
                 eventually(SOON / 6, || client.hears(id, None))
@@ -173,8 +174,10 @@ fn fails_at_once(fixture: &Fixture) -> Result<()> {
     for client in [&fixture.local, &*fixture.pod(1)?] {
         for family in Family::BOTH {
             let start = Instant::now();
-            client
-                .fails(Attempt::new(Kind::Tcp, (cluster_ip(family, NUMBER), 80).into()), libc::ETIMEDOUT)?;
+            client.fails(
+                Attempt::new(SocketKind::Tcp, (cluster_ip(family, NUMBER), 80).into()),
+                libc::ETIMEDOUT,
+            )?;
             // A connect that waits would retransmit its first SYN after a second.
             ensure!(start.elapsed() < Duration::from_secs(1), "{family:?}: after {:?}", start.elapsed());
         }
@@ -201,7 +204,7 @@ fn owned(fixture: &Fixture) -> Result<()> {
         ips[0], ips[1]
     ))?;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             fixture.outside.serve(kind.is_tcp(), vip(family, WEB, kind), "cache")?;
         }
     }
@@ -210,7 +213,7 @@ fn owned(fixture: &Fixture) -> Result<()> {
     let reach = |server: &str| {
         for (who, client) in clients {
             for family in Family::BOTH {
-                for kind in Kind::ALL {
+                for kind in SocketKind::ALL {
                     let attempt = Attempt { patience: 2, ..Attempt::new(kind, vip(family, WEB, kind)) };
                     eventually(SOON / 12, || {
                         let seen = client.reach(attempt)?;
@@ -229,7 +232,7 @@ fn owned(fixture: &Fixture) -> Result<()> {
     reach("cache")?;
     // This is not a problem, and other Services work as before.
     status(fixture).context("with the device")?;
-    fixture.local.reach(Attempt::new(Kind::Udp, vip(Family::V4, NAMES, Kind::Udp)))?;
+    fixture.local.reach(Attempt::new(SocketKind::Udp, vip(Family::V4, NAMES, SocketKind::Udp)))?;
     fixture.node.ip("link del nodelocaldns\n")?;
     reach("0/").context("without the device")
 }
@@ -300,17 +303,17 @@ fn redirected(fixture: &Fixture, host_is_translated: bool) -> Result<()> {
         Ok(())
     })?;
     for (family, sidecar) in Family::BOTH.into_iter().zip(&sidecars) {
-        let attempt = Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp));
+        let attempt = Attempt::new(SocketKind::Tcp, vip(family, WEB, SocketKind::Tcp));
         let seen = fixture.pod(1)?.reach(attempt)?;
         ensure!(seen.server == "sidecar", "{family:?}: {} and not the sidecar", seen.server);
         let told = sidecar.recv_timeout(Duration::from_secs(10))??;
         ensure!(told == attempt.to, "{family:?}: SO_ORIGINAL_DST is {told}");
         // The packet programs translate what the pod's rules do not match, and all packets of other pods.
-        let others: [(&str, &Peer, Kind); 4] = [
-            ("the same pod", &*fixture.pod(1)?, Kind::Udp),
-            ("another pod", &*fixture.pod(0)?, Kind::Tcp),
-            ("another pod", &*fixture.pod(0)?, Kind::Datagram),
-            ("a process of the node", &fixture.local, Kind::Tcp),
+        let others: [(&str, &Peer, SocketKind); 4] = [
+            ("the same pod", &*fixture.pod(1)?, SocketKind::Udp),
+            ("another pod", &*fixture.pod(0)?, SocketKind::Tcp),
+            ("another pod", &*fixture.pod(0)?, SocketKind::Datagram),
+            ("a process of the node", &fixture.local, SocketKind::Tcp),
         ];
         for (who, client, kind) in others {
             let attempt = Attempt { patience: 5, ..Attempt::new(kind, vip(family, WEB, kind)) };
@@ -320,7 +323,7 @@ fn redirected(fixture: &Fixture, host_is_translated: bool) -> Result<()> {
         }
     }
     // A socket of the node is translated when it connects, or its packets are translated where they leave.
-    let load = Load::new(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)), true);
+    let load = Load::new(Attempt::new(SocketKind::Tcp, vip(Family::V4, WEB, SocketKind::Tcp)), true);
     fixture.local.load(&[load])?;
     std::thread::sleep(Duration::from_millis(300));
     let is_followed = agent::ask(&fixture.node, &["flow", "list"], &fixture.bpffs())?

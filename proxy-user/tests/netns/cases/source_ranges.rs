@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Case, pod, tcp, udp};
 use crate::fixture::{FAILS, Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 
 const WISH: Wish = Wish { pods: 2, services: &[], flags: FAILS };
 const GUARDED: Service =
@@ -24,7 +24,7 @@ fn address(family: Family) -> IpAddr {
     }
 }
 
-fn vip(family: Family, kind: Kind) -> SocketAddr {
+fn vip(family: Family, kind: SocketKind) -> SocketAddr {
     (address(family), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
@@ -40,7 +40,7 @@ fn put(fixture: &Fixture, ranges: &[&str]) -> Result<()> {
 /// Checks both families and both protocols: each attempt succeeds, or fails with `errno`.
 fn expect(client: &Peer, errno: Option<i32>) -> Result<()> {
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let attempt = Attempt::new(kind, vip(family, kind));
             match errno {
                 Some(errno) => drop(client.fails(attempt, errno)?),
@@ -54,7 +54,7 @@ fn expect(client: &Peer, errno: Option<i32>) -> Result<()> {
 /// Checks that the client's packets are dropped.
 fn unheard(client: &Peer) -> Result<()> {
     for family in Family::BOTH {
-        client.fails(Attempt::new(Kind::Udp, vip(family, Kind::Udp)).in_vain(), libc::EAGAIN)?;
+        client.fails(Attempt::new(SocketKind::Udp, vip(family, SocketKind::Udp)).in_vain(), libc::EAGAIN)?;
     }
     Ok(())
 }
@@ -64,12 +64,12 @@ fn ranges(fixture: &Fixture) -> Result<()> {
     let stranger = fixture.pod(1)?;
     put(fixture, &["198.51.100.0/24", "fdbb::/64"])?;
     // The endpoint itself is always reachable: only the load balancer's address is restricted.
-    fixture.local.reach(Attempt::new(Kind::Tcp, pod(Family::V4, 0, Kind::Tcp)))?;
+    fixture.local.reach(Attempt::new(SocketKind::Tcp, pod(Family::V4, 0, SocketKind::Tcp)))?;
     eventually(SOON, || expect(&fixture.local, Some(libc::ETIMEDOUT)))?;
     // A pod's address is known from its packets only.
     unheard(&stranger)?;
     for family in Family::BOTH {
-        stranger.reach(Attempt::new(Kind::Tcp, super::vip(family, GUARDED, Kind::Tcp)))?;
+        stranger.reach(Attempt::new(SocketKind::Tcp, super::vip(family, GUARDED, SocketKind::Tcp)))?;
     }
     // Ranges with the node's own address, and the address of one pod.
     put(fixture, &["10.98.0.1/32", "fd98::1/128", "10.99.1.2/32", "fd99:1::2/128"])?;

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::{Case, pod, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
-use crate::peer::{Attempt, Failure, Kind, Peer};
+use crate::peer::{Attempt, Failure, Peer, SocketKind};
 
 pub const WISH: Wish = Wish { pods: 3, services: &[NAMES, OTHER], flags: SMALL };
 pub const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 5353, &[0])] };
@@ -34,7 +34,7 @@ fn mapped(addr: SocketAddr) -> SocketAddr {
 }
 
 fn forms(service: Service) -> [SocketAddr; 3] {
-    let [v4, v6] = Family::BOTH.map(|family| vip(family, service, Kind::Udp));
+    let [v4, v6] = Family::BOTH.map(|family| vip(family, service, SocketKind::Udp));
     [v4, v6, mapped(v4)]
 }
 
@@ -48,11 +48,11 @@ struct Sockets<'a> {
 impl<'a> Sockets<'a> {
     fn open(client: &'a Peer) -> Result<Self> {
         let led = [0, 1, 2].map(|at: u32| (at, forms(NAMES)[at as usize]));
-        let [v4, v6] = Family::BOTH.map(|family| pod(family, 0, Kind::Udp));
+        let [v4, v6] = Family::BOTH.map(|family| pod(family, 0, SocketKind::Udp));
         let others = [v4, v6, mapped(v4)].into_iter().chain(forms(OTHER));
         let others: Vec<_> = (10..).zip(others).collect();
         for (id, to) in led.iter().chain(&others) {
-            client.open(*id, Attempt::new(Kind::Udp, *to))?;
+            client.open(*id, Attempt::new(SocketKind::Udp, *to))?;
             ensure!(client.hears(*id, None)?.server == "0/5353", "{to} is elsewhere");
         }
         Ok(Self { client, led, others: others.into_iter().map(|(id, _)| id).collect() })
@@ -72,7 +72,7 @@ impl<'a> Sockets<'a> {
 
     fn lead_to(&self, server: &str) -> Result<()> {
         for (id, to) in &self.led {
-            self.client.open(*id, Attempt::new(Kind::Udp, *to))?;
+            self.client.open(*id, Attempt::new(SocketKind::Udp, *to))?;
             let seen = self.client.hears(*id, None)?;
             ensure!(seen.server == server && seen.peer == Some(*to), "{to}: {seen:?}");
         }
@@ -98,7 +98,7 @@ fn after(fixture: &Fixture, action: impl FnOnce() -> Result<()>, then: Option<&s
         match then {
             Some(server) => sockets.lead_to(server)?,
             None => sockets.led.iter().try_for_each(|(_, to)| {
-                sockets.client.fails(Attempt::new(Kind::Udp, *to), libc::ECONNREFUSED).map(drop)
+                sockets.client.fails(Attempt::new(SocketKind::Udp, *to), libc::ECONNREFUSED).map(drop)
             })?,
         }
     }

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use super::{Case, is_clean, tcp, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text};
-use crate::peer::{Attempt, Kind, Load};
+use crate::peer::{Attempt, Load, SocketKind};
 
 const LEFT: Service =
     Service { name: "left", number: 40, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
@@ -32,7 +32,7 @@ fn swap(fixture: &Fixture) -> Result<()> {
     let mut loads = Vec::new();
     let mut expected = Vec::new();
     for (service, port) in [(LEFT, [8080, 5353]), (RIGHT, [9090, 9090])] {
-        for kind in [Kind::Tcp, Kind::Datagram] {
+        for kind in [SocketKind::Tcp, SocketKind::Datagram] {
             for family in Family::BOTH {
                 loads.push(Load::new(Attempt::new(kind, vip(family, service, kind)), false));
                 let port = port[usize::from(!kind.is_tcp())];

@@ -9,7 +9,7 @@ use proxy_user::maps::view::View;
 use super::{Case, WEB, client_ip, vip};
 use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::Family;
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 use crate::raw;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
@@ -66,12 +66,12 @@ fn flow_count(fixture: &Fixture) -> Result<usize> {
 }
 
 fn tags(fixture: &Fixture) -> Result<()> {
-    let (vip, client) = (vip(Family::V4, WEB, Kind::Udp), client_ip(Family::V4));
+    let (vip, client) = (vip(Family::V4, WEB, SocketKind::Udp), client_ip(Family::V4));
     let (std::net::SocketAddr::V4(orig_dst), std::net::IpAddr::V4(own)) = (vip, client) else {
         anyhow::bail!("IPv4 only");
     };
     // This exchange makes the neighbour known.
-    fixture.client.reach(Attempt::new(Kind::Udp, vip))?;
+    fixture.client.reach(Attempt::new(SocketKind::Udp, vip))?;
     let before = flow_count(fixture)?;
     // Tags, and whether the Service answers. The upper bits of a tag are a priority.
     let table = [

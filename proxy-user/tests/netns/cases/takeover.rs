@@ -15,7 +15,7 @@ use super::{Case, WEB, ensure_no_syn_lost, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, feed, nft};
 use crate::manifest::Family;
-use crate::peer::{Attempt, Kind, Load, Tally};
+use crate::peer::{Attempt, Load, SocketKind, Tally};
 
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 
@@ -83,11 +83,11 @@ pub fn ruleset(fixture: &Fixture) -> Result<String> {
 fn nftables(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
         let (name, address, pod) = match family {
-            Family::V4 => ("ip", "ipv4_addr", super::pod(family, 1, Kind::Tcp).to_string()),
-            Family::V6 => ("ip6", "ipv6_addr", super::pod(family, 1, Kind::Tcp).to_string()),
+            Family::V4 => ("ip", "ipv4_addr", super::pod(family, 1, SocketKind::Tcp).to_string()),
+            Family::V6 => ("ip6", "ipv6_addr", super::pod(family, 1, SocketKind::Tcp).to_string()),
         };
         let text = NFTABLES.replace("FAMILY", name).replace("ADDRESS", address).replace("POD", &pod);
-        nft(&fixture.node, &text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string()))?;
+        nft(&fixture.node, &text.replace("VIP", &vip(family, WEB, SocketKind::Tcp).ip().to_string()))?;
     }
     Ok(())
 }
@@ -98,8 +98,8 @@ fn iptables(fixture: &Fixture) -> Result<()> {
 
 fn iptables_by(fixture: &Fixture, tools: [&str; 2]) -> Result<()> {
     for (family, tool) in Family::BOTH.into_iter().zip(tools) {
-        let text = IPTABLES.replace("POD", &super::pod(family, 1, Kind::Tcp).to_string());
-        let text = text.replace("VIP", &vip(family, WEB, Kind::Tcp).ip().to_string());
+        let text = IPTABLES.replace("POD", &super::pod(family, 1, SocketKind::Tcp).to_string());
+        let text = text.replace("VIP", &vip(family, WEB, SocketKind::Tcp).ip().to_string());
         let text = if family == Family::V6 { text.replace("192.0.2.0/24", "2001:db8::/32") } else { text };
         feed(&fixture.node, &[tool, "--noflush"], &text)?;
     }
@@ -116,7 +116,7 @@ fn remove_ballast(fixture: &Fixture) -> Result<String> {
 }
 
 fn attempts() -> [Attempt; 2] {
-    Family::BOTH.map(|family| Attempt::new(Kind::Tcp, vip(family, WEB, Kind::Tcp)))
+    Family::BOTH.map(|family| Attempt::new(SocketKind::Tcp, vip(family, WEB, SocketKind::Tcp)))
 }
 
 /// Returns two loads for each attempt: one connection that stays open, and new connections one after the other.
@@ -225,7 +225,7 @@ fn from_nftables(fixture: &Fixture) -> Result<()> {
 pub fn back(fixture: &Fixture, install: impl Fn(&Fixture) -> Result<()>) -> Result<()> {
     open_up(fixture)?;
     put(fixture, &[(0, false)], &json!({}), &[])?;
-    let far = Family::BOTH.map(|family| Attempt::new(Kind::Tcp, node_port(family, Kind::Tcp)));
+    let far = Family::BOTH.map(|family| Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)));
     for attempt in far {
         eventually(SOON, || fixture.client.reach(attempt))?;
     }

@@ -15,7 +15,7 @@ use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::kube::process::Process;
 use crate::manifest::Family;
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[
@@ -88,11 +88,11 @@ fn receiver(fixture: &Fixture) -> Result<Collected> {
 
 fn exports(fixture: &Fixture, collect: fn(&Fixture) -> Result<Collected>) -> Result<()> {
     // There is no collector yet, and the node still serves.
-    fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
+    fixture.client.reach(Attempt::new(SocketKind::Tcp, vip(Family::V4, WEB, SocketKind::Tcp)))?;
     let collected = collect(fixture)?;
     let client = client_ip(Family::V4).to_string();
     eventually(SOON, || {
-        let attempt = Attempt::new(Kind::Tcp, vip(Family::V4, EMPTY, Kind::Tcp));
+        let attempt = Attempt::new(SocketKind::Tcp, vip(Family::V4, EMPTY, SocketKind::Tcp));
         fixture.client.fails(attempt, libc::ECONNREFUSED)?;
         let collected = collected()?;
         let records = taken(&collected, "/v1/logs", "/resourceLogs/0/scopeLogs/0/logRecords");

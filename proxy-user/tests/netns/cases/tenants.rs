@@ -11,7 +11,7 @@ use super::{Case, tcp};
 use crate::agent;
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, text_with};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 const WISH: Wish =
     Wish { pods: 1, services: &[], flags: &["--max-source-ranges", "16384", "--sync-period", "1s"] };
@@ -57,7 +57,7 @@ fn put_greedy(fixture: &Fixture, count: usize) -> Result<()> {
 
 fn is_well(fixture: &Fixture) -> Result<()> {
     for family in Family::BOTH {
-        fixture.local.reach(Attempt::new(Kind::Tcp, (address(family), 80).into()))?;
+        fixture.local.reach(Attempt::new(SocketKind::Tcp, (address(family), 80).into()))?;
     }
     for path in ["/healthz", "/livez", "/readyz"] {
         for host in [IpAddr::from([127, 0, 0, 1]), Ipv6Addr::LOCALHOST.into()] {

@@ -9,7 +9,7 @@ use super::{Case, EMPTY, WEB, vip};
 use crate::agent::{binary, command};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::Family;
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB, EMPTY], flags: crate::fixture::SMALL };
 
@@ -21,8 +21,8 @@ pub const CASES: &[Case] = &[
 /// Makes a few connections to a Service that serves, and some that a Service without endpoints refuses.
 fn traffic(fixture: &Fixture) -> Result<()> {
     for _ in 0..5 {
-        fixture.client.reach(Attempt::new(Kind::Tcp, vip(Family::V4, WEB, Kind::Tcp)))?;
-        let empty = Attempt::new(Kind::Tcp, vip(Family::V4, EMPTY, Kind::Tcp));
+        fixture.client.reach(Attempt::new(SocketKind::Tcp, vip(Family::V4, WEB, SocketKind::Tcp)))?;
+        let empty = Attempt::new(SocketKind::Tcp, vip(Family::V4, EMPTY, SocketKind::Tcp));
         fixture.client.fails(empty, libc::ECONNREFUSED)?;
     }
     Ok(())
@@ -52,7 +52,7 @@ fn once(fixture: &Fixture) -> Result<()> {
     eventually(SOON, || {
         let text = frame(&["--screen", "drops", "--filter", "no_endpoint"])?;
         ensure!(text.contains("no_endpoint") && text.contains("reject"), "{text}");
-        let orig_dst = vip(Family::V4, EMPTY, Kind::Tcp).to_string();
+        let orig_dst = vip(Family::V4, EMPTY, SocketKind::Tcp).to_string();
         ensure!(text.lines().any(|line| line.contains(&orig_dst)), "no example: {text}");
         Ok(())
     })?;
@@ -140,7 +140,7 @@ fn session(fixture: &Fixture) -> Result<()> {
     screen.press("web:tcp")?;
     screen.press("Enter")?;
     screen.press("Enter")?;
-    let pod = super::pod(Family::V4, 0, Kind::Tcp).to_string();
+    let pod = super::pod(Family::V4, 0, SocketKind::Tcp).to_string();
     screen.ensure_sees_orig_dst(&["ENDPOINT", &pod, "esc back to Services"])?;
     screen.press("2")?;
     screen.press("Escape")?;

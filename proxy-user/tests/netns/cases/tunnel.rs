@@ -15,7 +15,7 @@ use super::exposed::{NUMBER, node_ip, node_port, open_up, put};
 use super::{Case, EMPTY, ensure_sees_orig_dst, is_snat_port};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, cluster_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Peer, Seen};
+use crate::peer::{Attempt, Peer, Seen, SocketKind};
 use crate::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[EMPTY], flags: SMALL };
@@ -109,8 +109,12 @@ const SIZES: [usize; 3] = [10, 500, 1400];
 
 /// Connects with every kind of socket until the endpoint sees the expected client, then with messages of each size, and
 /// then with one connection that is cut into many segments.
-fn all_sizes(client: &Peer, to: impl Fn(Kind) -> SocketAddr, is_right: impl Fn(&Seen) -> bool) -> Result<()> {
-    for kind in Kind::ALL {
+fn all_sizes(
+    client: &Peer,
+    to: impl Fn(SocketKind) -> SocketAddr,
+    is_right: impl Fn(&Seen) -> bool,
+) -> Result<()> {
+    for kind in SocketKind::ALL {
         let to = to(kind);
         eventually(SOON, || {
             let seen = client.reach(Attempt::new(kind, to))?;
@@ -124,11 +128,11 @@ fn all_sizes(client: &Peer, to: impl Fn(Kind) -> SocketAddr, is_right: impl Fn(&
             ensure!(is_right(&seen), "{attempt:?}: {seen:?}");
         }
     }
-    client.reach(Attempt::new(Kind::Tcp, to(Kind::Tcp)).size(300_000))?;
+    client.reach(Attempt::new(SocketKind::Tcp, to(SocketKind::Tcp)).size(300_000))?;
     Ok(())
 }
 
-fn cluster(family: Family) -> impl Fn(Kind) -> SocketAddr {
+fn cluster(family: Family) -> impl Fn(SocketKind) -> SocketAddr {
     move |kind| (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
@@ -140,7 +144,7 @@ fn client(fixture: &Fixture) -> Result<()> {
         let is_kept = |seen: &Seen| seen.client.ip() == pod_ip(family, 9);
         all_sizes(&tunnel.peer, cluster(family), is_kept)?;
         all_sizes(&tunnel.peer, |kind| node_port(family, kind), is_kept)?;
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             for size in [10, 1400] {
                 let empty = super::vip(family, EMPTY, kind);
                 tunnel.peer.fails(Attempt::new(kind, empty).size(size), libc::ECONNREFUSED)?;
@@ -166,7 +170,7 @@ fn endpoint(fixture: &Fixture) -> Result<()> {
             let expected = if here { super::client_ip(family) } else { node_ip(family) };
             let is_right = |seen: &Seen| seen.server == "tunnel" && seen.client.ip() == expected;
             all_sizes(&fixture.client, |kind| node_port(family, kind), is_right)?;
-            for kind in Kind::ALL {
+            for kind in SocketKind::ALL {
                 fixture.local.reach(Attempt::new(kind, cluster(family)(kind)))?;
             }
         }

@@ -8,7 +8,7 @@ use proxy_common::socket::SOCKET_PEERS;
 use super::{Case, pod, udp, vip};
 use crate::fixture::{Fixture, Wish};
 use crate::manifest::{Family, Port, Service, cluster_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 /// One endpoint: after `connect(AF_UNSPEC)`, an IPv6 socket still receives from its former peer only (Linux 6.18).
 const ONE: Service = Service { name: "one", number: 63, ports: &[udp(53, 5353, &[1])] };
@@ -52,16 +52,17 @@ const fn port(name: &'static str, number: u16) -> Port {
 /// Long-lived sockets keep endpoint and Service address while many short-lived ones come and go.
 fn churn(fixture: &Fixture) -> Result<()> {
     let long = |id: u32| if id.is_multiple_of(2) { Family::V4 } else { Family::V6 };
-    let to = |id| vip(long(id), THREE, Kind::Datagram);
+    let to = |id| vip(long(id), THREE, SocketKind::Datagram);
     let mut servers = Vec::new();
     for id in 0..24 {
-        fixture.local.open(id, Attempt::new(Kind::Datagram, to(id)))?;
+        fixture.local.open(id, Attempt::new(SocketKind::Datagram, to(id)))?;
         servers.push(fixture.local.hears(id, None)?.server);
     }
     ensure!(servers.iter().collect::<BTreeSet<_>>().len() == 3, "all endpoints serve: {servers:?}");
     for family in Family::BOTH {
-        let tally =
-            fixture.local.many(Attempt::new(Kind::Datagram, vip(family, THREE, Kind::Datagram)), 3000)?;
+        let tally = fixture
+            .local
+            .many(Attempt::new(SocketKind::Datagram, vip(family, THREE, SocketKind::Datagram)), 3000)?;
         ensure!(tally.failed == 0, "{tally:?}");
     }
     for (id, server) in (0..24).zip(&servers) {
@@ -77,7 +78,7 @@ fn many_peers(fixture: &Fixture) -> Result<()> {
     ensure!(PORTS.ports.len() > SOCKET_PEERS, "the storage holds them all");
     for (id, family) in (1..).zip(Family::BOTH) {
         let address = |port: &Port| (cluster_ip(family, PORTS.number), port.number).into();
-        fixture.local.open(id, Attempt::new(Kind::Datagram, address(&PORTS.ports[0])))?;
+        fixture.local.open(id, Attempt::new(SocketKind::Datagram, address(&PORTS.ports[0])))?;
         let mut servers = Vec::new();
         for round in 0..3 {
             for (place, port) in PORTS.ports.iter().enumerate() {
@@ -102,12 +103,12 @@ fn many_peers(fixture: &Fixture) -> Result<()> {
 /// After `connect(AF_UNSPEC)`, and after a datagram to the endpoint itself, the application sees the endpoint's address.
 fn disconnects(fixture: &Fixture) -> Result<()> {
     for (id, family) in (1..).zip(Family::BOTH) {
-        let service = vip(family, ONE, Kind::Udp);
-        fixture.local.open(id, Attempt::new(Kind::Udp, service))?;
+        let service = vip(family, ONE, SocketKind::Udp);
+        fixture.local.open(id, Attempt::new(SocketKind::Udp, service))?;
         let seen = fixture.local.hears(id, None)?;
         ensure!(seen.from == Some(service), "{family:?}: connected, the answer is from {:?}", seen.from);
         let number = seen.server.split('/').next().unwrap_or_default().parse()?;
-        let endpoint = pod(family, number, Kind::Udp);
+        let endpoint = pod(family, number, SocketKind::Udp);
         fixture.local.disconnect(id)?;
         let seen = fixture.local.hears(id, Some(endpoint))?;
         ensure!(seen.from == Some(endpoint), "{family:?}: the answer of {endpoint} is from {:?}", seen.from);
@@ -115,7 +116,7 @@ fn disconnects(fixture: &Fixture) -> Result<()> {
         let seen = fixture.local.hears(id, Some(service))?;
         ensure!(seen.from == Some(service), "{family:?}: the answer is from {:?}", seen.from);
         let number = seen.server.split('/').next().unwrap_or_default().parse()?;
-        let endpoint = pod(family, number, Kind::Udp);
+        let endpoint = pod(family, number, SocketKind::Udp);
         let seen = fixture.local.hears(id, Some(endpoint))?;
         ensure!(seen.from == Some(endpoint), "{family:?}: the answer of {endpoint} is from {:?}", seen.from);
         let seen = fixture.local.hears(id, Some(service))?;

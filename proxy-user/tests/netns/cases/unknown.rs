@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{Case, WEB, tcp, udp, vip};
 use crate::fixture::{Fixture, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[
@@ -37,7 +37,7 @@ fn forms(number: u8, port: u16) -> [SocketAddr; 3] {
 fn unknown(fixture: &Fixture) -> Result<()> {
     let pod = fixture.pod(0)?;
     for client in [&fixture.local, &*pod] {
-        for kind in Kind::ALL {
+        for kind in SocketKind::ALL {
             for to in forms(LATE.number, 80) {
                 client.fails(Attempt::new(kind, to), libc::ETIMEDOUT)?;
             }
@@ -52,15 +52,15 @@ fn unknown(fixture: &Fixture) -> Result<()> {
     fixture.folder.put(LATE)?;
     for to in forms(LATE.number, 80) {
         eventually(SOON, || client_reaches(fixture, to))?;
-        fixture.local.fails(Attempt::new(Kind::Udp, to), libc::ECONNREFUSED)?;
+        fixture.local.fails(Attempt::new(SocketKind::Udp, to), libc::ECONNREFUSED)?;
     }
     fixture.folder.remove(LATE.name)?;
     for to in forms(LATE.number, 80) {
-        eventually(SOON, || fixture.local.fails(Attempt::new(Kind::Tcp, to), libc::ETIMEDOUT))?;
+        eventually(SOON, || fixture.local.fails(Attempt::new(SocketKind::Tcp, to), libc::ETIMEDOUT))?;
     }
     Ok(())
 }
 
 fn client_reaches(fixture: &Fixture, to: SocketAddr) -> Result<()> {
-    fixture.local.reach(Attempt::new(Kind::Tcp, to)).map(drop)
+    fixture.local.reach(Attempt::new(SocketKind::Tcp, to)).map(drop)
 }

@@ -11,7 +11,7 @@ use super::{NodesCase, is_clean};
 use crate::fixture::{SOON, eventually};
 use crate::manifest::Family;
 use crate::nodes::{Node, Nodes, link_ip, node_ip};
-use crate::peer::{Attempt, Kind, Load};
+use crate::peer::{Attempt, Load, SocketKind};
 use crate::raw::{self, Tap};
 use crate::space::Space;
 
@@ -59,7 +59,7 @@ fn with_logs(nodes: &Nodes, result: Result<()>) -> Result<()> {
     result.with_context(|| nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))
 }
 
-fn far(family: Family, kind: Kind) -> (std::net::IpAddr, u16) {
+fn far(family: Family, kind: SocketKind) -> (std::net::IpAddr, u16) {
     (node_ip(family, 1), node_port(0, Location::Far, kind))
 }
 
@@ -91,7 +91,7 @@ fn look(nodes: &Nodes, mode: &str) -> Result<()> {
     let tap = Tap::new(&node.space, "eth0")?;
     by_the_second_uplink(nodes)?;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Datagram] {
+        for kind in [SocketKind::Tcp, SocketKind::Datagram] {
             let to = far(family, kind);
             eventually(SOON, || nodes.outside.reach(Attempt::new(kind, to.into())))?;
             tap.count(to.1);
@@ -107,13 +107,13 @@ fn look(nodes: &Nodes, mode: &str) -> Result<()> {
             ensure!(seen < EXCHANGES / 2, "{family:?} {kind:?}: {seen} packets were left to tc");
         }
         // XDP leaves some packets to tc: segments that were merged on receive, and fragments.
-        let large = [(Kind::Tcp, 200_000), (Kind::Datagram, 4_000)];
+        let large = [(SocketKind::Tcp, 200_000), (SocketKind::Datagram, 4_000)];
         for (kind, size) in large {
             let attempt = Attempt::new(kind, far(family, kind).into()).size(size);
             nodes.outside.reach(attempt).with_context(|| format!("{size} bytes"))?;
         }
         // Packets to an endpoint of this node are left to tc.
-        for kind in [Kind::Tcp, Kind::Datagram] {
+        for kind in [SocketKind::Tcp, SocketKind::Datagram] {
             let to = (node_ip(family, 1), node_port(0, Location::Near, kind));
             nodes.outside.reach(Attempt::new(kind, to.into()))?;
         }
@@ -128,7 +128,7 @@ fn by_the_second_uplink(nodes: &Nodes) -> Result<()> {
     node.says(&["XDP program attached", "\"eth1\""])?;
     let tap = Tap::new(&node.space, "eth1")?;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Datagram] {
+        for kind in [SocketKind::Tcp, SocketKind::Datagram] {
             let to = (link_ip(family, 31, 1), node_port(0, Location::Far, kind));
             eventually(SOON, || nodes.second.reach(Attempt::new(kind, to.into())))?;
             tap.count(to.1);
@@ -168,7 +168,7 @@ fn switches() -> Result<()> {
 fn switch(nodes: &mut Nodes) -> Result<()> {
     let mut loads = Vec::new();
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Datagram] {
+        for kind in [SocketKind::Tcp, SocketKind::Datagram] {
             let attempt = Attempt::new(kind, far(family, kind).into());
             eventually(SOON, || nodes.outside.reach(attempt))?;
             loads.extend([true, false].map(|is_one_socket| Load::new(attempt, is_one_socket)));

@@ -21,7 +21,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use anyhow::{Context as _, Result, bail};
 
 use crate::space::Space;
-pub use wire::{Attempt, Close, Failure, Held, Kind, Load, Reply, Request, Seen, Tally};
+pub use wire::{Attempt, Close, Failure, Held, Load, Reply, Request, Seen, SocketKind, Tally};
 
 /// The first argument of a peer.
 pub const ARGUMENT: &str = "__peer";
@@ -33,7 +33,7 @@ pub struct Peer {
 }
 
 /// Result of one exchange.
-pub type Outcome = Result<Seen, Failure>;
+pub type AttemptResult = Result<Seen, Failure>;
 
 impl Peer {
     /// Starts a peer in `space`, and in `cgroup` if one is given.
@@ -75,7 +75,7 @@ impl Peer {
         serde_json::from_str(&line).with_context(|| format!("a peer said {line:?} to {request:?}"))
     }
 
-    fn seen(&self, request: &Request) -> Result<Outcome> {
+    fn seen(&self, request: &Request) -> Result<AttemptResult> {
         match self.ask(request)? {
             Ok(Reply::Seen(seen)) => Ok(Ok(seen)),
             Ok(other) => bail!("unexpected answer {other:?}"),
@@ -95,7 +95,7 @@ impl Peer {
     }
 
     /// Opens a socket, exchanges one message, and closes the socket.
-    pub fn once(&self, attempt: Attempt) -> Result<Outcome> {
+    pub fn once(&self, attempt: Attempt) -> Result<AttemptResult> {
         self.seen(&Request::Once(attempt))
     }
 
@@ -131,7 +131,7 @@ impl Peer {
     }
 
     /// Exchanges a message on an open socket; `to` is for sockets that are not connected.
-    pub fn talk(&self, id: u32, to: Option<SocketAddr>) -> Result<Outcome> {
+    pub fn talk(&self, id: u32, to: Option<SocketAddr>) -> Result<AttemptResult> {
         self.seen(&Request::Talk { id, to })
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// A kind of socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
+pub enum SocketKind {
     Tcp,
     /// UDP after connect(2).
     Udp,
@@ -16,7 +16,7 @@ pub enum Kind {
     Datagram,
 }
 
-impl Kind {
+impl SocketKind {
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Datagram];
 
     pub fn is_tcp(self) -> bool {
@@ -38,7 +38,7 @@ pub enum Close {
 /// One exchange. The socket has the family of `to`: an IPv4-mapped address needs an IPv6 socket.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Attempt {
-    pub kind: Kind,
+    pub kind: SocketKind,
     pub to: SocketAddr,
     /// Source port of the client; 0: any.
     pub source_port: u16,
@@ -51,7 +51,7 @@ pub struct Attempt {
 
 impl Attempt {
     /// Returns an attempt with a long timeout: a busy machine may not run a process for many seconds.
-    pub fn new(kind: Kind, to: SocketAddr) -> Self {
+    pub fn new(kind: SocketKind, to: SocketAddr) -> Self {
         Self { kind, to, source_port: 0, size: 10, close: Close::Client, patience: 30 }
     }
 

@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 use super::hold::{self, Holder};
 use super::load::{self, Traffic};
 use super::tcp_info;
-use super::wire::{Attempt, Close, Failure, Kind, Reply, Request, Seen};
+use super::wire::{Attempt, Close, Failure, Reply, Request, Seen, SocketKind};
 
 /// The last byte of a message.
 const END: u8 = b'\n';
@@ -112,9 +112,11 @@ impl Conversation {
         };
         let socket = make().map_err(Failure::of("socket"))?;
         match kind {
-            Kind::Tcp => socket.connect_timeout(&to.into(), patience).map_err(Failure::of("connect"))?,
-            Kind::Udp => socket.connect(&to.into()).map_err(Failure::of("connect"))?,
-            Kind::Datagram => {}
+            SocketKind::Tcp => {
+                socket.connect_timeout(&to.into(), patience).map_err(Failure::of("connect"))?
+            }
+            SocketKind::Udp => socket.connect(&to.into()).map_err(Failure::of("connect"))?,
+            SocketKind::Datagram => {}
         }
         let resent = if kind.is_tcp() { tcp_info::retransmits(&socket) } else { Ok(0) };
         Ok(Self { attempt, socket, syn_retransmits: resent.map_err(Failure::of("TCP_INFO"))? })
@@ -137,7 +139,7 @@ impl Conversation {
         if result != 0 {
             return Err(io::Error::last_os_error());
         }
-        self.attempt.kind = Kind::Datagram;
+        self.attempt.kind = SocketKind::Datagram;
         Ok(())
     }
 
@@ -149,12 +151,12 @@ impl Conversation {
             *first = LAST;
         }
         let (text, from) = match self.attempt.kind {
-            Kind::Tcp => (self.exchange(&message)?, None),
-            Kind::Udp => {
+            SocketKind::Tcp => (self.exchange(&message)?, None),
+            SocketKind::Udp => {
                 self.socket.send(&message).map_err(Failure::of("send"))?;
                 self.receive()?
             }
-            Kind::Datagram => {
+            SocketKind::Datagram => {
                 let to = to.unwrap_or(self.attempt.to);
                 self.socket.send_to(&message, &to.into()).map_err(Failure::of("sendto"))?;
                 self.receive()?

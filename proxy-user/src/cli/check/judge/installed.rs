@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Line, some};
+use super::{CheckLine, some};
 use crate::cli::check::facts::{AgentMetrics, Installed};
 use crate::cli::show::{AgentState, is_nearly_full};
 use crate::programs::Attachment;
@@ -18,11 +18,11 @@ const SOCKETS: &str = "socket-programs";
 const DEVICES: &str = "device-programs";
 const PINS: &str = "pins";
 
-pub(super) fn judge(installed: &Installed) -> Vec<Line> {
+pub(super) fn judge(installed: &Installed) -> Vec<CheckLine> {
     let mut lines = vec![agent(installed), problems(installed)];
     if installed.is_denied {
         lines.extend([SOCKETS, DEVICES, PINS].map(|check| {
-            Line::warn(check, "cannot tell: this process may not read the pins", "run as root")
+            CheckLine::warn(check, "cannot tell: this process may not read the pins", "run as root")
         }));
     } else {
         lines.extend([sockets(installed), devices(installed), pins(installed)]);
@@ -34,19 +34,19 @@ pub(super) fn judge(installed: &Installed) -> Vec<Line> {
     lines
 }
 
-fn agent(installed: &Installed) -> Line {
+fn agent(installed: &Installed) -> CheckLine {
     const CHECK: &str = "agent";
     match &installed.agent {
-        AgentState::NotAsked => Line::pass(CHECK, "not checked: its metrics server is switched off"),
+        AgentState::NotAsked => CheckLine::pass(CHECK, "not checked: its metrics server is switched off"),
         AgentState::Answered { address, status: 200 } => {
-            Line::pass(CHECK, format!("the agent answers at {address}"))
+            CheckLine::pass(CHECK, format!("the agent answers at {address}"))
         }
-        AgentState::Answered { address, status } => Line::fail(
+        AgentState::Answered { address, status } => CheckLine::fail(
             CHECK,
             format!("the agent answers at {address} with HTTP {status}"),
             format!("see the agent's log and http://{address}/healthz"),
         ),
-        AgentState::Silent { address, reason } => Line::fail(
+        AgentState::Silent { address, reason } => CheckLine::fail(
             CHECK,
             if installed.attachments.iter().any(Attachment::is_attached) {
                 format!(
@@ -62,27 +62,27 @@ fn agent(installed: &Installed) -> Line {
     }
 }
 
-fn problems(installed: &Installed) -> Line {
+fn problems(installed: &Installed) -> CheckLine {
     match installed.problems.as_slice() {
-        [] => Line::pass(PROBLEMS, "the agent reports no problem"),
+        [] => CheckLine::pass(PROBLEMS, "the agent reports no problem"),
         problems => {
             let advice = "run `ballast status`, and fix the problems that it lists";
-            Line::warn(PROBLEMS, problems.join("; "), advice)
+            CheckLine::warn(PROBLEMS, problems.join("; "), advice)
         }
     }
 }
 
-fn sockets(installed: &Installed) -> Line {
+fn sockets(installed: &Installed) -> CheckLine {
     const CHECK: &str = SOCKETS;
     let is_there = |name: &str| installed.attachments.iter().any(|one| one.hook == name && one.is_attached());
     let missing: Vec<_> = SOCKET_HOOKS.iter().map(|(name, _)| *name).filter(|name| !is_there(name)).collect();
     if missing.is_empty() {
-        return Line::pass(
+        return CheckLine::pass(
             CHECK,
             format!("all {} socket programs are attached to the cgroup", SOCKET_HOOKS.len()),
         );
     }
-    Line::fail(
+    CheckLine::fail(
         CHECK,
         format!(
             "{} of {} socket programs are not attached: {}",
@@ -98,7 +98,7 @@ fn sockets(installed: &Installed) -> Line {
     )
 }
 
-fn devices(installed: &Installed) -> Line {
+fn devices(installed: &Installed) -> CheckLine {
     const CHECK: &str = DEVICES;
     // Working directions of each device. XDP is optional and does not count.
     let mut seen: BTreeMap<u32, Vec<&str>> = BTreeMap::new();
@@ -119,27 +119,30 @@ fn devices(installed: &Installed) -> Line {
     };
     let incomplete: Vec<_> = seen.iter().filter_map(lacks).collect();
     if seen.is_empty() {
-        return Line::fail(
+        return CheckLine::fail(
             CHECK,
             "no device has Ballast's programs: packets are not translated",
             "start `ballast run`; check whether --devices excludes all devices",
         );
     }
     if incomplete.is_empty() {
-        return Line::pass(CHECK, format!("attached to both directions of {}", some(seen.keys().map(name))));
+        return CheckLine::pass(
+            CHECK,
+            format!("attached to both directions of {}", some(seen.keys().map(name))),
+        );
     }
-    Line::fail(
+    CheckLine::fail(
         CHECK,
         format!("detached externally: {}", some(incomplete)),
         "start `ballast run`. A running agent attaches them again; if this repeats, find the tool that detaches them",
     )
 }
 
-fn pins(installed: &Installed) -> Line {
+fn pins(installed: &Installed) -> CheckLine {
     const CHECK: &str = PINS;
     match &installed.owner {
-        Ok(()) => Line::pass(CHECK, "only root can write to the folders of the maps"),
-        Err(why) => Line::fail(
+        Ok(()) => CheckLine::pass(CHECK, "only root can write to the folders of the maps"),
+        Err(why) => CheckLine::fail(
             CHECK,
             why.clone(),
             "remove files that are not Ballast's, or `chown root` and `chmod go-w` the folders",
@@ -147,16 +150,20 @@ fn pins(installed: &Installed) -> Line {
     }
 }
 
-fn maps(installed: &Installed) -> Vec<Line> {
+fn maps(installed: &Installed) -> Vec<CheckLine> {
     const USAGE: &str = "map-usage";
     let (rows, abi) = match &installed.maps {
         Ok(maps) => maps,
         Err(why) => {
-            return vec![Line::fail(MAPS, why.clone(), "start `ballast run`, which creates missing maps")];
+            return vec![CheckLine::fail(
+                MAPS,
+                why.clone(),
+                "start `ballast run`, which creates missing maps",
+            )];
         }
     };
     if *abi == 0 {
-        return vec![Line::fail(
+        return vec![CheckLine::fail(
             MAPS,
             "the maps are empty: the agent has not completed its first sync",
             "see the agent's log; probably the API server does not answer or denies access",
@@ -169,27 +176,31 @@ fn maps(installed: &Installed) -> Vec<Line> {
         })
         .collect();
     let usage = if full.is_empty() {
-        Line::pass(USAGE, "no map is nearly full")
+        CheckLine::pass(USAGE, "no map is nearly full")
     } else {
         let (names, mut settings): (Vec<_>, Vec<_>) = full.into_iter().unzip();
         settings.sort_unstable();
         settings.dedup();
-        Line::warn(USAGE, format!("nearly full: {}", some(names)), format!("raise {}", settings.join(", ")))
+        CheckLine::warn(
+            USAGE,
+            format!("nearly full: {}", some(names)),
+            format!("raise {}", settings.join(", ")),
+        )
     };
-    vec![Line::pass(MAPS, format!("all {} maps are pinned", rows.len())), usage]
+    vec![CheckLine::pass(MAPS, format!("all {} maps are pinned", rows.len())), usage]
 }
 
-fn version(metrics: &AgentMetrics) -> Line {
+fn version(metrics: &AgentMetrics) -> CheckLine {
     const CHECK: &str = "agent-version";
     let ours = env!("CARGO_PKG_VERSION");
     match metrics.version.as_deref() {
-        Some(version) if version == ours => Line::pass(CHECK, version),
-        Some(version) => Line::warn(
+        Some(version) if version == ours => CheckLine::pass(CHECK, version),
+        Some(version) => CheckLine::warn(
             CHECK,
             format!("the agent has version {version}, and this program {ours}"),
             "use the program in the agent's container: `kubectl -n kube-system exec POD -- ballast check`",
         ),
-        None => Line::warn(
+        None => CheckLine::warn(
             CHECK,
             "the answer has no version",
             "check whether Ballast's agent listens on this address",
@@ -197,11 +208,11 @@ fn version(metrics: &AgentMetrics) -> Line {
     }
 }
 
-fn sync(metrics: &AgentMetrics) -> Line {
+fn sync(metrics: &AgentMetrics) -> CheckLine {
     const CHECK: &str = "sync";
     let advice = "see the agent's log, and `ballast status` for objects that are not programmed";
     let Some(age) = metrics.sync_age else {
-        return Line::fail(
+        return CheckLine::fail(
             CHECK,
             "the agent has not completed a sync yet",
             "see the agent's log; probably the API server does not answer or denies access",
@@ -209,20 +220,23 @@ fn sync(metrics: &AgentMetrics) -> Line {
     };
     let seconds = age.as_secs();
     if !metrics.synced {
-        return Line::warn(CHECK, "some listed objects are not programmed yet", advice);
+        return CheckLine::warn(CHECK, "some listed objects are not programmed yet", advice);
     }
     if age > OLD {
         let seen = format!("the last sync was {seconds} s ago; {} changes are pending", metrics.pending);
         return if metrics.pending > 0 {
-            Line::fail(CHECK, seen, advice)
+            CheckLine::fail(CHECK, seen, advice)
         } else {
-            Line::warn(CHECK, seen, advice)
+            CheckLine::warn(CHECK, seen, advice)
         };
     }
-    Line::pass(CHECK, format!("the last sync was {seconds} s ago; {} changes are pending", metrics.pending))
+    CheckLine::pass(
+        CHECK,
+        format!("the last sync was {seconds} s ago; {} changes are pending", metrics.pending),
+    )
 }
 
-fn audit(metrics: &AgentMetrics) -> Line {
+fn audit(metrics: &AgentMetrics) -> CheckLine {
     const CHECK: &str = "audit";
     let AgentMetrics { audits_clean: clean, audits_repaired: repaired, audits_failed: failed, .. } = metrics;
     let seen = format!(
@@ -231,13 +245,13 @@ fn audit(metrics: &AgentMetrics) -> Line {
     if *repaired > 0 {
         let advice =
             "report this with the agent's log: a watch lost an event, or another tool writes to the maps";
-        return Line::warn(CHECK, seen, advice);
+        return CheckLine::warn(CHECK, seen, advice);
     }
     if *failed > 0 && *clean == 0 {
-        return Line::warn(CHECK, seen, "see the agent's log; probably the API server does not answer");
+        return CheckLine::warn(CHECK, seen, "see the agent's log; probably the API server does not answer");
     }
     if clean + failed == 0 {
-        return Line::pass(CHECK, "no audit yet (--api-audit-period)");
+        return CheckLine::pass(CHECK, "no audit yet (--api-audit-period)");
     }
-    Line::pass(CHECK, seen)
+    CheckLine::pass(CHECK, seen)
 }

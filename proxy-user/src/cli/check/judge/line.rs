@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum CheckResult {
     /// No problem was found.
     Pass,
     /// Ballast works, with a limitation that the operator should know of.
@@ -16,35 +16,35 @@ pub enum Outcome {
 
 /// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct CheckLine {
     /// Group of the check.
     pub group: &'static str,
     /// Stable name of the check, like `kernel-version`.
     pub check: &'static str,
     /// Outcome of the check.
-    pub outcome: Outcome,
+    pub outcome: CheckResult,
     /// What the check found.
     pub seen: String,
     /// What to do; empty if the check passes.
     pub advice: String,
 }
 
-impl Line {
+impl CheckLine {
     pub(super) fn pass(check: &'static str, seen: impl Into<String>) -> Self {
-        Self { group: "", check, outcome: Outcome::Pass, seen: seen.into(), advice: String::new() }
+        Self { group: "", check, outcome: CheckResult::Pass, seen: seen.into(), advice: String::new() }
     }
 
     pub(super) fn warn(check: &'static str, seen: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { outcome: Outcome::Warn, advice: advice.into(), ..Self::pass(check, seen) }
+        Self { outcome: CheckResult::Warn, advice: advice.into(), ..Self::pass(check, seen) }
     }
 
     pub(super) fn fail(check: &'static str, seen: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { outcome: Outcome::Fail, ..Self::warn(check, seen, advice) }
+        Self { outcome: CheckResult::Fail, ..Self::warn(check, seen, advice) }
     }
 
     /// Whether the check fails.
     pub fn fails(&self) -> bool {
-        self.outcome == Outcome::Fail
+        self.outcome == CheckResult::Fail
     }
 
     /// Returns the link to the check's section in docs/troubleshooting.md.

@@ -8,9 +8,9 @@ mod network;
 mod others;
 
 use line::some;
-pub use line::{Line, Outcome};
+pub use line::{CheckLine, CheckResult};
 
-use super::facts::{Facts, Installed, Others};
+use super::facts::{CheckFacts, Installed, Others};
 use installed::{MAPS, PROBLEMS};
 
 /// The names of all checks, in the order of the lines.
@@ -49,11 +49,11 @@ pub const CHECKS: &[&str] = &[
 ];
 
 /// Returns all lines, in groups.
-pub fn judge(facts: &Facts) -> Vec<Line> {
+pub fn judge(facts: &CheckFacts) -> Vec<CheckLine> {
     let pre = facts.installed.is_none();
     let mut lines = Vec::new();
-    let mut add = |group: &'static str, of_group: Vec<Line>| {
-        lines.extend(of_group.into_iter().map(|line| Line { group, ..line }));
+    let mut add = |group: &'static str, of_group: Vec<CheckLine>| {
+        lines.extend(of_group.into_iter().map(|line| CheckLine { group, ..line }));
     };
     add("kernel", kernel::judge(&facts.kernel));
     add("node", environment::judge(&facts.environment, pre));
@@ -74,7 +74,7 @@ pub fn problems(installed: &Installed, others: &Others) -> Vec<String> {
         lines.retain(|line| ["agent", PROBLEMS, MAPS].contains(&line.check));
     }
     lines.push(others::kube_proxy(others, false));
-    lines.retain(|line| line.outcome != Outcome::Pass);
+    lines.retain(|line| line.outcome != CheckResult::Pass);
     let sentences = lines.into_iter().flat_map(|line| match line.check {
         PROBLEMS => installed.problems.clone(),
         // The error says what to do.

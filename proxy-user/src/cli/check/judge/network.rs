@@ -2,7 +2,7 @@
 
 use proxy_common::config::PortRange;
 
-use super::{Line, some};
+use super::{CheckLine, some};
 use crate::cli::check::facts::{Device, Network};
 use crate::model::DeviceKind;
 use crate::model::ports::{FEW_PORTS, overlap, snat_ports};
@@ -10,11 +10,11 @@ use crate::model::ports::{FEW_PORTS, overlap, snat_ports};
 /// Minimum header size of a tunnel, in bytes: an IPv4 header.
 const LEAST_HEADER: u32 = 20;
 
-pub(super) fn judge(network: &Network) -> Vec<Line> {
+pub(super) fn judge(network: &Network) -> Vec<CheckLine> {
     vec![forwarding(network), ports(network), mtu(network), uplink(network)]
 }
 
-fn forwarding(network: &Network) -> Line {
+fn forwarding(network: &Network) -> CheckLine {
     const CHECK: &str = "ip-forward";
     let name = |v6| if v6 { "net.ipv6.conf.all.forwarding" } else { "net.ipv4.ip_forward" };
     let off4 = network.has_ipv4 && network.forwards4 == Some(false);
@@ -22,7 +22,7 @@ fn forwarding(network: &Network) -> Line {
     let off: Vec<_> =
         [(off4, false), (off6, true)].into_iter().filter(|(off, _)| *off).map(|(_, v6)| name(v6)).collect();
     if off.is_empty() {
-        return Line::pass(CHECK, "IP forwarding is on");
+        return CheckLine::pass(CHECK, "IP forwarding is on");
     }
     let (seen, set): (Vec<_>, Vec<_>) =
         off.iter().map(|name| (format!("{name} is 0"), format!("{name}=1"))).unzip();
@@ -30,20 +30,20 @@ fn forwarding(network: &Network) -> Line {
         format!("{}: the node does not forward packets of pods and of clients outside", seen.join(" and "));
     let advice = format!("`sysctl -w {}`, and set it in /etc/sysctl.d", set.join(" "));
     // Most clusters are not dual-stack: a node with an IPv6 address may have only IPv4 pods, so this is only a warning.
-    if off4 { Line::fail(CHECK, seen, advice) } else { Line::warn(CHECK, seen, advice) }
+    if off4 { CheckLine::fail(CHECK, seen, advice) } else { CheckLine::warn(CHECK, seen, advice) }
 }
 
 fn text(range: PortRange) -> String {
     format!("{}-{}", range.first, range.last())
 }
 
-fn ports(network: &Network) -> Line {
+fn ports(network: &Network) -> CheckLine {
     const CHECK: &str = "port-ranges";
     let (local, nodes) = (network.local_ports, network.node_ports);
     let shared = overlap(local, nodes);
     let is_reserved = network.reserved_ports.iter().any(|range| overlap(*range, shared) == shared);
     if shared.count != 0 && !is_reserved {
-        return Line::warn(
+        return CheckLine::warn(
             CHECK,
             format!(
                 "the node port range {} and net.ipv4.ip_local_port_range, {}, overlap in {}: a socket can get the port of a Service",
@@ -62,7 +62,7 @@ fn ports(network: &Network) -> Line {
     let count: u32 = left.iter().map(|range| u32::from(range.count)).sum();
     let shown: Vec<_> = left.into_iter().filter(|range| range.count != 0).map(text).collect();
     if count < FEW_PORTS || left.iter().any(|range| overlap(*range, local).count != 0) {
-        return Line::warn(
+        return CheckLine::warn(
             CHECK,
             format!(
                 "net.ipv4.ip_local_port_range is {}, which leaves too few ports for SNAT: SNAT uses {}, which sockets use, too",
@@ -72,17 +72,17 @@ fn ports(network: &Network) -> Line {
             "`sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, or set --snat-ports",
         );
     }
-    Line::pass(
+    CheckLine::pass(
         CHECK,
         format!("no overlap: node ports {}, sockets {}, SNAT {}", text(nodes), text(local), shown.join(",")),
     )
 }
 
-fn mtu(network: &Network) -> Line {
+fn mtu(network: &Network) -> CheckLine {
     const CHECK: &str = "mtu";
     let uplinks = network.devices.iter().filter(|device| device.is_uplink);
     let Some(uplink) = uplinks.min_by_key(|device| device.mtu) else {
-        return Line::pass(CHECK, "not compared: no device has a default route");
+        return CheckLine::pass(CHECK, "not compared: no device has a default route");
     };
     let too_large = |device: &&Device| match device.kind {
         _ if device.is_uplink => false,
@@ -97,9 +97,12 @@ fn mtu(network: &Network) -> Line {
         .map(|device| format!("{} {}", device.name, device.mtu))
         .collect();
     if large.is_empty() {
-        return Line::pass(CHECK, format!("{} has {}, and no pod device has more", uplink.name, uplink.mtu));
+        return CheckLine::pass(
+            CHECK,
+            format!("{} has {}, and no pod device has more", uplink.name, uplink.mtu),
+        );
     }
-    Line::warn(
+    CheckLine::warn(
         CHECK,
         format!(
             "{} has MTU {}, less than full-sized packets of {} need: large packets are lost if ICMP is filtered",
@@ -111,16 +114,16 @@ fn mtu(network: &Network) -> Line {
     )
 }
 
-fn uplink(network: &Network) -> Line {
+fn uplink(network: &Network) -> CheckLine {
     const CHECK: &str = "uplink";
     let uplinks: Vec<_> =
         network.devices.iter().filter(|device| device.is_uplink).map(|device| device.name.as_str()).collect();
     if uplinks.is_empty() {
-        return Line::warn(
+        return CheckLine::warn(
             CHECK,
             "no default route: Ballast recognizes uplinks only by the kinds and addresses of devices",
             "if `ballast status -o wide` does not show all uplinks, name them with --uplinks",
         );
     }
-    Line::pass(CHECK, format!("the default route uses {}", some(uplinks)))
+    CheckLine::pass(CHECK, format!("the default route uses {}", some(uplinks)))
 }

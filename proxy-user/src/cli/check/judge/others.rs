@@ -1,6 +1,6 @@
 //! Checks other software: CNI plugins, other proxies, the API server.
 
-use super::{Line, some};
+use super::{CheckLine, some};
 use crate::cli::check::facts::{ApiAccess, Others};
 
 /// Prefixes of the names of Cilium's programs that translate Services for sockets; they differ by version.
@@ -10,7 +10,7 @@ const CILIUM: &str = "cil_";
 /// Prefixes of the names of the programs of Calico's eBPF data plane.
 const CALICO: [&str; 2] = ["cali_", "calico_"];
 
-pub(super) fn judge(others: &Others, pre: bool) -> Vec<Line> {
+pub(super) fn judge(others: &Others, pre: bool) -> Vec<CheckLine> {
     vec![
         cni(others),
         kube_proxy(others, pre),
@@ -21,17 +21,17 @@ pub(super) fn judge(others: &Others, pre: bool) -> Vec<Line> {
     ]
 }
 
-fn cni(others: &Others) -> Line {
+fn cni(others: &Others) -> CheckLine {
     const CHECK: &str = "cni";
     let folder = others.cni_folder.display();
     match &others.cni {
-        Some(networks) if !networks.is_empty() => Line::pass(CHECK, some(networks)),
-        Some(_) => Line::warn(
+        Some(networks) if !networks.is_empty() => CheckLine::pass(CHECK, some(networks)),
+        Some(_) => CheckLine::warn(
             CHECK,
             format!("{folder} has no CNI configuration: pods get no network"),
             "install a CNI plugin; Ballast does not contain one",
         ),
-        None => Line::warn(
+        None => CheckLine::warn(
             CHECK,
             format!("{folder} does not exist, so the CNI plugin is not known"),
             "give the folder with --cni-conf-dir; in a container, mount the host's folder",
@@ -39,11 +39,11 @@ fn cni(others: &Others) -> Line {
     }
 }
 
-pub(super) fn kube_proxy(others: &Others, pre: bool) -> Line {
+pub(super) fn kube_proxy(others: &Others, pre: bool) -> CheckLine {
     const CHECK: &str = "kube-proxy";
     let rules = match &others.kube_proxy {
         Err(why) => {
-            return Line::warn(
+            return CheckLine::warn(
                 CHECK,
                 format!("cannot read the netfilter rules: {why}"),
                 "run as root, with CAP_NET_ADMIN",
@@ -55,21 +55,21 @@ pub(super) fn kube_proxy(others: &Others, pre: bool) -> Line {
     let found = rules.has_rules().then(|| format!("the node has kube-proxy rules: {rules}"));
     let seen: Vec<_> = process.into_iter().chain(found).collect();
     if seen.is_empty() {
-        return Line::pass(CHECK, "kube-proxy is not running, and the node has none of its rules");
+        return CheckLine::pass(CHECK, "kube-proxy is not running, and the node has none of its rules");
     }
     let seen = seen.join("; ");
     if pre {
         let advice = "install Ballast, wait until it is ready, stop kube-proxy, then run `ballast takeover`";
-        return Line::warn(CHECK, seen, advice);
+        return CheckLine::warn(CHECK, seen, advice);
     }
-    Line::fail(CHECK, seen, "stop kube-proxy, then run `ballast takeover`")
+    CheckLine::fail(CHECK, seen, "stop kube-proxy, then run `ballast takeover`")
 }
 
-fn ipvs(others: &Others) -> Line {
+fn ipvs(others: &Others) -> CheckLine {
     const CHECK: &str = "ipvs";
     match others.ipvs_servers {
-        0 => Line::pass(CHECK, "IPVS has no virtual servers"),
-        count => Line::warn(
+        0 => CheckLine::pass(CHECK, "IPVS has no virtual servers"),
+        count => CheckLine::warn(
             CHECK,
             format!("IPVS has {count} virtual servers"),
             "if they are from kube-proxy, remove them with `kube-proxy --cleanup`; others (keepalived) can stay if they use \
@@ -78,14 +78,14 @@ fn ipvs(others: &Others) -> Line {
     }
 }
 
-fn leftovers(others: &Others) -> Line {
+fn leftovers(others: &Others) -> CheckLine {
     const CHECK: &str = "leftovers";
     let found: Vec<_> =
         others.leftovers.iter().map(|(device, count)| format!("{device} has {count} addresses")).collect();
     if found.is_empty() {
-        return Line::pass(CHECK, "no device holds addresses of another service proxy");
+        return CheckLine::pass(CHECK, "no device holds addresses of another service proxy");
     }
-    Line::warn(
+    CheckLine::warn(
         CHECK,
         found.join("; "),
         "if these are addresses of Services and no other proxy runs, remove the device with `ip link delete DEVICE` \
@@ -98,29 +98,29 @@ fn begins<'a>(others: &'a Others, starts: &[&str]) -> Vec<&'a str> {
     names.filter(|name| starts.iter().any(|start| name.starts_with(start))).collect()
 }
 
-fn cilium(others: &Others) -> Line {
+fn cilium(others: &Others) -> CheckLine {
     const CHECK: &str = "cilium";
     let sockets = begins(others, &CILIUM_SOCKETS);
     if !sockets.is_empty() {
-        return Line::fail(
+        return CheckLine::fail(
             CHECK,
             format!("Cilium's kube-proxy replacement is loaded: {}", some(sockets)),
             "set kubeProxyReplacement to false in Cilium's values, and restart its agents",
         );
     }
     if begins(others, &[CILIUM]).is_empty() {
-        return Line::pass(CHECK, "no program of Cilium is loaded");
+        return CheckLine::pass(CHECK, "no program of Cilium is loaded");
     }
-    Line::pass(CHECK, "Cilium runs without its kube-proxy replacement")
+    CheckLine::pass(CHECK, "Cilium runs without its kube-proxy replacement")
 }
 
-fn calico(others: &Others) -> Line {
+fn calico(others: &Others) -> CheckLine {
     const CHECK: &str = "calico";
     let programs = begins(others, &CALICO);
     if programs.is_empty() {
-        return Line::pass(CHECK, "Calico's eBPF data plane is not loaded");
+        return CheckLine::pass(CHECK, "Calico's eBPF data plane is not loaded");
     }
-    Line::fail(
+    CheckLine::fail(
         CHECK,
         format!("Calico's eBPF data plane, which replaces kube-proxy, is loaded: {}", some(programs)),
         "set linuxDataplane to Iptables or Nftables in Calico's Installation",
@@ -128,25 +128,25 @@ fn calico(others: &Others) -> Line {
 }
 
 /// Checks the access to the API server.
-pub(super) fn api(access: &ApiAccess) -> Line {
+pub(super) fn api(access: &ApiAccess) -> CheckLine {
     const CHECK: &str = "api-server";
     match access {
-        ApiAccess::NotAsked => Line::pass(CHECK, "not checked"),
+        ApiAccess::NotAsked => CheckLine::pass(CHECK, "not checked"),
         ApiAccess::Well { version } => {
-            Line::pass(CHECK, format!("{version} answers, and lists all needed objects"))
+            CheckLine::pass(CHECK, format!("{version} answers, and lists all needed objects"))
         }
-        ApiAccess::NoCredentials(why) => Line::warn(
+        ApiAccess::NoCredentials(why) => CheckLine::warn(
             CHECK,
             format!("not checked: {why}"),
             "give credentials with --kubeconfig, or skip this check with --no-api",
         ),
-        ApiAccess::Unreachable(why) => Line::fail(
+        ApiAccess::Unreachable(why) => CheckLine::fail(
             CHECK,
             why.clone(),
             "use the address of a control plane node or of its load balancer (--master, apiServer.host of the chart), not the \
              address of a Service",
         ),
-        ApiAccess::Refused { version, kinds } => Line::fail(
+        ApiAccess::Refused { version, kinds } => CheckLine::fail(
             CHECK,
             format!("{version} answers, but denies listing {}", kinds.join("; ")),
             "apply the ClusterRole and the ClusterRoleBinding `ballast`; for a kubeconfig, bind its user to that role",

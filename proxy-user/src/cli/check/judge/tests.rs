@@ -8,8 +8,8 @@ use std::time::Duration;
 use proxy_common::config::PortRange;
 use rstest::rstest;
 
-use super::{CHECKS, Line, Outcome, judge, some};
-use crate::cli::check::facts::{AgentMetrics, ApiAccess, Device, Facts, Installed};
+use super::{CHECKS, CheckLine, CheckResult, judge, some};
+use crate::cli::check::facts::{AgentMetrics, ApiAccess, CheckFacts, Device, Installed};
 use crate::cli::show::AgentState;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
@@ -17,7 +17,7 @@ use crate::model::DeviceKind;
 use crate::programs::hooks::SOCKET_HOOKS;
 use crate::programs::{Attachment, MissingFeature};
 
-use Outcome::{Fail, Pass, Warn};
+use CheckResult::{Fail, Pass, Warn};
 
 fn device(name: &str, kind: DeviceKind, mtu: u32, is_uplink: bool) -> Device {
     Device { name: name.to_owned(), kind, mtu, is_uplink }
@@ -53,8 +53,8 @@ fn row(name: &'static str, used: u32) -> UsageRow {
 }
 
 /// Returns the facts of a node without problems.
-fn well() -> Facts {
-    let mut facts = Facts::default();
+fn well() -> CheckFacts {
+    let mut facts = CheckFacts::default();
     facts.kernel.release = "6.12.43-amd64".to_owned();
     facts.kernel.missing_programs = Some(Vec::new());
     facts.kernel.missing_maps = Some(Vec::new());
@@ -91,7 +91,7 @@ fn well() -> Facts {
     facts
 }
 
-fn line(facts: &Facts, check: &str) -> Line {
+fn line(facts: &CheckFacts, check: &str) -> CheckLine {
     let lines = judge(facts);
     lines.into_iter().find(|line| line.check == check).unwrap_or_else(|| panic!("no line {check}"))
 }
@@ -103,7 +103,7 @@ fn where_all_is_well_every_line_passes() {
     let others: Vec<_> = lines.iter().filter(|line| line.outcome != Pass).collect();
     assert!(others.is_empty(), "{others:#?}");
     assert!(lines.iter().all(|line| line.advice.is_empty() && !line.seen.is_empty()));
-    let pre = judge(&Facts { installed: None, ..facts });
+    let pre = judge(&CheckFacts { installed: None, ..facts });
     assert!(pre.len() < lines.len() && pre.iter().all(|line| line.group != "agent"));
 }
 
@@ -128,13 +128,13 @@ fn every_line_has_a_heading_in_the_manual() {
 }
 
 /// How a case changes the facts of a node without problems.
-type Change = fn(&mut Facts);
+type Change = fn(&mut CheckFacts);
 
-fn installed(facts: &mut Facts) -> &mut Installed {
+fn installed(facts: &mut CheckFacts) -> &mut Installed {
     facts.installed.as_mut().expect("it is installed")
 }
 
-fn told(facts: &mut Facts) -> &mut AgentMetrics {
+fn told(facts: &mut CheckFacts) -> &mut AgentMetrics {
     installed(facts).metrics.as_mut().expect("it answers")
 }
 
@@ -143,123 +143,123 @@ fn rules() -> KubeProxyRules {
 }
 
 #[rstest]
-#[case::old("kernel-version", Fail, "5.15", |f: &mut Facts| f.kernel.release = "5.10.0-46-amd64".to_owned())]
-#[case::red_hat("kernel-version", Warn, "backports", |f: &mut Facts| f.kernel.release = "5.14.0-503.el9.x86_64".to_owned())]
-#[case::strange("kernel-version", Warn, "cannot parse", |f: &mut Facts| f.kernel.release = "x".to_owned())]
-#[case::no_type("kernel-bpf", Fail, "sock_ops, ringbuf", |f: &mut Facts| {
+#[case::old("kernel-version", Fail, "5.15", |f: &mut CheckFacts| f.kernel.release = "5.10.0-46-amd64".to_owned())]
+#[case::red_hat("kernel-version", Warn, "backports", |f: &mut CheckFacts| f.kernel.release = "5.14.0-503.el9.x86_64".to_owned())]
+#[case::strange("kernel-version", Warn, "cannot parse", |f: &mut CheckFacts| f.kernel.release = "x".to_owned())]
+#[case::no_type("kernel-bpf", Fail, "sock_ops, ringbuf", |f: &mut CheckFacts| {
     f.kernel.missing_programs = Some(vec!["sock_ops"]);
     f.kernel.missing_maps = Some(vec!["ringbuf"]);
 })]
-#[case::may_not_ask("kernel-bpf", Warn, "may not query", |f: &mut Facts| f.kernel.missing_maps = None)]
-#[case::option("kernel-options", Fail, "CONFIG_CGROUP_BPF", |f: &mut Facts| f.kernel.missing_options = Some(vec!["CGROUP_BPF"]))]
-#[case::no_list("kernel-options", Pass, "probed instead", |f: &mut Facts| f.kernel.missing_options = None)]
-#[case::feature("kernel-features", Warn, "TCX", |f: &mut Facts| f.kernel.missing_features = Some(vec![MissingFeature::Tcx]))]
-#[case::features_unknown("kernel-features", Warn, "cannot tell", |f: &mut Facts| f.kernel.missing_features = None)]
-#[case::types("kernel-btf", Warn, "btf", |f: &mut Facts| f.kernel.has_btf = false)]
-#[case::interpreter("bpf-jit", Warn, "enable is 0", |f: &mut Facts| f.kernel.jit = Some(0))]
-#[case::blinded("bpf-jit", Warn, "harden is 2", |f: &mut Facts| f.kernel.jit_harden = Some(2))]
-#[case::always("bpf-jit", Pass, "always", |f: &mut Facts| f.kernel.jit = None)]
-#[case::part("cgroup2", Warn, "root of the cgroup tree", |f: &mut Facts| f.environment.cgroup = Ok((PathBuf::from("/x"), false)))]
-#[case::intended("cgroup2", Pass, "/x", |f: &mut Facts| {
+#[case::may_not_ask("kernel-bpf", Warn, "may not query", |f: &mut CheckFacts| f.kernel.missing_maps = None)]
+#[case::option("kernel-options", Fail, "CONFIG_CGROUP_BPF", |f: &mut CheckFacts| f.kernel.missing_options = Some(vec!["CGROUP_BPF"]))]
+#[case::no_list("kernel-options", Pass, "probed instead", |f: &mut CheckFacts| f.kernel.missing_options = None)]
+#[case::feature("kernel-features", Warn, "TCX", |f: &mut CheckFacts| f.kernel.missing_features = Some(vec![MissingFeature::Tcx]))]
+#[case::features_unknown("kernel-features", Warn, "cannot tell", |f: &mut CheckFacts| f.kernel.missing_features = None)]
+#[case::types("kernel-btf", Warn, "btf", |f: &mut CheckFacts| f.kernel.has_btf = false)]
+#[case::interpreter("bpf-jit", Warn, "enable is 0", |f: &mut CheckFacts| f.kernel.jit = Some(0))]
+#[case::blinded("bpf-jit", Warn, "harden is 2", |f: &mut CheckFacts| f.kernel.jit_harden = Some(2))]
+#[case::always("bpf-jit", Pass, "always", |f: &mut CheckFacts| f.kernel.jit = None)]
+#[case::part("cgroup2", Warn, "root of the cgroup tree", |f: &mut CheckFacts| f.environment.cgroup = Ok((PathBuf::from("/x"), false)))]
+#[case::intended("cgroup2", Pass, "/x", |f: &mut CheckFacts| {
     f.environment.cgroup = Ok((PathBuf::from("/x"), false));
     f.environment.cgroup_is_named = true;
 })]
-#[case::none("cgroup2", Fail, "no cgroup2", |f: &mut Facts| f.environment.cgroup = Err("no cgroup2 is mounted".to_owned()))]
-#[case::no_bpffs("bpffs", Fail, "pinned", |f: &mut Facts| f.environment.has_bpffs = false)]
-#[case::no_bpffs_yet("bpffs", Warn, "no BPF file system", |f: &mut Facts| {
+#[case::none("cgroup2", Fail, "no cgroup2", |f: &mut CheckFacts| f.environment.cgroup = Err("no cgroup2 is mounted".to_owned()))]
+#[case::no_bpffs("bpffs", Fail, "pinned", |f: &mut CheckFacts| f.environment.has_bpffs = false)]
+#[case::no_bpffs_yet("bpffs", Warn, "no BPF file system", |f: &mut CheckFacts| {
     f.environment.has_bpffs = false;
     f.installed = None;
 })]
-#[case::unprivileged("capabilities", Fail, "CAP_BPF", |f: &mut Facts| f.environment.missing_capabilities = Ok(vec!["CAP_BPF"]))]
-#[case::no_proc("capabilities", Fail, "cannot read", |f: &mut Facts| f.environment.missing_capabilities = Err("no".to_owned()))]
-#[case::no_forwarding("ip-forward", Fail, "net.ipv4.ip_forward is 0", |f: &mut Facts| f.network.forwards4 = Some(false))]
-#[case::no_forwarding6("ip-forward", Warn, "net.ipv6.conf.all.forwarding is 0", |f: &mut Facts| {
+#[case::unprivileged("capabilities", Fail, "CAP_BPF", |f: &mut CheckFacts| f.environment.missing_capabilities = Ok(vec!["CAP_BPF"]))]
+#[case::no_proc("capabilities", Fail, "cannot read", |f: &mut CheckFacts| f.environment.missing_capabilities = Err("no".to_owned()))]
+#[case::no_forwarding("ip-forward", Fail, "net.ipv4.ip_forward is 0", |f: &mut CheckFacts| f.network.forwards4 = Some(false))]
+#[case::no_forwarding6("ip-forward", Warn, "net.ipv6.conf.all.forwarding is 0", |f: &mut CheckFacts| {
     f.network.forwards6 = Some(false);
     f.network.has_ipv6 = true;
 })]
-#[case::no_ipv6("ip-forward", Pass, "forwarding is on", |f: &mut Facts| f.network.forwards6 = Some(false))]
-#[case::no_ipv4("ip-forward", Pass, "forwarding is on", |f: &mut Facts| {
+#[case::no_ipv6("ip-forward", Pass, "forwarding is on", |f: &mut CheckFacts| f.network.forwards6 = Some(false))]
+#[case::no_ipv4("ip-forward", Pass, "forwarding is on", |f: &mut CheckFacts| {
     f.network.forwards4 = Some(false);
     f.network.has_ipv4 = false;
 })]
-#[case::overlap("port-ranges", Warn, "overlap in 30000-32767", |f: &mut Facts| {
+#[case::overlap("port-ranges", Warn, "overlap in 30000-32767", |f: &mut CheckFacts| {
     f.network.local_ports = PortRange::new(15_000, 60_999);
 })]
-#[case::reserved("port-ranges", Pass, "SNAT", |f: &mut Facts| {
+#[case::reserved("port-ranges", Pass, "SNAT", |f: &mut CheckFacts| {
     f.network.local_ports = PortRange::new(15_000, 60_999);
     f.network.reserved_ports = vec![PortRange::new(30_000, 32_767)];
 })]
-#[case::no_room("port-ranges", Warn, "too few ports for SNAT", |f: &mut Facts| {
+#[case::no_room("port-ranges", Warn, "too few ports for SNAT", |f: &mut CheckFacts| {
     f.network.local_ports = PortRange::new(1_024, 65_535);
     f.network.reserved_ports = vec![PortRange::new(30_000, 32_767)];
 })]
-#[case::large("mtu", Warn, "veth1 9000", |f: &mut Facts| f.network.devices[1].mtu = 9000)]
-#[case::tunnel("mtu", Warn, "flannel.1 1500", |f: &mut Facts| f.network.devices[2].mtu = 1500)]
-#[case::nothing("mtu", Pass, "not compared", |f: &mut Facts| f.network.devices.clear())]
-#[case::no_uplink("uplink", Warn, "no default route", |f: &mut Facts| f.network.devices[0].is_uplink = false)]
-#[case::no_network("cni", Warn, "no CNI configuration", |f: &mut Facts| f.others.cni = Some(Vec::new()))]
-#[case::no_folder("cni", Warn, "not known", |f: &mut Facts| f.others.cni = None)]
-#[case::rules_left("kube-proxy", Fail, "table ip kube-proxy", |f: &mut Facts| f.others.kube_proxy = Ok(rules()))]
-#[case::runs("kube-proxy", Fail, "process 42", |f: &mut Facts| f.others.kube_proxy_process = Some(42))]
-#[case::to_be_replaced("kube-proxy", Warn, "table ip kube-proxy", |f: &mut Facts| {
+#[case::large("mtu", Warn, "veth1 9000", |f: &mut CheckFacts| f.network.devices[1].mtu = 9000)]
+#[case::tunnel("mtu", Warn, "flannel.1 1500", |f: &mut CheckFacts| f.network.devices[2].mtu = 1500)]
+#[case::nothing("mtu", Pass, "not compared", |f: &mut CheckFacts| f.network.devices.clear())]
+#[case::no_uplink("uplink", Warn, "no default route", |f: &mut CheckFacts| f.network.devices[0].is_uplink = false)]
+#[case::no_network("cni", Warn, "no CNI configuration", |f: &mut CheckFacts| f.others.cni = Some(Vec::new()))]
+#[case::no_folder("cni", Warn, "not known", |f: &mut CheckFacts| f.others.cni = None)]
+#[case::rules_left("kube-proxy", Fail, "table ip kube-proxy", |f: &mut CheckFacts| f.others.kube_proxy = Ok(rules()))]
+#[case::runs("kube-proxy", Fail, "process 42", |f: &mut CheckFacts| f.others.kube_proxy_process = Some(42))]
+#[case::to_be_replaced("kube-proxy", Warn, "table ip kube-proxy", |f: &mut CheckFacts| {
     f.others.kube_proxy = Ok(rules());
     f.installed = None;
 })]
-#[case::not_readable("kube-proxy", Warn, "cannot read", |f: &mut Facts| f.others.kube_proxy = Err("denied".to_owned()))]
-#[case::preempt_rt("kernel-preemption", Fail, "PREEMPT_RT", |f: &mut Facts| f.kernel.interleaves_packets = true)]
-#[case::leftovers("leftovers", Warn, "kube-dummy-if has 9", |f: &mut Facts| f.others.leftovers = vec![("kube-dummy-if".into(), 9)])]
-#[case::servers("ipvs", Warn, "2 virtual servers", |f: &mut Facts| f.others.ipvs_servers = 2)]
-#[case::replacement("cilium", Fail, "cil_sock4_conne", |f: &mut Facts| f.others.programs = ["cil_sock4_conne".to_owned()].into())]
-#[case::only_network("cilium", Pass, "without", |f: &mut Facts| f.others.programs = ["cil_from_contai".to_owned()].into())]
-#[case::data_plane("calico", Fail, "cali_tc_preambl", |f: &mut Facts| f.others.programs = ["cali_tc_preambl".to_owned()].into())]
-#[case::not_asked("api-server", Pass, "not checked", |f: &mut Facts| f.api = ApiAccess::NotAsked)]
-#[case::unknown("api-server", Warn, "no kubeconfig", |f: &mut Facts| f.api = ApiAccess::NoCredentials("no kubeconfig".to_owned()))]
-#[case::away("api-server", Fail, "timed out", |f: &mut Facts| f.api = ApiAccess::Unreachable("timed out".to_owned()))]
-#[case::refused("api-server", Fail, "denies listing Nodes", |f: &mut Facts| {
+#[case::not_readable("kube-proxy", Warn, "cannot read", |f: &mut CheckFacts| f.others.kube_proxy = Err("denied".to_owned()))]
+#[case::preempt_rt("kernel-preemption", Fail, "PREEMPT_RT", |f: &mut CheckFacts| f.kernel.interleaves_packets = true)]
+#[case::leftovers("leftovers", Warn, "kube-dummy-if has 9", |f: &mut CheckFacts| f.others.leftovers = vec![("kube-dummy-if".into(), 9)])]
+#[case::servers("ipvs", Warn, "2 virtual servers", |f: &mut CheckFacts| f.others.ipvs_servers = 2)]
+#[case::replacement("cilium", Fail, "cil_sock4_conne", |f: &mut CheckFacts| f.others.programs = ["cil_sock4_conne".to_owned()].into())]
+#[case::only_network("cilium", Pass, "without", |f: &mut CheckFacts| f.others.programs = ["cil_from_contai".to_owned()].into())]
+#[case::data_plane("calico", Fail, "cali_tc_preambl", |f: &mut CheckFacts| f.others.programs = ["cali_tc_preambl".to_owned()].into())]
+#[case::not_asked("api-server", Pass, "not checked", |f: &mut CheckFacts| f.api = ApiAccess::NotAsked)]
+#[case::unknown("api-server", Warn, "no kubeconfig", |f: &mut CheckFacts| f.api = ApiAccess::NoCredentials("no kubeconfig".to_owned()))]
+#[case::away("api-server", Fail, "timed out", |f: &mut CheckFacts| f.api = ApiAccess::Unreachable("timed out".to_owned()))]
+#[case::refused("api-server", Fail, "denies listing Nodes", |f: &mut CheckFacts| {
     f.api = ApiAccess::Refused { version: "v1.36.1".to_owned(), kinds: vec!["Nodes (403)".to_owned()] };
 })]
-#[case::off("agent", Pass, "switched off", |f: &mut Facts| installed(f).agent = AgentState::NotAsked)]
-#[case::sockets_unknown("socket-programs", Warn, "cannot tell", |f: &mut Facts| installed(f).is_denied = true)]
-#[case::devices_unknown("device-programs", Warn, "cannot tell", |f: &mut Facts| installed(f).is_denied = true)]
-#[case::unwell("agent", Fail, "HTTP 503", |f: &mut Facts| {
+#[case::off("agent", Pass, "switched off", |f: &mut CheckFacts| installed(f).agent = AgentState::NotAsked)]
+#[case::sockets_unknown("socket-programs", Warn, "cannot tell", |f: &mut CheckFacts| installed(f).is_denied = true)]
+#[case::devices_unknown("device-programs", Warn, "cannot tell", |f: &mut CheckFacts| installed(f).is_denied = true)]
+#[case::unwell("agent", Fail, "HTTP 503", |f: &mut CheckFacts| {
     installed(f).agent = AgentState::Answered { address: address(), status: 503 };
 })]
-#[case::silent("agent", Fail, "refused", |f: &mut Facts| {
+#[case::silent("agent", Fail, "refused", |f: &mut CheckFacts| {
     installed(f).agent = AgentState::Silent { address: address(), reason: "refused".to_owned() };
 })]
-#[case::failure("problems", Warn, "no room", |f: &mut Facts| installed(f).problems = vec!["no room".to_owned()])]
-#[case::lost("socket-programs", Fail, "1 of 12 socket programs are not attached: sock_recvmsg4", |f: &mut Facts| {
+#[case::failure("problems", Warn, "no room", |f: &mut CheckFacts| installed(f).problems = vec!["no room".to_owned()])]
+#[case::lost("socket-programs", Fail, "1 of 12 socket programs are not attached: sock_recvmsg4", |f: &mut CheckFacts| {
     installed(f).attachments.remove(0);
 })]
-#[case::lost_cgroup("socket-programs", Fail, "1 of 12", |f: &mut Facts| installed(f).attachments[3].place = None)]
-#[case::lost_direction("device-programs", Fail, "eth0 (egress)", |f: &mut Facts| {
+#[case::lost_cgroup("socket-programs", Fail, "1 of 12", |f: &mut CheckFacts| installed(f).attachments[3].place = None)]
+#[case::lost_direction("device-programs", Fail, "eth0 (egress)", |f: &mut CheckFacts| {
     installed(f).attachments.pop();
 })]
-#[case::detached("device-programs", Fail, "eth0 (egress)", |f: &mut Facts| {
+#[case::detached("device-programs", Fail, "eth0 (egress)", |f: &mut CheckFacts| {
     installed(f).attachments.last_mut().unwrap().place = None;
 })]
-#[case::device_gone("device-programs", Fail, "no device", |f: &mut Facts| installed(f).devices.clear())]
-#[case::foreign("pins", Fail, "belongs to user 1000", |f: &mut Facts| installed(f).owner = Err("belongs to user 1000".to_owned()))]
-#[case::not_there("maps", Fail, "no Ballast maps", |f: &mut Facts| installed(f).maps = Err("no Ballast maps on the bpffs".to_owned()))]
-#[case::never_filled("maps", Fail, "the maps are empty", |f: &mut Facts| installed(f).maps = Ok((Vec::new(), 0)))]
-#[case::nearly_full("map-usage", Warn, "names (90 of 100)", |f: &mut Facts| installed(f).maps = Ok((vec![row("names", 90)], 3)))]
-#[case::not_full("map-usage", Pass, "no map is nearly full", |f: &mut Facts| installed(f).maps = Ok((vec![row("names", 89)], 3)))]
-#[case::another("agent-version", Warn, "9.9.9", |f: &mut Facts| told(f).version = Some("9.9.9".to_owned()))]
-#[case::no_version("agent-version", Warn, "no version", |f: &mut Facts| told(f).version = None)]
-#[case::never("sync", Fail, "not completed a sync", |f: &mut Facts| told(f).sync_age = None)]
-#[case::incomplete("sync", Warn, "not programmed yet", |f: &mut Facts| told(f).synced = false)]
-#[case::old_sync("sync", Warn, "600 s ago", |f: &mut Facts| told(f).sync_age = Some(Duration::from_mins(10)))]
-#[case::stuck("sync", Fail, "2 changes are pending", |f: &mut Facts| {
+#[case::device_gone("device-programs", Fail, "no device", |f: &mut CheckFacts| installed(f).devices.clear())]
+#[case::foreign("pins", Fail, "belongs to user 1000", |f: &mut CheckFacts| installed(f).owner = Err("belongs to user 1000".to_owned()))]
+#[case::not_there("maps", Fail, "no Ballast maps", |f: &mut CheckFacts| installed(f).maps = Err("no Ballast maps on the bpffs".to_owned()))]
+#[case::never_filled("maps", Fail, "the maps are empty", |f: &mut CheckFacts| installed(f).maps = Ok((Vec::new(), 0)))]
+#[case::nearly_full("map-usage", Warn, "names (90 of 100)", |f: &mut CheckFacts| installed(f).maps = Ok((vec![row("names", 90)], 3)))]
+#[case::not_full("map-usage", Pass, "no map is nearly full", |f: &mut CheckFacts| installed(f).maps = Ok((vec![row("names", 89)], 3)))]
+#[case::another("agent-version", Warn, "9.9.9", |f: &mut CheckFacts| told(f).version = Some("9.9.9".to_owned()))]
+#[case::no_version("agent-version", Warn, "no version", |f: &mut CheckFacts| told(f).version = None)]
+#[case::never("sync", Fail, "not completed a sync", |f: &mut CheckFacts| told(f).sync_age = None)]
+#[case::incomplete("sync", Warn, "not programmed yet", |f: &mut CheckFacts| told(f).synced = false)]
+#[case::old_sync("sync", Warn, "600 s ago", |f: &mut CheckFacts| told(f).sync_age = Some(Duration::from_mins(10)))]
+#[case::stuck("sync", Fail, "2 changes are pending", |f: &mut CheckFacts| {
     told(f).sync_age = Some(Duration::from_mins(10));
     told(f).pending = 2;
 })]
-#[case::repaired("audit", Warn, "1 repaired", |f: &mut Facts| told(f).audits_repaired = 1)]
-#[case::failed("audit", Warn, "2 failed", |f: &mut Facts| {
+#[case::repaired("audit", Warn, "1 repaired", |f: &mut CheckFacts| told(f).audits_repaired = 1)]
+#[case::failed("audit", Warn, "2 failed", |f: &mut CheckFacts| {
     told(f).audits_clean = 0;
     told(f).audits_failed = 2;
 })]
-#[case::none_yet("audit", Pass, "no audit yet", |f: &mut Facts| told(f).audits_clean = 0)]
-fn lines(#[case] check: &str, #[case] outcome: Outcome, #[case] words: &str, #[case] change: Change) {
+#[case::none_yet("audit", Pass, "no audit yet", |f: &mut CheckFacts| told(f).audits_clean = 0)]
+fn lines(#[case] check: &str, #[case] outcome: CheckResult, #[case] words: &str, #[case] change: Change) {
     let mut facts = well();
     change(&mut facts);
     let line = line(&facts, check);

@@ -26,7 +26,7 @@ use crate::kube::process::Process;
 use crate::kube::{self, PATIENCE, eventually};
 use crate::manifest::Family;
 use crate::nodes::{Node, Nodes, node_ip, pod_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 use crate::space::Space;
 
 pub const CASES: &[NodesCase] =
@@ -210,7 +210,7 @@ fn targets(control: &ControlPlane, seed: u64) -> Result<Vec<Target>> {
     for family in Family::BOTH {
         let unused: IpAddr = if family == Family::V4 { "10.96.255.77" } else { "fd96::f:ff77" }.parse()?;
         for (what, ip) in [("unused cluster address", unused), ("unused node port", node_ip(family, 1))] {
-            for kind in [Kind::Tcp, Kind::Udp] {
+            for kind in [SocketKind::Tcp, SocketKind::Udp] {
                 targets.push(Target {
                     what: what.to_owned(),
                     to: (ip, 32_767).into(),
@@ -244,7 +244,7 @@ fn of_service(name: &str, service: &Service, has_nameless: bool, targets: &mut V
         addresses.extend(ips(&vips)?.into_iter().map(|ip| ("load balancer", ip)));
     }
     for port in spec.ports.iter().flatten() {
-        let kind = if port.protocol.as_deref() == Some("UDP") { Kind::Udp } else { Kind::Tcp };
+        let kind = if port.protocol.as_deref() == Some("UDP") { SocketKind::Udp } else { SocketKind::Tcp };
         let mut add = |what: &str, ip: IpAddr, port: i32| {
             let is_node_port = what == "node port";
             let what = format!("{name} {what} {ip} port {port} {kind:?}");

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::manifest::Family;
 use crate::nodes::{Nodes, link_ip, node_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 
 /// Number of connections to a Service with several endpoints: one of four is missed by chance once in 100,000 times.
 const TRIES: usize = 40;
@@ -78,7 +78,7 @@ pub struct Target {
     /// Service and kind of address.
     pub what: String,
     pub to: SocketAddr,
-    pub kind: Kind,
+    pub kind: SocketKind,
     pub is_node_port: bool,
     pub service: Behind,
 }

@@ -11,7 +11,7 @@ use super::objects::MANY;
 use super::{is_direct, vip};
 use crate::manifest::Family;
 use crate::nodes::{Nodes, pod_ip};
-use crate::peer::Kind;
+use crate::peer::SocketKind;
 use crate::space::Space;
 
 /// Size of a transfer in bytes.
@@ -69,8 +69,8 @@ fn transfer(nodes: &Nodes, family: Family) -> Result<()> {
 /// first node, as by a NIC without offloads.
 pub fn with_and_without_offloads(nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
-        let to = super::orig_dst(family, Kind::Tcp)[0];
-        is_direct(nodes, Kind::Tcp, to)?;
+        let to = super::orig_dst(family, SocketKind::Tcp)[0];
+        is_direct(nodes, SocketKind::Tcp, to)?;
         transfer(nodes, family).with_context(|| format!("{family:?}"))?;
     }
     for (space, device) in nodes.clients[..1]

@@ -17,7 +17,7 @@ use super::NodesCase;
 use crate::fixture::{SOON, eventually};
 use crate::manifest::Family;
 use crate::nodes::{BRIDGE, Node, Nodes, link_ip, node_ip, pod_ip};
-use crate::peer::{Attempt, Kind, Load, Seen};
+use crate::peer::{Attempt, Load, Seen, SocketKind};
 use crate::raw::{self, Wire};
 
 pub const CASES: &[NodesCase] = &[
@@ -77,7 +77,7 @@ fn lead(nodes: &Nodes, node: u8) -> Result<()> {
 }
 
 /// Returns what clients connect to, by family and kind: the Service's own address, and the node port.
-fn orig_dst(family: Family, kind: Kind) -> [SocketAddr; 2] {
+fn orig_dst(family: Family, kind: SocketKind) -> [SocketAddr; 2] {
     let at = usize::from(!kind.is_tcp());
     [(vip(family), PORTS[at]).into(), (node_ip(family, 1), NODE_PORTS[at]).into()]
 }
@@ -99,12 +99,12 @@ fn sum(nodes: &Nodes, name: &str) -> Result<u64> {
 }
 
 /// Makes one exchange, which has to succeed.
-fn exchange(nodes: &Nodes, kind: Kind, to: SocketAddr) -> Result<Seen> {
+fn exchange(nodes: &Nodes, kind: SocketKind, to: SocketAddr) -> Result<Seen> {
     eventually(SOON, || nodes.outside.reach(Attempt::new(kind, to)))
 }
 
 /// Waits until an exchange of this kind is answered directly.
-fn is_direct(nodes: &Nodes, kind: Kind, to: SocketAddr) -> Result<Seen> {
+fn is_direct(nodes: &Nodes, kind: SocketKind, to: SocketAddr) -> Result<Seen> {
     let own = link_ip(if to.is_ipv4() { Family::V4 } else { Family::V6 }, 30, 100);
     eventually(SOON, || {
         let seen = nodes.outside.reach(Attempt::new(kind, to))?;
@@ -125,7 +125,7 @@ fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
         [Some(own), node_ports.contains(&family).then_some(node_port)].into_iter().flatten()
     };
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp, Kind::Datagram] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp, SocketKind::Datagram] {
             for to in orig_dst(family, kind) {
                 is_direct(nodes, kind, to)?;
             }
@@ -135,7 +135,7 @@ fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
     // Two flows from one client port to one endpoint would need SNAT for the second one.
     let mut ports = 20_000..;
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp, Kind::Datagram] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp, SocketKind::Datagram] {
             for to in orig_dst(family, kind) {
                 for port in ports.by_ref().take(8) {
                     let seen = nodes.outside.reach(Attempt::new(kind, to).at_port(port))?;
@@ -162,8 +162,8 @@ fn answers(nodes: &Nodes, node_ports: &[Family]) -> Result<()> {
 
 /// Pod 3 of node 2, which node 2 masquerades, and pod 2 of node 3 send encapsulated packets of a client to node 3.
 fn forged(nodes: &mut Nodes) -> Result<()> {
-    let [to, _] = orig_dst(Family::V4, Kind::Udp);
-    is_direct(nodes, Kind::Udp, to)?;
+    let [to, _] = orig_dst(Family::V4, SocketKind::Udp);
+    is_direct(nodes, SocketKind::Udp, to)?;
     let inner = raw::udp((link_ip(Family::V4, 30, 100), 33_333).into(), to, b"forged");
     for (node, pod) in [(2, 3), (3, 2)] {
         let sender = &nodes.all[usize::from(node) - 1];
@@ -187,10 +187,10 @@ fn forged(nodes: &mut Nodes) -> Result<()> {
 
 fn hybrid(nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
-        let [to, _] = orig_dst(family, Kind::Tcp);
-        is_direct(nodes, Kind::Tcp, to)?;
-        let [to, _] = orig_dst(family, Kind::Udp);
-        let seen = exchange(nodes, Kind::Udp, to)?;
+        let [to, _] = orig_dst(family, SocketKind::Tcp);
+        is_direct(nodes, SocketKind::Tcp, to)?;
+        let [to, _] = orig_dst(family, SocketKind::Udp);
+        let seen = exchange(nodes, SocketKind::Udp, to)?;
         ensure!(seen.client.ip() == node_ip(family, 1), "{to}: the endpoint sees {}", seen.client);
     }
     Ok(())
@@ -198,7 +198,7 @@ fn hybrid(nodes: &mut Nodes) -> Result<()> {
 
 fn fallback(nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let [to, _] = orig_dst(family, kind);
             let seen = exchange(nodes, kind, to)?;
             ensure!(seen.client.ip() == node_ip(family, 1), "{to}: the endpoint sees {}", seen.client);
@@ -211,7 +211,7 @@ fn fallback(nodes: &mut Nodes) -> Result<()> {
 fn live(nodes: &mut Nodes) -> Result<()> {
     let mut loads = Vec::new();
     for family in Family::BOTH {
-        for kind in [Kind::Tcp, Kind::Udp] {
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
             let [to, _] = orig_dst(family, kind);
             is_direct(nodes, kind, to)?;
             let load = |is_one_socket| Load { attempt: Attempt::new(kind, to), is_one_socket, pause: 10 };
@@ -251,8 +251,8 @@ fn hold(nodes: &Nodes) -> Result<()> {
             nodes.all[usize::from(node) - 1].pod(0).serve_many(at, &format!("{node}/2"))?;
         }
         let to = (vip(family), objects::MANY).into();
-        is_direct(nodes, Kind::Tcp, to)?;
-        let held = nodes.outside.hold(Attempt { patience: 30, ..Attempt::new(Kind::Tcp, to) }, HELD)?;
+        is_direct(nodes, SocketKind::Tcp, to)?;
+        let held = nodes.outside.hold(Attempt { patience: 30, ..Attempt::new(SocketKind::Tcp, to) }, HELD)?;
         ensure!(held.lost == 0, "{held:?}");
     }
     lives(nodes, "at first")
@@ -284,7 +284,7 @@ fn moves(nodes: &mut Nodes) -> Result<()> {
         lives(nodes, &format!("through node {node}"))?;
     }
     let other: IpAddr = vip(Family::V4);
-    is_direct(nodes, Kind::Tcp, (other, PORTS[0]).into())?;
+    is_direct(nodes, SocketKind::Tcp, (other, PORTS[0]).into())?;
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use super::{change, is_direct, lead, orig_dst};
 use crate::manifest::Family;
 use crate::nodes::Nodes;
-use crate::peer::Kind;
+use crate::peer::SocketKind;
 
 /// Number of sockets in each family, each with its own port.
 const SOCKETS: usize = 64;
@@ -76,8 +76,8 @@ pub fn on_to_a_third_node(nodes: &mut Nodes) -> Result<()> {
     lead(nodes, 2)?;
     let mut kept = Vec::new();
     for family in Family::BOTH {
-        let to = orig_dst(family, Kind::Udp)[0];
-        is_direct(nodes, Kind::Udp, to)?;
+        let to = orig_dst(family, SocketKind::Udp)[0];
+        is_direct(nodes, SocketKind::Udp, to)?;
         let sockets =
             nodes.clients[0].inside(|| (0..SOCKETS).map(|_| open(to)).collect::<Result<Vec<_>>>())?;
         for socket in sockets {

@@ -9,7 +9,7 @@ use anyhow::Result;
 use super::rule::{Location, Mode, PLACES, POLICIES, Who, expected, node_port};
 use crate::manifest::Family;
 use crate::nodes::node_ip;
-use crate::peer::{Attempt, Kind, Peer};
+use crate::peer::{Attempt, Peer, SocketKind};
 
 /// Returns what the client sees in so many connections; for an error, its text is in the server's place.
 pub fn observe(peer: &Peer, attempt: Attempt, attempts: usize) -> Result<BTreeSet<(String, Option<IpAddr>)>> {
@@ -49,7 +49,7 @@ pub fn cells(mode: Mode, who: Who, peer: &Peer) -> Result<Vec<Cell>> {
                 continue;
             }
             for family in Family::BOTH {
-                for kind in [Kind::Tcp, Kind::Datagram] {
+                for kind in [SocketKind::Tcp, SocketKind::Datagram] {
                     let to: SocketAddr = (who.orig_dst(family), node_port(policy, location, kind)).into();
                     let expected: BTreeSet<_> = expected(mode, who, policy, location, family)
                         .into_iter()

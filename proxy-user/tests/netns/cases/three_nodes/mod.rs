@@ -19,7 +19,7 @@ use super::NodesCase;
 use crate::fixture::{SOON, eventually};
 use crate::manifest::{Family, cluster_ip};
 use crate::nodes::{BRIDGE, Node, Nodes, PREFIX, node_ip};
-use crate::peer::{Attempt, Kind};
+use crate::peer::{Attempt, SocketKind};
 
 pub const CASES: &[NodesCase] = &[
     NodesCase { name: "three_nodes::kubeadms_configuration", run: || matrix(Mode::Kubeadm) },
@@ -65,11 +65,11 @@ fn one_port() -> Result<()> {
     nodes.begin(&[])?;
     let client = &nodes.all[1].host;
     for (family, port) in Family::BOTH.into_iter().zip([40_000, 40_001]) {
-        let remote = (node_ip(family, 1), node_port(0, Location::Near, Kind::Datagram)).into();
+        let remote = (node_ip(family, 1), node_port(0, Location::Near, SocketKind::Datagram)).into();
         let cluster = (cluster_ip(family, CLUSTER), 53).into();
         let id = u32::from(port);
-        let attempt = Attempt { patience: 5, ..Attempt::new(Kind::Datagram, remote).at_port(port) };
-        eventually(SOON, || client.reach(Attempt::new(Kind::Datagram, remote)))?;
+        let attempt = Attempt { patience: 5, ..Attempt::new(SocketKind::Datagram, remote).at_port(port) };
+        eventually(SOON, || client.reach(Attempt::new(SocketKind::Datagram, remote)))?;
         client.open(id, attempt)?;
         for (round, to) in [remote, cluster].into_iter().cycle().take(20).enumerate() {
             let seen = client.hears(id, Some(to)).with_context(|| format!("message {round}"))?;
@@ -95,8 +95,8 @@ fn matrix(mode: Mode) -> Result<()> {
 fn look(mode: Mode, nodes: &mut Nodes) -> Result<()> {
     for family in Family::BOTH {
         for policy in 0..POLICIES.len() {
-            let to = (node_ip(family, 1), node_port(policy, Location::Near, Kind::Tcp)).into();
-            eventually(SOON, || nodes.all[0].host.reach(Attempt::new(Kind::Tcp, to)))?;
+            let to = (node_ip(family, 1), node_port(policy, Location::Near, SocketKind::Tcp)).into();
+            eventually(SOON, || nodes.all[0].host.reach(Attempt::new(SocketKind::Tcp, to)))?;
         }
     }
     let Nodes { all, outside, second, vlan, .. } = nodes;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::rule::{PLACES, POLICIES, node_port};
 use crate::manifest::{Family, cluster_ip};
 use crate::nodes::node_ip;
-use crate::peer::Kind;
+use crate::peer::SocketKind;
 
 /// Last part of the first Service's cluster address; those of the others follow.
 pub const CLUSTER: u8 = 100;
@@ -21,7 +21,7 @@ pub fn objects() -> Vec<Value> {
             let name = format!("{}-{index}", policy.to_lowercase());
             let ips =
                 Family::BOTH.map(|family| cluster_ip(family, CLUSTER + (at * PLACES.len() + index) as u8));
-            let [tcp, udp] = [Kind::Tcp, Kind::Udp].map(|kind| node_port(at, location, kind));
+            let [tcp, udp] = [SocketKind::Tcp, SocketKind::Udp].map(|kind| node_port(at, location, kind));
             objects.push(json!({
                 "apiVersion": "v1",
                 "kind": "Service",

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use crate::manifest::Family;
 use crate::nodes::{link_ip, node_ip, pod_ip};
-use crate::peer::Kind;
+use crate::peer::SocketKind;
 
 /// How the nodes detect pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,17 +138,17 @@ impl Location {
 }
 
 /// Returns the node port of a Service; the port for UDP is one higher than the port for TCP.
-pub fn node_port(policy: usize, location: Location, kind: Kind) -> u16 {
+pub fn node_port(policy: usize, location: Location, kind: SocketKind) -> u16 {
     let location = PLACES.iter().position(|one| *one == location).unwrap_or_default();
     31_000 + (policy * PLACES.len() + location) as u16 * 2 + u16::from(!kind.is_tcp())
 }
 
 /// What a client has to see: the servers, and the client's address that each server sees. Empty: no answer.
-pub type Outcome = BTreeSet<(String, IpAddr)>;
+pub type ExpectedAnswers = BTreeSet<(String, IpAddr)>;
 
 /// Returns the expected outcome. The rule is kube-proxy's contract, except for two things: a client's address is kept
 /// wherever the reply certainly returns through this node, and pods that no detector knows are known by their devices.
-pub fn expected(mode: Mode, who: Who, policy: usize, location: Location, family: Family) -> Outcome {
+pub fn expected(mode: Mode, who: Who, policy: usize, location: Location, family: Family) -> ExpectedAnswers {
     let is_inside = match who {
         Who::HostProcess | Who::LocalPod => true,
         // By their addresses, pods of every node belong to the cluster.
