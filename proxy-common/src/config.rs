@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uplinks_beyond_those_in_the_entry_are_asked_for() {
+    fn uplinks_that_do_not_fit_the_entry_are_looked_up() {
         let none = |_| panic!("asked without need");
         let mut config = NodeConfig { uplinks: [2, 5, 0], ..NodeConfig::default() };
         assert!(config.is_uplink(2, none) && config.is_uplink(5, none) && !config.is_uplink(7, none));

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_known_answers() {
+    fn crc32c_matches_the_vectors_of_rfc_3720() {
         // RFC 3720, B.4.
         assert_eq!(crc(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc(&[0xff; 32]), 0x62a8_ab43);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn no_change_is_none() {
+    fn crc32c_of_an_unchanged_message_is_unchanged() {
         assert_eq!(change(0, 1480, multiply), 0);
         let bytes = vec![7; 100];
         assert_eq!(changed(&bytes, [7; 4]), crc(&bytes));
@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_change_of_any_message(mut bytes in prop::collection::vec(any::<u8>(), 4..300), new: [u8; 4]) {
+        fn incremental_crc32c_equals_the_full_one(mut bytes in prop::collection::vec(any::<u8>(), 4..300), new: [u8; 4]) {
             let after = changed(&bytes, new);
             bytes[..4].copy_from_slice(&new);
             prop_assert_eq!(after, crc(&bytes));

@@ -70,7 +70,7 @@ mod tests {
         }
 
         #[test]
-        fn two_halves_are_one_word(old: u32, new: u32, check: u16) {
+        fn update_by_two_halves_equals_update_by_a_word(old: u32, new: u32, check: u16) {
             let halves = |v: u32| [(v >> 16) as u16, v as u16];
             let [(o1, n1), (o2, n2)] = [(halves(old)[0], halves(new)[0]), (halves(old)[1], halves(new)[1])];
             let by_word = update(check, replace32(old, new));

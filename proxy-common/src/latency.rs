@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_no_answer() {
+    fn start_time_is_not_taken_for_an_answer() {
         assert_eq!(answered_in(0), None);
         assert_eq!(answered_in(1_000_000_000), None);
         assert_eq!(answered_in(ANSWERED | 0x11), Some(0x11));

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_reads_back() {
+    fn port_name_round_trips() {
         let name = PortName::new("default/redis:resp", 6, 4).unwrap();
         assert_eq!(name.as_str(), "default/redis:resp");
     }

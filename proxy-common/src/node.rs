@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn every_range_of_service_addresses_is_looked_at() {
+    fn every_range_of_service_addresses_is_checked() {
         let mut node = NodeEntry::<[u8; 4]>::UNKNOWN;
         for (range, number) in node.service_cidrs.iter_mut().zip(1..) {
             *range = Cidr { addr: [10, number, 0, 0], mask: [255, 255, 0, 0] };

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_three_looks_agree_on_is_corrected() {
+    fn difference_is_corrected_after_three_equal_samples() {
         let mut differences = Differences::new();
         let sockets = BTreeMap::from([(1, 2), (4, 1)]);
         // The count of 1 is right, that of 2 is one too high, that of 3 is below zero, and 4 is not counted at all.
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_is_left_alone() {
+    fn difference_that_varies_between_samples_is_not_corrected() {
         let mut differences = Differences::new();
         for round in 0..20 {
             let seen = counted(&[(1, 100 + round % 2)], &[(1, 100)]);

@@ -358,7 +358,7 @@ fn another_capacity_keeps_the_map_and_says_so() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn maps_of_another_version_give_way_when_ours_are_attached() {
+fn maps_of_another_version_are_removed_after_our_programs_are_attached() {
     on_node(|node| {
         drop(node.start());
         let old = node.ballast().join("v0");
@@ -428,7 +428,7 @@ fn pins_that_others_may_change_are_refused() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn what_cannot_work_says_why() {
+fn attach_errors_say_why() {
     on_node(|node| {
         fs::write(node.bpffs.join("file"), "").unwrap();
         let error = Programs::start(&node.settings()).err().unwrap().to_string();

@@ -373,7 +373,7 @@ fn counters_of_a_reused_id_start_at_zero() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn pieces_make_up_the_whole() {
+fn reads_in_pieces_equal_the_full_read() {
     let pins = Pins::new(Capacity::default());
     let mut kernel = KernelStore::open(pins.path()).unwrap();
     let writes: Vec<_> = (1..=200_u8)
@@ -510,7 +510,7 @@ fn node(source: [u8; 4]) -> Write {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn what_is_said_of_the_node_is_read_back() {
+fn node_entries_round_trip() {
     let pins = Pins::new(SMALL);
     let mut store = KernelStore::open(pins.path()).unwrap();
     let empty = store.read(16).unwrap().node;

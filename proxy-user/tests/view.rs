@@ -49,7 +49,7 @@ fn flow(bits: u32, last_seen: u32) -> FlowEntry<[u8; 4]> {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn a_socket_is_stranded_when_its_endpoint_left_the_service_that_led_it_there() {
+fn socket_is_stale_if_its_endpoint_left_the_service() {
     on_node(|node| {
         let _agent = node.start();
         let entry = BackendEntry {
@@ -109,7 +109,7 @@ fn led(node: &Node, to: &str, storage: SocketStorage) -> (UdpSocket, u64) {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn the_iterator_lists_the_sockets_of_its_network_namespace_that_services_led() {
+fn iterator_lists_the_translated_sockets_of_its_network_namespace() {
     on_node(|node| {
         let agent = node.start();
         let iterator = agent.socket_iterator().unwrap();

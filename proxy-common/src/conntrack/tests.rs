@@ -83,7 +83,7 @@ fn a_client_that_does_not_see_the_answer_is_not_assured() {
 }
 
 #[test]
-fn each_side_closes_for_itself() {
+fn fin_closes_only_the_direction_of_its_sender() {
     let mut flow = Tracked::established();
     flow.sees(DIRECTION_FORWARD, tcp::FIN | tcp::ACK, 100, 9000);
     assert!(is_half_closed(flow.bits) && !is_closed(flow.bits));
@@ -111,7 +111,7 @@ fn a_reset_out_of_the_window_changes_nothing() {
 }
 
 #[test]
-fn who_does_not_see_a_connection_cannot_move_its_window_and_reset_it() {
+fn blind_segments_neither_move_the_window_nor_reset_the_connection() {
     for (direction, near) in [(DIRECTION_FORWARD, 100), (DIRECTION_REPLY, 9000)] {
         for flags in [tcp::ACK, tcp::SYN, 0] {
             let mut flow = Tracked::established();
@@ -137,7 +137,7 @@ fn a_window_moves_with_its_connection() {
 }
 
 #[test]
-fn a_connection_that_takes_the_place_of_an_older_one_has_its_own_window() {
+fn new_connection_on_an_existing_flow_has_its_own_window() {
     let mut flow = Tracked::established();
     flow.sees(DIRECTION_FORWARD, tcp::SYN, 40_000, 0);
     flow.sees(DIRECTION_REPLY, tcp::SYN | tcp::ACK, 55_000, 40_000);
@@ -148,7 +148,7 @@ fn a_connection_that_takes_the_place_of_an_older_one_has_its_own_window() {
 
 /// The backend has closed its side and the client is gone; its port is used again. Or the client has closed.
 #[test]
-fn a_connection_on_used_ports_has_its_own_fins() {
+fn new_connection_on_reused_ports_clears_the_fins_of_the_old_one() {
     for (direction, seq, ack) in [(DIRECTION_REPLY, 9000, 100), (DIRECTION_FORWARD, 100, 9000)] {
         for silent in [0, HZ, 3000 * HZ] {
             let mut flow = Tracked::established();
@@ -218,7 +218,7 @@ fn the_next_segment_of_the_side_that_reset_takes_the_reset_back() {
 }
 
 #[test]
-fn a_refusal_of_a_backend_that_has_said_nothing_goes_by_what_it_acknowledges() {
+fn reset_of_a_silent_backend_is_checked_by_its_acknowledgement() {
     let mut flow = Tracked::new(PROTO_TCP);
     flow.sees(DIRECTION_FORWARD, tcp::SYN, 100, 0);
     let mut forged = flow;
@@ -267,7 +267,7 @@ fn priority(proto: u8, bits: u32, silent: u32) -> u32 {
 }
 
 #[test]
-fn eviction_takes_what_is_not_assured_and_never_what_is() {
+fn only_flows_that_are_not_assured_are_evicted() {
     let tcp = |bits, silent| priority(PROTO_TCP, STATE_USED | bits, silent);
     assert_eq!(priority(PROTO_TCP, 0, 0), 0);
     assert_eq!(tcp(0, 60_001), 1);
@@ -327,7 +327,7 @@ fn a_flow_that_another_cpu_has_just_seen_is_not_expired() {
 }
 
 #[test]
-fn an_encapsulated_connection_lives_by_what_its_client_says() {
+fn timeout_of_a_dsr_flow_follows_the_clients_segments() {
     use crate::flow::{STATE_DSR, STATE_TUNNEL_SHIFT, STATE_USED};
     let config = NodeConfig::new(100, 16, 16, 1);
     let one = |bits: u32, flags: u16| {
@@ -424,7 +424,7 @@ fn a_flow_counts_until_it_is_closed() {
 }
 
 #[test]
-fn of_a_flow_with_one_side_the_clients_segments_tell() {
+fn state_of_a_dsr_flow_follows_the_clients_segments() {
     assert_eq!(next_dsr(ASSURED, tcp::ACK), SEEN_REPLY, "never assured");
     for flags in [tcp::SYN, tcp::SYN | tcp::ACK, tcp::RST | tcp::ACK, 0] {
         assert_eq!(next_dsr(0, flags), 0, "{flags:#x}");

@@ -16,7 +16,7 @@ fn backend(state: u8, service: u32, flags: u32) -> BackendEntry<A4> {
 }
 
 #[test]
-fn outside_is_who_comes_by_an_uplink_and_has_no_pods_address() {
+fn client_is_outside_if_it_arrives_by_an_uplink_without_a_pods_address() {
     let pods = Cidr { addr: [10, 244, 0, 0], mask: [255, 255, 0, 0] };
     let node = NodeEntry { pods, ..NodeEntry::UNKNOWN };
     assert!(is_outside(true, 0, &node, &CLIENT));
@@ -29,7 +29,7 @@ fn outside_is_who_comes_by_an_uplink_and_has_no_pods_address() {
 }
 
 #[test]
-fn an_address_comes_before_a_node_port_and_a_scope_of_its_own_before_the_common_one() {
+fn lookup_prefers_an_address_over_a_node_port_and_the_own_scope_over_the_common_one() {
     let on = |node: NodeAddr| move |addr: &A4| if *addr == NODE { node } else { 0 };
     let services = |key: &ServiceKey<A4>| match (key.addr, key.port, key.scope) {
         ([0, 0, 0, 0], 30080 | 30081, SCOPE_INTERNAL) => Some(entry(1, KIND_NODE_PORT, SERVICE_SCOPED)),
@@ -53,7 +53,7 @@ fn an_address_comes_before_a_node_port_and_a_scope_of_its_own_before_the_common_
 }
 
 #[test]
-fn source_ranges_mean_something_else_to_each_kind_of_socket() {
+fn source_ranges_apply_to_sockets_of_the_node_and_of_pods_differently() {
     let open = entry(1, KIND_NODE_PORT, 0);
     let closed = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES);
     let node = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES | SERVICE_NODE_ALLOWED);
@@ -162,7 +162,7 @@ fn only_packets_that_would_take_snat_are_encapsulated() {
 }
 
 #[test]
-fn martians_are_what_no_client_has() {
+fn addresses_that_no_client_can_have_are_martian() {
     let v4 = |text: &str| text.parse::<core::net::Ipv4Addr>().unwrap().octets();
     for text in ["0.0.0.0", "0.1.2.3", "127.0.0.1", "127.9.9.9", "224.0.0.1", "239.1.1.1", "255.255.255.255"]
     {

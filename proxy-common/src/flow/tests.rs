@@ -44,7 +44,7 @@ fn a_full_table_has_room_in_its_index() {
 }
 
 #[test]
-fn a_slot_tells_its_flow_and_is_never_free() {
+fn slot_encodes_its_flow_and_never_equals_a_free_slot() {
     for hash in [0, 1, u64::from(u32::MAX), 1 << 32, 1 << 57, u64::MAX, 0x8000_0000_0000_0000] {
         let tag = tag(hash);
         assert!(tag != 0 && tag & !SLOT_TAG == 0, "{hash:#x}: {tag:#x}");
@@ -104,7 +104,7 @@ fn words_hash_as_octets_do() {
 }
 
 #[test]
-fn a_claim_raises_the_generation_and_nothing_else_survives() {
+fn claim_increments_the_generation_and_clears_all_bits() {
     let state = with_bits(7 << 32, STATE_USED | STATE_SNAT);
     assert_eq!((generation_of(state), bits_of(state)), (7, STATE_USED | STATE_SNAT));
     let next = claimed(state);

@@ -124,7 +124,7 @@ fn an_answer_to_any_client_ends_skips_for_refusals_only() {
 }
 
 #[test]
-fn silence_is_left_out_where_the_selection_says_so() {
+fn skip_for_silence_is_ignored_if_the_selection_asks_for_it() {
     for (failure, is_left_out) in
         [(Failure::Silence, true), (Failure::Unreachable, false), (Failure::Refusal, false)]
     {
@@ -167,7 +167,7 @@ fn the_time_of_an_answer_is_written_once_a_second() {
 }
 
 #[test]
-fn a_newcomer_is_on_trial_from_when_it_is_first_looked_at() {
+fn trial_of_a_newcomer_starts_at_its_first_lookup() {
     let word = current(HEALTH_NEWCOMER, 70, HZ);
     let stands = |now| standing(current(word, now, HZ), now, HZ);
     assert_eq!(standing(word, 70, HZ), Standing::Trial);
@@ -214,7 +214,7 @@ proptest! {
 
     /// Nothing keeps a backend out of use for longer than its timeouts.
     #[test]
-    fn what_failures_have_shown_is_forgotten(word: u64, level in 0..=MOST_LEVEL, now: u32) {
+    fn failures_expire_after_their_timeouts(word: u64, level in 0..=MOST_LEVEL, now: u32) {
         let word = word & !(HEALTH_TIME | HEALTH_LEVEL) | u64::from(now) | u64::from(level) << LEVEL_SHIFT;
         let word = current(with_skip(word, now), now, HZ);
         let later = now.wrapping_add((64 + 30) * HZ + 2 * STAMP_UNIT);
@@ -222,7 +222,7 @@ proptest! {
     }
 
     #[test]
-    fn every_client_has_a_number(address: [u8; 16], netns: u64, seed: u32) {
+    fn client_number_is_never_zero(address: [u8; 16], netns: u64, seed: u32) {
         for number in [client(&address, seed), socket_client(netns, seed)] {
             prop_assert!(number & 0xffff != 0 && number < 1 << 30);
         }

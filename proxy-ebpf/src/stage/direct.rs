@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_way_is_the_same_behind_a_call() {
+    fn direct_case_is_decoded_as_it_was_encoded() {
         for case in
             [DirectCase::Ingress, DirectCase::Egress, DirectCase::EndpointReply, DirectCase::FrontendSource]
         {

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_read_may_hold_anything() {
+    fn fields_that_are_not_read_may_have_any_value() {
         let slice: EndpointSlice = serde_json::from_value(json!({
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_called_as_the_full_ones_are() {
+    fn partial_types_have_the_urls_of_the_full_types() {
         assert_eq!(
             <ServiceCidr as kube::Resource>::url_path(&(), None),
             "/apis/networking.k8s.io/v1/servicecidrs"

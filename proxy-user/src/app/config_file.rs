@@ -64,7 +64,7 @@ mod tests {
     const TEXT: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
     #[tokio::test]
-    async fn a_text_that_holds_is_the_end_and_others_are_problems() {
+    async fn valid_new_config_file_ends_the_watch_and_invalid_ones_are_problems() {
         let dir = tempfile::tempdir().unwrap();
         let texts = [
             ("a", TEXT.to_owned()),

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn uplinks_are_told_when_they_change() {
+    async fn event_is_sent_when_xdp_on_an_uplink_changes() {
         let of = |name: &str, mode, reason: &str| XdpDevice {
             device: name.to_owned(),
             mode,
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_problem_of_a_service_is_told_when_it_begins() {
+    async fn event_is_sent_when_a_problem_of_a_service_begins() {
         let status = watch::Sender::new(Status::default());
         let (sender, mut told) = mpsc::channel(8);
         let task = tokio::spawn(tell_problems(status.subscribe(), sender));

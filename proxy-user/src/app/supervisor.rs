@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_may_end_is_none_and_its_error_is_one() {
+    async fn optional_task_may_end_but_an_error_of_a_fallible_task_is_a_failure() {
         let mut tasks = Supervisor::default();
         tasks.spawn_optional(async {});
         tasks.spawn_fallible(async { Ok(()) });

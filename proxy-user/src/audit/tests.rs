@@ -190,7 +190,7 @@ fn objects() -> Vec<Object> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_agrees_is_left_alone() {
+async fn audit_of_equal_state_changes_nothing() {
     let bench = Bench::new().await;
     sleep(one()).await;
     assert_eq!((bench.counts(), bench.differences()), ((1, 0, 0), vec![]));
@@ -316,7 +316,7 @@ async fn a_list_waits_until_the_driver_has_compared_a_part_of_it() {
 }
 
 #[test]
-fn nodes_take_turns() {
+fn audits_of_nodes_are_spread_over_the_period() {
     let turns: Vec<_> = (0..100).map(|number| turn(&format!("node-{number}"), PERIOD)).collect();
     assert!(turns.iter().all(|turn| *turn < PERIOD));
     for quarter in 0..4 {

@@ -272,7 +272,7 @@ mod tests {
     #[case("10.0.0.7:http")]
     #[case("10.0.0.0/33")]
     #[case("")]
-    fn what_is_no_end(#[case] text: &str) {
+    fn invalid_connection_ends_are_refused(#[case] text: &str) {
         assert_eq!(text.parse::<Peer>(), Err(QuestionError::Peer));
     }
 

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_every_address_and_devices() {
+    fn without_flags_node_ports_use_every_address_and_pods_are_known_by_devices() {
         let error = settings("--nodeport-addresses primary,10.0.0.0/8,primary").unwrap_err();
         assert!(error.contains("--nodeport-addresses") && error.contains("primary"), "{error}");
         let all = NodePortAddresses { all: true, ..NodePortAddresses::default() };

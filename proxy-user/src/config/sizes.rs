@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_says_holds() {
+    fn sizes_from_flags_override_the_computed_ones() {
         let args = Sizes { backends: Some(1000), flows: Some(2000), ..Sizes::default() };
         let sizes = args.resolve(Some(64 * GB), 2, &Conntrack::default()).unwrap();
         assert_eq!((sizes.backends, sizes.flows), (1000, 2000));

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_on_what_is_read() {
+    fn parent_and_controller_of_a_device_are_read() {
         let mut link = LinkMessage::default();
         link.header.link_layer_type = LinkLayerType::None;
         link.attributes = vec![

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_told_how_it_got_in() {
+    fn visitor_gets_the_result_of_entering_the_namespace() {
         let paths = [PathBuf::from(OWN), PathBuf::from("/nowhere")];
         let told = in_each(&paths, |entered| entered.map_err(|error| error.kind()));
         assert_eq!(told, [Ok(()), Err(io::ErrorKind::NotFound)]);

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_list_lacks_stays_until_the_second() {
+    fn entry_is_removed_after_two_lists_without_it() {
         let mut seen = start([&[1, 2, 3], &[1, 2, 3]]);
         seen.look(vec![(1, 'a'), (3, 'b')]);
         assert_eq!((keys(&seen), seen.is_doubtful()), (vec![1, 3, 2], true));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_removes_is_gone_at_once() {
+    fn entry_is_removed_at_once_after_a_kernel_notification() {
         let mut seen = start([&[1, 2, 3], &[1, 2, 3]]);
         seen.look(vec![(1, 'a'), (3, 'a')]);
         seen.gone(|entry| entry.0 != 1);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_lists_are_two() {
+    fn start_lists_twice() {
         assert_eq!(keys(&start([&[1, 2], &[2, 3]])), [2, 3, 1]);
         assert_eq!(keys(&start([&[], &[2]])), [2]);
     }

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn before_the_first_sync_and_ever_after_without_changes() {
+    fn healthz_is_200_before_the_first_sync_and_without_changes() {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
         assert_eq!(well(&clock.check(&snapshot)), (200, true, true));
         clock.update(&mut snapshot, IpFamily::V4);
@@ -204,7 +204,10 @@ mod tests {
     #[rstest]
     #[case(IpFamily::V4, (503, false, true))]
     #[case(IpFamily::V6, (503, true, false))]
-    fn a_change_that_waits_too_long(#[case] family: IpFamily, #[case] expected: (u16, bool, bool)) {
+    fn healthz_is_503_if_a_change_waits_for_more_than_two_periods(
+        #[case] family: IpFamily,
+        #[case] expected: (u16, bool, bool),
+    ) {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
         snapshot.queued(family, clock.0);
         clock.pass(60);
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn both_late_need_both() {
+    fn healthz_is_503_until_both_late_families_are_updated() {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
         snapshot.queued(IpFamily::V4, clock.0);
         snapshot.queued(IpFamily::V6, clock.0);
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_goes_gets_no_traffic_but_lives() {
+    fn healthz_is_503_and_livez_is_200_on_a_node_that_leaves() {
         let clock = Clock::new();
         let snapshot = Snapshot { node_eligible: false, ..Snapshot::default() };
         let healthz = clock.check(&snapshot);
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_status_is_understood() {
+    fn healthz_follows_the_drivers_status() {
         let mut clock = Clock::new();
         let mut status = Status { last_queued: Some(clock.0), ..Status::default() };
         status.slice_changes.pending = 1;
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_programmed_for_long_turns_load_balancers_away_and_is_no_reason_to_restart() {
+    fn healthz_is_503_and_livez_is_200_after_two_periods_of_failed_writes() {
         let mut clock = Clock::new();
         let mut status = Status { synced: true, last_sync: Some(clock.0), ..Status::default() };
         status.failing_since.insert(IpFamily::V6, clock.0);
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_driver_that_makes_no_progress_is_neither_healthy_nor_alive() {
+    async fn healthz_and_livez_are_503_if_the_driver_makes_no_progress() {
         let clock = Clock::new();
         let status = Status { progress: Some(tokio::time::Instant::now()), ..Status::default() };
         tokio::time::advance(PATIENCE).await;
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_makes_nothing_late() {
+    fn healthz_stays_200_if_the_clock_is_set_back() {
         let clock = Clock::new();
         let mut snapshot = Snapshot::default();
         snapshot.queued(IpFamily::V4, clock.0 + Duration::from_hours(5));
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_body_is_kube_proxys() {
+    fn body_of_healthz_equals_kube_proxys() {
         let (mut clock, mut snapshot) = (Clock::new(), Snapshot::default());
         clock.update(&mut snapshot, IpFamily::V4);
         snapshot.queued(IpFamily::V6, clock.0);

@@ -129,7 +129,7 @@ fn nodes_that_differ_are_marked() {
 }
 
 #[test]
-fn a_silent_node_is_told_and_the_others_are_compared() {
+fn silent_node_is_reported_and_the_others_are_compared() {
     let says: Says = |node, arguments| {
         if node == "a" { (String::new(), "ballast: denied".into(), false) } else { list(node, arguments) }
     };
@@ -327,7 +327,7 @@ fn a_mistyped_node_gets_the_nearest() {
 }
 
 #[test]
-fn what_has_no_address_and_no_node_is_told() {
+fn destination_without_address_or_node_is_an_error() {
     let headless: Service = parse(json!({ "spec": { "clusterIP": "None" } }));
     assert!(names::address(&headless, None).unwrap_err().contains("headless"));
     let pending: Pod = parse(json!({ "spec": { "containers": [] } }));

@@ -228,7 +228,7 @@ fn everything_is_valid_and_kube_proxys_names_are_there() {
 }
 
 #[test]
-fn what_never_was_has_no_time() {
+fn timestamp_is_absent_before_the_first_sync() {
     let parsed = parse(&metrics(Status::default()).encode(Format::OpenMetrics).unwrap());
     let name = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}";
     assert_eq!(parsed.value(name), None);

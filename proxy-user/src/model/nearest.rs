@@ -42,7 +42,7 @@ mod tests {
     #[case("back", &["backends"])]
     #[case("Flows", &["flows"])]
     #[case("zzz", &[])]
-    fn names_that_were_meant(#[case] asked: &str, #[case] expected: &[&str]) {
+    fn nearest_names_are_found_for_typing_errors(#[case] asked: &str, #[case] expected: &[&str]) {
         assert_eq!(nearest(asked, ["services", "services6", "backends", "flows"]), expected);
     }
 

@@ -243,7 +243,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_what_a_btree_map_does(steps in prop::collection::vec((0u8..4, 0u8..12, any::<u16>()), 0..60)) {
+        fn sorted_map_behaves_like_a_btree_map(steps in prop::collection::vec((0u8..4, 0u8..12, any::<u16>()), 0..60)) {
             let (mut ours, mut theirs) = (SortedMap::new(), BTreeMap::new());
             for (action, key, value) in &steps {
                 match action {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_has_each_once_and_in_order() {
+    fn sorted_set_is_sorted_and_has_no_duplicates() {
         let mut set: SortedSet<u8> = [3, 1, 3, 2].into_iter().collect();
         assert!(set.iter().eq(&[1, 2, 3]) && !set.insert(2) && set.insert(0));
         assert!(set.remove(&3) && !set.remove(&3) && !set.contains(&3) && set.contains(&1));

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_text_is_told_again_as_it_was() {
+    fn resource_versions_round_trip() {
         let uuid = "01234567-89ab-cdef-0123-456789abcdef";
         for text in [
             "",

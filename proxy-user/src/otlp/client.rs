@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partial_success_tells_what_is_lost() {
+    fn partial_success_counts_the_rejected_records() {
         let of = |text: &str| Rejected::of(text.as_bytes()).map(|rejected| (rejected.count, rejected.reason));
         assert_eq!(of("{}"), None);
         assert_eq!(of(""), None);

@@ -175,7 +175,7 @@ async fn a_slow_collector_holds_up_nothing() {
 }
 
 #[tokio::test]
-async fn what_it_refuses_is_lost_and_what_it_cannot_take_now_comes_again() {
+async fn refused_records_are_lost_and_deferred_ones_are_sent_again() {
     let collector = Collector::start().await;
     let exporter = exporter();
     let (logs, counts) = (exporter.logs.clone(), Arc::clone(&exporter.counts));
@@ -198,7 +198,7 @@ async fn what_it_refuses_is_lost_and_what_it_cannot_take_now_comes_again() {
 }
 
 #[tokio::test]
-async fn what_waits_at_the_end_is_sent() {
+async fn queued_records_are_sent_at_shutdown() {
     let collector = Collector::start().await;
     let exporter = Exporter::default();
     let (logs, spans) = (exporter.logs.clone(), exporter.spans.clone());
@@ -210,7 +210,7 @@ async fn what_waits_at_the_end_is_sent() {
 }
 
 #[tokio::test]
-async fn settings_that_cannot_work_are_told_at_once() {
+async fn invalid_otlp_settings_fail_at_start() {
     let address = "127.0.0.1:1".parse().unwrap();
     let wrong = Target { certificate: Some("/nonexistent/ca.pem".into()), ..target(address) };
     let error = exporter().start(wrong, Resource::default()).await.unwrap_err().to_string();

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn points_fall_together_on_all_nodes() {
+    fn history_points_have_the_same_times_on_all_nodes() {
         let log = Log::new(Duration::from_hours(1)).unwrap();
         assert_eq!(log.interval, Duration::from_secs(15));
         assert_eq!(log.pause(at(3_000)), Duration::from_secs(15));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_answered_and_what_was_missed_is_silence() {
+    fn history_has_the_counted_points_and_gaps_for_missed_ones() {
         let log = Log::new(Duration::from_hours(1)).unwrap();
         let (before, after) = two_looks();
         log.add(Some(before), at(1_500));

@@ -34,7 +34,7 @@ fn status(method: &Method, path: &str, headers: &[(&str, &str)]) -> u16 {
 #[case::user_of_ours("evil@localhost", 403)]
 #[case::longer("node-a.evil.example", 403)]
 #[case::empty("", 403)]
-fn a_host_is_known_or_refused(#[case] host: &str, #[case] expected: u16) {
+fn request_with_an_unknown_host_is_refused(#[case] host: &str, #[case] expected: u16) {
     for path in ["/", "/page/main.js", "/page/events"] {
         assert_eq!(status(&Method::GET, path, &[("host", host)]), expected, "{path}");
     }
@@ -79,7 +79,7 @@ fn told(rates: Result<Rates, String>, shows: Shows, query: &PageQuery) -> Value 
 }
 
 #[test]
-fn addresses_are_told_only_where_that_is_asked_for() {
+fn addresses_are_shown_only_if_enabled() {
     let (before, after) = two_looks();
     let rates = || Ok(Rates::between(Some(&before), &after));
     let open = told(rates(), Shows::All, &PageQuery::default());
@@ -135,7 +135,7 @@ fn agent(history: Duration) -> Agent {
 }
 
 #[tokio::test]
-async fn so_many_browsers_listen_and_one_that_leaves_makes_room() {
+async fn number_of_browsers_is_limited_and_a_closed_one_frees_a_place() {
     let agent = agent(Duration::ZERO);
     let mut listeners = Vec::new();
     for _ in 0..16 {

@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_known_changes_nothing(events in vec(arbitrary::event(), 0..30)) {
+    fn repeated_lists_change_nothing(events in vec(arbitrary::event(), 0..30)) {
         let mut cluster = build(events.clone());
         for list in listings(&events) {
             prop_assert!(cluster.apply(list).is_empty());

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_and_what_cannot_be_asked_is_unknown() {
+    fn missing_types_are_listed_and_denied_probes_are_unknown() {
         let all = [("one", 1), ("two", 2), ("three", 3)];
         assert_eq!(missing(&all, |kind| Some(kind != 2)), Some(vec!["two"]));
         assert_eq!(missing(&all, |_| Some(true)), Some(vec![]));

@@ -199,7 +199,7 @@ mod tests {
     use crate::programs::hooks::XDP;
 
     #[test]
-    fn a_refusal_says_what_to_look_at() {
+    fn xdp_attach_error_names_what_to_check() {
         let error = |number| Error::Attach {
             program: XDP,
             place: "device eth0".to_owned(),

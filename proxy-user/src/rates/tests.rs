@@ -92,7 +92,7 @@ fn counters_become_rates() {
 }
 
 #[test]
-fn one_look_has_no_rates() {
+fn rates_are_zero_with_only_one_sample() {
     let (_, after) = two_looks();
     let rates = Rates::between(None, &after);
     assert_eq!((rates.seconds, rates.total), (0.0, Traffic::default()));
@@ -116,7 +116,7 @@ fn a_counter_that_goes_back_begins_anew_or_wraps(#[case] from: u64, #[case] to: 
 }
 
 #[test]
-fn an_id_that_changed_hands_begins_with_nothing() {
+fn reused_id_starts_at_zero() {
     let (mut before, mut after) = two_looks();
     before.snapshot.names.get_mut(&WEB).unwrap().name = "db".into();
     endpoint(&mut before, 1, 99, 0);
@@ -143,7 +143,7 @@ fn a_service_that_left_is_gone_and_its_draining_endpoint_with_it() {
 }
 
 #[test]
-fn ejections_and_trials_are_told() {
+fn rates_show_ejections_and_trials() {
     let (before, mut after) = two_looks();
     after.snapshot.ejected.insert(1, 7);
     after.on_trial.insert(2);

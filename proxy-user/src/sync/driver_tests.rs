@@ -193,7 +193,7 @@ async fn a_change_that_comes_alone_is_in_the_maps_at_once_and_a_burst_is_one_syn
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_rests_is_freed_without_any_event() {
+async fn quarantined_entries_are_freed_without_any_event() {
     let driver = Running::new();
     driver.list(vec![service("a", 1), service("b", 2)], vec![slice("a", 1..4)]).await;
     driver.send(Event::Delete(Key::Service(ServiceName::new("default", "a")))).await;
@@ -263,7 +263,7 @@ async fn pieces_are_small_and_nothing_is_read_as_a_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn that_the_node_leaves_is_known_before_anything_was_listed() {
+async fn leaving_node_is_reported_before_the_first_list() {
     let driver = Running::new();
     assert_eq!(driver.status.borrow().node, NodeFate::Stays);
     let node = |is_leaving| Event::Apply(Object::Node(NodeView { is_leaving, ..NodeView::new("node") }));
@@ -294,7 +294,7 @@ async fn a_driver_that_ends_leaves_everything_and_the_next_one_writes_nothing() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn full_and_partial_syncs_are_told_apart_and_programming_is_measured() {
+async fn full_and_partial_syncs_are_counted_separately_and_latency_is_measured() {
     let driver = Running::new();
     driver.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;
     pass(Duration::from_secs(5)).await;

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_released_extent_rests_for_a_sync_and_for_the_hold() {
+    fn released_extent_is_quarantined_for_one_sync_and_the_period() {
         let now = Instant::now();
         let mut extents = ExtentAllocator::new(4, HOLD);
         let base = extents.allocate(1, vec![1, 2, 3]).unwrap();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resting_extent_is_found_again_and_a_spoilt_one_is_not() {
+    fn quarantined_extent_is_found_again_unless_its_slots_differ() {
         let now = Instant::now();
         let mut extents = ExtentAllocator::new(9, HOLD);
         let base = extents.allocate(1, vec![1, 2, 3]).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_over_another_or_outside_is_not_restored() {
+    fn overlapping_and_invalid_extents_are_not_restored() {
         let mut extents = ExtentAllocator::new(10, HOLD);
         assert!(extents.restore(1, 4, vec![1, 2, 3]));
         assert!(extents.restore(1, 4, vec![1, 2, 3]), "shared by two frontends of one port");

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_rests_for_a_sync_and_for_the_hold() {
+    fn released_id_is_quarantined_for_one_sync_and_the_period() {
         let now = Instant::now();
         let mut ids = ids(10);
         let id = ids.acquire(&1).unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_resting_id_comes_first() {
+    fn id_with_the_longest_quarantine_is_reused_first() {
         let now = Instant::now();
         let mut ids = ids(4);
         for key in [1, 2, 3] {

@@ -212,7 +212,7 @@ mod tests {
     const HOLD: Duration = Duration::from_hours(24);
 
     #[test]
-    fn a_bit_rests_after_its_last_owner() {
+    fn bit_is_quarantined_after_its_last_owner() {
         let now = Instant::now();
         let mut prefilter = Prefilter::new(HOLD);
         let bit = (3, 8);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bit_that_is_in_use_rests_an_hour_longer() {
+    fn quarantine_of_a_bit_in_use_is_extended_by_an_hour() {
         let now = Instant::now();
         let mut prefilter = Prefilter::new(HOLD);
         for bit in [(3, 8), (3, 16)] {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_found_without_owner_rest_from_the_start() {
+    fn restored_bits_without_owner_start_in_quarantine() {
         let now = Instant::now();
         let mut prefilter = Prefilter::new(HOLD);
         let mut words = vec![0; PREFILTER_WORDS as usize];

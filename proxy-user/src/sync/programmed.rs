@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_written_is_programmed_later() {
+    fn service_with_a_failed_write_is_programmed_later() {
         let mut fixture = Fixture::new();
         fixture.take(service("web", 5));
         fixture.sync(&["web"]);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_tells_of_all_and_another_proxys_service_is_not_ours() {
+    fn list_replaces_all_versions_and_foreign_services_are_left_out() {
         use crate::model::Listing;
         let mut fixture = Fixture::new();
         fixture.take(service("old", 1));

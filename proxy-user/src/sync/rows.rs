@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_without_a_row_is_no_larger_than_one_with() {
+    fn optional_row_is_no_larger_than_a_row() {
         assert_eq!(size_of::<Option<Backend>>(), size_of::<Backend>());
     }
 }

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_is_told_when_it_begins_and_when_it_ends() {
+    fn problem_is_logged_when_it_begins_and_when_it_ends() {
         let one = problem("Service default/a", "spec.ports", "no room for 5 slots");
         let other = problem("Service default/b", "spec.ports", "no room for 5 slots");
         let (both, first) = (vec![one.clone(), other.clone()], vec![one.clone()]);
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_wake_no_task_and_news_do() {
+    fn counters_alone_do_not_notify_receivers() {
         let (sender, mut follows) = watch::channel(Status::default());
         publish(&sender, |status| {
             status.service_changes.add();

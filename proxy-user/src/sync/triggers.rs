@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_say_when_or_says_nothing_new_does_not_count() {
+    fn changes_without_a_new_trigger_time_are_not_measured() {
         let mut fixture = Fixture::new();
         fixture.apply("a", 1, None);
         fixture.apply("a", 1, Some(20));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_before_the_start_does_not_count() {
+    fn changes_before_the_start_are_not_measured() {
         let mut fixture = Fixture::new();
         fixture.apply("a", 1, Some(-5));
         fixture.apply("b", 1, Some(0));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_makes_it_nothing() {
+    fn programming_latency_is_zero_if_the_clock_was_set_back() {
         let mut fixture = Fixture::new();
         fixture.apply("a", 1, Some(500));
         assert_eq!(fixture.seconds(), [0]);

@@ -129,7 +129,7 @@ fn connections() {
 }
 
 #[test]
-fn help_lies_above() {
+fn help_is_drawn_above_the_screen() {
     let mut top = looked(Screen::Services);
     press(&mut top, "?");
     assert_snapshot!(drawn(&top));

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use proxy_user::maps::view::{BackendState, Kind};
+use proxy_user::maps::view::{BackendState, FrontendRowKind};
 
 use crate::agent::{NODE, Node};
 use crate::kube::api::Api;
@@ -84,7 +84,7 @@ pub fn found(node: &Node) -> Result<Table> {
         let before = of_port.entry(row.service).or_default().insert(row.socket, facts);
         ensure!(before.is_none(), "{} is there twice", row.socket);
     }
-    for row in maps.services()?.iter().filter(|row| row.kind == Kind::ClusterIp) {
+    for row in maps.services()?.iter().filter(|row| row.kind == FrontendRowKind::ClusterIp) {
         let name = names.get(&row.service).with_context(|| format!("{row:?} has no name"))?;
         let mut endpoints = BTreeSet::new();
         for id in &row.backends {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proxy_common::map_names::CALLS;
-use proxy_user::host::facts::Facts;
+use proxy_user::host::facts::HostFacts;
 use proxy_user::host::follow::Follower;
 use proxy_user::host::manager::{DeviceHooks as _, DeviceManager};
 use proxy_user::host::seen::Seen;
@@ -55,7 +55,7 @@ fn clsact_is_replaced_in_place_and_gives_way_to_tcx_and_back() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn what_packet_programs_go_on_with_stays_as_long_as_they_do() {
+fn pins_of_calls_stay_while_packet_programs_use_them() {
     on_node(|node| {
         let device = veth("v0");
         let folder = node.bpffs.join("ballast").join(crate::version()).join(CALLS);
@@ -124,7 +124,7 @@ fn devices_are_attached_when_they_come_and_forgotten_when_they_go() {
         let manager = manager.with_period(NEVER);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move {
-            let follower = Follower::start(Facts::default()).unwrap();
+            let follower = Follower::start(HostFacts::default()).unwrap();
             let devices = follower.devices();
             let (sender, _events) = mpsc::channel(1);
             tokio::spawn(follower.run(sender));

@@ -100,7 +100,7 @@ fn a_foreign_xdp_program_is_left_alone() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn a_device_that_refuses_xdp_is_told_and_cleanup_removes_what_is_there() {
+fn device_that_refuses_xdp_is_reported_and_cleanup_detaches_the_others() {
     on_node(|node| {
         let programs = Programs::start(&Settings { xdp: Xdp::Native, ..node.settings() }).unwrap();
         let ifindex = uplink(&programs);

@@ -47,7 +47,7 @@ fn two_cpus_that_begin_one_flow_end_up_with_one() {
 }
 
 #[test]
-fn so_do_they_with_different_backends() {
+fn two_cpus_that_begin_one_flow_with_different_backends_end_up_with_one() {
     explore::<_, 4, 2>(
         SMALL,
         2,

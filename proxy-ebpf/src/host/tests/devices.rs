@@ -56,7 +56,7 @@ fn a_tag_of_a_reply_and_of_what_no_service_has<F: Net>() {
 }
 
 #[test]
-fn a_packet_of_a_vlan_is_left_to_the_vlans_device() {
+fn packet_of_a_vlan_passes_to_the_vlans_device() {
     a_tag::<V4>();
     a_tag::<V6>();
     a_tag_of_a_reply_and_of_what_no_service_has::<V4>();
@@ -90,7 +90,7 @@ fn no_header<F: Net>(resolved: u32) {
 }
 
 #[test]
-fn what_comes_without_a_link_header_gets_one() {
+fn packet_without_a_link_header_gets_one() {
     for resolved in [0, 1] {
         no_header::<V4>(resolved);
         no_header::<V6>(resolved);

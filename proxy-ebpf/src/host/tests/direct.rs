@@ -71,7 +71,7 @@ fn the_stage_of_what_arrives<F: Net>() {
 }
 
 #[test]
-fn what_arrives_has_the_stage_that_it_needs() {
+fn packet_at_ingress_is_dispatched_to_its_stage() {
     the_stage_of_what_arrives::<V4>();
     the_stage_of_what_arrives::<V6>();
 }
@@ -263,7 +263,7 @@ fn a_closed_flow_of_a_frontend<F: Net>() {
 }
 
 #[test]
-fn a_reply_that_is_left_to_other_rules_changes_no_flow() {
+fn reply_that_passes_to_other_rules_changes_no_flow() {
     a_closed_flow_of_a_frontend::<V4>();
     a_closed_flow_of_a_frontend::<V6>();
 }

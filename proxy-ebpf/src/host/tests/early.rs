@@ -82,7 +82,7 @@ fn a_connection<F: Net>(opens: Shape, answers: Shape, goes_on: Shape) {
 }
 
 #[test]
-fn what_this_node_forwards_is_forwarded() {
+fn xdp_forwards_packets_and_replies_of_remote_endpoints() {
     a_connection::<V4>(SYN, SYN_ACK, DATA);
     a_connection::<V6>(SYN, SYN_ACK, DATA);
     a_connection::<V4>(UDP, UDP, UDP);
@@ -146,7 +146,7 @@ fn known_service() -> ServiceEntry {
 }
 
 #[test]
-fn what_the_early_hook_cannot_forward_is_left_to_tc() {
+fn packet_that_xdp_cannot_forward_passes_to_tc() {
     what_tc_has_to_do::<V4>();
     what_tc_has_to_do::<V6>();
 }
@@ -166,7 +166,7 @@ fn the_first_reply<F: Net>() {
 }
 
 #[test]
-fn the_first_reply_of_a_watched_flow_is_left_to_tc() {
+fn first_reply_of_a_watched_flow_passes_to_tc() {
     the_first_reply::<V4>();
     the_first_reply::<V6>();
 }
@@ -195,7 +195,7 @@ fn refusals<F: Net>() {
 }
 
 #[test]
-fn a_refusal_without_an_answer_is_done_by_the_early_hook() {
+fn refusal_that_needs_no_answer_is_done_in_xdp() {
     refusals::<V4>();
     refusals::<V6>();
 }
@@ -233,7 +233,7 @@ fn a_probe<F: Net>() {
 }
 
 #[test]
-fn a_packet_now_and_then_is_left_to_the_kernels_neighbour_code() {
+fn xdp_regularly_passes_a_packet_so_that_the_kernel_probes_the_neighbour() {
     a_probe::<V4>();
     a_probe::<V6>();
 }

@@ -126,7 +126,7 @@ fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
 }
 
 #[test]
-fn closed_flows_yield_to_those_of_other_rules() {
+fn closed_flow_yields_to_a_connection_of_other_rules() {
     a_closed_flow_yields::<V4>(BACKEND_LOCAL, Hook::Egress, POD);
     a_closed_flow_yields::<V6>(BACKEND_LOCAL, Hook::Egress, POD);
     a_closed_flow_yields::<V4>(0, Hook::Ingress, UPLINK);
@@ -201,7 +201,7 @@ fn the_stage_of_what_leaves<F: Net>() {
 }
 
 #[test]
-fn what_leaves_has_the_stage_that_it_needs() {
+fn packet_at_egress_is_dispatched_to_its_stage() {
     the_stage_of_what_leaves::<V4>();
     the_stage_of_what_leaves::<V6>();
 }

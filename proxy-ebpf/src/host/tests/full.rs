@@ -91,7 +91,7 @@ fn every_flow_is_found_while_the_index_grows() {
 }
 
 #[test]
-fn keys_stand_in_either_bucket_until_both_are_full() {
+fn keys_use_either_bucket_until_both_are_full() {
     an_index_without_room::<V4>();
     an_index_without_room::<V6>();
 }

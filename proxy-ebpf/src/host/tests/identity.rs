@@ -95,7 +95,7 @@ fn a_bridges_own_frames_are_received_on_its_ports() {
 }
 
 #[test]
-fn the_early_hook_takes_only_frames_of_its_own_mac() {
+fn xdp_processes_only_frames_to_its_own_mac() {
     let maps = maps::<V4>(0);
     let sent = packet::<V4>(client::<V4>(), frontend::<V4>(), UDP);
     assert_eq!(early::run_at(maps, UPLINK, &sent, |_| {}).0, REDIRECT);

@@ -200,7 +200,7 @@ fn keys_side_by_side<F: Net>() {
 }
 
 #[test]
-fn a_flow_does_not_take_its_other_key_for_another_flows() {
+fn forward_and_reply_key_of_one_flow_do_not_conflict() {
     keys_side_by_side::<V4>();
     keys_side_by_side::<V6>();
 }
@@ -265,7 +265,7 @@ fn a_refusal<F: Net>() {
 }
 
 #[test]
-fn the_client_of_a_service_without_endpoints_is_told() {
+fn client_of_a_service_without_endpoints_is_refused() {
     a_refusal::<V4>();
     a_refusal::<V6>();
 }
@@ -344,7 +344,7 @@ fn a_reset<F: Net>() {
 }
 
 #[test]
-fn the_client_of_an_endpoint_that_left_is_reset_where_the_policy_says_so() {
+fn client_of_a_removed_endpoint_is_reset_with_removal_policy_reset() {
     a_reset::<V4>();
     a_reset::<V6>();
 }
@@ -412,7 +412,7 @@ fn forwarded_packets_come_back_under_the_nodes_address() {
 }
 
 #[test]
-fn cleared_maps_know_nothing() {
+fn packets_pass_unchanged_with_cleared_maps() {
     let (v4, v6) = (maps::<V4>(0), maps::<V6>(0));
     v4.clear();
     let bytes = packet::<V4>(client::<V4>(), frontend::<V4>(), SYN);
@@ -456,7 +456,7 @@ fn a_port_that_two_have<F: Net>(shape: Shape, reply: Shape) {
 }
 
 #[test]
-fn netfilter_gets_another_port_than_a_flow_has() {
+fn connection_of_netfilter_gets_another_port_than_an_existing_flow() {
     a_port_that_two_have::<V4>(SYN, SYN_ACK);
     a_port_that_two_have::<V6>(SYN, SYN_ACK);
     a_port_that_two_have::<V4>(UDP, UDP);

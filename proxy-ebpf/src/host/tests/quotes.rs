@@ -98,7 +98,7 @@ fn too_big<F: Net>() {
 }
 
 #[test]
-fn the_client_is_told_the_mtu() {
+fn client_gets_packet_too_big_with_the_mtu() {
     too_big::<V4>();
     too_big::<V6>();
 }

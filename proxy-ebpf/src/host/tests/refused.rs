@@ -81,7 +81,7 @@ fn a_segment_that_cannot_be_answered_is_dropped() {
 }
 
 #[test]
-fn only_of_its_first_fragment_a_client_hears_that_a_packet_is_too_big() {
+fn only_the_first_fragment_is_answered_with_packet_too_big() {
     let maps = maps::<V4>(0);
     let (client, frontend) = (client::<V4>(), frontend::<V4>());
     let whole = packet::<V4>(client, frontend, UDP);
@@ -177,7 +177,7 @@ fn what_is_left_to_others<F: Net>() {
 }
 
 #[test]
-fn packets_without_a_flow_are_left_to_other_rules() {
+fn packet_without_a_flow_passes_to_other_rules() {
     what_is_left_to_others::<V4>();
     what_is_left_to_others::<V6>();
 }

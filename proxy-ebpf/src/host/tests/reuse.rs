@@ -193,7 +193,7 @@ fn a_port_of_an_older_connection<F: Net>() {
 }
 
 #[test]
-fn a_chosen_port_of_an_older_connection_is_left_to_it() {
+fn translated_port_of_an_older_connection_stays_with_it() {
     a_port_of_an_older_connection::<V4>();
     a_port_of_an_older_connection::<V6>();
 }

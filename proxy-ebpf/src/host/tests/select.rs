@@ -103,7 +103,7 @@ fn an_endpoint_that_another_node_names_is_looked_for_in_so_many_slots() {
 }
 
 #[test]
-fn an_affinity_that_cannot_be_added_is_told() {
+fn affinity_write_error_is_reported() {
     let maps = maps::<V4>(BACKEND_LOCAL);
     let time = maps.time().unwrap();
     assert!(!affinity::write(None, 7, time, |_| Err(-12)));
@@ -112,7 +112,7 @@ fn an_affinity_that_cannot_be_added_is_told() {
 
 /// Open connections are counted from the first packet on, however it is forwarded.
 #[test]
-fn an_open_connection_counts_where_the_algorithm_asks() {
+fn open_connection_is_counted_if_the_algorithm_needs_it() {
     for (algorithm, open) in [(Algorithm::LeastConnections, 1), (Algorithm::Random, 0)] {
         for flags in [0, BACKEND_LOCAL] {
             let maps = maps::<V4>(flags);

@@ -67,7 +67,7 @@ fn tag_of((addr, port): End<V4>) -> u16 {
 }
 
 #[test]
-fn what_goes_to_another_nodes_endpoint_is_encapsulated() {
+fn packet_to_another_nodes_endpoint_is_encapsulated_with_dsr() {
     let (client, frontend, backend) = (client::<V4>(), frontend::<V4>(), backend::<V4>());
     for shape in [SYN, UDP] {
         let maps = node_of(NUMBER << BACKEND_TUNNEL_SHIFT);
@@ -93,7 +93,7 @@ fn what_goes_to_another_nodes_endpoint_is_encapsulated() {
 }
 
 #[test]
-fn what_came_encapsulated_is_translated_and_answered_from_here() {
+fn decapsulated_packet_is_translated_and_answered_by_this_node() {
     let (client, frontend, backend) = (client::<V4>(), frontend::<V4>(), backend::<V4>());
     let other = HostMaps::<V6>::leak();
     for (shape, reply) in [(SYN, SYN_ACK), (UDP, UDP)] {
@@ -257,7 +257,7 @@ fn a_connection_past_a_newcomer_survives_a_move() {
 }
 
 #[test]
-fn what_came_encapsulated_by_a_vlan_is_left_to_its_device() {
+fn packet_encapsulated_in_a_vlan_passes_to_the_vlans_device() {
     let (v4, v6) = (node_of(BACKEND_LOCAL), maps::<V6>(0));
     let inner = ip_packet::<V4>(client::<V4>(), frontend::<V4>(), SYN);
     let outer = around(other_node(), node::<V4>(), tag_of(backend::<V4>()), &inner);

@@ -36,7 +36,7 @@ async fn a_missing_file_is_named() {
 }
 
 #[tokio::test]
-async fn what_is_no_url_is_refused() {
+async fn invalid_url_is_refused() {
     let file = kubeconfig("https://127.0.0.1:1");
     for url in ["", "127.0.0.1:6443", "/path", "ftp://127.0.0.1"] {
         let result = connect_to(file.path(), &["https://127.0.0.1:1", url]).await;

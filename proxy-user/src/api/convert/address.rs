@@ -99,7 +99,7 @@ mod tests {
     #[case("0x0a.0.0.1")]
     #[case("fe80::1%eth0")]
     #[case("example.org")]
-    fn what_is_no_address_is_named(#[case] text: &str) {
+    fn invalid_address_is_reported_with_its_text(#[case] text: &str) {
         assert_eq!(parse(text), Err(AddressError::Unreadable(text.to_owned())));
     }
 
@@ -117,7 +117,7 @@ mod tests {
     #[case("255.255.255.255", "the broadcast address")]
     #[case("::ffff:127.0.0.1", "an IPv4-mapped address")]
     #[case("::ffff:10.0.0.1", "an IPv4-mapped address")]
-    fn what_means_the_machine_itself_is_refused(#[case] text: &str, #[case] expected: &str) {
+    fn loopback_and_link_local_addresses_are_refused(#[case] text: &str, #[case] expected: &str) {
         match routable(text) {
             Err(AddressError::Special { what, .. }) => assert_eq!(what, expected),
             other => panic!("{text}: {other:?}"),
@@ -140,7 +140,7 @@ mod tests {
     #[case("10.0.0.0/-1")]
     #[case("/8")]
     #[case("")]
-    fn what_is_no_range_is_named(#[case] text: &str) {
+    fn invalid_range_is_reported_with_its_text(#[case] text: &str) {
         assert_eq!(range(text), Err(RangeError(text.to_owned())));
     }
 }

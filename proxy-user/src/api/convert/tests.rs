@@ -153,7 +153,7 @@ fn a_slice_gives_weights_to_its_endpoints() {
 #[case::headless(json!({}), json!({"clusterIP": "None"}))]
 #[case::headless_by_list(json!({}), json!({"clusterIPs": ["None"]}))]
 #[case::external_name(json!({}), json!({"type": "ExternalName", "clusterIP": "10.96.0.1", "externalName": "a.b"}))]
-fn services_that_are_no_business_of_ours(#[case] metadata: Value, #[case] spec: Value) {
+fn services_that_ballast_does_not_serve_are_skipped(#[case] metadata: Value, #[case] spec: Value) {
     assert_eq!(service_of(metadata, &spec, &json!({})), None);
 }
 
@@ -259,14 +259,14 @@ fn a_load_balancer_with_everything() {
 #[case::same_name(json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80}, {"port": 81}]}), "spec.ports[1].name")]
 #[case::same_number(json!({"clusterIP": "10.96.0.1", "ports": [{"name": "a", "port": 80}, {"name": "b", "port": 80}]}), "spec.ports[1].port")]
 #[case::long_name(json!({"clusterIP": "10.96.0.1", "ports": [{"name": "a".repeat(64), "port": 80}]}), "spec.ports[0].name")]
-fn what_cannot_be_used_is_named(#[case] spec: Value, #[case] field: &str) {
+fn unusable_fields_are_reported_as_problems(#[case] spec: Value, #[case] field: &str) {
     let service = from_spec(&spec);
     assert_eq!(fields(&service.problems), [field]);
     assert_eq!(service.problems[0].object, "Service shop/web");
 }
 
 #[test]
-fn one_bad_part_does_not_spoil_the_rest() {
+fn invalid_part_of_an_object_leaves_the_other_parts_in_use() {
     let service = from_spec(&json!({
         "clusterIPs": ["10.96.0.300", "fd00::1"],
         "loadBalancerSourceRanges": ["nonsense"],
@@ -283,7 +283,7 @@ fn one_bad_part_does_not_spoil_the_rest() {
 #[case::empty_service(json!({"kubernetes.io/service-name": ""}), "IPv4")]
 #[case::headless(json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""}), "IPv4")]
 #[case::names(json!({"kubernetes.io/service-name": "web"}), "FQDN")]
-fn slices_that_are_no_business_of_ours(#[case] labels: Value, #[case] family: &str) {
+fn slices_that_ballast_does_not_use_are_skipped(#[case] labels: Value, #[case] family: &str) {
     let rest = json!({"addressType": family, "endpoints": [{"addresses": ["10.0.0.1"]}]});
     assert_eq!(slice_of(&labels, rest), None);
 }
@@ -309,7 +309,7 @@ fn conditions_that_are_not_given_have_their_defaults() {
 }
 
 #[test]
-fn the_order_of_an_object_is_no_difference() {
+fn order_of_endpoints_and_ports_makes_no_difference() {
     let (a, b) = (json!({"addresses": ["10.0.0.1"]}), json!({"addresses": ["10.0.0.2"], "nodeName": "n1"}));
     let (p, q) = (json!({"name": "p", "port": 1}), json!({"name": "q", "port": 2}));
     let one = from_slice(json!({"addressType": "IPv4", "endpoints": [a, b], "ports": [p, q]}));
@@ -410,7 +410,7 @@ fn when_a_slice_was_triggered(#[case] text: &str, #[case] milliseconds: Option<u
 }
 
 #[test]
-fn an_object_full_of_faults_has_few_problems() {
+fn number_of_problems_per_object_is_limited() {
     let bad = "x".repeat(100_000);
     let ranges = vec![bad.as_str(); 1000];
     let service = from_spec(&json!({"clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ranges}));

@@ -39,7 +39,7 @@ fn urls(direct: &EndpointFailover) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn endpoints_of_the_service_are_servers_for_who_asks_through_it() {
+async fn endpoints_of_the_service_kubernetes_replace_its_cluster_address_as_servers() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for server in ["https://10.96.0.1/", "https://10.96.0.1:443/", "https://kubernetes.default.svc/"] {
         let mut direct = direct(file.path(), server).await;
@@ -62,7 +62,7 @@ async fn endpoints_of_the_service_are_servers_for_who_asks_through_it() {
 }
 
 #[tokio::test]
-async fn who_asks_elsewhere_stays_there() {
+async fn server_outside_the_service_kubernetes_stays_the_only_one() {
     let file = tempfile::NamedTempFile::new().unwrap();
     for server in ["https://192.0.2.10:6443/", "https://api.example/", "http://10.96.0.1/"] {
         let mut direct = direct(file.path(), server).await;

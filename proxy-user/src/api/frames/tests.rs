@@ -62,7 +62,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_come_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..200), is_json in any::<bool>()) {
+    fn decoder_of_frames_terminates_for_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200), is_json in any::<bool>()) {
         let form = if is_json { Form::Json } else { Form::Protobuf };
         let (seen, _) = run(async { all(form, body(vec![bytes.clone()], None).await).await });
         prop_assert!(seen.iter().map(Vec::len).sum::<usize>() <= bytes.len());

@@ -98,7 +98,7 @@ fn both<K: Watched>([list_protobuf, list_json, watch_protobuf, watch_json]: Reco
 }
 
 #[test]
-fn both_forms_say_the_same() {
+fn protobuf_and_json_decode_to_the_same_events() {
     let services = both::<Service>(SERVICES);
     let full = services.iter().find_map(|event| match event {
         Event::Apply(Object::Service(service)) if service.name.name == "web" => Some(service),
@@ -139,7 +139,11 @@ fn both_forms_say_the_same() {
 #[rstest]
 #[case(recorded!("refused.pb"), recorded!("refused.json"), 403)]
 #[case(recorded!("invalid.pb"), recorded!("invalid.json"), 422)]
-fn failures_say_the_same(#[case] protobuf: &[u8], #[case] json: &[u8], #[case] code: u16) {
+fn protobuf_and_json_decode_to_the_same_errors(
+    #[case] protobuf: &[u8],
+    #[case] json: &[u8],
+    #[case] code: u16,
+) {
     let (ours, theirs) = (status(protobuf).unwrap(), serde_json::from_slice::<Status>(json).unwrap());
     assert_eq!(ours.code, code);
     assert_eq!(
@@ -209,12 +213,12 @@ fn kind(wanted: &str, found: &str) -> Malformed {
     &watch_event("ADDED", &enveloped("Service", &delimited(2, &delimited(1, &delimited(1, &[0xff]))))),
     Malformed::Text { field: 1 }
 )]
-fn what_makes_no_sense_is_named(#[case] bytes: &[u8], #[case] why: Malformed) {
+fn malformed_protobuf_is_an_error_with_its_reason(#[case] bytes: &[u8], #[case] why: Malformed) {
     assert_eq!(event::<Service>(bytes).map(|event| format!("{event:?}")), Err(why));
 }
 
 #[test]
-fn what_is_not_known_is_passed_over() {
+fn unknown_protobuf_fields_are_skipped() {
     // All wire types, with field numbers that no message has.
     let unknown = [
         &[0xf8, 0x3f, 0x05][..],
@@ -260,12 +264,12 @@ fn read_all(bytes: &[u8]) -> usize {
 
 proptest! {
     #[test]
-    fn garbage_does_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn decoder_survives_arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         prop_assert!(read_all(&bytes) <= bytes.len());
     }
 
     #[test]
-    fn damaged_events_do_no_harm(
+    fn decoder_survives_damaged_events(
         mut bytes in any_frame(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
         cut in prop::option::of(any::<prop::sample::Index>()),

@@ -222,7 +222,7 @@ fn service(name: &str, address: &str) -> Value {
 }
 
 #[tokio::test]
-async fn lists_come_first_then_what_happens() {
+async fn lists_are_sent_before_watch_events() {
     let mut test = Test::start(&[]).await;
     let first = test.next().await;
     assert!(
@@ -374,7 +374,7 @@ async fn a_server_without_streamed_lists_is_asked_for_whole_ones_out_of_its_cach
 }
 
 #[tokio::test]
-async fn failures_of_the_server_are_outlived() {
+async fn watch_recovers_from_errors_of_the_server() {
     let refused = [(NODES, true, 403), (SERVICES, true, 500), (SERVICES, true, 403), (SLICES, true, 500)];
     let mut test = Test::start(&refused).await;
     assert_eq!(test.services().await, ["a"]);

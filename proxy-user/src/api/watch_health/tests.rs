@@ -21,7 +21,7 @@ fn away() -> Error {
 #[case(Error::WatchFailed(kube::Error::Service("reset".into())), WatchErrorKind::Interrupted)]
 #[case(away(), WatchErrorKind::Away)]
 #[case(Error::NoResourceVersion, WatchErrorKind::Away)]
-fn errors_are_told_apart(#[case] error: Error, #[case] expected: WatchErrorKind) {
+fn watch_errors_are_classified(#[case] error: Error, #[case] expected: WatchErrorKind) {
     assert_eq!(WatchErrorKind::of(&error), expected);
 }
 
@@ -81,7 +81,7 @@ fn an_outage_between_two_refusals_does_not_hide_that_they_last() {
 }
 
 #[test]
-fn causes_are_told_once() {
+fn cause_of_an_error_is_printed_once() {
     let io = std::io::Error::other("the cable");
     let error = Error::WatchStartFailed(kube::Error::Service(Box::new(io)));
     let text = chain(&error);
@@ -89,7 +89,7 @@ fn causes_are_told_once() {
 }
 
 #[test]
-fn a_cause_that_the_error_names_is_not_told_again() {
+fn cause_that_the_error_contains_is_not_repeated() {
     #[derive(Debug, thiserror::Error)]
     #[error("outer")]
     struct Outer(#[source] std::io::Error);

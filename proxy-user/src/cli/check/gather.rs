@@ -29,9 +29,8 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// Gathers all facts.
 pub fn facts(args: &CheckArgs, api: ApiAccess) -> CheckFacts {
     // If this process may not query the network, nothing is reported here; the check of the capabilities reports the cause.
-    let view = Follower::start(host::CheckFacts::default())
-        .map(|machine| machine.view().clone())
-        .unwrap_or_default();
+    let view =
+        Follower::start(host::HostFacts::default()).map(|machine| machine.view().clone()).unwrap_or_default();
     CheckFacts {
         kernel: kernel(),
         environment: environment(args),

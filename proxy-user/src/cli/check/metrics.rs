@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_counts_is_read_and_longer_names_are_others() {
+    fn metrics_are_read_by_their_exact_name() {
         let text = "\
 # HELP ballast_synced Whether\n\
 ballast_synced 1\n\

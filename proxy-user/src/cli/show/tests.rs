@@ -156,7 +156,7 @@ pub(in crate::cli) fn cluster() -> Snapshot {
 }
 
 #[test]
-fn what_was_measured_of_connections_stands_under_the_service() {
+fn service_show_prints_the_measured_latency() {
     let mut snapshot = cluster();
     let mut entry = LatencyEntry { sum_us: 9_000, refused: 1, retransmits: 2, ..LatencyEntry::default() };
     (entry.buckets[1], entry.buckets[7]) = (98, 2);
@@ -642,7 +642,7 @@ fn maps_as_json() {
 }
 
 #[test]
-fn an_empty_list_prints_nothing_and_tells_people_so() {
+fn empty_list_prints_nothing_and_has_a_note() {
     let nothing = Snapshot::default();
     let list = service_list(&nothing, &all());
     for output in [Output::Text, Output::Wide, Output::Name] {
@@ -768,7 +768,7 @@ fn a_status_when_all_is_well() {
 }
 
 #[test]
-fn the_api_server_that_is_asked_is_told() {
+fn status_shows_the_active_api_server() {
     let nothing = Err(ViewError::Nothing { bpffs: "/sys/fs/bpf".into() });
     let mut servers = ApiServers {
         servers: vec!["https://a:6443/".to_owned(), "https://b:6443/".to_owned()],
@@ -831,7 +831,7 @@ fn a_status_without_agent_and_maps() {
 }
 
 #[test]
-fn a_status_tells_where_programs_are_and_where_they_should_be() {
+fn status_shows_attached_and_missing_hooks() {
     let mut facts = facts();
     facts.maps.remove(2);
     let json = status_of(well(), Ok(facts.clone())).render(Output::Json).unwrap();
@@ -920,10 +920,10 @@ fn a_status_and_a_check_of_the_same_facts_agree() {
     for (facts, others) in [(broken, Others::default()), (facts(), kube_proxy), (facts(), Others::default())]
     {
         let facts = Ok(facts);
-        let checked = check::facts::StatusFacts {
+        let checked = check::facts::CheckFacts {
             installed: Some(installed(well(), &facts)),
             others: others.clone(),
-            ..check::facts::StatusFacts::default()
+            ..check::facts::CheckFacts::default()
         };
         let lines = check::judge::judge(&checked).into_iter();
         let of_agent = lines.filter(|line| line.group == "agent" || line.check == "kube-proxy");
@@ -1022,7 +1022,7 @@ fn a_service_is_named(#[case] text: &str, #[case] expected: bool) {
 #[case("default/")]
 #[case("default/redis:")]
 #[case("a/b/c")]
-fn what_names_no_service(#[case] text: &str) {
+fn invalid_service_names_are_refused(#[case] text: &str) {
     let error = text.parse::<ServiceFilter>().unwrap_err().to_string();
     assert!(error.contains("svc/NAME"), "{error}");
 }
@@ -1075,7 +1075,7 @@ fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expe
 }
 
 #[test]
-fn no_server_is_no_answer() {
+fn agent_without_a_server_is_silent_or_not_asked() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     assert!(matches!(probe(Listen::Socket(address)), AgentState::Silent { .. }));
     assert_eq!(probe(Listen::Off), AgentState::NotAsked);

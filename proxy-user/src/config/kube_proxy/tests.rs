@@ -135,7 +135,7 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
 }
 
 #[test]
-fn each_field_that_is_used_is_heard() {
+fn each_supported_field_changes_a_setting() {
     let config = with_file(
         &body(
             r#"
@@ -281,7 +281,7 @@ fn a_scheduler_means_what_it_says(
 )]
 #[case("logging: {format: xml}\n", "F:3:19: logging.format: \"xml\" is not valid; give text or json")]
 #[case("mode: [\n", "F:")]
-fn what_is_wrong_is_named_with_its_place_and_the_way_out(#[case] text: &str, #[case] expected: &str) {
+fn config_error_names_the_field_and_the_fix(#[case] text: &str, #[case] expected: &str) {
     let error = with_file(&body(text), &[]).unwrap_err();
     assert!(error.contains(expected), "{error}");
 }
@@ -310,7 +310,7 @@ fn fields_that_kube_proxy_decodes_leniently_are_warnings(#[case] text: &str, #[c
 }
 
 #[test]
-fn all_that_is_wrong_is_told_at_once() {
+fn all_errors_of_a_config_file_are_reported_together() {
     let FileError(errors) = parse("F", "kind: Pod\nmood: 1\noomScoreAdj: x\n").unwrap_err();
     assert_eq!(errors.len(), 3, "{errors:?}");
     assert!(errors[0].starts_with("F:1:1: apiVersion is missing"), "{errors:?}");
@@ -329,7 +329,7 @@ fn json_is_read_too() {
 }
 
 #[test]
-fn what_means_nothing_is_said_once_each() {
+fn fields_without_effect_are_warned_of_once_each() {
     let text =
         body("enableProfiling: true\nipvs: {scheduler: lc, strictARP: true}\nwinkernel: {networkName: x}\n");
     let config = with_file(&text, &["--kube-api-qps=50", "--proxy-mode=ipvs"]).unwrap();
@@ -512,7 +512,7 @@ fn no_flag_of_kube_proxy_is_forgotten() {
 }
 
 #[test]
-fn what_is_written_can_be_read_and_means_the_same() {
+fn written_config_parses_to_the_same_settings() {
     let text = body(
         "mode: nftables\nnftables: {syncPeriod: 1m30s, minSyncPeriod: 250ms}\nclusterCIDR: 10.1.0.0/16\n\
          featureGates: {AllowServiceExternalIPs: false}\nnodePortAddresses: [10.0.0.0/8]\noomScoreAdj: 3\n\

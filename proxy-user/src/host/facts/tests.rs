@@ -117,7 +117,7 @@ fn local_routes_are_those_that_no_device_explains() {
 }
 
 #[test]
-fn what_is_not_looked_at_is_as_it_was_known() {
+fn facts_that_are_not_read_are_copied_from_the_previous_view() {
     let route = DefaultRoute { device: 77, source: None };
     let known = HostView { defaults: vec![route], has_kube_proxy_rules: true, ..HostView::default() };
     let facts = HostFacts::default();

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_address_is_kept_has_one_translation() {
+    fn connection_without_snat_has_one_translation() {
         assert_eq!(find(&entry(&connection("192.0.2.7:40000")).body, NAT_SOURCE), None);
     }
 }

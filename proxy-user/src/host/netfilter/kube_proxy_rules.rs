@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_in_words() {
+    fn kube_proxy_rules_are_described_in_words() {
         let found = KubeProxyRules {
             tables: BTreeSet::from(["ip kube-proxy".to_owned()]),
             chains: BTreeSet::from([("ip nat".to_owned(), 12)]),

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_use_stays_and_all_else_goes() {
+    fn chains_that_others_use_stay_and_the_other_chains_are_deleted() {
         let chains =
             ["PREROUTING", "KUBE-SERVICES", "KUBE-SVC-A", "KUBE-MARK-MASQ", "HOSTPORTS", "KUBE-FIREWALL"]
                 .map(|name| chain("nat", name));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_its_own_goes_as_a_whole_and_nothing_is_nothing() {
+    fn kube_proxys_own_table_is_deleted_as_a_whole() {
         let (changes, removal) = plan(&[chain(TABLE, "services")], &[]);
         assert_eq!(removal.removed, ["table ip kube-proxy"]);
         assert_eq!(changes.last().map(|(message, _)| message.command()), Some(DEL_TABLE));

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_asked_for_stays_and_what_fails_is_named() {
+    fn unrequested_sysctls_stay_and_failed_ones_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let (sys, modules) = (dir.path().join("sys"), dir.path().join("module"));
         fs::create_dir_all(sys.join("net/netfilter")).unwrap();

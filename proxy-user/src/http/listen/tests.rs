@@ -81,7 +81,7 @@ async fn idle_and_slow_connections_delay_no_probe() {
 }
 
 #[tokio::test]
-async fn with_many_clients_the_largest_loses() {
+async fn client_with_most_connections_loses_one_at_the_limit() {
     let (address, connections) = start(8).await;
     let mut small = connect(PROBE, address).await.unwrap();
     assert_eq!(ask(&mut small, "/livez").await, "HTTP/1.1 200 OK");

@@ -87,7 +87,7 @@ async fn the_answer_is_kube_proxys() {
 }
 
 #[tokio::test]
-async fn a_node_without_ready_endpoint_or_an_agent_that_is_unwell_turns_away() {
+async fn health_check_is_503_without_a_ready_local_endpoint_or_with_an_unhealthy_agent() {
     let (node, port) = (Node::start(), free_port());
     node.service("web", port, 0);
     assert_eq!(node.ask(port).await.unwrap().0, 503);
@@ -148,7 +148,7 @@ fn a_service_is_asked_for_in_its_families_only() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_told_to_the_cluster() {
+async fn health_check_port_in_use_is_sent_as_an_event() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let mut node = Node::start();

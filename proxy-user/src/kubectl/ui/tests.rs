@@ -68,7 +68,7 @@ async fn cluster(folder: &std::path::Path) -> (Nodes, Arc<Mutex<Vec<PageQuery>>>
 }
 
 #[tokio::test]
-async fn what_all_agents_tell_is_one_stream() {
+async fn events_of_all_agents_are_one_stream() {
     let folder = tempfile::tempdir().unwrap();
     let (nodes, asked) = cluster(folder.path()).await;
     let wanted = PageQuery { filter: "a b&c=1".to_owned(), service: "default/web:http/TCP/IPv4".to_owned() };

@@ -68,7 +68,7 @@ fn a_slice_whose_label_changes_moves() {
 }
 
 #[test]
-fn what_is_the_same_or_unknown_changes_nothing() {
+fn equal_objects_and_unknown_deletions_change_nothing() {
     let mut cluster = Cluster::default();
     apply_service(&mut cluster, "web");
     apply_slice(&mut cluster, slice("s", "web", None));

@@ -62,7 +62,7 @@ fn uplinks(host: &HostView, node: &NodeView, detect: &DetectLocal) -> Vec<u32> {
 #[case::one_of_two_addresses(DeviceKind::Veth, &["10.244.1.1/24", "198.51.100.1/24"], true)]
 #[case::open_vswitch_of_the_pods(DeviceKind::Other, &["10.244.1.1/24"], false)]
 #[case::open_vswitch_network(DeviceKind::Other, &["198.51.100.1/24"], true)]
-fn who_is_behind_a_device_of_that_kind(
+fn device_is_an_uplink_or_local_by_its_kind_and_addresses(
     #[case] kind: DeviceKind,
     #[case] addresses: &[&str],
     #[case] is_uplink: bool,
@@ -136,7 +136,7 @@ fn the_nodes_own_range_comes_before_that_of_all_pods_in_each_family() {
 }
 
 #[test]
-fn what_lies_on_an_uplink_is_one() {
+fn device_on_top_of_an_uplink_is_an_uplink() {
     let on = |parent, name| HostDevice { parent: Some(parent), ..device(name, DeviceKind::Stacked, &[]) };
     let all = host([
         on(2, "eth0.7"),
@@ -153,7 +153,7 @@ fn what_lies_on_an_uplink_is_one() {
 }
 
 #[test]
-fn the_operator_has_the_last_word() {
+fn device_role_of_the_operator_overrides_detection() {
     let say = |role, device| HostDevice { role, ..device };
     let nic = || device("eth1", DeviceKind::Physical, &[]);
     let veth = || device("veth1", DeviceKind::Veth, &["198.51.100.1/24"]);

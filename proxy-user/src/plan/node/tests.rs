@@ -286,7 +286,7 @@ fn clients_outside_come_by_the_devices_that_lead_there() {
 }
 
 #[test]
-fn what_carries_an_uplink_leads_outside_too() {
+fn device_below_an_uplink_is_an_uplink() {
     let mut host = host();
     // eth0 is a VLAN of eth1, and the bridge br0 has an internal address and two ports: eth2 and a pod.
     host.devices.get_mut(&2).unwrap().parent = Some(5);

@@ -141,7 +141,7 @@ fn the_problems_of_service_and_slices_are_the_plans() {
 }
 
 #[test]
-fn what_is_not_there_has_no_plan() {
+fn missing_service_has_no_plan() {
     let cluster = cluster(DUAL);
     assert_eq!(plan_service(&cluster, &ServiceName::new("other", "web"), PlanSettings::default()), None);
 }

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_xdp_cannot_see_right_is_left_to_tc() {
+    fn devices_on_which_xdp_cannot_see_packets_are_served_by_tc() {
         let refused =
             |device: Device, others: &[Device]| keeper(Xdp::Generic).wanted(&device, others).unwrap_err();
         assert!(refused(Device { ethernet: false, ..nic() }, &[]).contains("Ethernet"));

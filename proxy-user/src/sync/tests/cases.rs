@@ -206,7 +206,7 @@ fn clients_outside_are_never_sent_to_an_entry_that_is_gone_whichever_write_fails
 }
 
 #[test]
-fn an_endpoint_that_joins_is_told_of_those_that_served_before() {
+fn joining_endpoint_is_a_newcomer_if_another_has_served() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change([service("a", 1, 1..3)]);
     let joined = |fixture: &Fixture, last: u8| {
@@ -226,7 +226,7 @@ fn an_endpoint_that_joins_is_told_of_those_that_served_before() {
 }
 
 #[test]
-fn what_has_rested_is_freed_together() {
+fn entries_whose_quarantine_is_over_are_freed_together() {
     let mut fixture = Fixture::new(ROOMY);
     for last in 2..32 {
         fixture.wait(Duration::from_millis(100));

@@ -73,7 +73,7 @@ fn one_endpoint_had_no_table_and_gets_one_when_another_joins() {
 }
 
 #[test]
-fn another_agent_goes_on_with_it() {
+fn drain_period_continues_after_a_restart() {
     let mut fixture = Fixture::new(ROOMY);
     serve(&mut fixture, 2);
     let before = serve(&mut fixture, 3);
@@ -103,7 +103,7 @@ fn a_new_table_that_needs_the_room_has_it() {
 }
 
 #[test]
-fn it_ends_although_a_write_fails() {
+fn drain_period_ends_after_a_failed_write() {
     let mut fixture = Fixture::new(ROOMY);
     serve(&mut fixture, 2);
     let row_before = serve(&mut fixture, 3);

@@ -205,7 +205,7 @@ fn old_snat_ports_are_looked_up_while_a_connection_has_one() {
 }
 
 #[test]
-fn an_id_rests_while_connections_of_its_endpoint_are_open() {
+fn id_is_quarantined_while_its_endpoint_has_open_connections() {
     let connections = Connections::default();
     let mut fixture = Fixture::new(ROOMY);
     fixture.reconciler = fixture.reconciler.with_flows(Box::new(connections.clone()));
@@ -265,7 +265,7 @@ fn a_bit_stays_while_a_connection_needs_it() {
 }
 
 #[test]
-fn nothing_is_told_before_the_node_was_looked_at() {
+fn nothing_is_written_before_the_node_was_read() {
     let mut fixture = Fixture::new(ROOMY);
     tell(&mut fixture, node([1]));
     let mut fixture = fixture.restarted();
@@ -285,7 +285,7 @@ fn nothing_is_told_before_the_node_was_looked_at() {
 }
 
 #[test]
-fn what_could_not_be_told_is_told_later() {
+fn failed_node_writes_are_repeated() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change([service("a", FrontendKind::NodePort, &[])]);
     fixture.faults(Faults { from: Some(0), ..Faults::default() });
@@ -410,7 +410,7 @@ fn a_number_stays_with_the_address_of_a_node() {
 }
 
 #[test]
-fn nodes_without_a_number_are_told() {
+fn nodes_without_a_tunnel_number_are_reported() {
     let mut fixture = Fixture::new(ROOMY);
     let others: Vec<IpAddr> =
         (0..TUNNEL_COUNT + 4).map(|n| Ipv4Addr::from_bits(0x0a01_0000 + n).into()).collect();

@@ -74,7 +74,7 @@ fn by_default_nothing_is_reset() {
 }
 
 #[test]
-fn a_delay_longer_than_ids_rest_keeps_the_row() {
+fn reset_delay_longer_than_the_quarantine_keeps_the_row() {
     let long = Duration::from_mins(10);
     let mut fixture = left(Some(long));
     for _ in 0..9 {

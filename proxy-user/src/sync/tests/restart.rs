@@ -34,7 +34,7 @@ fn nothing_is_written_before_the_first_sync() {
 }
 
 #[test]
-fn ids_that_rest_rest_on_after_a_restart() {
+fn quarantine_of_ids_continues_after_a_restart() {
     let mut fixture = Fixture::new(ROOMY);
     fixture.change([service("a", 1, 1..4)]);
     fixture.change([service("a", 1, 2..4)]);
@@ -77,7 +77,7 @@ proptest! {
 
     /// Bits and rows are changed as if by another tool, with and without a restart.
     #[test]
-    fn whatever_another_hand_did_is_repaired(
+    fn external_changes_of_maps_are_repaired(
         history in history(5),
         damage in prop::collection::vec((0u8..20, any::<prop::sample::Index>(), any::<u32>()), 1..8),
         restart: bool,

@@ -24,8 +24,8 @@ const SETS_OF_TWO: [Service; 3] = [
 const MANY: usize = 20;
 
 pub const CASES: &[Case] = &[
-    Case { name: "affinity::stays_while_the_endpoint_does", wish: WISH, run: stays },
-    Case { name: "affinity::ends_when_the_client_is_silent", wish: WISH, run: ends },
+    Case { name: "affinity::stays_while_the_endpoint_is_in_the_service", wish: WISH, run: stays },
+    Case { name: "affinity::expires_after_the_timeout", wish: WISH, run: ends },
 ];
 
 fn put(fixture: &Fixture, service: Service, seconds: u32) -> Result<()> {

@@ -41,19 +41,19 @@ pub(super) use few_flows;
 const WISH: Wish = few_flows!();
 
 pub const CASES: &[Case] = &[
-    Case { name: "attack::a_minute_after_a_syn_flood", wish: WISH, run: a_minute_after },
-    Case { name: "attack::syn_flood_that_the_endpoint_answers", wish: WISH, run: syn_answered },
-    Case { name: "attack::syn_flood_without_answers", wish: WISH, run: syn_unanswered },
-    Case { name: "attack::syn_flood_with_blind_acks", wish: WISH, run: syn_and_ack },
-    Case { name: "attack::udp_flood", wish: WISH, run: udp_flood },
-    Case { name: "attack::sources_that_cannot_be", wish: WISH, run: martians },
+    Case { name: "attack::clients_are_served_a_minute_after_a_syn_flood", wish: WISH, run: a_minute_after },
+    Case { name: "attack::answered_syn_flood_disturbs_no_client", wish: WISH, run: syn_answered },
+    Case { name: "attack::unanswered_syn_flood_disturbs_no_client", wish: WISH, run: syn_unanswered },
+    Case { name: "attack::syn_flood_with_blind_acks_disturbs_no_client", wish: WISH, run: syn_and_ack },
+    Case { name: "attack::udp_flood_disturbs_no_client", wish: WISH, run: udp_flood },
+    Case { name: "attack::martian_sources_are_dropped", wish: WISH, run: martians },
     Case {
-        name: "attack::a_pods_source_at_the_uplink",
+        name: "attack::pod_source_at_the_uplink_is_dropped",
         wish: few_flows!("--detect-local-mode", "ClusterCIDR", "--cluster-cidr", "10.99.0.0/16,fd99::/16"),
         run: pods_source,
     },
-    Case { name: "attack::fragments_that_overlap", wish: WISH, run: fragments },
-    Case { name: "attack::a_port_scan", wish: WISH, run: scan },
+    Case { name: "attack::overlapping_fragments_disturb_no_client", wish: WISH, run: fragments },
+    Case { name: "attack::port_scan_disturbs_no_client", wish: WISH, run: scan },
 ];
 
 /// Number of forged packets of a flood: more than the flow table holds.

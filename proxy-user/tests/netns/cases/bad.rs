@@ -10,7 +10,7 @@ use crate::peer::{Attempt, SocketKind};
 
 pub const CASES: &[Case] = &[
     Case {
-        name: "bad::one_broken_service_among_good_ones",
+        name: "bad::invalid_service_leaves_the_others_served",
         wish: Wish { pods: 2, services: &[WEB], flags: SMALL },
         run: broken,
     },

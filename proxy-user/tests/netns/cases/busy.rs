@@ -22,7 +22,11 @@ const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 
 pub const CASES: &[Case] = &[
     Case { name: "busy::a_source_port_that_the_endpoint_saw_can_be_reused", wish: WISH, run: chosen },
-    Case { name: "busy::few_ports_on_all_paths_in_any_order", wish: WISH, run: any_order },
+    Case {
+        name: "busy::connections_work_with_few_ports_on_all_paths_in_any_order",
+        wish: WISH,
+        run: any_order,
+    },
 ];
 
 /// Longest time that a connection may take to answer: a SYN that meets another connection is sent again after one second.

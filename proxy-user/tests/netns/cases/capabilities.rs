@@ -12,15 +12,23 @@ use crate::agent::{self, Agent};
 use crate::fixture::Fixture;
 
 pub const CASES: &[Case] = &[
-    Case { name: "capabilities::those_of_the_daemon_set_are_enough", wish: stale_sockets::WISH, run: enough },
-    Case { name: "capabilities::each_of_them_is_needed", wish: stale_sockets::WISH, run: needed },
     Case {
-        name: "capabilities::the_seccomp_profile_allows_all_that_it_does",
+        name: "capabilities::agent_works_with_those_of_the_daemon_set",
+        wish: stale_sockets::WISH,
+        run: enough,
+    },
+    Case {
+        name: "capabilities::without_one_of_them_the_agent_fails",
+        wish: stale_sockets::WISH,
+        run: needed,
+    },
+    Case {
+        name: "capabilities::agent_works_under_the_seccomp_profile",
         wish: stale_sockets::WISH,
         run: confined,
     },
     Case {
-        name: "capabilities::maps_that_are_replaced_are_not_gone_by",
+        name: "capabilities::helper_ends_if_the_maps_are_replaced",
         wish: stale_sockets::WISH,
         run: replaced,
     },

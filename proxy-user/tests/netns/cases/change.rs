@@ -26,7 +26,7 @@ pub const CASES: &[Case] = &[
         wish: WISH,
         run: |fixture| drains(fixture, RENUMBERED, "0/9090", "0/9090"),
     },
-    Case { name: "change::to_zero_and_back", wish: WISH, run: zero },
+    Case { name: "change::service_without_endpoints_is_refused_until_one_returns", wish: WISH, run: zero },
     Case { name: "change::a_deleted_service_keeps_its_connections", wish: WISH, run: deleted },
 ];
 

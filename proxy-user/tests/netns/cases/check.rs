@@ -13,12 +13,8 @@ use crate::fixture::{Fixture, Wish};
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: crate::fixture::SMALL };
 
 pub const CASES: &[Case] = &[
-    Case { name: "check::before_and_after_the_installation_and_with_faults", wish: WISH, run: check },
-    Case {
-        name: "check::a_manifest_that_is_not_used_is_a_problem_until_it_is_right",
-        wish: WISH,
-        run: manifests,
-    },
+    Case { name: "check::faults_are_found_before_and_after_the_installation", wish: WISH, run: check },
+    Case { name: "check::unusable_manifest_is_a_problem_until_it_is_fixed", wish: WISH, run: manifests },
 ];
 
 /// Checks that `ballast status` and `ballast check` name bad manifests, and an annotation without a meaning.

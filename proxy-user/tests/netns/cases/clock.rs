@@ -15,7 +15,8 @@ use crate::manifest::Service;
 /// Environment variable of machines whose clock a test may set.
 const OWN_CLOCK: &str = "BALLAST_OWN_CLOCK";
 
-const CASES: &[Case] = &[Case { name: "clock::jumps_beside_traffic", wish: restart::WISH, run: jumps }];
+const CASES: &[Case] =
+    &[Case { name: "clock::jumps_of_the_clock_break_no_connection", wish: restart::WISH, run: jumps }];
 
 /// The first port of `web` at another pod.
 const MOVED: Service = Service { ports: &[tcp(80, 8080, &[1])], ..WEB };

@@ -26,7 +26,7 @@ pub const CASES: &[Case] = &[
     Case { name: "commands::lists_take_the_flags_of_kubectl", wish: WISH, run: lists },
     Case { name: "commands::a_connection_is_removed_with_all_that_belongs_to_it", wish: WISH, run: deletes },
     Case { name: "commands::every_map_is_dumped", wish: WISH, run: dumps },
-    Case { name: "commands::counters_are_zero_and_the_kernels_go_on", wish: WISH, run: zeroes },
+    Case { name: "commands::stats_zero_leaves_the_kernels_counters_unchanged", wish: WISH, run: zeroes },
     Case { name: "commands::settings_show_their_origin", wish: WISH, run: settings },
     Case { name: "commands::an_archive_has_what_a_report_needs", wish: WISH, run: archives },
 ];

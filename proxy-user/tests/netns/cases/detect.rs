@@ -32,21 +32,25 @@ macro_rules! with {
 
 pub const CASES: &[Case] = &[
     Case {
-        name: "detect::by_the_addresses_of_the_clusters_pods",
+        name: "detect::pods_are_known_by_the_cluster_cidr",
         wish: with!("--detect-local-mode", "ClusterCIDR", "--cluster-cidr", "10.97.0.0/24,fd97::/64"),
         run: inside,
     },
     Case {
-        name: "detect::by_the_names_of_devices",
+        name: "detect::pods_are_known_by_the_interface_name_prefix",
         wish: with!("--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", "c1"),
         run: inside,
     },
     Case {
-        name: "detect::a_second_nic_leads_to_other_machines_unless_told_otherwise",
+        name: "detect::second_nic_is_an_uplink_unless_a_flag_says_otherwise",
         wish: with!("--local-devices", "n1,never*"),
         run: networks,
     },
-    Case { name: "detect::masquerade_all", wish: with!("--masquerade-all"), run: masquerade },
+    Case {
+        name: "detect::masquerade_all_hides_every_client",
+        wish: with!("--masquerade-all"),
+        run: masquerade,
+    },
 ];
 
 /// Checks that the second client is inside, and the first one is not.

@@ -25,7 +25,7 @@ const ONE_BACKOFF: Duration = Duration::from_millis(2_900);
 
 pub const CASES: &[Case] = &[
     Case {
-        name: "eject::all_endpoints_refuse",
+        name: "eject::service_whose_endpoints_all_refuse_is_refused",
         wish: Wish { pods: 6, services: &[], flags: SMALL },
         run: all_refuse,
     },

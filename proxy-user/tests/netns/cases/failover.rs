@@ -21,7 +21,7 @@ const FLAGS: &[&str] = &[
 ];
 
 pub const CASES: &[Case] = &[Case {
-    name: "failover::passthrough_sends_packets_of_clients_outside_to_another_site",
+    name: "failover::passthrough_forwards_clients_outside_to_another_site",
     wish: Wish { pods: 2, services: &[], flags: FLAGS },
     run: passthrough,
 }];

@@ -23,24 +23,24 @@ const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 const HIGH: Service = Service { name: "high", number: 45, ports: &[udp(61_005, 7071, &[0])] };
 
 pub const CASES: &[Case] = &[
-    Case { name: "forwarding::five_thousand_connections_to_one_endpoint", wish: WISH, run: many },
+    Case { name: "forwarding::five_thousand_connections_to_one_endpoint_work", wish: WISH, run: many },
     Case {
-        name: "forwarding::the_next_hop_changes_its_address",
+        name: "forwarding::new_mac_of_the_next_hop_is_used",
         wish: WISH,
         run: |fixture| neighbour(fixture, Family::V4, false),
     },
     Case {
-        name: "forwarding::the_next_hop_changes_its_address_v6",
+        name: "forwarding::new_mac_of_the_next_hop_is_used_v6",
         wish: WISH,
         run: |fixture| neighbour(fixture, Family::V6, false),
     },
     Case {
-        name: "forwarding::the_stack_notices_such_a_change",
+        name: "forwarding::the_stack_notices_a_changed_next_hop",
         wish: WISH,
         run: |fixture| Family::BOTH.into_iter().try_for_each(|family| neighbour(fixture, family, true)),
     },
     Case {
-        name: "forwarding::errors_about_a_service_with_a_high_port",
+        name: "forwarding::errors_about_a_high_service_port_are_translated",
         wish: Wish { services: &[HIGH], ..WISH },
         run: high_port,
     },

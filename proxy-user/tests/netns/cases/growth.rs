@@ -21,12 +21,12 @@ const SET: Service = Service { name: "growth", number: 62, ports: &[udp(53, PORT
 
 pub const CASES: &[Case] = &[
     Case {
-        name: "growth::flows_beyond_the_first_table_lose_nothing",
+        name: "growth::growth_of_flow_tables_loses_no_connection",
         wish: Wish { pods: 2, services: &[SET], flags: &[] },
         run: grows,
     },
     Case {
-        name: "growth::flows_grow_beside_busy_processes",
+        name: "growth::flow_tables_grow_beside_busy_processes",
         wish: Wish { pods: 2, services: &[SET], flags: &[] },
         run: beside_busy_processes,
     },

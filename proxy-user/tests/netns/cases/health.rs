@@ -22,12 +22,12 @@ const BOTH: Service = web(&[Port { name: "http", is_tcp: true, number: 80, targe
 
 pub const CASES: &[Case] = &[
     Case {
-        name: "health::services_that_do_not_fit",
+        name: "health::healthz_fails_if_services_do_not_fit",
         wish: Wish { pods: 1, services: &[ONE], flags: FLAGS },
         run: too_many,
     },
     Case {
-        name: "health::a_map_that_takes_no_writes",
+        name: "health::healthz_fails_if_a_map_refuses_writes",
         wish: Wish { pods: 2, services: &[BOTH], flags: &["--sync-period", "1s"] },
         run: frozen,
     },

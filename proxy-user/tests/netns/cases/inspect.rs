@@ -18,8 +18,8 @@ pub const CASES: &[Case] = &[
     Case { name: "inspect::monitor_shows_new_flows_and_refusals", wish: WISH, run: monitors },
     Case { name: "inspect::monitor_writes_records_of_opentelemetry", wish: WISH, run: writes_records },
     Case { name: "inspect::monitor_ends_with_its_input", wish: WISH, run: ends_with_its_input },
-    Case { name: "inspect::explain_says_what_happens", wish: WISH, run: explains },
-    Case { name: "inspect::programmed_tells_what_is_programmed", wish: WISH, run: programmed },
+    Case { name: "inspect::explain_agrees_with_the_packet_path", wish: WISH, run: explains },
+    Case { name: "inspect::programmed_lists_the_programmed_versions", wish: WISH, run: programmed },
 ];
 
 /// Starts a monitor that ends with the first event.

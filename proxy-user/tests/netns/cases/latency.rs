@@ -24,7 +24,7 @@ const FLAGS: &[&str] = &[
 const MANY: usize = 20;
 
 pub const CASES: &[Case] = &[Case {
-    name: "latency::connections_of_sockets_and_of_packets_are_measured",
+    name: "latency::connections_of_both_paths_are_measured",
     wish: Wish { pods: 2, services: &[WEB, CLOSED], flags: FLAGS },
     run: measures,
 }];

@@ -22,8 +22,16 @@ const WISH: Wish = Wish { pods: 2, services: &[], flags: SMALL };
 
 pub const CASES: &[Case] = &[
     Case { name: "masquerade::udp_in_turn", wish: WISH, run: udp },
-    Case { name: "masquerade::tcp_after_ballast", wish: WISH, run: |fixture| tcp(fixture, true) },
-    Case { name: "masquerade::tcp_before_ballast", wish: WISH, run: |fixture| tcp(fixture, false) },
+    Case {
+        name: "masquerade::tcp_after_ballast_gets_another_port",
+        wish: WISH,
+        run: |fixture| tcp(fixture, true),
+    },
+    Case {
+        name: "masquerade::tcp_before_ballast_keeps_its_port",
+        wish: WISH,
+        run: |fixture| tcp(fixture, false),
+    },
     Case { name: "masquerade::under_the_number_of_a_node_port", wish: WISH, run: under_node_port },
 ];
 

@@ -40,7 +40,7 @@ const HOST_PORT: u16 = 30_539;
 pub const CASES: &[Case] = &[
     Case { name: "node_port::sockets_of_node_and_pods_reach_it", wish: WISH, run: reaches },
     Case {
-        name: "node_port::on_localhost_where_a_flag_says_so",
+        name: "node_port::localhost_reaches_it_only_with_the_flag",
         wish: Wish { flags: LOCALHOST, ..WISH },
         run: localhost,
     },

@@ -26,7 +26,11 @@ pub const CASES: &[Case] = &[
     Case { name: "outside::policy_local", wish: WISH, run: policy_local },
     Case { name: "outside::load_balancer_and_external_addresses", wish: WISH, run: addresses },
     Case { name: "outside::a_client_stays_with_its_endpoint", wish: WISH, run: affinity },
-    Case { name: "outside::what_no_service_has", wish: Wish { flags: RANGES, ..WISH }, run: nothing_there },
+    Case {
+        name: "outside::unknown_addresses_and_ports_pass",
+        wish: Wish { flags: RANGES, ..WISH },
+        run: nothing_there,
+    },
 ];
 
 fn remote(fixture: &Fixture) -> Result<()> {

@@ -12,8 +12,8 @@ use crate::peer::{Attempt, Peer, SocketKind};
 const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 
 pub const CASES: &[Case] = &[
-    Case { name: "own::an_address_of_the_node_is_left_alone_while_it_has_it", wish: WISH, run: cache },
-    Case { name: "own::a_device_of_another_proxy_stops_no_service", wish: WISH, run: leftover },
+    Case { name: "own::address_of_the_node_is_unmanaged_while_a_device_has_it", wish: WISH, run: cache },
+    Case { name: "own::device_of_another_proxy_leaves_services_served", wish: WISH, run: leftover },
 ];
 
 fn cache(fixture: &Fixture) -> Result<()> {

@@ -33,7 +33,7 @@ pub const CASES: &[Case] = &[
     Case { name: "packet::no_endpoint_is_refused_at_once", wish: WISH, run: refuses },
     Case { name: "packet::one_client_port_to_two_services_of_one_pod", wish: WISH, run: collides },
     Case { name: "packet::a_client_port_is_used_again_and_again", wish: WISH, run: again },
-    Case { name: "packet::the_same_by_clsact", wish: Wish { flags: CLSACT, ..WISH }, run: by_clsact },
+    Case { name: "packet::reaches_pods_by_clsact", wish: Wish { flags: CLSACT, ..WISH }, run: by_clsact },
 ];
 
 fn reaches(fixture: &Fixture) -> Result<()> {

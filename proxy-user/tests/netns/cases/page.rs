@@ -42,7 +42,7 @@ const WISH: Wish = Wish { pods: 4, services: &[SHOP, CART, SEARCH, ORDERS, PAYME
 
 pub const CASES: &[Case] = &[
     Case { name: "page::works_in_a_browser", wish: WISH, run: browse },
-    Case { name: "page::shows_no_addresses_unless_that_is_asked_for", wish: CLOSED, run: closed },
+    Case { name: "page::shows_addresses_only_with_the_flag", wish: CLOSED, run: closed },
 ];
 
 const CLOSED: Wish = Wish {

@@ -18,8 +18,12 @@ use crate::space::Space;
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 
 pub const CASES: &[Case] = &[
-    Case { name: "path_mtu::the_link_to_the_endpoint_is_small", wish: WISH, run: next_link },
-    Case { name: "path_mtu::a_link_behind_a_router_is_small", wish: WISH, run: behind_a_router },
+    Case { name: "path_mtu::client_learns_the_mtu_of_the_link_to_the_endpoint", wish: WISH, run: next_link },
+    Case {
+        name: "path_mtu::client_learns_the_mtu_of_a_link_behind_a_router",
+        wish: WISH,
+        run: behind_a_router,
+    },
 ];
 
 const MTU: i32 = 1300;

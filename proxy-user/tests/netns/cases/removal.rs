@@ -22,10 +22,14 @@ const DELAY: Duration = Duration::from_secs(3);
 pub const CASES: &[Case] = &[
     Case { name: "removal::connections_are_reset_after_the_delay_on_both_paths", wish: WISH, run: resets },
     Case { name: "removal::without_a_delay_and_with_no_endpoint_left", wish: WISH, run: to_zero },
-    Case { name: "removal::drain_goes_on_and_a_bad_value_is_told", wish: WISH, run: drains },
-    Case { name: "removal::an_agent_that_was_away_resets_when_it_is_back", wish: WISH, run: away },
     Case {
-        name: "removal::the_helper_resets_sockets_in_pods_that_the_agent_may_not",
+        name: "removal::connections_drain_by_default_and_a_bad_value_is_a_problem",
+        wish: WISH,
+        run: drains,
+    },
+    Case { name: "removal::connections_are_reset_after_a_restart_of_the_agent", wish: WISH, run: away },
+    Case {
+        name: "removal::helper_resets_sockets_in_pods_for_an_agent_without_privileges",
         wish: WISH,
         run: helper,
     },

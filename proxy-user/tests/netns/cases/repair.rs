@@ -30,12 +30,28 @@ const NEVER: &[&str] = &[
 ];
 
 pub const CASES: &[Case] = &[
-    Case { name: "repair::maps", wish: Wish { pods: 2, services: &[WEB], flags: FLAGS }, run: maps },
-    Case { name: "repair::programs", wish: Wish { pods: 2, services: &[WEB], flags: FLAGS }, run: programs },
-    Case { name: "repair::pins", wish: Wish { pods: 2, services: &[WEB], flags: FLAGS }, run: pins },
-    Case { name: "repair::bpffs", wish: Wish { pods: 2, services: &[WEB], flags: FLAGS }, run: bpffs },
     Case {
-        name: "repair::without_it_all_is_lost",
+        name: "repair::changed_maps_are_restored",
+        wish: Wish { pods: 2, services: &[WEB], flags: FLAGS },
+        run: maps,
+    },
+    Case {
+        name: "repair::detached_programs_are_attached_again",
+        wish: Wish { pods: 2, services: &[WEB], flags: FLAGS },
+        run: programs,
+    },
+    Case {
+        name: "repair::removed_pins_are_restored",
+        wish: Wish { pods: 2, services: &[WEB], flags: FLAGS },
+        run: pins,
+    },
+    Case {
+        name: "repair::lost_bpffs_is_restored",
+        wish: Wish { pods: 2, services: &[WEB], flags: FLAGS },
+        run: bpffs,
+    },
+    Case {
+        name: "repair::without_repair_changes_stay",
         wish: Wish { pods: 2, services: &[WEB], flags: NEVER },
         run: lost,
     },

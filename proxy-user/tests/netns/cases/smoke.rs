@@ -24,7 +24,7 @@ pub const CASES: &[Case] = &[
     Case { name: "smoke::all_programs_attached", wish: WISH, run: attached },
     Case { name: "smoke::every_path_and_family_works", wish: WISH, run: works },
     Case {
-        name: "smoke::what_is_taken_away_comes_back",
+        name: "smoke::removed_programs_and_entries_are_restored",
         wish: Wish { pods: 2, services: &[WEB], flags: SOON_AGAIN },
         run: repaired,
     },
@@ -34,7 +34,7 @@ pub const PROGRAMS: &[NodesCase] =
     &[NodesCase { name: "smoke::every_program_loads_in_every_mode", run: verify::all }];
 
 pub const TOO_OLD: &[NodesCase] =
-    &[NodesCase { name: "smoke::the_agent_says_that_the_kernel_is_too_old", run: too_old }];
+    &[NodesCase { name: "smoke::agent_reports_a_kernel_that_is_too_old", run: too_old }];
 
 /// Whether this kernel is known to refuse the programs (docs/operations.md).
 pub fn is_too_old() -> bool {

@@ -13,7 +13,7 @@ const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY], flags: SMALL };
 
 pub const CASES: &[Case] = &[
     Case { name: "socket::reaches_a_pod_and_sees_the_service", wish: WISH, run: reaches },
-    Case { name: "socket::what_is_not_for_services_is_untouched", wish: WISH, run: untouched },
+    Case { name: "socket::calls_to_other_addresses_are_not_translated", wish: WISH, run: untouched },
     Case {
         name: "socket::unconnected_udp_stays_while_its_backend_does",
         wish: Wish { pods: 3, services: &[ONE], flags: SMALL },

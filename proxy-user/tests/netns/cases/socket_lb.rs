@@ -49,18 +49,18 @@ pub const CASES: &[Case] = &[
     },
     Case { name: "socket_lb::a_connect_waits_for_the_first_endpoint", wish: WISH, run: late_endpoint },
     Case {
-        name: "socket_lb::a_connect_fails_at_once_where_a_flag_says_so",
+        name: "socket_lb::connect_without_endpoints_fails_at_once_with_the_flag",
         wish: with!("--socket-drop", "fail"),
         run: fails_at_once,
     },
-    Case { name: "socket_lb::an_address_that_the_node_owns", wish: WISH, run: owned },
+    Case { name: "socket_lb::address_of_the_node_is_not_translated", wish: WISH, run: owned },
     Case {
-        name: "socket_lb::host_only_leaves_redirection_in_a_pod",
+        name: "socket_lb::host_only_keeps_redirection_in_a_pod",
         wish: with!("--socket-lb", "host-only"),
         run: |fixture| redirected(fixture, true),
     },
     Case {
-        name: "socket_lb::off_leaves_all_to_packets",
+        name: "socket_lb::off_serves_sockets_by_packets",
         wish: with!("--socket-lb", "off"),
         run: |fixture| redirected(fixture, false),
     },

@@ -18,12 +18,8 @@ const OTHER: Service = Service { name: "other", number: 62, ports: &[udp(53, 535
 
 pub const CASES: &[Case] = &[
     Case { name: "stale_sockets::sockets_are_ended_and_connect_anew", wish: WISH, run: moves },
-    Case { name: "stale_sockets::a_service_that_goes_to_zero_ends_them_too", wish: WISH, run: zero },
-    Case {
-        name: "stale_sockets::an_agent_that_was_away_ends_them_when_it_is_back",
-        wish: WISH,
-        run: restart,
-    },
+    Case { name: "stale_sockets::sockets_are_ended_if_no_endpoint_is_left", wish: WISH, run: zero },
+    Case { name: "stale_sockets::sockets_are_ended_after_a_restart_of_the_agent", wish: WISH, run: restart },
 ];
 
 fn mapped(addr: SocketAddr) -> SocketAddr {

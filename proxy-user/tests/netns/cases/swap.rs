@@ -23,7 +23,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 const ENOUGH: usize = 20;
 
 pub const CASES: &[Case] = &[Case {
-    name: "swap::no_connection_fails_or_goes_astray_while_endpoints_are_swapped",
+    name: "swap::connections_reach_an_endpoint_of_the_service_while_endpoints_are_swapped",
     wish: Wish { pods: 2, services: &[LEFT, RIGHT], flags: SMALL },
     run: swap,
 }];

@@ -14,8 +14,11 @@ use crate::raw;
 
 const WISH: Wish = Wish { pods: 1, services: &[WEB], flags: SMALL };
 
-pub const CASES: &[Case] =
-    &[Case { name: "tagged::a_vlan_is_left_to_its_device_and_a_priority_is_not_one", wish: WISH, run: tags }];
+pub const CASES: &[Case] = &[Case {
+    name: "tagged::vlan_packets_pass_to_their_device_and_priority_tags_are_served",
+    wish: WISH,
+    run: tags,
+}];
 
 /// Returns the Ethernet address of the neighbour on a device, from the ARP table of this thread's namespace.
 fn neighbour_mac(device: &str) -> Result<[u8; 6]> {

@@ -22,8 +22,8 @@ const WISH: Wish = Wish { pods: 2, services: &[WEB], flags: SMALL };
 pub const CASES: &[Case] = &[
     Case { name: "takeover::from_nftables_and_back", wish: WISH, run: from_nftables },
     Case { name: "takeover::from_iptables_and_back", wish: WISH, run: from_iptables },
-    Case { name: "takeover::legacy_iptables_is_told", wish: WISH, run: legacy },
-    Case { name: "takeover::what_stands_in_its_way", wish: WISH, run: in_its_way },
+    Case { name: "takeover::legacy_iptables_is_reported", wish: WISH, run: legacy },
+    Case { name: "takeover::obstacles_are_reported", wish: WISH, run: in_its_way },
 ];
 
 /// Template of the nftables mode's rules for both families: `pkg/proxy/nftables/proxier_test.go`, without counters and comments.

@@ -38,7 +38,7 @@ pub const OFFICIAL: &[Case] = &[
         run: |fixture| exports(fixture, receiver),
     },
     Case {
-        name: "telemetry::the_collectors_own_receiver_loses_nothing_of_a_line_of_monitor",
+        name: "telemetry::the_collectors_receiver_keeps_all_fields_of_a_monitor_line",
         wish: WISH,
         run: understands_monitor,
     },

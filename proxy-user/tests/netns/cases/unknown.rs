@@ -19,7 +19,7 @@ const LATE: Service =
     Service { name: "late", number: 60, ports: &[tcp(80, 8080, &[0]), udp(53, 5353, &[0])] };
 
 pub const CASES: &[Case] = &[Case {
-    name: "unknown::no_service_is_silence_and_no_such_port_is_refused",
+    name: "unknown::unused_service_address_is_dropped_and_undefined_port_is_refused",
     wish: Wish { pods: 1, services: &[WEB], flags: FLAGS },
     run: unknown,
 }];

@@ -97,7 +97,7 @@ fn line(facts: &CheckFacts, check: &str) -> CheckLine {
 }
 
 #[test]
-fn where_all_is_well_every_line_passes() {
+fn every_check_passes_on_a_healthy_node() {
     let facts = well();
     let lines = judge(&facts);
     let others: Vec<_> = lines.iter().filter(|line| line.outcome != Pass).collect();

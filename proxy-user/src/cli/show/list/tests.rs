@@ -104,7 +104,7 @@ fn a_watch_prints_what_changes() {
 }
 
 #[test]
-fn a_watch_tells_the_events_if_it_is_asked() {
+fn watch_prints_event_types_if_requested() {
     let (mut watch, options) = (Watch::default(), options(&["--output-watch-events", "-o", "json"]));
     let items = items();
     watch.changes(&list(&items[..1]), &options).unwrap();

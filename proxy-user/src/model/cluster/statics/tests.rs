@@ -38,7 +38,7 @@ fn lists(events: &[Event]) -> Cluster {
 proptest! {
     /// The final state does not depend on when the folder changes, and each Service that differs was returned as changed.
     #[test]
-    fn the_folder_may_change_at_any_time(
+    fn final_state_does_not_depend_on_when_the_folder_changes(
         history in vec(event(), 0..24),
         first in statics(),
         last in statics(),

@@ -30,7 +30,7 @@ use crate::peer::{Attempt, SocketKind};
 use crate::space::Space;
 
 pub const CASES: &[NodesCase] =
-    &[NodesCase { name: "compare::random_services_beside_kube_proxy", run: compare }];
+    &[NodesCase { name: "compare::random_services_behave_as_under_kube_proxy", run: compare }];
 
 const SERVICES: u8 = 12;
 const SEED: u64 = 1;

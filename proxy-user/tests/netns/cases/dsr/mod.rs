@@ -23,35 +23,41 @@ use crate::raw::{self, Wire};
 pub const CASES: &[NodesCase] = &[
     NodesCase { name: "dsr::endpoints_answer_clients_directly", run: || with(Wish::default(), direct) },
     NodesCase {
-        name: "dsr::hybrid_is_for_tcp_only",
+        name: "dsr::hybrid_uses_dsr_for_tcp_and_snat_for_udp",
         run: || with(Wish { mode: "hybrid", ..Wish::default() }, hybrid),
     },
     NodesCase {
-        name: "dsr::nodes_with_v4_addresses_only",
+        name: "dsr::both_families_work_on_nodes_with_v4_addresses_only",
         run: || with(Wish { nodes: &[Family::V4], ..Wish::default() }, |nodes| answers(nodes, &[Family::V4])),
     },
     NodesCase {
-        name: "dsr::nodes_with_v6_addresses_only",
+        name: "dsr::both_families_work_on_nodes_with_v6_addresses_only",
         run: || with(Wish { nodes: &[Family::V6], ..Wish::default() }, |nodes| answers(nodes, &[Family::V6])),
     },
     NodesCase {
-        name: "dsr::without_nodes_it_is_snat",
+        name: "dsr::without_node_objects_packets_get_snat",
         run: || with(Wish { nodes: &[], ..Wish::default() }, fallback),
     },
     NodesCase {
-        name: "dsr::large_transfers",
+        name: "dsr::large_transfers_arrive_complete",
         run: || with(Wish::default(), bulk::with_and_without_offloads),
     },
     NodesCase {
-        name: "dsr::datagrams_in_segments_go_on_to_a_third_node",
+        name: "dsr::segmented_datagrams_are_forwarded_to_a_third_node",
         run: || with(Wish::default(), segments::on_to_a_third_node),
     },
     NodesCase { name: "dsr::pods_cannot_forge_encapsulated_packets", run: || with(Wish::default(), forged) },
-    NodesCase { name: "dsr::the_mode_changes_under_traffic", run: || with(Wish::default(), live) },
-    NodesCase { name: "dsr::the_first_node_forgets", run: || with(Wish::default(), forgets) },
-    NodesCase { name: "dsr::the_address_moves_to_another_node", run: || with(Wish::default(), moves) },
+    NodesCase { name: "dsr::connections_survive_a_change_of_the_mode", run: || with(Wish::default(), live) },
     NodesCase {
-        name: "dsr::the_address_moves_while_endpoints_change_and_a_node_dies",
+        name: "dsr::connections_survive_lost_flows_of_the_first_node",
+        run: || with(Wish::default(), forgets),
+    },
+    NodesCase {
+        name: "dsr::connections_survive_a_move_of_the_address",
+        run: || with(Wish::default(), moves),
+    },
+    NodesCase {
+        name: "dsr::connections_survive_a_move_while_endpoints_change_and_a_node_dies",
         run: || with(Wish::default(), second_chance),
     },
 ];
