@@ -13,11 +13,7 @@ use crate::harness::{Family, Harness, Hook, Service};
 use crate::packet::{Packet, SYN, TCP};
 
 pub const SCENARIOS: [Scenario; 5] = [
-    Scenario {
-        name: "endpoints take turns, and a segment that comes again takes none",
-        flows: 64,
-        test: turns,
-    },
+    Scenario { name: "round robin skips no endpoint for a retransmitted segment", flows: 64, test: turns },
     Scenario { name: "a client's address has one endpoint, whatever its port", flows: 1024, test: by_source },
     Scenario {
         name: "Maglev selects the same on nodes with other ids and seeds",
@@ -30,7 +26,7 @@ pub const SCENARIOS: [Scenario; 5] = [
         test: left,
     },
     Scenario {
-        name: "a table without an index, or an unknown algorithm, serves all the same",
+        name: "a Service without a Maglev table, or with an unknown algorithm, is served",
         flows: 1024,
         test: bare,
     },

@@ -24,11 +24,19 @@ use crate::snat::{by_gateway, forget};
 
 pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "packets of clients outside are encapsulated", flows: 256, test: encapsulated },
-    Scenario { name: "who is not encapsulated", flows: 256, test: others },
-    Scenario { name: "what is too large when it is encapsulated", flows: 256, test: too_big },
+    Scenario { name: "connections that need no DSR get SNAT", flows: 256, test: others },
+    Scenario {
+        name: "a packet that is too large for encapsulation is answered with its MTU",
+        flows: 256,
+        test: too_big,
+    },
     Scenario { name: "encapsulated packets are taken out", flows: 256, test: taken_out },
     Scenario { name: "connections in mid-flow have a second chance", flows: 256, test: second_chance },
-    Scenario { name: "whose encapsulated packets are refused", flows: 256, test: refused },
+    Scenario {
+        name: "encapsulated packets of unknown senders and for unknown endpoints are dropped",
+        flows: 256,
+        test: refused,
+    },
 ];
 
 const ID: u32 = 7;

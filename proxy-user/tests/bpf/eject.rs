@@ -24,7 +24,10 @@ use crate::snat::{comes_in, forget, node_port, node_port_key, sent_on};
 pub const SCENARIOS: [Scenario; 10] = [
     scenario("a refusal is dropped once, if another endpoint has answered lately", refused),
     scenario("a Service whose endpoints all refuse is refused at once", all_refuse),
-    scenario("so is an ICMP error about the SYN", unreachable),
+    scenario(
+        "an ICMP error about the SYN is dropped once, if another endpoint has answered lately",
+        unreachable,
+    ),
     scenario("an unanswered SYN goes elsewhere when it is retransmitted", silent),
     scenario("refusals of two clients eject an endpoint for all, each time for longer", ejected),
     scenario("one client ejects no endpoint for others, and a forged reset none at all", alone),

@@ -15,10 +15,10 @@ use crate::packet::{Packet, SYN, TCP};
 
 #[rustfmt::skip]
 pub const SCENARIOS: [Scenario; 4] = [
-    Scenario { name: "an event tells all that is known", flows: 64, test: tells },
-    Scenario { name: "every listener hears everything, and a sample of what begins", flows: 64, test: several },
-    Scenario { name: "a full ring loses events, and says so", flows: 64, test: full },
-    Scenario { name: "who was killed is forgotten", flows: 64, test: killed },
+    Scenario { name: "an event has all fields", flows: 64, test: tells },
+    Scenario { name: "every listener gets all refusals, and a sample of new flows", flows: 64, test: several },
+    Scenario { name: "a full ring loses events and counts them", flows: 64, test: full },
+    Scenario { name: "the lease of a killed listener expires", flows: 64, test: killed },
 ];
 
 fn words(ip: IpAddr) -> [u32; 4] {

@@ -14,7 +14,7 @@ pub const SCENARIOS: [Scenario; 6] = [
     scenario("a forged SYN ends no connection whose backend left", draining),
     scenario("a forged SYN ends no connection whose frontend is gone", frontend_gone),
     scenario("an unanswered SYN does not follow a backend that left", dead),
-    scenario("what begins no connection opens no flow", invalid),
+    scenario("a segment that begins no connection creates no flow", invalid),
     scenario("a UDP flow ends when its frontend is another Service's", reassigned),
     scenario("a backend that has just left costs no connection", just_left),
 ];

@@ -19,12 +19,12 @@ pub const SCENARIOS: [Scenario; 9] = [
     scenario("a connection counts from its SYN to its second FIN or its reset", 64, counted),
     scenario("a reset that is taken back counts again", 64, taken_back),
     scenario("an evicted flow and one that has expired do not count", 8, evicted),
-    scenario("what has expired unseen, the agent takes out of the count", 64, recounted),
+    scenario("the agent subtracts expired flows from the count", 64, recounted),
     scenario("UDP counts until it expires, a direct flow never does", 64, datagrams),
     scenario("flows that began under another algorithm count as they began", 64, changed),
     scenario("new connections go to the endpoint with fewer", 1024, fewer),
     scenario("shares are the weights", 4096, weighted),
-    scenario("nothing is left of a quarter of a million connections", 256, many),
+    scenario("the count is zero after a quarter of a million connections", 256, many),
 ];
 
 const fn scenario(name: &'static str, flows: u32, test: fn(Family, &mut Harness)) -> Scenario {

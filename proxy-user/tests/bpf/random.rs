@@ -8,8 +8,8 @@ use crate::packet::{ACK, ETHERNET, Packet, SYN, TCP, UDP, verify};
 
 pub const SCENARIOS: [Scenario; 3] = [
     Scenario { name: "the choice is uniform and never leaves the extent", flows: 256, test: uniform },
-    Scenario { name: "foreign packets come out as they went in, however broken", flows: 64, test: foreign },
-    Scenario { name: "broken packets of ours end in a verdict", flows: 64, test: broken },
+    Scenario { name: "foreign packets pass unchanged, also malformed ones", flows: 64, test: foreign },
+    Scenario { name: "malformed packets of a Service end in a verdict", flows: 64, test: broken },
 ];
 
 /// Number of packets of each kind; there are four kinds.

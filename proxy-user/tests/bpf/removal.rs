@@ -15,7 +15,7 @@ use crate::packet::{ACK, ETHERNET, Packet, RST, SYN, TCP, UDP, verify};
 pub const SCENARIOS: [Scenario; 3] = [
     scenario("a segment to an endpoint that left is answered with a reset, if the policy says so", reset),
     scenario("a segment with options, or without an acknowledgement, gets no reset", unanswered),
-    scenario("only flows of that endpoint are marked, and no flow of UDP", others),
+    scenario("only TCP flows of the removed endpoint are marked", others),
 ];
 
 const fn scenario(name: &'static str, test: fn(Family, &mut Harness)) -> Scenario {

@@ -22,13 +22,13 @@ pub const SCENARIOS: [Scenario; 10] = [
     Scenario { name: "SCTP checksums are right for every length", flows: 64, test: lengths },
     Scenario { name: "an SCTP association from beginning to end", flows: 64, test: association },
     Scenario { name: "SCTP to a Service without endpoints", flows: 64, test: refused },
-    Scenario { name: "SCTP in pieces", flows: 64, test: pieces },
+    Scenario { name: "fragments of SCTP are translated", flows: 64, test: pieces },
     Scenario { name: "SCTP of the node itself, there and back", flows: 64, test: own },
-    Scenario { name: "SCTP of the node itself, which is not ours", flows: 64, test: own_left_alone },
+    Scenario { name: "SCTP of the node itself to other addresses passes", flows: 64, test: own_left_alone },
     Scenario { name: "SCTP of the node itself comes from inside", flows: 64, test: own_inside },
     Scenario { name: "SCTP of the node itself is refused", flows: 64, test: own_refused },
     Scenario { name: "errors about SCTP of the node itself", flows: 64, test: own_errors },
-    Scenario { name: "SCTP of the node itself in lists", flows: 64, test: own_lists },
+    Scenario { name: "a GSO list of SCTP of the node itself is translated", flows: 64, test: own_lists },
 ];
 
 fn service(family: Family) -> (Service, Packet) {

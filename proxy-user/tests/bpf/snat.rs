@@ -34,14 +34,18 @@ pub const SCENARIOS: [Scenario; 16] = [
         flows: 256,
         test: there_and_back,
     },
-    Scenario { name: "flows on source ports of before go on", flows: 256, test: moved_ports },
-    Scenario { name: "errors about packets that went on from here", flows: 256, test: errors },
+    Scenario { name: "flows on source ports of the previous ranges continue", flows: 256, test: moved_ports },
+    Scenario { name: "ICMP errors about forwarded packets are translated", flows: 256, test: errors },
     Scenario { name: "the client's address is kept where it can be", flows: 256, test: kept },
-    Scenario { name: "a client that is its own backend", flows: 256, test: hairpin },
+    Scenario { name: "a client that is its own backend gets SNAT", flows: 256, test: hairpin },
     Scenario { name: "clients outside have an entry of their own", flows: 256, test: scopes },
     Scenario { name: "source ranges", flows: 256, test: source_ranges },
-    Scenario { name: "addresses and ports that no Service has", flows: 256, test: nothing_there },
-    Scenario { name: "connections that another proxy began", flows: 256, test: old },
+    Scenario {
+        name: "unused addresses are dropped and undefined ports are refused",
+        flows: 256,
+        test: nothing_there,
+    },
+    Scenario { name: "connections of another proxy pass in mid-connection", flows: 256, test: old },
     Scenario { name: "a client stays with its backend", flows: 256, test: affinity },
     Scenario { name: "source ports run out, and are shared between backends", flows: 256, test: exhausted },
     Scenario { name: "a flood of SYNs does not keep the source ports", flows: 256, test: flooded },
@@ -56,7 +60,7 @@ pub const SCENARIOS: [Scenario; 16] = [
         test: quarantined_on_reuse,
     },
     Scenario { name: "time to live, size, and no route", flows: 256, test: limits },
-    Scenario { name: "a way that changes is followed", flows: 256, test: changed },
+    Scenario { name: "a changed route is used after one tick", flows: 256, test: changed },
 ];
 
 const ID: u32 = 7;
