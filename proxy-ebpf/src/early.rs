@@ -18,7 +18,7 @@ use crate::env::Words;
 use crate::frame::{Frame, HelperFailed};
 use crate::header::BROKEN;
 use crate::parse::Parse as _;
-use crate::stage::established::{self, Look};
+use crate::stage::established::{self, Lookup};
 use crate::stage::existing::NewFlows;
 use crate::stage::forward::{self, EtherType};
 use crate::stage::open_flow;
@@ -35,8 +35,8 @@ where
 {
     /// [`established::established`], and [`forward::send`].
     #[inline(always)]
-    fn established(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, look: Look) -> Step {
-        established(self, frame, ctx, look)
+    fn established(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, lookup: Lookup) -> Step {
+        established(self, frame, ctx, lookup)
     }
 
     /// [`established::snat_reply`], and [`forward::send`].
@@ -60,13 +60,13 @@ where
 
 /// See [`EarlyStages::established`].
 #[inline(always)]
-pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, look: Look) -> Step
+pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, lookup: Lookup) -> Step
 where
     M: NewFlows<F>,
     M::Family: Rewrite + EtherType,
     F: Frame,
 {
-    let step = established::established(maps, frame, ctx, look);
+    let step = established::established(maps, frame, ctx, lookup);
     send::<F, M::Family>(frame, ctx, step)
 }
 
@@ -116,7 +116,7 @@ where
     ctx.hash = NO_HASH;
     (ctx.tunnelled, ctx.retried) = (0, 0);
     if step == Step::Established {
-        step = maps.established(frame, ctx, Look::First);
+        step = maps.established(frame, ctx, Lookup::First);
     }
     if step == Step::SnatReply {
         step = maps.snat_reply(frame, ctx);
@@ -127,5 +127,5 @@ where
     if step == Step::OpenFlow {
         step = maps.open_flow(frame, ctx);
     }
-    if step == Step::Continue { maps.established(frame, ctx, Look::Again) } else { step }
+    if step == Step::Continue { maps.established(frame, ctx, Lookup::Again) } else { step }
 }

@@ -25,7 +25,7 @@ use crate::report;
 use crate::shared::opaque;
 use crate::stage::classify;
 use crate::stage::direct::DirectCase;
-use crate::stage::established::{self, Look};
+use crate::stage::established::{self, Lookup};
 use crate::stage::receive::{is_for_node, spoofs_node};
 use crate::stage::refuse::Refusal;
 use crate::stage::tunnel;
@@ -157,7 +157,7 @@ where
         return if step == Step::NewFlow { classify_egress(maps, frame, ctx) } else { step };
     }
     if step == Step::Established {
-        step = established::established(maps, frame, ctx, Look::First);
+        step = established::established(maps, frame, ctx, Lookup::First);
     }
     if step == Step::SnatReply {
         step = established::snat_reply(maps, frame, ctx);
@@ -186,8 +186,8 @@ where
     while turn < MAX_STAGES {
         let step = Step::decode(opaque(u64::from(code)) as u32);
         let StepCode(next) = match step {
-            Step::Established => maps.established(frame, ctx, Look::First),
-            Step::Continue => maps.established(frame, ctx, Look::Again),
+            Step::Established => maps.established(frame, ctx, Lookup::First),
+            Step::Continue => maps.established(frame, ctx, Lookup::Again),
             Step::RepairReplyKey => {
                 maps.repair_reply_key(frame, ctx);
                 Step::Continue.into()

@@ -119,7 +119,7 @@ async fn serve(
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
     require_capabilities()?;
-    let host = look_at_host(&config, &sender).await?;
+    let host = read_host(&config, &sender).await?;
     let devices = host.devices();
     let host = host.run(sender.clone());
     let (notices, to_tell) = mpsc::channel(NOTICES);
@@ -311,7 +311,7 @@ fn follow_log(programs: &mut Programs) {
 }
 
 /// Sends the state of this machine to the driver before any object; the returned follower sends later changes.
-async fn look_at_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyhow::Result<Follower> {
+async fn read_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyhow::Result<Follower> {
     let facts = HostFacts {
         uplinks: config.network.uplinks.clone(),
         local_devices: config.network.local_devices.clone(),
@@ -406,7 +406,7 @@ async fn grow_flows(folder: PathBuf) {
         }
         let mut tables = FlowGrowth::open(&folder)?;
         loop {
-            for Grown { family, entries, moved } in tables.look()? {
+            for Grown { family, entries, moved } in tables.grow()? {
                 tracing::info!(family, entries, moved, "the flow table has grown");
             }
             std::thread::sleep(PERIOD);

@@ -54,11 +54,12 @@ fn confirm(
     let before = std::mem::take(differences);
     let mut corrections = BTreeMap::new();
     for (id, missing) in found {
-        let looks = before.get(&id).filter(|(same, _)| *same == missing).map_or(0, |(_, looks)| *looks) + 1;
-        if looks >= CONFIRMATIONS {
+        let samples =
+            before.get(&id).filter(|(same, _)| *same == missing).map_or(0, |(_, samples)| *samples) + 1;
+        if samples >= CONFIRMATIONS {
             corrections.insert(id, missing);
         } else {
-            differences.insert(id, (missing, looks));
+            differences.insert(id, (missing, samples));
         }
     }
     corrections
@@ -73,14 +74,14 @@ struct Recount {
     differences: Differences,
     /// Whether the last recount found any counted connection.
     is_in_use: bool,
-    looks: u32,
+    samples: u32,
 }
 
 impl Recount {
-    fn look(&mut self) -> Result<(), CountError> {
+    fn recount(&mut self) -> Result<(), CountError> {
         let counted = self.view.recount()?;
         self.is_in_use = !counted.noted.is_empty();
-        self.looks = self.looks.saturating_add(1);
+        self.samples = self.samples.saturating_add(1);
         if counted.expired > 0 {
             tracing::debug!(flows = counted.expired, "no longer counting expired flows as open connections");
         }
@@ -106,7 +107,7 @@ impl Recount {
     }
 
     fn period(&self) -> Duration {
-        if self.looks < CONFIRMATIONS || !self.differences.is_empty() { FIRST_PERIOD } else { PERIOD }
+        if self.samples < CONFIRMATIONS || !self.differences.is_empty() { FIRST_PERIOD } else { PERIOD }
     }
 }
 
@@ -123,7 +124,7 @@ pub async fn run(programs: Arc<Programs>, bpffs: PathBuf, mut status: watch::Rec
         }
     };
     let differences = Differences::new();
-    let mut recount = Recount { view, programs, sockets: None, differences, is_in_use: false, looks: 0 };
+    let mut recount = Recount { view, programs, sockets: None, differences, is_in_use: false, samples: 0 };
     // Connections that were counted under an earlier agent may still be open.
     recount.is_in_use = recount.view.has_open_connections().unwrap_or(true);
     let mut has_failed = false;
@@ -131,11 +132,11 @@ pub async fn run(programs: Arc<Programs>, bpffs: PathBuf, mut status: watch::Rec
         if !recount.is_in_use && status.wait_for(|status| status.by_load > 0).await.is_err() {
             return;
         }
-        let look = move || {
-            let result = recount.look();
+        let work = move || {
+            let result = recount.recount();
             (recount, result)
         };
-        let Ok((back, result)) = spawn_blocking(look).await else { return };
+        let Ok((back, result)) = spawn_blocking(work).await else { return };
         recount = back;
         match &result {
             Err(failure) if !has_failed => {

@@ -155,8 +155,8 @@ impl Sweeper {
         let marked = if resets && self.marks { self.view.mark_flows()? } else { 0 };
         let mut swept = Swept { marked, ..Swept::default() };
         let to_be_reset = if resets { self.to_be_reset(&serving)? } else { BTreeSet::new() };
-        let look = Look { fresh, iterator: self.iterators.udp.as_ref(), serving, to_be_reset };
-        if look.fresh.is_empty() && look.iterator.is_none() && look.to_be_reset.is_empty() {
+        let wanted = Sweep { fresh, iterator: self.iterators.udp.as_ref(), serving, to_be_reset };
+        if wanted.fresh.is_empty() && wanted.iterator.is_none() && wanted.to_be_reset.is_empty() {
             self.known = stale;
             return Ok(swept);
         }
@@ -165,7 +165,7 @@ impl Sweeper {
             Reach::Own => netns::own(),
         };
         let Namespaces { paths, hidden } = namespaces;
-        for visit in netns::in_each(&paths, |entered| look.visit(entered)) {
+        for visit in netns::in_each(&paths, |entered| wanted.visit(entered)) {
             swept.add(visit);
         }
         if hidden > 0 {
@@ -203,7 +203,7 @@ impl Swept {
 }
 
 /// What a sweep searches for in each network namespace.
-struct Look<'a> {
+struct Sweep<'a> {
     /// Cookies and peers from the LRU maps.
     fresh: BTreeSet<(u64, SocketAddr)>,
     iterator: Option<&'a SocketIterator>,
@@ -212,7 +212,7 @@ struct Look<'a> {
     to_be_reset: BTreeSet<(u64, SocketAddr)>,
 }
 
-impl Look<'_> {
+impl Sweep<'_> {
     /// Closes the stale sockets of this thread's network namespace.
     fn visit(&self, entered: io::Result<()>) -> Swept {
         match entered {
@@ -305,11 +305,11 @@ async fn keep_sweeping<S>(
         sleep(DELAY).await;
         let left = count_left(&status.borrow_and_update());
         if done != Some(left) || retry.is_some_and(|at| at <= Instant::now()) {
-            let look = move || {
+            let work = move || {
                 let swept = sweep();
                 (sweep, swept)
             };
-            let Ok((back, swept)) = spawn_blocking(look).await else { return };
+            let Ok((back, swept)) = spawn_blocking(work).await else { return };
             sweep = back;
             note(&swept, failures);
             tell(&swept);

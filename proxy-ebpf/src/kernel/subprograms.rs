@@ -18,7 +18,7 @@ use crate::parse::Stop;
 use crate::pipeline::{self, Stages};
 use crate::select::lookup;
 use crate::stage::direct::{self, DirectCase};
-use crate::stage::established::{self, Look};
+use crate::stage::established::{self, Lookup};
 use crate::stage::existing::{Existing, NewFlows};
 use crate::stage::forward::{self, Routing};
 use crate::stage::new_flow;
@@ -114,8 +114,8 @@ macro_rules! family {
             fragment::later(maps, frame, &mut ctx.packet)
         }));
         stage!($family, $established(again: u32), |maps, frame, ctx| {
-            let look = if again != 0 { Look::Again } else { Look::First };
-            established::established(maps, frame, ctx, look).encode()
+            let lookup = if again != 0 { Lookup::Again } else { Lookup::First };
+            established::established(maps, frame, ctx, lookup).encode()
         });
         stage!($family, $snat_reply(), |maps, frame, ctx| established::snat_reply(maps, frame, ctx).encode());
         stage!($family, $reply(), |maps, frame, ctx| established::reply(maps, frame, ctx).encode());
@@ -294,8 +294,8 @@ macro_rules! family {
             }
 
             #[inline(always)]
-            fn established(self, frame: Skb, ctx: &mut PacketCtx<$words>, look: Look) -> StepCode {
-                StepCode($established(frame.raw(), ctx, u32::from(look == Look::Again)))
+            fn established(self, frame: Skb, ctx: &mut PacketCtx<$words>, lookup: Lookup) -> StepCode {
+                StepCode($established(frame.raw(), ctx, u32::from(lookup == Lookup::Again)))
             }
 
             #[inline(always)]

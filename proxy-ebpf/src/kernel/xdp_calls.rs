@@ -9,7 +9,7 @@ use super::xdp::Xdp;
 use crate::context::PacketCtx;
 use crate::early::{self, EarlyStages};
 use crate::env::Words;
-use crate::stage::established::Look;
+use crate::stage::established::Lookup;
 use crate::stage::existing::{Existing, NewFlows};
 use crate::stage::forward::Routing;
 use crate::stage::new_flow;
@@ -35,8 +35,8 @@ macro_rules! stage {
 macro_rules! family {
     ($family:ty, $established:ident, $snat_reply:ident, $new_flow:ident, $open_flow:ident) => {
         stage!($family, $established(again: u32), |maps, frame, ctx| {
-            let look = if again != 0 { Look::Again } else { Look::First };
-            early::established(maps, frame, ctx, look)
+            let lookup = if again != 0 { Lookup::Again } else { Lookup::First };
+            early::established(maps, frame, ctx, lookup)
         });
         stage!($family, $snat_reply(), |maps, frame, ctx| early::snat_reply(maps, frame, ctx));
         stage!($family, $new_flow(), |maps, frame, ctx| new_flow::new_flow(maps, frame, ctx));
@@ -53,8 +53,8 @@ macro_rules! family {
 
         impl EarlyStages<Xdp> for Kernel<$family> {
             #[inline(always)]
-            fn established(self, frame: Xdp, ctx: &mut PacketCtx<Words<Self>>, look: Look) -> Step {
-                Step::decode($established(frame.raw(), ctx, u32::from(look == Look::Again)))
+            fn established(self, frame: Xdp, ctx: &mut PacketCtx<Words<Self>>, lookup: Lookup) -> Step {
+                Step::decode($established(frame.raw(), ctx, u32::from(lookup == Lookup::Again)))
             }
 
             #[inline(always)]

@@ -9,7 +9,7 @@ use crate::parse::{Parsed, Stop};
 use crate::stage::direct::{self, DirectCase};
 use crate::stage::echo::{self, EchoReply};
 use crate::stage::eject;
-use crate::stage::established::{self, Look};
+use crate::stage::established::{self, Lookup};
 use crate::stage::existing::NewFlows;
 use crate::stage::forward::{self, EtherType};
 use crate::stage::fragment::{self, Fragmented};
@@ -49,8 +49,8 @@ where
 
     /// [`established::established`].
     #[inline(always)]
-    fn established(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, look: Look) -> StepCode {
-        established::established(self, frame, ctx, look).into()
+    fn established(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, lookup: Lookup) -> StepCode {
+        established::established(self, frame, ctx, lookup).into()
     }
 
     /// [`established::repair_reply_key`].

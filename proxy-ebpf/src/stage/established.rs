@@ -27,7 +27,7 @@ use crate::step::Step;
 
 /// Whether the packet's flow is looked up for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum Lookup {
     /// The first lookup.
     First,
     /// A repeated lookup: the flow is known to exist, since it has just begun, or its reply key was repaired.
@@ -36,13 +36,13 @@ pub enum Look {
 
 /// Translates a client's packet that may belong to a flow.
 #[inline(always)]
-pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, look: Look) -> Step
+pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, lookup: Lookup) -> Step
 where
     M: FlowTable + Counters + Routing<F>,
     M::Family: Rewrite,
     F: Frame,
 {
-    match of_flow(maps, frame, ctx, look) {
+    match of_flow(maps, frame, ctx, lookup) {
         Step::NewFlow => without_flow(maps, ctx),
         step => step,
     }
@@ -52,7 +52,7 @@ where
 ///
 /// A SYN mostly has no flow yet: its flow is looked up only if the new flow finds its key taken.
 #[inline(always)]
-fn of_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, look: Look) -> Step
+fn of_flow<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, lookup: Lookup) -> Step
 where
     M: FlowTable + Counters + Routing<F>,
     M::Family: Rewrite,
@@ -63,7 +63,7 @@ where
     if frame.has_vlan_tag() {
         return Step::Pass;
     }
-    if look == Look::First && is_syn(ctx.packet.tcp_flags) && maps.opens_flows() {
+    if lookup == Lookup::First && is_syn(ctx.packet.tcp_flags) && maps.opens_flows() {
         ctx.hash = NO_HASH;
         return Step::NewFlow;
     }
@@ -91,7 +91,7 @@ where
         flow.expire();
         return Step::NewFlow;
     }
-    if look == Look::First && flow.has_lost_reply_key(time) {
+    if lookup == Lookup::First && flow.has_lost_reply_key(time) {
         return Step::RepairReplyKey;
     }
     if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_backend()) {

@@ -19,7 +19,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 pub async fn follow(mut connection: Connection, report: impl Fn(Option<String>) + Send) {
     loop {
         sleep(PERIOD).await;
-        match look(&mut connection).await {
+        match renew_if_changed(&mut connection).await {
             None => {}
             Some(Ok(())) => {
                 report(None);
@@ -38,7 +38,7 @@ pub async fn follow(mut connection: Connection, report: impl Fn(Option<String>) 
 
 /// Connects with new credentials if the files have changed; `None`: they have not. A file that is replaced while it is
 /// read differs at the next look.
-async fn look(connection: &mut Connection) -> Option<Result<(), ConnectError>> {
+async fn renew_if_changed(connection: &mut Connection) -> Option<Result<(), ConnectError>> {
     let now = Files::of(connection.options.kubeconfig.as_deref());
     if now == connection.files {
         return None;

@@ -89,7 +89,7 @@ impl ConntrackExport {
 
 impl DetachHooks for ConntrackExport {
     fn has_successor(&mut self) -> bool {
-        match KubeProxyRules::look() {
+        match KubeProxyRules::read() {
             Ok(proxy) => self.has_successor = proxy.translates_by_conntrack(),
             Err(error) => self.note(Err(error.into())),
         }

@@ -74,7 +74,7 @@ fn netfilter(what: &'static str) -> impl FnOnce(io::Error) -> TakeoverError {
 
 /// Takes over as far as possible at this time. Returns what was done, in words.
 pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
-    let found = KubeProxyRules::look().map_err(netfilter("read the netfilter rules"))?;
+    let found = KubeProxyRules::read().map_err(netfilter("read the netfilter rules"))?;
     if !found.may_have_connections() {
         return Ok("this node has no kube-proxy rules\n".to_owned());
     }

@@ -54,12 +54,12 @@ pub struct CgroupRoot {
 /// hierarchy, or else the first cgroup2 mount. The first version of cgroups may be mounted beside it.
 pub fn find(named: Option<&Path>) -> Result<CgroupRoot, CgroupError> {
     if let Some(path) = named {
-        return look(path);
+        return check_root(path);
     }
     let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(CgroupError::Mounts)?;
     let mut first = None;
     for path in cgroup2_mounts(&mounts) {
-        match look(&path) {
+        match check_root(&path) {
             Ok(root) if root.whole => return Ok(root),
             root => first = first.or(Some(root)),
         }
@@ -90,7 +90,7 @@ pub fn find_or_mount(named: Option<&Path>) -> Result<(CgroupRoot, bool), CgroupE
     }
     rustix::mount::mount(c"cgroup2", place, c"cgroup2", rustix::mount::MountFlags::empty(), None)
         .map_err(|errno| failed(errno.into()))?;
-    look(place).map(|root| (root, true))
+    check_root(place).map(|root| (root, true))
 }
 
 /// Number of levels below the root at which the kubelet's cgroup is looked for (`--cgroup-root` of the kubelet).
@@ -142,7 +142,7 @@ fn is_cgroup2(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == MAGIC)
 }
 
-fn look(path: &Path) -> Result<CgroupRoot, CgroupError> {
+fn check_root(path: &Path) -> Result<CgroupRoot, CgroupError> {
     let metadata =
         path.metadata().map_err(|source| CgroupError::Unreadable { path: path.to_owned(), source })?;
     Ok(CgroupRoot { path: path.to_owned(), whole: metadata.ino() == HIERARCHY_ROOT })

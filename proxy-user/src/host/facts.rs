@@ -47,7 +47,7 @@ pub struct HostFacts {
 impl HostFacts {
     /// Reads `what`; the rest is copied from `known`. Blocks for a few milliseconds, and longer if there are many routes
     /// and `what` includes them.
-    pub(super) fn look(&self, host: &Host, known: &HostView, what: Look) -> io::Result<HostView> {
+    pub(super) fn read(&self, host: &Host, known: &HostView, what: FactsToRead) -> io::Result<HostView> {
         let Host { devices, addresses } = host;
         let mut on_devices = Addresses::new();
         for (device, own) in addresses.iter() {
@@ -68,7 +68,7 @@ impl HostFacts {
         let devices = devices.iter().map(|device| self.device(device, &addresses)).collect();
         // An agent without the privilege to read the rules cannot attach programs either, which is reported elsewhere.
         let (has_kube_proxy_rules, masquerades, pod_cgroups) = if what.unnotified {
-            let has_rules = KubeProxyRules::look().is_ok_and(|found| found.may_have_connections());
+            let has_rules = KubeProxyRules::read().is_ok_and(|found| found.may_have_connections());
             let pod_cgroups = self.cgroup.as_deref().map(cgroup::of_pods).unwrap_or_default();
             (has_rules, self.masquerades(), pod_cgroups)
         } else {
@@ -175,14 +175,14 @@ pub(super) struct Host {
 
 /// What is read in addition to devices and addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct FactsToRead {
     /// The default routes and the routes of local addresses, for which all routes are read.
     pub routes: bool,
     /// What the follower gets no notification of: the rules of netfilter, and the cgroups of pods.
     pub unnotified: bool,
 }
 
-impl Look {
+impl FactsToRead {
     /// Reads everything.
     pub const ALL: Self = Self { routes: true, unnotified: true };
 }

@@ -15,7 +15,7 @@ use tokio::task::{AbortHandle, JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::devices::{self, Device};
-use super::facts::{self, Host, HostFacts, Look, Placed, is_default_route, is_local_route};
+use super::facts::{self, FactsToRead, Host, HostFacts, Placed, is_default_route, is_local_route};
 use super::seen::{Entry as _, Present, Seen};
 use super::xfrm;
 use crate::model::{Event, HostView};
@@ -52,7 +52,7 @@ impl Follower {
         let (seen_devices, seen_addresses) = (Seen::start(devices::list)?, Seen::start(facts::addresses)?);
         let devices = seen_devices.present();
         let host = Host { devices: devices.clone(), addresses: seen_addresses.present() };
-        let known = facts.look(&host, &HostView::default(), Look::ALL)?;
+        let known = facts.read(&host, &HostView::default(), FactsToRead::ALL)?;
         let devices = watch::Sender::new(devices);
         Ok(Self { facts, known, is_new: false, seen_devices, seen_addresses, devices })
     }
@@ -94,16 +94,16 @@ impl Follower {
         let mut policies = xfrm::Changes::new()?;
         // The first read covers what changed before the subscription.
         self.list().await?;
-        let (mut due, mut look) = (Some(Look::ALL), None);
+        let (mut due, mut reading) = (Some(FactsToRead::ALL), None);
         let (mut routes_read, mut pause) = (Instant::now(), Instant::now());
         loop {
-            if look.is_none()
+            if reading.is_none()
                 && let Some(what) = due.take()
             {
                 if what.routes {
                     routes_read = Instant::now();
                 }
-                look = Some(self.look(what));
+                reading = Some(self.read(what));
             }
             tokio::select! {
                 change = changes.next() => match change {
@@ -120,17 +120,17 @@ impl Follower {
                         self.list().await?;
                         // The kernel sends no notification for routes that are removed together with their device or address.
                         let unnotified = due.is_some_and(|due| due.unnotified);
-                        due = Some(Look { routes: true, unnotified });
+                        due = Some(FactsToRead { routes: true, unnotified });
                     }
                 },
                 change = next_policy(&mut policies) => {
                     change?;
                     sleep(POLICY_DEBOUNCE).await;
                     while next_policy(&mut policies).now_or_never().transpose()?.is_some() {}
-                    due.get_or_insert(Look { routes: false, unnotified: false });
+                    due.get_or_insert(FactsToRead { routes: false, unnotified: false });
                 }
-                seen = done(&mut look) => {
-                    look = None;
+                seen = done(&mut reading) => {
+                    reading = None;
                     pause = Instant::now() + if self.is_doubtful() { RETRY } else { PERIOD };
                     let seen = seen?;
                     if seen != self.known {
@@ -143,12 +143,12 @@ impl Follower {
                     permit.send(Event::Host(self.known.clone()));
                     self.is_new = false;
                 }
-                () = sleep_until(pause), if look.is_none() => {
+                () = sleep_until(pause), if reading.is_none() => {
                     if events.is_closed() {
                         return Ok(());
                     }
                     self.list().await?;
-                    due = Some(Look { routes: routes_read.elapsed() >= ROUTES_PERIOD, unnotified: true });
+                    due = Some(FactsToRead { routes: routes_read.elapsed() >= ROUTES_PERIOD, unnotified: true });
                 }
             }
         }
@@ -163,8 +163,8 @@ impl Follower {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             listed => {
                 let (devices, addresses) = listed?;
-                self.seen_devices.look(devices);
-                self.seen_addresses.look(addresses);
+                self.seen_devices.add_list(devices);
+                self.seen_addresses.add_list(addresses);
             }
         }
         self.devices.send_replace(self.seen_devices.present());
@@ -195,10 +195,10 @@ impl Follower {
     }
 
     /// Starts to read `what`; the rest is copied from the known state.
-    fn look(&self, what: Look) -> JoinHandle<io::Result<HostView>> {
+    fn read(&self, what: FactsToRead) -> JoinHandle<io::Result<HostView>> {
         let (facts, known) = (self.facts.clone(), self.known.clone());
         let host = Host { devices: self.seen_devices.present(), addresses: self.seen_addresses.present() };
-        spawn_blocking(move || facts.look(&host, &known, what))
+        spawn_blocking(move || facts.read(&host, &known, what))
     }
 }
 
@@ -211,9 +211,9 @@ async fn next_policy(policies: &mut Option<xfrm::Changes>) -> io::Result<()> {
 }
 
 /// Returns the result of a read; waits for ever if there is no read.
-async fn done(look: &mut Option<JoinHandle<io::Result<HostView>>>) -> io::Result<HostView> {
-    match look {
-        Some(look) => look.await.map_err(io::Error::other)?,
+async fn done(reading: &mut Option<JoinHandle<io::Result<HostView>>>) -> io::Result<HostView> {
+    match reading {
+        Some(reading) => reading.await.map_err(io::Error::other)?,
         None => pending().await,
     }
 }

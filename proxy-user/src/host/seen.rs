@@ -42,12 +42,12 @@ impl<T: Entry> Seen<T> {
     /// Lists twice, so that what is absent then is absent twice.
     pub fn start(list: impl Fn() -> io::Result<Vec<T>>) -> io::Result<Self> {
         let mut seen = Self { listed: list()?, missed: Vec::new() };
-        seen.look(list()?);
+        seen.add_list(list()?);
         Ok(seen)
     }
 
     /// Takes a new list.
-    pub fn look(&mut self, list: Vec<T>) {
+    pub fn add_list(&mut self, list: Vec<T>) {
         let now: BTreeSet<_> = list.iter().map(T::key).collect();
         let before = std::mem::replace(&mut self.listed, list);
         self.missed = before.into_iter().filter(|entry| !now.contains(&entry.key())).collect();
@@ -97,22 +97,22 @@ mod tests {
     #[test]
     fn entry_is_removed_after_two_lists_without_it() {
         let mut seen = start([&[1, 2, 3], &[1, 2, 3]]);
-        seen.look(vec![(1, 'a'), (3, 'b')]);
+        seen.add_list(vec![(1, 'a'), (3, 'b')]);
         assert_eq!((keys(&seen), seen.is_doubtful()), (vec![1, 3, 2], true));
         assert_eq!(seen.present()[1], (3, 'b'), "what is listed is as it is now");
-        seen.look(vec![(2, 'c'), (3, 'b')]);
+        seen.add_list(vec![(2, 'c'), (3, 'b')]);
         assert_eq!(keys(&seen), [2, 3, 1], "absent once, twice, but not in a row");
-        seen.look(vec![(2, 'c'), (3, 'b')]);
+        seen.add_list(vec![(2, 'c'), (3, 'b')]);
         assert_eq!((keys(&seen), seen.is_doubtful()), (vec![2, 3], false));
     }
 
     #[test]
     fn entry_is_removed_at_once_after_a_kernel_notification() {
         let mut seen = start([&[1, 2, 3], &[1, 2, 3]]);
-        seen.look(vec![(1, 'a'), (3, 'a')]);
+        seen.add_list(vec![(1, 'a'), (3, 'a')]);
         seen.gone(|entry| entry.0 != 1);
         assert_eq!(keys(&seen), [1]);
-        seen.look(vec![(1, 'a'), (2, 'a')]);
+        seen.add_list(vec![(1, 'a'), (2, 'a')]);
         assert_eq!(keys(&seen), [1, 2], "it may come back");
     }
 

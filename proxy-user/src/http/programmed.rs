@@ -59,7 +59,7 @@ struct ErrorBody {
 
 /// Answers with all Services.
 pub(super) async fn all(Extract(state): Extract<State>) -> Response {
-    let (synced, problems) = looked(&state);
+    let (synced, problems) = synced_and_problems(&state);
     let services = state.programmed.all().into_iter();
     let services = services.map(|(name, known)| one(&name, &known, &problems)).collect();
     json(200, &All { node: &state.node_name, synced, services })
@@ -70,7 +70,7 @@ pub(super) async fn named(
     Extract(state): Extract<State>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Response {
-    let (synced, problems) = looked(&state);
+    let (synced, problems) = synced_and_problems(&state);
     let name = ServiceName::new(namespace, name);
     if let Some(known) = state.programmed.get(&name) {
         return json(200, &one(&name, &known, &problems));
@@ -88,7 +88,7 @@ pub(super) async fn named(
     json(404, &ErrorBody { error })
 }
 
-fn looked(state: &State) -> (bool, Vec<Problem>) {
+fn synced_and_problems(state: &State) -> (bool, Vec<Problem>) {
     let status = state.status.borrow();
     (status.synced, status.problems.clone())
 }

@@ -12,8 +12,8 @@ use super::{
 };
 
 mod leftovers;
+mod reported;
 mod statics;
-mod told;
 
 /// The Services and the EndpointSlices of the cluster, and this node.
 ///

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::frame;
 use super::log::{HistoryAnswer, Log};
-use super::look::Look;
+use super::sample::Sample;
 use super::sampler::Sampler;
 use super::source::{Events, PageQuery, Refusal, Source};
 use crate::config::page::{PageSettings, Shows};
@@ -37,7 +37,7 @@ struct Inner {
     problems: Problems,
     log: Option<Log>,
     /// The last look; each open page holds a receiver.
-    looks: watch::Sender<Option<Arc<Look>>>,
+    samples: watch::Sender<Option<Arc<Sample>>>,
     /// Whether a thread reads the maps.
     has_reader_thread: Mutex<bool>,
     listeners: Arc<Semaphore>,
@@ -67,7 +67,7 @@ impl Agent {
                 shows: settings.page,
                 problems: Box::new(problems),
                 log: Log::new(settings.page_history),
-                looks: watch::Sender::new(None),
+                samples: watch::Sender::new(None),
                 has_reader_thread: Mutex::new(false),
                 listeners: Arc::new(Semaphore::new(LISTENERS)),
             }))
@@ -105,19 +105,19 @@ impl Agent {
     }
 
     /// Adds a listener. The first listener starts the thread that reads the maps.
-    fn listen(&self) -> watch::Receiver<Option<Arc<Look>>> {
+    fn listen(&self) -> watch::Receiver<Option<Arc<Sample>>> {
         // The lock keeps the thread from ending for lack of listeners before the new one has subscribed.
         let mut has_reader_thread = self.0.has_reader_thread.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut looks = self.0.looks.subscribe();
+        let mut samples = self.0.samples.subscribe();
         if *has_reader_thread {
             // The last look is recent, so the new listener gets it at once.
-            looks.mark_changed();
+            samples.mark_changed();
         } else {
             *has_reader_thread = true;
             let inner = Arc::clone(&self.0);
             spawn_blocking(move || inner.read());
         }
-        looks
+        samples
     }
 }
 
@@ -125,15 +125,15 @@ impl Inner {
     /// Reads the maps until no page is open.
     fn read(&self) {
         let mut sampler = Sampler::new(&self.bpffs, self.shows == Shows::All);
-        let is_over = || self.looks.receiver_count() == 0;
+        let is_over = || self.samples.receiver_count() == 0;
         loop {
-            let look = sampler.look((self.problems)());
-            self.looks.send_replace(Some(Arc::new(look)));
+            let sample = sampler.sample((self.problems)());
+            self.samples.send_replace(Some(Arc::new(sample)));
             sampler.wait(is_over);
             let mut has_reader_thread = self.has_reader_thread.lock().unwrap_or_else(PoisonError::into_inner);
             if is_over() {
                 *has_reader_thread = false;
-                self.looks.send_replace(None);
+                self.samples.send_replace(None);
                 return;
             }
         }
@@ -142,7 +142,7 @@ impl Inner {
 
 /// An open page. A slow browser misses looks, and does not delay other browsers.
 struct Listening {
-    looks: watch::Receiver<Option<Arc<Look>>>,
+    samples: watch::Receiver<Option<Arc<Sample>>>,
     inner: Arc<Inner>,
     query: PageQuery,
     _permit: OwnedSemaphorePermit,
@@ -151,10 +151,10 @@ struct Listening {
 impl Listening {
     async fn next(&mut self) -> Option<String> {
         loop {
-            self.looks.changed().await.ok()?;
-            let look = self.looks.borrow_and_update().clone();
-            let Some(look) = look else { continue };
-            match frame::text(&self.inner.node, self.inner.shows, &look, &self.query) {
+            self.samples.changed().await.ok()?;
+            let sample = self.samples.borrow_and_update().clone();
+            let Some(sample) = sample else { continue };
+            match frame::text(&self.inner.node, self.inner.shows, &sample, &self.query) {
                 Ok(text) => return Some(text),
                 Err(error) => {
                     tracing::debug!(%error, "cannot write the data of the page as JSON");
@@ -169,8 +169,8 @@ impl Source for Agent {
     async fn events(&self, query: PageQuery) -> Result<Events, Refusal> {
         let permit = Arc::clone(&self.0.listeners).try_acquire_owned();
         let permit = permit.map_err(|_| Refusal::TooMany { most: LISTENERS })?;
-        let (inner, looks) = (Arc::clone(&self.0), self.listen());
-        let listener = Listening { looks, inner, query, _permit: permit };
+        let (inner, samples) = (Arc::clone(&self.0), self.listen());
+        let listener = Listening { samples, inner, query, _permit: permit };
         Ok(stream::unfold(listener, |mut listener| async { Some((listener.next().await?, listener)) })
             .boxed())
     }

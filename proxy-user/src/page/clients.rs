@@ -27,10 +27,10 @@ pub(super) struct Client {
 
 /// Connections of the previous look, to recognise new ones: the age of a flow is known only to within a second.
 #[derive(Debug, Default)]
-pub(super) struct Known(Option<BTreeSet<u64>>);
+pub(super) struct KnownFlows(Option<BTreeSet<u64>>);
 
 /// Returns all clients, the busiest first. `seconds` is the time since the previous look; 0 if there was none.
-pub(super) fn clients(flows: &[FlowRow], known: &mut Known, seconds: f64) -> Vec<Client> {
+pub(super) fn clients(flows: &[FlowRow], known: &mut KnownFlows, seconds: f64) -> Vec<Client> {
     let mut counts: BTreeMap<(IpAddr, u32), (u64, u32)> = BTreeMap::new();
     let before = known.0.take();
     let mut met = BTreeSet::new();
@@ -97,10 +97,10 @@ mod tests {
     #[test]
     fn connections_are_counted_by_client_and_service() {
         let old = [flow(1, 1, 7, FlowState::Established), flow(2, 1, 8, FlowState::Unreplied)];
-        let mut known = Known::default();
+        let mut known = KnownFlows::default();
         assert!(
             clients(&old, &mut known, 0.0).iter().all(|one| one.begun == 0.0),
-            "there was no look before"
+            "there was no sample before"
         );
         let new = [
             flow(2, 2, 7, FlowState::Closed),

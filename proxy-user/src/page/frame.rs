@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::clients::{Client, begun};
-use super::look::{Examples, Look};
+use super::sample::{Examples, Sample};
 use super::source::PageQuery;
 use crate::config::page::Shows;
 use crate::rates::{EndpointRates, Rates, ReasonRate, ServiceRates, Traffic};
@@ -82,9 +82,14 @@ struct FrontendRows<'a> {
 }
 
 /// Returns the event of a look for one browser, as JSON.
-pub(super) fn text(node: &str, shows: Shows, look: &Look, query: &PageQuery) -> serde_json::Result<String> {
+pub(super) fn text(
+    node: &str,
+    shows: Shows,
+    sample: &Sample,
+    query: &PageQuery,
+) -> serde_json::Result<String> {
     let none = Rates::default();
-    let (rates, failure) = match &look.rates {
+    let (rates, failure) = match &sample.rates {
         Ok(rates) => (rates, None),
         Err(failure) => (&none, Some(failure.as_str())),
     };
@@ -104,7 +109,7 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, query: &PageQuery) -> 
     {
         chosen.push(row);
     }
-    let packets = begun(&look.clients);
+    let packets = begun(&sample.clients);
     let rows: Vec<_> = chosen
         .iter()
         .map(|row| {
@@ -116,24 +121,24 @@ pub(super) fn text(node: &str, shows: Shows, look: &Look, query: &PageQuery) -> 
     let keys: BTreeMap<u32, &str> =
         chosen.iter().zip(&rows).map(|(service, row)| (service.id, row.key.as_str())).collect();
     let with_key = |client| Some(FrontendRows { client, service: keys.get(&client.service).copied()? });
-    let clients = look.clients.iter().filter_map(with_key).take(CLIENTS).collect();
-    let time = look.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
-    let shown = look.problems.len().min(PROBLEMS);
+    let clients = sample.clients.iter().filter_map(with_key).take(CLIENTS).collect();
+    let time = sample.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    let shown = sample.problems.len().min(PROBLEMS);
     serde_json::to_string(&Frame {
         node,
         shows,
         time,
         seconds: rates.seconds,
         failure,
-        problems: &look.problems[..shown],
-        more_problems: look.problems.len() - shown,
+        problems: &sample.problems[..shown],
+        more_problems: sample.problems.len() - shown,
         total: rates.total,
         flows: rates.flows,
         matching,
         all: rates.services.len(),
         services: &rows,
         reasons: &rates.reasons,
-        examples: &look.examples,
+        examples: &sample.examples,
         clients,
     })
 }

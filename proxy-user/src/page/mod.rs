@@ -16,7 +16,7 @@ mod clients;
 mod frame;
 mod guard;
 mod log;
-mod look;
+mod sample;
 mod sampler;
 mod server;
 mod source;

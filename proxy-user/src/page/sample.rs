@@ -12,7 +12,7 @@ pub(super) type Examples = BTreeMap<&'static str, VecDeque<MonitorLine>>;
 
 /// The result of one look at the maps.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct Sample {
     /// Time of the look.
     pub at: SystemTime,
     /// Rates since the previous look, or why the maps cannot be read.

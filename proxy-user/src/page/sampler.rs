@@ -5,8 +5,8 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::clients::{Client, Known, clients};
-use super::look::{Examples, Look};
+use super::clients::{Client, KnownFlows, clients};
+use super::sample::{Examples, Sample};
 use crate::cli::monitor::{MonitorContext, MonitorLine};
 use crate::maps::view::{Listener, Snapshot, View};
 use crate::rates::{Counters, Rates};
@@ -28,7 +28,7 @@ pub(super) struct Sampler<'a> {
     /// At most one look was made so far.
     is_first: bool,
     before: Option<Counters>,
-    known: Known,
+    known: KnownFlows,
     names: Snapshot,
     listener: Option<(Listener, Instant)>,
     examples: Examples,
@@ -37,22 +37,22 @@ pub(super) struct Sampler<'a> {
 impl<'a> Sampler<'a> {
     pub(super) fn new(bpffs: &'a Path, is_open: bool) -> Self {
         let (before, listener) = (None, None);
-        let (known, names, examples) = (Known::default(), Snapshot::default(), Examples::new());
+        let (known, names, examples) = (KnownFlows::default(), Snapshot::default(), Examples::new());
         Self { bpffs, is_open, is_first: true, before, known, names, listener, examples }
     }
 
     /// Reads the maps now, and returns what happened since the previous look.
-    pub(super) fn look(&mut self, problems: Vec<String>) -> Look {
+    pub(super) fn sample(&mut self, problems: Vec<String>) -> Sample {
         let at = SystemTime::now();
         let read = self.read();
         let (rates, clients) = match read {
             Ok((rates, clients)) => (Ok(rates), clients),
             Err(failure) => {
-                (self.before, self.known, self.listener) = (None, Known::default(), None);
+                (self.before, self.known, self.listener) = (None, KnownFlows::default(), None);
                 (Err(failure), Vec::new())
             }
         };
-        Look { at, rates, clients, examples: self.examples.clone(), problems }
+        Sample { at, rates, clients, examples: self.examples.clone(), problems }
     }
 
     fn read(&mut self) -> Result<(Rates, Vec<Client>), String> {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::frame;
 use super::guard::refusal;
-use super::look::{Examples, Look};
+use super::sample::{Examples, Sample};
 use super::*;
 use crate::config::page::{PageSettings, Shows};
 use crate::rates::tests::{endpoint, service, two_looks};
@@ -74,8 +74,8 @@ fn other_origins_are_refused(
 fn told(rates: Result<Rates, String>, shows: Shows, query: &PageQuery) -> Value {
     let problems = (0..25).map(|number| format!("problem {number}")).collect();
     let (clients, examples) = (Vec::new(), Examples::new());
-    let look = Look { at: std::time::SystemTime::UNIX_EPOCH, rates, clients, examples, problems };
-    serde_json::from_str(&frame::text("node-a", shows, &look, query).unwrap()).unwrap()
+    let sample = Sample { at: std::time::SystemTime::UNIX_EPOCH, rates, clients, examples, problems };
+    serde_json::from_str(&frame::text("node-a", shows, &sample, query).unwrap()).unwrap()
 }
 
 #[test]

@@ -71,14 +71,14 @@ pub fn cleanup_before(
 
 /// Returns what [`cleanup`] would remove, in the same words; removes nothing.
 pub fn dry_run(bpffs: &Path, cgroup: Option<&Path>) -> Result<Cleanup, Error> {
-    work(bpffs, cgroup, Mode::Look, &mut ())
+    work(bpffs, cgroup, Mode::DryRun, &mut ())
 }
 
 /// Whether objects are removed or only found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Remove,
-    Look,
+    DryRun,
 }
 
 impl Mode {
@@ -138,7 +138,7 @@ fn remove_links(
         pinned.extend(link.as_ref().and_then(|link| link.info().ok()).map(|info| info.id));
         let result = match mode {
             Mode::Remove => links::release(&pin),
-            Mode::Look => Ok(link.is_some()),
+            Mode::DryRun => Ok(link.is_some()),
         };
         report.note(format!("link {name}"), result);
     }
@@ -154,7 +154,7 @@ fn remove_strays(
     pinned: &BTreeSet<u32>,
     report: &mut Cleanup,
 ) -> Result<(), Error> {
-    // A pinned link has been removed by now, except in `Mode::Look`.
+    // A pinned link has been removed by now, except in `Mode::DryRun`.
     let is_stray = |link: &Link| link.info().is_ok_and(|info| !pinned.contains(&info.id));
     if let Some(path) = cgroup {
         let cgroup = Cgroup::open(path)?;

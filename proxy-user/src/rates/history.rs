@@ -50,7 +50,7 @@ struct Series {
 pub struct History {
     points: usize,
     most: usize,
-    looks: u64,
+    samples: u64,
     total: VecDeque<Point>,
     /// Series by id, with the key ([`ServiceRates::key`](super::ServiceRates::key)) of the Service port that had the id.
     series: BTreeMap<u32, (String, Series)>,
@@ -59,13 +59,13 @@ pub struct History {
 impl History {
     /// Creates a history of up to `points` points for each of up to `most` Service ports; a point takes 16 bytes.
     pub fn new(points: usize, most: usize) -> Self {
-        Self { points, most, looks: 0, total: VecDeque::new(), series: BTreeMap::new() }
+        Self { points, most, samples: 0, total: VecDeque::new(), series: BTreeMap::new() }
     }
 
     /// Adds the rates of the last reading. Forgets removed Service ports; if there are too many, forgets those that have
     /// been silent for longest.
     pub fn add(&mut self, rates: &Rates) {
-        self.looks += 1;
+        self.samples += 1;
         push(&mut self.total, rates.total.into(), self.points);
         let mut series = std::mem::take(&mut self.series);
         for service in &rates.services {
@@ -77,7 +77,7 @@ impl History {
             }
             let (key, mut one) = known.unwrap_or_else(|| (key, Series::default()));
             if !point.is_silent() {
-                one.active = self.looks;
+                one.active = self.samples;
             }
             push(&mut one.points, point, self.points);
             self.series.insert(service.id, (key, one));

@@ -19,7 +19,7 @@ use crate::plan::{BackendAddress, ServicePortName};
 
 /// The part of the old mirror that is kept when the maps are read again.
 #[derive(Default)]
-struct Known {
+struct KeptState {
     ports: Vec<(ServicePortName, u32)>,
     endpoints: Vec<(BackendKey, u32)>,
     resting_extents: Vec<(u32, u32, u32)>,
@@ -32,7 +32,7 @@ impl<S: Store> Reconciler<S> {
     pub fn recover(store: S, quarantine: QuarantinePeriods, now: Instant) -> Result<Self, MapError> {
         let mut reconciler = Self::new(store, quarantine);
         let contents = reconciler.writer.store.read(u32::MAX)?;
-        reconciler.adopt(&contents, Known::default(), now);
+        reconciler.adopt(&contents, KeptState::default(), now);
         Ok(reconciler)
     }
 
@@ -47,7 +47,7 @@ impl<S: Store> Reconciler<S> {
         let drift = differences(&self.writer.applied, &contents);
         if drift > 0 {
             let applied = &self.writer.applied;
-            let known = Known {
+            let known = KeptState {
                 ports: applied.ports.iter().collect(),
                 endpoints: applied.endpoints.iter().collect(),
                 resting_extents: applied
@@ -63,7 +63,7 @@ impl<S: Store> Reconciler<S> {
     }
 
     /// Replaces the mirror by the content of the maps.
-    fn adopt(&mut self, contents: &Contents, known: Known, now: Instant) {
+    fn adopt(&mut self, contents: &Contents, known: KeptState, now: Instant) {
         let mut applied = Applied::new(self.writer.store.capacity(), self.quarantine);
         let mut orphans = Vec::new();
         for (port, id) in known.ports {

@@ -4,7 +4,7 @@
 //! maps are pinned, so all screens work while the agent does not run; the first line then says so.
 
 mod draw;
-mod look;
+mod sample;
 mod sampler;
 mod state;
 mod text;
@@ -25,7 +25,7 @@ use crate::cli::selector::{AskLabels, SelectorError, ServiceSelector};
 use crate::cli::show::{self, Column, FlowSelection, List, Row, ShowError};
 use crate::maps::view::{View, ViewError};
 use crate::rates::{Counters, Rates, ReasonRate};
-use look::Look;
+use sample::Sample;
 use sampler::Sampler;
 use state::Top;
 
@@ -79,11 +79,11 @@ pub fn run(args: &TopArgs, labels: AskLabels) -> Result<String, TopError> {
     if !io::stdout().is_terminal() {
         return Err(TopError::NoTerminal);
     }
-    let (sender, looks) = mpsc::sync_channel(1);
+    let (sender, samples) = mpsc::sync_channel(1);
     let wanted = Sampler::new(view, args).start(sender);
     wanted.show(top.screen);
     let mut terminal = ratatui::try_init()?;
-    let result = interact(&mut terminal, &mut top, &looks, |top| wanted.show(top.screen), colour);
+    let result = interact(&mut terminal, &mut top, &samples, |top| wanted.show(top.screen), colour);
     ratatui::try_restore()?;
     result.map(|()| String::new())
 }
@@ -158,11 +158,11 @@ fn reasons(rates: Vec<ReasonRate>) -> List<ReasonRate> {
 }
 
 fn once(top: &mut Top, mut sampler: Sampler) -> Result<String, TopError> {
-    for look in [sampler.first(top.screen), sampler.next(top.screen)] {
-        if let Err(error) = &look.counters {
+    for sample in [sampler.first(top.screen), sampler.next(top.screen)] {
+        if let Err(error) = &sample.counters {
             return Err(TopError::Gone(error.clone()));
         }
-        top.take(look);
+        top.take(sample);
     }
     let width = ratatui::crossterm::terminal::size().map_or(WIDTH, |(width, _)| width).max(WIDTH);
     top.is_printed = true;
@@ -190,7 +190,7 @@ fn lines(buffer: &Buffer) -> String {
 fn interact(
     terminal: &mut ratatui::DefaultTerminal,
     top: &mut Top,
-    looks: &mpsc::Receiver<Look>,
+    samples: &mpsc::Receiver<Sample>,
     show: impl Fn(&Top),
     colour: bool,
 ) -> Result<(), TopError> {
@@ -199,8 +199,8 @@ fn interact(
         if is_new {
             terminal.draw(|frame| draw::draw(frame, top, colour))?;
         }
-        is_new = match looks.try_recv() {
-            Ok(look) => top.take(look),
+        is_new = match samples.try_recv() {
+            Ok(sample) => top.take(sample),
             Err(TryRecvError::Empty) => false,
             Err(TryRecvError::Disconnected) => return Err(TopError::Ended),
         };

@@ -9,7 +9,7 @@ pub(super) const EXAMPLES: usize = 8;
 
 /// The result of one look at the maps.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct Sample {
     /// The counters, or why they cannot be read.
     pub counters: Result<Counters, String>,
     /// State of the agent.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use proxy_common::event::Event;
 
-use super::look::{EXAMPLES, Look};
+use super::sample::{EXAMPLES, Sample};
 use crate::cli::args::top::{Screen, TopArgs};
 use crate::cli::monitor::{MonitorContext, MonitorLine};
 use crate::cli::show::probe;
@@ -62,30 +62,30 @@ impl Sampler {
     }
 
     /// Samples periodically, until the receiver is gone.
-    pub(super) fn start(mut self, looks: SyncSender<Look>) -> ShownScreen {
+    pub(super) fn start(mut self, samples: SyncSender<Sample>) -> ShownScreen {
         let wanted = ShownScreen(Arc::default());
         let shown = wanted.clone();
         thread::spawn(move || {
-            let mut look = self.first(shown.screen());
-            while looks.send(look).is_ok() {
-                look = self.follow(|| shown.screen());
+            let mut sample = self.first(shown.screen());
+            while samples.send(sample).is_ok() {
+                sample = self.follow(|| shown.screen());
             }
         });
         wanted
     }
 
     /// Reads the maps now.
-    pub(super) fn first(&mut self, screen: Screen) -> Look {
+    pub(super) fn first(&mut self, screen: Screen) -> Sample {
         self.ensure_listener(screen);
-        self.look(screen)
+        self.sample(screen)
     }
 
     /// Reads the maps after an interval.
-    pub(super) fn next(&mut self, screen: Screen) -> Look {
+    pub(super) fn next(&mut self, screen: Screen) -> Sample {
         self.follow(|| screen)
     }
 
-    fn follow(&mut self, screen: impl Fn() -> Screen) -> Look {
+    fn follow(&mut self, screen: impl Fn() -> Screen) -> Sample {
         let (end, before) = (Instant::now() + self.interval, screen());
         while Instant::now() < end {
             thread::sleep(POLL.min(end.saturating_duration_since(Instant::now())));
@@ -95,10 +95,10 @@ impl Sampler {
                 break;
             }
         }
-        self.look(screen())
+        self.sample(screen())
     }
 
-    fn look(&mut self, screen: Screen) -> Look {
+    fn sample(&mut self, screen: Screen) -> Sample {
         // The path is resolved again for each look: after an upgrade the maps are in another folder.
         if let Ok(view) = View::open(&self.bpffs) {
             self.view = view;
@@ -108,7 +108,7 @@ impl Sampler {
             self.names.names.clone_from(&counters.snapshot.names);
         }
         let flows = if screen == Screen::Flows { self.view.flows().unwrap_or_default() } else { Vec::new() };
-        Look { counters, agent: probe(self.listen), flows, examples: self.examples() }
+        Sample { counters, agent: probe(self.listen), flows, examples: self.examples() }
     }
 
     fn examples(&mut self) -> Vec<(&'static str, String)> {

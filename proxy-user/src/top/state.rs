@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::look::{EXAMPLES, Look};
+use super::sample::{EXAMPLES, Sample};
 use crate::cli::args::top::{Screen, SortBy};
 use crate::cli::selector::ServiceSelector;
 use crate::cli::show::AgentState;
@@ -83,14 +83,14 @@ impl Top {
     }
 
     /// Takes in a look. Returns whether it is shown: not while the display is paused.
-    pub(super) fn take(&mut self, look: Look) -> bool {
+    pub(super) fn take(&mut self, sample: Sample) -> bool {
         let chosen = self.chosen();
-        for (reason, text) in look.examples {
+        for (reason, text) in sample.examples {
             let examples = self.examples.entry(reason).or_default();
             examples.push_front(text);
             examples.truncate(EXAMPLES);
         }
-        let counters = match look.counters {
+        let counters = match sample.counters {
             Ok(counters) => counters,
             Err(failure) => {
                 self.failure = Some(failure);
@@ -99,7 +99,7 @@ impl Top {
             }
         };
         let mut rates = Rates::between(self.before.as_ref(), &counters);
-        let mut flows = look.flows;
+        let mut flows = sample.flows;
         if !self.services.is_all() {
             rates.services.retain(|row| self.services.takes(row.id, &counters.snapshot));
             flows.retain(|row| self.services.takes(row.service, &counters.snapshot));
@@ -113,7 +113,7 @@ impl Top {
         if !is_first {
             self.history.add(&rates);
         }
-        (self.names, self.agent, self.failure) = (names, Some(look.agent), None);
+        (self.names, self.agent, self.failure) = (names, Some(sample.agent), None);
         (self.rates, self.flows) = (rates, flows);
         self.flows.retain(|flow| flow.state != FlowState::Expired);
         self.flows.sort_by_key(|flow| flow.idle);

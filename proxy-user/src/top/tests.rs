@@ -45,7 +45,7 @@ fn counters(seconds: u64) -> Counters {
     counters
 }
 
-fn look(seconds: u64) -> Look {
+fn sample(seconds: u64) -> Sample {
     let flow = |client: &str, state, idle| FlowRow {
         protocol: Transport(6),
         client: client.parse().unwrap(),
@@ -61,7 +61,7 @@ fn look(seconds: u64) -> Look {
         timeout: Duration::from_hours(1),
     };
     let address: SocketAddr = "127.0.0.1:10249".parse().unwrap();
-    Look {
+    Sample {
         counters: Ok(counters(seconds)),
         agent: AgentState::Answered { address, status: 200 },
         flows: vec![
@@ -77,10 +77,10 @@ fn look(seconds: u64) -> Look {
 }
 
 /// Returns the state after three looks, at intervals of two seconds.
-fn looked(screen: Screen) -> Top {
+fn sampled(screen: Screen) -> Top {
     let mut top = Top::new(screen, SortBy::Connections, "", Duration::from_secs(2));
     for seconds in [2, 4, 6] {
-        top.take(look(seconds));
+        top.take(sample(seconds));
     }
     top
 }
@@ -104,12 +104,12 @@ fn drawn(top: &Top) -> String {
 
 #[test]
 fn services_fit_into_80_columns() {
-    assert_snapshot!(drawn(&looked(Screen::Services)));
+    assert_snapshot!(drawn(&sampled(Screen::Services)));
 }
 
 #[test]
 fn a_service_opens() {
-    let mut top = looked(Screen::Services);
+    let mut top = sampled(Screen::Services);
     press(&mut top, "\n");
     assert_snapshot!(drawn(&top));
     press(&mut top, "\u{1b}");
@@ -118,19 +118,19 @@ fn a_service_opens() {
 
 #[test]
 fn drops_with_examples() {
-    let mut top = looked(Screen::Drops);
+    let mut top = sampled(Screen::Drops);
     press(&mut top, "j");
     assert_snapshot!(drawn(&top));
 }
 
 #[test]
 fn connections() {
-    assert_snapshot!(drawn(&looked(Screen::Flows)));
+    assert_snapshot!(drawn(&sampled(Screen::Flows)));
 }
 
 #[test]
 fn help_is_drawn_above_the_screen() {
-    let mut top = looked(Screen::Services);
+    let mut top = sampled(Screen::Services);
     press(&mut top, "?");
     assert_snapshot!(drawn(&top));
     press(&mut top, "q");
@@ -139,7 +139,7 @@ fn help_is_drawn_above_the_screen() {
 
 #[test]
 fn a_filter_is_typed() {
-    let mut top = looked(Screen::Services);
+    let mut top = sampled(Screen::Services);
     press(&mut top, "/WEBq");
     assert!(drawn(&top).contains("/WEBq_") && top.rows() == 0 && !top.quits);
     top.key(KeyEvent::new(KeyCode::Backspace, KeyModifiers::NONE));
@@ -152,28 +152,28 @@ fn a_filter_is_typed() {
 
 #[test]
 fn the_cursor_stays_with_its_service() {
-    let mut top = looked(Screen::Services);
+    let mut top = sampled(Screen::Services);
     let order = |top: &Top| top.services().iter().map(|row| row.id).collect::<Vec<_>>();
     assert_eq!((order(&top), top.cursor), (vec![WEB, DB, 5], 0));
     press(&mut top, "s");
-    top.take(look(8));
+    top.take(sample(8));
     assert_eq!((order(&top), top.cursor), (vec![DB, WEB, 5], 0), "no line was selected");
     press(&mut top, "j");
     press(&mut top, "ssss");
-    top.take(look(10));
+    top.take(sample(10));
     assert_eq!((order(&top), top.cursor), (vec![WEB, DB, 5], 0), "it went with it");
 }
 
 #[test]
 fn while_it_is_paused_nothing_moves() {
-    let mut top = looked(Screen::Services);
+    let mut top = sampled(Screen::Services);
     press(&mut top, " ");
     let before = drawn(&top);
     assert!(before.contains("PAUSED"));
-    assert!(!top.take(look(60)));
+    assert!(!top.take(sample(60)));
     assert_eq!(drawn(&top), before);
     press(&mut top, " ");
-    assert!(top.take(look(62)) && !drawn(&top).contains("PAUSED"));
+    assert!(top.take(sample(62)) && !drawn(&top).contains("PAUSED"));
     assert_eq!(top.rates.services.len(), 3);
     assert!(
         (top.rates.total.connections - 121.5).abs() < 1e-9,
@@ -184,11 +184,11 @@ fn while_it_is_paused_nothing_moves() {
 
 #[test]
 fn an_agent_that_is_away_and_maps_that_are_gone_are_told() {
-    let mut top = looked(Screen::Services);
+    let mut top = sampled(Screen::Services);
     let address = "127.0.0.1:10249".parse().unwrap();
-    top.take(Look { agent: AgentState::Silent { address, reason: "refused".into() }, ..look(8) });
+    top.take(Sample { agent: AgentState::Silent { address, reason: "refused".into() }, ..sample(8) });
     assert!(drawn(&top).contains("agent: no answer; the maps are still read"));
-    top.take(Look { counters: Err("no Ballast on the bpffs /x".into()), ..look(10) });
+    top.take(Sample { counters: Err("no Ballast on the bpffs /x".into()), ..sample(10) });
     let text = drawn(&top);
     assert!(text.contains("no Ballast on the bpffs /x") && text.contains("default/web:http"), "{text}");
 }
@@ -198,7 +198,7 @@ fn without_colour_no_cell_has_one() {
     use ratatui::style::Color;
     let coloured = |colour: bool| {
         let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
-        terminal.draw(|frame| draw::draw(frame, &looked(Screen::Services), colour)).unwrap();
+        terminal.draw(|frame| draw::draw(frame, &sampled(Screen::Services), colour)).unwrap();
         terminal
             .backend()
             .buffer()
@@ -214,7 +214,7 @@ fn every_size_of_a_terminal_is_drawn() {
     for (width, height) in [(1, 1), (20, 5), (80, 24), (300, 100)] {
         for screen in [Screen::Services, Screen::Drops, Screen::Flows] {
             let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-            let mut top = looked(screen);
+            let mut top = sampled(screen);
             press(&mut top, "\nG?");
             terminal.draw(|frame| draw::draw(frame, &top, true)).unwrap();
             assert_eq!(terminal.backend().size().unwrap().width, width);

@@ -120,7 +120,7 @@ fn up(view: &HostView) -> Vec<Device> {
 /// Gathers what kube-proxy does on this node.
 pub(super) fn kube_proxy() -> Others {
     Others {
-        kube_proxy: KubeProxyRules::look().map_err(|error| error.to_string()),
+        kube_proxy: KubeProxyRules::read().map_err(|error| error.to_string()),
         kube_proxy_process: takeover::kube_proxy_pid(),
         ..Others::default()
     }

@@ -9,7 +9,7 @@ use super::backend::AskPlaces;
 use super::error::ShowError;
 use super::flow::FlowSelection;
 use super::probe::{api_servers, resident, xdp};
-use super::service::Known;
+use super::service::ReportedState;
 use super::stats::Meter;
 use super::status::{Status, StatusFacts};
 use super::zero::Zero;
@@ -70,7 +70,7 @@ pub fn services(command: &ServiceCommand, ask: AskApi, out: &mut impl Write) -> 
             let snapshot = View::open(&args.reader.maps.bpffs)?.snapshot()?;
             selector.check(&snapshot)?;
             let output = args.reader.format.output;
-            let known = Known {
+            let known = ReportedState {
                 problems: programmed::problems(args.agent.metrics_bind_address),
                 places: places(output, &args.selector.api, &selector, ask.places),
             };

@@ -41,7 +41,7 @@ pub use map::list as map_list;
 pub(super) use names::{ServiceIdentity, unmanaged_note};
 pub use probe::{AgentState, probe};
 pub(super) use probe::{agent_address, ask, problems};
-pub use service::{Known, ServiceProblems, list as service_list, show as service_show};
+pub use service::{ReportedState, ServiceProblems, list as service_list, show as service_show};
 pub use stats::{Meter, StatsJson};
 pub use status::{Status, StatusFacts};
 pub use table::{Table, age};

@@ -189,7 +189,7 @@ pub type ServiceProblems = BTreeMap<(String, String), Vec<String>>;
 
 /// What others know of the Services.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct ReportedState {
     /// Problems that the agent reports.
     pub problems: ServiceProblems,
     /// Places of endpoints that the API server reports.
@@ -200,7 +200,7 @@ pub struct Known {
 pub fn show(
     snapshot: &Snapshot,
     selector: &ServiceSelector,
-    known: &Known,
+    known: &ReportedState,
     output: Output,
 ) -> Result<String, ShowError> {
     let mut ports: Vec<_> = snapshot.names.iter().filter(|(id, _)| selector.takes(**id, snapshot)).collect();

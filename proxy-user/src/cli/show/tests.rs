@@ -96,7 +96,7 @@ fn named(text: &str) -> ServiceSelector {
 }
 
 fn shown(snapshot: &Snapshot, text: &str, output: Output) -> String {
-    service_show(snapshot, &named(text), &Known::default(), output).unwrap()
+    service_show(snapshot, &named(text), &ReportedState::default(), output).unwrap()
 }
 
 /// Returns a cluster: redis with five endpoints and a node port, DNS without endpoints, a load balancer with policy Local and
@@ -666,7 +666,7 @@ fn service_show_with_problems_prints_them_and_nodes_of_endpoints() {
     };
     let endpoint = ("default".to_owned(), "redis".to_owned(), [10, 244, 1, 7].into());
     let service = ("default".to_owned(), "redis".to_owned());
-    let known = Known {
+    let known = ReportedState {
         problems: [(service, vec!["Service default/redis: spec.ports: no room".to_owned()])].into(),
         places: [(endpoint, place)].into(),
     };

@@ -43,11 +43,11 @@ pub(crate) fn write<T: Serialize>(
 /// The rows that were printed last.
 #[derive(Default)]
 pub(super) struct Watch {
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, PrintedRow>,
     widths: Vec<u16>,
 }
 
-struct Known {
+struct PrintedRow {
     state: String,
     /// Cells to print when the row disappears.
     cells: Vec<String>,
@@ -67,7 +67,7 @@ impl Watch {
         let mut now = BTreeMap::new();
         let mut lines = Vec::new();
         for row in list.rows() {
-            let known = Known::of(list, row, output)?;
+            let known = PrintedRow::of(list, row, output)?;
             match self.known.get(&row.key) {
                 None => lines.push(("ADDED", row.key.clone())),
                 Some(before) if before.state != known.state => lines.push(("MODIFIED", row.key.clone())),
@@ -77,7 +77,7 @@ impl Watch {
         }
         let before = std::mem::replace(&mut self.known, now);
         let gone = before.iter().filter(|(key, _)| !self.known.contains_key(*key));
-        let mut lines: Vec<(&str, &Known)> =
+        let mut lines: Vec<(&str, &PrintedRow)> =
             lines.iter().filter_map(|(event, key)| Some((*event, self.known.get(key)?))).collect();
         if options.output_watch_events {
             lines.extend(gone.map(|(_, known)| ("DELETED", known)));
@@ -100,7 +100,7 @@ impl Watch {
     }
 }
 
-impl Known {
+impl PrintedRow {
     fn of<T: Serialize>(list: &List<T>, row: &Row<T>, output: Output) -> Result<Self, ShowError> {
         Ok(Self {
             state: list.state(row),
@@ -112,7 +112,7 @@ impl Known {
 }
 
 /// Returns one object: JSON on one line, or a separate YAML document.
-fn document(event: &str, known: &Known, options: &ViewArgs) -> Result<String, ShowError> {
+fn document(event: &str, known: &PrintedRow, options: &ViewArgs) -> Result<String, ShowError> {
     let object = if options.output_watch_events {
         serde_json::json!({"type": event, "object": known.json})
     } else {

@@ -122,19 +122,19 @@ fn facts_that_are_not_read_are_copied_from_the_previous_view() {
     let known = HostView { defaults: vec![route], has_kube_proxy_rules: true, ..HostView::default() };
     let facts = HostFacts::default();
     let host = host();
-    let view = facts.look(&host, &known, Look { routes: false, unnotified: false }).unwrap();
+    let view = facts.read(&host, &known, FactsToRead { routes: false, unnotified: false }).unwrap();
     assert_eq!((&view.defaults, view.has_kube_proxy_rules), (&known.defaults, true));
     assert!(!view.devices.is_empty());
-    assert_ne!(facts.look(&host, &known, Look::ALL).unwrap().defaults, known.defaults);
+    assert_ne!(facts.read(&host, &known, FactsToRead::ALL).unwrap().defaults, known.defaults);
 }
 
 #[test]
 fn this_machine_can_be_looked_at() {
-    let look = || HostFacts::default().look(&host(), &HostView::default(), Look::ALL).unwrap();
-    let view = look();
+    let read = || HostFacts::default().read(&host(), &HostView::default(), FactsToRead::ALL).unwrap();
+    let view = read();
     let lo = view.devices.values().find(|device| device.name == "lo").expect("every namespace has it");
     assert!(!lo.no_header && lo.kind == DeviceKind::Loopback);
     // Linux has it since 5.14, and Ballast needs a newer kernel.
     assert_ne!(view.netns_cookie, 0);
-    assert_eq!(view.netns_cookie, look().netns_cookie);
+    assert_eq!(view.netns_cookie, read().netns_cookie);
 }

@@ -83,7 +83,7 @@ pub struct KubeProxyRules {
 
 impl KubeProxyRules {
     /// Searches the network namespace of the calling thread. A kernel without nftables has no rules there.
-    pub fn look() -> io::Result<Self> {
+    pub fn read() -> io::Result<Self> {
         let mut found = Self {
             ipvs: devices::list()?.iter().any(|device| device.name == IPVS_DEVICE),
             ..Self::default()

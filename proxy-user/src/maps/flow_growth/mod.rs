@@ -90,14 +90,14 @@ impl FlowGrowth {
     }
 
     /// Lets those tables grow of which too much is in use, and continues a growth that did not end.
-    pub fn look(&mut self) -> io::Result<Vec<Grown>> {
+    pub fn grow(&mut self) -> io::Result<Vec<Grown>> {
         let (hands, _) = sys::lookup::<u32, u64>(self.clock_hand.as_fd(), None, 2)?;
         let config = settings::read(self.config.as_fd())?;
         let hand = |index: usize| hands.get(index).map_or(0, |(_, hand)| *hand);
         let Self { config: fd, syn_times, v4, v6, .. } = self;
         let mut grown = Vec::new();
-        grown.extend(v4.look::<[u8; 4]>(fd, syn_times.as_ref(), &config, hand(0))?);
-        grown.extend(v6.look::<[u8; 16]>(fd, syn_times.as_ref(), &config, hand(1))?);
+        grown.extend(v4.grow::<[u8; 4]>(fd, syn_times.as_ref(), &config, hand(0))?);
+        grown.extend(v6.grow::<[u8; 16]>(fd, syn_times.as_ref(), &config, hand(1))?);
         Ok(grown)
     }
 }
@@ -109,7 +109,7 @@ const fn most_in_use(entries: u32) -> u32 {
 }
 
 impl Table {
-    fn look<A: Address>(
+    fn grow<A: Address>(
         &mut self,
         config_fd: &OwnedFd,
         syn_times: Option<&Segments>,

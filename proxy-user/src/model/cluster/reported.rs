@@ -5,7 +5,7 @@ use crate::model::{EndpointSlice, Key, Object, Service, ServiceName, SliceName};
 
 impl Cluster {
     /// Returns the names of all Services and EndpointSlices that the API server has reported.
-    pub fn told(&self) -> impl Iterator<Item = Key> {
+    pub fn reported(&self) -> impl Iterator<Item = Key> {
         let statics = &self.statics;
         let services = self.services.keys().filter(|name| !statics.services.contains(name));
         let slices = self.owners.keys().filter(|name| !statics.slices.contains(name));
@@ -16,8 +16,8 @@ impl Cluster {
     /// Whether the API server has reported such a Service or EndpointSlice.
     pub fn has_reported(&self, key: &Key) -> bool {
         match key {
-            Key::Service(name) => self.told_service(name).is_some(),
-            Key::Slice(name) => self.told_slice(name).is_some(),
+            Key::Service(name) => self.reported_service(name).is_some(),
+            Key::Slice(name) => self.reported_slice(name).is_some(),
             Key::Node(_) | Key::ServiceCidr(_) => false,
         }
     }
@@ -25,15 +25,15 @@ impl Cluster {
     /// Whether the API server has reported this Service or EndpointSlice with the same content.
     pub fn knows(&self, object: &Object) -> bool {
         match object {
-            Object::Service(service) => self.told_service(&service.name) == Some(service),
+            Object::Service(service) => self.reported_service(&service.name) == Some(service),
             Object::Slice(slice) => {
-                self.told_slice(&slice.name).is_some_and(|known| known.has_same_content(slice))
+                self.reported_slice(&slice.name).is_some_and(|known| known.has_same_content(slice))
             }
             Object::Node(_) | Object::ServiceCidr(_) => false,
         }
     }
 
-    fn told_service(&self, name: &ServiceName) -> Option<&Service> {
+    fn reported_service(&self, name: &ServiceName) -> Option<&Service> {
         if self.statics.services.contains(name) {
             self.statics.hidden.get(name)
         } else {
@@ -41,7 +41,7 @@ impl Cluster {
         }
     }
 
-    fn told_slice(&self, name: &SliceName) -> Option<&EndpointSlice> {
+    fn reported_slice(&self, name: &SliceName) -> Option<&EndpointSlice> {
         let hidden = self.statics.hidden_slices.get(name);
         hidden.or_else(|| self.slice(name).filter(|_| !self.statics.slices.contains(name)))
     }

@@ -17,7 +17,7 @@ impl<S: Store> Driver<S> {
                 let _ = reply.send(objects);
             }
             Question::Unlisted(listed, reply) => {
-                let unlisted = self.cluster.told().filter(|key| !listed.contains(key)).collect();
+                let unlisted = self.cluster.reported().filter(|key| !listed.contains(key)).collect();
                 let _ = reply.send(unlisted);
             }
             Question::Correct(objects, reply) => {
