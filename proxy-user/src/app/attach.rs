@@ -54,7 +54,7 @@ pub async fn attach(
 /// Whether kube-proxy's rules serve this node. An agent without the privilege to read them cannot attach programs
 /// either, which is reported elsewhere.
 async fn other_proxy() -> bool {
-    spawn_blocking(KubeProxyRules::look).await.is_ok_and(|found| found.is_ok_and(|found| found.has_rules()))
+    spawn_blocking(KubeProxyRules::read).await.is_ok_and(|found| found.is_ok_and(|found| found.has_rules()))
 }
 
 /// Waits until the maps hold everything that was listed, or the static Services, through which the API server itself

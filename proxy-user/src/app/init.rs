@@ -46,7 +46,7 @@ pub fn describe(config: &RunConfig) {
 /// Logs once what another proxy has left on this node.
 pub async fn describe_kube_proxy_rules() {
     // An agent without the privilege to read the rules cannot attach programs either, which is reported elsewhere.
-    let Ok(Ok(found)) = tokio::task::spawn_blocking(KubeProxyRules::look).await else { return };
+    let Ok(Ok(found)) = tokio::task::spawn_blocking(KubeProxyRules::read).await else { return };
     if found.has_rules() {
         tracing::warn!(
             %found,

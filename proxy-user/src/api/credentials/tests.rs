@@ -115,26 +115,26 @@ async fn new_certificates_are_used_and_old_connections_end() {
     let (port, clients) = serve(&authority).await;
     let mut connection = connection(&folder, &authority, port).await;
     let watch = open(&connection).await;
-    assert!(look(&mut connection).await.is_none(), "nothing has changed");
+    assert!(renew_if_changed(&mut connection).await.is_none(), "nothing has changed");
 
     // The certificate is there, its key is not yet.
     let key = std::fs::read(folder.path().join("client.key")).unwrap();
     let second = authority.write(folder.path());
     let new_key = std::fs::read(folder.path().join("client.key")).unwrap();
     std::fs::write(folder.path().join("client.key"), &key).unwrap();
-    let error = look(&mut connection).await.unwrap().unwrap_err();
+    let error = renew_if_changed(&mut connection).await.unwrap().unwrap_err();
     assert!(error.to_string().contains("cannot set up the connection"), "{}", chain(&error));
     drop(open(&connection).await);
     assert!(clients.lock().unwrap().iter().all(|client| *client == first), "the previous one is in use");
 
     std::fs::write(folder.path().join("client.key"), new_key).unwrap();
-    assert!(matches!(look(&mut connection).await, Some(Ok(()))));
+    assert!(matches!(renew_if_changed(&mut connection).await, Some(Ok(()))));
     let rest = timeout(Duration::from_secs(10), watch.into_data_stream().try_collect::<Vec<_>>());
     assert!(rest.await.expect("the watch ends").unwrap().is_empty());
     let before = clients.lock().unwrap().len();
     drop(open(&connection).await);
     assert_eq!(clients.lock().unwrap()[before..], [second]);
-    assert!(look(&mut connection).await.is_none());
+    assert!(renew_if_changed(&mut connection).await.is_none());
 }
 
 #[tokio::test]
@@ -144,10 +144,10 @@ async fn a_new_authority_is_trusted() {
     let (port, _) = serve(&authority).await;
     let mut connection = connection(&folder, &authority, port).await;
     std::fs::write(folder.path().join("ca.crt"), Authority::new().0).unwrap();
-    assert!(matches!(look(&mut connection).await, Some(Ok(()))));
+    assert!(matches!(renew_if_changed(&mut connection).await, Some(Ok(()))));
     let request = || http::Request::get("/").body(Body::empty()).unwrap();
     assert!(connection.client.send(request()).await.is_err(), "another authority");
     std::fs::write(folder.path().join("ca.crt"), &authority.0).unwrap();
-    assert!(matches!(look(&mut connection).await, Some(Ok(()))));
+    assert!(matches!(renew_if_changed(&mut connection).await, Some(Ok(()))));
     assert!(connection.client.send(request()).await.is_ok());
 }
