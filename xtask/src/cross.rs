@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::{fmt, fs};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::exec::{self, Cmd};
 use crate::workspace::Workspace;
@@ -119,17 +119,6 @@ pub fn strip(program: &Path, arch: Arch) -> Result<()> {
     Cmd::new(tool(arch, "strip")).arg("--strip-debug").arg(program).run()
 }
 
-/// Returns the code name of this machine's Debian release, from which the cross compiler's C library comes.
-pub fn suite() -> Result<String> {
-    let text = fs::read_to_string("/etc/os-release").context("cannot read /etc/os-release")?;
-    codename(&text).context("/etc/os-release names no release of Debian (VERSION_CODENAME)")
-}
-
-fn codename(text: &str) -> Option<String> {
-    let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="))?;
-    Some(name.trim_matches('"').to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,12 +137,5 @@ mod tests {
         for name in wanted {
             assert!(names.iter().any(|known| known == name), "{name} not in {names:?}");
         }
-    }
-
-    #[test]
-    fn the_release_is_read_with_and_without_quotes() {
-        assert_eq!(codename("ID=debian\nVERSION_CODENAME=bookworm\n").as_deref(), Some("bookworm"));
-        assert_eq!(codename("VERSION_CODENAME=\"noble\"\n").as_deref(), Some("noble"));
-        assert_eq!(codename("ID=fedora\n"), None);
     }
 }

@@ -26,7 +26,7 @@ pub fn find_or_install() -> Result<PathBuf> {
         found => found,
     };
     let Some((version, go)) = found else {
-        bail!("no `go` here: install Go {VERSION} or newer (https://go.dev/dl)");
+        bail!("no `go` here: install Go {VERSION} or newer");
     };
     if version >= FETCHES_ITSELF { Ok(go) } else { fetch_release(&go) }
 }

@@ -83,7 +83,9 @@ fn install_llvm(llvm: u32) -> Result<PathBuf> {
     }
     apt::update()?;
     if !apt::offers(&dev) {
-        bail!("bpf-linker needs {dev}, which apt does not offer; https://apt.llvm.org has it");
+        bail!(
+            "bpf-linker needs {dev}, which apt does not offer: add a source that has it, such as LLVM's own"
+        );
     }
     apt::install(&[&dev, &polly, "zlib1g-dev", "libzstd-dev"])?;
     llvm_prefix(llvm).with_context(|| format!("{dev} did not bring LLVM to /usr/lib/llvm-{llvm}"))

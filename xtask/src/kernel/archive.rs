@@ -1,22 +1,75 @@
-//! Package archives of distributions, independent of the sources configured on this machine: apt runs with its own lists,
-//! sources and keys. apt checks the signature of the index, and each package against the index.
+//! Packages of other releases of a distribution. apt runs with lists of its own, and with the sources of a machine of that
+//! distribution, in which another suite replaces the machine's. apt checks the signature of the index, and each package
+//! against the index.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::line::Distribution;
 use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::{apt, log, workspace};
 
-/// Debian's keyring, which every Debian system has.
-const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Ubuntu's keyring, as a path inside the package `ubuntu-keyring`, which Debian also has.
-const UBUNTU_KEYS: &str = "usr/share/keyrings/ubuntu-archive-keyring.gpg";
-/// Debian suite to download `ubuntu-keyring` from.
-const UBUNTU_KEYRING_SUITE: &str = "trixie";
+/// A machine whose apt sources are used: this one, or one whose root folder is mounted here.
+#[derive(Debug)]
+pub struct Machine {
+    root: PathBuf,
+    distribution: Distribution,
+    /// Code name of its release, such as `bookworm`.
+    pub suite: String,
+}
+
+impl Machine {
+    /// Reads the distribution of the machine with this root folder.
+    pub fn at(root: &Path) -> Result<Self> {
+        let file = root.join("etc/os-release");
+        let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let id = field(&text, "ID").unwrap_or_default();
+        let Some(distribution) = Distribution::ALL.into_iter().find(|known| known.id() == id) else {
+            bail!("{} names neither Debian nor Ubuntu, which package the kernels: {id}", file.display());
+        };
+        let suite = field(&text, "VERSION_CODENAME");
+        let suite =
+            suite.with_context(|| format!("{} names no release (VERSION_CODENAME)", file.display()))?;
+        Ok(Self { root: root.to_owned(), distribution, suite: suite.to_owned() })
+    }
+
+    /// Returns apt's sources for other suites: the first is the name of a release, others add a suffix (`trixie-security`).
+    /// A suffix of which the machine has no source is left out.
+    fn sources(&self, suites: &[&str], arch: Arch) -> Result<String> {
+        let root = self.root.to_str().context("the root folder is not UTF-8")?;
+        let listed = Cmd::new("apt-get")
+            .args(["-o", &format!("Dir={root}"), "indextargets", "--format", "$(RELEASE) $(REPO_URI)"])
+            // Also sources of which there are no lists yet.
+            .args(["--no-release-info", "Created-By: Packages", "Component: main"])
+            .read()?;
+        let root = root.trim_end_matches('/');
+        let keys = format!("{root}/usr/share/keyrings/{}-archive-keyring.gpg", self.distribution.id());
+        ensure!(fs::exists(&keys).unwrap_or(false), "{keys} is missing: it has the keys of the archive");
+        let release = suites.first().copied().unwrap_or_default();
+        let mut sources = String::new();
+        for suite in suites {
+            let own = format!("{}{}", self.suite, suite.strip_prefix(release).unwrap_or_default());
+            let uri = listed.lines().find_map(|line| line.strip_prefix(&own)?.strip_prefix(' '));
+            if let Some(uri) = uri {
+                // A list of mirrors is a file of the machine.
+                let uri = uri.replace("file:/", &format!("file:{root}/"));
+                sources += &format!("deb [arch={} signed-by={keys}] {uri} {suite} main\n", arch.debian());
+            } else if *suite == release {
+                bail!("apt has no source of {own}, from which {suite} could be had, too");
+            }
+        }
+        Ok(sources)
+    }
+}
+
+/// Returns a field of `/etc/os-release`.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
+    Some(value.trim_matches('"'))
+}
 
 /// Some suites of a distribution for one architecture.
 #[derive(Debug)]
@@ -27,29 +80,19 @@ pub struct Archive {
 
 impl Archive {
     /// Opens the archive, and fetches its package lists if there are none or the sources have changed.
-    pub fn open(distribution: Distribution, suites: &[&str], arch: Arch) -> Result<Self> {
-        if !apt::exists() {
-            bail!("no apt-get here: packages of kernels are out of reach");
-        }
+    pub fn open(machine: &Machine, distribution: Distribution, suites: &[&str], arch: Arch) -> Result<Self> {
+        ensure!(apt::exists(), "no apt-get here: packages of kernels are out of reach");
+        ensure!(
+            machine.distribution == distribution,
+            "{} is of {}: --apt-root names the root folder of a machine with apt sources of {}",
+            machine.root.display(),
+            machine.distribution.id(),
+            distribution.id()
+        );
         let name = format!("{}-{}", suites.join("-"), arch.debian());
         let root = workspace::cache()?.join("archives").join(name);
         let archive = Self { root, arch };
-        let keys = match distribution {
-            Distribution::Debian => PathBuf::from(DEBIAN_KEYS),
-            Distribution::Ubuntu => ubuntu_keys()?,
-        };
-        if !keys.exists() {
-            bail!("{} is missing: install Debian's keys (package debian-archive-keyring)", keys.display());
-        }
-        let lines = suites.iter().map(|suite| {
-            format!(
-                "deb [arch={} signed-by={}] {} {suite} main\n",
-                arch.debian(),
-                keys.display(),
-                distribution.mirror(suite)
-            )
-        });
-        let sources: String = lines.collect();
+        let sources = machine.sources(suites, arch)?;
         let file = archive.root.join("sources.list");
         let shown = || format!("cannot work in {}", archive.root.display());
         for folder in ["lists/partial", "cache/archives/partial"] {
@@ -115,19 +158,6 @@ impl Archive {
     }
 }
 
-/// Returns the path of Ubuntu's keyring, extracted from a package that Debian's keys authenticate.
-fn ubuntu_keys() -> Result<PathBuf> {
-    let dir = workspace::cache()?.join("archives/ubuntu-keys");
-    let keys = dir.join(UBUNTU_KEYS);
-    if !keys.exists() {
-        fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        let debian = Archive::open(Distribution::Debian, &[UBUNTU_KEYRING_SUITE], Arch::HOST)?;
-        let package = debian.download("ubuntu-keyring", &dir)?;
-        Cmd::new("dpkg-deb").arg("-x").arg(&package).arg(&dir).run()?;
-    }
-    Ok(keys)
-}
-
 /// Returns the entries of a directory, sorted.
 pub fn entries(dir: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<_> =
@@ -139,4 +169,63 @@ pub fn entries(dir: &Path) -> Vec<PathBuf> {
 /// Returns the name of a file; empty if it is not UTF-8.
 pub fn file_name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_release_is_read_with_and_without_quotes() {
+        let text = "ID=ubuntu\nID_LIKE=debian\nVERSION_CODENAME=\"noble\"\n";
+        assert_eq!(field(text, "ID"), Some("ubuntu"));
+        assert_eq!(field(text, "VERSION_CODENAME"), Some("noble"));
+        assert_eq!(field("ID=fedora\n", "VERSION_CODENAME"), None);
+    }
+
+    /// Makes the root folder of a machine; `false` if there is no apt here to read it.
+    fn machine(root: &Path, os: &str, sources: &str, keys: &str) -> bool {
+        for (path, text) in [("etc/os-release", os), ("etc/apt/sources.list", sources), (keys, "")] {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        apt::exists()
+    }
+
+    #[test]
+    fn another_suite_comes_from_the_machines_own_mirrors() {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = "deb http://mirror.test/debian stable main\ndeb http://mirror.test/debian bookworm main contrib\n\
+                       deb http://safe.test/debian bookworm-security main\n";
+        let keys = "usr/share/keyrings/debian-archive-keyring.gpg";
+        if !machine(dir.path(), "ID=debian\nVERSION_CODENAME=bookworm\n", sources, keys) {
+            return;
+        }
+        let machine = Machine::at(dir.path()).unwrap();
+        let signed = format!("signed-by={}/{keys}", dir.path().display());
+        assert_eq!(
+            machine.sources(&["trixie", "trixie-security", "trixie-updates"], Arch::Arm).unwrap(),
+            format!(
+                "deb [arch=arm64 {signed}] http://mirror.test/debian/ trixie main\n\
+                 deb [arch=arm64 {signed}] http://safe.test/debian/ trixie-security main\n"
+            )
+        );
+        let error = Archive::open(&machine, Distribution::Ubuntu, &["jammy"], Arch::X86).unwrap_err();
+        assert!(error.to_string().contains("--apt-root"), "{error}");
+    }
+
+    #[test]
+    fn a_list_of_mirrors_is_read_below_the_machines_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let sources = "deb mirror+file:/etc/apt/mirrors.txt noble main\n";
+        let keys = "usr/share/keyrings/ubuntu-archive-keyring.gpg";
+        if !machine(dir.path(), "ID=ubuntu\nVERSION_CODENAME=noble\n", sources, keys) {
+            return;
+        }
+        let sources =
+            Machine::at(dir.path()).unwrap().sources(&["jammy", "jammy-updates"], Arch::X86).unwrap();
+        let mirrors = format!(" mirror+file:{}/etc/apt/mirrors.txt/ jammy main\n", dir.path().display());
+        assert!(sources.ends_with(&mirrors) && sources.lines().count() == 1, "{sources}");
+    }
 }

@@ -1,4 +1,4 @@
-//! The kernel lines that the tests boot, and the locations of their packages.
+//! The kernel lines that the tests boot, and the suites that have their packages.
 
 use crate::cross::Arch;
 
@@ -10,12 +10,13 @@ pub enum Distribution {
 }
 
 impl Distribution {
-    /// Returns the URL of the mirror that has a suite.
-    pub fn mirror(self, suite: &str) -> &'static str {
+    pub const ALL: [Self; 2] = [Self::Debian, Self::Ubuntu];
+
+    /// Returns its name in `/etc/os-release` and in the name of its keys.
+    pub const fn id(self) -> &'static str {
         match self {
-            Self::Debian if suite.ends_with("-security") => "http://deb.debian.org/debian-security",
-            Self::Debian => "http://deb.debian.org/debian",
-            Self::Ubuntu => "http://archive.ubuntu.com/ubuntu",
+            Self::Debian => "debian",
+            Self::Ubuntu => "ubuntu",
         }
     }
 }
@@ -29,7 +30,7 @@ pub struct Line {
     pub version: &'static str,
     /// Distribution that packages it.
     pub distribution: Distribution,
-    /// Suites with its packages.
+    /// Suites with its packages: a release, then its updates.
     pub suites: &'static [&'static str],
 }
 

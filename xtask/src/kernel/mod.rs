@@ -12,7 +12,7 @@ mod record;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
@@ -37,7 +37,7 @@ const USERLAND: [&str; 2] = ["busybox-static", "iproute2"];
 
 /// Runs `netns --kernel-smoke` on a kernel, returns an error if it fails, and compares the costs of verification with the
 /// recorded ones, or with `records` records them.
-pub fn run(workspace: &Workspace, name: &str, arch: Arch, records: bool) -> Result<()> {
+pub fn run(workspace: &Workspace, name: &str, arch: Arch, apt_root: &Path, records: bool) -> Result<()> {
     let programs = Programs::build(workspace, arch)?;
     let (name, release, console) = if name == RUNNING {
         if arch != Arch::HOST {
@@ -47,7 +47,7 @@ pub fn run(workspace: &Workspace, name: &str, arch: Arch, records: bool) -> Resu
         let line = release.split('.').take(2).collect::<Vec<_>>().join(".");
         (line, release, programs.run_here()?)
     } else {
-        let (release, console) = programs.boot(workspace, find(name)?, arch)?;
+        let (release, console) = programs.boot(workspace, find(name)?, arch, apt_root)?;
         let name = if arch == Arch::X86 { name.to_owned() } else { format!("{name} {arch}") };
         (name, release, console)
     };
@@ -135,8 +135,14 @@ impl Programs {
     }
 
     /// Boots the newest kernel of a line; returns its release and the lines of the console.
-    fn boot(&self, workspace: &Workspace, line: &Line, arch: Arch) -> Result<(String, Vec<String>)> {
-        let kernel = package::get(line, arch)?;
+    fn boot(
+        &self,
+        workspace: &Workspace,
+        line: &Line,
+        arch: Arch,
+        apt_root: &Path,
+    ) -> Result<(String, Vec<String>)> {
+        let kernel = package::get(line, arch, apt_root)?;
         let image = workspace.target().join(format!("kernel-{}-{arch}.cpio", line.name));
         let contents = initramfs::Contents {
             strip: arch,
@@ -157,12 +163,13 @@ impl Programs {
 /// Returns the directory with Debian's busybox, `ip` and C library of another architecture, unpacked into the cache. The C
 /// library is that of the Debian release that the cross compiler is from.
 fn userland(arch: Arch) -> Result<PathBuf> {
-    let suite = cross::suite()?;
+    let machine = archive::Machine::at(Path::new("/"))?;
+    let suite = &*machine.suite;
     let dir = workspace::cache()?.join("userland").join(format!("{suite}-{}", arch.debian()));
     if dir.join("bin/sh").exists() {
         return Ok(dir);
     }
-    let archive = archive::Archive::open(Distribution::Debian, &[&suite], arch)?;
+    let archive = archive::Archive::open(&machine, Distribution::Debian, &[suite], arch)?;
     // Merged /usr, as in every Debian release since 2023; packages use either path.
     let merged = r#"cd "$1" && mkdir -p usr/bin usr/sbin usr/lib && ln -sfn usr/bin bin && ln -sfn usr/sbin sbin && ln -sfn usr/lib lib"#;
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;

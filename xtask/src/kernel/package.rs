@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::archive::{Archive, entries, file_name};
+use super::archive::{Archive, Machine, entries, file_name};
 use super::line::Line;
 use crate::cross::Arch;
 use crate::exec::Cmd;
@@ -82,13 +82,14 @@ impl Kernel {
     }
 }
 
-/// Returns the newest kernel of a line, from the cache or else from the archive.
-pub fn get(line: &Line, arch: Arch) -> Result<Kernel> {
+/// Returns the newest kernel of a line, from the cache or else from the archive, with the apt sources of the machine that has
+/// the root folder `apt_root`.
+pub fn get(line: &Line, arch: Arch, apt_root: &Path) -> Result<Kernel> {
     let dir = workspace::cache()?.join("kernels").join(format!("{}-{}", line.name, arch.debian()));
     if let Some(kernel) = Kernel::open(&dir) {
         return Ok(kernel);
     }
-    let archive = Archive::open(line.distribution, line.suites, arch)?;
+    let archive = Archive::open(&Machine::at(apt_root)?, line.distribution, line.suites, arch)?;
     let package = line
         .newest(&archive.names("linux-image-")?, arch)
         .with_context(|| format!("{} has no kernel {}", line.suites.join(", "), line.name))?;

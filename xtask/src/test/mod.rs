@@ -3,6 +3,7 @@
 pub(crate) mod cargo;
 mod rung;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -29,6 +30,9 @@ pub struct Args {
     /// The architecture of that kernel
     #[arg(long, value_enum, default_value_t, requires = "kernel")]
     pub arch: Arch,
+    /// Root folder of a machine whose apt sources have that kernel's distribution
+    #[arg(long, value_name = "DIR", default_value = "/", requires = "kernel")]
+    pub apt_root: PathBuf,
     /// Write the verifier's figures for that kernel to docs/verifier.md, instead of comparing them
     #[arg(long, requires = "kernel")]
     pub record: bool,
@@ -56,7 +60,7 @@ struct Skip {
 pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
     if let Some(version) = &args.kernel {
-        return kernel::run(&workspace, version, args.arch, args.record);
+        return kernel::run(&workspace, version, args.arch, &args.apt_root, args.record);
     }
     let mut rungs = if args.rungs.is_empty() { Rung::ALL.to_vec() } else { args.rungs.clone() };
     rungs.sort_unstable();
