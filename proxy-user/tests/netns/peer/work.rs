@@ -113,7 +113,7 @@ impl Conversation {
         let socket = make().map_err(Failure::of("socket"))?;
         match kind {
             SocketKind::Tcp => {
-                socket.connect_timeout(&to.into(), patience).map_err(Failure::of("connect"))?
+                socket.connect_timeout(&to.into(), patience).map_err(Failure::of("connect"))?;
             }
             SocketKind::Udp => socket.connect(&to.into()).map_err(Failure::of("connect"))?,
             SocketKind::Datagram => {}
