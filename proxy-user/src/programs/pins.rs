@@ -22,6 +22,7 @@ use proxy_common::version::ABI_VERSION;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::Error;
+use crate::maps::segments;
 
 /// Ballast's directory below the bpffs.
 pub const DIRECTORY: &str = "ballast";
@@ -214,7 +215,7 @@ impl Pins {
 
     /// Makes the maps of this version the current ones: the short paths lead to them.
     pub fn make_current(&self) -> Result<(), Error> {
-        for name in map_names::ALL.iter().chain(map_names::OPTIONAL) {
+        for name in map_names::ALL.iter().chain(map_names::OPTIONAL).chain(&[segments::FOLDER]) {
             if !self.points_here(name) {
                 self.remove_short_path(name)?;
                 let link = self.paths.root.join(name);
