@@ -261,8 +261,9 @@ fn arrays_grow_as_they_are_written() {
         _ => 8,
     };
     let names = ["slots", "backends", "backends6", HEALTH, BACKEND_STATS, CONNECTIONS];
-    let segments =
-        |name: &str| (0..).take_while(|n| pins.path().join(format!("segments/{name}_{n}")).exists()).count();
+    let segments = |name: &str| {
+        (0..1024).take_while(|n| pins.path().join(format!("segments/{name}_{n}")).exists()).count()
+    };
     for name in names {
         std::fs::remove_file(pins.path().join(name)).unwrap();
         let segment = aya_obj::Map::new_from_params(2, 4, value(name), PER, MMAPABLE);

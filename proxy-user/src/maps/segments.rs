@@ -47,6 +47,11 @@ impl SegmentShape {
         }
     }
 
+    fn untyped(self) -> aya_obj::Map {
+        let key_size = size_of::<u32>() as u32;
+        aya_obj::Map::new_from_params(self.kind, key_size, self.value_size, self.entries, self.flags)
+    }
+
     fn of(map: &MapData) -> Result<Self, aya::maps::MapError> {
         let info = map.info()?;
         Ok(Self {
@@ -172,6 +177,8 @@ impl Segments {
         btf: Option<BorrowedFd<'_>>,
     ) -> io::Result<Self> {
         let shape = SegmentShape::wanted(&segment);
+        // The object's map names types, which are an error without the object's type information.
+        let segment = if btf.is_some() { segment } else { shape.untyped() };
         make_folder(folder)?;
         if folder.join(name).symlink_metadata().is_err() {
             let first =

@@ -188,9 +188,11 @@ fn segment_of(object: &Object, name: &'static str) -> Result<aya_obj::Map, Error
 
 /// Creates and pins the maps of the object that grow, with one segment each, for a test that loads the programs itself.
 pub fn create_segments(bytes: &[u8], folder: &Path) -> Result<(), Error> {
-    let object = Object::parse(bytes)?;
+    let mut object = Object::parse(bytes)?;
+    let btf = load_btf(&mut object);
     for name in names::SEGMENTED {
-        let created = segments::create(folder, name, segment_of(&object, name)?, None);
+        let btf = btf.as_ref().map(|btf| btf.as_fd());
+        let created = segments::create(folder, name, segment_of(&object, name)?, btf);
         created.map_err(Error::file("create the map", &folder.join(name)))?;
     }
     Ok(())

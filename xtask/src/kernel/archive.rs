@@ -56,7 +56,8 @@ impl Machine {
             if let Some(uri) = uri {
                 // A list of mirrors is a file of the machine.
                 let uri = uri.replace("file:/", &format!("file:{root}/"));
-                let line = ["deb [arch=", arch.debian(), " signed-by=", &keys, "] ", &uri, " ", suite, " main\n"];
+                let line =
+                    ["deb [arch=", arch.debian(), " signed-by=", &keys, "] ", &uri, " ", suite, " main\n"];
                 sources.extend(line);
             } else if *suite == release {
                 bail!("apt has no source of {own}, from which {suite} could be had, too");
