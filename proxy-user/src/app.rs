@@ -398,12 +398,7 @@ async fn grow_flows(folder: PathBuf) {
     /// So often, a table of 16,384 entries of which a quarter is in use is not full before the next look, at 240,000 new flows
     /// a second.
     const PERIOD: Duration = Duration::from_millis(50);
-    /// Before the node's other work: flows are evicted if this thread does not run. Refused without `CAP_SYS_NICE`.
-    const NICE: i32 = -15;
     let look = move || -> std::io::Result<()> {
-        if let Err(error) = rustix::process::nice(NICE) {
-            tracing::debug!(%error, "cannot raise the priority of the thread that lets the flow tables grow");
-        }
         let mut tables = FlowGrowth::open(&folder)?;
         loop {
             for Grown { family, entries, moved } in tables.grow()? {

@@ -41,10 +41,7 @@ pub const CASES: &[Case] = &[
     Case { name: "a_missing_permission_is_told", run: outage::a_missing_permission },
     Case { name: "a_watch_expires", run: outage::a_watch_expires },
     Case { name: "the_agent_is_killed_and_starts_without_api_server", run: outage::the_agent_is_killed },
-    Case {
-        name: "servers::another_server_is_used_after_a_failure",
-        run: servers::another_server_is_used_after_a_failure,
-    },
+    Case { name: "servers::another_server_is_used_after_a_failure", run: servers::another_takes_over },
     Case {
         name: "servers::the_control_plane_has_an_address_from_boot_on",
         run: servers::control_plane_address,

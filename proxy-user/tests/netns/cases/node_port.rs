@@ -277,8 +277,9 @@ fn listen(fixture: &Fixture) -> Result<()> {
 }
 
 fn is_there(fixture: &Fixture) -> Result<()> {
-    let names = View::open(&fixture.bpffs())?.names()?;
-    ensure!(names.values().filter(|row| row.name == "same").count() == 4, "{names:?}");
+    // TCP and UDP of both families: a cluster address and a node port each. Its names are there before.
+    let frontends = View::open(&fixture.bpffs())?.services()?;
+    ensure!(frontends.iter().filter(|row| row.port == HOST_PORT).count() == 8, "{frontends:?}");
     Ok(())
 }
 
