@@ -23,9 +23,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::host::diag::{Diag, Sockets};
 use crate::host::netns::{self, Namespaces};
 use crate::maps::view::{ServingEndpoints, StaleSocket, View, ViewError};
-use crate::model::net::IpFamily;
 use crate::programs::{self, Programs, RemovedBackendIterator, SocketIterator};
 use crate::sync::Status;
+use proxy_core::model::net::IpFamily;
 
 mod helper;
 

@@ -23,17 +23,17 @@ use proxy_common::select::Algorithm;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
+use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::model::settings::{FlowTimeouts, NodePortBind, SocketDrop, SocketLb};
+use proxy_core::model::{ServiceName, SortedMap};
+use proxy_core::plan::{
+    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan,
+    ServicePortName,
+};
 use proxy_user::maps::segments;
 use proxy_user::maps::{
     Backend, Capacity, ConfigRow, Contents, FrontendKey, KernelStore, MapError, MemoryStore, NodeContents,
     NodeFamily, NodeRow, Store, Table, TunnelRow, Write,
-};
-use proxy_user::model::net::{IpFamily, Protocol};
-use proxy_user::model::settings::{FlowTimeouts, NodePortBind, SocketDrop, SocketLb};
-use proxy_user::model::{ServiceName, SortedMap};
-use proxy_user::plan::{
-    BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan,
-    ServicePortName,
 };
 use proxy_user::sync::{QuarantinePeriods, Reconciler, Step};
 

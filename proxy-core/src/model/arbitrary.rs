@@ -88,7 +88,7 @@ fn service_ports() -> impl Strategy<Value = Vec<ServicePort>> {
 }
 
 fn source_range() -> impl Strategy<Value = IpNet> {
-    let range = |family, low, len| IpNet::new(address(family, low), len).unwrap().trunc();
+    let range = |family, low, len| IpNet::new_assert(address(family, low), len).trunc();
     (family(), 1..4u8, select(&[0, 8, 32][..])).prop_map(move |(family, low, len)| range(family, low, len))
 }
 

@@ -65,6 +65,3 @@ impl<'a> Tunnels<'a> {
         })
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -6,9 +6,9 @@ use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use proxy_core::model::NodeView;
 use proxy_user::api::{client, watch};
 use proxy_user::maps::{Capacity, MemoryStore};
-use proxy_user::model::NodeView;
 use proxy_user::sync::{Driver, DriverSettings};
 use tokio::sync::mpsc;
 

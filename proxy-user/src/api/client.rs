@@ -13,7 +13,7 @@ use tower::service_fn;
 use super::connect::Address;
 use super::files::Files;
 use super::servers::{Servers, SetupError};
-use crate::model::ApiServers;
+use proxy_core::model::ApiServers;
 
 /// A server that does not accept a connection within this time is away.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

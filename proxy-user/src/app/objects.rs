@@ -7,9 +7,9 @@ use crate::api;
 use crate::api::client::Connection;
 use crate::config::RunConfig;
 use crate::config::run::Cluster;
-use crate::model::notice::Notice;
-use crate::model::{ApiServers, Event};
 use crate::source::folder::{self, Role};
+use proxy_core::model::notice::Notice;
+use proxy_core::model::{ApiServers, Event};
 
 /// Opens the sources that `config` names. The future never ends; it sends their events to `sender`, and `notices` to
 /// the cluster, if there is one. `problems` gets the problems of the folder. The connection is for other requests to the

@@ -25,9 +25,9 @@ use tracing::{Instrument as _, info_span};
 pub use sources::{Ask, AuditError, Frontends, GRACE, Lists};
 
 use crate::maps::FrontendKey;
-use crate::model::Key;
 use crate::spans;
 use crate::sync::Status;
+use proxy_core::model::Key;
 
 /// The most names in a log line.
 const NAMED: usize = 10;

@@ -34,6 +34,8 @@ use clap::{Parser, Subcommand};
 pub use self::change::CleanupArgs;
 pub use self::common::{AgentArgs, ReaderArgs};
 pub use self::inspect::{BackendCommand, FlowCommand, MapCommand, ServiceCommand, StatusArgs};
+use choices::choice;
+
 use crate::cli::candidates;
 use crate::config::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
 use crate::host::selection::DevicePattern;
@@ -181,7 +183,7 @@ pub struct RunArgs {
     )]
     pub devices: Vec<DevicePattern>,
     /// How programs are attached to devices. Only tests need it.
-    #[arg(long, env = "BALLAST_PACKET_HOOK", value_name = "HOOK", default_value = "auto", hide = true)]
+    #[arg(long, env = "BALLAST_PACKET_HOOK", value_name = "HOOK", default_value = "auto", hide = true, value_parser = choice::<PacketHook>())]
     pub packet_hook: PacketHook,
     /// How sockets and packets are met.
     #[command(flatten)]
@@ -216,7 +218,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub otlp: otlp::OtlpArgs,
     /// Format of log lines. Default: text.
-    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, logs")]
+    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, logs", value_parser = choice::<LogFormat>())]
     pub log_format: Option<LogFormat>,
     /// Log level: error, warn, info, debug, trace, or a klog number. The variable `BALLAST_LOG` sets it for single
     /// modules, like `info,ballast::sync=trace`. Default: info.

@@ -24,7 +24,7 @@ use super::question::{Client, ClientArg, Destination};
 use super::show::ShowError;
 use crate::config::run::node_name_or_host;
 use crate::maps::view::{Rules, Transport, View};
-use crate::model::net::IpFamily;
+use proxy_core::model::net::IpFamily;
 
 /// The result.
 #[derive(Clone, Debug, PartialEq, Eq)]

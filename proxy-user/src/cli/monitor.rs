@@ -24,8 +24,8 @@ use crate::config::ConfigError;
 use crate::config::otlp::resource;
 use crate::config::run::node_name_or_host;
 use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError, ip_of, monotonic};
-use crate::model::net::IpFamily;
 use crate::otlp::Resource;
+use proxy_core::model::net::IpFamily;
 
 mod otlp;
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use super::args::list::{ApiArgs, NamespaceArgs, SelectorArgs};
 use super::show::unmanaged_note;
 use crate::maps::view::{NameRow, Snapshot, View, ViewError};
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Words in front of a name, as in kubectl.
 const KINDS: [&str; 3] = ["service/", "services/", "svc/"];

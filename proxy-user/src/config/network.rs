@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 use super::error::ConfigError;
 use super::value::{DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use crate::host::selection::Pattern;
-use crate::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
+use proxy_core::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
 
 /// Addresses, devices, and how pods of this node are recognized. The fields are the flags with these names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use serde::Serializer;
 
 use crate::host::selection::{DevicePattern, Pattern};
-use crate::model::settings::FlowTimeouts;
+use proxy_core::model::settings::FlowTimeouts;
 
 mod algorithm;
 mod detect_local;

@@ -10,7 +10,7 @@ use rtnetlink::packet_route::link::{
 
 use super::netlink::Netlink;
 use super::seen::Entry;
-use crate::model::DeviceKind;
+use proxy_core::model::DeviceKind;
 
 /// A network device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use super::ports;
 use super::seen::{Entry, Present};
 use super::selection::Pattern;
 use super::xfrm;
-use crate::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
+use proxy_core::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
 
 /// `RT_TABLE_LOCAL` (include/uapi/linux/rtnetlink.h).
 const RT_TABLE_LOCAL: u8 = 255;

@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use crate::model::net::IpFamily;
 use crate::sync::{NodeFate, Status};
+use proxy_core::model::net::IpFamily;
 
 /// The state of the syncs of one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::answer::{State, json};
 use super::health;
-use crate::model::nearest::{did_you_mean, nearest};
-use crate::model::{Opaque, Problem, ServiceName, SliceName, Version};
 use crate::sync::ProgrammedService;
+use proxy_core::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::{Opaque, Problem, ServiceName, SliceName, Version};
 
 /// The answer for all Services.
 #[derive(Serialize)]

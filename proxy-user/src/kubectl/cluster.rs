@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::answers::AgentOutput;
 use super::error::KubectlError;
 use crate::cli::args::kubectl::ClusterArgs;
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Labels that the chart gives to the agents' pods.
 const AGENTS: &str = "app.kubernetes.io/name=ballast,app.kubernetes.io/component=agent";

@@ -5,7 +5,7 @@ use kube::Api;
 
 use super::cluster::Cluster;
 use super::error::KubectlError;
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// The client of a connection, as `ballast explain` on its node accepts it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ pub struct MaglevTable {
     pub base: u32,
     /// Its number of words; 0 if the table is not as it was written, and cannot be used.
     pub words: u32,
-    /// Differs from that of tables of other endpoints ([`plan::maglev::signature`](crate::plan::maglev::signature)).
+    /// Differs from that of tables of other endpoints ([`plan::maglev::signature`](proxy_core::plan::maglev::signature)).
     pub signature: u64,
 }
 

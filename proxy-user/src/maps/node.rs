@@ -17,7 +17,7 @@ use proxy_common::node::{
 };
 
 use super::Table;
-use crate::model::settings::{FlowTimeouts, NodePortBind, SocketDrop, SocketLb};
+use proxy_core::model::settings::{FlowTimeouts, NodePortBind, SocketDrop, SocketLb};
 
 /// Value of `node` or `node6`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,9 +12,9 @@ use prometheus_client::metrics::MetricType;
 use tokio::sync::watch;
 
 use super::sample::{Labels, counter, gauge};
-use crate::model::net::IpFamily;
-use crate::plan::Scope;
 use crate::sync::{Histogram, Scale, Status};
+use proxy_core::model::net::IpFamily;
+use proxy_core::plan::Scope;
 
 /// Reads the snapshots that the driver publishes.
 #[derive(Debug)]

@@ -13,13 +13,13 @@ use crate::maps::Table;
 use crate::maps::view::{
     BackendRow, BackendState, FlowCounts, FlowState, NameRow, Overview, Transport, UsageRow,
 };
-use crate::model::net::IpFamily;
-use crate::plan::Scope;
 use crate::programs::Attachment;
 use crate::sync::{Changes, Count, Histogram, Operation, Operations};
 use datapath::Reading;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
+use proxy_core::model::net::IpFamily;
+use proxy_core::plan::Scope;
 
 mod documented;
 mod monitoring;

@@ -12,10 +12,10 @@ use super::applied::is_address;
 use super::job::{Failure, Job, Owner, Steps, SyncError};
 use super::writer::Writer;
 use crate::maps::{FrontendKey, Store, Write};
-use crate::model::Problem;
-use crate::model::problem::chain;
-use crate::model::{ServiceName, SortedSet, pack};
-use crate::plan::{ServicePlan, Unmanaged};
+use proxy_core::model::Problem;
+use proxy_core::model::problem::chain;
+use proxy_core::model::{ServiceName, SortedSet, pack};
+use proxy_core::plan::{ServicePlan, Unmanaged};
 
 /// The Services that have each address.
 type Owners = BTreeMap<IpAddr, SortedSet<ServiceName>>;

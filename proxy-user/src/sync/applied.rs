@@ -19,9 +19,9 @@ use crate::maps::FilterBit as Bit;
 use crate::maps::{
     Backend, Capacity, FrontendKey, MaglevRow, MaglevTable, NodeContents, Table, TunnelRow, Write,
 };
-use crate::model::net::IpFamily;
-use crate::model::{SortedSet, pack};
-use crate::plan::ServicePortName;
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::{SortedSet, pack};
+use proxy_core::plan::ServicePortName;
 
 /// Quarantine periods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

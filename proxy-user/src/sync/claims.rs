@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::{Problem, SortedMap, pack};
-use crate::plan::{Frontend, FrontendKind, Scope, ServicePlan, ServicePortName};
+use proxy_core::model::{Problem, SortedMap, pack};
+use proxy_core::plan::{Frontend, FrontendKind, Scope, ServicePlan, ServicePortName};
 
 /// The claim of a Service port to a frontend. The lowest claim wins: a cluster address before every other kind, then the
 /// older Service, then the name that sorts first. So a Service cannot take over an address by asking for it later
@@ -101,8 +101,8 @@ const fn any_scope(frontend: &Frontend) -> Frontend {
 
 fn claims(plan: Option<&ServicePlan>) -> BTreeSet<(Frontend, Claim)> {
     let Some(plan) = plan else { return BTreeSet::new() };
-    let of_port = |(port, port_plan): (&ServicePortName, &crate::plan::PortPlan)| {
-        let claim = |(frontend, what): (&Frontend, &crate::plan::FrontendPlan)| {
+    let of_port = |(port, port_plan): (&ServicePortName, &proxy_core::plan::PortPlan)| {
+        let claim = |(frontend, what): (&Frontend, &proxy_core::plan::FrontendPlan)| {
             let not_cluster_ip = what.kind != FrontendKind::ClusterIp;
             (any_scope(frontend), Claim { not_cluster_ip, created: plan.created, port: port.clone() })
         };

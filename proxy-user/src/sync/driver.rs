@@ -15,9 +15,9 @@ use super::slow_start::SlowStart;
 use super::status::{NodeFate, Status, log_problems, publish};
 use super::triggers::Triggers;
 use crate::maps::{FlowUse, MapError, Store};
-use crate::model::settings::NodeSettings;
-use crate::model::{Cluster, Event, Key, NodeView, Object, ObjectKind, ServiceName};
-use crate::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
+use proxy_core::model::settings::NodeSettings;
+use proxy_core::model::{Cluster, Event, Key, NodeView, Object, ObjectKind, ServiceName};
+use proxy_core::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
 
 mod answers;
 mod audits;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{DriverSettings, MOMENT, Running, Shared, pass, service, slice, vip};
-use crate::model::{Event, Object};
+use proxy_core::model::{Event, Object};
 
 #[tokio::test(start_paused = true)]
 async fn the_share_of_an_endpoint_that_joins_others_grows_step_by_step() {

@@ -19,14 +19,14 @@ mod slow_start;
 
 use super::{Driver, DriverSettings};
 use crate::maps::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Table, Write};
-use crate::model::net::{IpFamily, Protocol};
-use crate::model::{
+use crate::sync::tests::generator;
+use crate::sync::{NodeFate, Status};
+use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, HostDevice, HostView, Key, Listing, NodeView, Object,
     Service, ServiceCidr, ServiceName, ServicePort, SliceName, TrafficPolicy,
 };
-use crate::plan::Scope;
-use crate::sync::tests::generator;
-use crate::sync::{NodeFate, Status};
+use proxy_core::plan::Scope;
 
 /// Tables that a test can read while a driver uses them, and the driver's operations on them.
 #[derive(Clone)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::model::ServiceName;
-use crate::plan::ServicePlan;
+use proxy_core::model::ServiceName;
+use proxy_core::plan::ServicePlan;
 
 /// Time between two looks for flows that began with DSR, after the last Service with DSR is gone.
 const PERIOD: Duration = Duration::from_mins(10);
@@ -70,9 +70,9 @@ impl DsrUse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::net::{IpFamily, Protocol};
-    use crate::plan::{Frontend, FrontendKind, FrontendPlan, Scope};
     use crate::sync::tests::generator;
+    use proxy_core::model::net::{IpFamily, Protocol};
+    use proxy_core::plan::{Frontend, FrontendKind, FrontendPlan, Scope};
 
     fn plans(dsr: bool) -> BTreeMap<ServiceName, Option<ServicePlan>> {
         let (name, plan) = generator::service("a", 1, [1]);

@@ -15,10 +15,10 @@ use proxy_common::service::{
 };
 
 use crate::maps::{Backend, FrontendKey};
-use crate::model::TrafficPolicy;
-use crate::model::net::Protocol;
-use crate::plan::weights;
-use crate::plan::{
+use proxy_core::model::TrafficPolicy;
+use proxy_core::model::net::Protocol;
+use proxy_core::plan::weights;
+use proxy_core::plan::{
     Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope,
     ServicePortName,
 };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::ids::Quarantine;
-use crate::model::pack;
+use proxy_core::model::pack;
 
 /// The error if no free range of `slots` is long enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

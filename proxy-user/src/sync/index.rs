@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::rows::Rows;
-use crate::model::{SortedMap, pack};
-use crate::plan::BackendAddress;
+use proxy_core::model::{SortedMap, pack};
+use proxy_core::plan::BackendAddress;
 
 /// Finds ids by their keys.
 pub trait Index<K>: Default {

@@ -9,10 +9,10 @@ use super::extents::NoRoom;
 use super::ids::Exhausted;
 use super::ranges::RangeSet;
 use crate::maps::{Backend, FrontendKey, MapError, Write};
-use crate::model::problem::chain;
-use crate::model::{Problem, SortedMap};
-use crate::plan::ServicePortName;
-use crate::plan::maglev::Member;
+use proxy_core::model::problem::chain;
+use proxy_core::model::{Problem, SortedMap};
+use proxy_core::plan::ServicePortName;
+use proxy_core::plan::maglev::Member;
 
 /// What a write belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -20,10 +20,10 @@ use super::entries::bits;
 use super::job::{Failure, Job, Owner, Steps};
 use super::writer::Writer;
 use crate::maps::{ConfigRow, FlowUse, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write};
-use crate::model::Problem;
-use crate::model::net::IpFamily;
-use crate::model::problem::chain;
-use crate::plan::NodePlan;
+use proxy_core::model::Problem;
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::problem::chain;
+use proxy_core::plan::NodePlan;
 
 /// The desired entries of the node, and the failure of the last write.
 #[derive(Debug, Default)]
@@ -302,14 +302,14 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
             )
             .collect(),
     });
-    let address = |facts: &crate::plan::AddressFacts| -> NodeAddr {
+    let address = |facts: &proxy_core::plan::AddressFacts| -> NodeAddr {
         bits([
             (true, NODE_ADDR_OWN),
             (facts.node_ports, NODE_ADDR_PORTS),
             (facts.loopback, NODE_ADDR_LOOPBACK),
         ])
     };
-    let device = |facts: &crate::plan::DeviceFacts| -> Device {
+    let device = |facts: &proxy_core::plan::DeviceFacts| -> Device {
         let bits = [
             (facts.uplink, DEVICE_UPLINK),
             (facts.no_header, DEVICE_NO_HEADER),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use crate::model::{Cluster, Event, Key, Object, ServiceName, SliceName, Version, pack};
+use proxy_core::model::{Cluster, Event, Key, Object, ServiceName, SliceName, Version, pack};
 
 /// The programmed version of one Service.
 #[derive(Clone, Debug)]
@@ -137,8 +137,8 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
-    use crate::model::net::IpFamily;
-    use crate::model::{EndpointSlice, NodeView, Service};
+    use proxy_core::model::net::IpFamily;
+    use proxy_core::model::{EndpointSlice, NodeView, Service};
 
     struct Fixture {
         cluster: Cluster,
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn list_replaces_all_versions_and_foreign_services_are_left_out() {
-        use crate::model::Listing;
+        use proxy_core::model::Listing;
         let mut fixture = Fixture::new();
         fixture.take(service("old", 1));
         fixture.sync(&[]);

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tokio::sync::oneshot;
 
 use crate::maps::FrontendKey;
-use crate::model::{Key, Object, ServiceName};
+use proxy_core::model::{Key, Object, ServiceName};
 
 /// The desired content of the maps for each frontend: its endpoints for new connections. `None` if the agent failed to
 /// program the frontend's Service port: such entries may be wrong, and the status counts them.

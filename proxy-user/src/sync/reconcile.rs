@@ -33,9 +33,9 @@ use super::services::Services;
 use super::shares::Reserve;
 use super::writer::{Counters, Writer};
 use crate::maps::{Capacity, FlowUse, MapError, Store, Table};
-use crate::model::net::IpFamily;
-use crate::model::{Problem, ServiceName};
-use crate::plan::{HealthCheck, NodePlan, PortPlan, Scope, ServicePlan, ServicePortName};
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::{Problem, ServiceName};
+use proxy_core::plan::{HealthCheck, NodePlan, PortPlan, Scope, ServicePlan, ServicePortName};
 
 /// Service ports that are written together to empty maps: few enough to save memory, enough to need few system calls.
 const PART: usize = 2048;

@@ -14,8 +14,8 @@ use super::rows::ShortName;
 use super::tables::halves;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, Contents, MaglevRow, MapError, Store, Table, Write};
-use crate::model::net::{IpFamily, Protocol};
-use crate::plan::{BackendAddress, ServicePortName};
+use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::plan::{BackendAddress, ServicePortName};
 
 /// The part of the old mirror that is kept when the maps are read again.
 #[derive(Default)]

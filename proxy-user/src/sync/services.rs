@@ -18,10 +18,10 @@ use super::shares::{Limit, Resource, Shares};
 use super::writer::Writer;
 use crate::maps::FilterBit as Bit;
 use crate::maps::{Backend, Capacity, FrontendKey, Store, Table, Write};
-use crate::model::net::IpFamily;
-use crate::model::{Name, Problem, ServiceName, SortedMap, TrafficPolicy, pack};
-use crate::plan::maglev::Member;
-use crate::plan::{
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::{Name, Problem, ServiceName, SortedMap, TrafficPolicy, pack};
+use proxy_core::plan::maglev::Member;
+use proxy_core::plan::{
     Access, Frontend, FrontendPlan, HealthCheck, PortPlan, Scope, ServicePlan, ServicePortName,
 };
 

@@ -13,10 +13,10 @@ use proxy_common::select::Algorithm;
 use super::applied::Applied;
 use super::entries::needs_table;
 use crate::maps::{Capacity, Table};
-use crate::model::net::IpFamily;
-use crate::model::{Name, Problem, ServiceName, TrafficPolicy};
-use crate::plan::maglev::length;
-use crate::plan::{Access, FrontendPlan, PortPlan, ServicePlan, ServicePortName, weights};
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::{Name, Problem, ServiceName, TrafficPolicy};
+use proxy_core::plan::maglev::length;
+use proxy_core::plan::{Access, FrontendPlan, PortPlan, ServicePlan, ServicePortName, weights};
 
 /// The part of a table that is not planned.
 pub(super) const RESERVE: usize = 8;

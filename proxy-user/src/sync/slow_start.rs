@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::model::ServiceName;
-use crate::plan::slow_start::{STEPS, apply};
-use crate::plan::{BackendAddress, ServicePlan, ServicePortName};
+use proxy_core::model::ServiceName;
+use proxy_core::plan::slow_start::{STEPS, apply};
+use proxy_core::plan::{BackendAddress, ServicePlan, ServicePortName};
 
 /// The slow start period, and the endpoints whose share grows.
 #[derive(Debug, Default)]

@@ -12,10 +12,10 @@ use super::histogram::{EventScale, Histogram, ProgrammingScale, SyncScale};
 use super::reconcile::Reconciler;
 use super::writer::{Count, Operation};
 use crate::maps::{Store, Table};
-use crate::model::Problem;
-use crate::model::ServiceName;
-use crate::model::net::IpFamily;
-use crate::plan::{HealthCheck, Scope};
+use proxy_core::model::Problem;
+use proxy_core::model::ServiceName;
+use proxy_core::model::net::IpFamily;
+use proxy_core::plan::{HealthCheck, Scope};
 
 /// The use of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::job::{Job, Steps, SyncError};
 use super::shares::Resource;
 use super::writer::Writer;
 use crate::maps::{MaglevRow, MaglevTable, Store, Write};
-use crate::plan::maglev::{Member, length, packed, signature};
+use proxy_core::plan::maglev::{Member, length, packed, signature};
 
 /// The most tables that are built before they are written: this limits the memory.
 const AT_ONCE: usize = 256;

@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use crate::model::net::IpFamily;
-use crate::model::{Cluster, EndpointSlice, Event, Key, Listing, Object, ServiceName};
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::{Cluster, EndpointSlice, Event, Key, Listing, Object, ServiceName};
 
 /// Trigger times of changes that are not in the maps yet.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Triggers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{NodeView, SliceName};
+    use proxy_core::model::{NodeView, SliceName};
 
     const START: SystemTime = SystemTime::UNIX_EPOCH;
 
@@ -104,10 +104,10 @@ mod tests {
             Err(_) => START - Duration::from_secs(seconds.unsigned_abs()),
         };
         let name = SliceName::new("default", format!("{service}-1"));
-        let protocol = crate::model::net::Protocol::Tcp;
+        let protocol = proxy_core::model::net::Protocol::Tcp;
         EndpointSlice {
-            ports: vec![crate::model::EndpointPort {
-                name: crate::model::Name::default(),
+            ports: vec![proxy_core::model::EndpointPort {
+                name: proxy_core::model::Name::default(),
                 protocol,
                 port: contents.into(),
             }],

@@ -1,6 +1,5 @@
 use rstest::rstest;
 
-use crate::api::convert::address::range;
 use crate::model::spread::Weights;
 use crate::model::{ServiceKind, ServiceName, TrafficPolicy, Version};
 
@@ -16,7 +15,7 @@ fn service(ranges: Option<&[&str]>) -> Service {
         cluster_ips: Vec::new(),
         external_ips: Vec::new(),
         load_balancer_ips: vec!["198.51.100.9".parse().unwrap(), "2001:db8::9".parse().unwrap()],
-        source_ranges: ranges.map(|ranges| ranges.iter().map(|text| range(text).unwrap()).collect()),
+        source_ranges: ranges.map(|ranges| ranges.iter().map(|text| text.parse().unwrap()).collect()),
         ports: Vec::new(),
         internal_policy: TrafficPolicy::Cluster,
         external_policy: TrafficPolicy::Cluster,
@@ -56,7 +55,7 @@ fn only_ranges_of_the_family_count() {
     assert_eq!(found.access, Access::Ranges { node: false });
     assert_eq!(
         found.ranges.iter().copied().collect::<BTreeSet<_>>(),
-        BTreeSet::from([range("2001:db8:9::/48").unwrap()])
+        BTreeSet::from(["2001:db8:9::/48".parse().unwrap()])
     );
     assert_eq!(found.problem, None);
 }
@@ -65,7 +64,7 @@ fn only_ranges_of_the_family_count() {
 fn a_node_in_a_range_lets_the_addresses_themselves_in() {
     let found = ask(Some(&["192.0.2.0/24"]), IpFamily::V4, false);
     assert_eq!(found.access, Access::Ranges { node: true });
-    let expected = ["192.0.2.0/24", "198.51.100.9/32"].map(|text| range(text).unwrap());
+    let expected = ["192.0.2.0/24", "198.51.100.9/32"].map(|text| text.parse().unwrap());
     assert_eq!(found.ranges.iter().copied().collect::<BTreeSet<_>>(), BTreeSet::from(expected));
 }
 

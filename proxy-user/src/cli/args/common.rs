@@ -7,7 +7,7 @@ use super::list::{OutputArgs, SelectorArgs};
 use crate::cli::question::{self, Peer};
 use crate::config::value::Listen;
 use crate::maps::view::FlowState;
-use crate::model::net::Protocol;
+use proxy_core::model::net::Protocol;
 
 /// What every reading command takes that is no list.
 #[derive(Clone, Debug, clap::Args)]

@@ -9,9 +9,9 @@ use proxy_common::config::PortRange;
 use crate::cli::show::AgentState;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
-use crate::model::DeviceKind;
-use crate::model::ports::{LOCAL_PORTS, NODE_PORTS};
 use crate::programs::{Attachment, MissingFeature};
+use proxy_core::model::DeviceKind;
+use proxy_core::model::ports::{LOCAL_PORTS, NODE_PORTS};
 
 /// All facts.
 #[derive(Clone, Debug, Default)]

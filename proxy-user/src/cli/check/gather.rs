@@ -20,9 +20,9 @@ use crate::host::follow::Follower;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::{cgroup, devices, facts as host, ports};
 use crate::maps::view::{View, ViewError};
-use crate::model::ports::LOCAL_PORTS;
-use crate::model::{DeviceKind, HostDevice, HostView, IPVS_DEVICE, PROXY_DEVICES};
 use crate::programs;
+use proxy_core::model::ports::LOCAL_PORTS;
+use proxy_core::model::{DeviceKind, HostDevice, HostView, IPVS_DEVICE, PROXY_DEVICES};
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 

@@ -13,8 +13,8 @@ mod render;
 use super::args::check::CheckArgs;
 use super::show::{AgentState, CommandOutput, ShowError};
 use crate::config::value::Listen;
-use crate::model::nearest::{did_you_mean, nearest};
 use facts::{ApiAccess, Installed, Others};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 use std::path::Path;
 
 /// Gathers the facts of which `ballast status` reports the problems.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::cli::selector::SelectorError;
 use crate::maps::view::ViewError;
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,7 @@ use super::document::{json, yaml};
 use super::error::ShowError;
 use super::table::Table;
 use crate::cli::args::list::Output;
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Formats of the table in which a column is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

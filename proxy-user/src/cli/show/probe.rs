@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::error::ShowError;
 use crate::config::run::METRICS_PORT;
 use crate::config::value::Listen;
-use crate::model::ApiServers;
 use crate::programs::XdpDevice;
+use proxy_core::model::ApiServers;
 
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);

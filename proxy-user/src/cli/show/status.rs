@@ -20,8 +20,8 @@ use crate::cli::args::list::Output;
 use crate::cli::check::facts::{Installed, Others};
 use crate::cli::check::judge;
 use crate::maps::view::{UsageRow, ViewError};
-use crate::model::ApiServers;
 use crate::programs::{AttachedXdp, Attachment, MissingFeature, XdpDevice};
+use proxy_core::model::ApiServers;
 
 /// All data of `ballast status`.
 #[derive(Debug)]

@@ -27,11 +27,11 @@ use crate::maps::view::{
     BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, FrontendRowKind,
     FrontendRowScope as Clients, NameRow, Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
 };
-use crate::model::ApiServers;
-use crate::model::lookup::{Place, Places};
-use crate::model::net::{IpFamily, Protocol};
 use crate::programs::hooks::SOCKET_HOOKS;
 use crate::programs::{Attachment, MissingFeature};
+use proxy_core::model::ApiServers;
+use proxy_core::model::lookup::{Place, Places};
+use proxy_core::model::net::{IpFamily, Protocol};
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
     NameRow {

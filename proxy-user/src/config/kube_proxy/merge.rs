@@ -16,8 +16,8 @@ use crate::config::options::{Options, SYNC_PERIOD};
 use crate::config::value::{
     AlgorithmName, DetectLocalMode, Listen, LogFormat, LogLevel, NodePortAddress, ProxyMode,
 };
-use crate::model::settings::Conntrack;
-use crate::model::spread;
+use proxy_core::model::settings::Conntrack;
+use proxy_core::model::spread;
 
 /// The shortest period between full comparisons.
 pub const SHORTEST_PERIOD: Duration = Duration::from_secs(1);

@@ -12,7 +12,7 @@ use crate::cli::args::kube_proxy::OWN;
 use crate::cli::{Args, Command};
 use crate::config::RunConfig;
 use crate::config::value::{LogFormat, LogLevel, NodePortAddress};
-use crate::model::settings::DetectLocal;
+use proxy_core::model::settings::DetectLocal;
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
@@ -533,7 +533,7 @@ fn written_config_parses_to_the_same_settings() {
     let defaults = document::yaml(&document::of(&with_flags(&["--hostname-override=node-a"]).unwrap()));
     let read = with_file(&defaults, &["--no-name"]).unwrap();
     assert_eq!((read.sync_period, read.min_sync_period), (Duration::from_secs(30), Duration::ZERO));
-    assert_eq!(read.kube_proxy.conntrack, crate::model::settings::Conntrack::default());
+    assert_eq!(read.kube_proxy.conntrack, proxy_core::model::settings::Conntrack::default());
     assert_eq!(read.kube_proxy.oom_score_adj, None);
 }
 

@@ -1,13 +1,19 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use proxy_common::reason::Verdict;
+use proxy_common::select::Algorithm;
+use proxy_core::model::annotations::Annotations;
+use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::model::{
+    Cluster, DefaultRoute, Event, HostDevice, HostView, NodeView, Object, ServiceName, TrafficPolicy,
+};
+use proxy_core::plan::{
+    Access, BackendAddress, FrontendKind, PlanSettings, PortPlan, Scope, ServicePlan, Unmanaged, plan_service,
+};
 
-use crate::model::net::Protocol;
-use crate::model::{DefaultRoute, Event, HostDevice, HostView, NodeView, Object};
-use crate::plan::{Access, BackendAddress, FrontendKind, Scope};
 use crate::source::manifest::{Syntax, parse};
-
-use super::*;
 
 /// Returns the cluster of these manifests; n1 is this node.
 fn cluster(manifests: &str) -> Cluster {
@@ -242,7 +248,8 @@ fn source_ranges_let_the_node_in_by_its_own_address_only() {
     let address = Some("192.0.2.1".parse().unwrap());
     let settings = PlanSettings { address, ..PlanSettings::default() };
     let plan = plan_service(&cluster, &web, settings).unwrap();
-    let is_node = |frontend: &crate::plan::FrontendPlan| frontend.access == Access::Ranges { node: true };
+    let is_node =
+        |frontend: &proxy_core::plan::FrontendPlan| frontend.access == Access::Ranges { node: true };
     assert!(plan.ports.values().any(|port| port.frontends.values().any(is_node)), "--bind-address");
 }
 
@@ -407,8 +414,8 @@ fn a_thousand_services_are_planned_in_linear_time() {
     }
     let mut cluster = Cluster::new(NodeView::new("n1"));
     let start = std::time::Instant::now();
-    cluster.apply(Event::Reset(crate::model::Listing::Slices(slices)));
-    let changed = cluster.apply(Event::Reset(crate::model::Listing::Services(services)));
+    cluster.apply(Event::Reset(proxy_core::model::Listing::Slices(slices)));
+    let changed = cluster.apply(Event::Reset(proxy_core::model::Listing::Services(services)));
     let ports: usize = changed
         .iter()
         .filter_map(|name| plan_service(&cluster, name, PlanSettings::default()))
@@ -416,25 +423,6 @@ fn a_thousand_services_are_planned_in_linear_time() {
         .sum();
     assert_eq!(ports, 6_000);
     assert!(start.elapsed().as_secs() < 5, "{:?}", start.elapsed());
-}
-
-#[test]
-fn what_a_service_says_of_forwarding_comes_before_the_setting_and_external_addresses_may_be_shut_out() {
-    let service = Service {
-        external_ips: vec!["192.0.2.9".parse().unwrap()],
-        ..Service::new(ServiceName::new("default", "web"))
-    };
-    let with =
-        |service: &Service, settings| known(service, Vec::new(), settings, &mut Vec::new()).into_owned();
-    let annotations = Annotations::ALL;
-    let dsr = PlanSettings { forwarding: ForwardingMode::Dsr, annotations, ..PlanSettings::default() };
-    assert_eq!(with(&service, dsr).forwarding, Some(ForwardingMode::Dsr));
-    assert_eq!(with(&service, PlanSettings::default()).forwarding, None);
-    let own = Service { forwarding: Some(ForwardingMode::Hybrid), ..service.clone() };
-    assert_eq!(with(&own, dsr).forwarding, Some(ForwardingMode::Hybrid));
-    assert_eq!(with(&service, PlanSettings::default()).external_ips, service.external_ips);
-    let shut = PlanSettings { no_external_ips: true, ..PlanSettings::default() };
-    assert_eq!(with(&service, shut).external_ips, Vec::<IpAddr>::new());
 }
 
 #[test]

@@ -1,11 +1,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use crate::model::annotations::Annotations;
-use crate::model::net::IpFamily;
-use crate::model::{Cluster, Event, HostDevice, HostView, Listing, NodeView, Object, ServiceName};
-use crate::plan::{FrontendKind, PlanSettings, ServicePlan, plan_service};
 use crate::source::manifest::{Syntax, parse};
+use proxy_core::model::annotations::Annotations;
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::{Cluster, Event, HostDevice, HostView, Listing, NodeView, Object, ServiceName};
+use proxy_core::plan::{FrontendKind, PlanSettings, ServicePlan, plan_service};
 
 const MANIFESTS: &str = "
 apiVersion: v1
@@ -107,7 +107,7 @@ fn an_annotation_that_is_not_listed_is_a_problem() {
     let all = PlanSettings { annotations: Annotations::ALL, ..PlanSettings::default() };
     assert!(plan(&cluster, all).has_dsr() && plan(&cluster, all).problems.is_empty());
     // The operator's own setting does not depend on the list.
-    let forwarding = crate::model::ForwardingMode::Dsr;
+    let forwarding = proxy_core::model::ForwardingMode::Dsr;
     let by_operator = plan(&cluster, PlanSettings { forwarding, ..PlanSettings::default() });
     assert!(by_operator.has_dsr());
 }

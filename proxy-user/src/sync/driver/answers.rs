@@ -4,9 +4,9 @@ use tokio::time::Instant;
 
 use super::Driver;
 use crate::maps::Store;
-use crate::model::{Event, Key, Object, ServiceName};
-use crate::plan::plan_service;
 use crate::sync::question::{Expected, Question};
+use proxy_core::model::{Event, Key, Object, ServiceName};
+use proxy_core::plan::plan_service;
 
 impl<S: Store> Driver<S> {
     pub(super) fn answer(&mut self, question: Question) {

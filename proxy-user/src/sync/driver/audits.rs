@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use super::Driver;
 use crate::maps::{MapError, Store};
-use crate::model::net::IpFamily;
 use crate::sync::audit::Step;
 use crate::sync::status::publish;
+use proxy_core::model::net::IpFamily;
 
 /// Entries that one piece of a comparison reads: this takes well below a millisecond, and an event waits for one piece at
 /// most.

@@ -4,8 +4,8 @@ use tokio::time::Instant;
 
 use super::Driver;
 use crate::maps::Store;
-use crate::plan::plan_service;
 use crate::sync::status::{log_problems, publish};
+use proxy_core::plan::plan_service;
 
 impl<S: Store> Driver<S> {
     /// Returns the time of the next work that needs no event.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::generator::{Change, name, service};
 use super::{Fixture, ROOMY};
 use crate::maps::{Capacity, FrontendKey};
-use crate::model::Problem;
-use crate::plan::ServicePlan;
+use proxy_core::model::Problem;
+use proxy_core::plan::ServicePlan;
 
 fn problem(fixture: &Fixture) -> Problem {
     let problems = fixture.reconciler.problems();

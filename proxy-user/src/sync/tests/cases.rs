@@ -8,9 +8,9 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use super::generator::{backend, frontend, name, port_id, service};
 use super::{Fixture, ROOMY};
 use crate::maps::Faults;
-use crate::model::ServiceName;
-use crate::plan::{Frontend, FrontendKind, FrontendPlan, Scope, ServicePlan};
 use crate::sync::entries::frontend_key;
+use proxy_core::model::ServiceName;
+use proxy_core::plan::{Frontend, FrontendKind, FrontendPlan, Scope, ServicePlan};
 
 /// Returns the id of an endpoint of a Service.
 fn id(fixture: &Fixture, of: &str, last: u8) -> u32 {

@@ -7,9 +7,9 @@ use proxy_common::select::Algorithm;
 use super::generator::service;
 use super::{Fixture, QuarantinePeriods, ROOMY};
 use crate::maps::{Capacity, Faults, MaglevRow};
-use crate::model::ServiceName;
-use crate::plan::ServicePlan;
-use crate::plan::maglev::length;
+use proxy_core::model::ServiceName;
+use proxy_core::plan::ServicePlan;
+use proxy_core::plan::maglev::length;
 
 /// Returns a Service with algorithm Maglev and this number of endpoints.
 fn by_maglev(of: &str, address: u8, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {

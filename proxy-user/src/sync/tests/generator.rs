@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use proxy_common::reason::Verdict;
 use proxy_common::select::Algorithm;
 
-use crate::model::net::{IpFamily, Protocol};
-use crate::model::{ServiceName, SortedMap, TrafficPolicy};
-use crate::plan::{
+use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::model::{ServiceName, SortedMap, TrafficPolicy};
+use proxy_core::plan::{
     Access, AddressFacts, BackendAddress, BackendFacts, DeviceFacts, Frontend, FrontendKind, FrontendPlan,
     NodePlan, PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
 };

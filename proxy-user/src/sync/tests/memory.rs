@@ -13,12 +13,12 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 
 use crate::maps::{BatchError, Capacity, Contents, MapError, Store, Table, Write};
-use crate::model::net::{IpFamily, Protocol};
-use crate::model::{
+use crate::sync::{Driver, DriverSettings};
+use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName,
     ServicePort, SliceName, Version,
 };
-use crate::sync::{Driver, DriverSettings};
 
 thread_local! {
     /// Bytes that this thread has allocated, minus the bytes that it has freed.

@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 use super::{QuarantinePeriods, Reconciler};
 use crate::maps::{Capacity, Contents, Faults, FaultyStore, MemoryStore, Store};
-use crate::model::ServiceName;
-use crate::plan::{NodePlan, ServicePlan};
 use generator::Moment;
 use node::check_node;
 use oracle::{Guard, check, guard};
 use proptest::prelude::ProptestConfig;
+use proxy_core::model::ServiceName;
+use proxy_core::plan::{NodePlan, ServicePlan};
 
 /// Small enough to be copied often, large enough for every plan of `generator`.
 pub const ROOMY: Capacity =

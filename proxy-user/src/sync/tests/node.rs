@@ -15,13 +15,13 @@ use ipnet::IpNet;
 use super::generator::{self, backend, name, port_id};
 use super::{Fixture, ROOMY};
 use crate::maps::{Capacity, ConfigRow, Contents, Faults, FilterBit, FlowUse, FrontendKey, NodeRow, Table};
-use crate::model::Problem;
-use crate::model::{ServiceName, SortedMap};
-use crate::plan::{
+use crate::sync::prefilter::frontend_bit;
+use proxy_core::model::Problem;
+use proxy_core::model::{ServiceName, SortedMap};
+use proxy_core::plan::{
     Access, AddressFacts, BackendFacts, DeviceFacts, Frontend, FrontendKind, FrontendPlan, NodePlan,
     PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
 };
-use crate::sync::prefilter::frontend_bit;
 
 /// Asserts that the tables hold the plan of the node; checks nothing without a plan.
 #[track_caller]
@@ -75,8 +75,8 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
     };
     assert_eq!(found.config, expected);
     let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{:?}", found.rows) };
-    assert_eq!(row.source.map(IpAddr::V4), plan.sources.get(&crate::model::net::IpFamily::V4).copied());
-    assert_eq!(row.pods.map(Into::into), plan.pods.get(&crate::model::net::IpFamily::V4).copied());
+    assert_eq!(row.source.map(IpAddr::V4), plan.sources.get(&proxy_core::model::net::IpFamily::V4).copied());
+    assert_eq!(row.pods.map(Into::into), plan.pods.get(&proxy_core::model::net::IpFamily::V4).copied());
 }
 
 fn ip(last: u8) -> IpAddr {

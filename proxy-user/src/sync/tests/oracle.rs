@@ -10,11 +10,11 @@ use proxy_common::reason::Verdict;
 use proxy_common::service::ServiceEntry;
 
 use crate::maps::{Contents, FrontendKey, MemoryStore, Write};
-use crate::model::{ServiceName, TrafficPolicy};
-use crate::plan::{
+use crate::sync::prefilter::{backend_bit, frontend_bit};
+use proxy_core::model::{ServiceName, TrafficPolicy};
+use proxy_core::plan::{
     Access, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan, ServicePortName,
 };
-use crate::sync::prefilter::{backend_bit, frontend_bit};
 
 /// What a frontend leads to: a Service port, endpoints with their flags, and the settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BACKEND_RESET};
 use super::generator::service;
 use super::{Fixture, ROOMY};
 use crate::maps::Faults;
-use crate::model::ServiceName;
-use crate::plan::ServicePlan;
+use proxy_core::model::ServiceName;
+use proxy_core::plan::ServicePlan;
 
 const DELAY: Duration = Duration::from_secs(30);
 

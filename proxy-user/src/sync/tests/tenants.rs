@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use super::oracle::{Seen, resolve};
 use crate::api::{convert, objects};
 use crate::maps::{Capacity, FrontendKey, MemoryStore};
-use crate::model::{Cluster, Event, Key, NodeView, Object, Problem, Service, ServiceName, SliceName};
-use crate::plan::{PlanSettings, plan_service};
 use crate::sync::{QuarantinePeriods, Reconciler};
+use proxy_core::model::{Cluster, Event, Key, NodeView, Object, Problem, Service, ServiceName, SliceName};
+use proxy_core::plan::{PlanSettings, plan_service};
 
 /// Room for the victims, and for a few of the hostile Services.
 const TABLES: Capacity =
@@ -342,7 +342,7 @@ fn one_namespace_alone_changes_no_health() {
 fn a_node_without_room_for_most_namespaces_is_unhealthy() {
     let world = World::with(Capacity { services: 2, ..TABLES });
     let families: Vec<_> = world.reconciler.failing_families().into_iter().collect();
-    assert_eq!(families, [crate::model::net::IpFamily::V4]);
+    assert_eq!(families, [proxy_core::model::net::IpFamily::V4]);
     assert_eq!(world.frontends(false).len(), 3, "what fits is served");
     let almost = World::with(Capacity { services: 6, ..TABLES });
     assert!(almost.reconciler.failing_families().is_empty());

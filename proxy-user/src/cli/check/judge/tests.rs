@@ -13,9 +13,9 @@ use crate::cli::check::facts::{AgentMetrics, ApiAccess, CheckFacts, Device, Inst
 use crate::cli::show::AgentState;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
-use crate::model::DeviceKind;
 use crate::programs::hooks::SOCKET_HOOKS;
 use crate::programs::{Attachment, MissingFeature};
+use proxy_core::model::DeviceKind;
 
 use CheckResult::{Fail, Pass, Warn};
 
