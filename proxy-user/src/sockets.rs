@@ -20,11 +20,11 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::driver::Status;
 use crate::host::diag::{Diag, Sockets};
 use crate::host::netns::{self, Namespaces};
 use crate::maps::view::{ServingEndpoints, StaleSocket, View, ViewError};
 use crate::programs::{self, Programs, RemovedBackendIterator, SocketIterator};
-use crate::sync::Status;
 use proxy_core::model::net::IpFamily;
 
 mod helper;

@@ -30,12 +30,13 @@ use proxy_core::plan::{
     BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan,
     ServicePortName,
 };
-use proxy_user::maps::segments;
-use proxy_user::maps::{
-    Backend, Capacity, ConfigRow, Contents, FrontendKey, KernelStore, MapError, MemoryStore, NodeContents,
-    NodeFamily, NodeRow, Store, Table, TunnelRow, Write,
+use proxy_core::store::{
+    Backend, Capacity, ConfigRow, Contents, FrontendKey, MapError, MemoryStore, NodeContents, NodeFamily,
+    NodeRow, Store, Table, TunnelRow, Write,
 };
-use proxy_user::sync::{QuarantinePeriods, Reconciler, Step};
+use proxy_core::sync::{QuarantinePeriods, Reconciler, Step};
+use proxy_user::maps::KernelStore;
+use proxy_user::maps::segments;
 
 /// `BPF_F_NO_PREALLOC` and `BPF_F_MMAPABLE` (uapi/linux/bpf.h).
 const NO_PREALLOC: u32 = 1;

@@ -43,6 +43,4 @@ pub use service_cidr::ServiceCidr;
 pub use sorted::{SortedMap, SortedSet, pack};
 pub use version::{Opaque, Version};
 
-#[cfg(any(test, feature = "arbitrary"))]
-pub mod arbitrary;
 pub mod lookup;

@@ -8,7 +8,8 @@ use proptest::sample::Index;
 use proxy_common::reason::Verdict;
 
 use crate::model::net::IpFamily;
-use crate::model::{Cluster, Event, Key, Listing, NodeView, Object, ServiceName, TrafficPolicy, arbitrary};
+use crate::model::{Cluster, Event, Key, Listing, NodeView, Object, ServiceName, TrafficPolicy};
+use crate::testing::arbitrary;
 
 use super::{Access, FrontendKind, PlanSettings, Scope, ServicePlan, plan_service};
 

@@ -10,9 +10,9 @@ use proxy_core::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName,
     ServicePort, SliceName,
 };
+use proxy_user::driver::{Driver, DriverSettings};
 use proxy_user::maps::KernelStore;
 use proxy_user::programs::Capacities;
-use proxy_user::sync::{Driver, DriverSettings};
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
 use tokio::time::{MissedTickBehavior, interval};

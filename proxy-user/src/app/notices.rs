@@ -9,8 +9,8 @@ use proxy_core::model::Problem;
 use proxy_core::model::ServiceName;
 use proxy_core::model::notice::Notice;
 
+use crate::driver::{Status, problems_begun};
 use crate::programs::{AttachedXdp, Xdp, XdpDevice};
-use crate::sync::{Status, problems_begun};
 
 /// Sends an event for each new problem of a Service on this node. Problems of the object itself are not sent: every
 /// node would send the same event. If the queue is full, events are lost; the log has all of them.

@@ -8,9 +8,9 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::{mpsc, watch};
 
+use crate::driver::{Programmed, Status};
 use crate::metrics::Metrics;
 use crate::page::Agent;
-use crate::sync::{Programmed, Status};
 use proxy_core::model::notice::Notice;
 
 /// The pause between two attempts to listen.

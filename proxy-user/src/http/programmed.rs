@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::answer::{State, json};
 use super::health;
-use crate::sync::ProgrammedService;
+use crate::driver::ProgrammedService;
 use proxy_core::model::nearest::{did_you_mean, nearest};
 use proxy_core::model::{Opaque, Problem, ServiceName, SliceName, Version};
 

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use super::answer::{RETRY, State, json};
 use super::health::{Check, HealthReport, Snapshot};
 use super::listen::{Connections, open_one};
-use crate::sync::Status;
+use crate::driver::Status;
 use proxy_core::model::ServiceName;
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::notice::Notice;

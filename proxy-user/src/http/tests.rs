@@ -2,8 +2,8 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use super::*;
+use crate::driver::{Programmed, Status};
 use crate::metrics::Metrics;
-use crate::sync::{Programmed, Status};
 use proxy_core::model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -166,11 +166,11 @@ async fn an_address_that_is_taken_is_the_end_where_that_is_asked_for() {
 
 /// Runs a driver that programs a Service with this version, and returns its record of what is programmed.
 async fn programmed(edition: &str) -> Programmed {
-    use crate::maps::{Capacity, MemoryStore};
-    use crate::sync::{Driver, DriverSettings};
+    use crate::driver::{Driver, DriverSettings};
     use proxy_core::model::{
         EndpointSlice, Event, Listing, NodeView, Service, ServiceName, SliceName, Version,
     };
+    use proxy_core::store::{Capacity, MemoryStore};
     let node = NodeView::new("node-a");
     let driver = Driver::new(MemoryStore::new(Capacity::default()), node, DriverSettings::default()).unwrap();
     let (known, mut status) = (driver.programmed(), driver.status());

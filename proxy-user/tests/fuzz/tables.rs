@@ -17,7 +17,7 @@ use proxy_common::service::{
 };
 use proxy_core::plan::BackendAddress;
 use proxy_core::plan::maglev::{Member, packed};
-use proxy_user::maps::{
+use proxy_core::store::{
     Backend, ConfigRow, FrontendKey, MaglevRow, MaglevTable, NodeFamily, NodeRow, Table, TunnelRow, Write,
 };
 

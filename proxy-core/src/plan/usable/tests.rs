@@ -3,7 +3,8 @@ use std::net::Ipv4Addr;
 use proptest::prelude::*;
 use rstest::rstest;
 
-use crate::model::{Name, arbitrary};
+use crate::model::Name;
+use crate::testing::arbitrary;
 
 use super::*;
 

@@ -9,6 +9,7 @@ mod delete;
 mod dump;
 mod error;
 mod flow_row;
+mod flow_use;
 mod flows;
 mod health;
 mod latency;

@@ -3,8 +3,9 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
+use proxy_core::store::{Store as _, Write};
+use proxy_user::maps::KernelStore;
 use proxy_user::maps::view::View;
-use proxy_user::maps::{KernelStore, Store as _, Write};
 use serde_json::json;
 
 use super::{Case, WEB, vip};

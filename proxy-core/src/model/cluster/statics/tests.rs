@@ -4,8 +4,8 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::arbitrary::{event, service, service_name, slice};
 use crate::model::{Event, Listing, Object};
+use crate::testing::arbitrary::{event, service, service_name, slice};
 
 /// Generates the content of a folder.
 fn statics() -> impl Strategy<Value = Event> {
