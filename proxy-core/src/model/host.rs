@@ -129,8 +129,8 @@ pub struct HostDevice {
     /// The address in each family that netfilter's MASQUERADE chooses for packets that leave by the device: the first one
     /// that is no secondary address.
     pub masquerade: Vec<IpAddr>,
-    /// The addresses with a connected subnet: their prefix is shorter than /32 or /128.
-    pub in_subnets: BTreeSet<IpAddr>,
+    /// The connected subnets: the addresses whose prefix is shorter than /32 or /128, with it.
+    pub subnets: BTreeSet<IpNet>,
 }
 
 /// A default route.

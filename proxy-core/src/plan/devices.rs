@@ -113,7 +113,7 @@ fn by_kind(device: &HostDevice, host: &HostView, pods: &[IpNet]) -> bool {
 /// Whether the device has an address in a subnet that is not in a range of pods.
 fn has_network(device: &HostDevice, pods: &[IpNet]) -> bool {
     let is_pods = |address: &IpAddr| pods.iter().any(|range| range.contains(address));
-    device.in_subnets.iter().any(|address| !address.is_loopback() && !is_pods(address))
+    device.subnets.iter().map(IpNet::addr).any(|address| !address.is_loopback() && !is_pods(&address))
 }
 
 /// Returns the ranges of this node's pods; for a family without such a range, the operator's ranges for all pods.

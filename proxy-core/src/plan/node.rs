@@ -12,7 +12,7 @@ use crate::model::net::IpFamily;
 use crate::model::settings::{
     DetectLocal, FlowTimeouts, NodePortAddresses, NodePortBind, NodeSettings, SocketDrop, SocketLb,
 };
-use crate::model::{HostView, IPVS_DEVICE, IpsecPolicy, NodeView, Problem};
+use crate::model::{DeviceKind, HostView, IPVS_DEVICE, IpsecPolicy, NodeView, Problem};
 
 use super::devices::devices;
 use super::{DeviceFacts, ipsec, ports};
@@ -136,8 +136,8 @@ pub fn plan_node(
     let listen =
         single.map(|(address, _)| *address).chain(any.into_iter().filter(|any| !is_single(any))).collect();
     let pods = pods(node, &settings.detect_local, &mut problems);
-    let ranges: BTreeSet<IpNet> = service_cidrs.iter().chain(&settings.service_cidrs).copied().collect();
-    overlaps(node, host, &pods, &ranges, left_alone, &mut problems);
+    let mut ranges: BTreeSet<IpNet> = service_cidrs.iter().chain(&settings.service_cidrs).copied().collect();
+    ranges.retain(|range| !is_shared(*range, node, host, &pods, left_alone, &mut problems));
     problems.extend(leftovers(node, host));
     problems.extend(ports::problems(&node.name, host.local_ports, settings));
     problems.extend(loopback(node, host));
@@ -420,35 +420,37 @@ fn leftovers(node: &NodeView, host: &HostView) -> impl Iterator<Item = Problem> 
     })
 }
 
-/// Reports Service ranges that contain addresses of pods or of this node: packets to these addresses may be refused or dropped.
-fn overlaps(
+/// Whether a range of Services also has addresses of pods, of this node, or of machines in a subnet of this node. The programs
+/// then pass packets to addresses that no Service has: to drop them would cut the node off from its neighbours.
+fn is_shared(
+    range: IpNet,
     node: &NodeView,
     host: &HostView,
     pods: &BTreeMap<IpFamily, IpNet>,
-    ranges: &BTreeSet<IpNet>,
     left_alone: &BTreeSet<IpAddr>,
     problems: &mut Vec<Problem>,
-) {
+) -> bool {
+    let overlaps = |other: &IpNet| range.contains(other) || other.contains(&range);
     let pods: BTreeSet<IpNet> = pods.values().chain(&node.pod_cidrs).copied().collect();
-    let own: BTreeSet<IpAddr> = host.addresses().chain(&node.internal_ips).copied().collect();
-    let own = &own - left_alone;
-    for range in ranges {
-        let mut report = |what: String| {
-            problems.push(Problem {
-                object: format!("ServiceCIDR {range}"),
-                field: "spec.cidrs".to_owned(),
-                message: format!(
-                    "the range overlaps with {what}: packets to its addresses that no Service has are dropped"
-                ),
-            });
-        };
-        for pods in pods.iter().filter(|pods| range.contains(*pods) || pods.contains(range)) {
-            report(format!("the pod range {pods}"));
-        }
-        for address in own.iter().filter(|address| range.contains(*address)) {
-            report(format!("{address}, an address of this node"));
-        }
-    }
+    let own: BTreeSet<&IpAddr> = host.addresses().chain(&node.internal_ips).collect();
+    // Nobody is behind a dummy device.
+    let devices = host.devices.values().filter(|device| device.kind != DeviceKind::Dummy);
+    let subnets: BTreeSet<IpNet> = devices.flat_map(|device| &device.subnets).map(IpNet::trunc).collect();
+    let pods = pods.iter().filter(|pods| overlaps(pods)).map(|pods| format!("the pod range {pods}"));
+    let own = own.into_iter().filter(|address| range.contains(*address) && !left_alone.contains(*address));
+    let own = own.map(|address| format!("{address}, an address of this node"));
+    let subnets = subnets.iter().filter(|subnet| overlaps(subnet));
+    let subnets = subnets.map(|subnet| format!("the subnet {subnet} of this node"));
+    let found: Vec<_> = pods.chain(own).chain(subnets).collect();
+    problems.extend(found.iter().map(|what| Problem {
+        object: format!("ServiceCIDR {range}"),
+        field: "spec.cidrs".to_owned(),
+        message: format!(
+            "the range overlaps with {what}: packets to its addresses and ports that no Service has are passed on instead of \
+             dropped or refused; give Services another range"
+        ),
+    }));
+    !found.is_empty()
 }
 
 #[cfg(test)]

@@ -142,7 +142,7 @@ impl HostFacts {
                 .filter_map(|is_v6| own().find(|own| !own.secondary && own.address.is_ipv6() == is_v6))
                 .map(|own| own.address)
                 .collect(),
-            in_subnets: own().filter(|own| own.in_subnet).map(|own| own.address).collect(),
+            subnets: own().filter_map(Own::subnet).collect(),
             name: name.clone(),
         };
         (ifindex, host)
@@ -202,8 +202,14 @@ pub(super) fn is_local_route(header: &RouteHeader) -> bool {
 pub(super) struct Own {
     pub address: IpAddr,
     secondary: bool,
-    /// Whether its prefix is shorter than the address.
-    in_subnet: bool,
+    prefix: u8,
+}
+
+impl Own {
+    /// Returns the address with its prefix, if that is shorter than the address.
+    fn subnet(&self) -> Option<IpNet> {
+        IpNet::new(self.address, self.prefix).ok().filter(|net| net.prefix_len() < net.max_prefix_len())
+    }
 }
 
 /// The addresses by index of the device, in the kernel's order.
@@ -256,9 +262,7 @@ fn read_address(message: &AddressMessage) -> Option<Own> {
         }
     };
     let secondary = flags.contains(AddressHeaderFlags::Secondary);
-    let longest = if address.is_ipv4() { 32 } else { 128 };
-    let in_subnet = message.header.prefix_len < longest;
-    usable.then_some(Own { address, secondary, in_subnet })
+    usable.then_some(Own { address, secondary, prefix: message.header.prefix_len })
 }
 
 /// Returns the default routes in the order of their metrics, and the ranges that are local by a route alone.

@@ -51,7 +51,7 @@ fn may_be_left(device: &HostDevice) -> bool {
 fn without(leftovers: BTreeSet<String>, mut host: HostView) -> HostView {
     for device in host.devices.values_mut().filter(|device| leftovers.contains(&device.name)) {
         device.addresses.clear();
-        device.in_subnets.clear();
+        device.subnets.clear();
     }
     HostView { leftovers, ..host }
 }

@@ -11,11 +11,7 @@ fn device(name: &str, kind: DeviceKind, addresses: &[&str]) -> HostDevice {
         name: name.to_owned(),
         kind,
         addresses: nets.iter().map(IpNet::addr).collect(),
-        in_subnets: nets
-            .iter()
-            .filter(|net| net.prefix_len() < net.max_prefix_len())
-            .map(IpNet::addr)
-            .collect(),
+        subnets: nets.into_iter().filter(|net| net.prefix_len() < net.max_prefix_len()).collect(),
         ..HostDevice::default()
     }
 }

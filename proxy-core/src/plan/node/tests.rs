@@ -349,11 +349,23 @@ fn more_ranges_than_are_looked_at_are_reported() {
 #[case::pods_of_the_node("10.244.0.0/12", 1)]
 #[case::a_part_of_them("10.244.1.128/25", 1)]
 #[case::nothing("10.96.0.0/12", 0)]
-fn a_range_with_foreign_addresses_is_reported(#[case] range: &str, #[case] problems: usize) {
+#[case::neighbours("198.51.0.0/16", 1)]
+#[case::a_part_of_the_neighbours("198.51.100.128/25", 1)]
+#[case::a_subnet_of_nobody("203.0.113.0/24", 0)]
+fn service_range_with_addresses_of_others_is_reported_and_not_enforced(
+    #[case] range: &str,
+    #[case] problems: usize,
+) {
     let n = NodeView { pod_cidrs: nets(&["10.244.1.0/24"]), ..node(&[]) };
+    let mut host = host();
+    let subnets = nets(&["198.51.100.7/24"]).into_iter().collect();
+    host.devices.insert(8, HostDevice { subnets, ..device("eth1", &[]) });
+    let subnets = nets(&["203.0.113.1/24"]).into_iter().collect();
+    host.devices.insert(9, HostDevice { subnets, kind: DeviceKind::Dummy, ..device("dummy1", &[]) });
     let ranges = nets(&[range]).into_iter().collect();
-    let plan = plan_node(&n, &host(), &ranges, &BTreeSet::new(), &NodeSettings::default());
+    let plan = plan_node(&n, &host, &ranges, &BTreeSet::new(), &NodeSettings::default());
     assert_eq!(plan.problems.len(), problems, "{:?}", plan.problems);
+    assert_eq!(plan.service_cidrs.len(), usize::from(problems == 0));
 }
 
 #[test]

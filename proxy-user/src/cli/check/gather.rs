@@ -135,7 +135,7 @@ fn leftovers(view: &HostView) -> Vec<(String, usize)> {
         is_known && !device.addresses.is_empty()
             || device.kind == DeviceKind::Dummy
                 && device.name != IPVS_DEVICE
-                && device.addresses.difference(&device.in_subnets).count() >= MANY
+                && device.addresses.len() >= MANY + device.subnets.len()
     };
     let found = view.devices.values().filter(is_left);
     found.map(|device| (device.name.clone(), device.addresses.len())).collect()
