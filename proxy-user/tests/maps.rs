@@ -537,8 +537,9 @@ fn node_entries_round_trip() {
         ipsec: true,
         sources: true,
         policy_routes: true,
-        masquerade_external: true,
+        masquerade_mark: 1 << 20,
         vip_echo: true,
+        pod_udp_by_packets: true,
     };
     let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
     let writes = [

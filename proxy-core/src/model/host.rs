@@ -41,6 +41,8 @@ pub struct HostView {
     pub has_policy_routes: bool,
     /// Netfilter masquerades the packets that the programs mark.
     pub masquerades: bool,
+    /// No process on this node ends connected UDP sockets of pods whose endpoint is removed.
+    pub pod_sockets_stay: bool,
     /// The kernel drops packets of this node's own addresses that arrive on the loopback device (`accept_local` is off, and
     /// could not be set).
     pub loopback_is_closed: bool,
@@ -116,6 +118,8 @@ pub struct HostDevice {
     pub role: DeviceRole,
     /// Its packets have no link-layer header.
     pub no_header: bool,
+    /// Its packets have a link-layer header that the programs do not know (IP over InfiniBand): it gets no programs.
+    pub unknown_header: bool,
     /// Its MAC address; 0 if it has none ([`proxy_common::node::mac`]).
     pub mac: u64,
     /// What kind of device it is.

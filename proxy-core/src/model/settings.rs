@@ -20,8 +20,9 @@ pub struct NodeSettings {
     pub detect_local: DetectLocal,
     /// Packets to cluster addresses get SNAT to the node's own address.
     pub masquerade_all: bool,
-    /// Clients outside are masqueraded also if the endpoint is on this node, unless the policy is Local.
-    pub masquerade_external: bool,
+    /// The bit of `skb->mark` by which netfilter knows the packets of clients outside to endpoints of this node, which it
+    /// masquerades unless the policy is Local; 0: it does not.
+    pub masquerade_mark: u32,
     /// Echo requests to addresses of Services are answered.
     pub vip_echo: bool,
     /// Source ports for SNAT.
@@ -172,7 +173,7 @@ impl Default for NodeSettings {
             node_port_addresses: NodePortAddresses::default(),
             detect_local: DetectLocal::default(),
             masquerade_all: false,
-            masquerade_external: false,
+            masquerade_mark: 0,
             vip_echo: false,
             snat_ports: SNAT_PORTS,
             node_ports: NODE_PORTS,

@@ -40,10 +40,12 @@ pub struct NodePlan {
     pub detect_local: bool,
     /// Packets to cluster addresses get SNAT to the node's own address.
     pub masquerade_all: bool,
-    /// Netfilter masquerades clients outside of endpoints on this node.
-    pub masquerade_external: bool,
+    /// The mark of packets of clients outside to endpoints of this node, which netfilter masquerades; 0: it does not.
+    pub masquerade_mark: u32,
     /// Echo requests to addresses of Services are answered.
     pub vip_echo: bool,
+    /// Packets of connected UDP sockets of pods are translated instead of their calls.
+    pub pod_udp_by_packets: bool,
     /// There are rules for routes (`ip rule`).
     pub policy_routes: bool,
     /// Connections that another proxy began are left to netfilter.
@@ -136,12 +138,14 @@ pub fn plan_node(
     let listen =
         single.map(|(address, _)| *address).chain(any.into_iter().filter(|any| !is_single(any))).collect();
     let pods = pods(node, &settings.detect_local, &mut problems);
+    let devices = devices(node, host, &settings.detect_local);
     let mut ranges: BTreeSet<IpNet> = service_cidrs.iter().chain(&settings.service_cidrs).copied().collect();
     ranges.retain(|range| !is_shared(*range, node, host, &pods, left_alone, &mut problems));
     problems.extend(leftovers(node, host));
     problems.extend(ports::problems(&node.name, host.local_ports, settings));
     problems.extend(loopback(node, host));
-    if settings.masquerade_external && !host.masquerades {
+    problems.extend(unserved(node, host, &devices));
+    if settings.masquerade_mark != 0 && !host.masquerades {
         problems.push(Problem {
             object: format!("Node {}", node.name),
             field: "--masquerade-external".to_owned(),
@@ -150,7 +154,6 @@ pub fn plan_node(
                 .to_owned(),
         });
     }
-    let devices = devices(node, host, &settings.detect_local);
     NodePlan {
         device_sources: device_sources(node, host, &devices, &sources, &mut problems),
         ipsec: ipsec::combine(host.ipsec.keys()),
@@ -161,8 +164,9 @@ pub fn plan_node(
         devices,
         detect_local: matches!(settings.detect_local, DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr),
         masquerade_all: settings.masquerade_all,
-        masquerade_external: settings.masquerade_external && host.masquerades,
+        masquerade_mark: if host.masquerades { settings.masquerade_mark } else { 0 },
         vip_echo: settings.vip_echo,
+        pod_udp_by_packets: host.pod_sockets_stay,
         policy_routes: host.has_policy_routes,
         other_proxy: host.has_kube_proxy_rules,
         snat_ports: settings.snat_ports,
@@ -213,6 +217,25 @@ fn device_sources(
         }
     }
     families
+}
+
+/// Reports uplinks with addresses that get no programs.
+fn unserved<'a>(
+    node: &'a NodeView,
+    host: &'a HostView,
+    devices: &'a BTreeMap<u32, DeviceFacts>,
+) -> impl Iterator<Item = Problem> + 'a {
+    let uplinks =
+        devices.iter().filter(|(_, facts)| facts.uplink).filter_map(|(index, _)| host.devices.get(index));
+    let unserved = uplinks.filter(|device| device.unknown_header && !device.addresses.is_empty());
+    unserved.map(|device| Problem {
+        object: format!("Node {}", node.name),
+        field: format!("device {}", device.name),
+        message: "Ballast does not know the link-layer header of this device (IP over InfiniBand?) and serves no clients on it: \
+                  their packets to node ports, load balancers and external addresses are not translated, and endpoints behind \
+                  it get no packets of clients outside; use an Ethernet device for them"
+            .to_owned(),
+    })
 }
 
 /// Reports that packets to which an IPsec policy applies do not reach the stack.

@@ -7,9 +7,10 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
 use proxy_common::config::{
     CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_IPSEC, CONFIG_LAN_PORTS, CONFIG_MASQUERADE_ALL,
-    CONFIG_MASQUERADE_EXTERNAL, CONFIG_NODE_PORT_BIND_REFUSE, CONFIG_OTHER_PROXY, CONFIG_POLICY_ROUTES,
-    CONFIG_SNAT_MOVED, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF,
-    CONFIG_SOURCES, CONFIG_VIP_ECHO, NodeConfig, POD_CGROUPS, PortRange, SNAT_PORTS, SNAT_RANGES, UPLINKS,
+    CONFIG_MASQUERADE_EXTERNAL, CONFIG_NODE_PORT_BIND_REFUSE, CONFIG_OTHER_PROXY, CONFIG_POD_UDP_BY_PACKETS,
+    CONFIG_POLICY_ROUTES, CONFIG_SNAT_MOVED, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY,
+    CONFIG_SOCKET_LB_OFF, CONFIG_SOURCES, CONFIG_VIP_ECHO, NodeConfig, POD_CGROUPS, PortRange, SNAT_PORTS,
+    SNAT_RANGES, UPLINKS,
 };
 use proxy_common::node::{
     Cidr, DEVICE_SOURCES, Device, DeviceSource, IPSEC_POLICIES, IpsecPolicy, NodeAddr, NodeEntry,
@@ -229,10 +230,12 @@ pub struct ConfigRow {
     pub sources: bool,
     /// [`CONFIG_POLICY_ROUTES`].
     pub policy_routes: bool,
-    /// [`CONFIG_MASQUERADE_EXTERNAL`].
-    pub masquerade_external: bool,
+    /// [`NodeConfig::masquerade_mark`]; 0: without [`CONFIG_MASQUERADE_EXTERNAL`].
+    pub masquerade_mark: u32,
     /// [`CONFIG_VIP_ECHO`].
     pub vip_echo: bool,
+    /// [`CONFIG_POD_UDP_BY_PACKETS`].
+    pub pod_udp_by_packets: bool,
 }
 
 impl Default for ConfigRow {
@@ -258,8 +261,9 @@ impl Default for ConfigRow {
             ipsec: false,
             sources: false,
             policy_routes: false,
-            masquerade_external: false,
+            masquerade_mark: 0,
             vip_echo: false,
+            pod_udp_by_packets: false,
         }
     }
 }
@@ -279,6 +283,7 @@ impl ConfigRow {
         | CONFIG_POLICY_ROUTES
         | CONFIG_MASQUERADE_EXTERNAL
         | CONFIG_VIP_ECHO
+        | CONFIG_POD_UDP_BY_PACKETS
         | CONFIG_SNAT_MOVED;
 
     /// Reads these settings from an entry.
@@ -318,8 +323,9 @@ impl ConfigRow {
             ipsec: entry.flags & CONFIG_IPSEC != 0,
             sources: entry.flags & CONFIG_SOURCES != 0,
             policy_routes: entry.flags & CONFIG_POLICY_ROUTES != 0,
-            masquerade_external: entry.flags & CONFIG_MASQUERADE_EXTERNAL != 0,
+            masquerade_mark: entry.masquerade_mark,
             vip_echo: entry.flags & CONFIG_VIP_ECHO != 0,
+            pod_udp_by_packets: entry.flags & CONFIG_POD_UDP_BY_PACKETS != 0,
         }
     }
 
@@ -334,8 +340,9 @@ impl ConfigRow {
             (self.lan_ports, CONFIG_LAN_PORTS),
             (self.sources, CONFIG_SOURCES),
             (self.policy_routes, CONFIG_POLICY_ROUTES),
-            (self.masquerade_external, CONFIG_MASQUERADE_EXTERNAL),
+            (self.masquerade_mark != 0, CONFIG_MASQUERADE_EXTERNAL),
             (self.vip_echo, CONFIG_VIP_ECHO),
+            (self.pod_udp_by_packets, CONFIG_POD_UDP_BY_PACKETS),
             (self.snat_moved, CONFIG_SNAT_MOVED),
             (self.socket_lb == SocketLb::HostOnly, CONFIG_SOCKET_LB_HOST_ONLY),
             (self.socket_lb == SocketLb::Off, CONFIG_SOCKET_LB_OFF),
@@ -346,6 +353,7 @@ impl ConfigRow {
         entry.flags = entry.flags & !Self::FLAGS | bits;
         self.timeouts.apply(entry);
         entry.snat = self.snat_ports;
+        entry.masquerade_mark = self.masquerade_mark;
         entry.host_netns = self.host_netns;
         entry.pod_cgroups = self.pod_cgroups;
         entry.pods4 = self.pods4.map_or(Cidr::NONE, |range| Cidr {
@@ -494,8 +502,9 @@ mod tests {
                 ipsec: masquerade_all,
                 sources: detect_local,
                 policy_routes: snat_moved,
-                masquerade_external: other_proxy,
+                masquerade_mark: u32::from(other_proxy) << 20,
                 vip_echo: other_proxy,
+                pod_udp_by_packets: snat_moved,
             };
             let mut after = before;
             row.apply(&mut after);

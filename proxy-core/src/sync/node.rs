@@ -350,8 +350,9 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
             ipsec: !plan.ipsec.is_empty(),
             sources: !plan.device_sources.is_empty(),
             policy_routes: plan.policy_routes,
-            masquerade_external: plan.masquerade_external,
+            masquerade_mark: plan.masquerade_mark,
             vip_echo: plan.vip_echo,
+            pod_udp_by_packets: plan.pod_udp_by_packets,
         },
         devices,
     }

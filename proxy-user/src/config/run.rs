@@ -192,7 +192,7 @@ impl RunConfig {
             socket_drop: paths.socket_drop,
             node_port_bind: paths.node_port_bind,
             timeouts: flow_timeouts,
-            ..node_settings(&network, bind_address)?
+            ..node_settings(&network, bind_address, kube_proxy.masquerade_mark)?
         };
 
         Ok(Self {

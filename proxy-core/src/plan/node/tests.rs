@@ -114,10 +114,10 @@ fn more_uplinks_than_have_room_are_a_problem() {
 #[test]
 fn masquerading_needs_the_setting_and_the_rule() {
     for (wanted, works) in [(false, false), (false, true), (true, false), (true, true)] {
-        let settings = NodeSettings { masquerade_external: wanted, ..NodeSettings::default() };
+        let settings = NodeSettings { masquerade_mark: u32::from(wanted) << 14, ..NodeSettings::default() };
         let host = HostView { masquerades: works, has_policy_routes: works, ..host() };
         let plan = plan(&node(&["192.0.2.1"]), &host, &settings);
-        assert_eq!(plan.masquerade_external, wanted && works);
+        assert_eq!(plan.masquerade_mark, u32::from(wanted && works) << 14);
         assert_eq!(plan.policy_routes, works);
         let fields: Vec<_> = plan.problems.iter().map(|problem| &problem.field[..]).collect();
         assert_eq!(fields, if wanted && !works { vec!["--masquerade-external"] } else { vec![] });
@@ -389,4 +389,16 @@ fn a_device_that_another_proxy_has_left_is_reported() {
     let [problem] = plan.problems.as_slice() else { panic!("{:?}", plan.problems) };
     assert_eq!(problem.field, "device kube-dummy-if", "kube-proxy's own device is reported with its rules");
     assert!(problem.message.contains("`ip link delete kube-dummy-if`"), "{problem}");
+}
+
+#[test]
+fn uplink_with_an_unknown_header_is_a_problem_and_other_devices_are_none() {
+    let mut host = host();
+    let infiniband =
+        |addresses: &[&str]| HostDevice { unknown_header: true, ..link(DeviceKind::Physical, addresses) };
+    host.devices.insert(8, infiniband(&["198.51.100.1"]));
+    host.devices.insert(9, infiniband(&[]));
+    let plan = plan(&node(&[]), &host, &NodeSettings::default());
+    assert_eq!(plan.problems.len(), 1, "{:?}", plan.problems);
+    assert_eq!(plan.problems[0].field, "device link");
 }

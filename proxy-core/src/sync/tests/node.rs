@@ -70,8 +70,9 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         ipsec: !plan.ipsec.is_empty(),
         sources: !plan.device_sources.is_empty(),
         policy_routes: plan.policy_routes,
-        masquerade_external: plan.masquerade_external,
+        masquerade_mark: plan.masquerade_mark,
         vip_echo: plan.vip_echo,
+        pod_udp_by_packets: plan.pod_udp_by_packets,
     };
     assert_eq!(found.config, expected);
     let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{:?}", found.rows) };

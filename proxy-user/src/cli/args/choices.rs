@@ -52,8 +52,8 @@ choices! {
     }
     Xdp {
         Auto = "auto":
-            "On uplinks whose driver supports XDP; not on virtual devices, where it costs more than it saves",
-        Native = "native": "On every uplink whose driver supports XDP, including veth",
+            "On uplinks whose driver supports XDP; not on virtual devices and on NICs of virtual machines, where it costs more than it saves",
+        Native = "native": "On every uplink whose driver supports XDP, including veth and virtio",
         Generic = "generic": "On every uplink, with generic XDP: not faster than tc; for tests",
         Off = "off": "On no device",
     }

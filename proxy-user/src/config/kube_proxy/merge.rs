@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use proxy_common::config::MASQUERADE_MARK;
 use proxy_common::select::Algorithm;
 use serde::Serialize;
 
@@ -38,6 +39,8 @@ pub struct Overlay {
     pub oom_score_adj: Option<i32>,
     /// Sysctls of the node's netfilter.
     pub conntrack: Conntrack,
+    /// The bit of a packet's mark by which netfilter knows the packets to masquerade.
+    pub masquerade_mark: u32,
     /// Whether external addresses of Services are ignored.
     pub no_external_ips: bool,
     /// Why node ports answer where they do, if no list of addresses was given.
@@ -82,9 +85,12 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
             merge.notes.push(format!("feature {gate}={on} is ignored"));
         }
     }
+    let is_nftables = options.proxy_mode == Some(ProxyMode::Legacy("nftables"));
     merge.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
     merge.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
     merge.conntrack = conntrack(&values);
+    let bit = values.number(if is_nftables { "nftables.masqueradeBit" } else { "iptables.masqueradeBit" });
+    merge.masquerade_mark = bit.and_then(|bit| 1u32.checked_shl(bit as u32)).unwrap_or(MASQUERADE_MARK);
     let scheduler = scheduler(options, &values, &mut merge.notes);
     options.paths.algorithm = options.paths.algorithm.or(scheduler.map(AlgorithmName));
     merge.node_ports = node_port_addresses(options, &values);
