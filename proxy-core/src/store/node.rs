@@ -477,7 +477,9 @@ mod tests {
         fn only_our_part_of_the_settings_changes(flags: u32, switches: [bool; 4], udp in 1u32..=2_147_483, host_netns: u64, uplinks: [u32; UPLINKS]) {
             // `off` wins over `host-only`: both together are never written.
             let flags = flags & !CONFIG_SOCKET_LB_HOST_ONLY;
-            let before = NodeConfig { flags, ..NodeConfig::new(250, 10, 16, 3) };
+            // The flag and the mark are written together.
+            let masquerade_mark = flags & CONFIG_MASQUERADE_EXTERNAL;
+            let before = NodeConfig { flags, masquerade_mark, ..NodeConfig::new(250, 10, 16, 3) };
             let [masquerade_all, detect_local, other_proxy, snat_moved] = switches;
             let (socket_lb, socket_drop) = (SocketLb::HostOnly, SocketDrop::Fail);
             let timeouts = FlowTimeouts { udp, tcp_established: FlowTimeouts::LONGEST, ..FlowTimeouts::default() };

@@ -40,6 +40,7 @@ fn host() -> HostView {
         ipsec: BTreeMap::new(),
         has_policy_routes: false,
         masquerades: false,
+        pod_sockets_stay: false,
         loopback_is_closed: false,
         leftovers: BTreeSet::new(),
         netns_cookie: 77,
