@@ -123,8 +123,10 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
         "--cluster-cidr=10.244.0.0/16,fd44::/48",
     ]);
     let Overlay { config_file, values, text, node_ports, .. } = config.kube_proxy.clone();
+    let masquerade_mark = 1 << 14;
     let mut expected = plain.unwrap();
-    expected.kube_proxy = Overlay { config_file, node_ports, values, text, ..Overlay::default() };
+    expected.kube_proxy =
+        Overlay { config_file, node_ports, values, text, masquerade_mark, ..Overlay::default() };
     expected.network.masquerade_all = Some(false);
     // A file without a mode means kube-proxy's default, iptables: node ports answer on loopback too.
     assert_eq!(config.network.nodeport_addresses.len(), 2);
@@ -193,6 +195,17 @@ fn the_mode_chooses_its_period(#[case] mode: &str, #[case] expected: Duration) {
     ));
     assert_eq!(with_file(&text, &[]).unwrap().sync_period, expected);
     assert_eq!(with_file(&text, &["--sync-period=3s"]).unwrap().sync_period, Duration::from_secs(3));
+}
+
+#[rstest]
+#[case("iptables", 1 << 20)]
+#[case("nftables", 1 << 21)]
+fn masquerade_bit_is_that_of_the_mode(#[case] mode: &str, #[case] expected: u32) {
+    let text =
+        body(&format!("mode: {mode}\niptables: {{masqueradeBit: 20}}\nnftables: {{masqueradeBit: 21}}\n"));
+    assert_eq!(with_file(&text, &[]).unwrap().node.masquerade_mark, expected);
+    assert_eq!(with_file(&text, &["--masquerade-external=false"]).unwrap().node.masquerade_mark, 0);
+    assert_eq!(with_file(&body(""), &[]).unwrap().node.masquerade_mark, 1 << 14);
 }
 
 #[rstest]

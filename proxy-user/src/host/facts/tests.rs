@@ -25,7 +25,7 @@ fn ip(text: &str) -> IpAddr {
 fn our_end_of_a_point_to_point_device_counts() {
     let both = vec![AddressAttribute::Address(ip("10.0.0.2")), AddressAttribute::Local(ip("10.0.0.1"))];
     let own = address(both, AddressHeaderFlags::empty());
-    assert_eq!(own, Some(Own { address: ip("10.0.0.1"), secondary: false, prefix: 0 }));
+    assert_eq!(own, Some(Own { address: ip("10.0.0.1"), secondary: false, prefix: 32 }));
 }
 
 #[test]
