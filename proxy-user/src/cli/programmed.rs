@@ -75,7 +75,7 @@ fn read(address: SocketAddr) -> Result<All, ShowError> {
 }
 
 /// Returns the problems of all programmed Services; none if the agent does not answer.
-pub(in crate::cli) fn problems(listen: Listen) -> ServiceProblems {
+pub(in crate::cli) fn problems(listen: Option<Listen>) -> ServiceProblems {
     let all = agent_address(listen).and_then(read);
     let services = all.map(|all| all.services).unwrap_or_default().into_iter();
     services.map(|one| ((one.namespace, one.name), one.problems)).collect()

@@ -130,7 +130,7 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
 }
 
 /// Returns the agent's state. If kube-proxy has just released the address, waits until the agent tries to listen again.
-fn answer(at: Listen) -> AgentState {
+fn answer(at: Option<Listen>) -> AgentState {
     let end = Instant::now() + UNTIL_IT_LISTENS;
     loop {
         match probe(at) {

@@ -183,7 +183,7 @@ fn cni_network(text: &str) -> Option<String> {
 }
 
 /// Gathers what the agent reports, and what it has installed in the kernel.
-pub(super) fn installed(bpffs: &Path, listen: Listen) -> Installed {
+pub(super) fn installed(bpffs: &Path, listen: Option<Listen>) -> Installed {
     let agent = probe(listen);
     let read = || -> Result<_, ViewError> {
         let view = View::open(bpffs)?;

@@ -863,8 +863,8 @@ fn the_exit_code_of_a_status_and_of_a_list_without_maps() {
         maps: BpffsArgs { bpffs: folder.path().to_owned() },
         format: OutputArgs { output: Output::Text },
     };
-    let args =
-        StatusArgs { reader: reader(), agent: AgentArgs { metrics_bind_address: Listen::Socket(silent) } };
+    let agent = AgentArgs { metrics_bind_address: Some(Listen::Socket(silent)) };
+    let args = StatusArgs { reader: reader(), agent };
     let status = status(&args).unwrap();
     assert!(!status.well && status.text.contains("no answer at"), "{status:?}");
     let listed = ["ballast", "service", "list", "--bpffs", &folder.path().to_string_lossy()];
@@ -1034,7 +1034,7 @@ fn invalid_service_names_are_refused(#[case] text: &str) {
 #[case("", None)]
 fn the_agent_is_asked(#[case] reply: &'static str, #[case] expected: Option<u16>) {
     let (address, thread) = answers_once(reply);
-    let state = probe(Listen::Socket(address));
+    let state = probe(Some(Listen::Socket(address)));
     assert!(thread.join().unwrap().starts_with("GET /healthz HTTP/1.1\r\n"));
     match (state, expected) {
         (AgentState::Answered { status, .. }, Some(expected)) => assert_eq!(status, expected),
@@ -1077,6 +1077,6 @@ fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expe
 #[test]
 fn agent_without_a_server_is_silent_or_not_asked() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert!(matches!(probe(Listen::Socket(address)), AgentState::Silent { .. }));
-    assert_eq!(probe(Listen::Off), AgentState::NotAsked);
+    assert!(matches!(probe(Some(Listen::Socket(address))), AgentState::Silent { .. }));
+    assert_eq!(probe(Some(Listen::Off)), AgentState::NotAsked);
 }
