@@ -144,8 +144,8 @@ pub struct SelectorArgs {
 /// How the API server is reached.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ApiArgs {
-    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service
-    /// account, then ~/.kube/config.
+    /// File with the API server's address and credentials. Default: $KUBECONFIG or ~/.kube/config, then
+    /// the pod's service account.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub kubeconfig: Option<PathBuf>,
     /// Comma-separated URLs of the API servers, instead of the one in the kubeconfig.

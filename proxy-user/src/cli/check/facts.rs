@@ -170,6 +170,8 @@ pub enum ApiAccess {
     NotAsked,
     /// No credentials for an API server were found.
     NoCredentials(String),
+    /// The kubeconfig cannot be read or parsed.
+    BrokenKubeconfig(String),
     /// The API server does not answer, or the credentials cannot be used.
     Unreachable(String),
     /// The API server answers, but denies listing these kinds.
