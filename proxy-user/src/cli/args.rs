@@ -143,6 +143,7 @@ pub struct RunArgs {
         env = "BALLAST_MASTER",
         value_name = "URL",
         value_delimiter = ',',
+        value_parser = value::api_server,
         help_heading = "Source of Services"
     )]
     pub master: Vec<String>,

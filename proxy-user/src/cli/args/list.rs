@@ -149,6 +149,6 @@ pub struct ApiArgs {
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub kubeconfig: Option<PathBuf>,
     /// Comma-separated URLs of the API servers, instead of the one in the kubeconfig.
-    #[arg(long, env = "BALLAST_MASTER", value_name = "URL", value_delimiter = ',')]
+    #[arg(long, env = "BALLAST_MASTER", value_name = "URL", value_delimiter = ',', value_parser = value::api_server)]
     pub master: Vec<String>,
 }
