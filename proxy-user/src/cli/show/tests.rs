@@ -268,7 +268,7 @@ fn installed(agent: AgentState, facts: &Result<StatusFacts, ViewError>) -> Insta
         problems: Vec::new(),
         metrics: None,
         maps: facts.as_ref().map(of).map_err(ToString::to_string),
-        owner: Ok(()),
+        owner: Some(Ok(())),
         is_denied: false,
         attachments: facts.as_ref().map(|facts| facts.attachments.clone()).unwrap_or_default(),
         devices: [(7, "eth0".to_owned()), (9, "eth1".to_owned())].into(),
