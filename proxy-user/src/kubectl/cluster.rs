@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::timeout;
 
 use super::answers::AgentOutput;
-use super::error::KubectlError;
+use super::error::{KubectlError, cause};
 use crate::cli::args::kubectl::ClusterArgs;
 use proxy_core::model::nearest::{did_you_mean, nearest};
 
@@ -34,6 +34,8 @@ const MOST: u64 = 64 << 20;
 pub struct Cluster {
     pub(super) client: Client,
     pub(super) namespace: String,
+    /// URL of the API server.
+    server: String,
     args: ClusterArgs,
 }
 
@@ -72,9 +74,15 @@ impl Cluster {
             None => Config::from_kubeconfig(&options).await.map_err(kubeconfig)?,
         };
         let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client =
-            Client::try_from(config).map_err(KubectlError::api("create a client for the API server"))?;
-        Ok(Self { client, namespace, args: args.clone() })
+        let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+        let client = Client::try_from(config)
+            .map_err(|error| KubectlError::api(&server, "create a client for the API server", &error))?;
+        Ok(Self { client, namespace, server, args: args.clone() })
+    }
+
+    /// Returns the conversion of an error of a request, which is described in words.
+    pub(super) fn failed(&self, what: &'static str) -> impl Fn(kube::Error) -> KubectlError {
+        move |error| KubectlError::api(&self.server, what, &error)
     }
 
     /// Returns the namespace that the command line gives.
@@ -94,7 +102,7 @@ impl Cluster {
             None => Api::all(self.client.clone()),
         };
         let pods = pods.list(&ListParams::default().labels(AGENTS)).await;
-        let pods = pods.map_err(KubectlError::api("list the agents' pods"))?.items;
+        let pods = pods.map_err(self.failed("list the agents' pods"))?.items;
         select(pods.into_iter().filter_map(agent).collect(), &self.args.node)
     }
 
@@ -167,7 +175,7 @@ impl Cluster {
         let attach = attach.stdin(stdin == Stdin::Open).stdout(true).stderr(true);
         let process = pods.exec(&agent.pod, command.collect::<Vec<_>>(), &attach).await;
         process.map_err(|error| {
-            format!("cannot run `ballast` in pod {}/{}: {error}", agent.namespace, agent.pod)
+            format!("cannot run `ballast` in pod {}/{}: {}", agent.namespace, agent.pod, cause(&error))
         })
     }
 }

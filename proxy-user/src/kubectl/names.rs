@@ -55,10 +55,10 @@ pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, Kube
     };
     let namespace = namespace.unwrap_or(&cluster.namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
-    let found = pods.get_opt(name).await.map_err(KubectlError::api("get the pod"))?;
+    let found = pods.get_opt(name).await.map_err(cluster.failed("get the pod"))?;
     let Some(pod) = found else {
         let all = pods.list(&kube::api::ListParams::default()).await;
-        let all = all.map_err(KubectlError::api("list pods"))?.items;
+        let all = all.map_err(cluster.failed("list pods"))?.items;
         let names: Vec<_> = all.into_iter().filter_map(|pod| pod.metadata.name).collect();
         return Err(missing("pod", namespace, name, &names));
     };
@@ -91,11 +91,11 @@ pub(super) async fn service(
 ) -> Result<Service, KubectlError> {
     let namespace = namespace.unwrap_or(&cluster.namespace);
     let services: Api<Service> = Api::namespaced(cluster.client.clone(), namespace);
-    if let Some(service) = services.get_opt(name).await.map_err(KubectlError::api("get the Service"))? {
+    if let Some(service) = services.get_opt(name).await.map_err(cluster.failed("get the Service"))? {
         return Ok(service);
     }
     let all = services.list(&kube::api::ListParams::default()).await;
-    let all = all.map_err(KubectlError::api("list Services"))?.items;
+    let all = all.map_err(cluster.failed("list Services"))?.items;
     let names: Vec<_> = all.into_iter().filter_map(|service| service.metadata.name).collect();
     Err(missing("Service", namespace, name, &names))
 }

@@ -97,7 +97,7 @@ fn the_status_of_all_nodes_and_of_one() {
     assert_eq!(told["nodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
     assert_eq!(told["nodes"]["a"]["problems"], json!(["the map flows is nearly full"]));
     let (text, well) = asked(status, &[], &["status", "--node", "a,x"]);
-    assert_eq!((&*text, well), ("no agent runs on node x\n", false));
+    assert_eq!((&*text, well), ("no agent runs on node x (`kubectl ballast status` lists the nodes)\n", false));
 }
 
 fn list(node: &str, arguments: &[String]) -> (String, String, bool) {
@@ -319,11 +319,34 @@ fn a_mistyped_node_gets_the_nearest() {
     };
     let agents = vec![agent("worker-2"), agent("worker-1"), agent("control")];
     let error = cluster::select(agents.clone(), &["worker-11".to_owned()]).unwrap_err().to_string();
-    assert_eq!(error, "no agent runs on node worker-11; did you mean worker-1 or worker-2?");
+    assert_eq!(
+        error,
+        "no agent runs on node worker-11; did you mean worker-1 or worker-2? (`kubectl ballast status` lists the nodes)"
+    );
     let one = cluster::select(agents, &["control".to_owned()]).unwrap();
     assert_eq!(one, [agent("control")]);
     let none = cluster::select(Vec::new(), &[]).unwrap_err().to_string();
     assert!(none.contains("check that Ballast is installed"), "{none}");
+}
+
+#[test]
+fn unreachable_or_forbidding_api_server_is_named_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("config");
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "x",
+        "clusters": [{ "name": "x", "cluster": { "server": "http://127.0.0.1:1" } }],
+        "contexts": [{ "name": "x", "context": { "cluster": "x", "user": "x" } }],
+        "users": [{ "name": "x", "user": {} }],
+    });
+    std::fs::write(&kubeconfig, text.to_string()).unwrap();
+    let words = ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap(), "status"];
+    let error = run(&KubectlArgs::parse_from(words), &mut Vec::new()).unwrap_err().to_string();
+    assert!(error.starts_with("the API server http://127.0.0.1:1 does not answer ("), "{error}");
+    assert!(error.ends_with("); check --kubeconfig and --context") && !error.contains("ServiceError"), "{error}");
+    let refused = kube::core::Status::failure("pods is forbidden", "Forbidden").with_code(403);
+    let error = KubectlError::api("x", "list pods", &kube::Error::Api(refused.boxed())).to_string();
+    assert_eq!(error, "cannot list pods: pods is forbidden; the user needs the rights in docs/kubectl.md");
 }
 
 #[test]
