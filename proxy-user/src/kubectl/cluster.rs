@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::api::{AttachParams, AttachedProcess, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::timeout;
 
-use super::answers::AgentOutput;
+use super::answers::Outcome;
 use super::error::{KubectlError, cause};
 use crate::cli::args::kubectl::ClusterArgs;
 use proxy_core::model::nearest::{did_you_mean, nearest};
@@ -107,13 +108,13 @@ impl Cluster {
     }
 
     /// Runs `ballast` with these arguments on a node. Returns its output, or why there is none.
-    pub async fn ask(&self, agent: &Agent, arguments: &[String]) -> Result<AgentOutput, String> {
-        let AgentOutput { stdout, stderr, is_well } = self.ask_bytes(agent, arguments).await?;
-        Ok(AgentOutput { stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr, is_well })
+    pub async fn ask(&self, agent: &Agent, arguments: &[String]) -> Result<Outcome, String> {
+        let Outcome { stdout, stderr, is_well } = self.ask_bytes(agent, arguments).await?;
+        Ok(Outcome { stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr, is_well })
     }
 
     /// Runs `ballast` on a node like [`Cluster::ask`]. Its standard output need not be text.
-    async fn ask_bytes(&self, agent: &Agent, arguments: &[String]) -> Result<AgentOutput<Vec<u8>>, String> {
+    async fn ask_bytes(&self, agent: &Agent, arguments: &[String]) -> Result<Outcome<Vec<u8>>, String> {
         let asked = async {
             let mut process = self.exec(agent, arguments, Stdin::None).await?;
             let status = process.take_status();
@@ -123,9 +124,12 @@ impl Cluster {
                 Some(status) => status.await,
                 None => None,
             };
-            let is_well = status.is_some_and(|status| status.status.as_deref() == Some("Success"));
-            let stderr = String::from_utf8_lossy(&stderr?).into_owned();
-            Ok(AgentOutput { stdout: stdout?, stderr, is_well })
+            let is_well = is_success(status.as_ref());
+            let mut stderr = String::from_utf8_lossy(&stderr?).into_owned();
+            if !is_well && stderr.is_empty() {
+                stderr = failure(status);
+            }
+            Ok(Outcome { stdout: stdout?, stderr, is_well })
         };
         match timeout(self.args.patience, asked).await {
             Ok(answer) => answer,
@@ -138,7 +142,7 @@ impl Cluster {
         &self,
         agents: &[Agent],
         arguments: &[&str],
-    ) -> Vec<(String, Result<AgentOutput, String>)> {
+    ) -> Vec<(String, Result<Outcome, String>)> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
         let ask = |agent: Agent| {
             let arguments = &arguments;
@@ -153,7 +157,7 @@ impl Cluster {
         &self,
         agents: Vec<Agent>,
         arguments: &[&str],
-    ) -> impl Stream<Item = (String, Result<AgentOutput<Vec<u8>>, String>)> {
+    ) -> impl Stream<Item = (String, Result<Outcome<Vec<u8>>, String>)> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
         let ask = move |agent: Agent| {
             let arguments = arguments.clone();
@@ -178,6 +182,17 @@ impl Cluster {
             format!("cannot run `ballast` in pod {}/{}: {}", agent.namespace, agent.pod, cause(&error))
         })
     }
+}
+
+/// Whether a process has ended with exit code 0.
+pub(super) fn is_success(status: Option<&Status>) -> bool {
+    status.is_some_and(|status| status.status.as_deref() == Some("Success"))
+}
+
+/// Returns why a process that printed no message has failed.
+pub(super) fn failure(status: Option<Status>) -> String {
+    let told = status.and_then(|status| status.message).filter(|message| !message.is_empty());
+    told.unwrap_or_else(|| "`ballast` failed in the agent's pod".to_owned())
 }
 
 /// Reads the output of a process, up to [`MOST`] bytes.

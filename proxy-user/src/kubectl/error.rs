@@ -95,8 +95,7 @@ pub(super) fn cause(error: &kube::Error) -> String {
         kube::Error::Api(status) => (status.message.clone(), status.code == StatusCode::FORBIDDEN.as_u16()),
         kube::Error::Service(cause) => (chain(&**cause), false),
         kube::Error::UpgradeConnection(cause) => {
-            let is_forbidden =
-                matches!(cause, UpgradeConnectionError::ProtocolSwitch(status) if *status == StatusCode::FORBIDDEN);
+            let is_forbidden = matches!(cause, UpgradeConnectionError::ProtocolSwitch(status) if *status == StatusCode::FORBIDDEN);
             (cause.to_string(), is_forbidden)
         }
         other => (chain(other), false),

@@ -7,7 +7,7 @@ use clap::ValueEnum as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::answers::{AgentOutput, PerNode};
+use super::answers::{Outcome, PerNode};
 use crate::cli::args::kubectl::{NodeFlowArgs, NodeListArgs};
 use crate::cli::args::list::Output;
 
@@ -37,31 +37,26 @@ pub(super) fn flow_arguments(args: &NodeFlowArgs, namespace: Option<&str>) -> Ve
     all
 }
 
-/// Returns the lists of all nodes as text, and whether all nodes have answered.
-pub(super) fn text(answers: &[(String, Result<AgentOutput, String>)], output: Output) -> (String, bool) {
-    let (mut text, mut names, mut well) = (String::new(), BTreeSet::new(), true);
+/// Returns the lists of all nodes as text; the exit code is 0 if all nodes have answered.
+pub(super) fn text(answers: &[(String, Result<Outcome, String>)], output: Output) -> Outcome {
+    let (mut all, mut names) = (Outcome::new(String::new(), true), BTreeSet::new());
     for (node, answer) in answers {
-        let told = match answer {
-            Ok(AgentOutput { stdout, is_well: true, .. }) if output == Output::Name => {
-                names.extend(stdout.lines());
-                continue;
-            }
-            Ok(AgentOutput { stdout, stderr, is_well: true }) if stdout.is_empty() => stderr,
-            Ok(AgentOutput { stdout, is_well: true, .. }) => stdout,
-            Ok(AgentOutput { stderr, .. }) => {
-                well = false;
-                stderr
-            }
-            Err(error) => {
-                well = false;
-                error
-            }
+        let (list, message, is_well) = match answer {
+            Ok(Outcome { stdout, stderr, is_well: true }) => (stdout.as_str(), stderr, true),
+            Ok(Outcome { stderr: message, .. }) | Err(message) => ("", message, false),
         };
-        // Writing to a `String` cannot fail.
-        let _ = writeln!(text, "{}{node}:\n{}", if text.is_empty() { "" } else { "\n" }, told.trim_end());
+        all.is_well &= is_well;
+        all.note(node, message);
+        if output == Output::Name {
+            names.extend(list.lines());
+        } else if !list.is_empty() {
+            let gap = if all.stdout.is_empty() { "" } else { "\n" };
+            // Writing to a `String` cannot fail.
+            let _ = writeln!(all.stdout, "{gap}{node}:\n{}", list.trim_end());
+        }
     }
-    let names: String = names.into_iter().flat_map(|name| [name, "\n"]).collect();
-    (names + &text, well)
+    all.stdout.extend(names.into_iter().flat_map(|name| [name, "\n"]));
+    all
 }
 
 /// Returns `{"nodes": {...}}`: for each node its document, or `{"error": ...}`; and whether all nodes have answered.

@@ -4,27 +4,33 @@ use std::io::Write;
 
 use clap::ValueEnum as _;
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
-use super::cluster::{Agent, Cluster, Stdin};
+use super::cluster::{Agent, Cluster, Stdin, failure, is_success};
 use super::error::KubectlError;
 use crate::cli::args::kubectl::{MergedEventOutput, MergedMonitorArgs};
 
 /// Maximum number of lines that wait to be written.
 const QUEUE: usize = 1024;
 
-/// Writes the events of all nodes, until the stream of each node has ended.
+/// A line of a node: of its standard output, or of its standard error.
+type Line = Result<String, String>;
+
+/// Writes the events of all nodes, until the stream of each node has ended. Returns whether no node failed.
 pub(super) async fn run(
     cluster: &Cluster,
     agents: &[Agent],
     args: &MergedMonitorArgs,
     out: &mut impl Write,
-) -> Result<(), KubectlError> {
+    err: &mut impl Write,
+) -> Result<bool, KubectlError> {
     let arguments = arguments(args, cluster.flag_namespace());
     let (sender, mut lines) = mpsc::channel(QUEUE);
+    let mut nodes = JoinSet::new();
     for agent in agents {
-        tokio::spawn(follow(cluster.clone(), agent.clone(), arguments.clone(), sender.clone()));
+        nodes.spawn(follow(cluster.clone(), agent.clone(), arguments.clone(), sender.clone()));
     }
     drop(sender);
     let width = agents.iter().map(|agent| agent.node.len()).max().unwrap_or_default();
@@ -35,44 +41,64 @@ pub(super) async fn run(
                 MergedEventOutput::Json => writeln!(out, "{}", with_node(&node, &line))?,
                 MergedEventOutput::Otlp => writeln!(out, "{}", with_node_attribute(&node, &line))?,
             },
-            Err(error) => writeln!(std::io::stderr(), "{node}: {error}")?,
+            Err(message) => writeln!(err, "{node}: {message}")?,
         }
         out.flush()?;
     }
-    Ok(())
+    Ok(nodes.join_all().await.into_iter().all(|is_well| is_well))
 }
 
-/// Forwards the lines of one node.
+/// Forwards the lines of one node. Returns whether its process succeeded.
 async fn follow(
     cluster: Cluster,
     agent: Agent,
     arguments: Vec<String>,
-    lines: mpsc::Sender<(String, Result<String, String>)>,
-) {
-    let told = async {
+    lines: mpsc::Sender<(String, Line)>,
+) -> bool {
+    let node = &agent.node;
+    let followed = async {
         let mut process = cluster.exec(&agent, &arguments, Stdin::Open).await?;
         let status = process.take_status();
-        let stdout = process.stdout().ok_or("the process has no standard output")?;
-        let mut read = BufReader::new(stdout).lines();
-        while let Some(line) = read.next_line().await.map_err(|error| error.to_string())? {
-            if lines.send((agent.node.clone(), Ok(line))).await.is_err() {
-                return Ok(());
-            }
+        let (out, error) = (process.stdout(), process.stderr());
+        let (_, messages) =
+            tokio::try_join!(forward(out, node, Ok, &lines), forward(error, node, Err, &lines))?;
+        let status = match status {
+            Some(status) => status.await,
+            None => None,
+        };
+        let is_well = is_success(status.as_ref());
+        if !is_well && messages == 0 {
+            return Err(failure(status));
         }
-        match status {
-            Some(status) => match status.await {
-                Some(status) if status.status.as_deref() != Some("Success") => {
-                    Err(status.message.unwrap_or_else(|| "`ballast monitor` failed".to_owned()))
-                }
-                _ => Ok(()),
-            },
-            None => Ok(()),
-        }
+        Ok(is_well)
     };
-    if let Err(error) = told.await {
-        // Sending fails only if the reader of standard output has gone.
-        let _ = lines.send((agent.node.clone(), Err(error))).await;
+    match followed.await {
+        Ok(is_well) => is_well,
+        Err(error) => {
+            // Sending fails only if the reader of standard output has gone.
+            let _ = lines.send((node.clone(), Err(error))).await;
+            false
+        }
     }
+}
+
+/// Forwards the lines of a stream, and returns their number.
+async fn forward(
+    from: Option<impl AsyncRead + Unpin>,
+    node: &str,
+    of: fn(String) -> Line,
+    lines: &mpsc::Sender<(String, Line)>,
+) -> Result<usize, String> {
+    let mut count = 0;
+    let Some(from) = from else { return Ok(count) };
+    let mut read = BufReader::new(from).lines();
+    while let Some(line) = read.next_line().await.map_err(|error| error.to_string())? {
+        count += 1;
+        if lines.send((node.to_owned(), of(line))).await.is_err() {
+            break;
+        }
+    }
+    Ok(count)
 }
 
 /// Returns the arguments for `ballast monitor` on a node.

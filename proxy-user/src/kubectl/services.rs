@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::answers::PerNode;
+use super::answers::{Outcome, PerNode};
 use crate::cli::show::Table;
 
 /// Maximum number of endpoints in a cell before `+ N more`, as in kubectl.
@@ -127,7 +127,7 @@ fn cell(endpoints: Vec<&SocketAddr>) -> String {
 }
 
 /// Returns the text for people: `*` marks a row if nodes differ, and a line below the table describes each difference.
-pub(super) fn text(merged: &Merged) -> String {
+pub(super) fn text(merged: &Merged) -> Outcome {
     let mut table = Table::new(["SERVICE", "TYPE", "ADDRESS", "NODES", "ENDPOINTS"]);
     for row in &merged.frontends {
         let Key { service, r#type, address, protocol, .. } = &row.key;
@@ -145,15 +145,18 @@ pub(super) fn text(merged: &Merged) -> String {
             endpoints,
         ]);
     }
-    let mut text = table.render("No Services are programmed.");
+    let mut all = Outcome::new(table.render_rows(), merged.silent.is_empty());
     for row in &merged.frontends {
         for (node, how) in &row.differs {
             // Writing to a `String` cannot fail.
-            let _ = writeln!(text, "* {node}: {} {}: {how}", row.key.service, row.key.address);
+            let _ = writeln!(all.stdout, "* {node}: {} {}: {how}", row.key.service, row.key.address);
         }
     }
-    for (node, error) in &merged.silent {
-        let _ = writeln!(text, "{node}: no answer: {error}");
+    if merged.frontends.is_empty() && merged.nodes > 0 {
+        all.stderr.push_str("No Services are programmed.\n");
     }
-    text
+    for (node, error) in &merged.silent {
+        all.note(node, error);
+    }
+    all
 }

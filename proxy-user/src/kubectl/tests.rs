@@ -55,18 +55,28 @@ impl Answers for Api {
     }
 }
 
-/// Runs a command. Returns its output or its error, and whether all is well.
+/// Runs a command. Returns its output with its messages or its error, and whether all is well.
 fn asked(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> (String, bool) {
+    let Outcome { stdout, stderr, is_well } = streams(says, objects, words);
+    (stdout + &stderr, is_well)
+}
+
+/// Runs a command. Returns what it writes; an error counts as a message.
+fn streams(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> Outcome {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = runtime.block_on(mock::start(Api { says, objects: objects.to_vec() }, folder.path()));
     let first = ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap()];
     let words = first.iter().chain(words);
     let args = KubectlArgs::try_parse_from(words).unwrap();
-    let mut out = Vec::new();
-    match run(&args, &mut out) {
-        Ok(CommandOutput { text, well }) => (String::from_utf8(out).unwrap() + &text, well),
-        Err(error) => (format!("{error}\n"), false),
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let outcome = run(&args, &mut out, &mut err);
+    let [out, err] = [out, err].map(|bytes| String::from_utf8(bytes).unwrap());
+    match outcome {
+        Ok(Outcome { stdout, stderr, is_well }) => {
+            Outcome { stdout: out + &stdout, stderr: err + &stderr, is_well }
+        }
+        Err(error) => Outcome { stdout: out, stderr: err + &format!("{error}\n"), is_well: false },
     }
 }
 
@@ -97,7 +107,10 @@ fn the_status_of_all_nodes_and_of_one() {
     assert_eq!(told["nodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
     assert_eq!(told["nodes"]["a"]["problems"], json!(["the map flows is nearly full"]));
     let (text, well) = asked(status, &[], &["status", "--node", "a,x"]);
-    assert_eq!((&*text, well), ("no agent runs on node x (`kubectl ballast status` lists the nodes)\n", false));
+    assert_eq!(
+        (&*text, well),
+        ("no agent runs on node x (`kubectl ballast status` lists the nodes)\n", false)
+    );
 }
 
 fn list(node: &str, arguments: &[String]) -> (String, String, bool) {
@@ -251,7 +264,7 @@ fn editions_are_compared_as_numbers(
         "endpointSlices": [{ "name": "web-1", "resourceVersion": slice }, { "name": "left", "resourceVersion": null }],
     });
     let told = json!({ "services": [told] });
-    let answer = AgentOutput { stdout: told.to_string(), stderr: String::new(), is_well: true };
+    let answer = Outcome { stdout: told.to_string(), stderr: String::new(), is_well: true };
     assert_eq!(wait::behind(&wanted, &Ok(answer)).as_deref(), expected);
 }
 
@@ -273,15 +286,15 @@ fn events_of_all_nodes_are_one_stream() {
             _ => format!("drop at {node}"),
         };
         match node {
-            "c" => (String::new(), String::new(), false),
+            "c" => (String::new(), "ballast: no maps\n".to_owned(), false),
             _ => (format!("{line}\n"), String::new(), true),
         }
     };
     let flags = ["monitor", "--sample", "0", "--timeout", "5s", "--reason", "no_endpoint", "--kind", "drop"];
     let lines = |more: &[&str]| {
-        let (text, well) = asked(says, &[], &[&flags, more].concat());
-        assert!(well);
-        text.lines().map(str::to_owned).collect::<BTreeSet<_>>()
+        let Outcome { stdout, stderr, is_well } = streams(says, &[], &[&flags, more].concat());
+        assert_eq!((&*stderr, is_well), ("c: ballast: no maps\n", false));
+        stdout.lines().map(str::to_owned).collect::<BTreeSet<_>>()
     };
     assert_eq!(lines(&[]), ["a  drop at a".to_owned(), "b  drop at b".to_owned()].into());
     let node = |node: &str| format!(r#"{{"kind":"drop","node":"{node}"}}"#);
@@ -341,9 +354,13 @@ fn unreachable_or_forbidding_api_server_is_named_with_the_way_out() {
     });
     std::fs::write(&kubeconfig, text.to_string()).unwrap();
     let words = ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap(), "status"];
-    let error = run(&KubectlArgs::parse_from(words), &mut Vec::new()).unwrap_err().to_string();
+    let args = KubectlArgs::parse_from(words);
+    let error = run(&args, &mut Vec::new(), &mut Vec::new()).unwrap_err().to_string();
     assert!(error.starts_with("the API server http://127.0.0.1:1 does not answer ("), "{error}");
-    assert!(error.ends_with("); check --kubeconfig and --context") && !error.contains("ServiceError"), "{error}");
+    assert!(
+        error.ends_with("); check --kubeconfig and --context") && !error.contains("ServiceError"),
+        "{error}"
+    );
     let refused = kube::core::Status::failure("pods is forbidden", "Forbidden").with_code(403);
     let error = KubectlError::api("x", "list pods", &kube::Error::Api(refused.boxed())).to_string();
     assert_eq!(error, "cannot list pods: pods is forbidden; the user needs the rights in docs/kubectl.md");
@@ -390,12 +407,10 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
         }
     };
     let words = ["flow", "list", "web", "-n", "shop", "--client", "10.0.0.0/24", "--sort-by", "age"];
-    let (text, well) = asked(says, &[], &words);
-    assert!(!well);
-    assert_eq!(
-        text,
-        "a:\nPROTO  CLIENT\nTCP    10.0.0.7:1\n\nb:\nNo connections.\n\nc:\nballast: no Service port shop/web is programmed\n"
-    );
+    let Outcome { stdout, stderr, is_well } = streams(says, &[], &words);
+    assert!(!is_well);
+    assert_eq!(stdout, "a:\nPROTO  CLIENT\nTCP    10.0.0.7:1\n");
+    assert_eq!(stderr, "b: No connections.\nc: ballast: no Service port shop/web is programmed\n");
     let says: Says = |node, arguments| {
         assert_eq!(arguments, ["stats", "--output=json"]);
         (json!({ "services": [{ "service": node }] }).to_string(), String::new(), true)
@@ -406,6 +421,29 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
     let says: Says = |node, _| (format!("both\n{node}\n"), String::new(), true);
     let (text, _) = asked(says, &[], &["backend", "list", "-o", "name"]);
     assert_eq!(text, "a\nb\nboth\nc\n");
+}
+
+#[test]
+fn commands_of_which_every_node_fails_write_only_to_standard_error_and_fail() {
+    let says: Says = |_, _| (String::new(), "ballast: denied\n".to_owned(), false);
+    let denied = "a: ballast: denied\nb: ballast: denied\nc: ballast: denied\n";
+    for words in [
+        &["service", "list"] as &[&str],
+        &["stats"],
+        &["backend", "list", "-o", "name"],
+        &["explain", "192.0.2.1", "10.96.0.7:80"],
+    ] {
+        let Outcome { stdout, stderr, is_well } = streams(says, &[], words);
+        assert_eq!((&*stdout, &*stderr, is_well), ("", denied, false), "{words:?}");
+    }
+    let Outcome { stdout, stderr, is_well } = streams(says, &[], &["monitor"]);
+    assert_eq!((&*stdout, stderr.lines().count(), is_well), ("", 3, false));
+    let says: Says = |_, _| (String::new(), String::new(), false);
+    let silent = "a: `ballast` failed in the agent's pod\n";
+    assert_eq!(streams(says, &[], &["stats", "--node", "a"]).stderr, silent);
+    let says: Says = |_, _| (json!({ "frontends": [] }).to_string(), String::new(), true);
+    let Outcome { stdout, stderr, is_well } = streams(says, &[], &["service", "list"]);
+    assert_eq!((&*stdout, &*stderr, is_well), ("", "No Services are programmed.\n", true));
 }
 
 #[test]
