@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use axum::http::StatusCode;
 use kube::client::UpgradeConnectionError;
 
+use crate::cli::show::ShowError;
 use crate::cli::sysdump::SysdumpError;
 use proxy_core::model::problem::chain;
 
@@ -57,9 +58,9 @@ pub enum KubectlError {
         /// Message of the node.
         message: String,
     },
-    /// The output cannot be written as JSON.
-    #[error("cannot write the output as JSON: {0}")]
-    Json(#[from] serde_json::Error),
+    /// The arguments select nothing, or the output cannot be written as JSON or YAML.
+    #[error(transparent)]
+    Show(#[from] ShowError),
     /// The archive cannot be written.
     #[error(transparent)]
     Sysdump(#[from] SysdumpError),

@@ -59,14 +59,14 @@ pub(super) fn text(answers: &[(String, Result<Outcome, String>)], output: Output
     all
 }
 
-/// Returns `{"nodes": {...}}`: for each node its document, or `{"error": ...}`; and whether all nodes have answered.
-pub(super) fn document(answers: &PerNode<Value>) -> (Value, bool) {
-    let one = |answer: &Result<Value, String>| match answer {
-        Ok(document) => document.clone(),
+/// Returns `{"nodes": {...}}`: for each node its document, or `{"error": ...}`.
+pub(super) fn by_node<T: Serialize>(answers: &PerNode<T>) -> Value {
+    let one = |answer: &Result<T, String>| match answer {
+        Ok(document) => serde_json::json!(document),
         Err(error) => serde_json::json!({ "error": error }),
     };
     let nodes: BTreeMap<_, _> = answers.iter().map(|(node, answer)| (node.as_str(), one(answer))).collect();
-    (serde_json::json!({ "nodes": nodes }), answers.values().all(Result::is_ok))
+    serde_json::json!({ "nodes": nodes })
 }
 
 /// The used part of `ballast check -o json`.

@@ -22,9 +22,10 @@ use std::io::Write;
 use serde::de::DeserializeOwned;
 
 use crate::cli::args::kubectl::{
-    KubectlArgs, KubectlCommand, MergedOutput, MergedServiceCommand, NodeBackendCommand, NodeFlowCommand,
+    KubectlArgs, KubectlCommand, MergedServiceCommand, NodeBackendCommand, NodeFlowCommand,
 };
 use crate::cli::args::list::Output;
+use crate::cli::show::document;
 pub use answers::Outcome;
 use answers::PerNode;
 use cluster::{Agent, Cluster};
@@ -46,9 +47,10 @@ async fn run_async(
             let answers: PerNode<status::Node> =
                 decoded(cluster.ask_all(&cluster.agents().await?, &["status", "-o", "json"]).await);
             let well = status::is_well(&answers);
-            let text = match output {
-                MergedOutput::Text => status::text(&answers),
-                MergedOutput::Json => json(&status::json(&answers))?,
+            let text = if output.is_document() {
+                document(&status::json(&answers), *output)?
+            } else {
+                status::text(&answers)
             };
             Ok(Outcome::new(text, well))
         }
@@ -56,27 +58,19 @@ async fn run_async(
             let answers: PerNode<services::List> =
                 decoded(cluster.ask_all(&cluster.agents().await?, &["service", "list", "-o", "json"]).await);
             let merged = services::merge(&answers);
-            Ok(match output {
-                MergedOutput::Text => services::text(&merged),
-                MergedOutput::Json => Outcome::new(json(&merged)?, merged.silent.is_empty()),
-            })
+            if output.is_document() {
+                return Ok(Outcome::new(document(&merged, *output)?, merged.silent.is_empty()));
+            }
+            Ok(services::text(&merged))
         }
         KubectlCommand::Check { output } => {
             let answers = cluster.ask_all(&cluster.agents().await?, &["check", "-o", "json"]).await;
             let answers: PerNode<lists::Checked> = decoded(answers);
             let (text, well) = lists::checked(&answers);
-            match output {
-                MergedOutput::Text => Ok(Outcome::new(text, well)),
-                MergedOutput::Json => {
-                    let values = answers.into_iter().map(|(node, one)| {
-                        (
-                            node,
-                            one.and_then(|one| serde_json::to_value(one).map_err(|error| error.to_string())),
-                        )
-                    });
-                    Ok(Outcome::new(json(&lists::document(&values.collect()).0)?, well))
-                }
+            if output.is_document() {
+                return Ok(Outcome::new(document(&lists::by_node(&answers), *output)?, well));
             }
+            Ok(Outcome::new(text, well))
         }
         KubectlCommand::Backend { command: NodeBackendCommand::List(args) } => {
             let words = lists::arguments(&["backend", "list"], args, cluster.flag_namespace());
@@ -111,13 +105,9 @@ async fn list(cluster: &Cluster, words: &[String], output: Output) -> Result<Out
     if !output.is_document() {
         return Ok(lists::text(&answers, output));
     }
-    let (document, well) = lists::document(&decoded(answers));
-    let text = if output == Output::Yaml {
-        serde_saphyr::to_string(&document).map_err(|error| KubectlError::Name(error.to_string()))?
-    } else {
-        json(&document)?
-    };
-    Ok(Outcome::new(text, well))
+    let answers: PerNode<serde_json::Value> = decoded(answers);
+    let is_well = answers.values().all(Result::is_ok);
+    Ok(Outcome::new(document(&lists::by_node(&answers), output)?, is_well))
 }
 
 /// Asks the node where the connection starts, or all nodes if it is unknown.
@@ -156,12 +146,6 @@ fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<Outcome, String>)>)
         })
     };
     answers.into_iter().map(|(node, answer)| (node, answer.and_then(decode))).collect()
-}
-
-fn json(value: &impl serde::Serialize) -> Result<String, KubectlError> {
-    let mut text = serde_json::to_string_pretty(value)?;
-    text.push('\n');
-    Ok(text)
 }
 
 #[cfg(test)]

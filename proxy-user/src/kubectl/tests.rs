@@ -106,6 +106,8 @@ fn the_status_of_all_nodes_and_of_one() {
     let told: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(told["nodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
     assert_eq!(told["nodes"]["a"]["problems"], json!(["the map flows is nearly full"]));
+    let (yaml, _) = asked(status, &[], &["status", "--node", "a", "-o", "yaml"]);
+    assert!(yaml.contains("nodes:\n  a:\n") && yaml.contains("state: ok\n"), "{yaml}");
     let (text, well) = asked(status, &[], &["status", "--node", "a,x"]);
     assert_eq!(
         (&*text, well),
@@ -459,6 +461,8 @@ fn checks_of_all_nodes_are_merged() {
     let (text, well) = asked(says, &[], &["check", "--node", "a", "-o", "json"]);
     let told: Value = serde_json::from_str(&text).unwrap();
     assert!(well && told["nodes"]["a"]["ok"] == true, "{told}");
+    let (yaml, _) = asked(says, &[], &["check", "--node", "a", "-o", "yaml"]);
+    assert!(yaml.contains("nodes:\n  a:\n"), "{yaml}");
 }
 
 #[test]

@@ -11,6 +11,9 @@ use crate::cli::question::{self, Peer};
 use crate::config::value;
 use crate::maps::view::FlowState;
 
+/// Formats of an answer that is one for all nodes.
+const MERGED: &[Output] = &[Output::Text, Output::Json, Output::Yaml];
+
 /// Queries the agents on all nodes of a cluster, and merges their answers.
 ///
 /// The plugin runs `ballast` in the pods of the agents (`pods/exec`), with the permissions of your kubeconfig.
@@ -54,8 +57,8 @@ pub enum KubectlCommand {
     /// Show the state of each node and its problems. Exits with code 1 if a node has a problem or does not answer.
     Status {
         /// Output format.
-        #[arg(short, long, default_value = "text")]
-        output: MergedOutput,
+        #[arg(short, long, default_value = "text", value_parser = Output::parser_of(MERGED))]
+        output: Output,
     },
     /// Show Services and their endpoints on all nodes.
     #[command(visible_alias = "svc")]
@@ -68,8 +71,8 @@ pub enum KubectlCommand {
     /// answer.
     Check {
         /// Output format.
-        #[arg(short, long, default_value = "text")]
-        output: MergedOutput,
+        #[arg(short, long, default_value = "text", value_parser = Output::parser_of(MERGED))]
+        output: Output,
     },
     /// Show the endpoints of Services on each node.
     #[command(visible_aliases = ["endpoint", "ep"])]
@@ -131,8 +134,8 @@ pub enum MergedServiceCommand {
     #[command(visible_alias = "ls")]
     List {
         /// Output format.
-        #[arg(short, long, default_value = "text")]
-        output: MergedOutput,
+        #[arg(short, long, default_value = "text", value_parser = Output::parser_of(MERGED))]
+        output: Output,
     },
 }
 
@@ -187,16 +190,6 @@ pub struct NodeFlowArgs {
     /// Only connections in this state.
     #[arg(long, value_name = "STATE", value_parser = question::flow_states())]
     pub state: Option<FlowState>,
-}
-
-/// How an answer of many nodes is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum MergedOutput {
-    /// A table.
-    #[default]
-    Text,
-    /// JSON, with stable field names.
-    Json,
 }
 
 /// How events of many nodes are written.

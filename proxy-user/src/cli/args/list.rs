@@ -51,7 +51,14 @@ impl Output {
 
     /// Returns the parser of `--output` of a command that accepts these formats besides the common ones.
     pub(super) fn parser(others: &'static [Self]) -> impl TypedValueParser<Value = Self> {
-        let all = Self::COMMON.iter().chain(others).filter_map(Self::to_possible_value);
+        Self::parser_of(Self::COMMON.iter().chain(others))
+    }
+
+    /// Returns the parser of `--output` of a command that accepts only these formats.
+    pub(super) fn parser_of(
+        all: impl IntoIterator<Item = &'static Self>,
+    ) -> impl TypedValueParser<Value = Self> {
+        let all = all.into_iter().filter_map(Self::to_possible_value);
         PossibleValuesParser::new(all).try_map(|word| Self::from_str(&word, true))
     }
 }
