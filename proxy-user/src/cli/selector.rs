@@ -75,6 +75,15 @@ pub struct ServiceFilter {
 impl ServiceFilter {
     /// Parses `NAME` or `NAMESPACE/NAME`, with or without `svc/` in front; the flags give the namespace of a name without one.
     pub fn parse(text: &str, flags: &NamespaceArgs) -> Result<Self, SelectorError> {
+        Self::parse_with_default(text, flags, DEFAULT_NAMESPACE)
+    }
+
+    /// Parses like [`ServiceFilter::parse`]; without flags, a name without namespace is in the namespace `default`.
+    pub fn parse_with_default(
+        text: &str,
+        flags: &NamespaceArgs,
+        default: &str,
+    ) -> Result<Self, SelectorError> {
         let rest = KINDS.iter().find_map(|kind| text.strip_prefix(kind)).unwrap_or(text);
         let (namespace, rest) = match rest.split_once('/') {
             Some((namespace, rest)) => (Some(namespace), rest),
@@ -92,7 +101,7 @@ impl ServiceFilter {
             }
             (Some(named), _) => Some(named.to_owned()),
             (None, _) if flags.all_namespaces => None,
-            (None, flag) => Some(flag.clone().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())),
+            (None, flag) => Some(flag.clone().unwrap_or_else(|| default.to_owned())),
         };
         Ok(Self { namespace, name: name.to_owned(), port: port.map(str::to_owned) })
     }

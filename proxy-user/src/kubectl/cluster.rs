@@ -13,7 +13,10 @@ use tokio::time::timeout;
 
 use super::answers::Outcome;
 use super::error::{KubectlError, cause};
-use crate::cli::args::kubectl::ClusterArgs;
+use crate::cli::args::kubectl::{ClusterArgs, MergedSelectorArgs};
+use crate::cli::args::list::NamespaceArgs;
+use crate::cli::selector::ServiceFilter;
+use crate::cli::show::ShowError;
 use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Labels that the chart gives to the agents' pods.
@@ -86,9 +89,30 @@ impl Cluster {
         move |error| KubectlError::api(&self.server, what, &error)
     }
 
-    /// Returns the namespace that the command line gives.
-    pub fn flag_namespace(&self) -> Option<&str> {
-        self.args.namespace.as_deref()
+    /// Returns which namespaces the command line gives.
+    pub fn namespaces(&self, args: &MergedSelectorArgs) -> NamespaceArgs {
+        NamespaceArgs { namespace: self.args.namespace.clone(), all_namespaces: args.all_namespaces }
+    }
+
+    /// Returns the named Services. A name without namespace is in the namespace of the context, as in kubectl.
+    pub fn filters(&self, args: &MergedSelectorArgs) -> Result<Vec<ServiceFilter>, ShowError> {
+        let flags = self.namespaces(args);
+        let parse = |text: &String| ServiceFilter::parse_with_default(text, &flags, &self.namespace);
+        Ok(args.services.iter().map(parse).collect::<Result<_, _>>()?)
+    }
+
+    /// Returns the arguments that select the same Services on a node.
+    pub fn selection(&self, args: &MergedSelectorArgs) -> Result<Vec<String>, ShowError> {
+        let NamespaceArgs { namespace, all_namespaces } = self.namespaces(args);
+        let mut words = Vec::new();
+        if all_namespaces {
+            words.push("--all-namespaces".to_owned());
+        } else {
+            words.extend(namespace.map(|namespace| format!("--namespace={namespace}")));
+        }
+        words.extend(args.selector.iter().map(|labels| format!("--selector={labels}")));
+        words.extend(self.filters(args)?.iter().map(ToString::to_string));
+        Ok(words)
     }
 
     /// Returns how long a node may take to answer.

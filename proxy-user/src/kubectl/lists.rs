@@ -11,25 +11,23 @@ use super::answers::{Outcome, PerNode};
 use crate::cli::args::kubectl::{NodeFlowArgs, NodeListArgs};
 use crate::cli::args::list::Output;
 
-/// Returns the arguments of a list command on a node.
-pub(super) fn arguments(words: &[&str], args: &NodeListArgs, namespace: Option<&str>) -> Vec<String> {
-    let NodeListArgs { output, selector, sort_by, services } = args;
+/// Returns the arguments of a list command on a node; `selection`: those that select Services.
+pub(super) fn arguments(words: &[&str], args: &NodeListArgs, selection: Vec<String>) -> Vec<String> {
+    let NodeListArgs { output, sort_by, selector: _ } = args;
     let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
     // YAML is written here, of the JSON of the nodes.
     let output = if output.is_document() { Output::Json } else { *output };
     let format = output.to_possible_value().map(|value| format!("--output={}", value.get_name()));
     all.extend(format);
-    all.extend(namespace.map(|namespace| format!("--namespace={namespace}")));
-    all.extend(selector.iter().map(|labels| format!("--selector={labels}")));
     all.extend(sort_by.iter().map(|field| format!("--sort-by={field}")));
-    all.extend(services.iter().cloned());
+    all.extend(selection);
     all
 }
 
 /// Returns the arguments of `flow list` on a node.
-pub(super) fn flow_arguments(args: &NodeFlowArgs, namespace: Option<&str>) -> Vec<String> {
+pub(super) fn flow_arguments(args: &NodeFlowArgs, selection: Vec<String>) -> Vec<String> {
     let NodeFlowArgs { list, client, frontend, backend, state } = args;
-    let mut all = arguments(&["flow", "list"], list, namespace);
+    let mut all = arguments(&["flow", "list"], list, selection);
     for (flag, peer) in [("client", client), ("frontend", frontend), ("backend", backend)] {
         all.extend(peer.iter().map(|peer| format!("--{flag}={peer}")));
     }

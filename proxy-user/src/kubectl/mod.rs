@@ -73,15 +73,15 @@ async fn run_async(
             Ok(Outcome::new(text, well))
         }
         KubectlCommand::Backend { command: NodeBackendCommand::List(args) } => {
-            let words = lists::arguments(&["backend", "list"], args, cluster.flag_namespace());
+            let words = lists::arguments(&["backend", "list"], args, cluster.selection(&args.selector)?);
             list(&cluster, &words, args.output).await
         }
         KubectlCommand::Flow { command: NodeFlowCommand::List(args) } => {
-            let words = lists::flow_arguments(args, cluster.flag_namespace());
+            let words = lists::flow_arguments(args, cluster.selection(&args.list.selector)?);
             list(&cluster, &words, args.list.output).await
         }
         KubectlCommand::Stats(args) => {
-            let words = lists::arguments(&["stats"], args, cluster.flag_namespace());
+            let words = lists::arguments(&["stats"], args, cluster.selection(&args.selector)?);
             list(&cluster, &words, args.output).await
         }
         KubectlCommand::Explain { client, destination } => explain(&cluster, client, destination).await,

@@ -26,7 +26,7 @@ pub(super) async fn run(
     out: &mut impl Write,
     err: &mut impl Write,
 ) -> Result<bool, KubectlError> {
-    let arguments = arguments(args, cluster.flag_namespace());
+    let arguments = arguments(args, cluster.selection(&args.selector)?);
     let (sender, mut lines) = mpsc::channel(QUEUE);
     let mut nodes = JoinSet::new();
     for agent in agents {
@@ -101,14 +101,13 @@ async fn forward(
     Ok(count)
 }
 
-/// Returns the arguments for `ballast monitor` on a node.
-pub(super) fn arguments(args: &MergedMonitorArgs, namespace: Option<&str>) -> Vec<String> {
-    let MergedMonitorArgs { output, services, client, reason, kind, sample, timeout } = args;
+/// Returns the arguments for `ballast monitor` on a node; `selection`: those that select Services.
+fn arguments(args: &MergedMonitorArgs, selection: Vec<String>) -> Vec<String> {
+    let MergedMonitorArgs { output, selector: _, client, reason, kind, sample, timeout } = args;
     // The container runtime does not end a process whose reader has gone, but it closes the process's standard input.
     let mut words = vec!["monitor".to_owned(), "--end-with-stdin".to_owned(), format!("--sample={sample}")];
     words.push(format!("--timeout={}s", timeout.as_secs().max(1)));
-    words.extend(namespace.map(|namespace| format!("--namespace={namespace}")));
-    words.extend(services.iter().cloned());
+    words.extend(selection);
     words.extend(client.iter().map(|client| format!("--client={client}")));
     words.extend(reason.iter().map(|reason| format!("--reason={}", reason.label())));
     let kinds =

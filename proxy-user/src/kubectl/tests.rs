@@ -396,9 +396,9 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
             "flow",
             "list",
             "--output=text",
-            "--namespace=shop",
             "--sort-by=age",
-            "web",
+            "--namespace=shop",
+            "shop/web",
             "--client=10.0.0.0/24",
         ];
         assert_eq!(arguments, expected);
@@ -423,6 +423,22 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
     let says: Says = |node, _| (format!("both\n{node}\n"), String::new(), true);
     let (text, _) = asked(says, &[], &["backend", "list", "-o", "name"]);
     assert_eq!(text, "a\nb\nboth\nc\n");
+}
+
+#[test]
+fn name_without_namespace_is_in_the_namespace_of_the_context() {
+    let says: Says = |_, arguments| (arguments.join(" ") + "\n", String::new(), true);
+    let words = |words: &[&str]| {
+        let (text, _) = asked(says, &[], &[words, &["--node", "a"]].concat());
+        text.lines().last().unwrap().to_owned()
+    };
+    assert!(words(&["stats", "svc/web:http"]).ends_with("--output=text shop/web:http"));
+    assert!(words(&["backend", "list", "web", "db/web"]).ends_with("shop/web db/web"));
+    assert!(words(&["flow", "list", "-A", "web"]).ends_with("--all-namespaces web"));
+    assert!(words(&["monitor", "web", "-l", "app=x"]).contains("--selector=app=x shop/web"));
+    assert!(words(&["stats", "web", "-n", "db", "-A"]).ends_with("--all-namespaces web"));
+    assert!(words(&["stats", "-n", "db"]).ends_with("--namespace=db"));
+    assert!(words(&["stats", "shop/web", "-n", "db"]).contains("is not in the namespace db"));
 }
 
 #[test]

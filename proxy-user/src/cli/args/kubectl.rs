@@ -37,7 +37,8 @@ pub struct ClusterArgs {
     /// The context of the kubeconfig.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// Namespace of names without namespace. Default: the namespace of the context.
+    /// Only Services of this namespace. Without it, lists show all namespaces, and a name without namespace is in the
+    /// namespace of the context.
     #[arg(short, long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
     /// Only these nodes; can be given several times. Default: all nodes.
@@ -155,21 +156,32 @@ pub enum NodeFlowCommand {
     List(NodeFlowArgs),
 }
 
+/// Which Services a command of all nodes is about.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct MergedSelectorArgs {
+    /// All namespaces; overrides --namespace. Also searches all namespaces for a name without namespace.
+    #[arg(short = 'A', long)]
+    pub all_namespaces: bool,
+    /// Only Services with these labels, like `app=web,tier!=test`.
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    pub selector: Option<String>,
+    /// Only these Services: NAME, NAMESPACE/NAME or svc/NAME, each with or without :PORT.
+    #[arg(value_name = "SERVICE")]
+    pub services: Vec<String>,
+}
+
 /// What a list takes that is read on each node: the arguments of the command with this name on a node.
 #[derive(Clone, Debug, clap::Args)]
 pub struct NodeListArgs {
     /// Output format.
     #[arg(short, long, default_value = "text", value_parser = Output::parser(&[]))]
     pub output: Output,
-    /// Only Services with these labels.
-    #[arg(short = 'l', long, value_name = "LABELS")]
-    pub selector: Option<String>,
     /// Sort by this field of the JSON output, or by the column of this name.
     #[arg(long, value_name = "FIELD")]
     pub sort_by: Option<String>,
-    /// Only these Services: NAME, NAMESPACE/NAME or svc/NAME, each with or without :PORT.
-    #[arg(value_name = "SERVICE")]
-    pub services: Vec<String>,
+    /// Which.
+    #[command(flatten)]
+    pub selector: MergedSelectorArgs,
 }
 
 /// `kubectl ballast flow list`.
@@ -210,10 +222,9 @@ pub struct MergedMonitorArgs {
     /// Output format.
     #[arg(short, long, default_value = "text")]
     pub output: MergedEventOutput,
-    /// Only events of these Services: NAME, NAMESPACE/NAME or svc/NAME, each with or without :PORT. Default: those of
-    /// --namespace, or of all namespaces.
-    #[arg(value_name = "SERVICE")]
-    pub services: Vec<String>,
+    /// Which.
+    #[command(flatten)]
+    pub selector: MergedSelectorArgs,
     /// Only packets of this client: an address or a range, with or without :PORT.
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     pub client: Option<Peer>,
