@@ -54,14 +54,12 @@ async fn run_async(
             };
             Ok(Outcome::new(text, well))
         }
-        KubectlCommand::Service { command: MergedServiceCommand::List { output } } => {
-            let answers: PerNode<services::List> =
+        KubectlCommand::Service { command: MergedServiceCommand::List { output, selector } } => {
+            let selector = names::selector(&cluster, selector).await?;
+            let mut answers: PerNode<services::List> =
                 decoded(cluster.ask_all(&cluster.agents().await?, &["service", "list", "-o", "json"]).await);
-            let merged = services::merge(&answers);
-            if output.is_document() {
-                return Ok(Outcome::new(document(&merged, *output)?, merged.silent.is_empty()));
-            }
-            Ok(services::text(&merged))
+            services::select(&mut answers, &selector)?;
+            Ok(services::render(&services::merge(&answers), *output)?)
         }
         KubectlCommand::Check { output } => {
             let answers = cluster.ask_all(&cluster.agents().await?, &["check", "-o", "json"]).await;

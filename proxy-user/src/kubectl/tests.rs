@@ -144,6 +144,32 @@ fn nodes_that_differ_are_marked() {
 }
 
 #[test]
+fn service_list_shows_selected_services_in_each_format() {
+    let listed = |words: &[&str]| asked(list, &objects(), &[&["service", "list"], words].concat());
+    let (text, well) = listed(&["-n", "default", "web", "-o", "wide"]);
+    assert!(well);
+    assert_snapshot!(text, @r"
+    SERVICE           TYPE       ADDRESS           FOR       POLICY   NODES  ENDPOINTS
+    default/web:http  ClusterIP  10.96.0.1:80/TCP  internal  Cluster  2/3*   10.0.0.1:80,10.0.0.2:80
+    * b: default/web:http 10.96.0.1:80: does not have 10.0.0.2:80; also has 10.0.0.9:80
+    ");
+    assert_eq!(listed(&["default/web:80", "default/dns", "-o", "name"]).0, "default/dns\ndefault/web:http\n");
+    assert_eq!(listed(&["-A", "web", "-o", "name"]).0, "default/web:http\n");
+    let (yaml, _) = listed(&["default/new", "-o", "yaml"]);
+    assert!(yaml.contains("service: default/new\n") && !yaml.contains("web"), "{yaml}");
+    assert_eq!(listed(&["-l", "app=x"]), ("No Services are programmed.\n".to_owned(), true));
+    for (words, error) in [
+        (&["default/wbe"] as &[&str], "no Service port default/wbe is programmed; did you mean default/web?"),
+        (&["default/web:443"], "no Service port default/web:443 is programmed; did you mean default/web?"),
+        (&["web"], "no Service port shop/web is programmed; did you mean default/web?"),
+        (&["-n", "defualt"], "no Service of the namespace defualt is programmed; did you mean default?"),
+    ] {
+        let (text, well) = listed(words);
+        assert!(!well && text.starts_with(error), "{text}");
+    }
+}
+
+#[test]
 fn silent_node_is_reported_and_the_others_are_compared() {
     let says: Says = |node, arguments| {
         if node == "a" { (String::new(), "ballast: denied".into(), false) } else { list(node, arguments) }
@@ -181,6 +207,7 @@ fn objects() -> Vec<(&'static str, Value)> {
             "/api/v1/namespaces/shop/pods/client",
             json!({ "metadata": { "name": "client" }, "spec": { "nodeName": "b", "containers": [] } }),
         ),
+        ("/api/v1/services", json!({ "metadata": {}, "items": [web()] })),
     ]
 }
 

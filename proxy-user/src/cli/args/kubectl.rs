@@ -135,8 +135,11 @@ pub enum MergedServiceCommand {
     #[command(visible_alias = "ls")]
     List {
         /// Output format.
-        #[arg(short, long, default_value = "text", value_parser = Output::parser_of(MERGED))]
+        #[arg(short, long, default_value = "text", value_parser = Output::parser(&[]))]
         output: Output,
+        /// Which.
+        #[command(flatten)]
+        selector: MergedSelectorArgs,
     },
 }
 
