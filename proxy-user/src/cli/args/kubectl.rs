@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use super::examples;
 use super::list::Output;
 use super::observe::EventKind;
 use crate::cli::question::{self, Peer};
@@ -18,7 +19,13 @@ const MERGED: &[Output] = &[Output::Text, Output::Json, Output::Yaml];
 ///
 /// The plugin runs `ballast` in the pods of the agents (`pods/exec`), with the permissions of your kubeconfig.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "kubectl-ballast", bin_name = "kubectl ballast", version, arg_required_else_help = true)]
+#[command(
+    name = "kubectl-ballast",
+    bin_name = "kubectl ballast",
+    version,
+    arg_required_else_help = true,
+    mut_subcommands(examples::prepare_plugin)
+)]
 pub struct KubectlArgs {
     /// The cluster, and who of it is asked.
     #[command(flatten)]
