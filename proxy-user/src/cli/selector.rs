@@ -106,6 +106,11 @@ impl ServiceFilter {
         Ok(Self { namespace, name: name.to_owned(), port: port.map(str::to_owned) })
     }
 
+    /// Whether the filter names only one port.
+    pub(in crate::cli) const fn has_port(&self) -> bool {
+        self.port.is_some()
+    }
+
     /// Whether the filter selects the Service with this name, whatever its ports.
     pub fn is_of(&self, namespace: &str, name: &str) -> bool {
         self.name == name && self.namespace.as_ref().is_none_or(|meant| meant == namespace)
