@@ -285,6 +285,7 @@ fn facts() -> StatusFacts {
         abi: proxy_common::version::ABI_VERSION,
         snat_ports: "1024-29999,61000-65535".into(),
         node_ports: ["127.0.0.1", "192.0.2.1"].map(|address| address.parse().unwrap()).into(),
+        service_cidrs: ["10.96.0.0/16", "fd96::/112"].map(|range| range.parse().unwrap()).into(),
         attachments: attachments(),
         missing_features: vec![MissingFeature::SocketErrors],
         maps: maps(),
@@ -730,6 +731,7 @@ fn a_status_with_a_map_that_fills_up() {
     Services:   4 ports, 6 frontends, 2 of them without endpoints
     Endpoints:  6 usable, 6 of 262144 ids in use
     Node ports: at 127.0.0.1 (sockets of the node), 192.0.2.1
+    Ranges:     10.96.0.0/16, fd96::/112
     Flows:      2; source ports for SNAT 1024-29999,61000-65535
     Rejected:   no_endpoint 3
     Dropped:    none
@@ -762,9 +764,12 @@ fn a_status_with_a_map_that_fills_up() {
 fn a_status_when_all_is_well() {
     let mut facts = facts();
     facts.maps.remove(2);
+    facts.service_cidrs.clear();
     let status = status_of(well(), Ok(facts));
     assert_eq!(status.problems(), Vec::<String>::new());
-    assert!(status.render(Output::Text).unwrap().ends_with("Problems:   none\n"));
+    let text = status.render(Output::Text).unwrap();
+    assert!(text.ends_with("Problems:   none\n"), "{text}");
+    assert!(text.contains("\nRanges:     none known: unused addresses"), "{text}");
 }
 
 #[test]
@@ -819,6 +824,7 @@ fn a_status_without_agent_and_maps() {
       "maps": [],
       "snatPorts": null,
       "nodePorts": [],
+      "serviceCidrs": [],
       "counts": null,
       "sharedNodePorts": [],
       "reasons": {},
