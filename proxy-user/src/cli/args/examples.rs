@@ -135,7 +135,7 @@ pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
         ],
     ),
     ("sysdump", &[("Into a file", "ballast sysdump"), ("To standard output", "ballast sysdump -")]),
-    ("completion", &[("For this shell", "ballast completion bash")]),
+    ("completion", &[("For this shell: source <(ballast completion bash)", "ballast completion bash")]),
     ("version", &[("Of this program and of the agent", "ballast version")]),
     (
         "takeover",

@@ -27,7 +27,9 @@ pub(crate) fn write<T: Serialize>(
     if !options.watch {
         let list = sorted()?;
         out.write_all(list.render(output, !options.format.no_headers)?.as_bytes())?;
-        if let Some(note) = list.note(output) {
+        let note = list.note(output).map(str::to_owned);
+        let unchecked = options.sort_by.as_deref().and_then(|field| list.unchecked(field));
+        for note in note.into_iter().chain(unchecked) {
             writeln!(std::io::stderr(), "{note}")?;
         }
         return Ok(());
