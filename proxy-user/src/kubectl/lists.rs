@@ -8,20 +8,44 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::answers::{Outcome, PerNode};
+use super::monitor::with_node;
+use super::stream;
 use crate::cli::args::kubectl::{NodeFlowArgs, NodeListArgs};
 use crate::cli::args::list::Output;
+use crate::cli::show::document;
 
 /// Returns the arguments of a list command on a node; `selection`: those that select Services.
 pub(super) fn arguments(words: &[&str], args: &NodeListArgs, selection: Vec<String>) -> Vec<String> {
-    let NodeListArgs { output, sort_by, selector: _ } = args;
+    let NodeListArgs { output, sort_by, watch, output_watch_events, selector: _ } = args;
     let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
     // YAML is written here, of the JSON of the nodes.
     let output = if output.is_document() { Output::Json } else { *output };
     let format = output.to_possible_value().map(|value| format!("--output={}", value.get_name()));
     all.extend(format);
     all.extend(sort_by.iter().map(|field| format!("--sort-by={field}")));
+    if *watch {
+        all.extend(["--watch", stream::END_WITH_STDIN].map(str::to_owned));
+        all.extend(output_watch_events.then(|| "--output-watch-events".to_owned()));
+    }
     all.extend(selection);
     all
+}
+
+/// Returns how the lines of a watched list are written, with the node in front; `width`: that of its column. Only the first
+/// line of each node that is a heading is written: every node writes the same.
+pub(super) fn watched(output: Output, width: usize) -> impl FnMut(&str, &str) -> Option<String> {
+    let mut begun = BTreeSet::new();
+    move |node, line| match output {
+        Output::Json | Output::Otlp => Some(with_node(node, line)),
+        Output::Yaml => {
+            let row: Value = serde_json::from_str(&with_node(node, line)).ok()?;
+            Some(format!("---\n{}", document(&row, output).ok()?.trim_end()))
+        }
+        Output::Text | Output::Wide if begun.insert(node.to_owned()) => {
+            (begun.len() == 1).then(|| format!("{:width$}  {line}", "NODE"))
+        }
+        Output::Text | Output::Wide | Output::Name | Output::Short => Some(format!("{node:width$}  {line}")),
+    }
 }
 
 /// Returns the arguments of `flow list` on a node.

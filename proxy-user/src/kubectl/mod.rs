@@ -12,6 +12,7 @@ mod monitor;
 mod names;
 mod services;
 mod status;
+mod stream;
 mod sysdump;
 mod ui;
 mod wait;
@@ -22,9 +23,8 @@ use std::io::Write;
 use serde::de::DeserializeOwned;
 
 use crate::cli::args::kubectl::{
-    KubectlArgs, KubectlCommand, MergedServiceCommand, NodeBackendCommand, NodeFlowCommand,
+    KubectlArgs, KubectlCommand, MergedServiceCommand, NodeBackendCommand, NodeFlowCommand, NodeListArgs,
 };
-use crate::cli::args::list::Output;
 use crate::cli::show::document;
 pub use answers::Outcome;
 use answers::PerNode;
@@ -72,15 +72,15 @@ async fn run_async(
         }
         KubectlCommand::Backend { command: NodeBackendCommand::List(args) } => {
             let words = lists::arguments(&["backend", "list"], args, cluster.selection(&args.selector)?);
-            list(&cluster, &words, args.output).await
+            list(&cluster, &words, args, out, err).await
         }
         KubectlCommand::Flow { command: NodeFlowCommand::List(args) } => {
             let words = lists::flow_arguments(args, cluster.selection(&args.list.selector)?);
-            list(&cluster, &words, args.list.output).await
+            list(&cluster, &words, &args.list, out, err).await
         }
         KubectlCommand::Stats(args) => {
             let words = lists::arguments(&["stats"], args, cluster.selection(&args.selector)?);
-            list(&cluster, &words, args.output).await
+            list(&cluster, &words, args, out, err).await
         }
         KubectlCommand::Explain { client, destination } => explain(&cluster, client, destination).await,
         KubectlCommand::Monitor(args) => {
@@ -96,10 +96,22 @@ async fn run_async(
     }
 }
 
-/// Asks all nodes for a list.
-async fn list(cluster: &Cluster, words: &[String], output: Output) -> Result<Outcome, KubectlError> {
+/// Asks all nodes for a list, or watches it on all nodes.
+async fn list(
+    cluster: &Cluster,
+    words: &[String],
+    args: &NodeListArgs,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<Outcome, KubectlError> {
+    let (agents, output) = (cluster.agents().await?, args.output);
+    if args.watch {
+        let render = lists::watched(output, stream::width(&agents).max("NODE".len()));
+        let is_well = stream::run(cluster, &agents, words, render, out, err).await?;
+        return Ok(Outcome::new(String::new(), is_well));
+    }
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let answers = cluster.ask_all(&cluster.agents().await?, &words).await;
+    let answers = cluster.ask_all(&agents, &words).await;
     if !output.is_document() {
         return Ok(lists::text(&answers, output));
     }

@@ -453,6 +453,33 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
 }
 
 #[test]
+fn watched_list_has_the_node_in_front_of_each_row_and_one_heading() {
+    let says: Says = |node, arguments| {
+        let flags = ["--watch", "--end-with-stdin", "--output-watch-events"];
+        assert!(flags.iter().all(|flag| arguments.iter().any(|one| one == flag)), "{arguments:?}");
+        let rows = if arguments[1] == "--output=json" {
+            r#"{"type":"ADDED","object":{}}"#.to_owned()
+        } else {
+            format!("EVENT  SERVICE\nADDED  of/{node}")
+        };
+        (rows + "\n", String::new(), true)
+    };
+    let watched = |words: &[&str]| {
+        let (text, well) = asked(says, &[], &[&["stats", "-w", "--output-watch-events"], words].concat());
+        assert!(well);
+        text
+    };
+    let text = watched(&[]);
+    assert!(text.starts_with("NODE  EVENT  SERVICE\n"), "{text}");
+    let rows: BTreeSet<_> = text.lines().skip(1).collect();
+    assert_eq!(rows, ["a     ADDED  of/a", "b     ADDED  of/b", "c     ADDED  of/c"].into());
+    let text = watched(&["-o", "json", "--node", "a"]);
+    assert_eq!(text, "{\"node\":\"a\",\"object\":{},\"type\":\"ADDED\"}\n");
+    let text = watched(&["-o", "yaml", "--node", "a"]);
+    assert!(text.starts_with("---\n") && text.contains("node: a\n"), "{text}");
+}
+
+#[test]
 fn name_without_namespace_is_in_the_namespace_of_the_context() {
     let says: Says = |_, arguments| (arguments.join(" ") + "\n", String::new(), true);
     let words = |words: &[&str]| {

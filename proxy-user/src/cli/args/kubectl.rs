@@ -189,6 +189,12 @@ pub struct NodeListArgs {
     /// Sort by this field of the JSON output, or by the column of this name.
     #[arg(long, value_name = "FIELD")]
     pub sort_by: Option<String>,
+    /// After the lists, print each row that is added or changed, with its node, until the command is interrupted.
+    #[arg(short, long)]
+    pub watch: bool,
+    /// With --watch: print ADDED, MODIFIED or DELETED in front of each row. Without this flag, deleted rows are not printed.
+    #[arg(long)]
+    pub output_watch_events: bool,
     /// Which.
     #[command(flatten)]
     pub selector: MergedSelectorArgs,

@@ -108,6 +108,10 @@ pub struct ViewArgs {
     /// With --watch: print ADDED, MODIFIED or DELETED in front of each row. Without this flag, deleted rows are not printed.
     #[arg(long, env = "BALLAST_OUTPUT_WATCH_EVENTS", value_parser = FalseyValueParser::new())]
     pub output_watch_events: bool,
+    /// With --watch: exit when standard input is closed. `kubectl exec -i` closes it when it is interrupted, but does not
+    /// stop the process.
+    #[arg(long, env = "BALLAST_END_WITH_STDIN", value_parser = FalseyValueParser::new())]
+    pub end_with_stdin: bool,
     /// With --watch: how often the rows are read. A number without unit means seconds.
     #[arg(
         long,

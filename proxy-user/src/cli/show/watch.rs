@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 
@@ -9,8 +10,10 @@ use super::document::yaml;
 use super::error::ShowError;
 use super::list::{List, Row};
 use crate::cli::args::list::{Output, ViewArgs};
+use crate::cli::input::input_end;
 
-/// Writes the list that `read` returns; with `--watch`, reads it repeatedly until the reader of standard output has gone.
+/// Writes the list that `read` returns; with `--watch`, reads it repeatedly until the reader of standard output has gone or,
+/// with `--end-with-stdin`, until standard input ends.
 pub(crate) fn write<T: Serialize>(
     options: &ViewArgs,
     out: &mut impl Write,
@@ -35,11 +38,13 @@ pub(crate) fn write<T: Serialize>(
         return Ok(());
     }
     let mut watch = Watch::default();
-    loop {
+    let has_ended = options.end_with_stdin.then(input_end);
+    while !has_ended.as_ref().is_some_and(|ended| ended.load(Ordering::Relaxed)) {
         out.write_all(watch.changes(&sorted()?, options)?.as_bytes())?;
         out.flush()?;
         std::thread::sleep(options.interval);
     }
+    Ok(())
 }
 
 /// The rows that were printed last.
