@@ -271,6 +271,11 @@ impl<S: Store> Reconciler<S> {
         self.node.retry().is_none().then(|| failing.collect())
     }
 
+    /// Returns the number of frontends of a Service, without those that other Services have.
+    pub(super) fn frontends(&self, name: &ServiceName) -> usize {
+        self.services.frontends(name)
+    }
+
     /// Returns the number of Service ports that are not programmed as desired.
     pub fn failing(&self) -> usize {
         self.services.failures.len() + self.services.refused_ports().count()

@@ -143,6 +143,15 @@ impl Services {
         port_of(plan, port).filter(|_| !self.limit(port).is_some_and(Limit::is_refused))
     }
 
+    /// Returns the number of frontends of a Service, without those that other Services have.
+    pub(super) fn frontends(&self, name: &ServiceName) -> usize {
+        let ports = self.desired.get(name).into_iter().flat_map(|plan| plan.ports.iter());
+        let own = |port, plan: &PortPlan| {
+            plan.frontends.iter().filter(|(one, _)| self.claims.owner(one) == Some(port)).count()
+        };
+        ports.map(|(port, plan)| own(port, plan)).sum()
+    }
+
     /// Runs the phases of a sync for the ports of `jobs` and for the frontends in `touched`.
     pub(super) fn reconcile<S: Store>(
         &mut self,

@@ -42,7 +42,11 @@ pub fn api_access(args: &CheckArgs) -> ApiAccess {
 async fn ask(args: &CheckArgs) -> ApiAccess {
     let client = match client(&args.api).await {
         Ok(client) => client,
-        Err(error @ ConnectError::NotFound { .. }) => return ApiAccess::NoCredentials(error.to_string()),
+        Err(error @ ConnectError::NotFound) => return ApiAccess::NoCredentials(error.to_string()),
+        Err(ConnectError::Kubeconfig { path, source }) => {
+            let why = format!("cannot use the kubeconfig {}: {}", path.display(), chain(&*source));
+            return ApiAccess::BrokenKubeconfig(why);
+        }
         Err(error) => return ApiAccess::Unreachable(chain(&error)),
     };
     let version = match client.apiserver_version().await {

@@ -133,7 +133,7 @@ pub enum Command {
 /// The settings of the agent.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
-    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service account, then ~/.kube/config.
+    /// File with the API server's address and credentials. Default: $KUBECONFIG or ~/.kube/config, then the pod's service account.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Source of Services")]
     pub kubeconfig: Option<PathBuf>,
     /// Comma-separated URLs of the API servers, instead of the one in the kubeconfig. The agent uses the first one that
@@ -143,6 +143,7 @@ pub struct RunArgs {
         env = "BALLAST_MASTER",
         value_name = "URL",
         value_delimiter = ',',
+        value_parser = value::api_server,
         help_heading = "Source of Services"
     )]
     pub master: Vec<String>,

@@ -69,7 +69,7 @@ pub fn answer(args: &ExplainArgs, ask: AskPod) -> Result<String, ShowError> {
         (IpAddr::V6(to), Some(IpAddr::V6(from))) => {
             explain(&view.rules::<V6>()?, client, Some(from.octets()), to.octets(), destination)
         }
-        _ => return Err(ShowError::Families),
+        (_, Some(client)) => return Err(ShowError::Families { client, destination: destination.to }),
     };
     explanation.render(args.reader.format.output)
 }

@@ -326,7 +326,9 @@ impl<S: Store> Driver<S> {
         drop(planning);
         let applying = span::apply();
         self.reconciler.sync(begun.into_std(), plans);
-        self.ledger.record_sync(&self.cluster, self.reconciler.failing_services(), SystemTime::now());
+        let failing = self.reconciler.failing_services();
+        let frontends = |name: &ServiceName| self.reconciler.frontends(name);
+        self.ledger.record_sync(&self.cluster, failing, frontends, SystemTime::now());
         drop(applying);
         let ended = Instant::now();
         self.last_sync = Some(ended);

@@ -21,6 +21,8 @@ pub struct ProgrammedService {
     pub since: SystemTime,
     /// There is no newer version that could not be programmed.
     pub is_current: bool,
+    /// Number of its frontends, without those that other Services have.
+    pub frontends: usize,
 }
 
 impl ProgrammedService {
@@ -92,11 +94,12 @@ impl Ledger {
     }
 
     /// Updates the versions after a sync. `failing`: Services with a failed write; `None`: entries of the node itself
-    /// failed, on which any Service may depend.
+    /// failed, on which any Service may depend. `frontends`: the number of frontends of a Service.
     pub(super) fn record_sync(
         &mut self,
         cluster: &Cluster,
         failing: Option<BTreeSet<ServiceName>>,
+        frontends: impl Fn(&ServiceName) -> usize,
         now: SystemTime,
     ) {
         let Some(failing) = failing else { return };
@@ -120,9 +123,17 @@ impl Ledger {
                     slices,
                     since: now,
                     is_current: true,
+                    frontends: frontends(name),
                 };
+                if new.frontends == 0 {
+                    // It gets a frontend without an event when the Service that has it now is removed.
+                    self.open.insert(name.clone());
+                }
                 match book.get_mut(name) {
-                    Some(before) if before.is(&new) => Arc::make_mut(before).is_current = true,
+                    Some(before) if before.is(&new) => {
+                        let before = Arc::make_mut(before);
+                        (before.is_current, before.frontends) = (true, new.frontends);
+                    }
                     _ => drop(book.insert(name.clone(), Arc::new(new))),
                 }
             } else {
@@ -144,12 +155,14 @@ mod tests {
         cluster: Cluster,
         ledger: Ledger,
         now: SystemTime,
+        /// Number of frontends of each Service.
+        frontends: usize,
     }
 
     impl Fixture {
         fn new() -> Self {
             let cluster = Cluster::new(NodeView::new("node"));
-            Self { cluster, ledger: Ledger::default(), now: UNIX_EPOCH }
+            Self { cluster, ledger: Ledger::default(), now: UNIX_EPOCH, frontends: 1 }
         }
 
         fn take(&mut self, event: Event) {
@@ -161,7 +174,7 @@ mod tests {
         fn sync(&mut self, failing: &[&str]) {
             self.now += Duration::from_secs(1);
             let failing = failing.iter().map(|name| ServiceName::new("default", *name)).collect();
-            self.ledger.record_sync(&self.cluster, Some(failing), self.now);
+            self.ledger.record_sync(&self.cluster, Some(failing), |_| self.frontends, self.now);
         }
 
         /// Returns the version of a Service, the versions of its slices, the seconds since the start, and whether it is
@@ -237,10 +250,24 @@ mod tests {
     }
 
     #[test]
+    fn service_without_frontends_is_counted_again_at_each_sync() {
+        let mut fixture = Fixture { frontends: 0, ..Fixture::new() };
+        let frontends = |fixture: &Fixture| {
+            fixture.ledger.programmed().get(&ServiceName::new("default", "web")).unwrap().frontends
+        };
+        fixture.take(service("web", 5));
+        fixture.sync(&[]);
+        assert_eq!((frontends(&fixture), fixture.of("web")), (0, told(5, &[], 1, true)));
+        fixture.frontends = 1;
+        fixture.sync(&[]);
+        assert_eq!((frontends(&fixture), fixture.of("web")), (1, told(5, &[], 1, true)));
+    }
+
+    #[test]
     fn while_the_node_itself_fails_nothing_new_is_programmed() {
         let mut fixture = Fixture::new();
         fixture.take(service("web", 5));
-        fixture.ledger.record_sync(&fixture.cluster, None, fixture.now);
+        fixture.ledger.record_sync(&fixture.cluster, None, |_| 1, fixture.now);
         assert_eq!(fixture.of("web"), None);
         fixture.sync(&[]);
         assert_eq!(fixture.of("web"), told(5, &[], 1, true));

@@ -32,6 +32,8 @@ struct One {
     /// In RFC 3339 format.
     programmed_since: String,
     current: bool,
+    /// 0: clients cannot connect to any address of it.
+    frontends: usize,
     problems: Vec<String>,
 }
 
@@ -111,6 +113,7 @@ fn one(name: &ServiceName, known: &ProgrammedService, problems: &[Problem]) -> O
             .collect(),
         programmed_since: health::rfc3339(Some(known.since)),
         current: known.is_current,
+        frontends: known.frontends,
         problems: problems.iter().filter(of_service).map(ToString::to_string).collect(),
     }
 }

@@ -213,7 +213,7 @@ async fn what_is_programmed_is_told_with_its_edition() {
         (&"u-1".into(), &"41".into(), &3.into())
     );
     assert_eq!(one["endpointSlices"][0]["resourceVersion"], "77");
-    assert_eq!(one["current"], true);
+    assert_eq!((&one["current"], &one["frontends"]), (&true.into(), &0.into()));
     assert!(one["programmedSince"].as_str().is_some_and(|since| since.starts_with("20")), "{one}");
     assert_eq!(
         one["problems"],

@@ -183,7 +183,7 @@ fn cni_network(text: &str) -> Option<String> {
 }
 
 /// Gathers what the agent reports, and what it has installed in the kernel.
-pub(super) fn installed(bpffs: &Path, listen: Listen) -> Installed {
+pub(super) fn installed(bpffs: &Path, listen: Option<Listen>) -> Installed {
     let agent = probe(listen);
     let read = || -> Result<_, ViewError> {
         let view = View::open(bpffs)?;
@@ -195,8 +195,9 @@ pub(super) fn installed(bpffs: &Path, listen: Listen) -> Installed {
         problems: if matches!(agent, AgentState::Answered { .. }) { problems(&agent) } else { faults(bpffs) },
         metrics: metrics(&agent),
         is_denied: matches!(maps, Err(ViewError::Denied { .. })),
+        owner: (!matches!(maps, Err(ViewError::Nothing { .. })))
+            .then(|| programs::require_owner_of(bpffs).map_err(|error| error.to_string())),
         maps: maps.map_err(|error| error.to_string()),
-        owner: programs::require_owner_of(bpffs).map_err(|error| error.to_string()),
         attachments: programs::attachments(bpffs),
         devices: names.collect::<BTreeMap<_, _>>(),
         agent,

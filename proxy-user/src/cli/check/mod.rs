@@ -18,7 +18,7 @@ use proxy_core::model::nearest::{did_you_mean, nearest};
 use std::path::Path;
 
 /// Gathers the facts of which `ballast status` reports the problems.
-pub(in crate::cli) fn running(bpffs: &Path, listen: Listen) -> (Installed, Others) {
+pub(in crate::cli) fn running(bpffs: &Path, listen: Option<Listen>) -> (Installed, Others) {
     (gather::installed(bpffs, listen), gather::kube_proxy())
 }
 

@@ -125,6 +125,7 @@ fn devices_are_a_list() {
 #[case(&["--healthz-bind-address", "127.0.0.1:10249"], &["--metrics-bind-address", "127.0.0.1:10249", "different ports"])]
 #[case(&["--devices", "!eth0"], &["--devices !eth0", "*,!eth0"])]
 #[case(&["--devices", "a/b"], &["--devices", "'a/b'", "eth*"])]
+#[case(&["--master", "foo:bar"], &["--master", "'foo:bar'", "https://HOST:6443"])]
 #[case(&["--max-flows", "0"], &["--max-flows", "'0'", "1 to 16777216"])]
 #[case(&["--max-memory", "12 Mb"], &["--max-memory", "'12 Mb'", "200Mi"])]
 #[case(&["--max-memory", "20Mi"], &["--max-memory 20Mi is too little", "the maps need", "raise it"])]
