@@ -272,7 +272,7 @@ impl<S: Store> Reconciler<S> {
     }
 
     /// Returns the number of frontends of a Service, without those that other Services have.
-    pub(super) fn frontends(&self, name: &ServiceName) -> usize {
+    pub fn frontends(&self, name: &ServiceName) -> usize {
         self.services.frontends(name)
     }
 

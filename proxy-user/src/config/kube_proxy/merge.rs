@@ -90,7 +90,9 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
     merge.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
     merge.conntrack = conntrack(&values);
     let bit = values.number(if is_nftables { "nftables.masqueradeBit" } else { "iptables.masqueradeBit" });
-    merge.masquerade_mark = bit.and_then(|bit| 1u32.checked_shl(bit as u32)).unwrap_or(MASQUERADE_MARK);
+    merge.masquerade_mark = bit
+        .and_then(|bit| u32::try_from(bit).ok().and_then(|bit| 1u32.checked_shl(bit)))
+        .unwrap_or(MASQUERADE_MARK);
     let scheduler = scheduler(options, &values, &mut merge.notes);
     options.paths.algorithm = options.paths.algorithm.or(scheduler.map(AlgorithmName));
     merge.node_ports = node_port_addresses(options, &values);
