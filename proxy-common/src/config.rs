@@ -41,6 +41,10 @@ pub struct NodeConfig {
     pub uplinks: [u32; UPLINKS],
     /// The ceilings of the maps that grow. No program reads them.
     pub limits: Limits,
+    /// The bit of `skb->mark` that the programs set for netfilter ([`CONFIG_MASQUERADE_EXTERNAL`]).
+    pub masquerade_mark: u32,
+    /// 0.
+    pub reserved: u32,
     /// Cookie of the network namespace that the agent serves: sockets in this namespace are the node's own.
     pub host_netns: u64,
     /// The MAC address at which this node receives the frames of each of `uplinks`: [`DEVICE_MAC`] of its entry.
@@ -158,6 +162,9 @@ flags! {
         /// The SNAT port ranges have changed, and some flows still use ports of the old ranges. The programs look up replies to
         /// all ports of the node's own addresses, until the agent finds no such flow.
         pub const CONFIG_SNAT_MOVED: u32 = 1 << 6;
+        /// Nothing on this node ends the connected UDP sockets of pods when their endpoint is removed: their packets are
+        /// translated instead of their calls of connect(2).
+        pub const CONFIG_POD_UDP_BY_PACKETS: u32 = 1 << 7;
         /// Other nodes of the cluster send encapsulated packets to this node (DSR), so the programs examine IP-in-IP packets.
         /// The agent never clears this bit: established flows with DSR need it.
         pub const CONFIG_DSR: u32 = 1 << 8;
@@ -169,7 +176,7 @@ flags! {
         /// to one destination.
         pub const CONFIG_POLICY_ROUTES: u32 = 1 << 11;
         /// Netfilter masquerades the packets of clients outside to endpoints of this node, unless the policy is Local
-        /// (`--masquerade-external`). The programs mark these packets with [`MASQUERADE_MARK`].
+        /// (`--masquerade-external`). The programs mark these packets with [`NodeConfig::masquerade_mark`].
         pub const CONFIG_MASQUERADE_EXTERNAL: u32 = 1 << 12;
         /// Some devices have a source address for SNAT of their own: [`NodeEntry::sources`](crate::node::NodeEntry::sources).
         pub const CONFIG_SOURCES: u32 = 1 << 13;
@@ -180,8 +187,7 @@ flags! {
     }
 }
 
-/// The bit of `skb->mark` by which netfilter knows which packets to masquerade: the bit that kube-proxy uses by default
-/// (`masqueradeBit`).
+/// Default of [`NodeConfig::masquerade_mark`]: kube-proxy's default bit.
 pub const MASQUERADE_MARK: u32 = 1 << 14;
 
 /// Default source ports for SNAT, unless a flag or the node's sysctl requires other ports. They exclude the local ports
@@ -290,6 +296,8 @@ impl NodeConfig {
             snat: SNAT_PORTS,
             uplinks: [0; UPLINKS],
             limits: Limits::default(),
+            masquerade_mark: 0,
+            reserved: 0,
             host_netns: 0,
             macs: [0; UPLINKS],
             pod_cgroups: [0; POD_CGROUPS],

@@ -19,23 +19,24 @@ use crate::cli::variables;
 use crate::config::kube_proxy::document;
 use crate::config::paths::Ejection;
 use crate::config::{Options, RunConfig};
+use crate::driver::{Driver, DriverSettings, Programmed, Status};
 use crate::host::cgroup;
 use crate::host::facts::HostFacts;
 use crate::host::follow::Follower;
+use crate::host::netns;
 use crate::maps::flow_growth::{FlowGrowth, Grown};
 use crate::maps::view::View;
 use crate::maps::{KernelStore, forget};
 use crate::metrics::{Metrics, recent};
-use crate::model::notice::Notice;
-use crate::model::problem::chain;
-use crate::model::{ApiServers, Event, NodeView};
 use crate::otlp::record::LogRecord;
 use crate::otlp::{Counts, Exporter, Queue};
 use crate::page::Agent;
-use crate::plan::PlanSettings;
 use crate::programs::{EMBEDDED, Programs, Settings, interleaves_packets, require_capabilities};
-use crate::sync::{Driver, DriverSettings, Programmed, Status};
 use crate::{connections, http, sockets, telemetry};
+use proxy_core::model::notice::Notice;
+use proxy_core::model::problem::chain;
+use proxy_core::model::{ApiServers, Event, NodeView};
+use proxy_core::plan::PlanSettings;
 
 mod api_access;
 mod attach;
@@ -316,7 +317,8 @@ async fn read_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyhow::
         uplinks: config.network.uplinks.clone(),
         local_devices: config.network.local_devices.clone(),
         opens_loopback: true,
-        masquerade_external: Some(config.node.masquerade_external),
+        masquerade_mark: Some(config.node.masquerade_mark),
+        sockets_lock: (!netns::may_enter()).then(|| sockets::lock_of(&config.bpffs)),
         // A missing cgroup is reported when the programs are loaded.
         cgroup: cgroup::find(config.cgroup_root.as_deref()).ok().map(|root| root.path),
     };

@@ -14,9 +14,9 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use crate::driver::Status;
 use crate::maps::view::{Counted, View, ViewError};
 use crate::programs::{CountedIterator, Programs};
-use crate::sync::Status;
 
 /// The interval of recounts. Each recount visits all flows and sockets, which takes milliseconds.
 const PERIOD: Duration = Duration::from_secs(10);

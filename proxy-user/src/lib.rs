@@ -3,15 +3,13 @@
 //! Dependencies go one way, which `cargo xtask lint` checks:
 //!
 //! ```text
-//! api, source -> model -> plan -> sync -> maps
+//! api, source -> proxy_core: model -> plan -> sync -> store
 //!                                 programs, host, sockets, http, metrics, config, cli beside them
 //! app puts them together; main parses and runs.
 //! ```
 //!
-//! * [`model`]: the cluster in the agent's own types; no Kubernetes types, no clock, no IO.
 //! * [`api`], [`source`]: the two sources of objects (an API server, a folder of manifests).
-//! * [`plan`]: pure; computes the desired contents of the maps from the model and a node, without ids or positions.
-//! * [`sync`]: ids, extents, the difference to what is applied, ordered writes; one task owns all of this.
+//! * [`driver`]: the task that alone owns the cluster state and the maps, and its status for others.
 //! * [`audit`]: compares maps, model and API server, independently of all state that is kept in memory.
 //! * [`maps`]: the BPF maps; the only module that knows how they are written and read.
 //! * [`programs`]: load, attach, pin, replace and remove the BPF programs.
@@ -31,20 +29,18 @@ pub mod audit;
 pub mod cli;
 pub mod config;
 pub mod connections;
+pub mod driver;
 pub mod host;
 pub mod http;
 pub mod kubectl;
 pub mod maps;
 pub mod metrics;
-pub mod model;
 pub mod otlp;
 pub mod page;
-pub mod plan;
 pub mod programs;
 pub mod rates;
 pub mod sockets;
 pub mod source;
 pub mod spans;
-pub mod sync;
 pub mod telemetry;
 pub mod top;

@@ -21,7 +21,7 @@ use proxy_user::cli::{
 };
 use proxy_user::config::otlp::Telemetry;
 use proxy_user::config::{Options, RunConfig};
-use proxy_user::kubectl::{self, KubectlError};
+use proxy_user::kubectl::{self, KubectlError, Outcome};
 use proxy_user::otlp::{Exporter, Layer};
 use proxy_user::{app, host, programs, telemetry, top};
 use tokio::signal::unix::{SignalKind, signal};
@@ -53,13 +53,14 @@ fn is_plugin() -> bool {
 }
 
 fn plugin(args: &KubectlArgs) -> anyhow::Result<ExitCode> {
-    match kubectl::run(args, &mut stdout()) {
+    match kubectl::run(args, &mut stdout(), &mut std::io::stderr()) {
         // It is not a failure if the reader closes the pipe early (`| head`).
         Err(KubectlError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         Err(error) => Err(error.into()),
-        Ok(CommandOutput { text, well }) => {
-            print(&text)?;
-            Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(Outcome { stdout, stderr, is_well }) => {
+            print(&stdout)?;
+            write!(std::io::stderr(), "{stderr}").context("cannot write to standard error")?;
+            Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
 }

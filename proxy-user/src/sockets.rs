@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,16 +20,22 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::driver::Status;
 use crate::host::diag::{Diag, Sockets};
 use crate::host::netns::{self, Namespaces};
+use crate::maps::segments;
 use crate::maps::view::{ServingEndpoints, StaleSocket, View, ViewError};
-use crate::model::net::IpFamily;
 use crate::programs::{self, Programs, RemovedBackendIterator, SocketIterator};
-use crate::sync::Status;
+use proxy_core::model::net::IpFamily;
 
 mod helper;
 
 pub use helper::{StandaloneError, run_standalone};
+
+/// Returns the folder that `ballast end-udp-sockets` locks while it runs.
+pub fn lock_of(bpffs: &Path) -> PathBuf {
+    bpffs.join(programs::DIRECTORY).join(segments::FOLDER)
+}
 
 /// Delay before a sweep: a connect(2) that selected the endpoint just before its removal has returned by then, so the sweep
 /// finds the socket connected.
@@ -278,8 +284,8 @@ pub async fn run(
     let reach = if netns::may_enter() { Reach::All } else { Reach::Own };
     if reach == Reach::Own {
         tracing::info!(
-            "connected sockets in pods are not closed when their endpoint is removed: run `ballast end-udp-sockets`, or \
-             that, or this agent with CAP_SYS_ADMIN and CAP_SYS_PTRACE"
+            "this agent may not end sockets of pods: without `ballast end-udp-sockets`, the packets of their connected UDP \
+             sockets are translated instead of the sockets, and removal policy `reset` has no effect on their TCP sockets"
         );
     }
     let mut sweeper = match View::open(&bpffs) {

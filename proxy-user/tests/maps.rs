@@ -23,19 +23,20 @@ use proxy_common::select::Algorithm;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
-use proxy_user::maps::segments;
-use proxy_user::maps::{
-    Backend, Capacity, ConfigRow, Contents, FrontendKey, KernelStore, MapError, MemoryStore, NodeContents,
-    NodeFamily, NodeRow, Store, Table, TunnelRow, Write,
-};
-use proxy_user::model::net::{IpFamily, Protocol};
-use proxy_user::model::settings::{FlowTimeouts, NodePortBind, SocketDrop, SocketLb};
-use proxy_user::model::{ServiceName, SortedMap};
-use proxy_user::plan::{
+use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::model::settings::{FlowTimeouts, NodePortBind, SocketDrop, SocketLb};
+use proxy_core::model::{ServiceName, SortedMap};
+use proxy_core::plan::{
     BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan,
     ServicePortName,
 };
-use proxy_user::sync::{QuarantinePeriods, Reconciler, Step};
+use proxy_core::store::{
+    Backend, Capacity, ConfigRow, Contents, FrontendKey, MapError, MemoryStore, NodeContents, NodeFamily,
+    NodeRow, Store, Table, TunnelRow, Write,
+};
+use proxy_core::sync::{QuarantinePeriods, Reconciler, Step};
+use proxy_user::maps::KernelStore;
+use proxy_user::maps::segments;
 
 /// `BPF_F_NO_PREALLOC` and `BPF_F_MMAPABLE` (uapi/linux/bpf.h).
 const NO_PREALLOC: u32 = 1;
@@ -536,8 +537,9 @@ fn node_entries_round_trip() {
         ipsec: true,
         sources: true,
         policy_routes: true,
-        masquerade_external: true,
+        masquerade_mark: 1 << 20,
         vip_echo: true,
+        pod_udp_by_packets: true,
     };
     let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
     let writes = [

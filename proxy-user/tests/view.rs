@@ -16,13 +16,13 @@ use proxy_common::conntrack::{ASSURED, FIN_CLIENT, SEEN_REPLY};
 use proxy_common::flow::{FlowEntry, STATE_USED};
 use proxy_common::service::{KIND_ADDRESS, KIND_CLUSTER_IP, KIND_NODE_PORT, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_BACKEND, TO_FRONTEND};
+use proxy_user::driver::Status;
 use proxy_user::maps::view::{BackendState, FlowState, View};
 use proxy_user::metrics::{Format, Metrics};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{
     Capacities, Cleanup, PacketHook, Programs, Settings, attachments, cleanup, dry_run,
 };
-use proxy_user::sync::Status;
 
 fn array<V: aya::Pod>(node: &Node, name: &str) -> Array<MapData, V> {
     let maps = node.ballast().join(format!("v{}", proxy_common::version::ABI_VERSION));

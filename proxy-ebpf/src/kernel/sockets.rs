@@ -71,6 +71,11 @@ pub fn learn(netns: u64, v4: [u32; 1], v6: [u32; 4]) {
 /// The deepest level of the cgroup tree at which the cgroups of pods are looked for.
 const CGROUP_LEVELS: i32 = 8;
 
+/// The most levels from the cgroup of all pods to that of a process of a container: a quality of service class, a pod, a
+/// container, and the group that crun makes in it. Deeper are the processes of containers in a container (kind in a pod), whose
+/// own cluster may have the same addresses of Services, and translates them where they leave the container.
+const CONTAINER_LEVELS: i32 = 4;
+
 /// Whether a socket of the current process is a pod's: by the cgroup of the process; where the cgroups of pods are not known, by
 /// the network namespace; also true if the node's range of pods is not known either.
 #[inline(always)]
@@ -88,7 +93,8 @@ pub fn is_pod(config: &NodeConfig, netns: u64) -> bool {
             return false;
         }
         if id == first || id == second {
-            return true;
+            // SAFETY: the helper has no preconditions.
+            return unsafe { bpf_get_current_ancestor_cgroup_id(level + CONTAINER_LEVELS + 1) } == 0;
         }
         level += 1;
     }

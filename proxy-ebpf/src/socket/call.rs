@@ -5,7 +5,9 @@
 
 use aya_ebpf::helpers::generated::bpf_set_retval;
 use proxy_common::affinity::NetnsAffinityKey;
-use proxy_common::config::{CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF};
+use proxy_common::config::{
+    CONFIG_POD_UDP_BY_PACKETS, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF,
+};
 use proxy_common::decide::{self, SocketSource};
 use proxy_common::health::{ANSWERED_ONLY, NO_CLIENT, socket_client};
 use proxy_common::node::{NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS};
@@ -58,7 +60,7 @@ impl<S: Sockaddr, M: Peers + Counters + Picks + Services<Family = S::Family>> So
 pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let orig_dst = orig_dst(call);
     let is_denied = 'denied: {
-        let service = match find(maps, call, &orig_dst) {
+        let service = match find(maps, call, &orig_dst, Call::Connect) {
             Ok(Some(service)) => service,
             Ok(None) => break 'denied false,
             Err(refusal) => break 'denied refuse(maps, call, &refusal),
@@ -81,7 +83,7 @@ pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
 #[inline(always)]
 pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let is_denied = 'denied: {
-        let service = match find(maps, call, &orig_dst(call)) {
+        let service = match find(maps, call, &orig_dst(call), Call::Send) {
             Ok(Some(service)) => service,
             Ok(None) => break 'denied false,
             Err(refusal) => break 'denied refuse(maps, call, &refusal),
@@ -142,10 +144,11 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
     call: &S,
     orig_dst: &OrigDst<Words<M>>,
+    what: Call,
 ) -> Result<Option<ServiceEntry>, Refusal> {
     let OrigDst { addr, port, proto } = *orig_dst;
     if !maps.may_be(Role::Frontend, &decide::host_address(&addr), port, proto).is_no() {
-        if is_left_to_packets(maps, call) {
+        if is_left_to_packets(maps, call, proto, what) {
             return Ok(None);
         }
         let from_node = is_host(call.raw().netns());
@@ -162,7 +165,7 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     }
     if maps.is_service_address(&addr)
         && matches!(proto, PROTO_TCP | PROTO_UDP | PROTO_SCTP)
-        && !is_left_to_packets(maps, call)
+        && !is_left_to_packets(maps, call, proto, what)
     {
         let reason = lookup::why_nothing(maps, addr);
         if reason.verdict() == Verdict::Pass {
@@ -173,14 +176,16 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
     Ok(None)
 }
 
-/// Whether the socket's packets are translated instead of its calls: by `--socket-lb`, or because it is neither the node's nor a
-/// pod's. Another container or guest may have no route to pods, and is served as a client on the network is.
+/// Whether the socket's packets are translated instead of its calls: by `--socket-lb`; because a connected socket would keep an
+/// endpoint that is removed; or because it is neither the node's nor a pod's. Another container or guest may have no route to
+/// pods, and is served as a client on the network is.
 #[inline(always)]
-fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> bool {
+fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u8, what: Call) -> bool {
     let Some(config) = maps.config() else { return false };
+    let stays = what == Call::Connect && proto == PROTO_UDP;
+    let left = CONFIG_SOCKET_LB_HOST_ONLY | if stays { CONFIG_POD_UDP_BY_PACKETS } else { 0 };
     config.flags & CONFIG_SOCKET_LB_OFF != 0
-        || !is_host(call.raw().netns())
-            && (config.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 || !is_pod(config, call.raw().netns()))
+        || !is_host(call.raw().netns()) && (config.flags & left != 0 || !is_pod(config, call.raw().netns()))
 }
 
 /// Returns the client number of the socket, if the Service skips failing backends; else [`NO_CLIENT`]. Only TCP connections

@@ -2,7 +2,7 @@
 
 use core::mem::swap;
 
-use proxy_common::config::{CONFIG_IPSEC, CONFIG_POLICY_ROUTES, MASQUERADE_MARK};
+use proxy_common::config::{CONFIG_IPSEC, CONFIG_POLICY_ROUTES};
 use proxy_common::conntrack::{SEEN_REPLY, is_closed, is_watched, tcp};
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, STATE_SYN,
@@ -112,8 +112,10 @@ where
         Some(to) => {
             let step = deliver::<F, M::Family>(frame, ctx, &to);
             // After the translation, which the verifier would otherwise walk through twice.
-            if is_masqueraded(flow.bits()) {
-                frame.mark(MASQUERADE_MARK);
+            if is_masqueraded(flow.bits())
+                && let Some(config) = maps.config()
+            {
+                frame.mark(config.masquerade_mark);
             }
             step
         }

@@ -1,6 +1,5 @@
 //! Creates the planned flow, and translates its first packet.
 
-use proxy_common::config::MASQUERADE_MARK;
 use proxy_common::flow::{
     DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, is_encapsulated, is_masqueraded,
 };
@@ -96,8 +95,10 @@ where
     if ctx.plan.bits & STATE_DIRECT == 0 {
         report::forwarded(maps, ctx.service, ctx.packet.length);
     }
-    if is_masqueraded(ctx.plan.bits) {
-        frame.mark(MASQUERADE_MARK);
+    if is_masqueraded(ctx.plan.bits)
+        && let Some(config) = maps.config()
+    {
+        frame.mark(config.masquerade_mark);
     }
     deliver::<F, M::Family>(frame, ctx, &to)
 }

@@ -5,14 +5,14 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use proxy_user::maps::KernelStore;
-use proxy_user::model::net::{IpFamily, Protocol};
-use proxy_user::model::{
+use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName,
     ServicePort, SliceName,
 };
+use proxy_user::driver::{Driver, DriverSettings};
+use proxy_user::maps::KernelStore;
 use proxy_user::programs::Capacities;
-use proxy_user::sync::{Driver, DriverSettings};
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
 use tokio::time::{MissedTickBehavior, interval};

@@ -21,8 +21,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use aya::programs::{SchedClassifier, TcAttachType};
+use proxy_core::store::Store as _;
 use proxy_user::host::devices;
-use proxy_user::maps::{KernelStore, Store as _};
+use proxy_user::maps::KernelStore;
 use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp, cleanup};
 use socket2::{Domain, Protocol, Socket, Type};
 

@@ -11,7 +11,7 @@ use std::thread;
 use aya::programs::{Xdp, XdpMode};
 use proxy_common::config::{NodeConfig, PortRange, SNAT_PORTS, SNAT_RANGES};
 use proxy_common::select::{Algorithm, source_port};
-use proxy_user::plan::maglev::length;
+use proxy_core::plan::maglev::length;
 
 use crate::harness::{Family, Harness, Service};
 use crate::node::{know, send_on_as, uplink};

@@ -11,7 +11,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use proxy_user::maps::{KernelStore, Store as _};
+use proxy_core::store::Store as _;
+use proxy_user::maps::KernelStore;
 use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp, cleanup};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use proxy_common::maglev::backend;
-use proxy_user::plan::BackendAddress;
-use proxy_user::plan::maglev::{Member, entries, packed};
+use proxy_core::plan::BackendAddress;
+use proxy_core::plan::maglev::{Member, entries, packed};
 
 use crate::report::{Row, median};
 

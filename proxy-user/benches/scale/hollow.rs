@@ -6,10 +6,10 @@ use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use proxy_core::model::NodeView;
+use proxy_core::store::{Capacity, MemoryStore};
 use proxy_user::api::{client, watch};
-use proxy_user::maps::{Capacity, MemoryStore};
-use proxy_user::model::NodeView;
-use proxy_user::sync::{Driver, DriverSettings};
+use proxy_user::driver::{Driver, DriverSettings};
 use tokio::sync::mpsc;
 
 use crate::Options;

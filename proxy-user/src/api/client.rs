@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -13,14 +13,14 @@ use tower::service_fn;
 use super::connect::Address;
 use super::files::Files;
 use super::servers::{Servers, SetupError};
-use crate::model::ApiServers;
+use proxy_core::model::ApiServers;
 
 /// A server that does not accept a connection within this time is away.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How to find the API servers and the credentials for them.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The kubeconfig file. If `None`: `$KUBECONFIG`, `~/.kube/config`, then the service account of the pod.
+    /// The kubeconfig file. If `None`: `$KUBECONFIG` or `~/.kube/config`, then the service account of the pod.
     pub kubeconfig: Option<PathBuf>,
     /// URLs of the API servers of one cluster, in the order in which they are tried, instead of the URL that is found
     /// otherwise. A pod gets the address of the Service `kubernetes`, which does not work until this agent has
@@ -43,8 +43,8 @@ pub struct Connection {
 /// Why the client could not be created.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// The given kubeconfig file cannot be used.
-    #[error("cannot use the kubeconfig {path}; check --kubeconfig", path = path.display())]
+    /// The kubeconfig file cannot be used.
+    #[error("cannot use the kubeconfig {path}: {source}; correct it, or give another with --kubeconfig", path = path.display())]
     Kubeconfig {
         /// The file.
         path: PathBuf,
@@ -53,13 +53,10 @@ pub enum ConnectError {
     },
     /// No API server was found.
     #[error(
-        "no API server found: this is not a pod with a service account, and there is no kubeconfig in \
-         $KUBECONFIG or ~/.kube/config; give --kubeconfig FILE (`ballast run` without a cluster: --manifests DIR)"
+        "no API server found: $KUBECONFIG is not set, there is no ~/.kube/config, and this is not a pod with a service \
+         account; give --kubeconfig FILE (`ballast run` without a cluster: --manifests DIR)"
     )]
-    NotFound {
-        /// Why none of the sources that were tried gives one.
-        source: Box<InferConfigError>,
-    },
+    NotFound,
     /// The given URL is not valid.
     #[error("`{url}` is not the URL of an API server; write it like https://HOST:6443")]
     Server {
@@ -99,7 +96,8 @@ pub(super) async fn load(options: &Options) -> Result<Config, ConnectError> {
             .await
             .map_err(|source| ConnectError::Kubeconfig { path: path.clone(), source: Box::new(source) })?,
         None => {
-            Config::infer().await.map_err(|source| ConnectError::NotFound { source: Box::new(source) })?
+            let found = Config::from_kubeconfig(&KubeConfigOptions::default()).await;
+            found.or_else(|source| Config::incluster().map_err(|_| unusable(default_kubeconfig(), source)))?
         }
     };
     config.connect_timeout = Some(CONNECT_TIMEOUT);
@@ -109,6 +107,23 @@ pub(super) async fn load(options: &Options) -> Result<Config, ConnectError> {
         http::HeaderValue::from_static(concat!("ballast/", env!("CARGO_PKG_VERSION"))),
     ));
     Ok(config)
+}
+
+/// Returns the files that are read without `--kubeconfig`, as `$KUBECONFIG` lists them; `None`: there are none.
+fn default_kubeconfig() -> Option<PathBuf> {
+    let of_home = || std::env::home_dir().map(|home| home.join(".kube/config"));
+    std::env::var_os("KUBECONFIG")
+        .filter(|paths| !paths.is_empty())
+        .map(PathBuf::from)
+        .or_else(|| of_home().filter(|path| path.exists()))
+}
+
+/// Returns the error that neither the default kubeconfig nor a service account can be used.
+fn unusable(kubeconfig: Option<PathBuf>, source: KubeconfigError) -> ConnectError {
+    match kubeconfig {
+        Some(path) => ConnectError::Kubeconfig { path, source: Box::new(source) },
+        None => ConnectError::NotFound,
+    }
 }
 
 fn parse(url: &str) -> Result<http::Uri, ConnectError> {

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::client::{ConnectError, Connection, load};
 use super::files::Files;
-use crate::model::problem::chain;
+use proxy_core::model::problem::chain;
 
 /// How often the files are read.
 const PERIOD: Duration = Duration::from_secs(10);

@@ -16,8 +16,8 @@ use tracing::warn;
 use super::client::Connection;
 use super::connect::Address;
 use super::servers::Servers;
-use crate::model::net::Protocol;
-use crate::model::{EndpointSlice, Event, Key, Listing, Object, Service, ServiceName, SliceName};
+use proxy_core::model::net::Protocol;
+use proxy_core::model::{EndpointSlice, Event, Key, Listing, Object, Service, ServiceName, SliceName};
 
 /// The name of the port of the Service and of its endpoints.
 const PORT: &str = "https";

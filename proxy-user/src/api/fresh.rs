@@ -12,7 +12,7 @@ use super::kinds::Watched;
 use super::objects::{EndpointSlice, Node, Service};
 use super::reflector::reflect;
 use super::transport::Source;
-use crate::model::{Key, Object};
+use proxy_core::model::{Key, Object};
 
 /// Lists objects with new requests to the API server.
 #[derive(Clone)]

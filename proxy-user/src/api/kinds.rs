@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use kube::runtime::watcher;
 use serde::de::DeserializeOwned;
 
-use crate::model::{self, Key, Listing, Object};
+use proxy_core::model::{self, Key, Listing, Object};
 
 use super::convert::{self, LABEL_HEADLESS};
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};

@@ -6,7 +6,7 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 
 use super::convert::LABEL_SERVICE_NAME;
-use crate::model::lookup::{Place, Places, PodFacts};
+use proxy_core::model::lookup::{Place, Places, PodFacts};
 
 /// The number of slices in one answer.
 const PAGE: u32 = 500;

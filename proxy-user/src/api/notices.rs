@@ -12,7 +12,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::model::notice::{Notice, Subject};
+use proxy_core::model::notice::{Notice, Subject};
 
 /// The reporting controller, so that users who search for kube-proxy's events find these.
 const REPORTER: &str = "kube-proxy";
@@ -128,7 +128,7 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ServiceName;
+    use proxy_core::model::ServiceName;
 
     fn about(name: &str) -> Notice {
         Notice::not_programmed(ServiceName::new("shop", name), "spec.ports: no room".to_owned())

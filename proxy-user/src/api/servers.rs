@@ -22,8 +22,8 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::connect::Address;
-use crate::model::ApiServers;
-use crate::model::problem::chain;
+use proxy_core::model::ApiServers;
+use proxy_core::model::problem::chain;
 
 /// Timeout for the start of an answer, if there is another server. A server needs seconds for a list of 50,000 objects.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -17,8 +17,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::field::Empty;
 use tracing::{Span, info_span, warn};
 
-use crate::model::{Event, Listing};
 use crate::spans;
+use proxy_core::model::{Event, Listing};
 
 use super::kinds::Watched;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};

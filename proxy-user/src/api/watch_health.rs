@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kube::runtime::watcher::Error;
 use tracing::{debug, info, warn};
 
-use crate::model::problem::chain;
+use proxy_core::model::problem::chain;
 
 /// How long a refusal must last until it is logged as a warning: an API server that has just started denies all requests until
 /// it has read its roles. The pauses between two attempts grow, so a permanent refusal is logged after 5 to 20 s.

@@ -14,10 +14,10 @@ use crate::cli::args::check::CheckArgs;
 use crate::cli::args::list::ApiArgs;
 use crate::cli::check::facts::ApiAccess;
 use crate::cli::show::AskApi;
-use crate::model::ApiServers;
-use crate::model::lookup::{Places, PodFacts};
-use crate::model::nearest::{did_you_mean, nearest};
-use crate::model::problem::chain;
+use proxy_core::model::ApiServers;
+use proxy_core::model::lookup::{Places, PodFacts};
+use proxy_core::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::problem::chain;
 
 /// An API server that does not answer within this time is away.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -42,7 +42,11 @@ pub fn api_access(args: &CheckArgs) -> ApiAccess {
 async fn ask(args: &CheckArgs) -> ApiAccess {
     let client = match client(&args.api).await {
         Ok(client) => client,
-        Err(error @ ConnectError::NotFound { .. }) => return ApiAccess::NoCredentials(error.to_string()),
+        Err(error @ ConnectError::NotFound) => return ApiAccess::NoCredentials(error.to_string()),
+        Err(ConnectError::Kubeconfig { path, source }) => {
+            let why = format!("cannot use the kubeconfig {}: {}", path.display(), chain(&*source));
+            return ApiAccess::BrokenKubeconfig(why);
+        }
         Err(error) => return ApiAccess::Unreachable(chain(&error)),
     };
     let version = match client.apiserver_version().await {

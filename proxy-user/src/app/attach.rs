@@ -8,11 +8,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use crate::config::RunConfig;
+use crate::driver::Status;
 use crate::host::follow::Devices;
 use crate::host::manager::{DeviceManager, PERIOD};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::programs::Programs;
-use crate::sync::Status;
 
 /// How often the agent checks whether another proxy still serves the Service ports that are not programmed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);

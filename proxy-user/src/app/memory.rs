@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+use crate::driver::Status;
 use crate::programs;
-use crate::sync::Status;
 
 /// The pause after the first sync, until the work after it (attaching programs, checking sockets) is done too.
 const AFTER_FIRST_SYNC: Duration = Duration::from_secs(3);

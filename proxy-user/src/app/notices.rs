@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::model::Problem;
-use crate::model::ServiceName;
-use crate::model::notice::Notice;
+use proxy_core::model::Problem;
+use proxy_core::model::ServiceName;
+use proxy_core::model::notice::Notice;
 
+use crate::driver::{Status, problems_begun};
 use crate::programs::{AttachedXdp, Xdp, XdpDevice};
-use crate::sync::{Status, problems_begun};
 
 /// Sends an event for each new problem of a Service on this node. Problems of the object itself are not sent: every
 /// node would send the same event. If the queue is full, events are lost; the log has all of them.
@@ -121,7 +121,7 @@ mod tests {
         tokio::task::yield_now().await;
         status.send_modify(|status| Arc::make_mut(&mut status.failed).push(problem("Service shop/b")));
         let next = told.recv().await.unwrap();
-        assert_eq!(next.about, crate::model::notice::Subject::Service(ServiceName::new("shop", "b")));
+        assert_eq!(next.about, proxy_core::model::notice::Subject::Service(ServiceName::new("shop", "b")));
         drop(status);
         task.await.unwrap();
     }

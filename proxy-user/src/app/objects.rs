@@ -1,5 +1,8 @@
 //! The sources of objects: a folder, a cluster, or both.
 
+use std::path::Path;
+
+use anyhow::bail;
 use futures::future::{BoxFuture, OptionFuture};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -7,13 +10,13 @@ use crate::api;
 use crate::api::client::Connection;
 use crate::config::RunConfig;
 use crate::config::run::Cluster;
-use crate::model::notice::Notice;
-use crate::model::{ApiServers, Event};
 use crate::source::folder::{self, Role};
+use proxy_core::model::notice::Notice;
+use proxy_core::model::{ApiServers, Event};
 
 /// Opens the sources that `config` names. The future never ends; it sends their events to `sender`, and `notices` to
 /// the cluster, if there is one. `problems` gets the problems of the folder. The connection is for other requests to the
-/// cluster.
+/// cluster. Fails if a folder is the only source and cannot be read.
 pub async fn open(
     config: &RunConfig,
     sender: mpsc::Sender<Event>,
@@ -23,6 +26,7 @@ pub async fn open(
     problems: watch::Sender<Vec<String>>,
 ) -> anyhow::Result<(BoxFuture<'static, ()>, Option<Connection>)> {
     let Some(cluster) = &config.source.cluster else {
+        config.source.manifests.as_deref().map_or(Ok(()), require_readable)?;
         let folder =
             config.source.manifests.clone().map(|dir| folder::run(dir, Role::Alone, sender, problems));
         let source = async move {
@@ -68,7 +72,30 @@ async fn of_cluster(
     Ok((Box::pin(source), connection))
 }
 
+fn require_readable(dir: &Path) -> anyhow::Result<()> {
+    if let Err(error) = std::fs::read_dir(dir) {
+        bail!(
+            "cannot read --manifests {}: {error}; create the folder, or give --kubeconfig for a cluster",
+            dir.display()
+        );
+    }
+    Ok(())
+}
+
 /// Discards the notices, because there is no cluster.
 async fn silence(mut notices: mpsc::Receiver<Notice>) {
     while notices.recv().await.is_some() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_folder_as_the_only_source_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        require_readable(dir.path()).unwrap();
+        let error = require_readable(&dir.path().join("none")).unwrap_err().to_string();
+        assert!(error.contains("/none: No such file") && error.contains("create the folder"), "{error}");
+    }
 }

@@ -11,10 +11,10 @@ use tokio::task::spawn_blocking;
 use crate::cli::monitor::{MonitorContext, MonitorLine, Names};
 use crate::config::RunConfig;
 use crate::config::otlp::Telemetry;
+use crate::driver::Status;
 use crate::maps::view::{Listener, View, ViewError};
 use crate::otlp::record::LogRecord;
 use crate::otlp::{Exporter, Loss, Queue, Running};
-use crate::sync::Status;
 
 /// How often the ring buffer is read: an event does not wake the reader.
 const LOOK: Duration = Duration::from_millis(20);

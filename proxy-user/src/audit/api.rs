@@ -4,7 +4,7 @@ use futures::{Stream, TryStreamExt};
 
 use super::sources::{AuditError, Lists};
 use crate::api::fresh::Relister;
-use crate::model::{Key, Object};
+use proxy_core::model::{Key, Object};
 
 fn failed(error: impl std::error::Error + Send + Sync + 'static) -> AuditError {
     AuditError::List(Box::new(error))

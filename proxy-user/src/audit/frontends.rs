@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use tokio::time::sleep;
 
 use super::sources::{Ask, AuditError, Frontends, GRACE};
-use crate::maps::FrontendKey;
-use crate::sync::{Expected, Question};
+use crate::driver::Question;
+use proxy_core::store::FrontendKey;
+use proxy_core::sync::Expected;
 
 /// Services that the driver plans for one question: its other work waits for this.
 const PIECE: usize = 32;

@@ -7,8 +7,8 @@ use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL};
 use tokio::task::spawn_blocking;
 
 use super::sources::{AuditError, Frontends};
-use crate::maps::FrontendKey;
 use crate::maps::view::{BackendState, FrontendRowScope, View, ViewError};
+use proxy_core::store::FrontendKey;
 
 impl Frontends for View {
     async fn read(&self) -> Result<BTreeMap<FrontendKey, BTreeSet<SocketAddr>>, AuditError> {

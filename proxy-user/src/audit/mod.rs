@@ -24,10 +24,10 @@ use tracing::{Instrument as _, info_span};
 
 pub use sources::{Ask, AuditError, Frontends, GRACE, Lists};
 
-use crate::maps::FrontendKey;
-use crate::model::Key;
+use crate::driver::Status;
 use crate::spans;
-use crate::sync::Status;
+use proxy_core::model::Key;
+use proxy_core::store::FrontendKey;
 
 /// The most names in a log line.
 const NAMED: usize = 10;

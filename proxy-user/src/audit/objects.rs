@@ -8,8 +8,8 @@ use futures::stream::TryChunksError;
 use tokio::time::sleep;
 
 use super::sources::{Ask, AuditError, GRACE, Lists};
-use crate::model::{Key, Object};
-use crate::sync::Question;
+use crate::driver::Question;
+use proxy_core::model::{Key, Object};
 
 /// Objects that the driver compares for one question: its other work waits for this.
 const PIECE: usize = 256;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use futures::Stream;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::maps::FrontendKey;
-use crate::model::{Key, Object};
-use crate::sync::Question;
+use crate::driver::Question;
+use proxy_core::model::{Key, Object};
+use proxy_core::store::FrontendKey;
 
 /// The time for which a difference must last. A watch is behind by milliseconds; a failed watch restarts within 20 s.
 pub const GRACE: Duration = Duration::from_mins(1);

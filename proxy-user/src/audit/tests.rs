@@ -12,13 +12,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::maps::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Table, Write};
-use crate::model::net::{IpFamily, Protocol};
-use crate::model::{
+use crate::driver::{Driver, DriverSettings, Question};
+use proxy_core::model::net::{IpFamily, Protocol};
+use proxy_core::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, Listing, NodeView, Object, Service, ServiceName,
     ServicePort, SliceName,
 };
-use crate::sync::{Driver, DriverSettings, Question};
+use proxy_core::store::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Table, Write};
 
 const PERIOD: Duration = Duration::from_mins(10);
 /// Returns the time until the first audit is done: its turn, and two waits of [`GRACE`] with a margin.

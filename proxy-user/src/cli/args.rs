@@ -34,6 +34,8 @@ use clap::{Parser, Subcommand};
 pub use self::change::CleanupArgs;
 pub use self::common::{AgentArgs, ReaderArgs};
 pub use self::inspect::{BackendCommand, FlowCommand, MapCommand, ServiceCommand, StatusArgs};
+use choices::choice;
+
 use crate::cli::candidates;
 use crate::config::value::{self, Listen, LogFormat, LogLevel, ProxyMode};
 use crate::host::selection::DevicePattern;
@@ -131,7 +133,7 @@ pub enum Command {
 /// The settings of the agent.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunArgs {
-    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service account, then ~/.kube/config.
+    /// File with the API server's address and credentials. Default: $KUBECONFIG or ~/.kube/config, then the pod's service account.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", help_heading = "Source of Services")]
     pub kubeconfig: Option<PathBuf>,
     /// Comma-separated URLs of the API servers, instead of the one in the kubeconfig. The agent uses the first one that
@@ -141,6 +143,7 @@ pub struct RunArgs {
         env = "BALLAST_MASTER",
         value_name = "URL",
         value_delimiter = ',',
+        value_parser = value::api_server,
         help_heading = "Source of Services"
     )]
     pub master: Vec<String>,
@@ -181,7 +184,7 @@ pub struct RunArgs {
     )]
     pub devices: Vec<DevicePattern>,
     /// How programs are attached to devices. Only tests need it.
-    #[arg(long, env = "BALLAST_PACKET_HOOK", value_name = "HOOK", default_value = "auto", hide = true)]
+    #[arg(long, env = "BALLAST_PACKET_HOOK", value_name = "HOOK", default_value = "auto", hide = true, value_parser = choice::<PacketHook>())]
     pub packet_hook: PacketHook,
     /// How sockets and packets are met.
     #[command(flatten)]
@@ -216,7 +219,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub otlp: otlp::OtlpArgs,
     /// Format of log lines. Default: text.
-    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, logs")]
+    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", help_heading = "Health, metrics, logs", value_parser = choice::<LogFormat>())]
     pub log_format: Option<LogFormat>,
     /// Log level: error, warn, info, debug, trace, or a klog number. The variable `BALLAST_LOG` sets it for single
     /// modules, like `info,ballast::sync=trace`. Default: info.

@@ -24,7 +24,7 @@ use super::question::{Client, ClientArg, Destination};
 use super::show::ShowError;
 use crate::config::run::node_name_or_host;
 use crate::maps::view::{Rules, Transport, View};
-use crate::model::net::IpFamily;
+use proxy_core::model::net::IpFamily;
 
 /// The result.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn answer(args: &ExplainArgs, ask: AskPod) -> Result<String, ShowError> {
         (IpAddr::V6(to), Some(IpAddr::V6(from))) => {
             explain(&view.rules::<V6>()?, client, Some(from.octets()), to.octets(), destination)
         }
-        _ => return Err(ShowError::Families),
+        (_, Some(client)) => return Err(ShowError::Families { client, destination: destination.to }),
     };
     explanation.render(args.reader.format.output)
 }

@@ -10,6 +10,7 @@ pub mod complete;
 pub mod confirm;
 pub mod explain;
 pub mod export_conntrack;
+mod input;
 pub mod monitor;
 pub mod origins;
 pub mod programmed;

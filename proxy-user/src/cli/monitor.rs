@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
@@ -17,6 +16,7 @@ use serde::Serialize;
 
 use super::args::list::Output;
 use super::args::observe::{EventKind, MonitorArgs};
+use super::input::input_end;
 use super::question::Peer;
 use super::selector::{AskLabels, SelectorError, ServiceSelector};
 use super::show::{ServiceIdentity, ShowError, yaml};
@@ -24,8 +24,8 @@ use crate::config::ConfigError;
 use crate::config::otlp::resource;
 use crate::config::run::node_name_or_host;
 use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError, ip_of, monotonic};
-use crate::model::net::IpFamily;
 use crate::otlp::Resource;
+use proxy_core::model::net::IpFamily;
 
 mod otlp;
 
@@ -163,18 +163,6 @@ fn own_resource() -> Result<Resource, ConfigError> {
     let variable = |name: &str| std::env::var(name).ok();
     let node = node_name_or_host(variable("BALLAST_HOSTNAME_OVERRIDE"))?;
     resource(variable, Some(&node))
-}
-
-/// Returns a flag that becomes true when standard input ends; the input itself is not used.
-fn input_end() -> Arc<AtomicBool> {
-    let ended = Arc::new(AtomicBool::new(false));
-    let noted = Arc::clone(&ended);
-    std::thread::spawn(move || {
-        // An input that cannot be read counts as ended.
-        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        noted.store(true, Ordering::Relaxed);
-    });
-    ended
 }
 
 /// Names of Services, read again when a new one appears.

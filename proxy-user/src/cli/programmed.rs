@@ -39,6 +39,8 @@ pub struct ProgrammedJson {
     pub programmed_since: String,
     /// There is no newer version that could not be programmed.
     pub current: bool,
+    /// Number of addresses and ports to which clients can connect; `null` if the agent is older.
+    pub frontends: Option<usize>,
     /// Problems of the Service and of its EndpointSlices.
     pub problems: Vec<String>,
 }
@@ -75,14 +77,19 @@ fn read(address: SocketAddr) -> Result<All, ShowError> {
 }
 
 /// Returns the problems of all programmed Services; none if the agent does not answer.
-pub(in crate::cli) fn problems(listen: Listen) -> ServiceProblems {
+pub(in crate::cli) fn problems(listen: Option<Listen>) -> ServiceProblems {
     let all = agent_address(listen).and_then(read);
     let services = all.map(|all| all.services).unwrap_or_default().into_iter();
     services.map(|one| ((one.namespace, one.name), one.problems)).collect()
 }
 
-/// Fails if a named Service or namespace is not programmed.
+/// Fails if a named Service or namespace is not programmed, or only a port is named.
 fn check(all: &All, selector: &ServiceSelector) -> Result<(), ShowError> {
+    if let Some(filter) = selector.services.iter().find(|filter| filter.has_port()) {
+        return Err(ShowError::NotProgrammed(format!(
+            "{filter}: a version belongs to the whole Service; give its name without :PORT"
+        )));
+    }
     let known: BTreeSet<(&str, &str)> =
         all.services.iter().map(|one| (&*one.namespace, &*one.name)).collect();
     let is_there = |filter: &super::selector::ServiceFilter| {
@@ -107,6 +114,16 @@ pub(in crate::cli) fn columns() -> Vec<String> {
     list(&nothing, &ServiceSelector::default()).columns()
 }
 
+/// Returns whether the version is programmed, in words.
+fn current(one: &ProgrammedJson) -> &'static str {
+    match one {
+        ProgrammedJson { current: false, .. } => "no",
+        ProgrammedJson { frontends: Some(0), .. } => "nothing",
+        ProgrammedJson { problems, .. } if problems.is_empty() => "yes",
+        _ => "in part",
+    }
+}
+
 fn list(all: &All, selector: &ServiceSelector) -> List<ProgrammedJson> {
     let columns = [
         Column::new("SERVICE").sorted_by("name"),
@@ -123,7 +140,7 @@ fn list(all: &All, selector: &ServiceSelector) -> List<ProgrammedJson> {
         let cells = vec![
             name.clone(),
             one.resource_version.clone().unwrap_or_else(|| "-".to_owned()),
-            if one.current { "yes" } else { "no" }.to_owned(),
+            current(one).to_owned(),
             one.endpoint_slices.len().to_string(),
             one.programmed_since.clone(),
             one.problems.len().to_string(),
@@ -140,14 +157,15 @@ mod tests {
     use crate::cli::args::list::Output;
 
     fn all() -> All {
-        let one = |name: &str, problems: &[&str]| {
+        let one = |name: &str, frontends: usize, problems: &[&str]| {
             serde_json::json!({
                 "namespace": "default", "name": name, "uid": null, "resourceVersion": "7", "generation": null,
                 "endpointSlices": [{"name": "a", "uid": null, "resourceVersion": null, "generation": null}],
-                "programmedSince": "2026-01-01T00:00:00Z", "current": true, "problems": problems,
+                "programmedSince": "2026-01-01T00:00:00Z", "current": true, "frontends": frontends,
+                "problems": problems,
             })
         };
-        let services = [one("web", &[]), one("db", &["no room"])];
+        let services = [one("web", 2, &[]), one("db", 1, &["no room"]), one("mail", 0, &["taken"])];
         serde_json::from_value(serde_json::json!({"node": "a", "synced": true, "services": services}))
             .unwrap()
     }
@@ -157,7 +175,9 @@ mod tests {
         let text = list(&all(), &ServiceSelector::default()).render(Output::Text, false).unwrap();
         assert_eq!(
             text,
-            "default/web  7  yes  1  2026-01-01T00:00:00Z  0\ndefault/db   7  yes  1  2026-01-01T00:00:00Z  1\n"
+            "default/web   7  yes      1  2026-01-01T00:00:00Z  0\n\
+             default/db    7  in part  1  2026-01-01T00:00:00Z  1\n\
+             default/mail  7  nothing  1  2026-01-01T00:00:00Z  1\n"
         );
     }
 
@@ -168,6 +188,8 @@ mod tests {
         check(&all(), &named("svc/web")).unwrap();
         let error = check(&all(), &named("wbe")).unwrap_err().to_string();
         assert!(error.contains("did you mean default/web?"), "{error}");
+        let error = check(&all(), &named("web:nope")).unwrap_err().to_string();
+        assert!(error.contains("without :PORT"), "{error}");
         let namespace = ServiceSelector { namespace: Some("defualt".to_owned()), ..Default::default() };
         let error = check(&all(), &namespace).unwrap_err().to_string();
         assert!(error.contains("did you mean default?"), "{error}");

@@ -11,7 +11,7 @@ use proxy_common::reason::Reason;
 
 use crate::config::value::{self, ValueError};
 use crate::maps::view::FlowState;
-use crate::model::net::Protocol;
+use proxy_core::model::net::Protocol;
 
 /// Why an argument is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use super::args::list::{ApiArgs, NamespaceArgs, SelectorArgs};
 use super::show::unmanaged_note;
 use crate::maps::view::{NameRow, Snapshot, View, ViewError};
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Words in front of a name, as in kubectl.
 const KINDS: [&str; 3] = ["service/", "services/", "svc/"];
@@ -75,6 +75,15 @@ pub struct ServiceFilter {
 impl ServiceFilter {
     /// Parses `NAME` or `NAMESPACE/NAME`, with or without `svc/` in front; the flags give the namespace of a name without one.
     pub fn parse(text: &str, flags: &NamespaceArgs) -> Result<Self, SelectorError> {
+        Self::parse_with_default(text, flags, DEFAULT_NAMESPACE)
+    }
+
+    /// Parses like [`ServiceFilter::parse`]; without flags, a name without namespace is in the namespace `default`.
+    pub fn parse_with_default(
+        text: &str,
+        flags: &NamespaceArgs,
+        default: &str,
+    ) -> Result<Self, SelectorError> {
         let rest = KINDS.iter().find_map(|kind| text.strip_prefix(kind)).unwrap_or(text);
         let (namespace, rest) = match rest.split_once('/') {
             Some((namespace, rest)) => (Some(namespace), rest),
@@ -92,9 +101,14 @@ impl ServiceFilter {
             }
             (Some(named), _) => Some(named.to_owned()),
             (None, _) if flags.all_namespaces => None,
-            (None, flag) => Some(flag.clone().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())),
+            (None, flag) => Some(flag.clone().unwrap_or_else(|| default.to_owned())),
         };
         Ok(Self { namespace, name: name.to_owned(), port: port.map(str::to_owned) })
+    }
+
+    /// Whether the filter names only one port.
+    pub(in crate::cli) const fn has_port(&self) -> bool {
+        self.port.is_some()
     }
 
     /// Whether the filter selects the Service with this name, whatever its ports.
@@ -104,15 +118,15 @@ impl ServiceFilter {
 
     /// Whether the filter selects this Service port. A number is compared with the ports of its frontends.
     pub fn matches(&self, id: u32, name: &NameRow, snapshot: &Snapshot) -> bool {
-        if !self.is_of(&name.namespace, &name.name) {
-            return false;
-        }
+        let frontends = snapshot.frontends.iter().filter(|row| row.service == id);
+        self.is_of(&name.namespace, &name.name) && self.is_port(&name.port, frontends.map(|row| row.port))
+    }
+
+    /// Whether the filter selects the port with this name, whose frontends have these numbers.
+    pub fn is_port(&self, name: &str, mut numbers: impl Iterator<Item = u16>) -> bool {
         let Some(port) = &self.port else { return true };
         let number: Option<u16> = port.parse().ok();
-        *port == name.port
-            || number.is_some_and(|number| {
-                snapshot.frontends.iter().any(|row| row.service == id && row.port == number)
-            })
+        port == name || number.is_some_and(|number| numbers.any(|one| one == number))
     }
 
     /// Returns the error that no Service port is selected.
@@ -140,7 +154,7 @@ impl ServiceFilter {
 }
 
 /// Returns Services with a similar name, as text: those of this name in other namespaces first.
-pub(in crate::cli) fn nearest_services(filter: &ServiceFilter, services: &BTreeSet<(&str, &str)>) -> String {
+pub fn nearest_services(filter: &ServiceFilter, services: &BTreeSet<(&str, &str)>) -> String {
     let ServiceFilter { namespace, name, port: _ } = filter;
     let join = |(space, name): &(&str, &str)| format!("{space}/{name}");
     let mut found: Vec<String> = services.iter().filter(|(_, one)| *one == name).map(join).collect();
@@ -244,10 +258,7 @@ impl ServiceSelector {
     }
 
     /// Fails if the selected namespace is none of these.
-    pub(in crate::cli) fn check_namespace<'a>(
-        &self,
-        known: impl IntoIterator<Item = &'a str>,
-    ) -> Result<(), SelectorError> {
+    pub fn check_namespace<'a>(&self, known: impl IntoIterator<Item = &'a str>) -> Result<(), SelectorError> {
         let known: BTreeSet<&str> = known.into_iter().collect();
         match &self.namespace {
             Some(namespace) if !known.contains(&**namespace) => Err(SelectorError::NoNamespace {

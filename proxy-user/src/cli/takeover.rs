@@ -43,8 +43,10 @@ pub enum TakeoverError {
     },
     /// kube-proxy still runs, and would write its rules again.
     #[error(
-        "kube-proxy is still running on this node (process {0}), and would write its rules again; stop it first, for example with \
-         `kubectl -n kube-system delete daemonset kube-proxy`"
+        "kube-proxy is still running on this node (process {0}), and would write its rules again; stop it first, and keep its \
+         objects: `kubectl -n kube-system patch daemonset kube-proxy -p \
+         '{{\"spec\":{{\"template\":{{\"spec\":{{\"nodeSelector\":{{\"ballast.io/kube-proxy\":\"true\"}}}}}}}}}}'` \
+         (docs/migration.md)"
     )]
     StillRuns(u32),
     /// Without kube-proxy, no proxy would serve the Services.
@@ -130,7 +132,7 @@ pub fn run(args: &TakeoverArgs) -> Result<String, TakeoverError> {
 }
 
 /// Returns the agent's state. If kube-proxy has just released the address, waits until the agent tries to listen again.
-fn answer(at: Listen) -> AgentState {
+fn answer(at: Option<Listen>) -> AgentState {
     let end = Instant::now() + UNTIL_IT_LISTENS;
     loop {
         match probe(at) {
@@ -188,6 +190,14 @@ fn is_services(to: &SocketAddr, destination: &BTreeSet<(IpAddr, u16)>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn running_kube_proxy_is_stopped_as_the_documentation_says() {
+        let error = TakeoverError::StillRuns(7).to_string();
+        let command = error.split('`').nth(1).unwrap();
+        assert!(command.contains("patch daemonset"), "{error}");
+        assert!(include_str!("../../../docs/migration.md").contains(command), "{command}");
+    }
 
     #[test]
     fn services_are_known_by_address_or_node_port() {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use clap::{Command, CommandFactory as _};
 
 use super::args::Args;
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 const PREFIX: &str = "BALLAST_";
 

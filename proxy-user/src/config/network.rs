@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 use super::error::ConfigError;
 use super::value::{DetectLocalMode, NodePortAddress, NodePortRange, SnatPorts};
 use crate::host::selection::Pattern;
-use crate::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
+use proxy_core::model::settings::{DetectLocal, NodePortAddresses, NodeSettings};
 
 /// Addresses, devices, and how pods of this node are recognized. The fields are the flags with these names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -52,8 +52,13 @@ pub struct Network {
     pub source_ranges_strict: bool,
 }
 
-/// Returns the checked settings; `address` is the value of `--bind-address`.
-pub fn node_settings(network: &Network, address: IpAddr) -> Result<NodeSettings, ConfigError> {
+/// Returns the checked settings; `address` is the value of `--bind-address`, `masquerade_mark` that of kube-proxy's
+/// `masqueradeBit`.
+pub fn node_settings(
+    network: &Network,
+    address: IpAddr,
+    masquerade_mark: u32,
+) -> Result<NodeSettings, ConfigError> {
     if let Some(both) = network.uplinks.iter().find(|pattern| network.local_devices.contains(pattern)) {
         return Err(ConfigError::BothSides(both.to_string()));
     }
@@ -68,7 +73,7 @@ pub fn node_settings(network: &Network, address: IpAddr) -> Result<NodeSettings,
         node_port_addresses: node_port_addresses(&network.nodeport_addresses),
         detect_local: detect_local(network)?,
         masquerade_all: network.masquerade_all.unwrap_or_default(),
-        masquerade_external: network.masquerade_external,
+        masquerade_mark: if network.masquerade_external { masquerade_mark } else { 0 },
         vip_echo: network.vip_echo,
         snat_ports: network.snat_ports.map_or(SNAT_PORTS, |ports| ports.0),
         node_ports: network.service_node_port_range.0,
@@ -148,7 +153,8 @@ mod tests {
     fn settings(flags: &str) -> Result<NodeSettings, String> {
         let cli = Cli::try_parse_from([""].into_iter().chain(flags.split_whitespace()));
         let args = cli.map_err(|error| error.to_string())?.network;
-        node_settings(&args.into(), std::net::Ipv4Addr::UNSPECIFIED.into()).map_err(|error| error.to_string())
+        node_settings(&args.into(), std::net::Ipv4Addr::UNSPECIFIED.into(), 1 << 14)
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -158,7 +164,7 @@ mod tests {
         let all = NodePortAddresses { all: true, ..NodePortAddresses::default() };
         assert_eq!(
             settings("").unwrap(),
-            NodeSettings { node_port_addresses: all, masquerade_external: true, ..NodeSettings::default() }
+            NodeSettings { node_port_addresses: all, masquerade_mark: 1 << 14, ..NodeSettings::default() }
         );
     }
 

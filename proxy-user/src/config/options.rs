@@ -12,8 +12,8 @@ use super::paths::Paths;
 use super::sizes::Sizes;
 use super::value::{Listen, LogFormat, LogLevel, ProxyMode};
 use crate::host::selection::DevicePattern;
-use crate::model::settings::GivenFlowTimeouts;
 use crate::programs::PacketHook;
+use proxy_core::model::settings::GivenFlowTimeouts;
 
 /// The default time between two full comparisons.
 pub const SYNC_PERIOD: Duration = Duration::from_secs(30);

@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::value::{AlgorithmName, seconds};
-use crate::model::ForwardingMode;
-use crate::model::annotations::Annotations;
-use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
 use crate::programs::{TcxOrder, Xdp};
+use proxy_core::model::ForwardingMode;
+use proxy_core::model::annotations::Annotations;
+use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
 
 /// How sockets and packets are handled. The fields are the flags with these names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

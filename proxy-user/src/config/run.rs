@@ -16,10 +16,10 @@ use super::paths::Paths;
 use super::value::{Listen, LogFormat, LogLevel, ProxyMode, SnatPorts, seconds};
 use crate::host::selection::Selection;
 use crate::host::{memory, ports};
-use crate::model::net::IpFamily;
-use crate::model::ports::{LOCAL_PORTS, snat_ports};
-use crate::model::settings::{FlowTimeouts, NodeSettings};
 use crate::programs::{Capacities, PacketHook};
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::ports::{LOCAL_PORTS, snat_ports};
+use proxy_core::model::settings::{FlowTimeouts, NodeSettings};
 
 /// The port of the health server, as in kube-proxy.
 pub const HEALTHZ_PORT: u16 = 10_256;
@@ -192,7 +192,7 @@ impl RunConfig {
             socket_drop: paths.socket_drop,
             node_port_bind: paths.node_port_bind,
             timeouts: flow_timeouts,
-            ..node_settings(&network, bind_address)?
+            ..node_settings(&network, bind_address, kube_proxy.masquerade_mark)?
         };
 
         Ok(Self {

@@ -5,8 +5,8 @@ use proxy_common::map_names;
 use proxy_common::stats::ServiceStats;
 
 use super::error::ConfigError;
-use crate::model::settings::Conntrack;
 use crate::programs::Capacities;
+use proxy_core::model::settings::Conntrack;
 
 /// kube-proxy's default of `conntrack.maxPerCore`.
 const MAX_PER_CORE: u32 = 32_768;

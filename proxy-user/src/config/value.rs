@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use serde::Serializer;
 
 use crate::host::selection::{DevicePattern, Pattern};
-use crate::model::settings::FlowTimeouts;
+use proxy_core::model::settings::FlowTimeouts;
 
 mod algorithm;
 mod detect_local;
@@ -127,6 +127,17 @@ pub fn uplink_pattern(text: &str) -> Result<Pattern, ValueError> {
 /// Parses one pattern of `--local-devices`.
 pub fn local_device_pattern(text: &str) -> Result<Pattern, ValueError> {
     text.parse().map_err(|_| ValueError::LocalDevices)
+}
+
+/// Checks the URL of an API server. As with kube-proxy, an empty one counts as none.
+pub fn api_server(text: &str) -> Result<String, ValueError> {
+    let is_usable =
+        |url: &http::Uri| matches!(url.scheme_str(), Some("https" | "http")) && url.authority().is_some();
+    if text.is_empty() || text.parse().is_ok_and(|url| is_usable(&url)) {
+        Ok(text.to_owned())
+    } else {
+        Err(ValueError::ApiServer)
+    }
 }
 
 /// Parses a range of addresses; bits after the prefix are ignored.
@@ -320,6 +331,18 @@ mod tests {
     #[case("many", false)]
     fn capacities(#[case] text: &str, #[case] legal: bool) {
         assert_eq!(capacity(text).is_ok(), legal);
+    }
+
+    #[rstest]
+    #[case("", true)]
+    #[case("https://192.0.2.1:6443", true)]
+    #[case("http://[2001:db8::1]", true)]
+    #[case("foo:bar", false)]
+    #[case("192.0.2.1:6443", false)]
+    #[case("/path", false)]
+    #[case("ftp://192.0.2.1", false)]
+    fn urls_of_api_servers(#[case] text: &str, #[case] legal: bool) {
+        assert_eq!(api_server(text).is_ok(), legal);
     }
 
     #[rstest]

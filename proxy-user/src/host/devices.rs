@@ -1,6 +1,7 @@
 //! The network devices of this network namespace.
 
-use std::io;
+use std::path::Path;
+use std::{fs, io};
 
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
@@ -10,7 +11,10 @@ use rtnetlink::packet_route::link::{
 
 use super::netlink::Netlink;
 use super::seen::Entry;
-use crate::model::DeviceKind;
+use proxy_core::model::DeviceKind;
+
+/// The devices of the network namespace for which this was mounted.
+const SYSFS: &str = "/sys/class/net";
 
 /// A network device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub struct Device {
     pub kind: DeviceKind,
     /// Whether it is a port of a bond or a team.
     pub bonded: bool,
+    /// Whether it is the NIC of a virtual machine, whose hypervisor hands over large packets in one piece.
+    pub paravirtual: bool,
     /// Whether its packets begin with an IP header.
     pub no_header: bool,
     /// The device of which it is a port.
@@ -142,7 +148,17 @@ fn read(link: &LinkMessage) -> Option<Device> {
             _ => {}
         }
     }
+    device.paravirtual =
+        device.kind == DeviceKind::Physical && is_paravirtual(Path::new(SYSFS), &device.name);
     (!device.name.is_empty()).then_some(device)
+}
+
+/// Whether the driver of a device is one of a hypervisor. These turn off large receives while an XDP program is attached
+/// (`drivers/net/virtio_net.c`: `virtnet_clear_guest_offloads`).
+fn is_paravirtual(sysfs: &Path, name: &str) -> bool {
+    const DRIVERS: [&str; 5] = ["virtio_net", "hv_netvsc", "vif", "xen-netfront", "vmxnet3"];
+    let driver = fs::read_link(sysfs.join(name).join("device/driver")).ok();
+    driver.and_then(|path| Some(DRIVERS.contains(&path.file_name()?.to_str()?))).unwrap_or_default()
 }
 
 fn of_kind(kind: &InfoKind) -> DeviceKind {
@@ -204,6 +220,18 @@ const fn has_no_header(kind: LinkLayerType) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nic_of_a_hypervisor_is_known_by_its_driver() {
+        let sysfs = tempfile::tempdir().unwrap();
+        for (name, driver) in [("eth0", "virtio_net"), ("eth1", "ixgbe")] {
+            let device = sysfs.path().join(name).join("device");
+            fs::create_dir_all(&device).unwrap();
+            std::os::unix::fs::symlink(format!("../../bus/drivers/{driver}"), device.join("driver")).unwrap();
+        }
+        let found = ["eth0", "eth1", "lo"].map(|name| is_paravirtual(sysfs.path(), name));
+        assert_eq!(found, [true, false, false]);
+    }
 
     #[test]
     fn links_are_read_as_the_kernel_describes_them() {

@@ -17,11 +17,11 @@ use super::devices::Device;
 use super::netfilter::kube_proxy_rules::KubeProxyRules;
 use super::netfilter::masquerade;
 use super::netlink::Netlink;
-use super::ports;
 use super::seen::{Entry, Present};
 use super::selection::Pattern;
 use super::xfrm;
-use crate::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
+use super::{lock, ports};
+use proxy_core::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
 
 /// `RT_TABLE_LOCAL` (include/uapi/linux/rtnetlink.h).
 const RT_TABLE_LOCAL: u8 = 255;
@@ -38,8 +38,10 @@ pub struct HostFacts {
     /// The loopback device shall accept packets of this node's own addresses (`accept_local`), by which the programs give
     /// packets to the stack.
     pub opens_loopback: bool,
-    /// Whether netfilter has to masquerade the packets that the programs mark; `None`: netfilter is not touched.
-    pub masquerade_external: Option<bool>,
+    /// The mark of the packets that netfilter has to masquerade, 0: none; `None`: netfilter is not touched.
+    pub masquerade_mark: Option<u32>,
+    /// The folder that `ballast end-udp-sockets` locks while it runs; `None`: the agent itself ends sockets of pods.
+    pub sockets_lock: Option<PathBuf>,
     /// The cgroup to which the socket programs are attached; `None`: the cgroups of pods are not looked for.
     pub cgroup: Option<PathBuf>,
 }
@@ -67,12 +69,13 @@ impl HostFacts {
         };
         let devices = devices.iter().map(|device| self.device(device, &addresses)).collect();
         // An agent without the privilege to read the rules cannot attach programs either, which is reported elsewhere.
-        let (has_kube_proxy_rules, masquerades, pod_cgroups) = if what.unnotified {
+        let (has_kube_proxy_rules, masquerades, pod_cgroups, pod_sockets_stay) = if what.unnotified {
             let has_rules = KubeProxyRules::read().is_ok_and(|found| found.may_have_connections());
             let pod_cgroups = self.cgroup.as_deref().map(cgroup::of_pods).unwrap_or_default();
-            (has_rules, self.masquerades(), pod_cgroups)
+            let stay = self.sockets_lock.as_deref().is_some_and(|folder| !lock::is_held(folder));
+            (has_rules, self.masquerades(), pod_cgroups, stay)
         } else {
-            (known.has_kube_proxy_rules, known.masquerades, known.pod_cgroups)
+            (known.has_kube_proxy_rules, known.masquerades, known.pod_cgroups, known.pod_sockets_stay)
         };
         let local_ports = ports::local();
         let (netns_cookie, loopback_is_closed) =
@@ -104,22 +107,23 @@ impl HostFacts {
             ipsec,
             has_policy_routes,
             masquerades,
+            pod_sockets_stay,
             loopback_is_closed,
         })
     }
 
     /// Creates the rule of netfilter that masquerades, if it is wanted and missing; returns whether there is one.
     fn masquerades(&self) -> bool {
-        let Some(wanted) = self.masquerade_external else { return false };
-        let ensured = masquerade::ensure(wanted);
+        let Some(mark) = self.masquerade_mark else { return false };
+        let ensured = masquerade::ensure(mark);
         if let Err(error) = &ensured {
             tracing::debug!(%error, "cannot change the rules of netfilter");
         }
-        wanted && ensured.is_ok()
+        mark != 0 && ensured.is_ok()
     }
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {
-        let Device { ifindex, ref name, kind, no_header, mac, master, below, .. } = *device;
+        let Device { ifindex, ref name, kind, no_header, ethernet, mac, master, below, .. } = *device;
         let own = || addresses.get(&ifindex).into_iter().flatten();
         let is_among = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
         let role = if is_among(&self.local_devices) {
@@ -132,6 +136,7 @@ impl HostFacts {
         let host = HostDevice {
             role,
             no_header,
+            unknown_header: !ethernet && !no_header,
             mac,
             kind,
             parent: below.filter(|_| kind == DeviceKind::Stacked),
@@ -142,7 +147,7 @@ impl HostFacts {
                 .filter_map(|is_v6| own().find(|own| !own.secondary && own.address.is_ipv6() == is_v6))
                 .map(|own| own.address)
                 .collect(),
-            in_subnets: own().filter(|own| own.in_subnet).map(|own| own.address).collect(),
+            subnets: own().filter_map(Own::subnet).collect(),
             name: name.clone(),
         };
         (ifindex, host)
@@ -202,8 +207,14 @@ pub(super) fn is_local_route(header: &RouteHeader) -> bool {
 pub(super) struct Own {
     pub address: IpAddr,
     secondary: bool,
-    /// Whether its prefix is shorter than the address.
-    in_subnet: bool,
+    prefix: u8,
+}
+
+impl Own {
+    /// Returns the address with its prefix, if that is shorter than the address.
+    fn subnet(&self) -> Option<IpNet> {
+        IpNet::new(self.address, self.prefix).ok().filter(|net| net.prefix_len() < net.max_prefix_len())
+    }
 }
 
 /// The addresses by index of the device, in the kernel's order.
@@ -256,9 +267,7 @@ fn read_address(message: &AddressMessage) -> Option<Own> {
         }
     };
     let secondary = flags.contains(AddressHeaderFlags::Secondary);
-    let longest = if address.is_ipv4() { 32 } else { 128 };
-    let in_subnet = message.header.prefix_len < longest;
-    usable.then_some(Own { address, secondary, in_subnet })
+    usable.then_some(Own { address, secondary, prefix: message.header.prefix_len })
 }
 
 /// Returns the default routes in the order of their metrics, and the ranges that are local by a route alone.

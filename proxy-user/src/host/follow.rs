@@ -18,7 +18,7 @@ use super::devices::{self, Device};
 use super::facts::{self, FactsToRead, Host, HostFacts, Placed, is_default_route, is_local_route};
 use super::seen::{Entry as _, Present, Seen};
 use super::xfrm;
-use crate::model::{Event, HostView};
+use proxy_core::model::{Event, HostView};
 
 /// The pause after a notification, so that a burst of changes causes one read.
 const DEBOUNCE: Duration = Duration::from_millis(50);

@@ -5,6 +5,7 @@ pub mod devices;
 pub mod diag;
 pub mod facts;
 pub mod follow;
+pub mod lock;
 pub mod manager;
 pub mod memory;
 pub mod netfilter;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Serialize, Serializer};
 
 use super::devices::Device;
-use crate::model::DeviceKind;
+use proxy_core::model::DeviceKind;
 
 /// The text is not a pattern of device names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -15,7 +15,7 @@ use rtnetlink::sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSoc
 
 use super::netfilter::message::{NESTED, attributes, put};
 use super::netlink::Netlink;
-use crate::model::IpsecPolicy;
+use proxy_core::model::IpsecPolicy;
 
 /// `XFRM_MSG_NEWPOLICY`, `XFRM_MSG_GETPOLICY`, `XFRM_MSG_GETDEFAULT`.
 const NEW_POLICY: u16 = 0x13;

@@ -8,10 +8,10 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tokio::sync::{mpsc, watch};
 
+use crate::driver::{Programmed, Status};
 use crate::metrics::Metrics;
-use crate::model::notice::Notice;
 use crate::page::Agent;
-use crate::sync::{Programmed, Status};
+use proxy_core::model::notice::Notice;
 
 /// The pause between two attempts to listen.
 pub(super) const RETRY: Duration = Duration::from_secs(5);

@@ -5,7 +5,7 @@
 //! sync was, and so is every family before the first list.
 //!
 //! `/healthz` also fails if most of a family could not be programmed for longer than two sync periods
-//! ([`failing_families`](crate::sync::Reconciler::failing_families)), and if the node is about to be removed, so that load
+//! ([`failing_families`](proxy_core::sync::Reconciler::failing_families)), and if the node is about to be removed, so that load
 //! balancers stop sending traffic to it. `/livez` does not: a restart would help in neither case. An object that cannot be
 //! programmed has a problem, and changes the health of no node: all nodes would leave the load balancers at once.
 
@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
-use crate::model::net::IpFamily;
-use crate::sync::{NodeFate, Status};
+use crate::driver::{NodeFate, Status};
+use proxy_core::model::net::IpFamily;
 
 /// The state of the syncs of one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

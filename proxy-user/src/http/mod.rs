@@ -43,10 +43,10 @@ pub use answer::State;
 use answer::{RETRY, json, text, with_type};
 
 use crate::metrics::Format;
-use crate::model::notice::Notice;
 use crate::page;
 use health::{Check, HealthReport, Snapshot};
 use listen::Connections;
+use proxy_core::model::notice::Notice;
 
 /// The most connections of the health server, and of the metrics server, whose answers are larger.
 const MOST_HEALTH: usize = 256;

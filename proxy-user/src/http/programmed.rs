@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::answer::{State, json};
 use super::health;
-use crate::model::nearest::{did_you_mean, nearest};
-use crate::model::{Opaque, Problem, ServiceName, SliceName, Version};
-use crate::sync::ProgrammedService;
+use crate::driver::ProgrammedService;
+use proxy_core::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::{Opaque, Problem, ServiceName, SliceName, Version};
 
 /// The answer for all Services.
 #[derive(Serialize)]
@@ -32,6 +32,8 @@ struct One {
     /// In RFC 3339 format.
     programmed_since: String,
     current: bool,
+    /// 0: clients cannot connect to any address of it.
+    frontends: usize,
     problems: Vec<String>,
 }
 
@@ -111,6 +113,7 @@ fn one(name: &ServiceName, known: &ProgrammedService, problems: &[Problem]) -> O
             .collect(),
         programmed_since: health::rfc3339(Some(known.since)),
         current: known.is_current,
+        frontends: known.frontends,
         problems: problems.iter().filter(of_service).map(ToString::to_string).collect(),
     }
 }

@@ -19,10 +19,10 @@ use tokio::task::JoinHandle;
 use super::answer::{RETRY, State, json};
 use super::health::{Check, HealthReport, Snapshot};
 use super::listen::{Connections, open_one};
-use crate::model::ServiceName;
-use crate::model::net::IpFamily;
-use crate::model::notice::Notice;
-use crate::sync::Status;
+use crate::driver::Status;
+use proxy_core::model::ServiceName;
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::notice::Notice;
 
 /// The pause between the first and the second attempt to listen: a port that moves from one Service to another is free by then.
 const SOON: Duration = Duration::from_millis(200);

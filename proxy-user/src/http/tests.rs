@@ -2,9 +2,9 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use super::*;
+use crate::driver::{Programmed, Status};
 use crate::metrics::Metrics;
-use crate::model::Problem;
-use crate::sync::{Programmed, Status};
+use proxy_core::model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -166,9 +166,11 @@ async fn an_address_that_is_taken_is_the_end_where_that_is_asked_for() {
 
 /// Runs a driver that programs a Service with this version, and returns its record of what is programmed.
 async fn programmed(edition: &str) -> Programmed {
-    use crate::maps::{Capacity, MemoryStore};
-    use crate::model::{EndpointSlice, Event, Listing, NodeView, Service, ServiceName, SliceName, Version};
-    use crate::sync::{Driver, DriverSettings};
+    use crate::driver::{Driver, DriverSettings};
+    use proxy_core::model::{
+        EndpointSlice, Event, Listing, NodeView, Service, ServiceName, SliceName, Version,
+    };
+    use proxy_core::store::{Capacity, MemoryStore};
     let node = NodeView::new("node-a");
     let driver = Driver::new(MemoryStore::new(Capacity::default()), node, DriverSettings::default()).unwrap();
     let (known, mut status) = (driver.programmed(), driver.status());
@@ -186,7 +188,7 @@ async fn programmed(edition: &str) -> Programmed {
         ..Service::new(name.clone())
     };
     let slice = SliceName::new("default", "web-x");
-    let slice = EndpointSlice::new(slice, name, crate::model::net::IpFamily::V4);
+    let slice = EndpointSlice::new(slice, name, proxy_core::model::net::IpFamily::V4);
     let slice = EndpointSlice { version: version("77"), ..slice };
     events.send(Event::Reset(Listing::Services(vec![service]))).await.unwrap();
     events.send(Event::Reset(Listing::Slices(vec![slice]))).await.unwrap();
@@ -211,7 +213,7 @@ async fn what_is_programmed_is_told_with_its_edition() {
         (&"u-1".into(), &"41".into(), &3.into())
     );
     assert_eq!(one["endpointSlices"][0]["resourceVersion"], "77");
-    assert_eq!(one["current"], true);
+    assert_eq!((&one["current"], &one["frontends"]), (&true.into(), &0.into()));
     assert!(one["programmedSince"].as_str().is_some_and(|since| since.starts_with("20")), "{one}");
     assert_eq!(
         one["problems"],

@@ -1,16 +1,32 @@
 //! Answers of the nodes.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
-/// Output of a command on a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AgentOutput<T = String> {
+/// The output of a command, on a node or of the plugin.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome<T = String> {
     /// Standard output.
     pub stdout: T,
     /// Standard error.
     pub stderr: String,
     /// Whether the exit code was 0.
     pub is_well: bool,
+}
+
+impl Outcome {
+    /// Returns an output without messages.
+    pub(super) fn new(stdout: String, is_well: bool) -> Self {
+        Self { stdout, stderr: String::new(), is_well }
+    }
+
+    /// Adds what a node reports to standard error.
+    pub(super) fn note(&mut self, node: &str, text: &str) {
+        for line in text.trim().lines() {
+            // Writing to a `String` cannot fail.
+            let _ = writeln!(self.stderr, "{node}: {line}");
+        }
+    }
 }
 
 /// Answers of the nodes, or why a node did not answer, by the node's name.

@@ -4,16 +4,20 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::api::{AttachParams, AttachedProcess, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::time::timeout;
 
-use super::answers::AgentOutput;
-use super::error::KubectlError;
-use crate::cli::args::kubectl::ClusterArgs;
-use crate::model::nearest::{did_you_mean, nearest};
+use super::answers::Outcome;
+use super::error::{KubectlError, cause};
+use crate::cli::args::kubectl::{ClusterArgs, MergedSelectorArgs};
+use crate::cli::args::list::NamespaceArgs;
+use crate::cli::selector::ServiceFilter;
+use crate::cli::show::ShowError;
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Labels that the chart gives to the agents' pods.
 const AGENTS: &str = "app.kubernetes.io/name=ballast,app.kubernetes.io/component=agent";
@@ -34,6 +38,8 @@ const MOST: u64 = 64 << 20;
 pub struct Cluster {
     pub(super) client: Client,
     pub(super) namespace: String,
+    /// URL of the API server.
+    server: String,
     args: ClusterArgs,
 }
 
@@ -72,14 +78,41 @@ impl Cluster {
             None => Config::from_kubeconfig(&options).await.map_err(kubeconfig)?,
         };
         let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-        let client =
-            Client::try_from(config).map_err(KubectlError::api("create a client for the API server"))?;
-        Ok(Self { client, namespace, args: args.clone() })
+        let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+        let client = Client::try_from(config)
+            .map_err(|error| KubectlError::api(&server, "create a client for the API server", &error))?;
+        Ok(Self { client, namespace, server, args: args.clone() })
     }
 
-    /// Returns the namespace that the command line gives.
-    pub fn flag_namespace(&self) -> Option<&str> {
-        self.args.namespace.as_deref()
+    /// Returns the conversion of an error of a request, which is described in words.
+    pub(super) fn failed(&self, what: &'static str) -> impl Fn(kube::Error) -> KubectlError {
+        move |error| KubectlError::api(&self.server, what, &error)
+    }
+
+    /// Returns which namespaces the command line gives.
+    pub fn namespaces(&self, args: &MergedSelectorArgs) -> NamespaceArgs {
+        NamespaceArgs { namespace: self.args.namespace.clone(), all_namespaces: args.all_namespaces }
+    }
+
+    /// Returns the named Services. A name without namespace is in the namespace of the context, as in kubectl.
+    pub fn filters(&self, args: &MergedSelectorArgs) -> Result<Vec<ServiceFilter>, ShowError> {
+        let flags = self.namespaces(args);
+        let parse = |text: &String| ServiceFilter::parse_with_default(text, &flags, &self.namespace);
+        Ok(args.services.iter().map(parse).collect::<Result<_, _>>()?)
+    }
+
+    /// Returns the arguments that select the same Services on a node.
+    pub fn selection(&self, args: &MergedSelectorArgs) -> Result<Vec<String>, ShowError> {
+        let NamespaceArgs { namespace, all_namespaces } = self.namespaces(args);
+        let mut words = Vec::new();
+        if all_namespaces {
+            words.push("--all-namespaces".to_owned());
+        } else {
+            words.extend(namespace.map(|namespace| format!("--namespace={namespace}")));
+        }
+        words.extend(args.selector.iter().map(|labels| format!("--selector={labels}")));
+        words.extend(self.filters(args)?.iter().map(ToString::to_string));
+        Ok(words)
     }
 
     /// Returns how long a node may take to answer.
@@ -94,18 +127,18 @@ impl Cluster {
             None => Api::all(self.client.clone()),
         };
         let pods = pods.list(&ListParams::default().labels(AGENTS)).await;
-        let pods = pods.map_err(KubectlError::api("list the agents' pods"))?.items;
+        let pods = pods.map_err(self.failed("list the agents' pods"))?.items;
         select(pods.into_iter().filter_map(agent).collect(), &self.args.node)
     }
 
     /// Runs `ballast` with these arguments on a node. Returns its output, or why there is none.
-    pub async fn ask(&self, agent: &Agent, arguments: &[String]) -> Result<AgentOutput, String> {
-        let AgentOutput { stdout, stderr, is_well } = self.ask_bytes(agent, arguments).await?;
-        Ok(AgentOutput { stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr, is_well })
+    pub async fn ask(&self, agent: &Agent, arguments: &[String]) -> Result<Outcome, String> {
+        let Outcome { stdout, stderr, is_well } = self.ask_bytes(agent, arguments).await?;
+        Ok(Outcome { stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr, is_well })
     }
 
     /// Runs `ballast` on a node like [`Cluster::ask`]. Its standard output need not be text.
-    async fn ask_bytes(&self, agent: &Agent, arguments: &[String]) -> Result<AgentOutput<Vec<u8>>, String> {
+    async fn ask_bytes(&self, agent: &Agent, arguments: &[String]) -> Result<Outcome<Vec<u8>>, String> {
         let asked = async {
             let mut process = self.exec(agent, arguments, Stdin::None).await?;
             let status = process.take_status();
@@ -115,9 +148,12 @@ impl Cluster {
                 Some(status) => status.await,
                 None => None,
             };
-            let is_well = status.is_some_and(|status| status.status.as_deref() == Some("Success"));
-            let stderr = String::from_utf8_lossy(&stderr?).into_owned();
-            Ok(AgentOutput { stdout: stdout?, stderr, is_well })
+            let is_well = is_success(status.as_ref());
+            let mut stderr = String::from_utf8_lossy(&stderr?).into_owned();
+            if !is_well && stderr.is_empty() {
+                stderr = failure(status);
+            }
+            Ok(Outcome { stdout: stdout?, stderr, is_well })
         };
         match timeout(self.args.patience, asked).await {
             Ok(answer) => answer,
@@ -130,7 +166,7 @@ impl Cluster {
         &self,
         agents: &[Agent],
         arguments: &[&str],
-    ) -> Vec<(String, Result<AgentOutput, String>)> {
+    ) -> Vec<(String, Result<Outcome, String>)> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
         let ask = |agent: Agent| {
             let arguments = &arguments;
@@ -145,7 +181,7 @@ impl Cluster {
         &self,
         agents: Vec<Agent>,
         arguments: &[&str],
-    ) -> impl Stream<Item = (String, Result<AgentOutput<Vec<u8>>, String>)> {
+    ) -> impl Stream<Item = (String, Result<Outcome<Vec<u8>>, String>)> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
         let ask = move |agent: Agent| {
             let arguments = arguments.clone();
@@ -167,9 +203,20 @@ impl Cluster {
         let attach = attach.stdin(stdin == Stdin::Open).stdout(true).stderr(true);
         let process = pods.exec(&agent.pod, command.collect::<Vec<_>>(), &attach).await;
         process.map_err(|error| {
-            format!("cannot run `ballast` in pod {}/{}: {error}", agent.namespace, agent.pod)
+            format!("cannot run `ballast` in pod {}/{}: {}", agent.namespace, agent.pod, cause(&error))
         })
     }
+}
+
+/// Whether a process has ended with exit code 0.
+pub(super) fn is_success(status: Option<&Status>) -> bool {
+    status.is_some_and(|status| status.status.as_deref() == Some("Success"))
+}
+
+/// Returns why a process that printed no message has failed.
+pub(super) fn failure(status: Option<Status>) -> String {
+    let told = status.and_then(|status| status.message).filter(|message| !message.is_empty());
+    told.unwrap_or_else(|| "`ballast` failed in the agent's pod".to_owned())
 }
 
 /// Reads the output of a process, up to [`MOST`] bytes.

@@ -2,7 +2,12 @@
 
 use std::net::SocketAddr;
 
+use axum::http::StatusCode;
+use kube::client::UpgradeConnectionError;
+
+use crate::cli::show::ShowError;
 use crate::cli::sysdump::SysdumpError;
+use proxy_core::model::problem::chain;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -10,13 +15,21 @@ pub enum KubectlError {
     /// The kubeconfig cannot be used.
     #[error("cannot use the kubeconfig: {0}; give a file with --kubeconfig, or a context with --context")]
     Kubeconfig(#[source] Box<kube::config::KubeconfigError>),
-    /// A request to the API server failed.
-    #[error("cannot {what}: {source}")]
+    /// The API server does not answer.
+    #[error("the API server {server} does not answer ({cause}); check --kubeconfig and --context")]
+    Silent {
+        /// URL of the server.
+        server: String,
+        /// Why there is no answer.
+        cause: String,
+    },
+    /// The API server refused a request, or sent an unusable answer.
+    #[error("cannot {what}: {cause}")]
     Api {
         /// The request, in words.
         what: &'static str,
         /// Cause of the failure.
-        source: Box<kube::Error>,
+        cause: String,
     },
     /// No agent was found.
     #[error(
@@ -27,7 +40,7 @@ pub enum KubectlError {
         labels: &'static str,
     },
     /// A named node has no agent.
-    #[error("no agent runs on node {node}{meant}")]
+    #[error("no agent runs on node {node}{meant} (`kubectl ballast status` lists the nodes)")]
     NoNode {
         /// The named node.
         node: String,
@@ -45,9 +58,9 @@ pub enum KubectlError {
         /// Message of the node.
         message: String,
     },
-    /// The output cannot be written as JSON.
-    #[error("cannot write the output as JSON: {0}")]
-    Json(#[from] serde_json::Error),
+    /// The arguments select nothing, or the output cannot be written as JSON or YAML.
+    #[error(transparent)]
+    Show(#[from] ShowError),
     /// The archive cannot be written.
     #[error(transparent)]
     Sysdump(#[from] SysdumpError),
@@ -65,7 +78,28 @@ pub enum KubectlError {
 }
 
 impl KubectlError {
-    pub(super) fn api(what: &'static str) -> impl Fn(kube::Error) -> Self {
-        move |source| Self::Api { what, source: Box::new(source) }
+    /// Returns the error of a failed request to this server.
+    pub(super) fn api(server: &str, what: &'static str, error: &kube::Error) -> Self {
+        let cause = cause(error);
+        match error {
+            kube::Error::Service(_) | kube::Error::HyperError(_) => {
+                Self::Silent { server: server.to_owned(), cause }
+            }
+            _ => Self::Api { what, cause },
+        }
     }
+}
+
+/// Returns why a request failed, and what a user without rights needs.
+pub(super) fn cause(error: &kube::Error) -> String {
+    let (text, is_forbidden) = match error {
+        kube::Error::Api(status) => (status.message.clone(), status.code == StatusCode::FORBIDDEN.as_u16()),
+        kube::Error::Service(cause) => (chain(&**cause), false),
+        kube::Error::UpgradeConnection(cause) => {
+            let is_forbidden = matches!(cause, UpgradeConnectionError::ProtocolSwitch(status) if *status == StatusCode::FORBIDDEN);
+            (cause.to_string(), is_forbidden)
+        }
+        other => (chain(other), false),
+    };
+    if is_forbidden { text + "; the user needs the rights in docs/kubectl.md" } else { text }
 }

@@ -12,6 +12,7 @@ use kube::api::Portforwarder;
 use tokio::task::JoinHandle;
 
 use super::cluster::{Agent, Cluster};
+use super::error::cause;
 
 /// Maximum length of an answer that is read as a whole, in bytes.
 const MOST: usize = 1 << 20;
@@ -45,7 +46,7 @@ pub(super) async fn get(cluster: &Cluster, agent: &Agent, path: &str) -> Result<
         format!("cannot reach port {port} of pod {namespace}/{pod} through the API server: {error}")
     };
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
-    let mut forwarder = pods.portforward(pod, &[*port]).await.map_err(|error| cannot(&error))?;
+    let mut forwarder = pods.portforward(pod, &[*port]).await.map_err(|error| cannot(&cause(&error)))?;
     let refused = forwarder.take_error(*port);
     let stream = forwarder.take_stream(*port).ok_or_else(|| cannot(&"no stream"))?;
     let (mut sender, connection) =

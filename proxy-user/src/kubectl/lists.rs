@@ -7,29 +7,51 @@ use clap::ValueEnum as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::answers::{AgentOutput, PerNode};
+use super::answers::{Outcome, PerNode};
+use super::monitor::with_node;
+use super::stream;
 use crate::cli::args::kubectl::{NodeFlowArgs, NodeListArgs};
 use crate::cli::args::list::Output;
+use crate::cli::show::document;
 
-/// Returns the arguments of a list command on a node.
-pub(super) fn arguments(words: &[&str], args: &NodeListArgs, namespace: Option<&str>) -> Vec<String> {
-    let NodeListArgs { output, selector, sort_by, services } = args;
+/// Returns the arguments of a list command on a node; `selection`: those that select Services.
+pub(super) fn arguments(words: &[&str], args: &NodeListArgs, selection: Vec<String>) -> Vec<String> {
+    let NodeListArgs { output, sort_by, watch, output_watch_events, selector: _ } = args;
     let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
     // YAML is written here, of the JSON of the nodes.
     let output = if output.is_document() { Output::Json } else { *output };
     let format = output.to_possible_value().map(|value| format!("--output={}", value.get_name()));
     all.extend(format);
-    all.extend(namespace.map(|namespace| format!("--namespace={namespace}")));
-    all.extend(selector.iter().map(|labels| format!("--selector={labels}")));
     all.extend(sort_by.iter().map(|field| format!("--sort-by={field}")));
-    all.extend(services.iter().cloned());
+    if *watch {
+        all.extend(["--watch", stream::END_WITH_STDIN].map(str::to_owned));
+        all.extend(output_watch_events.then(|| "--output-watch-events".to_owned()));
+    }
+    all.extend(selection);
     all
 }
 
+/// Returns how the lines of a watched list are written, with the node in front; `width`: that of its column. Only the first
+/// line of each node that is a heading is written: every node writes the same.
+pub(super) fn watched(output: Output, width: usize) -> impl FnMut(&str, &str) -> Option<String> {
+    let mut begun = BTreeSet::new();
+    move |node, line| match output {
+        Output::Json | Output::Otlp => Some(with_node(node, line)),
+        Output::Yaml => {
+            let row: Value = serde_json::from_str(&with_node(node, line)).ok()?;
+            Some(format!("---\n{}", document(&row, output).ok()?.trim_end()))
+        }
+        Output::Text | Output::Wide if begun.insert(node.to_owned()) => {
+            (begun.len() == 1).then(|| format!("{:width$}  {line}", "NODE"))
+        }
+        Output::Text | Output::Wide | Output::Name | Output::Short => Some(format!("{node:width$}  {line}")),
+    }
+}
+
 /// Returns the arguments of `flow list` on a node.
-pub(super) fn flow_arguments(args: &NodeFlowArgs, namespace: Option<&str>) -> Vec<String> {
+pub(super) fn flow_arguments(args: &NodeFlowArgs, selection: Vec<String>) -> Vec<String> {
     let NodeFlowArgs { list, client, frontend, backend, state } = args;
-    let mut all = arguments(&["flow", "list"], list, namespace);
+    let mut all = arguments(&["flow", "list"], list, selection);
     for (flag, peer) in [("client", client), ("frontend", frontend), ("backend", backend)] {
         all.extend(peer.iter().map(|peer| format!("--{flag}={peer}")));
     }
@@ -37,41 +59,36 @@ pub(super) fn flow_arguments(args: &NodeFlowArgs, namespace: Option<&str>) -> Ve
     all
 }
 
-/// Returns the lists of all nodes as text, and whether all nodes have answered.
-pub(super) fn text(answers: &[(String, Result<AgentOutput, String>)], output: Output) -> (String, bool) {
-    let (mut text, mut names, mut well) = (String::new(), BTreeSet::new(), true);
+/// Returns the lists of all nodes as text; the exit code is 0 if all nodes have answered.
+pub(super) fn text(answers: &[(String, Result<Outcome, String>)], output: Output) -> Outcome {
+    let (mut all, mut names) = (Outcome::new(String::new(), true), BTreeSet::new());
     for (node, answer) in answers {
-        let told = match answer {
-            Ok(AgentOutput { stdout, is_well: true, .. }) if output == Output::Name => {
-                names.extend(stdout.lines());
-                continue;
-            }
-            Ok(AgentOutput { stdout, stderr, is_well: true }) if stdout.is_empty() => stderr,
-            Ok(AgentOutput { stdout, is_well: true, .. }) => stdout,
-            Ok(AgentOutput { stderr, .. }) => {
-                well = false;
-                stderr
-            }
-            Err(error) => {
-                well = false;
-                error
-            }
+        let (list, message, is_well) = match answer {
+            Ok(Outcome { stdout, stderr, is_well: true }) => (stdout.as_str(), stderr, true),
+            Ok(Outcome { stderr: message, .. }) | Err(message) => ("", message, false),
         };
-        // Writing to a `String` cannot fail.
-        let _ = writeln!(text, "{}{node}:\n{}", if text.is_empty() { "" } else { "\n" }, told.trim_end());
+        all.is_well &= is_well;
+        all.note(node, message);
+        if output == Output::Name {
+            names.extend(list.lines());
+        } else if !list.is_empty() {
+            let gap = if all.stdout.is_empty() { "" } else { "\n" };
+            // Writing to a `String` cannot fail.
+            let _ = writeln!(all.stdout, "{gap}{node}:\n{}", list.trim_end());
+        }
     }
-    let names: String = names.into_iter().flat_map(|name| [name, "\n"]).collect();
-    (names + &text, well)
+    all.stdout.extend(names.into_iter().flat_map(|name| [name, "\n"]));
+    all
 }
 
-/// Returns `{"nodes": {...}}`: for each node its document, or `{"error": ...}`; and whether all nodes have answered.
-pub(super) fn document(answers: &PerNode<Value>) -> (Value, bool) {
-    let one = |answer: &Result<Value, String>| match answer {
-        Ok(document) => document.clone(),
+/// Returns `{"nodes": {...}}`: for each node its document, or `{"error": ...}`.
+pub(super) fn by_node<T: Serialize>(answers: &PerNode<T>) -> Value {
+    let one = |answer: &Result<T, String>| match answer {
+        Ok(document) => serde_json::json!(document),
         Err(error) => serde_json::json!({ "error": error }),
     };
     let nodes: BTreeMap<_, _> = answers.iter().map(|(node, answer)| (node.as_str(), one(answer))).collect();
-    (serde_json::json!({ "nodes": nodes }), answers.values().all(Result::is_ok))
+    serde_json::json!({ "nodes": nodes })
 }
 
 /// The used part of `ballast check -o json`.

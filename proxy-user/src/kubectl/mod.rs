@@ -12,6 +12,7 @@ mod monitor;
 mod names;
 mod services;
 mod status;
+mod stream;
 mod sysdump;
 mod ui;
 mod wait;
@@ -22,105 +23,105 @@ use std::io::Write;
 use serde::de::DeserializeOwned;
 
 use crate::cli::args::kubectl::{
-    KubectlArgs, KubectlCommand, MergedOutput, MergedServiceCommand, NodeBackendCommand, NodeFlowCommand,
+    KubectlArgs, KubectlCommand, MergedServiceCommand, NodeBackendCommand, NodeFlowCommand, NodeListArgs,
 };
-use crate::cli::args::list::Output;
-use crate::cli::show::CommandOutput;
-use answers::{AgentOutput, PerNode};
+use crate::cli::show::document;
+pub use answers::Outcome;
+use answers::PerNode;
 use cluster::{Agent, Cluster};
 pub use error::KubectlError;
 
-/// Runs a command. Commands that follow events write them to `out`.
-pub fn run(args: &KubectlArgs, out: &mut impl Write) -> Result<CommandOutput, KubectlError> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run_async(args, out))
+/// Runs a command. Commands that follow events write them to `out`, and messages to `err`.
+pub fn run(args: &KubectlArgs, out: &mut impl Write, err: &mut impl Write) -> Result<Outcome, KubectlError> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run_async(args, out, err))
 }
 
-async fn run_async(args: &KubectlArgs, out: &mut impl Write) -> Result<CommandOutput, KubectlError> {
+async fn run_async(
+    args: &KubectlArgs,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<Outcome, KubectlError> {
     let cluster = Cluster::connect(&args.cluster).await?;
     match &args.command {
         KubectlCommand::Status { output } => {
             let answers: PerNode<status::Node> =
                 decoded(cluster.ask_all(&cluster.agents().await?, &["status", "-o", "json"]).await);
             let well = status::is_well(&answers);
-            let text = match output {
-                MergedOutput::Text => status::text(&answers),
-                MergedOutput::Json => json(&status::json(&answers))?,
+            let text = if output.is_document() {
+                document(&status::json(&answers), *output)?
+            } else {
+                status::text(&answers)
             };
-            Ok(CommandOutput { text, well })
+            Ok(Outcome::new(text, well))
         }
-        KubectlCommand::Service { command: MergedServiceCommand::List { output } } => {
-            let answers: PerNode<services::List> =
+        KubectlCommand::Service { command: MergedServiceCommand::List { output, selector } } => {
+            let selector = names::selector(&cluster, selector).await?;
+            let mut answers: PerNode<services::List> =
                 decoded(cluster.ask_all(&cluster.agents().await?, &["service", "list", "-o", "json"]).await);
-            let merged = services::merge(&answers);
-            let well = merged.silent.is_empty();
-            let text = match output {
-                MergedOutput::Text => services::text(&merged),
-                MergedOutput::Json => json(&merged)?,
-            };
-            Ok(CommandOutput { text, well })
+            services::select(&mut answers, &selector)?;
+            Ok(services::render(&services::merge(&answers), *output)?)
         }
         KubectlCommand::Check { output } => {
             let answers = cluster.ask_all(&cluster.agents().await?, &["check", "-o", "json"]).await;
             let answers: PerNode<lists::Checked> = decoded(answers);
             let (text, well) = lists::checked(&answers);
-            match output {
-                MergedOutput::Text => Ok(CommandOutput { text, well }),
-                MergedOutput::Json => {
-                    let values = answers.into_iter().map(|(node, one)| {
-                        (
-                            node,
-                            one.and_then(|one| serde_json::to_value(one).map_err(|error| error.to_string())),
-                        )
-                    });
-                    Ok(CommandOutput { text: json(&lists::document(&values.collect()).0)?, well })
-                }
+            if output.is_document() {
+                return Ok(Outcome::new(document(&lists::by_node(&answers), *output)?, well));
             }
+            Ok(Outcome::new(text, well))
         }
         KubectlCommand::Backend { command: NodeBackendCommand::List(args) } => {
-            let words = lists::arguments(&["backend", "list"], args, cluster.flag_namespace());
-            list(&cluster, &words, args.output).await
+            let words = lists::arguments(&["backend", "list"], args, cluster.selection(&args.selector)?);
+            list(&cluster, &words, args, out, err).await
         }
         KubectlCommand::Flow { command: NodeFlowCommand::List(args) } => {
-            let words = lists::flow_arguments(args, cluster.flag_namespace());
-            list(&cluster, &words, args.list.output).await
+            let words = lists::flow_arguments(args, cluster.selection(&args.list.selector)?);
+            list(&cluster, &words, &args.list, out, err).await
         }
         KubectlCommand::Stats(args) => {
-            let words = lists::arguments(&["stats"], args, cluster.flag_namespace());
-            list(&cluster, &words, args.output).await
+            let words = lists::arguments(&["stats"], args, cluster.selection(&args.selector)?);
+            list(&cluster, &words, args, out, err).await
         }
         KubectlCommand::Explain { client, destination } => explain(&cluster, client, destination).await,
         KubectlCommand::Monitor(args) => {
-            monitor::run(&cluster, &cluster.agents().await?, args, out).await?;
-            Ok(CommandOutput { text: String::new(), well: true })
+            let is_well = monitor::run(&cluster, &cluster.agents().await?, args, out, err).await?;
+            Ok(Outcome::new(String::new(), is_well))
         }
         KubectlCommand::Ui { port } => {
             ui::run(cluster, *port, out).await?;
-            Ok(CommandOutput { text: String::new(), well: true })
+            Ok(Outcome::new(String::new(), true))
         }
         KubectlCommand::Sysdump { file } => sysdump::run(&cluster, file.as_deref()).await,
         KubectlCommand::Wait { object, timeout, .. } => wait::run(&cluster, object, *timeout).await,
     }
 }
 
-/// Asks all nodes for a list.
-async fn list(cluster: &Cluster, words: &[String], output: Output) -> Result<CommandOutput, KubectlError> {
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let answers = cluster.ask_all(&cluster.agents().await?, &words).await;
-    if !output.is_document() {
-        let (text, well) = lists::text(&answers, output);
-        return Ok(CommandOutput { text, well });
+/// Asks all nodes for a list, or watches it on all nodes.
+async fn list(
+    cluster: &Cluster,
+    words: &[String],
+    args: &NodeListArgs,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<Outcome, KubectlError> {
+    let (agents, output) = (cluster.agents().await?, args.output);
+    if args.watch {
+        let render = lists::watched(output, stream::width(&agents).max("NODE".len()));
+        let is_well = stream::run(cluster, &agents, words, render, out, err).await?;
+        return Ok(Outcome::new(String::new(), is_well));
     }
-    let (document, well) = lists::document(&decoded(answers));
-    let text = if output == Output::Yaml {
-        serde_saphyr::to_string(&document).map_err(|error| KubectlError::Name(error.to_string()))?
-    } else {
-        json(&document)?
-    };
-    Ok(CommandOutput { text, well })
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let answers = cluster.ask_all(&agents, &words).await;
+    if !output.is_document() {
+        return Ok(lists::text(&answers, output));
+    }
+    let answers: PerNode<serde_json::Value> = decoded(answers);
+    let is_well = answers.values().all(Result::is_ok);
+    Ok(Outcome::new(document(&lists::by_node(&answers), output)?, is_well))
 }
 
 /// Asks the node where the connection starts, or all nodes if it is unknown.
-async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<CommandOutput, KubectlError> {
+async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<Outcome, KubectlError> {
     let (client, destination) =
         (names::client(cluster, client).await?, names::destination(cluster, destination).await?);
     let agents = cluster.agents().await?;
@@ -129,36 +130,32 @@ async fn explain(cluster: &Cluster, client: &str, destination: &str) -> Result<C
         None => agents,
     };
     let answers = cluster.ask_all(&agents, &["explain", &client.is, &destination]).await;
-    let (mut text, mut well) = (String::new(), true);
+    let mut all = Outcome::new(String::new(), true);
     for (node, answer) in answers {
-        // Writing to a `String` cannot fail.
-        let _ = writeln!(text, "{} on node {node} connects to {destination}", client.told);
-        let (told, is_well) = match answer {
-            Ok(AgentOutput { stdout, is_well: true, .. }) => (stdout, true),
-            Ok(AgentOutput { stderr, .. }) => (stderr, false),
-            Err(error) => (format!("{error}\n"), false),
-        };
-        text.push_str(&told);
-        well &= is_well;
+        match answer {
+            Ok(Outcome { stdout, is_well: true, .. }) => {
+                // Writing to a `String` cannot fail.
+                let _ =
+                    write!(all.stdout, "{} on node {node} connects to {destination}\n{stdout}", client.told);
+            }
+            Ok(Outcome { stderr: message, .. }) | Err(message) => {
+                all.is_well = false;
+                all.note(&node, &message);
+            }
+        }
     }
-    Ok(CommandOutput { text, well })
+    Ok(all)
 }
 
 /// Parses the JSON of each node. If it cannot be parsed, the error is the node's standard error.
-fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<AgentOutput, String>)>) -> PerNode<T> {
-    let decode = |answer: AgentOutput| {
+fn decoded<T: DeserializeOwned>(answers: Vec<(String, Result<Outcome, String>)>) -> PerNode<T> {
+    let decode = |answer: Outcome| {
         serde_json::from_str(&answer.stdout).map_err(|error| match answer.stderr.trim() {
             "" => format!("cannot parse the answer: {error}"),
             told => told.to_owned(),
         })
     };
     answers.into_iter().map(|(node, answer)| (node, answer.and_then(decode))).collect()
-}
-
-fn json(value: &impl serde::Serialize) -> Result<String, KubectlError> {
-    let mut text = serde_json::to_string_pretty(value)?;
-    text.push('\n');
-    Ok(text)
 }
 
 #[cfg(test)]

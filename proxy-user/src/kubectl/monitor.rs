@@ -4,85 +4,39 @@ use std::io::Write;
 
 use clap::ValueEnum as _;
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::sync::mpsc;
 
-use super::cluster::{Agent, Cluster, Stdin};
+use super::cluster::{Agent, Cluster};
 use super::error::KubectlError;
+use super::stream;
 use crate::cli::args::kubectl::{MergedEventOutput, MergedMonitorArgs};
 
-/// Maximum number of lines that wait to be written.
-const QUEUE: usize = 1024;
-
-/// Writes the events of all nodes, until the stream of each node has ended.
+/// Writes the events of all nodes, until the stream of each node has ended. Returns whether no node failed.
 pub(super) async fn run(
     cluster: &Cluster,
     agents: &[Agent],
     args: &MergedMonitorArgs,
     out: &mut impl Write,
-) -> Result<(), KubectlError> {
-    let arguments = arguments(args, cluster.flag_namespace());
-    let (sender, mut lines) = mpsc::channel(QUEUE);
-    for agent in agents {
-        tokio::spawn(follow(cluster.clone(), agent.clone(), arguments.clone(), sender.clone()));
-    }
-    drop(sender);
-    let width = agents.iter().map(|agent| agent.node.len()).max().unwrap_or_default();
-    while let Some((node, line)) = lines.recv().await {
-        match line {
-            Ok(line) => match args.output {
-                MergedEventOutput::Text => writeln!(out, "{node:width$}  {line}")?,
-                MergedEventOutput::Json => writeln!(out, "{}", with_node(&node, &line))?,
-                MergedEventOutput::Otlp => writeln!(out, "{}", with_node_attribute(&node, &line))?,
-            },
-            Err(error) => writeln!(std::io::stderr(), "{node}: {error}")?,
-        }
-        out.flush()?;
-    }
-    Ok(())
-}
-
-/// Forwards the lines of one node.
-async fn follow(
-    cluster: Cluster,
-    agent: Agent,
-    arguments: Vec<String>,
-    lines: mpsc::Sender<(String, Result<String, String>)>,
-) {
-    let told = async {
-        let mut process = cluster.exec(&agent, &arguments, Stdin::Open).await?;
-        let status = process.take_status();
-        let stdout = process.stdout().ok_or("the process has no standard output")?;
-        let mut read = BufReader::new(stdout).lines();
-        while let Some(line) = read.next_line().await.map_err(|error| error.to_string())? {
-            if lines.send((agent.node.clone(), Ok(line))).await.is_err() {
-                return Ok(());
-            }
-        }
-        match status {
-            Some(status) => match status.await {
-                Some(status) if status.status.as_deref() != Some("Success") => {
-                    Err(status.message.unwrap_or_else(|| "`ballast monitor` failed".to_owned()))
-                }
-                _ => Ok(()),
-            },
-            None => Ok(()),
-        }
+    err: &mut impl Write,
+) -> Result<bool, KubectlError> {
+    let arguments = arguments(args, cluster.selection(&args.selector)?);
+    let width = stream::width(agents);
+    let render = |node: &str, line: &str| {
+        Some(match args.output {
+            MergedEventOutput::Text => format!("{node:width$}  {line}"),
+            MergedEventOutput::Json => with_node(node, line),
+            MergedEventOutput::Otlp => with_node_attribute(node, line),
+        })
     };
-    if let Err(error) = told.await {
-        // Sending fails only if the reader of standard output has gone.
-        let _ = lines.send((agent.node.clone(), Err(error))).await;
-    }
+    stream::run(cluster, agents, &arguments, render, out, err).await
 }
 
-/// Returns the arguments for `ballast monitor` on a node.
-pub(super) fn arguments(args: &MergedMonitorArgs, namespace: Option<&str>) -> Vec<String> {
-    let MergedMonitorArgs { output, services, client, reason, kind, sample, timeout } = args;
-    // The container runtime does not end a process whose reader has gone, but it closes the process's standard input.
-    let mut words = vec!["monitor".to_owned(), "--end-with-stdin".to_owned(), format!("--sample={sample}")];
+/// Returns the arguments for `ballast monitor` on a node; `selection`: those that select Services.
+fn arguments(args: &MergedMonitorArgs, selection: Vec<String>) -> Vec<String> {
+    let MergedMonitorArgs { output, selector: _, client, reason, kind, sample, timeout } = args;
+    let mut words =
+        vec!["monitor".to_owned(), stream::END_WITH_STDIN.to_owned(), format!("--sample={sample}")];
     words.push(format!("--timeout={}s", timeout.as_secs().max(1)));
-    words.extend(namespace.map(|namespace| format!("--namespace={namespace}")));
-    words.extend(services.iter().cloned());
+    words.extend(selection);
     words.extend(client.iter().map(|client| format!("--client={client}")));
     words.extend(reason.iter().map(|reason| format!("--reason={}", reason.label())));
     let kinds =

@@ -2,10 +2,14 @@
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::Api;
+use kube::api::ListParams;
 
 use super::cluster::Cluster;
 use super::error::KubectlError;
-use crate::model::nearest::{did_you_mean, nearest};
+use crate::cli::args::kubectl::MergedSelectorArgs;
+use crate::cli::args::list::NamespaceArgs;
+use crate::cli::selector::ServiceSelector;
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// The client of a connection, as `ballast explain` on its node accepts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,10 +59,10 @@ pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, Kube
     };
     let namespace = namespace.unwrap_or(&cluster.namespace);
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
-    let found = pods.get_opt(name).await.map_err(KubectlError::api("get the pod"))?;
+    let found = pods.get_opt(name).await.map_err(cluster.failed("get the pod"))?;
     let Some(pod) = found else {
-        let all = pods.list(&kube::api::ListParams::default()).await;
-        let all = all.map_err(KubectlError::api("list pods"))?.items;
+        let all = pods.list(&ListParams::default()).await;
+        let all = all.map_err(cluster.failed("list pods"))?.items;
         let names: Vec<_> = all.into_iter().filter_map(|pod| pod.metadata.name).collect();
         return Err(missing("pod", namespace, name, &names));
     };
@@ -91,13 +95,30 @@ pub(super) async fn service(
 ) -> Result<Service, KubectlError> {
     let namespace = namespace.unwrap_or(&cluster.namespace);
     let services: Api<Service> = Api::namespaced(cluster.client.clone(), namespace);
-    if let Some(service) = services.get_opt(name).await.map_err(KubectlError::api("get the Service"))? {
+    if let Some(service) = services.get_opt(name).await.map_err(cluster.failed("get the Service"))? {
         return Ok(service);
     }
-    let all = services.list(&kube::api::ListParams::default()).await;
-    let all = all.map_err(KubectlError::api("list Services"))?.items;
+    let all = services.list(&ListParams::default()).await;
+    let all = all.map_err(cluster.failed("list Services"))?.items;
     let names: Vec<_> = all.into_iter().filter_map(|service| service.metadata.name).collect();
     Err(missing("Service", namespace, name, &names))
+}
+
+/// Evaluates the arguments that select Services; asks the API server if they contain labels.
+pub(super) async fn selector(
+    cluster: &Cluster,
+    args: &MergedSelectorArgs,
+) -> Result<ServiceSelector, KubectlError> {
+    let services = cluster.filters(args)?;
+    let NamespaceArgs { namespace, all_namespaces } = cluster.namespaces(args);
+    let namespace = namespace.filter(|_| !all_namespaces);
+    let Some(labels) = &args.selector else {
+        return Ok(ServiceSelector { namespace, labelled: None, services });
+    };
+    let all = Api::<Service>::all(cluster.client.clone()).list(&ListParams::default().labels(labels)).await;
+    let all = all.map_err(cluster.failed("list Services"))?.items.into_iter();
+    let name = |service: Service| Some((service.metadata.namespace?, service.metadata.name?));
+    Ok(ServiceSelector { namespace, labelled: Some(all.filter_map(name).collect()), services })
 }
 
 fn missing(kind: &str, namespace: &str, name: &str, known: &[String]) -> KubectlError {

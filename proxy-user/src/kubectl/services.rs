@@ -6,8 +6,10 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::answers::PerNode;
-use crate::cli::show::Table;
+use super::answers::{Outcome, PerNode};
+use crate::cli::args::list::Output;
+use crate::cli::selector::{SelectorError, ServiceFilter, ServiceSelector, nearest_services};
+use crate::cli::show::{ShowError, Table, document};
 
 /// Maximum number of endpoints in a cell before `+ N more`, as in kubectl.
 const SHOWN: usize = 3;
@@ -61,6 +63,50 @@ pub(super) struct Row {
     pub endpoints: BTreeSet<SocketAddr>,
     /// Nodes that differ from most nodes, and how.
     pub differs: BTreeMap<String, String>,
+}
+
+/// The ports of Services on all nodes, each with the numbers of its frontends, by `namespace/name:port`.
+type KnownPorts = BTreeMap<String, BTreeSet<u16>>;
+
+/// Returns namespace, name and port of a Service port, whose name is `namespace/name:port` or `namespace/name`.
+fn parts(service: &str) -> Option<(&str, &str, &str)> {
+    let (namespace, rest) = service.split_once('/')?;
+    let (name, port) = rest.split_once(':').unwrap_or((rest, ""));
+    Some((namespace, name, port))
+}
+
+/// Keeps the selected Services. Fails if no node that has answered has a named Service or the namespace.
+pub(super) fn select(nodes: &mut PerNode<List>, selector: &ServiceSelector) -> Result<(), ShowError> {
+    let mut known = KnownPorts::new();
+    for frontend in nodes.values().flatten().flat_map(|list| &list.frontends) {
+        let port = frontend.key.address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+        known.entry(frontend.key.service.clone()).or_default().extend(port);
+    }
+    let is_named = |filter: &ServiceFilter, (service, numbers): (&String, &BTreeSet<u16>)| {
+        parts(service).is_some_and(|(namespace, name, port)| {
+            filter.is_of(namespace, name) && filter.is_port(port, numbers.iter().copied())
+        })
+    };
+    if nodes.values().any(Result::is_ok) {
+        let names = || known.keys().filter_map(|service| parts(service));
+        let is_missing = |filter: &&ServiceFilter| !known.iter().any(|one| is_named(filter, one));
+        if let Some(filter) = selector.services.iter().find(is_missing) {
+            let near =
+                nearest_services(filter, &names().map(|(namespace, name, _)| (namespace, name)).collect());
+            let filter = filter.to_string();
+            return Err(SelectorError::NoService { filter, near, unmanaged: String::new() }.into());
+        }
+        selector.check_namespace(names().map(|(namespace, ..)| namespace))?;
+    }
+    known.retain(|service, numbers| {
+        parts(service).map_or(selector.is_all(), |(namespace, name, _)| selector.is_of(namespace, name))
+            && (selector.services.is_empty()
+                || selector.services.iter().any(|filter| is_named(filter, (service, &*numbers))))
+    });
+    for list in nodes.values_mut().flatten() {
+        list.frontends.retain(|frontend| known.contains_key(&frontend.key.service));
+    }
+    Ok(())
 }
 
 /// Compares the frontends of the nodes. With the policy `Local`, endpoints differ by design.
@@ -120,40 +166,62 @@ fn difference(one: &Frontend, most: &Frontend) -> String {
     [lacks, has, verdict].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
+fn list<'a>(endpoints: impl IntoIterator<Item = &'a SocketAddr>) -> String {
+    endpoints.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
 fn cell(endpoints: Vec<&SocketAddr>) -> String {
     let more = endpoints.len().saturating_sub(SHOWN);
-    let shown: Vec<_> = endpoints.into_iter().take(SHOWN).map(ToString::to_string).collect();
-    if more > 0 { format!("{} + {more} more", shown.join(",")) } else { shown.join(",") }
+    let shown = list(endpoints.into_iter().take(SHOWN));
+    if more > 0 { format!("{shown} + {more} more") } else { shown }
+}
+
+/// Renders the frontends in the requested format; the exit code is 0 if all nodes have answered.
+pub(super) fn render(merged: &Merged, output: Output) -> Result<Outcome, ShowError> {
+    let mut all = if output.is_document() {
+        return Ok(Outcome::new(document(merged, output)?, merged.silent.is_empty()));
+    } else if output == Output::Name {
+        let names: BTreeSet<&str> = merged.frontends.iter().map(|row| &*row.key.service).collect();
+        Outcome::new(names.into_iter().flat_map(|name| [name, "\n"]).collect(), true)
+    } else {
+        Outcome::new(text(merged, output == Output::Wide), true)
+    };
+    if merged.frontends.is_empty() && merged.nodes > 0 {
+        all.stderr.push_str("No Services are programmed.\n");
+    }
+    for (node, error) in &merged.silent {
+        all.is_well = false;
+        all.note(node, error);
+    }
+    Ok(all)
 }
 
 /// Returns the text for people: `*` marks a row if nodes differ, and a line below the table describes each difference.
-pub(super) fn text(merged: &Merged) -> String {
-    let mut table = Table::new(["SERVICE", "TYPE", "ADDRESS", "NODES", "ENDPOINTS"]);
+fn text(merged: &Merged, is_wide: bool) -> String {
+    let wide: &[&str] = if is_wide { &["FOR", "POLICY"] } else { &[] };
+    let headings = ["SERVICE", "TYPE", "ADDRESS"].iter().chain(wide).chain(&["NODES", "ENDPOINTS"]);
+    let mut table = Table::new(headings.copied());
     for row in &merged.frontends {
-        let Key { service, r#type, address, protocol, .. } = &row.key;
+        let Key { service, r#type, address, protocol, scope } = &row.key;
         let mark = if row.differs.is_empty() { "" } else { "*" };
         let endpoints = match row.verdict.as_str() {
             _ if row.policy == "Local" => "<by node> (policy Local)".to_owned(),
+            "forward" if is_wide => list(&row.endpoints),
             "forward" => cell(row.endpoints.iter().collect()),
             verdict => format!("<none> ({verdict}s)"),
         };
-        table.row([
-            service.clone(),
-            r#type.clone(),
-            format!("{address}/{protocol}"),
-            format!("{}/{}{mark}", merged.nodes - row.differs.len(), merged.nodes),
-            endpoints,
-        ]);
+        let mut cells = vec![service.clone(), r#type.clone(), format!("{address}/{protocol}")];
+        cells.extend(is_wide.then(|| [scope.clone(), row.policy.clone()]).into_iter().flatten());
+        cells.push(format!("{}/{}{mark}", merged.nodes - row.differs.len(), merged.nodes));
+        cells.push(endpoints);
+        table.row(cells);
     }
-    let mut text = table.render("No Services are programmed.");
+    let mut text = table.render_rows();
     for row in &merged.frontends {
         for (node, how) in &row.differs {
             // Writing to a `String` cannot fail.
             let _ = writeln!(text, "* {node}: {} {}: {how}", row.key.service, row.key.address);
         }
-    }
-    for (node, error) in &merged.silent {
-        let _ = writeln!(text, "{node}: no answer: {error}");
     }
     text
 }

@@ -55,18 +55,28 @@ impl Answers for Api {
     }
 }
 
-/// Runs a command. Returns its output or its error, and whether all is well.
+/// Runs a command. Returns its output with its messages or its error, and whether all is well.
 fn asked(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> (String, bool) {
+    let Outcome { stdout, stderr, is_well } = streams(says, objects, words);
+    (stdout + &stderr, is_well)
+}
+
+/// Runs a command. Returns what it writes; an error counts as a message.
+fn streams(says: Says, objects: &[(&'static str, Value)], words: &[&str]) -> Outcome {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = runtime.block_on(mock::start(Api { says, objects: objects.to_vec() }, folder.path()));
     let first = ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap()];
     let words = first.iter().chain(words);
     let args = KubectlArgs::try_parse_from(words).unwrap();
-    let mut out = Vec::new();
-    match run(&args, &mut out) {
-        Ok(CommandOutput { text, well }) => (String::from_utf8(out).unwrap() + &text, well),
-        Err(error) => (format!("{error}\n"), false),
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let outcome = run(&args, &mut out, &mut err);
+    let [out, err] = [out, err].map(|bytes| String::from_utf8(bytes).unwrap());
+    match outcome {
+        Ok(Outcome { stdout, stderr, is_well }) => {
+            Outcome { stdout: out + &stdout, stderr: err + &stderr, is_well }
+        }
+        Err(error) => Outcome { stdout: out, stderr: err + &format!("{error}\n"), is_well: false },
     }
 }
 
@@ -96,8 +106,13 @@ fn the_status_of_all_nodes_and_of_one() {
     let told: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(told["nodes"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
     assert_eq!(told["nodes"]["a"]["problems"], json!(["the map flows is nearly full"]));
+    let (yaml, _) = asked(status, &[], &["status", "--node", "a", "-o", "yaml"]);
+    assert!(yaml.contains("nodes:\n  a:\n") && yaml.contains("state: ok\n"), "{yaml}");
     let (text, well) = asked(status, &[], &["status", "--node", "a,x"]);
-    assert_eq!((&*text, well), ("no agent runs on node x\n", false));
+    assert_eq!(
+        (&*text, well),
+        ("no agent runs on node x (`kubectl ballast status` lists the nodes)\n", false)
+    );
 }
 
 fn list(node: &str, arguments: &[String]) -> (String, String, bool) {
@@ -126,6 +141,32 @@ fn nodes_that_differ_are_marked() {
     assert!(well);
     assert_snapshot!(text);
     assert!(PAGE.contains(&format!("$ kubectl ballast service list\n{text}")));
+}
+
+#[test]
+fn service_list_shows_selected_services_in_each_format() {
+    let listed = |words: &[&str]| asked(list, &objects(), &[&["service", "list"], words].concat());
+    let (text, well) = listed(&["-n", "default", "web", "-o", "wide"]);
+    assert!(well);
+    assert_snapshot!(text, @r"
+    SERVICE           TYPE       ADDRESS           FOR       POLICY   NODES  ENDPOINTS
+    default/web:http  ClusterIP  10.96.0.1:80/TCP  internal  Cluster  2/3*   10.0.0.1:80,10.0.0.2:80
+    * b: default/web:http 10.96.0.1:80: does not have 10.0.0.2:80; also has 10.0.0.9:80
+    ");
+    assert_eq!(listed(&["default/web:80", "default/dns", "-o", "name"]).0, "default/dns\ndefault/web:http\n");
+    assert_eq!(listed(&["-A", "web", "-o", "name"]).0, "default/web:http\n");
+    let (yaml, _) = listed(&["default/new", "-o", "yaml"]);
+    assert!(yaml.contains("service: default/new\n") && !yaml.contains("web"), "{yaml}");
+    assert_eq!(listed(&["-l", "app=x"]), ("No Services are programmed.\n".to_owned(), true));
+    for (words, error) in [
+        (&["default/wbe"] as &[&str], "no Service port default/wbe is programmed; did you mean default/web?"),
+        (&["default/web:443"], "no Service port default/web:443 is programmed; did you mean default/web?"),
+        (&["web"], "no Service port shop/web is programmed; did you mean default/web?"),
+        (&["-n", "defualt"], "no Service of the namespace defualt is programmed; did you mean default?"),
+    ] {
+        let (text, well) = listed(words);
+        assert!(!well && text.starts_with(error), "{text}");
+    }
 }
 
 #[test]
@@ -166,6 +207,7 @@ fn objects() -> Vec<(&'static str, Value)> {
             "/api/v1/namespaces/shop/pods/client",
             json!({ "metadata": { "name": "client" }, "spec": { "nodeName": "b", "containers": [] } }),
         ),
+        ("/api/v1/services", json!({ "metadata": {}, "items": [web()] })),
     ]
 }
 
@@ -251,7 +293,7 @@ fn editions_are_compared_as_numbers(
         "endpointSlices": [{ "name": "web-1", "resourceVersion": slice }, { "name": "left", "resourceVersion": null }],
     });
     let told = json!({ "services": [told] });
-    let answer = AgentOutput { stdout: told.to_string(), stderr: String::new(), is_well: true };
+    let answer = Outcome { stdout: told.to_string(), stderr: String::new(), is_well: true };
     assert_eq!(wait::behind(&wanted, &Ok(answer)).as_deref(), expected);
 }
 
@@ -273,15 +315,15 @@ fn events_of_all_nodes_are_one_stream() {
             _ => format!("drop at {node}"),
         };
         match node {
-            "c" => (String::new(), String::new(), false),
+            "c" => (String::new(), "ballast: no maps\n".to_owned(), false),
             _ => (format!("{line}\n"), String::new(), true),
         }
     };
     let flags = ["monitor", "--sample", "0", "--timeout", "5s", "--reason", "no_endpoint", "--kind", "drop"];
     let lines = |more: &[&str]| {
-        let (text, well) = asked(says, &[], &[&flags, more].concat());
-        assert!(well);
-        text.lines().map(str::to_owned).collect::<BTreeSet<_>>()
+        let Outcome { stdout, stderr, is_well } = streams(says, &[], &[&flags, more].concat());
+        assert_eq!((&*stderr, is_well), ("c: ballast: no maps\n", false));
+        stdout.lines().map(str::to_owned).collect::<BTreeSet<_>>()
     };
     assert_eq!(lines(&[]), ["a  drop at a".to_owned(), "b  drop at b".to_owned()].into());
     let node = |node: &str| format!(r#"{{"kind":"drop","node":"{node}"}}"#);
@@ -319,11 +361,38 @@ fn a_mistyped_node_gets_the_nearest() {
     };
     let agents = vec![agent("worker-2"), agent("worker-1"), agent("control")];
     let error = cluster::select(agents.clone(), &["worker-11".to_owned()]).unwrap_err().to_string();
-    assert_eq!(error, "no agent runs on node worker-11; did you mean worker-1 or worker-2?");
+    assert_eq!(
+        error,
+        "no agent runs on node worker-11; did you mean worker-1 or worker-2? (`kubectl ballast status` lists the nodes)"
+    );
     let one = cluster::select(agents, &["control".to_owned()]).unwrap();
     assert_eq!(one, [agent("control")]);
     let none = cluster::select(Vec::new(), &[]).unwrap_err().to_string();
     assert!(none.contains("check that Ballast is installed"), "{none}");
+}
+
+#[test]
+fn unreachable_or_forbidding_api_server_is_named_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("config");
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "x",
+        "clusters": [{ "name": "x", "cluster": { "server": "http://127.0.0.1:1" } }],
+        "contexts": [{ "name": "x", "context": { "cluster": "x", "user": "x" } }],
+        "users": [{ "name": "x", "user": {} }],
+    });
+    std::fs::write(&kubeconfig, text.to_string()).unwrap();
+    let words = ["kubectl-ballast", "--kubeconfig", kubeconfig.to_str().unwrap(), "status"];
+    let args = KubectlArgs::parse_from(words);
+    let error = run(&args, &mut Vec::new(), &mut Vec::new()).unwrap_err().to_string();
+    assert!(error.starts_with("the API server http://127.0.0.1:1 does not answer ("), "{error}");
+    assert!(
+        error.ends_with("); check --kubeconfig and --context") && !error.contains("ServiceError"),
+        "{error}"
+    );
+    let refused = kube::core::Status::failure("pods is forbidden", "Forbidden").with_code(403);
+    let error = KubectlError::api("x", "list pods", &kube::Error::Api(refused.boxed())).to_string();
+    assert_eq!(error, "cannot list pods: pods is forbidden; the user needs the rights in docs/kubectl.md");
 }
 
 #[test]
@@ -354,9 +423,9 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
             "flow",
             "list",
             "--output=text",
-            "--namespace=shop",
             "--sort-by=age",
-            "web",
+            "--namespace=shop",
+            "shop/web",
             "--client=10.0.0.0/24",
         ];
         assert_eq!(arguments, expected);
@@ -367,12 +436,10 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
         }
     };
     let words = ["flow", "list", "web", "-n", "shop", "--client", "10.0.0.0/24", "--sort-by", "age"];
-    let (text, well) = asked(says, &[], &words);
-    assert!(!well);
-    assert_eq!(
-        text,
-        "a:\nPROTO  CLIENT\nTCP    10.0.0.7:1\n\nb:\nNo connections.\n\nc:\nballast: no Service port shop/web is programmed\n"
-    );
+    let Outcome { stdout, stderr, is_well } = streams(says, &[], &words);
+    assert!(!is_well);
+    assert_eq!(stdout, "a:\nPROTO  CLIENT\nTCP    10.0.0.7:1\n");
+    assert_eq!(stderr, "b: No connections.\nc: ballast: no Service port shop/web is programmed\n");
     let says: Says = |node, arguments| {
         assert_eq!(arguments, ["stats", "--output=json"]);
         (json!({ "services": [{ "service": node }] }).to_string(), String::new(), true)
@@ -383,6 +450,72 @@ fn a_list_of_each_node_takes_the_arguments_of_the_command_on_a_node() {
     let says: Says = |node, _| (format!("both\n{node}\n"), String::new(), true);
     let (text, _) = asked(says, &[], &["backend", "list", "-o", "name"]);
     assert_eq!(text, "a\nb\nboth\nc\n");
+}
+
+#[test]
+fn watched_list_has_the_node_in_front_of_each_row_and_one_heading() {
+    let says: Says = |node, arguments| {
+        let flags = ["--watch", "--end-with-stdin", "--output-watch-events"];
+        assert!(flags.iter().all(|flag| arguments.iter().any(|one| one == flag)), "{arguments:?}");
+        let rows = if arguments[1] == "--output=json" {
+            r#"{"type":"ADDED","object":{}}"#.to_owned()
+        } else {
+            format!("EVENT  SERVICE\nADDED  of/{node}")
+        };
+        (rows + "\n", String::new(), true)
+    };
+    let watched = |words: &[&str]| {
+        let (text, well) = asked(says, &[], &[&["stats", "-w", "--output-watch-events"], words].concat());
+        assert!(well);
+        text
+    };
+    let text = watched(&[]);
+    assert!(text.starts_with("NODE  EVENT  SERVICE\n"), "{text}");
+    let rows: BTreeSet<_> = text.lines().skip(1).collect();
+    assert_eq!(rows, ["a     ADDED  of/a", "b     ADDED  of/b", "c     ADDED  of/c"].into());
+    let text = watched(&["-o", "json", "--node", "a"]);
+    assert_eq!(text, "{\"node\":\"a\",\"object\":{},\"type\":\"ADDED\"}\n");
+    let text = watched(&["-o", "yaml", "--node", "a"]);
+    assert!(text.starts_with("---\n") && text.contains("node: a\n"), "{text}");
+}
+
+#[test]
+fn name_without_namespace_is_in_the_namespace_of_the_context() {
+    let says: Says = |_, arguments| (arguments.join(" ") + "\n", String::new(), true);
+    let words = |words: &[&str]| {
+        let (text, _) = asked(says, &[], &[words, &["--node", "a"]].concat());
+        text.lines().last().unwrap().to_owned()
+    };
+    assert!(words(&["stats", "svc/web:http"]).ends_with("--output=text shop/web:http"));
+    assert!(words(&["backend", "list", "web", "db/web"]).ends_with("shop/web db/web"));
+    assert!(words(&["flow", "list", "-A", "web"]).ends_with("--all-namespaces web"));
+    assert!(words(&["monitor", "web", "-l", "app=x"]).contains("--selector=app=x shop/web"));
+    assert!(words(&["stats", "web", "-n", "db", "-A"]).ends_with("--all-namespaces web"));
+    assert!(words(&["stats", "-n", "db"]).ends_with("--namespace=db"));
+    assert!(words(&["stats", "shop/web", "-n", "db"]).contains("is not in the namespace db"));
+}
+
+#[test]
+fn commands_of_which_every_node_fails_write_only_to_standard_error_and_fail() {
+    let says: Says = |_, _| (String::new(), "ballast: denied\n".to_owned(), false);
+    let denied = "a: ballast: denied\nb: ballast: denied\nc: ballast: denied\n";
+    for words in [
+        &["service", "list"] as &[&str],
+        &["stats"],
+        &["backend", "list", "-o", "name"],
+        &["explain", "192.0.2.1", "10.96.0.7:80"],
+    ] {
+        let Outcome { stdout, stderr, is_well } = streams(says, &[], words);
+        assert_eq!((&*stdout, &*stderr, is_well), ("", denied, false), "{words:?}");
+    }
+    let Outcome { stdout, stderr, is_well } = streams(says, &[], &["monitor"]);
+    assert_eq!((&*stdout, stderr.lines().count(), is_well), ("", 3, false));
+    let says: Says = |_, _| (String::new(), String::new(), false);
+    let silent = "a: `ballast` failed in the agent's pod\n";
+    assert_eq!(streams(says, &[], &["stats", "--node", "a"]).stderr, silent);
+    let says: Says = |_, _| (json!({ "frontends": [] }).to_string(), String::new(), true);
+    let Outcome { stdout, stderr, is_well } = streams(says, &[], &["service", "list"]);
+    assert_eq!((&*stdout, &*stderr, is_well), ("", "No Services are programmed.\n", true));
 }
 
 #[test]
@@ -398,6 +531,8 @@ fn checks_of_all_nodes_are_merged() {
     let (text, well) = asked(says, &[], &["check", "--node", "a", "-o", "json"]);
     let told: Value = serde_json::from_str(&text).unwrap();
     assert!(well && told["nodes"]["a"]["ok"] == true, "{told}");
+    let (yaml, _) = asked(says, &[], &["check", "--node", "a", "-o", "yaml"]);
+    assert!(yaml.contains("nodes:\n  a:\n"), "{yaml}");
 }
 
 #[test]

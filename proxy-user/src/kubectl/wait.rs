@@ -9,12 +9,11 @@ use kube::Api;
 use kube::api::ListParams;
 use serde::Deserialize;
 
-use super::answers::AgentOutput;
+use super::answers::Outcome;
 use super::cluster::Cluster;
 use super::error::KubectlError;
 use super::names::{self, Named};
 use crate::cli::programmed::ProgrammedJson;
-use crate::cli::show::CommandOutput;
 
 /// Pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -34,11 +33,7 @@ struct ProgrammedServices {
 }
 
 /// Asks all nodes repeatedly. Each round asks the nodes that run an agent at that time.
-pub(super) async fn run(
-    cluster: &Cluster,
-    object: &str,
-    timeout: Duration,
-) -> Result<CommandOutput, KubectlError> {
+pub(super) async fn run(cluster: &Cluster, object: &str, timeout: Duration) -> Result<Outcome, KubectlError> {
     let Some(Named { namespace, name, port: None }) = names::named(object, names::SERVICES) else {
         let error = format!("{object:?} is not a Service: give service/NAME or service/NAMESPACE/NAME");
         return Err(KubectlError::Name(error));
@@ -65,7 +60,7 @@ pub(super) async fn run(
                 // Writing to a `String` cannot fail.
                 let _ = writeln!(text, "not programmed of it: {problem}");
             }
-            return Ok(CommandOutput { text, well: true });
+            return Ok(Outcome::new(text, true));
         }
         if begun.elapsed() >= timeout {
             let mut text = format!(
@@ -77,7 +72,7 @@ pub(super) async fn run(
                 // Writing to a `String` cannot fail.
                 let _ = writeln!(text, "{node}: {why}");
             }
-            return Ok(CommandOutput { text, well: false });
+            return Ok(Outcome { stderr: text, ..Outcome::default() });
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -94,7 +89,7 @@ async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<Expect
     let slices: Api<EndpointSlice> = Api::namespaced(cluster.client.clone(), namespace);
     let labels = format!("kubernetes.io/service-name={name},!service.kubernetes.io/headless");
     let slices = slices.list(&ListParams::default().labels(&labels)).await;
-    let slices = slices.map_err(KubectlError::api("list EndpointSlices"))?.items;
+    let slices = slices.map_err(cluster.failed("list EndpointSlices"))?.items;
     let with_addresses = slices.into_iter().filter(|slice| slice.address_type != "FQDN");
     let edition = |slice: EndpointSlice| Some((slice.metadata.name?, slice.metadata.resource_version?));
     Ok(ExpectedVersions {
@@ -104,12 +99,12 @@ async fn wanted(cluster: &Cluster, namespace: &str, name: &str) -> Result<Expect
 }
 
 /// Returns what a node has programmed of the Service.
-fn programmed(answer: &AgentOutput) -> Result<Option<ProgrammedJson>, serde_json::Error> {
+fn programmed(answer: &Outcome) -> Result<Option<ProgrammedJson>, serde_json::Error> {
     Ok(serde_json::from_str::<ProgrammedServices>(&answer.stdout)?.services.into_iter().next())
 }
 
 /// Returns why a node does not serve the wanted versions yet; `None` if it does.
-pub(super) fn behind(wanted: &ExpectedVersions, answer: &Result<AgentOutput, String>) -> Option<String> {
+pub(super) fn behind(wanted: &ExpectedVersions, answer: &Result<Outcome, String>) -> Option<String> {
     let answer = match answer {
         Ok(answer) if answer.is_well => answer,
         Ok(answer) => return Some(answer.stderr.trim().trim_start_matches("ballast: ").to_owned()),
@@ -134,8 +129,10 @@ pub(super) fn behind(wanted: &ExpectedVersions, answer: &Result<AgentOutput, Str
         }
     }
     if !service.current {
-        let why =
-            service.problems.first().map_or_else(|| "see /problems of the agent".to_owned(), Clone::clone);
+        let why = service
+            .problems
+            .first()
+            .map_or_else(|| "see `ballast status` on the node".to_owned(), Clone::clone);
         return Some(format!("cannot program the current version: {why}"));
     }
     None

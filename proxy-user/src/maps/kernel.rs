@@ -30,7 +30,9 @@ use self::read::{endpoints, hash};
 use super::segments::Segments;
 use super::sys::{self, Stopped};
 use super::windows::Array;
-use super::{Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write};
+use proxy_core::store::{
+    Backend, BatchError, Capacity, Contents, FrontendKey, MapError, Store, Table, Write,
+};
 
 /// The maps that the programs use, opened by their pins. Arrays grow as they are written.
 pub struct KernelStore {

@@ -130,6 +130,11 @@ pub fn create(
     Segments::create(folder, name, segment, btf).map(drop)
 }
 
+/// Creates a map of segments like this one without pin and content, for a test that loads the programs itself.
+pub fn create_outer(name: &str, segment: &MapData) -> io::Result<OwnedFd> {
+    sys::create_outer(name, SEGMENTS, segment.fd().as_fd())
+}
+
 /// Returns the path of the pin of a map's first segment, or of a map without segments.
 pub fn first_segment(folder: &Path, name: &str) -> PathBuf {
     let first = pin_of(folder, name, 0);

@@ -7,7 +7,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use tokio::sync::watch;
 
 use super::sample::{counter, gauge};
-use crate::model::ApiServers;
+use proxy_core::model::ApiServers;
 
 /// Reads the state that the client publishes.
 #[derive(Debug)]

@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
     use crate::maps::view::Transport;
-    use crate::model::net::IpFamily;
+    use proxy_core::model::net::IpFamily;
 
     fn example(client: &str, backend: &str, took: Duration) -> Example {
         let (client, backend) = (client.parse().unwrap(), backend.parse().unwrap());

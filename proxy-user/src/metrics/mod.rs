@@ -32,11 +32,11 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::audit::Audits;
-use crate::model::ApiServers;
-use crate::model::net::IpFamily;
+use crate::driver::Status;
 use crate::otlp::Counts;
 use crate::programs::{Repairs, XdpDevice, XdpDevices};
-use crate::sync::Status;
+use proxy_core::model::ApiServers;
+use proxy_core::model::net::IpFamily;
 use recent::Recent;
 
 /// The format of the answer.

@@ -12,9 +12,9 @@ use prometheus_client::metrics::MetricType;
 use tokio::sync::watch;
 
 use super::sample::{Labels, counter, gauge};
-use crate::model::net::IpFamily;
-use crate::plan::Scope;
-use crate::sync::{Histogram, Scale, Status};
+use crate::driver::{Histogram, Scale, Status};
+use proxy_core::model::net::IpFamily;
+use proxy_core::plan::Scope;
 
 /// Reads the snapshots that the driver publishes.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ fn ours(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
         "Time from receiving a change to the end of the sync that programmed it",
         [(none(), &status.event_to_map)],
     )?;
-    let operations = |count: fn(&crate::sync::Count) -> u64| {
+    let operations = |count: fn(&proxy_core::sync::Count) -> u64| {
         status.operations.iter().map(move |row| {
             let operation = row.operation.label().to_owned();
             (vec![("map", row.table.name().to_owned()), ("operation", operation)], count(&row.count))

@@ -9,17 +9,18 @@ use proxy_common::stats::ServiceStats;
 use rstest::rstest;
 
 use super::*;
-use crate::maps::Table;
+use crate::driver::{Changes, Histogram, Operations};
 use crate::maps::view::{
     BackendRow, BackendState, FlowCounts, FlowState, NameRow, Overview, Transport, UsageRow,
 };
-use crate::model::net::IpFamily;
-use crate::plan::Scope;
 use crate::programs::Attachment;
-use crate::sync::{Changes, Count, Histogram, Operation, Operations};
 use datapath::Reading;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
+use proxy_core::model::net::IpFamily;
+use proxy_core::plan::Scope;
+use proxy_core::store::Table;
+use proxy_core::sync::{Count, Operation};
 
 mod documented;
 mod monitoring;

@@ -14,6 +14,7 @@ use super::leave::leave_what_begins;
 use super::links::{self, Cgroup};
 use super::pins::{self, Paths};
 use crate::host::devices;
+use crate::host::lock;
 use crate::host::netfilter::masquerade;
 use crate::host::netlink::Netlink;
 
@@ -97,7 +98,7 @@ fn work(
     super::privileges::require()?;
     let paths = Paths::new(bpffs);
     let mut report = Cleanup::default();
-    let _lock = match pins::lock(paths.root()) {
+    let _lock = match lock::lock(paths.root()) {
         Ok(Some(lock)) => Some(lock),
         Ok(None) => return Err(pins::in_use(bpffs)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -158,7 +159,7 @@ fn remove_strays(
     let is_stray = |link: &Link| link.info().is_ok_and(|info| !pinned.contains(&info.id));
     if let Some(path) = cgroup {
         let cgroup = Cgroup::open(path)?;
-        match pins::lock(path).map_err(Error::file("lock", path))? {
+        match lock::lock(path).map_err(Error::file("lock", path))? {
             Some(_lock) => {
                 let strays = links::on_cgroup(&cgroup, &links::our_programs());
                 for (name, link) in strays.into_iter().filter(|(_, link)| is_stray(link)) {
@@ -169,13 +170,12 @@ fn remove_strays(
         }
     }
     let namespace = Path::new(pins::NETWORK_NAMESPACE);
-    let Some(_lock) = pins::lock(namespace).map_err(Error::file("lock", namespace))? else {
+    let Some(_lock) = lock::lock(namespace).map_err(Error::file("lock", namespace))? else {
         report.left.push("devices: another instance of Ballast uses them".to_owned());
         return Ok(());
     };
     let has_table = masquerade::exists();
-    let without =
-        has_table.and_then(|has| if has { mode.run(|| masquerade::ensure(false)) } else { Ok(false) });
+    let without = has_table.and_then(|has| if has { mode.run(|| masquerade::ensure(0)) } else { Ok(false) });
     report.note("nftables table ballast", without);
     for device in devices::list().map_err(Error::file("list the devices in", namespace))? {
         for direction in Direction::ALL {

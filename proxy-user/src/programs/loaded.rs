@@ -23,6 +23,7 @@ use super::settings::{PacketHook, Settings, TcxOrder};
 use super::status::attached;
 use super::xdp::keeper::{Keeper, Xdp};
 use super::{bpf, cleanup, object, privileges};
+use crate::host::lock;
 use crate::host::netlink::Netlink;
 
 /// A loaded program.
@@ -49,13 +50,13 @@ pub struct Programs {
     pub(super) ebpf: Ebpf,
     pub(super) pins: Pins,
     pub(super) cgroup: Cgroup,
-    pub(super) _cgroup_lock: pins::Lock,
+    pub(super) _cgroup_lock: lock::Lock,
     pub(super) hz: u32,
     pub(super) is_current: bool,
     pub(super) tcx: bool,
     pub(super) tcx_order: TcxOrder,
     /// Taken when the first device is attached.
-    pub(super) devices_lock: Mutex<Option<pins::Lock>>,
+    pub(super) devices_lock: Mutex<Option<lock::Lock>>,
     pub(super) object: &'static [u8],
     /// The packet programs for devices without link-layer header, loaded when the first such device is attached.
     pub(super) headerless: OnceLock<Ebpf>,
@@ -72,7 +73,7 @@ impl Programs {
         privileges::require()?;
         let cgroup = Cgroup::open(&settings.cgroup)?;
         let pins = Pins::open(&settings.bpffs)?;
-        let lock = pins::lock(&cgroup.path).map_err(Error::file("lock", &cgroup.path))?;
+        let lock = lock::lock(&cgroup.path).map_err(Error::file("lock", &cgroup.path))?;
         let lock = lock.ok_or_else(|| Error::InUse {
             path: cgroup.path.clone(),
             what: "cgroup",
@@ -232,7 +233,7 @@ impl Programs {
         let mut lock = self.devices_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if lock.is_none() {
             let path = Path::new(pins::NETWORK_NAMESPACE);
-            let taken = pins::lock(path).map_err(Error::file("lock", path))?;
+            let taken = lock::lock(path).map_err(Error::file("lock", path))?;
             *lock = Some(taken.ok_or(Error::DevicesInUse)?);
         }
         Ok(())

@@ -47,7 +47,7 @@ pub use links::AttachOutcome;
 pub use loaded::{ProgramStatus, Programs};
 pub use notice::StartNotice;
 pub use object::{create_segments, load_packet_path};
-pub use pins::{ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};
+pub use pins::{DIRECTORY, ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};
 pub use privileges::{missing as missing_capabilities, require as require_capabilities};
 pub use probe::{MAPS, PROGRAMS, loaded_names, missing_maps, missing_programs};
 pub use repair::Repair;

@@ -12,16 +12,15 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use proxy_common::map_names;
 use proxy_common::version::ABI_VERSION;
-use rustix::fs::{FlockOperation, Mode, OFlags};
 
 use super::error::Error;
+use crate::host::lock::{Lock, lock};
 use crate::maps::segments;
 
 /// Ballast's directory below the bpffs.
@@ -31,31 +30,6 @@ const BPF_FS_MAGIC: rustix::fs::FsWord = 0xcafe_4a11;
 
 /// The network namespace of this thread, as a file that can be locked.
 pub(super) const NETWORK_NAMESPACE: &str = "/proc/thread-self/ns/net";
-
-/// The lock of a directory or file, held until this is dropped.
-#[derive(Debug)]
-pub(super) struct Lock(OwnedFd);
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // Closing is not enough: a child between fork and exec has the descriptor too. If this fails, the close that follows
-        // releases the lock.
-        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
-    }
-}
-
-/// Takes the lock of a directory or file; `None` if another process has it.
-///
-/// The lock is on the object itself that must not be shared, so it works across the containers that see the object, and ends
-/// with the process, even if the process is killed.
-pub(super) fn lock(path: &Path) -> io::Result<Option<Lock>> {
-    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(Lock(fd))),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
 
 /// Whether a bpffs is mounted at `path`.
 pub fn is_bpffs(path: &Path) -> bool {
@@ -349,16 +323,5 @@ mod tests {
         fs::remove_dir(&path).unwrap();
         symlink(dir.path(), &path).unwrap();
         refused("is not a directory");
-    }
-
-    #[test]
-    fn a_lock_ends_when_dropped_also_while_a_child_has_its_descriptor() {
-        let dir = tempfile::tempdir().unwrap();
-        let held = lock(dir.path()).unwrap().unwrap();
-        let of_a_child = held.0.try_clone().unwrap();
-        assert!(lock(dir.path()).unwrap().is_none());
-        drop(held);
-        assert!(lock(dir.path()).unwrap().is_some());
-        drop(of_a_child);
     }
 }

@@ -7,7 +7,7 @@ use super::*;
 use crate::maps::view::{
     BackendRow, BackendState, FrontendRow, FrontendRowKind, FrontendRowScope, NameRow, Transport,
 };
-use crate::model::net::IpFamily;
+use proxy_core::model::net::IpFamily;
 
 const TCP: Transport = Transport(6);
 const WEB: u32 = 3;

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{Iterators, Reach, Sweeper, keep_sweeping};
+use super::{Iterators, Reach, Sweeper, Swept, keep_sweeping, lock_of};
+use crate::host::lock;
 use crate::maps::view::{View, ViewError};
 use crate::programs::{self, CurrentMaps};
 
@@ -43,9 +45,23 @@ pub async fn run_standalone(bpffs: PathBuf) -> Result<(), StandaloneError> {
     let endpoints = view.serving_endpoints()?;
     let known = (endpoints.udp(), endpoints.reset());
     let (left, departures) = watch::channel(0);
+    // The agent leaves connected UDP sockets of pods untranslated unless a process has this lock, which can end them.
+    let folder = lock_of(&bpffs);
+    let held = Mutex::new(None);
+    let tell = |swept: &Swept| {
+        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+        if swept.failure.is_some() {
+            *held = None;
+        } else if held.is_none() {
+            match lock::share(&folder) {
+                Ok(lock) => *held = Some(lock),
+                Err(error) => tracing::error!(%error, folder = %folder.display(), "cannot lock the folder"),
+            }
+        }
+    };
     tracing::info!(bpffs = %bpffs.display(), "closing connected sockets whose endpoint is removed");
     tokio::select! {
-        () = keep_sweeping(move || sweeper.sweep(), departures, |left| *left, |_| {}) => Ok(()),
+        () = keep_sweeping(move || sweeper.sweep(), departures, |left| *left, tell) => Ok(()),
         ended = follow(&maps, &view, known, &left) => ended,
     }
 }

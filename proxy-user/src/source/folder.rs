@@ -18,7 +18,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::model::{EndpointSlice, Event, Listing, NodeView, Service};
+use proxy_core::model::{EndpointSlice, Event, Listing, NodeView, Service};
 
 use super::debounce::{Touch, debounce, touches};
 use super::manifest::{Objects, Syntax, parse};

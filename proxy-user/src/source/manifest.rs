@@ -9,8 +9,8 @@ use tracing::debug;
 
 use crate::api::convert;
 use crate::api::objects::{EndpointSlice, Node, Service};
-use crate::model;
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model;
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 use super::documents::{Document, split};
 

@@ -5,3 +5,6 @@ mod documents;
 pub mod file_watch;
 pub mod folder;
 pub mod manifest;
+
+#[cfg(test)]
+mod planned;

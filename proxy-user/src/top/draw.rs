@@ -175,7 +175,7 @@ fn services(frame: &mut Frame<'_>, area: Rect, top: &Top, paint: Paint) {
         let curve = bars(top.history.of(service.id).map(curve_of(top.sort)), CURVE.into());
         Row::new([
             Cell::from(service.service.clone()),
-            Cell::from(service.protocol.clone()),
+            Cell::from(format!("{}{}", service.protocol, service.family.trim_start_matches("IPv"))),
             number(rate(rates.connections)),
             number(rate(rates.packets)),
             number(rate(rates.bytes)),
@@ -337,6 +337,7 @@ fn help(frame: &mut Frame<'_>) {
         "",
         "conn/s: new connections of sockets and packets. pkt/s, bytes/s:",
         "only the packet path, without traffic of translated sockets.",
+        "PROTO: protocol and IP version. A Service has a line for each family.",
         "ENDPTS: endpoints that take new connections / all endpoints.",
         "Press any key to close this help.",
     ]

@@ -41,7 +41,7 @@ pub(super) struct Sampler {
     view: View,
     bpffs: PathBuf,
     interval: Duration,
-    listen: Listen,
+    listen: Option<Listen>,
     listener: Option<(Listener, Instant)>,
     /// The last events of each reason since the previous look: in a flood of events, only these are formatted.
     events: BTreeMap<u32, VecDeque<Event>>,

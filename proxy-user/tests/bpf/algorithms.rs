@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use proxy_common::maglev;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{SERVICE_MAGLEV_OUTSIDE, ServiceEntry};
-use proxy_user::maps::{MaglevRow, Write};
+use proxy_core::store::{MaglevRow, Write};
 
 use crate::Scenario;
 use crate::harness::{Family, Harness, Hook, Service};

@@ -12,9 +12,9 @@ use proxy_common::reason::Reason;
 use proxy_common::select::{Algorithm, tunnel_tag};
 use proxy_common::service::{KIND_LOAD_BALANCER, SERVICE_DSR, ServiceEntry};
 use proxy_common::{maglev, map_names as names};
-use proxy_user::maps::{MaglevRow, MaglevTable, TunnelRow, Write};
-use proxy_user::plan::BackendAddress;
-use proxy_user::plan::maglev::{Member, length, packed, signature};
+use proxy_core::plan::BackendAddress;
+use proxy_core::plan::maglev::{Member, length, packed, signature};
+use proxy_core::store::{MaglevRow, MaglevTable, TunnelRow, Write};
 
 use crate::Scenario;
 use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};

@@ -13,7 +13,7 @@ use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{KIND_NODE_PORT, SERVICE_EJECTS, ServiceEntry};
-use proxy_user::maps::{Table, Write};
+use proxy_core::store::{Table, Write};
 
 use crate::Scenario;
 use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, REDIRECT, Service};
@@ -409,7 +409,7 @@ fn affinity(family: Family, harness: &mut Harness) {
     let service = serve(family, harness, 4);
     let rows = service.writes().into_iter().filter_map(|write| match write {
         Write::Backend(id, row) => {
-            Some(Write::Backend(id, proxy_user::maps::Backend { flags: BACKEND_IN_CLUSTER, ..row }))
+            Some(Write::Backend(id, proxy_core::store::Backend { flags: BACKEND_IN_CLUSTER, ..row }))
         }
         _ => None,
     });

@@ -7,7 +7,7 @@ use proxy_common::conntrack::{
 use proxy_common::flow::{STATE_SYN, STATE_USED};
 use proxy_common::reason::Reason;
 use proxy_common::service::ServiceEntry;
-use proxy_user::maps::Write;
+use proxy_core::store::Write;
 
 use crate::Scenario;
 use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service, Side};

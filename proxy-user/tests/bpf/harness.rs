@@ -24,11 +24,12 @@ use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_CLUSTER_IP, SCOPE_INTERNAL, SERVICE_SOURCE_RANGES, ServiceEntry};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::version::ABI_VERSION;
+use proxy_core::plan::BackendAddress;
+use proxy_core::plan::maglev::{self, Member};
+use proxy_core::store::{Backend, FrontendKey, MaglevTable, Store as _, Table, Write};
+use proxy_user::maps::KernelStore;
 use proxy_user::maps::segments::{self, first_segment};
 use proxy_user::maps::view::View;
-use proxy_user::maps::{Backend, FrontendKey, KernelStore, MaglevTable, Store as _, Table, Write};
-use proxy_user::plan::BackendAddress;
-use proxy_user::plan::maglev::{self, Member};
 use proxy_user::programs::{Capacities, EMBEDDED, create_segments, load_packet_path};
 
 /// Most scenarios use Service ids below this number.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use proxy_common::conntrack::{ASSURED, SEEN_REPLY};
 use proxy_common::reason::Reason;
-use proxy_user::maps::{Table, Write};
+use proxy_core::store::{Table, Write};
 
 use crate::Scenario;
 use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service};

@@ -9,7 +9,7 @@ use proxy_common::flow::{STATE_COUNTS, STATE_DIRECT};
 use proxy_common::map_names::CONNECTIONS;
 use proxy_common::select::Algorithm;
 use proxy_common::service::ServiceEntry;
-use proxy_user::maps::{Backend, Write};
+use proxy_core::store::{Backend, Write};
 
 use crate::Scenario;
 use crate::harness::{DROP, Family, HZ, Harness, Hook, Service, Tracked};

@@ -6,7 +6,7 @@ use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_RESET};
 use proxy_common::conntrack::{RST_BACKEND, SEEN_REPLY};
 use proxy_common::flow::STATE_RESET;
 use proxy_common::reason::Reason;
-use proxy_user::maps::{Backend, Write};
+use proxy_core::store::{Backend, Write};
 
 use crate::Scenario;
 use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service};

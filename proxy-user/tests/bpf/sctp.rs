@@ -10,7 +10,7 @@ use proxy_common::reason::Reason;
 use proxy_common::service::{
     SCOPE_EXTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
-use proxy_user::maps::{FrontendKey, Write};
+use proxy_core::store::{FrontendKey, Write};
 
 use crate::Scenario;
 use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Service, context_of, filter};

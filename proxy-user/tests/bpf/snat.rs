@@ -21,7 +21,7 @@ use proxy_common::service::{
     SERVICE_SOURCE_RANGES, ServiceEntry,
 };
 use proxy_common::source_range::{SET_BITS, SourceRangeKey};
-use proxy_user::maps::{FrontendKey, Table, Write};
+use proxy_core::store::{FrontendKey, Table, Write};
 
 use crate::Scenario;
 use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, REDIRECT, Seen, Service, filter};

@@ -16,12 +16,12 @@ use proxy_common::node::{Cidr, DEVICE_UPLINK, NodeEntry, TUNNEL_V4, TUNNEL_V6, T
 use proxy_common::reason::Reason;
 use proxy_common::service::ServiceKey;
 use proxy_common::{Address, Family, V4, V6};
+use proxy_core::store::Write;
 use proxy_ebpf::frame::{PACKET_HOST, PACKET_OTHERHOST, Route};
 use proxy_ebpf::host::{self, ChecksumState, HostMaps, HostPacket, Routes, Skb};
 use proxy_ebpf::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use proxy_ebpf::pipeline::Ip;
 use proxy_ebpf::step::{DROP, NEXT};
-use proxy_user::maps::Write;
 
 use crate::forge::{ETHERNET, MACS, sum};
 use crate::model::route;

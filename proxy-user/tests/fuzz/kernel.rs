@@ -24,8 +24,9 @@ use proxy_common::health::{HEALTH_SINCE, HEALTH_TIME, SKIP_COUNT, SKIP_TIME, SKI
 use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
 use proxy_common::version::ABI_VERSION;
+use proxy_core::store::{Store as _, Write};
+use proxy_user::maps::KernelStore;
 use proxy_user::maps::segments::first_segment;
-use proxy_user::maps::{KernelStore, Store as _, Write};
 use proxy_user::programs::{Capacities, EMBEDDED, create_segments, load_packet_path};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 

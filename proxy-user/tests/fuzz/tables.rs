@@ -15,11 +15,11 @@ use proxy_common::service::{
     SCOPE_EXTERNAL, SCOPE_INTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL,
     SERVICE_MAGLEV_OUTSIDE, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
-use proxy_user::maps::{
+use proxy_core::plan::BackendAddress;
+use proxy_core::plan::maglev::{Member, packed};
+use proxy_core::store::{
     Backend, ConfigRow, FrontendKey, MaglevRow, MaglevTable, NodeFamily, NodeRow, Table, TunnelRow, Write,
 };
-use proxy_user::plan::BackendAddress;
-use proxy_user::plan::maglev::{Member, packed};
 
 use crate::forge::MACS;
 use crate::scenario::{ENDPOINTS, Kind, Location, Scenario, Service, address};

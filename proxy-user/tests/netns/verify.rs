@@ -11,6 +11,7 @@ use aya::maps::MapData;
 use aya_obj::btf::BtfKind;
 use aya_obj::generated::{BPF_F_XDP_HAS_FRAGS, bpf_attach_type, bpf_cmd, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Function, Object, Program, ProgramSection};
+use proxy_user::maps::segments;
 use proxy_user::programs::hooks::{COUNTED_ITERATOR, LEFT_ITERATOR, SOCKET_ITERATOR};
 use proxy_user::programs::{EMBEDDED, MissingFeature};
 
@@ -95,6 +96,7 @@ struct Loader {
     /// The kernel's BTF, read when the first iterator needs it.
     kernel: Option<Btf>,
     _maps: Vec<MapData>,
+    _outer: Vec<OwnedFd>,
 }
 
 impl Loader {
@@ -108,7 +110,7 @@ impl Loader {
         let types = object.fixup_and_sanitize_btf(features)?.map(|types| load_types(&types.to_bytes()));
         let types = types.transpose().context("the object's types")?;
         let mut fds = Vec::new();
-        let mut maps = Vec::new();
+        let (mut maps, mut outer) = (Vec::new(), Vec::new());
         for (name, mut map) in object.maps.clone() {
             let is_data = map.section_kind() != EbpfSectionKind::BtfMaps;
             // The size of a ring buffer is in bytes of memory pages.
@@ -116,6 +118,14 @@ impl Loader {
             if !is_data && !is_ring {
                 let entries = map.max_entries().min(ENTRIES);
                 map.set_max_entries(entries);
+            }
+            if let Some(segment) = map.inner() {
+                let made = MapData::create(segment, &name, types.as_ref().map(OwnedFd::as_fd))?;
+                let fd = segments::create_outer(&name, &made)?;
+                fds.push((name, fd.as_raw_fd(), map));
+                maps.push(made);
+                outer.push(fd);
+                continue;
             }
             let made = MapData::create(map.clone(), &name, types.as_ref().map(OwnedFd::as_fd))?;
             let fd = made.fd().as_fd().as_raw_fd();
@@ -129,7 +139,7 @@ impl Loader {
         let text = object.functions.keys().map(|(section, _)| *section).collect();
         object.relocate_maps(fds.iter().map(|(name, fd, map)| (name.as_str(), *fd, map)), &text)?;
         object.relocate_calls(&text)?;
-        Ok(Self { object, types, kernel: None, _maps: maps })
+        Ok(Self { object, types, kernel: None, _maps: maps, _outer: outer })
     }
 
     fn names(&self) -> Vec<String> {

@@ -202,8 +202,8 @@ const CASES: [Case; 24] = [
         lacks: &["KUBERNETES_SERVICE_HOST", "BALLAST_MASTER"],
     },
     Case {
-        values: &[HOST, "settings.BALLAST_MAX_FLOWS=5000", "paths.cgroupRoot=/sys/fs/cgroup/unified"],
-        holds: &["name: BALLAST_MAX_FLOWS\n              value: \"5000\"", "name: BALLAST_CGROUP_ROOT"],
+        values: &[HOST, "settings.BALLAST_MAX_SLOTS=5000", "paths.cgroupRoot=/sys/fs/cgroup/unified"],
+        holds: &["name: BALLAST_MAX_SLOTS\n              value: \"5000\"", "name: BALLAST_CGROUP_ROOT"],
         lacks: &[],
     },
     Case {
@@ -333,7 +333,7 @@ const CASES: [Case; 24] = [
 const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// Values that must be refused, and a part of the error.
-const REFUSED: [(&[&str], &str); 17] = [
+const REFUSED: [(&[&str], &str); 19] = [
     (&[], "apiServer.host or apiServer.hosts is needed"),
     (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both set"),
     (&["apiServer.hosts={https://192.0.2.1}"], "hosts"),
@@ -344,6 +344,8 @@ const REFUSED: [(&[&str], &str); 17] = [
     (&[HOST, "image.digest=sha256:short"], "digest"),
     (&[HOST, "settings.MAX_FLOWS=1"], "MAX_FLOWS"),
     (&[HOST, "settings.BALLAST_MAX_FLOW=1"], "BALLAST_MAX_FLOW"),
+    (&[HOST, "settings.BALLAST_MAX_FLOWS=1"], "BALLAST_MAX_FLOWS"),
+    (&[HOST, "settings.BALLAST_PROXY_MODE=ipvs"], "BALLAST_PROXY_MODE"),
     (&[HOST, "serviceAccount.create=false"], "serviceAccount.name is needed"),
     (&[HOST, "updateStrategy.type=Sometimes"], "updateStrategy"),
     (&[HOST, "check=perhaps"], "check"),

@@ -1,48 +1,31 @@
-//! Checks that dependencies go one way: between our crates, and between the modules of `proxy-user`.
+//! Checks that dependencies between the modules of `proxy-user` go one way.
 //!
-//! The compiler does not check this inside a crate; the tables here do. A new module needs a line, which decides its layer.
-
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use anyhow::{Context as _, Result};
-use serde::Deserialize;
+//! The compiler checks this between crates, and not inside one; the tables here do. A new module needs a line, which decides
+//! its layer.
 
 use super::finding::Finding;
 use super::paths::Unit;
-use crate::exec::Cmd;
-use crate::workspace::Workspace;
-
-/// Our crates, and which of them each may depend on.
-const CRATES: [(&str, &[&str]); 4] = [
-    ("proxy-common", &[]),
-    ("proxy-ebpf", &["proxy-common"]),
-    ("proxy-user", &["proxy-common"]),
-    ("xtask", &["proxy-common"]),
-];
 
 /// The modules of `proxy-user`, and which of them each may use.
-const MODULES: [(&str, &[&str]); 24] = [
-    ("model", &[]),
+const MODULES: [(&str, &[&str]); 22] = [
     ("spans", &[]),
     ("otlp", &["spans"]),
-    ("api", &["model", "spans"]),
-    ("source", &["api", "model"]),
-    ("plan", &["model"]),
-    ("maps", &["model"]),
+    ("api", &["spans"]),
+    ("source", &["api"]),
+    ("maps", &[]),
     ("rates", &["maps"]),
-    ("sync", &["maps", "model", "plan", "spans"]),
-    ("audit", &["api", "maps", "model", "spans", "sync"]),
-    ("host", &["model"]),
+    ("driver", &["spans"]),
+    ("audit", &["api", "maps", "spans", "driver"]),
+    ("host", &[]),
     ("programs", &["host", "maps"]),
-    ("connections", &["maps", "programs", "sync"]),
-    ("sockets", &["host", "maps", "model", "programs", "sync"]),
-    ("metrics", &["audit", "maps", "model", "otlp", "plan", "programs", "sync"]),
+    ("connections", &["maps", "programs", "driver"]),
+    ("sockets", &["host", "maps", "programs", "driver"]),
+    ("metrics", &["audit", "maps", "otlp", "programs", "driver"]),
     ("page", &["cli", "config", "maps", "rates"]),
-    ("http", &["metrics", "model", "page", "plan", "sync"]),
-    ("config", &["host", "model", "otlp", "programs"]),
-    ("cli", &["config", "host", "maps", "model", "otlp", "programs"]),
-    ("kubectl", &["cli", "model", "page"]),
+    ("http", &["metrics", "page", "driver"]),
+    ("config", &["host", "otlp", "programs"]),
+    ("cli", &["config", "host", "maps", "otlp", "programs"]),
+    ("kubectl", &["cli", "page"]),
     ("telemetry", &["config", "otlp", "spans"]),
     ("top", &["cli", "config", "maps", "rates"]),
     (
@@ -57,15 +40,13 @@ const MODULES: [(&str, &[&str]); 24] = [
             "http",
             "maps",
             "metrics",
-            "model",
             "otlp",
             "page",
-            "plan",
             "programs",
             "sockets",
             "source",
             "spans",
-            "sync",
+            "driver",
             "telemetry",
         ],
     ),
@@ -104,57 +85,10 @@ const RESTRICTED: [(&str, &[&str]); 14] = [
             "programs",
             "sockets",
             "source",
-            "sync",
+            "driver",
         ],
     ),
 ];
-
-/// Checks the dependencies that each of our crates declares; dependencies of tests do not count.
-pub(super) fn crates(workspace: &Workspace) -> Result<Vec<Finding>> {
-    let metadata =
-        Cmd::cargo().args(["metadata", "--no-deps", "--format-version=1"]).dir(workspace.root()).read()?;
-    crate_findings(&metadata)
-}
-
-fn crate_findings(metadata: &str) -> Result<Vec<Finding>> {
-    #[derive(Deserialize)]
-    struct Metadata {
-        packages: Vec<Package>,
-    }
-    #[derive(Deserialize)]
-    struct Package {
-        name: String,
-        dependencies: Vec<Dependency>,
-    }
-    #[derive(Deserialize)]
-    struct Dependency {
-        name: String,
-        kind: Option<String>,
-    }
-    let metadata: Metadata =
-        serde_json::from_str(metadata).context("cargo metadata printed something unexpected")?;
-    let table = BTreeMap::from(CRATES);
-    let mut findings = Vec::new();
-    for package in metadata.packages {
-        let mut find = |what| {
-            findings.push(Finding { file: Path::new(&package.name).join("Cargo.toml"), line: 0, what });
-        };
-        let Some(allowed) = table.get(package.name.as_str()) else {
-            find("this crate has no line in the table of layers".to_owned());
-            continue;
-        };
-        for dependency in package.dependencies {
-            let name = dependency.name.as_str();
-            if dependency.kind.as_deref() != Some("dev")
-                && table.contains_key(name)
-                && !allowed.contains(&name)
-            {
-                find(format!("{} may not depend on {name}", package.name));
-            }
-        }
-    }
-    Ok(findings)
-}
 
 /// Checks the modules and crates that a file of `proxy-user` uses.
 pub(super) fn modules(unit: &Unit<'_>) -> Vec<Finding> {

@@ -179,9 +179,8 @@ pub(crate) fn rust_files(root: &Path) -> Result<Vec<(PathBuf, String)>> {
 
 fn rules(workspace: &Workspace, xtask: Command) -> Result<()> {
     let files = source::files(workspace.root())?;
-    let mut findings = layers::crates(workspace)?;
     let units = files.iter().filter_map(|file| Unit::read(file).transpose()).collect::<Result<Vec<_>>>()?;
-    findings.extend(units.iter().flat_map(layers::modules));
+    let mut findings: Vec<_> = units.iter().flat_map(layers::modules).collect();
     findings.extend(circles::check(&units));
     findings.extend(files.iter().flat_map(words::check));
     findings.extend(links::check(&files, |path| workspace.root().join(path).is_file()));

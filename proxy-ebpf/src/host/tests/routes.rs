@@ -1,8 +1,6 @@
 //! What the routes of a new flow decide: the source of SNAT, the device of replies, and the masquerading by netfilter.
 
-use proxy_common::config::{
-    CONFIG_MASQUERADE_EXTERNAL, CONFIG_POLICY_ROUTES, CONFIG_SOURCES, MASQUERADE_MARK,
-};
+use proxy_common::config::{CONFIG_MASQUERADE_EXTERNAL, CONFIG_POLICY_ROUTES, CONFIG_SOURCES};
 use proxy_common::flow::{is_masqueraded, is_rerouted};
 use proxy_common::node::DeviceSource;
 use proxy_common::service::SERVICE_LOCAL;
@@ -102,9 +100,14 @@ fn a_reply_takes_the_route_of_its_new_source() {
 }
 
 fn marks<F: Net>() {
+    /// Not the default.
+    const MARK: u32 = 1 << 20;
     let maps = maps::<F>(BACKEND_LOCAL);
     let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
-    maps.edit_config(|config| config.flags |= CONFIG_MASQUERADE_EXTERNAL);
+    maps.edit_config(|config| {
+        config.flags |= CONFIG_MASQUERADE_EXTERNAL;
+        config.masquerade_mark = MARK;
+    });
     // (the device of the client, the policy, whether netfilter has to masquerade)
     for (device, flags, is_marked, port) in
         [(UPLINK, 0, true, 4000), (POD, 0, false, 4001), (UPLINK, SERVICE_LOCAL, false, 4002)]
@@ -127,7 +130,7 @@ fn marks<F: Net>() {
                 (NEXT, packet::<F>(client, backend, shape)),
                 "the client's address"
             );
-            assert_eq!(skb.mark, if is_marked { MASQUERADE_MARK } else { 0 });
+            assert_eq!(skb.mark, if is_marked { MARK } else { 0 });
         }
         let flow = *live(maps).iter().find(|flow| flow.client_port == port).unwrap();
         assert_eq!(is_masqueraded(flow.bits()), is_marked);

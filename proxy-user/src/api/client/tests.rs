@@ -32,7 +32,24 @@ async fn a_server_that_is_away_is_no_error() {
 #[tokio::test]
 async fn a_missing_file_is_named() {
     let error = connect_to("/nonexistent/config".as_ref(), &[]).await.err().expect("no such file");
-    assert_eq!(error.to_string(), "cannot use the kubeconfig /nonexistent/config; check --kubeconfig");
+    let error = error.to_string();
+    assert!(error.starts_with("cannot use the kubeconfig /nonexistent/config: "), "{error}");
+    assert!(error.contains("No such file") && error.contains("give another with --kubeconfig"), "{error}");
+}
+
+#[test]
+fn broken_default_kubeconfig_is_named_with_its_cause() {
+    let cause = || KubeconfigError::LoadContext("home".to_owned());
+    let error = unusable(Some("/x/.kube/config".into()), cause()).to_string();
+    assert!(
+        error.contains("the kubeconfig /x/.kube/config: failed to load current context: home"),
+        "{error}"
+    );
+    let error = unusable(None, cause()).to_string();
+    assert!(
+        error.starts_with("no API server found: $KUBECONFIG is not set, there is no ~/.kube/config"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

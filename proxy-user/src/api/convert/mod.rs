@@ -16,8 +16,8 @@ use std::num::NonZero;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::model::net::Protocol;
-use crate::model::{Problem, ServiceName, SliceName, Version};
+use proxy_core::model::net::Protocol;
+use proxy_core::model::{Problem, ServiceName, SliceName, Version};
 
 pub use node::node;
 pub use service::service;

@@ -1,7 +1,7 @@
 //! Converts a core/v1 Node.
 
 use crate::api::objects::Node;
-use crate::model::NodeView;
+use proxy_core::model::NodeView;
 
 use super::{LABEL_ZONE, address, label};
 

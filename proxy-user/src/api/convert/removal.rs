@@ -6,7 +6,7 @@ use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Problems, annotation};
-use crate::model::RemovalPolicy;
+use proxy_core::model::RemovalPolicy;
 
 /// Whether connections drain or are reset.
 pub const ANNOTATION_POLICY: &str = "ballast.io/removal-policy";

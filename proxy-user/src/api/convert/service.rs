@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::objects;
-use crate::model::nearest::{did_you_mean, nearest};
-use crate::model::net::IpFamily;
-use crate::model::{Name, Service, ServiceKind, ServicePort, TrafficPolicy};
+use proxy_core::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::{Name, Service, ServiceKind, ServicePort, TrafficPolicy};
 
 use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, removal, service_name, spread, version};
 

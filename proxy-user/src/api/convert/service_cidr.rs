@@ -1,7 +1,7 @@
 //! Converts a networking.k8s.io/v1 `ServiceCIDR`.
 
 use crate::api::objects;
-use crate::model::ServiceCidr;
+use proxy_core::model::ServiceCidr;
 
 use super::address;
 

@@ -5,8 +5,8 @@ use std::time::SystemTime;
 use k8s_openapi::api::discovery::v1 as k8s;
 
 use crate::api::objects;
-use crate::model::net::IpFamily;
-use crate::model::{Endpoint, EndpointPort, EndpointSlice, Name, Names, ServiceName};
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::{Endpoint, EndpointPort, EndpointSlice, Name, Names, ServiceName};
 
 use super::{
     ANNOTATION_TRIGGERED, LABEL_HEADLESS, LABEL_SERVICE_NAME, Problems, address, annotation, label, protocol,

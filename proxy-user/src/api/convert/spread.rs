@@ -4,8 +4,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proxy_common::select::Algorithm;
 
 use super::{Problems, annotation};
-use crate::model::ForwardingMode;
-use crate::model::spread::{MOST_WEIGHT, WeightOf, Weights, algorithm as algorithm_of, algorithm_names};
+use proxy_core::model::ForwardingMode;
+use proxy_core::model::spread::{MOST_WEIGHT, WeightOf, Weights, algorithm as algorithm_of, algorithm_names};
 
 /// How connections to a Service are distributed.
 pub const ANNOTATION_ALGORITHM: &str = "ballast.io/algorithm";

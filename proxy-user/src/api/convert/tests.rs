@@ -2,15 +2,15 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 use crate::api::objects;
-use crate::model::net::IpFamily;
-use crate::model::{
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::{
     EndpointSlice, ForwardingMode, NodeView, RemovalPolicy, Service, ServiceKind, TrafficPolicy,
 };
 
 use proxy_common::select::Algorithm;
 
 use super::*;
-use crate::model::spread::{WeightOf, Weights};
+use proxy_core::model::spread::{WeightOf, Weights};
 
 fn service_of(mut metadata: Value, spec: &Value, status: &Value) -> Option<Service> {
     metadata["name"] = json!("web");

@@ -2,8 +2,8 @@ use std::path::Path;
 
 use super::*;
 use crate::api::client::{Options, connect};
-use crate::model::net::IpFamily;
-use crate::model::{ApiServers, Endpoint, EndpointPort, Name};
+use proxy_core::model::net::IpFamily;
+use proxy_core::model::{ApiServers, Endpoint, EndpointPort, Name};
 
 fn service(name: &str, address: &str) -> Service {
     Service { cluster_ips: vec![address.parse().unwrap()], ..Service::new(ServiceName::new("default", name)) }

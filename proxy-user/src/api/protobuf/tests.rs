@@ -14,7 +14,7 @@ use super::envelope::{event, list, status};
 use super::wire::{Malformed, read};
 use crate::api::kinds::Watched;
 use crate::api::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
-use crate::model::{Event, Object};
+use proxy_core::model::{Event, Object};
 
 macro_rules! recorded {
     ($($name:tt)+) => {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::{broadcast, mpsc};
 
 use crate::api::client::{Options, connect};
-use crate::model::{Key, Object, ObjectKind};
+use proxy_core::model::{Key, Object, ObjectKind};
 
 use super::*;
 
@@ -239,7 +239,7 @@ async fn lists_are_sent_before_watch_events() {
 
     test.send(SERVICES, "ADDED", &service("b", "10.96.0.2"));
     assert!(matches!(test.next().await, Event::Apply(Object::Service(s)) if s.name.name == "b"));
-    let key = Key::Service(crate::model::ServiceName::new("default", "b"));
+    let key = Key::Service(proxy_core::model::ServiceName::new("default", "b"));
     test.send(SERVICES, "MODIFIED", &service("b", "None"));
     assert_eq!(test.next().await, Event::Delete(key.clone()), "it is no business of ours any more");
     test.send(SERVICES, "DELETED", &service("b", "10.96.0.2"));

@@ -1,30 +1,35 @@
 //! Values of flags whose types belong to other modules, each with its help text.
 
-use clap::ValueEnum;
-use clap::builder::PossibleValue;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 use crate::config::otlp::Telemetry;
 use crate::config::page::Shows;
 use crate::config::paths::Ejection;
 use crate::config::value::{DetectLocalMode, LogFormat};
-use crate::model::ForwardingMode;
-use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
 use crate::programs::{PacketHook, TcxOrder, Xdp};
+use proxy_core::model::ForwardingMode;
+use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
 
-/// Implements `ValueEnum` for each type: its variants, and the word and the help text of each.
+/// The values of a flag whose type belongs to another module or crate.
+pub(super) trait Choice: Clone + Send + Sync + 'static {
+    /// Each value, with its word and its help text.
+    const ALL: &'static [(Self, &'static str, &'static str)];
+}
+
+/// Returns the parser of a flag with such values.
+pub(super) fn choice<C: Choice>() -> impl TypedValueParser<Value = C> {
+    let words = C::ALL.iter().map(|(_, word, help)| PossibleValue::new(word).help(help));
+    PossibleValuesParser::new(words).try_map(|given| {
+        let found = C::ALL.iter().find(|(_, word, _)| word.eq_ignore_ascii_case(&given));
+        found.map(|(value, _, _)| value.clone()).ok_or("no such value")
+    })
+}
+
+/// Implements [`Choice`] for each type: its variants, and the word and the help text of each.
 macro_rules! choices {
     ($($choice:ident { $($variant:ident = $word:literal: $help:literal,)+ })+) => {$(
-        impl ValueEnum for $choice {
-            fn value_variants<'a>() -> &'a [Self] {
-                &[$(Self::$variant),+]
-            }
-
-            fn to_possible_value(&self) -> Option<PossibleValue> {
-                let (word, help) = match self {
-                    $(Self::$variant => ($word, $help),)+
-                };
-                Some(PossibleValue::new(word).help(help))
-            }
+        impl Choice for $choice {
+            const ALL: &'static [(Self, &'static str, &'static str)] = &[$((Self::$variant, $word, $help)),+];
         }
     )+};
 }
@@ -47,8 +52,8 @@ choices! {
     }
     Xdp {
         Auto = "auto":
-            "On uplinks whose driver supports XDP; not on virtual devices, where it costs more than it saves",
-        Native = "native": "On every uplink whose driver supports XDP, including veth",
+            "On uplinks whose driver supports XDP; not on virtual devices and on NICs of virtual machines, where it costs more than it saves",
+        Native = "native": "On every uplink whose driver supports XDP, including veth and virtio",
         Generic = "generic": "On every uplink, with generic XDP: not faster than tc; for tests",
         Off = "off": "On no device",
     }

@@ -7,7 +7,7 @@ use super::list::{OutputArgs, SelectorArgs};
 use crate::cli::question::{self, Peer};
 use crate::config::value::Listen;
 use crate::maps::view::FlowState;
-use crate::model::net::Protocol;
+use proxy_core::model::net::Protocol;
 
 /// What every reading command takes that is no list.
 #[derive(Clone, Debug, clap::Args)]
@@ -23,14 +23,9 @@ pub struct ReaderArgs {
 /// What every command takes that asks the agent whether it is well.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct AgentArgs {
-    /// Address of the agent's metrics server.
-    #[arg(
-        long,
-        env = "BALLAST_METRICS_BIND_ADDRESS",
-        value_name = "ADDRESS",
-        default_value = "127.0.0.1:10249"
-    )]
-    pub metrics_bind_address: Listen,
+    /// Address of the agent's metrics server. Default: 127.0.0.1:10249 or, if nothing answers there, `[::1]:10249`.
+    #[arg(long, env = "BALLAST_METRICS_BIND_ADDRESS", value_name = "ADDRESS")]
+    pub metrics_bind_address: Option<Listen>,
 }
 
 /// Where it is noted what the counters were when they were made zero.

@@ -1,6 +1,7 @@
 //! `ballast end-udp-sockets`.
 
 use super::bpffs::BpffsArgs;
+use super::choices::choice;
 use crate::config::value::{LogFormat, LogLevel};
 
 /// `ballast end-udp-sockets`.
@@ -10,7 +11,7 @@ pub struct EndUdpSocketsArgs {
     #[command(flatten)]
     pub maps: BpffsArgs,
     /// Format of log lines.
-    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
+    #[arg(long, env = "BALLAST_LOG_FORMAT", value_name = "FORMAT", default_value = "text", value_parser = choice::<LogFormat>())]
     pub log_format: LogFormat,
     /// Log level: error, warn, info, debug, trace, or a klog number.
     #[arg(

@@ -5,7 +5,7 @@ use clap::Command;
 /// The examples of a command: what each does, and its words.
 type Examples = &'static [(&'static str, &'static str)];
 
-/// The commands with their examples.
+/// The commands with their examples; those of the plugin begin with `kubectl ballast`.
 pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
     (
         "run",
@@ -135,7 +135,7 @@ pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
         ],
     ),
     ("sysdump", &[("Into a file", "ballast sysdump"), ("To standard output", "ballast sysdump -")]),
-    ("completion", &[("For this shell", "ballast completion bash")]),
+    ("completion", &[("For this shell: source <(ballast completion bash)", "ballast completion bash")]),
     ("version", &[("Of this program and of the agent", "ballast version")]),
     (
         "takeover",
@@ -152,11 +152,63 @@ pub(in crate::cli) const EXAMPLES: &[(&str, Examples)] = &[
             ("Do not ask", "ballast cleanup --yes"),
         ],
     ),
+    (
+        "kubectl ballast status",
+        &[
+            ("All nodes", "kubectl ballast status"),
+            ("Two nodes, for a script", "kubectl ballast status --node a,b -o json"),
+        ],
+    ),
+    ("kubectl ballast service", &[("All Services", "kubectl ballast service list")]),
+    (
+        "kubectl ballast service list",
+        &[
+            ("All Services, and which nodes differ", "kubectl ballast service list"),
+            ("Services of a namespace, with all endpoints", "kubectl ballast svc ls -n shop -o wide"),
+        ],
+    ),
+    ("kubectl ballast check", &[("What does not pass, with the nodes", "kubectl ballast check")]),
+    ("kubectl ballast backend", &[("All endpoints", "kubectl ballast backend list")]),
+    (
+        "kubectl ballast backend list",
+        &[("Endpoints of a Service on each node", "kubectl ballast backend list svc/web -n shop")],
+    ),
+    ("kubectl ballast flow", &[("All connections", "kubectl ballast flow list")]),
+    (
+        "kubectl ballast flow list",
+        &[
+            ("Connections of a client to a Service", "kubectl ballast flow list web --client 10.0.0.7"),
+            ("Half-open connections on one node", "kubectl ballast flow list --node a --state half-open"),
+        ],
+    ),
+    ("kubectl ballast stats", &[("Counters of a namespace on each node", "kubectl ballast stats -n shop")]),
+    (
+        "kubectl ballast explain",
+        &[("A pod connects to a Service", "kubectl ballast explain pod/shop/client svc/shop/web:http")],
+    ),
+    (
+        "kubectl ballast monitor",
+        &[("Refusals and drops of a Service", "kubectl ballast monitor svc/web --kind reject,drop")],
+    ),
+    ("kubectl ballast ui", &[("On any free port", "kubectl ballast ui --port 0")]),
+    ("kubectl ballast sysdump", &[("Into a file", "kubectl ballast sysdump all.tar")]),
+    (
+        "kubectl ballast wait",
+        &[(
+            "At most a minute, until all nodes have a change",
+            "kubectl ballast wait service/web --programmed --timeout 1m",
+        )],
+    ),
 ];
 
 /// Adds examples to the help of a command and of its subcommands. Words of fixed sets count in any case.
 pub(super) fn prepare(command: Command) -> Command {
     prepare_below("", command)
+}
+
+/// Does the same for the plugin of kubectl.
+pub(super) fn prepare_plugin(command: Command) -> Command {
+    prepare_below("kubectl ballast", command)
 }
 
 fn prepare_below(parent: &str, command: Command) -> Command {
@@ -184,6 +236,7 @@ mod tests {
 
     use super::*;
     use crate::cli::Args;
+    use crate::cli::args::kubectl::KubectlArgs;
 
     #[test]
     fn every_command_has_examples_and_each_of_them_is_accepted() {
@@ -198,11 +251,15 @@ mod tests {
         }
         let mut found = Vec::new();
         collect(&Args::command(), "", &mut found);
+        collect(&KubectlArgs::command(), "kubectl ballast", &mut found);
         for (path, examples) in EXAMPLES {
             assert!(found.iter().any(|one| one == path), "there is no command {path}");
             for (what, words) in *examples {
-                let parsed = Args::try_parse_from(words.split(' '));
-                assert!(parsed.is_ok(), "{what}: {words}: {}", parsed.unwrap_err());
+                let error = match words.strip_prefix("kubectl ") {
+                    Some(words) => KubectlArgs::try_parse_from(words.split(' ')).err(),
+                    None => Args::try_parse_from(words.split(' ')).err(),
+                };
+                assert!(error.is_none(), "{what}: {words}: {}", error.unwrap());
             }
         }
     }
@@ -217,6 +274,11 @@ mod tests {
         ] {
             let all = ["ballast"].into_iter().chain(words.split(' '));
             assert!(Args::try_parse_from(all).is_ok(), "{words}");
+        }
+        for words in ["status -o JSON", "monitor --kind NEW -o Otlp", "flow list --state ESTABLISHED -o WIDE"]
+        {
+            let all = ["kubectl-ballast"].into_iter().chain(words.split(' '));
+            assert!(KubectlArgs::try_parse_from(all).is_ok(), "{words}");
         }
     }
 

@@ -5,17 +5,27 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use super::examples;
 use super::list::Output;
 use super::observe::EventKind;
 use crate::cli::question::{self, Peer};
 use crate::config::value;
 use crate::maps::view::FlowState;
 
+/// Formats of an answer that is one for all nodes.
+const MERGED: &[Output] = &[Output::Text, Output::Json, Output::Yaml];
+
 /// Queries the agents on all nodes of a cluster, and merges their answers.
 ///
 /// The plugin runs `ballast` in the pods of the agents (`pods/exec`), with the permissions of your kubeconfig.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "kubectl-ballast", bin_name = "kubectl ballast", version, arg_required_else_help = true)]
+#[command(
+    name = "kubectl-ballast",
+    bin_name = "kubectl ballast",
+    version,
+    arg_required_else_help = true,
+    mut_subcommands(examples::prepare_plugin)
+)]
 pub struct KubectlArgs {
     /// The cluster, and who of it is asked.
     #[command(flatten)]
@@ -34,7 +44,8 @@ pub struct ClusterArgs {
     /// The context of the kubeconfig.
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// Namespace of names without namespace. Default: the namespace of the context.
+    /// Only Services of this namespace. Without it, lists show all namespaces, and a name without namespace is in the
+    /// namespace of the context.
     #[arg(short, long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
     /// Only these nodes; can be given several times. Default: all nodes.
@@ -54,8 +65,8 @@ pub enum KubectlCommand {
     /// Show the state of each node and its problems. Exits with code 1 if a node has a problem or does not answer.
     Status {
         /// Output format.
-        #[arg(short, long, default_value = "text")]
-        output: MergedOutput,
+        #[arg(short, long, default_value = "text", value_parser = Output::parser_of(MERGED))]
+        output: Output,
     },
     /// Show Services and their endpoints on all nodes.
     #[command(visible_alias = "svc")]
@@ -68,8 +79,8 @@ pub enum KubectlCommand {
     /// answer.
     Check {
         /// Output format.
-        #[arg(short, long, default_value = "text")]
-        output: MergedOutput,
+        #[arg(short, long, default_value = "text", value_parser = Output::parser_of(MERGED))]
+        output: Output,
     },
     /// Show the endpoints of Services on each node.
     #[command(visible_aliases = ["endpoint", "ep"])]
@@ -131,8 +142,11 @@ pub enum MergedServiceCommand {
     #[command(visible_alias = "ls")]
     List {
         /// Output format.
-        #[arg(short, long, default_value = "text")]
-        output: MergedOutput,
+        #[arg(short, long, default_value = "text", value_parser = Output::parser(&[]))]
+        output: Output,
+        /// Which.
+        #[command(flatten)]
+        selector: MergedSelectorArgs,
     },
 }
 
@@ -152,21 +166,38 @@ pub enum NodeFlowCommand {
     List(NodeFlowArgs),
 }
 
+/// Which Services a command of all nodes is about.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct MergedSelectorArgs {
+    /// All namespaces; overrides --namespace. Also searches all namespaces for a name without namespace.
+    #[arg(short = 'A', long)]
+    pub all_namespaces: bool,
+    /// Only Services with these labels, like `app=web,tier!=test`.
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    pub selector: Option<String>,
+    /// Only these Services: NAME, NAMESPACE/NAME or svc/NAME, each with or without :PORT.
+    #[arg(value_name = "SERVICE")]
+    pub services: Vec<String>,
+}
+
 /// What a list takes that is read on each node: the arguments of the command with this name on a node.
 #[derive(Clone, Debug, clap::Args)]
 pub struct NodeListArgs {
     /// Output format.
     #[arg(short, long, default_value = "text", value_parser = Output::parser(&[]))]
     pub output: Output,
-    /// Only Services with these labels.
-    #[arg(short = 'l', long, value_name = "LABELS")]
-    pub selector: Option<String>,
     /// Sort by this field of the JSON output, or by the column of this name.
     #[arg(long, value_name = "FIELD")]
     pub sort_by: Option<String>,
-    /// Only these Services: NAME, NAMESPACE/NAME or svc/NAME, each with or without :PORT.
-    #[arg(value_name = "SERVICE")]
-    pub services: Vec<String>,
+    /// After the lists, print each row that is added or changed, with its node, until the command is interrupted.
+    #[arg(short, long)]
+    pub watch: bool,
+    /// With --watch: print ADDED, MODIFIED or DELETED in front of each row. Without this flag, deleted rows are not printed.
+    #[arg(long)]
+    pub output_watch_events: bool,
+    /// Which.
+    #[command(flatten)]
+    pub selector: MergedSelectorArgs,
 }
 
 /// `kubectl ballast flow list`.
@@ -189,16 +220,6 @@ pub struct NodeFlowArgs {
     pub state: Option<FlowState>,
 }
 
-/// How an answer of many nodes is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum MergedOutput {
-    /// A table.
-    #[default]
-    Text,
-    /// JSON, with stable field names.
-    Json,
-}
-
 /// How events of many nodes are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MergedEventOutput {
@@ -217,10 +238,9 @@ pub struct MergedMonitorArgs {
     /// Output format.
     #[arg(short, long, default_value = "text")]
     pub output: MergedEventOutput,
-    /// Only events of these Services: NAME, NAMESPACE/NAME or svc/NAME, each with or without :PORT. Default: those of
-    /// --namespace, or of all namespaces.
-    #[arg(value_name = "SERVICE")]
-    pub services: Vec<String>,
+    /// Which.
+    #[command(flatten)]
+    pub selector: MergedSelectorArgs,
     /// Only packets of this client: an address or a range, with or without :PORT.
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     pub client: Option<Peer>,

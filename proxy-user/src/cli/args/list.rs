@@ -51,7 +51,14 @@ impl Output {
 
     /// Returns the parser of `--output` of a command that accepts these formats besides the common ones.
     pub(super) fn parser(others: &'static [Self]) -> impl TypedValueParser<Value = Self> {
-        let all = Self::COMMON.iter().chain(others).filter_map(Self::to_possible_value);
+        Self::parser_of(Self::COMMON.iter().chain(others))
+    }
+
+    /// Returns the parser of `--output` of a command that accepts only these formats.
+    pub(super) fn parser_of(
+        all: impl IntoIterator<Item = &'static Self>,
+    ) -> impl TypedValueParser<Value = Self> {
+        let all = all.into_iter().filter_map(Self::to_possible_value);
         PossibleValuesParser::new(all).try_map(|word| Self::from_str(&word, true))
     }
 }
@@ -101,6 +108,10 @@ pub struct ViewArgs {
     /// With --watch: print ADDED, MODIFIED or DELETED in front of each row. Without this flag, deleted rows are not printed.
     #[arg(long, env = "BALLAST_OUTPUT_WATCH_EVENTS", value_parser = FalseyValueParser::new())]
     pub output_watch_events: bool,
+    /// With --watch: exit when standard input is closed. `kubectl exec -i` closes it when it is interrupted, but does not
+    /// stop the process.
+    #[arg(long, env = "BALLAST_END_WITH_STDIN", value_parser = FalseyValueParser::new())]
+    pub end_with_stdin: bool,
     /// With --watch: how often the rows are read. A number without unit means seconds.
     #[arg(
         long,
@@ -144,11 +155,11 @@ pub struct SelectorArgs {
 /// How the API server is reached.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ApiArgs {
-    /// File with the API server's address and credentials. Default: $KUBECONFIG, then the pod's service
-    /// account, then ~/.kube/config.
+    /// File with the API server's address and credentials. Default: $KUBECONFIG or ~/.kube/config, then
+    /// the pod's service account.
     #[arg(long, env = "BALLAST_KUBECONFIG", value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub kubeconfig: Option<PathBuf>,
     /// Comma-separated URLs of the API servers, instead of the one in the kubeconfig.
-    #[arg(long, env = "BALLAST_MASTER", value_name = "URL", value_delimiter = ',')]
+    #[arg(long, env = "BALLAST_MASTER", value_name = "URL", value_delimiter = ',', value_parser = value::api_server)]
     pub master: Vec<String>,
 }

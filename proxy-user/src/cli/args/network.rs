@@ -1,5 +1,6 @@
 //! Flags that describe the network around this node.
 
+use super::choices::choice;
 use super::mirror::flags_of;
 use clap::builder::FalseyValueParser;
 use ipnet::IpNet;
@@ -19,7 +20,7 @@ flags_of! {
         #[arg(long, env = "BALLAST_NODEPORT_ADDRESSES", value_name = "LIST", value_delimiter = ',')]
         nodeport_addresses: Vec<NodePortAddress>,
         /// How Ballast recognizes traffic of pods of this node. Default: by its device (every device that is not an uplink), or by --cluster-cidr if that is given.
-        #[arg(long, env = "BALLAST_DETECT_LOCAL_MODE", value_name = "MODE", ignore_case = true)]
+        #[arg(long, env = "BALLAST_DETECT_LOCAL_MODE", value_name = "MODE", ignore_case = true, value_parser = choice::<DetectLocalMode>())]
         detect_local_mode: Option<DetectLocalMode>,
         /// Address ranges of all pods of the cluster, at most one for each address family.
         #[arg(long, env = "BALLAST_CLUSTER_CIDR", value_name = "CIDR", value_delimiter = ',', value_parser = value::range)]

@@ -1,5 +1,6 @@
 //! Flags of the OpenTelemetry export.
 
+use super::choices::choice;
 use super::mirror::flags_of;
 use crate::config::otlp::{OtlpOptions, Telemetry};
 
@@ -19,7 +20,8 @@ flags_of! {
             env = "BALLAST_OTLP_SIGNALS",
             value_name = "LIST",
             value_delimiter = ',',
-            default_value = "traces,logs,events"
+            default_value = "traces,logs,events",
+            value_parser = choice::<Telemetry>(),
         )]
         otlp_signals: Vec<Telemetry>,
         /// Export one of every N new flows as an event; 0: none. Refusals, drops and passes are always exported.

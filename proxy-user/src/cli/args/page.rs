@@ -1,5 +1,6 @@
 //! The flags of the page.
 
+use super::choices::choice;
 use super::mirror::flags_of;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ flags_of! {
     #[command(next_help_heading = "Web page")]
     PageArgs => PageSettings {
         /// What the web page at / of the metrics server shows.
-        #[arg(long, env = "BALLAST_PAGE", value_name = "WHAT", default_value = "off")]
+        #[arg(long, env = "BALLAST_PAGE", value_name = "WHAT", default_value = "off", value_parser = choice::<Shows>())]
         page: Shows,
         /// Length of the history on that page: 4m to 24h; 0: no history. The history has 240 points.
         #[arg(long, env = "BALLAST_PAGE_HISTORY", value_name = "DURATION", default_value = "1h", value_parser = value::page_history)]

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use clap::builder::FalseyValueParser;
 
+use super::choices::choice;
 use super::mirror::flags_of;
 use crate::config::paths::{Ejection, Paths};
 use crate::config::value::{self, AlgorithmName};
-use crate::model::ForwardingMode;
-use crate::model::annotations::Annotations;
-use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
 use crate::programs::{TcxOrder, Xdp};
+use proxy_core::model::ForwardingMode;
+use proxy_core::model::annotations::Annotations;
+use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
 
 flags_of! {
     /// How sockets and packets are met.
@@ -18,10 +19,10 @@ flags_of! {
     #[command(next_help_heading = "Data path")]
     PathArgs => Paths {
         /// Position of Ballast's packet programs among other programs on a device (TCX).
-        #[arg(long, env = "BALLAST_TCX_ORDER", value_name = "ORDER", default_value = "nest")]
+        #[arg(long, env = "BALLAST_TCX_ORDER", value_name = "ORDER", default_value = "nest", value_parser = choice::<TcxOrder>())]
         tcx_order: TcxOrder,
         /// Devices on which an XDP program forwards packets to other nodes before they reach tc.
-        #[arg(long, env = "BALLAST_XDP", value_name = "MODE", default_value = "auto")]
+        #[arg(long, env = "BALLAST_XDP", value_name = "MODE", default_value = "auto", value_parser = choice::<Xdp>())]
         xdp: Xdp,
         /// Load-balancing algorithm of Services without the annotation `ballast.io/algorithm`, by the names of IPVS: random, rr,
         /// wrr, sh, dh, mh, lc, wlc, sed, nq. Default: random for clients inside the cluster, mh (Maglev) for clients
@@ -30,11 +31,11 @@ flags_of! {
         algorithm: Option<AlgorithmName>,
         /// How packets of clients outside the cluster reach endpoints on other nodes, for Services without the annotation
         /// `ballast.io/forwarding-mode`.
-        #[arg(long, env = "BALLAST_FORWARDING_MODE", value_name = "MODE", default_value = "snat")]
+        #[arg(long, env = "BALLAST_FORWARDING_MODE", value_name = "MODE", default_value = "snat", value_parser = choice::<ForwardingMode>())]
         forwarding_mode: ForwardingMode,
         /// Whether new connections skip endpoints that refuse connections or do not answer them, for Services with several
         /// endpoints and without the annotation `ballast.io/ejection`.
-        #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on")]
+        #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on", value_parser = choice::<Ejection>())]
         ejection: Ejection,
         /// Annotations `ballast.io/...` of Services that count, as a list of algorithm, ejection, external-failover, forwarding-mode,
         /// removal-policy, socket-lb and weights; or all, or none. With external-failover, nodes send packets of clients outside on,
@@ -52,13 +53,13 @@ flags_of! {
         #[arg(long, env = "BALLAST_SLOW_START", value_name = "DURATION", default_value = "0s", value_parser = value::duration)]
         slow_start: Duration,
         /// Which sockets are translated at connect. For all other sockets, the packet programs translate their packets.
-        #[arg(long, env = "BALLAST_SOCKET_LB", value_name = "WHICH", default_value = "all")]
+        #[arg(long, env = "BALLAST_SOCKET_LB", value_name = "WHICH", default_value = "all", value_parser = choice::<SocketLb>())]
         socket_lb: SocketLb,
         /// What connect and sendmsg of a translated socket do where kube-proxy would drop the packet.
-        #[arg(long, env = "BALLAST_SOCKET_DROP", value_name = "HOW", default_value = "silent")]
+        #[arg(long, env = "BALLAST_SOCKET_DROP", value_name = "HOW", default_value = "silent", value_parser = choice::<SocketDrop>())]
         socket_drop: SocketDrop,
         /// Whether a process of the node may bind a port that is a node port of a Service.
-        #[arg(long, env = "BALLAST_NODE_PORT_BIND", value_name = "WHETHER", default_value = "allow")]
+        #[arg(long, env = "BALLAST_NODE_PORT_BIND", value_name = "WHETHER", default_value = "allow", value_parser = choice::<NodePortBind>())]
         node_port_bind: NodePortBind,
         /// Start although the kernel is `PREEMPT_RT`, of Linux 6.18 or newer: only if it was built with
         /// `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK=y`.

@@ -1,7 +1,7 @@
 //! Timeouts of flows.
 
 use crate::config::value;
-use crate::model::settings::GivenFlowTimeouts;
+use proxy_core::model::settings::GivenFlowTimeouts;
 
 /// Defines one flag for each timeout: its help text, its field here and in the settings, its environment variable.
 macro_rules! timeouts {

@@ -9,9 +9,9 @@ use proxy_common::config::PortRange;
 use crate::cli::show::AgentState;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
-use crate::model::DeviceKind;
-use crate::model::ports::{LOCAL_PORTS, NODE_PORTS};
 use crate::programs::{Attachment, MissingFeature};
+use proxy_core::model::DeviceKind;
+use proxy_core::model::ports::{LOCAL_PORTS, NODE_PORTS};
 
 /// All facts.
 #[derive(Clone, Debug, Default)]
@@ -170,6 +170,8 @@ pub enum ApiAccess {
     NotAsked,
     /// No credentials for an API server were found.
     NoCredentials(String),
+    /// The kubeconfig cannot be read or parsed.
+    BrokenKubeconfig(String),
     /// The API server does not answer, or the credentials cannot be used.
     Unreachable(String),
     /// The API server answers, but denies listing these kinds.
@@ -197,8 +199,8 @@ pub struct Installed {
     pub metrics: Option<AgentMetrics>,
     /// The maps, and the ABI version that the agent wrote (0: none); or why they cannot be read.
     pub maps: Result<(Vec<UsageRow>, u32), String>,
-    /// Whether the folders of the maps belong to root alone, or what is wrong with them.
-    pub owner: Result<(), String>,
+    /// Whether the folders of the maps belong to root alone, or what is wrong with them; `None`: there are none.
+    pub owner: Option<Result<(), String>>,
     /// This process may not read the pins, so it is not known what is attached.
     pub is_denied: bool,
     /// Attachments of the agent's programs.

@@ -20,9 +20,9 @@ use crate::host::follow::Follower;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::{cgroup, devices, facts as host, ports};
 use crate::maps::view::{View, ViewError};
-use crate::model::ports::LOCAL_PORTS;
-use crate::model::{DeviceKind, HostDevice, HostView, IPVS_DEVICE, PROXY_DEVICES};
 use crate::programs;
+use proxy_core::model::ports::LOCAL_PORTS;
+use proxy_core::model::{DeviceKind, HostDevice, HostView, IPVS_DEVICE, PROXY_DEVICES};
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
@@ -135,7 +135,7 @@ fn leftovers(view: &HostView) -> Vec<(String, usize)> {
         is_known && !device.addresses.is_empty()
             || device.kind == DeviceKind::Dummy
                 && device.name != IPVS_DEVICE
-                && device.addresses.difference(&device.in_subnets).count() >= MANY
+                && device.addresses.len() >= MANY + device.subnets.len()
     };
     let found = view.devices.values().filter(is_left);
     found.map(|device| (device.name.clone(), device.addresses.len())).collect()
@@ -183,7 +183,7 @@ fn cni_network(text: &str) -> Option<String> {
 }
 
 /// Gathers what the agent reports, and what it has installed in the kernel.
-pub(super) fn installed(bpffs: &Path, listen: Listen) -> Installed {
+pub(super) fn installed(bpffs: &Path, listen: Option<Listen>) -> Installed {
     let agent = probe(listen);
     let read = || -> Result<_, ViewError> {
         let view = View::open(bpffs)?;
@@ -195,8 +195,9 @@ pub(super) fn installed(bpffs: &Path, listen: Listen) -> Installed {
         problems: if matches!(agent, AgentState::Answered { .. }) { problems(&agent) } else { faults(bpffs) },
         metrics: metrics(&agent),
         is_denied: matches!(maps, Err(ViewError::Denied { .. })),
+        owner: (!matches!(maps, Err(ViewError::Nothing { .. })))
+            .then(|| programs::require_owner_of(bpffs).map_err(|error| error.to_string())),
         maps: maps.map_err(|error| error.to_string()),
-        owner: programs::require_owner_of(bpffs).map_err(|error| error.to_string()),
         attachments: programs::attachments(bpffs),
         devices: names.collect::<BTreeMap<_, _>>(),
         agent,

@@ -13,12 +13,12 @@ mod render;
 use super::args::check::CheckArgs;
 use super::show::{AgentState, CommandOutput, ShowError};
 use crate::config::value::Listen;
-use crate::model::nearest::{did_you_mean, nearest};
 use facts::{ApiAccess, Installed, Others};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 use std::path::Path;
 
 /// Gathers the facts of which `ballast status` reports the problems.
-pub(in crate::cli) fn running(bpffs: &Path, listen: Listen) -> (Installed, Others) {
+pub(in crate::cli) fn running(bpffs: &Path, listen: Option<Listen>) -> (Installed, Others) {
     (gather::installed(bpffs, listen), gather::kube_proxy())
 }
 

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use proxy_common::affinity::{AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::BACKEND_LOCAL;
-use proxy_common::config::{CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF};
+use proxy_common::config::{
+    CONFIG_POD_UDP_BY_PACKETS, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF,
+};
 use proxy_common::decide::{self, SocketSource, Source};
 use proxy_common::flow::FlowKey;
 use proxy_common::health::{self, NO_CLIENT};
@@ -15,7 +17,7 @@ use proxy_common::reason::{Reason, Verdict};
 use proxy_common::service::{
     KIND_UNMANAGED, SCOPE_INTERNAL, SERVICE_LOCAL, SERVICE_NO_SOCKETS, ServiceEntry, ServiceKey,
 };
-use proxy_common::{Address, PROTO_SCTP};
+use proxy_common::{Address, PROTO_SCTP, PROTO_UDP};
 
 use super::choice::{DSR, NETFILTER, word};
 use super::outcome::{Path, PathOutcome, Step};
@@ -66,6 +68,13 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             return self.end(PathOutcome::Untouched);
         } else if flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 && !of_node {
             self.step("socket lb", "host-only: for pods, packets are translated, not sockets");
+            return self.end(PathOutcome::Untouched);
+        } else if flags & CONFIG_POD_UDP_BY_PACKETS != 0 && self.key.proto == PROTO_UDP && !of_node {
+            self.step(
+                "socket lb",
+                "without `ballast end-udp-sockets`, packets of connected UDP sockets of pods are translated, not the sockets; \
+                 sendto(2) on other sockets is translated",
+            );
             return self.end(PathOutcome::Untouched);
         }
         if !self.passes_prefilter() {

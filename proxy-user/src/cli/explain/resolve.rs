@@ -8,8 +8,8 @@ use crate::cli::question::{Client, ClientArg, Destination, DestinationArg};
 use crate::cli::selector::{DEFAULT_NAMESPACE, ServiceFilter};
 use crate::cli::show::ShowError;
 use crate::maps::view::{FrontendRow, FrontendRowKind, Snapshot};
-use crate::model::lookup::PodFacts;
-use crate::model::net::{IpFamily, Protocol};
+use proxy_core::model::lookup::PodFacts;
+use proxy_core::model::net::{IpFamily, Protocol};
 
 /// Asks the API server for a pod, by namespace and name; the error is a text.
 pub type AskPod = fn(&ApiArgs, &str, &str) -> Result<PodFacts, String>;

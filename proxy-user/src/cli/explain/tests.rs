@@ -24,7 +24,7 @@ use super::*;
 use crate::cli::args::list::Output;
 use crate::cli::question::DestinationArg;
 use crate::maps::view::{Common, NameRow, Transport};
-use crate::model::net::IpFamily;
+use proxy_core::model::net::IpFamily;
 
 type A4 = [u8; 4];
 const HZ: u32 = 100;
@@ -416,7 +416,7 @@ fn a_client_on_this_node_is_decided_by_its_socket(
 fn a_pod_with_a_known_address_is_on_this_node() {
     let address: IpAddr = [10, 244, 0, 99].into();
     let destination =
-        Destination { to: "10.96.0.10:80".parse().unwrap(), protocol: crate::model::net::Protocol::Tcp };
+        Destination { to: "10.96.0.10:80".parse().unwrap(), protocol: proxy_core::model::net::Protocol::Tcp };
     let said =
         explain(&rules(), Client::Pod(Some(address)), Some([10, 244, 0, 99]), [10, 96, 0, 10], destination);
     assert_eq!(said.decides, Decides::Socket);

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::maps::view::NameRow;
-use crate::model::net::IpFamily;
+use proxy_core::model::net::IpFamily;
 
 fn words(ip: IpAddr) -> [u32; 4] {
     match ip {

@@ -10,8 +10,8 @@ use super::names::{ServiceIdentity, title};
 use crate::cli::args::list::ApiArgs;
 use crate::cli::selector::ServiceSelector;
 use crate::maps::view::{BackendRow, BackendState, Snapshot};
-use crate::model::lookup::{Place, Places};
-use crate::model::net::IpFamily;
+use proxy_core::model::lookup::{Place, Places};
+use proxy_core::model::net::IpFamily;
 
 /// An endpoint.
 #[derive(Debug, Serialize)]

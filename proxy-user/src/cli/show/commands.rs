@@ -24,7 +24,7 @@ use crate::cli::explain::AskPod;
 use crate::cli::programmed;
 use crate::cli::selector::{AskLabels, ServiceSelector};
 use crate::maps::view::{Snapshot, View};
-use crate::model::lookup::Places;
+use proxy_core::model::lookup::Places;
 
 /// What commands ask the API server for.
 #[derive(Clone, Copy, Debug)]

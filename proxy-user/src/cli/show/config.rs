@@ -11,7 +11,7 @@ use super::probe::{agent_address, ask};
 use super::watch;
 use crate::cli::args::inspect::ConfigArgs;
 use crate::cli::origins::Origin;
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// The used part of `/configz`.
 #[derive(Deserialize)]

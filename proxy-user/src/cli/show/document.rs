@@ -18,6 +18,6 @@ pub(in crate::cli) fn yaml(value: &impl Serialize) -> Result<String, ShowError> 
 }
 
 /// Returns a document for programs in the requested format.
-pub(in crate::cli) fn document(value: &impl Serialize, output: Output) -> Result<String, ShowError> {
+pub(crate) fn document(value: &impl Serialize, output: Output) -> Result<String, ShowError> {
     if output == Output::Yaml { yaml(value) } else { json(value) }
 }

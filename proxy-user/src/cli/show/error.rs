@@ -1,11 +1,12 @@
 //! Errors of the reading commands.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::cli::selector::SelectorError;
 use crate::maps::view::ViewError;
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +45,7 @@ pub enum ShowError {
     #[error("{0}")]
     NotProgrammed(String),
     /// There is no such check.
-    #[error("there is no check {asked}{near}")]
+    #[error("there is no check {asked}{near} (`ballast check -o name` lists all)")]
     NoCheck {
         /// The requested check.
         asked: String,
@@ -76,8 +77,16 @@ pub enum ShowError {
         error: io::Error,
     },
     /// A client cannot reach an address of the other family.
-    #[error("client and destination have different address families")]
-    Families,
+    #[error(
+        "the client {client} is {}, and {destination} is not: give a client of the same family",
+        if client.is_ipv4() { "IPv4" } else { "IPv6" }
+    )]
+    Families {
+        /// Address of the client.
+        client: IpAddr,
+        /// Address and port of the destination.
+        destination: SocketAddr,
+    },
     /// The output cannot be written as JSON.
     #[error("cannot write the output as JSON: {0}")]
     Json(#[from] serde_json::Error),
@@ -98,5 +107,19 @@ impl ShowError {
 impl From<io::Error> for ShowError {
     fn from(error: io::Error) -> Self {
         Self::Write(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_of_the_other_family_is_named_with_the_way_out() {
+        let (client, destination) = ("10.0.0.7".parse().unwrap(), "[fd96::a]:80".parse().unwrap());
+        let error = ShowError::Families { client, destination }.to_string();
+        let expected =
+            "the client 10.0.0.7 is IPv4, and [fd96::a]:80 is not: give a client of the same family";
+        assert_eq!(error, expected);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
 use proxy_common::node::NODE_ADDR_PORTS;
 use proxy_common::reason::Reason;
 
@@ -24,6 +25,8 @@ pub struct StatusFacts {
     pub snat_ports: String,
     /// Addresses on which node ports answer; loopback addresses: for sockets of the node.
     pub node_ports: Vec<IpAddr>,
+    /// Ranges of Service addresses, whose unused addresses and ports are refused.
+    pub service_cidrs: Vec<IpNet>,
     /// Attachments of the programs.
     pub attachments: Vec<Attachment>,
     /// Missing kernel features.
@@ -65,6 +68,7 @@ impl StatusFacts {
                 .filter(|(_, bits)| bits & NODE_ADDR_PORTS != 0)
                 .map(|(address, _)| address)
                 .collect(),
+            service_cidrs: view.service_cidrs()?,
             attachments: attachments(bpffs),
             missing_features: missing_features(),
             maps,

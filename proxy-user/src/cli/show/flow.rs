@@ -11,7 +11,7 @@ use crate::cli::args::common::FlowFilterArgs;
 use crate::cli::question::Peer;
 use crate::cli::selector::{AskLabels, SelectorError, ServiceSelector};
 use crate::maps::view::{FlowRow, FlowState, Snapshot, View};
-use crate::model::net::{IpFamily, Protocol};
+use proxy_core::model::net::{IpFamily, Protocol};
 
 /// Which flows are selected.
 #[derive(Clone, Debug, Default)]

@@ -11,7 +11,7 @@ use super::document::{json, yaml};
 use super::error::ShowError;
 use super::table::Table;
 use crate::cli::args::list::Output;
-use crate::model::nearest::{did_you_mean, nearest};
+use proxy_core::model::nearest::{did_you_mean, nearest};
 
 /// Formats of the table in which a column is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,8 +126,7 @@ impl<T: Serialize> List<T> {
         if self.rows.is_empty() {
             return Ok(());
         }
-        // kubectl's notations are accepted as well: `.connections`, `{.connections}`.
-        let asked = field.trim_start_matches('{').trim_end_matches('}').trim_start_matches('.');
+        let asked = field_name(field);
         let values = self.rows.iter().map(|row| serde_json::to_value(&row.value));
         let values: Vec<Value> = values.collect::<Result<_, _>>()?;
         let mut columns = self.columns.iter().enumerate();
@@ -165,6 +164,16 @@ impl<T: Serialize> List<T> {
         }
         let near = did_you_mean(&nearest(asked, known.iter().copied()));
         ShowError::NoField { asked: asked.to_owned(), near, known: known.join(", ") }
+    }
+
+    /// Returns what people are told if there are no rows, and therefore no fields in which to look for this one.
+    pub fn unchecked(&self, field: &str) -> Option<String> {
+        let asked = field_name(field);
+        let is_column =
+            |column: &Column| column.heading.eq_ignore_ascii_case(asked) || column.field == Some(asked);
+        let is_unknown = self.rows.is_empty() && !self.columns.iter().any(is_column);
+        is_unknown
+            .then(|| format!("--sort-by {asked}: no such column; the fields of an empty list are not known"))
     }
 
     /// Renders the list; nothing if there are no rows, except in a document.
@@ -250,6 +259,11 @@ impl<T: Serialize> Serialize for List<T> {
         }
         map.end()
     }
+}
+
+/// Returns the name of a field; kubectl's notations are accepted as well: `.connections`, `{.connections}`.
+fn field_name(field: &str) -> &str {
+    field.trim_start_matches('{').trim_end_matches('}').trim_start_matches('.')
 }
 
 /// Compares numbers as numbers, addresses as addresses, and anything else as text; missing values come first.

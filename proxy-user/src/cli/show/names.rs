@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::maps::view::{NameRow, Snapshot, Transport, UnmanagedRow};
-use crate::model::net::IpFamily;
+use proxy_core::model::net::IpFamily;
 
 /// The identity of a Service port: the same fields in the JSON of all commands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

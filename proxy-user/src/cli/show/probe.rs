@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::error::ShowError;
 use crate::config::run::METRICS_PORT;
 use crate::config::value::Listen;
-use crate::model::ApiServers;
 use crate::programs::XdpDevice;
+use proxy_core::model::ApiServers;
 
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -37,9 +37,30 @@ pub enum AgentState {
     },
 }
 
-/// Queries `/healthz` of the agent's metrics server.
-pub fn probe(listen: Listen) -> AgentState {
-    let Some(address) = listen.resolve(METRICS_PORT).map(reachable) else { return AgentState::NotAsked };
+/// Queries `/healthz` of the agent's metrics server. Without an address: at the defaults of both families, since the default
+/// has the family of the agent's `--bind-address`.
+pub fn probe(listen: Option<Listen>) -> AgentState {
+    let loopback = |ip: IpAddr| SocketAddr::new(ip, METRICS_PORT);
+    match listen.map(|listen| listen.resolve(METRICS_PORT)) {
+        None => probe_either(loopback(Ipv4Addr::LOCALHOST.into()), loopback(Ipv6Addr::LOCALHOST.into())),
+        Some(None) => AgentState::NotAsked,
+        Some(Some(address)) => probe_at(reachable(address)),
+    }
+}
+
+/// Queries the second address if the first does not answer; if none answers, returns the state of the first.
+fn probe_either(first: SocketAddr, second: SocketAddr) -> AgentState {
+    let state = probe_at(first);
+    if !matches!(state, AgentState::Silent { .. }) {
+        return state;
+    }
+    match probe_at(second) {
+        AgentState::Silent { .. } => state,
+        answered => answered,
+    }
+}
+
+fn probe_at(address: SocketAddr) -> AgentState {
     match ask(address, "/healthz") {
         Ok((status, _)) => AgentState::Answered { address, status },
         Err(error) => AgentState::Silent { address, reason: error.to_string() },
@@ -112,10 +133,33 @@ pub(in crate::cli) fn ask(address: SocketAddr, path: &str) -> io::Result<(u16, V
 }
 
 /// Returns the address of the agent if it answers, or the error that it does not.
-pub(in crate::cli) fn agent_address(listen: Listen) -> Result<SocketAddr, ShowError> {
+pub(in crate::cli) fn agent_address(listen: Option<Listen>) -> Result<SocketAddr, ShowError> {
     match probe(listen) {
         AgentState::Answered { address, .. } => Ok(address),
         AgentState::NotAsked => Err(ShowError::NoAgent("its metrics server is switched off".to_owned())),
         AgentState::Silent { address, reason } => Err(ShowError::NoAgent(format!("{address}: {reason}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn agent_on_the_second_address_is_found() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let agent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = agent.local_addr().unwrap();
+        let served = std::thread::spawn(move || {
+            let (mut stream, _) = agent.accept().unwrap();
+            let _ = stream.read(&mut [0; 512]).unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nok").unwrap();
+        });
+        assert_eq!(probe_either(silent, address), AgentState::Answered { address, status: 200 });
+        served.join().unwrap();
+        let state = probe_either(silent, address);
+        assert!(matches!(state, AgentState::Silent { address, .. } if address == silent), "{state:?}");
     }
 }

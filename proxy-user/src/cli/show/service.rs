@@ -16,8 +16,8 @@ use super::table::bytes;
 use crate::cli::args::list::Output;
 use crate::cli::selector::ServiceSelector;
 use crate::maps::view::{BackendRow, FrontendRow, NameRow, Snapshot, UnmanagedRow};
-use crate::model::lookup::Places;
-use crate::model::net::IpFamily;
+use proxy_core::model::lookup::Places;
+use proxy_core::model::net::IpFamily;
 
 /// Maximum number of endpoints in a cell before `+N more`, as in kubectl.
 const SHOWN: usize = 3;

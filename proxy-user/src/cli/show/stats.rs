@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::cli::args::list::Output;
     use crate::maps::view::{NameRow, Transport};
-    use crate::model::net::IpFamily;
+    use proxy_core::model::net::IpFamily;
 
     fn snapshot(connections: u64) -> Snapshot {
         let name = NameRow {

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use ipnet::IpNet;
 use proxy_common::map_names as map;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::version::ABI_VERSION;
@@ -20,8 +21,8 @@ use crate::cli::args::list::Output;
 use crate::cli::check::facts::{Installed, Others};
 use crate::cli::check::judge;
 use crate::maps::view::{UsageRow, ViewError};
-use crate::model::ApiServers;
 use crate::programs::{AttachedXdp, Attachment, MissingFeature, XdpDevice};
+use proxy_core::model::ApiServers;
 
 /// All data of `ballast status`.
 #[derive(Debug)]
@@ -59,6 +60,8 @@ struct StatusJson<'a> {
     snat_ports: Option<&'a str>,
     /// Addresses on which node ports answer.
     node_ports: &'a [IpAddr],
+    /// Ranges of Service addresses, whose unused addresses and ports are refused.
+    service_cidrs: Vec<String>,
     counts: Option<CountsJson>,
     /// Node ports that processes of this node have bound, too, in sentences.
     shared_node_ports: &'a [String],
@@ -180,6 +183,9 @@ impl Status {
             maps: facts.map(|facts| facts.maps.iter().map(super::map::element).collect()).unwrap_or_default(),
             snat_ports: facts.map(|facts| &*facts.snat_ports),
             node_ports: facts.map(|facts| &*facts.node_ports).unwrap_or_default(),
+            service_cidrs: facts
+                .map(|facts| facts.service_cidrs.iter().map(ToString::to_string).collect())
+                .unwrap_or_default(),
             counts: facts.map(|facts| CountsJson {
                 ports: facts.ports,
                 frontends: facts.frontends,
@@ -261,6 +267,15 @@ fn node_ports(addresses: &[IpAddr]) -> String {
     }
 }
 
+/// Returns the ranges of Service addresses, in words.
+fn ranges(ranges: &[IpNet]) -> String {
+    if ranges.is_empty() {
+        return "none known: unused addresses and ports of Services are not refused (--service-cidrs)"
+            .to_owned();
+    }
+    ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
 fn facts_text(text: &mut String, facts: &StatusFacts, resident: Option<u64>, output: Output) {
     let memory: u64 = facts.maps.iter().filter_map(|row| row.memory).sum();
     let attached = || facts.attachments.iter().filter(|one| one.is_attached());
@@ -293,6 +308,7 @@ fn facts_text(text: &mut String, facts: &StatusFacts, resident: Option<u64>, out
         writeln!(text, "Services:   {} ports, {} frontends{empty}{unmanaged}", facts.ports, facts.frontends);
     let _ = writeln!(text, "Endpoints:  {} usable, {endpoints} of {room} ids in use", facts.backends);
     let _ = writeln!(text, "Node ports: {}", node_ports(&facts.node_ports));
+    let _ = writeln!(text, "Ranges:     {}", ranges(&facts.service_cidrs));
     let _ = writeln!(text, "Flows:      {}; source ports for SNAT {}", facts.flows, facts.snat_ports);
     for (position, shared) in facts.shared_ports.iter().enumerate() {
         let _ = writeln!(text, "{:<10}  {shared}", if position == 0 { "Shared:" } else { "" });

@@ -27,11 +27,11 @@ use crate::maps::view::{
     BackendRow, BackendState, FlowRow, FlowState, Forwarding, FrontendRow, FrontendRowKind,
     FrontendRowScope as Clients, NameRow, Snapshot, Transport, UnmanagedRow, UsageRow, ViewError,
 };
-use crate::model::ApiServers;
-use crate::model::lookup::{Place, Places};
-use crate::model::net::{IpFamily, Protocol};
 use crate::programs::hooks::SOCKET_HOOKS;
 use crate::programs::{Attachment, MissingFeature};
+use proxy_core::model::ApiServers;
+use proxy_core::model::lookup::{Place, Places};
+use proxy_core::model::net::{IpFamily, Protocol};
 
 fn name(namespace: &str, name: &str, port: &str, protocol: u8, family: IpFamily) -> NameRow {
     NameRow {
@@ -268,7 +268,7 @@ fn installed(agent: AgentState, facts: &Result<StatusFacts, ViewError>) -> Insta
         problems: Vec::new(),
         metrics: None,
         maps: facts.as_ref().map(of).map_err(ToString::to_string),
-        owner: Ok(()),
+        owner: Some(Ok(())),
         is_denied: false,
         attachments: facts.as_ref().map(|facts| facts.attachments.clone()).unwrap_or_default(),
         devices: [(7, "eth0".to_owned()), (9, "eth1".to_owned())].into(),
@@ -285,6 +285,7 @@ fn facts() -> StatusFacts {
         abi: proxy_common::version::ABI_VERSION,
         snat_ports: "1024-29999,61000-65535".into(),
         node_ports: ["127.0.0.1", "192.0.2.1"].map(|address| address.parse().unwrap()).into(),
+        service_cidrs: ["10.96.0.0/16", "fd96::/112"].map(|range| range.parse().unwrap()).into(),
         attachments: attachments(),
         missing_features: vec![MissingFeature::SocketErrors],
         maps: maps(),
@@ -730,6 +731,7 @@ fn a_status_with_a_map_that_fills_up() {
     Services:   4 ports, 6 frontends, 2 of them without endpoints
     Endpoints:  6 usable, 6 of 262144 ids in use
     Node ports: at 127.0.0.1 (sockets of the node), 192.0.2.1
+    Ranges:     10.96.0.0/16, fd96::/112
     Flows:      2; source ports for SNAT 1024-29999,61000-65535
     Rejected:   no_endpoint 3
     Dropped:    none
@@ -762,9 +764,12 @@ fn a_status_with_a_map_that_fills_up() {
 fn a_status_when_all_is_well() {
     let mut facts = facts();
     facts.maps.remove(2);
+    facts.service_cidrs.clear();
     let status = status_of(well(), Ok(facts));
     assert_eq!(status.problems(), Vec::<String>::new());
-    assert!(status.render(Output::Text).unwrap().ends_with("Problems:   none\n"));
+    let text = status.render(Output::Text).unwrap();
+    assert!(text.ends_with("Problems:   none\n"), "{text}");
+    assert!(text.contains("\nRanges:     none known: unused addresses"), "{text}");
 }
 
 #[test]
@@ -819,6 +824,7 @@ fn a_status_without_agent_and_maps() {
       "maps": [],
       "snatPorts": null,
       "nodePorts": [],
+      "serviceCidrs": [],
       "counts": null,
       "sharedNodePorts": [],
       "reasons": {},
@@ -863,8 +869,8 @@ fn the_exit_code_of_a_status_and_of_a_list_without_maps() {
         maps: BpffsArgs { bpffs: folder.path().to_owned() },
         format: OutputArgs { output: Output::Text },
     };
-    let args =
-        StatusArgs { reader: reader(), agent: AgentArgs { metrics_bind_address: Listen::Socket(silent) } };
+    let agent = AgentArgs { metrics_bind_address: Some(Listen::Socket(silent)) };
+    let args = StatusArgs { reader: reader(), agent };
     let status = status(&args).unwrap();
     assert!(!status.well && status.text.contains("no answer at"), "{status:?}");
     let listed = ["ballast", "service", "list", "--bpffs", &folder.path().to_string_lossy()];
@@ -1034,7 +1040,7 @@ fn invalid_service_names_are_refused(#[case] text: &str) {
 #[case("", None)]
 fn the_agent_is_asked(#[case] reply: &'static str, #[case] expected: Option<u16>) {
     let (address, thread) = answers_once(reply);
-    let state = probe(Listen::Socket(address));
+    let state = probe(Some(Listen::Socket(address)));
     assert!(thread.join().unwrap().starts_with("GET /healthz HTTP/1.1\r\n"));
     match (state, expected) {
         (AgentState::Answered { status, .. }, Some(expected)) => assert_eq!(status, expected),
@@ -1077,6 +1083,6 @@ fn what_is_wrong_with_objects_is_asked(#[case] reply: &'static str, #[case] expe
 #[test]
 fn agent_without_a_server_is_silent_or_not_asked() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    assert!(matches!(probe(Listen::Socket(address)), AgentState::Silent { .. }));
-    assert_eq!(probe(Listen::Off), AgentState::NotAsked);
+    assert!(matches!(probe(Some(Listen::Socket(address))), AgentState::Silent { .. }));
+    assert_eq!(probe(Some(Listen::Off)), AgentState::NotAsked);
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 
@@ -9,8 +10,10 @@ use super::document::yaml;
 use super::error::ShowError;
 use super::list::{List, Row};
 use crate::cli::args::list::{Output, ViewArgs};
+use crate::cli::input::input_end;
 
-/// Writes the list that `read` returns; with `--watch`, reads it repeatedly until the reader of standard output has gone.
+/// Writes the list that `read` returns; with `--watch`, reads it repeatedly until the reader of standard output has gone or,
+/// with `--end-with-stdin`, until standard input ends.
 pub(crate) fn write<T: Serialize>(
     options: &ViewArgs,
     out: &mut impl Write,
@@ -27,17 +30,21 @@ pub(crate) fn write<T: Serialize>(
     if !options.watch {
         let list = sorted()?;
         out.write_all(list.render(output, !options.format.no_headers)?.as_bytes())?;
-        if let Some(note) = list.note(output) {
+        let note = list.note(output).map(str::to_owned);
+        let unchecked = options.sort_by.as_deref().and_then(|field| list.unchecked(field));
+        for note in note.into_iter().chain(unchecked) {
             writeln!(std::io::stderr(), "{note}")?;
         }
         return Ok(());
     }
     let mut watch = Watch::default();
-    loop {
+    let has_ended = options.end_with_stdin.then(input_end);
+    while !has_ended.as_ref().is_some_and(|ended| ended.load(Ordering::Relaxed)) {
         out.write_all(watch.changes(&sorted()?, options)?.as_bytes())?;
         out.flush()?;
         std::thread::sleep(options.interval);
     }
+    Ok(())
 }
 
 /// The rows that were printed last.

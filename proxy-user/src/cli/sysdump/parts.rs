@@ -16,7 +16,7 @@ use crate::cli::show::{
     AgentState, FlowSelection, ask, backend_list, flow_list, map_list, probe, service_list, status,
 };
 use crate::maps::view::View;
-use crate::model::lookup::Places;
+use proxy_core::model::lookup::Places;
 
 /// Name of a file of the archive, and its content or why there is none.
 pub(super) type Part = (String, Result<Vec<u8>, String>);

@@ -53,7 +53,6 @@ const fn flag(flag: &'static str, kind: SettingKind, default: &'static str, effe
 const I32: i64 = i32::MAX as i64;
 const COUNT: SettingKind = Int(0, I32);
 const BIT: SettingKind = Int(0, 31);
-const NO_RULES: Effect = Idle("Ballast has no rules that need packet marks");
 const NO_IPVS: Effect = Idle("Ballast does not use IPVS");
 const WINDOWS: Effect = Idle("only for Windows");
 const BUFFERS: Effect = Idle("log lines are written unbuffered to standard error");
@@ -141,7 +140,13 @@ pub const SETTINGS: &[Setting] = &[
         Idle("Ballast hides no metric"),
     ),
     both("mode", "proxy-mode", Mode, "", Used("all modes mean `ebpf`; logged once")),
-    both("iptables.masqueradeBit", "iptables-masquerade-bit", BIT, "14", NO_RULES),
+    both(
+        "iptables.masqueradeBit",
+        "iptables-masquerade-bit",
+        BIT,
+        "14",
+        Used("in every mode except nftables; the mark of packets for `--masquerade-external`"),
+    ),
     both("iptables.masqueradeAll", "masquerade-all", Bool, "false", Used("in every mode except nftables")),
     both(
         "iptables.localhostNodePorts",
@@ -172,7 +177,7 @@ pub const SETTINGS: &[Setting] = &[
     both("ipvs.tcpTimeout", "ipvs-tcp-timeout", Duration, "0s", NO_IPVS),
     both("ipvs.tcpFinTimeout", "ipvs-tcpfin-timeout", Duration, "0s", NO_IPVS),
     both("ipvs.udpTimeout", "ipvs-udp-timeout", Duration, "0s", NO_IPVS),
-    field("nftables.masqueradeBit", BIT, "14", NO_RULES),
+    field("nftables.masqueradeBit", BIT, "14", Used("in mode nftables")),
     field("nftables.masqueradeAll", Bool, "false", Used("in mode nftables")),
     field("nftables.syncPeriod", Duration, "30s", PERIOD),
     field("nftables.minSyncPeriod", Duration, "1s", MIN_PERIOD),

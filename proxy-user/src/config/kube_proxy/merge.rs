@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use proxy_common::config::MASQUERADE_MARK;
 use proxy_common::select::Algorithm;
 use serde::Serialize;
 
@@ -16,8 +17,8 @@ use crate::config::options::{Options, SYNC_PERIOD};
 use crate::config::value::{
     AlgorithmName, DetectLocalMode, Listen, LogFormat, LogLevel, NodePortAddress, ProxyMode,
 };
-use crate::model::settings::Conntrack;
-use crate::model::spread;
+use proxy_core::model::settings::Conntrack;
+use proxy_core::model::spread;
 
 /// The shortest period between full comparisons.
 pub const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
@@ -38,6 +39,8 @@ pub struct Overlay {
     pub oom_score_adj: Option<i32>,
     /// Sysctls of the node's netfilter.
     pub conntrack: Conntrack,
+    /// The bit of a packet's mark by which netfilter knows the packets to masquerade.
+    pub masquerade_mark: u32,
     /// Whether external addresses of Services are ignored.
     pub no_external_ips: bool,
     /// Why node ports answer where they do, if no list of addresses was given.
@@ -82,9 +85,14 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
             merge.notes.push(format!("feature {gate}={on} is ignored"));
         }
     }
+    let is_nftables = options.proxy_mode == Some(ProxyMode::Legacy("nftables"));
     merge.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
     merge.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
     merge.conntrack = conntrack(&values);
+    let bit = values.number(if is_nftables { "nftables.masqueradeBit" } else { "iptables.masqueradeBit" });
+    merge.masquerade_mark = bit
+        .and_then(|bit| u32::try_from(bit).ok().and_then(|bit| 1u32.checked_shl(bit)))
+        .unwrap_or(MASQUERADE_MARK);
     let scheduler = scheduler(options, &values, &mut merge.notes);
     options.paths.algorithm = options.paths.algorithm.or(scheduler.map(AlgorithmName));
     merge.node_ports = node_port_addresses(options, &values);

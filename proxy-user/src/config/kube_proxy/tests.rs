@@ -12,7 +12,7 @@ use crate::cli::args::kube_proxy::OWN;
 use crate::cli::{Args, Command};
 use crate::config::RunConfig;
 use crate::config::value::{LogFormat, LogLevel, NodePortAddress};
-use crate::model::settings::DetectLocal;
+use proxy_core::model::settings::DetectLocal;
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
@@ -123,8 +123,10 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
         "--cluster-cidr=10.244.0.0/16,fd44::/48",
     ]);
     let Overlay { config_file, values, text, node_ports, .. } = config.kube_proxy.clone();
+    let masquerade_mark = 1 << 14;
     let mut expected = plain.unwrap();
-    expected.kube_proxy = Overlay { config_file, node_ports, values, text, ..Overlay::default() };
+    expected.kube_proxy =
+        Overlay { config_file, masquerade_mark, node_ports, values, text, ..Overlay::default() };
     expected.network.masquerade_all = Some(false);
     // A file without a mode means kube-proxy's default, iptables: node ports answer on loopback too.
     assert_eq!(config.network.nodeport_addresses.len(), 2);
@@ -193,6 +195,17 @@ fn the_mode_chooses_its_period(#[case] mode: &str, #[case] expected: Duration) {
     ));
     assert_eq!(with_file(&text, &[]).unwrap().sync_period, expected);
     assert_eq!(with_file(&text, &["--sync-period=3s"]).unwrap().sync_period, Duration::from_secs(3));
+}
+
+#[rstest]
+#[case("iptables", 1 << 20)]
+#[case("nftables", 1 << 21)]
+fn masquerade_bit_is_that_of_the_mode(#[case] mode: &str, #[case] expected: u32) {
+    let text =
+        body(&format!("mode: {mode}\niptables: {{masqueradeBit: 20}}\nnftables: {{masqueradeBit: 21}}\n"));
+    assert_eq!(with_file(&text, &[]).unwrap().node.masquerade_mark, expected);
+    assert_eq!(with_file(&text, &["--masquerade-external=false"]).unwrap().node.masquerade_mark, 0);
+    assert_eq!(with_file(&body(""), &[]).unwrap().node.masquerade_mark, 1 << 14);
 }
 
 #[rstest]
@@ -533,7 +546,7 @@ fn written_config_parses_to_the_same_settings() {
     let defaults = document::yaml(&document::of(&with_flags(&["--hostname-override=node-a"]).unwrap()));
     let read = with_file(&defaults, &["--no-name"]).unwrap();
     assert_eq!((read.sync_period, read.min_sync_period), (Duration::from_secs(30), Duration::ZERO));
-    assert_eq!(read.kube_proxy.conntrack, crate::model::settings::Conntrack::default());
+    assert_eq!(read.kube_proxy.conntrack, proxy_core::model::settings::Conntrack::default());
     assert_eq!(read.kube_proxy.oom_score_adj, None);
 }
 

@@ -2,8 +2,8 @@ use super::*;
 use crate::cli::args::kube_proxy::OWN;
 use crate::cli::{Args, Command};
 use crate::config::kube_proxy::fields::SETTINGS;
-use crate::model::ports::{NODE_PORTS, overlap};
 use clap::{CommandFactory, Parser};
+use proxy_core::model::ports::{NODE_PORTS, overlap};
 use rstest::rstest;
 
 fn parse(flags: &[&str]) -> Result<RunConfig, String> {
@@ -57,11 +57,19 @@ fn the_charts_settings_are_the_agents_variables() {
     let listed = schema["properties"]["settings"]["propertyNames"]["enum"].as_array().unwrap();
     let listed: Vec<_> = listed.iter().map(|name| name.as_str().unwrap().to_owned()).collect();
     // The chart sets these itself, or they have no use in a pod.
-    let own = ["BALLAST_CONFIG", "BALLAST_HOSTNAME_OVERRIDE", "BALLAST_INIT_ONLY", "BALLAST_WRITE_CONFIG_TO"];
+    let set = "CONFIG HOSTNAME_OVERRIDE INIT_ONLY WRITE_CONFIG_TO";
+    // Beside a configuration file, the agent ignores these: they are fields of the chart's `config`.
+    let fields = "KUBECONFIG BIND_ADDRESS HEALTHZ_BIND_ADDRESS METRICS_BIND_ADDRESS PROXY_MODE MASQUERADE_ALL \
+                  DETECT_LOCAL_MODE POD_BRIDGE_INTERFACE POD_INTERFACE_NAME_PREFIX CLUSTER_CIDR NODEPORT_ADDRESSES";
+    // The chart has a value for each: a setting has one place.
+    let values = "SOCKET_LB SOCKET_DROP NODE_PORT_BIND FORWARDING_MODE EJECTION TENANT_ANNOTATIONS SLOW_START PAGE \
+                  LOG_LEVEL ALGORITHM MAX_FLOWS UPLINKS XDP OTLP_ENDPOINT OTLP_SIGNALS OTLP_SAMPLE BPFFS CGROUP_ROOT MANIFESTS MASTER";
+    let elsewhere: Vec<_> = [set, fields, values].into_iter().flat_map(str::split_whitespace).collect();
     let command = Args::command();
     let run = command.find_subcommand("run").unwrap().get_arguments();
     let names = run.filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
-    let mut names: Vec<_> = names.filter(|name| !own.contains(&&**name)).collect();
+    let mut names: Vec<_> =
+        names.filter(|name| !elsewhere.contains(&name.trim_start_matches("BALLAST_"))).collect();
     names.sort();
     assert_eq!(listed, names, "properties.settings.propertyNames of deploy/chart/values.schema.json");
 }
@@ -117,6 +125,7 @@ fn devices_are_a_list() {
 #[case(&["--healthz-bind-address", "127.0.0.1:10249"], &["--metrics-bind-address", "127.0.0.1:10249", "different ports"])]
 #[case(&["--devices", "!eth0"], &["--devices !eth0", "*,!eth0"])]
 #[case(&["--devices", "a/b"], &["--devices", "'a/b'", "eth*"])]
+#[case(&["--master", "foo:bar"], &["--master", "'foo:bar'", "https://HOST:6443"])]
 #[case(&["--max-flows", "0"], &["--max-flows", "'0'", "1 to 16777216"])]
 #[case(&["--max-memory", "12 Mb"], &["--max-memory", "'12 Mb'", "200Mi"])]
 #[case(&["--max-memory", "20Mi"], &["--max-memory 20Mi is too little", "the maps need", "raise it"])]

@@ -7,7 +7,7 @@ use proxy_common::select::Algorithm;
 use serde::{Serialize, Serializer};
 
 use super::error::ValueError;
-use crate::model::spread;
+use proxy_core::model::spread;
 
 /// An algorithm by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use proxy_common::config::{PortRange, SNAT_RANGES};
 
 use super::error::ValueError;
-use crate::model::ports::NODE_PORTS;
+use proxy_core::model::ports::NODE_PORTS;
 
 /// Ports, as in `--snat-ports`: one range, or two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

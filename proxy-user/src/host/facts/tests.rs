@@ -25,7 +25,7 @@ fn ip(text: &str) -> IpAddr {
 fn our_end_of_a_point_to_point_device_counts() {
     let both = vec![AddressAttribute::Address(ip("10.0.0.2")), AddressAttribute::Local(ip("10.0.0.1"))];
     let own = address(both, AddressHeaderFlags::empty());
-    assert_eq!(own, Some(Own { address: ip("10.0.0.1"), secondary: false, in_subnet: false }));
+    assert_eq!(own, Some(Own { address: ip("10.0.0.1"), secondary: false, prefix: 32 }));
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn an_address_with_a_prefix_is_in_a_subnet() {
         let mut message = AddressMessage::default();
         message.header.prefix_len = prefix_len;
         message.attributes = vec![AddressAttribute::Local(ip(text))];
-        read_address(&message).unwrap().in_subnet
+        read_address(&message).unwrap().subnet().is_some()
     };
     assert_eq!([24, 31, 32].map(|bits| in_subnet("10.0.0.1", bits)), [true, true, false]);
     assert_eq!([64, 127, 128].map(|bits| in_subnet("fd00::1", bits)), [true, true, false]);
@@ -76,7 +76,7 @@ fn route(kind: RouteType, attributes: Vec<RouteAttribute>) -> Vec<(u32, DefaultR
     message.header.kind = kind;
     message.header.address_family = AddressFamily::Inet;
     message.attributes = attributes;
-    let own = |address, secondary| Own { address: ip(address), secondary, in_subnet: true };
+    let own = |address, secondary| Own { address: ip(address), secondary, prefix: 24 };
     let addresses = BTreeMap::from([(
         2,
         vec![own("2001:db8::1", false), own("192.0.2.9", true), own("192.0.2.1", false)],
@@ -98,7 +98,7 @@ fn a_default_route_says_where_packets_come_from_or_its_device_does() {
 
 #[test]
 fn local_routes_are_those_that_no_device_explains() {
-    let own = Own { address: ip("192.0.2.1"), secondary: false, in_subnet: true };
+    let own = Own { address: ip("192.0.2.1"), secondary: false, prefix: 24 };
     let addresses = Addresses::from([(2, vec![own])]);
     let local = |kind, table, address: [u8; 4], length| {
         let mut message = RouteMessage::default();

@@ -1,7 +1,5 @@
 //! Expressions of nftables rules (`include/uapi/linux/netfilter/nf_tables.h`).
 
-use proxy_common::config::MASQUERADE_MARK;
-
 use super::message::{NESTED, put};
 
 /// `NFTA_LIST_ELEM`.
@@ -87,13 +85,13 @@ fn mask(bytes: &[u8]) -> Vec<u8> {
     )
 }
 
-/// Masquerades the packets that the programs mark.
-pub(super) fn masquerade_marked() -> Vec<u8> {
+/// Masquerades the packets that the programs mark with this bit.
+pub(super) fn masquerade_marked(mark: u32) -> Vec<u8> {
     [
         // NFTA_META_DREG, NFTA_META_KEY.
         expression("meta", &[(1, &REGISTER.to_be_bytes()), (2, &META_MARK.to_be_bytes())]),
         // The mark is a number in the host's byte order, and the kernel compares bytes.
-        mask(&MASQUERADE_MARK.to_ne_bytes()),
+        mask(&mark.to_ne_bytes()),
         compare(NOT_EQUAL, &[0; 4]),
         expression("masq", &[]),
     ]

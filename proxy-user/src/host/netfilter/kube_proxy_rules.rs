@@ -36,7 +36,7 @@ const MARK_CHAIN: &str = "KUBE-MARK-MASQ";
 const CHAIN_PREFIXES: [&str; 6] =
     ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-SEP-", "KUBE-FW-", "KUBE-XLB-"];
 /// The device of kube-proxy's ipvs mode.
-const IPVS_DEVICE: &str = crate::model::IPVS_DEVICE;
+const IPVS_DEVICE: &str = proxy_core::model::IPVS_DEVICE;
 
 /// Ballast's table with the empty chains that keep kube-proxy's connections alive.
 pub const TAKEOVER_TABLE: &str = "ballast-takeover";

@@ -1,5 +1,6 @@
 //! The rule by which netfilter masquerades the packets that the programs mark (`--masquerade-external`).
 
+use std::collections::BTreeMap;
 use std::io;
 
 use super::expressions;
@@ -7,36 +8,46 @@ use super::kube_proxy_rules::chains;
 use super::message::{IPV4, IPV6, Message, NFTABLES, transact};
 use super::rules::{APPEND, CREATE, NEW_TABLE, TABLE_NAME, base_chain, delete_table, rule_of};
 
-/// Ballast's table, in the families ip and ip6.
+/// Ballast's table, in the families ip and ip6. It has one chain, whose name tells the mark.
 const TABLE: &str = "ballast";
-/// The chain: its name, and the number and priority of its hook.
-const CHAIN: (&str, u32, i32) = ("postrouting", 4, 100);
+/// The number and priority of the hook of its chain.
+const HOOK: (u32, i32) = (4, 100);
 
-/// The families in which the table exists.
-fn found() -> io::Result<Vec<u8>> {
-    Ok(chains()?.into_iter().filter(|chain| chain.table == TABLE).map(|chain| chain.family).collect())
+/// Returns the name of the chain for the packets with this mark.
+fn name_of(mark: u32) -> String {
+    format!("masquerade-{mark:#x}")
+}
+
+/// The families in which the table exists, and the name of its chain in each.
+fn found() -> io::Result<BTreeMap<u8, String>> {
+    let ours =
+        chains()?.into_iter().filter(|chain| chain.table == TABLE && [IPV4, IPV6].contains(&chain.family));
+    Ok(ours.map(|chain| (chain.family, chain.name)).collect())
 }
 
 /// Whether the table exists in any family.
 pub fn exists() -> io::Result<bool> {
-    Ok(found()?.into_iter().any(|family| [IPV4, IPV6].contains(&family)))
+    found().map(|found| !found.is_empty())
 }
 
-/// Creates the rule if it is missing, or removes the table if no packets are to be masqueraded.
-pub fn ensure(wanted: bool) -> io::Result<()> {
-    let found = found()?;
-    let changes: Vec<_> = [IPV4, IPV6]
-        .into_iter()
-        .filter(|family| found.contains(family) != wanted)
-        .flat_map(|family| if wanted { create(family) } else { vec![(delete_table(family, TABLE), 0)] })
-        .collect();
+/// Creates the rule for packets with this mark if it is missing, in place of one for another mark; 0: removes the table.
+pub fn ensure(mark: u32) -> io::Result<()> {
+    let (found, wanted) = (found()?, (mark != 0).then(|| name_of(mark)));
+    let mut changes = Vec::new();
+    for family in [IPV4, IPV6] {
+        let has = found.get(&family);
+        if has != wanted.as_ref() {
+            changes.extend(has.map(|_| (delete_table(family, TABLE), 0)));
+            changes.extend(wanted.iter().flat_map(|chain| create(family, chain, mark)));
+        }
+    }
     if changes.is_empty() { Ok(()) } else { transact(&changes) }
 }
 
-fn create(family: u8) -> Vec<(Message, u16)> {
-    vec![
+fn create(family: u8, chain: &str, mark: u32) -> [(Message, u16); 3] {
+    [
         (Message::new(NFTABLES, NEW_TABLE, family).with_text(TABLE_NAME, TABLE), CREATE),
-        (base_chain(family, TABLE, CHAIN, "nat"), CREATE),
-        (rule_of(family, TABLE, CHAIN.0, &expressions::masquerade_marked()), APPEND),
+        (base_chain(family, TABLE, (chain, HOOK.0, HOOK.1), "nat"), CREATE),
+        (rule_of(family, TABLE, chain, &expressions::masquerade_marked(mark)), APPEND),
     ]
 }

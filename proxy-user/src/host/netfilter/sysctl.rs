@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::model::settings::Conntrack;
+use proxy_core::model::settings::Conntrack;
 
 /// The upper limit of the number of connections by `max_per_core`, as in kube-proxy.
 const MOST: u64 = 1 << 20;

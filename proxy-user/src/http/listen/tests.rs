@@ -6,9 +6,9 @@ use tokio::net::TcpSocket;
 use tokio::time::{sleep, timeout};
 
 use super::*;
+use crate::driver::Status;
 use crate::http::health_router;
 use crate::http::tests::state;
-use crate::sync::Status;
 
 const FLOOD: u8 = 9;
 const PROBE: u8 = 1;

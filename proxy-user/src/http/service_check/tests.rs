@@ -1,6 +1,6 @@
 use super::*;
 use crate::http::tests::{fetch, state};
-use crate::plan::HealthCheck;
+use proxy_core::plan::HealthCheck;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};

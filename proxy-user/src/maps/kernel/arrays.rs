@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::super::sys::Stopped;
 use super::super::windows::{Array, Windows};
-use super::super::{MaglevRow, MapError, Table, Write};
+use proxy_core::store::{MaglevRow, MapError, Table, Write};
 
 /// The array maps that are written through memory.
 pub(super) struct Arrays {

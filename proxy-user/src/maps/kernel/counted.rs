@@ -10,9 +10,9 @@ use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample}
 use proxy_common::map_names::{CONNECT_LATENCY, REFUSALS, SOCKET_EXAMPLES};
 use proxy_common::stats::RefusalKey;
 
-use super::super::{MapError, Table};
 use super::open::open_as;
 use crate::maps::sys;
+use proxy_core::store::{MapError, Table};
 
 /// Maps whose rows belong to the id of a Service port or a backend.
 pub(super) struct Counted {

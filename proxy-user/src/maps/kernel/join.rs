@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use proxy_common::health::{HEALTH_ANSWERED, HEALTH_NEWCOMER};
 
-use super::super::Write;
 use super::super::sys::Stopped;
 use super::super::windows::{Array, Windows};
+use proxy_core::store::Write;
 
 /// Resets the health of ids. What programs write meanwhile concerns the id's previous owner, or is written again later.
 pub(super) fn join(health: &Array, run: &[Write]) -> Result<(), Stopped> {

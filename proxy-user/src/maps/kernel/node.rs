@@ -16,12 +16,12 @@ use proxy_common::config::{Limits, NodeConfig};
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::source_range::{SET_BITS, SourceRangeKey};
 
-use super::super::node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts};
 use super::super::settings;
 use super::super::sys::{self, Stopped};
-use super::super::{MapError, Table, Write};
 use super::open::{io_error, open};
 use super::read::hash;
+use proxy_core::store::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts};
+use proxy_core::store::{MapError, Table, Write};
 
 type Ranges<A> = LpmTrie<MapData, SourceRangeKey<A>, u32>;
 

@@ -8,7 +8,7 @@ use proxy_common::abi::Plain;
 
 use super::super::segments::Segments;
 use super::super::windows::Array;
-use super::super::{MapError, Table};
+use proxy_core::store::{MapError, Table};
 
 pub(super) fn shape(
     table: Table,

@@ -11,7 +11,8 @@ use proxy_common::abi::Plain;
 use proxy_common::backend::BackendEntry;
 
 use super::super::segments::Segments;
-use super::super::{Backend, MapError, Table, sys};
+use super::super::sys;
+use proxy_core::store::{Backend, MapError, Table};
 
 /// Reads about `count` entries of a hash map; returns where the next read continues.
 pub(super) fn hash<K: Plain, V: Plain, T: From<K> + Ord>(

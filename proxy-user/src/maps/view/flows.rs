@@ -15,8 +15,8 @@ use proxy_common::{Address, PROTO_UDP};
 
 use super::flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};
 use super::{Transport, View, ViewError};
-use crate::maps::FilterBit;
 use crate::maps::mapping::Mapping;
+use proxy_core::store::FilterBit;
 
 impl View {
     /// Counts the flows that [`View::flows`] returns, at the cost of one look at each entry.

@@ -9,6 +9,7 @@ mod delete;
 mod dump;
 mod error;
 mod flow_row;
+mod flow_use;
 mod flows;
 mod health;
 mod latency;
@@ -29,6 +30,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use aya::maps::{MapType, PerCpuArray, PerCpuValues};
+use ipnet::IpNet;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::backend::{BACKEND_FREE, BackendEntry};
@@ -36,7 +38,7 @@ use proxy_common::config::NodeConfig;
 use proxy_common::latency::LatencyEntry;
 use proxy_common::map_names as map;
 use proxy_common::name::PortName;
-use proxy_common::node::NodeAddr;
+use proxy_common::node::{Cidr, NodeAddr, NodeEntry};
 use proxy_common::reason::Reason;
 use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
@@ -188,6 +190,23 @@ impl View {
         let v6 = self.pin(map::NODE_ADDRS6, MapType::Hash)?.all::<[u8; 16], NodeAddr>()?;
         let v4 = v4.into_iter().map(|(address, bits)| (IpAddr::from(address), bits));
         Ok(v4.chain(v6.into_iter().map(|(address, bits)| (address.into(), bits))).collect())
+    }
+
+    /// Returns the ranges of Service addresses, whose unused addresses and ports are refused; those of IPv4 first.
+    pub fn service_cidrs(&self) -> Result<Vec<IpNet>, ViewError> {
+        let (v4, v6) = (self.cidrs_of::<[u8; 4]>(map::NODE)?, self.cidrs_of::<[u8; 16]>(map::NODE6)?);
+        Ok([v4, v6].concat())
+    }
+
+    fn cidrs_of<A>(&self, name: &'static str) -> Result<Vec<IpNet>, ViewError>
+    where
+        A: Address + Into<IpAddr>,
+        NodeEntry<A>: Plain,
+    {
+        let rows = self.pin(name, MapType::Array)?.first::<u32, NodeEntry<A>>(1)?;
+        let used = |node: NodeEntry<A>| node.service_cidrs.into_iter().take(node.service_cidr_count as usize);
+        let net = |cidr: Cidr<A>| IpNet::with_netmask(cidr.addr.into(), cidr.mask.into()).ok();
+        Ok(rows.into_iter().flat_map(|(_, node)| used(node)).filter_map(net).collect())
     }
 
     fn frontends<A>(&self, name: &'static str) -> Result<Vec<(FrontendRow, ServiceEntry)>, ViewError>

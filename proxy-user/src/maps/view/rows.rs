@@ -15,7 +15,7 @@ use proxy_common::service::{
     SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_SOURCE_RANGES, ServiceEntry, ServiceKey,
 };
 
-use crate::model::net::{IpFamily, Protocol};
+use proxy_core::model::net::{IpFamily, Protocol};
 
 /// An IP protocol number as a map holds it, which may be one that Ballast never wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

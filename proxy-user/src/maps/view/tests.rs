@@ -48,7 +48,7 @@ fn a_frontend_is_told_in_words() {
 fn a_name_comes_apart() {
     let row = NameRow::of(&PortName::new("kube-system/kube-dns:dns-tcp", 6, 6).unwrap());
     assert_eq!((&*row.namespace, &*row.name, &*row.port), ("kube-system", "kube-dns", "dns-tcp"));
-    assert_eq!(row.family, crate::model::net::IpFamily::V6);
+    assert_eq!(row.family, proxy_core::model::net::IpFamily::V6);
     assert_eq!(row.to_string(), "kube-system/kube-dns:dns-tcp");
     assert_eq!(NameRow::of(&PortName::new("a/b", 6, 4).unwrap()).to_string(), "a/b");
 }

@@ -148,6 +148,11 @@ impl Keeper {
         if devices.iter().any(|other| other.vlan && other.below == Some(device.ifindex)) {
             return told("the device has VLANs: drivers remove the tags from frames before XDP");
         }
+        if self.mode == Xdp::Auto && device.paravirtual {
+            return told(
+                "the NIC of a virtual machine, which would not receive large packets any more; --xdp native includes it",
+            );
+        }
         if self.mode == Xdp::Auto && device.is_virtual() {
             return told("a virtual device; --xdp native includes it");
         }
@@ -177,6 +182,9 @@ mod tests {
         ] {
             assert_eq!(keeper(mode).wanted(&nic(), &[]).ok(), expected, "{mode:?}");
         }
+        let guest = Device { paravirtual: true, ..nic() };
+        assert!(keeper(Xdp::Auto).wanted(&guest, &[]).unwrap_err().contains("virtual machine"));
+        assert_eq!(keeper(Xdp::Native).wanted(&guest, &[]), Ok(XdpMode::Native));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use proxy_user::maps::{KernelStore, Store as _, Write};
+use proxy_core::store::{Store as _, Write};
+use proxy_user::maps::KernelStore;
 use serde_json::json;
 
 use super::{Case, service, slice};

@@ -104,10 +104,11 @@ fn enough(fixture: &Fixture) -> Result<()> {
         }
         restrict(fixture, agent.iter().map(String::as_str))?;
         fixture.begin()?;
-        stale_sockets::stay(fixture)?;
+        stale_sockets::follow(fixture)?;
         restrict(fixture, beside.iter().map(String::as_str))?;
         let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
         beside.says(&["closing connected sockets whose endpoint is removed"])?;
+        stale_sockets::are_left_to_packets(fixture, false)?;
         fixture.change(stale_sockets::NAMES, &["0/5353"])?;
         stale_sockets::moves(fixture)?;
         beside.kill()?;
@@ -127,7 +128,7 @@ fn needed(fixture: &Fixture) -> Result<()> {
         fixture.begin()?;
         let mut beside = Agent::start_beside(&fixture.node, &fixture.setup())?;
         beside.says(&[&format!("grant CAP_{missing}")])?;
-        stale_sockets::stay(fixture)?;
+        stale_sockets::follow(fixture)?;
         beside.kill()?;
     }
     fixture.kill()?;

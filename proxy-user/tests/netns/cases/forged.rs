@@ -160,7 +160,9 @@ fn believed(fixture: &Fixture) -> Result<()> {
             let Connection { from, to, .. } = connection;
             scene.wire.send(&Segment { from, to, flags: RST, seq, ack }.packet())?;
             let answer = connection.ask();
-            ensure!(answer.is_err(), "{family:?}: the endpoint still answers, {answer:?}");
+            let error = answer.as_ref().err().and_then(|error| error.downcast_ref::<std::io::Error>());
+            let errno = error.and_then(std::io::Error::raw_os_error);
+            ensure!(errno == Some(libc::ECONNRESET), "{family:?}: the endpoint has not reset: {answer:?}");
             drop(connection);
             let again = crate::peer::Attempt::new(crate::peer::SocketKind::Tcp, to).at_port(from.port());
             let seen =

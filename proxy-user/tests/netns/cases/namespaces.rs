@@ -3,8 +3,9 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
+use proxy_core::store::{Store as _, Write};
+use proxy_user::maps::KernelStore;
 use proxy_user::maps::view::View;
-use proxy_user::maps::{KernelStore, Store as _, Write};
 use serde_json::json;
 
 use super::{Case, WEB, vip};
@@ -76,6 +77,16 @@ fn container(fixture: &Fixture) -> Result<()> {
     let second = cgroup(&qos.0, "kubepods-burstable-pod2.slice")?;
     let late = Peer::start(&space, Some(&second.0))?;
     is_translated(&late)?;
+    // A cluster in a pod (kind) has Services of its own, and may have the same addresses.
+    let (mut nested, mut deeper) = (vec![], second.0.clone());
+    for name in ["cri-containerd-1.scope", "container", "docker"] {
+        nested.push(cgroup(&deeper, name)?);
+        deeper = deeper.join(name);
+        let inner = Peer::start(&space, Some(&deeper))?;
+        if name == "docker" { is_served_by_packets(&inner)? } else { is_translated(&inner)? }
+    }
+    // A cgroup is removed before the one that it is in.
+    while nested.pop().is_some() {}
     // The node's own sockets are translated, in any cgroup.
     attempts().try_for_each(|attempt| fixture.local.reach(attempt).map(drop))
 }

@@ -5,7 +5,8 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use proxy_user::maps::{KernelStore, Store as _, Write};
+use proxy_core::store::{Store as _, Write};
+use proxy_user::maps::KernelStore;
 use proxy_user::programs::attachments;
 use proxy_user::programs::bpf::Link;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
@@ -84,7 +85,7 @@ fn spoil(fixture: &Fixture) -> Result<u64> {
     let mut writes: Vec<_> = found.services.keys().map(|key| Write::NoService(*key)).collect();
     writes.extend(found.names.keys().take(2).map(|id| Write::NoName(*id)));
     for (id, row) in found.backends.iter().chain(&found.backends6).take(2) {
-        writes.push(Write::Backend(*id, proxy_user::maps::Backend { port: row.port ^ 1, ..*row }));
+        writes.push(Write::Backend(*id, proxy_core::store::Backend { port: row.port ^ 1, ..*row }));
     }
     let with_slots =
         found.services.values().find(|entry| entry.slot_count > 0).context("no Service is served")?;

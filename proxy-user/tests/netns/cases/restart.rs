@@ -175,14 +175,11 @@ fn no_folder(fixture: &Fixture) -> Result<()> {
         fixture.kill()?;
         fs::rename(fixture.folder.dir(), &hidden)?;
         fixture.start()?;
-        let devices = fixture.devices().clone();
-        fixture.agent_mut()?.is_attached(&devices)?;
-        fixture.agent_mut()?.says(&["cannot read the folder"])?;
-        // Longer than the agent would need to delete something.
-        std::thread::sleep(Duration::from_millis(200));
+        let log = fixture.take_agent()?.fails()?;
+        ensure!(log.contains("cannot read --manifests"), "{log}");
         ensure!(programmed(fixture)? == before, "something has changed");
         fs::rename(&hidden, fixture.folder.dir())?;
-        fixture.agent_mut()?.says(&["first sync done"])?;
+        fixture.begin()?;
         ensure!(programmed(fixture)? == before, "other ids");
         Ok(())
     })?;

@@ -18,7 +18,7 @@ use crate::space::Space;
 const WISH: Wish = Wish { pods: 1, services: &[], flags: SMALL };
 #[rustfmt::skip]
 const MASQUERADE: &[&str] = &[
-    "--masquerade-external",
+    "--masquerade-external", "--iptables-masquerade-bit", "20",
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
@@ -179,6 +179,11 @@ fn own_route(fixture: &Fixture) -> Result<()> {
         pod.ip("link add tun9 type veth peer name tun9p\nlink set tun9 up\nlink set tun9p up\n\
              route replace default dev tun9\nroute del ::/0\nroute add ::/0 dev tun9\n")
     })?;
+    // Someone else uses kube-proxy's default bit.
+    nft(
+        &fixture.node,
+        "table inet marks {\nchain forward {\ntype filter hook forward priority 0;\nmeta mark & 0x4000 != 0 drop;\n}\n}\n",
+    )?;
     put(fixture, &[(0, true)], &json!({}), &[])?;
     let gateway = |family| match family {
         Family::V4 => IpAddr::from([10, 99, 0, 1]),

@@ -3,6 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
+use proxy_common::config::CONFIG_POD_UDP_BY_PACKETS;
+use proxy_user::maps::view::View;
 
 use super::{Case, pod, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
@@ -114,20 +116,32 @@ pub fn moves(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Checks that sockets of a pod stay when their endpoint is removed, under an agent that cannot reach them, and that
-/// those of the node are ended.
-pub fn stay(fixture: &Fixture) -> Result<()> {
+/// Checks that connected sockets of a pod send to another endpoint when theirs is removed, under an agent that cannot end them,
+/// and that those of the node are ended.
+pub fn follow(fixture: &Fixture) -> Result<()> {
+    are_left_to_packets(fixture, true)?;
     fixture.change(NAMES, &["0/5353"])?;
     let pod = fixture.pod(2)?;
     let (local, sockets) = (Sockets::open(&fixture.local)?, Sockets::open(&pod)?);
     fixture.change(MOVED, &["1/5353"])?;
     local.are_ended()?;
-    // Much longer than an agent needs that can reach them.
-    std::thread::sleep(std::time::Duration::from_secs(2));
     for (id, to) in sockets.led {
-        ensure!(ensure_ended(&pod, id, to).is_err(), "{to}: its socket was ended");
+        eventually(SOON, || {
+            let seen = pod.hears(id, None)?;
+            ensure!(seen.server == "1/5353" && seen.peer == Some(to), "{to}: {seen:?}");
+            Ok(())
+        })?;
     }
     Ok(())
+}
+
+/// Waits until connected UDP sockets of pods are left to the packet programs, or are not.
+pub fn are_left_to_packets(fixture: &Fixture, are: bool) -> Result<()> {
+    eventually(SOON, || {
+        let flags = View::open(&fixture.bpffs())?.node_config()?.flags;
+        ensure!((flags & CONFIG_POD_UDP_BY_PACKETS != 0) == are, "flags {flags:#x}");
+        Ok(())
+    })
 }
 
 fn zero(fixture: &Fixture) -> Result<()> {

@@ -63,9 +63,15 @@ fn agent(installed: &Installed) -> CheckLine {
 }
 
 fn problems(installed: &Installed) -> CheckLine {
-    match installed.problems.as_slice() {
-        [] => CheckLine::pass(PROBLEMS, "the agent reports no problem"),
-        problems => {
+    match (installed.problems.as_slice(), &installed.agent) {
+        ([], AgentState::Answered { .. }) => CheckLine::pass(PROBLEMS, "the agent reports no problem"),
+        ([], AgentState::NotAsked) => {
+            CheckLine::pass(PROBLEMS, "not checked: its metrics server is switched off")
+        }
+        ([], AgentState::Silent { .. }) => {
+            CheckLine::warn(PROBLEMS, "not known: the agent does not answer", "see the line `agent`")
+        }
+        (problems, _) => {
             let advice = "run `ballast status`, and fix the problems that it lists";
             CheckLine::warn(PROBLEMS, problems.join("; "), advice)
         }
@@ -141,8 +147,11 @@ fn devices(installed: &Installed) -> CheckLine {
 fn pins(installed: &Installed) -> CheckLine {
     const CHECK: &str = PINS;
     match &installed.owner {
-        Ok(()) => CheckLine::pass(CHECK, "only root can write to the folders of the maps"),
-        Err(why) => CheckLine::fail(
+        None => {
+            CheckLine::fail(CHECK, "not there: Ballast is not installed on this node", "start `ballast run`")
+        }
+        Some(Ok(())) => CheckLine::pass(CHECK, "only root can write to the folders of the maps"),
+        Some(Err(why)) => CheckLine::fail(
             CHECK,
             why.clone(),
             "remove files that are not Ballast's, or `chown root` and `chmod go-w` the folders",
@@ -202,8 +211,8 @@ fn version(metrics: &AgentMetrics) -> CheckLine {
         ),
         None => CheckLine::warn(
             CHECK,
-            "the answer has no version",
-            "check whether Ballast's agent listens on this address",
+            "the program at this address is not Ballast's agent (kube-proxy?)",
+            "stop kube-proxy: the agent takes over the port within 5 s",
         ),
     }
 }

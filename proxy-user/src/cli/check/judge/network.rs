@@ -4,8 +4,8 @@ use proxy_common::config::PortRange;
 
 use super::{CheckLine, some};
 use crate::cli::check::facts::{Device, Network};
-use crate::model::DeviceKind;
-use crate::model::ports::{FEW_PORTS, overlap, snat_ports};
+use proxy_core::model::DeviceKind;
+use proxy_core::model::ports::{FEW_PORTS, overlap, snat_ports};
 
 /// Minimum header size of a tunnel, in bytes: an IPv4 header.
 const LEAST_HEADER: u32 = 20;

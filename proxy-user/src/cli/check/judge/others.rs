@@ -140,6 +140,9 @@ pub(super) fn api(access: &ApiAccess) -> CheckLine {
             format!("not checked: {why}"),
             "give credentials with --kubeconfig, or skip this check with --no-api",
         ),
+        ApiAccess::BrokenKubeconfig(why) => {
+            CheckLine::fail(CHECK, why.clone(), "correct the file, or name another with --kubeconfig")
+        }
         ApiAccess::Unreachable(why) => CheckLine::fail(
             CHECK,
             why.clone(),

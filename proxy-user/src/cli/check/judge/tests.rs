@@ -13,9 +13,9 @@ use crate::cli::check::facts::{AgentMetrics, ApiAccess, CheckFacts, Device, Inst
 use crate::cli::show::AgentState;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
-use crate::model::DeviceKind;
 use crate::programs::hooks::SOCKET_HOOKS;
 use crate::programs::{Attachment, MissingFeature};
+use proxy_core::model::DeviceKind;
 
 use CheckResult::{Fail, Pass, Warn};
 
@@ -83,7 +83,7 @@ fn well() -> CheckFacts {
             ..AgentMetrics::default()
         }),
         maps: Ok((vec![row("services", 1)], 3)),
-        owner: Ok(()),
+        owner: Some(Ok(())),
         is_denied: false,
         attachments,
         devices: BTreeMap::from([(7, "eth0".to_owned())]),
@@ -214,6 +214,7 @@ fn rules() -> KubeProxyRules {
 #[case::data_plane("calico", Fail, "cali_tc_preambl", |f: &mut CheckFacts| f.others.programs = ["cali_tc_preambl".to_owned()].into())]
 #[case::not_asked("api-server", Pass, "not checked", |f: &mut CheckFacts| f.api = ApiAccess::NotAsked)]
 #[case::unknown("api-server", Warn, "no kubeconfig", |f: &mut CheckFacts| f.api = ApiAccess::NoCredentials("no kubeconfig".to_owned()))]
+#[case::broken("api-server", Fail, "cannot use", |f: &mut CheckFacts| f.api = ApiAccess::BrokenKubeconfig("cannot use".to_owned()))]
 #[case::away("api-server", Fail, "timed out", |f: &mut CheckFacts| f.api = ApiAccess::Unreachable("timed out".to_owned()))]
 #[case::refused("api-server", Fail, "denies listing Nodes", |f: &mut CheckFacts| {
     f.api = ApiAccess::Refused { version: "v1.36.1".to_owned(), kinds: vec!["Nodes (403)".to_owned()] };
@@ -225,6 +226,9 @@ fn rules() -> KubeProxyRules {
     installed(f).agent = AgentState::Answered { address: address(), status: 503 };
 })]
 #[case::silent("agent", Fail, "refused", |f: &mut CheckFacts| {
+    installed(f).agent = AgentState::Silent { address: address(), reason: "refused".to_owned() };
+})]
+#[case::problems_unknown("problems", Warn, "not known", |f: &mut CheckFacts| {
     installed(f).agent = AgentState::Silent { address: address(), reason: "refused".to_owned() };
 })]
 #[case::failure("problems", Warn, "no room", |f: &mut CheckFacts| installed(f).problems = vec!["no room".to_owned()])]
@@ -239,13 +243,14 @@ fn rules() -> KubeProxyRules {
     installed(f).attachments.last_mut().unwrap().place = None;
 })]
 #[case::device_gone("device-programs", Fail, "no device", |f: &mut CheckFacts| installed(f).devices.clear())]
-#[case::foreign("pins", Fail, "belongs to user 1000", |f: &mut CheckFacts| installed(f).owner = Err("belongs to user 1000".to_owned()))]
+#[case::foreign("pins", Fail, "belongs to user 1000", |f: &mut CheckFacts| installed(f).owner = Some(Err("belongs to user 1000".to_owned())))]
+#[case::not_installed("pins", Fail, "not installed", |f: &mut CheckFacts| installed(f).owner = None)]
 #[case::not_there("maps", Fail, "no Ballast maps", |f: &mut CheckFacts| installed(f).maps = Err("no Ballast maps on the bpffs".to_owned()))]
 #[case::never_filled("maps", Fail, "the maps are empty", |f: &mut CheckFacts| installed(f).maps = Ok((Vec::new(), 0)))]
 #[case::nearly_full("map-usage", Warn, "names (90 of 100)", |f: &mut CheckFacts| installed(f).maps = Ok((vec![row("names", 90)], 3)))]
 #[case::not_full("map-usage", Pass, "no map is nearly full", |f: &mut CheckFacts| installed(f).maps = Ok((vec![row("names", 89)], 3)))]
 #[case::another("agent-version", Warn, "9.9.9", |f: &mut CheckFacts| told(f).version = Some("9.9.9".to_owned()))]
-#[case::no_version("agent-version", Warn, "no version", |f: &mut CheckFacts| told(f).version = None)]
+#[case::no_version("agent-version", Warn, "not Ballast's agent", |f: &mut CheckFacts| told(f).version = None)]
 #[case::never("sync", Fail, "not completed a sync", |f: &mut CheckFacts| told(f).sync_age = None)]
 #[case::incomplete("sync", Warn, "not programmed yet", |f: &mut CheckFacts| told(f).synced = false)]
 #[case::old_sync("sync", Warn, "600 s ago", |f: &mut CheckFacts| told(f).sync_age = Some(Duration::from_mins(10)))]

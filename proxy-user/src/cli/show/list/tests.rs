@@ -51,6 +51,13 @@ fn rows_are_sorted(#[case] field: &str, #[case] expected: &str) {
 }
 
 #[test]
+fn unknown_field_of_an_empty_list_is_reported() {
+    let empty = list(&[]);
+    assert!(empty.unchecked("nope").unwrap().starts_with("--sort-by nope: no such column"));
+    assert_eq!((empty.unchecked("{.count}"), list(&items()).unchecked("nope")), (None, None));
+}
+
+#[test]
 fn a_field_that_is_null_in_all_rows_is_a_field() {
     let mut list = List::new("items", [Column::new("NAME")], "Nothing.");
     for name in ["b", "a"] {

@@ -1,0 +1,236 @@
+//! The operator's settings for this node.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use proxy_common::config::{NodeConfig, PortRange, SNAT_PORTS, SNAT_RANGES, seconds};
+use serde::Serialize;
+
+use super::ports::NODE_PORTS;
+
+/// Settings that determine the configuration of the programs for this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSettings {
+    /// The node's address in its family, if the operator sets it.
+    pub address: Option<IpAddr>,
+    /// The addresses of the node on which node ports answer.
+    pub node_port_addresses: NodePortAddresses,
+    /// How pods of this node are recognized.
+    pub detect_local: DetectLocal,
+    /// Packets to cluster addresses get SNAT to the node's own address.
+    pub masquerade_all: bool,
+    /// The bit of `skb->mark` by which netfilter knows the packets of clients outside to endpoints of this node, which it
+    /// masquerades unless the policy is Local; 0: it does not.
+    pub masquerade_mark: u32,
+    /// Echo requests to addresses of Services are answered.
+    pub vip_echo: bool,
+    /// Source ports for SNAT.
+    pub snat_ports: [PortRange; SNAT_RANGES],
+    /// Ports that the API server gives to Services as node ports.
+    pub node_ports: PortRange,
+    /// Ranges of Service addresses, in addition to those that the cluster reports.
+    pub service_cidrs: Vec<IpNet>,
+    /// Which sockets are translated.
+    pub socket_lb: SocketLb,
+    /// What happens to a socket call if kube-proxy would drop the packet.
+    pub socket_drop: SocketDrop,
+    /// Whether a process of the node may bind a node port.
+    pub node_port_bind: NodePortBind,
+    /// Timeouts of flows.
+    pub timeouts: FlowTimeouts,
+}
+
+/// Which sockets are translated when they connect (`--socket-lb`); for other sockets, the packets are translated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SocketLb {
+    /// The sockets of the node and of its pods.
+    #[default]
+    All,
+    /// The sockets in the node's own network namespace.
+    HostOnly,
+    /// No socket.
+    Off,
+}
+
+/// What happens to a socket call if kube-proxy would drop the packet (`--socket-drop`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SocketDrop {
+    /// The call continues, and its packets are dropped as long as no endpoint may receive them.
+    #[default]
+    Silent,
+    /// The call fails at once.
+    Fail,
+}
+
+/// Whether a process of the node may bind a port that is a node port of a Service (`--node-port-bind`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodePortBind {
+    /// It may; clients of the node port still reach the Service.
+    #[default]
+    Allow,
+    /// The call fails with `EADDRINUSE`.
+    Refuse,
+}
+
+macro_rules! flow_timeouts {
+    ($($(#[doc = $doc:literal])+ $name:ident is $default:ident;)+) => {
+        /// Timeouts of a flow of the packet path, in seconds, by its state.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+        #[serde(rename_all = "camelCase")]
+        pub struct FlowTimeouts {
+            $($(#[doc = $doc])+ pub $name: u32,)+
+        }
+
+        impl Default for FlowTimeouts {
+            fn default() -> Self {
+                Self { $($name: seconds::$default,)+ }
+            }
+        }
+
+        /// The timeouts that were given; `None`: not given.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct GivenFlowTimeouts {
+            $($(#[doc = $doc])+ pub $name: Option<u32>,)+
+        }
+
+        impl GivenFlowTimeouts {
+            /// Returns these timeouts; those that were not given are taken from `below`.
+            pub fn over(self, below: FlowTimeouts) -> FlowTimeouts {
+                FlowTimeouts { $($name: self.$name.unwrap_or(below.$name),)+ }
+            }
+        }
+
+        impl FlowTimeouts {
+            /// Returns the timeouts of `config`, which has them in jiffies. A timeout that is not a whole number of seconds
+            /// was not written by Ballast and becomes 0.
+            pub const fn of(config: &NodeConfig) -> Self {
+                Self { $($name: whole_seconds(config.$name, config.hz),)+ }
+            }
+
+            /// Writes the timeouts into `config`, in jiffies.
+            pub const fn apply(self, config: &mut NodeConfig) {
+                $(config.$name = self.$name.saturating_mul(config.hz);)+
+            }
+        }
+    };
+}
+
+flow_timeouts! {
+    /// TCP whose backend has not answered.
+    tcp_syn_sent is TCP_SYN_SENT;
+    /// TCP whose client has not answered the backend's answer.
+    tcp_syn_recv is TCP_SYN_RECV;
+    /// TCP with data both ways.
+    tcp_established is TCP_ESTABLISHED;
+    /// TCP that one end has closed.
+    tcp_close_wait is TCP_CLOSE_WAIT;
+    /// TCP that both ends have closed.
+    tcp_time_wait is TCP_TIME_WAIT;
+    /// TCP that was reset.
+    tcp_close is TCP_CLOSE;
+    /// UDP without answer, or with one exchange.
+    udp is UDP;
+    /// UDP with more than one exchange.
+    udp_stream is UDP_STREAM;
+}
+
+impl FlowTimeouts {
+    /// The longest timeout, in seconds: half of the range of 32-bit jiffies at 1,000 per second (some 24 days).
+    pub const LONGEST: u32 = (u32::MAX / 2) / 1_000;
+
+    /// Returns the defaults, replaced by the timeouts that kube-proxy's settings set for netfilter, rounded to seconds.
+    pub fn of_conntrack(conntrack: &Conntrack) -> Self {
+        let default = Self::default();
+        let told = |timeout: Option<Duration>, default| timeout.map_or(default, Self::seconds_rounded_up);
+        Self {
+            tcp_established: told(conntrack.tcp_established, default.tcp_established),
+            tcp_close_wait: told(conntrack.tcp_close_wait, default.tcp_close_wait),
+            udp: told(conntrack.udp, default.udp),
+            udp_stream: told(conntrack.udp_stream, default.udp_stream),
+            ..default
+        }
+    }
+
+    /// Returns the timeout in seconds, rounded up, from 1 to [`FlowTimeouts::LONGEST`].
+    pub fn seconds_rounded_up(timeout: Duration) -> u32 {
+        let up = timeout.as_secs().saturating_add(u64::from(timeout.subsec_nanos() > 0));
+        u32::try_from(up).unwrap_or(u32::MAX).clamp(1, Self::LONGEST)
+    }
+}
+
+const fn whole_seconds(jiffies: u32, hz: u32) -> u32 {
+    if hz == 0 || !jiffies.is_multiple_of(hz) { 0 } else { jiffies / hz }
+}
+
+impl Default for NodeSettings {
+    fn default() -> Self {
+        Self {
+            address: None,
+            node_port_addresses: NodePortAddresses::default(),
+            detect_local: DetectLocal::default(),
+            masquerade_all: false,
+            masquerade_mark: 0,
+            vip_echo: false,
+            snat_ports: SNAT_PORTS,
+            node_ports: NODE_PORTS,
+            service_cidrs: Vec::new(),
+            socket_lb: SocketLb::default(),
+            socket_drop: SocketDrop::default(),
+            node_port_bind: NodePortBind::default(),
+            timeouts: FlowTimeouts::default(),
+        }
+    }
+}
+
+/// Addresses of the node on which node ports answer: every address that one of the fields selects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodePortAddresses {
+    /// All addresses, except loopback addresses.
+    pub all: bool,
+    /// The node's internal addresses.
+    pub primary: bool,
+    /// Loopback addresses, for sockets of the node itself.
+    pub localhost: bool,
+    /// The addresses in these ranges.
+    pub ranges: Vec<IpNet>,
+}
+
+/// How local pods are recognized.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// By their devices: all devices that are no uplinks.
+    #[default]
+    Devices,
+    /// By their addresses: the ranges of all pods of the cluster, the first of each family.
+    ClusterCidr(Vec<IpNet>),
+    /// By their addresses: the ranges of this node's pods.
+    NodeCidr,
+    /// By the bridge that their devices are ports of.
+    Bridge(String),
+    /// By the prefix of the names of their devices.
+    InterfaceNamePrefix(String),
+}
+
+/// The operator's settings for the node's own netfilter; `None`: the agent does not change the value.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Conntrack {
+    /// Maximum number of connections per core.
+    pub max_per_core: Option<u32>,
+    /// Minimum number of connections, regardless of `max_per_core`.
+    pub min: Option<u32>,
+    /// Timeout of an established TCP connection.
+    pub tcp_established: Option<Duration>,
+    /// Timeout of a TCP connection that the other side has closed.
+    pub tcp_close_wait: Option<Duration>,
+    /// Whether packets out of the window are not marked as invalid.
+    pub tcp_be_liberal: bool,
+    /// Timeout of an unreplied UDP flow.
+    pub udp: Option<Duration>,
+    /// Timeout of a UDP flow with replies.
+    pub udp_stream: Option<Duration>,
+}

@@ -1,0 +1,47 @@
+//! What open connections still need: bits of the prefilter, source ports, and ids of backends.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use proxy_common::config::{PortRange, SNAT_RANGES};
+
+/// A bit of the prefilter: the number of its word, and its mask.
+pub type FilterBit = (u32, u64);
+
+/// Access to the open connections.
+pub trait FlowUse {
+    /// Returns those of these backends that still count open connections.
+    fn connected(&mut self, backends: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>>;
+
+    /// Returns those of `bits` that a flow needs which has not expired: the bit of its frontend, for the client's packets,
+    /// or the bit of its endpoint, for the replies. Reads each flow once.
+    fn used_among(&mut self, bits: &BTreeSet<FilterBit>) -> io::Result<BTreeSet<FilterBit>>;
+
+    /// Whether a flow with SNAT that has not expired has a source port in none of these ranges. Reads each flow once.
+    fn has_snat_outside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool>;
+
+    /// Whether a flow that has not expired is encapsulated (DSR). Reads each flow once.
+    fn has_dsr(&mut self) -> io::Result<bool>;
+}
+
+/// A [`FlowUse`] without any connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoFlows;
+
+impl FlowUse for NoFlows {
+    fn connected(&mut self, _: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
+        Ok(BTreeSet::new())
+    }
+
+    fn used_among(&mut self, _: &BTreeSet<FilterBit>) -> io::Result<BTreeSet<FilterBit>> {
+        Ok(BTreeSet::new())
+    }
+
+    fn has_snat_outside(&mut self, _: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    fn has_dsr(&mut self) -> io::Result<bool> {
+        Ok(false)
+    }
+}

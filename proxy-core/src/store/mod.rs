@@ -1,0 +1,84 @@
+//! The tables that hold the Services, as the layer above sees them.
+//!
+//! [`Store`] takes an ordered list of [`Write`]s, and returns the [`Contents`]. It has three implementations: the agent's pinned
+//! maps, [`MemoryStore`] (the same rules without a kernel) and [`FaultyStore`] (wraps another store, and fails when told to).
+//!
+//! The rows here hold addresses of either family; a store puts them into the map of their family.
+
+mod contents;
+mod error;
+mod faulty;
+mod flow_use;
+mod maglev;
+mod memory;
+mod node;
+mod rows;
+mod table;
+
+use std::ops::Range;
+
+pub use contents::Contents;
+pub use error::{BatchError, MapError};
+pub use faulty::{Faults, FaultyStore};
+pub use flow_use::{FilterBit, FlowUse, NoFlows};
+pub use maglev::{MaglevRow, MaglevTable};
+pub use memory::MemoryStore;
+pub use node::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts};
+pub use rows::{Backend, Capacity, FrontendKey, Write};
+pub use table::Table;
+
+/// The tables of Services, in the kernel or in memory.
+pub trait Store {
+    /// Returns the number of entries that each table can hold.
+    fn capacity(&self) -> Capacity;
+
+    /// Reads all tables; of backends only the ids below `backends_below`.
+    fn read(&mut self, backends_below: u32) -> Result<Contents, MapError>;
+
+    /// Reads these elements of `slots`, `filter` or one of the `backends`, or the Maglev tables of these indexes. Positions
+    /// in the returned lists count from the start of the range. Elements outside of the table are left out.
+    fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError>;
+
+    /// Reads about `count` entries of any other table, or all of a small table, in the table's own order. Also returns where
+    /// the next walk continues (as `from`: `None` to start; as a result: `None` at the end). An entry that exists all the
+    /// time is returned once; an entry that is added or removed between two walks may be returned.
+    fn walk(
+        &mut self,
+        table: Table,
+        from: Option<u32>,
+        count: u32,
+    ) -> Result<(Contents, Option<u32>), MapError>;
+
+    /// Does all of `writes`; readers of the maps see them in this order.
+    ///
+    /// Stops at the first failure: the writes before it are done, those after it are not tried. Removing an entry that does
+    /// not exist succeeds, so every write may be repeated.
+    fn write(&mut self, writes: &[Write]) -> Result<(), BatchError>;
+}
+
+impl<S: Store + ?Sized> Store for Box<S> {
+    fn capacity(&self) -> Capacity {
+        (**self).capacity()
+    }
+
+    fn read(&mut self, backends_below: u32) -> Result<Contents, MapError> {
+        (**self).read(backends_below)
+    }
+
+    fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError> {
+        (**self).read_range(table, range)
+    }
+
+    fn walk(
+        &mut self,
+        table: Table,
+        from: Option<u32>,
+        count: u32,
+    ) -> Result<(Contents, Option<u32>), MapError> {
+        (**self).walk(table, from, count)
+    }
+
+    fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {
+        (**self).write(writes)
+    }
+}

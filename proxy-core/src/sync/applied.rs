@@ -1,0 +1,372 @@
+//! The agent's mirror of the maps. It changes only after the mirrored write has succeeded.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use proxy_common::backend::BACKEND_ACTIVE;
+use proxy_common::node::{NODE_ADDR_PORTS, NodeAddr};
+use proxy_common::select::is_by_load;
+use proxy_common::service::{SCOPE_INTERNAL, ServiceEntry};
+
+use super::extents::ExtentAllocator;
+use super::ids::IdAllocator;
+use super::index::{BackendKey, ByPort};
+use super::prefilter::{Prefilter, backend_bit, frontend_bit};
+use super::ranges::RangeSets;
+use super::rows::{Rows, ShortName};
+use crate::model::net::IpFamily;
+use crate::model::{SortedSet, pack};
+use crate::plan::ServicePortName;
+use crate::store::FilterBit as Bit;
+use crate::store::{
+    Backend, Capacity, FrontendKey, MaglevRow, MaglevTable, NodeContents, Table, TunnelRow, Write,
+};
+
+/// Quarantine periods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuarantinePeriods {
+    /// Of a replaced extent of slots: longer than any run of a program.
+    pub extent: Duration,
+    /// Of the id of an endpoint or of a Service port.
+    pub id: Duration,
+    /// Of a bit of the filter; extended while a connection needs it.
+    pub prefilter: Duration,
+    /// Of a replaced Maglev table: the drain period.
+    pub table: Duration,
+}
+
+impl Default for QuarantinePeriods {
+    fn default() -> Self {
+        Self {
+            extent: Duration::from_secs(1),
+            id: Duration::from_mins(1),
+            prefilter: Duration::from_hours(24),
+            table: Duration::from_mins(10),
+        }
+    }
+}
+
+/// Returns the allocator of the words of `maglev`. It never frees word 0, because a base of 0 means "no table".
+fn tables(words: u32, hold: Duration) -> ExtentAllocator {
+    let mut tables = ExtentAllocator::new(words, hold);
+    if tables.restore(0, 0, vec![0]) {
+        tables.reference(0, 1);
+    }
+    tables
+}
+
+/// The mirror of the maps, and the allocators of their ids and extents.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    pub services: BTreeMap<FrontendKey, ServiceEntry>,
+    pub frontends: Rows<SortedSet<FrontendKey>>,
+    pub backends: Rows<Backend>,
+    pub names: Rows<ShortName>,
+    pub prefilter: Prefilter,
+    pub extents: ExtentAllocator,
+    /// The Maglev tables, by index ([`proxy_common::maglev::index`]).
+    pub maglev: BTreeMap<u32, MaglevRow>,
+    /// The drain periods of the previous tables.
+    pub(super) drains: Drains,
+    /// The allocator of the words of `maglev`. It identifies a table by the two halves of its signature.
+    pub tables: ExtentAllocator,
+    /// Ids of Service ports.
+    pub ports: IdAllocator<ServicePortName>,
+    /// Ids of endpoints.
+    pub endpoints: IdAllocator<BackendKey, ByPort>,
+    /// Number of active backends.
+    pub active: usize,
+    /// Number of frontends whose algorithm uses open connections.
+    pub by_load: usize,
+    /// Number of IPv6 frontends.
+    pub services6: usize,
+    /// Number of entries that stand for a cluster address, and not for a frontend.
+    pub addresses: usize,
+    /// The sets of source ranges.
+    pub ranges: RangeSets,
+    /// The content of the maps that describe the node.
+    pub node: NodeContents,
+    /// The number of each address in [`NodeContents::tunnels`].
+    pub tunnels: BTreeMap<IpAddr, u32>,
+    /// Frontends of node ports, whose address is unspecified.
+    pub node_ports: BTreeSet<FrontendKey>,
+}
+
+impl Applied {
+    pub fn new(capacity: Capacity, quarantine: QuarantinePeriods) -> Self {
+        Self {
+            services: BTreeMap::new(),
+            frontends: Rows::default(),
+            backends: Rows::default(),
+            names: Rows::default(),
+            prefilter: Prefilter::new(quarantine.prefilter),
+            extents: ExtentAllocator::new(capacity.slots, quarantine.extent),
+            maglev: BTreeMap::new(),
+            drains: Drains::new(quarantine.table),
+            tables: tables(capacity.maglev, quarantine.extent),
+            ports: IdAllocator::new(capacity.services, quarantine.id),
+            endpoints: IdAllocator::new(capacity.backends, quarantine.id),
+            active: 0,
+            by_load: 0,
+            services6: 0,
+            addresses: 0,
+            ranges: RangeSets::new(capacity.ranges, quarantine.extent),
+            node: NodeContents::default(),
+            tunnels: BTreeMap::new(),
+            node_ports: BTreeSet::new(),
+        }
+    }
+
+    /// Rebuilds trees that have grown; afterwards they take little more than half of the memory.
+    pub fn pack(&mut self) {
+        pack(&mut self.services);
+        self.ports.pack();
+        self.extents.pack();
+        self.tables.pack();
+    }
+
+    /// Returns the endpoints of a Service port that have ids, quarantined or not.
+    pub fn endpoints_of(&self, service: u32) -> impl Iterator<Item = (BackendKey, u32)> {
+        self.endpoints.index().of(service)
+    }
+
+    /// Returns the frontends whose entries have this id.
+    pub fn frontends_of(&self, service: u32) -> impl Iterator<Item = &FrontendKey> {
+        self.frontends.get(service).into_iter().flatten()
+    }
+
+    /// Returns the filter bits of a frontend: a node port has one for each address on which it answers.
+    pub fn frontend_bits(&self, key: &FrontendKey) -> Vec<Bit> {
+        if key.port == 0 {
+            return Vec::new();
+        }
+        if !key.addr.is_unspecified() {
+            return vec![frontend_bit(key)];
+        }
+        let family = IpFamily::of(key.addr);
+        let answers = |(address, bits): &(&IpAddr, &NodeAddr)| {
+            *bits & NODE_ADDR_PORTS != 0 && IpFamily::of(**address) == family
+        };
+        let addresses = self.node.addresses.iter().filter(answers);
+        addresses.map(|(address, _)| frontend_bit(&FrontendKey { addr: *address, ..*key })).collect()
+    }
+
+    /// Returns the filter bits of all node ports at an address of the node.
+    pub fn address_bits(&self, address: IpAddr) -> impl Iterator<Item = Bit> {
+        let family = IpFamily::of(address);
+        let here = self.node_ports.iter().filter(move |key| IpFamily::of(key.addr) == family);
+        here.map(move |key| frontend_bit(&FrontendKey { addr: address, ..*key }))
+    }
+
+    /// Applies a successful `write` to the mirror.
+    pub fn advance(&mut self, write: &Write, now: Instant, sync: u64) {
+        match write {
+            Write::Name(id, name) => {
+                self.names.insert(*id, ShortName::from(&**name));
+            }
+            Write::NoName(id) => {
+                self.names.remove(*id);
+            }
+            Write::Backend(id, row) => self.put_backend(*id, *row, now),
+            Write::NoBackend(id, table) => {
+                if let Some(row) =
+                    self.backends.get(*id).filter(|row| Table::backends(row.addr) == *table).copied()
+                {
+                    self.backends.remove(*id);
+                    self.active -= usize::from(row.state == BACKEND_ACTIVE);
+                    self.prefilter.remove(backend_bit(&row), now);
+                }
+            }
+            // The allocators know the content of extents and tables; what the programs write themselves is not mirrored.
+            Write::Slots(..) | Write::MaglevTable(..) | Write::ResetHealth(..) => {}
+            Write::MaglevIndex(index, row) => {
+                let old = if row.word() == 0 {
+                    self.maglev.remove(index)
+                } else {
+                    self.maglev.insert(*index, *row)
+                };
+                let old = old.unwrap_or_default();
+                for table in [row.current, row.previous] {
+                    self.tables.reference(table.base, table.words);
+                }
+                for table in [old.current, old.previous] {
+                    self.tables.release(table.base, table.words, now, sync);
+                }
+                if row.previous.base != old.previous.base {
+                    self.drains.begin(*index, row.previous, now);
+                }
+            }
+            Write::Service(key, entry) => self.put_service(*key, *entry, now, sync),
+            Write::NoService(key) => {
+                if let Some(old) = self.services.remove(key) {
+                    self.services6 -= usize::from(key.addr.is_ipv6());
+                    self.addresses -= usize::from(is_address(key));
+                    self.node_ports.remove(key);
+                    self.unlink(key, &old, now, sync);
+                    for bit in self.frontend_bits(key) {
+                        self.prefilter.remove(bit, now);
+                    }
+                }
+            }
+            Write::PrefilterSet(..) | Write::PrefilterClear(..) => self.prefilter.written(write),
+            Write::SourceRange(id, range) => self.ranges.put(*id, *range),
+            Write::NoSourceRange(id, range) => self.ranges.take(*id, range),
+            Write::Node(row) => {
+                self.node.rows.insert(row.table(), (**row).clone());
+            }
+            Write::NodeAddr(address, bits) => self.put_address(*address, Some(*bits), now),
+            Write::NoNodeAddr(address) => self.put_address(*address, None, now),
+            Write::Device(index, bits) => {
+                self.node.devices.insert(*index, *bits);
+            }
+            Write::NoDevice(index) => {
+                self.node.devices.remove(index);
+            }
+            Write::Tunnel(number, row) => self.put_tunnel(*number, *row),
+            Write::Config(row) => self.node.config = *row,
+        }
+    }
+
+    fn put_tunnel(&mut self, number: u32, row: Option<TunnelRow>) {
+        let old = match row {
+            Some(row) => self.node.tunnels.insert(number, row),
+            None => self.node.tunnels.remove(&number),
+        };
+        if let Some(old) = old.filter(|old| self.tunnels.get(&old.addr) == Some(&number)) {
+            self.tunnels.remove(&old.addr);
+        }
+        if let Some(row) = row {
+            self.tunnels.insert(row.addr, number);
+        }
+    }
+
+    fn put_address(&mut self, address: IpAddr, bits: Option<NodeAddr>, now: Instant) {
+        let old = match bits {
+            Some(bits) => self.node.addresses.insert(address, bits),
+            None => self.node.addresses.remove(&address),
+        };
+        let answers = |bits: Option<NodeAddr>| bits.is_some_and(|bits| bits & NODE_ADDR_PORTS != 0);
+        if answers(old) == answers(bits) {
+            return;
+        }
+        for bit in self.address_bits(address).collect::<Vec<_>>() {
+            if answers(bits) {
+                self.prefilter.add(bit);
+            } else {
+                self.prefilter.remove(bit, now);
+            }
+        }
+    }
+
+    fn put_backend(&mut self, id: u32, row: Backend, now: Instant) {
+        self.prefilter.add(backend_bit(&row));
+        self.active += usize::from(row.state == BACKEND_ACTIVE);
+        if let Some(old) = self.backends.insert(id, row) {
+            self.prefilter.remove(backend_bit(&old), now);
+            self.active -= usize::from(old.state == BACKEND_ACTIVE);
+        }
+    }
+
+    fn put_service(&mut self, key: FrontendKey, entry: ServiceEntry, now: Instant, sync: u64) {
+        self.extents.reference(entry.slot_base, entry.slot_count);
+        self.ranges.reference(entry.ranges);
+        self.by_load += usize::from(is_by_load(entry.algorithm));
+        if let Some(old) = self.services.insert(key, entry) {
+            self.unlink(&key, &old, now, sync);
+        } else {
+            for bit in self.frontend_bits(&key) {
+                self.prefilter.add(bit);
+            }
+            if key.addr.is_unspecified() && key.port != 0 {
+                self.node_ports.insert(key);
+            }
+            self.addresses += usize::from(is_address(&key));
+            self.services6 += usize::from(key.addr.is_ipv6());
+        }
+        // Entries of addresses have the id 0 and belong to no Service port.
+        if entry.id != 0 {
+            self.frontends.get_or_default(entry.id).insert(key);
+        }
+    }
+
+    fn unlink(&mut self, key: &FrontendKey, old: &ServiceEntry, now: Instant, sync: u64) {
+        self.extents.release(old.slot_base, old.slot_count, now, sync);
+        self.ranges.release(old.ranges, now, sync);
+        self.by_load -= usize::from(is_by_load(old.algorithm));
+        if let Some(keys) = self.frontends.get_mut(old.id) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.frontends.remove(old.id);
+            }
+        }
+    }
+}
+
+/// Whether the key stands for an address as such, and not for a frontend.
+pub(super) const fn is_address(key: &FrontendKey) -> bool {
+    key.port == 0 && key.proto == 0 && key.scope == SCOPE_INTERNAL
+}
+
+/// The drain period of a previous table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drain {
+    since: Instant,
+    pub(super) index: u32,
+    base: u32,
+}
+
+impl Drain {
+    /// Whether this table is still the previous one in `row`.
+    pub(super) fn is_of(&self, row: &MaglevRow) -> bool {
+        row.previous.base == self.base
+    }
+}
+
+/// The drain periods, in the order in which they began.
+#[derive(Clone, Debug)]
+pub(super) struct Drains {
+    begun: VecDeque<Drain>,
+    hold: Duration,
+    /// How many drain periods, counted from the first, end early.
+    ended: usize,
+}
+
+impl Drains {
+    pub(super) fn new(hold: Duration) -> Self {
+        Self { begun: VecDeque::new(), hold, ended: 0 }
+    }
+
+    /// Starts the drain period of `table`, which has become the previous one of this index.
+    pub(super) fn begin(&mut self, index: u32, table: MaglevTable, now: Instant) {
+        if table.base != 0 {
+            self.begun.push_back(Drain { since: now, index, base: table.base });
+        }
+    }
+
+    /// Returns the end of the first drain period.
+    pub(super) fn next_over(&self) -> Option<Instant> {
+        let hold = if self.ended == 0 { self.hold } else { Duration::ZERO };
+        self.begun.front().map(|drain| drain.since + hold)
+    }
+
+    /// Ends all drain periods with the next sync.
+    pub(super) fn end_all(&mut self) {
+        self.ended = self.begun.len();
+    }
+
+    /// Returns the drain periods that are over.
+    pub(super) fn over(&self, now: Instant) -> impl Iterator<Item = &Drain> {
+        let is_over =
+            move |(number, drain): &(usize, &Drain)| *number < self.ended || drain.since + self.hold <= now;
+        self.begun.iter().enumerate().take_while(is_over).map(|(_, drain)| drain)
+    }
+
+    /// Forgets the first drain periods, up to one whose table is still the previous one in its row.
+    pub(super) fn forget_done(&mut self, rows: &BTreeMap<u32, MaglevRow>) {
+        let is_done = |drain: &mut Drain| !rows.get(&drain.index).is_some_and(|row| drain.is_of(row));
+        while self.begun.pop_front_if(is_done).is_some() {
+            self.ended = self.ended.saturating_sub(1);
+        }
+    }
+}

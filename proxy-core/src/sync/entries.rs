@@ -1,0 +1,129 @@
+//! Converts plans to map entries.
+
+use proxy_common::backend::{
+    BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL, BACKEND_TERMINATING,
+    BACKEND_TUNNEL_SHIFT, BACKEND_WEIGHT_SHIFT,
+};
+use proxy_common::maglev;
+use proxy_common::reason::Verdict;
+use proxy_common::select::Algorithm;
+use proxy_common::service::{
+    KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
+    SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE,
+    SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY, SERVICE_SCOPED, SERVICE_SOURCE_RANGES,
+    ServiceEntry,
+};
+
+use crate::model::TrafficPolicy;
+use crate::model::net::Protocol;
+use crate::plan::weights;
+use crate::plan::{
+    Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope,
+    ServicePortName,
+};
+use crate::store::{Backend, FrontendKey};
+
+/// Returns the key of a frontend in the maps.
+pub(super) fn frontend_key(frontend: &Frontend) -> FrontendKey {
+    FrontendKey {
+        addr: frontend.address,
+        port: frontend.port,
+        proto: frontend.protocol.number(),
+        scope: match frontend.scope {
+            Scope::Internal => SCOPE_INTERNAL,
+            Scope::External => SCOPE_EXTERNAL,
+        },
+    }
+}
+
+/// Returns the bits whose flag is `true`, combined.
+pub(super) fn bits<T: Default + std::ops::BitOr<Output = T>>(all: impl IntoIterator<Item = (bool, T)>) -> T {
+    all.into_iter().filter(|(is_set, _)| *is_set).fold(T::default(), |bits, (_, bit)| bits | bit)
+}
+
+/// Returns the row of an active backend. `tunnel`: the number of its node's address in `tunnels`, or 0.
+pub(super) fn backend_row(
+    service: u32,
+    port: &ServicePortName,
+    at: &BackendAddress,
+    facts: BackendFacts,
+    tunnel: u32,
+) -> Backend {
+    let flags = bits([
+        (facts.local, BACKEND_LOCAL),
+        (facts.terminating, BACKEND_TERMINATING),
+        (facts.in_cluster, BACKEND_IN_CLUSTER),
+        (facts.in_local, BACKEND_IN_LOCAL),
+    ]) | u32::from(facts.share()) << BACKEND_WEIGHT_SHIFT
+        | tunnel << BACKEND_TUNNEL_SHIFT;
+    let proto = port.protocol.number();
+    Backend { addr: at.address, port: at.port, proto, state: BACKEND_ACTIVE, service, flags }
+}
+
+/// Returns the entry of a frontend, without the extent of its slots and the id of its source ranges.
+pub(super) fn service_entry(
+    service: u32,
+    key: &FrontendKey,
+    port: &PortPlan,
+    frontend: &FrontendPlan,
+) -> ServiceEntry {
+    ServiceEntry {
+        tag: key.tag(),
+        id: service,
+        slot_base: 0,
+        slot_count: 0,
+        affinity_secs: port.affinity_secs,
+        ranges: 0,
+        flags: bits([
+            (frontend.when_empty == Verdict::Drop, SERVICE_DROP_WHEN_EMPTY),
+            (frontend.when_empty == Verdict::Pass, SERVICE_PASS_WHEN_EMPTY),
+            (frontend.scoped, SERVICE_SCOPED),
+            (frontend.dsr, SERVICE_DSR),
+            (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
+            (frontend.access != Access::Unrestricted, SERVICE_SOURCE_RANGES),
+            (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
+            // Ejection never skips the last endpoint, so a frontend with one endpoint needs no check.
+            (port.ejects && port.slot_count(frontend) > 1, SERVICE_EJECTS),
+            (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
+            (port.no_sockets, SERVICE_NO_SOCKETS),
+        ]),
+        algorithm: port.algorithm as u8,
+        kind: match frontend.kind {
+            FrontendKind::ClusterIp => KIND_CLUSTER_IP,
+            FrontendKind::NodePort => KIND_NODE_PORT,
+            FrontendKind::LoadBalancer => KIND_LOAD_BALANCER,
+            FrontendKind::ExternalIp => KIND_EXTERNAL_IP,
+        },
+    }
+}
+
+/// Whether a frontend uses Maglev for clients outside, whatever its algorithm for clients inside.
+fn is_maglev_outside(port: &PortPlan, frontend: &FrontendPlan) -> bool {
+    port.maglev_outside && frontend.kind != FrontendKind::ClusterIp
+}
+
+/// Whether a frontend needs a Maglev table. One endpoint needs none.
+pub(super) fn needs_table(port: &PortPlan, frontend: &FrontendPlan) -> bool {
+    let is_hash = port.algorithm.is_hash() || is_maglev_outside(port, frontend);
+    is_hash && (2..=maglev::MAX_BACKENDS as usize).contains(&port.slot_count(frontend))
+}
+
+/// Returns the slots of endpoints with these (id, weight) pairs: one slot each, in the order of ids; if the weights differ
+/// and the algorithm repeats slots, as many slots as the weight says, evenly spread.
+pub(super) fn slots(mut endpoints: Vec<(u32, u32)>, algorithm: Algorithm) -> Vec<u32> {
+    endpoints.sort_unstable();
+    let is_even = endpoints.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    if is_even || !algorithm.repeats_slots() {
+        return endpoints.into_iter().map(|(id, _)| id).collect();
+    }
+    let weights: Vec<u32> = endpoints.iter().map(|(_, weight)| *weight).collect();
+    weights::slots(&weights).into_iter().filter_map(|at| endpoints.get(at)).map(|(id, _)| *id).collect()
+}
+
+/// Returns the frontend of a key; `None` for a key that no plan can have.
+pub(super) fn frontend_of(key: &FrontendKey) -> Option<Frontend> {
+    let scopes = [Scope::Internal, Scope::External];
+    let protocol = Protocol::from_number(key.proto)?;
+    let frontends = scopes.map(|scope| Frontend { address: key.addr, port: key.port, protocol, scope });
+    frontends.into_iter().find(|frontend| frontend_key(frontend) == *key)
+}

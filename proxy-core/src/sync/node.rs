@@ -1,0 +1,359 @@
+//! Writes the entries that describe the node, in a safe order.
+//!
+//! They are written before the Services that need them. The filter bits of an address, one for each node port, are set
+//! before its entry is written; the bits of a removed address stay in quarantine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+use proxy_common::config::{PortRange, SNAT_RANGES, UPLINKS};
+use proxy_common::map_names::TUNNEL_COUNT;
+use proxy_common::node::{
+    DEVICE_LAN_PORT, DEVICE_MAC, DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NODE_ADDR_INTERNAL,
+    NODE_ADDR_LOOPBACK, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr,
+};
+
+use super::applied::Applied;
+use super::entries::bits;
+use super::job::{Failure, Job, Owner, Steps};
+use super::writer::Writer;
+use crate::model::Problem;
+use crate::model::net::IpFamily;
+use crate::model::problem::chain;
+use crate::plan::NodePlan;
+use crate::store::{ConfigRow, FlowUse, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write};
+
+/// The desired entries of the node, and the failure of the last write.
+#[derive(Debug, Default)]
+pub(super) struct NodeState {
+    /// `None` until the node was planned: the entries of an earlier agent stay until then.
+    desired: Option<NodeContents>,
+    due: bool,
+    plan_problems: Vec<Problem>,
+    failure: Option<Failure>,
+    /// Time of the next search for connections with source ports outside of the current SNAT ranges.
+    next_snat_check: Option<Instant>,
+}
+
+/// Delay of the second search after the ranges changed: programs on other CPUs may have read the old ranges before the
+/// write.
+const SNAT_SETTLES: Duration = Duration::from_secs(1);
+/// Period of the searches for connections with source ports outside of the current SNAT ranges.
+const SNAT_PERIOD: Duration = Duration::from_mins(10);
+
+impl NodeState {
+    /// Returns the problems of the node's plan, and the failure of the last write.
+    pub(super) fn problems(&self) -> impl Iterator<Item = Problem> {
+        self.plan_problems.iter().chain(self.failure.as_ref().map(|failure| &failure.problem)).cloned()
+    }
+
+    /// Returns the time of the retry after a failure.
+    pub(super) fn retry(&self) -> Option<Instant> {
+        self.failure.as_ref().map(|failure| failure.retry)
+    }
+
+    /// Returns the time of the next search for source ports outside of the current SNAT ranges.
+    pub(super) fn next_snat_check(&self) -> Option<Instant> {
+        self.next_snat_check
+    }
+}
+
+impl NodeState {
+    /// Sets the desired entries for the next sync.
+    pub(super) fn set(&mut self, plan: &NodePlan, known: &NodeContents) {
+        let desired = Some(contents(plan, known));
+        self.due |= self.desired != desired;
+        self.desired = desired;
+        self.plan_problems.clone_from(&plan.problems);
+        self.plan_problems.extend(self.desired.as_ref().and_then(|desired| unnumbered(plan, desired)));
+    }
+
+    /// Whether a change of the node waits for a sync.
+    pub(super) fn is_due(&self) -> bool {
+        self.due
+    }
+
+    /// Writes the entries of devices only, and removes none: all that an agent may do before it knows the cluster.
+    /// Otherwise the programs would take clients behind a new uplink for pods.
+    pub(super) fn write_devices<S: Store>(&self, writer: &mut Writer<S>, now: Instant) {
+        let Some(desired) = &self.desired else { return };
+        let mut steps = Steps::default();
+        for (index, facts) in differing(&desired.devices, &writer.applied.node.devices) {
+            steps.push(0, Write::Device(*index, *facts));
+        }
+        let (known, uplinks) = (writer.applied.node.config, desired.config.uplinks);
+        if uplinks != known.uplinks {
+            steps.push(0, Write::Config(ConfigRow { uplinks, ..known }));
+        }
+        // The next `reconcile` retries failed writes.
+        writer.write_without_port(&steps, now);
+    }
+
+    /// Writes the entries that differ. `full`: also if no change is due. `freed`: space was freed, so a failure is retried
+    /// at once.
+    pub(super) fn reconcile<S: Store>(
+        &mut self,
+        writer: &mut Writer<S>,
+        flows: &mut dyn FlowUse,
+        now: Instant,
+        full: bool,
+        freed: bool,
+    ) {
+        let retries = self.failure.as_ref().is_some_and(|failure| freed || failure.retry <= now);
+        let checks = self.next_snat_check.is_some_and(|at| at <= now);
+        if !(self.due || retries || checks || full) {
+            return;
+        }
+        self.due = false;
+        let Some(mut desired) = self.desired.clone() else { return };
+        let known = writer.applied.node.config;
+        desired.config.snat_moved = self.has_old_snat_ports(&known, flows, desired.config.snat_ports, now);
+        let told = writer.write_without_port(&facts(&writer.applied.node, &desired), now);
+        // Stop at the first failure: an address must not be written without its filter bits.
+        let mut all_right = [Job::new(Owner::NoPort)];
+        writer.execute(&addresses(&writer.applied, &desired), &mut all_right, false, now);
+        let before = self.failure.take();
+        let cause = [told].into_iter().chain(all_right).find_map(|job| job.cause);
+        self.failure = cause.map(|cause| {
+            let problem = Problem {
+                object: "Node".to_owned(),
+                field: "status".to_owned(),
+                message: format!("not all settings of this node are programmed: {}", chain(&cause)),
+            };
+            Failure::after(before.as_ref(), problem, now)
+        });
+    }
+
+    /// Whether flows with source ports outside of `ports`, the new ranges, may still exist.
+    fn has_old_snat_ports(
+        &mut self,
+        known: &ConfigRow,
+        flows: &mut dyn FlowUse,
+        ports: [PortRange; SNAT_RANGES],
+        now: Instant,
+    ) -> bool {
+        let changes = known.snat_ports != ports;
+        let is_due = self.next_snat_check.map_or(known.snat_moved, |at| at <= now);
+        if !changes && !is_due {
+            return known.snat_moved;
+        }
+        let moved = flows.has_snat_outside(ports).unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read connections: the programs look up replies to all ports of the node");
+            true
+        });
+        let next = if moved { Some(now + SNAT_PERIOD) } else { None };
+        self.next_snat_check = if changes { Some(now + SNAT_SETTLES) } else { next };
+        moved
+    }
+}
+
+fn facts(known: &NodeContents, desired: &NodeContents) -> Steps {
+    let mut steps = Steps::default();
+    for (index, facts) in differing(&desired.devices, &known.devices) {
+        steps.push(0, Write::Device(*index, *facts));
+    }
+    for index in known.devices.keys().filter(|index| !desired.devices.contains_key(index)) {
+        steps.push(0, Write::NoDevice(*index));
+    }
+    for (number, row) in differing(&desired.tunnels, &known.tunnels) {
+        steps.push(0, Write::Tunnel(*number, Some(*row)));
+    }
+    for number in known.tunnels.keys().filter(|number| !desired.tunnels.contains_key(number)) {
+        steps.push(0, Write::Tunnel(*number, None));
+    }
+    for (_, row) in differing(&desired.rows, &known.rows) {
+        steps.push(0, Write::Node(Box::new(row.clone())));
+    }
+    if desired.config != known.config {
+        steps.push(0, Write::Config(desired.config));
+    }
+    steps
+}
+
+fn addresses(applied: &Applied, desired: &NodeContents) -> Steps {
+    let known = &applied.node.addresses;
+    let mut steps = Steps::default();
+    // Remove entries first, because the map may be full.
+    for address in known.keys().filter(|address| !desired.addresses.contains_key(address)) {
+        steps.push(0, Write::NoNodeAddr(*address));
+    }
+    for (address, facts) in differing(&desired.addresses, known) {
+        if *facts & NODE_ADDR_PORTS != 0 {
+            let needed: BTreeSet<_> = applied.address_bits(*address).collect();
+            for (word, mask) in needed.into_iter().filter(|bit| !applied.prefilter.is_set(*bit)) {
+                steps.push(0, Write::PrefilterSet(word, mask));
+            }
+        }
+        steps.push(0, Write::NodeAddr(*address, *facts));
+    }
+    steps
+}
+
+fn differing<'a, K: Ord, V: PartialEq>(
+    desired: &'a BTreeMap<K, V>,
+    known: &'a BTreeMap<K, V>,
+) -> impl Iterator<Item = (&'a K, &'a V)> {
+    desired.iter().filter(|(key, value)| known.get(key) != Some(value))
+}
+
+/// Returns the uplinks for `config`: those with the lowest indexes, then 0.
+fn uplinks(devices: &BTreeMap<u32, Device>) -> [u32; UPLINKS] {
+    let mut places = [0; UPLINKS];
+    let uplinks = devices.iter().filter(|(_, bits)| **bits & DEVICE_UPLINK != 0);
+    for (place, (index, _)) in places.iter_mut().zip(uplinks) {
+        *place = *index;
+    }
+    places
+}
+
+/// Returns the MAC addresses of these uplinks for `config`.
+fn macs(devices: &BTreeMap<u32, Device>, uplinks: [u32; UPLINKS]) -> [u64; UPLINKS] {
+    uplinks.map(|index| devices.get(&index).map_or(0, |device| device & DEVICE_MAC))
+}
+
+/// Returns the internal addresses of nodes. While the nodes are not listed, the addresses that an earlier agent wrote stay,
+/// because its flows continue.
+fn internal<'a>(plan: &'a NodePlan, known: &'a NodeContents) -> Box<dyn Iterator<Item = IpAddr> + 'a> {
+    match &plan.tunnels {
+        Some(tunnels) => Box::new(tunnels.keys().copied()),
+        None if plan.dsr => {
+            let told = known.addresses.iter().filter(|(_, bits)| **bits & NODE_ADDR_INTERNAL != 0);
+            Box::new(told.map(|(address, _)| *address))
+        }
+        None => Box::new(std::iter::empty()),
+    }
+}
+
+/// Returns the addresses of other nodes by their numbers. An address keeps its number, because flows refer to it. If there
+/// are more addresses than numbers, packets to the others use SNAT.
+fn tunnels(plan: &NodePlan, known: &NodeContents) -> BTreeMap<u32, TunnelRow> {
+    let Some(wanted) = &plan.tunnels else {
+        return if plan.dsr { known.tunnels.clone() } else { BTreeMap::new() };
+    };
+    let mut new: BTreeMap<IpAddr, IpAddr> = wanted
+        .iter()
+        .filter(|(at, _)| !plan.addresses.contains_key(*at))
+        .map(|(at, from)| (*at, *from))
+        .collect();
+    let mut rows = BTreeMap::new();
+    for (number, row) in &known.tunnels {
+        if let Some(source) = new.remove(&row.addr) {
+            rows.insert(*number, TunnelRow { source, ..*row });
+        }
+    }
+    let free: Vec<u32> =
+        (1..TUNNEL_COUNT).filter(|number| !rows.contains_key(number)).take(new.len()).collect();
+    rows.extend(free.into_iter().zip(new.into_iter().map(|(addr, source)| TunnelRow { addr, source })));
+    rows
+}
+
+/// Returns a problem if other nodes have more addresses than `tunnels` has numbers.
+fn unnumbered(plan: &NodePlan, desired: &NodeContents) -> Option<Problem> {
+    let addresses = plan.tunnels.as_ref()?.keys().filter(|at| !plan.addresses.contains_key(*at)).count();
+    let left = addresses.checked_sub(desired.tunnels.len()).filter(|left| *left > 0)?;
+    Some(Problem {
+        object: "Node".to_owned(),
+        field: "status.addresses".to_owned(),
+        message: format!(
+            "{left} of the {addresses} addresses of other nodes do not fit into the map tunnels, which has {} entries: connections to \
+             endpoints on these nodes use snat instead of dsr",
+            TUNNEL_COUNT - 1
+        ),
+    })
+}
+
+/// Converts the plan to the content of the maps.
+fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
+    let source = |family| plan.sources.get(&family);
+    let pods = |family| plan.pods.get(&family);
+    let ranges = |family| plan.service_cidrs.get(&family).into_iter().flatten();
+    let sources = |family| plan.device_sources.get(&family).into_iter().flatten();
+    let policies =
+        |family| plan.ipsec.get(&family).into_iter().flatten().map(|policy| (policy.src, policy.dst));
+    let v4 = NodeRow::V4(NodeFamily {
+        source: source(IpFamily::V4).and_then(|ip| if let IpAddr::V4(ip) = ip { Some(*ip) } else { None }),
+        pods: pods(IpFamily::V4).and_then(|net| if let IpNet::V4(net) = net { Some(*net) } else { None }),
+        service_cidrs: ranges(IpFamily::V4)
+            .filter_map(|net| if let IpNet::V4(net) = net { Some(*net) } else { None })
+            .collect(),
+        sources: sources(IpFamily::V4)
+            .filter_map(|(index, ip)| if let IpAddr::V4(ip) = ip { Some((*index, *ip)) } else { None })
+            .collect(),
+        ipsec: policies(IpFamily::V4)
+            .filter_map(
+                |pair| if let (IpNet::V4(src), IpNet::V4(dst)) = pair { Some((src, dst)) } else { None },
+            )
+            .collect(),
+    });
+    let v6 = NodeRow::V6(NodeFamily {
+        source: source(IpFamily::V6).and_then(|ip| if let IpAddr::V6(ip) = ip { Some(*ip) } else { None }),
+        pods: pods(IpFamily::V6).and_then(|net| if let IpNet::V6(net) = net { Some(*net) } else { None }),
+        service_cidrs: ranges(IpFamily::V6)
+            .filter_map(|net| if let IpNet::V6(net) = net { Some(*net) } else { None })
+            .collect(),
+        sources: sources(IpFamily::V6)
+            .filter_map(|(index, ip)| if let IpAddr::V6(ip) = ip { Some((*index, *ip)) } else { None })
+            .collect(),
+        ipsec: policies(IpFamily::V6)
+            .filter_map(
+                |pair| if let (IpNet::V6(src), IpNet::V6(dst)) = pair { Some((src, dst)) } else { None },
+            )
+            .collect(),
+    });
+    let address = |facts: &crate::plan::AddressFacts| -> NodeAddr {
+        bits([
+            (true, NODE_ADDR_OWN),
+            (facts.node_ports, NODE_ADDR_PORTS),
+            (facts.loopback, NODE_ADDR_LOOPBACK),
+        ])
+    };
+    let device = |facts: &crate::plan::DeviceFacts| -> Device {
+        let bits = [
+            (facts.uplink, DEVICE_UPLINK),
+            (facts.no_header, DEVICE_NO_HEADER),
+            (facts.lan_port, DEVICE_LAN_PORT),
+        ];
+        bits.into_iter().filter(|(is, _)| *is).fold(facts.mac, |device, (_, bit)| device | bit)
+    };
+    let devices: BTreeMap<_, _> = plan.devices.iter().map(|(index, facts)| (*index, device(facts))).collect();
+    let mut addresses: BTreeMap<_, _> =
+        plan.addresses.iter().map(|(at, facts)| (*at, address(facts))).collect();
+    for at in internal(plan, known) {
+        *addresses.entry(at).or_default() |= NODE_ADDR_INTERNAL;
+    }
+    let uplinks = uplinks(&devices);
+    NodeContents {
+        tunnels: tunnels(plan, known),
+        rows: [v4, v6].into_iter().map(|row| (row.table(), row)).collect(),
+        addresses,
+        config: ConfigRow {
+            masquerade_all: plan.masquerade_all,
+            other_proxy: plan.other_proxy,
+            detect_local: plan.detect_local,
+            // `NodeState::reconcile` sets this from the flows.
+            snat_moved: false,
+            snat_ports: plan.snat_ports,
+            socket_lb: plan.socket_lb,
+            socket_drop: plan.socket_drop,
+            node_port_bind: plan.node_port_bind,
+            timeouts: plan.timeouts,
+            host_netns: plan.host_netns,
+            pod_cgroups: plan.pod_cgroups,
+            pods4: plan.pod_ranges.v4,
+            pods6: plan.pod_ranges.v6,
+            uplinks,
+            macs: macs(&devices, uplinks),
+            lan_ports: devices.values().any(|device| device & DEVICE_LAN_PORT != 0),
+            dsr: plan.dsr,
+            ipsec: !plan.ipsec.is_empty(),
+            sources: !plan.device_sources.is_empty(),
+            policy_routes: plan.policy_routes,
+            masquerade_mark: plan.masquerade_mark,
+            vip_echo: plan.vip_echo,
+            pod_udp_by_packets: plan.pod_udp_by_packets,
+        },
+        devices,
+    }
+}

@@ -1,0 +1,403 @@
+//! Service ports: their desired state, and the phases that write it into the maps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use proxy_common::PROTO_TCP;
+use proxy_common::name::PortName;
+use proxy_common::reason::Verdict;
+use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL};
+
+use super::addresses::Addresses;
+use super::applied::is_address;
+use super::claims::Claims;
+use super::entries::{backend_row, frontend_key, frontend_of, needs_table, service_entry, slots};
+use super::job::{DesiredPort, Effect, Failure, Job, Owner, Steps, SyncError, Touched};
+use super::shares::{Limit, Resource, Shares};
+use super::writer::Writer;
+use crate::model::net::IpFamily;
+use crate::model::{Name, Problem, ServiceName, SortedMap, TrafficPolicy, pack};
+use crate::plan::maglev::Member;
+use crate::plan::{
+    Access, Frontend, FrontendPlan, HealthCheck, PortPlan, Scope, ServicePlan, ServicePortName,
+};
+use crate::store::FilterBit as Bit;
+use crate::store::{Backend, Capacity, FrontendKey, Store, Table, Write};
+
+/// The desired state of all Services, and the failures of Service ports.
+#[derive(Debug, Default)]
+pub(super) struct Services {
+    pub(super) claims: Claims,
+    pub(super) shares: Shares,
+    pub(super) desired: BTreeMap<ServiceName, Box<ServicePlan>>,
+    pub(super) plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
+    pub(super) failures: BTreeMap<Owner, Failure>,
+    /// Number of ports whose policy Local has no endpoint on this node, by the scope of the clients and by family.
+    pub(super) no_local: BTreeMap<(Scope, IpFamily), u64>,
+    /// Snapshots of the status share this map, so it is changed only if it differs.
+    pub(super) health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
+}
+
+impl Services {
+    /// Rebuilds the trees compactly, after many plans were accepted.
+    pub(super) fn pack(&mut self) {
+        pack(&mut self.desired);
+        self.claims.pack();
+    }
+
+    /// Accepts the new plan of a Service (`None`: the Service was removed). Adds the ports that may have to change to
+    /// `dirty`.
+    pub(super) fn accept(
+        &mut self,
+        name: ServiceName,
+        plan: Option<ServicePlan>,
+        dirty: &mut BTreeSet<ServicePortName>,
+    ) {
+        let old = self.desired.remove(&name);
+        self.claims.replace(old.as_deref(), plan.as_ref(), dirty);
+        self.shares.replace(old.as_deref(), plan.as_ref());
+        for port in [old.as_deref(), plan.as_ref()].into_iter().flatten().flat_map(|plan| plan.ports.keys()) {
+            if port_of(old.as_deref(), port) != port_of(plan.as_ref(), port) {
+                dirty.insert(port.clone());
+            }
+        }
+        for key in old.iter().flat_map(|old| no_local(old)) {
+            self.no_local.entry(key).and_modify(|count| *count -= 1);
+        }
+        for key in plan.iter().flat_map(no_local) {
+            *self.no_local.entry(key).or_default() += 1;
+        }
+        self.plan_problems.remove(&name);
+        let check = plan.as_ref().and_then(|plan| plan.health_check.as_ref());
+        if self.health_checks.get(&name) != check {
+            let checks = Arc::make_mut(&mut self.health_checks);
+            match check {
+                Some(check) => drop(checks.insert(name.clone(), check.clone())),
+                None => drop(checks.remove(&name)),
+            }
+        }
+        if let Some(plan) = plan {
+            if !plan.problems.is_empty() {
+                self.plan_problems.insert(name.clone(), plan.problems.clone());
+            }
+            self.desired.insert(name, Box::new(plan));
+        }
+    }
+
+    /// Returns the owners whose failures are retried now: those whose pause is over, or all if space was `freed`.
+    pub(super) fn retries(&self, now: Instant, freed: bool) -> impl Iterator<Item = Owner> {
+        let due = self.failures.iter().filter(move |(_, failure)| freed || failure.retry <= now);
+        due.map(|(owner, _)| owner.clone())
+    }
+
+    /// Returns the families that are not programmed. Objects that do not fit count if they are most ports of most
+    /// namespaces; and what the kernel refuses, in each family.
+    pub(super) fn failing_families(&self) -> BTreeSet<IpFamily> {
+        let effect = |(owner, failure): (&Owner, &Failure)| Some((owner.port()?.clone(), failure.effect));
+        let mut failed: BTreeMap<ServicePortName, Effect> = self.failures.iter().filter_map(effect).collect();
+        failed.retain(|_, effect| *effect != Effect::Degraded);
+        failed.extend(self.refused_ports().map(|port| (port.clone(), Effect::Object)));
+        if failed.is_empty() {
+            return BTreeSet::new();
+        }
+        let mut all: BTreeMap<&Name, Share> = BTreeMap::new();
+        let mut by_kernel: BTreeMap<IpFamily, BTreeMap<&Name, Share>> = BTreeMap::new();
+        for (port, _) in self.desired.values().flat_map(|plan| plan.ports.iter()) {
+            let effect = failed.get(port).copied();
+            all.entry(&port.namespace).or_default().add(effect.is_some());
+            let of_family = by_kernel.entry(port.family).or_default();
+            of_family.entry(&port.namespace).or_default().add(effect == Some(Effect::Node));
+        }
+        let does_not_fit = is_most_of_most(&all);
+        by_kernel.retain(|_, namespaces| does_not_fit || is_most_of_most(namespaces));
+        by_kernel.into_keys().collect()
+    }
+
+    /// Decides which Services fit into the tables; adds the ports that may have to change to `dirty`.
+    pub(super) fn update_shares(&mut self, capacity: &Capacity, dirty: &mut BTreeSet<ServicePortName>) {
+        let changed = self.shares.update(&self.desired, capacity);
+        let plans = changed.iter().filter_map(|name| self.desired.get(name));
+        dirty.extend(plans.flat_map(|plan| plan.ports.keys().cloned()));
+    }
+
+    /// Returns the limits of the port's Service, if it does not fit into the tables.
+    fn limit(&self, port: &ServicePortName) -> Option<&Limit> {
+        self.shares.limit(&service_of(port))
+    }
+
+    /// Whether the maps hold less than the port's plan.
+    pub(super) fn is_limited(&self, port: &ServicePortName) -> bool {
+        self.limit(port).is_some()
+    }
+
+    /// Returns the ports of the Services that are not programmed, because they do not fit.
+    pub(super) fn refused_ports(&self) -> impl Iterator<Item = &ServicePortName> {
+        let plans = self.shares.refused().filter_map(|name| self.desired.get(name));
+        plans.flat_map(|plan| plan.ports.keys())
+    }
+
+    /// Returns the plan of a port, if its Service fits.
+    pub(super) fn port_plan(&self, port: &ServicePortName) -> Option<&PortPlan> {
+        let plan = self.desired.get(&service_of(port)).map(|plan| &**plan);
+        port_of(plan, port).filter(|_| !self.limit(port).is_some_and(Limit::is_refused))
+    }
+
+    /// Returns the number of frontends of a Service, without those that other Services have.
+    pub(super) fn frontends(&self, name: &ServiceName) -> usize {
+        let ports = self.desired.get(name).into_iter().flat_map(|plan| plan.ports.iter());
+        let own = |port, plan: &PortPlan| {
+            plan.frontends.iter().filter(|(one, _)| self.claims.owner(one) == Some(port)).count()
+        };
+        ports.map(|(port, plan)| own(port, plan)).sum()
+    }
+
+    /// Runs the phases of a sync for the ports of `jobs` and for the frontends in `touched`.
+    pub(super) fn reconcile<S: Store>(
+        &mut self,
+        writer: &mut Writer<S>,
+        addresses: &mut Addresses,
+        mut jobs: Vec<Job>,
+        mut touched: Touched,
+        now: Instant,
+    ) {
+        let mut owners: BTreeMap<FrontendKey, Option<ServicePortName>> = BTreeMap::new();
+        for job in &mut jobs {
+            job.id = job.port().and_then(|port| writer.applied.ports.get(port));
+            touched.extend(job.id.into_iter().flat_map(|id| writer.applied.frontends_of(id)));
+        }
+        for key in touched.into_iter().filter(|key| !is_address(key)) {
+            owners.insert(key, self.owner(&key));
+        }
+        // A frontend that its port gives up for clients outside only is removed after the entry for clients inside was
+        // updated. An external entry is removed after the internal entry that refers to it, and stays if the internal one
+        // could not be removed.
+        for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
+            let goes = |key: &&FrontendKey| {
+                key.scope == scope && self.holder(key).is_none() && !writer.is_referred_to(key)
+            };
+            let deserted = owners.keys().filter(goes).copied().collect();
+            writer.remove_services(deserted, &mut jobs, now);
+        }
+        self.prepare(writer, &mut jobs, now);
+        writer.write_slots(&mut jobs, now);
+        writer.write_tables(&mut jobs, now);
+        addresses.make_room(writer, &jobs, now);
+        writer.commit(&mut jobs, now);
+        // If a frontend gets a new owner and the new owner fails, the entry of the old owner must not stay.
+        for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
+            let wrong = |(key, owner): (&FrontendKey, &Option<ServicePortName>)| {
+                let has = writer.applied.services.get(key).filter(|_| key.scope == scope)?.id;
+                let should = owner.as_ref().and_then(|port| writer.applied.ports.get(port));
+                (Some(has) != should && !writer.is_referred_to(key)).then_some(*key)
+            };
+            let lost = owners.iter().filter_map(wrong).collect();
+            writer.remove_services(lost, &mut jobs, now);
+        }
+        writer.abandon(&mut jobs, now);
+        writer.retire_tables(&mut jobs, now);
+        writer.retire_endpoints(&mut jobs, now);
+        writer.note_removals(&mut jobs, now);
+        self.finish(writer, jobs, now);
+    }
+
+    /// Allocates ids, and writes source ranges, names, endpoints and filter bits.
+    pub(super) fn prepare<S: Store>(&self, writer: &mut Writer<S>, jobs: &mut [Job], now: Instant) {
+        let (mut names, mut rows, mut bits) = (Steps::default(), Steps::default(), Steps::default());
+        let mut joins = Steps::default();
+        for job in jobs.iter_mut() {
+            if let Err(cause) = self.plan_job(writer, job) {
+                job.stop(cause);
+            }
+        }
+        writer.write_ranges(jobs, now);
+        for (number, job) in jobs.iter_mut().enumerate().filter(|(_, job)| !job.stopped) {
+            let (Some(wanted), Some(id), Owner::Port(port)) = (&job.wanted, job.id, &job.owner) else {
+                continue;
+            };
+            let Some(name) = PortName::new(&port.text(), port.protocol.number(), port.family.number()) else {
+                job.stop(SyncError::Name);
+                continue;
+            };
+            if writer.applied.names.get(id).is_none_or(|known| *known != name) {
+                names.push(number, Write::Name(id, Box::new(name)));
+            }
+            let is_new =
+                |(id, row): &(&u32, &Backend)| row.proto == PROTO_TCP && !writer.applied.serves(**id);
+            let mut new = wanted.rows.iter().filter(is_new).peekable();
+            if new.peek().is_some() {
+                let others = writer.applied.endpoints_of(id).map(|(_, id)| id);
+                let others: Arc<[u32]> = others.filter(|id| writer.applied.serves(*id)).collect();
+                for (id, row) in new {
+                    joins.push(
+                        number,
+                        Write::ResetHealth(*id, Table::backends(row.addr), Arc::clone(&others)),
+                    );
+                }
+            }
+            for (id, row) in &wanted.rows {
+                if writer.applied.backends.get(*id) != Some(row) {
+                    rows.push(number, Write::Backend(*id, *row));
+                }
+            }
+            let is_missing = |bit: &Bit| !writer.applied.prefilter.is_set(*bit);
+            let missing: BTreeSet<_> = writer.applied.bits_of(wanted).filter(is_missing).collect();
+            for (word, mask) in missing {
+                bits.push(number, Write::PrefilterSet(word, mask));
+            }
+        }
+        writer.execute(&names, jobs, false, now);
+        writer.execute(&joins, jobs, false, now);
+        writer.execute(&rows, jobs, false, now);
+        writer.execute(&bits, jobs, false, now);
+    }
+
+    /// Fills in the desired state of the job's port, and allocates ids for the port and its endpoints.
+    fn plan_job<S: Store>(&self, writer: &mut Writer<S>, job: &mut Job) -> Result<(), SyncError> {
+        let Owner::Port(port) = &job.owner else { return Ok(()) };
+        let Some(plan) = self.port_plan(port) else { return Ok(()) };
+        let has = |frontend: &_| self.claims.owner(frontend) == Some(port);
+        if !plan.frontends.keys().any(has) {
+            return Ok(());
+        }
+        let capacity = writer.store.capacity();
+        let Writer { applied, reserve, .. } = writer;
+        let is_new = applied.ports.get(port).is_none();
+        if is_new && !reserve.allows(applied, &capacity, Resource::Ports, port, 1) {
+            return Err(SyncError::Services(applied.ports.exhausted()));
+        }
+        let id = applied.ports.acquire(port).map_err(SyncError::Services)?;
+        job.id = Some(id);
+        let wanted =
+            job.wanted.insert(DesiredPort { reset_after: plan.reset_after, ..DesiredPort::default() });
+        let (mut ids_of, mut rows) = (Vec::new(), Vec::new());
+        let limit = self.limit(port);
+        let most = limit.map_or(usize::MAX, |limit| limit.endpoints(plan.backends.len()));
+        for (at, facts) in plan.backends.iter().take(most) {
+            let is_new = applied.endpoints.get(&(id, *at)).is_none();
+            let is_allowed = !is_new || reserve.allows(applied, &capacity, Resource::Backends, port, 1);
+            let acquired = if is_allowed {
+                applied.endpoints.acquire(&(id, *at))
+            } else {
+                Err(applied.endpoints.exhausted())
+            };
+            match acquired {
+                Ok(backend) => {
+                    ids_of.push((*at, backend));
+                    let tunnel = plan.tunnels.get(at).and_then(|node| applied.tunnels.get(node).copied());
+                    rows.push((backend, backend_row(id, port, at, *facts, tunnel.unwrap_or(0))));
+                }
+                // Endpoints that have an id are served; the problem stays until all endpoints have one.
+                Err(exhausted) => {
+                    job.cause.get_or_insert(SyncError::Backends(exhausted));
+                }
+            }
+        }
+        let ids_of: SortedMap<_, _> = ids_of.into_iter().collect();
+        wanted.rows = rows.into_iter().collect();
+        let mut tables = BTreeMap::new();
+        for (frontend, what) in
+            plan.frontends.iter().filter(|(frontend, _)| self.claims.owner(frontend) == Some(port))
+        {
+            let key = frontend_key(frontend);
+            let weight = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.weight.max(1)));
+            let endpoints =
+                || plan.slots(what).filter_map(|at| Some((ids_of.get(at).copied()?, weight(at), *at)));
+            if needs_table(plan, what) && !limit.is_some_and(Limit::has_no_table) {
+                let mut members: Vec<_> =
+                    endpoints().map(|(id, weight, at)| Member { at, weight, id }).collect();
+                members.sort_unstable_by_key(|member| member.at);
+                tables.insert(what.policy == TrafficPolicy::Local, members);
+            }
+            let share = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.share()));
+            let ids = slots(endpoints().map(|(id, _, at)| (id, share(&at))).collect(), plan.algorithm);
+            wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
+            if what.access != Access::Unrestricted {
+                wanted.ranges = Some(Arc::clone(&plan.source_ranges));
+            }
+        }
+        wanted.tables = tables;
+        Ok(())
+    }
+
+    /// Records the failures and the times of their retries.
+    fn finish<S: Store>(&mut self, writer: &mut Writer<S>, jobs: Vec<Job>, now: Instant) {
+        for job in jobs {
+            for base in &job.tables {
+                writer.applied.tables.retire(*base, now, writer.number);
+            }
+            for base in &job.extents {
+                writer.applied.extents.retire(*base, now, writer.number);
+            }
+            writer.applied.ranges.retire(job.range_set, now, writer.number);
+            let before = self.failures.remove(&job.owner);
+            if let Some(cause) = &job.cause {
+                writer.note_unused_bits(job.wanted.as_ref(), now);
+                let problem = cause.problem(&job.owner);
+                let mut failure = Failure::after(before.as_ref(), problem, now);
+                failure.effect = if job.stopped { cause.effect() } else { Effect::Degraded };
+                self.failures.insert(job.owner, failure);
+            }
+        }
+    }
+
+    /// Returns the Service port that owns the address and port of a key, whatever the scope; `None` if its Service does not
+    /// fit.
+    fn holder(&self, key: &FrontendKey) -> Option<&ServicePortName> {
+        let port = frontend_of(key).and_then(|frontend| self.claims.owner(&frontend))?;
+        (!self.limit(port).is_some_and(Limit::is_refused)).then_some(port)
+    }
+
+    /// Returns the Service port to which a key in the maps should belong.
+    fn owner(&self, key: &FrontendKey) -> Option<ServicePortName> {
+        let (frontend, port) = (frontend_of(key)?, self.holder(key)?);
+        let plan = self.port_plan(port)?;
+        plan.frontends.contains_key(&frontend).then(|| port.clone())
+    }
+}
+
+/// How many of all have failed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    failed: usize,
+    all: usize,
+}
+
+impl Share {
+    fn add(&mut self, failed: bool) {
+        self.failed += usize::from(failed);
+        self.all += 1;
+    }
+
+    fn is_most(self) -> bool {
+        2 * self.failed > self.all
+    }
+}
+
+/// Whether most of most namespaces has failed.
+fn is_most_of_most(namespaces: &BTreeMap<&Name, Share>) -> bool {
+    let mut failed = Share::default();
+    namespaces.values().for_each(|share| failed.add(share.is_most()));
+    failed.is_most()
+}
+
+/// Returns the ports of a plan that do not serve clients because policy Local has no endpoint here: the scope of these clients, and
+/// the family.
+fn no_local(plan: &ServicePlan) -> impl Iterator<Item = (Scope, IpFamily)> {
+    let silent = |(frontend, plan): (&Frontend, &FrontendPlan)| {
+        (plan.when_empty != Verdict::Reject).then_some(frontend.scope)
+    };
+    plan.ports.iter().flat_map(move |(port, plan)| {
+        let scopes: BTreeSet<Scope> = plan.frontends.iter().filter_map(silent).collect();
+        scopes.into_iter().map(|scope| (scope, port.family))
+    })
+}
+
+/// Returns the name of a port's Service.
+fn service_of(port: &ServicePortName) -> ServiceName {
+    ServiceName { namespace: port.namespace.clone(), name: port.name.clone() }
+}
+
+fn port_of<'a>(plan: Option<&'a ServicePlan>, port: &ServicePortName) -> Option<&'a PortPlan> {
+    plan.and_then(|plan| plan.ports.get(port))
+}

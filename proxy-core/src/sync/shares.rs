@@ -1,0 +1,391 @@
+//! Which Services fit into the tables, if the Services of all namespaces together need more than there is.
+//!
+//! The rule is max-min fairness: a namespace that needs no more than an equal share of what is left is served, and the
+//! larger ones share the rest. Within a namespace, the Services with the smallest needs are served, of two equal ones the
+//! older, then the one whose name sorts first. So a Service never loses because of a larger one, and every node has the
+//! same result, whatever the order of the events. An eighth of each table is not planned: endpoints that change, and
+//! entries in quarantine, take it ([`Reserve`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proxy_common::select::Algorithm;
+
+use super::applied::Applied;
+use super::entries::needs_table;
+use crate::model::net::IpFamily;
+use crate::model::{Name, Problem, ServiceName, TrafficPolicy};
+use crate::plan::maglev::length;
+use crate::plan::{Access, FrontendPlan, PortPlan, ServicePlan, ServicePortName, weights};
+use crate::store::{Capacity, Table};
+
+/// The part of a table that is not planned.
+pub(super) const RESERVE: usize = 8;
+
+/// What Services share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Resource {
+    /// Ids of Service ports.
+    Ports,
+    Frontends,
+    Frontends6,
+    Ranges,
+    Ranges6,
+    Slots,
+    /// Ids of endpoints.
+    Backends,
+    /// Words of Maglev tables.
+    Maglev,
+}
+
+impl Resource {
+    const ALL: [Self; 8] = [
+        Self::Ports,
+        Self::Frontends,
+        Self::Frontends6,
+        Self::Ranges,
+        Self::Ranges6,
+        Self::Slots,
+        Self::Backends,
+        Self::Maglev,
+    ];
+
+    const fn table(self) -> Table {
+        match self {
+            Self::Ports => Table::Names,
+            Self::Frontends => Table::Services,
+            Self::Frontends6 => Table::Services6,
+            Self::Ranges => Table::SrcRanges,
+            Self::Ranges6 => Table::SrcRanges6,
+            Self::Slots => Table::Slots,
+            Self::Backends => Table::Backends,
+            Self::Maglev => Table::Maglev,
+        }
+    }
+
+    const fn unit(self) -> &'static str {
+        match self {
+            Self::Ports => "Service ports",
+            Self::Frontends | Self::Frontends6 => "frontends",
+            Self::Ranges | Self::Ranges6 => "source ranges",
+            Self::Slots => "slots",
+            Self::Backends => "backends",
+            Self::Maglev => "words of Maglev tables",
+        }
+    }
+
+    /// Returns how much there is. Id 0 and word 0 are not used.
+    fn capacity(self, capacity: &Capacity) -> u64 {
+        u64::from(match self {
+            Self::Ports => capacity.services.saturating_sub(1),
+            Self::Frontends | Self::Frontends6 => capacity.frontends,
+            Self::Ranges | Self::Ranges6 => capacity.ranges,
+            Self::Slots => capacity.slots,
+            Self::Backends => capacity.backends.saturating_sub(1),
+            Self::Maglev => capacity.maglev.saturating_sub(1),
+        })
+    }
+
+    /// Returns how much of it may be planned.
+    fn budget(self, capacity: &Capacity) -> u64 {
+        let all = self.capacity(capacity);
+        all - all / RESERVE as u64
+    }
+}
+
+/// How much of each resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Need([u64; Resource::ALL.len()]);
+
+impl Need {
+    fn of(plan: &ServicePlan) -> Self {
+        let mut need = Self::default();
+        let mut ranges = [0, 0];
+        for (id, port) in plan.ports.iter().filter(|(_, port)| !port.frontends.is_empty()) {
+            need.add(Resource::Ports, 1);
+            need.add(Resource::Backends, port.backends.len());
+            let (mut lists, mut tables) = (BTreeMap::new(), BTreeMap::new());
+            for (frontend, what) in &port.frontends {
+                let v6 = frontend.address.is_ipv6();
+                need.add(if v6 { Resource::Frontends6 } else { Resource::Frontends }, 1);
+                if what.access != Access::Unrestricted {
+                    let most = &mut ranges[usize::from(id.family == IpFamily::V6)];
+                    *most = port.source_ranges.len().max(*most);
+                }
+                // Frontends of a port share the extent of a list.
+                lists.entry(what.slots.as_deref()).or_insert(what);
+                if needs_table(port, what) {
+                    tables.insert(what.policy == TrafficPolicy::Local, port.slot_count(what));
+                }
+            }
+            need.add(Resource::Slots, lists.into_values().map(|what| slot_count(port, what)).sum());
+            need.add(Resource::Maglev, tables.into_values().map(|count| length(count) as usize).sum());
+        }
+        need.add(Resource::Ranges, ranges[0]);
+        need.add(Resource::Ranges6, ranges[1]);
+        need
+    }
+
+    fn add(&mut self, resource: Resource, count: usize) {
+        self.0[resource as usize] += count as u64;
+    }
+
+    const fn get(&self, resource: Resource) -> u64 {
+        self.0[resource as usize]
+    }
+}
+
+/// Returns the number of slots of a frontend; an endpoint has as many as its weight.
+fn slot_count(port: &PortPlan, what: &FrontendPlan) -> usize {
+    let weight = |at| port.backends.get(at).map_or(1, |facts| u32::from(facts.weight.max(1)));
+    let mut all = port.slots(what).map(weight);
+    let first = all.next();
+    let repeats = Algorithm::repeats_slots(port.algorithm) && all.any(|weight| Some(weight) != first);
+    if repeats {
+        weights::slots(&port.slots(what).map(weight).collect::<Vec<_>>()).len()
+    } else {
+        port.slot_count(what)
+    }
+}
+
+/// Returns the most that one of the `needs` may get, so that all together get no more than `budget`; and how many of those
+/// that need more may get one more.
+fn fair_share(needs: impl IntoIterator<Item = u64>, budget: u64) -> (u64, u64) {
+    let mut needs: Vec<u64> = needs.into_iter().collect();
+    needs.sort_unstable();
+    let (mut left, count) = (budget, needs.len());
+    for (done, need) in needs.into_iter().enumerate() {
+        let larger = (count - done) as u64;
+        let share = left / larger;
+        if need > share {
+            return (share, left % larger);
+        }
+        left -= need;
+    }
+    (u64::MAX, 0)
+}
+
+/// Why a Service does not get all that it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shortage {
+    resource: Resource,
+    need: u64,
+    /// What the Services of the namespace may have together.
+    share: u64,
+    capacity: u64,
+}
+
+/// The limits of a Service that needs more than there is for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Limit {
+    refused: Option<Shortage>,
+    no_table: Option<Shortage>,
+    /// How many of its endpoints it may have, counted once for each port, and how many it needs.
+    endpoints: Option<(u64, Shortage)>,
+}
+
+impl Limit {
+    /// Whether the Service may have no entry in the maps.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// Whether the Service may have no Maglev table.
+    pub(super) fn has_no_table(&self) -> bool {
+        self.no_table.is_some()
+    }
+
+    /// Returns how many of its endpoints a port may have: each port has the same part of them.
+    pub(super) fn endpoints(&self, of: usize) -> usize {
+        self.endpoints.map_or(of, |(limit, shortage)| (of as u64 * limit / shortage.need.max(1)) as usize)
+    }
+
+    fn problems(&self, name: &ServiceName) -> impl Iterator<Item = Problem> {
+        let effects = [
+            (self.refused, "the Service is not programmed"),
+            (self.endpoints.map(|(_, shortage)| shortage), "some endpoints get no connections"),
+            (self.no_table, "endpoints are selected without a Maglev table"),
+        ];
+        let object = format!("Service {name}");
+        let namespace = name.namespace.clone();
+        effects.into_iter().filter_map(|(shortage, effect)| Some((shortage?, effect))).map(
+            move |(Shortage { resource, need, share, capacity }, effect)| Problem {
+                object: object.clone(),
+                field: "spec".to_owned(),
+                message: format!(
+                    "{effect}: it needs {need} {}; all Services of namespace {namespace} together may have {share} of \
+                     {capacity}, and smaller and older ones come first; raise {}",
+                    resource.unit(),
+                    resource.table().setting()
+                ),
+            },
+        )
+    }
+}
+
+/// The needs of all Services together, and the limits of those that do not fit.
+#[derive(Debug, Default)]
+pub(super) struct Shares {
+    total: Need,
+    limits: BTreeMap<ServiceName, Limit>,
+}
+
+impl Shares {
+    /// Replaces the plan of a Service.
+    pub(super) fn replace(&mut self, old: Option<&ServicePlan>, new: Option<&ServicePlan>) {
+        let (old, new) = (old.map(Need::of).unwrap_or_default(), new.map(Need::of).unwrap_or_default());
+        for (total, (old, new)) in self.total.0.iter_mut().zip(old.0.into_iter().zip(new.0)) {
+            *total = (*total + new).saturating_sub(old);
+        }
+    }
+
+    /// Decides which Services fit; returns those whose limits have changed.
+    pub(super) fn update(
+        &mut self,
+        desired: &BTreeMap<ServiceName, Box<ServicePlan>>,
+        capacity: &Capacity,
+    ) -> BTreeSet<ServiceName> {
+        let is_short = |resource: Resource| self.total.get(resource) > resource.budget(capacity);
+        let limits =
+            if Resource::ALL.into_iter().any(is_short) { limits(desired, capacity) } else { BTreeMap::new() };
+        let before = std::mem::replace(&mut self.limits, limits);
+        let differs = |name: &&ServiceName| before.get(*name) != self.limits.get(*name);
+        before.keys().chain(self.limits.keys()).filter(differs).cloned().collect()
+    }
+
+    /// Returns the limits of a Service that does not fit.
+    pub(super) fn limit(&self, name: &ServiceName) -> Option<&Limit> {
+        self.limits.get(name)
+    }
+
+    /// Returns the Services that are not programmed.
+    pub(super) fn refused(&self) -> impl Iterator<Item = &ServiceName> {
+        self.limits.iter().filter(|(_, limit)| limit.is_refused()).map(|(name, _)| name)
+    }
+
+    /// Returns the problems of the Services that do not fit.
+    pub(super) fn problems(&self) -> impl Iterator<Item = Problem> {
+        self.limits.iter().flat_map(|(name, limit)| limit.problems(name))
+    }
+}
+
+/// Returns the limits of all Services that do not fit.
+fn limits(
+    desired: &BTreeMap<ServiceName, Box<ServicePlan>>,
+    capacity: &Capacity,
+) -> BTreeMap<ServiceName, Limit> {
+    let mut all: Vec<(&ServiceName, i64, Need)> =
+        desired.iter().map(|(name, plan)| (name, plan.created, Need::of(plan))).collect();
+    let mut limits: BTreeMap<ServiceName, Limit> = BTreeMap::new();
+    for resource in Resource::ALL {
+        let mut of_namespaces: BTreeMap<&Name, u64> = BTreeMap::new();
+        for (name, _, need) in &all {
+            *of_namespaces.entry(&name.namespace).or_default() += need.get(resource);
+        }
+        let budget = resource.budget(capacity);
+        if of_namespaces.values().sum::<u64>() <= budget {
+            continue;
+        }
+        let (share, more) = fair_share(of_namespaces.values().copied(), budget);
+        let larger = of_namespaces.iter().filter(|(_, need)| **need > share);
+        // The names decide about what cannot be divided.
+        let with_one_more: BTreeSet<&Name> = larger.map(|(name, _)| *name).take(more as usize).collect();
+        all.sort_by_key(|(name, created, need)| (need.get(resource), *created, *name));
+        let mut left: BTreeMap<&Name, u64> = BTreeMap::new();
+        let mut refused = BTreeSet::new();
+        for (name, _, need) in &all {
+            let need = need.get(resource);
+            let share = share + u64::from(with_one_more.contains(&name.namespace));
+            if of_namespaces[&name.namespace] <= share || need == 0 {
+                continue;
+            }
+            let left = left.entry(&name.namespace).or_insert(share);
+            if need <= *left {
+                *left -= need;
+                continue;
+            }
+            let shortage = Shortage { resource, need, share, capacity: resource.capacity(capacity) };
+            let limit = limits.entry((*name).clone()).or_default();
+            match resource {
+                Resource::Backends => limit.endpoints = Some((std::mem::take(left), shortage)),
+                Resource::Maglev => limit.no_table = Some(shortage),
+                _ => {
+                    limit.refused = Some(shortage);
+                    refused.insert(*name);
+                }
+            }
+        }
+        all.retain(|(name, ..)| !refused.contains(name));
+    }
+    limits
+}
+
+/// Keeps the last part of each table for namespaces that use little: one that changes its objects fast may not fill the
+/// table with entries in quarantine. Valid for one sync.
+#[derive(Debug, Default)]
+pub(super) struct Reserve {
+    /// The use of the resources of which only the reserve is left.
+    uses: BTreeMap<Resource, Use>,
+}
+
+/// The use of a resource, entries in quarantine included.
+#[derive(Debug)]
+struct Use {
+    of_namespaces: BTreeMap<Name, u64>,
+    /// The most that a namespace may use.
+    share: u64,
+}
+
+impl Reserve {
+    /// Whether a port may take `count` more.
+    pub(super) fn allows(
+        &mut self,
+        applied: &Applied,
+        capacity: &Capacity,
+        resource: Resource,
+        port: &ServicePortName,
+        count: u64,
+    ) -> bool {
+        let used = match resource {
+            Resource::Ports => applied.ports.used() as u64,
+            Resource::Backends => applied.endpoints.used() as u64,
+            Resource::Slots => u64::from(applied.extents.slots_used()),
+            Resource::Maglev => u64::from(applied.tables.slots_used()),
+            // They have no quarantine, or one of a second that no namespace has alone.
+            Resource::Frontends | Resource::Frontends6 | Resource::Ranges | Resource::Ranges6 => 0,
+        };
+        let budget = resource.budget(capacity);
+        used + count <= budget || {
+            let known = self.uses.entry(resource).or_insert_with(|| Use::of(applied, resource, budget));
+            let used = known.of_namespaces.get(&port.namespace).copied().unwrap_or_default();
+            used + count <= known.share
+        }
+    }
+}
+
+impl Use {
+    fn of(applied: &Applied, resource: Resource, budget: u64) -> Self {
+        let namespaces: BTreeMap<u32, Name> =
+            applied.ports.iter().map(|(port, id)| (id, port.namespace)).collect();
+        let mut of_namespaces: BTreeMap<Name, u64> =
+            namespaces.values().map(|name| (name.clone(), 0)).collect();
+        let mut add = |id: u32, count: u32| {
+            if let Some(used) = namespaces.get(&id).and_then(|name| of_namespaces.get_mut(name)) {
+                *used += u64::from(count);
+            }
+        };
+        match resource {
+            Resource::Ports => namespaces.keys().for_each(|id| add(*id, 1)),
+            Resource::Backends => applied.endpoints.iter().for_each(|((port, _), _)| add(port, 1)),
+            Resource::Slots => applied.extents.sizes().for_each(|(port, len)| add(port, len)),
+            Resource::Maglev => applied.tables.sizes().for_each(|(port, len)| add(port, len)),
+            Resource::Frontends | Resource::Frontends6 | Resource::Ranges | Resource::Ranges6 => {}
+        }
+        // A namespace that is alone takes nothing from others.
+        let is_alone = of_namespaces.len() < 2;
+        // The largest takes nothing more, even if it has less than its share: what is left is for the others.
+        let most = of_namespaces.values().copied().max().unwrap_or_default();
+        let share = fair_share(of_namespaces.values().copied(), budget).0.min(most);
+        let share = if is_alone { u64::MAX } else { share };
+        Self { of_namespaces, share }
+    }
+}

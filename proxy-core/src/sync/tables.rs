@@ -1,0 +1,135 @@
+//! The phases that write and remove Maglev tables.
+//!
+//! A replaced table stays as the previous one for the drain period, unless another table needs its space. If another change
+//! follows within that period, the first previous table stays, because most connections began with it.
+
+use std::mem::take;
+use std::time::Instant;
+
+use proxy_common::maglev;
+
+use super::job::{Job, Steps, SyncError};
+use super::shares::Resource;
+use super::writer::Writer;
+use crate::plan::maglev::{Member, length, packed, signature};
+use crate::store::{MaglevRow, MaglevTable, Store, Write};
+
+/// The most tables that are built before they are written: this limits the memory.
+const AT_ONCE: usize = 256;
+
+impl<S: Store> Writer<S> {
+    /// Gives every port the tables that its frontends need: the existing ones, or new ones. Without space there is no
+    /// table, and the hash selects one of the slots. Tables hold backend ids: the rows of the backends are written before
+    /// them, and a packet that selects a removed backend sees this in its row.
+    pub(super) fn write_tables(&mut self, jobs: &mut [Job], now: Instant) {
+        let capacity = self.store.capacity();
+        let mut steps = Steps::default();
+        for number in 0..jobs.len() {
+            let job = &mut jobs[number];
+            let (Some(id), false, Some(wanted)) = (job.id, job.stopped, &job.wanted) else { continue };
+            for (local, members) in wanted.tables.iter().filter(|(_, members)| members.len() > 1) {
+                let (index, signature) = (maglev::index(id, *local), signature(members));
+                let old = self.applied.maglev.get(&index).copied().unwrap_or_default();
+                if old.current.words != 0 && old.current.signature == signature {
+                    continue;
+                }
+                let words = length(members.len());
+                let is_allowed = job.owner.port().is_some_and(|port| {
+                    self.reserve.allows(&self.applied, &capacity, Resource::Maglev, port, words.into())
+                });
+                let allocated = if is_allowed {
+                    self.applied.tables.allocate_for(id, halves(signature), words)
+                } else {
+                    Err(self.applied.tables.no_room(words))
+                };
+                match allocated {
+                    Ok(base) => {
+                        job.tables.push(base);
+                        steps.push(number, Write::MaglevTable(base, packed(members)));
+                        let current = MaglevTable { base, words, signature };
+                        let mut previous = previous(&old);
+                        if let Some((table, packed)) = self.previous_table_of_single(id, &old, members) {
+                            job.tables.push(table.base);
+                            steps.push(number, Write::MaglevTable(table.base, packed));
+                            previous = table;
+                        }
+                        steps.push(number, Write::MaglevIndex(index, MaglevRow { current, previous }));
+                    }
+                    Err(no_room) => {
+                        job.cause.get_or_insert(SyncError::Tables(no_room));
+                        if self.applied.maglev.contains_key(&index) {
+                            steps.push(number, Write::MaglevIndex(index, MaglevRow::default()));
+                        }
+                        // The next try can use the space of the previous tables.
+                        if is_allowed {
+                            self.applied.drains.end_all();
+                        }
+                    }
+                }
+            }
+            if steps.writes.len() >= 2 * AT_ONCE {
+                self.execute(&take(&mut steps), jobs, false, now);
+            }
+        }
+        self.execute(&steps, jobs, false, now);
+    }
+
+    /// Returns a previous table for a port that had one endpoint until now, and so needed no table; `None` for other ports,
+    /// or without space.
+    fn previous_table_of_single(
+        &mut self,
+        id: u32,
+        old: &MaglevRow,
+        members: &[Member],
+    ) -> Option<(MaglevTable, Vec<u64>)> {
+        let before = self.applied.extents.live_ids(id);
+        let one = members.iter().find(|member| before.len() == 1 && before.contains(&member.id))?;
+        if *old != MaglevRow::default() {
+            return None;
+        }
+        let (one, words) = (std::slice::from_ref(one), length(1));
+        let signature = signature(one);
+        let base = self.applied.tables.allocate_for(id, halves(signature), words).ok()?;
+        Some((MaglevTable { base, words, signature }, packed(one)))
+    }
+
+    /// Returns the writes that remove the previous tables whose drain period is over.
+    pub(super) fn drained(&mut self, now: Instant) -> Steps {
+        let mut steps = Steps::default();
+        for drain in self.applied.drains.over(now) {
+            if let Some(row) = self.applied.maglev.get(&drain.index).filter(|row| drain.is_of(row)) {
+                steps.push(0, Write::MaglevIndex(drain.index, row.current.into()));
+            }
+        }
+        steps
+    }
+
+    /// Removes the tables that no frontend needs any more.
+    pub(super) fn retire_tables(&mut self, jobs: &mut [Job], now: Instant) {
+        let mut steps = Steps::default();
+        for (number, job) in jobs.iter().enumerate() {
+            let Some(id) = job.id.filter(|_| !job.stopped || job.abandoned) else { continue };
+            for local in [false, true] {
+                let is_wanted = job.wanted.as_ref().is_some_and(|wanted| wanted.tables.contains_key(&local));
+                let index = maglev::index(id, local);
+                if !is_wanted && self.applied.maglev.contains_key(&index) {
+                    steps.push(number, Write::MaglevIndex(index, MaglevRow::default()));
+                }
+            }
+        }
+        self.execute(&steps, jobs, true, now);
+    }
+}
+
+/// Returns the previous table of the next row: the previous one of `old` if it still drains, else its current one. A table
+/// without words counts as none.
+fn previous(old: &MaglevRow) -> MaglevTable {
+    let tables = [old.previous, old.current];
+    tables.into_iter().find(|table| table.words != 0).unwrap_or_default()
+}
+
+/// Splits a signature into the two numbers by which [`ExtentAllocator`](super::extents::ExtentAllocator) identifies a
+/// table.
+pub(super) fn halves(signature: u64) -> Vec<u32> {
+    vec![signature as u32, (signature >> 32) as u32]
+}

@@ -1,0 +1,118 @@
+//! The previous Maglev table of a Service port, which gives connections a second chance.
+
+use std::time::Duration;
+
+use proxy_common::select::Algorithm;
+
+use super::{Fixture, QuarantinePeriods, ROOMY};
+use crate::model::ServiceName;
+use crate::plan::ServicePlan;
+use crate::plan::maglev::length;
+use crate::store::{Capacity, Faults, MaglevRow};
+use crate::testing::generator::service;
+
+/// Returns a Service with algorithm Maglev and this number of endpoints.
+fn by_maglev(of: &str, address: u8, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
+    let (name, mut plan) = service(of, address, 1..=endpoints);
+    for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
+        port.algorithm = Algorithm::Maglev;
+    }
+    (name, plan)
+}
+
+/// Returns the row of the only Service port with a table.
+fn row(fixture: &Fixture) -> MaglevRow {
+    assert_eq!(fixture.contents().maglev.len(), 1);
+    *fixture.contents().maglev.values().next().unwrap()
+}
+
+fn serve(fixture: &mut Fixture, endpoints: u8) -> MaglevRow {
+    fixture.change([by_maglev("a", 1, endpoints)]);
+    fixture.assert_right();
+    row(fixture)
+}
+
+#[test]
+fn the_first_of_several_stays_until_its_drain_period_is_over() {
+    let mut fixture = Fixture::new(ROOMY);
+    let first = serve(&mut fixture, 2);
+    assert_eq!(first.previous.base, 0);
+    let second = serve(&mut fixture, 3);
+    assert_eq!(second.previous, first.current);
+    fixture.wait(QuarantinePeriods::default().table / 2);
+    let third = serve(&mut fixture, 4);
+    assert_eq!(third.previous, first.current, "most connections began by it");
+    assert_eq!(fixture.again(), 0);
+
+    fixture.wait(QuarantinePeriods::default().table / 2);
+    assert!(fixture.reconciler.wake().is_some_and(|at| at <= fixture.now));
+    fixture.again();
+    assert_eq!(row(&fixture), third.current.into());
+    // Their space is free after the quarantine: only one table is left.
+    fixture.wait(Duration::from_secs(2));
+    fixture.again();
+    assert_eq!(fixture.reconciler.applied().tables.slots_used(), 1 + length(4));
+    let fourth = serve(&mut fixture, 5);
+    assert_eq!(fourth.previous, third.current, "a period of its own");
+    fixture.wait(QuarantinePeriods::default().table);
+    fixture.again();
+    assert_eq!(row(&fixture), fourth.current.into());
+}
+
+#[test]
+fn one_endpoint_had_no_table_and_gets_one_when_another_joins() {
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change([by_maglev("a", 1, 1)]);
+    assert!(fixture.contents().maglev.is_empty());
+    let row = serve(&mut fixture, 2);
+    assert_eq!((row.current.words, row.previous.words), (length(2), length(1)));
+    // A new Service has no previous table.
+    fixture.change([by_maglev("b", 2, 2)]);
+    let new = fixture.contents().maglev.values().last().copied().unwrap();
+    assert_eq!(new, new.current.into());
+}
+
+#[test]
+fn drain_period_continues_after_a_restart() {
+    let mut fixture = Fixture::new(ROOMY);
+    serve(&mut fixture, 2);
+    let before = serve(&mut fixture, 3);
+    let mut fixture = fixture.restarted();
+    fixture.tell_all();
+    assert_eq!(row(&fixture), before);
+    fixture.wait(QuarantinePeriods::default().table);
+    fixture.again();
+    assert_eq!(row(&fixture), before.current.into());
+}
+
+#[test]
+fn a_new_table_that_needs_the_room_has_it() {
+    let capacity = Capacity { maglev: 1 + length(2) + length(3) + 10, ..ROOMY };
+    let mut fixture = Fixture::new(capacity);
+    serve(&mut fixture, 2);
+    let second = serve(&mut fixture, 3);
+    assert_ne!(second.previous.base, 0);
+    fixture.trust_nothing();
+    // There is no space beside both tables, so the Service has no table for a moment.
+    fixture.change([by_maglev("a", 1, 2)]);
+    for _ in 0..5 {
+        fixture.wait(Duration::from_secs(5));
+        fixture.again();
+    }
+    assert_eq!(row(&fixture).current.words, length(2));
+}
+
+#[test]
+fn drain_period_ends_after_a_failed_write() {
+    let mut fixture = Fixture::new(ROOMY);
+    serve(&mut fixture, 2);
+    let row_before = serve(&mut fixture, 3);
+    fixture.wait(QuarantinePeriods::default().table);
+    fixture.faults(Faults { per_mille: 1000, ..Faults::default() });
+    fixture.again();
+    assert_eq!(row(&fixture), row_before);
+    fixture.faults(Faults::default());
+    fixture.wait(Duration::from_mins(5));
+    fixture.again();
+    assert_eq!(row(&fixture), row_before.current.into());
+}

@@ -1,0 +1,432 @@
+//! The entries that describe the node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use proxy_common::config::{PortRange, SNAT_RANGES};
+use proxy_common::map_names::TUNNEL_COUNT;
+use proxy_common::service::{KIND_ADDRESS, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_INTERNAL};
+
+use ipnet::IpNet;
+
+use super::{Fixture, ROOMY};
+use crate::model::Problem;
+use crate::model::{ServiceName, SortedMap};
+use crate::plan::{
+    Access, AddressFacts, BackendFacts, DeviceFacts, Frontend, FrontendKind, FrontendPlan, NodePlan,
+    PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
+};
+use crate::store::{Capacity, ConfigRow, Contents, Faults, FilterBit, FlowUse, FrontendKey, NodeRow, Table};
+use crate::sync::prefilter::frontend_bit;
+use crate::testing::generator::{self, backend, name, port_id};
+
+/// Asserts that the tables hold the plan of the node; checks nothing without a plan.
+#[track_caller]
+pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
+    let Some(plan) = plan else { return };
+    let found = &contents.node;
+    let addresses: BTreeMap<_, _> = plan
+        .addresses
+        .iter()
+        .map(|(at, facts)| (*at, u32::from(facts.node_ports) + 2 * u32::from(facts.loopback) + 4))
+        .collect();
+    assert_eq!(found.addresses, addresses);
+    let devices: BTreeMap<_, _> = plan
+        .devices
+        .iter()
+        .map(|(index, facts)| {
+            let DeviceFacts { uplink, no_header, lan_port, mac } = *facts;
+            (*index, mac + ((u64::from(uplink) + 2 * u64::from(no_header) + 4 * u64::from(lan_port)) << 48))
+        })
+        .collect();
+    assert_eq!(found.devices, devices);
+    let NodePlan { masquerade_all, detect_local, other_proxy, snat_ports, host_netns, .. } = *plan;
+    let NodePlan { socket_lb, socket_drop, node_port_bind, pod_cgroups, pod_ranges, timeouts, .. } = *plan;
+    let mut uplinks: Vec<_> =
+        plan.devices.iter().filter(|(_, facts)| facts.uplink).map(|(at, _)| *at).collect();
+    uplinks.resize(3, 0);
+    let uplinks: [u32; 3] = uplinks.try_into().unwrap();
+    let expected = ConfigRow {
+        masquerade_all,
+        detect_local,
+        other_proxy,
+        socket_lb,
+        socket_drop,
+        node_port_bind,
+        timeouts,
+        snat_moved: false,
+        snat_ports,
+        host_netns,
+        pod_cgroups,
+        pods4: pod_ranges.v4,
+        pods6: pod_ranges.v6,
+        uplinks,
+        macs: uplinks.map(|index| plan.devices.get(&index).map_or(0, |facts| facts.mac)),
+        lan_ports: plan.devices.values().any(|facts| facts.lan_port),
+        dsr: false,
+        ipsec: !plan.ipsec.is_empty(),
+        sources: !plan.device_sources.is_empty(),
+        policy_routes: plan.policy_routes,
+        masquerade_mark: plan.masquerade_mark,
+        vip_echo: plan.vip_echo,
+        pod_udp_by_packets: plan.pod_udp_by_packets,
+    };
+    assert_eq!(found.config, expected);
+    let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{:?}", found.rows) };
+    assert_eq!(row.source.map(IpAddr::V4), plan.sources.get(&crate::model::net::IpFamily::V4).copied());
+    assert_eq!(row.pods.map(Into::into), plan.pods.get(&crate::model::net::IpFamily::V4).copied());
+}
+
+fn ip(last: u8) -> IpAddr {
+    Ipv4Addr::new(192, 0, 2, last).into()
+}
+
+/// Returns a node whose node ports answer on these addresses.
+fn node(addresses: impl IntoIterator<Item = u8>) -> NodePlan {
+    let facts = AddressFacts { node_ports: true, loopback: false };
+    let addresses = addresses.into_iter().map(|last| (ip(last), facts)).collect();
+    NodePlan { addresses, snat_ports: proxy_common::config::SNAT_PORTS, ..NodePlan::default() }
+}
+
+/// Returns a Service with one frontend of this kind (a node port, else 192.0.2.200:80) and these source ranges.
+fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Option<ServicePlan>) {
+    let (address, port) = match kind {
+        FrontendKind::NodePort => (Ipv4Addr::UNSPECIFIED.into(), 30_080),
+        _ => (ip(200), 80),
+    };
+    let id = port_id(of, "http");
+    let frontend = Frontend { address, port, protocol: id.protocol, scope: Scope::Internal };
+    let access = if ranges.is_empty() { Access::Unrestricted } else { Access::Ranges { node: false } };
+    let plan = PortPlan {
+        frontends: [(frontend, FrontendPlan { access, ..FrontendPlan::new(kind) })].into(),
+        backends: [(backend(1), BackendFacts::default())].into(),
+        tunnels: SortedMap::default(),
+        affinity_secs: 0,
+        algorithm: proxy_common::select::Algorithm::Random,
+        maglev_outside: false,
+        ejects: false,
+        no_sockets: false,
+        reset_after: None,
+        source_ranges: ranges
+            .iter()
+            .map(|range| range.parse::<IpNet>().unwrap())
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect(),
+    };
+    (name(of), Some(ServicePlan { ports: [(id, plan)].into(), ..ServicePlan::default() }))
+}
+
+fn is_set(fixture: &Fixture, address: u8) -> bool {
+    let key = FrontendKey { addr: ip(address), port: 30_080, proto: 6, scope: SCOPE_INTERNAL };
+    let (word, mask) = frontend_bit(&key);
+    fixture.contents().prefilter[word as usize] & mask != 0
+}
+
+fn tell(fixture: &mut Fixture, plan: NodePlan) -> u64 {
+    fixture.reconciler.set_node(&plan);
+    fixture.node = Some(plan);
+    fixture.again()
+}
+
+#[test]
+fn a_node_port_has_a_bit_for_each_address_of_the_node() {
+    let mut fixture = Fixture::new(ROOMY);
+    tell(&mut fixture, node([1]));
+    fixture.change([service("a", FrontendKind::NodePort, &[])]);
+    assert_eq!([1, 2].map(|last| is_set(&fixture, last)), [true, false]);
+    let entry = fixture.contents().services.values().next().unwrap();
+    assert_eq!((entry.kind, entry.slot_count), (KIND_NODE_PORT, 1));
+
+    // The bit of the new address, and the address.
+    assert_eq!(tell(&mut fixture, node([1, 2])), 2);
+    assert_eq!([1, 2].map(|last| is_set(&fixture, last)), [true, true]);
+    assert_eq!(tell(&mut fixture, node([2])), 1, "what flows to the old address goes on");
+    assert_eq!([1, 2].map(|last| is_set(&fixture, last)), [true, true]);
+    fixture.wait(Duration::from_hours(24));
+    assert_eq!(fixture.again(), 1);
+    assert_eq!([1, 2].map(|last| is_set(&fixture, last)), [false, true]);
+    fixture.assert_right();
+    let mut fixture = fixture.restarted();
+    assert_eq!(fixture.tell_all(), 0);
+}
+
+/// The filter bits that connections need, and how often they were asked for; backends with open connections; whether a
+/// connection has a source port outside of the current SNAT ranges.
+#[derive(Clone, Default)]
+struct Connections(Arc<Mutex<(BTreeSet<FilterBit>, usize)>>, Arc<Mutex<BTreeSet<u32>>>, Arc<AtomicBool>);
+
+impl FlowUse for Connections {
+    fn connected(&mut self, backends: &BTreeSet<u32>) -> std::io::Result<BTreeSet<u32>> {
+        Ok(&*self.1.lock().unwrap() & backends)
+    }
+
+    fn used_among(&mut self, bits: &BTreeSet<FilterBit>) -> std::io::Result<BTreeSet<FilterBit>> {
+        let (used, looks) = &mut *self.0.lock().unwrap();
+        *looks += 1;
+        Ok(&*used & bits)
+    }
+
+    fn has_snat_outside(&mut self, _: [PortRange; SNAT_RANGES]) -> std::io::Result<bool> {
+        Ok(self.2.load(Ordering::Relaxed))
+    }
+
+    fn has_dsr(&mut self) -> std::io::Result<bool> {
+        Ok(false)
+    }
+}
+
+#[test]
+fn old_snat_ports_are_looked_up_while_a_connection_has_one() {
+    let connections = Connections::default();
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.reconciler = fixture.reconciler.with_flows(Box::new(connections.clone()));
+    let ranges = |first| NodePlan { snat_ports: [PortRange::new(first, 29_999); SNAT_RANGES], ..node([1]) };
+    let is_moved = |fixture: &Fixture| fixture.contents().node.config.snat_moved;
+    tell(&mut fixture, ranges(2_000));
+    assert!(!is_moved(&fixture), "there are no connections");
+    // A connection may have begun while the ranges were written.
+    connections.2.store(true, Ordering::Relaxed);
+    fixture.wait(Duration::from_secs(1));
+    fixture.again();
+    assert!(is_moved(&fixture));
+    tell(&mut fixture, ranges(3_000));
+    fixture.wait(Duration::from_mins(10));
+    fixture.again();
+    assert!(is_moved(&fixture), "it goes on");
+    connections.2.store(false, Ordering::Relaxed);
+    assert!(fixture.reconciler.wake().is_some_and(|wake| wake <= fixture.now + Duration::from_mins(10)));
+    fixture.wait(Duration::from_mins(10));
+    fixture.again();
+    assert!(!is_moved(&fixture), "it has expired");
+    assert_eq!(fixture.reconciler.wake(), None);
+}
+
+#[test]
+fn id_is_quarantined_while_its_endpoint_has_open_connections() {
+    let connections = Connections::default();
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.reconciler = fixture.reconciler.with_flows(Box::new(connections.clone()));
+    fixture.change([generator::service("a", 1, 1..4)]);
+    let ids: Vec<u32> = fixture.contents().backends.keys().copied().collect();
+    connections.1.lock().unwrap().insert(ids[0]);
+    fixture.change([generator::service("a", 1, [])]);
+    for _ in 0..3 {
+        fixture.wait(Duration::from_mins(1));
+        fixture.again();
+        assert_eq!(fixture.contents().backends.keys().copied().collect::<Vec<_>>(), ids[..1]);
+        let wake = fixture.reconciler.wake().unwrap();
+        assert!(wake > fixture.now, "it looks again after a while");
+    }
+    connections.1.lock().unwrap().clear();
+    fixture.wait(Duration::from_mins(1));
+    fixture.again();
+    assert!(fixture.contents().backends.is_empty());
+    fixture.assert_right();
+}
+
+#[test]
+fn a_bit_stays_while_a_connection_needs_it() {
+    let connections = Connections::default();
+    let mut fixture = Fixture::new(ROOMY);
+    let flows = Box::new(connections.clone());
+    fixture.reconciler = fixture.reconciler.with_flows(flows);
+    tell(&mut fixture, node([1]));
+    fixture.change([service("a", FrontendKind::NodePort, &[])]);
+    let key = FrontendKey { addr: ip(1), port: 30_080, proto: 6, scope: SCOPE_INTERNAL };
+    connections.0.lock().unwrap().0.insert(frontend_bit(&key));
+    fixture.change([(name("a"), None)]);
+    let hour = Duration::from_hours(1);
+    for rest in [hour, 24 * hour] {
+        fixture.wait(rest);
+        fixture.again();
+    }
+    assert!(is_set(&fixture, 1), "a connection drains");
+    assert_eq!(
+        fixture.contents().prefilter.iter().map(|word| word.count_ones()).sum::<u32>(),
+        1,
+        "not the endpoint's"
+    );
+    for _ in 0..3 {
+        fixture.wait(hour / 2);
+        fixture.again();
+        fixture.again();
+    }
+    assert_eq!(connections.0.lock().unwrap().1, 2, "looked through when it may go, and not with each sync");
+    assert!(is_set(&fixture, 1));
+    connections.0.lock().unwrap().0.clear();
+    assert!(fixture.reconciler.wake().is_some_and(|wake| wake <= fixture.now + hour));
+    fixture.wait(hour);
+    fixture.again();
+    assert!(!is_set(&fixture, 1));
+    assert_eq!(fixture.reconciler.wake(), None);
+}
+
+#[test]
+fn nothing_is_written_before_the_node_was_read() {
+    let mut fixture = Fixture::new(ROOMY);
+    tell(&mut fixture, node([1]));
+    let mut fixture = fixture.restarted();
+    fixture.node = None;
+    fixture.reconciler = crate::sync::Reconciler::recover(
+        crate::store::FaultyStore::new(
+            crate::store::MemoryStore::with_contents(ROOMY, fixture.contents().clone()),
+            Faults::default(),
+        ),
+        crate::sync::QuarantinePeriods::default(),
+        fixture.now,
+    )
+    .unwrap();
+    fixture.reconciler.sync(fixture.now, BTreeMap::new());
+    assert_eq!(fixture.steps(), 0);
+    assert!(fixture.contents().node.addresses.contains_key(&ip(1)));
+}
+
+#[test]
+fn failed_node_writes_are_repeated() {
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change([service("a", FrontendKind::NodePort, &[])]);
+    fixture.faults(Faults { from: Some(0), ..Faults::default() });
+    tell(&mut fixture, node([1]));
+    let problems: Vec<Problem> = fixture.reconciler.problems();
+    assert_eq!(problems.iter().map(|problem| problem.object.as_str()).collect::<Vec<_>>(), ["Node"]);
+    fixture.faults(Faults::default());
+    fixture.wait(Duration::from_millis(100));
+    fixture.again();
+    fixture.assert_right();
+    assert!(fixture.reconciler.problems().is_empty());
+}
+
+#[test]
+fn ranges_come_before_the_entry_and_go_with_it() {
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change([service("a", FrontendKind::LoadBalancer, &["198.51.100.0/24", "203.0.113.0/24"])]);
+    fixture.assert_right();
+    // Two ranges of the new set, and the entry, whose replacement is the commit.
+    let ranges = ["198.51.100.0/24", "10.0.0.0/8"];
+    assert_eq!(fixture.change([service("a", FrontendKind::LoadBalancer, &ranges)]), 3);
+    fixture.assert_right();
+    assert_eq!(fixture.contents().source_ranges.len(), 4, "programs may still read the old set");
+    fixture.wait(Duration::from_secs(2));
+    assert_eq!(fixture.again(), 2, "the quarantine of the old set is over");
+    fixture.assert_right();
+    // The first list is in the maps again before its quarantine is over: nothing but the entry is written.
+    fixture.change([service("a", FrontendKind::LoadBalancer, &[])]);
+    assert_eq!(fixture.change([service("a", FrontendKind::LoadBalancer, &ranges)]), 1);
+    fixture.assert_right();
+    fixture.change([(name("a"), None)]);
+    fixture.wait(Duration::from_secs(2));
+    fixture.again();
+    assert!(fixture.contents().source_ranges.is_empty());
+}
+
+#[test]
+fn ports_with_the_same_ranges_share_a_set() {
+    let mut fixture = Fixture::new(Capacity { ranges: 3, ..ROOMY });
+    let three: [&str; 3] = ["198.51.100.0/24", "203.0.113.0/24", "10.0.0.0/8"];
+    let (_, plan) = service("a", FrontendKind::LoadBalancer, &three);
+    let mut plan = plan.unwrap();
+    let (id, port) = plan.ports.iter().next().map(|(id, port)| (id.clone(), port.clone())).unwrap();
+    for number in 1..20u16 {
+        let other = ServicePortName { port: format!("p{number}").into(), ..id.clone() };
+        let at = |(frontend, what): (&Frontend, &FrontendPlan)| {
+            (Frontend { port: 1000 + number, ..*frontend }, what.clone())
+        };
+        let frontends = port.frontends.iter().map(at).collect();
+        plan.ports.insert(other, PortPlan { frontends, ..port.clone() });
+    }
+    fixture.change([(name("a"), Some(plan))]);
+    fixture.assert_right();
+    assert_eq!((fixture.contents().source_ranges.len(), fixture.reconciler.problems()), (3, vec![]));
+    let sets: BTreeSet<u32> = fixture.contents().services.values().map(|entry| entry.ranges).collect();
+    assert_eq!(sets.len(), 1);
+}
+
+#[test]
+fn an_address_that_is_left_alone_says_so_unless_a_service_has_it() {
+    let address: IpAddr = Ipv4Addr::new(10, 96, 0, 9).into();
+    let unmanaged = [(address, Unmanaged::Foreign)].into();
+    let foreign = (name("other"), Some(ServicePlan { unmanaged, ..ServicePlan::default() }));
+    let ours = (name("a"), Some(ServicePlan { addresses: [address].into(), ..ServicePlan::default() }));
+    let mut fixture = Fixture::new(ROOMY);
+    let kind =
+        |fixture: &Fixture| fixture.contents().services.values().map(|entry| entry.kind).collect::<Vec<_>>();
+    assert_eq!(fixture.change([foreign.clone()]), 1);
+    assert_eq!(kind(&fixture), [KIND_UNMANAGED]);
+    assert_eq!(fixture.reconciler.services(), 0, "it is not programmed");
+    assert!(fixture.contents().prefilter.iter().all(|word| *word == 0), "no packet is asked about it");
+    assert_eq!(fixture.reconciler.problems(), []);
+    assert_eq!(fixture.change([ours]), 1);
+    assert_eq!(kind(&fixture), [KIND_ADDRESS]);
+    assert_eq!(fixture.change([(name("a"), None)]), 1);
+    assert_eq!(kind(&fixture), [KIND_UNMANAGED]);
+    fixture.assert_right();
+    let mut fixture = fixture.restarted();
+    assert_eq!(fixture.tell_all(), 0);
+    assert_eq!(fixture.change([(name("other"), None)]), 1);
+    assert!(fixture.contents().services.is_empty());
+}
+
+#[test]
+fn an_address_lives_as_long_as_a_service_has_it() {
+    let address: IpAddr = Ipv4Addr::new(10, 96, 0, 9).into();
+    let with = |of| (name(of), Some(ServicePlan { addresses: [address].into(), ..ServicePlan::default() }));
+    let mut fixture = Fixture::new(ROOMY);
+    assert_eq!(fixture.change([with("a")]), 1);
+    assert_eq!(fixture.change([with("b")]), 0, "it lives already");
+    fixture.assert_right();
+    assert_eq!(fixture.change([(name("a"), None)]), 0);
+    assert_eq!(fixture.change([(name("b"), None)]), 1);
+    assert!(fixture.contents().services.is_empty());
+    assert!(fixture.contents().prefilter.iter().all(|word| *word == 0), "no packet is asked about it");
+}
+
+#[test]
+fn a_number_stays_with_the_address_of_a_node() {
+    let numbers = |fixture: &Fixture| -> BTreeMap<IpAddr, u32> {
+        fixture.contents().node.tunnels.iter().map(|(number, row)| (row.addr, *number)).collect()
+    };
+    let mut fixture = Fixture::new(ROOMY);
+    let tell = |fixture: &mut Fixture, others: Option<&[u8]>| {
+        let mut plan = node([1]);
+        let others: Option<Vec<IpAddr>> = others.map(|others| others.iter().copied().map(ip).collect());
+        plan.set_tunnels(&[ip(1)], others.as_ref().map(|others| others.iter()));
+        fixture.reconciler.set_node(&plan);
+        fixture.again();
+    };
+    tell(&mut fixture, Some(&[7, 8]));
+    let first = numbers(&fixture);
+    assert_eq!(first, [(ip(7), 1), (ip(8), 2)].into(), "its own address has none");
+    let bits = |fixture: &Fixture, last| fixture.contents().node.addresses[&ip(last)];
+    assert_eq!([bits(&fixture, 1), bits(&fixture, 7)], [4 + 8 + 1, 8]);
+    tell(&mut fixture, Some(&[3, 8]));
+    assert_eq!(numbers(&fixture), [(ip(3), 1), (ip(8), 2)].into());
+    // While the other nodes are not listed, the known numbers stay, because flows continue.
+    tell(&mut fixture, None);
+    assert_eq!((numbers(&fixture), bits(&fixture, 8)), ([(ip(3), 1), (ip(8), 2)].into(), 8));
+    assert!(fixture.contents().node.config.dsr);
+}
+
+#[test]
+fn nodes_without_a_tunnel_number_are_reported() {
+    let mut fixture = Fixture::new(ROOMY);
+    let others: Vec<IpAddr> =
+        (0..TUNNEL_COUNT + 4).map(|n| Ipv4Addr::from_bits(0x0a01_0000 + n).into()).collect();
+    let mut plan = node([1]);
+    plan.set_tunnels(&[ip(1)], Some(others.iter()));
+    fixture.reconciler.set_node(&plan);
+    fixture.again();
+    assert_eq!(fixture.contents().node.tunnels.len(), TUNNEL_COUNT as usize - 1);
+    let problems = fixture.reconciler.problems();
+    assert!(
+        problems.iter().any(|problem| problem.message.starts_with("5 of the 4100 addresses")),
+        "{problems:?}"
+    );
+    plan.set_tunnels(&[ip(1)], Some(others.iter().take(9)));
+    fixture.reconciler.set_node(&plan);
+    fixture.again();
+    assert_eq!(fixture.reconciler.problems(), []);
+}

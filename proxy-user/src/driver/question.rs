@@ -1,0 +1,27 @@
+//! Questions of an audit to the driver, which alone knows the desired content of the maps.
+
+use std::collections::BTreeSet;
+
+use tokio::sync::oneshot;
+
+use proxy_core::model::{Key, Object, ServiceName};
+use proxy_core::sync::Expected;
+
+/// The sender of the answer. The answer is lost if the audit has ended.
+type Reply<T> = oneshot::Sender<T>;
+
+/// A question, with the sender of its answer.
+#[derive(Debug)]
+pub enum Question {
+    /// Which of these Services and EndpointSlices does the driver not know, or know with other content?
+    Differing(Vec<Object>, Reply<Vec<Object>>),
+    /// Which Services and EndpointSlices does the driver know that are not among these?
+    Unlisted(BTreeSet<Key>, Reply<BTreeSet<Key>>),
+    /// Takes those of these objects (`None`: deleted) that still differ from the driver's state; the answer is their keys.
+    Correct(Vec<(Key, Option<Object>)>, Reply<Vec<Key>>),
+    /// What should the maps hold for the next Services after this one, up to this number? The answer also has the name of
+    /// the last Service.
+    Expected(Option<ServiceName>, usize, Reply<(Expected, Option<ServiceName>)>),
+    /// Compares all entries of the maps with the mirror at once, repairs them, plans all Services again, and writes them.
+    Repair(Reply<()>),
+}

@@ -1,0 +1,86 @@
+//! The endpoints in slow start, and the start time of each.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use proxy_core::model::ServiceName;
+use proxy_core::plan::slow_start::{STEPS, apply};
+use proxy_core::plan::{BackendAddress, ServicePlan, ServicePortName};
+
+/// The slow start period, and the endpoints whose share grows.
+#[derive(Debug, Default)]
+pub(super) struct SlowStart {
+    /// 0: no slow start.
+    period: Duration,
+    /// Time of the last planning.
+    planned: Option<Instant>,
+    joined: BTreeMap<ServiceName, BTreeMap<(ServicePortName, BackendAddress), Instant>>,
+}
+
+impl SlowStart {
+    pub(super) fn new(period: Duration) -> Self {
+        Self { period, ..Self::default() }
+    }
+
+    /// Gives endpoints that have joined since the plan `before` a part of their share, if the port had other endpoints
+    /// before.
+    pub(super) fn apply(
+        &mut self,
+        name: &ServiceName,
+        plan: Option<&mut ServicePlan>,
+        before: Option<&ServicePlan>,
+        now: Instant,
+    ) {
+        if self.period.is_zero() {
+            return;
+        }
+        let mut known = self.joined.remove(name).unwrap_or_default();
+        let Some(plan) = plan else { return };
+        let ports: Vec<ServicePortName> = plan.ports.keys().cloned().collect();
+        let mut joined = BTreeMap::new();
+        for (id, port) in ports.into_iter().zip(plan.ports.values_mut()) {
+            let before = before.and_then(|plan| plan.ports.get(&id)).map(|port| &port.backends);
+            for (at, facts) in port.backends.iter() {
+                let key = (id.clone(), *at);
+                let is_new = before.is_some_and(|before| !before.is_empty() && !before.contains_key(at));
+                let since = known.remove(&key).or((is_new && !facts.terminating).then_some(now));
+                if let Some(since) = since.filter(|since| self.step(*since, now) < STEPS) {
+                    joined.insert(key, since);
+                }
+            }
+            apply(port, |at| joined.get(&(id.clone(), *at)).map(|since| self.step(*since, now)));
+        }
+        if !joined.is_empty() {
+            self.joined.insert(name.clone(), joined);
+        }
+    }
+
+    /// Returns the step at `now` of an endpoint that joined at `since`, from 1 to [`STEPS`].
+    fn step(&self, since: Instant, now: Instant) -> u16 {
+        let steps = u128::from(STEPS - 1);
+        let done = now.saturating_duration_since(since).as_nanos() * steps / self.period.as_nanos().max(1);
+        1 + done.min(steps) as u16
+    }
+
+    /// Returns the time of the next step of an endpoint that joined at `since`.
+    fn next_step(&self, since: Instant, now: Instant) -> Instant {
+        let next = self.period * u32::from(self.step(since, now)) / u32::from(STEPS - 1);
+        // A nanosecond more, because the division rounds down.
+        since + next + Duration::from_nanos(1)
+    }
+
+    /// Returns the time of the next step of any endpoint.
+    pub(super) fn wake(&self) -> Option<Instant> {
+        let planned = self.planned?;
+        let all = self.joined.values().flat_map(BTreeMap::values);
+        all.map(|since| self.next_step(*since, planned)).min()
+    }
+
+    /// Starts a planning: returns the Services with an endpoint whose step has increased since the last one.
+    pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
+        let planned = self.planned.replace(now).unwrap_or(now);
+        let is_due = |since: &Instant| self.step(*since, planned) < self.step(*since, now);
+        let due = self.joined.iter().filter(|(_, joined)| joined.values().any(is_due));
+        due.map(|(name, _)| name.clone()).collect()
+    }
+}

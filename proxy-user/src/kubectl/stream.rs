@@ -1,0 +1,108 @@
+//! Commands that run on all nodes until they are interrupted: their lines as one stream.
+
+use std::io::Write;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::cluster::{Agent, Cluster, Stdin, failure, is_success};
+use super::error::KubectlError;
+
+/// Ends a command on a node with its input: the container runtime does not end a process whose reader has gone, but it closes
+/// the process's standard input.
+pub(super) const END_WITH_STDIN: &str = "--end-with-stdin";
+
+/// Maximum number of lines that wait to be written.
+const QUEUE: usize = 1024;
+
+/// A line of a node: of its standard output, or of its standard error.
+type Line = Result<String, String>;
+
+/// Runs `ballast` with these arguments on all nodes, and writes what `render` returns for a node and its line, until the stream
+/// of each node has ended. Returns whether no node failed.
+pub(super) async fn run(
+    cluster: &Cluster,
+    agents: &[Agent],
+    arguments: &[String],
+    mut render: impl FnMut(&str, &str) -> Option<String>,
+    out: &mut impl Write,
+    err: &mut impl Write,
+) -> Result<bool, KubectlError> {
+    let (sender, mut lines) = mpsc::channel(QUEUE);
+    let mut nodes = JoinSet::new();
+    for agent in agents {
+        nodes.spawn(follow(cluster.clone(), agent.clone(), arguments.to_vec(), sender.clone()));
+    }
+    drop(sender);
+    while let Some((node, line)) = lines.recv().await {
+        match line {
+            Ok(line) => {
+                if let Some(line) = render(&node, &line) {
+                    writeln!(out, "{line}")?;
+                }
+            }
+            Err(message) => writeln!(err, "{node}: {message}")?,
+        }
+        out.flush()?;
+    }
+    Ok(nodes.join_all().await.into_iter().all(|is_well| is_well))
+}
+
+/// Returns the width of the column with the names of these nodes.
+pub(super) fn width(agents: &[Agent]) -> usize {
+    agents.iter().map(|agent| agent.node.len()).max().unwrap_or_default()
+}
+
+/// Forwards the lines of one node. Returns whether its process succeeded.
+async fn follow(
+    cluster: Cluster,
+    agent: Agent,
+    arguments: Vec<String>,
+    lines: mpsc::Sender<(String, Line)>,
+) -> bool {
+    let node = &agent.node;
+    let followed = async {
+        let mut process = cluster.exec(&agent, &arguments, Stdin::Open).await?;
+        let status = process.take_status();
+        let (out, error) = (process.stdout(), process.stderr());
+        let (_, messages) =
+            tokio::try_join!(forward(out, node, Ok, &lines), forward(error, node, Err, &lines))?;
+        let status = match status {
+            Some(status) => status.await,
+            None => None,
+        };
+        let is_well = is_success(status.as_ref());
+        if !is_well && messages == 0 {
+            return Err(failure(status));
+        }
+        Ok(is_well)
+    };
+    match followed.await {
+        Ok(is_well) => is_well,
+        Err(error) => {
+            // Sending fails only if the reader of standard output has gone.
+            let _ = lines.send((node.clone(), Err(error))).await;
+            false
+        }
+    }
+}
+
+/// Forwards the lines of a stream, and returns their number.
+async fn forward(
+    from: Option<impl AsyncRead + Unpin>,
+    node: &str,
+    of: fn(String) -> Line,
+    lines: &mpsc::Sender<(String, Line)>,
+) -> Result<usize, String> {
+    let mut count = 0;
+    let Some(from) = from else { return Ok(count) };
+    let mut read = BufReader::new(from).lines();
+    while let Some(line) = read.next_line().await.map_err(|error| error.to_string())? {
+        count += 1;
+        if lines.send((node.to_owned(), of(line))).await.is_err() {
+            break;
+        }
+    }
+    Ok(count)
+}

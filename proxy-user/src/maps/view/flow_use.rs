@@ -1,0 +1,28 @@
+//! What open connections still need, for the layer above.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use proxy_common::config::{PortRange, SNAT_RANGES};
+use proxy_core::store::{FilterBit, FlowUse};
+
+use super::View;
+
+impl FlowUse for View {
+    fn connected(&mut self, backends: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
+        let open = self.open_connections(backends.iter().copied()).map_err(io::Error::other)?;
+        Ok(open.into_iter().filter(|(_, count)| *count > 0).map(|(id, _)| id).collect())
+    }
+
+    fn used_among(&mut self, bits: &BTreeSet<FilterBit>) -> io::Result<BTreeSet<FilterBit>> {
+        self.filter_bits(bits).map_err(io::Error::other)
+    }
+
+    fn has_snat_outside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
+        View::has_snat_outside(self, ranges).map_err(io::Error::other)
+    }
+
+    fn has_dsr(&mut self) -> io::Result<bool> {
+        View::has_dsr(self).map_err(io::Error::other)
+    }
+}
