@@ -139,6 +139,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 - name: BALLAST_CGROUP_ROOT
   value: {{ . }}
 {{- end }}
+{{- with .Values.config.metricsBindAddress }}
+# For the commands in this container, which do not read the configuration file.
+- name: BALLAST_METRICS_BIND_ADDRESS
+  value: {{ . | quote }}
+{{- end }}
 {{- with .Values.manifests }}
 - name: BALLAST_MANIFESTS
   value: {{ . | quote }}

@@ -303,6 +303,7 @@ const CASES: [Case; 24] = [
             "config.metricsBindAddress=0.0.0.0:10249",
         ],
         holds: &[
+            "name: BALLAST_METRICS_BIND_ADDRESS\n              value: \"0.0.0.0:10249\"",
             "kind: PodMonitor",
             "kind: ServiceMonitor",
             "name: ballast-metrics",

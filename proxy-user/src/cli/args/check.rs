@@ -21,7 +21,7 @@ pub struct CheckArgs {
     /// Output format.
     #[arg(short, long, env = "BALLAST_OUTPUT", default_value = "text", value_parser = Output::parser(&[Output::Short]))]
     pub output: Output,
-    /// Only these checks, like `kernel-version`. Default: all.
+    /// Only these checks, like `kernel-version`, each with its section of the manual. Default: all, without the sections.
     #[arg(value_name = "CHECK")]
     pub checks: Vec<String>,
     /// Its maps.

@@ -142,6 +142,8 @@ pub struct Others {
     pub kube_proxy_process: Option<u32>,
     /// Devices with addresses that another service proxy has probably left, and the number of addresses.
     pub leftovers: Vec<(String, usize)>,
+    /// Chains of netfilter that drop what no rule accepts, or why they cannot be read.
+    pub firewall: Result<Vec<String>, String>,
     /// Number of virtual servers of IPVS.
     pub ipvs_servers: usize,
     /// Names of all loaded BPF programs.
@@ -156,6 +158,7 @@ impl Default for Others {
             kube_proxy: Ok(KubeProxyRules::default()),
             kube_proxy_process: None,
             leftovers: Vec::new(),
+            firewall: Ok(Vec::new()),
             ipvs_servers: 0,
             programs: BTreeSet::new(),
         }

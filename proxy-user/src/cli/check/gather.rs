@@ -17,6 +17,7 @@ use crate::cli::show::{AgentState, ask, probe, problems};
 use crate::cli::takeover;
 use crate::config::value::Listen;
 use crate::host::follow::Follower;
+use crate::host::netfilter::firewall;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::{cgroup, devices, facts as host, ports};
 use crate::maps::view::{View, ViewError};
@@ -146,6 +147,7 @@ fn others(cni_folder: &Path, view: &HostView) -> Others {
         cni_folder: cni_folder.to_owned(),
         cni: cni(cni_folder),
         leftovers: leftovers(view),
+        firewall: firewall::dropping().map_err(|error| error.to_string()),
         ipvs_servers: fs::read_to_string("/proc/net/ip_vs").map_or(0, |text| ipvs_servers(&text)),
         programs: programs::loaded_names(),
         ..kube_proxy()

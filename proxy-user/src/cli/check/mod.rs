@@ -37,5 +37,5 @@ pub fn run(args: &CheckArgs, api: ApiAccess, with_colour: bool) -> Result<Comman
     let mut lines = judge::judge(&gather::facts(args, api));
     lines.retain(|line| asked.is_empty() || asked.iter().any(|asked| asked == line.check));
     let well = args.report_only || !lines.iter().any(judge::CheckLine::fails);
-    Ok(CommandOutput { text: render::render(&lines, args.output, with_colour)?, well })
+    Ok(CommandOutput { text: render::render(&lines, args.output, with_colour, !asked.is_empty())?, well })
 }

@@ -37,10 +37,16 @@ fn count(lines: &[CheckLine], outcome: CheckResult) -> usize {
     lines.iter().filter(|line| line.outcome == outcome).count()
 }
 
-/// Renders all lines in the requested format; only text has colours.
-pub fn render(lines: &[CheckLine], output: Output, with_colour: bool) -> Result<String, ShowError> {
+/// Renders all lines in the requested format; only text has colours, and with `explains` also the section of the manual about
+/// each check.
+pub fn render(
+    lines: &[CheckLine],
+    output: Output,
+    with_colour: bool,
+    explains: bool,
+) -> Result<String, ShowError> {
     Ok(match output {
-        Output::Text => text(lines, with_colour),
+        Output::Text => text(lines, with_colour, explains),
         Output::Wide => table(lines),
         Output::Short => short(lines),
         Output::Name => lines.iter().flat_map(|line| [line.check, "\n"]).collect(),
@@ -83,7 +89,7 @@ fn word(outcome: CheckResult) -> &'static str {
     }
 }
 
-fn text(lines: &[CheckLine], with_colour: bool) -> String {
+fn text(lines: &[CheckLine], with_colour: bool, explains: bool) -> String {
     let mut text = String::new();
     let width = lines.iter().map(|line| line.check.len()).max().unwrap_or_default();
     let mut group = "";
@@ -96,7 +102,13 @@ fn text(lines: &[CheckLine], with_colour: bool) -> String {
         let (sign, colour) = sign(line.outcome);
         let _ = writeln!(text, "{} {:<width$}  {}", paint(sign, colour, with_colour), line.check, line.seen);
         if line.outcome != CheckResult::Pass {
-            let _ = writeln!(text, "    do:  {}\n    see: {}", line.advice, line.link());
+            let _ = writeln!(text, "    do:  {}", line.advice);
+            if !explains {
+                let _ = writeln!(text, "    see: {}", line.see());
+            }
+        }
+        if explains {
+            let _ = writeln!(text, "    {}", line.section().replace('\n', "\n    "));
         }
     }
     let counts =
@@ -108,7 +120,7 @@ fn text(lines: &[CheckLine], with_colour: bool) -> String {
 fn table(lines: &[CheckLine]) -> String {
     let mut table = Table::new(["GROUP", "CHECK", "OUTCOME", "SEEN", "DO", "SEE"]);
     for line in lines {
-        let see = if line.outcome == CheckResult::Pass { String::new() } else { line.link() };
+        let see = if line.outcome == CheckResult::Pass { String::new() } else { line.see() };
         table.row([
             line.group.to_owned(),
             line.check.to_owned(),
@@ -151,39 +163,39 @@ mod tests {
     #[test]
     fn text_has_groups_and_what_to_do() {
         assert_eq!(
-            render(&lines(), Output::Text, false).unwrap(),
+            render(&lines(), Output::Text, false, false).unwrap(),
             "kernel\n------\n\
              √ kernel-version  Linux 6.12\n\
-             ‼ bpf-jit         off\n    do:  switch it on\n    see: docs/troubleshooting.md#check-bpf-jit\n\
+             ‼ bpf-jit         off\n    do:  switch it on\n    see: ballast check bpf-jit\n\
              \nnode\n----\n\
-             × bpffs           not there\n    do:  mount it\n    see: docs/troubleshooting.md#check-bpffs\n\
+             × bpffs           not there\n    do:  mount it\n    see: ballast check bpffs\n\
              \n1 passed, 1 warned, 1 failed\n"
         );
-        let coloured = render(&lines(), Output::Text, true).unwrap();
+        let coloured = render(&lines(), Output::Text, true, false).unwrap();
         assert!(coloured.contains("\u{1b}[31m×\u{1b}[0m bpffs"), "{coloured:?}");
     }
 
     #[test]
     fn short_leaves_out_what_passes() {
         let expected = "warn bpf-jit: off; switch it on\nfail bpffs: not there; mount it\n";
-        assert_eq!(render(&lines(), Output::Short, true).unwrap(), expected);
-        assert_eq!(render(&lines()[..1], Output::Short, false).unwrap(), "ok\n");
+        assert_eq!(render(&lines(), Output::Short, true, false).unwrap(), expected);
+        assert_eq!(render(&lines()[..1], Output::Short, false, false).unwrap(), "ok\n");
     }
 
     #[test]
     fn the_table_has_a_line_for_each() {
-        let table = render(&lines(), Output::Wide, true).unwrap();
+        let table = render(&lines(), Output::Wide, true, false).unwrap();
         let row = table.lines().nth(3).unwrap();
         let cells: Vec<_> = row.split("  ").filter(|cell| !cell.is_empty()).map(str::trim).collect();
         assert_eq!(
             cells,
-            ["node", "bpffs", "fail", "not there", "mount it", "docs/troubleshooting.md#check-bpffs"]
+            ["node", "bpffs", "fail", "not there", "mount it", "ballast check bpffs"]
         );
     }
 
     #[test]
     fn json_names_stay() {
-        let text = render(&lines(), Output::Json, true).unwrap();
+        let text = render(&lines(), Output::Json, true, false).unwrap();
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&value["ok"], &value["warned"]), (&false.into(), &1.into()));
         assert_eq!(

@@ -64,7 +64,7 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
     if let Some(path) = &merge.config_file {
         (merge.text, merge.values) = file::read(path)?;
         take_log_flags(options, &flags);
-        let ignored = ignored_flags(options, &flags);
+        let ignored = ignored_flags(options, &flags, &merge.values);
         let path = path.display();
         merge
             .notes
@@ -113,14 +113,22 @@ fn take_log_flags(options: &mut Options, values: &Values) {
     options.log_level = options.log_level.or_else(|| level?.parse::<LogLevel>().ok());
 }
 
+/// Returns the address of a server.
+fn listen(values: &Values, field: &str) -> Option<Listen> {
+    values.text(field)?.parse().ok()
+}
+
 /// Removes the flags that a file replaces from `options`; returns those that were given.
-fn ignored_flags(options: &mut Options, flags: &Values) -> Vec<String> {
+fn ignored_flags(options: &mut Options, flags: &Values, file: &Values) -> Vec<String> {
     let network = &mut options.network;
+    // The chart sets the variable of this flag for the commands in the pod, which do not read the file.
+    let metrics = options.metrics_bind_address.take();
+    let differs = metrics.is_some() && metrics != listen(file, "metricsBindAddress");
     let own = [
         (options.kubeconfig.take().is_some(), "--kubeconfig"),
         (options.bind_address.take().is_some(), "--bind-address"),
         (options.healthz_bind_address.take().is_some(), "--healthz-bind-address"),
-        (options.metrics_bind_address.take().is_some(), "--metrics-bind-address"),
+        (differs, "--metrics-bind-address"),
         (options.proxy_mode.take().is_some(), "--proxy-mode"),
         (network.masquerade_all.take().is_some(), "--masquerade-all"),
         (network.detect_local_mode.take().is_some(), "--detect-local-mode"),
@@ -142,8 +150,8 @@ fn shared(options: &mut Options, values: &Values) {
     options.hostname_override =
         options.hostname_override.take().or_else(|| text("hostnameOverride").map(str::to_owned));
     options.bind_address = text("bindAddress").and_then(|text| text.parse::<IpAddr>().ok());
-    options.healthz_bind_address = text("healthzBindAddress").and_then(|text| text.parse::<Listen>().ok());
-    options.metrics_bind_address = text("metricsBindAddress").and_then(|text| text.parse::<Listen>().ok());
+    options.healthz_bind_address = listen(values, "healthzBindAddress");
+    options.metrics_bind_address = listen(values, "metricsBindAddress");
     options.proxy_mode = text("mode").and_then(|text| text.parse::<ProxyMode>().ok());
     let section =
         if options.proxy_mode == Some(ProxyMode::Legacy("nftables")) { "nftables" } else { "iptables" };

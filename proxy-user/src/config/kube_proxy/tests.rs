@@ -198,6 +198,16 @@ fn the_mode_chooses_its_period(#[case] mode: &str, #[case] expected: Duration) {
 }
 
 #[rstest]
+#[case("127.0.0.8:1", "")]
+#[case("127.0.0.9:1", "--metrics-bind-address is ignored")]
+fn flag_with_the_address_of_the_file_is_no_contradiction(#[case] flag: &str, #[case] note: &str) {
+    let flag = format!("--metrics-bind-address={flag}");
+    let config = with_file(&body("metricsBindAddress: 127.0.0.8:1\n"), &[&flag]).unwrap();
+    assert_eq!(config.metrics_bind_address, Some("127.0.0.8:1".parse().unwrap()));
+    assert!(notes(&config).starts_with(note) && notes(&config).is_empty() == note.is_empty());
+}
+
+#[rstest]
 #[case("iptables", 1 << 20)]
 #[case("nftables", 1 << 21)]
 fn masquerade_bit_is_that_of_the_mode(#[case] mode: &str, #[case] expected: u32) {

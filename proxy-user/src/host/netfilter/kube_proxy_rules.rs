@@ -8,7 +8,7 @@ use std::io;
 use rtnetlink::packet_core::NLM_F_DUMP;
 
 use super::legacy;
-use super::message::{ANY_FAMILY, IPV4, IPV6, Message, NFTABLES, PROTOCOL, find, text};
+use super::message::{ANY_FAMILY, INET, IPV4, IPV6, Message, NFTABLES, PROTOCOL, find, text};
 use crate::host::devices;
 use crate::host::netlink::Netlink;
 
@@ -41,11 +41,11 @@ const IPVS_DEVICE: &str = proxy_core::model::IPVS_DEVICE;
 /// Ballast's table with the empty chains that keep kube-proxy's connections alive.
 pub const TAKEOVER_TABLE: &str = "ballast-takeover";
 /// `NFT_MSG_GETCHAIN`.
-const GET_CHAIN: u16 = 4;
+pub(super) const GET_CHAIN: u16 = 4;
 /// `NFTA_CHAIN_TABLE`.
-const CHAIN_TABLE: u16 = 1;
+pub(super) const CHAIN_TABLE: u16 = 1;
 /// `NFTA_CHAIN_NAME`.
-const CHAIN_NAME: u16 = 3;
+pub(super) const CHAIN_NAME: u16 = 3;
 
 /// A chain of nftables. Chains of iptables are included, since iptables is a front end of nftables.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -142,8 +142,9 @@ impl fmt::Display for KubeProxyRules {
     }
 }
 
-fn family(number: u8) -> String {
+pub(super) fn family(number: u8) -> String {
     match number {
+        INET => "inet".to_owned(),
         IPV4 => "ip".to_owned(),
         IPV6 => "ip6".to_owned(),
         other => format!("family {other}"),

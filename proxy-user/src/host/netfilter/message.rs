@@ -11,6 +11,8 @@ pub(super) const PROTOCOL: isize = 12;
 /// `NFPROTO_UNSPEC`: every family.
 pub(super) const ANY_FAMILY: u8 = 0;
 /// `NFPROTO_IPV4`.
+/// `NFPROTO_INET`: IPv4 and IPv6.
+pub(super) const INET: u8 = 1;
 pub(super) const IPV4: u8 = 2;
 /// `NFPROTO_IPV6`.
 pub(super) const IPV6: u8 = 10;

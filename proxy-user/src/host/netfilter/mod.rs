@@ -5,6 +5,7 @@
 pub mod connections;
 pub mod export_conntrack;
 mod expressions;
+pub mod firewall;
 pub mod kube_proxy_rules;
 mod legacy;
 pub mod masquerade;

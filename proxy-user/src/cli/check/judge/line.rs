@@ -47,6 +47,19 @@ impl CheckLine {
         self.outcome == CheckResult::Fail
     }
 
+    /// Returns the check's section in docs/troubleshooting.md.
+    pub fn section(&self) -> &'static str {
+        const MANUAL: &str = include_str!("../../../../../docs/troubleshooting.md");
+        let heading = format!("\n### check {}\n", self.check);
+        let section = MANUAL.split_once(&*heading).map(|(_, rest)| rest.split("\n#").next().unwrap_or(rest));
+        section.unwrap_or_default().trim()
+    }
+
+    /// Returns the command that prints the section.
+    pub fn see(&self) -> String {
+        format!("ballast check {}", self.check)
+    }
+
     /// Returns the link to the check's section in docs/troubleshooting.md.
     pub fn link(&self) -> String {
         format!("docs/troubleshooting.md#check-{}", self.check)

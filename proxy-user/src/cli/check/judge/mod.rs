@@ -33,6 +33,7 @@ pub const CHECKS: &[&str] = &[
     "kube-proxy",
     "ipvs",
     "leftovers",
+    "firewall",
     "cilium",
     "calico",
     "api-server",

@@ -16,6 +16,7 @@ pub(super) fn judge(others: &Others, pre: bool) -> Vec<CheckLine> {
         kube_proxy(others, pre),
         ipvs(others),
         leftovers(others),
+        firewall(others),
         cilium(others),
         calico(others),
     ]
@@ -91,6 +92,27 @@ fn leftovers(others: &Others) -> CheckLine {
         "if these are addresses of Services and no other proxy runs, remove the device with `ip link delete DEVICE` \
          (kube-router: `kube-router --cleanup-config`)",
     )
+}
+
+fn firewall(others: &Others) -> CheckLine {
+    const CHECK: &str = "firewall";
+    match &others.firewall {
+        Err(why) => CheckLine::warn(
+            CHECK,
+            format!("cannot read the chains of netfilter: {why}"),
+            "run as root, with CAP_NET_ADMIN",
+        ),
+        Ok(found) if found.is_empty() => {
+            CheckLine::pass(CHECK, "no chain of netfilter drops what no rule accepts")
+        }
+        Ok(found) => CheckLine::warn(
+            CHECK,
+            format!("these chains drop or reject what no rule accepts: {}", some(found)),
+            "rules that accept translated connections (kube-proxy's, `ct status dnat`) do not accept Ballast's: accept packets to \
+             the pods' ranges in FORWARD, and to ports of hostNetwork endpoints in INPUT (firewalld: `firewall-cmd --permanent \
+             --zone=trusted --add-source=PODS`, `--add-port=PORT/tcp`)",
+        ),
+    }
 }
 
 fn begins<'a>(others: &'a Others, starts: &[&str]) -> Vec<&'a str> {
