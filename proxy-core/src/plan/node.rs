@@ -456,7 +456,7 @@ fn is_shared(
     let overlaps = |other: &IpNet| range.contains(other) || other.contains(&range);
     let pods: BTreeSet<IpNet> = pods.values().chain(&node.pod_cidrs).copied().collect();
     let own: BTreeSet<&IpAddr> = host.addresses().chain(&node.internal_ips).collect();
-    // Nobody is behind a dummy device.
+    // A dummy device has no neighbours.
     let devices = host.devices.values().filter(|device| device.kind != DeviceKind::Dummy);
     let subnets: BTreeSet<IpNet> = devices.flat_map(|device| &device.subnets).map(IpNet::trunc).collect();
     let pods = pods.iter().filter(|pods| overlaps(pods)).map(|pods| format!("the pod range {pods}"));

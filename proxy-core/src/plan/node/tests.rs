@@ -352,7 +352,7 @@ fn more_ranges_than_are_looked_at_are_reported() {
 #[case::nothing("10.96.0.0/12", 0)]
 #[case::neighbours("198.51.0.0/16", 1)]
 #[case::a_part_of_the_neighbours("198.51.100.128/25", 1)]
-#[case::a_subnet_of_nobody("203.0.113.0/24", 0)]
+#[case::a_subnet_of_a_dummy_device("203.0.113.0/24", 0)]
 fn service_range_with_addresses_of_others_is_reported_and_not_enforced(
     #[case] range: &str,
     #[case] problems: usize,
