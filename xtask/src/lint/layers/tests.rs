@@ -12,8 +12,8 @@ fn whats(path: &str, text: &str) -> Vec<String> {
 #[test]
 fn a_use_against_the_direction_is_found() {
     assert_eq!(
-        whats("proxy-user/src/rates/mod.rs", "\nuse crate::sync::Engine;\n"),
-        ["2 `rates` may not use `sync`"]
+        whats("proxy-user/src/rates/mod.rs", "\nuse crate::driver::Driver;\n"),
+        ["2 `rates` may not use `driver`"]
     );
     assert!(
         whats("proxy-user/src/rates/mod.rs", "use crate::maps::View;\nuse crate::rates::Rate;\n").is_empty()
@@ -23,17 +23,17 @@ fn a_use_against_the_direction_is_found() {
 #[test]
 fn a_path_in_an_expression_counts_as_much_as_a_use() {
     assert_eq!(
-        whats("proxy-user/src/maps/a.rs", "fn f() { crate::sync::go() }"),
-        ["1 `maps` may not use `sync`"]
+        whats("proxy-user/src/maps/a.rs", "fn f() { crate::driver::go() }"),
+        ["1 `maps` may not use `driver`"]
     );
 }
 
 #[test]
 fn groups_are_looked_into() {
-    let text = "use crate::{\n    sync::{self, Store},\n    maps::View,\n    host,\n};";
+    let text = "use crate::{\n    driver::{self, Driver},\n    maps::View,\n    host,\n};";
     assert_eq!(
         whats("proxy-user/src/rates/a.rs", text),
-        ["1 `rates` may not use `sync`", "1 `rates` may not use `host`"]
+        ["1 `rates` may not use `driver`", "1 `rates` may not use `host`"]
     );
 }
 
@@ -50,23 +50,23 @@ fn super_counts_when_it_leads_to_the_root() {
 
 #[test]
 fn a_restricted_crate_is_found_outside_its_modules() {
-    assert_eq!(whats("proxy-user/src/sync/a.rs", "use aya::Ebpf;"), ["1 `sync` may not use the crate aya"]);
+    assert_eq!(whats("proxy-user/src/driver/a.rs", "use aya::Ebpf;"), ["1 `driver` may not use the crate aya"]);
     assert_eq!(
         whats("proxy-user/src/maps/a.rs", "type A = kube::Client;"),
         ["1 `maps` may not use the crate kube"]
     );
     assert!(whats("proxy-user/src/programs/a.rs", "use aya::Ebpf;").is_empty());
-    assert!(whats("proxy-user/src/sync/a.rs", "use self::aya::Ebpf;").is_empty());
+    assert!(whats("proxy-user/src/driver/a.rs", "use self::aya::Ebpf;").is_empty());
 }
 
 #[test]
 fn comments_tests_and_other_crates_are_free() {
-    assert!(whats("proxy-user/src/maps/a.rs", "// use crate::sync::X;\n").is_empty());
-    assert!(whats("proxy-user/src/maps/tests.rs", "use crate::sync::X;\n").is_empty());
+    assert!(whats("proxy-user/src/maps/a.rs", "// use crate::driver::X;\n").is_empty());
+    assert!(whats("proxy-user/src/maps/tests.rs", "use crate::driver::X;\n").is_empty());
     assert!(
-        whats("proxy-user/src/maps/a.rs", "#[cfg(test)]\nmod tests {\n use crate::sync::X;\n}\n").is_empty()
+        whats("proxy-user/src/maps/a.rs", "#[cfg(test)]\nmod tests {\n use crate::driver::X;\n}\n").is_empty()
     );
-    assert!(whats("proxy-common/src/a.rs", "use crate::sync::X;\n").is_empty());
+    assert!(whats("proxy-common/src/a.rs", "use crate::driver::X;\n").is_empty());
 }
 
 #[test]
