@@ -182,10 +182,12 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
 #[inline(always)]
 fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u8, what: Call) -> bool {
     let Some(config) = maps.config() else { return false };
-    let stays = what == Call::Connect && proto == PROTO_UDP;
-    let left = CONFIG_SOCKET_LB_HOST_ONLY | if stays { CONFIG_POD_UDP_BY_PACKETS } else { 0 };
+    // The kernel calls the hook of sendmsg(2) also for an IPv6 socket that is connected to an IPv4 address.
+    let is_connected = || what == Call::Connect || call.raw().is_connected();
+    let stays = || config.flags & CONFIG_POD_UDP_BY_PACKETS != 0 && proto == PROTO_UDP && is_connected();
+    let is_host_only = config.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0;
     config.flags & CONFIG_SOCKET_LB_OFF != 0
-        || !is_host(call.raw().netns()) && (config.flags & left != 0 || !is_pod(config, call.raw().netns()))
+        || !is_host(call.raw().netns()) && (is_host_only || stays() || !is_pod(config, call.raw().netns()))
 }
 
 /// Returns the client number of the socket, if the Service skips failing backends; else [`NO_CLIENT`]. Only TCP connections

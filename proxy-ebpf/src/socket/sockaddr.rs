@@ -86,6 +86,15 @@ impl Raw {
         unsafe { (*self.context).__bindgen_anon_1.sk }
     }
 
+    /// Whether the socket is connected.
+    #[inline(always)]
+    pub fn is_connected(self) -> bool {
+        /// `TCP_ESTABLISHED`, which the kernel also sets for UDP (`net/ipv4/datagram.c`).
+        const ESTABLISHED: u32 = 1;
+        // SAFETY: the kernel passes a socket with each call.
+        unsafe { (*self.socket()).state == ESTABLISHED }
+    }
+
     #[inline(always)]
     fn word(self, index: usize) -> u32 {
         // SAFETY: as in `port`; indexes are constants below four.

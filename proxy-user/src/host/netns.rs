@@ -22,9 +22,10 @@ pub struct Namespaces {
     pub hidden: usize,
 }
 
-/// Whether this process may enter other network namespaces (`setns(2)`).
+/// Whether this process may find and enter other network namespaces (`/proc/PID/ns`, `setns(2)`).
 pub fn may_enter() -> bool {
-    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE;
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
 }
 
 /// Returns only the caller's own network namespace.
@@ -41,12 +42,16 @@ pub fn all() -> io::Result<Namespaces> {
     let (mut others, mut hidden) = (BTreeMap::new(), 0);
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
-        if entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()) {
+        let name = entry.file_name();
+        if name.to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()) {
             let path = entry.path().join("ns/net");
             match path.metadata() {
                 Ok(metadata) if metadata.ino() == own => {}
                 Ok(metadata) => drop(others.entry(metadata.ino()).or_insert(path)),
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => hidden += 1,
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    // The first process is the machine's own, and may be protected.
+                    hidden += usize::from(name != "1");
+                }
                 // The process has ended in the meantime.
                 Err(_) => {}
             }

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::{Iterators, Reach, Sweeper, Swept, keep_sweeping, lock_of};
 use crate::host::lock;
@@ -17,6 +17,8 @@ use crate::programs::{self, CurrentMaps};
 
 /// Pause between two reads of the endpoints. A read takes at most a few milliseconds of one CPU, if all 262,144 are in use.
 const PERIOD: Duration = Duration::from_millis(500);
+/// Sweeps without a known reason: an endpoint may come and go between two reads, and a socket may have met it.
+const SWEEP_PERIOD: Duration = Duration::from_secs(30);
 /// Pause between two searches for maps that do not exist yet.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -84,13 +86,14 @@ async fn wait_for_maps(bpffs: &Path) -> Result<CurrentMaps, StandaloneError> {
 type Endpoints = BTreeSet<(u8, u32, u32)>;
 
 /// Reads the endpoints periodically while the maps are current, and increments `left` if UDP endpoints were removed or
-/// endpoints were marked for a reset.
+/// endpoints were marked for a reset, and every [`SWEEP_PERIOD`].
 async fn follow(
     maps: &CurrentMaps,
     view: &View,
     (mut serving, mut reset): (Endpoints, Endpoints),
     left: &watch::Sender<u64>,
 ) -> Result<(), StandaloneError> {
+    let mut swept = Instant::now();
     loop {
         sleep(PERIOD).await;
         if !maps.still() {
@@ -98,8 +101,9 @@ async fn follow(
         }
         let endpoints = view.serving_endpoints()?;
         let now = (endpoints.udp(), endpoints.reset());
-        if !serving.is_subset(&now.0) || !now.1.is_subset(&reset) {
+        if !serving.is_subset(&now.0) || !now.1.is_subset(&reset) || swept.elapsed() >= SWEEP_PERIOD {
             left.send_modify(|left| *left += 1);
+            swept = Instant::now();
         }
         (serving, reset) = now;
     }

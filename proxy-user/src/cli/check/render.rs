@@ -187,10 +187,7 @@ mod tests {
         let table = render(&lines(), Output::Wide, true, false).unwrap();
         let row = table.lines().nth(3).unwrap();
         let cells: Vec<_> = row.split("  ").filter(|cell| !cell.is_empty()).map(str::trim).collect();
-        assert_eq!(
-            cells,
-            ["node", "bpffs", "fail", "not there", "mount it", "ballast check bpffs"]
-        );
+        assert_eq!(cells, ["node", "bpffs", "fail", "not there", "mount it", "ballast check bpffs"]);
     }
 
     #[test]

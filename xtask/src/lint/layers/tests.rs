@@ -50,7 +50,10 @@ fn super_counts_when_it_leads_to_the_root() {
 
 #[test]
 fn a_restricted_crate_is_found_outside_its_modules() {
-    assert_eq!(whats("proxy-user/src/driver/a.rs", "use aya::Ebpf;"), ["1 `driver` may not use the crate aya"]);
+    assert_eq!(
+        whats("proxy-user/src/driver/a.rs", "use aya::Ebpf;"),
+        ["1 `driver` may not use the crate aya"]
+    );
     assert_eq!(
         whats("proxy-user/src/maps/a.rs", "type A = kube::Client;"),
         ["1 `maps` may not use the crate kube"]
@@ -64,7 +67,8 @@ fn comments_tests_and_other_crates_are_free() {
     assert!(whats("proxy-user/src/maps/a.rs", "// use crate::driver::X;\n").is_empty());
     assert!(whats("proxy-user/src/maps/tests.rs", "use crate::driver::X;\n").is_empty());
     assert!(
-        whats("proxy-user/src/maps/a.rs", "#[cfg(test)]\nmod tests {\n use crate::driver::X;\n}\n").is_empty()
+        whats("proxy-user/src/maps/a.rs", "#[cfg(test)]\nmod tests {\n use crate::driver::X;\n}\n")
+            .is_empty()
     );
     assert!(whats("proxy-common/src/a.rs", "use crate::driver::X;\n").is_empty());
 }

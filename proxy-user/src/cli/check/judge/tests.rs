@@ -119,7 +119,11 @@ fn every_line_has_a_heading_in_the_manual() {
     let lines = judge(&well());
     for line in &lines {
         let section = line.section();
-        assert!(section.len() > 20 && !section.contains("###"), "docs/troubleshooting.md about {}: {section}", line.check);
+        assert!(
+            section.len() > 20 && !section.contains("###"),
+            "docs/troubleshooting.md about {}: {section}",
+            line.check
+        );
     }
     let headings = manual.lines().filter_map(|line| line.strip_prefix("### check "));
     for heading in headings {
