@@ -7,6 +7,7 @@
 mod node;
 
 use std::net::{SocketAddr, UdpSocket};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use aya::maps::{Array, Map, MapData, SkStorage};
@@ -17,6 +18,7 @@ use proxy_common::flow::{FlowEntry, STATE_USED};
 use proxy_common::service::{KIND_ADDRESS, KIND_CLUSTER_IP, KIND_NODE_PORT, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_BACKEND, TO_FRONTEND};
 use proxy_user::driver::Status;
+use proxy_user::maps::segments;
 use proxy_user::maps::view::{BackendState, FlowState, View};
 use proxy_user::metrics::{Format, Metrics};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
@@ -24,9 +26,12 @@ use proxy_user::programs::{
     Capacities, Cleanup, PacketHook, Programs, Settings, attachments, cleanup, dry_run,
 };
 
+fn maps_of(node: &Node) -> PathBuf {
+    node.ballast().join(format!("v{}", proxy_common::version::ABI_VERSION))
+}
+
 fn array<V: aya::Pod>(node: &Node, name: &str) -> Array<MapData, V> {
-    let maps = node.ballast().join(format!("v{}", proxy_common::version::ABI_VERSION));
-    let pin = proxy_user::maps::segments::first_segment(&maps, name);
+    let pin = segments::first_segment(&maps_of(node), name);
     Map::Array(MapData::from_pin(pin).unwrap()).try_into().unwrap()
 }
 
@@ -187,6 +192,7 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
         let agent = start_at_full_size(node);
         agent.attach_sockets().unwrap();
         let last = Capacities::default().backends - 1;
+        segments::grow(&maps_of(node), "backends", last as usize + 1).unwrap();
         let mut backends = array::<BackendEntry<[u8; 4]>>(node, "backends");
         let entry = BackendEntry {
             addr: [10, 0, 0, 1],
@@ -197,7 +203,9 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
             flags: 0,
         };
         backends.set(1, entry, 0).unwrap();
-        backends.set(last, BackendEntry { state: BACKEND_GONE, ..entry }, 0).unwrap();
+        let per = backends.len();
+        let mut end = array::<BackendEntry<[u8; 4]>>(node, &format!("segments/backends_{}", last / per));
+        end.set(last % per, BackendEntry { state: BACKEND_GONE, ..entry }, 0).unwrap();
         let mut backends6 = array::<BackendEntry<[u8; 16]>>(node, "backends6");
         let addr = std::net::Ipv6Addr::LOCALHOST.octets();
         let entry6 = BackendEntry { addr, port: 81, proto: 17, state: BACKEND_ACTIVE, service: 4, flags: 1 };
@@ -221,13 +229,8 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
         flows.set(0, flow(STATE_USED | SEEN_REPLY | ASSURED, now), 0).unwrap();
         flows.set(77, flow(STATE_USED, now), 0).unwrap();
         flows.set(78, flow(SEEN_REPLY, now), 0).unwrap();
-        flows
-            .set(
-                Capacities::default().flows - 1,
-                flow(STATE_USED | SEEN_REPLY | ASSURED | FIN_CLIENT, now),
-                0,
-            )
-            .unwrap();
+        let last_flow = flows.len() - 1;
+        flows.set(last_flow, flow(STATE_USED | SEEN_REPLY | ASSURED | FIN_CLIENT, now), 0).unwrap();
 
         let view = View::open(&node.bpffs).unwrap();
         let rows = view.backends().unwrap();

@@ -1,11 +1,11 @@
 //! Requests of commands about endpoints and pods.
 
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
 use kube::{Api, Client};
 
 use super::convert::LABEL_SERVICE_NAME;
+use super::pod::{Pod, pods};
 use proxy_core::model::lookup::{Place, Places, PodFacts};
 
 /// The number of slices in one answer.
@@ -52,7 +52,7 @@ pub async fn pod(
     namespace: &str,
     name: &str,
 ) -> Result<Result<PodFacts, Vec<String>>, kube::Error> {
-    let pods: Api<Pod> = Api::namespaced(client, namespace);
+    let pods = pods(client, Some(namespace));
     if let Some(pod) = pods.get_opt(name).await? {
         return Ok(Ok(of_pod(pod)));
     }
@@ -61,7 +61,7 @@ pub async fn pod(
 }
 
 fn of_pod(pod: Pod) -> PodFacts {
-    let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
+    let (spec, status) = (pod.spec, pod.status.unwrap_or_default());
     let addresses = status.pod_ips.unwrap_or_default().into_iter().filter_map(|ip| ip.ip.parse().ok());
     PodFacts {
         node: spec.node_name,
@@ -96,6 +96,7 @@ mod tests {
     #[test]
     fn a_pod_has_a_node_and_addresses() {
         let pod = json!({
+            "metadata": {},
             "spec": {"containers": [], "nodeName": "a", "hostNetwork": true},
             "status": {"podIPs": [{"ip": "10.0.0.7"}, {"ip": "fd00::7"}]},
         });

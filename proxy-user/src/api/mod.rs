@@ -13,6 +13,7 @@ mod kinds;
 pub mod lookup;
 pub mod notices;
 pub mod objects;
+pub mod pod;
 mod protobuf;
 mod reflector;
 pub mod servers;

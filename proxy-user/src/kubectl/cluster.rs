@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, stream};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1 as whole;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::api::{AttachParams, AttachedProcess, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::answers::Outcome;
 use super::error::{KubectlError, cause};
+use crate::api::pod::{Pod, pods};
 use crate::cli::args::kubectl::{ClusterArgs, MergedSelectorArgs};
 use crate::cli::args::list::NamespaceArgs;
 use crate::cli::selector::ServiceFilter;
@@ -122,10 +123,7 @@ impl Cluster {
 
     /// Returns the selected agents, sorted by node.
     pub async fn agents(&self) -> Result<Vec<Agent>, KubectlError> {
-        let pods: Api<Pod> = match &self.args.agents_namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        };
+        let pods = pods(self.client.clone(), self.args.agents_namespace.as_deref());
         let pods = pods.list(&ListParams::default().labels(AGENTS)).await;
         let pods = pods.map_err(self.failed("list the agents' pods"))?.items;
         select(pods.into_iter().filter_map(agent).collect(), &self.args.node)
@@ -197,7 +195,7 @@ impl Cluster {
         arguments: &[String],
         stdin: Stdin,
     ) -> Result<AttachedProcess, String> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &agent.namespace);
+        let pods: Api<whole::Pod> = Api::namespaced(self.client.clone(), &agent.namespace);
         let command = std::iter::once("ballast".to_owned()).chain(arguments.iter().cloned());
         let attach = AttachParams::default().container(CONTAINER);
         let attach = attach.stdin(stdin == Stdin::Open).stdout(true).stderr(true);
@@ -232,7 +230,7 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
 fn agent(pod: Pod) -> Option<Agent> {
     let is_running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
     let leaves = pod.metadata.deletion_timestamp.is_some();
-    let spec = pod.spec?;
+    let spec = pod.spec;
     let ports = spec.containers.iter().flat_map(|container| container.ports.iter().flatten());
     let mut named = ports.filter(|port| port.name.as_deref() == Some(METRICS));
     let port = named.next().and_then(|port| u16::try_from(port.container_port).ok());

@@ -1,11 +1,12 @@
 //! Translates names of objects to arguments of `ballast` on a node.
 
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::api::ListParams;
 
 use super::cluster::Cluster;
 use super::error::KubectlError;
+use crate::api::pod::{Pod, pods};
 use crate::cli::args::kubectl::MergedSelectorArgs;
 use crate::cli::args::list::NamespaceArgs;
 use crate::cli::selector::ServiceSelector;
@@ -58,10 +59,10 @@ pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, Kube
         return Ok(Client { is: text.to_owned(), node: None, told: text.to_owned() });
     };
     let namespace = namespace.unwrap_or(&cluster.namespace);
-    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+    let pods = pods(cluster.client.clone(), Some(namespace));
     let found = pods.get_opt(name).await.map_err(cluster.failed("get the pod"))?;
     let Some(pod) = found else {
-        let all = pods.list(&ListParams::default()).await;
+        let all = pods.list_metadata(&ListParams::default()).await;
         let all = all.map_err(cluster.failed("list pods"))?.items;
         let names: Vec<_> = all.into_iter().filter_map(|pod| pod.metadata.name).collect();
         return Err(missing("pod", namespace, name, &names));
@@ -71,7 +72,7 @@ pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, Kube
 
 /// Returns the client of a pod; a pod in the host's network is a process of its node.
 pub(super) fn of_pod(namespace: &str, name: &str, pod: Pod) -> Result<Client, KubectlError> {
-    let spec = pod.spec.unwrap_or_default();
+    let spec = pod.spec;
     let Some(node) = spec.node_name else {
         let error = format!("pod {namespace}/{name} is not scheduled to a node yet");
         return Err(KubectlError::Name(error));

@@ -4,12 +4,14 @@ use std::io;
 use clap::Parser as _;
 use futures::{SinkExt as _, StreamExt as _};
 use insta::assert_snapshot;
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::Service;
 use rstest::rstest;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
+
+use crate::api::pod::Pod;
 
 use super::mock::{self, Answers, agents_pod};
 use super::*;
@@ -399,9 +401,10 @@ fn unreachable_or_forbidding_api_server_is_named_with_the_way_out() {
 fn destination_without_address_or_node_is_an_error() {
     let headless: Service = parse(json!({ "spec": { "clusterIP": "None" } }));
     assert!(names::address(&headless, None).unwrap_err().contains("headless"));
-    let pending: Pod = parse(json!({ "spec": { "containers": [] } }));
+    let pending: Pod = parse(json!({ "metadata": {}, "spec": { "containers": [] } }));
     assert!(names::of_pod("a", "b", pending).unwrap_err().to_string().contains("pod a/b is not scheduled"));
-    let host: Pod = parse(json!({ "spec": { "containers": [], "nodeName": "n", "hostNetwork": true } }));
+    let host: Pod =
+        parse(json!({ "metadata": {}, "spec": { "containers": [], "nodeName": "n", "hostNetwork": true } }));
     assert_eq!(names::of_pod("a", "b", host).unwrap().is, "host");
 }
 

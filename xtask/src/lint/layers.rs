@@ -25,7 +25,7 @@ const MODULES: [(&str, &[&str]); 22] = [
     ("http", &["metrics", "page", "driver"]),
     ("config", &["host", "otlp", "programs"]),
     ("cli", &["config", "host", "maps", "otlp", "programs"]),
-    ("kubectl", &["cli", "page"]),
+    ("kubectl", &["api", "cli", "page"]),
     ("telemetry", &["config", "otlp", "spans"]),
     ("top", &["cli", "config", "maps", "rates"]),
     (

@@ -8,7 +8,7 @@ use std::io;
 use super::kube_proxy_rules::{CHAIN_NAME, CHAIN_TABLE, GET_CHAIN, family, list};
 use super::message::{ANY_FAMILY, Message, NFTABLES, find, find_below, text};
 
-/// `NFTA_CHAIN_HOOK` (include/uapi/linux/netfilter/nf_tables.h).
+/// `NFTA_CHAIN_HOOK` (`include/uapi/linux/netfilter/nf_tables.h`).
 const HOOK: u16 = 4;
 /// `NFTA_CHAIN_POLICY`.
 const POLICY: u16 = 5;
