@@ -397,10 +397,10 @@ async fn note_faults(metrics: Arc<Metrics>, bpffs: PathBuf) {
 
 /// Lets the flow tables grow as they fill up.
 async fn grow_flows(folder: PathBuf) {
-    /// So often, a table of 16,384 entries of which a quarter is in use is not full before the next look, at 240,000 new flows
+    /// So often, a table of 16,384 entries of which a quarter is in use is not full before the next pass, at 240,000 new flows
     /// a second.
     const PERIOD: Duration = Duration::from_millis(50);
-    let look = move || -> std::io::Result<()> {
+    let grow = move || -> std::io::Result<()> {
         let mut tables = FlowGrowth::open(&folder)?;
         loop {
             for Grown { family, entries, moved } in tables.grow()? {
@@ -411,7 +411,7 @@ async fn grow_flows(folder: PathBuf) {
     };
     loop {
         // The thread ends with the process.
-        if let Ok(Err(error)) = spawn_blocking(look.clone()).await {
+        if let Ok(Err(error)) = spawn_blocking(grow.clone()).await {
             tracing::error!(%error, "cannot let the flow tables grow; retrying");
         }
         sleep(Duration::from_secs(1)).await;

@@ -111,7 +111,7 @@ fn a_reset_out_of_the_window_changes_nothing() {
 }
 
 #[test]
-fn blind_segments_neither_move_the_window_nor_reset_the_connection() {
+fn blind_segment_in_established_state_leaves_window_and_state_unchanged() {
     for (direction, near) in [(DIRECTION_FORWARD, 100), (DIRECTION_REPLY, 9000)] {
         for flags in [tcp::ACK, tcp::SYN, 0] {
             let mut flow = Tracked::established();
@@ -148,7 +148,7 @@ fn new_connection_on_an_existing_flow_has_its_own_window() {
 
 /// The backend has closed its side and the client is gone; its port is used again. Or the client has closed.
 #[test]
-fn new_connection_on_reused_ports_clears_the_fins_of_the_old_one() {
+fn new_connection_on_reused_ports_has_no_fin_of_the_old_one() {
     for (direction, seq, ack) in [(DIRECTION_REPLY, 9000, 100), (DIRECTION_FORWARD, 100, 9000)] {
         for silent in [0, HZ, 3000 * HZ] {
             let mut flow = Tracked::established();
@@ -218,7 +218,7 @@ fn the_next_segment_of_the_side_that_reset_takes_the_reset_back() {
 }
 
 #[test]
-fn reset_of_a_silent_backend_is_checked_by_its_acknowledgement() {
+fn reset_from_a_silent_backend_needs_a_valid_acknowledgement() {
     let mut flow = Tracked::new(PROTO_TCP);
     flow.sees(DIRECTION_FORWARD, tcp::SYN, 100, 0);
     let mut forged = flow;

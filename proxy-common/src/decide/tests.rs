@@ -16,7 +16,7 @@ fn backend(state: u8, service: u32, flags: u32) -> BackendEntry<A4> {
 }
 
 #[test]
-fn client_is_outside_if_it_arrives_by_an_uplink_without_a_pods_address() {
+fn client_at_an_uplink_without_pod_address_is_outside() {
     let pods = Cidr { addr: [10, 244, 0, 0], mask: [255, 255, 0, 0] };
     let node = NodeEntry { pods, ..NodeEntry::UNKNOWN };
     assert!(is_outside(true, 0, &node, &CLIENT));
@@ -29,7 +29,7 @@ fn client_is_outside_if_it_arrives_by_an_uplink_without_a_pods_address() {
 }
 
 #[test]
-fn lookup_prefers_an_address_over_a_node_port_and_the_own_scope_over_the_common_one() {
+fn frontend_lookup_with_several_matches_prefers_address_and_own_scope() {
     let on = |node: NodeAddr| move |addr: &A4| if *addr == NODE { node } else { 0 };
     let services = |key: &ServiceKey<A4>| match (key.addr, key.port, key.scope) {
         ([0, 0, 0, 0], 30080 | 30081, SCOPE_INTERNAL) => Some(entry(1, KIND_NODE_PORT, SERVICE_SCOPED)),
@@ -53,7 +53,7 @@ fn lookup_prefers_an_address_over_a_node_port_and_the_own_scope_over_the_common_
 }
 
 #[test]
-fn source_ranges_apply_to_sockets_of_the_node_and_of_pods_differently() {
+fn socket_with_source_ranges_is_checked_on_the_node_and_left_to_packets_in_pods() {
     let open = entry(1, KIND_NODE_PORT, 0);
     let closed = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES);
     let node = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES | SERVICE_NODE_ALLOWED);

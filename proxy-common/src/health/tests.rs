@@ -124,7 +124,7 @@ fn an_answer_to_any_client_ends_skips_for_refusals_only() {
 }
 
 #[test]
-fn skip_for_silence_is_ignored_if_the_selection_asks_for_it() {
+fn silent_backend_in_a_selection_that_ignores_silence_is_not_skipped() {
     for (failure, is_left_out) in
         [(Failure::Silence, true), (Failure::Unreachable, false), (Failure::Refusal, false)]
     {

@@ -234,3 +234,8 @@ pub struct Conntrack {
     /// Timeout of a UDP flow with replies.
     pub udp_stream: Option<Duration>,
 }
+
+impl Conntrack {
+    /// kube-proxy's default of `conntrack.maxPerCore`.
+    pub const MAX_PER_CORE: u32 = 32_768;
+}

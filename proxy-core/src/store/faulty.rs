@@ -1,4 +1,4 @@
-//! A store that fails when told to.
+//! A store that fails as its [`Faults`] say.
 
 use std::collections::BTreeSet;
 use std::io;

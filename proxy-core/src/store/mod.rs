@@ -1,7 +1,7 @@
 //! The tables that hold the Services, as the layer above sees them.
 //!
 //! [`Store`] takes an ordered list of [`Write`]s, and returns the [`Contents`]. It has three implementations: the agent's pinned
-//! maps, [`MemoryStore`] (the same rules without a kernel) and [`FaultyStore`] (wraps another store, and fails when told to).
+//! maps, [`MemoryStore`] (the same rules without a kernel) and [`FaultyStore`] (wraps another store, and fails as its `Faults` say).
 //!
 //! The rows here hold addresses of either family; a store puts them into the map of their family.
 

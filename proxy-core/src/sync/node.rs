@@ -110,12 +110,12 @@ impl NodeState {
         let Some(mut desired) = self.desired.clone() else { return };
         let known = writer.applied.node.config;
         desired.config.snat_moved = self.has_old_snat_ports(&known, flows, desired.config.snat_ports, now);
-        let told = writer.write_without_port(&facts(&writer.applied.node, &desired), now);
+        let written = writer.write_without_port(&facts(&writer.applied.node, &desired), now);
         // Stop at the first failure: an address must not be written without its filter bits.
         let mut all_right = [Job::new(Owner::NoPort)];
         writer.execute(&addresses(&writer.applied, &desired), &mut all_right, false, now);
         let before = self.failure.take();
-        let cause = [told].into_iter().chain(all_right).find_map(|job| job.cause);
+        let cause = [written].into_iter().chain(all_right).find_map(|job| job.cause);
         self.failure = cause.map(|cause| {
             let problem = Problem {
                 object: "Node".to_owned(),

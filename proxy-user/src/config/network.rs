@@ -139,7 +139,7 @@ mod tests {
     use clap::Parser;
     use rstest::rstest;
 
-    use proxy_common::config::PortRange;
+    use proxy_common::config::{MASQUERADE_MARK, PortRange};
 
     use super::*;
     use crate::cli::args::network::NetworkArgs;
@@ -153,7 +153,7 @@ mod tests {
     fn settings(flags: &str) -> Result<NodeSettings, String> {
         let cli = Cli::try_parse_from([""].into_iter().chain(flags.split_whitespace()));
         let args = cli.map_err(|error| error.to_string())?.network;
-        node_settings(&args.into(), std::net::Ipv4Addr::UNSPECIFIED.into(), 1 << 14)
+        node_settings(&args.into(), std::net::Ipv4Addr::UNSPECIFIED.into(), MASQUERADE_MARK)
             .map_err(|error| error.to_string())
     }
 
@@ -164,7 +164,11 @@ mod tests {
         let all = NodePortAddresses { all: true, ..NodePortAddresses::default() };
         assert_eq!(
             settings("").unwrap(),
-            NodeSettings { node_port_addresses: all, masquerade_mark: 1 << 14, ..NodeSettings::default() }
+            NodeSettings {
+                node_port_addresses: all,
+                masquerade_mark: MASQUERADE_MARK,
+                ..NodeSettings::default()
+            }
         );
     }
 

@@ -8,9 +8,6 @@ use super::error::ConfigError;
 use crate::programs::Capacities;
 use proxy_core::model::settings::Conntrack;
 
-/// kube-proxy's default of `conntrack.maxPerCore`.
-const MAX_PER_CORE: u32 = 32_768;
-
 /// The memory in bytes from which on the maps of Services are twice as large as by default, and four times as large.
 const LARGER: [u64; 2] = [12 << 30, 48 << 30];
 
@@ -129,7 +126,8 @@ const FLOW_PART: u64 = 64;
 /// and at least `conntrack.min`. Unless these are given, the memory limits it, too.
 fn flows(memory: Option<u64>, cores: u32, conntrack: &Conntrack) -> u32 {
     let given = conntrack.max_per_core.is_some() || conntrack.min.is_some();
-    let scaled = conntrack.max_per_core.unwrap_or(MAX_PER_CORE).saturating_mul(cores).min(MOST_BY_CORES);
+    let scaled =
+        conntrack.max_per_core.unwrap_or(Conntrack::MAX_PER_CORE).saturating_mul(cores).min(MOST_BY_CORES);
     let wanted = scaled.max(conntrack.min.unwrap_or(map_names::DEFAULT_FLOWS)).min(MAX_FLOWS);
     if given {
         return wanted.max(map_names::FIRST_FLOWS);

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[expect(clippy::unnecessary_wraps, reason = "it is compared with what may be there")]
-    fn told(
+    fn programmed(
         edition: u32,
         slices: &[u32],
         since: u64,
@@ -220,13 +220,17 @@ mod tests {
         fixture.take(slice("web-1", "web", 6));
         assert_eq!(fixture.of("web"), None, "known is not programmed");
         fixture.sync(&[]);
-        assert_eq!(fixture.of("web"), told(5, &[6], 1, true));
+        assert_eq!(fixture.of("web"), programmed(5, &[6], 1, true));
         // The same content in a newer version: there is nothing to write.
         fixture.take(slice("web-1", "web", 9));
         fixture.sync(&[]);
-        assert_eq!(fixture.of("web"), told(5, &[9], 2, true));
+        assert_eq!(fixture.of("web"), programmed(5, &[9], 2, true));
         fixture.sync(&[]);
-        assert_eq!(fixture.of("web"), told(5, &[9], 2, true), "a sync that changes nothing changes no time");
+        assert_eq!(
+            fixture.of("web"),
+            programmed(5, &[9], 2, true),
+            "a sync that changes nothing changes no time"
+        );
     }
 
     #[test]
@@ -236,17 +240,17 @@ mod tests {
         fixture.sync(&["web"]);
         assert_eq!(fixture.of("web"), None);
         fixture.sync(&[]);
-        assert_eq!(fixture.of("web"), told(5, &[], 2, true), "the retry wrote it, without an event");
+        assert_eq!(fixture.of("web"), programmed(5, &[], 2, true), "the retry wrote it, without an event");
         fixture.take(service("web", 7));
         fixture.sync(&["web"]);
-        assert_eq!(fixture.of("web"), told(5, &[], 2, false));
+        assert_eq!(fixture.of("web"), programmed(5, &[], 2, false));
         fixture.sync(&[]);
-        assert_eq!(fixture.of("web"), told(7, &[], 4, true));
+        assert_eq!(fixture.of("web"), programmed(7, &[], 4, true));
         // A new plan of the same version may fail as well, for example if the node's zone changes.
         fixture.sync(&["web"]);
-        assert_eq!(fixture.of("web"), told(7, &[], 4, false));
+        assert_eq!(fixture.of("web"), programmed(7, &[], 4, false));
         fixture.sync(&[]);
-        assert_eq!(fixture.of("web"), told(7, &[], 4, true));
+        assert_eq!(fixture.of("web"), programmed(7, &[], 4, true));
     }
 
     #[test]
@@ -257,10 +261,10 @@ mod tests {
         };
         fixture.take(service("web", 5));
         fixture.sync(&[]);
-        assert_eq!((frontends(&fixture), fixture.of("web")), (0, told(5, &[], 1, true)));
+        assert_eq!((frontends(&fixture), fixture.of("web")), (0, programmed(5, &[], 1, true)));
         fixture.frontends = 1;
         fixture.sync(&[]);
-        assert_eq!((frontends(&fixture), fixture.of("web")), (1, told(5, &[], 1, true)));
+        assert_eq!((frontends(&fixture), fixture.of("web")), (1, programmed(5, &[], 1, true)));
     }
 
     #[test]
@@ -270,7 +274,7 @@ mod tests {
         fixture.ledger.record_sync(&fixture.cluster, None, |_| 1, fixture.now);
         assert_eq!(fixture.of("web"), None);
         fixture.sync(&[]);
-        assert_eq!(fixture.of("web"), told(5, &[], 1, true));
+        assert_eq!(fixture.of("web"), programmed(5, &[], 1, true));
     }
 
     #[test]
@@ -282,16 +286,19 @@ mod tests {
         fixture.sync(&[]);
         fixture.take(slice("one", "db", 4));
         fixture.sync(&[]);
-        assert_eq!((fixture.of("web"), fixture.of("db")), (told(1, &[], 2, true), told(2, &[4], 2, true)));
+        assert_eq!(
+            (fixture.of("web"), fixture.of("db")),
+            (programmed(1, &[], 2, true), programmed(2, &[4], 2, true))
+        );
         fixture.take(Event::Delete(Key::Slice(SliceName::new("default", "one"))));
         fixture.take(Event::Delete(Key::Service(ServiceName::new("default", "web"))));
         fixture.sync(&["web"]);
         assert_eq!(
             fixture.of("web"),
-            told(1, &[], 2, false),
+            programmed(1, &[], 2, false),
             "its removal failed: clients may still reach it"
         );
-        assert_eq!(fixture.of("db"), told(2, &[], 3, true));
+        assert_eq!(fixture.of("db"), programmed(2, &[], 3, true));
         fixture.sync(&[]);
         assert_eq!(fixture.of("web"), None);
     }
@@ -308,7 +315,7 @@ mod tests {
         fixture.sync(&[]);
         assert_eq!(
             (fixture.of("old"), fixture.of("web"), fixture.of("mesh")),
-            (None, told(8, &[], 2, true), None)
+            (None, programmed(8, &[], 2, true), None)
         );
     }
 }

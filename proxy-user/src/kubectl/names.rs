@@ -1,8 +1,11 @@
 //! Translates names of objects to arguments of `ballast` on a node.
 
+use std::fmt::Debug;
+
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 use kube::api::ListParams;
+use serde::de::DeserializeOwned;
 
 use super::cluster::Cluster;
 use super::error::KubectlError;
@@ -62,9 +65,7 @@ pub(super) async fn client(cluster: &Cluster, text: &str) -> Result<Client, Kube
     let pods = pods(cluster.client.clone(), Some(namespace));
     let found = pods.get_opt(name).await.map_err(cluster.failed("get the pod"))?;
     let Some(pod) = found else {
-        let all = pods.list_metadata(&ListParams::default()).await;
-        let all = all.map_err(cluster.failed("list pods"))?.items;
-        let names: Vec<_> = all.into_iter().filter_map(|pod| pod.metadata.name).collect();
+        let names = names(&pods).await.map_err(cluster.failed("list pods"))?;
         return Err(missing("pod", namespace, name, &names));
     };
     of_pod(namespace, name, pod)
@@ -99,10 +100,14 @@ pub(super) async fn service(
     if let Some(service) = services.get_opt(name).await.map_err(cluster.failed("get the Service"))? {
         return Ok(service);
     }
-    let all = services.list(&ListParams::default()).await;
-    let all = all.map_err(cluster.failed("list Services"))?.items;
-    let names: Vec<_> = all.into_iter().filter_map(|service| service.metadata.name).collect();
+    let names = names(&services).await.map_err(cluster.failed("list Services"))?;
     Err(missing("Service", namespace, name, &names))
+}
+
+/// Returns the names of all objects; the API server sends their metadata only.
+async fn names<K: Clone + DeserializeOwned + Debug>(api: &Api<K>) -> Result<Vec<String>, kube::Error> {
+    let all = api.list_metadata(&ListParams::default()).await?.items;
+    Ok(all.into_iter().filter_map(|object| object.metadata.name).collect())
 }
 
 /// Evaluates the arguments that select Services; asks the API server if they contain labels.

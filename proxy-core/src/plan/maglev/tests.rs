@@ -91,7 +91,7 @@ fn tables_are_those_of_earlier_versions() {
 }
 
 #[test]
-fn rounding_remainder_goes_to_members_that_lose_the_largest_part() {
+fn rounding_remainder_of_shares_goes_to_the_largest_fractions() {
     // 1.4, 1.4 and 4.2 of 7 entries.
     assert_eq!(super::shares(&[member(0, 1), member(1, 1), member(2, 3)], 7), [2, 1, 4]);
 }

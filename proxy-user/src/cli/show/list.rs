@@ -166,7 +166,7 @@ impl<T: Serialize> List<T> {
         ShowError::NoField { asked: asked.to_owned(), near, known: known.join(", ") }
     }
 
-    /// Returns what people are told if there are no rows, and therefore no fields in which to look for this one.
+    /// Returns the message for a list without rows, whose fields are not known, if no column has this name.
     pub fn unchecked(&self, field: &str) -> Option<String> {
         let asked = field_name(field);
         let is_column =
@@ -192,7 +192,7 @@ impl<T: Serialize> List<T> {
         }
     }
 
-    /// Returns what people are told if there are no rows; it does not belong to the output.
+    /// Returns the message for a list without rows; it does not belong to the output.
     pub fn note(&self, output: Output) -> Option<&'static str> {
         (self.rows.is_empty() && !output.is_document()).then_some(self.otherwise)
     }

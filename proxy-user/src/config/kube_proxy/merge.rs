@@ -22,8 +22,6 @@ use proxy_core::model::spread;
 
 /// The shortest period between full comparisons.
 pub const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
-/// kube-proxy's `conntrack.maxPerCore`, used if only `conntrack.min` is given.
-const MAX_PER_CORE: u32 = 32 * 1024;
 /// The feature that permits external addresses of Services.
 const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
 
@@ -85,11 +83,10 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
             merge.notes.push(format!("feature {gate}={on} is ignored"));
         }
     }
-    let is_nftables = options.proxy_mode == Some(ProxyMode::Legacy("nftables"));
     merge.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
     merge.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
     merge.conntrack = conntrack(&values);
-    let bit = values.number(if is_nftables { "nftables.masqueradeBit" } else { "iptables.masqueradeBit" });
+    let bit = values.number(&format!("{}.masqueradeBit", rules_section(options.proxy_mode.as_ref())));
     merge.masquerade_mark = bit
         .and_then(|bit| u32::try_from(bit).ok().and_then(|bit| 1u32.checked_shl(bit)))
         .unwrap_or(MASQUERADE_MARK);
@@ -111,6 +108,11 @@ fn take_log_flags(options: &mut Options, values: &Values) {
     });
     let level = values.number("logging.verbosity").map(|number| number.min(10).to_string());
     options.log_level = options.log_level.or_else(|| level?.parse::<LogLevel>().ok());
+}
+
+/// Returns the section that has the settings of rules for the mode.
+fn rules_section(mode: Option<&ProxyMode>) -> &'static str {
+    if mode == Some(&ProxyMode::Legacy("nftables")) { "nftables" } else { "iptables" }
 }
 
 /// Returns the address of a server.
@@ -153,8 +155,7 @@ fn shared(options: &mut Options, values: &Values) {
     options.healthz_bind_address = listen(values, "healthzBindAddress");
     options.metrics_bind_address = listen(values, "metricsBindAddress");
     options.proxy_mode = text("mode").and_then(|text| text.parse::<ProxyMode>().ok());
-    let section =
-        if options.proxy_mode == Some(ProxyMode::Legacy("nftables")) { "nftables" } else { "iptables" };
+    let section = rules_section(options.proxy_mode.as_ref());
     network.masquerade_all = values.switch(&format!("{section}.masqueradeAll"));
     network.detect_local_mode = text("detectLocalMode").and_then(DetectLocalMode::from_name);
     network.pod_bridge_interface = text("detectLocal.bridgeInterface").map(str::to_owned);
@@ -189,7 +190,8 @@ fn old_ports(options: &mut Options, values: &Values) {
 fn conntrack(values: &Values) -> Conntrack {
     let count = |key| values.number(key).and_then(|number| u32::try_from(number).ok());
     let (max_per_core, min) = (count("conntrack.maxPerCore"), count("conntrack.min"));
-    let default = min.filter(|min| *min > 0).map(|_| MAX_PER_CORE);
+    // Used if only `conntrack.min` is given.
+    let default = min.filter(|min| *min > 0).map(|_| Conntrack::MAX_PER_CORE);
     Conntrack {
         max_per_core: max_per_core.or(default).filter(|max| *max > 0),
         min,

@@ -138,7 +138,7 @@ fn installed(facts: &mut CheckFacts) -> &mut Installed {
     facts.installed.as_mut().expect("it is installed")
 }
 
-fn told(facts: &mut CheckFacts) -> &mut AgentMetrics {
+fn metrics(facts: &mut CheckFacts) -> &mut AgentMetrics {
     installed(facts).metrics.as_mut().expect("it answers")
 }
 
@@ -255,21 +255,21 @@ fn rules() -> KubeProxyRules {
 #[case::never_filled("maps", Fail, "the maps are empty", |f: &mut CheckFacts| installed(f).maps = Ok((Vec::new(), 0)))]
 #[case::nearly_full("map-usage", Warn, "names (90 of 100)", |f: &mut CheckFacts| installed(f).maps = Ok((vec![row("names", 90)], 3)))]
 #[case::not_full("map-usage", Pass, "no map is nearly full", |f: &mut CheckFacts| installed(f).maps = Ok((vec![row("names", 89)], 3)))]
-#[case::another("agent-version", Warn, "9.9.9", |f: &mut CheckFacts| told(f).version = Some("9.9.9".to_owned()))]
-#[case::no_version("agent-version", Warn, "not Ballast's agent", |f: &mut CheckFacts| told(f).version = None)]
-#[case::never("sync", Fail, "not completed a sync", |f: &mut CheckFacts| told(f).sync_age = None)]
-#[case::incomplete("sync", Warn, "not programmed yet", |f: &mut CheckFacts| told(f).synced = false)]
-#[case::old_sync("sync", Warn, "600 s ago", |f: &mut CheckFacts| told(f).sync_age = Some(Duration::from_mins(10)))]
+#[case::another("agent-version", Warn, "9.9.9", |f: &mut CheckFacts| metrics(f).version = Some("9.9.9".to_owned()))]
+#[case::no_version("agent-version", Warn, "not Ballast's agent", |f: &mut CheckFacts| metrics(f).version = None)]
+#[case::never("sync", Fail, "not completed a sync", |f: &mut CheckFacts| metrics(f).sync_age = None)]
+#[case::incomplete("sync", Warn, "not programmed yet", |f: &mut CheckFacts| metrics(f).synced = false)]
+#[case::old_sync("sync", Warn, "600 s ago", |f: &mut CheckFacts| metrics(f).sync_age = Some(Duration::from_mins(10)))]
 #[case::stuck("sync", Fail, "2 changes are pending", |f: &mut CheckFacts| {
-    told(f).sync_age = Some(Duration::from_mins(10));
-    told(f).pending = 2;
+    metrics(f).sync_age = Some(Duration::from_mins(10));
+    metrics(f).pending = 2;
 })]
-#[case::repaired("audit", Warn, "1 repaired", |f: &mut CheckFacts| told(f).audits_repaired = 1)]
+#[case::repaired("audit", Warn, "1 repaired", |f: &mut CheckFacts| metrics(f).audits_repaired = 1)]
 #[case::failed("audit", Warn, "2 failed", |f: &mut CheckFacts| {
-    told(f).audits_clean = 0;
-    told(f).audits_failed = 2;
+    metrics(f).audits_clean = 0;
+    metrics(f).audits_failed = 2;
 })]
-#[case::none_yet("audit", Pass, "no audit yet", |f: &mut CheckFacts| told(f).audits_clean = 0)]
+#[case::none_yet("audit", Pass, "no audit yet", |f: &mut CheckFacts| metrics(f).audits_clean = 0)]
 fn lines(#[case] check: &str, #[case] outcome: CheckResult, #[case] words: &str, #[case] change: Change) {
     let mut facts = well();
     change(&mut facts);
