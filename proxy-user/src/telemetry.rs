@@ -31,12 +31,10 @@ use crate::spans;
 /// The environment variable that overrides `--log-level`.
 pub const VARIABLE: &str = "BALLAST_LOG";
 
-/// The name of this crate in log filters of users.
+/// The name of our crates in log lines, and in log filters of users.
 const PUBLIC_TARGET: &str = "ballast";
-/// The name of this crate for the compiler.
-const TARGET: &str = "proxy_user";
-/// The target of log lines of the BPF programs.
-const BPF_TARGET: &str = "proxy_ebpf";
+/// The names of our crates for the compiler.
+const CRATES: [&str; 4] = ["proxy_user", "proxy_core", "proxy_common", "proxy_ebpf"];
 /// Libraries that log at each attempt what [`crate::api::watch_health`] logs once.
 const REPEATERS: [&str; 2] = ["kube_client::client", "kube_runtime::watcher"];
 
@@ -70,8 +68,8 @@ pub fn init(
     subscriber(format, filter, io::stderr, export).try_init().map_err(TelemetryError::Twice)
 }
 
-/// Returns the given filter, or by default: lines of this crate from `level` on, only warnings of libraries, and no
-/// library line that repeats a line of this crate, unless `level` is trace.
+/// Returns the given filter, or by default: lines of our crates from `level` on, only warnings of libraries, and no
+/// library line that repeats a line of ours, unless `level` is trace.
 fn directives(level: LogLevel, filter: Option<&str>) -> Result<EnvFilter, TelemetryError> {
     let libraries = match level {
         LogLevel::Error => LogLevel::Error,
@@ -80,11 +78,21 @@ fn directives(level: LogLevel, filter: Option<&str>) -> Result<EnvFilter, Teleme
     };
     let repeaters = if level == LogLevel::Trace { libraries.to_string() } else { "off".to_owned() };
     let repeaters = REPEATERS.map(|target| format!("{target}={repeaters}")).join(",");
-    let text = filter.filter(|text| !text.is_empty()).map_or_else(
-        || format!("{libraries},{repeaters},{TARGET}={level},{PUBLIC_TARGET}={level},{BPF_TARGET}={level}"),
-        |text| text.replace(&format!("{PUBLIC_TARGET}::"), &format!("{TARGET}::")),
-    );
-    EnvFilter::try_new(&text).map_err(|source| TelemetryError::Filter { value: text, source })
+    let default = format!("{libraries},{repeaters},{PUBLIC_TARGET}={level}");
+    let text = filter.filter(|text| !text.is_empty()).unwrap_or(&default);
+    let all: Vec<_> = text.split(',').flat_map(of_crates).collect();
+    EnvFilter::try_new(all.join(","))
+        .map_err(|source| TelemetryError::Filter { value: text.to_owned(), source })
+}
+
+/// Returns a directive of a log filter with the compiler's names of our crates instead of the public name.
+fn of_crates(directive: &str) -> Vec<String> {
+    match directive.trim().strip_prefix(PUBLIC_TARGET) {
+        Some(rest) if rest.is_empty() || rest.starts_with("::") || rest.starts_with(['=', '[']) => {
+            CRATES.map(|name| [name, rest].concat()).into()
+        }
+        _ => vec![directive.to_owned()],
+    }
 }
 
 /// Returns the subscriber; tests choose the writer.
@@ -144,7 +152,7 @@ where
 /// Returns the public name of a module of ours; `None` for other targets.
 fn public_name(target: &str) -> Option<String> {
     let mut parts = target.split("::");
-    let is_ours = parts.next().is_some_and(|name| [TARGET, BPF_TARGET].contains(&name));
+    let is_ours = parts.next().is_some_and(|name| CRATES.contains(&name));
     let part = parts.next().map(|part| format!("::{part}")).unwrap_or_default();
     is_ours.then(|| format!("{PUBLIC_TARGET}{part}"))
 }
@@ -184,7 +192,7 @@ mod tests {
         let subscriber = subscriber(format, directives(level, filter).unwrap(), sink.clone(), None);
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(service = "default/redis", "programmed");
-            tracing::debug!(target: "proxy_user::sync", "one object");
+            tracing::debug!(target: "proxy_core::sync", "one object");
             tracing::info!(target: "hyper", "chatter");
         });
         let bytes = sink.0.lock().unwrap().clone();
@@ -204,9 +212,9 @@ mod tests {
         for format in [LogFormat::Text, LogFormat::Json] {
             let text = written(format, LogLevel::Info, filter);
             assert!(text.contains("ballast::telemetry") && text.contains("ballast::sync"), "{text}");
-            assert!(!text.contains(TARGET), "{text}");
+            assert!(!text.contains("proxy_"), "{text}");
         }
-        assert_eq!(public_name("proxy_user::sync::driver").as_deref(), Some("ballast::sync"));
+        assert_eq!(public_name("proxy_core::sync::addresses").as_deref(), Some("ballast::sync"));
         assert_eq!(public_name("kube_client::client"), None);
     }
 
@@ -278,6 +286,28 @@ mod tests {
     fn the_variable_wins_and_knows_the_public_name() {
         let text = written(LogFormat::Text, LogLevel::Info, Some("error,ballast::sync=debug"));
         assert!(text.contains("one object") && !text.contains("programmed"), "{text}");
+    }
+
+    #[test]
+    fn lines_of_each_crate_of_the_product_are_written() {
+        let workspace = include_str!("../../Cargo.toml");
+        let members = workspace.lines().find_map(|line| line.strip_prefix("members = ")).unwrap();
+        let members: std::collections::BTreeSet<String> = serde_json::from_str(members).unwrap();
+        let product = members.iter().filter(|name| *name != "xtask").map(|name| name.replace('-', "_"));
+        assert_eq!(product.collect::<std::collections::BTreeSet<_>>(), CRATES.map(str::to_owned).into());
+        for filter in [None, Some("warn,ballast=info"), Some("warn,ballast::sync=info")] {
+            let sink = Sink::default();
+            let filter = directives(LogLevel::Info, filter).unwrap();
+            let subscriber = subscriber(LogFormat::Text, filter, sink.clone(), None);
+            tracing::subscriber::with_default(subscriber, || {
+                tracing::info!(target: "proxy_user::sync", "line");
+                tracing::info!(target: "proxy_core::sync", "line");
+                tracing::info!(target: "proxy_common::sync", "line");
+                tracing::info!(target: "proxy_ebpf::sync", "line");
+            });
+            let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
+            assert_eq!(text.matches("ballast::sync: line").count(), CRATES.len(), "{text}");
+        }
     }
 
     #[test]
