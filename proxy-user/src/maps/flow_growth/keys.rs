@@ -12,7 +12,7 @@ use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::flow::{
     BUCKET_SLOTS, BUCKET_WORDS, FlowEntry, NO_POSITION, SLOT_PENDING, STATE_CLAIMED, STATE_USED, bits_of,
-    buckets_of, slot_of, tag,
+    buckets_of, flow_of, slot_of, tag,
 };
 
 use super::Mapping;
@@ -48,13 +48,10 @@ impl Pass {
     }
 }
 
-/// A slot that a key has left, and its value.
-pub(super) type Left = (u32, u32);
-
 impl Keys<'_> {
-    /// Moves the keys that are in other buckets; adds the slots that they leave to `left`. `waits`: an entry that a program owns
-    /// counts as missed: for a moment, unless the program was killed.
-    pub(super) fn pass<A: Address>(&self, entries: u32, left: &mut Vec<Left>, waits: bool) -> Pass
+    /// Moves the keys that are in other buckets. `waits`: an entry that a program owns counts as missed: for a moment, unless
+    /// the program was killed.
+    pub(super) fn pass<A: Address>(&self, entries: u32, waits: bool) -> Pass
     where
         FlowEntry<A>: Plain,
     {
@@ -79,7 +76,6 @@ impl Keys<'_> {
                     continue;
                 }
                 if self.move_key::<A>(index, state, direction, old, hash) {
-                    left.push((old, slot_of(tag(hash), index)));
                     pass.moved += 1;
                 } else {
                     pass.missed += 1;
@@ -89,11 +85,33 @@ impl Keys<'_> {
         pass
     }
 
-    /// Frees slots that keys have left.
-    pub(super) fn clear(&self, left: &[Left]) {
-        for (position, slot) in left {
-            if let Some(word) = self.slot(*position) {
-                exchange(word, *slot, 0);
+    /// Frees the slots of these buckets to which no flow refers: those that keys have left, and those that a flow which ended
+    /// meanwhile could not free. A pending slot to which a flow refers becomes valid: an agent was killed before it did that.
+    pub(super) fn settle<A: Address>(&self, buckets: u32)
+    where
+        FlowEntry<A>: Plain,
+    {
+        for position in
+            (0..buckets).flat_map(|bucket| (0..BUCKET_SLOTS).map(move |at| bucket * BUCKET_WORDS + at))
+        {
+            let Some(slot) = self.slot(position) else { return };
+            let value = slot.load(Ordering::SeqCst);
+            if value == 0 {
+                continue;
+            }
+            let index = flow_of(value);
+            // The owner of an entry frees its slots itself, or leaves them to the next flow that finds no free one.
+            let Some(state) = self.state(index).filter(|state| bits_of(*state) & STATE_CLAIMED == 0) else {
+                continue;
+            };
+            let refers = bits_of(state) & STATE_USED != 0
+                && self
+                    .flows
+                    .read::<FlowEntry<A>>(index as usize)
+                    .is_some_and(|flow| flow.positions.contains(&position));
+            let settled = if refers { value & !SLOT_PENDING } else { 0 };
+            if settled != value && self.state(index) == Some(state) {
+                exchange(slot, value, settled);
             }
         }
     }

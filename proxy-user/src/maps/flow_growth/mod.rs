@@ -193,9 +193,9 @@ impl Table {
         let flows = self.flows.map(ProtFlags::READ | ProtFlags::WRITE, 0..entries as usize)?;
         let buckets = self.buckets.map(ProtFlags::READ | ProtFlags::WRITE, 0..self.buckets.len())?;
         let keys = Keys { flows: &flows, buckets: &buckets, number: to, seed: config.flow_seed };
-        let (mut left, mut moved) = (Vec::new(), 0);
+        let mut moved = 0;
         for pass in 0.. {
-            let pass_of = keys.pass::<A>(entries, &mut left, pass < PASSES / 2);
+            let pass_of = keys.pass::<A>(entries, pass < PASSES / 2);
             moved += pass_of.moved;
             if pass_of.is_done() {
                 break;
@@ -211,7 +211,7 @@ impl Table {
         self.edit(fd, |size| size.searched[0] = to)?;
         // A program may have read the old place of a key: only now nothing reads it.
         self.buckets.wait()?;
-        keys.clear(&left);
+        keys.settle::<A>(to.max(old));
         self.edit(fd, |size| size.searched[1] = 0)?;
         Ok(moved)
     }

@@ -3,8 +3,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
 use proxy_common::flow::{
-    BUCKET_SLOTS, BUCKET_WORDS, Bucket, FlowEntry, NO_POSITION, STATE_CLAIMED, STATE_USED, TAG_SHIFT,
-    bits_of, buckets_of, claimed, flow_of, slot_of, tag, with_bits,
+    BUCKET_SLOTS, BUCKET_WORDS, Bucket, FlowEntry, NO_POSITION, SLOT_PENDING, STATE_CLAIMED, STATE_USED,
+    TAG_SHIFT, bits_of, buckets_of, claimed, flow_of, slot_of, tag, with_bits,
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -149,13 +149,13 @@ fn keys_are_found_by_both_numbers_until_they_are_cleared() {
     let table = Table::new();
     (0..ENTRIES).for_each(|index| table.begin(index, index));
     table.all_are_found(OLD);
-    let (keys, mut left) = (table.keys(), Vec::new());
-    let pass = keys.pass::<[u8; 4]>(ENTRIES, &mut left, true);
+    let keys = table.keys();
+    let pass = keys.pass::<[u8; 4]>(ENTRIES, true);
     assert!(pass.moved > ENTRIES as usize && pass.missed == 0, "{pass:?}");
     table.all_are_found(OLD);
     table.all_are_found(NEW);
-    assert!(keys.pass::<[u8; 4]>(ENTRIES, &mut left, true).is_done());
-    keys.clear(&left);
+    assert!(keys.pass::<[u8; 4]>(ENTRIES, true).is_done());
+    keys.settle::<[u8; 4]>(NEW);
     table.all_are_found(NEW);
     assert_eq!(table.used_slots(), 2 * ENTRIES as usize);
     // Positions lead to the slots: a flow that ends leaves nothing behind.
@@ -164,16 +164,30 @@ fn keys_are_found_by_both_numbers_until_they_are_cleared() {
 }
 
 #[test]
+fn slots_without_a_flow_are_freed_and_a_pending_slot_of_a_flow_becomes_valid() {
+    let table = Table::new();
+    (0..ENTRIES).for_each(|index| table.begin(index, index));
+    let pending = table.slot(table.flow(3).positions[1]);
+    let valid = pending.fetch_or(SLOT_PENDING, Ordering::SeqCst);
+    let free =
+        (0..).find(|at| *at % BUCKET_WORDS < BUCKET_SLOTS && table.slot(*at).load(Ordering::SeqCst) == 0);
+    table.slot(free.unwrap()).store(valid, Ordering::SeqCst);
+    table.keys().settle::<[u8; 4]>(NEW);
+    assert_eq!(table.used_slots(), 2 * ENTRIES as usize);
+    table.all_are_found(OLD);
+}
+
+#[test]
 fn a_claimed_entry_is_left_to_its_owner() {
     let table = Table::new();
     (0..ENTRIES).for_each(|index| table.begin(index, index));
     let state = table.state(7).load(Ordering::SeqCst);
     table.state(7).store(with_bits(state, STATE_USED | STATE_CLAIMED), Ordering::SeqCst);
-    let (before, mut left) = (table.flow(7), Vec::new());
-    let pass = table.keys().pass::<[u8; 4]>(ENTRIES, &mut left, true);
+    let before = table.flow(7);
+    let pass = table.keys().pass::<[u8; 4]>(ENTRIES, true);
     assert_eq!((pass.missed, table.flow(7)), (1, before));
     table.state(7).store(state, Ordering::SeqCst);
-    assert!(table.keys().pass::<[u8; 4]>(ENTRIES, &mut left, true).missed == 0);
+    assert!(table.keys().pass::<[u8; 4]>(ENTRIES, true).missed == 0);
     table.all_are_found(NEW);
 }
 
@@ -182,7 +196,7 @@ fn flows_that_begin_meanwhile_are_found_too() {
     let (table, ends) = (Table::new(), AtomicBool::new(false));
     (0..ENTRIES).for_each(|index| table.begin(index, index));
     table.adds_by.store(NEW, Ordering::SeqCst);
-    let (keys, mut left) = (table.keys(), Vec::new());
+    let keys = table.keys();
     thread::scope(|scope| {
         let (table, ends) = (&table, &ends);
         let begun = scope.spawn(move || {
@@ -194,13 +208,13 @@ fn flows_that_begin_meanwhile_are_found_too() {
             number - ENTRIES
         });
         for _ in 0..200 {
-            keys.pass::<[u8; 4]>(ENTRIES, &mut left, true);
+            keys.pass::<[u8; 4]>(ENTRIES, true);
         }
         ends.store(true, Ordering::SeqCst);
         assert!(begun.join().unwrap() > 1_000);
     });
-    assert!(keys.pass::<[u8; 4]>(ENTRIES, &mut left, true).missed == 0);
-    keys.clear(&left);
+    assert!(keys.pass::<[u8; 4]>(ENTRIES, true).missed == 0);
+    keys.settle::<[u8; 4]>(NEW);
     table.all_are_found(NEW);
     assert_eq!(table.used_slots(), 2 * ENTRIES as usize);
 }
