@@ -13,7 +13,7 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 24] = [
+const CASES: [Case; 25] = [
     Case {
         values: &[HOST, "preset=small", "maxFlows=50000", "settings.BALLAST_MAX_SLOTS=1000"],
         holds: &[
@@ -193,8 +193,17 @@ const CASES: [Case; 24] = [
     },
     Case {
         values: &[HOST, "serviceAccount.create=false", "serviceAccount.name=given"],
-        holds: &["serviceAccountName: given\n"],
+        holds: &["serviceAccountName: given\n", "subjects:\n  - kind: ServiceAccount\n    name: given\n"],
         lacks: &["kind: ServiceAccount\nmetadata"],
+    },
+    Case {
+        values: &[HOST, "serviceAccount.name=agent"],
+        holds: &[
+            "kind: ServiceAccount\nmetadata:\n  name: agent\n",
+            "serviceAccountName: agent\n",
+            "subjects:\n  - kind: ServiceAccount\n    name: agent\n",
+        ],
+        lacks: &[],
     },
     Case {
         values: &["apiServer.configMap=elsewhere"],
