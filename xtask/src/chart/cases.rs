@@ -314,7 +314,9 @@ const CASES: [Case; 25] = [
         holds: &[
             "name: BALLAST_METRICS_BIND_ADDRESS\n              value: \"0.0.0.0:10249\"",
             "kind: PodMonitor",
+            "podMetricsEndpoints:\n    - port: metrics\n      honorLabels: true",
             "kind: ServiceMonitor",
+            "  endpoints:\n    - port: metrics\n      honorLabels: true",
             "name: ballast-metrics",
             "kind: PrometheusRule",
             "alert: BallastAbsent",
