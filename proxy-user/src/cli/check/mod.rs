@@ -36,6 +36,18 @@ pub fn run(args: &CheckArgs, api: ApiAccess, with_colour: bool) -> Result<Comman
     }
     let mut lines = judge::judge(&gather::facts(args, api));
     lines.retain(|line| asked.is_empty() || asked.iter().any(|asked| asked == line.check));
+    // Some lines need the agent's answer or its maps.
+    let is_unknown = |check: &&&str| {
+        asked.iter().any(|one| one == **check) && lines.iter().all(|line| line.check != **check)
+    };
+    let unknown: Vec<_> = judge::CHECKS.iter().filter(is_unknown).collect();
+    lines.extend(unknown.into_iter().map(|check| {
+        judge::CheckLine::warn(
+            check,
+            "not known: no agent answers, or its maps cannot be read",
+            "see the lines `agent` and `maps` of `ballast check`",
+        )
+    }));
     let well = args.report_only || !lines.iter().any(judge::CheckLine::fails);
     Ok(CommandOutput { text: render::render(&lines, args.output, with_colour, !asked.is_empty())?, well })
 }

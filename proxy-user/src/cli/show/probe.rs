@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::error::ShowError;
 use crate::config::run::METRICS_PORT;
 use crate::config::value::Listen;
+use crate::http::PROXY_MODE;
 use crate::programs::XdpDevice;
 use proxy_core::model::ApiServers;
 
@@ -61,10 +62,24 @@ fn probe_either(first: SocketAddr, second: SocketAddr) -> AgentState {
 }
 
 fn probe_at(address: SocketAddr) -> AgentState {
-    match ask(address, "/healthz") {
-        Ok((status, _)) => AgentState::Answered { address, status },
-        Err(error) => AgentState::Silent { address, reason: error.to_string() },
+    match (ask(address, "/healthz"), other_mode(address)) {
+        (Ok(_), Some(mode)) => AgentState::Silent {
+            address,
+            reason: format!(
+                "kube-proxy in mode {mode} answers there: when it is stopped, the agent takes over the port within 5 s"
+            ),
+        },
+        (Ok((status, _)), None) => AgentState::Answered { address, status },
+        (Err(error), _) => AgentState::Silent { address, reason: error.to_string() },
     }
+}
+
+/// Returns the mode of the proxy that listens at this address, if it is another one: kube-proxy has the same default address.
+fn other_mode(address: SocketAddr) -> Option<String> {
+    let (_, body) = ask(address, "/proxyMode").ok().filter(|(status, _)| *status == 200)?;
+    let mode = String::from_utf8(body).ok()?.trim().to_owned();
+    let is_mode = (1..=16).contains(&mode.len()) && mode.bytes().all(|byte| byte.is_ascii_lowercase());
+    (is_mode && mode != PROXY_MODE).then_some(mode)
 }
 
 /// Returns the problems that the agent reports; empty if it does not answer, or is too old to report them.
@@ -146,6 +161,25 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+
+    #[test]
+    fn kube_proxy_at_the_address_of_the_agent_is_named() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = other.local_addr().unwrap();
+        let served = std::thread::spawn(move || {
+            for body in ["ok", "nftables"] {
+                let (mut stream, _) = other.accept().unwrap();
+                let _ = stream.read(&mut [0; 512]).unwrap();
+                stream.write_all(format!("HTTP/1.1 200 OK\r\n\r\n{body}").as_bytes()).unwrap();
+            }
+        });
+        let state = probe_at(address);
+        served.join().unwrap();
+        assert!(
+            matches!(&state, AgentState::Silent { reason, .. } if reason.contains("kube-proxy in mode nftables")),
+            "{state:?}"
+        );
+    }
 
     #[test]
     fn agent_on_the_second_address_is_found() {
