@@ -98,8 +98,8 @@ impl Cluster {
         changed
     }
 
-    /// Whether Services and EndpointSlices have been listed once: before that, nothing may be deleted. The list of the node
-    /// is not needed: the node's zone only determines which endpoints are preferred.
+    /// Whether Services and EndpointSlices have been listed once: before that, nothing may be deleted. A cluster may have no
+    /// object of this node.
     pub fn has_listed_all(&self) -> bool {
         self.listed.contains(&ObjectKind::Service) && self.listed.contains(&ObjectKind::Slice)
     }
@@ -226,14 +226,15 @@ impl Cluster {
         }
     }
 
-    /// Replaces this node's object; `None`: it is gone. The name cannot change, because the agent's node is determined at
-    /// start.
+    /// Replaces this node's object; `None`: it is gone. Its addresses, ranges and zone then stay as they were, because the
+    /// machine has them still: kube-proxy leaves its rules, too. The name cannot change, because the agent's node is determined
+    /// at start.
     fn set_node(&mut self, node: Option<NodeView>, changed: &mut BTreeSet<ServiceName>) {
         if node.as_ref().is_some_and(|node| node.name != self.node.name) {
             return;
         }
         self.node_is_unknown = node.is_none();
-        let node = node.unwrap_or_else(|| NodeView::new(self.node.name.clone()));
+        let Some(node) = node else { return };
         let old = std::mem::replace(&mut self.node, node);
         if old.pod_cidrs != self.node.pod_cidrs {
             changed.extend(self.services.keys().cloned());

@@ -92,14 +92,11 @@ pub struct PodRanges {
 }
 
 impl PodRanges {
-    fn of(ranges: &[IpNet]) -> Self {
-        let v4 = ranges
-            .iter()
-            .find_map(|range| if let IpNet::V4(range) = range { Some(range.trunc()) } else { None });
-        let v6 = ranges
-            .iter()
-            .find_map(|range| if let IpNet::V6(range) = range { Some(range.trunc()) } else { None });
-        Self { v4, v6 }
+    /// Returns the first range of each family.
+    fn of<'a>(ranges: impl Iterator<Item = &'a IpNet> + Clone) -> Self {
+        let v4 = |range: &IpNet| if let IpNet::V4(range) = range { Some(range.trunc()) } else { None };
+        let v6 = |range: &IpNet| if let IpNet::V6(range) = range { Some(range.trunc()) } else { None };
+        Self { v4: ranges.clone().find_map(v4), v6: ranges.clone().find_map(v6) }
     }
 }
 
@@ -154,6 +151,7 @@ pub fn plan_node(
                 .to_owned(),
         });
     }
+    let pod_ranges = PodRanges::of(node.pod_cidrs.iter().chain(pods.values()));
     NodePlan {
         device_sources: device_sources(node, host, &devices, &sources, &mut problems),
         ipsec: ipsec::combine(host.ipsec.keys()),
@@ -175,7 +173,7 @@ pub fn plan_node(
         node_port_bind: settings.node_port_bind,
         timeouts: settings.timeouts,
         pod_cgroups: host.pod_cgroups,
-        pod_ranges: PodRanges::of(&node.pod_cidrs),
+        pod_ranges,
         host_netns: host.netns_cookie,
         dsr: false,
         tunnels: None,
@@ -295,10 +293,13 @@ fn addresses(
     problems: &mut Vec<Problem>,
 ) -> BTreeMap<IpAddr, AddressFacts> {
     let wanted = &settings.node_port_addresses;
+    // One of each family, as in kube-proxy (`cmd/kube-proxy/app/server.go`, `getNodeIPs`), whether the host has it or not. Until
+    // the cluster has reported the internal addresses, it is the node's source address for SNAT.
     let is_primary = |address: &IpAddr| {
-        // Until the cluster has reported the internal addresses, the node's source address for SNAT is the primary one.
-        let known = node.internal_ips.iter().any(|ip| IpFamily::of(*ip) == IpFamily::of(*address));
-        if known { node.internal_ips.contains(address) } else { sources.values().any(|ip| ip == address) }
+        let family = IpFamily::of(*address);
+        let mut named = settings.address.iter().chain(&node.internal_ips);
+        let primary = named.find(|named| IpFamily::of(**named) == family);
+        primary.or_else(|| sources.get(&family)) == Some(address)
     };
     let facts = |address: &IpAddr| {
         let loopback = address.is_loopback();

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use backon::ExponentialBuilder;
 use futures::stream::{BoxStream, SelectAll};
-use futures::{Stream, StreamExt, future, stream};
+use futures::{FutureExt as _, Stream, StreamExt, future, stream};
 use kube::runtime::utils::ResetTimerBackoff;
 use kube::runtime::watcher::{self, ExponentialBackoff};
 use kube::{Api, Client};
 use tokio::sync::mpsc::Sender;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::field::Empty;
 use tracing::{Span, info_span, warn};
@@ -24,7 +24,7 @@ use super::kinds::Watched;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
 use super::reflector::reflect;
 use super::transport::Source;
-use super::watch_health::WatchHealth;
+use super::watch_health::{WatchErrorKind, WatchHealth};
 
 /// The first pause after a failure.
 const MIN_DELAY: Duration = Duration::from_millis(200);
@@ -34,8 +34,9 @@ const MAX_DELAY: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(30);
 /// The longest pause that a server may demand.
 const MAX_DEMANDED: Duration = Duration::from_mins(2);
-/// How long the first lists wait for the node object, because its zone affects the selection of endpoints.
-const NODE_WAIT: Duration = Duration::from_secs(2);
+/// How long the other lists wait for this node's object, as kube-proxy waits for its addresses: until it is known, node ports
+/// would answer at other addresses, and pods would be clients outside. What an earlier agent has programmed serves meanwhile.
+const NODE_WAIT: Duration = Duration::from_secs(30);
 
 /// An event or a failure of one of the watches.
 enum Report {
@@ -56,11 +57,10 @@ pub async fn run(
     note: impl FnMut(&Event),
 ) {
     let own_node = Node::selectors().fields(&format!("metadata.name={node_name}"));
-    let mut node = reports(Api::<Node>::all(client.clone()), own_node).boxed();
-    let first = tokio::select! {
-        () = sender.closed() => return,
-        first = timeout(NODE_WAIT, node.next()) => first.ok().flatten(),
-    };
+    let (ends, is_known) = oneshot::channel::<()>();
+    let mut ends = Some(ends);
+    let node = reports(Api::<Node>::all(client.clone()), own_node)
+        .inspect(move |report| drop(ends.take_if(|_| ends_wait(report))));
     let services = reports(Api::<Service>::all(client.clone()), Service::selectors());
     let slices = reports(Api::<EndpointSlice>::all(client.clone()), EndpointSlice::selectors());
     let cidrs = reports(Api::<ServiceCidr>::all(client.clone()), ServiceCidr::selectors());
@@ -68,15 +68,18 @@ pub async fn run(
     let others = while_needed(needs_nodes, move || {
         reports(Api::<OtherNode>::all(client.clone()), all_but_own.clone()).boxed()
     });
-    let known = stream::iter(first);
-    let all: SelectAll<BoxStream<'static, Report>> = stream::select_all([
-        known.chain(node).boxed(),
-        services.boxed(),
-        slices.boxed(),
-        cidrs.boxed(),
-        others.boxed(),
-    ]);
-    forward(all, &node_name, &sender, note).await;
+    let rest: SelectAll<BoxStream<'static, Report>> =
+        stream::select_all([services.boxed(), slices.boxed(), cidrs.boxed(), others.boxed()]);
+    let rest = timeout(NODE_WAIT, is_known).map(|_| rest).flatten_stream();
+    forward(stream::select(node, rest).boxed(), &node_name, &sender, note).await;
+}
+
+/// Whether this report about the node ends the wait for it: it is known now, or the role of the agent does not allow it.
+fn ends_wait(report: &Report) -> bool {
+    match report {
+        Report::Event(..) => true,
+        Report::Failed(_, error) => WatchErrorKind::of(error) == WatchErrorKind::Forbidden,
+    }
 }
 
 async fn forward(

@@ -113,7 +113,25 @@ fn a_new_zone_concerns_services_with_hints() {
     assert_eq!(names(cluster.apply(Event::Apply(Object::Node(node("n1", "a"))))), ["web"]);
     assert!(cluster.apply(Event::Apply(Object::Node(node("n1", "a")))).is_empty());
     assert_eq!(cluster.node().zone.as_deref(), Some("a"));
-    assert_eq!(names(cluster.apply(Event::Delete(Key::Node("n1".to_owned())))), ["web"]);
+    assert_eq!(names(cluster.apply(Event::Apply(Object::Node(node("n1", "b"))))), ["web"]);
+}
+
+#[test]
+fn addresses_ranges_and_zone_of_a_node_stay_after_its_object_is_gone() {
+    let view = NodeView {
+        zone: Some("a".to_owned()),
+        internal_ips: vec!["10.0.0.5".parse().unwrap()],
+        pod_cidrs: vec!["10.244.1.0/24".parse().unwrap()],
+        ..NodeView::new("n1")
+    };
+    let mut cluster = Cluster::new(NodeView::new("n1"));
+    for gone in [Event::Delete(Key::Node("n1".to_owned())), Event::Reset(Listing::Node(None))] {
+        cluster.apply(Event::Apply(Object::Node(view.clone())));
+        assert!(cluster.is_node_eligible());
+        assert!(cluster.apply(gone).is_empty());
+        assert_eq!(*cluster.node(), view);
+        assert!(!cluster.is_node_eligible(), "load balancers send to other nodes");
+    }
 }
 
 #[test]

@@ -151,6 +151,20 @@ fn node_ports_answer_where_the_setting_says() {
     let primary = NodePortAddresses { primary: true, ..NodePortAddresses::default() };
     assert_eq!(answering(&n, primary.clone()), ["192.0.2.1", "2001:db8::1"]);
     assert_eq!(answering(&node(&[]), primary.clone()), ["192.0.2.7", "2001:db8::1"], "until it is known");
+    let several = node(&["192.0.2.7", "192.0.2.1", "2001:db8::1"]);
+    assert_eq!(
+        answering(&several, primary.clone()),
+        ["192.0.2.7", "2001:db8::1"],
+        "the first of each family"
+    );
+    let elsewhere = node(&["198.51.100.1", "192.0.2.1"]);
+    assert_eq!(answering(&elsewhere, primary.clone()), ["2001:db8::1"], "the host does not have the first");
+    let bound = NodeSettings { address: "192.0.2.1".parse().ok(), ..settings(primary.clone()) };
+    let plan = plan(&several, &host(), &bound);
+    let answering_at = |plan: &NodePlan| -> Vec<_> {
+        plan.addresses.iter().filter(|(_, facts)| facts.node_ports).map(|(at, _)| at.to_string()).collect()
+    };
+    assert_eq!(answering_at(&plan), ["192.0.2.1", "2001:db8::1"], "--bind-address");
     let localhost = NodePortAddresses { localhost: true, ..primary };
     assert_eq!(answering(&n, localhost), ["[127.0.0.1]", "192.0.2.1", "[::1]", "2001:db8::1"]);
     let ranges = |texts: &[&str]| NodePortAddresses { ranges: nets(texts), ..NodePortAddresses::default() };
