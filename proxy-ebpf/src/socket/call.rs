@@ -63,7 +63,7 @@ pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
         let service = match find(maps, call, &orig_dst, Call::Connect) {
             Ok(Some(service)) => service,
             Ok(None) => break 'denied false,
-            Err(refusal) => break 'denied refuse(maps, call, &refusal),
+            Err(refusal) => break 'denied refuse(maps, call, &refusal, Call::Connect),
         };
         match select(maps, call, &service) {
             Ok(selected) => {
@@ -72,7 +72,7 @@ pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
                 call.set(selected.addr, selected.port);
                 return ALLOW;
             }
-            Err(reason) => refuse(maps, call, &Refusal { service: service.id, reason }),
+            Err(reason) => refuse(maps, call, &Refusal { service: service.id, reason }, Call::Connect),
         }
     };
     if is_denied { DENY } else { untranslated(maps, call, &orig_dst, Call::Connect) }
@@ -86,7 +86,7 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
         let service = match find(maps, call, &orig_dst(call), Call::Send) {
             Ok(Some(service)) => service,
             Ok(None) => break 'denied false,
-            Err(refusal) => break 'denied refuse(maps, call, &refusal),
+            Err(refusal) => break 'denied refuse(maps, call, &refusal, Call::Send),
         };
         if let Some(same) = same_backend(maps, call, &service) {
             call.set(same.addr, same.port);
@@ -99,7 +99,7 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
                 call.set(selected.addr, selected.port);
                 return ALLOW;
             }
-            Err(reason) => refuse(maps, call, &Refusal { service: service.id, reason }),
+            Err(reason) => refuse(maps, call, &Refusal { service: service.id, reason }, Call::Send),
         }
     };
     if is_denied { DENY } else { untranslated(maps, call, &orig_dst(call), Call::Send) }
@@ -298,11 +298,13 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
 
 /// Makes the call fail where kube-proxy rejects the packet; returns whether it fails. Where kube-proxy drops it, or where the
 /// kernel returns no error but `EPERM`, the call succeeds untranslated, and the packet programs reject each packet, or drop and
-/// count it, until an endpoint exists (`--socket-drop fail`: the call fails at once).
+/// count it, until an endpoint exists (`--socket-drop fail`: the call fails at once). connect(2) of UDP sends nothing, and programs
+/// use it to learn their own address: it succeeds, too.
 #[inline(always)]
-fn refuse<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, refusal: &Refusal) -> bool {
+fn refuse<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, refusal: &Refusal, what: Call) -> bool {
     let Refusal { service, reason } = *refusal;
-    let rejects = reason.verdict() == Verdict::Reject;
+    let is_udp_connect = what == Call::Connect && orig_dst(call).proto == PROTO_UDP;
+    let rejects = reason.verdict() == Verdict::Reject && !is_udp_connect;
     let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
     if !can_set_errno() || (!rejects && !fails) {
         return false;
