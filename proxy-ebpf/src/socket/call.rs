@@ -303,9 +303,9 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
 #[inline(always)]
 fn refuse<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, refusal: &Refusal, what: Call) -> bool {
     let Refusal { service, reason } = *refusal;
-    let is_udp_connect = what == Call::Connect && orig_dst(call).proto == PROTO_UDP;
-    let rejects = reason.verdict() == Verdict::Reject && !is_udp_connect;
     let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
+    let sends = what == Call::Send || orig_dst(call).proto != PROTO_UDP;
+    let rejects = reason.verdict() == Verdict::Reject && (sends || fails);
     if !can_set_errno() || (!rejects && !fails) {
         return false;
     }

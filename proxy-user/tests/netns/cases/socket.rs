@@ -4,8 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
 
+use super::exposed::open_up;
 use super::{Case, EMPTY, WEB, ensure_sees_orig_dst, pod, udp, vip};
-use crate::fixture::{Fixture, SMALL, Wish};
+use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service, cluster_ip};
 use crate::peer::{Attempt, SocketKind};
 
@@ -19,6 +20,7 @@ pub const CASES: &[Case] = &[
         wish: Wish { pods: 3, services: &[ONE], flags: SMALL },
         run: stays,
     },
+    Case { name: "socket::udp_connects_before_there_is_an_endpoint", wish: WISH, run: early },
 ];
 
 /// Returns the same address as an IPv6 socket writes it.
@@ -45,8 +47,13 @@ fn reaches(fixture: &Fixture) -> Result<()> {
             ensure_sees_orig_dst(&seen, attempt, to)?;
         }
         for to in orig_dst(EMPTY, kind) {
-            let failure = fixture.local.fails(Attempt::new(kind, to), libc::ECONNREFUSED)?;
-            let call = if kind == SocketKind::Datagram { "sendto" } else { "connect" };
+            let (call, errno) = match kind {
+                SocketKind::Tcp => ("connect", libc::ECONNREFUSED),
+                SocketKind::Datagram => ("sendto", libc::ECONNREFUSED),
+                // Left to its packets, for which this node has no route.
+                SocketKind::Udp => ("connect", libc::ENETUNREACH),
+            };
+            let failure = fixture.local.fails(Attempt::new(kind, to), errno)?;
             ensure!(failure.call == call, "{kind:?} to {to}: refused at {}", failure.call);
         }
     }
@@ -102,4 +109,32 @@ fn stays(fixture: &Fixture) -> Result<()> {
     (0..100).try_for_each(|_| all_hear(&["0/5353"]))?;
     fixture.change(OTHERS, &["1/5353", "2/5353"])?;
     all_hear(&["1/5353", "2/5353"])
+}
+
+const FILLED: Service = Service { ports: &[udp(53, 5353, &[1])], ..EMPTY };
+
+/// connect(2) sends nothing: it succeeds as under kube-proxy, and packets are refused until there is an endpoint.
+fn early(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    let pod = fixture.pod(0)?;
+    let clients = [&fixture.local, &*pod];
+    let sockets: Vec<_> = (1..).zip(orig_dst(EMPTY, SocketKind::Udp)).collect();
+    for client in clients {
+        for (id, to) in &sockets {
+            client.open(*id, Attempt::new(SocketKind::Udp, *to))?;
+            let refused = client.talk(*id, None)?.err().and_then(|failure| failure.errno);
+            ensure!(refused == Some(libc::ECONNREFUSED), "{to}: {refused:?}");
+        }
+    }
+    fixture.folder.put(FILLED)?;
+    for client in clients {
+        for (id, to) in &sockets {
+            eventually(SOON, || {
+                let seen = client.hears(*id, None)?;
+                ensure!(seen.server == "1/5353", "{to}: served by {}", seen.server);
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
 }

@@ -165,6 +165,11 @@ impl Node {
         (&mut self.host, self.pods.iter_mut().map(|(_, peer)| peer).collect())
     }
 
+    /// Returns the cgroup of the node's processes.
+    pub fn cgroup(&self) -> &Path {
+        &self.setup.cgroup
+    }
+
     /// Lets the bridge send packets back to the port they came from (hairpin), as CNI plugins configure it for kube-proxy.
     pub fn hairpin(&self) -> Result<()> {
         (2..).take(self.pods.len()).try_for_each(|pod| {

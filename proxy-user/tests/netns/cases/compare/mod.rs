@@ -8,6 +8,7 @@ mod probe;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::io;
 use std::net::IpAddr;
 use std::thread;
@@ -20,13 +21,14 @@ use serde_json::{Value, json};
 use self::probe::{Behind, Found, Target, VantagePoint, meant, probe};
 use self::services::{Made, Random, external, service, zone};
 use super::NodesCase;
+use crate::fixture::nft;
 use crate::kube::control::ControlPlane;
 use crate::kube::kube_proxy::{self, Mode};
 use crate::kube::process::Process;
 use crate::kube::{self, PATIENCE, eventually};
 use crate::manifest::Family;
-use crate::nodes::{Node, Nodes, node_ip, pod_ip};
-use crate::peer::{Attempt, SocketKind};
+use crate::nodes::{Node, Nodes, link_ip, node_ip, pod_ip};
+use crate::peer::{Attempt, Peer, SocketKind};
 use crate::space::Space;
 
 pub const CASES: &[NodesCase] =
@@ -53,20 +55,21 @@ fn compare() -> Result<()> {
     let mut official = world(4, seed)?;
     create(&control, seed)?;
     let targets = targets(&control, seed)?;
-    ballast.follow_api_server(|node| {
+    ballast.nodes.follow_api_server(|node| {
         let file = control.folder().join(format!("ballast-{node}.json"));
         std::fs::write(&file, config(node, &control, seed).to_string())?;
         Ok(vec!["--config".to_owned(), file.display().to_string()])
     })?;
-    let result = ballast.begin(&[]).and_then(|()| {
-        let _running = start(&official, &control, seed)?;
-        for nodes in [&ballast, &official] {
-            serves(nodes, &targets)?;
+    let result = ballast.nodes.begin(&[]).and_then(|()| {
+        let _running = start(&official.nodes, &control, seed)?;
+        for world in [&ballast, &official] {
+            serves(&world.nodes, &targets)?;
         }
         thread::sleep(SYNC_TIME);
         differences(&mut ballast, &mut official, &targets)
     });
-    let found = result.with_context(|| ballast.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))?;
+    let found =
+        result.with_context(|| ballast.nodes.all.iter().map(Node::told).collect::<Vec<_>>().join("\n"))?;
     let (lines, reasons) = found;
     let all = targets.len() * VantagePoint::ALL.len();
     ensure!(
@@ -95,8 +98,15 @@ fn config(node: u8, control: &ControlPlane, seed: u64) -> Value {
     config
 }
 
+/// Three nodes, and a container on node 2 that is no pod.
+pub struct World {
+    nodes: Nodes,
+    container: Peer,
+    _space: Space,
+}
+
 /// Builds three nodes with a route to the API server, and a client outside that reaches every address through node 1.
-fn world(first: u8, seed: u64) -> Result<Nodes> {
+fn world(first: u8, seed: u64) -> Result<World> {
     let nodes = Nodes::new()?;
     for (node, number) in nodes.all.iter().zip(first..) {
         node.space.ip(&kube::connect_namespace(number, &node.space.path())?)?;
@@ -118,8 +128,33 @@ fn world(first: u8, seed: u64) -> Result<Nodes> {
     }
     if seed % 3 == 2 {
         by_policy_routes(&nodes.all[0].space)?;
+    } else if seed % 4 != 0 {
+        by_overlay(&nodes)?;
     }
-    Ok(nodes)
+    if is_blocked(seed) {
+        blocked(&nodes.all[0].space)?;
+    }
+    // Pods that are no clients: a client with two addresses would use the other one.
+    for ((node, pod), of) in services::SILENT.into_iter().zip([1, 2]) {
+        let [v4, v6] = Family::BOTH.map(|family| pod_ip(family, node, pod));
+        let space = nodes.all[usize::from(node) - 1].pod_space(of);
+        space.ip(&format!("addr add {v4}/32 dev eth0\naddr add {v6}/128 dev eth0 nodad\n"))?;
+    }
+    let (container, space) = container(&nodes.all[1])?;
+    Ok(World { nodes, container, _space: space })
+}
+
+/// Adds a container on a network of its own, whose addresses its runtime masquerades.
+fn container(node: &Node) -> Result<(Peer, Space)> {
+    let space = Space::new("container")?;
+    node.space.join(&space, "g0", "10.97.6", "fd97:6:")?;
+    nft(
+        &node.space,
+        "table inet runtime {\nchain post {\ntype nat hook postrouting priority srcnat;\n\
+         ip saddr 10.97.6.0/24 oifname != \"g0\" masquerade;\n\
+         ip6 saddr fd97:6::/64 oifname != \"g0\" masquerade;\n}\n}\n",
+    )?;
+    Ok((Peer::start(&space, Some(node.cgroup()))?, space))
 }
 
 /// Makes the switch learn no address: it sends each frame to every machine.
@@ -128,6 +163,50 @@ fn flood(fabric: &Space) -> Result<()> {
         fabric.ip(&format!("link set {port} type bridge_slave learning off flood on\n"))?;
     }
     fabric.ip("link set br0 type bridge fdb_flush\n")
+}
+
+/// Lets nodes reach each other's pods by a VXLAN; the network below drops packets with the address of a pod.
+fn by_overlay(nodes: &Nodes) -> Result<()> {
+    for (node, number) in nodes.all.iter().zip(1..) {
+        let own = Family::BOTH.map(|family| link_ip(family, 34, number));
+        let mut lines = format!(
+            "link add overlay type vxlan id 77 dstport 4790 local {} dev eth0\nlink set overlay up\n\
+             addr add {}/24 dev overlay\naddr add {}/64 dev overlay nodad\n",
+            node_ip(Family::V4, number as u8),
+            own[0],
+            own[1]
+        );
+        for other in (1..=3).filter(|other| *other != number) {
+            for (family, length) in Family::BOTH.into_iter().zip([24, 64]) {
+                let (range, via) = (pod_ip(family, other as u8, 0), link_ip(family, 34, other));
+                let _ = writeln!(lines, "route replace {range}/{length} via {via} dev overlay");
+            }
+        }
+        node.space.ip(&lines)?;
+        for other in (1..=3).filter(|other| *other != number) {
+            let to = node_ip(Family::V4, other as u8).to_string();
+            let all = ["fdb", "append", "00:00:00:00:00:00", "dev", "overlay", "dst", &to];
+            let status = node.space.command("bridge").args(all).status()?;
+            ensure!(status.success(), "bridge fdb: {status}");
+        }
+    }
+    nft(
+        &nodes.fabric,
+        "table bridge check {\nchain forward {\ntype filter hook forward priority 0;\n\
+         ip saddr 10.244.0.0/16 drop;\nip6 saddr fd44::/16 drop;\n}\n}\n",
+    )
+}
+
+/// Whether a policy of IPsec keeps node 1 from sending to the pods of node 3.
+const fn is_blocked(seed: u64) -> bool {
+    seed % 5 < 2
+}
+
+fn blocked(node: &Space) -> Result<()> {
+    for (family, length) in Family::BOTH.into_iter().zip([24, 64]) {
+        node.ip(&format!("xfrm policy add dir out dst {}/{length} action block\n", pod_ip(family, 3, 0)))?;
+    }
+    Ok(())
 }
 
 /// Sends what pods of node 1 send to pods of node 3 through node 2, by a rule.
@@ -187,8 +266,11 @@ fn sentinel() -> Made {
         let text = json!([made.service, made.slices]).to_string();
         let is_open =
             ["Local", "ClientIP", "SourceRanges", "\"ready\":false", "Prefer", "another", "headless"]
-                .iter()
-                .all(|part| !text.contains(part));
+                .into_iter()
+                // A policy of IPsec may block what node 1 sends there.
+                .chain(["10.244.3.", "172.30.0.3"])
+                .all(|part| !text.contains(part))
+                && !made.has_silent();
         if is_open && made.service["spec"]["type"] == "NodePort" && text.contains("\"ready\":true") {
             return made;
         }
@@ -199,12 +281,19 @@ fn sentinel() -> Made {
 fn targets(control: &ControlPlane, seed: u64) -> Result<Vec<Target>> {
     let mut random = Random(seed);
     let made = (1..=SERVICES).map(|number| service(number, &mut random));
-    let nameless: BTreeSet<_> = made.filter(Made::has_nameless).map(|made| made.name).collect();
+    let made: Vec<_> = made.collect();
+    let of = |has: fn(&Made) -> bool| -> BTreeSet<_> {
+        made.iter().filter(|made| has(made)).map(|made| made.name.clone()).collect()
+    };
+    let (nameless, silent) = (of(Made::has_nameless), of(Made::has_silent));
     let mut targets = Vec::new();
     for service in control.api.services()? {
         let name = service.metadata.name.clone().unwrap_or_default();
-        if name != "kubernetes" {
-            of_service(&name, &service, nameless.contains(&name), &mut targets)?;
+        // A client with session affinity stays with an endpoint that may be blocked, or with another one.
+        let is_sticky =
+            service.spec.as_ref().is_some_and(|spec| spec.session_affinity.as_deref() == Some("ClientIP"));
+        if name != "kubernetes" && !(is_sticky && is_blocked(seed)) {
+            of_service(&service, &nameless, &silent, &mut targets)?;
         }
     }
     for family in Family::BOTH {
@@ -224,12 +313,24 @@ fn targets(control: &ControlPlane, seed: u64) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-fn of_service(name: &str, service: &Service, has_nameless: bool, targets: &mut Vec<Target>) -> Result<()> {
+/// Adds the addresses of a Service; `nameless` and `silent` are the Services with such endpoints.
+fn of_service(
+    service: &Service,
+    nameless: &BTreeSet<String>,
+    silent: &BTreeSet<String>,
+    targets: &mut Vec<Target>,
+) -> Result<()> {
+    let name = service.metadata.name.as_deref().unwrap_or_default();
     let spec = service.spec.as_ref().context("no spec")?;
     let labels = service.metadata.labels.iter().flatten();
     let is_foreign = labels.into_iter().any(|(name, _)| name.ends_with("/service-proxy-name"));
     let is_sticky = spec.session_affinity.as_deref() == Some("ClientIP");
-    let behind = Behind { is_foreign, has_nameless, is_sticky };
+    let behind = Behind {
+        is_foreign,
+        has_nameless: nameless.contains(name),
+        is_silent: silent.contains(name),
+        is_sticky,
+    };
     let number: u8 = name.trim_start_matches('s').parse()?;
     let ips = |texts: &[String]| texts.iter().map(|text| Ok(text.parse()?)).collect::<Result<Vec<IpAddr>>>();
     let mut addresses: Vec<_> = ips(spec.cluster_ips.as_deref().unwrap_or_default())?
@@ -290,8 +391,8 @@ fn serves(nodes: &Nodes, targets: &[Target]) -> Result<()> {
 }
 
 /// Connects from all places in parallel; each place connects to one target after the other.
-fn look(nodes: &mut Nodes, wanted: &[(VantagePoint, &Target)]) -> Result<Table> {
-    let run = |vantage_point: VantagePoint, peer: &mut crate::peer::Peer| {
+fn look(world: &mut World, wanted: &[(VantagePoint, &Target)]) -> Result<Table> {
+    let run = |vantage_point: VantagePoint, peer: &mut Peer| {
         let mine = wanted.iter().filter(|(from, _)| *from == vantage_point);
         mine.map(|(_, target)| {
             Ok(((vantage_point, target.what.clone()), probe(peer, vantage_point, target)?))
@@ -299,7 +400,7 @@ fn look(nodes: &mut Nodes, wanted: &[(VantagePoint, &Target)]) -> Result<Table> 
         .collect::<Result<Vec<_>>>()
     };
     let tables = thread::scope(|scope| {
-        let threads: Vec<_> = VantagePoint::peers(nodes)
+        let threads: Vec<_> = VantagePoint::peers(world)
             .into_iter()
             .map(|(vantage_point, peer)| scope.spawn(move || run(vantage_point, peer)))
             .collect();
@@ -313,8 +414,8 @@ fn look(nodes: &mut Nodes, wanted: &[(VantagePoint, &Target)]) -> Result<Table> 
 
 /// Returns the differences that are not intended, as lines, and how often each intended difference was found.
 fn differences(
-    ballast: &mut Nodes,
-    official: &mut Nodes,
+    ballast: &mut World,
+    official: &mut World,
     targets: &[Target],
 ) -> Result<(Vec<String>, BTreeMap<&'static str, usize>)> {
     let mut wanted: Vec<_> = VantagePoint::ALL

@@ -5,8 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::Result;
 
+use super::World;
+
 use crate::manifest::Family;
-use crate::nodes::{Nodes, link_ip, node_ip, pod_ip};
+use crate::nodes::{link_ip, node_ip, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
 
 /// Number of connections to a Service with several endpoints: one of four is missed by chance once in 100,000 times.
@@ -21,11 +23,13 @@ pub enum VantagePoint {
     Pod12,
     Pod13,
     Pod22,
+    /// A container on node 2 that is no pod.
+    Container,
 }
 
 impl VantagePoint {
-    pub const ALL: [Self; 6] =
-        [Self::Outside, Self::Host1, Self::Host2, Self::Pod12, Self::Pod13, Self::Pod22];
+    pub const ALL: [Self; 7] =
+        [Self::Outside, Self::Host1, Self::Host2, Self::Pod12, Self::Pod13, Self::Pod22, Self::Container];
 
     /// Returns how an endpoint sees the client without SNAT.
     pub const fn name(self) -> &'static str {
@@ -36,6 +40,7 @@ impl VantagePoint {
             Self::Pod12 => "pod 1/2",
             Self::Pod13 => "pod 1/3",
             Self::Pod22 => "pod 2/2",
+            Self::Container => "the container",
         }
     }
 
@@ -48,8 +53,9 @@ impl VantagePoint {
     }
 
     /// Returns the client of each place.
-    pub fn peers(nodes: &mut Nodes) -> Vec<(Self, &mut Peer)> {
-        let mut peers = vec![(Self::Outside, &mut nodes.outside)];
+    pub fn peers(world: &mut World) -> Vec<(Self, &mut Peer)> {
+        let World { nodes, container, .. } = world;
+        let mut peers = vec![(Self::Outside, &mut nodes.outside), (Self::Container, container)];
         let places = [(Self::Host1, [Self::Pod12, Self::Pod13]), (Self::Host2, [Self::Pod22, Self::Pod22])];
         for (node, (host, pods)) in nodes.all.iter_mut().zip(places) {
             let (peer, of_pods) = node.peers();
@@ -68,6 +74,8 @@ pub struct Behind {
     pub is_foreign: bool,
     /// An endpoint does not name its node.
     pub has_nameless: bool,
+    /// Nothing listens at the endpoints.
+    pub is_silent: bool,
     /// With session affinity, one client finds only one endpoint, which is selected at random.
     pub is_sticky: bool,
 }
@@ -121,9 +129,18 @@ pub fn meant(
         let is_refusal = |end: &End| matches!(end, End::Refused | End::Dropped);
         return theirs.ends.iter().all(is_refusal).then_some("a process of the node is refused at once");
     }
+    if vantage_point == VantagePoint::Container && no_server && ours.ends == refused {
+        let is_silence = theirs.ends == [End::Dropped].into();
+        return is_silence.then_some("an IPv6 refusal by kube-proxy does not reach a container");
+    }
     let serves_more =
         ours.ends.is_empty() && theirs.servers.keys().all(|server| ours.servers.contains_key(server));
-    if serves_more && vantage_point.is_pod() && target.is_node_port && !theirs.ends.is_empty() {
+    let refuses_more = target.service.is_silent && no_server && ours.ends == refused;
+    if (serves_more || refuses_more)
+        && vantage_point.is_pod()
+        && target.is_node_port
+        && !theirs.ends.is_empty()
+    {
         return Some("endpoints elsewhere answer through the node of the original destination");
     }
     if serves_more
@@ -148,6 +165,10 @@ pub fn meant(
     };
     if all(|both| both.same() || both.one.iter().eq([both.own])) {
         return Some("endpoints see the client where the reply returns through this node");
+    }
+    let is_of_node = |both: &Both<'_>| both.same() || both.one.iter().eq(["node 2"]);
+    if vantage_point == VantagePoint::Container && target.is_node_port && all(is_of_node) {
+        return Some("the node of a container translates what it sends to node ports of another node");
     }
     let is_elsewhere = vantage_point.is_pod() && target.is_node_port && target.service.has_nameless;
     let is_orig_dst = |both: &Both<'_>| {
@@ -174,6 +195,8 @@ impl Both<'_> {
 /// Connects to a target from one place.
 pub fn probe(peer: &Peer, vantage_point: VantagePoint, target: &Target) -> Result<Found> {
     let attempt = Attempt::new(target.kind, target.to).in_vain();
+    // A refusal may come one retransmission of the SYN later.
+    let attempt = if target.service.is_silent { Attempt { patience: 3, ..attempt } } else { attempt };
     let mut found = Found::default();
     for _ in 0..TRIES {
         match peer.once(attempt)? {
@@ -193,6 +216,8 @@ pub fn probe(peer: &Peer, vantage_point: VantagePoint, target: &Target) -> Resul
                     None if failure.text.contains("timed out") => End::Dropped,
                     _ => End::Other(format!("{}: {}", failure.call, failure.text)),
                 });
+                // Which endpoints answered before is chance.
+                found.servers.clear();
                 break;
             }
         }
@@ -203,7 +228,10 @@ pub fn probe(peer: &Peer, vantage_point: VantagePoint, target: &Target) -> Resul
 /// Returns which client the endpoint saw, in words.
 fn whom(client: IpAddr, local: IpAddr, vantage_point: VantagePoint) -> String {
     let is_own = |node: u8| {
-        let of = |family| [node_ip(family, node), pod_ip(family, node, 1), link_ip(family, 31, node.into())];
+        let of = |family| {
+            let links = [31, 34].map(|network| link_ip(family, network, node.into()));
+            [node_ip(family, node), pod_ip(family, node, 1), links[0], links[1]]
+        };
         Family::BOTH.into_iter().flat_map(of).any(|ip| ip == client)
     };
     match (1..=3).find(|node| is_own(*node)) {

@@ -30,6 +30,9 @@ pub fn zone(node: u8) -> &'static str {
 /// Places of endpoints: node and pod; pod 0 is a process of the node.
 const PLACES: [(u8, u8); 6] = [(1, 2), (1, 3), (2, 2), (3, 2), (1, 0), (3, 0)];
 
+/// Addresses of pods at which nothing listens.
+pub const SILENT: [(u8, u8); 2] = [(2, 77), (2, 78)];
+
 /// Returns an address outside the cluster that is routed to node 1: of a load balancer (113), or an external one (114).
 pub fn external(family: Family, net: u8, number: u8) -> String {
     match family {
@@ -52,6 +55,16 @@ impl Made {
         let endpoints =
             self.slices.iter().flat_map(|slice| slice["endpoints"].as_array().into_iter().flatten());
         endpoints.into_iter().any(|endpoint| endpoint["nodeName"].is_null())
+    }
+
+    /// Whether nothing listens at the endpoints.
+    pub fn has_silent(&self) -> bool {
+        let of = |(node, pod)| Family::BOTH.map(|family| pod_ip(family, node, pod).to_string());
+        let silent: Vec<_> = SILENT.into_iter().flat_map(of).collect();
+        let endpoints =
+            self.slices.iter().flat_map(|slice| slice["endpoints"].as_array().into_iter().flatten());
+        let mut addresses = endpoints.into_iter().filter_map(|endpoint| endpoint["addresses"][0].as_str());
+        addresses.any(|address| silent.iter().any(|one| one == address))
     }
 }
 
@@ -164,8 +177,13 @@ impl Endpoint {
 
 /// Returns zero to four endpoints, most of them ready, in one slice of each family or in two. One endpoint may be in both.
 fn slices(name: &str, random: &mut Random) -> Vec<Value> {
-    let mut places = PLACES.to_vec();
-    let count = random.one(&[0, 1, 1, 2, 3, 4]);
+    // If one endpoint of several refused, what a client finds would be chance.
+    let (mut places, counts) = if random.below(6) == 0 {
+        (SILENT.to_vec(), [1, 1, 1, 2, 2, 2])
+    } else {
+        (PLACES.to_vec(), [0, 1, 1, 2, 3, 4])
+    };
+    let count = random.one(&counts);
     let of_slices = random.one(&[1, 1, 2]);
     // Controllers give hints to all endpoints of a Service; one endpoint without hints disables them.
     let hints = random.one(&["", "", "zones", "nodes"]);
