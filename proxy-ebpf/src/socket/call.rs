@@ -181,10 +181,14 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
 /// pods, and is served as a client on the network is.
 #[inline(always)]
 fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u8, what: Call) -> bool {
+    // The kernel calls the hook of sendmsg(2) also for an IPv6 socket that is connected to an IPv4 address: its connect(2) has
+    // decided.
+    if what == Call::Send && call.raw().is_connected() {
+        return true;
+    }
     let Some(config) = maps.config() else { return false };
-    // The kernel calls the hook of sendmsg(2) also for an IPv6 socket that is connected to an IPv4 address.
-    let is_connected = || what == Call::Connect || call.raw().is_connected();
-    let stays = || config.flags & CONFIG_POD_UDP_BY_PACKETS != 0 && proto == PROTO_UDP && is_connected();
+    let stays =
+        || config.flags & CONFIG_POD_UDP_BY_PACKETS != 0 && proto == PROTO_UDP && what == Call::Connect;
     let is_host_only = config.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0;
     config.flags & CONFIG_SOCKET_LB_OFF != 0
         || !is_host(call.raw().netns()) && (is_host_only || stays() || !is_pod(config, call.raw().netns()))
