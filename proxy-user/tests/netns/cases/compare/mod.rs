@@ -183,6 +183,13 @@ fn by_overlay(nodes: &Nodes) -> Result<()> {
             }
         }
         node.space.ip(&lines)?;
+        // What a network plugin does for packets of pods to all others.
+        nft(
+            &node.space,
+            "table inet plugin {\nchain post {\ntype nat hook postrouting priority srcnat;\n\
+             ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 oifname \"eth0\" masquerade;\n\
+             ip6 saddr fd44::/16 ip6 daddr != fd44::/16 oifname \"eth0\" masquerade;\n}\n}\n",
+        )?;
         for other in (1..=3).filter(|other| *other != number) {
             let to = node_ip(Family::V4, other as u8).to_string();
             let all = ["fdb", "append", "00:00:00:00:00:00", "dev", "overlay", "dst", &to];
