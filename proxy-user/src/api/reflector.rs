@@ -10,7 +10,8 @@
 //! API server sends one object after the other from its cache, and neither side holds the whole list. The agent requests
 //! it without a resourceVersion, so it is always consistent. A server without this feature rejects the request (status
 //! 400 or 422). The agent then requests a *whole* list from the server's cache, which is at least as new as what is known
-//! (`resourceVersionMatch=NotOlderThan`), or, in doubt, a consistent one.
+//! (`resourceVersionMatch=NotOlderThan`), or, in doubt, a consistent one. It does the same if a streamed list does not end:
+//! a proxy may hold the bookmark that ends it back, and a server that ignores the request never sends this bookmark.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
@@ -22,7 +23,7 @@ use futures::{Stream, StreamExt, stream};
 use kube::api::{ListParams, VersionMatch, WatchParams};
 use kube::core::WatchEvent;
 use kube::runtime::watcher::{Config, Error, Event, Result};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::frames::is_malformed;
@@ -39,6 +40,8 @@ const MARGIN: Duration = Duration::from_secs(5);
 const SHORT: Duration = Duration::from_secs(1);
 /// The API server sends a bookmark each minute. A watch that had one, and a list in progress, is dead after this silence.
 const SILENCE: Duration = Duration::from_secs(90);
+/// A streamed list that takes longer makes no progress: the objects that arrive may be new ones.
+const LONGEST: Duration = Duration::from_mins(3);
 /// The annotation of the bookmark that ends a streamed list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
 
@@ -55,8 +58,10 @@ struct Events<K> {
     lasts: Duration,
     /// Whether no event has arrived yet.
     is_empty: bool,
-    /// Whether the server sends bookmarks, or objects of a list.
+    /// Whether the server sends bookmarks.
     is_lively: bool,
+    /// When the last object of a list arrived.
+    progressed: Instant,
 }
 
 enum State<K> {
@@ -82,7 +87,7 @@ struct Reflector<K> {
     is_doubtful: bool,
     /// Whether a watch has broken since the server's history was last compared with the known one.
     is_broken: bool,
-    /// Whether the server has refused to stream the list.
+    /// Whether the next list is a whole one: a streamed one was refused, or did not end.
     is_whole: bool,
     history: History,
 }
@@ -126,9 +131,12 @@ impl<K: Watched> Reflector<K> {
                     Event::InitDone
                 }
             })),
-            State::Streamed(mut events) => match events.next().await {
+            State::Streamed(mut events) => match events.next_of_list().await {
                 Some(item) => self.streamed(item, events),
-                None => Some(Err(ended("a streamed list ended before it was complete"))),
+                None => {
+                    self.give_up_streaming();
+                    Some(Err(ended("a streamed list ended before it was complete")))
+                }
             },
             State::Resume => self.resume().await,
             State::Watching(mut events) => match events.next().await {
@@ -157,6 +165,12 @@ impl<K: Watched> Reflector<K> {
             }
             Err(error) => Some(Err(Error::WatchStartFailed(error))),
         }
+    }
+
+    fn give_up_streaming(&mut self) {
+        let resource = K::RESOURCE;
+        info!(resource, "a streamed list did not end with its bookmark; requesting a whole list");
+        self.is_whole = true;
     }
 
     /// Requests a whole list.
@@ -242,7 +256,8 @@ impl<K: Watched> Reflector<K> {
             send_initial_events,
         };
         let stream = self.source.watch(&params, version).await?.boxed();
-        Ok(Events { stream, opened: Instant::now(), lasts, is_empty: true, is_lively: send_initial_events })
+        let opened = Instant::now();
+        Ok(Events { stream, opened, lasts, is_empty: true, is_lively: false, progressed: opened })
     }
 
     /// Handles an item of a streamed list. The next state is a new list, unless it is set.
@@ -257,12 +272,12 @@ impl<K: Watched> Reflector<K> {
                     return Some(Err(error));
                 }
                 self.clear_doubts();
-                events.is_lively = false;
                 self.state = State::Watching(events);
                 return Some(Ok(Event::InitDone));
             }
             Ok(WatchEvent::Bookmark(_)) => None,
             Ok(WatchEvent::Added(object)) => {
+                events.progressed = Instant::now();
                 self.history.applied(&object);
                 Some(Ok(Event::InitApply(object)))
             }
@@ -276,7 +291,13 @@ impl<K: Watched> Reflector<K> {
                 Some(Ok(Event::Delete(object)))
             }
             Ok(WatchEvent::Error(status)) => return Some(Err(Error::WatchError(status))),
-            Err(error) => return Some(Err(Error::WatchFailed(error))),
+            Err(error) => {
+                // A server that tells why, and one that is asked for JSON now, may end the next list.
+                if code(&error).is_none() && !is_malformed(&error) {
+                    self.give_up_streaming();
+                }
+                return Some(Err(Error::WatchFailed(error)));
+            }
         };
         self.state = State::Streamed(events);
         event
@@ -372,6 +393,15 @@ impl<K> Events<K> {
         item
     }
 
+    /// Returns the next event of a streamed list; `None` if it ended, or if no object has arrived for too long. A bookmark
+    /// or a change does not count: a server that ignores what was requested sends them as well.
+    async fn next_of_list(&mut self) -> Option<kube::Result<WatchEvent<K>>> {
+        let deadline = (self.progressed + SILENCE).min(self.opened + LONGEST);
+        let item = timeout_at(deadline, self.stream.next()).await.unwrap_or(None);
+        self.is_empty &= item.is_none();
+        item
+    }
+
     fn is_short(&self) -> bool {
         self.is_empty && self.opened.elapsed() < SHORT
     }
@@ -381,3 +411,6 @@ impl<K> Events<K> {
         self.opened.elapsed() + MARGIN < self.lasts
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,6 +34,8 @@ const MAX_DELAY: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(30);
 /// The longest pause that a server may demand.
 const MAX_DEMANDED: Duration = Duration::from_mins(2);
+/// A list that is incomplete for this time is reported.
+const LATE: Duration = Duration::from_secs(30);
 /// How long the other lists wait for this node's object, as kube-proxy waits for its addresses: until it is known, node ports
 /// would answer at other addresses, and pods would be clients outside. What an earlier agent has programmed serves meanwhile.
 const NODE_WAIT: Duration = Duration::from_secs(30);
@@ -41,6 +43,8 @@ const NODE_WAIT: Duration = Duration::from_secs(30);
 /// An event or a failure of one of the watches.
 enum Report {
     Event(&'static str, Box<Event>),
+    /// The list is incomplete after [`LATE`].
+    Late(&'static str),
     Failed(&'static str, watcher::Error),
 }
 
@@ -78,6 +82,7 @@ pub async fn run(
 fn ends_wait(report: &Report) -> bool {
     match report {
         Report::Event(..) => true,
+        Report::Late(_) => false,
         Report::Failed(_, error) => WatchErrorKind::of(error) == WatchErrorKind::Forbidden,
     }
 }
@@ -112,6 +117,9 @@ async fn forward(
                 if sender.send(*event).await.is_err() {
                     return;
                 }
+            }
+            Some(Report::Late(resource)) => {
+                outage.late(resource);
             }
             Some(Report::Failed(resource, error)) => {
                 last_failure = Instant::now();
@@ -154,9 +162,46 @@ fn while_needed(
 
 /// Returns the reports of one kind; the stream never ends.
 fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Report> + Send {
-    let mut list = List::default();
-    let items = paced(reflect(Source::new(api), config));
-    items.filter_map(move |item| future::ready(report::<K>(item, &mut list)))
+    collected(paced(reflect(Source::new(api), config)))
+}
+
+/// Collects the lists of one kind, and reports one that takes too long.
+fn collected<K: Watched>(
+    items: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
+) -> impl Stream<Item = Report> + Send {
+    let state = (Box::pin(items), List::default(), None, true);
+    stream::unfold(state, |(mut items, mut list, mut late, is_first)| async move {
+        // The time begins with the first request, and not while the stream waits for the node's object.
+        if is_first {
+            late = Some(Instant::now() + LATE);
+        }
+        loop {
+            let item = tokio::select! {
+                biased;
+                item = items.next() => item?,
+                () = sleep_until(late.unwrap_or_else(Instant::now)), if late.is_some() => {
+                    return Some((Report::Late(K::RESOURCE), (items, list, None, false)));
+                }
+            };
+            match &item {
+                Ok(watcher::Event::Init) if !list.is_open() => late = late.or(Some(Instant::now() + LATE)),
+                Ok(watcher::Event::InitDone) => late = None,
+                Err(error) if is_refusal(error) => late = None,
+                _ => {}
+            }
+            if let Some(report) = report::<K>(item, &mut list) {
+                return Some((report, (items, list, late, false)));
+            }
+        }
+    })
+}
+
+/// Whether the server answered that it does not serve this resource to this account.
+fn is_refusal(error: &watcher::Error) -> bool {
+    matches!(
+        WatchErrorKind::of(error),
+        WatchErrorKind::Unauthorized | WatchErrorKind::Forbidden | WatchErrorKind::Missing
+    )
 }
 
 /// A list that is in progress.

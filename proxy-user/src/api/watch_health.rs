@@ -1,6 +1,6 @@
 //! Logs one warning for each outage, whatever the number of watches that notice it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use kube::runtime::watcher::Error;
@@ -54,6 +54,8 @@ impl WatchErrorKind {
 #[derive(Debug, Default)]
 pub struct WatchHealth {
     away: bool,
+    /// The resources whose list takes too long.
+    late: BTreeSet<&'static str>,
     refusals: BTreeMap<&'static str, Refusal>,
 }
 
@@ -109,10 +111,32 @@ impl WatchHealth {
         is_new
     }
 
+    /// Logs that the list of `resource` has been incomplete for a long time. Returns whether it logged a warning: a server
+    /// that is late with several lists is warned of once.
+    pub fn late(&mut self, resource: &'static str) -> bool {
+        let is_new = self.late.is_empty() && !self.away;
+        if self.late.insert(resource) && is_new {
+            warn!(
+                resource,
+                "the API server does not complete its list; programmed Services keep working; waiting, then \
+                 requesting a whole list"
+            );
+            return true;
+        }
+        debug!(resource, "the list is still incomplete");
+        false
+    }
+
     /// Ends the outage: an event of `resource` has arrived, or (`None`) no watch has failed for a while.
     pub fn recovered(&mut self, resource: Option<&'static str>) {
         if std::mem::take(&mut self.away) {
             info!("the API server answers again");
+        }
+        if let Some(resource) = resource
+            && self.late.remove(resource)
+            && self.late.is_empty()
+        {
+            info!(resource, "the API server has completed its lists");
         }
         if let Some(resource) = resource
             && self.refusals.remove(resource).is_some_and(|refusal| refusal.is_told)

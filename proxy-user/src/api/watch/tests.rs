@@ -503,3 +503,35 @@ async fn watches_end_at_random_between_five_and_ten_minutes() {
     let times: BTreeSet<_> = inner.requests.iter().filter_map(seconds).collect();
     assert!(times.iter().all(|time| (300..600).contains(time)) && times.len() > 3, "{times:?}");
 }
+
+fn kinds_of(reports: &[Report]) -> String {
+    let letter = |report: &Report| match report {
+        Report::Event(..) => 'e',
+        Report::Late(_) => 'l',
+        Report::Failed(..) => 'f',
+    };
+    reports.iter().map(letter).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_stays_incomplete_is_late_once() {
+    let pause = |seconds| sleep(Duration::from_secs(seconds));
+    let items = stream::iter([(20, watcher::Event::<Node>::Init), (80, watcher::Event::InitDone)])
+        .chain(stream::iter([(80, watcher::Event::Init), (20, watcher::Event::InitDone)]))
+        .chain(stream::iter([(80, watcher::Event::Init), (40, watcher::Event::InitDone)]))
+        .then(move |(seconds, event)| pause(seconds).map(move |()| Ok(event)));
+    let reports = collected(items);
+    // The other lists wait for the node's object before their first request.
+    sleep(Duration::from_mins(1)).await;
+    let reports: Vec<_> = reports.collect().await;
+    assert_eq!(kinds_of(&reports), "leele", "the second list was in time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_is_refused_is_not_late() {
+    let refused = kube::core::Status { code: 404, ..kube::core::Status::default() };
+    let items = stream::iter([Err::<watcher::Event<Node>, _>(watcher::Error::WatchError(Box::new(refused)))])
+        .chain(stream::once(sleep(Duration::from_mins(5)).map(|()| Ok(watcher::Event::Init))));
+    let reports: Vec<_> = collected(items).collect().await;
+    assert_eq!(kinds_of(&reports), "f");
+}

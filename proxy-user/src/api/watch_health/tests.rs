@@ -97,3 +97,24 @@ fn cause_that_the_error_contains_is_not_repeated() {
     assert_eq!(chain(&Outer(std::io::Error::other("inner"))), "outer: inner");
     assert_eq!(chain(&Outer(std::io::Error::other("outer"))), "outer");
 }
+
+#[test]
+fn late_lists_are_warned_of_once_until_all_are_complete() {
+    let mut outage = WatchHealth::default();
+    assert!(outage.late("services"));
+    assert!(!outage.late("services"));
+    assert!(!outage.late("nodes"), "it is the same server");
+    outage.recovered(Some("services"));
+    assert!(!outage.late("services"), "the other one is still late");
+    outage.recovered(None);
+    outage.recovered(Some("services"));
+    outage.recovered(Some("nodes"));
+    assert!(outage.late("services"), "another outage");
+}
+
+#[test]
+fn a_late_list_of_a_server_that_is_away_is_not_warned_of_again() {
+    let mut outage = WatchHealth::default();
+    assert!(outage.failed("services", &away(), Instant::now()));
+    assert!(!outage.late("services"));
+}

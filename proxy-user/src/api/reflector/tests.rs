@@ -1,0 +1,139 @@
+//! Tests against a server whose streamed lists do not end.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use http::header::CONTENT_TYPE;
+use http::{Request, Response};
+use kube::{Api, Client, client};
+use rstest::rstest;
+use serde_json::json;
+use tower::service_fn;
+
+use super::*;
+use crate::api::objects::Service;
+
+/// What the server sends after the objects of a streamed list, instead of the bookmark that ends it.
+#[derive(Clone, Copy)]
+enum Rest {
+    Nothing,
+    End,
+    Cut,
+    /// A bookmark from time to time, as in a watch.
+    Bookmarks,
+    /// A new object from time to time, as in a watch.
+    Objects,
+}
+
+fn line(kind: &str, name: &str) -> Vec<u8> {
+    let metadata = json!({"name": name, "namespace": "default", "resourceVersion": "7"});
+    let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {}});
+    format!("{}\n", json!({"type": kind, "object": object})).into_bytes()
+}
+
+/// Returns a server that answers each request after `delay`, and its requests.
+fn server(rest: Rest, delay: Duration) -> (Api<Service>, Arc<Mutex<Vec<String>>>) {
+    let requests: Arc<Mutex<Vec<String>>> = Arc::default();
+    let log = Arc::clone(&requests);
+    let service = service_fn(move |request: Request<client::Body>| {
+        let uri = request.uri().to_string();
+        log.lock().unwrap().push(uri.clone());
+        let body = if uri.contains("sendInitialEvents=true") {
+            let later = move |kind, name| {
+                stream::repeat(()).then(move |()| async move {
+                    tokio::time::sleep(Duration::from_secs(50)).await;
+                    Ok(line(kind, name))
+                })
+            };
+            let rest = match rest {
+                Rest::Nothing => stream::pending().boxed(),
+                Rest::End => stream::empty().boxed(),
+                Rest::Cut => stream::iter([Err(io::Error::other("reset"))]).boxed(),
+                Rest::Bookmarks => later("BOOKMARK", "").boxed(),
+                Rest::Objects => later("ADDED", "b").boxed(),
+            };
+            let first = stream::once(async move {
+                tokio::time::sleep(delay).await;
+                Ok(line("ADDED", "a"))
+            });
+            Body::from_stream(first.chain(rest))
+        } else if uri.contains("watch=true") {
+            Body::from_stream(stream::pending::<io::Result<Vec<u8>>>())
+        } else {
+            let metadata = json!({"resourceVersion": "9"});
+            let items = [json!({"metadata": {"name": "a", "namespace": "default", "resourceVersion": "7"}})];
+            Body::from(json!({"kind": "List", "metadata": metadata, "items": items}).to_string())
+        };
+        let answer = Response::builder().header(CONTENT_TYPE, "application/json").body(body).unwrap();
+        std::future::ready(Ok::<_, Infallible>(answer))
+    });
+    (Api::all(Client::new(service, "default")), requests)
+}
+
+/// Returns the items until a list is complete, in a short notation, and the seconds that it took.
+async fn first_list(api: Api<Service>) -> (String, u64) {
+    let begun = Instant::now();
+    let mut text = String::new();
+    let mut items = std::pin::pin!(reflect(Source::new(api), Config::default()));
+    while !text.ends_with(']') {
+        text.push(match items.next().await.unwrap() {
+            Ok(Event::Init) => '[',
+            Ok(Event::InitApply(_)) => 'o',
+            Ok(Event::InitDone) => ']',
+            Ok(_) => '?',
+            Err(_) => '!',
+        });
+    }
+    (text, begun.elapsed().as_secs())
+}
+
+#[rstest]
+#[case::silent(Rest::Nothing, "[o![o]", 90)]
+#[case::ended(Rest::End, "[o![o]", 0)]
+#[case::cut_off(Rest::Cut, "[o![o]", 0)]
+#[case::bookmarks(Rest::Bookmarks, "[o![o]", 90)]
+#[case::new_objects(Rest::Objects, "[oooo![o]", 180)]
+#[tokio::test(start_paused = true)]
+async fn a_streamed_list_without_an_end_is_followed_by_a_whole_one(
+    #[case] rest: Rest,
+    #[case] expected: &str,
+    #[case] seconds: u64,
+) {
+    let (api, requests) = server(rest, Duration::ZERO);
+    assert_eq!(first_list(api).await, (expected.to_owned(), seconds));
+    let requests = requests.lock().unwrap();
+    assert_eq!(requests.len(), 2, "{requests:?}");
+    assert!(!requests[1].contains("watch=true"), "{requests:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_first_object_keeps_the_streamed_list() {
+    let (api, requests) = server(Rest::Nothing, Duration::from_secs(80));
+    let (_, seconds) = first_list(api).await;
+    assert_eq!(seconds, 170, "the silence began after the object");
+    assert_eq!(requests.lock().unwrap().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_after_a_whole_one_is_streamed_again() {
+    let (api, _) = server(Rest::End, Duration::ZERO);
+    let mut reflector = Reflector {
+        source: Source::new(api),
+        config: Config::default(),
+        state: State::<Service>::List,
+        reached: 0,
+        is_doubtful: false,
+        is_broken: false,
+        is_whole: false,
+        history: History::default(),
+    };
+    while !matches!(reflector.state, State::Whole(_)) {
+        reflector.step().await;
+    }
+    assert!(reflector.is_whole, "it is not complete");
+    while !matches!(reflector.state, State::Resume) {
+        reflector.step().await;
+    }
+    assert!(!reflector.is_whole);
+}
