@@ -10,6 +10,8 @@ use proxy_core::model::settings::Conntrack;
 
 /// The upper limit of the number of connections by `max_per_core`, as in kube-proxy.
 const MOST: u64 = 1 << 20;
+/// The largest number of connections.
+const MAX: &str = "nf_conntrack_max";
 
 /// A sysctl could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +36,7 @@ fn max(wanted: &Conntrack, cores: usize) -> Option<u64> {
 fn sysctls(wanted: &Conntrack, cores: usize) -> Vec<(&'static str, u64)> {
     let seconds = |duration: Option<Duration>| duration.map(|duration| duration.as_secs());
     [
-        ("nf_conntrack_max", max(wanted, cores)),
+        (MAX, max(wanted, cores)),
         ("nf_conntrack_tcp_timeout_established", seconds(wanted.tcp_established)),
         ("nf_conntrack_tcp_timeout_close_wait", seconds(wanted.tcp_close_wait)),
         ("nf_conntrack_tcp_be_liberal", wanted.tcp_be_liberal.then_some(1)),
@@ -46,13 +48,15 @@ fn sysctls(wanted: &Conntrack, cores: usize) -> Vec<(&'static str, u64)> {
     .collect()
 }
 
-/// Writes the requested values that differ, and a hash size of a quarter of the connections; returns what failed.
+/// Writes the requested values that differ, a limit of connections only if it is higher, and a hash size of a quarter of the connections; returns what failed.
 /// `proc_sys` and `modules` are `/proc/sys` and `/sys/module`.
 pub fn apply(wanted: &Conntrack, proc_sys: &Path, modules: &Path) -> Vec<SysctlError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut failed = Vec::new();
     for (name, value) in sysctls(wanted, cores) {
-        failed.extend(write(proc_sys.join("net/netfilter").join(name), value, |is| is == value).err());
+        // kube-proxy only raises the limit: a node with more connections would refuse new ones.
+        let is_enough = |is| if name == MAX { is >= value } else { is == value };
+        failed.extend(write(proc_sys.join("net/netfilter").join(name), value, is_enough).err());
     }
     if let Some(max) = max(wanted, cores) {
         let path = modules.join("nf_conntrack/parameters/hashsize");
@@ -95,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn unrequested_sysctls_stay_and_failed_ones_are_reported() {
+    fn unrequested_sysctls_and_a_higher_limit_stay_and_failed_ones_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let (sys, modules) = (dir.path().join("sys"), dir.path().join("module"));
         fs::create_dir_all(sys.join("net/netfilter")).unwrap();
@@ -122,6 +126,10 @@ mod tests {
         );
         assert_eq!(read("nf_conntrack_udp_timeout"), "30\n");
         assert_eq!(fs::read_to_string(modules.join("nf_conntrack/parameters/hashsize")).unwrap(), "1024");
+
+        fs::write(file(MAX), "262144\n").unwrap();
+        assert!(apply(&wanted, &sys, &modules).is_empty());
+        assert_eq!(read(MAX), "262144\n", "it is never lowered");
 
         let nowhere = apply(&wanted, &dir.path().join("none"), &modules);
         assert_eq!(nowhere.len(), 2, "{nowhere:?}");
