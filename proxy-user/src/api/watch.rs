@@ -3,6 +3,7 @@
 //! Objects are converted as they arrive, so that the large Kubernetes types exist only for a moment. Each list, the first one
 //! and every later one, becomes one [`Event::Reset`]; it also covers deletions that happened while there was no watch.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use backon::ExponentialBuilder;
@@ -30,6 +31,10 @@ use super::watch_health::{WatchErrorKind, WatchHealth};
 const MIN_DELAY: Duration = Duration::from_millis(200);
 /// The longest pause; jitter is added, so that the agents of all nodes do not reconnect at once.
 const MAX_DELAY: Duration = Duration::from_secs(10);
+/// From this number of refusals on, pauses are long: the server does not have the resource, or the role does not allow it.
+const REFUSALS: u32 = 10;
+/// The shortest pause after so many refusals; the longest is twice as long.
+const REFUSED_DELAY: Duration = Duration::from_mins(5);
 /// After this time without a failure, pauses are short again, and an outage is over.
 const QUIET: Duration = Duration::from_secs(30);
 /// The longest pause that a server may demand.
@@ -186,7 +191,7 @@ fn collected<K: Watched>(
             match &item {
                 Ok(watcher::Event::Init) if !list.is_open() => late = late.or(Some(Instant::now() + LATE)),
                 Ok(watcher::Event::InitDone) => late = None,
-                Err(error) if is_refusal(error) => late = None,
+                Err(error) if is_lasting(error) => late = None,
                 _ => {}
             }
             if let Some(report) = report::<K>(item, &mut list) {
@@ -194,14 +199,6 @@ fn collected<K: Watched>(
             }
         }
     })
-}
-
-/// Whether the server answered that it does not serve this resource to this account.
-fn is_refusal(error: &watcher::Error) -> bool {
-    matches!(
-        WatchErrorKind::of(error),
-        WatchErrorKind::Unauthorized | WatchErrorKind::Forbidden | WatchErrorKind::Missing
-    )
 }
 
 /// A list that is in progress.
@@ -276,7 +273,8 @@ fn report<K: Watched>(item: watcher::Result<watcher::Event<K>>, list: &mut List<
 }
 
 /// Waits after each error, before the next attempt: longer each time, and at least as long as the server demands. The
-/// pauses become short again only after a time without errors, because an attempt that begins well may fail later.
+/// pauses become short again only after a time without errors, because an attempt that begins well may fail later. Pauses
+/// after lasting refusals (403, 404) are minutes: Kubernetes before 1.33 has no `ServiceCIDR`, and each node asks for it.
 fn paced<T: Send>(
     items: impl Stream<Item = watcher::Result<T>> + Send,
 ) -> impl Stream<Item = watcher::Result<T>> + Send {
@@ -287,16 +285,34 @@ fn paced<T: Send>(
         .with_jitter()
         .without_max_times();
     let pauses = ResetTimerBackoff::new(ExponentialBackoff::from(delays), QUIET);
-    let state = (Box::pin(items), pauses, Duration::ZERO);
-    stream::unfold(state, |(mut items, mut pauses, pause)| async move {
+    let state = (Box::pin(items), pauses, 0, Duration::ZERO);
+    stream::unfold(state, |(mut items, mut pauses, mut refusals, pause)| async move {
         sleep(pause).await;
         let item = items.next().await?;
         let pause = match &item {
-            Ok(_) => Duration::ZERO,
-            Err(error) => pauses.next().unwrap_or(MAX_DELAY) + demanded(error),
+            Ok(_) => {
+                refusals = 0;
+                Duration::ZERO
+            }
+            Err(error) => {
+                refusals += u32::from(is_lasting(error));
+                let pause = pauses.next().unwrap_or(MAX_DELAY) + demanded(error);
+                if is_lasting(error) && refusals >= REFUSALS { pause.max(refused_delay()) } else { pause }
+            }
         };
-        Some((item, (items, pauses, pause)))
+        Some((item, (items, pauses, refusals, pause)))
     })
+}
+
+/// Whether the server will answer the same until an operator changes it or its roles.
+fn is_lasting(error: &watcher::Error) -> bool {
+    matches!(WatchErrorKind::of(error), WatchErrorKind::Forbidden | WatchErrorKind::Missing)
+}
+
+/// Returns a random pause, so that the agents of all nodes do not ask at once.
+fn refused_delay() -> Duration {
+    let random = RandomState::new().hash_one(0) % REFUSED_DELAY.as_secs();
+    REFUSED_DELAY + Duration::from_secs(random)
 }
 
 /// Returns how long the server demands to wait (`Retry-After`).

@@ -535,3 +535,38 @@ async fn a_list_that_is_refused_is_not_late() {
     let reports: Vec<_> = collected(items).collect().await;
     assert_eq!(kinds_of(&reports), "f");
 }
+
+#[tokio::test(start_paused = true)]
+async fn refusals_that_last_are_repeated_after_minutes() {
+    for (code, is_rare) in [(403, true), (404, true), (401, false), (500, false)] {
+        let refused = move || {
+            let status = kube::core::Status { code, ..kube::core::Status::default() };
+            Err::<(), _>(watcher::Error::WatchStartFailed(kube::Error::Api(Box::new(status))))
+        };
+        let begun = Instant::now();
+        let times: Vec<_> =
+            paced(stream::repeat_with(refused)).take(14).map(|_| begun.elapsed()).collect().await;
+        let pauses: Vec<_> = times.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
+        assert!(pauses[..9].iter().all(|pause| *pause <= 2 * MAX_DELAY), "{code}: {pauses:?}");
+        let is_long = |pause: &Duration| (REFUSED_DELAY..2 * REFUSED_DELAY).contains(pause);
+        assert!(pauses[9..].iter().all(|pause| is_long(pause) == is_rare), "{code}: {pauses:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_ends_the_long_pauses() {
+    let refused = || {
+        let status = kube::core::Status { code: 403, ..kube::core::Status::default() };
+        Err::<(), _>(watcher::Error::WatchStartFailed(kube::Error::Api(Box::new(status))))
+    };
+    let items = stream::repeat_with(refused).take(11).chain(stream::iter([Ok(())]));
+    let times: Vec<_> = {
+        let begun = Instant::now();
+        paced(items.chain(stream::repeat_with(refused)))
+            .take(14)
+            .map(move |_| begun.elapsed())
+            .collect()
+            .await
+    };
+    assert!(times[13].saturating_sub(times[12]) <= 2 * MAX_DELAY, "{times:?}");
+}
