@@ -206,6 +206,16 @@ async fn serve(
             }
         }
     });
+    let (reported, mut filters) = (Arc::clone(&metrics), programs.filters_before());
+    tasks.spawn_optional(async move {
+        loop {
+            let problems = filters.borrow_and_update().clone();
+            reported.recent.set_standing("packet filters", problems);
+            if filters.changed().await.is_err() {
+                return;
+            }
+        }
+    });
     let reported = Arc::clone(&metrics);
     let report = move |problem| reported.recent.set_standing("configuration file", problem);
     tasks.spawn_fallible(config_file::until_changed(options, config.kube_proxy.text.clone(), report));
@@ -269,6 +279,7 @@ async fn start_programs(config: &RunConfig) -> anyhow::Result<Programs> {
         capacities: config.capacities,
         packet_hook: config.packet_hook,
         tcx_order: config.paths.tcx_order,
+        clsact_priority: config.paths.clsact_priority,
         xdp: config.paths.xdp,
     };
     let cgroup = settings.cgroup.clone();

@@ -24,7 +24,9 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use proxy_core::store::Store as _;
 use proxy_user::host::devices;
 use proxy_user::maps::KernelStore;
-use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp, cleanup};
+use proxy_user::programs::{
+    Capacities, ClsactPriority, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp, cleanup,
+};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::harness::{Family, Harness, Service};
@@ -144,6 +146,7 @@ impl Attached {
             capacities: Capacities::default(),
             packet_hook: PacketHook::Auto,
             tcx_order: TcxOrder::default(),
+            clsact_priority: ClsactPriority::default(),
             xdp: Xdp::Off,
         };
         let programs = Programs::start(&settings).unwrap();

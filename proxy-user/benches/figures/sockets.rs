@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use proxy_core::store::Store as _;
 use proxy_user::maps::KernelStore;
-use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp, cleanup};
+use proxy_user::programs::{
+    Capacities, ClsactPriority, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp, cleanup,
+};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::harness::Service;
@@ -56,6 +58,7 @@ impl Node {
             capacities: Capacities { connect_latency, ..Capacities::default() },
             packet_hook: PacketHook::Auto,
             tcx_order: TcxOrder::default(),
+            clsact_priority: ClsactPriority::default(),
             xdp: Xdp::default(),
         };
         let programs = Programs::start(&settings).unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::value::{AlgorithmName, seconds};
-use crate::programs::{TcxOrder, Xdp};
+use crate::programs::{ClsactPriority, TcxOrder, Xdp};
 use proxy_core::model::ForwardingMode;
 use proxy_core::model::annotations::Annotations;
 use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
@@ -16,6 +16,8 @@ use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
 pub struct Paths {
     /// The position of the packet programs among the programs of others on a device (TCX).
     pub tcx_order: TcxOrder,
+    /// The priority of the packet programs among the filters of others on a device (clsact).
+    pub clsact_priority: ClsactPriority,
     /// Whether and how XDP forwards packets to other nodes, before tc sees them.
     pub xdp: Xdp,
     /// How endpoints are selected; `None`: `random` inside the cluster, `mh` for clients outside.

@@ -226,7 +226,7 @@ fn filters_off(paths: &Paths, ifindex: u32, mode: Mode) -> Result<Vec<String>, E
         };
         for filter in filters {
             if filter.is_ours(direction) {
-                mode.run(|| clsact::remove(&mut netlink, ifindex, direction)).map_err(failed)?;
+                mode.run(|| clsact::remove(&mut netlink, ifindex, direction, &filter)).map_err(failed)?;
                 removed.push(format!("filter {}", direction.program()));
             } else {
                 others = true;

@@ -1,7 +1,10 @@
 //! Packet programs on kernels without TCX (before 6.6): filters of the clsact qdisc.
 //!
 //! Such a filter belongs to its device, not to a file descriptor: it needs no pin, and stays when the agent ends. Ballast's
-//! filter has a fixed priority and handle, so a later agent replaces it in place.
+//! filter has one of two handles, by which a later agent finds it and replaces it in place.
+//!
+//! Filters run by priority, the lowest number first. Of one priority, the kernel runs the BPF filter first that was added
+//! last, and lists them in this order. A filter that returns `TC_ACT_OK` ends the list: those behind it see no packet.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -15,12 +18,13 @@ use rtnetlink::packet_route::tc::{
 use super::hooks::Direction;
 use crate::host::netlink::Netlink;
 
-/// A high priority, but not the highest: another filter can come before Ballast's.
-pub(super) const PRIORITY: u16 = 2;
-/// The handle of Ballast's filter among the filters of that priority.
-const HANDLE: u32 = 0x0ba1_1a57;
+/// The handles of Ballast's filter among the filters of its priority: a filter that has to move in front of another one is
+/// added with the other handle before the old one is removed.
+const HANDLES: [u32; 2] = [0x0ba1_1a57, 0x0ba1_1a58];
 /// `ETH_P_ALL`: packets of every protocol.
 const ALL_PROTOCOLS: u16 = 3;
+/// The protocols whose packets Ballast translates.
+const PROTOCOLS: [u16; 3] = [ALL_PROTOCOLS, 0x0800, 0x86dd];
 const CLSACT: &str = "clsact";
 
 /// A filter on a device.
@@ -28,6 +32,8 @@ const CLSACT: &str = "clsact";
 pub(super) struct Filter {
     pub priority: u16,
     pub handle: u32,
+    /// `ETH_P_...`.
+    pub protocol: u16,
     /// Its name if it is a BPF filter.
     pub name: Option<String>,
     /// Id of its program.
@@ -35,14 +41,49 @@ pub(super) struct Filter {
 }
 
 impl Filter {
-    /// Whether the filter has Ballast's priority and handle; a filter of another tool may have both.
-    pub(super) fn has_handle(&self) -> bool {
-        self.priority == PRIORITY && self.handle == HANDLE
+    /// Whether the filter is Ballast's, at whatever priority an earlier agent put it.
+    pub(super) fn is_ours(&self, direction: Direction) -> bool {
+        HANDLES.contains(&self.handle) && self.name.as_deref() == Some(direction.program())
     }
 
-    /// Whether the filter is Ballast's.
-    pub(super) fn is_ours(&self, direction: Direction) -> bool {
-        self.has_handle() && self.name.as_deref() == Some(direction.program())
+    /// Whether the filter runs a BPF program for packets that Ballast translates.
+    fn meets_packets(&self) -> bool {
+        self.program.is_some() && PROTOCOLS.contains(&self.protocol)
+    }
+
+    fn place(&self) -> (u16, u32) {
+        (self.priority, self.handle)
+    }
+}
+
+/// Returns the BPF filters of others that run before a filter of Ballast with this priority, of those in the kernel's order.
+/// Without a filter of Ballast, those of the same priority run behind the one that will be added.
+pub(super) fn before(filters: &[Filter], direction: Direction, priority: u16) -> Vec<&Filter> {
+    let is_own = |filter: &Filter| filter.priority == priority && filter.is_ours(direction);
+    let own = filters.iter().position(is_own).unwrap_or(0);
+    let is_before = |(at, filter): &(usize, &Filter)| {
+        filter.priority < priority || filter.priority == priority && *at < own
+    };
+    let others = filters.iter().enumerate().filter(|(_, filter)| !filter.is_ours(direction));
+    others.filter(is_before).map(|(_, filter)| filter).filter(|filter| filter.meets_packets()).collect()
+}
+
+/// Whether Ballast's filter is the only one of Ballast, has this priority, and runs first of the filters that have it.
+pub(super) fn is_in_place(filters: &[Filter], direction: Direction, priority: u16) -> bool {
+    let mut ours = filters.iter().filter(|filter| filter.is_ours(direction));
+    let is_own = ours.next().is_some_and(|filter| filter.priority == priority) && ours.next().is_none();
+    is_own && before(filters, direction, priority).iter().all(|filter| filter.priority < priority)
+}
+
+/// Returns the handle for Ballast's filter: its present one if it can stay in its place, otherwise the other one.
+pub(super) fn handle(filters: &[Filter], direction: Direction, priority: u16) -> u32 {
+    let own = filters.iter().find(|filter| filter.priority == priority && filter.is_ours(direction));
+    let is_first = before(filters, direction, priority).iter().all(|filter| filter.priority < priority);
+    let [one, other] = HANDLES;
+    match own.map(|filter| filter.handle) {
+        Some(handle) if is_first => handle,
+        Some(handle) if handle == one => other,
+        _ => one,
     }
 }
 
@@ -60,10 +101,10 @@ fn message(ifindex: u32, parent: TcHandle) -> TcMessage {
     message
 }
 
-fn our_filter(ifindex: u32, direction: Direction) -> TcMessage {
+fn our_filter(ifindex: u32, direction: Direction, (priority, handle): (u16, u32)) -> TcMessage {
     let mut message = message(ifindex, parent(direction));
-    message.header.handle = TcHandle::from(HANDLE);
-    message.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS.to_be());
+    message.header.handle = TcHandle::from(handle);
+    message.header.info = u32::from(priority) << 16 | u32::from(ALL_PROTOCOLS.to_be());
     message.attributes.push(TcAttribute::Kind(TcFilterBpf::KIND.to_owned()));
     message
 }
@@ -90,14 +131,15 @@ pub(super) fn remove_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<()
     netlink.change(RouteNetlinkMessage::DelQueueDiscipline(qdisc(ifindex)), 0)
 }
 
-/// Adds Ballast's filter, or replaces its program in place.
+/// Adds Ballast's filter with this priority and handle, or replaces its program in place.
 pub(super) fn set(
     netlink: &mut Netlink,
     ifindex: u32,
     direction: Direction,
+    place: (u16, u32),
     program: BorrowedFd<'_>,
 ) -> io::Result<()> {
-    let mut message = our_filter(ifindex, direction);
+    let mut message = our_filter(ifindex, direction, place);
     message.attributes.push(TcAttribute::Options(vec![
         TcOption::Bpf(TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned())),
         TcOption::Bpf(TcFilterBpfOption::ProgName(direction.program().to_owned())),
@@ -106,9 +148,25 @@ pub(super) fn set(
     netlink.change(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
 }
 
-/// Removes Ballast's filter.
-pub(super) fn remove(netlink: &mut Netlink, ifindex: u32, direction: Direction) -> io::Result<()> {
-    netlink.change(RouteNetlinkMessage::DelTrafficFilter(our_filter(ifindex, direction)), 0)
+/// Replaces the program of a filter of Ballast.
+pub(super) fn replace(
+    netlink: &mut Netlink,
+    ifindex: u32,
+    direction: Direction,
+    filter: &Filter,
+    program: BorrowedFd<'_>,
+) -> io::Result<()> {
+    set(netlink, ifindex, direction, filter.place(), program)
+}
+
+/// Removes a filter of Ballast.
+pub(super) fn remove(
+    netlink: &mut Netlink,
+    ifindex: u32,
+    direction: Direction,
+    filter: &Filter,
+) -> io::Result<()> {
+    netlink.change(RouteNetlinkMessage::DelTrafficFilter(our_filter(ifindex, direction, filter.place())), 0)
 }
 
 /// Returns the filters of one direction; none if the device has no clsact qdisc.
@@ -128,6 +186,7 @@ fn read(answer: &RouteNetlinkMessage) -> Option<Filter> {
     let mut filter = Filter {
         priority: (message.header.info >> 16) as u16,
         handle: message.header.handle.into(),
+        protocol: u16::from_be(message.header.info as u16),
         name: None,
         program: None,
     };
@@ -146,4 +205,58 @@ fn read(answer: &RouteNetlinkMessage) -> Option<Filter> {
         }
     }
     Some(filter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IN: Direction = Direction::Ingress;
+
+    fn ours(priority: u16, handle: u32) -> Filter {
+        let name = Some(IN.program().to_owned());
+        Filter { priority, handle, protocol: ALL_PROTOCOLS, name, program: Some(7) }
+    }
+
+    fn other(priority: u16) -> Filter {
+        let name = Some("handle_ingress".to_owned());
+        Filter { priority, handle: 1, protocol: ALL_PROTOCOLS, name, program: Some(8) }
+    }
+
+    fn priorities_before(filters: &[Filter], priority: u16) -> Vec<u16> {
+        before(filters, IN, priority).iter().map(|filter| filter.priority).collect()
+    }
+
+    #[test]
+    fn filters_before_ours_have_a_lower_number_or_are_newer() {
+        let [handle, _] = HANDLES;
+        let filters = [other(1), other(2), ours(2, handle), other(2), other(3)];
+        assert_eq!(priorities_before(&filters, 2), [1, 2]);
+        assert_eq!(priorities_before(&filters, 1), [0_u16; 0], "ours will be the newest of priority 1");
+        assert_eq!(priorities_before(&filters, 3), [1, 2, 2]);
+        let arp = Filter { protocol: 0x0806, ..other(1) };
+        let flower = Filter { program: None, ..other(1) };
+        assert_eq!(priorities_before(&[arp, flower, ours(2, handle)], 2), [0_u16; 0]);
+    }
+
+    #[test]
+    fn a_filter_behind_another_of_its_priority_moves_with_the_other_handle() {
+        let [one, two] = HANDLES;
+        assert_eq!(handle(&[], IN, 1), one);
+        assert_eq!(handle(&[ours(1, one), other(1)], IN, 1), one, "it is replaced in place");
+        assert_eq!(handle(&[ours(1, two), other(1)], IN, 1), two);
+        assert_eq!(handle(&[other(1), ours(1, one)], IN, 1), two);
+        assert_eq!(handle(&[other(1), ours(1, two)], IN, 1), one);
+        assert_eq!(handle(&[other(1), ours(2, two)], IN, 1), one, "an earlier agent had another priority");
+    }
+
+    #[test]
+    fn a_filter_is_in_place_if_it_is_alone_and_first_of_its_priority() {
+        let [one, two] = HANDLES;
+        assert!(is_in_place(&[other(1), ours(2, one), other(2)], IN, 2));
+        assert!(!is_in_place(&[other(2), ours(2, one)], IN, 2));
+        assert!(!is_in_place(&[ours(2, two), ours(2, one)], IN, 2));
+        assert!(!is_in_place(&[ours(2, one)], IN, 1));
+        assert!(!is_in_place(&[other(2)], IN, 2));
+    }
 }

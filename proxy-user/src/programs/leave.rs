@@ -61,7 +61,11 @@ pub(super) fn leave_what_begins(paths: &Paths) -> Result<(), Error> {
             }
             if filtered.contains_key(&device.ifindex) {
                 let mut netlink = Netlink::open().map_err(failed)?;
-                clsact::set(&mut netlink, device.ifindex, direction, program).map_err(failed)?;
+                let there = clsact::filters(&mut netlink, device.ifindex, direction).map_err(failed)?;
+                for filter in there.iter().filter(|filter| filter.is_ours(direction)) {
+                    clsact::replace(&mut netlink, device.ifindex, direction, filter, program)
+                        .map_err(failed)?;
+                }
             }
         }
     }

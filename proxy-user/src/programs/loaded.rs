@@ -8,6 +8,7 @@ use std::time::SystemTime;
 
 use aya::Ebpf;
 use aya::programs::ProgramInfo;
+use tokio::sync::watch;
 
 use super::clsact;
 use super::device::device_name;
@@ -55,6 +56,8 @@ pub struct Programs {
     pub(super) is_current: bool,
     pub(super) tcx: bool,
     pub(super) tcx_order: TcxOrder,
+    pub(super) clsact_priority: u16,
+    pub(super) filters_before: watch::Sender<Vec<String>>,
     /// Taken when the first device is attached.
     pub(super) devices_lock: Mutex<Option<lock::Lock>>,
     pub(super) object: &'static [u8],
@@ -105,6 +108,8 @@ impl Programs {
             is_current: loaded.is_current,
             tcx,
             tcx_order: settings.tcx_order,
+            clsact_priority: settings.clsact_priority.0,
+            filters_before: watch::Sender::default(),
             devices_lock: Mutex::default(),
             object: settings.object,
             headerless: OnceLock::new(),
@@ -141,6 +146,12 @@ impl Programs {
     /// Whether packet programs are attached with TCX; otherwise with clsact.
     pub fn uses_tcx(&self) -> bool {
         self.tcx
+    }
+
+    /// Returns what is to be told about BPF filters of others that run before Ballast's (clsact), in a form that allows to
+    /// wait for changes.
+    pub fn filters_before(&self) -> watch::Receiver<Vec<String>> {
+        self.filters_before.subscribe()
     }
 
     /// Loads the iterator over UDP sockets that were translated for a Service; takes a part of a second.
@@ -272,7 +283,10 @@ impl Programs {
         for direction in Direction::ALL {
             let name = direction.program();
             let there = clsact::filters(&mut netlink, ifindex, direction).map_err(failed(name))?;
-            if let Some(other) = there.iter().find(|f| f.has_handle() && !f.is_ours(direction)) {
+            let priority = self.clsact_priority;
+            let handle = clsact::handle(&there, direction, priority);
+            let is_taken = |f: &&clsact::Filter| (f.priority, f.handle) == (priority, handle);
+            if let Some(other) = there.iter().find(|f| is_taken(f) && !f.is_ours(direction)) {
                 return Err(Error::FilterTaken {
                     device,
                     owner: other.name.clone().unwrap_or_default(),
@@ -281,7 +295,12 @@ impl Programs {
                 });
             }
             let program = self.packet_program(direction, no_header)?;
-            clsact::set(&mut netlink, ifindex, direction, program).map_err(failed(name))?;
+            let place = (priority, handle);
+            clsact::set(&mut netlink, ifindex, direction, place, program).map_err(failed(name))?;
+            // The new filter works: those of another priority or handle are removed, so that nothing is translated twice.
+            for old in there.iter().filter(|f| f.is_ours(direction) && !is_taken(f)) {
+                clsact::remove(&mut netlink, ifindex, direction, old).map_err(failed(name))?;
+            }
         }
         Ok(())
     }

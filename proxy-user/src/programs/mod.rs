@@ -52,6 +52,6 @@ pub use privileges::{missing as missing_capabilities, require as require_capabil
 pub use probe::{MAPS, PROGRAMS, loaded_names, missing_maps, missing_programs};
 pub use repair::Repair;
 pub use repairs::Repairs;
-pub use settings::{PacketHook, Settings, TcxOrder};
+pub use settings::{ClsactPriority, PacketHook, Settings, TcxOrder};
 pub use status::{Attachment, attachments};
 pub use xdp::keeper::{AttachedXdp, Xdp, XdpDevice, XdpDevices};

@@ -44,6 +44,18 @@ impl TcxOrder {
     }
 }
 
+/// The priority of packet programs among the filters of the clsact qdisc (`--clsact-priority`); the lowest runs first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct ClsactPriority(pub u16);
+
+impl Default for ClsactPriority {
+    /// A high priority, but not the highest: another filter can come before Ballast's.
+    fn default() -> Self {
+        Self(2)
+    }
+}
+
 /// Settings for loading and attaching the programs.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -59,6 +71,8 @@ pub struct Settings {
     pub packet_hook: PacketHook,
     /// Where they run among other programs.
     pub tcx_order: TcxOrder,
+    /// Their priority among other filters, without TCX.
+    pub clsact_priority: ClsactPriority,
     /// Which devices get the XDP program.
     pub xdp: Xdp,
 }

@@ -123,13 +123,14 @@ pub(super) fn linked_devices(paths: &Paths) -> BTreeMap<u32, usize> {
     counts
 }
 
-/// Returns the devices that were given filters of Ballast, and how many they have.
-pub(super) fn filtered_devices(paths: &Paths) -> BTreeMap<u32, usize> {
-    let mut counts: BTreeMap<u32, usize> = marked(paths).map(|ifindex| (ifindex, 0)).collect();
-    for (ifindex, _) in our_filters(paths) {
-        *counts.entry(ifindex).or_default() += 1;
-    }
-    counts
+/// Returns the devices that were given filters of Ballast, and all filters that they have, in the kernel's order.
+pub(super) fn filtered_devices(paths: &Paths) -> BTreeMap<u32, [(Direction, Vec<Filter>); 2]> {
+    let Ok(mut netlink) = Netlink::open() else { return BTreeMap::new() };
+    let mut of = |ifindex, direction| {
+        (direction, clsact::filters(&mut netlink, ifindex, direction).unwrap_or_default())
+    };
+    let mut all = |ifindex| Direction::ALL.map(|direction| of(ifindex, direction));
+    marked(paths).map(|ifindex| (ifindex, all(ifindex))).collect()
 }
 
 fn marked(paths: &Paths) -> impl Iterator<Item = u32> {
@@ -140,10 +141,8 @@ fn marked(paths: &Paths) -> impl Iterator<Item = u32> {
 /// Returns Ballast's filters on the devices that were given them.
 fn our_filters(paths: &Paths) -> Vec<(u32, Filter)> {
     let mut found = Vec::new();
-    let Ok(mut netlink) = Netlink::open() else { return found };
-    for ifindex in marked(paths) {
-        for direction in Direction::ALL {
-            let filters = clsact::filters(&mut netlink, ifindex, direction).unwrap_or_default();
+    for (ifindex, both) in filtered_devices(paths) {
+        for (direction, filters) in both {
             let ours = filters.into_iter().filter(|filter| filter.is_ours(direction));
             found.extend(ours.map(|filter| (ifindex, filter)));
         }

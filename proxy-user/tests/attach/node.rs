@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use proxy_user::programs::bpf::{Hook, Link, LinkInfo, link_ids, tcx_links};
-use proxy_user::programs::{Capacities, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp};
+use proxy_user::programs::{
+    Capacities, ClsactPriority, EMBEDDED, PacketHook, Programs, Settings, TcxOrder, Xdp,
+};
 
 /// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
 pub const TCX: [u32; 2] = [46, 47];
@@ -72,6 +74,7 @@ impl Node {
             capacities,
             packet_hook: PacketHook::Auto,
             tcx_order: TcxOrder::default(),
+            clsact_priority: ClsactPriority::default(),
             xdp: Xdp::default(),
         }
     }

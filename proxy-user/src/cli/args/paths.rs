@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use clap::builder::FalseyValueParser;
+use clap::builder::{FalseyValueParser, TypedValueParser as _};
 
 use super::choices::choice;
 use super::mirror::flags_of;
 use crate::config::paths::{Ejection, Paths};
 use crate::config::value::{self, AlgorithmName};
-use crate::programs::{TcxOrder, Xdp};
+use crate::programs::{ClsactPriority, TcxOrder, Xdp};
 use proxy_core::model::ForwardingMode;
 use proxy_core::model::annotations::Annotations;
 use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
@@ -21,6 +21,10 @@ flags_of! {
         /// Position of Ballast's packet programs among other programs on a device (TCX).
         #[arg(long, env = "BALLAST_TCX_ORDER", value_name = "ORDER", default_value = "nest", value_parser = choice::<TcxOrder>())]
         tcx_order: TcxOrder,
+        /// Priority of Ballast's packet programs among the filters of other programs on a device, on kernels before 6.6: from 1
+        /// to 65535, the lowest runs first; of the same priority, Ballast's runs first.
+        #[arg(long, env = "BALLAST_CLSACT_PRIORITY", value_name = "NUMBER", default_value = "2", value_parser = clap::value_parser!(u16).range(1..).map(ClsactPriority))]
+        clsact_priority: ClsactPriority,
         /// Devices on which an XDP program forwards packets to other nodes before they reach tc.
         #[arg(long, env = "BALLAST_XDP", value_name = "MODE", default_value = "auto", value_parser = choice::<Xdp>())]
         xdp: Xdp,

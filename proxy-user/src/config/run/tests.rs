@@ -210,6 +210,7 @@ fn timeouts_of_flows_are_ours_then_kube_proxys_then_the_defaults() {
 #[case(&["--socket-drop", "loud"], &["--socket-drop", "silent", "fail"])]
 #[case(&["--ejection", "never"], &["--ejection", "on", "off"])]
 #[case(&["--tcx-order", "middle"], &["--tcx-order", "nest", "first", "last"])]
+#[case(&["--clsact-priority", "0"], &["--clsact-priority", "1..=65535"])]
 #[case(&["--snat-ports", "1-2"], &["--snat-ports", "1024"])]
 #[case(&["--service-node-port-range", "9"], &["--service-node-port-range", "30000-32767"])]
 fn values_of_the_paths_are_checked(#[case] flags: &[&str], #[case] parts: &[&str]) {

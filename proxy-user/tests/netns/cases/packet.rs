@@ -16,7 +16,7 @@ static PORT: AtomicU16 = AtomicU16::new(21_000);
 const WISH: Wish = Wish { pods: 2, services: &[WEB, EMPTY, WIDE, TWIN], flags: SMALL };
 /// [`SMALL`], without TCX.
 #[rustfmt::skip]
-const CLSACT: &[&str] = &[
+pub const CLSACT: &[&str] = &[
     "--packet-hook", "clsact",
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
