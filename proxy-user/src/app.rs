@@ -336,6 +336,7 @@ async fn read_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyhow::
     let looked = spawn_blocking(|| Follower::start(facts));
     let looked = looked.await.context("reading devices, addresses and routes was interrupted")?;
     let follower = looked.context("cannot read devices, addresses and routes of this machine")?;
+    let follower = follower.with_filters(!config.packet_hook.uses_tcx());
     sender.send(Event::Host(follower.view().clone())).await.context("the driver has ended")?;
     Ok(follower)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
 use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
+use rtnetlink::packet_route::tc::TcAttribute;
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{MulticastGroup, new_multicast_connection};
 use tokio::sync::mpsc::Sender;
@@ -44,6 +45,8 @@ pub struct Follower {
     seen_devices: Seen<Device>,
     seen_addresses: Seen<Placed>,
     devices: watch::Sender<Devices>,
+    /// Whether removed filters of the clsact qdisc are notified of.
+    has_filters: bool,
 }
 
 impl Follower {
@@ -54,7 +57,14 @@ impl Follower {
         let host = Host { devices: devices.clone(), addresses: seen_addresses.present() };
         let known = facts.read(&host, &HostView::default(), FactsToRead::ALL)?;
         let devices = watch::Sender::new(devices);
-        Ok(Self { facts, known, is_new: false, seen_devices, seen_addresses, devices })
+        Ok(Self { facts, known, is_new: false, seen_devices, seen_addresses, devices, has_filters: false })
+    }
+
+    /// Also publishes the devices after a filter was removed: packet programs are filters of the clsact qdisc on kernels
+    /// without TCX, and are added again at once. A link of TCX cannot be removed like this.
+    #[must_use]
+    pub fn with_filters(self, has_filters: bool) -> Self {
+        Self { has_filters, ..self }
     }
 
     /// Returns the state that Services depend on, as last read.
@@ -80,7 +90,7 @@ impl Follower {
     /// Runs until the kernel closes the subscription, or the receiver is dropped. A read may take long if there are
     /// many routes; devices are listed in the meantime.
     async fn follow(&mut self, events: &Sender<Event>) -> io::Result<()> {
-        let groups = [
+        let mut groups = vec![
             MulticastGroup::Link,
             MulticastGroup::Ipv4Ifaddr,
             MulticastGroup::Ipv6Ifaddr,
@@ -89,6 +99,7 @@ impl Follower {
             MulticastGroup::Ipv4Rule,
             MulticastGroup::Ipv6Rule,
         ];
+        groups.extend(self.has_filters.then_some(MulticastGroup::Tc));
         let (connection, _handle, mut changes) = new_multicast_connection(&groups)?;
         let _connection = Background(tokio::spawn(connection).abort_handle());
         let mut policies = xfrm::Changes::new()?;
@@ -218,12 +229,26 @@ async fn done(reading: &mut Option<JoinHandle<io::Result<HostView>>>) -> io::Res
     }
 }
 
-/// Whether a change makes another read necessary; of routes, only default routes and those of local addresses do.
+/// Whether a change makes another read necessary; of routes, only default routes and those of local addresses do, of
+/// filters only removed ones.
 fn matters(change: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
     match &change.payload {
         NetlinkPayload::InnerMessage(
             RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route),
         ) => is_default_route(&route.header) || is_local_route(&route.header),
+        NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelQueueDiscipline(qdisc)) => {
+            qdisc.attributes.iter().any(|one| matches!(one, TcAttribute::Kind(kind) if kind == "clsact"))
+        }
+        NetlinkPayload::InnerMessage(
+            RouteNetlinkMessage::NewQueueDiscipline(_)
+            | RouteNetlinkMessage::NewTrafficClass(_)
+            | RouteNetlinkMessage::DelTrafficClass(_)
+            | RouteNetlinkMessage::NewTrafficFilter(_)
+            | RouteNetlinkMessage::NewTrafficChain(_)
+            | RouteNetlinkMessage::DelTrafficChain(_)
+            | RouteNetlinkMessage::NewTrafficAction(_)
+            | RouteNetlinkMessage::DelTrafficAction(_),
+        ) => false,
         _ => true,
     }
 }

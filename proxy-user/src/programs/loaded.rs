@@ -20,7 +20,7 @@ use super::notice::StartNotice;
 use super::pins::{self, Pins};
 use super::program::{self, program};
 use super::repairs::{self, Repairs};
-use super::settings::{PacketHook, Settings, TcxOrder};
+use super::settings::{Settings, TcxOrder};
 use super::status::attached;
 use super::xdp::keeper::{Keeper, Xdp};
 use super::{bpf, cleanup, object, privileges};
@@ -94,11 +94,7 @@ impl Programs {
         if !pins.has_links() {
             pins.make_current()?;
         }
-        let tcx = match settings.packet_hook {
-            PacketHook::Auto => bpf::has_tcx() == Some(true),
-            PacketHook::Tcx => true,
-            PacketHook::Clsact => false,
-        };
+        let tcx = settings.packet_hook.uses_tcx();
         let mut programs = Self {
             ebpf: loaded.ebpf,
             pins,

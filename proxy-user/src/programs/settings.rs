@@ -22,6 +22,17 @@ pub enum PacketHook {
     Clsact,
 }
 
+impl PacketHook {
+    /// Whether packet programs are attached with TCX on this kernel.
+    pub fn uses_tcx(self) -> bool {
+        match self {
+            Self::Auto => bpf::has_tcx() == Some(true),
+            Self::Tcx => true,
+            Self::Clsact => false,
+        }
+    }
+}
+
 /// Where packet programs run among other programs on a TCX hook (`--tcx-order`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]

@@ -1,5 +1,6 @@
 use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
+use rtnetlink::packet_route::tc::TcMessage;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -24,6 +25,24 @@ fn a_route_that_flaps_is_no_reason_to_look_again() {
     assert!(matters(&NetlinkMessage::from(RouteNetlinkMessage::NewRoute(local))));
     let address = RouteNetlinkMessage::NewAddress(AddressMessage::default());
     assert!(matters(&NetlinkMessage::from(address)));
+}
+
+#[test]
+fn a_removed_filter_is_a_reason_to_look_again_and_an_added_one_is_not() {
+    let filter = TcMessage::with_index(2);
+    let mut clsact = TcMessage::with_index(2);
+    clsact.attributes.push(TcAttribute::Kind("clsact".to_owned()));
+    let mut queue = TcMessage::with_index(2);
+    queue.attributes.push(TcAttribute::Kind("fq_codel".to_owned()));
+    for (message, expected) in [
+        (RouteNetlinkMessage::DelTrafficFilter(filter.clone()), true),
+        (RouteNetlinkMessage::NewTrafficFilter(filter), false),
+        (RouteNetlinkMessage::DelQueueDiscipline(clsact.clone()), true),
+        (RouteNetlinkMessage::NewQueueDiscipline(clsact), false),
+        (RouteNetlinkMessage::DelQueueDiscipline(queue), false),
+    ] {
+        assert_eq!(matters(&NetlinkMessage::from(message.clone())), expected, "{message:?}");
+    }
 }
 
 #[tokio::test]
