@@ -124,6 +124,11 @@ pub(super) fn pinned_program(pin: &str) -> Option<&'static str> {
     on_cgroup.or_else(|| Direction::ALL.iter().find(of_device).map(|direction| direction.program()))
 }
 
+/// Whether a pin is that of a hook that this version does not have. A pin `..._new` is about to be renamed.
+pub(super) fn is_of_other_version(pin: &str) -> bool {
+    pinned_program(pin).is_none() && !pin.ends_with("_new")
+}
+
 /// Returns the names of all programs that are attached to a hook.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     SOCKET_HOOKS
@@ -150,6 +155,21 @@ mod tests {
         assert_eq!(pinned_program("sock_connect4_new"), None);
         assert_eq!((pinned_xdp(&xdp_pin(7)), pinned_program(&xdp_pin(7))), (Some(7), Some(XDP)));
         assert_eq!((pinned_xdp("xdp_7_new"), pinned_device("xdp_7")), (None, None));
+    }
+
+    #[test]
+    fn a_pin_of_an_unknown_hook_is_of_another_version() {
+        for (pin, expected) in [
+            ("sock_getsockopt", true),
+            ("tcx_sideways_7", true),
+            ("netkit_7", true),
+            ("sock_connect4", false),
+            ("sock_connect4_new", false),
+            ("tcx_egress_7", false),
+            ("xdp_7", false),
+        ] {
+            assert_eq!(is_of_other_version(pin), expected, "{pin}");
+        }
     }
 
     #[test]

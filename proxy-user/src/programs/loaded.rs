@@ -196,7 +196,22 @@ impl Programs {
         let outcomes = self.hold_sockets()?;
         self.pins.make_current()?;
         self.pins.retire_other_versions()?;
+        self.release_unknown_hooks();
         Ok(outcomes)
+    }
+
+    /// Detaches the programs of hooks that only another version has: their maps are not kept up to date any more.
+    fn release_unknown_hooks(&self) {
+        let links = self.pins.paths().links();
+        let pins = pins::entries(&links).unwrap_or_default();
+        for pin in pins.into_iter().filter(|pin| hooks::is_of_other_version(pin)) {
+            match links::release(&links.join(&pin)) {
+                Ok(_) => tracing::info!(pin, "program of a hook that this version does not have removed"),
+                Err(error) => {
+                    tracing::warn!(pin, %error, "cannot remove the program of a hook that this version does not have");
+                }
+            }
+        }
     }
 
     fn hold_sockets(&self) -> Result<Vec<(&'static str, AttachOutcome)>, Error> {
