@@ -42,6 +42,8 @@ pub struct Device {
     pub vlan: bool,
     /// The XDP program on it.
     pub xdp: Option<XdpProgram>,
+    /// The longest packet in bytes, without the link-layer header.
+    pub mtu: u32,
     /// The device below it; for a veth, its other end, in any network namespace.
     pub below: Option<u32>,
 }
@@ -145,6 +147,7 @@ fn read(link: &LinkMessage) -> Option<Device> {
             LinkAttribute::Controller(index) => device.master = Some(*index),
             LinkAttribute::Xdp(told) => device.xdp = read_xdp(told),
             LinkAttribute::Link(index) => device.below = Some(*index),
+            LinkAttribute::Mtu(mtu) => device.mtu = *mtu,
             _ => {}
         }
     }

@@ -5,17 +5,19 @@
 //! all packets, and the agent reports this.
 
 pub mod keeper;
+mod refusals;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use aya::maps::{HashMap, Map, MapData};
 use proxy_common::map_names as names;
 use proxy_common::node::DEVICE_UPLINK;
 
 use self::keeper::{AttachedXdp, XdpDevice, XdpDevices};
+use self::refusals::{NO_DRIVER, Refusal};
 use super::bpf::{Hook, Link};
 use super::hooks::{pinned_xdp, xdp_pin};
 use super::links::{self, AttachOutcome, AttachPoint};
@@ -23,9 +25,6 @@ use super::loaded::Programs;
 use super::program::program;
 use super::{Error, pins};
 use crate::host::devices::{Device, XdpMode};
-
-/// A device that refused the program is tried again after this time; a device whose driver has no XDP is never tried again.
-const AGAIN: Duration = Duration::from_mins(1);
 
 impl Programs {
     /// Returns the uplinks as of the last pass, with the result for each.
@@ -117,7 +116,7 @@ impl Programs {
         }
         let is_there = pinned.is_some() && pin.exists() || !strays.is_empty();
         if !is_there {
-            self.may_try(ifindex, mode)?;
+            self.may_try(device, mode)?;
         }
         let place = AttachPoint::Xdp { ifindex, mode };
         let held = (|| {
@@ -127,8 +126,10 @@ impl Programs {
             links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)
         })();
         self.xdp.set_open(ifindex, held.is_ok());
+        let mut refusals = self.xdp.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         match held {
             Ok(outcome) => {
+                refusals.remove(&ifindex);
                 if outcome == AttachOutcome::Attached && self.xdp.devices.knows(ifindex) {
                     self.repairs.add_device();
                 }
@@ -136,22 +137,19 @@ impl Programs {
             }
             Err(error) => {
                 let reason = refusal(&error, mode);
-                let mut refused = self.xdp.refused.lock().unwrap_or_else(PoisonError::into_inner);
-                refused.insert(ifindex, (Instant::now(), mode, reason.clone()));
+                let before = refusals.remove(&ifindex);
+                let refused = Refusal::new(before.as_ref(), Instant::now(), mode, device.mtu, reason.clone());
+                refusals.insert(ifindex, refused);
                 Err(reason)
             }
         }
     }
 
     /// Whether it is time to try a device that refused; the error is the refusal.
-    fn may_try(&self, ifindex: u32, mode: XdpMode) -> Result<(), String> {
-        let refused = self.xdp.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        match refused.get(&ifindex) {
-            Some((at, of, reason)) if *of == mode && (at.elapsed() < AGAIN || reason == NO_DRIVER) => {
-                Err(reason.clone())
-            }
-            _ => Ok(()),
-        }
+    fn may_try(&self, device: &Device, mode: XdpMode) -> Result<(), String> {
+        let refusals = self.xdp.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let stands = |refusal: &&Refusal| refusal.stands(Instant::now(), mode, device.mtu);
+        refusals.get(&device.ifindex).filter(stands).map_or(Ok(()), |refusal| Err(refusal.reason.clone()))
     }
 
     /// Detaches the program from a device.
@@ -165,9 +163,6 @@ impl Programs {
         }
     }
 }
-
-/// The refusal of a driver without XDP.
-const NO_DRIVER: &str = "the driver does not support XDP";
 
 /// Returns why a device refused the program.
 fn refusal(error: &Error, mode: XdpMode) -> String {

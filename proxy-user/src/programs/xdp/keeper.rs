@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use aya::maps::{HashMap, Map, MapData};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::super::hooks::{XDP, XDP_GENERIC};
+use super::refusals::Refusal;
 use crate::host::devices::{Device, XdpMode};
 
 /// Which devices get the XDP program, and how (`--xdp`).
@@ -108,7 +108,8 @@ pub(in crate::programs) struct Keeper {
     unusable: Option<String>,
     /// The map `xdp_devices` of the programs that this process has loaded.
     open: Mutex<Option<HashMap<MapData, u32, u32>>>,
-    pub(super) refused: Mutex<BTreeMap<u32, (Instant, XdpMode, String)>>,
+    /// The devices that refused the program, by index.
+    pub(super) refusals: Mutex<BTreeMap<u32, Refusal>>,
     pub(super) devices: Arc<XdpDevices>,
 }
 
@@ -116,7 +117,7 @@ impl Keeper {
     /// Takes over the map of the object, after its programs were loaded.
     pub(in crate::programs) fn new(mode: Xdp, unusable: Option<String>, map: Option<Map>) -> Self {
         let open = map.and_then(|map| HashMap::try_from(map).ok());
-        Self { mode, unusable, open: Mutex::new(open), refused: Mutex::default(), devices: Arc::default() }
+        Self { mode, unusable, open: Mutex::new(open), refusals: Mutex::default(), devices: Arc::default() }
     }
 
     /// Allows or forbids the program to send packets of other devices on this one.
