@@ -1,5 +1,6 @@
 //! The network devices of this network namespace.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::{fs, io};
 
@@ -32,6 +33,8 @@ pub struct Device {
     pub kind: DeviceKind,
     /// Whether it is a port of a bond or a team.
     pub bonded: bool,
+    /// Whether its packets also pass another NIC: it is the fast path of a virtual machine's NIC, which has the addresses.
+    pub behind_nic: bool,
     /// Whether it is the NIC of a virtual machine, whose hypervisor hands over large packets in one piece.
     pub paravirtual: bool,
     /// Whether its packets begin with an IP header.
@@ -109,7 +112,18 @@ pub fn list() -> io::Result<Vec<Device>> {
         })
         .collect();
     devices.sort_by_key(|device| device.ifindex);
+    mark_behind_nics(&mut devices);
     Ok(devices)
+}
+
+/// Marks the NICs whose master is a NIC: virtual functions behind `hv_netvsc` (Azure) and `net_failover` (virtio). Their driver
+/// hands each packet on as one of the master, after the hooks of the port.
+fn mark_behind_nics(devices: &mut [Device]) {
+    let is_nic = |device: &Device| device.kind == DeviceKind::Physical;
+    let nics: BTreeSet<_> = devices.iter().filter(|one| is_nic(one)).map(|nic| nic.ifindex).collect();
+    for device in devices.iter_mut().filter(|one| is_nic(one)) {
+        device.behind_nic = device.master.is_some_and(|master| nics.contains(&master));
+    }
 }
 
 fn read(link: &LinkMessage) -> Option<Device> {
@@ -223,6 +237,22 @@ const fn has_no_header(kind: LinkLayerType) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_nic_below_a_nic_is_behind_it_and_a_port_of_another_kind_is_not() {
+        let device = |ifindex, kind, master| Device { ifindex, kind, master, ..Device::default() };
+        let mut devices = [
+            device(2, DeviceKind::Physical, None),
+            device(3, DeviceKind::Physical, Some(2)),
+            device(4, DeviceKind::Bridge, None),
+            device(5, DeviceKind::Physical, Some(4)),
+            device(6, DeviceKind::Veth, Some(2)),
+            device(7, DeviceKind::Physical, Some(99)),
+        ];
+        mark_behind_nics(&mut devices);
+        let behind: Vec<_> = devices.iter().filter(|one| one.behind_nic).map(|one| one.ifindex).collect();
+        assert_eq!(behind, [3]);
+    }
 
     #[test]
     fn nic_of_a_hypervisor_is_known_by_its_driver() {

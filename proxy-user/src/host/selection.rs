@@ -113,10 +113,12 @@ impl Selection {
 
 /// Whether packets from or to other machines and pods may pass this device: Ethernet, or no link-layer header.
 ///
-/// Ports of a bond or team are excluded, because each of their packets also passes the bond. A bridge is excluded and
-/// its ports are included: replies between two pods of one bridge never pass the bridge itself.
+/// Ports of a bond or team are excluded, because each of their packets also passes the bond, and so are NICs behind the NIC
+/// of a virtual machine. A bridge is excluded and its ports are included: replies between two pods of one bridge never pass
+/// the bridge itself.
 fn automatic(device: &Device) -> bool {
-    (device.ethernet || device.no_header) && !matches!(device.kind, DeviceKind::Bridge) && !device.bonded
+    let passes_another = device.bonded || device.behind_nic || matches!(device.kind, DeviceKind::Bridge);
+    (device.ethernet || device.no_header) && !passes_another
 }
 
 /// Whether `name` matches `pattern`; `*` is any text, `?` one character.
@@ -179,10 +181,11 @@ mod tests {
     }
 
     #[test]
-    fn the_automatic_choice_takes_pods_and_leaves_ports_of_bonds() {
+    fn the_automatic_choice_takes_pods_and_leaves_ports_of_bonds_and_nics() {
         let selection = Selection::default();
         assert!(selection.takes(&device("veth1", DeviceKind::Other)));
         assert!(!selection.takes(&Device { bonded: true, ..device("eth1", DeviceKind::Other) }));
+        assert!(!selection.takes(&Device { behind_nic: true, ..device("enP1s1", DeviceKind::Physical) }));
         assert!(!selection.takes(&Device { ethernet: false, ..device("lo", DeviceKind::Other) }));
         let tunnel = Device { ethernet: false, no_header: true, ..device("wg0", DeviceKind::Other) };
         assert!(selection.takes(&tunnel));
