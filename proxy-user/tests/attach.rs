@@ -19,6 +19,7 @@ use proxy_user::programs::bpf::{Link, Rank, tcx_links};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{
     AttachOutcome, Capacities, CurrentMaps, Error, Programs, Settings, StartNotice, TcxOrder, cleanup,
+    pinned_elsewhere,
 };
 use rustix::thread::CapabilitySet;
 
@@ -275,6 +276,22 @@ fn two_agents_never_share_a_bpffs_or_a_cgroup() {
         fs::create_dir(&elsewhere).unwrap();
         let other = Programs::start(&Settings { bpffs: elsewhere, ..node.settings() });
         assert!(matches!(&other, Err(Error::InUse { flag: "--cgroup-root", .. })), "{:?}", other.err());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn programs_that_another_bpffs_pins_are_found_unless_an_agent_runs() {
+    on_node(|node| {
+        let agent = node.start();
+        agent.attach_sockets().unwrap();
+        let elsewhere = node.bpffs.join("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        assert_eq!(pinned_elsewhere(&elsewhere, &node.cgroup).unwrap(), None, "the agent serves the cgroup");
+        drop(agent);
+        assert_eq!(pinned_elsewhere(&node.bpffs, &node.cgroup).unwrap(), None);
+        let found = pinned_elsewhere(&elsewhere, &node.cgroup).unwrap().unwrap();
+        assert_eq!((found.programs.len(), found.bpffs.as_ref()), (SOCKET_HOOKS.len(), Some(&node.bpffs)));
     });
 }
 

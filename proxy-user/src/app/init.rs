@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::RunConfig;
@@ -10,9 +10,10 @@ use crate::config::kube_proxy::document;
 use crate::host::cgroup;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::host::netfilter::sysctl;
-use crate::programs;
+use crate::programs::{self, PinnedElsewhere};
 
 /// Does what needs full privileges, for a main container that has few: mounts `bpffs` and `cgroup2`, sets netfilter's sysctls.
+/// Fails if programs of an earlier agent are pinned in another bpffs: the main container could not see them.
 pub fn init(config: &RunConfig) -> anyhow::Result<()> {
     describe(config);
     let mounted = programs::mount_bpffs(&config.bpffs)?;
@@ -20,8 +21,26 @@ pub fn init(config: &RunConfig) -> anyhow::Result<()> {
     tracing::info!(path = %config.bpffs.display(), bpffs = did(mounted), "ready");
     let (root, mounted) = cgroup::find_or_mount(config.cgroup_root.as_deref())?;
     tracing::info!(path = %root.path.display(), cgroup2 = did(mounted), "ready");
+    if let Some(found) = programs::pinned_elsewhere(&config.bpffs, &root.path)? {
+        bail!("{}", refusal(&found, &config.bpffs, &root.path));
+    }
     set_up_netfilter(config);
     Ok(())
+}
+
+/// Returns why the agent cannot start beside programs that are pinned elsewhere, and the way out.
+fn refusal(found: &PinnedElsewhere, bpffs: &Path, cgroup: &Path) -> String {
+    let programs = found.programs.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let (cgroup, bpffs) = (cgroup.display(), bpffs.display());
+    let way_out = match &found.bpffs {
+        Some(old) => format!("run `ballast cleanup --bpffs {}`, or give this --bpffs again", old.display()),
+        None => "run `ballast cleanup --bpffs OLD`, where OLD is the --bpffs of the earlier agent (chart: paths.bpffs)"
+            .to_owned(),
+    };
+    format!(
+        "programs of an earlier agent are attached to {cgroup} and not pinned in {bpffs} ({programs}): they would stay, with \
+         Services that no agent keeps up to date; {way_out}"
+    )
 }
 
 /// Logs once which given settings are ignored or have another meaning.
@@ -92,4 +111,23 @@ pub fn write_config(config: &RunConfig, path: &Path) -> anyhow::Result<()> {
     describe(config);
     let text = document::yaml(&document::of(config));
     std::fs::write(path, text).with_context(|| format!("cannot write --write-config-to {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_that_are_pinned_elsewhere_are_told_with_the_way_out() {
+        let programs = ["sock_bind4", "sock_connect4"].map(str::to_owned).into();
+        let mut found = PinnedElsewhere { programs, bpffs: Some("/run/bpf".into()) };
+        let told =
+            |found: &PinnedElsewhere| refusal(found, Path::new("/sys/fs/bpf"), Path::new("/sys/fs/cgroup"));
+        for part in ["/sys/fs/cgroup", "/sys/fs/bpf", "sock_bind4, sock_connect4", "cleanup --bpffs /run/bpf"]
+        {
+            assert!(told(&found).contains(part), "{part}: {}", told(&found));
+        }
+        found.bpffs = None;
+        assert!(told(&found).contains("ballast cleanup --bpffs OLD"), "{}", told(&found));
+    }
 }

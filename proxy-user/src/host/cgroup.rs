@@ -58,7 +58,7 @@ pub fn find(named: Option<&Path>) -> Result<CgroupRoot, CgroupError> {
     }
     let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(CgroupError::Mounts)?;
     let mut first = None;
-    for path in cgroup2_mounts(&mounts) {
+    for path in self::mounts(&mounts, "cgroup2") {
         match check_root(&path) {
             Ok(root) if root.whole => return Ok(root),
             root => first = first.or(Some(root)),
@@ -148,15 +148,15 @@ fn check_root(path: &Path) -> Result<CgroupRoot, CgroupError> {
     Ok(CgroupRoot { path: path.to_owned(), whole: metadata.ino() == HIERARCHY_ROOT })
 }
 
-/// Returns the mount points of type cgroup2 in text of the format of `proc_pid_mountinfo(5)`.
-fn cgroup2_mounts(mountinfo: &str) -> Vec<PathBuf> {
+/// Returns the mount points of a type of file system in text of the format of `proc_pid_mountinfo(5)`.
+pub(crate) fn mounts(mountinfo: &str, wanted: &str) -> Vec<PathBuf> {
     mountinfo
         .lines()
         .filter_map(|line| {
             let (before, after) = line.split_once(" - ")?;
             let kind = after.split(' ').next()?;
             let point = before.split(' ').nth(4)?;
-            (kind == "cgroup2").then(|| PathBuf::from(unescape(point)))
+            (kind == wanted).then(|| PathBuf::from(unescape(point)))
         })
         .collect()
 }
@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn the_second_version_is_found_beside_the_first() {
-        assert_eq!(cgroup2_mounts(HYBRID), [Path::new("/sys/fs/cgroup/unified")]);
+        assert_eq!(mounts(HYBRID, "cgroup2"), [Path::new("/sys/fs/cgroup/unified")]);
+        assert_eq!(mounts(HYBRID, "cgroup"), [Path::new("/sys/fs/cgroup/systemd")]);
     }
 
     #[test]
@@ -189,7 +190,7 @@ mod tests {
         let lines = "1 2 0:3 / /a\\040b\\134c rw - cgroup2 none rw\n\
                      4 5 0:6 /sub /d rw shared:1 master:2 unbindable - cgroup2 none rw\n\
                      broken line\n";
-        assert_eq!(cgroup2_mounts(lines), [Path::new("/a b\\c"), Path::new("/d")]);
+        assert_eq!(mounts(lines, "cgroup2"), [Path::new("/a b\\c"), Path::new("/d")]);
     }
 
     #[test]

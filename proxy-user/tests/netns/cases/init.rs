@@ -39,7 +39,8 @@ fn is_mounted(fixture: &Fixture) -> bool {
 
 fn init(fixture: &Fixture) -> Result<()> {
     fixture.kill()?;
-    let fresh = fixture.bpffs().with_file_name("fresh");
+    let old = fixture.bpffs();
+    let fresh = old.with_file_name("fresh");
     fs::create_dir(&fresh)?;
     fixture.setup().bpffs = fresh;
     ensure!(!is_mounted(fixture), "mounted already");
@@ -52,6 +53,13 @@ fn init(fixture: &Fixture) -> Result<()> {
     };
     let before = read()?;
     ensure!(before != 17 * 60, "it is set already");
+    // The programs of the first agent are pinned in the bpffs that was configured before.
+    let (said, well) = run(fixture, &arguments)?;
+    let way_out = format!("ballast cleanup --bpffs {}", old.display());
+    ensure!(!well && said.contains(&way_out), "{said}");
+    let cleaned = agent::command(&fixture.node, &["cleanup", "--cgroup-root", &cgroup], &old)?;
+    ensure!(cleaned.status.success(), "{}", String::from_utf8_lossy(&cleaned.stderr));
+    unmount(fixture.bpffs(), UnmountFlags::DETACH).context("cannot unmount")?;
     for time in ["mounted", "already mounted"] {
         let (said, well) = run(fixture, &arguments)?;
         ensure!(well && said.contains(&format!("bpffs=\"{time}\"")), "{said}");
