@@ -6,11 +6,14 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::proxy::matcher::Intercept;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::{Body, ConfigExt};
 use kube::{Client, Config};
 use tower::{BoxError, ServiceBuilder};
 use tower_http::decompression::DecompressionLayer;
+
+use super::proxy::{self, Route};
 
 /// A connection by HTTP/2 on which nothing arrives for this time gets a ping, as in client-go. TCP keepalive is answered
 /// by the next relay, which may have lost the API server behind it.
@@ -39,16 +42,28 @@ impl Address {
         let mut config = config.clone();
         config.cluster_url = self.url.clone();
         config.tls_server_name = config.tls_server_name.or_else(|| self.name.clone());
-        client(config)
+        client(config, true)
     }
 }
 
-/// Builds the same client as kube-rs, with three differences: it speaks HTTP/2 if the server does, so that pings notice a
-/// dead connection, TCP keepalive is on, and a failed request is not retried here, since another server may answer it.
-fn client(config: Config) -> kube::Result<Client> {
-    if config.proxy_url.is_some() {
+/// Creates the client of a command of kubectl: that of kube-rs, unless it needs a proxy. It speaks HTTP/1.1 only, so that
+/// a request can become a websocket.
+pub fn command_client(mut config: Config) -> kube::Result<Client> {
+    if proxy(&config)?.is_none() {
+        config.proxy_url = None;
         return Client::try_from(config);
     }
+    client(config, false)
+}
+
+fn proxy(config: &Config) -> kube::Result<Option<Intercept>> {
+    proxy::of(config).map_err(|error| kube::Error::Service(Box::new(error)))
+}
+
+/// Builds the same client as kube-rs, with these differences: it speaks HTTP/2 if the server does, so that pings notice a
+/// dead connection, TCP keepalive is on, a failed request is not retried here, since another server may answer it, and a
+/// proxy from the environment heeds `NO_PROXY`.
+fn client(config: Config, has_http2: bool) -> kube::Result<Client> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -61,7 +76,13 @@ fn client(config: Config) -> kube::Result<Client> {
         let name = name.try_into().map_err(|error| kube::Error::Service(Box::new(error)))?;
         tls = tls.with_server_name_resolver(FixedServerNameResolver::new(name));
     }
-    let mut connector = TimeoutConnector::new(tls.enable_all_versions().wrap_connector(tcp));
+    let route = Route::new(proxy(&config)?.as_ref(), tcp);
+    let https = if has_http2 {
+        tls.enable_all_versions().wrap_connector(route)
+    } else {
+        tls.enable_http1().wrap_connector(route)
+    };
+    let mut connector = TimeoutConnector::new(https);
     connector.set_connect_timeout(config.connect_timeout);
     let http: HttpClient<_, Body> = HttpClient::builder(TokioExecutor::new())
         .timer(TokioTimer::new())

@@ -15,6 +15,7 @@ pub mod notices;
 pub mod objects;
 pub mod pod;
 mod protobuf;
+mod proxy;
 mod reflector;
 pub mod servers;
 mod transport;

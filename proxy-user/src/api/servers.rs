@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::connect::Address;
+use super::proxy::UnusableProxy;
 use proxy_core::model::ApiServers;
 use proxy_core::model::problem::chain;
 
@@ -60,12 +61,18 @@ struct State {
 
 /// Certificates, keys or tokens cannot be used.
 #[derive(Debug, ThisError)]
-#[error("cannot set up the connection to {server}; check the certificates and credentials in the kubeconfig")]
+#[error("cannot set up the connection to {server}{}", hint(source))]
 pub struct SetupError {
     /// The API server's URL.
     server: String,
     /// The cause.
     source: Box<Error>,
+}
+
+/// Returns what to check, unless the cause says it.
+fn hint(source: &Error) -> &'static str {
+    let is_proxy = matches!(source, Error::Service(source) if source.is::<UnusableProxy>());
+    if is_proxy { "" } else { "; check the certificates and credentials in the kubeconfig" }
 }
 
 /// A server accepted the connection, but did not answer in time.

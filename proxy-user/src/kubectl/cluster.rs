@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::answers::Outcome;
 use super::error::{KubectlError, cause};
+use crate::api::connect;
 use crate::api::pod::{Pod, pods};
 use crate::cli::args::kubectl::{ClusterArgs, MergedSelectorArgs};
 use crate::cli::args::list::NamespaceArgs;
@@ -80,7 +81,7 @@ impl Cluster {
         };
         let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-        let client = Client::try_from(config)
+        let client = connect::command_client(config)
             .map_err(|error| KubectlError::api(&server, "create a client for the API server", &error))?;
         Ok(Self { client, namespace, server, args: args.clone() })
     }
