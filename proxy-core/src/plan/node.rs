@@ -93,10 +93,15 @@ pub struct PodRanges {
 
 impl PodRanges {
     /// Returns the first range of each family.
-    fn of<'a>(ranges: impl Iterator<Item = &'a IpNet> + Clone) -> Self {
-        let v4 = |range: &IpNet| if let IpNet::V4(range) = range { Some(range.trunc()) } else { None };
-        let v6 = |range: &IpNet| if let IpNet::V6(range) = range { Some(range.trunc()) } else { None };
-        Self { v4: ranges.clone().find_map(v4), v6: ranges.clone().find_map(v6) }
+    fn of<'a>(ranges: impl Iterator<Item = &'a IpNet>) -> Self {
+        let mut first = Self::default();
+        for range in ranges {
+            match range {
+                IpNet::V4(range) => _ = first.v4.get_or_insert(range.trunc()),
+                IpNet::V6(range) => _ = first.v6.get_or_insert(range.trunc()),
+            }
+        }
+        first
     }
 }
 

@@ -169,8 +169,8 @@ fn slots_without_a_flow_are_freed_and_a_pending_slot_of_a_flow_becomes_valid() {
     (0..ENTRIES).for_each(|index| table.begin(index, index));
     let pending = table.slot(table.flow(3).positions[1]);
     let valid = pending.fetch_or(SLOT_PENDING, Ordering::SeqCst);
-    let free =
-        (0..).find(|at| *at % BUCKET_WORDS < BUCKET_SLOTS && table.slot(*at).load(Ordering::SeqCst) == 0);
+    let free = (0..NEW * BUCKET_WORDS)
+        .find(|at| *at % BUCKET_WORDS < BUCKET_SLOTS && table.slot(*at).load(Ordering::SeqCst) == 0);
     table.slot(free.unwrap()).store(valid, Ordering::SeqCst);
     table.keys().settle::<[u8; 4]>(NEW);
     assert_eq!(table.used_slots(), 2 * ENTRIES as usize);

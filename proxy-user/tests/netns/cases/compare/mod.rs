@@ -128,7 +128,7 @@ fn world(first: u8, seed: u64) -> Result<World> {
     }
     if seed % 3 == 2 {
         by_policy_routes(&nodes.all[0].space)?;
-    } else if seed % 4 != 0 {
+    } else if !seed.is_multiple_of(4) {
         by_overlay(&nodes)?;
     }
     if is_blocked(seed) {
@@ -206,7 +206,7 @@ fn by_overlay(nodes: &Nodes) -> Result<()> {
 
 /// Whether a policy of IPsec keeps node 1 from sending to the pods of node 3.
 const fn is_blocked(seed: u64) -> bool {
-    seed % 5 < 2
+    matches!(seed % 5, 0 | 1)
 }
 
 fn blocked(node: &Space) -> Result<()> {

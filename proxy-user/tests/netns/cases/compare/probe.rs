@@ -68,6 +68,7 @@ impl VantagePoint {
 }
 
 /// Properties of the Service behind an address.
+#[expect(clippy::struct_excessive_bools, reason = "any of them may come together")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Behind {
     /// Another proxy serves the Service.
