@@ -9,6 +9,9 @@ use serde::Serialize;
 
 use super::ports::NODE_PORTS;
 
+/// What `/proxyMode` of the agent answers, where kube-proxy names its mode.
+pub const PROXY_MODE: &str = "ebpf";
+
 /// Settings that determine the configuration of the programs for this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSettings {

@@ -47,13 +47,11 @@ use crate::page;
 use health::{Check, HealthReport, Snapshot};
 use listen::Connections;
 use proxy_core::model::notice::Notice;
+use proxy_core::model::settings::PROXY_MODE;
 
 /// The most connections of the health server, and of the metrics server, whose answers are larger.
 const MOST_HEALTH: usize = 256;
 const MOST_METRICS: usize = 64;
-
-/// The answer of `/proxyMode`.
-pub const PROXY_MODE: &str = "ebpf";
 
 /// The names of the servers, and kube-proxy's reasons of the events that report that they cannot listen.
 const HEALTH: (&str, &str) = ("health", "FailedToStartProxierHealthcheck");

@@ -7,9 +7,9 @@ use std::time::Duration;
 use super::error::ShowError;
 use crate::config::run::METRICS_PORT;
 use crate::config::value::Listen;
-use crate::http::PROXY_MODE;
 use crate::programs::XdpDevice;
 use proxy_core::model::ApiServers;
+use proxy_core::model::settings::PROXY_MODE;
 
 /// How long the agent may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
