@@ -82,6 +82,13 @@ pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
 /// than keeping it on the stack.
 #[inline(always)]
 pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
+    // A connected socket may name its peer again, as the application knows it.
+    if call.raw().is_connected()
+        && let Some((addr, port)) = peer::backend(call, &orig_dst(call))
+    {
+        call.set(addr, port);
+        return ALLOW;
+    }
     let is_denied = 'denied: {
         let service = match find(maps, call, &orig_dst(call), Call::Send) {
             Ok(Some(service)) => service,
@@ -181,8 +188,7 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
 /// pods, and is served as a client on the network is.
 #[inline(always)]
 fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u8, what: Call) -> bool {
-    // The kernel calls the hook of sendmsg(2) also for an IPv6 socket that is connected to an IPv4 address: its connect(2) has
-    // decided.
+    // connect(2) has decided for a connected socket: it would not take answers from another address.
     if what == Call::Send && call.raw().is_connected() {
         return true;
     }
@@ -302,14 +308,14 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
 
 /// Makes the call fail where kube-proxy rejects the packet; returns whether it fails. Where kube-proxy drops it, or where the
 /// kernel returns no error but `EPERM`, the call succeeds untranslated, and the packet programs reject each packet, or drop and
-/// count it, until an endpoint exists (`--socket-drop fail`: the call fails at once). connect(2) of UDP sends nothing, and programs
-/// use it to learn their own address: it succeeds, too.
+/// count it, until an endpoint exists (`--socket-drop fail`: the call fails at once). Programs learn their own address by
+/// connect(2) of a UDP socket, which sends nothing, to any port of an address: it succeeds, too.
 #[inline(always)]
 fn refuse<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, refusal: &Refusal, what: Call) -> bool {
     let Refusal { service, reason } = *refusal;
     let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
-    let sends = what == Call::Send || orig_dst(call).proto != PROTO_UDP;
-    let rejects = reason.verdict() == Verdict::Reject && (sends || fails);
+    let asks = reason == Reason::UndefinedPort && what == Call::Connect && orig_dst(call).proto == PROTO_UDP;
+    let rejects = reason.verdict() == Verdict::Reject && (fails || !asks);
     if !can_set_errno() || (!rejects && !fails) {
         return false;
     }

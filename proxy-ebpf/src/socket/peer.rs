@@ -177,3 +177,18 @@ where
     is_connected_to::<S::Family>(storage, &peer.addr, peer.port)
         .then(|| (Address::from_words(storage.frontend), storage.frontend_port))
 }
+
+/// Returns the backend of a socket that the application connected to this frontend, by the socket's storage.
+#[inline(always)]
+pub fn backend<S: Sockaddr, A: Address>(call: &S, frontend: &OrigDst<A>) -> Option<(A, u16)>
+where
+    S::Family: Family<Words = A>,
+{
+    let storage = storage(call.raw().socket(), false)?;
+    // SAFETY: the socket's own storage.
+    let storage = unsafe { &*storage };
+    let is_same = storage.family == family_number::<S::Family>()
+        && storage.frontend_port == frontend.port
+        && same(&storage.frontend, &frontend.addr.words());
+    is_same.then(|| (Address::from_words(storage.backend), storage.backend_port))
+}

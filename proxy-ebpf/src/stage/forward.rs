@@ -148,12 +148,10 @@ pub fn send_as<F: Frame>(frame: F, route: &Route, ethertype: u16) -> Result<i32,
         frame.push_link_header(ETHERNET as u32)?;
     }
     if route.resolved == 0 {
-        // While a packet of the node waits for the MAC address, it keeps the route to its original destination, and the kernel
-        // would send it there (`neigh_update` in net/core/neighbour.c).
-        return if route.is_by_stack() || frame.is_local_origin() {
-            overwrite_link_header(frame, Route::BY_STACK.macs, ethertype)?;
+        return if route.is_by_stack() {
+            overwrite_link_header(frame, route.macs, ethertype)?;
             frame.set_translated();
-            Ok(frame.redirect_ingress(Route::BY_STACK.ifindex))
+            Ok(frame.redirect_ingress(route.ifindex))
         } else {
             Ok(frame.redirect_neigh(route))
         };

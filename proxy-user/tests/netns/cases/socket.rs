@@ -4,9 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
 
-use super::exposed::open_up;
 use super::{Case, EMPTY, WEB, ensure_sees_orig_dst, pod, udp, vip};
-use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
+use crate::fixture::{Fixture, SMALL, Wish};
 use crate::manifest::{Family, Service, cluster_ip};
 use crate::peer::{Attempt, SocketKind};
 
@@ -20,7 +19,11 @@ pub const CASES: &[Case] = &[
         wish: Wish { pods: 3, services: &[ONE], flags: SMALL },
         run: stays,
     },
-    Case { name: "socket::udp_connects_before_there_is_an_endpoint", wish: WISH, run: early },
+    Case {
+        name: "socket::a_connected_udp_socket_may_name_its_peer_again",
+        wish: Wish { pods: 2, services: &[TWO], flags: SMALL },
+        run: named_again,
+    },
 ];
 
 /// Returns the same address as an IPv6 socket writes it.
@@ -47,13 +50,8 @@ fn reaches(fixture: &Fixture) -> Result<()> {
             ensure_sees_orig_dst(&seen, attempt, to)?;
         }
         for to in orig_dst(EMPTY, kind) {
-            let (call, errno) = match kind {
-                SocketKind::Tcp => ("connect", libc::ECONNREFUSED),
-                SocketKind::Datagram => ("sendto", libc::ECONNREFUSED),
-                // Left to its packets, for which this node has no route.
-                SocketKind::Udp => ("connect", libc::ENETUNREACH),
-            };
-            let failure = fixture.local.fails(Attempt::new(kind, to), errno)?;
+            let failure = fixture.local.fails(Attempt::new(kind, to), libc::ECONNREFUSED)?;
+            let call = if kind == SocketKind::Datagram { "sendto" } else { "connect" };
             ensure!(failure.call == call, "{kind:?} to {to}: refused at {}", failure.call);
         }
     }
@@ -111,29 +109,14 @@ fn stays(fixture: &Fixture) -> Result<()> {
     all_hear(&["1/5353", "2/5353"])
 }
 
-const FILLED: Service = Service { ports: &[udp(53, 5353, &[1])], ..EMPTY };
-
-/// connect(2) sends nothing: it succeeds as under kube-proxy, and packets are refused until there is an endpoint.
-fn early(fixture: &Fixture) -> Result<()> {
-    open_up(fixture)?;
-    let pod = fixture.pod(0)?;
-    let clients = [&fixture.local, &*pod];
-    let sockets: Vec<_> = (1..).zip(orig_dst(EMPTY, SocketKind::Udp)).collect();
-    for client in clients {
-        for (id, to) in &sockets {
-            client.open(*id, Attempt::new(SocketKind::Udp, *to))?;
-            let refused = client.talk(*id, None)?.err().and_then(|failure| failure.errno);
-            ensure!(refused == Some(libc::ECONNREFUSED), "{to}: {refused:?}");
-        }
-    }
-    fixture.folder.put(FILLED)?;
-    for client in clients {
-        for (id, to) in &sockets {
-            eventually(SOON, || {
-                let seen = client.hears(*id, None)?;
-                ensure!(seen.server == "1/5353", "{to}: served by {}", seen.server);
-                Ok(())
-            })?;
+/// A connected UDP socket may name the address to which it is connected, as Envoy's UDP proxy does.
+fn named_again(fixture: &Fixture) -> Result<()> {
+    for (id, to) in (1..).zip(orig_dst(TWO, SocketKind::Udp)) {
+        fixture.local.open(id, Attempt::new(SocketKind::Udp, to))?;
+        let server = fixture.local.hears(id, None)?.server;
+        for _ in 0..20 {
+            let seen = fixture.local.hears(id, Some(to))?;
+            ensure!(seen.server == server && seen.from == Some(to), "{to}: {seen:?}, not {server}");
         }
     }
     Ok(())

@@ -6,7 +6,6 @@ use anyhow::{Result, ensure};
 use proxy_common::config::CONFIG_POD_UDP_BY_PACKETS;
 use proxy_user::maps::view::View;
 
-use super::exposed::open_up;
 use super::{Case, pod, udp, vip};
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually};
 use crate::manifest::{Family, Service};
@@ -146,8 +145,6 @@ pub fn are_left_to_packets(fixture: &Fixture, are: bool) -> Result<()> {
 }
 
 fn zero(fixture: &Fixture) -> Result<()> {
-    // A socket that connects anew is left to its packets, which need a route.
-    open_up(fixture)?;
     after(fixture, || fixture.folder.put(EMPTY), None)?;
     fixture.change(NAMES, &["0/5353"])
 }

@@ -130,7 +130,7 @@ impl Peer {
         self.ask(&Request::Disconnect { id })?.map(drop).map_err(|failure| anyhow::anyhow!("{failure:?}"))
     }
 
-    /// Exchanges a message on an open socket; `to` is for sockets that are not connected.
+    /// Exchanges a message on an open socket; `to` is for UDP: the destination of sendto(2).
     pub fn talk(&self, id: u32, to: Option<SocketAddr>) -> Result<AttemptResult> {
         self.seen(&Request::Talk { id, to })
     }

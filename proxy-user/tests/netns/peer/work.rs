@@ -152,11 +152,11 @@ impl Conversation {
         }
         let (text, from) = match self.attempt.kind {
             SocketKind::Tcp => (self.exchange(&message)?, None),
-            SocketKind::Udp => {
+            SocketKind::Udp if to.is_none() => {
                 self.socket.send(&message).map_err(Failure::of("send"))?;
                 self.receive()?
             }
-            SocketKind::Datagram => {
+            SocketKind::Udp | SocketKind::Datagram => {
                 let to = to.unwrap_or(self.attempt.to);
                 self.socket.send_to(&message, &to.into()).map_err(Failure::of("sendto"))?;
                 self.receive()?
