@@ -1,5 +1,6 @@
 //! The frontends of a Service port, and the endpoints of each.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use proxy_common::reason::Verdict;
@@ -24,7 +25,7 @@ pub fn frontends(
     access: Access,
     dsr: bool,
 ) -> SortedMap<Frontend, FrontendPlan> {
-    let mut all = SortedMap::new();
+    let mut all = BTreeMap::new();
     for (kind, address, number) in frontend_addresses(service, port, family) {
         let frontend = Frontend { address, port: number, protocol: port.protocol, scope: Scope::Internal };
         if all.contains_key(&frontend) {
@@ -48,7 +49,7 @@ pub fn frontends(
             all.insert(Frontend { scope: Scope::External, ..frontend }, FrontendPlan { access, ..outside });
         }
     }
-    all
+    all.into_iter().collect()
 }
 
 /// Returns the kind, address and port of each frontend.

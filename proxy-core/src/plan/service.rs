@@ -70,6 +70,13 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
         unmanaged: own.into_iter().map(|address| (address, Unmanaged::Own)).collect(),
         ..ServicePlan::default()
     };
+    if let Some(problem) = too_many(service) {
+        return Some(ServicePlan {
+            created: service.created,
+            problems: vec![problem],
+            ..ServicePlan::default()
+        });
+    }
     plan.problems.extend(cluster.slices(name).flat_map(|slice| slice.problems.iter().cloned()));
     plan.problems.extend(overlaps(cluster, service));
     let mut ready = BTreeMap::new();
@@ -104,6 +111,24 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
         local: ready.into_iter().map(|(family, ready)| (family, ready.len())).collect(),
     });
     Some(plan)
+}
+
+/// The most combinations of addresses and ports of one Service: as many as frontends fit into the map by default. More are not
+/// even counted against the share of their namespace, since a plan would take too much time and memory.
+const COMBINATIONS: usize = 1 << 16;
+
+fn too_many(service: &Service) -> Option<Problem> {
+    let addresses = [&service.cluster_ips, &service.external_ips, &service.load_balancer_ips];
+    let addresses: usize = addresses.into_iter().map(Vec::len).sum();
+    (addresses.saturating_mul(service.ports.len().max(1)) > COMBINATIONS).then(|| Problem {
+        object: format!("Service {}", service.name),
+        field: "spec".to_owned(),
+        message: format!(
+            "{addresses} addresses with {} ports are too many for one Service, which may have {COMBINATIONS} frontends: it is \
+             not programmed; divide it",
+            service.ports.len()
+        ),
+    })
 }
 
 /// Returns this node's address in a family, which is the source of its packets.

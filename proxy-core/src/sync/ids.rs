@@ -30,6 +30,8 @@ pub struct Exhausted {
 
 /// Up to this number of forgotten ids, none is reused while ids that were never used are left.
 const FEW_FREE: usize = 1024;
+/// The queue may have this many places of ids that are no longer in quarantine, and as many as ids that are.
+const STALE: usize = 1024;
 
 /// Ids from 1 to one less than the capacity of their table; 0 is "none".
 ///
@@ -153,8 +155,18 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         if self.get(key).is_some() && !self.quarantined.contains_key(key) {
             let quarantine = Quarantine { since: now, sync };
             self.quarantined.insert(key.clone(), quarantine);
-            self.queue.push_back((key.clone(), quarantine));
+            self.enqueue(key, quarantine);
         }
+    }
+
+    /// Adds a quarantine to the queue. Endpoints that come back leave their old places behind, which are removed here: a row
+    /// that stays at the front for long must not keep them all.
+    fn enqueue(&mut self, key: &K, quarantine: Quarantine) {
+        if self.queue.len() > STALE + 2 * self.quarantined.len() {
+            let Self { queue, quarantined, .. } = self;
+            queue.retain(|(key, quarantine)| quarantined.get(key) == Some(quarantine));
+        }
+        self.queue.push_back((key.clone(), quarantine));
     }
 
     /// Returns the keys that are out of quarantine, with their ids, in the order of their quarantine.
@@ -169,7 +181,8 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
     pub fn restart_quarantine(&mut self, key: &K, now: Instant, sync: u64) {
         if let Some(quarantine) = self.quarantined.get_mut(key) {
             *quarantine = Quarantine { since: now, sync };
-            self.queue.push_back((key.clone(), *quarantine));
+            let quarantine = *quarantine;
+            self.enqueue(key, quarantine);
         }
     }
 
@@ -256,6 +269,22 @@ mod tests {
         assert_eq!(ids.acquire(&1), Ok(id));
         assert_eq!(ids.quarantine_over(now + HOLD * 2, 9), []);
         assert_eq!(ids.next_quarantine_end(), None);
+    }
+
+    #[test]
+    fn the_queue_stays_short_while_endpoints_flap_behind_one_that_left() {
+        let now = Instant::now();
+        let mut ids = ids(10);
+        assert!((1..=3).all(|key| ids.acquire(&key).is_ok()));
+        ids.retire(&1, now, 1);
+        for sync in 2..20_000 {
+            for key in [2, 3] {
+                ids.retire(&key, now, sync);
+                assert!(ids.acquire(&key).is_ok());
+            }
+        }
+        assert!(ids.queue.len() < 2 * STALE, "{}", ids.queue.len());
+        assert_eq!(ids.next_quarantine_end(), Some(now + HOLD));
     }
 
     #[test]

@@ -158,11 +158,12 @@ fn cluster_ips(one: Option<String>, many: Option<Vec<String>>, problems: &mut Pr
 }
 
 fn addresses(field: &str, texts: Vec<String>, problems: &mut Problems) -> Vec<IpAddr> {
-    let mut found = Vec::with_capacity(texts.len());
+    // A set, since a Service may have as many addresses as fit into an object.
+    let (mut found, mut known) = (Vec::with_capacity(texts.len()), BTreeSet::new());
     for text in texts {
         match address::routable(&text) {
-            Ok(address) if found.contains(&address) => {}
-            Ok(address) => found.push(address),
+            Ok(address) if known.insert(address) => found.push(address),
+            Ok(_) => {}
             Err(error) => problems.add(field, &error),
         }
     }
