@@ -242,7 +242,10 @@ async fn serve(
     tasks.spawn_optional(forget(programs.pin_dir()));
     tasks.spawn_optional(memory::give_back(status.clone()));
     tasks.spawn_optional(announce(status));
-    wait_for_the_end(tasks).await
+    let result = wait_for_the_end(tasks).await;
+    // Threads may write until the process ends, and its locks hold as long.
+    std::mem::forget(programs);
+    result
 }
 
 /// Returns the environment variables that look like settings but are none, and logs them.

@@ -246,8 +246,8 @@ fn loopback(node: &NodeView, host: &HostView) -> Option<Problem> {
     host.loopback_is_closed.then(|| Problem {
         object: format!("Node {}", node.name),
         field: "net.ipv4.conf.lo.accept_local".to_owned(),
-        message: "the agent could not set this sysctl to 1: IPv4 packets with SNAT to which an IPsec policy applies, or which \
-                  have to be fragmented, are dropped"
+        message: "the agent could not set this sysctl to 1, and rp_filter of lo to 2: IPv4 packets with SNAT to which an IPsec \
+                  policy applies, or which have to be fragmented, are dropped"
             .to_owned(),
     })
 }

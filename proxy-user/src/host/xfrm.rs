@@ -136,11 +136,19 @@ impl Changes {
 
 /// `net.ipv4.conf.lo.accept_local`.
 const ACCEPT_LOCAL: &str = "/proc/sys/net/ipv4/conf/lo/accept_local";
+/// With the number 1 (strict), packets from a frontend that is no address of the node would be dropped on the loopback device.
+const RP_FILTERS: [&str; 2] =
+    ["/proc/sys/net/ipv4/conf/all/rp_filter", "/proc/sys/net/ipv4/conf/lo/rp_filter"];
+/// The number of `rp_filter` that accepts a source to which any device has a route.
+const LOOSE: u32 = 2;
 
 /// Whether the kernel accepts packets of this node's own addresses that arrive on the loopback device. With `opens`, lets
 /// them in first: by netlink, since `/proc/sys` is read-only in containers.
 pub(super) fn is_loopback_open(opens: bool) -> bool {
-    let is_open = || std::fs::read_to_string(ACCEPT_LOCAL).is_ok_and(|text| text.trim() != "0");
+    let read = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u32>().ok();
+    // The kernel uses the higher number of both.
+    let is_strict = || RP_FILTERS.iter().filter_map(|path| read(path)).max() == Some(1);
+    let is_open = || read(ACCEPT_LOCAL).is_some_and(|value| value != 0) && !is_strict();
     if is_open() || !opens {
         return is_open();
     }
@@ -150,12 +158,13 @@ pub(super) fn is_loopback_open(opens: bool) -> bool {
     is_open()
 }
 
-/// Sends the request of `ip link set lo` with the attribute `IPV4_DEVCONF_ACCEPT_LOCAL`.
+/// Sends the request of `ip link set lo` with the attributes `IPV4_DEVCONF_ACCEPT_LOCAL` and `IPV4_DEVCONF_RP_FILTER`.
 fn accept_local() -> io::Result<()> {
     const SET_LINK: u16 = 19;
     const LOOPBACK: i32 = 1;
     const AF_SPEC: u16 = 26;
     const INET_CONF: u16 = 1;
+    const DEVCONF_RP_FILTER: u16 = 8;
     const DEVCONF_ACCEPT_LOCAL: u16 = 23;
     let nest = |kind: u16, inner: &[u8]| {
         let mut outer = Vec::new();
@@ -164,6 +173,7 @@ fn accept_local() -> io::Result<()> {
     };
     let mut setting = Vec::new();
     put(&mut setting, DEVCONF_ACCEPT_LOCAL, &1u32.to_ne_bytes());
+    put(&mut setting, DEVCONF_RP_FILTER, &LOOSE.to_ne_bytes());
     let mut body = vec![0; 16];
     body[4..8].copy_from_slice(&LOOPBACK.to_ne_bytes());
     body.extend(nest(AF_SPEC, &nest(libc::AF_INET as u16, &nest(INET_CONF, &setting))));

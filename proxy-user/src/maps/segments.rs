@@ -274,14 +274,24 @@ impl Segments {
             let is_there = wanted <= before;
             return if is_there { Ok(false) } else { Err(io::Error::from_raw_os_error(libc::E2BIG)) };
         };
+        let mut failure = None;
         for number in before..wanted {
             let like = present.all.first().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            let segment = Arc::new(open_or_create(folder, self.name, number, || {
+            let segment = open_or_create(folder, self.name, number, || {
                 let (map, btf) = sys::definition(like.as_fd())?;
                 MapData::create(map, self.name, btf.as_ref().map(|btf| btf.as_fd())).map_err(io_error)
-            })?);
-            note(pin_of(folder, self.name, number), &segment);
-            present.all.push(segment);
+            });
+            match segment.map(Arc::new) {
+                Ok(segment) => {
+                    note(pin_of(folder, self.name, number), &segment);
+                    present.all.push(segment);
+                }
+                Err(error) => {
+                    // What there was memory for is used.
+                    failure = Some(error);
+                    break;
+                }
+            }
         }
         // At first all of them: an agent that was killed may have left segments that no program sees.
         let (shown, all) = (present.shown, present.all.len());
@@ -289,7 +299,7 @@ impl Segments {
         let fds: Vec<u32> = present.all.iter().skip(shown).map(|fd| fd.as_raw_fd().cast_unsigned()).collect();
         sys::update(outer.as_fd(), &numbers, &fds).map_err(|stopped| stopped.source)?;
         present.shown = all;
-        Ok(before < all)
+        failure.map_or(Ok(before < all), Err)
     }
 
     /// Waits until no program runs that has begun before this call. The kernel does so after each update of a map of maps.

@@ -72,8 +72,16 @@ impl Keys<'_> {
             }
             for (direction, old) in [0u8, 1].into_iter().zip(flow.positions) {
                 let hash = flow.key(direction).hash(self.seed);
-                if old == NO_POSITION || buckets_of(hash, self.number).contains(&(old / BUCKET_WORDS)) {
-                    continue;
+                let [first, second] = buckets_of(hash, self.number);
+                match old / BUCKET_WORDS {
+                    _ if old == NO_POSITION => continue,
+                    bucket if bucket == first => continue,
+                    // By the old number, another bucket may have been the first, and has the mark for this one.
+                    bucket if bucket == second => {
+                        self.mark_overflow(first);
+                        continue;
+                    }
+                    _ => {}
                 }
                 if self.move_key::<A>(index, state, direction, old, hash) {
                     pass.moved += 1;
@@ -160,9 +168,16 @@ impl Keys<'_> {
             positions.find(|at| self.slot(*at).is_some_and(|slot| exchange(slot, 0, pending)))
         };
         free(first).or_else(|| {
-            exchange(self.slot(first * BUCKET_WORDS + BUCKET_SLOTS)?, 0, OVERFLOWS);
+            self.mark_overflow(first);
             free(second)
         })
+    }
+
+    /// Notes that keys of this bucket may be in their second bucket.
+    fn mark_overflow(&self, bucket: u32) {
+        if let Some(word) = self.slot(bucket * BUCKET_WORDS + BUCKET_SLOTS) {
+            exchange(word, 0, OVERFLOWS);
+        }
     }
 }
 

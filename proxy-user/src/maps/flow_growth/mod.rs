@@ -96,8 +96,10 @@ impl FlowGrowth {
         let hand = |index: usize| hands.get(index).map_or(0, |(_, hand)| *hand);
         let Self { config: fd, syn_times, v4, v6, .. } = self;
         let mut grown = Vec::new();
-        grown.extend(v4.grow::<[u8; 4]>(fd, syn_times.as_ref(), &config, hand(0))?);
+        // Without memory for one family, the other one may still have room.
+        let of_v4 = v4.grow::<[u8; 4]>(fd, syn_times.as_ref(), &config, hand(0));
         grown.extend(v6.grow::<[u8; 16]>(fd, syn_times.as_ref(), &config, hand(1))?);
+        grown.extend(of_v4?);
         Ok(grown)
     }
 }
@@ -136,7 +138,16 @@ impl Table {
         if entries == size.entries && size.searched[1] == 0 && size.buckets >= buckets {
             return Ok(None);
         }
-        self.flows.ensure(entries as usize)?;
+        // The index first: with more entries than it has room for, new flows would be dropped instead of old ones.
+        self.buckets.ensure(buckets as usize)?;
+        if let Err(error) = self.flows.ensure(entries as usize) {
+            // What there was memory for is used.
+            let there = entries.min(self.flows.len() as u32);
+            entries = if there.is_power_of_two() { there } else { there.next_power_of_two() / 2 };
+            if entries <= size.entries {
+                return Err(error);
+            }
+        }
         if let Some(times) = syn_times {
             times.ensure(2 * entries as usize)?;
         }

@@ -178,6 +178,26 @@ fn slots_without_a_flow_are_freed_and_a_pending_slot_of_a_flow_becomes_valid() {
 }
 
 #[test]
+fn a_key_that_stays_in_its_second_bucket_is_found_by_the_mark_of_the_first() {
+    let table = Table::new();
+    let hash = |number| flow(number).key(0).hash(SEED);
+    let stays = |number: &u32| {
+        let [old, new] = [OLD, NEW].map(|buckets| buckets_of(hash(*number), buckets));
+        old[1] == new[1] && old[0] != new[0] && old[1] != old[0]
+    };
+    let number = (0..1_000_000).find(stays).unwrap();
+    table.begin(0, number);
+    let [first, second] = buckets_of(hash(number), NEW);
+    let (slot, position) = (table.flow(0).positions[0], second * BUCKET_WORDS);
+    table.slot(position).store(table.slot(slot).swap(0, Ordering::SeqCst), Ordering::SeqCst);
+    let word = std::mem::offset_of!(Flow, positions) / size_of::<u32>();
+    table.flows.word32(0, word).unwrap().store(position, Ordering::SeqCst);
+    table.keys().pass::<[u8; 4]>(1, true);
+    assert_eq!(table.flow(0).positions[0], position);
+    assert_ne!(table.slot(first * BUCKET_WORDS + BUCKET_SLOTS).load(Ordering::SeqCst), 0);
+}
+
+#[test]
 fn a_claimed_entry_is_left_to_its_owner() {
     let table = Table::new();
     (0..ENTRIES).for_each(|index| table.begin(index, index));

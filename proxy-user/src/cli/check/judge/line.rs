@@ -34,6 +34,7 @@ impl CheckLine {
         Self { group: "", check, outcome: CheckResult::Pass, seen: seen.into(), advice: String::new() }
     }
 
+    /// Returns a line that does not pass, and does not fail the command.
     pub fn warn(check: &'static str, seen: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { outcome: CheckResult::Warn, advice: advice.into(), ..Self::pass(check, seen) }
     }
