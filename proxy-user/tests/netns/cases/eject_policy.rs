@@ -10,6 +10,7 @@ use proxy_user::maps::view::View;
 use serde_json::{Value, json};
 
 use super::{Case, tcp};
+use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, Service, pod_ip, text_with};
 use crate::peer::{Attempt, Peer, SocketKind};
@@ -77,10 +78,11 @@ fn all_refuse(fixture: &Fixture) -> Result<()> {
         put(fixture, service, node_port, json!({}))?;
         for family in Family::BOTH {
             let to = to_node(family, node_port);
-            // Before the Service is programmed, the node itself refuses the connection.
+            // Before the Service is programmed, the node itself refuses the connection; if that happens in the same moment, its RST
+            // counts as a packet of a process at the node port and gets another source port, and the client sends its SYN again.
             eventually(SOON, || {
-                let view = View::open(&fixture.bpffs())?;
-                ensure!(!view.reasons()?.is_empty(), "no reasons");
+                let list = agent::ask(&fixture.node, &["service", "list"], &fixture.bpffs())?.to_string();
+                ensure!(list.contains(&node_port.to_string()), "not programmed: {list}");
                 fixture.client.fails(to, libc::ECONNREFUSED)
             })?;
             for client in [&fixture.client, &late] {

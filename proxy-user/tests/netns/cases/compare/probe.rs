@@ -44,6 +44,15 @@ impl VantagePoint {
         }
     }
 
+    /// Returns the node of the client, in the words of [`whom`].
+    const fn node(self) -> &'static str {
+        match self {
+            Self::Outside => "",
+            Self::Host1 | Self::Pod12 | Self::Pod13 => "node 1",
+            Self::Host2 | Self::Pod22 | Self::Container => "node 2",
+        }
+    }
+
     const fn is_host(self) -> bool {
         matches!(self, Self::Host1 | Self::Host2)
     }
@@ -161,15 +170,22 @@ pub fn meant(
     let all = |wanted: fn(&Both<'_>) -> bool| {
         let pairs = ours.servers.values().zip(theirs.servers.values());
         pairs
-            .map(|(one, other)| Both { one, other, own: &own, orig_dst: &orig_dst })
+            .map(|(one, other)| Both {
+                one,
+                other,
+                own: &own,
+                own_node: vantage_point.node(),
+                orig_dst: &orig_dst,
+            })
             .all(|both| wanted(&both))
     };
     if all(|both| both.same() || both.one.iter().eq([both.own])) {
         return Some("endpoints see the client where the reply returns through this node");
     }
-    let is_of_node = |both: &Both<'_>| both.same() || both.one.iter().eq(["node 2"]);
-    if vantage_point == VantagePoint::Container && target.is_node_port && all(is_of_node) {
-        return Some("the node of a container translates what it sends to node ports of another node");
+    let is_of_node = |both: &Both<'_>| both.same() || both.one.iter().eq([both.own_node]);
+    let is_of_others = vantage_point == VantagePoint::Container || vantage_point.is_pod();
+    if is_of_others && target.is_node_port && all(is_of_node) {
+        return Some("endpoints see what the network plugin makes of a client of another node's port");
     }
     let is_elsewhere = vantage_point.is_pod() && target.is_node_port && target.service.has_nameless;
     let is_orig_dst = |both: &Both<'_>| {
@@ -179,11 +195,13 @@ pub fn meant(
         .then_some("an endpoint that does not name its node counts as one elsewhere")
 }
 
-/// Which clients one endpoint saw under both proxies, which client connected, and the node of the original destination.
+/// Which clients one endpoint saw under both proxies, which client connected, its node, and the node of the original
+/// destination.
 struct Both<'a> {
     one: &'a BTreeSet<String>,
     other: &'a BTreeSet<String>,
     own: &'a String,
+    own_node: &'a str,
     orig_dst: &'a String,
 }
 
