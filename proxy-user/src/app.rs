@@ -128,7 +128,7 @@ async fn serve(
     // The source lists objects while programs are loaded; its events wait in the queue for the driver.
     let (ask_for_nodes, needs_nodes) = watch::channel(false);
     let (told, servers) = watch::channel(ApiServers::default());
-    let (report_manifests, mut manifests) = watch::channel(Vec::new());
+    let (report_manifests, manifests) = watch::channel(Vec::new());
     let (source, connection) =
         objects::open(&config, sender, to_tell, needs_nodes, told, report_manifests).await?;
     tasks.spawn_required("source", source);
@@ -196,26 +196,9 @@ async fn serve(
         answer(&config, &origins, status.clone(), programmed, Arc::clone(&metrics), notices.clone())?;
     tasks.spawn_fallible(async move { Ok(answers.await?) });
     metrics.recent.set_standing("environment", unknown_variables());
-    let reported = Arc::clone(&metrics);
-    tasks.spawn_optional(async move {
-        loop {
-            let problems = manifests.borrow_and_update().clone();
-            reported.recent.set_standing("manifests", problems);
-            if manifests.changed().await.is_err() {
-                return;
-            }
-        }
-    });
-    let (reported, mut filters) = (Arc::clone(&metrics), programs.filters_before());
-    tasks.spawn_optional(async move {
-        loop {
-            let problems = filters.borrow_and_update().clone();
-            reported.recent.set_standing("packet filters", problems);
-            if filters.changed().await.is_err() {
-                return;
-            }
-        }
-    });
+    tasks.spawn_optional(follow_problems(Arc::clone(&metrics), "manifests", manifests));
+    let filters = programs.filters_before();
+    tasks.spawn_optional(follow_problems(Arc::clone(&metrics), "packet filters", filters));
     let reported = Arc::clone(&metrics);
     let report = move |problem| reported.recent.set_standing("configuration file", problem);
     tasks.spawn_fallible(config_file::until_changed(options, config.kube_proxy.text.clone(), report));
@@ -246,6 +229,21 @@ async fn serve(
     // Threads may write until the process ends, and its locks hold as long.
     std::mem::forget(programs);
     result
+}
+
+/// Reports the problems of a part of the agent as they change.
+async fn follow_problems(
+    metrics: Arc<Metrics>,
+    part: &'static str,
+    mut problems: watch::Receiver<Vec<String>>,
+) {
+    loop {
+        let now = problems.borrow_and_update().clone();
+        metrics.recent.set_standing(part, now);
+        if problems.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Returns the environment variables that look like settings but are none, and logs them.

@@ -63,6 +63,10 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
     let mut problems = all.problems.clone();
     let service = known(all, ours, settings, &mut problems);
     let service = &*service;
+    if let Some(problem) = too_many(service) {
+        problems.push(problem);
+        return Some(ServicePlan { created: service.created, problems, ..ServicePlan::default() });
+    }
     let mut plan = ServicePlan {
         created: service.created,
         problems,
@@ -70,13 +74,6 @@ pub fn plan_service(cluster: &Cluster, name: &ServiceName, settings: PlanSetting
         unmanaged: own.into_iter().map(|address| (address, Unmanaged::Own)).collect(),
         ..ServicePlan::default()
     };
-    if let Some(problem) = too_many(service) {
-        return Some(ServicePlan {
-            created: service.created,
-            problems: vec![problem],
-            ..ServicePlan::default()
-        });
-    }
     plan.problems.extend(cluster.slices(name).flat_map(|slice| slice.problems.iter().cloned()));
     plan.problems.extend(overlaps(cluster, service));
     let mut ready = BTreeMap::new();

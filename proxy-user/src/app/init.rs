@@ -118,16 +118,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_that_are_pinned_elsewhere_are_told_with_the_way_out() {
+    fn programs_that_are_pinned_elsewhere_are_refused_with_the_way_out() {
         let programs = ["sock_bind4", "sock_connect4"].map(str::to_owned).into();
         let mut found = PinnedElsewhere { programs, bpffs: Some("/run/bpf".into()) };
-        let told =
+        let text =
             |found: &PinnedElsewhere| refusal(found, Path::new("/sys/fs/bpf"), Path::new("/sys/fs/cgroup"));
         for part in ["/sys/fs/cgroup", "/sys/fs/bpf", "sock_bind4, sock_connect4", "cleanup --bpffs /run/bpf"]
         {
-            assert!(told(&found).contains(part), "{part}: {}", told(&found));
+            assert!(text(&found).contains(part), "{part}: {}", text(&found));
         }
         found.bpffs = None;
-        assert!(told(&found).contains("ballast cleanup --bpffs OLD"), "{}", told(&found));
+        assert!(text(&found).contains("ballast cleanup --bpffs OLD"), "{}", text(&found));
     }
 }

@@ -78,8 +78,8 @@ impl Programs {
             }
         }
         let problems: Vec<_> = found.iter().map(|(filter, places)| warning(filter, places)).collect();
-        self.filters_before.send_if_modified(|told| {
-            let is_new = *told != problems;
+        self.filters_before.send_if_modified(|known| {
+            let is_new = *known != problems;
             if is_new {
                 for problem in &problems {
                     tracing::warn!(
@@ -88,14 +88,14 @@ impl Programs {
                     );
                 }
             }
-            *told = problems;
+            *known = problems;
             is_new
         });
     }
 }
 
-/// Returns what is to be told about a filter, by direction, priority and name, that runs before Ballast's on these devices
-/// with these programs.
+/// Returns the problem of a filter, by direction, priority and name, that runs before Ballast's on these devices with these
+/// programs.
 fn warning(
     (direction, priority, name): &(Direction, u16, String),
     places: &[(String, Option<u32>)],
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filter_before_ours_is_told_with_the_way_out() {
+    fn a_filter_before_ours_is_a_problem_with_the_way_out() {
         let filter = (Direction::Ingress, 1, "handle_ingress".to_owned());
         let places: Vec<_> = (0..5).map(|number| (format!("eni{number}"), Some(42 + number))).collect();
         assert_eq!(

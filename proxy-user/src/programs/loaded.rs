@@ -144,8 +144,8 @@ impl Programs {
         self.tcx
     }
 
-    /// Returns what is to be told about BPF filters of others that run before Ballast's (clsact), in a form that allows to
-    /// wait for changes.
+    /// Returns the problems of BPF filters of others that run before Ballast's (clsact), in a form that allows to wait for
+    /// changes.
     pub fn filters_before(&self) -> watch::Receiver<Vec<String>> {
         self.filters_before.subscribe()
     }

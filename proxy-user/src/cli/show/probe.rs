@@ -62,16 +62,16 @@ fn probe_either(first: SocketAddr, second: SocketAddr) -> AgentState {
 }
 
 fn probe_at(address: SocketAddr) -> AgentState {
-    match (ask(address, "/healthz"), other_mode(address)) {
-        (Ok(_), Some(mode)) => AgentState::Silent {
-            address,
-            reason: format!(
+    let reason = match ask(address, "/healthz") {
+        Ok((status, _)) => match other_mode(address) {
+            None => return AgentState::Answered { address, status },
+            Some(mode) => format!(
                 "kube-proxy in mode {mode} answers there: when it is stopped, the agent takes over the port within 5 s"
             ),
         },
-        (Ok((status, _)), None) => AgentState::Answered { address, status },
-        (Err(error), _) => AgentState::Silent { address, reason: error.to_string() },
-    }
+        Err(error) => error.to_string(),
+    };
+    AgentState::Silent { address, reason }
 }
 
 /// Returns the mode of the proxy that listens at this address, if it is another one: kube-proxy has the same default address.
