@@ -27,12 +27,13 @@ pub struct FaultyStore<S> {
     faults: Faults,
     step: u64,
     failed: u64,
+    handed: usize,
 }
 
 impl<S: Store> FaultyStore<S> {
     /// Wraps `inner`.
     pub fn new(inner: S, faults: Faults) -> Self {
-        Self { inner, faults, step: 0, failed: 0 }
+        Self { inner, faults, step: 0, failed: 0, handed: 0 }
     }
 
     /// Replaces the faults; steps are counted from 0 again.
@@ -59,6 +60,11 @@ impl<S: Store> FaultyStore<S> {
     /// Number of writes that failed so far.
     pub fn failed(&self) -> u64 {
         self.failed
+    }
+
+    /// Number of writes that were handed over in all calls, done or not.
+    pub fn handed(&self) -> usize {
+        self.handed
     }
 
     fn fails(&mut self) -> bool {
@@ -104,6 +110,7 @@ impl<S: Store> Store for FaultyStore<S> {
     }
 
     fn write(&mut self, writes: &[Write]) -> Result<(), BatchError> {
+        self.handed += writes.len();
         for (done, write) in writes.iter().enumerate() {
             if self.fails() {
                 let errno = if self.faults.full && !write.removes() { libc::E2BIG } else { libc::EIO };

@@ -13,6 +13,9 @@ use super::removal::Removals;
 use super::shares::Reserve;
 use crate::store::{BatchError, Store, Table, Write};
 
+/// Maximum number of writes in one call of the store.
+const MOST_AT_ONCE: usize = 1 << 14;
+
 /// The maps and their mirror.
 #[derive(Debug)]
 pub(super) struct Writer<S> {
@@ -57,14 +60,15 @@ impl<S: Store> Writer<S> {
     /// `each_alone`.
     pub(super) fn execute(&mut self, steps: &Steps, jobs: &mut [Job], each_alone: bool, now: Instant) {
         let Steps { owners, writes } = steps;
-        let mut from = 0;
+        let (mut from, mut most) = (0, MOST_AT_ONCE);
         while from < writes.len() {
             let blocked = |at: usize| !each_alone && jobs[owners[at]].stopped;
             if blocked(from) {
                 from += 1;
                 continue;
             }
-            let end = (from + 1..writes.len()).find(|at| blocked(*at)).unwrap_or(writes.len());
+            let last = writes.len().min(from + most);
+            let end = (from + 1..last).find(|at| blocked(*at)).unwrap_or(last);
             let run = &writes[from..end];
             let (done, error) = match self.store.write(run) {
                 Ok(()) => (run.len(), None),
@@ -78,6 +82,8 @@ impl<S: Store> Writer<S> {
                 }
             }
             from += done;
+            // In a full table most writes fail: each costs as much as the run that it ends.
+            most = if error.is_some() { 1 } else { MOST_AT_ONCE.min(most * 2) };
             if let Some(error) = error {
                 self.counters.failed(&writes[from]);
                 jobs[owners[from]].stop(error);
@@ -169,7 +175,21 @@ mod tests {
     use proxy_common::backend::BACKEND_ACTIVE;
 
     use super::*;
-    use crate::store::Backend;
+    use crate::store::{Backend, Faults, FaultyStore, MemoryStore};
+    use crate::sync::tests::ROOMY;
+
+    #[test]
+    fn many_writes_that_fail_are_each_handed_over_a_few_times() {
+        const WRITES: u32 = 100_000;
+        let faults = Faults { from: Some(1000), full: true, ..Faults::default() };
+        let store = FaultyStore::new(MemoryStore::new(ROOMY), faults);
+        let mut writer = Writer::new(store, QuarantinePeriods::default());
+        let mut steps = Steps::default();
+        (0..WRITES).for_each(|id| steps.push(0, Write::NoName(id)));
+        writer.write_without_port(&steps, Instant::now());
+        let handed = writer.store.handed();
+        assert!(handed < 2 * WRITES as usize, "{handed}");
+    }
 
     #[test]
     fn only_udp_endpoints_that_left_count_as_such() {
