@@ -7,6 +7,7 @@ use super::applied::Applied;
 use super::index::BackendKey;
 use super::job::{Steps, SyncError, pause};
 use super::writer::Writer;
+use crate::plan::ServicePortName;
 use crate::store::FilterBit as Bit;
 use crate::store::{FlowUse, NoFlows, Store, Table, Write};
 
@@ -100,8 +101,7 @@ impl Releases {
                 freed = true;
             }
         }
-        let mut ports = writer.applied.ports.quarantine_over(now, writer.number);
-        ports.retain(|(_, id)| writer.applied.endpoints_of(*id).next().is_none());
+        let ports = Self::releasable_ports(writer, now);
         let mut steps = Steps::default();
         for (_, id) in ports.iter().filter(|(_, id)| writer.applied.names.has(*id)) {
             steps.push(0, Write::NoName(*id));
@@ -140,6 +140,18 @@ impl Releases {
             writer.applied.endpoints.restart_quarantine(&key, now, writer.number);
         }
         quarantine_over
+    }
+
+    /// Returns the Service ports whose ids are out of quarantine and have no endpoint. The quarantine of the others restarts.
+    fn releasable_ports<S>(writer: &mut Writer<S>, now: Instant) -> Vec<(ServicePortName, u32)> {
+        let applied = &mut writer.applied;
+        let mut ports = applied.ports.quarantine_over(now, writer.number);
+        let waiting: Vec<_> =
+            ports.extract_if(.., |(_, id)| applied.endpoints_of(*id).next().is_some()).collect();
+        for (port, _) in waiting {
+            applied.ports.restart_quarantine(&port, now, writer.number);
+        }
+        ports
     }
 
     /// Returns the bits that are out of quarantine and that no connection needs: the packets of a long connection need them

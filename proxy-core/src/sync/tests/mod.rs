@@ -128,7 +128,10 @@ impl Fixture {
         let contents = self.contents().clone();
         self.guard.lock().unwrap().begin(&contents, &self.plans);
         self.reconciler.sync(self.now, changes);
-        self.steps() - before
+        let steps = self.steps() - before;
+        let wake = self.reconciler.wake();
+        assert!(steps > 0 || wake.is_none_or(|at| at > self.now), "a sync without effect is due again at once");
+        steps
     }
 
     /// Runs one sync without changes.
