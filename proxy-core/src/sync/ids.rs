@@ -131,6 +131,16 @@ impl<K: Ord + Clone, I: Index<K>> IdAllocator<K, I> {
         Ok(id)
     }
 
+    /// Gives the id of a key to another key, which has none.
+    pub fn rename(&mut self, from: &K, to: &K) {
+        if self.get(to).is_none()
+            && let Some(id) = self.by_key.take(from)
+        {
+            self.quarantined.remove(from);
+            self.by_key.put(to.clone(), id);
+        }
+    }
+
     /// Returns the error for a key without an id.
     pub fn exhausted(&self) -> Exhausted {
         Exhausted { limit: self.capacity.saturating_sub(1) }

@@ -28,7 +28,7 @@ use super::entries::frontend_key;
 use super::job::{Job, Owner, Touched};
 use super::node::NodeState;
 use super::release::Releases;
-use super::services::Services;
+use super::services::{Services, renamed};
 use super::shares::Reserve;
 use super::writer::{Counters, Writer};
 use crate::model::net::IpFamily;
@@ -156,6 +156,9 @@ impl<S: Store> Reconciler<S> {
         for (name, plan) in changed {
             let known = self.services.desired.get(&name).map(|plan| &**plan);
             self.addresses.replace(&name, known, plan.as_ref());
+            for (before, after) in renamed(known, plan.as_ref()) {
+                self.writer.applied.ports.rename(before, after);
+            }
             self.services.accept(name, plan, &mut dirty);
         }
         let capacity = self.writer.store.capacity();

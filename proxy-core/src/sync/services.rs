@@ -39,6 +39,27 @@ pub(super) struct Services {
     pub(super) health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
 }
 
+/// Returns the ports that a Service has renamed, with the old name first. Such a port has the same frontends under the new name: it
+/// keeps its id, so that its flows, sockets and session affinity stay.
+pub(super) fn renamed<'a>(
+    old: Option<&'a ServicePlan>,
+    new: Option<&'a ServicePlan>,
+) -> impl Iterator<Item = (&'a ServicePortName, &'a ServicePortName)> {
+    let only_in = |one: Option<&'a ServicePlan>, other: Option<&'a ServicePlan>| {
+        let ports = one.into_iter().flat_map(|plan| plan.ports.iter());
+        ports.filter(move |(port, _)| port_of(other, port).is_none())
+    };
+    // A frontend has one port, and one protocol and family.
+    let first = |(port, plan): (&'a ServicePortName, &'a PortPlan)| {
+        plan.frontends.keys().next().map(|frontend| (frontend, (port, plan)))
+    };
+    let fresh: BTreeMap<&Frontend, _> = only_in(new, old).filter_map(first).collect();
+    only_in(old, new).filter_map(first).filter_map(move |(frontend, (before, was))| {
+        let (after, is) = fresh.get(frontend)?;
+        is.frontends.keys().eq(was.frontends.keys()).then_some((before, *after))
+    })
+}
+
 impl Services {
     /// Rebuilds the trees compactly, after many plans were accepted.
     pub(super) fn pack(&mut self) {

@@ -256,6 +256,11 @@ fn no_overlap(contents: &Contents) {
     assert_eq!(shared.len(), bases.len(), "two Service ports share an extent");
 }
 
+/// Returns the Service of a port, with protocol and family.
+fn service_of((name, protocol, family): &(String, u8, u8)) -> (&str, u8, u8) {
+    (name.split(':').next().unwrap_or_default(), *protocol, *family)
+}
+
 /// Checks every state of the tables during a sync.
 pub type Guard = Arc<Mutex<Transition>>;
 
@@ -287,16 +292,21 @@ impl Transition {
             let seen = resolve(contents, key, entry);
             // The flags of an endpoint may change before or after the set; the set itself is the old or the new one. The
             // source ranges may contain more than they should, but never less.
-            let plain = |seen: &Seen| Seen { endpoints: BTreeMap::new(), ..seen.clone() };
+            let (before, after) = (self.before.get(key), self.after.get(key));
+            // A port that is renamed has its new name before the rest changes.
+            let names: BTreeSet<_> = [before, after].into_iter().flatten().map(|one| &one.port).collect();
+            let is_renamed = names.iter().map(|port| service_of(port)).collect::<BTreeSet<_>>().len() == 1
+                && names.contains(&seen.port);
+            let port = |one: &Seen| if is_renamed { seen.port.clone() } else { one.port.clone() };
+            let plain = |one: &Seen| Seen { endpoints: BTreeMap::new(), port: port(one), ..one.clone() };
             let same = |other: Option<&Seen>| {
                 other.is_some_and(|other| {
                     other.endpoints.keys().eq(seen.endpoints.keys()) && plain(other) == plain(&seen)
                 })
             };
-            let (before, after) = (self.before.get(key), self.after.get(key));
             let left = |known: &Seen| {
                 // An endpoint of a new owner of the frontend is another endpoint, even with the same address.
-                let after = after.filter(|after| after.port == known.port);
+                let after = after.filter(|after| after.port == known.port || is_renamed);
                 let stays = |at: &_| after.is_some_and(|after| after.endpoints.contains_key(at));
                 let kept = |at: &_| stays(at) || seen.endpoints.contains_key(at);
                 let returned = after.into_iter().flat_map(|after| &after.endpoints);

@@ -244,3 +244,41 @@ fn entries_whose_quarantine_is_over_are_freed_together() {
     assert_eq!(fixture.reconciler.applied().endpoints.used(), 2);
     fixture.assert_right();
 }
+
+#[test]
+fn a_port_with_another_name_keeps_its_id_and_its_endpoints() {
+    let renamed = |port: &str| {
+        let (name, plan) = service("a", 1, 1..3);
+        let plan = plan.map(|plan| {
+            let mut ports: Vec<_> = plan.ports.iter().map(|(_, port)| port.clone()).collect();
+            let port = ports.pop().map(|plan| {
+                (port_id("a", port), crate::plan::PortPlan { reset_after: Some(Duration::ZERO), ..plan })
+            });
+            ServicePlan { ports: port.into_iter().collect(), ..plan }
+        });
+        [(name, plan)]
+    };
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change(renamed("http"));
+    let before = fixture.contents().services[&frontend_key(&frontend(1))];
+    for name in ["web", "http", "web"] {
+        assert_eq!(fixture.change(renamed(name)), 1, "the name");
+        assert_eq!(fixture.contents().services[&frontend_key(&frontend(1))], before);
+        assert!(owner(&fixture, 1).ends_with(name));
+        assert!(fixture.contents().backends.values().all(|row| row.state == BACKEND_ACTIVE));
+        fixture.assert_right();
+    }
+    fixture.wait(Duration::from_mins(2));
+    assert_eq!((fixture.again(), fixture.reconciler.counters().resets()), (0, 0));
+    // The frontends of a port that is added beside it are its own.
+    let [(name, plan)] = renamed("web");
+    let [(_, other)] = renamed("http");
+    let both = plan.zip(other).map(|(plan, other)| {
+        let ports = plan.ports.iter().chain(other.ports.iter()).map(|(id, port)| (id.clone(), port.clone()));
+        ServicePlan { ports: ports.collect(), ..plan.clone() }
+    });
+    fixture.change([(name, both)]);
+    fixture.change(renamed("http"));
+    assert!(owner(&fixture, 1).ends_with("http"));
+    fixture.assert_right();
+}

@@ -135,7 +135,7 @@ fn of_a_service_that_is_gone_the_last_policy_counts() {
     fixture.again();
     assert_eq!([1, 2].map(|id| state(&fixture, id)), [Some(BACKEND_RESET); 2]);
     let mut syncs = 0;
-    while let Some(at) = fixture.reconciler.wake().filter(|_| fixture.contents().names.len() > 0) {
+    while let Some(at) = fixture.reconciler.wake().filter(|_| !fixture.contents().names.is_empty()) {
         fixture.now = at;
         fixture.again();
         syncs += 1;
