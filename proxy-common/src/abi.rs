@@ -82,7 +82,7 @@ plain! {
     SourceRangeKey<[u8; 16]>: 20 = 4 16;
     FragmentKey<[u32; 1]>: 16 = 4 4 4 4;
     FragmentKey<[u32; 4]>: 40 = 16 16 4 4;
-    FragmentEntry: 12 = 2 2 4 4;
+    FragmentEntry: 12 = 2 2 2 2 4;
     SocketKey<[u8; 4]>: 16 = 8 4 2 1 1;
     SocketKey<[u8; 16]>: 32 = 8 16 2 1 1 4;
     SocketEntry<[u8; 4]>: 20 = 4 2 2 4 4 4;

@@ -14,7 +14,7 @@ pub struct FragmentKey<A> {
     pub proto: u32,
 }
 
-/// Value of `fragments` and `fragments6`: the ports and the protocol of the first fragment.
+/// Value of `fragments` and `fragments6`: what the first fragment tells about the later ones.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentEntry {
@@ -23,7 +23,9 @@ pub struct FragmentEntry {
     /// Destination port, host byte order.
     pub dst_port: u16,
     /// IP protocol number.
-    pub proto: u32,
+    pub proto: u16,
+    /// Length of the first fragment's IP packet in bytes: no later fragment is longer.
+    pub length: u16,
     /// Low 32 bits of jiffies when the first fragment passed.
     pub seen: u32,
 }

@@ -137,6 +137,8 @@ pub struct PacketCtx<A> {
     pub retried: u32,
     /// Not 0: the backend is that of the previous Maglev table, not of the current one.
     pub second_chance: u32,
+    /// If the packet is a later fragment: the length of the first one.
+    pub first_length: u32,
     /// The frontend that the packet is for, after the lookup; [`ServiceEntry::NONE`]: none.
     pub frontend: ServiceEntry,
     /// The route, if the packet is forwarded.
@@ -160,6 +162,7 @@ impl<A: Address> PacketCtx<A> {
         tunnelled: 0,
         retried: 0,
         second_chance: 0,
+        first_length: 0,
         frontend: ServiceEntry::NONE,
         route: Route { ifindex: 0, family: 0, next_hop: [0; 4], macs: [0; 3], mtu: 0, resolved: 0, fresh: 0 },
         other: Tuple::EMPTY,

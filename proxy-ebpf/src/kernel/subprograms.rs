@@ -111,7 +111,7 @@ macro_rules! family {
         stage!($family, $fragment(is_first: u32), |maps, frame, ctx| encode_stop(if is_first != 0 {
             fragment::first(maps, frame, ctx)
         } else {
-            fragment::later(maps, frame, &mut ctx.packet)
+            fragment::later(maps, frame, ctx)
         }));
         stage!($family, $established(again: u32), |maps, frame, ctx| {
             let lookup = if again != 0 { Lookup::Again } else { Lookup::First };

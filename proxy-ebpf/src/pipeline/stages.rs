@@ -44,7 +44,7 @@ where
     /// [`fragment::later`].
     #[inline(always)]
     fn later_fragment(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> Result<(), Stop> {
-        fragment::later(self, frame, &mut ctx.packet)
+        fragment::later(self, frame, ctx)
     }
 
     /// [`established::established`].

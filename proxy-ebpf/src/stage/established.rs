@@ -9,7 +9,7 @@ use proxy_common::flow::{
     is_encapsulated, is_masqueraded, is_rerouted, path_of,
 };
 use proxy_common::reason::Reason;
-use proxy_common::{PROTO_SCTP, PROTO_TCP};
+use proxy_common::{Address, PROTO_SCTP, PROTO_TCP};
 
 use super::classify;
 use super::eject;
@@ -392,12 +392,13 @@ where
     }
 }
 
-/// Returns the length of the longest IP packet that leaves: the kernel segments a GSO packet only after this hook.
+/// Returns the length of the longest IP packet that leaves: the kernel segments a GSO packet only after this hook. All fragments
+/// of a packet take one way: nf_conntrack waits for those that miss.
 #[inline(always)]
-pub fn longest<F: Frame, A>(frame: F, ctx: &PacketCtx<A>) -> u32 {
+pub fn longest<F: Frame, A: Address>(frame: F, ctx: &PacketCtx<A>) -> u32 {
     let (packet, segment) = (&ctx.packet, frame.gso_size());
     if segment == 0 {
-        return packet.length;
+        return if packet.is_later_fragment() { ctx.first_length } else { packet.length };
     }
     if packet.key.proto == PROTO_SCTP {
         // An SCTP packet does not tell the length of each segment. The segments were made to fit the route to the Service's

@@ -6,7 +6,7 @@ use proxy_common::prefilter::Role;
 use proxy_common::reason::Reason;
 use proxy_common::{PROTO_SCTP, V4, V6};
 
-use crate::context::{Packet, PacketCtx};
+use crate::context::PacketCtx;
 use crate::env::{Fragments, Services, Words};
 use crate::frame::Frame;
 use crate::header::{Header, Read};
@@ -60,7 +60,8 @@ where
     let entry = FragmentEntry {
         src_port: key.src_port,
         dst_port: key.dst_port,
-        proto: u32::from(key.proto),
+        proto: u16::from(key.proto),
+        length: ctx.packet.length as u16,
         seen: time.now,
     };
     // If the update fails, the later fragments are dropped and counted.
@@ -68,9 +69,9 @@ where
     Ok(())
 }
 
-/// Fills `packet` for a later fragment: its addresses, and the ports that its first fragment had.
+/// Fills the context for a later fragment: its addresses, and the ports and the length that its first fragment had.
 #[inline(always)]
-pub fn later<M, F>(maps: M, frame: F, packet: &mut Packet<Words<M>>) -> Result<(), Stop>
+pub fn later<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Result<(), Stop>
 where
     M: Fragments + Services,
     M::Family: Fragmented,
@@ -86,6 +87,8 @@ where
     if time.now.wrapping_sub(entry.seen) > time.config.hz * FRAGMENT_SECS {
         return Err(Stop::Refused(alone));
     }
+    ctx.first_length = u32::from(entry.length);
+    let packet = &mut ctx.packet;
     packet.key.src = header.src;
     packet.key.dst = header.dst;
     packet.key.src_port = entry.src_port;

@@ -164,3 +164,19 @@ fn the_stack_cuts_what_may_be_cut() {
         assert_eq!(maps.count_of(Reason::PacketTooBig), u64::from(!is_cut));
     }
 }
+
+/// A datagram in two fragments, of which only the first is too long for the next link.
+#[test]
+fn all_fragments_of_a_datagram_are_cut_by_the_stack() {
+    let maps = maps::<V4>(0);
+    let shape = Shape { payload: &[7; 20], ..UDP };
+    let [first, later] = rewrite::fragments::<V4>(client::<V4>(), frontend::<V4>(), shape);
+    let mtu = later.len() as u32 + 1;
+    assert!(first.len() as u32 > mtu);
+    for part in [first, later] {
+        let (_, skb) = run_edited(Hook::Ingress, maps, UPLINK, &build::ethernet::<V4>(&part), |skb| {
+            skb.routes.set_default(Some(Route { mtu, ..route() }));
+        });
+        assert_eq!(skb.redirect, Some(Redirect::In(1)));
+    }
+}

@@ -218,19 +218,22 @@ fn fragmented(fixture: &Fixture) -> Result<()> {
     fixture.node.ip("link set p0 mtu 1300\n")?;
     let socket = fixture.client_space.inside(|| Ok(UdpSocket::bind("0.0.0.0:0")?))?;
     may_be_cut(&socket)?;
-    exchange(&socket, to)?;
+    // One packet; two fragments, of which the second is short enough; three.
+    for size in [1400, 2000, 4000] {
+        exchange(&socket, to, size)?;
+    }
     Ok(())
 }
 
-/// Sends a message of 1,400 bytes until the endpoint answers; the answer ends in the length that arrived.
-fn exchange(socket: &UdpSocket, to: SocketAddr) -> Result<()> {
+/// Sends a message of this size until the endpoint answers; the answer ends in the length that arrived.
+fn exchange(socket: &UdpSocket, to: SocketAddr, size: usize) -> Result<()> {
     socket.set_read_timeout(Some(Duration::from_secs(1)))?;
     eventually(SOON, || {
-        socket.send_to(&[b'x'; 1400], to)?;
+        socket.send_to(&vec![b'x'; size], to)?;
         let mut answer = [0; 2048];
         let (length, from) = socket.recv_from(&mut answer).context("no answer")?;
         let answer = String::from_utf8_lossy(&answer[..length]);
-        ensure!(from == to && answer.ends_with("|1400"), "{answer} from {from}");
+        ensure!(from == to && answer.ends_with(&format!("|{size}")), "{answer} from {from}, {size} bytes");
         Ok(())
     })
 }
