@@ -10,7 +10,7 @@
 //!    ([`has_answered`]).
 //!
 //! An answer clears what refusals have shown. A backend that was ejected, or that joins a Service which works, gets a small
-//! share of the connections until it answers one.
+//! share of the connections until it answers one, a newcomer only after [`JOIN_SECS`].
 
 use crate::Address;
 use crate::flow::mix;
@@ -52,6 +52,10 @@ const MOST_DOUBLINGS: u32 = 6;
 pub const TRIAL_SECS: u32 = 30;
 /// The small share: one in this many of the connections that would select the backend. A power of two.
 pub const TRIAL_SHARE: u32 = 8;
+/// For this many seconds, counted from the first lookup, a newcomer gets no connections that others take: a pod without a
+/// readiness probe is ready before its process listens. A refusal ends this time, so that refusals of one client never extend
+/// it for the others.
+pub const JOIN_SECS: u32 = 2;
 /// For this many seconds an answer shows that the backend works.
 pub const ANSWER_SECS: u32 = 60;
 
@@ -107,8 +111,10 @@ pub enum Standing {
     Good = 0,
     /// The backend gets a small share.
     Trial = 1,
+    /// The backend has just joined: it is used only if the others fail.
+    Joining = 2,
     /// The backend is used only if no other one is left.
-    Ejected = 2,
+    Ejected = 3,
 }
 
 /// Returns the number of a client: a hash with thirty bits, so that two clients hardly ever count as one. The lower half is
@@ -199,6 +205,8 @@ pub const fn standing(word: u64, now: u32, hz: u32) -> Standing {
     let is_ejected = word & HEALTH_EJECTED != 0;
     if is_ejected && age(word, now, hz) < span(word, hz) {
         Standing::Ejected
+    } else if word & (HEALTH_NEWCOMER | HEALTH_FIRST) == HEALTH_NEWCOMER && age(word, now, hz) < hz * JOIN_SECS {
+        Standing::Joining
     } else if is_ejected || word & (HEALTH_LEVEL | HEALTH_NEWCOMER) != 0 {
         Standing::Trial
     } else {

@@ -170,7 +170,10 @@ fn the_time_of_an_answer_is_written_once_a_second() {
 fn trial_of_a_newcomer_starts_at_its_first_lookup() {
     let word = current(HEALTH_NEWCOMER, 70, HZ);
     let stands = |now| standing(current(word, now, HZ), now, HZ);
-    assert_eq!(standing(word, 70, HZ), Standing::Trial);
+    assert_eq!((standing(word, 70, HZ), stands(70 + 2 * HZ - 1)), (Standing::Joining, Standing::Joining));
+    assert_eq!(stands(70 + 2 * HZ), Standing::Trial);
+    let (refused, _) = after_refusal(word, ONE, 71, HZ);
+    assert_eq!(standing(refused, 71, HZ), Standing::Trial, "a refusal never extends the time");
     assert_eq!(stands(70 + 31 * HZ - 1), Standing::Trial);
     assert_eq!(stands(70 + 31 * HZ), Standing::Good);
     assert_eq!(current(word, 70 + 31 * HZ, HZ), 0);

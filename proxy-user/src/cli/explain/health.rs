@@ -1,7 +1,7 @@
 //! Describes endpoints that new connections skip.
 
 use proxy_common::health::{
-    NO_CLIENT, Standing, TRIAL_SHARE, current, ejected_for, skip_slot, skipped_for, standing,
+    JOIN_SECS, NO_CLIENT, Standing, TRIAL_SHARE, current, ejected_for, skip_slot, skipped_for, standing,
 };
 
 use crate::maps::view::Common;
@@ -26,7 +26,13 @@ pub(super) fn note(common: &Common, id: u32, address: &str, client: u32) -> Opti
             "this client skips {address} for {seconds} s: its last connection to it failed"
         ));
     }
-    (standing(word, now, hz) == Standing::Trial).then(|| {
-        format!("{address} is on trial: it gets one of {TRIAL_SHARE} connections that select it, until it answers one")
-    })
+    match standing(word, now, hz) {
+        Standing::Joining => Some(format!(
+            "{address} has just joined: for {JOIN_SECS} s it gets a connection only if the others fail"
+        )),
+        Standing::Trial => Some(format!(
+            "{address} is on trial: it gets one of {TRIAL_SHARE} connections that select it, until it answers one"
+        )),
+        Standing::Good | Standing::Ejected => None,
+    }
 }

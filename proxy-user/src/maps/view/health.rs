@@ -52,7 +52,8 @@ impl View {
             return Ok(BTreeSet::new());
         }
         let now = now(hz);
-        let is_trial = |word: u64| standing(current(word, now, hz), now, hz) == Standing::Trial;
+        let standing = |word: u64| standing(current(word, now, hz), now, hz);
+        let is_trial = |word: u64| matches!(standing(word), Standing::Joining | Standing::Trial);
         Ok(self.health()?.into_iter().filter(|(_, word)| is_trial(*word)).map(|(id, _)| id).collect())
     }
 }

@@ -103,7 +103,7 @@ fn rolled(testbed: &Testbed<'_>, rounds: u32) -> Result<Vec<Count>> {
 fn shown(tally: &Tally) {
     let count = tally.total();
     log::line(format_args!("    {} answered, {} failed", count.answered, count.failed));
-    tally.failures.iter().take(3).for_each(|failure| log::line(format_args!("    {failure}")));
+    tally.failures.iter().for_each(|failure| log::line(format_args!("    {failure}")));
 }
 
 fn clients(testbed: &Testbed<'_>) -> Result<Vec<Client>> {

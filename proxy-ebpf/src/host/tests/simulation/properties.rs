@@ -249,7 +249,7 @@ proptest! {
     }
 
     /// `rollout`: while endpoints are replaced one by one by endpoints that do not listen yet, each after the one before has
-    /// answered, no client is refused.
+    /// answered, no client is refused; none sends a SYN again for an endpoint that listens in time.
     #[test]
     fn rollout(
         (count, algorithm, are_local) in world(),
@@ -279,8 +279,9 @@ proptest! {
                 go(&mut world);
             }
         }
+        let most = if starts <= health::JOIN_SECS * HZ { 0 } else { BACKOFF };
         for done in world.finish() {
-            prop_assert!(matches!(done.end, End::Connected(_)) && done.took <= BACKOFF, "{done:?}");
+            prop_assert!(matches!(done.end, End::Connected(_)) && done.took <= most, "{done:?}");
         }
     }
 }
