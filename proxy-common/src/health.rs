@@ -9,6 +9,10 @@
 //! 3. *May a refusal be hidden from the client?* Once for a connection, if another backend has answered lately
 //!    ([`has_answered`]).
 //!
+//! What a socket sees counts for all only if it is the node's own. In another network namespace anything may have answered: a
+//! sidecar to which the pod's rules redirect its connections, or a rule that refuses them. Such a result concerns the
+//! connections of this namespace.
+//!
 //! An answer clears what refusals have shown. A backend that was ejected, or that joins a Service which works, gets a small
 //! share of the connections until it answers one, a newcomer only after [`JOIN_SECS`].
 
@@ -26,10 +30,14 @@ pub const HEALTH_LEVEL: u64 = 0x7 << LEVEL_SHIFT;
 /// Two clients in a row were refused: the backend is ejected.
 pub const HEALTH_EJECTED: u64 = 1 << 51;
 /// With [`HEALTH_SKIPPED`]: when a client last failed, in units of [`STAMP_UNIT`] jiffies, without the upper bits.
-pub const HEALTH_STAMP: u64 = 0xff << STAMP_SHIFT;
+pub const HEALTH_STAMP: u64 = 0x7f << STAMP_SHIFT;
+/// A socket of another network namespace than the node's was answered, perhaps by something in that namespace: only for what
+/// makes a newcomer.
+pub const HEALTH_REACHED: u64 = 1 << 59;
 /// Clients may skip the backend: `skips` is looked up.
 pub const HEALTH_SKIPPED: u64 = 1 << 60;
-/// The backend is a newcomer: it joined a Service in which another backend has answered, and has not answered yet.
+/// The backend is a newcomer: it joined a Service in which another backend has answered or was reached, and has not answered
+/// yet.
 pub const HEALTH_NEWCOMER: u64 = 1 << 61;
 /// The backend has answered, and has not refused a connection since.
 pub const HEALTH_ANSWERED: u64 = 1 << 62;
@@ -169,7 +177,7 @@ pub const fn age(word: u64, now: u32, hz: u32) -> u32 {
 
 #[inline(always)]
 const fn stamp(now: u32) -> u64 {
-    ((now / STAMP_UNIT) as u64 & 0xff) << STAMP_SHIFT
+    ((now / STAMP_UNIT) as u64 & 0x7f) << STAMP_SHIFT
 }
 
 /// Whether each client's connections may use the backend: nothing else of the word needs to be read.
@@ -183,7 +191,7 @@ pub const fn is_plain(word: u64) -> bool {
 #[inline(always)]
 pub const fn current(word: u64, now: u32, hz: u32) -> u64 {
     let mut word = word;
-    let units = (stamp(now) >> STAMP_SHIFT).wrapping_sub(word >> STAMP_SHIFT) as u32 & 0xff;
+    let units = (stamp(now) >> STAMP_SHIFT).wrapping_sub(word >> STAMP_SHIFT) as u32 & 0x7f;
     if units * STAMP_UNIT > (hz << MOST_DOUBLINGS) + hz * TRIAL_SECS + STAMP_UNIT {
         word &= !(HEALTH_SKIPPED | HEALTH_STAMP);
     }
@@ -205,7 +213,9 @@ pub const fn standing(word: u64, now: u32, hz: u32) -> Standing {
     let is_ejected = word & HEALTH_EJECTED != 0;
     if is_ejected && age(word, now, hz) < span(word, hz) {
         Standing::Ejected
-    } else if word & (HEALTH_NEWCOMER | HEALTH_FIRST) == HEALTH_NEWCOMER && age(word, now, hz) < hz * JOIN_SECS {
+    } else if word & (HEALTH_NEWCOMER | HEALTH_FIRST) == HEALTH_NEWCOMER
+        && age(word, now, hz) < hz * JOIN_SECS
+    {
         Standing::Joining
     } else if is_ejected || word & (HEALTH_LEVEL | HEALTH_NEWCOMER) != 0 {
         Standing::Trial
@@ -240,6 +250,13 @@ pub const fn after_answer(word: u64, now: u32, hz: u32) -> u64 {
     } else {
         skips | HEALTH_ANSWERED | HEALTH_SINCE | now as u64
     }
+}
+
+/// Returns the word after a socket of another network namespace than the node's was answered: the backend is no newcomer any
+/// more. The answer shows nothing else, since it may come from a sidecar in that namespace.
+#[inline(always)]
+pub const fn after_reach(word: u64) -> u64 {
+    word & !HEALTH_NEWCOMER | HEALTH_REACHED
 }
 
 /// Returns a word after a refusal at `now`, with the bits of `word` that a refusal keeps.

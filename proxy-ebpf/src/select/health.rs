@@ -4,8 +4,8 @@
 use proxy_common::Address;
 use proxy_common::health::{
     ANSWERED_ONLY, Failure, HEALTH_SKIPPED, IGNORES_SILENCE, NO_CLIENT, Standing, after_answer,
-    after_failure, after_refusal, age, client, current, has_answered, is_plain, skip_slot, skipped_for,
-    standing, taken, with_skip,
+    after_failure, after_reach, after_refusal, age, client, current, has_answered, is_plain, skip_slot,
+    skipped_for, standing, taken, with_skip,
 };
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 
@@ -86,6 +86,18 @@ pub fn answered<M: Health>(maps: M, id: u32) {
         let next = after_answer(found, time.now, time.config.hz);
         if next != found {
             // If another CPU has written the word first, the next answer is noted.
+            word.compare_exchange(found, next);
+        }
+    }
+}
+
+/// Notes that a socket of another network namespace than the node's was answered.
+#[inline(always)]
+pub fn reached<M: Health>(maps: M, id: u32) {
+    if let Some(word) = maps.health(id) {
+        let found = word.load();
+        let next = after_reach(found);
+        if next != found {
             word.compare_exchange(found, next);
         }
     }

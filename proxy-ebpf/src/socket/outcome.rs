@@ -1,5 +1,5 @@
 //! Results of TCP connections that `connect` has translated: a refusal or an unanswered SYN is a failure of the backend
-//! ([`proxy_common::health`]). The kernel calls the program for every TCP socket of the cgroup that sends a SYN; it reports
+//! ([`proxy_common::health`]); for other clients too only if the socket is the node's own. The kernel calls the program for every TCP socket of the cgroup that sends a SYN; it reports
 //! retransmissions and state changes only of watched sockets.
 
 use aya_ebpf::bindings::{
@@ -17,7 +17,7 @@ use proxy_common::socket::SocketStorage;
 use crate::env::{Health as _, Node as _};
 use crate::kernel::handle::Kernel;
 use crate::kernel::latency::{self, ConnectOutcome};
-use crate::kernel::sockets::{learn, storage};
+use crate::kernel::sockets::{is_host, learn, storage};
 use crate::report;
 use crate::select::health;
 
@@ -59,8 +59,10 @@ fn changed(context: &SockOpsContext, new: u32) {
     if new == BPF_TCP_ESTABLISHED {
         if let Some(storage) = observed_storage(context) {
             let maps = Kernel::<V4>::new();
-            if storage.watched != 0 {
+            if storage.watched != 0 && is_host(netns(context)) {
                 health::answered(maps, storage.backend_id);
+            } else if storage.watched != 0 {
+                health::reached(maps, storage.backend_id);
             }
             if latency::is_measured()
                 && let Some((begun, took)) = latency::since_connect(socket(context))
@@ -126,8 +128,11 @@ fn note_failure(context: &SockOpsContext, outcome: ConnectOutcome) {
         return;
     }
     let maps = Kernel::<V4>::new();
-    let failure =
-        if matches!(outcome, ConnectOutcome::Refused) { Failure::Refusal } else { Failure::Silence };
+    let failure = match outcome {
+        ConnectOutcome::Refused if is_host(netns(context)) => Failure::Refusal,
+        ConnectOutcome::Refused => Failure::Unreachable,
+        _ => Failure::Silence,
+    };
     let seed = maps.config().map_or(0, |config| config.flow_seed);
     if maps.note_failure(storage.backend_id, socket_client(netns(context), seed), failure as u32) != 0 {
         report::refusal(maps, storage.service, Reason::EndpointEjected);

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::backend::BACKEND_IN_CLUSTER;
 use proxy_common::health::{
-    HEALTH_LEVEL, HEALTH_NEWCOMER, HEALTH_TIME, SKIP_TIME, after_answer, client, ejected_for, has_answered,
-    skip_slot,
+    HEALTH_LEVEL, HEALTH_NEWCOMER, HEALTH_SINCE, HEALTH_TIME, SKIP_TIME, after_answer, after_reach, client,
+    ejected_for, has_answered, skip_slot,
 };
 use proxy_common::map_names as names;
 use proxy_common::reason::Reason;
@@ -477,13 +477,22 @@ fn newcomer(family: Family, harness: &mut Harness) {
     set_health(harness, old, after_answer(0, harness.now(), HZ));
     harness.write(&[Write::ResetHealth(new.0, table, [old].into())]);
     assert_eq!(health(harness, new.0), HEALTH_NEWCOMER);
+    assert_eq!(share(family, harness, &service, new.1, 400, 900), 0, "it has just joined");
+    pass(harness, new.0, 3 * HZ);
     let some = share(family, harness, &service, new.1, 1_000, 2_000);
     assert!((20..200).contains(&some), "{some}");
     assert_eq!(ejections(harness, &service).len(), 0);
     pass(harness, new.0, 32 * HZ);
     let some = share(family, harness, &service, new.1, 400, 3_000);
     assert!((120..280).contains(&some), "{some}");
+    // An endpoint that a socket of a pod has reached makes newcomers, too, but that is all.
+    set_health(harness, old, after_reach(0));
+    assert!(!has_answered(health(harness, old), harness.now(), HZ));
     harness.write(&[Write::ResetHealth(new.0, table, [old].into())]);
+    assert_eq!(health(harness, new.0), HEALTH_NEWCOMER);
+    goes_to(harness, &syn(family, &service, 1, 49_000));
+    set_health(harness, new.0, HEALTH_NEWCOMER | HEALTH_SINCE);
+    pass(harness, new.0, 3 * HZ);
     let found = (0..400).find_map(|n| {
         let syn = syn(family, &service, 1, 50_000 + n);
         (goes_to(harness, &syn) == new.1).then_some(syn)

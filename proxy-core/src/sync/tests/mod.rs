@@ -130,7 +130,10 @@ impl Fixture {
         self.reconciler.sync(self.now, changes);
         let steps = self.steps() - before;
         let wake = self.reconciler.wake();
-        assert!(steps > 0 || wake.is_none_or(|at| at > self.now), "a sync without effect is due again at once");
+        assert!(
+            steps > 0 || wake.is_none_or(|at| at > self.now),
+            "a sync without effect is due again at once"
+        );
         steps
     }
 

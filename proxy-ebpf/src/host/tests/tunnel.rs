@@ -3,7 +3,7 @@
 use proxy_common::backend::BACKEND_TUNNEL_SHIFT;
 use proxy_common::config::CONFIG_DSR;
 use proxy_common::flow::{STATE_DSR, STATE_SNAT, tunnel_of};
-use proxy_common::health::{Failure, HEALTH_NEWCOMER};
+use proxy_common::health::{Failure, HEALTH_NEWCOMER, HEALTH_SINCE, JOIN_SECS};
 use proxy_common::maglev;
 use proxy_common::node::{NODE_ADDR_INTERNAL, TUNNEL_V4, Tunnel};
 use proxy_common::select::{Algorithm, tunnel_tag};
@@ -233,11 +233,13 @@ fn a_connection_past_a_newcomer_survives_a_move() {
         let mut ends = [backend::<V4>(), other, (V4::addr(4), 8080)].into_iter();
         ends.find(|end| skb.wire() == packet::<V4>(client, *end, shape)).unwrap()
     };
-    // A newcomer of which nothing is known, and an endpoint that is ejected.
-    for is_ejected in [false, true] {
+    // A newcomer on trial, one that has just joined, and an endpoint that is ejected.
+    let joined = first.time().unwrap().now.wrapping_sub(JOIN_SECS * HZ);
+    let on_trial = HEALTH_NEWCOMER | HEALTH_SINCE | u64::from(joined);
+    for (word, is_ejected) in [(on_trial, false), (HEALTH_NEWCOMER, false), (on_trial, true)] {
         let mut past = 0;
         for client_port in 4000..4200 {
-            first.health(7).unwrap().store(HEALTH_NEWCOMER);
+            first.health(7).unwrap().store(word);
             if is_ejected {
                 let refused = |client| first.note_failure(7, client, Failure::Refusal as u32);
                 assert_eq!((refused(5), refused(6)), (0, 1));
@@ -252,7 +254,8 @@ fn a_connection_past_a_newcomer_survives_a_move() {
                 maps.set_config(*maps.config().unwrap());
             }
         }
-        assert!(if is_ejected { past == 200 } else { (140..200).contains(&past) }, "{past}");
+        let takes_some = word == on_trial && !is_ejected;
+        assert!(if takes_some { (140..200).contains(&past) } else { past == 200 }, "{past}");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use proxy_common::health::{HEALTH_ANSWERED, HEALTH_NEWCOMER};
+use proxy_common::health::{HEALTH_ANSWERED, HEALTH_NEWCOMER, HEALTH_REACHED};
 
 use super::super::sys::Stopped;
 use super::super::windows::{Array, Windows};
@@ -24,7 +24,7 @@ pub(super) fn join(health: &Array, run: &[Write]) -> Result<(), Stopped> {
 fn one(health: &mut Windows<'_>, id: u32, others: &[u32]) -> io::Result<()> {
     let mut newcomer = 0;
     for other in others {
-        if word(health, *other)?.load(Ordering::Relaxed) & HEALTH_ANSWERED != 0 {
+        if word(health, *other)?.load(Ordering::Relaxed) & (HEALTH_ANSWERED | HEALTH_REACHED) != 0 {
             newcomer = HEALTH_NEWCOMER;
             break;
         }

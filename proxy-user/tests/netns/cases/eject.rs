@@ -19,6 +19,8 @@ use crate::peer::{Attempt, Load, Peer, SocketKind, Tally};
 const LATE: u16 = 7070;
 /// One of its two endpoints refuses connections, or does not answer.
 const HALF: Service = Service { name: "half", number: 20, ports: &[tcp(80, LATE, &[0, 1])] };
+/// Both endpoints accept connections.
+const BOTH: Service = Service { name: "both", number: 22, ports: &[tcp(80, 8080, &[0, 1])] };
 const ROLLED: u8 = 21;
 const PODS: u8 = 6;
 
@@ -37,6 +39,11 @@ pub const CASES: &[Case] = &[
         name: "eject::an_endpoint_that_is_silent_is_skipped",
         wish: Wish { pods: 2, services: &[HALF], flags: SMALL },
         run: is_silent,
+    },
+    Case {
+        name: "eject::connections_that_pods_refuse_themselves_eject_nothing",
+        wish: Wish { pods: 4, services: &[BOTH], flags: SMALL },
+        run: refused_inside,
     },
     Case {
         name: "eject::one_client_alone_skips_for_longer_each_time",
@@ -157,6 +164,36 @@ fn alone(fixture: &Fixture) -> Result<()> {
             }
             Ok(())
         })?;
+    }
+    Ok(())
+}
+
+/// Rules inside two pods refuse the pods' own connections, as a sidecar does that does not listen yet.
+fn refused_inside(fixture: &Fixture) -> Result<()> {
+    let view = View::open(&fixture.bpffs())?;
+    let before = count(fixture, Reason::EndpointEjected)?;
+    let to = attempt_to(Family::V4, BOTH.number);
+    eventually(SOON, || fixture.client.reach(to))?;
+    for pod in [2, 3] {
+        fixture.pod(pod)?.reach(to)?;
+        fixture.in_pod_space(pod, |space| {
+            crate::fixture::nft(
+                space,
+                "table inet refuses {\n chain out {\n type filter hook output priority 0;\n \
+                 tcp dport 8080 reject with tcp reset\n }\n}\n",
+            )
+        })?;
+    }
+    for _ in 0..20 {
+        for pod in [2, 3] {
+            fixture.pod(pod)?.fails(to, libc::ECONNREFUSED)?;
+        }
+    }
+    ensure!(view.ejected()?.is_empty(), "{:?}", view.ejected()?);
+    ensure!(count(fixture, Reason::EndpointEjected)? == before, "{}", fixture.reasons());
+    for client in [&fixture.client, &fixture.local] {
+        let seen = client.many(to, MANY)?;
+        ensure!(seen.failed == 0 && seen.servers.len() == 2, "{seen:?}");
     }
     Ok(())
 }
