@@ -241,4 +241,10 @@ pub struct Conntrack {
 impl Conntrack {
     /// kube-proxy's default of `conntrack.maxPerCore`.
     pub const MAX_PER_CORE: u32 = 32_768;
+    /// kube-proxy's default of `conntrack.min`.
+    pub const MIN: u32 = 131_072;
+    /// kube-proxy's default of `conntrack.tcpEstablishedTimeout`.
+    pub const TCP_ESTABLISHED: Duration = Duration::from_hours(24);
+    /// kube-proxy's default of `conntrack.tcpCloseWaitTimeout`.
+    pub const TCP_CLOSE_WAIT: Duration = Duration::from_hours(1);
 }

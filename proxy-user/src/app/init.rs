@@ -9,8 +9,9 @@ use crate::config::RunConfig;
 use crate::config::kube_proxy::document;
 use crate::host::cgroup;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
-use crate::host::netfilter::sysctl;
+use crate::host::netfilter::{masquerade, sysctl};
 use crate::programs::{self, PinnedElsewhere};
+use proxy_core::model::settings::Conntrack;
 
 /// Does what needs full privileges, for a main container that has few: mounts `bpffs` and `cgroup2`, sets netfilter's sysctls.
 /// Fails if programs of an earlier agent are pinned in another bpffs: the main container could not see them.
@@ -23,6 +24,10 @@ pub fn init(config: &RunConfig) -> anyhow::Result<()> {
     tracing::info!(path = %root.path.display(), cgroup2 = did(mounted), "ready");
     if let Some(found) = programs::pinned_elsewhere(&config.bpffs, &root.path)? {
         bail!("{}", refusal(&found, &config.bpffs, &root.path));
+    }
+    // netfilter's rule loads nf_conntrack, without which it has no sysctls.
+    if let Err(error) = masquerade::ensure(config.node.masquerade_mark) {
+        tracing::info!(%error, "cannot create netfilter's rule for masquerading now");
     }
     set_up_netfilter(config);
     Ok(())
@@ -97,12 +102,18 @@ fn raise_file_limit() {
     }
 }
 
-/// Sets the netfilter sysctls that the operator requests. kube-proxy exits if it cannot set them; Ballast's container
-/// usually has a read-only `/proc/sys`, so they should be set by `--init-only`.
+/// Sets the sysctls of netfilter, which tracks the connections that it masquerades. kube-proxy exits if it cannot set them;
+/// Ballast's container usually has a read-only `/proc/sys`, so they should be set by `--init-only`. In a node that is a container
+/// itself, nobody can set some of them: only what the operator has given is warned of.
 pub fn set_up_netfilter(config: &RunConfig) {
-    let wanted = &config.kube_proxy.conntrack;
-    for error in sysctl::apply(wanted, Path::new("/proc/sys"), Path::new("/sys/module")) {
-        tracing::warn!(%error, "cannot set a conntrack sysctl; run `ballast run --init-only` as root");
+    let overlay = &config.kube_proxy;
+    let is_given = overlay.conntrack != Conntrack::default();
+    for error in sysctl::apply(&overlay.netfilter, Path::new("/proc/sys"), Path::new("/sys/module")) {
+        if is_given {
+            tracing::warn!(%error, "cannot set a conntrack sysctl; run `ballast run --init-only` as root");
+        } else {
+            tracing::info!(%error, "cannot set a conntrack sysctl to kube-proxy's default");
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{exec, gotools, host, log, signal};
 use report::Results;
 
 /// Selects the specs of the suite that are about Services.
-const FOCUS: &str = r"\[sig-network\] (Services|EndpointSlice|EndpointSliceMirroring|Conntrack|Traffic Distribution|LocalhostNodePorts) ";
+const FOCUS: &str = r"\[sig-network\] (Services|EndpointSlice|EndpointSliceMirroring|Conntrack|Traffic Distribution|LocalhostNodePorts|KubeProxy) ";
 /// Excludes specs that need a cloud, take very long, or break the cluster for other specs. Of the specs that need a feature,
 /// those of `LocalhostNodePorts` run: Go's regular expressions have no negation, hence the alternatives.
 const SKIP: &str =

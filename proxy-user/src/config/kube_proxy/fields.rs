@@ -60,6 +60,7 @@ const PERIOD: Effect = Used("how often all maps are compared with the desired st
 const MIN_PERIOD: Effect = Used("shortest time between two syncs; default: no delay");
 const NETFILTER: &str = "if given, set as a netfilter sysctl of the node";
 const TIMEOUT: &str = "if given, set as a netfilter sysctl of the node, and as the timeout of flows unless a `--flow-timeout-*` is given";
+const TCP_TIMEOUT: &str = "set as a netfilter sysctl of the node; if given, also the timeout of flows unless a `--flow-timeout-*` is given";
 
 /// All settings, in the order of the documentation.
 pub const SETTINGS: &[Setting] = &[
@@ -217,7 +218,9 @@ pub const SETTINGS: &[Setting] = &[
         "conntrack-max-per-core",
         COUNT,
         "32768",
-        Used("if given, set together with `min` as a netfilter sysctl of the node; the ceiling of the flows"),
+        Used(
+            "set together with `min` as a netfilter sysctl of the node, if this is more than it has; if given, the ceiling of the flows",
+        ),
     ),
     both("conntrack.min", "conntrack-min", COUNT, "131072", Used("see `maxPerCore`")),
     both(
@@ -225,14 +228,14 @@ pub const SETTINGS: &[Setting] = &[
         "conntrack-tcp-timeout-established",
         Duration,
         "24h0m0s",
-        Used(TIMEOUT),
+        Used(TCP_TIMEOUT),
     ),
     both(
         "conntrack.tcpCloseWaitTimeout",
         "conntrack-tcp-timeout-close-wait",
         Duration,
         "1h0m0s",
-        Used(TIMEOUT),
+        Used(TCP_TIMEOUT),
     ),
     both("conntrack.tcpBeLiberal", "conntrack-tcp-be-liberal", Bool, "false", Used(NETFILTER)),
     both("conntrack.udpTimeout", "conntrack-udp-timeout", Duration, "0s", Used(TIMEOUT)),

@@ -35,8 +35,10 @@ pub struct Overlay {
     pub bind_address_hard_fail: bool,
     /// The value for `/proc/self/oom_score_adj`.
     pub oom_score_adj: Option<i32>,
-    /// Sysctls of the node's netfilter.
+    /// The given settings of connection tracking.
     pub conntrack: Conntrack,
+    /// Sysctls of the node's netfilter: the given settings, and kube-proxy's defaults.
+    pub netfilter: Conntrack,
     /// The bit of a packet's mark by which netfilter knows the packets to masquerade.
     pub masquerade_mark: u32,
     /// Whether external addresses of Services are ignored.
@@ -86,6 +88,7 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
     merge.bind_address_hard_fail = values.switch("bindAddressHardFail").unwrap_or_default();
     merge.oom_score_adj = values.number("oomScoreAdj").map(|number| number as i32);
     merge.conntrack = conntrack(&values);
+    merge.netfilter = netfilter(&values, &merge.conntrack);
     let bit = values.number(&format!("{}.masqueradeBit", rules_section(options.proxy_mode.as_ref())));
     merge.masquerade_mark = bit
         .and_then(|bit| u32::try_from(bit).ok().and_then(|bit| 1u32.checked_shl(bit)))
@@ -200,6 +203,32 @@ fn conntrack(values: &Values) -> Conntrack {
         tcp_be_liberal: values.switch("conntrack.tcpBeLiberal").unwrap_or_default(),
         udp: values.duration("conntrack.udpTimeout"),
         udp_stream: values.duration("conntrack.udpStreamTimeout"),
+    }
+}
+
+/// Returns what netfilter gets: where nothing is given, kube-proxy's defaults (`pkg/proxy/apis/config/v1alpha1/defaults.go`). 0 leaves
+/// a value as it is.
+fn netfilter(values: &Values, given: &Conntrack) -> Conntrack {
+    fn or<T>(values: &Values, key: &str, given: Option<T>, default: T) -> Option<T> {
+        given.or_else(|| values.given(key).is_none().then_some(default))
+    }
+    let Conntrack { max_per_core, min, tcp_established, tcp_close_wait, .. } = given.clone();
+    Conntrack {
+        max_per_core: or(values, "conntrack.maxPerCore", max_per_core, Conntrack::MAX_PER_CORE),
+        min: or(values, "conntrack.min", min, Conntrack::MIN),
+        tcp_established: or(
+            values,
+            "conntrack.tcpEstablishedTimeout",
+            tcp_established,
+            Conntrack::TCP_ESTABLISHED,
+        ),
+        tcp_close_wait: or(
+            values,
+            "conntrack.tcpCloseWaitTimeout",
+            tcp_close_wait,
+            Conntrack::TCP_CLOSE_WAIT,
+        ),
+        ..given.clone()
     }
 }
 

@@ -122,11 +122,11 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
         "--kubeconfig=/var/lib/kube-proxy/kubeconfig.conf",
         "--cluster-cidr=10.244.0.0/16,fd44::/48",
     ]);
-    let Overlay { config_file, values, text, node_ports, .. } = config.kube_proxy.clone();
+    let Overlay { config_file, values, text, node_ports, netfilter, .. } = config.kube_proxy.clone();
     let masquerade_mark = 1 << 14;
     let mut expected = plain.unwrap();
     expected.kube_proxy =
-        Overlay { config_file, masquerade_mark, node_ports, values, text, ..Overlay::default() };
+        Overlay { config_file, masquerade_mark, netfilter, node_ports, values, text, ..Overlay::default() };
     expected.network.masquerade_all = Some(false);
     // A file without a mode means kube-proxy's default, iptables: node ports answer on loopback too.
     assert_eq!(config.network.nodeport_addresses.len(), 2);
@@ -134,6 +134,31 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
     expected.network.nodeport_addresses.clone_from(&config.network.nodeport_addresses);
     expected.node.node_port_addresses = config.node.node_port_addresses.clone();
     assert_eq!(config, expected);
+}
+
+#[rstest]
+#[case("", Some(32_768), Some(131_072), Some(86_400), Some(3_600))]
+#[case(
+    "{maxPerCore: null, min: null, tcpCloseWaitTimeout: null}",
+    Some(32_768),
+    Some(131_072),
+    Some(86_400),
+    Some(3_600)
+)]
+#[case("{maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s}", None, Some(0), None, Some(3_600))]
+#[case("{maxPerCore: 5, tcpCloseWaitTimeout: 7m}", Some(5), Some(131_072), Some(86_400), Some(420))]
+fn netfilter_gets_kube_proxys_defaults(
+    #[case] given: &str,
+    #[case] max_per_core: Option<u32>,
+    #[case] min: Option<u32>,
+    #[case] established: Option<u64>,
+    #[case] close_wait: Option<u64>,
+) {
+    let text = if given.is_empty() { body("") } else { body(&format!("conntrack: {given}\n")) };
+    let found = with_file(&text, &[]).unwrap().kube_proxy.netfilter;
+    let seconds = |duration: Option<Duration>| duration.map(|duration| duration.as_secs());
+    assert_eq!((found.max_per_core, found.min), (max_per_core, min));
+    assert_eq!((seconds(found.tcp_established), seconds(found.tcp_close_wait)), (established, close_wait));
 }
 
 #[test]

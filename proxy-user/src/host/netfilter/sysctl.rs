@@ -1,5 +1,5 @@
-//! Sets sysctls of the node's netfilter, as kube-proxy does. Ballast does not need them: they are for other traffic
-//! that passes netfilter on the node, and are changed only if the operator sets them.
+//! Sets sysctls of the node's netfilter, as kube-proxy does, with its defaults. Netfilter tracks the connections that it masquerades
+//! for Ballast, and others that pass the node.
 
 use std::fs;
 use std::io;
