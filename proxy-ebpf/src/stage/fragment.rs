@@ -11,6 +11,7 @@ use crate::env::{Fragments, Services, Words};
 use crate::frame::Frame;
 use crate::header::{Header, Read};
 use crate::parse::Stop;
+use crate::select::lookup;
 
 /// A family whose later fragments are matched to the first one.
 pub trait Fragmented: Read {
@@ -81,12 +82,15 @@ where
         return Err(Stop::Refused(Reason::Malformed));
     };
     let Some(time) = maps.time() else { return Err(Stop::Refused(Reason::Fragment)) };
-    let alone =
-        if maps.is_service_address(&header.dst) { Reason::FragmentWithoutFirst } else { Reason::Fragment };
-    let Some(entry) = maps.fragment(&key_of::<M::Family>(&header)) else { return Err(Stop::Refused(alone)) };
-    if time.now.wrapping_sub(entry.seen) > time.config.hz * FRAGMENT_SECS {
-        return Err(Stop::Refused(alone));
-    }
+    let entry = maps.fragment(&key_of::<M::Family>(&header));
+    let is_valid =
+        |entry: &FragmentEntry| time.now.wrapping_sub(entry.seen) <= time.config.hz * FRAGMENT_SECS;
+    let Some(entry) = entry.filter(is_valid) else {
+        // First fragments to unmanaged addresses pass, too.
+        let is_ours = maps.is_service_address(&header.dst)
+            && lookup::why_nothing(maps, header.dst) != Reason::UnmanagedAddress;
+        return Err(Stop::Refused(if is_ours { Reason::FragmentWithoutFirst } else { Reason::Fragment }));
+    };
     ctx.first_length = u32::from(entry.length);
     let packet = &mut ctx.packet;
     packet.key.src = header.src;

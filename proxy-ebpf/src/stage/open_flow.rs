@@ -1,5 +1,6 @@
 //! Creates the planned flow, and translates its first packet.
 
+use proxy_common::conntrack::SYN_ANSWERS_PER_SEC;
 use proxy_common::flow::{
     DIRECTION_REPLY, STATE_DIRECT, STATE_LOCAL, STATE_SNAT, is_encapsulated, is_masqueraded,
 };
@@ -18,6 +19,7 @@ use crate::flow::open::{self, Opened};
 use crate::flow::track;
 use crate::frame::Frame;
 use crate::report;
+use crate::shared::Shared as _;
 use crate::step::Step;
 
 /// Looks up the flow of the packet, and ends the flow if the packet does not continue it.
@@ -25,8 +27,10 @@ use crate::step::Step;
 pub fn existing<M: FlowTable + Counters>(maps: M, ctx: &mut PacketCtx<Words<M>>) -> Existing {
     let Some(time) = maps.time() else { return Existing::None };
     let Some(flow) = track::find_called(maps, &ctx.packet.key) else { return Existing::None };
-    // This function is called for SYNs only.
-    if maps.measures_latency() && track::is_unreplied_syn(flow.bits()) {
+    // This function is called for SYNs only. An early hook may have begun the flow with this very packet.
+    let is_again =
+        || time.now.wrapping_sub(flow.entry.last_seen().load()) > time.config.hz / SYN_ANSWERS_PER_SEC;
+    if maps.measures_latency() && track::is_unreplied_syn(flow.bits()) && is_again() {
         maps.syn_again(flow.service(), flow.entry.backend_id());
     }
     let is_retried = eject::selects_again(maps, ctx, &flow, time);

@@ -2,6 +2,8 @@
 
 use proxy_common::config::SNAT_PORTS;
 use proxy_common::reason::Reason;
+use proxy_common::service::{KIND_UNMANAGED, SCOPE_INTERNAL, ServiceEntry};
+use proxy_core::store::{FrontendKey, Write};
 
 use crate::Scenario;
 use crate::harness::{DROP, Family, Harness, Hook, NEXT, REDIRECT, Seen, Service};
@@ -96,6 +98,14 @@ fn out_of_order(family: Family, harness: &mut Harness) {
     know(family, harness);
     assert_eq!(harness.run(Hook::Ingress, &sent[2]), Seen { verdict: DROP, packet: sent[2].clone() });
     assert_eq!(harness.reasons(), [(Reason::Fragment, 1), (Reason::FragmentWithoutFirst, 1)]);
+    // Another proxy serves an unmanaged address.
+    let addr = family.frontend(3, 53).ip();
+    let key = FrontendKey { addr, port: 0, proto: 0, scope: SCOPE_INTERNAL };
+    let entry = ServiceEntry { tag: key.tag(), kind: KIND_UNMANAGED, ..ServiceEntry::default() };
+    harness.write(&[Write::Service(key, entry)]);
+    for (at, piece) in packet.to(family.frontend(3, 53)).fragments(SIZE, 9).iter().enumerate() {
+        passes(harness, Hook::Ingress, piece, piece, &format!("fragment {at} to an unmanaged address"));
+    }
     for at in [0, 3, 1, 2, 2] {
         passes(harness, Hook::Ingress, &sent[at], &becomes[at], &format!("fragment {at}"));
     }

@@ -69,11 +69,8 @@ impl Model {
     /// Processes a later fragment; returns it as a segment with the ports of the first one.
     pub(super) fn later_fragment(&mut self, input: &[u8], header: Option<Header>) -> Result<Segment, Reason> {
         let header = header.ok_or(Reason::Malformed)?;
-        let alone = if self.scenario.is_in_range(header.dst) {
-            Reason::FragmentWithoutFirst
-        } else {
-            Reason::Fragment
-        };
+        let is_ours = self.scenario.is_in_range(header.dst) && self.scenario.unmanaged != Some(header.dst);
+        let alone = if is_ours { Reason::FragmentWithoutFirst } else { Reason::Fragment };
         let entry = self.fragments.get(&key_of(&header)).ok_or(alone)?;
         if self.now - entry.seen > timeout::FRAGMENT {
             return Err(alone);

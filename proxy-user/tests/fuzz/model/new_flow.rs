@@ -281,7 +281,9 @@ impl Model {
     /// Whether no client that sends by such a device can have this address.
     pub(super) fn is_no_client(&self, met: &Met<'_>, client: IpAddr, origin: Origin) -> bool {
         let is_kernels = match client {
-            IpAddr::V4(ip) => matches!(ip.octets()[0], 0 | 127 | 224..),
+            IpAddr::V4(ip) => {
+                ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || ip.is_broadcast()
+            }
             IpAddr::V6(ip) => {
                 ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || ip.to_ipv4_mapped().is_some()
             }
