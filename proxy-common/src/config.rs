@@ -43,8 +43,9 @@ pub struct NodeConfig {
     pub limits: Limits,
     /// The bit of `skb->mark` that the programs set for netfilter ([`CONFIG_MASQUERADE_EXTERNAL`]).
     pub masquerade_mark: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Low 32 bits of jiffies until which an agent attaches programs to new devices; 0: none does. Without programs, a pod's device
+    /// does not translate packets, so [`CONFIG_POD_UDP_BY_PACKETS`] has no effect later.
+    pub attended_until: u32,
     /// Cookie of the network namespace that the agent serves: sockets in this namespace are the node's own.
     pub host_netns: u64,
     /// The MAC address at which this node receives the frames of each of `uplinks`: [`DEVICE_MAC`] of its entry.
@@ -297,7 +298,7 @@ impl NodeConfig {
             uplinks: [0; UPLINKS],
             limits: Limits::default(),
             masquerade_mark: 0,
-            reserved: 0,
+            attended_until: 0,
             host_netns: 0,
             macs: [0; UPLINKS],
             pod_cgroups: [0; POD_CGROUPS],

@@ -7,7 +7,7 @@ use crate::affinity::AffinityEntry;
 use crate::backend::{
     BACKEND_ACTIVE, BACKEND_FREE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BackendEntry, tunnel_of,
 };
-use crate::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, CONFIG_MASQUERADE_EXTERNAL};
+use crate::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, CONFIG_MASQUERADE_EXTERNAL, NodeConfig};
 use crate::flow::FlowKey;
 use crate::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr, NodeEntry};
 use crate::reason::Reason;
@@ -274,6 +274,12 @@ pub fn tunnel<A: Address>(
     number
 }
 
+/// Whether an agent attaches programs to new devices: without it, the packets of a pod that has just started are not translated.
+#[inline(always)]
+pub fn is_attended(config: &NodeConfig, now: u32) -> bool {
+    config.attended_until != 0 && config.attended_until.wrapping_sub(now).cast_signed() > 0
+}
+
 /// Whether no client can have this address: a packet with this source is a martian (`net/ipv4/route.c`,
 /// `ip_route_input_slow`; `net/ipv6/ip6_input.c`, `ip6_rcv_core`).
 #[inline(always)]
@@ -281,8 +287,8 @@ pub fn is_martian<A: Address>(source: &A) -> bool {
     let [a, b, c, d] = source.words().map(u32::from_be);
     if size_of::<A>() == size_of::<u32>() {
         let first = a >> 24;
-        // "This network", loopback, multicast, reserved and broadcast.
-        first == 0 || first == 127 || first >= 224
+        // Unspecified, loopback, multicast and broadcast. Class E (240.0.0.0/4) is in use, as are other addresses of 0.0.0.0/8.
+        a == 0 || first == 127 || first >> 4 == 14 || a == u32::MAX
     } else {
         let is_low = a == 0 && b == 0;
         // Multicast; unspecified (`::`) and loopback (`::1`); IPv4-mapped (`::ffff:0:0/96`).

@@ -116,11 +116,12 @@ async fn serve(
     init::describe(&config);
     init::describe_kube_proxy_rules().await;
     init::set_up_process(&config);
-    init::set_up_netfilter(&config);
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
     require_capabilities()?;
     let host = read_host(&config, &sender).await?;
+    // The rules that the host's facts need have loaded nf_conntrack.
+    init::set_up_netfilter(&config);
     let devices = host.devices();
     let host = host.run(sender.clone());
     let (notices, to_tell) = mpsc::channel(NOTICES);
@@ -226,6 +227,7 @@ async fn serve(
     tasks.spawn_optional(memory::give_back(status.clone()));
     tasks.spawn_optional(announce(status));
     let result = wait_for_the_end(tasks).await;
+    programs.attend(false);
     // Threads may write until the process ends, and its locks hold as long.
     std::mem::forget(programs);
     result

@@ -164,12 +164,14 @@ fn only_packets_that_would_take_snat_are_encapsulated() {
 #[test]
 fn addresses_that_no_client_can_have_are_martian() {
     let v4 = |text: &str| text.parse::<core::net::Ipv4Addr>().unwrap().octets();
-    for text in ["0.0.0.0", "0.1.2.3", "127.0.0.1", "127.9.9.9", "224.0.0.1", "239.1.1.1", "255.255.255.255"]
-    {
+    for text in ["0.0.0.0", "127.0.0.1", "127.9.9.9", "224.0.0.1", "239.1.1.1", "255.255.255.255"] {
         assert!(is_martian(&v4(text)), "{text}");
     }
     for text in ["1.0.0.1", "10.0.0.1", "126.255.255.255", "128.0.0.1", "169.254.1.1", "223.255.255.255"] {
         assert!(!is_martian(&v4(text)), "{text}");
+    }
+    for text in ["0.1.2.3", "240.0.0.1", "254.1.2.3", "255.255.255.254"] {
+        assert!(!is_martian(&v4(text)), "the kernel accepts {text}");
     }
     let v6 = |text: &str| text.parse::<core::net::Ipv6Addr>().unwrap().octets();
     for text in ["::", "::1", "ff02::1", "ffff::", "::ffff:10.0.0.1"] {
@@ -213,4 +215,13 @@ fn an_endpoint_belongs_to_its_service_until_its_id_is_free() {
         assert_eq!(serves(&backend(state, 1, 0), &service), state == BACKEND_ACTIVE, "{state}");
     }
     assert!(!is_of(&backend(BACKEND_FREE, 1, 0), &service));
+}
+
+#[test]
+fn nobody_attends_to_devices_after_the_time_that_an_agent_wrote() {
+    let attended =
+        |until, now| is_attended(&NodeConfig { attended_until: until, ..NodeConfig::default() }, now);
+    assert!(!attended(0, u32::MAX - 5) && !attended(0, 5), "no agent was there");
+    assert!(attended(100, 99) && !attended(100, 100) && !attended(100, 101));
+    assert!(attended(3, u32::MAX - 3) && !attended(u32::MAX - 3, 3), "jiffies wrap around");
 }

@@ -193,8 +193,12 @@ fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u
         return true;
     }
     let Some(config) = maps.config() else { return false };
-    let stays =
-        || config.flags & CONFIG_POD_UDP_BY_PACKETS != 0 && proto == PROTO_UDP && what == Call::Connect;
+    let stays = || {
+        config.flags & CONFIG_POD_UDP_BY_PACKETS != 0
+            && proto == PROTO_UDP
+            && what == Call::Connect
+            && maps.time().is_some_and(|time| decide::is_attended(config, time.now))
+    };
     let is_host_only = config.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0;
     config.flags & CONFIG_SOCKET_LB_OFF != 0
         || !is_host(call.raw().netns()) && (is_host_only || stays() || !is_pod(config, call.raw().netns()))

@@ -32,8 +32,8 @@ pub trait DeviceHooks: Send + Sync + 'static {
     /// Called after programs that had disappeared from a device were attached again.
     fn attached_again(&self) {}
 
-    /// Called after a pass over these devices: each selected one has its programs, or cannot have them.
-    fn after_pass(&self, _devices: &Devices) {}
+    /// Called after a pass over these devices: each selected one has its programs, or cannot have them. `is_complete`: all have them.
+    fn after_pass(&self, _devices: &Devices, _is_complete: bool) {}
 
     /// Returns the devices with programs of this agent or an earlier one, and whether the programs are complete.
     fn attached(&self) -> BTreeMap<u32, bool>;
@@ -96,7 +96,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
         let before = self.states.borrow().clone();
         let work = move || {
             let states = reconcile(&selection, &*hooks, before.as_ref(), &devices);
-            hooks.after_pass(&devices);
+            hooks.after_pass(&devices, states.values().all(|state| state.problem.is_none()));
             states
         };
         let after = spawn_blocking(work).await?;

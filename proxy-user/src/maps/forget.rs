@@ -54,7 +54,7 @@ pub fn sweep(folder: &Path) -> io::Result<usize> {
         })?)
 }
 
-fn pinned(folder: &Path, name: &str) -> io::Result<MapData> {
+pub(super) fn pinned(folder: &Path, name: &str) -> io::Result<MapData> {
     MapData::from_pin(folder.join(name)).map_err(io::Error::other)
 }
 

@@ -7,7 +7,7 @@ pub mod forget;
 mod kernel;
 mod mapping;
 pub mod segments;
-mod settings;
+pub mod settings;
 pub(crate) mod sys;
 pub mod view;
 mod windows;

@@ -11,6 +11,7 @@ use super::{Error, calls, status};
 use crate::host::devices::Device;
 use crate::host::follow::Devices;
 use crate::host::manager::DeviceHooks;
+use crate::maps::settings;
 
 /// The number of devices that a problem names.
 const NAMED: usize = 3;
@@ -30,7 +31,10 @@ impl DeviceHooks for Programs {
         self.repairs.add_device();
     }
 
-    fn after_pass(&self, devices: &Devices) {
+    fn after_pass(&self, devices: &Devices, is_complete: bool) {
+        if is_complete {
+            self.attend(true);
+        }
         let own = iter::once(&self.ebpf).chain(self.headerless.get()).flat_map(calls::users).collect();
         calls::release_unused(self.pins.paths(), &own);
         let filters = status::filtered_devices(self.pins.paths());
@@ -48,6 +52,13 @@ impl DeviceHooks for Programs {
 type Filters = BTreeMap<u32, [(Direction, Vec<Filter>); 2]>;
 
 impl Programs {
+    /// Tells the programs whether new devices get programs: see [`settings::attend`].
+    pub fn attend(&self, is_there: bool) {
+        if let Err(error) = settings::attend(&self.pin_dir(), is_there) {
+            tracing::warn!(%error, is_there, "cannot tell the programs whether new devices are attended to");
+        }
+    }
+
     /// Returns the devices with programs of this agent or an earlier one, and whether the programs are complete.
     fn complete_devices(&self, filters: &Filters) -> BTreeMap<u32, bool> {
         let links = status::linked_devices(self.pins.paths());

@@ -69,7 +69,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         } else if flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 && !of_node {
             self.step("socket lb", "host-only: for pods, packets are translated, not sockets");
             return self.end(PathOutcome::Untouched);
-        } else if flags & CONFIG_POD_UDP_BY_PACKETS != 0 && self.key.proto == PROTO_UDP && !of_node {
+        } else if flags & CONFIG_POD_UDP_BY_PACKETS != 0
+            && self.key.proto == PROTO_UDP
+            && !of_node
+            && decide::is_attended(&self.rules.common.config, self.rules.common.now)
+        {
             self.step(
                 "socket lb",
                 "without `ballast end-udp-sockets`, packets of connected UDP sockets of pods are translated, not the sockets; \

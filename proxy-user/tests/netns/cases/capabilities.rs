@@ -23,6 +23,11 @@ pub const CASES: &[Case] = &[
         run: needed,
     },
     Case {
+        name: "capabilities::pod_that_starts_while_no_agent_runs_has_connected_udp",
+        wish: stale_sockets::WISH,
+        run: unattended,
+    },
+    Case {
         name: "capabilities::agent_works_under_the_seccomp_profile",
         wish: stale_sockets::WISH,
         run: confined,
@@ -115,6 +120,13 @@ fn enough(fixture: &Fixture) -> Result<()> {
         fixture.kill()?;
     }
     Ok(())
+}
+
+fn unattended(fixture: &Fixture) -> Result<()> {
+    fixture.kill()?;
+    restrict(fixture, AGENT_CAPABILITIES.into_iter())?;
+    fixture.begin()?;
+    stale_sockets::unattended(fixture)
 }
 
 fn needed(fixture: &Fixture) -> Result<()> {

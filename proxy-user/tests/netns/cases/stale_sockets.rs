@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Result, ensure};
-use proxy_common::config::CONFIG_POD_UDP_BY_PACKETS;
+use proxy_common::config::{CONFIG_POD_UDP_BY_PACKETS, NodeConfig};
 use proxy_user::maps::view::View;
 
 use super::{Case, pod, udp, vip};
@@ -138,10 +138,28 @@ pub fn follow(fixture: &Fixture) -> Result<()> {
 /// Waits until connected UDP sockets of pods are left to the packet programs, or are not.
 pub fn are_left_to_packets(fixture: &Fixture, are: bool) -> Result<()> {
     eventually(SOON, || {
-        let flags = View::open(&fixture.bpffs())?.node_config()?.flags;
+        let NodeConfig { flags, attended_until, .. } = View::open(&fixture.bpffs())?.node_config()?;
         ensure!((flags & CONFIG_POD_UDP_BY_PACKETS != 0) == are, "flags {flags:#x}");
+        ensure!(!are || attended_until != 0, "the agent does not attend to devices");
         Ok(())
     })
+}
+
+/// The device of a pod that starts while no agent runs does not translate packets: its connected UDP sockets are translated,
+/// though they would be left to the packets. Kills the agent, whose sockets of pods stay.
+pub fn unattended(fixture: &Fixture) -> Result<()> {
+    are_left_to_packets(fixture, true)?;
+    fixture.change(NAMES, &["0/5353"])?;
+    fixture.kill()?;
+    let pod = fixture.pod(fixture.add_pod()?)?;
+    for to in forms(NAMES) {
+        eventually(SOON, || {
+            let seen = pod.reach(Attempt::new(SocketKind::Udp, to))?;
+            ensure!(seen.server == "0/5353", "{to}: {seen:?}");
+            Ok(())
+        })?;
+    }
+    fixture.begin()
 }
 
 fn zero(fixture: &Fixture) -> Result<()> {
