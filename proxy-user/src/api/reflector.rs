@@ -40,7 +40,7 @@ const MARGIN: Duration = Duration::from_secs(5);
 const SHORT: Duration = Duration::from_secs(1);
 /// The API server sends a bookmark each minute. A watch that had one, and a list in progress, is dead after this silence.
 const SILENCE: Duration = Duration::from_secs(90);
-/// A streamed list that takes longer makes no progress: the objects that arrive may be new ones.
+/// A streamed list that takes longer makes no progress, if no more than an object a second has arrived: these may be new ones.
 const LONGEST: Duration = Duration::from_mins(3);
 /// The annotation of the bookmark that ends a streamed list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
@@ -62,6 +62,8 @@ struct Events<K> {
     is_lively: bool,
     /// When the last object of a list arrived.
     progressed: Instant,
+    /// Number of objects of the list that have arrived.
+    objects: u64,
 }
 
 enum State<K> {
@@ -257,7 +259,7 @@ impl<K: Watched> Reflector<K> {
         };
         let stream = self.source.watch(&params, version).await?.boxed();
         let opened = Instant::now();
-        Ok(Events { stream, opened, lasts, is_empty: true, is_lively: false, progressed: opened })
+        Ok(Events { stream, opened, lasts, is_empty: true, is_lively: false, progressed: opened, objects: 0 })
     }
 
     /// Handles an item of a streamed list. The next state is a new list, unless it is set.
@@ -278,6 +280,7 @@ impl<K: Watched> Reflector<K> {
             Ok(WatchEvent::Bookmark(_)) => None,
             Ok(WatchEvent::Added(object)) => {
                 events.progressed = Instant::now();
+                events.objects += 1;
                 self.history.applied(&object);
                 Some(Ok(Event::InitApply(object)))
             }
@@ -393,10 +396,12 @@ impl<K> Events<K> {
         item
     }
 
-    /// Returns the next event of a streamed list; `None` if it ended, or if no object has arrived for too long. A bookmark
-    /// or a change does not count: a server that ignores what was requested sends them as well.
+    /// Returns the next event of a streamed list; `None` if it ended, if no object has arrived for too long, or at the end of the
+    /// watch's timeout. A bookmark or a change does not count: a server that ignores what was requested sends them as well.
     async fn next_of_list(&mut self) -> Option<kube::Result<WatchEvent<K>>> {
-        let deadline = (self.progressed + SILENCE).min(self.opened + LONGEST);
+        let is_list = self.objects > self.opened.elapsed().as_secs();
+        let longest = if is_list { self.lasts + MARGIN } else { LONGEST };
+        let deadline = (self.progressed + SILENCE).min(self.opened + longest);
         let item = timeout_at(deadline, self.stream.next()).await.unwrap_or(None);
         self.is_empty &= item.is_none();
         item

@@ -24,12 +24,20 @@ enum Rest {
     Bookmarks,
     /// A new object from time to time, as in a watch.
     Objects,
+    /// A long list on a slow network, and its end.
+    Slow,
 }
 
 fn line(kind: &str, name: &str) -> Vec<u8> {
     let metadata = json!({"name": name, "namespace": "default", "resourceVersion": "7"});
     let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {}});
     format!("{}\n", json!({"type": kind, "object": object})).into_bytes()
+}
+
+fn list_ends() -> Vec<u8> {
+    let metadata = json!({"resourceVersion": "9", "annotations": {LIST_ENDS: "true"}});
+    let object = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {}});
+    format!("{}\n", json!({"type": "BOOKMARK", "object": object})).into_bytes()
 }
 
 /// Returns a server that answers each request after `delay`, and its requests.
@@ -52,6 +60,13 @@ fn server(rest: Rest, delay: Duration) -> (Api<Service>, Arc<Mutex<Vec<String>>>
                 Rest::Cut => stream::iter([Err(io::Error::other("reset"))]).boxed(),
                 Rest::Bookmarks => later("BOOKMARK", "").boxed(),
                 Rest::Objects => later("ADDED", "b").boxed(),
+                Rest::Slow => {
+                    let objects = stream::iter(0..500).then(|_| async {
+                        tokio::time::sleep(Duration::from_millis(500)).await;
+                        Ok(line("ADDED", "b"))
+                    });
+                    objects.chain(stream::iter([Ok(list_ends())])).chain(stream::pending()).boxed()
+                }
             };
             let first = stream::once(async move {
                 tokio::time::sleep(delay).await;
@@ -105,6 +120,13 @@ async fn a_streamed_list_without_an_end_is_followed_by_a_whole_one(
     let requests = requests.lock().unwrap();
     assert_eq!(requests.len(), 2, "{requests:?}");
     assert!(!requests[1].contains("watch=true"), "{requests:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_streamed_list_that_makes_progress_is_not_given_up() {
+    let (api, requests) = server(Rest::Slow, Duration::ZERO);
+    let (items, seconds) = first_list(api).await;
+    assert_eq!((items.len(), seconds, requests.lock().unwrap().len()), (503, 250, 1));
 }
 
 #[tokio::test(start_paused = true)]
