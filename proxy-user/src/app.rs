@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use kube::Client;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -112,6 +112,7 @@ async fn serve(
     origins: Vec<Origin>,
     telemetry: Option<(Queue<LogRecord>, Arc<Counts>)>,
 ) -> anyhow::Result<()> {
+    let mut ends = Ends::listen()?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), node = config.node_name, "starting");
     init::describe(&config);
     init::describe_kube_proxy_rules().await;
@@ -119,7 +120,8 @@ async fn serve(
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
     require_capabilities()?;
-    let host = read_host(&config, &sender).await?;
+    let Some(host) = ends.unless(read_host(&config, &sender)).await else { return Ok(()) };
+    let host = host?;
     // The rules that the host's facts need have loaded nf_conntrack.
     init::set_up_netfilter(&config);
     let devices = host.devices();
@@ -130,10 +132,12 @@ async fn serve(
     let (ask_for_nodes, needs_nodes) = watch::channel(false);
     let (told, servers) = watch::channel(ApiServers::default());
     let (report_manifests, manifests) = watch::channel(Vec::new());
-    let (source, connection) =
-        objects::open(&config, sender, to_tell, needs_nodes, told, report_manifests).await?;
+    let opened = objects::open(&config, sender, to_tell, needs_nodes, told, report_manifests);
+    let Some(opened) = ends.unless(opened).await else { return Ok(()) };
+    let (source, connection) = opened?;
     tasks.spawn_required("source", source);
-    let programs = Arc::new(start_programs(&config).await?);
+    let Some(programs) = ends.unless(start_programs(&config)).await else { return Ok(()) };
+    let programs = Arc::new(programs?);
     let store = KernelStore::open(&programs.pin_dir())?;
     let settings = DriverSettings {
         min_sync_period: config.min_sync_period,
@@ -226,7 +230,7 @@ async fn serve(
     tasks.spawn_optional(forget(programs.pin_dir()));
     tasks.spawn_optional(memory::give_back(status.clone()));
     tasks.spawn_optional(announce(status));
-    let result = wait_for_the_end(tasks).await;
+    let result = wait_for_the_end(ends, tasks).await;
     programs.attend(false);
     // Threads may write until the process ends, and its locks hold as long.
     std::mem::forget(programs);
@@ -461,12 +465,42 @@ async fn announce(mut status: watch::Receiver<Status>) {
     }
 }
 
-async fn wait_for_the_end(mut tasks: Supervisor) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+/// The signals that ask the agent to end. As process 1 of a container, it would not get them without a handler.
+struct Ends {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Ends {
+    fn listen() -> anyhow::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?,
+            interrupt: signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?,
+        })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+
+    /// Returns the result of a step of the start; `None` if the agent is to end.
+    async fn unless<T>(&mut self, step: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = step => Some(done),
+            () = self.asked() => {
+                tracing::info!("exiting during the start");
+                None
+            }
+        }
+    }
+}
+
+async fn wait_for_the_end(mut ends: Ends, mut tasks: Supervisor) -> anyhow::Result<()> {
     tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        () = ends.asked() => {}
         error = tasks.failed() => {
             tracing::error!("{error:#}; exiting; programs and maps stay in place");
             sleep(FLUSH_TIMEOUT).await;

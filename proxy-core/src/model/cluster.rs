@@ -98,6 +98,14 @@ impl Cluster {
         changed
     }
 
+    /// Whether an event with this node would change nothing, as with nearly all of its heartbeats.
+    pub fn is_heartbeat(&self, node: &NodeView) -> bool {
+        if node.name == self.node.name {
+            return !self.node_is_unknown && *node == self.node;
+        }
+        self.others.as_ref().is_none_or(|others| others.get(&node.name) == Some(&node.internal_ips))
+    }
+
     /// Whether Services and EndpointSlices have been listed once: before that, nothing may be deleted. A cluster may have no
     /// object of this node.
     pub fn has_listed_all(&self) -> bool {

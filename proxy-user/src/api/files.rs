@@ -1,6 +1,7 @@
 //! The files of certificates and keys, which a client reads once.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 
@@ -25,11 +26,39 @@ impl Files {
         for user in users {
             paths.extend([user.client_certificate, user.client_key].into_iter().flatten().map(PathBuf::from));
         }
-        paths.extend(kubeconfig.map(Path::to_owned));
+        match kubeconfig {
+            Some(kubeconfig) => drop(paths.insert(kubeconfig.to_owned())),
+            None => paths.extend(default_kubeconfigs()),
+        }
         let mut hasher = DefaultHasher::new();
         for path in &paths {
             std::fs::read(path).ok().hash(&mut hasher);
         }
         Self { paths, content: hasher.finish() }
+    }
+}
+
+/// Returns the files that hold the default kubeconfig, whether they exist or not: those of `KUBECONFIG`, else `~/.kube/config`.
+fn default_kubeconfigs() -> Vec<PathBuf> {
+    kubeconfigs_of(std::env::var_os("KUBECONFIG"))
+}
+
+fn kubeconfigs_of(given: Option<OsString>) -> Vec<PathBuf> {
+    match given.filter(|given| !given.is_empty()) {
+        Some(given) => std::env::split_paths(&given).filter(|path| !path.as_os_str().is_empty()).collect(),
+        None => std::env::home_dir().map(|home| home.join(".kube/config")).into_iter().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_kubeconfig_is_each_file_of_the_variable_or_that_of_the_user() {
+        let of = |given: &str| kubeconfigs_of(Some(given.into()));
+        assert_eq!(of("/a:/b::"), [Path::new("/a"), Path::new("/b")]);
+        let own = kubeconfigs_of(None);
+        assert!(own.iter().all(|path| path.ends_with(".kube/config")) && own == of(""), "{own:?}");
     }
 }

@@ -226,6 +226,12 @@ impl<S: Store> Driver<S> {
     }
 
     pub(super) fn take(&mut self, event: Event) {
+        // Each node of a large cluster changes its status all the time.
+        if let Event::Apply(Object::Node(node)) = &event
+            && self.cluster.is_heartbeat(node)
+        {
+            return;
+        }
         let kind = match kind_of(&event) {
             Some(kind @ (ObjectKind::Service | ObjectKind::Slice)) => kind,
             other => {

@@ -277,6 +277,28 @@ async fn leaving_node_is_reported_before_the_first_list() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn heartbeats_of_nodes_cause_no_sync() {
+    let driver = Running::new();
+    driver.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;
+    let beat = |name: &str, zone: &str| {
+        let zone = Some(zone.to_owned());
+        Event::Apply(Object::Node(NodeView { zone, ..NodeView::new(name) }))
+    };
+    let syncs = || driver.status.borrow().sync_duration.count();
+    driver.send(beat("node", "a")).await;
+    pass(Duration::from_secs(5)).await;
+    let before = syncs();
+    for name in ["node", "other"].repeat(10) {
+        driver.send(beat(name, "a")).await;
+        pass(MOMENT).await;
+    }
+    assert_eq!(syncs(), before);
+    driver.send(beat("node", "b")).await;
+    pass(MOMENT).await;
+    assert_eq!(syncs(), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_driver_that_ends_leaves_everything_and_the_next_one_writes_nothing() {
     let driver = Running::new();
     driver.list(vec![service("a", 1)], vec![slice("a", 1..4)]).await;
