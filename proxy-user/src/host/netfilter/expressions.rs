@@ -10,8 +10,9 @@ const EXPRESSION_DATA: u16 = 2;
 /// `NFT_REG_1`, `NFT_REG_VERDICT`.
 const REGISTER: u32 = 1;
 const VERDICT: u32 = 0;
-/// `NFT_CT_STATE`, and the bit `NF_CT_STATE_BIT(IP_CT_NEW)` of its result.
+/// `NFT_CT_STATE`, and the bits `NF_CT_STATE_INVALID_BIT` and `NF_CT_STATE_BIT(IP_CT_NEW)` of its result.
 const CT_STATE: u32 = 0;
+const STATE_INVALID: u32 = 1 << 0;
 const STATE_NEW: u32 = 1 << 3;
 /// `NFT_META_MARK`.
 const META_MARK: u32 = 3;
@@ -87,23 +88,44 @@ fn mask(bytes: &[u8]) -> Vec<u8> {
 
 /// Masquerades the packets that the programs mark with this bit.
 pub(super) fn masquerade_marked(mark: u32) -> Vec<u8> {
-    [
-        // NFTA_META_DREG, NFTA_META_KEY.
-        expression("meta", &[(1, &REGISTER.to_be_bytes()), (2, &META_MARK.to_be_bytes())]),
-        // The mark is a number in the host's byte order, and the kernel compares bytes.
-        mask(&mark.to_ne_bytes()),
-        compare(NOT_EQUAL, &[0; 4]),
-        expression("masq", &[]),
-    ]
-    .concat()
+    [is_marked(mark), expression("masq", &[])].concat()
+}
+
+/// Drops the packets with this bit that belong to no connection by conntrack: they are not masqueraded, so the endpoint would answer
+/// the client's address with a RST.
+pub(super) fn drop_marked_invalid(mark: u32) -> Vec<u8> {
+    [is_marked(mark), is_in_state(STATE_INVALID), drop_packet()].concat()
+}
+
+/// Continues the rule if the packet's mark has this bit.
+fn is_marked(mark: u32) -> Vec<u8> {
+    // NFTA_META_DREG, NFTA_META_KEY.
+    let load = expression("meta", &[(1, &REGISTER.to_be_bytes()), (2, &META_MARK.to_be_bytes())]);
+    has_bits(load, mark)
+}
+
+/// Continues the rule if conntrack's state of the packet is this one.
+fn is_in_state(state: u32) -> Vec<u8> {
+    has_bits(ct_state(), state)
+}
+
+/// Continues the rule if the number that `load` loads has any of these bits. The number is in the host's byte order, and the kernel
+/// compares bytes.
+fn has_bits(load: Vec<u8>, bits: u32) -> Vec<u8> {
+    [load, mask(&bits.to_ne_bytes()), compare(NOT_EQUAL, &[0; 4])].concat()
+}
+
+fn drop_packet() -> Vec<u8> {
+    let (mut code, mut verdict) = (Vec::new(), Vec::new());
+    put(&mut code, VERDICT_CODE, &DROP.to_be_bytes());
+    put(&mut verdict, DATA_VERDICT | NESTED, &code);
+    // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
+    expression("immediate", &[(1, &VERDICT.to_be_bytes()), (2 | NESTED, &verdict)])
 }
 
 /// Drops TCP packets that conntrack considers the first of their connection, and that are not a SYN.
 pub(super) fn drop_unknown_tcp() -> Vec<u8> {
     let register = REGISTER.to_be_bytes();
-    let (mut code, mut verdict) = (Vec::new(), Vec::new());
-    put(&mut code, VERDICT_CODE, &DROP.to_be_bytes());
-    put(&mut verdict, DATA_VERDICT | NESTED, &code);
     [
         // NFTA_META_DREG, NFTA_META_KEY.
         expression("meta", &[(1, &register), (2, &META_PROTOCOL.to_be_bytes())]),
@@ -120,12 +142,8 @@ pub(super) fn drop_unknown_tcp() -> Vec<u8> {
         ),
         mask(&[FIN | SYN | RST | ACK]),
         compare(NOT_EQUAL, &[SYN]),
-        ct_state(),
-        // The state is a number in the host's byte order, and the kernel compares bytes.
-        mask(&STATE_NEW.to_ne_bytes()),
-        compare(NOT_EQUAL, &[0; 4]),
-        // NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
-        expression("immediate", &[(1, &VERDICT.to_be_bytes()), (2 | NESTED, &verdict)]),
+        is_in_state(STATE_NEW),
+        drop_packet(),
     ]
     .concat()
 }

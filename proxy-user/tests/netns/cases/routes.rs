@@ -184,6 +184,13 @@ fn own_route(fixture: &Fixture) -> Result<()> {
         &fixture.node,
         "table inet marks {\nchain forward {\ntype filter hook forward priority 0;\nmeta mark & 0x4000 != 0 drop;\n}\n}\n",
     )?;
+    // A packet that conntrack cannot masquerade never reaches the endpoint.
+    for family in ["ip", "ip6"] {
+        let output = fixture.node.command("nft").args(["list", "table", family, "ballast"]).output()?;
+        let rules = String::from_utf8_lossy(&output.stdout).into_owned();
+        let drops = |line: &str| line.contains("0x00100000") && line.contains("ct state invalid drop");
+        ensure!(rules.lines().any(drops), "{family}: {rules}");
+    }
     put(fixture, &[(0, true)], &json!({}), &[])?;
     let gateway = |family| match family {
         Family::V4 => IpAddr::from([10, 99, 0, 1]),
