@@ -187,7 +187,6 @@ async fn serve(
     tasks.spawn_required("driver", async move {
         driver.run(events).await;
     });
-    tasks.spawn_fallible(attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone()));
     let metrics = Metrics::new(&config.bpffs, status.clone(), config.page.service_metrics)
         .with_repairs(programs.repairs());
     let metrics = metrics.with_audits(audits).with_api_servers(servers);
@@ -201,6 +200,10 @@ async fn serve(
         answer(&config, &origins, status.clone(), programmed, Arc::clone(&metrics), notices.clone())?;
     tasks.spawn_fallible(async move { Ok(answers.await?) });
     metrics.recent.set_standing("environment", unknown_variables());
+    let reported = Arc::clone(&metrics);
+    let report = move |problems| reported.recent.set_standing("devices", problems);
+    let attached = attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone(), report);
+    tasks.spawn_fallible(attached);
     tasks.spawn_optional(follow_problems(Arc::clone(&metrics), "manifests", manifests));
     let filters = programs.filters_before();
     tasks.spawn_optional(follow_problems(Arc::clone(&metrics), "packet filters", filters));

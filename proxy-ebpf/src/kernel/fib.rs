@@ -4,7 +4,7 @@ use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
 use aya_ebpf::bindings::{
-    BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup,
+    BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup,
 };
 use aya_ebpf::helpers::generated as helper;
 use proxy_common::Address;
@@ -73,6 +73,11 @@ pub unsafe fn lookup<A: Address>(
     match found {
         BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => Fib::Found,
         BPF_FIB_LKUP_RET_FRAG_NEEDED => Fib::TooBig,
+        // The helper reads the setting of the device, `ip6_forward` that of all devices.
+        BPF_FIB_LKUP_RET_FWD_DISABLED if is_v6 => {
+            *route = Route::BY_STACK;
+            Fib::Found
+        }
         _ => Fib::NoRoute,
     }
 }

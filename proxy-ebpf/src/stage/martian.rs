@@ -10,7 +10,8 @@ use crate::env::Words;
 use crate::frame::{Fib, Frame};
 
 /// Whether the source of a packet that arrived on a device cannot be a client's: a martian address, an address of this
-/// node, or a pod's address whose route does not lead back to the uplink on which the packet arrived.
+/// node, or, on an uplink, a pod's address whose route leads to no uplink. The way back may be another uplink, with routes of
+/// several next hops.
 #[inline(always)]
 pub fn is_martian<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, by_uplink: bool) -> bool
 where
@@ -28,6 +29,8 @@ where
     ctx.other = Tuple { src: ctx.packet.key.dst, dst: *source, src_port: 0, dst_port: 0 };
     // `TooBig` is a route, too: only the device of the way back matters.
     let found = maps.find_route(frame, &ctx.other, 0, &mut ctx.route);
+    let by = ctx.route.ifindex;
+    let is_uplink = || maps.config().is_some_and(|config| config.is_uplink(by, |ifindex| maps.device(ifindex)));
     // The kernel does not check the source of a packet that arrived encrypted, either.
-    found == Fib::NoRoute || ctx.route.ifindex != frame.ifindex() && !ctx.route.is_by_stack()
+    found == Fib::NoRoute || by != frame.ifindex() && !ctx.route.is_by_stack() && !is_uplink()
 }

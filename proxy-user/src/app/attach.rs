@@ -1,5 +1,6 @@
 //! Attaches the programs to their hooks, and keeps them attached.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tokio::time::{sleep, timeout};
 use crate::config::RunConfig;
 use crate::driver::Status;
 use crate::host::follow::Devices;
-use crate::host::manager::{DeviceManager, PERIOD};
+use crate::host::manager::{DeviceManager, DeviceState, DeviceStates, PERIOD};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::programs::Programs;
 
@@ -18,12 +19,13 @@ use crate::programs::Programs;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Attaches the programs: at once if an earlier agent has filled the maps, otherwise when the maps hold all listed
-/// objects; then keeps the attachments. Returns an error if a task of it panics.
+/// objects; then keeps the attachments, and reports the devices without programs. Returns an error if a task of it panics.
 pub async fn attach(
     programs: Arc<Programs>,
     config: Arc<RunConfig>,
     devices: watch::Receiver<Devices>,
     status: watch::Receiver<Status>,
+    report: impl Fn(Vec<String>),
 ) -> anyhow::Result<()> {
     let selection = config.devices.clone();
     if !programs.is_current() {
@@ -45,10 +47,31 @@ pub async fn attach(
         }
         sleep(Duration::from_secs(5)).await;
     }
-    let (manager, _states) = DeviceManager::new(selection, Arc::clone(&programs));
+    let (manager, states) = DeviceManager::new(selection, Arc::clone(&programs));
     let manager = manager.with_period(PERIOD.min(config.sync_period));
-    tokio::join!(manager.run(devices), keep(programs, config.sync_period));
+    tokio::join!(manager.run(devices), report_devices(states, report), keep(programs, config.sync_period));
     Ok(())
+}
+
+/// The number of devices whose problems are told.
+const NAMED: usize = 5;
+
+/// Reports the problems of devices as they change.
+async fn report_devices(mut states: watch::Receiver<DeviceStates>, report: impl Fn(Vec<String>)) {
+    loop {
+        report(problems_of(states.borrow_and_update().as_ref()));
+        if states.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn problems_of(states: Option<&BTreeMap<u32, DeviceState>>) -> Vec<String> {
+    let all: Vec<_> = states.into_iter().flatten().filter_map(|(_, state)| state.problem.as_ref()).collect();
+    let told = all.iter().take(NAMED).map(|problem| format!("a device has no packet programs: {problem}"));
+    let rest = all.len().saturating_sub(NAMED);
+    let more = (rest > 0).then(|| format!("{rest} more devices have no packet programs; the log names them"));
+    told.chain(more).collect()
 }
 
 /// Whether kube-proxy's rules serve this node. An agent without the privilege to read them cannot attach programs
@@ -117,6 +140,18 @@ async fn keep(programs: Arc<Programs>, period: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn some_of_many_devices_without_programs_are_named() {
+        let state = |number: u32| {
+            let problem = (number != 3).then(|| format!("cannot attach tc_ingress to device veth{number}"));
+            (number, DeviceState { name: format!("veth{number}"), problem })
+        };
+        let told = problems_of(Some(&(1..=9).map(state).collect()));
+        assert_eq!(told.len(), 6);
+        assert!(told[0].ends_with("device veth1") && told[5].starts_with("3 more devices"), "{told:?}");
+        assert!(problems_of(None).is_empty());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn beside_another_proxy_programs_wait_until_everything_is_programmed() {

@@ -157,7 +157,11 @@ impl HostFacts {
 /// Whether there are rules for routes that make a difference: besides the kernel's own three (tables local, main, default),
 /// those that only name one of these tables make none.
 fn has_policy_routes(netlink: &mut Netlink) -> io::Result<bool> {
-    let rules = netlink.dump(RouteNetlinkMessage::GetRule(RuleMessage::default()))?;
+    let rules = match netlink.dump(RouteNetlinkMessage::GetRule(RuleMessage::default())) {
+        // A kernel without CONFIG_IP_MULTIPLE_TABLES.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(false),
+        found => found?,
+    };
     let is_kernels = |rule: &RuleMessage| {
         let RuleHeader { src_len, dst_len, table, .. } = rule.header;
         let selects = rule.attributes.iter().any(|attribute| {

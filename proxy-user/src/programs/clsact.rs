@@ -116,14 +116,39 @@ fn qdisc(ifindex: u32) -> TcMessage {
     message
 }
 
-/// Adds a clsact qdisc to the device; returns whether it had none.
+/// Adds a clsact qdisc to the device; returns whether it had none. Fails if another qdisc has its place, such as `ingress`, which
+/// has filters of one direction only.
 pub(super) fn add_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     let request = RouteNetlinkMessage::NewQueueDiscipline(qdisc(ifindex));
     match netlink.change(request, NLM_F_CREATE | NLM_F_EXCL) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        Err(error) => Err(error),
+        Ok(()) => return Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
     }
+    match kind_at_clsacts_place(netlink, ifindex)?.filter(|kind| kind != CLSACT) {
+        None => Ok(false),
+        Some(kind) => Err(io::Error::other(format!(
+            "the device has a qdisc `{kind}` in the place of clsact, as of the bandwidth plugin or of traffic shaping: boot Linux 6.6 or \
+             newer, which needs no qdisc, or remove it (`tc qdisc del dev DEVICE {kind}`)"
+        ))),
+    }
+}
+
+/// Returns the kind of the qdisc that has the handle of clsact.
+fn kind_at_clsacts_place(netlink: &mut Netlink, ifindex: u32) -> io::Result<Option<String>> {
+    let all = netlink.dump(RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(ifindex.cast_signed())))?;
+    let here = all.into_iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewQueueDiscipline(found) => Some(found).filter(|found| {
+            found.header.index == ifindex.cast_signed() && found.header.handle.major == TcHandle::CLSACT.major
+        }),
+        _ => None,
+    });
+    Ok(here.and_then(|found| {
+        found.attributes.into_iter().find_map(|attribute| match attribute {
+            TcAttribute::Kind(kind) => Some(kind),
+            _ => None,
+        })
+    }))
 }
 
 /// Removes the clsact qdisc, and every filter on it.

@@ -10,8 +10,14 @@ use serde::Serialize;
 
 use super::bpf;
 
-/// The oldest release that the tests boot and on which the programs load.
-pub const OLDEST: (u32, u32) = (5, 15);
+/// The oldest release on which the programs load.
+pub const OLDEST: (u32, u32) = oldest(cfg!(target_arch = "aarch64"));
+
+/// On aarch64, the JIT compiler has atomic exchanges since Linux 5.18, and tail calls beside BPF-to-BPF calls since 6.0
+/// (`arch/arm64/net/bpf_jit_comp.c`).
+const fn oldest(is_arm64: bool) -> (u32, u32) {
+    if is_arm64 { (6, 0) } else { (5, 15) }
+}
 
 /// A feature that the kernel lacks, and that Ballast can do without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -131,6 +137,12 @@ mod tests {
     }
 
     #[test]
+    fn the_oldest_kernel_depends_on_the_architecture() {
+        assert_eq!([oldest(false), oldest(true)], [(5, 15), (6, 0)]);
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
     fn only_older_kernels_are_called_too_old() {
         for release in ["5.10.0-46-amd64", "5.13.0-52-generic", "4.19", "5.14.0-503.el9.x86_64"] {
             let hint = hint(release).unwrap();

@@ -171,9 +171,13 @@ fn sources_that_cannot_be<F: Net>() {
         maps.edit_config(|entry| entry.flags |= CONFIG_MASQUERADE_ALL);
         assert_eq!(send(maps, POD, (source, 4000), SYN).0, DROP);
     }
-    // A pod's address at an uplink: its route has to lead there.
-    for (ifindex, is_refused) in [(Some(UPLINK), false), (Some(POD), true), (None, true)] {
+    // A pod's address at an uplink: its route has to lead to an uplink.
+    const SECOND: u32 = 77;
+    for (ifindex, is_refused) in
+        [(Some(UPLINK), false), (Some(SECOND), false), (Some(POD), true), (None, true)]
+    {
         let maps = maps::<F>(BACKEND_LOCAL);
+        maps.edit_config(|config| config.uplinks = [UPLINK, SECOND, 0]);
         let pods = everything_of_pods::<F>();
         maps.set_node(NodeEntry { source: node::<F>(), pods, ..NodeEntry::UNKNOWN });
         let bytes = packet::<F>(client::<F>(), frontend::<F>(), SYN);

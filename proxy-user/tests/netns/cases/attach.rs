@@ -23,7 +23,37 @@ pub const CASES: &[Case] = &[
         wish: Wish { pods: 1, services: &[WEB], flags: CLSACT },
         run: foreign_filter,
     },
+    Case {
+        name: "attach::a_device_with_an_ingress_qdisc_is_reported_and_gets_no_half",
+        wish: Wish { pods: 1, services: &[WEB], flags: CLSACT },
+        run: ingress_qdisc,
+    },
 ];
+
+/// The bandwidth plugin has an `ingress` qdisc at the device of a pod.
+fn ingress_qdisc(fixture: &Fixture) -> Result<()> {
+    fixture.node.ip("link add shaped type veth peer name shaped1\n")?;
+    let tc = |arguments: &[&str]| -> Result<String> {
+        let output = fixture.node.command("tc").args(arguments).output()?;
+        ensure!(output.status.success(), "tc {arguments:?}: {output:?}");
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    tc(&["qdisc", "replace", "dev", "shaped", "ingress"]).or_else(|_| {
+        // The agent was faster.
+        tc(&["qdisc", "del", "dev", "shaped", "clsact"])?;
+        tc(&["qdisc", "add", "dev", "shaped", "ingress"])
+    })?;
+    eventually(SOON, || {
+        let output = command(&fixture.node, &["status"], &fixture.bpffs())?;
+        let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(shown.contains("shaped") && shown.contains("a qdisc `ingress` in the place of clsact"), "{shown}");
+        Ok(())
+    })?;
+    let filters = tc(&["filter", "show", "dev", "shaped", "ingress"])?;
+    ensure!(filters.trim().is_empty(), "{filters}");
+    fixture.client.reach(Attempt::new(SocketKind::Tcp, vip(Family::V4, WEB, SocketKind::Tcp)))?;
+    Ok(())
+}
 
 fn new_device(fixture: &Fixture) -> Result<()> {
     let (_space, late) = fixture.add_client()?;

@@ -38,6 +38,7 @@ pub const CASES: &[Case] = &[
         run: own_route,
     },
     Case { name: "routes::a_long_datagram_is_fragmented", wish: WISH, run: fragmented },
+    Case { name: "routes::a_device_that_does_not_forward_alone_forwards_ipv6", wish: WISH, run: host_device },
 ];
 
 /// The number of the endpoint that is not one of the fixture's pods.
@@ -211,6 +212,20 @@ fn own_route(fixture: &Fixture) -> Result<()> {
         for kind in SocketKind::ALL {
             let attempt = Attempt::new(kind, node_port(family, kind)).in_vain();
             ensure!(fixture.client.once(attempt)?.is_err(), "{attempt:?}: past the chain FORWARD");
+        }
+    }
+    Ok(())
+}
+
+/// With `forwarding` of one device 0 and that of `all` 1, the kernel forwards IPv6 packets, but its route lookup for programs
+/// refuses.
+fn host_device(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    put(fixture, &[(0, false)], &json!({}), &[])?;
+    for value in ["1", "0"] {
+        fixture.node.inside(|| Ok(std::fs::write("/proc/sys/net/ipv6/conf/c0/forwarding", value)?))?;
+        for kind in [SocketKind::Tcp, SocketKind::Udp] {
+            is_sent_on(fixture, node_port(Family::V6, kind), kind)?;
         }
     }
     Ok(())

@@ -125,9 +125,9 @@ fn btf(kernel: &Kernel) -> CheckLine {
 fn jit(kernel: &Kernel) -> CheckLine {
     const CHECK: &str = "bpf-jit";
     match (kernel.jit, kernel.jit_harden) {
-        (Some(0), _) => CheckLine::warn(
+        (Some(0), _) => CheckLine::fail(
             CHECK,
-            "net.core.bpf_jit_enable is 0: programs are interpreted, which is several times slower",
+            "net.core.bpf_jit_enable is 0: the kernel does not load programs with tail calls and BPF-to-BPF calls",
             "`sysctl -w net.core.bpf_jit_enable=1`, and set it in /etc/sysctl.d",
         ),
         (_, Some(2)) => CheckLine::warn(

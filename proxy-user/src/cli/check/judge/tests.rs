@@ -160,7 +160,7 @@ fn rules() -> KubeProxyRules {
 #[case::feature("kernel-features", Warn, "TCX", |f: &mut CheckFacts| f.kernel.missing_features = Some(vec![MissingFeature::Tcx]))]
 #[case::features_unknown("kernel-features", Warn, "cannot tell", |f: &mut CheckFacts| f.kernel.missing_features = None)]
 #[case::types("kernel-btf", Warn, "btf", |f: &mut CheckFacts| f.kernel.has_btf = false)]
-#[case::interpreter("bpf-jit", Warn, "enable is 0", |f: &mut CheckFacts| f.kernel.jit = Some(0))]
+#[case::interpreter("bpf-jit", Fail, "enable is 0", |f: &mut CheckFacts| f.kernel.jit = Some(0))]
 #[case::blinded("bpf-jit", Warn, "harden is 2", |f: &mut CheckFacts| f.kernel.jit_harden = Some(2))]
 #[case::always("bpf-jit", Pass, "always", |f: &mut CheckFacts| f.kernel.jit = None)]
 #[case::part("cgroup2", Warn, "root of the cgroup tree", |f: &mut CheckFacts| f.environment.cgroup = Ok((PathBuf::from("/x"), false)))]
