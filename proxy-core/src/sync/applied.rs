@@ -41,7 +41,7 @@ impl Default for QuarantinePeriods {
         Self {
             extent: Duration::from_secs(1),
             id: Duration::from_mins(1),
-            prefilter: Duration::from_hours(24),
+            prefilter: Duration::from_hours(1),
             table: Duration::from_mins(10),
         }
     }

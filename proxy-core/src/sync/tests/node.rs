@@ -240,7 +240,7 @@ fn a_bit_stays_while_a_connection_needs_it() {
     connections.0.lock().unwrap().0.insert(frontend_bit(&key));
     fixture.change([(name("a"), None)]);
     let hour = Duration::from_hours(1);
-    for rest in [hour, 24 * hour] {
+    for rest in [hour / 2, hour] {
         fixture.wait(rest);
         fixture.again();
     }
