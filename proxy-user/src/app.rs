@@ -202,7 +202,8 @@ async fn serve(
     metrics.recent.set_standing("environment", unknown_variables());
     let reported = Arc::clone(&metrics);
     let report = move |problems| reported.recent.set_standing("devices", problems);
-    let attached = attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone(), report);
+    let attached =
+        attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone(), report);
     tasks.spawn_fallible(attached);
     tasks.spawn_optional(follow_problems(Arc::clone(&metrics), "manifests", manifests));
     let filters = programs.filters_before();

@@ -168,14 +168,13 @@ impl Sweeper {
         }
         let namespaces = match self.reach {
             Reach::All => netns::all().map_err(SweepError::Processes)?,
-            Reach::Own => netns::own(),
+            Reach::Own => Namespaces::default(),
         };
-        let Namespaces { paths, hidden } = namespaces;
-        for visit in netns::in_each(&paths, |entered| wanted.visit(entered)) {
+        for visit in netns::in_each(&namespaces, |entered| wanted.visit(entered)) {
             swept.add(visit);
         }
-        if hidden > 0 {
-            swept.failure = swept.failure.or(Some(SweepError::Hidden(hidden)));
+        if namespaces.hidden > 0 {
+            swept.failure = swept.failure.or(Some(SweepError::Hidden(namespaces.hidden)));
         }
         if swept.failure.is_none() {
             self.known = stale;

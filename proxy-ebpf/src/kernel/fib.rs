@@ -4,7 +4,8 @@ use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
 use aya_ebpf::bindings::{
-    BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup,
+    BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NO_NEIGH,
+    BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup,
 };
 use aya_ebpf::helpers::generated as helper;
 use proxy_common::Address;

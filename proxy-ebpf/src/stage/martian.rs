@@ -30,7 +30,8 @@ where
     // `TooBig` is a route, too: only the device of the way back matters.
     let found = maps.find_route(frame, &ctx.other, 0, &mut ctx.route);
     let by = ctx.route.ifindex;
-    let is_uplink = || maps.config().is_some_and(|config| config.is_uplink(by, |ifindex| maps.device(ifindex)));
+    let is_uplink =
+        || maps.config().is_some_and(|config| config.is_uplink(by, |ifindex| maps.device(ifindex)));
     // The kernel does not check the source of a packet that arrived encrypted, either.
     found == Fib::NoRoute || by != frame.ifindex() && !ctx.route.is_by_stack() && !is_uplink()
 }

@@ -1,11 +1,12 @@
 //! The network namespaces of this machine's processes.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::thread::{CapabilitySet, LinkNameSpaceType, capabilities, move_into_link_name_space};
 
@@ -13,10 +14,11 @@ use rustix::thread::{CapabilitySet, LinkNameSpaceType, capabilities, move_into_l
 const OWN: &str = "/proc/thread-self/ns/net";
 
 /// Network namespaces, as far as they are visible.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Namespaces {
-    /// One path to each namespace; the caller's own comes first.
-    pub paths: Vec<PathBuf>,
+    /// The namespaces besides the caller's own. An open file keeps its namespace, also after the process by which it was found has
+    /// ended.
+    others: Vec<File>,
     /// The number of processes that this one may not inspect (`ptrace(2)`, "access mode checking"): they may be in
     /// other namespaces.
     pub hidden: usize,
@@ -26,11 +28,6 @@ pub struct Namespaces {
 pub fn may_enter() -> bool {
     let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE;
     capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
-}
-
-/// Returns only the caller's own network namespace.
-pub fn own() -> Namespaces {
-    Namespaces { paths: vec![OWN.into()], hidden: 0 }
 }
 
 /// Returns every network namespace that a process is in.
@@ -47,7 +44,13 @@ pub fn all() -> io::Result<Namespaces> {
             let path = entry.path().join("ns/net");
             match path.metadata() {
                 Ok(metadata) if metadata.ino() == own => {}
-                Ok(metadata) => drop(others.entry(metadata.ino()).or_insert(path)),
+                Ok(metadata) => {
+                    if let Entry::Vacant(place) = others.entry(metadata.ino())
+                        && let Ok(file) = File::open(path)
+                    {
+                        place.insert(file);
+                    }
+                }
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     // The first process is the machine's own, and may be protected.
                     hidden += usize::from(name != "1");
@@ -57,23 +60,21 @@ pub fn all() -> io::Result<Namespaces> {
             }
         }
     }
-    let paths = [PathBuf::from(OWN)].into_iter().chain(others.into_values()).collect();
-    Ok(Namespaces { paths, hidden })
+    Ok(Namespaces { others: others.into_values().collect(), hidden })
 }
 
-/// Runs `work` in each of these namespaces, on a separate thread that ends afterwards. `work` gets the result of
-/// entering the namespace. The first path is assumed to be the caller's own, which needs no permission.
-pub fn in_each<T: Send>(paths: &[PathBuf], mut work: impl FnMut(io::Result<()>) -> T + Send) -> Vec<T> {
+/// Runs `work` in the caller's own namespace, which needs no permission, and in each of the others, on a separate thread that ends
+/// afterwards. `work` gets the result of entering the namespace.
+pub fn in_each<T: Send>(namespaces: &Namespaces, mut work: impl FnMut(io::Result<()>) -> T + Send) -> Vec<T> {
     let run = || {
-        let visit = |(number, path): (usize, &PathBuf)| work(if number == 0 { Ok(()) } else { enter(path) });
-        paths.iter().enumerate().map(visit).collect()
+        let own = work(Ok(()));
+        [own].into_iter().chain(namespaces.others.iter().map(|file| work(enter(file)))).collect()
     };
     // A panic of `work` has been reported already.
     std::thread::scope(|scope| scope.spawn(run).join()).unwrap_or_default()
 }
 
-fn enter(path: &Path) -> io::Result<()> {
-    let file = File::open(path)?;
+fn enter(file: &File) -> io::Result<()> {
     Ok(move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
@@ -82,18 +83,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_namespace_comes_first_and_once() {
-        let Namespaces { paths: all, .. } = all().unwrap();
-        let inodes: Vec<_> = all.iter().filter_map(|path| Some(path.metadata().ok()?.ino())).collect();
+    fn each_other_namespace_is_there_once() {
         let own = Path::new("/proc/self/ns/net").metadata().unwrap().ino();
-        assert_eq!(inodes.first(), Some(&own));
-        assert_eq!(inodes.iter().filter(|inode| **inode == own).count(), 1);
+        let found = all().unwrap();
+        let mut inodes: Vec<_> = found.others.iter().map(|file| file.metadata().unwrap().ino()).collect();
+        let count = inodes.len();
+        inodes.sort_unstable();
+        inodes.dedup();
+        assert!(inodes.len() == count && !inodes.contains(&own));
     }
 
     #[test]
     fn visitor_gets_the_result_of_entering_the_namespace() {
-        let paths = [PathBuf::from(OWN), PathBuf::from("/nowhere")];
-        let told = in_each(&paths, |entered| entered.map_err(|error| error.kind()));
-        assert_eq!(told, [Ok(()), Err(io::ErrorKind::NotFound)]);
+        let others = vec![File::open("/proc/self/stat").unwrap()];
+        let told =
+            in_each(&Namespaces { others, hidden: 0 }, |entered| entered.map_err(|error| error.kind()));
+        assert_eq!(told, [Ok(()), Err(io::ErrorKind::InvalidInput)]);
     }
 }

@@ -136,7 +136,8 @@ pub(super) fn add_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool>
 
 /// Returns the kind of the qdisc that has the handle of clsact.
 fn kind_at_clsacts_place(netlink: &mut Netlink, ifindex: u32) -> io::Result<Option<String>> {
-    let all = netlink.dump(RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(ifindex.cast_signed())))?;
+    let all = netlink
+        .dump(RouteNetlinkMessage::GetQueueDiscipline(TcMessage::with_index(ifindex.cast_signed())))?;
     let here = all.into_iter().find_map(|answer| match answer {
         RouteNetlinkMessage::NewQueueDiscipline(found) => Some(found).filter(|found| {
             found.header.index == ifindex.cast_signed() && found.header.handle.major == TcHandle::CLSACT.major

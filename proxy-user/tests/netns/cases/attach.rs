@@ -46,7 +46,10 @@ fn ingress_qdisc(fixture: &Fixture) -> Result<()> {
     eventually(SOON, || {
         let output = command(&fixture.node, &["status"], &fixture.bpffs())?;
         let shown = String::from_utf8_lossy(&output.stdout).into_owned();
-        ensure!(shown.contains("shaped") && shown.contains("a qdisc `ingress` in the place of clsact"), "{shown}");
+        ensure!(
+            shown.contains("shaped") && shown.contains("a qdisc `ingress` in the place of clsact"),
+            "{shown}"
+        );
         Ok(())
     })?;
     let filters = tc(&["filter", "show", "dev", "shaped", "ingress"])?;
