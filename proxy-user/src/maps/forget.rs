@@ -36,9 +36,12 @@ pub fn sweep(folder: &Path) -> io::Result<usize> {
     let of_client = |service: u32, entry: &AffinityEntry| {
         let age = age(entry.last_used);
         let timeout = timeouts.get(&service)?.saturating_add(GRACE_SECS);
-        (age <= timeout.saturating_mul(hz)).then_some(age)
+        (age <= timeout.saturating_mul(hz)).then_some((service, age))
     };
-    let of_socket = |last_used| Some(age(last_used)).filter(|age| *age <= PEER_SECS.saturating_mul(hz));
+    let of_socket = |last_used| {
+        let age = age(last_used);
+        (age <= PEER_SECS.saturating_mul(hz)).then_some((0, age))
+    };
     Ok(sweep_map(folder, names::AFFINITY, |key: &AffinityKey<[u8; 4]>, entry| of_client(key.service, entry))?
         + sweep_map(folder, names::AFFINITY6, |key: &AffinityKey<[u8; 16]>, entry| {
             of_client(key.service, entry)
@@ -70,36 +73,63 @@ where
     Ok(())
 }
 
-/// Removes entries from one map. `age`: how long an entry was not used, in jiffies; `None`: it is no longer needed.
+/// Removes entries from one map. `kept`: the group of an entry, and how long it was not used, in jiffies; `None`: it is no longer
+/// needed.
 fn sweep_map<K: Plain, V: Plain>(
     folder: &Path,
     name: &str,
-    age: impl Fn(&K, &V) -> Option<u32>,
+    kept: impl Fn(&K, &V) -> Option<(u32, u32)>,
 ) -> io::Result<usize> {
     let map = pinned(folder, name)?;
     let capacity = map.info().map_err(io::Error::other)?.max_entries() as usize;
     let (rows, _) = sys::lookup::<K, V>(map.fd().as_fd(), None, usize::MAX)?;
-    let gone = to_remove(rows, capacity, age);
+    let gone = to_remove(rows, capacity, kept);
     sys::delete(map.fd().as_fd(), &gone).map_err(|stopped| stopped.source)?;
     Ok(gone.len())
 }
 
-/// Returns the keys of those entries that are no longer needed, and if more than seven eighths of the entries remain, of the
-/// oldest ones, until a quarter of the map is free.
-fn to_remove<K: Copy, V>(rows: Vec<(K, V)>, capacity: usize, age: impl Fn(&K, &V) -> Option<u32>) -> Vec<K> {
-    let (mut kept, mut gone) = (Vec::new(), Vec::new());
+/// Returns the keys of those entries that are no longer needed, and if more than seven eighths of the entries remain, of
+/// others, until a quarter of the map is free: of the groups with the most entries, the oldest ones first. So a flood of clients of
+/// one Service takes nothing from the others. `kept`: the group and the age of an entry that is needed.
+fn to_remove<K: Copy, V>(
+    rows: Vec<(K, V)>,
+    capacity: usize,
+    kept: impl Fn(&K, &V) -> Option<(u32, u32)>,
+) -> Vec<K> {
+    let (mut needed, mut gone) = (Vec::new(), Vec::new());
     for (key, value) in rows {
-        match age(&key, &value) {
-            Some(age) => kept.push((age, key)),
+        match kept(&key, &value) {
+            Some((group, age)) => needed.push((age, group, key)),
             None => gone.push(key),
         }
     }
-    if kept.len() > capacity / 8 * 7 {
-        kept.sort_unstable_by_key(|(age, _)| std::cmp::Reverse(*age));
-        let many = kept.len().saturating_sub(capacity / 4 * 3);
-        gone.extend(kept.into_iter().take(many).map(|(_, key)| key));
+    if needed.len() > capacity / 8 * 7 {
+        let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+        needed.iter().for_each(|(_, group, _)| *counts.entry(*group).or_default() += 1);
+        let most = share(counts.values().copied().collect(), capacity / 4 * 3);
+        needed.sort_unstable_by_key(|(age, ..)| std::cmp::Reverse(*age));
+        for (_, group, key) in needed {
+            if let Some(count) = counts.get_mut(&group).filter(|count| **count > most) {
+                *count -= 1;
+                gone.push(key);
+            }
+        }
     }
     gone
+}
+
+/// Returns how many entries each group may have at most, so that all together have no more than `room`.
+fn share(mut counts: Vec<usize>, mut room: usize) -> usize {
+    counts.sort_unstable();
+    let groups = counts.len();
+    for (number, count) in counts.into_iter().enumerate() {
+        let share = room / (groups - number);
+        if count > share {
+            return share;
+        }
+        room -= count;
+    }
+    usize::MAX
 }
 
 #[cfg(test)]
@@ -109,14 +139,24 @@ mod tests {
     #[test]
     fn only_entries_without_need_go_while_there_is_room() {
         let rows: Vec<(u32, u32)> = (0..70).map(|n| (n, n)).collect();
-        let gone = to_remove(rows, 80, |_, age| (*age < 65).then_some(*age));
+        let gone = to_remove(rows, 80, |_, age| (*age < 65).then_some((0, *age)));
         assert_eq!(gone, [65, 66, 67, 68, 69]);
     }
 
     #[test]
     fn the_oldest_entries_go_when_a_map_is_nearly_full() {
         let rows: Vec<(u32, u32)> = (0..75).map(|n| (n, 1_000 - n)).collect();
-        let gone = to_remove(rows, 80, |_, age| Some(*age));
+        let gone = to_remove(rows, 80, |_, age| Some((0, *age)));
         assert_eq!(gone, (0..15).collect::<Vec<_>>(), "a quarter is free");
+    }
+
+    #[test]
+    fn a_flood_of_one_group_takes_nothing_from_the_others() {
+        let old = (0..1000).map(|n| (n, (1, 5_000)));
+        let young = (1000..10_000).map(|n| (n, (2, 1)));
+        let gone = to_remove(old.chain(young).collect(), 10_000, |_, kept| Some(*kept));
+        assert!(gone.len() == 2_500 && gone.iter().all(|key| *key >= 1000), "{}", gone.len());
+        assert_eq!(share(vec![5, 100, 100], 105), 50);
+        assert_eq!(share(vec![5, 5], 100), usize::MAX);
     }
 }

@@ -92,16 +92,18 @@ impl Programs {
         let (ifindex, name) = (device.ifindex, self.xdp.mode.program());
         let pin = self.pins.paths().links().join(xdp_pin(ifindex));
         let mut pinned = Link::pinned(&pin).ok().flatten().and_then(|link| link.info().ok());
-        pinned = pinned.filter(|link| {
-            link.hook == Hook::Xdp { ifindex } && device.xdp.is_some_and(|xdp| xdp.program == link.program)
-        });
+        pinned = pinned.filter(|link| link.hook == Hook::Xdp { ifindex });
+        let is_own = |program| self.info(name).is_some_and(|info| info.id() == program);
+        // The list of devices may be older than this agent's own update of the link.
+        if pinned.as_ref().is_some_and(|link| is_own(link.program))
+            && device.xdp.is_none_or(|there| there.mode == Some(mode))
+        {
+            return Ok(mode);
+        }
+        pinned = pinned.filter(|link| device.xdp.is_some_and(|xdp| xdp.program == link.program));
         let mut strays = Vec::new();
         match (device.xdp, pinned) {
-            (Some(there), Some(link)) if there.mode == Some(mode) => {
-                if self.info(name).is_some_and(|info| info.id() == link.program) {
-                    return Ok(mode);
-                }
-            }
+            (Some(there), Some(_)) if there.mode == Some(mode) => {}
             (_, Some(_)) => self.release_xdp(ifindex),
             (Some(there), None) => {
                 strays = links::of_xdp(ifindex, there.program);

@@ -110,6 +110,13 @@ const fn most_in_use(entries: u32) -> u32 {
     entries / if entries <= names::FIRST_FLOWS { 4 } else { 2 }
 }
 
+/// Returns the size to which a table of `entries` grows when `held` are in use: a power of two of at least twice the size, or the
+/// limit, which is larger than `entries` and need not be a power of two.
+fn larger(entries: u32, held: u32, limit: u32) -> u32 {
+    let wanted = held.saturating_mul(ROOM).checked_next_power_of_two().unwrap_or(limit);
+    wanted.max(entries.saturating_mul(2)).min(limit)
+}
+
 impl Table {
     fn grow<A: Address>(
         &mut self,
@@ -131,7 +138,7 @@ impl Table {
             self.counted_at = Some(hand);
             let held = self.held::<A>(config, entries)?;
             if held > most_in_use(entries) {
-                entries = held.saturating_mul(ROOM).next_power_of_two().clamp(2 * entries, limit.max(1));
+                entries = larger(entries, held, limit);
             }
         }
         let buckets = buckets_for(entries).max(size.searched[0]);

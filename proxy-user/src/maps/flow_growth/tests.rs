@@ -3,13 +3,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
 use proxy_common::flow::{
-    BUCKET_SLOTS, BUCKET_WORDS, Bucket, FlowEntry, NO_POSITION, SLOT_PENDING, STATE_CLAIMED, STATE_USED,
-    TAG_SHIFT, bits_of, buckets_of, claimed, flow_of, slot_of, tag, with_bits,
+    BUCKET_SLOTS, BUCKET_WORDS, Bucket, FlowEntry, MAX_FLOWS, NO_POSITION, SLOT_PENDING, STATE_CLAIMED,
+    STATE_USED, TAG_SHIFT, bits_of, buckets_of, claimed, flow_of, slot_of, tag, with_bits,
 };
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::Mapping;
 use super::keys::Keys;
+use super::{Mapping, larger};
 
 type Flow = FlowEntry<[u8; 4]>;
 
@@ -237,4 +237,13 @@ fn flows_that_begin_meanwhile_are_found_too() {
     keys.settle::<[u8; 4]>(NEW);
     table.all_are_found(NEW);
     assert_eq!(table.used_slots(), 2 * ENTRIES as usize);
+}
+
+#[test]
+fn a_limit_that_is_no_power_of_two_is_reached() {
+    assert_eq!(larger(131_072, 65_537, 196_608), 196_608, "32,768 for each of six cores");
+    assert_eq!(larger(16_384, 4_097, 20_000), 20_000);
+    assert_eq!(larger(16_384, 4_097, 1 << 20), 32_768);
+    assert_eq!(larger(8_388_608, 5_000_000, MAX_FLOWS), MAX_FLOWS.min(16_777_216));
+    assert_eq!(larger(1 << 30, u32::MAX, u32::MAX), u32::MAX);
 }

@@ -118,8 +118,9 @@ fn is_serving<A: Address>(rows: &Mapping, id: u32, service: u32, addr: A, port: 
 where
     BackendEntry<A>: Plain,
 {
+    // An id beyond the mapping is newer than it: the next look decides.
     let row = rows.read::<BackendEntry<A>>(id as usize);
-    row.is_some_and(|row| row.service == service && row.serves(addr, port))
+    row.is_none_or(|row| row.service == service && row.serves(addr, port))
 }
 
 impl View {
