@@ -19,10 +19,13 @@ use crate::manifest::{Family, Service, cluster_ip, pod_ip};
 const PORT: u16 = 7777;
 const SET: Service = Service { name: "growth", number: 62, ports: &[udp(53, PORT, &[0, 1])] };
 
+/// A ceiling that is no power of two, and that the test reaches.
+const CEILING: &[&str] = &["--max-flows", "100000"];
+
 pub const CASES: &[Case] = &[
     Case {
         name: "growth::growth_of_flow_tables_loses_no_connection",
-        wish: Wish { pods: 2, services: &[SET], flags: &[] },
+        wish: Wish { pods: 2, services: &[SET], flags: CEILING },
         run: grows,
     },
     Case {
