@@ -126,6 +126,14 @@ pub const FLANNEL: [Tool; 2] = [
     ),
 ];
 
+/// kube-router, the daemon of each node; its CNI plugins are the reference plugins.
+pub const KUBE_ROUTER: [Tool; 1] = [Tool::new(
+    "kube-router",
+    "github.com/cloudnativelabs/kube-router/v2",
+    "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
+    "kube-router",
+)];
+
 /// Kubernetes' own end-to-end tests, and ginkgo, which runs several of them at once.
 pub const SUITE: [Tool; 2] = [
     Tool { is_test: true, ..Tool::kubernetes("e2e.test", "k8s.io/kubernetes/test/e2e") },
@@ -219,6 +227,7 @@ mod tests {
             .into_iter()
             .chain(CLUSTER)
             .chain(FLANNEL)
+            .chain(KUBE_ROUTER)
             .chain(SUITE)
         {
             let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(tool.folder).join("go.mod");

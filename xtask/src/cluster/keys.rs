@@ -23,8 +23,9 @@ fn users(nodes: u8) -> Vec<User> {
         ("scheduler", "system:kube-scheduler", ""),
         // The user of kube-proxy and of Ballast; a role that every cluster has gives its permissions.
         ("proxy", "system:kube-proxy", ""),
-        // The user of Flannel's daemon, which gets its permissions with that plugin.
+        // The users of CNI plugins' daemons, which get their permissions with the plugin.
         ("flannel", "flannel", ""),
+        ("kube-router", "kube-router", ""),
     ];
     let fixed = fixed.map(|(file, name, group)| User { file: file.into(), name: name.into(), group });
     let kubelets = Node::first(nodes).map(|node| User {

@@ -7,33 +7,56 @@ use anyhow::Result;
 use super::case::GONE;
 use super::table::Unsupported;
 use super::testbed::{SOON, Testbed};
-use crate::cluster::cni::{FLANNELD, current_cni, start_flanneld};
+use crate::cluster::cni::{Cni, current_cni};
 use crate::cluster::each;
 use crate::cluster::machine::Machine;
+use crate::cluster::plan::Node;
 use crate::signal;
 
 /// How often the daemon of each node is killed.
 const ROUNDS: usize = 3;
 
-/// Kills Flannel's daemon on every node and starts it again, and deletes all rules of netfilter: without the daemon, and while
-/// it runs. The daemon writes its rules again.
-pub(super) fn restarted_and_flushed(testbed: &Testbed<'_>) -> Result<()> {
+/// Kills the plugin's daemon on every node and starts it again.
+pub(super) fn restarted(testbed: &Testbed<'_>) -> Result<()> {
+    rounds(testbed, |machine, cni, daemon, node| {
+        machine.stop(daemon, libc::SIGKILL)?;
+        sleep(GONE);
+        cni.start_daemon(testbed.workdir, node)
+    })
+}
+
+/// Deletes all rules of netfilter on every node: without the plugin's daemon, and while it runs if it writes its rules again.
+pub(super) fn flushed(testbed: &Testbed<'_>) -> Result<()> {
+    rounds(testbed, |machine, cni, daemon, node| {
+        machine.stop(daemon, libc::SIGKILL)?;
+        flush(machine)?;
+        sleep(GONE);
+        cni.start_daemon(testbed.workdir, node)?;
+        await_rules(machine, cni)?;
+        if cni.restores_rules() {
+            flush(machine)?;
+            await_rules(machine, cni)?;
+        }
+        Ok(())
+    })
+}
+
+/// Does something to the plugin's daemon on every node, several times.
+fn rounds(
+    testbed: &Testbed<'_>,
+    work: impl Fn(&Machine, Cni, &str, Node) -> Result<()> + Sync,
+) -> Result<()> {
     let cni = current_cni(testbed.workdir)?;
-    if cni.program() != Some(FLANNELD) {
-        return Err(Unsupported(format!("the CNI plugin is {cni}, not Flannel")).into());
-    }
+    let Some(daemon) = cni.program() else {
+        return Err(Unsupported(format!("the CNI plugin {cni} has no daemon")).into());
+    };
     each(&testbed.nodes(), |node| {
         let machine = testbed.workdir.node(node);
         for _ in 0..ROUNDS {
             signal::check()?;
-            machine.stop(FLANNELD, libc::SIGKILL)?;
-            flush(&machine)?;
-            sleep(GONE);
-            start_flanneld(testbed.workdir, node)?;
-            await_rules(&machine)?;
+            work(&machine, cni, daemon, node)?;
         }
-        flush(&machine)?;
-        await_rules(&machine)
+        Ok(())
     })
 }
 
@@ -41,11 +64,11 @@ fn flush(machine: &Machine) -> Result<()> {
     machine.command(&["nft", "flush", "ruleset"]).read().map(|_| ())
 }
 
-fn await_rules(machine: &Machine) -> Result<()> {
+fn await_rules(machine: &Machine, cni: Cni) -> Result<()> {
     let lists = [["iptables", "-t", "nat", "-S"], ["ip6tables", "-t", "nat", "-S"]];
-    signal::wait_for("the rules of Flannel", SOON, || {
-        let has =
-            |list| machine.command(list).try_read().is_some_and(|rules| rules.contains("-j FLANNEL-POSTRTG"));
+    let rule = cni.masquerade_rule().unwrap_or_default();
+    signal::wait_for("the rules of the CNI plugin", SOON, || {
+        let has = |list| machine.command(list).try_read().is_some_and(|rules| rules.contains(rule));
         Ok(lists.iter().all(|list| has(list)).then_some(()))
     })
 }

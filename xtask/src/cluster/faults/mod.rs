@@ -90,7 +90,7 @@ fn up(proxy: Proxy, settings: &[String]) -> String {
 type Fact = fn(&Testbed<'_>) -> Result<()>;
 
 /// Faults under traffic. No connection may be lost, except as an `Excuse` permits.
-const FAULTS: [Case; 17] = [
+const FAULTS: [Case; 18] = [
     case("nothing happens", |_, _| signal::pause(QUIET)),
     case("50 agents are killed", killed),
     case("every agent is replaced, node by node", |testbed, _| testbed.agents.replace(testbed.workdir)),
@@ -104,7 +104,8 @@ const FAULTS: [Case; 17] = [
     },
     case("a node gets another address, and loses it", |testbed, _| node::address_changes(testbed)),
     case("foreign programs are attached and detached", |testbed, _| node::foreign_programs(testbed)),
-    case("Flannel is restarted, and its rules are deleted", |testbed, _| cni::restarted_and_flushed(testbed)),
+    case("the CNI plugin is restarted", |testbed, _| cni::restarted(testbed)),
+    case("all rules of netfilter are deleted", |testbed, _| cni::flushed(testbed)),
     case("clocks jump", |testbed, _| node::clocks_jump(testbed)),
     case("endpoints come and go", |testbed, _| endpoints_change(testbed)),
     case("a pod's device comes and goes, again and again", |testbed, _| device::comes_and_goes(testbed)),

@@ -1,0 +1,112 @@
+//! kube-router, as its manifest `kubeadm-kuberouter.yaml` runs it: routes between the nodes by BGP, and network policies.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use super::permissions::{Rule, WATCH, role};
+use crate::cluster::control::{apply, kubectl};
+use crate::cluster::machine::Machine;
+use crate::cluster::plan::{Node, SERVICE_RANGES, each};
+use crate::cluster::workdir::Workdir;
+use crate::signal::wait_for;
+
+/// The daemon of each node.
+pub const DAEMON: &str = "kube-router";
+/// Part of the rule by which packets of pods are masqueraded.
+pub const MASQUERADE: &str = "kube-router-pod-subnets src";
+/// Name of the file that configures the network; the daemon adds the pods' ranges and the MTU to it.
+pub const NETWORK: &str = "10-kuberouter.conflist";
+/// The daemon's user.
+const USER: &str = "kube-router";
+/// Time limit until the nodes have addresses, and until BGP has brought the routes to all nodes.
+const PATIENCE: Duration = Duration::from_mins(2);
+/// File to which the daemon adds a line.
+const ROUTE_TABLES: &str = "/etc/iproute2/rt_tables";
+
+/// The daemon's permissions, as in its manifest.
+const RULES: [Rule<'_>; 6] = [
+    ("", &["namespaces", "pods", "services", "nodes", "endpoints"], WATCH),
+    ("networking.k8s.io", &["networkpolicies"], WATCH),
+    ("extensions", &["networkpolicies"], WATCH),
+    ("coordination.k8s.io", &["leases"], &["get", "create", "update"]),
+    ("", &["services/status"], &["update"]),
+    ("discovery.k8s.io", &["endpointslices"], WATCH),
+];
+
+/// Returns the configuration of the CNI plugin, as in the manifest; with `hairpinMode`, without which kube-proxy cannot send
+/// the packets of a pod back to the pod.
+pub fn plugin() -> Value {
+    json!({
+        "name": "kubernetes",
+        "type": "bridge",
+        "bridge": "kube-bridge",
+        "hairpinMode": true,
+        "isDefaultGateway": true,
+        "ipam": { "type": "host-local" },
+    })
+}
+
+/// Creates what the daemons need, and waits until the nodes have the addresses between which they speak BGP.
+pub fn configure(workdir: &Workdir) -> Result<()> {
+    apply(workdir, &role(USER, &RULES))?;
+    let nodes = workdir.nodes();
+    each(&nodes, |node| own_route_tables(&workdir.node(node)))?;
+    let get = [
+        "get",
+        "nodes",
+        "-o",
+        r#"jsonpath={range .items[*]}{.status.addresses[?(@.type=="InternalIP")].address}{"\n"}{end}"#,
+    ];
+    wait_for("the addresses of the nodes", PATIENCE, || {
+        let told = kubectl(workdir, &get).try_read().unwrap_or_default();
+        let is_dual = |line: &&str| line.split_whitespace().count() == 2;
+        Ok((told.lines().filter(is_dual).count() == nodes.len()).then_some(()))
+    })
+}
+
+/// Gives the machine its own copy of a file that all machines share with the host.
+fn own_route_tables(machine: &Machine) -> Result<()> {
+    if !Path::new(ROUTE_TABLES).exists() {
+        return Ok(());
+    }
+    let own = machine.dir().join("rt_tables");
+    fs::copy(ROUTE_TABLES, &own).with_context(|| format!("cannot copy {ROUTE_TABLES}"))?;
+    machine.command(&["mount", "--bind", &own.to_string_lossy(), ROUTE_TABLES]).run()
+}
+
+/// Starts the daemon as the `DaemonSet` of its manifest does, with both families and as a process of the node, and waits
+/// until the node has routes to all others.
+pub fn start(workdir: &Workdir, node: Node) -> Result<()> {
+    let machine = workdir.node(node);
+    machine.run(
+        DAEMON,
+        &[
+            "env",
+            &format!("NODE_NAME={node}"),
+            &format!("KUBE_ROUTER_CNI_CONF_FILE=/var/lib/cni/net.d/{NETWORK}"),
+            DAEMON,
+            "--run-router=true",
+            "--run-firewall=true",
+            "--run-service-proxy=false",
+            "--bgp-graceful-restart=true",
+            "--enable-ipv6=true",
+            &format!("--service-cluster-ip-range={SERVICE_RANGES}"),
+            &format!("--kubeconfig={}", workdir.kubeconfig(USER).display()),
+        ],
+    )?;
+    let log = machine.log(DAEMON);
+    let others: Vec<_> = workdir.nodes().into_iter().filter(|other| *other != node).collect();
+    wait_for(&format!("routes of kube-router on {node}; its log is {}", log.display()), PATIENCE, || {
+        if !machine.is_running(DAEMON) {
+            bail!("kube-router on {node} ended; its log is {}", log.display());
+        }
+        let routes = |family| machine.command(&["ip", family, "route"]).try_read().unwrap_or_default();
+        let (v4, v6) = (routes("-4"), routes("-6"));
+        let is_known = |other: &Node| v4.contains(&other.pods_v4()) && v6.contains(&other.pods_v6());
+        Ok(others.iter().all(is_known).then_some(()))
+    })
+}
