@@ -23,6 +23,7 @@ use crate::driver::{Driver, DriverSettings, Programmed, Status};
 use crate::host::cgroup;
 use crate::host::facts::HostFacts;
 use crate::host::follow::Follower;
+use crate::host::netfilter::masquerade::Masquerade;
 use crate::host::netns;
 use crate::maps::flow_growth::{FlowGrowth, Grown};
 use crate::maps::view::View;
@@ -339,7 +340,7 @@ async fn read_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyhow::
         uplinks: config.network.uplinks.clone(),
         local_devices: config.network.local_devices.clone(),
         opens_loopback: true,
-        masquerade_mark: Some(config.node.masquerade_mark),
+        masquerade: Some(Masquerade::new(config.node.masquerade_mark)),
         sockets_lock: (!netns::may_enter()).then(|| sockets::lock_of(&config.bpffs)),
         // A missing cgroup is reported when the programs are loaded.
         cgroup: cgroup::find(config.cgroup_root.as_deref()).ok().map(|root| root.path),

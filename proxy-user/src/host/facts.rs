@@ -15,7 +15,7 @@ use rtnetlink::packet_route::rule::{RuleAttribute, RuleHeader, RuleMessage};
 use super::cgroup;
 use super::devices::Device;
 use super::netfilter::kube_proxy_rules::KubeProxyRules;
-use super::netfilter::masquerade;
+use super::netfilter::masquerade::Masquerade;
 use super::netlink::Netlink;
 use super::seen::{Entry, Present};
 use super::selection::Pattern;
@@ -38,8 +38,8 @@ pub struct HostFacts {
     /// The loopback device shall accept packets of this node's own addresses (`accept_local`), by which the programs give
     /// packets to the stack.
     pub opens_loopback: bool,
-    /// The mark of the packets that netfilter has to masquerade, 0: none; `None`: netfilter is not touched.
-    pub masquerade_mark: Option<u32>,
+    /// The rule by which netfilter masquerades; `None`: netfilter is not touched.
+    pub masquerade: Option<Masquerade>,
     /// The folder that `ballast end-udp-sockets` locks while it runs; `None`: the agent itself ends sockets of pods.
     pub sockets_lock: Option<PathBuf>,
     /// The cgroup to which the socket programs are attached; `None`: the cgroups of pods are not looked for.
@@ -114,12 +114,12 @@ impl HostFacts {
 
     /// Creates the rule of netfilter that masquerades, if it is wanted and missing; returns whether there is one.
     fn masquerades(&self) -> bool {
-        let Some(mark) = self.masquerade_mark else { return false };
-        let ensured = masquerade::ensure(mark);
+        let Some(masquerade) = &self.masquerade else { return false };
+        let ensured = masquerade.ensure();
         if let Err(error) = &ensured {
             tracing::debug!(%error, "cannot change the rules of netfilter");
         }
-        mark != 0 && ensured.is_ok()
+        masquerade.is_wanted() && ensured.is_ok()
     }
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {

@@ -17,8 +17,8 @@ use super::connections::{
     V4_TO, V6_TO,
 };
 use super::expressions::drop_unknown_tcp;
-use super::message::{self, CONNTRACK, IPV4, IPV6, Message, NESTED, NFTABLES, put, transact_by};
-use super::rules::{APPEND, CREATE, NEW_TABLE, TABLE_NAME, base_chain, rule_of};
+use super::message::{self, CONNTRACK, IPV4, IPV6, Message, NESTED, put, transact_by};
+use super::rules::{APPEND, CREATE, base_chain, new_own_table, rule_of};
 use crate::host::netlink::Netlink;
 
 /// `NFPROTO_INET`: both families.
@@ -26,9 +26,6 @@ const BOTH_FAMILIES: u8 = 1;
 const TABLE: &str = "ballast-handover";
 /// `NF_INET_PRE_ROUTING`; after conntrack (-200), before all translations (-100).
 const HOOK: (&str, u32, i32) = ("standstill", 0, -150);
-/// `NFTA_TABLE_FLAGS`, `NFT_TABLE_F_OWNER`: the kernel removes the table when the socket that created it is closed.
-const TABLE_FLAGS: u16 = 2;
-const OWNER: u32 = 2;
 
 /// `IPCTNL_MSG_CT_NEW`, `IPCTNL_MSG_CT_DELETE`; `NLM_F_CREATE | NLM_F_EXCL`.
 const NEW: u16 = 0;
@@ -102,9 +99,7 @@ impl UnknownTcpDrop {
     /// Starts the standstill in the network namespace of the calling thread.
     pub fn begin() -> io::Result<Self> {
         let socket = message::open()?;
-        let table = Message::new(NFTABLES, NEW_TABLE, BOTH_FAMILIES)
-            .with_text(TABLE_NAME, TABLE)
-            .with(TABLE_FLAGS, &OWNER.to_be_bytes());
+        let table = new_own_table(BOTH_FAMILIES, TABLE);
         let chain = base_chain(BOTH_FAMILIES, TABLE, HOOK, "filter");
         let rule = rule_of(BOTH_FAMILIES, TABLE, HOOK.0, &drop_unknown_tcp());
         transact_by(&socket, &[(table, CREATE), (chain, CREATE), (rule, APPEND)])?;

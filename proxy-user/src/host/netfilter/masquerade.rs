@@ -3,14 +3,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rtnetlink::sys::Socket;
 
 use super::expressions;
 use super::kube_proxy_rules::chains;
-use super::message::{IPV4, IPV6, Message, NFTABLES, transact};
-use super::rules::{APPEND, CREATE, NEW_TABLE, TABLE_NAME, base_chain, delete_table, rule_of};
+use super::message::{self, IPV4, IPV6, Message, transact, transact_by};
+use super::rules::{APPEND, CREATE, base_chain, delete_table, new_own_table, new_table, rule_of};
 
 /// Ballast's table, in the families ip and ip6. The names of its chains tell the mark.
 const TABLE: &str = "ballast";
+/// The agent's own table with the same chains.
+const OWN_TABLE: &str = "ballast-own";
 /// The numbers and priorities of the hooks of its chains: postrouting and forward.
 const POSTROUTING: (u32, i32) = (4, 100);
 const FORWARD: (u32, i32) = (2, 0);
@@ -50,14 +55,67 @@ pub fn ensure(mark: u32) -> io::Result<()> {
     if changes.is_empty() { Ok(()) } else { transact(&changes) }
 }
 
-fn create(family: u8, mark: u32) -> [(Message, u16); 5] {
+fn create(family: u8, mark: u32) -> impl Iterator<Item = (Message, u16)> {
+    std::iter::once((new_table(family, TABLE), CREATE)).chain(chains_in(TABLE, family, mark))
+}
+
+/// Returns the messages that create the chains with their rules in a table.
+fn chains_in(table: &str, family: u8, mark: u32) -> [(Message, u16); 4] {
     let [masquerade, invalid] = names_of(mark);
     let (nat, filter) = (POSTROUTING, FORWARD);
     [
-        (Message::new(NFTABLES, NEW_TABLE, family).with_text(TABLE_NAME, TABLE), CREATE),
-        (base_chain(family, TABLE, (&masquerade, nat.0, nat.1), "nat"), CREATE),
-        (rule_of(family, TABLE, &masquerade, &expressions::masquerade_marked(mark)), APPEND),
-        (base_chain(family, TABLE, (&invalid, filter.0, filter.1), "filter"), CREATE),
-        (rule_of(family, TABLE, &invalid, &expressions::drop_marked_invalid(mark)), APPEND),
+        (base_chain(family, table, (&masquerade, nat.0, nat.1), "nat"), CREATE),
+        (rule_of(family, table, &masquerade, &expressions::masquerade_marked(mark)), APPEND),
+        (base_chain(family, table, (&invalid, filter.0, filter.1), "filter"), CREATE),
+        (rule_of(family, table, &invalid, &expressions::drop_marked_invalid(mark)), APPEND),
     ]
+}
+
+/// The rules as the agent keeps them: in the table that stays without the agent, and in one that only the agent can delete. While
+/// no chain of type `nat` exists, the kernel does not translate the packets of masqueraded connections, and their endpoints
+/// reset them; so a program that deletes all rules (`nft flush ruleset`) has to leave one.
+#[derive(Clone, Debug, Default)]
+pub struct Masquerade {
+    mark: u32,
+    /// The socket that owns the second table.
+    owner: Arc<Mutex<Option<Socket>>>,
+}
+
+impl Masquerade {
+    /// Returns the rules for packets with this mark, which are not created yet; 0: there shall be none.
+    pub fn new(mark: u32) -> Self {
+        Self { mark, owner: Arc::default() }
+    }
+
+    /// Whether there shall be rules.
+    pub const fn is_wanted(&self) -> bool {
+        self.mark != 0
+    }
+
+    /// Creates what is missing, in the network namespace of the calling thread.
+    pub fn ensure(&self) -> io::Result<()> {
+        ensure(self.mark)?;
+        let mut owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner);
+        if owner.is_none() && self.is_wanted() {
+            // The first table suffices until all rules are deleted.
+            *owner = own(self.mark)
+                .inspect_err(
+                    |error| tracing::debug!(%error, "cannot create a table of nftables that has an owner"),
+                )
+                .ok();
+        }
+        drop(owner);
+        Ok(())
+    }
+}
+
+/// Creates the agent's own table in both families, and returns the socket that owns it.
+fn own(mark: u32) -> io::Result<Socket> {
+    let socket = message::open()?;
+    let tables = [IPV4, IPV6].map(|family| {
+        let table = std::iter::once((new_own_table(family, OWN_TABLE), CREATE));
+        table.chain(chains_in(OWN_TABLE, family, mark))
+    });
+    transact_by(&socket, &tables.into_iter().flatten().collect::<Vec<_>>())?;
+    Ok(socket)
 }

@@ -13,7 +13,7 @@ use super::message::{
     ANY_FAMILY, IPV4, IPV6, Message, NESTED, NFTABLES, attributes, find, find_below, put, text, transact,
 };
 
-pub(super) const NEW_TABLE: u16 = 0;
+const NEW_TABLE: u16 = 0;
 const DEL_TABLE: u16 = 2;
 pub(super) const NEW_CHAIN: u16 = 3;
 const DEL_CHAIN: u16 = 5;
@@ -25,7 +25,11 @@ pub(super) const CREATE: u16 = 0x400;
 pub(super) const APPEND: u16 = 0xc00;
 
 /// `NFTA_TABLE_NAME`.
-pub(super) const TABLE_NAME: u16 = 1;
+const TABLE_NAME: u16 = 1;
+/// `NFTA_TABLE_FLAGS`, `NFT_TABLE_F_OWNER`: only the socket that created the table can change it, `nft flush ruleset` leaves
+/// it, and the kernel removes it when the socket is closed.
+const TABLE_FLAGS: u16 = 2;
+const OWNER: u32 = 2;
 /// `NFTA_CHAIN_TABLE`, `_NAME`, `_HOOK` (with number and priority), `_POLICY`, `_TYPE`.
 const CHAIN_TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
@@ -163,6 +167,15 @@ fn name_of(family: u8) -> &'static str {
     if family == IPV6 { "ip6" } else { "ip" }
 }
 
+pub(super) fn new_table(family: u8, table: &str) -> Message {
+    Message::new(NFTABLES, NEW_TABLE, family).with_text(TABLE_NAME, table)
+}
+
+/// Returns the message that creates a table of the socket that sends it.
+pub(super) fn new_own_table(family: u8, table: &str) -> Message {
+    new_table(family, table).with(TABLE_FLAGS, &OWNER.to_be_bytes())
+}
+
 pub(super) fn delete_table(family: u8, table: &str) -> Message {
     Message::new(NFTABLES, DEL_TABLE, family).with_text(TABLE_NAME, table)
 }
@@ -171,8 +184,7 @@ pub(super) fn delete_table(family: u8, table: &str) -> Message {
 fn keep_alive() -> Vec<(Message, u16)> {
     let mut changes = Vec::new();
     for family in [IPV4, IPV6] {
-        changes
-            .push((Message::new(NFTABLES, NEW_TABLE, family).with_text(TABLE_NAME, TAKEOVER_TABLE), CREATE));
+        changes.push((new_table(family, TAKEOVER_TABLE), CREATE));
         for hook in NAT_HOOKS {
             changes.push((base_chain(family, TAKEOVER_TABLE, hook, "nat"), CREATE));
         }

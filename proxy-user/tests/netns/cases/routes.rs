@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::exposed::{is_sent_on, node_ip, node_port, open_up, put, reach};
-use super::{Case, client_ip};
+use super::{Case, client_ip, held};
 use crate::fixture::{Fixture, SMALL, SMALL_XDP, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, pod_ip};
 use crate::peer::{Attempt, Peer, SocketKind};
@@ -36,6 +36,11 @@ pub const CASES: &[Case] = &[
         name: "routes::an_endpoint_with_a_route_of_its_own_is_masqueraded",
         wish: Wish { flags: MASQUERADE, ..WISH },
         run: own_route,
+    },
+    Case {
+        name: "routes::masqueraded_connections_survive_the_deletion_of_all_rules",
+        wish: Wish { flags: MASQUERADE, ..WISH },
+        run: all_rules_deleted,
     },
     Case { name: "routes::a_long_datagram_is_fragmented", wish: WISH, run: fragmented },
     Case { name: "routes::a_device_that_does_not_forward_alone_forwards_ipv6", wish: WISH, run: host_device },
@@ -229,6 +234,17 @@ fn host_device(fixture: &Fixture) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Another program deletes all rules of netfilter (`nft flush ruleset`).
+fn all_rules_deleted(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    held::put(fixture, &[(0, true)])?;
+    held::serve(fixture, 0)?;
+    held::hold(fixture, 100)?;
+    nft(&fixture.node, "flush ruleset\n")?;
+    held::nothing_is_lost(fixture, "all rules were deleted")?;
+    held::hold(fixture, 100)
 }
 
 /// A datagram that the sender lets routers cut, to an endpoint behind a narrow link.
