@@ -258,6 +258,7 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
         assert_eq!((used("backends"), used("backends6"), used("flows")), (Some(2), Some(1), Some(3)));
         assert_eq!((used("sockets"), used("config")), (Some(0), None));
         assert_eq!((used("services"), used("services6")), (Some(3), Some(0)));
+        assert_eq!((used("src_ranges"), used("src_ranges6"), used("maglev")), (Some(0), Some(0), Some(0)));
         assert_eq!(view.services().unwrap().len(), 2, "an address alone is no frontend");
         // An empty LPM trie uses no memory.
         let takes_none = |name| ["src_ranges", "src_ranges6"].contains(&name);

@@ -1,17 +1,23 @@
 //! Usage and sizes of the maps.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 
+use aya::Pod;
 use aya::maps::{MapData, MapError, MapType};
 use proxy_common::abi::Plain;
 use proxy_common::config::Limits;
 use proxy_common::flow::buckets_for;
+use proxy_common::maglev;
 use proxy_common::map_names as map;
 use proxy_common::socket::{SocketEntry, SocketKey};
+use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::RefusalKey;
+use proxy_common::{V4, V6};
 
+use super::rules::Names;
 use super::{FlowCounts, Snapshot, View, ViewError};
 use crate::maps::segments::Segments;
 
@@ -111,6 +117,13 @@ impl View {
             map::BACKENDS6 => backends(true) as u32,
             map::FLOWS => flows.v4,
             map::FLOWS6 => flows.v6,
+            map::SRC_RANGES => self.range_count::<V4>(name)?,
+            map::SRC_RANGES6 => self.range_count::<V6>(name)?,
+            map::MAGLEV => {
+                let index = self.pin(map::MAGLEV_INDEX, MapType::Array)?.mapped::<u64>()?.all64();
+                let words = self.pin(map::MAGLEV, MapType::Array)?.mapped::<u64>()?;
+                maglev_words(index, |at| words.read(at as usize))
+            }
             // A slot that no frontend refers to keeps its last content, so extents are summed instead.
             map::SLOTS => snapshot.frontends.iter().map(|row| row.slots).sum(),
             _ => return Ok(None),
@@ -118,9 +131,32 @@ impl View {
         Ok(Some(used))
     }
 
+    /// Returns the number of source ranges of a family's map. A walk begins again when the range is removed at which it is, so
+    /// equal ranges count once.
+    fn range_count<F: Names>(&self, name: &'static str) -> Result<u32, ViewError>
+    where
+        SourceRangeKey<F::Addr>: Pod,
+    {
+        Ok(self.ranges::<F>(name)?.into_iter().collect::<BTreeSet<_>>().len() as u32)
+    }
+
     fn entries<K: Plain, V: Plain>(&self, name: &'static str, kind: MapType) -> Result<u32, ViewError> {
         self.pin(name, kind)?.count::<K, V>()
     }
+}
+
+/// Returns the number of words of the Maglev tables to which the elements of `maglev_index` refer; Service ports with the same
+/// endpoints share a table. `word` returns a word of `maglev`.
+fn maglev_words(index: impl IntoIterator<Item = u64>, word: impl Fn(u32) -> Option<u64>) -> u32 {
+    let both = |tables| [maglev::current(tables), maglev::previous(tables)];
+    let tables: BTreeSet<u32> = index.into_iter().flat_map(both).filter(|base| *base != 0).collect();
+    let words = |base| {
+        let (size, backends) = maglev::size_and_backends(word(base)?);
+        // Another process may have changed the word.
+        (backends <= maglev::MAX_BACKENDS && size == maglev::size(backends))
+            .then(|| maglev::words(size, backends))
+    };
+    tables.into_iter().filter_map(words).fold(0, u32::saturating_add)
 }
 
 /// Returns the bytes of memory of an open map, as `/proc` reports them.
@@ -170,5 +206,26 @@ fn setting(name: &str) -> &'static str {
         map::SRC_RANGES | map::SRC_RANGES6 => "--max-source-ranges",
         map::SERVICE_STATS | map::NAMES => "--max-services",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maglev_tables_in_use_are_counted_once() {
+        let size = maglev::size(2);
+        let each = maglev::words(size, 2);
+        let word = |at: u32| match at {
+            1 | 500 => Some(maglev::shape(size, 2)),
+            // No table.
+            900 => Some(u64::MAX),
+            _ => None,
+        };
+        let tables = maglev::tables;
+        assert_eq!(maglev_words([0, 0], word), 0);
+        assert_eq!(maglev_words([tables(1, 0), tables(1, 0), 0], word), each);
+        assert_eq!(maglev_words([tables(1, 500), tables(900, 0), tables(9_999, 0)], word), 2 * each);
     }
 }
