@@ -345,12 +345,15 @@ const CASES: [Case; 25] = [
 const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// Values that must be refused, and a part of the error.
-const REFUSED: [(&[&str], &str); 19] = [
+const REFUSED: [(&[&str], &str); 24] = [
     (&[], "apiServer.host or apiServer.hosts is needed"),
     (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both set"),
     (&["apiServer.hosts={https://192.0.2.1}"], "hosts"),
     (&[HOST, "manifests=relative"], "manifests"),
     (&["apiServer.host=https://192.0.2.1:6443"], "apiServer"),
+    (&["apiServer.host=192.0.2.10:6443"], "host"),
+    (&["apiServer.host=cp.example:6443"], "host"),
+    (&["apiServer.hosts={192.0.2.10,cp.example:6443}"], "hosts"),
     (&[HOST, "apiServer.port=70000"], "port"),
     (&[HOST, "nonsense=1"], "nonsense"),
     (&[HOST, "image.digest=sha256:short"], "digest"),
@@ -365,6 +368,14 @@ const REFUSED: [(&[&str], &str); 19] = [
     (&[HOST, "preset=large"], "preset"),
     (&[HOST, "seccompProfile.type=Nonsense"], "seccompProfile"),
     (&[HOST, "monitoring.podMonitor=true"], "config.metricsBindAddress"),
+    (
+        &[HOST, "monitoring.podMonitor=true", "config.metricsBindAddress=127.0.0.1:10249"],
+        "config.metricsBindAddress",
+    ),
+    (
+        &[HOST, "monitoring.serviceMonitor=true", "config.metricsBindAddress=[::1]:10249"],
+        "config.metricsBindAddress",
+    ),
 ];
 
 /// Values that become variables of the agent's container, and the lines of the variables. In another container, they would
