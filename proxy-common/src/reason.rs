@@ -111,7 +111,7 @@ reasons! {
     /// The address is in a range of ClusterIPs, but no Service has it.
     UnallocatedAddress = 11, "unallocated_address", Drop,
         "Find out which client still uses the address of a deleted Service.";
-    /// The address belongs to a Service, but the Service does not have this port.
+    /// The address belongs to a Service, but the Service does not have this port. connect of a UDP socket succeeds; its datagrams are rejected.
     UndefinedPort = 12, "undefined_port", Reject,
         "Compare port and protocol with the ports of the Service.";
     /// Every source port for packets to this backend is in use (SNAT).

@@ -194,7 +194,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub network: network::NetworkArgs,
 
-    /// Address of the health server (/healthz, /livez), which load balancers query. Empty: no health server.
+    /// Address of the health server (/healthz, /livez, /readyz), which load balancers query. Empty: no health server.
     /// Default: 0.0.0.0:10256, or `[::]:10256` with an IPv6 --bind-address.
     #[arg(
         long,
@@ -203,7 +203,8 @@ pub struct RunArgs {
         help_heading = "Health, metrics, logs"
     )]
     pub healthz_bind_address: Option<Listen>,
-    /// Address of the metrics server (/metrics, /proxyMode, /configz). Empty: no metrics server.
+    /// Address of the metrics server (/metrics, /proxyMode, /configz, /problems, /programmed, /xdp, /apiservers). Empty: no
+    /// metrics server.
     /// Default: 127.0.0.1:10249, or `[::1]:10249` with an IPv6 --bind-address.
     #[arg(
         long,

@@ -53,13 +53,16 @@ pub fn answer(args: &ExplainArgs, ask: AskPod) -> Result<String, ShowError> {
         ClientArg::Pod { .. } => None,
     };
     let destination =
-        resolve::destination(&args.destination, &args.namespace, family, &view.service_names()?)?;
+        resolve::destination(&args.destination, args.namespace.as_deref(), family, &view.service_names()?)?;
     let node = node_name_or_host(std::env::var("BALLAST_HOSTNAME_OVERRIDE").ok()).ok();
     let family = IpFamily::of(destination.to.ip());
-    let client =
-        resolve::client(&args.client, &args.namespace, family, node.as_deref(), |namespace, name| {
-            ask(&args.api, namespace, name)
-        })?;
+    let client = resolve::client(
+        &args.client,
+        args.namespace.as_deref(),
+        family,
+        node.as_deref(),
+        |namespace, name| ask(&args.api, namespace, name),
+    )?;
     let explanation = match (destination.to.ip(), client.address()) {
         (IpAddr::V4(to), None) => explain(&view.rules::<V4>()?, client, None, to.octets(), destination),
         (IpAddr::V6(to), None) => explain(&view.rules::<V6>()?, client, None, to.octets(), destination),

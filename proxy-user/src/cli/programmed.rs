@@ -83,11 +83,17 @@ pub(in crate::cli) fn problems(listen: Option<Listen>) -> ServiceProblems {
     services.map(|one| ((one.namespace, one.name), one.problems)).collect()
 }
 
-/// Fails if a named Service or namespace is not programmed, or only a port is named.
+/// Fails before the first sync, if a named Service or namespace is not programmed, or if only a port is named.
 fn check(all: &All, selector: &ServiceSelector) -> Result<(), ShowError> {
     if let Some(filter) = selector.services.iter().find(|filter| filter.has_port()) {
         return Err(ShowError::NotProgrammed(format!(
             "{filter}: a version belongs to the whole Service; give its name without :PORT"
+        )));
+    }
+    if !all.synced {
+        return Err(ShowError::NotProgrammed(format!(
+            "the first sync of {} is not complete; see `ballast status`",
+            all.node
         )));
     }
     let known: BTreeSet<(&str, &str)> =
@@ -99,9 +105,6 @@ fn check(all: &All, selector: &ServiceSelector) -> Result<(), ShowError> {
         return Ok(selector.check_namespace(known.iter().map(|(namespace, _)| *namespace))?);
     };
     let node = &all.node;
-    if !all.synced {
-        return Err(ShowError::NotProgrammed(format!("the first sync of {node} is not complete")));
-    }
     let near = nearest_services(filter, &known);
     Err(ShowError::NotProgrammed(format!(
         "Service {filter} is not programmed on {node}; Ballast does not program headless Services and Services of another proxy{near}"
@@ -195,5 +198,8 @@ mod tests {
         assert!(error.contains("did you mean default?"), "{error}");
         let error = check(&All { synced: false, ..all() }, &named("wbe")).unwrap_err().to_string();
         assert!(error.contains("first sync"), "{error}");
+        let nothing = All { synced: false, services: Vec::new(), ..all() };
+        let error = check(&nothing, &ServiceSelector::default()).unwrap_err().to_string();
+        assert!(error.contains("first sync of a is not complete"), "{error}");
     }
 }

@@ -54,15 +54,15 @@ pub enum TakeoverError {
     NotServing(String),
     /// IPVS of kube-proxy translates without these rules.
     #[error(
-        "this node has IPVS services of kube-proxy: remove them with `kube-proxy --cleanup`, which breaks their open \
-         connections"
+        "this node has IPVS services of kube-proxy: remove them with `kube-proxy --cleanup` in kube-proxy's own image, which breaks \
+         their open connections; docs/migration.md#ipvs-and-iptables-legacy has the command"
     )]
     Ipvs,
     /// nftables does not show these rules, and only `iptables-legacy` can remove them.
     #[error(
         "kube-proxy wrote its rules with iptables-legacy ({0}), which `ballast takeover` cannot remove: run `kube-proxy \
-         --cleanup` in kube-proxy's own container. New connections already use Ballast; open connections of \
-         kube-proxy may break"
+         --cleanup` in kube-proxy's own image; docs/migration.md#ipvs-and-iptables-legacy has the command. New connections already \
+         use Ballast; open connections of kube-proxy may break"
     )]
     Legacy(KubeProxyRules),
     /// The maps cannot be read.

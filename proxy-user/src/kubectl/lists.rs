@@ -50,11 +50,12 @@ pub(super) fn watched(output: Output, width: usize) -> impl FnMut(&str, &str) ->
 
 /// Returns the arguments of `flow list` on a node.
 pub(super) fn flow_arguments(args: &NodeFlowArgs, selection: Vec<String>) -> Vec<String> {
-    let NodeFlowArgs { list, client, frontend, backend, state } = args;
+    let NodeFlowArgs { list, client, frontend, backend, protocol, state } = args;
     let mut all = arguments(&["flow", "list"], list, selection);
     for (flag, peer) in [("client", client), ("frontend", frontend), ("backend", backend)] {
         all.extend(peer.iter().map(|peer| format!("--{flag}={peer}")));
     }
+    all.extend(protocol.iter().map(|protocol| format!("--protocol={protocol}")));
     all.extend(state.iter().map(|state| format!("--state={}", state.label())));
     all
 }

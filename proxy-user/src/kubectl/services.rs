@@ -25,7 +25,7 @@ pub(super) struct List {
 pub(super) struct Frontend {
     #[serde(flatten)]
     pub key: Key,
-    /// What happens to a client's connection: `forward`, `reject`, `drop`.
+    /// What happens to a client's connection: `forward`, `reject`, `drop`, `pass`.
     pub verdict: String,
     /// `Cluster` or `Local`.
     pub policy: String,
@@ -162,8 +162,13 @@ fn difference(one: &Frontend, most: &Frontend) -> String {
     };
     let lacks = told("does not have", most.endpoints.difference(&one.endpoints).collect());
     let has = told("also has", one.endpoints.difference(&most.endpoints).collect());
-    let verdict = (one.verdict != most.verdict).then(|| format!("{}s clients", one.verdict));
+    let verdict = (one.verdict != most.verdict).then(|| format!("{} clients", does(&one.verdict)));
     [lacks, has, verdict].into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+/// Returns what the node does with clients, like `rejects`.
+fn does(verdict: &str) -> String {
+    format!("{verdict}{}", if verdict == "pass" { "es" } else { "s" })
 }
 
 fn list<'a>(endpoints: impl IntoIterator<Item = &'a SocketAddr>) -> String {
@@ -208,7 +213,7 @@ fn text(merged: &Merged, is_wide: bool) -> String {
             _ if row.policy == "Local" => "<by node> (policy Local)".to_owned(),
             "forward" if is_wide => list(&row.endpoints),
             "forward" => cell(row.endpoints.iter().collect()),
-            verdict => format!("<none> ({verdict}s)"),
+            verdict => format!("<none> ({})", does(verdict)),
         };
         let mut cells = vec![service.clone(), r#type.clone(), format!("{address}/{protocol}")];
         cells.extend(is_wide.then(|| [scope.clone(), row.policy.clone()]).into_iter().flatten());

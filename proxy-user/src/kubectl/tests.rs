@@ -172,6 +172,18 @@ fn service_list_shows_selected_services_in_each_format() {
 }
 
 #[test]
+fn node_that_passes_packets_on_differs_from_one_that_rejects_them() {
+    let says: Says = |node, arguments| {
+        let (text, message, well) = list(node, arguments);
+        (if node == "b" { text.replace("reject", "pass") } else { text }, message, well)
+    };
+    let (text, _) = asked(says, &[], &["service", "list", "default/new"]);
+    assert!(text.contains("\n* b: default/new 10.96.0.3:80: passes clients\n"), "{text}");
+    let (text, _) = asked(says, &[], &["service", "list", "default/new", "--node", "b"]);
+    assert!(text.contains(" <none> (passes)\n"), "{text}");
+}
+
+#[test]
 fn silent_node_is_reported_and_the_others_are_compared() {
     let says: Says = |node, arguments| {
         if node == "a" { (String::new(), "ballast: denied".into(), false) } else { list(node, arguments) }
@@ -492,6 +504,7 @@ fn name_without_namespace_is_in_the_namespace_of_the_context() {
     assert!(words(&["stats", "svc/web:http"]).ends_with("--output=text shop/web:http"));
     assert!(words(&["backend", "list", "web", "db/web"]).ends_with("shop/web db/web"));
     assert!(words(&["flow", "list", "-A", "web"]).ends_with("--all-namespaces web"));
+    assert!(words(&["flow", "list", "--proto", "udp"]).contains("--protocol=UDP"));
     assert!(words(&["monitor", "web", "-l", "app=x"]).contains("--selector=app=x shop/web"));
     assert!(words(&["stats", "web", "-n", "db", "-A"]).ends_with("--all-namespaces web"));
     assert!(words(&["stats", "-n", "db"]).ends_with("--namespace=db"));

@@ -55,7 +55,7 @@ impl Programs {
     /// Tells the programs whether new devices get programs: see [`settings::attend`].
     pub fn attend(&self, is_there: bool) {
         if let Err(error) = settings::attend(&self.pin_dir(), is_there) {
-            tracing::warn!(%error, is_there, "cannot tell the programs whether new devices are attended to");
+            tracing::warn!(%error, is_there, "cannot write to the map `config` whether an agent attaches programs to new devices");
         }
     }
 

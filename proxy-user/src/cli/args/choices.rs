@@ -66,7 +66,8 @@ choices! {
     }
     Ejection {
         On = "on":
-            "After failures of two clients in a row, for one second, and longer each time; never the last endpoint",
+            "A client skips an endpoint after its own failed connection; all clients skip one that refused two clients in a row, \
+             for one second, and longer each time. If all endpoints fail, none is skipped",
         Off = "off": "Never: like kube-proxy, select each endpoint as long as it is ready",
     }
     Telemetry {

@@ -11,6 +11,7 @@ use super::observe::EventKind;
 use crate::cli::question::{self, Peer};
 use crate::config::value;
 use crate::maps::view::FlowState;
+use proxy_core::model::net::Protocol;
 
 /// Formats of an answer that is one for all nodes.
 const MERGED: &[Output] = &[Output::Text, Output::Json, Output::Yaml];
@@ -215,6 +216,9 @@ pub struct NodeFlowArgs {
     /// Only connections to this endpoint.
     #[arg(long, value_name = "ADDRESS[:PORT]")]
     pub backend: Option<Peer>,
+    /// Only connections of this protocol.
+    #[arg(long, visible_alias = "proto", value_name = "PROTOCOL", value_parser = question::protocols())]
+    pub protocol: Option<Protocol>,
     /// Only connections in this state.
     #[arg(long, value_name = "STATE", value_parser = question::flow_states())]
     pub state: Option<FlowState>,

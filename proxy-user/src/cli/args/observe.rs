@@ -6,7 +6,7 @@ use clap::ValueEnum;
 
 use super::bpffs::BpffsArgs;
 use super::common::ReaderArgs;
-use super::list::{ApiArgs, NamespaceArgs, Output, SelectorArgs};
+use super::list::{ApiArgs, Output, SelectorArgs};
 use crate::cli::candidates;
 use crate::cli::question::{self, ClientArg, DestinationArg, Peer};
 use crate::config::value;
@@ -69,14 +69,15 @@ pub struct ExplainArgs {
     /// Common flags.
     #[command(flatten)]
     pub reader: ReaderArgs,
-    /// The namespace of names.
-    #[command(flatten)]
-    pub namespace: NamespaceArgs,
+    /// Namespace of a pod or Service that is given without one. Default: `default`.
+    #[arg(short, long, env = "BALLAST_NAMESPACE", value_name = "NAMESPACE", add = candidates::namespaces())]
+    pub namespace: Option<String>,
     /// The API server, which knows pods.
     #[command(flatten)]
     pub api: ApiArgs,
     /// The client: an IP address, `host` (a process on the node), `pod` (a process in a pod of this node), or pod/NAME or
-    /// pod/NAMESPACE/NAME, which is read from the API server.
+    /// pod/NAMESPACE/NAME, which is read from the API server (the agent's account may not read pods: give --kubeconfig, or use
+    /// `kubectl ballast explain`).
     #[arg(value_name = "CLIENT", add = candidates::clients())]
     pub client: ClientArg,
     /// The address that the client connects to, like `10.96.0.10:80` or `[fd00::1]:53/udp`, or a Service: NAME,

@@ -20,8 +20,8 @@ flags_of! {
         /// Length of the history on that page: 4m to 24h; 0: no history. The history has 240 points.
         #[arg(long, env = "BALLAST_PAGE_HISTORY", value_name = "DURATION", default_value = "1h", value_parser = value::page_history)]
         page_history: Duration,
-        /// Whether /metrics has series for each Service port. In a cluster of 10,000 Services, these are 150,000 series of each
-        /// node.
+        /// Whether /metrics has series for each Service port. In a cluster of 10,000 Service ports, these are 60,000 series of
+        /// each node, and twice as many with both address families.
         #[arg(
             long, env = "BALLAST_SERVICE_METRICS", action = clap::ArgAction::Set, default_value = "true", num_args = 0..=1, default_missing_value = "true",
             require_equals = true, value_parser = FalseyValueParser::new(), help_heading = "Metrics"

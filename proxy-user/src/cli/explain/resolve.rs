@@ -14,21 +14,25 @@ use proxy_core::model::net::{IpFamily, Protocol};
 /// Asks the API server for a pod, by namespace and name; the error is a text.
 pub type AskPod = fn(&ApiArgs, &str, &str) -> Result<PodFacts, String>;
 
-/// Returns the client that an argument names, as it appears on `node`.
+/// Returns the client that an argument names, as it appears on `node`; `default`: the namespace of a name without one.
 pub(super) fn client(
     arg: &ClientArg,
-    flags: &NamespaceArgs,
+    default: Option<&str>,
     family: IpFamily,
     node: Option<&str>,
     ask: impl FnOnce(&str, &str) -> Result<PodFacts, String>,
 ) -> Result<Client, ShowError> {
     let (namespace, name) = match arg {
         ClientArg::Known(client) => return Ok(*client),
-        ClientArg::Pod { namespace, name } => (namespace.as_ref().or(flags.namespace.as_ref()), name),
+        ClientArg::Pod { namespace, name } => (namespace.as_deref().or(default), name),
     };
-    let namespace = namespace.map_or(DEFAULT_NAMESPACE, String::as_str);
-    let pod = ask(namespace, name)
-        .map_err(|why| ShowError::Pod(format!("{why} (`pod` without a name means any pod of this node)")))?;
+    let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE);
+    let pod = ask(namespace, name).map_err(|why| {
+        ShowError::Pod(format!(
+            "{why}; `kubectl ballast explain` reads pods with your own rights, --kubeconfig names other credentials, and `pod` \
+             without a name means any pod of this node"
+        ))
+    })?;
     let of_node = pod.node.as_deref().unwrap_or("none yet");
     let is_here = node.is_some_and(|node| of_node.eq_ignore_ascii_case(node));
     if pod.has_host_network {
@@ -43,10 +47,10 @@ pub(super) fn client(
     Ok(if is_here { Client::Pod(Some(address)) } else { Client::Address(address) })
 }
 
-/// Returns the destination that an argument names: of a Service, the cluster address.
+/// Returns the destination that an argument names: of a Service, the cluster address. `default`: as for [`client`].
 pub(super) fn destination(
     arg: &DestinationArg,
-    flags: &NamespaceArgs,
+    default: Option<&str>,
     family: Option<IpFamily>,
     snapshot: &Snapshot,
 ) -> Result<Destination, ShowError> {
@@ -54,7 +58,8 @@ pub(super) fn destination(
         DestinationArg::Address(destination) => return Ok(*destination),
         DestinationArg::Service(text, protocol) => (text, *protocol),
     };
-    let filter = ServiceFilter::parse(text, flags)?;
+    let default = default.unwrap_or(DEFAULT_NAMESPACE);
+    let filter = ServiceFilter::parse_with_default(text, &NamespaceArgs::default(), default)?;
     let is_meant = |row: &&FrontendRow| {
         let name = snapshot.names.get(&row.service);
         name.is_some_and(|name| filter.matches(row.service, name, snapshot))
@@ -103,8 +108,6 @@ mod tests {
     use super::*;
     use crate::cli::show::tests::cluster;
 
-    const NO_FLAGS: NamespaceArgs = NamespaceArgs { namespace: None, all_namespaces: false };
-
     #[rstest]
     #[case("svc/redis", None, "10.96.0.10:6379/TCP")]
     #[case("default/redis:resp", Some(IpFamily::V6), "[fd00:96::a]:6379/TCP")]
@@ -118,9 +121,24 @@ mod tests {
         #[case] family: Option<IpFamily>,
         #[case] expected: &str,
     ) {
-        let found = destination(&text.parse().unwrap(), &NO_FLAGS, family, &cluster());
+        let found = destination(&text.parse().unwrap(), None, family, &cluster());
         let told = found.map_or_else(|error| error.to_string(), |destination| destination.to_string());
         assert!(told.contains(expected), "{told}");
+    }
+
+    #[test]
+    fn namespace_flag_is_for_names_without_one() {
+        let web = |text: &str| {
+            let found = destination(&text.parse().unwrap(), Some("web"), None, &cluster());
+            found.map_or_else(|error| error.to_string(), |destination| destination.to_string())
+        };
+        assert_eq!(web("shop:443"), "203.0.113.5:443/TCP");
+        assert_eq!(web("default/redis"), "10.96.0.10:6379/TCP");
+        let found = client(&"pod/a".parse().unwrap(), Some("web"), IpFamily::V4, None, |namespace, _| {
+            Err(format!("cannot read {namespace}"))
+        });
+        let error = found.unwrap_err().to_string();
+        assert!(error.contains("cannot read web; `kubectl ballast explain` reads pods"), "{error}");
     }
 
     #[rstest]
@@ -130,11 +148,10 @@ mod tests {
     #[case::host_network_elsewhere(PodFacts { node: Some("b".into()), has_host_network: true, addresses: Vec::new() }, "network of node b")]
     #[case::other_family(PodFacts { node: Some("a".into()), addresses: vec!["fd00::7".parse().unwrap()], has_host_network: false }, "no IPv4 address")]
     fn a_pod_is_a_client_of_this_node_or_an_address(#[case] pod: PodFacts, #[case] expected: &str) {
-        let found =
-            client(&"pod/web".parse().unwrap(), &NO_FLAGS, IpFamily::V4, Some("a"), |namespace, name| {
-                assert_eq!((namespace, name), ("default", "web"));
-                Ok(pod)
-            });
+        let found = client(&"pod/web".parse().unwrap(), None, IpFamily::V4, Some("a"), |namespace, name| {
+            assert_eq!((namespace, name), ("default", "web"));
+            Ok(pod)
+        });
         let told = found.map_or_else(|error| error.to_string(), |client| client.to_string());
         assert!(told.contains(expected), "{told}");
     }

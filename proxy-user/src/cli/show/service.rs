@@ -54,7 +54,7 @@ pub struct FrontendJson {
     scope: &'static str,
     /// `10.96.0.10:80`.
     address: String,
-    /// What happens to a client's connection: `forward`, `reject`, `drop`.
+    /// What happens to a client's connection: `forward`, `reject`, `drop`, `pass`.
     verdict: &'static str,
     /// Traffic policy that selected the backends: `Cluster` or `Local`.
     policy: &'static str,

@@ -102,6 +102,8 @@ struct AttachmentJson<'a> {
 struct CountsJson {
     ports: usize,
     frontends: usize,
+    /// Frontends without endpoints.
+    empty: usize,
     unmanaged: usize,
     backends: usize,
     flows: u64,
@@ -189,6 +191,7 @@ impl Status {
             counts: facts.map(|facts| CountsJson {
                 ports: facts.ports,
                 frontends: facts.frontends,
+                empty: facts.empty,
                 unmanaged: facts.unmanaged,
                 backends: facts.backends,
                 flows: facts.flows,

@@ -46,17 +46,23 @@ fn agent(installed: &Installed) -> CheckLine {
             format!("the agent answers at {address} with HTTP {status}"),
             format!("see the agent's log and http://{address}/healthz"),
         ),
+        AgentState::Silent { address, reason }
+            if installed.attachments.iter().any(Attachment::is_attached) =>
+        {
+            CheckLine::fail(
+                CHECK,
+                format!(
+                    "the agent does not answer at {address} ({reason}): the programs work with the current maps; if the agent is \
+                     stopped, nothing updates them"
+                ),
+                "check that the agent runs (`ballast run`), or give its address with --metrics-bind-address",
+            )
+        }
         AgentState::Silent { address, reason } => CheckLine::fail(
             CHECK,
-            if installed.attachments.iter().any(Attachment::is_attached) {
-                format!(
-                    "the agent does not answer at {address} ({reason}): the programs still work with the current maps, but nothing updates the maps"
-                )
-            } else {
-                format!(
-                    "no agent answers at {address} ({reason}), and no program is attached: Ballast does not serve this node"
-                )
-            },
+            format!(
+                "no agent answers at {address} ({reason}), and no program is attached: Ballast does not serve this node"
+            ),
             "start `ballast run`, or give the agent's address with --metrics-bind-address",
         ),
     }

@@ -48,12 +48,12 @@ impl CheckLine {
         self.outcome == CheckResult::Fail
     }
 
-    /// Returns the check's section in docs/troubleshooting.md.
-    pub fn section(&self) -> &'static str {
+    /// Returns the check's section in docs/troubleshooting.md, with links as plain text.
+    pub fn section(&self) -> String {
         const MANUAL: &str = include_str!("../../../../../docs/troubleshooting.md");
         let heading = format!("\n### check {}\n", self.check);
         let section = MANUAL.split_once(&*heading).map(|(_, rest)| rest.split("\n#").next().unwrap_or(rest));
-        section.unwrap_or_default().trim()
+        plain_links(section.unwrap_or_default().trim())
     }
 
     /// Returns the command that prints the section.
@@ -67,6 +67,29 @@ impl CheckLine {
     }
 }
 
+/// Returns a text in which each link `[text](target)` is `text (docs/target)`, or `docs/target` if both are equal.
+fn plain_links(text: &str) -> String {
+    let (mut plain, mut rest) = (String::new(), text);
+    while let Some((before, label, target, after)) = first_link(rest) {
+        plain.push_str(before);
+        if label == target {
+            plain.extend(["docs/", target]);
+        } else {
+            plain.extend([label, " (docs/", target, ")"]);
+        }
+        rest = after;
+    }
+    plain + rest
+}
+
+/// Returns what is before the first link, its text, its target, and what is after it.
+fn first_link(text: &str) -> Option<(&str, &str, &str, &str)> {
+    let (begin, target) = text.split_once("](")?;
+    let (before, label) = begin.rsplit_once('[')?;
+    let (target, after) = target.split_once(')')?;
+    Some((before, label, target, after))
+}
+
 /// Returns the first few elements of a list, and the number of further ones.
 pub(super) fn some<T: ToString>(all: impl IntoIterator<Item = T>) -> String {
     const SHOWN: usize = 3;
@@ -74,4 +97,17 @@ pub(super) fn some<T: ToString>(all: impl IntoIterator<Item = T>) -> String {
     let more = all.len().saturating_sub(SHOWN);
     let shown = all.get(..SHOWN.min(all.len())).unwrap_or_default().join(", ");
     if more == 0 { shown } else { format!("{shown} and {more} more") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_are_plain_text() {
+        let text = "See [a.md](a.md), [the `b`](b.md#c) ([d](d.md)) and [nothing].";
+        let plain = "See docs/a.md, the `b` (docs/b.md#c) (d (docs/d.md)) and [nothing].";
+        assert_eq!(plain_links(text), plain);
+        assert_eq!(plain_links("none"), "none");
+    }
 }

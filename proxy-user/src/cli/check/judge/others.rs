@@ -60,7 +60,8 @@ pub(super) fn kube_proxy(others: &Others, pre: bool) -> CheckLine {
     }
     let seen = seen.join("; ");
     if pre {
-        let advice = "install Ballast, wait until it is ready, stop kube-proxy, then run `ballast takeover`";
+        let advice = "install Ballast, check that `ballast service list` shows all Services, stop kube-proxy, then run `ballast \
+                      takeover` (docs/migration.md)";
         return CheckLine::warn(CHECK, seen, advice);
     }
     CheckLine::fail(CHECK, seen, "stop kube-proxy, then run `ballast takeover`")
@@ -73,8 +74,9 @@ fn ipvs(others: &Others) -> CheckLine {
         count => CheckLine::warn(
             CHECK,
             format!("IPVS has {count} virtual servers"),
-            "if they are from kube-proxy, remove them with `kube-proxy --cleanup`; others (keepalived) can stay if they use \
-             no address of a Service",
+            "if they are from kube-proxy, remove them with `kube-proxy --cleanup` in kube-proxy's own image \
+             (docs/migration.md#ipvs-and-iptables-legacy has the command); others (keepalived) can stay if they use no address of \
+             a Service",
         ),
     }
 }
