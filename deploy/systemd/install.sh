@@ -5,6 +5,7 @@
 #   install.sh --uninstall [--keep-running]
 #
 # BINARY      the static binary of `cargo xtask image`, or any other build of `ballast`
+# --kubeconfig  absolute path of the file with the API server's address and the agent's credentials
 # --server    comma-separated URLs of the API servers, if not the one in the kubeconfig; not the address of a Service
 # --end-udp-sockets  also install a second service, which closes connected UDP sockets of pods when their endpoint is removed
 # --no-start  only install the files
@@ -53,20 +54,21 @@ while [ $# -gt 0 ]; do
         --keep-running) clean=keep ;;
         -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit ;;
         -*) fail "unknown option $1 (--help)" ;;
-        *) [ -z "$binary" ] || fail "one binary is enough: $1"; binary=$1 ;;
+        *) [ -z "$binary" ] || fail "more than one binary is given: $1"; binary=$1 ;;
     esac
     shift
 done
 
-[ -n "$dest" ] || [ "$(id -u)" = 0 ] || fail "this takes root"
+[ -n "$dest" ] || [ "$(id -u)" = 0 ] || fail "run this as root"
 if [ "$action" = uninstall ]; then
     uninstall "$clean"
     exit
 fi
 
-[ -n "$binary" ] || fail "which binary? (--help)"
-[ -x "$binary" ] || fail "$binary is no program"
-[ -n "$kubeconfig" ] || fail "--kubeconfig is needed: who is the agent to the API server? (--help)"
+[ -n "$binary" ] || fail "name the binary of ballast (--help)"
+[ -x "$binary" ] || fail "$binary is not an executable file"
+[ -n "$kubeconfig" ] || fail "--kubeconfig is needed: the file with the API server's address and the agent's credentials (--help)"
+case $kubeconfig in /*) ;; *) fail "--kubeconfig needs an absolute path: $kubeconfig" ;; esac
 [ -n "$dest" ] || [ -r "$kubeconfig" ] || fail "cannot read $kubeconfig"
 "$binary" --version >/dev/null || fail "$binary does not run here"
 
