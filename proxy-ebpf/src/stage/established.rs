@@ -393,7 +393,7 @@ where
 }
 
 /// Returns the length of the longest IP packet that leaves: the kernel segments a GSO packet only after this hook. All fragments
-/// of a packet take one way: nf_conntrack waits for those that miss.
+/// of a packet take one way: `nf_conntrack` waits for those that miss.
 #[inline(always)]
 pub fn longest<F: Frame, A: Address>(frame: F, ctx: &PacketCtx<A>) -> u32 {
     let (packet, segment) = (&ctx.packet, frame.gso_size());

@@ -104,7 +104,7 @@ fn raise_file_limit() {
 
 /// Sets the sysctls of netfilter, which tracks the connections that it masquerades. kube-proxy exits if it cannot set them;
 /// Ballast's container usually has a read-only `/proc/sys`, so they should be set by `--init-only`. In a node that is a container
-/// itself, nobody can set some of them: only what the operator has given is warned of.
+/// itself, some of them are read-only: only what the operator has given is warned of.
 pub fn set_up_netfilter(config: &RunConfig) {
     let overlay = &config.kube_proxy;
     let is_given = overlay.conntrack != Conntrack::default();

@@ -8,7 +8,6 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-use aya::maps::MapData;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
@@ -26,7 +25,7 @@ const GRACE_SECS: u32 = 60;
 
 /// Removes the entries that are no longer needed from the maps pinned in `folder`; returns how many.
 pub fn sweep(folder: &Path) -> io::Result<usize> {
-    let config = pinned(folder, names::CONFIG)?;
+    let config = sys::pinned(folder, names::CONFIG)?;
     let hz = settings::read(config.fd().as_fd())?.hz;
     let mut timeouts = BTreeMap::new();
     timeouts_of::<[u8; 4]>(folder, names::SERVICES, &mut timeouts)?;
@@ -57,16 +56,12 @@ pub fn sweep(folder: &Path) -> io::Result<usize> {
         })?)
 }
 
-pub(super) fn pinned(folder: &Path, name: &str) -> io::Result<MapData> {
-    MapData::from_pin(folder.join(name)).map_err(io::Error::other)
-}
-
 /// Adds the timeouts of Service ports with session affinity, in seconds, by id.
 fn timeouts_of<A: Address>(folder: &Path, name: &str, timeouts: &mut BTreeMap<u32, u32>) -> io::Result<()>
 where
     ServiceKey<A>: Plain,
 {
-    let map = pinned(folder, name)?;
+    let map = sys::pinned(folder, name)?;
     let (rows, _) = sys::lookup::<ServiceKey<A>, ServiceEntry>(map.fd().as_fd(), None, usize::MAX)?;
     let sticky = rows.iter().filter(|(_, entry)| entry.affinity_secs > 0);
     timeouts.extend(sticky.map(|(_, entry)| (entry.id, entry.affinity_secs)));
@@ -80,7 +75,7 @@ fn sweep_map<K: Plain, V: Plain>(
     name: &str,
     kept: impl Fn(&K, &V) -> Option<(u32, u32)>,
 ) -> io::Result<usize> {
-    let map = pinned(folder, name)?;
+    let map = sys::pinned(folder, name)?;
     let capacity = map.info().map_err(io::Error::other)?.max_entries() as usize;
     let (rows, _) = sys::lookup::<K, V>(map.fd().as_fd(), None, usize::MAX)?;
     let gone = to_remove(rows, capacity, kept);

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use proxy_common::config::NodeConfig;
 use proxy_common::map_names;
 
-use super::{forget, sys, view};
+use super::{sys, view};
 
 /// Held while the entry is read and written back.
 static EDITING: Mutex<()> = Mutex::new(());
@@ -32,7 +32,7 @@ const ATTENDS_SECS: u32 = 15;
 
 /// Tells the programs whose maps are pinned in `folder` that an agent attaches programs to new devices, or that none does any more.
 pub fn attend(folder: &Path, is_there: bool) -> io::Result<()> {
-    let config = forget::pinned(folder, map_names::CONFIG)?;
+    let config = sys::pinned(folder, map_names::CONFIG)?;
     edit(config.fd().as_fd(), |entry| {
         // 0 means that no agent is there.
         let until = view::now(entry.hz).wrapping_add(ATTENDS_SECS * entry.hz) | 1;

@@ -2,7 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::path::Path;
 
+use aya::maps::MapData;
 use aya_obj::generated::bpf_map_info;
 use proxy_common::abi::Plain;
 
@@ -61,6 +63,11 @@ fn attr(fd: BorrowedFd<'_>, keys: u64, values: u64, count: usize) -> Attr {
         elem_flags: 0,
         flags: 0,
     }
+}
+
+/// Opens the map that is pinned in `folder` by this name.
+pub(super) fn pinned(folder: &Path, name: &str) -> io::Result<MapData> {
+    MapData::from_pin(folder.join(name)).map_err(io::Error::other)
 }
 
 /// Creates a map of maps with this number of elements, for maps like `inner`.

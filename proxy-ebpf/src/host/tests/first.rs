@@ -150,6 +150,9 @@ fn a_connection_begins_with_a_syn_or_in_its_middle() {
     which_segments_begin::<V6>();
 }
 
+/// Another uplink.
+const SECOND: u32 = 77;
+
 /// Sources that no client can have. Packets that go up the stack are left to the kernel's own check.
 fn sources_that_cannot_be<F: Net>() {
     let multicast = if F::HEADER == 20 {
@@ -172,7 +175,6 @@ fn sources_that_cannot_be<F: Net>() {
         assert_eq!(send(maps, POD, (source, 4000), SYN).0, DROP);
     }
     // A pod's address at an uplink: its route has to lead to an uplink.
-    const SECOND: u32 = 77;
     for (ifindex, is_refused) in
         [(Some(UPLINK), false), (Some(SECOND), false), (Some(POD), true), (None, true)]
     {

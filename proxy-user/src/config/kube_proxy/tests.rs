@@ -126,7 +126,7 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
     let masquerade_mark = 1 << 14;
     let mut expected = plain.unwrap();
     expected.kube_proxy =
-        Overlay { config_file, masquerade_mark, netfilter, node_ports, values, text, ..Overlay::default() };
+        Overlay { config_file, netfilter, masquerade_mark, node_ports, values, text, ..Overlay::default() };
     expected.network.masquerade_all = Some(false);
     // A file without a mode means kube-proxy's default, iptables: node ports answer on loopback too.
     assert_eq!(config.network.nodeport_addresses.len(), 2);
