@@ -98,6 +98,8 @@ pub enum Failure {
     Unreachable = 1,
     /// A RST of the backend.
     Refusal = 2,
+    /// A RST that a socket in another network namespace than the node's has got, perhaps from something in that namespace.
+    RefusalInside = 3,
 }
 
 impl Failure {
@@ -107,7 +109,8 @@ impl Failure {
         match number {
             0 => Self::Silence,
             1 => Self::Unreachable,
-            _ => Self::Refusal,
+            2 => Self::Refusal,
+            _ => Self::RefusalInside,
         }
     }
 }
@@ -312,13 +315,15 @@ const fn skip_span(skip: u64, hz: u32) -> u32 {
 /// Returns for how many more jiffies the client skips the backend; 0: it does not. `word`: the backend's word of `health`;
 /// `skip`: the word of `skips` at the index of both, and `tag` the tag.
 ///
-/// A refusal is no reason any more once the backend has answered any client: then it refuses no one. Silence and ICMP errors
+/// A refusal is no reason any more once the backend has answered any client later: then it refuses no one. Silence and ICMP errors
 /// may concern this client only.
 #[inline(always)]
 pub const fn skipped_for(skip: u64, tag: u64, word: u64, client: u32, now: u32, hz: u32) -> u32 {
     let kind = (skip & SKIP_KIND) >> KIND_SHIFT;
     let is_void = skip & (SKIP_TAG | SKIP_USED) != tag
-        || kind == Failure::Refusal as u64 && word & HEALTH_ANSWERED != 0
+        || kind >= Failure::Refusal as u64
+            && word & HEALTH_ANSWERED != 0
+            && age(word, now, hz) <= age(skip, now, hz)
         || kind == Failure::Silence as u64 && client & IGNORES_SILENCE != 0;
     let (age, span) = (age(skip, now, hz), skip_span(skip, hz));
     if is_void || age >= span { 0 } else { span - age }

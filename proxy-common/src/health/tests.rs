@@ -231,3 +231,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_refusal_inside_a_namespace_is_skipped_until_the_backend_answers_later() {
+    let (mut backend, now) = (Backend::default(), 7u32);
+    backend.answer(now);
+    for client in [ONE, OTHER] {
+        assert!(!backend.fail(client, Failure::RefusalInside, now + 10));
+    }
+    assert!(has_answered(backend.word, now + 10, HZ) && backend.stands(now + 10) == Standing::Good);
+    assert_eq!(backend.skips(ONE, now + 20), 2 * HZ - 10, "the answer came before");
+    backend.answer(now + 10 + HZ);
+    assert_eq!([ONE, OTHER].map(|client| backend.skips(client, now + 11 + HZ)), [0, 0]);
+}

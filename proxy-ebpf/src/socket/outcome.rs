@@ -130,7 +130,7 @@ fn note_failure(context: &SockOpsContext, outcome: ConnectOutcome) {
     let maps = Kernel::<V4>::new();
     let failure = match outcome {
         ConnectOutcome::Refused if is_host(netns(context)) => Failure::Refusal,
-        ConnectOutcome::Refused => Failure::Unreachable,
+        ConnectOutcome::Refused => Failure::RefusalInside,
         _ => Failure::Silence,
     };
     let seed = maps.config().map_or(0, |config| config.flow_seed);
