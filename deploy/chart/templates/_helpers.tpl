@@ -83,11 +83,15 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- $root := first . }}{{ $propagation := last . -}}
 - name: bpffs
   mountPath: {{ $root.Values.paths.bpffs }}
+  {{- if $root.Values.paths.propagate }}
   mountPropagation: {{ $propagation }}
+  {{- end }}
 - name: cgroup
   mountPath: {{ $root.Values.paths.cgroup }}
   {{- /* At /sys/fs/cgroup, cgroup2 is already mounted, except on nodes with only cgroup v1. */}}
+  {{- if $root.Values.paths.propagate }}
   mountPropagation: {{ eq $root.Values.paths.cgroup "/sys/fs/cgroup" | ternary "HostToContainer" $propagation }}
+  {{- end }}
   {{- if ne $propagation "Bidirectional" }}
   readOnly: true
   {{- end }}

@@ -13,7 +13,12 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 25] = [
+const CASES: [Case; 26] = [
+    Case {
+        values: &[HOST, "paths.propagate=false", "endUdpSockets=true"],
+        holds: &["mountPath: /sys/fs/bpf"],
+        lacks: &["mountPropagation"],
+    },
     Case {
         values: &[HOST, "preset=small", "maxFlows=50000", "settings.BALLAST_MAX_SLOTS=1000"],
         holds: &[
