@@ -67,6 +67,10 @@ fn refused(family: Family, harness: &mut Harness) {
     let pod = family.pod(1, 8080);
     let syn = Packet::tcp(SYN, family.client(1, 40_001), service.frontend);
     passes(harness, Hook::Ingress, &syn);
+    // The same packet at the next hook, if XDP has left it to tc.
+    passes(harness, Hook::Ingress, &syn);
+    assert_eq!(measured(harness, &service).retransmits, 0);
+    sleep(Duration::from_millis(600));
     passes(harness, Hook::Ingress, &syn);
     let entry = measured(harness, &service);
     assert_eq!((entry.retransmits, entry.refused, entry.answered()), (1, 0, 0));
