@@ -18,7 +18,7 @@ use crate::{exec, gotools, host, log, signal};
 use report::Results;
 
 /// Selects the specs of the suite that are about Services.
-const FOCUS: &str = r"\[sig-network\] (Services|EndpointSlice|EndpointSliceMirroring|Conntrack|Traffic Distribution|LocalhostNodePorts|KubeProxy) ";
+const FOCUS: &str = r"\[sig-network\] (Services|EndpointSlice|EndpointSliceMirroring|Conntrack|Traffic Distribution|LocalhostNodePorts) ";
 /// Excludes specs that take very long, or break the cluster for other specs.
 const SKIP: &str = r"\[sig-windows\]|\[Slow\]|\[Disruptive\]|\[Flaky\]|\[Alpha\]";
 /// Of the specs that need a feature of the cluster (a cloud, for example), only those of these features run.
