@@ -9,12 +9,12 @@
 //! 3. *May a refusal be hidden from the client?* Once for a connection, if another backend has answered lately
 //!    ([`has_answered`]).
 //!
-//! What a socket sees counts for all only if it is the node's own. In another network namespace anything may have answered: a
-//! sidecar to which the pod's rules redirect its connections, or a rule that refuses them. Such a result concerns the
-//! connections of this namespace.
+//! The result of a socket's connection counts for all clients only if the socket is the node's own. In another network namespace, a
+//! sidecar to which netfilter redirects the connection may have answered it, or a netfilter rule may have refused it: such a
+//! result counts for the sockets of this namespace only.
 //!
-//! An answer clears what refusals have shown. A backend that was ejected, or that joins a Service which works, gets a small
-//! share of the connections until it answers one, a newcomer only after [`JOIN_SECS`].
+//! An answer clears what refusals have shown. A backend that was ejected gets a small share of the connections until it answers
+//! one. So does a backend that joins a Service whose other backends answer, after [`JOIN_SECS`] without any.
 
 use crate::Address;
 use crate::flow::mix;
@@ -31,13 +31,13 @@ pub const HEALTH_LEVEL: u64 = 0x7 << LEVEL_SHIFT;
 pub const HEALTH_EJECTED: u64 = 1 << 51;
 /// With [`HEALTH_SKIPPED`]: when a client last failed, in units of [`STAMP_UNIT`] jiffies, without the upper bits.
 pub const HEALTH_STAMP: u64 = 0x7f << STAMP_SHIFT;
-/// A socket of another network namespace than the node's was answered, perhaps by something in that namespace: only for what
-/// makes a newcomer.
+/// A socket of another network namespace than the node's was answered, perhaps inside that namespace. Only [`HEALTH_NEWCOMER`]
+/// depends on it.
 pub const HEALTH_REACHED: u64 = 1 << 59;
 /// Clients may skip the backend: `skips` is looked up.
 pub const HEALTH_SKIPPED: u64 = 1 << 60;
-/// The backend is a newcomer: it joined a Service in which another backend has answered or was reached, and has not answered
-/// yet.
+/// The backend joined a Service in which another backend has [`HEALTH_ANSWERED`] or [`HEALTH_REACHED`], and has neither itself
+/// (a newcomer).
 pub const HEALTH_NEWCOMER: u64 = 1 << 61;
 /// The backend has answered, and has not refused a connection since.
 pub const HEALTH_ANSWERED: u64 = 1 << 62;
@@ -60,7 +60,7 @@ const MOST_DOUBLINGS: u32 = 6;
 pub const TRIAL_SECS: u32 = 30;
 /// The small share: one in this many of the connections that would select the backend. A power of two.
 pub const TRIAL_SHARE: u32 = 8;
-/// For this many seconds, counted from the first lookup, a newcomer gets no connections that others take: a pod without a
+/// For this many seconds after its first lookup, a newcomer gets connections only if the other backends fail: a pod without a
 /// readiness probe is ready before its process listens. A refusal ends this time, so that refusals of one client never extend
 /// it for the others.
 pub const JOIN_SECS: u32 = 2;
@@ -255,8 +255,8 @@ pub const fn after_answer(word: u64, now: u32, hz: u32) -> u64 {
     }
 }
 
-/// Returns the word after a socket of another network namespace than the node's was answered: the backend is no newcomer any
-/// more. The answer shows nothing else, since it may come from a sidecar in that namespace.
+/// Returns the word after a socket of another network namespace than the node's was answered: [`HEALTH_NEWCOMER`] is cleared. The
+/// answer shows nothing else, since a sidecar in that namespace may have sent it.
 #[inline(always)]
 pub const fn after_reach(word: u64) -> u64 {
     word & !HEALTH_NEWCOMER | HEALTH_REACHED

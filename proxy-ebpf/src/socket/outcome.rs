@@ -1,6 +1,6 @@
 //! Results of TCP connections that `connect` has translated: a refusal or an unanswered SYN is a failure of the backend
-//! ([`proxy_common::health`]); for other clients too only if the socket is the node's own. The kernel calls the program for every TCP socket of the cgroup that sends a SYN; it reports
-//! retransmissions and state changes only of watched sockets.
+//! ([`proxy_common::health`]), for all clients only if the socket is the node's own. The kernel calls the program for every TCP
+//! socket of the cgroup that sends a SYN; it reports retransmissions and state changes only of watched sockets.
 
 use aya_ebpf::bindings::{
     BPF_SOCK_OPS_RTO_CB, BPF_SOCK_OPS_RTO_CB_FLAG, BPF_SOCK_OPS_STATE_CB, BPF_SOCK_OPS_STATE_CB_FLAG,

@@ -233,7 +233,7 @@ fn a_connection_past_a_newcomer_survives_a_move() {
         let mut ends = [backend::<V4>(), other, (V4::addr(4), 8080)].into_iter();
         ends.find(|end| skb.wire() == packet::<V4>(client, *end, shape)).unwrap()
     };
-    // A newcomer on trial, one that has just joined, and an endpoint that is ejected.
+    // An endpoint on trial, one that joined less than `JOIN_SECS` ago, and one that is ejected.
     let joined = first.time().unwrap().now.wrapping_sub(JOIN_SECS * HZ);
     let on_trial = HEALTH_NEWCOMER | HEALTH_SINCE | u64::from(joined);
     for (word, is_ejected) in [(on_trial, false), (HEALTH_NEWCOMER, false), (on_trial, true)] {
