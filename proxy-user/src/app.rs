@@ -43,6 +43,7 @@ mod api_access;
 mod attach;
 mod config_file;
 mod end_udp_sockets;
+mod follow;
 mod init;
 mod memory;
 mod notices;
@@ -52,6 +53,7 @@ pub mod supervisor;
 
 pub use api_access::{ASK, api_access};
 pub use end_udp_sockets::end_udp_sockets;
+use follow::follow;
 pub use init::{init, write_config};
 use supervisor::Supervisor;
 
@@ -133,8 +135,8 @@ async fn serve(
     let (ask_for_nodes, needs_nodes) = watch::channel(false);
     let (told, servers) = watch::channel(ApiServers::default());
     let (report_manifests, manifests) = watch::channel(Vec::new());
-    let opened = objects::open(&config, sender, to_tell, needs_nodes, told, report_manifests);
-    let Some(opened) = ends.unless(opened).await else { return Ok(()) };
+    let opening = objects::open(&config, sender, to_tell, needs_nodes, told, report_manifests);
+    let Some(opened) = ends.unless(opening).await else { return Ok(()) };
     let (source, connection) = opened?;
     tasks.spawn_required("source", source);
     let Some(programs) = ends.unless(start_programs(&config)).await else { return Ok(()) };
@@ -206,9 +208,11 @@ async fn serve(
     let attached =
         attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone(), report);
     tasks.spawn_fallible(attached);
-    tasks.spawn_optional(follow_problems(Arc::clone(&metrics), "manifests", manifests));
-    let filters = programs.filters_before();
-    tasks.spawn_optional(follow_problems(Arc::clone(&metrics), "packet filters", filters));
+    for (part, problems) in [("manifests", manifests), ("packet filters", programs.filters_before())] {
+        let reported = Arc::clone(&metrics);
+        let report = move |problems: &Vec<String>| reported.recent.set_standing(part, problems.clone());
+        tasks.spawn_optional(follow(problems, report));
+    }
     let reported = Arc::clone(&metrics);
     let report = move |problem| reported.recent.set_standing("configuration file", problem);
     tasks.spawn_fallible(config_file::until_changed(options, config.kube_proxy.text.clone(), report));
@@ -240,21 +244,6 @@ async fn serve(
     // Threads may write until the process ends, and its locks hold as long.
     std::mem::forget(programs);
     result
-}
-
-/// Reports the problems of a part of the agent as they change.
-async fn follow_problems(
-    metrics: Arc<Metrics>,
-    part: &'static str,
-    mut problems: watch::Receiver<Vec<String>>,
-) {
-    loop {
-        let now = problems.borrow_and_update().clone();
-        metrics.recent.set_standing(part, now);
-        if problems.changed().await.is_err() {
-            return;
-        }
-    }
 }
 
 /// Returns the environment variables that look like settings but are none, and logs them.

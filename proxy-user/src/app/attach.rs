@@ -1,6 +1,5 @@
 //! Attaches the programs to their hooks, and keeps them attached.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,10 +7,11 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
+use super::follow::follow;
 use crate::config::RunConfig;
 use crate::driver::Status;
 use crate::host::follow::Devices;
-use crate::host::manager::{DeviceManager, DeviceState, DeviceStates, PERIOD};
+use crate::host::manager::{DeviceManager, DeviceStates, PERIOD};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::programs::Programs;
 
@@ -49,27 +49,18 @@ pub async fn attach(
     }
     let (manager, states) = DeviceManager::new(selection, Arc::clone(&programs));
     let manager = manager.with_period(PERIOD.min(config.sync_period));
-    tokio::join!(manager.run(devices), report_devices(states, report), keep(programs, config.sync_period));
+    let reports = follow(states, |states| report(problems_of(states)));
+    tokio::join!(manager.run(devices), reports, keep(programs, config.sync_period));
     Ok(())
 }
 
-/// The number of devices whose problems are told.
-const NAMED: usize = 5;
+/// Maximum number of devices that `ballast status` lists with their problems.
+const LISTED: usize = 5;
 
-/// Reports the problems of devices as they change.
-async fn report_devices(mut states: watch::Receiver<DeviceStates>, report: impl Fn(Vec<String>)) {
-    loop {
-        report(problems_of(states.borrow_and_update().as_ref()));
-        if states.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-fn problems_of(states: Option<&BTreeMap<u32, DeviceState>>) -> Vec<String> {
-    let all: Vec<_> = states.into_iter().flatten().filter_map(|(_, state)| state.problem.as_ref()).collect();
-    let told = all.iter().take(NAMED).map(|problem| format!("a device has no packet programs: {problem}"));
-    let rest = all.len().saturating_sub(NAMED);
+fn problems_of(states: &DeviceStates) -> Vec<String> {
+    let all: Vec<_> = states.iter().flatten().filter_map(|(_, state)| state.problem.as_ref()).collect();
+    let told = all.iter().take(LISTED).map(|problem| format!("a device has no packet programs: {problem}"));
+    let rest = all.len().saturating_sub(LISTED);
     let more = (rest > 0).then(|| format!("{rest} more devices have no packet programs; the log names them"));
     told.chain(more).collect()
 }
@@ -140,6 +131,7 @@ async fn keep(programs: Arc<Programs>, period: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::manager::DeviceState;
 
     #[test]
     fn some_of_many_devices_without_programs_are_named() {
@@ -147,10 +139,10 @@ mod tests {
             let problem = (number != 3).then(|| format!("cannot attach tc_ingress to device veth{number}"));
             (number, DeviceState { name: format!("veth{number}"), problem })
         };
-        let told = problems_of(Some(&(1..=9).map(state).collect()));
+        let told = problems_of(&Some((1..=9).map(state).collect()));
         assert_eq!(told.len(), 6);
         assert!(told[0].ends_with("device veth1") && told[5].starts_with("3 more devices"), "{told:?}");
-        assert!(problems_of(None).is_empty());
+        assert!(problems_of(&None).is_empty());
     }
 
     #[tokio::test(start_paused = true)]
