@@ -218,7 +218,7 @@ fn an_endpoint_belongs_to_its_service_until_its_id_is_free() {
 }
 
 #[test]
-fn no_agent_attends_to_devices_after_the_time_that_the_last_one_wrote() {
+fn devices_are_unattended_from_attended_until_on() {
     let attended =
         |until, now| is_attended(&NodeConfig { attended_until: until, ..NodeConfig::default() }, now);
     assert!(!attended(0, u32::MAX - 5) && !attended(0, 5), "no agent was there");

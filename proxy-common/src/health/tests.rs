@@ -233,7 +233,7 @@ proptest! {
 }
 
 #[test]
-fn a_refusal_inside_a_namespace_is_skipped_until_the_backend_answers_later() {
+fn refusal_inside_a_namespace_is_void_after_a_later_answer() {
     let (mut backend, now) = (Backend::default(), 7u32);
     backend.answer(now);
     for client in [ONE, OTHER] {

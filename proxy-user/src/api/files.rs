@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_kubeconfig_is_each_file_of_the_variable_or_that_of_the_user() {
+    fn default_kubeconfig_without_the_variable_is_that_of_the_user() {
         let of = |given: &str| kubeconfigs_of(Some(given.into()));
         assert_eq!(of("/a:/b::"), [Path::new("/a"), Path::new("/b")]);
         let own = kubeconfigs_of(None);

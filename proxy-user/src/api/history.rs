@@ -106,10 +106,9 @@ impl Change {
     fn compare(&self, newest: u64, found: Option<(Option<&String>, u64)>) -> Found {
         match found {
             _ if (1..self.version).contains(&newest) => Found::Older,
-            Some((uid, version)) if uid == self.uid.as_ref() && version < self.version => Found::Older,
-            Some((uid, _)) if uid == self.uid.as_ref() => Found::SameOrNewer,
-            // The object was deleted, and another one was created: both after the change.
             Some((_, version)) if version < self.version => Found::Older,
+            Some((uid, _)) if uid == self.uid.as_ref() => Found::SameOrNewer,
+            // The object was deleted, and perhaps another one was created, after the change.
             _ => Found::Nothing,
         }
     }
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_object_or_a_server_that_is_older_shows_another_history() {
+    fn older_object_or_server_shows_another_history() {
         assert_eq!(compare(49, None), Found::Older, "the server has not reached the change");
         assert_eq!(compare(90, Some(("1", 49))), Found::Older);
         assert_eq!(compare(90, Some(("2", 20))), Found::Older);

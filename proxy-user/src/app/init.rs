@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_that_are_pinned_elsewhere_are_refused_with_the_way_out() {
+    fn programs_pinned_elsewhere_are_refused_with_advice() {
         let programs = ["sock_bind4", "sock_connect4"].map(str::to_owned).into();
         let mut found = PinnedElsewhere { programs, bpffs: Some("/run/bpf".into()) };
         let text =

@@ -172,7 +172,7 @@ fn service_list_shows_selected_services_in_each_format() {
 }
 
 #[test]
-fn node_that_passes_packets_on_differs_from_one_that_rejects_them() {
+fn node_with_another_verdict_is_listed_as_different() {
     let says: Says = |node, arguments| {
         let (text, message, well) = list(node, arguments);
         (if node == "b" { text.replace("reject", "pass") } else { text }, message, well)
