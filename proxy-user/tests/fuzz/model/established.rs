@@ -55,7 +55,7 @@ impl Model {
             self.count(Reason::NoRoute, 0);
             return Must::Drop;
         };
-        let is_long = segment.length() > route.mtu;
+        let is_long = segment.longest > route.mtu;
         // No IPv4 packet of the generator forbids to be cut; the stack does it, on the loopback device.
         if is_long && dst.is_ipv6() {
             self.count(Reason::PacketTooBig, 0);

@@ -19,6 +19,7 @@ pub struct Entry {
     src_port: u16,
     dst_port: u16,
     proto: u8,
+    length: usize,
     seen: u64,
 }
 
@@ -50,6 +51,7 @@ impl Model {
             src_port: segment.src.port(),
             dst_port: segment.dst.port(),
             proto: segment.proto,
+            length: segment.length(),
             seen: self.now,
         };
         self.fragments.insert(key_of(&header), entry);
@@ -85,6 +87,7 @@ impl Model {
             l4: None,
             end: header.end.min(input.len().max(header.end)),
             is_first: false,
+            longest: entry.length,
         };
         self.reach("a later fragment");
         Ok(segment)

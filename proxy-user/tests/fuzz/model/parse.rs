@@ -26,6 +26,8 @@ pub struct Segment {
     pub end: usize,
     /// Whether the packet is the first of several fragments.
     pub is_first: bool,
+    /// Length of the IP packet by which its way is selected: that of the first fragment.
+    pub longest: usize,
 }
 
 impl Segment {
@@ -197,7 +199,8 @@ fn segment(
         }
     };
     let (src, dst) = (SocketAddr::new(src, ports.0), SocketAddr::new(dst, ports.1));
-    Parsed::Segment(Segment { src, dst, proto, flags, seq, ack, l4: Some(l4), end, is_first })
+    let longest = end - ETHERNET;
+    Parsed::Segment(Segment { src, dst, proto, flags, seq, ack, l4: Some(l4), end, is_first, longest })
 }
 
 /// Returns the TCP flags that correspond to a chunk of SCTP (RFC 9260, 3.2).

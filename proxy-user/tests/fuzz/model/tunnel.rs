@@ -251,7 +251,7 @@ impl Model {
             return Must::Drop;
         };
         let room = route.mtu - if is_v6 { 40 } else { 20 };
-        if segment.length() > room {
+        if segment.longest > room {
             self.count(Reason::PacketTooBig, 0);
             if segment.l4.is_none() {
                 return Must::Drop;
