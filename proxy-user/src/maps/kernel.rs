@@ -25,9 +25,10 @@ use proxy_common::{Address, map_names};
 use self::arrays::Arrays;
 use self::counted::Counted;
 use self::node::NodeMaps;
-use self::open::{io_error, map_memory, open, open_array, shape};
+use self::open::{map_memory, open, open_array, shape};
 use self::read::{endpoints, hash};
 use super::segments::Segments;
+use super::sys::io_error;
 use super::sys::{self, Stopped};
 use super::windows::Array;
 use proxy_core::store::{

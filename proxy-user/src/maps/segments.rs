@@ -73,7 +73,7 @@ pub fn repair(folder: &Path) -> io::Result<usize> {
     let mut count = 0;
     for (path, segment) in lost {
         make_folder(folder)?;
-        let map = MapData::from_fd(segment.try_clone()?).map_err(io_error)?;
+        let map = MapData::from_fd(segment.try_clone()?).map_err(sys::io_error)?;
         map.pin(path).map_err(io::Error::other)?;
         count += 1;
     }
@@ -108,15 +108,20 @@ fn fd_of(map: &MapData) -> io::Result<OwnedFd> {
     map.fd().as_fd().try_clone_to_owned()
 }
 
-/// Compares a pin with a map of segments of this shape: `None` if nothing is pinned, or why the pin cannot be used.
-pub fn judge(folder: &Path, name: &'static str, wanted: SegmentShape) -> Option<Result<(), String>> {
+/// Compares a pin with a map of segments of this shape: `None` if nothing is pinned; an error without a number of the system
+/// says how the pin differs, and one with a number why it could not be opened.
+pub fn judge(folder: &Path, name: &'static str, wanted: SegmentShape) -> Option<io::Result<()>> {
     folder.join(name).symlink_metadata().ok()?;
-    let found = match Segments::open(folder, name) {
-        Ok(found) if found.outer.is_none() => return Some(Err("no map of segments".to_owned())),
-        Ok(found) => found.shape,
-        Err(error) => return Some(Err(error.to_string())),
-    };
-    Some(if found == wanted { Ok(()) } else { Err(format!("segments of {found:?} instead of {wanted:?}")) })
+    Some(Segments::open(folder, name).and_then(|found| {
+        let shape = found.shape;
+        if found.outer.is_none() {
+            Err(io::Error::other("no map of segments"))
+        } else if shape != wanted {
+            Err(io::Error::other(format!("segments of {shape:?} instead of {wanted:?}")))
+        } else {
+            Ok(())
+        }
+    }))
 }
 
 /// Creates and pins a map of segments with its first segment, unless it is there; `btf`: the object's type information in the
@@ -161,13 +166,6 @@ pub fn forget(folder: &Path, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-fn io_error(error: aya::maps::MapError) -> io::Error {
-    match error {
-        aya::maps::MapError::SyscallError(error) => error.io_error,
-        other => io::Error::other(other),
-    }
-}
-
 /// Returns the path of the pin of a segment.
 pub(super) fn pin_of(folder: &Path, name: &str, number: usize) -> PathBuf {
     folder.join(FOLDER).join(format!("{name}_{number}"))
@@ -186,10 +184,11 @@ impl Segments {
         let segment = if btf.is_some() { segment } else { shape.untyped() };
         make_folder(folder)?;
         if folder.join(name).symlink_metadata().is_err() {
-            let first =
-                open_or_create(folder, name, 0, || MapData::create(segment, name, btf).map_err(io_error))?;
+            let first = open_or_create(folder, name, 0, || {
+                MapData::create(segment, name, btf).map_err(sys::io_error)
+            })?;
             let outer = sys::create_outer(name, SEGMENTS, first.as_fd())?;
-            let outer = MapData::from_fd(outer).map_err(io_error)?;
+            let outer = MapData::from_fd(outer).map_err(sys::io_error)?;
             outer.pin(folder.join(name)).map_err(io::Error::other)?;
         }
         let map = Self::open(folder, name)?;
@@ -205,16 +204,16 @@ impl Segments {
 
     /// Opens the pinned map of this name, and its segments.
     pub(super) fn open(folder: &Path, name: &'static str) -> io::Result<Self> {
-        let pinned = |path: PathBuf| MapData::from_pin(path).map_err(io_error);
+        let pinned = |path: PathBuf| MapData::from_pin(path).map_err(sys::io_error);
         let map = pinned(folder.join(name))?;
-        let kind = map.info().and_then(|info| info.map_type()).map_err(io_error)?;
+        let kind = map.info().and_then(|info| info.map_type()).map_err(sys::io_error)?;
         let (outer, first) = match kind {
             MapType::ArrayOfMaps => {
                 (Some((fd_of(&map)?, folder.to_owned())), pinned(pin_of(folder, name, 0))?)
             }
             _ => (None, map),
         };
-        let shape = SegmentShape::of(&first).map_err(io_error)?;
+        let shape = SegmentShape::of(&first).map_err(sys::io_error)?;
         let mut segments = vec![Arc::new(fd_of(&first)?)];
         while outer.is_some() && pin_of(folder, name, segments.len()).symlink_metadata().is_ok() {
             segments.push(Arc::new(fd_of(&pinned(pin_of(folder, name, segments.len()))?)?));
@@ -279,7 +278,7 @@ impl Segments {
             let like = present.all.first().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
             let segment = open_or_create(folder, self.name, number, || {
                 let (map, btf) = sys::definition(like.as_fd())?;
-                MapData::create(map, self.name, btf.as_ref().map(|btf| btf.as_fd())).map_err(io_error)
+                MapData::create(map, self.name, btf.as_ref().map(|btf| btf.as_fd())).map_err(sys::io_error)
             });
             match segment.map(Arc::new) {
                 Ok(segment) => {
@@ -364,7 +363,7 @@ fn open_or_create(
 ) -> io::Result<OwnedFd> {
     let path = pin_of(folder, name, number);
     if path.symlink_metadata().is_ok() {
-        return MapData::from_pin(path).map_err(io_error).and_then(|map| fd_of(&map));
+        return MapData::from_pin(path).map_err(sys::io_error).and_then(|map| fd_of(&map));
     }
     let map = create()?;
     map.pin(path).map_err(io::Error::other)?;

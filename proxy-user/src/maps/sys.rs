@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
 
-use aya::maps::MapData;
+use aya::maps::{MapData, MapError};
 use aya_obj::generated::bpf_map_info;
 use proxy_common::abi::Plain;
 
@@ -62,6 +62,14 @@ fn attr(fd: BorrowedFd<'_>, keys: u64, values: u64, count: usize) -> Attr {
         map_fd: fd.as_raw_fd().cast_unsigned(),
         elem_flags: 0,
         flags: 0,
+    }
+}
+
+/// Returns the error of the system call that failed, or an error without a number.
+pub(crate) fn io_error(error: MapError) -> io::Error {
+    match error {
+        MapError::SyscallError(error) => error.io_error,
+        other => io::Error::other(other),
     }
 }
 

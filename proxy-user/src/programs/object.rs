@@ -55,22 +55,23 @@ impl Shape {
         Self { kind, key_size: map.key_size(), value_size: map.value_size(), flags, max_entries }
     }
 
-    /// Returns the shape of the map pinned at `path`; `None` if nothing is pinned there.
-    fn pinned(path: &Path) -> Option<Result<Self, String>> {
-        if let Err(error) = path.symlink_metadata() {
-            return (error.kind() != io::ErrorKind::NotFound).then(|| Err(error.to_string()));
-        }
-        let read = MapInfo::from_pin(path).map_err(|error| format!("not a map ({error})"));
-        Some(read.and_then(|info| {
-            let kind = info.map_type().map_err(|error| error.to_string())?;
+    /// Returns the shape of the map pinned at `path`, or why it is no map; `None` if nothing is pinned there.
+    fn pinned(path: &Path) -> Result<Option<Result<Self, String>>, Error> {
+        let read = || -> io::Result<Self> {
+            path.symlink_metadata()?;
+            let info = MapInfo::from_pin(path).map_err(sys::io_error)?;
             Ok(Self {
-                kind: kind as u32,
+                kind: info.map_type().map_err(sys::io_error)? as u32,
                 key_size: info.key_size(),
                 value_size: info.value_size(),
                 flags: info.map_flags(),
                 max_entries: info.max_entries(),
             })
-        }))
+        };
+        match read() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => found.map_or_else(|error| no_map(path, error).map(Err), |shape| Ok(Ok(shape))).map(Some),
+        }
     }
 
     /// Decides whether a pin of shape `found` can be used for the map that `self` describes.
@@ -92,6 +93,15 @@ impl Shape {
             true => Verdict::Fits,
         }
     }
+}
+
+/// Returns why a pin is no map, if the error proves it. Any other failure to open it is returned: a process without free file
+/// descriptors cannot open a map either, and must not throw it away.
+fn no_map(path: &Path, error: io::Error) -> Result<String, Error> {
+    let is_other_file = path.symlink_metadata().is_ok_and(|found| !found.is_file());
+    // `None`: the kernel's description of the object is not that of a map.
+    let is_proven = is_other_file || matches!(error.raw_os_error(), None | Some(libc::EINVAL | libc::ENOENT));
+    if is_proven { Ok(format!("not a map ({error})")) } else { Err(Error::file("open the map", path)(error)) }
 }
 
 /// The object, loaded into the kernel.
@@ -134,7 +144,7 @@ pub(super) fn load(
         let (max_entries, setting) = capacities.of(name).unwrap_or((map.max_entries(), ""));
         let path = paths.maps().join(name);
         let wanted = Shape::of(map, max_entries);
-        match Shape::pinned(&path).map(|found| found.map(|found| (found, wanted.judge(found)))) {
+        match Shape::pinned(&path)?.map(|found| found.map(|found| (found, wanted.judge(found)))) {
             None => pins.remove_short_path(name)?,
             Some(Ok((_, Verdict::Fits))) => {}
             Some(Ok((found, Verdict::OtherSize))) => {
@@ -153,7 +163,7 @@ pub(super) fn load(
         let map = object.maps.get(*name).ok_or(Error::Incomplete { kind: "map", name })?;
         let (max_entries, _) = capacities.of(name).unwrap_or((map.max_entries(), ""));
         let (path, wanted) = (paths.maps().join(name), Shape::of(map, max_entries));
-        let found = Shape::pinned(&path);
+        let found = Shape::pinned(&path)?;
         if found.is_some_and(|found| found.is_ok_and(|found| wanted.judge(found) != Verdict::Fits)) {
             fs::remove_file(&path).map_err(Error::file("remove", &path))?;
         }
@@ -165,8 +175,8 @@ pub(super) fn load(
     let is_current = pins.is_current();
     let mut ebpf = loader.load(bytes).map_err(Box::new)?;
     // The kernel's tick does not change, and no pin survives a reboot: measure once.
-    let stored = stored(paths);
-    let known = stored.map(|config| config.hz).filter(|hz| is_current && *hz > 0);
+    let stored = stored(&ebpf)?;
+    let known = Some(stored.hz).filter(|hz| is_current && *hz > 0);
     let (hz, unusable_xdp) = load_programs(&mut ebpf, xdp, known)?;
     calls::connect(&mut ebpf)?;
     calls::keep(&ebpf, paths)?;
@@ -213,7 +223,8 @@ fn open_segments(
     match segments::judge(&folder, name, shape) {
         None => pins.remove_short_path(name)?,
         Some(Ok(())) => {}
-        Some(Err(reason)) => {
+        Some(Err(error)) => {
+            let reason = no_map(&path, error)?;
             pins.remove_short_path(name)?;
             let moved_to = pins.refuse(&path)?;
             segments::forget(&folder, name).map_err(failed)?;
@@ -294,11 +305,11 @@ fn load_programs(
     refused.into_iter().next().map_or(Ok((hz?, unusable_xdp.pop())), Err)
 }
 
-/// Writes `config`. `stored`: its previous contents; `hz`: jiffies per second.
+/// Writes `config`. `stored`: its previous contents, zero in a new map; `hz`: jiffies per second.
 fn configure(
     ebpf: &mut Ebpf,
     paths: &Paths,
-    stored: Option<NodeConfig>,
+    stored: NodeConfig,
     hz: u32,
     capacities: &Capacities,
 ) -> Result<(), Error> {
@@ -306,20 +317,13 @@ fn configure(
     let flows = capacities.flows.min(names::FIRST_FLOWS);
     let buckets = buckets_for(flows);
     // With another seed, or another number of buckets, the programs would not find any flow again.
-    let seed = match stored {
-        Some(config) if config.flow_seed != 0 => config.flow_seed,
-        _ => random_seed(),
-    };
+    let seed = if stored.flow_seed != 0 { stored.flow_seed } else { random_seed() };
     let map = ebpf.map_mut(names::CONFIG).ok_or(Error::Incomplete { kind: "map", name: names::CONFIG })?;
     let mut map: Array<_, NodeConfig> = map.try_into().map_err(failed)?;
     let fresh = NodeConfig { limits: capacities.limits(), ..NodeConfig::new(hz, flows, buckets, seed) };
-    let config = match stored {
-        // The settings of an earlier agent stay in force until this agent writes newer ones.
-        Some(stored) if stored.flow_seed != 0 && stored.abi == fresh.abi && stored.hz == fresh.hz => {
-            NodeConfig { limits: fresh.limits, ..stored }
-        }
-        _ => fresh,
-    };
+    // The settings of an earlier agent stay in force until this agent writes newer ones.
+    let is_usable = stored.flow_seed != 0 && stored.abi == fresh.abi && stored.hz == fresh.hz;
+    let config = if is_usable { NodeConfig { limits: fresh.limits, ..stored } } else { fresh };
     // The programs of an earlier agent read the entries that `config` names, so these exist before.
     let tables = [(names::FLOWS, names::FLOW_INDEX), (names::FLOWS6, names::FLOW_INDEX6)];
     for (size, (flows, index)) in config.flows.iter().zip(tables) {
@@ -337,10 +341,12 @@ fn configure(
     Ok(())
 }
 
-fn stored(paths: &Paths) -> Option<NodeConfig> {
-    let map = aya::maps::MapData::from_pin(paths.maps().join(names::CONFIG)).ok()?;
-    let map: Array<_, NodeConfig> = aya::maps::Map::Array(map).try_into().ok()?;
-    map.get(&0, 0).ok()
+/// Returns the contents of `config`.
+fn stored(ebpf: &Ebpf) -> Result<NodeConfig, Error> {
+    let failed = |source| Error::Map { name: names::CONFIG, source };
+    let map = ebpf.map(names::CONFIG).ok_or(Error::Incomplete { kind: "map", name: names::CONFIG })?;
+    let map: Array<_, NodeConfig> = map.try_into().map_err(failed)?;
+    map.get(&0, 0).map_err(failed)
 }
 
 /// Returns a random number that is not zero.
@@ -357,6 +363,20 @@ mod tests {
     use super::*;
 
     const WANTED: Shape = Shape { kind: 1, key_size: 8, value_size: 24, flags: 1, max_entries: 100 };
+
+    #[test]
+    fn a_pin_is_no_map_only_if_the_error_proves_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (folder, file) = (directory.path().join("folder"), directory.path().join("file"));
+        fs::create_dir(&folder).unwrap();
+        fs::write(&file, "").unwrap();
+        let is_map = |path: &Path, code| no_map(path, io::Error::from_raw_os_error(code)).is_err();
+        for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EACCES, libc::EPERM, libc::EINTR] {
+            assert!(is_map(&file, code), "it may be one: {code}");
+        }
+        assert!(!is_map(&file, libc::EINVAL) && !is_map(&folder, libc::EACCES));
+        assert!(no_map(&file, io::Error::other("another type")).is_ok());
+    }
 
     #[test]
     fn only_the_size_of_a_pin_may_differ() {
@@ -380,7 +400,7 @@ mod tests {
     #[test]
     fn nothing_and_no_object_are_not_taken_for_a_pin() {
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(Shape::pinned(&directory.path().join("absent")), None);
+        assert_eq!(Shape::pinned(&directory.path().join("absent")).unwrap(), None);
     }
 
     #[test]

@@ -18,8 +18,9 @@ use proxy_common::source_range::{SET_BITS, SourceRangeKey};
 
 use super::super::settings;
 use super::super::sys::{self, Stopped};
-use super::open::{io_error, open};
+use super::open::open;
 use super::read::hash;
+use crate::maps::sys::io_error;
 use proxy_core::store::{ConfigRow, NodeContents, NodeFamily, NodeRow, TunnelRow, range_parts};
 use proxy_core::store::{MapError, Table, Write};
 

@@ -1,12 +1,12 @@
 //! Opens pinned maps, and checks that their types and sizes are those that this agent writes.
 
-use std::io;
 use std::path::Path;
 
 use aya::maps::{MapData, MapType};
 use proxy_common::abi::Plain;
 
 use super::super::segments::Segments;
+use super::super::sys::io_error;
 use super::super::windows::Array;
 use proxy_core::store::{MapError, Table};
 
@@ -17,13 +17,6 @@ pub(super) fn shape(
     expected: &dyn ToString,
 ) -> MapError {
     MapError::Shape { table, what, found: found.to_string(), expected: expected.to_string() }
-}
-
-pub(super) fn io_error(error: aya::maps::MapError) -> io::Error {
-    match error {
-        aya::maps::MapError::SyscallError(e) => e.io_error,
-        other => io::Error::other(other),
-    }
 }
 
 /// Opens the map of a table; returns it with its number of entries.
