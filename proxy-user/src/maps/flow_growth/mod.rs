@@ -14,6 +14,7 @@ mod tests;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use aya::maps::MapData;
 use proxy_common::Address;
@@ -33,6 +34,11 @@ use super::{settings, sys, view};
 const ROOM: u32 = 4;
 /// Passes over the entries after which keys that packets keep changing are left in their old buckets until the next look.
 const PASSES: u32 = 64;
+
+/// The pause after a growth that has failed; it doubles with each further failure.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// The longest such pause: each attempt counts all entries.
+const LAST_RETRY: Duration = Duration::from_mins(1);
 
 /// What a look has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +67,15 @@ struct Table {
     buckets: Segments,
     /// Position of the clock hand when the entries were last counted.
     counted_at: Option<u64>,
+    failure: Option<Failure>,
+}
+
+/// A growth that has failed.
+struct Failure {
+    error: io::Error,
+    /// When it is tried again.
+    retry: Instant,
+    pause: Duration,
 }
 
 impl FlowGrowth {
@@ -76,6 +91,7 @@ impl FlowGrowth {
                 flows: Segments::open(folder, flows)?,
                 buckets: Segments::open(folder, buckets)?,
                 counted_at: None,
+                failure: None,
             })
         };
         let latency = MapData::from_pin(folder.join(names::CONNECT_LATENCY)).and_then(|map| map.info());
@@ -89,18 +105,26 @@ impl FlowGrowth {
         })
     }
 
-    /// Lets those tables grow of which too much is in use, and continues a growth that did not end.
+    /// Lets those tables grow of which too much is in use, and continues a growth that did not end. A growth that fails is tried
+    /// again after a pause: [`FlowGrowth::problems`]. An error: the maps cannot be read.
     pub fn grow(&mut self) -> io::Result<Vec<Grown>> {
         let (hands, _) = sys::lookup::<u32, u64>(self.clock_hand.as_fd(), None, 2)?;
         let config = settings::read(self.config.as_fd())?;
         let hand = |index: usize| hands.get(index).map_or(0, |(_, hand)| *hand);
         let Self { config: fd, syn_times, v4, v6, .. } = self;
-        let mut grown = Vec::new();
         // Without memory for one family, the other one may still have room.
-        let of_v4 = v4.grow::<[u8; 4]>(fd, syn_times.as_ref(), &config, hand(0));
-        grown.extend(v6.grow::<[u8; 16]>(fd, syn_times.as_ref(), &config, hand(1))?);
-        grown.extend(of_v4?);
-        Ok(grown)
+        let of_v4 = v4.tend(|table| table.grow::<[u8; 4]>(fd, syn_times.as_ref(), &config, hand(0)));
+        let of_v6 = v6.tend(|table| table.grow::<[u8; 16]>(fd, syn_times.as_ref(), &config, hand(1)));
+        Ok(of_v4.into_iter().chain(of_v6).collect())
+    }
+
+    /// Says which tables cannot grow, and why.
+    pub fn problems(&self) -> Vec<String> {
+        let tables = [("IPv4", &self.v4), ("IPv6", &self.v6)];
+        let failed = tables.into_iter().filter_map(|(family, table)| Some((family, table.failure.as_ref()?)));
+        failed
+            .map(|(family, Failure { error, .. })| format!("the {family} flow table cannot grow: {error}"))
+            .collect()
     }
 }
 
@@ -118,6 +142,27 @@ fn larger(entries: u32, held: u32, limit: u32) -> u32 {
 }
 
 impl Table {
+    /// Runs `grow`, unless it has failed and the pause is not over.
+    fn tend(&mut self, grow: impl FnOnce(&mut Self) -> io::Result<Option<Grown>>) -> Option<Grown> {
+        let now = Instant::now();
+        if self.failure.as_ref().is_some_and(|failure| now < failure.retry) {
+            return None;
+        }
+        match grow(self) {
+            Ok(grown) => {
+                self.failure = None;
+                grown
+            }
+            Err(error) => {
+                let doubled = self.failure.as_ref().map_or(FIRST_RETRY, |failure| failure.pause * 2);
+                let pause = doubled.min(LAST_RETRY);
+                self.failure = Some(Failure { error, retry: now + pause, pause });
+                self.counted_at = None;
+                None
+            }
+        }
+    }
+
     fn grow<A: Address>(
         &mut self,
         config_fd: &OwnedFd,
