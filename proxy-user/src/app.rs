@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -21,7 +22,7 @@ use crate::config::paths::Ejection;
 use crate::config::{Options, RunConfig};
 use crate::driver::{Driver, DriverSettings, Programmed, Status};
 use crate::host::cgroup;
-use crate::host::facts::HostFacts;
+use crate::host::facts::{EndsSockets, HostFacts};
 use crate::host::follow::Follower;
 use crate::host::netfilter::masquerade::Masquerade;
 use crate::host::netns;
@@ -123,7 +124,8 @@ async fn serve(
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
     require_capabilities()?;
-    let Some(host) = ends.unless(read_host(&config, &sender)).await else { return Ok(()) };
+    let sockets_stay = Arc::new(AtomicBool::new(false));
+    let Some(host) = ends.unless(read_host(&config, &sender, &sockets_stay)).await else { return Ok(()) };
     let host = host?;
     // The rules that the host's facts need have loaded nf_conntrack.
     init::set_up_netfilter(&config);
@@ -204,7 +206,7 @@ async fn serve(
     tasks.spawn_fallible(async move { Ok(answers.await?) });
     metrics.recent.set_standing("environment", unknown_variables());
     let reported = Arc::clone(&metrics);
-    let report = move |problems| reported.recent.set_standing("devices", problems);
+    let report = move |cause, problems| reported.recent.set_standing(cause, problems);
     let attached =
         attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone(), report);
     tasks.spawn_fallible(attached);
@@ -225,7 +227,10 @@ async fn serve(
     tasks.spawn_optional(notices::tell_xdp(uplinks, config.paths.xdp, notices.clone()));
     tasks.spawn_optional(notices::tell_problems(status.clone(), notices));
     tasks.spawn_optional(note_faults(Arc::clone(&metrics), config.bpffs.clone()));
+    let swept_by = Arc::clone(&metrics);
     let tell = move |swept: &sockets::Swept| {
+        let metrics = &swept_by;
+        sockets_stay.store(swept.failure.is_some(), Ordering::Relaxed);
         swept.ended.iter().for_each(|(family, count)| metrics.ended_sockets(*family, *count));
         swept.reset.iter().for_each(|(family, count)| metrics.reset_sockets(*family, *count));
         metrics.marked_flows(swept.marked);
@@ -235,7 +240,9 @@ async fn serve(
     };
     tasks.spawn_optional(sockets::run(Arc::clone(&programs), config.bpffs.clone(), status.clone(), tell));
     tasks.spawn_optional(connections::run(Arc::clone(&programs), config.bpffs.clone(), status.clone()));
-    tasks.spawn_optional(grow_flows(programs.pin_dir()));
+    let reported = Arc::clone(&metrics);
+    let report = move |problems| reported.recent.set_standing("flow tables", problems);
+    tasks.spawn_optional(grow_flows(programs.pin_dir(), report));
     tasks.spawn_optional(forget(programs.pin_dir()));
     tasks.spawn_optional(memory::give_back(status.clone()));
     tasks.spawn_optional(announce(status));
@@ -324,13 +331,22 @@ fn follow_log(programs: &mut Programs) {
 }
 
 /// Sends the state of this machine to the driver before any object; the returned follower sends later changes.
-async fn read_host(config: &RunConfig, sender: &mpsc::Sender<Event>) -> anyhow::Result<Follower> {
+async fn read_host(
+    config: &RunConfig,
+    sender: &mpsc::Sender<Event>,
+    sockets_stay: &Arc<AtomicBool>,
+) -> anyhow::Result<Follower> {
+    let sockets = if netns::may_enter() {
+        EndsSockets::Agent(Arc::clone(sockets_stay))
+    } else {
+        EndsSockets::Helper(sockets::lock_of(&config.bpffs))
+    };
     let facts = HostFacts {
         uplinks: config.network.uplinks.clone(),
         local_devices: config.network.local_devices.clone(),
         opens_loopback: true,
         masquerade: Some(Masquerade::new(config.node.masquerade_mark)),
-        sockets_lock: (!netns::may_enter()).then(|| sockets::lock_of(&config.bpffs)),
+        sockets: Some(sockets),
         // A missing cgroup is reported when the programs are loaded.
         cgroup: cgroup::find(config.cgroup_root.as_deref()).ok().map(|root| root.path),
     };
@@ -409,15 +425,21 @@ async fn note_faults(metrics: Arc<Metrics>, bpffs: PathBuf) {
 }
 
 /// Lets the flow tables grow as they fill up.
-async fn grow_flows(folder: PathBuf) {
+async fn grow_flows(folder: PathBuf, report: impl Fn(Vec<String>) + Clone + Send + 'static) {
     /// So often, a table of 16,384 entries of which a quarter is in use is not full before the next pass, at 240,000 new flows
     /// a second.
     const PERIOD: Duration = Duration::from_millis(50);
     let grow = move || -> std::io::Result<()> {
-        let mut tables = FlowGrowth::open(&folder)?;
+        let (mut tables, mut known) = (FlowGrowth::open(&folder)?, Vec::new());
         loop {
             for Grown { family, entries, moved } in tables.grow()? {
                 tracing::info!(family, entries, moved, "the flow table has grown");
+            }
+            let problems = tables.problems();
+            if problems != known {
+                problems.iter().for_each(|problem| tracing::error!("{problem}; retrying"));
+                report(problems.clone());
+                known = problems;
             }
             std::thread::sleep(PERIOD);
         }

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use crate::driver::Status;
 use crate::maps::view::{Counted, View, ViewError};
-use crate::programs::{CountedIterator, Programs};
+use crate::programs::{self, CountedIterator, Programs};
 
 /// The interval of recounts. Each recount visits all flows and sockets, which takes milliseconds.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -32,6 +32,8 @@ enum CountError {
     Maps(#[from] ViewError),
     #[error("cannot list the counted sockets: {0}")]
     Sockets(#[source] io::Error),
+    #[error("cannot list the counted sockets: {0}")]
+    Load(#[source] programs::Error),
 }
 
 /// By backend id: the difference of the count, and how many recounts in a row have found it.
@@ -69,8 +71,8 @@ fn confirm(
 struct Recount {
     view: View,
     programs: Arc<Programs>,
-    /// Loaded when first needed; an error is logged once.
-    sockets: Option<Result<CountedIterator, ()>>,
+    /// Loaded when first needed.
+    sockets: Option<CountedIterator>,
     differences: Differences,
     /// Whether the last recount found any counted connection.
     is_in_use: bool,
@@ -85,15 +87,12 @@ impl Recount {
         if counted.expired > 0 {
             tracing::debug!(flows = counted.expired, "no longer counting expired flows as open connections");
         }
-        let programs = &self.programs;
-        let sockets = self.sockets.get_or_insert_with(|| {
-            programs.counted_iterator().map_err(|error| {
-                tracing::warn!(%error, "cannot compare open connections of sockets with their counts");
-            })
-        });
         // Without this iterator the difference is unknown.
-        let Ok(sockets) = sockets else { return Ok(()) };
-        let sockets = sockets.count().map_err(CountError::Sockets)?;
+        let sockets = match self.sockets.take() {
+            Some(loaded) => loaded,
+            None => self.programs.counted_iterator().map_err(CountError::Load)?,
+        };
+        let sockets = self.sockets.insert(sockets).count().map_err(CountError::Sockets)?;
         let corrections = confirm(&mut self.differences, &counted, &sockets);
         if !corrections.is_empty() {
             self.view.correct(&corrections)?;

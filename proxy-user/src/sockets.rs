@@ -10,6 +10,7 @@
 //! application connects again. A TCP socket fails at once (ECONNABORTED), and its endpoint gets a RST.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -80,6 +81,9 @@ pub enum SweepError {
     /// The iterator fails.
     #[error("cannot list the backends of sockets: {0}")]
     Iterate(#[source] io::Error),
+    /// The iterator cannot be loaded.
+    #[error("cannot list the backends of sockets: {0}")]
+    Load(#[source] programs::Error),
     /// The kernel does not list sockets.
     #[error("cannot list sockets: {0}; the kernel needs CONFIG_INET_UDP_DIAG and CONFIG_INET_TCP_DIAG")]
     List(#[source] io::Error),
@@ -101,28 +105,51 @@ pub struct Sweeper {
     marks: bool,
 }
 
-/// The iterators that list the storages of sockets; `None` if the kernel does not support one.
-#[derive(Debug, Default)]
+/// An iterator that is loaded when it is first needed; if that fails, again with the next sweep.
+struct Loading<T> {
+    loaded: Option<T>,
+    load: Box<dyn Fn() -> Result<T, programs::Error> + Send>,
+}
+
+impl<T> Loading<T> {
+    fn new(load: impl Fn() -> Result<T, programs::Error> + Send + 'static) -> Self {
+        Self { loaded: None, load: Box::new(load) }
+    }
+
+    /// Returns the iterator, or `None` and the reason.
+    fn get(&mut self) -> (Option<&T>, Option<SweepError>) {
+        let mut failure = None;
+        if self.loaded.is_none() {
+            match (self.load)() {
+                Ok(loaded) => self.loaded = Some(loaded),
+                Err(error) => failure = Some(SweepError::Load(error)),
+            }
+        }
+        (self.loaded.as_ref(), failure)
+    }
+}
+
+/// The iterators that list the storages of sockets.
 pub struct Iterators {
     /// Lists UDP sockets.
-    udp: Option<SocketIterator>,
+    udp: Loading<SocketIterator>,
     /// Lists sockets of removed endpoints.
-    left: Option<RemovedBackendIterator>,
+    left: Loading<RemovedBackendIterator>,
 }
 
 impl Iterators {
-    /// Takes the iterators that could be loaded, and logs the errors of the others.
-    pub fn of(
-        udp: Result<SocketIterator, programs::Error>,
-        left: Result<RemovedBackendIterator, programs::Error>,
+    /// Returns the iterators that these functions load.
+    pub fn new(
+        udp: impl Fn() -> Result<SocketIterator, programs::Error> + Send + 'static,
+        left: impl Fn() -> Result<RemovedBackendIterator, programs::Error> + Send + 'static,
     ) -> Self {
-        let udp = udp.inspect_err(|error| {
-            tracing::warn!(%error, "connected UDP sockets are not closed when their endpoint is removed, except those that are in the maps");
-        });
-        let left = left.inspect_err(|error| {
-            tracing::warn!(%error, "TCP connections of sockets are not reset when their endpoint is removed, even with removal policy reset");
-        });
-        Self { udp: udp.ok(), left: left.ok() }
+        Self { udp: Loading::new(udp), left: Loading::new(left) }
+    }
+}
+
+impl fmt::Debug for Iterators {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Iterators").finish_non_exhaustive()
     }
 }
 
@@ -160,8 +187,15 @@ impl Sweeper {
         let resets = !serving.reset().is_empty();
         let marked = if resets && self.marks { self.view.mark_flows()? } else { 0 };
         let mut swept = Swept { marked, ..Swept::default() };
-        let to_be_reset = if resets { self.to_be_reset(&serving)? } else { BTreeSet::new() };
-        let wanted = Sweep { fresh, iterator: self.iterators.udp.as_ref(), serving, to_be_reset };
+        let (mut to_be_reset, mut failed) = (BTreeSet::new(), None);
+        if resets {
+            let (left, failure) = self.iterators.left.get();
+            (to_be_reset, failed) = (find_resets(left, &serving)?, failure);
+        }
+        let (iterator, failure) = self.iterators.udp.get();
+        // The sweep goes on without an iterator, since the maps have some sockets, and fails at its end.
+        swept.failure = failed.or(failure);
+        let wanted = Sweep { fresh, iterator, serving, to_be_reset };
         if wanted.fresh.is_empty() && wanted.iterator.is_none() && wanted.to_be_reset.is_empty() {
             self.known = stale;
             return Ok(swept);
@@ -181,14 +215,17 @@ impl Sweeper {
         }
         Ok(swept)
     }
+}
 
-    /// Returns cookies and peers of the TCP sockets, in all network namespaces, whose connections are to be reset.
-    fn to_be_reset(&self, serving: &ServingEndpoints) -> Result<BTreeSet<(u64, SocketAddr)>, SweepError> {
-        let led = self.iterators.left.as_ref().map_or_else(|| Ok(Vec::new()), RemovedBackendIterator::list);
-        let led = led.map_err(SweepError::Iterate)?;
-        let meant = led.iter().filter_map(|socket| serving.to_be_reset(socket));
-        Ok(meant.map(|one| (one.cookie, one.endpoint)).collect())
-    }
+/// Returns cookies and peers of the TCP sockets, in all network namespaces, whose connections are to be reset.
+fn find_resets(
+    iterator: Option<&RemovedBackendIterator>,
+    serving: &ServingEndpoints,
+) -> Result<BTreeSet<(u64, SocketAddr)>, SweepError> {
+    let led = iterator.map_or_else(|| Ok(Vec::new()), RemovedBackendIterator::list);
+    let led = led.map_err(SweepError::Iterate)?;
+    let meant = led.iter().filter_map(|socket| serving.to_be_reset(socket));
+    Ok(meant.map(|one| (one.cookie, one.endpoint)).collect())
 }
 
 impl Swept {
@@ -278,8 +315,9 @@ pub async fn run(
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
     }
-    let load = move || Iterators::of(programs.socket_iterator(), programs.removed_backend_iterator());
-    let Ok(iterators) = spawn_blocking(load).await else { return };
+    let again = Arc::clone(&programs);
+    let iterators =
+        Iterators::new(move || programs.socket_iterator(), move || again.removed_backend_iterator());
     let reach = if netns::may_enter() { Reach::All } else { Reach::Own };
     if reach == Reach::Own {
         tracing::info!(

@@ -13,45 +13,69 @@ use crate::driver::Status;
 use crate::host::follow::Devices;
 use crate::host::manager::{DeviceManager, DeviceStates, PERIOD};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
+use crate::metrics::recent::SOCKET_PROGRAMS;
 use crate::programs::Programs;
 
 /// How often the agent checks whether another proxy still serves the Service ports that are not programmed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// How often the rules of another proxy are read if they cannot be read.
+const ATTEMPTS: u32 = 6;
+
+/// The pause between two attempts to attach the socket programs.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Attaches the programs: at once if an earlier agent has filled the maps, otherwise when the maps hold all listed
-/// objects; then keeps the attachments, and reports the devices without programs. Returns an error if a task of it panics.
+/// objects; then keeps the attachments, and reports by cause what is not attached. Returns an error if a task of it panics.
 pub async fn attach(
     programs: Arc<Programs>,
     config: Arc<RunConfig>,
     devices: watch::Receiver<Devices>,
     status: watch::Receiver<Status>,
-    report: impl Fn(Vec<String>),
+    report: impl Fn(&'static str, Vec<String>),
 ) -> anyhow::Result<()> {
     let selection = config.devices.clone();
     if !programs.is_current() {
         wait_until_filled(status, other_proxy).await;
     }
-    loop {
-        let attaching = Arc::clone(&programs);
-        match spawn_blocking(move || attaching.attach_sockets()).await? {
-            Ok(outcomes) => {
-                for (hook, outcome) in outcomes {
-                    tracing::debug!(hook, ?outcome, "socket program attached");
-                }
-                tracing::info!("socket programs attached");
-                break;
-            }
-            Err(error) => {
-                tracing::error!(%error, "cannot attach the socket programs; retrying in 5 s");
-            }
-        }
-        sleep(Duration::from_secs(5)).await;
-    }
+    let mut are_attached = attach_sockets(&programs, &report).await?;
     let (manager, states) = DeviceManager::new(selection, Arc::clone(&programs));
     let manager = manager.with_period(PERIOD.min(config.sync_period));
-    let reports = follow(states, |states| report(problems_of(states)));
-    tokio::join!(manager.run(devices), reports, keep(programs, config.sync_period));
-    Ok(())
+    let reports = follow(states, |states| report("devices", problems_of(states)));
+    // Devices do not wait for the sockets.
+    let sockets = async {
+        while !are_attached {
+            sleep(RETRY).await;
+            are_attached = attach_sockets(&programs, &report).await?;
+        }
+        keep(Arc::clone(&programs), config.sync_period, &report).await;
+        anyhow::Ok(())
+    };
+    let devices = async {
+        tokio::join!(manager.run(devices), reports);
+        anyhow::Ok(())
+    };
+    tokio::try_join!(devices, sockets).map(drop)
+}
+
+/// Attaches the socket programs; returns whether all are attached.
+async fn attach_sockets(
+    programs: &Arc<Programs>,
+    report: &impl Fn(&'static str, Vec<String>),
+) -> anyhow::Result<bool> {
+    let attaching = Arc::clone(programs);
+    let attached = spawn_blocking(move || attaching.attach_sockets()).await?;
+    let failure = attached.as_ref().err().map(|error| format!("cannot attach the socket programs: {error}"));
+    match &attached {
+        Ok(outcomes) => {
+            for (hook, outcome) in outcomes {
+                tracing::debug!(hook, ?outcome, "socket program attached");
+            }
+            tracing::info!("socket programs attached");
+        }
+        Err(error) => tracing::error!(%error, "cannot attach the socket programs; retrying in 5 s"),
+    }
+    report(SOCKET_PROGRAMS, failure.into_iter().collect());
+    Ok(attached.is_ok())
 }
 
 /// Maximum number of devices that `ballast status` lists with their problems.
@@ -62,13 +86,25 @@ fn problems_of(states: &DeviceStates) -> Vec<String> {
     let told = all.iter().take(LISTED).map(|problem| format!("a device has no packet programs: {problem}"));
     let rest = all.len().saturating_sub(LISTED);
     let more = (rest > 0).then(|| format!("{rest} more devices have no packet programs; the log names them"));
-    told.chain(more).collect()
+    let effect = (!all.is_empty()).then(|| {
+        "while a device has no packet programs, connected UDP sockets of pods are translated by connect(2), and keep an endpoint \
+         that is removed unless `ballast end-udp-sockets` runs"
+            .to_owned()
+    });
+    told.chain(more).chain(effect).collect()
 }
 
-/// Whether kube-proxy's rules serve this node. An agent without the privilege to read them cannot attach programs
-/// either, which is reported elsewhere.
+/// Whether kube-proxy's rules serve this node; if they cannot be read, after some more attempts. An agent without the privilege
+/// to read them cannot attach programs either, which is reported elsewhere.
 async fn other_proxy() -> bool {
-    spawn_blocking(KubeProxyRules::read).await.is_ok_and(|found| found.is_ok_and(|found| found.has_rules()))
+    for _ in 0..ATTEMPTS {
+        match spawn_blocking(KubeProxyRules::read).await {
+            Ok(Ok(found)) if found.has_rules() || !found.is_incomplete => return found.has_rules(),
+            _ => sleep(LOOK_AGAIN).await,
+        }
+    }
+    tracing::warn!("cannot read the rules of netfilter: kube-proxy may serve this node, too");
+    false
 }
 
 /// Waits until the maps hold everything that was listed, or the static Services, through which the API server itself
@@ -106,7 +142,7 @@ where
 }
 
 /// Restores every `period` what was detached or removed externally.
-async fn keep(programs: Arc<Programs>, period: Duration) {
+async fn keep(programs: Arc<Programs>, period: Duration, report: &impl Fn(&'static str, Vec<String>)) {
     let mut failure: Option<String> = None;
     loop {
         sleep(period).await;
@@ -121,8 +157,13 @@ async fn keep(programs: Arc<Programs>, period: Duration) {
             }
             Err(error) => Some(error.to_string()),
         };
-        if let Some(error) = error.as_ref().filter(|error| failure.as_ref() != Some(error)) {
-            tracing::error!(error, "cannot restore what was detached or removed externally; retrying");
+        if error != failure {
+            if let Some(error) = &error {
+                tracing::error!(error, "cannot restore what was detached or removed externally; retrying");
+            }
+            let told =
+                error.iter().map(|error| format!("cannot restore what was detached or removed: {error}"));
+            report("repairs", told.collect());
         }
         failure = error;
     }
@@ -140,7 +181,7 @@ mod tests {
             (number, DeviceState { name: format!("veth{number}"), problem })
         };
         let told = problems_of(&Some((1..=9).map(state).collect()));
-        assert_eq!(told.len(), 6);
+        assert_eq!(told.len(), 7);
         assert!(told[0].ends_with("device veth1") && told[5].starts_with("3 more devices"), "{told:?}");
         assert!(problems_of(&None).is_empty());
     }

@@ -99,31 +99,35 @@ const LEVELS: usize = 5;
 const MOST: usize = 4096;
 
 /// Returns the ids of the cgroups below which the kubelet puts the cgroups of pods, at the highest level that has any; unused
-/// places are 0. The id of a cgroup is the inode number of its directory.
-pub fn of_pods(root: &Path) -> [u64; POD_CGROUPS] {
+/// places are 0. The id of a cgroup is the inode number of its directory. An error is no answer: there may be such cgroups.
+pub fn of_pods(root: &Path) -> io::Result<[u64; POD_CGROUPS]> {
     let mut level = vec![root.to_owned()];
     let mut left = MOST;
     for _ in 0..LEVELS {
-        let folders: Vec<PathBuf> = level
-            .iter()
-            .filter_map(|folder| fs::read_dir(folder).ok())
-            .flat_map(|entries| entries.filter_map(Result::ok))
-            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-            .map(|entry| entry.path())
-            .take(left)
-            .collect();
-        left -= folders.len();
+        let mut folders = Vec::new();
+        for folder in &level {
+            let entries = match fs::read_dir(folder) {
+                // The cgroup was removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && folder != root => continue,
+                entries => entries?,
+            };
+            let entries = entries.filter_map(Result::ok);
+            let entries = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            let before = folders.len();
+            folders.extend(entries.map(|entry| entry.path()).take(left));
+            left -= folders.len() - before;
+        }
         let mut ids: Vec<u64> =
             folders.iter().filter(|folder| is_of_pods(folder)).filter_map(|folder| id(folder)).collect();
         if !ids.is_empty() {
             ids.sort_unstable();
             let mut first = [0; POD_CGROUPS];
             first.iter_mut().zip(ids).for_each(|(place, id)| *place = id);
-            return first;
+            return Ok(first);
         }
         level = folders;
     }
-    [0; POD_CGROUPS]
+    Ok([0; POD_CGROUPS])
 }
 
 /// Whether the kubelet's cgroup driver (`cgroupfs` or `systemd`) gives this name to the cgroup of all pods.
@@ -198,17 +202,17 @@ mod tests {
         let root = std::env::temp_dir().join(format!("ballast-cgroup-{}", std::process::id()));
         let make = |path: &str| fs::create_dir_all(root.join(path)).unwrap();
         make("system.slice/docker.service");
-        assert_eq!(of_pods(&root), [0; POD_CGROUPS]);
+        assert_eq!(of_pods(&root).unwrap(), [0; POD_CGROUPS]);
         make("kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice");
         make("system.slice/docker.service/inner/kubepods");
         let id = |path: &str| id(&root.join(path)).unwrap();
-        assert_eq!(of_pods(&root), [id("kubelet.slice/kubelet-kubepods.slice"), 0]);
+        assert_eq!(of_pods(&root).unwrap(), [id("kubelet.slice/kubelet-kubepods.slice"), 0]);
         make("kubepods.slice");
-        assert_eq!(of_pods(&root), [id("kubepods.slice"), 0]);
+        assert_eq!(of_pods(&root).unwrap(), [id("kubepods.slice"), 0]);
         make("kubepods/burstable");
         let mut both = [id("kubepods.slice"), id("kubepods")];
         both.sort_unstable();
-        assert_eq!(of_pods(&root), both);
+        assert_eq!(of_pods(&root).unwrap(), both);
         fs::remove_dir_all(&root).unwrap();
     }
 

@@ -5,6 +5,8 @@ use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ipnet::IpNet;
 use rtnetlink::packet_route::RouteNetlinkMessage;
@@ -40,10 +42,28 @@ pub struct HostFacts {
     pub opens_loopback: bool,
     /// The rule by which netfilter masquerades; `None`: netfilter is not touched.
     pub masquerade: Option<Masquerade>,
-    /// The folder that `ballast end-udp-sockets` locks while it runs; `None`: the agent itself ends sockets of pods.
-    pub sockets_lock: Option<PathBuf>,
+    /// Who ends sockets of pods; `None`: not known.
+    pub sockets: Option<EndsSockets>,
     /// The cgroup to which the socket programs are attached; `None`: the cgroups of pods are not looked for.
     pub cgroup: Option<PathBuf>,
+}
+
+/// Who ends connected UDP sockets of pods whose endpoint is removed.
+#[derive(Clone, Debug)]
+pub enum EndsSockets {
+    /// `ballast end-udp-sockets`, which locks this folder while it succeeds.
+    Helper(PathBuf),
+    /// This agent; whether its last attempt has failed.
+    Agent(Arc<AtomicBool>),
+}
+
+impl EndsSockets {
+    fn fails(&self) -> bool {
+        match self {
+            Self::Helper(folder) => !lock::is_held(folder),
+            Self::Agent(fails) => fails.load(Ordering::Relaxed),
+        }
+    }
 }
 
 impl HostFacts {
@@ -68,12 +88,19 @@ impl HostFacts {
             (known.defaults.clone(), known.local_routes.clone())
         };
         let devices = devices.iter().map(|device| self.device(device, &addresses)).collect();
-        // An agent without the privilege to read the rules cannot attach programs either, which is reported elsewhere.
         let (has_kube_proxy_rules, masquerades, pod_cgroups, pod_sockets_stay) = if what.unnotified {
-            let has_rules = KubeProxyRules::read().is_ok_and(|found| found.may_have_connections());
-            let pod_cgroups = self.cgroup.as_deref().map(cgroup::of_pods).unwrap_or_default();
-            let stay = self.sockets_lock.as_deref().is_some_and(|folder| !lock::is_held(folder));
-            (has_rules, self.masquerades(), pod_cgroups, stay)
+            // What cannot be read is as it was: without these, connections of another proxy would be reset.
+            let has_rules = match KubeProxyRules::read() {
+                Ok(found) if found.may_have_connections() => true,
+                Ok(found) if !found.is_incomplete => false,
+                Ok(_) | Err(_) => known.has_kube_proxy_rules,
+            };
+            let pod_cgroups = match self.cgroup.as_deref().map(cgroup::of_pods) {
+                Some(found) => found.unwrap_or(known.pod_cgroups),
+                None => Default::default(),
+            };
+            let stay = self.sockets.as_ref().is_some_and(EndsSockets::fails);
+            (has_rules, self.masquerades(known.masquerades), pod_cgroups, stay)
         } else {
             (known.has_kube_proxy_rules, known.masquerades, known.pod_cgroups, known.pod_sockets_stay)
         };
@@ -112,14 +139,15 @@ impl HostFacts {
         })
     }
 
-    /// Creates the rule of netfilter that masquerades, if it is wanted and missing; returns whether there is one.
-    fn masquerades(&self) -> bool {
+    /// Creates the rule of netfilter that masquerades, if it is wanted and missing; returns whether there is one; `known` if the
+    /// rules cannot be read.
+    fn masquerades(&self, known: bool) -> bool {
         let Some(masquerade) = &self.masquerade else { return false };
-        let ensured = masquerade.ensure();
-        if let Err(error) = &ensured {
-            tracing::debug!(%error, "cannot change the rules of netfilter");
-        }
-        masquerade.is_wanted() && ensured.is_ok()
+        let exists = masquerade.ensure().unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot read the rules of netfilter");
+            known
+        });
+        masquerade.is_wanted() && exists
     }
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {

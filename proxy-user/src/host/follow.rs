@@ -106,13 +106,17 @@ impl Follower {
         // The first read covers what changed before the subscription.
         self.list().await?;
         let (mut due, mut reading) = (Some(FactsToRead::ALL), None);
-        let (mut routes_read, mut pause) = (Instant::now(), Instant::now());
+        let (mut routes_read, mut unnotified_read, mut pause) =
+            (Instant::now(), Instant::now(), Instant::now());
         loop {
             if reading.is_none()
                 && let Some(what) = due.take()
             {
                 if what.routes {
                     routes_read = Instant::now();
+                }
+                if what.unnotified {
+                    unnotified_read = Instant::now();
                 }
                 reading = Some(self.read(what));
             }
@@ -154,7 +158,8 @@ impl Follower {
                     permit.send(Event::Host(self.known.clone()));
                     self.is_new = false;
                 }
-                () = sleep_until(pause), if reading.is_none() => {
+                // Notifications do not put off the read of what causes none.
+                () = sleep_until(pause.min(unnotified_read + PERIOD)), if reading.is_none() => {
                     if events.is_closed() {
                         return Ok(());
                     }

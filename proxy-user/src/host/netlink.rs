@@ -120,7 +120,14 @@ impl<A: NetlinkDeserializable> Answers<A> {
             self.is_interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
             match message.payload {
                 NetlinkPayload::InnerMessage(answer) => self.messages.push(answer),
-                NetlinkPayload::Done(_) => return Ok(true),
+                // A dump that failed ends with its error (`netlink_dump_done` of `net/netlink/af_netlink.c`).
+                NetlinkPayload::Done(done) if done.code < 0 && done.code != -libc::EINTR => {
+                    return Err(io::Error::from_raw_os_error(-done.code));
+                }
+                NetlinkPayload::Done(done) => {
+                    self.is_interrupted |= done.code != 0;
+                    return Ok(true);
+                }
                 NetlinkPayload::Error(error) => {
                     return if error.code.is_none() { Ok(true) } else { Err(error.to_io()) };
                 }
@@ -144,11 +151,13 @@ mod tests {
 
     use super::*;
 
-    /// Returns a datagram with one device, with these flags, and the end of the list.
-    fn datagram(sequence: u32, flags: u16) -> Vec<u8> {
+    /// Returns a datagram with one device, with these flags, and the end of the list with this code.
+    fn datagram(sequence: u32, flags: u16, code: i32) -> Vec<u8> {
         let mut bytes = Vec::new();
         let link = NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(LinkMessage::default()));
-        for payload in [link, NetlinkPayload::Done(DoneMessage::default())] {
+        let mut done = DoneMessage::default();
+        done.code = code;
+        for payload in [link, NetlinkPayload::Done(done)] {
             let mut header = NetlinkHeader::default();
             (header.sequence_number, header.flags) = (sequence, flags);
             let mut message = NetlinkMessage::new(header, payload);
@@ -162,9 +171,19 @@ mod tests {
 
     fn answers(flags: u16) -> Answers<RouteNetlinkMessage> {
         let mut answers = Answers::new(7);
-        assert!(!answers.take(&datagram(6, NLM_F_DUMP_INTR)).unwrap(), "the answer to an earlier request");
-        assert!(answers.take(&datagram(7, flags)).unwrap());
+        assert!(!answers.take(&datagram(6, NLM_F_DUMP_INTR, 0)).unwrap(), "the answer to an earlier request");
+        assert!(answers.take(&datagram(7, flags, 0)).unwrap());
         answers
+    }
+
+    #[test]
+    fn a_list_that_ends_with_an_error_is_an_error() {
+        let take = |code: i32| {
+            let mut answers = Answers::<RouteNetlinkMessage>::new(7);
+            answers.take(&datagram(7, 0, code)).map(|_| answers.is_interrupted)
+        };
+        assert_eq!(take(-libc::ENOENT).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!((take(-libc::EINTR).unwrap(), take(0).unwrap()), (true, false));
     }
 
     #[test]

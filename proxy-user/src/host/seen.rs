@@ -8,6 +8,13 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// How often the first list is requested while changes interrupt it: pods that start after a reboot are changes for a minute.
+const ATTEMPTS: u32 = 120;
+/// The pause between two attempts.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// An entry of a list.
 pub trait Entry: Clone {
@@ -39,8 +46,17 @@ pub struct Seen<T> {
 }
 
 impl<T: Entry> Seen<T> {
-    /// Lists twice, so that what is absent then is absent twice.
+    /// Lists twice, so that what is absent then is absent twice. Lists again after a pause if changes have interrupted the list.
     pub fn start(list: impl Fn() -> io::Result<Vec<T>>) -> io::Result<Self> {
+        let list = || {
+            for _ in 1..ATTEMPTS {
+                match list() {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => sleep(PAUSE),
+                    listed => return listed,
+                }
+            }
+            list()
+        };
         let mut seen = Self { listed: list()?, missed: Vec::new() };
         seen.add_list(list()?);
         Ok(seen)
@@ -114,6 +130,18 @@ mod tests {
         assert_eq!(keys(&seen), [1]);
         seen.add_list(vec![(1, 'a'), (2, 'a')]);
         assert_eq!(keys(&seen), [1, 2], "it may come back");
+    }
+
+    #[test]
+    fn start_lists_again_after_an_interruption() {
+        let turn = Cell::new(0);
+        let list = || match turn.replace(turn.get() + 1) {
+            1 => Err(io::ErrorKind::Interrupted.into()),
+            _ => Ok(vec![(1, 'a')]),
+        };
+        assert_eq!((keys(&Seen::start(list).unwrap()), turn.get()), (vec![1], 3));
+        let denied = || -> io::Result<Vec<(u32, char)>> { Err(io::ErrorKind::PermissionDenied.into()) };
+        assert_eq!(Seen::start(denied).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
 
     #[test]

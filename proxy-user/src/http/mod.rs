@@ -4,7 +4,7 @@
 //! | server | path | answer |
 //! |---|---|---|
 //! | health | `/healthz`, `/livez` | JSON, 200 or 503; see [`health`] |
-//! | | `/readyz` | `ok`, or 503 until the listed objects are in the maps; kube-proxy has none |
+//! | | `/readyz` | `ok`, or 503 until the listed objects are in the maps, and while the socket programs cannot be attached; kube-proxy has none |
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
@@ -43,6 +43,7 @@ pub use answer::State;
 use answer::{RETRY, json, text, with_type};
 
 use crate::metrics::Format;
+use crate::metrics::recent::SOCKET_PROGRAMS;
 use crate::page;
 use health::{Check, HealthReport, Snapshot};
 use listen::Connections;
@@ -193,9 +194,12 @@ async fn livez(extract::State(state): extract::State<State>) -> Response {
     json(report.code(), &report)
 }
 
-/// Answers whether a rollout may continue with the next node: the listed objects have been in the maps once. Objects that
-/// cannot be programmed do not count, unless most cannot.
+/// Answers whether a rollout may continue with the next node: the listed objects have been in the maps once, and no attempt to
+/// attach the socket programs has failed. Objects that cannot be programmed do not count, unless most cannot.
 async fn readyz(extract::State(state): extract::State<State>) -> Response {
+    if let Some(fault) = state.metrics.recent.standing_of(SOCKET_PROGRAMS).pop() {
+        return text(StatusCode::SERVICE_UNAVAILABLE, fault);
+    }
     let (synced, complete, failing) = {
         let status = state.status.borrow();
         (status.synced, status.complete, status.failing)

@@ -118,8 +118,18 @@ async fn an_agent_is_ready_after_its_first_sync() {
     let (code, _, body) = fetch(start(health_router(state(short))).await, "/readyz").await;
     assert_eq!(code, 503, "a sync that failed is not done");
     assert_eq!(body, "16 Service ports are not programmed yet; see /problems");
-    let synced = start(health_router(state(unwell()))).await;
+    let state = state(unwell());
+    let metrics = Arc::clone(&state.metrics);
+    let synced = start(health_router(state)).await;
     assert_eq!(fetch(synced, "/readyz").await.0, 200, "a change that waits is not a matter of rollouts");
+    metrics.recent.set_standing(SOCKET_PROGRAMS, ["cannot attach".to_owned()]);
+    assert_eq!(
+        fetch(synced, "/readyz").await.0,
+        503,
+        "the node has programs of no agent, or of an earlier one"
+    );
+    metrics.recent.set_standing(SOCKET_PROGRAMS, []);
+    assert_eq!(fetch(synced, "/readyz").await.0, 200);
 }
 
 #[tokio::test]

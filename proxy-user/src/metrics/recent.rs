@@ -17,6 +17,9 @@ pub const PERIOD: Duration = Duration::from_mins(1);
 /// How many records are kept; older faults are not reported.
 const NOTES: usize = 11;
 
+/// The cause of the standing faults of socket programs that were never attached: until they are, the agent is not ready.
+pub const SOCKET_PROGRAMS: &str = "socket programs";
+
 type Counts = BTreeMap<Reason, u64>;
 
 /// The last records of the counters, and the standing faults.
@@ -50,6 +53,12 @@ impl Recent {
     pub fn set_standing(&self, cause: &'static str, faults: impl IntoIterator<Item = String>) {
         let mut standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
         standing.insert(cause, faults.into_iter().collect());
+    }
+
+    /// Returns the standing faults of a cause.
+    pub fn standing_of(&self, cause: &str) -> Vec<String> {
+        let standing = self.standing.lock().unwrap_or_else(PoisonError::into_inner);
+        standing.get(cause).cloned().unwrap_or_default()
     }
 
     /// Returns the standing faults, and what was added to the counters of faults, as sentences.

@@ -175,7 +175,8 @@ fn remove_strays(
         return Ok(());
     };
     let has_table = masquerade::exists();
-    let without = has_table.and_then(|has| if has { mode.run(|| masquerade::ensure(0)) } else { Ok(false) });
+    let without =
+        has_table.and_then(|has| if has { mode.run(|| masquerade::ensure(0).map(drop)) } else { Ok(false) });
     report.note("nftables table ballast", without);
     for device in devices::list().map_err(Error::file("list the devices in", namespace))? {
         for direction in Direction::ALL {

@@ -13,7 +13,7 @@ use super::pins::Paths;
 use super::privileges;
 
 /// The maps that the attached programs use.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct CurrentMaps {
     paths: Paths,
     /// Id of one of the maps: maps that are created anew have other ids.

@@ -190,12 +190,16 @@ impl Programs {
         program(self.headerless.get().ok_or(missing)?, direction.program())
     }
 
-    /// Attaches the socket programs, or takes over the links of an earlier agent; then makes the maps of this version the
-    /// current ones, and removes those of other versions.
+    /// Attaches the socket programs, or takes over the links of an earlier agent; makes the maps of this version the current ones;
+    /// then removes those of other versions, unless a hook still has a program that uses them. All hooks are tried; the error
+    /// is that of the first one that fails.
     pub fn attach_sockets(&self) -> Result<Vec<(&'static str, AttachOutcome)>, Error> {
-        let outcomes = self.hold_sockets()?;
+        let outcomes: Vec<_> = self.hold_sockets();
         self.pins.make_current()?;
-        self.pins.retire_other_versions()?;
+        let outcomes = outcomes.into_iter().collect::<Result<_, _>>()?;
+        if let Err(error) = self.pins.retire_other_versions() {
+            tracing::warn!(%error, "cannot remove the maps of another version, which no program uses");
+        }
         self.release_unknown_hooks();
         Ok(outcomes)
     }
@@ -214,21 +218,20 @@ impl Programs {
         }
     }
 
-    fn hold_sockets(&self) -> Result<Vec<(&'static str, AttachOutcome)>, Error> {
+    fn hold_sockets(&self) -> Vec<Result<(&'static str, AttachOutcome), Error>> {
         let ours = links::our_programs();
         let strays = links::on_cgroup(&self.cgroup, &ours);
         let mut strays_of = BTreeMap::<String, Vec<bpf::Link>>::new();
         for (name, link) in strays {
             strays_of.entry(name).or_default().push(link);
         }
-        let mut outcomes = Vec::new();
-        for (name, attach_type) in SOCKET_HOOKS {
+        let hold = |(name, attach_type)| {
             let place = AttachPoint::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
             let pin = self.pins.paths().links().join(name);
             let strays = strays_of.remove(name).unwrap_or_default();
-            outcomes.push((name, links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)?));
-        }
-        Ok(outcomes)
+            Ok((name, links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)?))
+        };
+        SOCKET_HOOKS.into_iter().map(hold).collect()
     }
 
     /// Attaches the packet programs to a device, or takes over those of an earlier agent. Programs that were attached in the

@@ -42,30 +42,46 @@ impl Programs {
     }
 
     /// Restores missing socket programs and pins of maps, after [`Programs::attach_sockets`]; the manager of devices
-    /// restores the packet programs. Returns what was restored.
+    /// restores the packet programs. Returns what was restored. One part that fails does not stop the others; the error is that
+    /// of the first one.
     pub fn repair(&self) -> Result<Vec<Repair>, Error> {
-        self.pins.restore()?;
-        for packets in iter::once(&self.ebpf).chain(self.headerless.get()) {
-            super::calls::keep(packets, self.pins.paths())?;
-        }
         let mut done = Vec::new();
-        for (name, attach_type) in SOCKET_HOOKS {
-            let place = AttachPoint::Cgroup { cgroup: &self.cgroup, attach_type: attach_type as u32 };
-            let pin = self.pins.paths().links().join(name);
-            let link = Link::pinned(&pin).ok().flatten().and_then(|link| link.info().ok());
-            let loaded = self.info(name).map(|info| info.id());
-            if link.is_some_and(|link| place.holds(&link) && Some(link.program) == loaded) {
-                continue;
+        let folders = self.pins.restore();
+        let mut parts = vec![folders, self.repair_calls()];
+        parts.extend(SOCKET_HOOKS.into_iter().map(|(name, attach_type)| {
+            if self.repair_socket_program(name, attach_type as u32)? {
+                self.repairs.socket_programs.fetch_add(1, Ordering::Relaxed);
+                done.push(Repair::SocketProgram(name));
             }
-            pins::make(&self.pins.paths().links())?;
-            // A process may hold the link that lost its pin: a second link would translate twice.
-            let strays = links::on_cgroup(&self.cgroup, &links::our_programs());
-            let strays: Vec<_> =
-                strays.into_iter().filter(|(of, _)| of == name).map(|(_, link)| link).collect();
-            links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)?;
-            self.repairs.socket_programs.fetch_add(1, Ordering::Relaxed);
-            done.push(Repair::SocketProgram(name));
+            Ok(())
+        }));
+        parts.push(self.repair_map_pins(&mut done));
+        parts.into_iter().collect::<Result<(), _>>().map(|()| done)
+    }
+
+    fn repair_calls(&self) -> Result<(), Error> {
+        let mut packets = iter::once(&self.ebpf).chain(self.headerless.get());
+        packets.try_for_each(|packets| super::calls::keep(packets, self.pins.paths()))
+    }
+
+    /// Attaches a socket program unless it is on its hook; returns whether it did.
+    fn repair_socket_program(&self, name: &'static str, attach_type: u32) -> Result<bool, Error> {
+        let place = AttachPoint::Cgroup { cgroup: &self.cgroup, attach_type };
+        let pin = self.pins.paths().links().join(name);
+        let link = Link::pinned(&pin).ok().flatten().and_then(|link| link.info().ok());
+        let loaded = self.info(name).map(|info| info.id());
+        if link.is_some_and(|link| place.holds(&link) && Some(link.program) == loaded) {
+            return Ok(false);
         }
+        pins::make(&self.pins.paths().links())?;
+        // A process may hold the link that lost its pin: a second link would translate twice.
+        let strays = links::on_cgroup(&self.cgroup, &links::our_programs());
+        let strays: Vec<_> = strays.into_iter().filter(|(of, _)| of == name).map(|(_, link)| link).collect();
+        links::hold(&pin, name, place, program(&self.ebpf, name)?, &strays)?;
+        Ok(true)
+    }
+
+    fn repair_map_pins(&self, done: &mut Vec<Repair>) -> Result<(), Error> {
         let maps = self.pins.paths().maps();
         pins::make(&maps)?;
         if segments::repair(&maps).map_err(Error::file("pin segments in", &maps))? > 0 {
@@ -83,8 +99,7 @@ impl Programs {
             self.repairs.map_pins.fetch_add(1, Ordering::Relaxed);
             done.push(Repair::MapPin(name));
         }
-        self.pins.make_current()?;
-        Ok(done)
+        self.pins.make_current()
     }
 
     /// Pins the map that the programs use; an object in its place is moved away.

@@ -40,7 +40,9 @@ pub enum StandaloneError {
 /// `reset`. Returns when the maps are replaced.
 pub async fn run_standalone(bpffs: PathBuf) -> Result<(), StandaloneError> {
     let maps = wait_for_maps(&bpffs).await?;
-    let iterators = Iterators::of(maps.socket_iterator(), maps.removed_backend_iterator());
+    let (first, second) = (maps.clone(), maps.clone());
+    let iterators =
+        Iterators::new(move || first.socket_iterator(), move || second.removed_backend_iterator());
     let view = View::open(&bpffs)?;
     let mut sweeper = Sweeper::new(view.clone(), iterators, Reach::All);
     // Read the endpoints before the first sweep, so that every later removal is noticed.

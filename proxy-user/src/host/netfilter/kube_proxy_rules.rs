@@ -79,6 +79,8 @@ pub struct KubeProxyRules {
     pub ipvs: bool,
     /// Whether the chains exist that keep kube-proxy's connections alive without its rules: `ballast takeover` is in progress.
     pub draining: bool,
+    /// Whether the chains of `iptables-legacy` could not be read: there may be more than was found.
+    pub is_incomplete: bool,
 }
 
 impl KubeProxyRules {
@@ -104,6 +106,7 @@ impl KubeProxyRules {
         // `iptables-legacy` is rare: a failure to read it must not hide the other rules.
         let legacy = legacy::chains().unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot read the chains of iptables-legacy");
+            found.is_incomplete = true;
             Vec::new()
         });
         for (family, table, chain) in legacy {
@@ -199,6 +202,7 @@ mod tests {
             legacy: BTreeSet::from([("ip6 nat".to_owned(), 3)]),
             ipvs: true,
             draining: false,
+            is_incomplete: false,
         };
         assert_eq!(
             found.to_string(),

@@ -28,6 +28,9 @@ const FAMILIES: [Family; 2] = [
     },
 ];
 
+/// How often a table is read while it changes.
+const ATTEMPTS: u32 = 10;
+
 /// `IPT_SO_GET_INFO`, `IPT_SO_GET_ENTRIES`; the same numbers for IPv6.
 const GET_INFO: libc::c_int = 64;
 const GET_ENTRIES: libc::c_int = 65;
@@ -50,7 +53,7 @@ pub(super) fn chains() -> io::Result<Vec<(&'static str, String, String)>> {
         // If there is no file, the kernel has no such tables.
         let names = fs::read_to_string(family.tables).unwrap_or_default();
         for table in names.lines() {
-            let entries = read(family, table)?;
+            let entries = read_undisturbed(family, table)?;
             all.extend(
                 chains_in(&entries, family.offsets).map(|chain| (family.name, table.to_owned(), chain)),
             );
@@ -59,7 +62,19 @@ pub(super) fn chains() -> io::Result<Vec<(&'static str, String, String)>> {
     Ok(all)
 }
 
-/// Returns the entries of a table.
+/// Returns the entries of a table; reads it again if it was changed meanwhile.
+fn read_undisturbed(family: Family, table: &str) -> io::Result<Vec<u8>> {
+    let mut found = read(family, table);
+    for _ in 1..ATTEMPTS {
+        match &found {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => found = read(family, table),
+            _ => break,
+        }
+    }
+    found
+}
+
+/// Returns the entries of a table; `EAGAIN` if the table changed between the two requests.
 fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
     let any = if family.level == libc::SOL_IP {
         UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?
@@ -71,7 +86,6 @@ fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
     name(&mut info, table);
     ask(&socket, family.level, GET_INFO, &mut info)?;
     let size = word(&info, INFO_SIZE).unwrap_or_default() as usize;
-    // If the table changes in between, the kernel returns EAGAIN; a later call will succeed.
     let mut entries = vec![0; ENTRIES + size];
     name(&mut entries, table);
     entries[NAME..NAME + 4].copy_from_slice(&(size as u32).to_ne_bytes());

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rtnetlink::sys::Socket;
 
 use super::expressions;
-use super::kube_proxy_rules::chains;
+use super::kube_proxy_rules::{chains, family as family_name};
 use super::message::{self, IPV4, IPV6, Message, transact, transact_by};
 use super::rules::{APPEND, CREATE, base_chain, delete_table, new_own_table, new_table, rule_of};
 
@@ -42,17 +42,31 @@ pub fn exists() -> io::Result<bool> {
 }
 
 /// Creates the rules for packets with this mark if one is missing, in place of those for another mark; 0: removes the table.
-pub fn ensure(mark: u32) -> io::Result<()> {
+/// Returns whether a family is as wanted now: a kernel may have no rules for IPv6. An error: the rules could not be read.
+pub fn ensure(mark: u32) -> io::Result<bool> {
     let (found, wanted) = (found()?, (mark != 0).then(|| BTreeSet::from(names_of(mark))));
-    let mut changes = Vec::new();
-    for family in [IPV4, IPV6] {
+    Ok(in_any_family(|family| {
         let has = found.get(&family);
-        if has != wanted.as_ref() {
-            changes.extend(has.map(|_| (delete_table(family, TABLE), 0)));
-            changes.extend(wanted.iter().flat_map(|_| create(family, mark)));
+        if has == wanted.as_ref() {
+            return Ok(());
         }
-    }
-    if changes.is_empty() { Ok(()) } else { transact(&changes) }
+        let delete = has.map(|_| (delete_table(family, TABLE), 0));
+        let create = wanted.iter().flat_map(|_| create(family, mark));
+        transact(&delete.into_iter().chain(create).collect::<Vec<_>>())
+    }))
+}
+
+/// Changes both families, each for itself; returns whether one change succeeded.
+fn in_any_family(change: impl Fn(u8) -> io::Result<()>) -> bool {
+    let succeeds = |family| {
+        let changed = change(family);
+        if let Err(error) = &changed {
+            let family = family_name(family);
+            tracing::debug!(%error, family, "cannot change the rules of netfilter");
+        }
+        changed.is_ok()
+    };
+    [IPV4, IPV6].map(succeeds).contains(&true)
 }
 
 fn create(family: u8, mark: u32) -> impl Iterator<Item = (Message, u16)> {
@@ -92,9 +106,9 @@ impl Masquerade {
         self.mark != 0
     }
 
-    /// Creates what is missing, in the network namespace of the calling thread.
-    pub fn ensure(&self) -> io::Result<()> {
-        ensure(self.mark)?;
+    /// Creates what is missing, in the network namespace of the calling thread; returns what [`ensure`] returns.
+    pub fn ensure(&self) -> io::Result<bool> {
+        let exists = ensure(self.mark)?;
         let mut owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner);
         if owner.is_none() && self.is_wanted() {
             // The first table suffices until all rules are deleted.
@@ -105,17 +119,16 @@ impl Masquerade {
                 .ok();
         }
         drop(owner);
-        Ok(())
+        Ok(exists)
     }
 }
 
 /// Creates the agent's own table in both families, and returns the socket that owns it.
 fn own(mark: u32) -> io::Result<Socket> {
     let socket = message::open()?;
-    let tables = [IPV4, IPV6].map(|family| {
+    let owns = in_any_family(|family| {
         let table = std::iter::once((new_own_table(family, OWN_TABLE), CREATE));
-        table.chain(chains_in(OWN_TABLE, family, mark))
+        transact_by(&socket, &table.chain(chains_in(OWN_TABLE, family, mark)).collect::<Vec<_>>())
     });
-    transact_by(&socket, &tables.into_iter().flatten().collect::<Vec<_>>())?;
-    Ok(socket)
+    if owns { Ok(socket) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
