@@ -189,7 +189,8 @@ impl Default for NodeSettings {
     }
 }
 
-/// Addresses of the node on which node ports answer: every address that one of the fields selects.
+/// Addresses of the node on which node ports answer: every address that one of the first four fields selects.
+#[expect(clippy::struct_excessive_bools, reason = "the operator sets them in every combination")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodePortAddresses {
     /// All addresses, except loopback addresses.
@@ -200,6 +201,8 @@ pub struct NodePortAddresses {
     pub localhost: bool,
     /// The addresses in these ranges.
     pub ranges: Vec<IpNet>,
+    /// No loopback address, even if a field selects it.
+    pub no_loopback: bool,
 }
 
 /// How local pods are recognized.

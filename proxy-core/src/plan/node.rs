@@ -310,12 +310,13 @@ fn addresses(
         let loopback = address.is_loopback();
         // A range that also contains loopback addresses does not select them.
         let is_meant = |range: &IpNet| !loopback || range.addr().is_loopback();
-        let node_ports = wanted.ranges.iter().any(|range| range.contains(address) && is_meant(range))
+        let is_selected = wanted.ranges.iter().any(|range| range.contains(address) && is_meant(range))
             || if loopback {
                 wanted.localhost
             } else {
                 matches_all(wanted, IpFamily::of(*address)) || wanted.primary && is_primary(address)
             };
+        let node_ports = is_selected && !(loopback && wanted.no_loopback);
         AddressFacts { node_ports, loopback }
     };
     let all = host.devices.values().flat_map(|device| &device.addresses).copied();

@@ -177,7 +177,10 @@ mod tests {
         let wanted =
             settings("--nodeport-addresses primary,10.1.2.3/8,localhost").unwrap().node_port_addresses;
         let ranges = vec!["10.0.0.0/8".parse().unwrap()];
-        assert_eq!(wanted, NodePortAddresses { all: false, primary: true, localhost: true, ranges });
+        assert_eq!(
+            wanted,
+            NodePortAddresses { primary: true, localhost: true, ranges, ..NodePortAddresses::default() }
+        );
         assert!(settings("--nodeport-addresses all,localhost").unwrap().node_port_addresses.all);
         assert!(settings("--nodeport-addresses 10.0.0.1").unwrap_err().contains("primary"));
     }

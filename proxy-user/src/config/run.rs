@@ -187,13 +187,14 @@ impl RunConfig {
             SnatPorts(snat_ports(local, network.service_node_port_range.0))
         });
         let flow_timeouts = timeouts.over(FlowTimeouts::of_conntrack(&kube_proxy.conntrack));
-        let node = NodeSettings {
+        let mut node = NodeSettings {
             socket_lb: paths.socket_lb,
             socket_drop: paths.socket_drop,
             node_port_bind: paths.node_port_bind,
             timeouts: flow_timeouts,
             ..node_settings(&network, bind_address, kube_proxy.masquerade_mark)?
         };
+        node.node_port_addresses.no_loopback = kube_proxy.no_loopback_node_ports;
 
         Ok(Self {
             source: Source::new(kubeconfig, master, manifests),

@@ -158,6 +158,17 @@ pub enum NodePortAddress {
     Range(IpNet),
 }
 
+impl NodePortAddress {
+    /// Whether it selects nothing but loopback addresses.
+    pub fn is_loopback(&self) -> bool {
+        match self {
+            Self::Localhost => true,
+            Self::Range(range) => range.addr().is_loopback(),
+            Self::All | Self::Primary => false,
+        }
+    }
+}
+
 impl FromStr for NodePortAddress {
     type Err = ValueError;
 

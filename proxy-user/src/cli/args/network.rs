@@ -16,7 +16,7 @@ flags_of! {
     NetworkArgs => Network {
         /// Addresses of this node that accept NodePort traffic: ranges like 192.0.2.0/24, `primary` (the `InternalIP`s of the
         /// Node), `all` (without loopback), `localhost` (for sockets of the node itself); each word at most once. Default: as
-        /// kube-proxy in its mode (nftables: primary; iptables: all,localhost; otherwise all).
+        /// kube-proxy in its mode (nftables: primary; iptables: all,127.0.0.0/8; otherwise all).
         #[arg(long, env = "BALLAST_NODEPORT_ADDRESSES", value_name = "LIST", value_delimiter = ',')]
         nodeport_addresses: Vec<NodePortAddress>,
         /// How Ballast recognizes traffic of pods of this node. Default: by its device (every device that is not an uplink), or by --cluster-cidr if that is given.

@@ -155,7 +155,7 @@ pub const SETTINGS: &[Setting] = &[
         Bool,
         "true",
         Used(
-            "`true` in mode iptables adds `localhost` to the node port addresses; otherwise `localhost` is not included",
+            "in mode iptables, `true` adds 127.0.0.0/8 to the node port addresses if they contain it; `false` keeps node ports off loopback, whatever the addresses name",
         ),
     ),
     both("iptables.syncPeriod", "iptables-sync-period", Duration, "30s", PERIOD),

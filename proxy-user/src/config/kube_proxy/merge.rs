@@ -3,10 +3,11 @@
 //! With a file, all flags that kube-proxy has are ignored, as kube-proxy does, except those for the log,
 //! `--hostname-override` and `--master`. Flags that only Ballast has are always in effect.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::{IpNet, Ipv4Net};
 use proxy_common::config::MASQUERADE_MARK;
 use proxy_common::select::Algorithm;
 use serde::Serialize;
@@ -43,6 +44,8 @@ pub struct Overlay {
     pub masquerade_mark: u32,
     /// Whether external addresses of Services are ignored.
     pub no_external_ips: bool,
+    /// Whether node ports never answer at loopback addresses, whatever the list of addresses contains.
+    pub no_loopback_node_ports: bool,
     /// Why node ports answer where they do, if no list of addresses was given.
     #[serde(skip)]
     pub node_ports: Option<&'static str>,
@@ -95,7 +98,7 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
         .unwrap_or(MASQUERADE_MARK);
     let scheduler = scheduler(options, &values, &mut merge.notes);
     options.paths.algorithm = options.paths.algorithm.or(scheduler.map(AlgorithmName));
-    merge.node_ports = node_port_addresses(options, &values);
+    merge.node_ports = node_port_addresses(options, &values, &mut merge);
     periods(options, &values, &mut merge.notes)?;
     detect_local(options, &values, &mut merge.notes)?;
     Ok(merge)
@@ -166,7 +169,7 @@ fn shared(options: &mut Options, values: &Values) {
     network.cluster_cidr = text("clusterCIDR")
         .into_iter()
         .flat_map(|text| text.split(','))
-        .filter_map(|range| range.parse::<ipnet::IpNet>().ok())
+        .filter_map(|range| range.parse::<IpNet>().ok())
         .map(|range| range.trunc())
         .collect();
     network.nodeport_addresses = values
@@ -262,24 +265,41 @@ fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Opt
     found.or(Some(Algorithm::RoundRobin))
 }
 
-/// Completes the addresses of node ports as kube-proxy does in the given mode, so that a migration opens no port and closes
-/// none; returns why, if no list was given. kube-proxy uses iptables if its file names no mode. Its nftables mode answers at
-/// the primary address of each family, its iptables mode at all addresses and, unless that is switched off, at loopback,
-/// its ipvs mode at all addresses but loopback.
-fn node_port_addresses(options: &mut Options, values: &Values) -> Option<&'static str> {
-    let localhost = values.switch("iptables.localhostNodePorts");
-    let mode = match options.proxy_mode {
+/// Returns the mode of kube-proxy whose behaviour is wanted. kube-proxy uses iptables if its file names no mode.
+fn mode(options: &Options, values: &Values) -> &'static str {
+    match options.proxy_mode {
         Some(ProxyMode::Legacy(mode)) => mode,
-        None if options.config.is_some() || localhost == Some(true) => "iptables",
+        None if options.config.is_some() || values.switch("iptables.localhostNodePorts") == Some(true) => {
+            "iptables"
+        }
         _ => "ebpf",
-    };
+    }
+}
+
+/// Completes the addresses of node ports as kube-proxy does in the given mode, so that a migration opens no port and closes
+/// none; returns why, if no list was given. kube-proxy's nftables mode answers at the primary address of each family, its
+/// iptables mode at all addresses and, unless that is switched off, at IPv4 loopback, its ipvs mode at all addresses but
+/// loopback.
+fn node_port_addresses(options: &mut Options, values: &Values, merge: &mut Overlay) -> Option<&'static str> {
+    let mode = mode(options, values);
     let addresses = &mut options.network.nodeport_addresses;
     let is_empty = addresses.is_empty();
-    let loopback = IpAddr::from([127, 0, 0, 1]);
-    let has_loopback = |one: &NodePortAddress| match one {
-        NodePortAddress::Range(range) => range.contains(&loopback),
-        one => *one == NodePortAddress::All,
+    let why = match mode {
+        "iptables" if values.switch("iptables.localhostNodePorts") == Some(false) => {
+            Some("iptables.localhostNodePorts is false")
+        }
+        "ipvs" => Some("mode ipvs"),
+        _ => None,
     };
+    merge.no_loopback_node_ports = why.is_some();
+    if let Some((why, first)) = why.zip(addresses.iter().find(|one| one.is_loopback())) {
+        let place = values
+            .given("nodePortAddresses")
+            .map_or_else(|| "--nodeport-addresses".to_owned(), |given| given.place.clone());
+        merge
+            .notes
+            .push(format!("{place}: {first} is ignored: no loopback address accepts node ports: {why}"));
+    }
     match mode {
         "nftables" if is_empty => {
             addresses.push(NodePortAddress::Primary);
@@ -287,18 +307,38 @@ fn node_port_addresses(options: &mut Options, values: &Values) -> Option<&'stati
                 "node ports answer at the node's InternalIP of each family only: mode nftables, no nodePortAddresses",
             )
         }
-        "iptables" if localhost != Some(false) => {
-            if is_empty {
-                addresses.push(NodePortAddress::All);
-            }
-            if addresses.iter().any(has_loopback) && !addresses.contains(&NodePortAddress::Localhost) {
-                addresses.push(NodePortAddress::Localhost);
-            }
+        "iptables" if why.is_none() => {
+            add_loopback(addresses);
             is_empty.then_some(
-                "node ports answer at all addresses, and at loopback for the node itself: mode iptables, no nodePortAddresses",
+                "node ports answer at all addresses, and at 127.0.0.0/8 for the node itself: mode iptables, no nodePortAddresses",
             )
         }
         _ => is_empty.then_some("node ports answer at all addresses but loopback: no nodePortAddresses"),
+    }
+}
+
+/// Adds IPv4 loopback if a range contains it (`ContainsIPv4Loopback` in `pkg/proxy/util/nodeport_addresses.go`). A list without
+/// IPv4 ranges means all of IPv4. This adds no word, which would be of both families.
+fn add_loopback(addresses: &mut Vec<NodePortAddress>) {
+    let is_v4 = |one: &NodePortAddress| match one {
+        NodePortAddress::Range(range) => range.addr().is_ipv4(),
+        // A word is of both families.
+        _ => true,
+    };
+    if addresses.is_empty() {
+        addresses.push(NodePortAddress::All);
+    }
+    if !addresses.iter().any(is_v4) {
+        addresses.push(NodePortAddress::Range(Ipv4Net::default().into()));
+    }
+    let loopback = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
+    let is_wider = |one: &NodePortAddress| match one {
+        NodePortAddress::Range(IpNet::V4(range)) => range.contains(&loopback) && *range != loopback,
+        one => *one == NodePortAddress::All,
+    };
+    let loopback = NodePortAddress::Range(loopback.into());
+    if addresses.iter().any(is_wider) && !addresses.contains(&loopback) {
+        addresses.push(loopback);
     }
 }
 

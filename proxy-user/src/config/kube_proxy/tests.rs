@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
@@ -13,6 +14,8 @@ use crate::cli::{Args, Command};
 use crate::config::RunConfig;
 use crate::config::value::{LogFormat, LogLevel, NodePortAddress};
 use proxy_core::model::settings::DetectLocal;
+use proxy_core::model::{HostDevice, HostView, NodeView};
+use proxy_core::plan::plan_node;
 
 const HEAD: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
@@ -130,7 +133,8 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
     expected.network.masquerade_all = Some(false);
     // A file without a mode means kube-proxy's default, iptables: node ports answer on loopback too.
     assert_eq!(config.network.nodeport_addresses.len(), 2);
-    assert!(config.node.node_port_addresses.all && config.node.node_port_addresses.localhost);
+    let node_ports = &config.node.node_port_addresses;
+    assert!(node_ports.all && node_ports.ranges == ["127.0.0.0/8".parse().unwrap()]);
     expected.network.nodeport_addresses.clone_from(&config.network.nodeport_addresses);
     expected.node.node_port_addresses = config.node.node_port_addresses.clone();
     assert_eq!(config, expected);
@@ -471,15 +475,16 @@ fn a_flag_of_the_wrong_kind_is_refused_with_the_way_out() {
 }
 
 #[rstest]
-#[case::no_mode("", "all,localhost")]
-#[case::empty_mode("mode: ''\n", "all,localhost")]
-#[case::iptables("mode: iptables\n", "all,localhost")]
+#[case::no_mode("", "all,127.0.0.0/8")]
+#[case::empty_mode("mode: ''\n", "all,127.0.0.0/8")]
+#[case::iptables("mode: iptables\n", "all,127.0.0.0/8")]
 #[case::switched_off("iptables: {localhostNodePorts: false}\n", "")]
-#[case::switched_on("iptables: {localhostNodePorts: true}\n", "all,localhost")]
-#[case::all("nodePortAddresses: [all]\n", "all,localhost")]
+#[case::switched_on("iptables: {localhostNodePorts: true}\n", "all,127.0.0.0/8")]
+#[case::all("nodePortAddresses: [all]\n", "all,127.0.0.0/8")]
 #[case::range("nodePortAddresses: [10.0.0.0/8]\n", "10.0.0.0/8")]
-#[case::zero("nodePortAddresses: [0.0.0.0/0]\n", "0.0.0.0/0,localhost")]
-#[case::loopback("nodePortAddresses: [127.0.0.0/8]\n", "127.0.0.0/8,localhost")]
+#[case::zero("nodePortAddresses: [0.0.0.0/0]\n", "0.0.0.0/0,127.0.0.0/8")]
+#[case::loopback("nodePortAddresses: [127.0.0.0/8]\n", "127.0.0.0/8")]
+#[case::other_family("nodePortAddresses: ['fd00::/8']\n", "fd00::/8,0.0.0.0/0,127.0.0.0/8")]
 #[case::nftables("mode: nftables\n", "primary")]
 #[case::nftables_null(
     "mode: nftables\nnodePortAddresses: []\niptables: {localhostNodePorts: true}\n",
@@ -504,9 +509,68 @@ fn node_port_flags_without_a_mode_open_no_loopback() {
     let of = |flags: &[&str]| with_flags(flags).unwrap().network.nodeport_addresses;
     assert_eq!(of(&[]), []);
     assert_eq!(of(&["--proxy-mode=nftables"]), [NodePortAddress::Primary]);
-    assert_eq!(of(&["--proxy-mode=iptables"]), [NodePortAddress::All, NodePortAddress::Localhost]);
-    let localhost = "--iptables-localhost-nodeports=true";
-    assert_eq!(of(&[localhost]), [NodePortAddress::All, NodePortAddress::Localhost]);
+    let with_loopback = [NodePortAddress::All, "127.0.0.0/8".parse().unwrap()];
+    assert_eq!(of(&["--proxy-mode=iptables"]), with_loopback);
+    assert_eq!(of(&["--iptables-localhost-nodeports=true"]), with_loopback);
+}
+
+/// Returns the addresses of a dual-stack node at which node ports answer, and those where health checks listen.
+fn node_port_answers(config: &RunConfig) -> (String, String) {
+    let addresses = ["127.0.0.1", "::1", "192.0.2.1", "10.0.0.7", "2001:db8::1", "fd00::1"];
+    let device = HostDevice {
+        addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+        ..HostDevice::default()
+    };
+    let host = HostView { devices: [(1, device)].into(), ..HostView::default() };
+    let mut node = NodeView::new("node-a");
+    node.internal_ips = ["192.0.2.1", "2001:db8::1"].map(|address| address.parse().unwrap()).to_vec();
+    let plan = plan_node(&node, &host, &BTreeSet::new(), &BTreeSet::new(), &config.node);
+    let texts =
+        |addresses: Vec<&IpAddr>| addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    let answers = plan.addresses.iter().filter(|(_, facts)| facts.node_ports).map(|(address, _)| address);
+    (texts(answers.collect()), texts(plan.listen.iter().collect()))
+}
+
+const OFF: &str = "iptables: {localhostNodePorts: false}\n";
+const V4: &str = "10.0.0.7 192.0.2.1";
+const V6: &str = "2001:db8::1 fd00::1";
+const LOOPBACK: &str = "127.0.0.1";
+
+/// The node ports of upstream's `TestGetNodeIPs`, and of `TestNodePorts` of each mode. The keyword `localhost` also selects `::1`,
+/// where kube-proxy serves nothing.
+#[rstest]
+#[case::none("", &[V4, LOOPBACK, V6], "0.0.0.0 ::")]
+#[case::v4_zero("nodePortAddresses: [0.0.0.0/0]\n", &[V4, LOOPBACK, V6], "0.0.0.0 ::")]
+#[case::v6_zero("nodePortAddresses: ['::/0']\n", &[V4, LOOPBACK, V6], "0.0.0.0 ::")]
+#[case::v4_loopback("nodePortAddresses: [127.0.0.0/8]\n", &[LOOPBACK, V6], "127.0.0.1 ::")]
+#[case::v4_half("nodePortAddresses: [0.0.0.0/1]\n", &["10.0.0.7", LOOPBACK, V6], "10.0.0.7 127.0.0.1 ::")]
+#[case::v4_range("nodePortAddresses: [10.0.0.0/8]\n", &["10.0.0.7", V6], "10.0.0.7 ::")]
+#[case::v6_range("nodePortAddresses: ['fd00::/8']\n", &[V4, LOOPBACK, "fd00::1"], "0.0.0.0 fd00::1")]
+#[case::v4_and_v6_range("nodePortAddresses: [10.0.0.0/8, 'fd00::/8']\n", &["10.0.0.7", "fd00::1"], "10.0.0.7 fd00::1")]
+#[case::keyword("nodePortAddresses: [localhost]\n", &[LOOPBACK, "::1"], "127.0.0.1 ::1")]
+#[case::keyword_and_range("nodePortAddresses: [localhost, 10.0.0.0/8]\n", &["10.0.0.7", LOOPBACK, "::1"], "10.0.0.7 127.0.0.1 ::1")]
+#[case::off(OFF, &[V4, V6], "0.0.0.0 ::")]
+#[case::off_v4_loopback(&[OFF, "nodePortAddresses: [127.0.0.0/8]\n"].concat(), &[V6], "::")]
+#[case::off_keyword(&[OFF, "nodePortAddresses: [localhost]\n"].concat(), &[], "")]
+#[case::ipvs("mode: ipvs\n", &[V4, V6], "0.0.0.0 ::")]
+#[case::ipvs_v4_loopback("mode: ipvs\nnodePortAddresses: [127.0.0.0/8, 10.0.0.0/8]\n", &["10.0.0.7", V6], "10.0.0.7 ::")]
+#[case::ipvs_v6_loopback("mode: ipvs\nnodePortAddresses: ['::1/128']\n", &[V4], "0.0.0.0")]
+#[case::nftables("mode: nftables\n", &["192.0.2.1", "2001:db8::1"], "192.0.2.1 2001:db8::1")]
+fn node_ports_of_a_dual_stack_node_answer_where_kube_proxys_do(
+    #[case] text: &str,
+    #[case] expected: &[&str],
+    #[case] listen: &str,
+) {
+    let config = with_file(&body(text), &[]).unwrap();
+    let mut expected: Vec<IpAddr> =
+        expected.iter().flat_map(|list| list.split(' ')).map(|address| address.parse().unwrap()).collect();
+    expected.sort_unstable();
+    let expected: Vec<_> = expected.iter().map(ToString::to_string).collect();
+    assert_eq!(node_port_answers(&config), (expected.join(" "), listen.to_owned()));
+    let names_loopback = text.contains("localhost]") || text.contains("127.") || text.contains("::1/");
+    let is_off = text.contains("false") || text.contains("ipvs");
+    let note = notes(&config);
+    assert_eq!(note.contains("no loopback address accepts node ports"), names_loopback && is_off, "{note}");
 }
 
 #[rstest]
