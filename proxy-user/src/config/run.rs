@@ -15,7 +15,7 @@ use super::page::{PageSettings, Shows};
 use super::paths::Paths;
 use super::value::{Listen, LogFormat, LogLevel, ProxyMode, SnatPorts, seconds};
 use crate::host::selection::Selection;
-use crate::host::{memory, ports};
+use crate::host::{cpus, memory, ports};
 use crate::programs::{Capacities, PacketHook};
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::ports::{LOCAL_PORTS, snat_ports};
@@ -211,7 +211,7 @@ impl RunConfig {
             metrics_bind_address: metrics,
             page,
             otlp: OtlpSettings::new(otlp, |name| std::env::var(name).ok())?,
-            capacities: sizes.resolve(memory::total(), cores(), &kube_proxy.conntrack)?,
+            capacities: sizes.resolve(memory::total(), cpus::online(), &kube_proxy.conntrack)?,
             flow_timeouts,
             min_sync_period,
             sync_period,
@@ -251,11 +251,6 @@ fn host_name() -> Result<String, ConfigError> {
     let text =
         std::fs::read_to_string(PATH).map_err(|source| ConfigError::HostName { path: PATH, source })?;
     node_name(&text).ok_or(ConfigError::NodeName(text))
-}
-
-/// Returns the number of CPUs.
-fn cores() -> u32 {
-    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The state of this machine: the cgroup tree, network devices and namespaces, sockets.
 
 pub mod cgroup;
+pub mod cpus;
 pub mod devices;
 pub mod diag;
 pub mod facts;

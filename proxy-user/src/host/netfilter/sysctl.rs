@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::host::cpus;
 use proxy_core::model::settings::Conntrack;
 
 /// The upper limit of the number of connections by `max_per_core`, as in kube-proxy.
@@ -26,14 +27,14 @@ pub struct SysctlError {
 }
 
 /// Returns the largest number of connections on a machine with `cores`; `None` if it is not set.
-fn max(wanted: &Conntrack, cores: usize) -> Option<u64> {
-    let scaled = u64::from(wanted.max_per_core?) * cores as u64;
+fn max(wanted: &Conntrack, cores: u32) -> Option<u64> {
+    let scaled = u64::from(wanted.max_per_core?) * u64::from(cores);
     let least = u64::from(wanted.min.unwrap_or_default());
     Some(if scaled > MOST { MOST } else { scaled.max(least) })
 }
 
 /// Returns names and values of the files below `/proc/sys/net/netfilter`.
-fn sysctls(wanted: &Conntrack, cores: usize) -> Vec<(&'static str, u64)> {
+fn sysctls(wanted: &Conntrack, cores: u32) -> Vec<(&'static str, u64)> {
     let seconds = |duration: Option<Duration>| duration.map(|duration| duration.as_secs());
     [
         (MAX, max(wanted, cores)),
@@ -51,7 +52,7 @@ fn sysctls(wanted: &Conntrack, cores: usize) -> Vec<(&'static str, u64)> {
 /// Writes the requested values that differ, a limit of connections only if it is higher, and a hash size of a quarter of the connections; returns what failed.
 /// `proc_sys` and `modules` are `/proc/sys` and `/sys/module`.
 pub fn apply(wanted: &Conntrack, proc_sys: &Path, modules: &Path) -> Vec<SysctlError> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = cpus::online();
     let mut failed = Vec::new();
     for (name, value) in sysctls(wanted, cores) {
         // kube-proxy only raises the limit: a node with more connections would refuse new ones.
@@ -92,7 +93,7 @@ mod tests {
     fn the_largest_number_is_kube_proxys(
         #[case] max_per_core: Option<u32>,
         #[case] min: Option<u32>,
-        #[case] cores: usize,
+        #[case] cores: u32,
         #[case] expected: Option<u64>,
     ) {
         assert_eq!(max(&Conntrack { max_per_core, min, ..Conntrack::default() }, cores), expected);
