@@ -18,19 +18,22 @@ use proxy_core::model::{Key, Object};
 #[derive(Clone)]
 pub struct Relister {
     client: Client,
+    services: Source<Service>,
+    slices: Source<EndpointSlice>,
 }
 
 impl Relister {
     /// Creates a `Relister` that uses this client.
-    pub const fn new(client: Client) -> Self {
-        Self { client }
+    pub fn new(client: Client) -> Self {
+        let services = Source::new(Api::all(client.clone()));
+        let slices = Source::new(Api::all(client.clone()));
+        Self { client, services, slices }
     }
 
     /// Returns all Services and EndpointSlices, streamed if the API server supports it, so that no list is held as a
     /// whole. The stream ends after the first error.
     pub fn all(&self) -> impl Stream<Item = Result<Object, watcher::Error>> + Send + use<> {
-        let services = list(Api::<Service>::all(self.client.clone()));
-        services.chain(list(Api::<EndpointSlice>::all(self.client.clone()))).scan(false, |failed, item| {
+        list(self.services.clone()).chain(list(self.slices.clone())).scan(false, |failed, item| {
             let before = std::mem::replace(failed, item.is_err());
             ready((!before).then_some(item))
         })
@@ -73,8 +76,8 @@ impl Relister {
     }
 }
 
-fn list<K: Watched>(api: Api<K>) -> impl Stream<Item = Result<Object, watcher::Error>> + Send {
-    let items = reflect(Source::new(api), K::selectors());
+fn list<K: Watched>(source: Source<K>) -> impl Stream<Item = Result<Object, watcher::Error>> + Send {
+    let items = reflect(source, K::selectors());
     let items = items.take_while(|item| ready(!matches!(item, Ok(Event::InitDone))));
     items.filter_map(|item| {
         ready(match item {
@@ -85,12 +88,9 @@ fn list<K: Watched>(api: Api<K>) -> impl Stream<Item = Result<Object, watcher::E
     })
 }
 
+/// Returns the object of this name; `None` also if the agent does not serve it.
 async fn single<K: Watched>(api: &Api<K>, name: &str) -> Result<Option<Object>, kube::Error> {
-    let config = K::selectors();
-    let by_name = format!("metadata.name={name}");
-    let fields = config.field_selector.map_or(by_name.clone(), |fields| format!("{fields},{by_name}"));
-    let params =
-        ListParams { label_selector: config.label_selector, ..ListParams::default().fields(&fields) };
+    let params = ListParams::default().fields(&format!("metadata.name={name}"));
     let found = api.list(&params).await?.items.into_iter().next();
     Ok(found.and_then(Watched::convert).map(K::object))
 }

@@ -19,6 +19,9 @@ pub trait Watched:
     type Model: Send;
     /// The resource's name, as used for permissions.
     const RESOURCE: &'static str;
+    /// Whether [`Watched::convert`] drops what the field selector leaves out: a server that does not know the field may
+    /// send such objects, too.
+    const FIELDS_ARE_OPTIONAL: bool = false;
     /// Returns the selectors of the objects that the API server should send.
     fn selectors() -> watcher::Config {
         watcher::Config::default()
@@ -38,6 +41,8 @@ pub trait Watched:
 impl Watched for Service {
     type Model = model::Service;
     const RESOURCE: &'static str = "services";
+    // Servers before 1.31 do not know this field.
+    const FIELDS_ARE_OPTIONAL: bool = true;
 
     fn selectors() -> watcher::Config {
         watcher::Config::default()

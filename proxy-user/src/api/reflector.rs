@@ -179,13 +179,14 @@ impl<K: Watched> Reflector<K> {
     async fn list(&mut self) -> Option<Result<Event<K>>> {
         let params = ListParams {
             label_selector: self.config.label_selector.clone(),
-            field_selector: self.config.field_selector.clone(),
+            field_selector: self.fields(),
             version_match: (!self.is_doubtful).then_some(VersionMatch::NotOlderThan),
             resource_version: (!self.is_doubtful).then(|| self.reached.to_string()),
             ..ListParams::default()
         };
         let list = match self.source.list(&params).await {
             Ok(list) => list,
+            Err(error) if self.source.drops_fields(&error) => return None,
             Err(error) => {
                 self.is_doubtful |= matches!(code(&error), Some(GONE | TOO_LARGE));
                 return Some(Err(Error::InitialListFailed(error)));
@@ -235,6 +236,11 @@ impl<K: Watched> Reflector<K> {
                 self.state = State::Watching(events);
                 None
             }
+            // Another server than that of the list may be older.
+            Err(error) if self.source.drops_fields(&error) => {
+                self.state = State::Resume;
+                None
+            }
             Err(error) => {
                 let code = code(&error);
                 self.is_broken |= code.is_none();
@@ -247,12 +253,17 @@ impl<K: Watched> Reflector<K> {
         }
     }
 
+    /// Returns the field selector, if the server knows its fields.
+    fn fields(&self) -> Option<String> {
+        self.config.field_selector.clone().filter(|_| self.source.has_fields())
+    }
+
     async fn watch(&mut self, send_initial_events: bool, version: &str) -> kube::Result<Events<K>> {
         let random = RandomState::new().hash_one(0) % WATCH.as_secs();
         let lasts = WATCH + Duration::from_secs(random);
         let params = WatchParams {
             label_selector: self.config.label_selector.clone(),
-            field_selector: self.config.field_selector.clone(),
+            field_selector: self.fields(),
             timeout: Some(lasts.as_secs() as u32),
             bookmarks: true,
             send_initial_events,

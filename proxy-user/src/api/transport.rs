@@ -33,18 +33,20 @@ const JSON: &str = "application/json";
 /// A list is dead if the server sends nothing for this time.
 const STALLED: Duration = Duration::from_secs(90);
 
-/// Requests objects of a kind. All clones share whether they request JSON only.
+/// Requests objects of a kind. All clones share what the API server does not support.
 pub struct Source<K> {
     client: Client,
     path: String,
     is_json: Arc<AtomicBool>,
+    has_no_fields: Arc<AtomicBool>,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<K> Clone for Source<K> {
     fn clone(&self) -> Self {
-        let Self { client, path, is_json, kind } = self;
-        Self { client: client.clone(), path: path.clone(), is_json: Arc::clone(is_json), kind: *kind }
+        let Self { client, path, is_json, has_no_fields, kind } = self;
+        let (is_json, has_no_fields) = (Arc::clone(is_json), Arc::clone(has_no_fields));
+        Self { client: client.clone(), path: path.clone(), is_json, has_no_fields, kind: *kind }
     }
 }
 
@@ -52,7 +54,25 @@ impl<K: Watched> Source<K> {
     /// Creates a source of the objects of `api`.
     pub fn new(api: Api<K>) -> Self {
         let path = api.resource_url().to_owned();
-        Self { client: api.into_client(), path, is_json: Arc::default(), kind: PhantomData }
+        let (is_json, has_no_fields) = Default::default();
+        Self { client: api.into_client(), path, is_json, has_no_fields, kind: PhantomData }
+    }
+
+    /// Whether requests should have the field selector of the kind.
+    pub fn has_fields(&self) -> bool {
+        !self.has_no_fields.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request that failed in this way should be sent again without the field selector: the server may not know the
+    /// field, and the agent does not need the selector. Later requests do not have it.
+    pub fn drops_fields(&self, error: &Error) -> bool {
+        let is_refused = matches!(error, Error::Api(status) if status.code == 400);
+        if !is_refused || !K::FIELDS_ARE_OPTIONAL || self.has_no_fields.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        let resource = K::RESOURCE;
+        info!(resource, %error, "the API server refuses a field selector; requesting all objects");
+        true
     }
 
     /// Lists the existing objects.

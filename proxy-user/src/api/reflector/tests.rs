@@ -12,7 +12,9 @@ use serde_json::json;
 use tower::service_fn;
 
 use super::*;
+use crate::api::fresh::Relister;
 use crate::api::objects::Service;
+use proxy_core::model::{Key, ServiceName};
 
 /// What the server sends after the objects of a streamed list, instead of the bookmark that ends it.
 #[derive(Clone, Copy)]
@@ -135,6 +137,107 @@ async fn a_slow_first_object_keeps_the_streamed_list() {
     let (_, seconds) = first_list(api).await;
     assert_eq!(seconds, 170, "the silence began after the object");
     assert_eq!(requests.lock().unwrap().len(), 2);
+}
+
+/// Returns a server before Kubernetes 1.31 at the first request whose number is `old_from`, and its requests.
+fn old_server(old_from: usize) -> (Api<Service>, Arc<Mutex<Vec<String>>>) {
+    let requests: Arc<Mutex<Vec<String>>> = Arc::default();
+    let log = Arc::clone(&requests);
+    let service = service_fn(move |request: Request<client::Body>| {
+        let uri = request.uri().to_string();
+        let mut log = log.lock().unwrap();
+        let is_old = log.len() >= old_from;
+        log.push(uri.clone());
+        let refused = |code: u16, message: &str| {
+            let status = json!({"kind": "Status", "status": "Failure", "code": code, "message": message});
+            (code, Body::from(status.to_string()))
+        };
+        let (code, body) = if is_old && uri.contains("spec.clusterIP") {
+            refused(
+                400,
+                "\"spec.clusterIP\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\"",
+            )
+        } else if uri.contains("sendInitialEvents=true") {
+            refused(
+                422,
+                "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
+            )
+        } else if uri.contains("watch=true") {
+            (200, Body::from_stream(stream::iter([Ok::<_, io::Error>(line("MODIFIED", "b"))])))
+        } else {
+            let object =
+                |name| json!({"metadata": {"name": name, "namespace": "default", "resourceVersion": "7"}});
+            let items = [object("a"), object("headless")];
+            (
+                200,
+                Body::from(
+                    json!({"kind": "List", "metadata": {"resourceVersion": "7"}, "items": items}).to_string(),
+                ),
+            )
+        };
+        let answer =
+            Response::builder().status(code).header(CONTENT_TYPE, "application/json").body(body).unwrap();
+        std::future::ready(Ok::<_, Infallible>(answer))
+    });
+    (Api::all(Client::new(service, "default")), requests)
+}
+
+/// Returns the items of a stream until the first change, in a short notation.
+async fn until_a_change(items: impl Stream<Item = Result<Event<Service>>>) -> String {
+    let mut text = String::new();
+    let mut items = std::pin::pin!(items);
+    while !text.ends_with('c') {
+        text.push(match items.next().await.unwrap() {
+            Ok(Event::Init) => '[',
+            Ok(Event::InitApply(_)) => 'o',
+            Ok(Event::InitDone) => ']',
+            Ok(_) => 'c',
+            Err(_) => '!',
+        });
+    }
+    text
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_know_the_field_is_asked_for_all_objects() {
+    let (api, requests) = old_server(0);
+    let source = Source::new(api);
+    assert_eq!(until_a_change(reflect(source.clone(), Service::selectors())).await, "[oo]c");
+    let with_fields = |requests: &[String]| -> Vec<bool> {
+        requests.iter().map(|request| request.contains("fieldSelector")).collect()
+    };
+    assert_eq!(with_fields(&requests.lock().unwrap()), [true, true, false, false]);
+    requests.lock().unwrap().clear();
+    assert_eq!(until_a_change(reflect(source, Service::selectors())).await, "[oo]c");
+    assert_eq!(with_fields(&requests.lock().unwrap()), [false, false, false], "it is remembered");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_at_an_older_server_goes_on_without_the_field() {
+    // The server of the watch is older than that of the list.
+    let (api, requests) = old_server(2);
+    assert_eq!(until_a_change(reflect(Source::new(api), Service::selectors())).await, "[oo]c");
+    let requests = requests.lock().unwrap();
+    assert!(requests[2].contains("fieldSelector") && !requests[3].contains("fieldSelector"), "{requests:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_service_is_found_at_an_old_server() {
+    let (api, _) = old_server(0);
+    let key = Key::Service(ServiceName::new("default", "a"));
+    assert!(Relister::new(api.into_client()).one(&key).await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_field_that_the_agent_needs_stays_in_the_request() {
+    let (api, requests) = old_server(0);
+    let client = api.into_client();
+    let config = Config::default().fields("spec.clusterIP=node-a");
+    let source = Source::<crate::api::objects::Node>::new(Api::all(client));
+    let mut items = std::pin::pin!(reflect(source, config));
+    assert!(items.next().await.unwrap().is_err());
+    assert!(items.next().await.unwrap().is_err());
+    assert!(requests.lock().unwrap().iter().all(|request| request.contains("fieldSelector")));
 }
 
 #[tokio::test(start_paused = true)]
