@@ -54,7 +54,7 @@ fn arg(setting: &'static Setting) -> Arg {
         .help_heading("Other flags of kube-proxy")
         .hide_short_help(true)
         .allow_hyphen_values(true)
-        .value_parser(move |text: &str| kind.of_text(text));
+        .value_parser(move |text: &str| kind.of_text(text).or_else(|wrong| setting.unfit(text, wrong)));
     if kind.is_switch() {
         arg.num_args(0..=1).require_equals(true).default_missing_value("true")
     } else {

@@ -96,6 +96,8 @@ fn written(value: &Value) -> Json {
         Value::List(list) => json!(list),
         Value::Gates(gates) => json!(gates),
         Value::Any(value) => value.clone(),
+        // `Values::settle` removes them.
+        Value::Unfit(_) => Json::Null,
     }
 }
 

@@ -5,6 +5,7 @@ use super::kind::SettingKind::{
     self, Any, Bool, Cidrs, ClusterCidr, Duration, Gates, Int, Ip, Listen, LocalMode, LogFormat, Mode,
     NodePortAddresses, Number, Text,
 };
+use super::kind::{Value, Wrong};
 
 /// The effect of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,7 +254,54 @@ pub const SETTINGS: &[Setting] = &[
     flag("machine-id-file", Text, "", Idle("Ballast does not identify the machine")),
 ];
 
+/// The modes that are given, by which kube-proxy decides what it checks.
+#[derive(Clone, Copy, Debug)]
+pub struct Modes<'a> {
+    /// The mode of the proxy.
+    pub proxy: &'a str,
+    /// How pods are recognized; may be empty.
+    pub local: &'a str,
+    /// Whether the settings come from a file.
+    pub is_file: bool,
+}
+
 impl Setting {
+    /// Whether kube-proxy checks the value only in some modes (`pkg/proxy/apis/config/validation`).
+    fn depends_on_mode(&self) -> bool {
+        let is_period = matches!(self.field, "iptables.syncPeriod" | "iptables.minSyncPeriod");
+        let is_of_mode = self.field.starts_with("ipvs.") || self.field.starts_with("nftables.");
+        is_of_mode || is_period || self.field == "clusterCIDR"
+    }
+
+    /// Returns why the setting is not used in these modes.
+    pub fn unused(&self, modes: Modes<'_>) -> Option<String> {
+        let Modes { proxy, local, is_file } = modes;
+        if !self.depends_on_mode() {
+            return None;
+        }
+        match self.field.split('.').next() {
+            Some(own @ ("ipvs" | "nftables")) if proxy != own => Some(format!("only mode {own} uses it")),
+            // The flags for iptables are also those for nftables.
+            Some("iptables") if proxy == "ipvs" || proxy == "nftables" && is_file => {
+                Some(format!("mode {proxy} does not use it"))
+            }
+            Some("clusterCIDR") if !matches!(local, "" | "ClusterCIDR") => {
+                Some(format!("detectLocalMode {local} does not use it"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the value if the mode decides whether `wrong` counts.
+    pub fn unfit(&self, shown: &str, wrong: Wrong) -> Result<Value, Wrong> {
+        match wrong {
+            Wrong::Rule(expected) if self.depends_on_mode() => {
+                Ok(Value::Unfit(format!("{shown} is not valid; {expected}")))
+            }
+            wrong => Err(wrong),
+        }
+    }
+
     /// Returns the setting of a field.
     pub fn of_field(path: &str) -> Option<&'static Self> {
         SETTINGS.iter().find(|setting| setting.field == path)

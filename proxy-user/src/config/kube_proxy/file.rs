@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_saphyr::{Location, Spanned};
 
-use super::fields::{SETTINGS, Setting};
+use super::fields::{Modes, SETTINGS, Setting};
 use super::tree::Node;
 use super::values::{Given, Values};
 
@@ -50,7 +50,12 @@ pub fn parse(name: &str, text: &str) -> Result<Values, FileError> {
     })?;
     let mut reader = Reader { name, values: Values::default(), errors: Vec::new() };
     reader.document(&document);
-    if reader.errors.is_empty() { Ok(reader.values) } else { Err(FileError(reader.errors)) }
+    let Reader { mut values, mut errors, .. } = reader;
+    let (proxy, local) =
+        (values.text("mode").map(str::to_owned), values.text("detectLocalMode").map(str::to_owned));
+    let (proxy, local) = (proxy.unwrap_or_else(|| "iptables".to_owned()), local.unwrap_or_default());
+    errors.extend(values.settle(Modes { proxy: &proxy, local: &local, is_file: true }));
+    if errors.is_empty() { Ok(values) } else { Err(FileError(errors)) }
 }
 
 fn place(name: &str, location: Location) -> String {
@@ -129,20 +134,21 @@ impl Reader<'_> {
 
     fn setting(&mut self, setting: &'static Setting, node: &Spanned<Node>) {
         let at = node.referenced;
-        match setting.kind.of_node(&node.value) {
+        let shown = match &node.value {
+            Node::List(items) => {
+                let items: Vec<_> = items.iter().map(|item| item.value.to_string()).collect();
+                format!("[{}]", items.join(", "))
+            }
+            other => other.to_string(),
+        };
+        let value = setting.kind.of_node(&node.value);
+        match value.or_else(|wrong| setting.unfit(&shown, wrong).map(Some)) {
             Ok(Some(value)) => {
                 let place = format!("{}: {}", place(self.name, at), setting.field);
                 self.values.insert(setting, Given { value, place });
             }
             Ok(None) => {}
             Err(expected) => {
-                let shown = match &node.value {
-                    Node::List(items) => {
-                        let items: Vec<_> = items.iter().map(|item| item.value.to_string()).collect();
-                        format!("[{}]", items.join(", "))
-                    }
-                    other => other.to_string(),
-                };
                 self.error(at, &format!("{}: {shown} is not valid; {expected}", setting.field));
             }
         }

@@ -64,6 +64,19 @@ pub enum Value {
     Gates(BTreeMap<String, bool>),
     /// Of [`SettingKind::Any`], as it was written.
     Any(serde_json::Value),
+    /// Breaks a rule that counts only in the modes that use the setting; the text says which one.
+    Unfit(String),
+}
+
+/// Why a value is not valid; the text states what would be valid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Wrong {
+    /// It is of another type: kube-proxy cannot decode it.
+    #[error("{0}")]
+    Type(String),
+    /// It is of the right type, but breaks a rule of kube-proxy's validation.
+    #[error("{0}")]
+    Rule(String),
 }
 
 impl Value {
@@ -77,6 +90,7 @@ impl Value {
             Self::Text(text) => !text.is_empty(),
             Self::List(list) => !list.is_empty(),
             Self::Gates(gates) => !gates.is_empty(),
+            Self::Unfit(_) => true,
             Self::Any(value) => {
                 ![json!(null), json!(0), json!(""), json!("0"), json!("0s"), json!([])].contains(value)
             }
@@ -122,14 +136,15 @@ impl SettingKind {
     }
 
     /// Returns the value of a node of a document; `None` for `null`. An error states what would be valid.
-    pub fn of_node(self, node: &Node) -> Result<Option<Value>, String> {
+    pub fn of_node(self, node: &Node) -> Result<Option<Value>, Wrong> {
+        let wrong = || Wrong::Type(self.expected());
         let value = match (self, node) {
             (_, Node::Null) => return Ok(None),
             (Self::Any, node) => Value::Any(plain(node)),
             (Self::Bool, Node::Bool(value)) => Value::Bool(*value),
             (Self::Int(..), Node::Int(value)) => Value::Int(*value),
             (Self::Number, Node::Int(value)) => {
-                Value::Number(i32::try_from(*value).map_err(|_| self.expected())?.into())
+                Value::Number(i32::try_from(*value).map_err(|_| wrong())?.into())
             }
             (Self::Number, Node::Float(value)) => Value::Number(*value),
             (Self::Duration, Node::Text(text)) => return self.of_text(text).map(Some),
@@ -139,7 +154,7 @@ impl SettingKind {
                     _ => None,
                 };
                 let texts: Option<_> = items.iter().map(|item| text(&item.value)).collect();
-                Value::List(texts.ok_or_else(|| self.expected())?)
+                Value::List(texts.ok_or_else(wrong)?)
             }
             (Self::Gates, Node::Map(entries)) => {
                 let gate = |(name, on): &(serde_saphyr::Spanned<String>, serde_saphyr::Spanned<Node>)| {
@@ -149,7 +164,7 @@ impl SettingKind {
                     }
                 };
                 let gates: Option<_> = entries.iter().map(gate).collect();
-                Value::Gates(gates.ok_or_else(|| self.expected())?)
+                Value::Gates(gates.ok_or_else(wrong)?)
             }
             (
                 Self::Text
@@ -161,13 +176,18 @@ impl SettingKind {
                 | Self::ClusterCidr,
                 Node::Text(text),
             ) => Value::Text(text.clone()),
-            _ => return Err(self.expected()),
+            _ => return Err(wrong()),
         };
         self.check(value).map(Some)
     }
 
     /// Returns the value of a flag, or of a duration in a document.
-    pub fn of_text(self, text: &str) -> Result<Value, String> {
+    pub fn of_text(self, text: &str) -> Result<Value, Wrong> {
+        let is_negative =
+            |text: &str| text.strip_prefix('-').is_some_and(|text| value::go_duration(text).is_ok());
+        if self == Self::Duration && is_negative(text) {
+            return Err(Wrong::Rule(self.expected()));
+        }
         let list = || text.split(',').map(str::trim).filter(|part| !part.is_empty());
         let value = match self {
             Self::Bool => text.parse().ok().map(Value::Bool),
@@ -184,10 +204,15 @@ impl SettingKind {
             Self::Any => Some(Value::Any(json!(text))),
             _ => Some(Value::Text(text.to_owned())),
         };
-        self.check(value.ok_or_else(|| self.expected())?)
+        self.check(value.ok_or_else(|| Wrong::Type(self.expected()))?)
     }
 
-    fn check(self, value: Value) -> Result<Value, String> {
+    fn check(self, value: Value) -> Result<Value, Wrong> {
+        if let (Self::Int(..), Value::Int(number)) = (self, &value)
+            && i32::try_from(*number).is_err()
+        {
+            return Err(Wrong::Type(self.expected()));
+        }
         let is_range = |text: &str| text.parse::<IpNet>().is_ok();
         let is_right = match (self, &value) {
             (Self::Int(least, most), Value::Int(number)) => (least..=most).contains(number),
@@ -215,7 +240,7 @@ impl SettingKind {
             }
             _ => true,
         };
-        if is_right { Ok(value) } else { Err(self.expected()) }
+        if is_right { Ok(value) } else { Err(Wrong::Rule(self.expected())) }
     }
 }
 

@@ -12,6 +12,7 @@ use proxy_common::config::MASQUERADE_MARK;
 use proxy_common::select::Algorithm;
 use serde::Serialize;
 
+use super::fields::Modes;
 use super::file::{self, FileError};
 use super::values::Values;
 use crate::config::options::{Options, SYNC_PERIOD};
@@ -76,6 +77,15 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
         shared(options, &merge.values);
     } else {
         merge.values = flags;
+        let proxy = match options.proxy_mode {
+            Some(ProxyMode::Legacy(mode)) => mode,
+            _ => "iptables",
+        };
+        let local = options.network.detect_local_mode.map_or("", DetectLocalMode::name);
+        let errors = merge.values.settle(Modes { proxy, local, is_file: false });
+        if !errors.is_empty() {
+            return Err(FileError(errors));
+        }
         take_log_flags(options, &merge.values);
         old_ports(options, &merge.values);
     }

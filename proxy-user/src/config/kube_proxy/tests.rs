@@ -361,6 +361,82 @@ fn fields_that_kube_proxy_decodes_leniently_are_warnings(#[case] text: &str, #[c
     }
 }
 
+#[rstest]
+#[case(
+    "detectLocalMode: NodeCIDR\nclusterCIDR: 10.0.0.0/16,10.1.0.0/16\n",
+    "F:4:14: clusterCIDR is ignored: detectLocalMode NodeCIDR does not use it"
+)]
+#[case(
+    "detectLocalMode: NodeCIDR\nclusterCIDR: none\n",
+    "F:4:14: clusterCIDR is ignored: detectLocalMode NodeCIDR does not use it"
+)]
+#[case(
+    "ipvs: {excludeCIDRs: [x]}\n",
+    "F:3:22: ipvs.excludeCIDRs is ignored: only mode ipvs uses it: [\"x\"] is not valid"
+)]
+#[case(
+    "mode: nftables\nipvs: {tcpTimeout: -1s}\n",
+    "F:4:20: ipvs.tcpTimeout is ignored: only mode ipvs uses it"
+)]
+#[case("mode: ebpf\nipvs: {syncPeriod: -1s}\n", "F:4:20: ipvs.syncPeriod is ignored: only mode ipvs uses it")]
+#[case(
+    "nftables: {masqueradeBit: 40}\n",
+    "F:3:27: nftables.masqueradeBit is ignored: only mode nftables uses it"
+)]
+#[case(
+    "mode: ipvs\nnftables: {minSyncPeriod: -1s}\n",
+    "F:4:27: nftables.minSyncPeriod is ignored: only mode nftables uses it"
+)]
+#[case(
+    "mode: nftables\niptables: {syncPeriod: -1s}\n",
+    "F:4:24: iptables.syncPeriod is ignored: mode nftables does not use it"
+)]
+fn a_wrong_value_that_the_mode_does_not_use_is_ignored(#[case] text: &str, #[case] expected: &str) {
+    let config = with_file(&body(text), &[]).unwrap();
+    let [ignored] = &config.kube_proxy.values.ignored[..] else {
+        panic!("{:?}", config.kube_proxy.values.ignored)
+    };
+    let ignored = ignored.split_once(":").map_or(String::new(), |(_, rest)| format!("F:{rest}"));
+    assert!(ignored.starts_with(expected), "{ignored}");
+}
+
+#[rstest]
+#[case("mode: ipvs\nipvs: {excludeCIDRs: [x]}\n", "ipvs.excludeCIDRs: [\"x\"] is not valid")]
+#[case("mode: ipvs\nipvs: {tcpTimeout: -1s}\n", "ipvs.tcpTimeout: \"-1s\" is not valid")]
+#[case("mode: nftables\nnftables: {masqueradeBit: 40}\n", "nftables.masqueradeBit: 40 is not valid")]
+#[case("mode: nftables\niptables: {masqueradeBit: 40}\n", "iptables.masqueradeBit: 40 is not valid")]
+#[case("iptables: {syncPeriod: -1s}\n", "iptables.syncPeriod: \"-1s\" is not valid")]
+#[case("clusterCIDR: 10.0.0.0/16,10.1.0.0/16\n", "clusterCIDR: \"10.0.0.0/16,10.1.0.0/16\" is not valid")]
+// What kube-proxy cannot decode is an error in every mode.
+#[case("ipvs: {tcpTimeout: 5}\n", "ipvs.tcpTimeout: 5 is not valid")]
+#[case("ipvs: {tcpTimeout: soon}\n", "ipvs.tcpTimeout: \"soon\" is not valid")]
+#[case("nftables: {masqueradeBit: 4000000000}\n", "nftables.masqueradeBit: 4000000000 is not valid")]
+#[case("ipvs: {excludeCIDRs: [5]}\n", "ipvs.excludeCIDRs: [5] is not valid")]
+fn a_wrong_value_that_kube_proxy_checks_is_an_error(#[case] text: &str, #[case] expected: &str) {
+    let error = with_file(&body(text), &[]).unwrap_err();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[rstest]
+#[case("--ipvs-exclude-cidrs=x", "ipvs")]
+#[case("--ipvs-tcp-timeout=-1s", "ipvs")]
+#[case("--iptables-sync-period=-1s", "iptables")]
+fn a_wrong_flag_is_an_error_in_its_mode_only(#[case] flag: &str, #[case] mode: &str) {
+    for other in ["iptables", "ipvs"] {
+        let found = with_flags(&["--hostname-override=node-a", flag, &format!("--proxy-mode={other}")]);
+        let name = flag.split_once('=').unwrap().0;
+        match found {
+            Ok(config) => {
+                assert_ne!(other, mode);
+                let ignored = config.kube_proxy.values.ignored.join("\n");
+                assert!(ignored.starts_with(&format!("{name} is ignored: ")), "{ignored}");
+            }
+            Err(error) => assert!(other == mode && error.contains(name), "{error}"),
+        }
+    }
+    assert!(with_file(&body(""), &[flag]).is_ok(), "a file replaces it");
+}
+
 #[test]
 fn all_errors_of_a_config_file_are_reported_together() {
     let FileError(errors) = parse("F", "kind: Pod\nmood: 1\noomScoreAdj: x\n").unwrap_err();

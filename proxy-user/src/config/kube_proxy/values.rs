@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::fields::{Effect, SETTINGS, Setting};
+use super::fields::{Effect, Modes, SETTINGS, Setting};
 use super::kind::Value;
 
 /// A value and where it was given.
@@ -28,6 +28,23 @@ impl Values {
     /// Stores the value that was given for a setting.
     pub fn insert(&mut self, setting: &Setting, given: Given) {
         self.given.insert(setting.key(), given);
+    }
+
+    /// Decides about values that count only in some modes: removes those that these modes do not use, and returns an error for
+    /// each of the others.
+    pub fn settle(&mut self, modes: Modes<'_>) -> Vec<String> {
+        let mut errors = Vec::new();
+        for setting in SETTINGS {
+            let Some(Given { value: Value::Unfit(why), place }) = self.given.get(setting.key()) else {
+                continue;
+            };
+            match setting.unused(modes) {
+                Some(unused) => self.ignored.push(format!("{place} is ignored: {unused}: {why}")),
+                None => errors.push(format!("{place}: {why}")),
+            }
+            self.given.remove(setting.key());
+        }
+        errors
     }
 
     /// Returns the value and its place.
