@@ -8,6 +8,7 @@ use super::fields::{SETTINGS, Setting};
 use super::file::{API_VERSION, KIND};
 use super::kind::{SettingKind, Value};
 use crate::config::run::RunConfig;
+use crate::config::value::DetectLocalMode;
 
 /// Returns a `KubeProxyConfiguration` with the settings of `config`; a setting that was not given has kube-proxy's default.
 pub fn of(config: &RunConfig) -> Json {
@@ -15,7 +16,11 @@ pub fn of(config: &RunConfig) -> Json {
     document.insert("apiVersion".to_owned(), json!(API_VERSION));
     document.insert("kind".to_owned(), json!(KIND));
     for setting in SETTINGS.iter().filter(|setting| !setting.field.is_empty()) {
-        let given = config.kube_proxy.values.given(setting.key()).map(|given| written(&given.value));
+        let given =
+            config.kube_proxy.values.given(setting.key()).map(|given| match (setting.field, &given.value) {
+                ("logging.vmodule", Value::Any(Json::String(flag))) => vmodule(flag),
+                (_, value) => written(value),
+            });
         put(&mut document, setting.field, given.unwrap_or_else(|| default(setting)));
     }
     for (field, value) in effective(config) {
@@ -29,8 +34,8 @@ fn effective(config: &RunConfig) -> Vec<(&'static str, Json)> {
     let network = &config.network;
     let listen =
         |address: Option<std::net::SocketAddr>| json!(address.map(|at| at.to_string()).unwrap_or_default());
-    let texts = |list: &[String]| json!(list);
-    let mode = config.legacy_proxy_mode.unwrap_or("ebpf");
+    let kube_proxy = &config.kube_proxy;
+    let mode = kube_proxy.mode;
     let section = match mode {
         "ipvs" => ["ipvs.syncPeriod", "ipvs.minSyncPeriod"],
         "nftables" => ["nftables.syncPeriod", "nftables.minSyncPeriod"],
@@ -38,12 +43,11 @@ fn effective(config: &RunConfig) -> Vec<(&'static str, Json)> {
     };
     let masquerade = if mode == "nftables" { "nftables.masqueradeAll" } else { "iptables.masqueradeAll" };
     let ranges: Vec<_> = network.cluster_cidr.iter().map(ToString::to_string).collect();
-    let node_ports: Vec<_> = network.nodeport_addresses.iter().map(ToString::to_string).collect();
     let kubeconfig = config.source.cluster.as_ref().and_then(|cluster| cluster.kubeconfig.as_ref());
     let kubeconfig = kubeconfig.map_or_else(String::new, |path| path.display().to_string());
     vec![
         ("clientConnection.kubeconfig", json!(kubeconfig)),
-        ("hostnameOverride", json!(config.node_name)),
+        ("hostnameOverride", json!(kube_proxy.hostname_override)),
         ("bindAddress", json!(config.bind_address)),
         ("healthzBindAddress", listen(config.healthz_bind_address)),
         ("metricsBindAddress", listen(config.metrics_bind_address)),
@@ -51,14 +55,14 @@ fn effective(config: &RunConfig) -> Vec<(&'static str, Json)> {
         (section[0], json!(go(config.sync_period))),
         (section[1], json!(go(config.min_sync_period))),
         (masquerade, json!(network.masquerade_all == Some(true))),
-        ("detectLocalMode", json!(network.detect_local_mode)),
+        ("detectLocalMode", json!(network.detect_local_mode.map_or("", DetectLocalMode::name))),
         ("detectLocal.bridgeInterface", json!(network.pod_bridge_interface.clone().unwrap_or_default())),
         (
             "detectLocal.interfaceNamePrefix",
             json!(network.pod_interface_name_prefix.clone().unwrap_or_default()),
         ),
         ("clusterCIDR", json!(ranges.join(","))),
-        ("nodePortAddresses", texts(&node_ports)),
+        ("nodePortAddresses", json!(kube_proxy.node_port_list)),
     ]
 }
 
@@ -72,11 +76,20 @@ fn put(document: &mut Map<String, Json>, field: &str, value: Json) {
     }
 }
 
+/// The fields that may be `null` in kube-proxy's type, and mean something else here if they are not given.
+const ASKING: [&str; 6] = [
+    "oomScoreAdj",
+    "iptables.localhostNodePorts",
+    "conntrack.maxPerCore",
+    "conntrack.min",
+    "conntrack.tcpEstablishedTimeout",
+    "conntrack.tcpCloseWaitTimeout",
+];
+
 /// Returns kube-proxy's default, or nothing if a setting that is not given means something else here.
 fn default(setting: &Setting) -> Json {
-    let asks = ["oomScoreAdj", "iptables.localhostNodePorts"].contains(&setting.field);
-    if asks || setting.field.starts_with("conntrack.") {
-        return if setting.kind == SettingKind::Bool && !asks { json!(false) } else { Json::Null };
+    if ASKING.contains(&setting.field) {
+        return Json::Null;
     }
     match (setting.kind, setting.default) {
         (SettingKind::Cidrs | SettingKind::NodePortAddresses, _) => json!([]),
@@ -84,6 +97,16 @@ fn default(setting: &Setting) -> Json {
         (SettingKind::Any, "") => Json::Null,
         (kind, text) => kind.of_text(text).map_or(json!(text), |value| written(&value)),
     }
+}
+
+/// Returns the list in the file for the flag `--vmodule`, like `pattern=3,other=4`.
+fn vmodule(flag: &str) -> Json {
+    let items = flag.split(',').filter_map(|item| item.split_once('='));
+    items
+        .filter_map(|(pattern, level)| {
+            Some(json!({"filePattern": pattern, "verbosity": level.parse::<u32>().ok()?}))
+        })
+        .collect()
 }
 
 fn written(value: &Value) -> Json {

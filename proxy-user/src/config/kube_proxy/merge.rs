@@ -47,6 +47,15 @@ pub struct Overlay {
     pub no_external_ips: bool,
     /// Whether node ports never answer at loopback addresses, whatever the list of addresses contains.
     pub no_loopback_node_ports: bool,
+    /// The mode of kube-proxy that is given, or whose behaviour is wanted.
+    #[serde(skip)]
+    pub mode: &'static str,
+    /// The name of the node, as it was given.
+    #[serde(skip)]
+    pub hostname_override: String,
+    /// The addresses of node ports in kube-proxy's list: as they were given, or kube-proxy's default in mode nftables.
+    #[serde(skip)]
+    pub node_port_list: Vec<String>,
     /// Why node ports answer where they do, if no list of addresses was given.
     #[serde(skip)]
     pub node_ports: Option<&'static str>,
@@ -108,6 +117,15 @@ pub fn apply(options: &mut Options) -> Result<Overlay, FileError> {
         .unwrap_or(MASQUERADE_MARK);
     let scheduler = scheduler(options, &values, &mut merge.notes);
     options.paths.algorithm = options.paths.algorithm.or(scheduler.map(AlgorithmName));
+    merge.mode = mode(options, &values);
+    merge.hostname_override = options.hostname_override.clone().unwrap_or_default();
+    merge.node_port_list = values.list("nodePortAddresses").map_or_else(
+        || options.network.nodeport_addresses.iter().map(ToString::to_string).collect(),
+        <[String]>::to_vec,
+    );
+    if merge.mode == "nftables" && merge.node_port_list.is_empty() {
+        merge.node_port_list.push(NodePortAddress::Primary.to_string());
+    }
     merge.node_ports = node_port_addresses(options, &values, &mut merge);
     periods(options, &values, &mut merge.notes)?;
     detect_local(options, &values, &mut merge.notes)?;
@@ -291,7 +309,7 @@ fn mode(options: &Options, values: &Values) -> &'static str {
 /// iptables mode at all addresses and, unless that is switched off, at IPv4 loopback, its ipvs mode at all addresses but
 /// loopback.
 fn node_port_addresses(options: &mut Options, values: &Values, merge: &mut Overlay) -> Option<&'static str> {
-    let mode = mode(options, values);
+    let mode = merge.mode;
     let addresses = &mut options.network.nodeport_addresses;
     let is_empty = addresses.is_empty();
     let why = match mode {

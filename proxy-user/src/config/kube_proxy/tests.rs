@@ -4,15 +4,17 @@ use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
 use rstest::rstest;
+use serde_json::json;
 
 use super::fields::{SETTINGS, table};
 use super::file::{FileError, parse};
+use super::kind::SettingKind;
 
 use super::*;
 use crate::cli::args::kube_proxy::OWN;
 use crate::cli::{Args, Command};
 use crate::config::RunConfig;
-use crate::config::value::{LogFormat, LogLevel, NodePortAddress};
+use crate::config::value::{self, LogFormat, LogLevel, NodePortAddress};
 use proxy_core::model::settings::DetectLocal;
 use proxy_core::model::{HostDevice, HostView, NodeView};
 use proxy_core::plan::plan_node;
@@ -126,10 +128,18 @@ fn the_file_of_kubeadm_works_unchanged_and_says_nothing() {
         "--cluster-cidr=10.244.0.0/16,fd44::/48",
     ]);
     let Overlay { config_file, values, text, node_ports, netfilter, .. } = config.kube_proxy.clone();
-    let masquerade_mark = 1 << 14;
     let mut expected = plain.unwrap();
-    expected.kube_proxy =
-        Overlay { config_file, netfilter, masquerade_mark, node_ports, values, text, ..Overlay::default() };
+    expected.kube_proxy = Overlay {
+        config_file,
+        netfilter,
+        masquerade_mark: 1 << 14,
+        mode: "iptables",
+        hostname_override: "node-a".to_owned(),
+        node_ports,
+        values,
+        text,
+        ..Overlay::default()
+    };
     expected.network.masquerade_all = Some(false);
     // A file without a mode means kube-proxy's default, iptables: node ports answer on loopback too.
     assert_eq!(config.network.nodeport_addresses.len(), 2);
@@ -396,7 +406,7 @@ fn a_wrong_value_that_the_mode_does_not_use_is_ignored(#[case] text: &str, #[cas
     let [ignored] = &config.kube_proxy.values.ignored[..] else {
         panic!("{:?}", config.kube_proxy.values.ignored)
     };
-    let ignored = ignored.split_once(":").map_or(String::new(), |(_, rest)| format!("F:{rest}"));
+    let ignored = ignored.split_once(':').map_or(String::new(), |(_, rest)| format!("F:{rest}"));
     assert!(ignored.starts_with(expected), "{ignored}");
 }
 
@@ -723,6 +733,73 @@ fn written_config_parses_to_the_same_settings() {
     assert_eq!((read.sync_period, read.min_sync_period), (Duration::from_secs(30), Duration::ZERO));
     assert_eq!(read.kube_proxy.conntrack, proxy_core::model::settings::Conntrack::default());
     assert_eq!(read.kube_proxy.oom_score_adj, None);
+}
+
+/// The fields of kube-proxy's type that are pointers, lists or maps: these may be `null`.
+const NULLABLE: [&str; 11] = [
+    "iptables.masqueradeBit",
+    "iptables.localhostNodePorts",
+    "nftables.masqueradeBit",
+    "ipvs.excludeCIDRs",
+    "nodePortAddresses",
+    "oomScoreAdj",
+    "conntrack.maxPerCore",
+    "conntrack.min",
+    "conntrack.tcpEstablishedTimeout",
+    "conntrack.tcpCloseWaitTimeout",
+    "logging.vmodule",
+];
+
+#[rstest]
+#[case::flags(&[], "ebpf", "")]
+#[case::mode(&["--proxy-mode=nftables", "--vmodule=a=1,b=2"], "nftables", "primary")]
+#[case::list(&["--proxy-mode=iptables", "--nodeport-addresses=10.0.0.0/8"], "iptables", "10.0.0.0/8")]
+fn written_config_has_the_types_of_kube_proxys(
+    #[case] flags: &[&str],
+    #[case] mode: &str,
+    #[case] node_ports: &str,
+) {
+    let document = document::of(&with_flags(&[&["--hostname-override=node-a"], flags].concat()).unwrap());
+    for setting in SETTINGS.iter().filter(|setting| !setting.field.is_empty()) {
+        let value = &document[setting.field.split('.').next().unwrap()];
+        let value = setting.field.split('.').skip(1).fold(value, |value, part| &value[part]);
+        let is_right = match setting.kind {
+            _ if value.is_null() => NULLABLE.contains(&setting.field),
+            SettingKind::Bool => value.is_boolean(),
+            SettingKind::Int(..) | SettingKind::Number => value.is_number(),
+            SettingKind::Duration => value.as_str().is_some_and(|text| value::go_duration(text).is_ok()),
+            SettingKind::Cidrs | SettingKind::NodePortAddresses => value.is_array(),
+            SettingKind::Gates => value.is_object(),
+            SettingKind::Any if setting.field == "logging.vmodule" => value.is_array(),
+            _ => value.is_string(),
+        };
+        assert!(is_right, "{}: {value}", setting.field);
+    }
+    assert_eq!((&document["mode"], &document["hostnameOverride"]), (&json!(mode), &json!("node-a")));
+    let list: Vec<_> = node_ports.split(',').filter(|part| !part.is_empty()).collect();
+    assert_eq!(document["nodePortAddresses"], json!(list));
+}
+
+#[rstest]
+#[case::nothing("", "iptables", "", json!([]))]
+#[case::given("mode: ipvs\nhostnameOverride: Node-B\nnodePortAddresses: [10.1.2.3/8]\n", "ipvs", "Node-B", json!(["10.1.2.3/8"]))]
+#[case::nftables("mode: nftables\n", "nftables", "", json!(["primary"]))]
+#[case::ebpf("mode: ebpf\n", "ebpf", "", json!([]))]
+fn a_file_is_written_as_it_was_given(
+    #[case] text: &str,
+    #[case] mode: &str,
+    #[case] name: &str,
+    #[case] node_ports: serde_json::Value,
+) {
+    let Ok(config) = with_file(&body(text), &["--no-name"]) else {
+        // The name of this machine may not be a legal one.
+        return;
+    };
+    let document = document::of(&config);
+    let found = (&document["mode"], &document["hostnameOverride"], &document["nodePortAddresses"]);
+    assert_eq!(found, (&json!(mode), &json!(name), &node_ports));
+    let again = with_file(&document::yaml(&document), &["--no-name"]).unwrap();
+    assert_eq!(again.node.node_port_addresses, config.node.node_port_addresses);
 }
 
 /// `BALLAST_WRITE_DOCS=1` writes the table instead of comparing it.
