@@ -1,8 +1,10 @@
 //! Full tables, and keys that are missing in the index.
 
 use proxy_common::config::{FlowSize, PortRange};
-use proxy_common::conntrack::ASSURED;
-use proxy_common::flow::{BUCKET_SLOTS, SLOT_PENDING};
+use proxy_common::conntrack::{ASSURED, is_closed};
+use proxy_common::flow::{
+    BUCKET_SLOTS, BUCKET_WORDS, DIRECTION_FORWARD, SLOT_PENDING, STATE_SNAT, buckets_of,
+};
 
 use super::*;
 use crate::host::maps::at;
@@ -88,6 +90,54 @@ fn an_index_that_grows<F: Net>() {
 fn every_flow_is_found_while_the_index_grows() {
     an_index_that_grows::<V4>();
     an_index_that_grows::<V6>();
+}
+
+/// A connection with SNAT has ended, and its source port is in quarantine. The index grows, and the flow's forward key has two
+/// places when the client connects from the same port again.
+fn a_port_in_quarantine<F: Net>() {
+    const FIN: Shape = Shape { flags: 0x11, ..SYN };
+    let (maps, few, many) = (maps::<F>(0), 8, 256);
+    let config = *maps.config().unwrap();
+    maps.set_config(NodeConfig { flows: [FlowSize::new(64, many); 2], ..config });
+    maps.edit_config(|config| config.flows = [FlowSize::new(64, few); 2]);
+    let client = (client::<F>().0, 4000);
+    let sends = move |shape| {
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend::<F>(), shape));
+    };
+    sends(SYN);
+    let [ended] = live(maps)[..] else { panic!("no flow") };
+    let source = (ended.source, ended.source_port);
+    let replies = move |shape| {
+        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend::<F>(), source, shape));
+    };
+    replies(SYN_ACK);
+    for shape in [DATA, FIN] {
+        sends(shape);
+        replies(shape);
+    }
+    let [ended] = live(maps)[..] else { panic!("one flow") };
+    assert!(is_closed(ended.bits()) && ended.bits() & STATE_SNAT != 0, "{:#x}", ended.bits());
+    // The agent has moved the key, and has not removed its old place yet.
+    maps.edit_config(|config| {
+        config.flows = [FlowSize { entries: 64, buckets: many, searched: [few, many] }; 2];
+    });
+    let old = ended.positions[0];
+    let slot = at!(maps, buckets)[(old / BUCKET_WORDS) as usize].slots[(old % BUCKET_WORDS) as usize];
+    let [first, _] = buckets_of(ended.key(DIRECTION_FORWARD).hash(config.flow_seed), many);
+    assert_ne!(first, old / BUCKET_WORDS);
+    at!(maps, buckets)[first as usize].slots[0] = slot;
+    at!(maps, flows).iter_mut().find(|flow| flow.bits() != 0).unwrap().positions[0] = first * BUCKET_WORDS;
+    sends(SYN);
+    assert_eq!(maps.count_of(Reason::FlowCollision), 0);
+    let ports: Vec<u16> = live(maps).iter().map(|flow| flow.source_port).collect();
+    assert_eq!(ports.len(), 2, "the port in quarantine, and another one: {ports:?}");
+    assert_ne!(ports[0], ports[1]);
+}
+
+#[test]
+fn a_client_connects_again_from_a_port_in_quarantine_while_the_index_grows() {
+    a_port_in_quarantine::<V4>();
+    a_port_in_quarantine::<V6>();
 }
 
 #[test]
