@@ -13,9 +13,10 @@ use crate::node::{NODE_ADDR_INTERNAL, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr, 
 use crate::reason::Reason;
 use crate::select::Algorithm;
 use crate::service::{
-    KIND_CLUSTER_IP, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_EXTERNAL, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR,
-    SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY,
-    SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry, ServiceKey,
+    KIND_CLUSTER_IP, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_EXTERNAL, SERVICE_CHANGING,
+    SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS,
+    SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY, SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
+    ServiceKey,
 };
 
 /// Whether a client is outside of the cluster, for the policies of a Service: its address is not a pod's, and its packet
@@ -119,14 +120,19 @@ pub enum SocketSource {
     Refused,
 }
 
-/// Returns what the Service's source ranges and its setting for sockets mean for a socket. `of_node`: the socket is in the
-/// network namespace of the node.
+/// Returns what the Service's source ranges, its setting for sockets and changes of its endpoints mean for a socket. `of_node`: the
+/// socket is in the network namespace of the node; `is_attended`: see [`is_attended`].
 #[inline(always)]
-pub fn socket_source(service: &ServiceEntry, of_node: bool) -> SocketSource {
+pub fn socket_source(
+    service: &ServiceEntry,
+    of_node: bool,
+    is_attended: impl FnOnce() -> bool,
+) -> SocketSource {
     let is_left = if of_node {
         service.kind == KIND_NODE_PORT && service.slot_count == 0
     } else {
         service.flags & (SERVICE_SOURCE_RANGES | SERVICE_NO_SOCKETS) != 0
+            || service.flags & SERVICE_CHANGING != 0 && is_attended()
     };
     if is_left {
         SocketSource::LeftToPackets

@@ -106,6 +106,10 @@ pub const SERVICE_NO_SOCKETS: u16 = 1 << 8;
 /// on entries in [`SCOPE_EXTERNAL`].
 pub const SERVICE_PASS_WHEN_EMPTY: u16 = 1 << 9;
 
+/// Endpoints of a port with [`SERVICE_EJECTS`] joined or left lately. While an agent attends to devices, the sockets of pods are not
+/// translated: connect(2) would return the refusal of an endpoint that has just ended, which the packet programs hide.
+pub const SERVICE_CHANGING: u16 = 1 << 10;
+
 /// The frontend is a cluster address.
 pub const KIND_CLUSTER_IP: u8 = 1;
 /// The frontend is a node port.

@@ -642,6 +642,7 @@ fn plan(number: u16, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
         maglev_outside: false,
         ejects: false,
         no_sockets: false,
+        changing: false,
         reset_after: None,
         source_ranges: [].into(),
     };

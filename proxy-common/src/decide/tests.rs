@@ -59,21 +59,29 @@ fn socket_with_source_ranges_is_checked_on_the_node_and_left_to_packets_in_pods(
     let node = entry(1, KIND_NODE_PORT, SERVICE_SOURCE_RANGES | SERVICE_NODE_ALLOWED);
     assert!(!has_source_ranges(&open) && has_source_ranges(&closed) && has_source_ranges(&node));
     for of_node in [false, true] {
-        assert_eq!(socket_source(&open, of_node), SocketSource::Allowed);
+        assert_eq!(socket_source(&open, of_node, || true), SocketSource::Allowed);
     }
-    assert_eq!(socket_source(&closed, true), SocketSource::Refused);
-    assert_eq!(socket_source(&node, true), SocketSource::Allowed);
-    assert_eq!(socket_source(&closed, false), SocketSource::LeftToPackets);
-    assert_eq!(socket_source(&node, false), SocketSource::LeftToPackets);
+    assert_eq!(socket_source(&closed, true, || true), SocketSource::Refused);
+    assert_eq!(socket_source(&node, true, || true), SocketSource::Allowed);
+    assert_eq!(socket_source(&closed, false, || true), SocketSource::LeftToPackets);
+    assert_eq!(socket_source(&node, false, || true), SocketSource::LeftToPackets);
+}
+
+#[test]
+fn socket_of_a_pod_is_left_to_packets_while_endpoints_change_and_devices_are_attended() {
+    let changing = entry(1, KIND_CLUSTER_IP, SERVICE_EJECTS | SERVICE_CHANGING);
+    assert_eq!(socket_source(&changing, false, || true), SocketSource::LeftToPackets);
+    assert_eq!(socket_source(&changing, false, || false), SocketSource::Allowed);
+    assert_eq!(socket_source(&changing, true, || true), SocketSource::Allowed);
 }
 
 #[test]
 fn node_port_without_endpoints_for_node_socket_is_not_translated() {
     let empty = ServiceEntry { slot_count: 0, ..entry(1, KIND_NODE_PORT, 0) };
-    assert_eq!(socket_source(&empty, true), SocketSource::LeftToPackets);
-    assert_eq!(socket_source(&empty, false), SocketSource::Allowed);
+    assert_eq!(socket_source(&empty, true, || true), SocketSource::LeftToPackets);
+    assert_eq!(socket_source(&empty, false, || true), SocketSource::Allowed);
     let cluster_ip = ServiceEntry { slot_count: 0, ..entry(1, KIND_CLUSTER_IP, 0) };
-    assert_eq!(socket_source(&cluster_ip, true), SocketSource::Allowed);
+    assert_eq!(socket_source(&cluster_ip, true, || true), SocketSource::Allowed);
 }
 
 #[test]

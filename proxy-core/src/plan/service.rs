@@ -267,6 +267,7 @@ fn plan_port(
         maglev_outside: service.algorithm.is_none(),
         // With other protocols, no packet indicates that an endpoint refuses a connection.
         no_sockets: service.no_sockets,
+        changing: false,
         ejects: port.protocol == Protocol::Tcp && service.ejection != Some(false),
         // No other protocol has a reset after which the client considers the connection as closed.
         reset_after: service.removal.reset_after().filter(|_| port.protocol == Protocol::Tcp),

@@ -48,6 +48,7 @@ mod tests {
             maglev_outside: false,
             ejects: false,
             no_sockets: false,
+            changing: false,
             reset_after: None,
             source_ranges: [].into(),
         }

@@ -183,6 +183,8 @@ pub struct PortPlan {
     pub ejects: bool,
     /// The sockets of pods are not translated.
     pub no_sockets: bool,
+    /// Endpoints joined or left lately, and the sockets of pods are not translated meanwhile.
+    pub changing: bool,
     /// Connections to a removed endpoint are reset this long after its removal; `None`: they drain. TCP only.
     pub reset_after: Option<Duration>,
     /// Clients that may use the frontends with [`Access::Ranges`], sorted. The ports of a Service share them.

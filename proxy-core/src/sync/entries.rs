@@ -9,9 +9,9 @@ use proxy_common::reason::Verdict;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{
     KIND_CLUSTER_IP, KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT, SCOPE_EXTERNAL, SCOPE_INTERNAL,
-    SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL, SERVICE_MAGLEV_OUTSIDE,
-    SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY, SERVICE_SCOPED, SERVICE_SOURCE_RANGES,
-    ServiceEntry,
+    SERVICE_CHANGING, SERVICE_DROP_WHEN_EMPTY, SERVICE_DSR, SERVICE_EJECTS, SERVICE_LOCAL,
+    SERVICE_MAGLEV_OUTSIDE, SERVICE_NO_SOCKETS, SERVICE_NODE_ALLOWED, SERVICE_PASS_WHEN_EMPTY,
+    SERVICE_SCOPED, SERVICE_SOURCE_RANGES, ServiceEntry,
 };
 
 use crate::model::TrafficPolicy;
@@ -84,6 +84,7 @@ pub(super) fn service_entry(
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
             // Ejection never skips the last endpoint, so a frontend with one endpoint needs no check.
             (port.ejects && port.slot_count(frontend) > 1, SERVICE_EJECTS),
+            (port.changing && port.slot_count(frontend) > 1, SERVICE_CHANGING),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
             (port.no_sockets, SERVICE_NO_SOCKETS),
         ]),

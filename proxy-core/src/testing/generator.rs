@@ -69,6 +69,7 @@ pub fn service(
         maglev_outside: false,
         ejects: false,
         no_sockets: false,
+        changing: false,
         reset_after: None,
         source_ranges: [].into(),
     };
@@ -186,6 +187,7 @@ fn port_plan(family: IpFamily, protocol: Protocol) -> impl Strategy<Value = Port
                 maglev_outside,
                 ejects,
                 no_sockets: ejects,
+                changing: ejects,
                 reset_after,
                 source_ranges: source_ranges.into_iter().collect(),
             }

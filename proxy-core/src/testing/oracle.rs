@@ -103,6 +103,7 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
             + 4 * u16::from(what.policy == TrafficPolicy::Local)
             + 64 * u16::from(port.ejects && port.slot_count(what) > 1)
             + 256 * u16::from(port.no_sockets)
+            + 1024 * u16::from(port.changing && port.slot_count(what) > 1)
             + 32 * u16::from(port.maglev_outside && what.kind != FrontendKind::ClusterIp)
             + access,
         algorithm: port.algorithm as u8,

@@ -161,7 +161,8 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
         let from_node = is_host(call.raw().netns());
         let on = if from_node { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
         if let Some(service) = lookup::frontend(maps, addr, port, proto, false, on) {
-            return match decide::socket_source(&service, from_node) {
+            let is_attended = || maps.time().is_some_and(|time| decide::is_attended(time.config, time.now));
+            return match decide::socket_source(&service, from_node, is_attended) {
                 SocketSource::Allowed => Ok(Some(service)),
                 SocketSource::LeftToPackets => Ok(None),
                 SocketSource::Refused => {

@@ -19,6 +19,7 @@ mod early;
 mod histogram;
 mod programmed;
 mod question;
+mod rollouts;
 mod slow_start;
 mod span;
 mod status;
@@ -29,6 +30,7 @@ pub use histogram::{EventScale, Histogram, ProgrammingScale, Scale, SyncScale};
 use programmed::Ledger;
 pub use programmed::{Programmed, ProgrammedService};
 pub use question::Question;
+use rollouts::Rollouts;
 use slow_start::SlowStart;
 pub use status::{Changes, NodeFate, Operations, Status, TableUse, problems_begun};
 use status::{log_problems, publish};
@@ -100,6 +102,7 @@ pub struct Driver<S> {
     is_unreadable: bool,
     triggers: Triggers,
     slow_start: SlowStart,
+    rollouts: Rollouts,
     early: Early,
     ledger: Ledger,
     status: watch::Sender<Status>,
@@ -128,6 +131,7 @@ impl<S: Store> Driver<S> {
             next_piece: None,
             is_unreadable: false,
             slow_start: SlowStart::new(settings.slow_start),
+            rollouts: Rollouts::default(),
             early,
             ledger: Ledger::default(),
             settings,
@@ -207,9 +211,15 @@ impl<S: Store> Driver<S> {
             Some(wake) => Instant::from_std(wake).max(self.earliest(Instant::now())),
             None => audit,
         };
-        let grows = self.slow_start.wake().map(|at| Instant::from_std(at).max(self.earliest(Instant::now())));
+        let plans = self.next_plan().map(|at| at.max(self.earliest(Instant::now())));
         let ends = self.dsr.next_check();
-        grows.into_iter().chain(ends).fold(next.min(audit), Instant::min)
+        plans.into_iter().chain(ends).fold(next.min(audit), Instant::min)
+    }
+
+    /// Returns the time at which a plan changes without an event.
+    fn next_plan(&self) -> Option<Instant> {
+        let (grows, ends) = (self.slow_start.wake(), self.rollouts.wake());
+        grows.into_iter().chain(ends).min().map(Instant::from_std)
     }
 
     /// Returns the earliest time of the next sync: the minimum period after the last one; `now` if there was none.
@@ -267,9 +277,9 @@ impl<S: Store> Driver<S> {
     fn work(&mut self) {
         let now = Instant::now();
         let due = self.reconciler.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
-        let grows = self.slow_start.wake().is_some_and(|wake| Instant::from_std(wake) <= now);
+        let plans = self.next_plan().is_some_and(|at| at <= now);
         let ends = self.dsr.next_check().is_some_and(|at| at <= now);
-        let is_needed = self.last_sync.is_none() || self.waiting_since.is_some() || due || grows || ends;
+        let is_needed = self.last_sync.is_none() || self.waiting_since.is_some() || due || plans || ends;
         if now >= self.earliest(now) && (is_needed || self.reconciler.is_full_due()) {
             self.sync(now, false);
         }
@@ -307,12 +317,14 @@ impl<S: Store> Driver<S> {
         let planning = span::plan();
         let planned = Instant::now().into_std();
         self.changed.extend(self.slow_start.begin(planned));
+        self.changed.extend(self.rollouts.begin(planned));
         let plans: BTreeMap<_, _> = std::mem::take(&mut self.changed)
             .into_iter()
             .map(|name| {
                 let mut plan = plan_service(&self.cluster, &name, self.settings.plan);
                 let before = self.reconciler.plan(&name);
                 self.slow_start.apply(&name, plan.as_mut(), before, planned);
+                self.rollouts.apply(&name, plan.as_mut(), before, planned);
                 (name, plan)
             })
             .collect();

@@ -109,6 +109,7 @@ fn service(of: &str, kind: FrontendKind, ranges: &[&str]) -> (ServiceName, Optio
         maglev_outside: false,
         ejects: false,
         no_sockets: false,
+        changing: false,
         reset_after: None,
         source_ranges: ranges
             .iter()

@@ -86,7 +86,8 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         }
         let on = if of_node { SERVES_NODE_PORTS | NODE_ADDR_LOOPBACK } else { SERVES_NODE_PORTS };
         let Some(service) = self.frontend(false, on) else { return self.no_frontend() };
-        match decide::socket_source(&service, of_node) {
+        let is_attended = || decide::is_attended(&self.rules.common.config, self.rules.common.now);
+        match decide::socket_source(&service, of_node, is_attended) {
             SocketSource::Allowed if decide::has_source_ranges(&service) => {
                 self.step("source ranges", "this node's own address is in the list");
             }
@@ -102,6 +103,14 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
                 self.step(
                     "socket lb",
                     "the Service's annotation leaves the sockets of pods to the packet hooks",
+                );
+                return self.end(PathOutcome::Untouched);
+            }
+            SocketSource::LeftToPackets if !decide::has_source_ranges(&service) => {
+                self.step(
+                    "socket lb",
+                    "endpoints joined or left lately: new connections of pods are left to the packet hooks, which hide the \
+                     refusal of an endpoint that has just ended",
                 );
                 return self.end(PathOutcome::Untouched);
             }

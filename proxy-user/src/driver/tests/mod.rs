@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 mod early;
 mod health;
 mod memory;
+mod rollouts;
 mod slow_start;
 mod tenants;
 
@@ -23,7 +24,7 @@ use proxy_core::model::{
     Endpoint, EndpointPort, EndpointSlice, Event, HostDevice, HostView, Key, Listing, NodeView, Object,
     Service, ServiceCidr, ServiceName, ServicePort, SliceName, TrafficPolicy,
 };
-use proxy_core::plan::Scope;
+use proxy_core::plan::{PlanSettings, Scope};
 use proxy_core::store::{BatchError, Capacity, Contents, MapError, MemoryStore, Store, Table, Write};
 use proxy_core::testing::generator;
 
@@ -117,7 +118,9 @@ impl Running {
 
     /// Starts a driver with 250 Services of 20 endpoints each; also returns its operations from now on.
     async fn with_many() -> (Self, Arc<Mutex<Vec<Done>>>) {
-        let driver = Self::new();
+        // With ejection, a Service whose endpoints have changed is written once more a minute later.
+        let plan = PlanSettings { no_ejection: true, ..PlanSettings::default() };
+        let driver = Self::with(Shared::new(), DriverSettings { plan, ..DriverSettings::default() });
         let names: Vec<_> = (0..250).map(|number| format!("s{number}")).collect();
         let services = names.iter().zip(0..).map(|(name, at)| service(name, at)).collect();
         driver.list(services, names.iter().map(|name| slice(name, 0..20)).collect()).await;

@@ -46,6 +46,11 @@ pub const CASES: &[Case] = &[
         run: refused_inside,
     },
     Case {
+        name: "eject::sockets_of_pods_see_no_refusal_while_endpoints_change",
+        wish: Wish { pods: PODS + 1, services: &[], flags: SMALL },
+        run: changes,
+    },
+    Case {
         name: "eject::one_client_alone_skips_for_longer_each_time",
         wish: Wish { pods: 2, services: &[HALF], flags: SMALL },
         run: alone,
@@ -257,6 +262,39 @@ fn put(fixture: &Fixture, ports: &[u16]) -> Result<()> {
         }
     }
     fixture.folder.put_text("rolled", &text)
+}
+
+/// A pod joins, and another one ends before its slices say so, as in a rollout.
+fn changes(fixture: &Fixture) -> Result<()> {
+    let client = fixture.pod(PODS)?;
+    put(fixture, &[8080; PODS as usize - 1])?;
+    for family in Family::BOTH {
+        eventually(SOON, || client.reach(attempt_to(family, ROLLED)))?;
+    }
+    put(fixture, &[8080; PODS as usize])?;
+    for family in Family::BOTH {
+        let last = format!("{}/", PODS - 1);
+        eventually(SOON, || {
+            let seen = fixture.client.many(attempt_to(family, ROLLED), MANY)?;
+            ensure!(seen.servers.keys().any(|server| server.starts_with(&last)), "{seen:?}");
+            Ok(())
+        })?;
+    }
+    fixture.in_pod_space(0, |space| {
+        crate::fixture::nft(
+            space,
+            "table inet refuses {\n chain in {\n type filter hook input priority 0;\n \
+             tcp dport 8080 reject with tcp reset\n }\n}\n",
+        )
+    })?;
+    for family in Family::BOTH {
+        let to = Attempt { patience: 4, ..attempt_to(family, ROLLED) };
+        let seen = client.many(to, MANY)?;
+        ensure!(seen.failed == 0, "{family:?}: {seen:?}");
+        ensure!(seen.servers.keys().all(|server| !server.starts_with("0/")), "{family:?}: {seen:?}");
+    }
+    ensure!(count(fixture, Reason::RefusalDropped)? > 0, "nothing was refused: {}", fixture.reasons());
+    Ok(())
 }
 
 /// How long a new pod does not listen yet, and the time until the next pod is replaced.

@@ -1,0 +1,81 @@
+//! The Services whose endpoints joined or left lately: sockets of pods are left to the packet programs meanwhile.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use proxy_core::model::ServiceName;
+use proxy_core::plan::{PortPlan, ServicePlan};
+
+/// How long a Service counts as changing: longer than the step of a rollout, in which a pod starts and another one ends.
+const HOLD: Duration = Duration::from_mins(1);
+
+/// The Services that are changing.
+#[derive(Debug, Default)]
+pub(super) struct Rollouts {
+    /// When each one no longer is.
+    until: BTreeMap<ServiceName, Instant>,
+    /// The times of [`Rollouts::until`], also earlier ones of the same Service, in order.
+    ends: VecDeque<(Instant, ServiceName)>,
+}
+
+impl Rollouts {
+    /// Notes whether endpoints differ from those of the plan `before`, and marks the ports of a Service that is changing. The first
+    /// endpoints of a port are no change.
+    pub(super) fn apply(
+        &mut self,
+        name: &ServiceName,
+        plan: Option<&mut ServicePlan>,
+        before: Option<&ServicePlan>,
+        now: Instant,
+    ) {
+        let Some(plan) = plan else {
+            self.until.remove(name);
+            return;
+        };
+        let has_changed = before.is_some_and(|before| {
+            plan.ports
+                .iter()
+                .any(|(id, port)| before.ports.get(id).is_some_and(|before| differ(before, port)))
+        });
+        if has_changed {
+            self.until.insert(name.clone(), now + HOLD);
+            self.ends.push_back((now + HOLD, name.clone()));
+        }
+        let is_changing = self.until.get(name).is_some_and(|until| now < *until);
+        if is_changing {
+            plan.ports.values_mut().for_each(|port| port.changing = may_be_left_to_packets(port));
+        } else {
+            self.until.remove(name);
+        }
+    }
+
+    /// Returns the time at which the next Service may no longer be changing.
+    pub(super) fn wake(&self) -> Option<Instant> {
+        self.ends.front().map(|(at, _)| *at)
+    }
+
+    /// Starts a planning: returns the Services that are no longer changing.
+    pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
+        let mut ended = Vec::new();
+        while let Some((_, name)) = self.ends.pop_front_if(|(at, _)| *at <= now) {
+            if self.until.get(&name).is_some_and(|until| *until <= now) {
+                ended.push(name);
+            }
+        }
+        ended
+    }
+}
+
+/// Whether the packet programs hide refusals for a port, and sockets of pods can be left to them: a client with a fixed endpoint
+/// would get another one, since sockets and packets do not share the choice.
+fn may_be_left_to_packets(port: &PortPlan) -> bool {
+    port.ejects && port.affinity_secs == 0 && !port.algorithm.is_hash()
+}
+
+/// Whether an endpoint joined, left or began to terminate.
+fn differ(before: &PortPlan, after: &PortPlan) -> bool {
+    let endpoints = |port: &PortPlan| -> Vec<_> {
+        port.backends.iter().map(|(at, facts)| (*at, facts.terminating)).collect()
+    };
+    !before.backends.is_empty() && endpoints(before) != endpoints(after)
+}
