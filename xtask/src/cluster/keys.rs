@@ -26,6 +26,8 @@ fn users(nodes: u8) -> Vec<User> {
         // The users of CNI plugins' daemons, which get their permissions with the plugin.
         ("flannel", "flannel", ""),
         ("kube-router", "kube-router", ""),
+        ("calico-node", "calico-node", ""),
+        ("calico-cni-plugin", "calico-cni-plugin", ""),
     ];
     let fixed = fixed.map(|(file, name, group)| User { file: file.into(), name: name.into(), group });
     let kubelets = Node::first(nodes).map(|node| User {

@@ -52,7 +52,7 @@ pub fn start_containerd(workdir: &Workdir, node: Node) -> Result<()> {
     let network = machine.dir().join("lib/cni/net.d");
     std::fs::create_dir_all(&network).with_context(|| format!("cannot make {}", network.display()))?;
     let write = |name: &str, text: &str| workdir.write(&format!("machines/{node}/{name}"), text);
-    let (name, network) = current_cni(workdir)?.network_config(node);
+    let (name, network) = current_cni(workdir)?.network_config(workdir, node);
     write(&format!("lib/cni/net.d/{name}"), &network.to_string())?;
     let programs = workdir.programs().display().to_string();
     let config = CONTAINERD.replace("PAUSE", PAUSE).replace("PROGRAMS", &programs);

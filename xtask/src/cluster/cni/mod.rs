@@ -1,5 +1,6 @@
 //! The CNI plugin, which gives pods their devices, addresses and routes.
 
+mod calico;
 mod flannel;
 mod kube_router;
 mod permissions;
@@ -29,6 +30,10 @@ pub enum Cni {
     FlannelHostGw,
     /// kube-router with network policies, without its service proxy
     KubeRouter,
+    /// Calico with VXLAN and network policies, by nftables; `XTASK_CALICO` names the folder of its programs
+    Calico,
+    /// The same, by iptables
+    CalicoIptables,
 }
 
 impl fmt::Display for Cni {
@@ -38,6 +43,8 @@ impl fmt::Display for Cni {
             Self::Flannel => "flannel",
             Self::FlannelHostGw => "flannel-host-gw",
             Self::KubeRouter => "kube-router",
+            Self::Calico => "calico",
+            Self::CalicoIptables => "calico-iptables",
         })
     }
 }
@@ -50,50 +57,66 @@ impl Cni {
             Self::Bridge => None,
             Self::Flannel | Self::FlannelHostGw => Some(flannel::DAEMON),
             Self::KubeRouter => Some(kube_router::DAEMON),
+            Self::Calico | Self::CalicoIptables => Some(calico::DAEMON),
         }
     }
 
     /// Returns the programs to build for the plugin.
     fn tools(self) -> &'static [Tool] {
         match self {
-            Self::Bridge => &[],
+            Self::Bridge | Self::Calico | Self::CalicoIptables => &[],
             Self::Flannel | Self::FlannelHostGw => &gotools::FLANNEL,
             Self::KubeRouter => &gotools::KUBE_ROUTER,
         }
     }
 
-    /// Returns a part of the masquerade rule that the daemon writes to the table `nat` of each family.
+    /// Returns a part of the masquerade rule that the daemon writes for each family.
     pub(super) fn masquerade_rule(self) -> Option<&'static str> {
         match self {
             Self::Bridge => None,
             Self::Flannel | Self::FlannelHostGw => Some(flannel::MASQUERADE),
             Self::KubeRouter => Some(kube_router::MASQUERADE),
+            Self::Calico | Self::CalicoIptables => Some(calico::MASQUERADE),
         }
     }
 
-    /// Whether the running daemon writes its masquerade rule again if another program deletes it; kube-router writes it only when
-    /// it starts.
+    /// Returns the commands that list the rules of each family.
+    pub(super) fn rule_lists(self) -> [&'static [&'static str]; 2] {
+        match self {
+            Self::Calico => calico::TABLES,
+            _ => [&["iptables", "-t", "nat", "-S"], &["ip6tables", "-t", "nat", "-S"]],
+        }
+    }
+
+    /// Whether the running daemon soon writes its rules again if another program deletes them. kube-router writes its masquerade
+    /// rule only when it starts; Calico takes 90 s for the sets of addresses, and drops VXLAN packets without them.
     pub(super) fn restores_rules(self) -> bool {
         matches!(self, Self::Flannel | Self::FlannelHostGw)
     }
 
     /// Returns the name and the content of the file that configures the plugin on a node.
     #[must_use]
-    pub fn network_config(self, node: Node) -> (&'static str, Value) {
+    pub fn network_config(self, workdir: &Workdir, node: Node) -> (&'static str, Value) {
         let (file, version, name, first) = match self {
             Self::Bridge => ("10-bridge.conflist", "1.0.0", "pods", bridge(node)),
             Self::Flannel | Self::FlannelHostGw => {
                 ("10-flannel.conflist", "1.0.0", "cbr0", flannel::plugin())
             }
             Self::KubeRouter => (kube_router::NETWORK, "0.3.0", "mynet", kube_router::plugin()),
+            Self::Calico | Self::CalicoIptables => {
+                ("10-calico.conflist", "0.3.1", "k8s-pod-network", calico::plugin(workdir, node))
+            }
         };
         let ports = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
         (file, json!({ "cniVersion": version, "name": name, "plugins": [first, ports] }))
     }
 
-    /// Builds the plugin for the cluster.
+    /// Builds or finds the plugin for the cluster.
     pub fn prepare(self, workspace: &Workspace, workdir: &Workdir) -> Result<()> {
         workdir.write(CNI, &self.to_string())?;
+        if matches!(self, Self::Calico | Self::CalicoIptables) {
+            return calico::prepare(workdir);
+        }
         let files = gotools::build(workspace, self.tools())?;
         self.tools().iter().zip(files).try_for_each(|(tool, file)| {
             std::os::unix::fs::symlink(file, workdir.programs().join(tool.name))
@@ -114,6 +137,8 @@ impl Cni {
             Self::Flannel => flannel::configure(workdir, "vxlan")?,
             Self::FlannelHostGw => flannel::configure(workdir, "host-gw")?,
             Self::KubeRouter => kube_router::configure(workdir)?,
+            Self::Calico => calico::configure(workdir, calico::DataPlane::Nftables)?,
+            Self::CalicoIptables => calico::configure(workdir, calico::DataPlane::Iptables)?,
         }
         each(&nodes, |node| self.start_daemon(workdir, node))
     }
@@ -124,6 +149,7 @@ impl Cni {
             Self::Bridge => Ok(()),
             Self::Flannel | Self::FlannelHostGw => flannel::start(workdir, node),
             Self::KubeRouter => kube_router::start(workdir, node),
+            Self::Calico | Self::CalicoIptables => calico::start(workdir, node),
         }
     }
 }
@@ -155,16 +181,17 @@ mod tests {
     #[test]
     fn every_plugin_is_followed_by_portmap() {
         for cni in <Cni as clap::ValueEnum>::value_variants() {
-            let (_, config) = cni.network_config(Node(1));
+            let (_, config) = cni.network_config(&Workdir::of("test").unwrap(), Node(1));
             assert_eq!(config["plugins"][1]["type"], "portmap", "{cni}");
         }
     }
 
     #[test]
-    fn a_daemon_is_one_of_the_built_programs() {
+    fn a_daemon_is_built_or_given() {
         for cni in <Cni as clap::ValueEnum>::value_variants() {
-            let is_built = |daemon| cni.tools().iter().any(|tool| tool.name == daemon);
-            assert!(cni.program().is_none_or(is_built), "{cni}");
+            let is_there =
+                |daemon| daemon == calico::DAEMON || cni.tools().iter().any(|tool| tool.name == daemon);
+            assert!(cni.program().is_none_or(is_there), "{cni}");
         }
     }
 }

@@ -65,10 +65,9 @@ fn flush(machine: &Machine) -> Result<()> {
 }
 
 fn await_rules(machine: &Machine, cni: Cni) -> Result<()> {
-    let lists = [["iptables", "-t", "nat", "-S"], ["ip6tables", "-t", "nat", "-S"]];
     let rule = cni.masquerade_rule().unwrap_or_default();
     signal::wait_for("the rules of the CNI plugin", SOON, || {
         let has = |list| machine.command(list).try_read().is_some_and(|rules| rules.contains(rule));
-        Ok(lists.iter().all(|list| has(list)).then_some(()))
+        Ok(cni.rule_lists().into_iter().all(has).then_some(()))
     })
 }
