@@ -33,6 +33,9 @@ pub fn duration(text: &str) -> Result<Duration, ValueError> {
 
 /// Parses a duration as kube-proxy does, with Go's rules: `1s`, `500ms`, `1m30s`, `0`.
 pub fn go_duration(text: &str) -> Result<Duration, ValueError> {
+    // Go's durations are 64-bit numbers of nanoseconds.
+    const LONGEST: Duration = Duration::from_nanos(i64::MAX as u64);
+    let text = text.strip_prefix('+').unwrap_or(text);
     if text == "0" {
         return Ok(Duration::ZERO);
     }
@@ -44,7 +47,9 @@ pub fn go_duration(text: &str) -> Result<Duration, ValueError> {
         let unit = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
         let (unit, tail) = tail.split_at(unit);
         let seconds = match unit {
-            "us" | "µs" => 1e-6,
+            "ns" => 1e-9,
+            // Go knows the micro sign and the Greek letter.
+            "us" | "µs" | "\u{3bc}s" => 1e-6,
             "ms" => 1e-3,
             "s" => 1.0,
             "m" => 60.0,
@@ -56,7 +61,7 @@ pub fn go_duration(text: &str) -> Result<Duration, ValueError> {
         total = total.checked_add(part).ok_or(ValueError::Duration)?;
         rest = tail;
     }
-    if text.is_empty() { Err(ValueError::Duration) } else { Ok(total) }
+    if text.is_empty() || total > LONGEST { Err(ValueError::Duration) } else { Ok(total) }
 }
 
 /// Parses the timeout of a flow, which is in whole seconds.
@@ -260,6 +265,13 @@ mod tests {
     #[case("1.5s", Some(Duration::from_millis(1500)))]
     #[case("250ms", Some(Duration::from_millis(250)))]
     #[case("24h", Some(Duration::from_hours(24)))]
+    #[case("+5s", Some(Duration::from_secs(5)))]
+    #[case("1000ns", Some(Duration::from_micros(1)))]
+    #[case("1\u{b5}s", Some(Duration::from_micros(1)))]
+    #[case("1\u{3bc}s", Some(Duration::from_micros(1)))]
+    #[case("2562047h47m", Some(Duration::from_mins(2_562_047 * 60 + 47)))]
+    #[case("2562047h48m", None)]
+    #[case("+", None)]
     #[case("", None)]
     #[case("30", None)]
     #[case("s", None)]
@@ -292,7 +304,8 @@ mod tests {
     #[case("4", Some(LogLevel::Debug))]
     #[case("10", Some(LogLevel::Trace))]
     #[case("WARN", Some(LogLevel::Warn))]
-    #[case("11", None)]
+    #[case("100", Some(LogLevel::Trace))]
+    #[case("-1", None)]
     #[case("loud", None)]
     fn log_levels(#[case] text: &str, #[case] expected: Option<LogLevel>) {
         assert_eq!(text.parse().ok(), expected);

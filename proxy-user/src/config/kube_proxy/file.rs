@@ -1,7 +1,8 @@
 //! Reads a `KubeProxyConfiguration`. The error names every invalid part with its place, not only the first one.
 //!
 //! As kube-proxy (`loadConfig` in cmd/kube-proxy/app/options.go, "lenient decoding"), it only warns of fields that it does not
-//! know and of repeated fields, of which the last one counts: files of old clusters have fields of earlier versions.
+//! know and of repeated fields, of which the last one counts: files of old clusters have fields of earlier versions. It reads the
+//! first document of a file.
 
 use std::fmt;
 use std::path::Path;
@@ -41,7 +42,8 @@ pub fn parse(name: &str, text: &str) -> Result<Values, FileError> {
         with_snippet: false,
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::PassThrough,
     };
-    let document: Spanned<Node> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+    let first = first_document(text);
+    let document: Spanned<Node> = serde_saphyr::from_str_with_options(first, options).map_err(|error| {
         let place = error.location().map_or_else(|| name.to_owned(), |location| place(name, location));
         let message = error.to_string();
         // The parser appends the place; here the place is in front.
@@ -50,12 +52,39 @@ pub fn parse(name: &str, text: &str) -> Result<Values, FileError> {
     })?;
     let mut reader = Reader { name, values: Values::default(), errors: Vec::new() };
     reader.document(&document);
+    if let Some(rest) = text.get(first.len()..).filter(|rest| rest.lines().skip(1).any(has_content)) {
+        let (line, end) = (first.lines().count() + 1, rest.lines().count());
+        reader.values.ignored.push(format!(
+            "{name}:{line}:1 is ignored: only the first document is read, and {end} lines follow"
+        ));
+    }
     let Reader { mut values, mut errors, .. } = reader;
     let (proxy, local) =
         (values.text("mode").map(str::to_owned), values.text("detectLocalMode").map(str::to_owned));
     let (proxy, local) = (proxy.unwrap_or_else(|| "iptables".to_owned()), local.unwrap_or_default());
     errors.extend(values.settle(Modes { proxy: &proxy, local: &local, is_file: true }));
     if errors.is_empty() { Ok(values) } else { Err(FileError(errors)) }
+}
+
+/// Returns the text before the second document.
+fn first_document(text: &str) -> &str {
+    let (mut begun, mut at) = (false, 0);
+    for line in text.split_inclusive('\n') {
+        let marker =
+            line.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace));
+        if marker.is_some() && begun {
+            return &text[..at];
+        }
+        begun |= marker.is_some() || has_content(line);
+        at += line.len();
+    }
+    text
+}
+
+/// Whether the line is more than a comment or a directive.
+fn has_content(line: &str) -> bool {
+    let line = line.trim_start_matches('\u{feff}').trim();
+    !line.is_empty() && !line.starts_with(['#', '%'])
 }
 
 fn place(name: &str, location: Location) -> String {

@@ -447,6 +447,33 @@ fn a_wrong_flag_is_an_error_in_its_mode_only(#[case] flag: &str, #[case] mode: &
     assert!(with_file(&body(""), &[flag]).is_ok(), "a file replaces it");
 }
 
+#[rstest]
+#[case("mode: ipvs\n---\n", 0)]
+#[case("mode: ipvs\n--- # the end\n\n", 0)]
+#[case("mode: ipvs\n---\nmode: [\n", 1)]
+#[case("mode: ipvs\n---\napiVersion: v1\nkind: Pod\n---\n", 1)]
+fn the_first_document_of_a_file_counts(#[case] text: &str, #[case] ignored: usize) {
+    for begin in ["", "---\n", "# a comment\n\n--- # the first\n"] {
+        let config = with_file(&[begin, &body(text)].concat(), &[]).unwrap();
+        assert_eq!(config.legacy_proxy_mode, Some("ipvs"));
+        let found = &config.kube_proxy.values.ignored;
+        assert_eq!(found.len(), ignored, "{found:?}");
+        let line = begin.lines().count() + 4;
+        assert!(
+            found.iter().all(|text| text.contains(&format!(":{line}:1 is ignored: only the first document"))),
+            "{found:?}"
+        );
+    }
+    assert!(with_file(&["---\n---\n", &body(text)].concat(), &[]).is_err(), "the first one is empty");
+}
+
+#[test]
+fn whole_numbers_may_have_a_fraction_of_zero() {
+    let config = with_file(&body("oomScoreAdj: 5.0\nconntrack: {min: 1e2, maxPerCore: 7}\n"), &[]).unwrap();
+    assert_eq!((config.kube_proxy.oom_score_adj, config.kube_proxy.conntrack.min), (Some(5), Some(100)));
+    assert!(with_file(&body("oomScoreAdj: 5.5\n"), &[]).is_err());
+}
+
 #[test]
 fn all_errors_of_a_config_file_are_reported_together() {
     let FileError(errors) = parse("F", "kind: Pod\nmood: 1\noomScoreAdj: x\n").unwrap_err();

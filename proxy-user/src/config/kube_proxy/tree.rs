@@ -68,7 +68,9 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 
     fn visit_f64<E: Error>(self, value: f64) -> Result<Node, E> {
-        Ok(Node::Float(value))
+        // As in JSON, 5.0 and 5e0 are whole numbers.
+        let is_whole = value.fract() == 0.0 && value.abs() <= f64::from(i32::MAX);
+        Ok(if is_whole { Node::Int(value as i64) } else { Node::Float(value) })
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<Node, E> {

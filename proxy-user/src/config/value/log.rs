@@ -57,7 +57,8 @@ impl FromStr for LogLevel {
             "warn" | "warning" => Ok(Self::Warn),
             "info" | "0" | "1" | "2" | "3" => Ok(Self::Info),
             "debug" | "4" | "5" => Ok(Self::Debug),
-            "trace" | "6" | "7" | "8" | "9" | "10" => Ok(Self::Trace),
+            "trace" => Ok(Self::Trace),
+            number if number.parse::<u32>().is_ok() => Ok(Self::Trace),
             _ => Err(ValueError::LogLevel),
         }
     }
