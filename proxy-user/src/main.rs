@@ -9,6 +9,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser as _};
 use proxy_user::cli::args::bpffs::BpffsArgs;
 use proxy_user::cli::args::change::SysdumpArgs;
 use proxy_user::cli::args::end_udp_sockets::EndUdpSocketsArgs;
+use proxy_user::cli::args::kube_proxy::as_spelled_here;
 use proxy_user::cli::args::kubectl::KubectlArgs;
 use proxy_user::cli::args::observe::MonitorArgs;
 use proxy_user::cli::args::{CleanupArgs, RunArgs};
@@ -68,7 +69,10 @@ fn plugin(args: &KubectlArgs) -> anyhow::Result<ExitCode> {
 /// Returns the command, and the origins of the agent's settings if the command is `run`.
 fn parse() -> (Command, Vec<Origin>) {
     let mut command = Args::command();
-    let matches = command.get_matches_mut();
+    let args: Vec<_> = std::env::args_os().collect();
+    let is_run = args.iter().any(|arg| arg == "run");
+    let args = if is_run { as_spelled_here(args.into_iter()) } else { args };
+    let matches = command.try_get_matches_from_mut(args).unwrap_or_else(|error| error.exit());
     let origins = match (command.find_subcommand("run"), matches.subcommand_matches("run")) {
         (Some(run), Some(matches)) => origins::of(run, matches),
         _ => Vec::new(),

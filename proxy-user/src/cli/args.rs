@@ -63,6 +63,8 @@ pub struct Args {
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Run the agent: watch Services and EndpointSlices, and program the BPF maps.
+    // As with kube-proxy, a repeated flag replaces the one before, or adds to its list.
+    #[command(args_override_self = true)]
     Run(Box<RunArgs>),
     /// Show the state of the agent, programs and maps, and the refused traffic. Exits with code 1 if the agent does not answer or reports a problem.
     Status(StatusArgs),

@@ -1,9 +1,11 @@
 //! Flags of kube-proxy that the agent does not have as its own.
 
+use std::ffi::OsString;
+
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 
 use crate::config::kube_proxy::fields::{Effect, SETTINGS, Setting};
-use crate::config::kube_proxy::kind::Value;
+use crate::config::kube_proxy::kind::{SettingKind, Value};
 use crate::config::kube_proxy::{Given, Values};
 
 /// Flags of kube-proxy that are typed fields of `RunArgs`; `version` is clap's.
@@ -36,8 +38,55 @@ pub struct KubeProxyFlags {
     pub values: Values,
 }
 
+/// Flags with a text, for which kube-proxy takes an empty one as none, and Ballast's parser does not.
+const TEXTS: [&str; 5] =
+    ["--bind-address", "--detect-local-mode", "--hostname-override", "--kubeconfig", "--nodeport-addresses"];
+
+/// Returns a command line of `ballast run` with flags as Ballast spells them: kube-proxy takes `_` for `-` in the names of
+/// flags (`WordSepNormalizeFunc`), and empty texts.
+pub fn as_spelled_here(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut args = args.peekable();
+    let mut spelled = Vec::new();
+    while let Some(arg) = args.next() {
+        let Some(text) = arg.to_str().filter(|text| text.starts_with("--")) else {
+            spelled.push(arg);
+            continue;
+        };
+        let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
+        let name = name.replace('_', "-");
+        let is_text = TEXTS.contains(&&*name);
+        if is_text && value == Some("") {
+            continue;
+        }
+        if is_text && value.is_none() && args.next_if(|next| next.is_empty()).is_some() {
+            continue;
+        }
+        spelled.push(value.map_or_else(|| name.clone(), |value| format!("{name}={value}")).into());
+    }
+    spelled
+}
+
 fn others() -> impl Iterator<Item = &'static Setting> {
     SETTINGS.iter().filter(|setting| !setting.flag.is_empty() && !OWN.contains(&setting.flag))
+}
+
+/// Whether the values of a repeated flag add up.
+const fn adds_up(kind: SettingKind) -> bool {
+    matches!(kind, SettingKind::Cidrs | SettingKind::Gates)
+}
+
+/// Returns the value of a repeated flag.
+fn together(before: Value, next: Value) -> Value {
+    match (before, next) {
+        (Value::List(before), Value::List(next)) => Value::List([before, next].concat()),
+        (Value::Gates(mut before), Value::Gates(next)) => {
+            before.extend(next);
+            Value::Gates(before)
+        }
+        // What is wrong stays.
+        (before @ Value::Unfit(_), _) => before,
+        (_, next) => next,
+    }
 }
 
 fn arg(setting: &'static Setting) -> Arg {
@@ -49,7 +98,7 @@ fn arg(setting: &'static Setting) -> Arg {
     let kind = setting.kind;
     let arg = Arg::new(setting.flag)
         .long(setting.flag)
-        .action(ArgAction::Set)
+        .action(if adds_up(kind) { ArgAction::Append } else { ArgAction::Set })
         .help(help)
         .help_heading("Other flags of kube-proxy")
         .hide_short_help(true)
@@ -81,9 +130,10 @@ impl FromArgMatches for KubeProxyFlags {
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         for setting in others() {
-            if let Some(value) = matches.get_one::<Value>(setting.flag) {
+            let values = matches.get_many::<Value>(setting.flag).into_iter().flatten().cloned();
+            if let Some(value) = values.reduce(together) {
                 let place = format!("--{}", setting.flag);
-                self.values.insert(setting, Given { value: value.clone(), place });
+                self.values.insert(setting, Given { value, place });
             }
         }
         Ok(())

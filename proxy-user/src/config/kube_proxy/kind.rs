@@ -190,7 +190,12 @@ impl SettingKind {
         }
         let list = || text.split(',').map(str::trim).filter(|part| !part.is_empty());
         let value = match self {
-            Self::Bool => text.parse().ok().map(Value::Bool),
+            // The spellings of Go's `strconv.ParseBool`.
+            Self::Bool => match text {
+                "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(Value::Bool(true)),
+                "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(Value::Bool(false)),
+                _ => None,
+            },
             Self::Int(..) => text.parse().ok().map(Value::Int),
             Self::Number => text.parse().ok().map(Value::Number),
             Self::Duration => value::go_duration(text).ok().map(Value::Duration),

@@ -11,7 +11,7 @@ use super::file::{FileError, parse};
 use super::kind::SettingKind;
 
 use super::*;
-use crate::cli::args::kube_proxy::OWN;
+use crate::cli::args::kube_proxy::{OWN, as_spelled_here};
 use crate::cli::{Args, Command};
 use crate::config::RunConfig;
 use crate::config::value::{self, LogFormat, LogLevel, NodePortAddress};
@@ -92,8 +92,8 @@ winkernel:
 "#;
 
 fn with_flags(flags: &[&str]) -> Result<RunConfig, String> {
-    let all = ["ballast", "run"].iter().chain(flags);
-    let args = Args::try_parse_from(all).map_err(|error| error.to_string())?;
+    let all = ["ballast", "run"].iter().chain(flags).map(Into::into);
+    let args = Args::try_parse_from(as_spelled_here(all)).map_err(|error| error.to_string())?;
     let Command::Run(args) = args.command else { panic!("not run") };
     RunConfig::new((*args).into()).map_err(|error| error.to_string())
 }
@@ -472,6 +472,43 @@ fn whole_numbers_may_have_a_fraction_of_zero() {
     let config = with_file(&body("oomScoreAdj: 5.0\nconntrack: {min: 1e2, maxPerCore: 7}\n"), &[]).unwrap();
     assert_eq!((config.kube_proxy.oom_score_adj, config.kube_proxy.conntrack.min), (Some(5), Some(100)));
     assert!(with_file(&body("oomScoreAdj: 5.5\n"), &[]).is_err());
+}
+
+#[test]
+fn flags_are_spelled_as_for_kube_proxy() {
+    let config = with_flags(&[
+        "--proxy_mode=iptables",
+        "--proxy-mode",
+        "nftables",
+        "--hostname_override=node-a",
+        "--hostname-override=",
+        "--hostname-override",
+        "",
+        "--bind-address=",
+        "--kubeconfig=",
+        "--detect-local-mode=",
+        "--nodeport-addresses=",
+        "--nodeport_addresses=10.0.0.0/8",
+        "--nodeport-addresses=192.0.2.0/24,primary",
+        "--iptables_sync_period=5s",
+        "--iptables-sync-period=7s",
+        "--feature-gates=AllowServiceExternalIPs=false,A=true",
+        "--feature-gates=A=false",
+        "--bind-address-hard-fail=T",
+        "--conntrack-tcp-be-liberal=0",
+        "-v=1",
+        "--v=100",
+    ])
+    .unwrap();
+    assert_eq!(config.kube_proxy.node_port_list, ["10.0.0.0/8", "192.0.2.0/24", "primary"]);
+    assert_eq!((config.legacy_proxy_mode, &*config.node_name), (Some("nftables"), "node-a"));
+    assert_eq!(config.sync_period, Duration::from_secs(7));
+    assert!(config.kube_proxy.bind_address_hard_fail && !config.kube_proxy.conntrack.tcp_be_liberal);
+    assert!(config.kube_proxy.no_external_ips && notes(&config).contains("feature A=false"));
+    assert_eq!(config.log_level, LogLevel::Trace);
+    let config =
+        with_file(&body("hostnameOverride: node-b\n"), &["--no-name", "--hostname-override="]).unwrap();
+    assert_eq!(config.node_name, "node-b", "an empty name does not replace the file's");
 }
 
 #[test]
