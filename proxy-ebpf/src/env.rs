@@ -1,19 +1,21 @@
-//! The interface of the stages to their environment: maps, clock and random numbers. Each stage names the traits that it
-//! needs. [`kernel`](crate::kernel) implements the traits for the kernel, `host` for tests and fuzzing.
+//! The interface of the stages and the socket calls to their environment: maps, clock and random numbers. Each names the traits
+//! that it needs. [`kernel`](crate::kernel) implements the traits for the kernel, `host` for tests and fuzzing.
 //!
 //! A value of a type with these traits is a handle, which is passed by copy; the kernel's handle has size zero.
 
 use proxy_common::Address;
 use proxy_common::Family;
-use proxy_common::affinity::{AffinityEntry, AffinityKey};
+use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::{CONFIG_IPSEC, NodeConfig};
 use proxy_common::flow::{BUCKET_SLOTS, DIRECT_ANY, FlowKey, direct_slot};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
+use proxy_common::latency::SocketExample;
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::socket::{SocketEntry, SocketKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 use crate::context::{Packet, PacketCtx, Tuple};
@@ -21,6 +23,7 @@ use crate::flow::bucket::BucketRef;
 use crate::flow::memory::EntryRef;
 use crate::frame::{Frame, Route};
 use crate::shared::{Raw, Shared};
+use crate::sock::Sockaddr;
 use crate::step::Lookup;
 
 /// An address of the handle's family, as 32-bit words.
@@ -64,6 +67,13 @@ pub trait Node: Copy + 'static {
     fn jiffies(self) -> u32;
     /// Returns a random number.
     fn random(self) -> u32;
+
+    /// Whether the time that backends take to answer a SYN is measured. The verifier knows the value, and removes code that
+    /// only runs with it; so callers test it before comparisons that have no other use.
+    #[inline(always)]
+    fn measures_latency(self) -> bool {
+        false
+    }
 
     /// Whether the programs begin flows. If not, they leave every packet without a flow to the rules behind them.
     #[inline(always)]
@@ -250,23 +260,16 @@ pub trait FlowTable: Services {
         Prefilter(is_set(DIRECT_ANY) && is_set(direct_slot(client, port, proto)))
     }
 
-    /// Whether the time that backends take to answer a SYN is measured. The verifier knows the value, and removes code that
-    /// only runs with it; so callers test it before comparisons that have no other use.
-    #[inline(always)]
-    fn measures_latency(self) -> bool {
-        false
-    }
-
-    /// Notes the start of a flow with a SYN. Called only if [`FlowTable::measures_latency`].
+    /// Notes the start of a flow with a SYN. Called only if [`Node::measures_latency`].
     #[inline(always)]
     fn syn_begun(self, _flow: u32) {}
 
     /// Notes the answer to the SYN of a flow; `refused`: the backend refused the connection. Called only if
-    /// [`FlowTable::measures_latency`].
+    /// [`Node::measures_latency`].
     #[inline(always)]
     fn syn_answered(self, _flow: u32, _service: u32, _backend: u32, _refused: bool) {}
 
-    /// Notes a retransmission of a SYN that this backend has not answered. Called only if [`FlowTable::measures_latency`].
+    /// Notes a retransmission of a SYN that this backend has not answered. Called only if [`Node::measures_latency`].
     #[inline(always)]
     fn syn_again(self, _service: u32, _backend: u32) {}
 
@@ -409,4 +412,54 @@ pub trait Counters: Node {
     fn notify<F: Frame>(self, frame: F, ctx: &PacketCtx<Words<Self>>, service: u32, what: EventKind);
     /// Sends a reason to the listeners, without a packet. `service` 0: unknown.
     fn notify_reason(self, service: u32, why: Reason);
+}
+
+/// What shows whether a socket is a pod's.
+pub trait Pods: Node {
+    /// Whether `namespaces` has the network namespace.
+    fn has_namespace(self, netns: u64) -> bool;
+    /// Adds a network namespace to `namespaces`. If this fails, the next connection of the namespace shows it again.
+    fn add_namespace(self, netns: u64);
+    /// Returns the id of the cgroup of the current process, or of a cgroup above it, at this level; 0: there is none. The root
+    /// has level 0.
+    fn ancestor_cgroup(self, level: i32) -> u64;
+}
+
+/// What the calls on sockets need in addition to Services.
+pub trait Sockets: Services + Counters + Pods {
+    /// Returns an entry of `sockets` or `sockets6`: the translated address of a peer that no socket storage holds.
+    fn peer(self, key: &SocketKey<Words<Self>>) -> Option<*mut SocketEntry<Words<Self>>>;
+    /// Adds or replaces an entry.
+    fn put_peer(self, key: &SocketKey<Words<Self>>, entry: &SocketEntry<Words<Self>>) -> Result<(), i32>;
+    /// Removes an entry.
+    fn remove_peer(self, key: &SocketKey<Words<Self>>);
+    /// Returns the session affinity of a network namespace (`affinity_netns`).
+    fn netns_affinity(self, key: &NetnsAffinityKey) -> Option<*mut AffinityEntry>;
+    /// Adds or replaces an entry.
+    fn put_netns_affinity(self, key: &NetnsAffinityKey, entry: &AffinityEntry) -> Result<(), i32>;
+    /// Whether a program can choose the error with which a call fails. Otherwise every call that is denied fails with `EPERM`.
+    fn can_set_errno(self) -> bool;
+    /// Sets the error with which the call fails.
+    fn set_errno(self, errno: i32);
+    /// Sends an event about the call to the listeners. `service` 0: unknown.
+    fn notify_call<S: Sockaddr<Family = Self::Family>>(self, call: &S, service: u32, what: EventKind);
+}
+
+/// The outcome of a SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectOutcome {
+    /// The SYN was answered after this number of nanoseconds.
+    Answered(u64),
+    /// The SYN was refused.
+    Refused,
+    /// The SYN was sent again.
+    Retransmitted,
+}
+
+/// Connections of sockets, if [`Node::measures_latency`].
+pub trait ConnectLatency: Node {
+    /// Notes the outcome of a SYN for the backend and for its Service (`connect_latency`).
+    fn note_outcome(self, service: u32, backend: u32, outcome: ConnectOutcome);
+    /// Stores a connection as the example of its histogram bucket (`socket_examples`).
+    fn keep_example(self, service: u32, example: &SocketExample);
 }

@@ -3,12 +3,12 @@
 //! A packet passes through small stages, each in a file of its own ([`pipeline`] shows their order); [`socket`] handles calls
 //! on sockets. Dependencies go one way, from the top of this list to its bottom:
 //!
-//! * `host`: the packet programs with maps and packets in ordinary memory, for tests and fuzzing (feature `host`)
-//! * [`kernel`]: the interface to the kernel: maps, socket buffers, BPF-to-BPF calls
+//! * `host`: the programs with maps, packets and sockets in ordinary memory, for tests and fuzzing (feature `host`)
+//! * [`kernel`]: the interface to the kernel: maps, socket buffers, contexts of socket calls, BPF-to-BPF calls
 //! * [`pipeline`], [`early`]: the dispatchers, for tc and for XDP
-//! * [`stage`]: the stages of a packet
-//! * [`select`], [`flow`], [`report`]: code that the stages share: selection of backends, connection tracking, counters
-//! * [`env`], [`frame`]: the traits by which this code accesses maps and packets
+//! * [`stage`]: the stages of a packet; [`socket`]: the calls on sockets
+//! * [`select`], [`flow`], [`report`]: code that they share: selection of backends, connection tracking, counters
+//! * [`env`], [`frame`], [`sock`]: the traits by which this code accesses maps, packets and sockets
 //! * [`parse`], [`header`], [`net`], [`context`], [`step`], [`shared`]: packet formats, values, shared memory
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -34,6 +34,7 @@ pub mod pipeline;
 pub mod report;
 pub mod select;
 pub mod shared;
+pub mod sock;
 pub mod socket;
 pub mod stage;
 pub mod step;

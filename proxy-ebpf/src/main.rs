@@ -11,8 +11,9 @@ mod programs {
     use aya_ebpf::programs::{SockAddrContext, SockContext, SockOpsContext, TcContext, XdpContext};
     use proxy_common::{V4, V6};
     use proxy_ebpf::kernel::handle::Kernel;
+    use proxy_ebpf::kernel::sock_ops::SockOps;
+    use proxy_ebpf::kernel::sockaddr::{BareSock, Sockaddr4, Sockaddr6};
     use proxy_ebpf::kernel::{clock, hook, iter};
-    use proxy_ebpf::socket::sockaddr::{Bound, Sockaddr4, Sockaddr6};
     use proxy_ebpf::socket::{bind, call, outcome, release};
     use proxy_ebpf::step::{NEXT, XDP_PASS};
 
@@ -77,22 +78,22 @@ mod programs {
 
     #[cgroup_sock(post_bind4)]
     pub fn sock_bind4(ctx: SockContext) -> i32 {
-        bind::bound4(&Bound::new(&ctx))
+        bind::bound4(MAPS4, &BareSock::new(&ctx))
     }
 
     #[cgroup_sock(post_bind6)]
     pub fn sock_bind6(ctx: SockContext) -> i32 {
-        bind::bound6(&Bound::new(&ctx))
+        bind::bound6(MAPS4, MAPS6, &BareSock::new(&ctx))
     }
 
     #[sock_ops]
     pub fn sock_outcome(ctx: SockOpsContext) -> u32 {
-        outcome::handle_event(&ctx)
+        outcome::handle_event(MAPS4, &SockOps(&ctx))
     }
 
     #[cgroup_sock(sock_release)]
     pub fn sock_release(ctx: SockContext) -> i32 {
-        release::released(&Bound::new(&ctx))
+        release::released(MAPS4, &BareSock::new(&ctx))
     }
 
     #[classifier]

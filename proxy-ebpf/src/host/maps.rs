@@ -1,19 +1,21 @@
 //! The traits of [`env`](crate::env), with maps in ordinary memory.
 
 use std::boxed::Box;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::vec::Vec;
 
-use proxy_common::affinity::{AffinityEntry, AffinityKey};
+use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{Bucket, DIRECT_WORDS, FlowEntry};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::health::SKIP_COUNT;
+use proxy_common::latency::SocketExample;
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::PREFILTER_WORDS;
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::socket::{SocketEntry, SocketKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::{Address, Family, maglev};
 
@@ -22,16 +24,19 @@ use crate::context::PacketCtx;
 use crate::direct_calls::{calls_flows, calls_health, calls_selection};
 use crate::early::EarlyStages;
 use crate::env::{
-    Affinity, ClockWindow, Counters, EventKind, FIB_CACHE_ENTRIES, FibCache, FibEntry, FlowTable, Fragments,
-    Health, Node, OpenConnections, RateLimit, Services, TOKEN_BUCKETS, TokenBucket, Words,
+    Affinity, ClockWindow, ConnectLatency, ConnectOutcome, Counters, EventKind, FIB_CACHE_ENTRIES, FibCache,
+    FibEntry, FlowTable, Fragments, Health, Node, OpenConnections, Pods, RateLimit, Services, Sockets,
+    TOKEN_BUCKETS, TokenBucket, Words,
 };
 use crate::flow::bucket::BucketAt;
 use crate::flow::memory::Entry;
 use crate::frame::{Frame, Route};
 use crate::parse::Parsed;
 use crate::pipeline::{Ip, Stages, parse_pulled};
+use crate::select::backend::Picks;
 use crate::select::load;
 use crate::shared::{Raw, Shared};
+use crate::sock::Sockaddr;
 use crate::stage::existing::{Existing, NewFlows};
 use crate::stage::forward::Routing;
 use crate::stage::open_flow;
@@ -77,6 +82,17 @@ pub(super) struct Tables<A: Address> {
     pub refusals: BTreeMap<RefusalKey, u64>,
     pub events: Vec<(u32, EventKind)>,
     pub scratch: PacketCtx<A>,
+    pub sockets: BTreeMap<SocketKey<A>, SocketEntry<A>>,
+    pub socket_entries: usize,
+    pub netns_affinity: BTreeMap<NetnsAffinityKey, AffinityEntry>,
+    pub namespaces: BTreeSet<u64>,
+    /// The cgroups of the current process, from level 1 on.
+    pub cgroups: Vec<u64>,
+    pub can_set_errno: bool,
+    pub errno: Option<i32>,
+    pub measures_latency: bool,
+    pub connect_outcomes: Vec<(u32, u32, ConnectOutcome)>,
+    pub socket_examples: Vec<(u32, SocketExample)>,
     pub jiffies: u32,
     pub random: u64,
 }
@@ -122,6 +138,16 @@ impl<A: Address> Tables<A> {
             refusals: BTreeMap::new(),
             events: Vec::new(),
             scratch: PacketCtx::EMPTY,
+            sockets: BTreeMap::new(),
+            socket_entries: LRU_ENTRIES,
+            netns_affinity: BTreeMap::new(),
+            namespaces: BTreeSet::new(),
+            cgroups: Vec::new(),
+            can_set_errno: true,
+            errno: None,
+            measures_latency: false,
+            connect_outcomes: Vec::new(),
+            socket_examples: Vec::new(),
             jiffies: START,
             random: 0x9e37_79b9_7f4a_7c15,
         }
@@ -187,6 +213,10 @@ impl<F: Family> Node for HostMaps<F> {
 
     fn jiffies(self) -> u32 {
         *at!(self, jiffies)
+    }
+
+    fn measures_latency(self) -> bool {
+        *at!(self, measures_latency)
     }
 
     fn opens_flows(self) -> bool {
@@ -375,6 +405,76 @@ impl<F: Family> Counters for HostMaps<F> {
 
     fn notify_reason(self, service: u32, why: Reason) {
         at!(self, events).push((service, EventKind::Reason(why)));
+    }
+}
+
+impl<F: Family> Picks for HostMaps<F> {}
+
+impl<F: Family> Pods for HostMaps<F> {
+    fn has_namespace(self, netns: u64) -> bool {
+        at!(self, namespaces).contains(&netns)
+    }
+
+    fn add_namespace(self, netns: u64) {
+        at!(self, namespaces).insert(netns);
+    }
+
+    fn ancestor_cgroup(self, level: i32) -> u64 {
+        let place = usize::try_from(level - 1).unwrap_or(usize::MAX);
+        at!(self, cgroups).get(place).copied().unwrap_or(0)
+    }
+}
+
+/// `E2BIG`.
+const FULL: i32 = -7;
+
+impl<F: Family> Sockets for HostMaps<F> {
+    fn peer(self, key: &SocketKey<F::Words>) -> Option<*mut SocketEntry<F::Words>> {
+        at!(self, sockets).get_mut(key).map(core::ptr::from_mut)
+    }
+
+    fn put_peer(self, key: &SocketKey<F::Words>, entry: &SocketEntry<F::Words>) -> Result<(), i32> {
+        let sockets = at!(self, sockets);
+        if sockets.len() >= *at!(self, socket_entries) && !sockets.contains_key(key) {
+            return Err(FULL);
+        }
+        sockets.insert(*key, *entry);
+        Ok(())
+    }
+
+    fn remove_peer(self, key: &SocketKey<F::Words>) {
+        at!(self, sockets).remove(key);
+    }
+
+    fn netns_affinity(self, key: &NetnsAffinityKey) -> Option<*mut AffinityEntry> {
+        at!(self, netns_affinity).get_mut(key).map(core::ptr::from_mut)
+    }
+
+    fn put_netns_affinity(self, key: &NetnsAffinityKey, entry: &AffinityEntry) -> Result<(), i32> {
+        put(at!(self, netns_affinity), *key, *entry);
+        Ok(())
+    }
+
+    fn can_set_errno(self) -> bool {
+        *at!(self, can_set_errno)
+    }
+
+    fn set_errno(self, errno: i32) {
+        *at!(self, errno) = Some(errno);
+    }
+
+    fn notify_call<S: Sockaddr<Family = F>>(self, _call: &S, service: u32, what: EventKind) {
+        at!(self, events).push((service, what));
+    }
+}
+
+impl<F: Family> ConnectLatency for HostMaps<F> {
+    fn note_outcome(self, service: u32, backend: u32, outcome: ConnectOutcome) {
+        at!(self, connect_outcomes).push((service, backend, outcome));
+    }
+
+    fn keep_example(self, service: u32, example: &SocketExample) {
+        at!(self, socket_examples).push((service, *example));
     }
 }
 

@@ -1,5 +1,5 @@
-//! The packet programs on the host, for tests and fuzzing: the same stages as in the kernel, with packets and maps in
-//! ordinary memory.
+//! The packet and socket programs on the host, for tests and fuzzing: the same code as in the kernel, with packets, sockets and
+//! maps in ordinary memory.
 //!
 //! ```ignore
 //! let maps = HostMaps::<V4>::leak();          // once for a process; `clear` before each case
@@ -11,6 +11,7 @@ pub mod frame;
 pub mod maps;
 mod setup;
 mod skb;
+pub mod sock;
 
 use proxy_common::{PROTO_IPIP, PROTO_IPV6, V4, V6};
 

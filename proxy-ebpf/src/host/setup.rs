@@ -6,6 +6,7 @@ use proxy_common::Family;
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{Bucket, FlowEntry, STATE_RESET};
+use proxy_common::latency::SocketExample;
 use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
@@ -13,7 +14,7 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 use super::maps::{HostMaps, at};
-use crate::env::EventKind;
+use crate::env::{ConnectOutcome, EventKind};
 
 impl<F: Family> HostMaps<F> {
     /// Sets the configuration, and creates empty flow tables of the configured sizes.
@@ -121,6 +122,46 @@ impl<F: Family> HostMaps<F> {
     /// Removes a range of clients from a set.
     pub fn remove_source_range(self, set: u32, range: Cidr<F::Words>) {
         at!(self, source_ranges).retain(|known| *known != (set, range));
+    }
+
+    /// Sets the number of entries of `sockets`.
+    pub fn set_socket_entries(self, entries: usize) {
+        *at!(self, socket_entries) = entries;
+    }
+
+    /// Returns the number of entries in `sockets`.
+    pub fn socket_entries(self) -> usize {
+        at!(self, sockets).len()
+    }
+
+    /// Sets the cgroups of the current process, from level 1 on.
+    pub fn set_cgroups(self, cgroups: &[u64]) {
+        *at!(self, cgroups) = cgroups.to_vec();
+    }
+
+    /// Sets whether programs can choose the error of a call.
+    pub fn set_can_set_errno(self, can: bool) {
+        *at!(self, can_set_errno) = can;
+    }
+
+    /// Returns the error that a program has set since the last call.
+    pub fn take_errno(self) -> Option<i32> {
+        at!(self, errno).take()
+    }
+
+    /// Sets whether the time that backends take to answer a SYN is measured.
+    pub fn set_measures_latency(self, measures: bool) {
+        *at!(self, measures_latency) = measures;
+    }
+
+    /// Returns the outcomes of connections of sockets since the last call, each with its Service and backend.
+    pub fn take_connect_outcomes(self) -> Vec<(u32, u32, ConnectOutcome)> {
+        core::mem::take(at!(self, connect_outcomes))
+    }
+
+    /// Returns the examples of connections of sockets since the last call, each with its Service.
+    pub fn take_socket_examples(self) -> Vec<(u32, SocketExample)> {
+        core::mem::take(at!(self, socket_examples))
     }
 
     /// Returns the low 32 bits of jiffies.

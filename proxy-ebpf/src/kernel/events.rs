@@ -19,7 +19,7 @@ use super::maps::{EVENTS, MONITOR};
 use crate::context::PacketCtx;
 use crate::env::{EventKind, Services, Words};
 use crate::shared::{Exchange as _, Raw, add};
-use crate::socket::sockaddr::Sockaddr;
+use crate::sock::Sockaddr;
 
 /// Value in place of a reason's number for the event that a flow has begun.
 const NEW_FLOW: u32 = u32::MAX;
@@ -102,15 +102,14 @@ where
 {
     let Some(mut entry) = begin(what) else { return };
     let event = entry.as_mut_ptr();
-    let raw = call.raw();
     // SAFETY: `begin` has written all fields.
     unsafe {
         (*event).hook = HOOK_SOCKET;
-        (*event).netns = raw.netns();
+        (*event).netns = call.netns();
         (*event).pid = (bpf_get_current_pid_tgid() >> 32) as u32;
         (*event).frontend = call.addr().words();
-        (*event).frontend_port = raw.port();
-        (*event).proto = raw.proto();
+        (*event).frontend_port = call.port();
+        (*event).proto = call.proto();
         fill(maps, event, service, backend);
     }
     entry.submit(NO_WAKEUP);

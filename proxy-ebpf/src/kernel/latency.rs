@@ -9,7 +9,9 @@ use proxy_common::latency::{
     ANSWERED, ExampleKey, LATENCY_BUCKETS, LatencyEntry, LatencyKey, SocketExample, bucket,
 };
 
+use super::handle::Kernel;
 use super::maps::{CONNECT_LATENCY as ENTRIES, CONNECT_TIMES, Elements as _, SOCKET_EXAMPLES, SYN_TIMES};
+use crate::env::{ConnectLatency, ConnectOutcome, Node};
 use crate::shared::{add, opaque};
 
 /// Size of a counter in bytes.
@@ -24,17 +26,6 @@ static CONNECT_LATENCY: aya_ebpf::Global<u64> = aya_ebpf::Global::new(0);
 static NOTHING: LatencyEntry =
     LatencyEntry { buckets: [0; LATENCY_BUCKETS], sum_us: 0, refused: 0, retransmits: 0 };
 
-/// The outcome of a SYN.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConnectOutcome {
-    /// The SYN was answered after this number of nanoseconds.
-    Answered(u64),
-    /// The SYN was refused.
-    Refused,
-    /// The SYN was sent again.
-    Retransmitted,
-}
-
 /// Whether the measurement is on.
 #[inline(always)]
 pub fn is_measured() -> bool {
@@ -45,6 +36,21 @@ pub fn is_measured() -> bool {
     #[cfg(not(target_arch = "bpf"))]
     {
         false
+    }
+}
+
+impl<F> ConnectLatency for Kernel<F>
+where
+    Self: Node,
+{
+    #[inline(always)]
+    fn note_outcome(self, service: u32, backend: u32, outcome: ConnectOutcome) {
+        note(service, backend, outcome);
+    }
+
+    #[inline(always)]
+    fn keep_example(self, service: u32, example: &SocketExample) {
+        keep_example(service, example);
     }
 }
 
@@ -112,7 +118,7 @@ pub fn since_connect(socket: *mut bpf_sock) -> Option<(u64, u64)> {
 /// Stores a connection of a socket as the example of its histogram bucket.
 #[expect(clippy::needless_borrows_for_generic_args, reason = "by value it would be copied to the stack")]
 #[inline(always)]
-pub fn keep_example(service: u32, example: &SocketExample) {
+fn keep_example(service: u32, example: &SocketExample) {
     let bucket = bucket(example.took / 1_000) as u32;
     if service != 0 {
         // The insertion fails if another CPU writes an example at the same time.
@@ -134,7 +140,7 @@ fn connect_time(socket: *mut bpf_sock, create: bool) -> Option<*mut u64> {
 
 /// Counts the outcome of a SYN for the backend and for its Service.
 #[inline(always)]
-pub fn note(service: u32, backend: u32, outcome: ConnectOutcome) {
+fn note(service: u32, backend: u32, outcome: ConnectOutcome) {
     if service == 0 {
         return;
     }

@@ -16,6 +16,8 @@ pub mod latency;
 pub mod maps;
 mod selection;
 pub mod skb;
+pub mod sock_ops;
+pub mod sockaddr;
 pub mod sockets;
 pub mod subprograms;
 pub mod tables;

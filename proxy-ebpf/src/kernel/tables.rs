@@ -54,6 +54,11 @@ macro_rules! tables {
             }
 
             #[inline(always)]
+            fn measures_latency(self) -> bool {
+                latency::is_measured()
+            }
+
+            #[inline(always)]
             fn opens_flows(self) -> bool {
                 super::hook::opens_flows()
             }
@@ -247,11 +252,6 @@ macro_rules! tables {
                 let number = <$family>::INDEX * DIRECT_WORDS + slot;
                 // SAFETY: a map value, aligned.
                 DIRECT_SEEN.get_ptr_mut(number).map(|seen| unsafe { Raw::new(seen) })
-            }
-
-            #[inline(always)]
-            fn measures_latency(self) -> bool {
-                latency::is_measured()
             }
 
             #[inline(always)]

@@ -3,8 +3,7 @@
 //! A socket's own address is not known yet when it connects. Its network namespace identifies the client: for session
 //! affinity, and for what only processes of the node itself may do. Clients on the node are inside the cluster.
 
-use aya_ebpf::helpers::generated::bpf_set_retval;
-use proxy_common::affinity::NetnsAffinityKey;
+use proxy_common::affinity::{AffinityEntry, NetnsAffinityKey};
 use proxy_common::config::{
     CONFIG_POD_UDP_BY_PACKETS, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_SOCKET_LB_OFF,
 };
@@ -17,17 +16,16 @@ use proxy_common::select::{is_round_robin, socket_selector};
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 use proxy_common::{PROTO_SCTP, PROTO_TCP, PROTO_UDP};
 
+use super::client::{is_host, is_pod};
 use super::peer::{self, OrigDst, orig_dst};
-use super::sockaddr::Sockaddr;
 use super::unconnected;
-use crate::env::{Counters, EventKind, Node, Services, Time, Words};
+use crate::env::{EventKind, Node, Sockets, Time, Words};
 use crate::header::same;
-use crate::kernel::events;
-use crate::kernel::sockets::{Peers, can_set_errno, is_host, is_pod, netns_affinity, put_netns_affinity};
 use crate::report;
 use crate::select::backend::{self, Picks, SelectedBackend};
 use crate::select::{affinity, health, lookup};
 use crate::shared::add;
+use crate::sock::Sockaddr;
 
 /// The call proceeds.
 pub(super) const ALLOW: i32 = 1;
@@ -51,9 +49,9 @@ enum Call {
 }
 
 /// The maps of the address family of a call.
-pub trait SocketMaps<S: Sockaddr>: Peers + Counters + Picks + Services<Family = S::Family> {}
+pub trait SocketMaps<S: Sockaddr>: Sockets<Family = S::Family> + Picks {}
 
-impl<S: Sockaddr, M: Peers + Counters + Picks + Services<Family = S::Family>> SocketMaps<S> for M {}
+impl<S: Sockaddr, M: Sockets<Family = S::Family> + Picks> SocketMaps<S> for M {}
 
 /// Handles connect(2) of TCP and UDP sockets.
 #[inline(always)]
@@ -83,7 +81,7 @@ pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
 #[inline(always)]
 pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     // A connected socket may name its peer again, as the application knows it.
-    if call.raw().is_connected()
+    if call.is_connected()
         && let Some((addr, port)) = peer::backend(call, &orig_dst(call))
     {
         call.set(addr, port);
@@ -158,7 +156,7 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
         if is_left_to_packets(maps, call, proto, what) {
             return Ok(None);
         }
-        let from_node = is_host(call.raw().netns());
+        let from_node = is_host(maps, call.netns());
         let on = if from_node { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
         if let Some(service) = lookup::frontend(maps, addr, port, proto, false, on) {
             let is_attended = || maps.time().is_some_and(|time| decide::is_attended(time.config, time.now));
@@ -190,7 +188,7 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
 #[inline(always)]
 fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u8, what: Call) -> bool {
     // connect(2) has decided for a connected socket: it would not take answers from another address.
-    if what == Call::Send && call.raw().is_connected() {
+    if what == Call::Send && call.is_connected() {
         return true;
     }
     let Some(config) = maps.config() else { return false };
@@ -202,7 +200,7 @@ fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u
     };
     let is_host_only = config.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0;
     config.flags & CONFIG_SOCKET_LB_OFF != 0
-        || !is_host(call.raw().netns()) && (is_host_only || stays() || !is_pod(config, call.raw().netns()))
+        || !is_host(maps, call.netns()) && (is_host_only || stays() || !is_pod(maps, config, call.netns()))
 }
 
 /// Returns the client number of the socket, if the Service skips failing backends; else [`NO_CLIENT`]. Only TCP connections
@@ -210,7 +208,7 @@ fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u
 #[inline(always)]
 fn client_of<S: Sockaddr, M: Node>(maps: M, call: &S, service: &ServiceEntry) -> u32 {
     let seed = maps.config().map_or(0, |config| config.flow_seed);
-    if service.flags & SERVICE_EJECTS != 0 { socket_client(call.raw().netns(), seed) } else { NO_CLIENT }
+    if service.flags & SERVICE_EJECTS != 0 { socket_client(call.netns(), seed) } else { NO_CLIENT }
 }
 
 /// Selects the backend for a new connection: the one of the client's session affinity, or any.
@@ -225,7 +223,7 @@ fn select<S: Sockaddr, M: SocketMaps<S>>(
         return any(maps, call, service, number);
     }
     let Some(time) = maps.time() else { return any(maps, call, service, number) };
-    let key = NetnsAffinityKey { netns: call.raw().netns(), service: service.id, reserved: 0 };
+    let key = NetnsAffinityKey { netns: call.netns(), service: service.id, reserved: 0 };
     let kept = stay(maps, &key, service, time);
     let selected = match kept {
         Some(kept) if number == NO_CLIENT || !health::refuses(maps, kept.id, number) => kept,
@@ -246,7 +244,7 @@ fn any<S: Sockaddr, M: SocketMaps<S>>(
     service: &ServiceEntry,
     number: u32,
 ) -> Result<SelectedBackend<Words<M>>, Reason> {
-    let selector = socket_selector(service.algorithm, call.raw().netns(), &call.addr(), maps.random());
+    let selector = socket_selector(service.algorithm, call.netns(), &call.addr(), maps.random());
     match backend::select(maps, service, selector, number) {
         Some(selected) => Ok(selected),
         None => Err(backend::why_none(service)),
@@ -255,20 +253,21 @@ fn any<S: Sockaddr, M: SocketMaps<S>>(
 
 /// Returns the backend of the session affinity of a network namespace.
 #[inline(always)]
-fn stay<M: Services>(
+fn stay<M: Sockets>(
     maps: M,
     key: &NetnsAffinityKey,
     service: &ServiceEntry,
     time: Time,
 ) -> Option<SelectedBackend<Words<M>>> {
     // SAFETY: a map value of plain integers, which are checked after they are read.
-    let entry = unsafe { netns_affinity(key)?.read_volatile() };
+    let entry = unsafe { maps.netns_affinity(key)?.read_volatile() };
     affinity::backend_of(maps, &entry, service, time)
 }
 
 #[inline(always)]
-fn note<M: Counters>(maps: M, key: &NetnsAffinityKey, backend_id: u32, time: Time) {
-    if !affinity::write(netns_affinity(key), backend_id, time, |entry| put_netns_affinity(key, entry)) {
+fn note<M: Sockets>(maps: M, key: &NetnsAffinityKey, backend_id: u32, time: Time) {
+    let put = |entry: &AffinityEntry| maps.put_netns_affinity(key, entry);
+    if !affinity::write(maps.netns_affinity(key), backend_id, time, put) {
         report::reason(maps, Reason::AffinityTableFull);
     }
 }
@@ -306,9 +305,7 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
     if is_round_robin(entry.algorithm) {
         report::next_turn(maps, service);
     }
-    if events::has_listeners() {
-        events::socket(maps, call, service, EventKind::NewFlow { backend });
-    }
+    maps.notify_call(call, service, EventKind::NewFlow { backend });
 }
 
 /// Makes the call fail where kube-proxy rejects the packet; returns whether it fails. Where kube-proxy drops it, or where the
@@ -321,22 +318,19 @@ fn refuse<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, refusal: &Refusal, w
     let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
     let asks = reason == Reason::UndefinedPort && what == Call::Connect && orig_dst(call).proto == PROTO_UDP;
     let rejects = reason.verdict() == Verdict::Reject && (fails || !asks);
-    if !can_set_errno() || (!rejects && !fails) {
+    if !maps.can_set_errno() || (!rejects && !fails) {
         return false;
     }
     report::count_for(maps, service, reason);
-    if events::has_listeners() {
-        events::socket(maps, call, service, EventKind::Reason(reason));
-    }
-    deny(if rejects { ECONNREFUSED } else { ETIMEDOUT }) == DENY
+    maps.notify_call(call, service, EventKind::Reason(reason));
+    deny(maps, if rejects { ECONNREFUSED } else { ETIMEDOUT }) == DENY
 }
 
 /// Makes the call fail with this error; with `EPERM` if the kernel does not let programs set an error.
 #[inline(always)]
-pub(super) fn deny(error: i32) -> i32 {
-    if can_set_errno() {
-        // SAFETY: the helper only stores the number.
-        unsafe { bpf_set_retval(-error) };
+pub(super) fn deny<M: Sockets>(maps: M, error: i32) -> i32 {
+    if maps.can_set_errno() {
+        maps.set_errno(error);
     }
     DENY
 }

@@ -3,8 +3,8 @@
 
 pub mod bind;
 pub mod call;
+pub mod client;
 pub mod outcome;
 pub mod peer;
 pub mod release;
-pub mod sockaddr;
 pub mod unconnected;

@@ -1,20 +1,18 @@
 //! The original destination of a socket and the backend that replaced it: in the socket's own storage if it is connected,
 //! else in `sockets`. The module `unconnected` is for unconnected UDP sockets.
 
-use aya_ebpf::bindings::bpf_sock;
 use proxy_common::reason::Reason;
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
-use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_FRONTEND};
+use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_FRONTEND, USED_WITHIN};
 use proxy_common::{Address, Family, PROTO_UDP};
 
-use super::sockaddr::Sockaddr;
-use crate::env::{Counters, OpenConnections, Services, Words};
+use crate::env::{OpenConnections, Sockets, Words};
 use crate::header::same;
-use crate::kernel::sockets::{Peers, storage};
 use crate::report;
 use crate::select::backend::SelectedBackend;
 use crate::select::load;
+use crate::sock::Sockaddr;
 
 /// The address of a call, as the application wrote it.
 #[derive(Clone, Copy)]
@@ -30,8 +28,7 @@ pub struct OrigDst<A> {
 /// Returns the address of a call.
 #[inline(always)]
 pub fn orig_dst<S: Sockaddr>(call: &S) -> OrigDst<<S::Family as Family>::Words> {
-    let raw = call.raw();
-    OrigDst { addr: call.addr(), port: raw.port(), proto: raw.proto() }
+    OrigDst { addr: call.addr(), port: call.port(), proto: call.proto() }
 }
 
 /// Returns the number of the family in a [`SocketStorage`].
@@ -57,12 +54,12 @@ pub fn connected<S: Sockaddr, M>(
     backend: &SelectedBackend<Words<M>>,
     orig_dst: &OrigDst<Words<M>>,
 ) where
-    M: Peers + Counters + Services<Family = S::Family>,
+    M: Sockets<Family = S::Family>,
 {
     // For an IPv6 UDP socket with an IPv4 address, the kernel runs the IPv4 hook next, with the address that this hook
     // writes.
     let grace = u8::from(call.is_mapped() && orig_dst.proto == PROTO_UDP);
-    match storage(call.raw().socket(), true) {
+    match call.storage(true) {
         Some(storage) => {
             let value = SocketStorage {
                 frontend: orig_dst.addr.words(),
@@ -107,18 +104,31 @@ pub fn put_back_translation<S: Sockaddr, M>(
     orig_dst: &OrigDst<Words<M>>,
     grace: u8,
 ) where
-    M: Peers + Counters + Services<Family = S::Family>,
+    M: Sockets<Family = S::Family>,
 {
     let (OrigDst { addr, port, proto }, last_used) = (*orig_dst, maps.jiffies());
-    let key = SocketKey::new(call.raw().cookie(), backend.addr, backend.port, proto, TO_FRONTEND);
+    let key = SocketKey::new(call.cookie(), backend.addr, backend.port, proto, TO_FRONTEND);
     let entry =
         SocketEntry { addr, port, grace: u16::from(grace), service, backend_id: backend.id, last_used };
     put(maps, &key, &entry);
 }
 
+/// Returns the translated address of a peer in `sockets`: the backend for a frontend, or the frontend for a backend.
+#[inline(always)]
+pub fn find<M: Sockets>(maps: M, key: &SocketKey<Words<M>>) -> Option<SocketEntry<Words<M>>> {
+    let (entry, now) = (maps.peer(key)?, maps.jiffies());
+    // SAFETY: a map value, and only the socket that owns the cookie writes its entries.
+    let found = unsafe { *entry };
+    if now.wrapping_sub(found.last_used) > USED_WITHIN {
+        // SAFETY: as above.
+        unsafe { (&raw mut (*entry).last_used).write_volatile(now) };
+    }
+    Some(found)
+}
+
 /// Adds an entry to `sockets`, or replaces it.
 #[inline(always)]
-pub fn put<M: Peers + Counters>(maps: M, key: &SocketKey<Words<M>>, entry: &SocketEntry<Words<M>>) {
+pub fn put<M: Sockets>(maps: M, key: &SocketKey<Words<M>>, entry: &SocketEntry<Words<M>>) {
     if maps.put_peer(key, entry).is_err() {
         report::reason(maps, Reason::SocketTableFull);
     }
@@ -129,10 +139,9 @@ pub fn put<M: Peers + Counters>(maps: M, key: &SocketKey<Words<M>>, entry: &Sock
 #[inline(always)]
 pub fn connected_directly<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
 where
-    M: Peers + Services<Family = S::Family>,
+    M: Sockets<Family = S::Family>,
 {
-    let socket: *mut bpf_sock = call.raw().socket();
-    if let Some(storage) = storage(socket, false) {
+    if let Some(storage) = call.storage(false) {
         // SAFETY: the socket's own storage; only one call at a time changes the socket's connection.
         let storage = unsafe { &mut *storage };
         if is_connected_to::<S::Family>(storage, &direct.addr, direct.port) && storage.grace != 0 {
@@ -150,11 +159,11 @@ where
 #[inline(always)]
 pub fn forget_translation<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
 where
-    M: Peers + Services<Family = S::Family>,
+    M: Sockets<Family = S::Family>,
 {
     let OrigDst { addr, port, proto } = *direct;
-    let key = SocketKey::new(call.raw().cookie(), addr, port, proto, TO_FRONTEND);
-    match maps.peer(&key) {
+    let key = SocketKey::new(call.cookie(), addr, port, proto, TO_FRONTEND);
+    match find(maps, &key) {
         Some(entry) if entry.grace != 0 => {
             // The entry exists, so the map has room for it.
             let _ = maps.put_peer(&key, &SocketEntry { grace: 0, ..entry });
@@ -171,7 +180,7 @@ pub fn frontend<S: Sockaddr, A: Address>(call: &S, peer: &OrigDst<A>) -> Option<
 where
     S::Family: Family<Words = A>,
 {
-    let storage = storage(call.raw().socket(), false)?;
+    let storage = call.storage(false)?;
     // SAFETY: the socket's own storage.
     let storage = unsafe { &*storage };
     is_connected_to::<S::Family>(storage, &peer.addr, peer.port)
@@ -184,7 +193,7 @@ pub fn backend<S: Sockaddr, A: Address>(call: &S, frontend: &OrigDst<A>) -> Opti
 where
     S::Family: Family<Words = A>,
 {
-    let storage = storage(call.raw().socket(), false)?;
+    let storage = call.storage(false)?;
     // SAFETY: the socket's own storage.
     let storage = unsafe { &*storage };
     let is_same = storage.family == family_number::<S::Family>()

@@ -1,21 +1,17 @@
 //! close(2) of the last descriptor of a socket.
 
-use proxy_common::V4;
-
 use super::call::ALLOW;
 use super::peer::uncount;
-use super::sockaddr::Bound;
-use crate::kernel::handle::Kernel;
-use crate::kernel::sockets::storage_of_closed;
+use crate::env::OpenConnections;
+use crate::sock::Sock;
 
 /// Stops counting a closed socket as an open connection of its backend. Sockets that never connected, or whose connect
 /// failed, come here, too.
 #[inline(always)]
-pub fn released(socket: &Bound) -> i32 {
-    // SAFETY: the socket of the hook's context.
-    if let Some(storage) = unsafe { storage_of_closed(socket.raw()) } {
+pub fn released<M: OpenConnections, S: Sock>(maps: M, socket: &S) -> i32 {
+    if let Some(storage) = socket.storage(false) {
         // SAFETY: the socket's own storage, and the socket is closed.
-        uncount(Kernel::<V4>::new(), unsafe { &mut *storage });
+        uncount(maps, unsafe { &mut *storage });
     }
     ALLOW
 }

@@ -5,21 +5,17 @@ use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::socket::{SocketEntry, SocketKey, SocketPeer, SocketPeers, TO_BACKEND, TO_FRONTEND};
 
 use super::peer::{self, OrigDst, family_number, orig_dst};
-use super::sockaddr::Sockaddr;
-use crate::env::{Counters, OpenConnections, Services, Words};
+use crate::env::{OpenConnections, Services, Sockets, Words};
 use crate::header::same;
-use crate::kernel::sockets::{self, Peers};
 use crate::select::backend::SelectedBackend;
 use crate::shared::opaque;
-
-/// The state of a connected UDP socket in the kernel.
-const ESTABLISHED: u32 = aya_ebpf::bindings::BPF_TCP_ESTABLISHED;
+use crate::sock::Sockaddr;
 
 /// Returns the peers of the socket; with `create` they are allocated if there are none.
 #[inline(always)]
 fn peers<'a, S: Sockaddr>(call: &S, create: bool) -> Option<&'a mut SocketPeers> {
     // SAFETY: the socket's own storage, and the kernel locks the socket while the programs for its messages run.
-    sockets::peers(call.raw().socket(), create).map(|peers| unsafe { &mut *peers })
+    call.peers(create).map(|peers| unsafe { &mut *peers })
 }
 
 /// Returns a place about which the compiler knows nothing, so that it keeps the mask that the verifier needs.
@@ -33,7 +29,7 @@ fn opaque_place(place: u32) -> u32 {
 #[inline(always)]
 pub fn backend<S: Sockaddr, M>(maps: M, call: &S) -> Option<SocketEntry<Words<M>>>
 where
-    M: Peers + Counters + Services<Family = S::Family>,
+    M: Sockets<Family = S::Family>,
 {
     disconnected(maps, call);
     let OrigDst { addr, port, .. } = orig_dst(call);
@@ -55,7 +51,7 @@ where
         });
     }
     let orig_dst = orig_dst(call);
-    let found = maps.peer(&key_to_backend(call, &orig_dst))?;
+    let found = peer::find(maps, &key_to_backend(call, &orig_dst))?;
     hide(call, &found.addr, found.port);
     let backend = SelectedBackend { id: found.backend_id, addr: found.addr, port: found.port, flags: 0 };
     refresh_back_translation(maps, call, found.service, &backend, &orig_dst);
@@ -66,7 +62,7 @@ where
 #[inline(always)]
 pub fn put<S: Sockaddr, M>(maps: M, call: &S, service: u32, backend: &SelectedBackend<Words<M>>)
 where
-    M: Peers + Counters + Services<Family = S::Family>,
+    M: Sockets<Family = S::Family>,
 {
     let OrigDst { addr, port, .. } = orig_dst(call);
     let family = family_number::<S::Family>();
@@ -119,7 +115,7 @@ fn is_serving<M: Services>(maps: M, peer: &SocketPeer) -> bool {
 #[inline(never)]
 pub fn sends_directly<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
 where
-    M: Peers + Counters + Services<Family = S::Family>,
+    M: Sockets<Family = S::Family>,
 {
     disconnected(maps, call);
     hide(call, &direct.addr, direct.port);
@@ -138,11 +134,8 @@ fn hide<S: Sockaddr, A: Address>(call: &S, addr: &A, port: u16) {
 /// `connect(AF_UNSPEC)`, nor a `connect` that fails after its hook.
 #[inline(always)]
 fn disconnected<S: Sockaddr, M: OpenConnections>(maps: M, call: &S) {
-    let socket = call.raw().socket();
-    let Some(storage) = sockets::storage(socket, false) else { return };
-    // SAFETY: a socket that the kernel has passed to the program, and `storage` checks it for null.
-    let state = unsafe { (*socket).state };
-    if state != ESTABLISHED {
+    let Some(storage) = call.storage(false) else { return };
+    if !call.is_connected() {
         // SAFETY: the socket's own storage, and the kernel locks the socket while the program runs.
         let storage = unsafe { &mut *storage };
         storage.family = 0;
@@ -154,7 +147,7 @@ fn disconnected<S: Sockaddr, M: OpenConnections>(maps: M, call: &S) {
 #[inline(always)]
 pub fn frontend<S: Sockaddr, M>(maps: M, call: &S, peer: &OrigDst<Words<M>>) -> Option<(Words<M>, u16)>
 where
-    M: Peers + Services<Family = S::Family>,
+    M: Sockets<Family = S::Family>,
 {
     if let Some(peers) = peers(call, false)
         && let Some(place) = peers.shown(family_number::<S::Family>(), &peer.addr.words(), peer.port)
@@ -162,8 +155,8 @@ where
         let shown = peers.at(opaque_place(place));
         return Some((Address::from_words(shown.frontend), shown.frontend_port));
     }
-    let key = SocketKey::new(call.raw().cookie(), peer.addr, peer.port, peer.proto, TO_FRONTEND);
-    maps.peer(&key).map(|entry| (entry.addr, entry.port))
+    let key = SocketKey::new(call.cookie(), peer.addr, peer.port, peer.proto, TO_FRONTEND);
+    peer::find(maps, &key).map(|entry| (entry.addr, entry.port))
 }
 
 /// Stores the frontend to which the socket sends messages for this backend, unless the entry is already there. If two Services
@@ -176,10 +169,10 @@ fn refresh_back_translation<S: Sockaddr, M>(
     backend: &SelectedBackend<Words<M>>,
     orig_dst: &OrigDst<Words<M>>,
 ) where
-    M: Peers + Counters + Services<Family = S::Family>,
+    M: Sockets<Family = S::Family>,
 {
-    let key = SocketKey::new(call.raw().cookie(), backend.addr, backend.port, orig_dst.proto, TO_FRONTEND);
-    let is_known = maps.peer(&key).is_some_and(|entry| {
+    let key = SocketKey::new(call.cookie(), backend.addr, backend.port, orig_dst.proto, TO_FRONTEND);
+    let is_known = peer::find(maps, &key).is_some_and(|entry| {
         entry.port == orig_dst.port && same(&entry.addr, &orig_dst.addr) && entry.service == service
     });
     if !is_known {
@@ -190,5 +183,5 @@ fn refresh_back_translation<S: Sockaddr, M>(
 /// Returns the key in `sockets` for a frontend to which the socket sends.
 #[inline(always)]
 fn key_to_backend<S: Sockaddr, A: Address>(call: &S, orig_dst: &OrigDst<A>) -> SocketKey<A> {
-    SocketKey::new(call.raw().cookie(), orig_dst.addr, orig_dst.port, orig_dst.proto, TO_BACKEND)
+    SocketKey::new(call.cookie(), orig_dst.addr, orig_dst.port, orig_dst.proto, TO_BACKEND)
 }

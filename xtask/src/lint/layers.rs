@@ -1,4 +1,5 @@
-//! Checks that dependencies between the modules of `proxy-user` go one way.
+//! Checks that dependencies between the modules of `proxy-user` go one way, and that in `proxy-ebpf` only the entry points use the
+//! kernel's implementation.
 //!
 //! The compiler checks this between crates, and not inside one; the tables here do. A new module needs a line, which decides
 //! its layer.
@@ -90,9 +91,38 @@ const RESTRICTED: [(&str, &[&str]); 14] = [
     ),
 ];
 
-/// Checks the modules and crates that a file of `proxy-user` uses.
+/// The modules of `proxy-ebpf` that know the kernel; all others also run on the host.
+const KERNEL: [&str; 2] = ["kernel", "main"];
+
+/// Checks the modules and crates that a file uses.
 pub(super) fn modules(unit: &Unit<'_>) -> Vec<Finding> {
-    let Some(top) = unit.module.first().filter(|_| unit.package == "proxy-user") else { return Vec::new() };
+    match unit.package {
+        "proxy-ebpf" => kernel_uses(unit),
+        "proxy-user" => agent_uses(unit),
+        _ => Vec::new(),
+    }
+}
+
+/// Checks that a file of `proxy-ebpf` outside of [`KERNEL`] uses neither the module `kernel` nor aya.
+fn kernel_uses(unit: &Unit<'_>) -> Vec<Finding> {
+    let Some(top) = unit.module.first().filter(|top| !KERNEL.contains(&top.as_str())) else {
+        return Vec::new();
+    };
+    let is_kernels = |path: &[String]| path.first().is_some_and(|name| name == "kernel");
+    let uses = unit.code.used.iter().filter(|used| match used.absolute(&unit.module, "proxy_ebpf") {
+        Some(path) => is_kernels(&path),
+        None => used.names[0] == "aya_ebpf",
+    });
+    let find = |line| Finding {
+        file: unit.path.to_owned(),
+        line,
+        what: format!("`{top}` may not use `kernel` or the crate aya_ebpf"),
+    };
+    uses.map(|used| find(used.line)).collect()
+}
+
+fn agent_uses(unit: &Unit<'_>) -> Vec<Finding> {
+    let Some(top) = unit.module.first() else { return Vec::new() };
     let find = |line, what| Finding { file: unit.path.to_owned(), line, what };
     let Some((_, allowed)) = MODULES.iter().find(|(name, _)| name == top) else {
         return vec![find(0, format!("module `{top}` has no line in the table of layers"))];

@@ -8,9 +8,6 @@ use super::*;
 use crate::context::PacketCtx;
 use crate::select::{affinity, backend, health, load, lookup};
 
-/// Selection as in the socket programs.
-impl<F: Net> backend::Picks for HostMaps<F> {}
-
 fn one_endpoint() -> ServiceEntry {
     ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE }
 }

@@ -74,6 +74,18 @@ fn comments_tests_and_other_crates_are_free() {
 }
 
 #[test]
+fn use_of_the_kernel_below_it_is_found() {
+    for text in ["use crate::kernel::maps::X;", "fn f() { aya_ebpf::helpers::x() }"] {
+        assert_eq!(
+            whats("proxy-ebpf/src/socket/a.rs", text),
+            ["1 `socket` may not use `kernel` or the crate aya_ebpf"]
+        );
+        assert!(whats("proxy-ebpf/src/kernel/a.rs", text).is_empty());
+    }
+    assert!(whats("proxy-ebpf/src/socket/a.rs", "use crate::env::X;").is_empty());
+}
+
+#[test]
 fn a_new_module_needs_a_line() {
     assert_eq!(whats("proxy-user/src/novel.rs", ""), ["0 module `novel` has no line in the table of layers"]);
 }
