@@ -11,6 +11,7 @@ use proxy_common::node::{Cidr, Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::{Role, position};
 use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::socket::SocketEntry;
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
 use super::maps::{HostMaps, at};
@@ -129,9 +130,9 @@ impl<F: Family> HostMaps<F> {
         *at!(self, socket_entries) = entries;
     }
 
-    /// Returns the number of entries in `sockets`.
-    pub fn socket_entries(self) -> usize {
-        at!(self, sockets).len()
+    /// Returns the entries of `sockets`.
+    pub fn sockets(self) -> Vec<SocketEntry<F::Words>> {
+        at!(self, sockets).values().copied().collect()
     }
 
     /// Sets the cgroups of the current process, from level 1 on.

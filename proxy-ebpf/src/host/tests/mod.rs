@@ -21,6 +21,7 @@ mod routes;
 mod segments;
 mod select;
 mod simulation;
+mod sockets;
 mod tunnel;
 mod tunnel_families;
 

@@ -1,0 +1,218 @@
+//! Results of TCP connections: what they show about an endpoint, and how long it took to answer.
+
+use proxy_common::Address as _;
+use proxy_common::health::{
+    Failure, HEALTH_ANSWERED, HEALTH_NEWCOMER, HEALTH_REACHED, HEALTH_SINCE, has_answered, socket_client,
+};
+use proxy_common::latency::SocketExample;
+
+use super::*;
+use crate::env::{ConnectOutcome, Health as _};
+use crate::host::sock::{HostEvent, TOOK};
+use crate::select::health;
+use crate::shared::Shared as _;
+use crate::sock::{SYN_SENT, TcpEventKind};
+use crate::socket::outcome;
+
+fn ejecting<F: Net>() -> HostMaps<F> {
+    let maps = socket_maps::<F>();
+    three_endpoints(maps, PROTO_TCP, ServiceEntry { flags: SERVICE_EJECTS, ..CLUSTER });
+    maps
+}
+
+/// Lets an endpoint answer a connection of a client that no test uses otherwise.
+pub(super) fn works<F: Net>(maps: HostMaps<F>, endpoint: u32) {
+    let word = maps.health(endpoint).unwrap();
+    word.store(word.load() | HEALTH_ANSWERED);
+    health::answered(maps, endpoint);
+}
+
+/// connect(2), and the SYN that the kernel sends. Returns the id of the endpoint.
+fn dial<F: Net>(maps: HostMaps<F>, socket: &HostSock) -> u32 {
+    let to = connect(maps, socket, frontend::<F>()).unwrap();
+    socket.state.set(SYN_SENT);
+    run(maps, &socket.event(TcpEventKind::Connect));
+    id_of::<F>(to)
+}
+
+fn run<F: Net>(maps: HostMaps<F>, event: &HostEvent<'_>) {
+    assert_eq!(outcome::handle_event(maps, event), 1);
+}
+
+/// The socket's state changes, after this number of received segments.
+fn change<F: Net>(maps: HostMaps<F>, socket: &HostSock, to: u32, segments_in: u32) {
+    let from = socket.state.replace(to);
+    let event = HostEvent { states: [from, to], segments_in, ..socket.event(TcpEventKind::StateChange) };
+    run(maps, &event);
+}
+
+fn refuses<F: Net>(maps: HostMaps<F>, endpoint: u32, netns: u64) -> bool {
+    health::refuses(maps, endpoint, socket_client(netns, maps.config().unwrap().flow_seed))
+}
+
+fn refused<F: Net>() {
+    for netns in [NODE, POD_A] {
+        let maps = ejecting::<F>();
+        let mut socket = socket(maps, netns, PROTO_TCP);
+        let first = dial(maps, &socket);
+        assert!(socket.is_watched.get());
+        change(maps, &socket, CLOSE, 1);
+        assert!(refuses(maps, first, netns) && !refuses(maps, first, POD_B));
+        assert_eq!(maps.count_of(Reason::EndpointEjected), 0, "failures of one client eject no endpoint");
+        for _ in 0..50 {
+            socket = self::socket(maps, netns, PROTO_TCP);
+            assert_ne!(dial(maps, &socket), first);
+        }
+        let gets_it = |_| dial(maps, &self::socket(maps, POD_B, PROTO_TCP)) == first;
+        assert!((0..100).any(gets_it), "other clients do not skip the endpoint");
+    }
+}
+
+#[test]
+fn client_skips_an_endpoint_that_has_refused_its_connection() {
+    refused::<V4>();
+    refused::<V6>();
+}
+
+fn ejected<F: Net>() {
+    for (netns, ejects) in [(NODE, true), (POD_A, false)] {
+        let maps = ejecting::<F>();
+        let socket = socket(maps, netns, PROTO_TCP);
+        let first = dial(maps, &socket);
+        maps.note_failure(first, 1000, Failure::Refusal as u32);
+        change(maps, &socket, CLOSE, 1);
+        assert_eq!(maps.refusals_of(1, Reason::EndpointEjected), u64::from(ejects), "{netns}");
+        assert_eq!(refuses(maps, first, POD_B), ejects);
+        let dials_it = |_| dial(maps, &self::socket(maps, POD_B, PROTO_TCP)) == first;
+        assert_eq!((0..100).any(dials_it), !ejects);
+    }
+}
+
+#[test]
+fn endpoint_that_refuses_a_packet_client_and_the_node_is_ejected_and_a_pods_refusal_does_not_count() {
+    ejected::<V4>();
+    ejected::<V6>();
+}
+
+fn closed_by_the_application<F: Net>() {
+    let maps = ejecting::<F>();
+    let socket = socket(maps, POD_A, PROTO_TCP);
+    let first = dial(maps, &socket);
+    change(maps, &socket, CLOSE, 0);
+    assert!(!refuses(maps, first, POD_A));
+    assert_eq!(maps.health(first).unwrap().load(), 0);
+}
+
+#[test]
+fn close_without_a_received_segment_is_no_failure() {
+    closed_by_the_application::<V4>();
+    closed_by_the_application::<V6>();
+}
+
+fn silent<F: Net>() {
+    let maps = ejecting::<F>();
+    let lost = socket(maps, POD_A, PROTO_TCP);
+    let first = dial(maps, &lost);
+    run(maps, &lost.event(TcpEventKind::Timeout));
+    assert!(!refuses(maps, first, POD_A), "silence is no refusal");
+    let dials_it = |netns| (0..100).any(|_| dial(maps, &socket(maps, netns, PROTO_TCP)) == first);
+    assert_eq!((dials_it(POD_A), dials_it(POD_B)), (false, true));
+    // A retransmission of an established connection shows nothing.
+    let maps = ejecting::<F>();
+    let working = socket(maps, POD_A, PROTO_TCP);
+    let first = dial(maps, &working);
+    change(maps, &working, ESTABLISHED, 1);
+    run(maps, &working.event(TcpEventKind::Timeout));
+    change(maps, &working, CLOSE, 9);
+    assert_eq!(maps.health(first).unwrap().load() & HEALTH_SINCE, 0);
+}
+
+#[test]
+fn client_skips_an_endpoint_that_does_not_answer_its_syn() {
+    silent::<V4>();
+    silent::<V6>();
+}
+
+fn answered<F: Net>() {
+    for netns in [NODE, POD_A] {
+        let maps = ejecting::<F>();
+        let socket = socket(maps, netns, PROTO_TCP);
+        let first = dial(maps, &socket);
+        let word = maps.health(first).unwrap();
+        word.store(HEALTH_NEWCOMER);
+        change(maps, &socket, ESTABLISHED, 1);
+        assert_eq!(has_answered(word.load(), maps.now(), HZ), netns == NODE);
+        assert_eq!(word.load() & HEALTH_NEWCOMER, 0, "it is no newcomer any more");
+        assert_eq!(word.load() & HEALTH_REACHED != 0, netns == POD_A);
+    }
+}
+
+#[test]
+fn answer_to_the_node_counts_for_all_clients_and_answer_to_a_pod_only_ends_the_time_of_a_newcomer() {
+    answered::<V4>();
+    answered::<V6>();
+}
+
+fn unwatched<F: Net>() {
+    let maps = socket_maps::<F>();
+    three_endpoints(maps, PROTO_TCP, CLUSTER);
+    let socket = socket(maps, POD_A, PROTO_TCP);
+    let first = dial(maps, &socket);
+    assert!(!socket.is_watched.get());
+    change(maps, &socket, CLOSE, 1);
+    assert_eq!(maps.health(first).unwrap().load(), 0);
+    let other = HostSock::new(POD_A, 9, PROTO_TCP);
+    assert_eq!(connect(maps, &other, (F::addr(200), 80)), Ok((F::addr(200), 80)));
+    run(maps, &other.event(TcpEventKind::Connect));
+    run(maps, &other.event(TcpEventKind::Other));
+    assert!(!other.is_watched.get());
+}
+
+#[test]
+fn connection_of_a_service_without_ejection_or_of_no_service_is_not_watched() {
+    unwatched::<V4>();
+    unwatched::<V6>();
+}
+
+fn measured<F: Net>() {
+    for flags in [0, SERVICE_EJECTS] {
+        let maps = socket_maps::<F>();
+        three_endpoints(maps, PROTO_TCP, ServiceEntry { flags, ..CLUSTER });
+        maps.set_measures_latency(true);
+        let socket = socket(maps, POD_A, PROTO_TCP);
+        let first = dial(maps, &socket);
+        assert!(socket.is_watched.get());
+        run(maps, &socket.event(TcpEventKind::Timeout));
+        let (addr, words) = (F::addr(1), F::addr(1).words());
+        let event = HostEvent {
+            states: [SYN_SENT, ESTABLISHED],
+            local4: [words[0]],
+            local6: words,
+            port: 4000,
+            ..socket.event(TcpEventKind::StateChange)
+        };
+        run(maps, &event);
+        let expected = [ConnectOutcome::Retransmitted, ConnectOutcome::Answered(TOOK)];
+        assert_eq!(maps.take_connect_outcomes(), expected.map(|outcome| (1, first, outcome)));
+        let example = SocketExample {
+            begun: 1,
+            took: TOOK,
+            client: addr.words(),
+            backend: endpoint::<F>(first as u8).0.words(),
+            client_port: 4000,
+            backend_port: 8080,
+            family: if F::INDEX == 0 { 4 } else { 6 },
+        };
+        assert_eq!(maps.take_socket_examples(), [(1, example)]);
+        let refused = self::socket(maps, POD_A, PROTO_TCP);
+        let second = dial(maps, &refused);
+        change(maps, &refused, CLOSE, 1);
+        assert_eq!(maps.take_connect_outcomes(), [(1, second, ConnectOutcome::Refused)]);
+    }
+}
+
+#[test]
+fn outcome_of_each_connection_is_noted_if_latency_is_measured() {
+    measured::<V4>();
+    measured::<V6>();
+}
