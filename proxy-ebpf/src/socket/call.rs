@@ -125,7 +125,9 @@ pub fn restore<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     ALLOW
 }
 
-/// Lets the call proceed with its own address, and removes a translation that the socket has for this address.
+/// Lets the call proceed with its own address, and removes a translation that the socket has for this address. A connect ends
+/// the socket's earlier connection, whatever the address is: a TCP socket may connect again after a refusal, and the result must
+/// not count for the earlier backend.
 #[inline(always)]
 fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
     maps: M,
@@ -133,11 +135,14 @@ fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
     direct: &OrigDst<Words<M>>,
     what: Call,
 ) -> i32 {
+    if what == Call::Connect && peer::connected_directly(maps, call, direct) {
+        return ALLOW;
+    }
     if maps.may_be(Role::Backend, &direct.addr, direct.port, direct.proto).is_no() {
         return ALLOW;
     }
     match what {
-        Call::Connect => peer::connected_directly(maps, call, direct),
+        Call::Connect => peer::forget_translation(maps, call, direct),
         Call::Send => unconnected::sends_directly(maps, call, direct),
     }
     ALLOW

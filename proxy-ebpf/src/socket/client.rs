@@ -24,7 +24,7 @@ pub fn learn<M: Pods>(maps: M, netns: u64, v4: [u32; 1], v6: [u32; 4]) {
     if !learns(config) || config.host_netns == netns {
         return;
     }
-    // No range contains the all-zero address, which a socket of the other family has.
+    // No range of pods contains the address of a socket of the other family: zero, or 127.0.0.6 (`LOOPBACK4_IPV6`).
     let is_in4 = config.pods4.is_some() && config.pods4.contains(&v4);
     let is_in6 = config.pods6.is_some() && config.pods6.contains(&v6);
     if (is_in4 || is_in6) && !maps.has_namespace(netns) {

@@ -110,7 +110,7 @@ fn note_failure<M: EventMaps, E: TcpEvent>(maps: M, event: &E, outcome: ConnectO
 #[inline(always)]
 fn observed_storage<M: EventMaps, E: TcpEvent>(maps: M, event: &E) -> Option<SocketStorage> {
     let storage = event.storage(false)?;
-    // SAFETY: the socket's own storage. The socket must be closed before it can connect again.
+    // SAFETY: the socket's own storage, which only its connects change.
     let storage = unsafe { storage.read() };
     (storage.family != 0 && (storage.watched != 0 || maps.measures_latency())).then_some(storage)
 }

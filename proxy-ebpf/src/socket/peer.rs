@@ -134,10 +134,10 @@ pub fn put<M: Sockets>(maps: M, key: &SocketKey<Words<M>>, entry: &SocketEntry<W
     }
 }
 
-/// Removes the translation of a socket that connects directly to an endpoint's address. A grace mark protects the translation
-/// once.
+/// Removes the translation of a socket that connects to an address that is not translated. Returns whether a grace mark has
+/// protected the translation, which it does once.
 #[inline(always)]
-pub fn connected_directly<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
+pub fn connected_directly<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>) -> bool
 where
     M: Sockets<Family = S::Family>,
 {
@@ -146,12 +146,12 @@ where
         let storage = unsafe { &mut *storage };
         if is_connected_to::<S::Family>(storage, &direct.addr, direct.port) && storage.grace != 0 {
             storage.grace = 0;
-            return;
+            return true;
         }
         storage.family = 0;
         uncount(maps, storage);
     }
-    forget_translation(maps, call, direct);
+    false
 }
 
 /// Removes the translation back of a socket that sends directly to an endpoint's address. A grace mark protects the

@@ -248,6 +248,26 @@ fn counted<F: Net>() {
     assert_eq!((release::released(maps, &never_connected), open()), (1, 0));
 }
 
+fn counted_until_connect<F: Net>() {
+    let entry = ServiceEntry { algorithm: Algorithm::LeastConnections as u8, ..CLUSTER };
+    let other = (F::addr(200), 80);
+    for proto in [PROTO_TCP, PROTO_UDP] {
+        let maps = socket_maps::<F>();
+        add_frontend(maps, frontend::<F>(), proto, (8, &[8]), entry);
+        let socket = socket(maps, POD_A, proto);
+        assert_eq!(connect(maps, &socket, frontend::<F>()), Ok(backend::<F>()));
+        assert_eq!(connect(maps, &socket, other), Ok(other));
+        assert_eq!(maps.open_connections_of(8), 0);
+        assert_eq!(send(maps, &socket, frontend::<F>()), Ok(frontend::<F>()), "left to the packets");
+    }
+}
+
+#[test]
+fn open_connection_is_counted_until_a_connect_to_any_other_address() {
+    counted_until_connect::<V4>();
+    counted_until_connect::<V6>();
+}
+
 #[test]
 fn open_connection_is_counted_until_close_or_the_next_connect() {
     counted::<V4>();

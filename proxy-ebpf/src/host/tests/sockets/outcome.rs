@@ -5,6 +5,7 @@ use proxy_common::health::{
     Failure, HEALTH_ANSWERED, HEALTH_NEWCOMER, HEALTH_REACHED, HEALTH_SINCE, has_answered, socket_client,
 };
 use proxy_common::latency::SocketExample;
+use proxy_common::service::SERVICE_NO_SOCKETS;
 
 use super::*;
 use crate::env::{ConnectOutcome, Health as _};
@@ -172,6 +173,33 @@ fn unwatched<F: Net>() {
 fn connection_of_a_service_without_ejection_or_of_no_service_is_not_watched() {
     unwatched::<V4>();
     unwatched::<V6>();
+}
+
+fn again_elsewhere<F: Net>() {
+    // Not a frontend; a frontend whose Service leaves pods to the packets; an endpoint.
+    for to in [(F::addr(200), 80), (F::addr(97), 80), endpoint::<F>(20)] {
+        let maps = ejecting::<F>();
+        let left = ServiceEntry { id: 2, flags: SERVICE_NO_SOCKETS, ..CLUSTER };
+        add_frontend(maps, (F::addr(97), 80), PROTO_TCP, (7, &[7]), left);
+        let socket = socket(maps, POD_A, PROTO_TCP);
+        let first = dial(maps, &socket);
+        change(maps, &socket, CLOSE, 1);
+        let word = maps.health(first).unwrap().load();
+        for (state, segments_in) in [(ESTABLISHED, 1), (CLOSE, 1)] {
+            assert_eq!(connect(maps, &socket, to), Ok(to));
+            socket.state.set(SYN_SENT);
+            run(maps, &socket.event(TcpEventKind::Connect));
+            run(maps, &socket.event(TcpEventKind::Timeout));
+            change(maps, &socket, state, segments_in);
+        }
+        assert_eq!(maps.health(first).unwrap().load(), word);
+    }
+}
+
+#[test]
+fn result_of_a_later_connect_to_another_address_does_not_count_for_the_earlier_endpoint() {
+    again_elsewhere::<V4>();
+    again_elsewhere::<V6>();
 }
 
 fn measured<F: Net>() {
