@@ -238,7 +238,8 @@ pub fn source<A: Address>(
 }
 
 /// Whether netfilter masquerades a connection whose [`Source`] is [`Source::Kept`], as kube-proxy does for clients outside.
-/// `config`: the `CONFIG_*` bits; `outside`: the result of [`is_outside`]. Policy Local keeps the client's address.
+/// `config`: the `CONFIG_*` bits; `outside`: the result of [`is_outside`]. Policy Local keeps the client's address, and so does
+/// DSR: the endpoints of a Service see the same address, whichever node they are on.
 #[inline(always)]
 pub const fn netfilter_masquerades(
     service: &ServiceEntry,
@@ -246,7 +247,8 @@ pub const fn netfilter_masquerades(
     outside: bool,
     config: u32,
 ) -> bool {
-    config & CONFIG_MASQUERADE_EXTERNAL != 0 && by_uplink && outside && service.flags & SERVICE_LOCAL == 0
+    let keeps = service.flags & (SERVICE_LOCAL | SERVICE_DSR) != 0;
+    config & CONFIG_MASQUERADE_EXTERNAL != 0 && by_uplink && outside && !keeps
 }
 
 /// Returns the index in `tunnels` of the node to which a client's packet is encapsulated, so that the other node answers
