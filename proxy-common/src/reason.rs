@@ -151,9 +151,9 @@ reasons! {
     InvalidState = 24, "invalid_state", Drop,
         "No action needed. If the count grows, look for clients that keep idle connections longer than the timeouts, or for port scans.";
 
-    /// The sender of an encapsulated packet to a Service is not a node of the cluster.
-    ForeignTunnel = 25, "foreign_tunnel", Drop,
-        "Find out who forges IP-in-IP packets. If the source is a node, check its InternalIP: the node must send from this address.";
+    /// The sender of an encapsulated packet to a Service is not a node of the cluster: the packet is left to the node, which decapsulates it if it has a tunnel device for it.
+    ForeignTunnel = 25, "foreign_tunnel", Pass,
+        "No action needed if a load balancer in front of the cluster sends IP-in-IP packets. If the source is a node, check its InternalIP: the node must send from this address. Otherwise find out who sends these packets.";
     /// Another node sent an encapsulated packet to an endpoint that this node does not have, or does not have any more.
     TunnelNoEndpoint = 26, "tunnel_no_endpoint", Drop,
         "No action needed if the count stays small: the client retransmits. If it grows, compare the Services of both nodes (`kubectl ballast service list`).";

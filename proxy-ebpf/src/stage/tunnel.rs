@@ -23,10 +23,11 @@ use super::forward::{self, EtherType, Routing};
 use super::fragment::{Fragmented, key_of};
 use super::translate::{Rewrite, fold32};
 use crate::context::{NO_HASH, PacketCtx, TUNNELLED, TUNNELLED_AGAIN, Tuple};
-use crate::env::{Fragments, Node, Services, Words};
+use crate::env::{Counters, Fragments, Node, Services, Words};
 use crate::frame::{Fib, Frame, HelperFailed, Route};
 use crate::header::{Header, Read};
 use crate::parse::Parsed;
+use crate::report;
 use crate::select::lookup;
 use crate::step::Step;
 
@@ -264,8 +265,10 @@ where
     Ok(Arrived { header, tunnelled: TUNNELLED | again | u32::from(tag) })
 }
 
-/// Removes the outer header if the inner packet is for a Service. [`Step::Tunnelled`]: the frame holds the inner packet
-/// now. All other packets pass unchanged: a CNI plugin may encapsulate packets of pods in the same way.
+/// Removes the outer header if another node sent the packet, and the inner packet is for a Service. [`Step::Tunnelled`]: the
+/// frame holds the inner packet now. All other packets pass unchanged: a CNI plugin may encapsulate packets of pods in the same
+/// way, and so may a load balancer in front of the cluster encapsulate packets of clients. The stack decapsulates what is for
+/// a tunnel device of the node, and the inner packet arrives there as a client's.
 #[inline(always)]
 pub fn decapsulate<M, N, F>(
     outer_maps: M,
@@ -276,7 +279,7 @@ pub fn decapsulate<M, N, F>(
 ) -> Step
 where
     M: Node,
-    N: Services + Fragments,
+    N: Services + Fragments + Counters,
     M::Family: Outer,
     N::Family: Outer + Fragmented,
     F: Frame,
@@ -287,7 +290,8 @@ where
         return Step::Pass;
     }
     if outer_maps.node_addr(&header.src) & (NODE_ADDR_INTERNAL | NODE_ADDR_OWN) != NODE_ADDR_INTERNAL {
-        return Step::DropFor(Reason::ForeignTunnel);
+        report::reason(maps, Reason::ForeignTunnel);
+        return Step::Pass;
     }
     if pop::<F, M::Family, N::Family>(frame, header.l4).is_err() {
         return Step::DropFor(Reason::RewriteFailed);

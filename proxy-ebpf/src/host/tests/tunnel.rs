@@ -113,13 +113,23 @@ fn decapsulated_packet_is_translated_and_answered_by_this_node() {
         let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0).unwrap();
         assert_eq!((flow.bits() & (STATE_DSR | STATE_SNAT), tunnel_of(flow.bits())), (STATE_DSR, 0));
     }
-    // A packet that a machine other than a node has encapsulated is dropped.
-    let maps = node_of(BACKEND_LOCAL);
+}
+
+/// A load balancer in front of the cluster may send IP in IP, which a tunnel device of the node decapsulates.
+#[test]
+fn a_packet_that_no_node_has_encapsulated_passes_unchanged_and_is_counted() {
+    let (client, frontend, backend) = (client::<V4>(), frontend::<V4>(), backend::<V4>());
+    let (maps, other) = (node_of(BACKEND_LOCAL), HostMaps::<V6>::leak());
     let inner = ip_packet::<V4>(client, frontend, SYN);
-    let came = build::ethernet::<V4>(&around(V4::addr(66), node::<V4>(), tag_of(backend), &inner));
-    let frame = HostPacket::new(&came).edit(|skb| skb.ifindex = UPLINK);
-    assert_eq!(run_any(Hook::Ingress, maps, other, frame.frame()), DROP);
-    assert_eq!(maps.count_of(Reason::ForeignTunnel), 1);
+    // Another machine, and this node itself.
+    for (source, count) in [(V4::addr(66), 1), (node::<V4>(), 2)] {
+        let came = build::ethernet::<V4>(&around(source, node::<V4>(), tag_of(backend), &inner));
+        let frame = HostPacket::new(&came).edit(|skb| skb.ifindex = UPLINK);
+        assert_eq!(run_any(Hook::Ingress, maps, other, frame.frame()), NEXT);
+        assert_eq!(frame.into_skb().as_slice(), came);
+        assert_eq!(maps.count_of(Reason::ForeignTunnel), count);
+    }
+    assert!(live(maps).is_empty());
 }
 
 #[test]

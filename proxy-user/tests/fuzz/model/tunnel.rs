@@ -45,7 +45,7 @@ impl Model {
         }
         if !others_everywhere().contains(&outer.src) {
             self.count(Reason::ForeignTunnel, 0);
-            return Some(Ok(Must::Drop));
+            return Some(Ok(Must::Pass));
         }
         let mut frame = met.input[..12].to_vec();
         frame.extend(if outer.proto == 41 { [0x86, 0xdd] } else { [0x08, 0x00] });
