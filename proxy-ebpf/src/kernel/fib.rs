@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::bindings::{
     BPF_FIB_LKUP_RET_FRAG_NEEDED, BPF_FIB_LKUP_RET_FWD_DISABLED, BPF_FIB_LKUP_RET_NO_NEIGH,
-    BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup,
+    BPF_FIB_LKUP_RET_SUCCESS, BPF_FIB_LKUP_RET_UNSUPP_LWT, bpf_fib_lookup,
 };
 use aya_ebpf::helpers::generated as helper;
 use proxy_common::Address;
@@ -23,7 +23,8 @@ pub(super) const fn size<T>() -> i32 {
     (size_of::<T>() as u32).cast_signed()
 }
 
-/// Implements [`Frame::fib_lookup`](crate::frame::Frame::fib_lookup) for a packet that arrived on the device `ifindex`.
+/// Implements [`Frame::fib_lookup`](crate::frame::Frame::fib_lookup) for a packet that arrived on the device `ifindex`. `early`:
+/// of an early hook, which leaves packets that the stack has to route to the next hook.
 ///
 /// # Safety
 /// `context` must be the context of a tc or XDP program.
@@ -35,6 +36,7 @@ pub unsafe fn lookup<A: Address>(
     dst: &A,
     length: u32,
     route: &mut Route,
+    early: bool,
 ) -> Fib {
     // SAFETY: plain integers.
     let mut params: bpf_fib_lookup = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -74,11 +76,44 @@ pub unsafe fn lookup<A: Address>(
     match found {
         BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => Fib::Found,
         BPF_FIB_LKUP_RET_FRAG_NEEDED => Fib::TooBig,
-        // The helper reads the setting of the device, `ip6_forward` that of all devices.
-        BPF_FIB_LKUP_RET_FWD_DISABLED if is_v6 => {
+        found if !early && is_stacks(found, is_v6) => {
             *route = Route::BY_STACK;
             Fib::Found
         }
         _ => Fib::NoRoute,
+    }
+}
+
+/// Whether the stack may forward a packet for which the helper has no route. The helper does not know routes that encapsulate
+/// (`ip route ... encap`: MPLS, segment routing, IP in IP). It reads the setting for forwarding of the device, while
+/// `ip6_forward` reads that of all devices.
+#[inline(always)]
+const fn is_stacks(found: u32, is_v6: bool) -> bool {
+    found == BPF_FIB_LKUP_RET_UNSUPP_LWT || is_v6 && found == BPF_FIB_LKUP_RET_FWD_DISABLED
+}
+
+#[cfg(test)]
+mod tests {
+    use aya_ebpf::bindings::{
+        BPF_FIB_LKUP_RET_BLACKHOLE, BPF_FIB_LKUP_RET_NOT_FWDED, BPF_FIB_LKUP_RET_PROHIBIT,
+        BPF_FIB_LKUP_RET_UNREACHABLE,
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_route_that_encapsulates_is_the_stacks() {
+        for is_v6 in [false, true] {
+            assert!(is_stacks(BPF_FIB_LKUP_RET_UNSUPP_LWT, is_v6));
+            assert_eq!(is_stacks(BPF_FIB_LKUP_RET_FWD_DISABLED, is_v6), is_v6);
+            for none in [
+                BPF_FIB_LKUP_RET_BLACKHOLE,
+                BPF_FIB_LKUP_RET_NOT_FWDED,
+                BPF_FIB_LKUP_RET_PROHIBIT,
+                BPF_FIB_LKUP_RET_UNREACHABLE,
+            ] {
+                assert!(!is_stacks(none, is_v6), "{none}");
+            }
+        }
     }
 }

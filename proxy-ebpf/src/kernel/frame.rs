@@ -228,7 +228,7 @@ impl Frame for Skb {
     #[inline(always)]
     fn fib_lookup<A: Address>(self, src: &A, dst: &A, length: u32, route: &mut Route) -> Fib {
         // SAFETY: a valid context.
-        unsafe { fib::lookup(self.raw().cast(), self.ifindex(), src, dst, length, route) }
+        unsafe { fib::lookup(self.raw().cast(), self.ifindex(), src, dst, length, route, false) }
     }
 
     #[inline(always)]
