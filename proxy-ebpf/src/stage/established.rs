@@ -412,8 +412,21 @@ pub fn longest<F: Frame, A: Address>(frame: F, ctx: &PacketCtx<A>) -> u32 {
         let _ = frame.load(packet.l4 + tcp_header::OFFSET, &mut offset, 1);
         header = u32::from(offset >> 4) * 4;
     }
-    packet.l4 - frame.link_header() as u32 + header + segment
+    let headers = packet.l4 - frame.link_header() as u32;
+    // The kernel marks an IPv6 packet of more than 64 KiB by an extension header (BIG TCP), and removes it before it cuts the
+    // packet. Without branches: each would be a state for the verifier.
+    let is_v6 = size_of::<A>() > size_of::<u32>();
+    let exceeds = |limit: u32, value: u32| limit.wrapping_sub(value) >> (u32::BITS - 1);
+    let is_jumbo = exceeds(V6_HEADER, headers) & exceeds(V6_HEADER + MAX_PAYLOAD, packet.length);
+    headers - if is_v6 { is_jumbo * JUMBO } else { 0 } + header + segment
 }
+
+/// Bytes of an IPv6 header without extensions.
+const V6_HEADER: u32 = 40;
+/// The largest payload that an IPv6 header can state.
+const MAX_PAYLOAD: u32 = u16::MAX as u32;
+/// Bytes of the extension header that states a larger payload (`struct hop_jumbo_hdr`).
+const JUMBO: u32 = 8;
 
 impl<M: FlowTable> Tracked<M> {
     /// Returns the id of the Service port.

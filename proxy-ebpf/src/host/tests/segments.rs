@@ -9,7 +9,13 @@ use crate::stage::established::longest;
 /// The length of the packets that leave, by the metadata of the socket buffer.
 #[test]
 fn the_longest_packet_is_a_segment_with_its_headers() {
-    fn of<F: Net>(proto: u8, gso_size: u32, has_link_header: bool, options: usize) -> u32 {
+    fn with_length<F: Net>(
+        proto: u8,
+        gso_size: u32,
+        has_link_header: bool,
+        options: usize,
+        length: u32,
+    ) -> u32 {
         let link = if has_link_header { build::ETHERNET } else { 0 };
         let l4 = link + F::HEADER + options;
         let mut bytes = std::vec![0u8; l4 + 40];
@@ -23,8 +29,11 @@ fn the_longest_packet_is_a_segment_with_its_headers() {
         let packet = packet.edit(|skb| skb.gso_size = gso_size);
         let key = FlowKey { proto, ..Packet::<F::Words>::EMPTY.key };
         let mut ctx = PacketCtx::<F::Words>::EMPTY;
-        ctx.packet = Packet { key, l4: l4 as u32, length: 40_000, ..Packet::EMPTY };
+        ctx.packet = Packet { key, l4: l4 as u32, length, ..Packet::EMPTY };
         longest(packet.frame(), &ctx)
+    }
+    fn of<F: Net>(proto: u8, gso_size: u32, has_link_header: bool, options: usize) -> u32 {
+        with_length::<F>(proto, gso_size, has_link_header, options, 40_000)
     }
     for has_link_header in [true, false] {
         assert_eq!(of::<V4>(PROTO_TCP, 0, has_link_header, 0), 40_000);
@@ -33,6 +42,13 @@ fn the_longest_packet_is_a_segment_with_its_headers() {
         assert_eq!(of::<V4>(PROTO_UDP, 1400, has_link_header, 0), 20 + 8 + 1400);
         assert_eq!(of::<V6>(PROTO_TCP, 1400, has_link_header, 0), 40 + 32 + 1400);
         assert_eq!(of::<V6>(PROTO_UDP, 1400, has_link_header, 24), 64 + 8 + 1400);
+        // BIG TCP: the kernel removes the extension header that states the length.
+        let jumbo = |options, length| with_length::<V6>(PROTO_TCP, 1400, has_link_header, options, length);
+        assert_eq!(jumbo(8, 40 + 65_536), 40 + 32 + 1400);
+        assert_eq!(jumbo(8, 40 + 65_535), 48 + 32 + 1400);
+        assert_eq!(jumbo(0, 40 + 65_536), 40 + 32 + 1400, "newer kernels add no header");
+        let v4 = with_length::<V4>(PROTO_TCP, 1400, has_link_header, 24, 40 + 65_536);
+        assert_eq!(v4, 44 + 32 + 1400);
     }
     // The length of SCTP segments is not known: they are assumed to fit.
     assert_eq!(of::<V4>(PROTO_SCTP, 1400, true, 0), build::ETHERNET as u32 + 20);
