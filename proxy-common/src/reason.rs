@@ -178,6 +178,9 @@ reasons! {
     /// An ICMP echo request to an address of a Service was answered (--vip-echo).
     EchoAnswered = 33, "echo_answered", Pass,
         "No action needed. If the count grows, find out who pings Services.";
+    /// A process of the node sent a packet to a Service whose endpoint is a process of the node, too: only calls of sockets are translated on this path. The process gets an error, and its next connection is translated.
+    OwnEndpoint = 34, "own_endpoint", Reject,
+        "No action needed if the endpoint has just started. Otherwise check that the sockets of the node are translated (--socket-lb).";
 }
 
 impl Reason {

@@ -9,6 +9,7 @@ use proxy_common::flow::{
     STATE_COUNTS, STATE_DSR, STATE_LOCAL, STATE_SNAT, STATE_TUNNEL_SHIFT, WATCH_INSIDE, WATCH_LAST,
     WATCH_OUTSIDE,
 };
+use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::reason::{Reason, Verdict};
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SERVICE_DSR, SERVICE_EJECTS, ServiceEntry};
@@ -283,6 +284,11 @@ where
         } else {
             backend::why_none(&ctx.frontend)
         });
+    }
+    // Both ends are sockets of the node: the answer takes the loopback device, where no program translates it back. The error
+    // lets the process try again, and the call of its socket is translated.
+    if origin.from_node && maps.node_addr(&ctx.plan.reply.src) & NODE_ADDR_OWN != 0 {
+        return Err(Reason::OwnEndpoint);
     }
     let has_source = !same(&ctx.plan.reply.dst, &<M::Family as Family>::Words::ZERO);
     if ctx.plan.bits & STATE_SNAT != 0 && !has_source {

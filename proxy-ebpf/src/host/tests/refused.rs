@@ -181,3 +181,27 @@ fn packet_without_a_flow_passes_to_other_rules() {
     what_is_left_to_others::<V4>();
     what_is_left_to_others::<V6>();
 }
+
+/// A process of the node connects to a Service, by packets, whose endpoint is a process of the node, too.
+fn own_endpoint<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (own, frontend, backend) = ((node::<F>(), 4000), frontend::<F>(), backend::<F>());
+    maps.add_node_addr(backend.0, NODE_ADDR_OWN);
+    for (shape, count) in [(SYN, 1), (UDP, 2), (INIT, 3)] {
+        let (verdict, skb) = run_over(Hook::Egress, maps, 0, &packet::<F>(own, frontend, shape));
+        assert_eq!(verdict, REDIRECT, "the process gets an error");
+        assert_eq!(ip(&skb)[F::HEADER..][..2], F::UNREACHABLE);
+        assert_eq!(maps.refusals_of(1, Reason::OwnEndpoint), count);
+    }
+    assert!(live(maps).is_empty());
+    // Clients on a device are served.
+    let client = client::<F>();
+    let (verdict, skb) = run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, SYN));
+    assert_eq!((verdict, skb.wire()), (NEXT, packet::<F>(client, backend, SYN)));
+}
+
+#[test]
+fn a_packet_of_the_node_to_its_own_endpoint_is_refused() {
+    own_endpoint::<V4>();
+    own_endpoint::<V6>();
+}

@@ -176,6 +176,9 @@ impl Model {
         if backend != endpoint.addr {
             return Err(format!("it went to {backend}, not to {endpoint:?}"));
         }
+        if self.is_own(endpoint, origin) {
+            return Err(format!("a flow from the node to {endpoint:?}, which is its own"));
+        }
         let client = segment.src.ip();
         let is_tunnel = self.is_encapsulated_to(service, endpoint, segment, origin, outside);
         let is_snat = !is_tunnel && self.is_snat(service, endpoint, client, origin);
@@ -388,6 +391,11 @@ impl Model {
         origin.from_node || endpoint.addr.ip() == client || !endpoint.is_local && (origin.by_uplink || is_all)
     }
 
+    /// Whether the client is a process of the node, and the endpoint has an address of the node.
+    fn is_own(&self, endpoint: &Endpoint, origin: Origin) -> bool {
+        origin.from_node && self.scenario.node_addresses().contains(&endpoint.addr.ip())
+    }
+
     /// Whether the target has counted this reason for the packet.
     fn has_counted(&self, met: &mut Met<'_>, reason: Reason) -> bool {
         met.target.counters().reasons.get(&reason) != self.counters.reasons.get(&reason)
@@ -406,7 +414,9 @@ impl Model {
         let client = segment.src.ip();
         let mut reasons = Vec::new();
         for endpoint in candidates {
-            if self.is_snat(service, endpoint, client, origin) {
+            if self.is_own(endpoint, origin) {
+                reasons.push(Reason::OwnEndpoint);
+            } else if self.is_snat(service, endpoint, client, origin) {
                 if self.scenario.source().is_none() {
                     reasons.push(Reason::NoRoute);
                 } else if self.is_exhausted(segment.proto, endpoint.addr, Keeps::Assured) {
