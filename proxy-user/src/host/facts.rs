@@ -170,11 +170,7 @@ impl HostFacts {
             parent: below.filter(|_| kind == DeviceKind::Stacked),
             master,
             addresses: own().map(|own| own.address).collect(),
-            masquerade: [false, true]
-                .into_iter()
-                .filter_map(|is_v6| own().find(|own| !own.secondary && own.address.is_ipv6() == is_v6))
-                .map(|own| own.address)
-                .collect(),
+            masquerade: [false, true].into_iter().filter_map(|is_v6| source(own(), is_v6)).collect(),
             subnets: own().filter_map(Own::subnet).collect(),
             name: name.clone(),
         };
@@ -239,6 +235,8 @@ pub(super) fn is_local_route(header: &RouteHeader) -> bool {
 pub(super) struct Own {
     pub address: IpAddr,
     secondary: bool,
+    /// No new connection should have this source (`preferred_lft 0`).
+    deprecated: bool,
     prefix: u8,
 }
 
@@ -247,6 +245,14 @@ impl Own {
     fn subnet(&self) -> Option<IpNet> {
         IpNet::new(self.address, self.prefix).ok().filter(|net| net.prefix_len() < net.max_prefix_len())
     }
+}
+
+/// Returns the address of a device that its packets should have as source: the first one, but an address that is deprecated, or
+/// of no subnet, only if there is no other. Load balancers add such addresses (kube-vip, keepalived), and they may move to
+/// another node.
+fn source<'a>(own: impl Iterator<Item = &'a Own>, is_v6: bool) -> Option<IpAddr> {
+    let of_family = own.filter(|own| own.address.is_ipv6() == is_v6 && !own.secondary);
+    of_family.min_by_key(|own| (own.deprecated, own.subnet().is_none())).map(|own| own.address)
 }
 
 /// The addresses by index of the device, in the kernel's order.
@@ -299,7 +305,8 @@ fn read_address(message: &AddressMessage) -> Option<Own> {
         }
     };
     let secondary = flags.contains(AddressHeaderFlags::Secondary);
-    usable.then_some(Own { address, secondary, prefix: message.header.prefix_len })
+    let deprecated = flags.contains(AddressHeaderFlags::Deprecated);
+    usable.then_some(Own { address, secondary, deprecated, prefix: message.header.prefix_len })
 }
 
 /// Returns the default routes in the order of their metrics, and the ranges that are local by a route alone.
@@ -354,13 +361,10 @@ fn read_route(message: &RouteMessage, addresses: &Addresses) -> Vec<(u32, Defaul
             _ => {}
         }
     }
-    let first = |device: u32| {
-        let own = addresses.get(&device).into_iter().flatten();
-        own.filter(|own| own.address.is_ipv6() == is_v6 && !own.secondary).map(|own| own.address).next()
-    };
+    let of_device = |device: u32| self::source(addresses.get(&device).into_iter().flatten(), is_v6);
     devices
         .into_iter()
-        .map(|device| (metric, DefaultRoute { device, source: source.or_else(|| first(device)) }))
+        .map(|device| (metric, DefaultRoute { device, source: source.or_else(|| of_device(device)) }))
         .collect()
 }
 

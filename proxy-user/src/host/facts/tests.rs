@@ -25,7 +25,7 @@ fn ip(text: &str) -> IpAddr {
 fn our_end_of_a_point_to_point_device_counts() {
     let both = vec![AddressAttribute::Address(ip("10.0.0.2")), AddressAttribute::Local(ip("10.0.0.1"))];
     let own = address(both, AddressHeaderFlags::empty());
-    assert_eq!(own, Some(Own { address: ip("10.0.0.1"), secondary: false, prefix: 32 }));
+    assert_eq!(own, Some(Own { address: ip("10.0.0.1"), secondary: false, deprecated: false, prefix: 32 }));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn route(kind: RouteType, attributes: Vec<RouteAttribute>) -> Vec<(u32, DefaultR
     message.header.kind = kind;
     message.header.address_family = AddressFamily::Inet;
     message.attributes = attributes;
-    let own = |address, secondary| Own { address: ip(address), secondary, prefix: 24 };
+    let own = |address, secondary| Own { address: ip(address), secondary, deprecated: false, prefix: 24 };
     let addresses = BTreeMap::from([(
         2,
         vec![own("2001:db8::1", false), own("192.0.2.9", true), own("192.0.2.1", false)],
@@ -97,8 +97,24 @@ fn a_default_route_says_where_packets_come_from_or_its_device_does() {
 }
 
 #[test]
+fn the_source_of_a_device_is_a_lasting_address_of_a_subnet() {
+    let own =
+        |address, prefix, deprecated| Own { address: ip(address), secondary: false, deprecated, prefix };
+    let (vip, old) = (own("2001:db8::100", 128, false), own("2001:db8::200", 64, true));
+    let (first, second) = (own("2001:db8::1", 64, false), own("2001:db8::2", 64, false));
+    let of = |all: &[Own]| source(all.iter(), true);
+    assert_eq!(of(&[vip, old, first, second]), Some(first.address));
+    assert_eq!(of(&[old, vip]), Some(vip.address));
+    assert_eq!(of(&[old]), Some(old.address));
+    assert_eq!(of(&[own("192.0.2.1", 24, false)]), None);
+    // As the kernel reports it.
+    let local = vec![AddressAttribute::Local(old.address)];
+    assert!(address(local, AddressHeaderFlags::Deprecated).is_some_and(|own| own.deprecated));
+}
+
+#[test]
 fn local_routes_are_those_that_no_device_explains() {
-    let own = Own { address: ip("192.0.2.1"), secondary: false, prefix: 24 };
+    let own = Own { address: ip("192.0.2.1"), secondary: false, deprecated: false, prefix: 24 };
     let addresses = Addresses::from([(2, vec![own])]);
     let local = |kind, table, address: [u8; 4], length| {
         let mut message = RouteMessage::default();
