@@ -1,6 +1,6 @@
 use super::*;
 use crate::node::{Cidr, NODE_ADDR_LOOPBACK, NODE_ADDR_PORTS};
-use crate::service::SCOPE_INTERNAL;
+use crate::service::{SCOPE_INTERNAL, SERVICE_EJECTS};
 
 type A4 = [u8; 4];
 const CLIENT: A4 = [192, 0, 2, 9];
