@@ -19,8 +19,8 @@ pub(super) struct Rollouts {
 }
 
 impl Rollouts {
-    /// Notes whether endpoints differ from those of the plan `before`, and marks the ports of a Service that is changing. The first
-    /// endpoints of a port are no change.
+    /// Notes whether endpoints differ from those of the plan `before`, and marks the ports of a Service that is changing, if they can
+    /// be left to packets. The first endpoints of a port are no change.
     pub(super) fn apply(
         &mut self,
         name: &ServiceName,
@@ -33,9 +33,8 @@ impl Rollouts {
             return;
         };
         let has_changed = before.is_some_and(|before| {
-            plan.ports
-                .iter()
-                .any(|(id, port)| before.ports.get(id).is_some_and(|before| differ(before, port)))
+            let mut ports = plan.ports.iter().filter(|(_, port)| may_be_left_to_packets(port));
+            ports.any(|(id, port)| before.ports.get(id).is_some_and(|before| differ(before, port)))
         });
         if has_changed {
             self.until.insert(name.clone(), now + HOLD);
