@@ -2,7 +2,8 @@
 
 use proxy_common::Address as _;
 use proxy_common::health::{
-    Failure, HEALTH_ANSWERED, HEALTH_NEWCOMER, HEALTH_REACHED, HEALTH_SINCE, has_answered, socket_client,
+    Failure, HEALTH_ANSWERED, HEALTH_NEWCOMER, HEALTH_REACHED, HEALTH_SINCE, HEALTH_SKIPPED, has_answered,
+    socket_client,
 };
 use proxy_common::latency::SocketExample;
 use proxy_common::service::SERVICE_NO_SOCKETS;
@@ -125,7 +126,7 @@ fn silent<F: Net>() {
     change(maps, &working, ESTABLISHED, 1);
     run(maps, &working.event(TcpEventKind::Timeout));
     change(maps, &working, CLOSE, 9);
-    assert_eq!(maps.health(first).unwrap().load() & HEALTH_SINCE, 0);
+    assert_eq!(maps.health(first).unwrap().load() & (HEALTH_SINCE | HEALTH_SKIPPED), 0);
 }
 
 #[test]
@@ -236,6 +237,7 @@ fn measured<F: Net>() {
         let second = dial(maps, &refused);
         change(maps, &refused, CLOSE, 1);
         assert_eq!(maps.take_connect_outcomes(), [(1, second, ConnectOutcome::Refused)]);
+        assert_eq!(refuses(maps, second, POD_A), flags != 0, "only with ejection, the client skips it");
     }
 }
 
