@@ -17,7 +17,7 @@ use proxy_common::flow::{
 
 use super::bucket::BucketRef;
 use super::memory::EntryRef as _;
-use crate::env::{FlowTable, Words};
+use crate::env::{FlowTable, Time, Words};
 use crate::shared::{Exchange, Shared as _, opaque};
 
 /// Returned instead of an index if there is no flow.
@@ -180,17 +180,17 @@ pub fn remove_key<M: FlowTable>(maps: M, index: u32, entry: M::Entry, direction:
 /// Removes the forward key of the claimed entry `index`, which keeps its flow, and notes that the key is not in the index. While the
 /// index grows, the key may be in two places: the entry stores one, and the key would still be found by the other.
 #[inline(always)]
-pub fn remove_forward_key<M: FlowTable>(maps: M, index: u32, entry: M::Entry) {
+pub fn remove_forward_key<M: FlowTable>(maps: M, index: u32, entry: M::Entry, time: Time) {
     remove_key(maps, index, entry, DIRECTION_FORWARD);
     let (_, tag) = entry.position(DIRECTION_FORWARD);
     let (reply, _) = entry.position(DIRECTION_REPLY);
     entry.set_position(DIRECTION_FORWARD, NO_POSITION, tag);
-    let Some(config) = maps.config() else { return };
-    let searched = size::<M>(config).searched;
+    let searched = size::<M>(time.config).searched;
     if searched[1] == 0 {
         return;
     }
-    let hash = maps.hash_key(&entry.key(DIRECTION_FORWARD));
+    // Without a call: the stack of a caller has no room for it.
+    let hash = time.hash(&entry.key(DIRECTION_FORWARD));
     let mut turn = 0;
     while turn < 2 * searched.len() {
         let buckets = buckets_of(hash, searched[turn & 1]);

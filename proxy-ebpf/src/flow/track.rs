@@ -367,7 +367,7 @@ impl<M: FlowTable> Tracked<M> {
         if !waits {
             self.remove_here();
         } else if let Some(owned) = self.claim() {
-            index::remove_forward_key(self.maps, self.index, entry);
+            index::remove_forward_key(self.maps, self.index, entry, time);
             self.release(owned, self.bits());
         }
     }
