@@ -26,6 +26,11 @@ pub trait DeviceHooks: Send + Sync + 'static {
     /// Attaches the programs to a device, or replaces those of an earlier agent.
     fn attach(&self, device: &Device) -> Result<(), Self::Error>;
 
+    /// Whether [`DeviceHooks::attach`] failed because the device is gone.
+    fn is_gone(&self, _error: &Self::Error) -> bool {
+        false
+    }
+
     /// Detaches the programs from a device that is no longer selected, or forgets a device that is gone.
     fn detach(&self, ifindex: u32) -> Result<(), Self::Error>;
 
@@ -124,7 +129,12 @@ fn reconcile<H: DeviceHooks>(
         // The programs may have been removed externally, or the device was moved to another network namespace and back.
         let complete = attached.get(&device.ifindex).copied().unwrap_or_default();
         let works = complete && known.is_some_and(|state| state.problem.is_none());
-        let problem = if works { None } else { hooks.attach(device).err().map(|error| error.to_string()) };
+        let error = if works { None } else { hooks.attach(device).err() };
+        // The next list of devices lacks it.
+        if error.as_ref().is_some_and(|error| hooks.is_gone(error)) {
+            continue;
+        }
+        let problem = error.map(|error| error.to_string());
         match (&problem, known) {
             (None, None) => tracing::info!(device = device.name, "packet programs attached"),
             (None, Some(_)) if !works => {
@@ -160,6 +170,9 @@ mod tests {
     use super::*;
     use crate::host::seen::Seen;
 
+    /// A device that is in the list, but gone when it is to get its programs.
+    const GONE: u32 = 7;
+
     /// Records its calls, and fails on one device until the test resets that.
     #[derive(Default)]
     struct Hooks {
@@ -176,8 +189,15 @@ mod tests {
             if *self.broken.lock().unwrap() == Some(device.ifindex) {
                 return Err("broken".to_owned());
             }
+            if device.ifindex == GONE {
+                return Err("gone".to_owned());
+            }
             self.attached.lock().unwrap().insert(device.ifindex);
             Ok(())
+        }
+
+        fn is_gone(&self, error: &String) -> bool {
+            error == "gone"
         }
 
         fn detach(&self, ifindex: u32) -> Result<(), String> {
@@ -233,6 +253,13 @@ mod tests {
         let second = pass(&hooks, Some(&first), &[2, 3]);
         assert_eq!(second[&2].problem, None);
         assert_eq!(*hooks.calls.lock().unwrap(), [("attach", 2), ("attach", 3), ("attach", 2)]);
+    }
+
+    #[test]
+    fn a_device_that_goes_before_it_has_its_programs_is_no_problem() {
+        let hooks = Hooks::default();
+        let states = pass(&hooks, None, &[2, GONE]);
+        assert_eq!(states.into_keys().collect::<Vec<_>>(), [2]);
     }
 
     #[test]

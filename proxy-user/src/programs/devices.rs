@@ -23,6 +23,10 @@ impl DeviceHooks for Programs {
         self.attach_device(device.ifindex, device.no_header)
     }
 
+    fn is_gone(&self, error: &Error) -> bool {
+        matches!(error, Error::Attach { source, .. } if source.raw_os_error() == Some(libc::ENODEV))
+    }
+
     fn detach(&self, ifindex: u32) -> Result<(), Error> {
         self.detach_device(ifindex)
     }
