@@ -186,6 +186,8 @@ fn configuration(data_plane: DataPlane) -> Value {
                 DataPlane::Nftables => "Enabled",
                 DataPlane::Iptables => "Disabled",
             },
+            // That of the nodes' `iptables`; Calico looks for rules of the kubelet, which writes none here.
+            "iptablesBackend": "NFT",
             "ipv6Support": true,
             "usageReportingEnabled": false,
             "xdpEnabled": false,
