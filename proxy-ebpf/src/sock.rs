@@ -37,6 +37,8 @@ pub trait Sockaddr: Sock {
     fn cookie(&self) -> u64;
     /// Whether the socket is connected.
     fn is_connected(&self) -> bool;
+    /// Whether the process has bound the socket to a port: for connect(2), the kernel selects a port only after the hook.
+    fn is_bound(&self) -> bool;
     /// Returns the socket's value in `socket_peers`; with `create` it is allocated if there is none.
     fn peers(&self, create: bool) -> Option<*mut SocketPeers>;
 

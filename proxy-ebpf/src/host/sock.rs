@@ -169,6 +169,10 @@ impl<F: Family> Sockaddr for HostCall<'_, F> {
         self.sock.state.get() == ESTABLISHED
     }
 
+    fn is_bound(&self) -> bool {
+        self.sock.bound_port != 0
+    }
+
     fn peers(&self, create: bool) -> Option<*mut SocketPeers> {
         self.sock.peers.get(create && self.sock.has_memory)
     }

@@ -65,6 +65,12 @@ impl Raw {
     }
 
     #[inline(always)]
+    fn is_bound(self) -> bool {
+        // SAFETY: the kernel passes a socket with each call.
+        unsafe { (*self.socket()).src_port != 0 }
+    }
+
+    #[inline(always)]
     fn word(self, index: usize) -> u32 {
         // SAFETY: as in `port`; indexes are constants below four.
         unsafe { (&raw const (*self.context).user_ip6).cast::<u32>().add(index).read_volatile() }
@@ -158,6 +164,11 @@ macro_rules! sockaddr {
             #[inline(always)]
             fn is_connected(&self) -> bool {
                 self.0.is_connected()
+            }
+
+            #[inline(always)]
+            fn is_bound(&self) -> bool {
+                self.0.is_bound()
             }
 
             #[inline(always)]

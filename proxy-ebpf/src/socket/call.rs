@@ -165,6 +165,12 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
         let on = if from_node { NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK } else { NODE_ADDR_PORTS };
         if let Some(service) = lookup::frontend(maps, addr, port, proto, false, on) {
             let is_attended = || maps.time().is_some_and(|time| decide::is_attended(time.config, time.now));
+            // From one port, a second connection to the endpoint of the first one, by another Service, needs another source port,
+            // which only packets get.
+            let is_bound = what == Call::Connect && proto == PROTO_TCP && call.is_bound();
+            if is_bound && !from_node && service.affinity_secs == 0 && is_attended() {
+                return Ok(None);
+            }
             return match decide::socket_source(&service, from_node, is_attended) {
                 SocketSource::Allowed => Ok(Some(service)),
                 SocketSource::LeftToPackets => Ok(None),

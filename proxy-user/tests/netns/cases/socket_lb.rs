@@ -11,10 +11,11 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use proxy_user::maps::view::View;
 use serde_json::json;
 
 use super::exposed::{self, NUMBER, State, open_up, put};
-use super::{Case, WEB, ensure_sees_orig_dst, udp, vip};
+use super::{Case, WEB, ensure_sees_orig_dst, tcp, udp, vip};
 use crate::agent;
 use crate::fixture::{Fixture, SMALL, SOON, Wish, eventually, nft};
 use crate::manifest::{Family, Service, cluster_ip};
@@ -24,6 +25,9 @@ const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 535
 const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
 /// A Service with the same endpoint.
 const OTHER: Service = Service { name: "other", number: 62, ports: &[udp(53, 5353, &[0])] };
+/// Two Services with the same TCP endpoint.
+const PAGE: Service = Service { name: "page", number: 63, ports: &[tcp(80, 8080, &[0])] };
+const SAME: Service = Service { name: "same", number: 64, ports: &[tcp(80, 8080, &[0])] };
 const WISH: Wish = Wish { pods: 2, services: &[NAMES, OTHER, WEB], flags: SMALL };
 
 /// A wish with [`SMALL`] and additional flags.
@@ -46,6 +50,11 @@ pub const CASES: &[Case] = &[
         name: "socket_lb::one_udp_socket_and_two_services_of_one_endpoint",
         wish: WISH,
         run: two_services,
+    },
+    Case {
+        name: "socket_lb::one_bound_port_in_a_pod_reaches_two_services_of_one_endpoint",
+        wish: Wish { services: &[PAGE, SAME], ..WISH },
+        run: one_port,
     },
     Case { name: "socket_lb::a_connect_waits_for_the_first_endpoint", wish: WISH, run: late_endpoint },
     Case {
@@ -106,6 +115,27 @@ fn two_services(fixture: &Fixture) -> Result<()> {
                 let from = client.hears(id, Some(to))?.from;
                 ensure!(from == Some(to), "{who}, message {round}: {to} answers from {from:?}");
             }
+        }
+    }
+    Ok(())
+}
+
+/// Two TCP sockets of a pod are bound to one port, and connect to two Services with the same endpoint.
+fn one_port(fixture: &Fixture) -> Result<()> {
+    eventually(SOON, || {
+        let config = View::open(&fixture.bpffs())?.node_config()?;
+        ensure!(config.attended_until != 0, "the agent does not attend to devices");
+        Ok(())
+    })?;
+    let pod = fixture.pod(1)?;
+    for (port, family) in [(41_000, Family::V4), (41_001, Family::V6)] {
+        let to = [PAGE, SAME].map(|service| vip(family, service, SocketKind::Tcp));
+        for (id, to) in (1..).zip(to) {
+            pod.open(id, Attempt::new(SocketKind::Tcp, to).at_port(port))?;
+        }
+        for (id, to) in (1..).zip(to) {
+            let seen = pod.hears(id, None)?;
+            ensure!(seen.server == "0/8080" && seen.peer == Some(to), "{to}: {seen:?}");
         }
     }
     Ok(())

@@ -190,6 +190,31 @@ fn socket_of_a_pod_is_left_to_the_packets_while_the_endpoints_change_and_an_agen
     changing::<V6>();
 }
 
+fn bound<F: Net>() {
+    let maps = socket_maps::<F>();
+    let connects = |netns, entry| {
+        add_frontend(maps, frontend::<F>(), PROTO_TCP, (7, &[7]), entry);
+        let mut socket = socket(maps, netns, PROTO_TCP);
+        socket.bound_port = 40_000;
+        connect(maps, &socket, frontend::<F>()) == Ok(backend::<F>())
+    };
+    assert!(connects(POD_A, CLUSTER), "no agent attaches programs to the devices of new pods");
+    let until = maps.now().wrapping_add(15 * HZ);
+    maps.edit_config(|config| config.attended_until = until);
+    assert!(!connects(POD_A, CLUSTER));
+    assert!(
+        connects(POD_A, ServiceEntry { affinity_secs: 60, ..CLUSTER }),
+        "packets do not share its endpoint"
+    );
+    assert!(connects(NODE, CLUSTER));
+}
+
+#[test]
+fn bound_tcp_socket_of_a_pod_is_left_to_the_packets_while_an_agent_attends() {
+    bound::<V4>();
+    bound::<V6>();
+}
+
 fn source_ranges<F: Net>() {
     let maps = socket_maps::<F>();
     let address = (F::addr(120), 80);
