@@ -17,7 +17,7 @@ use proxy_common::flow::{
 
 use super::bucket::BucketRef;
 use super::memory::EntryRef as _;
-use crate::env::{FlowTable, Time, Words};
+use crate::env::{FlowTable, Words};
 use crate::shared::{Exchange, Shared as _, opaque};
 
 /// Returned instead of an index if there is no flow.
@@ -177,36 +177,19 @@ pub fn remove_key<M: FlowTable>(maps: M, index: u32, entry: M::Entry, direction:
     }
 }
 
-/// Removes the forward key of the claimed entry `index`, which keeps its flow, and notes that the key is not in the index. While the
-/// index grows, the key may be in two places: the entry stores one, and the key would still be found by the other.
+/// Whether the index grows: then a key may be in two places, of which its entry stores one.
 #[inline(always)]
-pub fn remove_forward_key<M: FlowTable>(maps: M, index: u32, entry: M::Entry, time: Time) {
+pub fn grows<M: FlowTable>(config: &NodeConfig) -> bool {
+    size::<M>(config).searched[1] != 0
+}
+
+/// Removes the forward key of the claimed entry `index`, which keeps its flow, and notes that the key is not in the index: a growth
+/// would add it again.
+#[inline(always)]
+pub fn remove_forward_key<M: FlowTable>(maps: M, index: u32, entry: M::Entry) {
     remove_key(maps, index, entry, DIRECTION_FORWARD);
     let (_, tag) = entry.position(DIRECTION_FORWARD);
-    let (reply, _) = entry.position(DIRECTION_REPLY);
     entry.set_position(DIRECTION_FORWARD, NO_POSITION, tag);
-    let searched = size::<M>(time.config).searched;
-    if searched[1] == 0 {
-        return;
-    }
-    // Without a call: the stack of a caller has no room for it.
-    let hash = time.hash(&entry.key(DIRECTION_FORWARD));
-    let mut turn = 0;
-    while turn < 2 * searched.len() {
-        let buckets = buckets_of(hash, searched[turn & 1]);
-        let number = buckets[turn >> 1];
-        let mut slot = 0;
-        while slot < M::SLOTS {
-            let position = number * BUCKET_WORDS + slot;
-            if position != reply
-                && let Some(word) = at(maps, position)
-            {
-                word.compare_exchange(slot_of(tag, index), 0);
-            }
-            slot += 1;
-        }
-        turn += 1;
-    }
 }
 
 /// Removes both keys of the claimed entry `index` from the index.

@@ -353,7 +353,7 @@ impl<M: FlowTable> Tracked<M> {
     }
 
     /// Ends the flow for its client, which may then begin a new one. With SNAT, the reply key and the entry stay while the
-    /// backend may be in `TIME_WAIT`, until the entry is evicted: no other client may get the source port.
+    /// backend may be in `TIME_WAIT`, until the entry is evicted: no other client may get the source port. Not while the index grows.
     #[inline(always)]
     pub fn expire(&self) {
         self.maps.end_flow(self.index, self.state, false);
@@ -364,10 +364,11 @@ impl<M: FlowTable> Tracked<M> {
         let (entry, last_seen) = (self.entry, self.entry.last_seen().load());
         let waits = self.bits() & STATE_SNAT != 0
             && in_time_wait(entry.proto(), self.bits(), last_seen, time.now, time.config.hz);
-        if !waits {
+        // A key with two places would still be found by the second one.
+        if !waits || index::grows::<M>(time.config) {
             self.remove_here();
         } else if let Some(owned) = self.claim() {
-            index::remove_forward_key(self.maps, self.index, entry, time);
+            index::remove_forward_key(self.maps, self.index, entry);
             self.release(owned, self.bits());
         }
     }
