@@ -68,7 +68,7 @@ fn socket_with_source_ranges_is_checked_on_the_node_and_left_to_packets_in_pods(
 }
 
 #[test]
-fn socket_of_a_pod_is_left_to_packets_while_endpoints_change_and_devices_are_attended() {
+fn changing_service_leaves_pod_socket_to_packets() {
     let changing = entry(1, KIND_CLUSTER_IP, SERVICE_EJECTS | SERVICE_CHANGING);
     assert_eq!(socket_source(&changing, false, || true), SocketSource::LeftToPackets);
     assert_eq!(socket_source(&changing, false, || false), SocketSource::Allowed);

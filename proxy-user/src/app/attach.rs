@@ -83,7 +83,7 @@ const LISTED: usize = 5;
 
 fn problems_of(states: &DeviceStates) -> Vec<String> {
     let all: Vec<_> = states.iter().flatten().filter_map(|(_, state)| state.problem.as_ref()).collect();
-    let told = all.iter().take(LISTED).map(|problem| format!("a device has no packet programs: {problem}"));
+    let listed = all.iter().take(LISTED).map(|problem| format!("a device has no packet programs: {problem}"));
     let rest = all.len().saturating_sub(LISTED);
     let more = (rest > 0).then(|| format!("{rest} more devices have no packet programs; the log names them"));
     let effect = (!all.is_empty()).then(|| {
@@ -91,7 +91,7 @@ fn problems_of(states: &DeviceStates) -> Vec<String> {
          that is removed unless `ballast end-udp-sockets` runs"
             .to_owned()
     });
-    told.chain(more).chain(effect).collect()
+    listed.chain(more).chain(effect).collect()
 }
 
 /// Whether kube-proxy's rules serve this node; if they cannot be read, after some more attempts. An agent without the privilege
@@ -161,9 +161,9 @@ async fn keep(programs: Arc<Programs>, period: Duration, report: &impl Fn(&'stat
             if let Some(error) = &error {
                 tracing::error!(error, "cannot restore what was detached or removed externally; retrying");
             }
-            let told =
+            let problem =
                 error.iter().map(|error| format!("cannot restore what was detached or removed: {error}"));
-            report("repairs", told.collect());
+            report("repairs", problem.collect());
         }
         failure = error;
     }

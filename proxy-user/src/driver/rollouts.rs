@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use proxy_core::model::ServiceName;
-use proxy_core::plan::{PortPlan, ServicePlan};
+use proxy_core::plan::{BackendAddress, PortPlan, ServicePlan};
 
 /// How long a Service counts as changing: longer than the step of a rollout, in which a pod starts and another one ends.
 const HOLD: Duration = Duration::from_mins(1);
@@ -73,8 +73,9 @@ fn may_be_left_to_packets(port: &PortPlan) -> bool {
 
 /// Whether an endpoint joined, left or began to terminate.
 fn differ(before: &PortPlan, after: &PortPlan) -> bool {
-    let endpoints = |port: &PortPlan| -> Vec<_> {
-        port.backends.iter().map(|(at, facts)| (*at, facts.terminating)).collect()
-    };
-    !before.backends.is_empty() && endpoints(before) != endpoints(after)
+    !before.backends.is_empty() && !endpoints(before).eq(endpoints(after))
+}
+
+fn endpoints(port: &PortPlan) -> impl Iterator<Item = (&BackendAddress, bool)> {
+    port.backends.iter().map(|(at, facts)| (at, facts.terminating))
 }

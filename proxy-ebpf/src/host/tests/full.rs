@@ -134,7 +134,7 @@ fn a_port_in_quarantine<F: Net>() {
 }
 
 #[test]
-fn a_client_connects_again_from_a_port_in_quarantine_while_the_index_grows() {
+fn port_in_quarantine_is_reused_during_index_growth() {
     a_port_in_quarantine::<V4>();
     a_port_in_quarantine::<V6>();
 }

@@ -8,7 +8,7 @@ use super::{DriverSettings, MOMENT, Running, Shared, pass, service, slice};
 use proxy_core::model::{Event, Object};
 
 #[tokio::test(start_paused = true)]
-async fn sockets_of_pods_are_left_to_packets_for_a_minute_after_an_endpoint_joined_or_left() {
+async fn endpoint_change_leaves_pod_sockets_to_packets_for_a_minute() {
     let driver = Running::with(Shared::new(), DriverSettings::default());
     let flags = || {
         let store = driver.tables.0.lock().unwrap();

@@ -80,7 +80,7 @@ fn datagrams<F: Net>() {
 }
 
 #[test]
-fn namespace_keeps_its_endpoint_for_the_datagrams_of_all_its_sockets() {
+fn datagrams_of_a_namespace_keep_the_endpoint() {
     datagrams::<V4>();
     datagrams::<V6>();
 }
@@ -121,7 +121,7 @@ fn refused<F: Net>() {
 }
 
 #[test]
-fn namespace_leaves_an_endpoint_that_has_refused_it_if_another_one_has_answered_lately() {
+fn affinity_moves_after_refusal_if_another_endpoint_answers() {
     refused::<V4>();
     refused::<V6>();
 }

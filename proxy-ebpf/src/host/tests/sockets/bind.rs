@@ -60,7 +60,7 @@ fn bind_of_a_node_port_is_refused_to_processes_of_the_node() {
 }
 
 #[test]
-fn bind_of_an_ipv6_socket_is_refused_for_node_ports_of_both_families_on_the_wildcard_address() {
+fn wildcard_ipv6_bind_is_refused_for_node_ports_of_both_families() {
     let maps = both_maps();
     let bind6 = |addr: [u32; 4], port| result(maps, true, &bound(NODE, PROTO_TCP, addr, port));
     let (any, own) = ([0; 4], node::<V6>());
@@ -75,7 +75,7 @@ fn bind_of_an_ipv6_socket_is_refused_for_node_ports_of_both_families_on_the_wild
 }
 
 #[test]
-fn bind_of_a_node_port_succeeds_without_node_port_bind_refuse() {
+fn node_port_bind_succeeds_by_default() {
     let maps = both_maps();
     maps.0.edit_config(|config| config.flags = 0);
     let socket = bound(NODE, PROTO_TCP, [0; 4], NODE_PORT);

@@ -21,7 +21,7 @@ fn by_cgroup<F: Net>() {
 }
 
 #[test]
-fn socket_of_a_process_at_most_four_levels_below_the_cgroup_of_pods_is_a_pods() {
+fn process_four_cgroup_levels_below_pods_is_a_pod() {
     by_cgroup::<V4>();
     by_cgroup::<V6>();
 }
@@ -62,7 +62,7 @@ fn by_namespace<F: Net>() {
 }
 
 #[test]
-fn namespace_is_a_pods_once_a_connection_has_a_source_in_the_range_of_pods() {
+fn namespace_with_pod_source_address_is_a_pod() {
     by_namespace::<V4>();
     by_namespace::<V6>();
 }

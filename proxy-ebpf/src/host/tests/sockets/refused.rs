@@ -185,7 +185,7 @@ fn changing<F: Net>() {
 }
 
 #[test]
-fn socket_of_a_pod_is_left_to_the_packets_while_the_endpoints_change_and_an_agent_attends() {
+fn changing_service_leaves_pod_socket_to_packets() {
     changing::<V4>();
     changing::<V6>();
 }
