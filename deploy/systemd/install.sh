@@ -26,6 +26,9 @@ environment=$dest/etc/ballast/environment
 
 has_systemd() { [ -z "$dest" ] && [ -d /run/systemd/system ]; }
 
+# Prints a variable of the agent. The file is not shell code: systemd takes spaces in a value without quotes, too.
+variable() { sed -n "s/^[[:space:]]*$1=[\"']\{0,1\}\([^\"']*\).*/\1/p" "$environment" 2>/dev/null | sed -n '$s/[[:space:]]*$//p'; }
+
 uninstall() {
     for name in ballast-end-udp-sockets ballast; do
         if has_systemd && systemctl cat "$name.service" >/dev/null 2>&1; then
@@ -34,9 +37,8 @@ uninstall() {
     done
     if [ "$1" = clean ] && [ -z "$dest" ] && [ -x "$program" ]; then
         # `cleanup` needs the folders that the agent uses.
-        # shellcheck disable=SC1090 # written on this machine
-        if [ -f "$environment" ]; then set -a; . "$environment"; set +a; fi
-        "$program" cleanup --yes
+        bpffs=$(variable BALLAST_BPFFS) cgroup=$(variable BALLAST_CGROUP_ROOT)
+        env ${bpffs:+"BALLAST_BPFFS=$bpffs"} ${cgroup:+"BALLAST_CGROUP_ROOT=$cgroup"} "$program" cleanup --yes
     fi
     rm -f "$unit" "$units/ballast-end-udp-sockets.service" "$program"
     if has_systemd; then systemctl daemon-reload; fi
@@ -72,7 +74,9 @@ case $kubeconfig in /*) ;; *) fail "--kubeconfig needs an absolute path: $kubeco
 [ -n "$dest" ] || [ -r "$kubeconfig" ] || fail "cannot read $kubeconfig"
 "$binary" --version >/dev/null || fail "$binary does not run here"
 
-install -D -m 0755 "$binary" "$program"
+# The installed program may be given, to install a second service; install(1) refuses to copy a file to itself.
+# shellcheck disable=SC3013 # dash, bash and busybox have -ef
+[ "$binary" -ef "$program" ] || install -D -m 0755 "$binary" "$program"
 install -D -m 0644 "$here/ballast.service" "$unit"
 if [ -n "$helper" ]; then install -D -m 0644 "$here/$helper" "$units/$helper"; fi
 if [ -e "$config" ]; then

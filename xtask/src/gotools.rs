@@ -27,6 +27,8 @@ pub struct Tool {
     folder: &'static str,
     is_test: bool,
     is_cgo: bool,
+    /// Build tags.
+    tags: &'static str,
 }
 
 impl Tool {
@@ -36,7 +38,7 @@ impl Tool {
         package: &'static str,
         folder: &'static str,
     ) -> Self {
-        Self { name, module, package, folder, is_test: false, is_cgo: false }
+        Self { name, module, package, folder, is_test: false, is_cgo: false, tags: "" }
     }
 
     const fn kubernetes(name: &'static str, package: &'static str) -> Self {
@@ -45,6 +47,10 @@ impl Tool {
 
     const fn containerd(name: &'static str, package: &'static str) -> Self {
         Self::new(name, "github.com/containerd/containerd/v2", package, "containerd")
+    }
+
+    const fn cilium(name: &'static str, package: &'static str) -> Self {
+        Self::new(name, "github.com/cilium/cilium", package, "cilium")
     }
 
     fn is_kubernetes(&self) -> bool {
@@ -134,6 +140,16 @@ pub const KUBE_ROUTER: [Tool; 1] = [Tool::new(
     "kube-router",
 )];
 
+/// Cilium: the agent of each node, the operator with the address management that needs no cloud, and the CNI plugin.
+pub const CILIUM: [Tool; 3] = [
+    Tool::cilium("cilium-agent", "github.com/cilium/cilium/daemon"),
+    Tool {
+        tags: "ipam_provider_operator",
+        ..Tool::cilium("cilium-operator-generic", "github.com/cilium/cilium/operator")
+    },
+    Tool::cilium("cilium-cni", "github.com/cilium/cilium/plugins/cilium-cni"),
+];
+
 /// Kubernetes' own end-to-end tests, and ginkgo, which runs several of them at once.
 pub const SUITE: [Tool; 2] = [
     Tool { is_test: true, ..Tool::kubernetes("e2e.test", "k8s.io/kubernetes/test/e2e") },
@@ -157,6 +173,17 @@ pub fn version(workspace: &Workspace, tool: &Tool) -> Result<String> {
     version.map(str::to_owned).with_context(|| format!("go.mod does not pin {}", tool.module))
 }
 
+/// Returns the folder with the source of a tool's module.
+pub fn source(workspace: &Workspace, tool: &Tool) -> Result<PathBuf> {
+    let folder = folder(workspace, tool);
+    let list = |words: &[&str]| {
+        Cmd::new(go::find_or_install()?).args(words).env("GOWORK", "off").dir(&folder).read()
+    };
+    list(&["mod", "download", tool.module])?;
+    let module = list(&["list", "-mod=readonly", "-m", "-f", "{{.Dir}}", tool.module])?;
+    Ok(PathBuf::from(module.trim()))
+}
+
 fn folder(workspace: &Workspace, tool: &Tool) -> PathBuf {
     workspace.root().join("xtask/tools").join(tool.folder)
 }
@@ -176,7 +203,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
     let build = Cmd::new("nice").args(["-n", "10"]).arg(&go);
     let build = if tool.is_test { build.args(["test", "-c", "-vet=off"]) } else { build.arg("build") };
     build
-        .args(["-mod=readonly", "-trimpath"])
+        .args(["-mod=readonly", "-trimpath", "-tags", tool.tags])
         .args(["-ldflags", &tool.link_flags(&version), "-o"])
         .arg(&unfinished)
         .arg(tool.package)
@@ -228,6 +255,7 @@ mod tests {
             .chain(CLUSTER)
             .chain(FLANNEL)
             .chain(KUBE_ROUTER)
+            .chain(CILIUM)
             .chain(SUITE)
         {
             let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools").join(tool.folder).join("go.mod");

@@ -200,6 +200,45 @@ mod tests {
         }
     }
 
+    /// Runs the script of a removal, with all its paths below a folder, and returns what a fake of the program saw.
+    fn removed(environment: &str, pins: &str) -> String {
+        use std::os::unix::fs::PermissionsExt as _;
+        let script = include_str!("../../deploy/package/scripts/prerm");
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let below = |text: &str| {
+            let paths = ["/etc/ballast", "/sys/fs/bpf", "/usr/bin/ballast", "/run/systemd", "/run/own"];
+            let moved = |text: String, path: &str| text.replace(path, &format!("{}{path}", root.display()));
+            paths.into_iter().fold(text.to_owned(), moved)
+        };
+        for folder in [below("/etc/ballast"), below(pins), root.join("usr/bin").display().to_string()] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        fs::write(below("/etc/ballast/environment"), below(environment)).unwrap();
+        let program = below("/usr/bin/ballast");
+        fs::write(&program, "#!/bin/sh\necho \"$*|$BALLAST_BPFFS|$BALLAST_CGROUP_ROOT\"\n").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let prerm = root.join("prerm");
+        fs::write(&prerm, below(script)).unwrap();
+        let printed = Cmd::new("/bin/sh")
+            .arg(&prerm)
+            .arg("remove")
+            .without_env("BALLAST_BPFFS")
+            .without_env("BALLAST_CGROUP_ROOT")
+            .read()
+            .unwrap();
+        printed.replace(&root.display().to_string(), "").trim_end().to_owned()
+    }
+
+    #[test]
+    fn a_removal_cleans_the_folders_of_the_agents_settings() {
+        assert_eq!(removed("# A=b\n", "/sys/fs/bpf/ballast"), "cleanup --yes||");
+        assert_eq!(removed("BALLAST_BPFFS=/run/own\n", "/run/own/ballast"), "cleanup --yes|/run/own|");
+        let both = "#BALLAST_BPFFS=/no\nBALLAST_BPFFS=/no\nBALLAST_LOG_LEVEL=a b $(c)\n BALLAST_BPFFS=\"/run/own x\"  \nBALLAST_CGROUP_ROOT='/run/own/c'\n";
+        assert_eq!(removed(both, "/run/own x/ballast"), "cleanup --yes|/run/own x|/run/own/c");
+        assert_eq!(removed("BALLAST_BPFFS=/run/own\n", "/sys/fs/bpf/ballast"), "");
+    }
+
     #[test]
     fn a_list_without_the_program_is_refused() {
         let listed = HOLDS.join("\n");

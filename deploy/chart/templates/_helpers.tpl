@@ -4,6 +4,7 @@
 
 {{- define "ballast.selector" -}}
 app.kubernetes.io/name: ballast
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "ballast.labels" -}}
@@ -24,6 +25,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{- define "ballast.image" -}}
 {{- with .Values.image -}}
+{{- if and .digest .tag }}{{ fail "image.tag and image.digest are both set, and nodes would pull the digest: set one of them, and the other one to an empty text" }}{{ end -}}
 {{- if .digest -}}
 {{ .repository }}@{{ .digest }}
 {{- else -}}
@@ -44,6 +46,16 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- /* The port of an address; the arguments are (list address default-port), because the address may be empty. */ -}}
 {{- define "ballast.port" -}}
 {{- regexFind "[0-9]+$" (first . | default (printf ":%d" (last .))) -}}
+{{- end }}
+
+{{- /* The fields `host` and `port` of the probes. By default, the kubelet asks the node's address, on which no server of a single other address answers. */ -}}
+{{- define "ballast.probe" -}}
+{{- $host := regexReplaceAll ":[0-9]+$" (.Values.config.healthzBindAddress | default "") "" | trimPrefix "[" | trimSuffix "]" -}}
+{{- /* Zeros stand for all addresses. */ -}}
+{{- if not (regexMatch "^[0:.]*$" $host) -}}
+host: {{ $host | quote }}
+{{ end -}}
+port: {{ include "ballast.port" (list .Values.config.healthzBindAddress 10256) }}
 {{- end }}
 
 {{- define "ballast.apiServerConfigMap" -}}
@@ -73,7 +85,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- define "ballast.configMount" -}}
 - name: config
   mountPath: /etc/ballast/config.yaml
-  # An immutable copy: a new configuration needs a rollout, which stops at the first node that rejects it.
+  # The kubelet does not update a file that is mounted by subPath. A changed ConfigMap needs new pods: the rollout stops at the first node that rejects it.
   subPath: config.yaml
   readOnly: true
 {{- end }}

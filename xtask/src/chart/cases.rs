@@ -1,8 +1,11 @@
 //! Test cases of the chart: values, with texts that the manifests must or must not contain, and values that must be refused.
 
-use anyhow::{Result, bail};
+use std::fs;
+
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::helm::Helm;
+use crate::docs;
 
 const HOST: &str = "apiServer.host=192.0.2.1";
 
@@ -13,7 +16,7 @@ struct Case {
     lacks: &'static [&'static str],
 }
 
-const CASES: [Case; 26] = [
+const CASES: [Case; 30] = [
     Case {
         values: &[HOST, "paths.propagate=false", "endUdpSockets=true"],
         holds: &["mountPath: /sys/fs/bpf"],
@@ -38,6 +41,8 @@ const CASES: [Case; 26] = [
             "- NET_ADMIN",
             "- BPF",
             "- PERFMON",
+            "port: 10256\n",
+            "hostPort: 10249\n",
             "type: RuntimeDefault",
             "kind: KubeProxyConfiguration",
             "args: [check, --pre, --report-only]",
@@ -52,6 +57,8 @@ const CASES: [Case; 26] = [
             "BALLAST_CGROUP_ROOT",
             "BALLAST_MANIFESTS",
             "BALLAST_OTLP",
+            "containerPort: 10256",
+            "hostPort: 10256",
             "<no value>",
         ],
     },
@@ -74,6 +81,8 @@ const CASES: [Case; 26] = [
         ],
         lacks: &[],
     },
+    // As a parent chart passes them to a dependency with a condition.
+    Case { values: &[HOST, "enabled=true", "global.a=b"], holds: &["kind: DaemonSet"], lacks: &["global"] },
     Case {
         values: &[HOST, "check=false"],
         holds: &["args: [run, --init-only"],
@@ -127,9 +136,9 @@ const CASES: [Case; 26] = [
             "config.hostnameOverride=x",
             "config.healthzBindAddress=0.0.0.0:20256",
         ],
-        holds: &["KUBERNETES_SERVICE_PORT: \"443\"", "clusterCIDR: 10.0.0.0/8", "containerPort: 20256"],
+        holds: &["KUBERNETES_SERVICE_PORT: \"443\"", "clusterCIDR: 10.0.0.0/8", "port: 20256\n"],
         // All nodes share one ConfigMap, so it has no node's name.
-        lacks: &["hostnameOverride", "containerPort: 10256"],
+        lacks: &["hostnameOverride", "port: 10256\n"],
     },
     Case {
         values: &[
@@ -164,6 +173,24 @@ const CASES: [Case; 26] = [
         ],
         lacks: &[],
     },
+    Case {
+        values: &[HOST, "config.healthzBindAddress=127.0.0.1:20256"],
+        holds: &[
+            "path: /livez\n              host: \"127.0.0.1\"\n              port: 20256\n",
+            "path: /readyz\n              host: \"127.0.0.1\"\n              port: 20256\n",
+        ],
+        lacks: &["path: /livez\n              port", "path: /readyz\n              port"],
+    },
+    Case {
+        values: &[HOST, "config.healthzBindAddress=[::1]:20256"],
+        holds: &["path: /livez\n              host: \"::1\"\n              port: 20256\n"],
+        lacks: &["path: /livez\n              port", "path: /readyz\n              port"],
+    },
+    Case {
+        values: &[HOST, "config.healthzBindAddress=[::]:20256"],
+        holds: &["path: /livez\n              port: 20256\n", "path: /readyz\n              port: 20256\n"],
+        lacks: &["  host:"],
+    },
     // As kubeadm writes it.
     Case {
         values: &[
@@ -173,7 +200,7 @@ const CASES: [Case; 26] = [
             "config.clientConnection.kubeconfig=/var/lib/kube-proxy/kubeconfig.conf",
             "config.clientConnection.qps=0",
         ],
-        holds: &["containerPort: 10256", "containerPort: 10249", "healthzBindAddress: \"\"", "qps: 0"],
+        holds: &["port: 10256\n", "containerPort: 10249", "healthzBindAddress: \"\"", "qps: 0"],
         lacks: &["kubeconfig.conf"],
     },
     Case {
@@ -350,7 +377,7 @@ const CASES: [Case; 26] = [
 const DIGEST: &str = "image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 /// Values that must be refused, and a part of the error.
-const REFUSED: [(&[&str], &str); 24] = [
+const REFUSED: [(&[&str], &str); 26] = [
     (&[], "apiServer.host or apiServer.hosts is needed"),
     (&[HOST, "apiServer.hosts={192.0.2.2}"], "are both set"),
     (&["apiServer.hosts={https://192.0.2.1}"], "hosts"),
@@ -362,6 +389,7 @@ const REFUSED: [(&[&str], &str); 24] = [
     (&[HOST, "apiServer.port=70000"], "port"),
     (&[HOST, "nonsense=1"], "nonsense"),
     (&[HOST, "image.digest=sha256:short"], "digest"),
+    (&[HOST, DIGEST, "image.tag=v9"], "are both set"),
     (&[HOST, "settings.MAX_FLOWS=1"], "MAX_FLOWS"),
     (&[HOST, "settings.BALLAST_MAX_FLOW=1"], "BALLAST_MAX_FLOW"),
     (&[HOST, "settings.BALLAST_MAX_FLOWS=1"], "BALLAST_MAX_FLOWS"),
@@ -369,6 +397,7 @@ const REFUSED: [(&[&str], &str); 24] = [
     (&[HOST, "serviceAccount.create=false"], "serviceAccount.name is needed"),
     (&[HOST, "updateStrategy.type=Sometimes"], "updateStrategy"),
     (&[HOST, "check=perhaps"], "check"),
+    (&[HOST, "enabled=perhaps"], "enabled"),
     (&[HOST, "page=everything"], "page"),
     (&[HOST, "preset=large"], "preset"),
     (&[HOST, "seccompProfile.type=Nonsense"], "seccompProfile"),
@@ -402,7 +431,7 @@ const VARIABLES: [(&str, &str, &str); 11] = [
 /// Checks that each of [`VARIABLES`] reaches the agent's container, and only this one.
 fn variables_reach_the_agent(helm: &Helm) -> Result<()> {
     let values: Vec<&str> = [HOST].into_iter().chain(VARIABLES.map(|(value, ..)| value)).collect();
-    let text = helm.render_only(Some("templates/daemonset.yaml"), &values)?;
+    let text = helm.render_only(&["templates/daemonset.yaml"], &values)?;
     let Some((before, agent)) = text.split_once("\n        - name: ballast\n") else {
         bail!("the DaemonSet has no container `ballast`");
     };
@@ -411,6 +440,49 @@ fn variables_reach_the_agent(helm: &Helm) -> Result<()> {
         if !agent.contains(&lines) || before.contains(name) {
             bail!("{set} does not reach the container of the agent alone as `{lines}`");
         }
+    }
+    Ok(())
+}
+
+/// Checks that each selector and each set of labels names the release, so that one release never selects pods of another.
+fn releases_are_told_apart(helm: &Helm) -> Result<()> {
+    const NAME: &str = "app.kubernetes.io/name: ballast\n";
+    let all = [
+        HOST,
+        "endUdpSockets=true",
+        "monitoring.podMonitor=true",
+        "monitoring.serviceMonitor=true",
+        "config.metricsBindAddress=0.0.0.0:10249",
+    ];
+    for values in [&all[..], &["cleanup=true"]] {
+        let text = helm.render_release("edge", values)?;
+        ensure!(text.contains(&format!("matchLabels:\n      {NAME}")), "no selector names the chart");
+        for after in text.split(NAME).skip(1) {
+            let next = after.lines().next().unwrap_or_default().trim();
+            ensure!(
+                next == "app.kubernetes.io/instance: \"edge\"",
+                "labels without the release, but with {next}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the chart accepts the examples in the comments of values.yaml, and that each changes the manifests.
+fn examples_are_accepted(helm: &Helm) -> Result<()> {
+    let path = helm.chart().join("values.yaml");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let examples = docs::chart::examples(&text);
+    ensure!(
+        examples.iter().any(|one| one.starts_with("{settings: ")),
+        "no example of settings: {examples:?}"
+    );
+    // Without an endpoint, the values below `otlp` have no effect.
+    let others = [HOST, "otlp.endpoint=http://192.0.2.1:4318"];
+    let without = helm.render(&others)?;
+    for example in examples {
+        let with = helm.render_file(&example, &others).with_context(|| format!("the example {example}"))?;
+        ensure!(with != without, "the example {example} has no effect");
     }
     Ok(())
 }
@@ -432,6 +504,8 @@ pub(super) fn check(helm: &Helm) -> Result<()> {
         }
     }
     variables_reach_the_agent(helm)?;
+    releases_are_told_apart(helm)?;
+    examples_are_accepted(helm)?;
     for (values, reason) in REFUSED {
         match helm.render(values) {
             Ok(_) => bail!("the chart accepts the invalid values {values:?}"),

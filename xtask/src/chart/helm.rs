@@ -1,8 +1,10 @@
 //! Helm, which renders the chart.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::exec::Cmd;
 use crate::gotools;
@@ -60,7 +62,7 @@ impl Helm {
 
     /// Renders the chart with these values, each in the syntax of `--set`.
     pub(super) fn render(&self, values: &[&str]) -> Result<String> {
-        self.render_only(None, values)
+        self.render_only(&[], values)
     }
 
     /// Renders the chart with these values, each in the syntax of `--set-json`.
@@ -68,19 +70,45 @@ impl Helm {
         self.template().args(values.iter().flat_map(|value| ["--set-json", value])).read()
     }
 
-    /// Renders one template of the chart, or all templates, with these values.
-    pub(super) fn render_only(&self, template: Option<&str>, values: &[&str]) -> Result<String> {
+    /// Renders these templates of the chart, or all if none is named, with these values.
+    pub(super) fn render_only(&self, templates: &[&str], values: &[&str]) -> Result<String> {
         // Values of `settings` are strings, also those that look like numbers.
         let flag = |value: &str| if value.starts_with("settings.") { "--set-string" } else { "--set" };
         let sets = values.iter().flat_map(|value| [flag(value), value]);
         self.template()
             .args(sets)
-            .args(template.into_iter().flat_map(|template| ["--show-only", template]))
+            .args(templates.iter().flat_map(|template| ["--show-only", template]))
             .read()
     }
 
+    /// Renders the chart for a release of this name.
+    pub(super) fn render_release(&self, release: &str, values: &[&str]) -> Result<String> {
+        let sets = values.iter().flat_map(|value| ["--set", value]);
+        self.template_of(release).args(sets).read()
+    }
+
+    /// Renders the chart with a file of values, and with these values in the syntax of `--set`.
+    pub(super) fn render_file(&self, file: &str, values: &[&str]) -> Result<String> {
+        let sets = values.iter().flat_map(|value| ["--set", value]);
+        let mut command = self.template().args(["--values", "-"]).args(sets).into_std();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut helm = command.spawn().context("cannot start helm")?;
+        helm.stdin
+            .take()
+            .context("no pipe to helm")?
+            .write_all(file.as_bytes())
+            .context("cannot write to helm")?;
+        let output = helm.wait_with_output().context("cannot wait for helm")?;
+        ensure!(output.status.success(), "helm: {}", String::from_utf8_lossy(&output.stderr).trim());
+        String::from_utf8(output.stdout).context("helm printed no UTF-8")
+    }
+
     fn template(&self) -> Cmd {
-        self.command(&["template", KUBERNETES, "--namespace", "kube-system", "ballast"])
+        self.template_of("ballast")
+    }
+
+    fn template_of(&self, release: &str) -> Cmd {
+        self.command(&["template", KUBERNETES, "--namespace", "kube-system", release])
     }
 }
 

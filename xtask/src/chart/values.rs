@@ -111,8 +111,8 @@ fn types_are_refused(helm: &Helm, nodes: &[Node]) -> Result<()> {
 fn nodes(schema: &Value) -> Result<Vec<Node>> {
     let mut nodes = Vec::new();
     for (name, value) in schema["properties"].as_object().into_iter().flatten() {
-        // A key of Helm itself: a parent chart passes it to all charts.
-        if name != "global" {
+        // Keys of a parent chart, without effect here: what it passes to all charts, and the condition of a dependency.
+        if !["global", "enabled"].contains(&name.as_str()) {
             collect(schema, value, vec![name.clone()], true, &mut nodes)?;
         }
     }
@@ -172,6 +172,7 @@ mod tests {
             "definitions": { "d": { "type": "object", "additionalProperties": false, "properties": { "a": { "enum": ["x"] } } } },
             "properties": {
                 "global": { "type": "object" },
+                "enabled": { "type": "boolean" },
                 "group": { "$ref": "#/definitions/d" },
                 "free": { "type": "object", "properties": { "known": { "type": "string" } } },
                 "list": { "type": "array", "items": { "oneOf": [{ "type": "integer" }, { "type": "string" }] } },

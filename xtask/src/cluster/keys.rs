@@ -28,6 +28,8 @@ fn users(nodes: u8) -> Vec<User> {
         ("kube-router", "kube-router", ""),
         ("calico-node", "calico-node", ""),
         ("calico-cni-plugin", "calico-cni-plugin", ""),
+        ("cilium", "cilium", ""),
+        ("cilium-operator", "cilium-operator", ""),
     ];
     let fixed = fixed.map(|(file, name, group)| User { file: file.into(), name: name.into(), group });
     let kubelets = Node::first(nodes).map(|node| User {

@@ -38,6 +38,33 @@ pub(super) fn page(workspace: &Workspace) -> Result<String> {
     table(&read("values.yaml")?, &schema)
 }
 
+/// Returns each example in a comment of values.yaml, as a document with this value alone: `otlp: {sample: [1]}`.
+pub(crate) fn examples(values: &str) -> Vec<String> {
+    let document = |Row { key, meaning, .. }: Row| {
+        let example = flow(&meaning)?;
+        let within = |inner: String, name: &str| format!("{{{name}: {inner}}}");
+        Some(key.rsplit('.').fold(example.to_owned(), within) + "\n")
+    };
+    rows(values).into_iter().filter_map(document).collect()
+}
+
+/// Returns the first list or map of YAML in a text.
+fn flow(text: &str) -> Option<&str> {
+    let text = &text[text.find(['{', '['])?..];
+    let mut depth = 0_usize;
+    for (at, one) in text.char_indices() {
+        match one {
+            '{' | '[' => depth += 1,
+            '}' | ']' => depth = depth.checked_sub(1)?,
+            _ => {}
+        }
+        if depth == 0 {
+            return text.get(..=at);
+        }
+    }
+    None
+}
+
 fn table(values: &str, schema: &Value) -> Result<String> {
     let mut text = HEAD.to_owned();
     for Row { key, default, meaning } in rows(values) {
@@ -137,6 +164,12 @@ mod tests {
             "| `last` | `on`, `off` | `\"on\"` | Last: either. |",
         ];
         assert_eq!(rows, expected);
+    }
+
+    #[test]
+    fn an_example_is_a_document_with_its_value() {
+        let values = "# None.\na: 1\n# Like {A: \"b\", C: [d]}, or {E: f}.\nb: {}\nc:\n  d:\n    # All: [--v=4].\n    e: []\n  # Open [.\n  f: 1\n";
+        assert_eq!(examples(values), ["{b: {A: \"b\", C: [d]}}\n", "{c: {d: {e: [--v=4]}}}\n"]);
     }
 
     #[test]

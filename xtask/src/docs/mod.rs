@@ -2,7 +2,7 @@
 //! book of all pages.
 
 mod book;
-mod chart;
+pub(crate) mod chart;
 mod diagrams;
 mod reasons;
 mod screenshots;

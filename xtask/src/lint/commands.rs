@@ -1,5 +1,5 @@
 //! Checks commands in documents: clap has to accept each call of our programs. A command in a shell block is complete; a
-//! command in a sentence may be only the beginning of one.
+//! command in a sentence may be only the beginning of one. Also checks that `kubectl run` starts the command that it names.
 
 use std::ops::Range;
 
@@ -23,9 +23,33 @@ pub(super) fn check(files: &[SourceFile], programs: &[(&str, Command)]) -> Vec<F
                     findings.push(Finding { file: file.path.clone(), line, what });
                 }
             }
+            for (line, call) in without_command(&lines) {
+                let what =
+                    format!("`{call}`: without --command, the image's entry point gets the words behind --");
+                findings.push(Finding { file: file.path.clone(), line, what });
+            }
         }
     }
     findings
+}
+
+/// Returns each `kubectl run` whose words behind `--` are to be a command but become arguments, with line numbers.
+fn without_command(lines: &[(usize, String)]) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (line, text) in lines {
+        for words in commands(text) {
+            let words = without_prefix(&words);
+            let mut parts = words.split(|word| word == "--");
+            let flags = parts.next().unwrap_or_default();
+            if is_call(flags, "kubectl run")
+                && parts.next().is_some()
+                && !flags.iter().any(|flag| flag == "--command")
+            {
+                found.push((*line, words.join(" ")));
+            }
+        }
+    }
+    found
 }
 
 /// Returns each call of a program in some lines: the line number, the words from the program's name on, and the parser.
@@ -283,6 +307,15 @@ mod tests {
             let all = found(&format!("# A\n\nRun\n`ballast {code}`.\n"));
             assert!(all.len() == 1 && all[0].0 == 4 && all[0].1.contains(reason), "{code}: {all:?}");
         }
+    }
+
+    #[test]
+    fn a_command_for_a_new_pod_without_the_flag_is_found() {
+        let all = found(
+            "```sh\nkubectl run a --image=b --command -- curl c\nkubectl run a --image=b\nkubectl exec a -- curl c\nkubectl run a --image=b -- curl c\n```\n",
+        );
+        assert!(all.len() == 1 && all[0].0 == 5 && all[0].1.contains("--command"), "{all:?}");
+        assert_eq!(found("Run `kubectl run a --image=b -- curl c`.\n").len(), 1);
     }
 
     #[test]

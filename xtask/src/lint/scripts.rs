@@ -78,6 +78,88 @@ mod tests {
         assert!(!is_script(&file("run.py", "#!/usr/bin/python3\n")));
     }
 
+    /// A copy of the files of `deploy/systemd` whose script takes a folder for the root of the machine, and has no systemd.
+    struct Machine {
+        root: tempfile::TempDir,
+    }
+
+    impl Machine {
+        fn new() -> Self {
+            let root = tempfile::tempdir().unwrap();
+            let there = root.path().display();
+            for name in ["install.sh", "ballast.service", "ballast-end-udp-sockets.service"] {
+                let from = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/systemd/");
+                let text = fs::read_to_string(format!("{from}{name}")).unwrap();
+                let text = text
+                    .replace("$dest/", &format!("{there}/"))
+                    .replace("/run/systemd", &format!("{there}/run/systemd"))
+                    .replace("$(id -u)", "0");
+                fs::write(root.path().join(name), text).unwrap();
+            }
+            let machine = Self { root };
+            fs::create_dir_all(machine.path("usr/local/bin")).unwrap();
+            fs::create_dir_all(machine.path("etc/ballast")).unwrap();
+            executable(
+                &machine.path("usr/local/bin/ballast"),
+                "#!/bin/sh\necho \"$*|$BALLAST_BPFFS|$BALLAST_CGROUP_ROOT\"\n",
+            );
+            machine
+        }
+
+        fn path(&self, below: &str) -> PathBuf {
+            self.root.path().join(below)
+        }
+
+        /// Runs the script, and returns whether it succeeded, and what it and the program printed.
+        fn install(&self, words: &[&str]) -> (bool, String) {
+            let mut command = std::process::Command::new("/bin/sh");
+            command.arg(self.path("install.sh")).args(words);
+            for name in ["DESTDIR", "BALLAST_BPFFS", "BALLAST_CGROUP_ROOT"] {
+                command.env_remove(name);
+            }
+            let output = command.output().unwrap();
+            let printed = [output.stdout, output.stderr].concat();
+            (output.status.success(), String::from_utf8(printed).unwrap())
+        }
+    }
+
+    fn executable(path: &Path, text: &str) {
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::write(path, text).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[test]
+    fn an_uninstall_cleans_the_folders_of_the_agents_settings() {
+        for (environment, call) in [
+            ("", "cleanup --yes||"),
+            ("BALLAST_UPLINKS=eth0 false\nBALLAST_BPFFS=/run/own\n", "cleanup --yes|/run/own|"),
+            (
+                "BALLAST_BPFFS=\"/run/a b\"\n#BALLAST_BPFFS=/no\nBALLAST_CGROUP_ROOT=/c \n",
+                "cleanup --yes|/run/a b|/c\n",
+            ),
+        ] {
+            let machine = Machine::new();
+            fs::write(machine.path("etc/ballast/environment"), environment).unwrap();
+            let (is_done, printed) = machine.install(&["--uninstall"]);
+            assert!(is_done && printed.contains(call), "{environment}: {printed}");
+            assert!(!machine.path("usr/local/bin/ballast").exists());
+        }
+    }
+
+    #[test]
+    fn the_installed_program_is_kept_when_it_is_given() {
+        let machine = Machine::new();
+        let program = machine.path("usr/local/bin/ballast").display().to_string();
+        let kubeconfig = machine.path("install.sh").display().to_string();
+        let (is_done, printed) =
+            machine.install(&[&program, "--kubeconfig", &kubeconfig, "--end-udp-sockets"]);
+        assert!(is_done, "{printed}");
+        for unit in ["ballast.service", "ballast-end-udp-sockets.service"] {
+            assert!(machine.path("etc/systemd/system").join(unit).exists(), "{unit}");
+        }
+    }
+
     /// Runs the script with fakes of kind and the programs that it needs: `--down` passes the name and the provider to kind.
     #[test]
     fn the_kind_script_takes_what_runs_containers_here() {

@@ -1,6 +1,7 @@
 //! The CNI plugin, which gives pods their devices, addresses and routes.
 
 mod calico;
+mod cilium;
 mod flannel;
 mod kube_router;
 mod permissions;
@@ -34,6 +35,8 @@ pub enum Cni {
     Calico,
     /// The same, by iptables
     CalicoIptables,
+    /// Cilium with VXLAN and network policies, without its kube-proxy replacement
+    Cilium,
 }
 
 impl fmt::Display for Cni {
@@ -45,6 +48,7 @@ impl fmt::Display for Cni {
             Self::KubeRouter => "kube-router",
             Self::Calico => "calico",
             Self::CalicoIptables => "calico-iptables",
+            Self::Cilium => "cilium",
         })
     }
 }
@@ -58,6 +62,7 @@ impl Cni {
             Self::Flannel | Self::FlannelHostGw => Some(flannel::DAEMON),
             Self::KubeRouter => Some(kube_router::DAEMON),
             Self::Calico | Self::CalicoIptables => Some(calico::DAEMON),
+            Self::Cilium => Some(cilium::DAEMON),
         }
     }
 
@@ -67,6 +72,7 @@ impl Cni {
             Self::Bridge | Self::Calico | Self::CalicoIptables => &[],
             Self::Flannel | Self::FlannelHostGw => &gotools::FLANNEL,
             Self::KubeRouter => &gotools::KUBE_ROUTER,
+            Self::Cilium => &gotools::CILIUM,
         }
     }
 
@@ -77,6 +83,7 @@ impl Cni {
             Self::Flannel | Self::FlannelHostGw => Some(flannel::MASQUERADE),
             Self::KubeRouter => Some(kube_router::MASQUERADE),
             Self::Calico | Self::CalicoIptables => Some(calico::MASQUERADE),
+            Self::Cilium => Some(cilium::MASQUERADE),
         }
     }
 
@@ -106,6 +113,7 @@ impl Cni {
             Self::Calico | Self::CalicoIptables => {
                 ("10-calico.conflist", "0.3.1", "k8s-pod-network", calico::plugin(workdir, node))
             }
+            Self::Cilium => ("05-cilium.conflist", "1.0.0", "portmap", cilium::plugin()),
         };
         let ports = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
         (file, json!({ "cniVersion": version, "name": name, "plugins": [first, ports] }))
@@ -116,6 +124,9 @@ impl Cni {
         workdir.write(CNI, &self.to_string())?;
         if matches!(self, Self::Calico | Self::CalicoIptables) {
             return calico::prepare(workdir);
+        }
+        if self == Self::Cilium {
+            cilium::prepare(workspace, workdir)?;
         }
         let files = gotools::build(workspace, self.tools())?;
         self.tools().iter().zip(files).try_for_each(|(tool, file)| {
@@ -137,6 +148,7 @@ impl Cni {
             Self::Flannel => flannel::configure(workdir, "vxlan")?,
             Self::FlannelHostGw => flannel::configure(workdir, "host-gw")?,
             Self::KubeRouter => kube_router::configure(workdir)?,
+            Self::Cilium => cilium::configure(workdir)?,
             Self::Calico => calico::configure(workdir, calico::DataPlane::Nftables)?,
             Self::CalicoIptables => calico::configure(workdir, calico::DataPlane::Iptables)?,
         }
@@ -149,6 +161,7 @@ impl Cni {
             Self::Bridge => Ok(()),
             Self::Flannel | Self::FlannelHostGw => flannel::start(workdir, node),
             Self::KubeRouter => kube_router::start(workdir, node),
+            Self::Cilium => cilium::start(workdir, node),
             Self::Calico | Self::CalicoIptables => calico::start(workdir, node),
         }
     }
