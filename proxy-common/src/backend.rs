@@ -57,7 +57,7 @@ pub const fn tunnel_of(flags: u32) -> u32 {
 /// Lowest bit of the weight in [`BackendEntry::flags`]; the weight has all higher bits, too.
 pub const BACKEND_WEIGHT_SHIFT: u32 = 16;
 
-/// Returns the weight in the flags of a backend. A stored 0 means weight 1, as layout 2 wrote it.
+/// Returns the weight in the flags of a backend. A stored 0 means weight 1.
 #[inline(always)]
 pub const fn weight_of(flags: u32) -> u32 {
     let weight = flags >> BACKEND_WEIGHT_SHIFT;

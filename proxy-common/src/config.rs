@@ -44,7 +44,7 @@ pub struct NodeConfig {
     /// The bit of `skb->mark` that the programs set for netfilter ([`CONFIG_MASQUERADE_EXTERNAL`]).
     pub masquerade_mark: u32,
     /// Low 32 bits of jiffies until which an agent attaches programs to new devices; 0: none does. Without programs, a pod's device
-    /// does not translate packets, so [`CONFIG_POD_UDP_BY_PACKETS`] has no effect later.
+    /// does not translate packets, so rules that leave a pod's sockets to packets have no effect later, except for `mesh_ports`.
     pub attended_until: u32,
     /// Cookie of the network namespace that the agent serves: sockets in this namespace are the node's own.
     pub host_netns: u64,
@@ -54,6 +54,9 @@ pub struct NodeConfig {
     /// every network namespace are translated; otherwise those of the node's own namespace, and of processes below these
     /// cgroups.
     pub pod_cgroups: [u64; POD_CGROUPS],
+    /// Ports at which the proxy of a service mesh listens in a pod, host byte order; unused places are 0. While a pod has such a
+    /// listener, its sockets are not translated: rules in the pod redirect packets by the Service's address.
+    pub mesh_ports: [u16; MESH_PORTS],
     /// The ranges of this node's pods (`spec.podCIDRs`), which show what a pod is where `pod_cgroups` is not known:
     /// [`Cidr::NONE`] if there is none. Then the sockets of a namespace are translated once a connection of it had a source in
     /// the range.
@@ -61,6 +64,9 @@ pub struct NodeConfig {
     /// The same for IPv6.
     pub pods6: Cidr<[u32; 4]>,
 }
+
+/// Number of ports in [`NodeConfig::mesh_ports`].
+pub const MESH_PORTS: usize = 4;
 
 /// Number of cgroups in [`NodeConfig::pod_cgroups`].
 pub const POD_CGROUPS: usize = 2;
@@ -167,7 +173,7 @@ flags! {
         /// translated instead of their calls of connect(2).
         pub const CONFIG_POD_UDP_BY_PACKETS: u32 = 1 << 7;
         /// Other nodes of the cluster send encapsulated packets to this node (DSR), so the programs examine IP-in-IP packets.
-        /// The agent never clears this bit: established flows with DSR need it.
+        /// The agent clears this bit when no Service has DSR and no flow is left that began with it.
         pub const CONFIG_DSR: u32 = 1 << 8;
         /// The kernel has `IPsec` policies: [`NodeEntry::ipsec`](crate::node::NodeEntry::ipsec).
         pub const CONFIG_IPSEC: u32 = 1 << 9;
@@ -302,6 +308,7 @@ impl NodeConfig {
             host_netns: 0,
             macs: [0; UPLINKS],
             pod_cgroups: [0; POD_CGROUPS],
+            mesh_ports: [0; MESH_PORTS],
             pods4: Cidr::NONE,
             pods6: Cidr::NONE,
         }

@@ -65,6 +65,12 @@ pub mod tcp {
     pub const RST: u16 = 1 << 2;
     /// The acknowledgement number is valid.
     pub const ACK: u16 = 1 << 4;
+
+    /// Whether a header with these flags has options.
+    #[inline(always)]
+    pub const fn has_options(flags: u16) -> bool {
+        flags >> 12 > 5
+    }
 }
 
 /// The fields of a packet that the state machine uses.
@@ -72,7 +78,8 @@ pub mod tcp {
 pub struct Segment {
     /// [`DIRECTION_FORWARD`] or [`DIRECTION_REPLY`](crate::flow::DIRECTION_REPLY).
     pub direction: u8,
-    /// TCP flags; their closest equivalents for SCTP, 0 for UDP.
+    /// TCP flags and, in the upper four bits, the length of the header in words (RFC 9293, 3.1); the closest equivalents of the flags
+    /// for SCTP, 0 for UDP.
     pub tcp_flags: u16,
     /// Upper half of TCP's sequence number.
     pub seq: u16,
@@ -220,12 +227,23 @@ pub const fn is_unanswered(bits: u32, silent: u32, hz: u32) -> bool {
     is_watched(bits) && silent > hz / SYN_ANSWERS_PER_SEC
 }
 
+/// Returns how many ticks ago `then` was; 0 if it is up to a minute ahead, since a reader outside of the kernel estimates `now`. Ages
+/// are less than 2^32 ticks: 49 days at 1,000 a second.
+pub const fn age(now: u32, then: u32, hz: u32) -> u32 {
+    if then.wrapping_sub(now) <= 60 * hz { 0 } else { now.wrapping_sub(then) }
+}
+
 /// Whether a RST answers the SYN whose sequence number has the upper half `syn`: it acknowledges the SYN (RFC 9293,
 /// 3.10.7.1). An attacker that does not see the SYN has to guess: a forged RST is accepted with a probability of 2 in
 /// 65,536.
+///
+/// A closed port sends no options. A RST with options is the answer of a server that works: with MPTCP's option, it does not know
+/// the connection that the client wants to join (`net/mptcp/subflow.c`, `subflow_check_req`).
 #[inline(always)]
 pub const fn refuses_syn(tcp_flags: u16, ack: u16, syn: u16) -> bool {
-    tcp_flags & (tcp::RST | tcp::ACK | tcp::SYN) == tcp::RST | tcp::ACK && ack.wrapping_sub(syn) <= 1
+    tcp_flags & (tcp::RST | tcp::ACK | tcp::SYN) == tcp::RST | tcp::ACK
+        && !tcp::has_options(tcp_flags)
+        && ack.wrapping_sub(syn) <= 1
 }
 
 /// Returns how far `number` is ahead of `noted`, in units of 64 KiB.

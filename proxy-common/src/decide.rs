@@ -282,10 +282,15 @@ pub fn tunnel<A: Address>(
     number
 }
 
+/// Seconds for which an agent that looks at all devices every ten seconds is taken to be there.
+pub const ATTENDS_SECS: u32 = 15;
+
 /// Whether an agent attaches programs to new devices: without it, the packets of a pod that has just started are not translated.
 #[inline(always)]
 pub fn is_attended(config: &NodeConfig, now: u32) -> bool {
-    config.attended_until != 0 && config.attended_until.wrapping_sub(now).cast_signed() > 0
+    let left = config.attended_until.wrapping_sub(now);
+    // An agent writes at most ATTENDS_SECS: what it left behind when it ended must not be valid again after 2^31 ticks.
+    config.attended_until != 0 && left != 0 && left <= (ATTENDS_SECS + 1) * config.hz
 }
 
 /// Whether no client can have this address: a packet with this source is a martian (`net/ipv4/route.c`,
@@ -302,6 +307,13 @@ pub fn is_martian<A: Address>(source: &A) -> bool {
         // Multicast; unspecified (`::`) and loopback (`::1`); IPv4-mapped (`::ffff:0:0/96`).
         a >> 24 == 0xff || is_low && (c == 0 || c == 0xffff) && (c != 0 || d <= 1)
     }
+}
+
+/// Whether an address is valid on its link only (`fe80::/10`): the kernel forwards no packet with this source
+/// (`net/ipv6/ip6_output.c`, `ip6_forward`). IPv4 packets from 169.254.0.0/16 are forwarded.
+#[inline(always)]
+pub fn is_link_local<A: Address>(source: &A) -> bool {
+    size_of::<A>() > size_of::<u32>() && u32::from_be(source.words()[0]) >> 22 == 0xfe80 >> 6
 }
 
 #[cfg(test)]

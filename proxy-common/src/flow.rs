@@ -34,6 +34,13 @@ pub const DIRECTION_FORWARD: u8 = 0;
 /// Backend to client.
 pub const DIRECTION_REPLY: u8 = 1;
 
+/// Returns the number of the window of 256 jiffies in which the frontend of a UDP flow is looked up once. Replies also change
+/// [`FlowEntry::last_seen`], so the flow notes it in the first number of [`FlowEntry::seq`].
+#[inline(always)]
+pub const fn frontend_window(now: u32) -> u16 {
+    (now >> 8) as u16
+}
+
 /// Number of slots of a [`Bucket`].
 pub const BUCKET_SLOTS: u32 = 15;
 /// Number of 32-bit words of a [`Bucket`]. A position in the index is the number of the bucket times this, plus the number
@@ -217,7 +224,8 @@ pub struct FlowEntry<A> {
     /// Positions of the flow's two keys in the index, by direction: [`BUCKET_WORDS`] times the bucket, plus the slot;
     /// [`NO_POSITION`]: the key is not in the index.
     pub positions: [u32; 2],
-    /// Upper halves of TCP sequence numbers, by direction, as of the last packet that changed them.
+    /// Upper halves of TCP sequence numbers, by direction, as of the last packet that changed them. Of a UDP flow, the first is the time
+    /// at which its frontend was looked up last, in units of 256 jiffies.
     pub seq: [u16; 2],
 }
 

@@ -42,7 +42,8 @@ pub const SOCKET_STORAGE: &str = "socket_storage";
 /// Socket to [`SocketPeers`](crate::socket::SocketPeers): the Services to which an unconnected UDP socket sends; socket-local
 /// storage.
 pub const SOCKET_PEERS: &str = "socket_peers";
-/// Family index to jiffies when a [`STATE_DIRECT`](crate::flow::STATE_DIRECT) flow of TCP was last seen; array of two.
+/// Family and slot of a client to jiffies when a [`STATE_DIRECT`](crate::flow::STATE_DIRECT) flow was last seen
+/// ([`direct_slot`](crate::flow::direct_slot)); array.
 pub const DIRECT_SEEN: &str = "direct_seen";
 /// [`prefilter`](crate::prefilter) words (`u64`); array, memory-mapped by the agent.
 pub const PREFILTER: &str = "prefilter";
@@ -109,6 +110,21 @@ pub const OPTIONAL: &[&str] = &[CONNECT_LATENCY, SYN_TIMES, SOCKET_EXAMPLES];
 
 /// Maps with an element for each backend id.
 pub const OF_BACKENDS: &[&str] = &[BACKENDS, BACKENDS6, BACKEND_STATS, CONNECTIONS, HEALTH];
+
+/// Returns the flag that sets the size of a map; "" for other maps.
+pub fn flag(name: &str) -> &'static str {
+    match name {
+        SERVICES | SERVICES6 => "--max-frontends",
+        SLOTS => "--max-slots",
+        MAGLEV => "--max-maglev-words",
+        name if OF_BACKENDS.contains(&name) => "--max-backends",
+        FLOWS | FLOWS6 | FLOW_INDEX | FLOW_INDEX6 | SYN_TIMES => "--max-flows",
+        SOCKETS | SOCKETS6 => "--max-sockets",
+        SRC_RANGES | SRC_RANGES6 => "--max-source-ranges",
+        SERVICE_STATS | NAMES | TURNS | MAGLEV_INDEX => "--max-services",
+        _ => "",
+    }
+}
 
 /// Pinned maps whose contents no program outside of the kernel can list: storage of sockets, and the ring buffer of events.
 pub const UNLISTED: &[&str] = &[SOCKET_STORAGE, SOCKET_PEERS, EVENTS];
@@ -256,7 +272,7 @@ pub const DEFAULT_FRONTENDS: u32 = 65_536;
 pub const DEFAULT_SERVICES: u32 = 32_768;
 /// Elements of `slots`; a change of a Service needs its old and its new extent for a moment.
 pub const DEFAULT_SLOTS: u32 = 524_288;
-/// Words of `maglev`, of eight bytes: a table of five endpoints has 135, one of a hundred 4,150. 6 MiB.
+/// Words of `maglev`, of eight bytes: a table of five endpoints has 134, one of a hundred 2,101. 6 MiB.
 pub const DEFAULT_MAGLEV_WORDS: u32 = 786_432;
 /// Backend ids: `backends`, `backends6`, `health`, `backend_stats` and `connections`.
 pub const DEFAULT_BACKENDS: u32 = 262_144;
@@ -273,6 +289,9 @@ pub const LATENCY_COUNT: u32 = 16_384;
 pub const DEFAULT_AFFINITY: u32 = 65_536;
 /// Network namespaces in `namespaces`.
 pub const NAMESPACE_COUNT: u32 = 4_096;
+/// Elements of `reasons`: more than there are reasons, since the map stays when a later version adds some.
+pub const REASON_COUNT: u32 = 128;
+const _: () = assert!(crate::reason::Reason::COUNT <= REASON_COUNT);
 /// Fragmented packets at a time, in each of `fragments` and `fragments6`.
 pub const FRAGMENT_COUNT: u32 = 16_384;
 /// Ranges in each of `src_ranges` and `src_ranges6`.

@@ -205,6 +205,9 @@ pub const DEVICE_UPLINK: Device = 1 << 48;
 pub const DEVICE_NO_HEADER: Device = 1 << 49;
 /// The device is no uplink, but a port of a bridge that is one: guests behind it exchange frames with other machines.
 pub const DEVICE_LAN_PORT: Device = 1 << 50;
+/// The device is a container's alone (veth, netkit): the route to the container's addresses leads to it, or to the bridge whose
+/// port it is. Its MAC address is not noted.
+pub const DEVICE_GUEST: Device = 1 << 51;
 
 #[cfg(test)]
 mod tests {

@@ -131,7 +131,7 @@ reasons! {
         "Use another port for the process, or another nodePort for the Service.";
     /// The backend of a client could not be stored (session affinity).
     AffinityTableFull = 18, "affinity_table_full", Pass,
-        "The client's next connection may use another endpoint. Check the free memory of the node.";
+        "The client's next connection may use another endpoint. See `ballast map list` for its fill, and check the free memory of the node.";
     /// A later fragment to a Service address; the first fragment of its packet was not seen.
     FragmentWithoutFirst = 19, "fragment_without_first", Drop,
         "Look for a path that loses or reorders packets. All fragments of a packet must arrive at the same node, in order.";
@@ -181,6 +181,9 @@ reasons! {
     /// A process of the node sent a packet to a Service whose endpoint is a process of the node, too: only calls of sockets are translated on this path. The process gets an error, and its next connection is translated.
     OwnEndpoint = 34, "own_endpoint", Reject,
         "No action needed if the endpoint has just started. Otherwise check that the sockets of the node are translated (--socket-lb).";
+    /// The ports of a packet to this node or to a Service cannot be read: it is a first fragment with a part of the transport header only (RFC 3128), or has more than six IPv6 extension headers, or two VLAN tags of VLAN 0. A process of the node could receive it, past the Service's source ranges.
+    HiddenPorts = 35, "hidden_ports", Drop,
+        "Find out who sends these packets: no ordinary host does.";
 }
 
 impl Reason {

@@ -24,7 +24,7 @@ pub struct Packet<A> {
     pub ack: u32,
     /// IPv4 header checksum, in network byte order; 0 for IPv6.
     pub ip_check: u16,
-    /// TCP flags; 0 for UDP. For SCTP, the closest TCP flags (`net::sctp::flags`), which are set only after parsing.
+    /// As [`Segment::tcp_flags`](proxy_common::conntrack::Segment::tcp_flags); 0 for UDP. For SCTP, the closest TCP flags (`net::sctp::flags`), which are set only after parsing.
     pub tcp_flags: u16,
 }
 

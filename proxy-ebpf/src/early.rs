@@ -13,19 +13,19 @@
 use proxy_common::flow::DIRECTION_FORWARD;
 use proxy_common::reason::Reason;
 
+use crate::calls::{declare, early_calls};
 use crate::context::{NO_HASH, PacketCtx};
 use crate::env::Words;
 use crate::frame::{Frame, HelperFailed};
 use crate::header::BROKEN;
 use crate::parse::Parse as _;
+use crate::stage::classify;
 use crate::stage::established::{self, Lookup};
 use crate::stage::existing::NewFlows;
 use crate::stage::forward::{self, EtherType};
-use crate::stage::open_flow;
 use crate::stage::receive::is_for_node;
 use crate::stage::translate::Rewrite;
 use crate::stage::translate::plain::is_plain;
-use crate::stage::{classify, new_flow};
 use crate::step::Step;
 
 /// The stages for one kind of frame; see [`pipeline::Stages`](crate::pipeline::Stages).
@@ -33,32 +33,10 @@ pub trait EarlyStages<F: Frame>: NewFlows<F>
 where
     Self::Family: Rewrite + EtherType,
 {
-    /// [`established::established`], and [`forward::send`].
-    #[inline(always)]
-    fn established(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, lookup: Lookup) -> Step {
-        established(self, frame, ctx, lookup)
-    }
-
-    /// [`established::snat_reply`], and [`forward::send`].
-    #[inline(always)]
-    fn snat_reply(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> Step {
-        snat_reply(self, frame, ctx)
-    }
-
-    /// [`new_flow::new_flow`].
-    #[inline(always)]
-    fn new_flow(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> Step {
-        new_flow::new_flow(self, frame, ctx)
-    }
-
-    /// [`open_flow::open_flow`].
-    #[inline(always)]
-    fn open_flow(self, frame: F, ctx: &mut PacketCtx<Words<Self>>) -> Step {
-        open_flow::open_flow(self, frame, ctx)
-    }
+    early_calls!(declare!(), Words<Self>, F);
 }
 
-/// See [`EarlyStages::established`].
+/// [`established::established`], and [`forward::send`].
 #[inline(always)]
 pub fn established<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, lookup: Lookup) -> Step
 where
@@ -70,7 +48,7 @@ where
     send::<F, M::Family>(frame, ctx, step)
 }
 
-/// See [`EarlyStages::snat_reply`].
+/// [`established::snat_reply`], and [`forward::send`].
 #[inline(always)]
 pub fn snat_reply<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
 where

@@ -18,6 +18,7 @@ use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 
+use crate::calls::{declare, flow_calls, health_calls, node_calls, service_calls};
 use crate::context::{Packet, PacketCtx, Tuple};
 use crate::flow::bucket::BucketRef;
 use crate::flow::memory::EntryRef;
@@ -100,17 +101,13 @@ pub trait Node: Copy + 'static {
         self.config().is_some_and(|config| config.flags & CONFIG_IPSEC != 0)
     }
 
-    /// [`NodeEntry::has_ipsec_policy`].
-    #[inline(always)]
-    fn matches_ipsec_policy(self, tuple: &Tuple<Words<Self>>) -> bool {
-        self.node().is_some_and(|node| node.has_ipsec_policy(&tuple.src, &tuple.dst))
-    }
-
     /// Whether the address is in a range of Service addresses.
     #[inline(always)]
     fn is_service_address(self, addr: &Words<Self>) -> bool {
         self.node().is_some_and(|node| node.is_service_address(addr))
     }
+
+    node_calls!(declare!(), Words<Self>);
 }
 
 /// The health of backends, by the results of their connections.
@@ -118,17 +115,10 @@ pub trait Health: Node {
     /// Returns the word of a backend in `health`.
     fn health(self, id: u32) -> Option<Raw<u64>>;
 
-    /// [`select::health::rank_slow`](crate::select::health::rank_slow).
-    fn rank_slow(self, id: u32, client: u32, random: u32) -> u32;
-
     /// Returns the word at an index of `skips`.
     fn skip(self, index: u32) -> Option<Raw<u64>>;
 
-    /// [`select::health::note_failure`](crate::select::health::note_failure).
-    fn note_failure(self, id: u32, client: u32, failure: u32) -> u32;
-
-    /// [`select::health::answered`](crate::select::health::answered).
-    fn answered(self, id: u32);
+    health_calls!(declare!());
 }
 
 /// Open connections of backends, for Services whose algorithm uses them.
@@ -163,29 +153,7 @@ pub trait Services: Health + OpenConnections {
     /// Whether a set of source ranges contains a client (`src_ranges` or `src_ranges6`).
     fn admits(self, set: u32, client: &Words<Self>) -> bool;
 
-    /// [`select::lookup::packet_frontend`](crate::select::lookup::packet_frontend).
-    fn packet_frontend(self, ctx: &mut PacketCtx<Words<Self>>, outside: bool);
-
-    /// [`select::backend::first_id`](crate::select::backend::first_id).
-    fn first_id(self, service: &ServiceEntry, selector: u32) -> u32;
-
-    /// [`select::backend::previous_id`](crate::select::backend::previous_id).
-    fn previous_id(self, service: &ServiceEntry, selector: u32) -> u32;
-
-    /// [`select::backend::rank`](crate::select::backend::rank).
-    fn rank(self, service: &ServiceEntry, id: u32, client: u32, random: u32) -> u32;
-
-    /// [`select::backend::has_tag`](crate::select::backend::has_tag).
-    fn has_tag(self, service: &ServiceEntry, id: u32, tag: u32, of: u32) -> u32;
-
-    /// [`select::backend::select_for`](crate::select::backend::select_for).
-    fn select_for(self, ctx: &mut PacketCtx<Words<Self>>, random: u32) -> u32;
-
-    /// [`select::backend::tagged`](crate::select::backend::tagged).
-    fn tagged(self, ctx: &mut PacketCtx<Words<Self>>) -> u32;
-
-    /// [`select::backend::second_chance`](crate::select::backend::second_chance).
-    fn second_chance(self, ctx: &mut PacketCtx<Words<Self>>, id: u32) -> u32;
+    service_calls!(declare!(), Words<Self>);
 
     /// Asks the prefilter for an address, port and protocol.
     #[inline(always)]
@@ -273,54 +241,7 @@ pub trait FlowTable: Services {
     #[inline(always)]
     fn syn_again(self, _service: u32, _backend: u32) {}
 
-    /// The hash of a key; 0 before the agent has written `config`. A subprogram in the kernel, for code that does not run for
-    /// every packet: the verifier would walk through the computation again for each state in which a caller gets there.
-    #[inline(always)]
-    fn hash_key(self, key: &FlowKey<Words<Self>>) -> u64 {
-        self.config().map_or(0, |config| key.hash(config.flow_seed))
-    }
-
-    /// [`flow::track::find_key`](crate::flow::track::find_key).
-    fn find_key(self, key: &FlowKey<Words<Self>>, hash: u64) -> u64;
-
-    /// [`flow::track::end`](crate::flow::track::end).
-    fn end_flow(self, index: u32, state: u64, removes: bool) -> bool;
-
-    /// [`flow::track::touch`](crate::flow::track::touch).
-    fn touch_flow(self, packet: &Packet<Words<Self>>, index: u32, state: u64, direction: u32);
-
-    /// [`flow::index::unlink`](crate::flow::index::unlink).
-    fn unlink(self, index: u32);
-
-    /// [`flow::prefetch`](crate::flow::prefetch).
-    fn prefetch(self, hash: u64, reply_hash: u64);
-
-    /// [`flow::index::find_in`](crate::flow::index::find_in).
-    fn find_in(self, bucket: u32, tag: u32, key: &FlowKey<Words<Self>>) -> u64;
-
-    /// [`flow::index::add`](crate::flow::index::add).
-    fn add_key(self, flow: u32, direction: u32, hash: u64) -> u32;
-
-    /// [`flow::index::take_slot_in`](crate::flow::index::take_slot_in).
-    fn take_slot_in(self, bucket: u32, pending: u32, stale: bool) -> u32;
-
-    /// [`flow::index::conflicting_entry`](crate::flow::index::conflicting_entry).
-    fn conflicting_entry(self, flow: u32, direction: u32, own: u32, bucket: u32) -> u32;
-
-    /// [`flow::evict::scan`](crate::flow::evict::scan).
-    fn scan(self, start: u32, room: u32, now: u32) -> u64;
-
-    /// [`flow::evict::move_window`](crate::flow::evict::move_window).
-    fn move_window(self, skip: u32, far: bool) -> u64;
-
-    /// [`flow::evict::claim`](crate::flow::evict::claim).
-    fn claim(self, now: u32) -> u32;
-
-    /// [`flow::open::try_ports`](crate::flow::open::try_ports).
-    fn try_ports(self, index: u32, tries: u32, snat: u32) -> u32;
-
-    /// [`flow::open::try_port`](crate::flow::open::try_port).
-    fn try_port(self, index: u32, tries: u32, snat: u32) -> u32;
+    flow_calls!(declare!(), Words<Self>);
 }
 
 /// First fragments of fragmented packets.

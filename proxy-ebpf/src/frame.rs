@@ -1,5 +1,6 @@
 //! The interface of a stage to a packet, implemented for a socket buffer of the kernel and for a buffer of the host.
 
+use proxy_common::flow::FlowKey;
 use proxy_common::{Address, crc32c};
 
 /// Start and end address of the directly readable part of a packet.
@@ -207,6 +208,9 @@ pub trait Frame: Copy {
     fn set_length(self, length: u32) -> Result<(), HelperFailed>;
     /// Looks up the route of a packet with these addresses and this length that arrived on the hook's device.
     fn fib_lookup<A: Address>(self, src: &A, dst: &A, length: u32, route: &mut Route) -> Fib;
+    /// Whether a TCP socket of the hook's network namespace has a connection with this source and destination. Not called for early
+    /// hooks.
+    fn has_connection<A: Address>(self, key: &FlowKey<A>) -> bool;
     /// Sends the packet out of a device, with its current link-layer header. Returns the program's verdict.
     fn redirect(self, ifindex: u32) -> i32;
     /// Redirects the packet to the ingress of a device. Returns the program's verdict.

@@ -8,7 +8,8 @@
 //! * [`pipeline`], [`early`]: the dispatchers, for tc and for XDP
 //! * [`stage`]: the stages of a packet; [`socket`]: the calls on sockets
 //! * [`select`], [`flow`], [`report`]: code that they share: selection of backends, connection tracking, counters
-//! * [`env`], [`frame`], [`sock`]: the traits by which this code accesses maps, packets and sockets
+//! * [`env`], [`frame`], [`sock`]: the traits by which this code accesses maps, packets and sockets; `calls`: the list of BPF-to-BPF
+//!   calls
 //! * [`parse`], [`header`], [`net`], [`context`], [`step`], [`shared`]: packet formats, values, shared memory
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -17,9 +18,8 @@
 #[cfg(all(not(target_arch = "bpf"), any(test, feature = "host")))]
 extern crate std;
 
+mod calls;
 pub mod context;
-#[cfg(all(not(target_arch = "bpf"), any(test, feature = "host")))]
-mod direct_calls;
 pub mod early;
 pub mod env;
 pub mod flow;

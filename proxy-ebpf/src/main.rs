@@ -64,15 +64,15 @@ mod programs {
 
     #[cgroup_sock_addr(getpeername4)]
     pub fn sock_peer4(ctx: SockAddrContext) -> i32 {
-        call::restore(MAPS4, &Sockaddr4::new(&ctx))
+        call::peer_name(MAPS4, &Sockaddr4::new(&ctx))
     }
 
     #[cgroup_sock_addr(getpeername6)]
     pub fn sock_peer6(ctx: SockAddrContext) -> i32 {
         let sockaddr = Sockaddr6::new(&ctx);
         match sockaddr.mapped() {
-            Some(mapped) => call::restore(MAPS4, &mapped),
-            None => call::restore(MAPS6, &sockaddr),
+            Some(mapped) => call::peer_name(MAPS4, &mapped),
+            None => call::peer_name(MAPS6, &sockaddr),
         }
     }
 

@@ -11,6 +11,11 @@ pub const ETHERTYPE_IPV4: u32 = (0x0800u16).to_be() as u32;
 /// `ETH_P_IPV6`, as `__sk_buff.protocol` holds it.
 pub const ETHERTYPE_IPV6: u32 = (0x86ddu16).to_be() as u32;
 
+/// `ETH_P_8021Q` and `ETH_P_8021AD`, as `__sk_buff.protocol` holds them: below a first VLAN tag is another one.
+pub const ETHERTYPES_VLAN: [u32; 2] = [(0x8100u16).to_be() as u32, (0x88a8u16).to_be() as u32];
+/// The bits of a VLAN tag that hold the VLAN's number; the other bits hold a priority.
+pub const VLAN_ID: u32 = 0xfff;
+
 /// IPv4 header without options (RFC 791).
 #[repr(C)]
 pub struct Ipv4 {

@@ -42,44 +42,6 @@ mod stages;
 pub use enter::parse_pulled;
 pub use stages::{Ip, Stages, send};
 
-/// Processes a packet that arrives on a device. Returns the program's verdict.
-#[inline(always)]
-pub fn ingress<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> i32
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
-    let step = incoming(maps, frame, ctx);
-    go_on(maps, frame, ctx, step)
-}
-
-/// Processes a packet that leaves by a device: towards a client, or from a client that is a process of this node. Returns the
-/// program's verdict.
-#[inline(always)]
-pub fn egress<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> i32
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
-    let step = outgoing(maps, frame, ctx);
-    go_on(maps, frame, ctx, step)
-}
-
-/// Runs all stages after the first. In the kernel, each part is a separate program, so that only packets that are rewritten
-/// pay the cost of a program that may write to packets.
-#[inline(always)]
-pub fn go_on<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, first: Step) -> i32
-where
-    M: Stages<F>,
-    M::Family: Ip,
-    F: Frame,
-{
-    let step = known(maps, frame, ctx, first);
-    dispatch(maps, frame, ctx, step.into())
-}
-
 /// Runs the first stage of an ingress packet: parses and classifies the packet, and changes nothing.
 #[inline(always)]
 pub fn incoming<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
@@ -163,8 +125,8 @@ where
         step = established::snat_reply(maps, frame, ctx);
     }
     match step {
-        Step::Forward => send::<F, M::Family>(frame, ctx, false),
-        Step::DeliverLocal => send::<F, M::Family>(frame, ctx, true),
+        Step::Forward => send(maps, frame, ctx, false),
+        Step::DeliverLocal => send(maps, frame, ctx, true),
         step => step,
     }
 }
@@ -189,7 +151,7 @@ where
             Step::Established => maps.established(frame, ctx, Lookup::First),
             Step::Continue => maps.established(frame, ctx, Lookup::Again),
             Step::RepairReplyKey => {
-                maps.repair_reply_key(frame, ctx);
+                maps.repair_reply_key(ctx);
                 Step::Continue.into()
             }
             Step::SnatReply => maps.snat_reply(frame, ctx),
@@ -228,7 +190,7 @@ where
                     Step::Pass.into()
                 }
             }
-            Step::EchoRequest => return finish_code::<M, F>(maps, maps.answer_echo(frame, ctx, is_incoming)),
+            Step::EchoRequest => return finish_code::<M, F>(maps, maps.answer_echo(frame, is_incoming)),
             Step::Refuse => {
                 return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::PortUnreachable));
             }

@@ -1,6 +1,7 @@
 //! The interface of the socket path to a socket and its calls, implemented for the kernel's contexts and for the host.
 
 use proxy_common::Family;
+use proxy_common::config::MESH_PORTS;
 use proxy_common::socket::{SocketPeers, SocketStorage};
 
 /// `TCP_ESTABLISHED` (`include/net/tcp_states.h`), which the kernel also sets for connected UDP sockets (`net/ipv4/datagram.c`).
@@ -39,6 +40,8 @@ pub trait Sockaddr: Sock {
     fn is_connected(&self) -> bool;
     /// Whether the process has bound the socket to a port: for connect(2), the kernel selects a port only after the hook.
     fn is_bound(&self) -> bool;
+    /// Whether a TCP socket listens at one of these ports, host byte order, in the socket's network namespace; 0 is no port.
+    fn has_listener(&self, ports: &[u16; MESH_PORTS]) -> bool;
     /// Returns the socket's value in `socket_peers`; with `create` it is allocated if there is none.
     fn peers(&self, create: bool) -> Option<*mut SocketPeers>;
 

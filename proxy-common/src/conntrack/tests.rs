@@ -406,6 +406,7 @@ fn a_refusal_acknowledges_the_syn() {
         assert_eq!(refuses_syn(refusal, ack, 7), is_refusal, "{ack}");
     }
     assert!(refuses_syn(refusal, 0, 0xffff), "sequence numbers wrap");
+    assert!(refuses_syn(refusal | 5 << 12, 7, 7) && !refuses_syn(refusal | 6 << 12, 7, 7), "without options");
     for flags in [tcp::RST, tcp::ACK, tcp::SYN | tcp::ACK, refusal | tcp::SYN, 0] {
         assert!(!refuses_syn(flags, 7, 7), "{flags:#x}");
     }
@@ -467,4 +468,18 @@ fn a_flow_that_is_not_assured_has_one_timeout_before_the_answer_and_another_afte
     let config = NodeConfig { tcp_syn_sent: 1, tcp_syn_recv: 2, ..config() };
     let of = |bits| timeout(PROTO_TCP, STATE_USED | bits, &config);
     assert_eq!([of(0), of(STATE_SYN), of(SEEN_REPLY), of(SEEN_REPLY | STATE_SYN)], [1, 1, 2, 2]);
+}
+
+#[test]
+fn a_time_that_is_ahead_has_age_zero_only_within_a_minute() {
+    for (then, expected) in [
+        (1_000, 0),
+        (990, 10),
+        (1_001, 0),
+        (61_000, 0),
+        (61_001, u32::MAX - 60_000),
+        (1_001 + (1 << 31), (1 << 31) - 1),
+    ] {
+        assert_eq!(age(1_000, then, 1_000), expected, "{then}");
+    }
 }

@@ -193,6 +193,14 @@ fn addresses_that_no_client_can_have_are_martian() {
 }
 
 #[test]
+fn link_local_sources_are_known_by_ten_bits() {
+    let v6 = |text: &str| text.parse::<core::net::Ipv6Addr>().unwrap().octets();
+    assert!(is_link_local(&v6("fe80::1")) && is_link_local(&v6("febf::1")));
+    assert!(!is_link_local(&v6("fec0::1")) && !is_link_local(&v6("fe7f::1")));
+    assert!(!is_link_local(&[169u8, 254, 0, 1]), "forwarded by the kernel");
+}
+
+#[test]
 fn no_endpoint_and_no_service_have_reasons() {
     assert_eq!(no_endpoint_reason(&entry(1, KIND_CLUSTER_IP, 0)), Reason::NoEndpoint);
     assert_eq!(no_endpoint_reason(&entry(1, KIND_NODE_PORT, SERVICE_PASS_WHEN_EMPTY)), Reason::PassedOn);
@@ -229,9 +237,11 @@ fn an_endpoint_belongs_to_its_service_until_its_id_is_free() {
 
 #[test]
 fn devices_are_unattended_from_attended_until_on() {
-    let attended =
-        |until, now| is_attended(&NodeConfig { attended_until: until, ..NodeConfig::default() }, now);
+    let attended = |until, now| {
+        is_attended(&NodeConfig { attended_until: until, hz: 1000, ..NodeConfig::default() }, now)
+    };
     assert!(!attended(0, u32::MAX - 5) && !attended(0, 5), "no agent was there");
     assert!(attended(100, 99) && !attended(100, 100) && !attended(100, 101));
     assert!(attended(3, u32::MAX - 3) && !attended(u32::MAX - 3, 3), "jiffies wrap around");
+    assert!(!attended(100, 100u32.wrapping_add((1 << 31) + 10)), "the agent ended weeks ago");
 }

@@ -1,5 +1,8 @@
 //! The API servers that the agent knows.
 
+use std::collections::BTreeMap;
+use std::time::Instant;
+
 use serde::{Deserialize, Serialize};
 
 /// The API servers, and which of them is active.
@@ -12,4 +15,16 @@ pub struct ApiServers {
     pub active: Option<String>,
     /// How often the active server did not answer and another one took its place.
     pub failovers: u64,
+}
+
+/// The watches of the API server by resource, each with its failure if it fails.
+pub type Watches = BTreeMap<&'static str, Option<WatchFailure>>;
+
+/// A watch that fails: changes of its resource do not arrive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchFailure {
+    /// Time of the first failure since it worked.
+    pub since: Instant,
+    /// The last error.
+    pub error: String,
 }

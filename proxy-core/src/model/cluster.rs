@@ -6,6 +6,7 @@ use std::ops::Bound;
 
 use ipnet::IpNet;
 
+use super::net::IpFamily;
 use super::{
     EndpointSlice, Event, HostView, Key, Listing, NodeView, Object, ObjectKind, Service, ServiceName,
     SliceName, SortedMap, pack,
@@ -66,6 +67,15 @@ impl Cluster {
     /// Applies one event. Returns the Services that have to be planned again, including removed ones.
     pub fn apply(&mut self, event: Event) -> BTreeSet<ServiceName> {
         let mut changed = BTreeSet::new();
+        // Only Services tell which addresses another proxy has left.
+        let has_services = matches!(
+            event,
+            Event::Apply(Object::Service(_))
+                | Event::Delete(Key::Service(_))
+                | Event::Reset(Listing::Services(_))
+                | Event::Static { .. }
+        );
+        let families = self.tunnel_families();
         match event {
             Event::Apply(Object::Service(service)) => self.offer_service(service, &mut changed),
             Event::Apply(Object::Slice(slice)) => self.offer_slice(slice, &mut changed),
@@ -92,8 +102,11 @@ impl Cluster {
             Event::Static { services, slices } => self.set_statics(services, slices, &mut changed),
             Event::Host(host) => self.set_seen(host, &mut changed),
         }
-        if !changed.is_empty() {
+        if has_services && !changed.is_empty() {
             self.find_leftovers(&mut changed);
+        }
+        if self.tunnel_families() != families {
+            changed.extend(self.services.keys().cloned());
         }
         changed
     }
@@ -122,6 +135,12 @@ impl Cluster {
         let listed = self.others.as_ref().and_then(|nodes| nodes.get(&self.node.name));
         let known = if self.node.internal_ips.is_empty() { listed } else { Some(&self.node.internal_ips) };
         known.into_iter().flatten().copied().filter(|address| self.is_own(address))
+    }
+
+    /// Returns the families in which this node can encapsulate packets to listed nodes (DSR).
+    fn tunnel_families(&self) -> BTreeSet<IpFamily> {
+        let own = self.others.as_ref().map(|_| self.own_internal_ips());
+        own.into_iter().flatten().map(IpFamily::of).collect()
     }
 
     /// Returns the internal addresses of the other nodes, by name; this node may be among them. `None` if the nodes have
@@ -247,7 +266,7 @@ impl Cluster {
         if old.pod_cidrs != self.node.pod_cidrs {
             changed.extend(self.services.keys().cloned());
         }
-        if old.internal_ips != self.node.internal_ips {
+        if !old.addresses().eq(self.node.addresses()) {
             changed.extend(self.restricted());
         }
         if old.zone == self.node.zone {

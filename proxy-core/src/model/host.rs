@@ -126,6 +126,8 @@ pub struct HostDevice {
     pub kind: DeviceKind,
     /// The parent device of a VLAN, macvlan or ipvlan.
     pub parent: Option<u32>,
+    /// It is a veth whose other end is a device of this node, too: no pod is behind it.
+    pub both_ends: bool,
     /// The bridge or bond that it is a port of.
     pub master: Option<u32>,
     /// Its addresses, without link-local ones.

@@ -26,7 +26,7 @@ pub mod sorted;
 pub mod spread;
 pub mod version;
 
-pub use api_servers::ApiServers;
+pub use api_servers::{ApiServers, WatchFailure, Watches};
 pub use cluster::Cluster;
 pub use endpoint::{Endpoint, EndpointPort, EndpointSlice};
 pub use event::{Event, Key, Listing, Object, ObjectKind};

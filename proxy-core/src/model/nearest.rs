@@ -5,8 +5,14 @@ const ALIKE: f64 = 0.55;
 /// Maximum number of proposed names.
 const MOST: usize = 3;
 
+/// Maximum length of a name in Kubernetes. A longer text is compared with no name, since anyone may send it.
+const MAX_NAME: usize = 253;
+
 /// Returns the names that are most similar to `asked`, the most similar first.
 pub fn nearest<'a>(asked: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    if asked.len() > MAX_NAME {
+        return Vec::new();
+    }
     let asked = asked.to_lowercase();
     let score = |name: &str| {
         let name = name.to_lowercase();
@@ -44,6 +50,14 @@ mod tests {
     #[case("zzz", &[])]
     fn nearest_names_are_found_for_typing_errors(#[case] asked: &str, #[case] expected: &[&str]) {
         assert_eq!(nearest(asked, ["services", "services6", "backends", "flows"]), expected);
+    }
+
+    #[test]
+    fn text_longer_than_a_name_is_compared_with_no_name() {
+        let compared = std::cell::Cell::new(0);
+        let known = || ["services"].into_iter().inspect(|_| compared.set(compared.get() + 1));
+        assert_eq!((nearest(&"s".repeat(254), known()), compared.get()), (vec![], 0));
+        assert_eq!((nearest(&"s".repeat(253), known()), compared.get()), (vec![], 1));
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub struct NodeView {
     pub is_leaving: bool,
     /// `status.addresses` of type `InternalIP`.
     pub internal_ips: Vec<IpAddr>,
+    /// `status.addresses` of type `ExternalIP`.
+    pub external_ips: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
 }
@@ -23,5 +25,11 @@ impl NodeView {
     /// Returns a node of which only the name is known, and which does not leave.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
+    }
+
+    /// Returns its addresses in the order in which kube-proxy takes the first of each family (`pkg/util/node/node.go`,
+    /// `GetNodeHostIPs`).
+    pub fn addresses(&self) -> impl Iterator<Item = &IpAddr> {
+        self.internal_ips.iter().chain(&self.external_ips)
     }
 }

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+/// The most problems of an object that are listed.
+pub const MOST_PROBLEMS: usize = 16;
+
 /// A part of an object that could not be used; the rest of it still counts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
@@ -17,6 +20,15 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}: {}", self.object, self.field, self.message)
     }
+}
+
+/// Returns a text of others, which is printed to terminals, with its control characters escaped.
+pub fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    for char in text.chars() {
+        if char.is_control() { printable.extend(char.escape_default()) } else { printable.push(char) }
+    }
+    printable
 }
 
 /// Returns the text of an error with its causes: the outer error alone may only say `client error (Connect)`.

@@ -1,11 +1,14 @@
 //! The operator's settings for this node.
 
+use std::fmt;
 use std::net::IpAddr;
+use std::num::NonZeroU16;
+use std::str::FromStr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use proxy_common::config::{NodeConfig, PortRange, SNAT_PORTS, SNAT_RANGES, seconds};
-use serde::Serialize;
+use proxy_common::config::{MESH_PORTS, NodeConfig, PortRange, SNAT_PORTS, SNAT_RANGES, seconds};
+use serde::{Serialize, Serializer};
 
 use super::ports::NODE_PORTS;
 
@@ -36,6 +39,8 @@ pub struct NodeSettings {
     pub service_cidrs: Vec<IpNet>,
     /// Which sockets are translated.
     pub socket_lb: SocketLb,
+    /// Ports by which the proxy of a service mesh in a pod is recognised.
+    pub mesh_ports: MeshPorts,
     /// What happens to a socket call if kube-proxy would drop the packet.
     pub socket_drop: SocketDrop,
     /// Whether a process of the node may bind a node port.
@@ -66,6 +71,58 @@ pub enum SocketDrop {
     Silent,
     /// The call fails at once.
     Fail,
+}
+
+/// Ports at which the proxy of a service mesh takes the connections of its pod (`--mesh-ports`): those of
+/// [`NodeConfig::mesh_ports`](proxy_common::config::NodeConfig::mesh_ports).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeshPorts(pub [u16; MESH_PORTS]);
+
+impl MeshPorts {
+    /// No port.
+    pub const NONE: Self = Self([0; MESH_PORTS]);
+}
+
+impl Default for MeshPorts {
+    /// Istio's, Consul's and Kuma's proxies listen at 15001, as does Istio's ztunnel in the namespace of each pod; Linkerd's proxy
+    /// at 4140.
+    fn default() -> Self {
+        Self([15_001, 4_140, 0, 0])
+    }
+}
+
+/// A value of `--mesh-ports` that is no list of ports.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no list of at most {MESH_PORTS} ports between 1 and 65535; \"none\" is the empty list")]
+pub struct MeshPortsError(String);
+
+impl FromStr for MeshPorts {
+    type Err = MeshPortsError;
+
+    fn from_str(text: &str) -> Result<Self, MeshPortsError> {
+        let error = || MeshPortsError(text.to_owned());
+        let mut ports = [0; MESH_PORTS];
+        let parts = (text.trim() != "none").then(|| text.split(',').map(str::trim));
+        for (number, part) in parts.into_iter().flatten().enumerate() {
+            let port: NonZeroU16 = part.parse().map_err(|_| error())?;
+            *ports.get_mut(number).ok_or_else(error)? = port.get();
+        }
+        Ok(Self(ports))
+    }
+}
+
+impl fmt::Display for MeshPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ports: Vec<_> = self.0.iter().filter(|port| **port != 0).map(u16::to_string).collect();
+        f.write_str(if ports.is_empty() { "none" } else { "" })?;
+        f.write_str(&ports.join(","))
+    }
+}
+
+impl Serialize for MeshPorts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 /// Whether a process of the node may bind a port that is a node port of a Service (`--node-port-bind`).
@@ -182,6 +239,7 @@ impl Default for NodeSettings {
             node_ports: NODE_PORTS,
             service_cidrs: Vec::new(),
             socket_lb: SocketLb::default(),
+            mesh_ports: MeshPorts::default(),
             socket_drop: SocketDrop::default(),
             node_port_bind: NodePortBind::default(),
             timeouts: FlowTimeouts::default(),
@@ -250,4 +308,21 @@ impl Conntrack {
     pub const TCP_ESTABLISHED: Duration = Duration::from_hours(24);
     /// kube-proxy's default of `conntrack.tcpCloseWaitTimeout`.
     pub const TCP_CLOSE_WAIT: Duration = Duration::from_hours(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mesh_ports_are_a_list_of_at_most_four_ports_or_none() {
+        for text in ["none", "15001", "15001,4140", "1,2,3,65535"] {
+            let ports: MeshPorts = text.parse().unwrap();
+            assert_eq!(ports.to_string(), text);
+        }
+        assert_eq!(MeshPorts::default(), "15001, 4140".parse().unwrap());
+        for text in ["", "0", "none,1", "65536", "1,2,3,4,5", "1,"] {
+            assert!(text.parse::<MeshPorts>().is_err(), "{text}");
+        }
+    }
 }

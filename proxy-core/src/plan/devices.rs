@@ -9,26 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use proxy_common::node::{DEVICE_GUEST, DEVICE_LAN_PORT, DEVICE_NO_HEADER, DEVICE_UPLINK, Device};
 
 use crate::model::net::IpFamily;
 use crate::model::settings::DetectLocal;
 use crate::model::{DeviceKind, DeviceRole, HostDevice, HostView, NodeView};
 
-/// The facts about a device that the programs need.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeviceFacts {
-    /// Packets of other machines arrive on it.
-    pub uplink: bool,
-    /// Its packets have no link-layer header.
-    pub no_header: bool,
-    /// No uplink, but a port of a bridge that is one: guests behind it exchange frames with other machines.
-    pub lan_port: bool,
-    /// The MAC address at which this node receives its frames: that of the bridge whose port it is, or its own. 0: none.
-    pub mac: u64,
-}
-
-/// Returns the devices that are uplinks, ports of uplinks, or have no link-layer header, by index.
-pub fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeMap<u32, DeviceFacts> {
+/// Returns the devices that are uplinks, ports of uplinks, containers' devices, or have no link-layer header, as the map
+/// `devices` holds them.
+pub fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeMap<u32, Device> {
     let guessed = guess(node, host, detect);
     let is_port_of = |device: &HostDevice, name: &str| {
         let master = device.master.and_then(|index| host.devices.get(&index));
@@ -53,15 +42,30 @@ pub fn devices(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeM
         let master = device.master.and_then(|index| Some((index, host.devices.get(&index)?)));
         master.filter(|(_, master)| master.kind == DeviceKind::Bridge)
     };
+    // One veth of the node leads to all pods (Cilium): the route to a pod does not tell its device.
+    let has_own_routes = !host.devices.values().any(is_between);
     let facts = |(index, device): (&u32, &HostDevice)| {
         let (uplink, bridge) = (is_uplink(*index, device), bridge_of(device));
         let lan_port = !uplink && bridge.is_some_and(|(index, bridge)| is_uplink(index, bridge));
-        let mac = bridge.map_or(device.mac, |(_, bridge)| bridge.mac);
-        let no_header = device.no_header;
-        (uplink || lan_port || no_header)
-            .then_some((*index, DeviceFacts { uplink, no_header, lan_port, mac }))
+        let is_pair = device.kind == DeviceKind::Veth && !device.both_ends;
+        let is_routed = device.master.is_none() || bridge.is_some() && !lan_port;
+        let guest = is_pair && is_routed && !uplink && has_own_routes;
+        let bits = bits([
+            (uplink, DEVICE_UPLINK),
+            (device.no_header, DEVICE_NO_HEADER),
+            (lan_port, DEVICE_LAN_PORT),
+            (guest, DEVICE_GUEST),
+        ]);
+        // A bridge of containers receives frames for any address.
+        let mac = if guest { 0 } else { bridge.map_or(device.mac, |(_, bridge)| bridge.mac) };
+        (bits != 0).then_some((*index, bits | mac))
     };
     host.devices.iter().filter_map(facts).collect()
+}
+
+/// Returns the bits whose flag is `true`, combined.
+pub(crate) fn bits<T: Default + std::ops::BitOr<Output = T>>(all: impl IntoIterator<Item = (bool, T)>) -> T {
+    all.into_iter().filter(|(is_set, _)| *is_set).fold(T::default(), |bits, (_, bit)| bits | bit)
 }
 
 /// Returns the uplinks that routes, addresses and kinds indicate, with their parents, the devices on top of them, and their
@@ -95,7 +99,8 @@ fn guess(node: &NodeView, host: &HostView, detect: &DetectLocal) -> BTreeSet<u32
 }
 
 /// Whether the device is an uplink by its kind, or by its addresses if the kind does not determine it: a veth may be that
-/// of a pod, or the NIC of a node that is a container itself.
+/// of a pod, or the NIC of a node that is a container itself. A veth with an address and with both ends on the node leads to
+/// pods of other nodes, too (Cilium's `cilium_host`).
 fn by_kind(device: &HostDevice, host: &HostView, pods: &[IpNet]) -> bool {
     let is_bridge_port = || {
         let master = device.master.and_then(|index| host.devices.get(&index));
@@ -105,9 +110,14 @@ fn by_kind(device: &HostDevice, host: &HostView, pods: &[IpNet]) -> bool {
         DeviceKind::Physical | DeviceKind::Bond | DeviceKind::Tunnel => true,
         DeviceKind::Bridge | DeviceKind::Tun | DeviceKind::Loopback | DeviceKind::Dummy => false,
         DeviceKind::Stacked | DeviceKind::Veth | DeviceKind::Other => {
-            !is_bridge_port() && has_network(device, pods)
+            !is_bridge_port() && (is_between(device) || has_network(device, pods))
         }
     }
+}
+
+/// Whether both ends of the device are on the node, one with an address.
+fn is_between(device: &HostDevice) -> bool {
+    device.both_ends && !device.addresses.is_empty()
 }
 
 /// Whether the device has an address in a subnet that is not in a range of pods.

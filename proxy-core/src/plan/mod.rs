@@ -23,7 +23,6 @@ pub mod types;
 pub mod usable;
 pub mod weights;
 
-pub use devices::DeviceFacts;
 pub use node::{AddressFacts, NodePlan, PodRanges, plan_node};
 pub use service::{PlanSettings, plan_service};
 pub use types::{

@@ -6,16 +6,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::config::{POD_CGROUPS, PortRange, SNAT_RANGES};
 use proxy_common::map_names::OWN_ADDR_COUNT;
-use proxy_common::node::{DEVICE_SOURCES, SERVICE_CIDRS};
+use proxy_common::node::{DEVICE_SOURCES, DEVICE_UPLINK, Device, SERVICE_CIDRS};
 
 use crate::model::net::IpFamily;
 use crate::model::settings::{
-    DetectLocal, FlowTimeouts, NodePortAddresses, NodePortBind, NodeSettings, SocketDrop, SocketLb,
+    DetectLocal, FlowTimeouts, MeshPorts, NodePortAddresses, NodePortBind, NodeSettings, SocketDrop, SocketLb,
 };
 use crate::model::{DeviceKind, HostView, IPVS_DEVICE, IpsecPolicy, NodeView, Problem};
 
 use super::devices::devices;
-use super::{DeviceFacts, ipsec, ports};
+use super::{ipsec, ports};
 
 const FAMILIES: [IpFamily; 2] = [IpFamily::V4, IpFamily::V6];
 
@@ -34,8 +34,8 @@ pub struct NodePlan {
     pub service_cidrs: BTreeMap<IpFamily, Vec<IpNet>>,
     /// All addresses of the node, including loopback addresses, as far as the maps have room.
     pub addresses: BTreeMap<IpAddr, AddressFacts>,
-    /// The devices that are uplinks or have no link-layer header, by index.
-    pub devices: BTreeMap<u32, DeviceFacts>,
+    /// The entries of the map `devices`, by index.
+    pub devices: BTreeMap<u32, Device>,
     /// Clients are recognized as pods by their addresses alone, on any device.
     pub detect_local: bool,
     /// Packets to cluster addresses get SNAT to the node's own address.
@@ -62,6 +62,8 @@ pub struct NodePlan {
     pub socket_drop: SocketDrop,
     /// Whether a process of the node may bind a node port.
     pub node_port_bind: NodePortBind,
+    /// Ports by which the proxy of a service mesh in a pod is recognised.
+    pub mesh_ports: MeshPorts,
     /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
     /// Ids of the cgroups of pods; all 0: not known.
@@ -176,6 +178,7 @@ pub fn plan_node(
         socket_lb: settings.socket_lb,
         socket_drop: settings.socket_drop,
         node_port_bind: settings.node_port_bind,
+        mesh_ports: settings.mesh_ports,
         timeouts: settings.timeouts,
         pod_cgroups: host.pod_cgroups,
         pod_ranges,
@@ -191,12 +194,12 @@ pub fn plan_node(
 fn device_sources(
     node: &NodeView,
     host: &HostView,
-    devices: &BTreeMap<u32, DeviceFacts>,
+    devices: &BTreeMap<u32, Device>,
     sources: &BTreeMap<IpFamily, IpAddr>,
     problems: &mut Vec<Problem>,
 ) -> BTreeMap<IpFamily, Vec<(u32, IpAddr)>> {
     let mut families: BTreeMap<IpFamily, Vec<_>> = BTreeMap::new();
-    for index in devices.iter().filter(|(_, facts)| facts.uplink).map(|(index, _)| index) {
+    for index in devices.iter().filter(|(_, bits)| **bits & DEVICE_UPLINK != 0).map(|(index, _)| index) {
         let Some(device) = host.devices.get(index) else { continue };
         for address in &device.masquerade {
             let family = IpFamily::of(*address);
@@ -226,10 +229,12 @@ fn device_sources(
 fn unserved<'a>(
     node: &'a NodeView,
     host: &'a HostView,
-    devices: &'a BTreeMap<u32, DeviceFacts>,
+    devices: &'a BTreeMap<u32, Device>,
 ) -> impl Iterator<Item = Problem> + 'a {
-    let uplinks =
-        devices.iter().filter(|(_, facts)| facts.uplink).filter_map(|(index, _)| host.devices.get(index));
+    let uplinks = devices
+        .iter()
+        .filter(|(_, bits)| **bits & DEVICE_UPLINK != 0)
+        .filter_map(|(index, _)| host.devices.get(index));
     let unserved = uplinks.filter(|device| device.unknown_header && !device.addresses.is_empty());
     unserved.map(|device| Problem {
         object: format!("Node {}", node.name),
@@ -274,7 +279,7 @@ pub(super) fn source(
 ) -> Option<IpAddr> {
     let of_family = |address: &IpAddr| IpFamily::of(*address) == family;
     let has = |address: &IpAddr| host.addresses().any(|own| own == address);
-    let named = address.iter().chain(&node.internal_ips).copied();
+    let named = address.iter().chain(node.addresses()).copied();
     let mut ours = named.filter(|address| of_family(address) && has(address));
     ours.next().or_else(|| host.defaults.iter().filter_map(|route| route.source).find(of_family))
 }
@@ -299,10 +304,10 @@ fn addresses(
 ) -> BTreeMap<IpAddr, AddressFacts> {
     let wanted = &settings.node_port_addresses;
     // One of each family, as in kube-proxy (`cmd/kube-proxy/app/server.go`, `getNodeIPs`), whether the host has it or not. Until
-    // the cluster has reported the internal addresses, it is the node's source address for SNAT.
+    // the cluster has reported the addresses, it is the node's source address for SNAT.
     let is_primary = |address: &IpAddr| {
         let family = IpFamily::of(*address);
-        let mut named = settings.address.iter().chain(&node.internal_ips);
+        let mut named = settings.address.iter().chain(node.addresses());
         let primary = named.find(|named| IpFamily::of(**named) == family);
         primary.or_else(|| sources.get(&family)) == Some(address)
     };

@@ -7,16 +7,25 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proxy_common::reason::Verdict;
 
+use crate::model::annotations::Annotations;
 use crate::model::net::IpFamily;
-use crate::model::{Cluster, Event, Key, Listing, NodeView, Object, ServiceName, TrafficPolicy};
+use crate::model::{Cluster, Event, Key, Listing, Object, ServiceName, TrafficPolicy};
 use crate::testing::arbitrary;
 
 use super::{Access, FrontendKind, PlanSettings, Scope, ServicePlan, plan_service};
 
 type Plans = BTreeMap<ServiceName, ServicePlan>;
 
+fn settings() -> PlanSettings {
+    PlanSettings { annotations: Annotations::ALL, ..PlanSettings::default() }
+}
+
+/// Returns a cluster that knows the addresses of other nodes, of which there are none.
 fn new() -> Cluster {
-    Cluster::new(NodeView::new(arbitrary::NODE))
+    let mut cluster = Cluster::new(arbitrary::this_node());
+    cluster.apply(Event::Host(arbitrary::this_host()));
+    cluster.apply(Event::Reset(Listing::Others(Vec::new())));
+    cluster
 }
 
 fn build(events: impl IntoIterator<Item = Event>) -> Cluster {
@@ -29,15 +38,13 @@ fn build(events: impl IntoIterator<Item = Event>) -> Cluster {
 
 fn plans(cluster: &Cluster) -> Plans {
     let names = cluster.services().map(|service| service.name.clone());
-    names
-        .filter_map(|name| plan_service(cluster, &name, PlanSettings::default()).map(|plan| (name, plan)))
-        .collect()
+    names.filter_map(|name| plan_service(cluster, &name, settings()).map(|plan| (name, plan))).collect()
 }
 
 /// Applies the event, and plans only the Services that it returns as changed.
 fn step(cluster: &mut Cluster, plans: &mut Plans, event: Event) {
     for name in cluster.apply(event) {
-        match plan_service(cluster, &name, PlanSettings::default()) {
+        match plan_service(cluster, &name, settings()) {
             Some(plan) => plans.insert(name, plan),
             None => plans.remove(&name),
         };
@@ -70,29 +77,32 @@ fn shuffle(events: &[Event], choices: &[Index]) -> Vec<Event> {
     shuffled
 }
 
-/// Returns all objects that exist after these events, as lists. A node that is gone stays as it was.
-fn listings(events: &[Event]) -> [Event; 3] {
+/// Returns all objects that exist after these events, as lists. This node stays as it was if it is gone.
+fn listings(events: &[Event]) -> [Event; 4] {
     let mut last: BTreeMap<Key, Option<Object>> = BTreeMap::new();
     for event in events {
         match event {
             Event::Apply(object) => last.insert(object.key(), Some(object.clone())),
-            Event::Delete(Key::Node(_)) => continue,
+            Event::Delete(Key::Node(name)) if name == arbitrary::NODE => continue,
             Event::Delete(key) => last.insert(key.clone(), None),
             Event::Reset(_) | Event::Static { .. } | Event::Host(_) => {
                 unreachable!("the generator makes none")
             }
         };
     }
-    let (mut services, mut slices, mut node) = (Vec::new(), Vec::new(), NodeView::new(arbitrary::NODE));
+    let (mut services, mut slices, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    let mut node = arbitrary::this_node();
     for object in last.into_values().flatten() {
         match object {
             Object::Service(service) => services.push(service),
             Object::Slice(slice) => slices.push(slice),
-            Object::Node(view) => node = view,
+            Object::Node(view) if view.name == arbitrary::NODE => node = view,
+            Object::Node(view) => others.push(view),
             Object::ServiceCidr(_) => unreachable!("the generator makes none"),
         }
     }
-    [Listing::Services(services), Listing::Slices(slices), Listing::Node(Some(node))].map(Event::Reset)
+    let (node, others) = (Listing::Node(Some(node)), Listing::Others(others));
+    [Listing::Services(services), Listing::Slices(slices), node, others].map(Event::Reset)
 }
 
 proptest! {
@@ -117,7 +127,7 @@ proptest! {
     fn a_list_equals_the_events_that_led_to_it(
         before in vec(arbitrary::event(), 0..20),
         after in vec(arbitrary::event(), 0..30),
-        order in Just([0, 1, 2]).prop_shuffle(),
+        order in Just([0, 1, 2, 3]).prop_shuffle(),
     ) {
         let (mut cluster, mut incremental) = (new(), Plans::new());
         for event in before {
@@ -144,8 +154,8 @@ proptest! {
     fn a_plan_is_whole(events in vec(arbitrary::event_or_host(), 0..30)) {
         let cluster = build(events);
         for service in cluster.services() {
-            let plan = plan_service(&cluster, &service.name, PlanSettings::default()).expect("the Service is there");
-            prop_assert_eq!(&plan, &plan_service(&cluster, &service.name, PlanSettings::default()).expect("still"));
+            let plan = plan_service(&cluster, &service.name, settings()).expect("the Service is there");
+            prop_assert_eq!(&plan, &plan_service(&cluster, &service.name, settings()).expect("still"));
             prop_assert_eq!(plan.ports.len(), service.ports.len() * service.cluster_ips.len());
             let is_left_alone = |address| service.is_foreign || cluster.is_own(address);
             for address in &service.cluster_ips {

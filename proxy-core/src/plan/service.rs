@@ -230,16 +230,22 @@ fn plan_port(
         service.external_policy == TrafficPolicy::Local,
         service.is_external(port),
     );
-    let mut usable = usable_endpoints(merged, wanted, node);
-    let weight = |at: &BackendAddress| merged.get(at).map_or(1, |endpoint| weight(service, endpoint));
-    for set in [&mut usable.cluster, &mut usable.local] {
-        // If all weights are 0, they are ignored: some endpoint has to serve.
-        let with_weight = || set.iter().copied().filter(|at| weight(at) != 0);
-        if (1..set.len()).contains(&with_weight().count()) {
-            *set = with_weight().collect();
-        }
-    }
     let dsr = service.forwarding.unwrap_or_default().is_dsr(port.protocol);
+    let weight = |at: &BackendAddress| merged.get(at).map_or(1, |endpoint| weight(service, endpoint));
+    // If all weights are 0, they are ignored: some endpoint has to serve. Weights come before hints: the endpoints that hints leave
+    // may all have weight 0.
+    let has_weight = |endpoint: &Endpoint| self::weight(service, endpoint) != 0;
+    let is_drained = merged.values().any(|endpoint| !has_weight(endpoint))
+        && merged.values().any(|endpoint| endpoint.ready && has_weight(endpoint));
+    let with_weight = is_drained.then(|| {
+        merged.iter().filter(|(_, endpoint)| has_weight(endpoint)).map(|(at, e)| (*at, *e)).collect()
+    });
+    // Another node has other hints: it may select an endpoint here that this node would not.
+    let mut usable = usable_endpoints(merged, with_weight.as_ref().unwrap_or(merged), wanted, dsr, node);
+    let local = || usable.local.iter().copied().filter(|at| weight(at) != 0);
+    if (1..usable.local.len()).contains(&local().count()) {
+        usable.local = local().collect();
+    }
     let frontends = frontends(service, port, family, &usable, allowed.access, dsr);
     let has_dsr = frontends.values().any(|frontend| frontend.dsr);
     let is_here = |endpoint: &Endpoint| is_local(endpoint, &node.name) || cluster.is_own(&endpoint.address);

@@ -63,15 +63,19 @@ impl UsableEndpoints {
     }
 }
 
-/// Returns the wanted sets of the merged endpoints.
+/// Returns the wanted sets of the merged endpoints. `cluster`: those of them that may be in the cluster set; with `keeps_own`, the
+/// hints of endpoints on this node do not matter.
 pub fn usable_endpoints(
     merged: &MergedEndpoints<'_>,
+    cluster: &MergedEndpoints<'_>,
     wanted: EndpointSets,
+    keeps_own: bool,
     node: &NodeView,
 ) -> UsableEndpoints {
     let cluster = if wanted.cluster {
-        let topology = Topology::of(merged, node);
-        ready_or_serving_terminating(merged, |e| topology.admits(e, node), |_| true)
+        let topology = Topology::of(cluster, node);
+        let prefers = |e: &Endpoint| topology.admits(e, node) || keeps_own && is_local(e, &node.name);
+        ready_or_serving_terminating(cluster, prefers, |_| true)
     } else {
         Vec::new()
     };

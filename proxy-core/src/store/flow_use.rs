@@ -1,7 +1,8 @@
-//! What open connections still need: bits of the prefilter, source ports, and ids of backends.
+//! What open connections still need: bits of the prefilter, source ports, and ids of backends and of Service ports.
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 
 use proxy_common::config::{PortRange, SNAT_RANGES};
 
@@ -17,8 +18,14 @@ pub trait FlowUse {
     /// or the bit of its endpoint, for the replies. Reads each flow once.
     fn used_among(&mut self, bits: &BTreeSet<FilterBit>) -> io::Result<BTreeSet<FilterBit>>;
 
+    /// Returns those of these ids of Service ports that a flow has which has not expired. Reads each flow once.
+    fn services_among(&mut self, ids: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>>;
+
     /// Whether a flow with SNAT that has not expired has a source port in none of these ranges. Reads each flow once.
     fn has_snat_outside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool>;
+
+    /// Removes the flows with SNAT whose source is one of these addresses, and returns their number. Reads each flow once.
+    fn end_sources(&mut self, addresses: &BTreeSet<IpAddr>) -> io::Result<usize>;
 
     /// Whether a flow that has not expired is encapsulated (DSR). Reads each flow once.
     fn has_dsr(&mut self) -> io::Result<bool>;
@@ -37,8 +44,16 @@ impl FlowUse for NoFlows {
         Ok(BTreeSet::new())
     }
 
+    fn services_among(&mut self, _: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
+        Ok(BTreeSet::new())
+    }
+
     fn has_snat_outside(&mut self, _: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
         Ok(false)
+    }
+
+    fn end_sources(&mut self, _: &BTreeSet<IpAddr>) -> io::Result<usize> {
+        Ok(0)
     }
 
     fn has_dsr(&mut self) -> io::Result<bool> {

@@ -6,11 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proxy_common::Address;
 use proxy_common::config::{
-    CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_IPSEC, CONFIG_LAN_PORTS, CONFIG_MASQUERADE_ALL,
-    CONFIG_MASQUERADE_EXTERNAL, CONFIG_NODE_PORT_BIND_REFUSE, CONFIG_OTHER_PROXY, CONFIG_POD_UDP_BY_PACKETS,
-    CONFIG_POLICY_ROUTES, CONFIG_SNAT_MOVED, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY,
-    CONFIG_SOCKET_LB_OFF, CONFIG_SOURCES, CONFIG_VIP_ECHO, NodeConfig, POD_CGROUPS, PortRange, SNAT_PORTS,
-    SNAT_RANGES, UPLINKS,
+    MESH_PORTS, NodeConfig, POD_CGROUPS, PortRange, SNAT_PORTS, SNAT_RANGES, UPLINKS,
 };
 use proxy_common::node::{
     Cidr, DEVICE_SOURCES, Device, DeviceSource, IPSEC_POLICIES, IpsecPolicy, NodeAddr, NodeEntry,
@@ -18,7 +14,7 @@ use proxy_common::node::{
 };
 
 use super::Table;
-use crate::model::settings::{FlowTimeouts, NodePortBind, SocketDrop, SocketLb};
+use crate::model::settings::FlowTimeouts;
 
 /// Value of `node` or `node6`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -188,203 +184,95 @@ impl TunnelRow {
 
 /// The settings in `config` that a sync writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a bit of the entry, in every combination")]
 pub struct ConfigRow {
-    /// [`CONFIG_MASQUERADE_ALL`].
-    pub masquerade_all: bool,
-    /// [`CONFIG_DETECT_LOCAL`].
-    pub detect_local: bool,
-    /// [`CONFIG_OTHER_PROXY`].
-    pub other_proxy: bool,
-    /// [`CONFIG_SOCKET_LB_HOST_ONLY`] and [`CONFIG_SOCKET_LB_OFF`].
-    pub socket_lb: SocketLb,
-    /// [`CONFIG_SOCKET_DROP_FAIL`].
-    pub socket_drop: SocketDrop,
-    /// [`CONFIG_NODE_PORT_BIND_REFUSE`].
-    pub node_port_bind: NodePortBind,
+    /// See [`NodeConfig::flags`].
+    pub flags: u32,
     /// Timeouts of flows.
     pub timeouts: FlowTimeouts,
-    /// [`CONFIG_SNAT_MOVED`].
-    pub snat_moved: bool,
-    /// Source ports for SNAT.
+    /// See [`NodeConfig::snat`].
     pub snat_ports: [PortRange; SNAT_RANGES],
-    /// Cookie of the network namespace that the agent serves.
+    /// See [`NodeConfig::masquerade_mark`].
+    pub masquerade_mark: u32,
+    /// See [`NodeConfig::host_netns`].
     pub host_netns: u64,
+    /// See [`NodeConfig::mesh_ports`].
+    pub mesh_ports: [u16; MESH_PORTS],
     /// See [`NodeConfig::pod_cgroups`].
     pub pod_cgroups: [u64; POD_CGROUPS],
     /// See [`NodeConfig::pods4`].
-    pub pods4: Option<Ipv4Net>,
+    pub pods4: Cidr<[u32; 1]>,
     /// See [`NodeConfig::pods6`].
-    pub pods6: Option<Ipv6Net>,
+    pub pods6: Cidr<[u32; 4]>,
     /// See [`NodeConfig::uplinks`].
     pub uplinks: [u32; UPLINKS],
     /// See [`NodeConfig::macs`].
     pub macs: [u64; UPLINKS],
-    /// [`CONFIG_LAN_PORTS`].
-    pub lan_ports: bool,
-    /// [`CONFIG_DSR`].
-    pub dsr: bool,
-    /// [`CONFIG_IPSEC`].
-    pub ipsec: bool,
-    /// [`CONFIG_SOURCES`].
-    pub sources: bool,
-    /// [`CONFIG_POLICY_ROUTES`].
-    pub policy_routes: bool,
-    /// [`NodeConfig::masquerade_mark`]; 0: without [`CONFIG_MASQUERADE_EXTERNAL`].
-    pub masquerade_mark: u32,
-    /// [`CONFIG_VIP_ECHO`].
-    pub vip_echo: bool,
-    /// [`CONFIG_POD_UDP_BY_PACKETS`].
-    pub pod_udp_by_packets: bool,
 }
 
 impl Default for ConfigRow {
     fn default() -> Self {
         Self {
-            masquerade_all: false,
-            detect_local: false,
-            other_proxy: false,
-            socket_lb: SocketLb::default(),
-            socket_drop: SocketDrop::default(),
-            node_port_bind: NodePortBind::default(),
+            flags: 0,
             timeouts: FlowTimeouts::default(),
-            snat_moved: false,
             snat_ports: SNAT_PORTS,
+            masquerade_mark: 0,
             host_netns: 0,
+            mesh_ports: [0; MESH_PORTS],
             pod_cgroups: [0; POD_CGROUPS],
-            pods4: None,
-            pods6: None,
+            pods4: Cidr::NONE,
+            pods6: Cidr::NONE,
             uplinks: [0; UPLINKS],
             macs: [0; UPLINKS],
-            lan_ports: false,
-            dsr: false,
-            ipsec: false,
-            sources: false,
-            policy_routes: false,
-            masquerade_mark: 0,
-            vip_echo: false,
-            pod_udp_by_packets: false,
         }
     }
 }
 
 impl ConfigRow {
-    const FLAGS: u32 = CONFIG_MASQUERADE_ALL
-        | CONFIG_DETECT_LOCAL
-        | CONFIG_OTHER_PROXY
-        | CONFIG_SOCKET_LB_HOST_ONLY
-        | CONFIG_SOCKET_LB_OFF
-        | CONFIG_SOCKET_DROP_FAIL
-        | CONFIG_NODE_PORT_BIND_REFUSE
-        | CONFIG_DSR
-        | CONFIG_IPSEC
-        | CONFIG_LAN_PORTS
-        | CONFIG_SOURCES
-        | CONFIG_POLICY_ROUTES
-        | CONFIG_MASQUERADE_EXTERNAL
-        | CONFIG_VIP_ECHO
-        | CONFIG_POD_UDP_BY_PACKETS
-        | CONFIG_SNAT_MOVED;
-
     /// Reads these settings from an entry.
-    pub fn of(entry: &NodeConfig) -> Self {
+    pub const fn of(entry: &NodeConfig) -> Self {
         Self {
-            masquerade_all: entry.flags & CONFIG_MASQUERADE_ALL != 0,
-            detect_local: entry.flags & CONFIG_DETECT_LOCAL != 0,
-            other_proxy: entry.flags & CONFIG_OTHER_PROXY != 0,
-            socket_lb: if entry.flags & CONFIG_SOCKET_LB_OFF != 0 {
-                SocketLb::Off
-            } else if entry.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 {
-                SocketLb::HostOnly
-            } else {
-                SocketLb::All
-            },
-            socket_drop: if entry.flags & CONFIG_SOCKET_DROP_FAIL != 0 {
-                SocketDrop::Fail
-            } else {
-                SocketDrop::Silent
-            },
-            node_port_bind: if entry.flags & CONFIG_NODE_PORT_BIND_REFUSE != 0 {
-                NodePortBind::Refuse
-            } else {
-                NodePortBind::Allow
-            },
+            flags: entry.flags,
             timeouts: FlowTimeouts::of(entry),
-            snat_moved: entry.flags & CONFIG_SNAT_MOVED != 0,
             snat_ports: entry.snat,
+            masquerade_mark: entry.masquerade_mark,
             host_netns: entry.host_netns,
+            mesh_ports: entry.mesh_ports,
             pod_cgroups: entry.pod_cgroups,
-            pods4: range4(entry.pods4),
-            pods6: range6(&entry.pods6),
+            pods4: entry.pods4,
+            pods6: entry.pods6,
             uplinks: entry.uplinks,
             macs: entry.macs,
-            lan_ports: entry.flags & CONFIG_LAN_PORTS != 0,
-            dsr: entry.flags & CONFIG_DSR != 0,
-            ipsec: entry.flags & CONFIG_IPSEC != 0,
-            sources: entry.flags & CONFIG_SOURCES != 0,
-            policy_routes: entry.flags & CONFIG_POLICY_ROUTES != 0,
-            masquerade_mark: entry.masquerade_mark,
-            vip_echo: entry.flags & CONFIG_VIP_ECHO != 0,
-            pod_udp_by_packets: entry.flags & CONFIG_POD_UDP_BY_PACKETS != 0,
         }
     }
 
     /// Writes these settings to an entry; its other settings stay.
-    pub fn apply(self, entry: &mut NodeConfig) {
-        let bits = [
-            (self.masquerade_all, CONFIG_MASQUERADE_ALL),
-            (self.detect_local, CONFIG_DETECT_LOCAL),
-            (self.dsr, CONFIG_DSR),
-            (self.ipsec, CONFIG_IPSEC),
-            (self.other_proxy, CONFIG_OTHER_PROXY),
-            (self.lan_ports, CONFIG_LAN_PORTS),
-            (self.sources, CONFIG_SOURCES),
-            (self.policy_routes, CONFIG_POLICY_ROUTES),
-            (self.masquerade_mark != 0, CONFIG_MASQUERADE_EXTERNAL),
-            (self.vip_echo, CONFIG_VIP_ECHO),
-            (self.pod_udp_by_packets, CONFIG_POD_UDP_BY_PACKETS),
-            (self.snat_moved, CONFIG_SNAT_MOVED),
-            (self.socket_lb == SocketLb::HostOnly, CONFIG_SOCKET_LB_HOST_ONLY),
-            (self.socket_lb == SocketLb::Off, CONFIG_SOCKET_LB_OFF),
-            (self.socket_drop == SocketDrop::Fail, CONFIG_SOCKET_DROP_FAIL),
-            (self.node_port_bind == NodePortBind::Refuse, CONFIG_NODE_PORT_BIND_REFUSE),
-        ];
-        let bits = bits.iter().filter(|(is, _)| *is).fold(0, |bits, (_, bit)| bits | bit);
-        entry.flags = entry.flags & !Self::FLAGS | bits;
+    pub const fn apply(self, entry: &mut NodeConfig) {
+        entry.flags = self.flags;
         self.timeouts.apply(entry);
         entry.snat = self.snat_ports;
         entry.masquerade_mark = self.masquerade_mark;
         entry.host_netns = self.host_netns;
+        entry.mesh_ports = self.mesh_ports;
         entry.pod_cgroups = self.pod_cgroups;
-        entry.pods4 = self.pods4.map_or(Cidr::NONE, |range| Cidr {
-            addr: words(range.network().octets()),
-            mask: words(range.netmask().octets()),
-        });
-        entry.pods6 = self.pods6.map_or(Cidr::NONE, |range| Cidr {
-            addr: words(range.network().octets()),
-            mask: words(range.netmask().octets()),
-        });
+        entry.pods4 = self.pods4;
+        entry.pods6 = self.pods6;
         entry.uplinks = self.uplinks;
         entry.macs = self.macs;
     }
+
+    /// Whether a flag is set.
+    pub const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
 }
 
-/// Returns an address in words, as programs keep it.
-fn words<const OCTETS: usize, W: Address>(octets: [u8; OCTETS]) -> W
-where
-    [u8; OCTETS]: Address,
-{
-    W::from_words(octets.words())
-}
-
-fn range4(range: Cidr<[u32; 1]>) -> Option<Ipv4Net> {
-    let [addr, mask] = [range.addr, range.mask].map(|words| <[u8; 4]>::from_words(words.words()));
-    range.is_some().then(|| Ipv4Net::with_netmask(addr.into(), mask.into()).ok())?
-}
-
-fn range6(range: &Cidr<[u32; 4]>) -> Option<Ipv6Net> {
-    let [addr, mask] = [range.addr, range.mask].map(|words| <[u8; 16]>::from_words(words.words()));
-    range.is_some().then(|| Ipv6Net::with_netmask(addr.into(), mask.into()).ok())?
+/// Returns a range as programs keep it; [`Cidr::NONE`] if there is none.
+#[expect(private_bounds, reason = "how maps hold an address is this module's matter")]
+pub fn range_words<N: InMaps<Cidr<O>>, O: Address, W: Address>(range: Option<N>) -> Cidr<W> {
+    range.map_or(Cidr::NONE, |range| {
+        let Cidr { addr, mask } = range.to_map();
+        Cidr { addr: W::from_words(addr.words()), mask: W::from_words(mask.words()) }
+    })
 }
 
 /// The contents of the tables about the node; if they are those of one table, the other parts are empty.
@@ -474,45 +362,25 @@ mod tests {
         }
 
         #[test]
-        fn only_our_part_of_the_settings_changes(flags: u32, switches: [bool; 4], udp in 1u32..=2_147_483, host_netns: u64, uplinks: [u32; UPLINKS]) {
-            // `off` wins over `host-only`: both together are never written.
-            let flags = flags & !CONFIG_SOCKET_LB_HOST_ONLY;
-            // The flag and the mark are written together.
-            let masquerade_mark = flags & CONFIG_MASQUERADE_EXTERNAL;
-            let before = NodeConfig { flags, masquerade_mark, ..NodeConfig::new(250, 10, 16, 3) };
-            let [masquerade_all, detect_local, other_proxy, snat_moved] = switches;
-            let (socket_lb, socket_drop) = (SocketLb::HostOnly, SocketDrop::Fail);
-            let timeouts = FlowTimeouts { udp, tcp_established: FlowTimeouts::LONGEST, ..FlowTimeouts::default() };
+        fn only_our_part_of_the_settings_changes(flags: u32, udp in 1u32..=2_147_483, number: u64, uplinks: [u32; UPLINKS]) {
+            let before = NodeConfig::new(250, 10, 16, 3);
+            let range = |number: u32| Cidr { addr: [number], mask: [!0] };
             let row = ConfigRow {
-                masquerade_all,
-                detect_local,
-                other_proxy,
-                socket_lb,
-                socket_drop,
-                node_port_bind: NodePortBind::Refuse,
-                timeouts,
-                snat_moved,
+                flags,
+                timeouts: FlowTimeouts { udp, tcp_established: FlowTimeouts::LONGEST, ..FlowTimeouts::default() },
                 snat_ports: [PortRange::new(1, 2); SNAT_RANGES],
-                host_netns,
-                pod_cgroups: [host_netns, 7],
-                pods4: other_proxy.then(|| "10.244.1.0/24".parse().unwrap()),
-                pods6: snat_moved.then(|| "fd00:1::/64".parse().unwrap()),
+                masquerade_mark: number as u32,
+                host_netns: number,
+                mesh_ports: [15_001, 0, 7, 0],
+                pod_cgroups: [number, 7],
+                pods4: range(flags),
+                pods6: Cidr { addr: [flags; 4], mask: [!0, !0, 0, 0] },
                 uplinks,
                 macs: uplinks.map(u64::from),
-                lan_ports: detect_local,
-                dsr: other_proxy,
-                ipsec: masquerade_all,
-                sources: detect_local,
-                policy_routes: snat_moved,
-                masquerade_mark: u32::from(other_proxy) << 20,
-                vip_echo: other_proxy,
-                pod_udp_by_packets: snat_moved,
             };
             let mut after = before;
             row.apply(&mut after);
             prop_assert_eq!(ConfigRow::of(&after), row);
-            let others = flags & !ConfigRow::FLAGS;
-            prop_assert_eq!(after.flags & !ConfigRow::FLAGS, others);
             ConfigRow::of(&before).apply(&mut after);
             prop_assert_eq!(after, before);
         }

@@ -31,6 +31,19 @@ pub(super) struct Addresses {
     /// Addresses whose entries may have to change.
     dirty: BTreeSet<IpAddr>,
     failure: Option<Failure>,
+    /// The failure of the sync before this one.
+    before: Option<Failure>,
+    /// Whether this sync writes entries; it does not before the retry of a failure.
+    is_due: bool,
+}
+
+/// When entries of addresses are written, in relation to the frontends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Entries are removed, and addresses become unmanaged.
+    BeforePorts,
+    /// All entries: one that refuses clients at undefined ports is written after the frontends of its address.
+    AfterPorts,
 }
 
 impl Addresses {
@@ -124,22 +137,34 @@ impl Addresses {
     pub(super) fn reconcile<S: Store>(
         &mut self,
         writer: &mut Writer<S>,
+        turn: Turn,
         now: Instant,
         full: bool,
         freed: bool,
     ) {
-        if full {
+        if full && turn == Turn::BeforePorts {
             let known = writer.applied.services.keys().filter(|key| is_address(key)).map(|key| key.addr);
             self.dirty.extend(known);
             self.dirty.extend(self.live.keys());
             self.dirty.extend(self.unmanaged.keys());
         }
-        if self.retry().is_some_and(|retry| now < retry) && !freed && !full {
+        if turn == Turn::BeforePorts {
+            self.is_due = freed || full || self.retry().is_none_or(|retry| retry <= now);
+            if self.is_due {
+                self.before = self.failure.take();
+            }
+        }
+        if !self.is_due {
             return;
         }
         let (mut steps, mut jobs, mut asked) = (Steps::default(), Vec::new(), Vec::new());
         for address in std::mem::take(&mut self.dirty) {
             let wanted = self.wanted(address);
+            let refuses = wanted.as_ref().is_some_and(|entry| entry.kind == KIND_ADDRESS);
+            if refuses && turn == Turn::BeforePorts {
+                self.dirty.insert(address);
+                continue;
+            }
             if writer.applied.services.get(&key(address)) == wanted.as_ref() {
                 continue;
             }
@@ -150,12 +175,15 @@ impl Addresses {
             asked.push(address);
         }
         writer.execute(&steps, &mut jobs, true, now);
-        let before = self.failure.take();
         for (address, job) in asked.into_iter().zip(jobs) {
             let Some(cause) = job.cause else { continue };
             self.dirty.insert(address);
             let problem = self.problem_of(address, &cause);
-            self.failure.get_or_insert_with(|| Failure::after(before.as_ref(), problem, now));
+            self.failure.get_or_insert_with(|| Failure::after(self.before.as_ref(), problem, now));
+        }
+        // The entries that made room may be back.
+        if turn == Turn::AfterPorts && self.dirty.is_empty() {
+            self.failure = None;
         }
     }
 
@@ -187,7 +215,7 @@ impl Addresses {
             writer.write_without_port(&steps, now);
             let problem = self.problem_of(first.addr, &SyncError::Addresses);
             self.dirty.extend(victims.iter().map(|key| key.addr));
-            self.failure = Some(Failure::after(self.failure.as_ref(), problem, now));
+            self.failure = Some(Failure::after(self.failure.as_ref().or(self.before.as_ref()), problem, now));
         }
     }
 

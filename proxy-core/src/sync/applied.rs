@@ -270,7 +270,7 @@ impl Applied {
 
     fn put_service(&mut self, key: FrontendKey, entry: ServiceEntry, now: Instant, sync: u64) {
         self.extents.reference(entry.slot_base, entry.slot_count);
-        self.ranges.reference(entry.ranges);
+        self.ranges.reference(entry.ranges, entry.id);
         self.by_load += usize::from(is_by_load(entry.algorithm));
         if let Some(old) = self.services.insert(key, entry) {
             self.unlink(&key, &old, now, sync);

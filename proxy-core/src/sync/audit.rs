@@ -99,9 +99,13 @@ impl Audit {
                 (extents().all(|(base, ids)| holds(base, ids)), (end > start).then_some(end))
             }
             Table::Maglev => {
-                // A Maglev table has some hundred words, so a piece reads fewer of them.
+                // A Maglev table has some hundred words, so a piece reads few of them, but many indexes without a table.
                 let end = applied.maglev.last_key_value().map_or(0, |(index, _)| index + 1);
-                let (range, next) = part(start, (piece / 128).max(1), end);
+                let (mut range, mut next) = part(start, piece.saturating_mul(8), end);
+                let beyond = applied.maglev.range(range.clone()).nth((piece / 128).max(1) as usize);
+                if let Some((index, _)) = beyond {
+                    (range.end, next) = (*index, Some(*index));
+                }
                 let found = store.read_range(table, range.clone())?.maglev;
                 (applied.maglev.range(range).eq(&found), next)
             }

@@ -16,6 +16,7 @@ use proxy_common::service::{
 
 use crate::model::TrafficPolicy;
 use crate::model::net::Protocol;
+use crate::plan::devices::bits;
 use crate::plan::weights;
 use crate::plan::{
     Access, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope,
@@ -34,11 +35,6 @@ pub(super) fn frontend_key(frontend: &Frontend) -> FrontendKey {
             Scope::External => SCOPE_EXTERNAL,
         },
     }
-}
-
-/// Returns the bits whose flag is `true`, combined.
-pub(super) fn bits<T: Default + std::ops::BitOr<Output = T>>(all: impl IntoIterator<Item = (bool, T)>) -> T {
-    all.into_iter().filter(|(is_set, _)| *is_set).fold(T::default(), |bits, (_, bit)| bits | bit)
 }
 
 /// Returns the row of an active backend. `tunnel`: the number of its node's address in `tunnels`, or 0.
@@ -98,9 +94,10 @@ pub(super) fn service_entry(
     }
 }
 
-/// Whether a frontend uses Maglev for clients outside, whatever its algorithm for clients inside.
+/// Whether a frontend uses Maglev for clients outside, whatever its algorithm for clients inside. Clients outside do not use a
+/// scoped frontend.
 fn is_maglev_outside(port: &PortPlan, frontend: &FrontendPlan) -> bool {
-    port.maglev_outside && frontend.kind != FrontendKind::ClusterIp
+    port.maglev_outside && frontend.kind != FrontendKind::ClusterIp && !frontend.scoped
 }
 
 /// Whether a frontend needs a Maglev table. One endpoint needs none.
@@ -109,16 +106,26 @@ pub(super) fn needs_table(port: &PortPlan, frontend: &FrontendPlan) -> bool {
     is_hash && (2..=maglev::MAX_BACKENDS as usize).contains(&port.slot_count(frontend))
 }
 
-/// Returns the slots of endpoints with these (id, weight) pairs: one slot each, in the order of ids; if the weights differ
-/// and the algorithm repeats slots, as many slots as the weight says, evenly spread.
-pub(super) fn slots(mut endpoints: Vec<(u32, u32)>, algorithm: Algorithm) -> Vec<u32> {
+/// An endpoint in an extent of slots; they are in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SlotMember {
+    /// It is not to be found among the first slots: endpoints of this node are looked for there if another node has selected
+    /// them (DSR).
+    pub(super) is_behind: bool,
+    pub(super) id: u32,
+    pub(super) weight: u32,
+}
+
+/// Returns the slots of endpoints: one slot each, in order; if the weights differ and the algorithm repeats slots, as many slots as
+/// the weight says, evenly spread.
+pub(super) fn slots(mut endpoints: Vec<SlotMember>, algorithm: Algorithm) -> Vec<u32> {
     endpoints.sort_unstable();
-    let is_even = endpoints.windows(2).all(|pair| pair[0].1 == pair[1].1);
+    let is_even = endpoints.windows(2).all(|pair| pair[0].weight == pair[1].weight);
     if is_even || !algorithm.repeats_slots() {
-        return endpoints.into_iter().map(|(id, _)| id).collect();
+        return endpoints.into_iter().map(|member| member.id).collect();
     }
-    let weights: Vec<u32> = endpoints.iter().map(|(_, weight)| *weight).collect();
-    weights::slots(&weights).into_iter().filter_map(|at| endpoints.get(at)).map(|(id, _)| *id).collect()
+    let weights: Vec<u32> = endpoints.iter().map(|member| member.weight).collect();
+    weights::slots(&weights).into_iter().filter_map(|at| endpoints.get(at)).map(|member| member.id).collect()
 }
 
 /// Returns the frontend of a key; `None` for a key that no plan can have.

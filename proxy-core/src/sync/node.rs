@@ -8,22 +8,30 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use proxy_common::config::{PortRange, SNAT_RANGES, UPLINKS};
-use proxy_common::map_names::TUNNEL_COUNT;
+use proxy_common::config::{
+    CONFIG_DETECT_LOCAL, CONFIG_DSR, CONFIG_IPSEC, CONFIG_LAN_PORTS, CONFIG_MASQUERADE_ALL,
+    CONFIG_MASQUERADE_EXTERNAL, CONFIG_NODE_PORT_BIND_REFUSE, CONFIG_OTHER_PROXY, CONFIG_POD_UDP_BY_PACKETS,
+    CONFIG_POLICY_ROUTES, CONFIG_SNAT_MOVED, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY,
+    CONFIG_SOCKET_LB_OFF, CONFIG_SOURCES, CONFIG_VIP_ECHO, PortRange, SNAT_RANGES, UPLINKS,
+};
+use proxy_common::map_names::{OWN_ADDR_COUNT, TUNNEL_COUNT};
 use proxy_common::node::{
-    DEVICE_LAN_PORT, DEVICE_MAC, DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NODE_ADDR_INTERNAL,
-    NODE_ADDR_LOOPBACK, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr,
+    DEVICE_LAN_PORT, DEVICE_MAC, DEVICE_UPLINK, Device, NODE_ADDR_INTERNAL, NODE_ADDR_LOOPBACK,
+    NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeAddr,
 };
 
 use super::applied::Applied;
-use super::entries::bits;
 use super::job::{Failure, Job, Owner, Steps};
 use super::writer::Writer;
 use crate::model::Problem;
 use crate::model::net::IpFamily;
 use crate::model::problem::chain;
+use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
 use crate::plan::NodePlan;
-use crate::store::{ConfigRow, FlowUse, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write};
+use crate::plan::devices::bits;
+use crate::store::{
+    ConfigRow, FlowUse, NodeContents, NodeFamily, NodeRow, Store, TunnelRow, Write, range_words,
+};
 
 /// The desired entries of the node, and the failure of the last write.
 #[derive(Debug, Default)]
@@ -35,11 +43,17 @@ pub(super) struct NodeState {
     failure: Option<Failure>,
     /// Time of the next search for connections with source ports outside of the current SNAT ranges.
     next_snat_check: Option<Instant>,
+    /// Addresses that the node has lost, and whose flows with SNAT are still to be ended, with the time of the loss.
+    lost: BTreeMap<IpAddr, Instant>,
+    /// Time of the next search for these flows.
+    next_lost_check: Option<Instant>,
 }
 
-/// Delay of the second search after the ranges changed: programs on other CPUs may have read the old ranges before the
-/// write.
+/// Delay of the second search after the ranges or the sources changed: programs on other CPUs may have read the old ones before
+/// the write.
 const SNAT_SETTLES: Duration = Duration::from_secs(1);
+/// Delay of the next search for flows with lost addresses after an error.
+const LOST_RETRY: Duration = Duration::from_secs(10);
 /// Period of the searches for connections with source ports outside of the current SNAT ranges.
 const SNAT_PERIOD: Duration = Duration::from_mins(10);
 
@@ -54,9 +68,9 @@ impl NodeState {
         self.failure.as_ref().map(|failure| failure.retry)
     }
 
-    /// Returns the time of the next search for source ports outside of the current SNAT ranges.
-    pub(super) fn next_snat_check(&self) -> Option<Instant> {
-        self.next_snat_check
+    /// Returns the time of the next search for flows with ports outside of the current SNAT ranges, or with lost addresses.
+    pub(super) fn next_flow_check(&self) -> Option<Instant> {
+        self.next_snat_check.into_iter().chain(self.next_lost_check).min()
     }
 }
 
@@ -76,16 +90,34 @@ impl NodeState {
     }
 
     /// Writes the entries of devices only, and removes none: all that an agent may do before it knows the cluster.
-    /// Otherwise the programs would take clients behind a new uplink for pods.
-    pub(super) fn write_devices<S: Store>(&self, writer: &mut Writer<S>, now: Instant) {
+    /// Otherwise the programs would take clients behind a new uplink for pods. A device that `exists` stays an uplink: the
+    /// Node object may say so, which is not known yet.
+    pub(super) fn write_devices<S: Store>(
+        &self,
+        writer: &mut Writer<S>,
+        exists: impl Fn(u32) -> bool,
+        now: Instant,
+    ) {
         let Some(desired) = &self.desired else { return };
+        let known = &writer.applied.node;
+        let mut devices: BTreeMap<u32, Device> = known
+            .devices
+            .iter()
+            .filter(|(index, _)| exists(**index))
+            .map(|(index, bits)| (*index, *bits))
+            .collect();
+        for (index, bits) in &desired.devices {
+            let device = devices.entry(*index).or_default();
+            *device = bits | *device & DEVICE_UPLINK;
+        }
         let mut steps = Steps::default();
-        for (index, facts) in differing(&desired.devices, &writer.applied.node.devices) {
+        for (index, facts) in differing(&devices, &known.devices) {
             steps.push(0, Write::Device(*index, *facts));
         }
-        let (known, uplinks) = (writer.applied.node.config, desired.config.uplinks);
-        if uplinks != known.uplinks {
-            steps.push(0, Write::Config(ConfigRow { uplinks, ..known }));
+        let uplinks = uplinks(&devices);
+        let config = ConfigRow { uplinks, macs: macs(&devices, uplinks), ..known.config };
+        if config != known.config {
+            steps.push(0, Write::Config(config));
         }
         // The next `reconcile` retries failed writes.
         writer.write_without_port(&steps, now);
@@ -102,18 +134,30 @@ impl NodeState {
         freed: bool,
     ) {
         let retries = self.failure.as_ref().is_some_and(|failure| freed || failure.retry <= now);
-        let checks = self.next_snat_check.is_some_and(|at| at <= now);
+        let checks = self.next_flow_check().is_some_and(|at| at <= now);
         if !(self.due || retries || checks || full) {
             return;
         }
         self.due = false;
         let Some(mut desired) = self.desired.clone() else { return };
         let known = writer.applied.node.config;
-        desired.config.snat_moved = self.has_old_snat_ports(&known, flows, desired.config.snat_ports, now);
+        if self.has_old_snat_ports(&known, flows, desired.config.snat_ports, now) {
+            desired.config.flags |= CONFIG_SNAT_MOVED;
+        }
         let written = writer.write_without_port(&facts(&writer.applied.node, &desired), now);
+        let before = own(&writer.applied.node);
         // Stop at the first failure: an address must not be written without its filter bits.
         let mut all_right = [Job::new(Owner::NoPort)];
         writer.execute(&addresses(&writer.applied, &desired), &mut all_right, false, now);
+        let own = own(&writer.applied.node);
+        let lost = before.difference(&own).filter(|address| !is_full(&own, address.is_ipv6()));
+        self.lost.extend(lost.map(|address| (*address, now)));
+        self.lost.retain(|address, _| !own.contains(address));
+        if written.cause.is_some() {
+            // The programs may still have the old sources.
+            self.lost.values_mut().for_each(|at| *at = now);
+        }
+        self.end_lost_sources(flows, now);
         let before = self.failure.take();
         let cause = [written].into_iter().chain(all_right).find_map(|job| job.cause);
         self.failure = cause.map(|cause| {
@@ -126,6 +170,29 @@ impl NodeState {
         });
     }
 
+    /// Ends the flows with SNAT whose source the node does not have any more: no reply would arrive. Netfilter's masquerading does the
+    /// same (`net/netfilter/nf_nat_masquerade.c`, `masq_inet_event`).
+    fn end_lost_sources(&mut self, flows: &mut dyn FlowUse, now: Instant) {
+        self.next_lost_check = None;
+        if self.lost.is_empty() {
+            return;
+        }
+        let lost = self.lost.keys().copied().collect();
+        match flows.end_sources(&lost) {
+            Ok(count) => {
+                if count > 0 {
+                    tracing::info!(addresses = ?lost, count, "flows ended: the node has lost their source address");
+                }
+                self.lost.retain(|_, at| now < *at + SNAT_SETTLES);
+                self.next_lost_check = self.lost.values().min().map(|at| *at + SNAT_SETTLES);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot end the flows whose source address the node has lost");
+                self.next_lost_check = Some(now + LOST_RETRY);
+            }
+        }
+    }
+
     /// Whether flows with source ports outside of `ports`, the new ranges, may still exist.
     fn has_old_snat_ports(
         &mut self,
@@ -135,18 +202,31 @@ impl NodeState {
         now: Instant,
     ) -> bool {
         let changes = known.snat_ports != ports;
-        let is_due = self.next_snat_check.map_or(known.snat_moved, |at| at <= now);
+        let is_due = self.next_snat_check.map_or(known.has(CONFIG_SNAT_MOVED), |at| at <= now);
         if !changes && !is_due {
-            return known.snat_moved;
+            return known.has(CONFIG_SNAT_MOVED);
         }
-        let moved = flows.has_snat_outside(ports).unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot read connections: the programs look up replies to all ports of the node");
-            true
-        });
+        // A program may have read the old ranges before the write: the flag stands until the next search.
+        let moved = changes
+            || flows.has_snat_outside(ports).unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot read connections: the programs look up replies to all ports of the node");
+                true
+            });
         let next = if moved { Some(now + SNAT_PERIOD) } else { None };
         self.next_snat_check = if changes { Some(now + SNAT_SETTLES) } else { next };
         moved
     }
+}
+
+/// Returns the node's own addresses.
+fn own(node: &NodeContents) -> BTreeSet<IpAddr> {
+    let own = |(address, bits): (&IpAddr, &NodeAddr)| (bits & NODE_ADDR_OWN != 0).then_some(*address);
+    node.addresses.iter().filter_map(own).collect()
+}
+
+/// Whether the node may have more addresses of the family than fit into the map.
+fn is_full(own: &BTreeSet<IpAddr>, is_ipv6: bool) -> bool {
+    own.iter().filter(|address| address.is_ipv6() == is_ipv6).count() >= OWN_ADDR_COUNT as usize
 }
 
 fn facts(known: &NodeContents, desired: &NodeContents) -> Steps {
@@ -226,8 +306,9 @@ fn internal<'a>(plan: &'a NodePlan, known: &'a NodeContents) -> Box<dyn Iterator
     }
 }
 
-/// Returns the addresses of other nodes by their numbers. An address keeps its number, because flows refer to it. If there
-/// are more addresses than numbers, packets to the others use SNAT.
+/// Returns the addresses of other nodes by their numbers. An address keeps its number, because flows refer to it, also while no
+/// node has it: a node may return. Its number is given to another address only if all numbers are in use. If there are more
+/// addresses than numbers, packets to the others use SNAT.
 fn tunnels(plan: &NodePlan, known: &NodeContents) -> BTreeMap<u32, TunnelRow> {
     let Some(wanted) = &plan.tunnels else {
         return if plan.dsr { known.tunnels.clone() } else { BTreeMap::new() };
@@ -237,23 +318,29 @@ fn tunnels(plan: &NodePlan, known: &NodeContents) -> BTreeMap<u32, TunnelRow> {
         .filter(|(at, _)| !plan.addresses.contains_key(*at))
         .map(|(at, from)| (*at, *from))
         .collect();
-    let mut rows = BTreeMap::new();
-    for (number, row) in &known.tunnels {
-        if let Some(source) = new.remove(&row.addr) {
-            rows.insert(*number, TunnelRow { source, ..*row });
+    let mut rows = known.tunnels.clone();
+    // An address that this node has taken over: nothing is encapsulated to itself.
+    rows.retain(|_, row| !plan.addresses.contains_key(&row.addr));
+    let mut absent = Vec::new();
+    for (number, row) in &mut rows {
+        match new.remove(&row.addr) {
+            Some(source) => row.source = source,
+            None => absent.push(*number),
         }
     }
-    let free: Vec<u32> =
-        (1..TUNNEL_COUNT).filter(|number| !rows.contains_key(number)).take(new.len()).collect();
-    rows.extend(free.into_iter().zip(new.into_iter().map(|(addr, source)| TunnelRow { addr, source })));
+    let unused = (1..TUNNEL_COUNT).filter(|number| !known.tunnels.contains_key(number));
+    let rows_of_new = new.into_iter().map(|(addr, source)| TunnelRow { addr, source });
+    rows.extend(unused.chain(absent).zip(rows_of_new));
     rows
 }
 
 /// Returns a problem if other nodes have more addresses than `tunnels` has numbers.
 fn unnumbered(plan: &NodePlan, desired: &NodeContents) -> Option<Problem> {
-    let addresses = plan.tunnels.as_ref()?.keys().filter(|at| !plan.addresses.contains_key(*at)).count();
-    let left = addresses.checked_sub(desired.tunnels.len()).filter(|left| *left > 0)?;
-    Some(Problem {
+    let numbered: BTreeSet<_> = desired.tunnels.values().map(|row| row.addr).collect();
+    let others =
+        || plan.tunnels.iter().flatten().map(|(at, _)| at).filter(|at| !plan.addresses.contains_key(*at));
+    let (addresses, left) = (others().count(), others().filter(|at| !numbered.contains(at)).count());
+    (left > 0).then(|| Problem {
         object: "Node".to_owned(),
         field: "status.addresses".to_owned(),
         message: format!(
@@ -309,51 +396,50 @@ fn contents(plan: &NodePlan, known: &NodeContents) -> NodeContents {
             (facts.loopback, NODE_ADDR_LOOPBACK),
         ])
     };
-    let device = |facts: &crate::plan::DeviceFacts| -> Device {
-        let bits = [
-            (facts.uplink, DEVICE_UPLINK),
-            (facts.no_header, DEVICE_NO_HEADER),
-            (facts.lan_port, DEVICE_LAN_PORT),
-        ];
-        bits.into_iter().filter(|(is, _)| *is).fold(facts.mac, |device, (_, bit)| device | bit)
-    };
-    let devices: BTreeMap<_, _> = plan.devices.iter().map(|(index, facts)| (*index, device(facts))).collect();
     let mut addresses: BTreeMap<_, _> =
         plan.addresses.iter().map(|(at, facts)| (*at, address(facts))).collect();
     for at in internal(plan, known) {
         *addresses.entry(at).or_default() |= NODE_ADDR_INTERNAL;
     }
-    let uplinks = uplinks(&devices);
+    let uplinks = uplinks(&plan.devices);
     NodeContents {
         tunnels: tunnels(plan, known),
         rows: [v4, v6].into_iter().map(|row| (row.table(), row)).collect(),
         addresses,
         config: ConfigRow {
-            masquerade_all: plan.masquerade_all,
-            other_proxy: plan.other_proxy,
-            detect_local: plan.detect_local,
-            // `NodeState::reconcile` sets this from the flows.
-            snat_moved: false,
-            snat_ports: plan.snat_ports,
-            socket_lb: plan.socket_lb,
-            socket_drop: plan.socket_drop,
-            node_port_bind: plan.node_port_bind,
+            flags: flags(plan),
             timeouts: plan.timeouts,
-            host_netns: plan.host_netns,
-            pod_cgroups: plan.pod_cgroups,
-            pods4: plan.pod_ranges.v4,
-            pods6: plan.pod_ranges.v6,
-            uplinks,
-            macs: macs(&devices, uplinks),
-            lan_ports: devices.values().any(|device| device & DEVICE_LAN_PORT != 0),
-            dsr: plan.dsr,
-            ipsec: !plan.ipsec.is_empty(),
-            sources: !plan.device_sources.is_empty(),
-            policy_routes: plan.policy_routes,
+            snat_ports: plan.snat_ports,
             masquerade_mark: plan.masquerade_mark,
-            vip_echo: plan.vip_echo,
-            pod_udp_by_packets: plan.pod_udp_by_packets,
+            host_netns: plan.host_netns,
+            mesh_ports: plan.mesh_ports.0,
+            pod_cgroups: plan.pod_cgroups,
+            pods4: range_words(plan.pod_ranges.v4),
+            pods6: range_words(plan.pod_ranges.v6),
+            uplinks,
+            macs: macs(&plan.devices, uplinks),
         },
-        devices,
+        devices: plan.devices.clone(),
     }
+}
+
+/// Returns the flags for `config`, without [`CONFIG_SNAT_MOVED`], which depends on the flows.
+fn flags(plan: &NodePlan) -> u32 {
+    bits([
+        (plan.masquerade_all, CONFIG_MASQUERADE_ALL),
+        (plan.detect_local, CONFIG_DETECT_LOCAL),
+        (plan.other_proxy, CONFIG_OTHER_PROXY),
+        (plan.socket_lb == SocketLb::HostOnly, CONFIG_SOCKET_LB_HOST_ONLY),
+        (plan.socket_lb == SocketLb::Off, CONFIG_SOCKET_LB_OFF),
+        (plan.socket_drop == SocketDrop::Fail, CONFIG_SOCKET_DROP_FAIL),
+        (plan.pod_udp_by_packets, CONFIG_POD_UDP_BY_PACKETS),
+        (plan.dsr, CONFIG_DSR),
+        (!plan.ipsec.is_empty(), CONFIG_IPSEC),
+        (plan.devices.values().any(|device| device & DEVICE_LAN_PORT != 0), CONFIG_LAN_PORTS),
+        (plan.policy_routes, CONFIG_POLICY_ROUTES),
+        (plan.masquerade_mark != 0, CONFIG_MASQUERADE_EXTERNAL),
+        (!plan.device_sources.is_empty(), CONFIG_SOURCES),
+        (plan.node_port_bind == NodePortBind::Refuse, CONFIG_NODE_PORT_BIND_REFUSE),
+        (plan.vip_echo, CONFIG_VIP_ECHO),
+    ])
 }

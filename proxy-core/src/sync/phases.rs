@@ -1,6 +1,7 @@
 //! The phases of a sync that need only the jobs and the maps, one function for each.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::take;
 use std::time::Instant;
 
 use ipnet::IpNet;
@@ -14,13 +15,10 @@ use super::extents::NoRoom;
 use super::job::{DesiredPort, Job, Owner, Steps, SyncError};
 use super::prefilter::backend_bit;
 use super::removal::has_left;
-use super::shares::{RESERVE, Resource};
+use super::shares::Resource;
 use super::writer::Writer;
 use crate::store::FilterBit as Bit;
 use crate::store::{Backend, FrontendKey, Store, Table, Write};
-
-/// A set of source ranges may use the reserve of its table if it takes no more than this part of the table.
-const FEW_RANGES: usize = 64;
 
 impl Applied {
     /// Whether the backend of this id may get new connections.
@@ -106,7 +104,8 @@ impl<S: Store> Writer<S> {
     }
 
     /// Writes the entries of `services`: first those for clients outside, then the internal ones that refer to them.
-    pub(super) fn commit(&mut self, jobs: &mut [Job], now: Instant) {
+    /// `unscoped`: only those that no longer refer to one.
+    pub(super) fn commit(&mut self, jobs: &mut [Job], unscoped: bool, now: Instant) {
         for scope in [SCOPE_EXTERNAL, SCOPE_INTERNAL] {
             let mut steps = Steps::default();
             for (number, job) in jobs.iter().enumerate() {
@@ -115,7 +114,10 @@ impl<S: Store> Writer<S> {
                     continue;
                 }
                 for (key, entry, _) in job.wanted.iter().flat_map(|wanted| &wanted.frontends) {
-                    let differs = self.applied.services.get(key) != Some(entry);
+                    let has = self.applied.services.get(key);
+                    let refers = |entry: &ServiceEntry| entry.flags & SERVICE_SCOPED != 0;
+                    let is_meant = !unscoped || has.is_some_and(refers) && !refers(entry);
+                    let differs = is_meant && has != Some(entry);
                     if key.scope == scope && differs && self.external_entry_exists(key, entry) {
                         steps.push(number, Write::Service(*key, *entry));
                     }
@@ -145,45 +147,55 @@ impl<S: Store> Writer<S> {
 
     /// Writes the sets of source ranges that are not in the maps yet. A set that does not fit is not begun.
     pub(super) fn write_ranges(&mut self, jobs: &mut [Job], now: Instant) {
-        let capacity = self.store.capacity().ranges as usize;
+        let capacity = self.store.capacity();
         let mut steps = Steps::default();
         let mut begun: BTreeMap<u32, usize> = BTreeMap::new();
         // The ports of a Service share the list, which may be long: compare it once.
         let mut known: BTreeMap<*const IpNet, u32> = BTreeMap::new();
-        let mut planned = [0usize; 2];
-        for (number, job) in jobs.iter_mut().enumerate().filter(|(_, job)| !job.stopped) {
-            let Some(set) = job.wanted.as_ref().and_then(|wanted| wanted.ranges.clone()) else { continue };
+        for number in 0..jobs.len() {
+            let job = &mut jobs[number];
+            let (Some(port), Some(wanted), false) = (job.id, &job.wanted, job.stopped) else { continue };
+            let Some(set) = wanted.ranges.clone() else { continue };
             let Some(first) = set.first() else { continue };
             let id = match known.get(&set.as_ptr()) {
                 Some(id) => Ok(*id),
-                None => self.applied.ranges.acquire(&set),
+                None => self.applied.ranges.acquire(&set, port),
             };
             let Ok(id) = id else {
                 job.stop(SyncError::Ranges(NoRoom { wanted: set.len() as u32, longest: 0, free: 0 }));
                 continue;
             };
-            known.insert(set.as_ptr(), id);
-            job.range_set = id;
             for (_, entry, _) in job.wanted.iter_mut().flat_map(|wanted| &mut wanted.frontends) {
                 if entry.flags & SERVICE_SOURCE_RANGES != 0 {
                     entry.ranges = id;
                 }
             }
-            if begun.contains_key(&id) {
-                continue;
-            }
+            job.range_set = id;
+            known.insert(set.as_ptr(), id);
             let missing: Vec<_> = self.applied.ranges.missing(id).collect();
-            let planned = &mut planned[usize::from(first.addr().is_ipv6())];
-            let used = self.applied.ranges.used(Table::source_ranges(*first)) + *planned;
-            let free = capacity.saturating_sub(used);
-            // The last part is for small sets, as with the other tables.
-            let is_small = missing.len() <= capacity / FEW_RANGES;
-            if missing.len() > if is_small { free } else { free.saturating_sub(capacity / RESERVE) } {
-                let [wanted, free] = [missing.len() as u32, free as u32];
-                job.stop(SyncError::Ranges(NoRoom { wanted, longest: free, free }));
+            if missing.is_empty() || begun.contains_key(&id) {
                 continue;
             }
-            *planned += missing.len();
+            let (table, len) = (Table::source_ranges(*first), missing.len());
+            let resource = if table == Table::SrcRanges6 { Resource::Ranges6 } else { Resource::Ranges };
+            // Beyond what is planned, the use has to be exact.
+            let used = self.applied.ranges.used(table) + steps.writes.len();
+            if (used + len) as u64 > resource.budget(&capacity) {
+                self.execute(&take(&mut steps), jobs, false, now);
+            }
+            let job = &mut jobs[number];
+            let free = (capacity.ranges as usize).saturating_sub(self.applied.ranges.used(table));
+            let is_allowed = job.owner.port().is_some_and(|port| {
+                self.reserve.allows(&self.applied, &capacity, resource, port, len as u64)
+            });
+            if len > free || !is_allowed {
+                let [wanted, free] = [len as u32, free as u32];
+                job.stop(SyncError::Ranges(NoRoom { wanted, longest: free, free }));
+                known.remove(&set.as_ptr());
+                job.range_set = 0;
+                self.applied.ranges.undo(id);
+                continue;
+            }
             begun.insert(id, number);
             for range in missing {
                 steps.push(number, Write::SourceRange(id, range));

@@ -23,6 +23,8 @@ pub struct RangeSets {
     written: BTreeMap<u32, BTreeSet<IpNet>>,
     /// Number of entries of `services` that refer to each id.
     refs: BTreeMap<u32, u32>,
+    /// The Service port that has asked for each set last, by its id.
+    askers: BTreeMap<u32, u32>,
     /// Number of ranges in `src_ranges` and in `src_ranges6`.
     used: [usize; 2],
 }
@@ -34,14 +36,24 @@ impl RangeSets {
         // Each set has at least one range in one of the two tables; 0 is no id.
         let ids = IdAllocator::new(capacity.saturating_mul(2).saturating_add(1), hold);
         let (sets, written, refs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { ids, sets, written, refs, used: [0, 0] }
+        Self { ids, sets, written, refs, askers: BTreeMap::new(), used: [0, 0] }
     }
 
-    /// Returns the id of a set: its current id, or a new one.
-    pub(super) fn acquire(&mut self, set: &RangeSet) -> Result<u32, Exhausted> {
+    /// Returns the id of a set for a Service port: its current id, or a new one.
+    pub(super) fn acquire(&mut self, set: &RangeSet, port: u32) -> Result<u32, Exhausted> {
         let id = self.ids.acquire(set)?;
+        self.askers.insert(id, port);
         self.sets.entry(id).or_insert_with(|| Arc::clone(set));
         Ok(id)
+    }
+
+    /// Frees the id of a set of which nothing was written.
+    pub(super) fn undo(&mut self, id: u32) {
+        let is_used = self.written.contains_key(&id) || self.refs.contains_key(&id);
+        if !is_used && let Some(set) = self.sets.remove(&id) {
+            self.ids.undo(&set);
+            self.askers.remove(&id);
+        }
     }
 
     /// Returns the ranges of a set that are not in the maps.
@@ -54,6 +66,16 @@ impl RangeSets {
     /// Returns every range in the maps, with the id of its set.
     pub fn iter(&self) -> impl Iterator<Item = (u32, IpNet)> {
         self.written.iter().flat_map(|(id, ranges)| ranges.iter().map(|range| (*id, *range)))
+    }
+
+    /// Returns the number of ranges in a table of each set: (Service port, ranges). A set counts for the port that has asked
+    /// for it last.
+    pub(super) fn sizes(&self, table: Table) -> impl Iterator<Item = (u32, u32)> {
+        let inside = move |ranges: &&BTreeSet<IpNet>| {
+            ranges.first().is_some_and(|range| Table::source_ranges(*range) == table)
+        };
+        let sets = self.written.iter().filter(move |(_, ranges)| inside(ranges));
+        sets.filter_map(|(id, ranges)| Some((*self.askers.get(id)?, ranges.len() as u32)))
     }
 
     /// Returns the number of ranges in a table.
@@ -77,9 +99,11 @@ impl RangeSets {
         }
     }
 
-    /// Records an entry that refers to a set, which ends the quarantine of the set; 0 is the empty set, which has no rows.
-    pub(super) fn reference(&mut self, id: u32) {
+    /// Records an entry of a Service port that refers to a set, which ends the quarantine of the set; 0 is the empty set,
+    /// which has no rows.
+    pub(super) fn reference(&mut self, id: u32, port: u32) {
         if id != 0 {
+            self.askers.insert(id, port);
             *self.refs.entry(id).or_default() += 1;
             if let Some(set) = self.sets.get(&id) {
                 self.ids.keep(set);
@@ -121,6 +145,7 @@ impl RangeSets {
         let is_gone = !self.written.contains_key(&id);
         if is_gone && let Some(set) = self.sets.remove(&id) {
             self.ids.forget(&set);
+            self.askers.remove(&id);
         }
         is_gone
     }
@@ -162,6 +187,7 @@ impl RangeSets {
     fn unreserve(&mut self, id: u32) {
         let is_used = self.written.contains_key(&id) || self.refs.contains_key(&id);
         if !is_used && !self.sets.contains_key(&id) {
+            self.askers.remove(&id);
             self.ids.unreserve(id);
         }
     }
@@ -176,12 +202,12 @@ mod tests {
         let (now, hold) = (Instant::now(), Duration::from_secs(1));
         let mut sets = RangeSets::new(8, hold);
         let set: RangeSet = ["10.0.0.0/8".parse().unwrap()].into();
-        let id = sets.acquire(&set).unwrap();
+        let id = sets.acquire(&set, 1).unwrap();
         sets.put(id, set[0]);
-        sets.reference(id);
+        sets.reference(id, 1);
         // In one sync, an entry with the set is removed before another entry with the set is written.
         sets.release(id, now, 1);
-        sets.reference(id);
+        sets.reference(id, 1);
         assert_eq!(sets.quarantine_over(now + 9 * hold, 9), []);
         sets.release(id, now, 9);
         assert_eq!(sets.quarantine_over(now + 9 * hold, 99), [(id, vec![set[0]])]);
@@ -191,10 +217,10 @@ mod tests {
     fn restore_of_two_equal_sets_keeps_the_one_in_use() {
         let mut sets = RangeSets::new(8, Duration::from_secs(1));
         let range: IpNet = "10.0.0.0/8".parse().unwrap();
-        sets.reference(2);
+        sets.reference(2, 1);
         // The set 1 had another range, whose write failed.
         assert_eq!(sets.restore(&[(1, range), (2, range)].into()), [(1, range)]);
         sets.restored(Instant::now(), 1);
-        assert_eq!(sets.acquire(&[range].into()), Ok(2));
+        assert_eq!(sets.acquire(&[range].into(), 1), Ok(2));
     }
 }

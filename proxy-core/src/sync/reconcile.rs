@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::addresses::Addresses;
+use super::addresses::{Addresses, Turn};
 use super::applied::{Applied, QuarantinePeriods};
 use super::audit::Step;
 use super::entries::frontend_key;
@@ -49,9 +49,11 @@ pub struct Reconciler<S> {
     pub(super) quarantine: QuarantinePeriods,
     /// The next sync is a full one: it processes all Service ports and frontends.
     pub(super) full: bool,
-    services: Services,
+    pub(super) services: Services,
     addresses: Addresses,
     node: NodeState,
+    /// The problems of `addresses` and `node` at the last look.
+    node_problems: Vec<Problem>,
     pub(super) releases: Releases,
 }
 
@@ -65,6 +67,7 @@ impl<S: Store> Reconciler<S> {
             services: Services::default(),
             addresses: Addresses::default(),
             node: NodeState::default(),
+            node_problems: Vec::new(),
             releases: Releases::default(),
         }
     }
@@ -86,6 +89,10 @@ impl<S: Store> Reconciler<S> {
 
     /// Sets the desired entries of the node for the next sync.
     pub fn set_node(&mut self, plan: &NodePlan) {
+        let keeps_tunnels = plan.dsr && plan.tunnels.is_none();
+        // Endpoints may have the numbers of nodes that are gone.
+        self.full |= self.services.keeps_tunnels && !keeps_tunnels;
+        self.services.keeps_tunnels = keeps_tunnels;
         self.node.set(plan, &self.writer.applied.node);
     }
 
@@ -94,9 +101,10 @@ impl<S: Store> Reconciler<S> {
         self.node.is_due()
     }
 
-    /// Writes the entries of devices only, and removes none: all that an agent may do before it knows the cluster.
-    pub fn write_devices(&mut self, now: Instant) {
-        self.node.write_devices(&mut self.writer, now);
+    /// Writes the entries of devices only, and removes none: all that an agent may do before it knows the cluster. Devices
+    /// that `exists` stay uplinks.
+    pub fn write_devices(&mut self, exists: impl Fn(u32) -> bool, now: Instant) {
+        self.node.write_devices(&mut self.writer, exists, now);
     }
 
     /// Takes new plans (`None`: the Service was removed) and brings the maps as close to all plans as possible.
@@ -109,7 +117,7 @@ impl<S: Store> Reconciler<S> {
         let full = self.full;
         let flows = &mut *self.releases.flows;
         self.node.reconcile(&mut self.writer, flows, now, full, freed);
-        self.addresses.reconcile(&mut self.writer, now, full, freed);
+        self.addresses.reconcile(&mut self.writer, Turn::BeforePorts, now, full, freed);
         let mut touched = Touched::new();
         // With no port in the maps, no frontend gets a new owner, so the ports can be written in parts, which take less
         // memory.
@@ -126,6 +134,7 @@ impl<S: Store> Reconciler<S> {
             let part = dirty.by_ref().take(at_once).collect();
             self.reconcile(part, std::mem::take(&mut touched), now);
         }
+        self.addresses.reconcile(&mut self.writer, Turn::AfterPorts, now, full, freed);
         self.writer.reset_due(now);
         self.releases.remove_orphans(&mut self.writer, now);
     }
@@ -144,13 +153,15 @@ impl<S: Store> Reconciler<S> {
         if with_node {
             self.node.reconcile(&mut self.writer, &mut *self.releases.flows, now, false, false);
         }
-        self.addresses.reconcile(&mut self.writer, now, false, false);
+        self.addresses.reconcile(&mut self.writer, Turn::BeforePorts, now, false, false);
         self.reconcile(dirty, Touched::new(), now);
+        self.addresses.reconcile(&mut self.writer, Turn::AfterPorts, now, false, false);
     }
 
     /// Takes new plans; returns the ports that may have to change.
     fn accept(&mut self, changed: BTreeMap<ServiceName, Option<ServicePlan>>) -> BTreeSet<Owner> {
         self.writer.number += 1;
+        // The needs are changed in place if nothing else refers to them.
         self.writer.reserve = Reserve::default();
         let mut dirty = BTreeSet::new();
         for (name, plan) in changed {
@@ -163,6 +174,7 @@ impl<S: Store> Reconciler<S> {
         }
         let capacity = self.writer.store.capacity();
         self.services.update_shares(&capacity, &mut dirty);
+        self.writer.reserve = self.services.shares.reserve();
         dirty.into_iter().map(Owner::Port).collect()
     }
 
@@ -190,7 +202,8 @@ impl<S: Store> Reconciler<S> {
         let space = if is_urgent { space } else { space.map(|at| due(at, false)) };
         let ids = [
             due(applied.endpoints.next_quarantine_end(), true),
-            due(applied.ports.next_quarantine_end(), true),
+            due(applied.ports.next_quarantine_end(), true)
+                .map(|at| quarantine.next_ports.map_or(at, |next| at.max(next))),
         ];
         let bits = applied.prefilter.next_quarantine_end();
         let bits = bits.map(|at| quarantine.next_release.map_or(at, |next| at.max(next)));
@@ -203,7 +216,7 @@ impl<S: Store> Reconciler<S> {
         }
         let resets = self.writer.removals.next_due();
         let others =
-            [retries, resets, self.addresses.retry(), self.node.retry(), self.node.next_snat_check()];
+            [retries, resets, self.addresses.retry(), self.node.retry(), self.node.next_flow_check()];
         ends.into_iter().chain(others).flatten().min()
     }
 
@@ -216,6 +229,13 @@ impl<S: Store> Reconciler<S> {
     /// Whether the next sync is a full one.
     pub fn is_full_due(&self) -> bool {
         self.full
+    }
+
+    /// Returns whether [`Reconciler::problems`] may have changed since the last call: there may be thousands of problems.
+    pub fn has_new_problems(&mut self) -> bool {
+        let of_node = self.addresses.problem().into_iter().chain(self.node.problems()).collect();
+        let before = std::mem::replace(&mut self.node_problems, of_node);
+        self.services.take_new_problems() || before != self.node_problems
     }
 
     /// Returns all problems, sorted and without duplicates.
@@ -244,9 +264,10 @@ impl<S: Store> Reconciler<S> {
         &self.services.no_local
     }
 
-    /// Returns the health checks of Services, which load balancers send to this node.
-    pub fn health_checks(&self) -> &Arc<BTreeMap<ServiceName, HealthCheck>> {
-        &self.services.health_checks
+    /// Returns the health checks of Services, which load balancers send to this node. A Service of which the maps have no frontend
+    /// of a family has no endpoint there: its clients would not be served.
+    pub fn health_checks(&self) -> Arc<BTreeMap<ServiceName, HealthCheck>> {
+        self.services.health_checks(&self.writer.applied)
     }
 
     /// Returns the families that are not programmed: entries of the node fail, or most ports of most namespaces do. So no

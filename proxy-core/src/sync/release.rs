@@ -11,8 +11,11 @@ use crate::plan::ServicePortName;
 use crate::store::FilterBit as Bit;
 use crate::store::{FlowUse, NoFlows, Store, Table, Write};
 
-/// Minimum time between two searches for the filter bits that connections need.
+/// Minimum time between two searches for the filter bits that connections need, and for ids of Service ports if some are still in
+/// use: each search reads all flows.
 const RELEASE_PERIOD: Duration = Duration::from_mins(10);
+/// Minimum time between two searches for ids of Service ports if flows have had none of them, or if all ids are taken.
+const PORTS_PERIOD: Duration = Duration::from_mins(1);
 
 /// Minimum time between two syncs that only free things. Ids of endpoints are freed together at most this often, because
 /// the agent has to read their counts of open connections.
@@ -29,19 +32,22 @@ pub(super) struct Releases {
     pub(super) next_release: Option<Instant>,
     /// Earliest time at which ids of endpoints may be freed; `None`: at any time.
     next_ids: Option<Instant>,
+    /// Earliest time at which ids of Service ports may be freed; `None`: at any time.
+    pub(super) next_ports: Option<Instant>,
     /// Earliest time of the next sync that only frees things; `None`: at any time.
     next_free: Option<Instant>,
 }
 
 impl Default for Releases {
     fn default() -> Self {
-        let (next_release, next_ids, next_free) = (None, None, None);
+        let (next_release, next_ids, next_ports, next_free) = (None, None, None, None);
         Self {
             flows: Box::new(NoFlows),
             orphans: Vec::new(),
             failed: None,
             next_release,
             next_ids,
+            next_ports,
             next_free,
         }
     }
@@ -101,7 +107,7 @@ impl Releases {
                 freed = true;
             }
         }
-        let ports = Self::releasable_ports(writer, now);
+        let ports = self.releasable_ports(writer, now);
         let mut steps = Steps::default();
         for (_, id) in ports.iter().filter(|(_, id)| writer.applied.names.has(*id)) {
             steps.push(0, Write::NoName(*id));
@@ -142,12 +148,28 @@ impl Releases {
         quarantine_over
     }
 
-    /// Returns the Service ports whose ids are out of quarantine and have no endpoint. The quarantine of the others restarts.
-    fn releasable_ports<S>(writer: &mut Writer<S>, now: Instant) -> Vec<(ServicePortName, u32)> {
+    /// Returns the Service ports whose ids are out of quarantine, and have no endpoint and no flow: a flow would count for the id's
+    /// next owner, and be listed and deleted as its flow. The quarantine of the others restarts. Their names stay, which reserve
+    /// the ids after a restart.
+    fn releasable_ports<S>(&mut self, writer: &mut Writer<S>, now: Instant) -> Vec<(ServicePortName, u32)> {
+        if self.next_ports.is_some_and(|next| now < next) {
+            return Vec::new();
+        }
         let applied = &mut writer.applied;
         let mut ports = applied.ports.quarantine_over(now, writer.number);
-        let waiting: Vec<_> =
+        let mut waiting: Vec<_> =
             ports.extract_if(.., |(_, id)| applied.endpoints_of(*id).next().is_some()).collect();
+        if !ports.is_empty() {
+            let ids = ports.iter().map(|(_, id)| *id).collect();
+            let used = self.flows.services_among(&ids).unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot read connections, so ids of removed Service ports are not freed");
+                ids
+            });
+            let is_short = applied.ports.used() >= applied.ports.exhausted().limit as usize;
+            self.next_ports =
+                Some(now + if used.is_empty() || is_short { PORTS_PERIOD } else { RELEASE_PERIOD });
+            waiting.extend(ports.extract_if(.., |(_, id)| used.contains(id)));
+        }
         for (port, _) in waiting {
             applied.ports.restart_quarantine(&port, now, writer.number);
         }

@@ -1,18 +1,20 @@
 //! Service ports: their desired state, and the phases that write it into the maps.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use proxy_common::PROTO_TCP;
+use proxy_common::backend::tunnel_of;
 use proxy_common::name::PortName;
 use proxy_common::reason::Verdict;
 use proxy_common::service::{SCOPE_EXTERNAL, SCOPE_INTERNAL};
 
 use super::addresses::Addresses;
-use super::applied::is_address;
+use super::applied::{Applied, is_address};
 use super::claims::Claims;
-use super::entries::{backend_row, frontend_key, frontend_of, needs_table, service_entry, slots};
+use super::entries::{SlotMember, backend_row, frontend_key, frontend_of, needs_table, service_entry, slots};
 use super::job::{DesiredPort, Effect, Failure, Job, Owner, Steps, SyncError, Touched};
 use super::shares::{Limit, Resource, Shares};
 use super::writer::Writer;
@@ -20,7 +22,8 @@ use crate::model::net::IpFamily;
 use crate::model::{Name, Problem, ServiceName, SortedMap, TrafficPolicy, pack};
 use crate::plan::maglev::Member;
 use crate::plan::{
-    Access, Frontend, FrontendPlan, HealthCheck, PortPlan, Scope, ServicePlan, ServicePortName,
+    Access, BackendAddress, Frontend, FrontendPlan, HealthCheck, PortPlan, Scope, ServicePlan,
+    ServicePortName,
 };
 use crate::store::FilterBit as Bit;
 use crate::store::{Backend, Capacity, FrontendKey, Store, Table, Write};
@@ -33,6 +36,12 @@ pub(super) struct Services {
     pub(super) desired: BTreeMap<ServiceName, Box<ServicePlan>>,
     pub(super) plan_problems: BTreeMap<ServiceName, Vec<Problem>>,
     pub(super) failures: BTreeMap<Owner, Failure>,
+    /// Problems may have changed since they were listed.
+    has_new_problems: bool,
+    /// The addresses of other nodes are needed and not listed yet: endpoints keep the numbers that an earlier agent wrote.
+    pub(super) keeps_tunnels: bool,
+    /// Number of ports of each family and namespace that has some.
+    pub(super) ports: BTreeMap<(IpFamily, Name), usize>,
     /// Number of ports whose policy Local has no endpoint on this node, by the scope of the clients and by family.
     pub(super) no_local: BTreeMap<(Scope, IpFamily), u64>,
     /// Snapshots of the status share this map, so it is changed only if it differs.
@@ -76,11 +85,23 @@ impl Services {
         dirty: &mut BTreeSet<ServicePortName>,
     ) {
         let old = self.desired.remove(&name);
-        self.claims.replace(old.as_deref(), plan.as_ref(), dirty);
-        self.shares.replace(old.as_deref(), plan.as_ref());
+        self.has_new_problems |= self.claims.replace(old.as_deref(), plan.as_ref(), dirty);
+        self.shares.replace(&name, plan.as_ref());
         for port in [old.as_deref(), plan.as_ref()].into_iter().flatten().flat_map(|plan| plan.ports.keys()) {
             if port_of(old.as_deref(), port) != port_of(plan.as_ref(), port) {
                 dirty.insert(port.clone());
+            }
+        }
+        let of_plan = |port: &ServicePortName| (port.family, port.namespace.clone());
+        for key in plan.iter().flat_map(|plan| plan.ports.keys()).map(of_plan) {
+            *self.ports.entry(key).or_default() += 1;
+        }
+        for key in old.iter().flat_map(|old| old.ports.keys()).map(of_plan) {
+            if let Entry::Occupied(mut count) = self.ports.entry(key) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
             }
         }
         for key in old.iter().flat_map(|old| no_local(old)) {
@@ -89,7 +110,8 @@ impl Services {
         for key in plan.iter().flat_map(no_local) {
             *self.no_local.entry(key).or_default() += 1;
         }
-        self.plan_problems.remove(&name);
+        let before = self.plan_problems.remove(&name).unwrap_or_default();
+        self.has_new_problems |= before != plan.as_ref().map_or(&[][..], |plan| &plan.problems);
         let check = plan.as_ref().and_then(|plan| plan.health_check.as_ref());
         if self.health_checks.get(&name) != check {
             let checks = Arc::make_mut(&mut self.health_checks);
@@ -106,10 +128,36 @@ impl Services {
         }
     }
 
+    /// Returns the health checks, with no local endpoints in a family of which the maps have no frontend.
+    pub(super) fn health_checks(&self, applied: &Applied) -> Arc<BTreeMap<ServiceName, HealthCheck>> {
+        let mut checks = Arc::clone(&self.health_checks);
+        for (name, check) in &*self.health_checks {
+            let plan = self.desired.get(name);
+            let is_served = |family: IpFamily| {
+                let ports = plan.into_iter().flat_map(|plan| plan.ports.keys());
+                let mut ids =
+                    ports.filter(|port| port.family == family).filter_map(|port| applied.ports.get(port));
+                ids.any(|id| applied.frontends_of(id).next().is_some())
+            };
+            for (family, _) in
+                check.local.iter().filter(|(family, local)| **local > 0 && !is_served(**family))
+            {
+                let check = Arc::make_mut(&mut checks).get_mut(name);
+                check.and_then(|check| check.local.get_mut(family)).into_iter().for_each(|local| *local = 0);
+            }
+        }
+        checks
+    }
+
     /// Returns the owners whose failures are retried now: those whose pause is over, or all if space was `freed`.
     pub(super) fn retries(&self, now: Instant, freed: bool) -> impl Iterator<Item = Owner> {
         let due = self.failures.iter().filter(move |(_, failure)| freed || failure.retry <= now);
         due.map(|(owner, _)| owner.clone())
+    }
+
+    /// Returns whether problems may have changed since the last call.
+    pub(super) fn take_new_problems(&mut self) -> bool {
+        std::mem::take(&mut self.has_new_problems)
     }
 
     /// Returns the families that are not programmed. Objects that do not fit count if they are most ports of most
@@ -124,11 +172,18 @@ impl Services {
         }
         let mut all: BTreeMap<&Name, Share> = BTreeMap::new();
         let mut by_kernel: BTreeMap<IpFamily, BTreeMap<&Name, Share>> = BTreeMap::new();
-        for (port, _) in self.desired.values().flat_map(|plan| plan.ports.iter()) {
-            let effect = failed.get(port).copied();
-            all.entry(&port.namespace).or_default().add(effect.is_some());
+        for ((family, namespace), ports) in &self.ports {
+            all.entry(namespace).or_default().all += ports;
+            by_kernel.entry(*family).or_default().entry(namespace).or_default().all += ports;
+        }
+        let is_planned = |port: &ServicePortName| {
+            port_of(self.desired.get(&service_of(port)).map(|plan| &**plan), port).is_some()
+        };
+        for (port, effect) in failed.iter().filter(|(port, _)| is_planned(port)) {
+            all.entry(&port.namespace).or_default().failed += 1;
             let of_family = by_kernel.entry(port.family).or_default();
-            of_family.entry(&port.namespace).or_default().add(effect == Some(Effect::Node));
+            let share = of_family.entry(&port.namespace).or_default();
+            share.failed += usize::from(*effect == Effect::Node);
         }
         let does_not_fit = is_most_of_most(&all);
         by_kernel.retain(|_, namespaces| does_not_fit || is_most_of_most(namespaces));
@@ -137,7 +192,8 @@ impl Services {
 
     /// Decides which Services fit into the tables; adds the ports that may have to change to `dirty`.
     pub(super) fn update_shares(&mut self, capacity: &Capacity, dirty: &mut BTreeSet<ServicePortName>) {
-        let changed = self.shares.update(&self.desired, capacity);
+        let changed = self.shares.update(capacity);
+        self.has_new_problems |= !changed.is_empty();
         let plans = changed.iter().filter_map(|name| self.desired.get(name));
         dirty.extend(plans.flat_map(|plan| plan.ports.keys().cloned()));
     }
@@ -203,8 +259,15 @@ impl Services {
         self.prepare(writer, &mut jobs, now);
         writer.write_slots(&mut jobs, now);
         writer.write_tables(&mut jobs, now);
+        // Frontends that no longer distinguish clients give their room to new ones.
+        writer.commit(&mut jobs, true, now);
+        let is_left = |(key, owner): &(&FrontendKey, &Option<_>)| {
+            key.scope == SCOPE_EXTERNAL && owner.is_none() && !writer.is_referred_to(key)
+        };
+        let left = owners.iter().filter(is_left).map(|(key, _)| *key).collect();
+        writer.remove_services(left, &mut jobs, now);
         addresses.make_room(writer, &jobs, now);
-        writer.commit(&mut jobs, now);
+        writer.commit(&mut jobs, false, now);
         // If a frontend gets a new owner and the new owner fails, the entry of the old owner must not stay.
         for scope in [SCOPE_INTERNAL, SCOPE_EXTERNAL] {
             let wrong = |(key, owner): (&FrontendKey, &Option<ServicePortName>)| {
@@ -305,7 +368,9 @@ impl Services {
             match acquired {
                 Ok(backend) => {
                     ids_of.push((*at, backend));
-                    let tunnel = plan.tunnels.get(at).and_then(|node| applied.tunnels.get(node).copied());
+                    let known = applied.backends.get(backend).filter(|_| self.keeps_tunnels && !facts.local);
+                    let planned = plan.tunnels.get(at).and_then(|node| applied.tunnels.get(node).copied());
+                    let tunnel = known.map(|row| tunnel_of(row.flags)).or(planned);
                     rows.push((backend, backend_row(id, port, at, *facts, tunnel.unwrap_or(0))));
                 }
                 // Endpoints that have an id are served; the problem stays until all endpoints have one.
@@ -330,8 +395,12 @@ impl Services {
                 members.sort_unstable_by_key(|member| member.at);
                 tables.insert(what.policy == TrafficPolicy::Local, members);
             }
-            let share = |at: &_| plan.backends.get(at).map_or(1, |facts| u32::from(facts.share()));
-            let ids = slots(endpoints().map(|(id, _, at)| (id, share(&at))).collect(), plan.algorithm);
+            let member = |(id, _, at): (u32, u32, BackendAddress)| {
+                let facts = plan.backends.get(&at);
+                let is_behind = what.dsr && !facts.is_some_and(|facts| facts.local);
+                SlotMember { is_behind, id, weight: facts.map_or(1, |facts| u32::from(facts.share())) }
+            };
+            let ids = slots(endpoints().map(member).collect(), plan.algorithm);
             wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
             if what.access != Access::Unrestricted {
                 wanted.ranges = Some(Arc::clone(&plan.source_ranges));
@@ -352,6 +421,7 @@ impl Services {
             }
             writer.applied.ranges.retire(job.range_set, now, writer.number);
             let before = self.failures.remove(&job.owner);
+            self.has_new_problems |= before.is_some() || job.cause.is_some();
             if let Some(cause) = &job.cause {
                 writer.note_unused_bits(job.wanted.as_ref(), now);
                 let problem = cause.problem(&job.owner);

@@ -7,6 +7,7 @@
 //! entries in quarantine, take it ([`Reserve`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use proxy_common::select::Algorithm;
 
@@ -19,7 +20,7 @@ use crate::plan::{Access, FrontendPlan, PortPlan, ServicePlan, ServicePortName, 
 use crate::store::{Capacity, Table};
 
 /// The part of a table that is not planned.
-pub(super) const RESERVE: usize = 8;
+const RESERVE: usize = 8;
 
 /// What Services share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,7 +87,7 @@ impl Resource {
     }
 
     /// Returns how much of it may be planned.
-    fn budget(self, capacity: &Capacity) -> u64 {
+    pub(super) fn budget(self, capacity: &Capacity) -> u64 {
         let all = self.capacity(capacity);
         all - all / RESERVE as u64
     }
@@ -98,6 +99,8 @@ struct Need([u64; Resource::ALL.len()]);
 
 impl Need {
     fn of(plan: &ServicePlan) -> Self {
+        #[cfg(test)]
+        tests::COUNTED.set(tests::COUNTED.get() + 1);
         let mut need = Self::default();
         let mut ranges = [0, 0];
         for (id, port) in plan.ports.iter().filter(|(_, port)| !port.frontends.is_empty()) {
@@ -111,12 +114,15 @@ impl Need {
                     let most = &mut ranges[usize::from(id.family == IpFamily::V6)];
                     *most = port.source_ranges.len().max(*most);
                 }
-                // Frontends of a port share the extent of a list.
-                lists.entry(what.slots.as_deref()).or_insert(what);
+                // Frontends of a port share their lists, which may be long.
+                lists.entry(what.slots.as_ref().map(|list| list.as_ptr())).or_insert(what);
                 if needs_table(port, what) {
                     tables.insert(what.policy == TrafficPolicy::Local, port.slot_count(what));
                 }
             }
+            // Equal lists share an extent.
+            let lists: BTreeMap<_, _> =
+                lists.into_values().map(|what| (what.slots.as_deref(), what)).collect();
             need.add(Resource::Slots, lists.into_values().map(|what| slot_count(port, what)).sum());
             need.add(Resource::Maglev, tables.into_values().map(|count| length(count) as usize).sum());
         }
@@ -127,6 +133,13 @@ impl Need {
 
     fn add(&mut self, resource: Resource, count: usize) {
         self.0[resource as usize] += count as u64;
+    }
+
+    /// Replaces the need `old`, which is a part of this one.
+    fn replace(&mut self, old: Self, new: Self) {
+        for (all, (old, new)) in self.0.iter_mut().zip(old.0.into_iter().zip(new.0)) {
+            *all = (*all + new).saturating_sub(old);
+        }
     }
 
     const fn get(&self, resource: Resource) -> u64 {
@@ -222,31 +235,57 @@ impl Limit {
     }
 }
 
-/// The needs of all Services together, and the limits of those that do not fit.
+/// The needs of all Services, and the limits of those that do not fit.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
+    /// The needs of each Service, and the time of its creation.
+    needs: BTreeMap<ServiceName, (Need, i64)>,
+    /// The needs of each namespace that needs anything. The reserve of a sync shares them until the next sync.
+    of_namespaces: Arc<BTreeMap<Name, Need>>,
     total: Need,
+    /// Whether `needs` have changed since the last update.
+    changed: bool,
     limits: BTreeMap<ServiceName, Limit>,
 }
 
 impl Shares {
     /// Replaces the plan of a Service.
-    pub(super) fn replace(&mut self, old: Option<&ServicePlan>, new: Option<&ServicePlan>) {
-        let (old, new) = (old.map(Need::of).unwrap_or_default(), new.map(Need::of).unwrap_or_default());
-        for (total, (old, new)) in self.total.0.iter_mut().zip(old.0.into_iter().zip(new.0)) {
-            *total = (*total + new).saturating_sub(old);
+    pub(super) fn replace(&mut self, name: &ServiceName, new: Option<&ServicePlan>) {
+        let new = new.map(|plan| (Need::of(plan), plan.created));
+        let old = match new {
+            Some(new) => self.needs.insert(name.clone(), new),
+            None => self.needs.remove(name),
+        };
+        let need = |known: Option<(Need, i64)>| known.unwrap_or_default().0;
+        self.changed |= old != new;
+        if need(old) == need(new) {
+            return;
+        }
+        self.total.replace(need(old), need(new));
+        let of_namespaces = Arc::make_mut(&mut self.of_namespaces);
+        let all = of_namespaces.entry(name.namespace.clone()).or_default();
+        all.replace(need(old), need(new));
+        if *all == Need::default() {
+            of_namespaces.remove(&name.namespace);
         }
     }
 
+    /// Returns the reserve for a sync.
+    pub(super) fn reserve(&self) -> Reserve {
+        Reserve { needs: Arc::clone(&self.of_namespaces), uses: BTreeMap::new() }
+    }
+
     /// Decides which Services fit; returns those whose limits have changed.
-    pub(super) fn update(
-        &mut self,
-        desired: &BTreeMap<ServiceName, Box<ServicePlan>>,
-        capacity: &Capacity,
-    ) -> BTreeSet<ServiceName> {
+    pub(super) fn update(&mut self, capacity: &Capacity) -> BTreeSet<ServiceName> {
+        if !std::mem::take(&mut self.changed) {
+            return BTreeSet::new();
+        }
         let is_short = |resource: Resource| self.total.get(resource) > resource.budget(capacity);
-        let limits =
-            if Resource::ALL.into_iter().any(is_short) { limits(desired, capacity) } else { BTreeMap::new() };
+        let limits = if Resource::ALL.into_iter().any(is_short) {
+            limits(&self.needs, capacity)
+        } else {
+            BTreeMap::new()
+        };
         let before = std::mem::replace(&mut self.limits, limits);
         let differs = |name: &&ServiceName| before.get(*name) != self.limits.get(*name);
         before.keys().chain(self.limits.keys()).filter(differs).cloned().collect()
@@ -269,12 +308,9 @@ impl Shares {
 }
 
 /// Returns the limits of all Services that do not fit.
-fn limits(
-    desired: &BTreeMap<ServiceName, Box<ServicePlan>>,
-    capacity: &Capacity,
-) -> BTreeMap<ServiceName, Limit> {
+fn limits(needs: &BTreeMap<ServiceName, (Need, i64)>, capacity: &Capacity) -> BTreeMap<ServiceName, Limit> {
     let mut all: Vec<(&ServiceName, i64, Need)> =
-        desired.iter().map(|(name, plan)| (name, plan.created, Need::of(plan))).collect();
+        needs.iter().map(|(name, (need, created))| (name, *created, *need)).collect();
     let mut limits: BTreeMap<ServiceName, Limit> = BTreeMap::new();
     for resource in Resource::ALL {
         let mut of_namespaces: BTreeMap<&Name, u64> = BTreeMap::new();
@@ -323,6 +359,7 @@ fn limits(
 /// table with entries in quarantine. Valid for one sync.
 #[derive(Debug, Default)]
 pub(super) struct Reserve {
+    needs: Arc<BTreeMap<Name, Need>>,
     /// The use of the resources of which only the reserve is left.
     uses: BTreeMap<Resource, Use>,
 }
@@ -331,12 +368,16 @@ pub(super) struct Reserve {
 #[derive(Debug)]
 struct Use {
     of_namespaces: BTreeMap<Name, u64>,
-    /// The most that a namespace may use.
+    /// The most that a namespace may use beyond its planned need.
     share: u64,
+    /// The most that is planned for a namespace.
+    planned: u64,
+    /// The most that a namespace may use in addition to its planned need.
+    extra: u64,
 }
 
 impl Reserve {
-    /// Whether a port may take `count` more.
+    /// Whether a port may take `count` more, which then counts as used.
     pub(super) fn allows(
         &mut self,
         applied: &Applied,
@@ -350,42 +391,86 @@ impl Reserve {
             Resource::Backends => applied.endpoints.used() as u64,
             Resource::Slots => u64::from(applied.extents.slots_used()),
             Resource::Maglev => u64::from(applied.tables.slots_used()),
-            // They have no quarantine, or one of a second that no namespace has alone.
-            Resource::Frontends | Resource::Frontends6 | Resource::Ranges | Resource::Ranges6 => 0,
+            Resource::Ranges | Resource::Ranges6 => applied.ranges.used(resource.table()) as u64,
+            // They have no quarantine.
+            Resource::Frontends | Resource::Frontends6 => 0,
         };
-        let budget = resource.budget(capacity);
-        used + count <= budget || {
-            let known = self.uses.entry(resource).or_insert_with(|| Use::of(applied, resource, budget));
-            let used = known.of_namespaces.get(&port.namespace).copied().unwrap_or_default();
-            used + count <= known.share
+        let fits = used + count <= resource.budget(capacity);
+        // A namespace that is alone takes nothing from others.
+        if self.needs.len() < 2 || (fits && !self.uses.contains_key(&resource)) {
+            return true;
         }
+        let all =
+            self.uses.entry(resource).or_insert_with(|| Use::of(applied, &self.needs, resource, capacity));
+        let need = self.needs.get(&port.namespace).map_or(0, |need| need.get(resource));
+        let planned = need.min(all.planned);
+        let most = planned.max(all.share.min(planned + all.extra));
+        let used = all.of_namespaces.entry(port.namespace.clone()).or_default();
+        let is_allowed = fits || *used + count <= most;
+        *used += if is_allowed { count } else { 0 };
+        is_allowed
     }
 }
 
 impl Use {
-    fn of(applied: &Applied, resource: Resource, budget: u64) -> Self {
-        let namespaces: BTreeMap<u32, Name> =
+    fn of(applied: &Applied, needs: &BTreeMap<Name, Need>, resource: Resource, capacity: &Capacity) -> Self {
+        let names: BTreeMap<u32, Name> =
             applied.ports.iter().map(|(port, id)| (id, port.namespace)).collect();
-        let mut of_namespaces: BTreeMap<Name, u64> =
-            namespaces.values().map(|name| (name.clone(), 0)).collect();
+        let mut of_namespaces: BTreeMap<Name, u64> = names.values().map(|name| (name.clone(), 0)).collect();
         let mut add = |id: u32, count: u32| {
-            if let Some(used) = namespaces.get(&id).and_then(|name| of_namespaces.get_mut(name)) {
+            if let Some(used) = names.get(&id).and_then(|name| of_namespaces.get_mut(name)) {
                 *used += u64::from(count);
             }
         };
         match resource {
-            Resource::Ports => namespaces.keys().for_each(|id| add(*id, 1)),
+            Resource::Ports => names.keys().for_each(|id| add(*id, 1)),
             Resource::Backends => applied.endpoints.iter().for_each(|((port, _), _)| add(port, 1)),
             Resource::Slots => applied.extents.sizes().for_each(|(port, len)| add(port, len)),
             Resource::Maglev => applied.tables.sizes().for_each(|(port, len)| add(port, len)),
-            Resource::Frontends | Resource::Frontends6 | Resource::Ranges | Resource::Ranges6 => {}
+            Resource::Ranges | Resource::Ranges6 => {
+                applied.ranges.sizes(resource.table()).for_each(|(port, len)| add(port, len));
+            }
+            Resource::Frontends | Resource::Frontends6 => {}
         }
-        // A namespace that is alone takes nothing from others.
-        let is_alone = of_namespaces.len() < 2;
+        let budget = resource.budget(capacity);
         // The largest takes nothing more, even if it has less than its share: what is left is for the others.
-        let most = of_namespaces.values().copied().max().unwrap_or_default();
-        let share = fair_share(of_namespaces.values().copied(), budget).0.min(most);
-        let share = if is_alone { u64::MAX } else { share };
-        Self { of_namespaces, share }
+        let largest = of_namespaces.values().copied().max().unwrap_or_default();
+        Self {
+            share: fair_share(of_namespaces.values().copied(), budget).0.min(largest),
+            planned: fair_share(needs.values().map(|need| need.get(resource)), budget).0,
+            // One that replaces all that it has leaves the other half.
+            extra: (resource.capacity(capacity) - budget) / 2,
+            of_namespaces,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::sync::tests::ROOMY;
+    use crate::testing::generator::service;
+
+    thread_local! {
+        /// How often the need of a plan was computed.
+        pub(super) static COUNTED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[test]
+    fn need_is_computed_once_for_each_plan() {
+        let capacity = Capacity { slots: 40, ..ROOMY };
+        let mut shares = Shares::default();
+        let before = COUNTED.get();
+        for round in 1..10 {
+            let (name, plan) = service("rolls", 0, 0..round);
+            shares.replace(&name, plan.as_ref());
+            let (name, plan) = service(&round.to_string(), round, 0..9);
+            shares.replace(&name, plan.as_ref());
+            shares.update(&capacity);
+            assert_eq!(COUNTED.get() - before, 2 * usize::from(round), "{round}");
+        }
+        assert!(!shares.limits.is_empty());
     }
 }

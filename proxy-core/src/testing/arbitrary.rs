@@ -2,16 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use ipnet::IpNet;
-use proptest::collection::{btree_set, vec};
+use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proxy_common::select::Algorithm;
 
 use crate::model::net::{IpFamily, Protocol};
-use crate::model::spread::Weights;
+use crate::model::spread::{WeightOf, Weights};
 use crate::model::{
     DefaultRoute, Endpoint, EndpointPort, EndpointSlice, Event, ForwardingMode, HostDevice, HostView, Key,
     Name, NodeView, Object, RemovalPolicy, Service, ServiceKind, ServiceName, ServicePort, SliceName,
@@ -20,6 +21,8 @@ use crate::model::{
 
 /// The name of this node, for which clusters are planned.
 pub const NODE: &str = "n1";
+/// The last byte of addresses that only this node can have.
+const OWN: u8 = 60;
 const NODES: &[&str] = &[NODE, "n2", "n3"];
 const ZONES: &[&str] = &["a", "b"];
 
@@ -47,18 +50,45 @@ pub fn address(family: IpFamily, low: u8) -> IpAddr {
     }
 }
 
-/// Generates this node, in one of the zones or in none, with or without an address.
+/// Returns this node with an address of each family.
+pub fn this_node() -> NodeView {
+    let internal_ips = [IpFamily::V4, IpFamily::V6].map(|family| address(family, OWN)).into();
+    NodeView { internal_ips, ..NodeView::new(NODE) }
+}
+
+/// Returns the host with the addresses of [`this_node`].
+pub fn this_host() -> HostView {
+    let addresses = this_node().internal_ips.into_iter().collect();
+    HostView {
+        devices: [(2, HostDevice { addresses, ..HostDevice::default() })].into(),
+        ..HostView::default()
+    }
+}
+
+/// Generates this node, in one of the zones or in none, with or without an address and a range of pods.
 pub fn node() -> impl Strategy<Value = NodeView> {
-    (option::of(text(ZONES)), option::of(1..4u8)).prop_map(|(zone, low)| NodeView {
+    let internal = btree_set((family(), prop_oneof![Just(OWN), 1..3u8]), 0..3);
+    let pods = btree_set(select(&[0, 2][..]), 0..2);
+    (option::of(text(ZONES)), internal, pods).prop_map(|(zone, internal, pods)| NodeView {
         zone,
-        internal_ips: low.into_iter().map(|low| address(IpFamily::V4, low)).collect(),
+        internal_ips: internal.into_iter().map(|(family, low)| address(family, low)).collect(),
+        // Two addresses that Services also have.
+        pod_cidrs: pods.into_iter().map(|low| IpNet::new_assert(address(IpFamily::V4, low), 31)).collect(),
         ..NodeView::new(NODE)
+    })
+}
+
+/// Generates another node.
+pub fn other_node() -> impl Strategy<Value = NodeView> {
+    (text(&NODES[1..]), btree_set((family(), 50..52u8), 0..4)).prop_map(|(name, internal)| NodeView {
+        internal_ips: internal.into_iter().map(|(family, low)| address(family, low)).collect(),
+        ..NodeView::new(name)
     })
 }
 
 /// Generates the host, with addresses that may also be those of Services or endpoints, or be in source ranges.
 pub fn host() -> impl Strategy<Value = HostView> {
-    let addresses = btree_set((family(), prop_oneof![1..4u8, 100..104u8]), 0..4);
+    let addresses = btree_set((family(), prop_oneof![Just(OWN), 1..3u8, 100..102u8]), 0..6);
     (addresses, option::of(1..4u8)).prop_map(|(addresses, source)| {
         let addresses = addresses.into_iter().map(|(family, low)| address(family, low)).collect();
         let route = |low| DefaultRoute { device: 2, source: Some(address(IpFamily::V4, low)) };
@@ -92,6 +122,22 @@ fn source_range() -> impl Strategy<Value = IpNet> {
     (family(), 1..4u8, select(&[0, 8, 32][..])).prop_map(move |(family, low, len)| range(family, low, len))
 }
 
+fn weights() -> impl Strategy<Value = Weights> {
+    let of = prop_oneof![
+        (family(), 100..104u8).prop_map(|(family, low)| WeightOf::Address(address(family, low))),
+        text(NODES).prop_map(|node| WeightOf::Node(node.into())),
+        text(ZONES).prop_map(|zone| WeightOf::Zone(zone.into())),
+        Just(WeightOf::All),
+    ];
+    btree_map(of, select(&[0, 1, 3][..]), 0..3).prop_map(Weights)
+}
+
+/// Generates the settings that a Service has by its annotations, except the algorithm and the forwarding mode.
+fn annotated() -> impl Strategy<Value = (Option<bool>, RemovalPolicy, Weights)> {
+    let removal = select(vec![RemovalPolicy::Drain, RemovalPolicy::Reset(Duration::from_secs(30))]);
+    (option::of(any::<bool>()), removal, weights())
+}
+
 /// Generates a Service.
 pub fn service() -> impl Strategy<Value = Service> {
     let external = || btree_set(10..13u8, 0..2);
@@ -99,13 +145,14 @@ pub fn service() -> impl Strategy<Value = Service> {
     let ranges = option::of(vec(source_range(), 0..3));
     let is_foreign = prop_oneof![4 => Just(false), 1 => Just(true)];
     let algorithm = option::of(select(Algorithm::ALL));
-    let forwarding = option::of(select(&ForwardingMode::ALL[..]));
-    let rest =
-        (policy(), policy(), select(&[0, 10_800][..]), 0..3i64, ranges, is_foreign, (algorithm, forwarding));
+    let forwarding = option::weighted(0.8, select(&ForwardingMode::ALL[..]));
+    let spread = (algorithm, forwarding, annotated());
+    let rest = (policy(), policy(), select(&[0, 10_800][..]), 0..3i64, ranges, is_foreign, spread);
     (service_name(), addresses, service_ports(), rest).prop_map(|(name, addresses, ports, rest)| {
         let (v4, v6, external, balanced) = addresses;
         let (internal_policy, external_policy, affinity_secs, created, source_ranges, is_foreign, spread) =
             rest;
+        let (algorithm, forwarding, (ejection, removal, weights)) = spread;
         let v4 = v4.map(|low| address(IpFamily::V4, low));
         let v6 = v6.map(|low| address(IpFamily::V6, low));
         let cluster_ips = v4.into_iter().chain(v6).collect();
@@ -128,13 +175,13 @@ pub fn service() -> impl Strategy<Value = Service> {
             internal_policy,
             external_policy,
             affinity_secs,
-            algorithm: spread.0,
-            forwarding: spread.1,
-            ejection: None,
+            algorithm,
+            forwarding,
+            ejection,
             no_sockets: false,
             passes_when_empty: false,
-            removal: RemovalPolicy::Drain,
-            weights: Weights::default(),
+            removal,
+            weights,
             health_check_node_port: 32_000,
             created,
             problems: Vec::new(),
@@ -146,18 +193,21 @@ pub fn service() -> impl Strategy<Value = Service> {
 pub fn endpoint(family: IpFamily) -> impl Strategy<Value = Endpoint> {
     let conditions = (any::<bool>(), any::<bool>(), any::<bool>());
     let hints = (btree_set(text(ZONES), 0..3), btree_set(text(NODES), 0..3));
+    let place = (option::weighted(0.8, text(NODES)), option::of(text(ZONES)));
     let weight = option::of(select(&[0, 1, 2, 100][..]));
-    (100..104u8, conditions, option::of(text(NODES)), hints, weight).prop_map(
-        move |(low, (ready, serving, terminating), node, (zone_hints, node_hints), weight)| Endpoint {
-            address: address(family, low),
-            ready,
-            serving,
-            terminating,
-            node: node.map(Name::from),
-            zone: None,
-            weight,
-            zone_hints: zone_hints.into_iter().map(Name::from).collect(),
-            node_hints: node_hints.into_iter().map(Name::from).collect(),
+    (100..104u8, conditions, place, hints, weight).prop_map(
+        move |(low, (ready, serving, terminating), (node, zone), (zone_hints, node_hints), weight)| {
+            Endpoint {
+                address: address(family, low),
+                ready,
+                serving,
+                terminating,
+                node: node.map(Name::from),
+                zone: zone.map(Name::from),
+                weight,
+                zone_hints: zone_hints.into_iter().map(Name::from).collect(),
+                node_hints: node_hints.into_iter().map(Name::from).collect(),
+            }
         },
     )
 }
@@ -166,7 +216,7 @@ pub fn endpoint(family: IpFamily) -> impl Strategy<Value = Endpoint> {
 pub fn slice() -> impl Strategy<Value = EndpointSlice> {
     let port = (text(&["", "dns", "http"]), protocol(), 8080..8082u16)
         .prop_map(|(name, protocol, port)| EndpointPort { name: name.into(), protocol, port });
-    (family(), service_name(), text(&["s1", "s2", "s3"]), btree_set(port, 0..4)).prop_flat_map(
+    (family(), service_name(), text(&["s1", "s2", "s3"]), btree_set(port, 0..8)).prop_flat_map(
         |(family, service, name, ports)| {
             let ports: Vec<_> = ports.into_iter().collect();
             vec(endpoint(family), 0..5).prop_map(move |mut endpoints| {
@@ -188,7 +238,7 @@ pub fn slice() -> impl Strategy<Value = EndpointSlice> {
 
 /// Generates one event about one object or the host.
 pub fn event_or_host() -> impl Strategy<Value = Event> {
-    prop_oneof![8 => event(), 1 => host().prop_map(Event::Host)]
+    prop_oneof![5 => event(), 1 => host().prop_map(Event::Host)]
 }
 
 /// Generates one event about one object.
@@ -197,8 +247,9 @@ pub fn event() -> impl Strategy<Value = Event> {
         4 => service().prop_map(|s| Event::Apply(Object::Service(s))),
         8 => slice().prop_map(|s| Event::Apply(Object::Slice(s))),
         1 => node().prop_map(|n| Event::Apply(Object::Node(n))),
+        3 => other_node().prop_map(|n| Event::Apply(Object::Node(n))),
         1 => service_name().prop_map(|name| Event::Delete(Key::Service(name))),
         2 => slice().prop_map(|s| Event::Delete(Key::Slice(s.name))),
-        1 => Just(Event::Delete(Key::Node(NODE.to_owned()))),
+        1 => text(NODES).prop_map(|name| Event::Delete(Key::Node(name))),
     ]
 }

@@ -7,14 +7,15 @@ use std::time::Duration;
 use ipnet::IpNet;
 use proptest::option;
 use proptest::prelude::*;
+use proxy_common::node::{DEVICE_NO_HEADER, DEVICE_UPLINK};
 use proxy_common::reason::Verdict;
 use proxy_common::select::Algorithm;
 
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{ServiceName, SortedMap, TrafficPolicy};
 use crate::plan::{
-    Access, AddressFacts, BackendAddress, BackendFacts, DeviceFacts, Frontend, FrontendKind, FrontendPlan,
-    NodePlan, PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
+    Access, AddressFacts, BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, NodePlan,
+    PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
 };
 
 const KINDS: [FrontendKind; 4] =
@@ -249,7 +250,8 @@ pub fn node() -> impl Strategy<Value = NodePlan> {
             devices: devices
                 .into_iter()
                 .map(|(index, (uplink, no_header))| {
-                    (index, DeviceFacts { uplink, no_header, ..DeviceFacts::default() })
+                    let uplink = if uplink { DEVICE_UPLINK } else { 0 };
+                    (index, uplink | if no_header { DEVICE_NO_HEADER } else { 0 })
                 })
                 .collect(),
             detect_local,

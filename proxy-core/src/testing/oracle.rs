@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use ipnet::IpNet;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::reason::Verdict;
-use proxy_common::service::ServiceEntry;
+use proxy_common::service::{KIND_ADDRESS, ServiceEntry};
 
 use crate::model::{ServiceName, TrafficPolicy};
 use crate::plan::{
@@ -90,6 +90,7 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
         Access::Unrestricted => (BTreeSet::new(), 0),
         Access::Ranges { node } => (port.source_ranges.iter().copied().collect(), 8 + 16 * u16::from(node)),
     };
+    let is_maglev_outside = port.maglev_outside && what.kind != FrontendKind::ClusterIp && !what.scoped;
     Seen {
         port: (id.text(), id.protocol.number(), id.family.number()),
         endpoints: port
@@ -104,12 +105,11 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
             + 64 * u16::from(port.ejects && port.slot_count(what) > 1)
             + 256 * u16::from(port.no_sockets)
             + 1024 * u16::from(port.changing && port.slot_count(what) > 1)
-            + 32 * u16::from(port.maglev_outside && what.kind != FrontendKind::ClusterIp)
+            + 32 * u16::from(is_maglev_outside)
             + access,
         algorithm: port.algorithm as u8,
         has_table: port.slot_count(what) > 1
-            && (HASHES.contains(&(port.algorithm as u8))
-                || port.maglev_outside && what.kind != FrontendKind::ClusterIp),
+            && (HASHES.contains(&(port.algorithm as u8)) || is_maglev_outside),
         kind: match what.kind {
             FrontendKind::ClusterIp => 1,
             FrontendKind::NodePort => 2,
@@ -322,6 +322,15 @@ impl Transition {
             );
         }
         no_overlap(contents);
+        if let Write::Service(key, entry) = step
+            && entry.kind == KIND_ADDRESS
+            && !self.may_fail
+        {
+            let is_missing =
+                |one: &&FrontendKey| one.addr == key.addr && !contents.services.contains_key(*one);
+            let missing = self.after.keys().find(is_missing);
+            assert!(missing.is_none(), "clients of {missing:?} are refused until it is written");
+        }
         match step {
             Write::Service(key, _) => {
                 let (before, after) = (self.before.get(key), self.after.get(key));

@@ -2,8 +2,10 @@
 
 use core::ffi::c_void;
 
-use proxy_common::Address;
-use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowEntry, FlowKey, NO_POSITION, TAG_SHIFT};
+use proxy_common::flow::{
+    DIRECTION_FORWARD, DIRECTION_REPLY, FlowEntry, FlowKey, NO_POSITION, TAG_SHIFT, frontend_window,
+};
+use proxy_common::{Address, PROTO_UDP};
 
 use crate::context::{NatPlan, Packet, Tuple};
 use crate::shared::{Exchange, Raw, Shared, after};
@@ -247,6 +249,8 @@ impl<A: Address> EntryRef<A> for Entry<A> {
     #[inline(always)]
     fn fill(self, new: &NewFlow<'_, A>) {
         let (packet, plan) = (new.packet, new.plan);
+        let first =
+            if packet.key.proto == PROTO_UDP { frontend_window(new.now) } else { (packet.seq >> 16) as u16 };
         // SAFETY: the entry is claimed: no other CPU writes these fields, and readers check the state again.
         unsafe {
             (*self.0).client = packet.key.src;
@@ -265,7 +269,7 @@ impl<A: Address> EntryRef<A> for Entry<A> {
             (*self.0).created = new.now;
             (*self.0).last_seen = new.now;
             (*self.0).positions = [NO_POSITION; 2];
-            (*self.0).seq = [(packet.seq >> 16) as u16, 0];
+            (*self.0).seq = [first, 0];
         }
     }
 

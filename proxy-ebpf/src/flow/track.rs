@@ -9,7 +9,7 @@ use proxy_common::conntrack::{
 };
 use proxy_common::flow::{
     DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_CLAIMED, STATE_DIRECT, STATE_RESET, STATE_SNAT,
-    STATE_SYN, bits_of, generation_of, holds_flow, is_encapsulated, with_bits,
+    STATE_SYN, bits_of, frontend_window, generation_of, holds_flow, is_encapsulated, with_bits,
 };
 
 use super::index;
@@ -49,6 +49,11 @@ pub fn find_untouched<M: FlowTable>(
 ) -> Option<Tracked<M>> {
     let tracked = as_found(maps, index::find(maps, key, hash))?;
     if tracked.is_expired(time) { None } else { Some(tracked) }
+}
+
+/// The hash of a key; 0 before the agent has written `config`. For code that does not run for every packet.
+pub fn hash_key<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>) -> u64 {
+    maps.config().map_or(0, |config| key.hash(config.flow_seed))
 }
 
 /// Returns the same as [`find`], by calls of subprograms: for code that does not run for every packet.
@@ -260,14 +265,20 @@ impl<M: FlowTable> Tracked<M> {
         self.maps.touch_flow(packet, self.index, self.state, u32::from(direction));
     }
 
-    /// Whether the frontend of a UDP flow has to be looked up again: every 256 jiffies, about once a second. Nothing else
+    /// Whether the frontend of a UDP flow has to be looked up again: with the client's first packet in every 256 jiffies. Nothing else
     /// reports that the frontend now belongs to another Service.
     #[inline(always)]
     pub fn needs_frontend_check(&self, time: Time) -> bool {
-        let changed = u64::from((time.now ^ self.entry.last_seen().load()) >> 8);
+        let changed = u64::from(frontend_window(time.now) ^ self.entry.seq(DIRECTION_FORWARD).load());
         // Without a branch. A direct flow has no frontend.
         let is_direct = u64::from(self.bits() & STATE_DIRECT) >> STATE_DIRECT.trailing_zeros();
         opaque(changed * (1 - is_direct)) != 0 && self.entry.proto() == PROTO_UDP
+    }
+
+    /// Notes that the frontend of a UDP flow was looked up.
+    #[inline(always)]
+    pub fn note_frontend_check(&self, time: Time) {
+        self.entry.seq(DIRECTION_FORWARD).store(frontend_window(time.now));
     }
 
     /// Whether the last packet passed more than a second ago. A packet that another CPU has seen after `time` counts as

@@ -4,6 +4,7 @@ use core::cell::RefMut;
 
 use proxy_common::Address;
 use proxy_common::csum::fold;
+use proxy_common::flow::FlowKey;
 
 use super::REDIRECT;
 use super::skb::{ChecksumState, HostPacket, Redirect, Skb, add, subtract, sum_at};
@@ -231,6 +232,10 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
 
     fn fib_lookup<A: Address>(self, _src: &A, dst: &A, length: u32, route: &mut Route) -> Fib {
         self.skb().routes.find(dst, length, route)
+    }
+
+    fn has_connection<A: Address>(self, _: &FlowKey<A>) -> bool {
+        self.skb().has_connection
     }
 
     fn redirect(self, ifindex: u32) -> i32 {

@@ -7,7 +7,7 @@ use std::vec::Vec;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
 use proxy_common::backend::BackendEntry;
 use proxy_common::config::NodeConfig;
-use proxy_common::flow::{Bucket, DIRECT_WORDS, FlowEntry};
+use proxy_common::flow::{Bucket, DIRECT_WORDS, FlowEntry, FlowKey};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::health::SKIP_COUNT;
 use proxy_common::latency::SocketExample;
@@ -20,8 +20,11 @@ use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::{Address, Family, maglev};
 
 use super::frame::HostFrame;
-use crate::context::PacketCtx;
-use crate::direct_calls::{calls_flows, calls_health, calls_selection};
+use crate::calls::{
+    direct, early_calls, flow_calls, health_calls, new_flow_calls, node_calls, routing_calls, service_calls,
+    stage_calls,
+};
+use crate::context::{Packet, PacketCtx, Tuple};
 use crate::early::EarlyStages;
 use crate::env::{
     Affinity, ClockWindow, ConnectLatency, ConnectOutcome, Counters, EventKind, FIB_CACHE_ENTRIES, FibCache,
@@ -30,16 +33,18 @@ use crate::env::{
 };
 use crate::flow::bucket::BucketAt;
 use crate::flow::memory::Entry;
-use crate::frame::{Frame, Route};
-use crate::parse::Parsed;
-use crate::pipeline::{Ip, Stages, parse_pulled};
-use crate::select::backend::Picks;
+use crate::frame::{Fib, Frame, Route};
+use crate::parse::{Parsed, Stop};
+use crate::pipeline::{Ip, Stages};
 use crate::select::load;
 use crate::shared::{Raw, Shared};
 use crate::sock::Sockaddr;
+use crate::stage::direct::DirectCase;
+use crate::stage::established::Lookup;
 use crate::stage::existing::{Existing, NewFlows};
 use crate::stage::forward::Routing;
-use crate::stage::open_flow;
+use crate::stage::refuse::Refusal;
+use crate::step::{Step, StepCode};
 
 /// Number of ids of backends, of ids of Services, and of slots.
 pub const IDS: u32 = 128;
@@ -92,6 +97,7 @@ pub(super) struct Tables<A: Address> {
     pub errno: Option<i32>,
     pub measures_latency: bool,
     pub connect_outcomes: Vec<(u32, u32, ConnectOutcome)>,
+    pub syn_answers: Vec<(u32, u32, bool)>,
     pub socket_examples: Vec<(u32, SocketExample)>,
     pub jiffies: u32,
     pub random: u64,
@@ -147,6 +153,7 @@ impl<A: Address> Tables<A> {
             errno: None,
             measures_latency: false,
             connect_outcomes: Vec::new(),
+            syn_answers: Vec::new(),
             socket_examples: Vec::new(),
             jiffies: START,
             random: 0x9e37_79b9_7f4a_7c15,
@@ -231,10 +238,12 @@ impl<F: Family> Node for HostMaps<F> {
         *random ^= *random >> 27;
         (random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
     }
+
+    node_calls!(direct!(), F::Words);
 }
 
 impl<F: Family> Health for HostMaps<F> {
-    calls_health!();
+    health_calls!(direct!());
 
     fn health(self, id: u32) -> Option<Raw<u64>> {
         let word = at!(self, health).get_mut(id as usize)?;
@@ -260,7 +269,7 @@ impl<F: Family> OpenConnections for HostMaps<F> {
 }
 
 impl<F: Family> Services for HostMaps<F> {
-    calls_selection!();
+    service_calls!(direct!(), Words<Self>);
 
     fn service_entry(self, key: &ServiceKey<F::Words>) -> Option<*const ServiceEntry> {
         at!(self, services).get(key).map(core::ptr::from_ref)
@@ -322,7 +331,7 @@ impl<F: Family> Affinity for HostMaps<F> {
 impl<F: Family> FlowTable for HostMaps<F> {
     type Entry = Entry<F::Words>;
     type Bucket = BucketAt;
-    calls_flows!();
+    flow_calls!(direct!(), Words<Self>);
 
     fn entry(self, index: u32) -> Option<Entry<F::Words>> {
         let flow = at!(self, flows).get_mut(index as usize)?;
@@ -351,6 +360,10 @@ impl<F: Family> FlowTable for HostMaps<F> {
         let seen: *mut u32 = at!(self, direct_seen).get_mut(slot as usize)?;
         // SAFETY: the word exists as long as the maps.
         Some(unsafe { Raw::new(seen) })
+    }
+
+    fn syn_answered(self, _flow: u32, service: u32, backend: u32, refused: bool) {
+        at!(self, syn_answers).push((service, backend, refused));
     }
 }
 
@@ -407,8 +420,6 @@ impl<F: Family> Counters for HostMaps<F> {
         at!(self, events).push((service, EventKind::Reason(why)));
     }
 }
-
-impl<F: Family> Picks for HostMaps<F> {}
 
 impl<F: Family> Pods for HostMaps<F> {
     fn has_namespace(self, netns: u64) -> bool {
@@ -478,18 +489,18 @@ impl<F: Family> ConnectLatency for HostMaps<F> {
     }
 }
 
-impl<F: Family, const EARLY: bool> Routing<HostFrame<'_, EARLY>> for HostMaps<F> {}
+impl<F: Family, const EARLY: bool> Routing<HostFrame<'_, EARLY>> for HostMaps<F> {
+    routing_calls!(direct!(), F::Words, HostFrame<'_, EARLY>);
+}
 
 impl<F: Family, const EARLY: bool> NewFlows<HostFrame<'_, EARLY>> for HostMaps<F> {
-    fn existing(self, ctx: &mut PacketCtx<F::Words>) -> Existing {
-        open_flow::existing(self, ctx)
-    }
+    new_flow_calls!(direct!(), F::Words, HostFrame<'_, EARLY>);
 }
 
 impl<F: Ip> Stages<HostFrame<'_>> for HostMaps<F> {
-    fn parse_pulled(self, frame: HostFrame<'_>, ctx: &mut PacketCtx<F::Words>) -> Parsed {
-        parse_pulled(self, frame, ctx)
-    }
+    stage_calls!(direct!(), F::Words, HostFrame<'_>);
 }
 
-impl<F: Ip> EarlyStages<HostFrame<'_, true>> for HostMaps<F> {}
+impl<F: Ip> EarlyStages<HostFrame<'_, true>> for HostMaps<F> {
+    early_calls!(direct!(), F::Words, HostFrame<'_, true>);
+}

@@ -19,6 +19,7 @@ pub use frame::HostFrame;
 pub use maps::HostMaps;
 pub use skb::{ChecksumState, HostPacket, Redirect, RouteTo, Routes, Skb};
 
+use crate::context::PacketCtx;
 use crate::early;
 use crate::frame::Frame as _;
 use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
@@ -41,10 +42,24 @@ pub enum Hook {
 /// Runs the program of a hook with a packet of the maps' family. Returns the program's verdict. Encapsulated packets pass,
 /// since the inner packet may be of the other family (see [`run_any`]).
 pub fn run<F: Ip>(hook: Hook, maps: HostMaps<F>, frame: HostFrame<'_>) -> i32 {
-    maps.with_scratch(|ctx| match hook {
-        Hook::Ingress => pipeline::ingress(maps, frame, ctx),
-        Hook::Egress => pipeline::egress(maps, frame, ctx),
+    maps.with_scratch(|ctx| {
+        let step = first(hook, maps, frame, ctx);
+        go_on(maps, frame, ctx, step)
     })
+}
+
+/// Runs the first stage of the hook.
+fn first<F: Ip>(hook: Hook, maps: HostMaps<F>, frame: HostFrame<'_>, ctx: &mut PacketCtx<F::Words>) -> Step {
+    match hook {
+        Hook::Ingress => pipeline::incoming(maps, frame, ctx),
+        Hook::Egress => pipeline::outgoing(maps, frame, ctx),
+    }
+}
+
+/// Runs all stages after the first. In the kernel, these are two programs.
+fn go_on<F: Ip>(maps: HostMaps<F>, frame: HostFrame<'_>, ctx: &mut PacketCtx<F::Words>, step: Step) -> i32 {
+    let step = pipeline::known(maps, frame, ctx, step);
+    pipeline::dispatch(maps, frame, ctx, step.into())
 }
 
 /// Does the same for a packet of either family, as the kernel's programs do; packets of other protocols pass.
@@ -60,14 +75,10 @@ pub fn run_any(hook: Hook, v4: HostMaps<V4>, v6: HostMaps<V6>, frame: HostFrame<
 type Both = (HostMaps<V4>, HostMaps<V6>);
 
 fn run_either<F: Ip>(hook: Hook, maps: HostMaps<F>, both: Both, frame: HostFrame<'_>) -> i32 {
-    let first = maps.with_scratch(|ctx| match hook {
-        Hook::Ingress => pipeline::incoming(maps, frame, ctx),
-        Hook::Egress => pipeline::outgoing(maps, frame, ctx),
-    });
-    if first == Step::Tunnel {
-        return take_out(maps, both, frame);
+    match maps.with_scratch(|ctx| first(hook, maps, frame, ctx)) {
+        Step::Tunnel => take_out(maps, both, frame),
+        step => maps.with_scratch(|ctx| go_on(maps, frame, ctx, step)),
     }
-    maps.with_scratch(|ctx| pipeline::go_on(maps, frame, ctx, first))
 }
 
 /// Runs the program for encapsulated packets.

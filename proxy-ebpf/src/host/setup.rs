@@ -59,6 +59,11 @@ impl<F: Family> HostMaps<F> {
         self.set_prefilter(word, mask);
     }
 
+    /// Clears all bits of `prefilter`.
+    pub fn clear_prefilter(self) {
+        at!(self, prefilter).clear();
+    }
+
     /// Sets the bit of an endpoint of `prefilter`.
     pub fn add_backend_bit(self, addr: &F::Words, port: u16, proto: u8) {
         self.set_bit(position(Role::Backend, addr, port, proto));
@@ -158,6 +163,11 @@ impl<F: Family> HostMaps<F> {
     /// Returns the outcomes of connections of sockets since the last call, each with its Service and backend.
     pub fn take_connect_outcomes(self) -> Vec<(u32, u32, ConnectOutcome)> {
         core::mem::take(at!(self, connect_outcomes))
+    }
+
+    /// Returns the answers to SYNs of flows since the last call, each with its Service, its backend, and whether it is a refusal.
+    pub fn take_syn_answers(self) -> Vec<(u32, u32, bool)> {
+        core::mem::take(at!(self, syn_answers))
     }
 
     /// Returns the examples of connections of sockets since the last call, each with its Service.

@@ -132,6 +132,8 @@ pub struct Skb {
     pub checksum: ChecksumState,
     /// The kernel's routes.
     pub routes: Routes,
+    /// Whether a TCP socket of the node has a connection for this packet.
+    pub has_connection: bool,
     /// Whether a program has marked the packet as translated (`tc_index`).
     pub is_translated: bool,
     /// The mark, which netfilter and the routing rules see.
@@ -327,6 +329,7 @@ impl HostPacket {
             ingress_ifindex: 1,
             checksum: ChecksumState::None,
             routes: Routes::default(),
+            has_connection: false,
             is_translated: false,
             mark: 0,
             redirect: None,

@@ -4,6 +4,7 @@ use std::boxed::Box;
 use std::cell::Cell;
 
 use proxy_common::Family;
+use proxy_common::config::MESH_PORTS;
 use proxy_common::socket::{SocketPeers, SocketStorage};
 
 use crate::sock::{Bound, CLOSE, ESTABLISHED, Sock, Sockaddr, TcpEvent, TcpEventKind};
@@ -40,6 +41,8 @@ pub struct HostSock {
     pub bound_addr: [u32; 4],
     /// The port to which it is bound, host byte order.
     pub bound_port: u16,
+    /// A port at which another socket of the namespace listens, host byte order.
+    pub listener: Option<u16>,
     /// The state of the socket; for UDP sockets, [`ESTABLISHED`] means connected.
     pub state: Cell<u32>,
     /// Whether the kernel reports timeouts and state changes.
@@ -60,6 +63,7 @@ impl HostSock {
             has_memory: true,
             bound_addr: [0; 4],
             bound_port: 0,
+            listener: None,
             state: Cell::new(CLOSE),
             is_watched: Cell::new(false),
             begun: Cell::new(None),
@@ -171,6 +175,10 @@ impl<F: Family> Sockaddr for HostCall<'_, F> {
 
     fn is_bound(&self) -> bool {
         self.sock.bound_port != 0
+    }
+
+    fn has_listener(&self, ports: &[u16; MESH_PORTS]) -> bool {
+        self.sock.listener.is_some_and(|port| ports.contains(&port))
     }
 
     fn peers(&self, create: bool) -> Option<*mut SocketPeers> {

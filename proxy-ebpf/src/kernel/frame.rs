@@ -8,15 +8,13 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::generated as helper;
 use proxy_common::Address;
+use proxy_common::flow::FlowKey;
 
 use super::fib::{self, size};
 use super::skb::Skb;
-use super::subprograms;
+use super::{calls, lookup};
 use crate::frame::{self, Bounds, Checksum, Fib, Frame, HelperFailed, Route};
-use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ipv4, Ipv6};
-
-/// The bits of a VLAN tag that hold the VLAN's number; the other bits hold a priority.
-const VLAN_ID: u32 = 0xfff;
+use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Ipv4, Ipv6, VLAN_ID};
 
 /// Value of `tc_index` in packets that are translated. No part of the network stack writes this field; the queueing
 /// disciplines that read it (GRED, and DSMARK before Linux 6.4) use it only after filters have set it.
@@ -232,6 +230,12 @@ impl Frame for Skb {
     }
 
     #[inline(always)]
+    fn has_connection<A: Address>(self, key: &FlowKey<A>) -> bool {
+        // SAFETY: a valid context.
+        unsafe { lookup::has_connection(self.raw().cast(), key) }
+    }
+
+    #[inline(always)]
     fn redirect(self, ifindex: u32) -> i32 {
         self.set_translated();
         // SAFETY: the helper takes numbers only.
@@ -269,12 +273,12 @@ impl Frame for Skb {
 
     #[inline(always)]
     fn walk_extensions(self, proto: u8, offset: u32) -> u64 {
-        subprograms::walk_extensions(self.raw(), u32::from(proto), offset)
+        calls::walk_extensions(self.raw(), u32::from(proto), offset)
     }
 
     #[inline(always)]
     fn change_sctp_ports(self, at: u32, end: u32, old: u32, new: u32) -> Result<(), HelperFailed> {
-        if subprograms::sctp_ports(self.raw(), at, end, old, new) == 0 { Ok(()) } else { Err(HelperFailed) }
+        if calls::sctp_ports(self.raw(), at, end, old, new) == 0 { Ok(()) } else { Err(HelperFailed) }
     }
 
     #[inline(always)]

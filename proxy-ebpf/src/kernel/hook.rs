@@ -12,7 +12,7 @@ use crate::context::PacketCtx;
 use crate::early;
 use crate::env::Words;
 use crate::frame::Frame as _;
-use crate::net::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPES_VLAN, VLAN_ID};
 use crate::pipeline::{self, Ip, Stages};
 use crate::report;
 use crate::stage::tunnel::{self, Arrived};
@@ -72,8 +72,9 @@ where
     ctx.step = step.encode();
     // SAFETY: no local value needs to be dropped.
     unsafe { CALLS.tail_call(context, program + F::INDEX) };
-    // The tail call failed: the program is missing from `calls`.
-    pipeline::finish::<_, Skb>(Kernel::<F>::new(), Step::DropFor(Reason::MapInconsistent))
+    // The tail call failed: the program is missing from `calls`. ICMPv6 has neighbour discovery, without which the node is cut off.
+    let step = if step == Step::Icmp { Step::Pass } else { Step::DropFor(Reason::MapInconsistent) };
+    pipeline::finish::<_, Skb>(Kernel::<F>::new(), step)
 }
 
 macro_rules! run {
@@ -96,8 +97,23 @@ pub fn ingress(context: &TcContext) -> i32 {
     match frame.ethertype() {
         ETHERTYPE_IPV4 => run!(incoming, V4, context, frame),
         ETHERTYPE_IPV6 => run!(incoming, V6, context, frame),
+        _ if has_hidden_packet(frame) => {
+            pipeline::finish::<_, Skb>(Kernel::<V4>::new(), Step::DropFor(Reason::HiddenPorts))
+        }
         _ => NEXT,
     }
+}
+
+/// Whether a frame has two VLAN tags, both of VLAN 0. The kernel has removed the first one, and removes the second one after this
+/// hook (`__netif_receive_skb_core`): it would receive a packet that no program has seen.
+#[inline(always)]
+fn has_hidden_packet(frame: Skb) -> bool {
+    let [first, second] = ETHERTYPES_VLAN;
+    let mut tag = 0u16;
+    (frame.ethertype() == first || frame.ethertype() == second)
+        && frame.has_priority_tag()
+        && frame.load(ETHERNET as u32, &mut tag, size_of::<u16>() as u32).is_ok()
+        && u32::from(u16::from_be(tag)) & VLAN_ID == 0
 }
 
 /// Processes a packet that leaves on a device.

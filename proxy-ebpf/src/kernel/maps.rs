@@ -18,7 +18,6 @@ use proxy_common::map_names as sizes;
 use proxy_common::name::PortName;
 use proxy_common::node::{Device, NodeAddr, NodeEntry, Tunnel};
 use proxy_common::prefilter::PREFILTER_WORDS;
-use proxy_common::reason::Reason;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, SocketPeers, SocketStorage};
 use proxy_common::source_range::SourceRangeKey;
@@ -168,9 +167,10 @@ pub(super) static CLOCK_WINDOW: PerCpuArray<ClockWindow, 2> = PerCpuArray::new()
 #[btf_map(name = "direct_seen")]
 pub(super) static DIRECT_SEEN: Array<u32, { 2 * DIRECT_WORDS as usize }> = Array::new();
 
-// The original destination of a connected socket, and the backend that replaced it. Written by `connect`; read by
-// `getpeername`, `recvmsg` and the socket iterator. A miss: the socket is connected to no Service. Socket-local storage:
-// the kernel frees it with the socket, and no other socket can evict it.
+// The original destination of a connected socket, and the backend that replaced it. Written by `connect`, and by `sendmsg`
+// and the release of a socket when a connection ends; read by these, `getpeername`, `recvmsg`, `sock_ops` and the iterators.
+// A miss: the socket is connected to no Service. Socket-local storage: the kernel frees it with the socket, and no other
+// socket can evict it.
 #[btf_map(name = "socket_storage")]
 pub(super) static SOCKET_STORAGE: SkStorage<SocketStorage> = SkStorage::new();
 
@@ -221,7 +221,7 @@ pub(super) static CONNECTIONS: Grows<Array<u64, BACKEND_IDS, MMAPABLE>> = Grows:
 
 // Reason to count. Written by all programs; read by the agent. Never a miss.
 #[btf_map(name = "reasons")]
-pub(super) static REASONS: PerCpuArray<u64, { Reason::COUNT as usize }> = PerCpuArray::new();
+pub(super) static REASONS: PerCpuArray<u64, { sizes::REASON_COUNT as usize }> = PerCpuArray::new();
 
 // Service port and reason to count. Written if the Service is known; read by the agent. LRU, so that the entries of removed
 // Services disappear.
@@ -346,7 +346,7 @@ pub(super) static AFFINITY_NETNS: HashMap<NetnsAffinityKey, AffinityEntry, AFFIN
 pub(super) static NAMESPACES: LruHashMap<u64, u32, { sizes::NAMESPACE_COUNT as usize }> = LruHashMap::new();
 
 // Ranges of clients that a Service accepts (`loadBalancerSourceRanges`). Written by the agent; read for new connections to
-// such a Service. A miss: the client is refused. Longest prefix match, by Service port and address.
+// such a Service. A miss: the client is refused. Longest prefix match, by the set of ranges and the address.
 #[btf_map(name = "src_ranges")]
 pub(super) static SRC_RANGES: LpmTrie<SourceRangeKey<A4>, u32, SRC_RANGE_COUNT> = LpmTrie::new();
 #[btf_map(name = "src_ranges6")]

@@ -3,6 +3,8 @@
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
 
+use crate::net::VLAN_ID;
+
 /// A packet at a tc hook.
 #[derive(Clone, Copy)]
 pub struct Skb {
@@ -20,6 +22,13 @@ impl Skb {
     #[inline(always)]
     pub fn from_raw(raw: *mut __sk_buff) -> Self {
         Self { raw }
+    }
+
+    /// Whether the kernel has removed a VLAN tag of VLAN 0, which holds a priority only.
+    #[inline(always)]
+    pub fn has_priority_tag(self) -> bool {
+        // SAFETY: the kernel hands every program a valid context.
+        unsafe { (*self.raw).vlan_present != 0 && (*self.raw).vlan_tci & VLAN_ID == 0 }
     }
 
     /// Returns the first argument for a subprogram.

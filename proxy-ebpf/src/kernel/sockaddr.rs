@@ -1,12 +1,16 @@
 //! The contexts of socket calls, for both families and for IPv4-mapped IPv6 addresses.
 
+use core::net::Ipv4Addr;
+
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::{bpf_sock, bpf_sock_addr};
 use aya_ebpf::helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie};
 use aya_ebpf::programs::{SockAddrContext, SockContext};
+use proxy_common::config::MESH_PORTS;
 use proxy_common::socket::{SocketPeers, SocketStorage};
-use proxy_common::{V4, V6};
+use proxy_common::{Family as _, V4, V6};
 
+use super::lookup;
 use super::sockets::{context_storage, peers, storage};
 use crate::sock::{self, Bound, ESTABLISHED, Sock, Sockaddr};
 
@@ -82,6 +86,31 @@ impl Raw {
         unsafe { (&raw mut (*self.context).user_ip6).cast::<u32>().add(index).write_volatile(value) };
     }
 }
+
+/// Defines the subprogram of [`Sockaddr::has_listener`] for a family, for room on the stack.
+macro_rules! has_listener {
+    ($name:ident, $loopback:expr) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $name(context: *mut bpf_sock_addr, ports: *const [u16; MESH_PORTS]) -> u32 {
+            // SAFETY: the verifier lets callers pass memory of that size, or null.
+            let Some(ports) = (unsafe { ports.as_ref() }) else { return 0 };
+            let mut number = 0;
+            while number < MESH_PORTS {
+                let port = ports[number];
+                // SAFETY: the verifier lets callers pass their context only.
+                if port != 0 && unsafe { lookup::has_listener(context.cast(), $loopback, port) } {
+                    return 1;
+                }
+                number += 1;
+            }
+            0
+        }
+    };
+}
+
+has_listener!(has_listener4, [u32::from(Ipv4Addr::LOCALHOST).to_be()]);
+has_listener!(has_listener6, [0, 0, 0, 1u32.to_be()]);
 
 /// A `sockaddr_in`.
 pub struct Sockaddr4(Raw);
@@ -169,6 +198,13 @@ macro_rules! sockaddr {
             #[inline(always)]
             fn is_bound(&self) -> bool {
                 self.0.is_bound()
+            }
+
+            #[inline(always)]
+            fn has_listener(&self, ports: &[u16; MESH_PORTS]) -> bool {
+                let is_v6 = <$family>::INDEX == V6::INDEX;
+                let found = if is_v6 { has_listener6 } else { has_listener4 };
+                found(self.0.context, ports) != 0
             }
 
             #[inline(always)]

@@ -14,6 +14,7 @@ use proxy_common::source_range::{SET_BITS, SourceRangeKey};
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::{Family, V4, V6, maglev};
 
+use super::calls::through_global;
 use super::cast::{octets, words};
 use super::events;
 use super::handle::{Kernel, Scratch};
@@ -22,11 +23,10 @@ use super::maps::{
     AFFINITY, AFFINITY6, BACKEND_STATS, BACKENDS, BACKENDS6, CLOCK_HAND, CLOCK_WINDOW, CONFIG, DEVICES,
     DIRECT_SEEN, Elements as _, FIB_CACHE, FIB_CACHE6, FLOW_INDEX, FLOW_INDEX6, FLOWS, FLOWS6, FRAGMENTS,
     FRAGMENTS6, ICMP_RATELIMIT, MAGLEV, MAGLEV_INDEX, NODE, NODE_ADDRS, NODE_ADDRS6, NODE6, PREFILTER,
-    REASONS, REFUSALS, SCRATCH, SCRATCH6, SERVICE_STATS, SERVICES, SERVICES6, SRC_RANGES, SRC_RANGES6,
+    REASONS, REFUSALS, SCRATCH, SCRATCH6, SERVICE_STATS, SERVICES, SERVICES6, SLOTS, SRC_RANGES, SRC_RANGES6,
     TUNNELS, TURNS,
 };
-use super::selection;
-use super::subprograms;
+use crate::calls::{flow_calls, node_calls, service_calls};
 use crate::context::{Packet, PacketCtx, Tuple};
 use crate::env::{
     Affinity, ClockWindow, Counters, EventKind, FibCache, FibEntry, FlowTable, Fragments, Node, RateLimit,
@@ -37,13 +37,18 @@ use crate::flow::memory::Entry;
 use crate::frame::Frame;
 use crate::shared::{Raw, Shared, fetch_add};
 
+/// Returns an element of `slots`; `u64::MAX` if there is none. A subprogram, since selections look up slots in loops.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn slot(index: u32) -> u64 {
+    // SAFETY: an integer in a map, which is read at once.
+    SLOTS.at(index).map_or(u64::MAX, |id| u64::from(unsafe { *id }))
+}
+
 macro_rules! tables {
     (
-        $family:ty, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $node:ident,
-        $node_addrs:ident, $affinity:ident, $src_ranges:ident, $fragments:ident, $fib_cache:ident,
-        $frontend:ident, $first:ident, $previous:ident, $rank:ident, $select_for:ident, $tagged:ident, $has_tag:ident,
-        $second_chance:ident, $hash:ident, $find:ident, $end:ident, $touch:ident, $unlink:ident, $prefetch:ident, $find_in:ident, $add_key:ident, $take_slot:ident,
-        $conflicting:ident, $move_window:ident, $scan:ident, $claim:ident, $try_ports:ident, $try_port:ident, $ipsec:ident
+        $family:ty, $module:ident, $services:ident, $backends:ident, $flows:ident, $index:ident, $scratch:ident, $node:ident,
+        $node_addrs:ident, $affinity:ident, $src_ranges:ident, $fragments:ident, $fib_cache:ident
     ) => {
         impl Node for Kernel<$family> {
             type Family = $family;
@@ -66,11 +71,6 @@ macro_rules! tables {
             #[inline(always)]
             fn node(self) -> Option<&'static NodeEntry<Words<Self>>> {
                 $node.get(0).map(words)
-            }
-
-            #[inline(always)]
-            fn matches_ipsec_policy(self, tuple: &Tuple<Words<Self>>) -> bool {
-                subprograms::$ipsec(tuple) != 0
             }
 
             #[inline(always)]
@@ -103,6 +103,8 @@ macro_rules! tables {
                 // SAFETY: the helper takes nothing and cannot fail.
                 unsafe { bpf_get_prandom_u32() }
             }
+
+            node_calls!(through_global!($module), Words<Self>);
         }
 
         impl Scratch for Kernel<$family> {
@@ -122,7 +124,7 @@ macro_rules! tables {
 
             #[inline(always)]
             fn slot(self, index: u32) -> Option<u32> {
-                u32::try_from(selection::slot(index)).ok()
+                u32::try_from(slot(index)).ok()
             }
 
             #[inline(always)]
@@ -149,41 +151,6 @@ macro_rules! tables {
             }
 
             #[inline(always)]
-            fn first_id(self, service: &ServiceEntry, selector: u32) -> u32 {
-                selection::$first(service, selector)
-            }
-
-            #[inline(always)]
-            fn previous_id(self, service: &ServiceEntry, selector: u32) -> u32 {
-                selection::$previous(service, selector)
-            }
-
-            #[inline(always)]
-            fn rank(self, service: &ServiceEntry, id: u32, client: u32, random: u32) -> u32 {
-                selection::$rank(service, id, client, random)
-            }
-
-            #[inline(always)]
-            fn has_tag(self, service: &ServiceEntry, id: u32, tag: u32, of: u32) -> u32 {
-                selection::$has_tag(service, id, tag, of)
-            }
-
-            #[inline(always)]
-            fn select_for(self, ctx: &mut PacketCtx<Words<Self>>, random: u32) -> u32 {
-                selection::$select_for(ctx, random)
-            }
-
-            #[inline(always)]
-            fn tagged(self, ctx: &mut PacketCtx<Words<Self>>) -> u32 {
-                selection::$tagged(ctx)
-            }
-
-            #[inline(always)]
-            fn second_chance(self, ctx: &mut PacketCtx<Words<Self>>, id: u32) -> u32 {
-                selection::$second_chance(ctx, id)
-            }
-
-            #[inline(always)]
             fn backend(self, id: u32) -> Option<&'static BackendEntry<Words<Self>>> {
                 // SAFETY: a map value stays valid as long as the program runs; the agent writes it as a whole.
                 $backends.at(id).map(|entry| words(unsafe { &*entry }))
@@ -201,10 +168,7 @@ macro_rules! tables {
                 $src_ranges.get(&Key::new(bits, *octets(&data))).is_some()
             }
 
-            #[inline(always)]
-            fn packet_frontend(self, ctx: &mut PacketCtx<Words<Self>>, outside: bool) {
-                subprograms::$frontend(ctx, u32::from(outside));
-            }
+            service_calls!(through_global!($module), Words<Self>);
         }
 
         impl Affinity for Kernel<$family> {
@@ -269,80 +233,7 @@ macro_rules! tables {
                 latency::syn_again(service, backend);
             }
 
-            #[inline(always)]
-            fn hash_key(self, key: &FlowKey<Words<Self>>) -> u64 {
-                subprograms::$hash(key)
-            }
-
-            #[inline(always)]
-            fn find_key(self, key: &FlowKey<Words<Self>>, hash: u64) -> u64 {
-                subprograms::$find(key, hash)
-            }
-
-            #[inline(always)]
-            fn end_flow(self, index: u32, state: u64, removes: bool) -> bool {
-                subprograms::$end(index, state, u32::from(removes)) != 0
-            }
-
-            #[inline(always)]
-            fn touch_flow(self, packet: &Packet<Words<Self>>, index: u32, state: u64, direction: u32) {
-                subprograms::$touch(packet, index, state, direction);
-            }
-
-            #[inline(always)]
-            fn unlink(self, index: u32) {
-                subprograms::$unlink(index);
-            }
-
-            #[inline(always)]
-            fn prefetch(self, hash: u64, reply_hash: u64) {
-                subprograms::$prefetch(hash, reply_hash);
-            }
-
-            #[inline(always)]
-            fn find_in(self, bucket: u32, tag: u32, key: &FlowKey<Words<Self>>) -> u64 {
-                subprograms::$find_in(bucket, tag, key)
-            }
-
-            #[inline(always)]
-            fn add_key(self, flow: u32, direction: u32, hash: u64) -> u32 {
-                subprograms::$add_key(flow, direction, hash)
-            }
-
-            #[inline(always)]
-            fn take_slot_in(self, bucket: u32, pending: u32, stale: bool) -> u32 {
-                subprograms::$take_slot(bucket, pending, u32::from(stale))
-            }
-
-            #[inline(always)]
-            fn conflicting_entry(self, flow: u32, direction: u32, own: u32, bucket: u32) -> u32 {
-                subprograms::$conflicting(flow, direction, own, bucket)
-            }
-
-            #[inline(always)]
-            fn move_window(self, skip: u32, far: bool) -> u64 {
-                subprograms::$move_window(skip, u32::from(far))
-            }
-
-            #[inline(always)]
-            fn scan(self, start: u32, room: u32, now: u32) -> u64 {
-                subprograms::$scan(start, room, now)
-            }
-
-            #[inline(always)]
-            fn claim(self, now: u32) -> u32 {
-                subprograms::$claim(now)
-            }
-
-            #[inline(always)]
-            fn try_ports(self, index: u32, tries: u32, snat: u32) -> u32 {
-                subprograms::$try_ports(index, tries, snat)
-            }
-
-            #[inline(always)]
-            fn try_port(self, index: u32, tries: u32, snat: u32) -> u32 {
-                subprograms::$try_port(index, tries, snat)
-            }
+            flow_calls!(through_global!($module), Words<Self>);
         }
 
         impl Fragments for Kernel<$family> {
@@ -417,12 +308,9 @@ macro_rules! tables {
 }
 
 tables! {
-    V4, SERVICES, BACKENDS, FLOWS, FLOW_INDEX, SCRATCH, NODE, NODE_ADDRS, AFFINITY, SRC_RANGES, FRAGMENTS,
-    FIB_CACHE, frontend4, first4, previous4, rank4, select_for4, tagged4, has_tag4, second_chance4, hash_key4, find4, end4, touch4, unlink4, prefetch4, find_in4,
-    add_key4, take_slot4, conflicting4, move_window4, scan4, claim4, try_ports4, try_port4, ipsec4
+    V4, v4, SERVICES, BACKENDS, FLOWS, FLOW_INDEX, SCRATCH, NODE, NODE_ADDRS, AFFINITY, SRC_RANGES, FRAGMENTS, FIB_CACHE
 }
 tables! {
-    V6, SERVICES6, BACKENDS6, FLOWS6, FLOW_INDEX6, SCRATCH6, NODE6, NODE_ADDRS6, AFFINITY6, SRC_RANGES6,
-    FRAGMENTS6, FIB_CACHE6, frontend6, first6, previous6, rank6, select_for6, tagged6, has_tag6, second_chance6, hash_key6, find6, end6, touch6, unlink6, prefetch6,
-    find_in6, add_key6, take_slot6, conflicting6, move_window6, scan6, claim6, try_ports6, try_port6, ipsec6
+    V6, v6, SERVICES6, BACKENDS6, FLOWS6, FLOW_INDEX6, SCRATCH6, NODE6, NODE_ADDRS6, AFFINITY6, SRC_RANGES6, FRAGMENTS6,
+    FIB_CACHE6
 }

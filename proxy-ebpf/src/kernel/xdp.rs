@@ -4,6 +4,7 @@ use aya_ebpf::bindings::xdp_md;
 use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::XdpContext;
 use proxy_common::Address;
+use proxy_common::flow::FlowKey;
 
 use super::fib;
 use super::maps::XDP_DEVICES;
@@ -167,6 +168,11 @@ impl Frame for Xdp {
     #[inline(always)]
     fn set_length(self, _length: u32) -> Result<(), HelperFailed> {
         Err(HelperFailed)
+    }
+
+    #[inline(always)]
+    fn has_connection<A: Address>(self, _: &FlowKey<A>) -> bool {
+        false
     }
 
     #[inline(always)]

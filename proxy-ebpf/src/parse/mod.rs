@@ -111,8 +111,10 @@ impl Parse for V4 {
         packet.ip_check = ip.check;
         packet.l4 = (link + header) as u32;
         packet.length = length as u32;
-        transport(bounds, packet, link + header, length - header, walk)?;
-        if fragment == 0 { Ok(()) } else { Err(Stop::First) }
+        let is_first = fragment != 0;
+        transport(bounds, packet, link + header, length - header, walk)
+            .map_err(|stop| of_fragment(stop, is_first))?;
+        if is_first { Err(Stop::First) } else { Ok(()) }
     }
 }
 
@@ -153,6 +155,9 @@ impl Parse for V6 {
             match proto {
                 PROTO_TCP | PROTO_UDP | PROTO_SCTP => {}
                 PROTO_ICMPV6 => return Err(Stop::Control),
+                // A pod may hide an encapsulated packet: the kernel removes a fragment header.
+                PROTO_IPIP | PROTO_IPV6 => return Err(Stop::Tunnel),
+                proto if extension::is(proto) => return Err(Stop::Refused(Reason::HiddenPorts)),
                 _ => return Err(Stop::NotOurs),
             }
         }
@@ -166,8 +171,17 @@ impl Parse for V6 {
         packet.ip_check = 0;
         packet.l4 = l4 as u32;
         packet.length = length as u32;
-        transport(bounds, packet, l4, length - headers, walk)?;
+        transport(bounds, packet, l4, length - headers, walk).map_err(|stop| of_fragment(stop, is_first))?;
         if is_first { Err(Stop::First) } else { Ok(()) }
+    }
+}
+
+/// Returns why a packet has no ports that can be read: the other fragments complete the transport header of a first fragment.
+#[inline(always)]
+const fn of_fragment(stop: Stop, is_first: bool) -> Stop {
+    match stop {
+        Stop::Refused(Reason::Malformed) if is_first => Stop::Refused(Reason::HiddenPorts),
+        stop => stop,
     }
 }
 
@@ -217,8 +231,7 @@ fn transport<A: Address>(
         let header: *const TcpHeader = bounds.at(offset).ok_or(Stop::Retry)?;
         // SAFETY: `at` has checked that the whole header is inside the packet.
         let header = unsafe { &*header };
-        let [_, flags, ..] = header.offset_flags_window.to_ne_bytes();
-        packet.tcp_flags = u16::from(flags);
+        packet.tcp_flags = (u32::from_be(header.offset_flags_window) >> 16) as u16;
         packet.seq = u32::from_be(header.seq);
         packet.ack = u32::from_be(header.ack);
         set_ports(packet, header.ports);

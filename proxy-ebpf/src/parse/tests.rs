@@ -85,7 +85,7 @@ fn a_tcp_syn_is_read() {
     assert_eq!(packet.key.src[0].to_ne_bytes(), [10, 0, 0, 1]);
     assert_eq!(packet.key.dst[0].to_ne_bytes(), [10, 96, 0, 1]);
     assert_eq!((packet.key.src_port, packet.key.dst_port), (40_000, 80));
-    assert_eq!((packet.key.proto, packet.tcp_flags), (PROTO_TCP, tcp::SYN));
+    assert_eq!((packet.key.proto, packet.tcp_flags), (PROTO_TCP, 5 << 12 | tcp::SYN));
     assert_eq!((packet.l4, packet.length), (34, 40));
     assert_eq!(packet.ip_check.to_ne_bytes(), [0xab, 0xcd]);
 }
@@ -180,6 +180,31 @@ fn a_first_fragment_has_ports_and_a_later_one_has_not() {
     let whole = [PROTO_UDP, 0, 0, 0, 0, 0, 0, 7];
     assert!(parse6(&ipv6(extension::FRAGMENT, &whole, &UDP)).is_ok(), "one piece (RFC 6946)");
     assert_eq!(parse6(&ipv6(extension::FRAGMENT, &fragment(8), &UDP)), Err(Stop::Refused(Reason::Fragment)));
+}
+
+#[test]
+fn first_fragment_with_half_a_header_hides_its_ports() {
+    for (proto, length) in [(PROTO_TCP, 8), (PROTO_TCP, 19), (PROTO_UDP, 7), (PROTO_SCTP, 11)] {
+        let part = &TCP_SYN[..length];
+        let mut bytes = ipv4(proto, &[], part);
+        assert_eq!(parse4(&bytes), Err(Stop::Refused(Reason::Malformed)), "{proto}");
+        bytes[ETHERNET + 6] = 0x20;
+        assert_eq!(parse4(&bytes), Err(Stop::Refused(Reason::HiddenPorts)), "{proto}");
+        let bytes = ipv6(extension::FRAGMENT, &[proto, 0, 0, 1, 0, 0, 0, 7], part);
+        assert_eq!(parse6(&bytes), Err(Stop::Refused(Reason::HiddenPorts)), "{proto}");
+    }
+}
+
+#[test]
+fn seventh_extension_header_hides_the_ports() {
+    for (count, parsed) in [(6, Ok(())), (7, Err(Stop::Refused(Reason::HiddenPorts)))] {
+        let mut headers = Vec::new();
+        for left in (0..count).rev() {
+            let next = if left == 0 { PROTO_TCP } else { extension::DESTINATION };
+            headers.extend([next, 0, 0, 0, 0, 0, 0, 0]);
+        }
+        assert_eq!(parse6(&ipv6(extension::DESTINATION, &headers, &TCP_SYN)).map(drop), parsed);
+    }
 }
 
 #[test]

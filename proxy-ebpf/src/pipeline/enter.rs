@@ -2,13 +2,14 @@
 
 use proxy_common::PROTO_SCTP;
 use proxy_common::flow::DIRECTION_FORWARD;
+use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::reason::{Reason, Verdict};
 
 use super::stages::{Ip, Stages};
 use crate::context::PacketCtx;
 use crate::env::Words;
 use crate::frame::Frame;
-use crate::header::BROKEN;
+use crate::header::{BROKEN, Read};
 use crate::net::sctp;
 use crate::parse::{Parse as _, Parsed, Stop};
 use crate::report;
@@ -54,12 +55,30 @@ where
     match pull(maps, frame, ctx) {
         Ok(()) => Parsed::Packet,
         Err(Stop::Control) => Parsed::Icmp,
-        Err(Stop::Refused(reason)) if ctx.packet.key.direction == DIRECTION_FORWARD => {
+        Err(Stop::Tunnel) => Parsed::Tunnel,
+        Err(Stop::Refused(reason))
+            if ctx.packet.key.direction == DIRECTION_FORWARD
+                && (reason != Reason::HiddenPorts || is_to_node_or_service(maps, frame)) =>
+        {
             report::reason(maps, reason);
             if reason.verdict() == Verdict::Drop { Parsed::Dropped } else { Parsed::Foreign }
         }
         Err(_) => Parsed::Foreign,
     }
+}
+
+/// Whether the packet's destination is an address of this node or of a Service.
+#[inline(always)]
+fn is_to_node_or_service<M, F>(maps: M, frame: F) -> bool
+where
+    M: Stages<F>,
+    M::Family: Ip,
+    F: Frame,
+{
+    let header = <M::Family as Read>::read(frame, frame.link_header() as u32);
+    header.is_some_and(|header| {
+        maps.is_service_address(&header.dst) || maps.node_addr(&header.dst) & NODE_ADDR_OWN != 0
+    })
 }
 
 #[inline(always)]

@@ -78,7 +78,7 @@ pub fn note<M: Affinity + Counters>(
     let key = AffinityKey { client: *client, service: service.id };
     let put = |entry: &AffinityEntry| maps.put_affinity(&key, entry);
     if !write(maps.affinity(&key), backend_id, time, put) {
-        // An LRU map evicts instead of becoming full: the kernel could not allocate memory.
+        // The map is full, or the kernel could not allocate memory.
         report::reason(maps, Reason::AffinityTableFull);
     }
 }

@@ -110,6 +110,17 @@ pub fn previous_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32) 
     in_table(maps, maps.maglev_previous(table_index(service)), selector)
 }
 
+/// As [`previous_id`], for a new connection: 0 if the backend has begun to terminate since, or clients of this frontend may not use it
+/// any more.
+#[inline(always)]
+pub fn previous_choice<M: Services>(maps: M, service: &ServiceEntry, selector: u32) -> u32 {
+    let id = maps.previous_id(service, selector);
+    match maps.backend(id) {
+        Some(backend) if decide::may_stay(backend, service) => id,
+        _ => 0,
+    }
+}
+
 /// Returns the index of a frontend's tables in `maglev_index`.
 #[inline(always)]
 fn table_index(service: &ServiceEntry) -> u32 {
@@ -131,9 +142,9 @@ pub fn select_for<M: Services>(maps: M, ctx: &PacketCtx<Words<M>>, random: u32) 
     select_id(maps, &ctx.frontend, selector(ctx.frontend.algorithm, &ctx.packet.key, random), client)
 }
 
-/// Number of slots that are searched for the endpoint whose tag another node has sent. An endpoint in a later slot is found
-/// only by the Maglev table.
-const TAGGED_SLOTS: u32 = 64;
+/// Number of slots that are searched for the endpoint whose tag another node has sent. The endpoints of this node have the first
+/// slots, unless the weights of the endpoints differ. An endpoint in a later slot is found only by the Maglev table.
+const TAGGED_SLOTS: u32 = 96;
 
 /// Returns the id of the endpoint on this node that another node has selected, by the tag in the packet; 0: not found.
 #[inline(always)]
@@ -206,21 +217,12 @@ fn selected<M: Services>(maps: M, id: u32) -> Option<SelectedBackend<Words<M>>> 
     Some(SelectedBackend { id, addr: backend.addr, port: backend.port, flags: backend.flags })
 }
 
-/// Selection by a subprogram: the verifier would walk through an inlined selection at each call in a socket program.
-pub trait Picks: Services {
-    /// [`select_id`].
-    #[inline(always)]
-    fn pick(self, service: &ServiceEntry, selector: u32, client: u32) -> u32 {
-        select_id(self, service, selector, client)
-    }
-}
-
 /// Selects a backend of the Service.
 ///
 /// `selector`: the result of [`select::selector`](proxy_common::select::selector). `client`: number of the client whose
 /// failures count ([`proxy_common::health`]).
 #[inline(always)]
-pub fn select<M: Picks>(
+pub fn select<M: Services>(
     maps: M,
     service: &ServiceEntry,
     selector: u32,
@@ -229,7 +231,7 @@ pub fn select<M: Picks>(
     if service.slot_count == 0 {
         return None;
     }
-    let id = maps.pick(service, selector, client);
+    let id = maps.select_id(service, selector, client);
     selected(maps, id)
 }
 
@@ -272,8 +274,11 @@ pub fn select_id<M: Services>(maps: M, service: &ServiceEntry, selector: u32, cl
         } else {
             0
         };
-        let previous =
-            if pick == 1 && is_by_table(service.algorithm) { maps.previous_id(service, selector) } else { 0 };
+        let previous = if pick == 1 && is_by_table(service.algorithm) {
+            maps.previous_choice(service, selector)
+        } else {
+            0
+        };
         let Some(next) = maps.slot(base + slot) else { return least_bad };
         id = if previous == 0 { next } else { previous };
         // Otherwise the verifier would check the next pick separately for each path through this pick.

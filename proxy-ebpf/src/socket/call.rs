@@ -22,7 +22,7 @@ use super::unconnected;
 use crate::env::{EventKind, Node, Sockets, Time, Words};
 use crate::header::same;
 use crate::report;
-use crate::select::backend::{self, Picks, SelectedBackend};
+use crate::select::backend::{self, SelectedBackend};
 use crate::select::{affinity, health, lookup};
 use crate::shared::add;
 use crate::sock::Sockaddr;
@@ -49,31 +49,31 @@ enum Call {
 }
 
 /// The maps of the address family of a call.
-pub trait SocketMaps<S: Sockaddr>: Sockets<Family = S::Family> + Picks {}
+pub trait SocketMaps<S: Sockaddr>: Sockets<Family = S::Family> {}
 
-impl<S: Sockaddr, M: Sockets<Family = S::Family> + Picks> SocketMaps<S> for M {}
+impl<S: Sockaddr, M: Sockets<Family = S::Family>> SocketMaps<S> for M {}
 
 /// Handles connect(2) of TCP and UDP sockets.
 #[inline(always)]
 pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let orig_dst = orig_dst(call);
-    let is_denied = 'denied: {
-        let service = match find(maps, call, &orig_dst, Call::Connect) {
-            Ok(Some(service)) => service,
-            Ok(None) => break 'denied false,
-            Err(refusal) => break 'denied refuse(maps, call, &refusal, Call::Connect),
-        };
-        match select(maps, call, &service) {
+    let refusal = match find(maps, call, &orig_dst, Call::Connect) {
+        Ok(Some(service)) => match select(maps, call, &service) {
             Ok(selected) => {
                 peer::connected(maps, call, &service, &selected, &orig_dst);
                 count_connection(maps, call, &service, selected.id);
                 call.set(selected.addr, selected.port);
                 return ALLOW;
             }
-            Err(reason) => refuse(maps, call, &Refusal { service: service.id, reason }, Call::Connect),
-        }
+            Err(reason) => Some(Refusal { service: service.id, reason }),
+        },
+        Ok(None) => None,
+        Err(refusal) => Some(refusal),
     };
-    if is_denied { DENY } else { untranslated(maps, call, &orig_dst, Call::Connect) }
+    if refusal.is_some_and(|refusal| refuse(maps, call, &refusal, Call::Connect)) {
+        return DENY;
+    }
+    untranslated(maps, call, &orig_dst, Call::Connect)
 }
 
 /// Handles sendmsg(2) and sendto(2) of unconnected UDP sockets. Each step reads the address from the call again, which costs less
@@ -87,42 +87,56 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
         call.set(addr, port);
         return ALLOW;
     }
-    let is_denied = 'denied: {
-        let service = match find(maps, call, &orig_dst(call), Call::Send) {
-            Ok(Some(service)) => service,
-            Ok(None) => break 'denied false,
-            Err(refusal) => break 'denied refuse(maps, call, &refusal, Call::Send),
-        };
-        if let Some(same) = same_backend(maps, call, &service) {
-            call.set(same.addr, same.port);
-            return ALLOW;
-        }
-        match select(maps, call, &service) {
-            Ok(selected) => {
-                unconnected::put(maps, call, service.id, &selected);
-                count_connection(maps, call, &service, selected.id);
-                call.set(selected.addr, selected.port);
+    let refusal = match find(maps, call, &orig_dst(call), Call::Send) {
+        Ok(Some(service)) => {
+            if let Some(same) = same_backend(maps, call, &service) {
+                call.set(same.addr, same.port);
                 return ALLOW;
             }
-            Err(reason) => refuse(maps, call, &Refusal { service: service.id, reason }, Call::Send),
+            match select(maps, call, &service) {
+                Ok(selected) => {
+                    unconnected::put(maps, call, service.id, &selected);
+                    count_connection(maps, call, &service, selected.id);
+                    call.set(selected.addr, selected.port);
+                    return ALLOW;
+                }
+                Err(reason) => Some(Refusal { service: service.id, reason }),
+            }
         }
+        Ok(None) => None,
+        Err(refusal) => Some(refusal),
     };
-    if is_denied { DENY } else { untranslated(maps, call, &orig_dst(call), Call::Send) }
+    if refusal.is_some_and(|refusal| refuse(maps, call, &refusal, Call::Send)) {
+        return DENY;
+    }
+    untranslated(maps, call, &orig_dst(call), Call::Send)
 }
 
-/// Handles recvmsg(2), recvfrom(2) and getpeername(2): translates the address for the application back to the original
-/// address.
+/// Handles recvmsg(2) and recvfrom(2): translates the address for the application back to the original address. The prefilter spares
+/// the datagrams of foreign peers the lookups.
 #[inline(always)]
 pub fn restore<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     let from = orig_dst(call);
-    let is_foreign = maps.may_be(Role::Backend, &from.addr, from.port, from.proto).is_no();
-    if !is_foreign
-        && let Some((addr, port)) =
-            peer::frontend(call, &from).or_else(|| unconnected::frontend(maps, call, &from))
+    if !maps.may_be(Role::Backend, &from.addr, from.port, from.proto).is_no() {
+        set_frontend(maps, call, &from);
+    }
+    ALLOW
+}
+
+/// Handles getpeername(2), in the same way. The prefilter forgets an endpoint that was removed long ago, and a connection to it may
+/// still exist.
+#[inline(always)]
+pub fn peer_name<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
+    set_frontend(maps, call, &orig_dst(call));
+    ALLOW
+}
+
+#[inline(always)]
+fn set_frontend<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, from: &OrigDst<Words<M>>) {
+    if let Some((addr, port)) = peer::frontend(call, from).or_else(|| unconnected::frontend(maps, call, from))
     {
         call.set(addr, port);
     }
-    ALLOW
 }
 
 /// Lets the call proceed with its own address, and removes a translation that the socket has for this address. A connect ends
@@ -194,8 +208,9 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
 }
 
 /// Whether the socket's packets are translated instead of its calls: by `--socket-lb`; because a connected socket would keep an
-/// endpoint that is removed; or because it is neither the node's nor a pod's. Another container or guest may have no route to
-/// pods, and is served as a client on the network is.
+/// endpoint that is removed; because the proxy of a service mesh listens in the pod, and rules there redirect packets to it by the
+/// Service's address, which the proxy also reads (`SO_ORIGINAL_DST`), also while no agent runs; or because the socket is neither the
+/// node's nor a pod's. Another container or guest may have no route to pods, and is served as a client on the network is.
 #[inline(always)]
 fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u8, what: Call) -> bool {
     // connect(2) has decided for a connected socket: it would not take answers from another address.
@@ -203,15 +218,32 @@ fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u
         return true;
     }
     let Some(config) = maps.config() else { return false };
-    let stays = || {
-        config.flags & CONFIG_POD_UDP_BY_PACKETS != 0
-            && proto == PROTO_UDP
-            && what == Call::Connect
-            && maps.time().is_some_and(|time| decide::is_attended(config, time.now))
-    };
-    let is_host_only = config.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0;
-    config.flags & CONFIG_SOCKET_LB_OFF != 0
-        || !is_host(maps, call.netns()) && (is_host_only || stays() || !is_pod(maps, config, call.netns()))
+    if config.flags & CONFIG_SOCKET_LB_OFF != 0 {
+        return true;
+    }
+    if is_host(maps, call.netns()) {
+        return false;
+    }
+    if config.flags & CONFIG_SOCKET_LB_HOST_ONLY != 0 || !is_pod(maps, config, call.netns()) {
+        return true;
+    }
+    let is_connect = what == Call::Connect;
+    if is_connect
+        && proto == PROTO_UDP
+        && config.flags & CONFIG_POD_UDP_BY_PACKETS != 0
+        && packets_are_translated(maps, call).is_some()
+    {
+        return true;
+    }
+    // A socket with peers had a datagram translated: it stays so, and pays no lookup for each.
+    (is_connect || call.peers(false).is_none()) && call.has_listener(&config.mesh_ports)
+}
+
+/// Returns the time if the packets of a socket that is not translated are translated: it is not the node's, and an agent attaches
+/// programs to the devices of pods.
+#[inline(always)]
+fn packets_are_translated<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> Option<Time> {
+    maps.time().filter(|time| !is_host(maps, call.netns()) && decide::is_attended(time.config, time.now))
 }
 
 /// Returns the client number of the socket, if the Service skips failing backends; else [`NO_CLIENT`]. Only TCP connections
@@ -321,14 +353,16 @@ fn count_connection<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, entry: &Se
 
 /// Makes the call fail where kube-proxy rejects the packet; returns whether it fails. Where kube-proxy drops it, or where the
 /// kernel returns no error but `EPERM`, the call succeeds untranslated, and the packet programs reject each packet, or drop and
-/// count it, until an endpoint exists (`--socket-drop fail`: the call fails at once). Programs learn their own address by
+/// count it, until an endpoint exists (`--socket-drop fail`: the call fails at once). A pod's message is left to the packets:
+/// an error of sendmsg(2) also ends the program's messages to other destinations. Programs learn their own address by
 /// connect(2) of a UDP socket, which sends nothing, to any port of an address: it succeeds, too.
 #[inline(always)]
 fn refuse<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, refusal: &Refusal, what: Call) -> bool {
     let Refusal { service, reason } = *refusal;
     let fails = maps.config().is_some_and(|config| config.flags & CONFIG_SOCKET_DROP_FAIL != 0);
     let asks = reason == Reason::UndefinedPort && what == Call::Connect && orig_dst(call).proto == PROTO_UDP;
-    let rejects = reason.verdict() == Verdict::Reject && (fails || !asks);
+    let is_left = || what == Call::Send && packets_are_translated(maps, call).is_some();
+    let rejects = reason.verdict() == Verdict::Reject && (fails || !(asks || is_left()));
     if !maps.can_set_errno() || (!rejects && !fails) {
         return false;
     }

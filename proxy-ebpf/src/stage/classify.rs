@@ -4,6 +4,7 @@
 use proxy_common::PROTO_TCP;
 use proxy_common::config::{CONFIG_SNAT_MOVED, CONFIG_SOURCES};
 use proxy_common::conntrack::tcp;
+use proxy_common::flow::FlowKey;
 use proxy_common::node::NODE_ADDR_OWN;
 use proxy_common::prefilter::Role;
 
@@ -70,16 +71,24 @@ pub fn leaving<M: FlowTable, F: Frame>(maps: M, frame: F, packet: &Packet<Words<
     if frame.is_translated() {
         return Step::Pass;
     }
-    let is_snat_port = maps.config().is_some_and(|config| config.is_snat_port(key.src_port));
-    if is_snat_port
+    let Some(config) = maps.config() else { return Step::Pass };
+    let is_snat_port = config.is_snat_port(key.src_port);
+    if (is_snat_port || config.flags & CONFIG_SNAT_MOVED != 0)
         && may_be_source(maps, &key.src)
         && let Some(lookup) =
             maps.may_be(Role::Backend, &key.dst, key.dst_port, key.proto).leads_to(Lookup::DirectEgress)
+        && (is_snat_port || has_flow(maps, key))
     {
         return lookup.into();
     }
     let from_frontend = maps.may_be(Role::Frontend, &key.src, key.src_port, key.proto);
     from_frontend.leads_to(Lookup::DirectFrontendSource).map_or(Step::Pass, Step::from)
+}
+
+/// Whether packets with this key, or their replies, belong to a flow.
+#[inline(always)]
+fn has_flow<M: FlowTable>(maps: M, key: &FlowKey<Words<M>>) -> bool {
+    track::find_called(maps, key).is_some() || track::find_called(maps, &key.reversed()).is_some()
 }
 
 /// Whether SNAT may use an address as source.

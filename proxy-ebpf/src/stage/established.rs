@@ -14,6 +14,7 @@ use proxy_common::{Address, PROTO_SCTP, PROTO_TCP};
 use super::classify;
 use super::eject;
 use super::forward::{self, Routing};
+use super::martian;
 use super::translate::{self, Hop, Rewrite};
 use crate::context::{NO_HASH, Packet, PacketCtx, TUNNELLED_AGAIN, Tuple};
 use crate::env::{Counters, FlowTable, Time, Words};
@@ -80,7 +81,7 @@ where
     let would_encapsulate_again = !F::EARLY && is_encapsulated(path) && ctx.tunnelled & TUNNELLED_AGAIN != 0;
     // `existing` has already compared the Service of a SYN with the flow's, so the flow's own Service is passed here.
     let continues = !would_encapsulate_again && flow.continues(ctx.packet.tcp_flags, flow.service(), time);
-    if !continues || flow.needs_frontend_check(time) && !is_frontend_of(maps, ctx, flow.service()) {
+    if !continues || flow.needs_frontend_check(time) && !keeps_frontend(maps, ctx, &flow, time) {
         if F::EARLY {
             return Step::Pass;
         }
@@ -96,6 +97,9 @@ where
     }
     if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_backend()) {
         return Step::Pass;
+    }
+    if martian::is_forged(maps, frame, ctx, flow.bits(), time.config) {
+        return Step::DropFor(Reason::MartianSource);
     }
     touch(maps, &flow, ctx, DIRECTION_FORWARD, time);
     // A connection of this node itself is counted for Service 0, which is never shown, and its rewrite changes nothing: a
@@ -124,11 +128,21 @@ where
     }
 }
 
-/// Whether the packet's frontend still belongs to this Service. Both scopes of a frontend belong to one Service.
+/// Whether the packet's frontend still belongs to the Service of its flow. Both scopes of a frontend belong to one Service.
 #[inline(always)]
-fn is_frontend_of<M: FlowTable>(maps: M, ctx: &mut PacketCtx<Words<M>>, service: u32) -> bool {
+fn keeps_frontend<M: FlowTable>(
+    maps: M,
+    ctx: &mut PacketCtx<Words<M>>,
+    flow: &Tracked<M>,
+    time: Time,
+) -> bool {
     maps.packet_frontend(ctx, false);
-    ctx.frontend.id == service
+    let keeps = ctx.frontend.id == flow.service();
+    // Otherwise the next hook looks it up again, and ends the flow.
+    if keeps {
+        flow.note_frontend_check(time);
+    }
+    keeps
 }
 
 /// Returns the next stage for a packet to a frontend without a flow of its client. A bit in the prefilter may have been set
@@ -237,6 +251,9 @@ where
     let Some(flow) = found else { return Step::NewFlow };
     if flow.bits() & STATE_SNAT == 0 || may_have_successor(maps, &flow, time) {
         return Step::NewFlow;
+    }
+    if martian::is_forged(maps, frame, ctx, flow.bits(), time.config) {
+        return Step::DropFor(Reason::MartianSource);
     }
     if F::EARLY && !can_forward(maps, frame, ctx, flow.bits(), flow.to_client()) {
         return Step::Pass;

@@ -1,7 +1,7 @@
 //! Looks up whether a segment that opens a connection has a flow already.
 
 use super::forward::Routing;
-use super::source;
+use crate::calls::{declare, new_flow_calls};
 use crate::context::PacketCtx;
 use crate::env::{Affinity, Counters, FlowTable, Words};
 use crate::flow::track::is_syn;
@@ -24,14 +24,7 @@ pub enum Existing {
 
 /// The maps and lookups that the stages of new flows need.
 pub trait NewFlows<F: Frame>: FlowTable + Affinity + Counters + Routing<F> {
-    /// See [`open_flow::existing`](super::open_flow::existing).
-    fn existing(self, ctx: &mut PacketCtx<Words<Self>>) -> Existing;
-
-    /// See [`source::choose`].
-    #[inline(always)]
-    fn choose_source(self, frame: F, ctx: &mut PacketCtx<Words<Self>>, ends: u32) {
-        source::choose(self, frame, ctx, ends);
-    }
+    new_flow_calls!(declare!(), Words<Self>, F);
 }
 
 /// The next stage of a SYN that belongs to an existing flow. `None` for other packets: their lookup found no flow earlier.

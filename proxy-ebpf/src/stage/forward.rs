@@ -6,19 +6,22 @@
 use proxy_common::prefilter::SPREAD;
 use proxy_common::{Address, Family, V4, V6};
 
+use crate::calls::{declare, routing_calls};
 use crate::context::{PacketCtx, Tuple};
-use crate::env::{FIB_CACHE_ENTRIES, FibCache, FibEntry, Words};
+use crate::env::{FIB_CACHE_ENTRIES, FibCache, FibEntry, Node, Words};
 use crate::frame::{Fib, Frame, HelperFailed, Route};
 use crate::header::same;
 use crate::net::{ETHERNET, ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
 /// Route lookup, in the kernel or in `fib_cache`.
 pub trait Routing<F: Frame>: FibCache {
-    /// See [`find_route`].
-    #[inline(always)]
-    fn find_route(self, frame: F, tuple: &Tuple<Words<Self>>, length: u32, route: &mut Route) -> Fib {
-        find_route(self, frame, tuple, length, route)
-    }
+    routing_calls!(declare!(), Words<Self>, F);
+}
+
+/// Whether an `IPsec` policy of the kernel applies to packets with these addresses.
+#[inline(always)]
+pub fn matches_ipsec_policy<M: Node>(maps: M, tuple: &Tuple<Words<M>>) -> bool {
+    maps.node().is_some_and(|node| node.has_ipsec_policy(&tuple.src, &tuple.dst))
 }
 
 /// Returns the index in `fib_cache` for the addresses of a tuple.

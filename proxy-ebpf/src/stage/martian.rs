@@ -1,17 +1,18 @@
 //! Sources that no client can have. A packet that is forwarded under an address of this node bypasses the stack, and with
 //! it the kernel's own check (`fib_validate_source`): without this stage, SNAT would hide a spoofed source.
 
+use proxy_common::config::NodeConfig;
 use proxy_common::decide;
-use proxy_common::node::NODE_ADDR_OWN;
+use proxy_common::flow::{STATE_DSR, STATE_LOCAL, STATE_SNAT};
+use proxy_common::node::{DEVICE_GUEST, NODE_ADDR_OWN};
 
 use super::forward::Routing;
-use crate::context::{PacketCtx, Tuple};
+use crate::context::PacketCtx;
 use crate::env::Words;
 use crate::frame::{Fib, Frame};
 
 /// Whether the source of a packet that arrived on a device cannot be a client's: a martian address, an address of this
-/// node, or, on an uplink, a pod's address whose route leads to no uplink. The way back may be another uplink, with routes of
-/// several next hops.
+/// node, an address of another device ([`is_of_another_device`]), or a link-local one that is about to leave its link.
 #[inline(always)]
 pub fn is_martian<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, by_uplink: bool) -> bool
 where
@@ -19,19 +20,68 @@ where
     F: Frame,
 {
     let source = &ctx.packet.key.src;
-    if decide::is_martian(source) || maps.node_addr(source) & NODE_ADDR_OWN != 0 {
+    let leaves = ctx.plan.bits & (STATE_SNAT | STATE_DSR) != 0;
+    if decide::is_martian(source)
+        || maps.node_addr(source) & NODE_ADDR_OWN != 0
+        || leaves && decide::is_link_local(source)
+    {
         return true;
     }
     // At an early hook, packets of pods have passed before this check.
-    if F::EARLY || !by_uplink || !maps.node().is_some_and(|node| node.pods.contains(source)) {
+    if F::EARLY || by_uplink && !maps.node().is_some_and(|node| node.pods.contains(source)) {
         return false;
     }
-    ctx.other = Tuple { src: ctx.packet.key.dst, dst: *source, src_port: 0, dst_port: 0 };
+    maps.is_of_another_device(frame, ctx, by_uplink)
+}
+
+/// Whether a packet of a flow with these bits is forwarded under an address of this node, and was sent by a container with an
+/// address that is not its own.
+#[inline(always)]
+pub fn is_forged<M, F>(
+    maps: M,
+    frame: F,
+    ctx: &mut PacketCtx<Words<M>>,
+    bits: u32,
+    config: &NodeConfig,
+) -> bool
+where
+    M: Routing<F>,
+    F: Frame,
+{
+    !F::EARLY
+        && bits & (STATE_SNAT | STATE_LOCAL) == STATE_SNAT
+        && !config.is_uplink(frame.ifindex(), |ifindex| maps.device(ifindex))
+        && maps.is_of_another_device(frame, ctx, false)
+}
+
+/// Whether the route to the packet's source tells that another device should have received it.
+///
+/// On an uplink, the route has to lead to an uplink: the way back may be another one, with routes of several next hops. On a
+/// container's device, it may lead to neither an uplink nor another container's device; all other devices may have several
+/// ways back. It does not distinguish pods behind one bridge, nor does `rp_filter`.
+#[inline(always)]
+pub fn is_of_another_device<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, by_uplink: bool) -> bool
+where
+    M: Routing<F>,
+    F: Frame,
+{
+    let Some(config) = maps.config() else { return false };
+    if !by_uplink && maps.device(frame.ifindex()) & DEVICE_GUEST == 0 {
+        return false;
+    }
+    // One field after the other: the compiler would build a tuple on the BPF stack, which has no room for it.
+    ctx.other.src = ctx.packet.key.dst;
+    ctx.other.dst = ctx.packet.key.src;
     // `TooBig` is a route, too: only the device of the way back matters.
-    let found = maps.find_route(frame, &ctx.other, 0, &mut ctx.route);
+    if maps.find_route(frame, &ctx.other, 0, &mut ctx.route) == Fib::NoRoute {
+        return true;
+    }
     let by = ctx.route.ifindex;
-    let is_uplink =
-        || maps.config().is_some_and(|config| config.is_uplink(by, |ifindex| maps.device(ifindex)));
     // The kernel does not check the source of a packet that arrived encrypted, either.
-    found == Fib::NoRoute || by != frame.ifindex() && !ctx.route.is_by_stack() && !is_uplink()
+    if by == frame.ifindex() || ctx.route.is_by_stack() {
+        return false;
+    }
+    let device = maps.device(by);
+    let leads_to_uplink = config.is_uplink(by, |_| device);
+    if by_uplink { !leads_to_uplink } else { leads_to_uplink || device & DEVICE_GUEST != 0 }
 }

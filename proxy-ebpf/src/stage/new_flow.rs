@@ -78,6 +78,10 @@ where
     let origin = Origin { from_node, by_uplink, outside };
     maps.packet_frontend(ctx, outside);
     let is_frontend = ctx.frontend.kind != ServiceEntry::NONE.kind;
+    let is_midway = ctx.packet.key.proto == PROTO_TCP && ctx.packet.tcp_flags & tcp::SYN == 0;
+    if is_frontend && is_midway && (F::EARLY || maps.is_of_socket(frame, ctx)) {
+        return Step::Pass;
+    }
     if ctx.hash == NO_HASH {
         ctx.hash = time.hash(&ctx.packet.key);
     }
@@ -228,6 +232,19 @@ fn watch(retried: bool, outside: bool) -> u32 {
     } else {
         WATCH_INSIDE
     }
+}
+
+/// Whether a segment in the middle of a connection that has no flow belongs to a connection of a process of this node, which is older
+/// than the frontend. kube-proxy's rules see only the first packet of a connection.
+#[inline(always)]
+pub fn is_of_socket<M, F>(maps: M, frame: F, ctx: &PacketCtx<Words<M>>) -> bool
+where
+    M: NewFlows<F>,
+    F: Frame,
+{
+    ctx.tunnelled == 0
+        && maps.node_addr(&ctx.packet.key.dst) & NODE_ADDR_OWN != 0
+        && frame.has_connection(&ctx.packet.key)
 }
 
 /// Decides whether the packet may create a flow, and to which backend: the planned one, or that of the client's session

@@ -253,7 +253,10 @@ where
     if !by_uplink && to & (NODE_ADDR_OWN | NODE_ADDR_INTERNAL) != 0 {
         return Err(Step::DropFor(Reason::LocalTunnel));
     }
-    if header.is_later || to & NODE_ADDR_OWN == 0 {
+    // Nodes send to an InternalIP: a pod's packet to another address of a node is not dropped by the pod's node. They add no
+    // options or extension headers.
+    let is_ours = to & (NODE_ADDR_OWN | NODE_ADDR_INTERNAL) == NODE_ADDR_OWN | NODE_ADDR_INTERNAL;
+    if header.is_later || !is_ours || header.l4 != link + <M::Family as Outer>::LENGTH {
         return Err(Step::Pass);
     }
     let mut hops = 0u8;

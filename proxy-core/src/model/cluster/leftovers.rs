@@ -30,6 +30,8 @@ impl Cluster {
     /// Returns the names of the devices whose addresses another proxy has left.
     fn leftovers(&self, host: &HostView) -> BTreeSet<String> {
         let holds_many = |device: &HostDevice| {
+            #[cfg(test)]
+            super::tests::SEARCHES.set(super::tests::SEARCHES.get() + 1);
             let holds = |address| device.addresses.contains(address);
             let services = self.services.values().filter(|service| service.cluster_ips.iter().any(holds));
             services.take(SERVICES).count() == SERVICES

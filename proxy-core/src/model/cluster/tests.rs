@@ -1,7 +1,14 @@
+use std::cell::Cell;
+
 use crate::model::net::{IpFamily, Protocol};
 use crate::model::{DeviceKind, Endpoint, EndpointPort, HostDevice, Name, ServicePort};
 
 use super::*;
+
+thread_local! {
+    /// How many times all Services were searched for the addresses of a device.
+    pub(super) static SEARCHES: Cell<usize> = const { Cell::new(0) };
+}
 
 fn service(name: &str) -> Service {
     Service {
@@ -192,6 +199,25 @@ fn other_nodes_concern_the_services_that_have_endpoints_there() {
     assert_eq!(known, ["n3", "n4"]);
 }
 
+#[test]
+fn services_are_planned_again_after_address_of_this_node_changed() {
+    let mut cluster = Cluster::new(NodeView::new("here"));
+    apply_service(&mut cluster, "web");
+    let has = |addresses: [&str; 2]| {
+        let internal_ips = addresses.map(|address| address.parse().unwrap()).into();
+        Event::Apply(Object::Node(NodeView { internal_ips, ..NodeView::new("here") }))
+    };
+    cluster.apply(has(["192.0.2.1", "2001:db8::1"]));
+    assert!(apply_host(&mut cluster, "eth0", DeviceKind::Physical, &["192.0.2.1"]).is_empty());
+    let others = Listing::Others(vec![NodeView::new("there")]);
+    assert_eq!(names(cluster.apply(Event::Reset(others.clone()))), ["web"]);
+    assert!(cluster.apply(Event::Reset(others)).is_empty());
+    let both = ["192.0.2.1", "2001:db8::1"];
+    assert_eq!(apply_host(&mut cluster, "eth0", DeviceKind::Physical, &both), ["web"]);
+    assert_eq!(names(cluster.apply(has(["192.0.2.1", "192.0.2.2"]))), ["web"]);
+    assert!(cluster.apply(has(["192.0.2.1", "192.0.2.3"])).is_empty(), "the family is the same");
+}
+
 /// Applies a host whose only device has this name, kind and addresses.
 fn apply_host(cluster: &mut Cluster, name: &str, kind: DeviceKind, addresses: &[&str]) -> Vec<String> {
     let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
@@ -241,4 +267,19 @@ fn a_dummy_device_with_addresses_of_many_services_is_no_dns_cache() {
     put(&mut cluster, 3);
     apply_host(&mut cluster, "eth0", DeviceKind::Physical, &addresses);
     assert!(cluster.is_own(&"10.96.0.1".parse().unwrap()));
+}
+
+#[test]
+fn slices_and_nodes_search_no_services() {
+    let mut cluster = Cluster::new(NodeView::new("n1"));
+    apply_service(&mut cluster, "web");
+    apply_host(&mut cluster, "cache", DeviceKind::Dummy, &["10.0.0.5", "10.0.0.6", "10.0.0.7"]);
+    SEARCHES.set(0);
+    assert_eq!(apply_slice(&mut cluster, slice("s", "web", Some("a"))), ["web"]);
+    let node = NodeView { zone: Some("a".to_owned()), ..NodeView::new("n1") };
+    assert_eq!(names(cluster.apply(Event::Apply(Object::Node(node)))), ["web"]);
+    assert_eq!(names(cluster.apply(Event::Delete(Key::Slice(SliceName::new("default", "s"))))), ["web"]);
+    assert_eq!(SEARCHES.get(), 0);
+    apply_service(&mut cluster, "db");
+    assert_eq!(SEARCHES.get(), 1);
 }

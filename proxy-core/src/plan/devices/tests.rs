@@ -37,7 +37,7 @@ fn node() -> NodeView {
 
 fn uplinks(host: &HostView, node: &NodeView, detect: &DetectLocal) -> Vec<u32> {
     let facts = devices(node, host, detect);
-    facts.into_iter().filter(|(_, facts)| facts.uplink).map(|(index, _)| index).collect()
+    facts.into_iter().filter(|(_, bits)| bits & DEVICE_UPLINK != 0).map(|(index, _)| index).collect()
 }
 
 #[rstest]
@@ -70,6 +70,20 @@ fn device_is_an_uplink_or_local_by_its_kind_and_addresses(
 }
 
 #[test]
+fn veth_with_both_ends_on_node_is_uplink() {
+    let veth = |name, addresses: &[&str]| HostDevice {
+        both_ends: true,
+        ..device(name, DeviceKind::Veth, addresses)
+    };
+    let addresses = ["10.244.1.73/32", "fd00:10:244:1::4d46/128"];
+    let all = host([veth("cilium_host", &addresses), veth("cilium_net", &[])]);
+    assert_eq!(uplinks(&all, &node(), &DetectLocal::Devices), [2, 10]);
+    let port = HostDevice { master: Some(10), ..veth("veth1", &addresses) };
+    let all = host([device("br1", DeviceKind::Bridge, &[]), port]);
+    assert_eq!(uplinks(&all, &node(), &DetectLocal::Devices), [2], "between two bridges");
+}
+
+#[test]
 fn a_port_of_a_bridge_is_what_its_kind_is() {
     let port = |name, kind| HostDevice { master: Some(10), ..device(name, kind, &[]) };
     let all = host([
@@ -98,11 +112,22 @@ fn frames_of_a_bridges_ports_are_received_at_its_address() {
     ]);
     let internal = NodeView { internal_ips: vec!["198.51.100.1".parse().unwrap()], ..node() };
     let found = devices(&internal, &all, &DetectLocal::Devices);
-    let found: Vec<_> =
-        found.iter().map(|(index, one)| (*index, one.uplink, one.lan_port, one.mac)).collect();
+    let is = |bits: &Device, bit| bits & bit != 0;
+    let found: Vec<_> = found
+        .iter()
+        .map(|(index, bits)| {
+            (
+                *index,
+                is(bits, DEVICE_UPLINK),
+                is(bits, DEVICE_LAN_PORT),
+                bits & proxy_common::node::DEVICE_MAC,
+            )
+        })
+        .collect();
     let expected = [(2, true, false, 0), (10, true, false, 1), (11, true, false, 1), (12, false, true, 1)];
     assert_eq!(found[..4], expected);
-    assert_eq!(found[4..], [(13, true, false, 4)], "a pod's bridge receives frames for any address");
+    let rest = [(13, true, false, 4), (15, false, false, 0)];
+    assert_eq!(found[4..], rest, "a pod's bridge receives frames for any address");
 }
 
 #[test]
@@ -195,4 +220,32 @@ fn a_bridge_that_is_named_has_pods_behind_and_may_have_a_nic() {
         device("docker0", DeviceKind::Bridge, &["172.17.0.1/16"]),
     ]);
     assert_eq!(uplinks(&all, &node(), &DetectLocal::Bridge("cbr0".into())), [1, 2, 12, 13]);
+}
+
+#[test]
+fn veth_with_a_route_of_its_own_is_a_guests() {
+    let port = |name, master, kind| HostDevice { master: Some(master), ..device(name, kind, &[]) };
+    let guests = |devices: &HostView| {
+        let found = super::devices(&node(), devices, &DetectLocal::Devices);
+        found
+            .iter()
+            .filter(|(_, bits)| **bits & DEVICE_GUEST != 0)
+            .map(|(index, _)| *index)
+            .collect::<Vec<_>>()
+    };
+    let all = [
+        device("cali1", DeviceKind::Veth, &[]),
+        device("cni0", DeviceKind::Bridge, &["10.244.1.1/24"]),
+        port("veth1", 11, DeviceKind::Veth),
+        device("ovs-system", DeviceKind::Other, &[]),
+        port("veth2", 13, DeviceKind::Veth),
+        device("tap0", DeviceKind::Tun, &[]),
+        device("eth1", DeviceKind::Veth, &["203.0.113.9/24"]),
+    ];
+    assert_eq!(guests(&host(all.clone())), [10, 12], "a switch or an uplink may have other routes");
+    let between = HostDevice { both_ends: true, ..device("cilium_host", DeviceKind::Veth, &["10.0.0.1/32"]) };
+    assert!(
+        guests(&host([all.to_vec(), vec![between]].concat())).is_empty(),
+        "all routes to pods lead there"
+    );
 }

@@ -1,3 +1,4 @@
+use proxy_common::node::DEVICE_NO_HEADER;
 use rstest::rstest;
 
 use crate::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice};
@@ -223,6 +224,22 @@ fn the_primary_address_of_a_family_that_the_cluster_does_not_tell_is_the_one_in_
 }
 
 #[test]
+fn external_ip_is_primary_without_internal_ip() {
+    let mut host = host();
+    let device =
+        host.devices.values_mut().find(|device| device.addresses.contains(&ip("2001:db8::1"))).unwrap();
+    device.addresses.insert(ip("2001:db8::7"));
+    let external =
+        NodeView { external_ips: vec![ip("2001:db8::7"), ip("192.0.2.1")], ..node(&["192.0.2.7"]) };
+    let primary = NodePortAddresses { primary: true, ..NodePortAddresses::default() };
+    let plan = plan(&external, &host, &settings(primary));
+    let answering: Vec<_> =
+        plan.addresses.iter().filter(|(_, facts)| facts.node_ports).map(|(at, _)| *at).collect();
+    assert_eq!(answering, ["192.0.2.7", "2001:db8::7"].map(ip));
+    assert_eq!(plan.sources[&IpFamily::V6], ip("2001:db8::7"));
+}
+
+#[test]
 fn encapsulated_packets_leave_under_this_nodes_address_of_the_others_family() {
     let mut plan = plan(&node(&["192.0.2.1"]), &host(), &NodeSettings::default());
     assert!(!plan.dsr);
@@ -283,10 +300,8 @@ fn health_checks_answer_where_node_ports_do() {
 fn outside(host: &HostView, detect_local: DetectLocal) -> (Vec<u32>, Vec<u32>) {
     let settings = NodeSettings { detect_local, ..NodeSettings::default() };
     let devices = plan(&node(&["192.0.2.1"]), host, &settings).devices;
-    let with = |has: fn(&DeviceFacts) -> bool| {
-        devices.iter().filter(|(_, facts)| has(facts)).map(|(index, _)| *index).collect()
-    };
-    (with(|facts| facts.uplink), with(|facts| facts.no_header))
+    let with = |bit| devices.iter().filter(|(_, bits)| **bits & bit != 0).map(|(index, _)| *index).collect();
+    (with(DEVICE_UPLINK), with(DEVICE_NO_HEADER))
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use std::net::Ipv4Addr;
 
 use super::*;
-use crate::model::{Event, NodeView, Object};
+use crate::model::{EndpointPort, EndpointSlice, Event, Name, NodeView, Object, SliceName};
 
 #[test]
 fn forwarding_mode_of_a_service_has_priority_over_the_setting_and_external_ips_may_be_off() {
@@ -49,4 +49,61 @@ fn a_service_with_too_many_frontends_is_a_problem() {
     assert!(plan.problems.iter().any(|problem| problem.message.contains("too many")), "{:?}", plan.problems);
     let plan = planned(few);
     assert_eq!(plan.ports.values().map(|port| port.frontends.len()).sum::<usize>(), 20_001);
+}
+
+/// Returns the last octets of the endpoints that a node in zone `a` selects for a cluster address, of these
+/// (last octet, node, zone of the hint, weight).
+fn selected(forwarding: ForwardingMode, endpoints: &[(u8, &str, &str, u16)]) -> Vec<u8> {
+    let name = ServiceName::new("default", "web");
+    let port = ServicePort { name: "http".into(), protocol: Protocol::Tcp, port: 80, node_port: 30_080 };
+    let service = Service {
+        cluster_ips: vec!["10.96.0.1".parse().unwrap()],
+        ports: vec![port],
+        forwarding: Some(forwarding),
+        ..Service::new(name.clone())
+    };
+    let endpoint = |&(last, node, zone, weight): &(u8, &str, &str, u16)| Endpoint {
+        node: Some(node.into()),
+        zone_hints: [Name::from(zone)].into_iter().collect(),
+        weight: Some(weight),
+        ..Endpoint::new(Ipv4Addr::new(10, 0, 0, last).into())
+    };
+    let slice = EndpointSlice {
+        endpoints: endpoints.iter().map(endpoint).collect(),
+        ports: vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
+        ..EndpointSlice::new(SliceName::new("default", "web-1"), name.clone(), IpFamily::V4)
+    };
+    let mut cluster = Cluster::new(NodeView { zone: Some("a".to_owned()), ..NodeView::new("n1") });
+    cluster.apply(Event::Apply(Object::Service(service)));
+    cluster.apply(Event::Apply(Object::Slice(slice)));
+    let plan = plan_service(
+        &cluster,
+        &name,
+        PlanSettings { annotations: Annotations::ALL, ..PlanSettings::default() },
+    );
+    let plan = plan.unwrap();
+    let port = plan.ports.values().next().unwrap();
+    let what = port.frontends.values().next().unwrap();
+    let last = |at: &BackendAddress| match at.address {
+        IpAddr::V4(address) => address.octets()[3],
+        IpAddr::V6(_) => 0,
+    };
+    port.slots(what).map(last).collect()
+}
+
+/// A node of another zone selects the second endpoint and encapsulates to this node.
+#[test]
+fn endpoint_of_this_node_serves_with_dsr_whatever_its_hint() {
+    let endpoints = [(1, "n1", "a", 1), (2, "n1", "b", 1), (3, "n2", "b", 1)];
+    assert_eq!(selected(ForwardingMode::Dsr, &endpoints), [1, 2]);
+    assert_eq!(selected(ForwardingMode::Snat, &endpoints), [1]);
+}
+
+#[test]
+fn zone_whose_endpoints_have_weight_0_is_left() {
+    let endpoints = |weight| [(1, "n1", "a", weight), (2, "n2", "b", weight), (3, "n3", "b", 5)];
+    assert_eq!(selected(ForwardingMode::Snat, &endpoints(0)), [3]);
+    assert_eq!(selected(ForwardingMode::Snat, &endpoints(1)), [1]);
+    let all = [(1, "n1", "a", 0), (2, "n2", "b", 0)];
+    assert_eq!(selected(ForwardingMode::Snat, &all), [1], "some endpoint has to serve");
 }

@@ -97,7 +97,7 @@ fn categories(
     let merged = endpoints.iter().map(|(address, endpoint)| (*address, endpoint)).collect();
     // The conversion treats an empty label in the same way.
     let zone = Some(zone.to_owned()).filter(|zone| !zone.is_empty() && zone != "-");
-    let found = usable_endpoints(&merged, wanted, &NodeView { zone, ..NodeView::new("n1") });
+    let found = usable_endpoints(&merged, &merged, wanted, false, &NodeView { zone, ..NodeView::new("n1") });
     assert_eq!(
         (&*letters(&found.cluster), &*letters(&found.local), found.has_any),
         (cluster, local, has_any)
@@ -159,6 +159,6 @@ proptest! {
             .collect();
         let merged = numbered.iter().map(|(address, endpoint)| (*address, endpoint)).collect();
         let wanted = EndpointSets::new(internal_local, external_local, is_external);
-        prop_assert_eq!(usable_endpoints(&merged, wanted, &node), naive(&numbered, wanted, &node));
+        prop_assert_eq!(usable_endpoints(&merged, &merged, wanted, false, &node), naive(&numbered, wanted, &node));
     }
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::{Fixture, ROOMY};
-use crate::store::{Backend, Contents};
+use crate::store::{Backend, Contents, MaglevRow, MaglevTable};
 use crate::sync::Step;
 use crate::testing::generator::{history, service};
 
@@ -67,6 +67,20 @@ fn each_kind_of_damage_is_found_in_pieces_of_any_size() {
             assert_eq!(finish(&mut fixture, piece).0, Step::Clean, "{what}, repaired, by {piece}");
         }
     }
+}
+
+#[test]
+fn one_table_at_a_high_index_takes_few_pieces() {
+    let mut fixture = fixture();
+    fixture.trust_nothing();
+    let row = MaglevRow::from(MaglevTable { base: 1, words: 5, signature: 7 });
+    fixture.reconciler.writer.applied.maglev.insert(100_000, row);
+    fixture.contents_mut().maglev.insert(100_000, row);
+    let (step, pieces) = finish(&mut fixture, 1024);
+    assert_eq!(step, Step::Clean);
+    assert!(pieces < 100, "{pieces}");
+    fixture.contents_mut().maglev.remove(&100_000);
+    assert_eq!(finish(&mut fixture, 1024).0, Step::Differs);
 }
 
 proptest! {

@@ -2,11 +2,16 @@
 
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use super::{Fixture, ROOMY};
-use crate::model::Problem;
-use crate::plan::ServicePlan;
-use crate::store::{Capacity, FrontendKey};
-use crate::testing::generator::{Change, name, service};
+use crate::model::net::IpFamily;
+use crate::model::{Problem, ServiceName, TrafficPolicy};
+use crate::plan::{
+    Access, Frontend, FrontendKind, FrontendPlan, HealthCheck, Scope, ServicePlan, ServicePortName,
+};
+use crate::store::{Capacity, Faults, FrontendKey};
+use crate::testing::generator::{Change, frontend, name, service};
 
 fn problem(fixture: &Fixture) -> Problem {
     let problems = fixture.reconciler.problems();
@@ -53,6 +58,59 @@ fn service_ids_run_out() {
 #[test]
 fn slots_run_out() {
     third_waits(Capacity { slots: 2, ..ROOMY }, "--max-slots");
+}
+
+#[test]
+fn failing_service_is_retried_at_once_when_slots_are_freed() {
+    let mut fixture = Fixture::new(Capacity { slots: 13, ..ROOMY });
+    fixture.change([service("a", 1, 1..6), service("b", 2, 1..6)]);
+    fixture.change([service("a", 1, 1..7)]);
+    for _ in 0..5 {
+        assert_eq!(fixture.reconciler.failing(), 1);
+        fixture.now = fixture.reconciler.wake().unwrap();
+        fixture.again();
+    }
+    let retry = fixture.reconciler.wake().unwrap();
+    fixture.change([(name("b"), None)]);
+    fixture.wait(Duration::from_secs(1));
+    fixture.again();
+    assert!(fixture.now < retry);
+    assert_eq!(fixture.reconciler.problems(), []);
+    fixture.assert_right();
+}
+
+#[test]
+fn flows_are_read_every_minute_while_service_ids_run_out() {
+    let mut fixture = Fixture::new(Capacity { services: 3, ..ROOMY });
+    let connections = fixture.connections();
+    fixture.change([service("a", 1, [1]), service("b", 2, [2])]);
+    let id = *fixture.contents().names.iter().find(|(_, name)| name.as_str().contains("/a:")).unwrap().0;
+    connections.state().services.insert(id);
+    fixture.change([(name("a"), None)]);
+    for _ in 0..2 {
+        fixture.wait(Duration::from_secs(61));
+        fixture.again();
+        assert!(fixture.contents().names.contains_key(&id));
+    }
+    connections.state().services.clear();
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    assert!(!fixture.contents().names.contains_key(&id));
+}
+
+#[test]
+fn bits_of_a_service_that_never_fit_are_cleared() {
+    let mut fixture = Fixture::new(Capacity { slots: 13, ..ROOMY });
+    fixture.change([service("a", 1, 1..6)]);
+    // The replaced extent is in quarantine, and three slots are free.
+    fixture.change([service("a", 1, 2..7), service("b", 2, 10..14)]);
+    assert_eq!(fixture.reconciler.failing(), 1);
+    fixture.change([(name("a"), None), (name("b"), None)]);
+    for _ in 0..2 {
+        fixture.wait(Duration::from_hours(25));
+        fixture.again();
+    }
+    assert!(fixture.contents().prefilter.iter().all(|word| *word == 0));
 }
 
 #[test]
@@ -142,4 +200,157 @@ fn frontends_take_the_room_of_addresses() {
     fixture.again();
     assert_eq!(fixture.reconciler.problems(), []);
     fixture.assert_right();
+}
+
+/// A Service with a health check that counts one local endpoint.
+fn checked(of: &str, address: u8, endpoints: u8) -> Change {
+    let (name, plan) = service(of, address, 1..=endpoints);
+    let local = [(IpFamily::V4, 1)].into();
+    let health_check = Some(HealthCheck { port: 30_000, local });
+    (name, plan.map(|plan| ServicePlan { health_check, ..plan }))
+}
+
+#[test]
+fn health_check_without_entries_counts_no_endpoint() {
+    let mut fixture = Fixture::new(Capacity { slots: 2, ..ROOMY });
+    let local = |fixture: &Fixture, of: &str| {
+        fixture.reconciler.health_checks().get(&name(of)).map(|check| check.local[&IpFamily::V4])
+    };
+    fixture.change([checked("a", 1, 1), checked("b", 2, 1)]);
+    fixture.change([checked("c", 3, 1)]);
+    assert_eq!((local(&fixture, "a"), local(&fixture, "c")), (Some(1), Some(0)));
+    let mut fixture = Fixture::new(Capacity { slots: 8, ..ROOMY });
+    fixture.change([checked("b", 2, 5)]);
+    fixture.change([checked("b", 2, 6)]);
+    assert_eq!(fixture.reconciler.failing(), 1);
+    assert_eq!(local(&fixture, "b"), Some(1), "its earlier entries still serve");
+}
+
+/// Returns the change of a Service with its Service in this namespace.
+fn within(namespace: &str, (name, plan): Change) -> Change {
+    let id = |port: ServicePortName| ServicePortName { namespace: namespace.into(), ..port };
+    let plan = plan.map(|plan| ServicePlan {
+        ports: plan.ports.into_iter().map(|(port, plan)| (id(port), plan)).collect(),
+        ..plan
+    });
+    (ServiceName::new(namespace, &*name.name), plan)
+}
+
+#[test]
+fn reserve_serves_others_after_one_namespace_replaced_endpoints() {
+    // 112 of 127 ids are planned, and 108 are needed.
+    let mut fixture = Fixture::new(Capacity { backends: 128, ..ROOMY });
+    fixture.trust_nothing();
+    fixture.change([
+        within("big", service("a", 1, 0..75)),
+        within("evil", service("b", 2, 100..130)),
+        within("shop", service("c", 3, 200..203)),
+    ]);
+    assert_eq!(fixture.reconciler.problems(), []);
+    fixture.change([within("evil", service("b", 2, 130..160))]);
+    for first in [203, 206] {
+        fixture.change([within("shop", service("c", 3, first..first + 3))]);
+        assert_eq!(serves(&fixture, 3), Some(3), "{first}");
+        fixture.change([within("evil", service("b", 2, 160..190))]);
+    }
+    assert_eq!(problem(&fixture).object, "Service evil/b");
+    fixture.wait(Duration::from_secs(61));
+    fixture.again();
+    fixture.assert_right();
+}
+
+/// Returns a Service with an address of a load balancer, which accepts one client.
+fn for_client(of: &str, number: u8, client: [u8; 4]) -> Change {
+    let (name, mut plan) = service(of, number, [number]);
+    for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
+        port.source_ranges = [IpNet::from(std::net::IpAddr::from(client))].into();
+        port.frontends.values_mut().for_each(|what| what.access = Access::Ranges { node: false });
+    }
+    (name, plan)
+}
+
+#[test]
+fn source_ranges_fit_after_one_namespace_replaced_its_own() {
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.trust_nothing();
+    let evil = |net: u8| {
+        (0..52).map(move |at: u8| within("evil", for_client(&at.to_string(), at, [10, 7, net, at])))
+    };
+    let shop = |last: u8| within("shop", for_client("shop", 60, [10, 8, 0, last]));
+    fixture.change(evil(0).chain([shop(0)]));
+    assert_eq!(fixture.reconciler.problems(), []);
+    fixture.change(evil(1));
+    for last in 1..4 {
+        fixture.change([shop(last)]);
+        let problems = fixture.reconciler.problems();
+        assert!(problems.iter().all(|problem| problem.object.contains("evil/")), "{last}: {problems:?}");
+        fixture.change(evil(1 + last));
+    }
+    for _ in 0..40 {
+        fixture.wait(Duration::from_secs(2));
+        fixture.again();
+    }
+    fixture.assert_right();
+}
+
+/// Returns a Service with three addresses of load balancers and this policy for clients outside.
+fn outside(policy: TrafficPolicy) -> Change {
+    let (name, mut plan) = service("outside", 1, [1]);
+    for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
+        let what = FrontendPlan::new(FrontendKind::LoadBalancer);
+        let scoped = policy == TrafficPolicy::Local;
+        let inside = (1..4).map(|last| (frontend(last), FrontendPlan { scoped, ..what.clone() }));
+        let external = |last| Frontend { scope: Scope::External, ..frontend(last) };
+        let outside = (1..4).filter(|_| scoped).map(|last| (external(last), what.clone()));
+        port.frontends = inside.chain(outside).collect();
+    }
+    (name, plan)
+}
+
+#[test]
+fn frontends_fit_after_policy_local_became_cluster() {
+    // Seven of them are planned.
+    let mut fixture = Fixture::new(Capacity { frontends: 8, ..ROOMY });
+    fixture.change([outside(TrafficPolicy::Local)]);
+    assert_eq!((fixture.contents().services.len(), fixture.reconciler.problems()), (6, vec![]));
+    let others = (4..8).map(|number| within("shop", service(&number.to_string(), number, [number])));
+    fixture.change([outside(TrafficPolicy::Cluster)].into_iter().chain(others));
+    assert_eq!(fixture.reconciler.problems(), []);
+    fixture.assert_right();
+}
+
+#[test]
+fn problem_of_address_ends_after_its_entry_is_written() {
+    let mut is_back = false;
+    for fails in 0..20 {
+        let mut fixture = Fixture::new(Capacity { frontends: 4, ..ROOMY });
+        fixture.trust_nothing();
+        fixture.change([with_address("a", 1), with_address("b", 2)]);
+        fixture.faults(Faults { at: [fails].into(), ..Faults::default() });
+        fixture.change([service("c", 3, [3])]);
+        let problems = fixture.reconciler.problems();
+        let is_told = problems.iter().any(|problem| problem.message.contains("undefined ports"));
+        let addresses = fixture.contents().services.keys().filter(|key| key.port == 0).count();
+        assert_eq!(is_told, addresses < 2, "{fails}: {problems:?}");
+        is_back |= !problems.is_empty() && !is_told;
+    }
+    assert!(is_back, "the new frontend failed after it was given room");
+}
+
+#[test]
+fn sync_that_changes_no_problem_has_no_new_problems() {
+    let mut fixture = Fixture::new(Capacity { frontends: 3, ..ROOMY });
+    fixture.change([service("a", 1, [1])]);
+    assert!(!fixture.has_new_problems);
+    // One frontend for two Services.
+    fixture.change([service("b", 1, [2])]);
+    assert!(fixture.has_new_problems && fixture.reconciler.problems().len() == 1);
+    fixture.change([service("a", 1, [1, 2])]);
+    assert!(!fixture.has_new_problems, "the problem lasts");
+    fixture.change((2..6).map(|number| service(&format!("c{number}"), number, [number])));
+    assert!(fixture.has_new_problems && fixture.reconciler.problems().len() > 1);
+    fixture.change([service("a", 1, [1])]);
+    assert!(!fixture.has_new_problems);
+    fixture.change([("a", None), ("b", None)].map(|(of, plan)| (service(of, 1, [1]).0, plan)));
+    assert!(fixture.has_new_problems);
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use proxy_common::select::Algorithm;
 
 use super::{Fixture, QuarantinePeriods, ROOMY};
-use crate::model::ServiceName;
-use crate::plan::ServicePlan;
+use crate::model::{ServiceName, TrafficPolicy};
 use crate::plan::maglev::length;
+use crate::plan::{Frontend, FrontendKind, FrontendPlan, Scope, ServicePlan};
 use crate::store::{Capacity, Faults, MaglevRow};
-use crate::testing::generator::service;
+use crate::testing::generator::{frontend, service};
 
 /// Returns a Service with algorithm Maglev and this number of endpoints.
 fn by_maglev(of: &str, address: u8, endpoints: u8) -> (ServiceName, Option<ServicePlan>) {
@@ -115,4 +115,22 @@ fn drain_period_ends_after_a_failed_write() {
     fixture.wait(Duration::from_mins(5));
     fixture.again();
     assert_eq!(row(&fixture), row_before.current.into());
+}
+
+#[test]
+fn scoped_frontends_have_no_table_of_all_endpoints() {
+    let (name, mut plan) = service("a", 1, 1..=200);
+    for port in plan.iter_mut().flat_map(|plan| plan.ports.values_mut()) {
+        port.maglev_outside = true;
+        let what = FrontendPlan::new(FrontendKind::LoadBalancer);
+        let inside = FrontendPlan { scoped: true, ..what.clone() };
+        let local = port.backends.keys().take(3).copied().collect();
+        let outside = FrontendPlan { policy: TrafficPolicy::Local, slots: Some(local), ..what };
+        let external = Frontend { scope: Scope::External, ..frontend(1) };
+        port.frontends = [(frontend(1), inside), (external, outside)].into_iter().collect();
+    }
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change([(name, plan)]);
+    fixture.assert_right();
+    assert_eq!(row(&fixture).current.words, length(3), "clients outside use the local endpoints");
 }

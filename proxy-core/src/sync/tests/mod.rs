@@ -3,6 +3,7 @@
 mod audit;
 mod capacity;
 mod cases;
+mod connections;
 mod drain;
 mod node;
 mod properties;
@@ -18,6 +19,7 @@ use crate::plan::{NodePlan, ServicePlan};
 use crate::store::{Capacity, Contents, Faults, FaultyStore, MemoryStore, Store};
 use crate::testing::generator::Moment;
 use crate::testing::oracle::{Guard, check, guard};
+use connections::Connections;
 use node::check_node;
 use proptest::prelude::ProptestConfig;
 
@@ -38,6 +40,8 @@ pub struct Fixture {
     /// The last plan of the node.
     pub node: Option<NodePlan>,
     pub now: Instant,
+    /// Whether the last sync may have changed problems.
+    pub has_new_problems: bool,
     guard: Guard,
 }
 
@@ -51,7 +55,14 @@ impl Fixture {
         let now = Instant::now();
         let store = FaultyStore::new(store, Faults::default());
         let reconciler = Reconciler::recover(store, QuarantinePeriods::default(), now).unwrap();
-        Self { reconciler, plans: BTreeMap::new(), node: None, now, guard }
+        Self { reconciler, plans: BTreeMap::new(), node: None, now, has_new_problems: false, guard }
+    }
+
+    /// Gives the reconciler flows that the test sets.
+    pub fn connections(&mut self) -> Connections {
+        let connections = Connections::default();
+        self.reconciler.releases.flows = Box::new(connections.clone());
+        connections
     }
 
     /// Starts another agent on the same tables, which has listed no objects yet.
@@ -127,7 +138,13 @@ impl Fixture {
         let before = self.steps();
         let contents = self.contents().clone();
         self.guard.lock().unwrap().begin(&contents, &self.plans);
+        let problems = self.reconciler.problems();
         self.reconciler.sync(self.now, changes);
+        self.has_new_problems = self.reconciler.has_new_problems();
+        assert!(
+            self.has_new_problems || self.reconciler.problems() == problems,
+            "the flag of changes is missing"
+        );
         let steps = self.steps() - before;
         let wake = self.reconciler.wake();
         assert!(
@@ -147,5 +164,10 @@ impl Fixture {
     pub fn assert_right(&self) {
         check(self.contents(), &self.plans);
         check_node(self.contents(), self.node.as_ref());
+        let mut ports = BTreeMap::new();
+        for port in self.plans.values().flat_map(|plan| plan.ports.keys()) {
+            *ports.entry((port.family, port.namespace.clone())).or_insert(0) += 1;
+        }
+        assert_eq!(self.reconciler.services.ports, ports);
     }
 }

@@ -2,11 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use proxy_common::config::{PortRange, SNAT_RANGES};
+use proxy_common::config::{CONFIG_DSR, CONFIG_SNAT_MOVED, PortRange, SNAT_RANGES};
 use proxy_common::map_names::TUNNEL_COUNT;
 use proxy_common::service::{KIND_ADDRESS, KIND_NODE_PORT, KIND_UNMANAGED, SCOPE_INTERNAL};
 
@@ -14,14 +12,17 @@ use ipnet::IpNet;
 
 use super::{Fixture, ROOMY};
 use crate::model::Problem;
+use crate::model::settings::{NodePortBind, SocketDrop, SocketLb};
 use crate::model::{ServiceName, SortedMap};
 use crate::plan::{
-    Access, AddressFacts, BackendFacts, DeviceFacts, Frontend, FrontendKind, FrontendPlan, NodePlan,
-    PortPlan, Scope, ServicePlan, ServicePortName, Unmanaged,
+    Access, AddressFacts, BackendFacts, Frontend, FrontendKind, FrontendPlan, NodePlan, PortPlan, Scope,
+    ServicePlan, ServicePortName, Unmanaged,
 };
-use crate::store::{Capacity, ConfigRow, Contents, Faults, FilterBit, FlowUse, FrontendKey, NodeRow, Table};
+use crate::store::{Capacity, ConfigRow, Contents, Faults, FrontendKey, NodeRow, Table};
 use crate::sync::prefilter::frontend_bit;
 use crate::testing::generator::{self, backend, name, port_id};
+use proxy_common::Address as _;
+use proxy_common::node::{Cidr, DEVICE_LAN_PORT, DEVICE_MAC, DEVICE_UPLINK};
 
 /// Asserts that the tables hold the plan of the node; checks nothing without a plan.
 #[track_caller]
@@ -34,45 +35,45 @@ pub fn check_node(contents: &Contents, plan: Option<&NodePlan>) {
         .map(|(at, facts)| (*at, u32::from(facts.node_ports) + 2 * u32::from(facts.loopback) + 4))
         .collect();
     assert_eq!(found.addresses, addresses);
-    let devices: BTreeMap<_, _> = plan
-        .devices
-        .iter()
-        .map(|(index, facts)| {
-            let DeviceFacts { uplink, no_header, lan_port, mac } = *facts;
-            (*index, mac + ((u64::from(uplink) + 2 * u64::from(no_header) + 4 * u64::from(lan_port)) << 48))
-        })
-        .collect();
-    assert_eq!(found.devices, devices);
-    let NodePlan { masquerade_all, detect_local, other_proxy, snat_ports, host_netns, .. } = *plan;
-    let NodePlan { socket_lb, socket_drop, node_port_bind, pod_cgroups, pod_ranges, timeouts, .. } = *plan;
+    assert_eq!(found.devices, plan.devices);
     let mut uplinks: Vec<_> =
-        plan.devices.iter().filter(|(_, facts)| facts.uplink).map(|(at, _)| *at).collect();
+        plan.devices.iter().filter(|(_, bits)| **bits & DEVICE_UPLINK != 0).map(|(at, _)| *at).collect();
     uplinks.resize(3, 0);
     let uplinks: [u32; 3] = uplinks.try_into().unwrap();
+    let range4 = plan.pod_ranges.v4.map(|range| {
+        let [[addr, ..], [mask, ..]] = [range.network().octets().words(), range.netmask().octets().words()];
+        Cidr { addr: [addr], mask: [mask] }
+    });
+    let range6 = plan
+        .pod_ranges
+        .v6
+        .map(|range| Cidr { addr: range.network().octets().words(), mask: range.netmask().octets().words() });
+    let flags = u32::from(plan.masquerade_all)
+        + 0x2 * u32::from(plan.detect_local)
+        + 0x4 * u32::from(plan.other_proxy)
+        + 0x8 * u32::from(plan.socket_lb == SocketLb::HostOnly)
+        + 0x10 * u32::from(plan.socket_lb == SocketLb::Off)
+        + 0x20 * u32::from(plan.socket_drop == SocketDrop::Fail)
+        + 0x80 * u32::from(plan.pod_udp_by_packets)
+        + 0x200 * u32::from(!plan.ipsec.is_empty())
+        + 0x400 * u32::from(plan.devices.values().any(|bits| bits & DEVICE_LAN_PORT != 0))
+        + 0x800 * u32::from(plan.policy_routes)
+        + 0x1000 * u32::from(plan.masquerade_mark != 0)
+        + 0x2000 * u32::from(!plan.device_sources.is_empty())
+        + 0x4000 * u32::from(plan.node_port_bind == NodePortBind::Refuse)
+        + 0x8000 * u32::from(plan.vip_echo);
     let expected = ConfigRow {
-        masquerade_all,
-        detect_local,
-        other_proxy,
-        socket_lb,
-        socket_drop,
-        node_port_bind,
-        timeouts,
-        snat_moved: false,
-        snat_ports,
-        host_netns,
-        pod_cgroups,
-        pods4: pod_ranges.v4,
-        pods6: pod_ranges.v6,
-        uplinks,
-        macs: uplinks.map(|index| plan.devices.get(&index).map_or(0, |facts| facts.mac)),
-        lan_ports: plan.devices.values().any(|facts| facts.lan_port),
-        dsr: false,
-        ipsec: !plan.ipsec.is_empty(),
-        sources: !plan.device_sources.is_empty(),
-        policy_routes: plan.policy_routes,
+        flags,
+        timeouts: plan.timeouts,
+        snat_ports: plan.snat_ports,
         masquerade_mark: plan.masquerade_mark,
-        vip_echo: plan.vip_echo,
-        pod_udp_by_packets: plan.pod_udp_by_packets,
+        host_netns: plan.host_netns,
+        mesh_ports: plan.mesh_ports.0,
+        pod_cgroups: plan.pod_cgroups,
+        pods4: range4.unwrap_or(Cidr::NONE),
+        pods6: range6.unwrap_or(Cidr::NONE),
+        uplinks,
+        macs: uplinks.map(|index| plan.devices.get(&index).map_or(0, |bits| bits & DEVICE_MAC)),
     };
     assert_eq!(found.config, expected);
     let NodeRow::V4(row) = &found.rows[&Table::Node] else { panic!("{:?}", found.rows) };
@@ -155,42 +156,76 @@ fn a_node_port_has_a_bit_for_each_address_of_the_node() {
     assert_eq!(fixture.tell_all(), 0);
 }
 
-/// The filter bits that connections need, and how often they were asked for; backends with open connections; whether a
-/// connection has a source port outside of the current SNAT ranges.
-#[derive(Clone, Default)]
-struct Connections(Arc<Mutex<(BTreeSet<FilterBit>, usize)>>, Arc<Mutex<BTreeSet<u32>>>, Arc<AtomicBool>);
+#[test]
+fn flows_end_when_the_node_has_lost_their_source_address() {
+    let mut fixture = Fixture::new(ROOMY);
+    let connections = fixture.connections();
+    let ended = || std::mem::take(&mut connections.state().ended);
+    tell(&mut fixture, node([1, 2]));
+    assert_eq!(ended(), []);
+    let second = node([1, 2]).addresses.into_keys().find(|at| !node([1]).addresses.contains_key(at)).unwrap();
+    tell(&mut fixture, node([1]));
+    assert_eq!(ended(), [[second].into()]);
+    assert_eq!(fixture.reconciler.wake(), Some(fixture.now + Duration::from_secs(1)));
+    fixture.wait(Duration::from_secs(1));
+    fixture.again();
+    assert_eq!(ended(), [[second].into()], "a program may have read the old source");
+    assert_eq!(fixture.reconciler.wake(), None);
+    // A failure is repeated, and an address that is back is not ended.
+    tell(&mut fixture, node([1, 2]));
+    connections.state().fails = true;
+    tell(&mut fixture, node([1]));
+    assert_eq!(ended().len(), 1);
+    connections.state().fails = false;
+    fixture.wait(Duration::from_secs(10));
+    fixture.again();
+    assert_eq!(ended(), [[second].into()]);
+    tell(&mut fixture, node([1, 2]));
+    fixture.again();
+    assert_eq!(ended(), []);
+}
 
-impl FlowUse for Connections {
-    fn connected(&mut self, backends: &BTreeSet<u32>) -> std::io::Result<BTreeSet<u32>> {
-        Ok(&*self.1.lock().unwrap() & backends)
-    }
-
-    fn used_among(&mut self, bits: &BTreeSet<FilterBit>) -> std::io::Result<BTreeSet<FilterBit>> {
-        let (used, looks) = &mut *self.0.lock().unwrap();
-        *looks += 1;
-        Ok(&*used & bits)
-    }
-
-    fn has_snat_outside(&mut self, _: [PortRange; SNAT_RANGES]) -> std::io::Result<bool> {
-        Ok(self.2.load(Ordering::Relaxed))
-    }
-
-    fn has_dsr(&mut self) -> std::io::Result<bool> {
-        Ok(false)
-    }
+#[test]
+fn flows_of_lost_source_end_until_node_is_written() {
+    let mut fixture = Fixture::new(ROOMY);
+    let connections = fixture.connections();
+    let with_source = |last, addresses: &[u8]| NodePlan {
+        sources: [(crate::model::net::IpFamily::V4, ip(last))].into(),
+        ..node(addresses.iter().copied())
+    };
+    tell(&mut fixture, with_source(2, &[1, 2]));
+    let ended = |fixture: &mut Fixture, millis| {
+        fixture.wait(Duration::from_millis(millis));
+        fixture.again();
+        std::mem::take(&mut connections.state().ended)
+    };
+    // The address is removed, and the programs still have the old source.
+    let first_fails = Faults { at: [0].into(), ..Faults::default() };
+    fixture.faults(first_fails.clone());
+    tell(&mut fixture, with_source(1, &[1]));
+    fixture.faults(first_fails);
+    assert_eq!(ended(&mut fixture, 900), [[ip(2)].into(), [ip(2)].into()]);
+    fixture.faults(Faults::default());
+    assert_eq!(ended(&mut fixture, 200), [[ip(2)].into()]);
+    fixture.assert_right();
+    assert_eq!(fixture.reconciler.wake(), Some(fixture.now + Duration::from_millis(800)));
+    assert_eq!(ended(&mut fixture, 800), [[ip(2)].into()]);
+    assert_eq!(fixture.reconciler.wake(), None);
 }
 
 #[test]
 fn old_snat_ports_are_looked_up_while_a_connection_has_one() {
-    let connections = Connections::default();
     let mut fixture = Fixture::new(ROOMY);
-    fixture.reconciler = fixture.reconciler.with_flows(Box::new(connections.clone()));
+    let connections = fixture.connections();
     let ranges = |first| NodePlan { snat_ports: [PortRange::new(first, 29_999); SNAT_RANGES], ..node([1]) };
-    let is_moved = |fixture: &Fixture| fixture.contents().node.config.snat_moved;
+    let is_moved = |fixture: &Fixture| fixture.contents().node.config.has(CONFIG_SNAT_MOVED);
     tell(&mut fixture, ranges(2_000));
+    assert!(is_moved(&fixture), "a connection may have begun while the ranges were written");
+    fixture.wait(Duration::from_secs(1));
+    fixture.again();
     assert!(!is_moved(&fixture), "there are no connections");
-    // A connection may have begun while the ranges were written.
-    connections.2.store(true, Ordering::Relaxed);
+    connections.state().is_outside = true;
+    tell(&mut fixture, ranges(2_500));
     fixture.wait(Duration::from_secs(1));
     fixture.again();
     assert!(is_moved(&fixture));
@@ -198,7 +233,7 @@ fn old_snat_ports_are_looked_up_while_a_connection_has_one() {
     fixture.wait(Duration::from_mins(10));
     fixture.again();
     assert!(is_moved(&fixture), "it goes on");
-    connections.2.store(false, Ordering::Relaxed);
+    connections.state().is_outside = false;
     assert!(fixture.reconciler.wake().is_some_and(|wake| wake <= fixture.now + Duration::from_mins(10)));
     fixture.wait(Duration::from_mins(10));
     fixture.again();
@@ -208,12 +243,11 @@ fn old_snat_ports_are_looked_up_while_a_connection_has_one() {
 
 #[test]
 fn id_is_quarantined_while_its_endpoint_has_open_connections() {
-    let connections = Connections::default();
     let mut fixture = Fixture::new(ROOMY);
-    fixture.reconciler = fixture.reconciler.with_flows(Box::new(connections.clone()));
+    let connections = fixture.connections();
     fixture.change([generator::service("a", 1, 1..4)]);
     let ids: Vec<u32> = fixture.contents().backends.keys().copied().collect();
-    connections.1.lock().unwrap().insert(ids[0]);
+    connections.state().backends.insert(ids[0]);
     fixture.change([generator::service("a", 1, [])]);
     for _ in 0..3 {
         fixture.wait(Duration::from_mins(1));
@@ -222,7 +256,7 @@ fn id_is_quarantined_while_its_endpoint_has_open_connections() {
         let wake = fixture.reconciler.wake().unwrap();
         assert!(wake > fixture.now, "it looks again after a while");
     }
-    connections.1.lock().unwrap().clear();
+    connections.state().backends.clear();
     fixture.wait(Duration::from_mins(1));
     fixture.again();
     assert!(fixture.contents().backends.is_empty());
@@ -230,15 +264,79 @@ fn id_is_quarantined_while_its_endpoint_has_open_connections() {
 }
 
 #[test]
-fn a_bit_stays_while_a_connection_needs_it() {
-    let connections = Connections::default();
+fn id_of_a_service_port_is_quarantined_while_a_flow_has_it() {
     let mut fixture = Fixture::new(ROOMY);
-    let flows = Box::new(connections.clone());
-    fixture.reconciler = fixture.reconciler.with_flows(flows);
+    let connections = fixture.connections();
+    let ids = |fixture: &Fixture| fixture.contents().names.keys().copied().collect::<Vec<_>>();
+    fixture.change([generator::service("a", 1, 1..2), generator::service("b", 2, 2..3)]);
+    let all = ids(&fixture);
+    let (first, last) = (all[0], *all.last().unwrap());
+    assert!(first < last);
+    connections.state().services.insert(last);
+    fixture.change([(name("a"), None), (name("b"), None)]);
+    for _ in 0..20 {
+        fixture.wait(Duration::from_mins(1));
+        fixture.again();
+        assert!(
+            fixture.reconciler.wake().is_some_and(|wake| wake > fixture.now),
+            "it looks again after a while"
+        );
+    }
+    assert_eq!(ids(&fixture), [last]);
+    let looks = connections.state().service_looks;
+    assert!((2..=3).contains(&looks), "all flows are read every ten minutes at most: {looks}");
+    // The name, which stays, keeps the id after a restart, too.
+    let mut fixture = fixture.restarted();
+    let connections = fixture.connections();
+    connections.state().services.insert(last);
+    fixture.tell_all();
+    fixture.change([generator::service("c", 3, 3..4)]);
+    assert!(ids(&fixture).contains(&last) && ids(&fixture).len() == 2, "{:?}", ids(&fixture));
+    connections.state().services.clear();
+    for _ in 0..12 {
+        fixture.wait(Duration::from_mins(1));
+        fixture.again();
+    }
+    assert!(!ids(&fixture).contains(&last), "the flow has expired");
+    fixture.assert_right();
+}
+
+#[test]
+fn nothing_is_freed_if_the_flows_cannot_be_read() {
+    let mut fixture = Fixture::new(ROOMY);
+    let connections = fixture.connections();
+    // The id of `b` waits for no endpoint.
+    fixture.change([generator::service("a", 1, [1]), generator::service("b", 2, [])]);
+    let used = |fixture: &Fixture| {
+        let contents = fixture.contents();
+        let bits: u32 = contents.prefilter.iter().map(|word| word.count_ones()).sum();
+        (contents.names.len(), contents.backends.len(), bits)
+    };
+    connections.state().fails = true;
+    fixture.change([(name("a"), None), (name("b"), None)]);
+    for _ in 0..50 {
+        fixture.wait(Duration::from_hours(1));
+        fixture.again();
+        assert_eq!(used(&fixture), (2, 1, 3));
+        assert!(fixture.reconciler.wake().is_some());
+    }
+    connections.state().fails = false;
+    for _ in 0..3 {
+        fixture.wait(Duration::from_hours(1));
+        fixture.again();
+    }
+    assert_eq!(used(&fixture), (0, 0, 0));
+    assert_eq!(fixture.reconciler.wake(), None);
+}
+
+#[test]
+fn a_bit_stays_while_a_connection_needs_it() {
+    let mut fixture = Fixture::new(ROOMY);
+    let connections = fixture.connections();
     tell(&mut fixture, node([1]));
     fixture.change([service("a", FrontendKind::NodePort, &[])]);
     let key = FrontendKey { addr: ip(1), port: 30_080, proto: 6, scope: SCOPE_INTERNAL };
-    connections.0.lock().unwrap().0.insert(frontend_bit(&key));
+    connections.state().bits.insert(frontend_bit(&key));
     fixture.change([(name("a"), None)]);
     let hour = Duration::from_hours(1);
     for rest in [hour / 2, hour] {
@@ -256,9 +354,9 @@ fn a_bit_stays_while_a_connection_needs_it() {
         fixture.again();
         fixture.again();
     }
-    assert_eq!(connections.0.lock().unwrap().1, 2, "looked through when it may go, and not with each sync");
+    assert_eq!(connections.state().bit_looks, 2, "looked through when it may go, and not with each sync");
     assert!(is_set(&fixture, 1));
-    connections.0.lock().unwrap().0.clear();
+    connections.state().bits.clear();
     assert!(fixture.reconciler.wake().is_some_and(|wake| wake <= fixture.now + hour));
     fixture.wait(hour);
     fixture.again();
@@ -404,11 +502,25 @@ fn a_number_stays_with_the_address_of_a_node() {
     let bits = |fixture: &Fixture, last| fixture.contents().node.addresses[&ip(last)];
     assert_eq!([bits(&fixture, 1), bits(&fixture, 7)], [4 + 8 + 1, 8]);
     tell(&mut fixture, Some(&[3, 8]));
-    assert_eq!(numbers(&fixture), [(ip(3), 1), (ip(8), 2)].into());
+    let all: BTreeMap<_, _> = [(ip(3), 3), (ip(7), 1), (ip(8), 2)].into();
+    assert_eq!(numbers(&fixture), all, "node 7 may return");
     // While the other nodes are not listed, the known numbers stay, because flows continue.
     tell(&mut fixture, None);
-    assert_eq!((numbers(&fixture), bits(&fixture, 8)), ([(ip(3), 1), (ip(8), 2)].into(), 8));
-    assert!(fixture.contents().node.config.dsr);
+    assert_eq!((numbers(&fixture), bits(&fixture, 8)), (all, 8));
+    assert!(fixture.contents().node.config.has(CONFIG_DSR));
+}
+
+#[test]
+fn tunnel_of_address_that_moved_here_is_removed() {
+    let mut fixture = Fixture::new(ROOMY);
+    for (own, numbers) in [(&[1][..], &[(1, ip(7)), (2, ip(8))][..]), (&[1, 7], &[(2, ip(8))])] {
+        let mut plan = node(own.iter().copied());
+        plan.set_tunnels(&[ip(1)], Some([ip(7), ip(8)].iter()));
+        fixture.reconciler.set_node(&plan);
+        fixture.again();
+        let rows = fixture.contents().node.tunnels.iter().map(|(number, row)| (*number, row.addr));
+        assert_eq!(rows.collect::<Vec<_>>(), numbers);
+    }
 }
 
 #[test]
@@ -426,8 +538,12 @@ fn nodes_without_a_tunnel_number_are_reported() {
         problems.iter().any(|problem| problem.message.starts_with("5 of the 4100 addresses")),
         "{problems:?}"
     );
-    plan.set_tunnels(&[ip(1)], Some(others.iter().take(9)));
+    let added = [ip(9)];
+    plan.set_tunnels(&[ip(1)], Some(others.iter().take(9).chain(&added)));
     fixture.reconciler.set_node(&plan);
     fixture.again();
     assert_eq!(fixture.reconciler.problems(), []);
+    let has = |at: &IpAddr| fixture.contents().node.tunnels.values().any(|row| row.addr == *at);
+    assert!(has(&added[0]), "the number of a node that has left is used again");
+    assert!(others.iter().take(9).all(has));
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::{Fixture, ROOMY};
-use crate::store::Faults;
-use crate::testing::generator::history;
+use crate::store::{Capacity, Faults};
+use crate::testing::generator::{history, service};
 
 proptest! {
     #![proptest_config(super::config())]
@@ -53,6 +53,46 @@ proptest! {
             prop_assert!(rounds < 100, "{:?}", fixture.reconciler.problems());
         }
         fixture.assert_right();
+    }
+
+    /// Tables that are often too small, flows that need what was removed, and reads of them that fail. Only the final state is
+    /// checked: then all Services fit, and the flows have ended.
+    #[test]
+    fn with_small_tables_and_flows_that_last_it_gets_there(
+        history in history(8),
+        flows in prop::collection::vec(any::<(bool, u8)>(), 8),
+    ) {
+        let small = Capacity { slots: 12, frontends: 6, services: 5, ..ROOMY };
+        let mut fixture = Fixture::new(small);
+        fixture.trust_nothing();
+        let connections = fixture.connections();
+        for (moment, (fails, chosen)) in history.into_iter().zip(flows) {
+            {
+                let contents = fixture.contents();
+                let is_chosen = |id: &u32| chosen >> (id % 8) & 1 == 1;
+                let mut state = connections.state();
+                state.fails = fails;
+                state.backends = contents.backends.keys().copied().filter(is_chosen).collect();
+                state.services = contents.names.keys().copied().filter(is_chosen).collect();
+            }
+            fixture.moment(moment);
+        }
+        *connections.state() = super::connections::State::default();
+        let gone: Vec<_> = fixture.plans.keys().cloned().map(|name| (name, None)).collect();
+        fixture.change(gone);
+        let all = [service("a", 1, [1, 2]), service("b", 2, [3])];
+        fixture.change(all);
+        for _ in 0..4 {
+            fixture.wait(Duration::from_hours(25));
+            fixture.again();
+        }
+        prop_assert_eq!(fixture.reconciler.problems(), []);
+        prop_assert_eq!(fixture.reconciler.wake(), None);
+        fixture.assert_right();
+        let contents = fixture.contents();
+        prop_assert_eq!((contents.names.len(), contents.backends.len(), contents.backends6.len()), (2, 3, 0));
+        let bits: u32 = contents.prefilter.iter().map(|word| word.count_ones()).sum();
+        prop_assert_eq!((bits, fixture.reconciler.applied().extents.slots_used()), (5, 3));
     }
 
     #[test]

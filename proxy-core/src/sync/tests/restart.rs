@@ -7,8 +7,7 @@ use proxy_common::backend::BACKEND_GONE;
 use proxy_common::select::Algorithm;
 
 use super::{Fixture, ROOMY};
-use crate::store::Faults;
-use crate::store::MaglevTable;
+use crate::store::{Capacity, Faults, MaglevTable, MemoryStore};
 use crate::testing::generator::{history, service};
 
 #[test]
@@ -19,6 +18,24 @@ fn a_restart_with_the_same_cluster_writes_nothing() {
     let mut fixture = fixture.restarted();
     assert_eq!(fixture.tell_all(), 0);
     assert_eq!(*fixture.contents(), before);
+    fixture.assert_right();
+}
+
+#[test]
+fn restart_with_fewer_ids_frees_the_rows_above_them() {
+    let mut fixture = Fixture::new(ROOMY);
+    fixture.change([service("a", 1, 1..9)]);
+    fixture.change([service("a", 1, 6..12)]);
+    let contents = fixture.contents().clone();
+    assert_eq!(contents.backends.keys().copied().max(), Some(11));
+    let capacity = Capacity { backends: 7, ..ROOMY };
+    let (plans, mut fixture) = (fixture.plans, Fixture::over(MemoryStore::with_contents(capacity, contents)));
+    fixture.trust_nothing();
+    fixture.plans = plans;
+    fixture.tell_all();
+    fixture.wait(Duration::from_mins(2));
+    fixture.again();
+    assert!(fixture.contents().backends.keys().all(|id| *id < 7), "{:?}", fixture.contents().backends);
     fixture.assert_right();
 }
 

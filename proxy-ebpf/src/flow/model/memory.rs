@@ -12,16 +12,18 @@ use std::vec::Vec;
 
 use loom::sync::atomic::Ordering::{Acquire, Relaxed};
 use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
-use proxy_common::V4;
 use proxy_common::backend::{BACKEND_ACTIVE, BackendEntry};
 use proxy_common::config::{FlowSize, NodeConfig, PortRange};
-use proxy_common::flow::{BUCKET_WORDS, DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, NO_POSITION};
+use proxy_common::flow::{
+    BUCKET_WORDS, DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, NO_POSITION, frontend_window,
+};
 use proxy_common::node::{Device, NodeAddr, NodeEntry};
 use proxy_common::service::{ServiceEntry, ServiceKey};
+use proxy_common::{PROTO_UDP, V4};
 
 use super::words::{Word16, Word32, Word64};
-use crate::context::Tuple;
-use crate::direct_calls::{calls_flows, calls_health, calls_selection};
+use crate::calls::{direct, flow_calls, health_calls, node_calls, service_calls};
+use crate::context::{Packet, PacketCtx, Tuple};
 use crate::env::{ClockWindow, FlowTable, Health, Node, OpenConnections, Services};
 use crate::flow::bucket::BucketRef;
 use crate::flow::memory::{EntryRef, NewFlow};
@@ -133,7 +135,9 @@ impl EntryRef<A> for ModelEntry {
         words.last_seen.store(new.now, Relaxed);
         words.positions[0].store(u64::from(NO_POSITION), Relaxed);
         words.positions[1].store(u64::from(NO_POSITION), Relaxed);
-        words.seq[0].store((new.packet.seq >> 16) as u16, Relaxed);
+        let is_udp = new.packet.key.proto == PROTO_UDP;
+        let first = if is_udp { frontend_window(new.now) } else { (new.packet.seq >> 16) as u16 };
+        words.seq[0].store(first, Relaxed);
         words.seq[1].store(0, Relaxed);
     }
 
@@ -309,10 +313,12 @@ impl<const SLOTS: u32> Node for Model<SLOTS> {
             (*random + self.cpu as u32).wrapping_mul(0x7fff_0000)
         }
     }
+
+    node_calls!(direct!(), A);
 }
 
 impl<const SLOTS: u32> Health for Model<SLOTS> {
-    calls_health!();
+    health_calls!(direct!());
 
     fn health(self, _id: u32) -> Option<Raw<u64>> {
         None
@@ -334,7 +340,7 @@ impl<const SLOTS: u32> OpenConnections for Model<SLOTS> {
 }
 
 impl<const SLOTS: u32> Services for Model<SLOTS> {
-    calls_selection!();
+    service_calls!(direct!(), A);
 
     fn service_entry(self, _key: &ServiceKey<A>) -> Option<*const ServiceEntry> {
         None
@@ -379,7 +385,7 @@ impl<const SLOTS: u32> FlowTable for Model<SLOTS> {
     type Entry = ModelEntry;
     type Bucket = ModelBucket;
     const SLOTS: u32 = SLOTS;
-    calls_flows!();
+    flow_calls!(direct!(), A);
 
     fn entry(self, index: u32) -> Option<ModelEntry> {
         self.table().entries.get(index as usize).map(|words| ModelEntry(words))

@@ -117,16 +117,19 @@ pub type End<F> = (<F as Family>::Words, u16);
 pub struct Shape {
     pub proto: u8,
     pub flags: u8,
+    /// Words of the payload that are TCP options.
+    pub options: u8,
     pub ttl: u8,
     pub payload: &'static [u8],
 }
 
-pub const SYN: Shape = Shape { proto: PROTO_TCP, flags: 2, ttl: 64, payload: b"" };
+pub const SYN: Shape = Shape { proto: PROTO_TCP, flags: 2, options: 0, ttl: 64, payload: b"" };
 pub const SYN_ACK: Shape = Shape { flags: 0x12, ..SYN };
 pub const DATA: Shape = Shape { flags: 0x18, payload: b"odd", ..SYN };
 /// An INIT chunk.
-pub const INIT: Shape = Shape { proto: PROTO_SCTP, flags: 1, ttl: 64, payload: b"16 bytes of INIT" };
-pub const UDP: Shape = Shape { proto: PROTO_UDP, flags: 0, ttl: 64, payload: b"query" };
+pub const INIT: Shape =
+    Shape { proto: PROTO_SCTP, flags: 1, options: 0, ttl: 64, payload: b"16 bytes of INIT" };
+pub const UDP: Shape = Shape { proto: PROTO_UDP, flags: 0, options: 0, ttl: 64, payload: b"query" };
 
 /// Returns a transport segment, with its checksum.
 pub fn segment<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> Vec<u8> {
@@ -144,7 +147,7 @@ pub fn segment<F: Net>(src: End<F>, dst: End<F>, shape: Shape) -> Vec<u8> {
         l4.extend([0, 0]);
         6
     } else {
-        l4.extend([0, 1, 0, 0, 0, 2, 0, 0, 0x50, shape.flags, 0xff, 0, 0, 0, 0, 0]);
+        l4.extend([0, 1, 0, 0, 0, 2, 0, 0, 0x50 + (shape.options << 4), shape.flags, 0xff, 0, 0, 0, 0, 0]);
         16
     };
     l4.extend(shape.payload);

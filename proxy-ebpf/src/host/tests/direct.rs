@@ -138,6 +138,36 @@ fn a_masqueraded_connection_with_a_used_port<F: Net>() {
     }
 }
 
+/// The SNAT ports change while flows have the old ones.
+fn ports_that_were_snat_ports<F: Net>() {
+    let maps = maps::<F>(0);
+    let ports = |first, last| [PortRange::new(first, last), PortRange::default()];
+    maps.edit_config(|config| config.snat = ports(2500, 2501));
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
+    let used = live(maps)[0].source_port;
+    let (own, other) = ((node::<F>(), used), (node::<F>(), 2500 + 2501 - used));
+    run_over(Hook::Egress, maps, UPLINK, &packet::<F>(own, backend, SYN));
+    maps.edit_config(|config| {
+        config.snat = ports(3500, 3501);
+        config.flags |= CONFIG_SNAT_MOVED;
+    });
+    let (_, skb) = run_over(Hook::Egress, maps, UPLINK, &packet::<F>(own, backend, DATA));
+    assert_eq!(skb.wire(), packet::<F>(other, backend, DATA), "the connection keeps its other port");
+    // A process binds the port that the other flow has.
+    let (_, skb) = run_over(Hook::Egress, maps, UPLINK, &packet::<F>(other, backend, SYN));
+    assert_ne!(skb.wire(), packet::<F>(other, backend, SYN), "both would have one tuple");
+    // A port without a flow is left alone.
+    let free = packet::<F>((node::<F>(), 2400), backend, SYN);
+    assert_eq!(run_over(Hook::Egress, maps, UPLINK, &free).1.wire(), free);
+}
+
+#[test]
+fn connection_on_a_former_snat_port_keeps_apart_from_flows() {
+    ports_that_were_snat_ports::<V4>();
+    ports_that_were_snat_ports::<V6>();
+}
+
 #[test]
 fn a_masqueraded_connection_gets_another_port_and_its_replies() {
     a_masqueraded_connection_with_a_used_port::<V4>();

@@ -11,6 +11,8 @@ use crate::shared::Shared as _;
 
 /// The answer of a closed port: it acknowledges the SYN.
 const REFUSAL: Shape = Shape { flags: 0x14, ..SYN };
+/// The answer of an endpoint that does not know the MPTCP connection that the SYN is to join: `MP_TCPRST`.
+const UNKNOWN_MPTCP: Shape = Shape { options: 1, payload: &[30, 4, 0x80, 1], ..REFUSAL };
 /// The id of the second endpoint.
 const SECOND: u32 = 20;
 
@@ -104,6 +106,30 @@ fn a_refused_connection<F: Net>() {
 fn a_refused_connection_moves_to_another_endpoint() {
     a_refused_connection::<V4>();
     a_refused_connection::<V6>();
+}
+
+fn an_answer_that_is_measured<F: Net>(is_hidden: bool) {
+    let maps = two_endpoints::<F>();
+    maps.set_measures_latency(true);
+    let client = client::<F>();
+    let first = connect(maps, POD, client);
+    if is_hidden {
+        works(maps, other(first));
+    }
+    assert_ne!(answer(maps, first, client, REFUSAL), is_hidden);
+    assert_eq!(maps.take_syn_answers(), [(1, first, true)]);
+    maps.advance(HZ);
+    let second = connect(maps, POD, client);
+    assert!(answer(maps, second, client, SYN_ACK));
+    assert_eq!(maps.take_syn_answers(), [(1, second, false)]);
+}
+
+#[test]
+fn refusal_is_measured_once_hidden_or_not() {
+    for is_hidden in [false, true] {
+        an_answer_that_is_measured::<V4>(is_hidden);
+        an_answer_that_is_measured::<V6>(is_hidden);
+    }
 }
 
 /// `edit` changes the Service before its endpoint, whose id is passed, refuses a client; the other endpoint has answered
@@ -207,6 +233,23 @@ fn a_success<F: Net>() {
 fn a_syn_ack_is_a_success() {
     a_success::<V4>();
     a_success::<V6>();
+}
+
+fn a_reset_with_options<F: Net>() {
+    let maps = two_endpoints::<F>();
+    for client in clients::<F>().take(4) {
+        let endpoint = connect(maps, POD, client);
+        works(maps, other(endpoint));
+        assert!(answer(maps, endpoint, client, UNKNOWN_MPTCP), "hidden");
+        assert!(!health::refuses(maps, endpoint, 1000), "counts");
+    }
+    assert_eq!(maps.refusals_of(1, Reason::EndpointEjected), 0);
+}
+
+#[test]
+fn a_reset_with_options_is_no_refusal_of_the_endpoint() {
+    a_reset_with_options::<V4>();
+    a_reset_with_options::<V6>();
 }
 
 fn no_answer<F: Net>() {

@@ -51,6 +51,64 @@ fn datagrams_follow_their_frontend_to_another_service() {
     the_frontend_of_datagrams::<V6>();
 }
 
+/// The id of the flow's endpoint has another endpoint of the Service.
+fn a_reused_id<F: Net>() {
+    for other in [(backend::<F>().0, 5353), (F::addr(3), backend::<F>().1)] {
+        let maps = maps::<F>(BACKEND_LOCAL);
+        let (client, frontend) = (client::<F>(), frontend::<F>());
+        let sent = || run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, UDP)).1.wire();
+        assert_eq!(sent(), packet::<F>(client, backend::<F>(), UDP));
+        add_endpoint(maps, 8, other, PROTO_UDP);
+        assert_eq!(sent(), packet::<F>(client, other, UDP));
+    }
+}
+
+#[test]
+fn udp_flow_does_not_follow_a_reused_id() {
+    a_reused_id::<V4>();
+    a_reused_id::<V6>();
+}
+
+/// XDP leaves the flow to the next hook, which has to notice the change, too.
+fn the_frontend_after_xdp<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend) = (client::<F>(), frontend::<F>());
+    let bytes = packet::<F>(client, frontend, UDP);
+    run_over(Hook::Ingress, maps, UPLINK, &bytes);
+    let other = give_away(maps);
+    maps.advance(300);
+    assert_eq!(early::run_at(maps, UPLINK, &bytes, |_| {}).0, NEXT);
+    let (_, skb) = run_over(Hook::Ingress, maps, UPLINK, &bytes);
+    assert_eq!(skb.wire(), packet::<F>(client, other, UDP));
+}
+
+#[test]
+fn udp_flow_passed_by_xdp_follows_frontend() {
+    the_frontend_after_xdp::<V4>();
+    the_frontend_after_xdp::<V6>();
+}
+
+/// The endpoint sends without a pause, and the client seldom.
+fn the_frontend_of_a_stream<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
+    let sent = || run_over(Hook::Ingress, maps, POD, &packet::<F>(client, frontend, UDP)).1.wire();
+    assert_eq!(sent(), packet::<F>(client, backend, UDP));
+    let other = give_away(maps);
+    let answered = || run_over(Hook::Egress, maps, POD, &packet::<F>(backend, client, UDP)).1.wire();
+    for _ in 0..3 {
+        maps.advance(256);
+        assert_eq!(answered(), packet::<F>(frontend, client, UDP));
+    }
+    assert_eq!(sent(), packet::<F>(client, other, UDP));
+}
+
+#[test]
+fn udp_flow_follows_frontend_while_endpoint_sends() {
+    the_frontend_of_a_stream::<V4>();
+    the_frontend_of_a_stream::<V6>();
+}
+
 /// A RST with a sequence number out of the window is counted, and does not close the flow.
 fn a_reset_out_of_the_window<F: Net>() {
     let maps = maps::<F>(BACKEND_LOCAL);
@@ -77,6 +135,33 @@ fn a_reset_out_of_the_window<F: Net>() {
 fn a_reset_out_of_the_window_is_counted() {
     a_reset_out_of_the_window::<V4>();
     a_reset_out_of_the_window::<V6>();
+}
+
+/// A process of the node had the connection before its address and port became a frontend.
+fn older_than_the_frontend<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let frontend = frontend::<F>();
+    let passes = |shape, has_connection| {
+        let bytes = packet::<F>(client::<F>(), frontend, shape);
+        let edit = |skb: &mut Skb| skb.has_connection = has_connection;
+        let (verdict, skb) = run_edited(Hook::Ingress, maps, UPLINK, &bytes, edit);
+        (verdict, skb.wire()) == (NEXT, bytes)
+    };
+    let end = Shape { flags: 0x11, ..DATA };
+    assert!(!passes(DATA, true), "the node does not have the address");
+    maps.set_config(*maps.config().unwrap());
+    maps.add_node_addr(frontend.0, NODE_ADDR_OWN);
+    assert!(passes(DATA, true) && passes(end, true));
+    assert!(!passes(SYN, true), "a new connection is the Service's");
+    assert!(!passes(DATA, true), "it has a flow");
+    maps.set_config(*maps.config().unwrap());
+    assert!(!passes(DATA, false), "no process has it");
+}
+
+#[test]
+fn process_connection_continues_when_address_becomes_frontend() {
+    older_than_the_frontend::<V4>();
+    older_than_the_frontend::<V6>();
 }
 
 /// A reply of an endpoint on this node is translated where it leaves, also if the client has a port that SNAT may use.

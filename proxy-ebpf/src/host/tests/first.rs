@@ -4,7 +4,7 @@ use proxy_common::Address as _;
 use proxy_common::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, CONFIG_OTHER_PROXY};
 use proxy_common::conntrack::is_watched;
 use proxy_common::flow::{STATE_LOCAL, STATE_SNAT, STATE_WATCH, WATCH_OUTSIDE};
-use proxy_common::node::Cidr;
+use proxy_common::node::{Cidr, DEVICE_GUEST};
 use proxy_common::service::{SCOPE_EXTERNAL, SERVICE_EJECTS, SERVICE_SCOPED, SERVICE_SOURCE_RANGES};
 
 use super::*;
@@ -192,6 +192,80 @@ fn sources_that_cannot_be<F: Net>() {
     }
 }
 
+/// The device of another container.
+const OTHER_POD: u32 = 78;
+
+/// A container sends with an address that is another device's. With SNAT, the endpoint would see the node.
+fn forged_sources<F: Net>() {
+    const BRIDGE: u32 = 79;
+    let hairpin = (backend::<F>().0, 4000);
+    for (by, is_forged) in [
+        (Some(POD), false),
+        (Some(BRIDGE), false),
+        (Some(OTHER_POD), true),
+        (Some(UPLINK), true),
+        (None, true),
+    ] {
+        for is_guest in [true, false] {
+            let maps = maps::<F>(BACKEND_LOCAL);
+            maps.add_device(OTHER_POD, DEVICE_GUEST);
+            maps.add_device(POD, if is_guest { DEVICE_GUEST } else { 0 });
+            let back = by.map(|ifindex| Route { ifindex, ..route() });
+            let bytes = packet::<F>(hairpin, frontend::<F>(), SYN);
+            // The route to the endpoint is that to the source.
+            let (verdict, _) =
+                run_edited(Hook::Ingress, maps, POD, &bytes, |skb| skb.routes.set_default(back));
+            let is_refused = is_guest && is_forged;
+            assert_eq!(maps.count_of(Reason::MartianSource), u64::from(is_refused), "{by:?}");
+            assert_eq!(verdict == DROP, is_refused || by.is_none(), "{by:?}");
+        }
+    }
+}
+
+#[test]
+fn container_with_address_of_another_gets_no_snat() {
+    forged_sources::<V4>();
+    forged_sources::<V6>();
+}
+
+/// A container sends a packet that looks like one of a flow with SNAT between other machines.
+fn forged_segments<F: Net>() {
+    let maps = maps::<F>(0);
+    maps.add_device(POD, DEVICE_GUEST);
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client::<F>(), frontend::<F>(), SYN));
+    let known = flow(maps).unwrap();
+    let source = (known.source, known.source_port);
+    let reply = packet::<F>(backend::<F>(), source, SYN_ACK);
+    let segment = packet::<F>(client::<F>(), frontend::<F>(), ACK);
+    for (count, forged) in [(1, &reply), (2, &segment)] {
+        let by_uplink = Some(Route { ifindex: UPLINK, ..route() });
+        let (verdict, _) =
+            run_edited(Hook::Ingress, maps, POD, forged, |skb| skb.routes.set_default(by_uplink));
+        assert_eq!((verdict, maps.count_of(Reason::MartianSource)), (DROP, count));
+        assert_eq!(flow(maps).unwrap().bits(), known.bits());
+    }
+    for genuine in [reply, segment] {
+        assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &genuine).0, REDIRECT);
+    }
+}
+
+#[test]
+fn container_cannot_send_into_the_flow_of_others() {
+    forged_segments::<V4>();
+    forged_segments::<V6>();
+}
+
+/// The kernel forwards no packet with a link-local source.
+#[test]
+fn client_with_link_local_address_reaches_local_endpoints_only() {
+    let source = <[u32; 4]>::from_words([u32::from_ne_bytes([0xfe, 0x80, 0, 0]), 0, 0, 9]);
+    for (backend_flags, verdict) in [(0, DROP), (BACKEND_LOCAL, NEXT)] {
+        let maps = maps::<V6>(backend_flags);
+        assert_eq!(send(maps, UPLINK, (source, 4000), SYN).0, verdict);
+        assert_eq!(maps.count_of(Reason::MartianSource), u64::from(verdict == DROP));
+    }
+}
+
 #[test]
 fn martian_sources_begin_no_flow() {
     sources_that_cannot_be::<V4>();
@@ -247,6 +321,32 @@ fn many_endpoints<F: Net>() {
 fn connections_are_spread_over_the_endpoints() {
     many_endpoints::<V4>();
     many_endpoints::<V6>();
+}
+
+/// A client sends from one port; each time, its last flow has expired.
+fn one_port<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let endpoint = |number: u8| (F::addr(110 + number), 8080);
+    for number in 0..8 {
+        add_endpoint(maps, 20 + u32::from(number), endpoint(number), PROTO_UDP);
+    }
+    maps.set_slots(30, &core::array::from_fn::<u32, 8, _>(|number| 20 + number as u32));
+    let (addr, port) = frontend::<F>();
+    let entry = ServiceEntry { slot_base: 30, slot_count: 8, ..service() };
+    maps.add_service(ServiceKey::internal(addr, port, PROTO_UDP), entry);
+    for _ in 0..60 {
+        assert_eq!(send(maps, POD, client::<F>(), UDP), (NEXT, false));
+        maps.advance(301 * HZ);
+    }
+    assert_eq!(maps.stats_of(1).connections, 60);
+    let used = (20..28).filter(|id| maps.connections_to(*id) != 0).count();
+    assert!(used > 3, "{used}");
+}
+
+#[test]
+fn flows_from_one_port_are_spread_over_the_endpoints() {
+    one_port::<V4>();
+    one_port::<V6>();
 }
 
 /// A client stays with its endpoint for a time; the SYN of a connection that exists changes nothing.

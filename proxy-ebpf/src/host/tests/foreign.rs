@@ -98,7 +98,7 @@ fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, SYN));
     let flow = maps.flows().into_iter().find(|flow| flow.bits() != 0).unwrap();
     let seen = (flow.source, flow.source_port);
-    let come_back = |shape| {
+    let come_back = move |shape| {
         let bytes = packet::<F>(backend, seen, shape);
         let (verdict, skb) = run_over(hook, maps, device, &bytes);
         (verdict, skb.wire() == bytes)
@@ -113,6 +113,9 @@ fn a_closed_flow_yields<F: Net>(backend_flags: u32, hook: Hook, device: u32) {
     run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend, fin));
     assert!(is_translated(come_back(fin)));
     // The last segment, too: the node would answer it with a RST.
+    assert!(is_translated(come_back(DATA)));
+    // Another CPU has seen a segment one tick later.
+    at!(maps, flows).iter_mut().find(|flow| flow.bits() != 0).unwrap().last_seen = maps.now().wrapping_add(1);
     assert!(is_translated(come_back(DATA)));
     // The flow has been closed for a while: the reply is left to the rules behind.
     maps.advance(2 * HZ);

@@ -3,7 +3,7 @@
 use proxy_common::config::{FlowSize, PortRange};
 use proxy_common::conntrack::{ASSURED, is_closed};
 use proxy_common::flow::{
-    BUCKET_SLOTS, BUCKET_WORDS, DIRECTION_FORWARD, SLOT_PENDING, STATE_SNAT, buckets_of,
+    BUCKET_SLOTS, BUCKET_WORDS, DIRECTION_FORWARD, NO_POSITION, SLOT_PENDING, STATE_SNAT, buckets_of,
 };
 
 use super::*;
@@ -92,31 +92,53 @@ fn every_flow_is_found_while_the_index_grows() {
     an_index_that_grows::<V6>();
 }
 
-/// A connection with SNAT has ended, and its source port is in quarantine. The index grows, and the flow's forward key has two
-/// places when the client connects from the same port again.
-fn a_port_in_quarantine<F: Net>() {
+/// Sends a packet of the client at an uplink.
+fn forwards<F: Net>(maps: HostMaps<F>, shape: Shape) {
+    run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client::<F>(), frontend::<F>(), shape));
+}
+
+/// Opens and closes a connection with SNAT. Returns its flow, the only one.
+fn ends_a_connection<F: Net>(maps: HostMaps<F>) -> FlowEntry<F::Words> {
     const FIN: Shape = Shape { flags: 0x11, ..SYN };
-    let (maps, few, many) = (maps::<F>(0), 8, 256);
-    let config = *maps.config().unwrap();
-    maps.set_config(NodeConfig { flows: [FlowSize::new(64, many); 2], ..config });
-    maps.edit_config(|config| config.flows = [FlowSize::new(64, few); 2]);
-    let client = (client::<F>().0, 4000);
-    let sends = move |shape| {
-        run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(client, frontend::<F>(), shape));
-    };
-    sends(SYN);
-    let [ended] = live(maps)[..] else { panic!("no flow") };
-    let source = (ended.source, ended.source_port);
-    let replies = move |shape| {
+    forwards(maps, SYN);
+    let [begun] = live(maps)[..] else { panic!("no flow") };
+    let source = (begun.source, begun.source_port);
+    let replies = |shape| {
         run_over(Hook::Ingress, maps, UPLINK, &packet::<F>(backend::<F>(), source, shape));
     };
     replies(SYN_ACK);
     for shape in [DATA, FIN] {
-        sends(shape);
+        forwards(maps, shape);
         replies(shape);
     }
     let [ended] = live(maps)[..] else { panic!("one flow") };
     assert!(is_closed(ended.bits()) && ended.bits() & STATE_SNAT != 0, "{:#x}", ended.bits());
+    ended
+}
+
+fn a_removed_forward_key<F: Net>() {
+    let maps = maps::<F>(0);
+    let ended = ends_a_connection(maps);
+    forwards(maps, SYN);
+    let flows = live(maps);
+    let waits = flows.iter().find(|flow| is_closed(flow.bits())).unwrap();
+    assert_eq!((flows.len(), waits.source_port, waits.positions[0]), (2, ended.source_port, NO_POSITION));
+}
+
+#[test]
+fn flow_whose_port_is_in_quarantine_stores_no_position_of_its_forward_key() {
+    a_removed_forward_key::<V4>();
+    a_removed_forward_key::<V6>();
+}
+
+/// A connection with SNAT has ended, and its source port is in quarantine. The index grows, and the flow's forward key has two
+/// places when the client connects from the same port again.
+fn a_port_in_quarantine<F: Net>() {
+    let (maps, few, many) = (maps::<F>(0), 8, 256);
+    let config = *maps.config().unwrap();
+    maps.set_config(NodeConfig { flows: [FlowSize::new(64, many); 2], ..config });
+    maps.edit_config(|config| config.flows = [FlowSize::new(64, few); 2]);
+    let ended = ends_a_connection(maps);
     // The agent has moved the key, and has not removed its old place yet.
     maps.edit_config(|config| {
         config.flows = [FlowSize { entries: 64, buckets: many, searched: [few, many] }; 2];
@@ -127,7 +149,7 @@ fn a_port_in_quarantine<F: Net>() {
     assert_ne!(first, old / BUCKET_WORDS);
     at!(maps, buckets)[first as usize].slots[0] = slot;
     at!(maps, flows).iter_mut().find(|flow| flow.bits() != 0).unwrap().positions[0] = first * BUCKET_WORDS;
-    sends(SYN);
+    forwards(maps, SYN);
     assert_eq!(maps.count_of(Reason::FlowCollision), 0);
     let [begun] = live(maps)[..] else { panic!("one flow") };
     assert!(!is_closed(begun.bits()), "{:#x}", begun.bits());
@@ -230,6 +252,37 @@ fn source_ports_of_half_closed_flows<F: Net>() {
 fn half_closed_flows_give_up_their_source_ports() {
     source_ports_of_half_closed_flows::<V4>();
     source_ports_of_half_closed_flows::<V6>();
+}
+
+/// Flows that are not assured have all source ports of SNAT. One of them has been silent for two seconds; the other one was seen
+/// now, or by another CPU one tick later.
+fn source_ports_of_half_open_flows<F: Net>(seed: u64, ahead: u32) {
+    let maps = maps::<F>(0);
+    maps.edit_config(|config| config.snat = [PortRange::new(2000, 2001), PortRange::default()]);
+    *at!(maps, random) = seed;
+    let opens = move |port| {
+        let bytes = packet::<F>((client::<F>().0, port), frontend::<F>(), SYN);
+        assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &bytes).0, REDIRECT);
+    };
+    opens(4000);
+    maps.advance(2 * HZ);
+    opens(4001);
+    let fresh = at!(maps, flows).iter_mut().find(|flow| flow.client_port == 4001).unwrap();
+    fresh.last_seen = maps.now().wrapping_add(ahead);
+    opens(4002);
+    let mut ports: Vec<u16> = live(maps).iter().map(|flow| flow.client_port).collect();
+    ports.sort_unstable();
+    assert_eq!(ports, [4001, 4002]);
+}
+
+#[test]
+fn half_open_flow_that_is_silent_gives_up_its_source_port_first() {
+    for seed in 1..=20 {
+        for ahead in [0, 1] {
+            source_ports_of_half_open_flows::<V4>(seed << 32, ahead);
+            source_ports_of_half_open_flows::<V6>(seed << 32, ahead);
+        }
+    }
 }
 
 fn few_source_ports<F: Net>() {

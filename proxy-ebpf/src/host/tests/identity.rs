@@ -177,6 +177,36 @@ fn encapsulated_packets_of_pods_are_dropped_with_dsr() {
     assert_eq!((sent(UPLINK, other_node, node::<V4>()), live(v4).len()), (NEXT, 1));
 }
 
+/// The kernel removes the fragment header of a packet that is its only fragment (`nf_conntrack_reasm.c`).
+#[test]
+fn pods_tunnel_behind_extension_header_is_dropped() {
+    const FRAGMENT: u8 = 44;
+    const DESTINATION_OPTIONS: u8 = 60;
+    let (v4, v6) = (maps::<V4>(BACKEND_LOCAL), maps::<V6>(BACKEND_LOCAL));
+    let other_node = V6::addr(8);
+    v6.add_node_addr(other_node, NODE_ADDR_INTERNAL);
+    v6.add_node_addr(node::<V6>(), NODE_ADDR_OWN | NODE_ADDR_INTERNAL);
+    v6.edit_config(|config| config.flags |= CONFIG_DSR);
+    let inner = ip_packet::<V6>(client::<V6>(), frontend::<V6>(), UDP);
+    let sent = |device, (src, dst): ([u32; 4], [u32; 4]), number: u8| {
+        let [high, low] = (inner.len() as u16 + 8).to_be_bytes();
+        let addresses = [src, dst].concat().into_iter().flat_map(u32::to_ne_bytes);
+        let extension = [41, 0, 0, 0, 0, 0, 0, 1];
+        let mut ip = std::vec![0x60, 0, 0, 0, high, low, number, 64];
+        ip.extend(addresses.chain(extension).chain(inner.iter().copied()));
+        let frame = build::ethernet::<V6>(&ip);
+        let frame = HostPacket::new(&frame).edit(|skb| (skb.ifindex, skb.ingress_ifindex) = (device, device));
+        run_any(Hook::Ingress, v4, v6, frame.frame())
+    };
+    let pod = client::<V6>().0;
+    for (dropped, number) in (1..).zip([FRAGMENT, DESTINATION_OPTIONS]) {
+        assert_eq!(sent(POD, (pod, other_node), number), DROP);
+        assert_eq!(v6.count_of(Reason::LocalTunnel), dropped);
+        assert_eq!(sent(UPLINK, (other_node, node::<V6>()), number), NEXT, "no node sends it");
+    }
+    assert_eq!(live(v6).len(), 0);
+}
+
 /// The endpoint is on this node, so that the FORWARD chain with the policies of both pods can see the packet.
 fn masquerade_all_leaves_local_endpoints_to_the_stack<F: Net>() {
     for (flags, verdict) in [(BACKEND_LOCAL, NEXT), (0, REDIRECT)] {

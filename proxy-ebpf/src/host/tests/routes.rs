@@ -108,32 +108,45 @@ fn marks<F: Net>() {
         config.flags |= CONFIG_MASQUERADE_EXTERNAL;
         config.masquerade_mark = MARK;
     });
+    let fragment = Shape { payload: b"more than eight bytes", ..UDP };
     // (the device of the client, the policy, whether netfilter has to masquerade)
     for (device, flags, is_marked, port) in
         [(UPLINK, 0, true, 4000), (POD, 0, false, 4001), (UPLINK, SERVICE_LOCAL, false, 4002)]
     {
         let client = (client.0, port);
-        let key = ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP);
-        let entry = ServiceEntry {
-            id: 1,
-            slot_base: 7,
-            slot_count: 1,
-            kind: KIND_CLUSTER_IP,
-            flags,
-            ..ServiceEntry::NONE
+        for (proto, slot_base) in [(PROTO_TCP, 7), (PROTO_UDP, 8), (PROTO_SCTP, 9)] {
+            let key = ServiceKey::internal(frontend.0, frontend.1, proto);
+            let entry = ServiceEntry {
+                id: 1,
+                slot_base,
+                slot_count: 1,
+                kind: KIND_CLUSTER_IP,
+                flags,
+                ..ServiceEntry::NONE
+            };
+            maps.add_service(key, entry);
+        }
+        // The fragments begin another flow.
+        let other = (client.0, port + 100);
+        let packets = |to| {
+            let whole = [SYN, ACK, UDP, UDP, INIT].map(|shape| packet::<F>(client, to, shape));
+            let parts = rewrite::fragments::<F>(other, to, fragment).map(|part| build::ethernet::<F>(&part));
+            whole.into_iter().chain(parts).collect::<Vec<_>>()
         };
-        maps.add_service(key, entry);
-        for shape in [SYN, ACK] {
-            let (verdict, skb) = run_over(Hook::Ingress, maps, device, &packet::<F>(client, frontend, shape));
-            assert_eq!(
-                (verdict, skb.wire()),
-                (NEXT, packet::<F>(client, backend, shape)),
-                "the client's address"
-            );
+        for (sent, expected) in packets(frontend).iter().zip(packets(backend)) {
+            let (verdict, skb) = run_over(Hook::Ingress, maps, device, sent);
+            assert_eq!((verdict, skb.wire()), (NEXT, expected), "the client's address");
             assert_eq!(skb.mark, if is_marked { MARK } else { 0 });
         }
-        let flow = *live(maps).iter().find(|flow| flow.client_port == port).unwrap();
-        assert_eq!(is_masqueraded(flow.bits()), is_marked);
+        let flows = live(maps);
+        let of_these = |port| flows.iter().filter(move |flow| flow.client_port == port);
+        assert_eq!((of_these(client.1).count(), of_these(other.1).count()), (3, 1));
+        assert!(
+            [client.1, other.1]
+                .into_iter()
+                .flat_map(of_these)
+                .all(|flow| is_masqueraded(flow.bits()) == is_marked)
+        );
     }
 }
 

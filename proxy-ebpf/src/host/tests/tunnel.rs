@@ -92,6 +92,18 @@ fn packet_to_another_nodes_endpoint_is_encapsulated_with_dsr() {
     }
 }
 
+/// A pod's node does not know that another address of this node is one, and masquerades what the pod sends there.
+#[test]
+fn encapsulated_packet_to_an_address_that_is_no_internal_ip_passes() {
+    let maps = node_of(BACKEND_LOCAL);
+    let (own, inner) = (V4::addr(31), ip_packet::<V4>(client::<V4>(), frontend::<V4>(), SYN));
+    maps.add_node_addr(own, NODE_ADDR_OWN | NODE_ADDR_PORTS);
+    let came = build::ethernet::<V4>(&around(other_node(), own, tag_of(backend::<V4>()), &inner));
+    let frame = HostPacket::new(&came).edit(|skb| (skb.ifindex, skb.ingress_ifindex) = (UPLINK, UPLINK));
+    assert_eq!(run_any(Hook::Ingress, maps, HostMaps::<V6>::leak(), frame.frame()), NEXT);
+    assert_eq!(frame.into_skb().wire(), came);
+}
+
 #[test]
 fn decapsulated_packet_is_translated_and_answered_by_this_node() {
     let (client, frontend, backend) = (client::<V4>(), frontend::<V4>(), backend::<V4>());
@@ -267,6 +279,41 @@ fn a_connection_past_a_newcomer_survives_a_move() {
         let takes_some = word == on_trial && !is_ejected;
         assert!(if takes_some { (140..200).contains(&past) } else { past == 200 }, "{past}");
     }
+}
+
+#[test]
+fn connection_past_newcomer_avoids_terminating_endpoint() {
+    const LEAVING: u32 = 20;
+    let maps = maps::<V4>(BACKEND_LOCAL);
+    let (leaving, third) = ((V4::addr(3), 8080), (V4::addr(4), 8080));
+    add_endpoint(maps, 21, third, PROTO_TCP);
+    maps.set_slots(30, &[7, 21]);
+    write_table(maps, 8, 7);
+    write_table(maps, 16, LEAVING);
+    maps.set_maglev_index(maglev::index(1, false), 8, 16);
+    let (addr, port) = frontend::<V4>();
+    let entry = ServiceEntry {
+        id: 1,
+        kind: KIND_CLUSTER_IP,
+        algorithm: Algorithm::Maglev as u8,
+        slot_base: 30,
+        slot_count: 2,
+        flags: SERVICE_EJECTS,
+        ..ServiceEntry::NONE
+    };
+    maps.add_service(ServiceKey::internal(addr, port, PROTO_TCP), entry);
+    let reached = |flags, client_port| {
+        let (addr, port) = leaving;
+        let row = BackendEntry { addr, port, proto: PROTO_TCP, state: BACKEND_ACTIVE, service: 1, flags };
+        maps.set_backend(LEAVING, row);
+        maps.health(7).unwrap().store(HEALTH_NEWCOMER);
+        let client = (client::<V4>().0, client_port);
+        let (_, skb) = run_over(Hook::Ingress, maps, POD, &packet::<V4>(client, frontend::<V4>(), SYN));
+        maps.set_config(*maps.config().unwrap());
+        skb.wire() == packet::<V4>(client, leaving, SYN)
+    };
+    assert!((4000..4050).all(|port| reached(BACKEND_LOCAL | BACKEND_IN_CLUSTER, port)), "it has only moved");
+    assert!(!(4000..4050).any(|port| reached(BACKEND_LOCAL, port)));
 }
 
 #[test]

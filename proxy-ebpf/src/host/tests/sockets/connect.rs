@@ -14,7 +14,7 @@ fn cluster_address<F: Net>(proto: u8, id: u32) {
     for (number, netns) in (1..).zip([NODE, POD_A]) {
         let socket = socket(maps, netns, proto);
         assert_eq!(connect(maps, &socket, frontend), Ok(backend));
-        assert_eq!(seen(maps, &socket, backend), frontend);
+        assert_eq!((seen(maps, &socket, backend), peer_name(maps, &socket, backend)), (frontend, frontend));
         assert_eq!((maps.stats_of(1).connections, maps.connections_to(id)), (number, number));
         assert_eq!(maps.take_events(), [(1, EventKind::NewFlow { backend: id })]);
     }
@@ -27,6 +27,21 @@ fn connect_to_a_cluster_address_leads_to_the_endpoint_and_getpeername_returns_th
         cluster_address::<V4>(proto, id);
         cluster_address::<V6>(proto, id);
     }
+}
+
+fn removed_long_ago<F: Net>() {
+    let maps = socket_maps::<F>();
+    let socket = socket(maps, POD_A, PROTO_TCP);
+    assert_eq!(connect(maps, &socket, frontend::<F>()), Ok(backend::<F>()));
+    maps.clear_prefilter();
+    assert_eq!(peer_name(maps, &socket, backend::<F>()), frontend::<F>());
+    assert_eq!(peer_name(maps, &socket, endpoint::<F>(77)), endpoint::<F>(77));
+}
+
+#[test]
+fn getpeername_is_frontend_without_prefilter_bit() {
+    removed_long_ago::<V4>();
+    removed_long_ago::<V6>();
 }
 
 fn other_addresses<F: Net>() {

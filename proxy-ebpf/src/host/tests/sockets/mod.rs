@@ -75,10 +75,17 @@ fn send<F: Net>(maps: HostMaps<F>, socket: &HostSock, (addr, port): End<F>) -> R
     result(maps, &call, verdict)
 }
 
-/// recvfrom(2) or getpeername(2), for which the kernel returns this address. Returns the address that the application sees.
+/// recvfrom(2), for which the kernel returns this address. Returns the address that the application sees.
 fn seen<F: Net>(maps: HostMaps<F>, socket: &HostSock, (addr, port): End<F>) -> End<F> {
     let call = socket.call::<F>(addr, port);
     let verdict = call::restore(maps, &call);
+    result(maps, &call, verdict).unwrap()
+}
+
+/// getpeername(2), in the same way.
+fn peer_name<F: Net>(maps: HostMaps<F>, socket: &HostSock, (addr, port): End<F>) -> End<F> {
+    let call = socket.call::<F>(addr, port);
+    let verdict = call::peer_name(maps, &call);
     result(maps, &call, verdict).unwrap()
 }
 

@@ -35,6 +35,78 @@ fn call_to_a_service_without_endpoints_is_refused() {
     without_endpoint::<V6>();
 }
 
+/// Notes that an agent attaches programs to the devices of pods.
+fn attend<F: Net>(maps: HostMaps<F>) {
+    let until = maps.now().wrapping_add(15 * HZ);
+    maps.edit_config(|config| config.attended_until = until);
+}
+
+fn without_endpoint_in_a_pod<F: Net>() {
+    let maps = socket_maps::<F>();
+    set_service_range(maps);
+    attend(maps);
+    for proto in [PROTO_TCP, PROTO_UDP] {
+        add_frontend(maps, frontend::<F>(), proto, (40, &[]), CLUSTER);
+    }
+    let undefined = (F::addr(96), 81);
+    maps.add_service(
+        ServiceKey::internal(undefined.0, 0, 0),
+        ServiceEntry { id: 0, kind: KIND_ADDRESS, ..CLUSTER },
+    );
+    let calls = |netns, to| {
+        let (tcp, udp) = (socket(maps, netns, PROTO_TCP), socket(maps, netns, PROTO_UDP));
+        [connect(maps, &tcp, to), send(maps, &udp, to)]
+    };
+    for to in [frontend::<F>(), undefined] {
+        assert_eq!(calls(POD_A, to), [Err(ECONNREFUSED), Ok(to)]);
+        assert_eq!(calls(NODE, to), [Err(ECONNREFUSED), Err(ECONNREFUSED)]);
+    }
+    assert_eq!(maps.count_of(Reason::NoEndpoint), 3, "the packet programs count a pod's packets");
+    maps.edit_config(|config| config.flags |= CONFIG_SOCKET_DROP_FAIL);
+    assert_eq!(calls(POD_A, frontend::<F>()), [Err(ECONNREFUSED), Err(ECONNREFUSED)]);
+}
+
+#[test]
+fn pods_message_is_left_to_packets_while_attended() {
+    without_endpoint_in_a_pod::<V4>();
+    without_endpoint_in_a_pod::<V6>();
+}
+
+fn mesh<F: Net>() {
+    let maps = socket_maps::<F>();
+    maps.edit_config(|config| config.mesh_ports = [0, 15_001, 4_140, 0]);
+    let calls = |netns, listener| {
+        let with = |proto| HostSock { listener, ..socket(maps, netns, proto) };
+        let connects = |proto| connect(maps, &with(proto), frontend::<F>()) == Ok(backend::<F>());
+        let sends = send(maps, &with(PROTO_UDP), frontend::<F>()) == Ok(backend::<F>());
+        [connects(PROTO_TCP), connects(PROTO_UDP), sends]
+    };
+    for (netns, listener, is_translated) in [
+        (POD_A, Some(15_001), false),
+        (POD_A, Some(4_140), false),
+        (POD_A, Some(8080), true),
+        (POD_A, None, true),
+        (NODE, Some(15_001), true),
+    ] {
+        assert_eq!(calls(netns, listener), [is_translated; 3], "{netns} {listener:?}");
+    }
+    let mut udp = socket(maps, POD_A, PROTO_UDP);
+    assert_eq!(send(maps, &udp, frontend::<F>()), Ok(backend::<F>()));
+    udp.listener = Some(15_001);
+    assert_eq!(send(maps, &udp, frontend::<F>()), Ok(backend::<F>()), "it keeps the source of its datagrams");
+    let mut udp = socket(maps, POD_A, PROTO_UDP);
+    assert_eq!(connect(maps, &udp, frontend::<F>()), Ok(backend::<F>()));
+    udp.state.set(CLOSE);
+    udp.listener = Some(15_001);
+    assert_eq!(send(maps, &udp, frontend::<F>()), Ok(frontend::<F>()), "the earlier connect says nothing");
+}
+
+#[test]
+fn pods_socket_with_mesh_listener_is_left_to_packets() {
+    mesh::<V4>();
+    mesh::<V6>();
+}
+
 fn without_local_endpoint<F: Net>() {
     let maps = socket_maps::<F>();
     let entry = ServiceEntry { flags: SERVICE_DROP_WHEN_EMPTY, ..CLUSTER };
@@ -149,8 +221,7 @@ fn attended<F: Net>() {
     let maps = socket_maps::<F>();
     maps.edit_config(|config| config.flags = CONFIG_POD_UDP_BY_PACKETS);
     assert_eq!(translated(maps), [true; 4], "no agent attaches programs to the devices of new pods");
-    let until = maps.now().wrapping_add(15 * HZ);
-    maps.edit_config(|config| config.attended_until = until);
+    attend(maps);
     assert_eq!(translated(maps), [true, true, false, true]);
     let udp = socket(maps, NODE, PROTO_UDP);
     assert_eq!(connect(maps, &udp, frontend::<F>()), Ok(backend::<F>()), "the node's own");
@@ -171,8 +242,7 @@ fn changing<F: Net>() {
     let entry = ServiceEntry { flags: SERVICE_EJECTS | SERVICE_CHANGING, ..CLUSTER };
     add_frontend(maps, frontend::<F>(), PROTO_TCP, (7, &[7]), entry);
     assert_eq!(translated(maps), [true; 4], "no agent attaches programs to the devices of new pods");
-    let until = maps.now().wrapping_add(15 * HZ);
-    maps.edit_config(|config| config.attended_until = until);
+    attend(maps);
     assert_eq!(translated(maps), [true, false, true, true]);
     add_frontend(
         maps,
@@ -199,8 +269,7 @@ fn bound<F: Net>() {
         connect(maps, &socket, frontend::<F>()) == Ok(backend::<F>())
     };
     assert!(connects(POD_A, CLUSTER), "no agent attaches programs to the devices of new pods");
-    let until = maps.now().wrapping_add(15 * HZ);
-    maps.edit_config(|config| config.attended_until = until);
+    attend(maps);
     assert!(!connects(POD_A, CLUSTER));
     assert!(
         connects(POD_A, ServiceEntry { affinity_secs: 60, ..CLUSTER }),

@@ -140,16 +140,25 @@ fn many_services<F: Net>() {
     // An entry for each direction.
     assert_eq!(maps.sockets().len(), 2 * (services.len() - SOCKET_PEERS));
     assert_eq!(maps.stats_of(1).connections, services.len() as u64);
-    // A place in the storage whose endpoint is removed is used again.
-    let (addr, port) = endpoint::<F>(41);
-    let gone =
-        BackendEntry { addr, port, proto: PROTO_UDP, state: BACKEND_GONE, service: 1, flags: BACKEND_LOCAL };
-    maps.set_backend(41, gone);
-    add_endpoint(maps, 51, endpoint::<F>(51), PROTO_UDP);
-    let new = service(maps, 115, 51);
-    assert_eq!(send(maps, &socket, new), Ok(endpoint::<F>(51)));
-    assert_eq!((seen(maps, &socket, endpoint::<F>(51)), maps.sockets().len()), (new, 4));
-    assert_eq!(seen(maps, &socket, endpoint::<F>(41)), endpoint::<F>(41), "the removed endpoint's place");
+    // A place in the storage is used again if its endpoint is removed, or if the id has another endpoint.
+    let (flags, proto) = (BACKEND_LOCAL, PROTO_UDP);
+    for (step, (state, service_id, other)) in (0..).zip([
+        (BACKEND_GONE, 1, None),
+        (BACKEND_ACTIVE, 2, None),
+        (BACKEND_ACTIVE, 1, Some((endpoint::<F>(43).0, 9090))),
+        (BACKEND_ACTIVE, 1, Some((F::addr(60), endpoint::<F>(44).1))),
+    ]) {
+        let (id, next) = (41 + step, 51 + step);
+        let known = endpoint::<F>(id);
+        let (addr, port) = other.unwrap_or(known);
+        let row = BackendEntry { addr, port, proto, state, service: service_id, flags };
+        maps.set_backend(u32::from(id), row);
+        add_endpoint(maps, u32::from(next), endpoint::<F>(next), proto);
+        let new = service(maps, 115 + step, u32::from(next));
+        assert_eq!(send(maps, &socket, new), Ok(endpoint::<F>(next)));
+        assert_eq!((seen(maps, &socket, endpoint::<F>(next)), maps.sockets().len()), (new, 4), "{step}");
+        assert_eq!(seen(maps, &socket, known), known, "its place has another Service");
+    }
 }
 
 #[test]
