@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 use kube::Client;
@@ -27,17 +27,19 @@ use crate::host::follow::Follower;
 use crate::host::netfilter::masquerade::Masquerade;
 use crate::host::netns;
 use crate::maps::flow_growth::{FlowGrowth, Grown};
-use crate::maps::view::View;
+use crate::maps::view::{Claimed, View};
 use crate::maps::{KernelStore, forget};
 use crate::metrics::{Metrics, recent};
 use crate::otlp::record::LogRecord;
 use crate::otlp::{Counts, Exporter, Queue};
 use crate::page::Agent;
-use crate::programs::{EMBEDDED, Programs, Settings, interleaves_packets, require_capabilities};
+use crate::programs::{
+    EMBEDDED, Programs, Settings, interleaves_packets, require_capabilities, require_unused,
+};
 use crate::{connections, http, sockets, telemetry};
 use proxy_core::model::notice::Notice;
 use proxy_core::model::problem::chain;
-use proxy_core::model::{ApiServers, Event, NodeView};
+use proxy_core::model::{ApiServers, Event, NodeView, Watches};
 use proxy_core::plan::PlanSettings;
 
 mod api_access;
@@ -51,6 +53,7 @@ mod notices;
 mod objects;
 mod otlp;
 pub mod supervisor;
+mod watches;
 
 pub use api_access::{ASK, api_access};
 pub use end_udp_sockets::end_udp_sockets;
@@ -124,6 +127,8 @@ async fn serve(
     let config = Arc::new(config);
     let (sender, events) = mpsc::channel(QUEUE);
     require_capabilities()?;
+    // Before anything on the node is changed; `Programs::start` takes the locks.
+    require_unused(&config.bpffs, &cgroup::find(config.cgroup_root.as_deref())?.path)?;
     let sockets_stay = Arc::new(AtomicBool::new(false));
     let Some(host) = ends.unless(read_host(&config, &sender, &sockets_stay)).await else { return Ok(()) };
     let host = host?;
@@ -137,7 +142,9 @@ async fn serve(
     let (ask_for_nodes, needs_nodes) = watch::channel(false);
     let (told, servers) = watch::channel(ApiServers::default());
     let (report_manifests, manifests) = watch::channel(Vec::new());
-    let opening = objects::open(&config, sender, to_tell, needs_nodes, told, report_manifests);
+    let (report_watches, watched) = watch::channel(Watches::new());
+    let opening =
+        objects::open(&config, sender, to_tell, needs_nodes, told, report_manifests, report_watches);
     let Some(opened) = ends.unless(opening).await else { return Ok(()) };
     let (source, connection) = opened?;
     tasks.spawn_required("source", source);
@@ -158,6 +165,7 @@ async fn serve(
             address: config.node.address,
         },
         node: config.node.clone(),
+        accept_dsr: config.paths.accept_dsr,
         slow_start: config.paths.slow_start,
         ..DriverSettings::default()
     };
@@ -194,7 +202,7 @@ async fn serve(
     });
     let metrics = Metrics::new(&config.bpffs, status.clone(), config.page.service_metrics)
         .with_repairs(programs.repairs());
-    let metrics = metrics.with_audits(audits).with_api_servers(servers);
+    let metrics = metrics.with_audits(audits).with_api_servers(servers, watched.clone());
     let mut metrics = metrics.with_xdp(programs.xdp_devices());
     if let Some((logs, counts)) = telemetry {
         metrics = metrics.with_telemetry(counts);
@@ -207,14 +215,19 @@ async fn serve(
     metrics.recent.set_standing("environment", unknown_variables());
     let reported = Arc::clone(&metrics);
     let report = move |cause, problems| reported.recent.set_standing(cause, problems);
+    let devices_without = Arc::clone(&metrics.bare);
+    let bare = move |names| devices_without.set(names, SystemTime::now());
     let attached =
-        attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone(), report);
+        attach::attach(Arc::clone(&programs), Arc::clone(&config), devices, status.clone(), report, bare);
     tasks.spawn_fallible(attached);
     for (part, problems) in [("manifests", manifests), ("packet filters", programs.filters_before())] {
         let reported = Arc::clone(&metrics);
         let report = move |problems: &Vec<String>| reported.recent.set_standing(part, problems.clone());
         tasks.spawn_optional(follow(problems, report));
     }
+    let reported = Arc::clone(&metrics);
+    let report = move |problem| reported.recent.set_standing("API server", problem);
+    tasks.spawn_optional(watches::report_failing(watched, report));
     let reported = Arc::clone(&metrics);
     let report = move |problem| reported.recent.set_standing("configuration file", problem);
     tasks.spawn_fallible(config_file::until_changed(options, config.kube_proxy.text.clone(), report));
@@ -243,7 +256,7 @@ async fn serve(
     let reported = Arc::clone(&metrics);
     let report = move |problems| reported.recent.set_standing("flow tables", problems);
     tasks.spawn_optional(grow_flows(programs.pin_dir(), report));
-    tasks.spawn_optional(forget(programs.pin_dir()));
+    tasks.spawn_optional(forget(programs.pin_dir(), config.bpffs.clone()));
     tasks.spawn_optional(memory::give_back(status.clone()));
     tasks.spawn_optional(announce(status));
     let result = wait_for_the_end(ends, tasks).await;
@@ -453,17 +466,37 @@ async fn grow_flows(folder: PathBuf, report: impl Fn(Vec<String>) + Clone + Send
     }
 }
 
-/// Removes what clients and sockets need no longer.
-async fn forget(folder: PathBuf) {
+/// Removes what clients and sockets need no longer, and flows that expired long ago.
+async fn forget(folder: PathBuf, bpffs: PathBuf) {
     const PERIOD: Duration = Duration::from_secs(10);
-    loop {
+    // Every hour.
+    const FLOW_PERIODS: u32 = 360;
+    let mut claimed = Claimed::default();
+    for period in (0..FLOW_PERIODS).cycle() {
         sleep(PERIOD).await;
-        let folder = folder.clone();
-        match spawn_blocking(move || forget::sweep(&folder)).await {
-            Ok(Ok(0)) | Err(_) => {}
-            Ok(Ok(entries)) => tracing::debug!(entries, "clients and sockets forgotten"),
+        let (folder, bpffs) = (folder.clone(), bpffs.clone());
+        let before = std::mem::take(&mut claimed);
+        let sweep = move || -> anyhow::Result<(usize, usize, Claimed)> {
+            let (flows, claimed) = match period {
+                0 => {
+                    let view = View::open(&bpffs)?;
+                    (view.delete_expired()?, view.claimed()?)
+                }
+                1 => (View::open(&bpffs)?.free_claimed(&before)?, Claimed::default()),
+                _ => (0, Claimed::default()),
+            };
+            Ok((forget::sweep(&folder)?, flows, claimed))
+        };
+        match spawn_blocking(sweep).await {
+            Ok(Ok((entries, flows, found))) => {
+                claimed = found;
+                if entries + flows > 0 {
+                    tracing::debug!(entries, flows, "clients, sockets and expired flows forgotten");
+                }
+            }
+            Err(_) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot remove old entries of session affinity and sockets; retrying");
+                tracing::warn!(%error, "cannot remove old entries of session affinity, sockets and flows; retrying");
             }
         }
     }

@@ -13,7 +13,8 @@
 //! * [`audit`]: compares maps, model and API server, independently of all state that is kept in memory.
 //! * [`maps`]: the BPF maps; the only module that knows how they are written and read.
 //! * [`programs`]: load, attach, pin, replace and remove the BPF programs.
-//! * [`host`]: devices and the cgroup tree.
+//! * [`host`]: the node: devices, addresses, routes and `IPsec` policies (netlink), network namespaces, cgroups, netfilter, ports in
+//!   use, and the attachment of programs to devices that appear.
 //! * [`connections`]: the count of open connections.
 //! * [`sockets`]: connected sockets whose endpoint was removed.
 //! * [`config`]: the agent's settings, from flags and from kube-proxy's file.

@@ -27,7 +27,24 @@ use proxy_user::otlp::{Exporter, Layer};
 use proxy_user::{app, host, programs, telemetry, top};
 use tokio::signal::unix::{SignalKind, signal};
 
+/// Lets glibc resolve names by files and DNS only. A static program loads the other modules of the host's nsswitch.conf together
+/// with the host's glibc, and crashes if that is another version than its own.
+#[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
+fn set_up_resolver() {
+    unsafe extern "C" {
+        /// `nss.h`: replaces the line of a database in nsswitch.conf; returns 0.
+        fn __nss_configure_lookup(
+            database: *const std::ffi::c_char,
+            services: *const std::ffi::c_char,
+        ) -> std::ffi::c_int;
+    }
+    // SAFETY: both are C strings, which glibc copies; no other thread runs yet.
+    unsafe { __nss_configure_lookup(c"hosts".as_ptr(), c"files dns".as_ptr()) };
+}
+
 fn main() -> ExitCode {
+    #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
+    set_up_resolver();
     app::supervisor::end_on_panic();
     let result = if is_plugin() { plugin(&KubectlArgs::parse()) } else { ballast() };
     match result {

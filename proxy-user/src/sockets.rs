@@ -27,6 +27,7 @@ use crate::host::netns::{self, Namespaces};
 use crate::maps::segments;
 use crate::maps::view::{ServingEndpoints, StaleSocket, View, ViewError};
 use crate::programs::{self, Programs, RemovedBackendIterator, SocketIterator};
+use proxy_common::socket::TranslatedSocket;
 use proxy_core::model::net::IpFamily;
 
 mod helper;
@@ -41,6 +42,9 @@ pub fn lock_of(bpffs: &Path) -> PathBuf {
 /// Delay before a sweep: a connect(2) that selected the endpoint just before its removal has returned by then, so the sweep
 /// finds the socket connected.
 const DELAY: Duration = Duration::from_millis(50);
+/// Delay of one more sweep after a change: a process may be stopped for long between the selection and its connect(2), for
+/// example because its cgroup has used up its CPU time.
+const LATER: Duration = Duration::from_secs(5);
 /// Pause between two sweeps, because each may visit hundreds of network namespaces.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Pause after a failed sweep; it doubles with each further failure.
@@ -72,6 +76,9 @@ pub enum SweepError {
     /// The process may not enter other network namespaces.
     #[error("cannot enter the network namespaces of pods: {0}; grant CAP_SYS_ADMIN (setns(2))")]
     Enter(#[source] io::Error),
+    /// A network namespace cannot be opened, for example because of the limit of open files.
+    #[error("cannot open a network namespace: {0}; each one needs a file descriptor (ulimit -n)")]
+    Open(#[source] io::Error),
     /// The network namespaces of some processes are not visible.
     #[error("cannot see the network namespaces of {0} processes; grant CAP_SYS_PTRACE")]
     Hidden(usize),
@@ -101,6 +108,9 @@ pub struct Sweeper {
     /// for again.
     known: BTreeSet<StaleSocket>,
     reach: Reach,
+    /// Whether the next sweep visits every network namespace in reach: there may be a socket whose endpoint the maps no
+    /// longer know.
+    is_full: bool,
     /// Whether a sweep also marks flows of the packet path.
     marks: bool,
 }
@@ -165,7 +175,7 @@ pub enum Reach {
 impl Sweeper {
     /// Creates a sweeper that reads the maps of `view`.
     pub fn new(view: View, iterators: Iterators, reach: Reach) -> Self {
-        Self { view, iterators, known: BTreeSet::new(), reach, marks: false }
+        Self { view, iterators, known: BTreeSet::new(), reach, is_full: true, marks: false }
     }
 
     /// Makes the sweeper also mark flows of the packet path.
@@ -174,10 +184,12 @@ impl Sweeper {
         Self { marks: true, ..self }
     }
 
-    /// Sweeps every network namespace in reach once; visits none if there is nothing to search for. Blocks for some
-    /// milliseconds.
+    /// Sweeps every network namespace in reach once; visits none if there is nothing to search for. The first sweep, and one
+    /// after a failure, search in any case. Blocks for some milliseconds.
     pub fn sweep(&mut self) -> Swept {
-        self.try_sweep().unwrap_or_else(Swept::failed)
+        let swept = self.try_sweep().unwrap_or_else(Swept::failed);
+        self.is_full = swept.failure.is_some();
+        swept
     }
 
     fn try_sweep(&mut self) -> Result<Swept, SweepError> {
@@ -187,16 +199,21 @@ impl Sweeper {
         let resets = !serving.reset().is_empty();
         let marked = if resets && self.marks { self.view.mark_flows()? } else { 0 };
         let mut swept = Swept { marked, ..Swept::default() };
-        let (mut to_be_reset, mut failed) = (BTreeSet::new(), None);
-        if resets {
-            let (left, failure) = self.iterators.left.get();
-            (to_be_reset, failed) = (find_resets(left, &serving)?, failure);
+        let (mut left, mut failed) = (None, None);
+        if resets || !self.is_full {
+            let (iterator, failure) = self.iterators.left.get();
+            left = iterator.map(RemovedBackendIterator::list).transpose().map_err(SweepError::Iterate)?;
+            failed = failure.filter(|_| resets);
         }
+        let meant = left.iter().flatten().filter_map(|socket| serving.to_be_reset(socket));
+        let to_be_reset: BTreeSet<_> = meant.map(|one| (one.cookie, one.endpoint)).collect();
+        let is_udp_left = self.is_full || may_be_left(left.as_deref(), |socket| serving.may_be_udp(socket));
         let (iterator, failure) = self.iterators.udp.get();
         // The sweep goes on without an iterator, since the maps have some sockets, and fails at its end.
         swept.failure = failed.or(failure);
+        let is_udp_wanted = iterator.is_some() && is_udp_left;
         let wanted = Sweep { fresh, iterator, serving, to_be_reset };
-        if wanted.fresh.is_empty() && wanted.iterator.is_none() && wanted.to_be_reset.is_empty() {
+        if wanted.fresh.is_empty() && !is_udp_wanted && wanted.to_be_reset.is_empty() {
             self.known = stale;
             return Ok(swept);
         }
@@ -207,9 +224,7 @@ impl Sweeper {
         for visit in netns::in_each(&namespaces, |entered| wanted.visit(entered)) {
             swept.add(visit);
         }
-        if namespaces.hidden > 0 {
-            swept.failure = swept.failure.or(Some(SweepError::Hidden(namespaces.hidden)));
-        }
+        swept.failure = swept.failure.or_else(|| unvisited(namespaces));
         if swept.failure.is_none() {
             self.known = stale;
         }
@@ -217,15 +232,16 @@ impl Sweeper {
     }
 }
 
-/// Returns cookies and peers of the TCP sockets, in all network namespaces, whose connections are to be reset.
-fn find_resets(
-    iterator: Option<&RemovedBackendIterator>,
-    serving: &ServingEndpoints,
-) -> Result<BTreeSet<(u64, SocketAddr)>, SweepError> {
-    let led = iterator.map_or_else(|| Ok(Vec::new()), RemovedBackendIterator::list);
-    let led = led.map_err(SweepError::Iterate)?;
-    let meant = led.iter().filter_map(|socket| serving.to_be_reset(socket));
-    Ok(meant.map(|one| (one.cookie, one.endpoint)).collect())
+/// Returns why some network namespaces were not visited.
+fn unvisited(namespaces: Namespaces) -> Option<SweepError> {
+    let hidden = (namespaces.hidden > 0).then_some(SweepError::Hidden(namespaces.hidden));
+    namespaces.unopened.map(SweepError::Open).or(hidden)
+}
+
+/// Whether a UDP socket may be connected to a removed endpoint, by the sockets of removed endpoints in all network
+/// namespaces; `None`: they cannot be listed.
+fn may_be_left(left: Option<&[TranslatedSocket]>, may_be_udp: impl Fn(&TranslatedSocket) -> bool) -> bool {
+    left.is_none_or(|left| left.iter().any(may_be_udp))
 }
 
 impl Swept {
@@ -336,18 +352,24 @@ pub async fn run(
     keep_sweeping(sweep, status, |status| status.udp_left + status.resets, tell).await;
 }
 
-/// Sweeps at the start, whenever the count of removed endpoints has changed, and again after a failed sweep.
+/// Sweeps at the start and whenever the count of removed endpoints has changed, each time once more [`LATER`], and again after
+/// a failed sweep.
 async fn keep_sweeping<S>(
     mut sweep: impl FnMut() -> Swept + Send + 'static,
     mut status: watch::Receiver<S>,
     count_left: fn(&S) -> u64,
     tell: impl Fn(&Swept),
 ) {
-    let (mut done, mut retry, mut failures) = (None, None::<Instant>, 0);
+    let (mut done, mut retry, mut later, mut failures) = (None, None::<Instant>, None::<Instant>, 0);
     loop {
         sleep(DELAY).await;
         let left = count_left(&status.borrow_and_update());
-        if done != Some(left) || retry.is_some_and(|at| at <= Instant::now()) {
+        let has_changed = done != Some(left);
+        if has_changed || retry.into_iter().chain(later).any(|at| at <= Instant::now()) {
+            later = later.filter(|at| *at > Instant::now());
+            if has_changed {
+                later = Some(Instant::now() + LATER);
+            }
             let work = move || {
                 let swept = sweep();
                 (sweep, swept)
@@ -361,9 +383,9 @@ async fn keep_sweeping<S>(
             retry = (failures > 0).then(|| Instant::now() + pause(failures));
             sleep(PAUSE).await;
         }
-        let changed = match retry {
+        let changed = match retry.into_iter().chain(later).min() {
             None => status.changed().await,
-            // Wait for the time of the retry or for a change of the status.
+            // Wait for the time of the next sweep or for a change of the status.
             Some(at) => timeout_at(at, status.changed()).await.unwrap_or(Ok(())),
         };
         if changed.is_err() {
@@ -411,9 +433,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn removed_endpoint_without_udp_sockets_needs_no_visit() {
+        let of = |cookie| TranslatedSocket { cookie, ..TranslatedSocket::default() };
+        let is_udp = |socket: &TranslatedSocket| socket.cookie == 7;
+        assert!(!may_be_left(Some(&[]), is_udp) && !may_be_left(Some(&[of(1), of(2)]), is_udp));
+        assert!(may_be_left(Some(&[of(1), of(7)]), is_udp));
+        assert!(may_be_left(None, is_udp), "the kernel cannot list them");
+    }
+
+    #[test]
     fn the_pause_doubles_up_to_its_bound() {
         let pauses: Vec<_> = [1, 2, 3, 7, 40].map(|failures| pause(failures).as_secs()).into();
         assert_eq!(pauses, [1, 2, 4, 60, 60]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn removed_endpoint_is_swept_once_more_later() {
+        let (status, follows) = watch::channel(0);
+        let (sender, mut told) = mpsc::unbounded_channel();
+        let tell = move |_: &Swept| {
+            let _ = sender.send(());
+        };
+        let task = tokio::spawn(keep_sweeping(Swept::default, follows, |left| *left, tell));
+        let mut count = || std::iter::from_fn(|| told.try_recv().ok()).count();
+        for _ in 0..2 {
+            sleep(LATER / 2).await;
+            assert_eq!(count(), 1, "at the start, and after a change");
+            sleep(LATER).await;
+            assert_eq!(count(), 1, "once more");
+            sleep(10 * LATER).await;
+            assert_eq!(count(), 0);
+            status.send_modify(|left| *left += 1);
+        }
+        drop(status);
+        task.await.unwrap();
     }
 
     #[tokio::test]

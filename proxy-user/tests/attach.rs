@@ -15,6 +15,8 @@ use std::path::Path;
 
 use node::{Node, Privileges, TCX, foreign, links_on, links_on_device, on_node, run, veth};
 use proxy_common::config::{FlowSize, Limits, NodeConfig};
+use proxy_user::host::manager::DeviceHooks;
+use proxy_user::host::seen::Seen;
 use proxy_user::programs::bpf::{Link, Rank, tcx_links};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{
@@ -384,6 +386,10 @@ fn maps_of_another_version_are_removed_after_our_programs_are_attached() {
         let agent = node.start();
         assert!(old.exists(), "until the hooks run the new programs");
         agent.attach_sockets().unwrap();
+        let none = Seen::start(|| Ok(Vec::new())).unwrap().present();
+        agent.after_pass(&none, &agent.look(), false, true);
+        assert!(old.exists(), "until all devices have the new programs");
+        agent.after_pass(&none, &agent.look(), true, true);
         assert!(!old.exists());
         let target = fs::read_link(node.ballast().join("services")).unwrap();
         assert_eq!(target.to_str(), Some(&*format!("{}/services", version())));

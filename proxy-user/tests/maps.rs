@@ -10,21 +10,24 @@ use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
 use ipnet::IpNet;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
-use proxy_common::config::{NodeConfig, PortRange};
+use proxy_common::config::{
+    CONFIG_MASQUERADE_ALL, CONFIG_SNAT_MOVED, CONFIG_SOCKET_LB_HOST_ONLY, CONFIG_VIP_ECHO, Limits,
+    NodeConfig, PortRange,
+};
 use proxy_common::latency::{ExampleKey, LatencyEntry, LatencyKey, SocketExample};
 use proxy_common::map_names::{
     BACKEND_STATS, CONFIG, CONNECT_LATENCY, CONNECTIONS, HEALTH, MAGLEV_INDEX, REFUSALS, SERVICE_STATS,
     SOCKET_EXAMPLES, TUNNEL_COUNT,
 };
 use proxy_common::name::PortName;
-use proxy_common::node::{NodeEntry, Tunnel};
+use proxy_common::node::{Cidr, NodeEntry, Tunnel};
 use proxy_common::prefilter::PREFILTER_WORDS;
 use proxy_common::select::Algorithm;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::source_range::SourceRangeKey;
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_core::model::net::{IpFamily, Protocol};
-use proxy_core::model::settings::{FlowTimeouts, NodePortBind, SocketDrop, SocketLb};
+use proxy_core::model::settings::FlowTimeouts;
 use proxy_core::model::{ServiceName, SortedMap};
 use proxy_core::plan::{
     BackendAddress, BackendFacts, Frontend, FrontendKind, FrontendPlan, PortPlan, Scope, ServicePlan,
@@ -248,6 +251,34 @@ fn every_write_does_in_the_kernel_what_it_does_in_memory() {
         (left.services.len(), left.names.len(), left.backends.len(), left.backends6.len()),
         (1, 1, 1, 0)
     );
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn rows_above_a_lowered_limit_are_freed() {
+    let pins = Pins::new(SMALL);
+    let mut kernel = KernelStore::open(pins.path()).unwrap();
+    let last = SMALL.backends - 1;
+    kernel
+        .write(&[
+            Write::Name(1, name("default/a:http")),
+            Write::Backend(1, row(v4(8), BACKEND_ACTIVE)),
+            Write::Backend(last, row(v4(9), BACKEND_ACTIVE)),
+        ])
+        .unwrap();
+    let config = MapData::from_pin(pins.path().join(CONFIG)).unwrap();
+    let mut config: Array<MapData, NodeConfig> = Map::Array(config).try_into().unwrap();
+    let old = config.get(&0, 0).unwrap();
+    config.set(0, NodeConfig { limits: Limits { backends: 2, ..old.limits }, ..old }, 0).unwrap();
+    let kernel = KernelStore::open(pins.path()).unwrap();
+    assert_eq!(kernel.capacity().backends, 2);
+    let now = Instant::now();
+    let mut reconciler = Reconciler::recover(kernel, QuarantinePeriods::default(), now).unwrap();
+    reconciler.sync(now, BTreeMap::new());
+    config.set(0, old, 0).unwrap();
+    let mut kernel = KernelStore::open(pins.path()).unwrap();
+    let left = kernel.read_range(Table::Backends, 0..SMALL.backends).unwrap().backends;
+    assert_eq!(left.into_keys().collect::<Vec<_>>(), [1], "its quarantine is not over");
 }
 
 #[test]
@@ -517,29 +548,17 @@ fn node_entries_round_trip() {
     let mut store = KernelStore::open(pins.path()).unwrap();
     let empty = store.read(16).unwrap().node;
     let config = ConfigRow {
-        masquerade_all: true,
-        detect_local: true,
-        other_proxy: true,
-        socket_lb: SocketLb::HostOnly,
-        socket_drop: SocketDrop::Fail,
-        node_port_bind: NodePortBind::Refuse,
+        flags: CONFIG_MASQUERADE_ALL | CONFIG_SOCKET_LB_HOST_ONLY | CONFIG_SNAT_MOVED | CONFIG_VIP_ECHO,
         timeouts: FlowTimeouts { udp: 7, ..FlowTimeouts::default() },
-        snat_moved: true,
         snat_ports: [PortRange::new(5_000, 6_000), PortRange::new(61_000, 62_000)],
+        masquerade_mark: 1 << 20,
         host_netns: 3,
+        mesh_ports: [15_001, 0, 7, 0],
         pod_cgroups: [4, 5],
-        pods4: Some("10.244.1.0/24".parse().unwrap()),
-        pods6: Some("fd00:10:244:1::/64".parse().unwrap()),
+        pods4: Cidr { addr: [10], mask: [!0] },
+        pods6: Cidr { addr: [0xfd; 4], mask: [!0, !0, 0, 0] },
         uplinks: [7, 8, 0],
         macs: [70, 80, 0],
-        lan_ports: true,
-        dsr: true,
-        ipsec: true,
-        sources: true,
-        policy_routes: true,
-        masquerade_mark: 1 << 20,
-        vip_echo: true,
-        pod_udp_by_packets: true,
     };
     let addresses: [IpAddr; 2] = [v4(1).into(), v6(1).into()];
     let writes = [

@@ -14,7 +14,7 @@ use aya::maps::{Array, Map, MapData, SkStorage};
 use node::{Node, on_node, run, veth};
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE, BackendEntry};
 use proxy_common::conntrack::{ASSURED, FIN_CLIENT, SEEN_REPLY};
-use proxy_common::flow::{FlowEntry, STATE_USED};
+use proxy_common::flow::{FlowEntry, STATE_CLAIMED, STATE_USED};
 use proxy_common::service::{KIND_ADDRESS, KIND_CLUSTER_IP, KIND_NODE_PORT, ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_BACKEND, TO_FRONTEND};
 use proxy_user::driver::Status;
@@ -283,6 +283,47 @@ fn every_entry_is_found_wherever_it_is_and_a_scrape_is_cheap() {
         drop(agent);
         // The view does not need the agent.
         assert_eq!(View::open(&node.bpffs).unwrap().backends().unwrap(), rows);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn flows_that_expired_long_ago_are_removed() {
+    on_node(|node| {
+        let agent = start_at_full_size(node);
+        let mut flows = array::<FlowEntry<[u8; 4]>>(node, "flows");
+        let (now, hour) = (now(agent.hz()), 3_600 * agent.hz());
+        let established = STATE_USED | SEEN_REPLY | ASSURED;
+        flows.set(0, flow(established, now), 0).unwrap();
+        flows.set(1, flow(established, now.wrapping_sub(25 * hour)), 0).unwrap();
+        flows.set(2, flow(STATE_USED, now.wrapping_sub(hour)), 0).unwrap();
+        let view = View::open(&node.bpffs).unwrap();
+        assert_eq!((view.flows().unwrap().len(), view.delete_expired().unwrap()), (3, 1));
+        assert_eq!(view.flows().unwrap().len(), 2, "the one that expired within the last day stays");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test bpf"]
+fn claimed_entry_is_freed_after_process_ended() {
+    on_node(|node| {
+        let agent = start_at_full_size(node);
+        let mut flows = array::<FlowEntry<[u8; 4]>>(node, "flows");
+        let now = now(agent.hz());
+        let claimed = STATE_USED | STATE_CLAIMED;
+        flows.set(3, flow(claimed, now), 0).unwrap();
+        flows.set(4, flow(claimed, now), 0).unwrap();
+        let view = View::open(&node.bpffs).unwrap();
+        let before = view.claimed().unwrap();
+        let other = FlowEntry { state: 1 << 32 | u64::from(claimed), ..flow(claimed, now) };
+        flows.set(4, other, 0).unwrap();
+        assert_eq!(
+            view.free_claimed(&before).unwrap(),
+            1,
+            "another process or CPU has the second one by now"
+        );
+        assert_eq!((flows.get(&3, 0).unwrap().bits(), flows.get(&4, 0).unwrap().bits()), (0, claimed));
+        assert_eq!(view.free_claimed(&before).unwrap(), 0);
     });
 }
 

@@ -118,7 +118,7 @@ async fn run(maps: &Path, services: u32, rates: &[u32]) -> (Duration, Vec<Vec<f6
             let (sent, begun) = (SystemTime::now(), Instant::now());
             sender.send(Event::Apply(Object::Slice(changed))).await.unwrap();
             // Poll, because not every sync wakes the receivers.
-            while status.borrow().last_sync.is_none_or(|last| last < sent) {
+            while status.borrow().up_to_date.get(&IpFamily::V4).is_none_or(|last| *last < sent) {
                 yield_now().await;
             }
             of_rate.push(begun.elapsed().as_secs_f64() * 1e3);

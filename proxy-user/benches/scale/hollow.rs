@@ -52,7 +52,9 @@ pub fn run(count: u32, kubeconfig: &Path) {
             let (sender, events) = mpsc::channel(1024);
             all.push(driver.status());
             tokio::spawn(driver.run(events));
-            tokio::spawn(watch::run(client, name, sender, tokio::sync::watch::channel(false).1, |_| ()));
+            let needs_nodes = tokio::sync::watch::channel(false).1;
+            let watches = tokio::sync::watch::Sender::default();
+            tokio::spawn(watch::run(client, name, sender, needs_nodes, watches, |_| ()));
         }
         for status in &mut all {
             status.wait_for(|status| status.synced).await.unwrap();

@@ -15,8 +15,8 @@ use super::files::Files;
 use super::servers::{Servers, SetupError};
 use proxy_core::model::ApiServers;
 
-/// A server that does not accept a connection within this time is away.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for everything until requests can be sent: a resolver waits 5 s before it asks its second name server.
+const READY_TIMEOUT: Duration = Duration::from_secs(15);
 /// How to find the API servers and the credentials for them.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -36,6 +36,8 @@ pub struct Connection {
     pub servers: Arc<Servers>,
     /// What the client was made from.
     pub options: Options,
+    /// The URL in the kubeconfig, or that of the pod's service account.
+    pub url: http::Uri,
     /// The files of the credentials.
     pub files: Files,
 }
@@ -63,6 +65,22 @@ pub enum ConnectError {
         /// The given text.
         url: String,
     },
+    /// The client library sends the token as the file has it.
+    #[error(
+        "the token file {path} has white space or a line break before or after the token: remove it, for example with \
+         `printf %s \"$(cat {path})\" > NEW`",
+        path = path.display()
+    )]
+    TokenFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The kubeconfig names another server: its credentials may be those of another cluster.
+    #[error("the kubeconfig names another API server now ({url}): restart the agent to use it")]
+    OtherServer {
+        /// The URL of that server.
+        url: http::Uri,
+    },
     /// Certificates, keys or tokens cannot be used.
     #[error(transparent)]
     Setup(#[from] SetupError),
@@ -77,7 +95,7 @@ pub async fn connect(options: &Options, told: watch::Sender<ApiServers>) -> Resu
     if urls.is_empty() {
         urls.push(config.cluster_url.clone());
     }
-    let namespace = config.default_namespace.clone();
+    let (namespace, url) = (config.default_namespace.clone(), config.cluster_url.clone());
     let addresses = urls.into_iter().map(|url| Address { url, name: None }).collect();
     let servers = Arc::new(Servers::new(config, addresses, told)?);
     let asked = Arc::clone(&servers);
@@ -86,7 +104,7 @@ pub async fn connect(options: &Options, told: watch::Sender<ApiServers>) -> Resu
         async move { servers.send(request).await }
     });
     let client = Client::new(service, namespace);
-    Ok(Connection { client, servers, options: options.clone(), files })
+    Ok(Connection { client, servers, options: options.clone(), url, files })
 }
 
 /// Reads the kubeconfig and the credentials.
@@ -100,7 +118,12 @@ pub(super) async fn load(options: &Options) -> Result<Config, ConnectError> {
             found.or_else(|source| Config::incluster().map_err(|_| unusable(default_kubeconfig(), source)))?
         }
     };
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    if let Some(path) = config.auth_info.token_file.as_ref().map(PathBuf::from)
+        && std::fs::read_to_string(&path).is_ok_and(|text| text.trim() != text)
+    {
+        return Err(ConnectError::TokenFile { path });
+    }
+    config.connect_timeout = Some(READY_TIMEOUT);
     config.read_timeout = None;
     config.headers.push((
         http::header::USER_AGENT,

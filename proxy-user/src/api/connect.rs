@@ -20,6 +20,8 @@ use super::proxy::{self, Route};
 const PING: Duration = Duration::from_secs(30);
 /// A connection on which a ping is not answered within this time is dead.
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
+/// A server that does not accept a connection within this time is away. If its name has several addresses, they share the time.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection that is silent for this time gets TCP keepalive probes, because a host that lost its power sends nothing.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// The interval of the keepalive probes.
@@ -67,6 +69,7 @@ fn client(config: Config, has_http2: bool) -> kube::Result<Client> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
     tcp.set_keepalive(Some(KEEPALIVE));
     tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
     tcp.set_tcp_user_timeout(Some(DEAD));

@@ -7,6 +7,7 @@ use kube::{Api, Client};
 use super::convert::LABEL_SERVICE_NAME;
 use super::pod::{Pod, pods};
 use proxy_core::model::lookup::{Place, Places, PodFacts};
+use proxy_core::model::problem::printable;
 
 /// The number of slices in one answer.
 const PAGE: u32 = 500;
@@ -35,8 +36,13 @@ fn of_slice(slice: EndpointSlice) -> Places {
     let namespace = slice.metadata.namespace.unwrap_or_default();
     let endpoints = slice.endpoints.into_iter().flat_map(|endpoint| {
         let pod = endpoint.target_ref.filter(|target| target.kind.as_deref() == Some("Pod"));
-        let place =
-            Place { pod: pod.and_then(|target| target.name), node: endpoint.node_name, zone: endpoint.zone };
+        // The API server does not check names in references, and zones.
+        let escaped = |text: Option<String>| text.map(|text| printable(&text));
+        let place = Place {
+            pod: escaped(pod.and_then(|target| target.name)),
+            node: escaped(endpoint.node_name),
+            zone: escaped(endpoint.zone),
+        };
         endpoint.addresses.into_iter().map(move |address| (address, place.clone()))
     });
     endpoints
@@ -84,6 +90,7 @@ mod tests {
             "endpoints": [
                 {"addresses": ["10.0.0.7"], "nodeName": "a", "zone": "eu-1a", "targetRef": {"kind": "Pod", "name": "web-0"}},
                 {"addresses": ["10.0.0.8"], "targetRef": {"kind": "Node", "name": "b"}},
+                {"addresses": ["10.0.0.9"], "zone": "a\nb", "targetRef": {"kind": "Pod", "name": "\u{1b}[2J"}},
             ],
         });
         let places = of_slice(serde_json::from_value(slice).unwrap());
@@ -91,6 +98,7 @@ mod tests {
         let some = |text: &str| Some(text.to_owned());
         assert_eq!(of(7), Place { pod: some("web-0"), node: some("a"), zone: some("eu-1a") });
         assert_eq!(of(8), Place::default());
+        assert_eq!(of(9), Place { pod: some(r"\u{1b}[2J"), node: None, zone: some(r"a\nb") });
     }
 
     #[test]

@@ -26,6 +26,8 @@ const REFILL: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest note that the API accepts, in bytes.
 const MAX_NOTE: usize = 1024;
+/// The longest name of a reporting instance that the API accepts, in bytes.
+const MAX_INSTANCE: usize = 128;
 /// The pause between two attempts to send an event.
 const RETRY: Duration = Duration::from_secs(5);
 /// The number of attempts to send an event.
@@ -33,20 +35,24 @@ const ATTEMPTS: u32 = 3;
 
 /// Sends the received notices as events; returns when all senders are dropped.
 pub async fn send(client: Client, node_name: String, mut notices: Receiver<Notice>) {
-    let reporter =
-        Reporter { controller: REPORTER.to_owned(), instance: Some(format!("{REPORTER}-{node_name}")) };
-    let recorder = Recorder::new(client, reporter);
+    let reporter = Reporter { controller: REPORTER.to_owned(), instance: Some(instance(&node_name)) };
+    let mut recorder = Recorder::new(client.clone(), reporter.clone());
     let mut limit = Limit::new(Instant::now());
     let mut is_forbidden = false;
     while let Some(notice) = notices.recv().await {
         if !limit.allows(&notice, Instant::now()) {
             continue;
         }
+        let mut fresh = None;
         for attempt in 1..=ATTEMPTS {
-            match timeout(PATIENCE, recorder.publish(&event(&notice), &reference(&notice.about, &node_name)))
+            let sender = fresh.as_ref().unwrap_or(&recorder);
+            match timeout(PATIENCE, sender.publish(&event(&notice), &reference(&notice.about, &node_name)))
                 .await
             {
-                Ok(Ok(())) => break,
+                Ok(Ok(())) => {
+                    recorder = fresh.take().unwrap_or(recorder);
+                    break;
+                }
                 Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
                     if !std::mem::replace(&mut is_forbidden, true) {
                         tracing::warn!(
@@ -56,6 +62,11 @@ pub async fn send(client: Client, node_name: String, mut notices: Receiver<Notic
                     }
                     break;
                 }
+                Ok(Err(kube::Error::Api(status))) if status.code == 404 && attempt == 1 => {
+                    // The recorder updates an Event that the server has removed by now: its own clock may have been set back.
+                    fresh = Some(Recorder::new(client.clone(), reporter.clone()));
+                    continue;
+                }
                 Ok(Err(error)) => {
                     tracing::debug!(%error, reason = notice.reason, attempt, "the API server rejected an event");
                 }
@@ -64,6 +75,13 @@ pub async fn send(client: Client, node_name: String, mut notices: Receiver<Notic
             sleep(RETRY).await;
         }
     }
+}
+
+/// Returns the name of this agent in events, as kube-proxy's.
+fn instance(node_name: &str) -> String {
+    let mut instance = format!("{REPORTER}-{node_name}");
+    instance.truncate(instance.floor_char_boundary(MAX_INSTANCE));
+    instance
 }
 
 fn event(notice: &Notice) -> Event {
@@ -147,6 +165,12 @@ mod tests {
         assert!(limit.allows(&about("late"), start + REFILL));
         assert!(!limit.allows(&about("later"), start + REFILL));
         assert!(limit.allows(&about("1"), start + AGAIN + REFILL), "five minutes later");
+    }
+
+    #[test]
+    fn reporting_instance_of_a_long_node_name_is_truncated() {
+        assert_eq!(instance("node-a"), "kube-proxy-node-a");
+        assert_eq!(instance(&"n".repeat(253)).len(), MAX_INSTANCE);
     }
 
     #[test]

@@ -233,6 +233,7 @@ impl<K: Watched> Reflector<K> {
         }
         match self.watch(false, &self.reached.to_string()).await {
             Ok(events) => {
+                self.source.works();
                 self.state = State::Watching(events);
                 None
             }

@@ -6,12 +6,13 @@
 //! server that answers "try again later" (429) works: the caller waits as long as it says. If all servers fail, the last
 //! answer is the result, and the caller's backoff applies.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryStreamExt as _};
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Bytes, Frame};
 use kube::client::Body;
@@ -46,6 +47,8 @@ pub struct Servers {
     told: watch::Sender<ApiServers>,
     /// Changes when the credentials do: then answers that are in progress end.
     renewed: watch::Sender<()>,
+    /// Whether the last answer was "401 Unauthorized".
+    is_unauthorized: AtomicBool,
 }
 
 /// The body of an answer.
@@ -91,7 +94,8 @@ impl Servers {
         let servers = addresses.into_iter().map(|address| Server::new(&config, address));
         let servers = servers.collect::<Result<_, _>>()?;
         let state = Mutex::new(State { config, servers, active: None, failovers: 0 });
-        let servers = Self { state, told, renewed: watch::Sender::new(()) };
+        let servers =
+            Self { state, told, renewed: watch::Sender::new(()), is_unauthorized: AtomicBool::new(false) };
         servers.tell(&servers.lock());
         Ok(servers)
     }
@@ -122,12 +126,25 @@ impl Servers {
 
     /// Connects to all servers again, with new credentials, and ends the answers that are in progress.
     pub fn renew(&self, config: Config) -> Result<(), SetupError> {
-        let mut state = self.lock();
-        let servers = state.servers.iter().map(|server| Server::new(&config, server.address.clone()));
-        state.servers = servers.collect::<Result<_, _>>()?;
-        state.config = config;
-        self.renewed.send_replace(());
-        Ok(())
+        loop {
+            // Without the lock, for which requests would wait: the plugin that a kubeconfig names may take long.
+            let addresses = self.list();
+            let servers = addresses.iter().map(|address| Server::new(&config, address.clone()));
+            let servers = servers.collect::<Result<_, _>>()?;
+            let mut state = self.lock();
+            if state.servers.iter().map(|server| &server.address).eq(&addresses) {
+                state.servers = servers;
+                state.config = config;
+                drop(state);
+                self.renewed.send_replace(());
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether the last answer says that the server does not accept the credentials.
+    pub fn is_unauthorized(&self) -> bool {
+        self.is_unauthorized.load(Ordering::Relaxed)
     }
 
     /// Sends a request to the active server, or to the first one after it that answers.
@@ -141,6 +158,9 @@ impl Servers {
             let answer = ask(&server.client, request, patience).await;
             let Some(failure) = failure(&answer) else {
                 self.answered(&server, began_with.as_deref(), error.as_deref());
+                let is_unauthorized =
+                    answer.as_ref().is_ok_and(|answer| answer.status() == StatusCode::UNAUTHORIZED);
+                self.is_unauthorized.store(is_unauthorized, Ordering::Relaxed);
                 return answer.map(|answer| answer.map(|body| until(renewed, body)));
             };
             debug!(server = server.url, error = failure, "an API server failed");

@@ -18,12 +18,14 @@ use kube::client::Body;
 use kube::core::response::StatusDetails;
 use kube::core::{Status, WatchEvent};
 use kube::{Api, Client, Error, Result};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::info;
 
 use super::frames::{Form, Frames, is_malformed, malformed};
 use super::kinds::Watched;
 use super::protobuf::envelope::{self, List};
+use proxy_core::model::Watches;
 
 /// The `Accept` header of lists, which is that of kube-proxy.
 const LISTS: &str = "application/vnd.kubernetes.protobuf, application/json";
@@ -39,14 +41,16 @@ pub struct Source<K> {
     path: String,
     is_json: Arc<AtomicBool>,
     has_no_fields: Arc<AtomicBool>,
+    watches: watch::Sender<Watches>,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<K> Clone for Source<K> {
     fn clone(&self) -> Self {
-        let Self { client, path, is_json, has_no_fields, kind } = self;
+        let Self { client, path, is_json, has_no_fields, watches, kind } = self;
         let (is_json, has_no_fields) = (Arc::clone(is_json), Arc::clone(has_no_fields));
-        Self { client: client.clone(), path: path.clone(), is_json, has_no_fields, kind: *kind }
+        let (client, path, watches) = (client.clone(), path.clone(), watches.clone());
+        Self { client, path, is_json, has_no_fields, watches, kind: *kind }
     }
 }
 
@@ -54,8 +58,19 @@ impl<K: Watched> Source<K> {
     /// Creates a source of the objects of `api`.
     pub fn new(api: Api<K>) -> Self {
         let path = api.resource_url().to_owned();
-        let (is_json, has_no_fields) = Default::default();
-        Self { client: api.into_client(), path, is_json, has_no_fields, kind: PhantomData }
+        let (is_json, has_no_fields, watches) = Default::default();
+        Self { client: api.into_client(), path, is_json, has_no_fields, watches, kind: PhantomData }
+    }
+
+    /// Reports to `watches` that the watch works.
+    #[must_use]
+    pub fn with_watches(self, watches: watch::Sender<Watches>) -> Self {
+        Self { watches, ..self }
+    }
+
+    /// Reports that the API server has accepted the watch, or has sent what was requested.
+    pub fn works(&self) {
+        watch_works(&self.watches, K::RESOURCE);
     }
 
     /// Whether requests should have the field selector of the kind.
@@ -183,12 +198,21 @@ impl<K: Watched> Source<K> {
                 let text = String::from_utf8_lossy(&bytes);
                 Status::failure(text.trim(), "Failed to parse error data").with_code(status.as_u16())
             });
+            if told.code == 0 {
+                // The error of a gateway, in JSON of its own.
+                told.code = status.as_u16();
+            }
             if let Some(seconds) = wait {
                 told.details.get_or_insert_with(no_details).retry_after_seconds = seconds;
             }
             return Err(Error::Api(Box::new(told)));
         }
     }
+}
+
+/// Records that the watch of `resource` works.
+pub fn watch_works(watches: &watch::Sender<Watches>, resource: &'static str) {
+    watches.send_if_modified(|watches| watches.insert(resource, None) != Some(None));
 }
 
 const fn no_details() -> StatusDetails {

@@ -19,12 +19,13 @@ use tracing::field::Empty;
 use tracing::{Span, info_span, warn};
 
 use crate::spans;
-use proxy_core::model::{Event, Listing};
+use proxy_core::model::problem::chain;
+use proxy_core::model::{Event, Listing, WatchFailure, Watches};
 
 use super::kinds::Watched;
 use super::objects::{EndpointSlice, Node, OtherNode, Service, ServiceCidr};
 use super::reflector::reflect;
-use super::transport::Source;
+use super::transport::{Source, watch_works};
 use super::watch_health::{WatchErrorKind, WatchHealth};
 
 /// The first pause after a failure.
@@ -33,8 +34,10 @@ const MIN_DELAY: Duration = Duration::from_millis(200);
 const MAX_DELAY: Duration = Duration::from_secs(10);
 /// From this number of refusals on, pauses are long: the server does not have the resource, or the role does not allow it.
 const REFUSALS: u32 = 10;
-/// The shortest pause after so many refusals; the longest is twice as long.
-const REFUSED_DELAY: Duration = Duration::from_mins(5);
+/// The shortest pause after so many refusals, as in client-go; the longest is twice as long.
+const REFUSED_DELAY: Duration = Duration::from_secs(30);
+/// The same for a resource that a server may lack for ever: Kubernetes before 1.33 has no `ServiceCIDR`.
+const LACKED_DELAY: Duration = Duration::from_mins(5);
 /// After this time without a failure, pauses are short again, and an outage is over.
 const QUIET: Duration = Duration::from_secs(30);
 /// The longest pause that a server may demand.
@@ -56,31 +59,33 @@ enum Report {
 /// Watches Services, `EndpointSlices`, `ServiceCIDR`s and the node called `node_name`, and sends each event to `sender`.
 ///
 /// While `needs_nodes` is true, it watches the other nodes too: a cluster may have 5,000 nodes, and most clusters do not
-/// need this. `note` sees each event before it is sent. Runs for ever, whatever the API server does; returns when the
+/// need this. `note` sees each event before it is sent, and `watches` has which watches fail. Runs for ever, whatever the API server does; returns when the
 /// receiver is dropped.
 pub async fn run(
     client: Client,
     node_name: String,
     sender: Sender<Event>,
     needs_nodes: watch::Receiver<bool>,
+    watches: watch::Sender<Watches>,
     note: impl FnMut(&Event),
 ) {
     let own_node = Node::selectors().fields(&format!("metadata.name={node_name}"));
     let (ends, is_known) = oneshot::channel::<()>();
     let mut ends = Some(ends);
-    let node = reports(Api::<Node>::all(client.clone()), own_node)
+    let node = reports(Api::<Node>::all(client.clone()), own_node, &watches)
         .inspect(move |report| drop(ends.take_if(|_| ends_wait(report))));
-    let services = reports(Api::<Service>::all(client.clone()), Service::selectors());
-    let slices = reports(Api::<EndpointSlice>::all(client.clone()), EndpointSlice::selectors());
-    let cidrs = reports(Api::<ServiceCidr>::all(client.clone()), ServiceCidr::selectors());
+    let services = reports(Api::<Service>::all(client.clone()), Service::selectors(), &watches);
+    let slices = reports(Api::<EndpointSlice>::all(client.clone()), EndpointSlice::selectors(), &watches);
+    let cidrs = reports(Api::<ServiceCidr>::all(client.clone()), ServiceCidr::selectors(), &watches);
     let all_but_own = OtherNode::selectors().fields(&format!("metadata.name!={node_name}"));
+    let of_others = watches.clone();
     let others = while_needed(needs_nodes, move || {
-        reports(Api::<OtherNode>::all(client.clone()), all_but_own.clone()).boxed()
+        reports(Api::<OtherNode>::all(client.clone()), all_but_own.clone(), &of_others).boxed()
     });
     let rest: SelectAll<BoxStream<'static, Report>> =
         stream::select_all([services.boxed(), slices.boxed(), cidrs.boxed(), others.boxed()]);
     let rest = timeout(NODE_WAIT, is_known).map(|_| rest).flatten_stream();
-    forward(stream::select(node, rest).boxed(), &node_name, &sender, note).await;
+    forward(stream::select(node, rest).boxed(), &node_name, &sender, &watches, note).await;
 }
 
 /// Whether this report about the node ends the wait for it: it is known now, or the role of the agent does not allow it.
@@ -96,6 +101,7 @@ async fn forward(
     mut reports: impl Stream<Item = Report> + Unpin,
     node_name: &str,
     sender: &Sender<Event>,
+    watches: &watch::Sender<Watches>,
     mut note: impl FnMut(&Event),
 ) {
     let mut outage = WatchHealth::default();
@@ -112,6 +118,7 @@ async fn forward(
         match report {
             Some(Report::Event(resource, event)) => {
                 outage.recovered(Some(resource));
+                watch_works(watches, resource);
                 if *event == Event::Reset(Listing::Node(None)) {
                     warn!(
                         node = node_name,
@@ -125,14 +132,33 @@ async fn forward(
             }
             Some(Report::Late(resource)) => {
                 outage.late(resource);
+                watch_fails(watches, resource, "the API server does not complete its list".to_owned());
             }
             Some(Report::Failed(resource, error)) => {
                 last_failure = Instant::now();
                 outage.failed(resource, &error, last_failure.into_std());
+                if resource == ServiceCidr::RESOURCE && is_lasting(&error) {
+                    // Kubernetes before 1.33 has none, and answers 403 to an account without the right.
+                    watch_works(watches, resource);
+                } else {
+                    watch_fails(watches, resource, chain(&error));
+                }
             }
             None => return,
         }
     }
+}
+
+/// Records that the watch of `resource` fails.
+fn watch_fails(watches: &watch::Sender<Watches>, resource: &'static str, error: String) {
+    watches.send_modify(|watches| {
+        let since = Instant::now().into_std();
+        watches
+            .entry(resource)
+            .or_default()
+            .get_or_insert(WatchFailure { since, error: String::new() })
+            .error = error;
+    });
 }
 
 /// Returns the reports of a watch that `begin` starts, while it is needed.
@@ -166,8 +192,13 @@ fn while_needed(
 }
 
 /// Returns the reports of one kind; the stream never ends.
-fn reports<K: Watched>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Report> + Send {
-    collected(paced(reflect(Source::new(api), config)))
+fn reports<K: Watched>(
+    api: Api<K>,
+    config: watcher::Config,
+    watches: &watch::Sender<Watches>,
+) -> impl Stream<Item = Report> + Send + use<K> {
+    let refused = if K::RESOURCE == ServiceCidr::RESOURCE { LACKED_DELAY } else { REFUSED_DELAY };
+    collected(paced(reflect(Source::new(api).with_watches(watches.clone()), config), refused))
 }
 
 /// Collects the lists of one kind, and reports one that takes too long.
@@ -274,9 +305,10 @@ fn report<K: Watched>(item: watcher::Result<watcher::Event<K>>, list: &mut List<
 
 /// Waits after each error, before the next attempt: longer each time, and at least as long as the server demands. The
 /// pauses become short again only after a time without errors, because an attempt that begins well may fail later. Pauses
-/// after lasting refusals (403, 404) are minutes: Kubernetes before 1.33 has no `ServiceCIDR`, and each node asks for it.
+/// after lasting refusals (403, 404) are at least `refused`.
 fn paced<T: Send>(
     items: impl Stream<Item = watcher::Result<T>> + Send,
+    refused: Duration,
 ) -> impl Stream<Item = watcher::Result<T>> + Send {
     let delays = ExponentialBuilder::default()
         .with_min_delay(MIN_DELAY)
@@ -286,7 +318,7 @@ fn paced<T: Send>(
         .without_max_times();
     let pauses = ResetTimerBackoff::new(ExponentialBackoff::from(delays), QUIET);
     let state = (Box::pin(items), pauses, 0, Duration::ZERO);
-    stream::unfold(state, |(mut items, mut pauses, mut refusals, pause)| async move {
+    stream::unfold(state, move |(mut items, mut pauses, mut refusals, pause)| async move {
         sleep(pause).await;
         let item = items.next().await?;
         let pause = match &item {
@@ -297,7 +329,11 @@ fn paced<T: Send>(
             Err(error) => {
                 refusals += u32::from(is_lasting(error));
                 let pause = pauses.next().unwrap_or(MAX_DELAY) + demanded(error);
-                if is_lasting(error) && refusals >= REFUSALS { pause.max(refused_delay()) } else { pause }
+                if is_lasting(error) && refusals >= REFUSALS {
+                    pause.max(randomly_longer(refused))
+                } else {
+                    pause
+                }
             }
         };
         Some((item, (items, pauses, refusals, pause)))
@@ -310,9 +346,9 @@ fn is_lasting(error: &watcher::Error) -> bool {
 }
 
 /// Returns a random pause, so that the agents of all nodes do not ask at once.
-fn refused_delay() -> Duration {
-    let random = RandomState::new().hash_one(0) % REFUSED_DELAY.as_secs();
-    REFUSED_DELAY + Duration::from_secs(random)
+fn randomly_longer(pause: Duration) -> Duration {
+    let random = RandomState::new().hash_one(0) % pause.as_secs().max(1);
+    pause + Duration::from_secs(random)
 }
 
 /// Returns how long the server demands to wait (`Retry-After`).

@@ -22,6 +22,11 @@ use proxy_core::model::problem::chain;
 /// An API server that does not answer within this time is away.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Returns the time for all servers: one after the other is tried.
+fn patience(args: &ApiArgs) -> Duration {
+    PATIENCE + PATIENCE * args.master.len() as u32
+}
+
 /// Returns whether the API server answers, and permits to list what the agent needs.
 pub fn api_access(args: &CheckArgs) -> ApiAccess {
     if args.no_api {
@@ -32,9 +37,10 @@ pub fn api_access(args: &CheckArgs) -> ApiAccess {
         Err(error) => return ApiAccess::Unreachable(format!("cannot start the async runtime: {error}")),
     };
     runtime.block_on(async {
-        match timeout(PATIENCE, ask(args)).await {
+        let patience = patience(&args.api);
+        match timeout(patience, ask(args)).await {
             Ok(access) => access,
-            Err(_) => ApiAccess::Unreachable(format!("the API server does not answer within {PATIENCE:?}")),
+            Err(_) => ApiAccess::Unreachable(format!("the API server does not answer within {patience:?}")),
         }
     })
 }
@@ -81,9 +87,10 @@ fn asked<T, F: Future<Output = Result<T, kube::Error>>>(
             let client = client(args).await.map_err(|error| chain(&error))?;
             request(client).await.map_err(|error| chain(&error))
         };
-        timeout(PATIENCE, asked)
+        let patience = patience(args);
+        timeout(patience, asked)
             .await
-            .unwrap_or_else(|_| Err(format!("the API server does not answer within {PATIENCE:?}")))
+            .unwrap_or_else(|_| Err(format!("the API server does not answer within {patience:?}")))
     })
 }
 

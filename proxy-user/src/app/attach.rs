@@ -13,8 +13,10 @@ use crate::driver::Status;
 use crate::host::follow::Devices;
 use crate::host::manager::{DeviceManager, DeviceStates, PERIOD};
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
+use crate::host::selection::Selection;
 use crate::metrics::recent::SOCKET_PROGRAMS;
 use crate::programs::Programs;
+use proxy_core::model::settings::SocketLb;
 
 /// How often the agent checks whether another proxy still serves the Service ports that are not programmed.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
@@ -25,22 +27,34 @@ const ATTEMPTS: u32 = 6;
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Attaches the programs: at once if an earlier agent has filled the maps, otherwise when the maps hold all listed
-/// objects; then keeps the attachments, and reports by cause what is not attached. Returns an error if a task of it panics.
+/// objects; then keeps the attachments, and reports by cause what is not attached, and the devices without programs. Returns
+/// an error if a task of it panics.
 pub async fn attach(
     programs: Arc<Programs>,
     config: Arc<RunConfig>,
     devices: watch::Receiver<Devices>,
     status: watch::Receiver<Status>,
     report: impl Fn(&'static str, Vec<String>),
+    bare: impl Fn(Vec<(u32, String)>),
 ) -> anyhow::Result<()> {
     let selection = config.devices.clone();
+    let unselected = follow(devices.clone(), |devices| {
+        report("unselected devices", left_out(&selection, devices, config.node.socket_lb));
+    });
     if !programs.is_current() {
+        if programs.has_earlier() {
+            wait_for_lists(status.clone()).await;
+        }
         wait_until_filled(status, other_proxy).await;
     }
     let mut are_attached = attach_sockets(&programs, &report).await?;
-    let (manager, states) = DeviceManager::new(selection, Arc::clone(&programs));
+    let (manager, states) = DeviceManager::new(selection.clone(), Arc::clone(&programs));
     let manager = manager.with_period(PERIOD.min(config.sync_period));
-    let reports = follow(states, |states| report("devices", problems_of(states)));
+    let reports = follow(states, |states| {
+        report("devices", problems_of(states));
+        let without = states.iter().flatten().filter(|(_, state)| state.is_bare);
+        bare(without.map(|(ifindex, state)| (*ifindex, state.name.clone())).collect());
+    });
     // Devices do not wait for the sockets.
     let sockets = async {
         while !are_attached {
@@ -51,7 +65,7 @@ pub async fn attach(
         anyhow::Ok(())
     };
     let devices = async {
-        tokio::join!(manager.run(devices), reports);
+        tokio::join!(manager.run(devices), reports, unselected);
         anyhow::Ok(())
     };
     tokio::try_join!(devices, sockets).map(drop)
@@ -94,6 +108,26 @@ fn problems_of(states: &DeviceStates) -> Vec<String> {
     listed.chain(more).chain(effect).collect()
 }
 
+/// Returns the problem that the operator's selection of devices lacks those of pods.
+fn left_out(selection: &Selection, devices: &Devices, socket_lb: SocketLb) -> Vec<String> {
+    let names: Vec<_> = selection.left_out(devices).map(|device| &*device.name).collect();
+    let Some(first) = names.first() else { return Vec::new() };
+    let effect = match socket_lb {
+        SocketLb::All => {
+            "their packets are not translated, only calls of sockets are: pods with the proxy of a service mesh (`--mesh-ports`) reach \
+             no Service by other packets than the proxy's, and connected UDP sockets keep an endpoint that is removed"
+        }
+        SocketLb::HostOnly | SocketLb::Off => {
+            "neither their packets nor their sockets are translated: they reach no Service"
+        }
+    };
+    vec![format!(
+        "`--devices` does not select {} devices of pods or containers, such as {first}: {effect}. Without `--devices`, all devices get \
+         programs",
+        names.len()
+    )]
+}
+
 /// Whether kube-proxy's rules serve this node; if they cannot be read, after some more attempts. An agent without the privilege
 /// to read them cannot attach programs either, which is reported elsewhere.
 async fn other_proxy() -> bool {
@@ -105,6 +139,17 @@ async fn other_proxy() -> bool {
     }
     tracing::warn!("cannot read the rules of netfilter: kube-proxy may serve this node, too");
     false
+}
+
+/// How long programs of an earlier agent with other maps stay in place while nothing was listed.
+const LISTS_PATIENCE: Duration = Duration::from_mins(2);
+
+/// Waits until everything was listed: programs of an earlier agent serve all Services, and the maps may have the static ones only. Not
+/// for ever, since the API server may be reached through a static Service whose endpoints have changed.
+async fn wait_for_lists(mut status: watch::Receiver<Status>) {
+    if timeout(LISTS_PATIENCE, status.wait_for(|status| status.synced)).await.is_err() {
+        tracing::warn!("no API server has listed the Services: programs of an earlier agent are replaced");
+    }
 }
 
 /// Waits until the maps hold everything that was listed, or the static Services, through which the API server itself
@@ -178,12 +223,26 @@ mod tests {
     fn some_of_many_devices_without_programs_are_named() {
         let state = |number: u32| {
             let problem = (number != 3).then(|| format!("cannot attach tc_ingress to device veth{number}"));
-            (number, DeviceState { name: format!("veth{number}"), problem })
+            (number, DeviceState { name: format!("veth{number}"), is_bare: problem.is_some(), problem })
         };
         let told = problems_of(&Some((1..=9).map(state).collect()));
         assert_eq!(told.len(), 7);
         assert!(told[0].ends_with("device veth1") && told[5].starts_with("3 more devices"), "{told:?}");
         assert!(problems_of(&None).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn earlier_programs_stay_until_services_are_listed() {
+        let (sender, status) = watch::channel(Status { statics_synced: true, ..Status::default() });
+        let waits = |status| tokio::spawn(wait_for_lists(status));
+        let (lists, never) = (waits(status), waits(watch::Sender::new(Status::default()).subscribe()));
+        sleep(Duration::from_mins(1)).await;
+        assert!(!lists.is_finished());
+        sender.send_modify(|status| status.synced = true);
+        sleep(Duration::from_millis(1)).await;
+        assert!(lists.is_finished());
+        sleep(LISTS_PATIENCE).await;
+        assert!(never.is_finished());
     }
 
     #[tokio::test(start_paused = true)]

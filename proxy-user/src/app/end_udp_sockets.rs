@@ -5,10 +5,12 @@ use std::path::Path;
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::init::raise_file_limit;
 use crate::sockets;
 
 /// Runs until it gets SIGTERM or SIGINT, or until the maps are replaced and it has to be started again.
 pub fn end_udp_sockets(bpffs: &Path) -> anyhow::Result<()> {
+    raise_file_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("cannot start the async runtime")?;
     let result = runtime.block_on(async {

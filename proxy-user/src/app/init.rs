@@ -93,9 +93,9 @@ pub fn set_up_process(config: &RunConfig) {
     }
 }
 
-/// Raises the limit of open files to the hard limit: every health check port of a Service and every connection is a file,
-/// and the usual limit is 1,024.
-fn raise_file_limit() {
+/// Raises the limit of open files to the hard limit: every health check port of a Service, every connection and every network
+/// namespace that is visited is a file, and the usual limit is 1,024.
+pub(super) fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         tracing::info!(limit = limit.current, %error, "cannot raise the limit of open files");

@@ -111,7 +111,7 @@ mod tests {
         let of_the_object = problem("Service shop/c");
         status.send_modify(|status| {
             status.failed = Arc::new(problems.clone());
-            status.problems = [problems.clone(), vec![of_the_object]].concat();
+            status.problems = Arc::new([problems.clone(), vec![of_the_object]].concat());
         });
         let expected =
             Notice::not_programmed(ServiceName::new("shop", "a"), "spec.ports: no room".to_owned());

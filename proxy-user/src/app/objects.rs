@@ -12,10 +12,10 @@ use crate::config::RunConfig;
 use crate::config::run::Cluster;
 use crate::source::folder::{self, Role};
 use proxy_core::model::notice::Notice;
-use proxy_core::model::{ApiServers, Event};
+use proxy_core::model::{ApiServers, Event, Watches};
 
 /// Opens the sources that `config` names. The future never ends; it sends their events to `sender`, and `notices` to
-/// the cluster, if there is one. `problems` gets the problems of the folder. The connection is for other requests to the
+/// the cluster, if there is one. `problems` gets the problems of the folder, and `watches` those of watches. The connection is for other requests to the
 /// cluster. Fails if a folder is the only source and cannot be read.
 pub async fn open(
     config: &RunConfig,
@@ -24,6 +24,7 @@ pub async fn open(
     needs_nodes: watch::Receiver<bool>,
     told: watch::Sender<ApiServers>,
     problems: watch::Sender<Vec<String>>,
+    watches: watch::Sender<Watches>,
 ) -> anyhow::Result<(BoxFuture<'static, ()>, Option<Connection>)> {
     let Some(cluster) = &config.source.cluster else {
         config.source.manifests.as_deref().map_or(Ok(()), require_readable)?;
@@ -38,7 +39,7 @@ pub async fn open(
     let beside = |dir| folder::run(dir, Role::BesideApiServer { begun }, sender.clone(), problems);
     let folder = OptionFuture::from(config.source.manifests.clone().map(beside));
     let (cluster, connection) =
-        of_cluster(cluster, config, sender.clone(), notices, needs_nodes, told).await?;
+        of_cluster(cluster, config, sender.clone(), notices, needs_nodes, told, watches).await?;
     let cluster = async move {
         // Without a folder, the sender of this channel has been dropped.
         let _ = has_begun.await;
@@ -57,6 +58,7 @@ async fn of_cluster(
     notices: mpsc::Receiver<Notice>,
     needs_nodes: watch::Receiver<bool>,
     told: watch::Sender<ApiServers>,
+    watches: watch::Sender<Watches>,
 ) -> anyhow::Result<(BoxFuture<'static, ()>, Connection)> {
     let Cluster { kubeconfig, master } = cluster.clone();
     let options = api::client::Options { kubeconfig, servers: master };
@@ -65,7 +67,7 @@ async fn of_cluster(
     let events = api::notices::send(connection.client.clone(), config.node_name.clone(), notices);
     let node_name = config.node_name.clone();
     let note = move |event: &Event| direct.note(event);
-    let watches = api::watch::run(connection.client.clone(), node_name, sender, needs_nodes, note);
+    let watches = api::watch::run(connection.client.clone(), node_name, sender, needs_nodes, watches, note);
     let source = async move {
         tokio::join!(watches, events);
     };

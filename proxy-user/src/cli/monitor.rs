@@ -26,6 +26,7 @@ use crate::config::run::node_name_or_host;
 use crate::maps::view::{Listener, Snapshot, Transport, View, ViewError, ip_of, monotonic};
 use crate::otlp::Resource;
 use proxy_core::model::net::IpFamily;
+use proxy_core::model::problem::printable;
 
 mod otlp;
 
@@ -33,6 +34,8 @@ mod otlp;
 const LOOK: Duration = Duration::from_millis(20);
 /// Minimum time between two reads of the names; they are read again after an event of a Service without a name.
 const NAMES: Duration = Duration::from_secs(1);
+/// Maximum age of the names when an event needs one: a port may have been renamed, or another Service may have its id.
+const OLD_NAMES: Duration = Duration::from_secs(30);
 
 /// Why `ballast monitor` failed.
 #[derive(Debug, thiserror::Error)]
@@ -165,7 +168,7 @@ fn own_resource() -> Result<Resource, ConfigError> {
     resource(variable, Some(&node))
 }
 
-/// Names of Services, read again when a new one appears.
+/// Names of Services, read again when a new one appears, or when they are old.
 #[derive(Debug)]
 pub struct Names {
     /// Only Service ports and frontends.
@@ -179,13 +182,18 @@ impl Names {
         Ok(Self { snapshot: view.service_names()?, read: Instant::now() })
     }
 
-    /// Reads the names again if an event has a Service without a name, but not too often.
+    /// Reads the names again if an event has a Service without a name or with an old one, but not too often.
     pub fn learn(&mut self, view: &View, service: u32) -> Result<(), ViewError> {
-        let known = service == 0 || self.snapshot.names.contains_key(&service);
-        if !known && self.read.elapsed() >= NAMES {
+        if self.is_due(service, self.read.elapsed()) {
             *self = Self::read(view)?;
         }
         Ok(())
+    }
+
+    /// Whether the names are to be read again for an event of this Service. `age`: of the names.
+    fn is_due(&self, service: u32, age: Duration) -> bool {
+        let is_known = self.snapshot.names.contains_key(&service);
+        service != 0 && age >= if is_known { OLD_NAMES } else { NAMES }
     }
 }
 
@@ -221,8 +229,9 @@ impl MonitorContext {
         if let Some(processes) = &self.processes {
             return processes.get(&pid).cloned();
         }
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-        Some(name.trim_end().to_owned())
+        // A process sets its name itself (`PR_SET_NAME`), to any bytes.
+        let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+        Some(printable(String::from_utf8_lossy(&name).trim_end()))
     }
 }
 

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 use super::args::programmed::ProgrammedArgs;
-use super::selector::{AskLabels, ServiceSelector, nearest_services};
-use super::show::{Column, List, Row, ServiceProblems, ShowError, agent_address, ask, write_list};
+use super::selector::{AskLabels, ServiceFilter, ServiceSelector, nearest_services};
+use super::show::{Column, List, Row, ServiceProblems, ShowError, agent_address, ask, parse, write_list};
 use crate::config::value::Listen;
 
 /// The answer of the agent for all Services.
@@ -17,6 +17,15 @@ struct All {
     node: String,
     synced: bool,
     services: Vec<ProgrammedJson>,
+    /// The agent's answer if a named Service is not programmed.
+    #[serde(skip)]
+    refusal: Option<String>,
+}
+
+/// The answer for a Service that is not programmed.
+#[derive(Deserialize)]
+struct Refusal {
+    error: String,
 }
 
 /// The programmed version of a Service.
@@ -63,24 +72,45 @@ pub struct SliceJson {
 pub fn run(args: &ProgrammedArgs, labels: AskLabels, out: &mut impl Write) -> Result<(), ShowError> {
     let selector = ServiceSelector::parse(&args.selector, labels)?;
     let listen = args.agent.metrics_bind_address;
-    check(&read(agent_address(listen)?)?, &selector)?;
-    write_list(&args.list, out, || Ok(list(&read(agent_address(listen)?)?, &selector)))
+    check(&read(agent_address(listen)?, &selector)?, &selector)?;
+    write_list(&args.list, out, || Ok(list(&read(agent_address(listen)?, &selector)?, &selector)))
 }
 
-fn read(address: SocketAddr) -> Result<All, ShowError> {
-    let (status, body) = ask(address, "/programmed")?;
-    if status != 200 {
-        let why = format!("{address} answers {status} to /programmed: it may be older than this program");
-        return Err(ShowError::NoAgent(why));
+/// Reads the named Services, or all if not all names have a namespace.
+fn read(address: SocketAddr, selector: &ServiceSelector) -> Result<All, ShowError> {
+    let paths: Option<BTreeSet<String>> = selector.services.iter().map(ServiceFilter::path).collect();
+    match paths {
+        Some(paths) if !paths.is_empty() => read_named(address, &paths),
+        _ => {
+            let (status, body) = ask(address, "/programmed")?;
+            Ok(parse(address, "/programmed", status, &body)?)
+        }
     }
-    Ok(serde_json::from_slice(&body)?)
 }
 
-/// Returns the problems of all programmed Services; none if the agent does not answer.
-pub(in crate::cli) fn problems(listen: Option<Listen>) -> ServiceProblems {
-    let all = agent_address(listen).and_then(read);
-    let services = all.map(|all| all.services).unwrap_or_default().into_iter();
-    services.map(|one| ((one.namespace, one.name), one.problems)).collect()
+fn read_named(address: SocketAddr, paths: &BTreeSet<String>) -> Result<All, ShowError> {
+    let mut all = All { node: String::new(), synced: true, services: Vec::new(), refusal: None };
+    for path in paths {
+        let path = format!("/programmed/{path}");
+        let (status, body) = ask(address, &path)?;
+        match serde_json::from_slice::<Refusal>(&body) {
+            Ok(Refusal { error }) if status != 200 => all.refusal = all.refusal.or(Some(error)),
+            _ => all.services.push(parse(address, &path, status, &body)?),
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the problems of the selected Services, or of more; none if the agent does not answer.
+pub(in crate::cli) fn problems(
+    listen: Option<Listen>,
+    selector: &ServiceSelector,
+) -> Result<ServiceProblems, ShowError> {
+    let all = match agent_address(listen) {
+        Ok(address) => read(address, selector)?,
+        Err(_) => return Ok(ServiceProblems::default()),
+    };
+    Ok(all.services.into_iter().map(|one| ((one.namespace, one.name), one.problems)).collect())
 }
 
 /// Fails before the first sync, if a named Service or namespace is not programmed, or if only a port is named.
@@ -90,6 +120,9 @@ fn check(all: &All, selector: &ServiceSelector) -> Result<(), ShowError> {
             "{filter}: a version belongs to the whole Service; give its name without :PORT"
         )));
     }
+    if let Some(refusal) = &all.refusal {
+        return Err(ShowError::NotProgrammed(refusal.clone()));
+    }
     if !all.synced {
         return Err(ShowError::NotProgrammed(format!(
             "the first sync of {} is not complete; see `ballast status`",
@@ -98,9 +131,8 @@ fn check(all: &All, selector: &ServiceSelector) -> Result<(), ShowError> {
     }
     let known: BTreeSet<(&str, &str)> =
         all.services.iter().map(|one| (&*one.namespace, &*one.name)).collect();
-    let is_there = |filter: &super::selector::ServiceFilter| {
-        known.iter().any(|(namespace, name)| filter.is_of(namespace, name))
-    };
+    let is_there =
+        |filter: &ServiceFilter| known.iter().any(|(namespace, name)| filter.is_of(namespace, name));
     let Some(filter) = selector.services.iter().find(|filter| !is_there(filter)) else {
         return Ok(selector.check_namespace(known.iter().map(|(namespace, _)| *namespace))?);
     };
@@ -113,7 +145,7 @@ fn check(all: &All, selector: &ServiceSelector) -> Result<(), ShowError> {
 
 /// Returns the columns of the list, in lower case.
 pub(in crate::cli) fn columns() -> Vec<String> {
-    let nothing = All { node: String::new(), synced: true, services: Vec::new() };
+    let nothing = All { node: String::new(), synced: true, services: Vec::new(), refusal: None };
     list(&nothing, &ServiceSelector::default()).columns()
 }
 
@@ -201,5 +233,47 @@ mod tests {
         let nothing = All { synced: false, services: Vec::new(), ..all() };
         let error = check(&nothing, &ServiceSelector::default()).unwrap_err().to_string();
         assert!(error.contains("first sync of a is not complete"), "{error}");
+    }
+
+    #[test]
+    fn only_named_services_are_read() {
+        use std::io::Read as _;
+        use std::net::TcpListener;
+        let selector = |names: &[&str]| ServiceSelector {
+            services: names.iter().map(|name| name.parse().unwrap()).collect(),
+            ..Default::default()
+        };
+        let asked = |selector: &ServiceSelector, answers: Vec<String>| {
+            let agent = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = agent.local_addr().unwrap();
+            let served = std::thread::spawn(move || {
+                let one = |answer: String| {
+                    let (mut stream, _) = agent.accept().unwrap();
+                    let mut request = [0; 512];
+                    let length = stream.read(&mut request).unwrap();
+                    stream.write_all(answer.as_bytes()).unwrap();
+                    let request = String::from_utf8_lossy(&request[..length]).into_owned();
+                    request.split(' ').nth(1).unwrap().to_owned()
+                };
+                answers.into_iter().map(one).collect::<Vec<_>>()
+            });
+            let all = read(address, selector);
+            (served.join().unwrap(), all)
+        };
+        let found =
+            |one: &ProgrammedJson| format!("HTTP/1.1 200 OK\r\n\r\n{}", serde_json::to_string(one).unwrap());
+        let missing = "HTTP/1.1 404 Not Found\r\n\r\n{\"error\": \"there is none\"}".to_owned();
+        let named = selector(&["web", "a%/b?"]);
+        let web = all().services[0].clone();
+        let (paths, all) = asked(&named, vec![missing, found(&web)]);
+        let all = all.unwrap();
+        assert_eq!(paths, ["/programmed/a%25/b%3F", "/programmed/default/web"]);
+        assert_eq!(
+            (all.services.len(), check(&all, &named).unwrap_err().to_string()),
+            (1, "there is none".into())
+        );
+        let (paths, all) = asked(&selector(&[]), vec!["HTTP/1.1 200 OK\r\n\r\n{\"node\":".to_owned()]);
+        let error = all.unwrap_err().to_string();
+        assert!(paths == ["/programmed"] && error.contains("cannot parse the answer"), "{paths:?} {error}");
     }
 }

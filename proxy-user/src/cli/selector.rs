@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
 use super::args::list::{ApiArgs, NamespaceArgs, SelectorArgs};
 use super::show::unmanaged_note;
 use crate::maps::view::{NameRow, Snapshot, View, ViewError};
@@ -109,6 +111,12 @@ impl ServiceFilter {
     /// Whether the filter names only one port.
     pub(in crate::cli) const fn has_port(&self) -> bool {
         self.port.is_some()
+    }
+
+    /// Returns `namespace/name` as a part of a URL; `None` if the filter is for any namespace.
+    pub(in crate::cli) fn path(&self) -> Option<String> {
+        let encode = |text| utf8_percent_encode(text, NON_ALPHANUMERIC);
+        Some(format!("{}/{}", encode(self.namespace.as_deref()?), encode(&self.name)))
     }
 
     /// Whether the filter selects the Service with this name, whatever its ports.
@@ -229,9 +237,8 @@ impl ServiceSelector {
 
     /// Whether the Service with this name is selected, whatever its ports.
     pub fn is_of(&self, namespace: &str, name: &str) -> bool {
-        let is_labelled = |names: &BTreeSet<(String, String)>| {
-            names.iter().any(|(space, one)| *space == namespace && *one == name)
-        };
+        let is_labelled =
+            |names: &BTreeSet<(String, String)>| names.contains(&(namespace.to_owned(), name.to_owned()));
         self.namespace.as_ref().is_none_or(|meant| *meant == namespace)
             && self.labelled.as_ref().is_none_or(is_labelled)
             && (self.services.is_empty() || self.services.iter().any(|filter| filter.is_of(namespace, name)))

@@ -34,7 +34,7 @@ pub fn run(args: &VersionArgs) -> Result<String, ShowError> {
             Some(address.to_string())
         }
     };
-    let agent = AgentVersion { version: agent_version(&agent), address };
+    let agent = AgentVersion { version: agent_version(&agent)?, address };
     render(&Versions { version: env!("CARGO_PKG_VERSION"), abi: ABI_VERSION, agent }, args.format.output)
 }
 

@@ -8,7 +8,7 @@ use super::value::{AlgorithmName, seconds};
 use crate::programs::{ClsactPriority, TcxOrder, Xdp};
 use proxy_core::model::ForwardingMode;
 use proxy_core::model::annotations::Annotations;
-use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
+use proxy_core::model::settings::{MeshPorts, NodePortBind, SocketDrop, SocketLb};
 
 /// How sockets and packets are handled. The fields are the flags with these names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -24,6 +24,8 @@ pub struct Paths {
     pub algorithm: Option<AlgorithmName>,
     /// How packets of clients outside are sent to endpoints on other nodes.
     pub forwarding_mode: ForwardingMode,
+    /// Packets that other nodes encapsulate (DSR) are accepted before a Service has DSR on this node.
+    pub accept_dsr: bool,
     /// Whether new connections skip endpoints that fail.
     pub ejection: Ejection,
     /// The annotations of Services that count.
@@ -33,6 +35,8 @@ pub struct Paths {
     pub slow_start: Duration,
     /// Which sockets are translated when they connect.
     pub socket_lb: SocketLb,
+    /// Ports by which the proxy of a service mesh in a pod is recognised: the sockets of such a pod are not translated.
+    pub mesh_ports: MeshPorts,
     /// The result of a socket call for which kube-proxy would drop the packet.
     pub socket_drop: SocketDrop,
     /// Whether a process of the node may bind a node port.

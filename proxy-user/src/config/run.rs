@@ -191,6 +191,7 @@ impl RunConfig {
             socket_lb: paths.socket_lb,
             socket_drop: paths.socket_drop,
             node_port_bind: paths.node_port_bind,
+            mesh_ports: paths.mesh_ports,
             timeouts: flow_timeouts,
             ..node_settings(&network, bind_address, kube_proxy.masquerade_mark)?
         };

@@ -16,19 +16,21 @@ const PERIOD: Duration = Duration::from_mins(10);
 #[derive(Debug)]
 pub(super) struct DsrUse {
     services: BTreeSet<ServiceName>,
+    is_always: bool,
     is_needed: bool,
     /// `None`: a Service has DSR, or none had it.
     next_check: Option<Instant>,
 }
 
 impl DsrUse {
-    /// Begins with the state of the maps: after a restart, flows may be left.
-    pub(super) fn new(is_needed: bool, now: Instant) -> Self {
-        let next_check = is_needed.then(|| now + PERIOD);
-        Self { services: BTreeSet::new(), is_needed, next_check }
+    /// Begins with the state of the maps: after a restart, flows may be left. `is_always`: the operator wants it, whatever the
+    /// Services are.
+    pub(super) fn new(is_always: bool, is_needed: bool, now: Instant) -> Self {
+        let next_check = (is_needed && !is_always).then(|| now + PERIOD);
+        Self { services: BTreeSet::new(), is_always, is_needed: is_needed || is_always, next_check }
     }
 
-    /// Whether a Service has DSR, or a flow that began with it may be left.
+    /// Whether a Service has DSR, a flow that began with it may be left, or the operator wants it.
     pub(super) const fn is_needed(&self) -> bool {
         self.is_needed
     }
@@ -53,6 +55,9 @@ impl DsrUse {
             }
         }
         let before = self.is_needed;
+        if self.is_always {
+            return false;
+        }
         if !self.services.is_empty() {
             self.is_needed = true;
             self.next_check = None;
@@ -93,7 +98,7 @@ mod tests {
     #[test]
     fn the_need_ends_with_the_last_flow() {
         let start = Instant::now();
-        let mut dsr = DsrUse::new(false, start);
+        let mut dsr = DsrUse::new(false, false, start);
         let none = BTreeMap::new();
         assert!(!dsr.update(&plans(false), || unreachable!(), start) && !dsr.is_needed());
         assert!(dsr.update(&plans(true), || unreachable!(), start) && dsr.is_needed());
@@ -107,9 +112,19 @@ mod tests {
     }
 
     #[test]
+    fn the_operators_wish_needs_no_service_and_never_ends() {
+        let start = Instant::now();
+        let mut dsr = DsrUse::new(true, false, start);
+        assert!(dsr.is_needed() && dsr.next_check().is_none());
+        for plans in [plans(true), plans(false)] {
+            assert!(!dsr.update(&plans, || unreachable!(), start + 3 * PERIOD) && dsr.is_needed());
+        }
+    }
+
+    #[test]
     fn after_a_restart_the_flows_decide() {
         let start = Instant::now();
-        let mut dsr = DsrUse::new(true, start);
+        let mut dsr = DsrUse::new(false, true, start);
         assert!(!dsr.update(&BTreeMap::new(), || unreachable!(), start) && dsr.is_needed());
         assert!(dsr.update(&BTreeMap::new(), || false, start + PERIOD) && !dsr.is_needed());
     }

@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use super::Driver;
-use crate::driver::status::{log_problems, publish};
+use crate::driver::status::publish;
 use proxy_core::plan::plan_service;
 use proxy_core::store::Store;
 
@@ -23,7 +23,8 @@ impl<S: Store> Driver<S> {
         // The node is planned again once the API server has described it.
         self.is_node_new = true;
         let now = Instant::now().into_std();
-        self.reconciler.write_devices(now);
+        let exists = |index| self.cluster.host().is_some_and(|host| host.devices.contains_key(&index));
+        self.reconciler.write_devices(exists, now);
         let names = self.cluster.static_services();
         let retries = self.reconciler.early_wake().is_some_and(|at| at <= now);
         let is_node_due = self.early.is_first && self.reconciler.is_node_due();
@@ -36,18 +37,17 @@ impl<S: Store> Driver<S> {
         let plan = |name| plan_service(&self.cluster, name, self.settings.plan);
         let plans = names.iter().map(|name| (name.clone(), plan(name))).collect();
         self.reconciler.sync_early(now, plans, self.early.is_first);
-        let mut before = Vec::new();
+        let failing = self.failing_families();
+        self.tell_problems();
         let reconciler = &self.reconciler;
         publish(&self.status, |status| {
             status.statics_synced = true;
-            before = std::mem::take(&mut status.problems);
+            status.failing_since.retain(|family, _| failing.contains(family));
             status.describe(reconciler);
         });
-        let status = self.status.borrow();
-        log_problems(&before, &status.problems);
         if !was_synced {
             tracing::info!(
-                services = status.services,
+                services = self.status.borrow().services,
                 "static Services programmed; connecting to the API server"
             );
         }

@@ -1,11 +1,14 @@
 //! The task that alone owns the cluster state, the mirror and the maps.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use proxy_common::config::CONFIG_DSR;
+use proxy_core::model::net::IpFamily;
 use proxy_core::model::settings::NodeSettings;
 use proxy_core::model::{Cluster, Event, Key, NodeView, Object, ObjectKind, ServiceName};
 use proxy_core::plan::{NodePlan, PlanSettings, ServicePlan, Unmanaged, plan_node, plan_service};
@@ -39,6 +42,9 @@ use triggers::Triggers;
 /// The most events taken before a sync: enough that a list of all objects is one sync.
 const AT_ONCE: usize = 65_536;
 
+/// The longest time for which events are taken before a sync: a source that never runs dry does not delay the sync further.
+const TAKE_FOR: Duration = Duration::from_millis(50);
+
 /// The driver rebuilds its trees compactly after a sync that planned more Services than this, if these are more than half
 /// of all: such a sync took a full list.
 const MANY: usize = 1000;
@@ -58,6 +64,8 @@ pub struct DriverSettings {
     pub node: NodeSettings,
     /// Time until an endpoint that joins others has its full share; 0: no slow start.
     pub slow_start: Duration,
+    /// Packets that other nodes encapsulate are accepted before a Service has DSR here.
+    pub accept_dsr: bool,
 }
 
 impl Default for DriverSettings {
@@ -69,6 +77,7 @@ impl Default for DriverSettings {
             plan: PlanSettings::default(),
             node: NodeSettings::default(),
             slow_start: Duration::ZERO,
+            accept_dsr: false,
         }
     }
 }
@@ -115,9 +124,13 @@ impl<S: Store> Driver<S> {
     pub fn new(store: S, node: NodeView, settings: DriverSettings) -> Result<Self, MapError> {
         let now = Instant::now();
         let reconciler = Reconciler::recover(store, settings.quarantine, now.into_std())?;
-        let dsr = DsrUse::new(reconciler.applied().node.config.dsr, now);
+        let dsr = DsrUse::new(settings.accept_dsr, reconciler.applied().node.config.has(CONFIG_DSR), now);
         let early = Early { is_first: reconciler.applied().services.is_empty(), is_due: false };
         let mut status = Status { needs_nodes: dsr.is_needed(), ..Status::default() };
+        if early.is_first {
+            // Nothing serves this node until the first sync.
+            status.note_failing(&[IpFamily::V4, IpFamily::V6].into(), SystemTime::now());
+        }
         status.describe(&reconciler);
         Ok(Self {
             reconciler,
@@ -178,10 +191,7 @@ impl<S: Store> Driver<S> {
                 question = next(&mut questions) => self.answer(question),
                 () = sleep_until(wake) => {}
             }
-            for _ in 0..AT_ONCE {
-                let Ok(event) = events.try_recv() else { break };
-                self.take(event);
-            }
+            take_queued(&mut events, |event| self.take(event));
             if self.cluster.has_listed_all() {
                 self.work();
             } else {
@@ -310,6 +320,21 @@ impl<S: Store> Driver<S> {
         Some(plan)
     }
 
+    /// Publishes and logs the problems if they have changed.
+    fn tell_problems(&mut self) {
+        if !self.reconciler.has_new_problems() {
+            return;
+        }
+        let (problems, failed) = (Arc::new(self.reconciler.problems()), Arc::new(self.reconciler.failed()));
+        let after = Arc::clone(&problems);
+        let mut before = Arc::default();
+        publish(&self.status, |status| {
+            before = std::mem::replace(&mut status.problems, problems);
+            status.failed = failed;
+        });
+        log_problems(&before, &after);
+    }
+
     /// Runs a sync that began at `begun`; for a repair, that is the time before the maps were read.
     fn sync(&mut self, begun: Instant, repairs: bool) {
         let full = repairs || self.reconciler.is_full_due();
@@ -346,46 +371,56 @@ impl<S: Store> Driver<S> {
         self.reconciler.sync(begun.into_std(), plans);
         let failing = self.reconciler.failing_services();
         let frontends = |name: &ServiceName| self.reconciler.frontends(name);
-        self.ledger.record_sync(&self.cluster, failing, frontends, SystemTime::now());
+        self.ledger.record_sync(&self.cluster, failing.as_ref(), frontends, SystemTime::now());
         drop(applying);
         let ended = Instant::now();
         self.last_sync = Some(ended);
         let waited = self.waiting_since.take().map(|since| ended - since);
         span::describe(&span, services, waited, self.reconciler.failing());
         tracing::debug!(services, duration_us = (ended - begun).as_micros() as u64, "synced");
-        let failing = self.failing_families();
+        let families = self.failing_families();
+        self.tell_problems();
         let (reconciler, triggers) = (&self.reconciler, &mut self.triggers);
-        let mut before = Vec::new();
         publish(&self.status, |status| {
             let (now, duration) = (SystemTime::now(), ended - begun);
             status.synced = true;
-            status.note_failing(&failing, now);
+            status.service_changes.pending = 0;
+            status.slice_changes.pending = 0;
+            status.note_failing(&families, now);
             status.needs_nodes = needs_nodes;
-            status.last_sync = Some(now);
             status.sync_duration.observe(duration);
             if full {
                 status.full_sync_duration.observe(duration);
             } else {
                 status.partial_sync_duration.observe(duration);
             }
-            for (family, duration) in triggers.done(now) {
+            for (family, duration) in triggers.done(now, failing.as_ref()) {
                 status.network_programming.entry(family).or_default().observe(duration);
             }
             if let Some(waited) = waited {
                 status.event_to_map.observe(waited);
             }
-            status.service_changes.pending = 0;
-            status.slice_changes.pending = 0;
-            before = std::mem::take(&mut status.problems);
             if let Some(node) = node {
                 status.listen = node.listen;
             }
             status.describe(reconciler);
         });
-        log_problems(&before, &self.status.borrow().problems);
         if services > MANY && 2 * services > self.reconciler.services() {
             self.reconciler.pack();
             self.ledger.pack();
+        }
+    }
+}
+
+/// Takes the queued events, at most [`AT_ONCE`] and for [`TAKE_FOR`].
+fn take_queued(events: &mut mpsc::Receiver<Event>, mut take: impl FnMut(Event)) {
+    // The real clock: a paused one stands still while events are taken.
+    let begun = std::time::Instant::now();
+    for _ in 0..AT_ONCE {
+        let Ok(event) = events.try_recv() else { break };
+        take(event);
+        if begun.elapsed() >= TAKE_FOR {
+            break;
         }
     }
 }

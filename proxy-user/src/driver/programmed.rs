@@ -98,17 +98,24 @@ impl Ledger {
     pub(super) fn record_sync(
         &mut self,
         cluster: &Cluster,
-        failing: Option<BTreeSet<ServiceName>>,
+        failing: Option<&BTreeSet<ServiceName>>,
         frontends: impl Fn(&ServiceName) -> usize,
         now: SystemTime,
     ) {
-        let Some(failing) = failing else { return };
         let mut book = self.programmed.0.write().unwrap_or_else(PoisonError::into_inner);
         if std::mem::take(&mut self.all_pending) {
             self.open.extend(book.keys().cloned());
             self.open.extend(cluster.services().map(|service| service.name.clone()));
         }
-        for name in std::mem::replace(&mut self.open, failing.clone()).union(&failing) {
+        let Some(failing) = failing else {
+            for name in &self.open {
+                if let Some(before) = book.get_mut(name) {
+                    Arc::make_mut(before).is_current = false;
+                }
+            }
+            return;
+        };
+        for name in std::mem::replace(&mut self.open, failing.clone()).union(failing) {
             let known = cluster.service(name).filter(|service| !service.is_foreign);
             if failing.contains(name) {
                 // The version that was programmed before may still be so, in part.
@@ -174,7 +181,7 @@ mod tests {
         fn sync(&mut self, failing: &[&str]) {
             self.now += Duration::from_secs(1);
             let failing = failing.iter().map(|name| ServiceName::new("default", *name)).collect();
-            self.ledger.record_sync(&self.cluster, Some(failing), |_| self.frontends, self.now);
+            self.ledger.record_sync(&self.cluster, Some(&failing), |_| self.frontends, self.now);
         }
 
         /// Returns the version of a Service, the versions of its slices, the seconds since the start, and whether it is
@@ -275,6 +282,20 @@ mod tests {
         assert_eq!(fixture.of("web"), None);
         fixture.sync(&[]);
         assert_eq!(fixture.of("web"), programmed(5, &[], 1, true));
+    }
+
+    #[test]
+    fn service_that_changes_is_not_current_while_entries_of_the_node_fail() {
+        let mut fixture = Fixture::new();
+        fixture.take(service("web", 5));
+        fixture.take(service("db", 5));
+        fixture.sync(&[]);
+        fixture.take(service("web", 7));
+        fixture.ledger.record_sync(&fixture.cluster, None, |_| 1, fixture.now);
+        assert_eq!(fixture.of("web"), programmed(5, &[], 1, false));
+        assert_eq!(fixture.of("db"), programmed(5, &[], 1, true), "it has not changed");
+        fixture.sync(&[]);
+        assert_eq!(fixture.of("web"), programmed(7, &[], 2, true));
     }
 
     #[test]

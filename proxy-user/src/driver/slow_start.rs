@@ -7,6 +7,9 @@ use proxy_core::model::ServiceName;
 use proxy_core::plan::slow_start::{STEPS, apply};
 use proxy_core::plan::{BackendAddress, ServicePlan, ServicePortName};
 
+/// Shares grow at multiples of this time only, so that many endpoints that join one after the other cause few syncs.
+const GRID: Duration = Duration::from_secs(1);
+
 /// The slow start period, and the endpoints whose share grows.
 #[derive(Debug, Default)]
 pub(super) struct SlowStart {
@@ -14,6 +17,8 @@ pub(super) struct SlowStart {
     period: Duration,
     /// Time of the last planning.
     planned: Option<Instant>,
+    /// The start of the grid: the time at which the first one of the endpoints joined.
+    grid: Option<Instant>,
     joined: BTreeMap<ServiceName, BTreeMap<(ServicePortName, BackendAddress), Instant>>,
 }
 
@@ -44,6 +49,7 @@ impl SlowStart {
                 let key = (id.clone(), *at);
                 let is_new = before.is_some_and(|before| !before.is_empty() && !before.contains_key(at));
                 let since = known.remove(&key).or((is_new && !facts.terminating).then_some(now));
+                self.grid = self.grid.or(since);
                 if let Some(since) = since.filter(|since| self.step(*since, now) < STEPS) {
                     joined.insert(key, since);
                 }
@@ -55,18 +61,26 @@ impl SlowStart {
         }
     }
 
+    /// Returns the last time of the grid before `at`, or `at` itself if it is one.
+    fn last_tick(&self, at: Instant) -> Instant {
+        let ticks = |grid: Instant| at.saturating_duration_since(grid).as_nanos() / GRID.as_nanos();
+        self.grid.map_or(at, |grid| grid + GRID * ticks(grid) as u32)
+    }
+
     /// Returns the step at `now` of an endpoint that joined at `since`, from 1 to [`STEPS`].
     fn step(&self, since: Instant, now: Instant) -> u16 {
         let steps = u128::from(STEPS - 1);
-        let done = now.saturating_duration_since(since).as_nanos() * steps / self.period.as_nanos().max(1);
+        let time = self.last_tick(now).saturating_duration_since(since);
+        let done = time.as_nanos() * steps / self.period.as_nanos().max(1);
         1 + done.min(steps) as u16
     }
 
     /// Returns the time of the next step of an endpoint that joined at `since`.
     fn next_step(&self, since: Instant, now: Instant) -> Instant {
-        let next = self.period * u32::from(self.step(since, now)) / u32::from(STEPS - 1);
-        // A nanosecond more, because the division rounds down.
-        since + next + Duration::from_nanos(1)
+        let steps = self.period.as_nanos() * u128::from(self.step(since, now));
+        let at = since + Duration::from_nanos(steps.div_ceil(u128::from(STEPS - 1)) as u64);
+        let tick = self.last_tick(at);
+        if tick < at { tick + GRID } else { tick }
     }
 
     /// Returns the time of the next step of any endpoint.
@@ -79,6 +93,9 @@ impl SlowStart {
     /// Starts a planning: returns the Services with an endpoint whose step has increased since the last one.
     pub(super) fn begin(&mut self, now: Instant) -> Vec<ServiceName> {
         let planned = self.planned.replace(now).unwrap_or(now);
+        if self.joined.is_empty() {
+            self.grid = None;
+        }
         let is_due = |since: &Instant| self.step(*since, planned) < self.step(*since, now);
         let due = self.joined.iter().filter(|(_, joined)| joined.values().any(is_due));
         due.map(|(name, _)| name.clone()).collect()

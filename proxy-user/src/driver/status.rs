@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::histogram::{EventScale, Histogram, ProgrammingScale, SyncScale};
+use proxy_common::node::DEVICE_UPLINK;
 use proxy_core::model::Problem;
 use proxy_core::model::ServiceName;
 use proxy_core::model::net::IpFamily;
@@ -86,8 +87,9 @@ pub struct Status {
     pub needs_nodes: bool,
     /// Whether this node stays in the cluster.
     pub node: NodeFate,
-    /// End of the last sync.
-    pub last_sync: Option<SystemTime>,
+    /// Time at which the maps were last known to hold all changes of a family: the end of a sync or of a comparison, while the
+    /// family does not fail.
+    pub up_to_date: BTreeMap<IpFamily, SystemTime>,
     /// Arrival time of the oldest change of the changes that wait for a sync, or that waited for the last one.
     pub last_queued: Option<SystemTime>,
     /// Durations of all syncs.
@@ -127,12 +129,14 @@ pub struct Status {
     /// Service ports with policy Local that have no endpoint on this node, but have some on other nodes, by scope and
     /// family.
     pub no_local: BTreeMap<(Scope, IpFamily), u64>,
+    /// Indexes of the devices on which packets of other machines arrive.
+    pub uplinks: BTreeSet<u32>,
     /// Health checks of Services, which load balancers send to this node.
     pub health_checks: Arc<BTreeMap<ServiceName, HealthCheck>>,
     /// Addresses on which health checks are answered; unspecified stands for all addresses of its family.
     pub listen: BTreeSet<IpAddr>,
     /// All problems of objects and of the node.
-    pub problems: Vec<Problem>,
+    pub problems: Arc<Vec<Problem>>,
     /// Those of `problems` that arose on this node: it could not program a valid object.
     pub failed: Arc<Vec<Problem>>,
     /// Service ports that are not programmed as desired; they are retried.
@@ -179,16 +183,25 @@ impl Status {
         }
     }
 
-    /// Records the families that are not programmed.
+    /// Whether a change waits for a sync.
+    pub fn is_pending(&self) -> bool {
+        self.service_changes.pending + self.slice_changes.pending > 0
+    }
+
+    /// Records the families that are not programmed; the others are up to date, unless a change waits.
     pub(super) fn note_failing(&mut self, families: &BTreeSet<IpFamily>, now: SystemTime) {
         self.failing_since.retain(|family, _| families.contains(family));
         for family in families {
             self.failing_since.entry(*family).or_insert(now);
         }
+        if self.synced && !self.is_pending() {
+            let right = [IpFamily::V4, IpFamily::V6].into_iter().filter(|family| !families.contains(family));
+            self.up_to_date.extend(right.map(|family| (family, now)));
+        }
         self.complete |= self.synced && families.is_empty();
     }
 
-    /// Updates the snapshot from the reconciler.
+    /// Updates the snapshot from the reconciler, without the problems.
     pub(super) fn describe<S: Store>(&mut self, reconciler: &Reconciler<S>) {
         let (applied, capacity) = (reconciler.applied(), reconciler.capacity());
         self.services = reconciler.services();
@@ -199,11 +212,11 @@ impl Status {
         self.udp_left = reconciler.counters().udp_left();
         self.resets = reconciler.counters().resets();
         self.slots = applied.extents.slots_used() as usize;
+        let uplinks = applied.node.devices.iter().filter(|(_, bits)| **bits & DEVICE_UPLINK != 0);
+        self.uplinks = uplinks.map(|(index, _)| *index).collect();
         self.failing = reconciler.failing();
-        self.problems = reconciler.problems();
-        self.failed = Arc::new(reconciler.failed());
         self.no_local.clone_from(reconciler.no_local());
-        self.health_checks = Arc::clone(reconciler.health_checks());
+        self.health_checks = reconciler.health_checks();
         let each = |(table, operation, count)| Operations { table, operation, count };
         self.operations = reconciler.counters().iter().map(each).collect();
         let of = |table, used: usize, capacity: u32| TableUse {
@@ -290,7 +303,7 @@ mod tests {
         publish(&sender, |status| {
             status.service_changes.add();
             status.services = 7;
-            status.problems = vec![problem("Service default/a", "spec.ports", "no room")];
+            status.problems = vec![problem("Service default/a", "spec.ports", "no room")].into();
         });
         assert!(!follows.has_changed().unwrap());
         assert_eq!(follows.borrow().services, 7, "they are there all the same");

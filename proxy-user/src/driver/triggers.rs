@@ -2,13 +2,17 @@
 //!
 //! The rules are those of kube-proxy (`pkg/proxy/endpointschangetracker.go`). Only a slice with new content counts.
 //! Triggers before the start of this agent do not count, because this agent did not delay them. The deletion of a slice
-//! discards the waiting triggers of its Service, because its trigger time is that of an earlier change.
+//! discards the waiting triggers of its Service, because its trigger time is that of an earlier change. Changes of a Service
+//! whose writes fail wait until they succeed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::{Cluster, EndpointSlice, Event, Key, Listing, Object, ServiceName};
+
+/// The most changes that wait for each Service; later ones are not measured.
+const MOST: usize = 64;
 
 /// Trigger times of changes that are not in the maps yet.
 #[derive(Debug)]
@@ -46,16 +50,23 @@ impl Triggers {
         if cluster.slice(&slice.name).is_some_and(|known| known.has_same_content(slice)) {
             return;
         }
-        self.waiting.entry(slice.service.clone()).or_default().push((slice.family, triggered));
+        let waiting = self.waiting.entry(slice.service.clone()).or_default();
+        if waiting.len() < MOST {
+            waiting.push((slice.family, triggered));
+        }
     }
 
-    /// Removes all waiting changes, which are in the maps at `now`; returns the latency of each. The latency is 0 if the
-    /// clock was set back.
-    pub(super) fn done(&mut self, now: SystemTime) -> impl Iterator<Item = (IpFamily, Duration)> + use<> {
-        let waiting = std::mem::take(&mut self.waiting);
-        waiting
-            .into_values()
-            .flatten()
+    /// Removes the waiting changes that are in the maps at `now`; returns the latency of each. Those of `failing` Services
+    /// are not; `None`: none are. The latency is 0 if the clock was set back.
+    pub(super) fn done(
+        &mut self,
+        now: SystemTime,
+        failing: Option<&BTreeSet<ServiceName>>,
+    ) -> impl Iterator<Item = (IpFamily, Duration)> + use<> {
+        let is_done = |name: &ServiceName, _: &mut _| failing.is_some_and(|failing| !failing.contains(name));
+        let done: Vec<_> = self.waiting.extract_if(.., is_done).collect();
+        done.into_iter()
+            .flat_map(|(_, changes)| changes)
             .map(move |(family, triggered)| (family, now.duration_since(triggered).unwrap_or_default()))
     }
 }
@@ -93,7 +104,11 @@ mod tests {
 
         /// Returns the latency of each waiting change in seconds, if all are done 100 seconds after the start.
         fn seconds(&mut self) -> Vec<u64> {
-            let done = self.triggers.done(START + Duration::from_secs(100));
+            self.seconds_without(Some(&BTreeSet::new()))
+        }
+
+        fn seconds_without(&mut self, failing: Option<&BTreeSet<ServiceName>>) -> Vec<u64> {
+            let done = self.triggers.done(START + Duration::from_secs(100), failing);
             done.map(|(_, duration)| duration.as_secs()).collect()
         }
     }
@@ -124,6 +139,22 @@ mod tests {
         fixture.apply("b", 1, Some(30));
         assert_eq!(fixture.seconds(), [90, 80, 70]);
         assert_eq!(fixture.seconds(), [0; 0], "they are done");
+    }
+
+    #[test]
+    fn changes_of_failing_services_wait_until_they_are_written() {
+        let mut fixture = Fixture::new();
+        fixture.apply("a", 1, Some(10));
+        fixture.apply("b", 1, Some(20));
+        assert_eq!(fixture.seconds_without(None), [0; 0], "the node's own entries fail");
+        let failing = [ServiceName::new("default", "a")].into();
+        assert_eq!(fixture.seconds_without(Some(&failing)), [80]);
+        for contents in 2..200 {
+            fixture.apply("a", contents, Some(30));
+        }
+        assert_eq!(fixture.seconds_without(Some(&failing)), [0; 0]);
+        let written = fixture.seconds();
+        assert_eq!((written[0], written.len()), (90, MOST));
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub struct Device {
     pub mtu: u32,
     /// The device below it; for a veth, its other end, in any network namespace.
     pub below: Option<u32>,
+    /// Whether the device below it is in another network namespace.
+    pub below_elsewhere: bool,
 }
 
 impl Device {
@@ -161,6 +163,7 @@ fn read(link: &LinkMessage) -> Option<Device> {
             LinkAttribute::Controller(index) => device.master = Some(*index),
             LinkAttribute::Xdp(told) => device.xdp = read_xdp(told),
             LinkAttribute::Link(index) => device.below = Some(*index),
+            LinkAttribute::LinkNetNsId(_) => device.below_elsewhere = true,
             LinkAttribute::Mtu(mtu) => device.mtu = *mtu,
             _ => {}
         }
@@ -306,7 +309,9 @@ mod tests {
         ];
         let device = read(&link).unwrap();
         assert_eq!((device.kind, device.master, device.below), (DeviceKind::Stacked, Some(3), Some(2)));
-        assert!(device.no_header && !device.ethernet);
+        assert!(device.no_header && !device.ethernet && !device.below_elsewhere);
+        link.attributes.push(LinkAttribute::LinkNetNsId(0));
+        assert!(read(&link).unwrap().below_elsewhere);
     }
 
     #[test]

@@ -27,6 +27,8 @@ use proxy_core::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostVi
 
 /// `RT_TABLE_LOCAL` (include/uapi/linux/rtnetlink.h).
 const RT_TABLE_LOCAL: u8 = 255;
+/// The size of tables of `iptables-legacy` in bytes above which they are read rarely.
+const LARGE: usize = 1 << 20;
 /// `SO_NETNS_COOKIE` (include/uapi/asm-generic/socket.h, Linux 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
@@ -90,10 +92,12 @@ impl HostFacts {
         let devices = devices.iter().map(|device| self.device(device, &addresses)).collect();
         let (has_kube_proxy_rules, masquerades, pod_cgroups, pod_sockets_stay) = if what.unnotified {
             // What cannot be read is as it was: without these, connections of another proxy would be reset.
-            let has_rules = match KubeProxyRules::read() {
-                Ok(found) if found.may_have_connections() => true,
-                Ok(found) if !found.is_incomplete => false,
-                Ok(_) | Err(_) => known.has_kube_proxy_rules,
+            let are_rules_due =
+                what.large_tables || are_rules_cheap(known.has_kube_proxy_rules, KubeProxyRules::legacy_size);
+            let has_rules = match are_rules_due.then(KubeProxyRules::read) {
+                Some(Ok(found)) if found.may_have_connections() => true,
+                Some(Ok(found)) if !found.is_incomplete => false,
+                Some(_) | None => known.has_kube_proxy_rules,
             };
             let pod_cgroups = match self.cgroup.as_deref().map(cgroup::of_pods) {
                 Some(found) => found.unwrap_or(known.pod_cgroups),
@@ -152,6 +156,7 @@ impl HostFacts {
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {
         let Device { ifindex, ref name, kind, no_header, ethernet, mac, master, below, .. } = *device;
+        let is_here = below.is_some() && !device.below_elsewhere;
         let own = || addresses.get(&ifindex).into_iter().flatten();
         let is_among = |patterns: &[Pattern]| patterns.iter().any(|pattern| pattern.matches(name));
         let role = if is_among(&self.local_devices) {
@@ -168,6 +173,7 @@ impl HostFacts {
             mac,
             kind,
             parent: below.filter(|_| kind == DeviceKind::Stacked),
+            both_ends: kind == DeviceKind::Veth && is_here,
             master,
             addresses: own().map(|own| own.address).collect(),
             masquerade: [false, true].into_iter().filter_map(|is_v6| source(own(), is_v6)).collect(),
@@ -176,6 +182,12 @@ impl HostFacts {
         };
         (ifindex, host)
     }
+}
+
+/// Whether the rules of netfilter are read each time. Tables of `iptables-legacy` above [`LARGE`] make it rare while the rules
+/// of another proxy are known.
+fn are_rules_cheap(known: bool, legacy_size: impl FnOnce() -> usize) -> bool {
+    !known || legacy_size() <= LARGE
 }
 
 /// Whether there are rules for routes that make a difference: besides the kernel's own three (tables local, main, default),
@@ -207,17 +219,19 @@ pub(super) struct Host {
 }
 
 /// What is read in addition to devices and addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FactsToRead {
     /// The default routes and the routes of local addresses, for which all routes are read.
     pub routes: bool,
     /// What the follower gets no notification of: the rules of netfilter, and the cgroups of pods.
     pub unnotified: bool,
+    /// With `unnotified`: rules of another proxy that are known, in large tables of `iptables-legacy`.
+    pub large_tables: bool,
 }
 
 impl FactsToRead {
     /// Reads everything.
-    pub const ALL: Self = Self { routes: true, unnotified: true };
+    pub const ALL: Self = Self { routes: true, unnotified: true, large_tables: true };
 }
 
 /// Whether a route is a default route of the main table.
@@ -311,20 +325,28 @@ fn read_address(message: &AddressMessage) -> Option<Own> {
 
 /// Returns the default routes in the order of their metrics, and the ranges that are local by a route alone.
 fn routes(netlink: &mut Netlink, addresses: &Addresses) -> io::Result<(Vec<DefaultRoute>, BTreeSet<IpNet>)> {
-    let answers = netlink.dump(RouteNetlinkMessage::GetRoute(RouteMessage::default()))?;
+    let matters = |answer: &_| match answer {
+        RouteNetlinkMessage::NewRoute(RouteMessage { header, .. }) => {
+            is_default_route(header) || is_local_route(header)
+        }
+        _ => false,
+    };
+    let answers = netlink.dump_some(RouteNetlinkMessage::GetRoute(RouteMessage::default()), matters)?;
+    let own = addresses.values().flatten().map(|own| own.address).collect();
     let (mut defaults, mut local) = (Vec::new(), BTreeSet::new());
     for answer in answers {
         if let RouteNetlinkMessage::NewRoute(route) = answer {
             defaults.extend(read_route(&route, addresses));
-            local.extend(read_local(&route, addresses));
+            local.extend(read_local(&route, &own));
         }
     }
     defaults.sort_by_key(|(metric, _)| *metric);
     Ok((defaults.into_iter().map(|(_, route)| route).collect(), local))
 }
 
-/// Returns the range of a route of local addresses, unless it is an address of a device, a loopback or a link-local one.
-fn read_local(message: &RouteMessage, addresses: &Addresses) -> Option<IpNet> {
+/// Returns the range of a route of local addresses, unless it is an address of a device (`own`), a loopback or a link-local
+/// one.
+fn read_local(message: &RouteMessage, own: &BTreeSet<IpAddr>) -> Option<IpNet> {
     if !is_local_route(&message.header) {
         return None;
     }
@@ -338,8 +360,7 @@ fn read_local(message: &RouteMessage, addresses: &Addresses) -> Option<IpNet> {
         IpAddr::V6(address) => address.is_unicast_link_local(),
     };
     let range = IpNet::new(address, message.header.destination_prefix_length).ok()?;
-    let is_devices = range.prefix_len() == range.max_prefix_len()
-        && addresses.values().flatten().any(|own| own.address == address);
+    let is_devices = range.prefix_len() == range.max_prefix_len() && own.contains(&address);
     (!is_link_local && !is_devices && !address.is_loopback()).then_some(range)
 }
 

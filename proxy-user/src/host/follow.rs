@@ -1,8 +1,10 @@
 //! Follows this machine by one subscription to route netlink: publishes the devices for the task that attaches
 //! programs, and sends the state that Services depend on to the driver.
 
+use std::collections::BTreeSet;
 use std::future::pending;
 use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
@@ -27,7 +29,8 @@ const DEBOUNCE: Duration = Duration::from_millis(50);
 const POLICY_DEBOUNCE: Duration = Duration::from_millis(2);
 /// The interval of reads without a notification.
 const PERIOD: Duration = Duration::from_secs(10);
-/// How often all routes are read although no default route has changed: a router may have a million routes.
+/// How often all routes are read although no default route has changed, and the large tables of another proxy: a router may
+/// have a million routes.
 const ROUTES_PERIOD: Duration = Duration::from_mins(5);
 /// The pause between a failure and the next attempt.
 const RETRY: Duration = Duration::from_secs(1);
@@ -106,8 +109,8 @@ impl Follower {
         // The first read covers what changed before the subscription.
         self.list().await?;
         let (mut due, mut reading) = (Some(FactsToRead::ALL), None);
-        let (mut routes_read, mut unnotified_read, mut pause) =
-            (Instant::now(), Instant::now(), Instant::now());
+        let now = Instant::now();
+        let (mut routes_read, mut unnotified_read, mut tables_read, mut pause) = (now, now, now, now);
         loop {
             if reading.is_none()
                 && let Some(what) = due.take()
@@ -118,6 +121,9 @@ impl Follower {
                 if what.unnotified {
                     unnotified_read = Instant::now();
                 }
+                if what.large_tables {
+                    tables_read = Instant::now();
+                }
                 reading = Some(self.read(what));
             }
             tokio::select! {
@@ -125,24 +131,25 @@ impl Follower {
                     None => return Err(io::ErrorKind::ConnectionAborted.into()),
                     Some((message, _)) if !matters(&message) => {}
                     Some((message, _)) => {
-                        self.note(&message);
+                        let mut gone = Gone::default();
+                        gone.note(&message);
                         sleep(DEBOUNCE).await;
                         // The read covers all changes so far, so only removals of the notifications that have arrived
                         // in the meantime matter.
                         while let Some((message, _)) = changes.next().now_or_never().flatten() {
-                            self.note(&message);
+                            gone.note(&message);
                         }
+                        self.forget(&gone);
                         self.list().await?;
                         // The kernel sends no notification for routes that are removed together with their device or address.
-                        let unnotified = due.is_some_and(|due| due.unnotified);
-                        due = Some(FactsToRead { routes: true, unnotified });
+                        due = Some(FactsToRead { routes: true, ..due.unwrap_or_default() });
                     }
                 },
                 change = next_policy(&mut policies) => {
                     change?;
                     sleep(POLICY_DEBOUNCE).await;
                     while next_policy(&mut policies).now_or_never().transpose()?.is_some() {}
-                    due.get_or_insert(FactsToRead { routes: false, unnotified: false });
+                    due.get_or_insert_default();
                 }
                 seen = done(&mut reading) => {
                     reading = None;
@@ -164,7 +171,11 @@ impl Follower {
                         return Ok(());
                     }
                     self.list().await?;
-                    due = Some(FactsToRead { routes: routes_read.elapsed() >= ROUTES_PERIOD, unnotified: true });
+                    due = Some(FactsToRead {
+                        routes: routes_read.elapsed() >= ROUTES_PERIOD,
+                        unnotified: true,
+                        large_tables: tables_read.elapsed() >= ROUTES_PERIOD,
+                    });
                 }
             }
         }
@@ -187,23 +198,11 @@ impl Follower {
         Ok(())
     }
 
-    /// Takes the kernel's word that a device or an address is gone.
-    fn note(&mut self, message: &NetlinkMessage<RouteNetlinkMessage>) {
-        match &message.payload {
-            // A port that leaves its bridge is still there.
-            NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link))
-                if link.header.interface_family != AddressFamily::Bridge =>
-            {
-                let gone = link.header.index;
-                self.seen_devices.gone(|device| device.ifindex == gone);
-                self.seen_addresses.gone(|(device, _)| *device == gone);
-            }
-            NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelAddress(address)) => {
-                let gone = facts::place(address).map(|gone| gone.key());
-                self.seen_addresses.gone(|placed| Some(placed.key()) == gone);
-            }
-            _ => {}
-        }
+    /// Takes the kernel's word that devices and addresses are gone.
+    fn forget(&mut self, gone: &Gone) {
+        self.seen_devices.gone(|device| gone.devices.contains(&device.ifindex));
+        self.seen_addresses
+            .gone(|placed| gone.devices.contains(&placed.0) || gone.addresses.contains(&placed.key()));
     }
 
     const fn is_doubtful(&self) -> bool {
@@ -215,6 +214,31 @@ impl Follower {
         let (facts, known) = (self.facts.clone(), self.known.clone());
         let host = Host { devices: self.seen_devices.present(), addresses: self.seen_addresses.present() };
         spawn_blocking(move || facts.read(&host, &known, what))
+    }
+}
+
+/// Devices and addresses that are gone by the kernel's notifications. They are collected, because a device may lose
+/// thousands of addresses at once.
+#[derive(Debug, Default)]
+struct Gone {
+    devices: BTreeSet<u32>,
+    addresses: BTreeSet<(u32, IpAddr)>,
+}
+
+impl Gone {
+    fn note(&mut self, message: &NetlinkMessage<RouteNetlinkMessage>) {
+        match &message.payload {
+            // A port that leaves its bridge is still there.
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link))
+                if link.header.interface_family != AddressFamily::Bridge =>
+            {
+                self.devices.insert(link.header.index);
+            }
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelAddress(address)) => {
+                self.addresses.extend(facts::place(address).map(|gone| gone.key()));
+            }
+            _ => {}
+        }
     }
 }
 

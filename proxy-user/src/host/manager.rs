@@ -23,6 +23,9 @@ pub trait DeviceHooks: Send + Sync + 'static {
     /// The error of an operation.
     type Error: Display + Send;
 
+    /// What [`DeviceHooks::look`] finds.
+    type Found;
+
     /// Attaches the programs to a device, or replaces those of an earlier agent.
     fn attach(&self, device: &Device) -> Result<(), Self::Error>;
 
@@ -37,11 +40,16 @@ pub trait DeviceHooks: Send + Sync + 'static {
     /// Called after programs that had disappeared from a device were attached again.
     fn attached_again(&self) {}
 
-    /// Called after a pass over these devices: each selected one has its programs, or cannot have them. `is_complete`: all have them.
-    fn after_pass(&self, _devices: &Devices, _is_complete: bool) {}
+    /// Called after a pass over these devices: each selected one has its programs, or cannot have them. `found`: see
+    /// [`DeviceHooks::look`], after the last change of the pass; `is_complete`: all have them, and no other device has;
+    /// `has_pods`: no device of a pod is left out of the selection.
+    fn after_pass(&self, _devices: &Devices, _found: &Self::Found, _is_complete: bool, _has_pods: bool) {}
+
+    /// Asks the kernel which programs are attached to devices: several requests for each device.
+    fn look(&self) -> Self::Found;
 
     /// Returns the devices with programs of this agent or an earlier one, and whether the programs are complete.
-    fn attached(&self) -> BTreeMap<u32, bool>;
+    fn attached(found: &Self::Found) -> BTreeMap<u32, bool>;
 }
 
 /// A selected device.
@@ -49,8 +57,10 @@ pub trait DeviceHooks: Send + Sync + 'static {
 pub struct DeviceState {
     /// Its name.
     pub name: String,
-    /// Why it has no programs; `None` if it has them.
+    /// Why it has no programs of this agent; `None` if it has them.
     pub problem: Option<String>,
+    /// It has no programs at all, or not all; those of an earlier agent may still be there.
+    pub is_bare: bool,
 }
 
 /// The selected devices by index; `None` before the first pass.
@@ -99,11 +109,7 @@ impl<H: DeviceHooks> DeviceManager<H> {
     async fn pass(&self, devices: Devices) -> Result<bool, JoinError> {
         let (selection, hooks) = (self.selection.clone(), Arc::clone(&self.hooks));
         let before = self.states.borrow().clone();
-        let work = move || {
-            let states = reconcile(&selection, &*hooks, before.as_ref(), &devices);
-            hooks.after_pass(&devices, states.values().all(|state| state.problem.is_none()));
-            states
-        };
+        let work = move || run_pass(&selection, &*hooks, before.as_ref(), &devices);
         let after = spawn_blocking(work).await?;
         let failed = after.values().any(|state| state.problem.is_some());
         self.states.send_if_modified(|states| {
@@ -116,19 +122,45 @@ impl<H: DeviceHooks> DeviceManager<H> {
 }
 
 /// Makes one pass over all devices; returns the new state of the selected ones.
-fn reconcile<H: DeviceHooks>(
+fn run_pass<H: DeviceHooks>(
     selection: &Selection,
     hooks: &H,
     before: Option<&BTreeMap<u32, DeviceState>>,
     devices: &Devices,
 ) -> BTreeMap<u32, DeviceState> {
-    let attached = hooks.attached();
-    let mut states = BTreeMap::new();
+    let found = hooks.look();
+    let Reconciled { states, all_detached, is_same } =
+        reconcile(selection, hooks, H::attached(&found), before, devices);
+    let found = if is_same { found } else { hooks.look() };
+    let is_complete = all_detached && states.values().all(|state| state.problem.is_none());
+    hooks.after_pass(devices, &found, is_complete, selection.left_out(devices).next().is_none());
+    states
+}
+
+/// What a pass did.
+struct Reconciled {
+    /// The new state of the selected devices.
+    states: BTreeMap<u32, DeviceState>,
+    /// Whether all other devices are without our programs.
+    all_detached: bool,
+    /// Whether no program was to be attached or detached.
+    is_same: bool,
+}
+
+fn reconcile<H: DeviceHooks>(
+    selection: &Selection,
+    hooks: &H,
+    attached: BTreeMap<u32, bool>,
+    before: Option<&BTreeMap<u32, DeviceState>>,
+    devices: &Devices,
+) -> Reconciled {
+    let (mut states, mut is_same) = (BTreeMap::new(), true);
     for device in devices.iter().filter(|device| selection.takes(device)) {
         let known = before.and_then(|states| states.get(&device.ifindex));
         // The programs may have been removed externally, or the device was moved to another network namespace and back.
         let complete = attached.get(&device.ifindex).copied().unwrap_or_default();
         let works = complete && known.is_some_and(|state| state.problem.is_none());
+        is_same &= works;
         let error = if works { None } else { hooks.attach(device).err() };
         // The next list of devices lacks it.
         if error.as_ref().is_some_and(|error| hooks.is_gone(error)) {
@@ -149,17 +181,23 @@ fn reconcile<H: DeviceHooks>(
             }
             _ => {}
         }
-        states.insert(device.ifindex, DeviceState { name: device.name.clone(), problem });
+        let is_bare = problem.is_some() && !complete;
+        states.insert(device.ifindex, DeviceState { name: device.name.clone(), problem, is_bare });
     }
+    let mut all_detached = true;
     for ifindex in attached.into_keys() {
         if !states.contains_key(&ifindex) {
+            is_same = false;
             match hooks.detach(ifindex) {
                 Ok(()) => tracing::info!(ifindex, "packet programs removed"),
-                Err(error) => tracing::warn!(ifindex, %error, "cannot remove packet programs"),
+                Err(error) => {
+                    all_detached = false;
+                    tracing::warn!(ifindex, %error, "cannot remove packet programs");
+                }
             }
         }
     }
-    states
+    Reconciled { states, all_detached, is_same }
 }
 
 #[cfg(test)]
@@ -179,10 +217,13 @@ mod tests {
         broken: Mutex<Option<u32>>,
         attached: Mutex<BTreeSet<u32>>,
         calls: Mutex<Vec<(&'static str, u32)>>,
+        looks: Mutex<u32>,
+        is_complete: Mutex<bool>,
     }
 
     impl DeviceHooks for Hooks {
         type Error = String;
+        type Found = BTreeMap<u32, bool>;
 
         fn attach(&self, device: &Device) -> Result<(), String> {
             self.calls.lock().unwrap().push(("attach", device.ifindex));
@@ -206,7 +247,23 @@ mod tests {
             Ok(())
         }
 
-        fn attached(&self) -> BTreeMap<u32, bool> {
+        fn after_pass(&self, _: &Devices, found: &Self::Found, is_complete: bool, _: bool) {
+            assert_eq!(*found, self.now());
+            *self.is_complete.lock().unwrap() = is_complete;
+        }
+
+        fn look(&self) -> BTreeMap<u32, bool> {
+            *self.looks.lock().unwrap() += 1;
+            self.now()
+        }
+
+        fn attached(found: &Self::Found) -> BTreeMap<u32, bool> {
+            found.clone()
+        }
+    }
+
+    impl Hooks {
+        fn now(&self) -> BTreeMap<u32, bool> {
             self.attached.lock().unwrap().iter().map(|ifindex| (*ifindex, true)).collect()
         }
     }
@@ -221,7 +278,10 @@ mod tests {
         devices: &[u32],
     ) -> BTreeMap<u32, DeviceState> {
         let list = || Ok(devices.iter().copied().map(device).collect());
-        reconcile(&Selection::default(), hooks, before, &Seen::start(list).unwrap().present())
+        let states = run_pass(&Selection::default(), hooks, before, &Seen::start(list).unwrap().present());
+        let has_problem = states.values().any(|state| state.problem.is_some());
+        assert_eq!(*hooks.is_complete.lock().unwrap(), !has_problem);
+        states
     }
 
     #[test]
@@ -231,6 +291,11 @@ mod tests {
         let second = pass(&hooks, Some(&first), &[2, 3]);
         assert_eq!(first, second);
         assert_eq!(*hooks.calls.lock().unwrap(), [("attach", 2), ("attach", 3)]);
+        assert_eq!(
+            *hooks.looks.lock().unwrap(),
+            3,
+            "twice, because the first pass attached programs, and once"
+        );
     }
 
     #[test]
@@ -247,12 +312,21 @@ mod tests {
         let hooks = Hooks::default();
         *hooks.broken.lock().unwrap() = Some(2);
         let first = pass(&hooks, None, &[2, 3]);
-        assert_eq!(first[&2].problem.as_deref(), Some("broken"));
-        assert_eq!(first[&3].problem, None);
+        assert_eq!((first[&2].problem.as_deref(), first[&2].is_bare), (Some("broken"), true));
+        assert_eq!((first[&3].problem.as_deref(), first[&3].is_bare), (None, false));
         *hooks.broken.lock().unwrap() = None;
         let second = pass(&hooks, Some(&first), &[2, 3]);
         assert_eq!(second[&2].problem, None);
         assert_eq!(*hooks.calls.lock().unwrap(), [("attach", 2), ("attach", 3), ("attach", 2)]);
+    }
+
+    #[test]
+    fn device_with_programs_of_an_earlier_agent_is_not_bare() {
+        let hooks = Hooks::default();
+        *hooks.broken.lock().unwrap() = Some(2);
+        hooks.attached.lock().unwrap().insert(2);
+        let states = pass(&hooks, None, &[2]);
+        assert_eq!((states[&2].problem.as_deref(), states[&2].is_bare), (Some("broken"), false));
     }
 
     #[test]

@@ -42,6 +42,15 @@ impl Netlink {
         self.exchange(message, NLM_F_DUMP)
     }
 
+    /// Requests a list, which may be long, and returns the answers for which `keeps` is true.
+    pub fn dump_some(
+        &mut self,
+        message: RouteNetlinkMessage,
+        keeps: impl Fn(&RouteNetlinkMessage) -> bool,
+    ) -> io::Result<Vec<RouteNetlinkMessage>> {
+        self.exchange_some(message, NLM_F_DUMP, keeps)
+    }
+
     /// Requests a change; `flags` are `NLM_F_*` bits.
     pub fn change(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         self.exchange::<_, RouteNetlinkMessage>(message, NLM_F_ACK | flags).map(drop)
@@ -54,16 +63,26 @@ impl Netlink {
         message: Q,
         flags: u16,
     ) -> io::Result<Vec<A>> {
+        self.exchange_some(message, flags, |_| true)
+    }
+
+    fn exchange_some<Q: NetlinkSerializable, A: NetlinkDeserializable>(
+        &mut self,
+        message: Q,
+        flags: u16,
+        keeps: impl Fn(&A) -> bool,
+    ) -> io::Result<Vec<A>> {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
         let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
         request.finalize();
-        undisturbed(|| self.attempt(&mut request))
+        undisturbed(|| self.attempt(&mut request, &keeps))
     }
 
     fn attempt<Q: NetlinkSerializable, A: NetlinkDeserializable>(
         &mut self,
         request: &mut NetlinkMessage<Q>,
+        keeps: &impl Fn(&A) -> bool,
     ) -> io::Result<Answers<A>> {
         self.sequence += 1;
         request.header.sequence_number = self.sequence;
@@ -73,7 +92,7 @@ impl Netlink {
         let mut answers = Answers::new(self.sequence);
         loop {
             let (datagram, _) = self.socket.recv_from_full()?;
-            if answers.take(&datagram)? {
+            if answers.take(&datagram, keeps)? {
                 return Ok(answers);
             }
         }
@@ -105,8 +124,8 @@ impl<A: NetlinkDeserializable> Answers<A> {
         Self { sequence, messages: Vec::new(), is_interrupted: false }
     }
 
-    /// Takes a datagram of the kernel; returns whether it was the last one.
-    fn take(&mut self, datagram: &[u8]) -> io::Result<bool> {
+    /// Takes the messages of a datagram of the kernel for which `keeps` is true; returns whether it was the last datagram.
+    fn take(&mut self, datagram: &[u8], keeps: &impl Fn(&A) -> bool) -> io::Result<bool> {
         let mut rest = datagram;
         while let Some(length) = message_length(rest) {
             let (one, following) = rest.split_at(length);
@@ -119,7 +138,7 @@ impl<A: NetlinkDeserializable> Answers<A> {
             }
             self.is_interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
             match message.payload {
-                NetlinkPayload::InnerMessage(answer) => self.messages.push(answer),
+                NetlinkPayload::InnerMessage(answer) => self.messages.extend(Some(answer).filter(keeps)),
                 // A dump that failed ends with its error (`netlink_dump_done` of `net/netlink/af_netlink.c`).
                 NetlinkPayload::Done(done) if done.code < 0 && done.code != -libc::EINTR => {
                     return Err(io::Error::from_raw_os_error(-done.code));
@@ -171,16 +190,27 @@ mod tests {
 
     fn answers(flags: u16) -> Answers<RouteNetlinkMessage> {
         let mut answers = Answers::new(7);
-        assert!(!answers.take(&datagram(6, NLM_F_DUMP_INTR, 0)).unwrap(), "the answer to an earlier request");
-        assert!(answers.take(&datagram(7, flags, 0)).unwrap());
+        assert!(
+            !answers.take(&datagram(6, NLM_F_DUMP_INTR, 0), &|_| true).unwrap(),
+            "the answer to an earlier request"
+        );
+        assert!(answers.take(&datagram(7, flags, 0), &|_| true).unwrap());
         answers
+    }
+
+    #[test]
+    fn answers_that_are_not_needed_are_not_kept() {
+        let mut answers = Answers::<RouteNetlinkMessage>::new(7);
+        let keeps = |answer: &_| matches!(answer, RouteNetlinkMessage::NewRoute(_));
+        assert!(answers.take(&datagram(7, NLM_F_DUMP_INTR, 0), &keeps).unwrap());
+        assert!(answers.messages.is_empty() && answers.is_interrupted, "it counts all the same");
     }
 
     #[test]
     fn a_list_that_ends_with_an_error_is_an_error() {
         let take = |code: i32| {
             let mut answers = Answers::<RouteNetlinkMessage>::new(7);
-            answers.take(&datagram(7, 0, code)).map(|_| answers.is_interrupted)
+            answers.take(&datagram(7, 0, code), &|_| true).map(|_| answers.is_interrupted)
         };
         assert_eq!(take(-libc::ENOENT).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert_eq!((take(-libc::EINTR).unwrap(), take(0).unwrap()), (true, false));

@@ -16,12 +16,27 @@ const OWN: &str = "/proc/thread-self/ns/net";
 /// Network namespaces, as far as they are visible.
 #[derive(Debug, Default)]
 pub struct Namespaces {
-    /// The namespaces besides the caller's own. An open file keeps its namespace, also after the process by which it was found has
+    /// The namespaces besides the caller's own, by inode. An open file keeps its namespace, also after the process by which it was found has
     /// ended.
-    others: Vec<File>,
+    others: BTreeMap<u64, File>,
     /// The number of processes that this one may not inspect (`ptrace(2)`, "access mode checking"): they may be in
     /// other namespaces.
     pub hidden: usize,
+    /// The first reason why a namespace could not be opened.
+    pub unopened: Option<io::Error>,
+}
+
+impl Namespaces {
+    /// Adds a namespace, unless it is known.
+    fn add(&mut self, inode: u64, open: impl FnOnce() -> io::Result<File>) {
+        let Entry::Vacant(place) = self.others.entry(inode) else { return };
+        match open() {
+            Ok(file) => drop(place.insert(file)),
+            // The process has ended in the meantime.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => self.unopened = self.unopened.take().or(Some(error)),
+        }
+    }
 }
 
 /// Whether this process may find and enter other network namespaces (`/proc/PID/ns`, `setns(2)`).
@@ -36,7 +51,7 @@ pub fn may_enter() -> bool {
 /// so are namespaces without a process.
 pub fn all() -> io::Result<Namespaces> {
     let own = Path::new(OWN).metadata()?.ino();
-    let (mut others, mut hidden) = (BTreeMap::new(), 0);
+    let mut namespaces = Namespaces::default();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let name = entry.file_name();
@@ -44,23 +59,17 @@ pub fn all() -> io::Result<Namespaces> {
             let path = entry.path().join("ns/net");
             match path.metadata() {
                 Ok(metadata) if metadata.ino() == own => {}
-                Ok(metadata) => {
-                    if let Entry::Vacant(place) = others.entry(metadata.ino())
-                        && let Ok(file) = File::open(path)
-                    {
-                        place.insert(file);
-                    }
-                }
+                Ok(metadata) => namespaces.add(metadata.ino(), || File::open(path)),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                     // The first process is the machine's own, and may be protected.
-                    hidden += usize::from(name != "1");
+                    namespaces.hidden += usize::from(name != "1");
                 }
                 // The process has ended in the meantime.
                 Err(_) => {}
             }
         }
     }
-    Ok(Namespaces { others: others.into_values().collect(), hidden })
+    Ok(namespaces)
 }
 
 /// Runs `work` in the caller's own namespace, which needs no permission, and in each of the others, on a separate thread that ends
@@ -68,7 +77,7 @@ pub fn all() -> io::Result<Namespaces> {
 pub fn in_each<T: Send>(namespaces: &Namespaces, mut work: impl FnMut(io::Result<()>) -> T + Send) -> Vec<T> {
     let run = || {
         let own = work(Ok(()));
-        [own].into_iter().chain(namespaces.others.iter().map(|file| work(enter(file)))).collect()
+        [own].into_iter().chain(namespaces.others.values().map(|file| work(enter(file)))).collect()
     };
     // A panic of `work` has been reported already.
     std::thread::scope(|scope| scope.spawn(run).join()).unwrap_or_default()
@@ -86,7 +95,7 @@ mod tests {
     fn each_other_namespace_is_there_once() {
         let own = Path::new("/proc/self/ns/net").metadata().unwrap().ino();
         let found = all().unwrap();
-        let mut inodes: Vec<_> = found.others.iter().map(|file| file.metadata().unwrap().ino()).collect();
+        let mut inodes: Vec<_> = found.others.values().map(|file| file.metadata().unwrap().ino()).collect();
         let count = inodes.len();
         inodes.sort_unstable();
         inodes.dedup();
@@ -95,9 +104,21 @@ mod tests {
 
     #[test]
     fn visitor_gets_the_result_of_entering_the_namespace() {
-        let others = vec![File::open("/proc/self/stat").unwrap()];
-        let told =
-            in_each(&Namespaces { others, hidden: 0 }, |entered| entered.map_err(|error| error.kind()));
+        let mut namespaces = Namespaces::default();
+        namespaces.add(1, || File::open("/proc/self/stat"));
+        let told = in_each(&namespaces, |entered| entered.map_err(|error| error.kind()));
         assert_eq!(told, [Ok(()), Err(io::ErrorKind::InvalidInput)]);
+    }
+
+    #[test]
+    fn namespace_that_cannot_be_opened_is_told_unless_its_process_has_ended() {
+        let mut namespaces = Namespaces::default();
+        namespaces.add(1, || File::open("/proc/self/stat"));
+        namespaces.add(1, || Err(io::Error::from_raw_os_error(libc::EIO)));
+        namespaces.add(2, || Err(io::ErrorKind::NotFound.into()));
+        assert!(namespaces.unopened.is_none() && namespaces.others.len() == 1, "{namespaces:?}");
+        namespaces.add(3, || Err(io::Error::from_raw_os_error(libc::EMFILE)));
+        namespaces.add(4, || Err(io::Error::from_raw_os_error(libc::EIO)));
+        assert_eq!(namespaces.unopened.and_then(|error| error.raw_os_error()), Some(libc::EMFILE));
     }
 }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Serialize, Serializer};
 
 use super::devices::Device;
+use super::seen::Present;
 use proxy_core::model::DeviceKind;
 
 /// The text is not a pattern of device names.
@@ -109,6 +110,22 @@ impl Selection {
         }
         named.peek().is_some() && named.all(|one| !one.is_excluded)
     }
+
+    /// Returns the devices that lead to a pod or container, and get no programs because the operator selects others: packets that
+    /// a pod sends there are not translated. The port of a bridge that is selected does not count, nor that of another switch (OVS).
+    pub fn left_out<'a>(&'a self, devices: &'a Present<Device>) -> impl Iterator<Item = &'a Device> {
+        let has_master = |device: &Device| {
+            let is_selected = |other: &Device| other.kind != DeviceKind::Bridge || self.takes(other);
+            devices.iter().any(|other| Some(other.ifindex) == device.master && is_selected(other))
+        };
+        let is_left = move |device: &&Device| {
+            device.kind == DeviceKind::Veth
+                && device.below_elsewhere
+                && automatic(device)
+                && !self.takes(device)
+        };
+        devices.iter().filter(is_left).filter(move |device| !has_master(device))
+    }
 }
 
 /// Whether packets from or to other machines and pods may pass this device: Ethernet, or no link-layer header.
@@ -146,6 +163,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::host::seen::Seen;
 
     fn device(name: &str, kind: DeviceKind) -> Device {
         Device { ifindex: 2, name: name.to_owned(), ethernet: true, kind, ..Device::default() }
@@ -189,6 +207,43 @@ mod tests {
         assert!(!selection.takes(&Device { ethernet: false, ..device("lo", DeviceKind::Other) }));
         let tunnel = Device { ethernet: false, no_header: true, ..device("wg0", DeviceKind::Other) };
         assert!(selection.takes(&tunnel));
+    }
+
+    #[rstest]
+    #[case("", "veth1", DeviceKind::Veth, false)]
+    #[case("eth*", "veth1", DeviceKind::Veth, true)]
+    #[case("eth*,veth*", "veth1", DeviceKind::Veth, false)]
+    #[case("eth*,veth*", "cali1", DeviceKind::Veth, true)]
+    #[case("!veth*", "veth1", DeviceKind::Veth, true)]
+    #[case("eth*", "eth1", DeviceKind::Physical, false)]
+    #[case("eth*", "wlan0", DeviceKind::Physical, false)]
+    #[case("eth*", "tap0", DeviceKind::Tun, false)]
+    fn devices_of_pods_that_are_not_selected_are_left_out(
+        #[case] selection: Selection,
+        #[case] name: &str,
+        #[case] kind: DeviceKind,
+        #[case] is_left_out: bool,
+    ) {
+        let list = vec![
+            Device { below_elsewhere: true, ..device(name, kind) },
+            Device { ifindex: 3, ..device("eth0", DeviceKind::Physical) },
+        ];
+        let devices = Seen::start(|| Ok(list.clone())).unwrap().present();
+        assert_eq!(selection.left_out(&devices).count(), usize::from(is_left_out));
+    }
+
+    #[test]
+    fn veth_that_leads_to_no_pod_or_to_a_selected_bridge_is_not_left_out() {
+        let left_out = |text: &str, below_elsewhere, kind| {
+            let port = Device { master: Some(3), below_elsewhere, ..device("veth1", DeviceKind::Veth) };
+            let list = vec![port, Device { ifindex: 3, ..device("cni0", kind) }];
+            let devices = Seen::start(|| Ok(list.clone())).unwrap().present();
+            text.parse::<Selection>().unwrap().left_out(&devices).count()
+        };
+        assert_eq!(left_out("eth*,cni0", true, DeviceKind::Bridge), 0);
+        assert_eq!(left_out("eth*", true, DeviceKind::Bridge), 1);
+        assert_eq!(left_out("eth*", true, DeviceKind::Other), 0, "a port of OVS");
+        assert_eq!(left_out("eth*", false, DeviceKind::Bridge), 0, "between two bridges of the node");
     }
 
     #[test]

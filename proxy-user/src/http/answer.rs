@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 
 use crate::driver::{Programmed, Status};
 use crate::metrics::Metrics;
@@ -35,6 +35,21 @@ pub struct State {
     pub config: Arc<serde_json::Value>,
     /// The page of the metrics server, if it is enabled.
     pub page: Option<Agent>,
+}
+
+/// Large answers are built one after the other: each reads all maps, or the state of all Services.
+pub(super) type Turn = Arc<Mutex<()>>;
+
+/// Builds a large answer, which takes milliseconds or more, on a thread that serves no requests.
+pub(super) async fn in_turn(turn: Turn, build: impl FnOnce() -> Response + Send + 'static) -> Response {
+    let turn = turn.lock_owned().await;
+    let build = move || {
+        // If the client gives up, the next answer still waits for the end of this one.
+        let _turn = turn;
+        build()
+    };
+    let built = tokio::task::spawn_blocking(build).await;
+    built.unwrap_or_else(|error| text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }
 
 pub(super) fn text(status: StatusCode, body: String) -> Response {

@@ -5,7 +5,8 @@
 //! sync was, and so is every family before the first list.
 //!
 //! `/healthz` also fails if most of a family could not be programmed for longer than two sync periods
-//! ([`failing_families`](proxy_core::sync::Reconciler::failing_families)), and if the node is about to be removed, so that load
+//! ([`failing_families`](proxy_core::sync::Reconciler::failing_families)), if no agent has programmed the node for that long since
+//! the start, if an uplink has lacked its packet programs for that long, and if the node is about to be removed, so that load
 //! balancers stop sending traffic to it. `/livez` does not: a restart would help in neither case. An object that cannot be
 //! programmed has a problem, and changes the health of no node: all nodes would leave the load balancers at once.
 
@@ -13,6 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 
+use super::answer::State;
 use crate::driver::{NodeFate, Status};
 use proxy_core::model::net::IpFamily;
 
@@ -21,7 +23,7 @@ use proxy_core::model::net::IpFamily;
 pub struct FamilySync {
     /// Since when the oldest change has waited; `None` if no change waits.
     pub pending_since: Option<SystemTime>,
-    /// Since when most of it could not be programmed; `None` if it is.
+    /// Since when most of it could not be programmed, or an uplink has lacked its packet programs; `None` if neither is so.
     pub failing_since: Option<SystemTime>,
     /// When the maps were last up to date.
     pub last_updated: Option<SystemTime>,
@@ -59,6 +61,15 @@ impl Snapshot {
         *self.family(family) = FamilySync { last_updated: Some(at), ..FamilySync::default() };
     }
 
+    /// Records that both families have also failed since this time.
+    #[must_use]
+    pub fn failing(mut self, since: Option<SystemTime>) -> Self {
+        for family in [&mut self.v4, &mut self.v6] {
+            family.failing_since = family.failing_since.into_iter().chain(since).min();
+        }
+        self
+    }
+
     fn family(&mut self, family: IpFamily) -> &mut FamilySync {
         match family {
             IpFamily::V4 => &mut self.v4,
@@ -68,14 +79,14 @@ impl Snapshot {
 }
 
 impl From<&Status> for Snapshot {
-    /// One sync serves both families, so both have the same times.
+    /// One sync serves both families, so a change waits in both.
     fn from(status: &Status) -> Self {
         // Before everything is listed, a change cannot be programmed, and kube-proxy does not count it as late.
-        let pending = status.synced && status.service_changes.pending + status.slice_changes.pending > 0;
+        let pending = status.synced && status.is_pending();
         let sync = |family| FamilySync {
             pending_since: status.last_queued.filter(|_| pending),
             failing_since: status.failing_since.get(&family).copied(),
-            last_updated: status.last_sync,
+            last_updated: status.up_to_date.get(&family).copied(),
         };
         Self {
             v4: sync(IpFamily::V4),
@@ -135,22 +146,39 @@ impl HealthReport {
         };
         let status = Families { v4: family(&snapshot.v4), v6: family(&snapshot.v6) };
         let healthy = status.v4.healthy && status.v6.healthy;
-        // The current time while the agent is healthy: older load balancers check only this field.
-        let last_updated =
-            if healthy { Some(now) } else { snapshot.v4.last_updated.max(snapshot.v6.last_updated) };
-        Self {
-            last_updated: rfc3339(last_updated),
+        let mut report = Self {
+            last_updated: rfc3339(snapshot.v4.last_updated.max(snapshot.v6.last_updated)),
             current_time: rfc3339(Some(now)),
             node_eligible: (check == Check::Healthz).then_some(snapshot.node_eligible),
             healthy,
             status,
+        };
+        if report.code() == 200 {
+            // Older load balancers check only this field.
+            report.last_updated.clone_from(&report.current_time);
         }
+        report
+    }
+
+    /// Whether both families are healthy.
+    pub const fn is_healthy(&self) -> bool {
+        self.healthy
     }
 
     /// Returns the HTTP status.
     pub fn code(&self) -> u16 {
         if self.healthy && self.node_eligible.unwrap_or(true) { 200 } else { 503 }
     }
+}
+
+/// Returns the current report.
+pub(super) fn report(state: &State, check: Check) -> HealthReport {
+    let snapshot = {
+        let status = state.status.borrow();
+        let bare = state.metrics.bare.first(&status.uplinks);
+        Snapshot::from(&*status).failing(bare.map(|device| device.since))
+    };
+    HealthReport::of(&snapshot, state.patience, check, SystemTime::now())
 }
 
 /// Returns a time as Go writes it in JSON; `None` is Go's zero time, the year 1.
@@ -242,6 +270,7 @@ mod tests {
         let snapshot = Snapshot { node_eligible: false, ..Snapshot::default() };
         let healthz = clock.check(&snapshot);
         assert_eq!((healthz.code(), healthz.healthy), (503, true));
+        assert_eq!(healthz.last_updated, "0001-01-01T00:00:00Z", "the current time only with 200");
         let livez = HealthReport::of(&snapshot, PATIENCE, Check::Livez, clock.0);
         assert_eq!((livez.code(), livez.node_eligible), (200, None));
     }
@@ -264,7 +293,7 @@ mod tests {
     #[test]
     fn healthz_is_503_and_livez_is_200_after_two_periods_of_failed_writes() {
         let mut clock = Clock::new();
-        let mut status = Status { synced: true, last_sync: Some(clock.0), ..Status::default() };
+        let mut status = Status { synced: true, ..Status::default() };
         status.failing_since.insert(IpFamily::V6, clock.0);
         clock.pass(60);
         assert_eq!(well(&clock.check(&Snapshot::from(&status))), (200, true, true), "not for long");

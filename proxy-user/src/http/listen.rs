@@ -1,7 +1,9 @@
 //! Listens, and serves connections within limits, so that clients that open many connections, or send nothing on them,
 //! keep no other client from its answer. A new connection is always accepted: if there are too many, the client with the
-//! most connections loses its oldest one.
+//! most connections loses its oldest one; of clients with equally many, the one with the oldest connection. All addresses of
+//! an IPv6 network of 64 bits are one client.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -14,7 +16,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinSet};
 
 /// The number of connections that may wait to be accepted; the kernel has a limit of its own (`somaxconn`).
 const BACKLOG: i32 = 4096;
@@ -70,10 +72,18 @@ pub(super) struct Connections {
 
 #[derive(Debug, Default)]
 struct Open {
-    /// The connections of each client, in the order in which they were accepted.
+    /// The connections of each client (see [`client_of`]), in the order in which they were accepted.
     of_clients: BTreeMap<IpAddr, BTreeMap<u64, Option<AbortHandle>>>,
     count: usize,
     next: u64,
+}
+
+/// Returns the client to which an address belongs. A client may use every address of its IPv6 network.
+fn client_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 @ IpAddr::V4(_) => v4,
+    }
 }
 
 impl Open {
@@ -89,9 +99,12 @@ impl Open {
         }
     }
 
-    /// Returns the client with the most connections.
+    /// Returns the client with the most connections; of several, the one with the oldest connection.
     fn largest(&self) -> Option<IpAddr> {
-        let most = self.of_clients.iter().max_by_key(|(_, connections)| connections.len());
+        let most = self
+            .of_clients
+            .iter()
+            .max_by_key(|(_, connections)| (connections.len(), Reverse(connections.keys().next())));
         most.map(|(client, _)| *client)
     }
 
@@ -151,10 +164,10 @@ impl Connections {
         Slot { connections: self.clone(), client, number }
     }
 
-    fn start(&self, stream: TcpStream, client: IpAddr, router: Router) {
-        let slot = self.admit(client.to_canonical());
+    fn start(&self, tasks: &mut JoinSet<()>, stream: TcpStream, client: IpAddr, router: Router) {
+        let slot = self.admit(client_of(client));
         let (client, number) = (slot.client, slot.number);
-        let task = tokio::spawn(async move {
+        let task = tasks.spawn(async move {
             let _slot = slot;
             let mut http = http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIMEOUT).max_buf_size(MAX_HEAD);
@@ -166,15 +179,21 @@ impl Connections {
         let mut open = self.lock();
         let known = open.of_clients.get_mut(&client).and_then(|connections| connections.get_mut(&number));
         if let Some(known) = known {
-            *known = Some(task.abort_handle());
+            *known = Some(task);
         }
     }
 
-    /// Accepts and serves connections until the future is dropped.
+    /// Accepts and serves connections until the future is dropped, which ends them: the next server at the same port may be another
+    /// Service's.
     pub(super) async fn serve(&self, listener: &TcpListener, router: &Router) {
+        let mut tasks = JoinSet::new();
         loop {
-            match listener.accept().await {
-                Ok((stream, client)) => self.start(stream, client.ip(), router.clone()),
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                Some(_) = tasks.join_next() => continue,
+            };
+            match accepted {
+                Ok((stream, client)) => self.start(&mut tasks, stream, client.ip(), router.clone()),
                 Err(error) => {
                     if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
                         self.lock().end_one();

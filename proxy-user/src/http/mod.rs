@@ -4,7 +4,7 @@
 //! | server | path | answer |
 //! |---|---|---|
 //! | health | `/healthz`, `/livez` | JSON, 200 or 503; see [`health`] |
-//! | | `/readyz` | `ok`, or 503 until the listed objects are in the maps, and while the socket programs cannot be attached; kube-proxy has none |
+//! | | `/readyz` | `ok`, or 503 until the listed objects are in the maps, and while socket programs or those of an uplink cannot be attached; kube-proxy has none |
 //! | metrics | `/metrics` | see [`crate::metrics`] |
 //! | | `/proxyMode` | `ebpf` |
 //! | | `/healthz`, `/livez` | `ok`, or 503 and the same JSON |
@@ -28,24 +28,23 @@ mod programmed;
 pub mod service_check;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::extract;
 use axum::http::header::ACCEPT;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use axum::routing::get;
+use axum::routing::{any, get};
 use axum::{Extension, Router};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::mpsc;
 
 pub use answer::State;
-use answer::{RETRY, json, text, with_type};
+use answer::{RETRY, Turn, in_turn, json, text, with_type};
 
 use crate::metrics::Format;
 use crate::metrics::recent::SOCKET_PROGRAMS;
 use crate::page;
-use health::{Check, HealthReport, Snapshot};
+use health::{Check, report};
 use listen::Connections;
 use proxy_core::model::notice::Notice;
 use proxy_core::model::settings::PROXY_MODE;
@@ -109,8 +108,9 @@ pub async fn serve(addresses: Addresses, state: State) -> Result<(), ListenError
 /// Returns the paths of the health server.
 pub fn health_router(state: State) -> Router {
     Router::new()
-        .route("/healthz", get(healthz))
-        .route("/livez", get(livez))
+        // kube-proxy answers any method: HAProxy's `option httpchk` sends OPTIONS.
+        .route("/healthz", any(healthz))
+        .route("/livez", any(livez))
         .route("/readyz", get(readyz))
         .with_state(state)
 }
@@ -123,9 +123,9 @@ pub fn metrics_router(state: State) -> Router {
     });
     let router = Router::new()
         .route("/metrics", get(scrape))
-        .route("/proxyMode", get(|| async { text(StatusCode::OK, PROXY_MODE.to_owned()) }))
-        .route("/healthz", get(ping))
-        .route("/livez", get(ping))
+        .route("/proxyMode", any(|| async { text(StatusCode::OK, PROXY_MODE.to_owned()) }))
+        .route("/healthz", any(ping))
+        .route("/livez", any(ping))
         .route("/configz", get(configz))
         .route("/apiservers", get(api_servers))
         .route("/problems", get(problems))
@@ -177,11 +177,6 @@ async fn listen(
     }
 }
 
-fn report(state: &State, check: Check) -> HealthReport {
-    let snapshot = Snapshot::from(&*state.status.borrow());
-    HealthReport::of(&snapshot, state.patience, check, SystemTime::now())
-}
-
 async fn healthz(extract::State(state): extract::State<State>) -> Response {
     let report = report(&state, Check::Healthz);
     state.metrics.answered_healthz(report.code());
@@ -195,15 +190,20 @@ async fn livez(extract::State(state): extract::State<State>) -> Response {
 }
 
 /// Answers whether a rollout may continue with the next node: the listed objects have been in the maps once, and no attempt to
-/// attach the socket programs has failed. Objects that cannot be programmed do not count, unless most cannot.
+/// attach the socket programs has failed, nor for two sync periods those of an uplink. Objects that cannot be programmed do not count, unless most cannot.
 async fn readyz(extract::State(state): extract::State<State>) -> Response {
     if let Some(fault) = state.metrics.recent.standing_of(SOCKET_PROGRAMS).pop() {
         return text(StatusCode::SERVICE_UNAVAILABLE, fault);
     }
-    let (synced, complete, failing) = {
+    let (synced, complete, failing, bare) = {
         let status = state.status.borrow();
-        (status.synced, status.complete, status.failing)
+        (status.synced, status.complete, status.failing, state.metrics.bare.first(&status.uplinks))
     };
+    let lacks = |since| SystemTime::now().duration_since(since).is_ok_and(|time| time > state.patience);
+    if let Some(device) = bare.filter(|device| lacks(device.since)) {
+        let reason = format!("the uplink {} has no packet programs; see /problems", device.name);
+        return text(StatusCode::SERVICE_UNAVAILABLE, reason);
+    }
     let reason = match (synced, complete) {
         (_, true) => return text(StatusCode::OK, "ok".to_owned()),
         (true, false) => format!("{failing} Service ports are not programmed yet; see /problems"),
@@ -226,10 +226,16 @@ async fn configz(extract::State(state): extract::State<State>) -> Response {
 }
 
 /// For `ballast status`, because the maps do not show what is missing in them.
-async fn problems(extract::State(state): extract::State<State>) -> Response {
-    let mut sentences: Vec<_> = state.status.borrow().problems.iter().map(ToString::to_string).collect();
-    sentences.extend(state.metrics.recent.faults());
-    json(200, &sentences)
+async fn problems(
+    extract::State(state): extract::State<State>,
+    Extension(turn): Extension<Turn>,
+) -> Response {
+    let build = move || {
+        let mut sentences: Vec<_> = state.status.borrow().problems.iter().map(ToString::to_string).collect();
+        sentences.extend(state.metrics.recent.faults());
+        json(200, &sentences)
+    };
+    in_turn(turn, build).await
 }
 
 /// For `ballast status`, because the pins do not show why an uplink has no XDP program.
@@ -247,9 +253,6 @@ async fn api_servers(extract::State(state): extract::State<State>) -> Response {
     json(200, &state.metrics.api_servers())
 }
 
-/// Scrapes run one after the other: each reads all maps.
-type Turn = Arc<Mutex<()>>;
-
 async fn scrape(
     extract::State(state): extract::State<State>,
     Extension(turn): Extension<Turn>,
@@ -257,20 +260,12 @@ async fn scrape(
 ) -> Response {
     let accept: Vec<_> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
     let format = Format::negotiate(&accept.join(","));
-    // Reading the maps blocks for some milliseconds, so this does not run on a thread that serves requests.
-    let metrics = Arc::clone(&state.metrics);
-    let turn = turn.lock_owned().await;
-    let encode = move || {
-        // If the client gives up, the next scrape still waits for the end of this one.
-        let _turn = turn;
-        metrics.encode(format)
-    };
-    match tokio::task::spawn_blocking(encode).await {
-        Ok(Ok(body)) => with_type(StatusCode::OK, format.content_type(), body),
-        Ok(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    let encode = move || match state.metrics.encode(format) {
+        Ok(body) => with_type(StatusCode::OK, format.content_type(), body),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
-    }
+    };
+    in_turn(turn, encode).await
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

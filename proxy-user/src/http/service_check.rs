@@ -2,22 +2,22 @@
 //! `spec.healthCheckNodePort`, opened and closed together with the Service.
 //!
 //! Port, answer and header are kube-proxy's (`pkg/proxy/healthcheck/service_health.go`, 1.36): 200 if the node has a
-//! ready endpoint and the agent is healthy, otherwise 503, for any path.
+//! ready endpoint and `/healthz` reports the agent as healthy, otherwise 503, for any path. Whether the node leaves does not
+//! count: its endpoints still serve.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract;
 use axum::http::HeaderValue;
 use axum::response::Response;
 use serde::Serialize;
-use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::answer::{RETRY, State, json};
-use super::health::{Check, HealthReport, Snapshot};
+use super::health::{Check, report};
 use super::listen::{Connections, open_one};
 use crate::driver::Status;
 use proxy_core::model::ServiceName;
@@ -37,15 +37,12 @@ type Key = (ServiceName, SocketAddr);
 struct CheckContext {
     service: ServiceName,
     family: IpFamily,
-    status: watch::Receiver<Status>,
-    patience: Duration,
-    notices: mpsc::Sender<Notice>,
-    node_name: String,
+    state: State,
 }
 
 /// Runs the servers that the status requires, until the future is dropped.
 pub async fn serve(state: State) {
-    let State { mut status, patience, notices, node_name, .. } = state;
+    let mut status = state.status.clone();
     let mut servers: BTreeMap<Key, Server> = BTreeMap::new();
     let connections = Connections::new(MOST);
     loop {
@@ -54,9 +51,7 @@ pub async fn serve(state: State) {
         for key in wanted {
             let (service, address) = key.clone();
             let family = IpFamily::of(address.ip());
-            let (notices, node_name) = (notices.clone(), node_name.clone());
-            let context =
-                CheckContext { service, family, status: status.clone(), patience, notices, node_name };
+            let context = CheckContext { service, family, state: state.clone() };
             let connections = connections.clone();
             servers.entry(key).or_insert_with(|| Server(tokio::spawn(run(address, context, connections))));
         }
@@ -106,11 +101,12 @@ async fn run(address: SocketAddr, context: CheckContext, connections: Connection
                     // The text is kube-proxy's. If the queue is full, the event is lost; the log has it.
                     let note = format!(
                         "node {} failed to start healthcheck {:?} on port {}: {error}",
-                        context.node_name,
+                        context.state.node_name,
                         context.service.to_string(),
                         address.port()
                     );
-                    let _ = context.notices.try_send(Notice::no_health_check(context.service.clone(), note));
+                    let notice = Notice::no_health_check(context.service.clone(), note);
+                    let _ = context.state.notices.try_send(notice);
                 }
             }
         }
@@ -134,13 +130,10 @@ struct Named<'a> {
 }
 
 async fn answer(extract::State(context): extract::State<CheckContext>) -> Response {
-    let CheckContext { service, family, status, patience, .. } = context;
-    let status = status.borrow();
-    let check = status.health_checks.get(&service);
-    let local_endpoints = check.and_then(|check| check.local.get(&family)).copied().unwrap_or_default();
-    let report = HealthReport::of(&Snapshot::from(&*status), patience, Check::Livez, SystemTime::now());
-    drop(status);
-    let service_proxy_healthy = report.code() == 200;
+    let CheckContext { service, family, state } = context;
+    let local = |status: &Status| Some(*status.health_checks.get(&service)?.local.get(&family)?);
+    let local_endpoints = local(&state.status.borrow()).unwrap_or_default();
+    let service_proxy_healthy = report(&state, Check::Healthz).is_healthy();
     let code = if local_endpoints > 0 && service_proxy_healthy { 200 } else { 503 };
     let service = Named { namespace: &service.namespace, name: &service.name };
     let mut response = json(code, &HealthCheckReply { service, local_endpoints, service_proxy_healthy });

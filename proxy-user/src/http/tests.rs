@@ -1,5 +1,7 @@
 use std::num::NonZero;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, SystemTime};
 
 use super::*;
 use crate::driver::{Programmed, Status};
@@ -8,6 +10,18 @@ use proxy_core::model::Problem;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+
+/// Returns a port that is free in both families. Below the ephemeral ports: other tests take those at the same time.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let number = std::process::id() * 64 + u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (number % 20_000) as u16;
+        if std::net::TcpListener::bind((std::net::Ipv6Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
+}
 
 pub(super) fn state(status: Status) -> State {
     let status = watch::Sender::new(status).subscribe();
@@ -38,8 +52,12 @@ pub(super) async fn fetch(address: SocketAddr, path: &str) -> (u16, String, Stri
 
 /// Like [`fetch`] with more headers, each with its line break.
 async fn fetch_with(address: SocketAddr, path: &str, headers: &str) -> (u16, String, String) {
+    request("GET", address, path, headers).await
+}
+
+async fn request(method: &str, address: SocketAddr, path: &str, headers: &str) -> (u16, String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n{headers}Connection: close\r\n\r\n");
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: test\r\n{headers}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut reply = String::new();
     stream.read_to_string(&mut reply).await.unwrap();
@@ -83,7 +101,7 @@ async fn what_is_wrong_with_which_object_can_be_asked() {
         field: "spec.clusterIPs[0]".to_owned(),
         message: "\"10.96.0.300\" is no address".to_owned(),
     };
-    let status = Status { problems: vec![problem], ..Status::default() };
+    let status = Status { problems: vec![problem].into(), ..Status::default() };
     let address = start(metrics_router(state(status))).await;
     let (code, head, body) = fetch(address, "/problems").await;
     assert_eq!(code, 200);
@@ -110,6 +128,23 @@ async fn the_health_server_counts_its_answers() {
 }
 
 #[tokio::test]
+async fn health_paths_answer_any_method() {
+    let health = start(health_router(state(Status::default()))).await;
+    let metrics = start(metrics_router(state(Status::default()))).await;
+    for (address, path) in [
+        (health, "/healthz"),
+        (health, "/livez"),
+        (metrics, "/healthz"),
+        (metrics, "/livez"),
+        (metrics, "/proxyMode"),
+    ] {
+        for method in ["OPTIONS", "POST", "HEAD"] {
+            assert_eq!(request(method, address, path, "").await.0, 200, "{method} {path}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_agent_is_ready_after_its_first_sync() {
     let fresh = start(health_router(state(Status::default()))).await;
     assert_eq!(fetch(fresh, "/readyz").await.0, 503);
@@ -130,6 +165,28 @@ async fn an_agent_is_ready_after_its_first_sync() {
     );
     metrics.recent.set_standing(SOCKET_PROGRAMS, []);
     assert_eq!(fetch(synced, "/readyz").await.0, 200);
+}
+
+#[tokio::test]
+async fn uplink_without_programs_makes_the_node_unhealthy_after_two_periods() {
+    let known = Status { synced: true, complete: true, uplinks: [2].into(), ..Status::default() };
+    let state = state(known);
+    let metrics = Arc::clone(&state.metrics);
+    let address = start(health_router(state)).await;
+    let codes = async || {
+        let code = async |path| fetch(address, path).await.0;
+        [code("/healthz").await, code("/livez").await, code("/readyz").await]
+    };
+    let since = |seconds| SystemTime::now() - Duration::from_secs(seconds);
+    metrics.bare.set([(3, "veth1".to_owned())], since(100));
+    assert_eq!(codes().await, [200; 3], "a device of a pod");
+    metrics.bare.set([(2, "eth0".to_owned())], since(10));
+    assert_eq!(codes().await, [200; 3], "not for long");
+    metrics.bare.set([], since(0));
+    metrics.bare.set([(2, "eth0".to_owned())], since(61));
+    assert_eq!(codes().await, [503, 200, 503]);
+    metrics.bare.set([], since(0));
+    assert_eq!(codes().await, [200; 3]);
 }
 
 #[tokio::test]
@@ -212,7 +269,7 @@ async fn what_is_programmed_is_told_with_its_edition() {
         |object: &str| Problem { object: object.to_owned(), field: "f".to_owned(), message: "m".to_owned() };
     let problems =
         vec![problem("Service default/web"), problem("EndpointSlice default/web-x"), problem("Service a/b")];
-    let status = Status { synced: true, problems, ..Status::default() };
+    let status = Status { synced: true, problems: problems.into(), ..Status::default() };
     let state = State { programmed: programmed("41").await, ..state(status) };
     let address = start(metrics_router(state)).await;
     let (code, head, body) = fetch(address, "/programmed/default/web").await;
@@ -234,8 +291,45 @@ async fn what_is_programmed_is_told_with_its_edition() {
         (&all["node"], &all["synced"], &all["services"]),
         (&"node-a".into(), &true.into(), &serde_json::json!([one]))
     );
-    let (code, _, body) = fetch(address, "/programmed/default/wbe").await;
-    assert!(code == 404 && body.contains("did you mean default/web?"), "{body}");
+    for mistyped in ["default/wbe", "x/web"] {
+        let (code, _, body) = fetch(address, &format!("/programmed/{mistyped}")).await;
+        assert!(code == 404 && body.contains("did you mean default/web?"), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn name_longer_than_any_service_gets_no_proposal() {
+    let state =
+        State { programmed: programmed("41").await, ..state(Status { synced: true, ..Status::default() }) };
+    let address = start(metrics_router(state)).await;
+    let (code, _, body) = fetch(address, &format!("/programmed/default/{}", "web".repeat(5000))).await;
+    assert!(code == 404 && !body.contains("did you mean"), "{body}");
+}
+
+#[tokio::test]
+async fn large_answer_delays_no_other_request() {
+    for path in ["/programmed", "/programmed/a/b", "/problems"] {
+        let status = watch::Sender::new(Status::default());
+        let address =
+            start(metrics_router(State { status: status.subscribe(), ..state(Status::default()) })).await;
+        let (locked, is_locked) = std::sync::mpsc::channel();
+        let (release, is_released) = std::sync::mpsc::channel();
+        // The answer needs the status, which this thread holds.
+        let hold = std::thread::spawn(move || {
+            status.send_modify(|_| {
+                locked.send(()).unwrap();
+                let _ = is_released.recv_timeout(Duration::from_secs(5));
+            });
+        });
+        is_locked.recv().unwrap();
+        let answer = tokio::spawn(fetch(address, path));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(fetch(address, "/proxyMode").await.0, 200);
+        assert!(!hold.is_finished() && !answer.is_finished(), "{path}");
+        release.send(()).unwrap();
+        answer.await.unwrap();
+        hold.join().unwrap();
+    }
 }
 
 #[tokio::test]

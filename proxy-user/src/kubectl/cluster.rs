@@ -1,5 +1,6 @@
 //! Finds the agents' pods, and runs `ballast` in them.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, stream};
@@ -218,25 +219,26 @@ pub(super) fn failure(status: Option<Status>) -> String {
     told.unwrap_or_else(|| "`ballast` failed in the agent's pod".to_owned())
 }
 
-/// Reads the output of a process, up to [`MOST`] bytes.
+/// Reads the output of a process; more than [`MOST`] bytes are an error.
 async fn read(from: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    if let Some(from) = from {
-        from.take(MOST).read_to_end(&mut bytes).await.map_err(|error| error.to_string())?;
-    }
-    Ok(bytes)
+    let Some(from) = from else { return Ok(bytes) };
+    let length = from.take(MOST + 1).read_to_end(&mut bytes).await.map_err(|error| error.to_string())?;
+    if length as u64 > MOST { Err(format!("the answer is longer than {MOST} bytes")) } else { Ok(bytes) }
 }
 
-/// Returns the agent in a pod; `None` if the pod does not run or terminates.
-fn agent(pod: Pod) -> Option<Agent> {
+/// Returns the agent in a pod; `None` if the pod does not run, terminates, or is not in the node's network namespace as agents
+/// are.
+pub(super) fn agent(pod: Pod) -> Option<Agent> {
     let is_running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
     let leaves = pod.metadata.deletion_timestamp.is_some();
     let spec = pod.spec;
+    let is_of_node = spec.host_network == Some(true);
     let ports = spec.containers.iter().flat_map(|container| container.ports.iter().flatten());
     let mut named = ports.filter(|port| port.name.as_deref() == Some(METRICS));
     let port = named.next().and_then(|port| u16::try_from(port.container_port).ok());
     let (node, metrics_port) = (spec.node_name?, port.unwrap_or(METRICS_PORT));
-    (is_running && !leaves).then_some(Agent {
+    (is_running && !leaves && is_of_node).then_some(Agent {
         node,
         namespace: pod.metadata.namespace.unwrap_or_default(),
         pod: pod.metadata.name.unwrap_or_default(),
@@ -244,12 +246,19 @@ fn agent(pod: Pod) -> Option<Agent> {
     })
 }
 
-/// Returns the agents on the named nodes, or all agents if no node is named.
+/// Returns the agents on the named nodes, or all agents if no node is named; one for each node. Any tenant can set the labels of
+/// an agent, so agents of several namespaces are an error.
 pub(super) fn select(mut agents: Vec<Agent>, nodes: &[String]) -> Result<Vec<Agent>, KubectlError> {
     agents.sort();
     if agents.is_empty() {
         return Err(KubectlError::NoAgents { labels: AGENTS });
     }
+    let namespaces: BTreeSet<&str> = agents.iter().map(|agent| agent.namespace.as_str()).collect();
+    if namespaces.len() > 1 {
+        let namespaces = Vec::from_iter(namespaces).join(", ");
+        return Err(KubectlError::SeveralNamespaces { labels: AGENTS, namespaces });
+    }
+    agents.dedup_by(|agent, other| agent.node == other.node);
     for node in nodes {
         if !agents.iter().any(|agent| agent.node == *node) {
             let meant = did_you_mean(&nearest(node, agents.iter().map(|agent| agent.node.as_str())));

@@ -39,6 +39,16 @@ pub enum KubectlError {
         /// Labels of the agents' pods.
         labels: &'static str,
     },
+    /// Pods that look like agents run in several namespaces.
+    #[error(
+        "pods with the labels of an agent run in several namespaces ({namespaces}), and any tenant can set the labels ({labels}): give the namespace of Ballast with --agents-namespace"
+    )]
+    SeveralNamespaces {
+        /// Labels of the agents' pods.
+        labels: &'static str,
+        /// Names of the namespaces.
+        namespaces: String,
+    },
     /// A named node has no agent.
     #[error("no agent runs on node {node}{meant} (`kubectl ballast status` lists the nodes)")]
     NoNode {

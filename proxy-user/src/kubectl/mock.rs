@@ -33,7 +33,7 @@ pub trait Answers: Send + Sync + 'static {
 pub fn agents_pod(node: &str, ports: &Value) -> Value {
     json!({
         "metadata": { "name": format!("ballast-{node}"), "namespace": "kube-system" },
-        "spec": { "nodeName": node, "containers": [{ "name": "ballast", "ports": ports }] },
+        "spec": { "nodeName": node, "hostNetwork": true, "containers": [{ "name": "ballast", "ports": ports }] },
         "status": { "phase": "Running" },
     })
 }

@@ -23,7 +23,8 @@ use std::io::Write;
 use serde::de::DeserializeOwned;
 
 use crate::cli::args::kubectl::{
-    KubectlArgs, KubectlCommand, MergedServiceCommand, NodeBackendCommand, NodeFlowCommand, NodeListArgs,
+    KubectlArgs, KubectlCommand, MergedSelectorArgs, MergedServiceCommand, NodeBackendCommand,
+    NodeFlowCommand, NodeListArgs,
 };
 use crate::cli::show::document;
 pub use answers::Outcome;
@@ -55,9 +56,10 @@ async fn run_async(
             Ok(Outcome::new(text, well))
         }
         KubectlCommand::Service { command: MergedServiceCommand::List { output, selector } } => {
+            // Labels are read here, as the user.
+            let words = cluster.selection(&MergedSelectorArgs { selector: None, ..selector.clone() })?;
             let selector = names::selector(&cluster, selector).await?;
-            let mut answers: PerNode<services::List> =
-                decoded(cluster.ask_all(&cluster.agents().await?, &["service", "list", "-o", "json"]).await);
+            let mut answers: PerNode<services::List> = decoded(frontends(&cluster, &words).await?);
             services::select(&mut answers, &selector)?;
             Ok(services::render(&services::merge(&answers), *output)?)
         }
@@ -94,6 +96,24 @@ async fn run_async(
         KubectlCommand::Sysdump { file } => sysdump::run(&cluster, file.as_deref()).await,
         KubectlCommand::Wait { object, timeout, .. } => wait::run(&cluster, object, *timeout).await,
     }
+}
+
+/// Asks all nodes for the frontends of a selection. A node that does not have one of the Services refuses, and is asked for
+/// all of them, because other nodes may have it.
+async fn frontends(
+    cluster: &Cluster,
+    selection: &[String],
+) -> Result<Vec<(String, Result<Outcome, String>)>, KubectlError> {
+    let mut agents = cluster.agents().await?;
+    let all = ["service", "list", "-o", "json"];
+    let words: Vec<&str> = all.into_iter().chain(selection.iter().map(String::as_str)).collect();
+    let (refusals, mut answers): (Vec<_>, Vec<_>) =
+        cluster.ask_all(&agents, &words).await.into_iter().partition(|(_, answer)| {
+            answer.as_ref().is_ok_and(|answer| !answer.is_well && !selection.is_empty())
+        });
+    agents.retain(|agent| refusals.iter().any(|(node, _)| *node == agent.node));
+    answers.extend(cluster.ask_all(&agents, &all).await);
+    Ok(answers)
 }
 
 /// Asks all nodes for a list, or watches it on all nodes.

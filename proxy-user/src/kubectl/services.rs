@@ -130,17 +130,35 @@ pub(super) fn merge(nodes: &PerNode<List>) -> Merged {
     merged
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How many times the state of a frontend on a node was compared or counted.
+    pub(super) static STATES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// What has to be equal on all nodes: the policy, and unless it is `Local`, verdict and endpoints.
+type State<'a> = (&'a str, Option<(&'a str, &'a BTreeSet<SocketAddr>)>);
+
+impl Frontend {
+    fn state(&self) -> State<'_> {
+        #[cfg(test)]
+        STATES.set(STATES.get() + 1);
+        let is_compared = self.policy != "Local";
+        (&self.policy, is_compared.then_some((&*self.verdict, &self.endpoints)))
+    }
+}
+
 fn row(key: &Key, by_node: &BTreeMap<&str, &Frontend>, answered: &[&str]) -> Option<Row> {
-    let like = |one: &Frontend, other: &Frontend| {
-        one.policy == other.policy
-            && (one.policy == "Local" || (&one.verdict, &one.endpoints) == (&other.verdict, &other.endpoints))
-    };
-    let votes = |one: &Frontend| by_node.values().filter(|other| like(one, other)).count();
+    let mut votes = BTreeMap::<State<'_>, usize>::new();
+    for frontend in by_node.values() {
+        *votes.entry(frontend.state()).or_default() += 1;
+    }
     // If two states are equally frequent, that of the first node is taken.
-    let most = by_node.values().rev().max_by_key(|frontend| votes(frontend))?;
+    let most = by_node.values().rev().max_by_key(|frontend| votes.get(&frontend.state()))?;
+    let usual = most.state();
     let how = |node: &&str| match by_node.get(node) {
         None => Some("not programmed".to_owned()),
-        Some(frontend) if like(frontend, most) => None,
+        Some(frontend) if frontend.state() == usual => None,
         Some(frontend) => Some(difference(frontend, most)),
     };
     let differs = answered.iter().filter_map(|node| Some(((*node).to_owned(), how(node)?))).collect();

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -15,6 +15,8 @@ pub(super) const END_WITH_STDIN: &str = "--end-with-stdin";
 
 /// Maximum number of lines that wait to be written.
 const QUEUE: usize = 1024;
+/// Maximum length of a line, in bytes.
+const MOST: usize = 1 << 20;
 
 /// A line of a node: of its standard output, or of its standard error.
 type Line = Result<String, String>;
@@ -97,12 +99,45 @@ async fn forward(
 ) -> Result<usize, String> {
     let mut count = 0;
     let Some(from) = from else { return Ok(count) };
-    let mut read = BufReader::new(from).lines();
-    while let Some(line) = read.next_line().await.map_err(|error| error.to_string())? {
+    let mut from = BufReader::new(from);
+    loop {
+        let mut line = String::new();
+        let read = (&mut from).take(MOST as u64).read_line(&mut line).await;
+        match read.map_err(|error| error.to_string())? {
+            0 => return Ok(count),
+            MOST if !line.ends_with('\n') => return Err(format!("a line is longer than {MOST} bytes")),
+            _ => {}
+        }
         count += 1;
+        line.truncate(line.trim_end_matches(['\r', '\n']).len());
         if lines.send((node.to_owned(), of(line))).await.is_err() {
-            break;
+            return Ok(count);
         }
     }
-    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn line_longer_than_the_limit_is_an_error() {
+        let forwarded = async |bytes: &[u8]| {
+            let (sender, mut lines) = mpsc::channel(QUEUE);
+            let count = forward(Some(bytes), "a", Ok, &sender).await;
+            lines.close();
+            let mut all = Vec::new();
+            while let Some((_, line)) = lines.recv().await {
+                all.push(line.unwrap());
+            }
+            (count, all)
+        };
+        let all = vec!["one".to_owned(), String::new(), "two".to_owned()];
+        assert_eq!(forwarded(b"one\r\n\ntwo").await, (Ok(3), all));
+        let long = vec![b'x'; MOST];
+        let (count, all) = forwarded(&[b"one\n", &*long].concat()).await;
+        assert_eq!((count, all.len()), (Err("a line is longer than 1048576 bytes".to_owned()), 1));
+        let (count, all) = forwarded(&[&long[1..], b"\n"].concat()).await;
+        assert_eq!((count, all[0].len()), (Ok(1), MOST - 1));
+    }
 }

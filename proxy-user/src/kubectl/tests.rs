@@ -118,7 +118,8 @@ fn the_status_of_all_nodes_and_of_one() {
 }
 
 fn list(node: &str, arguments: &[String]) -> (String, String, bool) {
-    assert_eq!(arguments, ["service", "list", "-o", "json"]);
+    let (command, selection) = arguments.split_at(4);
+    assert_eq!(command, ["service", "list", "-o", "json"]);
     let frontend = |service: &str, address: &str, policy: &str, endpoints: &[&str]| {
         json!({
             "service": service, "type": "ClusterIP", "scope": "internal", "address": address, "protocol": "TCP",
@@ -134,7 +135,31 @@ fn list(node: &str, arguments: &[String]) -> (String, String, bool) {
     if node != "c" {
         all.push(frontend("default/new", "10.96.0.3:80", "Cluster", &[]));
     }
+    let names = || selection.iter().filter(|word| !word.starts_with("--"));
+    let is_of = |name: &str, frontend: &Value| {
+        let (service, port) = name.split_once(':').unwrap_or((name, "80"));
+        let found = frontend["service"].as_str().unwrap().split(':').next().unwrap();
+        (found == service || found.ends_with(&format!("/{service}"))) && port == "80"
+    };
+    if !names().all(|name| all.iter().any(|one| is_of(name, one)))
+        || selection.contains(&"--namespace=defualt".to_owned())
+    {
+        return (String::new(), "not programmed".to_owned(), false);
+    }
+    all.retain(|one| names().next().is_none() || names().any(|name| is_of(name, one)));
     (json!({ "frontends": all }).to_string(), String::new(), true)
+}
+
+#[test]
+fn nodes_send_the_selected_services_only() {
+    let says: Says = |node, arguments| {
+        let is_refused = node == "c" && arguments.len() == 4;
+        assert!(is_refused || arguments.ends_with(&["default/new".to_owned()]), "{node}: {arguments:?}");
+        list(node, arguments)
+    };
+    let (text, well) = asked(says, &[], &["service", "list", "default/new"]);
+    assert!(well && text.contains(" 2/3* "), "{text}");
+    assert!(text.ends_with("* c: default/new 10.96.0.3:80: not programmed\n"), "{text}");
 }
 
 #[test]
@@ -169,6 +194,20 @@ fn service_list_shows_selected_services_in_each_format() {
         let (text, well) = listed(words);
         assert!(!well && text.starts_with(error), "{text}");
     }
+}
+
+#[test]
+fn frontends_of_many_nodes_are_compared_once_each() {
+    let nodes: PerNode<services::List> = (0..200)
+        .map(|node| {
+            let words = ["service", "list", "-o", "json"].map(str::to_owned);
+            (format!("n{node}"), Ok(serde_json::from_str(&list("a", &words).0).unwrap()))
+        })
+        .collect();
+    services::STATES.set(0);
+    let merged = services::merge(&nodes);
+    assert_eq!((merged.nodes, merged.frontends.len()), (200, 3));
+    assert!(services::STATES.get() <= 4 * 200 * 3, "{}", services::STATES.get());
 }
 
 #[test]
@@ -383,6 +422,27 @@ fn a_mistyped_node_gets_the_nearest() {
     assert_eq!(one, [agent("control")]);
     let none = cluster::select(Vec::new(), &[]).unwrap_err().to_string();
     assert!(none.contains("check that Ballast is installed"), "{none}");
+}
+
+#[test]
+fn agents_in_several_namespaces_are_refused() {
+    let pod = |name: &str, namespace: &str, network: bool| {
+        let mut pod = agents_pod("a", &json!([]));
+        pod["metadata"] = json!({ "name": name, "namespace": namespace });
+        pod["spec"]["hostNetwork"] = json!(network);
+        pod
+    };
+    let found = |pods: &[Value]| {
+        let agents = pods.iter().cloned().map(parse).filter_map(cluster::agent).collect();
+        let names = |agents: Vec<Agent>| agents.into_iter().map(|agent| agent.pod).collect::<Vec<_>>();
+        cluster::select(agents, &[]).map(names).map_err(|error| error.to_string())
+    };
+    let real = pod("real", "kube-system", true);
+    let rollout = pod("second", "kube-system", true);
+    assert_eq!(found(&[rollout, real.clone()]), Ok(vec!["real".to_owned()]));
+    assert_eq!(found(&[pod("fake", "tenant", false), real.clone()]), Ok(vec!["real".to_owned()]));
+    let error = found(&[pod("fake", "tenant", true), real]).unwrap_err();
+    assert!(error.contains("(kube-system, tenant)") && error.contains("--agents-namespace"), "{error}");
 }
 
 #[test]

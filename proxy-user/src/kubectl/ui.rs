@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
 use futures::{StreamExt as _, stream};
@@ -99,10 +99,11 @@ impl Source for Nodes {
         };
         let answers: Vec<_> = stream::iter(agents).map(ask).buffered(AT_ONCE).collect().await;
         let (mut sum, mut failure, mut has_some) = (HistoryAnswer::default(), None, false);
+        let now = SystemTime::now();
         for answer in answers {
             match answer {
-                // A history with another --page-history cannot be added.
-                Ok(answer) => has_some |= sum.add(&answer),
+                // A history with another --page-history, or of a node with a wrong clock, cannot be added.
+                Ok(answer) => has_some |= sum.add(&answer, now),
                 Err(error) => failure = Some(error),
             }
         }

@@ -11,6 +11,7 @@ use std::path::Path;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::affinity::{AffinityEntry, AffinityKey, NetnsAffinityKey};
+use proxy_common::conntrack;
 use proxy_common::map_names as names;
 use proxy_common::service::{ServiceEntry, ServiceKey};
 use proxy_common::socket::{SocketEntry, SocketKey};
@@ -31,10 +32,11 @@ pub fn sweep(folder: &Path) -> io::Result<usize> {
     timeouts_of::<[u8; 4]>(folder, names::SERVICES, &mut timeouts)?;
     timeouts_of::<[u8; 16]>(folder, names::SERVICES6, &mut timeouts)?;
     let now = view::now(hz);
-    let age = |last_used: u32| u32::try_from(now.wrapping_sub(last_used).cast_signed()).unwrap_or_default();
+    let age = |last_used: u32| conntrack::age(now, last_used, hz);
     let of_client = |service: u32, entry: &AffinityEntry| {
         let age = age(entry.last_used);
-        let timeout = timeouts.get(&service)?.saturating_add(GRACE_SECS);
+        // A Service may have got its timeout since they were read.
+        let timeout = timeouts.get(&service).map_or(GRACE_SECS, |secs| secs.saturating_add(GRACE_SECS));
         (age <= timeout.saturating_mul(hz)).then_some((service, age))
     };
     let of_socket = |last_used| {

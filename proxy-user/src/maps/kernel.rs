@@ -138,8 +138,9 @@ impl KernelStore {
                     .iter()
                     .filter_map(|w| if let Write::NoName(id) = w { Some(*id) } else { None })
                     .collect();
-                sys::delete(self.names.fd().as_fd(), &keys)?;
-                self.forget_services(&keys)
+                // First: without its name, the id is free for another Service, also if the agent ends now.
+                self.forget_services(&keys)?;
+                sys::delete(self.names.fd().as_fd(), &keys)
             }
             [Write::Backend(..) | Write::NoBackend(..), ..] => self.backends(run),
             [Write::ResetHealth(..), ..] => join::join(&self.health, run),
@@ -214,20 +215,20 @@ impl KernelStore {
                 }
             }
         }
-        if run.first().map(Write::table) == Some(Table::Backends6) {
-            let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v6_entry)).unzip();
-            self.backends6.update(&keys, &values)?;
-        } else {
-            let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v4_entry)).unzip();
-            self.backends.update(&keys, &values)?;
-        }
-        // As for Services: the next owner of a free id starts at 0.
+        // As for Services: the next owner of a free id starts at 0, also if the agent ends now.
         let free = |write: &Write| if let Write::NoBackend(id, _) = write { Some(*id) } else { None };
         let free: Vec<u32> = run.iter().filter_map(free).collect();
         self.counted.forget_backends(&free).map_err(stopped)?;
         for counts in &self.backend_counts {
             let forgotten = counts.update(&free, &vec![0_u64; free.len()]);
             forgotten.map_err(|Stopped { source, .. }| stopped(source))?;
+        }
+        if run.first().map(Write::table) == Some(Table::Backends6) {
+            let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v6_entry)).unzip();
+            self.backends6.update(&keys, &values)?;
+        } else {
+            let (keys, values): (Vec<_>, Vec<_>) = run.iter().filter_map(|w| backend_of(w, v4_entry)).unzip();
+            self.backends.update(&keys, &values)?;
         }
         Ok(())
     }
@@ -280,13 +281,12 @@ impl Store for KernelStore {
 
     fn read_range(&mut self, table: Table, range: Range<u32>) -> Result<Contents, MapError> {
         let mut found = Contents::default();
-        let (start, end) = (range.start, range.end.min(self.capacity.backends));
         match table {
             Table::Slots => found.slots = self.arrays.slots(range)?,
             Table::Maglev => found.maglev = self.arrays.maglev(range)?,
             Table::Prefilter => found.prefilter = self.arrays.prefilter(range)?,
-            Table::Backends => found.backends = endpoints::<[u8; 4]>(&self.backends, table, start..end)?,
-            Table::Backends6 => found.backends6 = endpoints::<[u8; 16]>(&self.backends6, table, start..end)?,
+            Table::Backends => found.backends = endpoints::<[u8; 4]>(&self.backends, table, range)?,
+            Table::Backends6 => found.backends6 = endpoints::<[u8; 16]>(&self.backends6, table, range)?,
             _ => {}
         }
         Ok(found)

@@ -296,7 +296,11 @@ impl Segments {
         let (shown, all) = (present.shown, present.all.len());
         let numbers: Vec<u32> = (shown as u32..all as u32).collect();
         let fds: Vec<u32> = present.all.iter().skip(shown).map(|fd| fd.as_raw_fd().cast_unsigned()).collect();
-        sys::update(outer.as_fd(), &numbers, &fds).map_err(|stopped| stopped.source)?;
+        if let Err(stopped) = sys::update(outer.as_fd(), &numbers, &fds) {
+            // Nothing may be written into segments that no program sees; the next call opens their pins.
+            present.all.truncate(shown.max(1));
+            return Err(stopped.source);
+        }
         present.shown = all;
         failure.map_or(Ok(before < all), Err)
     }

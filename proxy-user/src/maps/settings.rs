@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use proxy_common::config::NodeConfig;
+use proxy_common::decide::ATTENDS_SECS;
 use proxy_common::map_names;
 
 use super::{sys, view};
@@ -26,9 +27,6 @@ pub(super) fn edit(config: BorrowedFd<'_>, change: impl FnOnce(&mut NodeConfig))
     change(&mut entry);
     sys::update(config, &[0u32], &[entry]).map_err(|stopped| stopped.source)
 }
-
-/// Seconds for which an agent that looks at all devices every ten seconds is taken to be there.
-const ATTENDS_SECS: u32 = 15;
 
 /// Tells the programs whose maps are pinned in `folder` that an agent attaches programs to new devices, or that none does any more.
 pub fn attend(folder: &Path, is_there: bool) -> io::Result<()> {

@@ -110,7 +110,7 @@ impl Drop for Windows<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs;
     use std::os::fd::OwnedFd;
     use std::sync::atomic::Ordering::Relaxed;
@@ -120,15 +120,15 @@ mod tests {
     use super::*;
 
     /// Returns an array of `len` elements of eight bytes, in a file in memory.
-    fn array(name: &str, len: usize) -> (OwnedFd, Array) {
+    pub(in crate::maps) fn array(name: &str, len: usize) -> (OwnedFd, Array) {
         let file = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 8 * len as u64).unwrap();
         let array = Array::new(Segments::plain(file.try_clone().unwrap(), 4, len as u32)).unwrap();
         (file, array)
     }
 
-    /// Bytes of the file that are mapped into this process.
-    fn mapped(name: &str) -> usize {
+    /// Returns the bytes of the file that are mapped into this process.
+    pub(in crate::maps) fn mapped(name: &str) -> usize {
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
         let ours = maps.lines().filter(|line| line.contains(&format!("/memfd:{name}")));
         let size = |line: &str| {

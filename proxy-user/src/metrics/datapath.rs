@@ -3,13 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use proxy_common::reason::Reason;
 
+use super::bare::BareDevices;
 use super::sample::{Labels, counter, gauge};
 use crate::maps::view::{BackendState, FlowState, NameRow, Overview, Snapshot, UsageRow, View, ViewError};
+use crate::programs::hooks::Direction;
 use crate::programs::{Attachment, attachments};
 
 /// Reads the maps below one bpffs.
@@ -18,6 +21,8 @@ pub struct DataPath {
     bpffs: PathBuf,
     /// Whether there are series for each Service port.
     of_services: bool,
+    /// Selected devices without packet programs.
+    bare: Arc<BareDevices>,
 }
 
 /// All values of one scrape.
@@ -29,12 +34,14 @@ pub struct Reading {
     pub attachments: Vec<Attachment>,
     /// Indexes of the devices on which packets of other machines arrive.
     pub uplinks: BTreeSet<u32>,
+    /// Names of the selected devices to which the packet programs could not be attached, by index.
+    pub bare: BTreeMap<u32, String>,
 }
 
 impl DataPath {
     /// Reads the maps that are pinned below `bpffs`.
-    pub fn new(bpffs: &Path, of_services: bool) -> Self {
-        Self { bpffs: bpffs.to_owned(), of_services }
+    pub fn new(bpffs: &Path, of_services: bool, bare: Arc<BareDevices>) -> Self {
+        Self { bpffs: bpffs.to_owned(), of_services, bare }
     }
 
     fn read(&self) -> Result<Reading, ViewError> {
@@ -44,7 +51,8 @@ impl DataPath {
             // The series of a Service port are those of its name.
             overview.snapshot.names.clear();
         }
-        Ok(Reading { overview, attachments: attachments(&self.bpffs), uplinks: view.uplinks()? })
+        let bare = self.bare.list().into_iter().map(|(ifindex, device)| (ifindex, device.name)).collect();
+        Ok(Reading { overview, attachments: attachments(&self.bpffs), uplinks: view.uplinks()?, bare })
     }
 }
 
@@ -140,8 +148,20 @@ impl Reading {
                 vec![("hook", one.hook.clone()), ("program", one.program.to_owned()), ("device", device)];
             (labels, u32::from(one.is_attached()))
         });
-        let help = "1 if the program is attached to the hook of an uplink or cgroup; 0 if the program, device or cgroup is gone";
-        gauge(e, "ballast_program_attached", help, attached)?;
+        let has = |ifindex: u32, program: &str| {
+            self.attachments.iter().any(|one| one.ifindex == Some(ifindex) && one.program == program)
+        };
+        let bare = self.bare.iter().filter(|(ifindex, _)| self.uplinks.contains(ifindex));
+        let bare = bare.flat_map(|one| Direction::ALL.map(|direction| (one, direction)));
+        let bare = bare.filter(|((ifindex, _), direction)| !has(**ifindex, direction.program()));
+        let bare = bare.map(|((ifindex, name), direction)| {
+            let hook = format!("{direction}_{ifindex}");
+            let program = direction.program().to_owned();
+            (vec![("hook", hook), ("program", program), ("device", name.clone())], 0)
+        });
+        let help = "1 if the program is attached to the hook of an uplink or cgroup; 0 if it could not be attached, or if the \
+                    program, device or cgroup is gone";
+        gauge(e, "ballast_program_attached", help, attached.chain(bare))?;
         // The kernel counts by program, not by hook: a program that is attached to two hooks must not count twice.
         let programs: BTreeMap<u32, &Attachment> =
             self.attachments.iter().map(|one| (one.program_id, one)).collect();

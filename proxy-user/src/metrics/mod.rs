@@ -8,6 +8,7 @@
 
 mod api_servers;
 mod audit;
+pub mod bare;
 pub mod datapath;
 mod exemplars;
 mod latency;
@@ -35,8 +36,9 @@ use crate::audit::Audits;
 use crate::driver::Status;
 use crate::otlp::Counts;
 use crate::programs::{Repairs, XdpDevice, XdpDevices};
-use proxy_core::model::ApiServers;
+use bare::BareDevices;
 use proxy_core::model::net::IpFamily;
+use proxy_core::model::{ApiServers, Watches};
 use recent::Recent;
 
 /// The format of the answer.
@@ -115,6 +117,8 @@ pub struct Metrics {
     xdp: Arc<XdpDevices>,
     /// Recent faults of the programs.
     pub recent: Recent,
+    /// Selected devices without packet programs.
+    pub bare: Arc<BareDevices>,
     servers: Option<watch::Receiver<ApiServers>>,
 }
 
@@ -148,8 +152,9 @@ impl Metrics {
         let failed_sweeps = Counter::default();
         let help = "Failed sweeps for sockets of removed endpoints; failed sweeps are retried";
         registry.register("ballast_udp_socket_sweep_failures", help, failed_sweeps.clone());
+        let bare = Arc::<BareDevices>::default();
         registry.register_collector(Box::new(sync::Sync(status)));
-        registry.register_collector(Box::new(datapath::DataPath::new(bpffs, of_services)));
+        registry.register_collector(Box::new(datapath::DataPath::new(bpffs, of_services, Arc::clone(&bare))));
         registry.register_collector(Box::new(process::Process));
         let (xdp, recent) = (Arc::default(), Recent::default());
         Self {
@@ -164,6 +169,7 @@ impl Metrics {
             failed_sweeps,
             xdp,
             recent,
+            bare,
             servers: None,
         }
     }
@@ -199,8 +205,13 @@ impl Metrics {
 
     /// Adds the metrics of the API servers.
     #[must_use]
-    pub fn with_api_servers(mut self, servers: watch::Receiver<ApiServers>) -> Self {
-        self.registry.register_collector(Box::new(api_servers::ApiServersCollector(servers.clone())));
+    pub fn with_api_servers(
+        mut self,
+        servers: watch::Receiver<ApiServers>,
+        watches: watch::Receiver<Watches>,
+    ) -> Self {
+        let collector = api_servers::ApiServersCollector { servers: servers.clone(), watches };
+        self.registry.register_collector(Box::new(collector));
         self.servers = Some(servers);
         self
     }

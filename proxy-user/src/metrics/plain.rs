@@ -2,9 +2,10 @@
 //!
 //! The samples are the same, but the metadata are not: in 0.0.4 a counter has the name of its sample, with `_total`,
 //! and there are no info metrics, no units and no end mark. A parser of 0.0.4 would read the counters as untyped
-//! samples, and reject the whole text because of an unknown type.
+//! samples, and reject the whole text because of an unknown type. Bounds of buckets are whole numbers where Go's client
+//! writes them so: `1`, which `OpenMetrics` writes as `1.0`.
 
-/// Rewrites the comment lines.
+/// Rewrites the comment lines, and the bounds of buckets.
 pub(super) fn from_open_metrics(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     // The help of a family precedes its type, and the type determines the name of the family.
@@ -26,7 +27,15 @@ pub(super) fn from_open_metrics(text: &str) -> String {
             }
             plain.extend(["# TYPE ", family, suffix, " ", kind, "\n"]);
         } else if !line.starts_with("# ") {
-            plain.extend([line, "\n"]);
+            let bound = line
+                .split_once("_bucket{le=\"")
+                .and_then(|(name, rest)| Some((name, rest.split_once(".0\"")?)));
+            match bound {
+                Some((name, (bound, rest))) if !bound.contains('"') => {
+                    plain.extend([name, "_bucket{le=\"", bound, "\"", rest, "\n"]);
+                }
+                _ => plain.extend([line, "\n"]),
+            }
         }
     }
     plain
@@ -35,6 +44,12 @@ pub(super) fn from_open_metrics(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::from_open_metrics;
+
+    #[test]
+    fn bounds_of_buckets_are_those_of_kube_proxy() {
+        let text = "h_bucket{le=\"1.0\",v=\"2.0\"} 1\nh_bucket{le=\"0.05\",v=\"2.0\"} 1\nh_bucket{le=\"+Inf\"} 1\ng{v=\"1.0\"} 1\n";
+        assert_eq!(from_open_metrics(text), text.replace("le=\"1.0\"", "le=\"1\""));
+    }
 
     #[test]
     fn families_are_named_as_their_samples() {

@@ -1,6 +1,6 @@
 //! Metrics of the owner of the maps, read from its last snapshot at each scrape.
 //!
-//! One sync serves both address families, while kube-proxy has one proxier for each: the values are written under both
+//! One sync serves both address families, while kube-proxy has one proxier for each: most values are written under both
 //! `ip_family` labels, so that dashboards that select one keep working.
 
 use std::fmt;
@@ -78,8 +78,8 @@ fn kube(e: &mut DescriptorEncoder<'_>, status: &Status) -> Result<(), fmt::Error
     gauge(
         e,
         "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-        "Time of the last successful sync of the maps",
-        times(status.last_sync),
+        "Time at which the maps were last known to be up to date",
+        status.up_to_date.iter().map(|(family, time)| (vec![("ip_family", family.to_string())], unix(*time))),
     )?;
     gauge(
         e,

@@ -135,7 +135,8 @@ fn reading() -> Reading {
         link(5, Some("veth2")),
         link(6, None),
     ];
-    Reading { overview, attachments, uplinks: [2, 3].into() }
+    let bare = [(3, "eth0"), (4, "veth1"), (8, "eth1")].map(|(ifindex, name)| (ifindex, name.to_owned()));
+    Reading { overview, attachments, uplinks: [2, 3, 8].into(), bare: bare.into() }
 }
 
 fn metrics(status: Status) -> Metrics {
@@ -155,7 +156,7 @@ fn eventful() -> Status {
     programming.observe(Duration::from_millis(1_500));
     let count = Count { done: 9, failed: 1 };
     Status {
-        last_sync: at,
+        up_to_date: at.iter().map(|at| (IpFamily::V6, *at)).collect(),
         last_queued: at,
         synced: true,
         services_listed: true,
@@ -269,6 +270,8 @@ fn what_the_programs_counted() {
         ("ballast_flows{state=\"unreplied\"}".into(), 0.0),
         ("ballast_flows{state=\"half-open\"}".into(), 0.0),
         ("ballast_backends{state=\"gone\"}".into(), 1.0),
+        ("ballast_program_attached{hook=\"egress_3\",program=\"tc_egress\",device=\"eth0\"}".into(), 0.0),
+        ("ballast_program_attached{hook=\"ingress_8\",program=\"tc_ingress\",device=\"eth1\"}".into(), 0.0),
         ("ballast_program_attached{hook=\"tcx_ingress_2\",program=\"tc_ingress\",device=\"\"}".into(), 0.0),
         (
             "ballast_program_attached{hook=\"tcx_ingress_3\",program=\"tc_ingress\",device=\"eth0\"}".into(),
@@ -310,7 +313,7 @@ fn the_format_that_is_asked_for(#[case] accept: &str, #[case] expected: Format) 
 /// Parses the text by the rules of 0.0.4: a family has the name of its samples, and one of five types.
 #[test]
 fn plain_text_is_valid_and_says_the_same() {
-    let metrics = metrics(Status::default());
+    let metrics = metrics(eventful());
     metrics.answered_healthz(200);
     let mut families = BTreeSet::new();
     let mut current = (String::new(), String::new());
@@ -336,5 +339,13 @@ fn plain_text_is_valid_and_says_the_same() {
     }
     assert!(families.contains("kubeproxy_proxy_healthz_total") && families.contains("ballast_build_info"));
     let open = parse(&metrics.encode(Format::OpenMetrics).unwrap());
-    assert_eq!(samples, open.samples.into_iter().map(|(sample, _)| sample).collect());
+    let plain = |sample: String| {
+        if sample.contains("_bucket{le=") { sample.replacen(".0\"", "\"", 1) } else { sample }
+    };
+    let open = open.samples.into_iter().map(|(sample, _)| plain(sample));
+    assert_eq!(samples, open.collect());
+    assert!(
+        samples
+            .contains("kubeproxy_network_programming_duration_seconds_bucket{le=\"1\",ip_family=\"IPv6\"}")
+    );
 }

@@ -1,6 +1,7 @@
 //! A mock OpenTelemetry collector: keeps the bodies of POST requests, and answers with the responses that a test sets.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -36,6 +37,7 @@ pub struct Collector {
     pub address: SocketAddr,
     pub answer: Arc<Mutex<CollectorReply>>,
     posted: Arc<Mutex<Vec<Posted>>>,
+    asked: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
 
@@ -55,22 +57,35 @@ impl Collector {
         let address = listener.local_addr().unwrap();
         let (answer, posted) =
             (Arc::<Mutex<CollectorReply>>::default(), Arc::<Mutex<Vec<Posted>>>::default());
-        let (told, noted) = (Arc::clone(&answer), Arc::clone(&posted));
+        let asked = Arc::<AtomicUsize>::default();
+        let (told, noted, count) = (Arc::clone(&answer), Arc::clone(&posted), Arc::clone(&asked));
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (told, noted) = (Arc::clone(&told), Arc::clone(&noted));
-                let service =
-                    service_fn(move |request| answered(request, Arc::clone(&told), Arc::clone(&noted)));
+                let (told, noted, count) = (Arc::clone(&told), Arc::clone(&noted), Arc::clone(&count));
+                let service = service_fn(move |request| {
+                    let answered = answered(request, Arc::clone(&told), Arc::clone(&noted));
+                    let count = Arc::clone(&count);
+                    async move {
+                        let answer = answered.await;
+                        count.fetch_add(1, Ordering::Relaxed);
+                        answer
+                    }
+                });
                 connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
             }
         });
-        Self { address, answer, posted, task }
+        Self { address, answer, posted, asked, task }
     }
 
     pub fn posted(&self) -> Vec<Posted> {
         self.posted.lock().unwrap().clone()
+    }
+
+    /// Returns how many requests were answered, whatever the answer.
+    pub fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
     }
 
     /// Returns all records or spans that were posted to this path, as one list.

@@ -13,6 +13,7 @@ use super::record::{self, LogRecord, Severity};
 use super::span::{self, Context, Span, Status};
 use super::value::{Attributes, Value};
 use super::*;
+use crate::http::tests::free_port;
 use crate::spans::TARGET;
 
 /// Timeout far above the duration of any test.
@@ -123,8 +124,7 @@ async fn a_collector_gets_everything_with_its_headers() {
 
 #[tokio::test]
 async fn a_collector_that_is_away_costs_neither_time_nor_memory() {
-    // The port is free: this collector ends at once.
-    let address = Collector::start().await.address;
+    let address = ([127, 0, 0, 1], free_port()).into();
     let exporter = exporter();
     let (logs, counts) = (exporter.logs.clone(), Arc::clone(&exporter.counts));
     let running = exporter.start(target(address), Resource::default()).await.unwrap();
@@ -186,8 +186,9 @@ async fn refused_records_are_lost_and_deferred_ones_are_sent_again() {
     logs.push(record(1));
     until("a refusal counts", || refused() == 1).await;
     answer(CollectorReply { status: 503, retry_after: Some("0"), ..CollectorReply::default() });
+    let before = collector.asked();
     logs.push(record(2));
-    tokio::time::sleep(Duration::from_millis(40)).await;
+    until("a batch is deferred", || collector.asked() > before).await;
     let partial = r#"{"partialSuccess":{"rejectedLogRecords":"1","errorMessage":"too old"}}"#;
     answer(CollectorReply { body: partial, ..CollectorReply::default() });
     until("a part was refused", || refused() == 2).await;

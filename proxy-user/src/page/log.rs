@@ -106,8 +106,16 @@ fn silent(rates: &Rates) -> Vec<crate::rates::ServiceRates> {
 }
 
 impl HistoryAnswer {
-    /// Adds the points of another node if both have the same interval. Returns whether they have.
-    pub fn add(&mut self, other: &Self) -> bool {
+    /// Adds the points of another node if both have the same interval, and the clock of that node differs by less than the history
+    /// from `now`. Returns whether they were added.
+    pub fn add(&mut self, other: &Self, now: SystemTime) -> bool {
+        let seconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let most = u64::from(HISTORY_POINTS);
+        let is_near =
+            seconds.checked_div(other.interval).is_some_and(|number| number.abs_diff(other.last) <= most);
+        if !other.points.is_empty() && (!is_near || other.points.len() as u64 > most) {
+            return false;
+        }
         if self.points.is_empty() {
             let interval = self.interval;
             if interval == 0 || interval == other.interval {
@@ -211,12 +219,18 @@ mod tests {
             points: values.iter().map(|value| [*value, 0.0, 0.0, 1.0]).collect(),
         };
         let mut sum = HistoryAnswer::default();
-        assert!(sum.add(&one(10, &[1.0, 2.0])));
-        assert!(sum.add(&one(11, &[10.0, 20.0, 30.0])));
+        let add = |sum: &mut HistoryAnswer, other: &HistoryAnswer| sum.add(other, at(15 * 12));
+        for wrong in [12 + u64::from(HISTORY_POINTS) + 1, 1_000_000_000, u64::MAX] {
+            assert!(!add(&mut sum, &one(wrong, &[7.0])), "the clock of the node is wrong");
+        }
+        assert!(add(&mut sum, &one(10, &[1.0, 2.0])));
+        assert!(add(&mut sum, &one(11, &[10.0, 20.0, 30.0])));
+        assert!(!sum.add(&one(11, &[7.0]), at(15 * 1_000)));
         let told: Vec<_> = sum.points.iter().map(|point| (point[0], point[3])).collect();
         assert_eq!((sum.last, told), (11, vec![(11.0, 2.0), (22.0, 2.0), (30.0, 1.0)]));
-        assert!(sum.add(&one(12, &[])), "a node where it is silent");
+        assert!(add(&mut sum, &one(12, &[])), "a node where it is silent");
         assert_eq!(sum.points.len(), 3);
-        assert!(!sum.add(&HistoryAnswer { interval: 1, ..one(12, &[1.0]) }), "another setting");
+        assert!(!add(&mut sum, &HistoryAnswer { interval: 18, ..one(10, &[1.0]) }), "another setting");
+        assert!(!add(&mut sum, &HistoryAnswer { interval: 0, ..one(10, &[1.0]) }), "no setting");
     }
 }

@@ -52,6 +52,9 @@ impl Default for Capacities {
     }
 }
 
+/// The maps that `--connect-latency` needs.
+const OF_LATENCY: [&str; 3] = [names::CONNECT_LATENCY, names::SOCKET_EXAMPLES, names::SYN_TIMES];
+
 impl Capacities {
     /// Whether a map is larger than by default only because of the node's memory.
     pub(super) fn is_by_memory(&self, map: &str) -> bool {
@@ -67,26 +70,26 @@ impl Capacities {
 
     /// Returns the number of entries of a map, and the setting that changes it; `None` for maps of fixed size.
     pub fn of(&self, map: &str) -> Option<(u32, &'static str)> {
-        Some(match map {
-            names::SERVICES | names::SERVICES6 => (self.frontends, "--max-frontends"),
-            names::SLOTS => (self.slots, "--max-slots"),
-            names::MAGLEV => (self.maglev_words, "--max-maglev-words"),
-            map if names::OF_BACKENDS.contains(&map) => (self.backends, "--max-backends"),
-            names::FLOWS | names::FLOWS6 => (self.flows, "--max-flows"),
-            names::FLOW_INDEX | names::FLOW_INDEX6 => (buckets_for(self.flows), "--max-flows"),
-            names::SRC_RANGES | names::SRC_RANGES6 => (self.source_ranges, "--max-source-ranges"),
-            names::SOCKETS | names::SOCKETS6 => (self.sockets, "--max-sockets"),
-            names::MAGLEV_INDEX => (self.services.saturating_mul(2), "--max-services"),
-            names::SERVICE_STATS | names::NAMES | names::TURNS => (self.services, "--max-services"),
+        let is_off = |map| OF_LATENCY.contains(&map) && !self.connect_latency;
+        let entries = match map {
+            names::SERVICES | names::SERVICES6 => self.frontends,
+            names::SLOTS => self.slots,
+            names::MAGLEV => self.maglev_words,
+            map if names::OF_BACKENDS.contains(&map) => self.backends,
+            names::FLOWS | names::FLOWS6 => self.flows,
+            names::FLOW_INDEX | names::FLOW_INDEX6 => buckets_for(self.flows),
+            names::SRC_RANGES | names::SRC_RANGES6 => self.source_ranges,
+            names::SOCKETS | names::SOCKETS6 => self.sockets,
+            names::MAGLEV_INDEX => self.services.saturating_mul(2),
+            names::SERVICE_STATS | names::NAMES | names::TURNS => self.services,
             // No flag: the map is an LRU hash, which evicts the oldest entries instead of refusing new ones.
-            names::REFUSALS => (self.refusals, ""),
-            names::CONNECT_LATENCY | names::SOCKET_EXAMPLES if self.connect_latency => {
-                (names::LATENCY_COUNT, "")
-            }
-            names::SYN_TIMES if self.connect_latency => (self.flows.saturating_mul(2), "--max-flows"),
-            names::CONNECT_LATENCY | names::SOCKET_EXAMPLES | names::SYN_TIMES => (1, "--connect-latency"),
+            names::REFUSALS => self.refusals,
+            map if is_off(map) => return Some((1, "--connect-latency")),
+            names::CONNECT_LATENCY | names::SOCKET_EXAMPLES => names::LATENCY_COUNT,
+            names::SYN_TIMES => self.flows.saturating_mul(2),
             _ => return None,
-        })
+        };
+        Some((entries, names::flag(map)))
     }
 }
 

@@ -105,11 +105,16 @@ fn work(
         Err(error) => return Err(Error::file("lock", paths.root())(error)),
     };
     let names = pins::entries(&paths.links()).map_err(Error::file("list", &paths.links()))?;
+    // An agent with its pins on another bpffs may have adopted the links: without the pins here, those that it has not end by
+    // themselves.
+    let is_shared = cgroup.into_iter().chain([Path::new(pins::NETWORK_NAMESPACE)]).any(lock::is_held);
+    let (mut none, detach_hooks) = ((), detach_hooks);
+    let detach_hooks: &mut dyn DetachHooks = if is_shared { &mut none } else { detach_hooks };
     // XDP is detached first: tc does all that XDP does, and XDP would not leave new connections to another proxy.
     let (xdp, names): (Vec<_>, Vec<_>) =
         names.into_iter().partition(|name| hooks::pinned_xdp(name).is_some());
     let mut pinned = BTreeSet::new();
-    remove_links(&paths, &xdp, mode, &mut pinned, &mut report)?;
+    remove_links(&paths, &xdp, mode, is_shared, &mut pinned, &mut report)?;
     if mode == Mode::Remove
         && detach_hooks.has_successor()
         && let Err(error) = leave_what_begins(&paths)
@@ -118,18 +123,19 @@ fn work(
     }
     // First the programs that translate, then the maps that they read.
     detach_hooks.before_detach();
-    remove_links(&paths, &names, mode, &mut pinned, &mut report)?;
+    remove_links(&paths, &names, mode, is_shared, &mut pinned, &mut report)?;
     remove_strays(&paths, cgroup, mode, &pinned, &mut report)?;
     detach_hooks.after_detach();
     remove_tree(&paths, mode, &mut report);
     Ok(report)
 }
 
-/// Removes links by the names of their pins, and adds their ids to `pinned`.
+/// Removes links by the names of their pins, and adds their ids to `pinned`; with `is_shared`, removes the pins only.
 fn remove_links(
     paths: &Paths,
     names: &[String],
     mode: Mode,
+    is_shared: bool,
     pinned: &mut BTreeSet<u32>,
     report: &mut Cleanup,
 ) -> Result<(), Error> {
@@ -138,6 +144,9 @@ fn remove_links(
         let link = Link::pinned(&pin).map_err(Error::file("open the link", &pin))?;
         pinned.extend(link.as_ref().and_then(|link| link.info().ok()).map(|info| info.id));
         let result = match mode {
+            Mode::Remove if is_shared => {
+                fs::remove_file(&pin).map(|()| true).map_err(Error::file("remove", &pin))
+            }
             Mode::Remove => links::release(&pin),
             Mode::DryRun => Ok(link.is_some()),
         };
@@ -174,9 +183,7 @@ fn remove_strays(
         report.left.push("devices: another instance of Ballast uses them".to_owned());
         return Ok(());
     };
-    let has_table = masquerade::exists();
-    let without =
-        has_table.and_then(|has| if has { mode.run(|| masquerade::ensure(0).map(drop)) } else { Ok(false) });
+    let without = if mode == Mode::Remove { masquerade::remove() } else { masquerade::exists() };
     report.note("nftables table ballast", without);
     for device in devices::list().map_err(Error::file("list the devices in", namespace))? {
         for direction in Direction::ALL {

@@ -18,6 +18,7 @@ const NAMED: usize = 3;
 
 impl DeviceHooks for Programs {
     type Error = Error;
+    type Found = Attached;
 
     fn attach(&self, device: &Device) -> Result<(), Error> {
         self.attach_device(device.ifindex, device.no_header)
@@ -35,21 +36,36 @@ impl DeviceHooks for Programs {
         self.repairs.add_device();
     }
 
-    fn after_pass(&self, devices: &Devices, is_complete: bool) {
-        if is_complete {
+    fn after_pass(&self, devices: &Devices, found: &Attached, is_complete: bool, has_pods: bool) {
+        if is_complete && has_pods {
             self.attend(true);
+        }
+        if is_complete {
+            self.retire_other_versions();
         }
         let own = iter::once(&self.ebpf).chain(self.headerless.get()).flat_map(calls::users).collect();
         calls::release_unused(self.pins.paths(), &own);
-        let filters = status::filtered_devices(self.pins.paths());
-        self.note_filters_before(&filters);
-        let tc = self.complete_devices(&filters);
-        self.keep_xdp(devices, |ifindex| tc.get(&ifindex) == Some(&true));
+        self.note_filters_before(&found.filters);
+        self.keep_xdp(devices, |ifindex| found.are_complete.get(&ifindex) == Some(&true));
     }
 
-    fn attached(&self) -> BTreeMap<u32, bool> {
-        self.complete_devices(&status::filtered_devices(self.pins.paths()))
+    fn look(&self) -> Attached {
+        let filters = status::filtered_devices(self.pins.paths());
+        Attached { are_complete: self.complete_devices(&filters), filters }
     }
+
+    fn attached(found: &Attached) -> BTreeMap<u32, bool> {
+        found.are_complete.clone()
+    }
+}
+
+/// The programs on devices.
+#[derive(Debug)]
+pub struct Attached {
+    /// The devices with programs of this agent or an earlier one, and whether the programs are complete.
+    are_complete: BTreeMap<u32, bool>,
+    /// The filters of devices that were given some.
+    filters: Filters,
 }
 
 /// The filters of both directions of devices.

@@ -29,10 +29,10 @@ pub const SOCKET_HOOKS: [(&str, bpf_attach_type); 12] = [
     ("sock_bind6", BPF_CGROUP_INET6_POST_BIND),
 ];
 
-/// Observes the outcome of connections that sockets start; layout 2 has no such program.
+/// Observes the outcome of connections that sockets start.
 pub const SOCKET_OUTCOME: &str = "sock_outcome";
 
-/// Runs when a socket is closed; layout 2 has no such program.
+/// Runs when a socket is closed.
 pub const SOCKET_RELEASE: &str = "sock_release";
 
 /// Never attached: runs once at start to read the kernel's clocks.

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
@@ -17,7 +19,7 @@ use super::hooks::{self, Direction, SOCKET_HOOKS};
 use super::iterator::{CountedIterator, RemovedBackendIterator, SocketIterator};
 use super::links::{self, AttachOutcome, AttachPoint, Cgroup};
 use super::notice::StartNotice;
-use super::pins::{self, Pins};
+use super::pins::{self, Paths, Pins};
 use super::program::{self, program};
 use super::repairs::{self, Repairs};
 use super::settings::{Settings, TcxOrder};
@@ -54,6 +56,7 @@ pub struct Programs {
     pub(super) _cgroup_lock: lock::Lock,
     pub(super) hz: u32,
     pub(super) is_current: bool,
+    pub(super) has_earlier: bool,
     pub(super) tcx: bool,
     pub(super) tcx_order: TcxOrder,
     pub(super) clsact_priority: u16,
@@ -64,10 +67,24 @@ pub struct Programs {
     /// The packet programs for devices without link-layer header, loaded when the first such device is attached.
     pub(super) headerless: OnceLock<Ebpf>,
     pub(super) notices: Vec<StartNotice>,
+    /// Whether all socket programs are on their hooks.
+    pub(super) sockets_are_held: AtomicBool,
     /// Ids of the maps, to recognise them later.
     pub(super) map_ids: BTreeMap<&'static str, u32>,
     pub(super) repairs: Arc<Repairs>,
     pub(super) xdp: Keeper,
+}
+
+/// Fails if another agent uses this bpffs or cgroup; takes no lock.
+pub fn require_unused(bpffs: &Path, cgroup: &Path) -> Result<(), Error> {
+    if lock::is_held(Paths::new(bpffs).root()) {
+        return Err(pins::in_use(bpffs));
+    }
+    if lock::is_held(cgroup) { Err(cgroup_in_use(cgroup)) } else { Ok(()) }
+}
+
+fn cgroup_in_use(path: &Path) -> Error {
+    Error::InUse { path: path.to_owned(), what: "cgroup", flag: "--cgroup-root" }
 }
 
 impl Programs {
@@ -77,11 +94,7 @@ impl Programs {
         let cgroup = Cgroup::open(&settings.cgroup)?;
         let pins = Pins::open(&settings.bpffs)?;
         let lock = lock::lock(&cgroup.path).map_err(Error::file("lock", &cgroup.path))?;
-        let lock = lock.ok_or_else(|| Error::InUse {
-            path: cgroup.path.clone(),
-            what: "cgroup",
-            flag: "--cgroup-root",
-        })?;
+        let lock = lock.ok_or_else(|| cgroup_in_use(&cgroup.path))?;
         let xdp = (settings.xdp != Xdp::Off).then(|| settings.xdp.program());
         let mut loaded = object::load(settings.object, &pins, &settings.capacities, xdp)?;
         let unusable = loaded.unusable_xdp.map(|error| error.to_string());
@@ -91,7 +104,8 @@ impl Programs {
         if pins.mounted {
             notices.push(StartNotice::Mounted { path: settings.bpffs.clone() });
         }
-        if !pins.has_links() {
+        let has_earlier = pins.has_links();
+        if !has_earlier {
             pins.make_current()?;
         }
         let tcx = settings.packet_hook.uses_tcx();
@@ -102,6 +116,7 @@ impl Programs {
             _cgroup_lock: lock,
             hz: loaded.hz,
             is_current: loaded.is_current,
+            has_earlier,
             tcx,
             tcx_order: settings.tcx_order,
             clsact_priority: settings.clsact_priority.0,
@@ -109,6 +124,7 @@ impl Programs {
             devices_lock: Mutex::default(),
             object: settings.object,
             headerless: OnceLock::new(),
+            sockets_are_held: AtomicBool::new(false),
             notices,
             map_ids: BTreeMap::new(),
             repairs: Arc::default(),
@@ -116,6 +132,11 @@ impl Programs {
         };
         programs.map_ids = repairs::map_ids(programs.pins.paths())?;
         Ok(programs)
+    }
+
+    /// Whether programs of an earlier agent were attached at the start.
+    pub const fn has_earlier(&self) -> bool {
+        self.has_earlier
     }
 
     /// Whether programs of an earlier agent are attached and use the same maps. If so, attach at once; if not, fill the maps
@@ -190,18 +211,30 @@ impl Programs {
         program(self.headerless.get().ok_or(missing)?, direction.program())
     }
 
-    /// Attaches the socket programs, or takes over the links of an earlier agent; makes the maps of this version the current ones;
-    /// then removes those of other versions, unless a hook still has a program that uses them. All hooks are tried; the error
-    /// is that of the first one that fails.
+    /// Attaches the socket programs, or takes over the links of an earlier agent; makes the maps of this version the current ones.
+    /// All hooks are tried; the error is that of the first one that fails.
     pub fn attach_sockets(&self) -> Result<Vec<(&'static str, AttachOutcome)>, Error> {
         let outcomes: Vec<_> = self.hold_sockets();
         self.pins.make_current()?;
         let outcomes = outcomes.into_iter().collect::<Result<_, _>>()?;
-        if let Err(error) = self.pins.retire_other_versions() {
-            tracing::warn!(%error, "cannot remove the maps of another version, which no program uses");
-        }
         self.release_unknown_hooks();
+        self.sockets_are_held.store(true, Relaxed);
         Ok(outcomes)
+    }
+
+    /// Removes the maps of other versions once no hook has a program that uses them: the sockets' hooks have ours, and the caller
+    /// has attached ours to all devices. A program whose map `calls` is removed loses the programs that it calls.
+    pub(super) fn retire_other_versions(&self) {
+        if !self.sockets_are_held.load(Relaxed) {
+            return;
+        }
+        match self.pins.retire_other_versions() {
+            Ok(paths) if !paths.is_empty() => tracing::info!(?paths, "maps of another version removed"),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot remove the maps of another version, which no program uses");
+            }
+        }
     }
 
     /// Detaches the programs of hooks that only another version has: their maps are not kept up to date any more.

@@ -46,7 +46,7 @@ pub use kernel::{
     MissingFeature, OLDEST, interleaves_packets, is_too_old, known_missing_features, missing_features,
 };
 pub use links::AttachOutcome;
-pub use loaded::{ProgramStatus, Programs};
+pub use loaded::{ProgramStatus, Programs, require_unused};
 pub use notice::StartNotice;
 pub use object::{create_segments, load_packet_path};
 pub use pins::{DIRECTORY, ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use aya::programs::loaded_programs;
 
-use super::bpf::{Hook, Link};
+use super::bpf::{Hook, Link, LinkInfo};
 use super::clsact::{self, Filter};
 use super::device::{device_name, known_device_name};
 use super::hooks::{self, Direction};
@@ -110,14 +110,16 @@ fn by_filter(paths: &Paths) -> Vec<Attachment> {
     marked(paths).flat_map(|ifindex| Direction::ALL.map(|direction| one(ifindex, direction))).collect()
 }
 
-/// Returns the devices with pinned links of Ballast, and how many of the links are alive.
+/// Returns the devices with pinned links of Ballast, and how many of the links are alive, or cannot be read: without file descriptors,
+/// nothing says that a link is gone.
 pub(super) fn linked_devices(paths: &Paths) -> BTreeMap<u32, usize> {
     let mut counts = BTreeMap::new();
     for pin in pins::entries(&paths.links()).unwrap_or_default() {
         let Some(ifindex) = hooks::pinned_device(&pin) else { continue };
-        let info = Link::pinned(&paths.links().join(&pin)).ok().flatten().and_then(|link| link.info().ok());
-        let alive =
-            info.is_some_and(|info| matches!(info.hook, Hook::Tcx { ifindex: at, .. } if at == ifindex));
+        let info =
+            Link::pinned(&paths.links().join(&pin)).and_then(|link| link.map(|link| link.info()).transpose());
+        let is_of = |info: LinkInfo| matches!(info.hook, Hook::Tcx { ifindex: at, .. } if at == ifindex);
+        let alive = info.map_or(true, |info| info.is_some_and(is_of));
         *counts.entry(ifindex).or_default() += usize::from(alive);
     }
     counts

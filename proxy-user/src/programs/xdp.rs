@@ -18,7 +18,7 @@ use proxy_common::node::DEVICE_UPLINK;
 
 use self::keeper::{AttachedXdp, XdpDevice, XdpDevices};
 use self::refusals::{NO_DRIVER, Refusal};
-use super::bpf::{Hook, Link};
+use super::bpf::{Hook, Link, LinkInfo};
 use super::hooks::{pinned_xdp, xdp_pin};
 use super::links::{self, AttachOutcome, AttachPoint};
 use super::loaded::Programs;
@@ -35,8 +35,12 @@ impl Programs {
     /// Attaches the XDP program to those of the uplinks among these devices that are to have it, and detaches it from all
     /// others. `has_tc`: whether a device has the tc programs, to which XDP leaves many packets.
     pub(super) fn keep_xdp(&self, devices: &[Device], has_tc: impl Fn(u32) -> bool) {
-        // If the uplinks cannot be read, everything stays as it is.
+        // If the uplinks or their links cannot be read, everything stays as it is: a driver may reset the device for each change.
         let Some(uplinks) = self.uplinks() else { return };
+        if let Some(error) = uplinks.iter().find_map(|ifindex| self.pinned_link(*ifindex).err()) {
+            tracing::debug!(%error, "cannot read an XDP link");
+            return;
+        }
         let mut found = BTreeMap::new();
         for device in devices.iter().filter(|device| uplinks.contains(&device.ifindex)) {
             let wanted = if has_tc(device.ifindex) {
@@ -87,12 +91,19 @@ impl Programs {
         Some(uplinks)
     }
 
+    /// Returns the pinned XDP link of a device.
+    fn pinned_link(&self, ifindex: u32) -> io::Result<Option<LinkInfo>> {
+        let link = Link::pinned(&self.pins.paths().links().join(xdp_pin(ifindex)))?;
+        let info = link.map(|link| link.info()).transpose()?;
+        Ok(info.filter(|link| link.hook == Hook::Xdp { ifindex }))
+    }
+
     /// Attaches the program to a device, or keeps it there; the error tells why not.
     fn hold_xdp(&self, device: &Device, mode: XdpMode) -> Result<XdpMode, String> {
         let (ifindex, name) = (device.ifindex, self.xdp.mode.program());
         let pin = self.pins.paths().links().join(xdp_pin(ifindex));
-        let mut pinned = Link::pinned(&pin).ok().flatten().and_then(|link| link.info().ok());
-        pinned = pinned.filter(|link| link.hook == Hook::Xdp { ifindex });
+        let mut pinned =
+            self.pinned_link(ifindex).map_err(|error| format!("cannot read {}: {error}", pin.display()))?;
         let is_own = |program| self.info(name).is_some_and(|info| info.id() == program);
         // The list of devices may be older than this agent's own update of the link.
         if pinned.as_ref().is_some_and(|link| is_own(link.program))

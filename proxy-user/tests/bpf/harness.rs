@@ -9,11 +9,12 @@ use std::sync::{Mutex, PoisonError};
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, PerCpuValues};
 use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader, TestRun as _, TestRunOptions};
+use proxy_common::PROTO_UDP;
 use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_GONE};
 use proxy_common::config::NodeConfig;
 use proxy_common::flow::{
     BUCKET_SLOTS, Bucket, FlowEntry, FlowKey, SLOT_PENDING, SLOT_TAG, buckets_for, buckets_of, flow_of,
-    generation_of, slot_of, tag,
+    frontend_window, generation_of, slot_of, tag,
 };
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::latency::{LatencyEntry, LatencyKey};
@@ -735,6 +736,7 @@ where
     let (client_port, source_port) = (flow.client.port(), flow.source.port());
     let Tracked { created, last_seen, generation, .. } = *flow;
     let state = u64::from(generation) << 32 | u64::from(flow.state);
-    let new = FlowEntry { created, last_seen, state, client_port, source_port, ..old };
+    let seq = if old.proto == PROTO_UDP { [frontend_window(last_seen), 0] } else { old.seq };
+    let new = FlowEntry { created, last_seen, state, client_port, source_port, seq, ..old };
     map.set(flow.index, new, 0).unwrap();
 }

@@ -19,6 +19,8 @@ mod lasting;
 mod latency;
 mod load;
 mod node;
+#[path = "../../benches/figures/one_cpu.rs"]
+mod one_cpu;
 mod packet;
 mod race;
 mod random;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use aya::{TestRun as _, TestRunOptions};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::Scenario;
 use crate::harness::{Family, Harness, Hook, Service, context_of};
@@ -21,12 +22,27 @@ pub const SCENARIOS: [Scenario; 2] = [
     },
 ];
 
+/// Returns the CPUs on which this thread may run.
+pub fn allowed() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).unwrap();
+    (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect()
+}
+
+/// Keeps this thread on a CPU.
+pub fn stay_on(cpu: usize) {
+    let mut cpus = CpuSet::new();
+    cpus.set(cpu);
+    sched_setaffinity(None, &cpus).unwrap();
+}
+
 /// In each round, runs one packet on each CPU at the same moment; returns the resulting packets of each CPU.
 fn together(harness: &Harness, packets: impl Fn(u32, u32) -> Vec<u8> + Sync) -> Vec<Vec<Vec<u8>>> {
     let turn = AtomicU32::new(0);
     let program = harness.program(Hook::Ingress.program());
     let context = context_of(Hook::Ingress, 0);
+    let cpus = allowed();
     let run = |cpu: u32| {
+        stay_on(cpus[cpu as usize % cpus.len()]);
         let mut out = [0; 256];
         (0..ROUNDS)
             .map(|round| {

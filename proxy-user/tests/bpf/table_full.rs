@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use proxy_common::conntrack::{ASSURED, SEEN_REPLY};
 use proxy_common::reason::Reason;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
-
 use crate::Scenario;
 use crate::harness::{DROP, Family, HZ, Harness, Hook, NEXT, Service};
+use crate::one_cpu::OneCpu;
 use crate::packet::{ACK, Packet, RST, SYN, TCP, UDP};
+use crate::race::{allowed, stay_on};
 
 pub const SCENARIOS: [Scenario; 12] = [
     Scenario {
@@ -55,24 +55,15 @@ const ID: u32 = 7;
 struct Scene {
     family: Family,
     proto: u8,
-}
-
-/// Keeps this thread on its CPU: each CPU has its own window of entries, which it examines next.
-fn stay() {
-    stay_on(sched_getcpu());
-}
-
-fn stay_on(cpu: usize) {
-    let mut cpus = CpuSet::new();
-    cpus.set(cpu);
-    sched_setaffinity(None, &cpus).unwrap();
+    /// Each CPU has its own window of entries, which it examines next.
+    _cpu: OneCpu,
 }
 
 impl Scene {
     fn new(family: Family, proto: u8, harness: &mut Harness) -> Self {
-        stay();
+        let cpu = OneCpu::pin();
         harness.serve(&[Service::new(ID, proto, family.frontend(1, 80), &[family.pod(1, 8080)])]);
-        Self { family, proto }
+        Self { family, proto, _cpu: cpu }
     }
 
     /// Returns a packet of the n-th client.
@@ -282,12 +273,7 @@ fn among_streams(family: Family, harness: &mut Harness) {
 /// Each CPU takes windows of 16 entries from the clock hand. At the end of its window, it finds the entries that another
 /// CPU has taken since.
 fn two_cpus(family: Family, harness: &mut Harness) {
-    let mut all = CpuSet::new();
-    (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
-    sched_setaffinity(None, &all).unwrap();
-    let allowed = sched_getaffinity(None).unwrap();
-    let cpus: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
-    let &[first, second, ..] = &cpus[..] else { panic!("this needs two CPUs") };
+    let &[first, second, ..] = &allowed()[..] else { panic!("this needs two CPUs") };
     let scene = Scene::new(family, UDP, harness);
     stay_on(first);
     (0..64).for_each(|n| scene.establish(harness, n));
@@ -299,5 +285,4 @@ fn two_cpus(family: Family, harness: &mut Harness) {
     stay_on(first);
     assert!(scene.sends(harness, 300, 0));
     (200..208).for_each(|n| assert!(scene.answers(harness, n, 0), "{n} gave way"));
-    sched_setaffinity(None, &allowed).unwrap();
 }

@@ -30,6 +30,8 @@ pub struct Settings {
     /// Whether cases that differ, or that reach a branch of the model for the first time, are written to the corpus
     /// (`BALLAST_FUZZ_KEEP=1`).
     pub keeps: bool,
+    /// Whether nothing depends on chance: a difference that does not come again is one, too.
+    pub repeats: bool,
 }
 
 /// Returns a number from the environment, or `otherwise`.
@@ -42,7 +44,11 @@ impl Settings {
     /// Settings for a target that needs no kernel (`BALLAST_FUZZ_HOST_CASES`). It runs with the unit tests and should take
     /// seconds.
     pub fn on_host() -> Self {
-        Self { packets: number("BALLAST_FUZZ_HOST_CASES", 100_000), ..Self::from_environment() }
+        Self {
+            packets: number("BALLAST_FUZZ_HOST_CASES", 100_000),
+            repeats: true,
+            ..Self::from_environment()
+        }
     }
 
     /// The same settings with XDP before tc: a fifth of the packets, as in [`Settings::early`].
@@ -65,6 +71,7 @@ impl Settings {
             threads: number("BALLAST_FUZZ_THREADS", cores.min(2)).max(1),
             differences: number("BALLAST_FUZZ_DIFFERENCES", 1),
             keeps: number("BALLAST_FUZZ_KEEP", 0) != 0,
+            repeats: false,
         }
     }
 }
@@ -75,6 +82,21 @@ struct Shown {
     /// Number of cases that reached each branch of the model.
     branches: BTreeMap<&'static str, u64>,
     differences: Vec<String>,
+    /// Number of differences that did not come again.
+    once: u64,
+}
+
+impl Shown {
+    /// Notes a difference that did not come again.
+    fn note_once(&mut self, bytes: &[u8], difference: String, settings: Settings) {
+        println!(
+            "replay(&{bytes:?});\n{AGAIN} more runs of this case did not show its difference: {difference}"
+        );
+        self.once += 1;
+        if settings.repeats {
+            self.differences.push(difference);
+        }
+    }
 }
 
 /// Runs cases on as many targets as there are threads. Returns descriptions of the cases that differ.
@@ -87,7 +109,7 @@ pub fn run<T: Target>(settings: Settings, target: impl Fn(u64) -> T + Sync) -> V
             scope.spawn(move || {
                 let mut target = target(number);
                 if number == 0 {
-                    replay_kept(&mut target, shown);
+                    replay_kept(&mut target, settings, shown);
                 }
                 let mut random = Random::new(settings.seed.wrapping_mul(1000) + number);
                 let mut told = Instant::now();
@@ -111,6 +133,9 @@ pub fn run<T: Target>(settings: Settings, target: impl Fn(u64) -> T + Sync) -> V
     let elapsed = started.elapsed();
     let rate = u128::from(done) * 1000 / elapsed.as_millis().max(1);
     println!("{done} packets in {cases} cases, {:.1} s: {rate} packets a second", elapsed.as_secs_f64());
+    if shown.once > 0 {
+        println!("{} differences did not come again", shown.once);
+    }
     for (branch, count) in &shown.branches {
         println!("{count:>9} {branch}");
     }
@@ -121,6 +146,7 @@ pub fn run<T: Target>(settings: Settings, target: impl Fn(u64) -> T + Sync) -> V
 fn one(target: &mut impl Target, bytes: &[u8], settings: Settings, shown: &Mutex<Shown>) -> u64 {
     let run = drive::run(target, bytes, |_, _| ());
     let differs = run.difference.is_some() && drive::differs(target, bytes, AGAIN).is_some();
+    let once = run.difference.filter(|_| !differs && !run.is_slow);
     let mut new = Vec::new();
     {
         let mut shown = shown.lock().unwrap();
@@ -130,6 +156,9 @@ fn one(target: &mut impl Target, bytes: &[u8], settings: Settings, shown: &Mutex
                 new.push(*branch);
             }
             *count += 1;
+        }
+        if let Some(difference) = once {
+            shown.note_once(bytes, difference, settings);
         }
     }
     if differs {
@@ -172,7 +201,7 @@ pub fn kept() -> BTreeMap<String, Vec<u8>> {
     entries.map(Result::unwrap).map(read).collect()
 }
 
-fn replay_kept(target: &mut impl Target, shown: &Mutex<Shown>) {
+fn replay_kept(target: &mut impl Target, settings: Settings, shown: &Mutex<Shown>) {
     for (name, bytes) in kept() {
         let run = drive::run(target, &bytes, |_, _| ());
         let mut shown = shown.lock().unwrap();
@@ -183,6 +212,8 @@ fn replay_kept(target: &mut impl Target, shown: &Mutex<Shown>) {
             let text = format!("corpus/{name}:\n{}", drive::describe(target, &bytes));
             println!("{text}");
             shown.differences.push(text);
+        } else if let Some(difference) = run.difference.filter(|_| !run.is_slow) {
+            shown.note_once(&bytes, difference, settings);
         }
     }
 }

@@ -420,7 +420,8 @@ fn shaped(record: &mut Bytes<'_>, mut forge: Forge, is_calm: bool) -> Forge {
         return forge;
     }
     match shape % 16 {
-        0..=7 => {}
+        0..=6 => {}
+        7 => forge.tcp_words = [4, 6, 8, 15][usize::from(shape / 16) % 4],
         8 => forge.tag = Some(u16::from(shape >> 4) * 5),
         9 | 10 => {
             forge.options = 1 + shape / 16 % 10;

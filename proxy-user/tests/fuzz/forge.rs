@@ -32,6 +32,8 @@ pub struct Forge {
     pub dst: SocketAddr,
     pub proto: u8,
     pub flags: u8,
+    /// Length of the TCP header in words; the options are the first bytes of the payload.
+    pub tcp_words: u8,
     pub seq: u32,
     pub ack: u32,
     pub payload: usize,
@@ -60,6 +62,7 @@ impl Forge {
             dst,
             proto,
             flags: SYN,
+            tcp_words: 5,
             seq: 1000,
             ack: 0,
             payload: 21,
@@ -137,7 +140,7 @@ impl Forge {
             TCP => {
                 segment.extend(self.seq.to_be_bytes());
                 segment.extend(self.ack.to_be_bytes());
-                segment.extend([0x50, self.flags, 0x20, 0, 0, 0, 0, 0]);
+                segment.extend([self.tcp_words << 4, self.flags, 0x20, 0, 0, 0, 0, 0]);
                 16
             }
             UDP => {

@@ -18,7 +18,7 @@ use proxy_common::abi::Plain;
 use proxy_common::affinity::{AffinityEntry, AffinityKey};
 use proxy_common::config::NodeConfig;
 use proxy_common::conntrack::{ASSURED, is_closed};
-use proxy_common::flow::{Bucket, FlowEntry, buckets_for};
+use proxy_common::flow::{Bucket, FlowEntry, buckets_for, frontend_window};
 use proxy_common::fragment::{FragmentEntry, FragmentKey};
 use proxy_common::health::{HEALTH_SINCE, HEALTH_TIME, SKIP_COUNT, SKIP_TIME, SKIP_USED};
 use proxy_common::map_names as names;
@@ -31,7 +31,7 @@ use proxy_user::programs::{Capacities, EMBEDDED, create_segments, load_packet_pa
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 use crate::raw::{self, Elements};
-use crate::scenario::Scenario;
+use crate::scenario::{Scenario, UDP};
 use crate::tables;
 use crate::target::{Context, Counters, Device, Hidden, Hook, Outcome, Seen, Target, Traffic};
 
@@ -307,14 +307,8 @@ impl Target for Kernel {
     }
 
     fn pause(&mut self, milliseconds: u32) {
-        for flow in self.flows.0.iter_mut() {
-            flow.last_seen = flow.last_seen.wrapping_sub(milliseconds);
-            flow.created = flow.created.wrapping_sub(milliseconds);
-        }
-        for flow in self.flows6.0.iter_mut() {
-            flow.last_seen = flow.last_seen.wrapping_sub(milliseconds);
-            flow.created = flow.created.wrapping_sub(milliseconds);
-        }
+        self.flows.0.iter_mut().for_each(|flow| age(flow, milliseconds));
+        self.flows6.0.iter_mut().for_each(|flow| age(flow, milliseconds));
         for word in self.health.0.iter_mut().filter(|word| **word & HEALTH_SINCE != 0) {
             let since = (*word as u32).wrapping_sub(milliseconds);
             *word = *word & !HEALTH_TIME | u64::from(since);
@@ -389,5 +383,14 @@ impl Target for Kernel {
         }
         let key = (proto, client, frontend);
         if client.is_ipv4() { find(self.flows.0, key) } else { find(self.flows6.0, key) }
+    }
+}
+
+/// Moves the times of a flow into the past.
+fn age<A>(flow: &mut FlowEntry<A>, milliseconds: u32) {
+    flow.last_seen = flow.last_seen.wrapping_sub(milliseconds);
+    flow.created = flow.created.wrapping_sub(milliseconds);
+    if flow.proto == UDP {
+        flow.seq[0] = frontend_window(flow.last_seen);
     }
 }

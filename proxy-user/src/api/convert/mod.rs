@@ -17,6 +17,7 @@ use std::num::NonZero;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use proxy_core::model::net::Protocol;
+use proxy_core::model::problem::{MOST_PROBLEMS, printable};
 use proxy_core::model::{Problem, ServiceName, SliceName, Version};
 
 pub use node::node;
@@ -71,8 +72,6 @@ fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// The most problems of an object that are listed.
-const MOST_PROBLEMS: usize = 16;
 /// The most characters of a problem's message, which may quote the object.
 const MOST_MESSAGE: usize = 400;
 
@@ -83,8 +82,8 @@ struct Problems {
 }
 
 impl Problems {
-    fn of(object: String) -> Self {
-        Self { object, found: Vec::new() }
+    fn of(object: &str) -> Self {
+        Self { object: printable(object), found: Vec::new() }
     }
 
     fn add(&mut self, field: impl Into<String>, message: &dyn Display) {
@@ -92,11 +91,11 @@ impl Problems {
         if self.found.len() > MOST_PROBLEMS {
             return;
         }
-        let (object, field) = (self.object.clone(), field.into());
+        let (object, field) = (self.object.clone(), printable(&field.into()));
         let message = if self.found.len() == MOST_PROBLEMS {
             "there are more problems, which are not listed".to_owned()
         } else {
-            message.to_string()
+            printable(&message.to_string())
         };
         let end = message.char_indices().map(|(at, _)| at).nth(MOST_MESSAGE);
         let message =

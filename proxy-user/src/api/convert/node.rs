@@ -17,7 +17,10 @@ pub fn node(object: Node) -> NodeView {
         || spec.taints.iter().flatten().any(|taint| taint.key == TAINT_LEAVES);
     let zone = label(&object.metadata, LABEL_ZONE).filter(|zone| !zone.is_empty()).map(str::to_owned);
     let addresses = object.status.and_then(|status| status.addresses).unwrap_or_default();
-    let internal = addresses.into_iter().filter(|address| address.type_ == "InternalIP");
+    let of_type = |kind: &str| {
+        let texts = addresses.iter().filter(|address| address.type_ == kind);
+        texts.filter_map(|text| address::parse(&text.address).ok()).collect()
+    };
     let pod_cidrs = match spec.pod_cidrs {
         Some(many) if !many.is_empty() => many,
         _ => spec.pod_cidr.into_iter().collect(),
@@ -25,7 +28,8 @@ pub fn node(object: Node) -> NodeView {
     NodeView {
         name: object.metadata.name.unwrap_or_default(),
         zone,
-        internal_ips: internal.filter_map(|internal| address::parse(&internal.address).ok()).collect(),
+        internal_ips: of_type("InternalIP"),
+        external_ips: of_type("ExternalIP"),
         pod_cidrs: pod_cidrs.iter().filter_map(|range| address::range(range).ok()).collect(),
         is_leaving,
     }

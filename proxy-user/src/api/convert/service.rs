@@ -12,7 +12,10 @@ use proxy_core::model::nearest::{did_you_mean, nearest};
 use proxy_core::model::net::IpFamily;
 use proxy_core::model::{Name, Service, ServiceKind, ServicePort, TrafficPolicy};
 
-use super::{LABEL_PROXY_NAME, Problems, address, label, protocol, removal, service_name, spread, version};
+use super::{
+    LABEL_PROXY_NAME, MOST_PROBLEMS, Problems, address, label, protocol, removal, service_name, spread,
+    version,
+};
 
 /// The prefix of Ballast's annotations.
 const ANNOTATION_PREFIX: &str = "ballast.io/";
@@ -47,11 +50,11 @@ pub fn service(object: objects::Service) -> Option<Service> {
     let name = service_name(metadata);
     if label(metadata, LABEL_PROXY_NAME).is_some() {
         // Problems of this Service are not reported: the other proxy is responsible for it.
-        let unseen = &mut Problems::of(String::new());
+        let unseen = &mut Problems::of("");
         let cluster_ips = cluster_ips(spec.cluster_ip, spec.cluster_ips, unseen);
         return Some(Service { is_foreign: true, cluster_ips, ..Service::new(name) });
     }
-    let problems = &mut Problems::of(format!("Service {name}"));
+    let problems = &mut Problems::of(&format!("Service {name}"));
     let (algorithm, weights) = (spread::algorithm(metadata, problems), spread::weights(metadata, problems));
     let forwarding = spread::forwarding(metadata, problems);
     let ejection = spread::ejection(metadata, problems);
@@ -105,16 +108,18 @@ pub fn service(object: objects::Service) -> Option<Service> {
 
 /// Reports unknown annotations `ballast.io/...`.
 fn unknown_annotations(metadata: &ObjectMeta, problems: &mut Problems) {
-    let unknown = metadata
-        .annotations
-        .iter()
-        .flatten()
-        .filter(|(key, _)| key.starts_with(ANNOTATION_PREFIX) && !ANNOTATIONS.contains(&key.as_str()));
-    for (key, _) in unknown {
+    for key in unknown(metadata) {
         let near = did_you_mean(&nearest(key, ANNOTATIONS));
         problems
             .add(format!("metadata.annotations[{key}]"), &format_args!("unknown annotation, ignored{near}"));
     }
+}
+
+/// Returns the unknown annotations `ballast.io/...`: as many as are listed, and one more.
+pub(super) fn unknown(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
+    let keys = metadata.annotations.iter().flatten().map(|(key, _)| key.as_str());
+    keys.filter(|key| key.starts_with(ANNOTATION_PREFIX) && !ANNOTATIONS.contains(key))
+        .take(MOST_PROBLEMS + 1)
 }
 
 fn kind(text: Option<&str>, problems: &mut Problems) -> ServiceKind {

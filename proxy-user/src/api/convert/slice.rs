@@ -28,7 +28,7 @@ pub fn slice(object: objects::EndpointSlice) -> Option<EndpointSlice> {
     let triggered = annotation(metadata, ANNOTATION_TRIGGERED).and_then(time);
     let (name, version) = (slice_name(metadata), version(metadata));
     let service = ServiceName::new(name.namespace.clone(), service);
-    let mut problems = Problems::of(format!("EndpointSlice {name}"));
+    let mut problems = Problems::of(&format!("EndpointSlice {name}"));
     let weights = spread::weights(metadata, &mut problems);
     let ports = ports(object.ports.unwrap_or_default(), &mut problems);
     let mut endpoints: Vec<_> = object

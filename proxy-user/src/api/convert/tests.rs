@@ -417,3 +417,20 @@ fn number_of_problems_per_object_is_limited() {
     assert_eq!(service.problems.len(), MOST_PROBLEMS + 1);
     assert!(service.problems.iter().all(|problem| problem.message.len() < 500));
 }
+
+#[test]
+fn unknown_annotations_beyond_the_limit_are_not_compared() {
+    let keys = (0..18_000).map(|number| (format!("ballast.io/{number}"), String::new()));
+    let metadata = ObjectMeta { annotations: Some(keys.collect()), ..ObjectMeta::default() };
+    assert_eq!(service::unknown(&metadata).count(), MOST_PROBLEMS + 1);
+}
+
+#[test]
+fn problem_that_quotes_an_object_has_no_control_characters() {
+    let mut problems = Problems::of("Service a/\u{7}");
+    problems.add("metadata.annotations[\u{7f}]", &"`\u{1b}[2J\r\nall is well, é`");
+    assert_eq!(
+        problems.found[0].to_string(),
+        r"Service a/\u{7}: metadata.annotations[\u{7f}]: `\u{1b}[2J\r\nall is well, é`"
+    );
+}

@@ -115,26 +115,26 @@ async fn new_certificates_are_used_and_old_connections_end() {
     let (port, clients) = serve(&authority).await;
     let mut connection = connection(&folder, &authority, port).await;
     let watch = open(&connection).await;
-    assert!(renew_if_changed(&mut connection).await.is_none(), "nothing has changed");
+    assert!(renew_if_changed(&mut connection, false).await.is_none(), "nothing has changed");
 
     // The certificate is there, its key is not yet.
     let key = std::fs::read(folder.path().join("client.key")).unwrap();
     let second = authority.write(folder.path());
     let new_key = std::fs::read(folder.path().join("client.key")).unwrap();
     std::fs::write(folder.path().join("client.key"), &key).unwrap();
-    let error = renew_if_changed(&mut connection).await.unwrap().unwrap_err();
+    let error = renew_if_changed(&mut connection, false).await.unwrap().unwrap_err();
     assert!(error.to_string().contains("cannot set up the connection"), "{}", chain(&error));
     drop(open(&connection).await);
     assert!(clients.lock().unwrap().iter().all(|client| *client == first), "the previous one is in use");
 
     std::fs::write(folder.path().join("client.key"), new_key).unwrap();
-    assert!(matches!(renew_if_changed(&mut connection).await, Some(Ok(()))));
+    assert!(matches!(renew_if_changed(&mut connection, false).await, Some(Ok(()))));
     let rest = timeout(Duration::from_secs(10), watch.into_data_stream().try_collect::<Vec<_>>());
     assert!(rest.await.expect("the watch ends").unwrap().is_empty());
     let before = clients.lock().unwrap().len();
     drop(open(&connection).await);
     assert_eq!(clients.lock().unwrap()[before..], [second]);
-    assert!(renew_if_changed(&mut connection).await.is_none());
+    assert!(renew_if_changed(&mut connection, false).await.is_none());
 }
 
 #[tokio::test]
@@ -144,10 +144,69 @@ async fn a_new_authority_is_trusted() {
     let (port, _) = serve(&authority).await;
     let mut connection = connection(&folder, &authority, port).await;
     std::fs::write(folder.path().join("ca.crt"), Authority::new().0).unwrap();
-    assert!(matches!(renew_if_changed(&mut connection).await, Some(Ok(()))));
+    assert!(matches!(renew_if_changed(&mut connection, false).await, Some(Ok(()))));
     let request = || http::Request::get("/").body(Body::empty()).unwrap();
     assert!(connection.client.send(request()).await.is_err(), "another authority");
     std::fs::write(folder.path().join("ca.crt"), &authority.0).unwrap();
-    assert!(matches!(renew_if_changed(&mut connection).await, Some(Ok(()))));
+    assert!(matches!(renew_if_changed(&mut connection, false).await, Some(Ok(()))));
     assert!(connection.client.send(request()).await.is_ok());
+}
+
+/// Starts a server that accepts only requests with this token.
+async fn serve_token(token: &'static str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut head = [0; 4096];
+                while let Ok(count @ 1..) = stream.read(&mut head).await {
+                    let is_known =
+                        String::from_utf8_lossy(&head[..count]).contains(&format!("Bearer {token}"));
+                    let status = if is_known { "200 OK" } else { "401 Unauthorized" };
+                    let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
+                    stream.write_all(answer.as_bytes()).await.unwrap();
+                }
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn token_file_is_read_again_after_401() {
+    let (port, folder) = (serve_token("second").await, tempfile::tempdir().unwrap());
+    let (path, token) = (folder.path().join("kubeconfig"), folder.path().join("token"));
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+         clusters: [{{name: k, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n\
+         users: [{{name: u, user: {{tokenFile: '{}'}}}}]\n",
+        token.display()
+    );
+    std::fs::write(&path, text).unwrap();
+    std::fs::write(&token, "first").unwrap();
+    let options = Options { kubeconfig: Some(path), servers: Vec::new() };
+    let mut connection = connect(&options, watch::Sender::default()).await.unwrap();
+    let ask = async |connection: &Connection| {
+        let request = http::Request::get("/").body(Body::empty()).unwrap();
+        connection.client.send(request).await.unwrap().status().as_u16()
+    };
+    assert_eq!((ask(&connection).await, connection.servers.is_unauthorized()), (401, true));
+    std::fs::write(&token, "second").unwrap();
+    assert_eq!(ask(&connection).await, 401, "the library reads the file again after 50 s of the wall clock");
+    assert!(matches!(renew_if_changed(&mut connection, true).await, Some(Ok(()))));
+    assert_eq!((ask(&connection).await, connection.servers.is_unauthorized()), (200, false));
+}
+
+#[tokio::test]
+async fn kubeconfig_with_another_server_is_refused() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    authority.write(folder.path());
+    let mut known = connection(&folder, &authority, 1).await;
+    // Rewrites the same file.
+    drop(connection(&folder, &authority, 2).await);
+    let error = renew_if_changed(&mut known, false).await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("https://127.0.0.1:2") && error.contains("restart the agent"), "{error}");
+    drop(connection(&folder, &authority, 1).await);
+    assert!(renew_if_changed(&mut known, false).await.is_none(), "it is as it was");
 }

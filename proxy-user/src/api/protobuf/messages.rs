@@ -161,7 +161,8 @@ message! {
     }
     Entry {
         1 => |this, field| field.text()?.clone_into(&mut this.key),
-        2 => |this, field| field.text()?.clone_into(&mut this.value),
+        // The API server checks no text of annotations; Go replaces what is no UTF-8 when it writes JSON.
+        2 => |this, field| this.value = String::from_utf8_lossy(field.bytes()?).into_owned(),
     }
     Seconds {
         1 => |this, field| this.0 = field.long()?,

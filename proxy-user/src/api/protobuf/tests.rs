@@ -284,3 +284,13 @@ proptest! {
         prop_assert!(read_all(&bytes) <= bytes.len());
     }
 }
+
+#[test]
+fn annotation_that_is_no_text_is_read_like_json() {
+    let annotation = [delimited(1, b"note"), delimited(2, &[0xff])].concat();
+    let object = enveloped("Service", &delimited(2, &delimited(1, &delimited(12, &annotation))));
+    let Ok(WatchEvent::Added(service)) = event::<Service>(&watch_event("ADDED", &object)) else {
+        panic!("the Service is not read");
+    };
+    assert_eq!(service.metadata.annotations.unwrap()["note"], "\u{fffd}");
+}

@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::api::client::{Connection, Options, connect};
+use crate::http::tests::free_port;
 
 /// The server, as the test controls it.
 struct Peer {
@@ -40,9 +41,8 @@ impl Peer {
 }
 
 /// Returns a URL at which no server listens.
-async fn no_server() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    format!("http://{}/", listener.local_addr().unwrap())
+fn no_server() -> String {
+    format!("http://127.0.0.1:{}/", free_port())
 }
 
 async fn connected(urls: &[&str]) -> (Connection, watch::Receiver<ApiServers>) {
@@ -63,7 +63,7 @@ async fn ask(connection: &Connection) -> Option<u16> {
 
 #[tokio::test]
 async fn the_first_server_that_answers_is_asked_until_it_fails() {
-    let (away, one, other) = (no_server().await, Peer::start(200).await, Peer::start(200).await);
+    let (away, one, other) = (no_server(), Peer::start(200).await, Peer::start(200).await);
     let (connection, told) = connected(&[&away, &one.url, &other.url]).await;
     assert_eq!((told.borrow().active.clone(), told.borrow().servers.len()), (None, 3));
     assert_eq!(ask(&connection).await, Some(200));
@@ -114,7 +114,7 @@ async fn a_broken_connection_is_a_failure_and_no_server_an_error() {
     let (connection, told) = connected(&[&url, &other.url]).await;
     let (asked, ()) = tokio::join!(ask(&connection), async { drop(away.accept().await.unwrap()) });
     assert_eq!((asked, told.borrow().active.clone()), (Some(200), Some(other.url)));
-    let (connection, told) = connected(&[&no_server().await, &no_server().await]).await;
+    let (connection, told) = connected(&[&no_server(), &no_server()]).await;
     assert_eq!((ask(&connection).await, told.borrow().active.clone()), (None, None));
 }
 

@@ -21,6 +21,7 @@ const SERVICES: &str = "/api/v1/services";
 const SERVICE_A: &str = "/api/v1/namespaces/default/services";
 const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const NODES: &str = "/api/v1/nodes";
+const CIDRS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
 
 /// How the server answers a request for a streamed list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,6 +119,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
 struct Test {
     server: Server,
     events: mpsc::Receiver<Event>,
+    told: watch::Receiver<Watches>,
     agent: tokio::task::JoinHandle<()>,
 }
 
@@ -156,8 +158,10 @@ impl Test {
         let options = Options { kubeconfig: Some(kubeconfig.path().to_owned()), servers: Vec::new() };
         let client = connect(&options, watch::Sender::default()).await.unwrap().client;
         let (sender, events) = mpsc::channel(16);
-        let agent = tokio::spawn(run(client, "n1".to_owned(), sender, watch::channel(false).1, |_| ()));
-        Self { server, events, agent }
+        let (watches, told) = watch::channel(Watches::new());
+        let needs_nodes = watch::channel(false).1;
+        let agent = tokio::spawn(run(client, "n1".to_owned(), sender, needs_nodes, watches, |_| ()));
+        Self { server, events, told, agent }
     }
 
     async fn next(&mut self) -> Event {
@@ -383,6 +387,35 @@ async fn watch_recovers_from_errors_of_the_server() {
     while !matches!(test.next().await, Event::Apply(Object::Service(s)) if s.name.name == "b") {}
 }
 
+/// Waits until the watch of the resource fails, or works.
+async fn becomes(test: &mut Test, resource: &str, fails: bool) {
+    let is_so = |watches: &Watches| watches.get(resource).is_some_and(|failure| failure.is_some() == fails);
+    timeout(Duration::from_secs(30), test.told.wait_for(is_so)).await.expect("in time").unwrap();
+}
+
+#[tokio::test]
+async fn watch_fails_until_the_server_accepts_it_again() {
+    let mut test = Test::start(&[(SERVICES, true, 500)]).await;
+    becomes(&mut test, "services", true).await;
+    assert_eq!(test.services().await, ["a"]);
+    becomes(&mut test, "services", false).await;
+    test.watches().await;
+    test.server.inner.lock().unwrap().failures = vec![(SERVICES, true, 401); 3];
+    fail(&test);
+    becomes(&mut test, "services", true).await;
+    assert!(test.told.borrow()["endpointslices.discovery.k8s.io"].is_none(), "it still works");
+    becomes(&mut test, "services", false).await;
+}
+
+#[tokio::test]
+async fn cluster_without_service_cidrs_is_no_failure() {
+    let mut test = Test::start(&[(CIDRS, true, 404); 20]).await;
+    let resource = "servicecidrs.networking.k8s.io";
+    let watches =
+        timeout(Duration::from_secs(30), test.told.wait_for(|told| told.contains_key(resource))).await;
+    assert_eq!(watches.unwrap().unwrap()[resource], None);
+}
+
 #[tokio::test]
 async fn it_stops_with_its_receiver() {
     let Test { agent, events, .. } = Test::start(&[]).await;
@@ -397,7 +430,7 @@ async fn pauses_grow_although_each_attempt_begins_well() {
         stream::iter([Ok(watcher::Event::<Node>::Init), Err(refused)])
     };
     let begun = Instant::now();
-    let attempts = paced(stream::repeat_with(attempt).flatten());
+    let attempts = paced(stream::repeat_with(attempt).flatten(), REFUSED_DELAY);
     let times: Vec<_> = attempts
         .filter(|item| future::ready(item.is_err()))
         .take(12)
@@ -544,11 +577,14 @@ async fn refusals_that_last_are_repeated_after_minutes() {
             Err::<(), _>(watcher::Error::WatchStartFailed(kube::Error::Api(Box::new(status))))
         };
         let begun = Instant::now();
-        let times: Vec<_> =
-            paced(stream::repeat_with(refused)).take(14).map(|_| begun.elapsed()).collect().await;
+        let times: Vec<_> = paced(stream::repeat_with(refused), LACKED_DELAY)
+            .take(14)
+            .map(|_| begun.elapsed())
+            .collect()
+            .await;
         let pauses: Vec<_> = times.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
         assert!(pauses[..9].iter().all(|pause| *pause <= 2 * MAX_DELAY), "{code}: {pauses:?}");
-        let is_long = |pause: &Duration| (REFUSED_DELAY..2 * REFUSED_DELAY).contains(pause);
+        let is_long = |pause: &Duration| (LACKED_DELAY..2 * LACKED_DELAY).contains(pause);
         assert!(pauses[9..].iter().all(|pause| is_long(pause) == is_rare), "{code}: {pauses:?}");
     }
 }
@@ -562,7 +598,7 @@ async fn an_object_ends_the_long_pauses() {
     let items = stream::repeat_with(refused).take(11).chain(stream::iter([Ok(())]));
     let times: Vec<_> = {
         let begun = Instant::now();
-        paced(items.chain(stream::repeat_with(refused)))
+        paced(items.chain(stream::repeat_with(refused)), REFUSED_DELAY)
             .take(14)
             .map(move |_| begun.elapsed())
             .collect()

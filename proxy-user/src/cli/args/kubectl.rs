@@ -52,7 +52,8 @@ pub struct ClusterArgs {
     /// Only these nodes; can be given several times. Default: all nodes.
     #[arg(long, global = true, value_name = "NODE", value_delimiter = ',')]
     pub node: Vec<String>,
-    /// Namespace of the agents' pods. Default: all namespaces are searched.
+    /// Namespace of the agents' pods. Default: all namespaces are searched, and agents in more than one are an error, because any
+    /// tenant can give its pods the labels of an agent.
     #[arg(long, global = true, value_name = "NAME")]
     pub agents_namespace: Option<String>,
     /// How long to wait for the answer of a node.

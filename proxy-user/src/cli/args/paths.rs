@@ -11,7 +11,7 @@ use crate::config::value::{self, AlgorithmName};
 use crate::programs::{ClsactPriority, TcxOrder, Xdp};
 use proxy_core::model::ForwardingMode;
 use proxy_core::model::annotations::Annotations;
-use proxy_core::model::settings::{NodePortBind, SocketDrop, SocketLb};
+use proxy_core::model::settings::{MeshPorts, NodePortBind, SocketDrop, SocketLb};
 
 flags_of! {
     /// How sockets and packets are met.
@@ -37,6 +37,11 @@ flags_of! {
         /// `ballast.io/forwarding-mode`.
         #[arg(long, env = "BALLAST_FORWARDING_MODE", value_name = "MODE", default_value = "snat", value_parser = choice::<ForwardingMode>())]
         forwarding_mode: ForwardingMode,
+        /// Accept packets that other nodes encapsulate (DSR) before a Service has DSR on this node. Give it to all agents before you
+        /// change --forwarding-mode to dsr, and until it is changed back on all nodes: an agent that does not accept them yet leaves
+        /// them to the kernel, which refuses them.
+        #[arg(long, env = "BALLAST_ACCEPT_DSR", value_parser = FalseyValueParser::new())]
+        accept_dsr: bool,
         /// Whether new connections skip endpoints that refuse connections or do not answer them, for Services with several
         /// endpoints and without the annotation `ballast.io/ejection`.
         #[arg(long, env = "BALLAST_EJECTION", value_name = "WHEN", default_value = "on", value_parser = choice::<Ejection>())]
@@ -59,6 +64,10 @@ flags_of! {
         /// Which sockets are translated at connect. For all other sockets, the packet programs translate their packets.
         #[arg(long, env = "BALLAST_SOCKET_LB", value_name = "WHICH", default_value = "all", value_parser = choice::<SocketLb>())]
         socket_lb: SocketLb,
+        /// Ports at which the proxy of a service mesh listens in the network namespace of a pod, at most 4: the sockets of such a pod
+        /// are not translated, so that its rules see the addresses of Services. none: no port.
+        #[arg(long, env = "BALLAST_MESH_PORTS", value_name = "PORTS", default_value_t)]
+        mesh_ports: MeshPorts,
         /// What connect and sendmsg of a translated socket do where kube-proxy would drop the packet.
         #[arg(long, env = "BALLAST_SOCKET_DROP", value_name = "HOW", default_value = "silent", value_parser = choice::<SocketDrop>())]
         socket_drop: SocketDrop,

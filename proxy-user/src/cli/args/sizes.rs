@@ -46,8 +46,8 @@ macro_rules! sizes {
 }
 
 sizes! {
-    /// Maximum number of Service ports (each address family counts). Default: 32768; twice as many with at least 12 GB of
-    /// memory, four times as many with at least 48 GB.
+    /// Maximum number of Service ports (each address family counts). Default: 32768; twice as many with at least 12 GiB of
+    /// memory, four times as many with at least 48 GiB.
     max_services is services, "BALLAST_MAX_SERVICES";
     /// Maximum number of frontends (addresses and ports of Services), for each address family. Default: 65536, more on nodes
     /// with more memory.
@@ -55,7 +55,7 @@ sizes! {
     /// Maximum number of slots: the endpoints of all frontends together. A change needs room for the old and the new slots of
     /// a frontend. Default: 524288, more on nodes with more memory.
     max_slots is slots, "BALLAST_MAX_SLOTS";
-    /// Words of eight bytes for Maglev tables: a table of 5 endpoints takes 134 words, one of 100 endpoints about 4,150. A
+    /// Words of eight bytes for Maglev tables: a table of 5 endpoints takes 134 words, one of 100 endpoints about 2,100. A
     /// change needs room for the old and the new table.
     max_maglev_words is maglev_words, "BALLAST_MAX_MAGLEV_WORDS";
     /// Maximum number of backends; an endpoint of two Service ports counts twice. Default: 262144, more on nodes with more

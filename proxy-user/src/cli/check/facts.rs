@@ -219,7 +219,9 @@ pub struct AgentMetrics {
     pub version: Option<String>,
     /// Whether all listed objects have been written to the maps.
     pub synced: bool,
-    /// Time since the last sync of the maps.
+    /// The agent's setting; zero if it is not known.
+    pub sync_period: Duration,
+    /// Time since the maps were last known to be up to date, in the family where it is longer.
     pub sync_age: Option<Duration>,
     /// Number of changes that are not in the maps yet.
     pub pending: u64,
@@ -229,4 +231,6 @@ pub struct AgentMetrics {
     pub audits_repaired: u64,
     /// Number of audits that failed.
     pub audits_failed: u64,
+    /// Names of the uplinks on which a program is not attached.
+    pub detached: BTreeSet<String>,
 }

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use proxy_common::config::PortRange;
 use proxy_common::reason::Reason;
+use serde_json::Value;
 
 use super::facts::{
     AgentMetrics, ApiAccess, CheckFacts, Device, Environment, Installed, Kernel, Network, Others,
 };
 use super::{metrics, options};
 use crate::cli::args::check::CheckArgs;
-use crate::cli::show::{AgentState, ask, probe, problems};
+use crate::cli::show::{AgentState, AskError, ask, probe, problems};
 use crate::cli::takeover;
 use crate::config::value::Listen;
 use crate::host::follow::Follower;
@@ -178,7 +180,7 @@ fn cni(folder: &Path) -> Option<Vec<String>> {
 
 /// Returns name and main plugin of a CNI configuration, like `cbr0 (flannel)`.
 fn cni_network(text: &str) -> Option<String> {
-    let value: serde_json::Value = serde_json::from_str(text).ok()?;
+    let value: Value = serde_json::from_str(text).ok()?;
     let name = value["name"].as_str().unwrap_or("without a name");
     let plugin = value["plugins"][0]["type"].as_str().or_else(|| value["type"].as_str());
     Some(format!("{name} ({})", plugin.unwrap_or("without a plugin")))
@@ -193,9 +195,14 @@ pub(super) fn installed(bpffs: &Path, listen: Option<Listen>) -> Installed {
     };
     let maps = read();
     let names = devices::list().unwrap_or_default().into_iter().map(|device| (device.ifindex, device.name));
+    let mut problems =
+        if matches!(agent, AgentState::Answered { .. }) { problems(&agent) } else { faults(bpffs) };
     Installed {
-        problems: if matches!(agent, AgentState::Answered { .. }) { problems(&agent) } else { faults(bpffs) },
-        metrics: metrics(&agent),
+        metrics: metrics(&agent).unwrap_or_else(|error| {
+            problems.push(error.to_string());
+            None
+        }),
+        problems,
         is_denied: matches!(maps, Err(ViewError::Denied { .. })),
         owner: (!matches!(maps, Err(ViewError::Nothing { .. })))
             .then(|| programs::require_owner_of(bpffs).map_err(|error| error.to_string())),
@@ -216,11 +223,21 @@ fn faults(bpffs: &Path) -> Vec<String> {
     faults.map(tell).collect()
 }
 
-pub(super) fn metrics(agent: &AgentState) -> Option<AgentMetrics> {
-    let AgentState::Answered { address, .. } = agent else { return None };
-    let (_, body) = ask(*address, "/metrics").ok().filter(|(status, _)| *status == 200)?;
+/// Returns the agent's metrics; `None` if it does not answer, or has no metrics.
+pub(super) fn metrics(agent: &AgentState) -> Result<Option<AgentMetrics>, AskError> {
+    let AgentState::Answered { address, .. } = agent else { return Ok(None) };
+    let (status, body) = ask(*address, "/metrics")?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Some(metrics::read(&String::from_utf8_lossy(&body), now.as_secs_f64()))
+    let text = String::from_utf8_lossy(&body);
+    Ok((status == 200).then(|| metrics::read(&text, now.as_secs_f64(), sync_period(*address))))
+}
+
+/// Returns the agent's setting; zero if it cannot be read.
+fn sync_period(address: SocketAddr) -> Duration {
+    let configz =
+        ask(address, "/configz").ok().and_then(|(_, body)| serde_json::from_slice::<Value>(&body).ok());
+    let seconds = configz.and_then(|configz| configz["ballast"]["syncPeriod"].as_f64());
+    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ mod options;
 mod render;
 
 use super::args::check::CheckArgs;
-use super::show::{AgentState, CommandOutput, ShowError};
+use super::show::{AgentState, AskError, CommandOutput, ShowError};
 use crate::config::value::Listen;
 use facts::{ApiAccess, Installed, Others};
 use proxy_core::model::nearest::{did_you_mean, nearest};
@@ -23,8 +23,8 @@ pub(in crate::cli) fn running(bpffs: &Path, listen: Option<Listen>) -> (Installe
 }
 
 /// Returns the version of the agent; `None` if it does not answer.
-pub(in crate::cli) fn agent_version(agent: &AgentState) -> Option<String> {
-    gather::metrics(agent)?.version
+pub(in crate::cli) fn agent_version(agent: &AgentState) -> Result<Option<String>, AskError> {
+    Ok(gather::metrics(agent)?.and_then(|metrics| metrics.version))
 }
 
 /// Runs `ballast check`. The caller has queried the API server, unless that check is skipped ([`ApiAccess::NotAsked`]).

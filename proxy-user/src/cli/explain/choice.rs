@@ -81,6 +81,9 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
 /// Used instead of a [`word`] if the endpoint's node answers the client directly.
 pub(super) const DSR: &str = "dsr";
 
+/// Used instead of a [`word`] if client and endpoint are processes of this node, and the connection is refused.
+pub(super) const OWN: &str = "own-endpoint";
+
 /// Used instead of a [`word`] if netfilter masquerades the connection.
 pub(super) const NETFILTER: &str = "netfilter";
 

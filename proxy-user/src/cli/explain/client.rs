@@ -27,6 +27,11 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         client == Client::Host || from.is_some_and(|from| self.rules.node_addrs.contains_key(&from))
     }
 
+    /// Whether an agent attaches programs to the devices of pods.
+    pub(super) fn is_attended(&self) -> bool {
+        decide::is_attended(&self.rules.common.config, self.rules.common.now)
+    }
+
     /// Whether the client is outside, as far as its address shows.
     pub(super) fn outside(&mut self, from: Option<A>) -> bool {
         let Some(from) = from else {

@@ -29,7 +29,8 @@ pub struct Candidate {
     /// The endpoint serves; an endpoint that does not serve is skipped.
     pub serves: bool,
     /// Packet path: `kept`; `netfilter` if a rule of netfilter masquerades the client; `dsr` if its node gets the packet
-    /// unchanged; or why the endpoint sees an address of this node.
+    /// unchanged; `own-endpoint` if the connection is refused because both ends are processes of this node; or why the endpoint
+    /// sees an address of this node.
     pub source: Option<&'static str>,
 }
 

@@ -18,8 +18,9 @@ use proxy_common::service::{
     KIND_UNMANAGED, SCOPE_INTERNAL, SERVICE_LOCAL, SERVICE_NO_SOCKETS, ServiceEntry, ServiceKey,
 };
 use proxy_common::{Address, PROTO_SCTP, PROTO_UDP};
+use proxy_core::model::settings::MeshPorts;
 
-use super::choice::{DSR, NETFILTER, word};
+use super::choice::{DSR, NETFILTER, OWN, word};
 use super::outcome::{Path, PathOutcome, Step};
 use super::walk::Walk;
 use crate::cli::question::Client;
@@ -32,8 +33,23 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
     /// Applies the rules of connect(2) and sendmsg(2).
     pub(super) fn socket(self, client: Client, from: Option<A>) -> Path {
         let fails = self.rules.common.config.flags & CONFIG_SOCKET_DROP_FAIL != 0;
+        let is_udp = self.key.proto == PROTO_UDP;
+        let is_left = is_udp && !self.is_of_node(client, from) && self.is_attended();
         let mut path = self.socket_rules(client, from);
         let found = match path.outcome {
+            PathOutcome::Refused(reason) if reason.verdict() == Verdict::Reject && is_left && !fails => {
+                path.outcome = PathOutcome::Untouched;
+                if reason == Reason::UndefinedPort {
+                    "connect(2) succeeds, since it sends nothing; a message of a pod continues untranslated, and the packet hooks \
+                     refuse it"
+                } else {
+                    "connect(2) fails immediately; a message of a pod's unconnected socket continues untranslated, and the packet \
+                     hooks refuse it"
+                }
+            }
+            PathOutcome::Refused(Reason::UndefinedPort) if is_udp && !fails => {
+                "connect(2) succeeds, since it sends nothing; a message of an unconnected socket fails immediately"
+            }
             PathOutcome::Refused(reason) if reason.verdict() != Verdict::Drop => return path,
             PathOutcome::Refused(_) if fails => "fail: the call fails immediately with ETIMEDOUT",
             PathOutcome::Refused(_) => {
@@ -72,7 +88,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         } else if flags & CONFIG_POD_UDP_BY_PACKETS != 0
             && self.key.proto == PROTO_UDP
             && !of_node
-            && decide::is_attended(&self.rules.common.config, self.rules.common.now)
+            && self.is_attended()
         {
             self.step(
                 "socket lb",
@@ -81,13 +97,12 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             );
             return self.end(PathOutcome::Untouched);
         }
-        if !self.passes_prefilter() {
+        if !self.passes_prefilter(&decide::host_address(&self.key.addr)) {
             return self.end(PathOutcome::Untouched);
         }
         let on = if of_node { SERVES_NODE_PORTS | NODE_ADDR_LOOPBACK } else { SERVES_NODE_PORTS };
         let Some(service) = self.frontend(false, on) else { return self.no_frontend() };
-        let is_attended = || decide::is_attended(&self.rules.common.config, self.rules.common.now);
-        match decide::socket_source(&service, of_node, is_attended) {
+        match decide::socket_source(&service, of_node, || self.is_attended()) {
             SocketSource::Allowed if decide::has_source_ranges(&service) => {
                 self.step("source ranges", "this node's own address is in the list");
             }
@@ -145,6 +160,13 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         if let Err(reason) = self.endpoints(&service, number, |_, _| None) {
             return self.end(PathOutcome::Refused(reason));
         }
+        let mesh_ports = MeshPorts(self.rules.common.config.mesh_ports);
+        if !of_node && mesh_ports != MeshPorts::NONE {
+            let found = format!(
+                "the packet hooks decide instead if a process of the pod listens at a mesh port ({mesh_ports})"
+            );
+            self.step("socket lb", found);
+        }
         let destination = self.destination();
         self.step("reply", format!("not translated: packets are sent directly to the endpoint; getpeername(2) and the source of UDP replies show {destination}"));
         self.end(PathOutcome::Forward)
@@ -173,7 +195,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             return self.end(PathOutcome::Untouched);
         }
         let whose = if own { "the node's" } else { "the pod's" };
-        if !self.passes_prefilter() {
+        if !self.passes_prefilter(&{ self.key.addr }) {
             return self.end(PathOutcome::Untouched);
         }
         let outside = if own {
@@ -232,6 +254,7 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             let source = decide::source(&service, &client, addr, path, config);
             let number = decide::tunnel(&service, source, flags, &key, outside, node_addr);
             Some(match source {
+                _ if own && node_addr(addr) & NODE_ADDR_OWN != 0 => OWN,
                 _ if number != 0 => DSR,
                 Source::Kept if decide::netfilter_masquerades(&service, by_uplink, outside, config) => {
                     NETFILTER
@@ -243,6 +266,18 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         let number = from.map_or(NO_CLIENT, |from| health::client(&from, seed));
         if let Err(reason) = self.endpoints(&service, number, source) {
             return self.end(PathOutcome::Refused(reason));
+        }
+        let serving = self.path.candidates.iter().filter(|one| one.serves);
+        let (all, refused) = (serving.clone().count(), serving.filter(|one| one.source == Some(OWN)).count());
+        if refused > 0 {
+            let found = format!(
+                "{refused} of {all} are processes of this node, too: nothing would translate their replies, so connections to \
+                 them are refused"
+            );
+            self.step("endpoints", found);
+        }
+        if refused == all {
+            return self.end(PathOutcome::Refused(Reason::OwnEndpoint));
         }
         self.sources(own)
     }
@@ -259,8 +294,12 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
             );
             self.path.steps.push(Step { rule: "forwarding", found });
         }
-        let serving: Vec<_> =
-            self.path.candidates.iter().filter(|one| one.serves && one.source != Some(DSR)).collect();
+        let serving: Vec<_> = self
+            .path
+            .candidates
+            .iter()
+            .filter(|one| one.serves && ![Some(DSR), Some(OWN)].contains(&one.source))
+            .collect();
         let count = serving.len();
         let with = |word: &str| serving.iter().filter(|one| one.source == Some(word)).count();
         let (kept, netfilter) = (with(word(Source::Kept)), with(NETFILTER));
@@ -327,9 +366,9 @@ impl<A: Address + Into<IpAddr>> Walk<'_, A> {
         Some(self.rules.node.source).filter(|source| *source != A::ZERO)
     }
 
-    /// Whether the programs look up the tables at all.
-    fn passes_prefilter(&mut self) -> bool {
-        let (word, mask) = position(Role::Frontend, &self.key.addr, self.key.port, self.key.proto);
+    /// Whether the programs look up the tables at all; `addr` is what they look for in the prefilter.
+    fn passes_prefilter(&mut self, addr: &A) -> bool {
+        let (word, mask) = position(Role::Frontend, addr, self.key.port, self.key.proto);
         let is_set = self.rules.common.prefilter.get(word as usize).is_some_and(|bits| bits & mask != 0);
         let in_range = self.rules.node.is_service_address(&self.key.addr);
         self.step(

@@ -10,7 +10,7 @@ use proxy_common::config::{
     CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_EXTERNAL, CONFIG_SOCKET_DROP_FAIL, CONFIG_SOCKET_LB_HOST_ONLY,
     CONFIG_SOCKET_LB_OFF, NodeConfig,
 };
-use proxy_common::node::{Cidr, DeviceSource, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
+use proxy_common::node::{Cidr, DeviceSource, NODE_ADDR_LOOPBACK, NODE_ADDR_OWN, NODE_ADDR_PORTS, NodeEntry};
 use proxy_common::prefilter::{PREFILTER_WORDS, Role, position};
 use proxy_common::reason::Reason;
 use proxy_common::service::{
@@ -177,6 +177,54 @@ fn an_address_that_is_left_alone() {
 }
 
 #[test]
+fn unmanaged_address_and_undefined_port_do_not_fail_udp_connect() {
+    let mut rules = rules();
+    let key = ServiceKey { addr: [10, 96, 0, 12], port: 0, proto: 0, scope: 0 };
+    rules.services.insert(key, ServiceEntry { kind: KIND_UNMANAGED, ..ServiceEntry::default() });
+    let dropped = |rules: &Rules<A4>, client: &str, to: &str| {
+        let socket = ask(rules, client, to).socket;
+        let step = socket.steps.iter().find(|step| step.rule == "socket drop");
+        (socket.outcome, step.map(|step| step.found.clone()).unwrap_or_default())
+    };
+    let attended = |rules: &mut Rules<A4>| rules.common.config.attended_until = NOW + 1;
+    attended(&mut rules);
+    let unmanaged = (PathOutcome::Refused(Reason::UnmanagedAddress), String::new());
+    assert_eq!(dropped(&rules, "pod", "10.96.0.12:53/udp"), unmanaged);
+    let (outcome, found) = dropped(&rules, "pod", "10.96.0.10:81/udp");
+    assert!(outcome == PathOutcome::Untouched && found.starts_with("connect(2) succeeds"), "{found}");
+    let (outcome, found) = dropped(&rules, "host", "10.96.0.10:81/udp");
+    assert_eq!(outcome, PathOutcome::Refused(Reason::UndefinedPort));
+    assert!(found.starts_with("connect(2) succeeds"), "{found}");
+}
+
+#[test]
+fn node_process_with_itself_as_endpoint_is_refused_by_packets() {
+    let mut rules = rules();
+    rules.common.config.flags |= CONFIG_SOCKET_LB_OFF;
+    let outcome = |rules: &Rules<A4>, client| ask(rules, client, "10.96.0.10:80").packet;
+    assert_eq!(outcome(&rules, "host").outcome, PathOutcome::Forward);
+    rules.node_addrs.insert([10, 244, 0, 5], NODE_ADDR_OWN);
+    assert_eq!(outcome(&rules, "host").outcome, PathOutcome::Refused(Reason::OwnEndpoint));
+    assert_eq!(outcome(&rules, "198.51.100.9").outcome, PathOutcome::Forward, "another client");
+    rules.backends.get_mut(&6).unwrap().state = BACKEND_ACTIVE;
+    let said = outcome(&rules, "host");
+    assert_eq!(said.outcome, PathOutcome::Forward, "the other endpoint");
+    assert!(said.steps.iter().any(|step| step.found.starts_with("1 of 2 are processes")), "{said:?}");
+}
+
+#[test]
+fn any_loopback_address_is_translated_by_sockets_like_the_first() {
+    let mut rules = rules();
+    rules.node_addrs.insert([127, 0, 0, 1], NODE_ADDR_OWN | NODE_ADDR_PORTS | NODE_ADDR_LOOPBACK);
+    let (word, mask) = position(Role::Frontend, &[127u8, 0, 0, 1], 30080, 6);
+    rules.common.prefilter[word as usize] |= mask;
+    for destination in ["127.0.0.1:30080", "127.0.0.2:30080"] {
+        assert_eq!(ask(&rules, "host", destination).socket.outcome, PathOutcome::Forward, "{destination}");
+    }
+    assert_eq!(ask(&rules, "host", "127.0.0.2:30081").socket.outcome, PathOutcome::Untouched);
+}
+
+#[test]
 fn where_pods_are_known_by_their_addresses_devices_say_nothing() {
     let mut rules = rules();
     rules.common.has_uplink = false;
@@ -333,6 +381,30 @@ fn the_longest_range_and_json() {
     let ranges =
         packet["steps"].as_array().unwrap().iter().find(|step| step["rule"] == "source ranges").unwrap();
     assert_eq!(ranges["found"], "198.51.100.9 is in 198.51.100.0/24");
+}
+
+#[test]
+fn pods_socket_is_explained_with_mesh_ports() {
+    let mut rules = rules();
+    rules.common.config.mesh_ports = [15_001, 0, 0, 0];
+    let found = |said: &Explanation, rule| {
+        let steps = said.socket.steps.iter().filter(|step| step.rule == rule);
+        steps.map(|step| step.found.clone()).collect::<Vec<_>>()
+    };
+    let said = ask(&rules, "pod", "10.96.0.10:80");
+    let expected = "the packet hooks decide instead if a process of the pod listens at a mesh port (15001)";
+    assert_eq!(found(&said, "socket lb"), [expected]);
+    assert_eq!(found(&ask(&rules, "host", "10.96.0.10:80"), "socket lb"), Vec::<String>::new());
+    let refused = |rules: &Rules<A4>| ask(rules, "pod", "10.96.0.11:80").socket.outcome;
+    assert!(matches!(refused(&rules), PathOutcome::Refused(_)));
+    rules.common.config.attended_until = rules.common.now.wrapping_add(1);
+    assert!(matches!(refused(&rules), PathOutcome::Refused(_)), "connect(2) of a TCP socket fails");
+    let no_port = |rules: &Rules<A4>| ask(rules, "pod", "10.96.0.10:81/udp").socket.outcome;
+    assert_eq!(no_port(&rules), PathOutcome::Untouched, "a message of a UDP socket is left to the packets");
+    rules.common.config.flags |= CONFIG_SOCKET_DROP_FAIL;
+    assert!(matches!(no_port(&rules), PathOutcome::Refused(_)));
+    (rules.common.config.flags, rules.common.config.attended_until) = (0, 0);
+    assert!(matches!(no_port(&rules), PathOutcome::Refused(_)), "no agent attends to devices");
 }
 
 #[rstest]

@@ -147,3 +147,29 @@ fn a_line_for_opentelemetry_is_one_document() {
     let resource = document.pointer("/resourceLogs/0/resource/attributes").unwrap().as_array().unwrap();
     assert!(resource.contains(&json!({"key": "k8s.node.name", "value": {"stringValue": "node-1"}})));
 }
+
+#[test]
+fn names_are_read_again_for_a_new_service_and_when_they_are_old() {
+    let name = NameRow {
+        namespace: "default".to_owned(),
+        name: "web".to_owned(),
+        port: String::new(),
+        protocol: Transport(6),
+        family: IpFamily::V4,
+    };
+    let snapshot = Snapshot { names: [(7, name)].into(), ..Snapshot::default() };
+    let names = Names { snapshot, read: Instant::now() };
+    let due = |service, seconds| names.is_due(service, Duration::from_secs(seconds));
+    assert_eq!([due(7, 29), due(7, 30)], [false, true], "it may have another name now");
+    assert_eq!([due(8, 0), due(8, 1)], [false, true], "it has no name yet");
+    assert!(!due(0, 60), "the event has no Service");
+}
+
+#[test]
+fn name_of_a_process_has_no_control_characters() {
+    let named = std::thread::spawn(|| {
+        rustix::thread::set_name(c"\x1b[2J\xff").unwrap();
+        MonitorContext::default().process(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned())
+    });
+    assert_eq!(named.join().unwrap().as_deref(), Some("\\u{1b}[2J\u{fffd}"));
+}

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use serde::Serialize;
 
+use super::by_service::ByService;
 use super::list::{Column, List, Row};
 use super::names::{ServiceIdentity, title};
 use crate::cli::args::list::ApiArgs;
@@ -54,14 +55,9 @@ pub fn list(snapshot: &Snapshot, selector: &ServiceSelector, places: &Places) ->
     of_rows(rows.map(|(id, row)| (*id, row)), snapshot, places, true)
 }
 
-/// Returns the endpoints of one Service port.
-pub(super) fn of(service: u32, snapshot: &Snapshot) -> impl Iterator<Item = (u32, &BackendRow)> {
-    snapshot.backends.iter().filter(move |(_, row)| row.service == service).map(|(id, row)| (*id, row))
-}
-
 /// Returns one row for each endpoint of one Service port.
-pub(super) fn of_service(service: u32, snapshot: &Snapshot, places: &Places) -> List<BackendJson> {
-    of_rows(of(service, snapshot), snapshot, places, false)
+pub(super) fn of_service(service: u32, snapshot: &ByService<'_>, places: &Places) -> List<BackendJson> {
+    of_rows(snapshot.backends(service).iter().copied(), snapshot, places, false)
 }
 
 fn of_rows<'a>(
@@ -168,9 +164,9 @@ impl fmt::Display for Draining {
 }
 
 /// Counts the removed endpoints of a Service port whose ids are still in use; `None` if there are none.
-pub(super) fn draining(service: u32, snapshot: &Snapshot) -> Option<Draining> {
-    let left = of(service, snapshot);
-    let flows = left.filter_map(|(id, row)| flows_left(id, row, snapshot));
+pub(super) fn draining(service: u32, snapshot: &ByService<'_>) -> Option<Draining> {
+    let left = snapshot.backends(service).iter();
+    let flows = left.filter_map(|(id, row)| flows_left(*id, row, snapshot));
     let (endpoints, flows) = flows.fold((0, 0), |(endpoints, sum), flows| (endpoints + 1, sum + flows));
     (endpoints > 0).then_some(Draining { endpoints, flows })
 }

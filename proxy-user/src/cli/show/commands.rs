@@ -9,7 +9,7 @@ use super::backend::AskPlaces;
 use super::error::ShowError;
 use super::flow::FlowSelection;
 use super::probe::{api_servers, resident, xdp};
-use super::service::ReportedState;
+use super::service::{ReportedState, ServiceProblems};
 use super::stats::Meter;
 use super::status::{Status, StatusFacts};
 use super::zero::Zero;
@@ -23,6 +23,7 @@ use crate::cli::check;
 use crate::cli::explain::AskPod;
 use crate::cli::programmed;
 use crate::cli::selector::{AskLabels, ServiceSelector};
+use crate::config::value::Listen;
 use crate::maps::view::{Snapshot, View};
 use proxy_core::model::lookup::Places;
 
@@ -71,7 +72,7 @@ pub fn services(command: &ServiceCommand, ask: AskApi, out: &mut impl Write) -> 
             selector.check(&snapshot)?;
             let output = args.reader.format.output;
             let known = ReportedState {
-                problems: programmed::problems(args.agent.metrics_bind_address),
+                problems: problems(args.agent.metrics_bind_address, &selector),
                 places: places(output, &args.selector.api, &selector, ask.places),
             };
             let snapshot = Zero::read(&args.zero.run_dir)?.apply(snapshot);
@@ -83,6 +84,15 @@ pub fn services(command: &ServiceCommand, ask: AskApi, out: &mut impl Write) -> 
         }
         ServiceCommand::Zero(args) => change::zero(args, ask.labels, out),
     }
+}
+
+/// Returns the problems of Services, as the agent reports them; if its answer cannot be read, standard error says why.
+fn problems(listen: Option<Listen>, selector: &ServiceSelector) -> ServiceProblems {
+    programmed::problems(listen, selector).unwrap_or_else(|error| {
+        // If standard error is closed, the problems are still missing.
+        let _ = writeln!(std::io::stderr(), "ballast: the problems of Services are not known: {error}");
+        ServiceProblems::default()
+    })
 }
 
 /// Returns the places of endpoints for the wide output; if the API server does not tell them, standard error says why.
@@ -158,9 +168,10 @@ pub fn flows(command: &FlowCommand, ask: AskApi, out: &mut impl Write) -> Result
 /// `ballast status`: queries the agent, and reads the maps whether or not the agent answers.
 pub fn status(args: &StatusArgs) -> Result<CommandOutput, ShowError> {
     let bpffs = &args.reader.maps.bpffs;
-    let (installed, others) = check::running(bpffs, args.agent.metrics_bind_address);
-    let (xdp, api_servers) = (xdp(&installed.agent), api_servers(&installed.agent));
-    let resident = resident(&installed.agent);
+    let (mut installed, others) = check::running(bpffs, args.agent.metrics_bind_address);
+    let (agent, problems) = (&installed.agent, &mut installed.problems);
+    let (xdp, api_servers) = (xdp(agent, problems), api_servers(agent, problems));
+    let resident = resident(agent, problems);
     let status = Status::new(installed, others, StatusFacts::read(bpffs));
     let status = status.with_xdp(xdp).with_resident(resident).with_api_servers(api_servers);
     Ok(CommandOutput { text: status.render(args.reader.format.output)?, well: status.problems().is_empty() })

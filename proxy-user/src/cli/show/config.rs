@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::error::ShowError;
 use super::list::{Column, List, Row};
-use super::probe::{agent_address, ask};
+use super::probe::{agent_address, ask, parse};
 use super::watch;
 use crate::cli::args::inspect::ConfigArgs;
 use crate::cli::origins::Origin;
@@ -100,10 +100,7 @@ pub fn config(args: &ConfigArgs, out: &mut impl Write) -> Result<(), ShowError> 
 fn settings(args: &ConfigArgs) -> Result<Vec<Origin>, ShowError> {
     let address = agent_address(args.agent.metrics_bind_address)?;
     let (status, body) = ask(address, "/configz")?;
-    if status != 200 {
-        return Err(ShowError::NoAgent(format!("{address} answers /configz with HTTP {status}")));
-    }
-    let configz: Configz = serde_json::from_slice(&body)?;
+    let configz: Configz = parse(address, "/configz", status, &body)?;
     if configz.origins.is_empty() {
         return Err(ShowError::NoAgent(format!(
             "{address} does not report the source of its settings: the agent is older than this program"

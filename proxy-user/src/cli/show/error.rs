@@ -65,6 +65,9 @@ pub enum ShowError {
         "the agent does not answer ({0}): start `ballast run`, or give its address with --metrics-bind-address"
     )]
     NoAgent(String),
+    /// The agent's answer cannot be read.
+    #[error(transparent)]
+    Asked(#[from] AskError),
     /// The arguments do not select anything to remove.
     #[error("nothing is selected: give {0}")]
     NothingSelected(&'static str),
@@ -96,6 +99,18 @@ pub enum ShowError {
     /// The reader of standard output has gone.
     #[error("cannot write to standard output: {0}")]
     Write(io::Error),
+}
+
+/// An answer of the agent that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {path} of the agent at {address}: {why}")]
+pub struct AskError {
+    /// The agent's address.
+    pub address: SocketAddr,
+    /// The requested path.
+    pub path: String,
+    /// Why the answer cannot be read.
+    pub why: String,
 }
 
 impl ShowError {

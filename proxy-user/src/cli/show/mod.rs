@@ -5,6 +5,7 @@
 
 mod answer;
 mod backend;
+mod by_service;
 mod change;
 mod commands;
 mod config;
@@ -33,7 +34,7 @@ pub use commands::{AskApi, backends, flows, maps, services, stats, status};
 pub use config::config;
 pub(crate) use document::document;
 pub(super) use document::yaml;
-pub use error::ShowError;
+pub use error::{AskError, ShowError};
 pub use flow::{FlowSelection, list as flow_list};
 pub use list::List;
 pub(crate) use list::{Column, Row};
@@ -41,7 +42,7 @@ pub(super) use map::is_nearly_full;
 pub use map::list as map_list;
 pub(super) use names::{ServiceIdentity, unmanaged_note};
 pub use probe::{AgentState, probe};
-pub(super) use probe::{agent_address, ask, problems};
+pub(super) use probe::{agent_address, ask, parse, problems};
 pub use service::{ReportedState, ServiceProblems, list as service_list, show as service_show};
 pub use stats::{Meter, StatsJson};
 pub use status::{Status, StatusFacts};

@@ -4,18 +4,22 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use super::error::ShowError;
+use serde::de::DeserializeOwned;
+
+use super::error::{AskError, ShowError};
 use crate::config::run::METRICS_PORT;
 use crate::config::value::Listen;
 use crate::programs::XdpDevice;
 use proxy_core::model::ApiServers;
 use proxy_core::model::settings::PROXY_MODE;
 
-/// How long the agent may take to answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the agent may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(1);
+/// How long the agent may send nothing: with 50,000 Services, some answers take seconds.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Maximum number of bytes that are read of an answer: another program may listen there, and send without end.
-const MOST: u64 = 16 << 20;
+const MOST: u64 = 256 << 20;
 
 /// Result of a query to the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +73,7 @@ fn probe_at(address: SocketAddr) -> AgentState {
                 "kube-proxy in mode {mode} answers there: when it is stopped, the agent takes over the port within 5 s"
             ),
         },
-        Err(error) => error.to_string(),
+        Err(error) => error.why,
     };
     AgentState::Silent { address, reason }
 }
@@ -84,38 +88,54 @@ fn other_mode(address: SocketAddr) -> Option<String> {
 
 /// Returns the problems that the agent reports; empty if it does not answer, or is too old to report them.
 pub fn problems(agent: &AgentState) -> Vec<String> {
-    let AgentState::Answered { address, .. } = agent else { return Vec::new() };
-    match ask(*address, "/problems") {
-        Ok((200, body)) => serde_json::from_slice(&body).unwrap_or_default(),
-        _ => Vec::new(),
-    }
+    let mut unreadable = Vec::new();
+    let mut problems: Vec<String> = told(agent, "/problems", &mut unreadable);
+    problems.append(&mut unreadable);
+    problems
 }
 
-/// Returns what the agent reports about XDP on the uplinks; empty if it does not answer.
-pub fn xdp(agent: &AgentState) -> Vec<XdpDevice> {
-    let AgentState::Answered { address, .. } = agent else { return Vec::new() };
-    match ask(*address, "/xdp") {
-        Ok((200, body)) => serde_json::from_slice(&body).unwrap_or_default(),
-        _ => Vec::new(),
-    }
+/// Returns what the agent reports about XDP on the uplinks; empty if it does not answer. Adds the reason to `problems` if its answer
+/// cannot be read.
+pub fn xdp(agent: &AgentState, problems: &mut Vec<String>) -> Vec<XdpDevice> {
+    told(agent, "/xdp", problems)
 }
 
-/// Returns the resident memory of the agent in bytes; `None` if it does not answer.
-pub fn resident(agent: &AgentState) -> Option<u64> {
-    let AgentState::Answered { address, .. } = agent else { return None };
-    match ask(*address, "/memory") {
-        Ok((200, body)) => serde_json::from_slice(&body).unwrap_or_default(),
-        _ => None,
-    }
+/// Returns the resident memory of the agent in bytes; `None` if it does not answer. Adds to `problems` like [`xdp`].
+pub fn resident(agent: &AgentState, problems: &mut Vec<String>) -> Option<u64> {
+    told(agent, "/memory", problems)
 }
 
-/// Returns what the agent reports about the API servers; empty if it does not answer.
-pub fn api_servers(agent: &AgentState) -> ApiServers {
-    let AgentState::Answered { address, .. } = agent else { return ApiServers::default() };
-    match ask(*address, "/apiservers") {
-        Ok((200, body)) => serde_json::from_slice(&body).unwrap_or_default(),
-        _ => ApiServers::default(),
-    }
+/// Returns what the agent reports about the API servers; empty if it does not answer. Adds to `problems` like [`xdp`].
+pub fn api_servers(agent: &AgentState, problems: &mut Vec<String>) -> ApiServers {
+    told(agent, "/apiservers", problems)
+}
+
+/// Returns the answer of an agent that answers; the default if it is too old to know the path.
+fn told<T: Default + DeserializeOwned>(agent: &AgentState, path: &str, problems: &mut Vec<String>) -> T {
+    let AgentState::Answered { address, .. } = agent else { return T::default() };
+    let told = ask(*address, path).and_then(|(status, body)| match status {
+        404 => Ok(T::default()),
+        _ => parse(*address, path, status, &body),
+    });
+    told.unwrap_or_else(|error| {
+        problems.push(error.to_string());
+        T::default()
+    })
+}
+
+/// Parses the answer to a path.
+pub(in crate::cli) fn parse<T: DeserializeOwned>(
+    address: SocketAddr,
+    path: &str,
+    status: u16,
+    body: &[u8],
+) -> Result<T, AskError> {
+    let why = match serde_json::from_slice(body) {
+        _ if status != 200 => format!("it answers with HTTP {status}"),
+        Ok(parsed) => return Ok(parsed),
+        Err(error) => format!("cannot parse the answer: {error}"),
+    };
+    Err(AskError { address, path: path.to_owned(), why })
 }
 
 /// Returns the loopback address for a server that listens on all addresses.
@@ -129,22 +149,43 @@ pub(in crate::cli) fn reachable(address: SocketAddr) -> SocketAddr {
 }
 
 /// Sends a GET request to an HTTP server. Returns status and body of the answer.
-pub(in crate::cli) fn ask(address: SocketAddr, path: &str) -> io::Result<(u16, Vec<u8>)> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+pub(in crate::cli) fn ask(address: SocketAddr, path: &str) -> Result<(u16, Vec<u8>), AskError> {
+    ask_within(address, path, PATIENCE, MOST).map_err(|why| AskError { address, path: path.to_owned(), why })
+}
+
+fn ask_within(
+    address: SocketAddr,
+    path: &str,
+    patience: Duration,
+    most: u64,
+) -> Result<(u16, Vec<u8>), String> {
+    let told = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock => format!("no complete answer within {patience:?}"),
+        _ => error.to_string(),
+    };
+    let mut answer = exchange(address, path, patience, most).map_err(told)?;
+    if answer.len() as u64 > most {
+        return Err(format!("the answer is longer than {most} bytes"));
+    }
+    // Only the status of the head is needed: `HTTP/1.1 200`.
+    let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
+    let status = status.and_then(|text| str::from_utf8(text).ok()).and_then(|text| text.parse().ok());
+    let status = status.ok_or("the answer is not HTTP")?;
+    let body = answer.windows(4).position(|end| end == b"\r\n\r\n").map_or(answer.len(), |end| end + 4);
+    Ok((status, answer.split_off(body)))
+}
+
+/// Sends a GET request. Returns the whole answer, or its first bytes: one more than `most`.
+fn exchange(address: SocketAddr, path: &str, patience: Duration, most: u64) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect_timeout(&address, CONNECT)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
     // The request is sent in one piece, because a server that is not Ballast's may close the connection after the first piece.
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
-    stream.take(MOST).read_to_end(&mut answer)?;
-    // Only the status of the head is needed: `HTTP/1.1 200`.
-    let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
-    let status = status.and_then(|text| str::from_utf8(text).ok()).and_then(|text| text.parse().ok());
-    let status =
-        status.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the answer is not HTTP"))?;
-    let body = answer.windows(4).position(|end| end == b"\r\n\r\n").map_or(answer.len(), |end| end + 4);
-    Ok((status, answer.split_off(body)))
+    stream.take(most + 1).read_to_end(&mut answer)?;
+    Ok(answer)
 }
 
 /// Returns the address of the agent if it answers, or the error that it does not.
@@ -159,6 +200,8 @@ pub(in crate::cli) fn agent_address(listen: Option<Listen>) -> Result<SocketAddr
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+
+    use crate::http::tests::free_port;
 
     use super::*;
 
@@ -182,8 +225,35 @@ mod tests {
     }
 
     #[test]
+    fn answer_that_is_late_or_too_long_or_no_json_is_an_error() {
+        const OK: &[u8] = b"HTTP/1.1 200 OK\r\n\r\n";
+        let asked = |body: &'static [u8], patience: u64, most: u64| {
+            let agent = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = agent.local_addr().unwrap();
+            let served = std::thread::spawn(move || {
+                let (mut stream, _) = agent.accept().unwrap();
+                let _ = stream.read(&mut [0; 512]).unwrap();
+                let _ = stream.write_all(&[OK, body].concat());
+                // An empty body is one that never ends.
+                if body.is_empty() { stream.read(&mut [0; 512]).unwrap_or_default() } else { 0 }
+            });
+            let answer = ask_within(address, "/x", Duration::from_millis(patience), most);
+            served.join().unwrap();
+            answer.map(|(_, body)| body)
+        };
+        assert_eq!(asked(b"", 20, 100), Err("no complete answer within 20ms".to_owned()));
+        assert_eq!(asked(b"abc", 10_000, 21), Err("the answer is longer than 21 bytes".to_owned()));
+        assert_eq!(asked(b"abc", 10_000, 22), Ok(b"abc".to_vec()));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let error = parse::<Vec<u8>>(address, "/x", 200, b"[1,").unwrap_err().to_string();
+        assert!(error.starts_with("cannot read /x of the agent at 127.0.0.1:1: cannot parse"), "{error}");
+        let error = parse::<Vec<u8>>(address, "/x", 500, b"[]").unwrap_err().to_string();
+        assert!(error.ends_with("it answers with HTTP 500"), "{error}");
+    }
+
+    #[test]
     fn agent_on_the_second_address_is_found() {
-        let silent = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let silent: SocketAddr = ([127, 0, 0, 1], free_port()).into();
         let agent = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = agent.local_addr().unwrap();
         let served = std::thread::spawn(move || {

@@ -8,6 +8,7 @@ use proxy_common::stats::ServiceStats;
 use serde::Serialize;
 
 use super::backend::{Draining, draining};
+use super::by_service::{ByService, refusals};
 use super::document::document;
 use super::error::ShowError;
 use super::list::{Column, List, Row};
@@ -85,7 +86,7 @@ pub fn list(snapshot: &Snapshot, selector: &ServiceSelector) -> List<ServiceRowJ
     rows.sort_by_key(|row| {
         (snapshot.names.get(&row.service), row.service, row.kind, row.address, row.port, row.scope)
     });
-    let mut list = frontend_rows(rows, snapshot, true);
+    let mut list = frontend_rows(&rows, &ByService::new(snapshot), true);
     // The maps do not contain the names of their Services, so only an unfiltered list shows these addresses.
     let unnamed = unmanaged(snapshot).into_iter().zip(&snapshot.unmanaged).filter(|_| selector.is_all());
     for (value, row) in unnamed {
@@ -101,7 +102,7 @@ pub fn list(snapshot: &Snapshot, selector: &ServiceSelector) -> List<ServiceRowJ
 }
 
 /// Returns one row for each frontend; the rows of one Service need no names.
-fn frontend_rows(rows: Vec<&FrontendRow>, snapshot: &Snapshot, with_names: bool) -> List<ServiceRowJson> {
+fn frontend_rows(rows: &[&FrontendRow], snapshot: &ByService<'_>, with_names: bool) -> List<ServiceRowJson> {
     let with_service = |column: Column| if with_names { column } else { column.hidden() };
     let columns = [
         with_service(Column::new("SERVICE")),
@@ -204,6 +205,7 @@ pub fn show(
     output: Output,
 ) -> Result<String, ShowError> {
     let mut ports: Vec<_> = snapshot.names.iter().filter(|(id, _)| selector.takes(**id, snapshot)).collect();
+    let snapshot = &ByService::new(snapshot);
     ports.sort_by_key(|(_, name)| *name);
     let of_name = |name: &NameRow| {
         let key = (name.namespace.clone(), name.name.clone());
@@ -226,10 +228,9 @@ pub fn show(
     Ok(parts.join("\n"))
 }
 
-fn port_json(id: u32, name: &NameRow, snapshot: &Snapshot, problems: &[String]) -> PortJson {
+fn port_json(id: u32, name: &NameRow, snapshot: &ByService<'_>, problems: &[String]) -> PortJson {
     let ServiceStats { connections, packets, bytes, reply_packets, reply_bytes } =
         snapshot.service_stats.get(&id).copied().unwrap_or_default();
-    let refusals = snapshot.refusals.iter().filter(|((service, _), _)| *service == id);
     PortJson {
         identity: ServiceIdentity::new(id, Some(name), name.protocol, name.family),
         connections,
@@ -237,15 +238,17 @@ fn port_json(id: u32, name: &NameRow, snapshot: &Snapshot, problems: &[String]) 
         bytes,
         reply_packets,
         reply_bytes,
-        frontends: frontends(id, snapshot).map(|row| frontend(row, snapshot)).collect(),
-        backends: super::backend::of(id, snapshot)
-            .map(|(id, row)| super::backend::element(id, row, snapshot))
+        frontends: snapshot.frontends(id).iter().map(|row| frontend(row, snapshot)).collect(),
+        backends: snapshot
+            .backends(id)
+            .iter()
+            .map(|(id, row)| super::backend::element(*id, row, snapshot))
             .collect(),
-        refusals: refusals
-            .map(|((_, reason), count)| RefusalJson {
+        refusals: refusals(snapshot, id)
+            .map(|(reason, count)| RefusalJson {
                 reason: reason.label(),
                 verdict: reason.verdict().label(),
-                count: *count,
+                count,
             })
             .collect(),
         problems: problems.to_vec(),
@@ -256,12 +259,13 @@ fn port_json(id: u32, name: &NameRow, snapshot: &Snapshot, problems: &[String]) 
 fn port_text(
     id: u32,
     name: &NameRow,
-    snapshot: &Snapshot,
+    snapshot: &ByService<'_>,
     (problems, places): (&[String], &Places),
     output: Output,
 ) -> Result<String, ShowError> {
     let stats = snapshot.service_stats.get(&id).copied().unwrap_or_default();
-    let one = frontends(id, snapshot).next();
+    let frontends = snapshot.frontends(id);
+    let one = frontends.first();
     let mut text = String::new();
     // Writing to a `String` cannot fail.
     let _ = writeln!(text, "Service:      {name} ({}, {})", name.protocol, name.family);
@@ -271,8 +275,8 @@ fn port_text(
         "Affinity:     {}",
         one.map_or_else(|| "none".to_owned(), |f| affinity(f.affinity_secs))
     );
-    let _ = writeln!(text, "Algorithm:    {}", algorithms(id, snapshot));
-    if frontends(id, snapshot).any(|row| row.dsr) {
+    let _ = writeln!(text, "Algorithm:    {}", algorithms(frontends));
+    if frontends.iter().any(|row| row.dsr) {
         let _ = writeln!(text, "Forwarding:   dsr (clients outside, endpoints on other nodes)");
     }
     let _ = writeln!(text, "Connections:  {}", stats.connections);
@@ -284,12 +288,11 @@ fn port_text(
         stats.reply_packets,
         bytes(stats.reply_bytes)
     );
-    let mut refusals =
-        snapshot.refusals.iter().filter(|((service, _), count)| *service == id && **count > 0).peekable();
+    let mut refusals = refusals(snapshot, id).filter(|(_, count)| *count > 0).peekable();
     if refusals.peek().is_none() {
         let _ = writeln!(text, "Refused:      none");
     }
-    for (position, ((_, reason), count)) in refusals.enumerate() {
+    for (position, (reason, count)) in refusals.enumerate() {
         let label = if position == 0 { "Refused:" } else { "" };
         let (name, verdict) = (reason.label(), reason.verdict().label());
         let (explanation, advice) = (reason.explanation(), reason.advice());
@@ -298,9 +301,8 @@ fn port_text(
     for (position, problem) in problems.iter().enumerate() {
         let _ = writeln!(text, "{:<12}  {problem}", if position == 0 { "Problems:" } else { "" });
     }
-    let rows = frontends(id, snapshot).collect();
     let parts = [
-        (frontend_rows(rows, snapshot, false).render(output, true)?, "No frontends."),
+        (frontend_rows(frontends, snapshot, false).render(output, true)?, "No frontends."),
         (
             super::backend::of_service(id, snapshot, places).render(output, true)?,
             "No endpoints are programmed.",
@@ -312,10 +314,6 @@ fn port_text(
     }
     text.push_str(&super::latency::table(id, snapshot));
     Ok(text)
-}
-
-fn frontends(id: u32, snapshot: &Snapshot) -> impl Iterator<Item = &FrontendRow> {
-    snapshot.frontends.iter().filter(move |row| row.service == id)
 }
 
 /// Returns the backends of a frontend, without ids that were reassigned to another Service after their slot was read.
@@ -337,8 +335,8 @@ fn algorithm(row: &FrontendRow) -> String {
 }
 
 /// Returns the algorithms of a Service port as text; only some of its frontends have another algorithm for clients outside.
-fn algorithms(id: u32, snapshot: &Snapshot) -> String {
-    let texts: BTreeSet<String> = frontends(id, snapshot).map(algorithm).collect();
+fn algorithms(frontends: &[&FrontendRow]) -> String {
+    let texts: BTreeSet<String> = frontends.iter().map(|row| algorithm(row)).collect();
     texts.into_iter().next_back().unwrap_or_else(|| "-".to_owned())
 }
 
@@ -379,7 +377,7 @@ fn endpoints(row: &FrontendRow, snapshot: &Snapshot, shown: usize) -> String {
     text
 }
 
-fn frontend(row: &FrontendRow, snapshot: &Snapshot) -> FrontendJson {
+fn frontend(row: &FrontendRow, snapshot: &ByService<'_>) -> FrontendJson {
     let (ids, endpoints) = backends(row, snapshot).map(|(id, backend)| (id, backend.socket)).unzip();
     let (name, family) = (snapshot.names.get(&row.service), IpFamily::of(row.address));
     FrontendJson {

@@ -7,6 +7,7 @@ use proxy_common::stats::ServiceStats;
 use serde::Serialize;
 use serde_json::Number;
 
+use super::by_service::refusals;
 use super::error::ShowError;
 use super::list::{Column, List, Row};
 use super::names::ServiceIdentity;
@@ -76,8 +77,7 @@ fn counts(snapshot: &Snapshot) -> BTreeMap<u32, [u64; 6]> {
     let of = |id: &u32| {
         let stats = snapshot.service_stats.get(id).copied().unwrap_or_default();
         let ServiceStats { connections, packets, bytes, reply_packets, reply_bytes } = stats;
-        let refused = snapshot.refusals.iter().filter(|((service, _), _)| service == id);
-        let refused = refused.map(|(_, count)| count).sum();
+        let refused = refusals(snapshot, *id).map(|(_, count)| count).sum();
         [connections, packets, bytes, reply_packets, reply_bytes, refused]
     };
     snapshot.names.keys().map(|id| (*id, of(id))).collect()

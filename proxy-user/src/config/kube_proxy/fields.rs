@@ -169,9 +169,8 @@ pub const SETTINGS: &[Setting] = &[
         Text,
         "",
         Used(
-            "in mode ipvs, as `--algorithm`: `rr` (also if empty), `wrr`, `sh`, `dh`, `lc`, `wlc`, `sed`, `nq`; `mh` is `sh` \
-             (by a hash of the client's address alone), `twos` is `wlc`; `lblc` and `lblcr` are `wlc`, unknown names `rr`, with a \
-             line in the log",
+            "in mode ipvs, as `--algorithm`: `rr` (also if empty), `wrr`, `sh`, `dh`, `mh`, `lc`, `wlc`, `sed`, `nq`; \
+             `twos` is `wlc`; `lblc` and `lblcr` are `wlc`, unknown names `rr`, with a line in the log",
         ),
     ),
     both("ipvs.excludeCIDRs", "ipvs-exclude-cidrs", Cidrs, "", NO_IPVS),

@@ -263,8 +263,8 @@ fn netfilter(values: &Values, given: &Conntrack) -> Conntrack {
     }
 }
 
-/// Returns the algorithm for the scheduler of IPVS (`pkg/proxy/ipvs/proxier.go`: `rr` if none is given). The `mh` of IPVS hashes
-/// only the client's address, unless it is configured to use the port, which kube-proxy does not do: this is `sh` here.
+/// Returns the algorithm for the scheduler of IPVS (`pkg/proxy/ipvs/proxier.go`: `rr` if none is given). kube-proxy lets `mh` hash
+/// the client's port, too (`FlagSourceHash`, which is `IP_VS_SVC_F_SCHED_MH_PORT`).
 fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Option<Algorithm> {
     let is_ipvs = options.proxy_mode == Some(ProxyMode::Legacy("ipvs"));
     let Some(name) = values.text("ipvs.scheduler").filter(|name| !name.is_empty()) else {
@@ -276,7 +276,7 @@ fn scheduler(options: &Options, values: &Values, notes: &mut Vec<String>) -> Opt
         return None;
     }
     let found = match name {
-        "mh" => Some(Algorithm::SourceHash),
+        "mh" => Some(Algorithm::Maglev),
         // `twos` takes two random endpoints, and selects the one with fewer connections for its weight: this is `wlc` here.
         "twos" => Some(Algorithm::WeightedLeastConnections),
         // Both keep the connections to one address together, and each Service of kube-proxy has one address.

@@ -259,7 +259,7 @@ fn masquerade_bit_is_that_of_the_mode(#[case] mode: &str, #[case] expected: u32)
 
 #[rstest]
 #[case("ipvs", "sh", "sh", "")]
-#[case("ipvs", "mh", "sh", "")]
+#[case("ipvs", "mh", "mh", "")]
 #[case("ipvs", "rr", "rr", "")]
 #[case("ipvs", "wrr", "wrr", "")]
 #[case("ipvs", "", "rr", "")]

@@ -35,3 +35,28 @@ async fn the_driver_shows_progress_without_any_event() {
         assert!(progress.elapsed() <= DriverSettings::default().sync_period);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn family_is_up_to_date_while_idle_and_not_while_it_fails() {
+    let capacity = Capacity { frontends: 2, ..Capacity::default() };
+    let driver = Running::start(Shared(Arc::new(Mutex::new(MemoryStore::new(capacity))), Arc::default()));
+    let at = || driver.status.borrow().up_to_date.clone();
+    driver.list(vec![service("s0", 1)], vec![slice("s0", 0..2)]).await;
+    pass(Duration::from_secs(1)).await;
+    let first = at();
+    pass(Duration::from_mins(2)).await;
+    let idle = at();
+    for family in [IpFamily::V4, IpFamily::V6] {
+        assert!(first[&family] < idle[&family], "a comparison found everything");
+    }
+    for number in 1..6 {
+        driver.send(Event::Apply(Object::Service(service(&format!("s{number}"), 1 + number)))).await;
+    }
+    pass(Duration::from_secs(1)).await;
+    let failing = at();
+    pass(Duration::from_mins(2)).await;
+    assert!(driver.status.borrow().failing_since.contains_key(&IpFamily::V4));
+    let later = at();
+    assert_eq!(failing[&IpFamily::V4], later[&IpFamily::V4]);
+    assert!(failing[&IpFamily::V6] < later[&IpFamily::V6]);
+}

@@ -17,7 +17,7 @@ mod rollouts;
 mod slow_start;
 mod tenants;
 
-use super::{Driver, DriverSettings};
+use super::{Driver, DriverSettings, take_queued};
 use crate::driver::{NodeFate, Status};
 use proxy_core::model::net::{IpFamily, Protocol};
 use proxy_core::model::{
@@ -192,6 +192,22 @@ async fn a_change_that_comes_alone_is_in_the_maps_at_once_and_a_burst_is_one_syn
     pass(Duration::from_millis(10)).await;
     assert!(driver.status.borrow().sync_duration.count() <= before + 3);
     assert_eq!(driver.seen(), BTreeMap::from([(vip(1), 98)]));
+}
+
+#[test]
+fn a_source_that_never_runs_dry_is_left_for_a_sync() {
+    let (source, mut events) = mpsc::channel(1);
+    source.try_send(Event::Delete(Key::Node("other".to_owned()))).unwrap();
+    let mut taken = 0;
+    take_queued(&mut events, |event| {
+        taken += 1;
+        std::thread::sleep(Duration::from_millis(1));
+        // Ends a loop without a bound.
+        if taken < 1000 {
+            source.try_send(event).unwrap();
+        }
+    });
+    assert!((1..100).contains(&taken), "{taken}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -28,6 +28,23 @@ async fn the_share_of_an_endpoint_that_joins_others_grows_step_by_step() {
     assert!(driver.status.borrow().sync_duration.count() <= syncs + 2, "nothing is left to grow");
 }
 
+#[tokio::test(start_paused = true)]
+async fn endpoints_that_join_one_after_the_other_share_steps() {
+    let settings = DriverSettings { slow_start: Duration::from_secs(30), ..DriverSettings::default() };
+    let driver = Running::with(Shared::new(), settings);
+    driver.list(vec![service("a", 1)], vec![slice("a", 0..2)]).await;
+    pass(Duration::from_secs(5)).await;
+    for last in 3..103 {
+        driver.send(Event::Apply(Object::Slice(slice("a", 0..last)))).await;
+        pass(Duration::from_millis(10)).await;
+    }
+    let syncs = || driver.status.borrow().sync_duration.count();
+    let before = syncs();
+    pass(Duration::from_secs(32)).await;
+    assert_eq!(driver.seen()[&vip(1)], 102, "all have their full share");
+    assert!((9..=35).contains(&(syncs() - before)), "{}", syncs() - before);
+}
+
 /// Returns the slots of two endpoints with share 10 and one with share `step`, divided by the greatest common divisor.
 fn shares(step: u32) -> usize {
     let common =

@@ -63,14 +63,19 @@ fn victim(number: usize, round: u8) -> Vec<Object> {
     service.map(Object::Service).into_iter().chain(slice(of)).collect()
 }
 
-fn address() -> impl Strategy<Value = String> {
+/// Generates what `clusterIP` can hold. The API server takes only addresses of the Service network, so never the victims'
+/// addresses of load balancers: the claim of a cluster address comes before all others.
+fn cluster_address() -> impl Strategy<Value = String> {
     prop_oneof![
         6 => (0u8..4, 1u8..250).prop_map(|(net, last)| format!("10.96.{net}.{last}")),
-        1 => (1u8..6).prop_map(|last| format!("192.0.2.{last}")),
         2 => (1u16..999).prop_map(|last| format!("fd00::{last:x}")),
         1 => select(&["127.0.0.1", "0.0.0.0", "::", "224.0.0.1", "x", "", "10.96.0.1/8", "None", "fe80::1"][..])
             .prop_map(str::to_owned),
     ]
+}
+
+fn address() -> impl Strategy<Value = String> {
+    prop_oneof![9 => cluster_address(), 1 => (1u8..6).prop_map(|last| format!("192.0.2.{last}"))]
 }
 
 fn range() -> impl Strategy<Value = String> {
@@ -138,7 +143,7 @@ fn hostile() -> impl Strategy<Value = Vec<Event>> {
     let endpoints = select(&[0usize, 1, 5, 60, 900][..]).prop_flat_map(|count| vec(address(), count));
     let name =
         (0u8..12, 0u8..3).prop_map(|(service, slice)| (format!("e{service}"), format!("s{service}-{slice}")));
-    (name, kind, address(), ports(), lists, rest, endpoints, 0u8..10).prop_map(
+    (name, kind, cluster_address(), ports(), lists, rest, endpoints, 0u8..10).prop_map(
         |((name, of), kind, cluster_ip, ports, (external, ingress, ranges), rest, endpoints, action)| {
             let (internal, outside, seconds, affinity, annotations) = rest;
             if action == 0 {

@@ -114,14 +114,13 @@ fn the_source_of_a_device_is_a_lasting_address_of_a_subnet() {
 
 #[test]
 fn local_routes_are_those_that_no_device_explains() {
-    let own = Own { address: ip("192.0.2.1"), secondary: false, deprecated: false, prefix: 24 };
-    let addresses = Addresses::from([(2, vec![own])]);
+    let own = BTreeSet::from([ip("192.0.2.1")]);
     let local = |kind, table, address: [u8; 4], length| {
         let mut message = RouteMessage::default();
         (message.header.table, message.header.kind) = (table, kind);
         message.header.destination_prefix_length = length;
         message.attributes = vec![RouteAttribute::Destination(RouteAddress::Inet(address.into()))];
-        read_local(&message, &addresses).map(|range| range.to_string())
+        read_local(&message, &own).map(|range| range.to_string())
     };
     let route = |address, length| local(RouteType::Local, 255, address, length);
     assert_eq!(route([10, 7, 0, 0], 24).as_deref(), Some("10.7.0.0/24"));
@@ -138,7 +137,7 @@ fn facts_that_are_not_read_are_copied_from_the_previous_view() {
     let known = HostView { defaults: vec![route], has_kube_proxy_rules: true, ..HostView::default() };
     let facts = HostFacts::default();
     let host = host();
-    let view = facts.read(&host, &known, FactsToRead { routes: false, unnotified: false }).unwrap();
+    let view = facts.read(&host, &known, FactsToRead::default()).unwrap();
     assert_eq!((&view.defaults, view.has_kube_proxy_rules), (&known.defaults, true));
     assert!(!view.devices.is_empty());
     assert_ne!(facts.read(&host, &known, FactsToRead::ALL).unwrap().defaults, known.defaults);
@@ -153,4 +152,10 @@ fn this_machine_can_be_looked_at() {
     // Linux has it since 5.14, and Ballast needs a newer kernel.
     assert_ne!(view.netns_cookie, 0);
     assert_eq!(view.netns_cookie, read().netns_cookie);
+}
+
+#[test]
+fn large_tables_are_not_read_while_another_proxy_is_known() {
+    assert!(are_rules_cheap(true, || LARGE) && !are_rules_cheap(true, || LARGE + 1));
+    assert!(are_rules_cheap(false, || LARGE + 1), "a new proxy is noticed soon");
 }

@@ -1,4 +1,5 @@
-use rtnetlink::packet_route::address::AddressMessage;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
+use rtnetlink::packet_route::link::LinkMessage;
 use rtnetlink::packet_route::route::{RouteHeader, RouteMessage};
 use rtnetlink::packet_route::tc::TcMessage;
 use tokio::sync::mpsc;
@@ -45,9 +46,33 @@ fn a_removed_filter_is_a_reason_to_look_again_and_an_added_one_is_not() {
     }
 }
 
+#[test]
+fn removals_of_a_burst_are_collected() {
+    let removed = |last| {
+        let mut address = AddressMessage::default();
+        (address.header.index, address.header.prefix_len) = (3, 32);
+        address.attributes = vec![AddressAttribute::Local([10, 0, 0, last].into())];
+        RouteNetlinkMessage::DelAddress(address)
+    };
+    let left = |interface_family| {
+        let mut link = LinkMessage::default();
+        (link.header.index, link.header.interface_family) = (7, interface_family);
+        RouteNetlinkMessage::DelLink(link)
+    };
+    let mut gone = Gone::default();
+    for message in [removed(1), removed(2), left(AddressFamily::Bridge)] {
+        gone.note(&NetlinkMessage::from(message));
+    }
+    assert_eq!(gone.addresses, BTreeSet::from([1, 2].map(|last| (3, [10, 0, 0, last].into()))));
+    assert!(gone.devices.is_empty(), "it has only left its bridge");
+    gone.note(&NetlinkMessage::from(left(AddressFamily::Unspec)));
+    assert_eq!(gone.devices, BTreeSet::from([7]));
+}
+
 #[tokio::test]
 async fn what_was_seen_already_is_not_sent_again() {
     let follower = Follower::start(HostFacts::default()).unwrap();
+    let mut last = follower.view().clone();
     let mut devices = follower.devices();
     let (sender, mut events) = mpsc::channel(1);
     let task = tokio::spawn(follower.run(sender));
@@ -56,7 +81,9 @@ async fn what_was_seen_already_is_not_sent_again() {
     assert!(devices.borrow().iter().any(|device| device.name == "lo"));
     // The state of the test machine does not change during the next moments, or each change is sent once.
     while let Ok(Some(event)) = timeout(Duration::from_millis(200), events.recv()).await {
-        assert!(matches!(event, Event::Host(_)));
+        let Event::Host(view) = event else { panic!("{event:?}") };
+        assert_ne!(view, last);
+        last = view;
     }
     drop(events);
     timeout(SOON, task).await.unwrap().unwrap();

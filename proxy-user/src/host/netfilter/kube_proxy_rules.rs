@@ -118,6 +118,11 @@ impl KubeProxyRules {
         Ok(found)
     }
 
+    /// Returns the size of all tables of `iptables-legacy` in bytes: a table can only be read as a whole.
+    pub fn legacy_size() -> usize {
+        legacy::size()
+    }
+
     /// Whether kube-proxy's rules still translate.
     pub fn has_rules(&self) -> bool {
         self.ipvs || self.translates_by_conntrack()

@@ -49,20 +49,32 @@ const TARGET: usize = 32;
 /// Returns the user-defined chains: family, table, name.
 pub(super) fn chains() -> io::Result<Vec<(&'static str, String, String)>> {
     let mut all = Vec::new();
-    for family in FAMILIES {
-        // If there is no file, the kernel has no such tables.
-        let names = fs::read_to_string(family.tables).unwrap_or_default();
-        for table in names.lines() {
-            let entries = read_undisturbed(family, table)?;
-            all.extend(
-                chains_in(&entries, family.offsets).map(|chain| (family.name, table.to_owned(), chain)),
-            );
-        }
+    for (family, table) in tables() {
+        let found = read_undisturbed(family, &table)?;
+        let entries = found.get(ENTRIES..).unwrap_or_default();
+        all.extend(chains_in(entries, family.offsets).map(|chain| (family.name, table.clone(), chain)));
     }
     Ok(all)
 }
 
-/// Returns the entries of a table; reads it again if it was changed meanwhile.
+/// Returns the size of the entries of all tables in bytes; a table whose size cannot be read counts as empty.
+pub(super) fn size() -> usize {
+    let of = |(family, table): (Family, String)| {
+        socket(family).and_then(|socket| table_size(&socket, family, &table)).unwrap_or_default()
+    };
+    tables().map(of).sum()
+}
+
+/// Returns the existing tables.
+fn tables() -> impl Iterator<Item = (Family, String)> {
+    FAMILIES.into_iter().flat_map(|family| {
+        // If there is no file, the kernel has no such tables.
+        let names = fs::read_to_string(family.tables).unwrap_or_default();
+        names.lines().map(|table| (family, table.to_owned())).collect::<Vec<_>>()
+    })
+}
+
+/// Returns the answer with the entries of a table ([`ENTRIES`]); reads it again if it was changed meanwhile.
 fn read_undisturbed(family: Family, table: &str) -> io::Result<Vec<u8>> {
     let mut found = read(family, table);
     for _ in 1..ATTEMPTS {
@@ -74,23 +86,32 @@ fn read_undisturbed(family: Family, table: &str) -> io::Result<Vec<u8>> {
     found
 }
 
-/// Returns the entries of a table; `EAGAIN` if the table changed between the two requests.
-fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
+fn socket(family: Family) -> io::Result<OwnedFd> {
     let any = if family.level == libc::SOL_IP {
         UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?
     } else {
         UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?
     };
-    let socket = OwnedFd::from(any);
+    Ok(OwnedFd::from(any))
+}
+
+/// Returns the size of the entries of a table.
+fn table_size(socket: &OwnedFd, family: Family, table: &str) -> io::Result<usize> {
     let mut info = vec![0; INFO];
     name(&mut info, table);
-    ask(&socket, family.level, GET_INFO, &mut info)?;
-    let size = word(&info, INFO_SIZE).unwrap_or_default() as usize;
+    ask(socket, family.level, GET_INFO, &mut info)?;
+    Ok(word(&info, INFO_SIZE).unwrap_or_default() as usize)
+}
+
+/// Returns the answer with the entries of a table ([`ENTRIES`]); `EAGAIN` if the table changed between the two requests.
+fn read(family: Family, table: &str) -> io::Result<Vec<u8>> {
+    let socket = socket(family)?;
+    let size = table_size(&socket, family, table)?;
     let mut entries = vec![0; ENTRIES + size];
     name(&mut entries, table);
     entries[NAME..NAME + 4].copy_from_slice(&(size as u32).to_ne_bytes());
     ask(&socket, family.level, GET_ENTRIES, &mut entries)?;
-    Ok(entries.split_off(ENTRIES))
+    Ok(entries)
 }
 
 fn name(request: &mut [u8], table: &str) {

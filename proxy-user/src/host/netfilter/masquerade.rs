@@ -16,6 +16,8 @@ use super::rules::{APPEND, CREATE, base_chain, delete_table, new_own_table, new_
 const TABLE: &str = "ballast";
 /// The agent's own table with the same chains.
 const OWN_TABLE: &str = "ballast-own";
+/// The chain that stays while nothing is masqueraded any more.
+const IDLE: &str = "masquerade-off";
 /// The numbers and priorities of the hooks of its chains: postrouting and forward.
 const POSTROUTING: (u32, i32) = (4, 100);
 const FORWARD: (u32, i32) = (2, 0);
@@ -41,19 +43,28 @@ pub fn exists() -> io::Result<bool> {
     found().map(|found| !found.is_empty())
 }
 
-/// Creates the rules for packets with this mark if one is missing, in place of those for another mark; 0: removes the table.
+/// Creates the rules for packets with this mark if one is missing, in place of those for another mark. 0: a table that exists keeps
+/// only a chain of type `nat` with a rule that decides nothing, without which the kernel would no longer translate the packets of
+/// connections.
 /// Returns whether a family is as wanted now: a kernel may have no rules for IPv6. An error: the rules could not be read.
 pub fn ensure(mark: u32) -> io::Result<bool> {
-    let (found, wanted) = (found()?, (mark != 0).then(|| BTreeSet::from(names_of(mark))));
+    let found = found()?;
+    let wanted = if mark == 0 { BTreeSet::from([IDLE.to_owned()]) } else { names_of(mark).into() };
     Ok(in_any_family(|family| {
         let has = found.get(&family);
-        if has == wanted.as_ref() {
+        if has == Some(&wanted) || mark == 0 && has.is_none() {
             return Ok(());
         }
         let delete = has.map(|_| (delete_table(family, TABLE), 0));
-        let create = wanted.iter().flat_map(|_| create(family, mark));
-        transact(&delete.into_iter().chain(create).collect::<Vec<_>>())
+        transact(&delete.into_iter().chain(create(family, mark)).collect::<Vec<_>>())
     }))
+}
+
+/// Removes the table; returns whether it existed.
+pub fn remove() -> io::Result<bool> {
+    let found = found()?;
+    found.keys().try_for_each(|family| transact(&[(delete_table(*family, TABLE), 0)]))?;
+    Ok(!found.is_empty())
 }
 
 /// Changes both families, each for itself; returns whether one change succeeded.
@@ -69,8 +80,16 @@ fn in_any_family(change: impl Fn(u8) -> io::Result<()>) -> bool {
     [IPV4, IPV6].map(succeeds).contains(&true)
 }
 
-fn create(family: u8, mark: u32) -> impl Iterator<Item = (Message, u16)> {
-    std::iter::once((new_table(family, TABLE), CREATE)).chain(chains_in(TABLE, family, mark))
+fn create(family: u8, mark: u32) -> Vec<(Message, u16)> {
+    let mut messages = vec![(new_table(family, TABLE), CREATE)];
+    if mark == 0 {
+        messages.push((base_chain(family, TABLE, (IDLE, POSTROUTING.0, POSTROUTING.1), "nat"), CREATE));
+        // The kernel tracks connections only while a rule reads their state.
+        messages.push((rule_of(family, TABLE, IDLE, &expressions::ct_state()), APPEND));
+    } else {
+        messages.extend(chains_in(TABLE, family, mark));
+    }
+    messages
 }
 
 /// Returns the messages that create the chains with their rules in a table.

@@ -97,6 +97,26 @@ async fn client_with_most_connections_loses_one_at_the_limit() {
     assert!(connections.lock().count <= 8);
 }
 
+#[test]
+fn oldest_connection_is_lost_if_each_client_has_one() {
+    let connections = Connections::new(4);
+    let address = |last: u8| IpAddr::from([10, 0, 0, last]);
+    let slots: Vec<_> = [1, 2, 3, 9, 4, 5].map(|last| connections.admit(address(last))).into();
+    let left: Vec<_> = connections.lock().of_clients.keys().copied().collect();
+    assert_eq!(left, [3, 4, 5, 9].map(address));
+    drop(slots);
+    assert_eq!(connections.lock().count, 0);
+}
+
+#[test]
+fn addresses_of_one_ipv6_network_are_one_client() {
+    let client = |text: &str| client_of(text.parse().unwrap());
+    assert_eq!(client("2001:db8::1"), client("2001:db8::ffff:1"));
+    assert_ne!(client("2001:db8::1"), client("2001:db8:0:1::1"));
+    assert_eq!(client("::ffff:10.0.0.1"), IpAddr::from([10, 0, 0, 1]));
+    assert_ne!(client("::ffff:10.0.0.2"), IpAddr::from([10, 0, 0, 1]));
+}
+
 #[tokio::test]
 async fn the_unspecified_address_stands_for_both_families() {
     for any in ["0.0.0.0:0", "[::]:0"] {

@@ -1,21 +1,12 @@
 use super::*;
-use crate::http::tests::{fetch, state};
+use crate::http::tests::{fetch, free_port, state};
 use proxy_core::plan::HealthCheck;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
-
-/// Returns a port that is free in both families. Below the ephemeral ports: other tests take those at the same time.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    loop {
-        let number = std::process::id() * 64 + u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = 10_000 + (number % 20_000) as u16;
-        if std::net::TcpListener::bind((std::net::Ipv6Addr::UNSPECIFIED, port)).is_ok() {
-            return port;
-        }
-    }
-}
+use std::time::SystemTime;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 
 struct Node {
     status: watch::Sender<Status>,
@@ -104,6 +95,36 @@ async fn health_check_is_503_without_a_ready_local_endpoint_or_with_an_unhealthy
 }
 
 #[tokio::test]
+async fn health_check_is_503_if_most_writes_fail_and_200_if_the_node_leaves() {
+    let (node, port) = (Node::start(), free_port());
+    node.service("web", port, 1);
+    node.status.send_modify(|status| status.node = crate::driver::NodeFate::Leaves);
+    assert_eq!(node.ask(port).await.unwrap().0, 200, "its endpoints still serve");
+    node.status.send_modify(|status| {
+        status.failing_since.insert(IpFamily::V4, SystemTime::UNIX_EPOCH);
+    });
+    let (code, _, body) = node.ask(port).await.unwrap();
+    assert_eq!(code, 503);
+    assert!(body.ends_with(r#""localEndpoints":1,"serviceProxyHealthy":false}"#), "{body}");
+}
+
+#[tokio::test]
+async fn connection_ends_when_its_port_moves_to_another_service() {
+    let (node, port) = (Node::start(), free_port());
+    node.service("blue", port, 1);
+    assert!(node.ask(port).await.unwrap().2.contains("blue"));
+    let mut kept = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
+    kept.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut bytes = [0; 1024];
+    assert!(kept.read(&mut bytes).await.unwrap() > 0);
+    node.status.send_modify(|status| status.health_checks = Arc::default());
+    node.service("green", port, 1);
+    let rest = timeout(Duration::from_secs(10), kept.read_to_end(&mut Vec::new())).await;
+    assert!(rest.is_ok(), "the load balancer has to connect again");
+    assert!(node.ask(port).await.unwrap().2.contains("green"));
+}
+
+#[tokio::test]
 async fn ports_open_and_close_with_their_services() {
     let (node, first, second) = (Node::start(), free_port(), free_port());
     node.service("web", first, 1);
@@ -121,12 +142,15 @@ async fn ports_open_and_close_with_their_services() {
 
 #[tokio::test]
 async fn a_taken_port_is_tried_again() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port();
-    let node = Node::start();
+    let port = free_port();
+    let taken = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let mut node = Node::start();
     node.service("web", port, 1);
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    node.told.recv().await.unwrap();
     drop(taken);
+    tokio::time::pause();
+    tokio::time::advance(RETRY).await;
+    tokio::time::resume();
     assert_eq!(node.ask(port).await.unwrap().0, 200);
 }
 

@@ -1,5 +1,5 @@
 use std::io;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use clap::Parser as _;
 use serde_json::json;
@@ -24,9 +24,15 @@ impl Source for Told {
     async fn history(&self, service: String) -> Result<HistoryAnswer, Refusal> {
         match service.as_str() {
             "none" => Err(Refusal::NoHistory),
-            _ => Ok(HistoryAnswer { interval: 15, last: 7, points: vec![[1.0, 0.0, 0.0, 2.0]] }),
+            _ => Ok(HistoryAnswer { interval: 15, last: last(), points: vec![[1.0, 0.0, 0.0, 2.0]] }),
         }
     }
+}
+
+/// Returns the number of the last interval, the same for the whole run.
+fn last() -> u64 {
+    static LAST: OnceLock<u64> = OnceLock::new();
+    *LAST.get_or_init(|| SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() / 15)
 }
 
 /// Port of each agent's metrics server.
@@ -96,7 +102,7 @@ async fn histories_are_added_up() {
     let folder = tempfile::tempdir().unwrap();
     let (nodes, _) = cluster(folder.path()).await;
     let sum = nodes.history(String::new()).await.unwrap();
-    assert_eq!((sum.interval, sum.last, sum.points), (15, 7, vec![[2.0, 0.0, 0.0, 4.0]]));
+    assert_eq!((sum.interval, sum.last, sum.points), (15, last(), vec![[2.0, 0.0, 0.0, 4.0]]));
     let error = nodes.history("none".to_owned()).await.unwrap_err();
     assert!(matches!(error, Refusal::Unreachable(_)), "{error}");
 }

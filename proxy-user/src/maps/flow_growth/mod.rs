@@ -221,7 +221,7 @@ impl Table {
                 .map_or(0, |word| word.load(std::sync::atomic::Ordering::Relaxed));
             bits_of(state) & STATE_USED != 0
                 && flows.read::<FlowEntry<A>>(*index as usize).is_some_and(|flow| {
-                    let now = view::not_before(&flow, now);
+                    let now = view::not_before(&flow, config, now);
                     !is_expired(flow.proto, flow.bits(), flow.last_seen, now, config)
                 })
         };

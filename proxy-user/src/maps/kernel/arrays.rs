@@ -1,6 +1,7 @@
 //! Array maps that are written without system calls: the agent maps the part that it needs into its memory, for as long as
 //! needed.
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -57,9 +58,21 @@ impl Arrays {
             if used.is_empty() {
                 return Ok(BTreeMap::new());
             }
-            let words = self.maglev.map_all()?;
-            let word = |at: u32| Some(words.word64(at as usize)?.load(Ordering::Relaxed));
-            Ok(used.into_iter().map(|(at, tables)| (at as u32, MaglevRow::read(tables, word))).collect())
+            let (windows, failure) = (RefCell::new(self.maglev.windows()), Cell::new(None));
+            let word = |at: u32| {
+                // Only a write may let the array grow.
+                let at = Some(at as usize).filter(|at| *at < self.maglev.len())?;
+                match windows.borrow_mut().at(at..at + 1) {
+                    Ok(words) => Some(words.word64(at)?.load(Ordering::Relaxed)),
+                    Err(error) => {
+                        failure.set(Some(error));
+                        None
+                    }
+                }
+            };
+            let rows =
+                used.into_iter().map(|(at, tables)| (at as u32, MaglevRow::read(tables, word))).collect();
+            failure.take().map_or(Ok(rows), Err)
         })
     }
 }
@@ -129,4 +142,43 @@ fn read<T: Default>(
         return Ok(T::default());
     }
     read(array, range).map_err(|source| MapError::Read { table, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy_core::plan::BackendAddress;
+    use proxy_core::plan::maglev::{Member, packed, signature};
+    use proxy_core::store::MaglevTable;
+
+    use super::*;
+    use crate::maps::windows::tests::{array, mapped};
+
+    #[test]
+    fn maglev_table_is_read_through_a_window() {
+        const LEN: usize = 1 << 20;
+        let [slots, prefilter] = ["arrays-slots", "arrays-prefilter"].map(|name| array(name, 8).1);
+        let (maglev, maglev_index) = (array("arrays-maglev", LEN).1, array("arrays-index", 1024).1);
+        let arrays = Arrays { slots, maglev, maglev_index, prefilter };
+        let member = |id: u8| Member {
+            at: BackendAddress { address: [10, 0, 0, id].into(), port: 80 },
+            weight: 1,
+            id: id.into(),
+        };
+        let members: Vec<_> = (1..9).map(member).collect();
+        let (base, words) = (LEN as u32 / 2, packed(&members));
+        let table = MaglevTable { base, words: words.len() as u32, signature: signature(&members) };
+        let broken = MaglevTable { base: LEN as u32, ..MaglevTable::default() };
+        let mut run = vec![
+            Write::MaglevTable(base, words),
+            Write::MaglevIndex(7, table.into()),
+            Write::MaglevIndex(9, broken.into()),
+        ];
+        // A run that jumps leaves no window.
+        run.extend((0..10).map(|part| Write::MaglevTable(1 + 100_000 * part, vec![0])));
+        assert!(arrays.write(&run).is_ok());
+        assert_eq!(mapped("arrays-maglev"), 0);
+        assert_eq!(arrays.maglev(0..1024).unwrap(), BTreeMap::from([(7, table.into()), (9, broken.into())]));
+        assert_eq!(arrays.maglev.len(), LEN, "an index outside lets nothing grow");
+        assert!((1..=128 * 1024).contains(&mapped("arrays-maglev")), "{}", mapped("arrays-maglev"));
+    }
 }

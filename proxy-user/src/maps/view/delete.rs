@@ -6,18 +6,19 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use aya::maps::MapType;
 use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::conntrack::is_counted;
 use proxy_common::flow::{
-    BUCKET_WORDS, Bucket, FlowEntry, STATE_USED, TAG_SHIFT, bits_of, claimed, generation_of, holds_flow,
-    slot_of, with_bits,
+    BUCKET_WORDS, Bucket, FlowEntry, STATE_CLAIMED, STATE_USED, TAG_SHIFT, bits_of, claimed, generation_of,
+    holds_flow, slot_of, with_bits,
 };
 use proxy_common::map_names as map;
 
-use super::{FlowRow, View, ViewError, flows};
+use super::{FlowRow, FlowState, View, ViewError, flows};
 use crate::maps::mapping::Mapping;
 
 /// Attempts to claim a flow whose state is changed by packets at the same time; then the flow is left to the next call.
@@ -30,6 +31,61 @@ impl View {
         rows.extend(self.delete_family::<[u8; 16]>(map::FLOWS6, map::FLOW_INDEX6, &is_meant)?);
         rows.sort_by_key(|row| (row.client, row.frontend, row.protocol));
         Ok(rows)
+    }
+
+    /// Removes the flows that have expired and been silent for a day, and returns their number. The time of a flow's last packet is right
+    /// for 2^32 ticks only (49 days at 1,000 a second): later, the flow would not have expired.
+    pub fn delete_expired(&self) -> Result<usize, ViewError> {
+        const SILENT: Duration = Duration::from_hours(24);
+        let is_old = |flow: &FlowRow| flow.state == FlowState::Expired && flow.idle >= SILENT;
+        self.delete_flows(is_old).map(|removed| removed.len())
+    }
+
+    /// Returns the entries that a CPU or a process has claimed. A CPU holds an entry for microseconds only.
+    pub fn claimed(&self) -> Result<Claimed, ViewError> {
+        let claimed_in = |entries: Mapping| {
+            let words = (0..entries.len())
+                .filter_map(|number| Some((number, entries.word64(number)?.load(Ordering::SeqCst))));
+            words.filter(|(_, state)| bits_of(*state) & STATE_CLAIMED != 0).collect()
+        };
+        let v4 = self.pin(map::FLOWS, MapType::Array)?.shared::<FlowEntry<[u8; 4]>>()?;
+        let v6 = self.pin(map::FLOWS6, MapType::Array)?.shared::<FlowEntry<[u8; 16]>>()?;
+        Ok(Claimed { v4: claimed_in(v4), v6: claimed_in(v6) })
+    }
+
+    /// Frees the entries that are still claimed as they were `before`, seconds ago: the process that removed their flows has ended.
+    /// Returns their number.
+    pub fn free_claimed(&self, before: &Claimed) -> Result<usize, ViewError> {
+        Ok(self.free_family::<[u8; 4]>(map::FLOWS, map::FLOW_INDEX, &before.v4)?
+            + self.free_family::<[u8; 16]>(map::FLOWS6, map::FLOW_INDEX6, &before.v6)?)
+    }
+
+    fn free_family<A: Address>(
+        &self,
+        table: &'static str,
+        index: &'static str,
+        before: &[(usize, u64)],
+    ) -> Result<usize, ViewError>
+    where
+        FlowEntry<A>: Plain,
+    {
+        if before.is_empty() {
+            return Ok(0);
+        }
+        let entries = self.pin(table, MapType::Array)?.shared::<FlowEntry<A>>()?;
+        let buckets = self.pin(index, MapType::Array)?.shared::<Bucket>()?;
+        let is_freed = |(number, state): &&(usize, u64)| {
+            let (Some(word), Some(flow)) = (entries.word64(*number), entries.read::<FlowEntry<A>>(*number))
+            else {
+                return false;
+            };
+            if word.load(Ordering::SeqCst) != *state {
+                return false;
+            }
+            remove_keys(&buckets, *number as u32, &flow);
+            free(word, *state)
+        };
+        Ok(before.iter().filter(is_freed).count())
     }
 
     fn delete_family<A>(
@@ -66,12 +122,23 @@ impl View {
                 count.fetch_sub(1, Ordering::SeqCst);
             }
             remove_keys(&buckets, number as u32, &flow);
-            // No other CPU or process changes the state of a claimed entry.
-            word.store(with_bits(word.load(Ordering::SeqCst), 0), Ordering::SeqCst);
+            free(word, claimed(state));
             removed.push(row);
         }
         Ok(removed)
     }
+}
+
+/// Claimed entries of both tables: number and state.
+#[derive(Debug, Default)]
+pub struct Claimed {
+    v4: Vec<(usize, u64)>,
+    v6: Vec<(usize, u64)>,
+}
+
+/// Frees an entry that is claimed with this state; returns whether it was.
+fn free(word: &AtomicU64, claimed: u64) -> bool {
+    word.compare_exchange(claimed, with_bits(claimed, 0), Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }
 
 /// Claims the entry of the flow with this generation. Returns the state before that, or `None` if the flow is gone or a CPU

@@ -366,7 +366,7 @@ fn config(config: &NodeConfig) -> Value {
             "entries": size.entries, "buckets": size.buckets, "searched": size.searched,
         })),
         "flags": config.flags, "snat": snat, "uplinks": uplinks, "hostNetns": config.host_netns,
-        "podCgroups": config.pod_cgroups,
+        "podCgroups": config.pod_cgroups, "meshPorts": config.mesh_ports,
         "timeoutSeconds": {
             "tcpSynSent": seconds(config.tcp_syn_sent), "tcpSynRecv": seconds(config.tcp_syn_recv),
             "tcpEstablished": seconds(config.tcp_established), "tcpCloseWait": seconds(config.tcp_close_wait),

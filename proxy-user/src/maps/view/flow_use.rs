@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::IpAddr;
 
 use proxy_common::config::{PortRange, SNAT_RANGES};
 use proxy_core::store::{FilterBit, FlowUse};
 
-use super::View;
+use super::{FlowRow, Forwarding, View};
 
 impl FlowUse for View {
     fn connected(&mut self, backends: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
@@ -18,8 +19,18 @@ impl FlowUse for View {
         self.filter_bits(bits).map_err(io::Error::other)
     }
 
+    fn services_among(&mut self, ids: &BTreeSet<u32>) -> io::Result<BTreeSet<u32>> {
+        self.flow_services(ids).map_err(io::Error::other)
+    }
+
     fn has_snat_outside(&mut self, ranges: [PortRange; SNAT_RANGES]) -> io::Result<bool> {
         View::has_snat_outside(self, ranges).map_err(io::Error::other)
+    }
+
+    fn end_sources(&mut self, addresses: &BTreeSet<IpAddr>) -> io::Result<usize> {
+        let has_source =
+            |flow: &FlowRow| flow.forwarding == Forwarding::Snat && addresses.contains(&flow.source.ip());
+        self.delete_flows(has_source).map(|removed| removed.len()).map_err(io::Error::other)
     }
 
     fn has_dsr(&mut self) -> io::Result<bool> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use aya::maps::MapType;
 use proxy_common::abi::Plain;
 use proxy_common::config::{NodeConfig, PortRange, SNAT_RANGES};
-use proxy_common::conntrack::{ASSURED, SEEN_REPLY, is_closed, is_half_closed, timeout};
+use proxy_common::conntrack::{self, ASSURED, SEEN_REPLY, is_closed, is_half_closed, timeout};
 use proxy_common::flow::{FlowEntry, STATE_DSR, STATE_SNAT, STATE_USED};
 use proxy_common::map_names as map;
 use proxy_common::prefilter::{Role, position};
@@ -43,7 +43,7 @@ impl View {
         let mut used = 0;
         for flow in in_use::<A>(&flows) {
             used += 1;
-            *states.entry(state(&flow, config, not_before(&flow, now))).or_default() += 1;
+            *states.entry(state(&flow, config, not_before(&flow, config, now))).or_default() += 1;
         }
         Ok(used)
     }
@@ -72,6 +72,18 @@ impl View {
         {
             used.extend(bits(&flow, &config, now).into_iter().flatten().filter(|bit| among.contains(bit)));
         }
+        Ok(used)
+    }
+
+    /// Returns those of these ids of Service ports that flows have which have not expired.
+    pub fn flow_services(&self, among: &BTreeSet<u32>) -> Result<BTreeSet<u32>, ViewError> {
+        let config = self.node_config()?;
+        let now = jiffies(monotonic(), config.hz);
+        let mut used = BTreeSet::new();
+        let flows = self.pin(map::FLOWS, MapType::Array)?.mapped::<FlowEntry<[u8; 4]>>()?;
+        used.extend(in_use::<[u8; 4]>(&flows).filter_map(|flow| service(&flow, among, &config, now)));
+        let flows = self.pin(map::FLOWS6, MapType::Array)?.mapped::<FlowEntry<[u8; 16]>>()?;
+        used.extend(in_use::<[u8; 16]>(&flows).filter_map(|flow| service(&flow, among, &config, now)));
         Ok(used)
     }
 
@@ -148,16 +160,20 @@ impl Clock {
         Self { hz, ticks }
     }
 
+    fn jiffies(self) -> u32 {
+        (self.ticks as u32).wrapping_sub(300 * self.hz)
+    }
+
     /// Returns how many ticks ago `then` was; 0 if the estimated clock is behind `then`.
     pub(super) fn age(self, then: u32) -> u32 {
-        let age = (self.ticks as u32).wrapping_sub(300 * self.hz).wrapping_sub(then);
-        if age.cast_signed() < 0 { 0 } else { age }
+        conntrack::age(self.jiffies(), then, self.hz)
     }
 
     /// Returns the monotonic clock at the tick `then`; the result does not depend on when this clock was read.
     pub(super) fn monotonic(self, then: u32) -> Duration {
-        let age = (self.ticks as u32).wrapping_sub(300 * self.hz).wrapping_sub(then).cast_signed();
-        let tick = self.ticks.saturating_add_signed(-i64::from(age));
+        let age = self.age(then);
+        let ahead = if age == 0 { then.wrapping_sub(self.jiffies()) } else { 0 };
+        let tick = self.ticks.saturating_sub(u64::from(age)) + u64::from(ahead);
         let (hz, part) = (u64::from(self.hz), tick % u64::from(self.hz));
         Duration::from_secs(tick / hz) + Duration::from_nanos(part * 1_000_000_000 / hz)
     }
@@ -165,8 +181,8 @@ impl Clock {
 
 /// Returns `now`, but at least the time of the flow's last packet: the clock is an estimate, and a packet may have passed
 /// since it was read.
-pub(in crate::maps) fn not_before<A>(flow: &FlowEntry<A>, now: u32) -> u32 {
-    if now.wrapping_sub(flow.last_seen).cast_signed() < 0 { flow.last_seen } else { now }
+pub(in crate::maps) fn not_before<A>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> u32 {
+    if conntrack::age(now, flow.last_seen, config.hz) == 0 { flow.last_seen } else { now }
 }
 
 fn state<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> FlowState {
@@ -189,12 +205,24 @@ fn state<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> Flow
 
 /// Returns the bits of the frontend and of the endpoint; `None` for a flow that has expired.
 fn bits<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> Option<[FilterBit; 2]> {
-    (state(flow, config, not_before(flow, now)) != FlowState::Expired).then(|| {
+    (state(flow, config, not_before(flow, config, now)) != FlowState::Expired).then(|| {
         [
             position(Role::Frontend, &flow.frontend, flow.frontend_port, flow.proto),
             position(Role::Backend, &flow.backend, flow.backend_port, flow.proto),
         ]
     })
+}
+
+/// Returns the Service port of a flow, if it is one of these and the flow has not expired.
+fn service<A: Address>(
+    flow: &FlowEntry<A>,
+    among: &BTreeSet<u32>,
+    config: &NodeConfig,
+    now: u32,
+) -> Option<u32> {
+    let is_meant = among.contains(&flow.service)
+        && state(flow, config, not_before(flow, config, now)) != FlowState::Expired;
+    is_meant.then_some(flow.service)
 }
 
 fn is_snat_beside<A: Address>(
@@ -205,11 +233,11 @@ fn is_snat_beside<A: Address>(
 ) -> bool {
     flow.bits() & STATE_SNAT != 0
         && !ranges.iter().any(|range| range.contains(flow.source_port))
-        && state(flow, config, not_before(flow, now)) != FlowState::Expired
+        && state(flow, config, not_before(flow, config, now)) != FlowState::Expired
 }
 
 fn is_dsr<A: Address>(flow: &FlowEntry<A>, config: &NodeConfig, now: u32) -> bool {
-    flow.bits() & STATE_DSR != 0 && state(flow, config, not_before(flow, now)) != FlowState::Expired
+    flow.bits() & STATE_DSR != 0 && state(flow, config, not_before(flow, config, now)) != FlowState::Expired
 }
 
 /// Returns the row of an entry; `None` for a free entry.
@@ -221,7 +249,7 @@ pub(super) fn row<A: Address + Into<IpAddr>>(
     if flow.bits() & STATE_USED == 0 {
         return None;
     }
-    let now = not_before(flow, now);
+    let now = not_before(flow, config, now);
     let duration = |ticks: u32| Duration::from_secs_f64(f64::from(ticks) / f64::from(config.hz.max(1)));
     let since = |then: u32| duration(now.wrapping_sub(then));
     let allowed = timeout(flow.proto, flow.bits(), config);
@@ -313,6 +341,14 @@ mod tests {
         assert_eq!(row.idle, Duration::from_secs(silent.into()));
         assert_eq!(row.age, Duration::from_secs((silent + 4).into()));
         assert_eq!(row.timeout == Duration::ZERO, expected == FlowState::Expired);
+    }
+
+    #[test]
+    fn service_port_is_in_use_until_its_flow_expires() {
+        let config = NodeConfig::new(HZ, 16, 16, 1);
+        let flow = FlowEntry { service: 7, ..flow(17, USED, 2_000) };
+        let used = |among: u32, silent: u32| service(&flow, &[among].into(), &config, 2_000 + silent * HZ);
+        assert_eq!([used(7, 29), used(7, 31), used(8, 29)], [Some(7), None, None]);
     }
 
     #[rstest]

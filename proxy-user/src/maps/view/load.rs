@@ -84,7 +84,7 @@ impl View {
             }
             let Some(flow) = entries.read::<FlowEntry<A>>(index) else { break };
             let has_expired =
-                is_expired(flow.proto, bits, flow.last_seen, flows::not_before(&flow, now), config);
+                is_expired(flow.proto, bits, flow.last_seen, flows::not_before(&flow, config, now), config);
             let without = with_bits(state, bits & !STATE_COUNTS);
             // Fails if the entry holds another flow by now, or the flow has changed: the next recount decides. A CPU that has
             // claimed the entry updates the count.

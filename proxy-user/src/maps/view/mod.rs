@@ -44,6 +44,7 @@ use proxy_common::service::{KIND_ADDRESS, KIND_UNMANAGED, ServiceEntry, ServiceK
 use proxy_common::stats::{RefusalKey, ServiceStats};
 use proxy_common::version::ABI_VERSION;
 
+pub use delete::Claimed;
 pub use dump::Entry;
 pub use error::ViewError;
 pub use flow_row::{FlowCounts, FlowRow, FlowState, Forwarding};

@@ -85,7 +85,7 @@ impl View {
         for (_, flow) in used::<A>(&entries) {
             let is_open = bits_of(flow.state) & STATE_DIRECT == 0
                 && !is_closed(flow.bits())
-                && !flow.is_expired(flows::not_before(&flow, now), &config);
+                && !flow.is_expired(flows::not_before(&flow, &config, now), &config);
             if is_open && rows.get(&flow.backend_id).is_some_and(|row| is_of(&flow, row)) {
                 *counts.entry(flow.backend_id).or_default() += 1;
             }

@@ -72,6 +72,16 @@ impl ServingEndpoints {
         self.stale(led).filter(|_| resets == Some(true))
     }
 
+    /// Whether the endpoint that the socket was translated to is one of UDP; true if its row is free by now.
+    pub fn may_be_udp(&self, led: &TranslatedSocket) -> bool {
+        let id = led.storage.backend_id as usize;
+        let proto = match led.storage.family {
+            4 => self.v4.byte(id, offset_of!(BackendEntry<[u8; 4]>, proto)),
+            _ => self.v6.byte(id, offset_of!(BackendEntry<[u8; 16]>, proto)),
+        };
+        proto.is_none_or(|proto| [0, PROTO_UDP].contains(&proto))
+    }
+
     /// Returns the socket as a stale one; `None` while its endpoint serves the Service that the socket was translated for.
     pub fn stale(&self, led: &TranslatedSocket) -> Option<StaleSocket> {
         let TranslatedSocket { cookie, storage } = *led;
@@ -164,5 +174,37 @@ impl View {
                 backend_id: entry.backend_id,
             })
             .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+    use std::sync::atomic::Ordering;
+
+    use proxy_common::PROTO_TCP;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn protocol_of_a_socket_is_that_of_its_row() {
+        let size = size_of::<BackendEntry<[u8; 4]>>();
+        let rows = |size: usize| {
+            let file = memfd_create("socket-rows", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&file, 8 * size.next_multiple_of(8) as u64).unwrap();
+            Mapping::new(file.as_fd(), size, 8).unwrap()
+        };
+        let endpoints = ServingEndpoints { v4: rows(size), v6: rows(size_of::<BackendEntry<[u8; 16]>>()) };
+        let at = offset_of!(BackendEntry<[u8; 4]>, proto);
+        for (id, proto) in [(1, PROTO_TCP), (2, PROTO_UDP)] {
+            let word = endpoints.v4.word32(id, at / 4).unwrap();
+            word.store(u32::from(proto) << (8 * (at % 4)), Ordering::Relaxed);
+        }
+        let of = |backend_id| {
+            let storage = SocketStorage { family: 4, backend_id, ..SocketStorage::default() };
+            endpoints.may_be_udp(&TranslatedSocket { cookie: 1, storage })
+        };
+        assert_eq!([1, 2, 3, 9].map(of), [false, true, true, true], "row 3 is free, and row 9 is not mapped");
     }
 }

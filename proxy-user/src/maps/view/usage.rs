@@ -87,7 +87,7 @@ impl View {
             capacity,
             used: self.used(name, snapshot, flows)?,
             memory: bytes,
-            setting: setting(name),
+            setting: map::flag(name),
             pin,
         })
     }
@@ -191,21 +191,6 @@ fn kind(kind: &Result<MapType, MapError>) -> String {
         Ok(MapType::SkStorage) => "sk_storage".to_owned(),
         Ok(other) => format!("{other:?}").to_lowercase(),
         Err(_) => "unknown".to_owned(),
-    }
-}
-
-/// Returns the flag that sets the size of a map.
-fn setting(name: &str) -> &'static str {
-    match name {
-        map::SERVICES | map::SERVICES6 => "--max-frontends",
-        map::SLOTS => "--max-slots",
-        map::MAGLEV => "--max-maglev-words",
-        map::BACKENDS | map::BACKENDS6 | map::BACKEND_STATS | map::CONNECTIONS => "--max-backends",
-        map::FLOWS | map::FLOWS6 | map::FLOW_INDEX | map::FLOW_INDEX6 => "--max-flows",
-        map::SOCKETS | map::SOCKETS6 => "--max-sockets",
-        map::SRC_RANGES | map::SRC_RANGES6 => "--max-source-ranges",
-        map::SERVICE_STATS | map::NAMES => "--max-services",
-        _ => "",
     }
 }
 

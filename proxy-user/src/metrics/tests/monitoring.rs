@@ -38,7 +38,7 @@ pub(super) fn exported() -> BTreeMap<String, BTreeSet<String>> {
         .with_repairs(Arc::default())
         .with_audits(Arc::default())
         .with_telemetry(Arc::default())
-        .with_api_servers(servers);
+        .with_api_servers(servers, watch::channel([("services", None)].into()).1);
     metrics.answered_healthz(200);
     metrics.answered_livez(200);
     metrics.ended_sockets(IpFamily::V4, 1);

@@ -38,13 +38,13 @@ pub fn the_manifests_are_accepted(control: &mut ControlPlane, _node: &Node) -> R
     }
     let kinds: Vec<_> = all.iter().filter_map(|object| object["kind"].as_str()).collect();
     ensure!(
-        kinds[..4] == ["ServiceAccount", "ConfigMap", "ClusterRole", "ClusterRoleBinding"]
-            && kinds[4..] == ["DaemonSet"; 3],
+        kinds[..3] == ["ServiceAccount", "ClusterRole", "ClusterRoleBinding"]
+            && kinds[3..] == ["DaemonSet"; 3],
         "{kinds:?}"
     );
     // The server does validate the fields.
     for (pointer, value) in [("hostNetwrk", json!(true)), ("priorityClassName", json!("Not/A/Name"))] {
-        let mut wrong = all[4].clone();
+        let mut wrong = all[3].clone();
         wrong["spec"]["template"]["spec"][pointer] = value;
         ensure!(try_out(control, &wrong).is_err(), "a wrong {pointer} is accepted");
     }

@@ -82,6 +82,7 @@ impl Model {
             dst: SocketAddr::new(header.dst, entry.dst_port),
             proto: entry.proto,
             flags: 0,
+            has_options: false,
             seq: 0,
             ack: 0,
             l4: None,

@@ -148,6 +148,7 @@ impl Model {
         }
         let noted = flow.state.seq[From::Client as usize].unwrap_or_default();
         segment.flags & (RST | ACK | SYN) == RST | ACK
+            && !segment.has_options
             && half(segment.ack).wrapping_sub(noted) <= 1
             && self.drops_refusal(at, Failure::Refusal)
     }

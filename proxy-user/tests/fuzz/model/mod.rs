@@ -163,7 +163,10 @@ impl Model {
             return result;
         }
         let mut segment = match parse::parse(met.input) {
-            Parsed::Foreign => return Ok(Must::Pass),
+            Parsed::Hidden(dst) if self.is_nodes_or_services(dst) => {
+                return Ok(self.passed_by(is_ingress, Reason::HiddenPorts));
+            }
+            Parsed::Foreign | Parsed::Hidden(_) => return Ok(Must::Pass),
             Parsed::Control => return Ok(self.control(met)),
             Parsed::Malformed => return Ok(self.passed_by(is_ingress, Reason::Malformed)),
             Parsed::Segment(segment) if segment.is_first => match self.first_fragment(met.input, segment) {
@@ -206,6 +209,11 @@ impl Model {
             self.note_own_frontend(&segment);
         }
         Ok(Must::Pass)
+    }
+
+    /// Whether an address is one of this node or of a Service.
+    fn is_nodes_or_services(&self, addr: IpAddr) -> bool {
+        self.scenario.is_in_range(addr) || self.scenario.node_addresses().contains(&addr)
     }
 
     /// Processes a packet that cannot be parsed. At egress it passes, and nothing is counted.

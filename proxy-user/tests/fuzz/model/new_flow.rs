@@ -270,15 +270,23 @@ impl Model {
         origin: Origin,
     ) -> bool {
         let client = segment.src.ip();
-        let is_martian = self.is_no_client(met, client, origin);
-        if !is_martian || origin.from_node || origin.by_uplink {
-            return is_martian && !origin.from_node;
+        let is_no_client = self.is_no_client(met, client, origin);
+        if origin.from_node || !is_no_client && !is_link_local(client) {
+            return false;
         }
-        // The kernel checks packets of local devices that go up the stack; chance decides whether this packet does.
-        let mut snat =
-            service.extent(is_local).filter(|e| e.serves).map(|e| self.is_snat(service, e, client, origin));
+        if is_no_client && origin.by_uplink {
+            return true;
+        }
+        // The kernel checks packets of local devices that go up the stack, and may receive one with a link-local source; chance
+        // decides whether this packet does.
+        let outside = self.is_outside(client, origin.by_uplink);
+        let mut leaves = service.extent(is_local).filter(|endpoint| endpoint.serves).map(|endpoint| {
+            self.is_snat(service, endpoint, client, origin)
+                || self.is_encapsulated_to(service, endpoint, segment, origin, outside)
+        });
         let reason = Reason::MartianSource;
-        snat.any(|is| is) && met.target.counters().reasons.get(&reason) != self.counters.reasons.get(&reason)
+        leaves.any(|is| is)
+            && met.target.counters().reasons.get(&reason) != self.counters.reasons.get(&reason)
     }
 
     /// Whether no client that sends by such a device can have this address.
@@ -545,4 +553,9 @@ pub fn choice(met: &mut Met<'_>, segment: &Segment) -> Option<(SocketAddr, Socke
     }
     let hidden = met.target.hidden(segment.proto, segment.src, segment.dst)?;
     Some((hidden.backend, hidden.source))
+}
+
+/// Whether an address is valid on its link only.
+pub(super) fn is_link_local(addr: IpAddr) -> bool {
+    matches!(addr, IpAddr::V6(addr) if addr.is_unicast_link_local())
 }

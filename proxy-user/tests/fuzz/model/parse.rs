@@ -18,6 +18,8 @@ pub struct Segment {
     pub proto: u8,
     /// TCP flags; for SCTP, the flags that mean the same.
     pub flags: u8,
+    /// Whether the TCP header has options.
+    pub has_options: bool,
     pub seq: u32,
     pub ack: u32,
     /// Offset of the transport header; `None` in a later fragment.
@@ -55,6 +57,8 @@ pub enum Parsed {
     Control,
     /// TCP, UDP or SCTP that is shorter than its header says, or than it must be.
     Malformed,
+    /// A first fragment with a part of the transport header, or too many extension headers. With the destination.
+    Hidden(IpAddr),
     /// A later fragment; `None` if its header is not complete.
     Later(Option<Header>),
     Segment(Segment),
@@ -114,7 +118,13 @@ fn parse_v4(bytes: &[u8]) -> Parsed {
     }
     let ends = (IpAddr::V4(header.source_addr()), IpAddr::V4(header.destination_addr()));
     let is_first = header.more_fragments();
-    segment(bytes, ends, header.protocol().0, ETHERNET + behind, ETHERNET + length, is_first)
+    let all = segment(bytes, ends, header.protocol().0, ETHERNET + behind, ETHERNET + length, is_first);
+    if is_first { of_fragment(all, ends.1) } else { all }
+}
+
+/// The other fragments have the rest of the transport header.
+fn of_fragment(parsed: Parsed, dst: IpAddr) -> Parsed {
+    if matches!(parsed, Parsed::Malformed) { Parsed::Hidden(dst) } else { parsed }
 }
 
 fn parse_v6(bytes: &[u8]) -> Parsed {
@@ -134,9 +144,14 @@ fn parse_v6(bytes: &[u8]) -> Parsed {
         proto = header[0];
         walked += 1;
     }
+    let addr = |at: usize| {
+        let octets: [u8; 16] = fixed[at..at + 16].try_into().unwrap();
+        IpAddr::V6(octets.into())
+    };
     match proto {
         TCP | UDP | SCTP => {}
         ICMPV6 => return Parsed::Control,
+        _ if is_extension(proto) => return Parsed::Hidden(addr(24)),
         _ => return Parsed::Foreign,
     }
     let length = match usize::from(u16::from_be_bytes([fixed[4], fixed[5]])) {
@@ -146,11 +161,8 @@ fn parse_v6(bytes: &[u8]) -> Parsed {
     if length < at || length > packet.len() {
         return Parsed::Malformed;
     }
-    let addr = |at: usize| {
-        let octets: [u8; 16] = fixed[at..at + 16].try_into().unwrap();
-        IpAddr::V6(octets.into())
-    };
-    segment(bytes, (addr(8), addr(24)), proto, ETHERNET + at, ETHERNET + length, is_first)
+    let all = segment(bytes, (addr(8), addr(24)), proto, ETHERNET + at, ETHERNET + length, is_first);
+    if is_first { of_fragment(all, addr(24)) } else { all }
 }
 
 pub fn is_extension(number: u8) -> bool {
@@ -176,7 +188,7 @@ fn segment(
     let there = &bytes[l4..end];
     let (ports, flags, (seq, ack)) = match proto {
         TCP => {
-            // The length of the TCP options does not matter here.
+            // Options may lie beyond the end: only their length matters here.
             let Some(fixed) = there.get(..20) else { return Parsed::Malformed };
             let mut fixed = fixed.to_vec();
             let flags = fixed[13];
@@ -200,7 +212,19 @@ fn segment(
     };
     let (src, dst) = (SocketAddr::new(src, ports.0), SocketAddr::new(dst, ports.1));
     let longest = end - ETHERNET;
-    Parsed::Segment(Segment { src, dst, proto, flags, seq, ack, l4: Some(l4), end, is_first, longest })
+    Parsed::Segment(Segment {
+        src,
+        dst,
+        proto,
+        flags,
+        has_options: proto == TCP && there[12] >> 4 > 5,
+        seq,
+        ack,
+        l4: Some(l4),
+        end,
+        is_first,
+        longest,
+    })
 }
 
 /// Returns the TCP flags that correspond to a chunk of SCTP (RFC 9260, 3.2).

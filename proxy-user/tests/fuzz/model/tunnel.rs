@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use proxy_common::reason::Reason;
 
 use super::answer::{Message, answer};
-use super::new_flow::Origin;
+use super::new_flow::{Origin, is_link_local};
 use super::parse::{Header, Parsed, Segment, header_in, parse};
 use super::rewrite::{Expected, sent};
 use super::route::route;
@@ -40,7 +40,9 @@ impl Model {
             return Some(Ok(Must::Drop));
         }
         let inner = header_in(met.input, outer.l4, outer.proto == 41)?;
-        if outer.is_later || !is_own || !self.is_for_service(met.input, &inner) {
+        // Nodes send to an InternalIP.
+        let is_internal = [false, true].map(|is_v6| address(is_v6, Location::Node)).contains(&outer.dst);
+        if outer.is_later || !is_internal || !self.is_for_service(met.input, &inner) {
             return None;
         }
         if !others_everywhere().contains(&outer.src) {
@@ -88,7 +90,8 @@ impl Model {
             Parsed::Segment(segment) => Ok(segment),
             Parsed::Later(header) => self.later_fragment(frame, header),
             Parsed::Malformed => Err(Reason::Malformed),
-            Parsed::Control | Parsed::Foreign => return Ok(Must::Drop),
+            Parsed::Hidden(dst) if self.is_nodes_or_services(dst) => Err(Reason::HiddenPorts),
+            Parsed::Control | Parsed::Foreign | Parsed::Hidden(_) => return Ok(Must::Drop),
         };
         let segment = match parsed {
             Ok(segment) => segment,
@@ -147,7 +150,9 @@ impl Model {
                 && !model.is_encapsulated_to(service, endpoint, segment, origin, outside)
         };
         let is_checked = choice.as_ref().is_some_and(|(endpoint, _)| is_snat(self, endpoint));
-        if (origin.by_uplink || is_checked) && self.is_no_client(met, client, origin) {
+        let is_impossible =
+            self.is_no_client(met, client, origin) || choice.is_some() && is_link_local(client);
+        if (origin.by_uplink || is_checked) && is_impossible {
             return Ok(self.refuse_quietly(service.id, Reason::MartianSource));
         }
         if service.allowed.as_ref().is_some_and(|allowed| !allowed.contains(&client)) {

@@ -17,7 +17,7 @@ const WISH: Wish = Wish { pods: 2, services: &[WIDE], flags: SMALL };
 /// [`SMALL`], with slow start: the share of a new endpoint grows for a while.
 #[rustfmt::skip]
 const SLOW: &[&str] = &[
-    "--slow-start", "6s",
+    "--slow-start", "30s",
     "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
     "--max-flows", "16384", "--max-sockets", "4096",
 ];
@@ -249,13 +249,16 @@ fn survives(fixture: &Fixture) -> Result<()> {
     is_open(fixture, &[(Family::V4, third, 4), (Family::V4, 1 - third, 3)])
 }
 
-/// Returns the weight of a pod's endpoint.
-fn weight_of(fixture: &Fixture, pod: u8) -> Result<u64> {
+/// Returns the weights of the endpoints of both pods.
+fn weights_of_pods(fixture: &Fixture) -> Result<(u64, u64)> {
     let rows = agent::ask(&fixture.node, &["backend", "list", WIDE.name], &fixture.bpffs())?;
-    let address = std::net::SocketAddr::new(crate::manifest::pod_ip(Family::V4, pod), 8080).to_string();
     let rows = rows["backends"].as_array().context("no list")?;
-    let row = rows.iter().find(|row| row["address"] == address.as_str() && row["state"] == "active");
-    row.context("no such endpoint")?["weight"].as_u64().context("no weight")
+    let weight = |pod| {
+        let address = std::net::SocketAddr::new(crate::manifest::pod_ip(Family::V4, pod), 8080).to_string();
+        let row = rows.iter().find(|row| row["address"] == address.as_str() && row["state"] == "active");
+        row.context("no such endpoint")?["weight"].as_u64().context("no weight")
+    };
+    Ok((weight(0)?, weight(1)?))
 }
 
 fn slowly(fixture: &Fixture) -> Result<()> {
@@ -264,8 +267,8 @@ fn slowly(fixture: &Fixture) -> Result<()> {
     fixture.change(ONE, &["0/8080"])?;
     fixture.folder.put(TWO)?;
     let mut seen = BTreeSet::new();
-    eventually(SOON, || {
-        let weights = (weight_of(fixture, 0)?, weight_of(fixture, 1)?);
+    eventually(2 * SOON, || {
+        let weights = weights_of_pods(fixture)?;
         seen.insert(weights);
         ensure!(weights == (1, 1) && seen.len() > 1, "{weights:?} still, after {seen:?}");
         Ok(())

@@ -3,7 +3,8 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use proxy_core::store::{Store as _, Write};
+use ipnet::{Ipv4Net, Ipv6Net};
+use proxy_core::store::{Store as _, Write, range_words};
 use proxy_user::maps::KernelStore;
 use proxy_user::maps::view::View;
 use serde_json::json;
@@ -112,7 +113,8 @@ fn learned(fixture: &Fixture) -> Result<()> {
     let put = |v4: &str, v6: &str| -> Result<()> {
         let mut store = KernelStore::open(&fixture.bpffs().join("ballast"))?;
         let mut row = store.read(u32::MAX)?.node.config;
-        (row.pods4, row.pods6) = (v4.parse().ok(), v6.parse().ok());
+        row.pods4 = range_words(v4.parse::<Ipv4Net>().ok());
+        row.pods6 = range_words(v6.parse::<Ipv6Net>().ok());
         store.write(&[Write::Config(row)]).map_err(|error| anyhow::anyhow!("{error:?}"))
     };
     put("10.99.0.0/16", "fd99::/16")?;

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use proxy_user::programs::attachments;
 use proxy_user::programs::bpf::tcx_links;
 use proxy_user::programs::hooks::SOCKET_HOOKS;
-use rustix::mount::{MountFlags, mount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::Value;
 
 use super::{Case, WEB, is_clean, packet::WIDE, tcp, vip};
@@ -31,6 +31,7 @@ pub const CASES: &[Case] = &[
     Case { name: "restart::refused_programs_leave_those_that_serve", wish: WISH, run: refused },
     Case { name: "restart::without_a_folder_nothing_is_deleted", wish: WISH, run: no_folder },
     Case { name: "restart::cleanup_leaves_nothing", wish: WISH, run: cleanup },
+    Case { name: "restart::cleanup_of_a_former_bpffs_detaches_nothing", wish: WISH, run: former_bpffs },
 ];
 
 /// For kernels that were not tested before. On an emulated machine, a start takes most of a minute.
@@ -241,6 +242,27 @@ fn cleanup(fixture: &Fixture) -> Result<()> {
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     ensure!(links_on(&cgroup.path)? == 0, "links without pins are left on the cgroup");
     Ok(())
+}
+
+/// The agent has another bpffs now, and has adopted the links that the former one has pins of.
+fn former_bpffs(fixture: &Fixture) -> Result<()> {
+    fixture.kill()?;
+    let former = fixture.bpffs();
+    let fresh = former.with_file_name("fresh");
+    fs::create_dir(&fresh)?;
+    fixture.setup().bpffs = fresh;
+    fixture.begin()?;
+    let cgroup = proxy_user::host::cgroup::find(Some(fixture.cgroup()))?;
+    let named = fixture.cgroup().to_str().context("a cgroup whose name is no text")?;
+    let output = agent::command(&fixture.node, &["cleanup", "--cgroup-root", named], &former)?;
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    ensure!(links_on(&cgroup.path)? == SOCKET_HOOKS.len(), "{} links: {said:?}", links_on(&cgroup.path)?);
+    ensure!(!former.join("ballast").exists(), "pins are left: {said:?}");
+    for kind in SocketKind::ALL {
+        fixture.local.reach(Attempt::new(kind, vip(Family::V4, WEB, kind)))?;
+    }
+    fixture.kill()?;
+    unmount(fixture.bpffs(), UnmountFlags::DETACH).context("cannot unmount")
 }
 
 /// Returns the number of links on a cgroup, of any owner.

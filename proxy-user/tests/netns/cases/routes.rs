@@ -42,6 +42,11 @@ pub const CASES: &[Case] = &[
         wish: Wish { flags: MASQUERADE, ..WISH },
         run: all_rules_deleted,
     },
+    Case {
+        name: "routes::masqueraded_connections_survive_a_restart_without_the_flag",
+        wish: Wish { flags: MASQUERADE, ..WISH },
+        run: flag_removed,
+    },
     Case { name: "routes::a_long_datagram_is_fragmented", wish: WISH, run: fragmented },
     Case { name: "routes::a_device_that_does_not_forward_alone_forwards_ipv6", wish: WISH, run: host_device },
 ];
@@ -245,6 +250,18 @@ fn all_rules_deleted(fixture: &Fixture) -> Result<()> {
     nft(&fixture.node, "flush ruleset\n")?;
     held::nothing_is_lost(fixture, "all rules were deleted")?;
     held::hold(fixture, 100)
+}
+
+/// The next agent runs without `--masquerade-external`.
+fn flag_removed(fixture: &Fixture) -> Result<()> {
+    open_up(fixture)?;
+    held::put(fixture, &[(0, true)])?;
+    held::serve(fixture, 0)?;
+    held::hold(fixture, 100)?;
+    fixture.kill()?;
+    fixture.setup().flags.retain(|flag| flag != "--masquerade-external");
+    fixture.begin()?;
+    held::nothing_is_lost(fixture, "nothing is masqueraded any more").map(drop)
 }
 
 /// A datagram that the sender lets routers cut, to an endpoint behind a narrow link.

@@ -25,6 +25,8 @@ const NAMES: Service = Service { name: "names", number: 61, ports: &[udp(53, 535
 const MOVED: Service = Service { ports: &[udp(53, 5353, &[1])], ..NAMES };
 /// A Service with the same endpoint.
 const OTHER: Service = Service { name: "other", number: 62, ports: &[udp(53, 5353, &[0])] };
+/// A Service without endpoints.
+const NOWHERE: Service = Service { name: "nowhere", number: 65, ports: &[tcp(80, 8080, &[])] };
 /// Two Services with the same TCP endpoint.
 const PAGE: Service = Service { name: "page", number: 63, ports: &[tcp(80, 8080, &[0])] };
 const SAME: Service = Service { name: "same", number: 64, ports: &[tcp(80, 8080, &[0])] };
@@ -67,6 +69,11 @@ pub const CASES: &[Case] = &[
         name: "socket_lb::host_only_keeps_redirection_in_a_pod",
         wish: with!("--socket-lb", "host-only"),
         run: |fixture| redirected(fixture, true),
+    },
+    Case {
+        name: "socket_lb::proxy_of_a_mesh_in_a_pod_gets_the_original_destination",
+        wish: Wish { services: &[NAMES, OTHER, WEB, NOWHERE], ..WISH },
+        run: meshed,
     },
     Case {
         name: "socket_lb::off_serves_sockets_by_packets",
@@ -120,13 +127,32 @@ fn two_services(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Two TCP sockets of a pod are bound to one port, and connect to two Services with the same endpoint.
-fn one_port(fixture: &Fixture) -> Result<()> {
+/// Waits until the agent has attached programs to all devices.
+fn attends(fixture: &Fixture) -> Result<()> {
     eventually(SOON, || {
         let config = View::open(&fixture.bpffs())?.node_config()?;
         ensure!(config.attended_until != 0, "the agent does not attend to devices");
         Ok(())
-    })?;
+    })
+}
+
+/// With the default settings, sockets of a pod in which a mesh proxy listens are not translated, and none of its calls is refused.
+fn meshed(fixture: &Fixture) -> Result<()> {
+    attends(fixture)?;
+    redirected(fixture, true)?;
+    for family in Family::BOTH {
+        let attempt = Attempt::new(SocketKind::Tcp, vip(family, NOWHERE, SocketKind::Tcp));
+        let seen = fixture.pod(1)?.reach(attempt)?;
+        ensure!(seen.server == "sidecar", "{family:?}: {} and not the sidecar", seen.server);
+        fixture.pod(0)?.fails(attempt, libc::ECONNREFUSED)?;
+        fixture.local.fails(attempt, libc::ECONNREFUSED)?;
+    }
+    Ok(())
+}
+
+/// Two TCP sockets of a pod are bound to one port, and connect to two Services with the same endpoint.
+fn one_port(fixture: &Fixture) -> Result<()> {
+    attends(fixture)?;
     let pod = fixture.pod(1)?;
     for (port, family) in [(41_000, Family::V4), (41_001, Family::V6)] {
         let to = [PAGE, SAME].map(|service| vip(family, service, SocketKind::Tcp));

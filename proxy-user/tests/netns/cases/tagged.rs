@@ -84,6 +84,7 @@ fn tags(fixture: &Fixture) -> Result<()> {
         (&[7], false),
         (&[0x6fff], false),
         (&[0, 7], false),
+        (&[0, 0], false),
     ];
     let mut answered = 0;
     for (row, (tags, answers)) in table.into_iter().enumerate() {

@@ -9,8 +9,10 @@ use crate::cli::show::{AgentState, is_nearly_full};
 use crate::programs::Attachment;
 use crate::programs::hooks::{Direction, SOCKET_HOOKS, XDP};
 
-/// The agent syncs at least once in `--sync-period`, 30 s by default. A last sync older than this is reported.
+/// The agent compares the maps once in `--sync-period`, 30 s by default. A last time that is older than this, and than several of
+/// these periods, is reported.
 const OLD: Duration = Duration::from_mins(5);
+const PERIODS: u32 = 3;
 
 pub(super) const PROBLEMS: &str = "problems";
 pub(super) const MAPS: &str = "maps";
@@ -137,10 +139,17 @@ fn devices(installed: &Installed) -> CheckLine {
             "start `ballast run`; check whether --devices excludes all devices",
         );
     }
+    let named: Vec<_> = seen.keys().map(name).collect();
+    let detached = installed.metrics.iter().flat_map(|metrics| &metrics.detached);
+    let bare: Vec<_> = detached.filter(|device| !named.contains(device)).collect();
+    if incomplete.is_empty() && bare.is_empty() {
+        return CheckLine::pass(CHECK, format!("attached to both directions of {}", some(named)));
+    }
     if incomplete.is_empty() {
-        return CheckLine::pass(
+        return CheckLine::fail(
             CHECK,
-            format!("attached to both directions of {}", some(seen.keys().map(name))),
+            format!("the agent cannot attach them to the uplink {}", some(bare)),
+            "see the line `problems` for the reason",
         );
     }
     CheckLine::fail(
@@ -237,18 +246,11 @@ fn sync(metrics: &AgentMetrics) -> CheckLine {
     if !metrics.synced {
         return CheckLine::warn(CHECK, "some listed objects are not programmed yet", advice);
     }
-    if age > OLD {
-        let seen = format!("the last sync was {seconds} s ago; {} changes are pending", metrics.pending);
-        return if metrics.pending > 0 {
-            CheckLine::fail(CHECK, seen, advice)
-        } else {
-            CheckLine::warn(CHECK, seen, advice)
-        };
+    let seen = format!("the maps were up to date {seconds} s ago; {} changes are pending", metrics.pending);
+    if age > OLD.max(metrics.sync_period.saturating_mul(PERIODS)) {
+        return CheckLine::fail(CHECK, seen, advice);
     }
-    CheckLine::pass(
-        CHECK,
-        format!("the last sync was {seconds} s ago; {} changes are pending", metrics.pending),
-    )
+    CheckLine::pass(CHECK, seen)
 }
 
 fn audit(metrics: &AgentMetrics) -> CheckLine {

@@ -248,6 +248,9 @@ fn rules() -> KubeProxyRules {
 #[case::detached("device-programs", Fail, "eth0 (egress)", |f: &mut CheckFacts| {
     installed(f).attachments.last_mut().unwrap().place = None;
 })]
+#[case::bare_uplink("device-programs", Fail, "cannot attach them to the uplink eth1", |f: &mut CheckFacts| {
+    metrics(f).detached = ["eth0".to_owned(), "eth1".to_owned()].into();
+})]
 #[case::device_gone("device-programs", Fail, "no device", |f: &mut CheckFacts| installed(f).devices.clear())]
 #[case::foreign("pins", Fail, "belongs to user 1000", |f: &mut CheckFacts| installed(f).owner = Some(Err("belongs to user 1000".to_owned())))]
 #[case::not_installed("pins", Fail, "not installed", |f: &mut CheckFacts| installed(f).owner = None)]
@@ -259,7 +262,11 @@ fn rules() -> KubeProxyRules {
 #[case::no_version("agent-version", Warn, "not Ballast's agent", |f: &mut CheckFacts| metrics(f).version = None)]
 #[case::never("sync", Fail, "not completed a sync", |f: &mut CheckFacts| metrics(f).sync_age = None)]
 #[case::incomplete("sync", Warn, "not programmed yet", |f: &mut CheckFacts| metrics(f).synced = false)]
-#[case::old_sync("sync", Warn, "600 s ago", |f: &mut CheckFacts| metrics(f).sync_age = Some(Duration::from_mins(10)))]
+#[case::old_sync("sync", Fail, "600 s ago", |f: &mut CheckFacts| metrics(f).sync_age = Some(Duration::from_mins(10)))]
+#[case::long_period("sync", Pass, "600 s ago", |f: &mut CheckFacts| {
+    metrics(f).sync_age = Some(Duration::from_mins(10));
+    metrics(f).sync_period = Duration::from_mins(5);
+})]
 #[case::stuck("sync", Fail, "2 changes are pending", |f: &mut CheckFacts| {
     metrics(f).sync_age = Some(Duration::from_mins(10));
     metrics(f).pending = 2;

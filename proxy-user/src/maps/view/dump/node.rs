@@ -7,7 +7,8 @@ use proxy_common::Address;
 use proxy_common::abi::Plain;
 use proxy_common::map_names as map;
 use proxy_common::node::{
-    Cidr, DEVICE_LAN_PORT, DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NodeAddr, NodeEntry, TUNNEL_V6, Tunnel,
+    Cidr, DEVICE_GUEST, DEVICE_LAN_PORT, DEVICE_NO_HEADER, DEVICE_UPLINK, Device, NodeAddr, NodeEntry,
+    TUNNEL_V6, Tunnel,
 };
 use serde_json::{Value, json};
 
@@ -67,7 +68,7 @@ impl View {
             let is = |bit| device & bit != 0;
             json!({
                 "mac": mac, "uplink": is(DEVICE_UPLINK), "noHeader": is(DEVICE_NO_HEADER),
-                "lanPort": is(DEVICE_LAN_PORT),
+                "lanPort": is(DEVICE_LAN_PORT), "guest": is(DEVICE_GUEST),
             })
         };
         Ok(rows.into_iter().map(|(index, device)| (json!({ "device": index }), value(device))).collect())
