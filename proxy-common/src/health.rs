@@ -348,6 +348,14 @@ pub const fn after_failure(skip: u64, tag: u64, failure: Failure, now: u32, hz: 
     new | (repeats as u64) << REPEATS_SHIFT
 }
 
+/// Returns the word of `skips` after the backend has answered a connection of a client: what fails later is the first failure
+/// again. The answer to a connection that began before a failure changes nothing.
+#[inline(always)]
+pub const fn after_success(skip: u64, tag: u64, now: u32, hz: u32) -> u64 {
+    let is_over = age(skip, now, hz) >= skip_span(skip, hz);
+    if skip & (SKIP_TAG | SKIP_USED) == tag && is_over { 0 } else { skip }
+}
+
 /// Returns for how many more jiffies the backend is ejected, for display; `None` if it is not.
 pub const fn ejected_for(word: u64, now: u32, hz: u32) -> Option<u32> {
     let word = current(word, now, hz);

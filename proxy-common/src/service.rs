@@ -93,7 +93,7 @@ pub const SERVICE_SOURCE_RANGES: u16 = 1 << 3;
 pub const SERVICE_NODE_ALLOWED: u16 = 1 << 4;
 /// Maglev selects the endpoints for clients outside of the cluster; the entry's algorithm applies to clients inside only.
 pub const SERVICE_MAGLEV_OUTSIDE: u16 = 1 << 5;
-/// New connections skip endpoints that fail ([`health`](crate::health)). Set for TCP with more than one endpoint.
+/// New connections skip endpoints that fail ([`health`](crate::health)). Set for TCP only.
 pub const SERVICE_EJECTS: u16 = 1 << 6;
 
 /// Packets of clients outside to endpoints on other nodes are encapsulated, and the endpoints' nodes answer directly (DSR).

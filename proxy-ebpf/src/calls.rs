@@ -50,7 +50,7 @@ macro_rules! health_calls {
         $make! { [$($with)*]
             fn rank_slow(id: u32, client: u32, random: u32) -> u32 = select::health::rank_slow;
             fn note_failure(id: u32, client: u32, failure: u32) -> u32 = select::health::note_failure;
-            fn answered(id: u32) -> () = select::health::answered;
+            fn answered(id: u32, client: u32) -> () = select::health::answered;
         }
     };
 }

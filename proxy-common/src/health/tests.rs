@@ -39,6 +39,13 @@ impl Backend {
         self.word = after_answer(self.word, now, HZ);
     }
 
+    /// Records an answer to a client.
+    fn answer_to(&mut self, client: u32, now: u32) {
+        let (index, tag) = skip_slot(client, ID);
+        let skip = self.skips.entry(index).or_default();
+        *skip = after_success(*skip, tag, now, HZ);
+    }
+
     fn stands(&self, now: u32) -> Standing {
         standing(current(self.word, now, HZ), now, HZ)
     }
@@ -108,6 +115,19 @@ fn a_client_that_fails_again_skips_for_four_times_as_long_and_others_not_at_all(
             2 * HZ,
             "the failures before are forgotten"
         );
+    }
+}
+
+#[test]
+fn a_client_that_fails_after_an_answer_skips_as_after_its_first_failure() {
+    for (client, seconds) in [(ONE, 2), (OTHER, 8)] {
+        let mut backend = Backend::default();
+        backend.fail(ONE, Failure::Silence, 50);
+        backend.answer_to(client, 60);
+        assert_eq!(backend.skips(ONE, 60), 2 * HZ - 10, "the connection began before the failure");
+        backend.answer_to(client, 60 + 2 * HZ);
+        backend.fail(ONE, Failure::Silence, 70 + 2 * HZ);
+        assert_eq!(backend.skips(ONE, 70 + 2 * HZ), seconds * HZ);
     }
 }
 

@@ -78,8 +78,8 @@ pub(super) fn service_entry(
             (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
             (frontend.access != Access::Unrestricted, SERVICE_SOURCE_RANGES),
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
-            // Ejection never skips the last endpoint, so a frontend with one endpoint needs no check.
-            (port.ejects && port.slot_count(frontend) > 1, SERVICE_EJECTS),
+            // The answers of a single endpoint show later that an endpoint that joins it is a newcomer.
+            (port.ejects, SERVICE_EJECTS),
             (port.changing && port.slot_count(frontend) > 1, SERVICE_CHANGING),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),
             (port.no_sockets, SERVICE_NO_SOCKETS),

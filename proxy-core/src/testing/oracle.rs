@@ -102,7 +102,7 @@ fn seen(id: &ServicePortName, port: &PortPlan, what: &FrontendPlan) -> Seen {
             + 512 * u16::from(what.when_empty == Verdict::Pass)
             + 2 * u16::from(what.scoped)
             + 4 * u16::from(what.policy == TrafficPolicy::Local)
-            + 64 * u16::from(port.ejects && port.slot_count(what) > 1)
+            + 64 * u16::from(port.ejects)
             + 256 * u16::from(port.no_sockets)
             + 1024 * u16::from(port.changing && port.slot_count(what) > 1)
             + 32 * u16::from(is_maglev_outside)

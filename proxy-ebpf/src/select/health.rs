@@ -4,8 +4,8 @@
 use proxy_common::Address;
 use proxy_common::health::{
     ANSWERED_ONLY, Failure, HEALTH_SKIPPED, IGNORES_SILENCE, NO_CLIENT, Standing, after_answer,
-    after_failure, after_reach, after_refusal, age, client, current, has_answered, is_plain, skip_slot,
-    skipped_for, standing, taken, with_skip,
+    after_failure, after_reach, after_refusal, after_success, age, client, current, has_answered, is_plain,
+    skip_slot, skipped_for, standing, taken, with_skip,
 };
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 
@@ -78,11 +78,24 @@ pub fn works<M: Health>(maps: M, id: u32, client: u32) -> bool {
     rank(maps, id, client | ANSWERED_ONLY, 0) < UNKNOWN
 }
 
-/// Notes that the backend has answered.
+/// Notes that the backend has answered a connection of the client with this address.
 #[inline(always)]
-pub fn answered<M: Health>(maps: M, id: u32) {
+pub fn note_answer<M: Health, A: Address>(maps: M, id: u32, address: impl FnOnce() -> A) {
+    let is_skipped = maps.health(id).is_some_and(|word| word.load() & HEALTH_SKIPPED != 0);
+    let number = match maps.config() {
+        // The hash of the address takes time.
+        Some(config) if is_skipped => client(&address(), config.flow_seed),
+        _ => NO_CLIENT,
+    };
+    maps.answered(id, number);
+}
+
+/// Notes that the backend has answered a connection of the client with this number.
+#[inline(always)]
+pub fn answered<M: Health>(maps: M, id: u32, client: u32) {
     if let (Some(time), Some(word)) = (maps.time(), maps.health(id)) {
         let found = word.load();
+        clear_failures(maps, id, client, found);
         let next = after_answer(found, time.now, time.config.hz);
         if next != found {
             // If another CPU has written the word first, the next answer is noted.
@@ -91,11 +104,27 @@ pub fn answered<M: Health>(maps: M, id: u32) {
     }
 }
 
-/// Notes that a socket of another network namespace than the node's was answered.
+/// Clears what failures of a client have shown, after an answer to the client. `word`: the backend's word of `health`.
 #[inline(always)]
-pub fn reached<M: Health>(maps: M, id: u32) {
+fn clear_failures<M: Health>(maps: M, id: u32, client: u32, word: u64) {
+    let (index, tag) = skip_slot(client, id);
+    if word & HEALTH_SKIPPED != 0
+        && let (Some(time), Some(skip)) = (maps.time(), maps.skip(index))
+    {
+        let found = skip.load();
+        let next = after_success(found, tag, time.now, time.config.hz);
+        if next != found {
+            skip.compare_exchange(found, next);
+        }
+    }
+}
+
+/// Notes that a socket of another network namespace than the node's, the client with this number, was answered.
+#[inline(always)]
+pub fn reached<M: Health>(maps: M, id: u32, client: u32) {
     if let Some(word) = maps.health(id) {
         let found = word.load();
+        clear_failures(maps, id, client, found);
         let next = after_reach(found);
         if next != found {
             word.compare_exchange(found, next);

@@ -53,10 +53,13 @@ pub fn handle_event<M: EventMaps, E: TcpEvent>(maps: M, event: &E) -> u32 {
 fn changed<M: EventMaps, E: TcpEvent>(maps: M, event: &E, new: u32) {
     if new == ESTABLISHED {
         if let Some(storage) = observed_storage(maps, event) {
-            if storage.watched != 0 && is_host(maps, event.netns()) {
-                health::answered(maps, storage.backend_id);
-            } else if storage.watched != 0 {
-                health::reached(maps, storage.backend_id);
+            if storage.watched != 0 {
+                let number = client(maps, event);
+                if is_host(maps, event.netns()) {
+                    health::answered(maps, storage.backend_id, number);
+                } else {
+                    health::reached(maps, storage.backend_id, number);
+                }
             }
             if maps.measures_latency()
                 && let Some((begun, took)) = event.since_connect()
@@ -100,10 +103,15 @@ fn note_failure<M: EventMaps, E: TcpEvent>(maps: M, event: &E, outcome: ConnectO
         ConnectOutcome::Refused => Failure::RefusalInside,
         _ => Failure::Silence,
     };
-    let seed = maps.config().map_or(0, |config| config.flow_seed);
-    if maps.note_failure(storage.backend_id, socket_client(event.netns(), seed), failure as u32) != 0 {
+    if maps.note_failure(storage.backend_id, client(maps, event), failure as u32) != 0 {
         report::refusal(maps, storage.service, Reason::EndpointEjected);
     }
+}
+
+/// Returns the client number of a socket.
+#[inline(always)]
+fn client<M: EventMaps, E: TcpEvent>(maps: M, event: &E) -> u32 {
+    socket_client(event.netns(), maps.config().map_or(0, |config| config.flow_seed))
 }
 
 /// Returns the storage of a socket whose connection is watched or measured.

@@ -10,11 +10,11 @@ use proxy_common::flow::{
 };
 use proxy_common::health::{Failure, client};
 use proxy_common::reason::Reason;
-use proxy_common::service::SERVICE_EJECTS;
+use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 
 use super::existing::NewFlows;
 use crate::context::{Packet, PacketCtx};
-use crate::env::{Counters, FlowTable, Time, Words};
+use crate::env::{Counters, FlowTable, Services, Time, Words};
 use crate::flow::memory::EntryRef as _;
 use crate::flow::track::{self, Tracked};
 use crate::frame::Frame;
@@ -31,7 +31,7 @@ pub fn check_refusal<M: FlowTable>(maps: M, flow: &Tracked<M>, packet: &Packet<W
     }
     if packet.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK {
         let (id, ..) = flow.entry.backend();
-        maps.answered(id);
+        health::note_answer(maps, id, || flow.entry.key(DIRECTION_FORWARD).src);
         return false;
     }
     refuses_syn(packet.tcp_flags, (packet.ack >> 16) as u16, flow.entry.seq(DIRECTION_FORWARD).load())
@@ -44,23 +44,32 @@ pub fn is_about_syn<M: FlowTable>(flow: &Tracked<M>, seq: u32) -> bool {
 }
 
 /// Whether another backend is selected for the retransmitted SYN in `ctx`: the flow's backend has not answered it, or has
-/// refused it and the refusal was hidden. Silence is noted, unless the Service has session affinity: silence alone never
-/// moves a client, as with kube-proxy.
+/// refused it and the refusal was hidden. Silence is noted, unless the Service has one endpoint only, or session affinity:
+/// silence alone never moves a client, as with kube-proxy.
 #[inline(always)]
-pub fn selects_again<M: FlowTable + Counters>(
+pub fn selects_again<M: FlowTable + Counters + Services>(
     maps: M,
     ctx: &mut PacketCtx<Words<M>>,
     flow: &Tracked<M>,
     time: Time,
 ) -> bool {
     let silent = time.now.wrapping_sub(flow.entry.last_seen().load());
-    let is_silent = ctx.frontend.affinity_secs == 0 && is_unanswered(flow.bits(), silent, time.config.hz);
+    let is_silent = ctx.frontend.affinity_secs == 0
+        && is_unanswered(flow.bits(), silent, time.config.hz)
+        && !is_only(maps, &ctx.frontend, flow);
     let is_hidden = is_hidden(flow.bits());
     if is_silent {
         note_failure(maps, flow, &ctx.packet.key.src, Failure::Silence, time);
     }
     ctx.retried = u32::from(is_hidden || flow.bits() & STATE_WATCH == WATCH_LAST);
     is_silent || is_hidden
+}
+
+/// Whether the flow's backend is the only one of the Service.
+#[inline(always)]
+fn is_only<M: FlowTable + Services>(maps: M, service: &ServiceEntry, flow: &Tracked<M>) -> bool {
+    let (id, ..) = flow.entry.backend();
+    service.slot_count == 1 && maps.slot(service.slot_base) == Some(id)
 }
 
 /// Notes a failure of the flow's backend for the client with this address, and counts the ejection if there is one.

@@ -1,7 +1,7 @@
 //! Endpoints that refuse connections or do not answer them: the connection moves to another endpoint.
 
 use proxy_common::conntrack::is_hidden;
-use proxy_common::health::{Failure, HEALTH_ANSWERED, has_answered};
+use proxy_common::health::{Failure, HEALTH_ANSWERED, NO_CLIENT, has_answered};
 use proxy_common::service::{SCOPE_EXTERNAL, SERVICE_EJECTS, SERVICE_SCOPED};
 
 use super::*;
@@ -49,7 +49,7 @@ fn set<F: Net>(maps: HostMaps<F>, entry: ServiceEntry) {
 fn works<F: Net>(maps: HostMaps<F>, endpoint: u32) {
     let before = maps.health(endpoint).unwrap().load();
     maps.health(endpoint).unwrap().store(before | HEALTH_ANSWERED);
-    health::answered(maps, endpoint);
+    health::answered(maps, endpoint, NO_CLIENT);
 }
 
 fn refuse<F: Net>(maps: HostMaps<F>, endpoint: u32, client: u32) -> u32 {
@@ -233,6 +233,52 @@ fn a_success<F: Net>() {
 fn a_syn_ack_is_a_success() {
     a_success::<V4>();
     a_success::<V6>();
+}
+
+fn a_success_after_silence<F: Net>() {
+    let maps = two_endpoints::<F>();
+    let (ip, _) = client::<F>();
+    let number = proxy_common::health::client(&ip, maps.config().unwrap().flow_seed);
+    let mut ports = 5000..;
+    let mut is_skipped_after = |wait: u32| {
+        maps.note_failure(7, number, Failure::Silence as u32);
+        maps.advance(wait);
+        let mut endpoints = (0..20).map(|_| connect(maps, POD, (ip, ports.next().unwrap())));
+        !endpoints.any(|endpoint| endpoint == 7)
+    };
+    assert!(is_skipped_after(HZ) && !is_skipped_after(2 * HZ));
+    assert!(is_skipped_after(7 * HZ), "it has failed twice in a row");
+    maps.advance(HZ);
+    let port = (6000..).find(|port| connect(maps, POD, (ip, *port)) == 7).unwrap();
+    assert!(answer(maps, 7, (ip, port), SYN_ACK));
+    assert!(!is_skipped_after(2 * HZ), "an answer came in between");
+}
+
+#[test]
+fn skips_of_a_client_are_short_again_after_an_answer() {
+    a_success_after_silence::<V4>();
+    a_success_after_silence::<V6>();
+}
+
+fn one_endpoint<F: Net>() {
+    let maps = two_endpoints::<F>();
+    maps.set_slots(30, &[7]);
+    set(maps, service(1));
+    let client = client::<F>();
+    assert_eq!(connect(maps, POD, client), 7);
+    let flow = || maps.flows().iter().map(|flow| flow.bits()).collect::<Vec<_>>();
+    let before = flow();
+    maps.advance(HZ);
+    assert_eq!(connect(maps, POD, client), 7);
+    assert_eq!((before, maps.health(7).unwrap().load()), (flow(), 0), "the flow continues");
+    assert!(answer(maps, 7, client, SYN_ACK));
+    assert!(has_answered(maps.health(7).unwrap().load(), maps.now(), HZ));
+}
+
+#[test]
+fn answer_of_the_only_endpoint_is_noted_and_its_silence_is_not() {
+    one_endpoint::<V4>();
+    one_endpoint::<V6>();
 }
 
 fn a_reset_with_options<F: Net>() {

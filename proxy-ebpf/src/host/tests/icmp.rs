@@ -181,7 +181,7 @@ fn refusals_by_icmp<F: Errors>() {
         let maps = maps::<F>(BACKEND_LOCAL);
         let (client, frontend, backend) = (client::<F>(), frontend::<F>(), backend::<F>());
         add_endpoint(maps, 20, (F::addr(3), 8080), shape.proto);
-        crate::select::health::answered(maps, 20);
+        crate::select::health::answered(maps, 20, proxy_common::health::NO_CLIENT);
         // The first endpoint is selected for certain while it is the only one.
         let entry = |slot_count| ServiceEntry {
             id: 1,

@@ -2,8 +2,8 @@
 
 use proxy_common::Address as _;
 use proxy_common::health::{
-    Failure, HEALTH_ANSWERED, HEALTH_NEWCOMER, HEALTH_REACHED, HEALTH_SINCE, HEALTH_SKIPPED, has_answered,
-    socket_client,
+    Failure, HEALTH_ANSWERED, HEALTH_NEWCOMER, HEALTH_REACHED, HEALTH_SINCE, HEALTH_SKIPPED, NO_CLIENT,
+    has_answered, socket_client,
 };
 use proxy_common::latency::SocketExample;
 use proxy_common::service::SERVICE_NO_SOCKETS;
@@ -26,7 +26,7 @@ fn ejecting<F: Net>() -> HostMaps<F> {
 pub(super) fn works<F: Net>(maps: HostMaps<F>, endpoint: u32) {
     let word = maps.health(endpoint).unwrap();
     word.store(word.load() | HEALTH_ANSWERED);
-    health::answered(maps, endpoint);
+    health::answered(maps, endpoint, NO_CLIENT);
 }
 
 /// connect(2), and the SYN that the kernel sends. Returns the id of the endpoint.
