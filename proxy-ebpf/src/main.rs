@@ -157,30 +157,12 @@ mod programs {
         hook::early(&ctx)
     }
 
-    /// Lists the UDP sockets that are connected to a backend of a Service; the agent reads the list in each network
-    /// namespace.
-    #[unsafe(no_mangle)]
-    #[unsafe(link_section = "iter/udp")]
-    pub extern "C" fn iter_udp(ctx: *mut iter::UdpIterator) -> i32 {
-        // SAFETY: the kernel hands every program a valid context.
-        unsafe { iter::udp(ctx) }
-    }
-
-    /// Lists the backends of the sockets that count as open connections, of all network namespaces; the agent compares the
-    /// list with `connections`.
+    /// Lists the sockets that are connected to a Service, of all network namespaces.
     #[unsafe(no_mangle)]
     #[unsafe(link_section = "iter/bpf_sk_storage_map")]
-    pub extern "C" fn iter_counted(ctx: *mut iter::StorageIterator) -> i32 {
+    pub extern "C" fn iter_sockets(ctx: *mut iter::StorageIterator) -> i32 {
         // SAFETY: the kernel hands every program a valid context.
-        unsafe { iter::counted(ctx) }
-    }
-
-    /// Lists the sockets that are connected to removed backends, of all network namespaces.
-    #[unsafe(no_mangle)]
-    #[unsafe(link_section = "iter/bpf_sk_storage_map")]
-    pub extern "C" fn iter_left(ctx: *mut iter::StorageIterator) -> i32 {
-        // SAFETY: the kernel hands every program a valid context.
-        unsafe { iter::left(ctx) }
+        unsafe { iter::sockets(ctx) }
     }
 
     /// Never attached: the agent runs it with `BPF_PROG_TEST_RUN`, and computes from its two clocks how many jiffies a second

@@ -5,7 +5,6 @@
 //! from the counts, and compares the other flows and the counted sockets with the counts of the programs.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +14,10 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::driver::Status;
+use crate::host::netns;
 use crate::maps::view::{Counted, View, ViewError};
-use crate::programs::{self, CountedIterator, Programs};
+use crate::programs::Programs;
+use crate::sockets::{self, AllSockets, SweepError};
 
 /// The interval of recounts. Each recount visits all flows and sockets, which takes milliseconds.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -31,9 +32,12 @@ enum CountError {
     #[error("cannot read the counts: {0}")]
     Maps(#[from] ViewError),
     #[error("cannot list the counted sockets: {0}")]
-    Sockets(#[source] io::Error),
-    #[error("cannot list the counted sockets: {0}")]
-    Load(#[source] programs::Error),
+    Sockets(#[from] SweepError),
+    #[error(
+        "cannot list the counted sockets: the kernel does not list those of all network namespaces at once, and this agent may \
+         not enter each; grant CAP_SYS_ADMIN and CAP_SYS_PTRACE"
+    )]
+    Reach,
 }
 
 /// By backend id: the difference of the count, and how many recounts in a row have found it.
@@ -70,9 +74,7 @@ fn confirm(
 /// Compares the counts with flows and sockets, and corrects them.
 struct Recount {
     view: View,
-    programs: Arc<Programs>,
-    /// Loaded when first needed.
-    sockets: Option<CountedIterator>,
+    all: AllSockets,
     differences: Differences,
     /// Whether the last recount found any counted connection.
     is_in_use: bool,
@@ -87,12 +89,16 @@ impl Recount {
         if counted.expired > 0 {
             tracing::debug!(flows = counted.expired, "no longer counting expired flows as open connections");
         }
-        // Without this iterator the difference is unknown.
-        let sockets = match self.sockets.take() {
-            Some(loaded) => loaded,
-            None => self.programs.counted_iterator().map_err(CountError::Load)?,
+        let all = match self.all.list() {
+            Some(all) => all,
+            None if netns::may_enter() => sockets::in_each_namespace(&self.view)?,
+            // The sockets of one namespace alone show no difference.
+            None => return Err(CountError::Reach),
         };
-        let sockets = self.sockets.insert(sockets).count().map_err(CountError::Sockets)?;
+        let mut sockets = BTreeMap::new();
+        for socket in all.iter().filter(|socket| socket.storage.counted != 0) {
+            *sockets.entry(socket.storage.backend_id).or_default() += 1;
+        }
         let corrections = confirm(&mut self.differences, &counted, &sockets);
         if !corrections.is_empty() {
             self.view.correct(&corrections)?;
@@ -123,7 +129,8 @@ pub async fn run(programs: Arc<Programs>, bpffs: PathBuf, mut status: watch::Rec
         }
     };
     let differences = Differences::new();
-    let mut recount = Recount { view, programs, sockets: None, differences, is_in_use: false, samples: 0 };
+    let all = AllSockets::new(move || programs.socket_iterator());
+    let mut recount = Recount { view, all, differences, is_in_use: false, samples: 0 };
     // Connections that were counted under an earlier agent may still be open.
     recount.is_in_use = recount.view.has_open_connections().unwrap_or(true);
     let mut has_failed = false;

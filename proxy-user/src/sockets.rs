@@ -2,7 +2,7 @@
 //!
 //! The peer address of such a socket is fixed, and no hook sees what the socket sends. (A flow of the packet path just
 //! selects another endpoint.) So the agent closes the socket: UDP always, TCP if the removal policy of the Service is
-//! `reset`. The socket's storage holds the backend that was selected, and iterators list the storages; the map `sockets`
+//! `reset`. The socket's storage holds the backend that was selected, and `sock_diag` lists the storages; the map `sockets`
 //! holds UDP sockets whose storage could not be allocated. Sockets that were connected to the endpoint's own address are
 //! not closed.
 //!
@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +23,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::driver::Status;
-use crate::host::diag::{Diag, Sockets};
+use crate::host::diag::{Connected, Diag, Sockets};
 use crate::host::netns::{self, Namespaces};
 use crate::maps::segments;
 use crate::maps::view::{ServingEndpoints, StaleSocket, View, ViewError};
-use crate::programs::{self, Programs, RemovedBackendIterator, SocketIterator};
+use crate::programs::{self, Programs, SocketIterator};
 use proxy_common::socket::TranslatedSocket;
 use proxy_core::model::net::IpFamily;
 
@@ -85,14 +86,10 @@ pub enum SweepError {
     /// The processes of this machine cannot be listed.
     #[error("cannot read network namespaces in /proc: {0}")]
     Processes(#[source] io::Error),
-    /// The iterator fails.
-    #[error("cannot list the backends of sockets: {0}")]
-    Iterate(#[source] io::Error),
-    /// The iterator cannot be loaded.
-    #[error("cannot list the backends of sockets: {0}")]
-    Load(#[source] programs::Error),
     /// The kernel does not list sockets.
-    #[error("cannot list sockets: {0}; the kernel needs CONFIG_INET_UDP_DIAG and CONFIG_INET_TCP_DIAG")]
+    #[error(
+        "cannot list sockets: {0}; the kernel needs CONFIG_INET_UDP_DIAG and CONFIG_INET_TCP_DIAG, the process CAP_BPF"
+    )]
     List(#[source] io::Error),
     /// The kernel does not close sockets.
     #[error("cannot close sockets: {0}; the kernel needs CONFIG_INET_DIAG_DESTROY")]
@@ -103,7 +100,7 @@ pub enum SweepError {
 #[derive(Debug)]
 pub struct Sweeper {
     view: View,
-    iterators: Iterators,
+    all: AllSockets,
     /// Stale sockets of the LRU maps that earlier sweeps searched for: most of them are closed, and they are not searched
     /// for again.
     known: BTreeSet<StaleSocket>,
@@ -115,52 +112,56 @@ pub struct Sweeper {
     marks: bool,
 }
 
-/// An iterator that is loaded when it is first needed; if that fails, again with the next sweep.
-struct Loading<T> {
-    loaded: Option<T>,
-    load: Box<dyn Fn() -> Result<T, programs::Error> + Send>,
+/// Lists the sockets of all network namespaces that are connected to a Service, without entering a namespace.
+pub struct AllSockets {
+    /// Loads the iterator when it is first needed; `None` from then on.
+    load: Option<Box<dyn FnOnce() -> Result<SocketIterator, programs::Error> + Send>>,
+    iterator: Option<SocketIterator>,
 }
 
-impl<T> Loading<T> {
-    fn new(load: impl Fn() -> Result<T, programs::Error> + Send + 'static) -> Self {
-        Self { loaded: None, load: Box::new(load) }
+impl AllSockets {
+    /// Returns a list that uses the iterator which this function loads.
+    pub fn new(load: impl FnOnce() -> Result<SocketIterator, programs::Error> + Send + 'static) -> Self {
+        Self { load: Some(Box::new(load)), iterator: None }
     }
 
-    /// Returns the iterator, or `None` and the reason.
-    fn get(&mut self) -> (Option<&T>, Option<SweepError>) {
-        let mut failure = None;
-        if self.loaded.is_none() {
-            match (self.load)() {
-                Ok(loaded) => self.loaded = Some(loaded),
-                Err(error) => failure = Some(SweepError::Load(error)),
-            }
+    /// Returns the sockets; `None` if the kernel refuses the iterator.
+    pub fn list(&mut self) -> Option<Vec<TranslatedSocket>> {
+        let tell = |error: &dyn fmt::Display| {
+            tracing::info!(%error, "cannot list the sockets of all network namespaces at once: each is entered");
+        };
+        if let Some(load) = self.load.take() {
+            self.iterator = load().inspect_err(|error| tell(error)).ok();
         }
-        (self.loaded.as_ref(), failure)
+        self.iterator.as_ref()?.list().inspect_err(|error| tell(error)).ok()
     }
 }
 
-/// The iterators that list the storages of sockets.
-pub struct Iterators {
-    /// Lists UDP sockets.
-    udp: Loading<SocketIterator>,
-    /// Lists sockets of removed endpoints.
-    left: Loading<RemovedBackendIterator>,
-}
-
-impl Iterators {
-    /// Returns the iterators that these functions load.
-    pub fn new(
-        udp: impl Fn() -> Result<SocketIterator, programs::Error> + Send + 'static,
-        left: impl Fn() -> Result<RemovedBackendIterator, programs::Error> + Send + 'static,
-    ) -> Self {
-        Self { udp: Loading::new(udp), left: Loading::new(left) }
-    }
-}
-
-impl fmt::Debug for Iterators {
+impl fmt::Debug for AllSockets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Iterators").finish_non_exhaustive()
+        f.debug_struct("AllSockets").finish_non_exhaustive()
     }
+}
+
+/// Lists the sockets of all network namespaces that are connected to a Service, from each namespace.
+pub fn in_each_namespace(view: &View) -> Result<Vec<TranslatedSocket>, SweepError> {
+    let map = view.socket_storage()?;
+    let namespaces = netns::all().map_err(SweepError::Processes)?;
+    let list = |entered: io::Result<()>| {
+        match entered {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok::<_, SweepError>(Vec::new()),
+            entered => entered.map_err(SweepError::Enter)?,
+        }
+        let mut diag = Diag::open().map_err(SweepError::List)?;
+        let mut found = Vec::new();
+        for which in [Sockets::Udp, Sockets::OpenTcp] {
+            let sockets = diag.stored(which, map.as_fd()).map_err(SweepError::List)?;
+            found.extend(sockets.iter().filter_map(Connected::translated));
+        }
+        Ok(found)
+    };
+    let found = netns::in_each(&namespaces, list).into_iter().collect::<Result<Vec<_>, _>>()?.concat();
+    unvisited(namespaces).map_or(Ok(found), Err)
 }
 
 /// The network namespaces whose sockets are closed.
@@ -174,8 +175,8 @@ pub enum Reach {
 
 impl Sweeper {
     /// Creates a sweeper that reads the maps of `view`.
-    pub fn new(view: View, iterators: Iterators, reach: Reach) -> Self {
-        Self { view, iterators, known: BTreeSet::new(), reach, is_full: true, marks: false }
+    pub fn new(view: View, all: AllSockets, reach: Reach) -> Self {
+        Self { view, all, known: BTreeSet::new(), reach, is_full: true, marks: false }
     }
 
     /// Makes the sweeper also mark flows of the packet path.
@@ -194,29 +195,21 @@ impl Sweeper {
 
     fn try_sweep(&mut self) -> Result<Swept, SweepError> {
         let stale = self.view.stale()?;
-        let fresh = stale.difference(&self.known).map(|one| (one.cookie, one.endpoint)).collect();
+        let fresh: BTreeSet<_> =
+            stale.difference(&self.known).map(|one| (one.cookie, one.endpoint)).collect();
         let serving = self.view.serving_endpoints()?;
         let resets = !serving.reset().is_empty();
         let marked = if resets && self.marks { self.view.mark_flows()? } else { 0 };
         let mut swept = Swept { marked, ..Swept::default() };
-        let (mut left, mut failed) = (None, None);
-        if resets || !self.is_full {
-            let (iterator, failure) = self.iterators.left.get();
-            left = iterator.map(RemovedBackendIterator::list).transpose().map_err(SweepError::Iterate)?;
-            failed = failure.filter(|_| resets);
-        }
-        let meant = left.iter().flatten().filter_map(|socket| serving.to_be_reset(socket));
-        let to_be_reset: BTreeSet<_> = meant.map(|one| (one.cookie, one.endpoint)).collect();
-        let is_udp_left = self.is_full || may_be_left(left.as_deref(), |socket| serving.may_be_udp(socket));
-        let (iterator, failure) = self.iterators.udp.get();
-        // The sweep goes on without an iterator, since the maps have some sockets, and fails at its end.
-        swept.failure = failed.or(failure);
-        let is_udp_wanted = iterator.is_some() && is_udp_left;
-        let wanted = Sweep { fresh, iterator, serving, to_be_reset };
-        if wanted.fresh.is_empty() && !is_udp_wanted && wanted.to_be_reset.is_empty() {
+        let all = if self.is_full { None } else { self.all.list() };
+        let any = |is_meant: &dyn Fn(&TranslatedSocket) -> bool| is_any(all.as_deref(), is_meant);
+        let udp = any(&|socket| serving.may_be_left_by_udp(socket));
+        let tcp = resets && any(&|socket| serving.to_be_reset(socket).is_some());
+        if fresh.is_empty() && !udp && !tcp {
             self.known = stale;
             return Ok(swept);
         }
+        let wanted = Sweep { fresh, map: self.view.socket_storage()?, serving, tcp };
         let namespaces = match self.reach {
             Reach::All => netns::all().map_err(SweepError::Processes)?,
             Reach::Own => Namespaces::default(),
@@ -238,10 +231,9 @@ fn unvisited(namespaces: Namespaces) -> Option<SweepError> {
     namespaces.unopened.map(SweepError::Open).or(hidden)
 }
 
-/// Whether a UDP socket may be connected to a removed endpoint, by the sockets of removed endpoints in all network
-/// namespaces; `None`: they cannot be listed.
-fn may_be_left(left: Option<&[TranslatedSocket]>, may_be_udp: impl Fn(&TranslatedSocket) -> bool) -> bool {
-    left.is_none_or(|left| left.iter().any(may_be_udp))
+/// Whether any of the sockets of all network namespaces may be meant; `None`: they are not known.
+fn is_any(all: Option<&[TranslatedSocket]>, is_meant: &dyn Fn(&TranslatedSocket) -> bool) -> bool {
+    all.is_none_or(|all| all.iter().any(is_meant))
 }
 
 impl Swept {
@@ -261,16 +253,17 @@ impl Swept {
 }
 
 /// What a sweep searches for in each network namespace.
-struct Sweep<'a> {
+struct Sweep {
     /// Cookies and peers from the LRU maps.
     fresh: BTreeSet<(u64, SocketAddr)>,
-    iterator: Option<&'a SocketIterator>,
+    /// The map with the storages of sockets.
+    map: OwnedFd,
     serving: ServingEndpoints,
-    /// Cookies and peers of TCP sockets.
-    to_be_reset: BTreeSet<(u64, SocketAddr)>,
+    /// Whether there may be TCP sockets whose connection is to be reset.
+    tcp: bool,
 }
 
-impl Sweep<'_> {
+impl Sweep {
     /// Closes the stale sockets of this thread's network namespace.
     fn visit(&self, entered: io::Result<()>) -> Swept {
         match entered {
@@ -283,41 +276,32 @@ impl Sweep<'_> {
 
     fn end(&self) -> Result<Swept, SweepError> {
         let mut swept = Swept { namespaces: 1, ..Swept::default() };
-        let led = self.iterator.map_or_else(|| Ok(Vec::new()), SocketIterator::list);
-        let led = led.map_err(SweepError::Iterate)?;
-        let stale = led.iter().filter_map(|socket| self.serving.stale(socket));
-        let stored: BTreeSet<_> = stale.map(|one| (one.cookie, one.endpoint)).collect();
-        let udp: BTreeSet<_> = stored.union(&self.fresh).copied().collect();
-        let all = [(Sockets::Udp, &udp), (Sockets::Tcp, &self.to_be_reset)];
-        for (which, meant) in all.into_iter().filter(|(_, meant)| !meant.is_empty()) {
-            let ended = match which {
-                Sockets::Udp => &mut swept.ended,
-                Sockets::Tcp => &mut swept.reset,
-            };
-            swept.failure = swept.failure.take().or(end_each(which, meant, ended)?);
+        let mut diag = Diag::open().map_err(SweepError::List)?;
+        let udp = (Sockets::Udp, &mut swept.ended);
+        let tcp = (Sockets::Tcp, &mut swept.reset);
+        for (which, ended) in [udp, tcp].into_iter().take(1 + usize::from(self.tcp)) {
+            let sockets = diag.stored(which, self.map.as_fd()).map_err(SweepError::List)?;
+            for socket in sockets.iter().filter(|socket| self.is_meant(which, socket)) {
+                match diag.destroy(socket) {
+                    Ok(()) => *ended.entry(IpFamily::of(socket.peer.ip())).or_default() += 1,
+                    // The process has closed the socket itself.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => swept.failure = swept.failure.take().or(Some(SweepError::End(error))),
+                }
+            }
         }
         Ok(swept)
     }
-}
 
-/// Closes these sockets of this thread's network namespace; returns the first reason why one is still open.
-fn end_each(
-    which: Sockets,
-    meant: &BTreeSet<(u64, SocketAddr)>,
-    ended: &mut BTreeMap<IpFamily, u64>,
-) -> Result<Option<SweepError>, SweepError> {
-    let mut failure = None;
-    let mut diag = Diag::open().map_err(SweepError::List)?;
-    let sockets = diag.connected(which).map_err(SweepError::List)?;
-    for socket in sockets.into_iter().filter(|socket| meant.contains(&(socket.cookie, socket.peer))) {
-        match diag.destroy(&socket) {
-            Ok(()) => *ended.entry(IpFamily::of(socket.peer.ip())).or_default() += 1,
-            // The process has closed the socket itself.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => failure = failure.or(Some(SweepError::End(error))),
-        }
+    /// Whether a socket is to be closed. It may have connected to another peer since it was translated.
+    fn is_meant(&self, which: Sockets, socket: &Connected) -> bool {
+        let stale = socket.translated().and_then(|led| match which {
+            Sockets::Udp => self.serving.stale(&led),
+            Sockets::Tcp | Sockets::OpenTcp => self.serving.to_be_reset(&led),
+        });
+        stale.is_some_and(|one| one.endpoint == socket.peer)
+            || which == Sockets::Udp && self.fresh.contains(&(socket.cookie, socket.peer))
     }
-    Ok(failure)
 }
 
 /// Runs until the driver ends. Sweeps after the first sync, for endpoints that were removed while no agent ran, and after
@@ -331,9 +315,7 @@ pub async fn run(
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
     }
-    let again = Arc::clone(&programs);
-    let iterators =
-        Iterators::new(move || programs.socket_iterator(), move || again.removed_backend_iterator());
+    let all = AllSockets::new(move || programs.socket_iterator());
     let reach = if netns::may_enter() { Reach::All } else { Reach::Own };
     if reach == Reach::Own {
         tracing::info!(
@@ -342,7 +324,7 @@ pub async fn run(
         );
     }
     let mut sweeper = match View::open(&bpffs) {
-        Ok(view) => Sweeper::new(view, iterators, reach).with_flows(),
+        Ok(view) => Sweeper::new(view, all, reach).with_flows(),
         Err(error) => {
             tracing::error!(%error, "connected sockets stay with removed endpoints");
             return;
@@ -436,9 +418,9 @@ mod tests {
     fn removed_endpoint_without_udp_sockets_needs_no_visit() {
         let of = |cookie| TranslatedSocket { cookie, ..TranslatedSocket::default() };
         let is_udp = |socket: &TranslatedSocket| socket.cookie == 7;
-        assert!(!may_be_left(Some(&[]), is_udp) && !may_be_left(Some(&[of(1), of(2)]), is_udp));
-        assert!(may_be_left(Some(&[of(1), of(7)]), is_udp));
-        assert!(may_be_left(None, is_udp), "the kernel cannot list them");
+        assert!(!is_any(Some(&[]), &is_udp) && !is_any(Some(&[of(1), of(2)]), &is_udp));
+        assert!(is_any(Some(&[of(1), of(7)]), &is_udp));
+        assert!(is_any(None, &is_udp), "the kernel cannot list them");
     }
 
     #[test]

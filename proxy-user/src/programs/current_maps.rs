@@ -8,7 +8,7 @@ use proxy_common::map_names::SOCKET_STORAGE;
 
 use super::embedded::EMBEDDED;
 use super::error::Error;
-use super::iterator::{RemovedBackendIterator, SocketIterator};
+use super::iterator::SocketIterator;
 use super::pins::Paths;
 use super::privileges;
 
@@ -41,11 +41,6 @@ impl CurrentMaps {
     /// Does the same as [`Programs::socket_iterator`](super::Programs::socket_iterator).
     pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
         SocketIterator::load(EMBEDDED, &self.paths)
-    }
-
-    /// Does the same as [`Programs::removed_backend_iterator`](super::Programs::removed_backend_iterator).
-    pub fn removed_backend_iterator(&self) -> Result<RemovedBackendIterator, Error> {
-        RemovedBackendIterator::load(EMBEDDED, &self.paths)
     }
 }
 

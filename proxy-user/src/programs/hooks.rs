@@ -38,14 +38,8 @@ pub const SOCKET_RELEASE: &str = "sock_release";
 /// Never attached: runs once at start to read the kernel's clocks.
 pub const CLOCK: &str = "clock";
 
-/// Lists the UDP sockets of a network namespace that were translated for a Service.
-pub const SOCKET_ITERATOR: &str = "iter_udp";
-
-/// Lists the backends of all sockets that count as open connections.
-pub const COUNTED_ITERATOR: &str = "iter_counted";
-
-/// Lists the sockets that are connected to removed backends.
-pub const LEFT_ITERATOR: &str = "iter_left";
+/// Lists the sockets of all network namespaces that are connected to a Service.
+pub const SOCKET_ITERATOR: &str = "iter_sockets";
 
 /// Attached to uplinks, runs before tc, in the driver.
 pub const XDP: &str = "xdp_ingress";

@@ -1,8 +1,7 @@
-//! The programs that list sockets which were translated for a Service: their socket storage cannot be listed otherwise.
+//! The program that lists the sockets of all network namespaces which were translated for a Service.
 
-use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::AsFd as _;
 use std::{fmt, io};
 
 use aya::Btf;
@@ -13,7 +12,7 @@ use proxy_common::socket::TranslatedSocket;
 
 use super::bpf::Link;
 use super::error::Error;
-use super::hooks::{COUNTED_ITERATOR, LEFT_ITERATOR, SOCKET_ITERATOR};
+use super::hooks::SOCKET_ITERATOR;
 use super::object;
 use super::pins::Paths;
 use super::program::{program_mut, refused};
@@ -23,7 +22,7 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// Bytes read at once: the kernel returns no more.
 const CHUNK: usize = 1 << 15;
 
-/// The iterator over UDP sockets, loaded and ready.
+/// The iterator over the sockets of all network namespaces that are connected to a Service, loaded and ready.
 pub struct SocketIterator(Link);
 
 impl fmt::Debug for SocketIterator {
@@ -34,95 +33,25 @@ impl fmt::Debug for SocketIterator {
 
 impl SocketIterator {
     /// Loads the program on the pinned maps. Reading the kernel's types takes longer than all other steps of a start, so the
-    /// agent calls this later.
+    /// agent calls this later. The program and its link stay open; all other files that it needed are closed.
     pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
-        load(bytes, paths, SOCKET_ITERATOR, "udp", Link::to_iterator).map(Self)
+        let path = paths.maps().join(SOCKET_STORAGE);
+        let storage =
+            MapData::from_pin(path).map_err(|source| Error::Map { name: SOCKET_STORAGE, source })?;
+        let types = Btf::from_sys_fs().map_err(|source| Error::NoBtf { path: BTF, source: source.into() })?;
+        let mut ebpf = object::open_on(bytes, paths, &[])?;
+        let program: &mut Iter = program_mut(&mut ebpf, SOCKET_ITERATOR)?;
+        program.load("bpf_sk_storage_map", &types).map_err(refused(SOCKET_ITERATOR))?;
+        let fd = program.fd().map_err(refused(SOCKET_ITERATOR))?;
+        let failed =
+            |source| Error::Attach { program: SOCKET_ITERATOR, place: "the sockets".to_owned(), source };
+        Link::to_map_iterator(fd.as_fd(), storage.fd().as_fd()).map(Self).map_err(failed)
     }
 
-    /// Lists the UDP sockets of the calling thread's network namespace.
+    /// Lists the sockets.
     pub fn list(&self) -> io::Result<Vec<TranslatedSocket>> {
         sockets(&read(&self.0)?)
     }
-}
-
-/// The iterator over sockets that count as open connections of a backend, loaded and ready.
-pub struct CountedIterator(Link);
-
-impl fmt::Debug for CountedIterator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("CountedIterator")
-    }
-}
-
-impl CountedIterator {
-    /// Loads the program in the same way as [`SocketIterator::load`].
-    pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
-        over_storages(bytes, paths, COUNTED_ITERATOR).map(Self)
-    }
-
-    /// Returns the number of sockets of each backend, in all network namespaces.
-    pub fn count(&self) -> io::Result<BTreeMap<u32, u64>> {
-        let bytes = read(&self.0)?;
-        let (ids, rest) = bytes.as_chunks::<{ size_of::<u32>() }>();
-        if !rest.is_empty() {
-            return Err(io::Error::new(
-                ErrorKind::InvalidData,
-                "the last record of the iterator is truncated",
-            ));
-        }
-        let mut counts = BTreeMap::new();
-        for id in ids {
-            *counts.entry(u32::from_ne_bytes(*id)).or_default() += 1;
-        }
-        Ok(counts)
-    }
-}
-
-/// The iterator over sockets that are connected to removed backends, loaded and ready.
-pub struct RemovedBackendIterator(Link);
-
-impl fmt::Debug for RemovedBackendIterator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("RemovedBackendIterator")
-    }
-}
-
-impl RemovedBackendIterator {
-    /// Loads the program in the same way as [`SocketIterator::load`].
-    pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
-        over_storages(bytes, paths, LEFT_ITERATOR).map(Self)
-    }
-
-    /// Lists these sockets, in all network namespaces.
-    pub fn list(&self) -> io::Result<Vec<TranslatedSocket>> {
-        sockets(&read(&self.0)?)
-    }
-}
-
-/// Loads an iterator program over the storages of all sockets, and attaches it.
-fn over_storages(bytes: &[u8], paths: &Paths, name: &'static str) -> Result<Link, Error> {
-    let path = paths.maps().join(SOCKET_STORAGE);
-    let storage = MapData::from_pin(path).map_err(|source| Error::Map { name: SOCKET_STORAGE, source })?;
-    let attach = |program: BorrowedFd<'_>| Link::to_map_iterator(program, storage.fd().as_fd());
-    load(bytes, paths, name, "bpf_sk_storage_map", attach)
-}
-
-/// Loads an iterator program, and attaches it. The program and its link stay open; all other files that it needed are
-/// closed.
-fn load(
-    bytes: &[u8],
-    paths: &Paths,
-    name: &'static str,
-    over: &str,
-    attach: impl Fn(BorrowedFd<'_>) -> io::Result<Link>,
-) -> Result<Link, Error> {
-    let types = Btf::from_sys_fs().map_err(|source| Error::NoBtf { path: BTF, source: source.into() })?;
-    let mut ebpf = object::open_on(bytes, paths, &[])?;
-    let program: &mut Iter = program_mut(&mut ebpf, name)?;
-    program.load(over, &types).map_err(refused(name))?;
-    let fd = program.fd().map_err(refused(name))?;
-    let failed = |source| Error::Attach { program: name, place: "the sockets".to_owned(), source };
-    attach(fd.as_fd()).map_err(failed)
 }
 
 /// Runs an iterator, and returns the output of its program.

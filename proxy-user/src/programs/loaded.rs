@@ -16,7 +16,7 @@ use super::clsact;
 use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, SOCKET_HOOKS};
-use super::iterator::{CountedIterator, RemovedBackendIterator, SocketIterator};
+use super::iterator::SocketIterator;
 use super::links::{self, AttachOutcome, AttachPoint, Cgroup};
 use super::notice::StartNotice;
 use super::pins::{self, Paths, Pins};
@@ -171,19 +171,9 @@ impl Programs {
         self.filters_before.subscribe()
     }
 
-    /// Loads the iterator over UDP sockets that were translated for a Service; takes a part of a second.
+    /// Loads the iterator over the sockets that are connected to a Service; takes a part of a second.
     pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
         SocketIterator::load(self.object, self.pins.paths())
-    }
-
-    /// Loads the iterator over sockets that count as open connections of backends; takes a part of a second.
-    pub fn counted_iterator(&self) -> Result<CountedIterator, Error> {
-        CountedIterator::load(self.object, self.pins.paths())
-    }
-
-    /// Loads the iterator over sockets that are connected to removed backends; takes a part of a second.
-    pub fn removed_backend_iterator(&self) -> Result<RemovedBackendIterator, Error> {
-        RemovedBackendIterator::load(self.object, self.pins.paths())
     }
 
     /// Returns a function that passes to `log` what the programs have logged since its last call.

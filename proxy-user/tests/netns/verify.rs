@@ -12,7 +12,7 @@ use aya_obj::btf::BtfKind;
 use aya_obj::generated::{BPF_F_XDP_HAS_FRAGS, bpf_attach_type, bpf_cmd, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Function, Object, Program, ProgramSection};
 use proxy_user::maps::segments;
-use proxy_user::programs::hooks::{COUNTED_ITERATOR, LEFT_ITERATOR, SOCKET_ITERATOR};
+use proxy_user::programs::hooks::SOCKET_ITERATOR;
 use proxy_user::programs::{EMBEDDED, MissingFeature};
 
 /// Prefix of the lines that `cargo xtask test --kernel` reads.
@@ -55,8 +55,12 @@ pub fn all() -> Result<()> {
             if !mode.is_empty() && (!is_packets || is_tool) {
                 continue;
             }
-            let may_lack =
-                matches!(program.section, ProgramSection::Xdp { .. }) && MissingFeature::Xdp.is_missing();
+            // Without the iterator, the agent enters each network namespace.
+            let may_lack = match program.section {
+                ProgramSection::Xdp { .. } => MissingFeature::Xdp.is_missing(),
+                ProgramSection::Iter { .. } => true,
+                _ => false,
+            };
             match loader.load(&name) {
                 Ok(cost) => line(&format!("{MARK}\t{name}\t{mode}\t{cost}")),
                 Err(_) if may_lack => line(&format!("{MARK}\t{name}\t{mode}\t-")),
@@ -150,8 +154,7 @@ impl Loader {
 
     fn load(&mut self, name: &str) -> Result<Cost> {
         let iterated = match name {
-            SOCKET_ITERATOR => self.iterated("udp")?,
-            COUNTED_ITERATOR | LEFT_ITERATOR => self.iterated("bpf_sk_storage_map")?,
+            SOCKET_ITERATOR => self.iterated("bpf_sk_storage_map")?,
             _ => 0,
         };
         let program = self.object.programs.get(name).context("no such program")?;

@@ -1,6 +1,7 @@
 //! Endpoints that refuse connections or do not answer them: the connection moves to another endpoint.
 
 use proxy_common::conntrack::is_hidden;
+use proxy_common::flow::FlowEntry;
 use proxy_common::health::{Failure, HEALTH_ANSWERED, NO_CLIENT, has_answered};
 use proxy_common::service::{SCOPE_EXTERNAL, SERVICE_EJECTS, SERVICE_SCOPED};
 
@@ -249,7 +250,7 @@ fn a_success_after_silence<F: Net>() {
     assert!(is_skipped_after(HZ) && !is_skipped_after(2 * HZ));
     assert!(is_skipped_after(7 * HZ), "it has failed twice in a row");
     maps.advance(HZ);
-    let port = (6000..).find(|port| connect(maps, POD, (ip, *port)) == 7).unwrap();
+    let port = (6000..6100).find(|port| connect(maps, POD, (ip, *port)) == 7).unwrap();
     assert!(answer(maps, 7, (ip, port), SYN_ACK));
     assert!(!is_skipped_after(2 * HZ), "an answer came in between");
 }
@@ -266,7 +267,7 @@ fn one_endpoint<F: Net>() {
     set(maps, service(1));
     let client = client::<F>();
     assert_eq!(connect(maps, POD, client), 7);
-    let flow = || maps.flows().iter().map(|flow| flow.bits()).collect::<Vec<_>>();
+    let flow = || maps.flows().iter().map(FlowEntry::bits).collect::<Vec<_>>();
     let before = flow();
     maps.advance(HZ);
     assert_eq!(connect(maps, POD, client), 7);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 
 use aya::maps::MapType;
 use proxy_common::abi::Plain;
@@ -54,32 +55,24 @@ impl ServingEndpoints {
         v4.chain(v6).collect()
     }
 
-    /// Returns the socket as a stale one, if its connection has to be reset.
+    /// Returns the socket, if its endpoint has left its Service, and connections to it are reset.
     pub fn to_be_reset(&self, led: &TranslatedSocket) -> Option<StaleSocket> {
-        let SocketStorage { service, backend_id, family, .. } = led.storage;
-        let is_of = |row_service, state| row_service == service && state == BACKEND_RESET;
-        let resets = match family {
-            4 => self
-                .v4
-                .read::<BackendEntry<[u8; 4]>>(backend_id as usize)
-                .map(|row| is_of(row.service, row.state)),
-            _ => self
-                .v6
-                .read::<BackendEntry<[u8; 16]>>(backend_id as usize)
-                .map(|row| is_of(row.service, row.state)),
-        };
-        // The program that lists the socket compares its address and port.
-        self.stale(led).filter(|_| resets == Some(true))
+        let is_reset = self.row(led).is_some_and(|(state, _)| state == BACKEND_RESET);
+        self.stale(led).filter(|_| is_reset)
     }
 
-    /// Whether the endpoint that the socket was translated to is one of UDP; true if its row is free by now.
-    pub fn may_be_udp(&self, led: &TranslatedSocket) -> bool {
-        let id = led.storage.backend_id as usize;
-        let proto = match led.storage.family {
-            4 => self.v4.byte(id, offset_of!(BackendEntry<[u8; 4]>, proto)),
-            _ => self.v6.byte(id, offset_of!(BackendEntry<[u8; 16]>, proto)),
-        };
-        proto.is_none_or(|proto| [0, PROTO_UDP].contains(&proto))
+    /// Whether the endpoint that the socket was translated to has left its Service, and may be one of UDP.
+    pub fn may_be_left_by_udp(&self, led: &TranslatedSocket) -> bool {
+        self.row(led).is_some_and(|(state, proto)| state != BACKEND_ACTIVE && [0, PROTO_UDP].contains(&proto))
+    }
+
+    /// Returns state and protocol of the endpoint that the socket was translated to, while it has a row.
+    fn row(&self, led: &TranslatedSocket) -> Option<(u8, u8)> {
+        match led.storage.family {
+            4 => row_of::<[u8; 4]>(&self.v4, &led.storage),
+            6 => row_of::<[u8; 16]>(&self.v6, &led.storage),
+            _ => None,
+        }
     }
 
     /// Returns the socket as a stale one; `None` while its endpoint serves the Service that the socket was translated for.
@@ -104,6 +97,17 @@ impl ServingEndpoints {
         };
         (!serves).then_some(StaleSocket { cookie, endpoint: SocketAddr::new(ip, port), backend_id })
     }
+}
+
+fn row_of<A: Address>(rows: &Mapping, storage: &SocketStorage) -> Option<(u8, u8)>
+where
+    BackendEntry<A>: Plain,
+{
+    let row = rows.read::<BackendEntry<A>>(storage.backend_id as usize)?;
+    let is_same = row.service == storage.service
+        && row.port == storage.backend_port
+        && row.addr == A::from_words(storage.backend);
+    is_same.then_some((row.state, row.proto))
 }
 
 fn udp<A: Address>(rows: &Mapping) -> impl Iterator<Item = (u32, u32)>
@@ -140,6 +144,12 @@ impl View {
             v4: self.pin(map::BACKENDS, MapType::Array)?.mapped::<BackendEntry<[u8; 4]>>()?,
             v6: self.pin(map::BACKENDS6, MapType::Array)?.mapped::<BackendEntry<[u8; 16]>>()?,
         })
+    }
+
+    /// Returns the map with the storages of sockets.
+    pub fn socket_storage(&self) -> Result<OwnedFd, ViewError> {
+        let pin = self.pin(map::SOCKET_STORAGE, MapType::SkStorage)?.checked::<u32, SocketStorage>()?;
+        pin.fd()
     }
 
     /// Returns all stale sockets that `sockets` and `sockets6` remember; a connected socket has a storage of its own.
@@ -188,23 +198,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn protocol_of_a_socket_is_that_of_its_row() {
-        let size = size_of::<BackendEntry<[u8; 4]>>();
+    fn socket_of_a_removed_udp_endpoint_may_be_left() {
+        type Row = BackendEntry<[u8; 4]>;
         let rows = |size: usize| {
             let file = memfd_create("socket-rows", MemfdFlags::CLOEXEC).unwrap();
             ftruncate(&file, 8 * size.next_multiple_of(8) as u64).unwrap();
             Mapping::new(file.as_fd(), size, 8).unwrap()
         };
-        let endpoints = ServingEndpoints { v4: rows(size), v6: rows(size_of::<BackendEntry<[u8; 16]>>()) };
-        let at = offset_of!(BackendEntry<[u8; 4]>, proto);
-        for (id, proto) in [(1, PROTO_TCP), (2, PROTO_UDP)] {
-            let word = endpoints.v4.word32(id, at / 4).unwrap();
-            word.store(u32::from(proto) << (8 * (at % 4)), Ordering::Relaxed);
-        }
-        let of = |backend_id| {
-            let storage = SocketStorage { family: 4, backend_id, ..SocketStorage::default() };
-            endpoints.may_be_udp(&TranslatedSocket { cookie: 1, storage })
+        let endpoints =
+            ServingEndpoints { v4: rows(size_of::<Row>()), v6: rows(size_of::<BackendEntry<[u8; 16]>>()) };
+        let set = |id, at: usize, value: u32| {
+            endpoints.v4.word32(id, at / 4).unwrap().fetch_or(value << (8 * (at % 4)), Ordering::Relaxed);
         };
-        assert_eq!([1, 2, 3, 9].map(of), [false, true, true, true], "row 3 is free, and row 9 is not mapped");
+        let rows =
+            [(1, PROTO_UDP, BACKEND_ACTIVE), (2, PROTO_UDP, BACKEND_RESET), (3, PROTO_TCP, BACKEND_RESET)];
+        for (id, proto, state) in rows {
+            set(id, offset_of!(Row, proto), proto.into());
+            set(id, offset_of!(Row, state), state.into());
+        }
+        let of = |backend_id, service| {
+            let storage = SocketStorage { family: 4, backend_id, service, ..SocketStorage::default() };
+            endpoints.may_be_left_by_udp(&TranslatedSocket { cookie: 1, storage })
+        };
+        assert_eq!([1, 2, 3, 9].map(|id| of(id, 0)), [false, true, false, false], "row 9 is not mapped");
+        assert!(!of(2, 5), "the row is of another Service by now");
     }
 }
