@@ -145,7 +145,7 @@ impl SocketPeers {
     }
 }
 
-/// The record that `iter_sockets` writes for each socket that is connected to a Service.
+/// The record that the iterators write for each socket that is connected to a Service.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TranslatedSocket {

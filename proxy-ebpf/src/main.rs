@@ -157,12 +157,28 @@ mod programs {
         hook::early(&ctx)
     }
 
+    /// Lists the UDP sockets of a network namespace that are connected to a Service.
+    #[unsafe(no_mangle)]
+    #[unsafe(link_section = "iter/udp")]
+    pub extern "C" fn iter_udp(ctx: *mut iter::NamespaceIterator) -> i32 {
+        // SAFETY: the kernel hands every program a valid context.
+        unsafe { iter::of_namespace(ctx) }
+    }
+
+    /// Lists the TCP sockets of a network namespace that are connected to a Service.
+    #[unsafe(no_mangle)]
+    #[unsafe(link_section = "iter/tcp")]
+    pub extern "C" fn iter_tcp(ctx: *mut iter::NamespaceIterator) -> i32 {
+        // SAFETY: the kernel hands every program a valid context.
+        unsafe { iter::of_namespace(ctx) }
+    }
+
     /// Lists the sockets that are connected to a Service, of all network namespaces.
     #[unsafe(no_mangle)]
     #[unsafe(link_section = "iter/bpf_sk_storage_map")]
     pub extern "C" fn iter_sockets(ctx: *mut iter::StorageIterator) -> i32 {
         // SAFETY: the kernel hands every program a valid context.
-        unsafe { iter::sockets(ctx) }
+        unsafe { iter::of_all(ctx) }
     }
 
     /// Never attached: the agent runs it with `BPF_PROG_TEST_RUN`, and computes from its two clocks how many jiffies a second

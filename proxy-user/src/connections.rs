@@ -14,10 +14,9 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::driver::Status;
-use crate::host::netns;
 use crate::maps::view::{Counted, View, ViewError};
 use crate::programs::Programs;
-use crate::sockets::{self, AllSockets, SweepError};
+use crate::sockets::{Iterators, SweepError};
 
 /// The interval of recounts. Each recount visits all flows and sockets, which takes milliseconds.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -33,11 +32,6 @@ enum CountError {
     Maps(#[from] ViewError),
     #[error("cannot list the counted sockets: {0}")]
     Sockets(#[from] SweepError),
-    #[error(
-        "cannot list the counted sockets: the kernel does not list those of all network namespaces at once, and this agent may \
-         not enter each; grant CAP_SYS_ADMIN and CAP_SYS_PTRACE"
-    )]
-    Reach,
 }
 
 /// By backend id: the difference of the count, and how many recounts in a row have found it.
@@ -74,7 +68,7 @@ fn confirm(
 /// Compares the counts with flows and sockets, and corrects them.
 struct Recount {
     view: View,
-    all: AllSockets,
+    iterators: Iterators,
     differences: Differences,
     /// Whether the last recount found any counted connection.
     is_in_use: bool,
@@ -89,12 +83,8 @@ impl Recount {
         if counted.expired > 0 {
             tracing::debug!(flows = counted.expired, "no longer counting expired flows as open connections");
         }
-        let all = match self.all.list() {
-            Some(all) => all,
-            None if netns::may_enter() => sockets::in_each_namespace(&self.view)?,
-            // The sockets of one namespace alone show no difference.
-            None => return Err(CountError::Reach),
-        };
+        // Without all of them the difference is unknown.
+        let all = self.iterators.everywhere()?;
         let mut sockets = BTreeMap::new();
         for socket in all.iter().filter(|socket| socket.storage.counted != 0) {
             *sockets.entry(socket.storage.backend_id).or_default() += 1;
@@ -129,8 +119,8 @@ pub async fn run(programs: Arc<Programs>, bpffs: PathBuf, mut status: watch::Rec
         }
     };
     let differences = Differences::new();
-    let all = AllSockets::new(move || programs.socket_iterator());
-    let mut recount = Recount { view, all, differences, is_in_use: false, samples: 0 };
+    let iterators = Iterators::new(move |which| programs.socket_iterator(which));
+    let mut recount = Recount { view, iterators, differences, is_in_use: false, samples: 0 };
     // Connections that were counted under an earlier agent may still be open.
     recount.is_in_use = recount.view.has_open_connections().unwrap_or(true);
     let mut has_failed = false;

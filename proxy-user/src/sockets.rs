@@ -2,7 +2,7 @@
 //!
 //! The peer address of such a socket is fixed, and no hook sees what the socket sends. (A flow of the packet path just
 //! selects another endpoint.) So the agent closes the socket: UDP always, TCP if the removal policy of the Service is
-//! `reset`. The socket's storage holds the backend that was selected, and `sock_diag` lists the storages; the map `sockets`
+//! `reset`. The socket's storage holds the backend that was selected, and iterators list the storages; the map `sockets`
 //! holds UDP sockets whose storage could not be allocated. Sockets that were connected to the endpoint's own address are
 //! not closed.
 //!
@@ -13,7 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +22,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::driver::Status;
-use crate::host::diag::{Connected, Diag, Sockets};
+use crate::host::diag::{Diag, Sockets};
 use crate::host::netns::{self, Namespaces};
 use crate::maps::segments;
 use crate::maps::view::{ServingEndpoints, StaleSocket, View, ViewError};
-use crate::programs::{self, Programs, SocketIterator};
+use crate::programs::{self, Iterated, Programs, SocketIterator};
 use proxy_common::socket::TranslatedSocket;
 use proxy_core::model::net::IpFamily;
 
@@ -86,10 +85,14 @@ pub enum SweepError {
     /// The processes of this machine cannot be listed.
     #[error("cannot read network namespaces in /proc: {0}")]
     Processes(#[source] io::Error),
+    /// The iterator fails.
+    #[error("cannot list the backends of sockets: {0}")]
+    Iterate(#[source] io::Error),
+    /// The iterator cannot be loaded.
+    #[error("cannot list the backends of sockets: {0}")]
+    Load(#[source] programs::Error),
     /// The kernel does not list sockets.
-    #[error(
-        "cannot list sockets: {0}; the kernel needs CONFIG_INET_UDP_DIAG and CONFIG_INET_TCP_DIAG, the process CAP_BPF"
-    )]
+    #[error("cannot list sockets: {0}; the kernel needs CONFIG_INET_UDP_DIAG and CONFIG_INET_TCP_DIAG")]
     List(#[source] io::Error),
     /// The kernel does not close sockets.
     #[error("cannot close sockets: {0}; the kernel needs CONFIG_INET_DIAG_DESTROY")]
@@ -100,7 +103,7 @@ pub enum SweepError {
 #[derive(Debug)]
 pub struct Sweeper {
     view: View,
-    all: AllSockets,
+    iterators: Iterators,
     /// Stale sockets of the LRU maps that earlier sweeps searched for: most of them are closed, and they are not searched
     /// for again.
     known: BTreeSet<StaleSocket>,
@@ -112,56 +115,80 @@ pub struct Sweeper {
     marks: bool,
 }
 
-/// Lists the sockets of all network namespaces that are connected to a Service, without entering a namespace.
-pub struct AllSockets {
-    /// Loads the iterator when it is first needed; `None` from then on.
-    load: Option<Box<dyn FnOnce() -> Result<SocketIterator, programs::Error> + Send>>,
-    iterator: Option<SocketIterator>,
+/// An iterator that is loaded when it is first needed; if that fails, again when it is needed again.
+struct Loading {
+    which: Iterated,
+    loaded: Option<SocketIterator>,
 }
 
-impl AllSockets {
-    /// Returns a list that uses the iterator which this function loads.
-    pub fn new(load: impl FnOnce() -> Result<SocketIterator, programs::Error> + Send + 'static) -> Self {
-        Self { load: Some(Box::new(load)), iterator: None }
+/// The iterators that list the sockets which are connected to a Service.
+pub struct Iterators {
+    load: Box<dyn Fn(Iterated) -> Result<SocketIterator, programs::Error> + Send>,
+    udp: Loading,
+    tcp: Loading,
+    /// `None`: the kernel refuses it.
+    all: Option<Loading>,
+}
+
+impl Iterators {
+    /// Returns the iterators that this function loads.
+    pub fn new(load: impl Fn(Iterated) -> Result<SocketIterator, programs::Error> + Send + 'static) -> Self {
+        let loading = |which| Loading { which, loaded: None };
+        Self {
+            load: Box::new(load),
+            udp: loading(Iterated::Udp),
+            tcp: loading(Iterated::Tcp),
+            all: Some(loading(Iterated::All)),
+        }
     }
 
-    /// Returns the sockets; `None` if the kernel refuses the iterator.
-    pub fn list(&mut self) -> Option<Vec<TranslatedSocket>> {
-        let tell = |error: &dyn fmt::Display| {
-            tracing::info!(%error, "cannot list the sockets of all network namespaces at once: each is entered");
+    /// Returns the sockets of all network namespaces; `None` if the kernel does not list them at once.
+    fn all(&mut self) -> Option<Vec<TranslatedSocket>> {
+        let listed = get(&self.load, self.all.as_mut()?)
+            .and_then(|iterator| iterator.list().map_err(SweepError::Iterate));
+        if let Err(error) = &listed {
+            tracing::info!(%error, "the sockets of each network namespace are listed on their own from now on");
+            self.all = None;
+        }
+        listed.ok()
+    }
+
+    /// As [`Iterators::all`], if necessary from each network namespace.
+    pub fn everywhere(&mut self) -> Result<Vec<TranslatedSocket>, SweepError> {
+        if let Some(all) = self.all() {
+            return Ok(all);
+        }
+        let (udp, tcp) = (get(&self.load, &mut self.udp)?, get(&self.load, &mut self.tcp)?);
+        let namespaces = netns::all().map_err(SweepError::Processes)?;
+        let list = |entered: io::Result<()>| match entered {
+            Ok(()) => Ok([udp.list(), tcp.list()].into_iter().collect::<io::Result<Vec<_>>>()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Ok(Vec::new())),
+            Err(error) => Err(SweepError::Enter(error)),
         };
-        if let Some(load) = self.load.take() {
-            self.iterator = load().inspect_err(|error| tell(error)).ok();
-        }
-        self.iterator.as_ref()?.list().inspect_err(|error| tell(error)).ok()
-    }
-}
-
-impl fmt::Debug for AllSockets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AllSockets").finish_non_exhaustive()
-    }
-}
-
-/// Lists the sockets of all network namespaces that are connected to a Service, from each namespace.
-pub fn in_each_namespace(view: &View) -> Result<Vec<TranslatedSocket>, SweepError> {
-    let map = view.socket_storage()?;
-    let namespaces = netns::all().map_err(SweepError::Processes)?;
-    let list = |entered: io::Result<()>| {
-        match entered {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok::<_, SweepError>(Vec::new()),
-            entered => entered.map_err(SweepError::Enter)?,
-        }
-        let mut diag = Diag::open().map_err(SweepError::List)?;
         let mut found = Vec::new();
-        for which in [Sockets::Udp, Sockets::OpenTcp] {
-            let sockets = diag.stored(which, map.as_fd()).map_err(SweepError::List)?;
-            found.extend(sockets.iter().filter_map(Connected::translated));
+        for listed in netns::in_each(&namespaces, list) {
+            found.extend(listed?.map_err(SweepError::Iterate)?.concat());
         }
-        Ok(found)
+        unvisited(namespaces).map_or(Ok(found), Err)
+    }
+}
+
+impl fmt::Debug for Iterators {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Iterators").finish_non_exhaustive()
+    }
+}
+
+/// Returns the iterator, and loads it first if necessary.
+fn get<'a>(
+    load: &impl Fn(Iterated) -> Result<SocketIterator, programs::Error>,
+    one: &'a mut Loading,
+) -> Result<&'a SocketIterator, SweepError> {
+    let loaded = match one.loaded.take() {
+        Some(loaded) => loaded,
+        None => load(one.which).map_err(SweepError::Load)?,
     };
-    let found = netns::in_each(&namespaces, list).into_iter().collect::<Result<Vec<_>, _>>()?.concat();
-    unvisited(namespaces).map_or(Ok(found), Err)
+    Ok(one.loaded.insert(loaded))
 }
 
 /// The network namespaces whose sockets are closed.
@@ -175,8 +202,8 @@ pub enum Reach {
 
 impl Sweeper {
     /// Creates a sweeper that reads the maps of `view`.
-    pub fn new(view: View, all: AllSockets, reach: Reach) -> Self {
-        Self { view, all, known: BTreeSet::new(), reach, is_full: true, marks: false }
+    pub fn new(view: View, iterators: Iterators, reach: Reach) -> Self {
+        Self { view, iterators, known: BTreeSet::new(), reach, is_full: true, marks: false }
     }
 
     /// Makes the sweeper also mark flows of the packet path.
@@ -201,7 +228,7 @@ impl Sweeper {
         let resets = !serving.reset().is_empty();
         let marked = if resets && self.marks { self.view.mark_flows()? } else { 0 };
         let mut swept = Swept { marked, ..Swept::default() };
-        let all = if self.is_full { None } else { self.all.list() };
+        let all = if self.is_full { None } else { self.iterators.all() };
         let any = |is_meant: &dyn Fn(&TranslatedSocket) -> bool| is_any(all.as_deref(), is_meant);
         let udp = any(&|socket| serving.may_be_left_by_udp(socket));
         let tcp = resets && any(&|socket| serving.to_be_reset(socket).is_some());
@@ -209,7 +236,16 @@ impl Sweeper {
             self.known = stale;
             return Ok(swept);
         }
-        let wanted = Sweep { fresh, map: self.view.socket_storage()?, serving, tcp };
+        let mut iterator = |is_wanted: bool, one| {
+            let loaded = is_wanted.then(|| get(&self.iterators.load, one)).transpose();
+            // The sweep goes on without an iterator, since the maps have some sockets, and fails at its end.
+            loaded.unwrap_or_else(|failure| {
+                swept.failure = Some(failure);
+                None
+            })
+        };
+        let (udp, tcp) = (iterator(udp, &mut self.iterators.udp), iterator(tcp, &mut self.iterators.tcp));
+        let wanted = Sweep { fresh, udp, tcp, serving };
         let namespaces = match self.reach {
             Reach::All => netns::all().map_err(SweepError::Processes)?,
             Reach::Own => Namespaces::default(),
@@ -253,17 +289,17 @@ impl Swept {
 }
 
 /// What a sweep searches for in each network namespace.
-struct Sweep {
-    /// Cookies and peers from the LRU maps.
+struct Sweep<'a> {
+    /// Cookies and peers of UDP sockets, from the LRU maps.
     fresh: BTreeSet<(u64, SocketAddr)>,
-    /// The map with the storages of sockets.
-    map: OwnedFd,
+    /// Lists UDP sockets.
+    udp: Option<&'a SocketIterator>,
+    /// Lists TCP sockets, if there may be connections that are to be reset.
+    tcp: Option<&'a SocketIterator>,
     serving: ServingEndpoints,
-    /// Whether there may be TCP sockets whose connection is to be reset.
-    tcp: bool,
 }
 
-impl Sweep {
+impl Sweep<'_> {
     /// Closes the stale sockets of this thread's network namespace.
     fn visit(&self, entered: io::Result<()>) -> Swept {
         match entered {
@@ -276,32 +312,45 @@ impl Sweep {
 
     fn end(&self) -> Result<Swept, SweepError> {
         let mut swept = Swept { namespaces: 1, ..Swept::default() };
-        let mut diag = Diag::open().map_err(SweepError::List)?;
-        let udp = (Sockets::Udp, &mut swept.ended);
-        let tcp = (Sockets::Tcp, &mut swept.reset);
-        for (which, ended) in [udp, tcp].into_iter().take(1 + usize::from(self.tcp)) {
-            let sockets = diag.stored(which, self.map.as_fd()).map_err(SweepError::List)?;
-            for socket in sockets.iter().filter(|socket| self.is_meant(which, socket)) {
-                match diag.destroy(socket) {
-                    Ok(()) => *ended.entry(IpFamily::of(socket.peer.ip())).or_default() += 1,
-                    // The process has closed the socket itself.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    Err(error) => swept.failure = swept.failure.take().or(Some(SweepError::End(error))),
-                }
-            }
+        let mut udp = meant(self.udp, |socket| self.serving.stale(socket))?;
+        udp.extend(&self.fresh);
+        let tcp = meant(self.tcp, |socket| self.serving.to_be_reset(socket))?;
+        let udp = (Sockets::Udp, udp, &mut swept.ended);
+        let tcp = (Sockets::Tcp, tcp, &mut swept.reset);
+        for (which, meant, ended) in [udp, tcp].into_iter().filter(|(_, meant, _)| !meant.is_empty()) {
+            swept.failure = swept.failure.take().or(end_each(which, &meant, ended)?);
         }
         Ok(swept)
     }
+}
 
-    /// Whether a socket is to be closed. It may have connected to another peer since it was translated.
-    fn is_meant(&self, which: Sockets, socket: &Connected) -> bool {
-        let stale = socket.translated().and_then(|led| match which {
-            Sockets::Udp => self.serving.stale(&led),
-            Sockets::Tcp | Sockets::OpenTcp => self.serving.to_be_reset(&led),
-        });
-        stale.is_some_and(|one| one.endpoint == socket.peer)
-            || which == Sockets::Udp && self.fresh.contains(&(socket.cookie, socket.peer))
+/// Returns cookies and peers of the listed sockets for which `is_meant` returns one.
+fn meant(
+    iterator: Option<&SocketIterator>,
+    is_meant: impl Fn(&TranslatedSocket) -> Option<StaleSocket>,
+) -> Result<BTreeSet<(u64, SocketAddr)>, SweepError> {
+    let led = iterator.map_or_else(|| Ok(Vec::new()), SocketIterator::list).map_err(SweepError::Iterate)?;
+    Ok(led.iter().filter_map(is_meant).map(|one| (one.cookie, one.endpoint)).collect())
+}
+
+/// Closes these sockets of this thread's network namespace; returns the first reason why one is still open.
+fn end_each(
+    which: Sockets,
+    meant: &BTreeSet<(u64, SocketAddr)>,
+    ended: &mut BTreeMap<IpFamily, u64>,
+) -> Result<Option<SweepError>, SweepError> {
+    let mut failure = None;
+    let mut diag = Diag::open().map_err(SweepError::List)?;
+    let sockets = diag.connected(which).map_err(SweepError::List)?;
+    for socket in sockets.into_iter().filter(|socket| meant.contains(&(socket.cookie, socket.peer))) {
+        match diag.destroy(&socket) {
+            Ok(()) => *ended.entry(IpFamily::of(socket.peer.ip())).or_default() += 1,
+            // The process has closed the socket itself.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => failure = failure.or(Some(SweepError::End(error))),
+        }
     }
+    Ok(failure)
 }
 
 /// Runs until the driver ends. Sweeps after the first sync, for endpoints that were removed while no agent ran, and after
@@ -315,7 +364,7 @@ pub async fn run(
     if status.wait_for(|status| status.synced).await.is_err() {
         return;
     }
-    let all = AllSockets::new(move || programs.socket_iterator());
+    let iterators = Iterators::new(move |which| programs.socket_iterator(which));
     let reach = if netns::may_enter() { Reach::All } else { Reach::Own };
     if reach == Reach::Own {
         tracing::info!(
@@ -324,7 +373,7 @@ pub async fn run(
         );
     }
     let mut sweeper = match View::open(&bpffs) {
-        Ok(view) => Sweeper::new(view, all, reach).with_flows(),
+        Ok(view) => Sweeper::new(view, iterators, reach).with_flows(),
         Err(error) => {
             tracing::error!(%error, "connected sockets stay with removed endpoints");
             return;

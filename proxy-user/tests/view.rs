@@ -6,7 +6,7 @@
 #[expect(dead_code, reason = "the tests of attachment use the rest")]
 mod node;
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use proxy_user::maps::view::{BackendState, FlowState, View};
 use proxy_user::metrics::{Format, Metrics};
 use proxy_user::programs::hooks::SOCKET_HOOKS;
 use proxy_user::programs::{
-    Capacities, Cleanup, PacketHook, Programs, Settings, attachments, cleanup, dry_run,
+    Capacities, Cleanup, Iterated, PacketHook, Programs, Settings, attachments, cleanup, dry_run,
 };
 
 fn maps_of(node: &Node) -> PathBuf {
@@ -100,24 +100,27 @@ fn socket_is_stale_if_its_endpoint_left_the_service() {
     });
 }
 
+fn storages(node: &Node) -> SkStorage<MapData, SocketStorage> {
+    let map = Map::SkStorage(MapData::from_pin(node.ballast().join("socket_storage")).unwrap());
+    map.try_into().unwrap()
+}
+
 /// Returns a socket connected to `to`, whose storage says that a Service was translated to it; and the socket's cookie.
 fn led(node: &Node, to: &str, storage: SocketStorage) -> (UdpSocket, u64) {
     let to: SocketAddr = to.parse().unwrap();
     let socket = UdpSocket::bind(if to.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).unwrap();
     socket.connect(to).unwrap();
-    let map = Map::SkStorage(MapData::from_pin(node.ballast().join("socket_storage")).unwrap());
-    let mut map: SkStorage<_, SocketStorage> = map.try_into().unwrap();
-    map.insert(&socket, storage, 0).unwrap();
+    storages(node).insert(&socket, storage, 0).unwrap();
     let cookie = rustix::net::sockopt::socket_cookie(&socket).unwrap();
     (socket, cookie)
 }
 
 #[test]
 #[ignore = "needs root: cargo xtask test bpf"]
-fn iterator_lists_the_translated_sockets_of_its_network_namespace() {
+fn iterators_list_the_translated_sockets_of_their_network_namespace() {
     on_node(|node| {
         let agent = node.start();
-        let iterator = agent.socket_iterator().unwrap();
+        let iterator = agent.socket_iterator(Iterated::Udp).unwrap();
         assert_eq!(iterator.list().unwrap(), []);
         let v4 = SocketStorage {
             backend: [u32::from_ne_bytes([127, 0, 0, 1]), 0, 0, 0],
@@ -143,6 +146,13 @@ fn iterator_lists_the_translated_sockets_of_its_network_namespace() {
         let found = list();
         let expected = [(sockets[0].1, v4), (sockets[1].1, v6)];
         assert_eq!(found.iter().map(|one| (one.cookie, one.storage)).collect::<Vec<_>>(), expected);
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        storages(node).insert(&stream, v4, 0).unwrap();
+        let found = agent.socket_iterator(Iterated::Tcp).unwrap().list().unwrap();
+        let cookie = rustix::net::sockopt::socket_cookie(&stream).unwrap();
+        assert_eq!(found.iter().map(|one| (one.cookie, one.storage)).collect::<Vec<_>>(), [(cookie, v4)]);
+        drop(stream);
         // A thread in another network namespace lists the sockets of that namespace.
         let elsewhere = std::thread::scope(|scope| {
             let look = || {

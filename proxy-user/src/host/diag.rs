@@ -3,16 +3,11 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 
 use netlink_packet_sock_diag::inet::nlas::Nla;
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
 use netlink_packet_sock_diag::{AF_INET, AF_INET6, SockDiagDestroy, SockDiagMessage};
-use proxy_common::socket::{SocketStorage, TranslatedSocket};
-use rtnetlink::packet_core::{
-    DefaultNla, Emitable as _, NLA_TYPE_MASK, NLM_F_ACK, NLM_F_DUMP, NetlinkSerializable, Nla as _,
-    NlaBuffer, NlasIterator,
-};
+use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 use rtnetlink::sys::protocols::NETLINK_SOCK_DIAG;
 
 use super::netlink::Netlink;
@@ -27,15 +22,13 @@ pub enum Sockets {
     Udp,
     /// TCP sockets that connect, are established, or whose peer has closed.
     Tcp,
-    /// TCP sockets in all states but `LISTEN` and `TIME_WAIT`.
-    OpenTcp,
 }
 
 impl Sockets {
     const fn protocol(self) -> u8 {
         match self {
             Self::Udp => proxy_common::PROTO_UDP,
-            Self::Tcp | Self::OpenTcp => proxy_common::PROTO_TCP,
+            Self::Tcp => proxy_common::PROTO_TCP,
         }
     }
 
@@ -43,7 +36,6 @@ impl Sockets {
         match self {
             Self::Udp => StateFlags::ESTABLISHED,
             Self::Tcp => StateFlags::ESTABLISHED | StateFlags::SYN_SENT | StateFlags::CLOSE_WAIT,
-            Self::OpenTcp => StateFlags::all() - StateFlags::LISTEN - StateFlags::TIME_WAIT,
         }
     }
 }
@@ -56,8 +48,6 @@ pub struct Connected {
     pub cookie: u64,
     /// The peer. An IPv4 address that an IPv6 socket uses is an IPv4 address here.
     pub peer: SocketAddr,
-    /// The value of the socket in the map of [`Diag::stored`].
-    storage: Option<SocketStorage>,
     id: SocketId,
 }
 
@@ -82,28 +72,12 @@ impl Diag {
     ///
     /// Error `NotFound`: the kernel has no `CONFIG_INET_UDP_DIAG`, or `CONFIG_INET_TCP_DIAG`.
     pub fn connected(&mut self, which: Sockets) -> io::Result<Vec<Connected>> {
-        self.list(which, |request| request)
-    }
-
-    /// As [`Diag::connected`], with each socket's value in this map, which has socket-local storages.
-    ///
-    /// Errors: also `PermissionDenied` without `CAP_BPF`.
-    pub fn stored(&mut self, which: Sockets, map: BorrowedFd<'_>) -> io::Result<Vec<Connected>> {
-        self.list(which, |request| WithStorage { request, map: map.as_raw_fd() })
-    }
-
-    fn list<Q: NetlinkSerializable>(
-        &mut self,
-        which: Sockets,
-        message: impl Fn(SockDiagMessage) -> Q,
-    ) -> io::Result<Vec<Connected>> {
         let mut all = Vec::new();
         for none in [SocketId::new_v4(), SocketId::new_v6()] {
-            let request = message(request(which.protocol(), which.states(), none));
+            let request = request(which.protocol(), which.states(), none);
             for answer in self.0.exchange(request, NLM_F_DUMP)? {
                 if let SockDiagMessage::InetResponse(response) = answer {
-                    let storage = response.nlas.iter().find_map(storage);
-                    all.push(Connected::of(which, response.header.socket_id, storage));
+                    all.push(Connected::of(which, response.header.socket_id));
                 }
             }
         }
@@ -154,78 +128,13 @@ fn request(protocol: u8, states: StateFlags, id: SocketId) -> SockDiagMessage {
     })
 }
 
-/// A request that also asks for the sockets' values in a map, whose file descriptor it has.
-struct WithStorage {
-    request: SockDiagMessage,
-    map: RawFd,
-}
-
-/// Attributes of requests and answers (`include/uapi/linux/inet_diag.h`, `include/uapi/linux/sock_diag.h`).
-const INET_DIAG_REQ_SK_BPF_STORAGES: u16 = 2;
-const SK_DIAG_BPF_STORAGE_REQ_MAP_FD: u16 = 1;
-const INET_DIAG_SK_BPF_STORAGES: u16 = 20;
-const SK_DIAG_BPF_STORAGE: u16 = 1;
-const SK_DIAG_BPF_STORAGE_MAP_VALUE: u16 = 3;
-
-impl NetlinkSerializable for WithStorage {
-    fn message_type(&self) -> u16 {
-        self.request.message_type()
-    }
-
-    fn buffer_len(&self) -> usize {
-        NetlinkSerializable::buffer_len(&self.request) + self.attribute().buffer_len()
-    }
-
-    fn serialize(&self, buffer: &mut [u8]) {
-        let (request, attribute) = buffer.split_at_mut(NetlinkSerializable::buffer_len(&self.request));
-        self.request.serialize(request);
-        self.attribute().emit(attribute);
-    }
-}
-
-impl WithStorage {
-    fn attribute(&self) -> DefaultNla {
-        let map = DefaultNla::new(SK_DIAG_BPF_STORAGE_REQ_MAP_FD, self.map.to_ne_bytes().to_vec());
-        let mut nested = vec![0; map.buffer_len()];
-        map.emit(&mut nested);
-        DefaultNla::new(INET_DIAG_REQ_SK_BPF_STORAGES, nested)
-    }
-}
-
-/// Returns the socket's value in the map of the request, from the attribute of an answer.
-fn storage(attribute: &Nla) -> Option<SocketStorage> {
-    let Nla::Other(other) = attribute else { return None };
-    if other.kind() & NLA_TYPE_MASK != INET_DIAG_SK_BPF_STORAGES {
-        return None;
-    }
-    let mut values = vec![0; other.value_len()];
-    other.emit_value(&mut values);
-    let one = nested(&values, SK_DIAG_BPF_STORAGE)?;
-    let value = nested(one.value(), SK_DIAG_BPF_STORAGE_MAP_VALUE)?;
-    let bytes: &[u8; size_of::<SocketStorage>()] = value.value().first_chunk()?;
-    // SAFETY: as many bytes as a `SocketStorage` has, of which every bit pattern is a value (`Plain`).
-    Some(unsafe { bytes.as_ptr().cast::<SocketStorage>().read_unaligned() })
-}
-
-/// Returns the attribute of this kind.
-fn nested(attributes: &[u8], kind: u16) -> Option<NlaBuffer<&[u8]>> {
-    NlasIterator::new(attributes).flatten().find(|attribute| attribute.kind() == kind)
-}
-
 impl Connected {
-    /// Returns the cookie and the storage, if the socket is connected to a Service.
-    pub fn translated(&self) -> Option<TranslatedSocket> {
-        let storage = self.storage.filter(|storage| storage.family != 0)?;
-        Some(TranslatedSocket { cookie: self.cookie, storage })
-    }
-
-    fn of(which: Sockets, id: SocketId, storage: Option<SocketStorage>) -> Self {
+    fn of(which: Sockets, id: SocketId) -> Self {
         let peer = match id.destination_address {
             IpAddr::V6(ip) => ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
             ip @ IpAddr::V4(_) => ip,
         };
-        let peer = SocketAddr::new(peer, id.destination_port);
-        Self { which, cookie: cookie(id.cookie), peer, storage, id }
+        Self { which, cookie: cookie(id.cookie), peer: SocketAddr::new(peer, id.destination_port), id }
     }
 }
 
@@ -254,33 +163,6 @@ mod tests {
         assert_eq!(ours.iter().map(|socket| socket.peer).collect::<Vec<_>>(), [to]);
         let server = rustix::net::sockopt::socket_cookie(&server).unwrap();
         assert!(all.iter().all(|socket| socket.cookie != server));
-    }
-
-    /// The attribute in an answer of Linux 6.18, without its header.
-    #[test]
-    fn storage_of_a_socket_is_in_the_attribute_of_the_answer() {
-        let expected = SocketStorage {
-            frontend: [u32::from_ne_bytes([10, 96, 0, 30]), 0, 0, 0],
-            backend: [u32::from_ne_bytes([10, 99, 0, 2]), 0, 0, 0],
-            frontend_port: 80,
-            backend_port: 8080,
-            service: 1,
-            backend_id: 1,
-            family: 4,
-            watched: 1,
-            ..SocketStorage::default()
-        };
-        // SAFETY: a value without padding (`Plain`).
-        let value: [u8; 48] = unsafe { std::mem::transmute(expected) };
-        let nla = |kind: u16, value: &[u8]| {
-            let length = u16::try_from(4 + value.len()).unwrap();
-            [&length.to_ne_bytes(), &kind.to_ne_bytes(), value].concat()
-        };
-        let id = nla(2, &7u32.to_ne_bytes());
-        let all = |value| nla(0x8001, &[&*id, &nla(3, value)].concat());
-        let of = |kind, value| storage(&Nla::Other(DefaultNla::new(kind, all(value))));
-        assert_eq!(of(0x8014, &value), Some(expected));
-        assert_eq!((of(0x8015, &value), of(0x8014, &value[..40])), (None, None));
     }
 
     #[test]

@@ -140,6 +140,11 @@ impl Link {
         Self::create(program, ifindex, bpf_attach_type::BPF_XDP as u32, xdp_flag(mode))
     }
 
+    /// Creates a link with which [`Link::iterate`] runs an iterator program.
+    pub fn to_iterator(program: BorrowedFd<'_>) -> io::Result<Self> {
+        Self::create(program, 0, bpf_attach_type::BPF_TRACE_ITER as u32, 0)
+    }
+
     /// Returns a file with the output of the iterator program, for the network namespace of the calling thread. Each call
     /// starts a new iteration.
     pub fn iterate(&self) -> io::Result<File> {

@@ -8,7 +8,7 @@ use proxy_common::map_names::SOCKET_STORAGE;
 
 use super::embedded::EMBEDDED;
 use super::error::Error;
-use super::iterator::SocketIterator;
+use super::iterator::{Iterated, SocketIterator};
 use super::pins::Paths;
 use super::privileges;
 
@@ -39,8 +39,8 @@ impl CurrentMaps {
     }
 
     /// Does the same as [`Programs::socket_iterator`](super::Programs::socket_iterator).
-    pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
-        SocketIterator::load(EMBEDDED, &self.paths)
+    pub fn socket_iterator(&self, which: Iterated) -> Result<SocketIterator, Error> {
+        SocketIterator::load(EMBEDDED, &self.paths, which)
     }
 }
 

@@ -38,8 +38,14 @@ pub const SOCKET_RELEASE: &str = "sock_release";
 /// Never attached: runs once at start to read the kernel's clocks.
 pub const CLOCK: &str = "clock";
 
+/// Lists the UDP sockets of a network namespace that are connected to a Service.
+pub const UDP_ITERATOR: &str = "iter_udp";
+
+/// Lists the TCP sockets of a network namespace that are connected to a Service.
+pub const TCP_ITERATOR: &str = "iter_tcp";
+
 /// Lists the sockets of all network namespaces that are connected to a Service.
-pub const SOCKET_ITERATOR: &str = "iter_sockets";
+pub const ALL_ITERATOR: &str = "iter_sockets";
 
 /// Attached to uplinks, runs before tc, in the driver.
 pub const XDP: &str = "xdp_ingress";

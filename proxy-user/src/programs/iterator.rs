@@ -1,4 +1,4 @@
-//! The program that lists the sockets of all network namespaces which were translated for a Service.
+//! The programs that list sockets which were translated for a Service.
 
 use std::io::{ErrorKind, Read as _};
 use std::os::fd::AsFd as _;
@@ -12,7 +12,7 @@ use proxy_common::socket::TranslatedSocket;
 
 use super::bpf::Link;
 use super::error::Error;
-use super::hooks::SOCKET_ITERATOR;
+use super::hooks::{ALL_ITERATOR, TCP_ITERATOR, UDP_ITERATOR};
 use super::object;
 use super::pins::Paths;
 use super::program::{program_mut, refused};
@@ -22,7 +22,29 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// Bytes read at once: the kernel returns no more.
 const CHUNK: usize = 1 << 15;
 
-/// The iterator over the sockets of all network namespaces that are connected to a Service, loaded and ready.
+/// The sockets that an iterator lists, of those that are connected to a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Iterated {
+    /// The UDP sockets of the calling thread's network namespace.
+    Udp,
+    /// The TCP sockets of the calling thread's network namespace.
+    Tcp,
+    /// The sockets of all network namespaces.
+    All,
+}
+
+impl Iterated {
+    /// Returns the names of the program, and of what the kernel lets it iterate over.
+    pub const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Udp => (UDP_ITERATOR, "udp"),
+            Self::Tcp => (TCP_ITERATOR, "tcp"),
+            Self::All => (ALL_ITERATOR, "bpf_sk_storage_map"),
+        }
+    }
+}
+
+/// An iterator over sockets, loaded and ready.
 pub struct SocketIterator(Link);
 
 impl fmt::Debug for SocketIterator {
@@ -34,18 +56,23 @@ impl fmt::Debug for SocketIterator {
 impl SocketIterator {
     /// Loads the program on the pinned maps. Reading the kernel's types takes longer than all other steps of a start, so the
     /// agent calls this later. The program and its link stay open; all other files that it needed are closed.
-    pub(super) fn load(bytes: &[u8], paths: &Paths) -> Result<Self, Error> {
-        let path = paths.maps().join(SOCKET_STORAGE);
-        let storage =
-            MapData::from_pin(path).map_err(|source| Error::Map { name: SOCKET_STORAGE, source })?;
+    pub(super) fn load(bytes: &[u8], paths: &Paths, which: Iterated) -> Result<Self, Error> {
+        let (name, over) = which.names();
         let types = Btf::from_sys_fs().map_err(|source| Error::NoBtf { path: BTF, source: source.into() })?;
         let mut ebpf = object::open_on(bytes, paths, &[])?;
-        let program: &mut Iter = program_mut(&mut ebpf, SOCKET_ITERATOR)?;
-        program.load("bpf_sk_storage_map", &types).map_err(refused(SOCKET_ITERATOR))?;
-        let fd = program.fd().map_err(refused(SOCKET_ITERATOR))?;
-        let failed =
-            |source| Error::Attach { program: SOCKET_ITERATOR, place: "the sockets".to_owned(), source };
-        Link::to_map_iterator(fd.as_fd(), storage.fd().as_fd()).map(Self).map_err(failed)
+        let program: &mut Iter = program_mut(&mut ebpf, name)?;
+        program.load(over, &types).map_err(refused(name))?;
+        let fd = program.fd().map_err(refused(name))?;
+        let link = match which {
+            Iterated::Udp | Iterated::Tcp => Link::to_iterator(fd.as_fd()),
+            Iterated::All => {
+                let storage = MapData::from_pin(paths.maps().join(SOCKET_STORAGE));
+                let storage = storage.map_err(|source| Error::Map { name: SOCKET_STORAGE, source })?;
+                Link::to_map_iterator(fd.as_fd(), storage.fd().as_fd())
+            }
+        };
+        let failed = |source| Error::Attach { program: name, place: "the sockets".to_owned(), source };
+        link.map(Self).map_err(failed)
     }
 
     /// Lists the sockets.

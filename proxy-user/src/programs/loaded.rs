@@ -16,7 +16,7 @@ use super::clsact;
 use super::device::device_name;
 use super::error::Error;
 use super::hooks::{self, Direction, SOCKET_HOOKS};
-use super::iterator::SocketIterator;
+use super::iterator::{Iterated, SocketIterator};
 use super::links::{self, AttachOutcome, AttachPoint, Cgroup};
 use super::notice::StartNotice;
 use super::pins::{self, Paths, Pins};
@@ -171,9 +171,9 @@ impl Programs {
         self.filters_before.subscribe()
     }
 
-    /// Loads the iterator over the sockets that are connected to a Service; takes a part of a second.
-    pub fn socket_iterator(&self) -> Result<SocketIterator, Error> {
-        SocketIterator::load(self.object, self.pins.paths())
+    /// Loads an iterator over sockets that are connected to a Service; takes a part of a second.
+    pub fn socket_iterator(&self, which: Iterated) -> Result<SocketIterator, Error> {
+        SocketIterator::load(self.object, self.pins.paths(), which)
     }
 
     /// Returns a function that passes to `log` what the programs have logged since its last call.

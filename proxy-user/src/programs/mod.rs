@@ -41,7 +41,7 @@ pub use current_maps::CurrentMaps;
 pub use elsewhere::{PinnedElsewhere, pinned_elsewhere};
 pub use embedded::{EMBEDDED, release_object};
 pub use error::Error;
-pub use iterator::SocketIterator;
+pub use iterator::{Iterated, SocketIterator};
 pub use kernel::{
     MissingFeature, OLDEST, interleaves_packets, is_too_old, known_missing_features, missing_features,
 };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::{AllSockets, Reach, Sweeper, Swept, keep_sweeping, lock_of};
+use super::{Iterators, Reach, Sweeper, Swept, keep_sweeping, lock_of};
 use crate::host::lock;
 use crate::maps::view::{View, ViewError};
 use crate::programs::{self, CurrentMaps};
@@ -41,9 +41,9 @@ pub enum StandaloneError {
 pub async fn run_standalone(bpffs: PathBuf) -> Result<(), StandaloneError> {
     let maps = wait_for_maps(&bpffs).await?;
     let current = maps.clone();
-    let all = AllSockets::new(move || current.socket_iterator());
+    let iterators = Iterators::new(move |which| current.socket_iterator(which));
     let view = View::open(&bpffs)?;
-    let mut sweeper = Sweeper::new(view.clone(), all, Reach::All);
+    let mut sweeper = Sweeper::new(view.clone(), iterators, Reach::All);
     // Read the endpoints before the first sweep, so that every later removal is noticed.
     let endpoints = view.serving_endpoints()?;
     let known = (endpoints.udp(), endpoints.reset());

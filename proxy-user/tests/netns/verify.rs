@@ -12,8 +12,7 @@ use aya_obj::btf::BtfKind;
 use aya_obj::generated::{BPF_F_XDP_HAS_FRAGS, bpf_attach_type, bpf_cmd, bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Function, Object, Program, ProgramSection};
 use proxy_user::maps::segments;
-use proxy_user::programs::hooks::SOCKET_ITERATOR;
-use proxy_user::programs::{EMBEDDED, MissingFeature};
+use proxy_user::programs::{EMBEDDED, Iterated, MissingFeature};
 
 /// Prefix of the lines that `cargo xtask test --kernel` reads.
 const MARK: &str = "verified";
@@ -58,7 +57,7 @@ pub fn all() -> Result<()> {
             // Without the iterator, the agent enters each network namespace.
             let may_lack = match program.section {
                 ProgramSection::Xdp { .. } => MissingFeature::Xdp.is_missing(),
-                ProgramSection::Iter { .. } => true,
+                ProgramSection::Iter { .. } => name == Iterated::All.names().0,
                 _ => false,
             };
             match loader.load(&name) {
@@ -153,10 +152,9 @@ impl Loader {
     }
 
     fn load(&mut self, name: &str) -> Result<Cost> {
-        let iterated = match name {
-            SOCKET_ITERATOR => self.iterated("bpf_sk_storage_map")?,
-            _ => 0,
-        };
+        let over = [Iterated::Udp, Iterated::Tcp, Iterated::All].map(Iterated::names);
+        let over = over.into_iter().find(|(program, _)| *program == name);
+        let iterated = over.map_or(Ok(0), |(_, over)| self.iterated(over))?;
         let program = self.object.programs.get(name).context("no such program")?;
         let function = self.object.functions.get(&program.function_key()).context("no such function")?;
         let log = load(program, function, self.types.as_ref(), iterated)?;

@@ -162,12 +162,6 @@ impl Pin {
         self.array.as_ref().map_or((Vec::new(), 1), |array| (array.all(), array.shape().entries))
     }
 
-    /// Returns a file descriptor of the map.
-    pub(super) fn fd(&self) -> Result<OwnedFd, ViewError> {
-        let fd = self.data.fd().as_fd().try_clone_to_owned();
-        fd.map_err(|source| ViewError::Read { path: self.path.clone(), source })
-    }
-
     pub(super) fn into_parts(self) -> (PathBuf, MapData) {
         (self.path, self.data)
     }

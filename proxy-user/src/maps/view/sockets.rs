@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
 
 use aya::maps::MapType;
 use proxy_common::abi::Plain;
@@ -144,12 +143,6 @@ impl View {
             v4: self.pin(map::BACKENDS, MapType::Array)?.mapped::<BackendEntry<[u8; 4]>>()?,
             v6: self.pin(map::BACKENDS6, MapType::Array)?.mapped::<BackendEntry<[u8; 16]>>()?,
         })
-    }
-
-    /// Returns the map with the storages of sockets.
-    pub fn socket_storage(&self) -> Result<OwnedFd, ViewError> {
-        let pin = self.pin(map::SOCKET_STORAGE, MapType::SkStorage)?.checked::<u32, SocketStorage>()?;
-        pin.fd()
     }
 
     /// Returns all stale sockets that `sockets` and `sockets6` remember; a connected socket has a storage of its own.
