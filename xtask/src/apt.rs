@@ -12,13 +12,11 @@ use crate::log;
 const POLICY: &str = "/usr/sbin/policy-rc.d";
 
 /// Whether this machine has apt at all.
-#[must_use]
 pub fn exists() -> bool {
     exec::which("apt-get").is_some()
 }
 
 /// Whether apt can install the package, according to its lists.
-#[must_use]
 pub fn offers(package: &str) -> bool {
     let policy =
         Cmd::new("apt-cache").env("LC_ALL", "C").args(["policy", package]).try_read().unwrap_or_default();

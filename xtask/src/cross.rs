@@ -28,7 +28,6 @@ impl Arch {
     pub const HOST: Self = if cfg!(target_arch = "aarch64") { Self::Arm } else { Self::X86 };
 
     /// Returns Debian's name of the architecture.
-    #[must_use]
     pub const fn debian(self) -> &'static str {
         match self {
             Self::X86 => "amd64",
@@ -37,7 +36,6 @@ impl Arch {
     }
 
     /// Returns Rust's name of the target.
-    #[must_use]
     pub const fn target(self) -> &'static str {
         match self {
             Self::X86 => "x86_64-unknown-linux-gnu",
@@ -96,7 +94,6 @@ pub fn prepare(arch: Arch) -> Result<()> {
 }
 
 /// Changes a call of cargo to build for the architecture; its programs are then below `target/<the target's name>`.
-#[must_use]
 pub fn cargo(cargo: Cmd, workspace: &Workspace, arch: Arch) -> Cmd {
     let (target, (compiler, _)) = (arch.target(), arch.compiler());
     let name = target.replace('-', "_");
@@ -109,7 +106,6 @@ pub fn cargo(cargo: Cmd, workspace: &Workspace, arch: Arch) -> Cmd {
 }
 
 /// Returns the name of a program of binutils for the architecture.
-#[must_use]
 pub fn tool(arch: Arch, name: &str) -> String {
     if arch == Arch::HOST { name.to_owned() } else { arch.compiler().0.replace("gcc", name) }
 }

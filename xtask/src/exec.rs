@@ -31,49 +31,42 @@ impl Cmd {
     }
 
     /// Adds one argument.
-    #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.command.arg(arg);
         self
     }
 
     /// Adds arguments.
-    #[must_use]
     pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         self.command.args(args);
         self
     }
 
     /// Sets an environment variable.
-    #[must_use]
     pub fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.command.env(key, value);
         self
     }
 
     /// Removes an environment variable.
-    #[must_use]
     pub fn without_env(mut self, key: impl AsRef<OsStr>) -> Self {
         self.command.env_remove(key);
         self
     }
 
     /// Sets the program's working directory.
-    #[must_use]
     pub fn dir(mut self, dir: impl AsRef<Path>) -> Self {
         self.command.current_dir(dir);
         self
     }
 
     /// Discards the program's output.
-    #[must_use]
     pub fn quiet(mut self) -> Self {
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
         self
     }
 
     /// Lets the kernel kill the program when the thread that starts it ends, for whatever reason (`PR_SET_PDEATHSIG`).
-    #[must_use]
     pub fn dies_with_us(mut self) -> Self {
         let parent = std::process::id();
         // SAFETY: `die_with` makes system calls only, as required between fork and exec.
@@ -188,14 +181,12 @@ fn is_executable(file: &Path) -> bool {
 }
 
 /// Whether we are root.
-#[must_use]
 pub fn is_root() -> bool {
     // SAFETY: geteuid has no preconditions and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }
 
 /// Whether a continuous-integration system runs this program (`CI=true`): there, a skipped check is a failure.
-#[must_use]
 pub fn in_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| value == "true")
 }

@@ -37,7 +37,6 @@ pub fn names_in(dir: &Path) -> Vec<String> {
 }
 
 /// Returns the start time of a process, as in `/proc/PID/stat`; `None` if the process does not exist or is a zombie.
-#[must_use]
 pub fn start_of(process: u32) -> Option<String> {
     let fields = stat(process)?;
     (fields.first()? != "Z").then(|| fields.get(19).cloned())?
@@ -51,7 +50,6 @@ fn stat(process: u32) -> Option<Vec<String>> {
 }
 
 /// Returns the children of a process.
-#[must_use]
 pub fn children_of(process: u32) -> BTreeSet<u32> {
     let all = names_in(Path::new("/proc")).into_iter().filter_map(|name| name.parse::<u32>().ok());
     all.filter(|&child| parent_of(child) == Some(process)).collect()

@@ -30,7 +30,6 @@ pub fn timed<T>(text: &str, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow:
 }
 
 /// Formats a duration: `0.4 s`, `12 s`, `3 min 5 s`.
-#[must_use]
 pub fn seconds(time: Duration) -> String {
     let whole = time.as_secs();
     match whole {

@@ -1,12 +1,43 @@
-//! `cargo xtask`: parses the command line and calls the command.
+//! Ballast's task runner, `cargo xtask`: one module per command; parses the command line and calls the command.
+//!
+//! Of the other crates, the task runner depends only on `proxy-common`, which needs only the compiler: cargo must be able to
+//! build it before the others. The tests of the task runner also use `proxy-user`.
+
+mod apiserver;
+mod apt;
+mod bench;
+mod build;
+mod cargotools;
+mod chart;
+mod cluster;
+mod cross;
+mod demo;
+mod deny;
+mod docs;
+mod e2e;
+mod exec;
+mod fuzz;
+mod go;
+mod gotools;
+mod host;
+mod image;
+mod kernel;
+mod linker;
+mod lint;
+mod log;
+mod object;
+mod package;
+mod release;
+mod scale;
+mod setup;
+mod signal;
+mod test;
+mod toolchain;
+mod workspace;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use xtask::{
-    bench, build, chart, cluster, demo, deny, docs, e2e, fuzz, image, lint, log, package, release, scale,
-    setup, test,
-};
 
 /// Build, test and release tasks of Ballast. Each command first installs the tools that it needs.
 #[derive(Parser)]

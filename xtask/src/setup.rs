@@ -75,7 +75,7 @@ const TOOLS: [Tool; 26] = [
     Tool { program: "dot", package: "graphviz", needs: &[Need::Docs] },
     Tool { program: "buildah", package: "buildah", needs: &[Need::Image] },
     // A cluster copies these four into the images of its pods.
-    Tool { program: "curl", package: "curl", needs: &[Need::Cluster] },
+    Tool { program: "curl", package: "curl", needs: &[Need::Cluster, Need::Demo] },
     Tool { program: "wget", package: "wget", needs: &[Need::Cluster] },
     Tool { program: "dig", package: "bind9-dnsutils", needs: &[Need::Cluster] },
     Tool { program: "nc.openbsd", package: "netcat-openbsd", needs: &[Need::Cluster] },

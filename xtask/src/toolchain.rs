@@ -153,7 +153,6 @@ impl Toolchain {
     }
 
     /// Describes the selected compiler and linker, and what was installed for them, in one line.
-    #[must_use]
     pub fn describe(&self) -> String {
         let taken = format!("BPF programs: {}, {}", self.compiler, self.linker.display());
         if self.installed.is_empty() {
@@ -163,7 +162,6 @@ impl Toolchain {
     }
 
     /// Returns the compiler.
-    #[must_use]
     pub fn compiler(&self) -> &Compiler {
         &self.compiler
     }

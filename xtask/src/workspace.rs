@@ -26,38 +26,27 @@ impl Workspace {
         serde_json::from_str(&metadata).context("cargo metadata printed something unexpected")
     }
 
-    /// Returns the folders of a copy of the sources at `root`, with a target folder of its own.
-    #[must_use]
-    pub fn at(root: PathBuf) -> Self {
-        Self { target: root.join("target"), root }
-    }
-
     /// Returns the folder with the workspace's `Cargo.toml`.
-    #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
     /// Returns cargo's target folder.
-    #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
     }
 
     /// Returns the path of the BPF object that the agent embeds; `proxy-user/build.rs` looks for it there.
-    #[must_use]
     pub fn bpf_object(&self) -> PathBuf {
         self.target.join("bpf/ballast.bpf.o")
     }
 
     /// Returns the path of the same object with the source lines of its instructions, for the verifier's log.
-    #[must_use]
     pub fn bpf_object_with_lines(&self) -> PathBuf {
         self.target.join("bpf/ballast-lines.bpf.o")
     }
 
     /// Returns the path of the agent that cargo builds.
-    #[must_use]
     pub fn binary(&self, release: bool) -> PathBuf {
         self.target.join(if release { "release" } else { "debug" }).join("ballast")
     }

@@ -29,13 +29,11 @@ impl Helm {
     }
 
     /// Returns the path of the chart.
-    #[must_use]
     pub fn chart(&self) -> &Path {
         &self.chart
     }
 
     /// Returns a call of Helm on a cluster: `place` is a command that runs its arguments where the cluster is reachable.
-    #[must_use]
     pub fn on_cluster(&self, place: Cmd, words: &[&str]) -> Cmd {
         without_user_settings(place.arg(&self.program).args(words))
     }

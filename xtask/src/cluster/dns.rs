@@ -22,7 +22,6 @@ pub const COREFILE: &str = ".:53 {
 ";
 
 /// Returns a list of all objects of the cluster's DNS. The server reaches the API server by its Service, as pods do.
-#[must_use]
 pub fn objects() -> Value {
     let labels = json!({ "k8s-app": "kube-dns" });
     let meta = json!({ "name": NAME, "namespace": SPACE });

@@ -64,7 +64,6 @@ impl Machine {
     }
 
     /// Returns the PID of its first process, as seen on the host; `None` if the machine does not run.
-    #[must_use]
     pub fn pid(&self) -> Option<u32> {
         Process::read(&self.record("init"))
     }
@@ -77,7 +76,6 @@ impl Machine {
     }
 
     /// Its directory, which contains the machine's `/var/lib` and `/var/log`.
-    #[must_use]
     pub fn dir(&self) -> PathBuf {
         self.workdir.dir().join("machines").join(&self.name)
     }
@@ -88,19 +86,16 @@ impl Machine {
     }
 
     /// Path of the script that runs a command on the machine.
-    #[must_use]
     pub fn script(&self) -> PathBuf {
         self.workdir.dir().join(&self.name)
     }
 
     /// Path of the log of one of its programs.
-    #[must_use]
     pub fn log(&self, program: &str) -> PathBuf {
         self.workdir.logs().join(format!("{}-{program}.log", self.name))
     }
 
     /// Returns a command to run on the machine.
-    #[must_use]
     pub fn command(&self, words: &[&str]) -> Cmd {
         Cmd::new(self.script()).args(words)
     }
@@ -114,13 +109,11 @@ impl Machine {
     }
 
     /// Whether a program that [`Machine::run`] started still runs.
-    #[must_use]
     pub fn is_running(&self, program: &str) -> bool {
         Process::read(&self.record(program)).is_some()
     }
 
     /// Returns the PID of such a program, as seen on the host.
-    #[must_use]
     pub fn process(&self, program: &str) -> Option<u32> {
         // The recorded process is nsenter, which waits for the program, its only child.
         children_of(Process::read(&self.record(program))?).into_iter().next()
@@ -181,13 +174,11 @@ impl Machine {
 
 impl Workdir {
     /// Returns the machine beside the nodes, with the control plane.
-    #[must_use]
     pub fn control(&self) -> Machine {
         Machine::of(self, CONTROL)
     }
 
     /// Returns the machine of a node.
-    #[must_use]
     pub fn node(&self, node: Node) -> Machine {
         Machine::of(self, node.to_string())
     }

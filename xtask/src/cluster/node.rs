@@ -73,7 +73,6 @@ pub fn load(workdir: &Workdir, node: Node, archive: &Path) -> Result<()> {
 
 /// Returns the Node object to create before the kubelet starts, so that pod ranges and zone do not depend on the order of
 /// registration.
-#[must_use]
 pub fn object(node: Node) -> serde_json::Value {
     let name = node.to_string();
     json!({

@@ -38,31 +38,26 @@ impl Node {
     }
 
     /// Its address in the nodes' network.
-    #[must_use]
     pub fn v4(self) -> String {
         format!("172.30.0.1{}", self.0)
     }
 
     /// The same in IPv6.
-    #[must_use]
     pub fn v6(self) -> String {
         format!("fd30::1{}", self.0)
     }
 
     /// Address range of its pods.
-    #[must_use]
     pub fn pods_v4(self) -> String {
         format!("10.244.{}.0/24", self.0)
     }
 
     /// The same in IPv6.
-    #[must_use]
     pub fn pods_v6(self) -> String {
         format!("fd44:0:0:{}::/64", self.0)
     }
 
     /// Its zone.
-    #[must_use]
     pub fn zone(self) -> String {
         format!("zone{}", (self.0 - 1) % ZONES + 1)
     }
@@ -76,7 +71,6 @@ impl fmt::Display for Node {
 
 /// Returns ip(8) commands for the machine `control`: a bridge that connects all nodes, and the routes to the pods. Each
 /// node comes with the PID of a process in its netns.
-#[must_use]
 pub fn control_lines(nodes: &[(Node, u32)]) -> String {
     let mut lines = format!(
         "link set lo up\nlink add nodes type bridge\naddress add {CONTROL_V4}/24 dev nodes\n\
@@ -97,7 +91,6 @@ pub fn control_lines(nodes: &[(Node, u32)]) -> String {
 }
 
 /// Returns ip(8) commands for a node; its `eth0` exists already.
-#[must_use]
 pub fn node_lines(node: Node) -> String {
     format!(
         "link set lo up\naddress add {}/24 dev eth0\naddress add {}/64 dev eth0 nodad\nlink set eth0 up\n\
@@ -108,7 +101,6 @@ pub fn node_lines(node: Node) -> String {
 }
 
 /// Returns ip(8) commands that route the pods of other nodes to their node.
-#[must_use]
 pub fn route_lines(node: Node, nodes: &[Node]) -> String {
     let mut lines = String::new();
     for other in nodes.iter().filter(|other| **other != node) {

@@ -48,7 +48,6 @@ impl fmt::Display for Proxy {
 
 impl Proxy {
     /// Returns the program that runs on each node.
-    #[must_use]
     pub fn program(self) -> Option<&'static str> {
         match self {
             Self::BallastHost => Some("ballast"),

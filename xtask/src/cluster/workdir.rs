@@ -58,37 +58,31 @@ impl Workdir {
     }
 
     /// The cluster's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Its directory.
-    #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Directory of its programs' logs.
-    #[must_use]
     pub fn logs(&self) -> PathBuf {
         self.dir.join("logs")
     }
 
     /// Directory of its programs, under their plain names.
-    #[must_use]
     pub fn programs(&self) -> PathBuf {
         self.dir.join("bin")
     }
 
     /// Path of a user's kubeconfig.
-    #[must_use]
     pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.dir.join(format!("{user}.conf"))
     }
 
     /// Settings of the agents that differ from the defaults, each as `VARIABLE=VALUE`.
-    #[must_use]
     pub fn settings(&self) -> Vec<String> {
         let text = fs::read_to_string(self.dir.join(SETTINGS)).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -102,7 +96,6 @@ impl Workdir {
     }
 
     /// Path of a key file.
-    #[must_use]
     pub fn key(&self, name: &str) -> PathBuf {
         self.dir.join("keys").join(name)
     }
@@ -120,20 +113,17 @@ impl Workdir {
     }
 
     /// cgroup of a machine in any hierarchy.
-    #[must_use]
     pub fn group_in(&self, root: &Path, machine: &str) -> PathBuf {
         root.join(format!("{FOLDER}{}-{machine}", self.name))
     }
 
     /// Returns the nodes that were created.
-    #[must_use]
     pub fn nodes(&self) -> Vec<Node> {
         let names = names_in(&self.dir.join("machines"));
         names.iter().filter_map(|name| name.strip_prefix("node")?.parse().ok().map(Node)).collect()
     }
 
     /// Whether its directory exists.
-    #[must_use]
     pub fn exists(&self) -> bool {
         self.dir.exists()
     }

@@ -57,22 +57,3 @@ fn metadata(source: &str) -> String {
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_picture_of_another_text_is_found() {
-        let dir = tempfile::tempdir().unwrap();
-        let folder = dir.path().join("docs/diagrams");
-        fs::create_dir_all(&folder).unwrap();
-        let workspace = Workspace::at(dir.path().to_owned());
-        let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
-        write("a.dot", "digraph { a -> b }\n");
-        write("a.svg", &with_source("<svg></svg>\n", "digraph { a -> b }\n").unwrap());
-        check(&workspace).unwrap();
-        write("a.dot", "digraph { a -> c }\n");
-        assert!(check(&workspace).unwrap_err().to_string().contains("--diagrams"));
-    }
-}

@@ -55,7 +55,6 @@ pub fn build(workspace: &Workspace, arch: Arch, dev: bool) -> Result<PathBuf> {
 }
 
 /// Returns the path of the file with the debug information of a program.
-#[must_use]
 pub fn debug_of(program: &Path) -> PathBuf {
     program.with_extension("debug")
 }

@@ -60,7 +60,6 @@ const LICENCES: [&str; 3] = ["LICENSE", "proxy-ebpf/LICENSE-GPL2", "proxy-ebpf/L
 
 impl Args {
     /// Returns the arguments for an image with the chart's default name, in the folder `output`.
-    #[must_use]
     pub fn into_folder(output: PathBuf, dev: bool) -> Self {
         Self { name: NAME.to_owned(), target: Arch::HOST, output: Some(output), dev }
     }

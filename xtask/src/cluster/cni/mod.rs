@@ -55,7 +55,6 @@ impl fmt::Display for Cni {
 
 impl Cni {
     /// Returns the plugin's daemon, which runs on each node.
-    #[must_use]
     pub fn program(self) -> Option<&'static str> {
         match self {
             Self::Bridge => None,
@@ -102,7 +101,6 @@ impl Cni {
     }
 
     /// Returns the name and the content of the file that configures the plugin on a node.
-    #[must_use]
     pub fn network_config(self, workdir: &Workdir, node: Node) -> (&'static str, Value) {
         let (file, version, name, first) = match self {
             Self::Bridge => ("10-bridge.conflist", "1.0.0", "pods", bridge(node)),

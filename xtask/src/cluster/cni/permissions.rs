@@ -9,7 +9,6 @@ pub const WATCH: &[&str] = &["get", "list", "watch"];
 pub type Rule<'a> = (&'a str, &'a [&'a str], &'a [&'a str]);
 
 /// Returns a role of the user's name, and its binding to the user.
-#[must_use]
 pub fn role(user: &str, rules: &[Rule<'_>]) -> Value {
     let (group, api) = ("rbac.authorization.k8s.io", "rbac.authorization.k8s.io/v1");
     let rule = |&(group, resources, verbs): &Rule<'_>| json!({ "apiGroups": [group], "resources": resources, "verbs": verbs });
