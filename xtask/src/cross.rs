@@ -1,7 +1,6 @@
 //! Builds programs for another architecture than this machine's, with rustup's target, and Debian's cross compiler as linker
 //! and for C code. Both architectures use the same BPF object: both are little-endian, and no program reads CPU registers.
 
-use std::path::Path;
 use std::{fmt, fs};
 
 use anyhow::{Result, bail};
@@ -108,30 +107,4 @@ pub fn cargo(cargo: Cmd, workspace: &Workspace, arch: Arch) -> Cmd {
 /// Returns the name of a program of binutils for the architecture.
 pub fn tool(arch: Arch, name: &str) -> String {
     if arch == Arch::HOST { name.to_owned() } else { arch.compiler().0.replace("gcc", name) }
-}
-
-/// Removes the debug information from a program: a small virtual machine keeps the file in memory.
-pub fn strip(program: &Path, arch: Arch) -> Result<()> {
-    Cmd::new(tool(arch, "strip")).arg("--strip-debug").arg(program).run()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cargo_is_told_the_linker_and_the_compiler() {
-        let cmd = cargo(Cmd::new("cargo").arg("build"), &Workspace::find().unwrap(), Arch::Arm).into_std();
-        let args: Vec<_> = cmd.get_args().collect();
-        assert_eq!(args, ["build", "--target", "aarch64-unknown-linux-gnu"]);
-        let names: Vec<_> = cmd.get_envs().map(|(name, _)| name.to_string_lossy().into_owned()).collect();
-        let wanted = [
-            "BALLAST_BPF_OBJECT",
-            "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER",
-            "CC_aarch64_unknown_linux_gnu",
-        ];
-        for name in wanted {
-            assert!(names.iter().any(|known| known == name), "{name} not in {names:?}");
-        }
-    }
 }

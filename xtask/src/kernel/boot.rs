@@ -14,13 +14,13 @@ use crate::exec::Cmd;
 use crate::log;
 
 /// Printed by the init script before the exit status of the tests.
-pub const MARKER: &str = "ballast-kernel-test-status";
+const MARKER: &str = "ballast-kernel-test-status";
 
 /// Time limit of a boot with its tests. Without hardware virtualization, a boot takes 5 s and the verifier is 20 times slower.
 const LIMIT: Duration = Duration::from_mins(20);
 
 /// Printed by the init script when the kernel has booted.
-pub const BOOTED: &str = "booted:";
+const BOOTED: &str = "booted:";
 
 /// Time limit until [`BOOTED`]. On a busy machine, the emulated timer loses ticks; the kernel then hangs before the init script.
 const BOOT_LIMIT: Duration = Duration::from_mins(3);

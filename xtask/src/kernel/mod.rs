@@ -3,11 +3,7 @@
 //! This machine has only one kernel. Only older kernels show what they reject: a helper, a program too complex for their
 //! verifier, TCX.
 
-mod archive;
 mod boot;
-mod initramfs;
-mod line;
-mod package;
 mod record;
 
 use std::fs;
@@ -18,7 +14,6 @@ use std::process::Stdio;
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 
-use line::{Distribution, LINES, Line};
 use record::{Found, Record};
 
 use crate::cross::{self, Arch};
@@ -32,8 +27,6 @@ use crate::{build, log};
 const RUNNING: &str = "running";
 /// File with the recorded costs of verification.
 const RECORD: &str = "docs/verifier.md";
-/// Packages for the initramfs of another architecture, besides our programs.
-const USERLAND: [&str; 2] = ["busybox-static", "iproute2"];
 
 /// Runs `netns --kernel-smoke` on a kernel, returns an error if it fails, and compares the costs of verification with the
 /// recorded ones, or with `records` records them.
@@ -47,7 +40,7 @@ pub fn run(workspace: &Workspace, name: &str, arch: Arch, apt_root: &Path, recor
         let line = release.split('.').take(2).collect::<Vec<_>>().join(".");
         (line, release, programs.run_here()?)
     } else {
-        let (release, console) = programs.boot(workspace, find(name)?, arch, apt_root)?;
+        let (release, console) = programs.boot(workspace, name, arch, apt_root)?;
         let name = if arch == Arch::X86 { name.to_owned() } else { format!("{name} {arch}") };
         (name, release, console)
     };
@@ -68,13 +61,6 @@ pub fn run(workspace: &Workspace, name: &str, arch: Arch, apt_root: &Path, recor
     }
     record.put(found);
     fs::write(&path, record.render()).with_context(|| format!("cannot write {}", path.display()))
-}
-
-fn find(name: &str) -> Result<&'static Line> {
-    LINES.iter().find(|line| line.name == name).with_context(|| {
-        let known: Vec<_> = LINES.iter().map(|line| line.name).chain([RUNNING]).collect();
-        format!("no kernel {name}; there are {}", known.join(", "))
-    })
 }
 
 /// The programs that run on the kernel.
@@ -138,51 +124,23 @@ impl Programs {
     fn boot(
         &self,
         workspace: &Workspace,
-        line: &Line,
+        line: &str,
         arch: Arch,
-        apt_root: &Path,
+        root: &Path,
     ) -> Result<(String, Vec<String>)> {
-        let kernel = package::get(line, arch, apt_root)?;
-        let image = workspace.target().join(format!("kernel-{}-{arch}.cpio", line.name));
-        let contents = initramfs::Contents {
-            strip: arch,
-            base: (arch != Arch::HOST).then(|| userland(arch)).transpose()?,
-            programs: vec![("ballast", self.agent.clone()), ("netns", self.tests.clone())],
-            tools: ["ip", "tc"].into_iter().filter_map(exec::which).collect(),
-            modules: kernel.modules()?,
-        };
-        initramfs::write(&image, &contents)?;
-        let what = format!("Linux {} under qemu", kernel.release());
-        let console = log::timed(&what, || boot::run(arch, kernel.image(), &image));
+        let initramfs = workspace.target().join(format!("kernel-{line}-{arch}.cpio"));
+        let told = Cmd::new(workspace.root().join("xtask/tools/kernel.sh"))
+            .args([line, &arch.to_string()])
+            .args([root, &workspace::cache()?, &self.agent, &self.tests, &initramfs])
+            .env("STRIP", cross::tool(arch, "strip"))
+            .read_with_stderr_shown()?;
+        let (image, release) = told.trim().split_once('\n').context("kernel.sh names no kernel")?;
+        let what = format!("Linux {release} under qemu");
+        let console = log::timed(&what, || boot::run(arch, Path::new(image), &initramfs));
         // It is large, and the next run writes its own.
-        fs::remove_file(&image).with_context(|| format!("cannot remove {}", image.display()))?;
-        Ok((kernel.release().to_owned(), console?))
+        fs::remove_file(&initramfs).with_context(|| format!("cannot remove {}", initramfs.display()))?;
+        Ok((release.to_owned(), console?))
     }
-}
-
-/// Returns the directory with Debian's busybox, `ip` and C library of another architecture, unpacked into the cache. The C
-/// library is that of the Debian release that the cross compiler is from.
-fn userland(arch: Arch) -> Result<PathBuf> {
-    let machine = archive::Machine::at(Path::new("/"))?;
-    let suite = &*machine.suite;
-    let dir = workspace::cache()?.join("userland").join(format!("{suite}-{}", arch.debian()));
-    if dir.join("bin/sh").exists() {
-        return Ok(dir);
-    }
-    let archive = archive::Archive::open(&machine, Distribution::Debian, &[suite], arch)?;
-    // Merged /usr, as in every Debian release since 2023; packages use either path.
-    let merged = r#"cd "$1" && mkdir -p usr/bin usr/sbin usr/lib && ln -sfn usr/bin bin && ln -sfn usr/sbin sbin && ln -sfn usr/lib lib"#;
-    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    Cmd::new("sh").args(["-c", merged, "sh"]).arg(&dir).run()?;
-    for package in archive.download_all(&USERLAND)? {
-        // A shell is needed for the pipe.
-        let script =
-            r#"dpkg-deb --fsys-tarfile "$1" | tar -x -C "$2" --keep-directory-symlink --exclude ./usr/share"#;
-        Cmd::new("sh").args(["-c", script, "sh"]).arg(&package).arg(&dir).run()?;
-    }
-    // Created last: its existence means that the directory is complete.
-    Cmd::new("ln").args(["-sf", "busybox"]).arg(dir.join("bin/sh")).run()?;
-    Ok(dir)
 }
 
 fn executable(messages: &str) -> Option<PathBuf> {
@@ -205,15 +163,57 @@ fn executable(messages: &str) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
+    /// Calls functions of kernel.sh.
+    fn kernel_sh(script: &str) -> String {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tools/kernel.sh");
+        Cmd::new("bash").args(["-c", &format!(". {path}; {script}")]).read().unwrap()
+    }
+
     #[test]
-    fn the_test_program_is_found_among_cargos_messages() {
-        let messages = concat!(
-            r#"{"reason":"compiler-artifact","target":{"name":"ballast"},"executable":"/t/ballast"}"#,
-            "\nnot json\n",
-            r#"{"reason":"compiler-artifact","target":{"name":"netns"},"executable":"/t/netns-1"}"#,
-            "\n",
-            r#"{"reason":"build-finished","success":true}"#,
+    fn the_newest_plain_kernel_of_the_line_is_taken() {
+        let names = "linux-image-6.1.0-9-amd64 linux-image-6.1.0-56-amd64 linux-image-6.1.0-57-cloud-amd64 \
+                     linux-image-6.1.0-58-amd64-dbg linux-image-6.1.0-58-amd64-unsigned linux-image-6.1.0-58-rt-amd64 \
+                     linux-image-6.12.117+deb12-amd64 linux-image-6.12-amd64 linux-image-amd64 linux-image-6.1.0-59-arm64 \
+                     linux-image-5.15.0-9-generic linux-image-5.15.0-204-generic linux-image-generic-5.15";
+        let newest = |line, arch| {
+            kernel_sh(&format!("line {line}; printf '%s\n' {names} | newest {arch}")).trim().to_owned()
+        };
+        assert_eq!(newest("6.1", "amd64"), "linux-image-6.1.0-56-amd64");
+        assert_eq!(newest("6.1", "arm64"), "linux-image-6.1.0-59-arm64");
+        assert_eq!(newest("sid", "amd64"), "linux-image-6.12.117+deb12-amd64");
+        assert_eq!(newest("5.15", "amd64"), "linux-image-5.15.0-204-generic");
+        assert_eq!(newest("5.10", "amd64"), "");
+    }
+
+    #[test]
+    fn a_module_comes_after_those_it_needs_and_once() {
+        let order = kernel_sh(
+            r"printf 'a/stp.ko: a/llc.ko\na/llc.ko:\na/bridge.ko.xz: a/stp.ko a/llc.ko\n' | load_order 'bridge stp absent'",
         );
-        assert_eq!(executable(messages), Some("/t/netns-1".into()));
+        assert_eq!(order, "a/llc.ko\na/stp.ko\na/bridge.ko.xz\n");
+    }
+
+    #[test]
+    fn another_suite_comes_from_the_machines_own_mirrors() {
+        if !crate::apt::exists() {
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["etc/apt", "usr/share/keyrings"] {
+            fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        let keys = root.path().join("usr/share/keyrings/ubuntu-archive-keyring.gpg");
+        fs::write(&keys, "").unwrap();
+        fs::write(root.path().join("etc/os-release"), "ID=ubuntu\nVERSION_CODENAME=\"noble\"\n").unwrap();
+        let there = "deb http://mirror.test/ubuntu stable main\ndeb mirror+file:/etc/mirrors noble main\n\
+                     deb http://safe.test/ubuntu noble-security main\n";
+        fs::write(root.path().join("etc/apt/sources.list"), there).unwrap();
+        let (root, keys) = (root.path().display(), keys.display());
+        let told = kernel_sh(&format!("line 5.15; sources {root} arm64 jammy jammy-security jammy-updates"));
+        let of = format!("deb [arch=arm64 signed-by={keys}]");
+        let expected = format!(
+            "{of} mirror+file:{root}/etc/mirrors/ jammy main\n{of} http://safe.test/ubuntu/ jammy-security main\n"
+        );
+        assert_eq!(told, expected);
     }
 }
