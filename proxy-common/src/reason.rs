@@ -1,7 +1,7 @@
 //! The list of all reasons why a packet or a call was refused, dropped, or passed unchanged.
 //!
 //! Programs count reasons, `/metrics` and the command line name them, and `docs/reasons.md` is generated from this file
-//! (`cargo xtask docs`).
+//! (`cargo xtask build docs`).
 
 /// What happens to the packet or the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -12,7 +12,7 @@ use crate::toolchain::{TARGET, Toolchain};
 use crate::workspace::Workspace;
 use crate::{log, object};
 
-/// Build `ballast` with its BPF programs inside.
+/// Which agent.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Build the agent with optimisations, to target/release (the BPF programs are always optimised)
@@ -49,7 +49,7 @@ pub fn bpf(workspace: &Workspace, args: &Args) -> Result<PathBuf> {
 /// Prepares a command that loads the programs: requires root, installs tools for network namespaces, builds the BPF object.
 pub fn prepare_to_load(workspace: &Workspace, command: &str) -> Result<()> {
     if !exec::is_root() {
-        bail!("needs root, to load programs: sudo -E env \"PATH=$PATH\" cargo xtask {command}");
+        bail!("needs root, to load programs: sudo -E env \"PATH=$PATH\" cargo xtask test {command}");
     }
     setup::tools(Need::Netns)?;
     bpf(workspace, &Args::default()).map(drop)

@@ -1,7 +1,7 @@
 //! Runs other programs, reads their output, and finds their files.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,12 +17,14 @@ const ADMIN_DIRS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 #[derive(Debug)]
 pub struct Cmd {
     command: Command,
+    /// Whether the standard error of a program whose output is read goes to the terminal.
+    shows_errors: bool,
 }
 
 impl Cmd {
     /// Returns a call of `program`, which inherits our environment.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
-        Self { command: Command::new(program) }
+        Self { command: Command::new(program), shows_errors: false }
     }
 
     /// Returns a call of the cargo that runs this program.
@@ -97,12 +99,24 @@ impl Cmd {
     }
 
     /// Runs the program to its end and returns its standard output; an error contains its standard error.
-    pub fn read(mut self) -> Result<String> {
-        let output = self
-            .command
-            .stdin(Stdio::null())
-            .output()
-            .with_context(|| format!("cannot start `{}`", self.line()))?;
+    pub fn read(self) -> Result<String> {
+        self.read_with_input("")
+    }
+
+    /// Like [`Cmd::read`], with a text as the program's standard input.
+    pub fn read_with_input(mut self, text: &str) -> Result<String> {
+        self.command
+            .stdin(if text.is_empty() { Stdio::null() } else { Stdio::piped() })
+            .stdout(Stdio::piped());
+        if !self.shows_errors {
+            self.command.stderr(Stdio::piped());
+        }
+        let mut child = self.command.spawn().with_context(|| format!("cannot start `{}`", self.line()))?;
+        if let Some(mut input) = child.stdin.take() {
+            input.write_all(text.as_bytes()).with_context(|| format!("`{}` does not listen", self.line()))?;
+        }
+        let output =
+            child.wait_with_output().with_context(|| format!("cannot wait for `{}`", self.line()))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             bail!("`{}` failed: {}: {}", self.line(), output.status, said.trim());
@@ -112,7 +126,7 @@ impl Cmd {
 
     /// Like [`Cmd::read`], but the program's standard error (progress and errors) goes to the terminal.
     pub fn read_with_stderr_shown(mut self) -> Result<String> {
-        self.command.stderr(Stdio::inherit());
+        self.shows_errors = true;
         self.read()
     }
 

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: runs more random cases than the tests have time for.
+//! `cargo xtask test fuzz`: runs more random cases than the tests have time for.
 
 use std::fmt;
 

@@ -12,7 +12,6 @@ mod chart;
 mod cluster;
 mod cross;
 mod demo;
-mod deny;
 mod docs;
 mod e2e;
 mod exec;
@@ -48,45 +47,85 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
+#[command(disable_help_subcommand = true)]
 enum Command {
     Setup(setup::Args),
-    Build(build::Args),
-    Lint(lint::Args),
-    Test(test::Args),
+    /// Build `ballast` with its BPF programs inside, or generate files of the repository
+    Build(Either<build::Args, Generated>),
+    /// Check format, clippy (host and BPF target, warnings denied), layers, circular dependencies, words, links between
+    /// documents, commands in documents, generated documents, the chart with its manifests, workflows, shell scripts and systemd units
+    Lint(Either<lint::Args, Dependencies>),
+    /// Run the tests of all rungs, or of the given ones, or other tests and measurements
+    ///
+    /// A rung that this machine cannot run is skipped, with the reason; with CI=true the command fails instead.
+    Test(Either<test::Args, Tests>),
     Demo(demo::Args),
+    Image(image::Args),
+    /// Check dependencies, and build all files of a release in target/release-files: programs and images for amd64 and arm64,
+    /// packages, bills of materials, chart, units, SHA256SUMS (needs root and Go; takes minutes)
+    Release(Either<release::Args, Packages>),
+}
+
+/// A command with sub-commands.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+struct Either<A: clap::Args, C: Subcommand> {
+    #[command(flatten)]
+    args: A,
+    #[command(subcommand)]
+    command: Option<C>,
+}
+
+#[derive(Subcommand)]
+enum Generated {
+    Docs(docs::Args),
+    /// Render deploy/manifests from the chart
+    Chart,
+}
+
+#[derive(Subcommand)]
+enum Dependencies {
+    /// Check licences, sources and bans of all dependencies (cargo-deny; its first build takes minutes)
+    Deny(release::Args),
+}
+
+#[derive(Subcommand)]
+enum Tests {
+    Fuzz(fuzz::Args),
     Bench(bench::Args),
     Scale(scale::Args),
-    Fuzz(fuzz::Args),
-    Docs(docs::Args),
     Cluster(cluster::Args),
     E2e(e2e::Args),
-    Image(image::Args),
-    Chart(chart::Args),
-    Deny(deny::Args),
+}
+
+#[derive(Subcommand)]
+enum Packages {
     Package(package::Args),
-    Release(release::Args),
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Setup(args) => setup::run(&args),
+        Command::Build(Either { args, command: None }) => build::run(&args),
+        Command::Build(Either { command: Some(Generated::Docs(args)), .. }) => docs::run(&args),
+        Command::Build(Either { command: Some(Generated::Chart), .. }) => chart::run(),
+        Command::Lint(Either { args, command: None }) => lint::run(&args, Cli::command()),
+        Command::Lint(Either { command: Some(Dependencies::Deny(args)), .. }) => release::deny(&args),
+        Command::Test(Either { args, command: None }) => test::run(&args),
+        Command::Test(Either { command: Some(Tests::Fuzz(args)), .. }) => fuzz::run(&args),
+        Command::Test(Either { command: Some(Tests::Bench(args)), .. }) => bench::run(&args),
+        Command::Test(Either { command: Some(Tests::Scale(args)), .. }) => scale::run(&args),
+        Command::Test(Either { command: Some(Tests::Cluster(args)), .. }) => cluster::run(&args),
+        Command::Test(Either { command: Some(Tests::E2e(args)), .. }) => e2e::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Image(args) => image::run(&args),
+        Command::Release(Either { args, command: None }) => release::run(&args),
+        Command::Release(Either { command: Some(Packages::Package(args)), .. }) => package::run(&args),
+    }
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Command::Setup(args) => setup::run(&args),
-        Command::Build(args) => build::run(&args),
-        Command::Lint(args) => lint::run(&args, Cli::command()),
-        Command::Test(args) => test::run(&args),
-        Command::Demo(args) => demo::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Scale(args) => scale::run(&args),
-        Command::Fuzz(args) => fuzz::run(&args),
-        Command::Docs(args) => docs::run(&args),
-        Command::Cluster(args) => cluster::run(&args),
-        Command::E2e(args) => e2e::run(&args),
-        Command::Image(args) => image::run(&args),
-        Command::Chart(args) => chart::run(&args),
-        Command::Deny(args) => deny::run(args),
-        Command::Package(args) => package::run(&args),
-        Command::Release(args) => release::run(&args),
-    };
-    match done {
+    match run(Cli::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error(&error);

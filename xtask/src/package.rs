@@ -1,4 +1,4 @@
-//! `cargo xtask package`: builds a deb and an rpm of the static agent, with units, settings, manual pages and completions.
+//! `cargo xtask release package`: builds a deb and an rpm of the static agent, with units, settings, manual pages and completions.
 //!
 //! `proxy-user/Cargo.toml` lists the files in them (`package.metadata.deb`, `package.metadata.generate-rpm`); the program and
 //! generated files are put into target/package first.

@@ -9,15 +9,14 @@ use crate::chart::Helm;
 use crate::cross::Arch;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{deny, image, log, package};
+use crate::{cargotools, image, log, package};
 
-/// Check dependencies, and build all files of a release in target/release-files: programs and images for amd64 and arm64,
-/// packages, bills of materials, chart, units, SHA256SUMS (needs root and Go; takes minutes).
+/// Whether to check for vulnerabilities.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Also check for known vulnerabilities: fetches the advisory database from GitHub
     #[arg(long)]
-    pub advisories: bool,
+    advisories: bool,
 }
 
 /// Name of the file with the checksums, in the format of sha256sum(1).
@@ -26,7 +25,7 @@ const SUMS: &str = "SHA256SUMS";
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
-    deny::run(deny::Args { advisories: args.advisories })?;
+    deny(args)?;
     let folder = workspace.target().join("release-files");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
@@ -54,6 +53,15 @@ pub fn run(args: &Args) -> Result<()> {
     }
     log::line(sums(&folder)?);
     Ok(())
+}
+
+/// Checks licences, sources and duplicates of all dependencies (cargo-deny, `deny.toml`).
+pub fn deny(args: &Args) -> Result<()> {
+    cargotools::cargo(cargotools::DENY)?
+        .args(["--locked", "--all-features", "check", "bans", "licenses", "sources"])
+        .args(args.advisories.then_some("advisories"))
+        .dir(Workspace::find()?.root())
+        .run()
 }
 
 /// Writes the plugin of kubectl: an archive for each architecture with the program as `kubectl-ballast`, and krew's manifest,

@@ -1,4 +1,4 @@
-//! `cargo xtask scale`: measures the agent, and hollow agents, with a chosen number of Services and endpoints.
+//! `cargo xtask test scale`: measures the agent, and hollow agents, with a chosen number of Services and endpoints.
 
 use std::path::PathBuf;
 

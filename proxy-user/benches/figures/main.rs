@@ -1,4 +1,4 @@
-//! Ballast's figures, measured on this machine: `cargo xtask bench`. It needs root.
+//! Ballast's figures, measured on this machine: `cargo xtask test bench`. It needs root.
 //!
 //! Values that are compared are measured in turn, in many short rounds, and the median counts: so other load on the machine
 //! affects all sides alike. No figure fails because a machine is slow.

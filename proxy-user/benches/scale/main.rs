@@ -1,4 +1,4 @@
-//! The agent with many Services, against a real API server: `cargo xtask scale`. It needs root.
+//! The agent with many Services, against a real API server: `cargo xtask test scale`. It needs root.
 //!
 //! One kube-apiserver with its etcd holds the Services and `EndpointSlices`. First, the real agent runs beside it and is
 //! measured: cold start, restart, memory, CPU. Then hollow agents are measured: the same watch, model, plan and sync with maps

@@ -2,7 +2,7 @@
 //! model.
 //!
 //! A case is a string of bytes (`case.rs`). `corpus/` holds a case for each branch of the model; these run first, then
-//! random ones: `cargo xtask fuzz --cases 100000000` runs more of them. A case that differs is minimized and printed with a
+//! random ones: `cargo xtask test fuzz --cases 100000000` runs more of them. A case that differs is minimized and printed with a
 //! line that runs it again: as a test in `replays.rs`, or at once as `BALLAST_FUZZ_REPLAY='replay(...)'`.
 //!
 //! ```text

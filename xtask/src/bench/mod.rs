@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measures the figures on this machine, and prints them as one table.
+//! `cargo xtask test bench`: measures the figures on this machine, and prints them as one table.
 
 mod chart;
 mod figure;

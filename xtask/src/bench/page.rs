@@ -112,7 +112,7 @@ fn unit_word(unit: &str) -> String {
 
 fn text(figures: &[Figure], machine: &Machine) -> String {
     let mut page = String::from(
-        "# Benchmarks\n\nOne command measures everything again and writes this folder:\n\n```sh\nsudo -E env \"PATH=$PATH\" cargo xtask bench --page docs/benchmarks\n```\n\n\
+        "# Benchmarks\n\nOne command measures everything again and writes this folder:\n\n```sh\nsudo -E env \"PATH=$PATH\" cargo xtask test bench --page docs/benchmarks\n```\n\n\
          Compare ratios, not absolute times: both sides of a ratio are measured in turn in the same run. \
          A figure above its target is marked, and its bar is red; the black line is the target. Where a figure is of many rounds, \
          the middle half of them is between the two numbers beside it.\n\n",

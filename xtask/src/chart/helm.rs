@@ -1,10 +1,8 @@
 //! Helm, which renders the chart.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 
 use crate::exec::Cmd;
 use crate::gotools;
@@ -88,17 +86,7 @@ impl Helm {
     /// Renders the chart with a file of values, and with these values in the syntax of `--set`.
     pub(super) fn render_file(&self, file: &str, values: &[&str]) -> Result<String> {
         let sets = values.iter().flat_map(|value| ["--set", value]);
-        let mut command = self.template().args(["--values", "-"]).args(sets).into_std();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut helm = command.spawn().context("cannot start helm")?;
-        helm.stdin
-            .take()
-            .context("no pipe to helm")?
-            .write_all(file.as_bytes())
-            .context("cannot write to helm")?;
-        let output = helm.wait_with_output().context("cannot wait for helm")?;
-        ensure!(output.status.success(), "helm: {}", String::from_utf8_lossy(&output.stderr).trim());
-        String::from_utf8(output.stdout).context("helm printed no UTF-8")
+        self.template().args(["--values", "-"]).args(sets).read_with_input(file)
     }
 
     fn template(&self) -> Cmd {

@@ -49,16 +49,16 @@ impl Node {
 }
 
 /// Arguments of `--set`, and the manifests that the chart renders with them.
-type Rendered = (&'static [&'static str], String);
+type Rendered<'a> = (&'a [&'a str], String);
 
 /// Checks that cases change each value and that wrong types are refused; `cases` are arguments of `--set`.
-pub(super) fn check(helm: &Helm, cases: &[&'static [&'static str]]) -> Result<()> {
+pub(super) fn check(helm: &Helm, cases: &[Vec<&str>]) -> Result<()> {
     let path = helm.chart().join("values.schema.json");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let schema = serde_json::from_str(&text).context("values.schema.json")?;
     let nodes = nodes(&schema)?;
-    let with_manifests = |values: &&'static [&'static str]| Ok((*values, helm.render(values)?));
-    let cases = cases.iter().map(with_manifests).collect::<Result<Vec<_>>>()?;
+    let cases: Vec<Rendered<'_>> =
+        cases.iter().map(|values| Ok((&**values, helm.render(values)?))).collect::<Result<_>>()?;
     let mut missed = Vec::new();
     for node in nodes.iter().filter(|node| node.is_value) {
         if !is_shown(helm, node, &cases) {
@@ -70,7 +70,7 @@ pub(super) fn check(helm: &Helm, cases: &[&'static [&'static str]]) -> Result<()
 }
 
 /// Whether the manifests of a case that sets the value differ from those without the value.
-fn is_shown(helm: &Helm, node: &Node, cases: &[Rendered]) -> bool {
+fn is_shown(helm: &Helm, node: &Node, cases: &[Rendered<'_>]) -> bool {
     cases.iter().any(|(values, manifests)| {
         let others: Vec<&str> = values.iter().copied().filter(|value| !node.is_set_by(value)).collect();
         // If a required value is missing, Helm refuses the other values, which also counts as a difference.

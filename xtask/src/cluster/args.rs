@@ -1,4 +1,4 @@
-//! The command line of `cargo xtask cluster`.
+//! The command line of `cargo xtask test cluster`.
 
 use std::path::PathBuf;
 

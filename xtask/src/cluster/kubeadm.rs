@@ -1,4 +1,4 @@
-//! `cargo xtask cluster kubeadm`: creates a cluster with the real kubeadm but without kube-proxy; Ballast's chart serves
+//! `cargo xtask test cluster kubeadm`: creates a cluster with the real kubeadm but without kube-proxy; Ballast's chart serves
 //! its Services from the start. Images are built here; nothing is pulled.
 
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ const STATIC: [&str; 4] = ["kube-apiserver", "kube-controller-manager", "kube-sc
 /// Preflight checks that fail in a namespace on a shared machine, or without systemd.
 const IGNORED: &str = "SystemVerification,Swap,Mem,NumCPU,Hostname";
 
-/// Creates the cluster, checks its Services from both nodes, and keeps it: `cargo xtask cluster down` removes it.
+/// Creates the cluster, checks its Services from both nodes, and keeps it: `cargo xtask test cluster down` removes it.
 pub fn run(workdir: &Workdir, given: &Given) -> Result<()> {
     let workspace = Workspace::find()?;
     prepare(&workspace)?;

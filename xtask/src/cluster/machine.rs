@@ -53,7 +53,7 @@ impl Machine {
                 "slave",
             ])
             .arg(us)
-            .args(["cluster", "init", &self.name, "--name", self.workdir.name()]);
+            .args(["test", "cluster", "init", &self.name, "--name", self.workdir.name()]);
         self.spawn(command, "init")?;
         wait_for(
             &format!("the machine {}; see {}", self.name, self.log("init").display()),

@@ -1,4 +1,4 @@
-//! `cargo xtask cluster`: a real Kubernetes cluster on this machine, without Docker.
+//! `cargo xtask test cluster`: a real Kubernetes cluster on this machine, without Docker.
 //!
 //! Each machine is a set of namespaces (`machine`). The programs are built from pinned sources, once.
 
@@ -47,7 +47,7 @@ const PATIENCE: Duration = Duration::from_mins(3);
 pub fn run(args: &Args) -> Result<()> {
     if !exec::is_root() {
         bail!(
-            "needs root to create the namespaces of the nodes: `sudo -E env \"PATH=$PATH\" cargo xtask cluster ...`"
+            "needs root to create the namespaces of the nodes: `sudo -E env \"PATH=$PATH\" cargo xtask test cluster ...`"
         );
     }
     match &args.command {
@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn there(which: &Which) -> Result<Workdir> {
     let workdir = Workdir::of(&which.name)?;
     if !workdir.exists() {
-        bail!("no cluster `{}` is running: create it with `cargo xtask cluster up`", which.name);
+        bail!("no cluster `{}` is running: create it with `cargo xtask test cluster up`", which.name);
     }
     Ok(workdir)
 }
@@ -106,7 +106,7 @@ fn up_or_leave(wanted: &Up) -> Result<Workdir> {
             }
         } else if workdir.exists() {
             log::line(format_args!(
-                "the cluster is left as it is, with its logs in {}; `cargo xtask cluster down --name {}` removes it",
+                "the cluster is left as it is, with its logs in {}; `cargo xtask test cluster down --name {}` removes it",
                 workdir.logs().display(),
                 workdir.name()
             ));

@@ -1,12 +1,11 @@
 //! Parts of every cluster: packages, programs, and the network between its machines.
 
-use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
 use super::workdir::Workdir;
+use crate::exec::Cmd;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{apiserver, gotools};
@@ -27,20 +26,9 @@ pub(super) fn prepare(workspace: &Workspace) -> Result<()> {
 
 /// Runs a batch of ip(8) commands in the netns of a process.
 pub(super) fn batch(process: u32, lines: &str) -> Result<()> {
-    let mut child = Command::new("nsenter")
-        .args([&format!("--net=/proc/{process}/ns/net"), "ip", "-batch", "-"])
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("cannot start nsenter")?;
-    if let Some(mut input) = child.stdin.take() {
-        input.write_all(lines.as_bytes()).context("ip does not listen")?;
-    }
-    let output = child.wait_with_output().context("cannot wait for ip")?;
-    if !output.status.success() {
-        bail!("ip: {}\n{lines}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
+    let network = format!("--net=/proc/{process}/ns/net");
+    let ip = Cmd::new("nsenter").args([&network, "ip", "-batch", "-"]);
+    ip.read_with_input(lines).map(|_| ()).with_context(|| lines.to_owned())
 }
 
 /// Links the programs of the cluster's machines into its directory.

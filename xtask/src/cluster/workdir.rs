@@ -35,7 +35,10 @@ impl Workdir {
     pub fn make(&self) -> Result<()> {
         let shown = || {
             let name = &self.name;
-            format!("cannot make {}: `cargo xtask cluster down --name {name}` first?", self.dir.display())
+            format!(
+                "cannot make {}: `cargo xtask test cluster down --name {name}` first?",
+                self.dir.display()
+            )
         };
         let parent = self.dir.parent().context("the cluster's folder has no parent")?;
         let disk =

@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 const HEAD: &str = "\
 # Values of the chart
 
-`cargo xtask docs` makes this page from [values.yaml](../deploy/chart/values.yaml) and [values.schema.json](../deploy/chart/values.schema.json). Helm refuses values that do not fit the schema. [quickstart.md](quickstart.md) shows how to install.
+`cargo xtask build docs` makes this page from [values.yaml](../deploy/chart/values.yaml) and [values.schema.json](../deploy/chart/values.schema.json). Helm refuses values that do not fit the schema. [quickstart.md](quickstart.md) shows how to install.
 
 | value | type | default | |
 |---|---|---|---|

@@ -32,7 +32,11 @@ pub(super) fn check(workspace: &Workspace) -> Result<()> {
     for source in sources {
         let picture = source.with_extension("svg");
         if !read(&picture)?.contains(&metadata(&read(&source)?)) {
-            bail!("{} is not of {}: run `cargo xtask docs --diagrams`", picture.display(), source.display());
+            bail!(
+                "{} is not of {}: run `cargo xtask build docs --diagrams`",
+                picture.display(),
+                source.display()
+            );
         }
     }
     Ok(())

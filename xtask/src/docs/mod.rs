@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: generates the pages that come from code, so that they cannot differ from it, the diagrams, and the
+//! `cargo xtask build docs`: generates the pages that come from code, so that they cannot differ from it, the diagrams, and the
 //! book of all pages.
 
 mod book;
@@ -62,7 +62,7 @@ pub fn check(workspace: &Workspace) -> Result<()> {
         let path = workspace.root().join(name);
         let there = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         if there != text(workspace)? {
-            bail!("{name} does not match {from}: run `cargo xtask docs`");
+            bail!("{name} does not match {from}: run `cargo xtask build docs`");
         }
     }
     diagrams::check(workspace)

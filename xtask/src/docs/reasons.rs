@@ -8,7 +8,7 @@ const HEAD: &str = "\
 # Reasons
 
 Every refusal, drop and pass has one of these reasons.
-`cargo xtask docs` generates this page from `proxy-common/src/reason.rs`.
+`cargo xtask build docs` generates this page from `proxy-common/src/reason.rs`.
 The maps `reasons` (all) and `refusals` (by Service) count the reasons. `/metrics` (`ballast_reasons_total`, `ballast_service_refusals_total`), `ballast status`, `ballast service show` and `ballast explain` show them, and `ballast monitor` shows them live.
 
 `reject`: the client gets an error immediately. `drop`: the packet is dropped without an answer. `pass`: the packet or call continues untranslated.

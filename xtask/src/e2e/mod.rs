@@ -1,4 +1,4 @@
-//! `cargo xtask e2e`: runs Kubernetes' own end-to-end tests of Services, on clusters made for them.
+//! `cargo xtask test e2e`: runs Kubernetes' own end-to-end tests of Services, on clusters made for them.
 
 mod report;
 
@@ -81,7 +81,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     if !exec::is_root() {
         bail!(
-            "needs root to create the namespaces of the nodes: `sudo -E env \"PATH=$PATH\" cargo xtask e2e`"
+            "needs root to create the namespaces of the nodes: `sudo -E env \"PATH=$PATH\" cargo xtask test e2e`"
         );
     }
     signal::catch();

@@ -30,8 +30,7 @@ use crate::{apt, chart, docs, go, gotools, log};
 /// The clippy driver of the distribution's rustc, and its package.
 const DISTRIBUTION_CLIPPY: (&str, &str) = ("/usr/bin/clippy-driver", "rust-web-clippy");
 
-/// Check format, clippy (host and BPF target, warnings denied), layers, circular dependencies, words, links between
-/// documents, commands in documents, generated documents, the chart with its manifests, workflows, shell scripts and systemd units.
+/// How much to check.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Args {
     /// Check only the project's own rules; needs no compiler, takes seconds

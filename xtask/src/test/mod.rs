@@ -15,9 +15,7 @@ use crate::workspace::Workspace;
 use crate::{apiserver, build, exec, kernel, log};
 pub use rung::Rung;
 
-/// Run the tests of all rungs, or of the given ones.
-///
-/// A rung that this machine cannot run is skipped, with the reason; with CI=true the command fails instead.
+/// Which tests.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// The rungs to run [default: all]

@@ -1,6 +1,6 @@
 //! The page of the metrics server in a real browser: loading, updates, keys, a phone's width, colours.
 //!
-//! With `BALLAST_SCREENSHOTS` (`cargo xtask docs --screenshots`), the case writes the pictures of docs/page.md to that folder.
+//! With `BALLAST_SCREENSHOTS` (`cargo xtask build docs --screenshots`), the case writes the pictures of docs/page.md to that folder.
 
 use std::path::Path;
 use std::thread::sleep;

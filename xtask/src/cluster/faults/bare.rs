@@ -1,4 +1,4 @@
-//! `cargo xtask cluster rolling`: rollouts of pods without probes and without a pause before their end, with one proxy
+//! `cargo xtask test cluster rolling`: rollouts of pods without probes and without a pause before their end, with one proxy
 //! after the other on the same cluster. Connections then fail with any proxy; this command counts them.
 
 use std::fmt::Write as _;
@@ -56,7 +56,7 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     let table = table(&rows);
     write!(std::io::stdout(), "{table}").context("cannot write the results")?;
     if args.page {
-        let mut command = "cargo xtask cluster rolling --page".to_owned();
+        let mut command = "cargo xtask test cluster rolling --page".to_owned();
         if args.rounds != ROUNDS {
             let _ = write!(command, " --rounds {}", args.rounds);
         }

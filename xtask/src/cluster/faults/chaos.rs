@@ -1,4 +1,4 @@
-//! `cargo xtask cluster chaos`: injects faults in random order, and checks that each connection reached an endpoint that
+//! `cargo xtask test cluster chaos`: injects faults in random order, and checks that each connection reached an endpoint that
 //! `ballast explain` had predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,7 +90,8 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     testbed.clear()?;
     write!(std::io::stdout(), "{}", table::text(&lines)).context("cannot write the results")?;
     if args.page {
-        let command = format!("cargo xtask cluster chaos --minutes {} --seed {seed} --page", args.minutes);
+        let command =
+            format!("cargo xtask test cluster chaos --minutes {} --seed {seed} --page", args.minutes);
         let proxy = testbed.agents.proxy();
         let title = format!("Faults in random order ({proxy})");
         page::write(

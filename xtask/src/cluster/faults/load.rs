@@ -182,8 +182,11 @@ impl LoadGenerator {
     /// Starts a client; `workdir` is a command that runs its arguments in some place.
     pub(super) fn start(name: String, workdir: Cmd, targets: &[Target]) -> Result<Self> {
         let us = std::env::current_exe().context("cannot find our own program")?;
-        let mut command: Command =
-            workdir.arg(us).args(["cluster", "knock"]).args(targets.iter().map(Target::to_string)).into_std();
+        let mut command: Command = workdir
+            .arg(us)
+            .args(["test", "cluster", "knock"])
+            .args(targets.iter().map(Target::to_string))
+            .into_std();
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         Ok(Self { name, child: command.spawn().context("cannot start a client")? })
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask cluster faults`: injects faults into a cluster while clients on every path make connections, changes a node
+//! `cargo xtask test cluster faults`: injects faults into a cluster while clients on every path make connections, changes a node
 //! as other tools may do, and checks what must hold because nodes share a kernel.
 
 mod agents;
@@ -66,7 +66,7 @@ pub struct Args {
 impl Args {
     /// Returns the command line, for the page.
     fn line(&self) -> String {
-        let mut line = "cargo xtask cluster faults --page".to_owned();
+        let mut line = "cargo xtask test cluster faults --page".to_owned();
         if self.away != AWAY {
             let _ = write!(line, " --away {}", self.away);
         }
@@ -79,7 +79,7 @@ impl Args {
 
 /// Returns the command line that creates a cluster with these settings, for the page.
 fn up(proxy: Proxy, settings: &[String]) -> String {
-    let mut line = format!("cargo xtask cluster up --proxy {proxy}");
+    let mut line = format!("cargo xtask test cluster up --proxy {proxy}");
     for setting in settings {
         let _ = write!(line, " --setting {setting}");
     }
@@ -226,10 +226,10 @@ mod tests {
         let settings = ["BALLAST_MAX_FRONTENDS=256".to_owned(), "BALLAST_SNAT_PORTS=1024-29999".to_owned()];
         assert_eq!(
             up(Proxy::Ballast, &settings),
-            "cargo xtask cluster up --proxy ballast --setting BALLAST_MAX_FRONTENDS=256 \
+            "cargo xtask test cluster up --proxy ballast --setting BALLAST_MAX_FRONTENDS=256 \
              --setting BALLAST_SNAT_PORTS=1024-29999"
         );
         let args = Args { only: vec!["a map is full".into()], away: 60, page: true };
-        assert_eq!(args.line(), "cargo xtask cluster faults --page --away 60 'a map is full'");
+        assert_eq!(args.line(), "cargo xtask test cluster faults --page --away 60 'a map is full'");
     }
 }

@@ -85,7 +85,7 @@ pub(super) fn map_full(testbed: &Testbed<'_>) -> Result<()> {
     let room =
         shown.get("max_entries").and_then(serde_json::Value::as_u64).context("a map without a size")?;
     if room > MOST {
-        let how = "`cargo xtask cluster up --setting BALLAST_MAX_FRONTENDS=256`";
+        let how = "`cargo xtask test cluster up --setting BALLAST_MAX_FRONTENDS=256`";
         return Err(Unsupported(format!(
             "there is room for {room} addresses of Services; a cluster for this: {how}"
         ))
@@ -157,7 +157,8 @@ pub(super) fn foreign_programs(testbed: &Testbed<'_>) -> Result<()> {
     for hook in super::foreign::Hook::ALL {
         for _ in 0..5 {
             signal::check()?;
-            let told = testbed.workdir.node(Node(1)).command(&[&us, "cluster", "foreign", hook]).read();
+            let told =
+                testbed.workdir.node(Node(1)).command(&[&us, "test", "cluster", "foreign", hook]).read();
             told.with_context(|| format!("a program at {hook}"))?;
         }
     }

@@ -13,7 +13,7 @@ const HEAD: &str = "\
 # Faults
 
 What connections saw while something went wrong on the [cluster of this machine](../testing.md#a-real-cluster). Each part is \
-written by the commands that it names; `cargo xtask cluster faults --help` explains the cases.
+written by the commands that it names; `cargo xtask test cluster faults --help` explains the cases.
 
 In the tables, NEW, LONG, UDP and AFFINITY count questions: each by a new TCP connection; by TCP connections that stay all the \
 time; by UDP sockets, new ones and such that stay; by new connections to a Service with session affinity. FAILED are those \
