@@ -37,7 +37,7 @@ pub(super) fn check(units: &[Unit<'_>]) -> Vec<Finding> {
 
 impl Unit<'_> {
     fn test_modules(&self) -> impl Iterator<Item = Vec<String>> {
-        self.code.test_modules.iter().map(|name| [&self.module[..], from_ref(name)].concat())
+        self.test_modules.iter().map(|name| [&self.module[..], from_ref(name)].concat())
     }
 
     fn foreign_reexports(&self, own_crate: &str, our_crates: &[String]) -> Vec<Finding> {
@@ -45,7 +45,7 @@ impl Unit<'_> {
             Some(path) => self.module.first().is_some_and(|top| path.first() != Some(top)),
             None => our_crates.contains(&used.names[0]),
         };
-        let used = self.code.used.iter().filter(|used| used.is_reexport && is_foreign(used));
+        let used = self.used.iter().filter(|used| used.is_reexport && is_foreign(used));
         let what = |used: &Used| {
             format!("`pub use` of another layer: name {} where it is used", used.names.join("::"))
         };
@@ -67,7 +67,7 @@ impl Map<'_> {
         let at = self.by_module[&path[..depth]];
         let Some(name) = path.get(depth).filter(|_| hops > 0) else { return Some(at) };
         let foreign_reexports = |used: &&Used| used.is_import && used.name() == name;
-        let Some(used) = self.units[at].code.used.iter().find(foreign_reexports) else { return Some(at) };
+        let Some(used) = self.units[at].used.iter().find(foreign_reexports) else { return Some(at) };
         let Some(mut next) = self.absolute(at, used) else { return Some(at) };
         next.extend_from_slice(&path[depth + 1..]);
         self.find(&next, hops - 1)
@@ -86,7 +86,7 @@ impl Map<'_> {
     fn dependencies(&self, at: usize) -> BTreeMap<usize, (usize, String)> {
         let unit = self.units[at];
         let mut found = BTreeMap::new();
-        for used in &unit.code.used {
+        for used in &unit.used {
             let Some(path) = self.absolute(at, used) else { continue };
             let is_child = path.len() > unit.module.len() && path.starts_with(&unit.module);
             if used.is_reexport && is_child {

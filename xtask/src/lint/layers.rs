@@ -8,86 +8,52 @@ use super::finding::Finding;
 use super::paths::Unit;
 
 /// The modules of `proxy-user`, and which of them each may use.
-const MODULES: [(&str, &[&str]); 22] = [
-    ("spans", &[]),
-    ("otlp", &["spans"]),
-    ("api", &["spans"]),
-    ("source", &["api"]),
-    ("maps", &[]),
-    ("rates", &["maps"]),
-    ("driver", &["spans"]),
-    ("audit", &["api", "maps", "spans", "driver"]),
-    ("host", &[]),
-    ("programs", &["host", "maps"]),
-    ("connections", &["maps", "programs", "driver"]),
-    ("sockets", &["host", "maps", "programs", "driver"]),
-    ("metrics", &["audit", "maps", "otlp", "programs", "driver"]),
-    ("page", &["cli", "config", "maps", "rates"]),
-    ("http", &["metrics", "page", "driver"]),
-    ("config", &["host", "otlp", "programs"]),
-    ("cli", &["config", "host", "maps", "otlp", "programs"]),
-    ("kubectl", &["api", "cli", "page"]),
-    ("telemetry", &["config", "otlp", "spans"]),
-    ("top", &["cli", "config", "maps", "rates"]),
+const MODULES: [(&str, &str); 22] = [
+    ("spans", ""),
+    ("otlp", "spans"),
+    ("api", "spans"),
+    ("source", "api"),
+    ("maps", ""),
+    ("rates", "maps"),
+    ("driver", "spans"),
+    ("audit", "api maps spans driver"),
+    ("host", ""),
+    ("programs", "host maps"),
+    ("connections", "maps programs driver"),
+    ("sockets", "host maps programs driver"),
+    ("metrics", "audit maps otlp programs driver"),
+    ("page", "cli config maps rates"),
+    ("http", "metrics page driver"),
+    ("config", "host otlp programs"),
+    ("cli", "config host maps otlp programs"),
+    ("kubectl", "api cli page"),
+    ("telemetry", "config otlp spans"),
+    ("top", "cli config maps rates"),
     (
         "app",
-        &[
-            "api",
-            "audit",
-            "cli",
-            "config",
-            "connections",
-            "host",
-            "http",
-            "maps",
-            "metrics",
-            "otlp",
-            "page",
-            "programs",
-            "sockets",
-            "source",
-            "spans",
-            "driver",
-            "telemetry",
-        ],
+        "api audit cli config connections host http maps metrics otlp page programs sockets source spans driver telemetry",
     ),
-    ("main", &["app", "cli", "config", "host", "kubectl", "otlp", "programs", "telemetry", "top"]),
+    ("main", "app cli config host kubectl otlp programs telemetry top"),
 ];
 
 /// Crates that only some modules may use, so that the others stay testable without them.
-const RESTRICTED: [(&str, &[&str]); 14] = [
-    ("anyhow", &["app", "main"]),
-    ("aya", &["maps", "programs"]),
-    ("aya_log", &["programs"]),
-    ("aya_obj", &["maps", "programs"]),
-    ("axum", &["http", "kubectl", "page"]),
-    ("clap", &["cli", "kubectl", "main"]),
-    ("hyper", &["api", "http", "kubectl", "otlp"]),
-    ("k8s_openapi", &["api", "kubectl", "source"]),
-    ("kube", &["api", "app", "kubectl", "otlp", "source"]),
-    ("notify", &["source"]),
-    ("netlink_packet_sock_diag", &["host"]),
-    ("ratatui", &["top"]),
-    ("rtnetlink", &["host", "programs"]),
+const RESTRICTED: [(&str, &str); 14] = [
+    ("anyhow", "app main"),
+    ("aya", "maps programs"),
+    ("aya_log", "programs"),
+    ("aya_obj", "maps programs"),
+    ("axum", "http kubectl page"),
+    ("clap", "cli kubectl main"),
+    ("hyper", "api http kubectl otlp"),
+    ("k8s_openapi", "api kubectl source"),
+    ("kube", "api app kubectl otlp source"),
+    ("notify", "source"),
+    ("netlink_packet_sock_diag", "host"),
+    ("ratatui", "top"),
+    ("rtnetlink", "host programs"),
     (
         "tokio",
-        &[
-            "api",
-            "app",
-            "audit",
-            "connections",
-            "host",
-            "http",
-            "kubectl",
-            "main",
-            "metrics",
-            "otlp",
-            "page",
-            "programs",
-            "sockets",
-            "source",
-            "driver",
-        ],
+        "api app audit connections host http kubectl main metrics otlp page programs sockets source driver",
     ),
 ];
 
@@ -109,7 +75,7 @@ fn kernel_uses(unit: &Unit<'_>) -> Vec<Finding> {
         return Vec::new();
     };
     let is_kernels = |path: &[String]| path.first().is_some_and(|name| name == "kernel");
-    let uses = unit.code.used.iter().filter(|used| match used.absolute(&unit.module, "proxy_ebpf") {
+    let uses = unit.used.iter().filter(|used| match used.absolute(&unit.module, "proxy_ebpf") {
         Some(path) => is_kernels(&path),
         None => used.names[0] == "aya_ebpf",
     });
@@ -128,17 +94,17 @@ fn agent_uses(unit: &Unit<'_>) -> Vec<Finding> {
         return vec![find(0, format!("module `{top}` has no line in the table of layers"))];
     };
     let mut findings = Vec::new();
-    for used in &unit.code.used {
+    for used in &unit.used {
         if let Some(path) = used.absolute(&unit.module, "proxy_user") {
             let Some(name) = path.first().filter(|name| *name != top) else { continue };
             let known = MODULES.iter().any(|(module, _)| module == name);
-            if known && !allowed.contains(&name.as_str()) {
+            if known && !has(allowed, name) {
                 findings.push(find(used.line, format!("`{top}` may not use `{name}`")));
             }
         } else {
             let name = &used.names[0];
             let rule = RESTRICTED.iter().find(|(krate, _)| krate == name);
-            if rule.is_some_and(|(_, modules)| !modules.contains(&top.as_str())) {
+            if rule.is_some_and(|(_, modules)| !has(modules, top)) {
                 findings.push(find(used.line, format!("`{top}` may not use the crate {name}")));
             }
         }
@@ -148,5 +114,77 @@ fn agent_uses(unit: &Unit<'_>) -> Vec<Finding> {
     findings
 }
 
+/// Whether a list of words has the word.
+fn has(list: &str, word: &str) -> bool {
+    list.split(' ').any(|one| one == word)
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::lint::source::SourceFile;
+
+    fn whats(path: &str, text: &str) -> Vec<String> {
+        let file = SourceFile { path: path.into(), text: text.into() };
+        let unit = Unit::read(&file).unwrap();
+        unit.iter().flat_map(modules).map(|finding| format!("{} {}", finding.line, finding.what)).collect()
+    }
+
+    #[test]
+    fn a_use_against_the_direction_is_found_in_every_form() {
+        for (file, text, found) in [
+            ("rates/mod.rs", "\nuse crate::driver::Driver;\n", "2 `rates` may not use `driver`"),
+            ("maps/a.rs", "fn f() { crate::driver::go() }", "1 `maps` may not use `driver`"),
+            (
+                "rates/a.rs",
+                "use crate::{\n driver::{self, Driver},\n maps::View,\n};",
+                "2 `rates` may not use `driver`",
+            ),
+            ("maps/mod.rs", "use super::rates::X;", "1 `maps` may not use `rates`"),
+            ("maps/a.rs", "use super::super::rates::X;", "1 `maps` may not use `rates`"),
+            ("driver/a.rs", "use aya::Ebpf;", "1 `driver` may not use the crate aya"),
+            ("maps/a.rs", "type A = kube::Client;", "1 `maps` may not use the crate kube"),
+            ("novel.rs", "", "0 module `novel` has no line in the table of layers"),
+        ] {
+            assert_eq!(whats(&format!("proxy-user/src/{file}"), text), [found]);
+        }
+    }
+
+    #[test]
+    fn what_is_in_the_table_and_comments_tests_and_other_crates_are_free() {
+        for (file, text) in [
+            ("proxy-user/src/rates/mod.rs", "use crate::maps::View;\nuse crate::rates::Rate;\n"),
+            // `super` in maps/a.rs is `maps` itself, which may have a module `rates` of its own.
+            ("proxy-user/src/maps/a.rs", "use super::rates::X;"),
+            ("proxy-user/src/programs/a.rs", "use aya::Ebpf;"),
+            ("proxy-user/src/driver/a.rs", "use self::aya::Ebpf;"),
+            ("proxy-user/src/maps/a.rs", "// use crate::driver::X;\n"),
+            ("proxy-user/src/maps/tests.rs", "use crate::driver::X;\n"),
+            ("proxy-common/src/a.rs", "use crate::driver::X;\n"),
+        ] {
+            assert!(whats(file, text).is_empty(), "{file}: {text}");
+        }
+    }
+
+    #[test]
+    fn use_of_the_kernel_below_it_is_found() {
+        for text in ["use crate::kernel::maps::X;", "fn f() { aya_ebpf::helpers::x() }"] {
+            let found = "1 `socket` may not use `kernel` or the crate aya_ebpf";
+            assert_eq!(whats("proxy-ebpf/src/socket/a.rs", text), [found]);
+            assert!(whats("proxy-ebpf/src/kernel/a.rs", text).is_empty());
+        }
+    }
+
+    #[test]
+    fn the_table_has_no_cycle() {
+        fn reaches(table: &BTreeMap<&str, &str>, from: &str, to: &str) -> bool {
+            table[from].split_whitespace().any(|next| next == to || reaches(table, next, to))
+        }
+        let table = BTreeMap::from(MODULES);
+        for name in table.keys() {
+            assert!(!reaches(&table, name, name), "{name} reaches itself");
+        }
+    }
+}

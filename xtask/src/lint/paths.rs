@@ -2,17 +2,15 @@
 
 use std::path::{Component, Path};
 
-use anyhow::{Context as _, Result};
-use proc_macro2::{TokenStream, TokenTree};
-use syn::visit::{self, Visit};
-use syn::{ItemMod, ItemUse, Macro, Meta, MetaList, UseTree, Visibility};
+use anyhow::{Context as _, Result, anyhow};
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use super::source::SourceFile;
 
 /// A path as written, from its first name on; `use a::{b, c}` has two paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Used {
-    /// Line number from 1; for an import, the line of `use`.
+    /// Line number from 1.
     pub line: usize,
     pub names: Vec<String>,
     /// Whether the path is in a `use`.
@@ -54,7 +52,10 @@ pub(super) struct Unit<'a> {
     /// Folder of the crate.
     pub package: &'a str,
     pub module: Vec<String>,
-    pub code: Code,
+    /// Every path with more than one name, and every import, outside of `#[cfg(test)]` modules.
+    pub used: Vec<Used>,
+    /// Names of the `#[cfg(test)]` modules that are separate files.
+    pub test_modules: Vec<String>,
 }
 
 impl<'a> Unit<'a> {
@@ -65,9 +66,113 @@ impl<'a> Unit<'a> {
         if !file.is_rust() || file.is_test() {
             return Ok(None);
         }
-        let code = Code::read(&file.text).with_context(|| format!("cannot parse {}", file.path.display()))?;
-        Ok(Some(Self { path: &file.path, package, module: module(inside), code }))
+        let tokens: TokenStream = file
+            .text
+            .parse()
+            .map_err(|error| anyhow!("{error}"))
+            .with_context(|| format!("cannot parse {}", file.path.display()))?;
+        let mut unit = Self {
+            path: &file.path,
+            package,
+            module: module(inside),
+            used: Vec::new(),
+            test_modules: Vec::new(),
+        };
+        unit.code(tokens);
+        Ok(Some(unit))
     }
+
+    /// Reads code, and the arguments of its macros and attributes.
+    fn code(&mut self, stream: TokenStream) {
+        let trees: Vec<_> = stream.into_iter().collect();
+        let mut rest = &trees[..];
+        let mut is_public = false;
+        while let [first, after @ ..] = rest {
+            rest = after;
+            let was_public = std::mem::take(&mut is_public);
+            match first {
+                TokenTree::Group(group) if group.delimiter() == Delimiter::Parenthesis && was_public => {
+                    // `pub(crate)`
+                    is_public = true;
+                }
+                TokenTree::Group(group) if group.stream().to_string() == "cfg (test)" => {
+                    if let [TokenTree::Ident(word), TokenTree::Ident(name), body, after @ ..] = rest
+                        && word == "mod"
+                    {
+                        if !matches!(body, TokenTree::Group(_)) {
+                            self.test_modules.push(name.to_string());
+                        }
+                        rest = after;
+                    }
+                }
+                TokenTree::Group(group) => self.code(group.stream()),
+                TokenTree::Ident(word) if word == "pub" => is_public = true,
+                // Not `use<'a>` in a type.
+                TokenTree::Ident(word) if word == "use" && !is_punct(rest.first(), '<') => {
+                    let end = rest.iter().position(|tree| is_punct(Some(tree), ';')).unwrap_or(rest.len());
+                    self.imports(&rest[..end], &[], was_public);
+                    rest = &rest[end..];
+                }
+                TokenTree::Ident(name) => {
+                    let names = names(first, &mut rest);
+                    if names.len() > 1 {
+                        let line = name.span().start().line;
+                        self.used.push(Used {
+                            line,
+                            names,
+                            is_import: false,
+                            is_reexport: false,
+                            alias: None,
+                        });
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Reads trees of imports (`a::b`, `a::{b, c as d}`, `a::*`) below the names `above`.
+    fn imports(&mut self, trees: &[TokenTree], above: &[String], is_reexport: bool) {
+        for mut rest in trees.split(|tree| is_punct(Some(tree), ',')) {
+            let [first, after @ ..] = rest else { continue };
+            rest = after;
+            let mut names = [above, &names(first, &mut rest)].concat();
+            names.pop_if(|name| name == "self" && !above.is_empty());
+            let alias = match rest {
+                [TokenTree::Ident(_), name] => Some(name.to_string()),
+                [.., TokenTree::Group(group)] => {
+                    let inside: Vec<_> = group.stream().into_iter().collect();
+                    self.imports(&inside, &names, is_reexport);
+                    continue;
+                }
+                // `*`
+                [.., _] => {
+                    names.push("*".to_owned());
+                    None
+                }
+                [] => None,
+            };
+            let line = first.span().start().line;
+            self.used.push(Used { line, names, is_import: true, is_reexport, alias });
+        }
+    }
+}
+
+/// Returns the names of the path that begins with `first`, and removes them from the tokens after it.
+fn names(first: &TokenTree, rest: &mut &[TokenTree]) -> Vec<String> {
+    let mut names = vec![first.to_string()];
+    while let [a, b, TokenTree::Ident(next), after @ ..] = *rest
+        && is_punct(Some(a), ':')
+        && is_punct(Some(b), ':')
+    {
+        names.push(next.to_string());
+        *rest = after;
+    }
+    names
+}
+
+fn is_punct(tree: Option<&TokenTree>, character: char) -> bool {
+    matches!(tree, Some(TokenTree::Punct(punct)) if punct.as_char() == character)
 }
 
 /// Returns the module path of a file in a crate's `src`; `lib.rs` is the root, and `main.rs` a module `main`.
@@ -83,142 +188,41 @@ fn module(inside_src: &Path) -> Vec<String> {
     names
 }
 
-/// What a file of Rust code uses outside its `#[cfg(test)]` modules.
-#[derive(Debug, Default)]
-pub(super) struct Code {
-    /// Every path with more than one name, and every import.
-    pub used: Vec<Used>,
-    /// Names of the `#[cfg(test)]` modules that are separate files.
-    pub test_modules: Vec<String>,
-}
-
-impl Code {
-    /// Reads the text of a file.
-    pub fn read(text: &str) -> syn::Result<Self> {
-        let mut code = Self::default();
-        code.visit_file(&syn::parse_file(text)?);
-        Ok(code)
-    }
-
-    fn add(&mut self, line: usize, names: Vec<String>) {
-        if names.len() > 1 {
-            self.used.push(Used { line, names, is_import: false, is_reexport: false, alias: None });
-        }
-    }
-
-    /// Reads a tree of imports (`a::b`, `a::{b, c as d}`, `a::*`) below the names `above`.
-    fn import(&mut self, tree: &UseTree, above: &[String], line: usize, is_reexport: bool) {
-        let below = |name: &dyn ToString| [above, &[name.to_string()]].concat();
-        let (names, alias) = match tree {
-            UseTree::Path(path) => return self.import(&path.tree, &below(&path.ident), line, is_reexport),
-            UseTree::Group(group) => {
-                return group.items.iter().for_each(|tree| self.import(tree, above, line, is_reexport));
-            }
-            UseTree::Name(name) if name.ident == "self" && !above.is_empty() => (above.to_vec(), None),
-            UseTree::Name(name) => (below(&name.ident), None),
-            UseTree::Rename(as_name) => (below(&as_name.ident), Some(as_name.rename.to_string())),
-            UseTree::Glob(_) => (below(&"*"), None),
-        };
-        self.used.push(Used { line, names, is_import: true, is_reexport, alias });
-    }
-
-    /// Reads the paths in the arguments of a macro or of an attribute.
-    fn tokens(&mut self, stream: TokenStream) {
-        let trees: Vec<_> = stream.into_iter().collect();
-        let mut rest = &trees[..];
-        while let [first, after @ ..] = rest {
-            rest = after;
-            match first {
-                TokenTree::Group(group) => self.tokens(group.stream()),
-                TokenTree::Ident(name) => {
-                    let mut names = vec![name.to_string()];
-                    while let [TokenTree::Punct(a), TokenTree::Punct(b), TokenTree::Ident(next), after @ ..] =
-                        rest
-                        && (a.as_char(), b.as_char()) == (':', ':')
-                    {
-                        names.push(next.to_string());
-                        rest = after;
-                    }
-                    self.add(name.span().start().line, names);
-                }
-                _ => {}
-            }
-        }
-    }
-}
-
-impl<'ast> Visit<'ast> for Code {
-    fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        let is_reexport = !matches!(item.vis, Visibility::Inherited);
-        self.import(&item.tree, &[], item.use_token.span.start().line, is_reexport);
-    }
-
-    fn visit_item_mod(&mut self, item: &'ast ItemMod) {
-        let is_test = |meta: &Meta| matches!(meta, Meta::List(list) if list.path.is_ident("cfg") && list.tokens.to_string() == "test");
-        if !item.attrs.iter().any(|attribute| is_test(&attribute.meta)) {
-            visit::visit_item_mod(self, item);
-        } else if item.content.is_none() {
-            self.test_modules.push(item.ident.to_string());
-        }
-    }
-
-    fn visit_path(&mut self, path: &'ast syn::Path) {
-        if let (None, Some(first)) = (&path.leading_colon, path.segments.first()) {
-            let names = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
-            self.add(first.ident.span().start().line, names);
-        }
-        visit::visit_path(self, path);
-    }
-
-    fn visit_macro(&mut self, call: &'ast Macro) {
-        visit::visit_macro(self, call);
-        self.tokens(call.tokens.clone());
-    }
-
-    fn visit_meta_list(&mut self, list: &'ast MetaList) {
-        self.tokens(list.tokens.clone());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn paths(code: &str) -> Vec<Used> {
-        Code::read(code).unwrap().used
+    fn with_unit<T>(path: &str, code: &str, look: impl FnOnce(&Unit<'_>) -> T) -> T {
+        let file = SourceFile { path: Path::new("a/src").join(path), text: code.to_owned() };
+        look(&Unit::read(&file).unwrap().unwrap())
     }
 
     fn found(code: &str) -> Vec<String> {
-        paths(code).into_iter().map(|used| used.names.join("::")).collect()
+        with_unit("x.rs", code, |unit| unit.used.iter().map(|used| used.names.join("::")).collect())
     }
 
     #[test]
-    fn groups_are_taken_apart_and_expressions_count() {
+    fn paths_are_found_in_groups_expressions_macros_and_attributes_and_not_in_tests() {
         let code =
-            "use a::{b::{self, C}, d as e};\nfn f() -> impl X + use<> { crate::g::h::<T>(i::J); k.l() }";
-        assert_eq!(found(code), ["a::b", "a::b::C", "a::d", "crate::g::h", "i::J"]);
-        assert_eq!(paths(code)[2].name(), "e");
-        assert_eq!(paths(code)[3].line, 2);
-    }
-
-    #[test]
-    fn paths_are_found_in_arguments_of_macros_and_attributes() {
+            "use a::{b::{self, C}, d as e, *};\nfn f() -> impl X + use<> { crate::g::h::<T>(i::J); k.l() }";
+        assert_eq!(found(code), ["a::b", "a::b::C", "a::d", "a::*", "crate::g::h", "i::J"]);
+        with_unit("x.rs", code, |unit| {
+            assert_eq!((unit.used[2].name(), unit.used[4].line), ("e", 2));
+        });
         let code = "#[a(b = c::d)]\nfn f() { g!(h, crate::i::J { k: l::m() }) }\n/* n::o */ const P: &str = \"q::r\"; // s::t\n";
         assert_eq!(found(code), ["c::d", "crate::i::J", "l::m"]);
-    }
-
-    #[test]
-    fn test_modules_do_not_count() {
         let code = "use a::b;\n#[cfg(test)]\nmod c;\n#[cfg(test)]\nmod tests {\n use crate::all;\n}\nmod d { use super::e; }";
         assert_eq!(found(code), ["a::b", "super::e"]);
-        assert_eq!(Code::read(code).unwrap().test_modules, ["c"]);
+        with_unit("x.rs", code, |unit| assert_eq!(unit.test_modules, ["c"]));
     }
 
     #[test]
     fn a_path_is_followed_from_where_it_stands() {
-        let module = module(Path::new("sync/driver.rs"));
-        let absolute =
-            |code: &str| paths(code)[0].absolute(&module, "proxy_user").map(|path| path.join("::"));
+        let absolute = |code: &str| {
+            with_unit("sync/driver.rs", code, |unit| {
+                unit.used[0].absolute(&unit.module, "proxy_user").map(|path| path.join("::"))
+            })
+        };
         assert_eq!(absolute("use super::job::Job;").unwrap(), "sync::job::Job");
         assert_eq!(absolute("use super::super::plan::Plan;").unwrap(), "plan::Plan");
         assert_eq!(absolute("use self::early::Early;").unwrap(), "sync::driver::early::Early");
@@ -228,10 +232,11 @@ mod tests {
 
     #[test]
     fn every_form_of_handing_on_is_known() {
+        let is_reexport = |code: &str| with_unit("x.rs", code, |unit| unit.used[0].is_reexport);
         for code in ["pub use a::B;", "pub(crate) use a::B;", "pub(super) use a::B;"] {
-            assert!(paths(code)[0].is_reexport, "{code}");
+            assert!(is_reexport(code), "{code}");
         }
-        assert!(!paths("fn f() {}\nuse a::B;")[0].is_reexport);
+        assert!(!is_reexport("pub fn f() {}\nuse a::B;"));
     }
 
     #[test]
