@@ -2,20 +2,16 @@
 //! in the background.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result, anyhow};
 
+use crate::gotools;
 use crate::workspace::Workspace;
-use crate::{gotools, log};
 
 /// Environment variables with the paths of the binaries: if all are set, nothing is built. The tests read the same variables.
 pub const VARIABLES: [&str; 4] =
     ["BALLAST_KUBE_APISERVER", "BALLAST_ETCD", "BALLAST_KUBE_PROXY", "BALLAST_OTLP_RECEIVER"];
-
-/// Interval of the progress messages of a long build.
-const HEARTBEAT: Duration = Duration::from_secs(30);
 
 /// Paths of the programs.
 #[derive(Clone, Debug)]
@@ -39,39 +35,17 @@ impl Binaries {
 }
 
 /// A build that runs in the background.
-#[derive(Debug)]
-pub struct Pending {
-    result: mpsc::Receiver<Result<Binaries>>,
-    start: Instant,
-}
+pub type Pending = JoinHandle<Result<Binaries>>;
 
 /// Starts the build in the background: it takes minutes the first time, and callers do other work meanwhile.
 pub fn start(workspace: &Workspace) -> Pending {
-    let (sender, result) = mpsc::channel();
     let workspace = workspace.clone();
-    std::thread::spawn(move || {
-        // Sending fails if the command ended early and dropped the receiver.
-        let _ = sender.send(build(&workspace));
-    });
-    Pending { result, start: Instant::now() }
+    std::thread::spawn(move || build(&workspace))
 }
 
-impl Pending {
-    /// Waits for the build, and prints at intervals that it still runs.
-    pub fn wait(self) -> Result<Binaries> {
-        loop {
-            match self.result.recv_timeout(HEARTBEAT) {
-                Ok(done) => return done,
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    let time = log::seconds(self.start.elapsed());
-                    log::line(format_args!("    the API server is still being built, {time} so far"));
-                }
-                Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    return Err(anyhow!("the build of the API server died"));
-                }
-            }
-        }
-    }
+/// Waits for the build.
+pub fn wait(pending: Pending) -> Result<Binaries> {
+    pending.join().unwrap_or_else(|_| Err(anyhow!("the build of the API server died")))
 }
 
 /// Finds or builds all programs; a second caller waits for the first.

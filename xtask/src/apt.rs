@@ -94,15 +94,3 @@ impl Drop for NoServices {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_package_without_candidate_is_not_offered() {
-        assert_eq!(candidate("x:\n  Installed: (none)\n  Candidate: (none)\n"), None);
-        assert_eq!(candidate("x:\n  Installed: (none)\n  Candidate: 1.2-3\n"), Some("1.2-3"));
-        assert_eq!(candidate(""), None);
-    }
-}

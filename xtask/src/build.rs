@@ -139,20 +139,3 @@ pub fn write_if_changed(path: &Path, content: &[u8]) -> Result<()> {
     fs::create_dir_all(path.parent().unwrap_or(path)).with_context(name)?;
     fs::write(path, content).with_context(name)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_equal_file_is_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a/b");
-        write_if_changed(&path, b"one").unwrap();
-        let first = fs::metadata(&path).unwrap().modified().unwrap();
-        write_if_changed(&path, b"one").unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), first);
-        write_if_changed(&path, b"two").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"two");
-    }
-}

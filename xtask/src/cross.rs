@@ -61,11 +61,13 @@ impl Arch {
 
 impl fmt::Display for Arch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::X86 => "x86_64",
-            Self::Arm => "aarch64",
-        })
+        f.write_str(&name(self))
     }
+}
+
+/// Returns the name of a value on the command line.
+pub fn name(value: &impl clap::ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Finds or installs what cargo needs to build for another architecture.

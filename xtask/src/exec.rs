@@ -1,12 +1,9 @@
 //! Runs other programs, reads their output, and finds their files.
 
 use std::ffi::OsStr;
-use std::io::{self, Write as _};
-use std::os::unix::process::CommandExt as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -68,14 +65,6 @@ impl Cmd {
         self
     }
 
-    /// Lets the kernel kill the program when the thread that starts it ends, for whatever reason (`PR_SET_PDEATHSIG`).
-    pub fn dies_with_us(mut self) -> Self {
-        let parent = std::process::id();
-        // SAFETY: `die_with` makes system calls only, as required between fork and exec.
-        unsafe { self.command.pre_exec(move || die_with(parent)) };
-        self
-    }
-
     /// Runs the program on our terminal; an exit status other than 0 is an error.
     pub fn run(mut self) -> Result<()> {
         let status = self.command.status().with_context(|| format!("cannot start `{}`", self.line()))?;
@@ -83,19 +72,6 @@ impl Cmd {
             bail!("`{}` failed: {status}", self.line());
         }
         Ok(())
-    }
-
-    /// Like [`Cmd::run`], but kills the program if it takes longer than `limit`, which is an error.
-    pub fn run_within(mut self, limit: Duration) -> Result<()> {
-        let mut child = self.command.spawn().with_context(|| format!("cannot start `{}`", self.line()))?;
-        match wait_within(&mut child, limit)? {
-            Some(status) if status.success() => Ok(()),
-            Some(status) => bail!("`{}` failed: {status}", self.line()),
-            None => {
-                child.kill().and_then(|()| child.wait()).context("cannot end a child process")?;
-                bail!("`{}` took longer than {} s", self.line(), limit.as_secs())
-            }
-        }
     }
 
     /// Runs the program to its end and returns its standard output; an error contains its standard error.
@@ -153,32 +129,6 @@ impl Cmd {
     }
 }
 
-/// Runs between fork and exec: lets the kernel kill this process when its parent ends; an error if the parent has ended.
-fn die_with(parent: u32) -> io::Result<()> {
-    // SAFETY: system calls without pointers.
-    let still = unsafe {
-        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        libc::getppid()
-    };
-    if still.cast_unsigned() == parent { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
-}
-
-/// Waits for the child, for at most `limit`; returns `None` if the child still runs then.
-pub fn wait_within(child: &mut Child, limit: Duration) -> Result<Option<std::process::ExitStatus>> {
-    let start = Instant::now();
-    loop {
-        if let Some(status) = child.try_wait().context("cannot wait for a child process")? {
-            return Ok(Some(status));
-        }
-        if start.elapsed() > limit {
-            return Ok(None);
-        }
-        sleep(Duration::from_millis(50));
-    }
-}
-
 /// Returns the path of the program, from `PATH` or from the folders of administrators' tools.
 pub fn which(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -208,20 +158,6 @@ pub fn in_ci() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_failure_names_the_command_line_and_what_it_said() {
-        let error = Cmd::new("sh").args(["-c", "echo nonsense >&2; exit 3"]).read().unwrap_err().to_string();
-        assert!(error.contains("sh -c") && error.contains("nonsense") && error.contains('3'), "{error}");
-    }
-
-    #[test]
-    fn a_program_that_hangs_is_killed() {
-        let start = Instant::now();
-        let error = Cmd::new("sleep").arg("60").run_within(Duration::from_millis(200)).unwrap_err();
-        assert!(error.to_string().contains("longer"), "{error}");
-        assert!(start.elapsed() < Duration::from_secs(30));
-    }
 
     #[test]
     fn a_file_that_cannot_be_run_is_not_a_program() {

@@ -82,16 +82,3 @@ fn make_runnable(folder: &Path) -> Result<()> {
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_compare_as_numbers() {
-        assert_eq!(parse("go version go1.26.8 linux/amd64"), Some((1, 26)));
-        assert_eq!(parse("go version go1.9 linux/amd64"), Some((1, 9)));
-        assert!(parse("go version go1.9 linux/amd64") < Some(FETCHES_ITSELF));
-        assert_eq!(parse("garbage"), None);
-    }
-}

@@ -231,14 +231,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_version_comes_from_the_requirement() {
-        let text = "module x\nrequire (\n\ta/b v1.2.3 // indirect\n)\nrequire c/d v2.0.0\nreplace e/f => e/f v3.0.0\n";
-        assert_eq!(pinned(text, "a/b"), Some("v1.2.3"));
-        assert_eq!(pinned(text, "c/d"), Some("v2.0.0"));
-        assert_eq!(pinned(text, "e/f"), None);
-    }
-
-    #[test]
     fn only_kubernetes_is_told_its_version() {
         let flags = KUBE_PROXY.link_flags("v1.37.2");
         for part in ["component-base/version.gitVersion=v1.37.2 ", "pkg/version.gitMajor=1 ", ".gitMinor=37"]

@@ -90,15 +90,3 @@ fn install_llvm(llvm: u32) -> Result<PathBuf> {
     apt::install(&[&dev, &polly, "zlib1g-dev", "libzstd-dev"])?;
     llvm_prefix(llvm).with_context(|| format!("{dev} did not bring LLVM to /usr/lib/llvm-{llvm}"))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_linkers_llvm_is_in_the_library_name() {
-        assert_eq!(linked_llvm(b"\0libc.so.6\0libLLVM.so.22.1\0"), Some(22));
-        assert_eq!(linked_llvm(b"\0libLLVM-19.so.1\0"), Some(19));
-        assert_eq!(linked_llvm(b"\0libc.so.6\0"), None);
-    }
-}

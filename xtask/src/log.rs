@@ -38,15 +38,3 @@ pub fn seconds(time: Duration) -> String {
         _ => format!("{} min {} s", whole / 60, whole % 60),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_read_well() {
-        assert_eq!(seconds(Duration::from_millis(420)), "0.4 s");
-        assert_eq!(seconds(Duration::from_secs(59)), "59 s");
-        assert_eq!(seconds(Duration::from_secs(185)), "3 min 5 s");
-    }
-}

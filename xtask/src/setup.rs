@@ -128,19 +128,3 @@ fn missing(need: Need, is_there: impl Fn(&str) -> bool) -> Vec<&'static str> {
     let needed = TOOLS.iter().filter(|tool| tool.needs.contains(&need));
     needed.filter(|tool| !is_there(tool.program)).map(|tool| tool.package).collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_build_needs_no_tools() {
-        assert!(missing(Need::Bpf, |_| false).is_empty());
-    }
-
-    #[test]
-    fn only_what_is_missing_is_installed() {
-        assert_eq!(missing(Need::Demo, |program| program != "redis-cli"), ["redis-tools"]);
-        assert!(missing(Need::Demo, |_| true).is_empty());
-    }
-}

@@ -4,7 +4,6 @@
 //! with a prebuilt `core`. The linker's LLVM must be at least as new as the LLVM of rustc.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
@@ -18,7 +17,7 @@ const DISTRIBUTION: &str = "/usr/bin/rustc";
 /// Debian's rustc that follows upstream, and its `core` for BPF.
 const PACKAGES: [&str; 2] = ["rustc-web", "libstd-rust-web-dev-bpf"];
 /// Time limit of rustup: enough for 200 MB over a slow connection, short enough for users who wait on a blocked one.
-const RUSTUP_LIMIT: Duration = Duration::from_mins(5);
+const RUSTUP_LIMIT: &str = "5m";
 
 /// The BPF target with this machine's byte order.
 pub const TARGET: &str =
@@ -38,7 +37,6 @@ pub enum Compiler {
 pub struct Toolchain {
     compiler: Compiler,
     linker: PathBuf,
-    installed: Vec<String>,
 }
 
 impl Compiler {
@@ -115,22 +113,19 @@ impl Toolchain {
         for compiler in &present {
             let llvm = compiler.llvm()?;
             if let Some(linker) = linker::find(llvm)? {
-                return Ok(Self { compiler: compiler.clone(), linker, installed: Vec::new() });
+                return Ok(Self { compiler: compiler.clone(), linker });
             }
         }
         let mut reasons = Vec::new();
         for compiler in present {
-            match Self::with_new_linker(compiler, Vec::new()) {
+            match Self::with_new_linker(compiler) {
                 Ok(toolchain) => return Ok(toolchain),
                 Err(error) => reasons.push(format!("{error:#}")),
             }
         }
         // First the distribution, which has the compiler and an LLVM that fits; a nightly is another download of 200 MB.
         for install in [install_distribution, install_nightly] {
-            match install().and_then(|compiler| {
-                let what = compiler.to_string();
-                Self::with_new_linker(compiler, vec![what])
-            }) {
+            match install().and_then(Self::with_new_linker) {
                 Ok(toolchain) => return Ok(toolchain),
                 Err(error) => {
                     log::line(format_args!("    no: {error:#}"));
@@ -141,24 +136,15 @@ impl Toolchain {
         bail!("no compiler for {TARGET}:\n  {}", reasons.join("\n  "))
     }
 
-    fn with_new_linker(compiler: Compiler, mut installed: Vec<String>) -> Result<Self> {
+    fn with_new_linker(compiler: Compiler) -> Result<Self> {
         let llvm = compiler.llvm()?;
-        let linker = if let Some(linker) = linker::find(llvm)? {
-            linker
-        } else {
-            installed.push(format!("bpf-linker for LLVM {llvm}"));
-            linker::install(llvm)?
-        };
-        Ok(Self { compiler, linker, installed })
+        let linker = linker::find(llvm)?.map_or_else(|| linker::install(llvm), Ok)?;
+        Ok(Self { compiler, linker })
     }
 
-    /// Describes the selected compiler and linker, and what was installed for them, in one line.
+    /// Describes the selected compiler and linker in one line.
     pub fn describe(&self) -> String {
-        let taken = format!("BPF programs: {}, {}", self.compiler, self.linker.display());
-        if self.installed.is_empty() {
-            return taken;
-        }
-        format!("{taken} (installed: {})", self.installed.join(", "))
+        format!("BPF programs: {}, {}", self.compiler, self.linker.display())
     }
 
     /// Returns the compiler.
@@ -230,8 +216,10 @@ fn install_nightly() -> Result<Compiler> {
         bail!("no rustup here; see https://rustup.rs");
     }
     log::step(format_args!("rustup toolchain install {NIGHTLY} with rust-src"));
-    Cmd::new("rustup")
+    Cmd::new("timeout")
         .args([
+            RUSTUP_LIMIT,
+            "rustup",
             "toolchain",
             "install",
             NIGHTLY,
@@ -241,23 +229,6 @@ fn install_nightly() -> Result<Compiler> {
             "rust-src",
             "--no-self-update",
         ])
-        .run_within(RUSTUP_LIMIT)?;
+        .run()?;
     nightlies().into_iter().next().context("rustup installed no nightly with rust-src")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_llvm_version_is_read_from_rustc() {
-        assert_eq!(llvm_of("rustc 1.96.0\nhost: x86_64\nLLVM version: 22.1.8\n"), Some(22));
-        assert_eq!(llvm_of("rustc 1.96.0\n"), None);
-    }
-
-    #[test]
-    fn only_nightlies_count() {
-        let list = "stable-x86_64-unknown-linux-gnu (active, default)\nnightly-2026-05-20-x86_64-unknown-linux-gnu\n";
-        assert_eq!(nightly_names(list), ["nightly-2026-05-20-x86_64-unknown-linux-gnu"]);
-    }
 }

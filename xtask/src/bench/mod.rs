@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use crate::apiserver::Binaries;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
-use crate::{apiserver, build, log};
+use crate::{apiserver, build, cross, log};
 
 /// Run the benchmarks and print the figures with their targets (needs root).
 ///
@@ -53,21 +53,6 @@ pub enum Part {
     Agent,
 }
 
-impl Part {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Packets => "packets",
-            Self::Wire => "wire",
-            Self::Flows => "flows",
-            Self::Foreign => "foreign",
-            Self::Sockets => "sockets",
-            Self::NodePorts => "node-ports",
-            Self::Tables => "tables",
-            Self::Agent => "agent",
-        }
-    }
-}
-
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
@@ -79,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
     log::step("bench");
     let mut cargo = Cmd::cargo()
         .args(["bench", "--workspace", "--bench", "figures", "--"])
-        .args(args.parts.iter().map(|part| part.name()))
+        .args(args.parts.iter().map(cross::name))
         .dir(workspace.root());
     for (name, path) in programs.iter().flat_map(Binaries::environment) {
         cargo = cargo.env(name, path);

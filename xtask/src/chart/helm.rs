@@ -61,11 +61,6 @@ impl Helm {
         self.render_only(&[], values)
     }
 
-    /// Renders the chart with these values, each in the syntax of `--set-json`.
-    pub(super) fn render_json(&self, values: &[String]) -> Result<String> {
-        self.template().args(values.iter().flat_map(|value| ["--set-json", value])).read()
-    }
-
     /// Renders these templates of the chart, or all if none is named, with these values.
     pub(super) fn render_only(&self, templates: &[&str], values: &[&str]) -> Result<String> {
         // Values of `settings` are strings, also those that look like numbers.

@@ -1,27 +1,15 @@
-//! Checks each value in the chart's schema: a case sets the value and changes a manifest, and the schema refuses wrong types.
+//! Checks that the schema of the chart has a type for each value, and that a case sets the value and changes a manifest.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
 use super::helm::Helm;
 
-/// JSON types, each with a value that fits no pattern, enumeration or range of the schema.
-const EXAMPLES: [(&str, &str); 6] = [
-    ("boolean", "true"),
-    ("integer", "7"),
-    ("number", "1.5"),
-    ("string", "\"text\""),
-    ("array", "[[]]"),
-    ("object", "{\"a\": []}"),
-];
-
 /// A value, a group of values, or an element of a list or a map.
 #[derive(Debug, PartialEq, Eq)]
 struct Node {
     /// Names and positions, from the root of the values.
     path: Vec<String>,
-    /// The allowed types.
-    kinds: Vec<String>,
     /// Whether the node is a value that users set, neither a group nor an element.
     is_value: bool,
 }
@@ -36,11 +24,6 @@ impl Node {
         self.path.iter().map(part).collect::<String>().trim_start_matches('.').to_owned()
     }
 
-    /// Returns the path as Helm writes it in an error.
-    fn pointer(&self) -> String {
-        format!("at '/{}':", self.path.join("/"))
-    }
-
     /// Whether an argument of `--set` sets the node, or a part of it.
     fn is_set_by(&self, argument: &str) -> bool {
         let rest = argument.strip_prefix(&self.key());
@@ -51,7 +34,7 @@ impl Node {
 /// Arguments of `--set`, and the manifests that the chart renders with them.
 type Rendered<'a> = (&'a [&'a str], String);
 
-/// Checks that cases change each value and that wrong types are refused; `cases` are arguments of `--set`.
+/// Checks that cases change each value; `cases` are arguments of `--set`.
 pub(super) fn check(helm: &Helm, cases: &[Vec<&str>]) -> Result<()> {
     let path = helm.chart().join("values.schema.json");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -66,7 +49,7 @@ pub(super) fn check(helm: &Helm, cases: &[Vec<&str>]) -> Result<()> {
         }
     }
     ensure!(missed.is_empty(), "no case of the chart changes a manifest by {}", missed.join(", "));
-    types_are_refused(helm, &nodes)
+    Ok(())
 }
 
 /// Whether the manifests of a case that sets the value differ from those without the value.
@@ -76,35 +59,6 @@ fn is_shown(helm: &Helm, node: &Node, cases: &[Rendered<'_>]) -> bool {
         // If a required value is missing, Helm refuses the other values, which also counts as a difference.
         others.len() < values.len() && helm.render(&others).ok().as_ref() != Some(manifests)
     })
-}
-
-/// Checks that the schema refuses values of wrong types for each node. Helm names all errors of a call, so nodes of one
-/// depth, none of which contains another, are tried together.
-fn types_are_refused(helm: &Helm, nodes: &[Node]) -> Result<()> {
-    let depths = nodes.iter().map(|node| node.path.len()).max().unwrap_or_default();
-    for depth in 1..=depths {
-        for (kind, example) in EXAMPLES {
-            let is_wrong = |node: &&Node| {
-                let fits = |known: &String| known == kind || (known == "number" && kind == "integer");
-                node.path.len() == depth && !node.kinds.iter().any(fits)
-            };
-            let wrong: Vec<&Node> = nodes.iter().filter(is_wrong).collect();
-            let values: Vec<_> = wrong.iter().map(|node| format!("{}={example}", node.key())).collect();
-            let told = match helm.render_json(&values) {
-                Ok(_) if wrong.is_empty() => continue,
-                Ok(_) => String::new(),
-                Err(error) => format!("{error:#}"),
-            };
-            let taken: Vec<_> =
-                wrong.iter().filter(|node| !told.contains(&node.pointer())).map(|node| node.key()).collect();
-            ensure!(
-                taken.is_empty(),
-                "the chart's schema accepts {example} for {}: {told}",
-                taken.join(", ")
-            );
-        }
-    }
-    Ok(())
 }
 
 /// Returns all nodes of a schema.
@@ -147,20 +101,11 @@ fn collect(
             pattern.trim_start_matches('^').split_once('[').context("a pattern without class")?;
         collect(root, value, below(&format!("{prefix}X")), false, nodes)?;
     }
-    let kinds = kinds(schema);
-    if kinds.is_empty() {
+    if ["type", "enum", "oneOf"].iter().all(|key| schema[*key].is_null()) {
         bail!("the chart's schema names no type of {}", path.join("."));
     }
-    nodes.push(Node { path, kinds, is_value: can_be_value && !is_group });
+    nodes.push(Node { path, is_value: can_be_value && !is_group });
     Ok(())
-}
-
-fn kinds(schema: &Value) -> Vec<String> {
-    if schema["enum"].is_array() {
-        return vec!["string".to_owned()];
-    }
-    let alternatives = schema["oneOf"].as_array().into_iter().flatten().flat_map(kinds);
-    schema["type"].as_str().map(str::to_owned).into_iter().chain(alternatives).collect()
 }
 
 #[cfg(test)]
@@ -184,19 +129,18 @@ mod tests {
 
     #[test]
     fn a_schema_names_values_groups_and_elements() {
-        let all: Vec<_> =
-            found().iter().map(|node| (node.key(), node.is_value, node.kinds.join(" "))).collect();
+        let all: Vec<_> = found().iter().map(|node| (node.key(), node.is_value)).collect();
         let expected = [
-            ("free.known", true, "string"),
-            ("free", true, "object"),
-            ("group.a", true, "string"),
-            ("group", false, "object"),
-            ("list[0]", false, "integer string"),
-            ("list", true, "array"),
-            ("map.A_X", false, "string"),
-            ("map", true, "object"),
+            ("free.known", true),
+            ("free", true),
+            ("group.a", true),
+            ("group", false),
+            ("list[0]", false),
+            ("list", true),
+            ("map.A_X", false),
+            ("map", true),
         ];
-        assert_eq!(all, expected.map(|(key, is_value, kinds)| (key.to_owned(), is_value, kinds.to_owned())));
+        assert_eq!(all, expected.map(|(key, is_value)| (key.to_owned(), is_value)));
     }
 
     #[test]

@@ -141,19 +141,3 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
         .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
         .map(|_| ())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn libraries_are_files() {
-        let text = "\tlinux-vdso.so.1 (0x7)\n\tlibc.so.6 => /lib/libc.so.6 (0x7)\n\t/lib64/ld.so.2 (0x7)\n";
-        assert_eq!(libraries(text).collect::<Vec<_>>(), ["/lib/libc.so.6", "/lib64/ld.so.2"]);
-    }
-
-    #[test]
-    fn real_programs_win_over_applets() {
-        assert_eq!(applets("ash\ncat\nnc\nsh\nwget\n").collect::<Vec<_>>(), ["cat"]);
-    }
-}

@@ -89,15 +89,3 @@ current-context: ballast
 "
     )
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_kubelet_is_its_own_user() {
-        let names: Vec<_> = users(2).into_iter().map(|user| user.name).collect();
-        assert!(names.contains(&"system:node:node2".to_owned()), "{names:?}");
-        assert!(!names.contains(&"system:node:node3".to_owned()), "{names:?}");
-    }
-}

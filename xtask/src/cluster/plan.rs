@@ -141,17 +141,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_nodes_share_an_address_and_zones_are_even() {
-        let nodes: Vec<_> = Node::first(MOST_NODES).collect();
-        for of in [Node::v4, Node::v6, Node::pods_v4, Node::pods_v6] {
-            let all: std::collections::BTreeSet<_> = nodes.iter().map(|node| of(*node)).collect();
-            assert_eq!(all.len(), nodes.len(), "{all:?}");
-        }
-        let zones: Vec<_> = Node::first(6).map(Node::zone).collect();
-        assert_eq!(zones, ["zone1", "zone2", "zone3", "zone1", "zone2", "zone3"]);
-    }
-
-    #[test]
     fn a_node_knows_the_way_to_the_others_pods_and_not_to_its_own() {
         let nodes: Vec<_> = Node::first(3).map(|node| (node, 100 + u32::from(node.0))).collect();
         let lines = route_lines(Node(2), &Node::first(3).collect::<Vec<_>>());

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use super::deployed;
 use super::plan::{Node, POD_RANGES, each};
 use super::workdir::Workdir;
+use crate::cross;
 use crate::gotools;
 use crate::signal::wait_for;
 use crate::workspace::Workspace;
@@ -36,13 +37,7 @@ pub enum Proxy {
 
 impl fmt::Display for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ballast => "ballast",
-            Self::BallastHost => "ballast-host",
-            Self::KubeProxyNftables => "kube-proxy-nftables",
-            Self::KubeProxyIptables => "kube-proxy-iptables",
-            Self::None => "none",
-        })
+        f.write_str(&cross::name(self))
     }
 }
 

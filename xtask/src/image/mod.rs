@@ -185,12 +185,4 @@ mod tests {
         let error = require_small(MAX_UNPACKED_BYTES + 1).unwrap_err().to_string();
         assert!(error.contains("25000001 bytes"), "{error}");
     }
-
-    #[test]
-    fn a_name_without_tag_gets_the_version() {
-        let version = env!("CARGO_PKG_VERSION");
-        assert_eq!(reference("localhost/ballast"), format!("localhost/ballast:{version}"));
-        assert_eq!(reference("a.test:5000/ballast"), format!("a.test:5000/ballast:{version}"));
-        assert_eq!(reference("a.test:5000/ballast:main"), "a.test:5000/ballast:main");
-    }
 }

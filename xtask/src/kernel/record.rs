@@ -232,17 +232,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_has_to_be_recorded() {
-        let mut record = Record::default();
-        record.put(found("6.1", 1000));
-        assert!(record.knows(&found("6.1", 1)) && !record.knows(&found("6.12", 1)));
-        assert!(record.check(&found("6.12", 1000)).is_err());
-        let mut more = found("6.1", 1000);
-        more.loads.insert(("nop".into(), String::new()), Some([2, 0, 1]));
-        assert!(record.check(&more).unwrap_err().to_string().contains("nop is not recorded"));
-    }
-
-    #[test]
     fn a_program_that_is_not_taken_any_more_is_told() {
         let mut record = Record::default();
         record.put(found("6.1", 1000));

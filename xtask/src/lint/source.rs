@@ -46,19 +46,3 @@ pub(super) fn files(root: &Path) -> Result<Vec<SourceFile>> {
     }
     Ok(files)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn file(path: &str, text: &str) -> SourceFile {
-        SourceFile { path: path.into(), text: text.into() }
-    }
-
-    #[test]
-    fn tests_are_known_by_their_path() {
-        assert!(file("a/src/b/tests.rs", "").is_test());
-        assert!(file("a/tests/netns/main.rs", "").is_test());
-        assert!(!file("a/src/testing.rs", "").is_test());
-    }
-}

@@ -136,15 +136,4 @@ mod tests {
         let error = verdict(&outcomes, true).unwrap_err().to_string();
         assert!(error.contains("netns") && !error.contains("unit"), "{error}");
     }
-
-    #[test]
-    fn a_failure_fails_everywhere() {
-        let outcomes = [(Rung::Bpf, Outcome::Failed(Duration::ZERO, anyhow::anyhow!("no")))];
-        assert!(verdict(&outcomes, false).is_err());
-    }
-
-    #[test]
-    fn a_skip_says_why_and_what_to_do() {
-        assert_eq!(skipped().line(), "skipped: no root; be root");
-    }
 }

@@ -9,8 +9,8 @@ use anyhow::{Context as _, Result, bail};
 use super::Skip;
 use super::cargo::cargo_test;
 use crate::apiserver;
-use crate::exec;
 use crate::workspace::Workspace;
+use crate::{cross, exec};
 
 /// The rungs, in the order they are run in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -59,7 +59,7 @@ impl Rung {
         }
         let mut environment = vec![("BALLAST_BIN", workspace.binary(false).into_os_string())];
         if let Some(pending) = api_server {
-            let binaries = pending.wait().map_err(|error| Skip {
+            let binaries = apiserver::wait(pending).map_err(|error| Skip {
                 why: format!("no API server to test against ({error:#})"),
                 what_to_do: format!("set {}, or make `go` work", apiserver::VARIABLES.join(" and ")),
             })?;
@@ -131,12 +131,7 @@ fn integration_tests(folder: &Path) -> Result<Vec<String>> {
 
 impl fmt::Display for Rung {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unit => "unit",
-            Self::Bpf => "bpf",
-            Self::Netns => "netns",
-            Self::Apiserver => "apiserver",
-        })
+        f.write_str(&cross::name(self))
     }
 }
 
@@ -181,16 +176,5 @@ mod tests {
             }
         }
         assert!(count > 30, "{count}");
-    }
-
-    #[test]
-    fn both_forms_of_an_integration_test_are_found() {
-        let dir = tempfile::tempdir().unwrap();
-        for file in ["one.rs", "two/main.rs", "one/part.rs"] {
-            let path = dir.path().join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, "").unwrap();
-        }
-        assert_eq!(integration_tests(dir.path()).unwrap(), ["one", "two"]);
     }
 }

@@ -73,14 +73,3 @@ fn net_conf(backend: &str) -> Value {
         "Backend": { "Type": backend },
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flannel_gets_both_ranges() {
-        let conf = net_conf("vxlan");
-        assert_eq!((&conf["Network"], &conf["IPv6Network"]), (&json!("10.244.0.0/16"), &json!("fd44::/48")));
-    }
-}

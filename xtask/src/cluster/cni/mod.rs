@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::parts::batch;
 use super::plan::{self, Node, each};
 use super::workdir::Workdir;
+use crate::cross;
 use crate::gotools::{self, Tool};
 use crate::workspace::Workspace;
 
@@ -41,15 +42,7 @@ pub enum Cni {
 
 impl fmt::Display for Cni {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bridge => "bridge",
-            Self::Flannel => "flannel",
-            Self::FlannelHostGw => "flannel-host-gw",
-            Self::KubeRouter => "kube-router",
-            Self::Calico => "calico",
-            Self::CalicoIptables => "calico-iptables",
-            Self::Cilium => "cilium",
-        })
+        f.write_str(&cross::name(self))
     }
 }
 

@@ -89,20 +89,3 @@ fn outside(node: Node) -> Result<Vec<Target>> {
         Target::new(Kind::Sticky, &v4(STICKY_PORT), "stay-")?,
     ])
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_kind_of_connection_is_made_inside_and_outside() {
-        for targets in [inside().unwrap(), outside(Node(1)).unwrap()] {
-            for kind in [Kind::New, Kind::Long, Kind::Udp, Kind::Flow, Kind::Sticky] {
-                assert!(targets.iter().any(|target| target.kind == kind), "{kind:?}");
-            }
-            for is_v6 in [false, true] {
-                assert!(targets.iter().any(|target| target.address.is_ipv6() == is_v6));
-            }
-        }
-    }
-}

@@ -116,17 +116,3 @@ fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<u32> {
     let fd = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
     u32::try_from(fd).map_err(|_| io::Error::last_os_error())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_hook_has_its_numbers() {
-        let all: Vec<_> = Hook::ALL.into_iter().map(|name| Hook::of(name).unwrap()).collect();
-        assert_eq!(all.iter().filter(|hook| hook.on_cgroup).count(), 1);
-        let attach: std::collections::BTreeSet<_> = all.iter().map(|hook| hook.attach).collect();
-        assert_eq!(attach.len(), Hook::ALL.len());
-        assert!(Hook::of("tc").unwrap_err().to_string().contains("tcx_egress"));
-    }
-}

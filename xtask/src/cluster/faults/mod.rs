@@ -216,20 +216,3 @@ fn endpoints_change(testbed: &Testbed<'_>) -> Result<()> {
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_page_names_the_settings_and_the_cases() {
-        let settings = ["BALLAST_MAX_FRONTENDS=256".to_owned(), "BALLAST_SNAT_PORTS=1024-29999".to_owned()];
-        assert_eq!(
-            up(Proxy::Ballast, &settings),
-            "cargo xtask test cluster up --proxy ballast --setting BALLAST_MAX_FRONTENDS=256 \
-             --setting BALLAST_SNAT_PORTS=1024-29999"
-        );
-        let args = Args { only: vec!["a map is full".into()], away: 60, page: true };
-        assert_eq!(args.line(), "cargo xtask test cluster faults --page --away 60 'a map is full'");
-    }
-}
