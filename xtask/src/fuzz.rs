@@ -4,7 +4,6 @@ use std::fmt;
 
 use anyhow::{Context as _, Result};
 
-use crate::test::cargo::cargo_test;
 use crate::workspace::Workspace;
 use crate::{build, log};
 
@@ -47,7 +46,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     log::step("fuzz");
     let which: &[&str] = if args.host { &["on the host"] } else { &["--include-ignored", "the programs"] };
-    let mut cargo = cargo_test(&workspace).args(["--test", "fuzz", "--", "--nocapture"]).args(which);
+    let mut cargo = workspace.cargo_test().args(["--test", "fuzz", "--", "--nocapture"]).args(which);
     for (name, value) in environment(args) {
         cargo = cargo.env(name, value);
     }

@@ -3,8 +3,6 @@
 //! `proxy-user/Cargo.toml` lists the files in them (`package.metadata.deb`, `package.metadata.generate-rpm`); the program and
 //! generated files are put into target/package first.
 
-pub mod share;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -101,7 +99,7 @@ fn put_together(workspace: &Workspace, program: &Path, stage: &Path) -> Result<(
         ensure!(text.contains(PROGRAM[0]), "{unit} does not name {}", PROGRAM[0]);
         fs::write(units.join(unit), text.replace(PROGRAM[0], PROGRAM[1])).context("cannot write a unit")?;
     }
-    share::write(program, &stage.join("share"))
+    write_share(program, &stage.join("share"))
 }
 
 fn deb(workspace: &Workspace, folder: &Path) -> Result<PathBuf> {
@@ -144,6 +142,31 @@ fn holds(listed: &str) -> Result<()> {
     let is_there = |path: &str| listed.lines().any(|line| line.split_whitespace().any(|word| word == path));
     let lost: Vec<_> = HOLDS.into_iter().filter(|path| !is_there(path)).collect();
     ensure!(lost.is_empty(), "missing in the package: {}", lost.join(", "));
+    Ok(())
+}
+
+/// The shells, and the files in which they look for completions of `ballast`.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "bash-completion/completions/ballast"),
+    ("zsh", "zsh/vendor-completions/_ballast"),
+    ("fish", "fish/vendor_completions.d/ballast.fish"),
+];
+
+/// Writes the files for /usr/share that the program itself generates below `folder`, which is emptied first.
+pub fn write_share(program: &Path, folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    let manuals = folder.join("man/man1");
+    fs::create_dir_all(&manuals).with_context(|| format!("cannot make {}", manuals.display()))?;
+    Cmd::new(program).arg("man").arg(&manuals).run()?;
+    for (shell, file) in COMPLETIONS {
+        let script = Cmd::new(program).args(["completion", shell]).read()?;
+        let path = folder.join(file);
+        let parent = path.parent().context("a completion has a folder")?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        fs::write(&path, script).with_context(|| format!("cannot write {}", path.display()))?;
+    }
     Ok(())
 }
 

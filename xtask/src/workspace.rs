@@ -36,6 +36,12 @@ impl Workspace {
         &self.target
     }
 
+    /// Returns a call of `cargo test` for the whole workspace: another selection would unify features differently and build half
+    /// of the dependencies again. For an integration test, cargo also builds the binary.
+    pub fn cargo_test(&self) -> Cmd {
+        Cmd::cargo().args(["test", "--workspace"]).dir(&self.root)
+    }
+
     /// Returns the path of the BPF object that the agent embeds; `proxy-user/build.rs` looks for it there.
     pub fn bpf_object(&self) -> PathBuf {
         self.target.join("bpf/ballast.bpf.o")

@@ -14,7 +14,7 @@ use super::parts::{batch, link_programs, prepare};
 use super::plan::{self, API_SERVICE, DNS_SERVICE, Node, POD_RANGES, SERVICE_RANGES, each};
 use super::proxy::{PROXY, Proxy};
 use super::workdir::{self, Workdir};
-use super::{deployed, dns, image, node};
+use super::{deployed, image, node};
 use crate::chart::Helm;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
@@ -78,7 +78,7 @@ fn programs(
     for program in STATIC {
         let named = all.iter().find(|name| name.contains(&format!("/{program}:")));
         let named = named.with_context(|| format!("kubeadm names no image of {program}: {list}"))?;
-        images.push(image::make_of(workdir, program, &[program], &[named])?);
+        images.push(image::make_of(workdir, program, named)?);
     }
     images.extend(ballast.image.clone());
     Ok(images)
@@ -170,9 +170,10 @@ fn init(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
 
 /// Replaces the configuration of `CoreDNS`: kubeadm's names plugins that the DNS server of the image lacks.
 fn configure_dns(workdir: &Workdir) -> Result<()> {
-    let patch = json!({ "data": { "Corefile": dns::COREFILE } }).to_string();
-    let words = ["patch", "configmap", "coredns", "-n", deployed::SPACE, "--type=merge", "--patch", &patch];
-    kubectl(workdir, &words).read()?;
+    let objects = super::dns();
+    let config = objects.split("---\n").find(|object| object.contains("kind: ConfigMap"));
+    let file = workdir.write("corefile.yaml", config.context("no configuration")?)?;
+    kubectl(workdir, &["apply", "-f", &file.display().to_string()]).read()?;
     kubectl(workdir, &["rollout", "restart", "deployment/coredns", "-n", deployed::SPACE]).read().map(|_| ())
 }
 

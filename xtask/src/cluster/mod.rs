@@ -7,10 +7,8 @@ mod ballast;
 mod cni;
 mod control;
 mod deployed;
-mod dns;
 mod faults;
 mod image;
-mod keys;
 mod kubeadm;
 mod machine;
 mod node;
@@ -35,8 +33,8 @@ use cni::current_cni;
 pub use control::{apply, kubectl};
 pub use deployed::logs as agent_logs;
 use parts::{batch, link_programs, prepare};
-use plan::Node;
 use plan::each;
+use plan::{API_SERVICE, CONTROL_V4, CONTROL_VIP, DNS_SERVICE, Node, SECOND_V4};
 pub use proxy::Proxy;
 use proxy::{PROXY, current_proxy};
 pub use workdir::Workdir;
@@ -132,7 +130,7 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Bal
     workdir.write(workdir::SETTINGS, &wanted.settings.join("\n"))?;
     link_programs(workspace, workdir, &ballast.program)?;
     wanted.cni.prepare(workspace, workdir)?;
-    keys::make(workdir, wanted.nodes)?;
+    keys(workdir, wanted.nodes)?;
     let archive = image::make(workdir)?;
     let control = workdir.control();
     control.start()?;
@@ -166,8 +164,25 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Bal
     log::step(format_args!("proxy: {}", wanted.proxy));
     wanted.proxy.start(workspace, workdir, ballast.image.as_deref())?;
     workdir.write(PROXY, &wanted.proxy.to_string())?;
-    apply(workdir, &dns::objects())?;
+    control::apply_text(workdir, &dns())?;
     await_ready(workdir, wanted)
+}
+
+/// Creates the keys, the tokens and the kubeconfig files.
+fn keys(workdir: &Workdir, nodes: u8) -> Result<()> {
+    let service = "kubernetes.default.svc";
+    let names = format!(
+        "DNS:kubernetes,DNS:kubernetes.default,DNS:{service},DNS:{service}.cluster.local,DNS:localhost,IP:127.0.0.1,\
+         IP:{CONTROL_V4},IP:{SECOND_V4},IP:{CONTROL_VIP},IP:{API_SERVICE}"
+    );
+    let nodes = Node::first(nodes).map(|node| node.to_string());
+    Workdir::script("keys.sh")?.arg(workdir.dir()).args([CONTROL_V4, &names]).args(nodes).read().map(|_| ())
+}
+
+/// Returns all objects of the cluster's DNS.
+fn dns() -> String {
+    let objects = include_str!("../../tools/cluster/coredns.yaml");
+    objects.replace("IMAGE", image::COREDNS).replace("ADDRESS", DNS_SERVICE)
 }
 
 fn await_ready(workdir: &Workdir, wanted: &Up) -> Result<()> {

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use super::plan::Node;
+use crate::exec::Cmd;
 use crate::host::{self, names_in, remove_cgroup};
+use crate::workspace::Workspace;
 
 /// File in a cluster's directory that [`Workdir::settings`] reads.
 pub const SETTINGS: &str = "settings";
@@ -58,6 +60,11 @@ impl Workdir {
             fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
         Ok(())
+    }
+
+    /// Returns a call of a script of `xtask/tools/cluster`.
+    pub fn script(name: &str) -> Result<Cmd> {
+        Ok(Cmd::new(Workspace::find()?.root().join("xtask/tools/cluster").join(name)))
     }
 
     /// The cluster's name.

@@ -3,16 +3,19 @@
 
 mod book;
 pub(crate) mod chart;
-mod diagrams;
-mod reasons;
-mod screenshots;
 
+use std::fmt::Write as _;
 use std::fs;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use proxy_common::reason::Reason;
 
-use crate::log;
+use crate::exec::{self, Cmd};
+use crate::host::names_in;
+use crate::setup::{self, Need};
 use crate::workspace::Workspace;
+use crate::{build, log};
 
 /// Generate the pages that come from code (docs/reasons.md, docs/chart.md).
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -32,7 +35,7 @@ pub struct Args {
 type Made = (&'static str, &'static str, fn(&Workspace) -> Result<String>);
 
 const MADE: [Made; 2] = [
-    ("docs/reasons.md", "proxy-common/src/reason.rs", |_| Ok(reasons::page())),
+    ("docs/reasons.md", "proxy-common/src/reason.rs", |_| Ok(reasons())),
     ("docs/chart.md", "deploy/chart/values.yaml and values.schema.json", chart::page),
 ];
 
@@ -45,10 +48,10 @@ pub fn run(args: &Args) -> Result<()> {
         log::line(path.display());
     }
     if args.diagrams {
-        diagrams::draw(&workspace)?;
+        draw(&workspace)?;
     }
     if args.screenshots {
-        screenshots::take(&workspace)?;
+        screenshots(&workspace)?;
     }
     if args.book {
         log::line(book::make(&workspace)?.display());
@@ -65,13 +68,117 @@ pub fn check(workspace: &Workspace) -> Result<()> {
             bail!("{name} does not match {from}: run `cargo xtask build docs`");
         }
     }
-    diagrams::check(workspace)
+    check_diagrams(workspace)
+}
+
+/// Head of docs/reasons.md.
+const REASONS: &str = "\
+# Reasons
+
+Every refusal, drop and pass has one of these reasons.
+`cargo xtask build docs` generates this page from `proxy-common/src/reason.rs`.
+The maps `reasons` (all) and `refusals` (by Service) count the reasons. `/metrics` (`ballast_reasons_total`, `ballast_service_refusals_total`), `ballast status`, `ballast service show` and `ballast explain` show them, and `ballast monitor` shows them live.
+
+`reject`: the client gets an error immediately. `drop`: the packet is dropped without an answer. `pass`: the packet or call continues untranslated.
+
+| number | name | verdict | meaning | what to do |
+|---|---|---|---|---|
+";
+
+/// Returns docs/reasons.md.
+fn reasons() -> String {
+    let mut text = REASONS.to_owned();
+    for reason in Reason::ALL {
+        let (number, label, verdict) = (*reason as u32, reason.label(), reason.verdict().label());
+        let (meaning, advice) = (code(reason.explanation().trim()), code(reason.advice()));
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "| {number} | `{label}` | {verdict} | {meaning} | {advice} |");
+    }
+    text
+}
+
+/// Formats flags as code: `--max-flows`.
+fn code(sentence: &str) -> String {
+    let words = sentence.split(' ').map(|word| {
+        let end = word.trim_end_matches([',', '.', ':', ';']).len();
+        let (flag, rest) = word.split_at(end);
+        if flag.starts_with("--") { format!("`{flag}`{rest}") } else { word.to_owned() }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Draws all diagrams. A picture contains the text of its graph, so that an outdated picture is found without drawing it again.
+fn draw(workspace: &Workspace) -> Result<()> {
+    setup::tools(Need::Docs)?;
+    for source in sources(workspace) {
+        let picture = source.with_extension("svg");
+        let svg = Cmd::new("dot").arg("-Tsvg").arg(&source).read()?;
+        let drawn = with_source(&svg, &read(&source)?)?;
+        fs::write(&picture, drawn).with_context(|| format!("cannot write {}", picture.display()))?;
+        log::line(picture.display());
+    }
+    Ok(())
+}
+
+/// Returns an error if a picture is not of the current text of its diagram.
+fn check_diagrams(workspace: &Workspace) -> Result<()> {
+    let sources = sources(workspace);
+    ensure!(!sources.is_empty(), "docs/diagrams has no diagrams");
+    for source in sources {
+        let picture = source.with_extension("svg");
+        if !read(&picture)?.contains(&metadata(&read(&source)?)) {
+            bail!(
+                "{} is not of {}: run `cargo xtask build docs --diagrams`",
+                picture.display(),
+                source.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+fn sources(workspace: &Workspace) -> Vec<PathBuf> {
+    let folder = workspace.root().join("docs/diagrams");
+    let paths = names_in(&folder).into_iter().map(|name| folder.join(name));
+    paths.filter(|path| path.extension().is_some_and(|extension| extension == "dot")).collect()
+}
+
+fn with_source(svg: &str, source: &str) -> Result<String> {
+    let body = svg.trim_end().strip_suffix("</svg>").context("the tool drew no SVG")?;
+    Ok(format!("{body}{}</svg>\n", metadata(source)))
+}
+
+fn metadata(source: &str) -> String {
+    let text = source.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    format!("<metadata>{text}</metadata>")
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Environment variable with the folder of the pictures, which the test reads.
+const SCREENSHOTS: &str = "BALLAST_SCREENSHOTS";
+const SCREENSHOTS_TEST: &str = "page::works_in_a_browser";
+
+/// Takes the pictures of docs/page.md, of a node with traffic.
+fn screenshots(workspace: &Workspace) -> Result<()> {
+    if !exec::is_root() {
+        bail!("the pictures are of a node in network namespaces: run this as root");
+    }
+    setup::tools(Need::Netns)?;
+    build::bpf(workspace, &build::Args::default())?;
+    let folder = workspace.root().join("docs/page");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let cargo = workspace.cargo_test().args(["--test", "netns", "--", SCREENSHOTS_TEST, "--include-ignored"]);
+    cargo.env(SCREENSHOTS, folder.as_os_str()).run()?;
+    log::line(folder.display());
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::Path;
+    use super::*;
 
     /// Appends the text of all Rust files below a folder.
     fn read(folder: &Path, into: &mut String) {
@@ -108,5 +215,14 @@ mod tests {
         let (there, lost): (Vec<_>, Vec<_>) = named.filter(is_name).partition(exists);
         assert!(lost.is_empty(), "no such tests: {lost:?}");
         assert!(there.len() > 50, "only {}", there.len());
+    }
+
+    #[test]
+    fn flags_are_code_and_every_reason_has_a_line() {
+        assert_eq!(code("Raise --max-flows. Or not."), "Raise `--max-flows`. Or not.");
+        let text = reasons();
+        for reason in Reason::ALL {
+            assert!(text.contains(&format!("| `{}` | {} |", reason.label(), reason.verdict().label())));
+        }
     }
 }

@@ -4,7 +4,6 @@
 
 pub mod binary;
 mod buildah;
-mod commit;
 mod sbom;
 
 use std::fs;
@@ -14,11 +13,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cross::Arch;
-use crate::package::share;
+use crate::package::write_share;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
 use crate::{build, log};
-use commit::{revision, source_date};
+use sbom::{revision, source_date};
 
 /// Build the container image: one static binary in an archive that `ctr image import`, `docker load`, `podman load`
 /// and `kind load image-archive` read, and its bills of materials (`CycloneDX`). Uses buildah, as root or as a user with subordinate ids (`/etc/subuid`).
@@ -112,7 +111,7 @@ fn pack(workspace: &Workspace, args: &Args, binary: &Path, writer: &Path) -> Res
     for licence in LICENCES {
         copy(&root.join(licence), licence.rsplit('/').next().unwrap_or(licence), 0o644)?;
     }
-    share::write(writer, &context.join("share"))?;
+    write_share(writer, &context.join("share"))?;
     let stem = format!("ballast-{}-{}", env!("CARGO_PKG_VERSION"), args.target.debian());
     let mut sboms = Vec::new();
     if !args.dev {

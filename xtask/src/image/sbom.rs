@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::commit::source_date;
 use crate::cargotools;
+use crate::exec::Cmd;
 use crate::host::names_in;
 use crate::workspace::Workspace;
 
@@ -44,4 +44,20 @@ pub(super) fn bills(workspace: &Workspace) -> Result<[(&'static str, String); 2]
 
 fn file(workspace: &Workspace, folder: &str) -> PathBuf {
     workspace.root().join(folder).join(FILE).with_extension("json")
+}
+
+/// Returns the time stamp of files and documents, in seconds since 1970: `$SOURCE_DATE_EPOCH`, or the last commit's time.
+pub(super) fn source_date(workspace: &Workspace) -> u64 {
+    let given = std::env::var("SOURCE_DATE_EPOCH").ok();
+    let committed = || git(workspace, &["log", "-1", "--format=%ct"]);
+    given.or_else(committed).and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Returns the hash of the commit, or `None` outside of a git checkout.
+pub(super) fn revision(workspace: &Workspace) -> Option<String> {
+    git(workspace, &["rev-parse", "HEAD"]).map(|text| text.trim().to_owned())
+}
+
+fn git(workspace: &Workspace, args: &[&str]) -> Option<String> {
+    Cmd::new("git").args(args).dir(workspace.root()).try_read()
 }

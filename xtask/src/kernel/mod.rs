@@ -19,7 +19,6 @@ use record::{Found, Record};
 use crate::cross::{self, Arch};
 use crate::exec::{self, Cmd};
 use crate::setup::{self, Need};
-use crate::test::cargo::cargo_test;
 use crate::workspace::{self, Workspace};
 use crate::{build, log};
 
@@ -77,7 +76,7 @@ impl Programs {
         }
         build::bpf(workspace, &build::Args::default())?;
         log::step("build the agent and the namespace tests");
-        let mut cargo = cargo_test(workspace).args([
+        let mut cargo = workspace.cargo_test().args([
             "--test",
             "netns",
             "--no-run",

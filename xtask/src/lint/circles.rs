@@ -12,8 +12,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::slice::from_ref;
 
-use super::finding::Finding;
 use super::paths::{Unit, Used};
+use super::source::Finding;
 
 /// Returns a finding for each circle of files within a crate, and for each re-export of another layer's item.
 pub(super) fn check(units: &[Unit<'_>]) -> Vec<Finding> {

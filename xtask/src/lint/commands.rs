@@ -8,8 +8,7 @@ use clap::builder::ValueParser;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use pulldown_cmark::{CodeBlockKind, Event, Parser, Tag, TagEnd};
 
-use super::finding::Finding;
-use super::source::SourceFile;
+use super::source::{Finding, SourceFile};
 
 /// Checks the calls of these programs, given by their names as users type them (`cargo xtask`) and their parsers.
 pub(super) fn check(files: &[SourceFile], programs: &[(&str, Command)]) -> Vec<Finding> {

@@ -4,8 +4,8 @@
 //! The compiler checks this between crates, and not inside one; the tables here do. A new module needs a line, which decides
 //! its layer.
 
-use super::finding::Finding;
 use super::paths::Unit;
+use super::source::Finding;
 
 /// The modules of `proxy-user`, and which of them each may use.
 const MODULES: [(&str, &str); 22] = [

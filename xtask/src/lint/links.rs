@@ -6,8 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-use super::finding::Finding;
-use super::source::SourceFile;
+use super::source::{Finding, SourceFile};
 
 /// The list of pages of the book.
 const SUMMARY: &str = "docs/SUMMARY.md";

@@ -2,7 +2,6 @@
 
 mod circles;
 mod commands;
-mod finding;
 mod layers;
 pub(crate) mod links;
 mod paths;
@@ -17,8 +16,8 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use clap::Command;
 
-use finding::Finding;
 use paths::Unit;
+use source::Finding;
 
 use crate::exec::{self, Cmd};
 use crate::host::names_in;

@@ -1,4 +1,4 @@
-//! The project's text files.
+//! The project's text files, and what is found in them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,4 +45,13 @@ pub(super) fn files(root: &Path) -> Result<Vec<SourceFile>> {
         }
     }
     Ok(files)
+}
+
+/// A place that breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Finding {
+    pub file: PathBuf,
+    /// Line number from 1; 0 for the file as a whole.
+    pub line: usize,
+    pub what: String,
 }

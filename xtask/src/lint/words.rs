@@ -1,7 +1,6 @@
 //! Finds words that must not be in the project: signs of unfinished work, paths of one machine, and vague subjects.
 
-use super::finding::Finding;
-use super::source::SourceFile;
+use super::source::{Finding, SourceFile};
 
 /// Refused in code, also in tests. Each word is written in two pieces, so that this file does not contain it.
 const IN_CODE: [&str; 2] = [concat!("todo", "!"), concat!("unimplemented", "!")];

@@ -1,6 +1,5 @@
 //! `cargo xtask test`: runs the rungs of the tests, the cheapest first.
 
-pub(crate) mod cargo;
 mod rung;
 
 use std::path::PathBuf;
@@ -8,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use self::cargo::cargo_test;
 use crate::cross::Arch;
 use crate::setup::{self, Need};
 use crate::workspace::Workspace;
@@ -73,7 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
     build::bpf(&workspace, &build::Args::default())?;
     log::timed("build the agent and the tests", || {
         let only = if rungs == [Rung::Unit] { &["--lib", "--bins", "--test", "fuzz"][..] } else { &[] };
-        cargo_test(&workspace).arg("--no-run").args(only).run()
+        workspace.cargo_test().arg("--no-run").args(only).run()
     })?;
 
     let mut outcomes = Vec::new();

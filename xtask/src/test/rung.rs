@@ -7,7 +7,6 @@ use std::{fmt, fs};
 use anyhow::{Context as _, Result, bail};
 
 use super::Skip;
-use super::cargo::cargo_test;
 use crate::apiserver;
 use crate::workspace::Workspace;
 use crate::{cross, exec};
@@ -77,7 +76,8 @@ impl Rung {
     ) -> Result<()> {
         if self == Self::Unit {
             // Without `--include-ignored`, the fuzz program runs only tests that need no kernel.
-            return cargo_test(workspace)
+            return workspace
+                .cargo_test()
                 .args(["--lib", "--bins", "--test", "fuzz", "--"])
                 .args(filter)
                 .run();
@@ -87,7 +87,7 @@ impl Rung {
             bail!("there is no test program for it");
         }
         for (program, first) in programs {
-            let mut cargo = cargo_test(workspace).args(["--test", &program, "--"]).args(first);
+            let mut cargo = workspace.cargo_test().args(["--test", &program, "--"]).args(first);
             cargo = cargo.arg("--include-ignored");
             for (name, value) in environment {
                 cargo = cargo.env(name, value);
@@ -95,7 +95,7 @@ impl Rung {
             cargo.args(filter).run()?;
         }
         if self == Self::RUNG_OF_ROOT_UNIT_TESTS {
-            cargo_test(workspace).args(["--lib", "--", "--ignored"]).args(filter).run()?;
+            workspace.cargo_test().args(["--lib", "--", "--ignored"]).args(filter).run()?;
         }
         Ok(())
     }

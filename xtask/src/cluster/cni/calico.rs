@@ -10,7 +10,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::permissions::{Rule, WATCH, role};
 use crate::cluster::control::{apply, kubectl};
 use crate::cluster::machine::Machine;
 use crate::cluster::plan::{Node, each};
@@ -37,12 +36,8 @@ const USERS: [&str; 2] = [DAEMON, "calico-cni-plugin"];
 const PATIENCE: Duration = Duration::from_mins(2);
 /// Where the daemon mounts cgroup2.
 const CGROUP: &str = "/run/calico/cgroup";
-/// API group of Calico's resources.
-const GROUP: &str = "crd.projectcalico.org";
 /// API of Calico's resources.
 const API: &str = "crd.projectcalico.org/v1";
-/// What Calico's address management does with its resources.
-const MANAGE: &[&str] = &["get", "list", "watch", "create", "update", "delete"];
 
 /// How the daemon writes rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,69 +45,6 @@ pub enum DataPlane {
     Nftables,
     Iptables,
 }
-
-/// The daemon's permissions, as in the manifest.
-const NODE_RULES: [Rule<'_>; 12] = [
-    ("", &["pods", "nodes", "namespaces", "serviceaccounts", "endpoints", "services"], WATCH),
-    ("", &["configmaps"], &["get"]),
-    ("", &["nodes/status"], &["patch", "update"]),
-    ("", &["pods/status"], &["patch"]),
-    ("discovery.k8s.io", &["endpointslices"], WATCH),
-    ("networking.k8s.io", &["networkpolicies"], WATCH),
-    ("policy.networking.k8s.io", &["clusternetworkpolicies"], WATCH),
-    (
-        GROUP,
-        &[
-            "bgpfilters",
-            "bgppeers",
-            "globalnetworkpolicies",
-            "globalnetworksets",
-            "hostendpoints",
-            "ipreservations",
-            "networkpolicies",
-            "networksets",
-            "stagedglobalnetworkpolicies",
-            "stagedkubernetesnetworkpolicies",
-            "stagednetworkpolicies",
-        ],
-        WATCH,
-    ),
-    (
-        GROUP,
-        &[
-            "bgpconfigurations",
-            "caliconodestatuses",
-            "clusterinformations",
-            "felixconfigurations",
-            "ippools",
-            "tiers",
-        ],
-        &["get", "list", "watch", "create", "update"],
-    ),
-    (GROUP, &["blockaffinities", "ipamblocks", "ipamhandles"], MANAGE),
-    (GROUP, &["ipamconfigs"], &["get", "create"]),
-    ("kubevirt.io", &["virtualmachineinstancemigrations"], WATCH),
-];
-
-/// The CNI plugin's permissions, as in the manifest.
-const PLUGIN_RULES: [Rule<'_>; 4] = [
-    ("", &["pods", "nodes", "namespaces"], &["get"]),
-    ("", &["pods/status"], &["patch"]),
-    ("kubevirt.io", &["virtualmachineinstances", "virtualmachines"], &["get"]),
-    (
-        GROUP,
-        &[
-            "blockaffinities",
-            "clusterinformations",
-            "ipamblocks",
-            "ipamconfigs",
-            "ipamhandles",
-            "ippools",
-            "ipreservations",
-        ],
-        MANAGE,
-    ),
-];
 
 /// Returns the configuration of the CNI plugin, as in the manifest, with both families.
 pub fn plugin(workdir: &Workdir, node: Node) -> Value {
@@ -160,8 +92,6 @@ pub fn configure(workdir: &Workdir, data_plane: DataPlane) -> Result<()> {
     kubectl(workdir, &["apply", "--server-side", "-f", &definitions]).read()?;
     kubectl(workdir, &["wait", "--for=condition=Established", "--timeout=60s", "-f", &definitions]).read()?;
     each(&workdir.nodes(), |node| own_cgroup(&workdir.node(node)))?;
-    apply(workdir, &role(USERS[0], &NODE_RULES))?;
-    apply(workdir, &role(USERS[1], &PLUGIN_RULES))?;
     let mut items = vec![configuration(data_plane)];
     items.extend(workdir.nodes().into_iter().flat_map(pools));
     apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))

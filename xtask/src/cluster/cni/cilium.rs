@@ -10,8 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use super::permissions::{Rule, WATCH, role};
-use crate::cluster::control::{apply, kubectl};
+use crate::cluster::control::kubectl;
 use crate::cluster::plan::Node;
 use crate::cluster::workdir::Workdir;
 use crate::signal::wait_for;
@@ -30,39 +29,8 @@ const COMPILER: &str = "clang-19";
 const USERS: [&str; 2] = ["cilium", "cilium-operator"];
 /// Time limit until the operator has created the definitions, and until an agent has compiled its programs.
 const PATIENCE: Duration = Duration::from_mins(5);
-/// API group of Cilium's resources.
-const GROUP: &str = "cilium.io";
 /// A definition that agents need, created last.
 const DEFINITION: &str = "crd/ciliumendpoints.cilium.io";
-
-/// The agent's permissions, as in the chart.
-const AGENT_RULES: [Rule<'_>; 9] = [
-    ("networking.k8s.io", &["networkpolicies"], WATCH),
-    ("discovery.k8s.io", &["endpointslices"], WATCH),
-    ("", &["namespaces", "services", "pods", "nodes", "configmaps"], WATCH),
-    ("apiextensions.k8s.io", &["customresourcedefinitions"], WATCH),
-    (GROUP, &["*"], &["list", "watch"]),
-    (GROUP, &["ciliumidentities", "ciliumendpoints", "ciliumnodes"], &["create"]),
-    (GROUP, &["ciliumidentities"], &["update"]),
-    (GROUP, &["ciliumendpoints", "ciliumendpoints/status"], &["delete", "get", "patch"]),
-    (GROUP, &["ciliumnodes", "ciliumnodes/status"], &["get", "update"]),
-];
-
-/// The operator's permissions, as in the chart.
-const OPERATOR_RULES: [Rule<'_>; 8] = [
-    ("", &["pods"], &["get", "list", "watch", "delete"]),
-    ("", &["nodes", "nodes/status"], &["list", "watch", "patch"]),
-    ("", &["namespaces", "services", "serviceaccounts"], WATCH),
-    ("", &["services/status"], &["update", "patch"]),
-    ("discovery.k8s.io", &["endpointslices"], WATCH),
-    (GROUP, &["*"], &["create", "update", "get", "list", "watch", "delete", "deletecollection", "patch"]),
-    (
-        "apiextensions.k8s.io",
-        &["customresourcedefinitions", "customresourcedefinitions/status"],
-        &["create", "get", "list", "watch", "update"],
-    ),
-    ("coordination.k8s.io", &["leases"], &["create", "get", "update"]),
-];
 
 /// What the agents and the operator have to know, as in the chart, with both families and the pods' ranges of the nodes.
 const SETTINGS: [&str; 8] = [
@@ -98,8 +66,6 @@ fn link(target: &Path, name: &Path) -> Result<()> {
 
 /// Starts the operator, and waits until it has created the definitions of Cilium's resources.
 pub fn configure(workdir: &Workdir) -> Result<()> {
-    apply(workdir, &role(USERS[0], &AGENT_RULES))?;
-    apply(workdir, &role(USERS[1], &OPERATOR_RULES))?;
     let user = format!("--k8s-kubeconfig-path={}", workdir.kubeconfig(USERS[1]).display());
     let control = workdir.control();
     control.run(OPERATOR, &[&[OPERATOR, &user], &SETTINGS[..]].concat())?;

@@ -5,8 +5,6 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::permissions::{Rule, WATCH, role};
-use crate::cluster::control::apply;
 use crate::cluster::plan::{Node, POD_RANGES};
 use crate::cluster::workdir::Workdir;
 use crate::signal::wait_for;
@@ -22,10 +20,6 @@ const NET_CONF: &str = "net-conf.json";
 /// Time limit until the daemon is ready.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The daemon's permissions, as in its manifest.
-const RULES: [Rule<'_>; 3] =
-    [("", &["pods"], &["get"]), ("", &["nodes"], WATCH), ("", &["nodes/status"], &["patch"])];
-
 /// Returns the configuration of the CNI plugin, as in Flannel's manifest.
 pub fn plugin() -> Value {
     json!({ "type": "flannel", "delegate": { "hairpinMode": true, "isDefaultGateway": true } })
@@ -33,7 +27,6 @@ pub fn plugin() -> Value {
 
 /// Creates what the daemons need.
 pub fn configure(workdir: &Workdir, backend: &str) -> Result<()> {
-    apply(workdir, &role(USER, &RULES))?;
     workdir.write(NET_CONF, &net_conf(backend).to_string()).map(|_| ())
 }
 

@@ -7,8 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use super::permissions::{Rule, WATCH, role};
-use crate::cluster::control::{apply, kubectl};
+use crate::cluster::control::kubectl;
 use crate::cluster::machine::Machine;
 use crate::cluster::plan::{Node, SERVICE_RANGES, each};
 use crate::cluster::workdir::Workdir;
@@ -27,16 +26,6 @@ const PATIENCE: Duration = Duration::from_mins(2);
 /// File to which the daemon adds a line.
 const ROUTE_TABLES: &str = "/etc/iproute2/rt_tables";
 
-/// The daemon's permissions, as in its manifest.
-const RULES: [Rule<'_>; 6] = [
-    ("", &["namespaces", "pods", "services", "nodes", "endpoints"], WATCH),
-    ("networking.k8s.io", &["networkpolicies"], WATCH),
-    ("extensions", &["networkpolicies"], WATCH),
-    ("coordination.k8s.io", &["leases"], &["get", "create", "update"]),
-    ("", &["services/status"], &["update"]),
-    ("discovery.k8s.io", &["endpointslices"], WATCH),
-];
-
 /// Returns the configuration of the CNI plugin, as in the manifest; with `hairpinMode`, without which kube-proxy cannot send
 /// the packets of a pod back to the pod.
 pub fn plugin() -> Value {
@@ -52,7 +41,6 @@ pub fn plugin() -> Value {
 
 /// Creates what the daemons need, and waits until the nodes have the addresses between which they speak BGP.
 pub fn configure(workdir: &Workdir) -> Result<()> {
-    apply(workdir, &role(USER, &RULES))?;
     let nodes = workdir.nodes();
     each(&nodes, |node| own_route_tables(&workdir.node(node)))?;
     let get = [

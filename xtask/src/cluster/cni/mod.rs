@@ -4,13 +4,13 @@ mod calico;
 mod cilium;
 mod flannel;
 mod kube_router;
-mod permissions;
 
 use std::fmt;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
+use super::control::apply_text;
 use super::parts::batch;
 use super::plan::{self, Node, each};
 use super::workdir::Workdir;
@@ -129,6 +129,9 @@ impl Cni {
     /// Connects the pods of all nodes.
     pub fn start(self, workdir: &Workdir) -> Result<()> {
         let nodes = workdir.nodes();
+        if self != Self::Bridge {
+            apply_text(workdir, include_str!("../../../tools/cluster/rbac.yaml"))?;
+        }
         match self {
             Self::Bridge => {
                 return nodes.iter().try_for_each(|node| {

@@ -48,6 +48,7 @@ impl Hook {
 
 /// The start of `union bpf_attr` for `BPF_PROG_LOAD`.
 #[repr(C)]
+#[derive(Default)]
 struct Load {
     kind: u32,
     instructions: u32,
@@ -86,14 +87,9 @@ pub fn attach(hook: &str) -> Result<()> {
         instructions: 2,
         code: code.as_ptr() as u64,
         license: license.as_ptr() as u64,
-        log_level: 0,
-        log_size: 0,
-        log: 0,
-        kernel: 0,
-        flags: 0,
         name: *b"foreign\0\0\0\0\0\0\0\0\0",
-        device: 0,
         attach: hook.attach,
+        ..Load::default()
     };
     let program = bpf(PROG_LOAD, &load).context("cannot load a program")?;
     let group;

@@ -94,21 +94,3 @@ pub(super) fn served(name: &str, pods: u8, node: Option<Node>) -> Vec<Value> {
     });
     vec![deployment, service]
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_made_is_removed() {
-        let made = objects();
-        let names: Vec<_> = made
-            .iter()
-            .map(|object| {
-                let text = |value: &Value| value.as_str().unwrap().to_owned();
-                format!("{}/{}", text(&object["kind"]).to_lowercase(), text(&object["metadata"]["name"]))
-            })
-            .collect();
-        assert_eq!(names, NAMES);
-    }
-}
