@@ -22,9 +22,10 @@ const STAMPED: &str = "-stamped";
 pub struct Tool {
     /// Name of the program.
     pub name: &'static str,
-    module: &'static str,
-    package: &'static str,
     folder: &'static str,
+    module: &'static str,
+    /// The package below the module; `.`: that of the folder.
+    path: &'static str,
     is_test: bool,
     is_cgo: bool,
     /// Build tags.
@@ -32,25 +33,24 @@ pub struct Tool {
 }
 
 impl Tool {
-    const fn new(
-        name: &'static str,
-        module: &'static str,
-        package: &'static str,
-        folder: &'static str,
-    ) -> Self {
-        Self { name, module, package, folder, is_test: false, is_cgo: false, tags: "" }
+    const fn new(name: &'static str, folder: &'static str, module: &'static str, path: &'static str) -> Self {
+        Self { name, folder, module, path, is_test: false, is_cgo: false, tags: "" }
     }
 
-    const fn kubernetes(name: &'static str, package: &'static str) -> Self {
-        Self::new(name, KUBERNETES, package, "kubernetes")
+    const fn kubernetes(name: &'static str, path: &'static str) -> Self {
+        Self::new(name, "kubernetes", KUBERNETES, path)
     }
 
-    const fn containerd(name: &'static str, package: &'static str) -> Self {
-        Self::new(name, "github.com/containerd/containerd/v2", package, "containerd")
+    const fn containerd(name: &'static str, path: &'static str) -> Self {
+        Self::new(name, "containerd", "github.com/containerd/containerd/v2", path)
     }
 
-    const fn cilium(name: &'static str, package: &'static str) -> Self {
-        Self::new(name, "github.com/cilium/cilium", package, "cilium")
+    const fn cilium(name: &'static str, path: &'static str) -> Self {
+        Self::new(name, "cilium", "github.com/cilium/cilium", path)
+    }
+
+    fn package(&self) -> String {
+        if self.path == "." { ".".to_owned() } else { format!("{}{}", self.module, self.path) }
     }
 
     fn is_kubernetes(&self) -> bool {
@@ -78,82 +78,61 @@ impl Tool {
 }
 
 /// The API server's store.
-pub const ETCD: Tool = Tool::new("etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3", "etcd");
+pub const ETCD: Tool = Tool::new("etcd", "etcd", "go.etcd.io/etcd/server/v3", "");
 /// The API server.
-pub const API_SERVER: Tool = Tool::kubernetes("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver");
+pub const API_SERVER: Tool = Tool::kubernetes("kube-apiserver", "/cmd/kube-apiserver");
 /// kube-proxy, for comparisons.
-pub const KUBE_PROXY: Tool = Tool::kubernetes("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy");
-
+pub const KUBE_PROXY: Tool = Tool::kubernetes("kube-proxy", "/cmd/kube-proxy");
 /// The OpenTelemetry Collector's OTLP receiver, to which the agent exports.
 pub const OTLP_RECEIVER: Tool =
-    Tool::new("otlp-receiver", "go.opentelemetry.io/collector/receiver/otlpreceiver", ".", "otlp");
-
+    Tool::new("otlp-receiver", "otlp", "go.opentelemetry.io/collector/receiver/otlpreceiver", ".");
 /// Installs clusters.
-pub const KUBEADM: Tool = Tool::kubernetes("kubeadm", "k8s.io/kubernetes/cmd/kubeadm");
-
+pub const KUBEADM: Tool = Tool::kubernetes("kubeadm", "/cmd/kubeadm");
 /// Renders and checks the chart.
-pub const HELM: Tool = Tool::new("helm", "helm.sh/helm/v3", "helm.sh/helm/v3/cmd/helm", "helm");
+pub const HELM: Tool = Tool::new("helm", "helm", "helm.sh/helm/v3", "/cmd/helm");
 /// Checks the workflows.
-pub const ACTIONLINT: Tool = Tool::new(
-    "actionlint",
-    "github.com/rhysd/actionlint",
-    "github.com/rhysd/actionlint/cmd/actionlint",
-    "actionlint",
-);
+pub const ACTIONLINT: Tool =
+    Tool::new("actionlint", "actionlint", "github.com/rhysd/actionlint", "/cmd/actionlint");
 
 /// The programs of a cluster, besides etcd and the API server.
 pub const CLUSTER: [Tool; 10] = [
-    Tool::kubernetes("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
-    Tool::kubernetes("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
-    Tool::kubernetes("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
-    Tool::kubernetes("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
-    Tool::kubernetes("agnhost", "k8s.io/kubernetes/test/images/agnhost"),
-    Tool::kubernetes("regression-issue-74839", "k8s.io/kubernetes/test/images/regression-issue-74839"),
-    Tool::containerd("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
-    Tool::containerd(
-        "containerd-shim-runc-v2",
-        "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
-    ),
-    Tool::containerd("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
-    Tool::new("coredns", "github.com/coredns/coredns", ".", "coredns"),
+    Tool::kubernetes("kube-controller-manager", "/cmd/kube-controller-manager"),
+    Tool::kubernetes("kube-scheduler", "/cmd/kube-scheduler"),
+    Tool::kubernetes("kubelet", "/cmd/kubelet"),
+    Tool::kubernetes("kubectl", "/cmd/kubectl"),
+    Tool::kubernetes("agnhost", "/test/images/agnhost"),
+    Tool::kubernetes("regression-issue-74839", "/test/images/regression-issue-74839"),
+    Tool::containerd("containerd", "/cmd/containerd"),
+    Tool::containerd("containerd-shim-runc-v2", "/cmd/containerd-shim-runc-v2"),
+    Tool::containerd("ctr", "/cmd/ctr"),
+    Tool::new("coredns", "coredns", "github.com/coredns/coredns", "."),
 ];
 
 /// Flannel: the daemon of each node, and the CNI plugin. The daemon's backend `udp` has a part in C.
 pub const FLANNEL: [Tool; 2] = [
-    Tool {
-        is_cgo: true,
-        ..Tool::new("flanneld", "github.com/flannel-io/flannel", "github.com/flannel-io/flannel", "flannel")
-    },
-    Tool::new(
-        "flannel",
-        "github.com/containernetworking/plugins",
-        "github.com/containernetworking/plugins/plugins/meta/flannel",
-        "flannel-cni",
-    ),
+    Tool { is_cgo: true, ..Tool::new("flanneld", "flannel", "github.com/flannel-io/flannel", "") },
+    Tool::new("flannel", "flannel-cni", "github.com/containernetworking/plugins", "/plugins/meta/flannel"),
 ];
 
 /// kube-router, the daemon of each node; its CNI plugins are the reference plugins.
 pub const KUBE_ROUTER: [Tool; 1] = [Tool::new(
     "kube-router",
-    "github.com/cloudnativelabs/kube-router/v2",
-    "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
     "kube-router",
+    "github.com/cloudnativelabs/kube-router/v2",
+    "/cmd/kube-router",
 )];
 
 /// Cilium: the agent of each node, the operator with the address management that needs no cloud, and the CNI plugin.
 pub const CILIUM: [Tool; 3] = [
-    Tool::cilium("cilium-agent", "github.com/cilium/cilium/daemon"),
-    Tool {
-        tags: "ipam_provider_operator",
-        ..Tool::cilium("cilium-operator-generic", "github.com/cilium/cilium/operator")
-    },
-    Tool::cilium("cilium-cni", "github.com/cilium/cilium/plugins/cilium-cni"),
+    Tool::cilium("cilium-agent", "/daemon"),
+    Tool { tags: "ipam_provider_operator", ..Tool::cilium("cilium-operator-generic", "/operator") },
+    Tool::cilium("cilium-cni", "/plugins/cilium-cni"),
 ];
 
 /// Kubernetes' own end-to-end tests, and ginkgo, which runs several of them at once.
 pub const SUITE: [Tool; 2] = [
-    Tool { is_test: true, ..Tool::kubernetes("e2e.test", "k8s.io/kubernetes/test/e2e") },
-    Tool::new("ginkgo", "github.com/onsi/ginkgo/v2", "github.com/onsi/ginkgo/v2/ginkgo", "kubernetes"),
+    Tool { is_test: true, ..Tool::kubernetes("e2e.test", "/test/e2e") },
+    Tool::new("ginkgo", "kubernetes", "github.com/onsi/ginkgo/v2", "/ginkgo"),
 ];
 
 /// Finds or builds programs, one after the other; a second caller waits for the first.
@@ -206,7 +185,7 @@ fn one(workspace: &Workspace, tools: &Path, tool: &Tool) -> Result<PathBuf> {
         .args(["-mod=readonly", "-trimpath", "-tags", tool.tags])
         .args(["-ldflags", &tool.link_flags(&version), "-o"])
         .arg(&unfinished)
-        .arg(tool.package)
+        .arg(tool.package())
         .env("CGO_ENABLED", if tool.is_cgo { "1" } else { "0" })
         .env("GOWORK", "off")
         // `GOROOT` would make a downloaded Go release use the standard library of another release.
@@ -257,8 +236,8 @@ mod tests {
                 "{}",
                 tool.name
             );
-            let is_named = text.lines().any(|line| line.trim().trim_start_matches("tool ") == tool.package);
-            assert!(tool.package == "." || is_named, "{}", tool.name);
+            let is_named = text.lines().any(|line| line.trim().trim_start_matches("tool ") == tool.package());
+            assert!(tool.path == "." || is_named, "{}", tool.name);
         }
     }
 }

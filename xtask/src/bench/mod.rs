@@ -1,7 +1,6 @@
 //! `cargo xtask test bench`: measures the figures on this machine, and prints them as one table.
 
 mod chart;
-mod figure;
 mod page;
 
 use std::path::{Path, PathBuf};

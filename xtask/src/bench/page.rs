@@ -6,8 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::chart;
-use super::figure::{Figure, number};
+use super::chart::{self, Figure, number};
 use crate::exec::Cmd;
 
 /// What a reader must know about the machine and the version that was measured.

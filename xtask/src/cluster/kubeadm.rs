@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde_json::{Value, json};
 
 use super::ballast::{Ballast, Given};
 use super::cni::Cni;
@@ -25,8 +24,6 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// The node of the control plane, and a node that joins.
 const NODES: [Node; 2] = [Node(1), Node(2)];
 const ADMIN: &str = "/etc/kubernetes/admin.conf";
-/// Release of `CoreDNS` in the image; kubeadm's default is newer.
-const DNS_TAG: &str = "v1.12.4";
 /// Programs of the control plane, each in an image of the same name.
 const STATIC: [&str; 4] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd"];
 /// Preflight checks that fail in a namespace on a shared machine, or without systemd.
@@ -56,7 +53,7 @@ pub fn run(workdir: &Workdir, given: &Given) -> Result<()> {
     configure_dns(workdir)?;
     log::line(format_args!("    kubeadm init: {}", log::seconds(begun.elapsed())));
     install(&workspace, workdir)?;
-    join(&workspace, workdir)?;
+    join(workdir)?;
     look(workdir)?;
     log::line(format_args!("    from kubeadm init on: {}", log::seconds(begun.elapsed())));
     Ok(())
@@ -71,7 +68,7 @@ fn programs(
     link_programs(workspace, workdir, &ballast.program)?;
     std::os::unix::fs::symlink(kubeadm, workdir.programs().join("kubeadm")).context("cannot link kubeadm")?;
     let version = gotools::version(workspace, &gotools::KUBEADM)?;
-    let config = workdir.write("kubeadm.json", &configuration(&version))?;
+    let config = workdir.write("kubeadm.yaml", &configuration(&version))?;
     let list = Cmd::new(kubeadm).args(["config", "images", "list", "--config"]).arg(config).read()?;
     let mut images = vec![image::make(workdir)?];
     let all: Vec<_> = list.split_whitespace().collect();
@@ -123,33 +120,23 @@ fn start_kubelet(machine: &Machine) -> Result<()> {
 }
 
 fn configuration(version: &str) -> String {
-    let registration = |node: Node| {
-        json!({
-            "name": node.to_string(),
-            "criSocket": format!("unix://{}", node::SOCKET),
-            "imagePullPolicy": "Never",
-            "taints": [],
-            "kubeletExtraArgs": [{ "name": "node-ip", "value": format!("{},{}", node.v4(), node.v6()) }],
-        })
-    };
-    let kind = |kind: &str, api: &str| json!({ "apiVersion": api, "kind": kind });
-    let (kubeadm, kubelet) = ("kubeadm.k8s.io/v1beta4", "kubelet.config.k8s.io/v1beta1");
-    let mut init = kind("InitConfiguration", kubeadm);
-    init["localAPIEndpoint"] = json!({ "advertiseAddress": NODES[0].v4() });
-    init["nodeRegistration"] = registration(NODES[0]);
-    let mut cluster = kind("ClusterConfiguration", kubeadm);
-    cluster["kubernetesVersion"] = version.into();
-    cluster["networking"] = json!({ "podSubnet": POD_RANGES, "serviceSubnet": SERVICE_RANGES });
-    cluster["dns"] = json!({ "imageTag": DNS_TAG });
-    // The nodes' networks are set up by this command, not by the agent of a CNI plugin.
-    cluster["controllerManager"] =
-        json!({ "extraArgs": [{ "name": "allocate-node-cidrs", "value": "false" }] });
-    let mut of_nodes = kind("KubeletConfiguration", kubelet);
-    let limits = node::shared_machine();
-    for (key, value) in limits.as_object().into_iter().flatten() {
-        of_nodes[key] = value.clone();
-    }
-    [init, cluster, of_nodes].map(|part| part.to_string()).join("\n---\n")
+    let own = include_str!("../../tools/cluster/kubeadm.yaml")
+        .replace("ADDRESS", &NODES[0].v4())
+        .replace("REGISTRATION", &registration(NODES[0]))
+        .replace("VERSION", version)
+        .replace("PODS", POD_RANGES)
+        .replace("SERVICES", SERVICE_RANGES);
+    own + node::KUBELET
+}
+
+fn registration(on: Node) -> String {
+    format!(
+        "{{ name: {on}, criSocket: \"unix://{}\", imagePullPolicy: Never, taints: [], \
+         kubeletExtraArgs: [{{ name: node-ip, value: \"{},{}\" }}] }}",
+        node::SOCKET,
+        on.v4(),
+        on.v6()
+    )
 }
 
 fn kubeadm(workdir: &Workdir, on: Node, words: &[&str]) -> Result<()> {
@@ -163,7 +150,7 @@ fn kubeadm(workdir: &Workdir, on: Node, words: &[&str]) -> Result<()> {
 
 fn init(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     log::step("kubeadm init --skip-phases=addon/kube-proxy");
-    let config = workdir.dir().join("kubeadm.json").display().to_string();
+    let config = workdir.dir().join("kubeadm.yaml").display().to_string();
     ensure!(gotools::version(workspace, &gotools::KUBEADM)?.starts_with('v'), "kubeadm has no version");
     kubeadm(workdir, NODES[0], &["init", "--skip-phases=addon/kube-proxy", "--config", &config])
 }
@@ -201,7 +188,7 @@ fn ready(workdir: &Workdir, kind: &str, name: &str) -> Result<()> {
         .map(|_| ())
 }
 
-fn join(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
+fn join(workdir: &Workdir) -> Result<()> {
     log::step("kubeadm join");
     let token =
         workdir.node(NODES[0]).command(&["kubeadm", "token", "create", "--print-join-command"]).read()?;
@@ -215,19 +202,13 @@ fn join(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
     else {
         bail!("kubeadm printed no command: {token}");
     };
-    let version = gotools::version(workspace, &gotools::KUBEADM)?;
-    let whole = configuration(&version);
-    let first = whole.split("\n---\n").next().context("no configuration")?;
-    let mut config: Value = serde_json::from_str(first).context("no JSON")?;
     let on = NODES[1];
-    config["kind"] = "JoinConfiguration".into();
-    config.as_object_mut().context("no object")?.remove("localAPIEndpoint");
-    config["nodeRegistration"]["name"] = on.to_string().into();
-    config["nodeRegistration"]["kubeletExtraArgs"][0]["value"] = format!("{},{}", on.v4(), on.v6()).into();
-    config["discovery"] = json!({
-        "bootstrapToken": { "apiServerEndpoint": server, "token": secret, "caCertHashes": [hash] },
-    });
-    let file = workdir.write("kubeadm-join.json", &config.to_string())?.display().to_string();
+    let config = format!(
+        "apiVersion: kubeadm.k8s.io/v1beta4\nkind: JoinConfiguration\nnodeRegistration: {}\ndiscovery:\n  \
+         bootstrapToken: {{ apiServerEndpoint: \"{server}\", token: \"{secret}\", caCertHashes: [\"{hash}\"] }}\n",
+        registration(on)
+    );
+    let file = workdir.write("kubeadm-join.yaml", &config)?.display().to_string();
     kubeadm(workdir, on, &["join", "--config", &file])?;
     signal::wait_for("both nodes to be ready", PATIENCE, || {
         let told = kubectl(workdir, &["get", "nodes", "--no-headers"]).try_read().unwrap_or_default();
@@ -266,16 +247,20 @@ fn look(workdir: &Workdir) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]
     fn the_configuration_is_of_three_parts_and_has_no_kube_proxy() {
         let text = configuration("v1.37.2");
         let parts: Vec<Value> =
-            text.split("\n---\n").map(|part| serde_json::from_str(part).unwrap()).collect();
+            text.split("\n---\n").map(|part| serde_saphyr::from_str(part).unwrap()).collect();
         let kinds: Vec<_> = parts.iter().map(|part| part["kind"].as_str().unwrap()).collect();
         assert_eq!(kinds, ["InitConfiguration", "ClusterConfiguration", "KubeletConfiguration"]);
         assert_eq!(parts[1]["kubernetesVersion"], "v1.37.2");
+        assert_eq!(parts[0]["nodeRegistration"]["name"], "node1");
+        assert_eq!(parts[2]["failSwapOn"], false);
         assert!(!text.contains("KubeProxyConfiguration"));
     }
 }

@@ -30,7 +30,7 @@ use ballast::Ballast;
 pub use ballast::Given;
 pub use cni::Cni;
 use cni::current_cni;
-pub use control::{apply, kubectl};
+pub use control::{apply, apply_text, kubectl};
 pub use deployed::logs as agent_logs;
 use parts::{batch, link_programs, prepare};
 use plan::each;
@@ -164,7 +164,7 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Bal
     log::step(format_args!("proxy: {}", wanted.proxy));
     wanted.proxy.start(workspace, workdir, ballast.image.as_deref())?;
     workdir.write(PROXY, &wanted.proxy.to_string())?;
-    control::apply_text(workdir, &dns())?;
+    apply_text(workdir, &dns())?;
     await_ready(workdir, wanted)
 }
 

@@ -32,7 +32,7 @@ pub fn start_kubelet(workdir: &Workdir, node: Node) -> Result<()> {
     let machine = workdir.node(node);
     let write = |name: &str, text: &str| workdir.write(&format!("machines/{node}/{name}"), text);
     let resolv = write("resolv.conf", "nameserver 127.0.0.1\n")?.display().to_string();
-    let kubelet = write("kubelet.json", &kubelet_config(node, &resolv))?.display().to_string();
+    let kubelet = write("kubelet.yaml", &kubelet_config(node, &resolv))?.display().to_string();
     let user = workdir.kubeconfig(&node.to_string()).display().to_string();
     machine.run(
         "kubelet",
@@ -106,51 +106,14 @@ state = "/run/containerd"
   sandbox = 'PAUSE'
 "#;
 
-/// Returns kubelet settings for machines that share one cgroup v1 hierarchy, or the memory and disk of one machine.
-pub fn shared_machine() -> serde_json::Value {
-    json!({
-        "failCgroupV1": false,
-        "cgroupDriver": "cgroupfs",
-        "cgroupsPerQOS": false,
-        // Not an empty list, which kubeadm omits.
-        "enforceNodeAllocatable": ["none"],
-        "failSwapOn": false,
-        "makeIPTablesUtilChains": false,
-        // Absolute values, not percentages of a disk that may be large and nearly full; `Workdir::make` has checked for
-        // more space.
-        "evictionHard": {
-            "memory.available": "100Mi",
-            "nodefs.available": "100Mi",
-            "nodefs.inodesFree": "1000",
-            "imagefs.available": "100Mi",
-        },
-        // Images are never deleted: the node cannot pull them again.
-        "imageMaximumGCAge": "0s",
-        "imageGCHighThresholdPercent": 100,
-        "imageGCLowThresholdPercent": 99,
-    })
-}
+/// Settings of every kubelet.
+pub const KUBELET: &str = include_str!("../../tools/cluster/kubelet.yaml");
 
 fn kubelet_config(node: Node, resolv: &str) -> String {
-    let mut config = json!({
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
-        "authorization": { "mode": "AlwaysAllow" },
-        "address": node.v4(),
-        "containerRuntimeEndpoint": format!("unix://{SOCKET}"),
-        "clusterDomain": "cluster.local",
-        "clusterDNS": [DNS_SERVICE],
-        "resolvConf": resolv,
-        "healthzPort": 0,
-        // Containers that ended often are restarted soon: fault injection ends agents often.
-        "crashLoopBackOff": { "maxContainerRestartPeriod": "1s" },
-        "maxPods": 200,
-        "syncFrequency": "10s",
-        "nodeStatusUpdateFrequency": "10s",
-    });
-    for (key, value) in shared_machine().as_object().into_iter().flatten() {
-        config[key] = value.clone();
-    }
-    config.to_string()
+    let own = include_str!("../../tools/cluster/kubelet-node.yaml")
+        .replace("ADDRESS", &node.v4())
+        .replace("SOCKET", SOCKET)
+        .replace("DNS]", &format!("{DNS_SERVICE}]"))
+        .replace("RESOLV", resolv);
+    own + KUBELET
 }

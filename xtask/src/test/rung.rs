@@ -6,7 +6,6 @@ use std::{fmt, fs};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Skip;
 use crate::apiserver;
 use crate::workspace::Workspace;
 use crate::{cross, exec};
@@ -46,21 +45,20 @@ impl Rung {
         self,
         workspace: &Workspace,
         api_server: Option<apiserver::Pending>,
-    ) -> Result<Environment, Skip> {
+    ) -> Result<Environment, String> {
         if self == Self::Unit {
             return Ok(Vec::new());
         }
         if !exec::is_root() {
-            return Err(Skip {
-                why: "needs root, to load programs and make network namespaces".into(),
-                what_to_do: format!("do: sudo -E env \"PATH=$PATH\" cargo xtask test {self}"),
-            });
+            return Err(format!(
+                "needs root, to load programs and make network namespaces; do: sudo -E env \"PATH=$PATH\" cargo xtask test {self}"
+            ));
         }
         let mut environment = vec![("BALLAST_BIN", workspace.binary(false).into_os_string())];
         if let Some(pending) = api_server {
-            let binaries = apiserver::wait(pending).map_err(|error| Skip {
-                why: format!("no API server to test against ({error:#})"),
-                what_to_do: format!("set {}, or make `go` work", apiserver::VARIABLES.join(" and ")),
+            let binaries = apiserver::wait(pending).map_err(|error| {
+                let variables = apiserver::VARIABLES.join(" and ");
+                format!("no API server to test against ({error:#}); set {variables}, or make `go` work")
             })?;
             environment.extend(binaries.environment().map(|(name, path)| (name, path.into())));
         }

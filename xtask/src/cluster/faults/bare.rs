@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
 
 use super::agents::Agents;
 use super::clients;
@@ -15,7 +14,7 @@ use super::probe::{Kind, Target};
 use super::testbed::Testbed;
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
-use crate::cluster::{Given, Proxy, Workdir, apply, change_proxy, kubectl};
+use crate::cluster::{Given, Proxy, Workdir, apply_text, change_proxy, kubectl};
 use crate::{log, signal};
 
 const NAME: &str = "bare";
@@ -76,7 +75,12 @@ same cluster.";
 
 fn rolled(testbed: &Testbed<'_>, rounds: u32) -> Result<Vec<Count>> {
     let workdir = testbed.workdir;
-    apply(workdir, &objects())?;
+    let objects = include_str!("../../../tools/cluster/bare.yaml")
+        .replace("AGNHOST", AGNHOST)
+        .replace("ADDRESS", ADDRESS.trim_end_matches(":80"))
+        .replace("NODE_PORT", &NODE_PORT.to_string())
+        .replace("PODS", &PODS.to_string());
+    apply_text(workdir, &objects)?;
     let name = format!("deployment/{NAME}");
     let status = ["rollout", "status", &name, "--timeout=180s"];
     kubectl(workdir, &status).read()?;
@@ -117,34 +121,6 @@ fn clients(testbed: &Testbed<'_>) -> Result<Vec<Client>> {
             Client { targets: vec![target.clone()], ..client }
         })
         .collect())
-}
-
-fn objects() -> serde_json::Value {
-    let labels = json!({ "app": NAME });
-    let container = json!({ "name": "server", "image": AGNHOST, "args": ["netexec", "--http-port=8080"] });
-    json!({ "apiVersion": "v1", "kind": "List", "items": [
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": { "name": NAME, "namespace": "default" },
-            "spec": {
-                "replicas": PODS,
-                "selector": { "matchLabels": labels },
-                "template": { "metadata": { "labels": labels }, "spec": { "containers": [container] } },
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": { "name": NAME, "namespace": "default" },
-            "spec": {
-                "type": "NodePort",
-                "clusterIP": ADDRESS.trim_end_matches(":80"),
-                "selector": labels,
-                "ports": [{ "port": 80, "targetPort": 8080, "nodePort": NODE_PORT }],
-            },
-        },
-    ] })
 }
 
 fn table(rows: &[(Proxy, Vec<Count>)]) -> String {

@@ -88,7 +88,7 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
         lines.push(line);
     }
     testbed.clear()?;
-    write!(std::io::stdout(), "{}", table::text(&lines)).context("cannot write the results")?;
+    write!(std::io::stdout(), "{}", table::markdown(&lines)).context("cannot write the results")?;
     if args.page {
         let command =
             format!("cargo xtask test cluster chaos --minutes {} --seed {seed} --page", args.minutes);

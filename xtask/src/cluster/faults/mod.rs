@@ -147,7 +147,7 @@ pub fn run(workdir: &Workdir, args: &Args) -> Result<()> {
     }
     ensure!(!lines.is_empty(), "no case has these words");
     testbed.clear()?;
-    write!(std::io::stdout(), "{}", table::text(&lines)).context("cannot write the results")?;
+    write!(std::io::stdout(), "{}", table::markdown(&lines)).context("cannot write the results")?;
     if args.page {
         let proxy = testbed.agents.proxy();
         let mut title =

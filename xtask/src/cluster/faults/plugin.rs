@@ -13,7 +13,7 @@ use super::agents::Agents;
 use super::table::Unsupported;
 use super::testbed::{self, SOON, Testbed};
 use crate::cluster::plan::{CONTROL_V4, Node};
-use crate::cluster::{Workdir, apply, deployed, kubectl};
+use crate::cluster::{Workdir, apply_text, deployed, kubectl};
 use crate::exec::Cmd;
 use crate::host;
 use crate::signal;
@@ -49,28 +49,8 @@ pub(super) fn asks_every_agent(testbed: &Testbed<'_>) -> Result<()> {
 fn viewer(workdir: &Workdir) -> Result<PathBuf> {
     let page = Workspace::find()?.root().join("docs/kubectl.md");
     let text = fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
-    let file = workdir.write("viewer.yaml", &rights(&text).context("docs/kubectl.md names no rights")?)?;
-    kubectl(workdir, &["apply", "-f", &file.display().to_string()]).read()?;
-    let binding = |kind: &str, role: &str| {
-        json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": kind,
-            "metadata": { "name": NAME, "namespace": deployed::SPACE },
-            "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": NAME },
-            "subjects": [{ "kind": "ServiceAccount", "name": NAME, "namespace": deployed::SPACE }],
-        })
-    };
-    let mut of_cluster = binding("ClusterRoleBinding", "ClusterRole");
-    if let Some(metadata) = of_cluster["metadata"].as_object_mut() {
-        metadata.remove("namespace");
-    }
-    let account = json!({
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": { "name": NAME, "namespace": deployed::SPACE },
-    });
-    let items = [account, of_cluster, binding("RoleBinding", "Role")];
-    apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
+    apply_text(workdir, &rights(&text).context("docs/kubectl.md names no rights")?)?;
+    apply_text(workdir, include_str!("../../../tools/cluster/viewer.yaml"))?;
     let token = kubectl(workdir, &["create", "token", NAME, "-n", deployed::SPACE]).read()?;
     let authority = workdir.key("ca.crt").display().to_string();
     let server = format!("https://{CONTROL_V4}:6443");

@@ -1,4 +1,4 @@
-//! Results of all cases, as a table for a terminal and for `docs/benchmarks/faults.md`.
+//! Results of all cases, as a table.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(super) struct Line {
 
 /// Columns after the case.
 const COLUMNS: [&str; 9] =
-    ["TOOK", "NEW", "LONG", "UDP", "AFFINITY", "FAILED", "RESET", "SYNS AGAIN", "MOVED"];
+    ["took", "new", "long", "udp", "affinity", "failed", "reset", "syns again", "moved"];
 
 impl Line {
     fn cells(&self) -> [String; 9] {
@@ -128,31 +128,12 @@ fn verdict(lines: &[Line]) -> String {
     format!("{good} passed, {bad} failed{away}")
 }
 
-/// Returns the table for a terminal.
-pub(super) fn text(lines: &[Line]) -> String {
-    let mut text = format!("{:<62}", "CASE");
-    for column in COLUMNS {
-        let _ = write!(text, "{column:>13}");
-    }
-    for line in lines {
-        let _ = write!(text, "\n{:<62}", line.what);
-        for cell in line.cells() {
-            let _ = write!(text, "{cell:>13}");
-        }
-        for note in line.notes() {
-            let _ = write!(text, "\n    {note}");
-        }
-    }
-    let _ = writeln!(text, "\n{}", verdict(lines));
-    text
-}
-
-/// Returns the table for a page, with the notes below it.
+/// Returns the table, with the notes below it.
 pub(super) fn markdown(lines: &[Line]) -> String {
     let mut text = String::from("| case |");
     let mut rule = String::from("\n|---|");
     for column in COLUMNS {
-        let _ = write!(text, " {} |", column.to_lowercase());
+        let _ = write!(text, " {column} |");
         rule.push_str("---:|");
     }
     text.push_str(&rule);
@@ -230,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn both_tables_tell_the_same() {
+    fn the_table_has_numbers_notes_and_a_verdict() {
         let cannot = Line {
             what: "clocks jump".into(),
             tally: None,
@@ -240,12 +221,10 @@ mod tests {
             outcome: Err(Unsupported("Operation not permitted".into()).into()),
         };
         let lines = [line(Count { answered: 9, failed: 1, ..Count::default() }, None), cannot];
-        for text in [text(&lines), markdown(&lines)] {
-            for part in
-                ["a fault", "10", "12 s", "it failed", "not permitted", "0 passed, 1 failed, 1 not here"]
-            {
-                assert!(text.contains(part), "{part}: {text}");
-            }
+        let text = markdown(&lines);
+        for part in ["a fault", "10", "12 s", "it failed", "not permitted", "0 passed, 1 failed, 1 not here"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
         }
         assert!(require_good(&lines).is_err());
     }
