@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::plan::{CONTROL_V4, POD_RANGES, SECOND_V4, SERVICE_RANGES};
+use super::image::COREDNS;
+use super::plan::{CONTROL_V4, DNS_SERVICE, POD_RANGES, SECOND_V4, SERVICE_RANGES};
 use super::workdir::Workdir;
 use crate::exec::Cmd;
 use crate::signal::wait_for;
@@ -86,4 +87,10 @@ pub fn apply(workdir: &Workdir, objects: &serde_json::Value) -> Result<()> {
 pub fn apply_text(workdir: &Workdir, objects: &str) -> Result<()> {
     let file = workdir.write("apply.yaml", objects)?;
     kubectl(workdir, &["apply", "-f", &file.display().to_string()]).read().map(|_| ())
+}
+
+/// Returns all objects of the cluster's DNS.
+pub fn dns() -> String {
+    let objects = include_str!("../../tools/cluster/coredns.yaml");
+    objects.replace("IMAGE", COREDNS).replace("ADDRESS", DNS_SERVICE)
 }

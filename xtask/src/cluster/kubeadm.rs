@@ -13,7 +13,7 @@ use super::parts::{batch, link_programs, prepare};
 use super::plan::{self, API_SERVICE, DNS_SERVICE, Node, POD_RANGES, SERVICE_RANGES, each};
 use super::proxy::{PROXY, Proxy};
 use super::workdir::{self, Workdir};
-use super::{deployed, image, node};
+use super::{control, deployed, image, node};
 use crate::chart::Helm;
 use crate::exec::Cmd;
 use crate::workspace::Workspace;
@@ -157,7 +157,7 @@ fn init(workspace: &Workspace, workdir: &Workdir) -> Result<()> {
 
 /// Replaces the configuration of `CoreDNS`: kubeadm's names plugins that the DNS server of the image lacks.
 fn configure_dns(workdir: &Workdir) -> Result<()> {
-    let objects = super::dns();
+    let objects = control::dns();
     let config = objects.split("---\n").find(|object| object.contains("kind: ConfigMap"));
     let file = workdir.write("corefile.yaml", config.context("no configuration")?)?;
     kubectl(workdir, &["apply", "-f", &file.display().to_string()]).read()?;

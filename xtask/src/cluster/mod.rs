@@ -33,8 +33,7 @@ use cni::current_cni;
 pub use control::{apply, apply_text, kubectl};
 pub use deployed::logs as agent_logs;
 use parts::{batch, link_programs, prepare};
-use plan::each;
-use plan::{API_SERVICE, CONTROL_V4, CONTROL_VIP, DNS_SERVICE, Node, SECOND_V4};
+use plan::{API_SERVICE, CONTROL_V4, CONTROL_VIP, Node, SECOND_V4, each};
 pub use proxy::Proxy;
 use proxy::{PROXY, current_proxy};
 pub use workdir::Workdir;
@@ -164,7 +163,7 @@ fn assemble(workspace: &Workspace, workdir: &Workdir, wanted: &Up, ballast: &Bal
     log::step(format_args!("proxy: {}", wanted.proxy));
     wanted.proxy.start(workspace, workdir, ballast.image.as_deref())?;
     workdir.write(PROXY, &wanted.proxy.to_string())?;
-    apply_text(workdir, &dns())?;
+    apply_text(workdir, &control::dns())?;
     await_ready(workdir, wanted)
 }
 
@@ -177,12 +176,6 @@ fn keys(workdir: &Workdir, nodes: u8) -> Result<()> {
     );
     let nodes = Node::first(nodes).map(|node| node.to_string());
     Workdir::script("keys.sh")?.arg(workdir.dir()).args([CONTROL_V4, &names]).args(nodes).read().map(|_| ())
-}
-
-/// Returns all objects of the cluster's DNS.
-fn dns() -> String {
-    let objects = include_str!("../../tools/cluster/coredns.yaml");
-    objects.replace("IMAGE", image::COREDNS).replace("ADDRESS", DNS_SERVICE)
 }
 
 fn await_ready(workdir: &Workdir, wanted: &Up) -> Result<()> {

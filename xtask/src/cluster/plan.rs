@@ -135,19 +135,3 @@ pub(super) fn each(nodes: &[Node], work: impl Fn(Node) -> Result<()> + Sync) -> 
         })
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_node_knows_the_way_to_the_others_pods_and_not_to_its_own() {
-        let nodes: Vec<_> = Node::first(3).map(|node| (node, 100 + u32::from(node.0))).collect();
-        let lines = route_lines(Node(2), &Node::first(3).collect::<Vec<_>>());
-        assert!(lines.contains("route add 10.244.1.0/24 via 172.30.0.11"), "{lines}");
-        assert!(lines.contains("route add fd44:0:0:3::/64 via fd30::13"), "{lines}");
-        assert!(!lines.contains("10.244.2.0"), "{lines}");
-        let control = control_lines(&nodes);
-        assert!(control.contains("link add node3 type veth peer name eth0 netns 103"), "{control}");
-    }
-}

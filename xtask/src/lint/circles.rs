@@ -160,47 +160,36 @@ mod tests {
             [("a.rs", "use crate::b::B;"), ("b.rs", "use crate::c;"), ("c.rs", "fn f() { super::a::g() }")];
         let found = found_in(&circle);
         assert_eq!(found.len(), 1, "{found:?}");
-        for part in
-            ["3 files", "one/src/a.rs:1 uses B of one/src/b.rs", "one/src/c.rs:1 uses g of one/src/a.rs"]
-        {
+        for part in ["3 files", "one/src/a.rs:1 uses B of one/src/b.rs", "c.rs:1 uses g of one/src/a.rs"] {
             assert!(found[0].contains(part), "{part}: {found:?}");
         }
         assert!(found_in(&circle[..2]).is_empty());
     }
 
     #[test]
-    fn a_child_that_uses_its_parents_items_closes_a_circle() {
+    fn children_re_exports_and_tests_close_a_circle_only_by_an_item_that_is_used() {
         let parent = ("a.rs", "mod b;\nfn f() { b::g() }\npub struct A;");
-        assert_eq!(found_in(&[parent, ("a/b.rs", "use super::A;")]).len(), 1);
-        assert!(found_in(&[parent, ("a/b.rs", "pub fn g() {}")]).is_empty());
-        assert!(
-            found_in(&[("a.rs", "mod b;\npub use b::B;\npub struct A;"), ("a/b.rs", "use super::A;")])
-                .is_empty()
-        );
-    }
-
-    #[test]
-    fn a_path_through_a_re_export_leads_to_the_item() {
         let face = ("a/mod.rs", "mod b;\nmod c;\npub use b::B;");
-        assert!(found_in(&[face, ("a/b.rs", ""), ("a/c.rs", "use super::B;")]).is_empty());
-        assert_eq!(
-            found_in(&[face, ("a/b.rs", "use super::c::C;"), ("a/c.rs", "use crate::a::B;")]).len(),
-            1
-        );
-    }
-
-    #[test]
-    fn tests_and_comments_are_apart() {
-        let files = [
+        let tests =
+            "use crate::b::B;\n#[cfg(test)]\nmod helpers;\n#[cfg(test)]\nmod tests {\n use crate::c::C;\n}\n";
+        for (files, circles) in [
+            (&[parent, ("a/b.rs", "use super::A;")][..], 1),
+            (&[parent, ("a/b.rs", "pub fn g() {}")], 0),
+            (&[("a.rs", "mod b;\npub use b::B;\npub struct A;"), ("a/b.rs", "use super::A;")], 0),
+            (&[face, ("a/b.rs", ""), ("a/c.rs", "use super::B;")], 0),
+            (&[face, ("a/b.rs", "use super::c::C;"), ("a/c.rs", "use crate::a::B;")], 1),
             (
-                "a.rs",
-                "use crate::b::B;\n#[cfg(test)]\nmod helpers;\n#[cfg(test)]\nmod tests {\n use crate::c::C;\n}\n",
+                &[
+                    ("a.rs", tests),
+                    ("b.rs", "// crate::a::A\n"),
+                    ("c.rs", "use crate::a::A;"),
+                    ("a/helpers.rs", "use super::A;"),
+                ],
+                0,
             ),
-            ("b.rs", "// crate::a::A\n"),
-            ("c.rs", "use crate::a::A;"),
-            ("a/helpers.rs", "use super::A; use crate::c::C;"),
-        ];
-        assert!(found_in(&files).is_empty());
+        ] {
+            assert_eq!(found_in(files).len(), circles, "{files:?}");
+        }
     }
 
     #[test]

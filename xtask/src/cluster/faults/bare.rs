@@ -94,7 +94,7 @@ fn rolled(testbed: &Testbed<'_>, rounds: u32) -> Result<Vec<Count>> {
         let (tally, done) = Testbed::run_clients_during(clients(testbed)?, || {
             kubectl(workdir, &["rollout", "restart", &name]).read()?;
             kubectl(workdir, &status).read()?;
-            signal::pause(super::case::AROUND * 5)
+            signal::pause(super::table::AROUND * 5)
         })?;
         done?;
         counts.push(tally.total());

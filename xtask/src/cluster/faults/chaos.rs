@@ -8,11 +8,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::case::{CABLE, Case, GONE, Kit, case};
 use super::clients;
 use super::load::{Client, Tally};
 use super::probe::{Kind, Target};
-use super::table;
+use super::table::{self, CABLE, Case, GONE, Kit, case};
 use super::testbed::{self, Testbed};
 use super::{control_plane, device, node, page, rolling};
 use crate::cluster::{Workdir, kubectl};

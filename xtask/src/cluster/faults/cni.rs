@@ -4,8 +4,7 @@ use std::thread::sleep;
 
 use anyhow::Result;
 
-use super::case::GONE;
-use super::table::Unsupported;
+use super::table::{GONE, Unsupported};
 use super::testbed::{SOON, Testbed};
 use crate::cluster::cni::{Cni, current_cni};
 use crate::cluster::each;

@@ -62,7 +62,7 @@ pub(super) fn etcd_restored(testbed: &Testbed<'_>) -> Result<()> {
     let snapshot = workdir.dir().join("etcd-snapshot");
     let before = agents::processes(workdir)?;
     replace_store(workdir, || copy(&data, &snapshot))?;
-    let mut later = super::objects::served(LATER, 1, None);
+    let mut later = super::objects::served(LATER, 1, None)?;
     later.remove(0);
     // Its endpoints are pods that exist already.
     if let Some(service) = later.first_mut() {

@@ -48,7 +48,7 @@ pub(super) fn nothing_is_shared(testbed: &Testbed<'_>) -> Result<()> {
 
 /// Checks that one address leads to a pod on one node and nowhere on the other: each socket uses its own node's maps.
 fn local_is_local(testbed: &Testbed<'_>, one: Node, other: Node) -> Result<()> {
-    let mut objects = super::objects::served(LOCAL, 1, Some(one));
+    let mut objects = super::objects::served(LOCAL, 1, Some(one))?;
     if let Some(service) = objects.get_mut(1) {
         service["spec"]["internalTrafficPolicy"] = json!("Local");
     }

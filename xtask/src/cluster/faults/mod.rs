@@ -3,7 +3,6 @@
 
 mod agents;
 mod bare;
-mod case;
 mod chaos;
 mod clients;
 mod cni;
@@ -34,12 +33,11 @@ use super::workdir::Workdir;
 use super::{Proxy, each};
 use crate::{log, signal};
 pub use bare::{Args as RollingArgs, run as rolling};
-use case::{AROUND, CABLE, Case, GONE, Kit, case};
 pub use chaos::{Args as ChaosArgs, run as chaos};
 pub use foreign::attach as attach_foreign;
 pub use load::load;
 pub use probe::Target;
-use table::Line;
+use table::{AROUND, CABLE, Case, GONE, Kit, Line, case};
 use testbed::Testbed;
 
 /// Duration of the case without a fault: it shows which problems the machine itself causes.
@@ -89,7 +87,7 @@ fn up(proxy: Proxy, settings: &[String]) -> String {
 /// Checks something that must hold.
 type Fact = fn(&Testbed<'_>) -> Result<()>;
 
-/// Faults under traffic. No connection may be lost, except as an `Excuse` permits.
+/// Faults under traffic. No connection may be lost, except as an excuse permits.
 const FAULTS: [Case; 18] = [
     case("nothing happens", |_, _| signal::pause(QUIET)),
     case("50 agents are killed", killed),

@@ -35,7 +35,7 @@ pub(super) fn bpffs_unmounted(testbed: &Testbed<'_>) -> Result<()> {
         Ok((now == before).then_some(()))
     });
     restored.with_context(|| difference(&before, &now))?;
-    testbed.agents.kill(testbed.workdir, node, super::case::GONE)
+    testbed.agents.kill(testbed.workdir, node, super::table::GONE)
 }
 
 /// Returns the lines that only one of both texts has.

@@ -1,14 +1,13 @@
 //! Objects of the cluster for the faults: pods that answer with their names, and Services in front of them.
 
-use serde_json::{Value, json};
+use anyhow::{Context as _, Result};
+use serde_json::Value;
 
 use crate::cluster::image::AGNHOST;
 use crate::cluster::plan::Node;
 
 /// Deployment whose pods stay, because long connections end with their pods.
 pub(super) const STAY: &str = "stay";
-/// Service with session affinity in front of the same pods.
-pub(super) const STICKY: &str = "sticky";
 /// Number of pods that stay.
 pub(super) const PODS: u8 = 4;
 /// Cluster addresses of `stay`, TCP at 80 and UDP at 8081.
@@ -21,76 +20,50 @@ pub(super) const UDP_PORT: u16 = 30082;
 pub(super) const STICKY_PORT: u16 = 30083;
 
 /// Returns the objects behind the targets, except those that come and go.
-pub(super) fn objects() -> Vec<Value> {
-    let mut items = served(STAY, PODS, None);
-    let service = |name: &str, addresses: [&str; 2], ports: Value, affinity: &str| {
-        json!({
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": { "name": name, "namespace": "default" },
-            "spec": {
-                "type": "NodePort",
-                "selector": { "app": STAY },
-                "clusterIP": addresses[0],
-                "clusterIPs": addresses,
-                "ipFamilyPolicy": "RequireDualStack",
-                "sessionAffinity": affinity,
-                "ports": ports,
-            },
-        })
-    };
+pub(super) fn objects() -> Result<Vec<Value>> {
+    let mut items = served(STAY, PODS, None)?;
     items.truncate(1);
-    items.push(service(
-        STAY,
-        [STAY_V4, STAY_V6],
-        json!([
-            { "name": "tcp", "port": 80, "targetPort": 8080, "nodePort": TCP_PORT },
-            { "name": "udp", "protocol": "UDP", "port": 8081, "targetPort": 8081, "nodePort": UDP_PORT },
-        ]),
-        "None",
-    ));
-    items.push(service(
-        STICKY,
-        [STICKY_V4, STICKY_V6],
-        json!([{ "port": 80, "targetPort": 8080, "nodePort": STICKY_PORT }]),
-        "ClientIP",
-    ));
-    items
+    let mut services = include_str!("../../../tools/cluster/stay.yaml").to_owned();
+    for (name, value) in [
+        ("STAY_V4", STAY_V4),
+        ("STAY_V6", STAY_V6),
+        ("STICKY_V4", STICKY_V4),
+        ("STICKY_V6", STICKY_V6),
+        ("TCP_PORT", &TCP_PORT.to_string()),
+        ("UDP_PORT", &UDP_PORT.to_string()),
+        ("STICKY_PORT", &STICKY_PORT.to_string()),
+    ] {
+        services = services.replace(name, value);
+    }
+    items.extend(serde_saphyr::from_str::<Vec<Value>>(&services).context("stay.yaml")?);
+    Ok(items)
 }
 
 /// Names of the objects that [`objects`] returns, as arguments of kubectl.
 pub(super) const NAMES: [&str; 3] = ["deployment/stay", "service/stay", "service/sticky"];
 
-/// Returns a deployment whose pods answer with their names, on one node if one is given, and its Service. When they are
-/// asked to end, the pods continue to serve for a while, as well-behaved servers do.
-pub(super) fn served(name: &str, pods: u8, node: Option<Node>) -> Vec<Value> {
-    let labels = json!({ "app": name });
-    let container = json!({
-        "name": "server",
-        "image": AGNHOST,
-        "args": ["netexec", "--http-port=8080", "--delay-shutdown=10"],
-        "readinessProbe": { "httpGet": { "path": "/healthz", "port": 8080 }, "periodSeconds": 1 },
-    });
-    let selector = node.map_or(json!({}), |node| json!({ "kubernetes.io/hostname": node.to_string() }));
-    let deployment = json!({
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": { "name": name, "namespace": "default" },
-        "spec": {
-            "replicas": pods,
-            "selector": { "matchLabels": labels },
-            "strategy": { "rollingUpdate": { "maxSurge": 1, "maxUnavailable": 0 } },
-            "template": {
-                "metadata": { "labels": labels },
-                "spec": { "containers": [container], "nodeSelector": selector },
-            },
-        },
-    });
-    let service = json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": { "name": name, "namespace": "default" },
-        "spec": { "selector": labels, "ports": [{ "port": 80, "targetPort": 8080 }] },
-    });
-    vec![deployment, service]
+/// Returns a deployment whose pods answer with their names, on one node if one is given, and its Service.
+pub(super) fn served(name: &str, pods: u8, node: Option<Node>) -> Result<Vec<Value>> {
+    let selector = node.map_or("{}".to_owned(), |node| format!("{{ kubernetes.io/hostname: {node} }}"));
+    let text = include_str!("../../../tools/cluster/served.yaml")
+        .replace("NAME", name)
+        .replace("PODS", &pods.to_string())
+        .replace("SELECTOR", &selector)
+        .replace("AGNHOST", AGNHOST);
+    serde_saphyr::from_str(&text).context("served.yaml")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_objects_are_whole_and_have_their_addresses() {
+        let all = [objects().unwrap(), served("x", 3, Some(Node(2))).unwrap()].concat();
+        let names: Vec<_> = all.iter().map(|one| one["metadata"]["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["stay", "stay", "sticky", "x", "x"]);
+        assert_eq!(all[2]["spec"]["clusterIPs"], serde_json::json!([STICKY_V4, STICKY_V6]));
+        assert_eq!(all[1]["spec"]["ports"][1]["nodePort"], UDP_PORT);
+        assert_eq!(all[3]["spec"]["template"]["spec"]["nodeSelector"]["kubernetes.io/hostname"], "node2");
+    }
 }

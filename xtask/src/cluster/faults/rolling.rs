@@ -28,10 +28,10 @@ type Endpoints = BTreeMap<String, BTreeSet<String>>;
 /// Restarts all deployments while clients call each of them.
 pub(super) fn all_at_once(testbed: &Testbed<'_>) -> Result<()> {
     let workdir = testbed.workdir;
-    let items: Vec<_> = (0..DEPLOYMENTS)
-        .flat_map(|number| super::objects::served(&name(number), REPLICAS, None))
-        .map(labelled)
-        .collect();
+    let mut items = Vec::new();
+    for number in 0..DEPLOYMENTS {
+        items.extend(super::objects::served(&name(number), REPLICAS, None)?.into_iter().map(labelled));
+    }
     apply(workdir, &json!({ "apiVersion": "v1", "kind": "List", "items": items }))?;
     let done = rolled(testbed);
     kubectl(workdir, &["delete", "deployments,services", "-l", LABEL, "--wait=false"]).read()?;

@@ -1,5 +1,6 @@
-//! Results of all cases, as a table.
+//! Faults: what they do, what they need, and which effects on connections are accepted; and their results, as a table.
 
+use std::cell::RefCell;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
@@ -7,7 +8,57 @@ use anyhow::{Result, ensure};
 
 use super::load::Tally;
 use super::probe::Kind;
+use super::testbed::{PODS, Testbed};
+use crate::cluster::plan::Node;
 use crate::log;
+
+/// Duration of the traffic before and after each fault.
+pub(super) const AROUND: Duration = Duration::from_secs(1);
+/// How long an agent is gone.
+pub(super) const GONE: Duration = Duration::from_secs(1);
+
+/// Parameters of the faults in a run.
+pub(super) struct Kit {
+    pub away: Duration,
+    /// The node for faults of one node.
+    pub node: Node,
+    /// Number of pods after a fault.
+    pub pods: u8,
+    /// Remarks for the table.
+    pub remarks: RefCell<Vec<String>>,
+}
+
+impl Kit {
+    pub fn remark(&self, text: String) {
+        self.remarks.borrow_mut().push(text);
+    }
+}
+
+impl Default for Kit {
+    fn default() -> Self {
+        Self { away: Duration::ZERO, node: Node(1), pods: PODS, remarks: RefCell::default() }
+    }
+}
+
+/// Injects a fault, and checks its expected effects besides zero lost connections.
+pub(super) type Fault = fn(&Testbed<'_>, &Kit) -> Result<()>;
+
+/// A fault under traffic.
+pub(super) struct Case {
+    pub what: &'static str,
+    pub fault: Fault,
+    /// Why connections may be lost; `None`: none may be lost.
+    pub excuse: Option<&'static str>,
+}
+
+pub(super) const fn case(what: &'static str, fault: Fault) -> Case {
+    Case { what, fault, excuse: None }
+}
+
+/// Why connections may be affected by a fault of a cable. Only this is accepted then: SYNs are retransmitted, new connections
+/// with affinity go to another pod, and datagrams are lost.
+pub(super) const CABLE: &str = "what is sent while the cable is out is lost, with any proxy: TCP sends it again, UDP does not; session \
+     affinity moves on from an endpoint that does not answer a SYN (docs/operations.md, \"Endpoints that fail\")";
 
 /// Error of a case that is not possible on this machine or in this cluster, with the reason.
 #[derive(Debug)]
@@ -21,23 +72,13 @@ impl fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
-/// Effects on connections that are accepted in a case, and why.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Excuse {
-    /// Whether connections may fail. If not, only this is accepted: SYNs are retransmitted, new connections with affinity
-    /// go to another pod, and datagrams are lost.
-    pub may_fail: bool,
-    /// The reason, in a sentence.
-    pub why: &'static str,
-}
-
 /// Result of one case.
 #[derive(Debug)]
 pub(super) struct Line {
     pub what: String,
     /// `None`: connections are not counted.
     pub tally: Option<Tally>,
-    pub excuse: Option<Excuse>,
+    pub excuse: Option<&'static str>,
     pub took: Duration,
     /// Remarks for the notes below the numbers.
     pub remarks: Vec<String>,
@@ -86,7 +127,6 @@ impl Line {
         let all = self.tally.as_ref().map(Tally::total).unwrap_or_default();
         let fine = match (self.excuse, &self.tally) {
             (None, _) => all.failed + all.reset + all.syns + all.moved == 0,
-            (Some(excuse), _) if excuse.may_fail => true,
             (Some(_), tally) => tally.as_ref().is_none_or(|tally| {
                 let streams = tally.of(&[Kind::New, Kind::Long, Kind::Sticky]);
                 let moved = tally.of(&[Kind::Long, Kind::Flow]).moved;
@@ -101,7 +141,7 @@ impl Line {
         let mut notes = self.remarks.clone();
         let tally = self.tally.clone().unwrap_or_default();
         if let Some(excuse) = self.excuse.filter(|_| !tally.failures.is_empty()) {
-            notes.push(format!("why: {}", excuse.why));
+            notes.push(format!("why: {excuse}"));
         }
         let shown = if self.is_good() { 2 } else { tally.failures.len() };
         notes.extend(tally.failures.iter().take(shown).cloned());
@@ -168,7 +208,7 @@ mod tests {
     use super::super::load::Count;
     use super::*;
 
-    fn line(count: Count, excuse: Option<Excuse>) -> Line {
+    fn line(count: Count, excuse: Option<&'static str>) -> Line {
         let tally = Tally {
             kinds: [(Kind::New, count)].into(),
             failures: vec!["10:00 it failed".into()],
@@ -189,19 +229,17 @@ mod tests {
         let failed = Count { answered: 9, failed: 1, ..Count::default() };
         let waited = Count { answered: 9, syns: 1, ..Count::default() };
         let moved = Count { answered: 9, moved: 1, ..Count::default() };
-        let excuse = |may_fail| Some(Excuse { may_fail, why: "the cable is out" });
         for count in [failed, waited, moved] {
             assert!(!line(count, None).is_good(), "{count:?}");
-            assert!(line(count, excuse(true)).is_good());
         }
-        assert!(line(waited, excuse(false)).is_good() && !line(failed, excuse(false)).is_good());
-        let mut datagrams = line(Count::default(), excuse(false));
+        assert!(line(waited, Some(CABLE)).is_good() && !line(failed, Some(CABLE)).is_good());
+        let mut datagrams = line(Count::default(), Some(CABLE));
         if let Some(tally) = &mut datagrams.tally {
             tally.kinds.insert(Kind::Udp, failed);
         }
         assert!(datagrams.is_good());
         for (kind, may) in [(Kind::Sticky, true), (Kind::Long, false), (Kind::Flow, false)] {
-            let mut other = line(Count::default(), excuse(false));
+            let mut other = line(Count::default(), Some(CABLE));
             if let Some(tally) = &mut other.tally {
                 tally.kinds.insert(kind, moved);
             }

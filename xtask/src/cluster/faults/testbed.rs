@@ -49,7 +49,7 @@ impl<'a> Testbed<'a> {
     pub(super) fn make_for(workdir: &'a Workdir, agents: Agents) -> Result<Self> {
         let testbed = Self { workdir, agents };
         let last = *workdir.nodes().last().context("a cluster without nodes")?;
-        apply(workdir, &objects(last))?;
+        apply(workdir, &objects(last)?)?;
         testbed.scale(PODS)?;
         let stay = format!("deployment/{}", objects::STAY);
         kubectl(workdir, &["rollout", "status", &stay, "--timeout=120s"]).read()?;
@@ -153,14 +153,14 @@ fn outside(node: Node) -> String {
     format!("{}:{NODE_PORT}", node.v4())
 }
 
-fn objects(client_node: Node) -> Value {
-    let mut items = served(NAME, PODS, None);
+fn objects(client_node: Node) -> Result<Value> {
+    let mut items = served(NAME, PODS, None)?;
     if let Some(service) = items.get_mut(1) {
         service["spec"]["type"] = json!("NodePort");
         service["spec"]["clusterIP"] = json!(ADDRESS.trim_end_matches(":80"));
         service["spec"]["ports"][0]["nodePort"] = json!(NODE_PORT);
     }
-    items.extend(objects::objects());
+    items.extend(objects::objects()?);
     items.extend([CLIENT, PLAIN].map(|name| {
         json!({
             "apiVersion": "v1",
@@ -172,7 +172,7 @@ fn objects(client_node: Node) -> Value {
             },
         })
     }));
-    json!({ "apiVersion": "v1", "kind": "List", "items": items })
+    Ok(json!({ "apiVersion": "v1", "kind": "List", "items": items }))
 }
 
 /// Returns the keys in bpftool's dump of a map, in the form that bpftool accepts.

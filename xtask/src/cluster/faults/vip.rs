@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 
 use super::agents::Agents;
-use super::case::Kit;
+use super::table::Kit;
 use super::testbed::SOON;
 use super::testbed::Testbed;
 use crate::cluster::plan::{CONTROL_V4, CONTROL_VIP, Node, SECOND_V4};
@@ -120,13 +120,6 @@ fn asked(workdir: &Workdir, times: u32) -> Result<(u32, u32)> {
 }
 
 fn manifest() -> String {
-    let labels = "{ kubernetes.io/service-name: control-plane }";
-    format!(
-        "apiVersion: v1\nkind: Service\nmetadata: {{ name: control-plane, namespace: kube-system }}\n\
-         spec:\n  clusterIP: {CONTROL_VIP}\n  ports: [{{ name: https, port: 6443 }}]\n---\n\
-         apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-         metadata: {{ name: control-plane, namespace: kube-system, labels: {labels} }}\n\
-         addressType: IPv4\nports: [{{ name: https, port: 6443 }}]\n\
-         endpoints: [{{ addresses: [{CONTROL_V4}] }}, {{ addresses: [{SECOND_V4}] }}]\n"
-    )
+    let text = include_str!("../../../tools/cluster/control-plane.yaml");
+    text.replace("CONTROL_VIP", CONTROL_VIP).replace("CONTROL_V4", CONTROL_V4).replace("SECOND_V4", SECOND_V4)
 }
