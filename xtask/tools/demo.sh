@@ -263,7 +263,8 @@ clients=$(declare -f ask once several endless)
 start_traffic() {
     local name
     for name in app vm; do
-        "$dir/$name" bash -c "$clients; endless $service" </dev/null >"$dir/traffic-$name" 2>&1 &
+        : >"$dir/traffic-$name"
+        "$dir/$name" bash -c "$clients; endless $service" </dev/null >>"$dir/traffic-$name" 2>&1 &
         traffic[$name]=$!
     done
 }

@@ -7,9 +7,7 @@ mod boot;
 mod record;
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
@@ -98,25 +96,13 @@ impl Programs {
         if !exec::is_root() {
             bail!("needs root, to load programs and make network namespaces");
         }
-        let mut tests = Cmd::new(&self.tests)
-            .arg("--kernel-smoke")
+        let tests = r#""$0" --kernel-smoke | tee /dev/stderr"#;
+        let said = Cmd::new("bash")
+            .args(["-o", "pipefail", "-c", tests])
+            .arg(&self.tests)
             .env("BALLAST_BIN", &self.agent)
-            .into_std()
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start the tests")?;
-        let output = tests.stdout.take().context("the tests have no output")?;
-        let mut said = Vec::new();
-        for line in BufReader::new(output).lines() {
-            let line = line.context("cannot read the output of the tests")?;
-            log::line(format_args!("    | {line}"));
-            said.push(line);
-        }
-        let status = tests.wait().context("cannot wait for the tests")?;
-        if !status.success() {
-            bail!("the tests ended with {status}");
-        }
-        Ok(said)
+            .read_with_stderr_shown()?;
+        Ok(said.lines().map(str::to_owned).collect())
     }
 
     /// Boots the newest kernel of a line; returns its release and the lines of the console.
