@@ -21,6 +21,7 @@ mod raw;
 mod space;
 mod verify;
 
+use std::fs;
 use std::io::{self, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         _ => Arguments::from_args(),
     };
     let is_root = rustix::process::geteuid().is_root();
+    let _backlog = is_root.then(Backlog::raise);
     if is_root && !arguments.list {
         if let Err(error) = own_mounts() {
             let _ = writeln!(io::stderr(), "netns: {error:#}");
@@ -81,6 +83,29 @@ fn main() -> ExitCode {
         Trial::test(case.name, run).with_ignored_flag(!can_run)
     });
     libtest_mimic::run(&arguments, of_nodes.chain(cases.into_iter().map(trial)).collect()).exit_code()
+}
+
+/// Length of the queue in which the packets of all veth devices wait for a CPU. If a bulk transfer of one case fills it, packets
+/// of other cases are lost.
+const BACKLOG: &str = "/proc/sys/net/core/netdev_max_backlog";
+
+/// The length that the queue had before.
+struct Backlog(Option<String>);
+
+impl Backlog {
+    fn raise() -> Self {
+        let before = fs::read_to_string(BACKLOG).ok();
+        let is_short = |before: &String| before.trim().parse().is_ok_and(|length: u32| length < 65_536);
+        Self(before.filter(|before| is_short(before) && fs::write(BACKLOG, "65536").is_ok()))
+    }
+}
+
+impl Drop for Backlog {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            let _ = fs::write(BACKLOG, before);
+        }
+    }
 }
 
 /// Moves this process into its own mount namespace, so that the mounts of a test disappear with the process, however it ends.

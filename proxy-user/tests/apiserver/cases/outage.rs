@@ -60,9 +60,13 @@ pub fn the_api_server_goes_and_comes_back(control: &mut ControlPlane, node: &Nod
     agent.is_well()?;
     // The agent warns once per outage, not once per attempt. There may be several outages: an API server that is just starting
     // may answer one watch and refuse the connection of the next.
-    let (warnings, ends) = (agent.count(&[" WARN ", "does not answer"])?, agent.count(&["answers again"])?);
+    let warnings = eventually(PATIENCE, || {
+        let (warnings, ends) =
+            (agent.count(&[" WARN ", "does not answer"])?, agent.count(&["answers again"])?);
+        ensure!(warnings == ends, "{warnings} warnings, and {ends} times it came back");
+        Ok(warnings)
+    })?;
     let attempts = agent.count(&["a watch failed"])?;
-    ensure!(warnings == ends, "{warnings} warnings, and {ends} times it came back");
     ensure!(attempts > 5 * warnings, "{warnings} warnings for {attempts} attempts");
     Ok(())
 }

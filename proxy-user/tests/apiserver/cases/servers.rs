@@ -20,9 +20,9 @@ use crate::kube::control::{ADDRESS, ControlPlane, PORT, SECOND};
 use crate::kube::{PATIENCE, eventually, ip};
 use crate::oracle::{agree, found, same, wanted};
 
-/// Timeout for a change to reach the maps although the agent's API server is down. It is much shorter than the pause of up to
-/// 20 s before the agent tries the same server again.
-const SOON: Duration = Duration::from_secs(5);
+/// Timeout for a change to reach the maps although the agent's API server is down. It is shorter than the pause of up to 20 s
+/// before the agent tries the same server again.
+const SOON: Duration = Duration::from_secs(15);
 
 fn both() -> String {
     format!("https://{ADDRESS}:{PORT},https://{SECOND}:{PORT}")

@@ -61,14 +61,15 @@ fn serve(fixture: &Fixture, pod: u8) -> Result<()> {
         .try_for_each(|family| peer.serve(true, (pod_ip(family, pod), LATE).into(), &format!("{pod}/late")))
 }
 
-/// Checks that connections of a client are refused, each within a time.
+/// Checks that connections of a client are refused, each within a time. The machine may pause during one of them.
 fn is_refused(client: &Peer, to: Attempt, limit: Duration) -> Result<()> {
+    let mut late = Vec::new();
     for _ in 0..10 {
         let begun = Instant::now();
         client.fails(to, libc::ECONNREFUSED)?;
-        let took = begun.elapsed();
-        ensure!(took < limit, "{to:?}: refused after {took:?}");
+        late.extend(Some(begun.elapsed()).filter(|took| *took >= limit));
     }
+    ensure!(late.len() <= 1, "{to:?}: refused after {late:?}");
     Ok(())
 }
 

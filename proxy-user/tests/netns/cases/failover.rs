@@ -65,7 +65,9 @@ fn passthrough(fixture: &Fixture) -> Result<()> {
     super::exposed::open_up(fixture)?;
     for family in Family::BOTH {
         let (address, site) = (address(family), pod_ip(family, 1));
-        fixture.in_pod_space(1, |space| space.ip(&format!("addr add {address} dev lo\n")))?;
+        // A server cannot use an address while the kernel looks for duplicates of it.
+        let nodad = if family == Family::V6 { " nodad" } else { "" };
+        fixture.in_pod_space(1, |space| space.ip(&format!("addr add {address} dev lo{nodad}\n")))?;
         fixture.node.ip(&format!("route add {address} via {site}\n"))?;
         for kind in [SocketKind::Tcp, SocketKind::Udp] {
             fixture.pod(1)?.serve(kind.is_tcp(), frontend(family, kind), "site")?;

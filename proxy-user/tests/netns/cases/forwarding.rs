@@ -97,13 +97,13 @@ fn neighbour(fixture: &Fixture, family: Family, here: bool) -> Result<()> {
     // Give the kernel time to find the neighbour stale.
     let end = Instant::now() + Duration::from_secs(4);
     while Instant::now() < end {
-        fixture.client.hears(0, None)?;
+        eventually(SOON, || fixture.client.hears(0, None))?;
         std::thread::sleep(Duration::from_millis(50));
     }
     let last = if family == Family::V4 { 4 } else { 6 };
     fixture.in_pod_space(0, |pod| pod.ip(&format!("link set eth0 address 02:00:00:00:77:{last:02x}\n")))?;
-    knows_the_node(fixture)?;
     let start = Instant::now();
+    knows_the_node(fixture)?;
     eventually(RECOVERS, || fixture.client.hears(0, None))?;
     ensure!(start.elapsed() > Duration::from_millis(500), "nothing was lost at all");
     Ok(())

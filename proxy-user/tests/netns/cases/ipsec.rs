@@ -95,10 +95,9 @@ fn forwarded(fixture: &Fixture) -> Result<()> {
     put(fixture, &[(0, false)], &json!({}), &[])?;
     for (id, family) in (0..).zip(Family::BOTH) {
         is_sent_on(fixture, node_port(family, SocketKind::Tcp), SocketKind::Tcp)?;
-        fixture.client.open(
-            id,
-            Attempt { patience: 1, ..Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)) },
-        )?;
+        let attempt =
+            Attempt { patience: 1, ..Attempt::new(SocketKind::Tcp, node_port(family, SocketKind::Tcp)) };
+        eventually(SOON, || fixture.client.open(id, attempt))?;
     }
     let pods = |family| format!("{}/{}", pod_ip(family, 0), bits(family));
     policies(fixture, "add", pods, "action block")?;

@@ -83,7 +83,7 @@ fn echo(socket: &UdpSocket, is_over: &AtomicBool) {
 fn sockets(space: &Space, from: IpAddr, to: SocketAddr) -> Result<Vec<UdpSocket>> {
     let open = |_| {
         let socket = UdpSocket::bind((from, 0))?;
-        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(20)))?;
         socket.connect(to)?;
         Ok(socket)
     };

@@ -192,12 +192,12 @@ fn late_endpoint(fixture: &Fixture) -> Result<()> {
             without_local_endpoint(fixture)?;
             let to = (cluster_ip(family, NUMBER), 80).into();
             let folder = &fixture.folder;
+            let start = Instant::now();
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     std::thread::sleep(Duration::from_millis(500));
                     folder.put_text(exposed::FILE, &there)
                 });
-                let start = Instant::now();
                 let attempt = Attempt::new(SocketKind::Tcp, to);
                 let outcome = client.once(attempt)?;
                 let is_shown =

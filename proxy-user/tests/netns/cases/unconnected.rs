@@ -51,10 +51,13 @@ const fn port(name: &'static str, number: u16) -> Port {
 
 /// Long-lived sockets keep endpoint and Service address while many short-lived ones come and go.
 fn churn(fixture: &Fixture) -> Result<()> {
+    // So many that each of three endpoints is selected.
+    const SOCKETS: u32 = 40;
+
     let long = |id: u32| if id.is_multiple_of(2) { Family::V4 } else { Family::V6 };
     let to = |id| vip(long(id), THREE, SocketKind::Datagram);
     let mut servers = Vec::new();
-    for id in 0..24 {
+    for id in 0..SOCKETS {
         fixture.local.open(id, Attempt::new(SocketKind::Datagram, to(id)))?;
         servers.push(fixture.local.hears(id, None)?.server);
     }
@@ -65,7 +68,7 @@ fn churn(fixture: &Fixture) -> Result<()> {
             .many(Attempt::new(SocketKind::Datagram, vip(family, THREE, SocketKind::Datagram)), 3000)?;
         ensure!(tally.failed == 0, "{tally:?}");
     }
-    for (id, server) in (0..24).zip(&servers) {
+    for (id, server) in (0..SOCKETS).zip(&servers) {
         let seen = fixture.local.hears(id, None)?;
         ensure!(seen.server == *server, "socket {id} moved from {server} to {}", seen.server);
         ensure!(seen.from == Some(to(id)), "socket {id}: the answer is from {:?}", seen.from);

@@ -66,9 +66,10 @@ fn far(family: Family, kind: SocketKind) -> (std::net::IpAddr, u16) {
 fn forwards(mode: &str) -> Result<()> {
     let (mut nodes, _ends) = wired()?;
     // With a source of their own for these devices, XDP would leave the first packet of each flow to tc.
-    for (family, length) in [(Family::V4, 32), (Family::V6, 128)] {
+    for (family, length, flag) in [(Family::V4, 32, ""), (Family::V6, 128, "nodad")] {
         for device in ["eth1", "vx0"] {
-            nodes.all[0].space.ip(&format!("addr add {}/{length} dev {device}\n", node_ip(family, 1)))?;
+            let address = node_ip(family, 1);
+            nodes.all[0].space.ip(&format!("addr add {address}/{length} dev {device} {flag}\n"))?;
         }
     }
     let begun = nodes.begin(&["--xdp".to_owned(), mode.to_owned()]);
