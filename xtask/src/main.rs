@@ -34,6 +34,7 @@ mod test;
 mod toolchain;
 mod workspace;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
@@ -57,7 +58,8 @@ enum Command {
     Lint(Either<lint::Args, Dependencies>),
     /// Run the tests of all rungs, or of the given ones, or other tests and measurements
     ///
-    /// A rung that this machine cannot run is skipped, with the reason; with CI=true the command fails instead.
+    /// A rung that this machine cannot run is skipped, with the reason; with CI=true the command fails instead. The commands
+    /// below also work without `test`: `cargo xtask bench`.
     Test(Either<test::Args, Tests>),
     Demo(demo::Args),
     Image(image::Args),
@@ -124,8 +126,17 @@ fn run(command: Command) -> anyhow::Result<()> {
     }
 }
 
+/// Returns the arguments of this process. `cargo xtask bench` is short for `cargo xtask test bench`, like all of [`Tests`].
+fn arguments() -> Vec<OsString> {
+    let mut all: Vec<_> = std::env::args_os().collect();
+    if all.get(1).is_some_and(|first| Tests::has_subcommand(&first.to_string_lossy())) {
+        all.insert(1, "test".into());
+    }
+    all
+}
+
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    match run(Cli::parse_from(arguments()).command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error(&error);
