@@ -79,7 +79,8 @@ pub enum DeviceKind {
     Bridge,
     /// One end of a device pair that leads to a network namespace: veth, netkit.
     Veth,
-    /// A device whose packets a process reads and writes, mostly for a virtual machine: tun, tap.
+    /// A device whose packets a process reads and writes: a tap for a virtual machine; without link-layer header, a tun for a
+    /// VPN.
     Tun,
     /// The loopback device.
     Loopback,
