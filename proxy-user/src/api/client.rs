@@ -10,7 +10,7 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tower::service_fn;
 
-use super::connect::Address;
+use super::connect::{self, Address};
 use super::files::Files;
 use super::servers::{Servers, SetupError};
 use proxy_core::model::ApiServers;
@@ -65,16 +65,6 @@ pub enum ConnectError {
         /// The given text.
         url: String,
     },
-    /// The client library sends the token as the file has it.
-    #[error(
-        "the token file {path} has white space or a line break before or after the token: remove it, for example with \
-         `printf %s \"$(cat {path})\" > NEW`",
-        path = path.display()
-    )]
-    TokenFile {
-        /// The file.
-        path: PathBuf,
-    },
     /// The kubeconfig names another server: its credentials may be those of another cluster.
     #[error("the kubeconfig names another API server now ({url}): restart the agent to use it")]
     OtherServer {
@@ -114,15 +104,10 @@ pub(super) async fn load(options: &Options) -> Result<Config, ConnectError> {
             .await
             .map_err(|source| ConnectError::Kubeconfig { path: path.clone(), source: Box::new(source) })?,
         None => {
-            let found = Config::from_kubeconfig(&KubeConfigOptions::default()).await;
+            let found = Config::from_kubeconfig(&KubeConfigOptions::default()).await.map(connect::with_token);
             found.or_else(|source| Config::incluster().map_err(|_| unusable(default_kubeconfig(), source)))?
         }
     };
-    if let Some(path) = config.auth_info.token_file.as_ref().map(PathBuf::from)
-        && std::fs::read_to_string(&path).is_ok_and(|text| text.trim() != text)
-    {
-        return Err(ConnectError::TokenFile { path });
-    }
     config.connect_timeout = Some(READY_TIMEOUT);
     config.read_timeout = None;
     config.headers.push((
@@ -156,7 +141,8 @@ fn parse(url: &str) -> Result<http::Uri, ConnectError> {
 }
 
 async fn from_file(path: &std::path::Path) -> Result<Config, KubeconfigError> {
-    Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default()).await
+    let (kubeconfig, options) = (Kubeconfig::read_from(path)?, KubeConfigOptions::default());
+    Config::from_custom_kubeconfig(kubeconfig, &options).await.map(connect::with_token)
 }
 
 #[cfg(test)]

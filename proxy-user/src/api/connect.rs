@@ -50,12 +50,26 @@ impl Address {
 
 /// Creates the client of a command of kubectl: that of kube-rs, unless it needs a proxy. It speaks HTTP/1.1 only, so that
 /// a request can become a websocket.
-pub fn command_client(mut config: Config) -> kube::Result<Client> {
+pub fn command_client(config: Config) -> kube::Result<Client> {
+    let mut config = with_token(config);
     if proxy(&config)?.is_none() {
         config.proxy_url = None;
         return Client::try_from(config);
     }
     client(config, false)
+}
+
+/// Returns the configuration of a kubeconfig with the token of its token file, if the file has white space around the token:
+/// client-go removes it, and the client library does not.
+pub(super) fn with_token(mut config: Config) -> Config {
+    let auth = &mut config.auth_info;
+    if let (None, Some(path)) = (&auth.token, &auth.token_file)
+        && let Ok(text) = std::fs::read_to_string(path)
+        && text.trim() != text
+    {
+        auth.token = Some(text.trim().into());
+    }
+    config
 }
 
 fn proxy(config: &Config) -> kube::Result<Option<Intercept>> {

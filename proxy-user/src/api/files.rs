@@ -1,4 +1,4 @@
-//! The files of certificates and keys, which a client reads once.
+//! The files of certificates, keys and tokens, which a client may read only once.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -24,7 +24,8 @@ impl Files {
         let mut paths: BTreeSet<PathBuf> =
             clusters.filter_map(|cluster| cluster.certificate_authority).map(PathBuf::from).collect();
         for user in users {
-            paths.extend([user.client_certificate, user.client_key].into_iter().flatten().map(PathBuf::from));
+            let files = [user.client_certificate, user.client_key, user.token_file];
+            paths.extend(files.into_iter().flatten().map(PathBuf::from));
         }
         match kubeconfig {
             Some(kubeconfig) => drop(paths.insert(kubeconfig.to_owned())),

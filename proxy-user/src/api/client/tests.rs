@@ -60,21 +60,3 @@ async fn invalid_url_is_refused() {
         assert!(matches!(result, Err(ConnectError::Server { .. })), "{url}");
     }
 }
-
-#[tokio::test]
-async fn token_file_with_a_line_break_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let [token, kubeconfig] = ["token", "kubeconfig"].map(|name| dir.path().join(name));
-    std::fs::write(&token, "secret\n").unwrap();
-    let text = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: a\nclusters:\n- {{name: a, cluster: {{server: 'https://127.0.0.1:1'}}}}\n\
-         contexts:\n- {{name: a, context: {{cluster: a, user: a}}}}\nusers:\n- {{name: a, user: {{tokenFile: '{}'}}}}\n",
-        token.display()
-    );
-    std::fs::write(&kubeconfig, text).unwrap();
-    let options = Options { kubeconfig: Some(kubeconfig), ..Options::default() };
-    let error = load(&options).await.err().unwrap().to_string();
-    assert!(error.contains(&token.display().to_string()) && error.contains("line break"), "{error}");
-    std::fs::write(&token, "secret").unwrap();
-    assert!(load(&options).await.is_ok());
-}

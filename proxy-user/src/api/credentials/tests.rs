@@ -1,6 +1,6 @@
 //! Tests against a TLS server that asks for client certificates.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use futures::TryStreamExt as _;
@@ -173,29 +173,44 @@ async fn serve_token(token: &'static str) -> u16 {
     port
 }
 
-#[tokio::test]
-async fn token_file_is_read_again_after_401() {
-    let (port, folder) = (serve_token("second").await, tempfile::tempdir().unwrap());
-    let (path, token) = (folder.path().join("kubeconfig"), folder.path().join("token"));
+/// Returns a connection with a token file, its folder and the path of the token file.
+async fn with_token_file(port: u16, token: &str) -> (Connection, TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, token_file) = (folder.path().join("kubeconfig"), folder.path().join("token"));
     let text = format!(
         "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
          clusters: [{{name: k, cluster: {{server: 'http://127.0.0.1:{port}'}}}}]\n\
          users: [{{name: u, user: {{tokenFile: '{}'}}}}]\n",
-        token.display()
+        token_file.display()
     );
     std::fs::write(&path, text).unwrap();
-    std::fs::write(&token, "first").unwrap();
+    std::fs::write(&token_file, token).unwrap();
     let options = Options { kubeconfig: Some(path), servers: Vec::new() };
-    let mut connection = connect(&options, watch::Sender::default()).await.unwrap();
-    let ask = async |connection: &Connection| {
-        let request = http::Request::get("/").body(Body::empty()).unwrap();
-        connection.client.send(request).await.unwrap().status().as_u16()
-    };
-    assert_eq!((ask(&connection).await, connection.servers.is_unauthorized()), (401, true));
+    (connect(&options, watch::Sender::default()).await.unwrap(), folder, token_file)
+}
+
+async fn status(connection: &Connection) -> u16 {
+    let request = http::Request::get("/").body(Body::empty()).unwrap();
+    connection.client.send(request).await.unwrap().status().as_u16()
+}
+
+#[tokio::test]
+async fn token_file_is_read_again_after_401() {
+    let (mut connection, _folder, token) = with_token_file(serve_token("second").await, "first").await;
+    assert_eq!((status(&connection).await, connection.servers.is_unauthorized()), (401, true));
     std::fs::write(&token, "second").unwrap();
-    assert_eq!(ask(&connection).await, 401, "the library reads the file again after 50 s of the wall clock");
+    assert_eq!(status(&connection).await, 401, "the library reads the file again after 50 s of the wall clock");
     assert!(matches!(renew_if_changed(&mut connection, true).await, Some(Ok(()))));
-    assert_eq!((ask(&connection).await, connection.servers.is_unauthorized()), (200, false));
+    assert_eq!((status(&connection).await, connection.servers.is_unauthorized()), (200, false));
+}
+
+#[tokio::test]
+async fn token_file_with_line_break_is_trimmed_and_followed() {
+    let (mut connection, _folder, token) = with_token_file(serve_token("first\r\n").await, "first\n").await;
+    assert_eq!(status(&connection).await, 200);
+    std::fs::write(&token, " other\n").unwrap();
+    assert!(matches!(renew_if_changed(&mut connection, false).await, Some(Ok(()))));
+    assert_eq!(status(&connection).await, 401);
 }
 
 #[tokio::test]
