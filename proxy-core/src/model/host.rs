@@ -32,8 +32,9 @@ pub struct HostView {
     pub pod_cgroups: [u64; POD_CGROUPS],
     /// Another proxy's rules are in netfilter, or were recently: netfilter may translate existing connections.
     pub has_kube_proxy_rules: bool,
-    /// Local ports that the kernel gives to sockets (`net.ipv4.ip_local_port_range`); `None`: not known.
-    pub local_ports: Option<PortRange>,
+    /// Local ports that the kernel gives to sockets (`net.ipv4.ip_local_port_range` without
+    /// `net.ipv4.ip_local_reserved_ports`); empty: not known.
+    pub local_ports: Vec<PortRange>,
     /// The IPsec policies of the kernel for outgoing packets; false: the last read did not find the policy, and a second one
     /// removes it.
     pub ipsec: BTreeMap<IpsecPolicy, bool>,

@@ -15,12 +15,9 @@ pub const FEW_PORTS: u32 = 1_024;
 
 /// Returns the two largest ranges, in order, of ports that have no other use on the node: neither for sockets (`local`) nor
 /// for Services (`node_ports`). They are the source ports for SNAT.
-pub fn snat_ports(local: PortRange, node_ports: PortRange) -> [PortRange; SNAT_RANGES] {
-    let mut free = vec![PortRange::new(FIRST_PORT, u16::MAX)];
-    for taken in [local, node_ports] {
-        free = free.into_iter().flat_map(|range| without(range, taken)).collect();
-    }
-    free.retain(|range| range.count != 0);
+pub fn snat_ports(local: &[PortRange], node_ports: PortRange) -> [PortRange; SNAT_RANGES] {
+    let taken = local.iter().copied().chain([node_ports]);
+    let mut free = without(PortRange::new(FIRST_PORT, u16::MAX), taken);
     free.sort_by_key(|range| std::cmp::Reverse(range.count));
     free.truncate(SNAT_RANGES);
     free.sort_by_key(|range| range.first);
@@ -31,6 +28,25 @@ pub fn snat_ports(local: PortRange, node_ports: PortRange) -> [PortRange; SNAT_R
     }
 }
 
+/// Returns the range for `net.ipv4.ip_local_port_range` that the advice of a problem names: the kernel's own, without the node
+/// ports; `None` if they take nearly all of it.
+pub fn better_local_ports(node_ports: PortRange) -> Option<PortRange> {
+    let largest = without(LOCAL_PORTS, [node_ports]).into_iter().max_by_key(|range| range.count);
+    largest.filter(|range| u32::from(range.count) >= FEW_PORTS)
+}
+
+/// Returns the ranges as text, like `30000-32767,40000-40000`.
+pub fn text(ranges: &[PortRange]) -> String {
+    let one = |range: &PortRange| format!("{}-{}", range.first, range.last());
+    ranges.iter().filter(|range| range.count != 0).map(one).collect::<Vec<_>>().join(",")
+}
+
+/// Returns the number of ports that two ranges share with each other.
+pub fn shared(ranges: &[PortRange], others: &[PortRange]) -> u32 {
+    let of = |one: &PortRange| others.iter().map(|other| u32::from(overlap(*one, *other).count)).sum::<u32>();
+    ranges.iter().map(of).sum()
+}
+
 /// Returns the intersection of two ranges; an empty range if there is none.
 pub fn overlap(one: PortRange, other: PortRange) -> PortRange {
     if one.count == 0 || other.count == 0 {
@@ -39,8 +55,18 @@ pub fn overlap(one: PortRange, other: PortRange) -> PortRange {
     PortRange::new(one.first.max(other.first), one.last().min(other.last()))
 }
 
+/// Returns the parts of a range that are in no range of `taken`.
+pub fn without(range: PortRange, taken: impl IntoIterator<Item = PortRange>) -> Vec<PortRange> {
+    let mut parts = vec![range];
+    for taken in taken {
+        parts = parts.into_iter().flat_map(|part| around(part, taken)).collect();
+    }
+    parts.retain(|part| part.count != 0);
+    parts
+}
+
 /// Returns the parts of a range below and above `taken`.
-fn without(range: PortRange, taken: PortRange) -> [PortRange; 2] {
+fn around(range: PortRange, taken: PortRange) -> [PortRange; 2] {
     let shared = overlap(range, taken);
     if shared.count == 0 {
         return [range, PortRange::default()];
@@ -71,19 +97,27 @@ mod tests {
     #[case::low((1_024, 20_000), [(20_001, 29_999), (32_768, 65_535)])]
     #[case::no_room((1_024, 65_535), [(61_000, 65_535), (0, 0)])]
     fn ports_that_are_free(#[case] local: (u16, u16), #[case] expected: [(u16, u16); 2]) {
-        assert_eq!(snat_ports(range(local), NODE_PORTS), expected.map(range));
+        assert_eq!(snat_ports(&[range(local)], NODE_PORTS), expected.map(range));
+    }
+
+    #[test]
+    fn better_local_ports_are_no_node_ports() {
+        let better = |first, last| better_local_ports(PortRange::new(first, last));
+        assert_eq!(better(30_000, 32_767), Some(LOCAL_PORTS));
+        assert_eq!(better(30_000, 39_999), Some(PortRange::new(40_000, 60_999)));
+        assert_eq!(better(20_000, 60_000), None);
     }
 
     #[test]
     fn the_default_is_that_of_the_maps() {
-        assert_eq!(snat_ports(LOCAL_PORTS, NODE_PORTS), proxy_common::config::SNAT_PORTS);
+        assert_eq!(snat_ports(&[LOCAL_PORTS], NODE_PORTS), proxy_common::config::SNAT_PORTS);
     }
 
     proptest! {
         #[test]
         fn they_are_in_order_and_free(local: (u16, u16), nodes: (u16, u16)) {
             let (local, nodes) = (range(local), range(nodes));
-            let [low, high] = snat_ports(local, nodes);
+            let [low, high] = snat_ports(&[local], nodes);
             prop_assert!(low.count != 0 && low.first >= FIRST_PORT);
             prop_assert!(high.count == 0 || high.first > low.last());
             if [low, high] != LAST_RESORT {

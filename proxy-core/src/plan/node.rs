@@ -146,7 +146,7 @@ pub fn plan_node(
     let mut ranges: BTreeSet<IpNet> = service_cidrs.iter().chain(&settings.service_cidrs).copied().collect();
     ranges.retain(|range| !is_shared(*range, node, host, &pods, left_alone, &mut problems));
     problems.extend(leftovers(node, host));
-    problems.extend(ports::problems(&node.name, host.local_ports, settings));
+    problems.extend(ports::problems(&node.name, &host.local_ports, settings));
     problems.extend(loopback(node, host));
     problems.extend(unserved(node, host, &devices));
     if settings.masquerade_mark != 0 && !host.masquerades {

@@ -3,40 +3,39 @@
 use proxy_common::config::PortRange;
 
 use crate::model::Problem;
-use crate::model::ports::{FEW_PORTS, overlap, snat_ports};
+use crate::model::ports::{FEW_PORTS, LOCAL_PORTS, better_local_ports, shared, snat_ports, text};
 use crate::model::settings::NodeSettings;
 
 /// Returns a problem for each other use of source ports for SNAT: a reply to such a connection may be taken for a reply to
-/// a flow with SNAT, and vice versa.
-pub(super) fn problems(node: &str, local: Option<PortRange>, settings: &NodeSettings) -> Vec<Problem> {
+/// a flow with SNAT, and vice versa. `local`: the ports that the kernel gives to sockets.
+pub(super) fn problems(node: &str, local: &[PortRange], settings: &NodeSettings) -> Vec<Problem> {
     let ours = settings.snat_ports;
-    let text = |range: PortRange| format!("{}-{}", range.first, range.last());
-    let all: Vec<_> = ours.into_iter().filter(|range| range.count != 0).map(text).collect();
-    let all = all.join(",");
+    let all = text(&ours);
     let problem =
         |message| Problem { object: format!("Node {node}"), field: "--snat-ports".to_owned(), message };
     let others = [
-        (local.unwrap_or_default(), "the local ports of sockets, net.ipv4.ip_local_port_range", true),
-        (settings.node_ports, "the node ports, --service-node-port-range", false),
+        (local, "the local ports of sockets, net.ipv4.ip_local_port_range", true),
+        (&[settings.node_ports][..], "the node ports, --service-node-port-range", false),
     ];
-    let free = snat_ports(local.unwrap_or_default(), settings.node_ports);
-    let has_room = free.iter().all(|range| overlap(*range, local.unwrap_or_default()).count == 0);
-    let better: Vec<_> = free.into_iter().filter(|range| range.count != 0).map(text).collect();
+    let free = snat_ports(local, settings.node_ports);
+    let has_room = shared(&free, local) == 0;
+    let better = text(&free);
+    let smaller = better_local_ports(settings.node_ports).unwrap_or(LOCAL_PORTS);
+    let smaller = format!(
+        "run `sysctl -w net.ipv4.ip_local_port_range=\"{} {}\"` and restart the agent",
+        smaller.first,
+        smaller.last()
+    );
     let mut found = Vec::new();
     for (taken, whose, is_local) in others {
-        let shared: u32 = ours.iter().map(|range| u32::from(overlap(*range, taken).count)).sum();
+        let shared = shared(&ours, taken);
         if shared == 0 {
             continue;
         }
         let way_out = match (has_room, is_local) {
-            (true, true) => format!(
-                "set --snat-ports {}, or run `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"` and restart the agent",
-                better.join(",")
-            ),
-            (true, false) => format!("set --snat-ports {}", better.join(",")),
-            (false, _) => "no other range is free: run `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"` and restart the \
-                           agent"
-                .to_owned(),
+            (true, true) => format!("set --snat-ports {better}, or {smaller}"),
+            (true, false) => format!("set --snat-ports {better}"),
+            (false, _) => format!("no other range is free: {smaller}"),
         };
         found.push(problem(format!(
             "{all} overlaps with {whose}, {}, in {shared} ports: replies can be delivered to the wrong socket; {way_out}",
@@ -47,9 +46,9 @@ pub(super) fn problems(node: &str, local: Option<PortRange>, settings: &NodeSett
     // If the operator set few ports on purpose, this is no problem.
     if found.is_empty() && count < FEW_PORTS && ours == free {
         found.push(problem(format!(
-            "net.ipv4.ip_local_port_range, {}, leaves {count} source ports ({all}) for \
-             SNAT: make that range smaller, for example with `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, and restart the agent",
-            text(local.unwrap_or_default())
+            "net.ipv4.ip_local_port_range, {}, leaves {count} source ports ({all}) for SNAT: make that range smaller, for example \
+             {smaller}",
+            text(local)
         )));
     }
     found
@@ -64,8 +63,10 @@ mod tests {
 
     fn messages(local: (u16, u16), ours: [PortRange; SNAT_RANGES]) -> Vec<String> {
         let settings = NodeSettings { snat_ports: ours, ..NodeSettings::default() };
-        let local = Some(PortRange::new(local.0, local.1));
-        problems("n1", local, &settings).into_iter().map(|problem| problem.message).collect()
+        problems("n1", &[PortRange::new(local.0, local.1)], &settings)
+            .into_iter()
+            .map(|problem| problem.message)
+            .collect()
     }
 
     #[rstest]
@@ -73,7 +74,7 @@ mod tests {
     #[case::wide((10_240, 65_535))]
     #[case::in_the_middle((20_000, 40_000))]
     fn the_default_is_no_problem(#[case] local: (u16, u16)) {
-        let ours = snat_ports(PortRange::new(local.0, local.1), NodeSettings::default().node_ports);
+        let ours = snat_ports(&[PortRange::new(local.0, local.1)], NodeSettings::default().node_ports);
         assert_eq!(messages(local, ours), [""; 0]);
     }
 
@@ -95,18 +96,18 @@ mod tests {
 
     #[test]
     fn a_range_that_leaves_no_room_is_told() {
-        let ours = snat_ports(PortRange::new(1_024, 65_535), NodeSettings::default().node_ports);
+        let ours = snat_ports(&[PortRange::new(1_024, 65_535)], NodeSettings::default().node_ports);
         let found = messages((1_024, 65_535), ours);
         assert!(
             found.len() == 1 && found[0].contains("no other range") && found[0].contains("1024-65535"),
             "{found:?}"
         );
-        let ours = snat_ports(PortRange::new(1_100, 65_535), NodeSettings::default().node_ports);
+        let ours = snat_ports(&[PortRange::new(1_100, 65_535)], NodeSettings::default().node_ports);
         let found = messages((1_100, 65_535), ours);
         assert!(found.len() == 1 && found[0].contains("leaves 76 source ports"), "{found:?}");
         for (count, problems) in [(FEW_PORTS, 0), (FEW_PORTS - 1, 1)] {
             let local = (1_024 + count as u16, 65_535);
-            let ours = snat_ports(PortRange::new(local.0, local.1), NodeSettings::default().node_ports);
+            let ours = snat_ports(&[PortRange::new(local.0, local.1)], NodeSettings::default().node_ports);
             assert_eq!(messages(local, ours).len(), problems, "{count}");
         }
     }

@@ -183,8 +183,8 @@ impl RunConfig {
         let node_name = node_name_or_host(hostname_override)?;
 
         network.snat_ports.get_or_insert_with(|| {
-            let local = ports::local().unwrap_or(LOCAL_PORTS);
-            SnatPorts(snat_ports(local, network.service_node_port_range.0))
+            let local = ports::local().unwrap_or_else(|| vec![LOCAL_PORTS]);
+            SnatPorts(snat_ports(&local, network.service_node_port_range.0))
         });
         let flow_timeouts = timeouts.over(FlowTimeouts::of_conntrack(&kube_proxy.conntrack));
         let mut node = NodeSettings {

@@ -108,7 +108,7 @@ impl HostFacts {
         } else {
             (known.has_kube_proxy_rules, known.masquerades, known.pod_cgroups, known.pod_sockets_stay)
         };
-        let local_ports = ports::local();
+        let local_ports = ports::local().unwrap_or_default();
         let (netns_cookie, loopback_is_closed) =
             (netns_cookie(), !xfrm::is_loopback_open(self.opens_loopback));
         let is_interrupted = |error: &io::Error| error.kind() == io::ErrorKind::Interrupted;

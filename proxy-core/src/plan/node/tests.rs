@@ -47,7 +47,7 @@ fn host() -> HostView {
         netns_cookie: 77,
         pod_cgroups: [5, 0],
         has_kube_proxy_rules: true,
-        local_ports: None,
+        local_ports: Vec::new(),
     }
 }
 

@@ -104,10 +104,8 @@ pub struct Network {
     pub has_ipv4: bool,
     /// Whether a device has an IPv6 address that other machines know.
     pub has_ipv6: bool,
-    /// Ports that the kernel assigns to sockets.
-    pub local_ports: PortRange,
-    /// Ports that the kernel does not assign to sockets (`net.ipv4.ip_local_reserved_ports`).
-    pub reserved_ports: Vec<PortRange>,
+    /// Ports that the kernel assigns to sockets, without the reserved ones (`net.ipv4.ip_local_reserved_ports`).
+    pub local_ports: Vec<PortRange>,
     /// Ports that the API server assigns to Services.
     pub node_ports: PortRange,
     /// Devices that are up, without loopback.
@@ -121,8 +119,7 @@ impl Default for Network {
             forwards6: Some(true),
             has_ipv4: true,
             has_ipv6: false,
-            local_ports: LOCAL_PORTS,
-            reserved_ports: Vec::new(),
+            local_ports: vec![LOCAL_PORTS],
             node_ports: NODE_PORTS,
             devices: Vec::new(),
         }

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use proxy_common::config::PortRange;
 use proxy_common::reason::Reason;
 use serde_json::Value;
 
@@ -82,22 +81,10 @@ fn network(args: &CheckArgs, view: &HostView) -> Network {
         forwards6: is_on("net/ipv6/conf/all/forwarding"),
         has_ipv4: view.addresses().any(std::net::IpAddr::is_ipv4),
         has_ipv6: view.addresses().any(std::net::IpAddr::is_ipv6),
-        local_ports: ports::local().unwrap_or(LOCAL_PORTS),
-        reserved_ports: fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")
-            .map(|text| ranges(&text))
-            .unwrap_or_default(),
+        local_ports: ports::local().unwrap_or_else(|| vec![LOCAL_PORTS]),
         node_ports: args.service_node_port_range.0,
         devices: up(view),
     }
-}
-
-/// Parses port ranges as the kernel writes them, like `30000-32767,40000`.
-fn ranges(text: &str) -> Vec<PortRange> {
-    let one = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(PortRange::new(first.parse().ok()?, last.parse().ok()?))
-    };
-    text.trim().split(',').filter_map(one).collect()
 }
 
 /// Returns the devices that are up, without loopback.
@@ -246,11 +233,6 @@ mod tests {
 
     #[test]
     fn files_of_the_kernel_and_of_cni_are_read() {
-        assert_eq!(
-            ranges("30000-32767,40000\n"),
-            [PortRange::new(30_000, 32_767), PortRange::new(40_000, 40_000)]
-        );
-        assert_eq!(ranges("\n"), []);
         let ipvs = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n\
                     \x20 -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n\
                     TCP  0A600001:01BB rr\n  -> C0000201:192B Masq 1 0 0\nUDP  0A60000A:0035 rr\n";

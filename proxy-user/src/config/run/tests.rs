@@ -3,7 +3,7 @@ use crate::cli::args::kube_proxy::OWN;
 use crate::cli::{Args, Command};
 use crate::config::kube_proxy::fields::SETTINGS;
 use clap::{CommandFactory, Parser};
-use proxy_core::model::ports::{NODE_PORTS, overlap};
+use proxy_core::model::ports::{NODE_PORTS, shared};
 use rstest::rstest;
 
 fn parse(flags: &[&str]) -> Result<RunConfig, String> {
@@ -226,8 +226,8 @@ fn source_ports_are_those_that_are_free() {
     let [low, high] = config.node.snat_ports;
     let local = ports::local().unwrap();
     for one in [low, high] {
-        assert_eq!(overlap(one, NODE_PORTS).count, 0);
-        assert_eq!(overlap(one, local).count, 0, "of this machine");
+        assert_eq!(shared(&[one], &[NODE_PORTS]), 0);
+        assert_eq!(shared(&[one], &local), 0, "of this machine");
     }
     let shown = SnatPorts(config.node.snat_ports).to_string();
     assert_eq!(serde_json::to_value(&config).unwrap()["network"]["snatPorts"], shown);

@@ -5,8 +5,10 @@ use proxy_common::config::PortRange;
 use super::{CheckLine, some};
 use crate::cli::check::facts::{Device, Network};
 use proxy_core::model::DeviceKind;
-use proxy_core::model::ports::{FEW_PORTS, overlap, snat_ports};
+use proxy_core::model::ports::{FEW_PORTS, better_local_ports, overlap, shared, snat_ports, text};
 
+/// Ports for SNAT above those that the kernel gives to sockets by default.
+const FOR_SNAT: [PortRange; 1] = [PortRange::new(61_000, 65_535)];
 /// Minimum header size of a tunnel, in bytes: an IPv4 header.
 const LEAST_HEADER: u32 = 20;
 
@@ -33,48 +35,44 @@ fn forwarding(network: &Network) -> CheckLine {
     if off4 { CheckLine::fail(CHECK, seen, advice) } else { CheckLine::warn(CHECK, seen, advice) }
 }
 
-fn text(range: PortRange) -> String {
-    format!("{}-{}", range.first, range.last())
-}
-
 fn ports(network: &Network) -> CheckLine {
     const CHECK: &str = "port-ranges";
-    let (local, nodes) = (network.local_ports, network.node_ports);
-    let shared = overlap(local, nodes);
-    let is_reserved = network.reserved_ports.iter().any(|range| overlap(*range, shared) == shared);
-    if shared.count != 0 && !is_reserved {
+    let (local, nodes) = (&network.local_ports, network.node_ports);
+    let both: Vec<_> = local.iter().map(|range| overlap(*range, nodes)).collect();
+    let better = better_local_ports(nodes).map_or_else(String::new, |range| {
+        format!("`sysctl -w net.ipv4.ip_local_port_range=\"{} {}\"`, or ", range.first, range.last())
+    });
+    if shared(local, &[nodes]) != 0 {
         return CheckLine::warn(
             CHECK,
             format!(
                 "the node port range {} and net.ipv4.ip_local_port_range, {}, overlap in {}: a socket can get the port of a Service",
-                text(nodes),
+                text(&[nodes]),
                 text(local),
-                text(shared)
+                text(&both)
             ),
-            format!(
-                "`sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, or reserve them: `sysctl -w \
-                 net.ipv4.ip_local_reserved_ports={}`",
-                text(shared)
-            ),
+            format!("{better}add {} to net.ipv4.ip_local_reserved_ports", text(&both)),
         );
     }
     let left = snat_ports(local, nodes);
     let count: u32 = left.iter().map(|range| u32::from(range.count)).sum();
-    let shown: Vec<_> = left.into_iter().filter(|range| range.count != 0).map(text).collect();
-    if count < FEW_PORTS || left.iter().any(|range| overlap(*range, local).count != 0) {
+    if count < FEW_PORTS || shared(&left, local) != 0 {
         return CheckLine::warn(
             CHECK,
             format!(
                 "net.ipv4.ip_local_port_range is {}, which leaves too few ports for SNAT: SNAT uses {}, which sockets use, too",
                 text(local),
-                shown.join(",")
+                text(&left)
             ),
-            "`sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`, or set --snat-ports",
+            format!(
+                "{better}add ports for SNAT to net.ipv4.ip_local_reserved_ports, for example {}",
+                text(&FOR_SNAT)
+            ),
         );
     }
     CheckLine::pass(
         CHECK,
-        format!("no overlap: node ports {}, sockets {}, SNAT {}", text(nodes), text(local), shown.join(",")),
+        format!("no overlap: node ports {}, sockets {}, SNAT {}", text(&[nodes]), text(local), text(&left)),
     )
 }
 

@@ -187,15 +187,16 @@ fn rules() -> KubeProxyRules {
     f.network.has_ipv4 = false;
 })]
 #[case::overlap("port-ranges", Warn, "overlap in 30000-32767", |f: &mut CheckFacts| {
-    f.network.local_ports = PortRange::new(15_000, 60_999);
+    f.network.local_ports = vec![PortRange::new(15_000, 60_999)];
 })]
-#[case::reserved("port-ranges", Pass, "SNAT", |f: &mut CheckFacts| {
-    f.network.local_ports = PortRange::new(15_000, 60_999);
-    f.network.reserved_ports = vec![PortRange::new(30_000, 32_767)];
+#[case::reserved("port-ranges", Pass, "SNAT 1024-14999,61000-65535", |f: &mut CheckFacts| {
+    f.network.local_ports = vec![PortRange::new(15_000, 29_999), PortRange::new(32_768, 60_999)];
+})]
+#[case::reserved_for_snat("port-ranges", Pass, "SNAT 61000-65535", |f: &mut CheckFacts| {
+    f.network.local_ports = vec![PortRange::new(1_024, 29_999), PortRange::new(32_768, 60_999)];
 })]
 #[case::no_room("port-ranges", Warn, "too few ports for SNAT", |f: &mut CheckFacts| {
-    f.network.local_ports = PortRange::new(1_024, 65_535);
-    f.network.reserved_ports = vec![PortRange::new(30_000, 32_767)];
+    f.network.local_ports = vec![PortRange::new(1_024, 29_999), PortRange::new(32_768, 65_535)];
 })]
 #[case::large("mtu", Warn, "veth1 9000", |f: &mut CheckFacts| f.network.devices[1].mtu = 9000)]
 #[case::tunnel("mtu", Warn, "flannel.1 1500", |f: &mut CheckFacts| f.network.devices[2].mtu = 1500)]
@@ -305,4 +306,23 @@ fn xdp_alone_serves_no_device() {
 fn long_lists_are_cut() {
     assert_eq!(some(["a", "b", "c"]), "a, b, c");
     assert_eq!(some(["a", "b", "c", "d", "e"]), "a, b, c and 2 more");
+}
+
+#[test]
+fn port_range_of_the_advice_passes() {
+    let mut facts = well();
+    facts.network.node_ports = PortRange::new(20_000, 50_000);
+    let advice = line(&facts, "port-ranges").advice;
+    assert!(
+        advice.contains("\"50001 60999\"")
+            && advice.contains("add 32768-50000 to net.ipv4.ip_local_reserved_ports"),
+        "{advice}"
+    );
+    facts.network.local_ports = vec![PortRange::new(50_001, 60_999)];
+    assert_eq!(line(&facts, "port-ranges").outcome, Pass);
+    facts.network.local_ports = vec![PortRange::new(1_024, 65_535)];
+    facts.network.node_ports = PortRange::default();
+    assert!(line(&facts, "port-ranges").advice.contains("ip_local_reserved_ports, for example 61000-65535"));
+    facts.network.local_ports = vec![PortRange::new(1_024, 60_999)];
+    assert_eq!(line(&facts, "port-ranges").outcome, Pass);
 }
