@@ -141,6 +141,8 @@ pub struct Others {
     pub leftovers: Vec<(String, usize)>,
     /// Chains of netfilter that drop what no rule accepts, or why they cannot be read.
     pub firewall: Result<Vec<String>, String>,
+    /// Chains with rules that see no packet with the address of a Service, or why they cannot be read.
+    pub bypassed: Result<Vec<String>, String>,
     /// Number of virtual servers of IPVS.
     pub ipvs_servers: usize,
     /// Names of all loaded BPF programs.
@@ -156,6 +158,7 @@ impl Default for Others {
             kube_proxy_process: None,
             leftovers: Vec::new(),
             firewall: Ok(Vec::new()),
+            bypassed: Ok(Vec::new()),
             ipvs_servers: 0,
             programs: BTreeSet::new(),
         }

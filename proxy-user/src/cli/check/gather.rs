@@ -137,6 +137,7 @@ fn others(cni_folder: &Path, view: &HostView) -> Others {
         cni: cni(cni_folder),
         leftovers: leftovers(view),
         firewall: firewall::dropping().map_err(|error| error.to_string()),
+        bypassed: firewall::bypassed().map_err(|error| error.to_string()),
         ipvs_servers: fs::read_to_string("/proc/net/ip_vs").map_or(0, |text| ipvs_servers(&text)),
         programs: programs::loaded_names(),
         ..kube_proxy()

@@ -38,7 +38,7 @@ const NOT_EQUAL: u32 = 1;
 const DROP: u32 = 0;
 
 /// Encodes an expression with these attributes.
-fn expression(name: &str, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+pub(super) fn expression(name: &str, attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let (mut data, mut expression, mut list) = (Vec::new(), Vec::new(), Vec::new());
     for (kind, payload) in attributes {
         put(&mut data, *kind, payload);

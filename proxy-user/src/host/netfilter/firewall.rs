@@ -1,12 +1,14 @@
-//! Finds chains of netfilter that drop what no rule accepts.
+//! Finds chains of netfilter that drop what no rule accepts, and rules that match a Service's address or port.
 //!
 //! Rules that accept connections by their destination NAT (`ct status dnat`, kube-proxy's chain KUBE-FORWARD) accept nothing of
 //! Ballast, whose programs translate before netfilter.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use super::kube_proxy_rules::{CHAIN_NAME, CHAIN_TABLE, GET_CHAIN, family, list};
-use super::message::{ANY_FAMILY, Message, NFTABLES, find, find_below, text};
+use super::kube_proxy_rules::{CHAIN_NAME, CHAIN_TABLE, Chain, GET_CHAIN, TABLE, family, list};
+use super::message::{ANY_FAMILY, INET, IPV4, IPV6, Message, NETDEV, NFTABLES, find, find_below, text};
+use super::rules::{Rule, rules};
 
 /// `NFTA_CHAIN_HOOK` (`include/uapi/linux/netfilter/nf_tables.h`).
 const HOOK: u16 = 4;
@@ -18,6 +20,12 @@ const HOOK_NUMBER: u16 = 1;
 const HOOKS: [u32; 2] = [1, 2];
 /// `NF_DROP`.
 const DROP: u32 = 0;
+/// `NFTA_CHAIN_TYPE`.
+const TYPE: u16 = 7;
+/// `NF_INET_PRE_ROUTING`, `NF_NETDEV_INGRESS` and `NF_INET_INGRESS`, each with the families that have it.
+const EARLY_HOOKS: [(u32, &[u8]); 2] = [(0, &[INET, IPV4, IPV6, NETDEV]), (5, &[INET])];
+/// What the names of all of Ballast's tables begin with.
+const OWN: &str = "ballast";
 /// The table of firewalld, whose chains have the policy accept and end in a rule that rejects.
 const FIREWALLD: &str = "firewalld";
 
@@ -29,6 +37,53 @@ pub fn dropping() -> io::Result<Vec<String>> {
     found.sort();
     found.dedup();
     Ok(found)
+}
+
+/// Returns the chains with rules that kube-proxy's connections passed with the Service's address and port, and Ballast's do not:
+/// chains before routing from which a rule that drops or rejects is reached, and rules that select packets by the destination
+/// before NAT. Rules of verdict maps and of iptables-legacy are not included.
+pub fn bypassed() -> io::Result<Vec<String>> {
+    let chains = list(Message::new(NFTABLES, GET_CHAIN, ANY_FAMILY))?;
+    Ok(bypassed_in(&chains, &rules()?))
+}
+
+fn bypassed_in(chains: &[Message], rules: &[Rule]) -> Vec<String> {
+    let mut rules_of: BTreeMap<&Chain, Vec<&Rule>> = BTreeMap::new();
+    for rule in rules {
+        rules_of.entry(&rule.chain).or_default().push(rule);
+    }
+    let drops = |start: &Chain| {
+        let (mut open, mut seen) = (vec![start.clone()], BTreeSet::new());
+        while let Some(chain) = open.pop() {
+            for rule in rules_of.get(&chain).into_iter().flatten() {
+                if rule.drops {
+                    return true;
+                }
+                let targets = rule.targets.iter().map(|name| Chain { name: name.clone(), ..chain.clone() });
+                open.extend(targets.filter(|chain| !chain.is_kube_proxys() && seen.insert(chain.clone())));
+            }
+        }
+        false
+    };
+    let early =
+        chains.iter().filter_map(before_routing).filter(|(chain, has_policy)| *has_policy || drops(chain));
+    let original = rules.iter().filter(|rule| rule.reads_original).map(|rule| rule.chain.clone());
+    let found: BTreeSet<_> = early.map(|(chain, _)| chain).chain(original).collect();
+    let is_others =
+        |chain: &&Chain| chain.table != TABLE && !chain.table.starts_with(OWN) && !chain.is_kube_proxys();
+    let name = |chain: &Chain| format!("{} of {} {}", chain.name, family(chain.family), chain.table);
+    found.iter().filter(is_others).map(name).collect()
+}
+
+/// Returns the chain if it handles packets before routing and is not for NAT, and whether its policy is drop.
+fn before_routing(message: &Message) -> Option<(Chain, bool)> {
+    let number = |bytes: &[u8]| bytes.try_into().ok().map(u32::from_be_bytes);
+    let name = |kind| find(&message.body, kind).map(text);
+    let hook = find_below(&message.body, &[HOOK, HOOK_NUMBER]).and_then(number)?;
+    let is_early = EARLY_HOOKS.iter().any(|(early, of)| *early == hook && of.contains(&message.family));
+    let chain = Chain { family: message.family, table: name(CHAIN_TABLE)?, name: name(CHAIN_NAME)? };
+    let drops = find(&message.body, POLICY).and_then(number) == Some(DROP);
+    (is_early && name(TYPE).as_deref() != Some("nat")).then_some((chain, drops))
 }
 
 fn of_chain(message: &Message) -> Option<String> {
@@ -43,7 +98,6 @@ fn of_chain(message: &Message) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::netfilter::message::{INET, IPV4};
 
     fn chain(family: u8, table: &str, name: &str, hook: u32, policy: u32) -> Message {
         let number = Message::new(NFTABLES, GET_CHAIN, family).with(HOOK_NUMBER, &hook.to_be_bytes());
@@ -64,5 +118,44 @@ mod tests {
         assert_eq!(found(firewalld).as_deref(), Some("filter_INPUT of inet firewalld"));
         let regular = Message::new(NFTABLES, GET_CHAIN, IPV4).with_text(CHAIN_TABLE, "filter");
         assert_eq!(found(regular.with_text(CHAIN_NAME, "DOCKER")), None);
+    }
+    fn rule(table: &str, chain: &str) -> Rule {
+        Rule {
+            chain: Chain { family: IPV4, table: table.to_owned(), name: chain.to_owned() },
+            ..Rule::default()
+        }
+    }
+
+    #[test]
+    fn chains_before_routing_that_reach_a_drop_are_found() {
+        let chains = [chain(IPV4, "raw", "PREROUTING", 0, 1), chain(IPV4, "filter", "FORWARD", 2, 1)];
+        let jump =
+            |target: &str| Rule { targets: BTreeSet::from([target.to_owned()]), ..rule("raw", "PREROUTING") };
+        let drop = |table, chain| Rule { drops: true, ..rule(table, chain) };
+        let found = |rules: &[Rule]| bypassed_in(&chains, rules);
+        assert_eq!(found(&[jump("BLOCK"), drop("raw", "BLOCK")]), ["PREROUTING of ip raw"]);
+        assert_eq!(found(&[jump("BLOCK"), drop("raw", "OTHER"), drop("filter", "FORWARD")]), [""; 0]);
+        assert_eq!(found(&[jump("KUBE-SERVICES"), drop("raw", "KUBE-SERVICES")]), [""; 0]);
+        let nat = chain(IPV4, "nat", "PREROUTING", 0, 1).with_text(TYPE, "nat");
+        let others = [
+            nat,
+            chain(IPV4, TABLE, "filter-prerouting", 0, 1),
+            chain(IPV4, "ballast-handover", "prerouting", 0, 1),
+            chain(NETDEV, "filter", "egress", 1, 0),
+            chain(NETDEV, "filter", "ingress", 0, 0),
+        ];
+        let rules = [
+            drop("nat", "PREROUTING"),
+            drop(TABLE, "filter-prerouting"),
+            drop("ballast-handover", "prerouting"),
+        ];
+        assert_eq!(bypassed_in(&others, &rules), ["ingress of netdev filter"]);
+    }
+
+    #[test]
+    fn rules_by_the_destination_before_nat_are_found_in_every_chain() {
+        let rules = ["ufw-user-forward", "KUBE-FORWARD"]
+            .map(|chain| Rule { reads_original: true, ..rule("filter", chain) });
+        assert_eq!(bypassed_in(&[], &rules), ["ufw-user-forward of ip filter"]);
     }
 }

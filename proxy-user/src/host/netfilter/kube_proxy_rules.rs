@@ -8,7 +8,7 @@ use std::io;
 use rtnetlink::packet_core::NLM_F_DUMP;
 
 use super::legacy;
-use super::message::{ANY_FAMILY, INET, IPV4, IPV6, Message, NFTABLES, PROTOCOL, find, text};
+use super::message::{ANY_FAMILY, INET, IPV4, IPV6, Message, NETDEV, NFTABLES, PROTOCOL, find, text};
 use crate::host::devices;
 use crate::host::netlink::Netlink;
 
@@ -48,7 +48,7 @@ pub(super) const CHAIN_TABLE: u16 = 1;
 pub(super) const CHAIN_NAME: u16 = 3;
 
 /// A chain of nftables. Chains of iptables are included, since iptables is a front end of nftables.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Chain {
     pub family: u8,
     pub table: String,
@@ -155,6 +155,7 @@ pub(super) fn family(number: u8) -> String {
         INET => "inet".to_owned(),
         IPV4 => "ip".to_owned(),
         IPV6 => "ip6".to_owned(),
+        NETDEV => "netdev".to_owned(),
         other => format!("family {other}"),
     }
 }

@@ -14,6 +14,8 @@ pub(super) const ANY_FAMILY: u8 = 0;
 /// `NFPROTO_INET`: IPv4 and IPv6.
 pub(super) const INET: u8 = 1;
 pub(super) const IPV4: u8 = 2;
+/// `NFPROTO_NETDEV`: packets of a device.
+pub(super) const NETDEV: u8 = 5;
 /// `NFPROTO_IPV6`.
 pub(super) const IPV6: u8 = 10;
 

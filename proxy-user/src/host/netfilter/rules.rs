@@ -45,18 +45,36 @@ const RULE_EXPRESSIONS: u16 = 4;
 /// The path from an expression to the chain of an `immediate` verdict: `NFTA_EXPR_DATA`, `NFTA_IMMEDIATE_DATA`,
 /// `NFTA_DATA_VERDICT`, `NFTA_VERDICT_CHAIN`.
 const TARGET: [u16; 4] = [2, 2, 2, 2];
+/// The path to the code of the verdict (`NFTA_VERDICT_CODE`), and the code `NF_DROP`.
+const CODE: [u16; 4] = [2, 2, 2, 1];
+const DROP: [u8; 4] = [0; 4];
+/// The paths from an expression to the key and the direction of `ct` (`NFTA_CT_KEY`, `NFTA_CT_DIRECTION`), and to the name and the
+/// data of a match of iptables (`NFTA_MATCH_NAME`, `_INFO`).
+const CT_KEY: [u16; 2] = [2, 2];
+const CT_DIRECTION: [u16; 2] = [2, 3];
+const MATCH_NAME: [u16; 2] = [2, 1];
+const MATCH_INFO: [u16; 2] = [2, 3];
+/// The keys of `ct` for the destination of a connection: `NFT_CT_DST`, `_PROTO_DST`, `_DST_IP`, `_DST_IP6`.
+const CT_DESTINATIONS: [u32; 4] = [9, 12, 20, 22];
+/// `match_flags` of `xt_conntrack_mtinfo3`, and its bits `XT_CONNTRACK_ORIGDST` and `_ORIGDST_PORT`.
+const MATCH_FLAGS: std::ops::Range<usize> = 146..148;
+const ORIGINAL_DESTINATION: u16 = 1 << 3 | 1 << 9;
 
 /// Hooks of type `nat`, with their usual priorities.
 const NAT_HOOKS: [(&str, u32, i32); 4] =
     [("prerouting", 0, -100), ("input", 1, 100), ("output", 3, -100), ("postrouting", 4, 100)];
 
 /// A rule of nftables.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Rule {
-    chain: Chain,
-    handle: Vec<u8>,
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub chain: Chain,
+    pub handle: Vec<u8>,
     /// The chains that it jumps to.
-    targets: BTreeSet<String>,
+    pub targets: BTreeSet<String>,
+    /// It drops or rejects packets, and does not select them by the way back to their source (`fib`, `rpfilter`).
+    pub drops: bool,
+    /// It selects packets by the destination that their connection had before NAT (`ct original`, `--ctorigdstport`).
+    pub reads_original: bool,
 }
 
 /// The result of a removal.
@@ -219,7 +237,7 @@ pub(super) fn rule_of(family: u8, table: &str, chain: &str, expressions: &[u8]) 
         .with(RULE_EXPRESSIONS | NESTED, expressions)
 }
 
-fn rules() -> io::Result<Vec<Rule>> {
+pub(super) fn rules() -> io::Result<Vec<Rule>> {
     let answers = list(Message::new(NFTABLES, GET_RULE, ANY_FAMILY))?;
     Ok(answers.iter().filter_map(rule).collect())
 }
@@ -227,14 +245,36 @@ fn rules() -> io::Result<Vec<Rule>> {
 fn rule(message: &Message) -> Option<Rule> {
     let name = |kind| find(&message.body, kind).map(text);
     let expressions = find(&message.body, RULE_EXPRESSIONS).unwrap_or_default();
-    let target = |expression: &[u8]| {
-        let is_verdict = find(expression, EXPRESSION_NAME).map(text).as_deref() == Some("immediate");
-        is_verdict.then(|| find_below(expression, &TARGET).map(text)).flatten()
+    let expressions: Vec<_> = attributes(expressions).map(|(_, expression)| expression).collect();
+    let is = |expression: &[u8], name| find(expression, EXPRESSION_NAME).map(text).as_deref() == Some(name);
+    let matches = |one: &[u8], name| {
+        is(one, "match") && find_below(one, &MATCH_NAME).map(text).as_deref() == Some(name)
+    };
+    let target = |expression: &&[u8]| {
+        is(expression, "immediate").then(|| find_below(expression, &TARGET).map(text)).flatten()
+    };
+    let drops = |one: &&[u8]| {
+        is(one, "reject") || is(one, "immediate") && find_below(one, &CODE) == Some(DROP.as_slice())
+    };
+    let reads_original = |one: &&[u8]| {
+        let key = find_below(one, &CT_KEY).and_then(|key| Some(u32::from_be_bytes(key.try_into().ok()?)));
+        let flags = || {
+            let flags = find_below(one, &MATCH_INFO)?.get(MATCH_FLAGS)?.try_into().ok()?;
+            Some(u16::from_ne_bytes(flags) & ORIGINAL_DESTINATION != 0)
+        };
+        // Direction 0 is that of the connection's first packet.
+        is(one, "ct")
+            && key.is_some_and(|key| CT_DESTINATIONS.contains(&key))
+            && find_below(one, &CT_DIRECTION) == Some(&[0])
+            || matches(one, "conntrack") && flags() == Some(true)
     };
     Some(Rule {
         chain: Chain { family: message.family, table: name(RULE_TABLE)?, name: name(RULE_CHAIN)? },
         handle: find(&message.body, RULE_HANDLE)?.to_vec(),
-        targets: attributes(expressions).filter_map(|(_, expression)| target(expression)).collect(),
+        targets: expressions.iter().filter_map(target).collect(),
+        drops: expressions.iter().any(drops)
+            && !expressions.iter().any(|one| is(one, "fib") || matches(one, "rpfilter")),
+        reads_original: expressions.iter().any(reads_original),
     })
 }
 
@@ -247,7 +287,39 @@ mod tests {
     }
 
     fn leads(from: Chain, to: &str) -> Rule {
-        Rule { chain: from, handle: vec![0, 0, 0, 0, 0, 0, 0, 1], targets: BTreeSet::from([to.to_owned()]) }
+        Rule {
+            chain: from,
+            handle: vec![0, 0, 0, 0, 0, 0, 0, 1],
+            targets: BTreeSet::from([to.to_owned()]),
+            ..Rule::default()
+        }
+    }
+
+    #[test]
+    fn rule_is_read_with_its_verdict_and_its_matches() {
+        let of = |expressions: &[u8]| {
+            let message = rule_of(IPV4, "raw", "PREROUTING", expressions).with(RULE_HANDLE, &[0; 8]);
+            let rule = rule(&message).unwrap();
+            (rule.drops, rule.reads_original)
+        };
+        let expression = expressions::expression;
+        let drop = expressions::drop_unknown_tcp();
+        assert_eq!(of(&drop), (true, false));
+        assert_eq!(of(&expression("reject", &[(1, &[0; 4])])), (true, false));
+        assert_eq!(
+            of(&[expression("fib", &[(1, &[0; 4])]), drop].concat()),
+            (false, false),
+            "a reverse path filter"
+        );
+        assert_eq!(of(&expressions::ct_state()), (false, false));
+        let port = |direction: u8| expression("ct", &[(2, &12u32.to_be_bytes()), (3, &[direction])]);
+        assert_eq!((of(&port(0)), of(&port(1))), ((false, true), (false, false)));
+        let conntrack = |flags: u16| {
+            let mut info = [0; 160];
+            info[MATCH_FLAGS].copy_from_slice(&flags.to_ne_bytes());
+            expression("match", &[(1, b"conntrack\0"), (3, &info)])
+        };
+        assert_eq!((of(&conntrack(1 << 9)), of(&conntrack(1 << 11))), ((false, true), (false, false)));
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub const CHECKS: &[&str] = &[
     "ipvs",
     "leftovers",
     "firewall",
+    "firewall-services",
     "cilium",
     "calico",
     "api-server",

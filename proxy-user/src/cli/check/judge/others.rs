@@ -17,6 +17,7 @@ pub(super) fn judge(others: &Others, pre: bool) -> Vec<CheckLine> {
         ipvs(others),
         leftovers(others),
         firewall(others),
+        bypassed(others),
         cilium(others),
         calico(others),
     ]
@@ -115,6 +116,27 @@ fn firewall(others: &Others) -> CheckLine {
              --zone=trusted --add-source=PODS`, `--add-port=PORT/tcp`). If load balancers ask Services with policy Local for \
              their health, accept each `spec.healthCheckNodePort` in INPUT, too: kube-proxy's rules did; the ports are usually \
              in the node port range (30000-32767/tcp)",
+        ),
+    }
+}
+
+fn bypassed(others: &Others) -> CheckLine {
+    const CHECK: &str = "firewall-services";
+    match &others.bypassed {
+        Err(why) => CheckLine::warn(
+            CHECK,
+            format!("cannot read the rules of netfilter: {why}"),
+            "run as root, with CAP_NET_ADMIN",
+        ),
+        Ok(found) if found.is_empty() => CheckLine::pass(
+            CHECK,
+            "no rule of netfilter drops packets before routing, or reads the destination before NAT",
+        ),
+        Ok(found) => CheckLine::warn(
+            CHECK,
+            format!("Ballast translates before the rules of these chains: {}", some(found)),
+            "rules there that match the address or the port of a Service match nothing: use loadBalancerSourceRanges, or rules for \
+             the endpoints. Other rules work as before",
         ),
     }
 }

@@ -213,6 +213,7 @@ fn rules() -> KubeProxyRules {
 #[case::not_readable("kube-proxy", Warn, "cannot read", |f: &mut CheckFacts| f.others.kube_proxy = Err("denied".to_owned()))]
 #[case::preempt_rt("kernel-preemption", Fail, "PREEMPT_RT", |f: &mut CheckFacts| f.kernel.interleaves_packets = true)]
 #[case::leftovers("leftovers", Warn, "kube-dummy-if has 9", |f: &mut CheckFacts| f.others.leftovers = vec![("kube-dummy-if".into(), 9)])]
+#[case::early("firewall-services", Warn, "PREROUTING of ip raw", |f: &mut CheckFacts| f.others.bypassed = Ok(vec!["PREROUTING of ip raw".into()]))]
 #[case::chains("firewall", Warn, "FORWARD of ip filter", |f: &mut CheckFacts| f.others.firewall = Ok(vec!["FORWARD of ip filter".into()]))]
 #[case::chains_not_readable("firewall", Warn, "denied", |f: &mut CheckFacts| f.others.firewall = Err("denied".into()))]
 #[case::servers("ipvs", Warn, "2 virtual servers", |f: &mut CheckFacts| f.others.ipvs_servers = 2)]
