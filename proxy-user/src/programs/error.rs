@@ -7,6 +7,8 @@ use aya::EbpfError;
 use aya::maps::MapError;
 use aya::programs::ProgramError;
 
+use super::privileges::Forbidden;
+
 /// An error of [`programs`](crate::programs).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -19,6 +21,9 @@ pub enum Error {
         "missing {0}: run as root, or grant CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON (in Kubernetes: securityContext.capabilities.add)"
     )]
     Capabilities(String),
+    /// bpf(2) is forbidden, although the process has all capabilities.
+    #[error("{0}; {advice}", advice = .0.advice())]
+    Forbidden(Forbidden),
     /// There is no bpffs, and none could be mounted.
     #[error(
         "{} is not a bpffs and mounting one there failed: {source}; run `mount -t bpf bpf {}` on the host, or give another directory with --bpffs", path.display(), path.display()

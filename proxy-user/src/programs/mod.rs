@@ -50,7 +50,9 @@ pub use loaded::{ProgramStatus, Programs, require_unused};
 pub use notice::StartNotice;
 pub use object::{create_segments, load_packet_path};
 pub use pins::{DIRECTORY, ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};
-pub use privileges::{missing as missing_capabilities, require as require_capabilities};
+pub use privileges::{
+    Forbidden, forbidden, missing as missing_capabilities, require as require_capabilities,
+};
 pub use probe::{MAPS, PROGRAMS, loaded_names, missing_maps, missing_programs};
 pub use repair::Repair;
 pub use repairs::Repairs;

@@ -9,7 +9,7 @@ use proxy_common::config::PortRange;
 use crate::cli::show::AgentState;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
-use crate::programs::{Attachment, MissingFeature};
+use crate::programs::{Attachment, Forbidden, MissingFeature};
 use proxy_core::model::DeviceKind;
 use proxy_core::model::ports::{LOCAL_PORTS, NODE_PORTS};
 
@@ -66,6 +66,8 @@ pub struct Environment {
     pub has_bpffs: bool,
     /// Capabilities that this process lacks, or why they cannot be read.
     pub missing_capabilities: Result<Vec<&'static str>, String>,
+    /// Why bpf(2) is forbidden to this process, which has all capabilities.
+    pub forbidden: Option<Forbidden>,
 }
 
 impl Default for Environment {
@@ -76,6 +78,7 @@ impl Default for Environment {
             bpffs: PathBuf::from("/sys/fs/bpf"),
             has_bpffs: true,
             missing_capabilities: Ok(Vec::new()),
+            forbidden: None,
         }
     }
 }

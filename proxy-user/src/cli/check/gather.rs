@@ -65,12 +65,15 @@ fn kernel() -> Kernel {
 
 fn environment(args: &CheckArgs) -> Environment {
     let root = cgroup::find(args.cgroup_root.as_deref());
+    let missing = programs::missing_capabilities();
+    let has_all = missing.as_ref().is_ok_and(Vec::is_empty);
     Environment {
         cgroup: root.map(|root| (root.path, root.whole)).map_err(|error| error.to_string()),
         cgroup_is_named: args.cgroup_root.is_some(),
         bpffs: args.maps.bpffs.clone(),
         has_bpffs: programs::is_bpffs(&args.maps.bpffs),
-        missing_capabilities: programs::missing_capabilities().map_err(|error| error.to_string()),
+        missing_capabilities: missing.map_err(|error| error.to_string()),
+        forbidden: has_all.then(programs::forbidden).flatten(),
     }
 }
 

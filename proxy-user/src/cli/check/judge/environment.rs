@@ -51,6 +51,9 @@ fn bpffs(environment: &Environment, pre: bool) -> CheckLine {
 
 fn capabilities(environment: &Environment) -> CheckLine {
     const CHECK: &str = "capabilities";
+    if let Some(why) = environment.forbidden {
+        return CheckLine::fail(CHECK, format!("this process has all capabilities, but {why}"), why.advice());
+    }
     match &environment.missing_capabilities {
         Ok(missing) if missing.is_empty() => CheckLine::pass(CHECK, "CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN"),
         Ok(missing) => CheckLine::fail(

@@ -14,7 +14,7 @@ use crate::cli::show::AgentState;
 use crate::host::netfilter::kube_proxy_rules::KubeProxyRules;
 use crate::maps::view::UsageRow;
 use crate::programs::hooks::SOCKET_HOOKS;
-use crate::programs::{Attachment, MissingFeature};
+use crate::programs::{Attachment, Forbidden, MissingFeature};
 use proxy_core::model::DeviceKind;
 
 use CheckResult::{Fail, Pass, Warn};
@@ -175,6 +175,7 @@ fn rules() -> KubeProxyRules {
     f.installed = None;
 })]
 #[case::unprivileged("capabilities", Fail, "CAP_BPF", |f: &mut CheckFacts| f.environment.missing_capabilities = Ok(vec!["CAP_BPF"]))]
+#[case::rootless("capabilities", Fail, "user namespace", |f: &mut CheckFacts| f.environment.forbidden = Some(Forbidden::UserNamespace))]
 #[case::no_proc("capabilities", Fail, "cannot read", |f: &mut CheckFacts| f.environment.missing_capabilities = Err("no".to_owned()))]
 #[case::no_forwarding("ip-forward", Fail, "net.ipv4.ip_forward is 0", |f: &mut CheckFacts| f.network.forwards4 = Some(false))]
 #[case::no_forwarding6("ip-forward", Warn, "net.ipv6.conf.all.forwarding is 0", |f: &mut CheckFacts| {
