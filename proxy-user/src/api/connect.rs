@@ -1,5 +1,7 @@
 //! Builds the client of one API server.
 
+use std::error::Error;
+use std::io;
 use std::time::Duration;
 
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
@@ -10,6 +12,7 @@ use hyper_util::client::proxy::matcher::Intercept;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::client::{Body, ConfigExt};
 use kube::{Client, Config};
+use tokio_rustls::rustls;
 use tower::{BoxError, ServiceBuilder};
 use tower_http::decompression::DecompressionLayer;
 
@@ -70,6 +73,22 @@ pub(super) fn with_token(mut config: Config) -> Config {
         auth.token = Some(text.trim().into());
     }
     config
+}
+
+/// Whether an error of a request is about certificates or TLS, and not about the way to the server.
+pub fn is_tls(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if error.is::<rustls::Error>() {
+            return true;
+        }
+        next = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            // The source of an I/O error is that of the error inside.
+            Some(inside) => Some(inside),
+            None => error.source(),
+        };
+    }
+    false
 }
 
 fn proxy(config: &Config) -> kube::Result<Option<Intercept>> {

@@ -72,10 +72,20 @@ pub struct SetupError {
     source: Box<Error>,
 }
 
+impl SetupError {
+    /// Whether the cause is the proxy, and not a certificate, a key or a token.
+    pub fn is_proxy(&self) -> bool {
+        is_proxy(&self.source)
+    }
+}
+
+fn is_proxy(source: &Error) -> bool {
+    matches!(source, Error::Service(source) if source.is::<UnusableProxy>())
+}
+
 /// Returns what to check, unless the cause says it.
 fn hint(source: &Error) -> &'static str {
-    let is_proxy = matches!(source, Error::Service(source) if source.is::<UnusableProxy>());
-    if is_proxy { "" } else { "; check the certificates and credentials in the kubeconfig" }
+    if is_proxy(source) { "" } else { "; check the certificates and credentials in the kubeconfig" }
 }
 
 /// A server accepted the connection, but did not answer in time.

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::api::client::{ConnectError, Options, connect};
+use crate::api::connect::is_tls;
 use crate::api::fresh::Relister;
 use crate::api::lookup;
 use crate::cli::args::check::CheckArgs;
@@ -53,12 +54,16 @@ async fn ask(args: &CheckArgs) -> ApiAccess {
             let why = format!("cannot use the kubeconfig {}: {}", path.display(), chain(&*source));
             return ApiAccess::BrokenKubeconfig(why);
         }
+        Err(ConnectError::Setup(error)) if !error.is_proxy() => {
+            return ApiAccess::Certificates(chain(&error));
+        }
         Err(error) => return ApiAccess::Unreachable(chain(&error)),
     };
     let version = match client.apiserver_version().await {
         Ok(version) => version.git_version,
         Err(error) => {
-            return ApiAccess::Unreachable(format!("the API server does not answer: {}", chain(&error)));
+            let why = format!("the API server does not answer: {}", chain(&error));
+            return if is_tls(&error) { ApiAccess::Certificates(why) } else { ApiAccess::Unreachable(why) };
         }
     };
     let kinds = Relister::new(client).refused().await;

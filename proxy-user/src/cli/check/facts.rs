@@ -178,8 +178,10 @@ pub enum ApiAccess {
     NoCredentials(String),
     /// The kubeconfig cannot be read or parsed.
     BrokenKubeconfig(String),
-    /// The API server does not answer, or the credentials cannot be used.
+    /// The API server does not answer.
     Unreachable(String),
+    /// The certificate of the API server, or the certificates, keys and tokens of the kubeconfig, cannot be used.
+    Certificates(String),
     /// The API server answers, but denies listing these kinds.
     Refused {
         /// `v1.36.1`.

@@ -197,6 +197,13 @@ pub(super) fn api(access: &ApiAccess) -> CheckLine {
             "use the address of a control plane node or of its load balancer (--master, apiServer.host of the chart), not the \
              address of a Service",
         ),
+        ApiAccess::Certificates(why) => CheckLine::fail(
+            CHECK,
+            why.clone(),
+            "check the certificates: the kubeconfig's CA has to be that of the server, the server's certificate has to contain the \
+             address, and all have to be valid today. Keys may be RSA from 2048 bits, ECDSA P-256 or P-384, or Ed25519; P-521 does \
+             not work",
+        ),
         ApiAccess::Refused { version, kinds } => CheckLine::fail(
             CHECK,
             format!("{version} answers, but denies listing {}", kinds.join("; ")),

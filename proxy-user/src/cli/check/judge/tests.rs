@@ -224,6 +224,7 @@ fn rules() -> KubeProxyRules {
 #[case::not_asked("api-server", Pass, "not checked", |f: &mut CheckFacts| f.api = ApiAccess::NotAsked)]
 #[case::unknown("api-server", Warn, "no kubeconfig", |f: &mut CheckFacts| f.api = ApiAccess::NoCredentials("no kubeconfig".to_owned()))]
 #[case::broken("api-server", Fail, "cannot use", |f: &mut CheckFacts| f.api = ApiAccess::BrokenKubeconfig("cannot use".to_owned()))]
+#[case::p521("api-server", Fail, "HandshakeFailure", |f: &mut CheckFacts| f.api = ApiAccess::Certificates("received fatal alert: HandshakeFailure".to_owned()))]
 #[case::away("api-server", Fail, "timed out", |f: &mut CheckFacts| f.api = ApiAccess::Unreachable("timed out".to_owned()))]
 #[case::refused("api-server", Fail, "denies listing Nodes", |f: &mut CheckFacts| {
     f.api = ApiAccess::Refused { version: "v1.36.1".to_owned(), kinds: vec!["Nodes (403)".to_owned()] };
