@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proxy_common::config::{POD_CGROUPS, PortRange};
 
+use super::net::IpFamily;
+
 /// The device of kube-proxy's ipvs mode, which holds addresses of Services.
 pub const IPVS_DEVICE: &str = "kube-ipvs0";
 /// Devices that other proxies create for addresses of Services: kube-proxy's ipvs mode, kube-router.
@@ -40,8 +42,8 @@ pub struct HostView {
     pub ipsec: BTreeMap<IpsecPolicy, bool>,
     /// The kernel has rules for routes besides its own three (`ip rule`).
     pub has_policy_routes: bool,
-    /// Netfilter masquerades the packets that the programs mark.
-    pub masquerades: bool,
+    /// The families in which netfilter masquerades the packets that the programs mark.
+    pub masquerades: BTreeSet<IpFamily>,
     /// No process on this node ends connected UDP sockets of pods whose endpoint is removed.
     pub pod_sockets_stay: bool,
     /// The kernel drops packets of this node's own addresses that arrive on the loopback device (`accept_local` is off, and

@@ -149,15 +149,15 @@ pub fn plan_node(
     problems.extend(ports::problems(&node.name, &host.local_ports, settings));
     problems.extend(loopback(node, host));
     problems.extend(unserved(node, host, &devices));
-    if settings.masquerade_mark != 0 && !host.masquerades {
-        problems.push(Problem {
-            object: format!("Node {}", node.name),
-            field: "--masquerade-external".to_owned(),
-            message: "the rule of netfilter could not be created (does the kernel have nf_tables and nft_masq?): endpoints \
-                      of this node see the addresses of clients outside. --masquerade-external=false accepts that"
-                .to_owned(),
-        });
-    }
+    let is_missing = |family: &&IpFamily| settings.masquerade_mark != 0 && !host.masquerades.contains(family);
+    problems.extend(sources.keys().filter(is_missing).map(|family| Problem {
+        object: format!("Node {}", node.name),
+        field: "--masquerade-external".to_owned(),
+        message: format!(
+            "the rule of netfilter for {family} could not be created (does the kernel have nf_tables and nft_masq?): endpoints \
+             of this node see the addresses of clients outside. --masquerade-external=false accepts that"
+        ),
+    }));
     let pod_ranges = PodRanges::of(node.pod_cidrs.iter().chain(pods.values()));
     NodePlan {
         device_sources: device_sources(node, host, &devices, &sources, &mut problems),
@@ -169,7 +169,7 @@ pub fn plan_node(
         devices,
         detect_local: matches!(settings.detect_local, DetectLocal::ClusterCidr(_) | DetectLocal::NodeCidr),
         masquerade_all: settings.masquerade_all,
-        masquerade_mark: if host.masquerades { settings.masquerade_mark } else { 0 },
+        masquerade_mark: if host.masquerades.is_empty() { 0 } else { settings.masquerade_mark },
         vip_echo: settings.vip_echo,
         pod_udp_by_packets: host.pod_sockets_stay,
         policy_routes: host.has_policy_routes,

@@ -23,6 +23,7 @@ use super::seen::{Entry, Present};
 use super::selection::Pattern;
 use super::xfrm;
 use super::{lock, ports};
+use proxy_core::model::net::IpFamily;
 use proxy_core::model::{DefaultRoute, DeviceKind, DeviceRole, HostDevice, HostView};
 
 /// `RT_TABLE_LOCAL` (include/uapi/linux/rtnetlink.h).
@@ -104,9 +105,10 @@ impl HostFacts {
                 None => Default::default(),
             };
             let stay = self.sockets.as_ref().is_some_and(EndsSockets::fails);
-            (has_rules, self.masquerades(known.masquerades), pod_cgroups, stay)
+            (has_rules, self.masquerades(&known.masquerades), pod_cgroups, stay)
         } else {
-            (known.has_kube_proxy_rules, known.masquerades, known.pod_cgroups, known.pod_sockets_stay)
+            let masquerades = known.masquerades.clone();
+            (known.has_kube_proxy_rules, masquerades, known.pod_cgroups, known.pod_sockets_stay)
         };
         let local_ports = ports::local().unwrap_or_default();
         let (netns_cookie, loopback_is_closed) =
@@ -143,15 +145,15 @@ impl HostFacts {
         })
     }
 
-    /// Creates the rule of netfilter that masquerades, if it is wanted and missing; returns whether there is one; `known` if the
-    /// rules cannot be read.
-    fn masquerades(&self, known: bool) -> bool {
-        let Some(masquerade) = &self.masquerade else { return false };
-        let exists = masquerade.ensure().unwrap_or_else(|error| {
+    /// Creates the rule of netfilter that masquerades, if it is wanted and missing; returns the families that have one; `known` if
+    /// the rules cannot be read.
+    fn masquerades(&self, known: &BTreeSet<IpFamily>) -> BTreeSet<IpFamily> {
+        let Some(masquerade) = &self.masquerade else { return BTreeSet::new() };
+        let families = masquerade.ensure().unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot read the rules of netfilter");
-            known
+            known.clone()
         });
-        masquerade.is_wanted() && exists
+        if masquerade.is_wanted() { families } else { BTreeSet::new() }
     }
 
     fn device(&self, device: &Device, addresses: &Addresses) -> (u32, HostDevice) {

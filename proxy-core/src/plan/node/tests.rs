@@ -40,7 +40,7 @@ fn host() -> HostView {
         local_routes: BTreeSet::new(),
         ipsec: BTreeMap::new(),
         has_policy_routes: false,
-        masquerades: false,
+        masquerades: BTreeSet::new(),
         pod_sockets_stay: false,
         loopback_is_closed: false,
         leftovers: BTreeSet::new(),
@@ -117,13 +117,27 @@ fn more_uplinks_than_have_room_are_a_problem() {
 fn masquerading_needs_the_setting_and_the_rule() {
     for (wanted, works) in [(false, false), (false, true), (true, false), (true, true)] {
         let settings = NodeSettings { masquerade_mark: u32::from(wanted) << 14, ..NodeSettings::default() };
-        let host = HostView { masquerades: works, has_policy_routes: works, ..host() };
+        let host = HostView {
+            masquerades: FAMILIES.into_iter().filter(|_| works).collect(),
+            has_policy_routes: works,
+            ..host()
+        };
         let plan = plan(&node(&["192.0.2.1"]), &host, &settings);
         assert_eq!(plan.masquerade_mark, u32::from(wanted && works) << 14);
         assert_eq!(plan.policy_routes, works);
         let fields: Vec<_> = plan.problems.iter().map(|problem| &problem.field[..]).collect();
-        assert_eq!(fields, if wanted && !works { vec!["--masquerade-external"] } else { vec![] });
+        assert_eq!(fields, if wanted && !works { vec!["--masquerade-external"; 2] } else { vec![] });
     }
+}
+
+#[test]
+fn rule_that_is_missing_in_one_family_is_a_problem_of_that_family() {
+    let settings = NodeSettings { masquerade_mark: 1 << 14, ..NodeSettings::default() };
+    let host = HostView { masquerades: BTreeSet::from([IpFamily::V4]), ..host() };
+    let plan = plan(&node(&["192.0.2.1", "2001:db8::1"]), &host, &settings);
+    let [problem] = &plan.problems[..] else { panic!("{:?}", plan.problems) };
+    assert!(problem.message.contains("for IPv6"), "{}", problem.message);
+    assert_eq!(plan.masquerade_mark, 1 << 14);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::expressions;
 use super::kube_proxy_rules::{chains, family as family_name};
 use super::message::{self, IPV4, IPV6, Message, transact, transact_by};
 use super::rules::{APPEND, CREATE, base_chain, delete_table, new_own_table, new_table, rule_of};
+use proxy_core::model::net::IpFamily;
 
 /// Ballast's table, in the families ip and ip6. The names of its chains tell the mark.
 const TABLE: &str = "ballast";
@@ -46,11 +47,11 @@ pub fn exists() -> io::Result<bool> {
 /// Creates the rules for packets with this mark if one is missing, in place of those for another mark. 0: a table that exists keeps
 /// only a chain of type `nat` with a rule that decides nothing, without which the kernel would no longer translate the packets of
 /// connections.
-/// Returns whether a family is as wanted now: a kernel may have no rules for IPv6. An error: the rules could not be read.
-pub fn ensure(mark: u32) -> io::Result<bool> {
+/// Returns the families that are as wanted now: a kernel may have no rules for IPv6. An error: the rules could not be read.
+pub fn ensure(mark: u32) -> io::Result<BTreeSet<IpFamily>> {
     let found = found()?;
     let wanted = if mark == 0 { BTreeSet::from([IDLE.to_owned()]) } else { names_of(mark).into() };
-    Ok(in_any_family(|family| {
+    Ok(in_each_family(|family| {
         let has = found.get(&family);
         if has == Some(&wanted) || mark == 0 && has.is_none() {
             return Ok(());
@@ -67,8 +68,8 @@ pub fn remove() -> io::Result<bool> {
     Ok(!found.is_empty())
 }
 
-/// Changes both families, each for itself; returns whether one change succeeded.
-fn in_any_family(change: impl Fn(u8) -> io::Result<()>) -> bool {
+/// Changes both families, each for itself; returns those in which the change succeeded.
+fn in_each_family(change: impl Fn(u8) -> io::Result<()>) -> BTreeSet<IpFamily> {
     let succeeds = |family| {
         let changed = change(family);
         if let Err(error) = &changed {
@@ -77,7 +78,8 @@ fn in_any_family(change: impl Fn(u8) -> io::Result<()>) -> bool {
         }
         changed.is_ok()
     };
-    [IPV4, IPV6].map(succeeds).contains(&true)
+    let families = [(IPV4, IpFamily::V4), (IPV6, IpFamily::V6)];
+    families.into_iter().filter(|(family, _)| succeeds(*family)).map(|(_, family)| family).collect()
 }
 
 fn create(family: u8, mark: u32) -> Vec<(Message, u16)> {
@@ -126,8 +128,8 @@ impl Masquerade {
     }
 
     /// Creates what is missing, in the network namespace of the calling thread; returns what [`ensure`] returns.
-    pub fn ensure(&self) -> io::Result<bool> {
-        let exists = ensure(self.mark)?;
+    pub fn ensure(&self) -> io::Result<BTreeSet<IpFamily>> {
+        let families = ensure(self.mark)?;
         let mut owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner);
         if owner.is_none() && self.is_wanted() {
             // The first table suffices until all rules are deleted.
@@ -138,16 +140,32 @@ impl Masquerade {
                 .ok();
         }
         drop(owner);
-        Ok(exists)
+        Ok(families)
     }
 }
 
 /// Creates the agent's own table in both families, and returns the socket that owns it.
 fn own(mark: u32) -> io::Result<Socket> {
     let socket = message::open()?;
-    let owns = in_any_family(|family| {
+    let owned = in_each_family(|family| {
         let table = std::iter::once((new_own_table(family, OWN_TABLE), CREATE));
         transact_by(&socket, &table.chain(chains_in(OWN_TABLE, family, mark)).collect::<Vec<_>>())
     });
-    if owns { Ok(socket) } else { Err(io::ErrorKind::Unsupported.into()) }
+    if owned.is_empty() { Err(io::ErrorKind::Unsupported.into()) } else { Ok(socket) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn family_whose_change_fails_is_not_returned() {
+        let fails_in = |failing| {
+            in_each_family(
+                |family| if family == failing { Err(io::ErrorKind::Unsupported.into()) } else { Ok(()) },
+            )
+        };
+        assert_eq!(fails_in(IPV6), BTreeSet::from([IpFamily::V4]));
+        assert_eq!(fails_in(0), BTreeSet::from([IpFamily::V4, IpFamily::V6]));
+    }
 }
