@@ -198,7 +198,7 @@ async fn serve(
 
     tasks.spawn_required("host", host);
     tasks.spawn_required("driver", async move {
-        driver.run(events).await;
+        Box::pin(driver.run(events)).await;
     });
     let metrics = Metrics::new(&config.bpffs, status.clone(), config.page.service_metrics)
         .with_repairs(programs.repairs());

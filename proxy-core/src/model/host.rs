@@ -42,6 +42,8 @@ pub struct HostView {
     pub ipsec: BTreeMap<IpsecPolicy, bool>,
     /// The kernel has rules for routes besides its own three (`ip rule`).
     pub has_policy_routes: bool,
+    /// The families in which packets with a mark have routes of their own (`ip rule fwmark`), to other machines.
+    pub mark_routes: BTreeSet<IpFamily>,
     /// The families in which netfilter masquerades the packets that the programs mark.
     pub masquerades: BTreeSet<IpFamily>,
     /// No process on this node ends connected UDP sockets of pods whose endpoint is removed.

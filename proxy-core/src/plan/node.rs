@@ -50,7 +50,7 @@ pub struct NodePlan {
     pub policy_routes: bool,
     /// Connections that another proxy began are left to netfilter.
     pub other_proxy: bool,
-    /// The IPsec policies of the kernel by family, at most
+    /// The IPsec policies of the kernel by family, and packets with SNAT whose route may depend on a mark, at most
     /// [`IPSEC_POLICIES`](proxy_common::node::IPSEC_POLICIES) of each: the kernel's stack routes packets to
     /// which one applies.
     pub ipsec: BTreeMap<IpFamily, Vec<IpsecPolicy>>,
@@ -158,10 +158,12 @@ pub fn plan_node(
              of this node see the addresses of clients outside. --masquerade-external=false accepts that"
         ),
     }));
+    let device_sources = device_sources(node, host, &devices, &sources, &mut problems);
+    let by_mark = routed_by_mark(host, &sources, &device_sources);
     let pod_ranges = PodRanges::of(node.pod_cidrs.iter().chain(pods.values()));
     NodePlan {
-        device_sources: device_sources(node, host, &devices, &sources, &mut problems),
-        ipsec: ipsec::combine(host.ipsec.keys()),
+        ipsec: ipsec::combine(host.ipsec.keys().chain(&by_mark)),
+        device_sources,
         sources,
         pods,
         service_cidrs: by_family(&ranges, &mut problems),
@@ -223,6 +225,29 @@ fn device_sources(
         }
     }
     families
+}
+
+/// Returns the packets with SNAT of families in which packets with a mark have routes of their own: only netfilter knows their
+/// mark, so the stack routes them.
+fn routed_by_mark(
+    host: &HostView,
+    sources: &BTreeMap<IpFamily, IpAddr>,
+    device_sources: &BTreeMap<IpFamily, Vec<(u32, IpAddr)>>,
+) -> Vec<IpsecPolicy> {
+    let all = |family| match family {
+        IpFamily::V4 => IpNet::V4(Ipv4Net::default()),
+        IpFamily::V6 => IpNet::V6(Ipv6Net::default()),
+    };
+    let of_family = |family: &IpFamily| {
+        let of_devices = device_sources.get(family).into_iter().flatten().map(|(_, address)| address);
+        let dst = all(*family);
+        sources
+            .get(family)
+            .into_iter()
+            .chain(of_devices)
+            .map(move |src| IpsecPolicy { src: (*src).into(), dst })
+    };
+    host.mark_routes.iter().flat_map(of_family).collect()
 }
 
 /// Reports uplinks with addresses that get no programs.

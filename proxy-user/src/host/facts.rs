@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ipnet::IpNet;
-use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
-use rtnetlink::packet_route::rule::{RuleAttribute, RuleHeader, RuleMessage};
+use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleHeader, RuleMessage};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::cgroup;
 use super::devices::Device;
@@ -118,8 +118,8 @@ impl HostFacts {
             Err(error) if is_interrupted(&error) => known.ipsec.keys().copied().collect(),
             found => found?,
         };
-        let has_policy_routes = match has_policy_routes(&mut Netlink::open()?) {
-            Err(error) if is_interrupted(&error) => known.has_policy_routes,
+        let (has_policy_routes, mark_routes) = match policy_routes() {
+            Err(error) if is_interrupted(&error) => (known.has_policy_routes, known.mark_routes.clone()),
             found => found?,
         };
         let mut ipsec: BTreeMap<_, _> = policies.into_iter().map(|policy| (policy, true)).collect();
@@ -139,6 +139,7 @@ impl HostFacts {
             local_ports,
             ipsec,
             has_policy_routes,
+            mark_routes,
             masquerades,
             pod_sockets_stay,
             loopback_is_closed,
@@ -192,25 +193,68 @@ fn are_rules_cheap(known: bool, legacy_size: impl FnOnce() -> usize) -> bool {
     !known || legacy_size() <= LARGE
 }
 
-/// Whether there are rules for routes that make a difference: besides the kernel's own three (tables local, main, default),
-/// those that only name one of these tables make none.
-fn has_policy_routes(netlink: &mut Netlink) -> io::Result<bool> {
-    let rules = match netlink.dump(RouteNetlinkMessage::GetRule(RuleMessage::default())) {
+/// Returns whether rules for routes make a difference, and the families in which packets with a mark have routes of their own.
+fn policy_routes() -> io::Result<(bool, BTreeSet<IpFamily>)> {
+    let rules = match Netlink::open()?.dump(RouteNetlinkMessage::GetRule(RuleMessage::default())) {
         // A kernel without CONFIG_IP_MULTIPLE_TABLES.
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(false),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Vec::new(),
         found => found?,
     };
-    let is_kernels = |rule: &RuleMessage| {
-        let RuleHeader { src_len, dst_len, table, .. } = rule.header;
-        let selects = rule.attributes.iter().any(|attribute| {
-            matches!(
-                attribute,
-                RuleAttribute::FwMark(_) | RuleAttribute::Iifname(_) | RuleAttribute::Oifname(_)
-            )
-        });
-        src_len == 0 && dst_len == 0 && !selects && matches!(table, 253..=255)
+    let rule = |answer| if let RouteNetlinkMessage::NewRule(rule) = answer { Some(rule) } else { None };
+    let rules: Vec<_> = rules.into_iter().filter_map(rule).collect();
+    let mut families = BTreeSet::new();
+    for (family, table) in rules.iter().filter_map(of_mark) {
+        if routes_packets(family, table)? {
+            families.insert(family);
+        }
+    }
+    Ok((!rules.iter().all(is_kernels), families))
+}
+
+/// Whether a rule makes no difference: it is one of the kernel's own three (tables local, main, default), or only names one of
+/// these tables.
+fn is_kernels(rule: &RuleMessage) -> bool {
+    let RuleHeader { src_len, dst_len, table, .. } = rule.header;
+    let selects = rule.attributes.iter().any(|attribute| {
+        matches!(attribute, RuleAttribute::FwMark(_) | RuleAttribute::Iifname(_) | RuleAttribute::Oifname(_))
+    });
+    src_len == 0 && dst_len == 0 && !selects && matches!(table, 253..=255)
+}
+
+/// Returns the family and the table of a rule that sends packets with a mark to a table besides the kernel's own three.
+fn of_mark(rule: &RuleMessage) -> Option<(IpFamily, u32)> {
+    let has_mark = rule.attributes.iter().any(|one| matches!(one, RuleAttribute::FwMark(mark) if *mark != 0));
+    let given = rule.attributes.iter().find_map(|one| match one {
+        RuleAttribute::Table(table) => Some(*table),
+        _ => None,
+    });
+    let table = given.unwrap_or_else(|| rule.header.table.into());
+    let is_sent = rule.header.action == RuleAction::ToTable && !rule.header.flags.contains(RuleFlags::Invert);
+    let family = match rule.header.family {
+        AddressFamily::Inet => IpFamily::V4,
+        AddressFamily::Inet6 => IpFamily::V6,
+        _ => return None,
     };
-    Ok(rules.iter().any(|answer| matches!(answer, RouteNetlinkMessage::NewRule(rule) if !is_kernels(rule))))
+    (has_mark && is_sent && !matches!(table, 0 | 253..=255)).then_some((family, table))
+}
+
+/// Whether a table has routes to other machines. Those of transparent proxies have only local routes.
+fn routes_packets(family: IpFamily, table: u32) -> io::Result<bool> {
+    let mut request = RouteMessage::default();
+    request.header.address_family = match family {
+        IpFamily::V4 => AddressFamily::Inet,
+        IpFamily::V6 => AddressFamily::Inet6,
+    };
+    request.attributes.push(RouteAttribute::Table(table));
+    let routes = |answer: &_| match answer {
+        RouteNetlinkMessage::NewRoute(route) => route.header.kind == RouteType::Unicast,
+        _ => false,
+    };
+    match Netlink::open_strict()?.dump_some(RouteNetlinkMessage::GetRoute(request), routes) {
+        // The table is empty.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        found => Ok(!found?.is_empty()),
+    }
 }
 
 /// The devices and addresses that are there.
@@ -372,7 +416,7 @@ fn read_route(message: &RouteMessage, addresses: &Addresses) -> Vec<(u32, Defaul
     if !is_default_route(&message.header) || kind != RouteType::Unicast {
         return Vec::new();
     }
-    let is_v6 = address_family == rtnetlink::packet_route::AddressFamily::Inet6;
+    let is_v6 = address_family == AddressFamily::Inet6;
     let (mut metric, mut source, mut devices) = (0, None, Vec::new());
     for attribute in &message.attributes {
         match attribute {

@@ -29,6 +29,13 @@ impl Netlink {
         Self::to(NETLINK_ROUTE)
     }
 
+    /// Opens a socket for route netlink whose lists contain only what the request names.
+    pub fn open_strict() -> io::Result<Self> {
+        let netlink = Self::open()?;
+        netlink.socket.set_netlink_get_strict_chk(true)?;
+        Ok(netlink)
+    }
+
     /// Opens a socket for the protocol with this number.
     pub fn to(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;

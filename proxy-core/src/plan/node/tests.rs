@@ -40,6 +40,7 @@ fn host() -> HostView {
         local_routes: BTreeSet::new(),
         ipsec: BTreeMap::new(),
         has_policy_routes: false,
+        mark_routes: BTreeSet::new(),
         masquerades: BTreeSet::new(),
         pod_sockets_stay: false,
         loopback_is_closed: false,
@@ -128,6 +129,16 @@ fn masquerading_needs_the_setting_and_the_rule() {
         let fields: Vec<_> = plan.problems.iter().map(|problem| &problem.field[..]).collect();
         assert_eq!(fields, if wanted && !works { vec!["--masquerade-external"; 2] } else { vec![] });
     }
+}
+
+#[test]
+fn packets_with_snat_are_routed_by_the_stack_where_a_mark_has_routes() {
+    let mut host = HostView { mark_routes: BTreeSet::from([IpFamily::V4]), ..host() };
+    host.devices.insert(5, link(DeviceKind::Physical, &["10.1.0.1"]));
+    let plan = plan(&node(&["192.0.2.1", "2001:db8::1"]), &host, &NodeSettings::default());
+    let from = |src: &str| IpsecPolicy { src: src.parse().unwrap(), dst: "0.0.0.0/0".parse().unwrap() };
+    let expected = vec![from("10.1.0.1/32"), from("192.0.2.1/32")];
+    assert_eq!(plan.ipsec, BTreeMap::from([(IpFamily::V4, expected)]));
 }
 
 #[test]

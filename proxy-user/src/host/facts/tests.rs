@@ -1,5 +1,3 @@
-use rtnetlink::packet_route::AddressFamily;
-
 use super::*;
 use crate::host::devices;
 use crate::host::seen::Seen;
@@ -158,4 +156,30 @@ fn this_machine_can_be_looked_at() {
 fn large_tables_are_not_read_while_another_proxy_is_known() {
     assert!(are_rules_cheap(true, || LARGE) && !are_rules_cheap(true, || LARGE + 1));
     assert!(are_rules_cheap(false, || LARGE + 1), "a new proxy is noticed soon");
+}
+
+#[test]
+fn rule_of_a_mark_names_a_table_of_its_own() {
+    let rule = |mark: u32, table: u32, flags: RuleFlags| {
+        let mut rule = RuleMessage::default();
+        rule.header.family = AddressFamily::Inet;
+        rule.header.action = RuleAction::ToTable;
+        rule.header.flags = flags;
+        rule.attributes = vec![RuleAttribute::FwMark(mark), RuleAttribute::Table(table)];
+        rule
+    };
+    let none = RuleFlags::empty();
+    assert_eq!(of_mark(&rule(0x40, 180, none)), Some((IpFamily::V4, 180)), "KubeSpan");
+    assert_eq!(of_mark(&rule(0x80, 254, none)), None, "AWS VPC CNI");
+    assert_eq!(of_mark(&rule(0xca6c, 51_820, RuleFlags::Invert)), None, "wg-quick");
+    assert_eq!(of_mark(&rule(0, 100, none)), None);
+    let mut without_mark = rule(0, 100, none);
+    without_mark.attributes = vec![RuleAttribute::Table(100)];
+    assert_eq!(of_mark(&without_mark), None);
+}
+
+#[test]
+fn table_with_routes_to_machines_is_found() {
+    assert!(!routes_packets(IpFamily::V4, 4_000_000_017).unwrap(), "no such table");
+    assert!(!routes_packets(IpFamily::V4, 255).unwrap(), "the table local");
 }
