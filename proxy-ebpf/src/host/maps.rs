@@ -61,6 +61,8 @@ pub(super) struct Tables<A: Address> {
     pub tunnels: BTreeMap<u32, Tunnel>,
     pub devices: BTreeMap<u32, Device>,
     pub services: BTreeMap<ServiceKey<A>, ServiceEntry>,
+    /// Number of the next lookups of a Service that find nothing, since the agent replaces the entry.
+    pub service_misses: u32,
     pub slots: Vec<u32>,
     pub maglev_index: Vec<u64>,
     pub maglev: Vec<u64>,
@@ -118,6 +120,7 @@ impl<A: Address> Tables<A> {
             tunnels: BTreeMap::new(),
             devices: BTreeMap::new(),
             services: BTreeMap::new(),
+            service_misses: 0,
             slots: std::vec![0; ids],
             maglev_index: std::vec![0; 2 * ids],
             maglev: std::vec![0; MAGLEV_WORDS],
@@ -272,6 +275,11 @@ impl<F: Family> Services for HostMaps<F> {
     service_calls!(direct!(), Words<Self>);
 
     fn service_entry(self, key: &ServiceKey<F::Words>) -> Option<*const ServiceEntry> {
+        let misses = at!(self, service_misses);
+        if *misses != 0 {
+            *misses -= 1;
+            return None;
+        }
         at!(self, services).get(key).map(core::ptr::from_ref)
     }
 

@@ -86,6 +86,11 @@ impl<F: Family> HostMaps<F> {
         at!(self, services).insert(key, entry);
     }
 
+    /// Makes this number of lookups of a Service find nothing, as while the kernel replaces the entry.
+    pub fn miss_services(self, lookups: u32) {
+        *at!(self, service_misses) = lookups;
+    }
+
     /// Sets a frontend's bit of `prefilter`.
     pub fn add_frontend_bit(self, addr: &F::Words, port: u16, proto: u8) {
         self.set_bit(position(Role::Frontend, addr, port, proto));

@@ -1,6 +1,6 @@
 //! Looks up the Service of an original destination.
 
-use core::ptr::{from_ref, read_volatile};
+use core::ptr::read_volatile;
 
 use proxy_common::Address;
 use proxy_common::decide;
@@ -11,7 +11,8 @@ use proxy_common::service::{KIND_EXTERNAL_IP, KIND_LOAD_BALANCER, KIND_NODE_PORT
 use crate::context::PacketCtx;
 use crate::env::{Services, Words};
 
-/// Number of reads before an entry is considered removed.
+/// Number of lookups before an entry is considered missing. The kernel replaces an element of a hash map by adding the new one in
+/// front of the old one, which it then removes: a lookup between both steps finds neither.
 const LOOKS: u32 = 3;
 
 /// Returns a copy of a frontend's entry, all of whose fields belong together.
@@ -20,7 +21,8 @@ pub fn service<M: Services>(maps: M, key: &ServiceKey<Words<M>>) -> Option<Servi
     let tag = key.tag();
     let mut look = 0;
     while look < LOOKS {
-        let entry = maps.service_entry(key)?;
+        look += 1;
+        let Some(entry) = maps.service_entry(key) else { continue };
         // SAFETY: a map value; volatile, because the agent may replace the entry while it is read (see `tag`).
         unsafe {
             if read_volatile(&raw const (*entry).tag) == tag {
@@ -30,7 +32,6 @@ pub fn service<M: Services>(maps: M, key: &ServiceKey<Words<M>>) -> Option<Servi
                 }
             }
         }
-        look += 1;
     }
     None
 }
@@ -95,9 +96,5 @@ pub fn node_port<M: Services>(maps: M, port: u16, proto: u8) -> Option<ServiceEn
 /// [`decide::why_nothing`].
 #[inline(always)]
 pub fn why_nothing<M: Services>(maps: M, addr: Words<M>) -> Reason {
-    let kind = maps.service_entry(&ServiceKey::internal(addr, 0, 0)).map(|entry| {
-        // SAFETY: a map value, read once.
-        unsafe { read_volatile(from_ref(&(*entry).kind)) }
-    });
-    decide::why_nothing(kind)
+    decide::why_nothing(service(maps, &ServiceKey::internal(addr, 0, 0)).map(|entry| entry.kind))
 }

@@ -16,6 +16,7 @@ use crate::env::{Counters, ECHO_REPLIES, FlowTable, RateLimit};
 use crate::frame::{Frame, HelperFailed};
 use crate::header::{Header, Read};
 use crate::report;
+use crate::select::lookup;
 use crate::step::Step;
 
 /// A family whose echo requests can be answered.
@@ -66,10 +67,7 @@ where
         return Step::Pass;
     }
     let key = ServiceKey::internal(ip.dst, 0, 0);
-    let is_of_service = maps.service_entry(&key).is_some_and(|entry| {
-        // SAFETY: a map value; the agent may replace it, and any of its values has a kind.
-        unsafe { (*entry).kind == KIND_ADDRESS }
-    });
+    let is_of_service = lookup::service(maps, &key).is_some_and(|entry| entry.kind == KIND_ADDRESS);
     // The stack answers at addresses of the node, and drops martian sources.
     if !is_of_service || maps.node_addr(&ip.dst) & NODE_ADDR_OWN != 0 || decide::is_martian(&ip.src) {
         return Step::Pass;

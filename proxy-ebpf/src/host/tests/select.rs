@@ -3,6 +3,7 @@
 use proxy_common::backend::BACKEND_GONE;
 use proxy_common::health::{Failure, NO_CLIENT};
 use proxy_common::select::{Algorithm, tunnel_tag};
+use proxy_common::service::KIND_UNMANAGED;
 
 use super::*;
 use crate::context::PacketCtx;
@@ -33,6 +34,23 @@ fn selection_of_a_socket<F: Net>() {
 fn a_socket_finds_a_frontend_and_an_endpoint() {
     selection_of_a_socket::<V4>();
     selection_of_a_socket::<V6>();
+}
+
+fn replaced_entry<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (addr, port) = frontend::<F>();
+    let unmanaged = ServiceEntry { kind: KIND_UNMANAGED, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(addr, 0, 0), unmanaged);
+    maps.miss_services(1);
+    assert_eq!(lookup::frontend(maps, addr, port, PROTO_TCP, false, 0).map(|entry| entry.id), Some(1));
+    maps.miss_services(1);
+    assert_eq!(lookup::why_nothing(maps, addr), Reason::UnmanagedAddress);
+}
+
+#[test]
+fn entry_that_is_replaced_during_lookup_is_found() {
+    replaced_entry::<V4>();
+    replaced_entry::<V6>();
 }
 
 #[test]
