@@ -187,13 +187,19 @@ where
     }
     let to = if direction == DIRECTION_FORWARD { flow.to_backend() } else { flow.to_client() };
     let Some(to) = to else { return Step::Pass };
-    if translate::<F, M::Family>(frame, &quote, &to).is_err() {
+    // The translated address if the endpoint itself sent the error; the unchanged address if a router on the path did. Unchanged,
+    // too, for a process of this node: its kernel finds the socket by the quote, and drops a source whose route does not use the
+    // device on which the error arrived (`rp_filter`).
+    let is_local = incoming && flow.bits() & STATE_LOCAL != 0;
+    let is_endpoints = same(&quote.outer.src, &quote.inner.dst) && !is_local;
+    let src = if is_endpoints { to.src } else { quote.outer.src };
+    if translate::<F, M::Family>(frame, &quote, &src, &to).is_err() {
         return Step::DropFor(Reason::RewriteFailed);
     }
     if !incoming || flow.bits() & (STATE_SNAT | STATE_LOCAL) != STATE_SNAT {
         return Step::Pass;
     }
-    ctx.packet.key.src = sender(&quote, &to);
+    ctx.packet.key.src = src;
     ctx.packet.key.dst = to.dst;
     Step::Icmp
 }
@@ -218,24 +224,17 @@ where
     }
 }
 
-/// Returns the source address of the translated error: the translated address if the endpoint itself sent the error, the
-/// unchanged address if a router on the path did.
-#[inline(always)]
-fn sender<A: Address>(quote: &Quote<A>, to: &Tuple<A>) -> A {
-    if same(&quote.outer.src, &quote.inner.dst) { to.src } else { quote.outer.src }
-}
-
-/// Rewrites the error and its quote. A packet in the error's direction becomes `to`.
+/// Rewrites the error, which gets the source `src`, and its quote. A packet in the error's direction becomes `to`.
 #[inline(always)]
 fn translate<F: Frame, Fam: IcmpErrors>(
     frame: F,
     quote: &Quote<Fam::Words>,
+    src: &Fam::Words,
     to: &Tuple<Fam::Words>,
 ) -> Result<(), HelperFailed> {
     let (outer, inner) = (&quote.outer, &quote.inner);
-    let src = sender(quote, to);
-    let addresses = address_difference(&outer.src, &src) + address_difference(&outer.dst, &to.dst);
-    Fam::store_addresses(frame, frame.link_header() as u32, outer.check, [&src, &to.dst], addresses)?;
+    let addresses = address_difference(&outer.src, src) + address_difference(&outer.dst, &to.dst);
+    Fam::store_addresses(frame, frame.link_header() as u32, outer.check, [src, &to.dst], addresses)?;
     let mut sum = if Fam::COVERS_ADDRESSES { addresses } else { 0 };
     // The quoted packet has the opposite direction.
     let addresses = address_difference(&inner.src, &to.dst) + address_difference(&inner.dst, &to.src);

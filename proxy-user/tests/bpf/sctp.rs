@@ -303,10 +303,10 @@ fn own_errors(family: Family, harness: &mut Harness) {
     let router = family.client(200, 0).ip();
     let sent = goes_on(harness, &init, pod);
     let kind = if family == Family::V4 { [3, 4] } else { [2, 0] };
-    for (from, becomes) in [(pod.ip(), service.frontend.ip()), (router, router)] {
+    for from in [pod.ip(), router] {
         let error = |packet: &Packet, from| packet.error(from, kind, [0, 0, 5, 0x14], 1000);
         let seen = harness.run_on(Hook::Ingress, &error(&sent, from), Some(uplink()));
-        assert_eq!((seen.verdict, seen.packet), (NEXT, error(&init, becomes)));
+        assert_eq!((seen.verdict, seen.packet), (NEXT, error(&init, from)));
     }
     // The packet is larger than the MTU of the next device, and must not be fragmented.
     let big = Packet { flags: ACK, fragment: 0x4000, ..init }.payload(1500);

@@ -116,6 +116,26 @@ fn an_error_about_a_forwarded_packet_is_forwarded() {
     a_forwarded_error::<V6>();
 }
 
+/// An error about a packet of a process of this node, from the endpoint or from a router.
+fn error_for_the_node<F: Errors>() {
+    let maps = maps::<F>(0);
+    let (own, frontend, backend) = ((node::<F>(), 4000), frontend::<F>(), backend::<F>());
+    run_over(Hook::Egress, maps, 0, &packet::<F>(own, frontend, UDP));
+    let source = (own.0, live(maps)[0].source_port);
+    assert_ne!(source, own);
+    for from in [backend.0, F::addr(5)] {
+        let came = error::<F>(F::UNREACHABLE, from, own.0, &ip_packet::<F>(source, backend, UDP));
+        let expected = error::<F>(F::UNREACHABLE, from, own.0, &ip_packet::<F>(own, frontend, UDP));
+        assert_eq!(translated(maps, Hook::Ingress, POD, &came), expected);
+    }
+}
+
+#[test]
+fn error_for_a_process_of_the_node_keeps_its_source() {
+    error_for_the_node::<V4>();
+    error_for_the_node::<V6>();
+}
+
 /// Packets that look like errors about a packet of a flow, and are none.
 fn no_errors<F: Errors>() {
     let maps = with_flow::<F>(UDP);

@@ -38,7 +38,9 @@ impl Model {
         let flow = &self.flows[at];
         // The quoted packet went in the opposite direction to the error, so its addresses are translated the other way round.
         let (from, to) = if is_reply { (flow.client, flow.frontend) } else { (flow.backend, flow.source) };
-        let is_ends_own = quote.outer.src == quote.inner.dst;
+        // A process of the node gets the error from the endpoint, for the source check of the device.
+        let is_own = met.hook == Hook::Ingress && flow.kind == Kind::Local;
+        let is_ends_own = quote.outer.src == quote.inner.dst && !is_own;
         let src = if is_ends_own { to.ip() } else { quote.outer.src };
         let is_forwarded = met.hook == Hook::Ingress && flow.kind == Kind::Snat;
         let out = error(met.input, &quote.outer, &quote.inner, src, [from, to]);
