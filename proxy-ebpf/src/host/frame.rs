@@ -211,7 +211,7 @@ impl<const IS_EARLY: bool> Frame for HostFrame<'_, IS_EARLY> {
     }
 
     fn make_room(self, bytes: u16) -> Result<(), HelperFailed> {
-        self.skb().adjust_room(usize::from(bytes))
+        self.skb().make_room(usize::from(bytes))
     }
 
     fn encapsulate(self, bytes: u16, v6: bool) -> Result<(), HelperFailed> {

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::vec::Vec;
 
-use proxy_common::Address;
 use proxy_common::csum::fold;
+use proxy_common::{Address, PROTO_TCP};
 
 use crate::frame::{Fib, HelperFailed, PACKET_HOST, Route};
 use crate::net::ETHERNET;
@@ -183,6 +183,16 @@ impl Skb {
     /// `bpf_skb_change_head`.
     pub(super) fn change_head(&mut self, count: usize) -> Result<(), HelperFailed> {
         self.insert(0, count)
+    }
+
+    /// `bpf_skb_adjust_room` with `BPF_ADJ_ROOM_MAC` and without `BPF_F_ADJ_ROOM_FIXED_GSO`, growing: only TCP packets may be GSO
+    /// packets.
+    pub(super) fn make_room(&mut self, count: usize) -> Result<(), HelperFailed> {
+        let at = self.network + if self.ethertype == crate::net::ETHERTYPE_IPV4 { 9 } else { 6 };
+        if self.gso_size != 0 && self.as_slice().get(at) != Some(&PROTO_TCP) {
+            return Err(HelperFailed);
+        }
+        self.adjust_room(count)
     }
 
     /// `bpf_skb_adjust_room` with `BPF_ADJ_ROOM_MAC`, growing.

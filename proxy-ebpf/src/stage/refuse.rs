@@ -6,7 +6,7 @@
 //! transport checksum (`CHECKSUM_PARTIAL`), and the kernel may fill it in later, inside the quote. The sum over a segment
 //! with a correct checksum depends on the pseudo header only. So the ICMP checksum can be computed without reading the
 //! payload, for a segment that has its checksum and for one that will get it. Packets that are too long to be quoted whole,
-//! SCTP packets, and UDP packets without a checksum are truncated, and the quote is read.
+//! SCTP packets, and UDP packets that are without a checksum or that the kernel will split are truncated, and the quote is read.
 
 use core::ptr::read_volatile;
 
@@ -233,7 +233,8 @@ fn whole_sum<F: Frame, Fam: Refuse>(frame: F, packet: &Packet<Fam::Words>) -> Op
     if packet.key.proto == PROTO_UDP {
         let mut check = 0u16;
         frame.load(packet.l4 + udp::CHECK, &mut check, size_of::<u16>() as u32).ok()?;
-        if check == 0 {
+        // The kernel makes no room in a UDP packet that it will split (`bpf_skb_net_grow`).
+        if check == 0 || frame.gso_size() != 0 {
             return None;
         }
     }

@@ -60,6 +60,26 @@ fn a_cpu_answers_fifty_at_once() {
     assert_eq!(answered(), 50);
 }
 
+/// The kernel splits the packet after the hook.
+fn short_gso_datagrams<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let (client, frontend) = (client::<F>(), frontend::<F>());
+    let entry = ServiceEntry { id: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_UDP), entry);
+    let refused = packet::<F>(client, frontend, UDP);
+    let (verdict, skb) = run_edited(Hook::Ingress, maps, POD, &refused, |skb| skb.gso_size = 4);
+    assert_eq!((verdict, skb.gso_size, maps.count_of(Reason::RejectFailed)), (REDIRECT, 0, 0));
+    let quote = &refused[build::ETHERNET..];
+    let expected = unreachable::<F>(frontend.0, client.0, (64, 0xc0), quote);
+    assert_eq!(ip(&skb), expected[build::ETHERNET..]);
+}
+
+#[test]
+fn gso_datagrams_to_a_service_without_endpoints_are_answered() {
+    short_gso_datagrams::<V4>();
+    short_gso_datagrams::<V6>();
+}
+
 #[test]
 fn a_segment_that_cannot_be_answered_is_dropped() {
     let maps = maps::<V4>(BACKEND_LOCAL);
