@@ -23,9 +23,8 @@ pub struct SocketStorage {
     pub backend_id: u32,
     /// 4 or 6: the family of both addresses; 0: the socket is connected to no Service.
     pub family: u8,
-    /// Number of direct connects that do not remove the value. An IPv6 socket that connects to an IPv4 address passes the
-    /// IPv6 hook, and then the IPv4 hook with the address that the IPv6 hook wrote.
-    pub grace: u8,
+    /// Zero.
+    pub reserved: u8,
     /// 1: the socket counts as an open connection of the backend.
     pub counted: u8,
     /// 1: the success or failure of the connection updates the backend's entry in [`health`](crate::health).
@@ -195,9 +194,8 @@ pub struct SocketEntry<A> {
     pub addr: A,
     /// The port of that address, host byte order.
     pub port: u16,
-    /// Number of direct connects that do not remove the entry. An IPv6 UDP socket that connects to an IPv4 address passes
-    /// the IPv6 hook, and then the IPv4 hook with the address that the IPv6 hook wrote.
-    pub grace: u16,
+    /// Zero.
+    pub reserved: u16,
     /// Id of the Service port.
     pub service: u32,
     /// Id of the backend.

@@ -45,13 +45,6 @@ pub trait Sockaddr: Sock {
     /// Returns the socket's value in `socket_peers`; with `create` it is allocated if there is none.
     fn peers(&self, create: bool) -> Option<*mut SocketPeers>;
 
-    /// Whether the address is IPv4-mapped: the kernel runs the hook of the other family next, with the address that this hook
-    /// writes.
-    #[inline(always)]
-    fn is_mapped(&self) -> bool {
-        false
-    }
-
     /// Replaces address and port.
     #[inline(always)]
     fn set(&self, addr: <Self::Family as Family>::Words, port: u16) {

@@ -81,7 +81,7 @@ fn socket_is_stale_if_its_endpoint_left_the_service() {
             let value = SocketEntry {
                 addr: [10, 96, 0, 1],
                 port: 53,
-                grace: 0,
+                reserved: 0,
                 service: 3,
                 backend_id,
                 last_used: 0,

@@ -74,7 +74,7 @@ impl HostSock {
 
     /// Returns a call on the socket with this address and port.
     pub fn call<F: Family>(&self, addr: F::Words, port: u16) -> HostCall<'_, F> {
-        HostCall { sock: self, addr: Cell::new(addr), port: Cell::new(port), is_mapped: false }
+        HostCall { sock: self, addr: Cell::new(addr), port: Cell::new(port) }
     }
 
     /// Returns an event of the socket.
@@ -128,8 +128,6 @@ pub struct HostCall<'a, F: Family> {
     pub addr: Cell<F::Words>,
     /// The port, host byte order.
     pub port: Cell<u16>,
-    /// Whether the address is IPv4-mapped.
-    pub is_mapped: bool,
 }
 
 impl<F: Family> Sock for HostCall<'_, F> {
@@ -183,10 +181,6 @@ impl<F: Family> Sockaddr for HostCall<'_, F> {
 
     fn peers(&self, create: bool) -> Option<*mut SocketPeers> {
         self.sock.peers.get(create && self.sock.has_memory)
-    }
-
-    fn is_mapped(&self) -> bool {
-        self.is_mapped
     }
 }
 

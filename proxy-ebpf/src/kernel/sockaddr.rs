@@ -144,7 +144,7 @@ impl Sockaddr6 {
 pub struct Mapped(Raw);
 
 macro_rules! sockaddr {
-    ($name:ty, $family:ty, $mapped:literal, $addr:expr, $set_addr:expr) => {
+    ($name:ty, $family:ty, $addr:expr, $set_addr:expr) => {
         impl Sock for $name {
             #[inline(always)]
             fn netns(&self) -> u64 {
@@ -211,24 +211,19 @@ macro_rules! sockaddr {
             fn peers(&self, create: bool) -> Option<*mut SocketPeers> {
                 peers(self.0.socket(), create)
             }
-
-            #[inline(always)]
-            fn is_mapped(&self) -> bool {
-                $mapped
-            }
         }
     };
 }
 
 sockaddr! {
-    Sockaddr4, V4, false,
+    Sockaddr4, V4,
     // SAFETY: the kernel hands every program a valid context.
     |raw: Raw| [unsafe { (*raw.context).user_ip4 }],
     // SAFETY: as above.
     |raw: Raw, [addr]: [u32; 1]| unsafe { (*raw.context).user_ip4 = addr }
 }
 sockaddr! {
-    Sockaddr6, V6, false,
+    Sockaddr6, V6,
     |raw: Raw| [raw.word(0), raw.word(1), raw.word(2), raw.word(3)],
     |raw: Raw, words: [u32; 4]| {
         raw.set_word(0, words[0]);
@@ -238,7 +233,7 @@ sockaddr! {
     }
 }
 sockaddr! {
-    Mapped, V4, true,
+    Mapped, V4,
     |raw: Raw| [raw.word(3)],
     |raw: Raw, [addr]: [u32; 1]| raw.set_word(3, addr)
 }

@@ -73,18 +73,23 @@ pub fn connect<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     if refusal.is_some_and(|refusal| refuse(maps, call, &refusal, Call::Connect)) {
         return DENY;
     }
-    untranslated(maps, call, &orig_dst, Call::Connect)
+    // A connect ends the socket's earlier connection, whatever the address is: a TCP socket may connect again after a refusal, and
+    // the result must not count for the earlier backend.
+    peer::disconnected(maps, call);
+    untranslated(maps, call, &orig_dst)
 }
 
 /// Handles sendmsg(2) and sendto(2) of unconnected UDP sockets. Each step reads the address from the call again, which costs less
 /// than keeping it on the stack.
 #[inline(always)]
 pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
-    // A connected socket may name its peer again, as the application knows it.
-    if call.is_connected()
-        && let Some((addr, port)) = peer::backend(call, &orig_dst(call))
-    {
-        call.set(addr, port);
+    // connect(2) has decided for a connected socket: it would not take answers from another address. It may name its peer again, as
+    // the application knows it. The kernel also comes here, with the endpoint's address, if an IPv6 socket that is connected to an
+    // IPv4 address sends without an address (`udpv6_sendmsg`).
+    if call.is_connected() {
+        if let Some((addr, port)) = peer::backend(call, &orig_dst(call)) {
+            call.set(addr, port);
+        }
         return ALLOW;
     }
     let refusal = match find(maps, call, &orig_dst(call), Call::Send) {
@@ -109,7 +114,7 @@ pub fn send<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S) -> i32 {
     if refusal.is_some_and(|refusal| refuse(maps, call, &refusal, Call::Send)) {
         return DENY;
     }
-    untranslated(maps, call, &orig_dst(call), Call::Send)
+    untranslated(maps, call, &orig_dst(call))
 }
 
 /// Handles recvmsg(2) and recvfrom(2): translates the address for the application back to the original address. The prefilter spares
@@ -139,25 +144,11 @@ fn set_frontend<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, from: &OrigDst
     }
 }
 
-/// Lets the call proceed with its own address, and removes a translation that the socket has for this address. A connect ends
-/// the socket's earlier connection, whatever the address is: a TCP socket may connect again after a refusal, and the result must
-/// not count for the earlier backend.
+/// Lets the call proceed with its own address, and removes a translation that the socket has for this address.
 #[inline(always)]
-fn untranslated<S: Sockaddr, M: SocketMaps<S>>(
-    maps: M,
-    call: &S,
-    direct: &OrigDst<Words<M>>,
-    what: Call,
-) -> i32 {
-    if what == Call::Connect && peer::connected_directly(maps, call, direct) {
-        return ALLOW;
-    }
-    if maps.may_be(Role::Backend, &direct.addr, direct.port, direct.proto).is_no() {
-        return ALLOW;
-    }
-    match what {
-        Call::Connect => peer::forget_translation(maps, call, direct),
-        Call::Send => unconnected::sends_directly(maps, call, direct),
+fn untranslated<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, direct: &OrigDst<Words<M>>) -> i32 {
+    if !maps.may_be(Role::Backend, &direct.addr, direct.port, direct.proto).is_no() {
+        unconnected::direct(maps, call, direct);
     }
     ALLOW
 }
@@ -213,10 +204,6 @@ fn find<S: Sockaddr, M: SocketMaps<S>>(
 /// node's nor a pod's. Another container or guest may have no route to pods, and is served as a client on the network is.
 #[inline(always)]
 fn is_left_to_packets<S: Sockaddr, M: SocketMaps<S>>(maps: M, call: &S, proto: u8, what: Call) -> bool {
-    // connect(2) has decided for a connected socket: it would not take answers from another address.
-    if what == Call::Send && call.is_connected() {
-        return true;
-    }
     let Some(config) = maps.config() else { return false };
     if config.flags & CONFIG_SOCKET_LB_OFF != 0 {
         return true;

@@ -5,7 +5,7 @@ use proxy_common::reason::Reason;
 use proxy_common::select::is_by_load;
 use proxy_common::service::{SERVICE_EJECTS, ServiceEntry};
 use proxy_common::socket::{SocketEntry, SocketKey, SocketStorage, TO_FRONTEND, USED_WITHIN};
-use proxy_common::{Address, Family, PROTO_UDP};
+use proxy_common::{Address, Family};
 
 use crate::env::{OpenConnections, Sockets, Words};
 use crate::header::same;
@@ -56,9 +56,6 @@ pub fn connected<S: Sockaddr, M>(
 ) where
     M: Sockets<Family = S::Family>,
 {
-    // For an IPv6 UDP socket with an IPv4 address, the kernel runs the IPv4 hook next, with the address that this hook
-    // writes.
-    let grace = u8::from(call.is_mapped() && orig_dst.proto == PROTO_UDP);
     match call.storage(true) {
         Some(storage) => {
             let value = SocketStorage {
@@ -69,7 +66,7 @@ pub fn connected<S: Sockaddr, M>(
                 service: service.id,
                 backend_id: backend.id,
                 family: family_number::<S::Family>(),
-                grace,
+                reserved: 0,
                 counted: u8::from(is_by_load(service.algorithm)),
                 watched: u8::from(service.flags & SERVICE_EJECTS != 0),
             };
@@ -81,7 +78,7 @@ pub fn connected<S: Sockaddr, M>(
                 load::begun(maps, backend.id);
             }
         }
-        None => put_back_translation(maps, call, service.id, backend, orig_dst, grace),
+        None => put_back_translation(maps, call, service.id, backend, orig_dst),
     }
 }
 
@@ -102,14 +99,12 @@ pub fn put_back_translation<S: Sockaddr, M>(
     service: u32,
     backend: &SelectedBackend<Words<M>>,
     orig_dst: &OrigDst<Words<M>>,
-    grace: u8,
 ) where
     M: Sockets<Family = S::Family>,
 {
     let (OrigDst { addr, port, proto }, last_used) = (*orig_dst, maps.jiffies());
     let key = SocketKey::new(call.cookie(), backend.addr, backend.port, proto, TO_FRONTEND);
-    let entry =
-        SocketEntry { addr, port, grace: u16::from(grace), service, backend_id: backend.id, last_used };
+    let entry = SocketEntry { addr, port, reserved: 0, service, backend_id: backend.id, last_used };
     put(maps, &key, &entry);
 }
 
@@ -134,42 +129,14 @@ pub fn put<M: Sockets>(maps: M, key: &SocketKey<Words<M>>, entry: &SocketEntry<W
     }
 }
 
-/// Removes the translation of a socket that connects to an address that is not translated. Returns whether a grace mark has
-/// protected the translation, which it does once.
+/// Removes the Service to which the socket was connected.
 #[inline(always)]
-pub fn connected_directly<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>) -> bool
-where
-    M: Sockets<Family = S::Family>,
-{
+pub fn disconnected<S: Sockaddr, M: OpenConnections>(maps: M, call: &S) {
     if let Some(storage) = call.storage(false) {
         // SAFETY: the socket's own storage; only one call at a time changes the socket's connection.
         let storage = unsafe { &mut *storage };
-        if is_connected_to::<S::Family>(storage, &direct.addr, direct.port) && storage.grace != 0 {
-            storage.grace = 0;
-            return true;
-        }
         storage.family = 0;
         uncount(maps, storage);
-    }
-    false
-}
-
-/// Removes the translation back of a socket that sends directly to an endpoint's address. A grace mark protects the
-/// translation once.
-#[inline(always)]
-pub fn forget_translation<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
-where
-    M: Sockets<Family = S::Family>,
-{
-    let OrigDst { addr, port, proto } = *direct;
-    let key = SocketKey::new(call.cookie(), addr, port, proto, TO_FRONTEND);
-    match find(maps, &key) {
-        Some(entry) if entry.grace != 0 => {
-            // The entry exists, so the map has room for it.
-            let _ = maps.put_peer(&key, &SocketEntry { grace: 0, ..entry });
-        }
-        Some(_) => maps.remove_peer(&key),
-        None => {}
     }
 }
 

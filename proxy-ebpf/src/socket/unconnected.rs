@@ -5,7 +5,7 @@ use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::socket::{SocketEntry, SocketKey, SocketPeer, SocketPeers, TO_BACKEND, TO_FRONTEND};
 
 use super::peer::{self, OrigDst, family_number, orig_dst};
-use crate::env::{OpenConnections, Services, Sockets, Words};
+use crate::env::{Services, Sockets, Words};
 use crate::header::same;
 use crate::select::backend::SelectedBackend;
 use crate::shared::opaque;
@@ -31,7 +31,8 @@ pub fn backend<S: Sockaddr, M>(maps: M, call: &S) -> Option<SocketEntry<Words<M>
 where
     M: Sockets<Family = S::Family>,
 {
-    disconnected(maps, call);
+    // No hook sees `connect(AF_UNSPEC)`, nor a `connect` that fails after its hook.
+    peer::disconnected(maps, call);
     let OrigDst { addr, port, .. } = orig_dst(call);
     if let Some(peers) = peers(call, false)
         && let Some(place) = peers.of_frontend(family_number::<S::Family>(), &addr.words(), port)
@@ -44,7 +45,7 @@ where
         return Some(SocketEntry {
             addr: Address::from_words(peer.backend),
             port: peer.backend_port,
-            grace: 0,
+            reserved: 0,
             service: peer.service,
             backend_id: peer.backend_id,
             last_used: 0,
@@ -87,7 +88,7 @@ where
     let entry = SocketEntry {
         addr: backend.addr,
         port: backend.port,
-        grace: 0,
+        reserved: 0,
         service,
         backend_id: backend.id,
         last_used: maps.jiffies(),
@@ -95,7 +96,7 @@ where
     hide(call, &backend.addr, backend.port);
     let orig_dst = orig_dst(call);
     peer::put(maps, &key_to_backend(call, &orig_dst), &entry);
-    peer::put_back_translation(maps, call, service, backend, &orig_dst, 0);
+    peer::put_back_translation(maps, call, service, backend, &orig_dst);
 }
 
 /// Whether the row of a peer's backend still belongs to its Service. A peer of the other family is not examined, and stays.
@@ -110,16 +111,19 @@ fn is_serving<M: Services>(maps: M, peer: &SocketPeer) -> bool {
         })
 }
 
-/// Shows a backend's own address as the source of its messages, because the socket sends directly to it. With a stack frame of
-/// its own: the caller's is large.
+/// Shows a backend's own address as the source of its messages, because the socket connects or sends directly to it. With a stack
+/// frame of its own: the caller's is large.
 #[inline(never)]
-pub fn sends_directly<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
+pub fn direct<S: Sockaddr, M>(maps: M, call: &S, direct: &OrigDst<Words<M>>)
 where
     M: Sockets<Family = S::Family>,
 {
-    disconnected(maps, call);
+    peer::disconnected(maps, call);
     hide(call, &direct.addr, direct.port);
-    peer::forget_translation(maps, call, direct);
+    let key = SocketKey::new(call.cookie(), direct.addr, direct.port, direct.proto, TO_FRONTEND);
+    if maps.peer(&key).is_some() {
+        maps.remove_peer(&key);
+    }
 }
 
 /// Shows no frontend of the storage as the source of a backend's messages.
@@ -127,19 +131,6 @@ where
 fn hide<S: Sockaddr, A: Address>(call: &S, addr: &A, port: u16) {
     if let Some(peers) = peers(call, false) {
         peers.hide(family_number::<S::Family>(), &addr.words(), port);
-    }
-}
-
-/// Removes the Service to which a UDP socket was connected, if it is not connected any more: no hook sees
-/// `connect(AF_UNSPEC)`, nor a `connect` that fails after its hook.
-#[inline(always)]
-fn disconnected<S: Sockaddr, M: OpenConnections>(maps: M, call: &S) {
-    let Some(storage) = call.storage(false) else { return };
-    if !call.is_connected() {
-        // SAFETY: the socket's own storage, and the kernel locks the socket while the program runs.
-        let storage = unsafe { &mut *storage };
-        storage.family = 0;
-        peer::uncount(maps, storage);
     }
 }
 
@@ -176,7 +167,7 @@ fn refresh_back_translation<S: Sockaddr, M>(
         entry.port == orig_dst.port && same(&entry.addr, &orig_dst.addr) && entry.service == service
     });
     if !is_known {
-        peer::put_back_translation(maps, call, service, backend, orig_dst, 0);
+        peer::put_back_translation(maps, call, service, backend, orig_dst);
     }
 }
 

@@ -224,7 +224,7 @@ impl View {
                     }),
                     json!({
                         "address": SocketAddr::new(entry.addr.into(), entry.port),
-                        "service": title(entry.service, names), "backend": entry.backend_id, "grace": entry.grace,
+                        "service": title(entry.service, names), "backend": entry.backend_id,
                     }),
                 )
             })

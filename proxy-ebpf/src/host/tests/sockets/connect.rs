@@ -197,27 +197,27 @@ fn send_of_a_connected_socket_to_its_own_peer_is_translated_and_to_another_servi
     named_again::<V6>();
 }
 
-/// A connect(2) of an IPv6 UDP socket to an IPv4 address: the kernel runs the IPv6 hook, and then the IPv4 hook with the address
-/// that the IPv6 hook has written.
-fn connect_mapped(maps: HostMaps<V4>, socket: &HostSock, (addr, port): End<V4>) -> End<V4> {
-    let first = HostCall { is_mapped: true, ..socket.call::<V4>(addr, port) };
-    assert_eq!(call::connect(maps, &first), 1);
-    connect(maps, socket, (first.addr(), first.port())).unwrap()
+/// An IPv6 socket that is connected to an IPv4 address passes the hook of sendmsg(2) with its peer's address if it sends without an
+/// address.
+fn sends_to_its_peer<F: Net>() {
+    for has_memory in [true, false] {
+        let maps = socket_maps::<F>();
+        let socket = HostSock { has_memory, ..socket(maps, POD_A, PROTO_UDP) };
+        let backend = backend::<F>();
+        for to in [frontend::<F>(), backend, frontend::<F>(), backend] {
+            assert_eq!(connect(maps, &socket, to), Ok(backend));
+            for _ in 0..2 {
+                assert_eq!(send(maps, &socket, backend), Ok(backend));
+                assert_eq!((seen(maps, &socket, backend), peer_name(maps, &socket, backend)), (to, to));
+            }
+        }
+    }
 }
 
 #[test]
-fn ipv6_udp_socket_that_connects_to_an_ipv4_address_keeps_its_translation_after_the_second_hook() {
-    for has_memory in [true, false] {
-        let maps = socket_maps::<V4>();
-        let socket = HostSock { has_memory, ..socket(maps, POD_A, PROTO_UDP) };
-        for _ in 0..2 {
-            assert_eq!(connect_mapped(maps, &socket, frontend::<V4>()), backend::<V4>());
-            assert_eq!(seen(maps, &socket, backend::<V4>()), frontend::<V4>());
-        }
-        assert_eq!(connect_mapped(maps, &socket, backend::<V4>()), backend::<V4>());
-        assert_eq!(seen(maps, &socket, backend::<V4>()), backend::<V4>(), "connected directly");
-        assert_eq!(maps.stats_of(1).connections, 2);
-    }
+fn connected_socket_that_sends_to_its_peer_sees_the_address_of_its_connect() {
+    sends_to_its_peer::<V4>();
+    sends_to_its_peer::<V6>();
 }
 
 fn without_memory<F: Net>() {

@@ -226,6 +226,23 @@ fn socket_that_sends_directly_to_the_endpoint_sees_the_endpoint() {
     }
 }
 
+fn connects_to_endpoint<F: Net>(has_memory: bool) {
+    let maps = socket_maps::<F>();
+    let socket = HostSock { has_memory, ..socket(maps, POD_A, PROTO_UDP) };
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    assert_eq!(send(maps, &socket, frontend), Ok(backend));
+    assert_eq!(connect(maps, &socket, backend), Ok(backend));
+    assert_eq!((seen(maps, &socket, backend), peer_name(maps, &socket, backend)), (backend, backend));
+}
+
+#[test]
+fn socket_that_connects_to_the_endpoint_after_a_message_to_the_service_sees_the_endpoint() {
+    for has_memory in [true, false] {
+        connects_to_endpoint::<V4>(has_memory);
+        connects_to_endpoint::<V6>(has_memory);
+    }
+}
+
 fn disconnected<F: Net>() {
     let maps = socket_maps::<F>();
     let entry = ServiceEntry { algorithm: Algorithm::LeastConnections as u8, ..CLUSTER };
