@@ -1,7 +1,7 @@
 //! The Services to which an unconnected UDP socket sends: in the socket's own storage, else in `sockets`.
 
 use proxy_common::Address;
-use proxy_common::backend::BACKEND_ACTIVE;
+use proxy_common::backend::{BACKEND_ACTIVE, BACKEND_FREE, BackendEntry};
 use proxy_common::socket::{SocketEntry, SocketKey, SocketPeer, SocketPeers, TO_BACKEND, TO_FRONTEND};
 
 use super::peer::{self, OrigDst, family_number, orig_dst};
@@ -99,16 +99,27 @@ where
     peer::put_back_translation(maps, call, service, backend, &orig_dst);
 }
 
-/// Whether the row of a peer's backend still belongs to its Service. A peer of the other family is not examined, and stays.
+/// Returns the row of a backend if it is still that of this endpoint of the Service.
+#[inline(always)]
+fn row<M: Services>(
+    maps: M,
+    id: u32,
+    service: u32,
+    addr: &Words<M>,
+    port: u16,
+) -> Option<&'static BackendEntry<Words<M>>> {
+    maps.backend(id).filter(|row| {
+        row.state != BACKEND_FREE && row.service == service && row.port == port && same(&row.addr, addr)
+    })
+}
+
+/// Whether the backend of a peer serves. A peer of the other family is not examined, and stays.
 #[inline(always)]
 fn is_serving<M: Services>(maps: M, peer: &SocketPeer) -> bool {
+    let addr = Address::from_words(peer.backend);
     peer.family != family_number::<M::Family>()
-        || maps.backend(peer.backend_id).is_some_and(|backend| {
-            backend.state == BACKEND_ACTIVE
-                && backend.service == peer.service
-                && backend.port == peer.backend_port
-                && same(&backend.addr.words(), &peer.backend)
-        })
+        || row(maps, peer.backend_id, peer.service, &addr, peer.backend_port)
+            .is_some_and(|row| row.state == BACKEND_ACTIVE)
 }
 
 /// Shows a backend's own address as the source of its messages, because the socket connects or sends directly to it. With a stack
@@ -134,7 +145,8 @@ fn hide<S: Sockaddr, A: Address>(call: &S, addr: &A, port: u16) {
     }
 }
 
-/// Returns the frontend to which the application sends messages for this backend; `None`: it sends to the backend itself.
+/// Returns the frontend to which the application sends messages for this backend; `None`: it sends to the backend itself, or the
+/// endpoint was removed long ago, and another pod may have its address.
 #[inline(always)]
 pub fn frontend<S: Sockaddr, M>(maps: M, call: &S, peer: &OrigDst<Words<M>>) -> Option<(Words<M>, u16)>
 where
@@ -144,10 +156,13 @@ where
         && let Some(place) = peers.shown(family_number::<S::Family>(), &peer.addr.words(), peer.port)
     {
         let shown = peers.at(opaque_place(place));
+        row(maps, shown.backend_id, shown.service, &peer.addr, peer.port)?;
         return Some((Address::from_words(shown.frontend), shown.frontend_port));
     }
     let key = SocketKey::new(call.cookie(), peer.addr, peer.port, peer.proto, TO_FRONTEND);
-    peer::find(maps, &key).map(|entry| (entry.addr, entry.port))
+    let entry = peer::find(maps, &key)?;
+    row(maps, entry.backend_id, entry.service, &peer.addr, peer.port)?;
+    Some((entry.addr, entry.port))
 }
 
 /// Stores the frontend to which the socket sends messages for this backend, unless the entry is already there. If two Services

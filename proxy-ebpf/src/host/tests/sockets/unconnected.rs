@@ -243,6 +243,38 @@ fn socket_that_connects_to_the_endpoint_after_a_message_to_the_service_sees_the_
     }
 }
 
+fn removed_endpoint<F: Net>(has_memory: bool) {
+    let maps = socket_maps::<F>();
+    let socket = HostSock { has_memory, ..socket(maps, POD_A, PROTO_UDP) };
+    let (frontend, backend) = (frontend::<F>(), backend::<F>());
+    assert_eq!(send(maps, &socket, frontend), Ok(backend));
+    let (addr, port) = backend;
+    let row = BackendEntry {
+        addr,
+        port,
+        proto: PROTO_UDP,
+        state: BACKEND_GONE,
+        service: 1,
+        flags: BACKEND_LOCAL | BACKEND_IN_CLUSTER,
+    };
+    maps.set_backend(8, row);
+    assert_eq!(seen(maps, &socket, backend), frontend, "the last answers of the endpoint");
+    let moved = BackendEntry { addr: F::addr(60), ..row };
+    for row in [BackendEntry::FREE, BackendEntry { service: 2, ..row }, BackendEntry { port: 1, ..row }, moved]
+    {
+        maps.set_backend(8, row);
+        assert_eq!(seen(maps, &socket, backend), backend, "another pod may have the address");
+    }
+}
+
+#[test]
+fn message_of_a_removed_endpoint_shows_the_service_only_while_the_backend_id_is_not_free() {
+    for has_memory in [true, false] {
+        removed_endpoint::<V4>(has_memory);
+        removed_endpoint::<V6>(has_memory);
+    }
+}
+
 fn disconnected<F: Net>() {
     let maps = socket_maps::<F>();
     let entry = ServiceEntry { algorithm: Algorithm::LeastConnections as u8, ..CLUSTER };
