@@ -18,6 +18,7 @@ mod devices;
 mod elsewhere;
 mod embedded;
 mod error;
+mod forbidden;
 mod iterator;
 mod kernel;
 mod leave;
@@ -41,6 +42,7 @@ pub use current_maps::CurrentMaps;
 pub use elsewhere::{PinnedElsewhere, pinned_elsewhere};
 pub use embedded::{EMBEDDED, release_object};
 pub use error::Error;
+pub use forbidden::{Forbidden, forbidden};
 pub use iterator::{Iterated, SocketIterator};
 pub use kernel::{
     MissingFeature, OLDEST, interleaves_packets, is_too_old, known_missing_features, missing_features,
@@ -50,9 +52,7 @@ pub use loaded::{ProgramStatus, Programs, require_unused};
 pub use notice::StartNotice;
 pub use object::{create_segments, load_packet_path};
 pub use pins::{DIRECTORY, ensure_bpffs as mount_bpffs, is_bpffs, require_owner_of};
-pub use privileges::{
-    Forbidden, forbidden, missing as missing_capabilities, require as require_capabilities,
-};
+pub use privileges::{missing as missing_capabilities, require as require_capabilities};
 pub use probe::{MAPS, PROGRAMS, loaded_names, missing_maps, missing_programs};
 pub use repair::Repair;
 pub use repairs::Repairs;

@@ -260,7 +260,8 @@ fn removed_endpoint<F: Net>(has_memory: bool) {
     maps.set_backend(8, row);
     assert_eq!(seen(maps, &socket, backend), frontend, "the last answers of the endpoint");
     let moved = BackendEntry { addr: F::addr(60), ..row };
-    for row in [BackendEntry::FREE, BackendEntry { service: 2, ..row }, BackendEntry { port: 1, ..row }, moved]
+    for row in
+        [BackendEntry::FREE, BackendEntry { service: 2, ..row }, BackendEntry { port: 1, ..row }, moved]
     {
         maps.set_backend(8, row);
         assert_eq!(seen(maps, &socket, backend), backend, "another pod may have the address");
