@@ -7,8 +7,8 @@
 # --archive     the image archive of `cargo xtask image`; built if not given
 # --node-image  node image, which selects the Kubernetes version, like kindest/node:v1.34.0
 #
-# The nodes are containers of docker, podman or nerdctl: of the first one that is there, or of the one that
-# KIND_EXPERIMENTAL_PROVIDER, kind's own variable, names.
+# The nodes are containers of docker, podman or nerdctl: kind takes the first one that it finds, or the one that
+# KIND_EXPERIMENTAL_PROVIDER names.
 set -euo pipefail
 
 name=ballast archive='' node_image='' down=''
@@ -25,14 +25,7 @@ done
 
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-if [[ ! ${KIND_EXPERIMENTAL_PROVIDER-} ]]; then
-    for provider in docker podman nerdctl; do
-        command -v "$provider" >/dev/null && break || provider=''
-    done
-    [[ $provider ]] || { echo "up.sh: docker, podman or nerdctl is needed" >&2; exit 1; }
-    export KIND_EXPERIMENTAL_PROVIDER=$provider
-fi
-for program in "$KIND_EXPERIMENTAL_PROVIDER" kind kubectl helm; do
+for program in kind kubectl helm; do
     command -v "$program" >/dev/null || { echo "up.sh: $program is needed" >&2; exit 1; }
 done
 if [[ $down ]]; then
@@ -45,14 +38,16 @@ if [[ ! $archive ]]; then
     archive=$(find "$root/target/image" -name 'ballast-*.tar' -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2-)
 fi
 
-# No --wait: nodes become ready with their network, which kind's CNI plugin sets up without Services.
+# No `--wait`: nodes become ready with their network, which kind's CNI plugin sets up without Services.
 kind create cluster --name "$name" --config "$here/cluster.yaml" ${node_image:+--image "$node_image"}
 kind load image-archive --name "$name" "$archive"
 
 # Nodes resolve the name of the control plane's container, and the API server's certificate is valid for that name.
 helm --kube-context "kind-$name" install ballast "$root/deploy/chart" --namespace kube-system \
-    --values "$here/values.yaml" --set "apiServer.host=$name-control-plane" --wait --timeout 3m
+    --values "$here/values.yaml" --set "apiServer.host=$name-control-plane"
 
 kubectl --context "kind-$name" wait --for=condition=Ready nodes --all --timeout=3m
+# Not `helm --wait`, which lets as many agents be missing as an update may stop.
+kubectl --context "kind-$name" -n kube-system rollout status daemonset/ballast --timeout=3m
 kubectl --context "kind-$name" -n kube-system rollout status deployment/coredns --timeout=3m
 kubectl --context "kind-$name" -n kube-system exec daemonset/ballast -- ballast status
