@@ -120,8 +120,8 @@ reasons! {
     /// The node has no address or no route to forward the packet to its backend or client.
     NoRoute = 14, "no_route", Drop,
         "Check the node's InternalIP, and its route to the endpoint.";
-    /// The packet's time to live (hop limit) has expired.
-    TtlExceeded = 15, "ttl_exceeded", Drop,
+    /// The packet's time to live (hop limit) has expired; the client gets an ICMP error, unless the packet is one.
+    TtlExceeded = 15, "ttl_exceeded", Reject,
         "Look for a routing loop, unless a client uses traceroute.";
     /// The packet exceeds the MTU of the next link; the client gets an ICMP error with the MTU.
     PacketTooBig = 16, "packet_too_big", Reject,

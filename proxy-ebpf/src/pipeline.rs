@@ -195,6 +195,9 @@ where
                 return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::PortUnreachable));
             }
             Step::TooBig => return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::TooBig)),
+            Step::TimeExceeded => {
+                return finish_code::<M, F>(maps, maps.refuse(frame, ctx, Refusal::TimeExceeded));
+            }
             Step::Reset => return finish_code::<M, F>(maps, maps.reset(frame, ctx)),
             Step::Forward => return finish_code::<M, F>(maps, maps.send(frame, ctx, false)),
             Step::DeliverLocal => return finish_code::<M, F>(maps, maps.send(frame, ctx, true)),

@@ -99,6 +99,8 @@ steps! {
     Refuse = 12,
     /// The client is to get an ICMP error: the packet is too big.
     TooBig = 13,
+    /// The client is to get an ICMP error: the packet's time to live has expired.
+    TimeExceeded = 26,
     /// The connection is to be reset, since its endpoint was removed.
     Reset = 23,
     /// The packet is to be encapsulated, and sent to the node of its endpoint.

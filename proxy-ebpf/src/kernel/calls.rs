@@ -109,8 +109,10 @@ argument!(DirectCase as u32: |case| case as u32, |number| Self::decode(number));
 argument!(Lookup as u32: |lookup| u32::from(lookup == Self::Again), |number| {
     if number != 0 { Self::Again } else { Self::First }
 });
-argument!(Refusal as u32: |refusal| u32::from(refusal == Self::TooBig), |number| {
-    if number != 0 { Self::TooBig } else { Self::PortUnreachable }
+argument!(Refusal as u32: |refusal| refusal as u32, |number| match number {
+    0 => Self::PortUnreachable,
+    1 => Self::TooBig,
+    _ => Self::TimeExceeded,
 });
 
 impl<T> Argument for &T {

@@ -342,6 +342,7 @@ where
     match found {
         Fib::Found => match translate::rewrite::<F, M::Family>(frame, &ctx.packet, to, Hop::Decrement) {
             Ok(()) => Step::Forward,
+            Err(Reason::TtlExceeded) => Step::TimeExceeded,
             Err(reason) => Step::DropFor(reason),
         },
         Fib::TooBig => Step::TooBig,

@@ -1,6 +1,6 @@
 //! Answers to packets that cannot be forwarded: ICMP or ICMPv6 "port unreachable" if the destination has no endpoint
-//! (kube-proxy contract: no-endpoint verdicts), or "too big". The source of an answer is the original destination; it leaves
-//! by the device on which the packet arrived.
+//! (kube-proxy contract: no-endpoint verdicts), "too big", or "time exceeded" (RFC 1812, 5.3.1). The source of an answer is the
+//! original destination, or this node for "time exceeded"; it leaves by the device on which the packet arrived.
 //!
 //! Most packets are quoted whole, also for a technical reason: a packet from a local virtual device may still lack its
 //! transport checksum (`CHECKSUM_PARTIAL`), and the kernel may fill it in later, inside the quote. The sum over a segment
@@ -74,6 +74,8 @@ pub enum Refusal {
     PortUnreachable,
     /// The packet is larger than the MTU of the device that would forward it.
     TooBig,
+    /// The packet's time to live has expired.
+    TimeExceeded,
 }
 
 /// Tells the client by ICMP why its packet cannot be forwarded.
@@ -85,18 +87,26 @@ where
     F: Frame,
 {
     let mut message = <M::Family as Refuse>::PORT_UNREACHABLE;
-    if refusal == Refusal::TooBig {
-        report::refused(maps, frame, ctx, 0, Reason::PacketTooBig);
+    if refusal != Refusal::PortUnreachable {
+        let is_too_big = refusal == Refusal::TooBig;
+        let reason = if is_too_big { Reason::PacketTooBig } else { Reason::TtlExceeded };
+        report::refused(maps, frame, ctx, 0, reason);
         if ctx.packet.is_later_fragment() {
             // The sender gets the error for the first fragment (RFC 1122, 3.2.2).
             return Step::Drop;
         }
-        message = <M::Family as Refuse>::too_big(ctx.route.mtu);
-    } else if !may_answer(maps, ERRORS) {
+        message = <M::Family as Refuse>::HOP_LIMIT_EXCEEDED;
+        if is_too_big {
+            message = <M::Family as Refuse>::too_big(ctx.route.mtu);
+        }
+    }
+    if refusal != Refusal::TooBig && !may_answer(maps, ERRORS) {
         return Step::DropFor(Reason::RejectLimited);
     }
+    // A router answers with its own address (RFC 1812, 4.3.2.4).
+    let source = if refusal == Refusal::TimeExceeded { maps.node().map(|node| &node.source) } else { None };
     let by_stack = maps.has_ipsec_policy(&ctx.packet.back());
-    match answer::<F, M::Family>(frame, ctx, message, by_stack) {
+    match answer::<F, M::Family>(frame, ctx, message, source, by_stack) {
         Ok(verdict) => Step::Sent(verdict),
         Err(HelperFailed) => Step::DropFor(Reason::RejectFailed),
     }
@@ -106,6 +116,8 @@ where
 pub trait Refuse: Parse {
     /// The message for a destination without an endpoint.
     const PORT_UNREACHABLE: Message;
+    /// The message for a packet whose time to live has expired.
+    const HOP_LIMIT_EXCEEDED: Message;
     /// Returns the message for a packet that is larger than `mtu`, the MTU of the next link.
     fn too_big(mtu: u32) -> Message;
     /// The IP and ICMP headers of an answer, in memory order.
@@ -127,6 +139,7 @@ impl Refuse for V4 {
 
     // RFC 792.
     const PORT_UNREACHABLE: Message = Message { kind: [3, 3], rest: 0 };
+    const HOP_LIMIT_EXCEEDED: Message = Message { kind: [11, 0], rest: 0 };
 
     // RFC 1191, 4: the lower 16 bits hold the MTU.
     #[inline(always)]
@@ -186,6 +199,8 @@ impl Refuse for V6 {
 
     // RFC 4443, 3.1.
     const PORT_UNREACHABLE: Message = Message { kind: [1, 4], rest: 0 };
+    // RFC 4443, 3.3.
+    const HOP_LIMIT_EXCEEDED: Message = Message { kind: [3, 0], rest: 0 };
 
     // RFC 4443, 3.2.
     #[inline(always)]
@@ -249,10 +264,15 @@ fn answer<F: Frame, Fam: Refuse>(
     frame: F,
     ctx: &mut PacketCtx<Fam::Words>,
     message: Message,
+    source: Option<&Fam::Words>,
     by_stack: bool,
 ) -> Result<i32, HelperFailed> {
     let link = frame.link_header();
-    match whole_sum::<F, Fam>(frame, &ctx.packet) {
+    let sum = whole_sum::<F, Fam>(frame, &ctx.packet);
+    if let Some(source) = source {
+        ctx.packet.key.dst = *source;
+    }
+    match sum {
         Some(sum) => {
             frame.make_room(Fam::HEADERS as u16)?;
             let headers = Fam::headers(&ctx.packet, ctx.packet.length, sum, message);

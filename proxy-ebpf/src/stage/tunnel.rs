@@ -184,7 +184,7 @@ where
     }
     match <M::Family as Rewrite>::decrement_ttl(frame, frame.link_header() as u32) {
         Ok(true) => {}
-        Ok(false) => return Step::DropFor(Reason::TtlExceeded),
+        Ok(false) => return Step::TimeExceeded,
         Err(HelperFailed) => return Step::DropFor(Reason::RewriteFailed),
     }
     match push::<F, O, M::Family>(frame, ctx, tunnel) {

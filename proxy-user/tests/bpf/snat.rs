@@ -530,7 +530,11 @@ fn limits(family: Family, harness: &mut Harness) {
     let mut old = packet.bytes();
     old[ETHERNET + if orig_dst.is_ipv4() { 8 } else { 7 }] = 1;
     correct(&mut old);
-    assert_eq!(harness.run_on(Hook::Ingress, &old, Some(uplink())).verdict, DROP);
+    let seen = harness.run_on(Hook::Ingress, &old, Some(uplink()));
+    assert_eq!(seen.verdict, REDIRECT);
+    verify(&seen.packet).unwrap();
+    let (at, kind) = if orig_dst.is_ipv4() { (ETHERNET + 20, [11, 0]) } else { (ETHERNET + 40, [3, 0]) };
+    assert_eq!(seen.packet[at..at + 2], kind);
     let mut big = packet.payload(1500).bytes();
     if orig_dst.is_ipv4() {
         // The stack cuts the packet, which it gets on the loopback device.

@@ -277,7 +277,7 @@ fn the_kernel_probes_the_next_hop_once_a_tick() {
     the_next_hop::<V6>();
 }
 
-/// A packet that has no hop left is not forwarded; one for this node is not forwarded, and does not need any.
+/// A packet that has no hop left is not forwarded, and answered; one for this node is not forwarded, and does not need any.
 fn the_last_hop<F: Net>() {
     let last = Shape { ttl: 1, ..SYN };
     for form in [Form::Plain, Form::Options] {
@@ -287,7 +287,12 @@ fn the_last_hop<F: Net>() {
         for ttl in [0, 1] {
             let shape = Shape { ttl, ..SYN };
             let bytes = build::ethernet::<F>(&formed::<F>(client::<F>(), frontend::<F>(), shape, form));
-            assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &bytes).0, DROP, "{form:?}");
+            let (verdict, skb) = run_over(Hook::Ingress, maps, UPLINK, &bytes);
+            assert_eq!((verdict, skb.redirect), (REDIRECT, Some(Redirect::Out(UPLINK))), "{form:?}");
+            let kind = if F::HEADER == 20 { [11, 0] } else { [3, 0] };
+            let quote = &bytes[build::ETHERNET..];
+            let expected = build::icmp::<F>((kind, 0), node::<F>(), client::<F>().0, (64, 0xc0), quote);
+            assert_eq!(ip(&skb), expected, "{form:?}");
         }
         assert_eq!(maps.count_of(Reason::TtlExceeded), 2, "{form:?}");
     }

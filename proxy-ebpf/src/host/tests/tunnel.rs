@@ -153,7 +153,7 @@ fn a_packet_that_cannot_be_encapsulated_is_dropped_and_counted() {
     };
     let counts = || [Reason::NoRoute, Reason::TtlExceeded].map(|reason| maps.count_of(reason));
     assert_eq!((run(SYN, |skb| skb.routes.set_default(None)), counts()), (DROP, [1, 0]));
-    assert_eq!((run(Shape { ttl: 1, ..SYN }, |_| {}), counts()), (DROP, [1, 1]));
+    assert_eq!((run(Shape { ttl: 1, ..SYN }, |_| {}), counts()), (REDIRECT, [1, 1]), "an answer");
     assert_eq!((run(SYN, |_| {}), counts()), (REDIRECT, [1, 1]));
     // The other node has left the cluster.
     maps.set_tunnel(NUMBER, Tunnel::default());

@@ -6,8 +6,8 @@ use super::{BEFORE_TCP_CHECK, BEFORE_UDP_CHECK, Rewrite, Segment, may_be_partial
 use crate::context::Packet;
 use crate::frame::Frame;
 
-/// Whether [`rewrite`](super::rewrite) needs one store for the packet, and no helper: its headers are readable and have no
-/// options, and its checksum is certainly complete.
+/// Whether [`rewrite`](super::rewrite) needs one store for the packet, and no helper and no answer: its headers are readable and
+/// have no options, its checksum is certainly complete, and a hop is left.
 #[inline(always)]
 pub fn is_plain<F: Frame, Fam: Rewrite>(frame: F, packet: &Packet<Fam::Words>) -> bool {
     let (link, bounds) = (frame.link_header(), frame.bounds());
@@ -17,12 +17,16 @@ pub fn is_plain<F: Frame, Fam: Rewrite>(frame: F, packet: &Packet<Fam::Words>) -
     {
         return false;
     }
-    let check = if packet.key.proto == PROTO_UDP {
-        // SAFETY: `at` has checked that the whole header is inside the packet.
-        bounds.at(link).map(|at: *const Segment<Fam::Header, BEFORE_UDP_CHECK>| unsafe { (*at).check })
+    let fields = if packet.key.proto == PROTO_UDP {
+        bounds.at(link).map(|at: *const Segment<Fam::Header, BEFORE_UDP_CHECK>| {
+            // SAFETY: `at` has checked that the whole header is inside the packet.
+            unsafe { ((*at).check, Fam::ttl(&(*at).ip)) }
+        })
     } else {
-        // SAFETY: as above.
-        bounds.at(link).map(|at: *const Segment<Fam::Header, BEFORE_TCP_CHECK>| unsafe { (*at).check })
+        bounds.at(link).map(|at: *const Segment<Fam::Header, BEFORE_TCP_CHECK>| {
+            // SAFETY: as above.
+            unsafe { ((*at).check, Fam::ttl(&(*at).ip)) }
+        })
     };
-    check.is_some_and(|check| !may_be_partial::<Fam>(packet, check))
+    fields.is_some_and(|(check, ttl)| ttl > 1 && !may_be_partial::<Fam>(packet, check))
 }

@@ -13,16 +13,21 @@ use crate::scenario::{SCTP, UDP};
 pub enum Message {
     PortUnreachable,
     TooBig(usize),
+    /// From this node, which has this address.
+    TimeExceeded(IpAddr),
 }
 
-/// Returns the answer to a packet, sent from the address that the packet was sent to.
+/// Returns the answer to a packet, sent from the address that the packet was sent to, or from this node.
 pub fn answer(input: &[u8], segment: &Segment, message: Message) -> Expected {
-    let (src, dst) = (segment.dst.ip(), segment.src.ip());
+    let (orig_dst, dst) = (segment.dst.ip(), segment.src.ip());
+    let src = if let Message::TimeExceeded(node) = message { node } else { orig_dst };
     let (head, rest) = match (message, src) {
         (Message::PortUnreachable, IpAddr::V4(_)) => ([3, 3], 0),
         (Message::PortUnreachable, IpAddr::V6(_)) => ([1, 4], 0),
         (Message::TooBig(mtu), IpAddr::V4(_)) => ([3, 4], mtu as u32),
         (Message::TooBig(mtu), IpAddr::V6(_)) => ([2, 0], mtu as u32),
+        (Message::TimeExceeded(_), IpAddr::V4(_)) => ([11, 0], 0),
+        (Message::TimeExceeded(_), IpAddr::V6(_)) => ([3, 0], 0),
     };
     let is_whole = is_quoted_whole(input, segment);
     let quoted = if is_whole { segment.length() } else { segment.length().min(rules::QUOTE) };

@@ -12,6 +12,7 @@ use super::route::{is_strange, route};
 use super::tunnel::Came;
 use super::{Met, Model, Must};
 use crate::forge::ETHERNET;
+use crate::scenario::{Location, address};
 use crate::target::{Device, Outcome};
 
 impl Model {
@@ -66,7 +67,11 @@ impl Model {
         }
         if time_to_live(met.input) <= 1 {
             self.count(Reason::TtlExceeded, 0);
-            return Must::Drop;
+            if segment.l4.is_none() {
+                return Must::Drop;
+            }
+            let node = address(segment.src.is_ipv6(), Location::Node);
+            return Must::Leave(answer(met.input, segment, Message::TimeExceeded(node)));
         }
         if is_long {
             self.reach("a packet that the stack cuts");

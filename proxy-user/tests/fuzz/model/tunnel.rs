@@ -266,7 +266,11 @@ impl Model {
         let hops = met.input[ETHERNET + if segment.src.is_ipv6() { 7 } else { 8 }];
         if hops <= 1 {
             self.count(Reason::TtlExceeded, 0);
-            return Must::Drop;
+            if segment.l4.is_none() {
+                return Must::Drop;
+            }
+            let node = address(segment.src.is_ipv6(), Location::Node);
+            return Must::Leave(answer(met.input, segment, Message::TimeExceeded(node)));
         }
         self.reach(if came.is_some() { "sent on to a third node" } else { "sent to the endpoint's node" });
         let inner = sent(Expected::new(met.input.to_vec()), route.macs);
