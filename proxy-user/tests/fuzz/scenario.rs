@@ -353,9 +353,14 @@ impl Service {
         self.endpoints.iter().filter(stands)
     }
 
-    /// Whether new connections skip failing endpoints, among the endpoints of a policy.
-    pub fn ejects(&self, is_local: bool) -> bool {
-        self.proto == TCP && self.id % 2 == 1 && self.extent(is_local).count() > 1
+    /// Whether new connections skip failing endpoints.
+    pub fn ejects(&self) -> bool {
+        self.proto == TCP && self.id % 2 == 1
+    }
+
+    /// Whether an endpoint is the only one of a policy.
+    pub fn is_only(&self, backend_id: u32, is_local: bool) -> bool {
+        self.extent(is_local).map(|endpoint| endpoint.id).eq([backend_id])
     }
 
     /// Whether the policy is Local, and only other nodes have endpoints.

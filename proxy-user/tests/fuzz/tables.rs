@@ -238,7 +238,7 @@ fn entry(scenario: &Scenario, service: &Service, tag: u32, is_local: bool) -> Se
         (SERVICE_LOCAL, is_local),
         (SERVICE_DROP_WHEN_EMPTY, service.drops_when_empty(is_local)),
         (SERVICE_SOURCE_RANGES, service.allowed.is_some()),
-        (SERVICE_EJECTS, service.ejects(is_local)),
+        (SERVICE_EJECTS, service.ejects()),
         (SERVICE_DSR, scenario.is_dsr(service)),
         (SERVICE_MAGLEV_OUTSIDE, service.id.is_multiple_of(2)),
     ];

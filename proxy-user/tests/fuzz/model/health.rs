@@ -143,7 +143,11 @@ impl Model {
             return false;
         }
         if segment.flags & (SYN | ACK) == SYN | ACK {
-            self.has_answered(flow.backend_id);
+            let (endpoint, client) = (flow.backend_id, flow.client.ip());
+            self.has_answered(endpoint);
+            // The next failure is the first one again, unless the connection began before the last one.
+            let now = self.now;
+            self.skips.retain(|pair, skip| *pair != (endpoint, client) || now - skip.at < skip.span());
             return false;
         }
         let noted = flow.state.seq[From::Client as usize].unwrap_or_default();
@@ -161,7 +165,7 @@ impl Model {
         let (client, refuser, service) = (flow.client.ip(), flow.backend_id, flow.service);
         let is_local = |service: &Service| service.is_local(flow.outside);
         let found = self.service(flow.frontend, flow.proto).filter(|found| found.id == service);
-        let others = found.filter(|service| service.ejects(is_local(service))).is_some_and(|service| {
+        let others = found.filter(|service| service.ejects()).is_some_and(|service| {
             let mut others = service.extent(is_local(service));
             others.any(|e| e.serves && e.id != refuser && self.works(e.id, client))
         });

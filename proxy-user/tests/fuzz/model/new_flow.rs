@@ -66,7 +66,7 @@ impl Model {
         let outside = !from_node && self.is_outside(client, by_uplink);
         let service = self.service(segment.dst, segment.proto).cloned();
         let id = service.as_ref().map_or(0, |service| service.id);
-        if let Some(must) = self.syn_of_flow(met, segment, id, None) {
+        if let Some(must) = self.syn_of_flow(met, segment, id, outside, None) {
             return Ok(must);
         }
         let Some(service) = service else { return self.nothing_there(met, segment, from_node) };
@@ -126,7 +126,7 @@ impl Model {
         } else {
             is_second = false;
         }
-        if segment.opens() && service.ejects(is_local) && !stays {
+        if segment.opens() && service.ejects() && !stays {
             self.check_health(&endpoint, client, &extent)?;
         }
         self.note(&service, client, Some(endpoint.id));
@@ -221,6 +221,7 @@ impl Model {
         met: &mut Met<'_>,
         segment: &Segment,
         service: u32,
+        outside: bool,
         came: Option<Came>,
     ) -> Option<Must> {
         self.is_retried = false;
@@ -230,9 +231,10 @@ impl Model {
         let at = self.of_client(segment)?;
         let flow = &self.flows[at];
         self.is_retried = flow.is_hidden() || flow.is_watched && flow.is_last;
-        let has_affinity =
-            self.service(segment.dst, segment.proto).is_some_and(|service| service.affinity != 0);
-        if !has_affinity && flow.waits() && self.now - flow.last_seen > timeout::SYN_ANSWER {
+        let is_kept = self.service(segment.dst, segment.proto).is_some_and(|service| {
+            service.affinity != 0 || service.is_only(flow.backend_id, service.is_local(outside))
+        });
+        if !is_kept && flow.waits() && self.now - flow.last_seen > timeout::SYN_ANSWER {
             self.reach("an unanswered SYN goes elsewhere");
             self.has_failed(at, Failure::Silence);
             self.expire(at);
@@ -353,7 +355,7 @@ impl Model {
     ) -> (Vec<Endpoint>, bool) {
         let client = segment.src.ip();
         let known = self.affinity.get(&(client, service.id));
-        let goes_by_health = segment.opens() && service.ejects(is_local);
+        let goes_by_health = segment.opens() && service.ejects();
         if service.affinity != 0
             && !extent.is_empty()
             && let Some((Some(id), used)) = known
@@ -534,7 +536,7 @@ impl Model {
             state: State::begin(segment),
             created: self.now,
             last_seen: self.now,
-            is_watched: segment.opens() && service.ejects(service.is_local(outside)),
+            is_watched: segment.opens() && service.ejects(),
             is_last: self.is_retried,
             outside,
             is_tunnel: false,

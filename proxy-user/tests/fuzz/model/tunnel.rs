@@ -140,7 +140,7 @@ impl Model {
         let origin = Origin::of(met.context.device);
         let client = segment.src.ip();
         let outside = self.is_outside(client, origin.by_uplink);
-        if let Some(must) = self.syn_of_flow(met, segment, service.id, Some(came)) {
+        if let Some(must) = self.syn_of_flow(met, segment, service.id, outside, Some(came)) {
             return Ok(must);
         }
         let is_local = service.is_local_inside;
