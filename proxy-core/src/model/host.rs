@@ -84,8 +84,7 @@ pub enum DeviceKind {
     Bridge,
     /// One end of a device pair that leads to a network namespace: veth, netkit.
     Veth,
-    /// A device whose packets a process reads and writes: a tap for a virtual machine; without link-layer header, a tun for a
-    /// VPN.
+    /// A device whose packets a process reads and writes, mostly for a virtual machine: tun, tap.
     Tun,
     /// The loopback device.
     Loopback,

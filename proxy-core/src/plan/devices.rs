@@ -108,9 +108,7 @@ fn by_kind(device: &HostDevice, host: &HostView, pods: &[IpNet]) -> bool {
     };
     match device.kind {
         DeviceKind::Physical | DeviceKind::Bond | DeviceKind::Tunnel => true,
-        // A tap belongs to a virtual machine, and a tun to a VPN or an overlay.
-        DeviceKind::Tun => device.no_header,
-        DeviceKind::Bridge | DeviceKind::Loopback | DeviceKind::Dummy => false,
+        DeviceKind::Bridge | DeviceKind::Tun | DeviceKind::Loopback | DeviceKind::Dummy => false,
         DeviceKind::Stacked | DeviceKind::Veth | DeviceKind::Other => {
             !is_bridge_port() && (is_between(device) || has_network(device, pods))
         }

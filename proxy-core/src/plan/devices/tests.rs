@@ -70,13 +70,6 @@ fn device_is_an_uplink_or_local_by_its_kind_and_addresses(
 }
 
 #[test]
-fn tun_device_is_uplink_and_tap_is_local() {
-    let tun = HostDevice { no_header: true, ..device("tailscale0", DeviceKind::Tun, &["100.64.0.1/32"]) };
-    let all = host([tun, device("tap0", DeviceKind::Tun, &[])]);
-    assert_eq!(uplinks(&all, &node(), &DetectLocal::Devices), [2, 10]);
-}
-
-#[test]
 fn veth_with_both_ends_on_node_is_uplink() {
     let veth = |name, addresses: &[&str]| HostDevice {
         both_ends: true,

@@ -20,26 +20,9 @@ use crate::space::Space;
 
 const WISH: Wish = Wish { pods: 1, services: &[EMPTY], flags: SMALL };
 
-/// [`SMALL`], and what is behind the devices is inside.
-#[rustfmt::skip]
-const INSIDE: &[&str] = &[
-    "--local-devices", "t*",
-    "--max-services", "64", "--max-frontends", "64", "--max-slots", "1024", "--max-backends", "256",
-    "--max-flows", "16384", "--max-sockets", "4096",
-];
-
 pub const CASES: &[Case] = &[
-    Case {
-        name: "tunnel::client_behind_a_local_one_keeps_its_address",
-        wish: Wish { flags: INSIDE, ..WISH },
-        run: inside,
-    },
-    Case { name: "tunnel::client_behind_one_gets_snat", wish: WISH, run: outside },
-    Case {
-        name: "tunnel::an_endpoint_behind_one_is_reached",
-        wish: Wish { flags: INSIDE, ..WISH },
-        run: endpoint,
-    },
+    Case { name: "tunnel::a_client_behind_one_reaches_services", wish: WISH, run: client },
+    Case { name: "tunnel::an_endpoint_behind_one_is_reached", wish: WISH, run: endpoint },
     Case { name: "tunnel::from_one_to_another", wish: WISH, run: both },
 ];
 
@@ -153,8 +136,9 @@ fn cluster(family: Family) -> impl Fn(SocketKind) -> SocketAddr {
     move |kind| (cluster_ip(family, NUMBER), if kind.is_tcp() { 80 } else { 53 }).into()
 }
 
-fn inside(fixture: &Fixture) -> Result<()> {
+fn client(fixture: &Fixture) -> Result<()> {
     let tunnel = Tunnel::new(fixture, 9)?;
+    // The client is inside, like a pod: its address is kept wherever the endpoint is.
     put(fixture, &[(0, false)], &json!({}), &[])?;
     for family in Family::BOTH {
         let is_kept = |seen: &Seen| seen.client.ip() == pod_ip(family, 9);
@@ -167,19 +151,12 @@ fn inside(fixture: &Fixture) -> Result<()> {
             }
         }
     }
-    Ok(())
-}
-
-fn outside(fixture: &Fixture) -> Result<()> {
-    let tunnel = Tunnel::new(fixture, 9)?;
-    put(fixture, &[(0, false)], &json!({}), &[])?;
-    for routes in ["", "route add default dev t9\nroute add ::/0 dev t9\n"] {
-        fixture.node.ip(routes)?;
-        for family in Family::BOTH {
-            let is_nodes =
-                |seen: &Seen| is_snat_port(seen.client.port()) && seen.client.ip() != pod_ip(family, 9);
-            all_sizes(&tunnel.peer, |kind| node_port(family, kind), is_nodes)?;
-        }
+    // The client is outside: its packets to an endpoint on another node have the node's address as source.
+    fixture.node.ip("route add default dev t9\nroute add ::/0 dev t9\n")?;
+    for family in Family::BOTH {
+        let is_nodes =
+            |seen: &Seen| is_snat_port(seen.client.port()) && seen.client.ip() != pod_ip(family, 9);
+        all_sizes(&tunnel.peer, |kind| node_port(family, kind), is_nodes)?;
     }
     Ok(())
 }

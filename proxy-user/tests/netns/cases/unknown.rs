@@ -68,7 +68,8 @@ fn unknown(fixture: &Fixture) -> Result<()> {
     fixture.folder.put(LATE)?;
     for to in forms(LATE.number, 80) {
         eventually(SOON, || client_reaches(fixture, to))?;
-        fixture.local.fails(Attempt::new(SocketKind::Udp, to), libc::ECONNREFUSED)?;
+        // The agent writes the entry of the address after those of its ports.
+        eventually(SOON, || fixture.local.fails(Attempt::new(SocketKind::Udp, to), libc::ECONNREFUSED))?;
     }
     fixture.folder.remove(LATE.name)?;
     for to in forms(LATE.number, 80) {
