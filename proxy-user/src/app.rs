@@ -140,11 +140,11 @@ async fn serve(
     let mut tasks = Supervisor::default();
     // The source lists objects while programs are loaded; its events wait in the queue for the driver.
     let (ask_for_nodes, needs_nodes) = watch::channel(false);
-    let (told, servers) = watch::channel(ApiServers::default());
+    let (server_status, servers) = watch::channel(ApiServers::default());
     let (report_manifests, manifests) = watch::channel(Vec::new());
     let (report_watches, watched) = watch::channel(Watches::new());
     let opening =
-        objects::open(&config, sender, to_tell, needs_nodes, told, report_manifests, report_watches);
+        objects::open(&config, sender, to_tell, needs_nodes, server_status, report_manifests, report_watches);
     let Some(opened) = ends.unless(opening).await else { return Ok(()) };
     let (source, connection) = opened?;
     tasks.spawn_required("source", source);

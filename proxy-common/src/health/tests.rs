@@ -119,7 +119,7 @@ fn a_client_that_fails_again_skips_for_four_times_as_long_and_others_not_at_all(
 }
 
 #[test]
-fn a_client_that_fails_after_an_answer_skips_as_after_its_first_failure() {
+fn failure_after_an_answer_is_the_first_again() {
     for (client, seconds) in [(ONE, 2), (OTHER, 8)] {
         let mut backend = Backend::default();
         backend.fail(ONE, Failure::Silence, 50);

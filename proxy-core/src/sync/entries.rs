@@ -78,7 +78,7 @@ pub(super) fn service_entry(
             (frontend.policy == TrafficPolicy::Local, SERVICE_LOCAL),
             (frontend.access != Access::Unrestricted, SERVICE_SOURCE_RANGES),
             (is_maglev_outside(port, frontend), SERVICE_MAGLEV_OUTSIDE),
-            // The answers of a single endpoint show later that an endpoint that joins it is a newcomer.
+            // Also with one endpoint: its answers make an endpoint that joins later a newcomer.
             (port.ejects, SERVICE_EJECTS),
             (port.changing && port.slot_count(frontend) > 1, SERVICE_CHANGING),
             (frontend.access == Access::Ranges { node: true }, SERVICE_NODE_ALLOWED),

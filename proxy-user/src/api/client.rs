@@ -76,8 +76,11 @@ pub enum ConnectError {
     Setup(#[from] SetupError),
 }
 
-/// Creates a client, and sends its active server to `told`. It does not connect yet: an API server that is away is not an error.
-pub async fn connect(options: &Options, told: watch::Sender<ApiServers>) -> Result<Connection, ConnectError> {
+/// Creates a client, and sends its active server to `server_status`. It does not connect yet: an API server that is away is not an error.
+pub async fn connect(
+    options: &Options,
+    server_status: watch::Sender<ApiServers>,
+) -> Result<Connection, ConnectError> {
     // Files that change while they are read are read again.
     let files = Files::of(options.kubeconfig.as_deref());
     let config = load(options).await?;
@@ -87,7 +90,7 @@ pub async fn connect(options: &Options, told: watch::Sender<ApiServers>) -> Resu
     }
     let (namespace, url) = (config.default_namespace.clone(), config.cluster_url.clone());
     let addresses = urls.into_iter().map(|url| Address { url, name: None }).collect();
-    let servers = Arc::new(Servers::new(config, addresses, told)?);
+    let servers = Arc::new(Servers::new(config, addresses, server_status)?);
     let asked = Arc::clone(&servers);
     let service = service_fn(move |request| {
         let servers = Arc::clone(&asked);

@@ -44,7 +44,7 @@ struct Server {
 /// All API servers, and which one is active.
 pub struct Servers {
     state: Mutex<State>,
-    told: watch::Sender<ApiServers>,
+    server_status: watch::Sender<ApiServers>,
     /// Changes when the credentials do: then answers that are in progress end.
     renewed: watch::Sender<()>,
     /// Whether the last answer was "401 Unauthorized".
@@ -95,17 +95,21 @@ struct Silent(Duration);
 
 impl Servers {
     /// Creates the list from at least one address, in the order in which they are to be tried. Sends each change of the
-    /// state to `told`.
+    /// state to `server_status`.
     pub fn new(
         config: Config,
         addresses: Vec<Address>,
-        told: watch::Sender<ApiServers>,
+        server_status: watch::Sender<ApiServers>,
     ) -> Result<Self, SetupError> {
         let servers = addresses.into_iter().map(|address| Server::new(&config, address));
         let servers = servers.collect::<Result<_, _>>()?;
         let state = Mutex::new(State { config, servers, active: None, failovers: 0 });
-        let servers =
-            Self { state, told, renewed: watch::Sender::new(()), is_unauthorized: AtomicBool::new(false) };
+        let servers = Self {
+            state,
+            server_status,
+            renewed: watch::Sender::new(()),
+            is_unauthorized: AtomicBool::new(false),
+        };
         servers.tell(&servers.lock());
         Ok(servers)
     }
@@ -215,7 +219,7 @@ impl Servers {
 
     fn tell(&self, state: &State) {
         let State { servers, active, failovers, .. } = state;
-        self.told.send_replace(ApiServers {
+        self.server_status.send_replace(ApiServers {
             servers: servers.iter().map(|server| server.url.clone()).collect(),
             active: active.clone(),
             failovers: *failovers,

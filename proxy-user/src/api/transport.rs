@@ -190,22 +190,22 @@ impl<K: Watched> Source<K> {
             }
             let wait = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
             let bytes = answer.into_body().collect().await?.to_bytes();
-            let told = match form {
+            let error_status = match form {
                 Form::Protobuf => envelope::status(&bytes).ok(),
                 Form::Json => serde_json::from_slice(&bytes).ok(),
             };
-            let mut told = told.unwrap_or_else(|| {
+            let mut error_status = error_status.unwrap_or_else(|| {
                 let text = String::from_utf8_lossy(&bytes);
                 Status::failure(text.trim(), "Failed to parse error data").with_code(status.as_u16())
             });
-            if told.code == 0 {
+            if error_status.code == 0 {
                 // The error of a gateway, in JSON of its own.
-                told.code = status.as_u16();
+                error_status.code = status.as_u16();
             }
             if let Some(seconds) = wait {
-                told.details.get_or_insert_with(no_details).retry_after_seconds = seconds;
+                error_status.details.get_or_insert_with(no_details).retry_after_seconds = seconds;
             }
-            return Err(Error::Api(Box::new(told)));
+            return Err(Error::Api(Box::new(error_status)));
         }
     }
 }

@@ -73,8 +73,8 @@ async fn ask(args: &CheckArgs) -> ApiAccess {
 async fn client(args: &ApiArgs) -> Result<Client, ConnectError> {
     let servers = args.master.iter().filter(|url| !url.is_empty()).cloned().collect();
     let options = Options { kubeconfig: args.kubeconfig.clone(), servers };
-    let (told, _servers) = watch::channel(ApiServers::default());
-    Ok(connect(&options, told).await?.client)
+    let (server_status, _servers) = watch::channel(ApiServers::default());
+    Ok(connect(&options, server_status).await?.client)
 }
 
 /// What the reading commands ask the API server for.

@@ -22,7 +22,7 @@ pub async fn open(
     sender: mpsc::Sender<Event>,
     notices: mpsc::Receiver<Notice>,
     needs_nodes: watch::Receiver<bool>,
-    told: watch::Sender<ApiServers>,
+    server_status: watch::Sender<ApiServers>,
     problems: watch::Sender<Vec<String>>,
     watches: watch::Sender<Watches>,
 ) -> anyhow::Result<(BoxFuture<'static, ()>, Option<Connection>)> {
@@ -39,7 +39,7 @@ pub async fn open(
     let beside = |dir| folder::run(dir, Role::BesideApiServer { begun }, sender.clone(), problems);
     let folder = OptionFuture::from(config.source.manifests.clone().map(beside));
     let (cluster, connection) =
-        of_cluster(cluster, config, sender.clone(), notices, needs_nodes, told, watches).await?;
+        of_cluster(cluster, config, sender.clone(), notices, needs_nodes, server_status, watches).await?;
     let cluster = async move {
         // Without a folder, the sender of this channel has been dropped.
         let _ = has_begun.await;
@@ -57,12 +57,12 @@ async fn of_cluster(
     sender: mpsc::Sender<Event>,
     notices: mpsc::Receiver<Notice>,
     needs_nodes: watch::Receiver<bool>,
-    told: watch::Sender<ApiServers>,
+    server_status: watch::Sender<ApiServers>,
     watches: watch::Sender<Watches>,
 ) -> anyhow::Result<(BoxFuture<'static, ()>, Connection)> {
     let Cluster { kubeconfig, master } = cluster.clone();
     let options = api::client::Options { kubeconfig, servers: master };
-    let connection = api::client::connect(&options, told).await?;
+    let connection = api::client::connect(&options, server_status).await?;
     let mut direct = api::direct::EndpointFailover::new(&connection);
     let events = api::notices::send(connection.client.clone(), config.node_name.clone(), notices);
     let node_name = config.node_name.clone();

@@ -45,18 +45,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn watch_that_fails_for_a_minute_is_reported_until_it_works() {
         let watches = watch::Sender::new(Watches::from([("nodes", None), ("services", None)]));
-        let told = Arc::<Mutex<Option<String>>>::default();
-        let report = Arc::clone(&told);
+        let reported = Arc::<Mutex<Option<String>>>::default();
+        let report = Arc::clone(&reported);
         tokio::spawn(report_failing(watches.subscribe(), move |fault| *report.lock().unwrap() = fault));
         let failure = WatchFailure { since: Instant::now().into_std(), error: "refused".to_owned() };
         watches.send_modify(|watches| drop(watches.insert("services", Some(failure))));
         sleep(LASTING / 2).await;
-        assert_eq!(*told.lock().unwrap(), None);
+        assert_eq!(*reported.lock().unwrap(), None);
         sleep(2 * LASTING).await;
-        let fault = told.lock().unwrap().clone().unwrap();
+        let fault = reported.lock().unwrap().clone().unwrap();
         assert!(fault.contains("changes of services do not") && fault.ends_with(": refused"), "{fault}");
         watches.send_modify(|watches| drop(watches.insert("services", None)));
         sleep(Duration::from_millis(1)).await;
-        assert_eq!(*told.lock().unwrap(), None);
+        assert_eq!(*reported.lock().unwrap(), None);
     }
 }

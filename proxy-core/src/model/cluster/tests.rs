@@ -200,7 +200,7 @@ fn other_nodes_concern_the_services_that_have_endpoints_there() {
 }
 
 #[test]
-fn services_are_planned_again_after_address_of_this_node_changed() {
+fn node_address_change_replans_services() {
     let mut cluster = Cluster::new(NodeView::new("here"));
     apply_service(&mut cluster, "web");
     let has = |addresses: [&str; 2]| {

@@ -132,7 +132,7 @@ fn masquerading_needs_the_setting_and_the_rule() {
 }
 
 #[test]
-fn packets_with_snat_are_routed_by_the_stack_where_a_mark_has_routes() {
+fn mark_with_routes_sends_snat_by_the_stack() {
     let mut host = HostView { mark_routes: BTreeSet::from([IpFamily::V4]), ..host() };
     host.devices.insert(5, link(DeviceKind::Physical, &["10.1.0.1"]));
     let plan = plan(&node(&["192.0.2.1", "2001:db8::1"]), &host, &NodeSettings::default());
@@ -142,7 +142,7 @@ fn packets_with_snat_are_routed_by_the_stack_where_a_mark_has_routes() {
 }
 
 #[test]
-fn rule_that_is_missing_in_one_family_is_a_problem_of_that_family() {
+fn missing_rule_is_a_problem_of_its_family() {
     let settings = NodeSettings { masquerade_mark: 1 << 14, ..NodeSettings::default() };
     let host = HostView { masquerades: BTreeSet::from([IpFamily::V4]), ..host() };
     let plan = plan(&node(&["192.0.2.1", "2001:db8::1"]), &host, &settings);

@@ -237,7 +237,7 @@ fn within(namespace: &str, (name, plan): Change) -> Change {
 }
 
 #[test]
-fn reserve_serves_others_after_one_namespace_replaced_endpoints() {
+fn one_namespace_leaves_reserve_to_others() {
     // 112 of 127 ids are planned, and 108 are needed.
     let mut fixture = Fixture::new(Capacity { backends: 128, ..ROOMY });
     fixture.trust_nothing();

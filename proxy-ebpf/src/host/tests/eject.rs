@@ -277,7 +277,7 @@ fn one_endpoint<F: Net>() {
 }
 
 #[test]
-fn answer_of_the_only_endpoint_is_noted_and_its_silence_is_not() {
+fn only_endpoint_answer_counts_and_silence_does_not() {
     one_endpoint::<V4>();
     one_endpoint::<V6>();
 }

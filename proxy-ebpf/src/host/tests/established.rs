@@ -159,7 +159,7 @@ fn older_than_the_frontend<F: Net>() {
 }
 
 #[test]
-fn process_connection_continues_when_address_becomes_frontend() {
+fn process_connection_survives_new_frontend() {
     older_than_the_frontend::<V4>();
     older_than_the_frontend::<V6>();
 }

@@ -257,7 +257,7 @@ fn container_cannot_send_into_the_flow_of_others() {
 
 /// The kernel forwards no packet with a link-local source.
 #[test]
-fn client_with_link_local_address_reaches_local_endpoints_only() {
+fn link_local_client_reaches_local_endpoints_only() {
     let source = <[u32; 4]>::from_words([u32::from_ne_bytes([0xfe, 0x80, 0, 0]), 0, 0, 9]);
     for (backend_flags, verdict) in [(0, DROP), (BACKEND_LOCAL, NEXT)] {
         let maps = maps::<V6>(backend_flags);

@@ -52,8 +52,8 @@ async fn connected(urls: &[&str]) -> (Connection, watch::Receiver<ApiServers>) {
     std::fs::write(file.path(), kubeconfig).unwrap();
     let servers = urls.iter().map(|url| (*url).to_owned()).collect();
     let options = Options { kubeconfig: Some(file.path().to_owned()), servers };
-    let (told, servers) = watch::channel(ApiServers::default());
-    (connect(&options, told).await.unwrap(), servers)
+    let (server_status, servers) = watch::channel(ApiServers::default());
+    (connect(&options, server_status).await.unwrap(), servers)
 }
 
 async fn ask(connection: &Connection) -> Option<u16> {
@@ -64,21 +64,21 @@ async fn ask(connection: &Connection) -> Option<u16> {
 #[tokio::test]
 async fn the_first_server_that_answers_is_asked_until_it_fails() {
     let (away, one, other) = (no_server(), Peer::start(200).await, Peer::start(200).await);
-    let (connection, told) = connected(&[&away, &one.url, &other.url]).await;
-    assert_eq!((told.borrow().active.clone(), told.borrow().servers.len()), (None, 3));
+    let (connection, server_status) = connected(&[&away, &one.url, &other.url]).await;
+    assert_eq!((server_status.borrow().active.clone(), server_status.borrow().servers.len()), (None, 3));
     assert_eq!(ask(&connection).await, Some(200));
     let expected = |server: &Peer, failovers| ApiServers {
         servers: vec![away.clone(), one.url.clone(), other.url.clone()],
         active: Some(server.url.clone()),
         failovers,
     };
-    assert_eq!(*told.borrow(), expected(&one, 1));
+    assert_eq!(*server_status.borrow(), expected(&one, 1));
     for status in [500, 502, 503, 504] {
         one.status.store(status, Ordering::Relaxed);
         other.status.store(200, Ordering::Relaxed);
-        let before = told.borrow().failovers;
+        let before = server_status.borrow().failovers;
         assert_eq!(ask(&connection).await, Some(200), "{status}");
-        assert_eq!(*told.borrow(), expected(&other, before + 1));
+        assert_eq!(*server_status.borrow(), expected(&other, before + 1));
         // A server that recovers does not become active again.
         one.status.store(200, Ordering::Relaxed);
         let _ = (one.asked(), other.asked());
@@ -86,14 +86,14 @@ async fn the_first_server_that_answers_is_asked_until_it_fails() {
         assert_eq!((one.asked(), other.asked()), (0, 1));
         other.status.store(status, Ordering::Relaxed);
         assert_eq!(ask(&connection).await, Some(200), "{status}: by way of the one that is away");
-        assert_eq!(*told.borrow(), expected(&one, before + 2));
+        assert_eq!(*server_status.borrow(), expected(&one, before + 2));
     }
 }
 
 #[tokio::test]
 async fn what_all_servers_refuse_is_the_answer_and_changes_nothing() {
     let (one, other) = (Peer::start(200).await, Peer::start(200).await);
-    let (connection, told) = connected(&[&one.url, &other.url]).await;
+    let (connection, server_status) = connected(&[&one.url, &other.url]).await;
     for status in [200, 401, 403, 404, 410, 422, 429] {
         one.status.store(status, Ordering::Relaxed);
         assert_eq!(ask(&connection).await, Some(status), "an answer as good as any");
@@ -103,32 +103,32 @@ async fn what_all_servers_refuse_is_the_answer_and_changes_nothing() {
     other.status.store(500, Ordering::Relaxed);
     assert_eq!(ask(&connection).await, Some(500));
     assert_eq!((one.asked(), other.asked()), (1, 1));
-    let told = told.borrow().clone();
-    assert_eq!((told.active, told.failovers), (Some(one.url), 0));
+    let server_status = server_status.borrow().clone();
+    assert_eq!((server_status.active, server_status.failovers), (Some(one.url), 0));
 }
 
 #[tokio::test]
 async fn a_broken_connection_is_a_failure_and_no_server_an_error() {
     let (away, other) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), Peer::start(200).await);
     let url = format!("http://{}/", away.local_addr().unwrap());
-    let (connection, told) = connected(&[&url, &other.url]).await;
+    let (connection, server_status) = connected(&[&url, &other.url]).await;
     let (asked, ()) = tokio::join!(ask(&connection), async { drop(away.accept().await.unwrap()) });
-    assert_eq!((asked, told.borrow().active.clone()), (Some(200), Some(other.url)));
-    let (connection, told) = connected(&[&no_server(), &no_server()]).await;
-    assert_eq!((ask(&connection).await, told.borrow().active.clone()), (None, None));
+    assert_eq!((asked, server_status.borrow().active.clone()), (Some(200), Some(other.url)));
+    let (connection, server_status) = connected(&[&no_server(), &no_server()]).await;
+    assert_eq!((ask(&connection).await, server_status.borrow().active.clone()), (None, None));
 }
 
 #[tokio::test]
 async fn servers_may_be_replaced() {
     let (one, other) = (Peer::start(200).await, Peer::start(200).await);
-    let (connection, told) = connected(&[&one.url, &other.url]).await;
+    let (connection, server_status) = connected(&[&one.url, &other.url]).await;
     assert_eq!(ask(&connection).await, Some(200));
     let servers = connection.servers.list();
     connection.servers.replace(vec![servers[1].clone(), servers[0].clone()]);
-    assert_eq!(told.borrow().active, Some(one.url.clone()), "it stays");
+    assert_eq!(server_status.borrow().active, Some(one.url.clone()), "it stays");
     connection.servers.replace(vec![servers[1].clone()]);
-    assert_eq!(told.borrow().active, None);
+    assert_eq!(server_status.borrow().active, None);
     one.asked();
     assert_eq!(ask(&connection).await, Some(200));
-    assert_eq!((one.asked(), other.asked(), told.borrow().failovers), (0, 1, 0));
+    assert_eq!((one.asked(), other.asked(), server_status.borrow().failovers), (0, 1, 0));
 }

@@ -119,7 +119,7 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
 struct Test {
     server: Server,
     events: mpsc::Receiver<Event>,
-    told: watch::Receiver<Watches>,
+    watch_states: watch::Receiver<Watches>,
     agent: tokio::task::JoinHandle<()>,
 }
 
@@ -158,10 +158,10 @@ impl Test {
         let options = Options { kubeconfig: Some(kubeconfig.path().to_owned()), servers: Vec::new() };
         let client = connect(&options, watch::Sender::default()).await.unwrap().client;
         let (sender, events) = mpsc::channel(16);
-        let (watches, told) = watch::channel(Watches::new());
+        let (watches, watch_states) = watch::channel(Watches::new());
         let needs_nodes = watch::channel(false).1;
         let agent = tokio::spawn(run(client, "n1".to_owned(), sender, needs_nodes, watches, |_| ()));
-        Self { server, events, told, agent }
+        Self { server, events, watch_states, agent }
     }
 
     async fn next(&mut self) -> Event {
@@ -390,7 +390,7 @@ async fn watch_recovers_from_errors_of_the_server() {
 /// Waits until the watch of the resource fails, or works.
 async fn becomes(test: &mut Test, resource: &str, fails: bool) {
     let is_so = |watches: &Watches| watches.get(resource).is_some_and(|failure| failure.is_some() == fails);
-    timeout(Duration::from_secs(30), test.told.wait_for(is_so)).await.expect("in time").unwrap();
+    timeout(Duration::from_secs(30), test.watch_states.wait_for(is_so)).await.expect("in time").unwrap();
 }
 
 #[tokio::test]
@@ -403,7 +403,7 @@ async fn watch_fails_until_the_server_accepts_it_again() {
     test.server.inner.lock().unwrap().failures = vec![(SERVICES, true, 401); 3];
     fail(&test);
     becomes(&mut test, "services", true).await;
-    assert!(test.told.borrow()["endpointslices.discovery.k8s.io"].is_none(), "it still works");
+    assert!(test.watch_states.borrow()["endpointslices.discovery.k8s.io"].is_none(), "it still works");
     becomes(&mut test, "services", false).await;
 }
 
@@ -411,8 +411,11 @@ async fn watch_fails_until_the_server_accepts_it_again() {
 async fn cluster_without_service_cidrs_is_no_failure() {
     let mut test = Test::start(&[(CIDRS, true, 404); 20]).await;
     let resource = "servicecidrs.networking.k8s.io";
-    let watches =
-        timeout(Duration::from_secs(30), test.told.wait_for(|told| told.contains_key(resource))).await;
+    let watches = timeout(
+        Duration::from_secs(30),
+        test.watch_states.wait_for(|watch_states| watch_states.contains_key(resource)),
+    )
+    .await;
     assert_eq!(watches.unwrap().unwrap()[resource], None);
 }
 
