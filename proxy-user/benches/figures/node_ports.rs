@@ -7,7 +7,8 @@
 //!                                             r0 10.97.0.1 --- eth0 10.97.0.2 another node, with pods 10.99.1.x
 //! ```
 //!
-//! There are four such topologies, which differ only in the proxy: none, Ballast, kube-proxy twice. One API server gives
+//! There are four such topologies, which differ only in the proxy: none, Ballast, kube-proxy twice. Each node has the rule that
+//! network plugins add for pods whose packets leave the cluster, so each of them tracks connections. One API server gives
 //! all proxies the same Services. All topologies are measured in turn. A result is the time that a proxy adds to a
 //! connection, compared with a direct connection to the pod in the topology without a proxy.
 
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use serde_json::json;
@@ -47,6 +48,10 @@ const NODE_PORTS: u16 = 1000;
 const SYNC: Duration = Duration::from_mins(6);
 /// Pause after the last Service works, so that no agent is busy with it any more.
 const PAUSE: Duration = Duration::from_secs(3);
+
+/// A network plugin's rule: pods that leave the cluster are masqueraded.
+const PLUGIN: &str = "table ip plugin { chain postrouting { type nat hook postrouting priority srcnat; \
+                      ip saddr 10.99.0.0/16 ip daddr != 10.96.0.0/14 masquerade; }; }";
 
 /// A client, a node, and the pods behind the node.
 struct Topology {
@@ -78,6 +83,8 @@ impl Topology {
             accept_all(space.inside(|| Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, TARGET))?))?);
         }
         node.ip(&kube::connect_namespace(number, &node.path())?)?;
+        let status = node.command("nft").arg(PLUGIN).status()?;
+        ensure!(status.success(), "nft refused the rule of a network plugin");
         Ok(Self { client, caller, node, _pods: [pod, other] })
     }
 
