@@ -1,5 +1,7 @@
 //! Converts plans to map entries.
 
+use std::collections::BTreeSet;
+
 use proxy_common::backend::{
     BACKEND_ACTIVE, BACKEND_IN_CLUSTER, BACKEND_IN_LOCAL, BACKEND_LOCAL, BACKEND_TERMINATING,
     BACKEND_TUNNEL_SHIFT, BACKEND_WEIGHT_SHIFT,
@@ -106,26 +108,29 @@ pub(super) fn needs_table(port: &PortPlan, frontend: &FrontendPlan) -> bool {
     is_hash && (2..=maglev::MAX_BACKENDS as usize).contains(&port.slot_count(frontend))
 }
 
-/// An endpoint in an extent of slots; they are in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// An endpoint in an extent of slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SlotMember {
-    /// It is not to be found among the first slots: endpoints of this node are looked for there if another node has selected
-    /// them (DSR).
-    pub(super) is_behind: bool,
+    /// Another node may have selected it, and the program looks for it by its tag in the first slots (DSR).
+    pub(super) is_tagged: bool,
     pub(super) id: u32,
     pub(super) weight: u32,
 }
 
-/// Returns the slots of endpoints: one slot each, in order; if the weights differ and the algorithm repeats slots, as many slots as
-/// the weight says, evenly spread.
+/// Returns the slots of endpoints: one slot each, in the order of ids, tagged endpoints first; if the weights differ and the
+/// algorithm repeats slots, as many slots as the weight says, evenly spread, after one slot of each tagged endpoint.
 pub(super) fn slots(mut endpoints: Vec<SlotMember>, algorithm: Algorithm) -> Vec<u32> {
-    endpoints.sort_unstable();
+    endpoints.sort_unstable_by_key(|member| (!member.is_tagged, member.id));
     let is_even = endpoints.windows(2).all(|pair| pair[0].weight == pair[1].weight);
     if is_even || !algorithm.repeats_slots() {
         return endpoints.into_iter().map(|member| member.id).collect();
     }
     let weights: Vec<u32> = endpoints.iter().map(|member| member.weight).collect();
-    weights::slots(&weights).into_iter().filter_map(|at| endpoints.get(at)).map(|member| member.id).collect()
+    let spread = weights::slots(&weights);
+    let mut slots: Vec<_> = spread.into_iter().filter_map(|at| endpoints.get(at)).collect();
+    let mut seen = BTreeSet::new();
+    slots.sort_by_cached_key(|member| !(member.is_tagged && seen.insert(member.id)));
+    slots.into_iter().map(|member| member.id).collect()
 }
 
 /// Returns the frontend of a key; `None` for a key that no plan can have.
@@ -134,4 +139,40 @@ pub(super) fn frontend_of(key: &FrontendKey) -> Option<Frontend> {
     let protocol = Protocol::from_number(key.proto)?;
     let frontends = scopes.map(|scope| Frontend { address: key.addr, port: key.port, protocol, scope });
     frontends.into_iter().find(|frontend| frontend_key(frontend) == *key)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn member(is_tagged: bool, id: u32, weight: u32) -> SlotMember {
+        SlotMember { is_tagged, id, weight }
+    }
+
+    #[test]
+    fn light_endpoint_that_another_node_selects_has_a_first_slot() {
+        let endpoints = vec![member(true, 1, 1), member(false, 2, 100), member(false, 3, 100)];
+        let slots = slots(endpoints, Algorithm::Random);
+        assert_eq!((slots[0], slots.len()), (1, 201));
+    }
+
+    proptest! {
+        #[test]
+        fn tagged_endpoints_come_first_and_shares_are_the_weights(
+            endpoints in prop::collection::vec((any::<bool>(), 1..=100_u32), 1..120),
+        ) {
+            let members: Vec<_> =
+                (1..).zip(endpoints).map(|(id, (is_tagged, weight))| member(is_tagged, id, weight)).collect();
+            let tagged: BTreeSet<u32> = members.iter().filter(|one| one.is_tagged).map(|one| one.id).collect();
+            let untagged = members.iter().map(|one| SlotMember { is_tagged: false, ..*one }).collect();
+            let (mut with, mut without) =
+                (slots(members, Algorithm::Random), slots(untagged, Algorithm::Random));
+            prop_assert_eq!(with.iter().take(tagged.len()).copied().collect::<BTreeSet<_>>(), tagged);
+            with.sort_unstable();
+            without.sort_unstable();
+            prop_assert_eq!(with, without);
+        }
+    }
 }

@@ -397,8 +397,8 @@ impl Services {
             }
             let member = |(id, _, at): (u32, u32, BackendAddress)| {
                 let facts = plan.backends.get(&at);
-                let is_behind = what.dsr && !facts.is_some_and(|facts| facts.local);
-                SlotMember { is_behind, id, weight: facts.map_or(1, |facts| u32::from(facts.share())) }
+                let is_tagged = what.dsr && facts.is_some_and(|facts| facts.local);
+                SlotMember { is_tagged, id, weight: facts.map_or(1, |facts| u32::from(facts.share())) }
             };
             let ids = slots(endpoints().map(member).collect(), plan.algorithm);
             wanted.frontends.push((key, service_entry(id, &key, plan, what), ids));
