@@ -47,6 +47,8 @@ pub const SYN_ANSWERS_PER_SEC: u32 = 2;
 
 const FINS: u32 = FIN_CLIENT | FIN_BACKEND;
 const RSTS: u32 = RST_CLIENT | RST_BACKEND;
+/// The bits of segments that close a flow, or a half of it.
+pub const CLOSES: u32 = FINS | RSTS;
 
 /// Seconds after which an answered UDP flow is more than one exchange (`nf_conntrack_proto_udp.c`, `stream_ts`).
 pub const UDP_STREAM_SECS: u32 = 2;

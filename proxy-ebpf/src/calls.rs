@@ -143,7 +143,8 @@ macro_rules! stage_calls {
             fn encapsulate(frame: $frame, ctx: &mut PacketCtx<$words>) -> StepCode = stage::tunnel::encapsulate;
             fn translate_error(frame: $frame, ctx: &mut PacketCtx<$words>, incoming: bool) -> StepCode
                 = stage::icmp::translate_error;
-            fn forward_error(frame: $frame, ctx: &mut PacketCtx<$words>) -> StepCode = stage::icmp::forward_error;
+            fn forward_error(frame: $frame, ctx: &mut PacketCtx<$words>, incoming: bool) -> StepCode
+                = stage::icmp::forward_error;
             fn answer_echo(frame: $frame, incoming: bool) -> StepCode = stage::echo::answer;
         }
     };

@@ -182,13 +182,7 @@ where
             Step::DirectReply => maps.direct(frame, ctx, DirectCase::EndpointReply),
             Step::Icmp => {
                 let code = maps.translate_error(frame, ctx, is_incoming);
-                if code != Step::Icmp.into() {
-                    code
-                } else if is_incoming {
-                    maps.forward_error(frame, ctx)
-                } else {
-                    Step::Pass.into()
-                }
+                if code == Step::Icmp.into() { maps.forward_error(frame, ctx, is_incoming) } else { code }
             }
             Step::EchoRequest => return finish_code::<M, F>(maps, maps.answer_echo(frame, is_incoming)),
             Step::Refuse => {

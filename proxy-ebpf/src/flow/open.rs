@@ -15,6 +15,7 @@ use super::memory::{EntryRef as _, NewFlow};
 use super::track::{Tracked, is_syn};
 use crate::context::PacketCtx;
 use crate::env::{FlowTable, Time, Words};
+use crate::header::same;
 use crate::select::backend::SelectedBackend;
 use crate::select::load;
 use crate::shared::{Exchange as _, Shared as _, opaque};
@@ -122,10 +123,12 @@ pub fn open<M: FlowTable>(
         let is_snat = ctx.plan.bits & STATE_SNAT != 0;
         return Err(if is_snat { Reason::SnatPortsExhausted } else { Reason::FlowCollision });
     };
-    if bits_of(other.state().load()) & STATE_CLAIMED == 0 {
+    let reply = other.key(DIRECTION_REPLY);
+    // The bits of the plan belong to its own source: with another one, the finished flow is looked up.
+    if bits_of(other.state().load()) & STATE_CLAIMED == 0 || !same(&reply.dst, &ctx.plan.reply.dst) {
         return Ok(Opened::Exists);
     }
-    ctx.plan.reply = other.key(DIRECTION_REPLY);
+    ctx.plan.reply = reply;
     Ok(Opened::Begun)
 }
 
@@ -221,7 +224,8 @@ pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32
     };
     let (bits, last_seen, proto) = (other.bits(), holder.last_seen().load(), holder.proto());
     if is_closed(bits) || is_expired(proto, bits, last_seen, time.now, time.config) {
-        let waits = is_snat
+        // Without SNAT, too: to the client, another frontend is another peer, whose sequence numbers are unrelated.
+        let waits = (is_snat || !is_same)
             && opaque(u64::from(tries)) < QUARANTINE_TRIES
             && in_time_wait(proto, bits, last_seen, time.now, time.config.hz);
         if !waits && other.remove() {

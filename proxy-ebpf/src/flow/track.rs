@@ -4,7 +4,7 @@ use proxy_common::PROTO_TCP;
 use proxy_common::PROTO_UDP;
 use proxy_common::backend::BACKEND_ACTIVE;
 use proxy_common::conntrack::{
-    ASSURED, RST_BACKEND, SEEN_REPLY, Segment, has_numbers_of, in_time_wait, is_closed, is_expired,
+    ASSURED, CLOSES, RST_BACKEND, SEEN_REPLY, Segment, has_numbers_of, in_time_wait, is_closed, is_expired,
     is_syn_unanswered, next, next_dsr, next_seq, tcp, with_syn,
 };
 use proxy_common::flow::{
@@ -246,17 +246,32 @@ impl<M: FlowTable> Tracked<M> {
         if bits != self.bits() {
             // Read before the exchange: after it, another flow may have the entry.
             let (backend, service) = (entry.backend_id(), entry.service());
-            // If another CPU changed the state first, its change counts. The next segment repeats this change, or the flow
-            // times out.
-            if entry.state().compare_exchange(self.state, with_bits(self.state, bits)) == self.state {
+            let state = entry.state().compare_exchange(self.state, with_bits(self.state, bits));
+            if state == self.state {
                 load::changed(self.maps, backend, self.bits(), bits);
                 if self.maps.measures_latency() && is_unreplied_syn(self.bits()) && bits & SEEN_REPLY != 0 {
                     let refused = packet.tcp_flags & tcp::RST != 0;
                     self.maps.syn_answered(self.index, service, backend, refused);
                 }
+            } else {
+                self.close_after(state, bits & CLOSES, backend);
             }
         }
         !change.out_of_window
+    }
+
+    /// Adds the bits of a FIN or RST to the flow after another CPU has changed its state to `state`: both ends may close at the
+    /// same moment. All other changes are repeated by the next segment.
+    #[inline(always)]
+    fn close_after(&self, state: u64, closes: u32, backend: u32) {
+        let bits = bits_of(state) | closes;
+        let is_same = holds_flow(state) && generation_of(state) == generation_of(self.state);
+        if is_same
+            && bits != bits_of(state)
+            && self.entry.state().compare_exchange(state, with_bits(state, bits)) == state
+        {
+            load::changed(self.maps, backend, bits_of(state), bits);
+        }
     }
 
     /// Does the same as [`Self::touch`], by a call of a subprogram: for code that does not run for every packet.

@@ -13,6 +13,7 @@ use proxy_common::reason::Reason;
 use proxy_common::{Address, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4, V6};
 
 use super::eject;
+use super::established::leaves_otherwise;
 use super::forward::Routing;
 use super::sctp;
 use super::translate::{Rewrite, address_difference, ports, udp_check};
@@ -196,7 +197,12 @@ where
     if translate::<F, M::Family>(frame, &quote, &src, &to).is_err() {
         return Step::DropFor(Reason::RewriteFailed);
     }
-    if !incoming || flow.bits() & (STATE_SNAT | STATE_LOCAL) != STATE_SNAT {
+    let is_routed = if incoming {
+        flow.bits() & (STATE_SNAT | STATE_LOCAL) == STATE_SNAT
+    } else {
+        is_endpoints && leaves_otherwise(maps, flow.bits(), &to)
+    };
+    if !is_routed {
         return Step::Pass;
     }
     ctx.packet.key.src = src;
@@ -204,9 +210,10 @@ where
     Step::Icmp
 }
 
-/// Finds the route of a translated error about a packet that this node forwarded, and decrements the error's time to live.
+/// Finds the route of a translated error: of one about a packet that this node forwarded, whose time to live is decremented; or
+/// of an endpoint's, which leaves as before if there is no other route.
 #[inline(always)]
-pub fn forward_error<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>) -> Step
+pub fn forward_error<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, incoming: bool) -> Step
 where
     M: Routing<F>,
     M::Family: IcmpErrors,
@@ -214,7 +221,12 @@ where
 {
     let to = Tuple { src: ctx.packet.key.src, dst: ctx.packet.key.dst, src_port: 0, dst_port: 0 };
     let link = frame.link_header() as u32;
-    if maps.find_route(frame, &to, frame.length() - link, &mut ctx.route) != Fib::Found {
+    let found = maps.find_route(frame, &to, frame.length() - link, &mut ctx.route) == Fib::Found;
+    if !incoming {
+        let is_other = found && ctx.route.ifindex != frame.ifindex();
+        return if is_other { Step::Forward } else { Step::Pass };
+    }
+    if !found {
         return Step::DropFor(Reason::NoRoute);
     }
     match <M::Family as Rewrite>::decrement_ttl(frame, link) {

@@ -150,7 +150,12 @@ where
     if !maps.is_service_address(&dst) {
         return classify::to_endpoint(maps, &ctx.packet).map_or(Step::Pass, Step::from);
     }
-    let why = lookup::why_nothing(maps, dst);
+    let mut why = lookup::why_nothing(maps, dst);
+    // The kernel does not answer such a source, either (RFC 1122, 3.2.2).
+    let is_answered = why.verdict() != Verdict::Pass && !frame.is_local_origin();
+    if is_answered && decide::is_martian(&ctx.packet.key.src) {
+        why = Reason::MartianSource;
+    }
     report::refused(maps, frame, ctx, 0, why);
     refuse(why, tcp_flags)
 }

@@ -7,7 +7,7 @@ mod words;
 
 use cpu::{Connection, Left, Size, data, explore, found, lose_reply_key, remove, syn, touch};
 use memory::Model;
-use proxy_common::conntrack::{RST_CLIENT, SEEN_REPLY, SEQ_CLIENT, tcp};
+use proxy_common::conntrack::{RST_CLIENT, SEEN_REPLY, SEQ_CLIENT, is_closed, tcp};
 use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, STATE_COUNTS, STATE_SYN, STATE_USED};
 
 use crate::context::Tuple;
@@ -178,6 +178,23 @@ fn a_lost_key_is_repaired_for_its_own_flow_only() {
 
 /// Like X, with SNAT.
 const W: Connection = Connection { snat: true, ..X };
+
+#[test]
+fn flow_whose_ends_close_at_the_same_moment_is_closed() {
+    let before = |m| {
+        assert!(syn(m, X).is_some());
+        touch(m, X, tcp::SYN | tcp::ACK, DIRECTION_REPLY);
+        touch(m, X, tcp::ACK, DIRECTION_FORWARD);
+    };
+    let actions: [fn(Model<4>); 2] = [
+        |m| touch(m, X, tcp::FIN | tcp::ACK, DIRECTION_FORWARD),
+        |m| touch(m, X, tcp::FIN | tcp::ACK, DIRECTION_REPLY),
+    ];
+    explore::<(), 4, 2>(SMALL, 3, SOON, before, actions, |_, left| {
+        let [flow] = left else { panic!("{left:?}") };
+        assert!(is_closed(flow.bits), "{:#x}", flow.bits);
+    });
+}
 
 fn begin_x(maps: Model<4>) {
     assert!(syn(maps, X).is_some());

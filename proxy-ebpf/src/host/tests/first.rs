@@ -5,7 +5,7 @@ use proxy_common::config::{CONFIG_DETECT_LOCAL, CONFIG_MASQUERADE_ALL, CONFIG_OT
 use proxy_common::conntrack::is_watched;
 use proxy_common::flow::{STATE_LOCAL, STATE_SNAT, STATE_WATCH, WATCH_OUTSIDE};
 use proxy_common::node::{Cidr, DEVICE_GUEST};
-use proxy_common::service::{SCOPE_EXTERNAL, SERVICE_EJECTS, SERVICE_SCOPED, SERVICE_SOURCE_RANGES};
+use proxy_common::service::{KIND_ADDRESS, SCOPE_EXTERNAL, SERVICE_EJECTS, SERVICE_SCOPED, SERVICE_SOURCE_RANGES};
 
 use super::*;
 use crate::host::maps::at;
@@ -264,6 +264,31 @@ fn link_local_client_reaches_local_endpoints_only() {
         assert_eq!(send(maps, UPLINK, (source, 4000), SYN).0, verdict);
         assert_eq!(maps.count_of(Reason::MartianSource), u64::from(verdict == DROP));
     }
+}
+
+/// RFC 1122, 3.2.2: no ICMP error is sent to such a source.
+fn martian_to_an_undefined_port<F: Net>() {
+    let (addr, port) = frontend::<F>();
+    let martian = <F::Words>::from_words([u32::from_ne_bytes([0xff; 4]); 4]);
+    for (source, verdict, reason) in
+        [(martian, DROP, Reason::MartianSource), (client::<F>().0, REDIRECT, Reason::UndefinedPort)]
+    {
+        let maps = maps::<F>(BACKEND_LOCAL);
+        let mut entry = NodeEntry { source: node::<F>(), service_cidr_count: 1, ..NodeEntry::UNKNOWN };
+        entry.service_cidrs[0] = Cidr { addr, mask: F::Words::ONES };
+        maps.set_node(entry);
+        let service = ServiceEntry { kind: KIND_ADDRESS, ..ServiceEntry::NONE };
+        maps.add_service(ServiceKey::internal(addr, 0, 0), service);
+        let bytes = packet::<F>((source, 4000), (addr, port + 1), UDP);
+        assert_eq!(run_over(Hook::Ingress, maps, UPLINK, &bytes).0, verdict);
+        assert_eq!(maps.count_of(reason), 1);
+    }
+}
+
+#[test]
+fn martian_source_gets_no_answer_from_an_undefined_port() {
+    martian_to_an_undefined_port::<V4>();
+    martian_to_an_undefined_port::<V6>();
 }
 
 #[test]

@@ -95,6 +95,17 @@ fn answers<F: Net>() {
             skb.is_translated = true;
         });
     assert_eq!((verdict, after.redirect), (NEXT, None));
+    // So does the endpoint's ICMP error; a router's keeps its source.
+    let error = |src: F::Words, as_seen: End<F>| {
+        let quote = ip_packet::<F>(client, as_seen, SYN);
+        build::icmp::<F>((F::UNREACHABLE, 0), src, client.0, (64, 0), &quote)
+    };
+    for (from, becomes) in [(backend.0, frontend.0), (F::addr(5), F::addr(5))] {
+        let came = build::ethernet::<F>(&error(from, backend));
+        let (verdict, skb) = run_over(Hook::Egress, maps, UPLINK, &came);
+        assert_eq!(ip(&skb), error(becomes, frontend));
+        assert_eq!((verdict, skb.redirect) == (REDIRECT, STACK), from == backend.0);
+    }
     // A refusal quotes what may have arrived encrypted.
     let empty = ServiceEntry { id: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
     maps.add_service(ServiceKey::internal(frontend.0, frontend.1, PROTO_TCP), empty);

@@ -219,3 +219,26 @@ fn an_endpoint_in_time_wait_beside_a_direct_flow_gets_the_clients_reset() {
     a_socket_in_time_wait::<V4>();
     a_socket_in_time_wait::<V6>();
 }
+
+/// The endpoint closes a connection first, and the client connects to another frontend of the same endpoint from the same
+/// port: for the client this is another peer, so its numbers are unrelated.
+fn a_port_that_another_frontend_has_used<F: Net>() {
+    let maps = maps::<F>(BACKEND_LOCAL);
+    let frontend = frontend::<F>();
+    let other = (frontend.0, frontend.1 + 1);
+    let entry =
+        ServiceEntry { id: 1, slot_base: 7, slot_count: 1, kind: KIND_CLUSTER_IP, ..ServiceEntry::NONE };
+    maps.add_service(ServiceKey::internal(other.0, other.1, PROTO_TCP), entry);
+    Connection::open(maps, A, frontend, [10 << 24, 20 << 24]).close(FIN);
+    let younger = Connection::open(maps, A, other, [1 << 24, 60 << 24]);
+    assert_ne!(younger.seen, A, "the endpoint's socket in TIME_WAIT would answer");
+    younger.close(FIN);
+    let again = Connection::open(maps, A, frontend, [90 << 24, 70 << 24]);
+    assert_eq!(again.seen, A, "the same peer");
+}
+
+#[test]
+fn port_of_a_closed_connection_to_another_frontend_stays_in_quarantine() {
+    a_port_that_another_frontend_has_used::<V4>();
+    a_port_that_another_frontend_has_used::<V6>();
+}

@@ -240,11 +240,16 @@ impl Flow {
         now - self.last_seen > self.timeout()
     }
 
-    /// Whether the source port is in quarantine: the endpoint may be in `TIME_WAIT`.
-    pub fn is_quarantined(&self, now: u64) -> bool {
+    /// Whether the endpoint may be in `TIME_WAIT`.
+    pub fn is_in_time_wait(&self, now: u64) -> bool {
         let State { fin, rst, .. } = &self.state;
         let is_time_wait = self.proto == TCP && *fin == [true; 2] && *rst == [false; 2];
-        is_time_wait && self.kind.is_snat() && now - self.last_seen <= timeout::QUARANTINE
+        is_time_wait && now - self.last_seen <= timeout::QUARANTINE
+    }
+
+    /// Whether the source port stays in quarantine after the flow has ended.
+    pub fn is_quarantined(&self, now: u64) -> bool {
+        self.kind.is_snat() && self.is_in_time_wait(now)
     }
 
     /// Whether one side has closed, and the flow was silent for a minute.

@@ -27,6 +27,16 @@ pub(super) struct Origin {
     pub(super) by_uplink: bool,
 }
 
+/// Whether the kernel drops packets with this source, whatever the routes.
+fn is_kernels(source: IpAddr) -> bool {
+    match source {
+        IpAddr::V4(ip) => ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || ip.is_broadcast(),
+        IpAddr::V6(ip) => {
+            ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || ip.to_ipv4_mapped().is_some()
+        }
+    }
+}
+
 impl Origin {
     /// Returns the origin of a packet that arrived on a device.
     pub(super) fn of(device: Device) -> Self {
@@ -293,17 +303,9 @@ impl Model {
 
     /// Whether no client that sends by such a device can have this address.
     pub(super) fn is_no_client(&self, met: &Met<'_>, client: IpAddr, origin: Origin) -> bool {
-        let is_kernels = match client {
-            IpAddr::V4(ip) => {
-                ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || ip.is_broadcast()
-            }
-            IpAddr::V6(ip) => {
-                ip.is_multicast() || ip.is_loopback() || ip.is_unspecified() || ip.to_ipv4_mapped().is_some()
-            }
-        };
         let is_pods = self.scenario.knows_pods && Scenario::is_pods(client);
         let leads_back = || route(client, met.seen).is_some_and(|way| way.device == Device::Uplink);
-        is_kernels
+        is_kernels(client)
             || self.scenario.node_addresses().contains(&client)
             || origin.by_uplink && is_pods && !leads_back()
     }
@@ -340,7 +342,13 @@ impl Model {
         }
         let mut services = self.scenario.services.iter();
         let is_services = services.any(|s| s.kind == Kind::ClusterIp && s.frontend.ip() == addr);
-        let reason = if is_services { Reason::UndefinedPort } else { Reason::UnallocatedAddress };
+        let reason = if !from_node && is_kernels(segment.src.ip()) {
+            Reason::MartianSource
+        } else if is_services {
+            Reason::UndefinedPort
+        } else {
+            Reason::UnallocatedAddress
+        };
         Ok(self.refuse(met, segment, 0, reason))
     }
 
@@ -493,7 +501,8 @@ impl Model {
                 }
                 self.reach("a source of a flow that is not assured");
             } else {
-                if flow.is_quarantined(now) && !is_last() {
+                let is_same = (flow.client, flow.frontend) == (segment.src, segment.dst);
+                if flow.is_in_time_wait(now) && (is_snat || !is_same) && !is_last() {
                     return Err(format!("the source {source} is in quarantine: {flow:?}"));
                 }
                 self.reach("a source that is free again");
