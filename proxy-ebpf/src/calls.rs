@@ -81,6 +81,7 @@ macro_rules! flow_calls {
             fn find_key(key: &FlowKey<$words>, hash: u64) -> u64 = flow::track::find_key;
             fn end_flow(index: u32, state: u64, removes: bool) -> bool = flow::track::end;
             fn touch_flow(packet: &Packet<$words>, index: u32, state: u64, direction: u32) -> () = flow::track::touch;
+            fn close_flow(index: u32, state: u64, closes: u32, was: u64) -> () = flow::track::close;
             fn unlink(index: u32) -> () = flow::index::unlink;
             fn prefetch(hash: u64, reply_hash: u64) -> () = flow::prefetch;
             fn find_in(bucket: u32, tag: u32, key: &FlowKey<$words>) -> u64 = flow::index::find_in;

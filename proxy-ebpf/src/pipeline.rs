@@ -182,7 +182,12 @@ where
             Step::DirectReply => maps.direct(frame, ctx, DirectCase::EndpointReply),
             Step::Icmp => {
                 let code = maps.translate_error(frame, ctx, is_incoming);
-                if code == Step::Icmp.into() { maps.forward_error(frame, ctx, is_incoming) } else { code }
+                if code == Step::Icmp.into() {
+                    let code = maps.forward_error(frame, ctx, is_incoming);
+                    let is_sent = code == Step::Forward.into();
+                    return finish_code::<M, F>(maps, if is_sent { maps.send(frame, ctx, false) } else { code });
+                }
+                code
             }
             Step::EchoRequest => return finish_code::<M, F>(maps, maps.answer_echo(frame, is_incoming)),
             Step::Refuse => {

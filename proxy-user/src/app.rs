@@ -52,6 +52,7 @@ mod memory;
 mod notices;
 mod objects;
 mod otlp;
+mod path_mtu;
 pub mod supervisor;
 mod watches;
 
@@ -256,6 +257,9 @@ async fn serve(
     let reported = Arc::clone(&metrics);
     let report = move |problems| reported.recent.set_standing("flow tables", problems);
     tasks.spawn_optional(grow_flows(programs.pin_dir(), report));
+    let reported = Arc::clone(&metrics);
+    let report = move |problem| reported.recent.set_standing("path MTU", problem);
+    tasks.spawn_optional(path_mtu::learn(status.clone(), report));
     tasks.spawn_optional(forget(programs.pin_dir(), config.bpffs.clone()));
     tasks.spawn_optional(memory::give_back(status.clone()));
     tasks.spawn_optional(announce(status));

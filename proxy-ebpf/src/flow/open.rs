@@ -206,28 +206,27 @@ fn gives_up_port(bits: u32, last_seen: u32, tries: u32, time: Time) -> bool {
 #[inline(always)]
 pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32 {
     let (Some(entry), Some(time)) = (maps.entry(index), maps.time()) else { return NO_FLOW };
-    let is_snat = snat != 0;
     let hash = time.hash(&entry.key(DIRECTION_REPLY));
     let leads_to = maps.add_key(index, u32::from(DIRECTION_REPLY), hash);
     if leads_to == index {
         return index;
     }
-    let Some(holder) = maps.entry(leads_to) else { return NO_FLOW };
-    let is_same = holder.differs_from(&entry.key(DIRECTION_FORWARD)) == 0;
+    let (Some(holder), Some(time)) = (maps.entry(leads_to), maps.time()) else { return NO_FLOW };
+    let is_same = holder.differs_from_entry(entry, DIRECTION_FORWARD) == 0;
     let Some(other) = Tracked::at(maps, leads_to) else {
         // Another CPU creates or removes the flow.
         if is_same {
             return leads_to;
         }
-        entry.set_source_port(next_port(maps, entry.source_port(), is_snat, tries, time));
+        entry.set_source_port(next_port(maps, entry.source_port(), snat != 0, tries, time));
         return NO_FLOW;
     };
-    let (bits, last_seen, proto) = (other.bits(), holder.last_seen().load(), holder.proto());
-    if is_closed(bits) || is_expired(proto, bits, last_seen, time.now, time.config) {
+    let (bits, last_seen) = (other.bits(), holder.last_seen().load());
+    if is_closed(bits) || is_expired(holder.proto(), bits, last_seen, time.now, time.config) {
         // Without SNAT, too: to the client, another frontend is another peer, whose sequence numbers are unrelated.
-        let waits = (is_snat || !is_same)
+        let waits = (snat != 0 || !is_same)
             && opaque(u64::from(tries)) < QUARANTINE_TRIES
-            && in_time_wait(proto, bits, last_seen, time.now, time.config.hz);
+            && in_time_wait(holder.proto(), bits, last_seen, time.now, time.config.hz);
         if !waits && other.remove() {
             return NO_FLOW;
         }
@@ -237,6 +236,6 @@ pub fn try_port<M: FlowTable>(maps: M, index: u32, tries: u32, snat: u32) -> u32
     } else if gives_up_port(bits, last_seen, opaque(u64::from(tries)) as u32, time) && other.remove() {
         return NO_FLOW;
     }
-    entry.set_source_port(next_port(maps, entry.source_port(), is_snat, tries, time));
+    entry.set_source_port(next_port(maps, entry.source_port(), snat != 0, tries, time));
     NO_FLOW
 }

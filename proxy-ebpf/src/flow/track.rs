@@ -136,6 +136,21 @@ pub fn touch<M: FlowTable>(maps: M, packet: &Packet<Words<M>>, index: u32, state
     }
 }
 
+/// Adds the bits of a FIN or RST to the flow of an entry after another CPU has changed its state to `state`: both ends may close
+/// at the same moment. All other changes are repeated by the next segment.
+#[inline(always)]
+pub fn close<M: FlowTable>(maps: M, index: u32, state: u64, closes: u32, was: u64) {
+    let Some(entry) = maps.entry(index) else { return };
+    let (backend, bits) = (entry.backend_id(), bits_of(state) | closes);
+    if holds_flow(state)
+        && generation_of(state) == generation_of(was)
+        && bits != bits_of(state)
+        && entry.state().compare_exchange(state, with_bits(state, bits)) == state
+    {
+        load::changed(maps, backend, bits_of(state), bits);
+    }
+}
+
 /// Returns the fields of a packet that the state machine uses.
 #[inline(always)]
 pub fn segment<A>(packet: &Packet<A>, direction: u8) -> Segment {
@@ -253,25 +268,11 @@ impl<M: FlowTable> Tracked<M> {
                     let refused = packet.tcp_flags & tcp::RST != 0;
                     self.maps.syn_answered(self.index, service, backend, refused);
                 }
-            } else {
-                self.close_after(state, bits & CLOSES, backend);
+            } else if bits & CLOSES != 0 {
+                self.maps.close_flow(self.index, state, bits & CLOSES, self.state);
             }
         }
         !change.out_of_window
-    }
-
-    /// Adds the bits of a FIN or RST to the flow after another CPU has changed its state to `state`: both ends may close at the
-    /// same moment. All other changes are repeated by the next segment.
-    #[inline(always)]
-    fn close_after(&self, state: u64, closes: u32, backend: u32) {
-        let bits = bits_of(state) | closes;
-        let is_same = holds_flow(state) && generation_of(state) == generation_of(self.state);
-        if is_same
-            && bits != bits_of(state)
-            && self.entry.state().compare_exchange(state, with_bits(state, bits)) == state
-        {
-            load::changed(self.maps, backend, bits_of(state), bits);
-        }
     }
 
     /// Does the same as [`Self::touch`], by a call of a subprogram: for code that does not run for every packet.

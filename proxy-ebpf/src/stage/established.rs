@@ -17,7 +17,7 @@ use super::forward::{self, Routing};
 use super::martian;
 use super::translate::{self, Hop, Rewrite};
 use crate::context::{NO_HASH, Packet, PacketCtx, TUNNELLED_AGAIN, Tuple};
-use crate::env::{Counters, FlowTable, Node, Time, Words};
+use crate::env::{Counters, FlowTable, Time, Words};
 use crate::flow::track::{self, Tracked, is_syn};
 use crate::frame::{Fib, Frame, Route};
 use crate::header::same;
@@ -196,7 +196,10 @@ where
             // The source is a frontend's address and port from now on, which the hook of a device below this one sees, too.
             frame.set_translated();
             // The stack has routed the packet, and looked for policies, by the endpoint's address.
-            if leaves_otherwise(maps, flow.bits(), &to) {
+            if time.config.flags & (CONFIG_IPSEC | CONFIG_POLICY_ROUTES) != 0
+                && (is_rerouted(flow.bits())
+                    || time.config.flags & CONFIG_IPSEC != 0 && maps.matches_ipsec_policy(&to))
+            {
                 let found = maps.find_route(frame, &to, ctx.packet.l4, &mut ctx.route);
                 if found == Fib::Found && ctx.route.ifindex != frame.ifindex() {
                     return match deliver::<F, M::Family>(frame, ctx, &to) {
@@ -209,15 +212,6 @@ where
         }
         None => Step::NewFlow,
     }
-}
-
-/// Whether an answer of a flow with these bits, which becomes `to`, may have to leave by another route than the one that the
-/// stack found for the endpoint's address: by a policy of IPsec, or by the frontend's address.
-#[inline(always)]
-pub fn leaves_otherwise<M: Node>(maps: M, bits: u32, to: &Tuple<Words<M>>) -> bool {
-    let flags = maps.config().map_or(0, |config| config.flags);
-    flags & (CONFIG_IPSEC | CONFIG_POLICY_ROUTES) != 0
-        && (is_rerouted(bits) || flags & CONFIG_IPSEC != 0 && maps.matches_ipsec_policy(to))
 }
 
 /// Whether a reply to a closed flow may belong to another connection by now: if other rules begin connections, they do not

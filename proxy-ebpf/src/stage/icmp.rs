@@ -5,15 +5,16 @@
 //! A quote may be short: a sender must include only eight bytes behind the IP header (RFC 792). Checksums are corrected by
 //! the difference of the written bytes, so a checksum that was wrong stays wrong.
 
-use proxy_common::config::CONFIG_VIP_ECHO;
+use proxy_common::config::{CONFIG_IPSEC, CONFIG_POLICY_ROUTES, CONFIG_VIP_ECHO};
 use proxy_common::csum::{replace16, replace32, update};
-use proxy_common::flow::{DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_LOCAL, STATE_SNAT};
+use proxy_common::flow::{
+    DIRECTION_FORWARD, DIRECTION_REPLY, FlowKey, STATE_LOCAL, STATE_SNAT, is_rerouted,
+};
 use proxy_common::prefilter::Role;
 use proxy_common::reason::Reason;
 use proxy_common::{Address, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, V4, V6};
 
 use super::eject;
-use super::established::leaves_otherwise;
 use super::forward::Routing;
 use super::sctp;
 use super::translate::{Rewrite, address_difference, ports, udp_check};
@@ -161,8 +162,8 @@ fn find<M: FlowTable>(maps: M, quote: &Quote<Words<M>>, incoming: bool) -> Optio
     (!incoming || flow.bits() & STATE_SNAT != 0).then_some((flow, DIRECTION_REPLY))
 }
 
-/// Translates an ICMP packet if it is an error about a packet of a flow. [`Step::Icmp`]: the error is to be forwarded, and
-/// its addresses are in `ctx`. [`Step::RefusedByIcmp`]: the error is about the SYN of a watched flow whose reply key is in
+/// Translates an ICMP packet if it is an error about a packet of a flow. [`Step::Icmp`]: the error may have to be forwarded; its
+/// addresses and the flow's bits are in `ctx`. [`Step::RefusedByIcmp`]: the error is about the SYN of a watched flow whose reply key is in
 /// `ctx`, and the packet is unchanged. [`Step::EchoRequest`]: it is no error, and may be answered.
 #[inline(always)]
 pub fn translate_error<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, incoming: bool) -> Step
@@ -197,21 +198,17 @@ where
     if translate::<F, M::Family>(frame, &quote, &src, &to).is_err() {
         return Step::DropFor(Reason::RewriteFailed);
     }
-    let is_routed = if incoming {
-        flow.bits() & (STATE_SNAT | STATE_LOCAL) == STATE_SNAT
-    } else {
-        is_endpoints && leaves_otherwise(maps, flow.bits(), &to)
-    };
-    if !is_routed {
+    if incoming && flow.bits() & (STATE_SNAT | STATE_LOCAL) != STATE_SNAT {
         return Step::Pass;
     }
+    ctx.plan.bits = flow.bits();
     ctx.packet.key.src = src;
     ctx.packet.key.dst = to.dst;
     Step::Icmp
 }
 
 /// Finds the route of a translated error: of one about a packet that this node forwarded, whose time to live is decremented; or
-/// of an endpoint's, which leaves as before if there is no other route.
+/// of one that leaves, with the frontend's address if it is the endpoint's, if a policy or that address has another route.
 #[inline(always)]
 pub fn forward_error<M, F>(maps: M, frame: F, ctx: &mut PacketCtx<Words<M>>, incoming: bool) -> Step
 where
@@ -219,12 +216,18 @@ where
     M::Family: IcmpErrors,
     F: Frame,
 {
+    let flags = maps.config().map_or(0, |config| config.flags);
+    // As for a reply of the flow: the stack has routed the error by the endpoint's address.
+    let by_address = flags & CONFIG_POLICY_ROUTES != 0 && is_rerouted(ctx.plan.bits);
+    if !incoming && !by_address && flags & CONFIG_IPSEC == 0 {
+        return Step::Pass;
+    }
     let to = Tuple { src: ctx.packet.key.src, dst: ctx.packet.key.dst, src_port: 0, dst_port: 0 };
     let link = frame.link_header() as u32;
     let found = maps.find_route(frame, &to, frame.length() - link, &mut ctx.route) == Fib::Found;
     if !incoming {
-        let is_other = found && ctx.route.ifindex != frame.ifindex();
-        return if is_other { Step::Forward } else { Step::Pass };
+        let is_other = ctx.route.is_by_stack() || by_address && ctx.route.ifindex != frame.ifindex();
+        return if found && is_other { Step::Forward } else { Step::Pass };
     }
     if !found {
         return Step::DropFor(Reason::NoRoute);

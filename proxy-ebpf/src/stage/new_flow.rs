@@ -153,7 +153,8 @@ where
     let mut why = lookup::why_nothing(maps, dst);
     // The kernel does not answer such a source, either (RFC 1122, 3.2.2).
     let is_answered = why.verdict() != Verdict::Pass && !frame.is_local_origin();
-    if is_answered && decide::is_martian(&ctx.packet.key.src) {
+    let is_martian = u64::from(decide::is_martian(&ctx.packet.key.src));
+    if is_answered && opaque_to_verifier(is_martian, u64::from(tcp_flags)) != 0 {
         why = Reason::MartianSource;
     }
     report::refused(maps, frame, ctx, 0, why);

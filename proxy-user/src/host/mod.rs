@@ -15,4 +15,5 @@ pub mod netns;
 pub mod ports;
 pub mod seen;
 pub mod selection;
+pub mod tunnel_errors;
 mod xfrm;

@@ -6,7 +6,7 @@ mod bulk;
 mod objects;
 mod segments;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use self::objects::{NODE_PORTS, PORTS, Wish, text, vip};
 use super::NodesCase;
+use super::path_mtu::{never_cut, path_mtu};
 use crate::fixture::{SOON, eventually};
 use crate::manifest::Family;
 use crate::nodes::{BRIDGE, Node, Nodes, link_ip, node_ip, pod_ip};
@@ -45,6 +46,10 @@ pub const CASES: &[NodesCase] = &[
     NodesCase {
         name: "dsr::segmented_datagrams_are_forwarded_to_a_third_node",
         run: || with(Wish::default(), segments::on_to_a_third_node),
+    },
+    NodesCase {
+        name: "dsr::client_learns_the_mtu_between_nodes",
+        run: || with(Wish::default(), learns_mtu),
     },
     NodesCase { name: "dsr::pods_cannot_forge_encapsulated_packets", run: || with(Wish::default(), forged) },
     NodesCase { name: "dsr::connections_survive_a_change_of_the_mode", run: || with(Wish::default(), live) },
@@ -117,6 +122,35 @@ fn is_direct(nodes: &Nodes, kind: SocketKind, to: SocketAddr) -> Result<Seen> {
         ensure!(seen.client.ip() == own, "{to}: the endpoint sees {}", seen.client);
         Ok(seen)
     })
+}
+
+/// The nodes' router forwards packets of up to 1,400 bytes from node 1 to the other nodes.
+fn learns_mtu(nodes: &mut Nodes) -> Result<()> {
+    const MTU: i32 = 1400;
+    for family in Family::BOTH {
+        let gateway = link_ip(family, 30, 254);
+        for to in [2, 3].map(|node| node_ip(family, node)) {
+            let length = if family == Family::V4 { 32 } else { 128 };
+            nodes.all[0].space.ip(&format!("route add {to}/{length} via {gateway}\n"))?;
+            nodes.fabric.ip(&format!("route add {to}/{length} dev br0 mtu lock {MTU}\n"))?;
+        }
+        let header = if family == Family::V4 { 20 } else { 40 };
+        let [to, _] = orig_dst(family, SocketKind::Udp);
+        is_direct(nodes, SocketKind::Udp, to)?;
+        nodes.clients[0].inside(|| {
+            let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
+            socket.connect(to)?;
+            never_cut(&socket, family)?;
+            eventually(SOON, || {
+                // An error that the kernel has noted fails the call.
+                let _ = socket.send(&[b'x'; 1400]);
+                let known = path_mtu(&socket, family)?;
+                ensure!(known == MTU - header, "{to}: believes in {known}");
+                Ok(())
+            })
+        })?;
+    }
+    Ok(())
 }
 
 fn direct(nodes: &mut Nodes) -> Result<()> {
