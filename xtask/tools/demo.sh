@@ -82,11 +82,13 @@ take_down() {
     awk -v below="$tmp/ballast-demo-$1/" 'index($2, below) == 1 { print $2 }' /proc/self/mounts | while read -r name; do
         # The pins hold programs as long as any copy of the mount exists.
         rm -rf "$name/ballast"
-        umount "$name"
+        umount "$name" || true
     done
-    for name in $(namespaces "$1"); do ip netns delete "$name"; done
+    for name in $(namespaces "$1"); do ip netns delete "$name" || true; done
     # A cgroup is busy for a moment after its last process has ended.
     for _ in {1..100}; do groups "$1" | xargs -r rmdir 2>/dev/null && break; sleep 0.02; done
+    # The removal must not reach into a file system that is still mounted.
+    ! grep -q " $tmp/ballast-demo-$1/" /proc/self/mounts || { echo "error: still mounted in $tmp/ballast-demo-$1" >&2; return 1; }
     rm -rf "$tmp/ballast-demo-$1"
 }
 # Removes what ended demos left behind; `$1`: also kept clusters.

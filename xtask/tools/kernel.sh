@@ -5,6 +5,8 @@
 # apt runs with lists of its own, and with the sources of a machine of the kernel's distribution, in which another suite
 # replaces the machine's. apt checks the signature of the index, and each package against the index.
 set -euo pipefail
+# Users' PATH often lacks the folders of administrators' tools: `ip`, `tc`, `depmod`.
+export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
 die() { echo "error: $*" >&2; exit 1; }
 
@@ -88,9 +90,12 @@ open() {
     wanted=$(sources "$1" "$debian" "${@:2}")
     archive=$cache/archives/$(IFS=-; echo "${*:2}")-$debian
     mkdir -p "$archive/lists/partial" "$archive/cache/archives/partial"
-    if [ "$wanted" != "$(cat "$archive/sources.list" 2>/dev/null)" ]; then
+    if [ "$wanted" != "$(cat "$archive/fetched" 2>/dev/null)" ]; then
         echo "$wanted" >"$archive/sources.list"
-        apt apt-get -qq update >&2
+        # By default, apt only warns of an index that it cannot download.
+        apt apt-get -qq -o APT::Update::Error-Mode=any update >&2
+        # Written last: the lists are complete.
+        echo "$wanted" >"$archive/fetched"
     fi
 }
 
@@ -102,6 +107,17 @@ load_order() {
         { name = $1; gsub(/.*\/|[.].*/, "", name); line[name] = $0; sub(/:/, "", line[name]) }
         END { for (i = 1; i <= split(wanted, all, " "); i++)
             for (j = n = split(line[all[i]], files, " "); j >= 1; j--) if (j > 1) put(files[j]); else if (n) put(files[1]) }'
+}
+
+# Unpacks the files of the package $1 that match one of the patterns `parts` into the folder `kernel`.
+unpack() {
+    local name part
+    # tar itself fails for a pattern that matches nothing, as it does for a full disk.
+    dpkg-deb --fsys-tarfile "$1" | tar -t | while IFS= read -r name; do
+        # shellcheck disable=SC2053
+        for part in "${parts[@]}"; do if [[ $name == $part ]]; then echo "$name"; fi; done
+    done >"$kernel/chosen"
+    dpkg-deb --fsys-tarfile "$1" | tar -x -C "$kernel" --no-recursion --verbatim-files-from -T "$kernel/chosen"
 }
 
 # Unpacks the newest kernel of the line into the folder `kernel`, unless it has one with these parts.
@@ -120,12 +136,11 @@ kernel() {
         (cd "$kernel" && { apt apt-get -qq download "$package" 2>/dev/null ||
             { apt apt-get -qq update && apt apt-get -qq download "$package"; }; }) >&2
         deb=$(echo "$kernel/${package}"_*.deb)
-        # tar complains about patterns that match nothing.
-        dpkg-deb --fsys-tarfile "$deb" | tar -x --wildcards -C "$kernel" "${parts[@]}" 2>/dev/null || true
+        unpack "$deb"
         rm "$deb"
     done
     for folder in "$kernel"/{usr/,}lib/modules/*/; do
-        [ ! -d "$folder" ] || /sbin/depmod -b "${folder%lib/modules/*}" "$(basename "$folder")"
+        [ ! -d "$folder" ] || depmod -b "${folder%lib/modules/*}" "$(basename "$folder")"
     done
     # Written last: the folder is complete.
     echo "${parts[*]}" >"$kernel/parts"
@@ -134,7 +149,7 @@ kernel() {
 # Debian's busybox, `ip` and C library of another architecture, unpacked into the folder $1. The C library is that of the Debian
 # release that the cross compiler is from.
 userland() {
-    local deb
+    local deb distribution=debian
     [ ! -e "$1/bin/sh" ] || return 0
     open / "$(field / VERSION_CODENAME)"
     # Merged /usr, as in every Debian release since 2023; packages use either path.
@@ -150,12 +165,14 @@ userland() {
 # Copies programs of this machine with the libraries that they link to; a static program has none.
 with_libraries() {
     local file
-    for file; do ldd "$file" 2>/dev/null | grep -o '/[^ ]*' | xargs -r cp -L --parents -t "$root" || true; done
+    for file; do
+        { ldd "$file" 2>/dev/null || true; } | { grep -o '/[^ ]*' || true; } | xargs -r cp -L --parents -t "$root"
+    done
 }
 
 # Writes the initramfs: busybox, kernel modules, our programs and one init script.
 initramfs() {
-    local folder=$1 file number=0 name
+    local folder=$1 file number=0 name foreign
     root=$2.root
     rm -rf "$root"
     mkdir -p "$root"/{dev,proc,run,sys,tmp,modules,ballast}
@@ -165,10 +182,11 @@ initramfs() {
         # busybox's shell prefers its own `ip` to the one in PATH; a plain shell does not.
         cp -L "$(command -v sh)" "$root/bin/sh"
         cp -L "$(command -v ip)" "$(command -v tc)" "$root/usr/sbin"
-        with_libraries /bin/sh "$(command -v ip)" "$(command -v tc)" "$ballast" "$netns"
+        with_libraries /bin/sh "$(command -v busybox)" "$(command -v ip)" "$(command -v tc)" "$ballast" "$netns"
     else
-        userland "$cache/userland-$debian"
-        cp -a "$cache/userland-$debian/." "$root"
+        foreign=$cache/userland-$(field / VERSION_CODENAME)-$debian
+        userland "$foreign"
+        cp -a "$foreign/." "$root"
     fi
     cp "$ballast" "$root/ballast/ballast"
     cp "$netns" "$root/ballast/netns"
@@ -222,4 +240,4 @@ for folder in "$kernel"/{usr/,}lib/modules/*; do
         exit
     done
 done
-die "the packages of $1 hold no kernel with modules"
+die "the packages of $1 hold no kernel with modules: \`rm -r $kernel\` for a new download"

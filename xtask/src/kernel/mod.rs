@@ -96,7 +96,8 @@ impl Programs {
         if !exec::is_root() {
             bail!("needs root, to load programs and make network namespaces");
         }
-        let tests = r#""$0" --kernel-smoke | tee /dev/stderr"#;
+        // To open /dev/stderr again would truncate a log file.
+        let tests = r#""$0" --kernel-smoke | tee >(cat >&2)"#;
         let said = Cmd::new("bash")
             .args(["-o", "pipefail", "-c", tests])
             .arg(&self.tests)

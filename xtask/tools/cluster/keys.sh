@@ -6,9 +6,9 @@ set -euo pipefail
 
 keys=$1/keys
 curve=(-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -x509)
-openssl req "${curve[@]}" -subj /CN=ballast-cluster -keyout "$keys/ca.key" -out "$keys/ca.crt" 2>/dev/null
+openssl req "${curve[@]}" -subj /CN=ballast-cluster -keyout "$keys/ca.key" -out "$keys/ca.crt"
 openssl req "${curve[@]}" -subj /CN=kube-apiserver -keyout "$keys/server.key" -out "$keys/server.crt" -CA "$keys/ca.crt" \
-    -CAkey "$keys/ca.key" -addext "subjectAltName=$3" -addext basicConstraints=critical,CA:FALSE 2>/dev/null
+    -CAkey "$keys/ca.key" -addext "subjectAltName=$3" -addext basicConstraints=critical,CA:FALSE
 openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out "$keys/accounts.key"
 openssl pkey -in "$keys/accounts.key" -pubout -out "$keys/accounts.pub"
 
