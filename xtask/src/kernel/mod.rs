@@ -151,8 +151,12 @@ mod tests {
 
     /// Calls functions of kernel.sh.
     fn kernel_sh(script: &str) -> String {
+        try_kernel_sh(script).unwrap()
+    }
+
+    fn try_kernel_sh(script: &str) -> Result<String> {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tools/kernel.sh");
-        Cmd::new("bash").args(["-c", &format!(". {path}; {script}")]).read().unwrap()
+        Cmd::new("bash").args(["-c", &format!(". {path}; {script}")]).read()
     }
 
     #[test]
@@ -177,6 +181,26 @@ mod tests {
             r"printf 'a/stp.ko: a/llc.ko\na/llc.ko:\na/bridge.ko.xz: a/stp.ko a/llc.ko\n' | load_order 'bridge stp absent'",
         );
         assert_eq!(order, "a/llc.ko\na/stp.ko\na/bridge.ko.xz\n");
+    }
+
+    #[test]
+    fn a_damaged_package_is_an_error_and_a_pattern_without_files_is_not() {
+        if !crate::apt::exists() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        let build = "mkdir -p content/DEBIAN content/boot content/doc kernel
+            printf 'Package: p\nVersion: 1\nArchitecture: all\nMaintainer: m <m@example.com>\nDescription: d\n' >content/DEBIAN/control
+            head -c 100000 /dev/urandom >content/boot/vmlinuz-1
+            touch content/doc/readme
+            dpkg-deb --build content p.deb >&2
+            kernel=kernel";
+        let found = kernel_sh(&format!("cd {path}; {build}; unpack p.deb; ls kernel kernel/boot"));
+        assert!(found.contains("vmlinuz-1") && !found.contains("doc"), "{found}");
+        let damaged =
+            try_kernel_sh(&format!("cd {path}; kernel=kernel; truncate --size=50000 p.deb; unpack p.deb"));
+        assert!(damaged.is_err());
     }
 
     #[test]
