@@ -88,15 +88,15 @@ impl Cmd {
             self.command.stderr(Stdio::piped());
         }
         let mut child = self.command.spawn().with_context(|| format!("cannot start `{}`", self.line()))?;
-        if let Some(mut input) = child.stdin.take() {
-            input.write_all(text.as_bytes()).with_context(|| format!("`{}` does not listen", self.line()))?;
-        }
+        let written = child.stdin.take().map_or(Ok(()), |mut input| input.write_all(text.as_bytes()));
         let output =
             child.wait_with_output().with_context(|| format!("cannot wait for `{}`", self.line()))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             bail!("`{}` failed: {}: {}", self.line(), output.status, said.trim());
         }
+        // Only now: a program that fails before it has read its input says why.
+        written.with_context(|| format!("`{}` does not read its input", self.line()))?;
         String::from_utf8(output.stdout).with_context(|| format!("`{}` printed no UTF-8", self.line()))
     }
 
@@ -150,4 +150,19 @@ pub fn is_root() -> bool {
 /// Whether a continuous-integration system runs this program (`CI=true`): there, a skipped check is a failure.
 pub fn in_ci() -> bool {
     std::env::var_os("CI").is_some_and(|value| value == "true")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_ends_without_reading_its_input_reports_its_own_error() {
+        let input = "x".repeat(1 << 20);
+        let run = |script| Cmd::new("sh").args(["-c", script]).read_with_input(&input).unwrap_err();
+        let error = format!("{:#}", run("echo broken >&2; exit 3"));
+        assert!(error.contains("exit status: 3: broken"), "{error}");
+        let error = format!("{:#}", run("exit 0"));
+        assert!(error.contains("does not read its input: Broken pipe"), "{error}");
+    }
 }
