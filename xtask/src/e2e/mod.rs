@@ -88,13 +88,17 @@ pub fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::find()?;
     let programs = gotools::build(&workspace, &gotools::SUITE)?;
     let mut runs = Vec::new();
-    for (number, &proxy) in args.proxies.iter().enumerate() {
+    let done = args.proxies.iter().enumerate().try_for_each(|(number, &proxy)| -> Result<()> {
         let is_last = number + 1 == args.proxies.len();
         runs.push((proxy.to_string(), one(args, &workspace, &programs, proxy, is_last)?));
-    }
+        Ok(())
+    });
     let mut out = std::io::stdout().lock();
     let mut put = |text: &str| writeln!(out, "{text}").context("cannot write the results");
-    put(&report::table(&runs))?;
+    if !runs.is_empty() {
+        put(&report::table(&runs))?;
+    }
+    done?;
     let mut all = (0, 0);
     for (proxy, results) in &runs {
         let (passed, failed) = report::count(results);
@@ -160,7 +164,7 @@ impl Logs {
 
 fn run_with(args: &Args, programs: &[PathBuf], proxy: Proxy, is_last: bool, logs: &Path) -> Result<Results> {
     if let Some(name) = &args.on {
-        let workdir = Workdir::of(name)?;
+        let workdir = cluster::there(&Which { name: name.clone() })?;
         cluster::change_proxy(&workdir, proxy, &args.given)?;
         return suite(args, &workdir, programs, logs);
     }
